@@ -1,7 +1,4 @@
-"""Access to JAX's less stable surface, tracing and jaxpr types; no other file imports it.
-
-Written for jax 0.10. Everything else in ipujax imports these names from here.
-"""
+"""Access to the less stable surface of JAX 0.10, to tracing and jaxpr types: other files import all of it from here."""
 
 from __future__ import annotations
 
@@ -16,7 +13,8 @@ import jax.lax.linalg
 import numpy as np
 from jax.extend import core as _core, source_info_util
 from jax.extend.core import primitives as _primitives
-from jax.interpreters import ad, batching, mlir, partial_eval
+from jax.extend.mlir.dialects import func as func
+from jax.interpreters import ad, batching, mlir as mlir, partial_eval
 
 ClosedJaxpr = _core.ClosedJaxpr
 Jaxpr = _core.Jaxpr

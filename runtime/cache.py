@@ -26,7 +26,7 @@ from itertools import count
 from math import inf
 from operator import is_
 from threading import Lock
-from typing import Any, ParamSpec, Protocol, TypeVar
+from typing import Any, ParamSpec, Protocol, TypeVar, get_type_hints
 
 import numpy as np
 
@@ -177,8 +177,10 @@ def remembered(function: Callable[P, Value]) -> Callable[P, Value]:
 class ValueStore(Protocol):
     """Values by key, outside of the process."""
 
-    def recall(self, key: Hashable, compute: Callable[[], Value]) -> Value:
-        """Return the value of a key, from `compute` if it is not in the store."""
+    def recall(
+        self, key: Hashable, compute: Callable[[], Value], kind: Any, is_valid: Callable[[Value], bool]
+    ) -> Value:
+        """Return the value of a key, from `compute` if the store has no valid one of type `kind`."""
 
 
 _store: ContextVar[ValueStore | None] = ContextVar("store", default=None)
@@ -194,21 +196,57 @@ def values_stored_in(store: ValueStore) -> Iterator[None]:
         _store.reset(token)
 
 
-def recall_stored(key: Hashable, compute: Callable[[], Value]) -> Value:
-    """Return the value of a key, from memory, else from the store of the context, else from `compute`."""
+def recall_stored(key: Hashable, compute: Callable[[], Value], kind: Any, is_valid: Callable[[Value], bool]) -> Value:
+    """Return the value of a key, from memory, else from the store of the context, else from `compute`.
+
+    Args:
+        key: all that the value depends on.
+        compute: of the value.
+        kind: type of the value, annotated to its last field: a store has nothing else to build it from.
+        is_valid: whether a value of the type can be that of the key; a store may have any.
+    """
     # Values that `compute` needs are stored too: other programs may need them alone.
     store = _store.get()
-    return recall(key, compute if store is None else lambda: store.recall(key, compute))
+    return recall(key, compute if store is None else lambda: store.recall(key, compute, kind, is_valid))
 
 
-def remembered_and_stored(function: Callable[P, Value]) -> Callable[P, Value]:
-    """Return a pure function with a cache in memory, and in the store of the context."""
+def remembered_and_stored(
+    is_valid: Callable[..., bool],
+) -> Callable[[Callable[P, Value]], Callable[P, Value]]:
+    """Return a decorator of pure functions with a cache in memory, and in the store of the context.
 
-    @wraps(function)
-    def cached(*args: P.args, **kwargs: P.kwargs) -> Value:
-        return recall_stored((function, args, tuple(kwargs.items())), lambda: function(*args, **kwargs))
+    Args:
+        is_valid: whether a value can be that of some arguments, which follow it.
+    """
 
-    return cached
+    def decorated(function: Callable[P, Value]) -> Callable[P, Value]:
+        @cache
+        def kind() -> Any:
+            return get_type_hints(function)["return"]
+
+        @wraps(function)
+        def cached(*args: P.args, **kwargs: P.kwargs) -> Value:
+            key = function, args, tuple(kwargs.items())
+            compute = lambda: function(*args, **kwargs)  # noqa: E731
+            return recall_stored(key, compute, kind(), lambda value: is_valid(value, *args, **kwargs))
+
+        return cached
+
+    return decorated
+
+
+_numbered: dict[type, tuple[Any, ...]] = {}
+
+
+def number_values(values: tuple[Value, ...]) -> tuple[Value, ...]:
+    """Declare all values of a class; stores have their numbers in the place of what they consist of."""
+    _numbered[type(values[0])] = values
+    return values
+
+
+def numbered_values(kind: type) -> tuple[Any, ...]:
+    """Return all values of a class that `number_values` declared; none of another."""
+    return _numbered.get(kind, ())
 
 
 _MAX_SMALL_ENTRIES = 4096  # of each function

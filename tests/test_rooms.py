@@ -40,7 +40,8 @@ ROOMS: dict[str, str] = {
     "runtime.read_only": "",
     "runtime.lazy_names": "",
     "runtime.names_at_import": "",
-    "runtime.target": "",
+    "runtime.files": "",
+    "runtime.target": "runtime.files",
     "runtime.tracebacks": "",
     "runtime.deprecated_names": "runtime.tracebacks",
     "runtime.signatures": "runtime.target runtime.tracebacks",
@@ -54,7 +55,7 @@ ROOMS: dict[str, str] = {
     "runtime.host": "runtime.graph runtime.tensor",
     "runtime.verify": "runtime.analysis runtime.exchange runtime.graph runtime.tensor",
     "runtime.engine": "runtime.analysis runtime.graph runtime.host runtime.tensor runtime.verify",
-    "runtime.memory": "runtime.analysis runtime.cost runtime.graph runtime.target runtime.tensor",
+    "runtime.memory": "runtime.analysis runtime.cost runtime.files runtime.graph runtime.target runtime.tensor",
     "runtime.options": "runtime.deprecated_names runtime.signatures runtime.target",
     "runtime.timeline": ("runtime.analysis runtime.cost runtime.exchange runtime.graph runtime.target runtime.tensor"),
     "runtime.compile": (
@@ -67,21 +68,22 @@ ROOMS: dict[str, str] = {
         " runtime.timeline"
     ),
     "runtime.profile": (
-        "runtime.compile runtime.cost runtime.deprecated_names runtime.graph runtime.host runtime.memory"
-        " runtime.sections runtime.sources runtime.target runtime.tensor runtime.timeline"
+        "runtime.compile runtime.cost runtime.deprecated_names runtime.files runtime.graph runtime.host"
+        " runtime.memory runtime.sections runtime.sources runtime.target runtime.tensor runtime.timeline"
     ),
-    "runtime.schema": "runtime.graph runtime.memory runtime.profile runtime.target runtime.timeline",
+    "runtime.schema": "runtime.files runtime.graph runtime.memory runtime.profile runtime.target runtime.timeline",
     "runtime.views": "runtime.memory runtime.profile runtime.sources runtime.target runtime.tensor",
     "runtime.page": (
         "runtime.graph runtime.markup runtime.profile runtime.sources runtime.target runtime.tensor runtime.views"
     ),
     "runtime.report": (
-        "runtime.host runtime.markup runtime.memory runtime.options runtime.page runtime.profile runtime.schema"
-        " runtime.sections runtime.signatures runtime.target runtime.tensor runtime.views"
+        "runtime.files runtime.host runtime.markup runtime.memory runtime.options runtime.page runtime.profile"
+        " runtime.schema runtime.sections runtime.signatures runtime.target runtime.tensor runtime.views"
     ),
     "runtime": "runtime.names_at_import",
     "runtime.interpreter": "runtime.analysis runtime.exchange runtime.graph runtime.host runtime.tensor",
     "lowering.jax_compat": "",
+    "lowering.stored_modules": "lowering.jax_compat",
     "lowering.source_info": "lowering.jax_compat runtime.tensor",
     "lowering.layout": "runtime.compile runtime.exchange runtime.graph runtime.memory runtime.target runtime.tensor",
     "lowering.popops.vertices": "lowering.layout runtime.graph runtime.target runtime.tensor",
@@ -130,8 +132,8 @@ ROOMS: dict[str, str] = {
         " lowering.refs lowering.replicas lowering.source_info runtime.graph runtime.logs runtime.tensor"
     ),
     "lowering.dumps": (
-        "lowering.jax_compat lowering.passes lowering.source_info runtime.analysis runtime.graph runtime.target"
-        " runtime.tensor"
+        "lowering.jax_compat lowering.passes lowering.source_info runtime.analysis runtime.files runtime.graph"
+        " runtime.target runtime.tensor"
     ),
     "lowering.ipus": (
         "lowering.gcl lowering.jax_compat lowering.jaxpr lowering.layout lowering.passes lowering.source_info"
@@ -229,8 +231,8 @@ ROOMS: dict[str, str] = {
         " runtime.options"
     ),
     "ipujax.storage": (
-        "ipujax.calls lowering.digests lowering.refs runtime.logs runtime.names_at_import runtime.profile"
-        " runtime.report runtime.signatures"
+        "ipujax.calls lowering.digests lowering.refs lowering.stored_modules runtime.files runtime.logs"
+        " runtime.names_at_import runtime.report runtime.schema runtime.signatures"
     ),
     "ipujax.program_evaluation": (
         "ipujax.distributed.instance lowering.jax_compat lowering.lower runtime.compile runtime.engine runtime.graph"
@@ -251,9 +253,9 @@ ROOMS: dict[str, str] = {
     ),
     "ipujax.caching": (
         "ipujax.compiled_programs ipujax.lowering_plan ipujax.stages ipujax.storage lowering.digests lowering.dumps"
-        " lowering.jax_compat lowering.refs runtime.compile runtime.logs runtime.names_at_import runtime.options"
-        " runtime.profile runtime.report"
-        " runtime.sections runtime.sources runtime.timeline"
+        " lowering.jax_compat lowering.refs runtime.compile runtime.files runtime.logs runtime.names_at_import"
+        " runtime.options runtime.report runtime.schema runtime.sections runtime.sources"
+        " runtime.timeline"
     ),
     "ipujax.functions": (
         "ipujax.arguments ipujax.caching ipujax.calls ipujax.device ipujax.distributed.instance"
@@ -265,8 +267,8 @@ ROOMS: dict[str, str] = {
         " runtime.report runtime.signatures runtime.target runtime.tracebacks"
     ),
     "ipujax.jax_scripts": (
-        "ipujax.arguments ipujax.caching ipujax.calls ipujax.device ipujax.lowering_plan"
-        " ipujax.sharding ipujax.stages lowering.jax_compat lowering.jaxpr lowering.partition runtime.logs"
+        "ipujax.arguments ipujax.caching ipujax.calls ipujax.device ipujax.lowering_plan ipujax.sharding"
+        " ipujax.stages lowering.jax_compat lowering.jaxpr lowering.partition runtime.files runtime.logs"
         " runtime.options runtime.profile runtime.report runtime.signatures runtime.target"
     ),
     "ipujax.phases": "ipujax.arguments lowering.jaxpr runtime.signatures",
@@ -347,7 +349,8 @@ ROOMS: dict[str, str] = {
     "ipujax.popart.onnx_failures": "ipujax.onnx ipujax.onnx.reading ipujax.popart.exceptions",
     "ipujax.popart.building": (
         "ipujax.onnx ipujax.onnx.reading ipujax.popart.enumerations ipujax.popart.exceptions"
-        " ipujax.popart.onnx_failures ipujax.popart.operators ipujax.popart.tensor_info runtime.target"
+        " ipujax.popart.onnx_failures ipujax.popart.operators ipujax.popart.tensor_info runtime.files"
+        " runtime.target"
     ),
     "ipujax.popart.graph_transformer": (
         "ipujax.popart.building ipujax.popart.exceptions ipujax.popart.onnx_failures ipujax.popart.tensor_info"
@@ -382,7 +385,7 @@ ROOMS: dict[str, str] = {
         "ipujax.popart.building ipujax.popart.devices ipujax.popart.enumerations ipujax.popart.exceptions"
         " ipujax.popart.flow ipujax.popart.popart_log ipujax.popart.model_graph ipujax.popart.onnx_failures"
         " ipujax.popart.optimisers ipujax.popart.options ipujax.popart.reserved_names ipujax.popart.steps"
-        " ipujax.popart.tensor_info runtime.logs runtime.options runtime.report"
+        " ipujax.popart.tensor_info runtime.files runtime.logs runtime.options runtime.report"
     ),
     "ipujax.popart": (
         "ipujax.popart.building ipujax.popart.devices ipujax.popart.enumerations ipujax.popart.exceptions"

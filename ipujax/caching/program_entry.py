@@ -10,10 +10,7 @@ Limits: a program that calls Python functions, is spread over instances or parti
 
 from __future__ import annotations
 
-import gzip
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ipujax.caching.program_key import program_key
@@ -21,15 +18,18 @@ from ipujax.compiled_programs import bound_warnings
 from ipujax.lowering.digests import NoDigestError
 from ipujax.lowering.jax_compat import is_float0
 from ipujax.lowering_plan import LoweringPlan
+from ipujax.runtime.errors import ProfileError
+from ipujax.runtime.files import DamagedError, FileError, FileKind
+from ipujax.runtime.files.kinds import Flag, Integer, List, Record, Text
 from ipujax.runtime.logs import Log
 from ipujax.stages import Compiled
 from ipujax.storage import (
-    PROFILE,
+    COMPUTATION,
     PROGRAM,
     CacheDirectory,
     Computation,
     ExportError,
-    Head,
+    NewFile,
     exported_computation,
     read_computation,
 )
@@ -38,10 +38,13 @@ if TYPE_CHECKING:
     from ipujax.runtime.report import Profile
 
 _LOG = Log("cache")
-# Sections of files.
 _COMPUTATION = "computation"
-_DATA = "profile"
-_LEVEL = 1  # of compression: the profile of 4 layers has 0.6 MB, 0.35 at level 6 in three times the time
+_LEVEL = 1  # of compression: the profile of 4 layers has 0.17 MB, 0.12 at level 6 in three times the time
+PROGRAM_FILE = FileKind(
+    PROGRAM,
+    {_COMPUTATION: replace(COMPUTATION, may_lack=True)},
+    Record({"computes_function": Flag(), "used_ipus": Integer(1), "warnings": List(Text())}),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +61,6 @@ class CallFigures:
     used_ipus: int
     warnings: tuple[str, ...]
 
-    @classmethod
-    def of_data(cls, data: Mapping[str, Any]) -> CallFigures:
-        """Return the figures of a file."""
-        return cls(bool(data["computes_function"]), int(data["used_ipus"]), tuple(map(str, data["warnings"])))
-
 
 class ProgramEntry:
     """The files of one program.
@@ -71,36 +69,52 @@ class ProgramEntry:
         directory: of the cache.
         key: key of the program.
         name: name of its function.
+        avals: shapes and dtypes of the arrays that the program takes, and of those that it returns.
     """
 
-    def __init__(self, directory: CacheDirectory, key: str, name: str) -> None:
+    def __init__(self, directory: CacheDirectory, key: str, name: str, avals: tuple[list[Any], ...]) -> None:
         self._directory = directory
         self._key = key
         self._name = name
+        self._avals = avals
         self._content: bytes | None = None  # of the computation
-        self._avals: Sequence[Any] = ()
 
     def figures(self) -> CallFigures | None:
         """Return the figures of the program; None if it is not in the cache."""
-        file = self._directory.read(self._key, PROGRAM)
+        file = self._directory.read(self._key, PROGRAM_FILE)
         if file is None:
             return None
-        head, sections = file
-        self._content = sections.get(_COMPUTATION)
+        figures = file.figures
+        self._content = file.sections.get(_COMPUTATION)
         _LOG.info("%s is in the cache: %s", self._name, self._key)
-        return CallFigures.of_data(head.figures)
+        return CallFigures(figures["computes_function"], figures["used_ipus"], tuple(figures["warnings"]))
 
     def computation(self) -> Computation | None:
-        """Return the program as a function of the jaxpr's inputs; None if it is not stored."""
-        return None if self._content is None else read_computation(self._content)
+        """Return the program as a function of the jaxpr's inputs; None if it is not stored, or damaged."""
+        if self._content is None:
+            return None
+        try:
+            computation = read_computation(self._content)
+            for stored, traced in zip((computation.in_avals, computation.out_avals), self._avals, strict=True):
+                if [(x.shape, x.dtype) for x in stored] != [(x.shape, x.dtype) for x in traced]:
+                    raise DamagedError("it is of other arguments or results")
+        except FileError as error:
+            self._directory.discard(self._key, PROGRAM_FILE, error)
+            return None
+        return computation
 
     def profile(self) -> Any:
         """Return the data of the profile; None if it is not stored."""
-        file = self._directory.read(self._key, PROFILE)
+        from ipujax.runtime.schema import DATA, PROFILE_FILE
+
+        file = self._directory.read(self._key, PROFILE_FILE)
         if file is None:
             return None
-        # Neither its checksum nor its fields are checked again: the seal has done that, and versions are equal.
-        return json.loads(gzip.decompress(file[1][_DATA]))
+        try:
+            return file.data(DATA)
+        except FileError as error:
+            self._directory.discard(self._key, PROFILE_FILE, error)
+            return None
 
     def put_program(self, compiled: Compiled) -> None:
         """Store the figures that are known when a program is compiled."""
@@ -110,29 +124,32 @@ class ProgramEntry:
         figures = CallFigures(lowered.computes_function, lowered.num_used_ipus, bound_warnings(compiled.executable))
         sections: dict[str, bytes] = {}
         if not (figures.computes_function or lowered.runs_apart(None)):
-            avals = [aval for aval in lowered.signature.in_avals if not is_float0(aval)]
             try:
-                sections[_COMPUTATION] = exported_computation(lowered.run_program, avals)
+                sections[_COMPUTATION] = exported_computation(lowered.run_program, self._name, self._avals[0])
             except ExportError as error:
                 _LOG.info("%s: its computation is not stored: %s", self._name, error)
-        self._directory.write((Head(PROGRAM, self._key, asdict(figures)), sections))
+        self._directory.write(NewFile(PROGRAM_FILE, self._key, sections, asdict(figures)))
 
     def put_profile(self, profile: Profile) -> None:
         """Store a profile, when it is read first: all of its figures are computed for that."""
-        from ipujax.runtime.profile.saved_figures import saved_data
+        from ipujax.runtime.report import profile_section
+        from ipujax.runtime.schema import DATA, PROFILE_FILE
 
         try:
-            content = gzip.compress(json.dumps(saved_data(profile), allow_nan=False).encode(), _LEVEL, mtime=0)
-        except ValueError as error:  # a figure that is not finite
+            section = profile_section(profile, _LEVEL)
+        except ProfileError as error:  # a figure that no file can have, as one that is not finite
             _LOG.info("the profile of %s is not stored: %s", self._name, error)
             return
-        self._directory.write((Head(PROFILE, self._key), {_DATA: content}))
+        self._directory.write(NewFile(PROFILE_FILE, self._key, {DATA: section}))
 
 
 def entry_of(plan: LoweringPlan, directory: CacheDirectory) -> ProgramEntry | None:
     """Return the entry of a program in a cache; None without a key."""
     try:
-        return ProgramEntry(directory, program_key(plan), plan.name)
+        key = program_key(plan)
     except NoDigestError as error:
         _LOG.info("%s is not cached: %s", plan.name, error)
         return None
+    signature = plan.signature
+    avals = tuple([x for x in each if not is_float0(x)] for each in (signature.in_avals, signature.out_avals))
+    return ProgramEntry(directory, key, plan.name, avals)

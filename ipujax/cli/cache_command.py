@@ -45,15 +45,19 @@ def _run(args: argparse.Namespace) -> int:
         problem = "ipujax cache needs a directory"
         raise ArgumentError(problem, expected=f"--dir FOLDER, or {CACHE_DIR} in the environment", got="neither")
     try:
-        files = directory.clear() if args.clear else directory.files()
+        if args.clear:
+            removed, left = directory.clear()
+            say("\n".join([f"{_amount(removed)} removed from {directory.path}", *(f"left: {text}" for text in left)]))
+            return 0
+        files = directory.files()
+        foreign = directory.foreign()
     except OSError as error:
         raise ArgumentError(f"the cache {directory.path} cannot be used", got=error.strerror or error) from error
-    if args.clear:
-        say(f"{_amount(files)} removed from {directory.path}")
-        return 0
     rows = [("directory", str(directory.path)), ("files", _amount(files)), ("bound", f"{directory.max_bytes:,} bytes")]
     if files:
         rows += [("last use", f"{_day(files[0])} to {_day(files[-1])}")]
+    if foreign:
+        rows += [("foreign", ", ".join(path.name for path in foreign))]
     say("\n".join(text_table(rows)))
     return 0
 

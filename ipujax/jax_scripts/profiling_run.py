@@ -30,9 +30,10 @@ from ipujax.jax_scripts.recorder import FunctionRecord, Recorder
 from ipujax.jax_scripts.replaced_names import replaced_names
 from ipujax.jax_scripts.selection import Selection
 from ipujax.runtime.errors import ArgumentError, IpuError, ProfileError
+from ipujax.runtime.files import FilePath
 from ipujax.runtime.logs import Log
 from ipujax.runtime.not_copied import NotCopied
-from ipujax.runtime.profile import FilePath, Row, text_table
+from ipujax.runtime.profile import Row, text_table
 from ipujax.runtime.signatures import checking_calls
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
-"""Programs as files: sealed files, the directory of a cache, computations as StableHLO.
+"""Programs as files: the directory of a cache, saved programs, computations as StableHLO, pytrees and plans as data.
 
-bytes ── seal ──▶ file with head and checksum          file ── unseal ──▶ the bytes, or an error: damaged
+Input: compiled programs and plans. Output: sealed files, see `runtime.files`, and what is read from them.
 """
 
 from ipujax.storage.cache_directory import (
@@ -11,15 +11,16 @@ from ipujax.storage.cache_directory import (
     PROGRAM as PROGRAM,
     CacheDirectory as CacheDirectory,
     CacheFile as CacheFile,
+    NewFile as NewFile,
     cache_directory as cache_directory,
     requested_directory as requested_directory,
 )
 from ipujax.storage.computation import (
+    COMPUTATION as COMPUTATION,
     Computation as Computation,
     ExportError as ExportError,
     exported_computation as exported_computation,
     read_computation as read_computation,
 )
 from ipujax.storage.saved_program import LoadedProgram as LoadedProgram, load as load, save_program as save_program
-from ipujax.storage.sealed import DamagedError as DamagedError, Head as Head, seal as seal, unseal as unseal
 from ipujax.storage.versions import installed_versions as installed_versions

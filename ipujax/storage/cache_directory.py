@@ -1,25 +1,39 @@
 """Directory of a cache: sealed files by key and kind, bounded in bytes, the longest unused removed first.
 
-Input: the key of a program. Output: the bytes of a file, or None. Files appear by an atomic rename, so that several
-processes may write one directory. A directory that cannot be used, and files that are damaged, cost one warning in a
-process; the program is then compiled as without a cache.
+Input: the key of a program. Output: figures and sections of a file, or None. Files appear by an atomic rename, so that
+several processes may write one directory. A directory that cannot be used, and files that are damaged, cost one warning
+in a process; the program is then compiled as without a cache. A file of another version of ipujax is not there for this
+one, and is neither damaged nor removed, but by age. Folders, pipes and links are foreign, whatever their names: they
+are neither read, nor followed, nor removed, nor written over.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import stat
 import time
-import uuid
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from ipujax.runtime.errors import ArgumentError
+from ipujax.runtime.files import (
+    FileError,
+    FileKind,
+    Sealed,
+    UnreadableError,
+    VersionError,
+    file_problem,
+    read_sealed,
+    seal,
+    write_file,
+)
+from ipujax.runtime.files.writing import UNFINISHED
 from ipujax.runtime.logs import Log
-from ipujax.storage.sealed import DamagedError, Head, seal, unseal
 
 _LOG = Log("cache")
 CACHE_DIR = "IPUJAX_CACHE_DIR"
@@ -31,7 +45,7 @@ PLAN = "plan"
 MAX_BYTES = 2 << 30  # assumed: some hundred programs with their profiles
 MAX_FILES = 10_000  # assumed: some hundred programs with their plans; so many are listed in 0.1 s
 _NAME = re.compile(r"[0-9a-f]{64}-[a-z]+\.ipujax")
-_UNFINISHED = re.compile(r"\.[0-9a-f]{32}\.ipujax-part")
+_UNFINISHED = re.compile(UNFINISHED)
 _MAX_WRITE_SECONDS = 3600  # an unfinished file that is older has no writer any more
 
 
@@ -54,6 +68,23 @@ class CacheFile:
         return self.path.stem.partition("-")[2]
 
 
+@dataclass(frozen=True, slots=True)
+class NewFile:
+    """A file that is to be written.
+
+    Args:
+        kind: kind of the file.
+        key: digest of all that its contents depend on.
+        sections: bytes by name.
+        figures: of the fields of the kind.
+    """
+
+    kind: FileKind
+    key: str
+    sections: Mapping[str, bytes]
+    figures: Mapping[str, Any] = field(default_factory=dict)
+
+
 class CacheDirectory:
     """A directory with sealed files.
 
@@ -67,54 +98,53 @@ class CacheDirectory:
         self.max_bytes = max_bytes
         self._has_warned = False
 
-    def read(self, key: str, kind: str) -> tuple[Head, dict[str, bytes]] | None:
-        """Return head and sections of a file; None if there is none, or a damaged one, which is removed."""
+    def read(self, key: str, kind: FileKind) -> Sealed | None:
+        """Return a file; None if there is none of this version, or a damaged one, which is removed."""
         path = self._path(key, kind)
         try:
-            content = path.read_bytes()
+            sealed = read_sealed(path, kind, key, follows_links=False)
         except FileNotFoundError:
             return None
-        except OSError as error:
-            self.warn(f"{path} cannot be read: {error.strerror or error}")
+        except VersionError as error:
+            _LOG.debug("%s is not used: %s", path, error)
             return None
-        try:
-            opened = unseal(content, kind, key)
-        except DamagedError as error:
-            self.discard(key, kind, str(error))
+        except UnreadableError as error:
+            self.warn(f"{path} cannot be read: {error}")
+            return None
+        except FileError as error:
+            self.discard(key, kind, error)
             return None
         with suppress(OSError):  # of a directory that is read-only
             os.utime(path)  # used now
-        return opened
+        return sealed
 
-    def discard(self, key: str, kind: str, problem: str) -> None:
+    def discard(self, key: str, kind: FileKind, problem: object) -> None:
         """Warn of a damaged file, and remove it."""
         path = self._path(key, kind)
         self.warn(f"{path} is damaged, {problem}: it is not used")
         with suppress(OSError):  # it is not used in any case
             path.unlink(missing_ok=True)
 
-    def write(self, *files: tuple[Head, Mapping[str, bytes]]) -> None:
-        """Write sealed files, each of a head and sections, then remove the longest unused files beyond the bound."""
-        try:
-            for head, sections in files:
-                self._write(head, seal(head, sections))
-            self._shrink()
-        except OSError as error:
-            self.warn(f"{self.path} cannot be written: {error.strerror or error}")
-
-    def _write(self, head: Head, content: bytes) -> None:
-        if len(content) > self.max_bytes:
-            _LOG.info("%s of %s bytes is larger than the whole cache", head.kind, f"{len(content):,}")
-            return
-        unfinished = self.path / f".{uuid.uuid4().hex}.ipujax-part"
+    def write(self, *files: NewFile) -> None:
+        """Write files, then remove the longest unused files beyond the bound."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            unfinished.write_bytes(content)
-            unfinished.replace(self._path(head.key, head.kind))
-        except OSError:
-            with suppress(OSError):  # as where the path leads through a file
-                unfinished.unlink(missing_ok=True)
-            raise
+            for file in files:
+                self._write(file)
+            self._shrink()
+        except (OSError, ValueError) as error:
+            self.warn(f"{self.path} cannot be written: {file_problem(error)}")
+
+    def _write(self, file: NewFile) -> None:
+        content = seal(file.kind, file.sections, file.figures, file.key)
+        path = self._path(file.key, file.kind)
+        if len(content) > self.max_bytes:
+            _LOG.info("%s of %s bytes is larger than the whole cache", file.kind.name, f"{len(content):,}")
+        elif _is_foreign(path):
+            self.warn(f"{path} is no file of the cache: it is left as it is")
+        else:
+            # Not synced, which would take longer than many a plan: a file that a crash cuts off is found damaged.
+            write_file(path, content, is_synced=False)
 
     def files(self) -> list[CacheFile]:
         """Return the files of the cache, longest unused first; none if there is no such directory.
@@ -124,16 +154,33 @@ class CacheDirectory:
         """
         return sorted(self._scan(_NAME), key=lambda file: file.last_use)
 
-    def clear(self) -> list[CacheFile]:
-        """Remove all files of the cache, other files stay; return those that were there.
+    def clear(self) -> tuple[list[CacheFile], list[str]]:
+        """Remove all files of the cache, other files stay.
+
+        Returns:
+            The files that were removed, and for each that could not be removed its path and why.
 
         Raises:
-            OSError: as `files`, or a file cannot be removed.
+            OSError: as `files`.
         """
-        removed = [*self.files(), *self._scan(_UNFINISHED)]
-        for file in removed:
-            file.path.unlink(missing_ok=True)
-        return removed
+        removed = []
+        left = [f"{path}: no regular file" for path in self.foreign()]
+        for file in (*self.files(), *self._scan(_UNFINISHED)):
+            try:
+                file.path.unlink(missing_ok=True)
+            except OSError as error:
+                left.append(f"{file.path}: {file_problem(error)}")
+            else:
+                removed.append(file)
+        return removed, left
+
+    def foreign(self) -> list[Path]:
+        """Return what has the name of a file of the cache and is a folder, a pipe, a link or the like.
+
+        Raises:
+            OSError: as `files`.
+        """
+        return [entry for entry, status in self._entries(_NAME) if not stat.S_ISREG(status.st_mode)]
 
     def warn(self, problem: str) -> None:
         """Log a problem, the first of this directory as a warning."""
@@ -142,22 +189,25 @@ class CacheDirectory:
         self._has_warned = True
         log(text, problem)
 
-    def _path(self, key: str, kind: str) -> Path:
-        return self.path / f"{key}-{kind}.ipujax"
+    def _path(self, key: str, kind: FileKind) -> Path:
+        return self.path / f"{key}-{kind.name}.ipujax"
 
     def _scan(self, pattern: re.Pattern[str]) -> list[CacheFile]:
+        entries = self._entries(pattern)
+        return [CacheFile(path, x.st_size, x.st_mtime) for path, x in entries if stat.S_ISREG(x.st_mode)]
+
+    def _entries(self, pattern: re.Pattern[str]) -> list[tuple[Path, os.stat_result]]:
         try:
             directory = os.scandir(self.path)
         except FileNotFoundError:  # nothing is stored yet
             return []
-        files = []
+        found = []
         with directory as entries:
             for entry in entries:
                 if pattern.fullmatch(entry.name):
                     with suppress(FileNotFoundError):  # another process has removed it meanwhile
-                        stat = entry.stat()
-                        files.append(CacheFile(Path(entry.path), stat.st_size, stat.st_mtime))
-        return files
+                        found.append((Path(entry.path), entry.stat(follow_symlinks=False)))
+        return found
 
     def _shrink(self) -> None:
         files = self.files()
@@ -165,11 +215,20 @@ class CacheDirectory:
         for number, file in enumerate(files):
             if excess_bytes <= 0 and len(files) - number <= MAX_FILES:
                 break
-            file.path.unlink(missing_ok=True)
-            excess_bytes -= file.size
+            with suppress(OSError):  # of one file: the next may be removed
+                file.path.unlink(missing_ok=True)
+                excess_bytes -= file.size
         for file in self._scan(_UNFINISHED):
             if file.last_use < time.time() - _MAX_WRITE_SECONDS:
-                file.path.unlink(missing_ok=True)
+                with suppress(OSError):
+                    file.path.unlink(missing_ok=True)
+
+
+def _is_foreign(path: Path) -> bool:
+    try:
+        return not stat.S_ISREG(path.lstat().st_mode)
+    except FileNotFoundError:
+        return False
 
 
 @cache  # one object for each directory, which remembers that it has warned

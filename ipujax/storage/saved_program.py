@@ -1,39 +1,63 @@
 """A compiled program as one file: its computation as StableHLO, its profile, its signature, and versions.
 
 Input: a compiled function. Output: a file; from such a file a `LoadedProgram`, on a machine with equal versions.
+Everything in a file is checked when it is loaded, before anything is built of it.
 Limits: pytrees of dicts, lists, tuples, named tuples and None. Programs that call Python functions, change Refs, are
 partitioned, spread over instances, or have arrays in the host's memory are refused.
 """
 
 from __future__ import annotations
 
-import gzip
-import json
 import os
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
-import jax.export
 
 from ipujax.calls import Signature, check_compiled_call
 from ipujax.lowering.digests import CALLBACKS
 from ipujax.lowering.refs import is_ref
 from ipujax.runtime.errors import ArgumentError, ArgumentTypeError
+from ipujax.runtime.files import (
+    DamagedError,
+    FileError,
+    FileKind,
+    FilePath,
+    Sealed,
+    UnreadableError,
+    VersionError,
+    file_problem,
+    read_sealed,
+    seal,
+    write_file,
+)
+from ipujax.runtime.files.kinds import Anything, Flag, List, Map, Record, Text
 from ipujax.runtime.not_copied import Shared
 from ipujax.runtime.signatures import checking_calls
-from ipujax.storage.computation import ExportError, exported_computation
-from ipujax.storage.sealed import DamagedError, Head, seal, unseal
+from ipujax.storage.computation import COMPUTATION, ExportError, exported_computation, read_computation
 from ipujax.storage.tree_data import tree_data, tree_of_data
 from ipujax.storage.versions import installed_versions
 
 if TYPE_CHECKING:
     from ipujax.runtime.report import Profile
 
-_KIND = "compiled"
 _COMPARED = ("ipujax", "jax", "jaxlib", "machine")  # versions that must be equal
-FilePath = str | os.PathLike[str]
+_COMPUTATION, _PROFILE = "computation", "profile"
+_LEAVES = "leaves of the arguments"
+_FIGURES = Record(
+    {"name": Text(), "versions": Map(Text()), "in_tree": Anything(), "out_tree": Anything()}
+    | {"donated": List(Flag(), _LEAVES), "used": List(Flag(), _LEAVES)}
+    | {"arguments": List(Text()), "leaf_names": List(Text(), _LEAVES)}
+)
+
+
+@cache
+def saved_program_kind() -> FileKind:
+    """Return the kind of the files of saved programs."""
+    from ipujax.runtime.schema import PROFILE_SECTION  # which imports all of the profile
+
+    return FileKind("compiled", {_COMPUTATION: COMPUTATION, _PROFILE: PROFILE_SECTION}, _FIGURES)
 
 
 class LoadedProgram(Shared):
@@ -46,48 +70,79 @@ class LoadedProgram(Shared):
 
     COPY_HINT = "ipu.load(path) in each process"
 
-    def __init__(self, head: Head, sections: dict[str, bytes]) -> None:
-        figures = head.figures
-        exported = jax.export.deserialize(bytearray(sections["computation"]))
+    def __init__(self, path: FilePath, sealed: Sealed) -> None:
+        figures = sealed.figures
+        computation = read_computation(sealed.sections[_COMPUTATION])
         self.name: str = figures["name"]
         self.versions: dict[str, str] = figures["versions"]
-        self._profile_content = sections["profile"]
+        self._path = path
+        self._sealed = sealed
         donated = tuple(figures["donated"])
         unknown = (False,) * len(donated)
         self._signature = Signature(
             tree_of_data(figures["in_tree"]),
-            tuple(exported.in_avals),
+            computation.in_avals,
             donated,
             unknown,
             tuple(figures["used"]),
             tree_of_data(figures["out_tree"]),
-            tuple(exported.out_avals),
+            computation.out_avals,
             tuple(figures["arguments"]),
             tuple(figures["leaf_names"]),
         )
+        _check_leaves(self._signature)
         donated_leaves = tuple(number for number, flag in enumerate(donated) if flag)
-        self._call = jax.jit(lambda *leaves: exported.call(*leaves), donate_argnums=donated_leaves)
+        self._call = jax.jit(computation, donate_argnums=donated_leaves)
 
     @cached_property
     def profile(self) -> Profile:
-        """Static profile, as of `Compiled.profile`; it has neither executable nor timeline."""
-        from ipujax.runtime.report import SavedProfile
+        """Static profile, as of `Compiled.profile`; it has neither executable nor timeline.
 
-        return SavedProfile(json.loads(gzip.decompress(self._profile_content)))
+        Raises:
+            ProfileError: the file's profile is damaged.
+        """
+        from ipujax.runtime.report import SavedProfile, refused_profile
+
+        try:
+            return SavedProfile(self._sealed.data(_PROFILE))
+        except FileError as error:
+            raise refused_profile(f"of the program {os.fspath(self._path)!r}", error) from error
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the program on arguments of the compiled signature.
 
         Raises:
-            ArgumentError: another pytree, shape or dtype, or an array that is donated and passed twice.
+            ArgumentError: another pytree, shape or dtype, an array that is donated and passed twice, or XLA cannot run
+                the computation of the file.
         """
         signature = self._signature
         leaves = check_compiled_call(self.name, signature, args, kwargs, lambda: signature.in_avals)
         signature.check_donated(self.name, leaves)
-        return jax.tree.unflatten(signature.out_tree, self._call(*leaves))
+        try:
+            results = self._call(*leaves)
+        except jax.errors.JaxRuntimeError as error:
+            problem = f"{self.name}: XLA cannot run the computation of {os.fspath(self._path)!r}"
+            raise ArgumentError(problem, got=str(error)[:500], hint="compile and save it again") from error
+        return jax.tree.unflatten(signature.out_tree, results)
 
     def __repr__(self) -> str:
         return f"LoadedProgram({self.name}: {self.profile.brief})"
+
+
+def _check_leaves(signature: Signature) -> None:
+    """Refuse a file whose pytrees have other leaves than its computation."""
+    in_tree = signature.in_tree
+    counts: dict[str, tuple[int, ...]] = {
+        "arguments": (in_tree.num_leaves, len(signature.donated), len(signature.in_avals)),
+        "results": (signature.out_tree.num_leaves, len(signature.out_avals)),
+    }
+    for place, numbers in counts.items():
+        if len(set(numbers)) > 1:
+            got = " and ".join(map(str, numbers))
+            raise DamagedError(f"its {place} differ from those of its computation", "equal numbers of leaves", got)
+    args = jax.tree.unflatten(in_tree, range(in_tree.num_leaves))
+    if not (type(args) is tuple and len(args) == 2 and type(args[0]) is tuple and type(args[1]) is dict):
+        raise DamagedError("its arguments are damaged", "a tuple and a dict")
 
 
 class Program(Protocol):
@@ -131,7 +186,7 @@ def save_program(path: FilePath, program: Program, profile: Profile) -> None:
             cannot be written.
         ArgumentTypeError: a pytree of a kind that cannot be saved, or `path` is not a path.
     """
-    from ipujax.runtime.profile.saved_figures import saved_data
+    from ipujax.runtime.report import profile_section
 
     if not isinstance(path, str | os.PathLike):
         raise ArgumentTypeError("compiled.save needs a path", expected="a str or an os.PathLike", got=repr(path))
@@ -154,18 +209,17 @@ def save_program(path: FilePath, program: Program, profile: Profile) -> None:
         return jax.tree.leaves(program.evaluate(*leaves))
 
     try:
-        computation = exported_computation(flat, signature.in_avals)
+        computation = exported_computation(flat, str(name), signature.in_avals)
     except ExportError as error:
         problem = f"{name} cannot be saved: jax.export refuses its computation"
         raise ArgumentError(problem, got=str(error.__cause__)[:500]) from error
-    profile_content = gzip.compress(json.dumps(saved_data(profile), allow_nan=False).encode(), mtime=0)
-    content = seal(Head(_KIND, figures=figures), {"computation": computation, "profile": profile_content})
+    sections = {_COMPUTATION: computation, _PROFILE: profile_section(profile)}
+    content = seal(saved_program_kind(), sections, figures)
     try:
-        with open(path, "wb") as file:
-            file.write(content)
+        write_file(path, content)
     except (OSError, ValueError) as error:
         problem = f"{name} cannot be saved to {os.fspath(path)!r}"
-        raise ArgumentError(problem, got=getattr(error, "strerror", None) or str(error)) from error
+        raise ArgumentError(problem, got=file_problem(error)) from error
 
 
 @checking_calls("ipu.load", first="")
@@ -182,24 +236,32 @@ def load(path: FilePath) -> LoadedProgram:
     """
     if not isinstance(path, str | os.PathLike):
         raise ArgumentTypeError("ipu.load needs a path", expected="a str or an os.PathLike", got=repr(path))
-    name = repr(os.fspath(path))
     try:
-        with open(path, "rb") as file:
-            head, sections = unseal(file.read(), _KIND)
-    except DamagedError as error:
-        hint = "compiled.save(path) makes one; profiles are read by Profile.load"
-        raise ArgumentError(f"{name} is not a saved program, or is damaged", got=str(error), hint=hint) from error
-    except (OSError, ValueError) as error:
-        got = getattr(error, "strerror", None) or str(error)
-        raise ArgumentError(f"the program {name} cannot be read", got=got) from error
+        sealed = read_sealed(path, saved_program_kind())
+        _check_versions(path, sealed.figures["versions"])
+        return LoadedProgram(path, sealed)
+    except (OSError, FileError) as error:
+        raise _refused(repr(os.fspath(path)), error) from error
+
+
+def _check_versions(path: FilePath, saved: dict[str, str]) -> None:
     installed = installed_versions()
-    saved = head.figures["versions"]
     for package in _COMPARED:
         if saved.get(package) != installed[package]:
             raise ArgumentError(
-                f"the program {name} was saved with another {package}",
+                f"the program {os.fspath(path)!r} was saved with another {package}",
                 expected=f"{package} {installed[package]}",
                 got=f"{package} {saved.get(package)}",
                 hint="compile and save it again",
             )
-    return LoadedProgram(head, sections)
+
+
+def _refused(name: str, error: OSError | FileError) -> ArgumentError:
+    match error:
+        case OSError() | UnreadableError():
+            return ArgumentError(f"the program {name} cannot be read", got=file_problem(error))
+        case VersionError():
+            title = f"the program {name} is of another version of ipujax"
+            return ArgumentError(title, expected=error.expected, got=error.got, hint="compile and save it again")
+    hint = "compiled.save(path) makes one; profiles are read by Profile.load"
+    return ArgumentError(f"{name} is not a saved program, or is damaged", got=str(error), hint=hint)

@@ -3,28 +3,32 @@
 Input: the key of a value, and a function that computes it. Output: the value. A program of which a part was compiled
 before, in this process or another, takes plans and costs of that part from there; two programs need not be equal.
 A stored value equals the computed one: its key is a digest of all that it depends on, and of the compiler's state.
+What is read is of the type of the value, and possible for its key; anything else is computed.
 Limits: values whose key has no digest, or whose type has no form as data, are computed. Files are written when the
 compilation ends or fails.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from ipujax.lowering.digests import NoDigestError, value_digests
 from ipujax.runtime.cache import values_stored_in
+from ipujax.runtime.files import DamagedError, FileError, FileKind, Sealed, Section, packed, unpacked
+from ipujax.runtime.files.sealed import section_of
 from ipujax.runtime.logs import Log
-from ipujax.storage.cache_directory import PLAN, CacheDirectory, requested_directory
-from ipujax.storage.sealed import Head
+from ipujax.storage.cache_directory import PLAN, CacheDirectory, NewFile, requested_directory
 from ipujax.storage.value_data import NoDataError, value_data, value_of_data
 from ipujax.storage.versions import compiler_state
 
 Value = TypeVar("Value")
 
 _DATA, _ARRAYS = "data", "arrays"
+_LEVEL = 1  # of compression: most arrays repeat few numbers
+# The fields of a plan are those of its type, which is part of its key.
+PLAN_FILE = FileKind(PLAN, {_DATA: Section("a value by its type"), _ARRAYS: Section()})
 _LOG = Log("cache")
 
 
@@ -38,40 +42,48 @@ class StoredValues:
     def __init__(self, directory: CacheDirectory) -> None:
         self._directory = directory
         self._digests = value_digests(compiler_state())
-        self._computed: list[tuple[Head, Mapping[str, bytes]]] = []
+        self._computed: list[NewFile] = []
 
-    def recall(self, key: Hashable, compute: Callable[[], Value]) -> Value:
-        """Return the value of a key, from `compute` if it is not in the directory."""
+    def recall(
+        self, key: Hashable, compute: Callable[[], Value], kind: Any, is_valid: Callable[[Value], bool]
+    ) -> Value:
+        """Return the value of a key, from `compute` if the directory has no valid one of type `kind`."""
         try:
             digest = self._digests.of(key)
         except NoDigestError as error:
             _LOG.debug("a plan is not stored: %s", error)
             return compute()
-        stored = self._directory.read(digest, PLAN)
-        if stored is not None:
-            sections = stored[1]
+        file = self._directory.read(digest, PLAN_FILE)
+        if file is not None:
             try:
-                value: Value = value_of_data(json.loads(sections[_DATA]), sections[_ARRAYS])
-            except (ValueError, KeyError) as error:  # no JSON, no value, or another section
-                self._directory.discard(digest, PLAN, str(error))
-            else:
-                return value
+                return _value_of(file, kind, is_valid)
+            except FileError as error:
+                self._directory.discard(digest, PLAN_FILE, error)
         value = compute()
-        self._add(digest, value)
+        self._add(digest, value, kind)
         return value
 
-    def _add(self, digest: str, value: Any) -> None:
+    def _add(self, digest: str, value: Any, kind: Any) -> None:
         try:
-            data, arrays = value_data(value)
+            data, arrays = value_data(value, kind)
         except NoDataError as error:
-            _LOG.debug("a plan is not stored, it has a value of type %s", error)
+            _LOG.debug("a plan is not stored: %s", error)
             return
-        self._computed.append((Head(PLAN, digest), {_DATA: json.dumps(data).encode(), _ARRAYS: arrays}))
+        self._computed.append(
+            NewFile(PLAN_FILE, digest, {_DATA: section_of(data, _LEVEL), _ARRAYS: packed(arrays, _LEVEL)})
+        )
 
     def write(self) -> None:
         """Write the values that were computed."""
         if self._computed:
             self._directory.write(*self._computed)
+
+
+def _value_of(file: Sealed, kind: Any, is_valid: Callable[[Value], bool]) -> Value:
+    value: Value = value_of_data(file.data(_DATA), unpacked(file.sections[_ARRAYS]), kind)
+    if not is_valid(value):
+        raise DamagedError("it has a value of another key")
+    return value
 
 
 @contextmanager

@@ -22,6 +22,7 @@ from ipujax.lowering.dumps.jaxpr_dot import jaxpr_dot
 from ipujax.lowering.dumps.tile_maps import tile_map
 from ipujax.lowering.jax_compat import ClosedJaxpr
 from ipujax.runtime.errors import ArgumentError, ArgumentTypeError, IpuError
+from ipujax.runtime.files import file_problem, write_file
 from ipujax.runtime.graph import Graph, Program
 
 
@@ -95,7 +96,7 @@ def write_json(path: str | PathLike[str], data: Any) -> None:
 
 def _write_text(path: str | PathLike[str], text: str) -> None:
     try:
-        Path(path).write_text(text, encoding="utf-8")
+        write_file(path, text.encode())
     except (OSError, ValueError) as error:
         raise _unwritable(path, error) from error
 
@@ -104,6 +105,6 @@ def _text(data: Any) -> str:
     return json.dumps(data, allow_nan=False, ensure_ascii=False) + "\n"
 
 
-def _unwritable(path: object, error: Exception) -> ArgumentError:
-    got, hint = getattr(error, "strerror", None) or str(error), "a path to a file in a folder that exists"
-    return ArgumentError(f"the dump cannot be written to {str(path)!r}", got=got, hint=hint)
+def _unwritable(path: object, error: OSError | ValueError) -> ArgumentError:
+    hint = "a path to a file in a folder that exists"
+    return ArgumentError(f"the dump cannot be written to {str(path)!r}", got=file_problem(error), hint=hint)

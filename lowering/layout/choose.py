@@ -77,7 +77,8 @@ def choose(
     }
     by_estimate = work.is_exact or "elsewhere" in work.sources
     num_trials = 1 if by_estimate else _MOST_TRIALS
-    grids, numbers, cycles = _ranked(shape, order, work, graph.target, graph.byte_cost_cycles, after, num_trials)
+    grids = even_grids(shape, order, graph.target.tiles_per_ipu)
+    numbers, cycles = _ranked(shape, order, work, graph.target, graph.byte_cost_cycles, after, num_trials)
     candidates = [grids.placement(n) for n in numbers]
     bounds = list(cycles)
     is_exact = [by_estimate] * len(candidates)
@@ -103,7 +104,23 @@ def _trial_cost(graph: Graph, add: Add, placement: Blocked) -> int:
     return weighted_cost(graph, lambda builder: add(builder, placement))
 
 
-@remembered_and_stored
+def _is_ranking(
+    value: tuple[tuple[int, ...], tuple[float, ...]],
+    shape: tuple[int, ...],
+    order: tuple[int, ...],
+    work: Work,
+    target: Target,
+    byte_cost: float,
+    after: After | None,
+    limit: int,
+) -> bool:
+    """Return whether a stored value can be that of `_ranked`."""
+    numbers, cycles = value
+    count = even_grids(shape, order, target.tiles_per_ipu).blocks.shape[1]
+    return len(numbers) == len(cycles) == min(limit, count) and all(0 <= n < count for n in numbers)
+
+
+@remembered_and_stored(_is_ranking)
 def _ranked(
     shape: tuple[int, ...],
     order: tuple[int, ...],
@@ -112,14 +129,16 @@ def _ranked(
     byte_cost: float,
     after: After | None,
     limit: int,
-) -> tuple[Grids, tuple[int, ...], tuple[float, ...]]:
-    """Grids of lowest estimate; of equals the one with the smallest blocks worth a tile, then with fewest tiles."""
+) -> tuple[tuple[int, ...], tuple[float, ...]]:
+    """Numbers of even grids of lowest estimate, and the estimates; of equals first that with the smallest blocks worth
+    a tile, then that of fewest tiles.
+    """
     grids = even_grids(shape, order, target.tiles_per_ipu)
     cycles = _cycles(work, grids, after, target, byte_cost) + _crowding(work, grids, target)
     tiles = np.prod(grids.blocks, axis=0)
     block_bytes = _block_bytes(work, grids)
     best = np.lexsort((tiles, np.maximum(block_bytes, MIN_BYTES_PER_TILE), cycles))[:limit]
-    return grids, tuple(int(n) for n in best), tuple(float(cycles[n]) for n in best)
+    return tuple(int(n) for n in best), tuple(float(cycles[n]) for n in best)
 
 
 def _block_bytes(work: Work, grids: Grids) -> np.ndarray:

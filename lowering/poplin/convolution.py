@@ -27,7 +27,7 @@ from ipujax.lowering.poplin.operands import (
 )
 from ipujax.lowering.poplin.partials import check_partials, out_dtypes
 from ipujax.lowering.poplin.product_codelets import ConvParams, Layout, convolution_codelet
-from ipujax.lowering.poplin.product_plan import Plan, plan_convolution, trial_plans
+from ipujax.lowering.poplin.product_plan import Plan, is_plan_of, plan_convolution, spec_of_all_steps, trial_plans
 from ipujax.lowering.poplin.rearranged import rearranged
 from ipujax.lowering.poplin.serial_steps import add_in_steps
 from ipujax.lowering.poplin.spec import BATCH, FIELD, GROUPS, IN_CHANNELS, OUT_CHANNELS, ConvSpec, Dims
@@ -133,7 +133,12 @@ def convolution(
     return _add_steps(builder, x, w, _PlannedConv(plan, params, tuple(windows))).reshape(out_shape)
 
 
-@remembered_and_stored
+def _is_choice(chosen: Plan, plan: Plan, target: Target, *_: Any) -> bool:
+    """Return whether a stored plan can be a choice for another plan's convolution."""
+    return is_plan_of(chosen, spec_of_all_steps(plan), target)
+
+
+@remembered_and_stored(_is_choice)
 def _choose_plan(
     plan: Plan,
     target: Target,

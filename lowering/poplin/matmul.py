@@ -25,7 +25,7 @@ from ipujax.lowering.poplin.operands import (
 )
 from ipujax.lowering.poplin.partials import check_partials
 from ipujax.lowering.poplin.product_codelets import matmul_codelet
-from ipujax.lowering.poplin.product_plan import Grid, Plan, plan_matmul, spec_of_all_steps, trial_plans
+from ipujax.lowering.poplin.product_plan import Grid, Plan, is_plan_of, plan_matmul, spec_of_all_steps, trial_plans
 from ipujax.lowering.poplin.rearranged import rearranged
 from ipujax.lowering.poplin.serial_steps import add_in_steps
 from ipujax.lowering.poplin.spec import FIELD, GROUPS, IN_CHANNELS, OUT_CHANNELS, ConvSpec
@@ -107,7 +107,12 @@ def matmul(
     return _add_steps(builder, a, b, plan, precision)
 
 
-@remembered_and_stored
+def _is_choice(chosen: Plan, plan: Plan, operands: tuple[Operand, ...], target: Target, *_: Any) -> bool:
+    """Return whether a stored plan can be a choice for another plan's products."""
+    return is_plan_of(chosen, spec_of_all_steps(plan), target)
+
+
+@remembered_and_stored(_is_choice)
 def _choose_plan(
     plan: Plan,
     operands: tuple[Operand, ...],

@@ -14,7 +14,7 @@ Limits: one IPU; steps (serial splits) of powers of two that divide one dimensio
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import count
 from math import ceil, log, log2, prod
 from typing import Any
@@ -47,6 +47,8 @@ from ipujax.runtime.tensor import element_bytes, even_cuts, frozen
 
 MATMUL_STEP_AXES = (OUT_CHANNELS, FIELD)  # columns and rows of the result
 _STEPS = (2, 4, 8, 16)
+_MAX_GRAIN = 2**20  # far beyond the blocks of any AMP
+_MAX_COUNT = 2**53  # of cycles, bytes or fragments
 _MAX_TRIAL_COST = 1.05  # of the best estimated cost: plans beyond are not worth a trial; assumed
 _RELATIVE_STEP = 0.01  # of plans whose costs differ by less, the one of fewest tiles is tried; assumed
 
@@ -178,7 +180,45 @@ def plan_matmul(
     return plan_convolution(spec, target, available_memory_proportion, MATMUL_STEP_AXES)
 
 
-@remembered_and_stored
+def is_plan_of(plan: Plan, spec: ConvSpec, target: Target, *_: Any, **__: Any) -> bool:
+    """Return whether a stored plan can be one of a convolution, whatever else it was chosen by."""
+    rank = len(spec.in_field)
+    dims = (plan.spec.extents, plan.splits, plan.grains)
+    has_rank = all(len(x.field) == len(x.kernel) == rank for x in dims) and len(plan.spec.in_field) == rank
+    if not has_rank or plan.steps not in (1, *_STEPS) or not 0 <= plan.step_axis < 4 + 2 * rank:
+        return False
+    extents = list(plan.spec.extents)
+    blocks = list(plan.splits)
+    counts = [getattr(plan.cost, item.name) for item in fields(plan.cost)]
+    counts += [plan.temp_bytes, plan.join_cycles, plan.fragments]
+    return (
+        min(extents) >= 1
+        and spec_of_all_steps(plan) == spec
+        and plan.kind.applies(plan.spec, arithmetic(plan.spec, target))
+        and all(1 <= n <= extent for n, extent in zip(blocks, extents, strict=True))
+        and 1 <= min(plan.grains) <= max(plan.grains) <= _MAX_GRAIN
+        and plan.tiles_used <= target.tiles_per_ipu
+        and 0 <= min(counts) <= max(counts) <= _MAX_COUNT
+        and (plan.aligned_grid is None or _is_grid(plan.aligned_grid, extents, blocks, target))
+    )
+
+
+def _is_grid(grid: Grid, extents: Sequence[int], blocks: Sequence[int], target: Target) -> bool:
+    """Return whether a grid has so many blocks of these extents, on tiles of the target."""
+    if len(grid.cuts) != len(extents) or grid.tile.dtype != np.int32 or grid.tile.shape != tuple(blocks):
+        return False
+    rows = zip(grid.cuts, extents, blocks, strict=True)
+    are_cuts = all(
+        cut.dtype == np.int64
+        and cut.shape == (count + 1,)
+        and (cut[0], cut[-1]) == (0, extent)
+        and bool((np.diff(cut) > 0).all())
+        for cut, extent, count in rows
+    )
+    return are_cuts and bool(grid.tile.min() >= 0 and grid.tile.max() < target.num_tiles)
+
+
+@remembered_and_stored(is_plan_of)
 def plan_convolution(
     spec: ConvSpec,
     target: Target,

@@ -67,10 +67,10 @@ class ConvSpec:
     strides: tuple[int, ...]  # stride of the window, one for each field dimension
     lhs_dilation: tuple[int, ...]  # dilation of the input field
     rhs_dilation: tuple[int, ...]  # dilation of the kernel
-    lhs_dtype: Any  # dtype of the activations
-    rhs_dtype: Any  # dtype of the weights
-    out_dtype: Any
-    partials_dtype: Any  # dtype of the partial results when a reduced dimension is split
+    lhs_dtype: np.dtype[Any]  # of the activations
+    rhs_dtype: np.dtype[Any]  # of the weights
+    out_dtype: np.dtype[Any]
+    partials_dtype: np.dtype[Any]  # of the partial results when a reduced dimension is split
     # Whether the plan maps the activations to tiles, so that tiles store some of their operands
     lhs_is_free: bool = False
     rhs_is_free: bool = False  # whether the plan maps the weights

@@ -29,6 +29,7 @@ from ipujax.lowering.poplin.spec import (
     arithmetic,
 )
 from ipujax.lowering.popops.vertices.elementwise_cycles import elementwise_cycles
+from ipujax.runtime.cache import number_values
 from ipujax.runtime.graph import Language
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import element_bytes
@@ -279,7 +280,7 @@ def _is_scalar(spec: ConvSpec, arith: Arithmetic) -> bool:
     return arith.precision is None
 
 
-KINDS: tuple[VertexKind, ...] = (
+_ALL = (
     VertexKind("ConvPartial1x1Out", _is_vector_1x1, _amp_1x1, uses_amp=True),
     VertexKind("ConvPartial1x1OutSwapped", _is_vector_1x1, _amp_1x1_swapped, uses_amp=True, is_swapped=True),
     VertexKind("ConvPartialnx1", _is_vector_larger, _amp_nx1, uses_amp=True),
@@ -299,3 +300,4 @@ KINDS: tuple[VertexKind, ...] = (
     VertexKind("OuterProduct", _is_outer_product, _outer_product),
     VertexKind("ConvPartialScalar", _is_scalar, _scalar, language="C++"),
 )
+KINDS: tuple[VertexKind, ...] = number_values(_ALL)

@@ -20,12 +20,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
 from ipujax.runtime.cache import recall_stored
-from ipujax.runtime.cost.ipu_window import Window, compact, mapping_range, tile_range
+from ipujax.runtime.cost.ipu_window import Window, compact, is_count_by_tile, mapping_range, tile_range
 from ipujax.runtime.exchange import Traffic, copy_cycles, exchange_cycles, geometry, mappings_of, receive_cycles
 from ipujax.runtime.exchange.traffic import traffic
 from ipujax.runtime.graph import NO_TILE, BlockShapes, Codelet, ComputeSet, Dim, Field, Graph, VertexGroup, dim_extent
@@ -130,8 +130,28 @@ def compute_set_cost(graph: Graph, compute_set: ComputeSet) -> ComputeSetCost:
     key = tuple(_cost_key(group, graph) for group in graph.groups[compute_set])
     if None in key:
         return _cost(graph, compute_set)
-    cost = recall_stored(("compute set", key, graph.target), lambda: _cost(graph, compute_set))
+    cost = recall_stored(
+        ("compute set", key, graph.target),
+        lambda: _cost(graph, compute_set),
+        ComputeSetCost,
+        lambda cost: _is_cost_of(cost, graph, compute_set),
+    )
     return replace(cost, compute_set=compute_set)
+
+
+def _is_cost_of(cost: ComputeSetCost, graph: Graph, compute_set: ComputeSet) -> bool:
+    """Return whether a cost is of the tiles, groups and codelets of a compute set."""
+    groups = graph.groups[compute_set]
+    window = _window(graph, groups)
+    exchanges = (getattr(exchange, item.name) for exchange in (cost.before, cost.after) for item in fields(exchange))
+    by_tile = [value for item in fields(cost) if isinstance(value := getattr(cost, item.name), np.ndarray)]
+    return (
+        cost.first_ipu == window.first_ipu
+        and all(is_count_by_tile(values, window.tiles) for values in (*by_tile, *exchanges))
+        and len(cost.active_by_group) == len(groups)
+        and [name for name, _ in cost.active_by_codelet] == [*dict.fromkeys(group.codelet.name for group in groups)]
+        and min((*cost.active_by_group, *(cycles for _, cycles in cost.active_by_codelet)), default=0) >= 0
+    )
 
 
 def _cost_key(group: VertexGroup, graph: Graph) -> tuple[object, ...] | None:
@@ -148,10 +168,7 @@ def _cost_key(group: VertexGroup, graph: Graph) -> tuple[object, ...] | None:
 def _cost(graph: Graph, compute_set: ComputeSet) -> ComputeSetCost:
     groups = graph.groups[compute_set]
     target = graph.target
-    ranges = [tile_range(group.tile) for group in groups]
-    ranges += [mapping_range(graph.mappings[v]) for g in groups for a in g.accesses for v in a.tensor.variables()]
-    # Of whole IPUs: a compute set of one IPU then has arrays of one IPU, in a pod of any size.
-    window = Window.of(ranges, target)
+    window = _window(graph, groups)
     reads = _field_traffics(graph, groups, False)
     writes = _field_traffics(graph, groups, True)
     operand_bytes, operand_cycles = _rearrangement(reads, window, target)
@@ -172,6 +189,13 @@ def _cost(graph: Graph, compute_set: ComputeSet) -> ComputeSetCost:
         exchange_cost([t for _, t in reads], window, target),
         exchange_cost([t for _, t in writes], window, target),
     )
+
+
+def _window(graph: Graph, groups: Sequence[VertexGroup]) -> Window:
+    # Of whole IPUs: a compute set of one IPU then has arrays of one IPU, in a pod of any size.
+    ranges = [tile_range(group.tile) for group in groups]
+    ranges += [mapping_range(graph.mappings[v]) for g in groups for a in g.accesses for v in a.tensor.variables()]
+    return Window.of(ranges, graph.target)
 
 
 def exchange_cost(traffics: Sequence[Traffic], window: Window, target: Target) -> ExchangeCost:

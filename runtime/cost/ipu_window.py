@@ -37,6 +37,17 @@ def compact(values: np.ndarray) -> np.ndarray:
     return values
 
 
+_MAX_COUNT = 2**53  # of bytes, fragments or cycles of a tile: sums of them are of 64 bits
+
+
+def is_count_by_tile(values: np.ndarray, tiles: int) -> bool:
+    """Return whether values are numbers of bytes, fragments, cycles or vertices of so many tiles, int64[tiles]."""
+    if values.shape != (tiles,) or values.dtype != np.int64:
+        return False
+    distinct = values[:1] if values.strides == (0,) else values
+    return bool(distinct.min(initial=0) >= 0 and distinct.max(initial=0) <= _MAX_COUNT)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Window:
     """Tiles of some neighbouring IPUs.

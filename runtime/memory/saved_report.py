@@ -1,19 +1,21 @@
 """Memory report of a saved profile: arrays by tile, and the items of the fullest tile.
 
 Input: `memory_data` of a report, JSON-able. Output: a `MemoryReport` with the same figures.
+Lists by tile are runs of equal numbers in the data.
 Limits: of other tiles than the fullest only the largest items are saved, in `contents`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
 from ipujax.runtime.errors import ProfileError
+from ipujax.runtime.files import numbers_of_runs, runs_of
 from ipujax.runtime.memory.always_live import FIXED
 from ipujax.runtime.memory.contents import TileContents
 from ipujax.runtime.memory.live import Borrowed
@@ -24,23 +26,20 @@ from ipujax.runtime.read_only import ReadOnlyMapping
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Origin, frozen
 
-T = TypeVar("T")
-
 
 def memory_data(memory: MemoryReport) -> dict[str, Any]:
     """Return a report as JSON-able data, which `SavedMemory` reads."""
     step, origin, items = memory.at_peak(memory.worst_tile)
     return {
-        "byCategory": {name: values.tolist() for name, values in memory.by_category.items()},
-        "shared": memory.shared_bytes.tolist(),
+        "byCategory": {name: runs_of(values) for name, values in memory.by_category.items()},
+        "shared": runs_of(memory.shared_bytes),
         "isFromTop": np.flatnonzero(memory.is_from_top).tolist(),
         "peak": {"step": step, "origin": _origin_data(origin)},
         "items": [[item.name, item.num_bytes, item.category, _origin_data(item.origin)] for item in items],
-        # Columns of their own, not in "items": files of versions without them can still be read.
         "roles": [item.role for item in items],
         "layers": [item.layer for item in items],
         "wholeBytes": [item.whole_bytes for item in items],
-        "byRole": {name: values.tolist() for name, values in memory.by_role.items()},
+        "byRole": {name: runs_of(values) for name, values in memory.by_role.items()},
         "liveBytes": _live_data(memory.live_bytes),
         "contents": memory.contents.data(),
         "borrowed": [[b.name, b.tile, b.num_bytes, b.num_tiles, _origin_data(b.origin)] for b in memory.borrowed],
@@ -65,7 +64,7 @@ class SavedMemory(MemoryReport):
     """
 
     def __init__(self, target: Target, data: Mapping[str, Any]) -> None:
-        by_category = {name: _by_tile(values, target) for name, values in data["byCategory"].items()}
+        by_category = {name: _by_tile(runs) for name, runs in data["byCategory"].items()}
         # The base class is frozen, and its other fields, graph and live ranges, are not saved.
         object.__setattr__(self, "target", target)
         object.__setattr__(self, "fixed", ReadOnlyMapping({name: by_category[name] for name in FIXED}))
@@ -95,18 +94,15 @@ class SavedMemory(MemoryReport):
 
     @property
     def contents(self) -> TileContents:
-        """The largest items of each tile, see `MemoryReport.contents`; older files have none."""
-        return _require(self._saved.contents, "what is on each tile")
+        return self._saved.contents
 
     @cached_property
     def by_role(self) -> Mapping[str, np.ndarray]:
-        """Bytes of each tile by role, see `MemoryReport.by_role`; older files have none."""
-        return _require(self._saved.by_role, "the roles of variables")
+        return self._saved.by_role
 
     @cached_property
     def live_bytes(self) -> LiveBytes:
-        """Live bytes of the fullest tile, see `MemoryReport.live_bytes`; older files have none."""
-        steps, num_bytes, always, shown_of = _require(self._saved.live, "the bytes of its fullest tile over time")
+        steps, num_bytes, always, shown_of = self._saved.live
         return LiveBytes(self.worst_tile, steps, num_bytes, always, shown_of)
 
     def _fits_unpacked(self) -> bool:
@@ -123,33 +119,22 @@ class SavedMemory(MemoryReport):
         return f"SavedMemory({self.max_tile_bytes:,} B on tile {self.worst_tile})"
 
 
-def _require(value: T | None, description: str) -> T:
-    """Return a figure that files of older versions lack, or raise a `ProfileError` that says so."""
-    if value is None:
-        message = f"the profile was saved by an older ipujax, without {description}"
-        raise ProfileError(message, hint="save the profile again with this ipujax")
-    return value
-
-
 @dataclass(frozen=True, eq=False, slots=True)
 class _Saved:
-    """The figures from which the others follow; None where the file has none."""
+    """The figures from which the others follow."""
 
     by_category: Mapping[str, np.ndarray]
     shared: np.ndarray
     from_top: np.ndarray
     borrowed: tuple[Borrowed, ...]
     peak: tuple[str, Origin, tuple[LiveItem, ...]]
-    contents: TileContents | None
-    by_role: Mapping[str, np.ndarray] | None
-    live: tuple[tuple[str, ...], np.ndarray, int, int] | None
+    contents: TileContents
+    by_role: Mapping[str, np.ndarray]
+    live: tuple[tuple[str, ...], np.ndarray, int, int]
 
     @classmethod
     def of(cls, target: Target, by_category: Mapping[str, np.ndarray], data: Mapping[str, Any]) -> _Saved:
-        count = len(data["items"])
-        # Columns that older versions did not save are empty, or 0.
-        roles, layers = (data.get(name, [""] * count) for name in ("roles", "layers"))
-        rows = zip(data["items"], roles, layers, data.get("wholeBytes", [0] * count), strict=True)
+        rows = zip(data["items"], data["roles"], data["layers"], data["wholeBytes"], strict=True)
         items = tuple(
             LiveItem(name, size, category, replace(Origin(*origin), layer=layer), None, role, variable_bytes)
             for (name, size, category, origin), role, layer, variable_bytes in rows
@@ -159,19 +144,12 @@ class _Saved:
         )
         from_top = frozen(np.isin(np.arange(target.num_tiles), data["isFromTop"]), np.bool_)
         peak = data["peak"]["step"], Origin(*data["peak"]["origin"]), items
-        contents = TileContents.of_data(data["contents"]) if "contents" in data else None
-        by_role = None
-        if "byRole" in data:
-            by_role = ReadOnlyMapping({name: _by_tile(values, target) for name, values in data["byRole"].items()})
-        live = None
-        if "liveBytes" in data:
-            columns = data["liveBytes"]
-            live = tuple(columns["steps"]), frozen(columns["bytes"], np.int64), columns["always"], columns["shownOf"]
-        return cls(by_category, _by_tile(data["shared"], target), from_top, borrowed, peak, contents, by_role, live)
+        contents = TileContents.of_data(data["contents"])
+        by_role = ReadOnlyMapping({name: _by_tile(runs) for name, runs in data["byRole"].items()})
+        columns = data["liveBytes"]
+        live = tuple(columns["steps"]), frozen(columns["bytes"], np.int64), columns["always"], columns["shownOf"]
+        return cls(by_category, _by_tile(data["shared"]), from_top, borrowed, peak, contents, by_role, live)
 
 
-def _by_tile(values: Sequence[int], target: Target) -> np.ndarray:
-    array = frozen(values, np.int64)
-    if array.shape != (target.num_tiles,):
-        raise ValueError(f"{array.shape} values for {target.num_tiles} tiles")
-    return array
+def _by_tile(runs: str) -> np.ndarray:
+    return frozen(numbers_of_runs(runs), np.int64)

@@ -121,7 +121,7 @@ def anchors_of(profile: Figures) -> Anchors:
 def _figure_or_none(figure: Callable[[], T]) -> T | None:
     try:
         return figure()
-    except ProfileError:  # an unknown trip count, or the file of an older version: its section names the cause
+    except ProfileError:  # an unknown trip count: its section names the cause
         return None
 
 

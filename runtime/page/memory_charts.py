@@ -97,28 +97,26 @@ def _tile_chooser(view: MemoryView, worst: int) -> Markup:
         [
             tag("p", tag("label", f"Tile (0 to {last:,}) ", number), " ", tag("output", id="tile-total"), for_=None),
             tag("div", id="tile-contents", aria_live="polite", data_search="tile"),
-            sentence(f"{note} {view.missing}") if note or view.missing else "",
+            sentence(note) if note else "",
         ]
     )
 
 
 def _data(view: MemoryView) -> dict[str, Any]:
     """Return the data from which `page.js` lists the contents of a tile."""
-    data: dict[str, Any] = {
+    contents = view.contents
+    return {
         "have": view.bytes_per_tile,
         "tileBytes": view.tile_bytes.tolist(),
-        "kind": "Role" if view.roles else "Category",
-        "parts": [[row.name, row.when] for row in view.roles or view.categories],
+        "kind": "Role",
+        "parts": [[row.name, row.when] for row in view.roles],
         "listed": view.listed.tolist(),
-        "byPart": (view.by_role if view.roles else view.by_category).tolist(),
+        "byPart": view.by_role.tolist(),
         "chips": [view.chip_origin(ipu) for ipu in range(view.num_ipus)],
         "grid": [view.columns, view.rows],
         "perIpu": len(view.tile_bytes) // view.num_ipus,
-    }
-    contents = view.contents
-    if contents is not None:
         # Rows of items are sorted by tile: those of tile n are first[n] up to first[n + 1].
-        data["contents"] = {
+        "contents": {
             "items": [list(item) for item in contents.items],
             "steps": list(contents.steps),
             "tiles": contents.tiles.tolist(),
@@ -126,8 +124,8 @@ def _data(view: MemoryView) -> dict[str, Any]:
             "first": [*np.searchsorted(contents.tile, contents.tiles).tolist(), len(contents.tile)],
             "item": contents.item.tolist(),
             "bytes": contents.num_bytes.tolist(),
-        }
-    return data
+        },
+    }
 
 
 def _chips(view: MemoryView) -> Any:

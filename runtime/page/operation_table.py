@@ -39,7 +39,7 @@ def operations_section(
 ) -> Section:
     """Return the section of operations, most cycles first, with their roofline.
 
-    `language_cycles` are the active cycles of vertices by language, none in files from before codelets had one.
+    `language_cycles` are the active cycles of vertices by language.
     """
     num_omitted = len(rows) - MAX_OPERATIONS
     note = f" The {num_omitted:,} cheapest are left out." if num_omitted > 0 else ""

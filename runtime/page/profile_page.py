@@ -1,7 +1,7 @@
 """Page of a profile.
 
-Input: `Figures`. Output: HTML. A section whose figures are unknown, because a trip count is data or the file is of an
-older version, has the error in their place.
+Input: `Figures`. Output: HTML. A section whose figures are unknown, because a trip count is data, has the error in
+their place.
 """
 
 from __future__ import annotations

@@ -45,11 +45,6 @@ ROLE_COLOURS = {  # roles of one kind have shades of one hue
 def by_role(view: MemoryView) -> Markup:
     """Return the place of the chart of tiles stacked by role, and a table of the roles."""
     worst = int(view.tile_bytes.argmax())
-    if not view.roles:
-        chart_only = chart_place("roles", "Bytes of tiles, the fullest first")
-        return join_markup(
-            [tag("h3", "By role"), chart_only, tag("p", f"Not known: {view.missing}.", class_="missing")]
-        )
     largest = sorted(view.roles, key=lambda row: -row.total)[:3]
     totals = ", ".join(f"{row.name} {size(row.total)}" for row in largest)
     title = "Bytes of tiles by role, the fullest first, below a line at what a tile has"
@@ -83,8 +78,6 @@ def fullest_tile(view: MemoryView, anchors: Anchors) -> Markup:
 
 def _over_time(view: MemoryView) -> Markup:
     live = view.live
-    if live is None:
-        return tag("p", f"Not known: {view.missing}.", class_="missing")
     if not live.steps:
         return sentence(f"The program has no steps; {size(live.always_bytes)} are always there.")
     peak_size = size(int(live.num_bytes[live.peak]))
@@ -118,7 +111,7 @@ def _items(view: MemoryView, worst: int, used: int, anchors: Anchors) -> Markup:
 
 def role_charts(view: MemoryView) -> dict[str, Any]:
     """Return the charts of `by_role` and `fullest_tile` by name."""
-    return {"roles": _stacked(view)} | ({"fullest": _steps(view)} if view.live is not None and view.live.steps else {})
+    return {"roles": _stacked(view)} | ({"fullest": _steps(view)} if view.live.steps else {})
 
 
 def _stacked(view: MemoryView) -> Any:

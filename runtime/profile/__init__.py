@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from ipujax.runtime.profile.headline import out_of_memory as out_of_memory
     from ipujax.runtime.profile.program_costs import ProgramNode as ProgramNode
     from ipujax.runtime.profile.serialise import (
-        FilePath as FilePath,
         Where as Where,
         write_cbor as write_cbor,
         write_file as write_file,
@@ -51,7 +50,7 @@ else:
             "figures": "Figures",
             "headline": "out_of_memory",
             "program_costs": "ProgramNode",
-            "serialise": "FilePath Where write_cbor write_file write_json",
+            "serialise": "Where write_cbor write_file write_json",
             "stage_figures": "STAGE_PHASES PipelineCost StageCost",
             "step_costs": "StepCost",
             "task_trace": "NO_TASKS TaskTrace",

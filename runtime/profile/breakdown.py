@@ -27,7 +27,7 @@ class Operation:
         share: `cycles` over the busy cycles of all lines.
         phases: `cycles` by phase.
         dominant: the phase with most cycles.
-        limiting_cycles: the cycles on the limiting IPU; None in files without them.
+        limiting_cycles: the cycles on the limiting IPU; None if unknown.
         parts: `cycles` by part, "forward", "backward", "recomputed" or "update"; empty in programs without a gradient.
         callers: `cycles` by the line that called the function of this one.
     """
@@ -52,7 +52,7 @@ class LayerCost:
         part: "forward", "backward", "recomputed" or "update"; empty in programs without a gradient.
         cycles: busy cycles of all IPUs of one replica.
         share: `cycles` over the busy cycles of all layers.
-        limiting_cycles: the cycles on the limiting IPU; None in files without them.
+        limiting_cycles: the cycles on the limiting IPU; None if unknown.
         phases: `cycles` by phase.
         flops: operations on floating-point numbers; None in files without them.
         moved_bytes: bytes that arrive on tiles or the host.

@@ -42,7 +42,7 @@ class ExecutionTrace:
         joined: steps of the program in each step, int64[steps].
         row_sets: distinct lists of rows of operations, numbers in `Figures.step_costs`.
         rows: index in `row_sets` of each step, int64[steps]; rows of the member with most cycles first. The list is
-            empty for folded iterations, and in files without rows.
+            empty for folded iterations.
         live_bytes: live bytes at each step, always live ones included, −1 if unknown; int64[steps].
         step: step of each span, int64[spans]; spans are sorted by IPU, then by time.
         ipu: IPU of each span, int64[spans].
@@ -95,9 +95,8 @@ class ExecutionTrace:
         """Return the trace saved as the result of `data`; KeyError, TypeError or ValueError for other data."""
         names = tuple(data["names"])
         lines = tuple(data["lines"])
-        row_sets = tuple(map(tuple, data.get("row_sets", [()])))  # older versions saved no rows
-        columns = {"rows": [0] * len(data["name"])} | dict(data)
-        numbers = {name: np.array(columns[name], np.int64) for name in _COLUMNS}
+        row_sets = tuple(map(tuple, data["row_sets"]))
+        numbers = {name: np.array(data[name], np.int64) for name in _COLUMNS}
         for name, width in _WIDTHS.items():
             numbers[name] = numbers[name].reshape(-1, width)
         trace = cls(names, lines, row_sets=row_sets, **numbers)

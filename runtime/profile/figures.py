@@ -21,6 +21,7 @@ from ipujax.runtime.compile import Executable, Identity
 from ipujax.runtime.cost import ComputeSetCost
 from ipujax.runtime.deprecated_names import renamed_property
 from ipujax.runtime.errors import ArgumentValueError, ProfileError
+from ipujax.runtime.files import runs_of
 from ipujax.runtime.graph import ComputeSet, Execute, Program, UnmetBound, of_replicas
 from ipujax.runtime.host import HostData
 from ipujax.runtime.memory import MemoryReport, ways_to_fit
@@ -452,6 +453,10 @@ class Figures:
     def graph(self) -> dict[str, Any]:
         """Return the graph profile, JSON-able, in the sections of Poplar's: target, graph, programs, memory…"""
         return graph_report(self.executable, self.numbering)
+
+    def graph_of_runs(self) -> dict[str, Any]:
+        """Return `graph()` with runs of equal numbers in place of lists by tile, see `runtime.files.number_runs`."""
+        return graph_report(self.executable, self.numbering, runs_of)
 
     @property
     def _host_report(self) -> dict[str, Any]:

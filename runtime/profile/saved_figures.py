@@ -2,8 +2,8 @@
 
 Input: `Figures`, as JSON-able data of `saved_data`. Output: `SavedFigures`, with the same figures. The figures
 themselves are saved: both reports, memory by tile, and the rows of the texts.
-Limits: the executable and the steps of the timeline, which hold the program, are not saved. Files of older versions
-lack some figures: reading one raises an error that says so.
+Lists by tile are runs of equal numbers, in the data and in memory, until a view asks for them.
+Limits: the executable and the steps of the timeline, which hold the program, are not saved.
 """
 
 from __future__ import annotations
@@ -11,17 +11,19 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Iterable, Mapping
-from functools import cached_property
+from functools import cached_property, reduce
+from operator import getitem
 from typing import Any, NoReturn, TypeVar
 
 from ipujax.runtime.compile import Executable, Identity
 from ipujax.runtime.errors import ProfileError
+from ipujax.runtime.files import numbers_of_runs, total_of_runs
 from ipujax.runtime.graph import UnmetBound
 from ipujax.runtime.host import HostData
 from ipujax.runtime.memory import MemoryReport, SavedMemory, memory_data
-from ipujax.runtime.profile.breakdown import LayerCost, Operation, layer_costs
+from ipujax.runtime.profile.breakdown import LayerCost, layer_costs
 from ipujax.runtime.profile.emulated import Emulated
-from ipujax.runtime.profile.execution_trace import ExecutionTrace, phase_cycles_of_ipus
+from ipujax.runtime.profile.execution_trace import ExecutionTrace
 from ipujax.runtime.profile.figures import Fallback, Figures
 from ipujax.runtime.profile.program_costs import ProgramNode
 from ipujax.runtime.profile.stage_figures import PipelineCost, StageCost
@@ -46,9 +48,25 @@ def saved_data(figures: Figures) -> Json:
         **{name: _rows(getattr(figures, name)) for name in _LISTS},
         "host": None if figures.host is None else figures.host.to_data(),
         "run": _run_data(figures),
-        "graph": figures.graph(),
+        "graph": figures.graph_of_runs(),
         "sources": dict(figures.sources),
     }
+
+
+# Sections of the graph profile that have runs by tile, and no other texts.
+_BY_TILE = (
+    *(("computeSets", "cycleEstimates", name) for name in ("activeCyclesByTile", "cyclesByTile")),
+    *((name,) for name in ("exchanges", "externalExchanges", "hostExchanges")),
+    *(("memory", name) for name in ("byTile", "byCategory", "byComputeSet", "byVertexType")),
+)
+
+
+def _expanded(section: Any) -> Any:
+    if isinstance(section, str):
+        return numbers_of_runs(section).tolist()
+    if isinstance(section, dict):
+        return {name: _expanded(each) for name, each in section.items()}
+    return [_expanded(each) for each in section]
 
 
 _LISTS = ("fallbacks", "emulated", "unmet_bounds")
@@ -91,7 +109,7 @@ def _run_data(figures: Figures) -> Json:
 def _row(kind: type[Row], data: Mapping[str, Any]) -> Row:
     """Return a row from its data, with tuples for lists."""
     values = {name: tuple(value) if isinstance(value, list) else value for name, value in data.items()}
-    origin = {**data["origin"], "callers": tuple(data["origin"].get("callers", ()))}
+    origin = {**data["origin"], "callers": tuple(data["origin"]["callers"])}
     return kind(**{**values, "origin": Origin(**origin)})
 
 
@@ -105,10 +123,8 @@ class SavedFigures(Figures):
     _data: Json
 
     def __init__(self, data: Json) -> None:
-        host = data.get("host")  # None in files from before it was measured
-        renamed = Identity(**data.get("identity", {}))  # of files before there was one: empty
-        host = None if host is None else HostData.from_data(host)
-        self.__dict__.update(_data=data, host=host, renamed=renamed)  # figures are frozen
+        host = None if data["host"] is None else HostData.from_data(data["host"])
+        self.__dict__.update(_data=data, host=host, renamed=Identity(**data["identity"]))  # figures are frozen
 
     @property
     def _run(self) -> Json:
@@ -126,13 +142,6 @@ class SavedFigures(Figures):
         raise ProfileError(
             f"a saved profile has no {figure}", hint="the profile that was saved has it, before it is saved"
         )
-
-    def _require(self, section: Json, key: str, description: str) -> Any:
-        """Return a part of a section, or raise an error for a file of an older version without it."""
-        if key not in section:
-            hint = "save the profile again with this ipujax"
-            raise ProfileError(f"the profile was saved by an older ipujax, without its {description}", hint=hint)
-        return section[key]
 
     @property
     def executable(self) -> Executable:
@@ -164,8 +173,8 @@ class SavedFigures(Figures):
 
     @property
     def ways_to_fit(self) -> tuple[str, ...]:
-        """Suggestions for a program that does not fit; empty in files of versions without them."""
-        return tuple(self._data.get("waysToFit", ()))
+        """Suggestions for a program that does not fit."""
+        return tuple(self._data["waysToFit"])
 
     @property
     def byte_costs(self) -> tuple[float, ...]:
@@ -190,29 +199,8 @@ class SavedFigures(Figures):
 
     @cached_property
     def ipu_phase_cycles(self) -> tuple[dict[str, int], ...]:
-        """Cycles of each phase of every IPU, from the execution trace in files without them."""
-        run = self._run
-        if "ipu_phase_cycles" in run:
-            return tuple(map(dict, run["ipu_phase_cycles"]))
-        return phase_cycles_of_ipus(self.execution_trace)
-
-    @property
-    def limiting_ipu(self) -> int:
-        """The IPU with most busy cycles; in files with phases of one IPU, that one, which ended last."""
-        return int(self._run["critical_ipu"]) if self._has_one_ipu else super().limiting_ipu
-
-    @property
-    def phase_cycles(self) -> dict[str, int]:
-        return dict(self._run["phase_cycles"]) if self._has_one_ipu else super().phase_cycles
-
-    @property
-    def busy_cycles(self) -> int:
-        return self.cycles - self.phase_cycles["idle"] if self._has_one_ipu else super().busy_cycles
-
-    @property
-    def _has_one_ipu(self) -> bool:
-        """True in files of the versions that saved the phases of one IPU only."""
-        return "ipu_phase_cycles" not in self._run and "trace" not in self._run
+        """Cycles of each phase of every IPU."""
+        return tuple(map(dict, self._run["ipu_phase_cycles"]))
 
     @property
     def total_worker_cycles(self) -> int:
@@ -246,54 +234,40 @@ class SavedFigures(Figures):
     def step_costs(self) -> tuple[StepCost, ...]:
         return tuple(_row(StepCost, row) for row in self._run["step_costs"])
 
-    def _operations(self, lines: str) -> tuple[Operation, ...]:
-        if self._has_layers:
-            return super()._operations(lines)
-        return tuple(_row(Operation, row) for row in self._run["operations"][lines])
-
-    @property
-    def _has_layers(self) -> bool:
-        """False in files of the versions that saved a list of lines instead of rows with layers."""
-        return "operations" not in self._run
-
     @cached_property
     def layers(self) -> tuple[LayerCost, ...]:
         """`Figures.layers`."""
-        if not self._has_layers:
-            self._require({}, "layers", "layers")
         return layer_costs(self.step_costs)
-
-    # --- figures that files of older versions lack ---
 
     @cached_property
     def execution_trace(self) -> ExecutionTrace:
         """`Figures.execution_trace`."""
-        return ExecutionTrace.of_data(self._require(self._run, "trace", "execution trace"))
+        return ExecutionTrace.of_data(self._run["trace"])
 
     @cached_property
     def tasks(self) -> TaskTrace:
         """`Figures.tasks`."""
-        return TaskTrace.of_data(self._require(self._run, "tasks", "tasks of pipelines"))
+        return TaskTrace.of_data(self._run["tasks"])
 
     @cached_property
     def stages(self) -> tuple[StageCost, ...]:
         """`Figures.stages`."""
-        return tuple(StageCost(**row) for row in self._require(self._run, "stages", "stages of pipelines"))
+        return tuple(StageCost(**row) for row in self._run["stages"])
 
     @cached_property
     def pipelines(self) -> tuple[PipelineCost, ...]:
         """`Figures.pipelines`."""
-        return tuple(PipelineCost(**row) for row in self._require(self._run, "pipelines", "pipelines"))
+        return tuple(PipelineCost(**row) for row in self._run["pipelines"])
 
     @cached_property
     def program_costs(self) -> ProgramNode:
         """`Figures.program_costs`."""
-        return ProgramNode.of_data(self._require(self._run, "programs", "program tree"))
+        return ProgramNode.of_data(self._run["programs"])
 
     @property
     def sources(self) -> Mapping[str, list[str]]:
         """Lines of the source files as they were when the profile was saved, by path."""
-        texts: Mapping[str, list[str]] = self._require(self._data, "sources", "source files")
+        texts: Mapping[str, list[str]] = self._data["sources"]
         return texts
 
     # --- figures that are parts of the graph profile ---
@@ -311,13 +285,12 @@ class SavedFigures(Figures):
         graph = self._data["graph"]
         names = graph["vertexTypes"]["names"]
         rows = graph["memory"]["byVertexType"]["totalBytes"]
-        return {name: sum(row) for name, row in zip(names, rows, strict=True)}
+        return {name: total_of_runs(row) for name, row in zip(names, rows, strict=True)}
 
     @property
     def vertex_type_languages(self) -> dict[str, str]:
-        """Empty in files from before codelets had a language."""
         types = self._data["graph"]["vertexTypes"]
-        return dict(zip(types["names"], types.get("languages", ()), strict="languages" in types))
+        return dict(zip(types["names"], types["languages"], strict=True))
 
     @property
     def compute_set_vertices(self) -> list[dict[str, tuple[int, int]]]:
@@ -336,6 +309,13 @@ class SavedFigures(Figures):
         return copy.deepcopy(self._data["graph"]["memory"]["liveness"])
 
     def graph(self) -> Json:
+        graph = self.graph_of_runs()
+        for *path, last in _BY_TILE:
+            section = reduce(getitem, path, graph)
+            section[last] = _expanded(section[last])
+        return graph
+
+    def graph_of_runs(self) -> Json:
         return copy.deepcopy(self._data["graph"])
 
     def execution(self) -> Json:

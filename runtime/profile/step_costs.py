@@ -49,14 +49,14 @@ class StepCost:
         moved_bytes: bytes that arrive on tiles or the host, all runs together.
         variable_bytes: size of the variables.
         exchange_code_bytes: code of its exchanges, on the tile with most of it.
-        flops: operations on floating-point numbers, all runs together; None in files without them.
+        flops: operations on floating-point numbers, all runs together; None if unknown.
         precision: dtype of the peak rate that bounds it: "float16" where most operations read half precision only.
         tile_balance: mean share of its compute phases in which a tile computes, as `Figures.tile_balance`; None without
             compute phases.
         always_bytes: size of the variables that are live during the whole run, constants included.
         peak_bytes: `always_bytes`, and the size of the variables that are live at the peak of all tiles together.
-        limiting_cycles: the cycles on the limiting IPU; None in files without them.
-        phases: `cycles` by phase; empty in files without them.
+        limiting_cycles: the cycles on the limiting IPU.
+        phases: `cycles` by phase.
     """
 
     origin: Origin

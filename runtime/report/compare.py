@@ -18,10 +18,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ipujax.runtime.errors import ArgumentTypeError, ProfileError
+from ipujax.runtime.files import FilePath
 from ipujax.runtime.markup import table
 from ipujax.runtime.memory import EXCHANGE_CODE
 from ipujax.runtime.page import ComparedFigures, comparison_page
-from ipujax.runtime.profile import NO_LAYER, Figures, FilePath, StepCost, write_file
+from ipujax.runtime.profile import NO_LAYER, Figures, StepCost, write_file
 from ipujax.runtime.report.many_runs import layer_cycles
 from ipujax.runtime.signatures import checking_calls
 from ipujax.runtime.tensor import Origin

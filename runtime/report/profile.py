@@ -14,30 +14,20 @@ from numbers import Integral
 from typing import Any, Literal, Self
 
 from ipujax.runtime.errors import ArgumentError, ArgumentValueError, ProfileError, shortened
+from ipujax.runtime.files import FilePath
 from ipujax.runtime.host import HostData
 from ipujax.runtime.markup import table
 from ipujax.runtime.options import check_label
 from ipujax.runtime.page import profile_page
 from ipujax.runtime.profile.figures import Figures, Lines
 from ipujax.runtime.profile.saved_figures import SavedFigures, saved_data
-from ipujax.runtime.profile.serialise import (
-    VERSION,
-    FilePath,
-    Where,
-    checked_path,
-    not_a_profile,
-    read_profile,
-    write_cbor,
-    write_file,
-    write_json,
-    write_profile,
-)
+from ipujax.runtime.profile.serialise import Where, path_name, write_cbor, write_file, write_json
 from ipujax.runtime.profile.text import coloured, duration, share, size, wants_colours
 from ipujax.runtime.report import summary as sections
 from ipujax.runtime.report.many_runs import scalars
 from ipujax.runtime.report.perfetto import perfetto
+from ipujax.runtime.report.profile_file import profile_content, read_profile
 from ipujax.runtime.report.stage_summary import stages
-from ipujax.runtime.schema import FieldError, check_profile
 from ipujax.runtime.signatures import checking_calls
 
 _FEW_LAYERS = 8  # of a summary by line
@@ -121,14 +111,8 @@ class Profile(Figures):
             ArgumentTypeError: another type than a path.
             ProfileError: a path that cannot be written, or a figure that the format lacks, such as NaN.
         """
-        checked_path(path)
-        data = saved_data(self)
-        try:
-            check_profile(data, VERSION)  # before writing: a file that `load` refuses would be noticed too late
-        except FieldError as error:
-            title = f"the profile cannot be saved: no file can have its {error.path}"
-            raise ProfileError(title, expected=error.expected, got=error.got) from error
-        write_profile(path, data)
+        path_name(path)
+        write_file(path, profile_content(self))
 
     @staticmethod
     def load(path: FilePath) -> Profile:
@@ -139,15 +123,10 @@ class Profile(Figures):
 
         Raises:
             ArgumentTypeError: another type than a path.
-            ProfileError: a file that is missing, is not a profile, has another version, or is damaged; then it names
-                the first wrong field.
+            ProfileError: a file that is missing, is not a profile, is of another version of ipujax, or is damaged; then
+                it names the first wrong field.
         """
-        version, data = read_profile(path)
-        try:
-            check_profile(data, version)
-        except FieldError as error:
-            raise not_a_profile(path, error.path, error.got, error.expected) from error
-        return SavedProfile(data)
+        return SavedProfile(read_profile(path))
 
     def scalars(self) -> dict[str, float]:
         """Return the figures of the run as a flat dict, for loggers such as TensorBoard's.
@@ -190,9 +169,10 @@ class Profile(Figures):
 
         Raises:
             ArgumentTypeError: another type than a path.
-            ProfileError: as `execution()`, a profile saved by an older version, or a path that cannot be written.
+            ProfileError: as `execution()`, or a path that cannot be written.
         """
-        write_json(perfetto(self), checked_path(path))
+        path_name(path)
+        write_json(perfetto(self), path)
 
     def to_html(self, path: FilePath) -> None:
         """Write a page with the limits of the program, its time, memory, operations and source.

@@ -17,7 +17,7 @@ def stages(profile: Figures) -> str:
     try:
         pipelines = profile.pipelines
         rows = profile.stages
-    except ProfileError:  # a trip count is unknown, which the section on execution says; or an older file
+    except ProfileError:  # a trip count is unknown, which the section on execution says
         return ""
     if not pipelines:
         return ""

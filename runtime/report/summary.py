@@ -344,11 +344,8 @@ def memory_by_role(profile: Figures) -> str:
     memory = profile.memory
     title = "Memory by role, fullest tile and all tiles"
     worst = memory.worst_tile
-    try:
-        roles = memory.by_role
-    except ProfileError as error:  # saved by an older version
-        return table(title, [("Not known", error.what)])
-    rows = sorted(((int(values[worst]), int(values.sum()), role) for role, values in roles.items()), reverse=True)
+    roles = memory.by_role.items()
+    rows = sorted(((int(values[worst]), int(values.sum()), role) for role, values in roles), reverse=True)
     return table(title, [(role, f"{size(on_worst):>12}  {size(total):>12}") for on_worst, total, role in rows])
 
 

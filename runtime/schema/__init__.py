@@ -1,4 +1,8 @@
-"""Schema of data: kinds of fields, and the table of the fields of saved profiles."""
+"""Schema of saved profiles: the table of their fields, and the relations between them."""
 
-from ipujax.runtime.schema.kinds import FieldError as FieldError
-from ipujax.runtime.schema.profile_fields import check_profile as check_profile
+from ipujax.runtime.schema.profile_fields import (
+    DATA as DATA,
+    PROFILE_FILE as PROFILE_FILE,
+    PROFILE_SECTION as PROFILE_SECTION,
+    check_profile as check_profile,
+)

@@ -1,8 +1,8 @@
 """The fields of a saved profile, as one table, and the relations between them.
 
-Input: the data of `saved_data`, as a file has them, and the version of that file. Output: nothing, or a `FieldError`.
-Every view works on a profile from data that pass. To add a field: a line in its record; `Since(version, kind)` in
-`optional` for one that files of older versions lack, a kind alone for one that any file may lack.
+Input: the data of `saved_data`, as a file has them. Output: nothing, or a `FieldError`. Every view works on a profile
+from data that pass. To add a field: a line in its record; the version of the files follows from the table, so that
+files from before are refused by their version.
 """
 
 from __future__ import annotations
@@ -16,15 +16,11 @@ from typing import Any, get_args
 import numpy as np
 
 from ipujax.runtime.errors import TargetError
-from ipujax.runtime.graph import TASK_KINDS, of_replicas
-from ipujax.runtime.memory import FIXED, LIVE, ROLES
-from ipujax.runtime.profile import TRACE_PHASES, ExecutionTrace, slices
-from ipujax.runtime.profile.figures import LINES
-from ipujax.runtime.profile.stage_figures import STAGE_PHASES
-from ipujax.runtime.schema.kinds import (
+from ipujax.runtime.files import FieldError, FileKind, Section
+from ipujax.runtime.files.kinds import (
     EXACT,
     Anything,
-    FieldError,
+    Either,
     Flag,
     Integer,
     Kind,
@@ -35,11 +31,16 @@ from ipujax.runtime.schema.kinds import (
     Real,
     Record,
     Row,
-    Since,
+    Runs,
     Tagged,
     Text,
     Tree,
 )
+from ipujax.runtime.files.number_runs import sum_of_runs
+from ipujax.runtime.graph import TASK_KINDS, of_replicas
+from ipujax.runtime.memory import FIXED, LIVE, ROLES
+from ipujax.runtime.profile import TRACE_PHASES, ExecutionTrace, slices
+from ipujax.runtime.profile.stage_figures import STAGE_PHASES
 from ipujax.runtime.target.target import GlobalExchange, SyncPattern, Target
 from ipujax.runtime.timeline import PHASES
 
@@ -54,8 +55,8 @@ LARGE = Integer(maximum=2**100)  # sums over all tiles and runs, which no array 
 BYTES = Integer(maximum=2**48, total=EXACT)  # of one tile
 SIGNED = Integer(minimum=-EXACT)
 TEXTS = List(TEXT)
-BY_TILE = List(INTEGER, "tiles")
-BYTES_BY_TILE = List(BYTES, "tiles")
+BY_TILE = Runs(INTEGER, "tiles")
+BYTES_BY_TILE = Runs(BYTES, "tiles")
 
 
 def _index(name: str) -> Integer:
@@ -76,16 +77,12 @@ def _constant(kind: str, zero_ok: bool) -> Kind:
     return (kinds | {"str": TEXT, "frozenset[str]": TEXTS})[kind]
 
 
-_SINCE_4 = {"worker_issue_period_cycles"}  # constants that files of older versions lack
-_CONSTANTS = {
-    item.name: _constant(str(item.type), item.metadata["zero_ok"]) for item in fields(Target) if item.metadata
-}
 TARGET = Record(
-    {name: kind for name, kind in _CONSTANTS.items() if name not in _SINCE_4} | {"sources": Map(Row((TEXT, TEXT)))},
-    {name: Since(4, _CONSTANTS[name]) for name in sorted(_SINCE_4)},
+    {item.name: _constant(str(item.type), item.metadata["zero_ok"]) for item in fields(Target) if item.metadata}
+    | {"sources": Map(Row((TEXT, TEXT)))}
 )
 PLACE = Row((TEXT, TEXT, TEXT))
-ORIGIN = Record(_records(TEXT, "line", "path", "library"), _records(TEXT, "file", "layer", "part") | {"callers": TEXTS})
+ORIGIN = Record(_records(TEXT, "line", "path", "library", "file", "layer", "part") | {"callers": TEXTS})
 _FALLBACK = _records(TEXT, "operation", "name") | {"cycles": INTEGER, "borrowed_tiles": INTEGER, "origin": ORIGIN}
 _UNMET = {"name": TEXT, "bound_bytes": INTEGER, "needed_bytes": INTEGER, "origin": ORIGIN}
 HOST = Record(
@@ -109,30 +106,20 @@ MEMORY = Record(
     {"byCategory": Record(_records(BYTES_BY_TILE, *FIXED, *LIVE, "gap")), "shared": BYTES_BY_TILE}
     | {"isFromTop": List(_index("tiles")), "peak": Record({"step": TEXT, "origin": PLACE})}
     | {"items": List(Row((TEXT, BYTES, TEXT, PLACE)), "items on the fullest tile")}
-    | {"borrowed": List(Row((TEXT, _index("tiles"), INTEGER, INTEGER, PLACE)))},
-    {"contents": Since(3, _CONTENTS), "byRole": Map(BYTES_BY_TILE, Text(ROLES), minimum=1), "liveBytes": _LIVE_BYTES}
+    | {"borrowed": List(Row((TEXT, _index("tiles"), INTEGER, INTEGER, PLACE)))}
+    | {"contents": _CONTENTS, "byRole": Map(BYTES_BY_TILE, Text(ROLES), minimum=1), "liveBytes": _LIVE_BYTES}
     | _records(List(TEXT, "items on the fullest tile"), "roles", "layers")
-    | {"wholeBytes": List(INTEGER, "items on the fullest tile")},
-    ("byRole", "liveBytes", "roles", "layers", "wholeBytes"),
+    | {"wholeBytes": List(INTEGER, "items on the fullest tile")}
 )
 
 # --- a run ---
 
 _PHASE = Text(PHASES)
-_OPERATION = Record(
-    {"origin": ORIGIN, "names": TEXTS, "cycles": INTEGER, "share": REAL, "dominant": _PHASE}
-    | {"phases": Map(INTEGER, _PHASE, minimum=1)}
-)
 _STEP_COST = Record(
     {"origin": ORIGIN, "name": TEXT, "cycles": INTEGER, "moved_bytes": LARGE, "variable_bytes": INTEGER}
-    | {"exchange_code_bytes": INTEGER},
-    {"flops": Nullable(LARGE), "precision": Text(("float16", "float32")), "tile_balance": Nullable(REAL)}
-    | {
-        "always_bytes": INTEGER,
-        "peak_bytes": INTEGER,
-        "limiting_cycles": Nullable(INTEGER),
-        "phases": Map(INTEGER, _PHASE),
-    },
+    | {"exchange_code_bytes": INTEGER, "flops": Nullable(LARGE), "precision": Text(("float16", "float32"))}
+    | {"tile_balance": Nullable(REAL), "always_bytes": INTEGER, "peak_bytes": INTEGER}
+    | {"limiting_cycles": Nullable(INTEGER), "phases": Map(INTEGER, _PHASE)}
 )
 _TILE_CYCLES = Record(
     _records(LARGE, "activeCompute", "compute", "copySharedStructure", "doExchange", "globalExchange", "streamCopy")
@@ -175,10 +162,8 @@ TRACE = Record(
         "ipu": List(_index("IPUs"), _SPANS),
     }
     | _records(List(INTEGER, _SPANS), "start", "end", "moved")
-    | {"work": List(Row((INTEGER,) * len(PHASES)), _SPANS), "after": List(Row((INTEGER, INTEGER)), _SPANS)},
-    # Missing in files from before steps had rows of operations.
-    {"row_sets": List(List(_index("operations")), "sets of rows"), "rows": List(_index("sets of rows"), _STEPS)},
-    ("row_sets", "rows"),
+    | {"work": List(Row((INTEGER,) * len(PHASES)), _SPANS), "after": List(Row((INTEGER, INTEGER)), _SPANS)}
+    | {"row_sets": List(List(_index("operations")), "sets of rows"), "rows": List(_index("sets of rows"), _STEPS)}
 )
 _KIND = Text(TASK_KINDS)
 _PIPELINE = Record(
@@ -210,22 +195,12 @@ _PIPELINE_COST = Record(
 )
 _PHASES = Record(_records(INTEGER, *TRACE_PHASES))
 _NODE = Row((TEXT, TEXT, TEXT, LARGE, LARGE, List(Anything())))
-RUN = Record(
+_RUN = Record(
     {"cycles": INTEGER}
     | {"overlapped_cycles": INTEGER, "total_worker_cycles": LARGE, "tile_cycles": _TILE_CYCLES, "tile_balance": REAL}
-    | {
-        "vertex_type_cycles": Map(Row((LARGE, LARGE))),
-        "step_costs": List(_STEP_COST, "operations"),
-        "execution": EXECUTION,
-    },
-    # Only in files from before rows of operations had phases and layers.
-    {"operations": Record(_records(List(_OPERATION), *LINES))}
-    # Missing in files from before stages of pipelines had costs.
-    | {"tasks": TASKS, "stages": List(_STAGE), "pipelines": List(_PIPELINE_COST, "pipelines")}
-    | {"ipu_phase_cycles": Since(4, List(_PHASES, "IPUs"))}
-    # Only in files before version 4: of the IPU that ended last.
-    | {"critical_ipu": _index("IPUs"), "phase_cycles": _PHASES}
-    | {"trace": Since(3, TRACE), "programs": Since(3, Tree(_NODE, 5, MAX_DEPTH))},
+    | {"vertex_type_cycles": Map(Row((LARGE, LARGE))), "step_costs": List(_STEP_COST, "operations")}
+    | {"execution": EXECUTION, "tasks": TASKS, "stages": List(_STAGE), "pipelines": List(_PIPELINE_COST, "pipelines")}
+    | {"ipu_phase_cycles": List(_PHASES, "IPUs"), "trace": TRACE, "programs": Tree(_NODE, 5, MAX_DEPTH)}
 )
 _NO_RUN = Record({"unknown": Record({"what": TEXT} | _records(Nullable(TEXT), "where", "expected", "got", "hint"))})
 
@@ -294,9 +269,8 @@ GRAPH = Record(
     | {"graph": Record(_records(LARGE, "numComputeSets", "numEdges", "numVars", "numVertices"))}
     | {
         "vertexTypes": Record(
-            {"names": List(TEXT, "vertex types"), "sizes": List(INTEGER, "vertex types")},
-            # Missing in files from before codelets had a language.
-            {"languages": List(Text(("assembly", "C++")), "vertex types")},
+            {"names": List(TEXT, "vertex types"), "sizes": List(INTEGER, "vertex types")}
+            | {"languages": List(Text(("assembly", "C++")), "vertex types")}
         )
     }
     | {"computeSets": _COMPUTE_SETS, "exchanges": _exchanges("exchanges", "cyclesByTile")}
@@ -320,11 +294,11 @@ PROFILE = Record(
         "replicas": Integer(1),
         "memory": MEMORY,
         "fallbacks": List(Record(_FALLBACK)),
-        "run": Anything(),
+        "run": Either("unknown", _NO_RUN, _RUN),
     }
     | {"emulated": List(Record({"dtype": TEXT, "operations": TEXTS, "cycles": INTEGER, "origin": ORIGIN}))}
-    | {"unmet_bounds": List(Record(_UNMET)), "graph": GRAPH},
-    {"host": Nullable(HOST), "identity": IDENTITY, "waysToFit": TEXTS, "sources": Since(3, Map(TEXTS))},
+    | {"unmet_bounds": List(Record(_UNMET)), "graph": GRAPH}
+    | {"host": Nullable(HOST), "identity": IDENTITY, "waysToFit": TEXTS, "sources": Map(TEXTS)}
 )
 
 
@@ -342,10 +316,6 @@ def _date(data: Any) -> bool:
 def _phases(data: Any) -> bool:
     run = data["run"]
     return all(sum(phases.values()) == run["cycles"] for phases in run["ipu_phase_cycles"])
-
-
-def _phases_of_last(data: Any) -> bool:
-    return bool(sum(data["run"]["phase_cycles"].values()) == data["run"]["cycles"])
 
 
 def _clocks(data: Any) -> bool:
@@ -397,8 +367,7 @@ def _rising(data: Any) -> bool:
 
 def _roles(data: Any) -> bool:
     memory = data["memory"]
-    by_role, by_category = (np.array(list(memory[name].values()), np.int64) for name in ("byRole", "byCategory"))
-    return bool((by_role.sum(0) == by_category.sum(0)).all())
+    return sum_of_runs(memory["byRole"].values()) == sum_of_runs(memory["byCategory"].values())
 
 
 def _machines(data: Any) -> bool:
@@ -414,7 +383,6 @@ RELATIONS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "replicas": ("so many that a machine can have them all", _machines),
     "identity.date": ("a day, such as 2026-11-25, or nothing", _date),
     "run.ipu_phase_cycles": ("cycles of each IPU that add up to run.cycles", _phases),
-    "run.phase_cycles": ("cycles that add up to run.cycles", _phases_of_last),
     "run.trace.clocks": ("ends of IPUs, of which the last is run.cycles", _clocks),
     "run.trace.work": ("phases that pass one after the other inside their spans, by IPU and time", _spans),
     "run.stages": ("phases of the stages of each IPU that add up to run.cycles", _stages),
@@ -425,21 +393,25 @@ RELATIONS: dict[str, tuple[str, Callable[[Any], bool]]] = {
 }
 
 
-def check_profile(data: Any, version: int) -> None:
-    """Refuse data of a file of this version that are not a result of `saved_data`, with the first wrong field."""
-    lengths = Lengths(version)
+def check_profile(data: Any) -> None:
+    """Refuse data that are not a result of `saved_data`, with the first wrong field."""
+    lengths = Lengths()
     # The target first: its tiles and IPUs are the lengths of most lists.
     target = Record({"target": TARGET}, dict.fromkeys(PROFILE.names, Anything()))
     target.check(data, "", lengths)
     _set_sizes(data["target"], lengths)
     PROFILE.check(data, "", lengths)
-    run = data["run"]
-    (_NO_RUN if isinstance(run, dict) and "unknown" in run else RUN).check(run, "run", lengths)
     lengths.check_indices()
     # Relations last: their functions rely on the kinds of fields.
     for path, (expected, holds) in RELATIONS.items():
         if _has(data, path) and not holds(data):
             raise FieldError(path, expected, "other values")
+
+
+# A saved profile: its data, and how they belong together.
+DATA = "profile"
+PROFILE_SECTION = Section(repr((PROFILE, [(path, text) for path, (text, _) in RELATIONS.items()])), check_profile)
+PROFILE_FILE = FileKind("profile", {DATA: PROFILE_SECTION})
 
 
 def _set_sizes(target: Any, lengths: Lengths) -> None:

@@ -12,21 +12,22 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 
 from ipujax.runtime.compile import Executable
-from ipujax.runtime.cost import ExchangeCost
+from ipujax.runtime.cost import ExchangeCost, StreamCost
 from ipujax.runtime.graph import RemoteIn, StreamIn
 from ipujax.runtime.sections.ids import Json, Numbering
-from ipujax.runtime.sections.memory import memory_section
+from ipujax.runtime.sections.memory import ByTile, memory_section
 from ipujax.runtime.sections.programs import external_cycles, stream_cycles
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import pad_tiles
 
 
-def graph_report(executable: Executable, ids: Numbering) -> Json:
-    """Return the graph profile of an executable."""
+def graph_report(executable: Executable, ids: Numbering, by_tile: ByTile = np.ndarray.tolist) -> Json:
+    """Return the graph profile of an executable; `by_tile` makes what it has for an array by tile, by default lists."""
     target = executable.target
     types = ids.vertex_types()
     sizes = {group.codelet.name: group.codelet.state_bytes for row in ids.compute_sets for group in row.groups}
@@ -40,18 +41,19 @@ def graph_report(executable: Executable, ids: Numbering) -> Json:
             "sizes": [sizes.get(name, 0) for name in types],
             "languages": [ids.vertex_type_languages()[name] for name in types],
         },
-        "computeSets": _compute_sets(ids, types, target),
-        "exchanges": _exchanges(((first, e, e.cycles) for first, e in ids.exchanges), target, "cyclesByTile"),
+        "computeSets": _compute_sets(ids, types, target, by_tile),
+        "exchanges": _exchanges(((first, e, e.cycles) for first, e in ids.exchanges), target, "cyclesByTile", by_tile),
         "externalExchanges": _exchanges(
             ((first, c.exchange, external_cycles(c, target)) for first, c in ids.external),
             target,
             "estimatedCyclesByTile",
+            by_tile,
         ),
-        "hostExchanges": _host_exchanges(ids, target),
+        "hostExchanges": _host_exchanges(ids, target, by_tile),
         "programs": copy.deepcopy(ids.programs),  # the caller may change its data
         "controlPrograms": [ids.root],
         "functionPrograms": list(ids.functions),
-        "memory": memory_section(executable, ids),
+        "memory": memory_section(executable, ids, by_tile),
         "streamingMemory": {"bytes": executable.streaming_memory_bytes},
     }
 
@@ -96,13 +98,12 @@ def _target(executable: Executable) -> Json:
     }
 
 
-def _all_tiles(values: np.ndarray, first_ipu: int, target: Target) -> list[int]:
-    """List values of all tiles of the replica, 0 on IPUs without a value."""
-    all_values: list[int] = pad_tiles(values, first_ipu * target.tiles_per_ipu, target.num_tiles).tolist()
-    return all_values
+def _all_tiles(values: np.ndarray, first_ipu: int, target: Target) -> np.ndarray:
+    """Return values of all tiles of the replica, 0 on IPUs without a value."""
+    return pad_tiles(values, first_ipu * target.tiles_per_ipu, target.num_tiles)
 
 
-def _compute_sets(ids: Numbering, types: list[str], target: Target) -> Json:
+def _compute_sets(ids: Numbering, types: list[str], target: Target, by_tile: ByTile) -> Json:
     sets = ids.compute_sets
     index = {name: number for number, name in enumerate(types)}
     return {
@@ -110,27 +111,33 @@ def _compute_sets(ids: Numbering, types: list[str], target: Target) -> Json:
         "vertexCounts": [list(row.vertices.values()) for row in sets],
         "vertexTypes": [[index[name] for name in row.vertices] for row in sets],
         "cycleEstimates": {
-            "activeCyclesByTile": [_all_tiles(row.active, row.first_ipu, target) for row in sets],
+            "activeCyclesByTile": [by_tile(_all_tiles(row.active, row.first_ipu, target)) for row in sets],
             "activeCyclesByVertexType": [[row.active_by_type.get(name, 0) for name in types] for row in sets],
-            "cyclesByTile": [_all_tiles(row.cycles, row.first_ipu, target) for row in sets],
+            "cyclesByTile": [by_tile(_all_tiles(row.cycles, row.first_ipu, target)) for row in sets],
         },
     }
 
 
-def _exchanges(exchanges: Iterable[tuple[int, ExchangeCost, np.ndarray]], target: Target, name: str) -> Json:
+def _exchanges(
+    exchanges: Iterable[tuple[int, ExchangeCost, np.ndarray]], target: Target, name: str, by_tile: ByTile
+) -> Json:
     """Return bytes and cycles of exchanges, each given as (first IPU, cost, cycles of each tile)."""
     rows = list(exchanges)
     return {
-        "bytesReceivedByTile": [_all_tiles(e.received_bytes, first, target) for first, e, _ in rows],
-        "bytesSentByTile": [_all_tiles(e.sent_bytes, first, target) for first, e, _ in rows],
-        name: [_all_tiles(cycles, first, target) for first, _, cycles in rows],
+        "bytesReceivedByTile": [by_tile(_all_tiles(e.received_bytes, first, target)) for first, e, _ in rows],
+        "bytesSentByTile": [by_tile(_all_tiles(e.sent_bytes, first, target)) for first, e, _ in rows],
+        name: [by_tile(_all_tiles(cycles, first, target)) for first, _, cycles in rows],
     }
 
 
-def _host_exchanges(ids: Numbering, target: Target) -> Json:
+def _host_exchanges(ids: Numbering, target: Target, by_tile: ByTile) -> Json:
     rows = [(isinstance(leaf, (StreamIn, RemoteIn)), cost) for leaf, cost in ids.host]
+
+    def listed(values: np.ndarray, cost: StreamCost) -> Any:
+        return by_tile(_all_tiles(values, cost.first_ipu, target))
+
     return {
-        "bytesReceivedByTile": [_all_tiles(c.tile_bytes * to_device, c.first_ipu, target) for to_device, c in rows],
-        "bytesSentByTile": [_all_tiles(c.tile_bytes * (not to_device), c.first_ipu, target) for to_device, c in rows],
-        "estimatedCyclesByTile": [_all_tiles(stream_cycles(c, target), c.first_ipu, target) for _, c in rows],
+        "bytesReceivedByTile": [listed(cost.tile_bytes * to_device, cost) for to_device, cost in rows],
+        "bytesSentByTile": [listed(cost.tile_bytes * (not to_device), cost) for to_device, cost in rows],
+        "estimatedCyclesByTile": [listed(stream_cycles(cost, target), cost) for _, cost in rows],
     }

@@ -12,7 +12,8 @@ them are `vertexDataBytes`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import numpy as np
 
@@ -23,14 +24,18 @@ from ipujax.runtime.sections.ids import Json, Numbering
 from ipujax.runtime.sections.live_variables import items_section, liveness_section
 from ipujax.runtime.target import Target
 
+ByTile = Callable[[np.ndarray], Any]  # from an array by tile, int64[tiles], to what a report has for it
 
-def memory_section(executable: Executable, ids: Numbering) -> Json:
+
+def memory_section(executable: Executable, ids: Numbering, by_tile: ByTile) -> Json:
     """Return the section `memory`."""
     return {
-        "byTile": _by_tile(executable.memory),
-        "byCategory": _by_category(executable.memory),
-        "byComputeSet": _rows([_vertex_bytes(row.groups, executable.target) for row in ids.compute_sets]),
-        "byVertexType": _rows([_vertex_bytes(groups, executable.target) for groups in _groups_by_type(ids).values()]),
+        "byTile": _by_region(executable.memory, by_tile),
+        "byCategory": _by_category(executable.memory, by_tile),
+        "byComputeSet": _rows([_vertex_bytes(row.groups, executable.target) for row in ids.compute_sets], by_tile),
+        "byVertexType": _rows(
+            [_vertex_bytes(groups, executable.target) for groups in _groups_by_type(ids).values()], by_tile
+        ),
         "liveness": _worst_tile(executable.memory) | liveness_section(executable, ids),
     }
 
@@ -41,14 +46,14 @@ def vertex_type_bytes(executable: Executable, ids: Numbering) -> dict[str, int]:
     return {name: int(np.sum(_vertex_bytes(groups, target))) for name, groups in _groups_by_type(ids).items()}
 
 
-def _by_tile(memory: MemoryReport) -> Json:
+def _by_region(memory: MemoryReport, by_tile: ByTile) -> Json:
     arrays = {
         **region_bytes(memory, including_gaps=False),
         **{f"{name}IncludingGaps": values for name, values in region_bytes(memory, including_gaps=True).items()},
         "total": memory.tile_bytes - memory.gap_bytes,
         "totalIncludingGaps": memory.tile_bytes,
     }
-    return {name: values.tolist() for name, values in sorted(arrays.items())}
+    return {name: by_tile(values) for name, values in sorted(arrays.items())}
 
 
 def region_bytes(memory: MemoryReport, *, including_gaps: bool) -> dict[str, np.ndarray]:
@@ -69,7 +74,7 @@ def region_bytes(memory: MemoryReport, *, including_gaps: bool) -> dict[str, np.
     }
 
 
-def _by_category(memory: MemoryReport) -> Json:
+def _by_category(memory: MemoryReport, by_tile: ByTile) -> Json:
     section: dict[str, Json] = {}
     sizes = region_bytes(memory, including_gaps=False)
     start = np.zeros_like(memory.tile_bytes)
@@ -80,9 +85,9 @@ def _by_category(memory: MemoryReport) -> Json:
         low = np.zeros_like(start)
         for region, length in sizes.items():
             overlap = np.maximum(np.minimum(start + tile_bytes, low + length) - np.maximum(start, low), 0)
-            entry[region] = dict(zip(kinds, (overlap.tolist(), [0] * len(tile_bytes)), strict=True))
+            entry[region] = dict(zip(kinds, (by_tile(overlap), by_tile(np.zeros_like(overlap))), strict=True))
             low = low + length
-        section[name] = entry | {"total": tile_bytes.tolist()}
+        section[name] = entry | {"total": by_tile(tile_bytes)}
         start = start + tile_bytes
     return section
 
@@ -108,11 +113,11 @@ def _vertex_bytes(groups: Iterable[VertexGroup], target: Target) -> tuple[np.nda
     return np.asarray(sum(code.values(), np.zeros_like(state)), np.int64), state
 
 
-def _rows(rows: list[tuple[np.ndarray, np.ndarray]]) -> Json:
+def _rows(rows: list[tuple[np.ndarray, np.ndarray]], by_tile: ByTile) -> Json:
     return {
-        "codeBytes": [code.tolist() for code, _ in rows],
-        "vertexDataBytes": [state.tolist() for _, state in rows],
-        "totalBytes": [(code + state).tolist() for code, state in rows],
+        "codeBytes": [by_tile(code) for code, _ in rows],
+        "vertexDataBytes": [by_tile(state) for _, state in rows],
+        "totalBytes": [by_tile(code + state) for code, state in rows],
     }
 
 

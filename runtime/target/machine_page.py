@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ipujax.runtime.errors import ArgumentError
+from ipujax.runtime.files import write_file
 from ipujax.runtime.target.presets import PRESETS
 from ipujax.runtime.target.target import Target
 
@@ -101,7 +102,7 @@ def main(arguments: Sequence[str]) -> None:
         sys.stdout.write(generated())
         return
     page = Path(arguments[0])
-    page.write_text(page_with(page.read_text(encoding="utf-8")), encoding="utf-8")
+    write_file(page, page_with(page.read_text(encoding="utf-8")).encode())
 
 
 if __name__ == "__main__":

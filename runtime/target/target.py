@@ -217,10 +217,6 @@ class Target:
         """
         sources = {name: Source(kind, text) for name, (kind, text) in data["sources"].items()}
         values = {**data, "native_dtypes": frozenset(data["native_dtypes"])}
-        if "worker_issue_period_cycles" not in data:
-            # Earlier versions took a slot for each worker, and no more, for the period.
-            values["worker_issue_period_cycles"] = data["worker_contexts"]
-            sources["worker_issue_period_cycles"] = Source("derived", "as many as worker_contexts, in an older file")
         return cls(**{**values, "sources": sources})
 
     def changes(self) -> dict[str, Any]:

@@ -45,7 +45,7 @@ def answers(profile: Figures) -> tuple[Answer, ...]:
 def _reply(question: str, answer: Callable[[Figures], Answer], profile: Figures) -> Answer:
     try:
         return answer(profile)
-    except ProfileError as error:  # an unknown trip count, or a file of an older version
+    except ProfileError as error:  # an unknown trip count
         return Answer(question, f"Not known: {error.what}.", error.hint or "")
 
 

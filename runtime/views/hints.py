@@ -141,11 +141,7 @@ TIME_HINTS = {
 
 _OF_BATCH = (STORED, RECOMPUTED, INPUTS, INTERMEDIATES)  # roles whose bytes grow with the batch
 _OF_CALLS = (WEIGHTS, OPTIMISER_STATE, ARGUMENTS, INPUTS)  # roles of arguments, which streaming memory can store
-_EXCHANGE = (*EXCHANGE_CODE, "exchange code")  # names of current files, and of older ones
-
-
-def _has_no_roles(at: Situation) -> bool:
-    return at.main_use == "variable"  # a category: files of older versions have no roles
+_EXCHANGE = (*EXCHANGE_CODE, "exchange code")
 
 
 def _is_full(at: Situation) -> bool:
@@ -164,12 +160,7 @@ MEMORY_HINTS = {
     ),
     "recompute": Hint(
         "recompute activations (Options(recompute='auto'), jax.checkpoint)",
-        lambda at: (
-            _is_full(at)
-            and at.has_backward
-            and not at.recomputes
-            and (at.stores_activations or (_has_no_roles(at) and at.always_live_share < _MAJORITY))
-        ),
+        lambda at: _is_full(at) and at.has_backward and not at.recomputes and at.stores_activations,
     ),
     "shorter parts": Hint(
         "shorter parts inside jax.checkpoint",
@@ -177,15 +168,11 @@ MEMORY_HINTS = {
     ),
     "batch": Hint(
         "a smaller batch, or more micro-batches",
-        lambda at: (
-            _is_full(at) and (at.main_use in _OF_BATCH or (_has_no_roles(at) and at.always_live_share < _MAJORITY))
-        ),
+        lambda at: _is_full(at) and at.main_use in _OF_BATCH,
     ),
     "offload": Hint(
         "keep arguments in streaming memory (offload_argnums)",
-        lambda at: (
-            _is_full(at) and (at.main_use in _OF_CALLS or (_has_no_roles(at) and at.always_live_share >= _MAJORITY))
-        ),
+        lambda at: _is_full(at) and at.main_use in _OF_CALLS,
     ),
     "shard": Hint(
         "a share of the optimiser's state for each replica (ipu.optim.shard)",

@@ -6,13 +6,12 @@ Limits: neighbours in a grid have neighbouring numbers, which need not be neighb
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
 
-from ipujax.runtime.errors import ProfileError
 from ipujax.runtime.memory import ALWAYS_ROLES, FIXED, GAPS, LiveBytes, LiveItem, TileContents
 from ipujax.runtime.profile import Figures
 
@@ -58,9 +57,8 @@ class MemoryView:
         by_category: bytes of each category on these tiles, in the order of `categories`, int64[categories, listed].
         by_role: bytes of each role on them, in the order of `roles`, int64[roles, listed].
         fullest: items on the fullest tile at its peak, largest first.
-        live: bytes of the fullest tile at each step; None where a saved profile lacks them.
-        contents: the largest items of tiles; None where a saved profile lacks them.
-        missing: sentence on the figures that a saved profile lacks; "" if it has all.
+        live: bytes of the fullest tile at each step.
+        contents: the largest items of tiles.
     """
 
     tile_bytes: np.ndarray
@@ -74,9 +72,8 @@ class MemoryView:
     by_category: np.ndarray
     by_role: np.ndarray
     fullest: tuple[LiveItem, ...]
-    live: LiveBytes | None
-    contents: TileContents | None
-    missing: str
+    live: LiveBytes
+    contents: TileContents
 
     def chip_origin(self, ipu: int) -> tuple[int, int]:
         """Return column and row of the first tile of a chip, in cells; gaps between chips have room for labels."""
@@ -113,11 +110,7 @@ def memory_view(profile: Figures) -> MemoryView:
     categories.sort(key=lambda row: (-row.fullest, -row.total))
     listed = np.sort(np.argsort(-memory.tile_bytes, kind="stable")[:MAX_TILES])
     columns = min(target.tiles_per_ipu, round((target.tiles_per_ipu * _ASPECT) ** 0.5))
-    missing = list[str]()
-    roles = _read_figure(lambda: memory.by_role, missing) or {}
-    live = _read_figure(lambda: memory.live_bytes, missing)
-    contents = _read_figure(lambda: memory.contents, missing)
-    role_rows = _rows(roles, worst)
+    role_rows = _rows(memory.by_role, worst)
     return MemoryView(
         memory.tile_bytes,
         target.bytes_per_tile,
@@ -128,21 +121,11 @@ def memory_view(profile: Figures) -> MemoryView:
         tuple(role_rows),
         listed,
         _bytes_on_tiles(memory.by_category, categories, listed),
-        _bytes_on_tiles(roles, role_rows, listed),
+        _bytes_on_tiles(memory.by_role, role_rows, listed),
         memory.largest,
-        live,
-        contents,
-        "; ".join(missing),
+        memory.live_bytes,
+        memory.contents,
     )
-
-
-def _read_figure(figure: Callable[[], T], missing: list[str]) -> T | None:
-    """Return a figure; where a file of an older version lacks it, append the error's sentence to `missing`."""
-    try:
-        return figure()
-    except ProfileError as error:
-        missing.append(error.what)
-        return None
 
 
 def _rows(categories: Mapping[str, np.ndarray], worst: int) -> list[CategoryRow]:

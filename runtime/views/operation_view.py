@@ -32,7 +32,7 @@ class OperationRow:
         peak_share: `flops_per_second` over the peak of one IPU in its dtype; None if `flops` is unknown.
         precision: that dtype.
         layer: its layer and part of training, "" where neither is known.
-        phase: with most of its cycles; empty in files of older versions.
+        phase: with most of its cycles; empty if it has none.
         number: position in `Figures.step_costs`.
         layer_path: the layer alone.
         file: path of the file of `line`, "" if unknown.

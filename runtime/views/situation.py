@@ -10,7 +10,6 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from ipujax.runtime.errors import ProfileError
 from ipujax.runtime.memory import BUFFERS, LIVE, LiveItem, MemoryReport
 from ipujax.runtime.profile import Figures
 from ipujax.runtime.tensor.roles import STORED
@@ -98,7 +97,7 @@ class Situation:
 def program_situation(profile: Figures) -> Situation:
     """Return the situation of a program whose trip counts are known."""
     steps = profile.step_costs
-    # Files of older versions have no parts of training: there the names tell.
+    # Functions that no derivative is taken of inside of the program have no parts: there the names tell.
     names = [f"{step.origin.path}/{step.name}" for step in steps]
     parts = {step.origin.part for step in steps}
     return replace(
@@ -158,12 +157,8 @@ def part_situation(profile: Figures, rows: Sequence[OperationRow], phase: str) -
 
 def parts_of_tile(memory: MemoryReport) -> list[tuple[int, str]]:
     """List (bytes, role) of the fullest tile, most first."""
-    try:
-        parts = memory.by_role
-    except ProfileError:  # a file of an older version: categories in the place of roles
-        parts = memory.by_category
     tile = memory.worst_tile
-    return sorted(((int(values[tile]), name) for name, values in parts.items() if values[tile]), reverse=True)
+    return sorted(((int(values[tile]), name) for name, values in memory.by_role.items() if values[tile]), reverse=True)
 
 
 def largest_variable(memory: MemoryReport) -> LiveItem | None:

@@ -126,28 +126,6 @@ def test_a_program_without_lines_says_so(tmp_path: Path) -> None:
     assert "No line of source is known" in text and "No layer is known" in text
 
 
-# --- files of older versions ------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("version", [2, 3])
-def test_profiles_of_older_versions_have_their_figures_and_name_missing_ones(version: int, tmp_path: Path) -> None:
-    old = Profile.load(DATA / f"two_ipus.version{version}.profile")
-    assert old.cycles == 27_480 and sum(old.phase_cycles.values()) == old.cycles
-    assert f"{old.cycles:,}" in old.summary(by="layer")
-    assert "Layers:\n  Not known" in old.summary() and "saved by an older ipujax, without its layers" in old.summary()
-    page = Page(page_of(old, tmp_path)).text
-    assert f"{old.cycles:,}" in page and "saved by an older ipujax, without its layers" in page
-    scalars = old.scalars()
-    assert scalars["cycles"] == old.cycles and not [name for name in scalars if name.startswith("layers/")]
-    assert str(ipu.compare(old, old)) and "27,480" in runs_table([("old", old), ("again", old)])
-    for lacking in (lambda: old.layers, lambda: old.tasks, lambda: old.stages, lambda: old.pipelines):
-        with pytest.raises(ipu.IpuError, match="saved by an older ipujax"):
-            lacking()
-    with pytest.raises(ipu.IpuError, match="saved by an older ipujax"):  # a file has all figures of its version
-        old.save(tmp_path / "again")
-    assert not (tmp_path / "again").exists()
-
-
 # --- scripts, sessions and notebooks ----------------------------------------------------------------------------------
 
 SCRIPT = """

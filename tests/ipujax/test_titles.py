@@ -13,7 +13,6 @@ import pytest
 import ipujax as ipu
 from ipujax.runtime import compile as compile_module
 from ipujax.runtime.report import Profile
-from tests.runtime.profile.test_saved import OLD
 
 HERE = "test_titles.py"
 DEVICE = ipu.IPUModel(tiles_per_ipu=8)
@@ -130,10 +129,6 @@ def test_labels_are_never_markup(tmp_path):
     profile = profile_of(train_step, label="<script>alert(1)</script>")
     profile.to_html(tmp_path / "page.html")
     assert "<script>alert" not in (tmp_path / "page.html").read_text(encoding="utf-8") + profile._repr_html_()
-
-
-def test_files_of_older_versions_have_no_name():
-    assert Profile.load(OLD).title == "Profile: 2 × mk2" and Profile.load(OLD).labelled("old").identity.name == "old"
 
 
 def test_out_of_memory_comes_first(tmp_path):

@@ -25,6 +25,7 @@ from ipujax.popart.building.opsets import AiGraphcore, AiOnnx
 from ipujax.popart.enumerations import RecomputeType
 from ipujax.popart.exceptions import popart_attribute_error, popart_exception, popart_runtime_error, unknown_name
 from ipujax.popart.tensor_info import TensorInfo, onnx_number
+from ipujax.runtime.files import write_file
 from ipujax.runtime.not_copied import NotCopied
 from ipujax.runtime.target import nearest
 
@@ -305,7 +306,7 @@ class Builder(NotCopied, NodeAnnotations):
 
     def saveModelProto(self, filename: str | Path) -> None:
         """Save the model to a file."""
-        Path(filename).write_bytes(self.getModelProto())
+        write_file(Path(filename), self.getModelProto())
 
     def saveInitializersExternally(self, ids: Sequence[str], filename: str | Path) -> None:
         """Move values of parameters to a file beside that of the model.

@@ -12,6 +12,7 @@ import onnx
 
 from ipujax.popart.exceptions import popart_exception
 from ipujax.popart.onnx_failures import popart_step
+from ipujax.runtime.files import write_file
 from ipujax.runtime.target import nearest
 
 # The sentences are PopART's: programs compare them.
@@ -64,16 +65,19 @@ def save_externally(graph: onnx.GraphProto, names: Sequence[str], filename: str 
             raise popart_exception(problem, expected=", ".join(by_name), got=name, hint=hint)
         if by_name[name].data_location == onnx.TensorProto.EXTERNAL:
             raise popart_exception(f"Tensor '{name}' already has an external data_location", got=name)
-    with path.open("wb") as file:
-        for name in names:
-            tensor = by_name[name]
-            with popart_step(f"Tensor '{name}' cannot be read"):
-                data = onnx.numpy_helper.to_array(tensor).tobytes()
-            tensor.raw_data = data
-            onnx.external_data_helper.set_external_data(tensor, str(path), file.tell(), len(data))
-            tensor.ClearField("raw_data")
-            tensor.ClearField("float_data")
-            file.write(data)
+    contents = {}
+    for name in names:
+        with popart_step(f"Tensor '{name}' cannot be read"):
+            contents[name] = onnx.numpy_helper.to_array(by_name[name]).tobytes()
+    write_file(path, b"".join(contents.values()))
+    offset = 0
+    for name, data in contents.items():
+        tensor = by_name[name]
+        tensor.raw_data = data
+        onnx.external_data_helper.set_external_data(tensor, str(path), offset, len(data))
+        tensor.ClearField("raw_data")
+        tensor.ClearField("float_data")
+        offset += len(data)
 
 
 _FLOAT_DATA_KEY = b"\x22"  # field 4, of bytes: `float_data` of a TensorProto in protobuf's wire format

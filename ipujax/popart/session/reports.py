@@ -12,6 +12,7 @@ from ipujax.popart.exceptions import poplar_exception
 from ipujax.popart.model_graph.graph_texts import dot_text, ir_text
 from ipujax.popart.options.session_options import REPORT_SWITCHES
 from ipujax.popart.popart_log import logger
+from ipujax.runtime.files import write_file
 from ipujax.runtime.report import Profile
 
 if TYPE_CHECKING:
@@ -110,12 +111,12 @@ class Reports(ABC):
         checks = {*self._options.dotChecks, *filter(None, os.environ.get(DOT_CHECKS, "").split(":"))}
         for check in sorted(map(str, checks)):
             path = Path(self._options.logDir or ".") / f"{self.name}_{check.lower()}.dot"
-            path.write_text(dot_text(self._graph))
+            write_file(path, dot_text(self._graph).encode())
             _LOG.info("wrote %s", path)
         if os.environ.get(IR_DUMP):
-            Path(os.environ[IR_DUMP]).write_text(ir_text(self._graph))
+            write_file(os.environ[IR_DUMP], ir_text(self._graph).encode())
         if os.environ.get(TILE_MAP) and self._runner is not None:
-            Path(os.environ[TILE_MAP]).write_text(json.dumps(self._runner.tile_map()))
+            write_file(os.environ[TILE_MAP], json.dumps(self._runner.tile_map()).encode())
 
 
 def _encoded(report: dict[str, Any], is_cbor: bool) -> bytes:

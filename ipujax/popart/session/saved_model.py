@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,6 +12,7 @@ import onnx
 from ipujax.popart.building import tensor_proto
 from ipujax.popart.onnx_failures import popart_step
 from ipujax.popart.session.weight_store import WeightStore
+from ipujax.runtime.files import write_file
 
 
 def weights_of(model: onnx.ModelProto) -> dict[str, np.ndarray[Any, Any]]:
@@ -59,4 +61,6 @@ def save_arrays(path: str, arrays: Mapping[str, Any]) -> None:
         path: of the file.
         arrays: by name.
     """
-    np.savez(path, **dict(arrays))
+    content = io.BytesIO()
+    np.savez(content, **dict(arrays))
+    write_file(path, content.getvalue())

@@ -37,6 +37,7 @@ from ipujax.popart.steps.anchor_names import anchors_of, base_names, state_of
 from ipujax.popart.steps.runner import Runner
 from ipujax.popart.steps.step_plan import KEY, StepPlan
 from ipujax.popart.tensor_info import TensorInfo
+from ipujax.runtime.files import write_file
 from ipujax.runtime.logs import Log
 from ipujax.runtime.not_copied import NotCopied
 from ipujax.runtime.options import Options, Recompute
@@ -349,7 +350,7 @@ class Session(NotCopied, Reports):
             fn: name of the file.
         """
         self._store.to_host()
-        Path(fn).write_bytes(changed_model(self._model, self._store).SerializeToString())
+        write_file(Path(fn), changed_model(self._model, self._store).SerializeToString())
 
     def resetHostWeights(
         self, modelProtoOrFilename: Any, ignoreWeightsInModelWithoutCorrespondingHostWeight: bool = False

@@ -14,10 +14,14 @@ import pytest
 
 import ipujax as ipu
 from ipujax.caching import CachedCompiled
+from ipujax.caching.program_entry import PROGRAM_FILE
+from ipujax.runtime.schema import PROFILE_FILE
 from ipujax.storage import CacheDirectory, computation
+from ipujax.storage.stored_values import PLAN_FILE
 
 X = jnp.arange(32, dtype=jnp.float32).reshape(8, 4)
 FILES = 1000
+KINDS = {kind.name: kind for kind in (PLAN_FILE, PROGRAM_FILE, PROFILE_FILE)}
 COMPILED = 5
 
 
@@ -53,7 +57,7 @@ def test_files_with_random_bytes_changed(tmp_path, monkeypatch):
             damaged[place] ^= chance.randint(1, 255)
         path.write_bytes(damaged)
         key, _, kind = path.stem.partition("-")
-        assert CacheDirectory(str(tmp_path)).read(key, kind) is None and not path.exists()
+        assert CacheDirectory(str(tmp_path)).read(key, KINDS[kind]) is None and not path.exists()
         if number % (FILES // COMPILED) == 0:
             for each in contents:
                 each.write_bytes(damaged)
@@ -76,7 +80,7 @@ def test_writers_share_a_directory(tmp_path):
     assert not list(tmp_path.glob(".*")) and len(list(tmp_path.glob("*-program.ipujax"))) == 4
     for path in tmp_path.iterdir():
         key, _, kind = path.stem.partition("-")
-        assert CacheDirectory(str(tmp_path)).read(key, kind) is not None
+        assert CacheDirectory(str(tmp_path)).read(key, KINDS[kind]) is not None
 
 
 @pytest.mark.slow

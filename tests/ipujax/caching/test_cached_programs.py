@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -214,10 +215,10 @@ def test_unusable_directory(tmp_path, caplog):
 
 
 def test_full_disk(tmp_path, caplog, monkeypatch):
-    def full(path: Path, content: bytes) -> None:
+    def full(path: Path, content: bytes, is_synced: bool) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_bytes", full)
+    monkeypatch.setattr(import_module("ipujax.storage.cache_directory"), "write_file", full)
     np.testing.assert_array_equal(compiled(dense, tmp_path, X)(X), jax.jit(dense)(X))
     assert len(warnings_of(caplog)) == 1 and "No space left" in warnings_of(caplog)[0]
     assert not list(tmp_path.iterdir())

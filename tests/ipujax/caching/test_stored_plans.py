@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import random
+import zlib
 from collections import Counter
-from collections.abc import Hashable
+from collections.abc import Callable
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import jax
@@ -15,12 +18,17 @@ import numpy as np
 import pytest
 
 import ipujax as ipu
-from ipujax.lowering.poplin.vertex_kinds import KINDS
+from ipujax.lowering.poplin.product_plan import Grid, Plan, is_plan_of, plan_convolution
+from ipujax.lowering.poplin.spec import ConvSpec, Dims
+from ipujax.lowering.poplin.vertex_kinds import KINDS, VertexKind
 from ipujax.poplar import FLOAT, Input, Output, Vector, Vertex
-from ipujax.runtime.tensor import flat_mapping
-from ipujax.storage import PLAN, CacheDirectory, DamagedError
+from ipujax.runtime.files import DamagedError
+from ipujax.runtime.graph import Language
+from ipujax.runtime.target import preset
+from ipujax.storage import PLAN
 from ipujax.storage.stored_values import StoredValues
 from ipujax.storage.value_data import NoDataError, value_data, value_of_data
+from tests.sealed_parts import put_together, section, taken_apart
 
 LAYERS = 4
 WIDTH = 24
@@ -56,12 +64,12 @@ def computed(monkeypatch) -> Counter[str]:
     counts = Counter[str]()
     recall = StoredValues.recall
 
-    def counted(self: StoredValues, key: Any, compute: Any) -> Any:
+    def counted(self: StoredValues, key: Any, compute: Any, *rest: Any) -> Any:
         def compute_counted() -> Any:
             counts[getattr(key[0], "__qualname__", key[0])] += 1
             return compute()
 
-        return recall(self, key, compute_counted)
+        return recall(self, key, compute_counted, *rest)
 
     monkeypatch.setattr(StoredValues, "recall", counted)
     return counts
@@ -129,16 +137,25 @@ def test_damaged_plans_are_computed(tmp_path, caplog):
     assert len(warnings) == 1 and "is damaged" in warnings[0]
 
 
-@pytest.mark.parametrize(
-    "sections", [{"data": b'{"type": ["os", "stat_result"], "fields": []}'}, {"data": b"{"}, {"arrays": b""}]
-)
-def test_sealed_data_of_another_form_are_computed(tmp_path, sections):
-    """A file with a valid checksum whose content is no value of ipujax."""
+FORGED = {
+    "a call": {"data": section({"function": ["subprocess", "call"]})},
+    "a class": {"data": section({"type": ["os", "stat_result"], "fields": []})},
+    "a number": {"data": section(3)},
+    "nothing": {"data": section(None)},
+    "a list": {"data": section([[], []])},
+    "no JSON": {"data": zlib.compress(b"{")},
+    "no bytes": {"arrays": b""},
+    "arrays": {"arrays": zlib.compress(bytes(8))},
+}
+
+
+@pytest.mark.parametrize("name", FORGED)
+def test_sealed_data_of_another_form_are_computed(tmp_path, name):
+    """Files with a valid checksum whose contents are no value of the key."""
     profile = compiled(None, tmp_path).profile.summary()
-    directory = CacheDirectory(str(tmp_path))
     for path in tmp_path.glob(f"*-{PLAN}.ipujax"):
-        head, _ = directory.read(path.stem.partition("-")[0], PLAN)
-        directory.write((head, {"arrays": value_data(())[1], **sections}))
+        head, sections = taken_apart(path)
+        path.write_bytes(put_together(head, sections | FORGED[name]))
     for path in tmp_path.glob("*-pro*.ipujax"):
         path.unlink()
     assert compiled(None, tmp_path).profile.summary() == profile
@@ -177,14 +194,18 @@ def test_costs_of_changed_codelets_are_computed(tmp_path, computed):
     assert not computed
 
 
+SPEC = ConvSpec(Dims(1, 2, 3, 4, (5,), (1,)), (5,), (1,), (1,), (1,), *[jnp.dtype("bfloat16")] * 4)
+PLAN_OF_SPEC = plan_convolution(SPEC, preset("mk2"))
 VALUES = [
-    None,
-    (1, -2.5, float("inf"), "text", True, ()),
-    (np.dtype("float16"), jnp.dtype("bfloat16")),
-    KINDS,
-    (np.arange(6).reshape(2, 3), np.zeros((0, 3), np.int32), np.array([True, False, True]), np.arange(3.0)),
-    np.broadcast_to(np.int64(7), 1472),
-    flat_mapping(10, np.array([0, 4]), np.array([3, 1], np.int32)),
+    (None, NoneType),
+    (None, Plan | None),
+    ((1, -2.5, float("inf"), "text", True, ()), tuple[int, float, float, str, bool, tuple[int, ...]]),
+    ((np.dtype("float16"), jnp.dtype("bfloat16")), tuple[np.dtype[Any], ...]),
+    (KINDS, tuple[VertexKind, ...]),
+    ("assembly", Language),
+    ((np.arange(6).reshape(2, 3), np.zeros((0, 3), np.int32), np.array([True, False])), tuple[np.ndarray, ...]),
+    (np.broadcast_to(np.int64(7), 1472), np.ndarray),
+    (PLAN_OF_SPEC, Plan),
 ]
 
 
@@ -197,47 +218,133 @@ def assert_same(value: Any, reference: Any) -> None:
     elif isinstance(value, np.ndarray):
         assert value.dtype == reference.dtype and not value.flags.writeable
         np.testing.assert_array_equal(value, reference)
-    elif type(value) is type(flat_mapping(1, np.array([0]), np.array([0]))):
-        assert value.size == reference.size
-        assert_same((value.starts, value.tiles), (reference.starts, reference.tiles))
     else:
         assert value == reference
 
 
-@pytest.mark.parametrize("value", VALUES, ids=range(len(VALUES)))
-def test_value_of_its_data(value):
-    data, content = value_data(value)
-    assert_same(value_of_data(json.loads(json.dumps(data)), content), value)
+@pytest.mark.parametrize(("value", "kind"), VALUES, ids=range(len(VALUES)))
+def test_value_of_its_data(value, kind):
+    data, content = value_data(value, kind)
+    assert_same(value_of_data(json.loads(json.dumps(data)), content, kind), value)
 
 
 def test_repeated_number_takes_the_memory_of_one():
-    value = value_of_data(*value_data(np.broadcast_to(np.int64(7), 1472)))
+    value = value_of_data(*value_data(np.broadcast_to(np.int64(7), 1472), np.ndarray), np.ndarray)
     assert value.strides == (0,)
 
 
-@pytest.mark.parametrize("value", [{}, [], object(), lambda x: x, print, np.array([None]), jax.nn.relu, 1j])
-def test_values_of_other_types_have_no_data(value: Hashable):
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        ({}, dict),
+        ([], list[int]),
+        (object(), object),
+        (print, Callable),
+        (np.array([None]), np.ndarray),
+        (1j, complex),
+        (1, float),
+        (True, int),
+        (1 << 63, int),
+        ((1, "a"), tuple[int, ...]),
+        ((1, 2), tuple[int]),
+        (None, int),
+        ("C", Language),
+        (dataclasses.replace(PLAN_OF_SPEC, steps=2.0), Plan),
+        (dataclasses.replace(KINDS[0], name="other"), VertexKind),
+    ],
+)
+def test_values_of_other_types_have_no_data(value: Any, kind: Any):
     with pytest.raises(NoDataError):
-        value_data((1, value))
+        value_data(value, kind)
+
+
+ARRAY = value_data(np.arange(3), np.ndarray)
+OF_ARRAYS = [
+    ["int64", [3], False, 1],
+    ["int64", [4], False],
+    ["int64", [-3], False],
+    ["int64", [True], False],
+    ["int64", [3.0], False],
+    ["int64", [1 << 40], True],
+    ["int64", [1] * 40, False],
+    ["int64", [3], 0],
+    ["int64", 3, False],
+    ["object", [3], False],
+    ["bool", [24], False],
+    ["int64", [2], False],
+    "int64",
+]
+
+
+@pytest.mark.parametrize("data", OF_ARRAYS, ids=str)
+def test_arrays_of_other_sizes_are_refused(data):
+    with pytest.raises(DamagedError, match="describes no value"):
+        value_of_data(data, ARRAY[1], np.ndarray)
+
+
+def test_large_arrays_of_one_number_take_no_memory():
+    with pytest.raises(DamagedError, match="describes no value"):
+        value_of_data(["int64", [1 << 28], True], bytes(8), np.ndarray)
+    assert value_of_data(["int64", [1 << 26], True], bytes(8), np.ndarray).strides == (0,)
 
 
 @pytest.mark.parametrize(
-    "data",
+    ("data", "kind"),
     [
-        {"type": ["os", "stat_result"], "fields": []},
-        {"function": ["os", "system"]},
-        {"function": ["ipujax.storage.value_data", "absent"]},
-        {"function": ["ipujax.absent", "f"]},
-        {"type": ["ipujax.storage.value_data", "value_data"], "fields": []},
-        {"type": ["ipujax.storage.sealed", "Head"], "fields": ["a"] * 9},
-        {"array": "int64", "shape": [3], "stored": [3]},
-        {"array": "object", "shape": [3], "stored": [3]},
-        {"array": "int64", "shape": [-3], "stored": [3]},
-        {"dtype": "no dtype"},
-        {"other": 1},
+        (1.0, int),
+        (True, int),
+        (1, bool),
+        ("1", int),
+        (1 << 63, int),
+        (1.5, float),
+        ("nan", float),
+        ("0x1p99999", float),
+        ("one", float),
+        (1, str),
+        (0, NoneType),
+        ("no dtype", np.dtype[Any]),
+        (["float32"], np.dtype[Any]),
+        (len(KINDS), VertexKind),
+        (-1, VertexKind),
+        (False, VertexKind),
+        ("ConvPartial1x1Out", VertexKind),
+        ("C", Language),
+        ([1], tuple[int, int]),
+        ({"0": 1}, tuple[int, ...]),
+        ([], Plan),
+        ({"type": ["subprocess", "call"], "fields": []}, Plan),
+        ({"function": ["os", "system"]}, Plan | None),
+        ([1] * 16, Plan),
     ],
     ids=str,
 )
-def test_data_of_no_value_are_refused(data):
-    with pytest.raises(DamagedError, match="describes no value"):
-        value_of_data([data], value_data(())[1])
+def test_data_of_no_value_are_refused(data, kind):
+    with pytest.raises(DamagedError, match=r"describes no value|a tuple of"):
+        value_of_data(data, b"", kind)
+
+
+CHANGES = {
+    "another convolution": {"spec": dataclasses.replace(SPEC, extents=Dims(1, 2, 3, 4, (6,), (1,)))},
+    "another rank": {"spec": dataclasses.replace(SPEC, in_field=(5, 5))},
+    "blocks of nothing": {"splits": Dims(0, 1, 1, 1, (1,), (1,))},
+    "more blocks than elements": {"splits": Dims(1, 3, 1, 1, (1,), (1,))},
+    "more dimensions": {"splits": Dims(1, 1, 1, 1, (1, 1), (1,))},
+    "no grains": {"grains": Dims(1, 1, 1, 0, (1,), (1,))},
+    "large grains": {"grains": Dims(1, 1, 1, 1 << 40, (1,), (1,))},
+    "steps": {"steps": 1 << 40},
+    "an axis": {"step_axis": 9},
+    "a kind that does not apply": {"kind": KINDS[-2]},
+    "negative bytes": {"temp_bytes": -1},
+    "a grid of other blocks": {"aligned_grid": Grid((np.array([0, 1]),) * 6, np.zeros((1,) * 6, np.int32))},
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_plans_that_cannot_be_those_of_a_convolution(name):
+    target = preset("mk2")
+    assert is_plan_of(PLAN_OF_SPEC, SPEC, target)
+    assert not is_plan_of(dataclasses.replace(PLAN_OF_SPEC, **CHANGES[name]), SPEC, target)
+
+
+def test_plans_for_more_tiles_than_there_are():
+    assert PLAN_OF_SPEC.tiles_used > 1 and not is_plan_of(PLAN_OF_SPEC, SPEC, preset("mk2").replace(tiles_per_ipu=1))

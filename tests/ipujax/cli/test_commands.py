@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 import os
 import re
 import subprocess
@@ -20,6 +18,7 @@ import ipujax as ipu
 from ipujax.cli import commands, main
 from ipujax.lowering.rules.coverage import primitive_kind, primitive_names
 from ipujax.runtime.target import PRESETS
+from tests.sealed_parts import put_together, taken_apart
 from tests.test_layering import ROOT
 
 Capture = pytest.CaptureFixture[str]
@@ -164,8 +163,8 @@ def test_help_lists_all_commands(capsys: Capture) -> None:
 
 def other_version(profile: ipu.Profile, path: Path) -> None:
     profile.save(path)
-    data = json.loads(gzip.decompress(path.read_bytes()))
-    path.write_bytes(gzip.compress(json.dumps({**data, "version": 1}).encode()))
+    head, sections = taken_apart(path)
+    path.write_bytes(put_together(head | {"version": "0"}, sections))
 
 
 def cut_off(profile: ipu.Profile, path: Path) -> None:
@@ -175,7 +174,7 @@ def cut_off(profile: ipu.Profile, path: Path) -> None:
 
 BROKEN: dict[str, Callable[[ipu.Profile, Path], object]] = {
     "is of another version": other_version,
-    "is cut off": cut_off,
+    "is damaged": cut_off,
     "is not a profile": lambda _, path: path.write_text("{}", encoding="utf-8"),
     "cannot be read": lambda _, path: path.mkdir(),
 }

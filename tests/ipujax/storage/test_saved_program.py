@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
+import resource
+import signal
+import sys
+from functools import reduce
 from typing import NamedTuple
 
 import jax
@@ -13,6 +18,8 @@ import numpy as np
 import pytest
 
 import ipujax as ipu
+from ipujax.runtime.errors import ArgumentTypeError
+from tests.sealed_parts import data, put_together, section, taken_apart
 
 DEVICE = ipu.IPUModel(tiles_per_ipu=16)
 X = jnp.arange(8, dtype=jnp.float32).reshape(2, 4)
@@ -70,6 +77,9 @@ def test_other_versions_and_damage_are_refused(tmp_path, monkeypatch):
         with pytest.raises(ipu.ArgumentError, match=f"was saved with another {name}"):
             ipu.load(path)
     monkeypatch.undo()
+    path.write_bytes(content.replace(b'"version":"', b'"version":"9', 1))
+    with pytest.raises(ipu.ArgumentError, match=r"another version of ipujax\n(.|\n)*got: version '91"):
+        ipu.load(path)
     for damaged in (b"", content[:-1], content.replace(b"step", b"stop", 1)):
         path.write_bytes(damaged)
         with pytest.raises(ipu.ArgumentError, match="not a saved program, or is damaged"):
@@ -92,3 +102,134 @@ def test_jax_export_takes_the_function():
     got = jax.export.deserialize(jax.export.export(ipu.jit(jnp.tanh, device=DEVICE))(X).serialize()).call(X)
     np.testing.assert_array_equal(got, jnp.tanh(X))
     assert all(map(np.allclose, jax.tree.leaves(exported.call(STATE, X)), jax.tree.leaves(expected)))
+
+
+class Fields(NamedTuple):
+    one: int
+    two: int
+
+
+class Pair(Fields):
+    def __new__(cls, *_: int) -> Pair:
+        raise AssertionError("a file runs code of a class")
+
+
+HEADS = {
+    "another named tuple": ("in_tree", ["namedtuple", ["os", "stat_result"]]),
+    "no named tuple": ("in_tree", ["namedtuple", ["subprocess", "Popen"]]),
+    "a module that is not imported": ("in_tree", ["namedtuple", ["this", "Zen"]]),
+    "an attribute of a class": ("in_tree", ["namedtuple", [__name__, "Pair.__new__.__globals__"]]),
+    "fewer fields": ("in_tree", ["namedtuple", [__name__, "Pair"]]),
+}
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_named_tuples_of_files_run_no_code(tmp_path, name):
+    path = tmp_path / "step"
+    compiled(jnp.tanh, (X,)).save(path)
+    head, sections = taken_apart(path)
+    field, (key, names) = HEADS[name]
+    head["figures"][field] = {"tuple": [{"tuple": [{key: names, "children": [0]}]}, {"dict": {}}]}
+    path.write_bytes(put_together(head, sections))
+    with pytest.raises(ipu.ArgumentError, match=r"not imported|other fields|is damaged"):
+        ipu.load(path)
+    assert "this" not in sys.modules
+
+
+def forged(**changes):
+    return lambda head, sections: (head | {"figures": head["figures"] | changes}, sections)
+
+
+def with_computation(change):
+    def forge(head, sections):
+        computation = data(sections["computation"])
+        computation["module"] = change(computation["module"])
+        return head, sections | {"computation": section(computation)}
+
+    return forge
+
+
+CALL = "%9 = stablehlo.custom_call @xla_python_cpu_callback() : () -> tensor<f32>\n    %"
+FORGED = {
+    "leaves": forged(donated=[]),
+    "more leaves": forged(in_tree={"tuple": [{"tuple": [0, 1]}, {"dict": {}}]}),
+    "a list of arguments": forged(in_tree={"list": [{"tuple": [0]}, {"dict": {}}]}),
+    "one argument": forged(in_tree=0),
+    "no tree": forged(out_tree={"dict": [0]}),
+    "truth": forged(out_tree=True),
+    "deep": forged(out_tree=reduce(lambda tree, _: {"list": [tree]}, range(300), 0)),
+    "more results": forged(out_tree={"list": [0, 1]}),
+    "names": forged(leaf_names=[3]),
+    "another module": with_computation(lambda text: text.replace("tanh", "tanhs")),
+    "other types": with_computation(lambda text: text.replace("2x4", "4x2")),
+    "other arguments": with_computation(lambda text: text.replace("@main(", "@main(%b: tensor<f32>, ", 1)),
+    "no main": with_computation(lambda text: text.replace("@main", "@other")),
+    "half of it": with_computation(lambda text: text[: len(text) // 2]),
+    "nothing": with_computation(lambda text: ""),
+    "brackets": with_computation(lambda text: text + "<" * 100_000),
+    "a call": with_computation(lambda text: re.sub(r"\n( *)%0 =", "\n    " + CALL[:-6] + r"\n\1%0 =", text, count=1)),
+}
+
+
+@pytest.mark.parametrize("name", FORGED)
+def test_forged_programs_are_refused(tmp_path, name):
+    path = tmp_path / "step"
+    compiled(jnp.tanh, (X,)).save(path)
+    path.write_bytes(put_together(*FORGED[name](*taken_apart(path))))
+    with pytest.raises(ipu.ArgumentError, match="not a saved program, or is damaged"):
+        ipu.load(path)
+
+
+def test_a_damaged_profile_is_refused_when_it_is_read(tmp_path):
+    path = tmp_path / "step"
+    compiled(jnp.tanh, (X,)).save(path)
+    head, sections = taken_apart(path)
+    profile = data(sections["profile"])
+    profile["run"]["cycles"] = -1
+    path.write_bytes(put_together(head, sections | {"profile": section(profile)}))
+    loaded = ipu.load(path)
+    np.testing.assert_allclose(loaded(X), np.tanh(X), rtol=1e-6)
+    with pytest.raises(ipu.IpuError, match=r"of the program (.|\n)*its field run.cycles is damaged"):
+        _ = loaded.profile
+
+
+def test_keys_of_random_numbers(tmp_path):
+    def split(key: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return jax.random.split(key)[1], jax.random.normal(key, (3,))
+
+    key = jax.random.key(7, impl="rbg")
+    compiled(split, (key,)).save(tmp_path / "split")
+    got, expected = (jax.tree.map(_words, f(key)) for f in (ipu.load(tmp_path / "split"), jax.jit(split)))
+    assert all(map(np.array_equal, got, expected))
+
+
+def _words(x: jax.Array) -> np.ndarray:
+    return np.asarray(jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x)
+
+
+def test_local_named_tuples_are_refused_when_they_are_saved(tmp_path):
+    class Local(NamedTuple):
+        x: jax.Array
+
+    with pytest.raises(ArgumentTypeError, match=r"no file can describe(.|\n)*named tuples of modules"):
+        compiled(lambda state: state.x, (Local(X),)).save(tmp_path / "local")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_full_disk_keeps_the_older_program(tmp_path):
+    path = tmp_path / "step"
+    good, large = (compiled(fun, (X,)) for fun in (jnp.tanh, lambda x: jnp.sort(jnp.sin(x) @ x.T)))
+    good.save(path)
+    content = path.read_bytes()
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
+    try:
+        with pytest.raises(ipu.ArgumentError, match="cannot be saved to"):
+            large.save(path)
+        with pytest.raises(ipu.IpuError, match="cannot be written to"):
+            large.profile.save(path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert path.read_bytes() == content and [each.name for each in tmp_path.iterdir()] == ["step"]

@@ -13,10 +13,9 @@ from hypothesis import given, settings, strategies as st
 
 import ipujax as ipu
 from ipujax.runtime.compile import compile
-from ipujax.runtime.errors import ProfileError
 from ipujax.runtime.graph.graph import Graph
 from ipujax.runtime.graph.program import Sequence
-from ipujax.runtime.memory import GAPS, ROLES, SavedMemory, memory_data
+from ipujax.runtime.memory import ROLES, SavedMemory, memory_data
 from ipujax.runtime.options import Options
 from ipujax.runtime.report import Profile
 from ipujax.runtime.tensor.mapping import on_one_tile
@@ -118,19 +117,3 @@ def test_functions_and_overflowing_tiles_add_up():
     memory = fun.lower([w] * 8, x).compile().profile.memory
     assert memory.max_tile_bytes > 32 * 1024
     assert_adds_up(memory)
-
-
-def test_files_of_older_versions_say_that_they_have_no_roles():
-    graph = Graph(TARGET)
-    table = graph.add_variable((60,), F32, "table", on_one_tile(60, 1))
-    memory = compile(graph, Sequence(*inputs(table), output(table))).memory
-    data = memory_data(memory)
-    for name in ("byRole", "liveBytes", "roles", "layers", "wholeBytes"):
-        del data[name]
-    old = SavedMemory(memory.target, data)
-    with pytest.raises(ProfileError, match="roles of variables"):
-        _ = old.by_role
-    with pytest.raises(ProfileError, match="fullest tile over time"):
-        _ = old.live_bytes
-    assert [item.name for item in old.largest] == [item.name for item in memory.largest]
-    assert GAPS not in {item.role for item in old.largest}

@@ -33,7 +33,6 @@ from tests.runtime.profile.profile_helpers import (
     trained_program,
     variables,
 )
-from tests.runtime.profile.test_saved import OLD
 
 
 def dense(x, w):
@@ -199,8 +198,6 @@ def test_names_that_are_markup_have_addresses(tmp_path):
 
 
 def test_profiles_that_lack_figures_have_the_anchors_of_the_others(tmp_path):
-    old = anchors_of(Profile.load(OLD))
-    assert not old.has_trace and not old.layers and old.operations
     graph, program, _, _ = looping()
     assert anchors_of(Profile(ipu_compile(graph, program))) == Anchors()
     profile = Profile(trained_program())

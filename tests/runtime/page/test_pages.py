@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import builtins
 import importlib
-import re
 from html.parser import HTMLParser
 from urllib.parse import unquote
 
@@ -33,7 +32,7 @@ from tests.runtime.profile.profile_helpers import (
     two_ipus,
 )
 from tests.runtime.profile.test_reports import everything
-from tests.runtime.profile.test_saved import OLD, too_large
+from tests.runtime.profile.test_saved import too_large
 
 EVIL = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'&"
 VOID = {"meta", "input", "img", "br", "link", "hr"}
@@ -143,14 +142,6 @@ def test_a_saved_profile_has_the_same_page(tmp_path):
     profile.save(tmp_path / "saved")
     first, second = (Page(page_of(each, tmp_path)).text for each in (profile, Profile.load(tmp_path / "saved")))
     assert first == second
-
-
-def test_sections_that_an_older_file_lacks_have_a_message(tmp_path):
-    text = page_of(Profile.load(OLD), tmp_path)
-    missing = re.findall(r'<section id="(\w+)".{0,120}<p class="missing">Not known: ([^.]*)', text)
-    assert dict(missing).keys() == {"layers", "stages", "trace", "program", "source"}
-    assert all("saved by an older ipujax" in why for _, why in missing)
-    assert "without what is on each tile" in text and "27,480" in text
 
 
 def test_without_trip_counts_memory_is_shown(tmp_path):

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from hypothesis import given, settings, strategies as st
 
 import ipujax as ipu
 from ipujax.runtime.profile.attribution import divide
-
-OLD = Path(__file__).resolve().parents[2] / "data" / "two_ipus.version3.profile"
 
 
 @given(st.integers(0, 10**15), st.lists(st.integers(0, 10**9), min_size=1).filter(any))
@@ -93,10 +88,3 @@ def test_a_function_is_divided_among_its_calls():
     device = ipu.IPUModel(tiles_per_ipu=64)
     profile = ipu.jit(fun, device=device).lower(jnp.ones((4, 256, 256)), jnp.ones((64, 256))).compile().profile
     assert sum(row.cycles for row in profile.layers) == profile.busy_cycles
-
-
-def test_rows_of_an_older_file_name_missing_layers():
-    old = ipu.Profile.load(OLD)
-    with pytest.raises(ipu.IpuError, match="older ipujax, without its layers"):
-        _ = old.layers
-    assert old.operations()

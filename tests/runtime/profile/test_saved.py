@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import re
-from pathlib import Path
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from ipujax.runtime.compile import compile
 from ipujax.runtime.errors import ArgumentTypeError, ProfileError
+from ipujax.runtime.files import VersionError, read_sealed
 from ipujax.runtime.graph.graph import Graph
 from ipujax.runtime.graph.program import Sequence
 from ipujax.runtime.host.host_data import HostData
 from ipujax.runtime.options import Options
-from ipujax.runtime.profile import serialise
 from ipujax.runtime.report.profile import Profile
+from ipujax.runtime.schema import PROFILE_FILE, PROFILE_SECTION
 from ipujax.runtime.target.presets import preset
 from ipujax.runtime.target.target import Target
 from ipujax.runtime.tensor.mapping import on_one_tile
 from tests.runtime.profile.profile_helpers import F32, TARGET, inputs, looping, output, trained_program, two_ipus
+from tests.sealed_parts import data, put_together, section, taken_apart
 
 EVERYTHING = {
     "operations": 100,
@@ -138,77 +139,82 @@ def test_files_are_small_and_plain(tmp_path):
     again(PROFILES["trained"](), tmp_path)
     content = (tmp_path / "saved").read_bytes()
     assert len(content) < 10_000
-    data = json.loads(gzip.decompress(content))
-    assert (data["format"], data["version"]) == ("ipujax profile", 4)
+    head, sections = taken_apart(tmp_path / "saved")
+    assert (head["format"], head["kind"], list(sections)) == ("ipujax", "profile", ["profile"])
+    assert data(sections["profile"])["memory"]["shared"] == "32*4"
 
 
 def test_targets_as_data():
     for target in (preset("bow", 4), preset("mk1").replace(bytes_per_tile=1 << 20, native_dtypes={"float32", "bool"})):
-        data = json.loads(json.dumps(target.to_data()))
-        assert Target.from_data(data) == target and Target.from_data(data).sources == target.sources
+        constants = json.loads(json.dumps(target.to_data()))
+        assert Target.from_data(constants) == target and Target.from_data(constants).sources == target.sources
 
 
 # --- files that are refused -------------------------------------------------------------------------------------------
 
 
-def edited(content, change):
-    data = json.loads(gzip.decompress(content))
-    change(data)
-    return gzip.compress(json.dumps(data).encode())
+def with_head(change):
+    """The file with another head, with the checksum of it."""
+
+    def forged(path):
+        head, sections = taken_apart(path)
+        change(head)
+        return put_together(head, sections)
+
+    return forged
 
 
-def with_figures(content, change):
-    """The file of other figures, with the checksum of them."""
-    data = json.loads(gzip.decompress(content))["profile"]
-    change(data)
-    return gzip.compress(serialise.profile_text(data).encode())
+def with_figures(change):
+    """The file with other figures, with the checksum of them."""
+
+    def forged(path):
+        head, sections = taken_apart(path)
+        figures = data(sections["profile"])
+        change(figures)
+        return put_together(head, {"profile": section(figures)})
+
+    return forged
+
+
+def with_bytes(change):
+    return lambda path: change(path.read_bytes())
 
 
 DAMAGED = {
-    "cut off": (lambda content: content[: len(content) // 2], "is cut off"),
-    "nothing left": (lambda content: b"", "is not a profile"),
-    "text": (lambda content: b"cycles: 3", "is not a profile"),
-    "other bytes": (lambda content: content[:40] + bytes(60) + content[100:], r"is damaged(.|\n)*copy it again"),
-    "other checksum": (lambda content: content[:-8] + bytes(8), "is damaged"),
-    "other start": (lambda content: b"PK" + content[2:], "is not a profile"),
-    "gzip of text": (lambda content: gzip.compress(b"cycles: 3"), "is not a profile"),
-    "gzip of bytes": (lambda content: gzip.compress(b"\xff\xfe\xfd"), "is not a profile"),
-    "JSON": (lambda content: gzip.compress(b"[1, 2]"), "is not a profile"),
-    "lists in lists": (lambda content: gzip.compress(b"[" * 100_000), "is not a profile"),
-    "another format": (lambda content: edited(content, lambda data: data.update(format="trace")), "is not a profile"),
+    "cut off": (with_bytes(lambda content: content[: len(content) // 2]), r"is damaged(.|\n)*copy it again"),
+    "nothing left": (with_bytes(lambda content: b""), "is not a profile"),
+    "text": (with_bytes(lambda content: b"cycles: 3"), "is not a profile"),
+    "a head without end": (with_bytes(lambda content: content.partition(b"\n")[0]), "is damaged: its head has no end"),
+    "other bytes": (with_bytes(lambda content: content[:-60] + bytes(60)), r"is damaged: its bytes are not those that"),
+    "more bytes": (
+        with_bytes(lambda content: content + b"1"),
+        r"is damaged: its bytes are not those that were written",
+    ),
+    "other start": (with_bytes(lambda content: b"PK" + content[2:]), "is not a profile"),
+    "another format": (with_head(lambda head: head.update(format="trace")), "is not a profile"),
+    "another kind": (with_head(lambda head: head.update(kind="plan")), r"is not a profile(.|\n)*another kind"),
     "another version": (
-        lambda content: edited(content, lambda data: data.update(version=1)),
-        r"of another version(.|\n)*expected: version 2 to 4(.|\n)*got: version 1(.|\n)*save it again",
+        with_head(lambda head: head.update(version="1.000000000000")),
+        r"of another version of ipujax\n(.|\n)*expected: version 1\.\w+\n *got: version '1.0{12}'(.|\n)*save it again",
     ),
-    "a newer version": (
-        lambda content: edited(content, lambda data: data.update(version=5)),
-        r"of another version(.|\n)*got: version 5(.|\n)*newer ipujax",
+    "another version, and other bytes": (
+        with_bytes(lambda content: re.sub(rb'"version":"\S+?"', b'"version":"2"', content) + b"more"),
+        r"of another version of ipujax\n(.|\n)*got: version '2'",
     ),
-    "no figures": (lambda content: edited(content, lambda data: data.pop("profile")), "is damaged"),
-    "no checksum": (lambda content: edited(content, lambda data: data.pop("sha256")), "is damaged"),
-    "another checksum": (lambda content: edited(content, lambda data: data.update(sha256="0" * 64)), "is damaged"),
-    "other cycles": (
-        lambda content: edited(content, lambda data: data["profile"]["run"].update(cycles=7)),
-        r"is damaged: its figures are not those that were saved(.|\n)*try: save or copy it again",
-    ),
-    "endless cycles": (
-        lambda content: edited(content, lambda data: data["profile"]["run"].update(cycles=float("inf"))),
-        "is damaged",
-    ),
-    "no cycles": (lambda content: with_figures(content, lambda data: data["run"].pop("cycles")), "is not a profile"),
-    "no memory": (lambda content: with_figures(content, lambda data: data.update(memory=3)), "is not a profile"),
+    "no version": (with_head(lambda head: head.pop("version")), "is not a profile"),
+    "no key": (with_head(lambda head: head.pop("key")), "its field key is damaged"),
+    "an unknown field": (with_head(lambda head: head.update(other=1)), "its field other is damaged"),
+    "figures": (with_head(lambda head: head.update(figures={"name": 1})), "its field figures.name is damaged"),
+    "sections": (with_head(lambda head: head.update(figures=[])), "its field figures is damaged"),
+    "another checksum": (with_bytes(lambda content: content.replace(b'"sha256":"', b'"sha256":"0', 1)), "is damaged"),
+    "no cycles": (with_figures(lambda figures: figures["run"].pop("cycles")), "is not a profile"),
+    "no memory": (with_figures(lambda figures: figures.update(memory=3)), "is not a profile"),
     "too many bytes": (
-        lambda content: with_figures(content, lambda data: data["memory"]["shared"].__setitem__(0, 1 << 80)),
+        with_figures(lambda figures: figures["memory"].update(shared=f"{1 << 50}*4")),
         "is not a profile",
     ),
-    "a tile less": (
-        lambda content: with_figures(content, lambda data: data["memory"]["shared"].pop()),
-        "is not a profile",
-    ),
-    "another machine": (
-        lambda content: with_figures(content, lambda data: data["target"].update(num_ipus=0)),
-        "is not a profile",
-    ),
+    "a tile less": (with_figures(lambda figures: figures["memory"].update(shared="0*3")), "is not a profile"),
+    "another machine": (with_figures(lambda figures: figures["target"].update(num_ipus=0)), "is not a profile"),
 }
 
 
@@ -217,7 +223,7 @@ def test_damaged_and_foreign_files_are_refused(name, tmp_path):
     damage, match = DAMAGED[name]
     again(PROFILES["trained"](), tmp_path)
     path = tmp_path / "saved"
-    path.write_bytes(damage(path.read_bytes()))
+    path.write_bytes(damage(path))
     with pytest.raises(ProfileError, match=match):
         Profile.load(path)
 
@@ -254,11 +260,6 @@ def test_paths_that_no_system_has(name, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-# --- what was added to the format -------------------------------------------------------------------------------------
-
-OLD = Path(__file__).resolve().parents[2] / "data" / "two_ipus.version2.profile"  # written by the code of version 2
-
-
 @pytest.mark.parametrize("name", PROFILES)
 def test_reports_have_the_data_of_the_original(name, tmp_path):
     original = PROFILES[name]()
@@ -268,29 +269,12 @@ def test_reports_have_the_data_of_the_original(name, tmp_path):
     assert loaded.memory.contents.data() == original.memory.contents.data()
 
 
-def test_files_of_the_version_before_are_read():
-    old = Profile.load(OLD)
-    new = PROFILES["two IPUs"]()
-    assert (old.cycles, old.phase_cycles, old.limiting_ipu) == (27480, new.ipu_phase_cycles[1], 1)
-    assert "Phases by IPU" in old.summary() and "Not known" in old.summary()
-    assert old.memory.max_tile_bytes == new.memory.max_tile_bytes and "second" in old.summary()
-    assert [row.name for row in old.step_costs] == [row.name for row in new.step_costs]
-    assert {row.flops for row in old.step_costs} == {None}
-
-
-def test_phases_of_all_ipus_are_read_from_the_trace_of_version_3():
-    old = Profile.load(OLD.with_name("two_ipus.version3.profile"))
-    new = PROFILES["two IPUs"]()
-    assert old.ipu_phase_cycles == new.ipu_phase_cycles
-    assert (old.limiting_ipu, old.phase_cycles) == (new.limiting_ipu, new.phase_cycles)
-
-
-def test_the_error_names_figures_that_older_files_lack():
-    old = Profile.load(OLD)
-    asks = (lambda: old.execution_trace, lambda: old.program_costs, lambda: old.sources, lambda: old.memory.contents)
-    for ask in asks:
-        with pytest.raises(ProfileError, match=r"saved by an older ipujax, without(.|\n)*save the profile again"):
-            ask()
+def test_a_field_more_makes_a_version_more(tmp_path):
+    """A constant that a later version adds: files are of another version then, and not damaged."""
+    later = replace(PROFILE_SECTION, fields=PROFILE_SECTION.fields.replace("'clock_hz'", "'clock_hz': Real(), 'new'"))
+    again(PROFILES["trained"](), tmp_path)
+    with pytest.raises(VersionError, match=r"another version of ipujax: expected version 1\.\w+, got version '1\.\w+'"):
+        read_sealed(tmp_path / "saved", replace(PROFILE_FILE, sections={"profile": later}))
 
 
 def test_program_costs_add_up():

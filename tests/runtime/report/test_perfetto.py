@@ -14,7 +14,6 @@ from ipujax.runtime.report import Profile
 from ipujax.runtime.timeline import PHASES
 from tests.runtime.profile.profile_helpers import looping, trained_program, two_ipus
 from tests.runtime.profile.test_reports import everything
-from tests.runtime.profile.test_saved import OLD
 
 # Of the trace event format: what an event of each phase letter must have, and of which type.
 COMMON = {"ph": str, "name": str, "pid": int, "tid": int, "args": dict}
@@ -128,6 +127,4 @@ def test_the_error_names_a_path_that_cannot_be_written(tmp_path):
     graph, program, _, _ = looping()
     with pytest.raises(ProfileError, match="trip count of loop"):
         Profile(compile(graph, program)).to_perfetto(tmp_path / "trace.json")
-    with pytest.raises(ProfileError, match="saved by an older ipujax"):
-        Profile.load(OLD).to_perfetto(tmp_path / "trace.json")
     assert not (tmp_path / "trace.json").exists()

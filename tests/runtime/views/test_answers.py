@@ -46,7 +46,6 @@ from tests.runtime.profile.profile_helpers import (
     two_ipus,
     variables,
 )
-from tests.runtime.profile.test_saved import OLD
 
 
 def steps(*cycles):
@@ -184,13 +183,6 @@ def test_unknown_figures_are_named_for_each_question():
     assert list(actual) == [question for question in QUESTIONS if question != STAGE]  # there is no pipeline
     unknown = [answer for answer in actual.values() if answer.sentence.startswith("Not known: the trip count of loop")]
     assert len(unknown) == 3  # memory is known, and that one IPU waits for no other
-
-
-def test_files_of_the_previous_version_answer_known_figures():
-    actual = {answer.question: answer for answer in answers(Profile.load(OLD))}
-    for question in ("Where does an IPU wait?", "Which layer takes most?"):
-        assert "saved by an older ipujax" in actual.pop(question).sentence
-    assert not [answer for answer in actual.values() if "Not known" in answer.sentence]
 
 
 def test_a_pipeline_fills_and_drains():

@@ -14,7 +14,7 @@ import pytest
 
 import ipujax as ipu
 from ipujax.runtime.profile import Figures
-from ipujax.runtime.tensor.roles import OPTIMISER_STATE, PARTIALS, RECOMPUTED, STORED, WEIGHTS
+from ipujax.runtime.tensor.roles import INPUTS, OPTIMISER_STATE, PARTIALS, RECOMPUTED, STORED, WEIGHTS
 from ipujax.runtime.views.answers import fullest_tile, limiting_operation, line_to_change, waiting_ipu
 from ipujax.runtime.views.hints import MEMORY_HINTS, TIME_HINTS, WAIT_HINTS, hints
 from ipujax.runtime.views.situation import Situation, part_situation, program_situation
@@ -64,8 +64,8 @@ HOLDS: dict[tuple[str, str], tuple[Situation, dict[str, Any]]] = {
         replace(FULL, stores_activations=True, has_backward=True),
         {"has_backward": False, "recomputes": True, "fullness": 0.3, "crowding": "w", "stores_activations": False},
     ),
-    ("memory", "batch"): (replace(FULL, main_use="variable"), {"always_live_share": 0.9, "fullness": 0.3}),
-    ("memory", "offload"): (replace(FULL, main_use="variable", always_live_share=0.9), {"always_live_share": 0.1}),
+    ("memory", "batch"): (replace(FULL, main_use=INPUTS), {"main_use": WEIGHTS, "fullness": 0.3}),
+    ("memory", "offload"): (replace(FULL, main_use=WEIGHTS), {"main_use": STORED}),
     ("memory", "stages"): (replace(OVER, main_use=WEIGHTS), {"fits": True, "main_use": STORED}),
     ("memory", "split operands"): (replace(FULL, main_use="message"), {"main_use": "stack", "cycles_per_byte": 16.0}),
     ("memory", "copies"): (replace(FULL, main_use="rearrangement"), {"main_use": "stack", "cycles_per_byte": 16.0}),

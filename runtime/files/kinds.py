@@ -1,4 +1,4 @@
-"""Kinds of fields of JSON data, and the check that data are of a kind.
+"""Kinds of fields of JSON data: the schema of files, and the check that data are of a kind.
 
 Input: a kind, which is a plain value, and data. Output: nothing, or a `FieldError` that names the first field that is
 not of its kind. Lists may name their length: all lists of one name have equal lengths, and `Integer(below=name)` is an
@@ -15,14 +15,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ipujax.runtime.errors import shortened
+from ipujax.runtime.files.file_errors import DamagedError
+from ipujax.runtime.files.number_runs import values_and_counts
 
 EXACT = 2**53 - 1  # Number.MAX_SAFE_INTEGER of JavaScript: the page computes with figures as doubles
 _MAX_FLOAT = 1e30  # far beyond any figure, and products of a few of them are finite
 _MAX_TOTAL = 2**62  # of a list, so that sums of it are of 64 bits
 _MAX_CHARACTERS = 60  # of a text in an error
+_MAX_RUN_NUMBERS = 2**30  # of a file; views list them one by one
 
 
-class FieldError(ValueError):
+class FieldError(DamagedError):
     """A field that is not of its kind.
 
     Args:
@@ -32,10 +35,8 @@ class FieldError(ValueError):
     """
 
     def __init__(self, path: str, expected: str, got: str) -> None:
-        super().__init__(f"{path}: expected {expected}, got {got}")
+        super().__init__(f"its field {path} is damaged" if path else "its fields are damaged", expected, got)
         self.path = path
-        self.expected = expected
-        self.got = got
 
 
 @dataclass(slots=True)
@@ -43,14 +44,15 @@ class Lengths:
     """Lengths of lists, and indices into them, collected during a check.
 
     Args:
-        version: version of the file.
         by_name: by name, the length of its lists and the path of the first of them.
-        indices: path, name of the lists, and value of each index; checked at the end, as lists may come later.
+        indices: by name of lists, the largest index into them and its path; checked at the end, as lists may come
+            later.
+        run_numbers: numbers in all lists of runs, which views make of them.
     """
 
-    version: int
     by_name: dict[str, tuple[int, str]] = field(default_factory=dict)
-    indices: list[tuple[str, str, int]] = field(default_factory=list)
+    indices: dict[str, tuple[int, str]] = field(default_factory=dict)
+    run_numbers: int = 0
 
     def add(self, name: str, path: str, length: int) -> None:
         """Record the length of a list; refuse another length than that of earlier lists of this name."""
@@ -58,9 +60,14 @@ class Lengths:
         if first != length:
             raise FieldError(path, f"{first:,} elements, as {first_path}", f"{length:,}")
 
+    def add_index(self, name: str, path: str, index: int) -> None:
+        """Record an index into the lists of a name."""
+        if index > self.indices.get(name, (-1, ""))[0]:
+            self.indices[name] = index, path
+
     def check_indices(self) -> None:
         """Refuse an index beyond the length of its list, or of a missing list."""
-        for path, name, index in self.indices:
+        for name, (index, path) in self.indices.items():
             length, list_path = self.by_name.get(name, (0, f"{name}, which is missing"))
             if index >= length:
                 raise FieldError(path, f"an index below {length:,}, for {list_path}", f"{index:,}")
@@ -104,7 +111,7 @@ class Integer(Kind):
         if type(value) is not int or not self.minimum <= value <= self.maximum:
             raise FieldError(path, f"a whole number from {self.minimum:,} to {self.maximum:,}", _format(value))
         if self.below:
-            lengths.indices.append((path, self.below, value))
+            lengths.add_index(self.below, path, value)
 
     def check_all(self, values: list[Any], path: str, lengths: Lengths) -> None:
         # Lists of integers are most of a profile: built-in functions check them many times faster than `check`.
@@ -114,7 +121,7 @@ class Integer(Kind):
         if not are_integers or (values and (min(values) < self.minimum or max(values) > self.maximum)):
             Kind.check_all(self, values, path, lengths)  # which names the element
         elif values and self.below:
-            lengths.indices.append((f"{path}[{values.index(max(values))}]", self.below, max(values)))
+            lengths.add_index(self.below, f"{path}[{values.index(max(values))}]", max(values))
         elif self.maximum <= EXACT and sum(values) > self.total:
             raise FieldError(path, f"numbers of at most {self.total:,} together", f"{sum(values):,}")
 
@@ -173,20 +180,54 @@ class List(Kind):
         of: kind of the elements.
         length: name of its length; empty for any length.
         minimum: lower bound of the number of elements.
+        maximum: upper bound of it.
     """
 
     of: Kind
     length: str = ""
     minimum: int = 0
+    maximum: int = EXACT
 
     def check(self, value: Any, path: str, lengths: Lengths) -> None:
         _check_type(value, list, "a list", path)
         if len(value) < self.minimum:
             raise FieldError(path, f"a list of at least {self.minimum}", f"{len(value)} elements")
+        if len(value) > self.maximum:
+            raise FieldError(path, f"a list of at most {self.maximum}", f"{len(value):,} elements")
         if self.length:
             # "[]" becomes the last index of the path, such as "[3]".
             lengths.add(self.length.replace("[]", path[path.rfind("[") :]), path, len(value))
         self.of.check_all(value, path, lengths)
+
+
+@dataclass(frozen=True, slots=True)
+class Runs(Kind):
+    """Runs of integers, as `runs_of` writes them.
+
+    Args:
+        of: kind of the integers.
+        length: name of their number, as of `List`.
+    """
+
+    of: Integer
+    length: str
+
+    def check(self, value: Any, path: str, lengths: Lengths) -> None:
+        _check_type(value, str, "runs of numbers", path)
+        try:
+            numbers, counts = values_and_counts(value)
+        except ValueError as error:
+            raise FieldError(path, "runs of numbers, such as 7 0*1471", _format(value)) from error
+        num_numbers = int(counts.sum())
+        lengths.add(self.length, path, num_numbers)
+        lengths.run_numbers += num_numbers
+        if lengths.run_numbers > _MAX_RUN_NUMBERS:
+            raise FieldError(path, f"at most {_MAX_RUN_NUMBERS:,} numbers in all runs", f"{lengths.run_numbers:,}")
+        if not all(self.of.minimum <= number <= self.of.maximum for number in numbers.tolist()):
+            expected = f"whole numbers from {self.of.minimum:,} to {self.of.maximum:,}"
+            raise FieldError(path, expected, f"{int(numbers.max()):,}")
+        if (total := sum(a * b for a, b in zip(numbers.tolist(), counts.tolist(), strict=True))) > self.of.total:
+            raise FieldError(path, f"numbers of at most {self.of.total:,} together", f"{total:,}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,23 +262,12 @@ class Map(Kind):
 
 
 @dataclass(frozen=True, slots=True)
-class Since(Kind):
-    """A field that files before a version may lack, and later ones may not."""
-
-    version: int
-    of: Kind
-
-    def check(self, value: Any, path: str, lengths: Lengths) -> None:
-        self.of.check(value, path, lengths)
-
-
-@dataclass(frozen=True, slots=True)
 class Record(Kind):
     """An object with the given fields and no other.
 
     Args:
         fields: required fields.
-        optional: fields that may be missing, always or, if they are `Since`, in files of older versions.
+        optional: fields that may be missing.
         together: names of optional fields of which an object has all or none.
     """
 
@@ -252,9 +282,8 @@ class Record(Kind):
 
     def check(self, value: Any, path: str, lengths: Lengths) -> None:
         _check_type(value, dict, "an object", path)
-        since = (name for name, x in self.optional.items() if isinstance(x, Since) and x.version <= lengths.version)
         together = self.together if any(name in value for name in self.together) else ()
-        for name in (*self.fields, *since, *together):
+        for name in (*self.fields, *together):
             if name not in value:
                 raise FieldError(_join(path, name), "a field", "nothing: it is missing")
         for name, item in value.items():
@@ -275,6 +304,25 @@ class Tagged(Kind):
         _check_type(value, dict, "an object", path)
         Text(tuple(self.records)).check(value.get(self.tag), _join(path, self.tag), lengths)
         self.records[value[self.tag]].check(value, path, lengths)
+
+
+@dataclass(frozen=True, slots=True)
+class Either(Kind):
+    """An object of one record if it has a field, of another if not.
+
+    Args:
+        name: name of the field.
+        having: record with the field.
+        lacking: record without it.
+    """
+
+    name: str
+    having: Record
+    lacking: Record
+
+    def check(self, value: Any, path: str, lengths: Lengths) -> None:
+        _check_type(value, dict, "an object", path)
+        (self.having if self.name in value else self.lacking).check(value, path, lengths)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from ipujax.runtime.schema.kinds import (
+from ipujax.runtime.files.kinds import (
     EXACT,
     Anything,
+    Either,
     FieldError,
     Flag,
     Integer,
@@ -17,23 +18,25 @@ from ipujax.runtime.schema.kinds import (
     Real,
     Record,
     Row,
-    Since,
+    Runs,
     Tagged,
     Text,
     Tree,
 )
 
-POINT = Record(
-    {"x": Integer()}, {"name": Text(), "since": Since(3, Flag()), "a": Flag(), "b": Flag()}, together=("a", "b")
-)
+POINT = Record({"x": Integer()}, {"name": Text(), "a": Flag(), "b": Flag()}, together=("a", "b"))
 SHAPES = Tagged("type", {"dot": Record({"type": Text()}), "line": Record({"type": Text(), "to": Integer()})})
 NODES = Tree(Record({}, {"in": List(Anything())}), "in", 3)
 TABLE = Record({"names": List(Text(), "names"), "name": List(Integer(below="names")), "same": List(Flag(), "names")})
 ROWS = Record({"a": List(List(Integer(), "row[]")), "b": List(List(Integer(), "row[]"))})
 
 
-def checked(kind, value, version=2):
-    lengths = Lengths(version)
+EITHER = Either("x", Record({"x": Flag()}), Record({"y": Flag()}))
+BY_TILE = Record({"a": Runs(Integer(0, 7, total=20), "tiles"), "b": Runs(Integer(), "tiles")})
+
+
+def checked(kind, value):
+    lengths = Lengths()
     kind.check(value, "f", lengths)
     lengths.check_indices()
 
@@ -59,6 +62,11 @@ def checked(kind, value, version=2):
         (NODES, {"in": [{"in": [{}, {}]}]}),
         (TABLE, {"name": [1, 0], "names": ["p", "q"], "same": [True, True]}),
         (ROWS, {"a": [[1], [2, 3]], "b": [[0], [0, 0]]}),
+        (EITHER, {"x": True}),
+        (EITHER, {"y": True}),
+        (BY_TILE, {"a": "7*2 0 1", "b": f"{EXACT} 0*3"}),
+        (BY_TILE, {"a": "", "b": ""}),
+        (List(Flag(), maximum=2), [True, True]),
     ],
 )
 def test_accepts_data_of_a_kind(kind, value):
@@ -107,15 +115,23 @@ def test_accepts_data_of_a_kind(kind, value):
         (TABLE, {"name": [], "names": ["p", "q"], "same": [True]}, "f.same"),
         (List(Integer(below="nothing")), [0], "f[0]"),
         (ROWS, {"a": [[1], [2, 3]], "b": [[0], [0]]}, "f.b[1]"),
+        (EITHER, {"x": 1}, "f.x"),
+        (EITHER, {}, "f.y"),
+        (EITHER, [], "f"),
+        (BY_TILE, {"a": "1 0*2", "b": "0*4"}, "f.b"),
+        (BY_TILE, {"a": "8", "b": "0"}, "f.a"),
+        (BY_TILE, {"a": "7*3", "b": "0*3"}, "f.a"),
+        (BY_TILE, {"a": "-1", "b": "0"}, "f.a"),
+        (BY_TILE, {"a": "1*0", "b": ""}, "f.a"),
+        (BY_TILE, {"a": "1  1", "b": "0*2"}, "f.a"),
+        (BY_TILE, {"a": "1\n", "b": "0"}, "f.a"),
+        (BY_TILE, {"a": "٣", "b": "0"}, "f.a"),
+        (BY_TILE, {"a": "0*999999999 0*99999999", "b": ""}, "f.a"),
+        (BY_TILE, {"a": [1], "b": "1"}, "f.a"),
+        (List(Flag(), maximum=2), [True, True, True], "f"),
     ],
 )
 def test_refuses_data_of_another_kind(kind, value, path):
     with pytest.raises(FieldError) as error:
         checked(kind, value)
     assert error.value.path == path and error.value.expected and len(error.value.got) < 100
-
-
-def test_fields_that_older_files_may_lack():
-    checked(POINT, {"x": 1}, version=2)
-    with pytest.raises(FieldError, match=r"f\.since"):
-        checked(POINT, {"x": 1}, version=3)

@@ -1,0 +1,30 @@
+"""Files of ipujax: one writer, and one reader, which checks all before anything is built.
+
+content ── write_file ──▶ a whole file, or the older one as it was
+
+figures, sections ── seal ──▶ content          file ── read_sealed ──▶ figures and sections, or a `FileError`
+"""
+
+from ipujax.runtime.files.compressed_sections import packed as packed, unpacked as unpacked
+from ipujax.runtime.files.file_errors import (
+    DamagedError as DamagedError,
+    FileError as FileError,
+    ForeignError as ForeignError,
+    UnreadableError as UnreadableError,
+    VersionError as VersionError,
+)
+from ipujax.runtime.files.json_text import json_text as json_text, parsed as parsed
+from ipujax.runtime.files.kinds import FieldError as FieldError
+from ipujax.runtime.files.number_runs import (
+    numbers_of_runs as numbers_of_runs,
+    runs_of as runs_of,
+    total_of_runs as total_of_runs,
+)
+from ipujax.runtime.files.sealed import (
+    FileKind as FileKind,
+    Sealed as Sealed,
+    Section as Section,
+    read_sealed as read_sealed,
+    seal as seal,
+)
+from ipujax.runtime.files.writing import FilePath as FilePath, file_problem as file_problem, write_file as write_file
