@@ -88,6 +88,7 @@ LIGHT_ROOMS = {
             "target",
         )
     ),
+    "runtime.names_at_import",
     "runtime.tracebacks",
 }
 

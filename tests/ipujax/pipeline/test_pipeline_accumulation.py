@@ -322,7 +322,12 @@ def test_no_function_is_refused() -> None:
 
 
 CALLS: dict[str, tuple[dict[str, Any], Callable[..., Any], tuple[Any, ...], str]] = {
-    "a schedule without stages": ({"schedule": "gpipe"}, loss, (PARAMS, BATCH), "schedule .* the function has none"),
+    "a schedule without stages": (
+        {"schedule": "gpipe"},
+        loss,
+        (PARAMS, BATCH),
+        "schedule .* the function has fewer than two",
+    ),
     "a mapping without stages": ({"device_mapping": [0]}, loss, (PARAMS, BATCH), "device_mapping .* is for stages"),
     "does not divide": ({"micro_batches": 3}, loss, (PARAMS, BATCH), r"batch\['x'\].* cannot be split into 3"),
     "no first axis": ({}, lambda x: x, (np.float32(1),), "x of .* cannot be split.*\n.*\n.*\n.*float32"),
