@@ -2,7 +2,7 @@
 
 Input: modules of ipujax as they are imported, whose loader keeps the values of their names. Output: the names that have
 another value now. What is stored on disk or kept in memory depends on them, as it does on the files of ipujax.
-Limits: dicts are compared by their items, classes by their members; what is inside an item is not.
+Limits: tables that are dicts are compared by their items, classes by their members, all by identity.
 """
 
 from __future__ import annotations
@@ -107,7 +107,15 @@ def _owners(module: ModuleType) -> Iterator[_Owner]:
         if isinstance(value, type) and value.__module__ == module.__name__:
             yield _Owner(path, vars(value), dict(vars(value)), False)
         elif isinstance(value, dict) and not name.startswith("__"):
-            yield _Owner(path, value, dict(value), False)
+            yield from _tables(path, value)
+
+
+def _tables(path: str, table: dict[Any, Any]) -> Iterator[_Owner]:
+    """Yield a table, and those inside it."""
+    yield _Owner(path, table, dict(table), False)
+    for name, value in table.items():
+        if isinstance(value, dict):
+            yield from _tables(f"{path}[{name!r}]", value)
 
 
 # By module, those of its owners; a module that is loaded again replaces them.

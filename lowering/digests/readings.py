@@ -42,12 +42,14 @@ _CONTAINERS: tuple[Any, ...] = (dict, list, tuple, set, frozenset, int, float, c
 _UNREADABLE_BUILTINS = frozenset(
     {"__import__", "breakpoint", "compile", "eval", "exec", "globals", "input", "locals", "open", "vars"}
 )
+# Attributes that lead from a function or frame to names that its code does not have.
+_UNREADABLE_ATTRIBUTES = frozenset(
+    {"__builtins__", "__globals__", "__subclasses__", "f_builtins", "f_globals", "f_locals"}
+)
 # Of installed distributions: functions that read files, or draw from a state of the process.
 _UNREADABLE_OF = {"numpy": frozenset({"fromfile", "genfromtxt", "load", "loadtxt", "memmap", "random"})}
 # Members of a class that Python or its libraries add, and that no code of its own reads.
-_ADDED_MEMBERS = frozenset(
-    {"__dict__", "__doc__", "__slotnames__", "__static_attributes__", "__weakref__", "_abc_impl"}
-)
+_ADDED_MEMBERS = frozenset({"__dict__", "__slotnames__", "__static_attributes__", "__weakref__", "_abc_impl"})
 _ADDRESS_MARKS = (" at 0x", " object at ")
 # Packages whose objects have a text of their contents.
 _WITH_TEXTS = frozenset({"jax", "jaxlib", "ml_dtypes", "numpy"})
@@ -144,10 +146,13 @@ def _read_function(function: FunctionType) -> Reading:
             return Reading(_global_name(function))
         return Reading(f"function of {module}", (function.__code__, *defaults, *closure))
     reads = reads_of(function.__code__)
+    for name in sorted(reads.attributes & _UNREADABLE_ATTRIBUTES):
+        raise NoDigestError(f"{function.__qualname__} reads {name}, which has more than its code names")
     children: list[Any] = [function.__code__, *defaults, *closure]
     for name in sorted(reads.global_names):
         children += (name, _global_of(function, name))
-    children += (_imported(function, level, name) for level, name in sorted(reads.imports))
+    for level, name in sorted(reads.imports):
+        children += _imported(function, level, name)
     return Reading(f"function {module}.{function.__qualname__}", children, reads)
 
 
@@ -160,14 +165,16 @@ def _global_of(function: FunctionType, name: str) -> Any:
     return getattr(sys.modules["builtins"], name, None)
 
 
-def _imported(function: FunctionType, level: int, name: str) -> Any:
-    """Return the module that a function imports itself; the name of one that cannot be imported."""
+def _imported(function: FunctionType, level: int, name: str) -> list[Any]:
+    """Return a module that a function imports itself, and its packages; a text where it cannot be imported."""
     package = function.__globals__.get("__package__") or ""
     try:
         # As the function itself would: what its code reads is known when its modules are.
-        return __import__(name, {"__package__": package}, None, ("",), level)
+        module = __import__(name, {"__package__": package}, None, ("",), level)
     except ImportError as error:
-        return f"no module {name}: {type(error).__name__}"
+        return [f"no module {name}: {type(error).__name__}"]
+    parts = module.__name__.split(".")
+    return [sys.modules[".".join(parts[:n])] for n in range(1, len(parts))] + [module]
 
 
 def _read_class(kind: type) -> Reading:

@@ -2,7 +2,7 @@
 
 Input: a value. Output: a SHA-256 digest of a walk over the value and all that it refers to: each object once, later
 references by its number. No address is in it. Modules of the user's own are not read whole: only attributes whose names
-occur in the code of the walk, or all of them where that code calls `getattr`.
+occur in the code and the texts of the walk, or all of them where that code reads attributes by names that it makes.
 Limits: `NoDigestError` names a value that cannot be read, see `readings`.
 """
 
@@ -23,6 +23,7 @@ from ipujax.lowering.digests.readings import (
 )
 
 _WRITTEN_BY_IMPORT = frozenset(vars(ModuleType(""))) | {"__builtins__", "__cached__", "__file__", "__path__"}
+_BY_NAME = frozenset({"__dict__", "__getattribute__", "attrgetter", "getattr", "getmembers", "methodcaller"})
 # Readers of values that are digests by themselves, wherever they occur: type → function of the digests and a value.
 Sealed = Mapping[type, Callable[["Digests", Any], str]]
 
@@ -138,6 +139,8 @@ class _Walk:
         number = self._numbers.get(id(value))
         if number is not None:
             return f"^{number}"
+        if type(value) is str:
+            self._attributes |= set(value.split("."))  # which may name attributes, as in `getattr` and `attrgetter`
         if value is not self._root or type(value) in ATOMS:
             text = self._digests.sealed_text(value)
             if text is not None:
@@ -152,7 +155,7 @@ class _Walk:
         reading = read(value)
         if isinstance(value, FunctionType):
             self._attributes |= reading.reads.attributes
-            self._reads_any_name |= "getattr" in reading.reads.global_names
+            self._reads_any_name |= not _BY_NAME.isdisjoint(reading.reads.global_names | reading.reads.attributes)
         self._pending += reversed(reading.children)
         return f"{reading.label}/{len(reading.children)}"
 

@@ -17,6 +17,7 @@ EDITS: dict[str, tuple[str, str]] = {
     "constant": ("def subject(x): return x + 2", "def subject(x): return x + 9"),
     "global": ("A = 2\ndef subject(x): return x + A", "A = 9\ndef subject(x): return x + A"),
     "default": ("def subject(x, y=2): return x + y", "def subject(x, y=9): return x + y"),
+    "text of a class": ("class subject: 'two'", "class subject: 'nine'"),
     "keyword default": ("def subject(x, *, y=2): return x + y", "def subject(x, *, y=9): return x + y"),
     "attribute of a function": (
         "def subject(x): return x + subject.a\nsubject.a = 2",
@@ -184,6 +185,17 @@ USES = {
     ),
     "name in a constant": "import edited_costs\ndef subject(x): return x + getattr(edited_costs, 'A')",
     "name made at run time": "import edited_costs\ndef subject(x): return x + getattr(edited_costs, chr(65))",
+    "dict of the module": "import edited_costs\ndef subject(x): return x + edited_costs.__dict__['A']",
+    "attribute getter": (
+        "import edited_costs, operator\nG = operator.attrgetter('C.A')\ndef subject(x): return G(edited_costs)"
+    ),
+    "attribute getter inside": (
+        "import edited_costs\nfrom operator import attrgetter\ndef subject(x): return attrgetter(chr(65))(edited_costs)"
+    ),
+    "name in a table": (
+        "import edited_costs\nT = {'scale': 'A'}\ndef read(m, n): return m.__getattribute__(n)\n"
+        "def subject(x): return read(edited_costs, T['scale'])"
+    ),
     "module of an object": (
         "import edited_costs\nclass O:\n  m = edited_costs\n  def f(self, x): return x + self.m.A\nsubject = O().f"
     ),
@@ -200,6 +212,18 @@ def test_values_of_modules_count_where_code_reads_them(text):
     assert digests[0] == digests[2] != digests[1]
 
 
+def test_packages_of_an_import_count(tmp_path, monkeypatch):
+    """`import package.module` inside of a function binds the package too."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "edited_package").mkdir()
+    (tmp_path / "edited_package" / "module.py").write_text("")
+    (tmp_path / "edited_package" / "__init__.py").write_text("A = 2")
+    text = "def subject(x):\n  import edited_package.module\n  return x + edited_package.A"
+    digest = digest_of(subject(text))
+    sys.modules["edited_package"].A = 9
+    assert digest_of(subject(text)) != digest
+
+
 def test_other_names_of_a_module_do_not_count():
     digests = []
     for text in ("A = 2\nB = 2", "A = 2\nB = 9"):
@@ -214,6 +238,7 @@ def test_other_names_of_a_module_do_not_count():
         ("def subject(x): return open('table').read()", "subject calls open"),
         ("def subject(x): return eval('A')", "subject calls eval"),
         ("def subject(x): return globals()['A']", "subject calls globals"),
+        ("A = 2\ndef subject(x): return subject.__globals__['A']", "subject reads __globals__"),
         ("import os\ndef subject(x): return os.environ['A']", "its code uses the module os"),
         ("import time\ndef subject(x): return time.time()", "its code uses the module time"),
         ("from time import time\ndef subject(x): return time()", r"its code uses time\.time"),
