@@ -7,12 +7,12 @@ Limits: an editable installation is the user's own code.
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import sysconfig
 from functools import cache
 from importlib.metadata import PackageNotFoundError, packages_distributions, version
-from pathlib import Path
 
 OURS = "ipujax"
 PYTHON = "python"
@@ -60,8 +60,13 @@ def _is_installed(origin: str) -> bool:
 
 
 def _is_in(origin: str, schemes: tuple[str, ...]) -> bool:
-    path = Path(origin).resolve()
-    return any(path.is_relative_to(Path(sysconfig.get_path(scheme)).resolve()) for scheme in schemes)
+    path = os.path.realpath(origin)
+    return any(path.startswith(_folder(scheme)) for scheme in schemes)
+
+
+@cache
+def _folder(scheme: str) -> str:
+    return os.path.join(os.path.realpath(sysconfig.get_path(scheme)), "")
 
 
 def _name_and_version(package: str) -> str | None:
