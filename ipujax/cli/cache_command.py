@@ -50,14 +50,14 @@ def _run(args: argparse.Namespace) -> int:
             say("\n".join([f"{_amount(removed)} removed from {directory.path}", *(f"left: {text}" for text in left)]))
             return 0
         files = directory.files()
-        foreign = directory.foreign()
+        irregular = directory.irregular_entries()
     except OSError as error:
         raise ArgumentError(f"the cache {directory.path} cannot be used", got=error.strerror or error) from error
     rows = [("directory", str(directory.path)), ("files", _amount(files)), ("bound", f"{directory.max_bytes:,} bytes")]
     if files:
         rows += [("last use", f"{_day(files[0])} to {_day(files[-1])}")]
-    if foreign:
-        rows += [("foreign", ", ".join(path.name for path in foreign))]
+    if irregular:
+        rows += [("no files", ", ".join(path.name for path in irregular))]
     say("\n".join(text_table(rows)))
     return 0
 

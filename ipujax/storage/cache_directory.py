@@ -164,7 +164,7 @@ class CacheDirectory:
             OSError: as `files`.
         """
         removed = []
-        left = [f"{path}: no regular file" for path in self.foreign()]
+        left = [f"{path}: no regular file" for path in self.irregular_entries()]
         for file in (*self.files(), *self._scan(_UNFINISHED)):
             try:
                 file.path.unlink(missing_ok=True)
@@ -174,8 +174,8 @@ class CacheDirectory:
                 removed.append(file)
         return removed, left
 
-    def foreign(self) -> list[Path]:
-        """Return what has the name of a file of the cache and is a folder, a pipe, a link or the like.
+    def irregular_entries(self) -> list[Path]:
+        """Return entries that have names of cache files and are no regular files: folders, pipes, links.
 
         Raises:
             OSError: as `files`.

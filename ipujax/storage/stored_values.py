@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from ipujax.lowering.digests import NoDigestError, value_digests
 from ipujax.runtime.cache import values_stored_in
-from ipujax.runtime.files import DamagedError, FileError, FileKind, Sealed, Section, packed, unpacked
+from ipujax.runtime.files import DamagedError, FileError, FileKind, Sealed, Section, compress, decompress
 from ipujax.runtime.files.sealed import section_of
 from ipujax.runtime.logs import Log
 from ipujax.storage.cache_directory import PLAN, CacheDirectory, NewFile, requested_directory
@@ -70,7 +70,7 @@ class StoredValues:
             _LOG.debug("a plan is not stored: %s", error)
             return
         self._computed.append(
-            NewFile(PLAN_FILE, digest, {_DATA: section_of(data, _LEVEL), _ARRAYS: packed(arrays, _LEVEL)})
+            NewFile(PLAN_FILE, digest, {_DATA: section_of(data, _LEVEL), _ARRAYS: compress(arrays, _LEVEL)})
         )
 
     def write(self) -> None:
@@ -80,7 +80,7 @@ class StoredValues:
 
 
 def _value_of(file: Sealed, kind: Any, is_valid: Callable[[Value], bool]) -> Value:
-    value: Value = value_of_data(file.data(_DATA), unpacked(file.sections[_ARRAYS]), kind)
+    value: Value = value_of_data(file.data(_DATA), decompress(file.sections[_ARRAYS]), kind)
     if not is_valid(value):
         raise DamagedError("it has a value of another key")
     return value

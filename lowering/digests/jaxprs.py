@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ipujax.lowering.digests.readings import NoDigestError
-from ipujax.lowering.digests.walk import Digests, Sealed, digest_of_text
+from ipujax.lowering.digests.walk import Digests, TextReaders, digest_of_text
 from ipujax.lowering.jax_compat import (
     ClosedJaxpr,
     DropVar,
@@ -42,7 +42,7 @@ _NUMBERS = (jax.Array, np.ndarray, np.generic, bool, int, float, complex)
 
 def value_digests(*common: Any) -> Digests:
     """Return digests of values that may have jaxprs inside; `common` values are part of each."""
-    return Digests(_SEALED, *common)
+    return Digests(_TEXT_READERS, *common)
 
 
 def digest_of(*values: Any) -> str:
@@ -97,7 +97,7 @@ def _equation(digests: Digests, eqn: JaxprEqn) -> str:
 
 def _primitive(digests: Digests, primitive: Primitive) -> str:
     """Return name and implementation of a primitive: a rule of the user's own is part of the program."""
-    return f"{primitive.name}:{digests.walked(implementations(primitive))}"
+    return f"{primitive.name}:{digests.walk_digest(implementations(primitive))}"
 
 
 def _place(digests: Digests, eqn: JaxprEqn) -> str:
@@ -137,7 +137,7 @@ def _type(aval: Any) -> str:
     return f"{type(aval).__name__} {aval.str_short()}{weak} {getattr(aval, 'memory_space', '')}"
 
 
-_SEALED: Sealed = {
+_TEXT_READERS: TextReaders = {
     ClosedJaxpr: _closed,
     Jaxpr: _jaxpr,
     Primitive: _primitive,

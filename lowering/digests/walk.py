@@ -24,8 +24,8 @@ from ipujax.lowering.digests.readings import (
 
 _WRITTEN_BY_IMPORT = frozenset(vars(ModuleType(""))) | {"__builtins__", "__cached__", "__file__", "__path__"}
 _BY_NAME = frozenset({"__dict__", "__getattribute__", "attrgetter", "getattr", "getmembers", "methodcaller"})
-# Readers of values that are digests by themselves, wherever they occur: type → function of the digests and a value.
-Sealed = Mapping[type, Callable[["Digests", Any], str]]
+# Type → text of its values, which is the same wherever they occur: a function of the digests and a value.
+TextReaders = Mapping[type, Callable[["Digests", Any], str]]
 
 
 def digest_of_text(text: str) -> str:
@@ -37,16 +37,16 @@ class Digests:
     """Digests of values that share objects: those of jaxprs, code and plain records are computed once.
 
     Args:
-        sealed: readers by type.
+        text_readers: texts by type.
         common: values that each digest includes.
     """
 
-    def __init__(self, sealed: Sealed, *common: Any) -> None:
-        self._sealed: Sealed = {CodeType: Digests._code, **sealed}
-        self._readers: dict[type, Callable[[Digests, Any], str] | None] = {}
-        self._texts: dict[int, str] = {}  # by identity
+    def __init__(self, text_readers: TextReaders, *common: Any) -> None:
+        self._text_readers: TextReaders = {CodeType: Digests._code, **text_readers}
+        self._reader_of_class: dict[type, Callable[[Digests, Any], str] | None] = {}
+        self._texts: dict[int, str] = {}  # by identity of the value
         self._kept: list[Any] = []  # alive, so that no other object has their identity
-        self._common = self.walked(common)
+        self._common = self.walk_digest(common)
 
     def of(self, value: Any) -> str:
         """Return the digest of a value with the common ones.
@@ -54,7 +54,7 @@ class Digests:
         Raises:
             NoDigestError: a value inside cannot be read.
         """
-        return digest_of_text(self._common + self.walked(value))
+        return digest_of_text(self._common + self.walk_digest(value))
 
     def once(self, value: Any, text: Callable[[Any], str]) -> str:
         """Return a text of an object, computed once."""
@@ -77,22 +77,23 @@ class Digests:
             return known
         if type(value) is tuple:
             return f"({','.join(map(self.text, value))})"
-        text = self.sealed_text(value)
-        return self.once(value, self.walked) if text is None else text
+        text = self.context_free_text(value)
+        return self.once(value, self.walk_digest) if text is None else text
 
-    def sealed_text(self, value: Any) -> str | None:
+    def context_free_text(self, value: Any) -> str | None:
         """Return the text of a value that has one wherever it occurs; None for others."""
         kind = type(value)
         if kind in ATOMS:
             return repr(value)
-        if kind not in self._readers:
-            self._readers[kind] = next((self._sealed[x] for x in self._sealed if issubclass(kind, x)), None)
-        reader = self._readers[kind]
+        if kind not in self._reader_of_class:
+            readers = (reader for base, reader in self._text_readers.items() if issubclass(kind, base))
+            self._reader_of_class[kind] = next(readers, None)
+        reader = self._reader_of_class[kind]
         if reader is not None:
-            return self.once(value, lambda sealed: reader(self, sealed))
-        return self.once(value, self.walked) if is_ours(value) else None
+            return self.once(value, lambda each: reader(self, each))
+        return self.once(value, self.walk_digest) if is_ours(value) else None
 
-    def walked(self, value: Any) -> str:
+    def walk_digest(self, value: Any) -> str:
         """Return the digest of a walk from a value."""
         try:
             return digest_of_text("\n".join(_Walk(self, value).parts()))
@@ -105,7 +106,7 @@ class Digests:
         """Return the digest of a function's byte code, names, lines and constants, and of those inside it."""
         names = (code.co_filename, code.co_qualname, code.co_firstlineno, code.co_names, code.co_varnames)
         lines = hashlib.sha256(code.co_code + code.co_linetable + code.co_exceptiontable).hexdigest()
-        return digest_of_text(f"{names!r}{lines}{self.walked(code.co_consts)}")
+        return digest_of_text(f"{names!r}{lines}{self.walk_digest(code.co_consts)}")
 
 
 class _Walk:
@@ -142,7 +143,7 @@ class _Walk:
         if type(value) is str:
             self._attributes |= set(value.split("."))  # which may name attributes, as in `getattr` and `attrgetter`
         if value is not self._root or type(value) in ATOMS:
-            text = self._digests.sealed_text(value)
+            text = self._digests.context_free_text(value)
             if text is not None:
                 return text
         if not isinstance(value, tuple):  # equal tuples may be one object or two
@@ -151,7 +152,7 @@ class _Walk:
         if isinstance(value, ModuleType):
             return self._module(value)
         if isinstance(value, set | frozenset):
-            return f"{type(value).__name__} {sorted(map(self._digests.walked, value))}"
+            return f"{type(value).__name__} {sorted(map(self._digests.walk_digest, value))}"
         reading = read(value)
         if isinstance(value, FunctionType):
             self._attributes |= reading.reads.attributes

@@ -5,7 +5,7 @@ content ── write_file ──▶ a whole file, or the older one as it was
 figures, sections ── seal ──▶ content          file ── read_sealed ──▶ figures and sections, or a `FileError`
 """
 
-from ipujax.runtime.files.compressed_sections import packed as packed, unpacked as unpacked
+from ipujax.runtime.files.compressed_sections import compress as compress, decompress as decompress
 from ipujax.runtime.files.file_errors import (
     DamagedError as DamagedError,
     FileError as FileError,
@@ -13,7 +13,7 @@ from ipujax.runtime.files.file_errors import (
     UnreadableError as UnreadableError,
     VersionError as VersionError,
 )
-from ipujax.runtime.files.json_text import json_text as json_text, parsed as parsed
+from ipujax.runtime.files.json_text import json_text as json_text, parse_json as parse_json
 from ipujax.runtime.files.kinds import FieldError as FieldError
 from ipujax.runtime.files.number_runs import (
     numbers_of_runs as numbers_of_runs,

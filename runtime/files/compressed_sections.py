@@ -10,44 +10,44 @@ from __future__ import annotations
 import zlib
 
 from ipujax.runtime.files.file_errors import DamagedError
-from ipujax.runtime.files.json_text import parsed_bytes
+from ipujax.runtime.files.json_text import json_memory_bytes
 
 _LEVEL = 6  # of compression, zlib's own default
-# A profile of a training step of BERT-Large on 4 IPUs has 32 MB of JSON, 14 times its 2.2 MB; `parsed_bytes` of it is
-# 116 times the file, and loading it takes 141 MB. Files of less than about half a megabyte share a bound.
+# A profile of a training step of BERT-Large on 4 IPUs has 32 MB of JSON, 14 times its 2.2 MB; `json_memory_bytes` of it
+# is 116 times the file, and loading it takes 141 MB. Files of less than about half a megabyte share a bound.
 _FREE_BYTES = 16 << 20
 _MAX_RATIO = 40
 _FREE_PARSED_BYTES = 64 << 20
 _MAX_PARSED_RATIO = 130
 
 
-def max_unpacked_bytes(packed_bytes: int) -> int:
+def max_content_bytes(packed_bytes: int) -> int:
     """Return the upper bound of the bytes of a section of so many compressed bytes."""
     return max(_FREE_BYTES, _MAX_RATIO * packed_bytes)
 
 
-def max_parsed_bytes(packed_bytes: int) -> int:
+def max_json_memory_bytes(packed_bytes: int) -> int:
     """Return the upper bound of the memory that the JSON of a section of so many compressed bytes takes."""
     return max(_FREE_PARSED_BYTES, _MAX_PARSED_RATIO * packed_bytes)
 
 
-def packed(content: bytes, level: int = _LEVEL) -> bytes:
-    """Return content compressed, at most as far as `unpacked` reads it."""
-    cost = parsed_bytes(content)
-    for each in (level, 1, 0):
-        section = zlib.compress(content, each)
-        if len(content) <= max_unpacked_bytes(len(section)) and cost <= max_parsed_bytes(len(section)):
+def compress(content: bytes, level: int = _LEVEL) -> bytes:
+    """Return content compressed, no further than the bounds of `decompress` allow; at level 0 they always do."""
+    memory_bytes = json_memory_bytes(content)
+    for lower_level in (level, 1, 0):
+        section = zlib.compress(content, lower_level)
+        if len(content) <= max_content_bytes(len(section)) and memory_bytes <= max_json_memory_bytes(len(section)):
             break
     return section
 
 
-def unpacked(section: bytes) -> bytes:
+def decompress(section: bytes) -> bytes:
     """Return the content of a compressed section.
 
     Raises:
         DamagedError: another section, or one that decompresses to more than a file can have.
     """
-    limit = max_unpacked_bytes(len(section))
+    limit = max_content_bytes(len(section))
     stream = zlib.decompressobj()
     try:
         content = stream.decompress(section, limit + 1)

@@ -28,31 +28,31 @@ def json_text(data: Any) -> bytes:
     return json.dumps(data, separators=(",", ":"), allow_nan=False).encode()
 
 
-def parsed_bytes(text: bytes) -> int:
-    """Return an upper estimate of the memory that a text takes when it is parsed."""
+def json_memory_bytes(text: bytes) -> int:
+    """Return an upper estimate of the memory, in bytes, that a text takes when it is parsed."""
     size = len(text) * (_ASCII_BYTES if text.isascii() else _UNICODE_BYTES)
     return size + sum(text.count(character) * cost for character, cost in _BYTES.items())
 
 
-def parsed(text: bytes, max_bytes: int) -> Any:
+def parse_json(text: bytes, max_bytes: int) -> Any:
     """Return the data of a text.
 
     Args:
         text: JSON in UTF-8.
-        max_bytes: upper bound of `parsed_bytes`.
+        max_bytes: upper bound of `json_memory_bytes`.
 
     Raises:
-        DamagedError: another text, or one that takes more memory.
+        DamagedError: a text that is not valid JSON, has a name twice in an object, or takes more memory.
     """
-    if (size := parsed_bytes(text)) > max_bytes:
+    if (size := json_memory_bytes(text)) > max_bytes:
         problem = "it would take more memory than such a file can have"
         raise DamagedError(problem, f"at most {max_bytes:,} bytes", f"{size:,}")
     try:
         return json.loads(text.decode(), object_pairs_hook=_object, parse_constant=_not_finite, parse_float=_finite)
     except RecursionError as error:
         raise DamagedError("it is JSON that is nested too deeply") from error
-    except ValueError as error:  # no JSON, no UTF-8, a name twice, or a number of thousands of digits
-        raise DamagedError(f"it is no JSON: {str(error)[:200]}") from error
+    except ValueError as error:  # not JSON, not UTF-8, a name twice, or a number of thousands of digits
+        raise DamagedError(f"it is not valid JSON: {str(error)[:200]}") from error
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

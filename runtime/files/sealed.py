@@ -18,9 +18,9 @@ from functools import cached_property
 from typing import Any
 
 from ipujax.runtime.errors import shortened
-from ipujax.runtime.files.compressed_sections import max_parsed_bytes, packed, unpacked
+from ipujax.runtime.files.compressed_sections import compress, decompress, max_json_memory_bytes
 from ipujax.runtime.files.file_errors import DamagedError, ForeignError, VersionError
-from ipujax.runtime.files.json_text import json_text, parsed
+from ipujax.runtime.files.json_text import json_text, parse_json
 from ipujax.runtime.files.kinds import Anything, FieldError, Integer, Kind, Lengths, Map, Record, Text
 from ipujax.runtime.files.reading import regular_file
 from ipujax.runtime.files.writing import FilePath
@@ -99,7 +99,7 @@ def section_of(data: Any, level: int = 6) -> bytes:
     Raises:
         ValueError: a number that is not finite.
     """
-    return packed(json_text(data), level)
+    return compress(json_text(data), level)
 
 
 def section_data(content: bytes, section: Section) -> Any:
@@ -108,7 +108,7 @@ def section_data(content: bytes, section: Section) -> Any:
     Raises:
         FileError: as `Sealed.data`.
     """
-    data = parsed(unpacked(content), max_parsed_bytes(len(content)))
+    data = parse_json(decompress(content), max_json_memory_bytes(len(content)))
     if section.check is not None:
         section.check(data)
     return data
@@ -186,7 +186,7 @@ def _head(line: bytes, kind: FileKind) -> dict[str, Any]:
     """Return the fields of a head of this kind and version, without its figures checked."""
     if not line.endswith(b"\n"):
         raise DamagedError("its head has no end")
-    fields = parsed(line, _MAX_PARSED_HEAD_BYTES)
+    fields = parse_json(line, _MAX_PARSED_HEAD_BYTES)
     if not isinstance(fields, dict) or not all(isinstance(fields.get(name), str) for name in _NAMES):
         raise ForeignError("it has no head of ipujax")
     if fields["kind"] != kind.name:

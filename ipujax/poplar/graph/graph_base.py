@@ -133,9 +133,10 @@ class GraphBase(HostSide):
             MappingError: an element of the tensor is mapped to no tile.
         """
         check_owned(self, [tensor], "graph.clone")
-        copy = super().add_variable(tensor.shape, tensor.dtype, name)
-        self.set_tile_mapping(copy, self._tiles_of(tensor))
-        return copy
+        mapping = self._tiles_of(tensor)  # first: a tensor without tiles adds no variable
+        variable = super().add_variable(tensor.shape, tensor.dtype, name)
+        self.set_tile_mapping(variable, mapping)
+        return variable
 
     def set_initial_value(self, what: Tensor | FieldRef, value: Any) -> None:
         """Set the value of a tensor before the first program runs, or of a state field of a vertex.

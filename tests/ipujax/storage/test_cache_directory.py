@@ -103,7 +103,7 @@ def test_foreign_things_stay_and_are_never_waited_for(tmp_path, capsys):
     CacheDirectory(str(tmp_path), 1).write(NewFile(KIND, "6" * 64, {"one": b""}))  # which shrinks
     directory.write(FILE)
     assert [file.path.name for file in directory.files()] == [path_of(tmp_path).name]
-    assert sorted(directory.foreign()) == paths
+    assert sorted(directory.irregular_entries()) == paths
     assert main(["cache", "--dir", str(tmp_path)]) == 0 and paths[0].name in capsys.readouterr().out
     assert main(["cache", "--clear", "--dir", str(tmp_path)]) == 0
     out = capsys.readouterr().out

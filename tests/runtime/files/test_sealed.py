@@ -19,12 +19,12 @@ from ipujax.runtime.files import (
     Section,
     UnreadableError,
     VersionError,
+    compress,
     compressed_sections,
-    packed,
-    parsed,
+    decompress,
+    parse_json,
     read_sealed,
     seal,
-    unpacked,
 )
 from ipujax.runtime.files.kinds import Integer, Record, Text
 from ipujax.runtime.files.sealed import section_of
@@ -164,7 +164,10 @@ def test_sections_of_json_that_compress_well_are_read(monkeypatch):
     monkeypatch.setattr(compressed_sections, "_FREE_PARSED_BYTES", 1 << 10)
     data = [{"cycles": 1, "program": 2}] * 10_000
     section = section_of(data)
-    assert len(section) > len(zlib.compress(json.dumps(data).encode())) and parsed(unpacked(section), 1 << 40) == data
+    assert (
+        len(section) > len(zlib.compress(json.dumps(data).encode()))
+        and parse_json(decompress(section), 1 << 40) == data
+    )
 
 
 @pytest.mark.parametrize("size", [0, 1, 1 << 16, 1 << 20])
@@ -172,10 +175,10 @@ def test_sections_of_any_bytes(size, monkeypatch):
     monkeypatch.setattr(compressed_sections, "_FREE_BYTES", 1 << 10)
     content = np.random.default_rng(0).integers(0, 2, size, np.uint8).tobytes()
     for each in (content, bytes(size)):
-        assert unpacked(packed(each)) == each
+        assert decompress(compress(each)) == each
 
 
 @pytest.mark.parametrize("change", [lambda x: x[:-1], lambda x: x + b"1", lambda x: b"", lambda x: x + x], ids=range(4))
 def test_sections_that_are_cut_off_or_go_on(change):
     with pytest.raises(DamagedError, match=r"cut off, or go on|cannot be decompressed"):
-        unpacked(change(packed(b"content")))
+        decompress(change(compress(b"content")))
