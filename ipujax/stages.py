@@ -42,7 +42,6 @@ from ipujax.runtime.signatures import checking_calls
 from ipujax.runtime.target import nearest
 from ipujax.runtime.tracebacks import showing_user_frames
 from ipujax.sharding import Partitioning, run_on_one_device
-from ipujax.storage import save_program
 
 # Imported by the methods that need them: a program of the cache is called without.
 if TYPE_CHECKING:
@@ -472,6 +471,8 @@ class Compiled(Stage):
                 partitioned or spread over instances; or the path cannot be written.
             ArgumentTypeError: arguments or results of a pytree that no file can describe, or `path` is not a path.
         """
+        from ipujax.storage import save_program
+
         save_program(path, self._lowered, self.profile)
 
     def _settled(self, outs: Any) -> Any:

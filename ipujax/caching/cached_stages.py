@@ -21,7 +21,6 @@ from ipujax.runtime.names_at_import import replaced_names
 from ipujax.runtime.read_only import ReadOnlyMapping
 from ipujax.stages import Compiled, Lowered, Record
 from ipujax.storage import Computation, requested_directory
-from ipujax.storage.stored_values import storing_values
 
 if TYPE_CHECKING:
     from ipujax.runtime.compile import Executable
@@ -153,6 +152,8 @@ def find_or_lower(plan: LoweringPlan, lower: Callable[[], Lowered]) -> Lowered:
         figures = None if entry is None else entry.figures()
 
     def lower_with_plans() -> Lowered:
+        from ipujax.storage.stored_values import storing_values  # a program of the cache is called without
+
         with storing_values(plan.options.cache_dir):
             return lower()
 

@@ -3,6 +3,9 @@
 Input: compiled programs and plans. Output: sealed files, see `runtime.files`, and what is read from them.
 """
 
+from typing import TYPE_CHECKING
+
+from ipujax.runtime.lazy_names import lazy_names
 from ipujax.storage.cache_directory import (
     CACHE_BYTES as CACHE_BYTES,
     CACHE_DIR as CACHE_DIR,
@@ -22,5 +25,9 @@ from ipujax.storage.computation import (
     exported_computation as exported_computation,
     read_computation as read_computation,
 )
-from ipujax.storage.saved_program import LoadedProgram as LoadedProgram, load as load, save_program as save_program
 from ipujax.storage.versions import installed_versions as installed_versions
+
+if TYPE_CHECKING:
+    from ipujax.storage.saved_program import LoadedProgram as LoadedProgram, load as load, save_program as save_program
+else:  # a program of the cache is called without
+    __getattr__ = lazy_names(__name__, {"saved_program": "LoadedProgram load save_program"})

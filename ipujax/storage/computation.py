@@ -10,15 +10,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 
-from ipujax.lowering.stored_modules import ModuleError, StoredModule, stored_module
 from ipujax.runtime.files import DamagedError, Section
 from ipujax.runtime.files.kinds import Flag, Integer, Lengths, List, Record, Text
 from ipujax.runtime.files.sealed import section_data, section_of
+
+if TYPE_CHECKING:
+    from ipujax.lowering.stored_modules import StoredModule
 
 Function = Callable[..., Sequence[Any]]
 _KEYS = ("threefry2x32", "rbg", "unsafe_rbg")  # implementations of random numbers
@@ -70,6 +72,8 @@ def exported_computation(function: Function, name: str, avals: Sequence[Any]) ->
     Raises:
         ExportError: an operation whose form other versions may not know, an effect, or a type.
     """
+    from ipujax.lowering.stored_modules import stored_module  # a hit that XLA computes needs none
+
     results: list[Any] = []
 
     def of_words(*words: Any) -> list[Any]:
@@ -96,6 +100,8 @@ def read_computation(content: bytes) -> Computation:
     Raises:
         FileError: a section of another form, or whose module is not one of such arguments and results.
     """
+    from ipujax.lowering.stored_modules import ModuleError, StoredModule
+
     data = section_data(content, COMPUTATION)
     in_avals, out_avals = (tuple(map(_aval, data[place])) for place in ("arguments", "results"))
     words = [tuple(map(_words, avals)) for avals in (in_avals, out_avals)]

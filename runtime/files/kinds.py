@@ -90,7 +90,7 @@ class Kind(ABC):
             self.check(value, f"{path}[{number}]", lengths)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Integer(Kind):
     """An integer within bounds, or an index into lists.
 
@@ -126,7 +126,7 @@ class Integer(Kind):
             raise FieldError(path, f"numbers of at most {self.total:,} together", f"{sum(values):,}")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Real(Kind):
     """A finite number."""
 
@@ -139,7 +139,7 @@ class Real(Kind):
             raise FieldError(path, f"a finite number from {self.minimum:g} to {self.maximum:g}", _format(value))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Text(Kind):
     """A text that UTF-8 can encode; one of `choices` if there are any."""
 
@@ -152,7 +152,7 @@ class Text(Kind):
             raise FieldError(path, f"one of {', '.join(self.choices)}", _format(value))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Flag(Kind):
     """True or false."""
 
@@ -161,7 +161,7 @@ class Flag(Kind):
             raise FieldError(path, "true or false", _format(value))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Nullable(Kind):
     """A value of a kind, or null."""
 
@@ -172,7 +172,7 @@ class Nullable(Kind):
             self.of.check(value, path, lengths)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class List(Kind):
     """A list of elements of one kind.
 
@@ -200,7 +200,7 @@ class List(Kind):
         self.of.check_all(value, path, lengths)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Runs(Kind):
     """Runs of integers, as `runs_of` writes them.
 
@@ -230,7 +230,7 @@ class Runs(Kind):
             raise FieldError(path, f"numbers of at most {self.of.total:,} together", f"{total:,}")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Row(Kind):
     """A list of a fixed number of elements, each of a kind of its own."""
 
@@ -244,7 +244,7 @@ class Row(Kind):
             kind.check(value[number], f"{path}[{number}]", lengths)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Map(Kind):
     """An object with names of the kind `keys`, and values of one kind; `minimum` is of the number of fields."""
 
@@ -261,7 +261,7 @@ class Map(Kind):
             self.of.check(item, _join(path, key), lengths)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Record(Kind):
     """An object with the given fields and no other.
 
@@ -293,7 +293,7 @@ class Record(Kind):
             kind.check(item, _join(path, name), lengths)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Tagged(Kind):
     """An object that is of one of several records, by the text in its field `tag`."""
 
@@ -306,7 +306,7 @@ class Tagged(Kind):
         self.records[value[self.tag]].check(value, path, lengths)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Either(Kind):
     """An object of one record if it has a field, of another if not.
 
@@ -325,7 +325,7 @@ class Either(Kind):
         (self.having if self.name in value else self.lacking).check(value, path, lengths)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Tree(Kind):
     """A node with nodes inside it, at most `depth` deep.
 
@@ -355,7 +355,7 @@ class Tree(Kind):
             raise FieldError(path, f"nodes at most {self.depth} deep", f"{len(level):,} that are deeper")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Anything(Kind):
     """Any value: another kind, or code, checks it."""
 
