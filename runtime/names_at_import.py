@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from operator import is_
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
 
 _PACKAGE = "ipujax."
@@ -36,7 +36,10 @@ class _RecordingLoader(SourceFileLoader):
 
     def exec_module(self, module: ModuleType) -> None:
         super().exec_module(module)
-        _OWNERS[module.__name__] = list(_owners(module))
+        name = module.__name__
+        _OWNERS[name] = list(_owners(module))
+        functions = (value for value in vars(module).values() if isinstance(value, FunctionType))
+        _FUNCTIONS[name] = {each: _parts(each) for each in functions if each.__module__ == name}
 
 
 class _RecordingFinder:
@@ -95,7 +98,22 @@ def import_time_ns() -> int:
 
 def replaced_names() -> tuple[ReplacedName, ...]:
     """Return the names of imported modules that were replaced, added to a table or class, or removed."""
-    return tuple(name for _, owners in sorted(_OWNERS.items()) for owner in owners for name in owner.replaced())
+    names = (name for _, owners in sorted(_OWNERS.items()) for owner in owners for name in owner.replaced())
+    return (
+        *names,
+        *(name for module, parts in sorted(_FUNCTIONS.items()) for name in _changed_functions(module, parts)),
+    )
+
+
+def _parts(function: FunctionType) -> tuple[Any, ...]:
+    return function.__code__, function.__defaults__, function.__kwdefaults__
+
+
+def _changed_functions(module: str, parts: Mapping[FunctionType, tuple[Any, ...]]) -> Iterator[ReplacedName]:
+    """Yield the functions of a module whose code or defaults were changed in place."""
+    for function, at_import in parts.items():
+        if not all(map(is_, _parts(function), at_import)):
+            yield ReplacedName(module, function.__qualname__, _parts(function))
 
 
 def _owners(module: ModuleType) -> Iterator[_Owner]:
@@ -120,4 +138,5 @@ def _tables(path: str, table: dict[Any, Any]) -> Iterator[_Owner]:
 
 # By module, those of its owners; a module that is loaded again replaces them.
 _OWNERS: dict[str, list[_Owner]] = {}
+_FUNCTIONS: dict[str, dict[FunctionType, tuple[Any, ...]]] = {}  # by module, those that it defines
 _IMPORT_TIME_NS = time.time_ns()

@@ -30,14 +30,17 @@ class Saturated:
     Args:
         array: values, the limits of the 32-bit type among them.
         sides: of each element, int8: −1 if it stands for one below the lower limit, 1 above the upper one, else 0.
-        present: sides other than 0 that elements may have.
+        present: the values that marked elements stand for.
         source: label of the node that selects them.
+        is_of_masked_rows: whether elements are marked only where all that they were chosen from were. Operators that
+            read no marks then read the limits.
     """
 
     array: jax.Array
     sides: jax.Array
-    present: frozenset[int] = field(metadata={"static": True})
+    present: frozenset[int | float] = field(metadata={"static": True})
     source: str = field(metadata={"static": True})
+    is_of_masked_rows: bool = field(default=False, metadata={"static": True})
 
     @property
     def dtype(self) -> np.dtype:
@@ -107,7 +110,7 @@ def check_held(value: Any, place: str) -> None:
     if isinstance(value, tuple | list):
         for item in value:
             check_held(item, place)
-    if isinstance(value, Saturated):
+    if isinstance(value, Saturated) and not value.is_of_masked_rows:
         message = f"{place} has values of {value.source} that 32 bits do not hold"
         expected = "comparisons, a maximum of values below 32 bits, or a minimum of values above them"
         raise WideValueError(message, expected=expected, hint=REMEDY)
@@ -129,7 +132,7 @@ def narrowed(values: Any, place: str) -> Any:
 
     def as_array(value: Any) -> jax.Array:
         check_held(value, place)
-        return jnp.asarray(value)
+        return jnp.asarray(value.array if isinstance(value, Saturated) else value)
 
     return jax.tree.map(as_array, values, is_leaf=lambda value: isinstance(value, Saturated))
 

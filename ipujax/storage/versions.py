@@ -17,8 +17,8 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from ipujax.lowering.digests import NoDigestError
-from ipujax.runtime.names_at_import import ReplacedName, import_time_ns, replaced_names
+from ipujax.lowering.digests import NoDigestError, replaced_lowerings
+from ipujax.runtime.names_at_import import import_time_ns, replaced_names
 
 _PACKAGE = Path(__file__).parent.parent
 # Settings of JAX that the lowering of a jaxpr reads.
@@ -33,14 +33,14 @@ _SETTINGS = (
 )
 
 
-def compiler_state() -> tuple[dict[str, str], str, dict[str, object], tuple[ReplacedName, ...]]:
-    """Return versions of packages, the state of the files of ipujax, settings of JAX, and replaced names of ipujax.
+def compiler_state() -> tuple[object, ...]:
+    """Return versions of packages, the state of the files of ipujax, settings of JAX, replaced names and lowerings.
 
     Raises:
         NoDigestError: a file of ipujax was changed after this process imported ipujax.
     """
     settings = {name: getattr(jax.config, name, None) for name in _SETTINGS}
-    return installed_versions(), source_state(), settings, replaced_names()
+    return installed_versions(), source_state(), settings, replaced_names(), replaced_lowerings()
 
 
 @cache  # of the process: installed files do not change while it runs

@@ -7,6 +7,7 @@ from ipujax.lowering.digests.jaxprs import (
     CALLBACKS as CALLBACKS,
     digest_of as digest_of,
     jaxpr_digest as jaxpr_digest,
+    replaced_lowerings as replaced_lowerings,
     value_digests as value_digests,
 )
 from ipujax.lowering.digests.readings import NoDigestError as NoDigestError

@@ -6,6 +6,8 @@ Input: a code object. Output: `CodeReads`, with the names of functions and class
 from __future__ import annotations
 
 import dis
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import reduce
 from types import CodeType
@@ -14,19 +16,23 @@ _READ_GLOBAL = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS
 _READ_ATTRIBUTE = frozenset({"LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR", "IMPORT_FROM"})
 
 
+_NAME = re.compile(r"[^\W\d]\w*")
+_PLACEHOLDER = re.compile(r"\{([^{}]*)\}")  # of `str.format`
+
+
 @dataclass(frozen=True, slots=True)
 class CodeReads:
     """Names that a code object reads.
 
     Args:
         global_names: globals and builtins.
-        attributes: attributes, and names after `from … import`.
-        imports: level and name of each imported module.
+        attributes: attributes, names after `from … import`, and texts that may name attributes.
+        imports: level and name of each imported module, and the names that are imported from it.
     """
 
     global_names: frozenset[str] = frozenset()
     attributes: frozenset[str] = frozenset()
-    imports: frozenset[tuple[int, str]] = frozenset()
+    imports: frozenset[tuple[int, str, tuple[str, ...]]] = frozenset()
 
     def __or__(self, other: CodeReads) -> CodeReads:
         return CodeReads(
@@ -44,8 +50,17 @@ def _own_reads(code: CodeType) -> CodeReads:
     instructions = list(dis.get_instructions(code))
     global_names = frozenset(x.argval for x in instructions if x.opname in _READ_GLOBAL)
     attributes = frozenset(x.argval for x in instructions if x.opname in _READ_ATTRIBUTE)
-    # The level of a relative import is the first of the two constants before it.
+    attributes |= {name for x in code.co_consts if isinstance(x, str) for name in names_in(x)}
+    # The two constants before it are the level of a relative import, and the names after `from … import`.
     imports = frozenset(
-        (instructions[n - 2].argval, x.argval) for n, x in enumerate(instructions) if x.opname == "IMPORT_NAME"
+        (instructions[n - 2].argval, x.argval, instructions[n - 1].argval or ())
+        for n, x in enumerate(instructions)
+        if x.opname == "IMPORT_NAME"
     )
     return CodeReads(global_names, attributes, imports)
+
+
+def names_in(text: str) -> Iterator[str]:
+    """Yield the names by which a text may read attributes, as for `getattr` and `format`; sentences have none."""
+    for part in _PLACEHOLDER.findall(text) if len(text.split()) > 1 else (text,):
+        yield from _NAME.findall(part)

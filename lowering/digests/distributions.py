@@ -19,7 +19,7 @@ PYTHON = "python"
 _BUILT_IN = ("built-in", "frozen")  # origins of modules without a file
 # Modules of Python's library whose functions depend on their arguments alone: no clock, file, or state of the process.
 _PURE_MODULES = (
-    r"abc|bisect|builtins|cmath|collections|contextlib|copy|dataclasses|decimal|enum|fractions|functools|heapq|itertools"
+    r"abc|bisect|builtins|cmath|collections|contextlib|copy|dataclasses|enum|fractions|functools|heapq|itertools"
     r"|math|numbers|operator|re|statistics|string|struct|textwrap|types|typing"
 )
 
@@ -48,10 +48,10 @@ def _distribution_of_package(package: str) -> str | None:
 
 def _origin(package: str) -> str | None:
     """Return the file or folder of a package that is imported, or "built-in"; None where it has none."""
-    module = sys.modules.get(package)
-    spec = getattr(module, "__spec__", None)
-    origin: str | None = getattr(spec, "origin", None) or getattr(module, "__file__", None)
-    folders = list(getattr(module, "__path__", ()))  # of a package without a file
+    names = getattr(sys.modules.get(package), "__dict__", {})  # not by attributes, which a module may make
+    spec = names.get("__spec__")
+    origin: str | None = getattr(spec, "origin", None) or names.get("__file__")
+    folders = list(names.get("__path__", ()))  # of a package without a file
     return origin or (folders[0] if folders else None)
 
 

@@ -27,6 +27,7 @@ from ipujax.lowering.jax_compat import (
     Primitive,
     Var,
     implementations,
+    mlir,
     raw_frames,
 )
 from ipujax.lowering.source_info import traced_from
@@ -38,6 +39,16 @@ _OF_DERIVATIVES: Mapping[str, frozenset[str]] = {
 }
 CALLBACKS = ("pure_callback", "io_callback", "debug_callback", "debug_print")  # primitives that call Python functions
 _NUMBERS = (jax.Array, np.ndarray, np.generic, bool, int, float, complex)
+
+
+_LOWERINGS_AT_IMPORT = dict(mlir._lowerings)
+
+
+def replaced_lowerings() -> tuple[Any, ...]:
+    """Return the lowerings of JAX's primitives that the program replaced: those of others may use them."""
+    return tuple(
+        mlir._lowerings.get(p) for p, rule in _LOWERINGS_AT_IMPORT.items() if mlir._lowerings.get(p) is not rule
+    )
 
 
 def value_digests(*common: Any) -> Digests:

@@ -13,8 +13,11 @@ import copyreg
 import dataclasses
 import enum
 import functools
+import inspect
+import operator
+import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import (
     BuiltinFunctionType,
     CellType,
@@ -30,6 +33,7 @@ from types import (
 )
 from typing import Any
 
+import jax
 import numpy as np
 
 from ipujax.lowering.digests.code_reads import CodeReads, reads_of
@@ -47,12 +51,16 @@ _UNREADABLE_ATTRIBUTES = frozenset(
     {"__builtins__", "__globals__", "__subclasses__", "f_builtins", "f_globals", "f_locals"}
 )
 # Of installed distributions: functions that read files, or draw from a state of the process.
-_UNREADABLE_OF = {"numpy": frozenset({"fromfile", "genfromtxt", "load", "loadtxt", "memmap", "random"})}
+_UNREADABLE_OF = re.compile(
+    r"numpy(\..*)?\.(fromfile|genfromtxt|load|loadtxt|memmap|open_memmap|random|DataSource)(\..*)?|jax\.numpy(\..*)?\.load"
+)
+# Functions whose results are attributes that their arguments name.
+READERS_BY_NAME = (getattr, inspect.getmembers, operator.attrgetter, operator.methodcaller)
 # Members of a class that Python or its libraries add, and that no code of its own reads.
 _ADDED_MEMBERS = frozenset({"__dict__", "__slotnames__", "__static_attributes__", "__weakref__", "_abc_impl"})
 _ADDRESS_MARKS = (" at 0x", " object at ")
 # Packages whose objects have a text of their contents.
-_WITH_TEXTS = frozenset({"jax", "jaxlib", "ml_dtypes", "numpy"})
+_WITH_TEXTS = frozenset({"jax", "jaxlib", "ml_dtypes"})
 
 
 class NoDigestError(ValueError):
@@ -107,14 +115,25 @@ def is_global_of_distribution(value: Any) -> bool:
     found: Any = sys.modules.get(module)
     for part in name.split("."):
         found = getattr(found, part, None)
-    return found is value
+    return found is value and _has_code_of_distribution(value)
+
+
+def _has_code_of_distribution(value: Any) -> bool:
+    """Return whether no function of the user's is inside: a wrapper has the name of what it replaces."""
+    while value is not None and not isinstance(value, type):
+        if isinstance(value, FunctionType) and distribution_of(str(value.__globals__.get("__name__"))) is None:
+            return False
+        value = getattr(value, "__wrapped__", None)
+    return True
 
 
 def _global_name(value: Any) -> str:
     module: str = value.__module__
     name = getattr(value, "__qualname__", None) or value.__name__
     distribution = distribution_of(module)
-    if distribution == PYTHON and not is_pure(module):
+    is_unreadable = distribution == PYTHON and not is_pure(module)
+    is_unreadable |= module == "builtins" and name in _UNREADABLE_BUILTINS
+    if is_unreadable or _UNREADABLE_OF.fullmatch(f"{module}.{name}"):
         raise NoDigestError(f"its code uses {module}.{name}, whose results are not in the program")
     return f"{distribution}:{module}.{name}"
 
@@ -125,7 +144,30 @@ def _global_name(value: Any) -> str:
 def _read_array(array: np.ndarray) -> Reading:
     if array.dtype.hasobject:  # its bytes are addresses
         return Reading(f"array of objects {array.shape}", array.ravel().tolist())
-    return Reading(f"array {array.dtype!r}{array.shape}", (np.ascontiguousarray(array).tobytes(),))
+    content = np.ascontiguousarray(array).tobytes()
+    return Reading(f"array {array.shape} {array.strides}", (array.dtype, content, *_own_state(array, np.ndarray)))
+
+
+def _own_state(value: Any, base: type) -> tuple[Any, ...]:
+    """Return the class of a value and its attributes, if the class is not the base."""
+    return () if type(value) is base else (type(value), dict(getattr(value, "__dict__", {})))
+
+
+def _read_partial(value: functools.partial[Any]) -> Reading:
+    kind_and_state = _own_state(value, functools.partial) or (vars(value),)
+    return Reading("partial", (value.func, value.args, value.keywords, *kind_and_state))
+
+
+def _read_error(error: BaseException) -> Reading:
+    return Reading("exception", (type(error), error.args, error.__cause__, vars(error)))
+
+
+def _refuse_ufunc(function: np.ufunc) -> Reading:
+    raise NoDigestError(f"{function.__name__} has no code in Python")
+
+
+def _read_tree(tree: Any) -> Reading:
+    return Reading("pytree", (tree.node_data(), *tree.children()))
 
 
 def _read_items(mapping: Mapping[Any, Any]) -> Reading:
@@ -137,7 +179,7 @@ def _read_items(mapping: Mapping[Any, Any]) -> Reading:
 
 def _read_function(function: FunctionType) -> Reading:
     """Return the code of a function, and all that it closes over; globals follow from the names that its code reads."""
-    defaults = (function.__defaults__, function.__kwdefaults__, dict(function.__dict__))
+    defaults = (function.__defaults__, function.__kwdefaults__, dict(function.__dict__), function.__annotations__)
     closure = function.__closure__ or ()
     # A decorated function may have the name and module of another.
     module = str(function.__globals__.get("__name__"))
@@ -151,8 +193,8 @@ def _read_function(function: FunctionType) -> Reading:
     children: list[Any] = [function.__code__, *defaults, *closure]
     for name in sorted(reads.global_names):
         children += (name, _global_of(function, name))
-    for level, name in sorted(reads.imports):
-        children += _imported(function, level, name)
+    for level, name, names in sorted(reads.imports):
+        children += _imported(function, level, name, names)
     return Reading(f"function {module}.{function.__qualname__}", children, reads)
 
 
@@ -165,16 +207,17 @@ def _global_of(function: FunctionType, name: str) -> Any:
     return getattr(sys.modules["builtins"], name, None)
 
 
-def _imported(function: FunctionType, level: int, name: str) -> list[Any]:
-    """Return a module that a function imports itself, and its packages; a text where it cannot be imported."""
+def _imported(function: FunctionType, level: int, name: str, names: tuple[str, ...]) -> list[Any]:
+    """Return a module that a function imports itself, the names from it, and its packages; a text where it fails."""
     package = function.__globals__.get("__package__") or ""
     try:
         # As the function itself would: what its code reads is known when its modules are.
-        module = __import__(name, {"__package__": package}, None, ("",), level)
+        module = __import__(name, {"__package__": package}, None, names or ("",), level)
     except ImportError as error:
         return [f"no module {name}: {type(error).__name__}"]
-    parts = module.__name__.split(".")
-    return [sys.modules[".".join(parts[:n])] for n in range(1, len(parts))] + [module]
+    parts = str(getattr(module, "__name__", name)).split(".")
+    packages = [sys.modules.get(".".join(parts[:n])) for n in range(1, len(parts))]
+    return [*packages, module, *(getattr(module, each, None) for each in names)]
 
 
 def _read_class(kind: type) -> Reading:
@@ -208,17 +251,15 @@ def _read_cell(cell: CellType) -> Reading:
         return Reading("empty cell")
 
 
-def check_attributes(module: ModuleType, attributes: Iterable[str]) -> None:
-    """Refuse an installed module some of whose used attributes read files or states of the process.
+def check_module(module: ModuleType) -> None:
+    """Refuse an installed module whose functions read files or states of the process.
 
     Raises:
-        NoDigestError: the text names the first of them.
+        NoDigestError: the text names it.
     """
-    package = module.__name__.partition(".")[0]
-    if distribution_of(package) == PYTHON and not is_pure(package):
-        raise NoDigestError(f"its code uses the module {module.__name__}, whose results are not in the program")
-    for name in sorted(_UNREADABLE_OF.get(package, frozenset()).intersection(attributes)):
-        raise NoDigestError(f"its code uses {module.__name__}.{name}, whose results are not in the program")
+    name = module.__name__
+    if (distribution_of(name) == PYTHON and not is_pure(name)) or _UNREADABLE_OF.fullmatch(name):
+        raise NoDigestError(f"its code uses the module {name}, whose results are not in the program")
 
 
 # --- objects ---
@@ -286,11 +327,9 @@ _READERS: dict[type, Callable[[Any], Reading]] = {
     list: lambda value: Reading("list", value),
     dict: _read_items,
     MappingProxyType: _read_items,
-    np.ndarray: _read_array,
     FunctionType: _read_function,
     MethodType: lambda value: Reading("method", (value.__self__, value.__func__)),
     BuiltinFunctionType: _read_builtin,
-    functools.partial: lambda value: Reading("partial", (value.func, value.args, value.keywords, vars(value))),
     property: _read_property,
     staticmethod: lambda value: Reading("staticmethod", (value.__func__,)),
     classmethod: lambda value: Reading("classmethod", (value.__func__,)),
@@ -311,6 +350,11 @@ _READERS: dict[type, Callable[[Any], Reading]] = {
 _READERS_OF_BASES: tuple[tuple[type, Callable[[Any], Reading]], ...] = (
     (type, _read_class),
     (enum.Enum, _read_enum),
-    (np.dtype, lambda value: Reading(repr(value))),
+    (np.dtype, lambda value: Reading(repr(value), (dict(value.metadata or {}),))),
+    (np.ndarray, _read_array),
     (np.generic, lambda value: _read_array(np.asarray(value))),
+    (functools.partial, _read_partial),
+    (BaseException, _read_error),
+    (np.ufunc, _refuse_ufunc),
+    (type(jax.tree.structure(0)), _read_tree),
 )

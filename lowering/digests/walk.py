@@ -13,17 +13,19 @@ from collections.abc import Callable, Iterator, Mapping
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
+from ipujax.lowering.digests.code_reads import names_in
 from ipujax.lowering.digests.distributions import distribution_of
 from ipujax.lowering.digests.readings import (
     ATOMS,
+    READERS_BY_NAME,
     NoDigestError,
-    check_attributes,
+    check_module,
     is_ours,
     read,
 )
 
 _WRITTEN_BY_IMPORT = frozenset(vars(ModuleType(""))) | {"__builtins__", "__cached__", "__file__", "__path__"}
-_BY_NAME = frozenset({"__dict__", "__getattribute__", "attrgetter", "getattr", "getmembers", "methodcaller"})
+_BY_NAME = frozenset({"__dict__", "__getattribute__"})  # attributes of a module by which others are read
 # Type → text of its values, which is the same wherever they occur: a function of the digests and a value.
 TextReaders = Mapping[type, Callable[["Digests", Any], str]]
 
@@ -141,7 +143,8 @@ class _Walk:
         if number is not None:
             return f"^{number}"
         if type(value) is str:
-            self._attributes |= set(value.split("."))  # which may name attributes, as in `getattr` and `attrgetter`
+            self._attributes.update(names_in(value))
+        self._reads_any_name |= any(value is each for each in READERS_BY_NAME)
         if value is not self._root or type(value) in ATOMS:
             text = self._digests.context_free_text(value)
             if text is not None:
@@ -151,51 +154,38 @@ class _Walk:
         self._kept.append(value)
         if isinstance(value, ModuleType):
             return self._module(value)
-        if isinstance(value, set | frozenset):
+        if type(value) in (set, frozenset):
             return f"{type(value).__name__} {sorted(map(self._digests.walk_digest, value))}"
         reading = read(value)
         if isinstance(value, FunctionType):
             self._attributes |= reading.reads.attributes
-            self._reads_any_name |= not _BY_NAME.isdisjoint(reading.reads.global_names | reading.reads.attributes)
+            self._reads_any_name |= not _BY_NAME.isdisjoint(reading.reads.attributes)
         self._pending += reversed(reading.children)
         return f"{reading.label}/{len(reading.children)}"
 
     def _module(self, module: ModuleType) -> str:
+        distribution = distribution_of(module.__name__)
         self._modules[module.__name__] = module
-        return f"module {module.__name__} {distribution_of(module.__name__)}"
+        if distribution is None and type(module) is not ModuleType:
+            self._pending.append(type(module))
+        elif distribution is not None:
+            check_module(module)
+        return f"module {module.__name__} {distribution}"
 
     def _add_used_attributes(self) -> None:
         """Put next the attributes of modules whose names the code of this walk reads, as far as it is known now."""
         for name, module in sorted(self._modules.items()):
-            is_installed = distribution_of(name) is not None
-            if is_installed:
-                check_attributes(module, self._attributes)
             used = self._used.setdefault(name, set())
             names = (self._attributes & vars(module).keys()) - used
-            if self._reads_any_name and not is_installed:
+            makes_names = "__getattr__" in vars(module) or type(module) is not ModuleType
+            if (self._reads_any_name or makes_names) and distribution_of(name) is None:
                 names |= {key for key, value in vars(module).items() if _is_of_user(key, value)} - used
             for attribute in sorted(names):
                 used.add(attribute)
-                value = vars(module)[attribute]
-                if not is_installed or _is_replaced(value):
-                    self._pending += (value, f"{name}.{attribute}")
+                self._pending += (vars(module)[attribute], f"{name}.{attribute}")
 
 
 def _is_of_user(name: str, value: Any) -> bool:
     """Return whether a name of a user's module is neither written by the import nor a module that is installed."""
     is_installed = isinstance(value, ModuleType) and distribution_of(value.__name__) is not None
     return name not in _WRITTEN_BY_IMPORT and not is_installed
-
-
-def _is_replaced(value: Any) -> bool:
-    """Return whether an attribute of an installed module may be the program's: a number, a function of its own."""
-    if type(value) in ATOMS:
-        return True
-    while value is not None:
-        # A decorated function has the module of the one inside.
-        module = value.__globals__.get("__name__") if isinstance(value, FunctionType) else None
-        module = value.__module__ if isinstance(value, type) else module
-        if isinstance(module, str) and distribution_of(module) is None:
-            return True
-        value = None if isinstance(value, type) else getattr(value, "__wrapped__", None)
-    return False

@@ -1,9 +1,10 @@
 """Nodes that are traced with 32 bits, some of whose static operands only 64 bits hold.
 
 A sentinel becomes the limit of 32 bits where the result stays right: SATURATING says where. Elements that `Where` takes
-from one are marked: its result may be moved, and read by operators that compare or order elements, whose result has
-none of them, or their indices. Operands that decide shapes are read exactly, those that are passed on stay static, and
-all others are refused.
+from one are marked, with the value that they stand for: its result may be moved, and read by operators that compare or
+order elements, as long as marks on one side stand for one value. A maximum of marks alone stays marked for comparisons,
+and is the limit of 32 bits for all others. Operands that decide shapes are read exactly, those that are passed on stay
+static, and all others are refused.
 """
 
 from __future__ import annotations
@@ -67,7 +68,8 @@ def run_narrowed(node: Node, operands: Sequence[Any], function: Function, logged
     narrow = [_narrowed(node, position, value) for position, value in enumerate(operands)]
     marked = [value for value in narrow if isinstance(value, Saturated)]
     saturating = [before for before, value in zip(operands, narrow, strict=True) if value is not before]
-    if node.op_type in _CHOOSING and len(saturating) + len(marked) == len(operands):
+    chosen = [value for value in marked if not value.is_of_masked_rows]
+    if node.op_type in _CHOOSING and len(saturating) + len(chosen) == len(operands):
         check_held(operands[0], _place(node, 0))
     if saturating and node.name not in logged:
         _LOG.info("%s: values beyond 32 bits become their limits; jax_enable_x64 keeps them", node.label)
@@ -137,7 +139,7 @@ def _narrowed(node: Node, position: int, value: Any) -> Any:
     array = saturated(np.asarray(value), sides)
     if node.op_type not in _MARKING:
         return array
-    present = frozenset(map(int, np.unique(sides))) - {0}
+    present = frozenset(np.unique(np.asarray(value)[sides != 0]).tolist())
     return Saturated(jnp.asarray(array), jnp.asarray(sides), present, node.label)
 
 
@@ -158,11 +160,11 @@ def _moved(node: Node, operands: Sequence[Any], function: Function) -> Any:
         x.sides if isinstance(x, Saturated) else jnp.zeros(np.shape(x), np.int8) if _is_in(positions, n) else x
         for n, x in enumerate(operands)
     ]
-    present = frozenset().union(*(x.present for _, x in marked))
+    facts = (_present(operands), marked[0][1].source, all(x.is_of_masked_rows for _, x in marked))
     arrays, sides = function(*_arrays(operands)), function(*marks)
     if isinstance(arrays, tuple):
-        return tuple(Saturated(x, y, present, marked[0][1].source) for x, y in zip(arrays, sides, strict=True))
-    return Saturated(arrays, sides, present, marked[0][1].source)
+        return tuple(Saturated(x, y, *facts) for x, y in zip(arrays, sides, strict=True))
+    return Saturated(arrays, sides, *facts)
 
 
 def _is_in(positions: Collection[int] | None, position: int) -> bool:
@@ -173,17 +175,41 @@ def _arrays(operands: Sequence[Any]) -> list[Any]:
     return [x.array if isinstance(x, Saturated) else x for x in operands]
 
 
-def _present(operands: Sequence[Any]) -> Sides:
+def _present(operands: Sequence[Any]) -> frozenset[int | float]:
     return frozenset().union(*(x.present for x in operands if isinstance(x, Saturated)))
 
 
-def _ordered(node: Node, operands: Sequence[Any], function: Function) -> Any:
-    return function(*_arrays(operands)) if _present(operands) <= _LOSING[node.op_type] else None
+def _sides_present(operands: Sequence[Any]) -> Sides:
+    return frozenset(-1 if value < 0 else 1 for value in _present(operands))
+
+
+def _is_one_each(operands: Sequence[Any]) -> bool:
+    """Return whether marks on one side stand for one value, so that ranks order them."""
+    return len(_present(operands)) == len(_sides_present(operands))
+
+
+def _weighted(node: Node, operands: Sequence[Any], function: Function) -> Any:
+    return function(*_arrays(operands)) if _sides_present(operands) <= BELOW else None
+
+
+def _chosen(node: Node, operands: Sequence[Any], function: Function) -> Any:
+    """Choose elements that have no mark; where all have one, the result has."""
+    if not _sides_present(operands) <= _LOSING[node.op_type] or not _is_one_each(operands):
+        return None
+    is_reduction = node.op_type not in _CHOOSING  # whose second operand are its axes
+    marks = [x.sides if isinstance(x, Saturated) else _no_marks(x, is_reduction) for x in operands]
+    source = next(x.source for x in operands if isinstance(x, Saturated))
+    return Saturated(function(*_arrays(operands)), function(*marks), _present(operands), source, True)
+
+
+def _no_marks(value: Any, is_axes: bool) -> Any:
+    """Return marks of an operand without any; the axes of a reduction stay as they are."""
+    return value if is_axes else jnp.zeros(np.shape(value), np.int8)
 
 
 def _compared(node: Node, operands: Sequence[Any], function: Function) -> Any:
     """Compare ranks where there are marks: 0 for numbers of 32 bits, ±1 for marks, ±2 for infinities."""
-    if not _present(operands[:1]).isdisjoint(_present(operands[1:])):
+    if not _is_one_each(operands) and not _sides_present(operands[:1]).isdisjoint(_sides_present(operands[1:])):
         return None
     arrays = list(map(jnp.asarray, _arrays(operands)))
     sides = [x.sides if isinstance(x, Saturated) else np.int8(0) for x in operands]
@@ -196,6 +222,8 @@ def _compared(node: Node, operands: Sequence[Any], function: Function) -> Any:
 def _extreme(node: Node, operands: Sequence[Any], function: Function) -> Any:
     """Index of the largest or smallest element: of those that are equal with 32 bits, the one that is it with 64."""
     x = operands[0]
+    if not _is_one_each(operands):
+        return None
     find, sign = _EXTREMES[node.op_type]
     best = find(x.array, axis=node.attributes.get("axis", 0), keepdims=True)
     return function(jnp.where(x.array == best, x.sides + np.int8(2 * sign), np.int8(0)))
@@ -205,7 +233,8 @@ def _top(node: Node, operands: Sequence[Any], function: Function) -> Any:
     """Largest or smallest elements: of those that are equal with 32 bits, first the ones that are not marked."""
     x, count = operands
     axis = node.attributes.get("axis", -1)
-    if x.present != (BELOW if node.attributes.get("largest", 1) else ABOVE):
+    side = BELOW if node.attributes.get("largest", 1) else ABOVE
+    if _sides_present(operands) != side or not _is_one_each(operands):
         return None
     order = jnp.argsort(x.sides != 0, axis=axis, stable=True)
     values, indices = function(jnp.take_along_axis(x.array, order, axis), count)
@@ -220,18 +249,13 @@ _MOVING: Mapping[str, Collection[int] | None] = {
     **dict.fromkeys(("Tile", "Transpose", "Unsqueeze"), (0,)),
 }
 # Operators → sides of elements that are not in the result, as long as there are others.
-_LOSING: Mapping[str, Sides] = {
-    "Max": BELOW,
-    "Min": ABOVE,
-    "ReduceMax": BELOW,
-    "ReduceMin": ABOVE,
-    "Softmax": BELOW,
-}
+_LOSING: Mapping[str, Sides] = {"Max": BELOW, "Min": ABOVE, "ReduceMax": BELOW, "ReduceMin": ABOVE}
 _EXTREMES: Mapping[str, tuple[Callable[..., jax.Array], int]] = {"ArgMax": (jnp.max, 1), "ArgMin": (jnp.min, -1)}
 # Operators that may read marked elements; their functions return None for elements that they may not.
 READERS: Mapping[str, Callable[[Node, Sequence[Any], Function], Any]] = {
     **dict.fromkeys(_MOVING, _moved),
-    **dict.fromkeys(_LOSING, _ordered),
+    **dict.fromkeys(_LOSING, _chosen),
+    "Softmax": _weighted,
     **dict.fromkeys(_COMPARING, _compared),
     **dict.fromkeys(_EXTREMES, _extreme),
     "TopK": _top,
@@ -241,7 +265,8 @@ READERS: Mapping[str, Callable[[Node, Sequence[Any], Function], Any]] = {
 def _read_marked(node: Node, operands: Sequence[Any], function: Function) -> Any:
     read = None if node.domain else READERS.get(node.op_type)
     results = None if read is None else read(node, operands, function)
-    if results is None:
-        position, value = next((n, x) for n, x in enumerate(operands) if isinstance(x, Saturated))
-        check_held(value, _place(node, position))
-    return results
+    if results is not None:
+        return results
+    for position, value in enumerate(operands):
+        check_held(value if isinstance(value, Saturated) else None, _place(node, position))
+    return function(*_arrays(operands))  # of rows that are masked altogether

@@ -98,7 +98,8 @@ def slice_array(x: Value, starts: Value, ends: Value, axes: Optional = None, ste
     strides = (1,) * len(begins) if steps is None else integers(static(steps, "steps"))
     slices = [slice(None)] * x.ndim
     for axis, begin, stop, stride in zip(chosen, begins, stops, strides, strict=True):
-        slices[axis] = slice(begin, stop, stride)
+        longest = max(1, x.shape[axis])  # a longer stride takes one element too, and XLA adds it to the start
+        slices[axis] = slice(begin, stop, min(max(stride, -longest), longest))
     return x[tuple(slices)]
 
 

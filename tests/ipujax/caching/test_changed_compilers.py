@@ -58,7 +58,21 @@ def with_another_constant(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ipujax.lowering.rules.base.fallback._CODE_BYTES", 5000)
 
 
-CHANGES = [without_fusion, with_an_own_pass, with_an_own_rule, with_an_own_planner, with_another_constant]
+def with_other_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    def round_cycles(target: Any) -> int:
+        return 50
+
+    monkeypatch.setattr("ipujax.runtime.target.issue_round_cycles.__code__", round_cycles.__code__)
+
+
+CHANGES = [
+    with_other_code,
+    without_fusion,
+    with_an_own_pass,
+    with_an_own_rule,
+    with_an_own_planner,
+    with_another_constant,
+]
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)

@@ -144,6 +144,41 @@ EDITS: dict[str, tuple[str, str]] = {
     "annotation of a class": ("class subject:\n  a: 'two'", "class subject:\n  a: 'nine'"),
     "order of a dict": ("subject = {'a': 1, 'b': 2}", "subject = {'b': 2, 'a': 1}"),
     "kind of a number": ("subject = [1]", "subject = [True]"),
+    "masked array": (
+        "import numpy as np\nsubject = np.ma.arange(3000.)",
+        "import numpy as np\nsubject = np.ma.arange(3000.)\nsubject[1500] = 9",
+    ),
+    "polynomial": (
+        "import numpy as np\nsubject = np.polynomial.Polynomial([1, 2])",
+        "import numpy as np\nsubject = np.polynomial.Polynomial([1, 2 + 3e-12])",
+    ),
+    "order in memory": (
+        "import numpy as np\nsubject = np.ones((3, 4))",
+        "import numpy as np\nsubject = np.ones((3, 4), order='F')",
+    ),
+    "metadata of a dtype": (
+        "import numpy as np\nsubject = np.dtype('f4', metadata={'a': 2})",
+        "import numpy as np\nsubject = np.dtype('f4', metadata={'a': 9})",
+    ),
+    "data of a pytree": (
+        "import jax\nclass C:\n  def __init__(self, a): self.a = a\n"
+        "  def __repr__(self): return 'C'\nclass T: pass\n"
+        "jax.tree_util.register_pytree_node(T, lambda t: ((), C(2)), lambda *_: T())\n"
+        "subject = jax.tree.structure(T())",
+        "import jax\nclass C:\n  def __init__(self, a): self.a = a\n"
+        "  def __repr__(self): return 'C'\nclass T: pass\n"
+        "jax.tree_util.register_pytree_node(T, lambda t: ((), C(9)), lambda *_: T())\n"
+        "subject = jax.tree.structure(T())",
+    ),
+    "attribute of a set": (
+        "class S(set): pass\nsubject = S([1])\nsubject.a = 2",
+        "class S(set): pass\nsubject = S([1])\nsubject.a = 9",
+    ),
+    "cause of an error": (
+        "subject = ValueError()\nsubject.__cause__ = ValueError(2)",
+        "subject = ValueError()\nsubject.__cause__ = ValueError(9)",
+    ),
+    "annotation of a function": ("def subject(x: 'two'): return x", "def subject(x: 'nine'): return x"),
     "objects that are one": ("a = [1]\nsubject = (a, a)", "subject = ([1], [1])"),
 }
 
@@ -189,6 +224,8 @@ USES = {
     "attribute getter": (
         "import edited_costs, operator\nG = operator.attrgetter('C.A')\ndef subject(x): return G(edited_costs)"
     ),
+    "getattr under another name": ("import edited_costs\nG = getattr\ndef subject(x): return G(edited_costs, chr(65))"),
+    "format": "import edited_costs\ndef subject(x): return '{0.A}'.format(edited_costs)",
     "attribute getter inside": (
         "import edited_costs\nfrom operator import attrgetter\ndef subject(x): return attrgetter(chr(65))(edited_costs)"
     ),
@@ -237,6 +274,9 @@ def test_other_names_of_a_module_do_not_count():
     [
         ("def subject(x): return open('table').read()", "subject calls open"),
         ("def subject(x): return eval('A')", "subject calls eval"),
+        ("E = eval\ndef subject(x): return E('A')", r"its code uses builtins\.eval"),
+        ("import numpy as np\nL = np.loadtxt\ndef subject(x): return L('table')", r"its code uses numpy\.loadtxt"),
+        ("import numpy as np\nsubject = np.frompyfunc(lambda x: 3, 1, 1)", "has no code in Python"),
         ("def subject(x): return globals()['A']", "subject calls globals"),
         ("A = 2\ndef subject(x): return subject.__globals__['A']", "subject reads __globals__"),
         ("import os\ndef subject(x): return os.environ['A']", "its code uses the module os"),
@@ -244,7 +284,7 @@ def test_other_names_of_a_module_do_not_count():
         ("from time import time\ndef subject(x): return time()", r"its code uses time\.time"),
         ("def subject(x):\n  import random\n  return random.random()", "its code uses the module random"),
         ("import numpy as np\ndef subject(x): return np.load('table.npy')", r"its code uses numpy\.load"),
-        ("import numpy as np\ndef subject(x): return np.random.rand()", r"its code uses numpy\.random"),
+        ("import numpy as np\ndef subject(x): return np.random.rand()", r"its code uses the module numpy\.random"),
         ("import threading\nL = threading.Lock()\ndef subject(x): return L", "a value of type _thread.lock"),
         (
             "f = open(__file__) if 0 else iter(())\nclass subject: F = (x for x in ())",
@@ -257,15 +297,54 @@ def test_code_that_reads_more_than_values_has_none(text, reason):
         digest_of(subject(text))
 
 
+@pytest.mark.parametrize("value", [[3], {"a": 3}, types.SimpleNamespace(a=3), len])
+def test_any_value_of_an_installed_module_counts(monkeypatch, value):
+    import math
+
+    text = "import math\ndef subject(x): return math.ceil(x)"
+    digest = digest_of(subject(text))
+    monkeypatch.setattr(math, "ceil", value)
+    assert digest_of(subject(text)) != digest
+
+
+MAKES_NAMES = {
+    "__getattr__": "V = {0}\ndef __getattr__(name):\n  if name == 'A': return V\n  raise AttributeError(name)",
+    "property": ("import types\nclass M(types.ModuleType):\n  @property\n  def A(self): return {0}\nKIND = M"),
+}
+
+
+@pytest.mark.parametrize("costs", MAKES_NAMES.values(), ids=MAKES_NAMES)
+def test_modules_that_make_attributes_count(costs):
+    digests = []
+    for number in (2, 9, 2):
+        module = defined(costs.format(number), "edited_costs")
+        module.__class__ = getattr(module, "KIND", types.ModuleType)
+        digests.append(digest_of(subject(USES["attribute"])))
+    assert digests[0] == digests[2] != digests[1]
+
+
+def test_submodules_that_a_function_imports_count(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "edited_package").mkdir()
+    (tmp_path / "edited_package" / "__init__.py").write_text("")
+    digests = []
+    for number in (2, 9):
+        (tmp_path / "edited_package" / "costs.py").write_text(f"A = {number}#{'x' * number}")
+        for name in [name for name in sys.modules if name.startswith("edited_package")]:
+            del sys.modules[name]
+        digests.append(digest_of(subject("def subject(x):\n  from edited_package import costs\n  return x + costs.A")))
+    assert digests[0] != digests[1]
+
+
 def test_a_replaced_attribute_of_an_installed_module_counts(monkeypatch):
     import numpy as np
 
-    text = "import numpy as np\ndef subject(x): return np.hypot(x, np.pi)"
+    text = "import numpy as np\ndef subject(x): return np.flip(x) + np.pi"
     digest = digest_of(subject(text))
     monkeypatch.setattr(np, "pi", 3.0)
     assert digest_of(subject(text)) != digest
     monkeypatch.undo()
     assert digest_of(subject(text)) == digest
     for own in ("def subject(x, y): return x", "import jax\n@jax.jit\ndef subject(x, y): return x"):
-        monkeypatch.setattr(np, "hypot", functools.wraps(np.hypot)(subject(own)))
+        monkeypatch.setattr(np, "flip", functools.wraps(np.flip)(subject(own)))
         assert digest_of(subject(text)) != digest
