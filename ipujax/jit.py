@@ -151,6 +151,9 @@ def jit(  # type: ignore[no-untyped-def]
 class IpuFunction(Generic[_P, _R]):
     """The function that `ipu.jit` returns. Call it, or `lower` it to look inside."""
 
+    # Not among the attributes that `functools.wraps` copies to functions around it.
+    __slots__ = ("__dict__", "__weakref__", "_made_compiler", "_making_compiler", "_settings")
+
     def __init__(
         self,
         fun: Callable[_P, _R],

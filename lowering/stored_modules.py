@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
 import jax
@@ -22,7 +23,11 @@ from ipujax.lowering.jax_compat import Primitive, func as func_dialect, mlir
 
 _MAIN = "main"
 _MAX_DEPTH = 500  # of brackets: the parser is recursive, and ends the process beyond some 10,000
-_TEXTS = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+_TEXTS = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|//[^\n]*', re.DOTALL)  # and comments
+# Names of types and attributes that others use: a few lines can make a type of 2³¹ parts. JAX writes those of places.
+_ALIAS = re.compile(rb"([!#][\w$.-]+)\s*=")
+_PLACE_ALIAS = re.compile(rb"#loc\d*")
+_DIALECTS = frozenset({"builtin", "chlo", "func", "stablehlo"})
 _CALLBACK = "callback"  # in the names of custom calls that run Python by an address
 
 
@@ -56,7 +61,7 @@ class StoredModule:
         Raises:
             ModuleError: no module, or one of other arguments or results, or one that runs Python.
         """
-        _check_depth(self.text)
+        _check_text(self.text)
         with mlir.make_ir_context(), mlir.ir.Location.unknown():
             try:
                 module = mlir.ir.Module.parse(self.text)
@@ -64,8 +69,7 @@ class StoredModule:
             except Exception as error:  # of the parser of another package, which documents none
                 raise ModuleError(f"{type(error).__name__}: {str(error)[:300]}") from error
             self._check_type(module)
-            if called := [name for name in _custom_calls(module) if _CALLBACK in name]:
-                raise ModuleError(f"it calls {called[0]}")
+            _check_operations(module)
 
     def _check_type(self, module: Any) -> None:
         symbols = [op for op in module.body.operations if "sym_name" in op.attributes]
@@ -82,8 +86,12 @@ class StoredModule:
                 raise ModuleError(f"its {place} are {', '.join(got)[:200]}, not {', '.join(expected)[:200]}")
 
 
-def _check_depth(text: str) -> None:
-    characters = np.frombuffer(_TEXTS.sub(b"", text.encode()).replace(b"->", b""), np.uint8)
+def _check_text(text: str) -> None:
+    code = _TEXTS.sub(b"", text.encode()).replace(b"->", b"")
+    for name in _ALIAS.findall(code):
+        if not _PLACE_ALIAS.fullmatch(name):
+            raise ModuleError(f"it names {name.decode()}, as no module of JAX does")
+    characters = np.frombuffer(code, np.uint8)
     steps = np.zeros(256, np.int8)
     steps[list(b"([{<")] = 1
     steps[list(b")]}>")] = -1
@@ -91,16 +99,40 @@ def _check_depth(text: str) -> None:
         raise ModuleError(f"it has more than {_MAX_DEPTH} brackets inside each other")
 
 
-def _custom_calls(module: Any) -> list[str]:
-    names: list[str] = []
+def _check_operations(module: Any) -> None:
+    """Refuse operations of other dialects, calls of Python, and functions that call themselves or have no body."""
+    calls: dict[str, list[str]] = {}
+    faults: list[str] = []
 
-    def add(op: Any) -> Any:
-        if op.name == "stablehlo.custom_call":
-            names.append(mlir.ir.StringAttr(op.attributes["call_target_name"]).value)
+    def look(op: Any) -> Any:  # an error would not pass through the parser's own code
+        if op.name.partition(".")[0] not in _DIALECTS:
+            faults.append(f"it has the operation {op.name}")
+        if op.name == "func.func":
+            calls.setdefault(_text_of(op, "sym_name"), [])
+            faults.extend([] if len(op.regions[0].blocks) else [f"its function {_text_of(op, 'sym_name')} has no body"])
+        elif op.name == "func.call":
+            calls.setdefault(_function_of(op), []).append(str(op.attributes["callee"]).removeprefix("@"))
+        elif op.name == "stablehlo.custom_call" and _CALLBACK in _text_of(op, "call_target_name"):
+            faults.append(f"it calls {_text_of(op, 'call_target_name')}")
         return mlir.ir.WalkResult.ADVANCE
 
-    module.operation.walk(add)
-    return names
+    module.operation.walk(look)
+    try:
+        TopologicalSorter(calls).prepare()
+    except CycleError as error:
+        faults.append(f"its function {error.args[1][0]} calls itself")
+    if faults:
+        raise ModuleError(faults[0])
+
+
+def _function_of(op: Any) -> str:
+    while op.name != "func.func":
+        op = op.parent
+    return _text_of(op, "sym_name")
+
+
+def _text_of(op: Any, name: str) -> str:
+    return str(mlir.ir.StringAttr(op.attributes[name]).value)
 
 
 def _type(aval: Any) -> Any:

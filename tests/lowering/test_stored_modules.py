@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ipujax.lowering.stored_modules import ModuleError, stored_module
+from ipujax.lowering.stored_modules import ModuleError, StoredModule, stored_module
 
 X = jnp.arange(12.0).reshape(3, 4)
 
@@ -52,6 +52,36 @@ def test_brackets_in_texts_do_not_count(module):
     dataclasses.replace(module, text=text).check()
     with pytest.raises(ModuleError, match="more than 500 brackets"):
         dataclasses.replace(module, text=module.text + "<" * 10_000).check()
+
+
+MAIN = "func.func public @main(%a: tensor<2xf32>) -> tensor<2xf32> {{ {body} }} {rest}"
+
+
+@pytest.mark.parametrize(
+    ("body", "rest", "problem"),
+    [
+        ("return %a : tensor<2xf32>", "", ""),
+        ("%b = func.call @main(%a) : (tensor<2xf32>) -> tensor<2xf32>\nreturn %b : tensor<2xf32>", "", "calls itself"),
+        ("return %a : tensor<2xf32>", "func.func private @f(tensor<2xf32>) -> tensor<2xf32>", "f has no body"),
+        ("return %a : tensor<2xf32>", "!t0 = tuple<f32, f32>", "names !t0"),
+        ("return %a : tensor<2xf32>", '// "\n#x = ' + "[" * 9_000 + "1" + "]" * 9_000 + '\n// "', "brackets|names #x"),
+        (
+            '%b = "stablehlo.custom_call"(%a) {call_target_name = "xla_python_cpu_callback"} : (tensor<2xf32>) ->'
+            " tensor<2xf32>\nreturn %b : tensor<2xf32>",
+            "",
+            "calls xla_python_cpu_callback",
+        ),
+        ('"scf.yield"() : () -> ()\nreturn %a : tensor<2xf32>', "", "scf"),
+    ],
+)
+def test_modules_that_jax_does_not_write_are_refused(body, rest, problem):
+    shape = jax.ShapeDtypeStruct((2,), jnp.float32)
+    module = StoredModule(MAIN.format(body=body, rest=rest), "f", (shape,), (shape,))
+    if not problem:
+        module.check()
+    else:
+        with pytest.raises(ModuleError, match=problem):
+            module.check()
 
 
 def test_random_changes_are_modules_or_errors(module):

@@ -117,6 +117,9 @@ def loop(
     if is_counted and is_decided and (not iteration.is_uniform or _is_growing(carried)):
         budget.check_unrolled(iterations or 0, "iterations of a Loop that is unrolled")
         return _unrolled_loop(iterations, carried, body, iteration.scanned)
+    if trip_count is None and iteration.condition and is_entered:
+        hint = "a trip count, or a condition that a value of the loop decides"
+        raise OnnxError("Loop never ends: its condition is always true, and it has no trip count", hint=hint)
     start = True if condition is None else condition
     return _conditional_loop(trip_count, start, carried, body, iteration, max_size)
 
@@ -126,12 +129,15 @@ def _is_growing(carried: Sequence[Any]) -> bool:
 
 
 def _counted_loop(iterations: int, carried: Sequence[Any], body: Body) -> tuple[Any, ...]:
-    def step(values: tuple[Any, ...], index: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    def step(state: tuple[Any, ...], _: None) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        index, values = state
         _, *results = body(index, np.asarray(True), *values)
         results = _traced(results)
-        return tuple(results[: len(values)]), tuple(results[len(values) :])
+        return (index + 1, tuple(results[: len(values)])), tuple(results[len(values) :])
 
-    final, collected = jax.lax.scan(step, tuple(_traced(carried)), jnp.arange(iterations))
+    # The counter is carried: a billion of numbers to scan would take 4 GB.
+    start = (jnp.zeros((), index_dtype()), tuple(_traced(carried)))
+    (_, final), collected = jax.lax.scan(step, start, None, length=iterations)
     return (*final, *collected)
 
 

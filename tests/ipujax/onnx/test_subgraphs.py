@@ -92,7 +92,7 @@ def loop(*, stops: bool = False, collects: bool = True):
 @pytest.mark.parametrize("trips", [0, 1, 4])
 def test_loop_of_known_trip_count_is_a_scan(trips):
     model = ipujax.onnx.load(loop(), static={"n": trips})
-    assert primitives(model, model.params, X) == ["iota", "scan"]
+    assert primitives(model, model.params, X) == ["scan"]
     y, rows = jax.jit(model)(model.params, X)
     np.testing.assert_allclose(y, X / 2**trips)
     np.testing.assert_allclose(rows, X / 2.0 ** np.arange(1, trips + 1)[:, None])
@@ -225,3 +225,15 @@ def test_optional_inputs_are_none_or_values():
     model = ipujax.onnx.load(model_of(nodes, [optional, info("x", shape=(3,))], [info("y", shape=(3,))], opset=OPSET))
     np.testing.assert_allclose(jax.jit(model)({}, None, X), X)
     np.testing.assert_allclose(jax.jit(model)({}, 2 * X, X), 2 * jnp.asarray(X))
+
+
+def test_a_loop_without_an_end_is_refused():
+    body = graph_of(
+        [helper.make_node("Identity", ["go"], ["go_on"]), helper.make_node("Add", ["a", "a"], ["b"])],
+        [info("i", np.int64, ()), info("go", bool, ()), info("a", shape=(3,))],
+        [info("go_on", bool, ()), info("b", shape=(3,))],
+    )
+    node = helper.make_node("Loop", ["", "", "x"], ["y"], "forever", body=body)
+    model = ipujax.onnx.load(model_of([node], [info("x", shape=(3,))], [info("y", shape=(3,))], opset=OPSET))
+    with pytest.raises(ipujax.onnx.OnnxError, match=r"forever.*never ends"):
+        model(model.params, X)

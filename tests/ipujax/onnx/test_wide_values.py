@@ -179,6 +179,49 @@ def test_with_64_bits_all_is_exact():
     np.testing.assert_array_equal(w, np.where(MASK, X + 2**40, LOW).T)
 
 
+def masked_chain(second, *nodes):
+    """Return a model of `a = Where(mask, x, low)`, then nodes of `a` and of the constants."""
+    constants = {"low": np.array(LOW), "second": np.array(second), "five": np.array(5), "axes": np.array([1])}
+    all_nodes = [helper.make_node("Where", ["mask", "x", "low"], ["a"], "first"), *nodes]
+    inputs = [info("x", np.int64, (2, 3)), info("mask", bool, (2, 3))]
+    return model_of(all_nodes, inputs, [info("y", shape=None)], constants)
+
+
+def test_different_sentinels_of_one_side_are_not_ordered():
+    other = helper.make_node("Where", ["mask", "x", "second"], ["b"], "other")
+    joined = helper.make_node("Concat", ["a", "b"], ["c"], "join", axis=1)
+    best = helper.make_node("ArgMax", ["c"], ["y"], "best", axis=1)
+    with pytest.raises(OnnxError, match=REMEDY):
+        results(masked_chain(-3_000_000_000, other, joined, best), X, MASK)
+    masked = np.where(MASK, X, LOW)
+    got = results(masked_chain(LOW, other, joined, best), X, MASK)
+    np.testing.assert_array_equal(got[:, 0], np.concatenate([masked, masked], 1).argmax(1))
+
+
+def test_rows_that_are_masked_altogether_are_compared_exactly():
+    most = helper.make_node("ReduceMax", ["a", "axes"], ["m"], "most")
+    mask = np.array([[True, False, True], [False, False, False]])
+    expected = np.where(mask, X, LOW).max(1, keepdims=True)
+    for op_type, name, bound in (("Equal", "low", LOW), ("Less", "low", LOW), ("Less", "five", 5)):
+        compared = helper.make_node(op_type, ["m", name], ["y"], "compared")
+        got = results(masked_chain(-3_000_000_000, most, compared), X, mask)
+        np.testing.assert_array_equal(got, {"Equal": np.equal, "Less": np.less}[op_type](expected, bound))
+    compared = helper.make_node("Less", ["m", "second"], ["y"], "compared")
+    with pytest.raises(OnnxError, match=REMEDY):  # two values below 32 bits
+        results(masked_chain(-3_000_000_000, most, compared), X, mask)
+    added = helper.make_node("Add", ["m", "five"], ["y"], "added")
+    sums = np.where(MASK, X, LEAST).max(1, keepdims=True) + 5
+    np.testing.assert_array_equal(results(masked_chain(0, most, added), X, MASK), sums)
+
+
+def test_strides_of_64_bits_take_one_element():
+    for start, step in ((1, HIGH), (0, HIGH), (2, -HIGH), (1, 2**40)):
+        proto = one_node(
+            "Slice", ["x", np.array([start]), np.array([3 if step > 0 else LOW]), np.array([1]), np.array([step])]
+        )
+        np.testing.assert_array_equal(results(proto, X), X[:, start : start + 1])
+
+
 @pytest.mark.parametrize("call", ["model", "jit", "partial", "params"])
 def test_arguments_are_refused(call):
     model = ipujax.onnx.load(one_node("Add", ["x", np.array(1)]))
