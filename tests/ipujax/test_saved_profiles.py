@@ -266,5 +266,5 @@ def test_texts_that_are_no_json_of_a_file(name, saved, tmp_path):
     head, _ = taken_apart(saved("one IPU"))
     path = tmp_path / "text"
     path.write_bytes(put_together(head, {"profile": zlib.compress(TEXTS[name])}))
-    with pytest.raises(ProfileError, match="is damaged: it is no JSON"):
+    with pytest.raises(ProfileError, match="is damaged: it is not valid JSON"):
         ipu.Profile.load(path)
