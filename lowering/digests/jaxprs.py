@@ -118,7 +118,7 @@ def _place(digests: Digests, eqn: JaxprEqn) -> str:
         return stack
     frames = digests.once(
         info.traceback,
-        lambda _: digest_of_text("".join(f"{digests.text(code)}@{place};" for code, place in raw_frames(eqn))),
+        lambda _: digest_of_text("".join(f"{digests.lines(code)}@{n};" for code, n in raw_frames(eqn))),
     )
     return f"{stack} {frames}"
 

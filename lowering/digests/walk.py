@@ -47,6 +47,7 @@ class Digests:
         self._text_readers: TextReaders = {CodeType: Digests._code, **text_readers}
         self._reader_of_class: dict[type, Callable[[Digests, Any], str] | None] = {}
         self._texts: dict[int, str] = {}  # by identity of the value
+        self._lines: dict[int, str] = {}  # by identity of the code
         self._kept: list[Any] = []  # alive, so that no other object has their identity
         self._common = self.walk_digest(common)
 
@@ -103,6 +104,16 @@ class Digests:
             raise NoDigestError(
                 f"a value of type {type(value).__name__} has too many values inside each other"
             ) from error
+
+    def lines(self, code: CodeType) -> str:
+        """Return file, name and lines of a code object: all that a place in it shows, whatever the code computes."""
+        known = self._lines.get(id(code))
+        if known is None:
+            self._kept.append(code)
+            table = hashlib.sha256(code.co_linetable).hexdigest()
+            known = f"{code.co_filename}:{code.co_firstlineno} {code.co_qualname} {table}"
+            self._lines[id(code)] = known
+        return known
 
     def _code(self, code: CodeType) -> str:
         """Return the digest of a function's byte code, names, lines and constants, and of those inside it."""

@@ -8,7 +8,6 @@ around.
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,13 +15,10 @@ from typing import Any
 
 from ipujax.runtime.errors import shortened
 from ipujax.runtime.files.file_errors import DamagedError
-from ipujax.runtime.files.number_runs import values_and_counts
 
 EXACT = 2**53 - 1  # Number.MAX_SAFE_INTEGER of JavaScript: the page computes with figures as doubles
-_MAX_FLOAT = 1e30  # far beyond any figure, and products of a few of them are finite
 _MAX_TOTAL = 2**62  # of a list, so that sums of it are of 64 bits
 _MAX_CHARACTERS = 60  # of a text in an error
-_MAX_RUN_NUMBERS = 2**30  # of a file; views list them one by one
 
 
 class FieldError(DamagedError):
@@ -74,7 +70,12 @@ class Lengths:
 
 
 class Kind(ABC):
-    """The kind of a field: the set of its valid values."""
+    """The kind of a field: the set of its valid values. Its text is part of the version of files."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
 
     @abstractmethod
     def check(self, value: Any, path: str, lengths: Lengths) -> None:
@@ -109,7 +110,7 @@ class Integer(Kind):
     def check(self, value: Any, path: str, lengths: Lengths) -> None:
         # A bool is an int to Python, and 1.0 equals 1, so the type is compared exactly.
         if type(value) is not int or not self.minimum <= value <= self.maximum:
-            raise FieldError(path, f"a whole number from {self.minimum:,} to {self.maximum:,}", _format(value))
+            raise FieldError(path, f"a whole number from {self.minimum:,} to {self.maximum:,}", shown(value))
         if self.below:
             lengths.add_index(self.below, path, value)
 
@@ -127,19 +128,6 @@ class Integer(Kind):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Real(Kind):
-    """A finite number."""
-
-    minimum: float = 0.0
-    maximum: float = _MAX_FLOAT
-
-    def check(self, value: Any, path: str, lengths: Lengths) -> None:
-        is_number = type(value) in (int, float) and (type(value) is int or math.isfinite(value))
-        if not is_number or not self.minimum <= value <= self.maximum:
-            raise FieldError(path, f"a finite number from {self.minimum:g} to {self.maximum:g}", _format(value))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class Text(Kind):
     """A text that UTF-8 can encode; one of `choices` if there are any."""
 
@@ -147,29 +135,19 @@ class Text(Kind):
 
     def check(self, value: Any, path: str, lengths: Lengths) -> None:
         if type(value) is not str or not _is_encodable(value):
-            raise FieldError(path, "a text that UTF-8 can encode", _format(value))
+            raise FieldError(path, "a text that UTF-8 can encode", shown(value))
         if self.choices and value not in self.choices:
-            raise FieldError(path, f"one of {', '.join(self.choices)}", _format(value))
+            raise FieldError(path, f"one of {', '.join(self.choices)}", shown(value))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class Flag(Kind):
     """True or false."""
 
+    __slots__ = ()
+
     def check(self, value: Any, path: str, lengths: Lengths) -> None:
         if type(value) is not bool:
-            raise FieldError(path, "true or false", _format(value))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Nullable(Kind):
-    """A value of a kind, or null."""
-
-    of: Kind
-
-    def check(self, value: Any, path: str, lengths: Lengths) -> None:
-        if value is not None:
-            self.of.check(value, path, lengths)
+            raise FieldError(path, "true or false", shown(value))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -189,7 +167,7 @@ class List(Kind):
     maximum: int = EXACT
 
     def check(self, value: Any, path: str, lengths: Lengths) -> None:
-        _check_type(value, list, "a list", path)
+        check_type(value, list, "a list", path)
         if len(value) < self.minimum:
             raise FieldError(path, f"a list of at least {self.minimum}", f"{len(value)} elements")
         if len(value) > self.maximum:
@@ -201,50 +179,6 @@ class List(Kind):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Runs(Kind):
-    """Runs of integers, as `runs_of` writes them.
-
-    Args:
-        of: kind of the integers.
-        length: name of their number, as of `List`.
-    """
-
-    of: Integer
-    length: str
-
-    def check(self, value: Any, path: str, lengths: Lengths) -> None:
-        _check_type(value, str, "runs of numbers", path)
-        try:
-            numbers, counts = values_and_counts(value)
-        except ValueError as error:
-            raise FieldError(path, "runs of numbers, such as 7 0*1471", _format(value)) from error
-        num_numbers = int(counts.sum())
-        lengths.add(self.length, path, num_numbers)
-        lengths.run_numbers += num_numbers
-        if lengths.run_numbers > _MAX_RUN_NUMBERS:
-            raise FieldError(path, f"at most {_MAX_RUN_NUMBERS:,} numbers in all runs", f"{lengths.run_numbers:,}")
-        if not all(self.of.minimum <= number <= self.of.maximum for number in numbers.tolist()):
-            expected = f"whole numbers from {self.of.minimum:,} to {self.of.maximum:,}"
-            raise FieldError(path, expected, f"{int(numbers.max()):,}")
-        if (total := sum(a * b for a, b in zip(numbers.tolist(), counts.tolist(), strict=True))) > self.of.total:
-            raise FieldError(path, f"numbers of at most {self.of.total:,} together", f"{total:,}")
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Row(Kind):
-    """A list of a fixed number of elements, each of a kind of its own."""
-
-    kinds: tuple[Kind, ...]
-
-    def check(self, value: Any, path: str, lengths: Lengths) -> None:
-        _check_type(value, list, "a list", path)
-        if len(value) != len(self.kinds):
-            raise FieldError(path, f"{len(self.kinds)} elements", f"{len(value)}")
-        for number, kind in enumerate(self.kinds):
-            kind.check(value[number], f"{path}[{number}]", lengths)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class Map(Kind):
     """An object with names of the kind `keys`, and values of one kind; `minimum` is of the number of fields."""
 
@@ -253,12 +187,12 @@ class Map(Kind):
     minimum: int = 0
 
     def check(self, value: Any, path: str, lengths: Lengths) -> None:
-        _check_type(value, dict, "an object", path)
+        check_type(value, dict, "an object", path)
         if len(value) < self.minimum:
             raise FieldError(path, f"an object of at least {self.minimum} fields", f"{len(value)}")
         for key, item in value.items():
             self.keys.check(key, f"{path}, a name in it", lengths)
-            self.of.check(item, _join(path, key), lengths)
+            self.of.check(item, field_path(path, key), lengths)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -281,83 +215,22 @@ class Record(Kind):
         return *self.fields, *self.optional
 
     def check(self, value: Any, path: str, lengths: Lengths) -> None:
-        _check_type(value, dict, "an object", path)
+        check_type(value, dict, "an object", path)
         together = self.together if any(name in value for name in self.together) else ()
         for name in (*self.fields, *together):
             if name not in value:
-                raise FieldError(_join(path, name), "a field", "nothing: it is missing")
+                raise FieldError(field_path(path, name), "a field", "nothing: it is missing")
         for name, item in value.items():
             kind = self.fields.get(name) or self.optional.get(name)
             if kind is None:
-                raise FieldError(_join(path, name), "a field that this ipujax knows", "an unknown field")
-            kind.check(item, _join(path, name), lengths)
+                raise FieldError(field_path(path, name), "a field that this ipujax knows", "an unknown field")
+            kind.check(item, field_path(path, name), lengths)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Tagged(Kind):
-    """An object that is of one of several records, by the text in its field `tag`."""
-
-    tag: str
-    records: Mapping[str, Record]
-
-    def check(self, value: Any, path: str, lengths: Lengths) -> None:
-        _check_type(value, dict, "an object", path)
-        Text(tuple(self.records)).check(value.get(self.tag), _join(path, self.tag), lengths)
-        self.records[value[self.tag]].check(value, path, lengths)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Either(Kind):
-    """An object of one record if it has a field, of another if not.
-
-    Args:
-        name: name of the field.
-        having: record with the field.
-        lacking: record without it.
-    """
-
-    name: str
-    having: Record
-    lacking: Record
-
-    def check(self, value: Any, path: str, lengths: Lengths) -> None:
-        _check_type(value, dict, "an object", path)
-        (self.having if self.name in value else self.lacking).check(value, path, lengths)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Tree(Kind):
-    """A node with nodes inside it, at most `depth` deep.
-
-    Args:
-        node: kind of a node, with `Anything` for its children.
-        children: key or index of the list of children in a node; a node may lack the key.
-        depth: upper bound of the depth; that of the root is 1.
-    """
-
-    node: Kind
-    children: str | int
-    depth: int
-
-    def check(self, value: Any, path: str, lengths: Lengths) -> None:
-        # Level by level: a recursion would depend on the depth of a file, which is not checked yet.
-        level = [(value, path)]
-        for _ in range(self.depth):
-            next_level: list[tuple[Any, str]] = []
-            for node, node_path in level:
-                self.node.check(node, node_path, lengths)
-                children = node.get(self.children, ()) if isinstance(node, dict) else node[self.children]
-                key = self.children
-                list_path = _join(node_path, key) if isinstance(key, str) else f"{node_path}[{key}]"
-                next_level += [(child, f"{list_path}[{number}]") for number, child in enumerate(children)]
-            level = next_level
-        if level:
-            raise FieldError(path, f"nodes at most {self.depth} deep", f"{len(level):,} that are deeper")
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class Anything(Kind):
     """Any value: another kind, or code, checks it."""
+
+    __slots__ = ()
 
     def check(self, value: Any, path: str, lengths: Lengths) -> None:
         pass
@@ -366,14 +239,14 @@ class Anything(Kind):
         pass
 
 
-def _check_type(value: Any, kind: type, name: str, path: str) -> None:
+def check_type(value: Any, kind: type, name: str, path: str) -> None:
     """Check that a value is a list or an object."""
     # Data that were not read from a file may have tuples for lists.
     if type(value) is not kind and not (kind is list and type(value) is tuple):
-        raise FieldError(path, name, _format(value))
+        raise FieldError(path, name, shown(value))
 
 
-def _join(path: str, key: str) -> str:
+def field_path(path: str, key: str) -> str:
     """Return the path of a field of an object, with a shortened name."""
     # Names from a file may be long, or have control characters on which a terminal acts.
     name = (key if key.isprintable() else ascii(key))[:_MAX_CHARACTERS]
@@ -385,7 +258,7 @@ def _is_encodable(text: str) -> bool:
     return text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text)
 
 
-def _format(value: Any) -> str:
+def shown(value: Any) -> str:
     """Return a value as error messages show it, shortened."""
     if isinstance(value, int) and abs(value) >= EXACT**2:  # Python refuses to print numbers of thousands of digits
         return "a whole number that is too large"

@@ -4,25 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ipujax.runtime.files.kinds import (
-    EXACT,
-    Anything,
-    Either,
-    FieldError,
-    Flag,
-    Integer,
-    Lengths,
-    List,
-    Map,
-    Nullable,
-    Real,
-    Record,
-    Row,
-    Runs,
-    Tagged,
-    Text,
-    Tree,
-)
+from ipujax.runtime.files.figure_kinds import Either, Nullable, Real, Row, Runs, Tagged, Tree
+from ipujax.runtime.files.kinds import EXACT, Anything, FieldError, Flag, Integer, Lengths, List, Map, Record, Text
 
 POINT = Record({"x": Integer()}, {"name": Text(), "a": Flag(), "b": Flag()}, together=("a", "b"))
 SHAPES = Tagged("type", {"dot": Record({"type": Text()}), "line": Record({"type": Text(), "to": Integer()})})
