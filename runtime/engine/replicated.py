@@ -27,6 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ipujax.runtime.analysis import Divergence, joins_replicas
+from ipujax.runtime.engine.orders import reordered
 from ipujax.runtime.engine.single import EngineProgram, Live, steps_of
 from ipujax.runtime.engine.values import State, Values
 from ipujax.runtime.graph import (
@@ -43,13 +44,14 @@ from ipujax.runtime.graph import (
     iteration,
 )
 from ipujax.runtime.host import HostCall, Instances
-from ipujax.runtime.tensor import Tensor, Variable, read, write
+from ipujax.runtime.tensor import Orders, Tensor, Variable, read, write
 
 
 class StackedValues(Values):
     """Arrays of variables; those in `stacked` have a leading axis of replicas, the others are equal on all replicas.
 
     Args:
+        orders: as of `Values`.
         replicas: number of local replicas.
         stacked: variables whose arrays are [replicas, …].
         differing: variables on which replicas may disagree at this point of the program, by `Divergence`.
@@ -57,9 +59,14 @@ class StackedValues(Values):
     """
 
     def __init__(
-        self, replicas: int, stacked: Iterable[Variable], differing: Iterable[Variable], values: Any = ()
+        self,
+        orders: Orders,
+        replicas: int,
+        stacked: Iterable[Variable],
+        differing: Iterable[Variable],
+        values: Any = (),
     ) -> None:
-        super().__init__(values)
+        super().__init__(orders, values)
         self.replicas = replicas
         self.stacked = set(stacked)
         self.differing = set(differing)
@@ -70,7 +77,7 @@ class StackedValues(Values):
         return self.broadcast(value) if variable in self.stacked else value
 
     def copied(self) -> StackedValues:
-        return StackedValues(self.replicas, self.stacked, self.differing, self)
+        return StackedValues(self.orders, self.replicas, self.stacked, self.differing, self)
 
     def broadcast(self, value: jax.Array) -> jax.Array:
         return jnp.broadcast_to(value, (self.replicas, *value.shape))
@@ -107,22 +114,24 @@ class StackedValues(Values):
 
     def load(self, tensor: Tensor) -> jax.Array:
         """Return the elements of a tensor, [replicas, *shape]."""
-        variables = tensor.variables()
-        return self.map_replicas(lambda arrays: read(tensor, dict(zip(variables, arrays, strict=True))), variables)
+        ordered = reordered(tensor, self.orders)
+        variables = ordered.variables()
+        return self.map_replicas(lambda arrays: read(ordered, dict(zip(variables, arrays, strict=True))), variables)
 
     def store(self, tensor: Tensor, new: jax.Array) -> None:
         """Write `new`, [replicas, *shape], to the elements of a tensor."""
-        variables = tensor.variables()
+        ordered = reordered(tensor, self.orders)
+        arrays_of = ordered.variables()
 
         def store_in_replica(arrays: list[jax.Array], new: jax.Array) -> list[jax.Array]:
-            written = write(tensor, dict(zip(variables, arrays, strict=True)), new)
-            return [written[v] for v in variables]
+            written = write(ordered, dict(zip(arrays_of, arrays, strict=True)), new)
+            return [written[v] for v in arrays_of]
 
-        stored = self.map_replicas(store_in_replica, variables, new)
-        for variable, value in zip(variables, stored, strict=True):
+        stored = self.map_replicas(store_in_replica, arrays_of, new)
+        for variable, array, value in zip(tensor.variables(), arrays_of, stored, strict=True):
             # A variable that is now equal on all replicas loses their axis.
             differs = variable in self.differing
-            self.put(variable, value if differs else value[0], is_stacked=differs)
+            self.put(array, value if differs else value[0], is_stacked=differs)
 
     def scalar(self, tensor: Tensor) -> jax.Array:
         # Control flow around a meeting follows replica 0: the verifier has proved that all agree.
@@ -148,7 +157,7 @@ class ReplicatedProgram(EngineProgram):
         self._unrecorded = copy.copy(single)  # for replicas whose decisions are not recorded
         self._unrecorded._record = None
         self._divergence = Divergence(self._graph, self._effects)
-        self._originals = {slot: variable for variable, slot in self._collapsed.items()}
+        self._originals = {array: variable for variable, array in self._kept.items()}
         # `Divergence` does not cover these. A stream's value has the axis unless the stream is broadcast.
         streams = [v for stream, v in self._inputs.items() if not stream.broadcast] + list(self._outputs.values())
         remote = (node.buffer.memory for node in distinct(self._program) if isinstance(node, (RemoteIn, RemoteOut)))
@@ -166,7 +175,7 @@ class ReplicatedProgram(EngineProgram):
     def values(self) -> StackedValues:
         before = {v for v in self._effects(self._program).reads if not v.is_constant}
         constants = {v: self._instances.take_local(x) if v.by_replica else x for v, x in super().values().items()}
-        values = StackedValues(self._replicas, self._always_stacked, before, constants)
+        values = StackedValues(self._orders, self._replicas, self._always_stacked, before, constants)
         values[self._has_failed] = jnp.zeros((), bool)
         return values
 
@@ -226,7 +235,7 @@ class ReplicatedProgram(EngineProgram):
                 self._divergence.visit(control.test, values.differing)
             self._divergence.loop(iteration(control), values.differing)
         written = self._effects(control).writes & (values.differing | after)
-        values.stack(self._collapsed.get(v, v) for v in written)
+        values.stack(self._kept.get(v, v) for v in written)
 
     def _parts(self, steps: list[Program], live: Live) -> list[tuple[Program, Live]]:
         """Return meetings, and the steps between two as one sequence, each with the variables live after it."""
@@ -262,7 +271,7 @@ class ReplicatedProgram(EngineProgram):
             variables = list(values)
 
             def run_single(arrays: list[jax.Array]) -> list[jax.Array]:
-                inner = Values(zip(variables, arrays, strict=True))
+                inner = Values(self._orders, zip(variables, arrays, strict=True))
                 self._single.run_program(program, inner, live)
                 return [inner[v] for v in changed]
 
@@ -274,7 +283,9 @@ class ReplicatedProgram(EngineProgram):
         self, replica: int, program: Program, values: StackedValues, live: Live, changed: list[Variable]
     ) -> list[jax.Array]:
         """Trace the steps of one replica alone; return the arrays of the variables in `changed`."""
-        inner = Values({v: array[replica] if v in values.stacked else array for v, array in values.items()})
+        inner = Values(
+            self._orders, {v: array[replica] if v in values.stacked else array for v, array in values.items()}
+        )
         (self._unrecorded if replica else self._single).run_program(program, inner, live)
         return [inner[v] for v in changed]
 

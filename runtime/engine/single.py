@@ -29,6 +29,7 @@ from jax.experimental.xla_metadata import set_xla_metadata
 
 from ipujax.runtime.analysis import EffectsOf
 from ipujax.runtime.engine.collapse import collapse_group, executed_groups, find_collapsible, one_slot
+from ipujax.runtime.engine.orders import ChosenOrders, choose_orders, reorder_group
 from ipujax.runtime.engine.split import run_group, signatures, store_blocks
 from ipujax.runtime.engine.step_clock import StepClock
 from ipujax.runtime.engine.stream_values import check_input, is_call, stream_variables
@@ -112,12 +113,21 @@ class EngineProgram:
         self._effects = EffectsOf(graph)
         self._clock = clock
         self._order = {variable: number for number, variable in enumerate(graph.variables)}
-        self._collapsed = {} if exact_splits else {v: one_slot(v) for v in find_collapsible(graph, program, persistent)}
+        collapsed = {} if exact_splits else {v: one_slot(v) for v in find_collapsible(graph, program, persistent)}
+        groups = {group: collapse_group(group, collapsed, exact_splits) for group in executed_groups(graph, program)}
+        chosen = ChosenOrders()
+        if not exact_splits:
+            fixed = {*persistent, *self._effects(program).reads, *graph.off_chip}
+            chosen = choose_orders(program, lambda step: [groups[x] for x in graph.groups[step.compute_set]], fixed)
         self._groups = {
-            group: (run, signatures(run))
-            for group in executed_groups(graph, program)
-            for run in [collapse_group(group, self._collapsed, exact_splits)]
+            group: (ordered, signatures(ordered))
+            for group, collapsed_group in groups.items()
+            for ordered in [reorder_group(collapsed_group, chosen)]
         }
+        self._orders = chosen.variables
+        # Variable → that whose array is kept for it: of one slot, or in the order of its elements.
+        self._kept = {v: self._array_of(slot) for v, slot in collapsed.items()}
+        self._kept |= {v: order.array for v, order in self._orders.items()}
         self._constants = self._constants_of(program)
         # A stream has a variable for its value, so that loops and branches carry it like any other.
         self._inputs = stream_variables(program, StreamIn)
@@ -125,8 +135,11 @@ class EngineProgram:
         self._has_failed = Variable((), jnp.dtype(bool), "host has failed")
         self._side_states: dict[Program, list[Variable]] = {}
         self._called_around = called_around(program)
-        self._functions: dict[object, list[_TracedFunction]] = {}
+        self._functions: dict[Function, list[_TracedFunction]] = {}
         self._compared = _compared_variables(graph, program)
+
+    def _array_of(self, variable: Variable) -> Variable:
+        return self._orders[variable].array if variable in self._orders else variable
 
     def _constants_of(self, program: Program) -> list[Variable]:
         """Return the constants that a program reads, in the order of the graph."""
@@ -176,7 +189,7 @@ class EngineProgram:
     def values(self) -> Values:
         """Return the values of constants alone."""
         # Arrays are made here once, outside of all control flow.
-        return Values({v: jnp.asarray(v.value) for v in self._constants})
+        return Values(self._orders, {v: jnp.asarray(v.value) for v in self._constants})
 
     def run_program(self, program: Program, values: Values, live: Live) -> None:
         """Trace a program on `values`, which change; `live` are the variables that may be read after it."""
@@ -210,7 +223,7 @@ class EngineProgram:
     def _state(self, programs: Collection[Program], live: Live) -> list[Variable]:
         """Return the variables that programs write and that may be read later, in a fixed order."""
         written = frozenset().union(*(self._effects(program).writes for program in programs)) & live
-        variables = [self._collapsed.get(v, v) for v in sorted(written, key=self._order.__getitem__)]
+        variables = [self._kept.get(v, v) for v in sorted(written, key=self._order.__getitem__)]
         return list(dict.fromkeys([*variables, *(v for program in programs for v in self._side_state(program))]))
 
     def _side_state(self, program: Program) -> list[Variable]:
@@ -234,17 +247,16 @@ class EngineProgram:
         match step:
             case Execute(compute_set) if self._clock is not None and compute_set in self._clock.readings:
                 self._clock.write_counts(compute_set, values)
-            case Execute(compute_set) if self._effects(step).writes & self._compared:
-                self._run_as_function(compute_set, step, values, self._effects(step).writes)
-            case Copy() if self._effects(step).writes & self._compared:
-                self._run_as_function(step, step, values, self._effects(step).writes)
             case Execute() | Copy():
                 self._move_or_compute(step, values)
+                for variable in self._effects(step).kills & self._compared:
+                    array = self._kept.get(variable, variable)
+                    values[array] = _computed_once(values[array])
             case WriteUndef(destination):
                 if destination.is_whole_variable:
                     (variable,) = destination.variables()
                     # Without an array the variable reads as zeros, and XLA need not keep the old value.
-                    values.pop(self._collapsed.get(variable, variable), None)
+                    values.pop(self._kept.get(variable, variable), None)
             case StreamIn(stream, destination):
                 value = self._receive(stream, values)
                 values.store(destination, values.broadcast(value) if stream.broadcast else value)
@@ -313,11 +325,9 @@ class EngineProgram:
         return results
 
     def _call(self, step: Call, values: Values, live: Live) -> None:
-        self._run_as_function(step.function, step, values, self._effects(step).writes & live)
-
-    def _run_as_function(self, key: object, step: Call | Execute | Copy, values: Values, live: Live) -> None:
-        """Trace a step as a function that XLA does not inline; `key` is equal for steps with equal functions."""
-        functions = self._functions.setdefault(key, [])
+        """Trace a call as one of a function that XLA does not inline."""
+        live = self._effects(step).writes & live
+        functions = self._functions.setdefault(step.function, [])
         # A function that returns more than this call needs serves as well.
         function = next((function for function in functions if live <= function.live), None)
         if function is None:
@@ -327,26 +337,23 @@ class EngineProgram:
             state = function.run([values[v] for v in function.operands])
         values.update(zip(function.results, state, strict=True))
 
-    def _make_function(self, step: Call | Execute | Copy, live: Live) -> _TracedFunction:
-        """Return a step as a function of JAX, with the `live` variables that it writes as results."""
+    def _make_function(self, step: Call, live: Live) -> _TracedFunction:
+        """Return a call as a function of JAX, with the `live` variables that it writes as results."""
         effects = self._effects(step)
         constants = self._constants_of(step)
         # A variable written in part is an operand as well: the rest of it comes out as it went in.
         read = effects.reads | (effects.writes - effects.kills)
         operands = [v for v in sorted(read, key=self._order.__getitem__) if v.by_replica or not v.is_constant]
-        operands = list(dict.fromkeys(self._collapsed.get(v, v) for v in operands))
+        operands = list(dict.fromkeys(self._kept.get(v, v) for v in operands))
         # Whoever runs the step accounts for it in the clocks; with clocks, calls are inlined.
         clock = None if self._clock is None else self._clock.variable
         results = [v for v in self._state([step], live) if v is not clock]
 
         def run(state: State) -> State:
             with set_xla_metadata(inlineable=None):  # calls inside may be inlined
-                inner = Values({v: jnp.asarray(v.value) for v in constants if not v.by_replica})
+                inner = Values(self._orders, {v: jnp.asarray(v.value) for v in constants if not v.by_replica})
                 inner.update(zip(operands, state, strict=True))
-                if isinstance(step, Call):
-                    self.run_program(step.function.body, inner, live)
-                else:
-                    self._move_or_compute(step, inner)
+                self.run_program(step.function.body, inner, live)
                 return [inner[v] for v in results]
 
         return _TracedFunction(live, operands, results, jax.jit(run))
@@ -451,12 +458,23 @@ def _flatten(program: Program, is_whole: Callable[[Program], bool]) -> Iterator[
 
 def _compared_variables(graph: Graph, program: Program) -> frozenset[Variable]:
     """Return the variables that codelets compare, each of which must have one value in all fusions."""
-    # XLA computes a cheap value again in each fusion that reads it, with a fused multiply-add in one and without in
-    # another. The largest element then equals none of the elements that it was chosen from. A function that is not
-    # inlined computes such a value once.
-    groups = (group for group in executed_groups(graph, program) if group.codelet.compares)
+    groups = [group for group in executed_groups(graph, program) if group.codelet.compares != "nothing"]
+    if all(group.codelet.compares == "order" for group in groups):
+        return frozenset()
     reads = (access for group in groups for access in group.accesses)
-    return frozenset(v for access in reads for v in access.tensor.variables() if not v.is_constant)
+    variables = (v for access in reads for v in access.tensor.variables() if not v.is_constant)
+    return frozenset(v for v in variables if jnp.issubdtype(v.dtype, jnp.inexact))
+
+
+def _computed_once(value: jax.Array) -> jax.Array:
+    """Return an array as the result of a function that XLA does not inline, so that all fusions read one value of it.
+
+    XLA computes a cheap value again in each fusion that reads it, with a fused multiply-add in one and without in
+    another. The largest element then equals none of the elements that it was chosen from.
+    """
+    with set_xla_metadata(inlineable="false"):
+        result: jax.Array = jax.jit(lambda x: x)(value)
+    return result
 
 
 def called_around(program: Program) -> set[Function]:

@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
-from ipujax.runtime.tensor import Tensor, Variable, read, write
+from ipujax.runtime.engine.orders import reordered
+from ipujax.runtime.tensor import Orders, Tensor, Variable, read, write
 
 State = list[jax.Array]
 
 
 class Values(dict[Variable, jax.Array]):
-    """Arrays of variables. Until it is written, a variable has its constant, or zeros."""
+    """Arrays of variables. Until it is written, a variable has its constant, or zeros.
+
+    Args:
+        orders: orders of the arrays that are not row-major; their keys here are `ElementOrder.array`.
+        arrays: the arrays.
+    """
+
+    def __init__(self, orders: Orders, arrays: Mapping[Variable, jax.Array] | Iterable[Any] = ()) -> None:
+        super().__init__(arrays)
+        self.orders = orders
 
     def __contains__(self, variable: object) -> bool:
         return isinstance(variable, Variable)
@@ -23,7 +36,7 @@ class Values(dict[Variable, jax.Array]):
 
     def copied(self) -> Values:
         """Return a copy; the arrays themselves are shared, since JAX never changes them."""
-        return Values(self)
+        return Values(self.orders, self)
 
     def as_carry(self, variables: list[Variable], outer: Values) -> State:
         """Return the arrays of variables at the end of a loop body or branch, in the shapes they have in `outer`."""
@@ -32,11 +45,11 @@ class Values(dict[Variable, jax.Array]):
 
     def load(self, tensor: Tensor) -> jax.Array:
         """Return the elements of a tensor."""
-        return read(tensor, self)
+        return read(reordered(tensor, self.orders), self)
 
     def store(self, tensor: Tensor, new: jax.Array) -> None:
         """Write `new` to the elements of a tensor."""
-        self.update(write(tensor, self, new))
+        self.update(write(reordered(tensor, self.orders), self, new))
 
     def scalar(self, tensor: Tensor) -> jax.Array:
         """Return the value of a tensor of one element, which control flow depends on."""

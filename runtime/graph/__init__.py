@@ -3,6 +3,7 @@
 from ipujax.runtime.graph.codelet import (
     BlockShapes as BlockShapes,
     Codelet as Codelet,
+    Comparison as Comparison,
     Extras as Extras,
     Field as Field,
     Language as Language,

@@ -17,6 +17,7 @@ from ipujax.runtime.target import Target
 Direction = Literal["in", "out", "inout"]
 Extras = Literal["pads", "origins", "shapes"]
 Language = Literal["assembly", "C++"]
+Comparison = Literal["nothing", "order", "equality"]
 
 # Per field, per dimension of its block: the block's length, an int64 array broadcastable to the grid of vertices.
 BlockShapes = Sequence[tuple[np.ndarray, ...]]
@@ -69,8 +70,9 @@ class Codelet:
             "origins": `origins=`, first index of the block along each axis in `VertexGroup.origins`.
             "shapes": `shapes=`, shape of the block of each field that is written.
         moves: whether it only moves elements, so that it needs no arithmetic in their dtype.
-        compares: whether results depend on equality of elements of its inputs. Its inputs are then computed once:
-            compiled again with another reader, a sum of products may round otherwise, and differ from itself.
+        compares: of its inputs the "order", as for the largest element, or the "equality" of elements. In a program
+            that tests equality the engine computes these inputs once: compiled again with another reader, a sum of
+            products may round otherwise, and differ from itself.
         flops: operations at each point of the index space that the axes of its vertices span, 2 for a multiply-add; or
             `shapes -> int64 array`, operations of one vertex, where that space is not what is computed. Only reports
             use it.
@@ -78,6 +80,9 @@ class Codelet:
             None: all workers are busy all the time, as in products on the AMP unit. Only reports use it.
         reads_clock: whether it reads no operand and writes the cycle counter of its tile, uint32[2], low word first.
             The counter stands still while it is read; `compute` stands for a machine without one.
+        with_axes: from an order of the axes to the codelet of vertices whose axis number i is the axis order[i], where
+            the dimensions of each block follow the axes; results may also be reduced in any order of elements. None
+            where an order is part of the code. The engine chooses the order in which arrays are kept.
         language: of the code that the codelet stands for: what its cycles are estimated for. Only reports use it.
     """
 
@@ -92,11 +97,12 @@ class Codelet:
     supervisor: bool = True
     takes: tuple[Extras, ...] = ()
     moves: bool = False
-    compares: bool = False
+    compares: Comparison = "nothing"
     flops: int | Callable[[BlockShapes], np.ndarray] = 1
     parts: Callable[[BlockShapes, Target], np.ndarray] | None = None
     reads_clock: bool = False
     language: Language = "assembly"
+    with_axes: Callable[[Sequence[int]], Codelet] | None = None
 
     def __repr__(self) -> str:
         return f"Codelet({self.name})"

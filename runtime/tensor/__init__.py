@@ -5,8 +5,18 @@ from typing import TYPE_CHECKING
 from ipujax.runtime.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from ipujax.runtime.tensor.affine import Affine as Affine, Group as Group, canonical as canonical
+    from ipujax.runtime.tensor.affine import (
+        Affine as Affine,
+        Group as Group,
+        canonical as canonical,
+        regroup as regroup,
+    )
     from ipujax.runtime.tensor.aliasing import leaves as leaves, surely_disjoint as surely_disjoint
+    from ipujax.runtime.tensor.element_order import (
+        ElementOrder as ElementOrder,
+        Orders as Orders,
+        reordered_node as reordered_node,
+    )
     from ipujax.runtime.tensor.mapping import (
         MIN_BYTES_PER_TILE as MIN_BYTES_PER_TILE,
         VECTOR_BYTES as VECTOR_BYTES,
@@ -62,8 +72,9 @@ else:
     __getattr__ = lazy_names(
         __name__,
         {
-            "affine": "Affine Group canonical",
+            "affine": "Affine Group canonical regroup",
             "aliasing": "leaves surely_disjoint",
+            "element_order": "ElementOrder Orders reordered_node",
             "mapping": (
                 "MIN_BYTES_PER_TILE VECTOR_BYTES Blocked Flat TileMapping blocked_mapping check_mapping even_cuts"
                 " flat_mapping frozen linear on_one_tile owners pad_tiles renumber_tiles"

@@ -22,7 +22,7 @@ from ipujax.lowering.popops.indexing.gather import Mode, signed
 from ipujax.lowering.popops.indexing.indexing_cycles import scatter_cycles
 from ipujax.lowering.popops.vertices.emulation import Kind
 from ipujax.lowering.popops.vertices.kernel import Frozen, thawed
-from ipujax.lowering.popops.vertices.reducers import SELECTING
+from ipujax.lowering.popops.vertices.reducers import comparison_of
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.graph import BlockShapes, Codelet, Field
 from ipujax.runtime.target import Target, store_cycles, whole_cycles
@@ -146,7 +146,7 @@ def scatter_codelet(
         code_bytes=600,
         takes=("origins", "shapes"),
         moves=spec.kind == "scatter" and spec.function is None,
-        compares=_MONOIDS.get(spec.kind) in SELECTING,
+        compares=comparison_of(_MONOIDS.get(spec.kind, "")),
         flops=partial(_update_flops, spec),
         parts=_lookups,
     )

@@ -38,7 +38,7 @@ from ipujax.lowering.layout.place import (
 from ipujax.lowering.popops.indexing.select_and_scatter import functions_of, select_and_scatter_block
 from ipujax.lowering.popops.vertices.add_vertices import add_vertices
 from ipujax.lowering.popops.vertices.reduce_cycles import reduce_cycles, reduce_parts
-from ipujax.lowering.popops.vertices.reducers import SELECTING
+from ipujax.lowering.popops.vertices.reducers import comparison_of
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.graph import (
     Access,
@@ -206,8 +206,9 @@ def _codelet(
     fields = [Field(f"in{n}", "in", dtype) for n, dtype in enumerate((*dtypes, *starts))]
     fields += [Field(f"out{n}" if n else "out", "out", dtype) for n, dtype in enumerate(out_dtypes)]
     title = f"popnn::{monoid.title()}Pooling<{dtype_name(dtypes[-1])}>"
-    compares = monoid in SELECTING
-    return Codelet(title, tuple(fields), compute, cycles, 48, 900, takes=("pads",), compares=compares, parts=parts)
+    return Codelet(
+        title, tuple(fields), compute, cycles, 48, 900, takes=("pads",), compares=comparison_of(monoid), parts=parts
+    )
 
 
 def select_and_scatter(
@@ -317,7 +318,9 @@ def _scatter_codelet(dtype: Any, windows: Windows, scatter: Callable[..., jax.Ar
     fields = [Field(name, "in", dtype) for name in ("source", "x", *(["start"] if has_start else []))]
     fields.append(Field("out", "out", dtype))
     title = f"popnn::MaxPoolingGrad<{dtype_name(dtype)}>"
-    return Codelet(title, tuple(fields), compute, cycles, 48, 900, takes=("pads", "shapes"), compares=True, parts=parts)
+    return Codelet(
+        title, tuple(fields), compute, cycles, 48, 900, takes=("pads", "shapes"), compares="equality", parts=parts
+    )
 
 
 def _window_bounds(

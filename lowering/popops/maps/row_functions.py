@@ -120,7 +120,7 @@ def _codelet(
         32,
         600,
         moves=not operates,
-        compares=operates,
+        compares="equality" if operates else "nothing",
         parts=parts,
         language="C++",
     )

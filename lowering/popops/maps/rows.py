@@ -35,7 +35,7 @@ from ipujax.lowering.layout.place import (
 from ipujax.lowering.popops.vertices.add_vertices import add_vertices
 from ipujax.lowering.popops.vertices.emulation import emulation
 from ipujax.runtime.cache import remembered
-from ipujax.runtime.graph import BlockShapes, Builder, Codelet, Field
+from ipujax.runtime.graph import BlockShapes, Builder, Codelet, Comparison, Field
 from ipujax.runtime.target import Target, issue_round_cycles
 from ipujax.runtime.tensor import Blocked, Tensor, dtype_name
 
@@ -179,7 +179,7 @@ def _cumulative_codelet(kind: str, dtype: Any, axis: int, reverse: bool) -> Code
 
     fields = (Field("in", "in", dtype), Field("out", "out", dtype))
     title = f"popops::{kind.title()}<{dtype_name(dtype)}>"
-    compares = kind in ("cummax", "cummin")
+    compares: Comparison = "order" if kind in ("cummax", "cummin") else "nothing"
     parts = partial(_rows, axis)
     return Codelet(title, fields, compute, cycles, 24, 300, compares=compares, parts=parts, language="C++")
 
@@ -208,7 +208,7 @@ def _sort_codelet(
     fields += [Field(f"out{n}", "out", dtype) for n, dtype in enumerate(dtypes)]
     title = f"popops::{'Merge' if has_sorted_halves else 'Sort'}<{dtype_name(dtypes[0])}>"
     parts = partial(_pairs, axis)
-    return Codelet(title, tuple(fields), compute, cycles, 32, 700, compares=True, parts=parts, language="C++")
+    return Codelet(title, tuple(fields), compute, cycles, 32, 700, compares="order", parts=parts, language="C++")
 
 
 def _compare_swap_cycles(keys: int, tensors: int) -> int:
@@ -236,5 +236,5 @@ def _top_k_codelet(dtype: Any, k: int, axis: int) -> Codelet:
 
     fields = (Field("in", "in", dtype), Field("values", "out", dtype), Field("indices", "out", np.dtype(np.int32)))
     return Codelet(
-        f"popops::TopK<{dtype_name(dtype)}>", fields, compute, cycles, 32, 900, compares=True, language="C++"
+        f"popops::TopK<{dtype_name(dtype)}>", fields, compute, cycles, 32, 900, compares="order", language="C++"
     )

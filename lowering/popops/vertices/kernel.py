@@ -17,7 +17,7 @@ launch: an accumulation is in one bundle with a load there.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -30,7 +30,7 @@ from ipujax.lowering.popops.vertices.kernel_cycles import OpCount, kernel_cycles
 from ipujax.lowering.popops.vertices.reduce_cycles import LAUNCH_CYCLES, reduce_cycles, reduce_parts
 from ipujax.lowering.popops.vertices.reducers import REDUCERS, SELECTING
 from ipujax.runtime.cache import remembered
-from ipujax.runtime.graph import BlockShapes, Codelet, Field
+from ipujax.runtime.graph import BlockShapes, Codelet, Comparison, Field
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import dtype_name, element_bytes
 
@@ -40,7 +40,8 @@ _CODE_BYTES_PER_REDUCTION = 200  # assumed: a third of the codelet that only red
 _STATE_BYTES = 16  # default of `Codelet.state_bytes`, which pays for three fields
 _FREE_FIELDS = 3
 _POINTER_BYTES = 4  # assumed: of each further field
-_COMPARING = frozenset(("eq", "ne", "lt", "le", "gt", "ge", "max", "min"))
+_TESTING_EQUALITY = frozenset(("eq", "ne"))
+_ORDERING = frozenset(("lt", "le", "gt", "ge", "max", "min"))
 _MAX_TITLE_NAMES = 4  # operations that the name of a codelet lists
 
 Frozen = tuple[str, bytes]
@@ -135,6 +136,20 @@ class Kernel:
         inputs = len(self.inputs)
         return self.inputs[value].dtype if value < inputs else self.steps[value - inputs].op.out_dtype
 
+    def with_axes(self, order: Sequence[int]) -> Kernel:
+        """Return the kernel whose axis number i is the axis order[i] of this; dimensions of blocks follow the axes."""
+        inputs = []
+        for operand in self.inputs:
+            dims = sorted(range(len(operand.axes)), key=lambda dim: order.index(operand.axes[dim]))
+            axes = tuple(order.index(operand.axes[dim]) for dim in dims)
+            begins = tuple(operand.begins[dim] for dim in dims) if operand.begins else ()
+            reach = tuple(operand.reach[dim] for dim in dims) if operand.reach else ()
+            inputs.append(replace(operand, axes=axes, begins=begins, reach=reach))
+        reductions = tuple(
+            replace(r, axes=tuple(sorted(order.index(axis) for axis in r.axes))) for r in self.reductions
+        )
+        return replace(self, inputs=tuple(inputs), reductions=reductions)
+
     def evaluate(self, arrays: Sequence[jax.Array], shape: tuple[int, ...]) -> list[jax.Array]:
         """Results and reductions on a block of `shape` of the index space, of the block of each field."""
         fields = self.fields
@@ -228,18 +243,22 @@ def kernel_codelet(kernel: Kernel) -> Codelet:
         code_bytes=code + _CODE_BYTES_PER_REDUCTION * len(kernel.reductions),
         takes=() if full else ("shapes",),
         moves=not kernel.reductions and not computing,
-        compares=_compares(kernel),
+        compares=_comparison(kernel),
         flops=len(computing) + len(kernel.reductions),
         parts=parts,
         language=kernel_language(counts),
+        with_axes=lambda order: kernel_codelet(kernel.with_axes(order)),
     )
 
 
-def _compares(kernel: Kernel) -> bool:
-    """True if a step compares two values with each other, or a reduction takes the largest or the smallest."""
-    steps = (step for step in kernel.steps if step.op.name in _COMPARING)
+def _comparison(kernel: Kernel) -> Comparison:
+    """What steps and reductions compare of different values."""
+    steps = [step for step in kernel.steps if len({x for x in step.operands if isinstance(x, int)}) > 1]
+    names = {step.op.name for step in steps}
+    if not names.isdisjoint(_TESTING_EQUALITY):
+        return "equality"
     selects = any(reduction.monoid in SELECTING for reduction in kernel.reductions)
-    return selects or any(all(isinstance(x, int) for x in step.operands) for step in steps)
+    return "order" if selects or not names.isdisjoint(_ORDERING) else "nothing"
 
 
 def _unaligned(kernel: Kernel, target: Target) -> list[Any]:

@@ -22,7 +22,7 @@ from jax import lax
 from ipujax.lowering.layout import total_elements
 from ipujax.lowering.popops.vertices.reduce_cycles import reduce_cycles, reduce_parts
 from ipujax.runtime.cache import remembered
-from ipujax.runtime.graph import BlockShapes, Codelet, Field
+from ipujax.runtime.graph import BlockShapes, Codelet, Comparison, Field
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import dtype_name
 
@@ -76,6 +76,12 @@ REDUCERS: dict[str, Callable[..., jax.Array]] = {
 
 SELECTING = ("max", "min")  # monoids whose result is one of the elements: it is a comparison
 
+
+def comparison_of(monoid: str) -> Comparison:
+    """What a codelet compares that combines elements by a monoid."""
+    return "order" if monoid in SELECTING else "nothing"
+
+
 MONOIDS = {  # by primitive
     "reduce_sum": "add",
     "reduce_prod": "mul",
@@ -122,5 +128,14 @@ def reduce_codelet(monoid: str, dtype: Any, axes: tuple[int, ...]) -> Codelet:
     title = f"popops::Reduce{monoid.title()}<{dtype_name(dtype)}>"
     fields = (Field("partials", "in", dtype), Field("out", "out", dtype))
     compute = partial(REDUCERS[monoid], axes=axes)
-    compares = monoid in SELECTING
-    return Codelet(title, fields, compute, cycles, state_bytes=24, code_bytes=600, compares=compares, parts=parts)
+    return Codelet(
+        title,
+        fields,
+        compute,
+        cycles,
+        state_bytes=24,
+        code_bytes=600,
+        compares=comparison_of(monoid),
+        parts=parts,
+        with_axes=lambda order: reduce_codelet(monoid, dtype, tuple(sorted(order.index(axis) for axis in axes))),
+    )

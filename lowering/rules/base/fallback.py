@@ -216,7 +216,7 @@ def _codelet(ctx: Context, operands: Sequence[Tensor], shapes: Sequence[Shape], 
         cycles,
         64,
         _CODE_BYTES,
-        compares=True,
+        compares="equality",
         language="C++",
     )
 

@@ -1,0 +1,172 @@
+"""Order in which the engine keeps the elements of each variable: that in which they are computed, not the machine's.
+
+A planner gives variables the layout that exchange and vertices want: channel groups, transposed operands. XLA would
+copy arrays to such layouts and back between operations. So an array has the order of the view by which its variable is
+written first: arguments have that of the host, products that of their dimensions, copies and elementwise results that
+of their operands (`group_order`). Numbers are the same, but for the order of sums.
+
+Input: a program, and its vertex groups as the engine runs them. Output: the order of each variable whose array is not
+row-major, and the groups on these arrays.
+Limits: a variable whose views do not all fit its order (`ElementOrder.view`) stays row-major.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from ipujax.runtime.engine.group_order import in_order
+from ipujax.runtime.graph import (
+    Collective,
+    Copy,
+    Execute,
+    Program,
+    RemoteIn,
+    StreamIn,
+    VertexGroup,
+    direct_tensors,
+    distinct,
+)
+from ipujax.runtime.tensor import (
+    Affine,
+    ElementOrder,
+    Orders,
+    Tensor,
+    Variable,
+    leaves,
+    regroup,
+    reordered_node,
+)
+
+GroupsOf = Callable[[Execute], Iterable[VertexGroup]]
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenOrders:
+    """Orders of variables and vertices.
+
+    Args:
+        variables: orders of the variables whose arrays are not row-major.
+        groups: the groups whose elements or axes are in another order, by group, as views of the variables.
+    """
+
+    variables: Orders = field(default_factory=dict)
+    groups: dict[VertexGroup, VertexGroup] = field(default_factory=dict)
+
+
+def choose_orders(program: Program, groups_of: GroupsOf, fixed: Collection[Variable]) -> ChosenOrders:
+    """Choose orders, first writers first.
+
+    Args:
+        program: the program.
+        groups_of: vertex groups of a step, unsplit as the engine runs them.
+        fixed: variables that stay row-major.
+    """
+    chosen = ChosenOrders()
+    for node in distinct(program):
+        match node:
+            case StreamIn(destination=tensor) | RemoteIn(destination=tensor):
+                _set_order(chosen, tensor, _strides(tensor), fixed)
+            case Copy(source, destination):
+                _set_order(chosen, destination, _strides_of_copy(chosen.variables, source, destination), fixed)
+            case Collective(outputs=outputs):
+                for tensor in outputs:
+                    _set_order(chosen, tensor, _strides(tensor), fixed)
+            case Execute():
+                for group in groups_of(node):
+                    _choose_for_group(chosen, group, fixed)
+    for variable in _unfit_variables(program, groups_of, chosen.variables):
+        del chosen.variables[variable]
+    return chosen
+
+
+def reorder_group(group: VertexGroup, chosen: ChosenOrders) -> VertexGroup:
+    """Return a group on arrays in their orders."""
+    return _on_arrays(chosen.groups.get(group, group), chosen.variables) or _on_arrays(group, chosen.variables) or group
+
+
+def _on_arrays(group: VertexGroup, orders: Orders) -> VertexGroup | None:
+    """Return a group on the arrays of `orders`; None where one of its views is not affine."""
+    tensors = [_reordered(access.tensor, orders) for access in group.accesses]
+    accesses = [replace(x, tensor=tensor) for x, tensor in zip(group.accesses, tensors, strict=True) if tensor]
+    return replace(group, accesses=tuple(accesses)) if len(accesses) == len(tensors) else None
+
+
+def reordered(tensor: Tensor, orders: Orders) -> Tensor:
+    """Return a tensor as a view of the arrays of `orders`, which it fits."""
+    if not any(variable in orders for variable in tensor.variables()):
+        return tensor
+    moved = _reordered(tensor, orders)
+    assert moved is not None, f"{tensor!r} does not fit the order of its variables"
+    return moved
+
+
+def _reordered(tensor: Tensor, orders: Orders) -> Tensor | None:
+    node = reordered_node(tensor.node, orders)
+    return None if node is None else Tensor(node, tensor.shape, tensor.dtype)
+
+
+def _set_order(chosen: ChosenOrders, tensor: Tensor, strides: Sequence[int], fixed: Collection[Variable]) -> None:
+    """Let strides, outermost first, decide the order of the variable of a tensor that is written."""
+    if tensor.affine is None or tensor.affine.is_empty or any(stride < 0 for stride in strides):
+        return
+    variable = tensor.affine.variable
+    if variable in chosen.variables or variable in fixed or variable.is_constant:
+        return
+    order = ElementOrder.of_strides(variable, strides)
+    if order is not None:
+        chosen.variables[variable] = order
+
+
+def _strides(tensor: Tensor) -> list[int]:
+    return [stride for _, stride in tensor.affine.subdims if stride] if tensor.affine is not None else []
+
+
+def _strides_of_copy(orders: Orders, source: Tensor, destination: Tensor) -> list[int]:
+    """Return the strides of a destination in the order in which its source is kept."""
+    node = source.affine
+    order = None if node is None else orders.get(node.variable)
+    if node is None or order is None or destination.affine is None:
+        return _strides(destination)
+    moved: list[tuple[int, int, int]] = []
+    for group, destination_group in zip(node.dims, destination.affine.dims, strict=True):
+        parts = order.split(group)
+        cut = None if parts is None else regroup(destination_group, [size for size, _ in parts])
+        if parts is None or cut is None or any(len(piece) != 1 for piece in cut):
+            return _strides(destination)
+        moved += [
+            (order.position(stride), -abs(stride), piece[0][1]) for (_, stride), piece in zip(parts, cut, strict=True)
+        ]
+    return [stride for _, _, stride in sorted(moved) if stride]
+
+
+def _unfit_variables(program: Program, groups_of: GroupsOf, orders: Orders) -> set[Variable]:
+    """Return the variables that are row-major, and those with a view that does not fit their order."""
+    unfit = {variable for variable, order in orders.items() if order.is_row_major}
+    for tensor in _tensors(program, groups_of):
+        for piece in leaves(tensor.node):
+            if isinstance(piece, Affine) and piece.variable in orders and orders[piece.variable].view(piece) is None:
+                unfit.add(piece.variable)
+    return unfit
+
+
+def _tensors(program: Program, groups_of: GroupsOf) -> Iterator[Tensor]:
+    for node in distinct(program):
+        yield from direct_tensors(node)
+        if isinstance(node, Execute):
+            for group in groups_of(node):
+                yield from (access.tensor for access in group.accesses)
+
+
+def _choose_for_group(chosen: ChosenOrders, group: VertexGroup, fixed: Collection[Variable]) -> None:
+    """Choose the order of a group's elements and axes, and of the variables that it writes first."""
+    fields = group.codelet.fields
+    reads = [access.tensor for access, x in zip(group.accesses, fields, strict=True) if x.is_read]
+    if all(variable.is_constant for tensor in reads for variable in tensor.variables()):
+        return  # a fill has no order
+    ordered = in_order(group, chosen.variables)
+    if ordered is not group:
+        chosen.groups[group] = ordered
+    for access, x in zip(ordered.accesses, fields, strict=True):
+        if x.is_written:
+            _set_order(chosen, access.tensor, _strides(access.tensor), fixed)

@@ -1,0 +1,159 @@
+"""Order in which an array keeps the elements of a variable: mixed-radix digits of the flat index, in another order.
+
+    flat index = Σ digit · stride      0 ≤ digit < size, strides multiply up: each element has one list of digits
+    array      = the digits as dimensions, outermost first
+
+Input: a variable, and strides in the order of a view of it. Output: an `ElementOrder`, which turns views of the
+variable into views of the array. A view whose order the array has is then all of it in row-major order.
+Limits: None where strides do not divide each other, or where an index of a view carries from one digit to the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+
+import numpy as np
+
+from ipujax.runtime.tensor.affine import Affine, Group, canonical
+from ipujax.runtime.tensor.variable import Variable
+from ipujax.runtime.tensor.view import Concat, Indexed, Node, Reshaped, freeze
+
+
+@dataclass(frozen=True, slots=True)
+class ElementOrder:
+    """Order of a variable's elements in an array.
+
+    Args:
+        variable: the variable.
+        digits: size and stride of each digit of the flat index, in the order of the array, outermost first.
+        array: variable with the shape of the array, whose row-major order is that of the digits.
+    """
+
+    variable: Variable
+    digits: Group
+    array: Variable
+
+    @staticmethod
+    def of_strides(variable: Variable, strides: Iterable[int]) -> ElementOrder | None:
+        """Return the order in which elements at larger strides are further out, as listed; None if there is none.
+
+        A stride of 1 that is not listed is the innermost.
+        """
+        listed = list(strides)
+        if 1 not in listed:
+            listed.append(1)
+        rising = sorted(listed)
+        limits = [*rising[1:], variable.size]
+        if variable.size < 2 or any(n % m or n == m for m, n in zip(rising, limits, strict=True)):
+            return None
+        sizes = {m: n // m for m, n in zip(rising, limits, strict=True)}
+        digits = canonical((sizes[stride], stride) for stride in listed)
+        return ElementOrder(variable, digits, replace(variable, shape=tuple(n for n, _ in digits)))
+
+    @property
+    def is_row_major(self) -> bool:
+        """True for the order of the variable's own elements."""
+        return len(self.digits) == 1
+
+    def position(self, stride: int) -> int:
+        """Return the number of the digit that a stride steps in; the outermost is 0."""
+        return max(range(len(self.digits)), key=lambda n: (self.digits[n][1] <= abs(stride), self.digits[n][1]))
+
+    def split(self, group: Group) -> Group | None:
+        """Cut each sub-dimension of a group at the digits that it steps through; None where one begins inside it."""
+        parts: list[tuple[int, int]] = []
+        for size, stride in group:
+            pieces = self._split_subdim(size, stride)
+            if pieces is None:
+                return None
+            parts += pieces
+        return tuple(parts)
+
+    def _split_subdim(self, size: int, stride: int) -> list[tuple[int, int]] | None:
+        pieces: list[tuple[int, int]] = []
+        while stride:
+            digit_size, unit = self.digits[self.position(stride)]
+            end = digit_size * unit
+            if abs(stride) % unit:
+                return None
+            if (size - 1) * abs(stride) < end:
+                break
+            inner = end // abs(stride)
+            if end % abs(stride) or size % inner:
+                return None
+            pieces.append((inner, stride))
+            size //= inner
+            stride = end if stride > 0 else -end
+        return [(size, stride), *reversed(pieces)]
+
+    def view(self, node: Affine) -> Affine | None:
+        """Return a view of the variable as a view of the array; None where it is not affine."""
+        if node.is_empty:
+            return replace(node, variable=self.array)
+        groups = [self.split(group) for group in node.dims]
+        if any(group is None for group in groups):
+            return None
+        lowest = list(self._digits_of(node.offset))
+        highest = list(lowest)
+        weights = self._weights
+        dims: list[Group] = []
+        for group in groups:
+            moved: list[tuple[int, int]] = []
+            for size, stride in group or ():
+                number = self.position(stride)
+                step = stride // self.digits[number][1]
+                lowest[number] += min(0, (size - 1) * step)
+                highest[number] += max(0, (size - 1) * step)
+                moved.append((size, step * weights[number]))
+            dims.append(canonical(moved))
+        if min(lowest) < 0 or any(high >= size for high, (size, _) in zip(highest, self.digits, strict=True)):
+            return None
+        offset = sum(a * b for a, b in zip(self._digits_of(node.offset), weights, strict=True))
+        return Affine(self.array, offset, tuple(dims))
+
+    @property
+    def _weights(self) -> list[int]:
+        """Strides of the digits in the array."""
+        sizes = [size for size, _ in self.digits]
+        return [prod(sizes[number + 1 :]) for number in range(len(sizes))]
+
+    def _digits_of(self, index: int) -> list[int]:
+        return [index // stride % size for size, stride in self.digits]
+
+    def indices(self, index: np.ndarray) -> np.ndarray:
+        """Return flat indices of the variable, int64, as those of the array."""
+        moved = np.zeros_like(index)
+        for (size, stride), weight in zip(self.digits, self._weights, strict=True):
+            moved += index // stride % size * weight
+        return moved
+
+
+Orders = dict[Variable, ElementOrder]
+
+
+def reordered_node(node: Node, orders: Orders) -> Node | None:
+    """Return a view of variables as a view of the arrays of `orders`; None where a part of it is not affine."""
+    match node:
+        case Affine(variable):
+            return orders[variable].view(node) if variable in orders else node
+        case Concat(_, parts):
+            moved = [reordered_node(part, orders) for part in parts]
+            found = tuple(part for part in moved if part is not None)
+            return replace(node, parts=found) if len(found) == len(parts) else None
+        case Reshaped(source):
+            inner = reordered_node(source, orders)
+            return None if inner is None else replace(node, source=inner)  # type: ignore[arg-type]
+        case Indexed(variables, which, index):
+            return _reordered_list(variables, which, index, orders)
+
+
+def _reordered_list(variables: Sequence[Variable], which: np.ndarray, index: np.ndarray, orders: Orders) -> Indexed:
+    moved = index.copy()
+    for number, variable in enumerate(variables):
+        if variable in orders:
+            of_variable = which == number
+            moved[of_variable] = orders[variable].indices(index[of_variable])
+    arrays = tuple(orders[variable].array if variable in orders else variable for variable in variables)
+    return freeze(arrays, which, moved)
