@@ -17,13 +17,13 @@ from dataclasses import dataclass, field, replace
 
 from ipujax.runtime.engine.group_order import in_order
 from ipujax.runtime.graph import (
-    Collective,
     Copy,
     Execute,
     Program,
     RemoteIn,
     StreamIn,
     VertexGroup,
+    WholeOperation,
     direct_tensors,
     distinct,
 )
@@ -69,7 +69,7 @@ def choose_orders(program: Program, groups_of: GroupsOf, fixed: Collection[Varia
                 _set_order(chosen, tensor, _strides(tensor), fixed)
             case Copy(source, destination):
                 _set_order(chosen, destination, _strides_of_copy(chosen.variables, source, destination), fixed)
-            case Collective(outputs=outputs):
+            case WholeOperation(outputs=outputs):
                 for tensor in outputs:
                     _set_order(chosen, tensor, _strides(tensor), fixed)
             case Execute():
@@ -153,6 +153,8 @@ def _unfit_variables(program: Program, groups_of: GroupsOf, orders: Orders) -> s
 def _tensors(program: Program, groups_of: GroupsOf) -> Iterator[Tensor]:
     for node in distinct(program):
         yield from direct_tensors(node)
+        if isinstance(node, WholeOperation):
+            yield from (*node.inputs, *node.outputs)
         if isinstance(node, Execute):
             for group in groups_of(node):
                 yield from (access.tensor for access in group.accesses)

@@ -56,6 +56,7 @@ from ipujax.runtime.graph import (
     Switch,
     Sync,
     Wait,
+    WholeOperation,
     WriteUndef,
     direct_tensors,
     distinct,
@@ -202,7 +203,10 @@ class EngineProgram:
             self._clock.settle(values)
 
     def _is_whole(self, program: Program) -> bool:
-        """Return whether a program is one step: a call that stays a call. Calls with host transfers are inlined."""
+        """Return whether a program is one step: a whole operation, or a call that stays a call."""
+        if isinstance(program, WholeOperation):
+            return not self._exact_splits and self._record is None and self._clock is None
+        # Calls with host transfers are inlined.
         stays = isinstance(program, Call) and program.function in self._called_around
         return stays and self._record is None and not self._side_state(program)
 
@@ -276,6 +280,10 @@ class EngineProgram:
                 pass  # a trace keeps the order of steps
             case Call():
                 self._call(step, values, live)
+            case WholeOperation(inputs=inputs, outputs=outputs):
+                results = step.compute([values.load(tensor) for tensor in inputs])
+                for tensor, result in zip(outputs, results, strict=True):
+                    values.store(tensor, result)
             case Repeat():
                 self._repeat(step, values, live)
             case RepeatWhile():

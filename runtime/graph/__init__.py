@@ -63,6 +63,7 @@ from ipujax.runtime.graph.program import (
     RepeatWhile as RepeatWhile,
     Sequence as Sequence,
     Switch as Switch,
+    WholeOperation as WholeOperation,
     direct_tensors as direct_tensors,
 )
 from ipujax.runtime.graph.program_builder import Builder as Builder

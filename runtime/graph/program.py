@@ -110,14 +110,41 @@ class Sequence(Block):
         return Sequence(*children)
 
 
+class WholeOperation(Sequence):
+    """A sequence of steps that together are one operation, and that operation as a function of whole arrays.
+
+    The engine computes the function, once: a sort, where the machine merges parts of rows. With exact splits it runs
+    the steps.
+
+    Args:
+        body: the steps.
+        inputs: tensors that they read.
+        outputs: tensors that they write in full and that are read later.
+        compute: function from the arrays of inputs to those of outputs.
+    """
+
+    __slots__ = ("compute", "inputs", "outputs")
+
+    def __init__(
+        self,
+        body: Program,
+        inputs: tuple[Tensor, ...],
+        outputs: tuple[Tensor, ...],
+        compute: Callable[[list[jax.Array]], list[jax.Array]],
+    ) -> None:
+        super().__init__(body)
+        self.inputs = inputs
+        self.outputs = outputs
+        self.compute = compute
+
+
 Stacked = list[jax.Array]  # one array for each tensor, [replicas, *shape]
 
 
-class Collective(Sequence):
-    """A sequence in which all replicas take part, and its result as a function of arrays.
+class Collective(WholeOperation):
+    """A sequence in which all replicas take part, and its result as a function of the arrays of all of them.
 
-    Its programs are the rounds of the machine. The engine computes their result directly from the arrays of all
-    replicas, which may reassociate sums; with exact splits it runs the rounds.
+    Its programs are the rounds of the machine. The function may reassociate sums.
 
     Args:
         body: the rounds.
@@ -129,7 +156,7 @@ class Collective(Sequence):
         origin: source line, layer and part.
     """
 
-    __slots__ = ("compute", "inputs", "is_same", "name", "origin", "outputs")
+    __slots__ = ("is_same", "name", "origin")
 
     def __init__(
         self,
@@ -142,10 +169,7 @@ class Collective(Sequence):
         name: str,
         origin: Origin,
     ) -> None:
-        super().__init__(body)
-        self.inputs = inputs
-        self.outputs = outputs
-        self.compute = compute
+        super().__init__(body, inputs, outputs, compute)
         self.is_same = is_same
         self.name = name
         self.origin = origin

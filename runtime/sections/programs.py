@@ -36,6 +36,7 @@ from ipujax.runtime.graph import (
     Leaf,
     Loop,
     Program,
+    WholeOperation,
     is_free,
 )
 from ipujax.runtime.memory import INSTRUCTION_BYTES, exchange_code_bytes
@@ -226,7 +227,7 @@ def decision_sync(target: Target) -> str:
 def _type(node: Program) -> str:
     if isinstance(node, If):
         return "IfElse" if _has_steps(node.otherwise) else "If"
-    return "Sequence" if isinstance(node, Collective) else type(node).__name__  # Poplar has no collective programs
+    return "Sequence" if isinstance(node, WholeOperation) else type(node).__name__  # Poplar has no such programs
 
 
 def _has_steps(node: Program) -> bool:

@@ -7,6 +7,9 @@ from functools import partial
 from math import ceil, log2
 from typing import Any
 
+import jax
+from jax import lax
+
 from ipujax.lowering.popops import each_row, sort, top_k
 from ipujax.lowering.rules.base.composed import composed
 from ipujax.lowering.rules.base.context import Context, Rule, bound
@@ -21,6 +24,7 @@ from ipujax.lowering.rules.base.long_rows import (
     parts_of,
     sorted_parts,
 )
+from ipujax.runtime.graph import Sequence as ProgramSequence, WholeOperation
 from ipujax.runtime.tensor import Tensor
 
 _MOST_PARTS = 32  # parts of a row that fits; assumed: more take more merge steps, which run and compile longer
@@ -32,20 +36,30 @@ def sort_rule(ctx: Context, *operands: Tensor, dimension: int, is_stable: bool, 
         return fallback(ctx, *operands)
     parts = parts_of(ctx.graph, operands[0].shape, dimension, [x.dtype for x in operands], _MOST_PARTS)
     if parts > 1:
-        return _sort_in_parts(ctx, operands, dimension, num_keys, parts)
+        return _sort_in_parts(ctx, operands, dimension, num_keys, parts, is_stable)
     return sort(ctx.builder, operands, dimension, num_keys, is_stable)
 
 
-def _sort_in_parts(ctx: Context, operands: Sequence[Tensor], axis: int, num_keys: int, parts: int) -> Sequence[Tensor]:
+def _sort_in_parts(
+    ctx: Context, operands: Sequence[Tensor], axis: int, num_keys: int, parts: int, is_stable: bool
+) -> Sequence[Tensor]:
     """Rows sorted in parts that are then merged; equal keys keep their order."""
     count = operands[0].shape[axis]
     keys = num_keys + EXTRA_KEYS
-    blocks = composed(ctx, partial(sorted_parts, axis=axis, num_keys=num_keys, parts=parts), operands)
+    inside = ctx.into(ProgramSequence())
+    blocks = composed(inside, partial(sorted_parts, axis=axis, num_keys=num_keys, parts=parts), operands)
     for size, mirrored in merges(parts):
-        pairs = composed(ctx, partial(pairs_of, size=size, mirrored=mirrored), blocks)
-        merged = sort(ctx.builder.named("merge"), pairs, pairs[0].ndim - 1, keys, False, True)
-        blocks = composed(ctx, partial(blocks_of, mirrored=mirrored), merged)
-    return composed(ctx, partial(joined_parts, count=count, axis=axis, num_keys=num_keys), blocks)
+        pairs = composed(inside, partial(pairs_of, size=size, mirrored=mirrored), blocks)
+        merged = sort(inside.builder.named("merge"), pairs, pairs[0].ndim - 1, keys, False, True)
+        blocks = composed(inside, partial(blocks_of, mirrored=mirrored), merged)
+    results = composed(inside, partial(joined_parts, count=count, axis=axis, num_keys=num_keys), blocks)
+
+    def compute(arrays: list[jax.Array]) -> list[jax.Array]:
+        # The parts keep the order of equal keys, which a sort that need not be stable may do too.
+        return list(lax.sort(arrays, dimension=axis, is_stable=is_stable, num_keys=num_keys))
+
+    ctx.prog.add(WholeOperation(inside.prog, tuple(operands), tuple(results), compute))
+    return results
 
 
 def top_k_rule(ctx: Context, x: Tensor, *, k: int, axis: int) -> Sequence[Tensor]:
