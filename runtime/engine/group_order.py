@@ -1,23 +1,27 @@
-"""Vertices computed in the order in which arrays keep their operands.
+"""Vertices computed in the order and the shape in which arrays keep their operands.
 
 Along an axis on which vertices are independent the elements may be computed in any order. A codelet that only maps and
-reduces elements may have its axes in any order too (`Codelet.with_axes`). The order of the largest operand is taken:
-then its array is read as it is, and the arrays of results have the same order.
+reduces elements (`Codelet.with_axes`) may have any axes: those of the largest operand's array are taken, so that the
+array is read as it is, and results have its order and shape. XLA then finds no reshape between two operations, at which
+it would compute the first again.
 
-Input: a vertex group that the engine runs unsplit, and the orders of variables. Output: the group with dimensions of
-its tensors in another order: other views of the same variables.
+Input: a vertex group that the engine runs unsplit, and the orders of variables. Output: the group with other axes and
+other views of the same variables.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import inf
+from itertools import groupby
+from math import prod
 
 import numpy as np
 
-from ipujax.runtime.graph import Access, Dim, VertexGroup, element
+from ipujax.runtime.graph import Access, Axis, Dim, VertexGroup, element
 from ipujax.runtime.tensor import Affine, ElementOrder, Group, Orders, Tensor, canonical, regroup
+
+_FIXED = (-1, 0)  # place of the one digit of an axis whose order is fixed
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,27 +32,49 @@ class _Operand:
     node: Affine
     order: ElementOrder
 
-    def digits(self, axis: int) -> Group:
+    def subdims(self, axis: int) -> Group:
         """Return the sub-dimensions along an axis, cut at the digits of the order; () where there are none."""
         dimension = _dimension(self.access, axis)
         parts = None if dimension is None else self.order.split(self.node.dims[dimension])
         return parts if parts and all(stride for _, stride in parts) else ()
 
-    def place(self, stride: int) -> tuple[int, int]:
-        """Return a key by which strides are sorted in the order of the array, outermost first."""
-        return self.order.position(stride), -abs(stride)
+
+@dataclass(frozen=True, slots=True)
+class _Digit:
+    """A digit of the number of an element along an axis.
+
+    Args:
+        axis: number of the axis.
+        number: of the digit among those of the axis, outermost first.
+        size: number of its values.
+        place: position in the order of an operand, and the negative stride; `_FIXED` of an axis with a fixed order.
+        dimension: that of the operand's array.
+    """
+
+    axis: int
+    number: int
+    size: int
+    place: tuple[int, int]
+    dimension: int
+
+
+NewAxis = tuple[_Digit, ...]  # one or several digits as one axis, outermost first
 
 
 def in_order(group: VertexGroup, orders: Orders) -> VertexGroup:
     """Return a group with its elements and axes in the order of its operands; itself where that is theirs."""
     operands = _operands(group, orders)
-    if not operands:
+    if not operands or any(axis.blocks > 1 for axis in group.axes):
         return group
-    for axis in range(len(group.axes)):
-        by_axis = [operand for operand in operands if operand.digits(axis)]
-        if by_axis and _is_free(group, axis):
-            group = _with_elements(group, axis, by_axis[0])
-    return _with_axes(group, operands[0])
+    digits = {axis: _digits(group, axis, operands) for axis in range(len(group.axes))}
+    if group.codelet.with_axes is not None and all(map(_has_plain_dims, group.accesses)):
+        for new_axes in (_as_array(digits, group), _as_before(digits)):
+            ordered = _with_axes(group, digits, new_axes)
+            if ordered is not None:
+                return ordered
+    for of_axis in digits.values():
+        group = _with_elements(group, of_axis)
+    return group
 
 
 def _operands(group: VertexGroup, orders: Orders) -> list[_Operand]:
@@ -59,14 +85,26 @@ def _operands(group: VertexGroup, orders: Orders) -> list[_Operand]:
     return sorted(operands, key=lambda operand: -operand.access.tensor.size)
 
 
-# --- elements of an axis ---
+# --- digits of an axis ---
+
+
+def _digits(group: VertexGroup, axis: int, operands: Sequence[_Operand]) -> list[_Digit]:
+    """Return the digits of an axis in the largest operand that has it; one digit where its order is fixed."""
+    operand = next((operand for operand in operands if operand.subdims(axis)), None)
+    if operand is None or not _is_free(group, axis):
+        return [_Digit(axis, 0, group.axes[axis].extent, _FIXED, -1 - axis)]
+    order = operand.order
+    return [
+        _Digit(axis, number, size, (order.position(stride), -abs(stride)), order.dimension(stride))
+        for number, (size, stride) in enumerate(operand.subdims(axis))
+    ]
 
 
 def _is_free(group: VertexGroup, axis: int) -> bool:
-    """Return whether vertices may be computed along an axis in any order: one block, elements alone, no origin."""
+    """Return whether vertices may be computed along an axis in any order: elements alone, and no origin."""
     description = group.axes[axis]
     is_ordered = description.kind == "literal" or (description.kind == "reduce" and group.codelet.with_axes is None)
-    if is_ordered or description.blocks != 1 or description.name in group.origins:
+    if is_ordered or description.name in group.origins:
         return False
     for access in group.accesses:
         used = [
@@ -78,34 +116,25 @@ def _is_free(group: VertexGroup, axis: int) -> bool:
     return True
 
 
-def _with_elements(group: VertexGroup, axis: int, operand: _Operand) -> VertexGroup:
-    """Return a group with the elements of an axis in the order of an operand; itself where a view does not allow it."""
-    digits = operand.digits(axis)
-    places = sorted(range(len(digits)), key=lambda n: operand.place(digits[n][1]))
+def _with_elements(group: VertexGroup, digits: Sequence[_Digit]) -> VertexGroup:
+    """Return a group with the elements of an axis in another order; itself where a view does not allow it."""
+    places = sorted(range(len(digits)), key=lambda n: digits[n].place)
     if places == sorted(places):
         return group
     accesses = []
     for access in group.accesses:
-        dimension = _dimension(access, axis)
-        tensor = access.tensor
+        dimension = _dimension(access, digits[0].axis)
+        node = access.tensor.affine
         if dimension is not None:
-            ordered = _with_digits(tensor, dimension, [size for size, _ in digits], places)
-            if ordered is None:
+            cut = None if node is None else regroup(node.dims[dimension], [digit.size for digit in digits])
+            if node is None or cut is None:
                 return group
-            tensor = ordered
-        accesses.append(replace(access, tensor=tensor))
+            dims = list(node.dims)
+            dims[dimension] = canonical([subdim for place in places for subdim in cut[place]])
+            tensor = Tensor(replace(node, dims=tuple(dims)), access.tensor.shape, access.tensor.dtype)
+            access = replace(access, tensor=tensor)
+        accesses.append(access)
     return replace(group, accesses=tuple(accesses))
-
-
-def _with_digits(tensor: Tensor, dimension: int, sizes: Sequence[int], places: Sequence[int]) -> Tensor | None:
-    """Return a tensor with the digits of an index, of these sizes, in another order; None where it is not affine."""
-    node = tensor.affine
-    groups = None if node is None else regroup(node.dims[dimension], sizes)
-    if node is None or groups is None:
-        return None
-    dims = list(node.dims)
-    dims[dimension] = canonical([subdim for place in places for subdim in groups[place]])
-    return Tensor(replace(node, dims=tuple(dims)), tensor.shape, tensor.dtype)
 
 
 def _dimension(access: Access, axis: int) -> int | None:
@@ -113,32 +142,35 @@ def _dimension(access: Access, axis: int) -> int | None:
     return next((number for number, dim in enumerate(access.dims) if dim == element(axis)), None)
 
 
-# --- axes ---
+# --- other axes ---
 
 
-def _with_axes(group: VertexGroup, operand: _Operand) -> VertexGroup:
-    """Return a group with its axes in the order of an operand; itself where its codelet does not allow it."""
-    if group.codelet.with_axes is None or any(axis.blocks > 1 for axis in group.axes):
-        return group
-    order = _order_of_axes(len(group.axes), operand)
-    if order == sorted(order) or not all(_has_plain_dims(access) for access in group.accesses):
-        return group
-    return replace(
-        group,
-        codelet=group.codelet.with_axes(order),
-        axes=tuple(group.axes[axis] for axis in order),
-        accesses=tuple(_transposed(access, order) for access in group.accesses),
-        tile=np.transpose(group.tile, order),
-    )
+def _as_array(digits: Mapping[int, Sequence[_Digit]], group: VertexGroup) -> list[NewAxis]:
+    """Return an axis for each dimension of the arrays of operands, those with a fixed order after the axis before."""
+    free = [digit for of_axis in digits.values() for digit in of_axis if digit.place != _FIXED]
+    alike = {axis: (group.axes[axis].kind, *_uses(group, axis)) for axis in digits}
+    rows = groupby(sorted(free, key=lambda digit: digit.place), lambda digit: (digit.dimension, alike[digit.axis]))
+    new_axes = [tuple(of_dimension) for _, of_dimension in rows]
+    for of_axis in digits.values():
+        if of_axis[0].place == _FIXED:
+            before = [n for n, new in enumerate(new_axes) if any(digit.axis < of_axis[0].axis for digit in new)]
+            new_axes.insert(max(before, default=-1) + 1, tuple(of_axis))
+    return new_axes
 
 
-def _order_of_axes(count: int, operand: _Operand) -> list[int]:
-    """Return the axes by the places of an operand's outermost digits; others come after the axis before them."""
-    keys: list[tuple[float, float]] = []
-    for axis in range(count):
-        digits = operand.digits(axis)
-        keys.append(min(operand.place(stride) for _, stride in digits) if digits else (keys or [(-1, -inf)])[-1])
-    return sorted(range(count), key=lambda axis: keys[axis])
+def _as_before(digits: Mapping[int, Sequence[_Digit]]) -> list[NewAxis]:
+    """Return the same axes, in the order of their outermost digits, those with a fixed order after the axis before."""
+    keys: list[tuple[int, int]] = []
+    for of_axis in digits.values():
+        is_fixed = of_axis[0].place == _FIXED
+        keys.append((keys or [_FIXED])[-1] if is_fixed else min(digit.place for digit in of_axis))
+    order = sorted(digits, key=lambda axis: keys[axis])
+    return [tuple(sorted(digits[axis], key=lambda digit: digit.place)) for axis in order]
+
+
+def _uses(group: VertexGroup, axis: int) -> tuple[bool, ...]:
+    """Return for each access whether it has a dimension along an axis."""
+    return tuple(_dimension(access, axis) is not None for access in group.accesses)
 
 
 def _has_plain_dims(access: Access) -> bool:
@@ -148,16 +180,70 @@ def _has_plain_dims(access: Access) -> bool:
 
 
 def _axis_of(dim: Dim) -> int | None:
-    numbers = [term.axis for term in dim.terms if term.unit == "element"]
-    return numbers[0] if len(numbers) == len(dim.terms) == 1 else None
+    return dim.terms[0].axis if len(dim.terms) == 1 and dim.terms[0].unit == "element" else None
 
 
-def _transposed(access: Access, order: Sequence[int]) -> Access:
-    """Return an access of a group whose axis number i was order[i], with its dimensions in the order of the axes."""
-    places = {axis: place for place, axis in enumerate(order)}
-    perm = sorted(range(len(access.dims)), key=lambda n: places.get(_axis_of(access.dims[n]), -1))  # type: ignore[arg-type]
-    dims = tuple(
-        replace(access.dims[n], terms=tuple(replace(t, axis=places[t.axis]) for t in access.dims[n].terms))
-        for n in perm
+def _with_axes(
+    group: VertexGroup, digits: Mapping[int, Sequence[_Digit]], new_axes: Sequence[NewAxis]
+) -> VertexGroup | None:
+    """Return a group with new axes; None where its codelet or a view does not allow them."""
+    sources = [tuple(dict.fromkeys(digit.axis for digit in new)) for new in new_axes]
+    codelet = group.codelet
+    if sources != [(axis,) for axis in digits]:
+        assert codelet.with_axes is not None
+        other = codelet.with_axes(sources)
+        if other is None:
+            return None
+        codelet = other
+    accesses = [_on_axes(access, digits, new_axes) for access in group.accesses]
+    found = tuple(access for access in accesses if access is not None)
+    if len(found) < len(accesses):
+        return None
+    axes = tuple(_axis(group, new) for new in new_axes)
+    tile = np.zeros([axis.blocks for axis in axes], np.int32)
+    return replace(group, codelet=codelet, axes=axes, accesses=found, tile=tile)
+
+
+def _axis(group: VertexGroup, new: NewAxis) -> Axis:
+    old = group.axes[new[0].axis]
+    extent = prod(digit.size for digit in new)
+    return old if extent == old.extent else replace(old, cuts=np.array([0, extent], np.int64))
+
+
+def _on_axes(access: Access, digits: Mapping[int, Sequence[_Digit]], new_axes: Sequence[NewAxis]) -> Access | None:
+    """Return an access with dimensions along new axes, after those that the codelet does not see."""
+    numbers = {digit.axis: number for number, new in reversed(list(enumerate(new_axes))) for digit in new}
+    dimensions = {_axis_of(dim): n for n, dim in enumerate(access.dims) if not dim.is_squeezed}
+    kept = [n for n, dim in enumerate(access.dims) if dim.is_squeezed]
+    is_transpose = all(
+        len(digits[axis]) == 1 and len(new_axes[numbers[axis]]) == 1 for axis in dimensions if axis is not None
     )
-    return replace(access, tensor=access.tensor.transpose(perm), dims=dims)
+    if is_transpose:
+        moved = [dimensions[new[0].axis] for new in new_axes if new[0].axis in dimensions]
+        dims = tuple(_renumbered(access.dims[n], numbers) for n in (*kept, *moved))
+        return replace(access, tensor=access.tensor.transpose((*kept, *moved)), dims=dims)
+    node = access.tensor.affine
+    cuts = {} if node is None else {a: _cut(node.dims[n], digits[a]) for a, n in dimensions.items() if a is not None}
+    if node is None or None in cuts.values():
+        return None
+    groups = [node.dims[n] for n in kept]
+    shape = [access.tensor.shape[n] for n in kept]
+    index = [_renumbered(access.dims[n], numbers) for n in kept]
+    for number, new in enumerate(new_axes):
+        axis = new[0].axis
+        if axis not in dimensions:
+            continue
+        is_whole = len(new) == len(digits[axis]) == 1
+        groups.append(canonical([subdim for digit in new for subdim in (cuts[digit.axis] or ())[digit.number]]))
+        shape.append(access.tensor.shape[dimensions[axis]] if is_whole else prod(digit.size for digit in new))
+        index.append(_renumbered(access.dims[dimensions[axis]], numbers) if is_whole else element(number))
+    tensor = Tensor(replace(node, dims=tuple(groups)), tuple(shape), access.tensor.dtype)
+    return replace(access, tensor=tensor, dims=tuple(index))
+
+
+def _cut(group: Group, digits: Sequence[_Digit]) -> tuple[Group, ...] | None:
+    return (group,) if len(digits) == 1 else regroup(group, [digit.size for digit in digits])
+
+
+def _renumbered(dim: Dim, numbers: Mapping[int, int]) -> Dim:
+    return replace(dim, terms=tuple(replace(term, axis=numbers[term.axis]) for term in dim.terms))

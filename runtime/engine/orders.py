@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 
 from ipujax.runtime.engine.group_order import in_order
 from ipujax.runtime.graph import (
@@ -38,6 +39,7 @@ from ipujax.runtime.tensor import (
     reordered_node,
 )
 
+Dims = Sequence[Sequence[int]]
 GroupsOf = Callable[[Execute], Iterable[VertexGroup]]
 
 
@@ -66,12 +68,12 @@ def choose_orders(program: Program, groups_of: GroupsOf, fixed: Collection[Varia
     for node in distinct(program):
         match node:
             case StreamIn(destination=tensor) | RemoteIn(destination=tensor):
-                _set_order(chosen, tensor, _strides(tensor), fixed)
+                _set_order(chosen, tensor, _dims(tensor), fixed)
             case Copy(source, destination):
-                _set_order(chosen, destination, _strides_of_copy(chosen.variables, source, destination), fixed)
+                _set_order(chosen, destination, _dims_of_copy(chosen.variables, source, destination), fixed)
             case WholeOperation(outputs=outputs):
                 for tensor in outputs:
-                    _set_order(chosen, tensor, _strides(tensor), fixed)
+                    _set_order(chosen, tensor, _dims(tensor), fixed)
             case Execute():
                 for group in groups_of(node):
                     _choose_for_group(chosen, group, fixed)
@@ -106,43 +108,45 @@ def _reordered(tensor: Tensor, orders: Orders) -> Tensor | None:
     return None if node is None else Tensor(node, tensor.shape, tensor.dtype)
 
 
-def _set_order(chosen: ChosenOrders, tensor: Tensor, strides: Sequence[int], fixed: Collection[Variable]) -> None:
-    """Let strides, outermost first, decide the order of the variable of a tensor that is written."""
-    if tensor.affine is None or tensor.affine.is_empty or any(stride < 0 for stride in strides):
+def _set_order(chosen: ChosenOrders, tensor: Tensor, dims: Dims, fixed: Collection[Variable]) -> None:
+    """Let dimensions of strides, outermost first, decide the order of the variable of a tensor that is written."""
+    if tensor.affine is None or tensor.affine.is_empty:
         return
     variable = tensor.affine.variable
     if variable in chosen.variables or variable in fixed or variable.is_constant:
         return
-    order = ElementOrder.of_strides(variable, strides)
+    order = ElementOrder.of_dims(variable, dims)
     if order is not None:
         chosen.variables[variable] = order
 
 
-def _strides(tensor: Tensor) -> list[int]:
-    return [stride for _, stride in tensor.affine.subdims if stride] if tensor.affine is not None else []
+def _dims(tensor: Tensor) -> Dims:
+    """Return the strides in each dimension of a tensor."""
+    node = tensor.affine
+    return [] if node is None else [[stride for _, stride in group if stride] for group in node.dims]
 
 
-def _strides_of_copy(orders: Orders, source: Tensor, destination: Tensor) -> list[int]:
-    """Return the strides of a destination in the order in which its source is kept."""
+def _dims_of_copy(orders: Orders, source: Tensor, destination: Tensor) -> Dims:
+    """Return the strides of a destination in the dimensions in which its source is kept."""
     node = source.affine
     order = None if node is None else orders.get(node.variable)
     if node is None or order is None or destination.affine is None:
-        return _strides(destination)
+        return _dims(destination)
     moved: list[tuple[int, int, int]] = []
     for group, destination_group in zip(node.dims, destination.affine.dims, strict=True):
         parts = order.split(group)
         cut = None if parts is None else regroup(destination_group, [size for size, _ in parts])
         if parts is None or cut is None or any(len(piece) != 1 for piece in cut):
-            return _strides(destination)
-        moved += [
-            (order.position(stride), -abs(stride), piece[0][1]) for (_, stride), piece in zip(parts, cut, strict=True)
-        ]
-    return [stride for _, _, stride in sorted(moved) if stride]
+            return _dims(destination)
+        pairs = zip(parts, cut, strict=True)
+        moved += [(order.position(stride), -abs(stride), piece[0][1]) for (_, stride), piece in pairs]
+    rows = groupby(sorted(moved), lambda each: order.dimensions[each[0]])
+    return [[stride for _, _, stride in of_dimension] for _, of_dimension in rows]
 
 
 def _unfit_variables(program: Program, groups_of: GroupsOf, orders: Orders) -> set[Variable]:
-    """Return the variables that are row-major, and those with a view that does not fit their order."""
-    unfit = {variable for variable, order in orders.items() if order.is_row_major}
+    """Return the variables whose order is their own, and those with a view that does not fit their order."""
+    unfit = {variable for variable, order in orders.items() if order.is_own}
     for tensor in _tensors(program, groups_of):
         for piece in leaves(tensor.node):
             if isinstance(piece, Affine) and piece.variable in orders and orders[piece.variable].view(piece) is None:
@@ -171,4 +175,4 @@ def _choose_for_group(chosen: ChosenOrders, group: VertexGroup, fixed: Collectio
         chosen.groups[group] = ordered
     for access, x in zip(ordered.accesses, fields, strict=True):
         if x.is_written:
-            _set_order(chosen, access.tensor, _strides(access.tensor), fixed)
+            _set_order(chosen, access.tensor, _dims(access.tensor), fixed)

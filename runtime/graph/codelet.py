@@ -80,9 +80,10 @@ class Codelet:
             None: all workers are busy all the time, as in products on the AMP unit. Only reports use it.
         reads_clock: whether it reads no operand and writes the cycle counter of its tile, uint32[2], low word first.
             The counter stands still while it is read; `compute` stands for a machine without one.
-        with_axes: from an order of the axes to the codelet of vertices whose axis number i is the axis order[i], where
-            the dimensions of each block follow the axes; results may also be reduced in any order of elements. None
-            where an order is part of the code. The engine chooses the order in which arrays are kept.
+        with_axes: from new axes, each as the numbers of the axes that it has elements of, to the codelet of vertices
+            with these axes, whose blocks have their dimensions in the order of the axes; or to None where that is not
+            possible. Elements are mapped and reduced in any order. None where axes or order are part of the code. The
+            engine chooses the axes in which arrays are kept.
         language: of the code that the codelet stands for: what its cycles are estimated for. Only reports use it.
     """
 
@@ -102,7 +103,7 @@ class Codelet:
     parts: Callable[[BlockShapes, Target], np.ndarray] | None = None
     reads_clock: bool = False
     language: Language = "assembly"
-    with_axes: Callable[[Sequence[int]], Codelet] | None = None
+    with_axes: Callable[[Sequence[Sequence[int]]], Codelet | None] | None = None
 
     def __repr__(self) -> str:
         return f"Codelet({self.name})"

@@ -20,6 +20,7 @@ import numpy as np
 from jax import lax
 
 from ipujax.runtime.tensor.affine import Affine
+from ipujax.runtime.tensor.joined import joined
 from ipujax.runtime.tensor.slice_plan import SlicePlan, slice_plan
 from ipujax.runtime.tensor.variable import Variable
 from ipujax.runtime.tensor.view import Concat, Indexed, Node, Reshaped
@@ -35,6 +36,10 @@ def read_node(node: Node, values: Values) -> jax.Array:
     if isinstance(node, Affine):
         return _read_affine(node, values[node.variable])
     if isinstance(node, Concat):
+        parts = joined(node)
+        if parts is not None:
+            array = lax.concatenate([read_node(part, values) for part in parts.parts], parts.axis)
+            return parts.view(array, node.shape)
         return lax.concatenate([read_node(part, values) for part in node.parts], node.axis)
     if isinstance(node, Reshaped):
         return lax.reshape(read_node(node.source, values), node.shape)
@@ -132,9 +137,12 @@ def _write(node: Node, values: Values, new: jax.Array, updated: dict[Variable, j
             variable = node.variable
             updated[variable] = _write_affine(node, _latest_value(variable, values, updated), new)
     elif isinstance(node, Concat):
-        bounds = node.bounds
-        for part, low, high in zip(node.parts, bounds, bounds[1:], strict=False):
-            _write(part, values, lax.slice_in_dim(new, low, high, axis=node.axis), updated)
+        parts = joined(node)
+        axis = node.axis if parts is None else parts.axis
+        array = new if parts is None else parts.array(new)
+        bounds = node.bounds if parts is None else parts.bounds
+        for part, low, high in zip((parts or node).parts, bounds, bounds[1:], strict=False):
+            _write(part, values, lax.slice_in_dim(array, low, high, axis=axis), updated)
     elif isinstance(node, Reshaped):
         _write(node.source, values, lax.reshape(new, node.source.shape), updated)
     else:

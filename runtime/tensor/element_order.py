@@ -1,10 +1,10 @@
 """Order in which an array keeps the elements of a variable: mixed-radix digits of the flat index, in another order.
 
     flat index = Σ digit · stride      0 ≤ digit < size, strides multiply up: each element has one list of digits
-    array      = the digits as dimensions, outermost first
+    array      = the digits in another order, one or several a dimension
 
-Input: a variable, and strides in the order of a view of it. Output: an `ElementOrder`, which turns views of the
-variable into views of the array. A view whose order the array has is then all of it in row-major order.
+Input: a variable, and the dimensions of a view of it. Output: an `ElementOrder`, which turns views of the variable into
+views of the array. The view whose order the array has is then all of it, in its own shape.
 Limits: None where strides do not divide each other, or where an index of a view carries from one digit to the next.
 """
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from math import prod
 
 import numpy as np
@@ -28,34 +29,43 @@ class ElementOrder:
     Args:
         variable: the variable.
         digits: size and stride of each digit of the flat index, in the order of the array, outermost first.
+        dimensions: number of the dimension of the array that each digit is in.
         array: variable with the shape of the array, whose row-major order is that of the digits.
     """
 
     variable: Variable
     digits: Group
+    dimensions: tuple[int, ...]
     array: Variable
 
     @staticmethod
-    def of_strides(variable: Variable, strides: Iterable[int]) -> ElementOrder | None:
-        """Return the order in which elements at larger strides are further out, as listed; None if there is none.
+    def of_dims(variable: Variable, dims: Iterable[Iterable[int]]) -> ElementOrder | None:
+        """Return the order of a view by the strides in each of its dimensions, outermost first; None if there is none.
 
-        A stride of 1 that is not listed is the innermost.
+        Where the view has a part of the variable alone, a stride of 1 that is not listed is the innermost.
         """
-        listed = list(strides)
-        if 1 not in listed:
-            listed.append(1)
-        rising = sorted(listed)
+        listed = [list(strides) for strides in dims if strides]
+        if not any(1 in strides for strides in listed):
+            listed.append([1])
+        rising = sorted(stride for strides in listed for stride in strides)
         limits = [*rising[1:], variable.size]
-        if variable.size < 2 or any(n % m or n == m for m, n in zip(rising, limits, strict=True)):
+        if variable.size < 2 or any(m < 1 or n % m or n == m for m, n in zip(rising, limits, strict=True)):
             return None
         sizes = {m: n // m for m, n in zip(rising, limits, strict=True)}
-        digits = canonical((sizes[stride], stride) for stride in listed)
-        return ElementOrder(variable, digits, replace(variable, shape=tuple(n for n, _ in digits)))
+        groups = [canonical((sizes[stride], stride) for stride in strides) for strides in listed]
+        dimensions = tuple(number for number, group in enumerate(groups) for _ in group)
+        array = replace(variable, shape=tuple(prod(size for size, _ in group) for group in groups))
+        return ElementOrder(variable, tuple(chain.from_iterable(groups)), dimensions, array)
 
     @property
-    def is_row_major(self) -> bool:
-        """True for the order of the variable's own elements."""
-        return len(self.digits) == 1
+    def is_own(self) -> bool:
+        """True for the order and the shape of the variable itself."""
+        order = [stride for _, stride in self.digits]
+        return order == sorted(order, reverse=True) and self.array.shape == self.variable.shape
+
+    def dimension(self, stride: int) -> int:
+        """Return the dimension of the array that a stride steps in."""
+        return self.dimensions[self.position(stride)]
 
     def position(self, stride: int) -> int:
         """Return the number of the digit that a stride steps in; the outermost is 0."""

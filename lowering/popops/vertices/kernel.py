@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -28,7 +29,7 @@ from ipujax.lowering.layout import total_elements
 from ipujax.lowering.popops.vertices.emulation import kind_of
 from ipujax.lowering.popops.vertices.kernel_cycles import OpCount, kernel_cycles, kernel_language, kernel_parts
 from ipujax.lowering.popops.vertices.reduce_cycles import LAUNCH_CYCLES, reduce_cycles, reduce_parts
-from ipujax.lowering.popops.vertices.reducers import REDUCERS, SELECTING
+from ipujax.lowering.popops.vertices.reducers import REDUCERS, SELECTING, axes_among
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.graph import BlockShapes, Codelet, Comparison, Field
 from ipujax.runtime.target import Target
@@ -136,19 +137,17 @@ class Kernel:
         inputs = len(self.inputs)
         return self.inputs[value].dtype if value < inputs else self.steps[value - inputs].op.out_dtype
 
-    def with_axes(self, order: Sequence[int]) -> Kernel:
-        """Return the kernel whose axis number i is the axis order[i] of this; dimensions of blocks follow the axes."""
-        inputs = []
-        for operand in self.inputs:
-            dims = sorted(range(len(operand.axes)), key=lambda dim: order.index(operand.axes[dim]))
-            axes = tuple(order.index(operand.axes[dim]) for dim in dims)
-            begins = tuple(operand.begins[dim] for dim in dims) if operand.begins else ()
-            reach = tuple(operand.reach[dim] for dim in dims) if operand.reach else ()
-            inputs.append(replace(operand, axes=axes, begins=begins, reach=reach))
-        reductions = tuple(
-            replace(r, axes=tuple(sorted(order.index(axis) for axis in r.axes))) for r in self.reductions
+    def with_axes(self, sources: Sequence[Sequence[int]]) -> Kernel | None:
+        """Return the kernel on other axes, as `Codelet.with_axes`; dimensions of blocks follow the axes."""
+        inputs = [_on_axes(operand, sources) for operand in self.inputs]
+        reduced = [axes_among(reduction.axes, sources) for reduction in self.reductions]
+        if None in inputs or None in reduced:
+            return None
+        reductions = (
+            replace(r, axes=axes) for r, axes in zip(self.reductions, reduced, strict=True) if axes is not None
         )
-        return replace(self, inputs=tuple(inputs), reductions=reductions)
+        found = tuple(operand for operand in inputs if operand is not None)
+        return replace(self, rank=len(sources), inputs=found, reductions=tuple(reductions))
 
     def evaluate(self, arrays: Sequence[jax.Array], shape: tuple[int, ...]) -> list[jax.Array]:
         """Results and reductions on a block of `shape` of the index space, of the block of each field."""
@@ -165,6 +164,19 @@ class Kernel:
             values.append(step.op.fun(*operands))
         reduced = [REDUCERS[r.monoid](values[r.value], axes=r.axes) for r in self.reductions]
         return [*(values[number] for number in self.results), *reduced]
+
+
+def _on_axes(operand: Input, sources: Sequence[Sequence[int]]) -> Input | None:
+    axes = axes_among(operand.axes, sources)
+    if axes is None or not (operand.begins or operand.reach):
+        return None if axes is None else replace(operand, axes=axes)
+    # An input that is a part of a longer block keeps its dimensions.
+    if len(axes) != len(operand.axes) or any(len(sources[axis]) > 1 for axis in axes):
+        return None
+    dims = [operand.axes.index(sources[axis][0]) for axis in axes]
+    begins = tuple(operand.begins[dim] for dim in dims) if operand.begins else ()
+    reach = tuple(operand.reach[dim] for dim in dims) if operand.reach else ()
+    return replace(operand, axes=axes, begins=begins, reach=reach)
 
 
 def _without_reach(lengths: Sequence[Any], reach: Sequence[int]) -> Sequence[Any]:
@@ -247,8 +259,13 @@ def kernel_codelet(kernel: Kernel) -> Codelet:
         flops=len(computing) + len(kernel.reductions),
         parts=parts,
         language=kernel_language(counts),
-        with_axes=lambda order: kernel_codelet(kernel.with_axes(order)),
+        with_axes=partial(_codelet_with_axes, kernel),
     )
+
+
+def _codelet_with_axes(kernel: Kernel, sources: Sequence[Sequence[int]]) -> Codelet | None:
+    other = kernel.with_axes(sources)
+    return None if other is None else kernel_codelet(other)
 
 
 def _comparison(kernel: Kernel) -> Comparison:

@@ -137,5 +137,18 @@ def reduce_codelet(monoid: str, dtype: Any, axes: tuple[int, ...]) -> Codelet:
         code_bytes=600,
         compares=comparison_of(monoid),
         parts=parts,
-        with_axes=lambda order: reduce_codelet(monoid, dtype, tuple(sorted(order.index(axis) for axis in axes))),
+        with_axes=partial(_codelet_with_axes, monoid, dtype, axes),
     )
+
+
+def _codelet_with_axes(
+    monoid: str, dtype: Any, axes: tuple[int, ...], sources: Sequence[Sequence[int]]
+) -> Codelet | None:
+    reduced = axes_among(axes, sources)
+    return None if reduced is None else reduce_codelet(monoid, dtype, reduced)
+
+
+def axes_among(axes: Sequence[int], sources: Sequence[Sequence[int]]) -> tuple[int, ...] | None:
+    """Return the numbers of the new axes that some axes become; None where one also has elements of other axes."""
+    found = tuple(number for number, old in enumerate(sources) if any(axis in axes for axis in old))
+    return found if all(axis in axes for number in found for axis in sources[number]) else None
