@@ -2,15 +2,13 @@
 
     python benchmarks/jax_tests.py CHECKOUT
     python benchmarks/jax_tests.py CHECKOUT --only lax_test --sample 200 --seed 3
-    python benchmarks/jax_tests.py CHECKOUT --program
 
 CHECKOUT is a checkout of JAX at the installed version, whose tests are used where they are. A seeded sample of the
 tests of each file runs in a separate process; a test that kills it has failed, and the remaining ones run in a new
-process. The default device is 8 chips of 64 tiles, so that lowering takes less time and meshes have IPUs. `--program`
-lets XLA compute the programs that functions are lowered to, instead of the functions. A row is a file: how many tests
-passed, failed, were skipped by JAX itself and were excluded. After the rows come the last line of each failure, each
-exclusion with its reason, see `jax_test_exclusions.py`, and the calls of `jax.jit` with arguments that `ipu.jit` lacks,
-which were not replaced. Exits with 1 where a test failed.
+process. The default device is 8 chips of 64 tiles, so that lowering takes less time and meshes have IPUs. A row is a
+file: how many tests passed, failed, were skipped by JAX itself and were excluded. After the rows come the last line of
+each failure, each exclusion with its reason, see `jax_test_exclusions.py`, and the calls of `jax.jit` with arguments
+that `ipu.jit` lacks, which were not replaced. Exits with 1 where a test failed.
 
 Errors of ipujax have other texts than those of JAX. A test that expects a text of JAX runs too, and is excluded only if
 the error is of the expected class.
@@ -245,20 +243,19 @@ class Outcomes:
         return {name: text for name, (got, text) in self.tests.items() if got == outcome}
 
 
-def run_file(checkout: Path, file: str, choose: Callable[[list[str]], list[str]], flags: Sequence[str]) -> Outcomes:
+def run_file(checkout: Path, file: str, choose: Callable[[list[str]], list[str]]) -> Outcomes:
     """Runs tests of a file.
 
     Args:
         checkout: of JAX.
         file: its name.
         choose: the tests to run, of all.
-        flags: for the process that runs them.
     """
     outcomes = Outcomes(file)
     with tempfile.TemporaryDirectory() as folder:
         names = Path(folder, "names.json")
         results = Path(folder, "results.jsonl")
-        command = [sys.executable, __file__, str(checkout), "--only", file, "--inside", folder, *flags]
+        command = [sys.executable, __file__, str(checkout), "--only", file, "--inside", folder]
         subprocess.run(command, check=True)
         to_run = []
         for name in choose(json.loads(names.read_text())):
@@ -309,12 +306,9 @@ def main() -> int:
     parser.add_argument("--sample", type=int, default=60, help="tests of each file")
     parser.add_argument("--seed", type=int, default=0, help="of the sample")
     parser.add_argument("--tests", metavar="PATTERN", help="a regular expression: all tests that match, no sample")
-    parser.add_argument("--program", action="store_true", help="compute the lowered programs")
     parser.add_argument("--tracebacks", action="store_true", help="whole tracebacks of failures")
     parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.program:
-        ipu.Lowered.computes_function = False  # type: ignore[assignment,method-assign]
     if args.inside is not None:
         (file,) = args.only
         run_in_this_process(args.checkout, file, args.inside / "names.json", args.inside / "results.jsonl")
@@ -332,7 +326,7 @@ def main() -> int:
     print(f"{'file':24}" + "".join(f"{name:>10}" for name in OUTCOMES))
     all_outcomes = []
     for file in files:
-        outcomes = run_file(args.checkout, file, functools.partial(choose, file), ["--program"] * args.program)
+        outcomes = run_file(args.checkout, file, functools.partial(choose, file))
         print(f"{file:24}" + "".join(f"{len(outcomes.of(name)):10}" for name in OUTCOMES), flush=True)
         all_outcomes.append(outcomes)
     show(all_outcomes, args.tracebacks)

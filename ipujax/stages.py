@@ -25,7 +25,6 @@ from ipujax.lowering.jax_compat import (
     ClosedJaxpr,
     fetched,
     is_float0,
-    jaxpr_as_fun,
     to_device,
     to_memory_of,
     with_weak_type,
@@ -175,18 +174,14 @@ class Lowered(Stage):
 
         return tile_map(self.graph)
 
-    def evaluate(self, *leaves: Any, record: Record | None = None, of_program: bool = False) -> Any:
-        """Compute the results in JAX operations that can be traced: the function's or, where it differs, the program's.
+    def evaluate(self, *leaves: Any, record: Record | None = None) -> Any:
+        """Compute the results of the program in JAX operations that can be traced.
 
         Args:
             leaves: arrays of the signature's shapes and dtypes, in order; where it `runs_apart`, on the device.
             record: receives decisions of data-dependent control, see `engine_function`.
-            of_program: compute the program even if `computes_function`.
         """
         self.check_alone()
-        # Decisions of control are those of the program: the function has none to record.
-        if not (of_program or record is not None) and self.computes_function:
-            return self._tree_of_results(leaves, self._run_function)
         # XLA computes the program on device arrays; results return to their memories below.
         on_device = [to_device(x) for x in leaves]
         outs = self._tree_of_results(on_device, lambda operands: self.run_program(*operands, record=record))
@@ -228,9 +223,6 @@ class Lowered(Stage):
             ref[...] = next(outs)
         return jax.tree.unflatten(signature.out_tree, results)
 
-    def _run_function(self, operands: list[Any]) -> Sequence[Any]:
-        return list(jaxpr_as_fun(self._function)(*operands))
-
     def run_program(self, *operands: Any, record: Record | None = None) -> Sequence[Any]:
         """Return the results of the jaxpr, computed by the program, from its inputs; see `evaluate_program`."""
         from ipujax.program_evaluation import evaluate_program
@@ -239,19 +231,6 @@ class Lowered(Stage):
         return evaluate_program(
             self.name, self._lowered, self.jaxpr, operands, self.spread, self.calls, record, exact_splits
         )
-
-    @cached_property
-    def computes_function(self) -> bool:
-        """True where XLA computes the function as traced, as under `jax.jit`, and not the lowered program.
-
-        XLA computes the program with `Options(exact_splits=True)`; for replicas, also those of a `jax.shard_map`, whose
-        devices need not exist; where Python functions are called, whose exceptions are raised unchanged; and for uses
-        of host memory that JAX does not compile, and where the cycle counter is read.
-        """
-        names = self.primitives
-        is_replicated = self.graph.replication_factor > 1 or "shard_map" in names
-        is_apart = self.spread is not None or self.calls is not None or self.runs_apart(None) or bool(self._constants)
-        return not (self._options.exact_splits or is_replicated or is_apart or "cycle_count" in names)
 
     @cached_property
     def calls(self) -> HostCalls | None:

@@ -78,16 +78,6 @@ def forget_compiled_programs() -> Iterator[None]:
     jax.clear_caches()
 
 
-@pytest.fixture(autouse=True)
-def compute_lowered_programs(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lets XLA compute the lowered program of a function, so that its numbers tell whether it was lowered rightly.
-
-    Users get those of the function itself. Tests of that are marked `as_traced`.
-    """
-    if "as_traced" not in request.keywords:
-        monkeypatch.setattr("ipujax.stages.Lowered.computes_function", False)
-
-
 @pytest.fixture
 def golden(request: pytest.FixtureRequest) -> Callable[..., None]:
     """A function `golden(text, part="")` that compares text with the stored one; `part` names one of several."""

@@ -58,8 +58,7 @@ class CachedLowered(Lowered):
         self._function = plan.jaxpr
         self._are_weak = tuple(aval.weak_type for aval in plan.jaxpr.out_avals)
         self._lower = lower
-        # In place of the cached properties of `Lowered`.
-        self.__dict__.update(computes_function=figures.computes_function, calls=None)
+        self.__dict__["calls"] = None  # in place of the cached property of `Lowered`
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.lowered_again, name) if name in _OF_GRAPH else super().__getattr__(name)

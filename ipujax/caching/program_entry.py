@@ -20,7 +20,7 @@ from ipujax.lowering.jax_compat import is_float0
 from ipujax.lowering_plan import LoweringPlan
 from ipujax.runtime.errors import ProfileError
 from ipujax.runtime.files import DamagedError, FileError, FileKind
-from ipujax.runtime.files.kinds import Flag, Integer, List, Record, Text
+from ipujax.runtime.files.kinds import Integer, List, Record, Text
 from ipujax.runtime.logs import Log
 from ipujax.stages import Compiled
 from ipujax.storage import (
@@ -43,7 +43,7 @@ _LEVEL = 1  # of compression: the profile of 4 layers has 0.17 MB, 0.12 at level
 PROGRAM_FILE = FileKind(
     PROGRAM,
     {_COMPUTATION: replace(COMPUTATION, may_lack=True)},
-    Record({"computes_function": Flag(), "used_ipus": Integer(1), "warnings": List(Text())}),
+    Record({"used_ipus": Integer(1), "warnings": List(Text())}),
 )
 
 
@@ -52,12 +52,10 @@ class CallFigures:
     """Figures of a program for calls and warnings, without lowering it.
 
     Args:
-        computes_function: whether XLA computes the traced function, not the program.
         used_ipus: IPUs of the device that it uses.
         warnings: lines about memory bounds that it exceeds.
     """
 
-    computes_function: bool
     used_ipus: int
     warnings: tuple[str, ...]
 
@@ -87,7 +85,7 @@ class ProgramEntry:
         figures = file.figures
         self._content = file.sections.get(_COMPUTATION)
         _LOG.info("%s is in the cache: %s", self._name, self._key)
-        return CallFigures(figures["computes_function"], figures["used_ipus"], tuple(figures["warnings"]))
+        return CallFigures(figures["used_ipus"], tuple(figures["warnings"]))
 
     def computation(self) -> Computation | None:
         """Return the program as a function of the jaxpr's inputs; None if it is not stored, or damaged."""
@@ -121,9 +119,9 @@ class ProgramEntry:
         lowered = compiled.lowered
         if lowered.calls is not None or lowered.partitioning is not None or lowered.closes_over_host_arrays:
             return
-        figures = CallFigures(lowered.computes_function, lowered.num_used_ipus, bound_warnings(compiled.executable))
+        figures = CallFigures(lowered.num_used_ipus, bound_warnings(compiled.executable))
         sections: dict[str, bytes] = {}
-        if not (figures.computes_function or lowered.runs_apart(None)):
+        if not lowered.runs_apart(None):
             try:
                 sections[_COMPUTATION] = exported_computation(lowered.run_program, self._name, self._avals[0])
             except ExportError as error:

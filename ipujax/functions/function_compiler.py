@@ -1,8 +1,7 @@
 """Compiler of one `ipu.jit` function for the devices of its calls.
 
 A call is one of `jax.jit`, with JAX's own cache, donation and dispatch. Only its first trace for new shapes differs: it
-lowers the user's function, checks that the program fits the machine, and emits the operations for XLA, those of the
-function or of the program; see `Lowered.computes_function`.
+lowers the user's function, checks that the program fits the machine, and emits the operations of the program for XLA.
 
 Input: settings of the function, and arguments of calls. Output: results, `Traced`, `Lowered`.
 """

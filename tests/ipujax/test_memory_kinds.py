@@ -333,7 +333,6 @@ WITHOUT_EFFECT: dict[str, tuple[Callable[[Any], Any], str]] = {
 }
 
 
-@pytest.mark.as_traced
 @pytest.mark.parametrize("name", WITHOUT_EFFECT)
 def test_memory_kinds_without_effect_are_named_once(name: str, caplog: pytest.LogCaptureFixture) -> None:
     fun, words = WITHOUT_EFFECT[name]
@@ -342,7 +341,6 @@ def test_memory_kinds_without_effect_are_named_once(name: str, caplog: pytest.Lo
     assert caplog.text.count(words) == 1 and "test_memory_kinds.py" in caplog.text
 
 
-@pytest.mark.as_traced
 def test_memory_kinds_with_an_effect_are_not_named(caplog: pytest.LogCaptureFixture) -> None:
     def fun(ws: Any, h: jax.Array) -> Any:
         x = lax.with_sharding_constraint(get(h) * 2, kind("device"))
@@ -379,7 +377,6 @@ REFUSED: dict[str, tuple[Any, str]] = {
 LOSSES = {"layers": (layers_loss, [array(4, 4), array(4, 4)]), "loop": (loop_loss, array(3, 4, 4))}
 
 
-@pytest.mark.as_traced
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("name", REFUSED)
 def test_policies_that_offload_to_other_memory_are_refused(name: str, loss: str) -> None:
@@ -393,7 +390,6 @@ def test_policies_that_offload_to_other_memory_are_refused(name: str, loss: str)
             run(ws, x)
 
 
-@pytest.mark.as_traced
 @pytest.mark.parametrize("policy", [OFFLOADING, SAVING, offloading("device"), POLICIES.everything_saveable, None])
 def test_other_policies_are_not_nor_those_without_a_gradient(policy: Any) -> None:
     ws = LOSSES["layers"][1]

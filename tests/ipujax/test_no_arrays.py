@@ -42,7 +42,6 @@ def runs(**settings: Any) -> dict[str, Callable[..., Any]]:
     return {"call": fun, "traced": traced, "compiled": compiled, "profile_call": compiled.profile_call}
 
 
-@pytest.mark.as_traced
 @pytest.mark.parametrize("name", NO_ARRAYS)
 @pytest.mark.parametrize("settings", [{}, {"device": ipu.IPUModel(num_ipus=2, tiles_per_ipu=8), "replicas": 2}])
 def test_names_a_non_array(name: str, settings: dict[str, Any]) -> None:
@@ -55,7 +54,6 @@ def test_names_a_non_array(name: str, settings: dict[str, Any]) -> None:
                 run(args[0], y=args[1])
 
 
-@pytest.mark.as_traced
 def test_names_a_non_array_on_the_cpu() -> None:
     with pytest.raises(ArgumentTypeError, match="argument y of added is the shape of an array"):
         ipu.jit(added, device=ipu.CPU())({"w": [X]}, SHAPE)
@@ -70,7 +68,6 @@ def test_shapes_are_not_blamed_where_they_will_do() -> None:
         fun.lower(SHAPE, "abc")
 
 
-@pytest.mark.as_traced
 def test_numbers_too_large_for_the_compiled_dtype() -> None:
     compiled = ipu.jit(lambda x: x + 1, device=DEVICE).lower(1).compile()
     with pytest.raises(ArgumentOverflowError, match=r"argument x of <lambda> is too large(.|\n)*expected: int32"):

@@ -116,14 +116,12 @@ def avals(jit: Callable[..., Any], name: str) -> list[tuple[Any, ...]]:
     return [described(x) for x in (*results, *(x[...] for x in args if isinstance(x, jax.Ref)))]
 
 
-@pytest.mark.as_traced
 @pytest.mark.parametrize("executor", EXECUTORS)
 @pytest.mark.parametrize("name", CASES)
 def test_of_results(name: str, executor: str) -> None:
     assert avals(EXECUTORS[executor], name) == avals(jax.jit, name)
 
 
-@pytest.mark.as_traced
 @pytest.mark.parametrize("options", [ipu.Options(), ipu.Options(exact_splits=True)])
 def test_of_a_ref_closed_over(options: ipu.Options) -> None:
     def run(jit: Callable[..., Any]) -> list[Any]:
