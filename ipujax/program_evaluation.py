@@ -1,13 +1,14 @@
 """Evaluation of a lowered program in JAX operations, in this process or on all instances together.
 
-Input: a lowered program, and arrays of the inputs of its jaxpr. Output: an array for each result.
+Input: a lowered program, its jaxprs, and arrays of their inputs. Output: an array for each result.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from ipujax.calls import locates_nans, run_equations
 from ipujax.distributed.instance import Spread, check_same_program, over_instances
 from ipujax.lowering.jax_compat import ClosedJaxpr
 from ipujax.lowering.lower import LoweredProgram
@@ -21,20 +22,20 @@ from ipujax.runtime.host import ALONE, CallStream, HostCalls
 def evaluate_program(
     name: str,
     program: LoweredProgram,
-    jaxpr: ClosedJaxpr,
+    jaxprs: Mapping[str, ClosedJaxpr],
     operands: Sequence[Any],
     spread: Spread | None,
     calls: HostCalls | None,
     record: Callable[[Program, Any], None] | None,
     exact_splits: bool,
 ) -> Sequence[Any]:
-    """Return an array for each result of a program.
+    """Return an array for each result of a program; see `nan_location` for `jax.debug_nans`.
 
     Args:
         name: name of the function.
         program: the lowered program.
-        jaxpr: the jaxpr after all passes.
-        operands: arrays of the inputs of the jaxpr.
+        jaxprs: the jaxpr after each pass.
+        operands: arrays of the inputs of the jaxprs.
         spread: distribution of replicas over instances.
         calls: caller of the program's Python functions.
         record: receives decisions of data-dependent control, see `engine_function`.
@@ -43,6 +44,8 @@ def evaluate_program(
     Raises:
         ArgumentError: the program calls Python functions, and its replicas are on several instances.
     """
+    if locates_nans() and spread is None:
+        return run_equations(jaxprs["shard_map"], operands)  # the last one with the equations that a user wrote
     instances = ALONE if spread is None else spread.instances
     run = engine_function(
         program.graph,
@@ -59,7 +62,7 @@ def evaluate_program(
         problem = f"{name} calls Python functions while it runs, and its replicas are on several instances"
         raise ArgumentError(problem, hint="return the arguments of these functions as results")
     # Different programs would exchange bytes of different arrays, or wait for each other for ever.
-    check_same_program(name, jaxpr)
+    check_same_program(name, list(jaxprs.values())[-1])
     together = over_instances(
         lambda *shares: program.evaluate(shares, run, instances), program.in_dims, program.out_dims
     )

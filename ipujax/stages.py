@@ -229,7 +229,7 @@ class Lowered(Stage):
 
         exact_splits = self._options.exact_splits
         return evaluate_program(
-            self.name, self._lowered, self.jaxpr, operands, self.spread, self.calls, record, exact_splits
+            self.name, self._lowered, self._jaxprs, operands, self.spread, self.calls, record, exact_splits
         )
 
     @cached_property

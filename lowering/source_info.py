@@ -7,7 +7,8 @@ equations with another source.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +36,22 @@ def source_line(eqn: JaxprEqn) -> str:
     traced function: if that is a library's, no line is the user's.
     """
     return _frame_text(_user_frame(_frames(eqn)))
+
+
+@contextmanager
+def naming_line(eqn: JaxprEqn) -> Iterator[None]:
+    """Add the user's line of an equation to an error of `jax.debug_nans`, unless an equation inside has added its own.
+
+    Raises:
+        FloatingPointError: as raised inside, with the line as its note.
+    """
+    try:
+        yield
+    except FloatingPointError as error:
+        line = source_line(eqn)
+        if line and not hasattr(error, "__notes__"):
+            error.add_note(f"  at: {line}")
+        raise
 
 
 def origin_of(eqn: JaxprEqn, outer: Origin) -> Origin:

@@ -83,7 +83,8 @@ def _is_outermost() -> bool:
 
 def _is_fault(error: Exception) -> bool:
     """Return whether an error comes from ipujax itself and is not meant for users."""
-    return not isinstance(error, IpuError) and not [*_frames(error.__traceback__)][-1][1]
+    # A FloatingPointError is that of `jax.debug_nans`, about a user's numbers.
+    return not isinstance(error, IpuError | FloatingPointError) and not [*_frames(error.__traceback__)][-1][1]
 
 
 def _frames(traceback: TracebackType | None) -> Iterator[tuple[TracebackType, bool]]:

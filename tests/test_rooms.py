@@ -235,8 +235,8 @@ ROOMS: dict[str, str] = {
         " runtime.names_at_import runtime.report runtime.schema runtime.signatures"
     ),
     "ipujax.program_evaluation": (
-        "ipujax.distributed.instance lowering.jax_compat lowering.lower runtime.compile runtime.engine runtime.graph"
-        " runtime.host"
+        "ipujax.calls ipujax.distributed.instance lowering.jax_compat lowering.lower runtime.compile runtime.engine"
+        " runtime.graph runtime.host"
     ),
     "ipujax.stages": (
         "ipujax.arguments ipujax.calls ipujax.compiled_programs ipujax.distributed.instance ipujax.fit"
@@ -252,9 +252,9 @@ ROOMS: dict[str, str] = {
         " runtime.graph runtime.logs runtime.options runtime.target runtime.tensor"
     ),
     "ipujax.caching": (
-        "ipujax.compiled_programs ipujax.lowering_plan ipujax.stages ipujax.storage lowering.digests lowering.dumps"
-        " lowering.jax_compat lowering.refs runtime.compile runtime.files runtime.logs runtime.names_at_import"
-        " runtime.options runtime.report runtime.schema runtime.sections runtime.sources"
+        "ipujax.calls ipujax.compiled_programs ipujax.lowering_plan ipujax.stages ipujax.storage lowering.digests"
+        " lowering.dumps lowering.jax_compat lowering.refs runtime.compile runtime.files runtime.logs"
+        " runtime.names_at_import runtime.options runtime.report runtime.schema runtime.sections runtime.sources"
         " runtime.timeline"
     ),
     "ipujax.functions": (

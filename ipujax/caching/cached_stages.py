@@ -12,6 +12,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from ipujax.caching.program_entry import CallFigures, ProgramEntry, entry_of
+from ipujax.calls import locates_nans
 from ipujax.compiled_programs import announce
 from ipujax.lowering_plan import LoweringPlan
 from ipujax.runtime.cache import set_basis
@@ -79,7 +80,7 @@ class CachedLowered(Lowered):
 
     def run_program(self, *operands: Any, record: Record | None = None) -> Sequence[Any]:
         """`Lowered.run_program`, by the stored computation if there is one."""
-        computation = self.stored_computation if record is None else None
+        computation = None if record is not None or locates_nans() else self.stored_computation
         return super().run_program(*operands, record=record) if computation is None else computation(*operands)
 
     @cached_property

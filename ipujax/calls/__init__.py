@@ -16,6 +16,7 @@ from ipujax.calls.memory_kinds import (
     moves_apart as moves_apart,
     with_host_shapes as with_host_shapes,
 )
+from ipujax.calls.nan_location import locates_nans as locates_nans, run_equations as run_equations
 from ipujax.calls.nesting import (
     Compilation as Compilation,
     compiling as compiling,

@@ -41,6 +41,7 @@ from ipujax.calls import (
     compiling,
     compiling_for,
     explaining_axis_errors,
+    locates_nans,
     offloaded_arguments,
     with_host_shapes,
 )
@@ -254,11 +255,10 @@ class FunctionCompiler:
                 if lowered.calls is not None:
                     self._calls = self._calls or WeakSet()
                     self._calls.add(lowered.calls)
-                # All arrays are tracers here, and static arguments never are.
-                leaves = [leaf for leaf in jax.tree.leaves((args, kwargs)) if isinstance(leaf, jax.core.Tracer)]
-                if len(leaves) != len(lowered.signature.in_avals):
-                    return self._fun(*args, **kwargs)  # `jax.debug_nans` runs it op by op to locate the first NaN
-                return lowered.evaluate(*leaves)
+                communicates = self._replication is not None or "shard_map" in lowered.primitives
+                if locates_nans() and not communicates:
+                    return self._fun(*args, **kwargs)  # the traceback is that of the user's code
+                return lowered.evaluate(*jax.tree.leaves(self._dynamic(args, kwargs)))
 
             self._runners.setdefault(device, self._jitted(run))
         return self._runners[device]

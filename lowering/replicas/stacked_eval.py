@@ -28,6 +28,7 @@ from ipujax.lowering.jax_compat import (
     eval_jaxpr,
     jaxprs_in_params,
 )
+from ipujax.lowering.source_info import naming_line
 from ipujax.runtime.host import ALONE, Instances
 
 Values = list[jax.Array]
@@ -56,7 +57,7 @@ class Replicas:
 
 def stacked_eval(jaxpr: ClosedJaxpr, operands: Sequence[jax.Array], replicas: Replicas) -> Values:
     """Results of all local replicas, from operands [local replicas, …] of the jaxpr of one replica."""
-    equation = partial(_equation, replicas=replicas)
+    equation = partial(_named_equation, replicas=replicas)
     constant = partial(_for_all, replicas=replicas)
     return eval_jaxpr(jaxpr, operands, equation, constant)
 
@@ -66,6 +67,11 @@ def has_collective(eqn: JaxprEqn) -> bool:
     if is_collective(eqn):
         return True
     return any(has_collective(inner) for jaxpr in jaxprs_in_params(eqn.params) for inner in jaxpr.eqns)
+
+
+def _named_equation(eqn: JaxprEqn, operands: Values, replicas: Replicas) -> Values:
+    with naming_line(eqn):
+        return _equation(eqn, operands, replicas)
 
 
 def _equation(eqn: JaxprEqn, operands: Values, replicas: Replicas) -> Values:
