@@ -48,7 +48,7 @@ from ipujax.calls import (
 from ipujax.device import CPU, Device, IPUModel, current_device
 from ipujax.distributed.instance import Operands, Spread, check_alone, received, to_local
 from ipujax.functions.function_settings import FunctionSettings
-from ipujax.lowering.jax_compat import ClosedJaxpr, is_evaluating
+from ipujax.lowering.jax_compat import ClosedJaxpr, is_eager, is_evaluating
 from ipujax.lowering.partition import tracing_without_mesh
 from ipujax.lowering.replicas import evaluate, replicated_p
 from ipujax.lowering_plan import LoweringPlan, compilation_steps
@@ -107,9 +107,10 @@ class FunctionCompiler:
         device = self._device or current_device()
         partitions = not isinstance(device, CPU) and self._shardings.may_partition(args, kwargs)
         is_traced = not is_evaluating()
-        if is_traced and not partitions:  # without arguments, a function may close over what is traced
+        if is_traced and not partitions:
             leaves = jax.tree.leaves((args, kwargs))
-            is_traced = not leaves or has_tracer(leaves)
+            # A jaxpr that is being made has the function. Without arguments, one may close over what is traced.
+            is_traced = not is_eager() or not leaves or has_tracer(leaves)
         if partitions and not is_traced:
             positional, named = self._dynamic(args, kwargs)
             return self.lower(args, kwargs).compile()(*positional.values(), **named)

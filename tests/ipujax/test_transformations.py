@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
-from jax.experimental import io_callback
+from jax.experimental import checkify, io_callback
 from jax.sharding import PartitionSpec as P
 
 import ipujax as ipu
@@ -190,6 +191,36 @@ def test_a_function_of_no_arguments_that_closes_over_tracers_is_traced_once() ->
 
     np.testing.assert_allclose(jax.grad(outer)(X), jnp.cos(X), rtol=1e-6)
     assert len(traces) == 1
+
+
+# Functions of arrays that are known, while JAX makes a jaxpr: the jaxpr calls the function, not its program.
+WHILE_TRACING: dict[str, Callable[[JITTED], Any]] = {
+    "jaxpr": lambda jit: str(jax.make_jaxpr(lambda: jit(model)(X))()),
+    "jit": lambda jit: str(jax.make_jaxpr(jax.jit(lambda x: jit(model)(X) * x))(X)),
+    "checkify": lambda jit: checkify.checkify(jit(checked))(X)[0].get(),
+    "checkify of all": lambda jit: checkify.checkify(jit(model), checkify.all_checks)(X * np.nan)[0].get(),
+    "scan": lambda jit: lax.scan(lambda c, r: (c + jit(jnp.sum)(X), r), 0.0, X),
+    "grad": lambda jit: jax.grad(lambda x: x * jit(loss)(X))(2.0),
+}
+
+
+def checked(x: jax.Array) -> jax.Array:
+    checkify.debug_check(jnp.all(x > 99), "too small: {x}", x=x[0, 0])
+    return x
+
+
+def without_places(value: Any) -> Any:
+    return re.sub(r" \(.*?:\d+:?\d* ?\(?.*?\)|at 0x\w+", "", value) if isinstance(value, str) else value
+
+
+@pytest.mark.parametrize("name", WHILE_TRACING)
+def test_of_known_arrays_while_jax_traces(name: str) -> None:
+    ours = WHILE_TRACING[name](lambda fun: ipu.jit(fun, device=DEVICE))
+    theirs = WHILE_TRACING[name](jax.jit)
+    if isinstance(theirs, str):
+        assert without_places(ours) == without_places(theirs)
+    else:
+        assert_equal(ours, theirs)
 
 
 # What JAX refuses, `ipu.jit` refuses in the same words.
