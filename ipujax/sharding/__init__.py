@@ -7,7 +7,11 @@ from ipujax.sharding.call_shardings import (
     ShardingSettings as ShardingSettings,
     in_explicit_mesh as in_explicit_mesh,
 )
-from ipujax.sharding.mesh_arrays import run_on_one_device as run_on_one_device
+from ipujax.sharding.mesh_arrays import (
+    run_on_one_device as run_on_one_device,
+    with_reduced_axes as with_reduced_axes,
+    without_reduced_axes as without_reduced_axes,
+)
 from ipujax.sharding.meshes import (
     in_words as in_words,
     mesh_of_constraints as mesh_of_constraints,

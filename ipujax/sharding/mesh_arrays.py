@@ -47,6 +47,24 @@ def _to_one_device(leaf: Any) -> Any:
     return np.asarray(leaf)
 
 
+def without_reduced_axes(x: jax.Array) -> jax.Array:
+    """Return an array as the program takes it, whose operations do not know `reduced` axes, which are for gradients."""
+    sharding = _over_reduced_axes(jax.typeof(x))
+    return x if sharding is None else jax.sharding.reshard(x, sharding.update(spec=PartitionSpec()))
+
+
+def with_reduced_axes(x: jax.Array, aval: Any) -> jax.Array:
+    """Return a result of the program with the `reduced` axes of an abstract value."""
+    sharding = _over_reduced_axes(aval)
+    return x if sharding is None else jax.sharding.reshard(x, sharding)
+
+
+def _over_reduced_axes(aval: Any) -> NamedSharding | None:
+    """Sharding in a type with reduced axes, in which no axis splits the value."""
+    sharding = getattr(aval, "sharding", None)
+    return sharding if isinstance(sharding, NamedSharding) and sharding.spec.reduced else None
+
+
 def on_devices(stack: jax.Array, axes: Sequence[str], sharding: NamedSharding) -> jax.Array:
     """Return the array whose devices have the terms of a sum, by the stack of them in order of `axes`."""
     mesh = sharding.mesh

@@ -122,19 +122,28 @@ def sums() -> dict[str, tuple[Callable[..., Any], jax.Array]]:
         "gradient of a sum": (jax.grad(lambda x: (x + x).reshape(4, 2).sum()), reduced),
         "gradient of a split": (jax.grad(lambda x: jax.sharding.reshard(x, P("x")).sum()), reduced),
         "counts": (lambda x: jnp.bincount(x, length=8, out_sharding=left), split),
+        "reduced, by a number": (lambda x: x * 2, reduced),
+        "reduced, moved": (lambda x: jnp.concatenate([x[4:], x[:4] + 1]).reshape(2, 4).T, reduced),
+        "reduced, product": (lambda x: jnp.outer(x, x + 1).sum(0), reduced),
+        "reduced, in a loop": (lambda x: lax.fori_loop(0, 3, lambda i, c: c * 2, x), reduced),
+        "reduced, beside a split": (lambda x: (jax.sharding.reshard(x, P("x")), x * 2)[1], reduced),
+        "reduced, unused": (lambda x: jnp.arange(8.0), reduced),
     }
 
 
+def terms(result: jax.Array) -> list[Any]:
+    """The term of each device, and the type."""
+    return [str(jax.typeof(result)), *(shard.data.tolist() for shard in result.addressable_shards)]
+
+
 def terms_of_sums() -> dict[str, Any]:
-    """For each name True if each device has the term of `jax.jit`, else both terms."""
+    """For each name True if each device has the term of `jax.jit`, and the type is equal; else both."""
     mesh = jax.make_mesh((DEVICES,), ("x",), axis_types=(AxisType.Explicit,))
     equal: dict[str, Any] = {}
     with jax.set_mesh(mesh):
         for name, (fun, x) in sums().items():
-            got, want = (
-                [shard.data.tolist() for shard in jit(fun)(x).addressable_shards] for jit in (ipu_jit, jax.jit)
-            )
-            equal[f"terms: {name}"] = got == want or [got, want]
+            results = [terms(jit(fun)(x)) for jit in (ipu_jit, jax.jit)]
+            equal[f"terms: {name}"] = results[0] == results[1] or results
     return equal
 
 

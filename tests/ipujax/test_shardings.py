@@ -57,7 +57,11 @@ SPLIT = (
     *("argument", "argument, explicit", "keyword", "second call", "compiled", "in_shardings", "out_shardings"),
     *("constraint", "inner jit", "shapes"),
 )
-TERMS = ("of a whole value", "of a split value", "gradient of a sum", "gradient of a split", "counts")
+TERMS = (
+    *("of a whole value", "of a split value", "gradient of a sum", "gradient of a split", "counts"),
+    *("reduced, by a number", "reduced, moved", "reduced, product", "reduced, in a loop", "reduced, beside a split"),
+    "reduced, unused",
+)
 REFUSED = {
     "replicas": "argument x of sine is sharded over 4 devices",
     "a Ref": "argument ref of <lambda> is sharded over 4 devices",
