@@ -30,6 +30,7 @@ from ipujax.lowering.layout.place import (
     unmoved_placement,
     whole_axis,
 )
+from ipujax.lowering.popops.indexing.before_writing import before_writing
 from ipujax.lowering.popops.indexing.indexing_cycles import slice_cycles, vectors
 from ipujax.lowering.popops.vertices.add_vertices import add_vertices
 from ipujax.runtime.cache import remembered
@@ -77,7 +78,13 @@ def dynamic_slice(
 
 
 def dynamic_update_slice_in_place(
-    builder: Builder, buffer: Tensor, update: Tensor, starts: Sequence[Tensor], dims: Sequence[int] | None = None
+    builder: Builder,
+    buffer: Tensor,
+    update: Tensor,
+    starts: Sequence[Tensor],
+    dims: Sequence[int] | None = None,
+    *,
+    may_read_buffer: bool = True,
 ) -> None:
     """Overwrites a slice of a buffer at dynamic indices.
 
@@ -86,6 +93,7 @@ def dynamic_update_slice_in_place(
         update: new value of the slice, of the buffer's rank and dtype, nowhere larger than it.
         starts: integer scalars of one dtype, the first index in each of `dims`; clamped so that the slice fits.
         dims: dimensions of `starts`, all when None; in the others `update` is as large as the buffer.
+        may_read_buffer: False where `update` is never computed from values of the buffer.
     """
     graph = builder.graph
     starts, dims = _partial_dims(buffer, starts, update.shape, dims)
@@ -98,13 +106,16 @@ def dynamic_update_slice_in_place(
     if order is not None and not order.is_own and all(len(order.sizes[d]) == 1 for d in dims):
         update = order.with_shape(update.shape).of_variable(update)
         variable_dims = [order.view_dims.index(d) for d in dims]
-        dynamic_update_slice_in_place(builder, order.of_variable(buffer), update, starts, variable_dims)
+        own_buffer = order.of_variable(buffer)
+        dynamic_update_slice_in_place(
+            builder, own_buffer, update, starts, variable_dims, may_read_buffer=may_read_buffer
+        )
         return
     map_for_slicing(graph, buffer, dims)
     placement = _placement(graph, buffer, dims)
     update_dims = [None if d in dims else d for d in range(buffer.ndim)]
     place_operand(graph, update, spans(update.shape, update_dims), placement)
-    codelet = _update_codelet(buffer.dtype, buffer.ndim, dims, starts[0].dtype)
+    codelet = _update_codelet(buffer.dtype, buffer.ndim, dims, starts[0].dtype, may_read_buffer)
     _add(builder, codelet, buffer, update, starts, dims, placement)
 
 
@@ -211,8 +222,10 @@ def _slice_codelet(dtype: Any, rank: int, dims: tuple[int, ...], index_dtype: An
 
 
 @remembered
-def _update_codelet(dtype: Any, rank: int, dims: tuple[int, ...], index_dtype: Any) -> Codelet:
+def _update_codelet(dtype: Any, rank: int, dims: tuple[int, ...], index_dtype: Any, may_read_buffer: bool) -> Codelet:
     def compute(buffer: jax.Array, update: jax.Array, *starts: jax.Array) -> jax.Array:
+        if may_read_buffer:
+            update = before_writing(update)
         return lax.dynamic_update_slice(buffer, update, _all_starts(starts, dims, rank), allow_negative_indices=False)
 
     cycles, parts = (partial(formula, dims, dtype) for formula in (_slice_cycles, _row_vectors))

@@ -192,7 +192,8 @@ def push(builder: Builder, stack: Tensor, value: Tensor, slot: Tensor | None) ->
     if slot is None:
         builder.prog.add(Copy(update, buffer, f"{builder.name}/push", builder.graph.origin))
     else:
-        dynamic_update_slice_in_place(builder.named("push"), buffer, update, [slot], dims=(0,))
+        # A body does not read the stacks that it pushes to.
+        dynamic_update_slice_in_place(builder.named("push"), buffer, update, [slot], (0,), may_read_buffer=False)
 
 
 def _stacked(graph: Graph, value: Tensor, mapping: TileMapping | None, slots: int) -> Blocked:

@@ -18,6 +18,7 @@ import numpy as np
 from jax import lax
 
 from ipujax.lowering.layout import total_elements
+from ipujax.lowering.popops.indexing.before_writing import before_writing
 from ipujax.lowering.popops.indexing.gather import Mode, signed
 from ipujax.lowering.popops.indexing.indexing_cycles import scatter_cycles
 from ipujax.lowering.popops.vertices.emulation import Kind
@@ -178,6 +179,8 @@ def _update_table(
 def _scatter(
     spec: ScatterSpec, table: Any, indices: Any, updates: Any, mode: Mode, hints: Mapping[str, bool]
 ) -> jax.Array:
+    if prod(indices.shape[:-1]) == 1:  # for XLA an update of a slice
+        updates = before_writing(updates)
     if spec.function is None:
         return SCATTERS[spec.kind](table, indices, updates, spec.numbers, mode=mode, **hints)
     return lax.scatter_p.bind(
