@@ -25,10 +25,11 @@ from ipujax.lowering.jax_compat import (
     Literal,
     Var,
     closed,
+    eliminate_dead_code,
     new_equation,
     sharding_constraint_p,
 )
-from ipujax.lowering.jaxpr import Bodies, CallSite, CallSites, Rewrite, once, with_inner
+from ipujax.lowering.jaxpr import Bodies, CallSite, CallSites, Rewrite, once, primitive_names, with_inner
 from ipujax.lowering.source_info import jaxpr_file, source_line, with_caller
 from ipujax.runtime.errors import GraphError, is_installed
 
@@ -42,12 +43,13 @@ def inline(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
     def inline_body(body: ClosedJaxpr) -> ClosedJaxpr:
         return _Inliner(body, inline_body).run()
 
-    return inline_body(jaxpr)
+    return inline_body(_without_unread_residuals(jaxpr))
 
 
 def inline_and_name(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
     """Inlines and notes the layer of each equation while their order still tells layers apart."""
 
+    jaxpr = _without_unread_residuals(jaxpr)
     bodies = Bodies(jaxpr.jaxpr)
 
     @once
@@ -55,6 +57,13 @@ def inline_and_name(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
         return _Inliner(body, inline_body, CallSites(body.jaxpr, bodies)).run()
 
     return inline_body(jaxpr)
+
+
+def _without_unread_residuals(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
+    """Function of a `custom_vjp(optimize_remat=True)` in place of its forward, where no residual is read, as in JAX."""
+    if "remat_opt" not in primitive_names(jaxpr.jaxpr):
+        return jaxpr
+    return ClosedJaxpr(eliminate_dead_code(jaxpr.jaxpr), jaxpr.consts)
 
 
 class _Inliner:

@@ -120,6 +120,15 @@ def wave(x: jax.Array) -> jax.Array:
 wave.defvjp(lambda x: (jnp.sin(x), x), lambda x, g: (jnp.cos(x) * g,), optimize_remat=True)
 
 
+@jax.custom_vjp
+def differing(x: jax.Array) -> jax.Array:
+    """A function whose forward has other values, so that it shows which one is computed."""
+    return x * TABLE
+
+
+differing.defvjp(lambda x: (jnp.cos(x), x), lambda x, g: (jnp.cos(x) * g,), optimize_remat=True)
+
+
 @jax.custom_batching.custom_vmap
 def doubled(x: jax.Array) -> jax.Array:
     return x * 2
@@ -151,6 +160,9 @@ CALLS: dict[str, Callable[[jax.Array], Any]] = {
     "custom_vmap": doubled,
     "remat_opt, of which only the value is used": lambda x: jax.vjp(wave, x)[0],
     "remat_opt": jax.grad(lambda x: wave(x).sum() ** 2),
+    "remat_opt, of which no residual is read": lambda x: jax.vjp(differing, x)[0],
+    "remat_opt, of which all is read": jax.value_and_grad(lambda x: differing(x).sum()),
+    "remat_opt inside scan": lambda x: lax.scan(lambda c, a: (jax.vjp(differing, c)[0] * a, a), x, x),
     "pipeline": ipu.pipeline(jax.jit(jnp.sin), micro_batches=5, reduce="stack"),
     "linear solve": lambda x: jnp.linalg.solve(jnp.eye(5) + x, x),
     "constants inside scan": lambda x: lax.scan(lambda c, _: (jax.jit(lambda y: y + TABLE)(c), None), x, None, 3),
