@@ -40,7 +40,7 @@ from ipujax.runtime.read_only import ReadOnlyMapping
 from ipujax.runtime.signatures import checking_calls
 from ipujax.runtime.target import nearest
 from ipujax.runtime.tracebacks import showing_user_frames
-from ipujax.sharding import Partitioning, run_on_one_device, with_reduced_axes, without_reduced_axes
+from ipujax.sharding import Partitioning, run_on_one_device, with_axes, without_axes
 
 # Imported by the methods that need them: a program of the cache is called without.
 if TYPE_CHECKING:
@@ -183,7 +183,7 @@ class Lowered(Stage):
         """
         self.check_alone()
         # XLA computes the program on device arrays; results return to their memories below.
-        on_device = [without_reduced_axes(to_device(x)) for x in leaves]
+        on_device = [without_axes(to_device(x)) for x in leaves]
         outs = self._tree_of_results(on_device, lambda operands: self.run_program(*operands, record=record))
         return outs if self.runs_apart(record) else self.to_memories(outs)
 
@@ -199,10 +199,9 @@ class Lowered(Stage):
 
     def to_memories(self, outs: Any) -> Any:
         """Return the pytree of results, each in the memory of its aval, or on the mesh of the call."""
-        leaves = zip(jax.tree.leaves(outs), self.signature.out_avals, strict=True)
-        placed = [to_memory_of(with_reduced_axes(x, aval), aval) for x, aval in leaves]
-        if self.partitioning is not None:
-            placed = self.partitioning.placed(placed, self.signature.out_avals)
+        avals = self.signature.out_avals
+        placed = [to_memory_of(x, aval) for x, aval in zip(jax.tree.leaves(outs), avals, strict=True)]
+        placed = with_axes(placed, avals) if self.partitioning is None else self.partitioning.placed(placed, avals)
         return jax.tree.unflatten(self.signature.out_tree, placed)
 
     def _tree_of_results(self, leaves: Sequence[Any], run: Callable[[list[Any]], Sequence[Any]]) -> Any:

@@ -9,8 +9,8 @@ from ipujax.sharding.call_shardings import (
 )
 from ipujax.sharding.mesh_arrays import (
     run_on_one_device as run_on_one_device,
-    with_reduced_axes as with_reduced_axes,
-    without_reduced_axes as without_reduced_axes,
+    with_axes as with_axes,
+    without_axes as without_axes,
 )
 from ipujax.sharding.meshes import (
     in_words as in_words,

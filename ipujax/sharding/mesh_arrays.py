@@ -14,7 +14,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from ipujax.lowering.jax_compat import to_device
-from ipujax.lowering.partition import running_without_mesh
+from ipujax.lowering.partition import running_without_mesh, splits
 from ipujax.sharding.meshes import padded
 
 
@@ -47,22 +47,27 @@ def _to_one_device(leaf: Any) -> Any:
     return np.asarray(leaf)
 
 
-def without_reduced_axes(x: jax.Array) -> jax.Array:
-    """Return an array as the program takes it, whose operations do not know `reduced` axes, which are for gradients."""
-    sharding = _over_reduced_axes(jax.typeof(x))
+def without_axes(x: jax.Array) -> jax.Array:
+    """Return an array without axes in its type: `reduced` ones, which are for gradients, and those of one device.
+
+    Operations of the program do not know them.
+    """
+    sharding = _typed_sharding(jax.typeof(x))
     return x if sharding is None else jax.sharding.reshard(x, sharding.update(spec=PartitionSpec()))
 
 
-def with_reduced_axes(x: jax.Array, aval: Any) -> jax.Array:
-    """Return a result of the program with the `reduced` axes of an abstract value."""
-    sharding = _over_reduced_axes(aval)
-    return x if sharding is None else jax.sharding.reshard(x, sharding)
+def with_axes(results: Sequence[jax.Array], avals: Sequence[Any]) -> list[jax.Array]:
+    """Return results of the program with the axes that `without_axes` removes, of their abstract values."""
+    shardings = map(_typed_sharding, avals)
+    return [x if s is None else jax.sharding.reshard(x, s) for x, s in zip(results, shardings, strict=True)]
 
 
-def _over_reduced_axes(aval: Any) -> NamedSharding | None:
-    """Sharding in a type with reduced axes, in which no axis splits the value."""
+def _typed_sharding(aval: Any) -> NamedSharding | None:
+    """Sharding in a type with axes, none of which splits the value over devices; None without."""
     sharding = getattr(aval, "sharding", None)
-    return sharding if isinstance(sharding, NamedSharding) and sharding.spec.reduced else None
+    if not isinstance(sharding, NamedSharding) or splits(sharding):
+        return None
+    return sharding if sharding.spec.reduced or any(padded(sharding.spec, 0)) else None
 
 
 def on_devices(stack: jax.Array, axes: Sequence[str], sharding: NamedSharding) -> jax.Array:

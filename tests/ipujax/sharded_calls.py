@@ -131,6 +131,17 @@ def sums() -> dict[str, tuple[Callable[..., Any], jax.Array]]:
     }
 
 
+def over_one_device() -> dict[str, tuple[Callable[..., Any], jax.Array]]:
+    """Functions with an argument that an axis of one device splits, by name."""
+    row = jax.device_put(np.arange(8.0, dtype=np.float32), P("x"))
+    return {
+        "one device": (lambda x: x * 2, row),
+        "one device, moved": (lambda x: jax.sharding.reshard(x, P()).reshape(4, 2).T, row),
+        "one device, split inside": (lambda x: jax.sharding.reshard(jnp.arange(4.0) + x[:4].sum(), P("x")), row),
+        "one device, dimension added": (lambda x: x[:, None] + jnp.zeros((8, 3)), row),
+    }
+
+
 def terms(result: jax.Array) -> list[Any]:
     """The term of each device, and the type."""
     return [str(jax.typeof(result)), *(shard.data.tolist() for shard in result.addressable_shards)]
@@ -140,10 +151,12 @@ def terms_of_sums() -> dict[str, Any]:
     """For each name True if each device has the term of `jax.jit`, and the type is equal; else both."""
     mesh = jax.make_mesh((DEVICES,), ("x",), axis_types=(AxisType.Explicit,))
     equal: dict[str, Any] = {}
-    with jax.set_mesh(mesh):
-        for name, (fun, x) in sums().items():
-            results = [terms(jit(fun)(x)) for jit in (ipu_jit, jax.jit)]
-            equal[f"terms: {name}"] = results[0] == results[1] or results
+    one = jax.make_mesh((1,), ("x",), axis_types=(AxisType.Explicit,))
+    for each, functions in ((mesh, sums), (one, over_one_device)):
+        with jax.set_mesh(each):
+            for name, (fun, x) in functions().items():
+                results = [terms(jit(fun)(x)) for jit in (ipu_jit, jax.jit)]
+                equal[f"terms: {name}"] = results[0] == results[1] or results
     return equal
 
 

@@ -60,7 +60,7 @@ SPLIT = (
 TERMS = (
     *("of a whole value", "of a split value", "gradient of a sum", "gradient of a split", "counts"),
     *("reduced, by a number", "reduced, moved", "reduced, product", "reduced, in a loop", "reduced, beside a split"),
-    "reduced, unused",
+    *("reduced, unused", "one device", "one device, moved", "one device, split inside", "one device, dimension added"),
 )
 REFUSED = {
     "replicas": "argument x of sine is sharded over 4 devices",
