@@ -139,7 +139,8 @@ def _with_elements(group: VertexGroup, digits: Sequence[_Digit]) -> VertexGroup:
 
 def _dimension(access: Access, axis: int) -> int | None:
     """Return the dimension of a tensor whose index is the element of an axis."""
-    return next((number for number, dim in enumerate(access.dims) if dim == element(axis)), None)
+    index = element(axis)
+    return access.dims.index(index) if index in access.dims else None
 
 
 # --- other axes ---

@@ -69,7 +69,9 @@ class ElementOrder:
 
     def position(self, stride: int) -> int:
         """Return the number of the digit that a stride steps in; the outermost is 0."""
-        return max(range(len(self.digits)), key=lambda n: (self.digits[n][1] <= abs(stride), self.digits[n][1]))
+        distance = max(1, abs(stride))
+        units = [unit for _, unit in self.digits]
+        return units.index(max(unit for unit in units if unit <= distance))
 
     def split(self, group: Group) -> Group | None:
         """Cut each sub-dimension of a group at the digits that it steps through; None where one begins inside it."""
