@@ -7,7 +7,7 @@ plan.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -87,7 +87,9 @@ def matmul_codelet(kind: VertexKind, spec: ConvSpec, out_dtype: Any, precision: 
         single = np.int64(1)
         return Dims(single, groups, columns, inner, (rows,), (single,))
 
-    return _codelet(kind, spec, out_dtype, ("a", "b"), compute, block_of)
+    codelet = _codelet(kind, spec, out_dtype, ("a", "b"), compute, block_of)
+    own_axes = [(axis,) for axis in range(4)]
+    return replace(codelet, with_axes=lambda sources: codelet if list(sources) == own_axes else None)
 
 
 def _makes_xla_abort(lengths: Sequence[int], windows: Sequence[int], dilation: Sequence[int]) -> bool:

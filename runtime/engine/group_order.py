@@ -1,9 +1,8 @@
 """Vertices computed in the order and the shape in which arrays keep their operands.
 
-Along an axis on which vertices are independent the elements may be computed in any order. A codelet that only maps and
-reduces elements (`Codelet.with_axes`) may have any axes: those of the largest operand's array are taken, so that the
-array is read as it is, and results have its order and shape. XLA then finds no reshape between two operations, at which
-it would compute the first again.
+A codelet may have other axes if it says so (`Codelet.with_axes`): those of the largest operand's array are taken, so
+that the array is read as it is, and results have its order and shape. XLA then finds no reshape between two operations,
+at which it would compute the first again. Along an axis that stays, elements are computed in the order of the array.
 
 Input: a vertex group that the engine runs unsplit, and the orders of variables. Output: the group with other axes and
 other views of the same variables.
@@ -11,6 +10,7 @@ other views of the same variables.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -32,6 +32,10 @@ class _Operand:
     node: Affine
     order: ElementOrder
 
+    def form(self) -> object:
+        """Return what operands have in common whose arrays are read alike."""
+        return self.node.dims, self.order.digits, self.order.array.shape
+
     def subdims(self, axis: int) -> Group:
         """Return the sub-dimensions along an axis, cut at the digits of the order; () where there are none."""
         dimension = _dimension(self.access, axis)
@@ -48,14 +52,14 @@ class _Digit:
         number: of the digit among those of the axis, outermost first.
         size: number of its values.
         place: position in the order of an operand, and the negative stride; `_FIXED` of an axis with a fixed order.
-        dimension: that of the operand's array.
+        dimension: number of the operand, and the dimension of its array.
     """
 
     axis: int
     number: int
     size: int
     place: tuple[int, int]
-    dimension: int
+    dimension: tuple[int, int]
 
 
 NewAxis = tuple[_Digit, ...]  # one or several digits as one axis, outermost first
@@ -64,10 +68,10 @@ NewAxis = tuple[_Digit, ...]  # one or several digits as one axis, outermost fir
 def in_order(group: VertexGroup, orders: Orders) -> VertexGroup:
     """Return a group with its elements and axes in the order of its operands; itself where that is theirs."""
     operands = _operands(group, orders)
-    if not operands or any(axis.blocks > 1 for axis in group.axes):
+    if group.codelet.with_axes is None or not operands or any(axis.blocks > 1 for axis in group.axes):
         return group
     digits = {axis: _digits(group, axis, operands) for axis in range(len(group.axes))}
-    if group.codelet.with_axes is not None and all(map(_has_plain_dims, group.accesses)):
+    if all(map(_has_plain_dims, group.accesses)):
         for new_axes in (_as_array(digits, group), _as_before(digits)):
             ordered = _with_axes(group, digits, new_axes)
             if ordered is not None:
@@ -77,12 +81,34 @@ def in_order(group: VertexGroup, orders: Orders) -> VertexGroup:
     return group
 
 
+def dims_of_result(group: VertexGroup, access: Access, orders: Orders) -> list[list[int]]:
+    """Return the strides in each dimension of a result; dimensions that are one in an operand's array are joined.
+
+    So the channel groups of a table that a codelet looks up are channels again, of the rows that it copied.
+    """
+    node = access.tensor.affine
+    if node is None:
+        return []
+    operands = _operands(group, orders)
+    rows: dict[tuple[int, int], list[tuple[tuple[int, int], list[int]]]] = {}
+    for number, (subdims, dim) in enumerate(zip(node.dims, access.dims, strict=True)):
+        strides = [stride for _, stride in subdims if stride]
+        axis = _axis_of(dim)
+        digits = [] if axis is None else _digits(group, axis, operands)
+        is_known = len(digits) == 1 and digits[0].place != _FIXED
+        key = digits[0].dimension if is_known else (-1, number)
+        earlier = rows.pop(key, [])  # at the place of its innermost part
+        rows[key] = [*earlier, (digits[0].place if is_known else _FIXED, strides)]
+    return [[stride for _, strides in sorted(parts) for stride in strides] for parts in rows.values()]
+
+
 def _operands(group: VertexGroup, orders: Orders) -> list[_Operand]:
-    """Return the operands with an order, the largest first."""
+    """Return the operands with an order, the largest first, and of these the ones that most others are like."""
     pairs = zip(group.codelet.fields, group.accesses, strict=True)
     nodes = [(access, access.tensor.affine) for field, access in pairs if field.is_read]
     operands = [_Operand(x, node, orders[node.variable]) for x, node in nodes if node and node.variable in orders]
-    return sorted(operands, key=lambda operand: -operand.access.tensor.size)
+    alike = Counter(map(_Operand.form, operands))
+    return sorted(operands, key=lambda operand: (-operand.access.tensor.size, -alike[operand.form()]))
 
 
 # --- digits of an axis ---
@@ -90,21 +116,20 @@ def _operands(group: VertexGroup, orders: Orders) -> list[_Operand]:
 
 def _digits(group: VertexGroup, axis: int, operands: Sequence[_Operand]) -> list[_Digit]:
     """Return the digits of an axis in the largest operand that has it; one digit where its order is fixed."""
-    operand = next((operand for operand in operands if operand.subdims(axis)), None)
-    if operand is None or not _is_free(group, axis):
-        return [_Digit(axis, 0, group.axes[axis].extent, _FIXED, -1 - axis)]
-    order = operand.order
+    found = next((number for number, operand in enumerate(operands) if operand.subdims(axis)), None)
+    if found is None or not _is_free(group, axis):
+        return [_Digit(axis, 0, group.axes[axis].extent, _FIXED, (-1, axis))]
+    order = operands[found].order
     return [
-        _Digit(axis, number, size, (order.position(stride), -abs(stride)), order.dimension(stride))
-        for number, (size, stride) in enumerate(operand.subdims(axis))
+        _Digit(axis, number, size, (order.position(stride), -abs(stride)), (found, order.dimension(stride)))
+        for number, (size, stride) in enumerate(operands[found].subdims(axis))
     ]
 
 
 def _is_free(group: VertexGroup, axis: int) -> bool:
     """Return whether vertices may be computed along an axis in any order: elements alone, and no origin."""
     description = group.axes[axis]
-    is_ordered = description.kind == "literal" or (description.kind == "reduce" and group.codelet.with_axes is None)
-    if is_ordered or description.name in group.origins:
+    if description.kind == "literal" or axis in group.codelet.ordered_axes or description.name in group.origins:
         return False
     for access in group.accesses:
         used = [
@@ -188,14 +213,12 @@ def _with_axes(
     group: VertexGroup, digits: Mapping[int, Sequence[_Digit]], new_axes: Sequence[NewAxis]
 ) -> VertexGroup | None:
     """Return a group with new axes; None where its codelet or a view does not allow them."""
-    sources = [tuple(dict.fromkeys(digit.axis for digit in new)) for new in new_axes]
-    codelet = group.codelet
-    if sources != [(axis,) for axis in digits]:
-        assert codelet.with_axes is not None
-        other = codelet.with_axes(sources)
-        if other is None:
-            return None
-        codelet = other
+    if list(new_axes) == [tuple(of_axis) for of_axis in digits.values()]:
+        return group
+    assert group.codelet.with_axes is not None
+    codelet = group.codelet.with_axes([tuple(dict.fromkeys(digit.axis for digit in new)) for new in new_axes])
+    if codelet is None:
+        return None
     accesses = [_on_axes(access, digits, new_axes) for access in group.accesses]
     found = tuple(access for access in accesses if access is not None)
     if len(found) < len(accesses):

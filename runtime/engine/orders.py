@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 
-from ipujax.runtime.engine.group_order import in_order
+from ipujax.runtime.engine.group_order import dims_of_result, in_order
 from ipujax.runtime.graph import (
     Copy,
     Execute,
@@ -175,4 +175,6 @@ def _choose_for_group(chosen: ChosenOrders, group: VertexGroup, fixed: Collectio
         chosen.groups[group] = ordered
     for access, x in zip(ordered.accesses, fields, strict=True):
         if x.is_written:
-            _set_order(chosen, access.tensor, _dims(access.tensor), fixed)
+            is_free = group.codelet.with_axes is not None
+            dims = _dims(access.tensor) if is_free else dims_of_result(group, access, chosen.variables)
+            _set_order(chosen, access.tensor, dims, fixed)

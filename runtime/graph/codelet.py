@@ -82,8 +82,9 @@ class Codelet:
             The counter stands still while it is read; `compute` stands for a machine without one.
         with_axes: from new axes, each as the numbers of the axes that it has elements of, to the codelet of vertices
             with these axes, whose blocks have their dimensions in the order of the axes; or to None where that is not
-            possible. Elements are mapped and reduced in any order. None where axes or order are part of the code. The
-            engine chooses the axes in which arrays are kept.
+            possible. The engine chooses the axes in which arrays are kept. None where axes are part of the code.
+        ordered_axes: with `with_axes`, numbers of the axes along which the order of elements counts, as along sliced
+            dimensions; along the others they may be in any order.
         language: of the code that the codelet stands for: what its cycles are estimated for. Only reports use it.
     """
 
@@ -104,6 +105,7 @@ class Codelet:
     reads_clock: bool = False
     language: Language = "assembly"
     with_axes: Callable[[Sequence[Sequence[int]]], Codelet | None] | None = None
+    ordered_axes: tuple[int, ...] = ()
 
     def __repr__(self) -> str:
         return f"Codelet({self.name})"

@@ -9,7 +9,8 @@ Source of the layout: poplibs `popops/DynamicSlice.cpp`; of the cost: `indexing_
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -72,7 +73,7 @@ def dynamic_slice(
     placement = _placement(graph, x, dims)
     out_dims = [None if d in dims else d for d in range(x.ndim)]
     out = mapped_variable(graph, tuple(sizes), x.dtype, builder.name, out_dims, placement)
-    codelet = _slice_codelet(x.dtype, x.ndim, dims, starts[0].dtype)
+    codelet = _slice_codelet(x.dtype, _sliced(x.ndim, dims), starts[0].dtype)
     _add(builder, codelet, x, out, starts, dims, placement)
     return out
 
@@ -115,7 +116,7 @@ def dynamic_update_slice_in_place(
     placement = _placement(graph, buffer, dims)
     update_dims = [None if d in dims else d for d in range(buffer.ndim)]
     place_operand(graph, update, spans(update.shape, update_dims), placement)
-    codelet = _update_codelet(buffer.dtype, buffer.ndim, dims, starts[0].dtype, may_read_buffer)
+    codelet = _update_codelet(buffer.dtype, _sliced(buffer.ndim, dims), starts[0].dtype, may_read_buffer)
     _add(builder, codelet, buffer, update, starts, dims, placement)
 
 
@@ -208,28 +209,91 @@ def _row_vectors(dims: tuple[int, ...], dtype: Any, shapes: BlockShapes, target:
     return vectors(total_elements(shapes[1][max(dims) + 1 :]), dtype, target)
 
 
+@dataclass(frozen=True, slots=True)
+class _Sliced:
+    """Dimensions of a tensor of which a part is sliced.
+
+    Args:
+        dims: the sliced dimensions, in the order of their starts.
+        part_dims: for each dimension of the tensor, that of the part.
+    """
+
+    dims: tuple[int, ...]
+    part_dims: tuple[int, ...]
+
+    def as_tensor(self, part: jax.Array) -> jax.Array:
+        """Return a part with its dimensions in the order of the tensor's."""
+        return lax.transpose(part, self.part_dims)
+
+    def as_part(self, part: jax.Array) -> jax.Array:
+        """Return a part with its own order of dimensions, from that of the tensor's."""
+        return lax.transpose(part, tuple(map(self.part_dims.index, range(part.ndim))))
+
+    @property
+    def ordered_axes(self) -> tuple[int, ...]:
+        """Axes of sliced dimensions, and of the part along them, which come after those of the tensor."""
+        rank = len(self.part_dims)
+        return (*self.dims, *range(rank, rank + len(self.dims)))
+
+    def with_axes(self, sources: Sequence[Sequence[int]]) -> _Sliced | None:
+        """Return the dimensions on other axes, those of the tensor in order; see `Codelet.with_axes`."""
+        rank = len(self.part_dims)
+        if any(len(axes) > 1 and not set(axes).isdisjoint(self.ordered_axes) for axes in sources):
+            return None
+        tensor_axes = [axes[0] for axes in sources if axes[0] < rank]
+        part_axes = [axes[0] for axes in sources if axes[0] not in self.dims]
+        # Both have the other axes in the same order.
+        others = iter([number for number, axis in enumerate(part_axes) if axis < rank])
+        part_dims = (
+            part_axes.index(rank + self.dims.index(axis)) if axis in self.dims else next(others) for axis in tensor_axes
+        )
+        return _Sliced(tuple(map(tensor_axes.index, self.dims)), tuple(part_dims))
+
+
+def _sliced(rank: int, dims: tuple[int, ...]) -> _Sliced:
+    return _Sliced(dims, tuple(range(rank)))
+
+
 @remembered
-def _slice_codelet(dtype: Any, rank: int, dims: tuple[int, ...], index_dtype: Any) -> Codelet:
+def _slice_codelet(dtype: Any, sliced: _Sliced, index_dtype: Any) -> Codelet:
+    dims = sliced.dims
+
     def compute(x: jax.Array, *starts: jax.Array, shapes: tuple[tuple[int, ...], ...]) -> jax.Array:
+        sizes = [shapes[0][d] for d in sliced.part_dims]
         # A negative start is clamped: tracing has already resolved those that count from the end.
-        return lax.dynamic_slice(x, _all_starts(starts, dims, rank), shapes[0], allow_negative_indices=False)
+        part = lax.dynamic_slice(x, _all_starts(starts, dims, x.ndim), sizes, allow_negative_indices=False)
+        return sliced.as_part(part)
 
     cycles, parts = (partial(formula, dims, dtype) for formula in (_slice_cycles, _row_vectors))
     scalars = [Field(f"start{d}", "in", index_dtype) for d in dims]
     fields = (Field("x", "in", dtype), Field("out", "out", dtype), *scalars)
     title = f"popops::DynamicSlice<{dtype_name(dtype)}>"
-    return Codelet(title, fields, compute, cycles, 32, 300, takes=("shapes",), moves=True, parts=parts)
+    codelet = Codelet(title, fields, compute, cycles, 32, 300, takes=("shapes",), moves=True, parts=parts)
+    other = partial(_with_axes, sliced, lambda new: _slice_codelet(dtype, new, index_dtype))
+    return replace(codelet, with_axes=other, ordered_axes=sliced.ordered_axes)
+
+
+def _with_axes(
+    sliced: _Sliced, codelet: Callable[[_Sliced], Codelet], sources: Sequence[Sequence[int]]
+) -> Codelet | None:
+    new = sliced.with_axes(sources)
+    return None if new is None else codelet(new)
 
 
 @remembered
-def _update_codelet(dtype: Any, rank: int, dims: tuple[int, ...], index_dtype: Any, may_read_buffer: bool) -> Codelet:
+def _update_codelet(dtype: Any, sliced: _Sliced, index_dtype: Any, may_read_buffer: bool) -> Codelet:
+    dims = sliced.dims
+
     def compute(buffer: jax.Array, update: jax.Array, *starts: jax.Array) -> jax.Array:
         if may_read_buffer:
             update = before_writing(update)
-        return lax.dynamic_update_slice(buffer, update, _all_starts(starts, dims, rank), allow_negative_indices=False)
+        first = _all_starts(starts, dims, buffer.ndim)
+        return lax.dynamic_update_slice(buffer, sliced.as_tensor(update), first, allow_negative_indices=False)
 
     cycles, parts = (partial(formula, dims, dtype) for formula in (_slice_cycles, _row_vectors))
     scalars = [Field(f"start{d}", "in", index_dtype) for d in dims]
     fields = (Field("buffer", "inout", dtype), Field("update", "in", dtype), *scalars)
     title = f"popops::DynamicUpdateSlice<{dtype_name(dtype)}>"
-    return Codelet(title, fields, compute, cycles, 32, 300, moves=True, parts=parts)
+    codelet = Codelet(title, fields, compute, cycles, 32, 300, moves=True, parts=parts)
+    other = partial(_with_axes, sliced, lambda new: _update_codelet(dtype, new, index_dtype, may_read_buffer))
+    return replace(codelet, with_axes=other, ordered_axes=sliced.ordered_axes)
