@@ -26,6 +26,7 @@ from ipujax.runtime.errors import (
     IpuError as IpuError,
     MappingError as MappingError,
     ProfileError as ProfileError,
+    ResultMismatchError as ResultMismatchError,
     ScheduleError as ScheduleError,
     StreamingMemoryError as StreamingMemoryError,
     TargetError as TargetError,
@@ -56,6 +57,8 @@ if _typing.TYPE_CHECKING:
         ShardingPlans as ShardingPlans,
         auto_shard as auto_shard,
     )
+    from ipujax.checked_calls import check as check
+    from ipujax.checking import CheckReport as CheckReport
     from ipujax.codelet_calls import codelet_call as codelet_call
     from ipujax.jax_scripts import ProfilingRun as ProfilingRun, profiling as profiling
     from ipujax.phases import phase as phase
@@ -96,6 +99,8 @@ _LAZY_NAMES = {
     for module, names in {
         "advice": ("Advice", "AdviceRow", "advise"),
         "auto_sharding": ("ShardingPlan", "ShardingPlans", "auto_shard"),
+        "checked_calls": ("check",),
+        "checking": ("CheckReport",),
         "codelet_calls": ("codelet_call",),
         "jax_scripts": ("ProfilingRun", "profiling"),
         "phases": ("phase",),

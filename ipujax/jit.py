@@ -27,6 +27,7 @@ from ipujax.runtime.tracebacks import show_user_frames, showing_user_frames
 
 if TYPE_CHECKING:
     from ipujax.calls import Replication, UnusedIpus
+    from ipujax.checking import CheckReport
     from ipujax.functions.function_compiler import FunctionCompiler
     from ipujax.runtime.report import Profile
     from ipujax.sharding import ShardingSettings
@@ -337,6 +338,15 @@ class IpuFunction(Generic[_P, _R]):
     def profile(self, *args: _P.args, **kwargs: _P.kwargs) -> Profile:
         """Return the static profile of a call, `.lower(*args).compile().profile`, with its errors; nothing is run."""
         return self.lower(*args, **kwargs).compile().profile
+
+    @showing_user_frames
+    def check(self, *args: _P.args, **kwargs: _P.kwargs) -> CheckReport:
+        """Compare the program with plain JAX on the arguments of a call, see `ipu.check`; they stay as they are.
+
+        Raises:
+            ArgumentError: as `ipu.check`.
+        """
+        return self._compiler.check(args, kwargs)
 
     @showing_user_frames
     def eval_shape(self, *args: _P.args, **kwargs: _P.kwargs) -> Any:

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from ipujax.fit import Choice, Untried
     from ipujax.lowering.lower import LoweredProgram
     from ipujax.lowering.recomputation import ChainTrade
+    from ipujax.lowering.rules import Probes
     from ipujax.runtime.compile import Executable
     from ipujax.runtime.graph import Program
     from ipujax.runtime.host import HostCalls
@@ -89,7 +90,7 @@ class Lowered(Stage):
         timings: Mapping[str, float],
         choice: Choice,
         trades: Sequence[ChainTrade],
-        plan: Callable[[Choice], Lowered],
+        plan: Callable[..., Lowered],
         spread: Spread | None = None,
         *,
         refs: Sequence[jax.Ref] = (),
@@ -187,6 +188,21 @@ class Lowered(Stage):
         outs = self._tree_of_results(on_device, lambda operands: self.run_program(*operands, record=record))
         return outs if self.runs_apart(record) else self.to_memories(outs)
 
+    @property
+    def options(self) -> Options:
+        """Compiler options."""
+        return self._options
+
+    @property
+    def jaxprs(self) -> Mapping[str, ClosedJaxpr]:
+        """The jaxpr as traced, and after each pass, by name."""
+        return ReadOnlyMapping(self._jaxprs)
+
+    def probed(self, probes: Probes) -> LoweredProgram:
+        """Lower the function again, as it is, with probes of all values."""
+        program: LoweredProgram = self._plan(self.choice, probes)._lowered
+        return program
+
     def check_alone(self) -> None:
         """Refuse processes that `ipujax run` did not start, where IPUs or replicas communicate; see `check_alone`."""
         if self.partitioning is not None or not _COMMUNICATING.isdisjoint(self.primitives):
@@ -207,11 +223,9 @@ class Lowered(Stage):
     def _tree_of_results(self, leaves: Sequence[Any], run: Callable[[list[Any]], Sequence[Any]]) -> Any:
         """Return the pytree of the results of `run` on the arrays of the jaxpr; writes the Refs that it changes."""
         signature = self.signature
-        inputs = [x for x, aval in zip(leaves, signature.in_avals, strict=True) if not is_float0(aval)]
-        inputs += self._refs
+        inputs = self._inputs(leaves)
         refs = [x for x in inputs if is_ref(jax.typeof(x))]
-        operands = [x[...] if is_ref(jax.typeof(x)) else x for x in inputs]
-        outs = iter(run([*operands, *self._constants]))
+        outs = iter(run(self.operands(leaves)))
         are_weak = iter(self._are_weak)
         results = [
             np.zeros(aval.shape, aval.dtype) if is_float0(aval) else with_weak_type(next(outs), next(are_weak))
@@ -221,6 +235,15 @@ class Lowered(Stage):
         for ref in refs:
             ref[...] = next(outs)
         return jax.tree.unflatten(signature.out_tree, results)
+
+    def operands(self, leaves: Sequence[Any]) -> list[Any]:
+        """Return the arrays of the inputs of the jaxpr: arguments, values of Refs, and arrays in the host's memory."""
+        values = [x[...] if is_ref(jax.typeof(x)) else x for x in self._inputs(leaves)]
+        return [*values, *self._constants]
+
+    def _inputs(self, leaves: Sequence[Any]) -> list[Any]:
+        arguments = zip(leaves, self.signature.in_avals, strict=True)
+        return [*(x for x, aval in arguments if not is_float0(aval)), *self._refs]
 
     def run_program(self, *operands: Any, record: Record | None = None) -> Sequence[Any]:
         """Return the results of the jaxpr, computed by the program, from its inputs; see `evaluate_program`."""

@@ -28,7 +28,7 @@ from ipujax.lowering.passes.channel_groups import grouped_inputs
 from ipujax.lowering.pipelining import CutJaxpr, Cuts, PipelineRun, find_stages, lower_staged, num_shards, uncut
 from ipujax.lowering.recomputation import KEEP_ALL, ChainTrade, Recomputation
 from ipujax.lowering.replicas import Replicated, Split, Splits, check_results, join, of_one_replica, split, unwrapped
-from ipujax.lowering.rules import Lowering, check_is_array
+from ipujax.lowering.rules import Lowering, Probes, check_is_array
 from ipujax.runtime.graph import (
     BYTE_COST_CYCLES,
     Builder,
@@ -120,6 +120,7 @@ def lower(
     recomputation: Recomputation = KEEP_ALL,
     cuts: Sequence[Cuts] = (),
     planned_tile_bytes: int | None = None,
+    probes: Probes | None = None,
 ) -> LoweredProgram:
     """Lowers a jaxpr for a target.
 
@@ -139,6 +140,7 @@ def lower(
         recomputation: recomputation of gradients of pipelines; other gradients have it already.
         cuts: stage boundaries where the search for stages starts; anywhere when empty.
         planned_tile_bytes: bytes of a tile as planners know it; those of the target when None.
+        probes: adds probes of all values to the program; None for a program without.
 
     Returns:
         The graph and the program of one call.
@@ -165,7 +167,7 @@ def lower(
     options = options or Options()
     byte_cost_cycles = BYTE_COST_CYCLES if options.byte_cost is None else options.byte_cost
     planning_target = _for_planners(replica_target, planned_tile_bytes, byte_cost_cycles)
-    make_lowering = partial(Lowering, options=options)
+    make_lowering = partial(Lowering, options=options, probes=probes)
     lowered: dict[ClosedJaxpr, LoweredProgram] = {}
 
     def lowered_of(candidate: CutJaxpr) -> LoweredProgram:

@@ -328,5 +328,9 @@ class EngineError(IpuError):
     """A run that cannot start or continue: no program loaded, unknown program, unconnected stream, abort."""
 
 
+class ResultMismatchError(IpuError):
+    """An equation whose value, as the lowered program computes it, is not that of plain JAX; see `ipu.check`."""
+
+
 class ProfileError(IpuError):
     """A figure that this profile does not have."""

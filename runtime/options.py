@@ -62,6 +62,10 @@ class Options:
         cache_dir: directory of a cache of compiled programs, created if absent; None is that of `IPUJAX_CACHE_DIR` in
             the environment, "" no cache. Later processes read the profile of an equal program there, and lower it only
             if its graph is read; numbers never depend on it. See docs/caching.md.
+        check: compare the program with plain JAX in the first call of each signature, on its arguments, as `ipu.check`
+            does, and raise `ResultMismatchError` where an equation differs. First calls take several times longer;
+            calls that `jax.jit` runs, under a transformation or on `ipu.CPU()`, have nothing to compare. A program that
+            calls Python functions is refused.
         verify_undefined: refuse a program that may read memory before it is written; otherwise it reads zeros.
 
     Raises:
@@ -81,11 +85,12 @@ class Options:
     progress: bool = True
     label: str = ""
     cache_dir: str | None = None
+    check: bool = False
 
     byte_price = renamed_property("options", "byte_price", "byte_cost")
 
     def __post_init__(self) -> None:
-        for name in ("exact_splits", "allow_out_of_memory", "verify_undefined", "progress"):
+        for name in ("exact_splits", "allow_out_of_memory", "verify_undefined", "progress", "check"):
             if not isinstance(flag := getattr(self, name), bool):
                 raise ArgumentError(f"Options.{name} must be a bool", expected="True or False", got=repr(flag))
         if self.partials is not None and not (isinstance(self.partials, str) and self.partials in PARTIALS):

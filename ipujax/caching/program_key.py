@@ -17,7 +17,7 @@ from ipujax.runtime.options import Options
 from ipujax.storage.versions import compiler_state
 
 # Options without effect on numbers and profile.
-_WITHOUT_EFFECT = frozenset({"progress", "cache_dir"})
+_WITHOUT_EFFECT = frozenset({"progress", "cache_dir", "check"})
 
 
 def program_key(plan: LoweringPlan) -> str:

@@ -59,6 +59,7 @@ from ipujax.sharding import NO_SHARDINGS, UNSET, CallShardings, in_explicit_mesh
 from ipujax.stages import Lowered, Traced
 
 if TYPE_CHECKING:
+    from ipujax.checking import CheckReport
     from ipujax.runtime.host import HostCalls
 
 _LOG = Log("jit")
@@ -93,6 +94,7 @@ class FunctionCompiler:
         # By jaxpr, which JAX holds until it would trace again; a value that refers to its key would never be freed.
         self._lowered: WeakKeyDictionary[ClosedJaxpr, dict[Any, Lowered]] = WeakKeyDictionary()
         self.unused_ipus = UnusedIpus(settings.name)
+        self._checked: WeakSet[Lowered] = WeakSet()
         self._calls: WeakSet[HostCalls] | None = None  # of programs that call Python functions; XLA holds them
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -111,6 +113,8 @@ class FunctionCompiler:
             leaves = jax.tree.leaves((args, kwargs))
             # A jaxpr that is being made has the function. Without arguments, one may close over what is traced.
             is_traced = not is_eager() or not leaves or has_tracer(leaves)
+        if self._settings.options.check and not is_traced and not isinstance(device, CPU):
+            self._check_first(args, kwargs)
         if partitions and not is_traced:
             positional, named = self._dynamic(args, kwargs)
             return self.lower(args, kwargs).compile()(*positional.values(), **named)
@@ -200,6 +204,35 @@ class FunctionCompiler:
         """Lower for the shapes of arguments; see `IpuFunction.lower`."""
         with self._watching():
             return self.trace(args, kwargs).lower()
+
+    def check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CheckReport:
+        """Compare the program with plain JAX on arguments; see `IpuFunction.check`."""
+        self._check_comparable(args, kwargs)
+        return self._report(self.lower(args, kwargs), args, kwargs)
+
+    def _check_comparable(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if isinstance(self._settings.current_device, CPU):
+            problem = f"{self._name} runs on ipu.CPU(): plain JAX computes it, and there is nothing to check"
+            raise ArgumentError(problem, hint="give ipu.jit an ipu.IPUModel")
+        leaves = jax.tree.leaves(self._dynamic(args, kwargs))
+        if compiling() is not None or not is_evaluating() or has_tracer(leaves):
+            problem = f"{self._name} is traced here, and a check compares numbers"
+            raise ArgumentError(problem, hint="check it outside of transformations of JAX and of other functions")
+        if any(isinstance(x, jax.ShapeDtypeStruct) for x in leaves):
+            raise ArgumentError(f"{self._name} is checked on arrays", expected="arrays", got="a jax.ShapeDtypeStruct")
+
+    def _report(self, lowered: Lowered, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CheckReport:
+        from ipujax.checking import check_compiled
+
+        positional, named = self._dynamic(args, kwargs)
+        return check_compiled(lowered.compile(), jax.tree.leaves((tuple(positional.values()), named)))
+
+    def _check_first(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Check the program in the first call of its signature."""
+        lowered = self.lower(args, kwargs)
+        if lowered not in self._checked:
+            self._report(lowered, args, kwargs).raise_mismatch()
+            self._checked.add(lowered)
 
     def eval_shape(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return shapes and dtypes of the results; see `IpuFunction.eval_shape`."""

@@ -29,6 +29,7 @@ from ipujax.lowering.passes.inline import inline
 from ipujax.lowering.passes.shard_map import shard_map
 from ipujax.lowering.recomputation import ChainTrade
 from ipujax.lowering.replicas import unwrapped
+from ipujax.lowering.rules import Probes
 from ipujax.lowering_plan import LoweringPlan
 from ipujax.runtime.errors import ArgumentError
 from ipujax.runtime.graph import BYTE_COST_CYCLES
@@ -88,11 +89,11 @@ class PlannedLowering(LoweringPlan):
         """Return the lowering of a plan."""
         return PlannedLowering(*(getattr(plan, each.name) for each in fields(plan)))
 
-    def lowered(self, choice: Choice) -> Lowered:
-        """Run all passes on the jaxpr and lower it with the parameters of a plan."""
+    def lowered(self, choice: Choice, probes: Probes | None = None) -> Lowered:
+        """Run all passes on the jaxpr and lower it with the parameters of a plan, and with probes if there are any."""
         jaxpr, constants = host_constants_as_inputs(self.jaxpr)
         if constants:
-            return replace(self, jaxpr=jaxpr, constants=constants).lowered(choice)
+            return replace(self, jaxpr=jaxpr, constants=constants).lowered(choice, probes)
         timings = dict(self.timings)
         trades: list[ChainTrade] = []
         notes = Notes()
@@ -134,6 +135,7 @@ class PlannedLowering(LoweringPlan):
                     recomputation=recomputation,
                     cuts=choice.cuts,
                     planned_tile_bytes=choice.tile_bytes,
+                    probes=probes,
                 )
         dumps.lowered(program.graph, program.program)
         program.graph.gathered.extend(notes.gathered)

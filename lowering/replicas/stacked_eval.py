@@ -32,9 +32,11 @@ from ipujax.lowering.source_info import naming_line
 from ipujax.runtime.host import ALONE, Instances
 
 Values = list[jax.Array]
+Rounded = Callable[[JaxprEqn, Sequence[jax.Array], Sequence[jax.Array]], Sequence[jax.Array]]
 
 # Primitives that only evaluate a jaxpr, and the parameter that has it.
 EVALUATED = {**CALLEES, "function_call": "jaxpr", "ipu_staged_pipeline": "loop"}
+HOLDERS = {**EVALUATED, "fused": "jaxpr"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +46,13 @@ class Replicas:
     Args:
         count: number of replicas of all instances.
         instances: processes that share the replicas; the local ones are the leading axis of every value.
+        rounded: maps an equation that holds no others, its operands and its results, of one replica, to the results
+            that are used in their place; None for those of the equation.
     """
 
     count: int
     instances: Instances = ALONE
+    rounded: Rounded | None = None
 
     @property
     def num_local(self) -> int:
@@ -71,23 +76,40 @@ def has_collective(eqn: JaxprEqn) -> bool:
 
 def _named_equation(eqn: JaxprEqn, operands: Values, replicas: Replicas) -> Values:
     with naming_line(eqn):
-        return _equation(eqn, operands, replicas)
+        return stacked_equation(eqn, operands, replicas)
 
 
-def _equation(eqn: JaxprEqn, operands: Values, replicas: Replicas) -> Values:
+def stacked_equation(eqn: JaxprEqn, operands: Values, replicas: Replicas) -> Values:
+    """Results of one equation on all local replicas, from operands [local replicas, …]."""
     name = eqn.primitive.name
     if is_collective(eqn):
         instances = replicas.instances
         all_operands = [replicas.instances.gather(x) for x in operands]
-        return [
+        results = [
             instances.take_local(x)
             for x in COLLECTIVES[name](eqn, replicas.count).compute(all_operands, replicas.count)
         ]
+        # Sums of all replicas round with the magnitudes of all: those of each replica are not enough.
+        return results if replicas.rounded is None else list(replicas.rounded(eqn, operands, results))
     if not has_collective(eqn):
-        return list(jax.vmap(partial(eval_equation, eqn), axis_size=replicas.num_local)(*operands))
+        return list(jax.vmap(partial(_alone, eqn, rounded=replicas.rounded), axis_size=replicas.num_local)(*operands))
     if name in EVALUATED:
         return stacked_eval(closed(eqn.params[EVALUATED[name]]), operands, replicas)
     return _CONTROL[name](eqn, operands, replicas)
+
+
+def _alone(eqn: JaxprEqn, *operands: jax.Array, rounded: Rounded | None) -> Sequence[jax.Array]:
+    """Results of an equation without collectives on one replica."""
+    if rounded is None:
+        return list(eval_equation(eqn, *operands))
+    one = Replicas(1, rounded=rounded)
+    name = eqn.primitive.name
+    rows = [x[None] for x in operands]
+    if name in HOLDERS:
+        return [x[0] for x in stacked_eval(closed(eqn.params[HOLDERS[name]]), rows, one)]
+    if name in _CONTROL:
+        return [x[0] for x in _CONTROL[name](eqn, rows, one)]
+    return list(rounded(eqn, operands, list(eval_equation(eqn, *operands))))
 
 
 def _for_all(x: Any, replicas: Replicas) -> jax.Array:
@@ -132,6 +154,11 @@ def _cond(eqn: JaxprEqn, operands: Values, replicas: Replicas) -> Values:
 
     branches = [partial(branch, jaxpr) for jaxpr in eqn.params["branches"]]
     return list(lax.switch(operands[0][0], branches, *operands[1:]))
+
+
+def holds_equations(eqn: JaxprEqn) -> bool:
+    """True for an equation that computes by those inside of it, which `Replicas.rounded` gets one by one."""
+    return eqn.primitive.name in HOLDERS or eqn.primitive.name in _CONTROL
 
 
 _CONTROL: dict[str, Callable[[JaxprEqn, Values, Replicas], Values]] = {"scan": _scan, "while": _while, "cond": _cond}

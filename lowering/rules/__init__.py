@@ -3,6 +3,7 @@
 from ipujax.lowering.rules.arrays.take_rows import take_rows as take_rows, take_rows_p as take_rows_p
 from ipujax.lowering.rules.base.fallback import check_is_array as check_is_array
 from ipujax.lowering.rules.base.last_reads import LastReads as LastReads
+from ipujax.lowering.rules.base.probes import ProbedEquation as ProbedEquation, Probes as Probes
 from ipujax.lowering.rules.equations import Lowering as Lowering
 from ipujax.lowering.rules.flow.codelet_call_primitive import codelet_call_p as codelet_call_p
 from ipujax.lowering.rules.flow.collectives import reduce_across_ipus as reduce_across_ipus

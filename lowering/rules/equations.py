@@ -22,6 +22,7 @@ from ipujax.lowering.rules.base.context import Context
 from ipujax.lowering.rules.base.fallback import fallback
 from ipujax.lowering.rules.base.last_reads import LastReads
 from ipujax.lowering.rules.base.later_values import LaterValues
+from ipujax.lowering.rules.base.probes import Probes
 from ipujax.lowering.rules.base.updates import places_before_updates
 from ipujax.lowering.rules.table import rule_of
 from ipujax.lowering.source_info import name_stack, origin_of
@@ -40,6 +41,7 @@ class Lowering:
         into: tensors that may be written at once, by the variables of jaxprs whose values go there.
         options: the user's options.
         roles: roles of values.
+        probes: adds probes of all values to the program; None for a program without.
     """
 
     def __init__(
@@ -48,11 +50,13 @@ class Lowering:
         into: Mapping[Var, Tensor] | None = None,
         options: Options | None = None,
         roles: ValueRoles | None = None,
+        probes: Probes | None = None,
     ) -> None:
         self._graph = graph
         self._into = into or {}
         self._options = options or Options()
         self._roles = roles or ValueRoles()
+        self._probes = probes
         self._scalars: dict[tuple[str, bytes], Tensor] = {}
         self._functions: dict[Any, Any] = {}
 
@@ -131,8 +135,14 @@ class Lowering:
             into: tensors that its rule may write, by the variables of its results.
             later: values that are read after it; None where unknown.
         """
-        with self._graph.debug_origin(origin_of(eqn, self._graph.origin)):
-            return self._apply_rule(eqn, operands, prog, into, later)
+        graph = self._graph
+        with graph.debug_origin(origin_of(eqn, graph.origin)):
+            if self._probes is None:
+                return self._apply_rule(eqn, operands, prog, into, later)
+            streams = self._probes.enter(graph, prog, eqn, operands)
+            results = self._apply_rule(eqn, operands, prog, into, later)
+            self._probes.leave(graph, prog, streams, results)
+            return results
 
     def _apply_rule(
         self,

@@ -1,0 +1,216 @@
+"""Check of a compiled program on the arguments of one call.
+
+Input: a compiled program, and arrays of its arguments, which stay as they are. Output: a `CheckReport`. Computed are the
+jaxpr after each pass by plain JAX, the program as calls run it, and the program with probes by the engine and, on small
+machines, by the tile interpreter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ipujax.checking.differences import Difference, difference
+from ipujax.checking.equations import compare_equations
+from ipujax.checking.passes import PassValues, compare_passes, type_text
+from ipujax.checking.report import CheckReport, Mismatch, ResultDifference
+from ipujax.checking.values import results_one_by_one
+from ipujax.lowering.jax_compat import ClosedJaxpr, is_float0, to_device
+from ipujax.lowering.lower import LoweredProgram
+from ipujax.lowering.replicas import unwrapped
+from ipujax.lowering.rules import Probes
+from ipujax.lowering.source_info import layer_of, source_line
+from ipujax.runtime.engine import engine_function
+from ipujax.runtime.errors import ArgumentError
+from ipujax.runtime.graph import HostStream
+from ipujax.runtime.interpreter.interpreter import MAX_TILES, interpret
+from ipujax.stages import Compiled, Lowered
+
+_PROGRAM = "the lowered program"
+_TILES = "the tile interpreter"
+_MAX_VERTICES = 50_000  # assumed: a vertex takes the interpreter about 0.1 ms
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Run:
+    """Results of a probed program, and the values of its probes, [replicas, …]."""
+
+    results: Sequence[Any]
+    probes: Mapping[HostStream, Any]
+
+
+def check_compiled(compiled: Compiled, leaves: Sequence[Any]) -> CheckReport:
+    """Compare a program with plain JAX.
+
+    Args:
+        compiled: the program.
+        leaves: its arguments, in order.
+
+    Raises:
+        ArgumentError: the program calls Python functions, reads the cycle counter, or runs on several instances.
+    """
+    lowered = compiled.lowered
+    _refuse(lowered)
+    operands = lowered.operands([_on_one_device(*pair) for pair in zip(leaves, lowered.signature.in_avals, strict=True)])
+    operands = [to_device(x) for x in operands]
+    by_passes = compare_passes(lowered.jaxprs, operands)
+    results = jax.jit(lambda xs: list(lowered.run_program(*xs)))(operands)
+    probes = Probes()
+    program = lowered.probed(probes)
+    streams = [s for each in probes.equations for s in (each.was_run, *each.operands, *each.results) if s is not None]
+    run = _by_engine(program, operands, list(dict.fromkeys(streams)), lowered.options.exact_splits)
+    replicas = program.graph.replication_factor
+    comparison = compare_equations(probes.equations, run.probes, replicas, _PROGRAM)
+    notes = [] if by_passes.first == "trace" else [f"passes up to {by_passes.first} are not compared: plain JAX runs none of them"]
+    problem = _too_large(program)
+    on_tiles = comparison
+    tile_results: Sequence[Any] | None = None
+    if problem:
+        notes.append(f"the tile interpreter did not run: {problem}")
+    else:
+        tile_run = _by_interpreter(program, operands)
+        tile_results = tile_run.results
+        on_tiles = compare_equations(probes.equations, tile_run.probes, replicas, _TILES)
+    rows, differences = _result_rows(lowered, by_passes, results, tile_results)
+    found = by_passes.mismatch or comparison.mismatch or on_tiles.mismatch
+    if found is None and any(row.is_error for row in rows):
+        found, note = _of_results(lowered, operands, by_passes, results, differences)
+        notes += note
+    if found is None:
+        rows = tuple(replace(row, is_error=False) for row in rows)
+    return CheckReport(
+        str(lowered.name),
+        rows,
+        found,
+        comparison.equations,
+        comparison.not_run,
+        comparison.without_operands,
+        tile_results is not None,
+        tuple(notes),
+    )
+
+
+def _refuse(lowered: Lowered) -> None:
+    reasons = (
+        (lowered.calls is not None, "calls Python functions", "leave callbacks out: a check would call them again"),
+        ("cycle_count" in lowered.primitives, "reads the cycle counter, which plain JAX lacks", "leave it out"),
+        (lowered.spread is not None, "runs on several instances together", "one instance"),
+    )
+    for is_so, what, hint in reasons:
+        if is_so:
+            raise ArgumentError(f"{lowered.name} cannot be checked: it {what}", hint=hint)
+
+
+def _on_one_device(x: Any, aval: Any) -> Any:
+    if not isinstance(x, jax.Array):
+        return x if is_float0(aval) or not hasattr(aval, "dtype") else jnp.asarray(x, aval.dtype)
+    return jax.device_put(x, jax.devices()[0]) if len(x.devices()) > 1 else x
+
+
+def _by_engine(
+    program: LoweredProgram, operands: Sequence[Any], streams: Sequence[HostStream], exact_splits: bool
+) -> _Run:
+    """Run a probed program by XLA."""
+    engine = engine_function(program.graph, program.program, exact_splits=exact_splits)
+    written: list[HostStream] = []
+
+    def run(arrays: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        outs: dict[HostStream, Any] = {}
+        results = program.evaluate(arrays, lambda inputs: outs.update(engine(inputs)) or outs)
+        written[:] = [stream for stream in streams if stream in outs]
+        return results, [outs[stream] for stream in written]
+
+    results, values = jax.jit(run)(operands)
+    return _Run(results, dict(zip(written, _stacked(program, values), strict=True)))
+
+
+def _by_interpreter(program: LoweredProgram, operands: Sequence[Any]) -> _Run:
+    """Run a probed program tile by tile."""
+    outs: dict[HostStream, Any] = {}
+
+    def run(inputs: Mapping[HostStream, Any]) -> Mapping[HostStream, Any]:
+        outs.update(interpret(program.graph, program.program, inputs))
+        return {stream: outs.get(stream, np.zeros(stream.shape, stream.dtype)) for stream in program.outputs}
+
+    results = program.evaluate(operands, run)
+    return _Run(results, dict(zip(outs, _stacked(program, outs.values()), strict=True)))
+
+
+def _stacked(program: LoweredProgram, values: Any) -> Iterator[Any]:
+    """Yield values with a leading axis of replicas."""
+    return (x[None] if program.graph.replication_factor == 1 else x for x in values)
+
+
+def _too_large(program: LoweredProgram) -> str:
+    """Return why the tile interpreter cannot run a program, "" if it can."""
+    graph = program.graph
+    tiles = graph.target.num_tiles
+    if tiles > MAX_TILES:
+        return f"the machine has {tiles:,} tiles, at most {MAX_TILES} are interpreted"
+    vertices = sum(group.num_vertices for groups in graph.groups.values() for group in groups)
+    return f"{vertices:,} vertices are more than {_MAX_VERTICES:,}" if vertices > _MAX_VERTICES else ""
+
+
+def _result_rows(
+    lowered: Lowered, by_passes: PassValues, results: Sequence[Any], on_tiles: Sequence[Any] | None
+) -> tuple[tuple[ResultDifference, ...], list[Difference]]:
+    """Return the row of each result, and the differences of the program."""
+    sizes = by_passes.sizes
+    names = _result_names(lowered, len(results))
+    differences = [
+        difference(*row, is_sampled=True) for row in zip(results, by_passes.results, sizes, strict=True)
+    ]
+    tile_differences: Sequence[Difference | None] = [None] * len(results)
+    if on_tiles is not None:
+        tile_differences = [
+            difference(*row, is_sampled=True) for row in zip(on_tiles, by_passes.results, sizes, strict=True)
+        ]
+    rows = []
+    for name, x, found, on_tile in zip(names, by_passes.results, differences, tile_differences, strict=True):
+        is_error = found.is_error or (on_tile is not None and on_tile.is_error)
+        largest = None if on_tile is None else on_tile.largest
+        rows.append(ResultDifference(name, type_text(x), found.largest, largest, is_error))
+    return tuple(rows), differences
+
+
+def _result_names(lowered: Lowered, count: int) -> list[str]:
+    """Return the name of each result of the jaxpr: results of the function, then Refs."""
+    signature = lowered.signature
+    numbered = jax.tree.unflatten(signature.out_tree, range(len(signature.out_avals)))
+    paths = jax.tree_util.tree_flatten_with_path(numbered)[0]
+    names = [
+        "result" + jax.tree_util.keystr(path)
+        for (path, _), aval in zip(paths, signature.out_avals, strict=True)
+        if not is_float0(aval)
+    ]
+    return [*names, *(f"Ref {number}" for number in range(count - len(names)))]
+
+
+def _of_results(
+    lowered: Lowered,
+    operands: Sequence[Any],
+    by_passes: PassValues,
+    results: Sequence[Any],
+    differences: Sequence[Difference],
+) -> tuple[Mismatch | None, list[str]]:
+    """Return the mismatch of a result whose equations all agree, if it is one of the program, and notes."""
+    # Equations that XLA compiles together for plain JAX may be wrong there, and right one by one.
+    plain = results_one_by_one(lowered.jaxpr, operands)
+    for number, (found, size) in enumerate(zip(differences, by_passes.sizes, strict=True)):
+        if found.is_error and difference(results[number], plain[number], size, is_sampled=True).is_error:
+            return _result_mismatch(lowered.jaxpr, number, found), []
+    return None, ["XLA computes the function wrongly as a whole: its equations one by one agree with the program"]
+
+
+def _result_mismatch(jaxpr: ClosedJaxpr, number: int, found: Difference) -> Mismatch:
+    body = unwrapped(jaxpr).jaxpr.jaxpr
+    var = body.outvars[number]
+    eqn = next((eqn for eqn in body.eqns if any(var is out for out in eqn.outvars)), None)
+    source = ("", "", "") if eqn is None else (eqn.primitive.name, source_line(eqn), layer_of(eqn))
+    aval = jaxpr.out_avals[number]
+    return Mismatch(_PROGRAM, *source, type_text(aval), found.index, found.expected, found.got)

@@ -1,0 +1,119 @@
+"""Comparison of the jaxprs after all passes, each computed by plain JAX.
+
+Input: jaxprs by pass, and arrays of their inputs. Output: the first value that a pass changes beyond rounding, and values
+of the results. The variables of two jaxprs are compared where both have them; passes keep those that they do not fuse.
+
+Limits: Refs and meshes exist before their passes only; a jaxpr with them is not compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ipujax.checking.differences import Difference, difference
+from ipujax.checking.report import Mismatch
+from ipujax.checking.values import JaxprValues, plain_values, spreads
+from ipujax.lowering.jax_compat import ClosedJaxpr, JaxprEqn, Var
+from ipujax.lowering.jaxpr import equations
+from ipujax.lowering.refs import is_ref
+from ipujax.lowering.replicas import unwrapped
+from ipujax.lowering.source_info import layer_of, source_line
+from ipujax.runtime.tensor import dtype_name
+
+# Primitives of meshes: on one device plain JAX cannot compute them.
+_OF_MESHES = frozenset({"shard_map", "sharding_constraint", "reshard", "mesh_cast", "auto_axes", "explicit_axes"})
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class PassValues:
+    """Values of results by plain JAX.
+
+    Args:
+        results: by the first jaxpr that plain JAX computes here.
+        sizes: of rounding errors of the results.
+        mismatch: the first equation that a pass changes; None if there is none.
+        first: name of the pass after which the first jaxpr is, "trace" before all.
+    """
+
+    results: Sequence[Any]
+    sizes: Sequence[Any]
+    mismatch: Mismatch | None
+    first: str
+
+
+def compare_passes(jaxprs: Mapping[str, ClosedJaxpr], operands: Sequence[Any]) -> PassValues:
+    """Compute the jaxpr after each pass, and compare each with the one before it.
+
+    Args:
+        jaxprs: the jaxpr as traced and after each pass, by name.
+        operands: arrays of the inputs.
+    """
+    computed = [(name, jaxpr) for name, jaxpr in jaxprs.items() if is_plain(jaxpr)]
+    first = computed[0][0]
+    # The first without calls has most variables in common with those after it.
+    inlined = next((jaxpr for name, jaxpr in computed if name not in ("trace", "discharge")), computed[0][1])
+    sizes = spreads(inlined, operands)
+    reference = previous = plain_values(computed[0][1], operands)
+    mismatch = None
+    for (_, before), (name, jaxpr) in zip(computed[:-1], computed[1:], strict=True):
+        if jaxpr is before or mismatch is not None:
+            continue
+        values = plain_values(jaxpr, operands)
+        mismatch = next(_mismatches(name, jaxpr, values, previous, sizes), None)
+        previous = values
+    return PassValues(reference.results, sizes.results, mismatch, first)
+
+
+def is_plain(jaxpr: ClosedJaxpr) -> bool:
+    """Return whether plain JAX computes a jaxpr on one device: it has neither Refs among its inputs nor meshes."""
+    if any(is_ref(aval) for aval in jaxpr.in_avals):
+        return False
+    eqns = list(equations(jaxpr.jaxpr))
+    avals = [*jaxpr.in_avals, *(var.aval for eqn in eqns for var in eqn.outvars)]
+    return not any(eqn.primitive.name in _OF_MESHES for eqn in eqns) and all(map(_is_whole, avals))
+
+
+def _is_whole(aval: Any) -> bool:
+    sharding = getattr(aval, "sharding", None)
+    mesh = getattr(sharding, "mesh", None)
+    return mesh is None or mesh.empty
+
+
+def _mismatches(
+    name: str, jaxpr: ClosedJaxpr, values: JaxprValues, before: JaxprValues, sizes: JaxprValues
+) -> Iterator[Mismatch]:
+    """Yield the equations of a jaxpr whose values differ from those before its pass, then its results."""
+    body = unwrapped(jaxpr).jaxpr.jaxpr
+    for eqn in body.eqns:
+        for var in eqn.outvars:
+            if var in values.variables and var in before.variables and var in sizes.variables:
+                found = difference(
+                    values.variables[var], before.variables[var], sizes.variables[var], is_sampled=True
+                )
+                if found.is_error:
+                    yield _mismatch(name, eqn, var, found)
+    definitions: dict[Any, JaxprEqn] = {var: eqn for eqn in body.eqns for var in eqn.outvars}
+    for var, got, expected, size in zip(body.outvars, values.results, before.results, sizes.results, strict=True):
+        found = difference(got, expected, size, is_sampled=True)
+        if found.is_error:
+            yield _mismatch(name, definitions.get(var) if isinstance(var, Var) else None, var, found)
+
+
+def _mismatch(name: str, eqn: JaxprEqn | None, var: Any, found: Difference) -> Mismatch:
+    return Mismatch(
+        f"pass {name}",
+        "" if eqn is None else eqn.primitive.name,
+        "" if eqn is None else source_line(eqn),
+        "" if eqn is None else layer_of(eqn),
+        type_text(var.aval),
+        found.index,
+        found.expected,
+        found.got,
+    )
+
+
+def type_text(aval: Any) -> str:
+    """Return dtype and shape as text, "float32[8, 16]"."""
+    return f"{dtype_name(aval.dtype)}{list(aval.shape)}"

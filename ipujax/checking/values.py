@@ -1,0 +1,109 @@
+"""Values of a jaxpr by plain JAX: of its results and of all variables, and the spread of their rounding errors.
+
+Input: a jaxpr without Refs and meshes, and arrays of its inputs. Output: `JaxprValues`. Of replicas every variable has
+the values of all, [replicas, …].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from ipujax.checking.rounding import SAMPLES, is_inexact, random_rounding
+from ipujax.lowering.jax_compat import ClosedJaxpr, DropVar, Var
+from ipujax.lowering.replicas import join, split, unwrapped
+from ipujax.lowering.replicas.stacked_eval import Replicas, Rounded, stacked_eval
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class JaxprValues:
+    """Values that a jaxpr computes, or sizes of their errors.
+
+    Args:
+        results: one for each result.
+        variables: of the variables of its outermost equations, [replicas, …].
+    """
+
+    results: Sequence[Any]
+    variables: Mapping[Var, Any]
+
+
+def plain_values(jaxpr: ClosedJaxpr, operands: Sequence[Any]) -> JaxprValues:
+    """Return the values of a jaxpr by `jax.jit`."""
+    evaluate, variables = _evaluation(jaxpr)
+    results, values = jax.jit(evaluate)(operands)
+    return JaxprValues(results, dict(zip(variables, values, strict=True)))
+
+
+def spreads(jaxpr: ClosedJaxpr, operands: Sequence[Any], seed: int = 0) -> JaxprValues:
+    """Return for each value of a jaxpr how much random rounding errors of all equations change it.
+
+    Returns:
+        Of floats the largest change of each element; of others True for elements that change.
+    """
+    evaluate, variables = _evaluation(jaxpr)
+    results, changes = jax.jit(lambda xs: spread_of(lambda rounded: evaluate(xs, rounded), seed))(operands)
+    return JaxprValues(results, dict(zip(variables, changes, strict=True)))
+
+
+def spread_of(evaluate: Callable[[Rounded | None], Any], seed: int = 0) -> Any:
+    """Return the pytree of the largest changes of a pytree that `evaluate` computes with and without rounding errors."""
+    exact = evaluate(None)
+    first = jax.tree.map(_no_change, exact)
+
+    def sample(largest: Any, number: jax.Array) -> tuple[Any, None]:
+        changed = evaluate(random_rounding(number * jnp.uint32(104729)))
+        return jax.tree.map(lambda a, x, y: jnp.maximum(a, _change(x, y)), largest, exact, changed), None
+
+    numbers = seed * SAMPLES + jnp.arange(1, 1 + SAMPLES, dtype=jnp.uint32)
+    return lax.scan(sample, first, numbers)[0]
+
+
+def results_one_by_one(jaxpr: ClosedJaxpr, operands: Sequence[Any]) -> Sequence[Any]:
+    """Return the results of a jaxpr whose outermost equations XLA compiles one by one."""
+    evaluate, _ = _evaluation(jaxpr)
+    return evaluate(operands)[0]
+
+
+def _evaluation(jaxpr: ClosedJaxpr) -> tuple[Callable[..., tuple[list[Any], list[Any]]], list[Var]]:
+    """Return a function from operands to the results and the values of variables, and the variables."""
+    function = unwrapped(jaxpr)
+    body = function.jaxpr.jaxpr
+    variables = [var for eqn in body.eqns for var in eqn.outvars if not isinstance(var, DropVar)]
+    with_all = ClosedJaxpr(body.replace(outvars=[*body.outvars, *variables], debug_info=_unnamed(body)), function.jaxpr.consts)
+    replicas = function.replicas
+
+    def evaluate(operands: Sequence[Any], rounded: Rounded | None = None) -> tuple[list[Any], list[Any]]:
+        rows = [
+            jnp.broadcast_to(x, (replicas, *jnp.shape(x))) if dim is None else split(jnp.asarray(x), dim, replicas)
+            for x, dim in zip(operands, function.in_dims, strict=True)
+        ]
+        values = stacked_eval(with_all, rows, Replicas(replicas, rounded=rounded))
+        results = values[: len(body.outvars)]
+        return [join(x, dim) for x, dim in zip(results, function.out_dims, strict=True)], values[len(body.outvars) :]
+
+    return evaluate, variables
+
+
+def _unnamed(body: Any) -> Any:
+    return body.debug_info.with_unknown_names()
+
+
+def _no_change(x: jax.Array) -> jax.Array:
+    return jnp.zeros(x.shape, _change(x, x).dtype)
+
+
+def _change(x: jax.Array, y: jax.Array) -> jax.Array:
+    """Return absolute differences of floats, whether other values differ; NaN equals NaN."""
+    if not is_inexact(x):
+        differs = x != y
+        return differs.any(tuple(range(x.ndim, differs.ndim))) if differs.ndim > x.ndim else differs
+    wide = jnp.promote_types(x.dtype, jnp.float32)
+    difference = jnp.abs(x.astype(wide) - y.astype(wide))
+    is_same = (x == y) | (jnp.isnan(x) & jnp.isnan(y))
+    return jnp.where(is_same, 0, jnp.where(jnp.isnan(difference), jnp.inf, difference))

@@ -1,0 +1,104 @@
+"""Probes: host streams that a program gets beside its results, with the values of operands and results of equations.
+
+Input: equations as they are lowered. Output: a `ProbedEquation` for each, in the order in which they end, those inside
+of loops, branches and calls before the equation that holds them. A value is sent to the host where it is computed, or
+where a sequence of the program reads it first; a stream has the last value of a run.
+
+Limits: arrays in streaming memory have no stream; programs that were lowered on the way to another leave equations
+whose streams no run has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ipujax.lowering.jax_compat import JaxprEqn, Literal
+from ipujax.runtime.graph import Graph, HostStream, Sequence as ProgramSequence, StreamOut
+from ipujax.runtime.tensor import Origin, Tensor
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class ProbedEquation:
+    """An equation of a lowered program, and the streams of its values.
+
+    Args:
+        equation: the equation.
+        origin: its line, name stack and layer.
+        holders: equations that it is inside of, outermost first.
+        was_run: stream of a flag, bool[], that is True once the equation was run.
+        operands: stream of each operand; None for literals, and for values that have no stream.
+        results: stream of each result, likewise.
+    """
+
+    equation: JaxprEqn
+    origin: Origin
+    holders: tuple[JaxprEqn, ...]
+    was_run: HostStream
+    operands: tuple[HostStream | None, ...]
+    results: tuple[HostStream | None, ...]
+
+
+@dataclass(slots=True)
+class _Probed:
+    """Streams of the tensors of one sequence; tensors by identity, since a view is a value of its own."""
+
+    prog: ProgramSequence
+    was_run: HostStream
+    streams: dict[int, tuple[Tensor, HostStream]] = field(default_factory=dict)
+
+
+class Probes:
+    """Adds probes to programs while they are lowered.
+
+    Attributes:
+        equations: the equations lowered so far, in order.
+    """
+
+    def __init__(self) -> None:
+        self.equations: list[ProbedEquation] = []
+        self._sequences: dict[int, _Probed] = {}
+        self._holders: list[JaxprEqn] = []
+
+    def enter(
+        self, graph: Graph, prog: ProgramSequence, eqn: JaxprEqn, operands: Sequence[Tensor]
+    ) -> tuple[HostStream | None, ...]:
+        """Add probes of the operands of an equation that is lowered next; returns their streams."""
+        atoms = zip(eqn.invars, operands, strict=True)
+        streams = tuple(None if isinstance(atom, Literal) else self._stream(graph, prog, x) for atom, x in atoms)
+        self._holders.append(eqn)
+        return streams
+
+    def leave(
+        self,
+        graph: Graph,
+        prog: ProgramSequence,
+        operands: tuple[HostStream | None, ...],
+        results: Sequence[Tensor],
+    ) -> None:
+        """Add probes of the results of the equation that was entered last."""
+        eqn = self._holders.pop()
+        was_run = self._of_sequence(graph, prog).was_run
+        streams = tuple(self._stream(graph, prog, x, is_new=True) for x in results)
+        holders = tuple(self._holders)
+        self.equations.append(ProbedEquation(eqn, graph.origin, holders, was_run, operands, streams))
+
+    def _stream(self, graph: Graph, prog: ProgramSequence, tensor: Tensor, is_new: bool = False) -> HostStream | None:
+        """Return the stream of a tensor in a sequence, added if it has none or `is_new`; None without elements."""
+        if tensor.size == 0 or not set(graph.off_chip).isdisjoint(tensor.variables()):
+            return None
+        streams = self._of_sequence(graph, prog).streams
+        if id(tensor) not in streams or is_new:
+            stream = HostStream("probe", tensor.shape, tensor.dtype)
+            streams[id(tensor)] = tensor, stream
+            prog.add(StreamOut(tensor, stream, graph.origin))
+        return streams[id(tensor)][1]
+
+    def _of_sequence(self, graph: Graph, prog: ProgramSequence) -> _Probed:
+        if id(prog) not in self._sequences:
+            was_run = HostStream("probe/was_run", (), np.dtype(bool))
+            prog.add(StreamOut(graph.add_constant(np.ones((), bool), "probe"), was_run, graph.origin))
+            self._sequences[id(prog)] = _Probed(prog, was_run)
+        return self._sequences[id(prog)]
