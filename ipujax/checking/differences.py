@@ -38,6 +38,11 @@ class Difference:
     got: str
 
 
+def is_equal(got: Any, expected: Any) -> bool:
+    """Return whether two arrays have the same elements; NaN equals NaN."""
+    return not difference(got, expected, None, is_sampled=False).largest
+
+
 def difference(got: Any, expected: Any, size: Any, *, is_sampled: bool) -> Difference:
     """Compare two arrays.
 
@@ -45,12 +50,13 @@ def difference(got: Any, expected: Any, size: Any, *, is_sampled: bool) -> Diffe
         got: array by the program.
         expected: array of the same shape and dtype by plain JAX.
         size: sizes of rounding errors of its elements; of integers and flags True for those that rounding may change.
+            None for values without rounding errors.
         is_sampled: whether the sizes come from samples, each of which may be small by chance.
     """
     if is_key_dtype(expected.dtype):
         got = jax.random.key_data(got)
         expected = jax.random.key_data(expected)
-        size = np.zeros(expected.shape, bool)
+        size = None
     array = np.asarray(got)
     reference = np.asarray(expected)
     if (array.shape, array.dtype) != (reference.shape, reference.dtype):
@@ -58,6 +64,8 @@ def difference(got: Any, expected: Any, size: Any, *, is_sampled: bool) -> Diffe
         return Difference(np.inf, True, (), *texts)
     if array.size == 0:
         return Difference(0.0, False, (), "", "")
+    if size is None:
+        size = np.zeros(reference.shape, np.float32)
     is_float = jnp.issubdtype(reference.dtype, jnp.inexact)
     distance = _distances(array, reference)
     beyond = distance - _tolerance(np.asarray(size), reference.dtype, is_sampled) if is_float else distance

@@ -19,14 +19,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ipujax.checking.differences import Difference, difference
+from ipujax.checking.differences import Difference, difference, is_equal
 from ipujax.checking.passes import type_text
 from ipujax.checking.report import Mismatch
 from ipujax.checking.rounding import rounding_sizes
-from ipujax.checking.values import spread_of
+from ipujax.checking.values import quick_jit, spread_of
 from ipujax.lowering.gcl import is_collective
 from ipujax.lowering.jax_compat import JaxprEqn, Literal
-from ipujax.lowering.replicas.stacked_eval import Replicas, Rounded, holds_equations, stacked_equation
+from ipujax.lowering.replicas.stacked_eval import Replicas, holds_equations, stacked_equation
 from ipujax.lowering.rules import ProbedEquation
 from ipujax.runtime.graph import HostStream
 
@@ -104,34 +104,45 @@ def _value(atom: Any, stream: HostStream | None, values: Values, replicas: int) 
 
 def _errors(runs: Sequence[_Run], replicas: int) -> Iterator[tuple[_Run, tuple[int, Difference]]]:
     """Yield the equations that differ, with the number of the result that does."""
-    eqns = [run.probed.equation for run in runs]
 
-    def compute(all_operands: list[list[Any]]) -> list[tuple[list[Any], list[Any]]]:
-        return [_computed(eqn, xs, replicas) for eqn, xs in zip(eqns, all_operands, strict=True)]
+    def compute(all_operands: list[list[Any]]) -> list[list[Any]]:
+        pairs = zip(runs, all_operands, strict=True)
+        return [stacked_equation(run.probed.equation, operands, Replicas(replicas)) for run, operands in pairs]
 
-    computed = jax.jit(compute)([run.operands for run in runs])
-    for run, (expected, sizes) in zip(runs, computed, strict=True):
+    def compute_sizes(values: list[tuple[list[Any], list[Any]]]) -> list[list[Any]]:
+        rows = zip(differ, values, strict=True)
+        return [_sizes(run.probed.equation, *arrays, replicas) for (run, _), arrays in rows]
+
+    # Sizes of rounding errors take longer to compile than the equations: few need them.
+    all_expected = quick_jit(compute)([run.operands for run in runs])
+    differ = [
+        (run, expected)
+        for run, expected in zip(runs, all_expected, strict=True)
+        if not all(is_equal(_of_run(run, x), _of_run(run, y)) for x, y in zip(run.results, expected, strict=True))
+    ]
+    all_sizes = quick_jit(compute_sizes)([(run.operands, expected) for run, expected in differ])
+    for (run, expected), sizes in zip(differ, all_sizes, strict=True):
         is_sampled = holds_equations(run.probed.equation)
         for number, rows in enumerate(zip(run.results, expected, sizes, strict=True)):
-            on_ran = [x[np.flatnonzero(run.ran)] for x in rows]
-            found = difference(*on_ran, is_sampled=is_sampled)
+            found = difference(*(_of_run(run, x) for x in rows), is_sampled=is_sampled)
             if found.is_error:
                 yield run, (number, found)
                 break
 
 
-def _computed(eqn: JaxprEqn, operands: list[Any], replicas: int) -> tuple[list[Any], list[Any]]:
-    """Return the results of an equation by plain JAX, and the sizes of their rounding errors."""
+def _of_run(run: _Run, rows: Any) -> Any:
+    """Return the rows of the replicas on which an equation ran."""
+    return rows if run.ran.all() else rows[np.flatnonzero(run.ran)]
 
-    def evaluate(rounded: Rounded | None = None) -> list[Any]:
-        return stacked_equation(eqn, operands, Replicas(replicas, rounded=rounded))
 
-    results = evaluate()
+def _sizes(eqn: JaxprEqn, operands: list[Any], results: list[Any], replicas: int) -> list[Any]:
+    """Return the sizes of rounding errors of the results of an equation."""
     if holds_equations(eqn):
-        return results, spread_of(evaluate)
+        changed: list[Any] = spread_of(lambda rounded: stacked_equation(eqn, operands, Replicas(replicas, rounded=rounded)))
+        return changed
     if is_collective(eqn):
-        return results, rounding_sizes(eqn, operands, results)
-    return results, jax.vmap(partial(rounding_sizes, eqn), axis_size=replicas)(operands, results)
+        return rounding_sizes(eqn, operands, results)
+    return list(jax.vmap(partial(rounding_sizes, eqn), axis_size=replicas)(operands, results))
 
 
 def _mismatch(run: _Run, number: int, found: Difference, found_in: str) -> Mismatch:

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from ipujax.checking.differences import Difference, difference
 from ipujax.checking.report import Mismatch
-from ipujax.checking.values import JaxprValues, plain_values, spreads
+from ipujax.checking.values import JaxprValues, plain_results, plain_values, spreads
 from ipujax.lowering.jax_compat import ClosedJaxpr, JaxprEqn, Var
 from ipujax.lowering.jaxpr import equations
 from ipujax.lowering.refs import is_ref
@@ -55,15 +56,12 @@ def compare_passes(jaxprs: Mapping[str, ClosedJaxpr], operands: Sequence[Any]) -
     # The first without calls has most variables in common with those after it.
     inlined = next((jaxpr for name, jaxpr in computed if name not in ("trace", "discharge")), computed[0][1])
     sizes = spreads(inlined, operands)
-    reference = previous = plain_values(computed[0][1], operands)
-    mismatch = None
-    for (_, before), (name, jaxpr) in zip(computed[:-1], computed[1:], strict=True):
-        if jaxpr is before or mismatch is not None:
-            continue
-        values = plain_values(jaxpr, operands)
-        mismatch = next(_mismatches(name, jaxpr, values, previous, sizes), None)
-        previous = values
-    return PassValues(reference.results, sizes.results, mismatch, first)
+    changed = [computed[0]]
+    changed += [after for before, after in pairwise(computed) if after[1] is not before[1]]
+    values = plain_values([jaxpr for _, jaxpr in changed], operands)
+    steps = zip(changed[1:], pairwise(values), strict=True)
+    found = (x for (name, jaxpr), pair in steps for x in _mismatches(name, jaxpr, *reversed(pair), sizes))
+    return PassValues(plain_results(computed[0][1], operands), sizes.results, next(found, None), first)
 
 
 def is_plain(jaxpr: ClosedJaxpr) -> bool:
