@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ipujax.checking.differences import Difference, difference
+from ipujax.checking.differences import Difference, difference, is_equal
 from ipujax.checking.equations import compare_equations
 from ipujax.checking.passes import PassValues, compare_passes, type_text
 from ipujax.checking.report import CheckReport, Mismatch, ResultDifference
@@ -160,22 +160,26 @@ def _result_rows(
     lowered: Lowered, by_passes: PassValues, results: Sequence[Any], on_tiles: Sequence[Any] | None
 ) -> tuple[tuple[ResultDifference, ...], list[Difference]]:
     """Return the row of each result, and the differences of the program."""
-    sizes = by_passes.sizes
     names = _result_names(lowered, len(results))
-    differences = [
-        difference(*row, is_sampled=True) for row in zip(results, by_passes.results, sizes, strict=True)
-    ]
+    differences = _differences(results, by_passes)
     tile_differences: Sequence[Difference | None] = [None] * len(results)
     if on_tiles is not None:
-        tile_differences = [
-            difference(*row, is_sampled=True) for row in zip(on_tiles, by_passes.results, sizes, strict=True)
-        ]
+        tile_differences = _differences(on_tiles, by_passes)
     rows = []
     for name, x, found, on_tile in zip(names, by_passes.results, differences, tile_differences, strict=True):
         is_error = found.is_error or (on_tile is not None and on_tile.is_error)
         largest = None if on_tile is None else on_tile.largest
         rows.append(ResultDifference(name, type_text(x), found.largest, largest, is_error))
     return tuple(rows), differences
+
+
+def _differences(results: Sequence[Any], by_passes: PassValues) -> list[Difference]:
+    """Return the differences of results from plain JAX."""
+    pairs = list(zip(results, by_passes.results, strict=True))
+    return [
+        difference(*pair, None if is_equal(*pair) else by_passes.sizes()[number], is_sampled=True)
+        for number, pair in enumerate(pairs)
+    ]
 
 
 def _result_names(lowered: Lowered, count: int) -> list[str]:
@@ -201,7 +205,7 @@ def _of_results(
     """Return the mismatch of a result whose equations all agree, if it is one of the program, and notes."""
     # Equations that XLA compiles together for plain JAX may be wrong there, and right one by one.
     plain = results_one_by_one(lowered.jaxpr, operands)
-    for number, (found, size) in enumerate(zip(differences, by_passes.sizes, strict=True)):
+    for number, (found, size) in enumerate(zip(differences, by_passes.sizes(), strict=True)):
         if found.is_error and difference(results[number], plain[number], size, is_sampled=True).is_error:
             return _result_mismatch(lowered.jaxpr, number, found), []
     return None, ["XLA computes the function wrongly as a whole: its equations one by one agree with the program"]

@@ -8,12 +8,13 @@ Limits: Refs and meshes exist before their passes only; a jaxpr with them is not
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
-from ipujax.checking.differences import Difference, difference
+from ipujax.checking.differences import Difference, difference, is_equal
 from ipujax.checking.report import Mismatch
 from ipujax.checking.values import JaxprValues, plain_results, plain_values, spreads
 from ipujax.lowering.jax_compat import ClosedJaxpr, JaxprEqn, Var
@@ -25,6 +26,7 @@ from ipujax.runtime.tensor import dtype_name
 
 # Primitives of meshes: on one device plain JAX cannot compute them.
 _OF_MESHES = frozenset({"shard_map", "sharding_constraint", "reshard", "mesh_cast", "auto_axes", "explicit_axes"})
+_WITH_CALLS = frozenset({"trace", "discharge"})
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -33,13 +35,13 @@ class PassValues:
 
     Args:
         results: by the first jaxpr that plain JAX computes here.
-        sizes: of rounding errors of the results.
+        sizes: returns the sizes of rounding errors of the results.
         mismatch: the first equation that a pass changes; None if there is none.
         first: name of the pass after which the first jaxpr is, "trace" before all.
     """
 
     results: Sequence[Any]
-    sizes: Sequence[Any]
+    sizes: Callable[[], Sequence[Any]]
     mismatch: Mismatch | None
     first: str
 
@@ -54,14 +56,15 @@ def compare_passes(jaxprs: Mapping[str, ClosedJaxpr], operands: Sequence[Any]) -
     computed = [(name, jaxpr) for name, jaxpr in jaxprs.items() if is_plain(jaxpr)]
     first = computed[0][0]
     # The first without calls has most variables in common with those after it.
-    inlined = next((jaxpr for name, jaxpr in computed if name not in ("trace", "discharge")), computed[0][1])
-    sizes = spreads(inlined, operands)
+    inlined = next(jaxpr for name, jaxpr in computed if name not in _WITH_CALLS)
+    sizes = cache(lambda: spreads(inlined, operands))
     changed = [computed[0]]
     changed += [after for before, after in pairwise(computed) if after[1] is not before[1]]
-    values = plain_values([jaxpr for _, jaxpr in changed], operands)
+    with_calls = [jaxpr for name, jaxpr in changed if name in _WITH_CALLS]
+    values = plain_values(with_calls, [jaxpr for name, jaxpr in changed if name not in _WITH_CALLS], operands)
     steps = zip(changed[1:], pairwise(values), strict=True)
     found = (x for (name, jaxpr), pair in steps for x in _mismatches(name, jaxpr, *reversed(pair), sizes))
-    return PassValues(plain_results(computed[0][1], operands), sizes.results, next(found, None), first)
+    return PassValues(plain_results(computed[0][1], operands), lambda: sizes().results, next(found, None), first)
 
 
 def is_plain(jaxpr: ClosedJaxpr) -> bool:
@@ -80,21 +83,25 @@ def _is_whole(aval: Any) -> bool:
 
 
 def _mismatches(
-    name: str, jaxpr: ClosedJaxpr, values: JaxprValues, before: JaxprValues, sizes: JaxprValues
+    name: str, jaxpr: ClosedJaxpr, values: JaxprValues, before: JaxprValues, sizes: Callable[[], JaxprValues]
 ) -> Iterator[Mismatch]:
     """Yield the equations of a jaxpr whose values differ from those before its pass, then its results."""
     body = unwrapped(jaxpr).jaxpr.jaxpr
     for eqn in body.eqns:
         for var in eqn.outvars:
-            if var in values.variables and var in before.variables and var in sizes.variables:
-                found = difference(
-                    values.variables[var], before.variables[var], sizes.variables[var], is_sampled=True
-                )
+            if var in values.variables and var in before.variables:
+                pair = values.variables[var], before.variables[var]
+                if is_equal(*pair) or var not in sizes().variables:
+                    continue
+                found = difference(*pair, sizes().variables[var], is_sampled=True)
                 if found.is_error:
                     yield _mismatch(name, eqn, var, found)
     definitions: dict[Any, JaxprEqn] = {var: eqn for eqn in body.eqns for var in eqn.outvars}
-    for var, got, expected, size in zip(body.outvars, values.results, before.results, sizes.results, strict=True):
-        found = difference(got, expected, size, is_sampled=True)
+    pairs = zip(values.results, before.results, strict=True)
+    for number, (var, pair) in enumerate(zip(body.outvars, pairs, strict=True)):
+        if is_equal(*pair):
+            continue
+        found = difference(*pair, sizes().results[number], is_sampled=True)
         if found.is_error:
             yield _mismatch(name, definitions.get(var) if isinstance(var, Var) else None, var, found)
 

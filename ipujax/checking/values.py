@@ -16,9 +16,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from ipujax.checking.rounding import SAMPLES, is_inexact, random_rounding
-from ipujax.lowering.jax_compat import ClosedJaxpr, DropVar, Var
+from ipujax.lowering.jax_compat import ClosedJaxpr, DropVar, Var, eval_jaxpr, is_on_host, jaxpr_as_fun, to_device, to_memory_of
+from ipujax.lowering.refs import is_ref
 from ipujax.lowering.replicas import join, split, unwrapped
-from ipujax.lowering.replicas.stacked_eval import Replicas, Rounded, stacked_eval
+from ipujax.lowering.replicas.stacked_eval import Replicas, Rounded, equation_alone, stacked_eval
 
 # Code that runs once: without XLA's slow optimisations, which takes half of the time.
 quick_jit = partial(
@@ -46,13 +47,22 @@ class JaxprValues:
 
 def plain_results(jaxpr: ClosedJaxpr, operands: Sequence[Any]) -> Sequence[Any]:
     """Return the results of a jaxpr by `jax.jit`."""
-    evaluate, _ = _evaluation(jaxpr)
-    return list(jax.jit(lambda arrays: evaluate(arrays)[0])(operands))
+    return list(jax.jit(partial(_results, jaxpr))(*operands))
 
 
-def plain_values(jaxprs: Sequence[ClosedJaxpr], operands: Sequence[Any]) -> list[JaxprValues]:
-    """Return the values of jaxprs of the same inputs."""
-    evaluations = [_evaluation(jaxpr) for jaxpr in jaxprs]
+def plain_values(
+    with_calls: Sequence[ClosedJaxpr], jaxprs: Sequence[ClosedJaxpr], operands: Sequence[Any]
+) -> list[JaxprValues]:
+    """Return the values of jaxprs of the same inputs.
+
+    Args:
+        with_calls: jaxprs before calls are inlined, of which only the results are returned: JAX does not promise that
+            equations of calls with derivatives can be computed alone.
+        jaxprs: others.
+        operands: arrays of the inputs.
+    """
+    evaluations: list[Any] = [(lambda xs, jaxpr=jaxpr: (_results(jaxpr, *xs), []), []) for jaxpr in with_calls]
+    evaluations += [_evaluation(jaxpr) for jaxpr in jaxprs]
     # In one computation: XLA computes equations that several jaxprs have only once.
     computed = quick_jit(lambda arrays: [evaluate(arrays) for evaluate, _ in evaluations])(operands)
     return [
@@ -91,24 +101,40 @@ def results_one_by_one(jaxpr: ClosedJaxpr, operands: Sequence[Any]) -> Sequence[
     return evaluate(operands)[0]
 
 
+def _results(jaxpr: ClosedJaxpr, *operands: Any) -> list[Any]:
+    typed = [to_memory_of(x, aval) for x, aval in zip(operands, jaxpr.in_avals, strict=True)]
+    return list(map(to_device, jaxpr_as_fun(jaxpr)(*typed)))
+
+
 def _evaluation(jaxpr: ClosedJaxpr) -> tuple[Callable[..., tuple[list[Any], list[Any]]], list[Var]]:
     """Return a function from operands to the results and the values of variables, and the variables."""
     function = unwrapped(jaxpr)
     body = function.jaxpr.jaxpr
-    variables = [var for eqn in body.eqns for var in eqn.outvars if not isinstance(var, DropVar)]
+    variables = [var for eqn in body.eqns for var in eqn.outvars if _is_array(var)]
     with_all = ClosedJaxpr(body.replace(outvars=[*body.outvars, *variables], debug_info=_unnamed(body)), function.jaxpr.consts)
     replicas = function.replicas
 
     def evaluate(operands: Sequence[Any], rounded: Rounded | None = None) -> tuple[list[Any], list[Any]]:
+        if replicas == 1:
+            typed = [to_memory_of(x, var.aval) for x, var in zip(operands, body.invars, strict=True)]
+            one = eval_jaxpr(with_all, typed, lambda eqn, xs: equation_alone(eqn, *xs, rounded=rounded), jnp.asarray)
+            variables_of_one = [x[None] for x in one[len(body.outvars) :]]
+            return list(map(to_device, one[: len(body.outvars)])), variables_of_one
         rows = [
             jnp.broadcast_to(x, (replicas, *jnp.shape(x))) if dim is None else split(jnp.asarray(x), dim, replicas)
             for x, dim in zip(operands, function.in_dims, strict=True)
         ]
+        rows = [to_memory_of(x, var.aval) for x, var in zip(rows, body.invars, strict=True)]
         values = stacked_eval(with_all, rows, Replicas(replicas, rounded=rounded))
-        results = values[: len(body.outvars)]
+        results = list(map(to_device, values[: len(body.outvars)]))
         return [join(x, dim) for x, dim in zip(results, function.out_dims, strict=True)], values[len(body.outvars) :]
 
     return evaluate, variables
+
+
+def _is_array(var: Var) -> bool:
+    """Return whether a variable has a value that a function can return: one on the device, and no Ref or token."""
+    return not (isinstance(var, DropVar) or is_ref(var.aval) or is_on_host(var.aval)) and hasattr(var.aval, "dtype")
 
 
 def _unnamed(body: Any) -> Any:

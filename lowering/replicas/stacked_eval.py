@@ -91,14 +91,16 @@ def stacked_equation(eqn: JaxprEqn, operands: Values, replicas: Replicas) -> Val
         ]
         # Sums of all replicas round with the magnitudes of all: those of each replica are not enough.
         return results if replicas.rounded is None else list(replicas.rounded(eqn, operands, results))
+    if replicas.count == 1 and not has_collective(eqn):
+        return [x[None] for x in equation_alone(eqn, *(x[0] for x in operands), rounded=replicas.rounded)]
     if not has_collective(eqn):
-        return list(jax.vmap(partial(_alone, eqn, rounded=replicas.rounded), axis_size=replicas.num_local)(*operands))
+        return list(jax.vmap(partial(equation_alone, eqn, rounded=replicas.rounded), axis_size=replicas.num_local)(*operands))
     if name in EVALUATED:
         return stacked_eval(closed(eqn.params[EVALUATED[name]]), operands, replicas)
     return _CONTROL[name](eqn, operands, replicas)
 
 
-def _alone(eqn: JaxprEqn, *operands: jax.Array, rounded: Rounded | None) -> Sequence[jax.Array]:
+def equation_alone(eqn: JaxprEqn, *operands: jax.Array, rounded: Rounded | None = None) -> Sequence[jax.Array]:
     """Results of an equation without collectives on one replica."""
     if rounded is None:
         return list(eval_equation(eqn, *operands))
