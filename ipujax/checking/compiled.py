@@ -56,7 +56,9 @@ def check_compiled(compiled: Compiled, leaves: Sequence[Any]) -> CheckReport:
     """
     lowered = compiled.lowered
     _refuse(lowered)
-    operands = lowered.operands([_on_one_device(*pair) for pair in zip(leaves, lowered.signature.in_avals, strict=True)])
+    operands = lowered.operands(
+        [_on_one_device(*pair) for pair in zip(leaves, lowered.signature.in_avals, strict=True)]
+    )
     operands = [to_device(x) for x in operands]
     by_passes = compare_passes(lowered.jaxprs, operands)
     results = jax.jit(lambda xs: list(lowered.run_program(*xs)))(operands)
@@ -66,7 +68,11 @@ def check_compiled(compiled: Compiled, leaves: Sequence[Any]) -> CheckReport:
     run = _by_engine(program, operands, list(dict.fromkeys(streams)), lowered.options.exact_splits)
     replicas = program.graph.replication_factor
     comparison = compare_equations(probes.equations, run.probes, replicas, _PROGRAM)
-    notes = [] if by_passes.first == "trace" else [f"passes up to {by_passes.first} are not compared: plain JAX runs none of them"]
+    notes = (
+        []
+        if by_passes.first == "trace"
+        else [f"passes up to {by_passes.first} are not compared: plain JAX runs none of them"]
+    )
     problem = _too_large(program)
     on_tiles = comparison
     tile_results: Sequence[Any] | None = None

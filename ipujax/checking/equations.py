@@ -78,9 +78,7 @@ def compare_equations(
     runs = [run for each in ran if (run := _run(each, values, replicas)) is not None]
     parts = (runs[start : start + _AT_ONCE] for start in range(0, len(runs), _AT_ONCE))
     found = (_mismatch(run, *row, found_in) for part in parts for run, row in _errors(part, replicas))
-    return ProgramComparison(
-        next(found, None), len(runs), len(of_program) - len(ran), len(ran) - len(runs)
-    )
+    return ProgramComparison(next(found, None), len(runs), len(of_program) - len(ran), len(ran) - len(runs))
 
 
 def _run(probed: ProbedEquation, values: Values, replicas: int) -> _Run | None:
@@ -138,7 +136,9 @@ def _of_run(run: _Run, rows: Any) -> Any:
 def _sizes(eqn: JaxprEqn, operands: list[Any], results: list[Any], replicas: int) -> list[Any]:
     """Return the sizes of rounding errors of the results of an equation."""
     if holds_equations(eqn):
-        changed: list[Any] = spread_of(lambda rounded: stacked_equation(eqn, operands, Replicas(replicas, rounded=rounded)))
+        changed: list[Any] = spread_of(
+            lambda rounded: stacked_equation(eqn, operands, Replicas(replicas, rounded=rounded))
+        )
         return changed
     if is_collective(eqn):
         return rounding_sizes(eqn, operands, results)

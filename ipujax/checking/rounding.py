@@ -33,19 +33,77 @@ MARGIN = 8.0  # assumed: rounding errors over their estimated size
 SAMPLES = 4
 
 _SUMS = frozenset(
-    "dot_general ragged_dot_general conv_general_dilated reduce_sum cumsum reduce_window_sum scatter-add"
-    " select_and_scatter_add".split()
+    [
+        "dot_general",
+        "ragged_dot_general",
+        "conv_general_dilated",
+        "reduce_sum",
+        "cumsum",
+        "reduce_window_sum",
+        "scatter-add",
+        "select_and_scatter_add",
+    ]
 )
 # Rounded once, or not at all.
 _ONCE = frozenset(
-    "add add_any sub mul div sqrt neg abs sign convert_element_type reduce_precision copy reshape squeeze expand_dims"
-    " broadcast_in_dim transpose rev slice concatenate pad dynamic_slice dynamic_update_slice gather scatter real imag"
-    " complex conj stop_gradient optimization_barrier".split()
+    [
+        "add",
+        "add_any",
+        "sub",
+        "mul",
+        "div",
+        "sqrt",
+        "neg",
+        "abs",
+        "sign",
+        "convert_element_type",
+        "reduce_precision",
+        "copy",
+        "reshape",
+        "squeeze",
+        "expand_dims",
+        "broadcast_in_dim",
+        "transpose",
+        "rev",
+        "slice",
+        "concatenate",
+        "pad",
+        "dynamic_slice",
+        "dynamic_update_slice",
+        "gather",
+        "scatter",
+        "real",
+        "imag",
+        "complex",
+        "conj",
+        "stop_gradient",
+        "optimization_barrier",
+    ]
 )
 # Functions that jump, or choose one of their operands: to change these would change the choice.
 _CHOICES = frozenset(
-    "max min select_n clamp sort top_k floor ceil round rem nextafter reduce_max reduce_min cummax cummin"
-    " reduce_window_max reduce_window_min scatter-max scatter-min select_and_gather_add".split()
+    [
+        "max",
+        "min",
+        "select_n",
+        "clamp",
+        "sort",
+        "top_k",
+        "floor",
+        "ceil",
+        "round",
+        "rem",
+        "nextafter",
+        "reduce_max",
+        "reduce_min",
+        "cummax",
+        "cummin",
+        "reduce_window_max",
+        "reduce_window_min",
+        "scatter-max",
+        "scatter-min",
+        "select_and_gather_add",
+    ]
 )
 _WIDE = {jnp.dtype(jnp.float16): jnp.float32, jnp.dtype(jnp.bfloat16): jnp.float32}
 
@@ -86,7 +144,9 @@ def random_rounding(seed: jax.Array) -> Rounded:
     def rounded(eqn: JaxprEqn, operands: Sequence[Any], results: Sequence[Any]) -> list[Any]:
         sizes = rounding_sizes(eqn, operands, results)
         return [
-            x + (_signs(x.shape, seed + jnp.uint32(next(numbers) * 7919)) * size).astype(x.dtype) if is_inexact(x) else x
+            x + (_signs(x.shape, seed + jnp.uint32(next(numbers) * 7919)) * size).astype(x.dtype)
+            if is_inexact(x)
+            else x
             for x, size in zip(results, sizes, strict=True)
         ]
 

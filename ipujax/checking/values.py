@@ -16,7 +16,16 @@ import jax.numpy as jnp
 from jax import lax
 
 from ipujax.checking.rounding import SAMPLES, is_inexact, random_rounding
-from ipujax.lowering.jax_compat import ClosedJaxpr, DropVar, Var, eval_jaxpr, is_on_host, jaxpr_as_fun, to_device, to_memory_of
+from ipujax.lowering.jax_compat import (
+    ClosedJaxpr,
+    DropVar,
+    Var,
+    eval_jaxpr,
+    is_on_host,
+    jaxpr_as_fun,
+    to_device,
+    to_memory_of,
+)
 from ipujax.lowering.refs import is_ref
 from ipujax.lowering.replicas import join, split, unwrapped
 from ipujax.lowering.replicas.stacked_eval import Replicas, Rounded, equation_alone, stacked_eval
@@ -111,7 +120,9 @@ def _evaluation(jaxpr: ClosedJaxpr) -> tuple[Callable[..., tuple[list[Any], list
     function = unwrapped(jaxpr)
     body = function.jaxpr.jaxpr
     variables = [var for eqn in body.eqns for var in eqn.outvars if _is_array(var)]
-    with_all = ClosedJaxpr(body.replace(outvars=[*body.outvars, *variables], debug_info=_unnamed(body)), function.jaxpr.consts)
+    with_all = ClosedJaxpr(
+        body.replace(outvars=[*body.outvars, *variables], debug_info=_unnamed(body)), function.jaxpr.consts
+    )
     replicas = function.replicas
 
     def evaluate(operands: Sequence[Any], rounded: Rounded | None = None) -> tuple[list[Any], list[Any]]:

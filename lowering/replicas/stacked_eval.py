@@ -94,7 +94,9 @@ def stacked_equation(eqn: JaxprEqn, operands: Values, replicas: Replicas) -> Val
     if replicas.count == 1 and not has_collective(eqn):
         return [x[None] for x in equation_alone(eqn, *(x[0] for x in operands), rounded=replicas.rounded)]
     if not has_collective(eqn):
-        return list(jax.vmap(partial(equation_alone, eqn, rounded=replicas.rounded), axis_size=replicas.num_local)(*operands))
+        return list(
+            jax.vmap(partial(equation_alone, eqn, rounded=replicas.rounded), axis_size=replicas.num_local)(*operands)
+        )
     if name in EVALUATED:
         return stacked_eval(closed(eqn.params[EVALUATED[name]]), operands, replicas)
     return _CONTROL[name](eqn, operands, replicas)
