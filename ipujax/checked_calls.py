@@ -25,8 +25,8 @@ def check(fun: Callable[_P, Any], /, *args: _P.args, **kwargs: _P.kwargs) -> Che
         report = ipu.check(step, weights, batch)
         print(report)
 
-    The function is computed by `jax.jit`, by its program as calls compute it, and by the tile interpreter if the machine
-    has at most 64 tiles, as with `ipu.jit(step, device=ipu.IPUModel(tiles_per_ipu=16))`. Every equation of the program
+    The function is computed by `jax.jit`, by its program as calls compute it, and by the tile interpreter if the
+    machine has at most 64 tiles, as with `ipu.jit(step, device=ipu.IPUModel(tiles_per_ipu=16))`. Every equation of the program
     is computed again by plain JAX from the program's own operands, and the jaxpr after every pass is computed by plain
     JAX: what differs by more than rounding is named, with its line. Arguments stay as they are: nothing is donated, and
     no Ref is written.
@@ -40,8 +40,8 @@ def check(fun: Callable[_P, Any], /, *args: _P.args, **kwargs: _P.kwargs) -> Che
         The differences of all results, and the first equation at which they part.
 
     Raises:
-        ArgumentError: shapes in place of arrays, a call under a transformation of JAX, a function on `ipu.CPU()`, one that
-            calls Python functions or reads the cycle counter, or replicas on several instances.
+        ArgumentError: shapes in place of arrays, a call under a transformation of JAX, a function on `ipu.CPU()`, one
+            that calls Python functions or reads the cycle counter, or replicas on several instances.
         TileMemoryError: the program does not fit.
     """
     call_args: tuple[Any, ...] = args

@@ -1,8 +1,8 @@
 """Check of a compiled program on the arguments of one call.
 
-Input: a compiled program, and arrays of its arguments, which stay as they are. Output: a `CheckReport`. Computed are the
-jaxpr after each pass by plain JAX, the program as calls run it, and the program with probes by the engine and, on small
-machines, by the tile interpreter.
+Input: a compiled program, and arrays of its arguments, which stay as they are. Output: a `CheckReport`. Computed are
+the jaxpr after each pass by plain JAX, the program as calls run it, and the program with probes by the engine and, on
+small machines, by the tile interpreter.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from ipujax.checking.differences import Difference, difference, is_equal
 from ipujax.checking.equations import compare_equations
@@ -22,6 +21,7 @@ from ipujax.checking.report import CheckReport, Mismatch, ResultDifference
 from ipujax.checking.values import results_one_by_one
 from ipujax.lowering.jax_compat import ClosedJaxpr, is_float0, to_device
 from ipujax.lowering.lower import LoweredProgram
+from ipujax.lowering.refs import is_ref
 from ipujax.lowering.replicas import unwrapped
 from ipujax.lowering.rules import Probes
 from ipujax.lowering.source_info import layer_of, source_line
@@ -56,10 +56,9 @@ def check_compiled(compiled: Compiled, leaves: Sequence[Any]) -> CheckReport:
     """
     lowered = compiled.lowered
     _refuse(lowered)
-    operands = lowered.operands(
-        [_on_one_device(*pair) for pair in zip(leaves, lowered.signature.in_avals, strict=True)]
-    )
-    operands = [to_device(x) for x in operands]
+    pairs = zip(leaves, lowered.signature.in_avals, strict=True)
+    operands = lowered.operands([_on_one_device(*pair) for pair in pairs])
+    operands = list(map(to_device, operands))
     by_passes = compare_passes(lowered.jaxprs, operands)
     results = jax.jit(lambda xs: list(lowered.run_program(*xs)))(operands)
     probes = Probes()
@@ -68,25 +67,23 @@ def check_compiled(compiled: Compiled, leaves: Sequence[Any]) -> CheckReport:
     run = _by_engine(program, operands, list(dict.fromkeys(streams)), lowered.options.exact_splits)
     replicas = program.graph.replication_factor
     comparison = compare_equations(probes.equations, run.probes, replicas, _PROGRAM)
-    notes = (
-        []
-        if by_passes.first == "trace"
-        else [f"passes up to {by_passes.first} are not compared: plain JAX runs none of them"]
-    )
+    notes: list[str] = []
+    if by_passes.first != "trace":
+        notes.append(f"passes up to {by_passes.first} are not compared: plain JAX runs them on no single device")
     problem = _too_large(program)
     on_tiles = comparison
-    tile_results: Sequence[Any] | None = None
+    all_results = {_PROGRAM: results}
     if problem:
         notes.append(f"the tile interpreter did not run: {problem}")
     else:
         tile_run = _by_interpreter(program, operands)
-        tile_results = tile_run.results
+        all_results[_TILES] = tile_run.results
         on_tiles = compare_equations(probes.equations, tile_run.probes, replicas, _TILES)
-    rows, differences = _result_rows(lowered, by_passes, results, tile_results)
+    rows = _result_rows(lowered, by_passes, all_results)
     found = by_passes.mismatch or comparison.mismatch or on_tiles.mismatch
     if found is None and any(row.is_error for row in rows):
-        found, note = _of_results(lowered, operands, by_passes, results, differences)
-        notes += note
+        found, note = _of_results(lowered, operands, by_passes, all_results)
+        notes += [note] if note else []
     if found is None:
         rows = tuple(replace(row, is_error=False) for row in rows)
     return CheckReport(
@@ -96,7 +93,7 @@ def check_compiled(compiled: Compiled, leaves: Sequence[Any]) -> CheckReport:
         comparison.equations,
         comparison.not_run,
         comparison.without_operands,
-        tile_results is not None,
+        not problem,
         tuple(notes),
     )
 
@@ -113,8 +110,11 @@ def _refuse(lowered: Lowered) -> None:
 
 
 def _on_one_device(x: Any, aval: Any) -> Any:
+    """Return an argument as an array of one device; Refs as they are."""
+    if is_ref(aval) or is_float0(aval):
+        return x
     if not isinstance(x, jax.Array):
-        return x if is_float0(aval) or not hasattr(aval, "dtype") else jnp.asarray(x, aval.dtype)
+        return jnp.asarray(x, aval.dtype)
     return jax.device_put(x, jax.devices()[0]) if len(x.devices()) > 1 else x
 
 
@@ -141,7 +141,7 @@ def _by_interpreter(program: LoweredProgram, operands: Sequence[Any]) -> _Run:
 
     def run(inputs: Mapping[HostStream, Any]) -> Mapping[HostStream, Any]:
         outs.update(interpret(program.graph, program.program, inputs))
-        return {stream: outs.get(stream, np.zeros(stream.shape, stream.dtype)) for stream in program.outputs}
+        return outs
 
     results = program.evaluate(operands, run)
     return _Run(results, dict(zip(outs, _stacked(program, outs.values()), strict=True)))
@@ -163,20 +163,18 @@ def _too_large(program: LoweredProgram) -> str:
 
 
 def _result_rows(
-    lowered: Lowered, by_passes: PassValues, results: Sequence[Any], on_tiles: Sequence[Any] | None
-) -> tuple[tuple[ResultDifference, ...], list[Difference]]:
-    """Return the row of each result, and the differences of the program."""
-    names = _result_names(lowered, len(results))
-    differences = _differences(results, by_passes)
-    tile_differences: Sequence[Difference | None] = [None] * len(results)
-    if on_tiles is not None:
-        tile_differences = _differences(on_tiles, by_passes)
+    lowered: Lowered, by_passes: PassValues, results: Mapping[str, Sequence[Any]]
+) -> tuple[ResultDifference, ...]:
+    """Return the row of each result, from the results by the program and by the tile interpreter."""
+    names = _result_names(lowered, len(by_passes.results))
+    columns = {name: _differences(values, by_passes) for name, values in results.items()}
     rows = []
-    for name, x, found, on_tile in zip(names, by_passes.results, differences, tile_differences, strict=True):
-        is_error = found.is_error or (on_tile is not None and on_tile.is_error)
-        largest = None if on_tile is None else on_tile.largest
-        rows.append(ResultDifference(name, type_text(x), found.largest, largest, is_error))
-    return tuple(rows), differences
+    for number, (name, x) in enumerate(zip(names, by_passes.results, strict=True)):
+        found = {by: differences[number] for by, differences in columns.items()}
+        largest = {by: each.largest for by, each in found.items()}
+        is_error = any(each.is_error for each in found.values())
+        rows.append(ResultDifference(name, type_text(x), largest[_PROGRAM], largest.get(_TILES), is_error))
+    return tuple(rows)
 
 
 def _differences(results: Sequence[Any], by_passes: PassValues) -> list[Difference]:
@@ -202,25 +200,22 @@ def _result_names(lowered: Lowered, count: int) -> list[str]:
 
 
 def _of_results(
-    lowered: Lowered,
-    operands: Sequence[Any],
-    by_passes: PassValues,
-    results: Sequence[Any],
-    differences: Sequence[Difference],
-) -> tuple[Mismatch | None, list[str]]:
-    """Return the mismatch of a result whose equations all agree, if it is one of the program, and notes."""
-    # Equations that XLA compiles together for plain JAX may be wrong there, and right one by one.
+    lowered: Lowered, operands: Sequence[Any], by_passes: PassValues, results: Mapping[str, Sequence[Any]]
+) -> tuple[Mismatch | None, str]:
+    """Return the first result that is wrong though all equations agree, or a note if plain JAX is wrong."""
+    # Equations that XLA compiles together may be wrong, and right one by one.
     plain = results_one_by_one(lowered.jaxpr, operands)
-    for number, (found, size) in enumerate(zip(differences, by_passes.sizes(), strict=True)):
-        if found.is_error and difference(results[number], plain[number], size, is_sampled=True).is_error:
-            return _result_mismatch(lowered.jaxpr, number, found), []
-    return None, ["XLA computes the function wrongly as a whole: its equations one by one agree with the program"]
+    for found_in, values in results.items():
+        for number, found in enumerate(_differences(values, replace(by_passes, results=plain))):
+            if found.is_error:
+                return _result_mismatch(lowered.jaxpr, number, found, found_in), ""
+    return None, "XLA computes the function wrongly as a whole: the program agrees with its equations one by one"
 
 
-def _result_mismatch(jaxpr: ClosedJaxpr, number: int, found: Difference) -> Mismatch:
+def _result_mismatch(jaxpr: ClosedJaxpr, number: int, found: Difference, found_in: str) -> Mismatch:
     body = unwrapped(jaxpr).jaxpr.jaxpr
     var = body.outvars[number]
     eqn = next((eqn for eqn in body.eqns if any(var is out for out in eqn.outvars)), None)
     source = ("", "", "") if eqn is None else (eqn.primitive.name, source_line(eqn), layer_of(eqn))
     aval = jaxpr.out_avals[number]
-    return Mismatch(_PROGRAM, *source, type_text(aval), found.index, found.expected, found.got)
+    return Mismatch(found_in, *source, type_text(aval), found.index, found.expected, found.got)

@@ -1,7 +1,7 @@
 """Comparison of the jaxprs after all passes, each computed by plain JAX.
 
-Input: jaxprs by pass, and arrays of their inputs. Output: the first value that a pass changes beyond rounding, and values
-of the results. The variables of two jaxprs are compared where both have them; passes keep those that they do not fuse.
+Input: jaxprs by pass, and arrays of their inputs. Output: the first value that a pass changes beyond rounding, and
+values of the results. The variables of two jaxprs are compared where both have them; passes keep those that they do not fuse.
 
 Limits: Refs and meshes exist before their passes only; a jaxpr with them is not compared.
 """
@@ -53,33 +53,49 @@ def compare_passes(jaxprs: Mapping[str, ClosedJaxpr], operands: Sequence[Any]) -
         jaxprs: the jaxpr as traced and after each pass, by name.
         operands: arrays of the inputs.
     """
-    computed = [(name, jaxpr) for name, jaxpr in jaxprs.items() if is_plain(jaxpr)]
-    first = computed[0][0]
+    first = first_plain(jaxprs)
+    computed = list(jaxprs.items())[list(jaxprs).index(first) :]
     # The first without calls has most variables in common with those after it.
     inlined = next(jaxpr for name, jaxpr in computed if name not in _WITH_CALLS)
     sizes = cache(lambda: spreads(inlined, operands))
     changed = [computed[0]]
     changed += [after for before, after in pairwise(computed) if after[1] is not before[1]]
+    results = plain_results(computed[0][1], operands)
+    found = _first_mismatch(changed, operands, sizes, one_by_one=False)
+    # XLA may compile a whole function wrongly: an error of a pass is there without its fusions, too.
+    if found is not None:
+        found = _first_mismatch(changed, operands, sizes, one_by_one=True)
+    return PassValues(results, lambda: sizes().results, found, first)
+
+
+def _first_mismatch(
+    changed: Sequence[tuple[str, ClosedJaxpr]],
+    operands: Sequence[Any],
+    sizes: Callable[[], JaxprValues],
+    *,
+    one_by_one: bool,
+) -> Mismatch | None:
+    """Return the first equation whose value a pass changes, of the jaxprs of passes that change anything."""
     with_calls = [jaxpr for name, jaxpr in changed if name in _WITH_CALLS]
-    values = plain_values(with_calls, [jaxpr for name, jaxpr in changed if name not in _WITH_CALLS], operands)
+    others = [jaxpr for name, jaxpr in changed if name not in _WITH_CALLS]
+    values = plain_values(with_calls, others, operands, one_by_one=one_by_one)
     steps = zip(changed[1:], pairwise(values), strict=True)
     found = (x for (name, jaxpr), pair in steps for x in _mismatches(name, jaxpr, *reversed(pair), sizes))
-    return PassValues(plain_results(computed[0][1], operands), lambda: sizes().results, next(found, None), first)
+    return next(found, None)
 
 
-def is_plain(jaxpr: ClosedJaxpr) -> bool:
-    """Return whether plain JAX computes a jaxpr on one device: it has neither Refs among its inputs nor meshes."""
-    if any(is_ref(aval) for aval in jaxpr.in_avals):
-        return False
-    eqns = list(equations(jaxpr.jaxpr))
-    avals = [*jaxpr.in_avals, *(var.aval for eqn in eqns for var in eqn.outvars)]
-    return not any(eqn.primitive.name in _OF_MESHES for eqn in eqns) and all(map(_is_whole, avals))
+def first_plain(jaxprs: Mapping[str, ClosedJaxpr]) -> str:
+    """Return the name of the first jaxpr that plain JAX computes on one device: without Refs as inputs, and meshes."""
+    traced = next(iter(jaxprs.values()))
+    eqns = list(equations(traced.jaxpr))
+    avals = [*traced.in_avals, *(var.aval for eqn in eqns for var in eqn.outvars)]
+    if any(eqn.primitive.name in _OF_MESHES for eqn in eqns) or any(map(_is_split, avals)):
+        return "shard_map"
+    return "discharge" if any(map(is_ref, traced.in_avals)) else next(iter(jaxprs))
 
 
-def _is_whole(aval: Any) -> bool:
-    sharding = getattr(aval, "sharding", None)
-    mesh = getattr(sharding, "mesh", None)
-    return mesh is None or mesh.empty
+def _is_split(aval: Any) -> bool:
+    return any(axes is not None for axes in getattr(getattr(aval, "sharding", None), "spec", ()))
 
 
 def _mismatches(

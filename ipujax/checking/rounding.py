@@ -1,7 +1,7 @@
 """Rounding errors that plain arithmetic explains: their size for one equation, and random ones for many.
 
-Input: an equation, its operands and its results, arrays of one replica. Output: for each result the size of the rounding
-errors with which any order of its operations computes it from these operands:
+Input: an equation, its operands and its results, arrays of one replica. Output: for each result the size of the
+rounding errors with which any order of its operations computes it from these operands:
 
     sums of n products or terms    √n · ε · the same sum of magnitudes
     functions                      ε · the result, and its change when each operand changes by ε of itself
@@ -26,7 +26,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from ipujax.lowering.gcl import COLLECTIVES, is_collective
-from ipujax.lowering.jax_compat import JaxprEqn, eval_equation
+from ipujax.lowering.jax_compat import JaxprEqn, eval_equation, is_on_host
 from ipujax.lowering.replicas.stacked_eval import Rounded
 
 MARGIN = 8.0  # assumed: rounding errors over their estimated size
@@ -115,7 +115,8 @@ def is_inexact(x: Any) -> bool:
 
 def rounding_sizes(eqn: JaxprEqn, operands: Sequence[Any], results: Sequence[Any]) -> list[jax.Array]:
     """Return for each result an array of the sizes of its rounding errors; of a collective for all replicas."""
-    if not any(map(is_inexact, results)):
+    moves = any(is_on_host(jax.typeof(x)) for x in (*operands, *results))
+    if moves or not any(map(is_inexact, results)):
         return [jnp.zeros(jnp.shape(x), jnp.float32) for x in results]
     sizes = [_epsilon(x) * _magnitude(x) if is_inexact(x) else jnp.zeros(x.shape, jnp.float32) for x in results]
     name = eqn.primitive.name
@@ -143,14 +144,15 @@ def random_rounding(seed: jax.Array) -> Rounded:
 
     def rounded(eqn: JaxprEqn, operands: Sequence[Any], results: Sequence[Any]) -> list[Any]:
         sizes = rounding_sizes(eqn, operands, results)
-        return [
-            x + (_signs(x.shape, seed + jnp.uint32(next(numbers) * 7919)) * size).astype(x.dtype)
-            if is_inexact(x)
-            else x
-            for x, size in zip(results, sizes, strict=True)
-        ]
+        return [_rounded_up_or_down(x, size, seed + next(numbers)) for x, size in zip(results, sizes, strict=True)]
 
     return rounded
+
+
+def _rounded_up_or_down(x: Any, size: Any, seed: jax.Array) -> Any:
+    if not is_inexact(x) or is_on_host(jax.typeof(x)):
+        return x
+    return x + (_signs(x.shape, seed * jnp.uint32(7919)) * size).astype(x.dtype)
 
 
 def _sum_sizes(eqn: JaxprEqn, operands: Sequence[Any], results: Sequence[Any]) -> list[jax.Array]:

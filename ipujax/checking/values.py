@@ -21,7 +21,9 @@ from ipujax.lowering.jax_compat import (
     DropVar,
     Var,
     eval_jaxpr,
+    is_float0,
     is_on_host,
+    is_token,
     jaxpr_as_fun,
     to_device,
     to_memory_of,
@@ -60,7 +62,11 @@ def plain_results(jaxpr: ClosedJaxpr, operands: Sequence[Any]) -> Sequence[Any]:
 
 
 def plain_values(
-    with_calls: Sequence[ClosedJaxpr], jaxprs: Sequence[ClosedJaxpr], operands: Sequence[Any]
+    with_calls: Sequence[ClosedJaxpr],
+    jaxprs: Sequence[ClosedJaxpr],
+    operands: Sequence[Any],
+    *,
+    one_by_one: bool = False,
 ) -> list[JaxprValues]:
     """Return the values of jaxprs of the same inputs.
 
@@ -69,11 +75,13 @@ def plain_values(
             equations of calls with derivatives can be computed alone.
         jaxprs: others.
         operands: arrays of the inputs.
+        one_by_one: whether XLA compiles each outermost equation by itself.
     """
     evaluations: list[Any] = [(lambda xs, jaxpr=jaxpr: (_results(jaxpr, *xs), []), []) for jaxpr in with_calls]
     evaluations += [_evaluation(jaxpr) for jaxpr in jaxprs]
     # In one computation: XLA computes equations that several jaxprs have only once.
-    computed = quick_jit(lambda arrays: [evaluate(arrays) for evaluate, _ in evaluations])(operands)
+    compile_together = (lambda run: run) if one_by_one else quick_jit
+    computed = compile_together(lambda arrays: [evaluate(arrays) for evaluate, _ in evaluations])(operands)
     return [
         JaxprValues(results, dict(zip(variables, values, strict=True)))
         for (_, variables), (results, values) in zip(evaluations, computed, strict=True)
@@ -92,7 +100,7 @@ def spreads(jaxpr: ClosedJaxpr, operands: Sequence[Any], seed: int = 0) -> Jaxpr
 
 
 def spread_of(evaluate: Callable[[Rounded | None], Any], seed: int = 0) -> Any:
-    """Return the pytree of the largest changes of a pytree that `evaluate` computes with and without rounding errors."""
+    """Return the largest changes of a pytree that `evaluate` computes without and with rounding errors."""
     exact = evaluate(None)
     first = jax.tree.map(_no_change, exact)
 
@@ -145,7 +153,9 @@ def _evaluation(jaxpr: ClosedJaxpr) -> tuple[Callable[..., tuple[list[Any], list
 
 def _is_array(var: Var) -> bool:
     """Return whether a variable has a value that a function can return: one on the device, and no Ref or token."""
-    return not (isinstance(var, DropVar) or is_ref(var.aval) or is_on_host(var.aval)) and hasattr(var.aval, "dtype")
+    aval: Any = var.aval
+    is_other = is_ref(aval) or is_token(aval) or is_float0(aval) or is_on_host(aval)
+    return not isinstance(var, DropVar) and not is_other
 
 
 def _unnamed(body: Any) -> Any:
