@@ -1,7 +1,7 @@
 """Errors in rules, codelets and passes, each with a small program that shows it.
 
-A `Plant` puts one wrong function in the place of a right one while its program is lowered: `benchmarks/planted_errors.py`
-runs them one by one.
+A `Plant` puts one wrong function in the place of a right one while its program is lowered;
+`benchmarks/planted_errors.py` runs them one by one.
 """
 
 from __future__ import annotations

@@ -26,10 +26,10 @@ def check(fun: Callable[_P, Any], /, *args: _P.args, **kwargs: _P.kwargs) -> Che
         print(report)
 
     The function is computed by `jax.jit`, by its program as calls compute it, and by the tile interpreter if the
-    machine has at most 64 tiles, as with `ipu.jit(step, device=ipu.IPUModel(tiles_per_ipu=16))`. Every equation of the program
-    is computed again by plain JAX from the program's own operands, and the jaxpr after every pass is computed by plain
-    JAX: what differs by more than rounding is named, with its line. Arguments stay as they are: nothing is donated, and
-    no Ref is written.
+    machine has at most 64 tiles, as with `ipu.jit(step, device=ipu.IPUModel(tiles_per_ipu=16))`. Every equation of the
+    program is computed again by plain JAX from the program's own operands, and the jaxpr after every pass is computed
+    by plain JAX: what differs by more than rounding is named, with its line. Arguments stay as they are: nothing is
+    donated, and no Ref is written.
 
     Args:
         fun: a function of `ipu.jit`, whose settings hold, or of plain JAX, for the default device.

@@ -1,8 +1,8 @@
 """Comparison of a program equation by equation: each is computed again by plain JAX from the program's own operands.
 
 Input: probed equations, and the values of their streams in a run. Output: the first equation whose results differ
-beyond rounding, and how many were compared. An error does not reach the equations after it, since their operands have it, so
-that neither the length of a program nor its chaos matters.
+beyond rounding, and how many were compared. An error does not reach the equations after it, since their operands have
+it, so that neither the length of a program nor its chaos matters.
 
 Of loops the last iteration is compared; the loop itself from its operands to its results. Values of all replicas are
 compared, [replicas, …].

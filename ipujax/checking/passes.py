@@ -1,7 +1,8 @@
 """Comparison of the jaxprs after all passes, each computed by plain JAX.
 
 Input: jaxprs by pass, and arrays of their inputs. Output: the first value that a pass changes beyond rounding, and
-values of the results. The variables of two jaxprs are compared where both have them; passes keep those that they do not fuse.
+values of the results. The variables of two jaxprs are compared where both have them; passes keep those that they do not
+fuse.
 
 Limits: Refs and meshes exist before their passes only; a jaxpr with them is not compared.
 """

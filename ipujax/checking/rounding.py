@@ -6,7 +6,7 @@ rounding errors with which any order of its operations computes it from these op
     sums of n products or terms    √n · ε · the same sum of magnitudes
     functions                      ε · the result, and its change when each operand changes by ε of itself
     other arithmetic               ε · the result
-    integers, flags and keys       0
+    moves, choices, integers       0
 
 For many equations, one after the other, each result gets such an error of random sign (Monte Carlo arithmetic): the
 spread of the last results is the size of their errors, however much the equations between them magnify it.
@@ -32,79 +32,20 @@ from ipujax.lowering.replicas.stacked_eval import Rounded
 MARGIN = 8.0  # assumed: rounding errors over their estimated size
 SAMPLES = 4
 
-_SUMS = frozenset(
-    [
-        "dot_general",
-        "ragged_dot_general",
-        "conv_general_dilated",
-        "reduce_sum",
-        "cumsum",
-        "reduce_window_sum",
-        "scatter-add",
-        "select_and_scatter_add",
-    ]
+_SUM_NAMES = (
+    "dot_general ragged_dot_general conv_general_dilated reduce_sum cumsum reduce_window_sum scatter-add"
+    " select_and_scatter_add"
 )
-# Rounded once, or not at all.
-_ONCE = frozenset(
-    [
-        "add",
-        "add_any",
-        "sub",
-        "mul",
-        "div",
-        "sqrt",
-        "neg",
-        "abs",
-        "sign",
-        "convert_element_type",
-        "reduce_precision",
-        "copy",
-        "reshape",
-        "squeeze",
-        "expand_dims",
-        "broadcast_in_dim",
-        "transpose",
-        "rev",
-        "slice",
-        "concatenate",
-        "pad",
-        "dynamic_slice",
-        "dynamic_update_slice",
-        "gather",
-        "scatter",
-        "real",
-        "imag",
-        "complex",
-        "conj",
-        "stop_gradient",
-        "optimization_barrier",
-    ]
+_SUMS = frozenset(_SUM_NAMES.split())
+_ROUNDED_ONCE = frozenset(("add", "add_any", "sub", "mul", "div", "sqrt", "convert_element_type", "reduce_precision"))
+# Results are elements of operands, or exact: moves, choices, and functions that jump.
+_EXACT_NAMES = (
+    "neg abs sign copy reshape squeeze expand_dims broadcast_in_dim transpose rev slice concatenate pad dynamic_slice"
+    " dynamic_update_slice gather scatter real imag complex conj stop_gradient optimization_barrier take_rows iota"
+    " max min select_n clamp sort top_k floor ceil round rem nextafter reduce_max reduce_min cummax cummin"
+    " reduce_window_max reduce_window_min scatter-max scatter-min select_and_gather_add"
 )
-# Functions that jump, or choose one of their operands: to change these would change the choice.
-_CHOICES = frozenset(
-    [
-        "max",
-        "min",
-        "select_n",
-        "clamp",
-        "sort",
-        "top_k",
-        "floor",
-        "ceil",
-        "round",
-        "rem",
-        "nextafter",
-        "reduce_max",
-        "reduce_min",
-        "cummax",
-        "cummin",
-        "reduce_window_max",
-        "reduce_window_min",
-        "scatter-max",
-        "scatter-min",
-        "select_and_gather_add",
-    ]
-)
+_EXACT = frozenset(_EXACT_NAMES.split())
 _WIDE = {jnp.dtype(jnp.float16): jnp.float32, jnp.dtype(jnp.bfloat16): jnp.float32}
 
 
@@ -115,18 +56,18 @@ def is_inexact(x: Any) -> bool:
 
 def rounding_sizes(eqn: JaxprEqn, operands: Sequence[Any], results: Sequence[Any]) -> list[jax.Array]:
     """Return for each result an array of the sizes of its rounding errors; of a collective for all replicas."""
-    moves = any(is_on_host(jax.typeof(x)) for x in (*operands, *results))
-    if moves or not any(map(is_inexact, results)):
+    name = eqn.primitive.name
+    is_sent = any(is_on_host(jax.typeof(x)) for x in (*operands, *results))
+    if name in _EXACT or is_sent or not any(map(is_inexact, results)):
         return [jnp.zeros(jnp.shape(x), jnp.float32) for x in results]
     sizes = [_epsilon(x) * _magnitude(x) if is_inexact(x) else jnp.zeros(x.shape, jnp.float32) for x in results]
-    name = eqn.primitive.name
     if is_collective(eqn):
         replicas = operands[0].shape[0]
         magnitudes = COLLECTIVES[name](eqn, replicas).compute([_magnitude_like(x) for x in operands], replicas)
         changes = [replicas**0.5 * _epsilon(x) * _magnitude(y) for x, y in zip(results, magnitudes, strict=True)]
     elif name in _SUMS:
         changes = _sum_sizes(eqn, operands, results)
-    elif name in _ONCE or name in _CHOICES or not all(map(is_inexact, results)):
+    elif name in _ROUNDED_ONCE or not all(map(is_inexact, results)):
         return sizes
     else:
         changed = eval_equation(eqn, *(_rounded(x, n) if is_inexact(x) else x for n, x in enumerate(operands)))
