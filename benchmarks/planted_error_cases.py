@@ -76,15 +76,15 @@ def rule(name: str, wrong: Callable[..., Any]) -> Callable[[], Plants]:
 def params(name: str, **changes: Callable[[Any], Any]) -> Callable[[], Plants]:
     """Change parameters of a primitive before its rule reads them."""
 
-    def wrong(right: Any, ctx: Any, *xs: Any, **given: Any) -> Any:
-        return right(ctx, *xs, **{**given, **{key: change(given[key]) for key, change in changes.items()}})
+    def wrong(right: Any, ctx: Any, *xs: Any, **others: Any) -> Any:
+        return right(ctx, *xs, **{**others, **{key: change(others[key]) for key, change in changes.items()}})
 
     return rule(name, wrong)
 
 
 def operands(name: str, change: Callable[..., Sequence[Any]]) -> Callable[[], Plants]:
     """Change the operands of a primitive."""
-    return rule(name, lambda right, ctx, *xs, **given: right(ctx, *change(*xs), **given))
+    return rule(name, lambda right, ctx, *xs, **others: right(ctx, *change(*xs), **others))
 
 
 def other_rule(name: str, other: str) -> Callable[[], Plants]:
@@ -92,8 +92,8 @@ def other_rule(name: str, other: str) -> Callable[[], Plants]:
     return lambda: mock.patch.dict(RULES, {name: RULES[other]})
 
 
-def _initial_carry(right: Any, ctx: Any, *xs: Any, num_consts: int, num_carry: int, **given: Any) -> Any:
-    results = right(ctx, *xs, num_consts=num_consts, num_carry=num_carry, **given)
+def _initial_carry(right: Any, ctx: Any, *xs: Any, num_consts: int, num_carry: int, **others: Any) -> Any:
+    results = right(ctx, *xs, num_consts=num_consts, num_carry=num_carry, **others)
     return [*xs[num_consts : num_consts + num_carry], *results[num_carry:]]
 
 
@@ -318,7 +318,7 @@ PLANTS = (
         ("pad",),
         padded,
         (SQUARE,),
-        rule("pad", lambda right, ctx, x, value, **given: right(ctx, x, _one(ctx), **given)),
+        rule("pad", lambda right, ctx, x, value, **others: right(ctx, x, _one(ctx), **others)),
     ),
     Plant(
         "the sides of padding",
@@ -389,7 +389,7 @@ PLANTS = (
         ("scatter-add", "scatter"),
         lambda x, y: x.at[np.array([1, 4, 1])].add(y),
         (SQUARE, OTHER[:3]),
-        rule("scatter-add", lambda right, ctx, x, at, y, **given: right(ctx, x, at, x[:3], **given)),
+        rule("scatter-add", lambda right, ctx, x, at, y, **others: right(ctx, x, at, x[:3], **others)),
     ),
     Plant(
         "rows of a table",
@@ -405,7 +405,7 @@ PLANTS = (
         ("while",),
         until,
         (SQUARE,),
-        rule("while", lambda right, ctx, *xs, cond_nconsts, body_nconsts, **given: xs[cond_nconsts + body_nconsts :]),
+        rule("while", lambda right, ctx, *xs, cond_nconsts, body_nconsts, **others: xs[cond_nconsts + body_nconsts :]),
     ),
     Plant("an equation of a loop", ("cos",), counted, (SQUARE,), rule("cos", lambda right, ctx, x, **_: x)),
     Plant("swapped branches", ("cond",), branched, (SQUARE, TWO), params("cond", branches=_swapped)),
@@ -414,7 +414,7 @@ PLANTS = (
         ("fused", "tanh", "mul"),
         lambda x, y: jnp.tanh(x) * y - x,
         (SQUARE, OTHER),
-        rule("fused", lambda right, ctx, x, y, **given: right(ctx, y, x, **given)),
+        rule("fused", lambda right, ctx, x, y, **others: right(ctx, y, x, **others)),
     ),
     Plant(
         "the codelet of kernels",

@@ -1,7 +1,7 @@
 """Random programs of every kind for `benchmarks/random_checks.py`, made of the grammars of the tests.
 
-A kind takes a random program, which also has a seed for further choices, and a number of tiles; it returns a function of
-`ipu.jit` with its arguments, or None if the program is none of the kind.
+A kind takes a random program, which also has a seed for further choices, and a number of tiles; it returns a function
+of `ipu.jit` with its arguments, or None if the program is none of the kind.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ def replicas(program: Program, tiles: int, options: ipu.Options) -> Case:
         out_specs=P("replica"),
         options=options,
     )
-    return fun, tuple(np.concatenate(column) if split else column[0] for column, split in zip(columns, is_split))
+    pairs = zip(columns, is_split, strict=True)
+    return fun, tuple(np.concatenate(column) if split else column[0] for column, split in pairs)
 
 
 def pipeline(program: Program, tiles: int, options: ipu.Options) -> Case | None:

@@ -4,8 +4,8 @@
 
 Programs come from the grammars of the tests, on one IPU, on replicas, in pipelines and over meshes, with `tile_map`,
 popsparse, Refs and the memories of the host. All run by the default path; every third also with `exact_splits`, and
-another third on few tiles, which the interpreter runs. Programs that JAX refuses are left out. Prints every mismatch and
-a summary; exits 1 if there is a mismatch, or a check fails.
+another third on few tiles, which the interpreter runs. Programs that JAX refuses are left out. Prints every mismatch
+and a summary; exits 1 if there is a mismatch, or a check fails.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 
 import ipujax as ipu
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(Path(__file__).resolve().parent)]
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for `tests`
+sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from random_check_cases import KINDS, Case
 

@@ -16,7 +16,7 @@ import typing as _typing
 from importlib import import_module as _import_module
 
 from ipujax.device import CPU as CPU, IPUModel as IPUModel, default_device as default_device, make_mesh as make_mesh
-from ipujax.jit import jit as jit
+from ipujax.jit import check as check, jit as jit
 from ipujax.pipeline import pipeline as pipeline, stage as stage
 from ipujax.public import public_names as _public_names
 from ipujax.runtime.cache import clear_caches as clear_caches
@@ -57,7 +57,6 @@ if _typing.TYPE_CHECKING:
         ShardingPlans as ShardingPlans,
         auto_shard as auto_shard,
     )
-    from ipujax.checked_calls import check as check
     from ipujax.checking import CheckReport as CheckReport
     from ipujax.codelet_calls import codelet_call as codelet_call
     from ipujax.jax_scripts import ProfilingRun as ProfilingRun, profiling as profiling
@@ -99,7 +98,6 @@ _LAZY_NAMES = {
     for module, names in {
         "advice": ("Advice", "AdviceRow", "advise"),
         "auto_sharding": ("ShardingPlan", "ShardingPlans", "auto_shard"),
-        "checked_calls": ("check",),
         "checking": ("CheckReport",),
         "codelet_calls": ("codelet_call",),
         "jax_scripts": ("ProfilingRun", "profiling"),

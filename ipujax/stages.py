@@ -189,11 +189,6 @@ class Lowered(Stage):
         return outs if self.runs_apart(record) else self.to_memories(outs)
 
     @property
-    def options(self) -> Options:
-        """Compiler options."""
-        return self._options
-
-    @property
     def jaxprs(self) -> Mapping[str, ClosedJaxpr]:
         """The jaxpr as traced, and after each pass, by name."""
         return ReadOnlyMapping(self._jaxprs)

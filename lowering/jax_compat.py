@@ -160,25 +160,19 @@ def make_call_primitive(name: str, body: str, refuse_derivative: Callable[..., N
     def abstract(*avals: Any, **params: Any) -> tuple[list[Any], Any]:
         return list(params[body].out_avals), params[body].effects
 
+    def batched(axis: Any, operands: Sequence[Any], axes: Sequence[Any], **params: Any) -> tuple[list[Any], list[int]]:
+        mapped = jax.vmap(jaxpr_as_fun(params[body]), axes, 0, axis_name=axis.name, axis_size=axis.size)
+        results = list(mapped(*operands))
+        return results, [0] * len(results)
+
     def derivative(primals: Any, tangents: Any, **params: Any) -> None:
         refuse_derivative(**params)
 
     primitive = _computed_primitive(name, compute)
     primitive.def_effectful_abstract_eval(abstract)
-    batching.fancy_primitive_batchers[primitive] = _mapped(compute)
+    batching.fancy_primitive_batchers[primitive] = batched
     ad.primitive_jvps[primitive] = derivative
     return primitive
-
-
-def _mapped(compute: Callable[..., Any]) -> Callable[..., tuple[list[Any], list[int]]]:
-    """Rule for vmap of a primitive: that of the JAX function it computes."""
-
-    def batched(axis: Any, operands: Sequence[Any], axes: Sequence[Any], **params: Any) -> tuple[list[Any], list[int]]:
-        mapped = jax.vmap(partial(compute, **params), axes, 0, axis_name=axis.name, axis_size=axis.size)
-        results = list(mapped(*operands))
-        return results, [0] * len(results)
-
-    return batched
 
 
 def make_holding_primitive(
@@ -209,7 +203,6 @@ def make_holding_primitive(
         return [True] * len(eqn.invars), eqn.replace(params={**eqn.params, callee: live})
 
     partial_eval.dce_rules[primitive] = drop_dead_code
-    batching.fancy_primitive_batchers[primitive] = _mapped(compute)
     return primitive
 
 

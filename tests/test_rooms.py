@@ -241,15 +241,15 @@ ROOMS: dict[str, str] = {
     "ipujax.stages": (
         "ipujax.arguments ipujax.calls ipujax.compiled_programs ipujax.distributed.instance ipujax.fit"
         " ipujax.program_evaluation ipujax.sharding ipujax.storage lowering.dumps lowering.jax_compat lowering.jaxpr"
-        " lowering.lower lowering.recomputation lowering.refs runtime.compile runtime.graph runtime.host"
+        " lowering.lower lowering.recomputation lowering.refs lowering.rules runtime.compile runtime.graph runtime.host"
         " runtime.logs runtime.markup runtime.memory runtime.options runtime.report runtime.signatures"
         " runtime.target runtime.tracebacks"
     ),
     "ipujax.lowering_plan": (
         "ipujax.arguments ipujax.calls ipujax.distributed.instance ipujax.fit ipujax.popsparse ipujax.sharding"
         " ipujax.stages lowering.dumps lowering.jax_compat lowering.jaxpr lowering.lower lowering.offload"
-        " lowering.partition lowering.passes lowering.recomputation lowering.refs lowering.replicas runtime.compile"
-        " runtime.graph runtime.logs runtime.options runtime.target runtime.tensor"
+        " lowering.partition lowering.passes lowering.recomputation lowering.refs lowering.replicas lowering.rules"
+        " runtime.compile runtime.graph runtime.logs runtime.options runtime.target runtime.tensor"
     ),
     "ipujax.caching": (
         "ipujax.calls ipujax.compiled_programs ipujax.lowering_plan ipujax.stages ipujax.storage lowering.digests"
@@ -257,14 +257,18 @@ ROOMS: dict[str, str] = {
         " runtime.names_at_import runtime.options runtime.report runtime.schema runtime.sections runtime.sources"
         " runtime.timeline"
     ),
+    "ipujax.checking": (
+        "ipujax.stages lowering.gcl lowering.jax_compat lowering.jaxpr lowering.lower lowering.refs lowering.replicas"
+        " lowering.rules lowering.source_info runtime.engine runtime.graph runtime.interpreter runtime.tensor"
+    ),
     "ipujax.functions": (
-        "ipujax.arguments ipujax.caching ipujax.calls ipujax.device ipujax.distributed.instance"
+        "ipujax.arguments ipujax.caching ipujax.calls ipujax.checking ipujax.device ipujax.distributed.instance"
         " ipujax.lowering_plan ipujax.sharding ipujax.stages lowering.jax_compat lowering.partition lowering.replicas"
         " runtime.host runtime.logs runtime.options"
     ),
     "ipujax.jit": (
-        "ipujax.arguments ipujax.calls ipujax.device ipujax.functions ipujax.sharding ipujax.stages runtime.options"
-        " runtime.report runtime.signatures runtime.target runtime.tracebacks"
+        "ipujax.arguments ipujax.calls ipujax.checking ipujax.device ipujax.functions ipujax.sharding ipujax.stages"
+        " runtime.options runtime.report runtime.signatures runtime.target runtime.tracebacks"
     ),
     "ipujax.jax_scripts": (
         "ipujax.arguments ipujax.caching ipujax.calls ipujax.device ipujax.lowering_plan ipujax.sharding"
@@ -442,8 +446,8 @@ ROOMS: dict[str, str] = {
         "ipujax.codelet_calls ipujax.poplar.vertex lowering.jax_compat lowering.jaxpr lowering.rules runtime.tensor"
     ),
     "ipujax": (
-        "ipujax.advice ipujax.auto_sharding ipujax.codelet_calls ipujax.device ipujax.distributed ipujax.jit"
-        " ipujax.jax_scripts"
+        "ipujax.advice ipujax.auto_sharding ipujax.checking ipujax.codelet_calls ipujax.device ipujax.distributed"
+        " ipujax.jit ipujax.jax_scripts"
         " ipujax.optim ipujax.phases ipujax.pipeline ipujax.poplar ipujax.poplin ipujax.popnn ipujax.popops"
         " ipujax.poprand ipujax.popsolver ipujax.popsparse ipujax.poputil ipujax.prefetching ipujax.public"
         " ipujax.schedules ipujax.stages ipujax.storage ipujax.tiles runtime.host runtime.options runtime.report"

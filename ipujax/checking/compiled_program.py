@@ -14,11 +14,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from ipujax.checking.check_report import CheckReport, Mismatch, ResultDifference
+from ipujax.checking.compared_passes import PassValues, compare_passes, type_text
 from ipujax.checking.differences import Difference, difference, is_equal
-from ipujax.checking.equations import compare_equations
-from ipujax.checking.passes import PassValues, compare_passes, type_text
-from ipujax.checking.report import CheckReport, Mismatch, ResultDifference
-from ipujax.checking.values import results_one_by_one
+from ipujax.checking.jaxpr_values import results_one_by_one
+from ipujax.checking.probed_equations import compare_equations
 from ipujax.lowering.jax_compat import ClosedJaxpr, is_float0, to_device
 from ipujax.lowering.lower import LoweredProgram
 from ipujax.lowering.refs import is_ref
@@ -64,7 +64,7 @@ def check_compiled(compiled: Compiled, leaves: Sequence[Any]) -> CheckReport:
     probes = Probes()
     program = lowered.probed(probes)
     streams = [s for each in probes.equations for s in (each.was_run, *each.operands, *each.results) if s is not None]
-    run = _by_engine(program, operands, list(dict.fromkeys(streams)), lowered.options.exact_splits)
+    run = _by_engine(program, operands, list(dict.fromkeys(streams)), compiled.executable.options.exact_splits)
     replicas = program.graph.replication_factor
     comparison = compare_equations(probes.equations, run.probes, replicas, _PROGRAM)
     notes: list[str] = []

@@ -19,11 +19,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ipujax.checking.check_report import Mismatch
+from ipujax.checking.compared_passes import type_text
 from ipujax.checking.differences import Difference, difference, is_equal
-from ipujax.checking.passes import type_text
-from ipujax.checking.report import Mismatch
+from ipujax.checking.jaxpr_values import quick_jit, spread_of
 from ipujax.checking.rounding import rounding_sizes
-from ipujax.checking.values import quick_jit, spread_of
 from ipujax.lowering.gcl import is_collective
 from ipujax.lowering.jax_compat import JaxprEqn, Literal
 from ipujax.lowering.replicas.stacked_eval import Replicas, holds_equations, stacked_equation

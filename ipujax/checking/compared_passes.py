@@ -15,9 +15,9 @@ from functools import cache
 from itertools import pairwise
 from typing import Any
 
+from ipujax.checking.check_report import Mismatch
 from ipujax.checking.differences import Difference, difference, is_equal
-from ipujax.checking.report import Mismatch
-from ipujax.checking.values import JaxprValues, plain_results, plain_values, spreads
+from ipujax.checking.jaxpr_values import JaxprValues, plain_results, plain_values, spreads
 from ipujax.lowering.jax_compat import ClosedJaxpr, JaxprEqn, Var
 from ipujax.lowering.jaxpr import equations
 from ipujax.lowering.refs import is_ref
