@@ -76,15 +76,15 @@ def rule(name: str, wrong: Callable[..., Any]) -> Callable[[], Plants]:
 def params(name: str, **changes: Callable[[Any], Any]) -> Callable[[], Plants]:
     """Change parameters of a primitive before its rule reads them."""
 
-    def wrong(right: Any, ctx: Any, *xs: Any, **others: Any) -> Any:
-        return right(ctx, *xs, **{**others, **{key: change(others[key]) for key, change in changes.items()}})
+    def wrong(right: Any, ctx: Any, *xs: Any, **settings: Any) -> Any:
+        return right(ctx, *xs, **{**settings, **{key: change(settings[key]) for key, change in changes.items()}})
 
     return rule(name, wrong)
 
 
 def operands(name: str, change: Callable[..., Sequence[Any]]) -> Callable[[], Plants]:
     """Change the operands of a primitive."""
-    return rule(name, lambda right, ctx, *xs, **others: right(ctx, *change(*xs), **others))
+    return rule(name, lambda right, ctx, *xs, **settings: right(ctx, *change(*xs), **settings))
 
 
 def other_rule(name: str, other: str) -> Callable[[], Plants]:
@@ -92,12 +92,12 @@ def other_rule(name: str, other: str) -> Callable[[], Plants]:
     return lambda: mock.patch.dict(RULES, {name: RULES[other]})
 
 
-def _initial_carry(right: Any, ctx: Any, *xs: Any, num_consts: int, num_carry: int, **others: Any) -> Any:
-    results = right(ctx, *xs, num_consts=num_consts, num_carry=num_carry, **others)
+def _initial_carry(right: Any, ctx: Any, *xs: Any, num_consts: int, num_carry: int, **settings: Any) -> Any:
+    results = right(ctx, *xs, num_consts=num_consts, num_carry=num_carry, **settings)
     return [*xs[num_consts : num_consts + num_carry], *results[num_carry:]]
 
 
-def _one(ctx: Any) -> Any:
+def _constant_one(ctx: Any) -> Any:
     return ctx.graph.add_constant(np.ones((), np.float32), "one")
 
 
@@ -117,12 +117,12 @@ def codelet(module: Any, maker: str, wrong: Callable[..., Any]) -> Callable[[], 
     """Change what a codelet computes; `wrong` gets the right function, its arrays and keywords."""
     make = getattr(module, maker)
 
-    def made(*args: Any, **keywords: Any) -> Any:
+    def with_error(*args: Any, **keywords: Any) -> Any:
         right = make(*args, **keywords)
         return replace(right, compute=lambda *blocks, **extras: wrong(right.compute, *blocks, **extras))
 
     # Codelets are equal only to themselves; makers with a cache have one for each combination of arguments.
-    return lambda: mock.patch.object(module, maker, cache(made) if hasattr(make, "__wrapped__") else made)
+    return lambda: mock.patch.object(module, maker, cache(with_error) if hasattr(make, "__wrapped__") else with_error)
 
 
 def in_blocks(rows_of_all: int, wrong: Callable[[Any], Any]) -> Callable[..., Any]:
@@ -139,9 +139,9 @@ def in_blocks(rows_of_all: int, wrong: Callable[[Any], Any]) -> Callable[..., An
 
 def _shifted_pads(right: Any, *blocks: Any, pads: Any, **extras: Any) -> Any:
     """Move the padding of the first field by one element along the last dimension that has any."""
-    first, *others = pads
-    moved = [(low - 1, high + 1) if low else (low, high) for low, high in first]
-    return right(*blocks, pads=[tuple(moved), *others], **extras)
+    first_pads = pads[0]
+    shifted = [(low - 1, high + 1) if low else (low, high) for low, high in first_pads]
+    return right(*blocks, pads=[tuple(shifted), *pads[1:]], **extras)
 
 
 # --- wrong passes ---
@@ -318,7 +318,7 @@ PLANTS = (
         ("pad",),
         padded,
         (SQUARE,),
-        rule("pad", lambda right, ctx, x, value, **others: right(ctx, x, _one(ctx), **others)),
+        rule("pad", lambda right, ctx, x, value, **settings: right(ctx, x, _constant_one(ctx), **settings)),
     ),
     Plant(
         "the sides of padding",
@@ -389,7 +389,7 @@ PLANTS = (
         ("scatter-add", "scatter"),
         lambda x, y: x.at[np.array([1, 4, 1])].add(y),
         (SQUARE, OTHER[:3]),
-        rule("scatter-add", lambda right, ctx, x, at, y, **others: right(ctx, x, at, x[:3], **others)),
+        rule("scatter-add", lambda right, ctx, x, at, y, **settings: right(ctx, x, at, x[:3], **settings)),
     ),
     Plant(
         "rows of a table",
@@ -405,7 +405,9 @@ PLANTS = (
         ("while",),
         until,
         (SQUARE,),
-        rule("while", lambda right, ctx, *xs, cond_nconsts, body_nconsts, **others: xs[cond_nconsts + body_nconsts :]),
+        rule(
+            "while", lambda right, ctx, *xs, cond_nconsts, body_nconsts, **settings: xs[cond_nconsts + body_nconsts :]
+        ),
     ),
     Plant("an equation of a loop", ("cos",), counted, (SQUARE,), rule("cos", lambda right, ctx, x, **_: x)),
     Plant("swapped branches", ("cond",), branched, (SQUARE, TWO), params("cond", branches=_swapped)),
@@ -414,7 +416,7 @@ PLANTS = (
         ("fused", "tanh", "mul"),
         lambda x, y: jnp.tanh(x) * y - x,
         (SQUARE, OTHER),
-        rule("fused", lambda right, ctx, x, y, **others: right(ctx, y, x, **others)),
+        rule("fused", lambda right, ctx, x, y, **settings: right(ctx, y, x, **settings)),
     ),
     Plant(
         "the codelet of kernels",

@@ -39,16 +39,16 @@ def problems_of(plant: Plant) -> list[str]:
     clean = report_of(plant)
     with plant.plant():
         planted = report_of(plant)
-    found = planted.mismatch
+    mismatch = planted.mismatch
     problems = [] if clean.agrees else [f"without it: {clean.mismatch}"]
-    if found is None:
+    if mismatch is None:
         return [*problems, "not found"]
-    if found.primitive not in plant.primitives or found.line.partition(" ")[0] not in lines:
-        problems.append(f"another equation: {found}")
-    is_by_tiles = found.found_in == "the tile interpreter"
+    if mismatch.primitive not in plant.primitives or mismatch.line.partition(" ")[0] not in lines:
+        problems.append(f"another equation: {mismatch}")
+    is_by_tiles = mismatch.found_in == "the tile interpreter"
     changes = any(row.is_error and row.program for row in planted.results)
     if plant.is_on_tiles != is_by_tiles:
-        problems.append(f"found by {found.found_in}")
+        problems.append(f"found by {mismatch.found_in}")
     if plant.is_on_tiles == changes:
         problems.append("numbers change" if changes else "numbers do not change")
     return problems

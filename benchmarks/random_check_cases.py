@@ -52,14 +52,14 @@ def replicas(program: Program, tiles: int, options: ipu.Options) -> Case:
     columns = arguments_of_each(program, REPLICAS)
     is_split = [column[0].ndim > 0 for column in columns]
 
-    def one(*args: Any) -> list[jax.Array]:
+    def replica(*args: Any) -> list[jax.Array]:
         results = [COLLECTIVES[n % len(COLLECTIVES)](y) for n, y in enumerate(program(*args), program.seed)]
         if program.differentiable:
             results += lax.pmean(with_bytes(program.gradient(*args)), "replica")
         return [y[None] for y in results]
 
     fun = ipu.jit(
-        one,
+        replica,
         device=ipu.IPUModel(REPLICAS, tiles_per_ipu=max(1, tiles // REPLICAS)),
         replicas=REPLICAS,
         in_specs=tuple(P("replica") if split else P() for split in is_split),
