@@ -60,7 +60,7 @@ def replicas(program: Program, tiles: int, options: ipu.Options) -> Case:
 
     fun = ipu.jit(
         replica,
-        device=ipu.IPUModel(REPLICAS, tiles_per_ipu=max(1, tiles // REPLICAS)),
+        device=ipu.IPUModel(REPLICAS, tiles_per_ipu=tiles),
         replicas=REPLICAS,
         in_specs=tuple(P("replica") if split else P() for split in is_split),
         out_specs=P("replica"),
@@ -82,7 +82,7 @@ def pipeline(program: Program, tiles: int, options: ipu.Options) -> Case | None:
 
     fun = jax.value_and_grad(loss) if program.differentiable else loss
     run = ipu.pipeline(fun, micro_batches=MICRO_BATCHES)
-    return ipu.jit(run, device=ipu.IPUModel(4, tiles_per_ipu=tiles // 4), options=options), (columns[0][0], batch)
+    return ipu.jit(run, device=ipu.IPUModel(4, tiles_per_ipu=tiles), options=options), (columns[0][0], batch)
 
 
 def mesh(program: Program, tiles: int, options: ipu.Options) -> Case:
@@ -112,7 +112,7 @@ def mesh(program: Program, tiles: int, options: ipu.Options) -> Case:
     if has_stages:
         step = ipu.pipeline(step, micro_batches=2)
     num_ipus = 2 * num_replicas * (2 if has_stages else 1)
-    device = ipu.IPUModel(num_ipus, tiles_per_ipu=max(1, tiles // num_ipus))
+    device = ipu.IPUModel(num_ipus, tiles_per_ipu=tiles)
     if num_replicas == 1:
         return ipu.jit(step, device=device, options=options), (weights, x)
 

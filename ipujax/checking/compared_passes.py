@@ -80,8 +80,8 @@ def _first_mismatch(
     with_calls = [jaxpr for name, jaxpr in changed if name in _WITH_CALLS]
     others = [jaxpr for name, jaxpr in changed if name not in _WITH_CALLS]
     values = plain_values(with_calls, others, operands, one_by_one=one_by_one)
-    steps = zip(changed[1:], pairwise(values), strict=True)
-    found = (x for (name, jaxpr), pair in steps for x in _mismatches(name, jaxpr, *reversed(pair), sizes))
+    steps = zip(changed[1:], values[1:], values[:-1], strict=True)
+    found = (x for (name, jaxpr), after, before in steps for x in _mismatches(name, jaxpr, after, before, sizes))
     return next(found, None)
 
 
