@@ -216,6 +216,7 @@ def _result_mismatch(jaxpr: ClosedJaxpr, number: int, found: Difference, found_i
     body = unwrapped(jaxpr).jaxpr.jaxpr
     var = body.outvars[number]
     eqn = next((eqn for eqn in body.eqns if any(var is out for out in eqn.outvars)), None)
-    name, line, layer = ("", "", "") if eqn is None else (eqn.primitive.name, source_line(eqn), layer_of(eqn))
+    nowhere = ("", "", "")
+    source: tuple[str, str, str] = nowhere if eqn is None else (eqn.primitive.name, source_line(eqn), layer_of(eqn))
     type_of_result = type_text(jaxpr.out_avals[number])
-    return Mismatch(found_in, name, line, layer, type_of_result, found.index, found.expected, found.got)
+    return Mismatch(found_in, *source, type_of_result, found.index, found.expected, found.got)

@@ -126,6 +126,7 @@ COPIED: dict[str, Callable[[], Any]] = {
     "Advice": lambda: ipu.Advice((ipu.AdviceRow("options", 7, 8, True),)),
     "AdviceRow": lambda: ipu.AdviceRow("options", 7, 8, True),
     "CPU": ipu.CPU,
+    "CheckReport": lambda: ipu.CheckReport("f", (), None, 3, 0, 0, False, ("a note",)),
     "Comparison": lambda: ipu.compare(compiled().profile, compiled().profile),
     "HostData": lambda: ipu.HostData(3, 1.0, 2.0),
     "IPUModel": lambda: DEVICE,
