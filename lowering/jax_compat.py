@@ -88,14 +88,17 @@ def make_primitive(
         name: its name.
         compute: a JAX function of operands and parameters that returns the list of results.
         abstract: maps shapes and dtypes of the operands to `jax.ShapeDtypeStruct`s of the results.
-        batched: maps operands, the batch axis of each (None without) and parameters to results and their axes; without
-            it, vmap refuses.
+        batched: maps operands, their batch axes and parameters to results and axes; None for `jax.vmap` of `compute`.
     """
     primitive = _computed_primitive(name, compute)
     primitive.def_abstract_eval(lambda *avals, **params: [_core_aval(out) for out in abstract(*avals, **params)])
-    if batched is not None:
-        batching.primitive_batchers[primitive] = batched
+    batching.primitive_batchers[primitive] = batched or partial(_mapped, compute)
     return primitive
+
+
+def _mapped(compute: Callable[..., Any], xs: Any, axes: Any, **params: Any) -> tuple[Sequence[Any], list[int]]:
+    results = jax.vmap(partial(compute, **params), axes)(*xs)
+    return results, [0] * len(results)
 
 
 def _computed_primitive(name: str, compute: Callable[..., Any]) -> Primitive:
@@ -161,8 +164,7 @@ def make_call_primitive(name: str, body: str, refuse_derivative: Callable[..., N
         return list(params[body].out_avals), params[body].effects
 
     def batched(axis: Any, operands: Sequence[Any], axes: Sequence[Any], **params: Any) -> tuple[list[Any], list[int]]:
-        mapped = jax.vmap(jaxpr_as_fun(params[body]), axes, 0, axis_name=axis.name, axis_size=axis.size)
-        results = list(mapped(*operands))
+        results = list(jax.vmap(jaxpr_as_fun(params[body]), axes, axis_name=axis.name, axis_size=axis.size)(*operands))
         return results, [0] * len(results)
 
     def derivative(primals: Any, tangents: Any, **params: Any) -> None:

@@ -9,10 +9,8 @@ place.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
-import jax
 import numpy as np
 
 from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, Literal, jaxpr_as_fun, make_primitive
@@ -32,12 +30,7 @@ def _shapes(*operands: Any, jaxpr: ClosedJaxpr, **params: Any) -> Sequence[Any]:
     return jaxpr.out_avals
 
 
-def _batched(operands: Sequence[Any], axes: Sequence[int | None], **params: Any) -> tuple[Sequence[Any], list[int]]:
-    results = jax.vmap(partial(_compute, **params), axes)(*operands)
-    return results, [0] * len(results)
-
-
-function_call_p = make_primitive("function_call", _compute, _shapes, _batched)
+function_call_p = make_primitive("function_call", _compute, _shapes)
 
 
 def gain(code: Any, copies: Any, calls: Any, byte_cost: float) -> Any:

@@ -13,7 +13,6 @@ a GPU. Limits: siblings that only share an operand are not fused (they may share
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from functools import partial
 from itertools import pairwise
 from math import prod
 from typing import Any, NamedTuple
@@ -66,12 +65,7 @@ def _shapes(*operands: Any, jaxpr: ClosedJaxpr, name: str) -> Sequence[Any]:
     return [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in jaxpr.out_avals]
 
 
-def _batched(operands: Sequence[Any], axes: Sequence[int | None], **params: Any) -> tuple[Sequence[Any], list[int]]:
-    results = jax.vmap(partial(_compute, **params), axes)(*operands)
-    return results, [0] * len(results)
-
-
-fused_p = make_primitive("fused", _compute, _shapes, _batched)
+fused_p = make_primitive("fused", _compute, _shapes)
 
 
 def fuse(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
