@@ -15,10 +15,9 @@ Limits: see `runtime/engine/engine.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
-from itertools import groupby
 from typing import Any
 
 import jax
@@ -29,14 +28,14 @@ from jax.experimental.xla_metadata import set_xla_metadata
 
 from ipujax.runtime.analysis import EffectsOf
 from ipujax.runtime.engine.collapse import collapse_group, executed_groups, find_collapsible, one_slot
+from ipujax.runtime.engine.compared import compared_variables, computed_once
 from ipujax.runtime.engine.orders import ChosenOrders, choose_orders, reorder_group
 from ipujax.runtime.engine.split import run_group, signatures, store_blocks
 from ipujax.runtime.engine.step_clock import StepClock
+from ipujax.runtime.engine.steps import CONTROL, called_around, steps_of
 from ipujax.runtime.engine.stream_values import check_input, is_call, stream_variables
 from ipujax.runtime.engine.values import State, Values
 from ipujax.runtime.graph import (
-    Block,
-    Branch,
     Call,
     Copy,
     Execute,
@@ -44,7 +43,6 @@ from ipujax.runtime.graph import (
     Graph,
     HostStream,
     If,
-    Loop,
     Program,
     RemoteIn,
     RemoteOut,
@@ -67,7 +65,6 @@ from ipujax.runtime.tensor import Tensor, Variable
 Streams = dict[HostStream, jax.Array]
 Live = frozenset[Variable]
 Record = Callable[[Program, Any], None]
-_MIN_LOOP = 16  # executions in a row that become a loop; XLA can fuse fewer ones
 _MAX_SCAN = (1 << 31) - 1  # iterations of one `lax.scan`, which counts in int32
 
 
@@ -137,7 +134,7 @@ class EngineProgram:
         self._side_states: dict[Program, list[Variable]] = {}
         self._called_around = called_around(program)
         self._functions: dict[Function, list[_TracedFunction]] = {}
-        self._compared = _compared_variables(graph, program)
+        self._compared = compared_variables(graph, program)
 
     def _array_of(self, variable: Variable) -> Variable:
         return self._orders[variable].array if variable in self._orders else variable
@@ -212,12 +209,12 @@ class EngineProgram:
 
     def _live_after(self, steps: list[Program], live: Live) -> list[Live]:
         """Return the variables that may be read after each step of control flow; empty for other steps."""
-        first = next((n for n, step in enumerate(steps) if isinstance(step, _CONTROL)), len(steps))
+        first = next((n for n, step in enumerate(steps) if isinstance(step, CONTROL)), len(steps))
         result = [Live()] * len(steps)
         # Backwards from the end: one set, copied for the few steps that need it.
         live_now = set(live)
         for number in range(len(steps) - 1, first - 1, -1):
-            if isinstance(steps[number], _CONTROL):
+            if isinstance(steps[number], CONTROL):
                 result[number] = frozenset(live_now)
             effects = self._effects(steps[number])
             live_now -= effects.kills
@@ -255,7 +252,7 @@ class EngineProgram:
                 self._move_or_compute(step, values)
                 for variable in self._effects(step).kills & self._compared:
                     array = self._kept.get(variable, variable)
-                    values[array] = _computed_once(values[array])
+                    values[array] = computed_once(values[array])
             case WriteUndef(destination):
                 if destination.is_whole_variable:
                     (variable,) = destination.variables()
@@ -440,68 +437,6 @@ class EngineProgram:
         self._record_outcome(step, outcome)
         state = choose(outcome, *(partial(run, program) for program in programs))
         values.update(zip(variables, state, strict=True))
-
-
-_CONTROL = (Loop, Branch, Call)
-
-
-def steps_of(program: Program, is_whole: Callable[[Program], bool]) -> Iterator[Program]:
-    """Yield the steps of a program in order, out of all sequences and calls for which `is_whole` is false."""
-    for _, equal_steps in groupby(_flatten(program, is_whole), lambda step: getattr(step, "compute_set", step)):
-        steps = list(equal_steps)
-        # A compute set executed many times in a row becomes a loop, so that it is traced once.
-        if isinstance(steps[0], Execute) and len(steps) >= _MIN_LOOP:
-            yield Repeat(len(steps), steps[0])
-        else:
-            yield from steps
-
-
-def _flatten(program: Program, is_whole: Callable[[Program], bool]) -> Iterator[Program]:
-    if isinstance(program, Block) and not is_whole(program):
-        for child in program.children():
-            yield from _flatten(child, is_whole)
-    else:
-        yield program
-
-
-def _compared_variables(graph: Graph, program: Program) -> frozenset[Variable]:
-    """Return the variables that codelets compare, each of which must have one value in all fusions."""
-    groups = [group for group in executed_groups(graph, program) if group.codelet.compares != "nothing"]
-    if all(group.codelet.compares == "order" for group in groups):
-        return frozenset()
-    reads = (access for group in groups for access in group.accesses)
-    variables = (v for access in reads for v in access.tensor.variables() if not v.is_constant)
-    return frozenset(v for v in variables if jnp.issubdtype(v.dtype, jnp.inexact))
-
-
-def _computed_once(value: jax.Array) -> jax.Array:
-    """Return an array as the result of a function that XLA does not inline, so that all fusions read one value of it.
-
-    XLA computes a cheap value again in each fusion that reads it, with a fused multiply-add in one and without in
-    another. The largest element then equals none of the elements that it was chosen from.
-    """
-    with set_xla_metadata(inlineable="false"):
-        result: jax.Array = jax.jit(lambda x: x)(value)
-    return result
-
-
-def called_around(program: Program) -> set[Function]:
-    """Return the functions that are called in several bodies, say in a loop and outside of it."""
-    bodies: dict[Function, set[object]] = {}
-    stack: list[tuple[Program, object]] = [(program, None)]
-    visited = set(stack)
-    while stack:
-        node, body = stack.pop()
-        if isinstance(node, Call):
-            bodies.setdefault(node.function, set()).add(body)
-            body = node.function
-        elif isinstance(node, _CONTROL):
-            body = node
-        # A node counts once in each body, so functions that share bodies do not multiply the walk.
-        new = [(child, body) for child in node.children() if (child, body) not in visited]
-        visited.update(new)
-        stack += new
-    return {function for function, callers in bodies.items() if len(callers) > 1}
 
 
 def _case_number(step: Switch, selector: jax.Array) -> jax.Array:
