@@ -15,6 +15,7 @@ from functools import cache
 from math import prod
 from typing import Any, Unpack
 
+import jax
 from jax.sharding import AbstractMesh, AxisType
 
 from ipujax.runtime.errors import ArgumentError, TargetError
@@ -113,7 +114,9 @@ def check_device(device: object, who: str) -> None:
 
 
 def _device_for(value: object) -> str | None:
-    """Return code of the device that a wrong argument most likely means."""
+    """Return code of the device that a wrong argument most likely means, or what a device of JAX is for."""
+    if isinstance(value, jax.Device):
+        return "leave it out, jax.jit has deprecated it: jax.device_put(x, device) chooses a device of JAX"
     if isinstance(value, str) and value.lower() == "cpu":
         return "ipu.CPU()"
     if isinstance(value, str) and value.lower() in PRESETS:

@@ -10,12 +10,12 @@ import copy
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from threading import Lock
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, SupportsIndex, TypeVar, Unpack, overload
 
-from ipujax.arguments import FunctionName, as_names, as_numbers, check_function, check_settings
+from ipujax.arguments import FunctionName, as_numbers, check_function, check_settings, settings_of_jax
 from ipujax.device import CPU, Device, IPUModel, check_device
 from ipujax.functions.function_settings import FunctionSettings, Settings
 from ipujax.runtime.errors import ArgumentError, ArgumentTypeError, calling_line
@@ -61,6 +61,10 @@ def jit(  # type: ignore[no-untyped-def]
     offload_argnums=(),
     in_shardings=None,
     out_shardings=None,
+    keep_unused=False,
+    inline=False,
+    backend=None,
+    compiler_options=None,
     options=None,
 ):
     """Compile a JAX function for a simulated IPU; use it as `jax.jit`, also as a bare decorator::
@@ -99,7 +103,12 @@ def jit(  # type: ignore[no-untyped-def]
             value, be it of an argument, a result, a constraint or a type, partitions the function over the IPUs of a
             mesh: one device of it is one IPU. See `ipu.make_mesh`.
         out_shardings: shardings of results, likewise.
-        options: compiler options.
+        keep_unused: as of `jax.jit`, for the computation of XLA. On the machine all arguments are inputs either way.
+        inline: whether the function is inlined in the jaxpr of functions of `jax.jit` and transformations around it. In
+            functions of `ipu.jit` it always is.
+        backend: None; a platform of XLA, which `jax.jit` has deprecated, is refused.
+        compiler_options: options of XLA by name, for the computation of the numbers; cycles and memory do not change.
+        options: compiler options of the machine.
 
     Returns:
         An `IpuFunction`: the results of `jax.jit(fun)`, and methods such as `lower(*args)` and `profile(*args)`.
@@ -119,12 +128,18 @@ def jit(  # type: ignore[no-untyped-def]
             got=f"ipu.jit({', '.join(map(repr, (fun, *more)))})",
             hint=f"device={more[0]!r}" if isinstance(more[0], IPUModel | CPU) else None,
         )
-    settings = {
-        "donate_argnums": donate_argnums if donate_argnums is None else as_numbers("donate_argnums", donate_argnums),
-        "donate_argnames": donate_argnames if donate_argnames is None else as_names("donate_argnames", donate_argnames),
-        "static_argnums": static_argnums if static_argnums is None else as_numbers("static_argnums", static_argnums),
-        "static_argnames": static_argnames if static_argnames is None else as_names("static_argnames", static_argnames),
-    }
+    of_jax = settings_of_jax(
+        {
+            "donate_argnums": donate_argnums,
+            "donate_argnames": donate_argnames,
+            "static_argnums": static_argnums,
+            "static_argnames": static_argnames,
+            "keep_unused": keep_unused,
+            "inline": inline,
+            "backend": backend,
+            "compiler_options": compiler_options,
+        }
+    )
     replication = None
     shardings = None
     # Imported where they are needed: most functions have neither, and many that are decorated are never called.
@@ -140,7 +155,7 @@ def jit(  # type: ignore[no-untyped-def]
     make = functools.partial(
         IpuFunction,
         device=device,
-        settings=settings,
+        of_jax=of_jax,
         options=Options() if options is None else options,
         replication=replication,
         offload=as_numbers("offload_argnums", offload_argnums),
@@ -153,13 +168,21 @@ class IpuFunction(Generic[_P, _R]):
     """The function that `ipu.jit` returns. Call it, or `lower` it to look inside."""
 
     # Not among the attributes that `functools.wraps` copies to functions around it.
-    __slots__ = ("__dict__", "__weakref__", "_made_compiler", "_making_compiler", "_settings")
+    __slots__ = (
+        "__dict__",
+        "__weakref__",
+        "_compiled_function",
+        "_fun",
+        "_made_compiler",
+        "_making_compiler",
+        "_settings",
+    )
 
     def __init__(
         self,
         fun: Callable[_P, _R],
         device: Device | None,
-        settings: dict[str, Any],
+        of_jax: Mapping[str, Any],
         options: Options,
         replication: Replication | None = None,
         offload: tuple[int, ...] = (),
@@ -173,25 +196,29 @@ class IpuFunction(Generic[_P, _R]):
             raise ArgumentError(
                 "options of ipu.jit must be ipu.Options", expected="ipu.Options(...)", got=repr(options)
             )
-        check_settings(fun, **{name: value or () for name, value in settings.items()})
+        check_settings(fun, of_jax)
         # Attributes of a callable object are not copied: they would hide methods of this class.
         functools.update_wrapper(self, fun, updated=("__dict__",) if inspect.isroutine(fun) else ())
         name = FunctionName.of(fun, device, None if replication is None else replication.replicas)
+        self._fun = fun
         self._settings = FunctionSettings(
-            fun, name, line or calling_line(), device, options, settings, replication, offload, shardings
+            name, line or calling_line(), device, options, of_jax, replication, offload, shardings
         )
+        self._compiled_function: Callable[_P, _R] | None = None  # equal to `_fun`; the compiler does not keep it
         self._made_compiler: FunctionCompiler | None = None
         self._making_compiler = Lock()  # threads may make the first calls
         self.__name__ = name
 
     @property
     def _compiler(self) -> FunctionCompiler:
-        """Compiler of the function, imported and made when it is first needed."""
+        """Compiler of the function and others of equal settings, imported and made when it is first needed."""
         if self._made_compiler is None:
             with self._making_compiler, collecting_rarely():
-                from ipujax.functions.function_compiler import FunctionCompiler
+                from ipujax.functions.shared_compilers import SHARED_COMPILERS
 
-                self._made_compiler = self._made_compiler or FunctionCompiler(self._settings)
+                if self._made_compiler is None:
+                    compiler, self._compiled_function = SHARED_COMPILERS.find(self._fun, self._settings)
+                    self._made_compiler = compiler
         return self._made_compiler
 
     def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _R:
@@ -215,7 +242,7 @@ class IpuFunction(Generic[_P, _R]):
     @property
     def donate_argnums(self) -> tuple[int, ...]:
         """Positional arguments that are donated, as passed to `ipu.jit`, without those of `donate_argnames`."""
-        return self._settings.named["donate_argnums"] or ()
+        return self._settings.of_jax["donate_argnums"] or ()
 
     @property
     def device(self) -> Device | None:
@@ -254,9 +281,9 @@ class IpuFunction(Generic[_P, _R]):
         """
         settings = self._settings
         return IpuFunction(
-            settings.fun,
+            self._fun,
             device or settings.device,
-            settings.named,
+            settings.of_jax,
             settings.options if options is None else options,
             settings.replication,
             settings.offload if offload_argnums is None else as_numbers("offload_argnums", offload_argnums),
@@ -267,7 +294,7 @@ class IpuFunction(Generic[_P, _R]):
         return self  # as functions of Python
 
     def __deepcopy__(self, memo: dict[int, Any]) -> IpuFunction[_P, _R]:
-        fun = self._settings.fun
+        fun = self._fun
         if isinstance(inspect.unwrap(fun), FunctionType | BuiltinFunctionType):
             return self  # as functions of Python: a module that refers to one may be copied
         # A method, or an object: that of the copied object.
@@ -276,7 +303,7 @@ class IpuFunction(Generic[_P, _R]):
     def __reduce_ex__(self, protocol: SupportsIndex, /) -> str | tuple[Any, ...]:
         # Compiled programs stay with the process.
         if not _is_named(self):
-            return _rebuilt, (self._settings.fun, *self._rest)
+            return _rebuilt, (self._fun, *self._rest)
         if int(protocol) < _QUALIFIED_NAMES:
             return str(vars(self)["__qualname__"])
         return _rebuilt, (self._importable, *self._rest)
@@ -285,13 +312,13 @@ class IpuFunction(Generic[_P, _R]):
     def _rest(self) -> tuple[Any, ...]:
         """All settings but the function."""
         settings = self._settings
-        name = settings.device, settings.named, settings.options, settings.replication
+        name = settings.device, settings.of_jax, settings.options, settings.replication
         return *name, settings.offload, settings.shardings, settings.line
 
     @functools.cached_property
     def _importable(self) -> Callable[_P, _R]:
         """The user's function under a name that pickle finds: a decorator's result has the name of the function."""
-        fun = self._settings.fun
+        fun = self._fun
 
         @functools.wraps(fun)
         def importable(*args: _P.args, **kwargs: _P.kwargs) -> _R:
@@ -358,9 +385,8 @@ class IpuFunction(Generic[_P, _R]):
         return self._compiler.eval_shape(args, kwargs)
 
     def clear_cache(self) -> None:
-        """Drop all traces, lowered programs and compiled computations of the function."""
-        if self._made_compiler is not None:
-            self._made_compiler.clear_cache()
+        """Drop all traces, lowered programs and compiled computations of the function with its settings."""
+        self._compiler.clear_cache()
 
 
 @showing_user_frames

@@ -35,6 +35,7 @@ from ipujax.runtime.errors import ArgumentError
 from ipujax.runtime.garbage import collecting_rarely
 from ipujax.runtime.logs import watch_compilation
 from ipujax.runtime.markup import Markup, join_markup, table, tag
+from ipujax.runtime.names_at_import import jax_jit
 from ipujax.runtime.options import Options
 from ipujax.runtime.read_only import ReadOnlyMapping
 from ipujax.runtime.signatures import checking_calls
@@ -288,9 +289,8 @@ class Lowered(Stage):
         from ipujax.runtime.compile import STEPS
         from ipujax.storage.stored_values import storing_values
 
-        steps = (*self.timings, *STEPS)
         spent_seconds = sum(self.timings.values())
-        watching = watch_compilation(self.name, lambda: steps, self._options.progress, spent_seconds)
+        watching = watch_compilation(self.name, lambda: (*self.timings, *STEPS), self._options.progress, spent_seconds)
         with collecting_rarely(), watching, storing_values(self._options.cache_dir):
             lowered, executable = compile_fitting(self, self._plan, self._options)
         executable = executable.named(self.name, self.name.file, lowered.timings)
@@ -408,7 +408,7 @@ class Compiled(Stage):
 
         run.__name__ = self._lowered.name
         # A profiled call donates nothing, so that the same arguments can be passed again.
-        jitted = jax.jit(run, donate_argnums=donated)
+        jitted = jax_jit(run, donate_argnums=donated, **self.signature.for_xla)
         if not self._lowered.runs_apart(record):
             return jitted
         if self.partitioning is not None:

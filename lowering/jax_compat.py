@@ -16,6 +16,8 @@ from jax.extend.core import primitives as _primitives
 from jax.extend.mlir.dialects import func as func
 from jax.interpreters import ad, batching, mlir as mlir, partial_eval
 
+from ipujax.runtime.names_at_import import jax_jit
+
 ClosedJaxpr = _core.ClosedJaxpr
 Jaxpr = _core.Jaxpr
 JaxprEqn = _core.JaxprEqn
@@ -408,7 +410,7 @@ def _live(jaxpr: Jaxpr, instantiate: bool) -> tuple[Jaxpr, list[bool]]:
 
 def trace(fun: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], static_argnums: Sequence[int]) -> Any:
     """Traces a function of arrays or shapes: `.jaxpr` (closed), `.in_avals`, `.in_tree`, `.out_info`, `.out_tree`."""
-    return jax.jit(fun, static_argnums=tuple(static_argnums)).trace(*args, **kwargs)
+    return jax_jit(fun, static_argnums=tuple(static_argnums)).trace(*args, **kwargs)
 
 
 def argument_names(jaxpr: ClosedJaxpr) -> list[str]:

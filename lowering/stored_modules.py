@@ -20,6 +20,7 @@ import jax.export
 import numpy as np
 
 from ipujax.lowering.jax_compat import Primitive, func as func_dialect, mlir
+from ipujax.runtime.names_at_import import jax_jit
 
 _MAIN = "main"
 _MAX_DEPTH = 500  # of brackets: the parser is recursive, and ends the process beyond some 10,000
@@ -151,7 +152,7 @@ def stored_module(function: Callable[..., Sequence[Any]], name: str, avals: Sequ
         ValueError, NotImplementedError, TypeError: as `jax.export.export`.
     """
     shapes = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
-    jitted = jax.jit(lambda *arrays: list(function(*arrays)), keep_unused=True)
+    jitted = jax_jit(lambda *arrays: list(function(*arrays)), keep_unused=True)
     exported = jax.export.export(jitted, platforms=("cpu",))(*shapes)
     outs = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=x.weak_type) for x in exported.out_avals)
     return StoredModule(exported.mlir_module(), name, tuple(shapes), outs)

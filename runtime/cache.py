@@ -69,7 +69,6 @@ class Memory:
         self._references: dict[int, int] = {}  # number of entries that have an array, by its id
         self._clock = count()
         self._period_start = 0
-        self._basis: tuple[Any, ...] = ()
         self._lock = Lock()
 
     def recall(self, key: Hashable, compute: Callable[[], Value]) -> Value:
@@ -109,12 +108,6 @@ class Memory:
         with self._lock:
             self._shrink(max_bytes, self._period_start)
             self._period_start = next(self._clock)
-
-    def set_basis(self, basis: tuple[Any, ...]) -> None:
-        """Drop all values if they were computed on another basis than these objects."""
-        if len(basis) != len(self._basis) or not all(map(is_, basis, self._basis)):
-            self.shrink(0)
-            self._basis = basis
 
     def _shrink(self, max_bytes: int, used_before: float = inf) -> None:
         for key in self.keys() if self.used_bytes > max_bytes else ():
@@ -160,7 +153,23 @@ def _array_fields(kind: Any) -> tuple[str, ...]:
 
 _memory = Memory(MAX_BYTES)
 recall = _memory.recall
-set_basis = _memory.set_basis
+_basis: list[tuple[Any, ...]] = [()]  # of all caches
+_clearing: list[Callable[[], None]] = []  # of caches elsewhere
+
+
+def clear_with_caches(clear: Callable[[], None]) -> None:
+    """Let `clear_caches` and `set_basis` clear a cache elsewhere too."""
+    _clearing.append(clear)
+
+
+def set_basis(basis: tuple[Any, ...]) -> None:
+    """Drop all values, of caches elsewhere too, if they were computed on another basis than these objects."""
+    (earlier,) = _basis
+    if len(basis) != len(earlier) or not all(map(is_, basis, earlier)):
+        _basis[:] = [basis]
+        _memory.shrink(0)
+        for clear in _clearing:
+            clear()
 
 
 def remembered(function: Callable[P, Value]) -> Callable[P, Value]:
@@ -285,9 +294,12 @@ def keep_recent() -> None:
 def clear_caches() -> None:
     """Clear all caches of ipujax; results stay the same, the next compilation takes longer.
 
-    Functions that are compiled stay so. `jax.clear_caches` does the same for JAX.
+    Functions of `ipu.jit` that are alive stay compiled; one that is made anew compiles again. `jax.clear_caches` does
+    the same for JAX.
     """
     _memory.shrink(0)
+    for clear in _clearing:
+        clear()
     for cached in _small_caches:
         cached.cache_clear()
     release_freed_memory()

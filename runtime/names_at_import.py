@@ -1,7 +1,8 @@
 """Names of ipujax that a program replaced after their import: passes, rules, planners, constants of the compiler.
 
 Input: modules of ipujax as they are imported, whose loader keeps the values of their names. Output: the names that have
-another value now. What is stored on disk or kept in memory depends on them, as it does on the files of ipujax.
+another value now. What is stored on disk or kept in memory depends on them, as it does on the files of ipujax. Of JAX
+the name `jax_jit`: a program may put `ipu.jit` in the place of `jax.jit`, which then must not call itself.
 Limits: tables that are dicts are compared by their items, classes by their members, all by identity.
 """
 
@@ -12,9 +13,14 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
-from operator import is_
+from itertools import chain
+from operator import attrgetter, is_
 from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
+
+from jax import jit as jax_jit
+
+__all__ = ["ReplacedName", "import_time_ns", "jax_jit", "record_imports", "replaced_names", "replaced_values"]
 
 _PACKAGE = "ipujax."
 # Not parts of the compiler: a replaced name of a front end shows in the traced function, of a cache in no result.
@@ -75,9 +81,8 @@ class _Owner:
     def replaced(self) -> Iterator[ReplacedName]:
         """Yield the names with other values."""
         current, at_import = self.current, self.at_import
-        is_grown = len(current) != len(at_import) and not self.may_grow
-        # Some 60,000 names are compared before each compilation: without a loop in Python.
-        if not is_grown and all(map(is_, map(current.get, at_import), at_import.values())):
+        # Some 25,000 names are compared before each compilation: without a loop in Python.
+        if [*current] == [*at_import] and all(map(is_, current.values(), at_import.values())):
             return
         for name in at_import if self.may_grow else dict.fromkeys((*at_import, *current)):
             value = current.get(name)
@@ -105,12 +110,18 @@ def replaced_names() -> tuple[ReplacedName, ...]:
     )
 
 
-def _parts(function: FunctionType) -> tuple[Any, ...]:
-    return function.__code__, function.__defaults__, function.__kwdefaults__
+def replaced_values() -> tuple[Any, ...]:
+    """Return the values of `replaced_names`: what is kept in memory was made with these objects."""
+    return tuple(name.value for name in replaced_names())
+
+
+_parts = attrgetter("__code__", "__defaults__", "__kwdefaults__")
 
 
 def _changed_functions(module: str, parts: Mapping[FunctionType, tuple[Any, ...]]) -> Iterator[ReplacedName]:
     """Yield the functions of a module whose code or defaults were changed in place."""
+    if all(map(is_, chain.from_iterable(map(_parts, parts)), chain.from_iterable(parts.values()))):
+        return
     for function, at_import in parts.items():
         if not all(map(is_, _parts(function), at_import)):
             yield ReplacedName(module, function.__qualname__, _parts(function))

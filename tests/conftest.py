@@ -23,6 +23,8 @@ os.environ["KERAS_BACKEND"] = "jax"
 
 import jax
 
+from tests.shared_programs import forget_shared_programs
+
 TESTS = Path(__file__).resolve().parent
 _CACHE_DIR = "JAX_COMPILATION_CACHE_DIR"
 _own_folders: list[str] = []
@@ -76,6 +78,12 @@ def forget_compiled_programs() -> Iterator[None]:
     """Drops the programs that JAX compiled for a module: all modules together would fill several gigabytes."""
     yield
     jax.clear_caches()
+
+
+@pytest.fixture(autouse=True)
+def compile_each_test_anew() -> None:
+    """Drops programs of other tests: a function of a module is compiled again, as in a process of its own."""
+    forget_shared_programs()
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ FAMILIES = {"lowering.passes", "lowering.schedules", "ipujax.cli", "ipujax.onnx.
 MOST_NAMING_A_NODE = 8
 FOR_ALL = {
     *("runtime.errors", "runtime.cache", "runtime.not_copied", "runtime.garbage", "runtime.lazy_names"),
-    *("runtime.name_scope", "runtime.read_only"),
+    *("runtime.name_scope", "runtime.names_at_import", "runtime.read_only"),
 }
 
 # Room → rooms it may import, by floor, lowest first; each imports only rooms above it in this table.
@@ -80,7 +80,7 @@ ROOMS: dict[str, str] = {
         "runtime.files runtime.host runtime.markup runtime.memory runtime.options runtime.page runtime.profile"
         " runtime.schema runtime.sections runtime.signatures runtime.target runtime.tensor runtime.views"
     ),
-    "runtime": "runtime.names_at_import",
+    "runtime": "",
     "runtime.interpreter": "runtime.analysis runtime.exchange runtime.graph runtime.host runtime.tensor",
     "lowering.jax_compat": "",
     "lowering.stored_modules": "lowering.jax_compat",
@@ -232,7 +232,7 @@ ROOMS: dict[str, str] = {
     ),
     "ipujax.storage": (
         "ipujax.calls lowering.digests lowering.refs lowering.stored_modules runtime.files runtime.logs"
-        " runtime.names_at_import runtime.report runtime.schema runtime.signatures"
+        " runtime.report runtime.schema runtime.signatures"
     ),
     "ipujax.program_evaluation": (
         "ipujax.calls ipujax.distributed.instance lowering.jax_compat lowering.lower runtime.compile runtime.engine"

@@ -19,4 +19,5 @@ from ipujax.arguments.arguments import (
     whole_number as whole_number,
 )
 from ipujax.arguments.function_names import FunctionName as FunctionName
+from ipujax.arguments.jax_settings import settings_of_jax as settings_of_jax
 from ipujax.arguments.own_check import own_check as own_check

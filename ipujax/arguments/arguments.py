@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import operator
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from types import MethodType
 from typing import Any
@@ -63,8 +63,8 @@ def as_names(setting: str, value: Any) -> tuple[str, ...]:
 
 
 def _several(setting: str, value: Any, kind: type, expected: str, who: str = "ipu.jit") -> tuple[Any, ...]:
-    # A string is a sequence of strings: "x" is one name, and "xy" too.
-    is_single = isinstance(value, str) or not isinstance(value, Sequence | set | frozenset)
+    # A string is a sequence of strings: "x" is one name, and "xy" too. An array of no dimensions is a number.
+    is_single = isinstance(value, str) or _as_index(value) is not None or not isinstance(value, Iterable)
     items = () if value is None else (value,) if is_single else tuple(value)
     converted = [_as_index(item) if kind is int else item for item in items]
     if not all(isinstance(item, kind) for item in converted):
@@ -142,16 +142,14 @@ def check_function(fun: object, hint: str | None = None) -> None:
     raise ArgumentTypeError(problem, expected=expected, got=repr(fun), hint=hint)
 
 
-def check_settings(
-    fun: Callable[..., Any],
-    donate_argnums: Sequence[int],
-    donate_argnames: Sequence[str],
-    static_argnums: Sequence[int],
-    static_argnames: Sequence[str],
-) -> None:
+def check_settings(fun: Callable[..., Any], settings: Mapping[str, Any]) -> None:
     """Refuse settings of arguments that the function lacks, and arguments that are both static and donated."""
     # A function without a signature is not checked. Positions count from the end if negative.
-    signature = _signature(fun)
+    donate_argnums, donate_argnames, static_argnums, static_argnames = (
+        settings[name] or () for name in ("donate_argnums", "donate_argnames", "static_argnums", "static_argnames")
+    )
+    is_set = donate_argnums or donate_argnames or static_argnums or static_argnames
+    signature = _signature(fun) if is_set else None
     if signature is None:
         return
     parameters = _parameters(fun)

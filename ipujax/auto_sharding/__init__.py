@@ -32,6 +32,7 @@ from ipujax.device import IPUModel
 from ipujax.jit import IpuFunction, jit
 from ipujax.lowering.passes.inline import inline
 from ipujax.runtime.errors import ArgumentError, TileMemoryError
+from ipujax.runtime.names_at_import import jax_jit
 from ipujax.runtime.signatures import checking_calls
 
 _COMPILED = 6  # programs that are compiled, if they fit
@@ -77,7 +78,7 @@ def auto_shard(
     if not leaves:
         raise ArgumentError("ipu.auto_shard needs arguments to split", expected="args=(params, batch)", got=args)
     shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in map(_shaped, leaves)]
-    trace = jax.jit(plain).trace(*jax.tree.unflatten(tree, shapes))
+    trace = jax_jit(plain).trace(*jax.tree.unflatten(tree, shapes))
     search = Search(inline(trace.jaxpr), axes, machine.target, {})
     ranked = search.ranked(shapes)
     rows: dict[Candidate, ShardingPlan] = {}

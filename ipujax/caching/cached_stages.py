@@ -18,7 +18,7 @@ from ipujax.lowering_plan import LoweringPlan
 from ipujax.runtime.cache import set_basis
 from ipujax.runtime.garbage import collecting_rarely
 from ipujax.runtime.logs import Log, step
-from ipujax.runtime.names_at_import import replaced_names
+from ipujax.runtime.names_at_import import replaced_values
 from ipujax.runtime.read_only import ReadOnlyMapping
 from ipujax.stages import Compiled, Lowered, Record
 from ipujax.storage import Computation, requested_directory
@@ -142,7 +142,7 @@ class CachedCompiled(Compiled):
 def find_or_lower(plan: LoweringPlan, lower: Callable[[], Lowered]) -> Lowered:
     """Return the program of a plan from the cache of its options; without one, or if it is not there, lower it."""
     # Plans in memory were made by the passes, rules and planners of that time.
-    set_basis(tuple(name.value for name in replaced_names()))
+    set_basis(replaced_values())
     directory = requested_directory(plan.options.cache_dir)
     if directory is None:
         return lower()

@@ -75,6 +75,11 @@ class Replication:
         is_plain = (replicas, in_specs, out_specs) == (1, None, None)
         return None if is_plain else Replication(replicas, in_specs, out_specs, axis_name)
 
+    @property
+    def settings(self) -> tuple[int, Any, Any, str]:
+        """Replicas, specs and name of the axis."""
+        return self.replicas, self.in_specs, self.out_specs, self.axis_name
+
     def apply(
         self,
         do: Callable[..., Any],

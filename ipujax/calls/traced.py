@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -37,6 +38,7 @@ class Traced(Stage):
         lower: Callable[[Traced], Any],
         offloaded: frozenset[int] = frozenset(),
         shardings: CallShardings = NO_SHARDINGS,
+        for_xla: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         self.jaxpr = traced.jaxpr
         self.fun_name = traced.fun_name
@@ -47,6 +49,7 @@ class Traced(Stage):
         self._lower = lower
         self._offloaded = offloaded
         self.shardings = shardings
+        self._for_xla = for_xla
 
     @cached_property
     def result_shardings(self) -> tuple[Any, ...]:
@@ -77,11 +80,12 @@ class Traced(Stage):
             in_avals,
             self._call.donated,
             offloaded,
-            used_inputs(self.jaxpr.jaxpr),
+            len(in_avals) * (True,) if self._for_xla.get("keep_unused") else used_inputs(self.jaxpr.jaxpr),
             self._traced.out_tree,
             results_in_memories(self.jaxpr),
             self._arguments,
             tuple(argument_names(self.jaxpr)),
+            self._for_xla,
         )
 
     @showing_user_frames

@@ -6,7 +6,7 @@ Input: a traced function. Output: pytrees, shapes and dtypes of arguments and re
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -42,6 +42,7 @@ class Signature:
         out_avals: shape, dtype and weakness of each leaf.
         arguments: name of each positional argument that is not static.
         leaf_names: name of each leaf of the arguments, `params['w']`.
+        for_xla: `keep_unused` and `compiler_options`, by the keywords of `jax.jit`, for the computation of a call.
     """
 
     in_tree: Any
@@ -53,6 +54,7 @@ class Signature:
     out_avals: tuple[Any, ...]
     arguments: tuple[str, ...]
     leaf_names: tuple[str, ...]
+    for_xla: Mapping[str, Any] = field(default_factory=dict)
 
     def with_state(self, closed_over: Sequence[jax.Ref]) -> Signature:
         """Return the signature of the program, in which Refs are donated arguments; those closed over come last."""

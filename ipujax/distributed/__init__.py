@@ -46,6 +46,7 @@ from ipujax.lowering.replicas import AXIS as REPLICAS
 from ipujax.public import public_names
 from ipujax.runtime.errors import ArgumentError, ArgumentTypeError, ArgumentValueError
 from ipujax.runtime.host import AXIS
+from ipujax.runtime.names_at_import import jax_jit
 from ipujax.runtime.signatures import describe
 
 _Combine = Callable[[jax.Array, Any], jax.Array]
@@ -242,7 +243,7 @@ def _array(action: str, place: str, leaf: Any) -> jax.Array:
         raise ArgumentTypeError(f"{action} takes arrays", expected="arrays or numbers", got=got) from error
 
 
-@partial(jax.jit, static_argnums=(0, 1))
+@partial(jax_jit, static_argnums=(0, 1))
 def _combined(combine: _Combine, settings: tuple[Any, ...], stacked: list[jax.Array]) -> Sequence[jax.Array]:
     """Combine arrays [instances, *local] over instances; results are equal on all instances."""
 

@@ -12,7 +12,7 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakKeyDictionary, WeakSet, ref
 
 import jax
 
@@ -48,6 +48,7 @@ from ipujax.calls import (
 from ipujax.device import CPU, Device, IPUModel, current_device
 from ipujax.distributed.instance import Operands, Spread, check_alone, received, to_local
 from ipujax.functions.function_settings import FunctionSettings
+from ipujax.functions.likeness import make_alike
 from ipujax.lowering.jax_compat import ClosedJaxpr, is_eager, is_evaluating
 from ipujax.lowering.partition import tracing_without_mesh
 from ipujax.lowering.replicas import evaluate, replicated_p
@@ -55,6 +56,7 @@ from ipujax.lowering_plan import LoweringPlan, compilation_steps
 from ipujax.runtime.errors import ArgumentError, calling_line
 from ipujax.runtime.garbage import collecting_rarely
 from ipujax.runtime.logs import Log, step, watch_compilation
+from ipujax.runtime.names_at_import import jax_jit
 from ipujax.sharding import NO_SHARDINGS, UNSET, CallShardings, in_explicit_mesh
 from ipujax.stages import Lowered, Traced
 
@@ -67,27 +69,35 @@ _IS_PLAIN = "%s is called under a JAX transformation: it runs as jax.jit, withou
 _DONATED_TWICE = "donate", "Execute()"  # words in XLA's error about a donated array that a call has twice
 
 
+def _weak_reference(fun: Callable[..., Any]) -> Callable[[], Callable[..., Any] | None]:
+    try:
+        return ref(fun)
+    except TypeError:  # objects without weak references
+        return lambda: fun
+
+
 class FunctionCompiler:
     """Compiler of one function.
 
     Args:
+        fun: the user's function. It is kept by the functions that call, not by their compiler: what JAX keeps of the
+            compiler would keep it too.
         settings: settings of the function.
 
     Attributes:
         unused_ipus: warning of devices that have more IPUs than the function uses.
     """
 
-    def __init__(self, settings: FunctionSettings) -> None:
-        fun = settings.fun
-        self._fun = fun
+    def __init__(self, fun: Callable[..., Any], settings: FunctionSettings) -> None:
+        self._reference = _weak_reference(fun)
         self._name = settings.name
         self._settings = settings
-        self._own_check = own_check(fun)
+        self._has_own_check = own_check(fun) is not None
         self._device = settings.device
         self._replication = settings.replication
         self._shardings = settings.shardings or UNSET
         # A lambda: `_jitted` renames it, and must not rename the user's function.
-        self._one_replica = self._jitted(lambda *args, **kwargs: fun(*args, **kwargs))
+        self._one_replica = self._jitted(lambda *args, **kwargs: self._fun(*args, **kwargs))
         self._plain = self._one_replica if self._replication is None else self._all_replicas(self._replication)
         self._runners: dict[Device, Callable[..., Any]] = {}
         self._tracers: dict[IPUModel, Any] = {}
@@ -97,12 +107,23 @@ class FunctionCompiler:
         self._checked: WeakSet[Lowered] = WeakSet()
         self._calls: WeakSet[HostCalls] | None = None  # of programs that call Python functions; XLA holds them
 
+    @property
+    def live_function(self) -> Callable[..., Any] | None:
+        """The user's function; None if nobody has it any more."""
+        return self._reference()
+
+    @property
+    def _fun(self) -> Callable[..., Any]:
+        fun = self._reference()
+        assert fun is not None, f"{self._name} is called, and was not kept"
+        return fun
+
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the function for the arguments of a call."""
         # Constant time: only the compiled function is chosen here. JAX's dispatch flattens the arguments and compares
         # them with the compiled signature; where it refuses them, `_explain` raises an error that names the argument.
-        if self._own_check is not None:
-            self._own_check(*args, **kwargs)
+        if self._has_own_check and (check := own_check(self._fun)) is not None:
+            check(*args, **kwargs)
         if (outer := compiling()) is not None:
             outer.check_inner(self._name)  # inlined into the outer function: one program
             return self._one_replica(*args, **kwargs)
@@ -278,7 +299,10 @@ class FunctionCompiler:
                     return self._plain(*args, **kwargs)
                 args, kwargs = received((args, kwargs))
                 with self._watching():
-                    traced = self._trace(device, args, kwargs)
+                    shardings = self._shardings.of_whole_call(
+                        self._name, tuple(self._dynamic(args, kwargs)[0].values())
+                    )
+                    traced = self._trace(device, args, kwargs, shardings)
                     compiled = None if traced.closes_over_tracers else traced.lower().compile()
                 if compiled is None:
                     _LOG.info(_IS_PLAIN, self._name)
@@ -314,9 +338,8 @@ class FunctionCompiler:
 
     def _jitted(self, wrapper: Callable[..., Any]) -> Any:
         """Return a wrapper of the function with its name and signature, jitted with its settings."""
-        functools.update_wrapper(wrapper, self._fun, updated=())
-        wrapper.__name__ = self._name
-        return jax.jit(wrapper, **self._settings.named)
+        make_alike(wrapper, self._fun, self._name)
+        return jax_jit(wrapper, **self._settings.of_jax)
 
     def _trace(
         self,
@@ -335,7 +358,8 @@ class FunctionCompiler:
         offloaded = offloaded_arguments(self._name, self._settings.offload, len(args), static)
         call = CallArguments.of_call(self._fun, *self._dynamic(args, kwargs), args, self._settings.donated)
         lower = functools.partial(self._lower, device)
-        return Traced(traced, arguments, call, timings, lower, offloaded, shardings)
+        for_xla = self._settings.for_xla
+        return Traced(traced, arguments, call, timings, lower, offloaded, shardings, for_xla)
 
     def _lower(self, device: Device, traced: Traced) -> Lowered:
         """Lower once for each trace; JAX traces once for each signature."""

@@ -6,9 +6,11 @@ is imported here: a program that only decorates functions does not wait for it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypedDict
+
+import jax
 
 from ipujax.arguments import FunctionName
 from ipujax.device import CPU, Device, current_device
@@ -35,6 +37,10 @@ class Settings(TypedDict, total=False):
     offload_argnums: int | Sequence[int]
     in_shardings: Any
     out_shardings: Any
+    keep_unused: bool
+    inline: bool
+    backend: None
+    compiler_options: Mapping[str, Any] | None
     options: Options | None
 
 
@@ -43,37 +49,48 @@ class FunctionSettings:
     """Settings of an `ipu.jit` function.
 
     Args:
-        fun: the user's function.
-        name: its name.
+        name: name of the user's function.
         line: line of `ipu.jit`, the origin of equations without a line of the user's.
         device: device that was given to `ipu.jit`; None for the default device of each call.
         options: compiler options.
-        named: donated and static arguments, by the keywords of `jax.jit`; None where unset: only then does JAX derive
-            positions from names, and names from positions.
+        of_jax: what `jax.jit` takes too, by its keywords. Donated and static arguments are None where unset: only then
+            does JAX derive positions from names, and names from positions.
         replication: None for a function without an axis of replicas.
         offload: positional arguments in streaming memory.
         shardings: None without any in `ipu.jit`.
     """
 
-    fun: Callable[..., Any]
     name: FunctionName
     line: str
     device: Device | None
     options: Options
-    named: dict[str, Any]
+    of_jax: Mapping[str, Any]
     replication: Replication | None
     offload: tuple[int, ...]
     shardings: ShardingSettings | None
 
     @property
+    def key(self) -> Hashable:
+        """All settings that programs depend on; without a hash where a leaf or a node of a pytree has none."""
+        axes = self.replication and self.replication.settings
+        shardings = self.shardings and (self.shardings.inputs, self.shardings.outputs)
+        leaves, tree = jax.tree.flatten((axes, shardings, self.of_jax))
+        return self.device, self.options, self.offload, tuple(leaves), tree
+
+    @property
     def static(self) -> tuple[Any, Any]:
         """Positions and names of static arguments."""
-        return self.named["static_argnums"], self.named["static_argnames"]
+        return self.of_jax["static_argnums"], self.of_jax["static_argnames"]
 
     @property
     def donated(self) -> tuple[Any, Any]:
         """Positions and names of donated arguments."""
-        return self.named["donate_argnums"], self.named["donate_argnames"]
+        return self.of_jax["donate_argnums"], self.of_jax["donate_argnames"]
+
+    @property
+    def for_xla(self) -> dict[str, Any]:
+        """Settings of XLA's computation."""
+        return {name: self.of_jax[name] for name in ("keep_unused", "compiler_options")}
 
     @property
     def current_device(self) -> Device:

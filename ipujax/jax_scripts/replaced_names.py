@@ -30,6 +30,7 @@ from ipujax.jax_scripts.hidden_frames import hiding_frames
 from ipujax.jax_scripts.profiled_function import ProfiledFunction
 from ipujax.jax_scripts.recorder import FunctionRecord, Recorder
 from ipujax.runtime.errors import is_installed
+from ipujax.runtime.names_at_import import jax_jit
 
 _OWN = ("jax", "jaxlib", "ipujax")  # packages whose calls of jax.jit are no functions of the script
 _CALLER = 3  # frames from a check to the caller of a replaced function: itself, its boundary
@@ -111,7 +112,7 @@ def _counted(mapped: Any, recorder: Recorder, reason: str) -> Callable[..., Any]
 
 def _jitted_before() -> Iterator[tuple[Any, str, Any]]:
     """Yield the user's modules, classes and objects that have a jitted function, with its name there."""
-    kind = type(jax.jit(lambda: None))
+    kind = type(jax_jit(lambda: None))
     for module in list(sys.modules.values()):
         if not isinstance(module, ModuleType) or not _is_of_user(module):
             continue

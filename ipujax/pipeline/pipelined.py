@@ -30,6 +30,7 @@ from ipujax.lowering.pipelining import (
 from ipujax.lowering.refs import discharged_body, refuse_refs
 from ipujax.lowering.schedules import Schedule, as_schedule
 from ipujax.runtime.errors import ArgumentError, ArgumentTypeError, ArgumentValueError
+from ipujax.runtime.names_at_import import jax_jit
 from ipujax.runtime.options import check_recompute
 from ipujax.runtime.signatures import describe
 from ipujax.runtime.target import nearest
@@ -79,7 +80,7 @@ def pipelined(
         return _Call(fun, settings, args, kwargs).run()
 
     call.__name__ = call.__qualname__ = f"pipeline_{function_name(fun)}"
-    jitted = jax.jit(call)  # traced once, also where a pipeline is called outside of a jitted function
+    jitted = jax_jit(call)  # traced once, also where a pipeline is called outside of a jitted function
 
     @functools.wraps(fun, updated=())
     @showing_user_frames

@@ -21,6 +21,7 @@ from ipujax.lowering.jaxpr import Rewrite, everywhere, primitive_names, with_inn
 from ipujax.lowering.rules import take_rows
 from ipujax.popsparse.block_pattern import BLOCK_SIZES, BlockPattern
 from ipujax.popsparse.static_product import static_matmul, static_sampled_matmul
+from ipujax.runtime.names_at_import import jax_jit
 
 _PRODUCTS = {"bcoo_dot_general", "bcsr_dot_general"}
 _SAMPLED = "bcoo_dot_general_sampled"
@@ -72,7 +73,7 @@ def _product(eqn: JaxprEqn, constants: dict[Var, Any]) -> JaxprEqn | None:
     else:
         return None
     # A call, whose equations keep the line of this one when it is inlined.
-    (call,) = jax.make_jaxpr(jax.jit(fun))(*(jax.ShapeDtypeStruct(shape_of(x), _dtype(x)) for x in operands)).eqns
+    (call,) = jax.make_jaxpr(jax_jit(fun))(*(jax.ShapeDtypeStruct(shape_of(x), _dtype(x)) for x in operands)).eqns
     return call.replace(invars=operands, outvars=eqn.outvars, source_info=eqn.source_info)
 
 

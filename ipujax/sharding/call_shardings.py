@@ -9,16 +9,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any
 
 import jax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from ipujax.runtime.errors import ArgumentError, ArgumentTypeError, ArgumentValueError
+from ipujax.runtime.names_at_import import jax_jit
 from ipujax.runtime.signatures import describe
 from ipujax.sharding.meshes import current_mesh, in_words, is_on_mesh, num_blocks, padded
 
 Tree = Any
+# Kind of the default of `jax.jit(in_shardings=)`, which libraries pass on.
+_Unspecified = type(signature(jax_jit).parameters["in_shardings"].default)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,15 +44,12 @@ class CallShardings:
         if self.outputs is None:
             return ()
         shardings = _leaves(f"out_shardings of {who}", self.outputs, results)
+        if not any(shardings):
+            return ()
         for number, (leaf, sharding) in enumerate(zip(jax.tree.leaves(results), shardings, strict=True)):
             if sharding is not None:
                 _check_divides(f"result {number} of {who}", leaf, sharding)
         return shardings
-
-    @property
-    def is_empty(self) -> bool:
-        """True if nothing is asked for."""
-        return self.mesh is None and self.outputs is None and all(s is None for s in self.inputs)
 
 
 NO_SHARDINGS = CallShardings()
@@ -56,15 +57,17 @@ NO_SHARDINGS = CallShardings()
 
 @dataclass(frozen=True, slots=True)
 class ShardingSettings:
-    """`in_shardings=` and `out_shardings=` of `ipu.jit`: pytree prefixes of named shardings, specs or None."""
+    """`in_shardings=` and `out_shardings=` of `ipu.jit`.
+
+    Args:
+        inputs: pytree prefix of named shardings, specs or None, for any sharding.
+        outputs: likewise.
+        has_any: whether there is another leaf than None.
+    """
 
     inputs: Tree = None
     outputs: Tree = None
-
-    @property
-    def is_empty(self) -> bool:
-        """True if neither is set."""
-        return self.inputs is None and self.outputs is None
+    has_any: bool = False
 
     @staticmethod
     def of(inputs: Tree, outputs: Tree, replicas: int | None) -> ShardingSettings:
@@ -73,8 +76,10 @@ class ShardingSettings:
         Raises:
             ArgumentError: settings beside `replicas=`.
         """
-        settings = ShardingSettings(inputs, outputs)
-        if replicas is not None and not settings.is_empty:
+        inputs = _without_unspecified(inputs)
+        outputs = _without_unspecified(outputs)
+        settings = ShardingSettings(inputs, outputs, has_any=bool(jax.tree.leaves((inputs, outputs))))
+        if replicas is not None and settings.has_any:
             raise ArgumentError(
                 "ipu.jit has shardings beside replicas",
                 expected="replicas= with in_specs=, or in_shardings= over a mesh",
@@ -85,11 +90,25 @@ class ShardingSettings:
 
     def may_partition(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
         """Return whether shardings of a call, which are not part of every trace, may partition the function."""
-        if not self.is_empty:
+        if self.has_any:
             return True
         if jax.device_count() == 1:  # no array of the host is sharded
             return False
         return current_mesh().size > 1 or any(map(is_on_mesh, jax.tree.leaves((args, dict(kwargs)))))
+
+    def of_whole_call(self, who: str, args: tuple[Any, ...]) -> CallShardings:
+        """Return the shardings of a call that they do not partition, whose Nones must match its structure.
+
+        Args:
+            who: name of the function, for messages.
+            args: positional arguments that are not static.
+
+        Raises:
+            ArgumentError: another structure.
+        """
+        if self.inputs is not None:
+            _leaves(f"in_shardings of {who}", self.inputs, args)
+        return NO_SHARDINGS if self.outputs is None else CallShardings(outputs=self.outputs)
 
     def shaped(
         self,
@@ -183,6 +202,12 @@ def _check_divides(name: str, leaf: Any, sharding: NamedSharding) -> None:
             )
 
 
+def _without_unspecified(shardings: Tree) -> Tree:
+    """Pytree with None in place of what `jax.jit` has as default, which asks for nothing either."""
+    is_leaf = lambda x: isinstance(x, _Unspecified)  # noqa: E731
+    return jax.tree.map(lambda s: None if is_leaf(s) else s, shardings, is_leaf=is_leaf)
+
+
 def _leaves(name: str, shardings: Tree, values: Tree) -> tuple[NamedSharding | None, ...]:
     """Sharding of each leaf of a pytree, by a prefix of it."""
     if isinstance(values, tuple) and isinstance(shardings, list):
@@ -191,7 +216,7 @@ def _leaves(name: str, shardings: Tree, values: Tree) -> tuple[NamedSharding | N
     try:
         full = jax.tree.broadcast(prefix, values, is_leaf=lambda x: isinstance(x, _Leaf))
     except ValueError as error:
-        raise ArgumentError(
+        raise ArgumentValueError(
             f"{name} do not match the structure of their arrays",
             expected=f"a prefix of {jax.tree.map(lambda _: '*', values)}",
             got=shardings,

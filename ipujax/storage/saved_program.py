@@ -33,6 +33,7 @@ from ipujax.runtime.files import (
     write_file,
 )
 from ipujax.runtime.files.kinds import Anything, Flag, List, Map, Record, Text
+from ipujax.runtime.names_at_import import jax_jit
 from ipujax.runtime.not_copied import Shared
 from ipujax.runtime.signatures import checking_calls
 from ipujax.storage.computation import COMPUTATION, ExportError, exported_computation, read_computation
@@ -92,7 +93,7 @@ class LoadedProgram(Shared):
         )
         _check_leaves(self._signature)
         donated_leaves = tuple(number for number, flag in enumerate(donated) if flag)
-        self._call = jax.jit(computation, donate_argnums=donated_leaves)
+        self._call = jax_jit(computation, donate_argnums=donated_leaves)
 
     @cached_property
     def profile(self) -> Profile:

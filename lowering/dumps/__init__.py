@@ -9,6 +9,7 @@ from ipujax.runtime.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from ipujax.lowering.dumps.dump_request import (
+        ENVIRONMENT as ENVIRONMENT,
         LOWERED as LOWERED,
         TRACE as TRACE,
         DumpRequest as DumpRequest,
@@ -21,7 +22,7 @@ else:
     __getattr__ = lazy_names(
         __name__,
         {
-            "dump_request": "LOWERED TRACE DumpRequest steps",
+            "dump_request": "ENVIRONMENT LOWERED TRACE DumpRequest steps",
             "dumps": "Dumps write_json",
             "intermediate": "intermediate_json",
             "tile_maps": "tile_map",

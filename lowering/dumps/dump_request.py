@@ -20,6 +20,7 @@ from ipujax.runtime.errors import ArgumentError
 from ipujax.runtime.target import nearest
 
 DOT, DUMP, FOLDER = "IPUJAX_DOT", "IPUJAX_DUMP", "IPUJAX_DUMP_DIR"
+ENVIRONMENT = (DOT, DUMP, FOLDER)
 LOWERED = "lower"  # behind all passes: the graph
 TRACE = "trace"  # before all passes
 KINDS = ("ir", "tiles")

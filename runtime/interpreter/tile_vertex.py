@@ -25,6 +25,7 @@ from ipujax.runtime.interpreter.tile_memory import (
     raw_empty,
     to_raw,
 )
+from ipujax.runtime.names_at_import import jax_jit
 from ipujax.runtime.tensor import Tensor, Variable, dtype_name
 
 Pads = list[tuple[int, int]]
@@ -109,7 +110,7 @@ def vertices_of(group: VertexGroup, compute_set: str, first: int) -> list[Vertex
 def _jit_codelet(codelet: Codelet) -> Callable[..., Any]:
     # Origins are values; pads and shapes are static, and part of the signature.
     static = tuple(extra for extra in codelet.takes if extra != "origins")
-    return jax.jit(codelet.compute, static_argnames=static)
+    return jax_jit(codelet.compute, static_argnames=static)
 
 
 def run_vertex(vertex: Vertex, memory: TileMemory, races: RaceLog, views: Views) -> None:

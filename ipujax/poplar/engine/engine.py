@@ -57,6 +57,7 @@ from ipujax.runtime.graph import (
     distinct,
 )
 from ipujax.runtime.host import CallStream, GuardedHost
+from ipujax.runtime.names_at_import import jax_jit
 from ipujax.runtime.not_copied import NotCopied
 from ipujax.runtime.options import Options
 from ipujax.runtime.report import Profile
@@ -186,7 +187,7 @@ class Engine(NotCopied):
                 values = function({v: arrays[number] for number, v in enumerate(function.reads)})
                 return [values[v] for v in function.writes]
 
-            self._functions[index] = function, jax.jit(step, donate_argnums=0)
+            self._functions[index] = function, jax_jit(step, donate_argnums=0)
         return self._functions[index]
 
     def load(self, device: Device) -> None:

@@ -22,6 +22,7 @@ from jax.sharding import PartitionSpec as P
 import ipujax as ipu
 from ipujax.caching import CachedCompiled, CachedLowered
 from ipujax.caching.cached_profile import CachedProfile
+from tests.shared_programs import forget_shared_programs
 
 DEVICE = ipu.IPUModel(tiles_per_ipu=16)
 X = jnp.arange(32, dtype=jnp.float32).reshape(8, 4)
@@ -34,9 +35,15 @@ def dense(x: jax.Array) -> jax.Array:
 
 
 def compiled(fun: Callable[..., Any], folder: Path | str, *args: Any, **settings: Any) -> Any:
-    """Compile anew: each `ipu.jit` has programs of its own, as another process has."""
+    """Compile anew, as another process does."""
+    forget_shared_programs()
     options = ipu.Options(cache_dir=folder, **settings.pop("options", {}))
     return ipu.jit(fun, device=settings.pop("device", DEVICE), options=options, **settings).lower(*args).compile()
+
+
+def called_anew(function: Callable[..., Any], *args: Any) -> Any:
+    forget_shared_programs()
+    return function(*args)
 
 
 def is_hit(program: Any) -> bool:
@@ -67,7 +74,7 @@ def test_calls_hit(tmp_path, caplog):
     """A call and a profile of another function object use the files of the first."""
     caplog.set_level(logging.INFO, "ipujax.cache")
     functions = [ipu.jit(dense, device=DEVICE, options=ipu.Options(cache_dir=tmp_path)) for _ in range(2)]
-    first, second = (np.asarray(function(X)) for function in functions)
+    first, second = (np.asarray(called_anew(function, X)) for function in functions)
     assert first.tobytes() == second.tobytes()
     assert functions[1].profile(X).cycles == functions[0].profile(X).cycles
     assert sum("is in the cache" in line for line in caplog.messages) == 1
@@ -78,7 +85,7 @@ def test_environment_names_directory(tmp_path, monkeypatch):
     monkeypatch.setenv("IPUJAX_CACHE_DIR", str(tmp_path))
 
     def make(folder: str | None) -> Any:
-        return ipu.jit(dense, device=DEVICE, options=ipu.Options(cache_dir=folder)).lower(X).compile()
+        return compiled(dense, folder, X)
 
     make("")
     assert not list(tmp_path.iterdir())

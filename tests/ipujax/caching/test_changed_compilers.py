@@ -23,6 +23,7 @@ from ipujax.lowering.digests import NoDigestError
 from ipujax.lowering.jax_compat import Primitive, mlir
 from ipujax.runtime.names_at_import import replaced_names
 from ipujax.storage import versions
+from tests.shared_programs import forget_shared_programs
 
 X = jnp.ones((32, 32), jnp.float32)
 
@@ -33,6 +34,7 @@ def dense(x: jax.Array) -> jax.Array:
 
 def compiled(fun: Any = dense, folder: Path | str = "", **settings: Any) -> ipu.Compiled:
     device = settings.pop("device", ipu.IPUModel(tiles_per_ipu=16))
+    forget_shared_programs()
     return ipu.jit(fun, device=device, options=ipu.Options(cache_dir=folder), **settings).lower(X).compile()
 
 

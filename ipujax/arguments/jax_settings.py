@@ -1,0 +1,69 @@
+"""Settings that `ipu.jit` has in common with `jax.jit`, beside shardings.
+
+Input: keywords. Output: those that are passed on to `jax.jit`, checked, or an error with the reason of a refusal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from ipujax.arguments.arguments import as_names, as_numbers
+from ipujax.runtime.errors import ArgumentTypeError, ArgumentValueError
+
+
+def settings_of_jax(keywords: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keywords of `jax.jit` that a function passes on to it.
+
+    Args:
+        keywords: by name, those of `_CONVERSIONS` and "backend".
+
+    Raises:
+        ArgumentTypeError: a value of another type than `jax.jit` takes.
+        ArgumentValueError: a backend.
+    """
+    if keywords["backend"] is not None:
+        raise ArgumentValueError(
+            "backend= of ipu.jit must be None: it chooses a platform of XLA, and ipu.jit compiles for a simulated IPU",
+            expected="backend=None",
+            got=repr(keywords["backend"]),
+            hint="leave it out, jax.jit has deprecated it; device=ipu.CPU() computes numbers without a machine",
+        )
+    return {name: convert(name, keywords[name]) for name, convert in _CONVERSIONS.items()}
+
+
+def _unless_none(convert: Callable[[str, Any], Any]) -> Callable[[str, Any], Any]:
+    return lambda name, value: None if value is None else convert(name, value)
+
+
+def _flag(name: str, value: Any) -> bool:
+    if not isinstance(value, bool | int | np.bool_) or value not in (0, 1):
+        raise ArgumentTypeError(f"{name} of ipu.jit must be a flag", expected="True or False", got=repr(value))
+    return bool(value)
+
+
+def _options_of_xla(name: str, value: Any) -> dict[str, Any] | None:
+    if not isinstance(value, Mapping) or not all(isinstance(option, str) for option in value):
+        raise ArgumentTypeError(
+            f"{name} of ipu.jit must be options of XLA by name, as of jax.jit",
+            expected='a dict, as {"xla_cpu_enable_fast_math": True}, or None',
+            got=repr(value),
+            hint="options=ipu.Options(...) are those of the machine",
+        )
+    return dict(value) or None
+
+
+_CONVERSIONS: Mapping[str, Callable[[str, Any], Any]] = MappingProxyType(
+    {
+        "donate_argnums": _unless_none(as_numbers),
+        "donate_argnames": _unless_none(as_names),
+        "static_argnums": _unless_none(as_numbers),
+        "static_argnames": _unless_none(as_names),
+        "keep_unused": _flag,
+        "inline": _flag,
+        "compiler_options": _unless_none(_options_of_xla),
+    }
+)
