@@ -63,8 +63,8 @@ def as_names(setting: str, value: Any) -> tuple[str, ...]:
 
 
 def _several(setting: str, value: Any, kind: type, expected: str, who: str = "ipu.jit") -> tuple[Any, ...]:
-    # A string is a sequence of strings: "x" is one name, and "xy" too. An array of no dimensions is a number.
-    is_single = isinstance(value, str) or _as_index(value) is not None or not isinstance(value, Iterable)
+    # A string is a sequence of strings: "x" is one name, and "xy" too. An array may be a number, not several.
+    is_single = isinstance(value, str) or hasattr(value, "__array__") or not isinstance(value, Iterable)
     items = () if value is None else (value,) if is_single else tuple(value)
     converted = [_as_index(item) if kind is int else item for item in items]
     if not all(isinstance(item, kind) for item in converted):

@@ -49,6 +49,7 @@ from ipujax.device import CPU, Device, IPUModel, current_device
 from ipujax.distributed.instance import Operands, Spread, check_alone, received, to_local
 from ipujax.functions.function_settings import FunctionSettings
 from ipujax.functions.likeness import make_alike
+from ipujax.functions.partitioned_calls import PartitionedCalls
 from ipujax.lowering.jax_compat import ClosedJaxpr, is_eager, is_evaluating
 from ipujax.lowering.partition import tracing_without_mesh
 from ipujax.lowering.replicas import evaluate, replicated_p
@@ -58,7 +59,7 @@ from ipujax.runtime.garbage import collecting_rarely
 from ipujax.runtime.logs import Log, step, watch_compilation
 from ipujax.runtime.names_at_import import jax_jit
 from ipujax.sharding import NO_SHARDINGS, UNSET, CallShardings, in_explicit_mesh
-from ipujax.stages import Lowered, Traced
+from ipujax.stages import Compiled, Lowered, Traced
 
 if TYPE_CHECKING:
     from ipujax.checking import CheckReport
@@ -103,6 +104,7 @@ class FunctionCompiler:
         self._tracers: dict[IPUModel, Any] = {}
         # By jaxpr, which JAX holds until it would trace again; a value that refers to its key would never be freed.
         self._lowered: WeakKeyDictionary[ClosedJaxpr, dict[Any, Lowered]] = WeakKeyDictionary()
+        self._partitioned = PartitionedCalls(self._jitted, self._compiled, self._dynamic)
         self.unused_ipus = UnusedIpus(settings.name)
         self._checked: WeakSet[Lowered] = WeakSet()
         self._calls: WeakSet[HostCalls] | None = None  # of programs that call Python functions; XLA holds them
@@ -137,8 +139,11 @@ class FunctionCompiler:
         if self._settings.options.check and not is_traced and not isinstance(device, CPU):
             self._check_first(args, kwargs)
         if partitions and not is_traced:
-            positional, named = self._dynamic(args, kwargs)
-            return self.lower(args, kwargs).compile()(*positional.values(), **named)
+            try:
+                return self._partitioned(device, args, kwargs)
+            except (TypeError, ValueError, RuntimeError) as error:
+                self._explain(error, device, args, kwargs)
+                raise
         if self._spread is not None:
             return self._call_together(self._spread, device, args, kwargs, is_traced)
         if is_traced:
@@ -269,6 +274,10 @@ class FunctionCompiler:
         self._runners.clear()
         self._tracers.clear()
         self._lowered.clear()
+        self._partitioned.clear()
+
+    def _compiled(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Compiled:
+        return self.lower(args, kwargs).compile()
 
     def _all_replicas(self, replication: Replication) -> Any:
         """Return the jitted function in plain JAX, with the results of all replicas."""

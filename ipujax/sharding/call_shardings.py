@@ -44,7 +44,7 @@ class CallShardings:
         if self.outputs is None:
             return ()
         shardings = _leaves(f"out_shardings of {who}", self.outputs, results)
-        if not any(shardings):
+        if not any(map(_asks, shardings)):
             return ()
         for number, (leaf, sharding) in enumerate(zip(jax.tree.leaves(results), shardings, strict=True)):
             if sharding is not None:
@@ -62,7 +62,7 @@ class ShardingSettings:
     Args:
         inputs: pytree prefix of named shardings, specs or None, for any sharding.
         outputs: likewise.
-        has_any: whether there is another leaf than None.
+        has_any: whether a leaf asks for more than one device.
     """
 
     inputs: Tree = None
@@ -78,7 +78,7 @@ class ShardingSettings:
         """
         inputs = _without_unspecified(inputs)
         outputs = _without_unspecified(outputs)
-        settings = ShardingSettings(inputs, outputs, has_any=bool(jax.tree.leaves((inputs, outputs))))
+        settings = ShardingSettings(inputs, outputs, has_any=any(map(_asks, jax.tree.leaves((inputs, outputs)))))
         if replicas is not None and settings.has_any:
             raise ArgumentError(
                 "ipu.jit has shardings beside replicas",
@@ -200,6 +200,11 @@ def _check_divides(name: str, leaf: Any, sharding: NamedSharding) -> None:
                 f" global size of its dimension {dim} should be divisible by {blocks}, but it is equal to {shape[dim]}"
                 f" (full shape: {shape})"
             )
+
+
+def _asks(sharding: Any) -> bool:
+    """Return whether a sharding, or a spec for the mesh that is set, may ask for more than one device."""
+    return sharding is not None and not (isinstance(sharding, NamedSharding) and sharding.mesh.size == 1)
 
 
 def _without_unspecified(shardings: Tree) -> Tree:

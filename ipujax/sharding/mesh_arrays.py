@@ -27,7 +27,7 @@ def run_on_one_device(run: Callable[..., Any], leaves: Sequence[Any], donated: S
         donated: numbers of arguments whose buffers may be reused; such arrays on other devices are deleted.
     """
     with running_without_mesh():
-        local = list(map(_to_one_device, leaves))
+        local = list(map(to_one_device, leaves))
         outs = run(*map(to_device, local))
     for number in donated:
         if local[number] is not leaves[number]:
@@ -35,7 +35,8 @@ def run_on_one_device(run: Callable[..., Any], leaves: Sequence[Any], donated: S
     return outs
 
 
-def _to_one_device(leaf: Any) -> Any:
+def to_one_device(leaf: Any) -> Any:
+    """Return an array that is on several devices as one of the host; anything else as it is."""
     if not isinstance(leaf, jax.Array) or leaf.sharding.num_devices == 1:
         return leaf
     if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -130,14 +130,29 @@ class Partitioning:
 
     def placed(self, results: Sequence[Any], avals: Sequence[Any]) -> list[Any]:
         """Return results on the devices of the mesh, if it has any; without, the sums that results leave are taken."""
+        return self.placing(avals)(results)
+
+    def placing(self, avals: Sequence[Any]) -> Callable[[Sequence[Any]], list[Any]]:
+        """Return the function that puts results of these types where `placed` does."""
         terms = iter(self.notes.terms)
         stacked = [() if is_float0(aval) else next(terms) for aval in avals]
         if self.devices is None:
-            return [jnp.sum(x, 0, dtype=x.dtype) if axes else x for x, axes in zip(results, stacked, strict=True)]
-        return [
-            on_devices(x, axes, s) if axes else jax.device_put(x, s)
-            for x, axes, s in zip(results, stacked, self.result_shardings(avals), strict=True)
-        ]
+            return lambda results: [
+                jnp.sum(x, 0, dtype=x.dtype) if axes else x for x, axes in zip(results, stacked, strict=True)
+            ]
+        shardings = self.result_shardings(avals)
+        whole = [n for n, axes in enumerate(stacked) if not axes]
+        whole_shardings = [shardings[n] for n in whole]
+
+        def place(results: Sequence[Any]) -> list[Any]:
+            # Together: each call of `device_put` has its own costs.
+            put = iter(jax.device_put([results[n] for n in whole], whole_shardings))
+            return [
+                on_devices(x, axes, sharding) if axes else next(put)
+                for x, axes, sharding in zip(results, stacked, shardings, strict=True)
+            ]
+
+        return place
 
 
 def _leaving(spec: PartitionSpec, axes: Sequence[str]) -> PartitionSpec:

@@ -99,10 +99,10 @@ def test_options_of_xla_reach_xla() -> None:
 
 
 def test_several_arguments_in_any_iterable() -> None:
-    """As `jax.jit` takes them: keys of a dict, a generator, an array of numbers."""
-    for names in ({"n": 0}.keys(), (name for name in ["n"]), np.array(["n"]).tolist(), iter(["n"])):
+    """As `jax.jit` takes them: keys of a dict, a generator."""
+    for names in ({"n": 0}.keys(), (name for name in ["n"]), {"n"}, iter(["n"])):
         np.testing.assert_array_equal(ipu_jit(add, static_argnames=names)(X, X, n=2)["sum"], X + 2)
-    for numbers in (np.array([2]), np.int64(2), np.array(2), range(2, 3), iter([2])):
+    for numbers in (np.int64(2), np.array(2), range(2, 3), iter([2]), {2: 0}.keys()):
         np.testing.assert_array_equal(ipu_jit(add, static_argnums=numbers)(X, X, 2)["sum"], X + 2)
 
 
