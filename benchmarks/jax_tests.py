@@ -7,8 +7,8 @@ CHECKOUT is a checkout of JAX at the installed version, whose tests are used whe
 tests of each file runs in a separate process; a test that kills it has failed, and the remaining ones run in a new
 process. The default device is 8 chips of 64 tiles, so that lowering takes less time and meshes have IPUs. A row is a
 file: how many tests passed, failed, were skipped by JAX itself and were excluded. After the rows come the last line of
-each failure, each exclusion with its reason, see `jax_test_exclusions.py`, and the calls of `jax.jit` with arguments
-that `ipu.jit` lacks, which were not replaced. Exits with 1 where a test failed.
+each failure, each exclusion with its reason, see `jax_test_exclusions.py`, and how many calls gave arguments that
+`ipu.jit` refuses by name and that were left to `jax.jit`. Exits with 1 where a test failed.
 
 Errors of ipujax have other texts than those of JAX. A test that expects a text of JAX runs too, and is excluded only if
 the error is of the expected class.
@@ -58,8 +58,8 @@ FILES = (
 CLASSES = {"pjit_test": "ShardingInTypesTest"}
 # Files whose tests look at numbers and at the text of XLA together: the text counts for nothing.
 WITH_TEXTS = frozenset({"pjit_test"})
-# Arguments of `jax.jit` that `ipu.jit` has not, or that mean something else: calls with them are left to `jax.jit`.
-NOT_OURS = frozenset({"keep_unused", "device", "backend", "inline", "compiler_options"})
+# Arguments of `jax.jit`, deprecated there, that `ipu.jit` refuses: calls with a value for them are left to `jax.jit`.
+REFUSED = frozenset({"device", "backend"})
 IPUS = 8
 TILES = 64
 _MOST_CHARACTERS = 300  # characters of a line
@@ -73,7 +73,7 @@ class Replacement:
     """A stand-in for `jax.jit`: `ipu.jit` for tests and their utilities, `jax.jit` for JAX and ipujax themselves.
 
     Attributes:
-        left: how many calls gave each argument that `ipu.jit` has not.
+        left: how many calls gave each argument that `ipu.jit` refuses.
     """
 
     def __init__(self) -> None:
@@ -85,9 +85,9 @@ class Replacement:
         caller = sys._getframe(1).f_globals.get("__name__", "")
         if caller.split(".")[0] in ("jax", "jaxlib", "ipujax") and not caller.endswith(".test_util"):
             return self._jax_jit(*args, **kwargs)
-        lacking = NOT_OURS & kwargs.keys()
-        self.left.update(lacking)
-        return self._jax_jit(*args, **kwargs) if lacking else ipu.jit(*args, **kwargs)
+        refused = [name for name in REFUSED if kwargs.get(name) is not None]
+        self.left.update(refused)
+        return self._jax_jit(*args, **kwargs) if refused else ipu.jit(*args, **kwargs)
 
     def install(self) -> None:
         """Takes the place of `jax.jit` in all modules that are imported already."""
@@ -231,7 +231,7 @@ class Outcomes:
     Args:
         file: name of the file.
         tests: for each test its outcome and a text: the traceback of a failure, the reason of an exclusion.
-        left: how many calls gave each argument that `ipu.jit` has not.
+        left: how many calls gave each argument that `ipu.jit` refuses.
     """
 
     file: str

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from ipujax.calls import Replication, UnusedIpus
     from ipujax.checking import CheckReport
     from ipujax.functions.function_compiler import FunctionCompiler
+    from ipujax.functions.shared_compilers import SharedCompilers
     from ipujax.runtime.report import Profile
     from ipujax.sharding import ShardingSettings
     from ipujax.stages import Lowered, Traced
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 _P = ParamSpec("_P")
 _Q = ParamSpec("_Q")
 _R = TypeVar("_R")
+_DEFAULT_OPTIONS = Options()
 _IMPORTABLE = "_importable"
 _QUALIFIED_NAMES = 4  # protocol of pickle from which a name may be an attribute of any object
 
@@ -156,7 +158,7 @@ def jit(  # type: ignore[no-untyped-def]
         IpuFunction,
         device=device,
         of_jax=of_jax,
-        options=Options() if options is None else options,
+        options=_DEFAULT_OPTIONS if options is None else options,
         replication=replication,
         offload=as_numbers("offload_argnums", offload_argnums),
         shardings=shardings,
@@ -213,17 +215,16 @@ class IpuFunction(Generic[_P, _R]):
     def _compiler(self) -> FunctionCompiler:
         """Compiler of the function and others of equal settings, imported and made when it is first needed."""
         if self._made_compiler is None:
-            with self._making_compiler, collecting_rarely():
-                from ipujax.functions.shared_compilers import SHARED_COMPILERS
-
+            compilers = _shared_compilers()
+            with self._making_compiler:
                 if self._made_compiler is None:
-                    compiler, self._compiled_function = SHARED_COMPILERS.find(self._fun, self._settings)
+                    compiler, self._compiled_function = compilers.find(self._fun, self._settings)
                     self._made_compiler = compiler
         return self._made_compiler
 
     def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _R:
         try:
-            result: _R = self._compiler(args, kwargs)
+            result: _R = (self._made_compiler or self._compiler)(args, kwargs)
         except Exception as error:
             show_user_frames(error)
             raise
@@ -424,6 +425,15 @@ def check(fun: Callable[_P, Any], /, *args: _P.args, **kwargs: _P.kwargs) -> Che
         function = jit(function)
     report: CheckReport = function.check(*call_args, **kwargs)
     return report
+
+
+@functools.cache
+def _shared_compilers() -> SharedCompilers:
+    """Import the compiler."""
+    with collecting_rarely():
+        from ipujax.functions.shared_compilers import SHARED_COMPILERS
+
+        return SHARED_COMPILERS
 
 
 def _named(module: str, name: str) -> Any:

@@ -244,18 +244,18 @@ def remembered_and_stored(
     return decorated
 
 
-_numbered: dict[type, tuple[Any, ...]] = {}
+_numbered: list[tuple[Any, ...]] = []  # no table: an import that adds to it replaces no name of the compiler
 
 
 def number_values(values: tuple[Value, ...]) -> tuple[Value, ...]:
     """Declare all values of a class; stores have their numbers in the place of what they consist of."""
-    _numbered[type(values[0])] = values
+    _numbered.append(values)
     return values
 
 
 def numbered_values(kind: type) -> tuple[Any, ...]:
     """Return all values of a class that `number_values` declared; none of another."""
-    return _numbered.get(kind, ())
+    return next((values for values in _numbered if type(values[0]) is kind), ())
 
 
 _MAX_SMALL_ENTRIES = 4096  # of each function

@@ -102,7 +102,7 @@ _CELL = "cell "
 def file_name(file: str) -> str:
     """Return the name of a file without its folder, or `cell 3` for the temporary file of a notebook's cell."""
     number = _cell_number(file)
-    return Path(file).name if number is None else f"{_CELL}{number}"
+    return os.path.basename(file) if number is None else f"{_CELL}{number}"
 
 
 def _cell_number(file: str) -> str | None:

@@ -41,11 +41,13 @@ def checking_calls(who: str, first: str = "self", hints: Mapping[str, str] = _NO
         # A bool as an index: True skips the first parameter.
         is_method = next(iter(signature.parameters), "") == first
         users_signature = signature.replace(parameters=list(signature.parameters.values())[is_method:])
+        certain_keywords = None if is_method else _certain_keywords(signature)
 
         @functools.wraps(fun)
         def checked(*args: Any, **kwargs: Any) -> Any:
             try:
-                check_call(who, users_signature, args[is_method:], kwargs, hints)
+                if certain_keywords is None or len(args) > 1 or not kwargs.keys() <= certain_keywords:
+                    check_call(who, users_signature, args[is_method:], kwargs, hints)
                 return fun(*args, **kwargs)
             except Exception as error:
                 show_user_frames(error)
@@ -57,6 +59,16 @@ def checking_calls(who: str, first: str = "self", hints: Mapping[str, str] = _NO
         return checked
 
     return decorate
+
+
+def _certain_keywords(signature: inspect.Signature) -> frozenset[str] | None:
+    """Return keywords of which any are right beside one positional argument or none; None where there are no such."""
+    # `ipu.jit` is called at each step of some programs: binding takes a tenth of the time.
+    parameters = list(signature.parameters.values())
+    takes_one = bool(parameters) and parameters[0].kind is inspect.Parameter.POSITIONAL_ONLY
+    if not takes_one or any(p.default is p.empty and p.kind not in _STARS for p in parameters):
+        return None
+    return frozenset(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)
 
 
 def check_call(

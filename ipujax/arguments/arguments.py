@@ -167,14 +167,18 @@ def check_settings(fun: Callable[..., Any], settings: Mapping[str, Any]) -> None
                         got=number,
                         hint="static_argnames for one that is given by name" if "static" in setting else None,
                     )
-    if inspect.Parameter.VAR_KEYWORD not in kinds:
-        names = [p.name for p in parameters]
-        for setting, argnames in (("donate_argnames", donate_argnames), ("static_argnames", static_argnames)):
-            for name in argnames:
-                if name not in names:
-                    problem = f"{setting} names an argument that {who} lacks"
-                    hint = nearest(name, names)
-                    raise ArgumentValueError(problem, expected=signature_text, got=repr(name), hint=hint)
+    names = [p.name for p in parameters]
+    nameless = {p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.VAR_POSITIONAL)}
+    for setting, argnames in (("donate_argnames", donate_argnames), ("static_argnames", static_argnames)):
+        for name in argnames:
+            problem = f"{setting} names an argument that {who} lacks"
+            hint = nearest(name, names)
+            if name in nameless:
+                problem = f"{setting} names an argument that {who} takes by position alone"
+                hint = f"{setting.replace('names', 'nums')}, its position"
+            elif name in names or inspect.Parameter.VAR_KEYWORD in kinds:
+                continue
+            raise ArgumentValueError(problem, expected=signature_text, got=repr(name), hint=hint)
     static = {_name_at(positional, n) for n in static_argnums} | set(static_argnames)
     for donated in (*(_name_at(positional, n) for n in donate_argnums), *donate_argnames):
         if donated in static:

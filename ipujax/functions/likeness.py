@@ -27,7 +27,8 @@ def make_alike(wrapper: Callable[..., Any], fun: Callable[..., Any], name: str) 
         wrapper.__wrapped__ = FunctionType(code, {}, str(name), None, cells)  # type: ignore[attr-defined]
     try:
         signature = inspect.signature(fun)
-    except (TypeError, ValueError):  # builtins and some C functions have no signature
+    except (TypeError, ValueError):  # builtins and some C functions have none, nor has the wrapper then: not its own
+        wrapper.__signature__ = ()  # type: ignore[attr-defined]
         return
     parameters = [p if p.default is p.empty else p.replace(default=None) for p in signature.parameters.values()]
     wrapper.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]

@@ -25,7 +25,8 @@ class JitTest(unittest.TestCase):
     def test_passes(self):
         for make in (jax.jit, jit, functools.partial(jax.jit, donate_argnums=0)):
             self.assertEqual(repr(make(jnp.sin)), "ipu.jit(sin)")
-        self.assertIn("PjitFunction", repr(jax.jit(jnp.sin, keep_unused=True)))
+        self.assertIn("PjitFunction", repr(jax.jit(jnp.sin, backend="cpu")))
+        self.assertEqual(repr(jax.jit(jnp.sin, keep_unused=True, inline=True, backend=None)), "ipu.jit(sin)")
         self.assertEqual(jit(lambda x: x + 1)(1), 2)
         with self.assertRaisesRegex(TypeError, re.compile("branches.*STRUCTURE", re.DOTALL | re.IGNORECASE)):
             raise TypeError("branches\\nof another structure")
@@ -63,4 +64,4 @@ def test_outcomes(tmp_path: Path) -> None:
     assert "!= 3" in failed and "the process died, code 3" in failed
     assert "JitTest.test_words_of_another_class" in failed
     assert "internals: repr" in excluded and "JitTest.test_words\n    wording: " in excluded
-    assert "by argument: {'keep_unused': 1}" in excluded
+    assert "by argument: {'backend': 1}" in excluded

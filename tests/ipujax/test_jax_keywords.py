@@ -106,6 +106,20 @@ def test_several_arguments_in_any_iterable() -> None:
         np.testing.assert_array_equal(ipu_jit(add, static_argnums=numbers)(X, X, 2)["sum"], X + 2)
 
 
+@pytest.mark.parametrize("name", ["a", "more"])
+@pytest.mark.parametrize("setting", ["donate_argnames", "static_argnames"])
+def test_names_of_positional_arguments_are_refused(setting: str, name: str) -> None:
+    def fun(a: Any, /, b: Any, *more: Any, **options: Any) -> Any:
+        return a
+
+    for jit in (jax.jit, ipu_jit):
+        with pytest.raises(ValueError):
+            jit(fun, **{setting: name})
+        jit(fun, **{setting: ("b", "other")})
+    with pytest.raises(ipu.ArgumentError, match="takes by position alone"):
+        ipu_jit(fun, **{setting: name})
+
+
 # --- shardings that ask for nothing -----------------------------------------------------------------------------------
 
 UNSET: dict[str, dict[str, Any]] = {
@@ -181,7 +195,16 @@ PLAIN = """
         @functools.partial(jax.jit, static_argnums=0)
         def step(self, w, x): return w - self.rate * jax.grad(lambda w: ((x @ w) ** 2).sum())(w)
 
+    traces = []
+
+    def recorded(x):
+        traces.append(x)
+        return x + 1
+
     x = np.arange(6.0, dtype=np.float32).reshape(2, 3)
+    for _ in range(3):
+        np.testing.assert_array_equal(jax.jit(recorded)(x), x + 1)
+    assert len(traces) == 1, "the first call has imported the compiler"
     np.testing.assert_allclose(decorated(x), np.sin(x) * 2, rtol=1e-5)
     np.testing.assert_allclose(settings(jnp.asarray(x), n=3), x * 3)
     w = Trainer().step(np.ones(3, np.float32), x)
