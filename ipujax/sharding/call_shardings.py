@@ -51,6 +51,11 @@ class CallShardings:
                 _check_divides(f"result {number} of {who}", leaf, sharding)
         return shardings
 
+    @property
+    def is_empty(self) -> bool:
+        """True if nothing is asked for."""
+        return self.mesh is None and self.outputs is None and all(s is None for s in self.inputs)
+
 
 NO_SHARDINGS = CallShardings()
 
