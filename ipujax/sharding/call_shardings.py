@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from inspect import signature
 from typing import Any
 
@@ -60,6 +60,11 @@ class CallShardings:
 NO_SHARDINGS = CallShardings()
 
 
+def _asks(sharding: Any) -> bool:
+    """Return whether a sharding, or a spec for the mesh that is set, may ask for more than one device."""
+    return sharding is not None and not (isinstance(sharding, NamedSharding) and sharding.mesh.size == 1)
+
+
 @dataclass(frozen=True, slots=True)
 class ShardingSettings:
     """`in_shardings=` and `out_shardings=` of `ipu.jit`.
@@ -67,12 +72,18 @@ class ShardingSettings:
     Args:
         inputs: pytree prefix of named shardings, specs or None, for any sharding.
         outputs: likewise.
-        has_any: whether a leaf asks for more than one device.
+
+    Attributes:
+        has_any: whether a leaf asks for more than one device; a value, as each call asks.
     """
 
     inputs: Tree = None
     outputs: Tree = None
-    has_any: bool = False
+    has_any: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        leaves = jax.tree.leaves((self.inputs, self.outputs))
+        object.__setattr__(self, "has_any", any(map(_asks, leaves)))
 
     @staticmethod
     def of(inputs: Tree, outputs: Tree, replicas: int | None) -> ShardingSettings:
@@ -83,7 +94,7 @@ class ShardingSettings:
         """
         inputs = _without_unspecified(inputs)
         outputs = _without_unspecified(outputs)
-        settings = ShardingSettings(inputs, outputs, has_any=any(map(_asks, jax.tree.leaves((inputs, outputs)))))
+        settings = ShardingSettings(inputs, outputs)
         if replicas is not None and settings.has_any:
             raise ArgumentError(
                 "ipu.jit has shardings beside replicas",
@@ -205,11 +216,6 @@ def _check_divides(name: str, leaf: Any, sharding: NamedSharding) -> None:
                 f" global size of its dimension {dim} should be divisible by {blocks}, but it is equal to {shape[dim]}"
                 f" (full shape: {shape})"
             )
-
-
-def _asks(sharding: Any) -> bool:
-    """Return whether a sharding, or a spec for the mesh that is set, may ask for more than one device."""
-    return sharding is not None and not (isinstance(sharding, NamedSharding) and sharding.mesh.size == 1)
 
 
 def _without_unspecified(shardings: Tree) -> Tree:
