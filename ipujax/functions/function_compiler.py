@@ -130,7 +130,7 @@ class FunctionCompiler:
             outer.check_inner(self._name)  # inlined into the outer function: one program
             return self._one_replica(*args, **kwargs)
         device = self._device or current_device()
-        partitions = not isinstance(device, CPU) and self._shardings.may_partition(args, kwargs)
+        partitions = self._may_partition and not isinstance(device, CPU) and self._shardings.may_partition(args, kwargs)
         is_traced = not is_evaluating()
         if is_traced and not partitions:
             leaves = jax.tree.leaves((args, kwargs))
@@ -144,7 +144,7 @@ class FunctionCompiler:
             except (TypeError, ValueError, RuntimeError) as error:
                 self._explain(error, device, args, kwargs)
                 raise
-        if self._spread is not None:
+        if self._replication is not None and self._spread is not None:
             return self._call_together(self._spread, device, args, kwargs, is_traced)
         if is_traced:
             _LOG.info(_IS_PLAIN, self._name)
@@ -162,6 +162,11 @@ class FunctionCompiler:
         from ipujax.runtime.host import wait_for_calls
 
         return wait_for_calls(outs, self._calls)
+
+    @functools.cached_property
+    def _may_partition(self) -> bool:
+        """Whether shardings may partition any call; JAX's devices do not change once it has any."""
+        return self._shardings.has_any or jax.device_count() > 1
 
     def _explain(self, error: Exception, where: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Raise an error with function, argument and remedy in place of JAX's, if JAX refused the arguments."""
