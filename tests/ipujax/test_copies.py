@@ -248,7 +248,7 @@ def test_functions_with_a_name_are_that_of_the_module(way: str) -> None:
     assert WAYS[way](Trainer().twice)(X)[0, 0] == 2
 
 
-def test_pickled_functions_have_caches_of_their_own() -> None:
+def test_pickled_functions_compile_again_after_clear_cache() -> None:
     fun = ipu.jit(square, device=DEVICE)
     expected = fun(X)
     duplicate = pickle.loads(pickle.dumps(fun))
