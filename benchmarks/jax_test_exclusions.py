@@ -95,6 +95,7 @@ _EXCLUSIONS: dict[str, dict[str, str]] = {
         "*.test_abstract_mesh_context_trace": _OPTIONS,
         "*.test_changing_abstract_device": _COUNTS,
         "*.test_compilation_cache_miss_when_devices_change": _COUNTS,
+        "*.test_eval_shape_jitted_fun_cache_hit": _COUNTS,
         "*.test_extended_dtypes": _DTYPES,
         "*.test_nary_op_input_constraint": _TEXT,
         "*.test_xla_metadata_applied_to_op": _TEXT,
