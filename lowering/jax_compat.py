@@ -218,10 +218,9 @@ def without_axes(effects: Any) -> frozenset[Any]:
 
 def call_equation(invars: Sequence[Atom], outvars: Sequence[Var], callee: ClosedJaxpr, like: JaxprEqn) -> JaxprEqn:
     """Equation that calls a jaxpr, with the source of another equation."""
+    call = _primitives.closed_call_p
     params = {"call_jaxpr": callee}
-    return new_jaxpr_eqn(
-        list(invars), list(outvars), _primitives.closed_call_p, params, callee.jaxpr.effects, like.source_info
-    )
+    return new_jaxpr_eqn(list(invars), list(outvars), call, params, callee.jaxpr.effects, like.source_info)
 
 
 def new_equation(
@@ -234,8 +233,7 @@ def new_equation(
 
 def source_of(eqn: JaxprEqn) -> AbstractContextManager[Any]:
     """Context in which equations are traced with the source lines and the name stack of another."""
-    info = eqn.source_info
-    return source_info_util.user_context(info.traceback, name_stack=info.name_stack)
+    return source_info_util.user_context(eqn.source_info.traceback, name_stack=eqn.source_info.name_stack)
 
 
 def raw_frames(eqn: JaxprEqn) -> list[tuple[CodeType, int]]:

@@ -254,8 +254,7 @@ ROOMS: dict[str, str] = {
     "ipujax.caching": (
         "ipujax.calls ipujax.compiled_programs ipujax.lowering_plan ipujax.stages ipujax.storage lowering.digests"
         " lowering.dumps lowering.jax_compat lowering.refs runtime.compile runtime.files runtime.logs"
-        " runtime.names_at_import runtime.options runtime.report runtime.schema runtime.sections runtime.sources"
-        " runtime.timeline"
+        " runtime.options runtime.report runtime.schema runtime.sections runtime.sources runtime.timeline"
     ),
     "ipujax.checking": (
         "ipujax.stages lowering.gcl lowering.jax_compat lowering.jaxpr lowering.lower lowering.refs lowering.replicas"
@@ -263,8 +262,8 @@ ROOMS: dict[str, str] = {
     ),
     "ipujax.functions": (
         "ipujax.arguments ipujax.caching ipujax.calls ipujax.checking ipujax.device ipujax.distributed.instance"
-        " ipujax.lowering_plan ipujax.sharding ipujax.stages lowering.jax_compat lowering.partition lowering.replicas"
-        " runtime.host runtime.logs runtime.options"
+        " ipujax.lowering_plan ipujax.sharding ipujax.stages ipujax.storage lowering.dumps lowering.jax_compat"
+        " lowering.partition lowering.replicas runtime.host runtime.logs runtime.options"
     ),
     "ipujax.jit": (
         "ipujax.arguments ipujax.calls ipujax.checking ipujax.device ipujax.functions ipujax.sharding ipujax.stages"

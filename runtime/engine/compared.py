@@ -14,6 +14,7 @@ from jax.experimental.xla_metadata import set_xla_metadata
 
 from ipujax.runtime.engine.collapse import executed_groups
 from ipujax.runtime.graph import Graph, Program
+from ipujax.runtime.names_at_import import jax_jit
 from ipujax.runtime.tensor import Variable
 
 
@@ -30,5 +31,5 @@ def compared_variables(graph: Graph, program: Program) -> frozenset[Variable]:
 def computed_once(value: jax.Array) -> jax.Array:
     """Return an array as the result of a function that XLA does not inline: all fusions read one value of it."""
     with set_xla_metadata(inlineable="false"):
-        result: jax.Array = jax.jit(lambda x: x)(value)
+        result: jax.Array = jax_jit(lambda x: x)(value)
     return result

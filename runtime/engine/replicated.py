@@ -29,7 +29,7 @@ import numpy as np
 from ipujax.runtime.analysis import Divergence, joins_replicas
 from ipujax.runtime.engine.orders import reordered
 from ipujax.runtime.engine.single import EngineProgram, Live
-from ipujax.runtime.engine.steps import steps_of
+from ipujax.runtime.engine.traced_steps import steps_of
 from ipujax.runtime.engine.values import State, Values
 from ipujax.runtime.graph import (
     Branch,

@@ -32,8 +32,8 @@ from ipujax.runtime.engine.compared import compared_variables, computed_once
 from ipujax.runtime.engine.orders import ChosenOrders, choose_orders, reorder_group
 from ipujax.runtime.engine.split import run_group, signatures, store_blocks
 from ipujax.runtime.engine.step_clock import StepClock
-from ipujax.runtime.engine.steps import CONTROL, called_around, steps_of
 from ipujax.runtime.engine.stream_values import check_input, is_call, stream_variables
+from ipujax.runtime.engine.traced_steps import CONTROL, called_around, steps_of
 from ipujax.runtime.engine.values import State, Values
 from ipujax.runtime.graph import (
     Call,
@@ -60,6 +60,7 @@ from ipujax.runtime.graph import (
     distinct,
 )
 from ipujax.runtime.host import CallStream, GuardedHost, HostCall, HostCalls
+from ipujax.runtime.names_at_import import jax_jit
 from ipujax.runtime.tensor import Tensor, Variable
 
 Streams = dict[HostStream, jax.Array]
@@ -361,7 +362,7 @@ class EngineProgram:
                 self.run_program(step.function.body, inner, live)
                 return [inner[v] for v in results]
 
-        return _TracedFunction(live, operands, results, jax.jit(run))
+        return _TracedFunction(live, operands, results, jax_jit(run))
 
     def _repeat(self, step: Repeat, values: Values, live: Live) -> None:
         if step.count == 1:
