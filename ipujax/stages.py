@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -287,12 +287,13 @@ class Lowered(Stage):
     def _compiled(self) -> Compiled:
         from ipujax.fit import compile_fitting
         from ipujax.runtime.compile import STEPS
-        from ipujax.storage.stored_values import storing_values
+        from ipujax.storage.stored_values import with_stored_values
 
         spent_seconds = sum(self.timings.values())
         watching = watch_compilation(self.name, lambda: (*self.timings, *STEPS), self._options.progress, spent_seconds)
-        with collecting_rarely(), watching, storing_values(self._options.cache_dir):
-            lowered, executable = compile_fitting(self, self._plan, self._options)
+        with collecting_rarely(), watching:
+            fitting = partial(compile_fitting, self, self._plan, self._options)
+            lowered, executable = with_stored_values(self._options.cache_dir, fitting)
         executable = executable.named(self.name, self.name.file, lowered.timings)
         compiled = Compiled(lowered, executable, self.store)
         announce(self.name, bound_warnings(executable), lambda: compiled.profile)

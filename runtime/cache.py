@@ -291,13 +291,18 @@ def keep_recent() -> None:
     release_freed_memory()
 
 
+def drop_values() -> None:
+    """Drop all values in memory; they are recalled or computed again."""
+    _memory.shrink(0)
+
+
 def clear_caches() -> None:
     """Clear all caches of ipujax; results stay the same, the next compilation takes longer.
 
     Functions of `ipu.jit` that are alive stay compiled; one that is made anew compiles again. `jax.clear_caches` does
     the same for JAX.
     """
-    _memory.shrink(0)
+    drop_values()
     for clear in _clearing:
         clear()
     for cached in _small_caches:

@@ -152,10 +152,9 @@ def find_or_lower(plan: LoweringPlan, lower: Callable[[], Lowered]) -> Lowered:
         figures = None if entry is None else entry.figures()
 
     def lower_with_plans() -> Lowered:
-        from ipujax.storage.stored_values import storing_values  # a program of the cache is called without
+        from ipujax.storage.stored_values import with_stored_values  # a program of the cache is called without
 
-        with storing_values(plan.options.cache_dir):
-            return lower()
+        return with_stored_values(plan.options.cache_dir, lower)
 
     if entry is not None and figures is not None:
         return CachedLowered(plan, entry, figures, timings, lower_with_plans)

@@ -10,12 +10,11 @@ compilation ends or fails.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable
 from typing import Any, TypeVar
 
 from ipujax.lowering.digests import NoDigestError, value_digests
-from ipujax.runtime.cache import values_stored_in
+from ipujax.runtime.cache import drop_values, values_stored_in
 from ipujax.runtime.files import DamagedError, FileError, FileKind, Sealed, Section, compress, decompress
 from ipujax.runtime.files.sealed import section_of
 from ipujax.runtime.logs import Log
@@ -43,6 +42,7 @@ class StoredValues:
         self._directory = directory
         self._digests = value_digests(compiler_state())
         self._computed: list[NewFile] = []
+        self._read: list[str] = []  # digests of the values that were taken from the directory
 
     def recall(
         self, key: Hashable, compute: Callable[[], Value], kind: Any, is_valid: Callable[[Value], bool]
@@ -56,7 +56,9 @@ class StoredValues:
         file = self._directory.read(digest, PLAN_FILE)
         if file is not None:
             try:
-                return _value_of(file, kind, is_valid)
+                stored = _value_of(file, kind, is_valid)
+                self._read.append(digest)
+                return stored
             except FileError as error:
                 self._directory.discard(digest, PLAN_FILE, error)
         value = compute()
@@ -73,6 +75,16 @@ class StoredValues:
             NewFile(PLAN_FILE, digest, {_DATA: section_of(data, _LEVEL), _ARRAYS: compress(arrays, _LEVEL)})
         )
 
+    @property
+    def are_used(self) -> bool:
+        """Whether values were taken from the directory."""
+        return bool(self._read)
+
+    def discard(self, problem: str) -> None:
+        """Remove the values that were taken from the directory."""
+        for digest in self._read:
+            self._directory.discard(digest, PLAN_FILE, DamagedError(problem))
+
     def write(self) -> None:
         """Write the values that were computed."""
         if self._computed:
@@ -86,25 +98,32 @@ def _value_of(file: Sealed, kind: Any, is_valid: Callable[[Value], bool]) -> Val
     return value
 
 
-@contextmanager
-def storing_values(cache_dir: str | None) -> Iterator[None]:
-    """Take plans and costs that are computed inside the `with` from the directory of a cache, and store new ones.
+def with_stored_values(cache_dir: str | None, compute: Callable[[], Value]) -> Value:
+    """Return a result whose plans and costs are taken from the directory of a cache, and new ones stored there.
+
+    Where stored plans lead to an error, they are computed again: a file may have the right form and other numbers.
 
     Args:
         cache_dir: see `requested_directory`.
+        compute: computes the result.
     """
     directory = requested_directory(cache_dir)
     if directory is None:
-        yield
-        return
+        return compute()
     try:
         values = StoredValues(directory)
     except NoDigestError as error:
         _LOG.info("plans are not stored: %s", error)
-        yield
-        return
+        return compute()
     try:
         with values_stored_in(values):
-            yield
+            return compute()
+    except Exception:
+        if not values.are_used:
+            raise
+        drop_values()
+        result = compute()  # raises the same error, if not for the plans
+        values.discard("it has other numbers than the compiler computes")
+        return result
     finally:  # also of a program that does not fit, of which the next one may have parts
         values.write()

@@ -348,3 +348,30 @@ def test_plans_that_cannot_be_those_of_a_convolution(name):
 
 def test_plans_for_more_tiles_than_there_are():
     assert PLAN_OF_SPEC.tiles_used > 1 and not is_plan_of(PLAN_OF_SPEC, SPEC, preset("mk2").replace(tiles_per_ipu=1))
+
+
+def test_plans_that_lead_to_an_error_are_computed_again(tmp_path, monkeypatch):
+    expected = without_seconds(compiled(None, tmp_path))
+    plans = len(list(tmp_path.glob("*-plan.ipujax")))
+    for path in tmp_path.glob("*-program.ipujax"):
+        path.unlink()
+    with monkeypatch.context() as patch:
+        # As of a file with a right checksum, and numbers that no compiler computes.
+        patch.setattr("ipujax.storage.stored_values._value_of", lambda file, kind, is_valid: ())
+        assert without_seconds(compiled(None, tmp_path)) == expected
+    assert len(list(tmp_path.glob("*-plan.ipujax"))) < plans
+    assert without_seconds(compiled(None, tmp_path)) == expected
+
+
+def test_an_error_without_stored_plans_keeps_them(tmp_path):
+    compiled(None, tmp_path)
+    plans = sorted(tmp_path.glob("*-plan.ipujax"))
+    ipu.clear_caches()
+    step = ipu.jit(
+        lambda weights, large: (jax.value_and_grad(loss)(weights, X, None), large + 1),
+        device=ipu.IPUModel(tiles_per_ipu=16),
+        options=ipu.Options(cache_dir=tmp_path),
+    )
+    with pytest.raises(ipu.TileMemoryError):
+        step.lower(WEIGHTS, jax.ShapeDtypeStruct((8192, 8192), jnp.float32)).compile()
+    assert set(plans) <= set(tmp_path.glob("*-plan.ipujax"))
