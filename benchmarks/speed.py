@@ -6,7 +6,7 @@
 
 Both compilers run alternately in one process; figures are medians. For each model, with donated state:
 
-    step          wall seconds of a warm step
+    step          wall and CPU seconds of a warm step
     first step    CPU seconds of the first call of a function, with JAX's and ipujax's caches cleared: tracing,
                   lowering, XLA's compilation and one run
     lower         CPU seconds of `.lower(shapes)` of a new function: tracing, passes, graph and program
@@ -40,14 +40,15 @@ from typing import Any
 import jax
 import numpy as np
 from hlo_diff import Case
-from models import COMPARED, LARGE, MODELS, Model
+from models import COMPARED, LARGE, MODELS, STEPS, Model
 
 import ipujax as ipu
 
-ALL = {**MODELS, **LARGE}
+ALL = {**MODELS, **STEPS, **LARGE}
 BASE, OURS = "jax.jit", "ipu.jit"
 BEGIN, END = "<!-- speed: written by benchmarks/speed.py -->\n", "<!-- end of speed -->"
 MIB = 1 << 20
+SHORT_SECONDS = 1e-3  # steps below are compared by their difference: a call takes some microseconds
 
 # Steps of `Compiled.timings` by their kind, for the table of the division of time; all other steps are passes.
 PARTS = {
@@ -67,6 +68,7 @@ class Figures:
     Args:
         runs: number of measurements by their kind.
         step: wall seconds of a warm step, by compiler.
+        step_cpu: CPU seconds of it, of all threads, by compiler.
         first: CPU seconds of a first step, by compiler.
         peak_mib: MiB of the process during a first step over those before, by compiler.
         lower: CPU seconds of `.lower()`.
@@ -76,6 +78,7 @@ class Figures:
 
     runs: dict[str, int] = field(default_factory=dict)
     step: dict[str, float] = field(default_factory=dict)
+    step_cpu: dict[str, float] = field(default_factory=dict)
     first: dict[str, float] = field(default_factory=dict)
     peak_mib: dict[str, float] = field(default_factory=dict)
     lower: float = 0.0
@@ -201,22 +204,28 @@ def warm_steps(
     steps = {name: make() for name, make in makers.items()}
     args = {name: list(arrays()) for name in steps}
     samples: dict[str, list[float]] = {name: [] for name in steps}
+    cpu_samples: dict[str, list[float]] = {name: [] for name in steps}
 
-    def run(name: str) -> float:
+    def run(name: str) -> tuple[float, float]:
         start = time.perf_counter()
+        cpu_start = time.process_time()
         results = jax.block_until_ready(steps[name](*args[name]))
+        cpu_spent = time.process_time() - cpu_start
         spent = time.perf_counter() - start
         if num_state:
             args[name][:num_state] = results[:num_state]
-        return spent
+        return spent, cpu_spent
 
     for name in steps:
         run(name)
         run(name)
     for number in rounds(most, limit):
         for name in in_turn(list(steps), number):
-            samples[name].append(run(name))
+            spent, cpu_spent = run(name)
+            samples[name].append(spent)
+            cpu_samples[name].append(cpu_spent)
     figures.step = medians(samples)
+    figures.step_cpu = medians(cpu_samples)
     figures.runs["step"] = len(samples[OURS])
 
 
@@ -256,7 +265,7 @@ def machine() -> str:
 
 def header() -> str:
     """First line of the table."""
-    pairs = [f"{name:>25}" for name in ("step ms", "first step CPU s", "peak MiB")]
+    pairs = [f"{name:>25}" for name in ("step ms", "step CPU ms", "first step CPU s", "peak MiB")]
     return f"{'':<21}{''.join(pairs)}{'lower':>9}{'compile':>9}{'runs':>13}"
 
 
@@ -264,6 +273,7 @@ def row(name: str, figures: Figures) -> str:
     """Line of a model: base → ours, × ratio."""
     cells = [
         pair(figures.step, 1e3, 2),
+        pair(figures.step_cpu, 1e3, 2),
         pair(figures.first, 1, 2),
         pair(figures.peak_mib, 1, 0),
     ]
@@ -280,10 +290,17 @@ def pair(values: dict[str, float], factor: float, digits: int) -> str:
 
 
 def summary(all_figures: dict[str, Figures]) -> list[str]:
-    """Geometric mean and worst of the ratios."""
+    """Geometric mean and worst of the ratios; of steps those that take a millisecond or more."""
     lines = []
-    for what, read in (("step", lambda f: f.step), ("first step", lambda f: f.first)):
-        ratios = {name: read(f)[OURS] / read(f)[BASE] for name, f in all_figures.items() if read(f)}
+    readings: tuple[tuple[str, Callable[[Figures], dict[str, float]], float], ...] = (
+        ("step", lambda f: f.step, SHORT_SECONDS),
+        ("step CPU", lambda f: f.step_cpu, SHORT_SECONDS),
+        ("first step", lambda f: f.first, 0.0),
+        ("peak", lambda f: f.peak_mib, 0.0),
+    )
+    for what, read, least in readings:
+        measured = {name: read(f) for name, f in all_figures.items() if read(f) and read(f)[BASE] > least}
+        ratios = {name: seconds[OURS] / seconds[BASE] for name, seconds in measured.items()}
         if ratios:
             mean = math.exp(statistics.fmean(map(math.log, ratios.values())))
             worst = max(ratios, key=lambda name: ratios[name])

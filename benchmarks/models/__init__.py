@@ -46,6 +46,14 @@ MODELS: dict[str, Callable[..., Model]] = {
     "bert-base": bert_base,
 }
 
+# Further sizes, of which warm steps are compared with those of `jax.jit`.
+STEPS: dict[str, Callable[..., Model]] = {
+    "gpt-12": partial(gpt, layers=12),
+    "gpt-12 no biases": partial(gpt, layers=12, has_biases=False),
+    "gpt-4 of width 768": partial(gpt, width=768, heads=12, vocabulary=30_528),  # as BERT-Base, of 4 layers
+    "resnet-50 of batch 4": partial(resnet50, micro_batch=4, micro_batches=1),
+}
+
 # The models that take a minute or more to compile, and are left out where all are.
 LARGE: dict[str, Callable[..., Model]] = {
     "bert-large-lamb": bert_large_lamb,

@@ -24,7 +24,17 @@ Attend = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of a model and its batches: blocks, width, heads, tokens in a sequence, sequences, and different tokens."""
+    """Of a model and its batches.
+
+    Args:
+        layers: blocks.
+        width: features of each token.
+        heads: of attention.
+        length: tokens of a sequence.
+        batch: sequences.
+        vocabulary: different tokens.
+        has_biases: whether dense layers have them.
+    """
 
     layers: int = 4
     width: int = 256
@@ -32,13 +42,16 @@ class Sizes:
     length: int = 128
     batch: int = 8
     vocabulary: int = 256
+    has_biases: bool = True
 
 
-def block_init(key: jax.Array, width: int) -> Params:
+def block_init(key: jax.Array, width: int, has_biases: bool = True) -> Params:
     """Parameters of `block`."""
     shapes = {"qkv": (width, 3 * width), "out": (width, width), "up": (width, 4 * width), "down": (4 * width, width)}
     keys = jax.random.split(key, len(shapes))
-    layers = {name: dense_init(k, *shape) for k, (name, shape) in zip(keys, shapes.items(), strict=True)}
+    layers = {
+        name: dense_init(k, *shape, has_bias=has_biases) for k, (name, shape) in zip(keys, shapes.items(), strict=True)
+    }
     return layers | {"norm1": norm_init(width), "norm2": norm_init(width)}
 
 
@@ -77,7 +90,7 @@ def language_model(name: str, sizes: Sizes, run: Run, arrange: Callable[[list[Pa
         return {
             "tokens": weights(tokens, sizes.vocabulary, sizes.width),
             "places": weights(places, sizes.length, sizes.width),
-            "blocks": arrange([block_init(k, sizes.width) for k in blocks]),
+            "blocks": arrange([block_init(k, sizes.width, sizes.has_biases) for k in blocks]),
             "norm": norm_init(sizes.width),
             "head": weights(head, sizes.width, sizes.vocabulary),
         }

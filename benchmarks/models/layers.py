@@ -17,14 +17,15 @@ def weights(key: jax.Array, *shape: int, dtype: Any = jnp.float32) -> jax.Array:
     return jax.nn.initializers.he_normal()(key, shape, dtype)
 
 
-def dense_init(key: jax.Array, inputs: int, outputs: int, dtype: Any = jnp.float32) -> Params:
+def dense_init(key: jax.Array, inputs: int, outputs: int, dtype: Any = jnp.float32, *, has_bias: bool = True) -> Params:
     """Parameters of `dense`."""
-    return {"w": weights(key, inputs, outputs, dtype=dtype), "b": jnp.zeros(outputs, dtype)}
+    bias = {"b": jnp.zeros(outputs, dtype)} if has_bias else {}
+    return {"w": weights(key, inputs, outputs, dtype=dtype), **bias}
 
 
 def dense(p: Params, x: jax.Array) -> jax.Array:
     """A dense layer on the last dimension."""
-    return x @ p["w"] + p["b"]
+    return x @ p["w"] + p["b"] if "b" in p else x @ p["w"]
 
 
 def perceptron_init(key: jax.Array, *widths: int) -> list[Params]:
