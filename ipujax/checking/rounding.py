@@ -4,7 +4,7 @@ Input: an equation, its operands and its results, arrays of one replica. Output:
 rounding errors with which any order of its operations computes it from these operands:
 
     sums of n products or terms    √n · ε · the same sum of magnitudes
-    functions                      ε · the result, and its change when each operand changes by ε of itself
+    functions                      ε · the result, and its largest change when each operand changes by ε of itself
     other arithmetic               ε · the result
     moves, choices, integers       0
 
@@ -70,8 +70,7 @@ def rounding_sizes(eqn: JaxprEqn, operands: Sequence[Any], results: Sequence[Any
     elif name in _ROUNDED_ONCE or not all(map(is_inexact, results)):
         return sizes
     else:
-        changed = eval_equation(eqn, *(_rounded(x, n) if is_inexact(x) else x for n, x in enumerate(operands)))
-        changes = [_magnitude(y - x) for x, y in zip(results, changed, strict=True)]
+        changes = _changes(eqn, operands, results)
     return [size + jnp.where(jnp.isnan(change), 0, change) for size, change in zip(sizes, changes, strict=True)]
 
 
@@ -94,6 +93,18 @@ def _rounded_up_or_down(x: Any, size: Any, seed: jax.Array) -> Any:
     if not is_inexact(x) or is_on_host(jax.typeof(x)):
         return x
     return x + (_signs(x.shape, seed * jnp.uint32(7919)) * size).astype(x.dtype)
+
+
+def _changes(eqn: JaxprEqn, operands: Sequence[Any], results: Sequence[Any]) -> list[jax.Array]:
+    """Return the largest changes of results when operands are rounded, in several samples: one may cancel."""
+    largest = [jnp.zeros(x.shape, jnp.float32) for x in results]
+    for sample in range(SAMPLES):
+        seeds = range(sample * len(operands), (sample + 1) * len(operands))
+        rounded = (_rounded(x, seed) if is_inexact(x) else x for seed, x in zip(seeds, operands, strict=True))
+        changed = eval_equation(eqn, *rounded)
+        changes = (_magnitude(y - x) for x, y in zip(results, changed, strict=True))
+        largest = [jnp.maximum(a, b) for a, b in zip(largest, changes, strict=True)]
+    return largest
 
 
 def _sum_sizes(eqn: JaxprEqn, operands: Sequence[Any], results: Sequence[Any]) -> list[jax.Array]:
