@@ -265,7 +265,7 @@ def machine() -> str:
 
 def header() -> str:
     """First line of the table."""
-    pairs = [f"{name:>25}" for name in ("step ms", "step CPU ms", "first step CPU s", "peak MiB")]
+    pairs = [f"{name:>28}" for name in ("step ms", "step CPU ms", "first step CPU s", "peak MiB")]
     return f"{'':<21}{''.join(pairs)}{'lower':>9}{'compile':>9}{'runs':>13}"
 
 
@@ -278,7 +278,7 @@ def row(name: str, figures: Figures) -> str:
         pair(figures.peak_mib, 1, 0),
     ]
     runs = "/".join(str(figures.runs.get(kind, 0)) for kind in ("step", "first", "lower"))
-    return f"{name:<21}{''.join(f'{cell:>25}' for cell in cells)}{figures.lower:>9.2f}{figures.compile:>9.2f}{runs:>13}"
+    return f"{name:<21}{''.join(f'{cell:>28}' for cell in cells)}{figures.lower:>9.2f}{figures.compile:>9.2f}{runs:>13}"
 
 
 def pair(values: dict[str, float], factor: float, digits: int) -> str:

@@ -19,7 +19,7 @@ import numpy as np
 from ipujax.arguments import FunctionName
 from ipujax.calls import Signature, Stage, Traced as Traced, check_compiled_call, moves_apart
 from ipujax.compiled_programs import announce, bound_warnings
-from ipujax.distributed.instance import Spread, check_alone, to_local
+from ipujax.distributed.instance import check_alone, to_local
 from ipujax.lowering.dumps import LOWERED, TRACE
 from ipujax.lowering.jax_compat import (
     ClosedJaxpr,
@@ -45,6 +45,7 @@ from ipujax.sharding import Partitioning, run_on_one_device, with_axes, without_
 
 # Imported by the methods that need them: a program of the cache is called without.
 if TYPE_CHECKING:
+    from ipujax.distributed.instance import Spread
     from ipujax.fit import Choice, Untried
     from ipujax.lowering.lower import LoweredProgram
     from ipujax.lowering.recomputation import ChainTrade

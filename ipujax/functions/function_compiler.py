@@ -46,7 +46,7 @@ from ipujax.calls import (
     with_host_shapes,
 )
 from ipujax.device import CPU, Device, IPUModel, current_device
-from ipujax.distributed.instance import Operands, Spread, check_alone, received, to_local
+from ipujax.distributed.instance import check_alone, to_local
 from ipujax.functions.function_settings import FunctionSettings
 from ipujax.functions.likeness import make_alike
 from ipujax.functions.partitioned_calls import PartitionedCalls
@@ -63,6 +63,7 @@ from ipujax.stages import Compiled, Lowered, Traced
 
 if TYPE_CHECKING:
     from ipujax.checking import CheckReport
+    from ipujax.distributed.instance import Operands, Spread
     from ipujax.runtime.host import HostCalls
 
 _LOG = Log("jit")
@@ -208,7 +209,18 @@ class FunctionCompiler:
 
     @functools.cached_property
     def _known_spread(self) -> Spread | None:
+        from ipujax.distributed.instance import Spread
+
         return Spread.of(self._name, self._replication)
+
+    def _received(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """Return traced arguments as the function takes them, which instances may have wrapped."""
+        if self._replication is None:
+            return args, kwargs
+        from ipujax.distributed.instance import received
+
+        unwrapped: tuple[Any, Any] = received((args, kwargs))
+        return unwrapped
 
     def trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Traced:
         """Trace for the shapes of arguments; see `IpuFunction.trace`."""
@@ -288,7 +300,7 @@ class FunctionCompiler:
         """Return the jitted function in plain JAX, with the results of all replicas."""
 
         def run(*args: Any, **kwargs: Any) -> Any:
-            args, kwargs = received((args, kwargs))
+            args, kwargs = self._received(args, kwargs)
             do = evaluate if self._spread is None else self._spread.evaluate
             return replication.apply(do, self._fun, args, kwargs, self._places(args), self._name)
 
@@ -311,7 +323,7 @@ class FunctionCompiler:
             def run(*args: Any, **kwargs: Any) -> Any:
                 if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
                     return self._plain(*args, **kwargs)
-                args, kwargs = received((args, kwargs))
+                args, kwargs = self._received(args, kwargs)
                 with self._watching():
                     shardings = self._shardings.of_whole_call(
                         self._name, tuple(self._dynamic(args, kwargs)[0].values())

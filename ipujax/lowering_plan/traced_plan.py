@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 from jax.sharding import Mesh
 
 from ipujax.arguments import FunctionName
 from ipujax.calls import Signature, Traced, check_asked_memories
-from ipujax.distributed.instance import Spread
 from ipujax.lowering.jax_compat import ClosedJaxpr, without_float0
 from ipujax.lowering.jaxpr import check_values, primitive_names
 from ipujax.lowering.partition import Shardings
@@ -23,6 +22,9 @@ from ipujax.lowering.refs import with_state
 from ipujax.runtime.options import Options
 from ipujax.runtime.target import Target
 from ipujax.sharding import NO_SHARDINGS, CallShardings, mesh_of_constraints, without_splits
+
+if TYPE_CHECKING:
+    from ipujax.distributed.instance import Spread
 
 
 def compilation_steps() -> tuple[str, ...]:

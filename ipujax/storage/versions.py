@@ -16,11 +16,14 @@ from pathlib import Path
 
 import jax
 import numpy as np
+from jaxlib.version import __version__ as JAXLIB_VERSION
 
 from ipujax.lowering.digests import NoDigestError, replaced_lowerings
 from ipujax.runtime.names_at_import import import_time_ns, replaced_names
 
 _PACKAGE = Path(__file__).parent.parent
+# Folders without a part of the compiler: what front ends do shows in the traced function.
+_FRONT_ENDS = ("/cli", "/keras", "/onnx", "/popart")
 # Settings of JAX that the lowering of a jaxpr reads.
 _SETTINGS = (
     "jax_enable_x64",
@@ -49,7 +52,7 @@ def installed_versions() -> dict[str, str]:
     return {
         "ipujax": version("ipujax"),
         "jax": jax.__version__,
-        "jaxlib": version("jaxlib"),
+        "jaxlib": JAXLIB_VERSION,
         "numpy": np.__version__,
         "python": platform.python_version(),
         "machine": f"{platform.system()} {platform.machine()}",
@@ -58,7 +61,7 @@ def installed_versions() -> dict[str, str]:
 
 @cache
 def source_state() -> str:
-    """Return a digest of names, sizes and times of the files of ipujax, which change without its version."""
+    """Return a digest of names, sizes and times of the compiler's files, which change without its version."""
     files = sorted(_files(_PACKAGE))
     changed = [name for name, _, time_ns in files if import_time_ns() < time_ns <= time.time_ns()]
     if changed:  # the code that runs may be that of the earlier file
@@ -71,7 +74,7 @@ def _files(folder: Path, root: str = "") -> list[tuple[str, int, int]]:
     with os.scandir(folder) as entries:
         for entry in entries:
             name = f"{root}/{entry.name}"
-            if entry.is_dir():
+            if entry.is_dir() and name not in _FRONT_ENDS:
                 files += _files(Path(entry.path), name)
             elif entry.name.endswith(".py"):
                 stat = entry.stat()

@@ -7,6 +7,8 @@ mesh.py         instances as devices of JAX
 spread.py       a function of several replicas among instances
 """
 
+from typing import TYPE_CHECKING
+
 from ipujax.distributed.instance.instance import (
     CONTROL_FD as CONTROL_FD,
     EXIT_CODE as EXIT_CODE,
@@ -29,9 +31,15 @@ from ipujax.distributed.instance.mesh import (
     to_all as to_all,
     to_local as to_local,
 )
-from ipujax.distributed.instance.spread import (
-    Operands as Operands,
-    Spread as Spread,
-    check_same_program as check_same_program,
-    received as received,
-)
+from ipujax.runtime.lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from ipujax.distributed.instance.spread import (
+        Operands as Operands,
+        Spread as Spread,
+        check_same_program as check_same_program,
+        received as received,
+    )
+else:
+    # For functions of several replicas alone.
+    __getattr__ = lazy_names(__name__, {"spread": "Operands Spread check_same_program received"})
