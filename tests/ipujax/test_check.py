@@ -178,3 +178,13 @@ def test_a_chaotic_loop_is_no_error_and_a_dropped_carry_is() -> None:
 def test_refusals(call: Callable[[], Any], match: str) -> None:
     with pytest.raises(ipu.ArgumentError, match=match):
         call()
+
+
+def test_replicas_that_leave_a_loop_at_different_times() -> None:
+    device = ipu.IPUModel(num_ipus=2, tiles_per_ipu=8)
+
+    def grown(x: jax.Array) -> jax.Array:
+        return lax.while_loop(lambda c: c.sum() < 50, lambda c: c * 2 + 1, x)
+
+    fun = ipu.jit(grown, device=device, replicas=2, in_specs=P("replica"), out_specs=P("replica"))
+    assert ipu.check(fun, jnp.arange(8.0)).agrees

@@ -5,7 +5,8 @@ of loops, branches and calls before the equation that holds them. A value is sen
 where a sequence of the program reads it first; a stream has the last value of a run.
 
 Limits: arrays in streaming memory have no stream; programs that were lowered on the way to another leave equations
-whose streams no run has.
+whose streams no run has. Of several replicas, which may decide differently and reach all streams together, equations
+inside of data-dependent loops and branches have none.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ import numpy as np
 from ipujax.lowering.jax_compat import JaxprEqn, Literal
 from ipujax.runtime.graph import Graph, HostStream, Sequence as ProgramSequence, StreamOut
 from ipujax.runtime.tensor import Origin, Tensor
+
+_DECISIONS = ("while", "cond")  # primitives whose control depends on data
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -66,6 +69,9 @@ class Probes:
         self, graph: Graph, prog: ProgramSequence, eqn: JaxprEqn, operands: Sequence[Tensor]
     ) -> tuple[HostStream | None, ...]:
         """Add probes of the operands of an equation that is lowered next; returns their streams."""
+        if self._is_decided(graph):
+            self._holders.append(eqn)
+            return ()
         atoms = zip(eqn.invars, operands, strict=True)
         streams = tuple(None if isinstance(atom, Literal) else self._stream(graph, prog, x) for atom, x in atoms)
         self._holders.append(eqn)
@@ -80,10 +86,17 @@ class Probes:
     ) -> None:
         """Add probes of the results of the equation that was entered last."""
         eqn = self._holders.pop()
+        if self._is_decided(graph):
+            return
         was_run = self._of_sequence(graph, prog).was_run
         streams = tuple(self._stream(graph, prog, x, is_new=True) for x in results)
         holders = tuple(self._holders)
         self.equations.append(ProbedEquation(eqn, graph.origin, holders, was_run, operands, streams))
+
+    def _is_decided(self, graph: Graph) -> bool:
+        """Return whether a replica decides by itself how often the equations are run that are lowered now."""
+        is_inside = any(holder.primitive.name in _DECISIONS for holder in self._holders)
+        return is_inside and graph.replication_factor > 1
 
     def _stream(self, graph: Graph, prog: ProgramSequence, tensor: Tensor, is_new: bool = False) -> HostStream | None:
         """Return the stream of a tensor in a sequence, added if it has none or `is_new`; None without elements."""
