@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
 
+from ipujax.checking.jaxpr_values import quick_jit as quick_jit
 from ipujax.lowering.jax_compat import ClosedJaxpr, trace
 from ipujax.lowering.lower import LoweredProgram, lower
 from ipujax.lowering.outlining import gain
@@ -24,14 +24,6 @@ from ipujax.runtime.target.presets import preset
 from ipujax.runtime.target.target import Target
 
 TILES = (1, 4, 7, 16)
-quick_jit = partial(
-    jax.jit,
-    compiler_options={
-        "xla_backend_optimization_level": 0,
-        "xla_llvm_disable_expensive_passes": True,
-        "xla_cpu_use_fusion_emitters": False,
-    },
-)
 
 
 def small_target(tiles: int, **changes: Any) -> Target:
