@@ -84,7 +84,8 @@ ROOMS: dict[str, str] = {
     "runtime.interpreter": "runtime.analysis runtime.exchange runtime.graph runtime.host runtime.tensor",
     "lowering.jax_compat": "",
     "lowering.stored_modules": "lowering.jax_compat",
-    "lowering.source_info": "lowering.jax_compat runtime.tensor",
+    "lowering.source_info": "lowering.jax_compat",
+    "lowering.layer_notes": "lowering.jax_compat lowering.source_info runtime.tensor",
     "lowering.layout": "runtime.compile runtime.exchange runtime.graph runtime.memory runtime.target runtime.tensor",
     "lowering.popops.vertices": "lowering.layout runtime.graph runtime.target runtime.tensor",
     "lowering.popops.reductions": (
@@ -108,7 +109,7 @@ ROOMS: dict[str, str] = {
         " runtime.exchange runtime.graph runtime.target runtime.tensor"
     ),
     "lowering.digests": "lowering.jax_compat lowering.source_info",
-    "lowering.jaxpr": "lowering.jax_compat lowering.source_info runtime.tensor",
+    "lowering.jaxpr": "lowering.jax_compat lowering.layer_notes lowering.source_info runtime.tensor",
     "lowering.replicas": (
         "lowering.gcl lowering.jax_compat lowering.jaxpr lowering.popops lowering.source_info runtime.host"
         " runtime.target"
@@ -119,17 +120,17 @@ ROOMS: dict[str, str] = {
     ),
     "lowering.refs": "lowering.jax_compat lowering.jaxpr lowering.source_info",
     "lowering.outlining": (
-        "lowering.gcl lowering.jax_compat lowering.jaxpr lowering.offload lowering.source_info runtime.graph"
+        "lowering.gcl lowering.jax_compat lowering.jaxpr lowering.layer_notes lowering.offload lowering.source_info"
+        " runtime.graph"
     ),
     "lowering.partition": (
         "lowering.gcl lowering.jax_compat lowering.jaxpr lowering.popops lowering.replicas lowering.source_info"
         " runtime.target"
     ),
     "lowering.passes": (
-        "lowering.gcl lowering.jax_compat lowering.jaxpr lowering.offload lowering.outlining lowering.partition"
-        " lowering.popops"
-        " lowering.recomputation"
-        " lowering.refs lowering.replicas lowering.source_info runtime.graph runtime.logs runtime.tensor"
+        "lowering.gcl lowering.jax_compat lowering.jaxpr lowering.layer_notes lowering.offload lowering.outlining"
+        " lowering.partition lowering.popops lowering.recomputation lowering.refs lowering.replicas"
+        " lowering.source_info runtime.graph runtime.logs runtime.tensor"
     ),
     "lowering.dumps": (
         "lowering.jax_compat lowering.passes lowering.source_info runtime.analysis runtime.files runtime.graph"
@@ -159,9 +160,9 @@ ROOMS: dict[str, str] = {
         " lowering.rules.base runtime.graph runtime.tensor"
     ),
     "lowering.rules.numerics": (
-        "lowering.jax_compat lowering.layout lowering.passes lowering.poplin lowering.popops"
+        "lowering.jax_compat lowering.layer_notes lowering.layout lowering.passes lowering.poplin lowering.popops"
         " lowering.popops.indexing lowering.popops.maps lowering.popops.reductions lowering.popops.vertices"
-        " lowering.poprand lowering.rules.base lowering.source_info runtime.graph runtime.target runtime.tensor"
+        " lowering.poprand lowering.rules.base runtime.graph runtime.target runtime.tensor"
     ),
     "lowering.rules.tiles": (
         "lowering.jax_compat lowering.layout lowering.passes lowering.popops lowering.rules.base lowering.rules.flow"
@@ -172,9 +173,9 @@ ROOMS: dict[str, str] = {
         " lowering.rules.tiles"
     ),
     "lowering.rules.equations": (
-        "lowering.jax_compat lowering.jaxpr lowering.layout lowering.passes lowering.popops.maps lowering.refs"
-        " lowering.rules.base lowering.rules.table lowering.source_info runtime.graph runtime.logs runtime.options"
-        " runtime.target runtime.tensor"
+        "lowering.jax_compat lowering.jaxpr lowering.layer_notes lowering.layout lowering.passes lowering.popops.maps"
+        " lowering.refs lowering.rules.base lowering.rules.table lowering.source_info runtime.graph runtime.logs"
+        " runtime.options runtime.target runtime.tensor"
     ),
     "lowering.rules.coverage": "lowering.jax_compat lowering.rules.table",
     "lowering.popsparse": "lowering.poplin runtime.graph runtime.target runtime.tensor",
@@ -183,10 +184,10 @@ ROOMS: dict[str, str] = {
         " lowering.rules.tiles"
     ),
     "lowering.pipelining": (
-        "lowering.gcl lowering.host_rows lowering.ipus lowering.jax_compat lowering.jaxpr lowering.layout"
-        " lowering.offload lowering.passes lowering.popops lowering.popops.maps lowering.recomputation lowering.rules"
-        " lowering.schedules lowering.source_info runtime.analysis runtime.compile runtime.graph runtime.logs"
-        " runtime.memory runtime.target runtime.tensor"
+        "lowering.gcl lowering.host_rows lowering.ipus lowering.jax_compat lowering.jaxpr lowering.layer_notes"
+        " lowering.layout lowering.offload lowering.passes lowering.popops lowering.popops.maps lowering.recomputation"
+        " lowering.rules lowering.schedules lowering.source_info runtime.analysis runtime.compile runtime.graph"
+        " runtime.logs runtime.memory runtime.target runtime.tensor"
     ),
     "lowering.merge": "runtime.analysis runtime.cost runtime.graph runtime.tensor",
     "lowering.other_roles": "runtime.graph runtime.tensor",
@@ -257,8 +258,9 @@ ROOMS: dict[str, str] = {
         " runtime.options runtime.report runtime.schema runtime.sections runtime.sources runtime.timeline"
     ),
     "ipujax.checking": (
-        "ipujax.stages lowering.gcl lowering.jax_compat lowering.jaxpr lowering.lower lowering.refs lowering.replicas"
-        " lowering.rules lowering.source_info runtime.engine runtime.graph runtime.interpreter runtime.tensor"
+        "ipujax.stages lowering.gcl lowering.jax_compat lowering.jaxpr lowering.layer_notes lowering.lower"
+        " lowering.refs lowering.replicas lowering.rules lowering.source_info runtime.engine runtime.graph"
+        " runtime.interpreter runtime.tensor"
     ),
     "ipujax.functions": (
         "ipujax.arguments ipujax.caching ipujax.calls ipujax.checking ipujax.device ipujax.distributed.instance"

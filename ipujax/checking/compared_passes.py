@@ -20,9 +20,10 @@ from ipujax.checking.differences import Difference, difference, is_equal
 from ipujax.checking.jaxpr_values import JaxprValues, plain_results, plain_values, spreads
 from ipujax.lowering.jax_compat import ClosedJaxpr, JaxprEqn, Var
 from ipujax.lowering.jaxpr import equations
+from ipujax.lowering.layer_notes import layer_of
 from ipujax.lowering.refs import is_ref
 from ipujax.lowering.replicas import unwrapped
-from ipujax.lowering.source_info import layer_of, source_line
+from ipujax.lowering.source_info import source_line
 from ipujax.runtime.tensor import dtype_name
 
 # Primitives of meshes: on one device plain JAX cannot compute them.

@@ -20,11 +20,12 @@ from ipujax.checking.differences import Difference, difference, is_equal
 from ipujax.checking.jaxpr_values import results_one_by_one
 from ipujax.checking.probed_equations import compare_equations
 from ipujax.lowering.jax_compat import ClosedJaxpr, is_float0, to_device
+from ipujax.lowering.layer_notes import layer_of
 from ipujax.lowering.lower import LoweredProgram
 from ipujax.lowering.refs import is_ref
 from ipujax.lowering.replicas import unwrapped
 from ipujax.lowering.rules import Probes
-from ipujax.lowering.source_info import layer_of, source_line
+from ipujax.lowering.source_info import source_line
 from ipujax.runtime.engine import engine_function
 from ipujax.runtime.errors import ArgumentError
 from ipujax.runtime.graph import HostStream

@@ -19,7 +19,8 @@ from ipujax.lowering.jaxpr.gradient_bodies import GradientBodies
 from ipujax.lowering.jaxpr.layer_names import LayerNames, Repetition, TracedEquation
 from ipujax.lowering.jaxpr.omitted_calls import OmittedCall, OmittedCalls, frames_of
 from ipujax.lowering.jaxpr.stage_names import is_transposed
-from ipujax.lowering.source_info import Note, name_stack, noted, shown_calls, traced_from
+from ipujax.lowering.layer_notes import Note, noted
+from ipujax.lowering.source_info import name_stack, shown_calls, traced_from
 from ipujax.runtime.errors import is_installed, is_of_user
 
 _PART_OF_NAME = re.compile(r"\.?\w+|\[[^\]]*\]")

@@ -28,7 +28,8 @@ from ipujax.lowering.jaxpr.gradient_bodies import GradientBody
 from ipujax.lowering.jaxpr.hidden_runs import moments_with_hidden_runs
 from ipujax.lowering.jaxpr.layer_paths import LayerPath, LayerPaths, Step
 from ipujax.lowering.jaxpr.stage_names import is_transposed, read_name
-from ipujax.lowering.source_info import name_stack, scopes_of
+from ipujax.lowering.layer_notes import scopes_of
+from ipujax.lowering.source_info import name_stack
 
 _MAX_READERS = 64  # a value with more distinguishes no iterations: a mask of all layers, a constant
 _NUMBER = re.compile(r"(\[\d+\])+$")

@@ -22,10 +22,11 @@ from ipujax.lowering.jax_compat import (
     part_of,
 )
 from ipujax.lowering.jaxpr import phase_of, stage_name
+from ipujax.lowering.layer_notes import LayersOfRun, at_source_of, in_common
 from ipujax.lowering.outlining.dataflow import is_view
 from ipujax.lowering.outlining.function_call import fixed_operands, function_call_p
 from ipujax.lowering.outlining.repeats import Repeat
-from ipujax.lowering.source_info import LayersOfRun, at_source_of, common_function, in_common
+from ipujax.lowering.source_info import common_function
 
 _Slot = tuple[int, int]  # a variable of a run by its first mention: equation, position among operands and results
 

@@ -29,7 +29,8 @@ from ipujax.lowering.jax_compat import (
     new_jaxpr_eqn,
 )
 from ipujax.lowering.jaxpr import Rewrite, once, with_inner
-from ipujax.lowering.source_info import at_source_of, source_line
+from ipujax.lowering.layer_notes import at_source_of
+from ipujax.lowering.source_info import source_line
 from ipujax.runtime.tensor import MERGED_WITH
 
 MOST_BYTES = 16 << 20  # assumed: 11 KiB of each tile of an Mk2; a round takes far longer than its sync

@@ -14,12 +14,13 @@ from ipujax.lowering.gcl import is_reduction
 from ipujax.lowering.ipus import Ipus, IpuView, MakeLowering, assign_stages, named_stage, variables
 from ipujax.lowering.jax_compat import ClosedJaxpr, Var
 from ipujax.lowering.jaxpr import stage_name
+from ipujax.lowering.layer_notes import origin_of
 from ipujax.lowering.passes import fuse_equations, fuser, last_uses, outline_placed
 from ipujax.lowering.pipelining.pipeline_program import PipelineRun, lower_pipeline
 from ipujax.lowering.pipelining.staged import is_staged, staged_pipeline
 from ipujax.lowering.recomputation import KEEP_ALL, Recomputation
 from ipujax.lowering.rules import LastReads, reduce_across_ipus
-from ipujax.lowering.source_info import origin_of, source_line
+from ipujax.lowering.source_info import source_line
 from ipujax.runtime.errors import ArgumentError
 from ipujax.runtime.graph import Builder, Graph, Sequence as ProgramSequence
 from ipujax.runtime.tensor import Tensor

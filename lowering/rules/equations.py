@@ -14,6 +14,7 @@ import numpy as np
 
 from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, JaxprEqn, Literal, Var, traced_impl
 from ipujax.lowering.jaxpr import ValueRoles, primitive_names
+from ipujax.lowering.layer_notes import origin_of
 from ipujax.lowering.layout import map_linearly
 from ipujax.lowering.passes.inline import inline
 from ipujax.lowering.popops.maps.huge_views import copied_if_huge
@@ -25,7 +26,7 @@ from ipujax.lowering.rules.base.later_values import LaterValues
 from ipujax.lowering.rules.base.probes import Probes
 from ipujax.lowering.rules.base.updates import places_before_updates
 from ipujax.lowering.rules.table import rule_of
-from ipujax.lowering.source_info import name_stack, origin_of
+from ipujax.lowering.source_info import name_stack
 from ipujax.runtime.graph import Builder, Graph, Sequence as ProgramSequence
 from ipujax.runtime.logs import count_part
 from ipujax.runtime.options import Options

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 from ipujax.lowering.jax_compat import JaxprEqn, Literal, shape_of
+from ipujax.lowering.layer_notes import layer_of, origin_of
 from ipujax.lowering.layout import ceil_div
 from ipujax.lowering.popops import MONOIDS
 from ipujax.lowering.popops.vertices.elementwise_cycles import elementwise_cycles
 from ipujax.lowering.popops.vertices.reduce_cycles import reduce_cycles
-from ipujax.lowering.source_info import layer_of, origin_of
 from ipujax.runtime.graph import VertexPart
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Origin

@@ -11,8 +11,9 @@ import pytest
 
 import ipujax as ipu
 from ipujax.lowering.jax_compat import Jaxpr, JaxprEqn, jaxprs_in_params
+from ipujax.lowering.layer_notes import origin_of
 from ipujax.lowering.passes.inline import inline, inline_and_name
-from ipujax.lowering.source_info import name_stack, origin_of
+from ipujax.lowering.source_info import name_stack
 from ipujax.runtime.tensor import MAX_CALLERS, Origin
 
 X = jnp.ones((3, 4))

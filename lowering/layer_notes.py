@@ -1,0 +1,227 @@
+"""Layer of an equation: the scopes of its name stack, or a note that a pass has added to it.
+
+Inlined and outlined equations have lost the call that they came from: a scope of the name stack, unseen by users, notes
+the layer and the lines of the calls.
+
+Input: equations of JAX. Output: origins of what they are lowered to, and equations with notes that hold for several.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ipujax.lowering.jax_compat import JaxprEqn, scopes_in
+from ipujax.lowering.source_info import NOTE, RECOMPUTED, TRANSPOSED, frame_text, name_stack, without_notes
+from ipujax.runtime.cache import remembered_small
+from ipujax.runtime.errors import is_installed, is_of_user
+from ipujax.runtime.tensor import MAX_CALLERS, OF_CALLER, Origin, caller_name, join_layers
+
+_SEPARATOR = "\x1f"  # between layer and names of a note; ASCII's separator of units, which no name has
+_INTERNAL = re.compile(
+    rf"ipu_(stage|phase)_\d+|ipu_recompute_\w+|ipu_micro_batches|{NOTE}.*|{RECOMPUTED}|checkpoint"
+    r"|.*/stage \d+ [a-z]+(/.*)?|.*/result \d+",  # of parts of pipelines, and their accumulators
+    re.S,
+)
+
+
+def origin_of(eqn: JaxprEqn, outer: Origin) -> Origin:
+    """Origin of an equation: the user's line, or that of `outer`, and the innermost line of a library."""
+    path = name_stack(eqn) or outer.path
+    traceback = eqn.source_info.traceback
+    users, file, library = _lines_of(traceback) if traceback else ((), "", "")
+    # A note from inlining has the layer and calls; without one the scopes are the layer.
+    note = _note(eqn.source_info.name_stack) or Note("/".join(scopes_of(eqn)))
+    inner_layer = join_layers(outer.layer, note.layer)
+    line, *callers = [*users, *note.lines, *_callers_of(outer)] or [""]
+    return Origin(
+        line=line if users else outer.line,
+        path=path,
+        library="" if users and library == line else library or ("" if users else outer.library),
+        file=file if users else outer.file,
+        layer=inner_layer,
+        part=_part(path) if name_stack(eqn) and _part(path) else outer.part,
+        callers=tuple(callers[:MAX_CALLERS]) if users else outer.callers,
+        names=note.names,
+    )
+
+
+@remembered_small
+def _lines_of(traceback: Any) -> tuple[tuple[str, ...], str, str]:
+    """User's lines in a traceback, innermost first, the file of the first, and the innermost line of a library."""
+    frames = traceback.frames
+    innermost = next((frame for frame in frames if is_of_user(frame.file_name)), None)
+    users = [frame for frame in frames if not is_installed(frame.file_name)][: MAX_CALLERS + 1]
+    return tuple(map(frame_text, users)), users[0].file_name if users else "", frame_text(innermost)
+
+
+def _callers_of(outer: Origin) -> tuple[str, ...]:
+    """Lines that called the function of `outer`; none if several lines call it."""
+    return () if outer.layer == OF_CALLER or not outer.line else (outer.line, *outer.callers)
+
+
+@remembered_small
+def _part(stack: str) -> str:
+    """Part of a training step by a name stack."""
+    if TRANSPOSED in stack.rpartition(RECOMPUTED)[2]:
+        return "backward"
+    if RECOMPUTED in stack:
+        return "recomputed"
+    return "forward" if "jvp(" in stack else ""
+
+
+def scopes_of(eqn: JaxprEqn) -> tuple[str, ...]:
+    """User's scopes of an equation, outermost first, without transformations and internal scopes."""
+    return _scopes(eqn.source_info.name_stack)
+
+
+@remembered_small
+def _scopes(stack: Any) -> tuple[str, ...]:
+    # A Flax module may put a path in one scope, "encoder/layer_0".
+    users = (scope for scope in scopes_in(stack) if not _INTERNAL.fullmatch(scope))
+    names = (name for scope in users for name in scope.split("/"))
+    return tuple(name for name in names if name)
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Layer and calls of an equation, noted in its name stack.
+
+    Args:
+        layer: of the equation.
+        names: of a call of a function that several layers call, layers inside of it; see `Origin.names`.
+        lines: those that called the function the equation was inlined from.
+    """
+
+    layer: str
+    names: tuple[str, ...] = ()
+    lines: tuple[str, ...] = ()
+
+
+def noted(stack: Any, note: Note) -> Any:
+    """Name stack with a note in place of any that it has."""
+    text = _SEPARATOR.join([note.layer, *note.names])
+    return without_notes(stack).extend(NOTE + "\n".join([text, *note.lines]))
+
+
+def layer_of(eqn: JaxprEqn) -> str:
+    """Noted layer of an equation, "" if there is none."""
+    note = _note(eqn.source_info.name_stack)
+    return note.layer if note is not None else ""
+
+
+@remembered_small
+def _note(stack: Any) -> Note | None:
+    """Note in a name stack, if any."""
+    notes = [name for name in scopes_in(stack) if name.startswith(NOTE)]
+    if not notes:
+        return None
+    text, *lines = notes[-1].removeprefix(NOTE).split("\n")
+    layer, *names = text.split(_SEPARATOR)
+    return Note(layer, tuple(names), tuple(lines))
+
+
+def at_source_of(
+    eqn: JaxprEqn, place: JaxprEqn, eqns: Sequence[JaxprEqn], name: str, layers: LayersOfRun | None = None
+) -> JaxprEqn:
+    """Equation at the line of `place`, under the common prefix of names of several, and a name if any.
+
+    Args:
+        eqn: equation.
+        place: equation whose line and calling lines it gets.
+        eqns: equations whose common prefix of names, and of layers without `layers`, it gets.
+        name: further scope, or "".
+        layers: those of the run that the equation calls.
+    """
+    stack = common_stack([without_notes(member.source_info.name_stack) for member in eqns])
+    stack = stack.extend(name) if name else stack
+    note = _note(place.source_info.name_stack)
+    if note is not None:
+        outer = layers or LayersOfRun("/".join(_common_start([layer_of(member).split("/") for member in eqns])))
+        stack = noted(stack, Note(outer.layer, outer.names, note.lines))
+    return eqn.replace(source_info=place.source_info.replace(name_stack=stack))
+
+
+def common_stack(stacks: Sequence[Any]) -> Any:
+    """Common prefix of several name stacks."""
+    reference = stacks[0]
+    length = 0
+    while all(length < len(stack) and stack[: length + 1] == reference[: length + 1] for stack in stacks):
+        length += 1
+    return reference[:length]
+
+
+@dataclass(frozen=True, slots=True)
+class LayersOfRun:
+    """Layers of one of several equal runs of equations.
+
+    Args:
+        layer: common prefix of all.
+        names: layers inside of it that are named otherwise in other runs, by number; see `Origin.names`.
+    """
+
+    layer: str
+    names: tuple[str, ...] = ()
+
+
+def in_common(runs: Sequence[Sequence[JaxprEqn]], name: str) -> tuple[list[JaxprEqn], list[LayersOfRun]]:
+    """Equations of the first of several equal runs, with a source that holds for all, and the layers of each run.
+
+    Layers are relative to the common prefix of the layers of a run, which is the layer of its call; a number stands
+    for one that is named otherwise in other runs.
+
+    Args:
+        runs: equations, equal at the same place of each run.
+        name: scope between the common prefix of all name stacks and the names that are common at a place.
+    """
+    outer = common_stack([without_notes(eqn.source_info.name_stack) for run in runs for eqn in run])
+    scope = outer.extend(name)
+    prefixes = [_common_start([layer_of(eqn).split("/") for eqn in run]) for run in runs]
+    numbers: dict[tuple[str, ...], int] = {}  # of names that differ between runs: those of all runs, in order
+
+    def common_name(names: tuple[str, ...]) -> str:
+        return names[0] if len(set(names)) == 1 else caller_name(numbers.setdefault(names, len(numbers)))
+
+    eqns = []
+    for place in zip(*runs, strict=True):
+        info = place[0].source_info
+        stack = scope + _common_ends([without_notes(eqn.source_info.name_stack)[len(outer) :] for eqn in place])
+        notes = [note for eqn in place if (note := _note(eqn.source_info.name_stack)) is not None]
+        if len(notes) == len(place):
+            inner_layers = tuple(
+                "/".join(note.layer.split("/")[len(prefix) :]) for note, prefix in zip(notes, prefixes, strict=True)
+            )
+            names = tuple(common_name(of_runs) for of_runs in zip(*(note.names for note in notes), strict=True))
+            stack = noted(stack, Note(common_name(inner_layers), names, notes[0].lines))
+        eqns.append(place[0].replace(source_info=info.replace(name_stack=stack)))
+    names_by_run = list(zip(*numbers, strict=True)) or [()] * len(runs)
+    return eqns, [LayersOfRun("/".join(prefix), names) for prefix, names in zip(prefixes, names_by_run, strict=True)]
+
+
+def _common_start(paths: Sequence[list[str]]) -> list[str]:
+    """Common prefix of several paths."""
+    reference = paths[0]
+    length = 0
+    while all(path[: length + 1] == reference[: length + 1] and length < len(path) for path in paths):
+        length += 1
+    return reference[:length]
+
+
+def _common_ends(stacks: Sequence[Any]) -> Any:
+    """Common prefix of several name stacks, and the common suffix of the rest."""
+    reference = stacks[0]
+    shortest = min(map(len, stacks))
+    prefix = common_stack(stacks)
+    suffix_length = 0
+    while suffix_length < shortest - len(prefix) and all(
+        _end(stack, suffix_length + 1) == _end(reference, suffix_length + 1) for stack in stacks
+    ):
+        suffix_length += 1
+    return prefix + _end(reference, suffix_length)
+
+
+def _end(stack: Any, count: int) -> Any:
+    """Last names of a name stack."""
+    return stack[len(stack) - count :]
