@@ -30,10 +30,5 @@ from ipujax.calls.shardings import (
 )
 from ipujax.calls.traced import Traced as Traced
 from ipujax.calls.traced_signature import Signature as Signature, Stage as Stage
-from ipujax.calls.tree_difference import (
-    EVERYWHERE as EVERYWHERE,
-    first_difference as first_difference,
-    tree_in_words as tree_in_words,
-)
 from ipujax.calls.unsupported_memories import check_asked_memories as check_asked_memories
 from ipujax.calls.unused_ipus import UnusedIpus as UnusedIpus

@@ -13,7 +13,6 @@ from ipujax.arguments import has_tracer, short_type, shown_array
 from ipujax.calls.closures import check_live_arguments
 from ipujax.calls.shardings import check_whole
 from ipujax.calls.traced_signature import Signature
-from ipujax.calls.tree_difference import EVERYWHERE, first_difference
 from ipujax.runtime.errors import ArgumentTypeError
 from ipujax.sharding import Partitioning, check_split_alike
 
@@ -48,6 +47,8 @@ def check_compiled_call(
     leaves, tree = jax.tree.flatten((args, kwargs))
     hint = "call the ipu.jit function itself, which compiles for new shapes"
     if tree != signature.in_tree:
+        from ipujax.calls.tree_difference import EVERYWHERE, first_difference  # for the error alone
+
         difference = first_difference(signature.in_tree, args, kwargs, signature.arguments)
         problem = f"{who} was compiled for another structure of {difference.place}"
         if difference.place == EVERYWHERE:

@@ -49,7 +49,6 @@ from ipujax.device import CPU, Device, IPUModel, current_device
 from ipujax.distributed.instance import check_alone, to_local
 from ipujax.functions.function_settings import FunctionSettings
 from ipujax.functions.likeness import make_alike
-from ipujax.functions.partitioned_calls import PartitionedCalls
 from ipujax.lowering.jax_compat import ClosedJaxpr, is_eager, is_evaluating
 from ipujax.lowering.partition import tracing_without_mesh
 from ipujax.lowering.replicas import evaluate, replicated_p
@@ -64,6 +63,7 @@ from ipujax.stages import Compiled, Lowered, Traced
 if TYPE_CHECKING:
     from ipujax.checking import CheckReport
     from ipujax.distributed.instance import Operands, Spread
+    from ipujax.functions.partitioned_calls import PartitionedCalls
     from ipujax.runtime.host import HostCalls
 
 _LOG = Log("jit")
@@ -105,7 +105,6 @@ class FunctionCompiler:
         self._tracers: dict[IPUModel, Any] = {}
         # By jaxpr, which JAX holds until it would trace again; a value that refers to its key would never be freed.
         self._lowered: WeakKeyDictionary[ClosedJaxpr, dict[Any, Lowered]] = WeakKeyDictionary()
-        self._partitioned = PartitionedCalls(self._jitted, self._compiled, self._dynamic)
         self.unused_ipus = UnusedIpus(settings.name)
         self._checked: WeakSet[Lowered] = WeakSet()
         self._calls: WeakSet[HostCalls] | None = None  # of programs that call Python functions; XLA holds them
@@ -291,7 +290,13 @@ class FunctionCompiler:
         self._runners.clear()
         self._tracers.clear()
         self._lowered.clear()
-        self._partitioned.clear()
+        self.__dict__.pop("_partitioned", None)
+
+    @functools.cached_property
+    def _partitioned(self) -> PartitionedCalls:
+        from ipujax.functions.partitioned_calls import PartitionedCalls  # few calls have shardings
+
+        return PartitionedCalls(self._jitted, self._compiled, self._dynamic)
 
     def _compiled(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Compiled:
         return self.lower(args, kwargs).compile()

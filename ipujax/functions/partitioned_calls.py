@@ -129,10 +129,6 @@ class PartitionedCalls:
         finally:
             _PROGRAM.reset(token)
 
-    def clear(self) -> None:
-        """Drop all compiled computations."""
-        self._runners.clear()
-
     def _run(
         self, runner: Callable[..., _Outcome], leaves: list[Any], tree: Any, args: tuple[Any, ...], kwargs: Any
     ) -> Any:

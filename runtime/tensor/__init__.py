@@ -12,6 +12,11 @@ if TYPE_CHECKING:
         regroup as regroup,
     )
     from ipujax.runtime.tensor.aliasing import leaves as leaves, surely_disjoint as surely_disjoint
+    from ipujax.runtime.tensor.dtypes import (
+        dtype_name as dtype_name,
+        element_bytes as element_bytes,
+        is_key_dtype as is_key_dtype,
+    )
     from ipujax.runtime.tensor.element_order import (
         ElementOrder as ElementOrder,
         Orders as Orders,
@@ -53,12 +58,7 @@ if TYPE_CHECKING:
         read as read,
         write as write,
     )
-    from ipujax.runtime.tensor.variable import (
-        Variable as Variable,
-        dtype_name as dtype_name,
-        element_bytes as element_bytes,
-        is_key_dtype as is_key_dtype,
-    )
+    from ipujax.runtime.tensor.variable import Variable as Variable
     from ipujax.runtime.tensor.view import (
         Concat as Concat,
         Indexed as Indexed,
@@ -84,7 +84,8 @@ else:
                 " visible_layer"
             ),
             "tensor": "Tensor append concat read write",
-            "variable": "Variable dtype_name element_bytes is_key_dtype",
+            "dtypes": "dtype_name element_bytes is_key_dtype",
+            "variable": "Variable",
             "view": "Concat Indexed Node Reshaped concat_nodes elements freeze",
         },
     )

@@ -21,7 +21,8 @@ from ipujax.runtime.not_copied import OfGraph
 from ipujax.runtime.tensor.affine import Affine
 from ipujax.runtime.tensor.aliasing import has_distinct_elements
 from ipujax.runtime.tensor.basic_indexing import Key, parse_key
-from ipujax.runtime.tensor.variable import Variable, dtype_name
+from ipujax.runtime.tensor.dtypes import dtype_name
+from ipujax.runtime.tensor.variable import Variable
 from ipujax.runtime.tensor.view import (
     Node,
     broadcast_node,

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 from math import prod
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-import numpy as np
-
 from ipujax.runtime.not_copied import OfGraph
+from ipujax.runtime.tensor.dtypes import dtype_name, element_bytes
 from ipujax.runtime.tensor.origin import Origin
 
 
@@ -56,21 +52,3 @@ class Variable(OfGraph):
 
     def __repr__(self) -> str:
         return f"Variable({self.name or 'unnamed'}: {dtype_name(self.dtype)}{list(self.shape)})"
-
-
-@cache  # by dtype: there are few
-def is_key_dtype(dtype: Any) -> bool:
-    """Check whether `dtype` is a PRNG key dtype, whose elements are keys."""
-    return bool(jnp.issubdtype(dtype, jax.dtypes.prng_key))
-
-
-@cache
-def element_bytes(dtype: Any) -> int:
-    """Return the bytes of one element; a PRNG key counts its key data (threefry: two 32-bit words)."""
-    return int(dtype.itemsize) if is_key_dtype(dtype) else int(np.dtype(dtype).itemsize)
-
-
-@cache
-def dtype_name(dtype: Any) -> str:
-    """Return the dtype's JAX name, `float32` or `key<fry>`."""
-    return str(dtype) if is_key_dtype(dtype) else np.dtype(dtype).name
