@@ -224,7 +224,7 @@ class IpuFunction(Generic[_P, _R]):
 
     def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _R:
         try:
-            result: _R = (self._made_compiler or self._compiler)(args, kwargs)
+            result: _R = (self._made_compiler or self._compiler).call(args, kwargs)
         except Exception as error:
             show_user_frames(error)
             raise

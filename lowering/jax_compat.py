@@ -50,23 +50,23 @@ check_jaxpr = _core.check_jaxpr
 jaxpr_as_fun = _core.jaxpr_as_fun
 sharding_constraint_p = _primitives.sharding_constraint_p
 jaxprs_in_params = _core.jaxprs_in_params
+find_top_trace = _core.find_top_trace
 new_jaxpr_eqn = _core.new_jaxpr_eqn
 _PUBLIC = (value for module in (_primitives, jax.lax, jax.lax.linalg) for value in vars(module).values())
 PUBLIC_PRIMITIVES = frozenset(value.name for value in _PUBLIC if isinstance(value, Primitive))
-
 with jax.ensure_compile_time_eval():  # correct also if a transformation traces the import
-    _EVALUATION = _core.find_top_trace(())
+    EVALUATION = find_top_trace(())
 
 
 def is_evaluating() -> bool:
     """True if operations of JAX compute their results now: no transformation traces them."""
-    return _core.find_top_trace(()) is _EVALUATION
+    return find_top_trace(()) is EVALUATION
 
 
 def is_eager() -> bool:
     """True if no jaxpr is being made of operations of JAX; `jax.grad` or `jax.vmap` may transform them."""
-    trace = _core.find_top_trace(())
-    while trace is not _EVALUATION:
+    trace = find_top_trace(())
+    while trace is not EVALUATION:
         if isinstance(trace, _kind_of_jaxpr_traces()) or not hasattr(trace, "parent_trace"):
             return False
         trace = trace.parent_trace

@@ -49,7 +49,7 @@ from ipujax.device import CPU, Device, IPUModel, current_device
 from ipujax.distributed.instance import check_alone, to_local
 from ipujax.functions.function_settings import FunctionSettings
 from ipujax.functions.likeness import make_alike
-from ipujax.lowering.jax_compat import ClosedJaxpr, is_eager, is_evaluating
+from ipujax.lowering.jax_compat import EVALUATION, ClosedJaxpr, find_top_trace, is_eager, is_evaluating
 from ipujax.lowering.partition import tracing_without_mesh
 from ipujax.lowering.replicas import evaluate, replicated_p
 from ipujax.lowering_plan import LoweringPlan, compilation_steps
@@ -102,6 +102,7 @@ class FunctionCompiler:
         self._one_replica = self._jitted(lambda *args, **kwargs: self._fun(*args, **kwargs))
         self._plain = self._one_replica if self._replication is None else self._all_replicas(self._replication)
         self._runners: dict[Device, Callable[..., Any]] = {}
+        self._latest: tuple[Device | None, Callable[..., Any]] = (None, self._plain)  # see `call`
         self._tracers: dict[IPUModel, Any] = {}
         # By jaxpr, which JAX holds until it would trace again; a value that refers to its key would never be freed.
         self._lowered: WeakKeyDictionary[ClosedJaxpr, dict[Any, Lowered]] = WeakKeyDictionary()
@@ -120,16 +121,33 @@ class FunctionCompiler:
         assert fun is not None, f"{self._name} is called, and was not kept"
         return fun
 
-    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the function for the arguments of a call."""
-        # Constant time: only the compiled function is chosen here. JAX's dispatch flattens the arguments and compares
-        # them with the compiled signature; where it refuses them, `_explain` raises an error that names the argument.
+        # Constant time, below a microsecond: JAX's dispatch flattens the arguments and compares them with the compiled
+        # signature; where it refuses them, `_explain` raises an error that names the argument.
+        device = self._device or current_device()
+        known, run = self._latest
+        if device is not known or find_top_trace(()) is not EVALUATION:
+            return self._call(device, args, kwargs)
+        try:
+            outs = run(*args, **kwargs)
+        except (RunsApart, TypeError, ValueError, RuntimeError) as error:
+            return self._after(error, device, args, kwargs)
+        return outs if self._calls is None else self._waited(outs)
+
+    @functools.cached_property
+    def _needs_dispatch_alone(self) -> bool:
+        """Whether nothing but JAX's dispatch looks at the arguments of calls that no transformation traces."""
+        alone = self._replication is None and not self._has_own_check and not self._settings.options.check
+        return alone and not self._may_partition
+
+    def _call(self, device: Device, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the function on another device, or where more than JAX's dispatch looks at the call."""
         if self._has_own_check and (check := own_check(self._fun)) is not None:
             check(*args, **kwargs)
         if (outer := compiling()) is not None:
             outer.check_inner(self._name)  # inlined into the outer function: one program
             return self._one_replica(*args, **kwargs)
-        device = self._device or current_device()
         partitions = self._may_partition and not isinstance(device, CPU) and self._shardings.may_partition(args, kwargs)
         is_traced = not is_evaluating()
         if is_traced and not partitions:
@@ -149,18 +167,27 @@ class FunctionCompiler:
         if is_traced:
             _LOG.info(_IS_PLAIN, self._name)
         run = self._plain if is_traced else self._runners.get(device) or self._runner(device)
+        if self._needs_dispatch_alone and not is_traced:
+            self._latest = device, run
         try:
             outs = run(*args, **kwargs)
-        except RunsApart as apart:  # raised while `run` is traced, which then is not cached: each call comes here
+        except (RunsApart, TypeError, ValueError, RuntimeError) as error:
+            return self._after(error, "a transformation of JAX" if is_traced else device, args, kwargs)
+        return outs if is_traced or self._calls is None else self._waited(outs)
+
+    def _after(self, error: Exception, where: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return the results of a call that JAX's dispatch cannot run; raise the error of one that it refused."""
+        if isinstance(error, RunsApart):  # raised in each trace, which then is not cached: each call comes here
             dynamic_args, dynamic_kwargs = self._dynamic(args, kwargs)
-            return apart.compiled(*dynamic_args.values(), **dynamic_kwargs)
-        except (TypeError, ValueError, RuntimeError) as error:
-            self._explain(error, "a transformation of JAX" if is_traced else device, args, kwargs)
-            raise
-        if is_traced or self._calls is None:
-            return outs
+            return error.compiled(*dynamic_args.values(), **dynamic_kwargs)
+        self._explain(error, where, args, kwargs)
+        raise error
+
+    def _waited(self, outs: Any) -> Any:
+        """Return results after the Python functions that the program calls."""
         from ipujax.runtime.host import wait_for_calls
 
+        assert self._calls is not None
         return wait_for_calls(outs, self._calls)
 
     @functools.cached_property
@@ -288,6 +315,7 @@ class FunctionCompiler:
         self._one_replica.clear_cache()
         self._plain.clear_cache()
         self._runners.clear()
+        self._latest = None, self._plain
         self._tracers.clear()
         self._lowered.clear()
         self.__dict__.pop("_partitioned", None)
