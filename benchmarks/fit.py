@@ -30,7 +30,6 @@ import math
 import statistics
 import sys
 import time
-import warnings
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import fields
@@ -161,12 +160,6 @@ def summary(new: Mapping[str, Figures], old: Mapping[str, Figures]) -> str:
 # --- the script -------------------------------------------------------------------------------------------------------
 
 
-class _RenamedByteCost(argparse.Action):
-    def __call__(self, parser: object, namespace: object, value: object, option: str | None = None) -> None:
-        warnings.warn(f"{option} is now --byte-cost", DeprecationWarning, stacklevel=2)
-        setattr(namespace, self.dest, value)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Prints a row a model; returns 1 if one could not be compiled."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -177,7 +170,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--tiles", type=int, dest="tiles_per_ipu", help="tiles of each IPU")
     parser.add_argument("--bytes-per-tile", type=int, help="memory of a tile")
     parser.add_argument("--byte-cost", type=float, help="cycles per byte on the fullest tile, see `ipu.Options`")
-    parser.add_argument("--byte-price", type=float, dest="byte_cost", action=_RenamedByteCost, help=argparse.SUPPRESS)
     parser.add_argument("--json", type=Path, help="write the figures into this file, beside those of other models")
     parser.add_argument("--against", type=Path, help="such a file of another version, for ratios to it")
     settings = vars(parser.parse_args(argv))

@@ -22,7 +22,6 @@ memory in fewer cycles is not found where more is stored.
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -387,10 +386,3 @@ def _smallest(reports: Sequence[MemoryReport]) -> int:
             break
         best = min(best, (reports[number].max_tile_bytes, number))
     return best[1]
-
-
-def __getattr__(name: str) -> Any:
-    if name == "BYTE_PRICES":
-        warnings.warn("ipujax.fit.BYTE_PRICES is now ipujax.fit.BYTE_COSTS", DeprecationWarning, stacklevel=2)
-        return BYTE_COSTS
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from numbers import Integral, Real
 from typing import Any, Literal, get_args
 
-from ipujax.runtime.deprecated_names import renamed_property, with_renamed_keyword
 from ipujax.runtime.errors import ArgumentError
 from ipujax.runtime.read_only import ReadOnlyMapping
 from ipujax.runtime.signatures import checking_calls
@@ -26,7 +25,6 @@ RECOMPUTATIONS: tuple[Recompute, ...] = get_args(Recompute)
 PARTIALS: tuple[Partials, ...] = get_args(Partials)
 
 
-@with_renamed_keyword("ipu.Options", "byte_price", "byte_cost")
 @checking_calls("ipu.Options")
 @dataclass(frozen=True, slots=True)
 class Options:
@@ -86,8 +84,6 @@ class Options:
     label: str = ""
     cache_dir: str | None = None
     check: bool = False
-
-    byte_price = renamed_property("options", "byte_price", "byte_cost")
 
     def __post_init__(self) -> None:
         for name in ("exact_splits", "allow_out_of_memory", "verify_undefined", "progress", "check"):

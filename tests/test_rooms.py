@@ -43,7 +43,6 @@ ROOMS: dict[str, str] = {
     "runtime.files": "",
     "runtime.target": "runtime.files",
     "runtime.tracebacks": "",
-    "runtime.deprecated_names": "runtime.tracebacks",
     "runtime.signatures": "runtime.target runtime.tracebacks",
     "runtime.logs": "runtime.target",
     "runtime.markup": "",
@@ -56,7 +55,7 @@ ROOMS: dict[str, str] = {
     "runtime.verify": "runtime.analysis runtime.exchange runtime.graph runtime.tensor",
     "runtime.engine": "runtime.analysis runtime.graph runtime.host runtime.tensor runtime.verify",
     "runtime.memory": "runtime.analysis runtime.cost runtime.files runtime.graph runtime.target runtime.tensor",
-    "runtime.options": "runtime.deprecated_names runtime.signatures runtime.target",
+    "runtime.options": "runtime.signatures runtime.target",
     "runtime.timeline": ("runtime.analysis runtime.cost runtime.exchange runtime.graph runtime.target runtime.tensor"),
     "runtime.compile": (
         "runtime.analysis runtime.cost runtime.engine runtime.graph runtime.logs runtime.memory runtime.options"
@@ -68,7 +67,7 @@ ROOMS: dict[str, str] = {
         " runtime.timeline"
     ),
     "runtime.profile": (
-        "runtime.compile runtime.cost runtime.deprecated_names runtime.files runtime.graph runtime.host"
+        "runtime.compile runtime.cost runtime.files runtime.graph runtime.host"
         " runtime.memory runtime.sections runtime.sources runtime.target runtime.tensor runtime.timeline"
     ),
     "runtime.schema": "runtime.files runtime.graph runtime.memory runtime.profile runtime.target runtime.timeline",

@@ -21,8 +21,8 @@ class LiveItem:
         category: one of `memory.CATEGORIES`.
         origin: origin of the variable or step.
         variable: the variable, None for other items.
-        role: one of `memory.ROLES`; empty in files of versions without roles.
-        whole_bytes: bytes of a variable on all tiles together; 0 for others, and where that was not saved.
+        role: one of `memory.ROLES`; empty where it is not used.
+        whole_bytes: bytes of a variable on all tiles together; 0 for others.
     """
 
     name: str

@@ -104,7 +104,7 @@ def _format_figure(name: str, value: float) -> str:
 
 def _layers(layers: Pairs) -> Markup:
     if not layers:
-        return sentence("No layer differs, or one profile was saved without layers.")
+        return sentence("No layer differs.")
     listed = dict(list(layers.items())[:MAX_ROWS])
     return join_markup([sentence("Busy cycles of all IPUs, without those of layers inside."), _pairs("Layer", listed)])
 

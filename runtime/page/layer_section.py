@@ -88,7 +88,6 @@ def _node(node: LayerNode, total: int, parts: list[str], level: int, anchors: An
     # Nothing instead of zeros: the rows that have a part stand out.
     shares = [f"{node.parts[part] / max(1, total):.1%}" if node.parts[part] else "" for part in parts]
     by_part = [tag("span", share, class_="share") for share in shares]
-    limiting = "–" if node.limiting_cycles is None else f"{node.limiting_cycles:,}"
     label = join_markup(
         [
             tag("span", node.name, class_="name", title=node.path, style=f"padding-left:{level}rem"),
@@ -97,7 +96,7 @@ def _node(node: LayerNode, total: int, parts: list[str], level: int, anchors: An
             tag("span", f"{node.cycles / max(1, total):.1%}", class_="share"),
             tag("span", bar(node.cycles, total), class_="track"),
             *(by_part if len(parts) > 1 else []),
-            tag("span", limiting, class_="cycles"),
+            tag("span", f"{node.limiting_cycles:,}", class_="cycles"),
             tag("span", f"{node.flops:.1e}" if node.flops else "", class_="share"),
             tag("span", size(node.peak_bytes) if node.peak_bytes else "", class_="share"),
             tag("span", size(node.always_bytes) if node.always_bytes else "", class_="share"),

@@ -97,7 +97,7 @@ def _row(row: OperationRow, max_cycles: int, anchors: Anchors) -> Markup:
         (size(row.exchange_code_bytes), row.exchange_code_bytes),
         ("–" if row.balance is None else f"{row.balance:.0%}", -1 if row.balance is None else row.balance),
         (f"{row.flops_per_second / 1e9:,.0f}" if computes else "–", row.flops_per_second),
-        (f"{row.peak_share:.1%} {row.precision}" if computes and row.peak_share else "–", row.peak_share or 0),
+        (f"{row.peak_share:.1%} {row.precision}" if computes else "–", row.peak_share),
     )
     return tag(
         "tr",

@@ -40,17 +40,12 @@ MakeSection = Callable[[Figures, Anchors], Section]
 def profile_page(profile: Figures) -> str:
     """Return the page of a profile."""
     overflow = out_of_memory(profile.memory)
-    alarm = Alarm("Out of memory", overflow, _ways_to_fit(profile)) if overflow else None
+    alarm = Alarm("Out of memory", overflow, profile.ways_to_fit) if overflow else None
     anchors = anchors_of(profile)
     sections = [_section(name, make, profile, anchors) for name, make in SECTIONS.items()]
     return document(
         profile.title, profile.brief, [section for section in sections if section.body], alarm, is_searched=True
     )
-
-
-def _ways_to_fit(profile: Figures) -> tuple[str, ...]:
-    # Files of older versions have no ways: then the hint on their fullest tile is the only one.
-    return profile.ways_to_fit or tuple(a.hint for a in answers(profile) if a.section == "memory" and a.hint)
 
 
 def _section(name: tuple[str, str], make: MakeSection, profile: Figures, anchors: Anchors) -> Section:
@@ -130,10 +125,7 @@ def _phases_by_ipu(profile: Figures) -> Markup:
 def _trace(profile: Figures, anchors: Anchors) -> Section:
     view = trace_view(profile)
     rows = operation_rows(profile)
-    try:
-        tasks = task_view(profile)
-    except ProfileError:  # saved by a version without tasks
-        return trace_section(view, rows, anchors)
+    tasks = task_view(profile)
     return trace_section(view, rows, anchors, tasks if len(tasks.start) else None)
 
 

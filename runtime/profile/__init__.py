@@ -32,7 +32,7 @@ if TYPE_CHECKING:
         StageCost as StageCost,
     )
     from ipujax.runtime.profile.step_costs import StepCost as StepCost
-    from ipujax.runtime.profile.task_trace import NO_TASKS as NO_TASKS, TaskTrace as TaskTrace
+    from ipujax.runtime.profile.task_trace import TaskTrace as TaskTrace
     from ipujax.runtime.profile.text import (
         Row as Row,
         coloured as coloured,
@@ -53,7 +53,7 @@ else:
             "serialise": "Where write_cbor write_file write_json",
             "stage_figures": "STAGE_PHASES PipelineCost StageCost",
             "step_costs": "StepCost",
-            "task_trace": "NO_TASKS TaskTrace",
+            "task_trace": "TaskTrace",
             "text": "Row coloured duration size text_table wants_colours",
         },
     )

@@ -27,7 +27,7 @@ class Operation:
         share: `cycles` over the busy cycles of all lines.
         phases: `cycles` by phase.
         dominant: the phase with most cycles.
-        limiting_cycles: the cycles on the limiting IPU; None if unknown.
+        limiting_cycles: the cycles on the limiting IPU.
         parts: `cycles` by part, "forward", "backward", "recomputed" or "update"; empty in programs without a gradient.
         callers: `cycles` by the line that called the function of this one.
     """
@@ -38,7 +38,7 @@ class Operation:
     share: float
     phases: dict[str, int]
     dominant: str
-    limiting_cycles: int | None = None
+    limiting_cycles: int = 0
     parts: dict[str, int] = field(default_factory=dict, hash=False)
     callers: dict[str, int] = field(default_factory=dict, hash=False)
 
@@ -52,9 +52,9 @@ class LayerCost:
         part: "forward", "backward", "recomputed" or "update"; empty in programs without a gradient.
         cycles: busy cycles of all IPUs of one replica.
         share: `cycles` over the busy cycles of all layers.
-        limiting_cycles: the cycles on the limiting IPU; None if unknown.
+        limiting_cycles: the cycles on the limiting IPU.
         phases: `cycles` by phase.
-        flops: operations on floating-point numbers; None in files without them.
+        flops: operations on floating-point numbers.
         moved_bytes: bytes that arrive on tiles or the host.
         always_bytes: size of its variables that are live during the whole run.
         peak_bytes: `always_bytes`, and the size of its variables that are live at the peak.
@@ -65,9 +65,9 @@ class LayerCost:
     part: str
     cycles: int
     share: float
-    limiting_cycles: int | None
+    limiting_cycles: int
     phases: dict[str, int] = field(hash=False)
-    flops: int | None
+    flops: int
     moved_bytes: int
     always_bytes: int
     peak_bytes: int
@@ -106,7 +106,7 @@ def _line(origin: Origin, rows: list[StepCost], total: int) -> Operation:
         cycles / total,
         phases,
         dominant,
-        _limiting(rows),
+        sum(row.limiting_cycles for row in rows),
         dict(parts.most_common()),
         dict(callers.most_common()),
     )
@@ -124,7 +124,6 @@ def layer_costs(rows: Iterable[StepCost]) -> tuple[LayerCost, ...]:
 
 def _layer(layer: str, part: str, rows: list[StepCost], total: int) -> LayerCost:
     cycles = sum(row.cycles for row in rows)
-    flops = [row.flops for row in rows if row.flops is not None]
     lines = Counter[str]()
     for row in rows:
         lines[str(row.origin)] += row.cycles
@@ -133,9 +132,9 @@ def _layer(layer: str, part: str, rows: list[StepCost], total: int) -> LayerCost
         part,
         cycles,
         cycles / total,
-        _limiting(rows),
+        sum(row.limiting_cycles for row in rows),
         _phases(rows),
-        sum(flops) if flops else None,
+        sum(row.flops for row in rows),
         sum(row.moved_bytes for row in rows),
         sum(row.always_bytes for row in rows),
         sum(row.peak_bytes for row in rows),
@@ -148,9 +147,3 @@ def _phases(rows: Iterable[StepCost]) -> dict[str, int]:
     for row in rows:
         phases.update(row.phases)
     return dict(phases)
-
-
-def _limiting(rows: Iterable[StepCost]) -> int | None:
-    counts = [row.limiting_cycles for row in rows]
-    # Files have them for all rows or for none.
-    return None if None in counts else sum(cycles for cycles in counts if cycles is not None)

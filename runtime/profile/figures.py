@@ -19,7 +19,6 @@ import numpy as np
 
 from ipujax.runtime.compile import Executable, Identity
 from ipujax.runtime.cost import ComputeSetCost
-from ipujax.runtime.deprecated_names import renamed_property
 from ipujax.runtime.errors import ArgumentValueError, ProfileError
 from ipujax.runtime.files import runs_of
 from ipujax.runtime.graph import ComputeSet, Execute, Program, UnmetBound, of_replicas
@@ -181,11 +180,6 @@ class Figures:
     @property
     def _byte_cost_added_cycles(self) -> int | None:
         return self.executable.byte_cost_added_cycles
-
-    byte_price = renamed_property("profile", "byte_price", "byte_cost")
-    byte_prices = renamed_property("profile", "byte_prices", "byte_costs")
-    byte_price_cost_cycles = renamed_property("profile", "byte_price_cost_cycles", "byte_cost_added_cycles")
-    critical_ipu = renamed_property("profile", "critical_ipu", "limiting_ipu")
 
     @property
     def streaming_memory_bytes(self) -> int:
@@ -374,7 +368,7 @@ class Figures:
         """Costs of each layer in each part of the training step, in program order.
 
         Raises:
-            ProfileError: as `timeline`; or a profile saved by a version without layers.
+            ProfileError: as `timeline`.
         """
         return layer_costs(self.step_costs)
 
@@ -407,7 +401,7 @@ class Figures:
         """Spans of the tasks of each pipeline, as columns; without rows where no pipeline has stages.
 
         Raises:
-            ProfileError: as `timeline`; or a profile saved by a version without tasks.
+            ProfileError: as `timeline`.
         """
         return task_trace(self._task_spans)
 

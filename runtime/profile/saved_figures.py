@@ -178,7 +178,7 @@ class SavedFigures(Figures):
 
     @property
     def byte_costs(self) -> tuple[float, ...]:
-        return tuple(self._data["graph"]["bytePrice"]["tried"])
+        return tuple(self._data["graph"]["byteCost"]["tried"])
 
     @property
     def streaming_memory_bytes(self) -> int:
@@ -190,7 +190,7 @@ class SavedFigures(Figures):
 
     @property
     def _byte_cost_added_cycles(self) -> int | None:
-        cost: int | None = self._data["graph"]["bytePrice"].get("costCycles")
+        cost: int | None = self._data["graph"]["byteCost"].get("addedCycles")
         return cost
 
     @property

@@ -49,7 +49,7 @@ class StepCost:
         moved_bytes: bytes that arrive on tiles or the host, all runs together.
         variable_bytes: size of the variables.
         exchange_code_bytes: code of its exchanges, on the tile with most of it.
-        flops: operations on floating-point numbers, all runs together; None if unknown.
+        flops: operations on floating-point numbers, all runs together.
         precision: dtype of the peak rate that bounds it: "float16" where most operations read half precision only.
         tile_balance: mean share of its compute phases in which a tile computes, as `Figures.tile_balance`; None without
             compute phases.
@@ -65,12 +65,12 @@ class StepCost:
     moved_bytes: int = 0
     variable_bytes: int = 0
     exchange_code_bytes: int = 0
-    flops: int | None = None
+    flops: int = 0
     precision: str = "float32"
     tile_balance: float | None = None
     always_bytes: int = 0
     peak_bytes: int = 0
-    limiting_cycles: int | None = None
+    limiting_cycles: int = 0
     phases: dict[str, int] = field(default_factory=dict, hash=False)
 
 

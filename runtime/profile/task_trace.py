@@ -137,6 +137,3 @@ def task_trace(spans: TaskSpans) -> TaskTrace:
     kinds = np.array([TASK_KINDS.index(total.task.kind) for total in spans.totals], np.int64)
     pipeline, task, micro_batch, start, end, busy, waited = spans.rows.T
     return TaskTrace(layouts, starts, ends, pipeline, stages[task], kinds[task], micro_batch, start, end, busy, waited)
-
-
-NO_TASKS = task_trace(TaskSpans((), (), np.zeros((0, 7), np.int64)))

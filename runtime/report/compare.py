@@ -86,7 +86,7 @@ class Comparison:
         titles: program, machine and main figures of each profile, in a line.
         names: label, function and file of each profile, or its title where these are equal.
         layers: busy cycles of each layer that differs, without those inside it, all parts of training together, largest
-            change first. Empty where a profile was saved without layers.
+            change first.
     """
 
     totals: dict[str, tuple[float, float]]
@@ -199,8 +199,6 @@ def compare(before: Figures, after: Figures) -> Comparison:
 
 
 def _changed_layers(before: Counter[str], after: Counter[str]) -> dict[str, tuple[int, int]]:
-    if not before or not after:  # saved without layers: every layer of the other would count as new
-        return {}
     pairs = {
         layer: (before[layer], after[layer])
         for layer in (before | after)

@@ -36,13 +36,9 @@ def scalars(profile: Figures) -> dict[str, float]:
 
 
 def layer_cycles(profile: Figures) -> Counter[str]:
-    """Count the busy cycles of each layer without those inside it; empty for a file without layers."""
-    try:
-        rows = profile.layers
-    except ProfileError:
-        return Counter()
+    """Count the busy cycles of each layer without those inside it."""
     cycles = Counter[str]()
-    for row in rows:  # one for each layer and part of training
+    for row in profile.layers:  # one for each layer and part of training
         cycles[row.layer] += row.cycles
     return cycles
 

@@ -19,9 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from ipujax.runtime.errors import ProfileError
 from ipujax.runtime.profile import (
-    NO_TASKS,
     TRACE_PHASES,
     ExecutionTrace,
     Figures,
@@ -49,11 +47,7 @@ def perfetto(profile: Figures) -> dict[str, Any]:
     """Return the trace of a run, times in microseconds; there must be a timeline."""
     trace = profile.execution_trace
     target = profile.target
-    try:
-        tasks = profile.tasks
-    except ProfileError:  # saved by a version without tasks; its trace has the steps alone
-        tasks = NO_TASKS
-    writer = _Writer(trace, tasks, _arguments_of_steps(profile), 1e6 / target.clock_hz)
+    writer = _Writer(trace, profile.tasks, _arguments_of_steps(profile), 1e6 / target.clock_hz)
     metadata = {
         "machine": f"{target.num_ipus} × {target.name}",
         "replicas": profile.replicas,

@@ -141,10 +141,7 @@ def _cycles_by_language(cycles: dict[str, int]) -> str:
 
 def _phases_by_ipu(profile: Figures) -> str:
     """List each phase's share of the run, for every IPU and on average; "" for one IPU."""
-    try:
-        ipus = profile.ipu_phase_cycles
-    except ProfileError as error:  # files of early versions have the headline IPU alone
-        return table("Phases by IPU", [("Not known", error.what)])
+    ipus = profile.ipu_phase_cycles
     if len(ipus) == 1:
         return ""
     names = list(ipus[0])
@@ -174,8 +171,7 @@ def _ratio(part: int, total: int) -> float:
 
 
 def _list_operations(rows: tuple[Operation, ...], profile: Figures) -> str:
-    # Files of early versions lack the cycles on the headline IPU: then its column is left out.
-    has_limiting = profile.target.num_ipus > 1 and all(row.limiting_cycles is not None for row in rows)
+    has_limiting = profile.target.num_ipus > 1
     of_limiting = f"  {f'IPU {profile.limiting_ipu}':>15}" if has_limiting else ""
     head = [f"{'cycles':>15}{of_limiting}  {'share':>6}  {'mostly':<15}  where"] if rows else []
     lines = (

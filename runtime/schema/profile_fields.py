@@ -2,7 +2,7 @@
 
 Input: the data of `saved_data`, as a file has them. Output: nothing, or a `FieldError`. Every view works on a profile
 from data that pass. To add a field: a line in its record; the version of the files follows from the table, so that
-files from before are refused by their version.
+files of other fields are refused by their version.
 """
 
 from __future__ import annotations
@@ -100,9 +100,9 @@ MEMORY = Record(
 _PHASE = Text(PHASES)
 _STEP_COST = Record(
     {"origin": ORIGIN, "name": TEXT, "cycles": INTEGER, "moved_bytes": LARGE, "variable_bytes": INTEGER}
-    | {"exchange_code_bytes": INTEGER, "flops": Nullable(LARGE), "precision": Text(("float16", "float32"))}
+    | {"exchange_code_bytes": INTEGER, "flops": LARGE, "precision": Text(("float16", "float32"))}
     | {"tile_balance": Nullable(REAL), "always_bytes": INTEGER, "peak_bytes": INTEGER}
-    | {"limiting_cycles": Nullable(INTEGER), "phases": Map(INTEGER, _PHASE)}
+    | {"limiting_cycles": INTEGER, "phases": Map(INTEGER, _PHASE)}
 )
 _TILE_CYCLES = Record(
     _records(LARGE, "activeCompute", "compute", "copySharedStructure", "doExchange", "globalExchange", "streamCopy")
@@ -248,7 +248,7 @@ _REGION = Record(_records(BYTES_BY_TILE, "overlapped", "nonOverlapped"))
 _CATEGORY = Record(_records(_REGION, *_REGIONS[:3]) | {"total": BYTES_BY_TILE})
 GRAPH = Record(
     {"target": _MACHINE, "optimizationInfo": Map(REAL)}
-    | {"bytePrice": Record({"tried": List(REAL, minimum=1)}, {"costCycles": SIGNED})}
+    | {"byteCost": Record({"tried": List(REAL, minimum=1)}, {"addedCycles": SIGNED})}
     | {"graph": Record(_records(LARGE, "numComputeSets", "numEdges", "numVars", "numVertices"))}
     | {
         "vertexTypes": Record(

@@ -34,7 +34,7 @@ def graph_report(executable: Executable, ids: Numbering, by_tile: ByTile = np.nd
     return {
         "target": _target(executable),
         "optimizationInfo": optimization_info(executable),
-        "bytePrice": _byte_cost(executable),
+        "byteCost": _byte_cost(executable),
         "graph": graph_counts(executable, ids),
         "vertexTypes": {
             "names": types,
@@ -66,7 +66,7 @@ def optimization_info(executable: Executable) -> dict[str, float]:
 def _byte_cost(executable: Executable) -> Json:
     """Return the costs per byte in cycles, the last of which is used, and the cycles it adds, where known."""
     cost = executable.byte_cost_added_cycles
-    return {"tried": list(executable.byte_costs), **({} if cost is None else {"costCycles": cost})}
+    return {"tried": list(executable.byte_costs), **({} if cost is None else {"addedCycles": cost})}
 
 
 def graph_counts(executable: Executable, ids: Numbering) -> dict[str, int]:

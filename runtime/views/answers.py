@@ -16,7 +16,7 @@ import numpy as np
 
 from ipujax.runtime.errors import ProfileError
 from ipujax.runtime.memory import LiveItem
-from ipujax.runtime.profile import TRACE_PHASES, Figures, Operation, slices
+from ipujax.runtime.profile import TRACE_PHASES, Figures, slices
 from ipujax.runtime.profile.text import size
 from ipujax.runtime.views.answer import Answer
 from ipujax.runtime.views.hints import MEMORY_HINTS, TIME_HINTS, WAIT_HINTS, hints
@@ -55,7 +55,6 @@ WAITS = "Where does an IPU wait?"
 LINE = "Which line should change?"
 
 _FAR_MORE = 2  # times the cycles of the costliest operation
-_NUM_NAMES = 3  # names of a line's operations that are compared
 _BEGUN = 0.02  # of the computation of an IPU
 _MAJORITY = 0.5  # of the cycles of a line
 _ALIKE = 0.15  # of a run: IPUs whose waits differ by less wait alike
@@ -72,21 +71,15 @@ def limiting_operation(profile: Figures) -> Answer:
     share = top.cycles / max(1, cycles)
     total = "the run" if profile.target.num_ipus == 1 else "the busy cycles of all IPUs"
     text = f"{top.name} takes {share:.1%} of {total}: {top.cycles:,} of {cycles:,} cycles, at {top.line}."
-    if top.peak_share is not None and top.flops:
+    if top.flops:
         text += f" It computes {_rate(top.flops_per_second)}, {top.peak_share:.1%} of an IPU's peak"
         text += f" in {top.precision}."
         text += f" {_exchange_bound(top, profile)}"
     elif top.moved_bytes:
         text += f" It moves {size(top.moved_bytes)} and computes nothing."
     text += _repeated_operation(rows, top, cycles)
-    hint = hints(TIME_HINTS, part_situation(profile, [top], top.phase or _guess_phase(top, profile)))
+    hint = hints(TIME_HINTS, part_situation(profile, [top], top.phase))
     return Answer(LIMITS, text, hint, top.name, share, "operations")
-
-
-def _guess_phase(row: OperationRow, profile: Figures) -> str:
-    """Return the main phase of an operation of an old file: that of the line whose costliest operation it is."""
-    line = next((line for line in profile.operations() if line.names[0] in row.name.split(", ")), None)
-    return line.dominant if line is not None else "compute" if row.flops else "exchange"
 
 
 def _repeated_operation(rows: Sequence[OperationRow], top: OperationRow, total: int) -> str:
@@ -239,20 +232,11 @@ def line_to_change(profile: Figures) -> Answer:
     if fallbacks:
         item = fallbacks[0]
         text += f" {item.operation} at {item.origin} runs on one tile only, {item.cycles:,} cycles each time."
-    rows = _rows_of(top, profile)
+    rows = [row for row in operation_rows(profile) if row.line == str(top.origin)]
     by_phase = {name: hints(TIME_HINTS, part_situation(profile, rows, name)) for name in main_phases}
     has_several = len(main_phases) > 1
     hint = "; ".join(f"{_in_words(name)}: {text}" if has_several else text for name, text in by_phase.items() if text)
     return Answer(LINE, text, hint, top.origin.line, top.share, "source")
-
-
-def _rows_of(line: Operation, profile: Figures) -> list[OperationRow]:
-    names = set(line.names[:_NUM_NAMES])
-    rows = operation_rows(profile)
-    # Files of older versions list lines apart from operations: there the names decide.
-    return [row for row in rows if row.line == str(line.origin)] or [
-        row for row in rows if names.intersection(row.name.split(", "))
-    ]
 
 
 def _in_words(phase: str) -> str:

@@ -35,7 +35,7 @@ class LayerNode:
         moved_bytes: bytes that arrive on tiles or the host.
         always_bytes: of variables that are live during the whole run.
         peak_bytes: of these and of variables that are live at the peak.
-        limiting_cycles: cycles on the limiting IPU; None if unknown.
+        limiting_cycles: cycles on the limiting IPU.
         lines: lines of source of the layer without those inside it, most expensive first.
         children: the layers inside it by name, in program order; numbered ones by number.
     """
@@ -47,7 +47,7 @@ class LayerNode:
     moved_bytes: int = 0
     always_bytes: int = 0
     peak_bytes: int = 0
-    limiting_cycles: int | None = 0
+    limiting_cycles: int = 0
     lines: tuple[str, ...] = ()
     children: dict[str, LayerNode] = field(default_factory=dict)
 
@@ -93,13 +93,11 @@ def _numbers(name: str) -> tuple[int, ...]:
 
 def _add(node: LayerNode, row: LayerCost) -> None:
     node.parts[row.part] += row.cycles
-    node.flops += row.flops or 0
+    node.flops += row.flops
     node.moved_bytes += row.moved_bytes
     node.always_bytes += row.always_bytes
     node.peak_bytes += row.peak_bytes
-    has_limiting = node.limiting_cycles is not None and row.limiting_cycles is not None
-    # One row without the figure makes a sum unknown, not small.
-    node.limiting_cycles = (node.limiting_cycles or 0) + (row.limiting_cycles or 0) if has_limiting else None
+    node.limiting_cycles += row.limiting_cycles
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +168,6 @@ def tree_of(profile: Figures) -> LayerNode:
     """Return the tree of layers of a profile.
 
     Raises:
-        ProfileError: a loop whose trip count is unknown, or a profile saved by a version without layers.
+        ProfileError: a loop whose trip count is unknown.
     """
     return layer_tree(profile.layers)

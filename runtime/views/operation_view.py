@@ -27,9 +27,9 @@ class OperationRow:
         variable_bytes: size of its variables.
         exchange_code_bytes: code of its exchanges on the tile with most.
         balance: mean share of compute phases in which a tile computes; None without compute phase.
-        flops: floating-point operations of all runs; None if unknown.
+        flops: floating-point operations of all runs.
         flops_per_second: of each IPU on which it runs: `flops` over its busy IPU-cycles.
-        peak_share: `flops_per_second` over the peak of one IPU in its dtype; None if `flops` is unknown.
+        peak_share: `flops_per_second` over the peak of one IPU in its dtype.
         precision: that dtype.
         layer: its layer and part of training, "" where neither is known.
         phase: with most of its cycles; empty if it has none.
@@ -46,9 +46,9 @@ class OperationRow:
     variable_bytes: int
     exchange_code_bytes: int
     balance: float | None
-    flops: int | None
+    flops: int
     flops_per_second: float
-    peak_share: float | None
+    peak_share: float
     precision: str
     layer: str = ""
     phase: str = ""
@@ -75,12 +75,12 @@ def exchange_bandwidth(target: Target) -> float:
 
 def flops_rate(step: StepCost, target: Target) -> float:
     """Return floating-point operations a second of each IPU on which an operation runs, over its busy cycles."""
-    return (step.flops or 0) * target.clock_hz / step.cycles if step.cycles else 0.0
+    return step.flops * target.clock_hz / step.cycles if step.cycles else 0.0
 
 
-def share_of_peak(step: StepCost, target: Target) -> float | None:
-    """Return the rate of an operation over the peak of one IPU in its precision; None if its flops are unknown."""
-    return None if step.flops is None else flops_rate(step, target) / peaks(target)[step.precision]
+def share_of_peak(step: StepCost, target: Target) -> float:
+    """Return the rate of an operation over the peak of one IPU in its precision."""
+    return flops_rate(step, target) / peaks(target)[step.precision]
 
 
 def operation_rows(profile: Figures) -> tuple[OperationRow, ...]:

@@ -134,7 +134,7 @@ def memory_situation(profile: Figures) -> Situation:
 
 def part_situation(profile: Figures, rows: Sequence[OperationRow], phase: str) -> Situation:
     """Return the situation of a part of a program, with most cycles in `phase`; its rows begin with most cycles."""
-    flops = {name: sum(row.flops or 0 for row in rows if row.precision == name) for name in peaks(profile.target)}
+    flops = {name: sum(row.flops for row in rows if row.precision == name) for name in peaks(profile.target)}
     precision = max(flops, key=lambda name: flops[name])
     lines = {row.line for row in rows}
     computing = [row for row in rows if row.balance is not None]
@@ -150,7 +150,7 @@ def part_situation(profile: Figures, rows: Sequence[OperationRow], phase: str) -
         fallback=fallbacks.get(rows[0].name, "") if rows else "",
         emulated=emulated[0] if emulated else "",
         tile_balance=1.0 if top is None or top.balance is None else top.balance,
-        peak_share=(top.peak_share or 0.0) if top else 0.0,
+        peak_share=top.peak_share if top else 0.0,
         is_exchange_bound=top is not None and allowed_by_exchange(top, profile) is not None,
     )
 

@@ -79,7 +79,7 @@ def source_view(profile: Figures) -> tuple[SourceFile, ...]:
     """Return the source files of a profile with their costs, costliest first.
 
     Raises:
-        ProfileError: a loop whose trip count is unknown, or a profile saved by a version without texts.
+        ProfileError: a loop whose trip count is unknown.
     """
     texts = profile.sources
     names = dict[str, str]()

@@ -63,7 +63,7 @@ def task_view(profile: Figures, max_tasks: int = MAX_TASKS, max_links: int = MAX
     """Return the first tasks of a run and the first links between them.
 
     Raises:
-        ProfileError: a loop whose trip count is unknown, or a profile saved by a version without tasks.
+        ProfileError: a loop whose trip count is unknown.
     """
     trace = profile.tasks
     num_tasks = min(len(trace), max_tasks)

@@ -68,7 +68,7 @@ def trace_view(profile: Figures, max_slices: int = MAX_SLICES) -> TraceView:
     """Return the trace of a run with about `max_slices` slices.
 
     Raises:
-        ProfileError: a loop whose trip count is unknown, or a profile saved by a version without timeline.
+        ProfileError: a loop whose trip count is unknown.
     """
     trace = profile.execution_trace
     num_ipus = profile.target.num_ipus

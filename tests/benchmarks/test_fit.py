@@ -103,11 +103,3 @@ def test_the_page_on_one_gpt_block_has_its_figures() -> None:
     assert {"cycles", "sets", "most exchange", "tile bytes"} <= set(pasted)
     measured = {heading: actual[name] for name, heading in fit.COLUMNS.items() if heading in pasted}
     assert pasted == pytest.approx(measured, rel=0.2)
-
-
-def test_renamed_option_has_the_same_value(monkeypatch: pytest.MonkeyPatch) -> None:
-    options: list[dict[str, float]] = []
-    monkeypatch.setattr(fit, "measure_apart", lambda *args: options.append(args[-1]) or 1 / 0)
-    with pytest.warns(DeprecationWarning, match="--byte-price is now --byte-cost"):
-        assert fit.main(["--only", "compared", "--byte-price", "2"]) == 1
-    assert options[0] == {"byte_cost": 2}

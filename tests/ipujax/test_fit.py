@@ -265,7 +265,7 @@ def test_an_unknown_trip_count_leaves_the_cost_unknown(tmp_path: Path) -> None:
     compiled = ipu.jit(until, device=device(600_000)).lower(x).compile()
     compiled.profile.save(tmp_path / "saved")
     for profile in (compiled.profile, compiled.profile_call(x)[1], ipu.Profile.load(tmp_path / "saved")):
-        assert profile.byte_cost == 4 and "costCycles" not in profile.graph()["bytePrice"]
+        assert profile.byte_cost == 4 and "addedCycles" not in profile.graph()["byteCost"]
         with pytest.raises(ipu.ProfileError, match="cost per byte adds depend on trip counts"):
             print(profile.byte_cost_added_cycles)
         assert "cycles depend on trip counts" in profile.summary()
@@ -278,8 +278,8 @@ def test_a_saved_profile_and_a_comparison_know_it(tmp_path: Path) -> None:
     loaded = ipu.Profile.load(tmp_path / "after")
     assert loaded.byte_costs == after.byte_costs and loaded.byte_cost == after.byte_cost
     assert loaded.byte_cost_added_cycles == after.byte_cost_added_cycles and loaded.summary() == after.summary()
-    tried = {"tried": list(after.byte_costs), "costCycles": after.byte_cost_added_cycles}
-    assert loaded.graph()["bytePrice"] == tried
+    tried = {"tried": list(after.byte_costs), "addedCycles": after.byte_cost_added_cycles}
+    assert loaded.graph()["byteCost"] == tried
     assert ipu.compare(before, loaded).totals["byte_cost"] == (climb()[1], climb()[1])
     first = at_cost(climb()[0], FIRST)
     assert "byte_cost:" in str(ipu.compare(first, loaded)) and not ipu.compare(before, loaded).changes

@@ -78,7 +78,6 @@ LIGHT_ROOMS = {
         f"runtime.{room}"
         for room in (
             "cache",
-            "deprecated_names",
             "errors",
             "garbage",
             "name_scope",

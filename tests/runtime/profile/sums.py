@@ -68,7 +68,7 @@ def _check_figures(profile: Profile) -> None:
 def _check_rows(profile: Profile, rows: Sequence[StepCost] | Sequence[Operation] | Sequence[LayerCost]) -> None:
     """Rows add up to the busy cycles as a whole, on the limiting IPU, and in each phase."""
     assert sum(row.cycles for row in rows) == profile.busy_cycles, type(rows[0]).__name__ if rows else "no rows"
-    assert sum(row.limiting_cycles or 0 for row in rows) == profile.cycles - profile.phase_cycles["idle"]
+    assert sum(row.limiting_cycles for row in rows) == profile.cycles - profile.phase_cycles["idle"]
     assert all(sum(row.phases.values()) == row.cycles for row in rows)
     sums = Counter(dict.fromkeys(PHASES, 0))
     for row in rows:

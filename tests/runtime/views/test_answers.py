@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,7 +16,6 @@ from ipujax.runtime.graph.program import Copy, Execute, Repeat, Sequence
 from ipujax.runtime.graph.vertex_group import Access, Axis, VertexGroup, element
 from ipujax.runtime.memory import BUFFERS
 from ipujax.runtime.options import Options
-from ipujax.runtime.profile.figures import Operation
 from ipujax.runtime.report import Profile
 from ipujax.runtime.tensor.mapping import grid, on_one_tile
 from ipujax.runtime.tensor.roles import UNKNOWN
@@ -212,8 +213,9 @@ def test_a_line_of_several_phases_names_two_and_host_streams_have_hints():
     profile = ipu.jit(lambda x: x + 1, device=ipu.IPUModel(tiles_per_ipu=16)).lower(shape).compile().profile
     hint = limiting_operation(profile).hint
     assert "donate_argnums" in hint and "lax.scan" in hint
-    row = Operation(Origin("a.py:1 (f)"), ("add",), 100, 0.5, {"compute": 40, "exchange": 35, "sync": 25}, "compute")
-    profile.__dict__["operations"] = lambda *_: (row,)
+    phases = {"compute": 40, "exchange": 35, "sync": 25}
+    line = next(line for line in profile.operations() if "add" in line.names)
+    profile.__dict__["operations"] = lambda *_: (replace(line, cycles=100, share=0.5, phases=phases),)
     answer = line_to_change(profile)
     assert "compute (40%) and exchange (35%)" in answer.sentence
     assert answer.hint.startswith("compute: half") and "; exchange: fewer" in answer.hint
