@@ -2,7 +2,7 @@
 
 A room is a folder of files; where a folder holds packages too, each file beside them is a room by itself, and its
 `__init__` goes by the name of the folder. Every room may import those of FOR_ALL. ROOMS is what
-`docs/architecture.md` draws: `pytest --update-golden` writes the drawing, else it is compared.
+`docs/imports.md` draws: `pytest --update-golden` writes the drawing, else it is compared.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import pytest
 
 from tests.test_layering import FILES, ROOT, imported, within
 
-PAGE = ROOT / "docs" / "architecture.md"
+PAGE = ROOT / "docs" / "imports.md"
 BEGIN = "<!-- rooms: written by tests/test_rooms.py -->\n```text\n"
 END = "```\n<!-- end of rooms -->"
 MAX_FILES = 16
@@ -536,7 +536,8 @@ def differences(code: Mapping[str, set[str]], rooms: Mapping[str, set[str]]) -> 
 
 def drawing(rooms: Mapping[str, Iterable[str]]) -> str:
     """A line a room: its imports, floor by floor, the highest first."""
-    lines: list[str] = []
+    for_all = " ".join(sorted(room.removeprefix("runtime.") for room in FOR_ALL))
+    lines = textwrap.wrap(f"{'every room':<26}← runtime: {for_all}", 120, subsequent_indent=" " * 28)
     for floor in ("ipujax", "lowering", "runtime"):
         lines += [f"{floor}/"]
         for room in reversed([room for room in rooms if within(room, floor) and room not in ("lowering", "runtime")]):
@@ -607,7 +608,7 @@ def names_in(tree: ast.Module) -> set[str]:
     return names
 
 
-def test_rooms_are_drawn_in_the_architecture_page(request: pytest.FixtureRequest) -> None:
+def test_rooms_are_drawn_in_the_page_of_imports(request: pytest.FixtureRequest) -> None:
     page = PAGE.read_text(encoding="utf-8")
     before, rest = page.split(BEGIN)
     drawn, after = rest.split(END)
