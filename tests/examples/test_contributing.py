@@ -1,4 +1,4 @@
-"""The diffs of CONTRIBUTING.md: each applies to this tree, is small, and its own tests pass where it is applied."""
+"""The diffs of `docs/adding/`: each applies to this tree, is small, and its own tests pass where it is applied."""
 
 from __future__ import annotations
 
@@ -14,16 +14,10 @@ import pytest
 
 from tests.examples.doc_pages import ROOT
 
-TEXT = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-# Title of a section → its diff, and the command that tests what it adds.
-EXAMPLES = {
-    title: (diff, command)
-    for title, diff, command in re.findall(
-        r"^### (.+)\n(?:(?!^#).*\n)*?```diff\n((?:.*\n)*?)```\n\n```sh\n(.+)\n```$", TEXT, re.MULTILINE
-    )
-}
-KINDS = ("primitive", "codelet", "preset", "metric", "schedule", "command", "pass", "program node")
-MOST_LINES = 50  # of product code; promised under "Where to add things"
+PAGE = ROOT / "CONTRIBUTING.md"
+FOLDER = ROOT / "docs" / "adding"
+KINDS = ("primitive", "codelet", "pass", "schedule", "program_node", "preset", "metric", "command")
+MOST_LINES = 50  # of product code; promised under "Examples" of the page
 MOST_FILES = 4
 # Of a checkout or of its tools; nothing that a test reads.
 LEFT_OUT = (".git", ".venv", ".*_cache", "__pycache__", "_build", "build", "dist", "*.egg-info")
@@ -40,15 +34,22 @@ def git_apply(tree: Path, diff: str, *options: str) -> str:
     return applied.stdout
 
 
-def test_every_kind_of_addition_has_an_example() -> None:
-    assert list(EXAMPLES) == [f"A {kind}" for kind in KINDS]
-    assert TEXT.count("```diff\n") == len(KINDS)
+def example(kind: str) -> tuple[str, str]:
+    """The diff of an example with the text above it, which git skips, and the command that tests what it adds."""
+    text = (FOLDER / f"{kind}.diff").read_text(encoding="utf-8")
+    (command,) = re.findall(r"^Test: (.+)$", text, re.MULTILINE)
+    return text, command
+
+
+def test_the_page_links_to_every_example() -> None:
+    assert sorted(path.name for path in FOLDER.iterdir()) == sorted(f"{kind}.diff" for kind in KINDS)
+    assert re.findall(r"\(docs/adding/(\w+)\.diff\)", PAGE.read_text(encoding="utf-8")) == list(KINDS)
 
 
 @needs_git
-@pytest.mark.parametrize("title", EXAMPLES)
-def test_diffs_apply_and_are_small(title: str) -> None:
-    diff, _ = EXAMPLES[title]
+@pytest.mark.parametrize("kind", KINDS)
+def test_diffs_apply_and_are_small(kind: str) -> None:
+    diff, _ = example(kind)
     git_apply(ROOT, diff, "--check")
     rows = [line.split("\t") for line in git_apply(ROOT, diff, "--numstat").splitlines()]
     product = {path: int(added) for added, _, path in rows if path.split("/")[0] in ("runtime", "lowering", "ipujax")}
@@ -58,9 +59,9 @@ def test_diffs_apply_and_are_small(title: str) -> None:
 
 @needs_git
 @pytest.mark.slow
-@pytest.mark.parametrize("title", EXAMPLES)
-def test_tests_pass_where_diffs_are_applied(title: str, tmp_path: Path) -> None:
-    diff, command = EXAMPLES[title]
+@pytest.mark.parametrize("kind", KINDS)
+def test_tests_pass_where_diffs_are_applied(kind: str, tmp_path: Path) -> None:
+    diff, command = example(kind)
     tree = tmp_path / "tree"
     shutil.copytree(ROOT, tree, symlinks=True, ignore=shutil.ignore_patterns(*LEFT_OUT))
     git_apply(tree, diff)

@@ -39,6 +39,7 @@ PAGES = [
 ]
 
 FLOORS = ("ipujax", "lowering", "runtime")
+MOST_BYTES = {"CONTRIBUTING.md": 10_000, "docs/architecture.md": 18_000, "docs/decisions.md": 18_000}
 
 
 def markdown() -> list[str]:
@@ -94,7 +95,9 @@ def test_links_lead_to_files(page: str) -> None:
     assert not [link for link in links if not (folder / link).exists()]
 
 
-@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", *PAGES[1:], "docs/architecture.md"])
+@pytest.mark.parametrize(
+    "page", ["README.md", "CONTRIBUTING.md", *PAGES[1:], "docs/architecture.md", "docs/decisions.md"]
+)
 def test_paths_exist(page: str) -> None:
     paths = re.findall(r"`((?:\w+/)+(?:\w+\.py)?)`", (ROOT / page).read_text(encoding="utf-8"))
     floors = [ROOT, *(ROOT / floor for floor in FLOORS)]
@@ -109,6 +112,11 @@ def test_the_architecture_page_describes_every_room(floor: str) -> None:
         name for cell in re.findall(r"^\|(.*?)\|", rows, re.MULTILINE) for name in re.findall(r"`(\w+)/?`", cell)
     ]
     assert sorted(described) == sorted({room.split(".")[1] for room in ROOMS if room.startswith(f"{floor}.")})
+
+
+@pytest.mark.parametrize(("page", "most_bytes"), MOST_BYTES.items())
+def test_pages_for_maintainers_are_short(page: str, most_bytes: int) -> None:
+    assert (ROOT / page).stat().st_size <= most_bytes
 
 
 # --- the comparison itself --------------------------------------------------------------------------------------------
