@@ -326,7 +326,7 @@ ROOMS: dict[str, str] = {
     "ipujax.onnx.registry": "ipujax.onnx.onnx_errors ipujax.onnx.wide_values",
     "ipujax.onnx.operators": (
         "ipujax.onnx.budget ipujax.onnx.element_types ipujax.onnx.onnx_errors ipujax.onnx.registry"
-        " ipujax.onnx.wide_values"
+        " ipujax.onnx.wide_values ipujax.recurrent"
     ),
     "ipujax.onnx.reading": (
         "ipujax.onnx.budget ipujax.onnx.graphs ipujax.onnx.onnx_errors ipujax.onnx.registry runtime.target"
@@ -348,7 +348,8 @@ ROOMS: dict[str, str] = {
     "ipujax.popart.reserved_names": "",
     "ipujax.popart.tensor_info": "ipujax.popart.exceptions",
     "ipujax.popart.operators": (
-        "ipujax.onnx ipujax.onnx.registry ipujax.popart.enumerations ipujax.popart.exceptions ipujax.popart.tensor_info"
+        "ipujax.onnx ipujax.onnx.registry ipujax.popart.enumerations ipujax.popart.exceptions"
+        " ipujax.popart.tensor_info ipujax.recurrent"
     ),
     "ipujax.popart.onnx_failures": "ipujax.onnx ipujax.onnx.reading ipujax.popart.exceptions",
     "ipujax.popart.building": (
@@ -427,8 +428,8 @@ ROOMS: dict[str, str] = {
         " runtime.graph runtime.logs ipujax.arguments runtime.tensor"
     ),
     "ipujax.popnn": (
-        "ipujax.poplar.library ipujax.poplin ipujax.popops ipujax.public lowering.emit lowering.layout"
-        " runtime.graph runtime.tensor"
+        "ipujax.poplar.library ipujax.poplin ipujax.popops ipujax.public ipujax.recurrent lowering.emit"
+        " lowering.layout runtime.graph runtime.tensor"
     ),
     "ipujax.poputil": (
         "ipujax.poplar.graph ipujax.poplar.library ipujax.public lowering.emit lowering.layout runtime.graph"

@@ -5,7 +5,7 @@
     y, kept = gru.gru_fwd(graph, params, state, x, weights, prog, keep_intermediates=True)
     d_state, dx, d_weights = gru.gru_bwd_with_wu(graph, params, prog, state, kept, weights, x, y, dy)
 
-Equations are in `gru_cell`. Weights are [3, in, out] for inputs and [3, out, out] for outputs, biases
+Equations are in `ipujax.recurrent`. Weights are [3, in, out] for inputs and [3, out, out] for outputs, biases
 [3, out] or with `reset_after` [3, 2, out], their units in the order reset, update, candidate unless `cell_order` says
 otherwise. The loop over steps is a `Repeat` of the control program.
 Source: popnn `Gru.hpp`, `GruDef.hpp`. Limits: no attention (AUGRU), no recomputation in the backward pass.
@@ -13,18 +13,44 @@ Source: popnn `Gru.hpp`, `GruDef.hpp`. Limits: no attention (AUGRU), no recomput
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from ipujax.poplar.library import add
-from ipujax.popnn.gru_cell import GruParams, backward, forward, weight_gradients
-from ipujax.popnn.recurrent import RecurrentWeights, check, create_operands
+from ipujax.popnn.recurrent import RecurrentParams, RecurrentWeights, check, create_operands
+from ipujax.popnn.recurrent_passes import GRADIENTS, backward, forward, weight_gradients
 from ipujax.popops.fills import zero
 from ipujax.runtime.graph import Graph, Sequence as Program
 from ipujax.runtime.tensor import Tensor, concat
 
-# Indices among the intermediates, in the order in which `gru_cell.forward` returns them.
+# Indices among the intermediates, in the order in which the cell's step returns them.
 _RESET = 0
 _OUTPUT_BEFORE = 3
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GruParams(RecurrentParams):
+    """GRU layer; see `RecurrentParams`. `cell_order` orders "reset", "update" and "candidate".
+
+    Args:
+        reset_after: apply the reset gate after the multiplication with the weights, not before it.
+    """
+
+    reset_after: bool = False
+
+    @property
+    def cell_name(self) -> str:
+        return "gru_reset_after" if self.reset_after else "gru"
+
+    @property
+    def num_intermediates(self) -> int:
+        """Number of intermediates of each step: r, u, c, the output before, and h U + b' with `reset_after`."""
+        return GRADIENTS[self.cell_name].num_intermediates
+
+    @property
+    def biases_shape(self) -> tuple[int, ...]:
+        """[3, out], or [3, 2, out] with `reset_after`: biases of inputs and of outputs."""
+        return (len(self.cell_order), *((2,) if self.reset_after else ()), self.output_size)
 
 
 class GruWeights(RecurrentWeights):
@@ -41,7 +67,7 @@ def create_input(graph: Graph, params: GruParams, name: str = "input") -> Tensor
 
     Source: popnn::gru::createInput.
     """
-    return _create_operands(graph, params, [0], [name])[0]
+    return _create_operands(graph, params, {0: name})[0]
 
 
 def create_initial_state(graph: Graph, params: GruParams, name: str = "state") -> Tensor:
@@ -49,7 +75,7 @@ def create_initial_state(graph: Graph, params: GruParams, name: str = "state") -
 
     Source: popnn::gru::createInitialState.
     """
-    return _create_operands(graph, params, [1], [name])[0]
+    return _create_operands(graph, params, {1: name})[0]
 
 
 def zero_initial_state(graph: Graph, state: Tensor, prog: Program, name: str = "zero_state") -> None:
@@ -62,14 +88,12 @@ def create_weights(graph: Graph, params: GruParams, name: str = "weights") -> Gr
 
     Source: popnn::gru::createWeights.
     """
-    return GruWeights(
-        *_create_operands(graph, params, [2, 3, 4], [f"{name}/{part}" for part in ("input", "output", "biases")])
-    )
+    names = {2: f"{name}/input", 3: f"{name}/output", 4: f"{name}/biases"}
+    return GruWeights(*_create_operands(graph, params, names))
 
 
-def _create_operands(graph: Graph, params: GruParams, which: Sequence[int], names: Sequence[str]) -> list[Tensor]:
-    shapes = [params.input_shape, params.state_shape, *params.weights_shapes]
-    return create_operands(graph, params, forward(params, False, False), shapes, which, names)
+def _create_operands(graph: Graph, params: GruParams, names: Mapping[int, str]) -> list[Tensor]:
+    return create_operands(graph, params, forward(params, False, False), names)
 
 
 def gru_fwd(
@@ -197,7 +221,7 @@ def gru_wu(
     check(name, params, {"initial output": fwd_output_init}, weights, x, {
         "output": (output, params.output_shape),
         "intermediate": (fwd_intermediates, (params.num_intermediates, *params.sequence_shape)),
-        "backward intermediate": (bwd_intermediates, (len(params.UNITS), *params.sequence_shape)),
+        "backward intermediate": (bwd_intermediates, (len(params.cell_order), *params.sequence_shape)),
     })  # fmt: skip
     operands = [bwd_intermediates, x, fwd_intermediates[_OUTPUT_BEFORE], fwd_intermediates[_RESET]]
     return GruWeights(*add(graph, weight_gradients(params), operands, prog, name))

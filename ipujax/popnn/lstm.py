@@ -5,7 +5,7 @@
     y, cell, kept = lstm.lstm_fwd(graph, params, prog, state, weights, x, keep_intermediates=True)
     d_state, dx, d_weights = lstm.lstm_bwd_with_wu(graph, params, prog, state, kept, weights, x, y, dy)
 
-Equations are in `lstm_cell`. Weights are [4, in, out] for inputs and [4, out, out] for outputs, biases
+Equations are in `ipujax.recurrent`. Weights are [4, in, out] for inputs and [4, out, out] for outputs, biases
 [4, out], their units in the order forget, input, candidate, output unless `cell_order` says otherwise. The loop over
 steps is a `Repeat` of the control program. Gradients of weights are one multiplication over all steps, after the loop.
 Source: popnn `Lstm.hpp`, `LstmDef.hpp`. Limits: one layer a call, no recomputation in the backward pass.
@@ -13,15 +13,30 @@ Source: popnn `Lstm.hpp`, `LstmDef.hpp`. Limits: one layer a call, no recomputat
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+import jax
+import jax.numpy as jnp
+
 from ipujax.poplar.library import add
-from ipujax.popnn.lstm_cell import NUM_INTERMEDIATES, OUTPUT_FACTORS, LstmParams, backward, forward, weight_gradients
-from ipujax.popnn.recurrent import RecurrentWeights, check, create_operands
+from ipujax.popnn.recurrent import RecurrentParams, RecurrentWeights, check, create_operands
+from ipujax.popnn.recurrent_passes import GRADIENTS, backward, forward, weight_gradients
 from ipujax.popops.fills import zero
 from ipujax.runtime.graph import Graph, Sequence as Program
 from ipujax.runtime.tensor import Tensor, concat
+
+NUM_INTERMEDIATES = GRADIENTS["lstm"].num_intermediates
+_OUTPUT_FACTORS = (3, 4)  # indices of the intermediates whose product is the output: o and tanh(c')
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LstmParams(RecurrentParams):
+    """LSTM layer; see `RecurrentParams`. `cell_order` orders "forget", "input", "candidate" and "output"."""
+
+    @property
+    def cell_name(self) -> str:
+        return "lstm"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,7 +62,7 @@ def create_input(graph: Graph, params: LstmParams, name: str = "input") -> Tenso
 
     Source: popnn::lstm::createInput.
     """
-    return _create_operands(graph, params, [0], [name])[0]
+    return _create_operands(graph, params, {0: name})[0]
 
 
 def create_initial_state(graph: Graph, params: LstmParams, name: str = "state") -> LstmState:
@@ -55,7 +70,7 @@ def create_initial_state(graph: Graph, params: LstmParams, name: str = "state") 
 
     Source: popnn::lstm::createInitialState.
     """
-    return LstmState(*_create_operands(graph, params, [1, 2], [f"{name}/output", f"{name}/cell"]))
+    return LstmState(*_create_operands(graph, params, {1: f"{name}/output", 2: f"{name}/cell"}))
 
 
 def zero_initial_state(graph: Graph, state: LstmState, prog: Program, name: str = "zero_state") -> None:
@@ -72,13 +87,13 @@ def create_weights(graph: Graph, params: LstmParams, name: str = "weights") -> L
 
     Source: popnn::lstm::createWeights.
     """
-    names = [f"{name}/{part}" for part in ("input", "output", "biases")]
-    return LstmWeights(*_create_operands(graph, params, [3, 4, 5], names))
+    names = {3: f"{name}/input", 4: f"{name}/output", 5: f"{name}/biases"}
+    return LstmWeights(*_create_operands(graph, params, names))
 
 
-def _create_operands(graph: Graph, params: LstmParams, which: Sequence[int], names: Sequence[str]) -> list[Tensor]:
-    shapes = [params.input_shape, params.state_shape, params.state_shape, *params.weights_shapes]
-    return create_operands(graph, params, forward(params, False, False), shapes, which, names)
+def _create_operands(graph: Graph, params: LstmParams, names: Mapping[int, str]) -> list[Tensor]:
+    # Mapped as `pre_calc_weights` uses them: mapped for the joined product, that one costs 3 % more.
+    return create_operands(graph, params, forward(params, False, True), names)
 
 
 def lstm_fwd(
@@ -169,7 +184,7 @@ def lstm_bwd(
     intermediates = [fwd_intermediates[n] for n in range(NUM_INTERMEDIATES)]
     cell = [] if last_cell_state_grad is None else [last_cell_state_grad]
     operands = [output_grad, weights.input_weights, weights.output_weights, *intermediates, *cell, *params.lengths]
-    d_h, d_c, d_x, d_units = add(graph, backward(params, bool(cell)), operands, prog, name)
+    d_h, d_c, d_x, d_units = add(graph, backward(params, len(cell)), operands, prog, name)
     # From [steps, batch, units, out], as the scan stacks them.
     return LstmState(d_h, d_c), d_x, d_units.transpose((2, 0, 1, 3))
 
@@ -211,12 +226,23 @@ def lstm_wu(
     check(name, params, fwd_state_init.named(), weights, x, {
         "output": (output, params.output_shape),
         "intermediate": (fwd_intermediates, (NUM_INTERMEDIATES, *params.sequence_shape)),
-        "backward intermediate": (bwd_intermediates, (len(params.UNITS), *params.sequence_shape)),
+        "backward intermediate": (bwd_intermediates, (len(params.cell_order), *params.sequence_shape)),
     })  # fmt: skip
     # Without the full sequence the outputs of earlier steps are recomputed from two intermediates.
-    outputs = [output] if params.output_full_sequence else [fwd_intermediates[k] for k in OUTPUT_FACTORS]
+    outputs = [output] if params.output_full_sequence else [fwd_intermediates[k] for k in _OUTPUT_FACTORS]
     operands = [bwd_intermediates, x, fwd_state_init.output, *outputs]
-    return LstmWeights(*add(graph, weight_gradients, operands, prog, name))
+    return LstmWeights(*add(graph, _weight_gradients(params), operands, prog, name))
+
+
+def _weight_gradients(params: LstmParams) -> Callable[..., tuple[jax.Array, ...]]:
+    """Make the function of the units' gradients, input, initial output, and outputs or the two factors of them."""
+
+    def run(d_units: jax.Array, x: jax.Array, first: jax.Array, *outputs: jax.Array) -> tuple[jax.Array, ...]:
+        all_outputs = outputs[0] if len(outputs) == 1 else outputs[0] * outputs[1]
+        before = jnp.concatenate([first[None], all_outputs[:-1]])
+        return weight_gradients(params)(d_units, x, before)
+
+    return run
 
 
 def lstm_bwd_with_wu(

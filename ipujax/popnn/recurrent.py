@@ -1,4 +1,4 @@
-"""Shared by recurrent layers: parameters, checks of tensors, masks of sequences that have ended.
+"""Parameters and operands of recurrent layers: their shapes, checks, and creation.
 
 A sequence of the batch may be shorter than the others, by `var_time_steps`. After its end its state stays as it is, its
 outputs are zeros, and its gradients are zeros (the meaning of TensorFlow's `dynamic_rnn`; assumed of popnn).
@@ -7,10 +7,11 @@ Source: popnn `Rnn.hpp`.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +20,7 @@ import numpy as np
 from ipujax.poplar.library import add, look_up
 from ipujax.poplin.operands import create_mapped_operands
 from ipujax.popnn.non_linearity import GRADIENTS_BY_RESULT, NON_LINEARITIES
+from ipujax.recurrent import CELLS, Cell
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.graph import Graph, Sequence as Program
 from ipujax.runtime.tensor import Tensor, dtype_name
@@ -29,7 +31,7 @@ ACTIVATIONS = {kind: NON_LINEARITIES[kind] for kind in GRADIENTS_BY_RESULT if ki
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class RecurrentParams:
+class RecurrentParams(ABC):
     """Parameters of a recurrent layer.
 
     Args:
@@ -56,13 +58,11 @@ class RecurrentParams:
     recurrent_activation: Activation = "sigmoid"
     cell_order: tuple[str, ...] = ()
 
-    UNITS: ClassVar[tuple[str, ...]] = ()
-
     def __post_init__(self) -> None:
         object.__setattr__(self, "data_type", np.dtype(self.data_type))
-        object.__setattr__(self, "cell_order", tuple(self.cell_order) or self.UNITS)
-        if sorted(self.cell_order) != sorted(self.UNITS):
-            raise GraphError("cell_order", expected=f"each of {', '.join(self.UNITS)} once", got=self.cell_order)
+        object.__setattr__(self, "cell_order", tuple(self.cell_order) or self.cell.units)
+        if sorted(self.cell_order) != sorted(self.cell.units):
+            raise GraphError("cell_order", expected=f"each of {', '.join(self.cell.units)} once", got=self.cell_order)
         for kind in (self.activation, self.recurrent_activation):
             look_up(kind, ACTIVATIONS, "non-linearity of a recurrent layer")
         if not jnp.issubdtype(self.data_type, jnp.floating):
@@ -76,6 +76,16 @@ class RecurrentParams:
         if lengths is not None and (lengths.shape != (self.batch_size,) or np.dtype(lengths.dtype).kind not in "iu"):
             got = f"{dtype_name(lengths.dtype)}{list(lengths.shape)}"
             raise GraphError("var_time_steps", expected=f"integers [{self.batch_size}]", got=got)
+
+    @property
+    @abstractmethod
+    def cell_name(self) -> str:
+        """Name of the cell in `recurrent.CELLS`."""
+
+    @property
+    def cell(self) -> Cell:
+        """Equations of a step."""
+        return CELLS[self.cell_name]
 
     @property
     def input_size(self) -> int:
@@ -110,13 +120,12 @@ class RecurrentParams:
     @property
     def biases_shape(self) -> tuple[int, ...]:
         """[units, out]."""
-        return (len(self.UNITS), self.output_size)
+        return (len(self.cell_order), self.output_size)
 
     @property
     def weights_shapes(self) -> list[tuple[int, ...]]:
         """Shapes of the weights of inputs [units, in, out] and outputs [units, out, out], and of the biases."""
-        units = len(self.UNITS)
-        weights = [(units, size, self.output_size) for size in self.layer_sizes]
+        weights = [(len(self.cell_order), size, self.output_size) for size in self.layer_sizes]
         return [*weights, self.biases_shape]
 
     @property
@@ -124,17 +133,10 @@ class RecurrentParams:
         """Operands of lengths: one, or none if all sequences run to the end."""
         return [] if self.var_time_steps is None else [self.var_time_steps]
 
-    def unit(self, name: str) -> int:
-        """Return the index of a unit in weights and biases."""
-        return self.cell_order.index(name)
-
-    def activations(self) -> tuple[Callable[[jax.Array], jax.Array], Callable[[jax.Array], jax.Array]]:
-        """Return the non-linearities of candidates and of gates."""
-        return ACTIVATIONS[self.activation], ACTIVATIONS[self.recurrent_activation]
-
-    def gradients(self) -> tuple[Callable[..., jax.Array], Callable[..., jax.Array]]:
-        """Return for candidates and gates the gradient of the operand, a function of result and its gradient."""
-        return GRADIENTS_BY_RESULT[self.activation], GRADIENTS_BY_RESULT[self.recurrent_activation]
+    def by_role(self, functions: Mapping[str, Callable[..., jax.Array]]) -> Mapping[str, Callable[..., jax.Array]]:
+        """Return of functions by non-linearity those of the cell's roles: candidates, cells and gates."""
+        kinds = {role: self.recurrent_activation if role == "gate" else self.activation for role in self.cell.roles}
+        return {role: functions[kind] for role, kind in kinds.items()}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -157,30 +159,24 @@ class RecurrentWeights:
 
 
 def create_operands(
-    graph: Graph,
-    params: RecurrentParams,
-    forward: Callable[..., Any],
-    shapes: Sequence[tuple[int, ...]],
-    which: Sequence[int],
-    names: Sequence[str],
+    graph: Graph, params: RecurrentParams, forward: Callable[..., Any], names: Mapping[int, str]
 ) -> list[Tensor]:
     """Create operands of a layer's forward pass, mapped as it uses them.
 
     Args:
         graph: graph to add to.
         params: the layer.
-        forward: the pass, a function of arrays of `shapes` and of lengths if the layer has them.
-        shapes: of all its operands but lengths.
-        which: indices of the operands to create.
-        names: debug name of each of `which`.
+        forward: the pass, a function of input, initial state, weights, and lengths if the layer has them.
+        names: debug names of the operands to create, by their index among these.
     """
 
     # The program of the trial is dropped: only the mappings that it leaves on the scratch graph count.
     def build(scratch: Graph, operands: Sequence[Tensor]) -> None:
         add(scratch, forward, operands, Program(), "layer")
 
+    shapes = [params.input_shape, *[params.state_shape] * params.cell.num_states, *params.weights_shapes]
     operands = [*((shape, params.data_type) for shape in shapes), *((t.shape, t.dtype) for t in params.lengths)]
-    return create_mapped_operands(graph, operands, build, which, names)
+    return create_mapped_operands(graph, operands, build, list(names), list(names.values()))
 
 
 def check(
@@ -213,17 +209,3 @@ def check(
             expected = f"{dtype_name(params.data_type)}{list(shape)}"
             got = f"{dtype_name(tensor.dtype)}{list(tensor.shape)}"
             raise GraphError(f"{name}: the {noun} must fit the layer", expected=expected, got=got)
-
-
-def running_mask(params: RecurrentParams, lengths: Sequence[jax.Array]) -> jax.Array | None:
-    """Return a mask [steps, batch, 1] of the steps before each sequence's end; None without lengths."""
-    # None, not a mask of ones: no select is traced where all sequences run to the end.
-    if not lengths:
-        return None
-    (length,) = lengths
-    return (jnp.arange(params.time_steps, dtype=length.dtype)[:, None] < length[None])[..., None]
-
-
-def where(mask: jax.Array | None, chosen: jax.Array, other: jax.Array | float) -> jax.Array:
-    """Return `chosen` where a sequence runs, else `other`."""
-    return chosen if mask is None else jnp.where(mask, chosen, jnp.asarray(other, chosen.dtype))

@@ -1,27 +1,36 @@
-"""Recurrent layers RNN, GRU and LSTM: one `lax.scan` over time for each direction.
+"""Recurrent layers RNN, GRU and LSTM: a cell of `ipujax.recurrent` over time for each direction.
 
-Shapes are those of layout 0: x [time, N, input], w [directions, gates · hidden, input],
-r [directions, gates · hidden, hidden], b [directions, 2 · gates · hidden]; layout 1 has N first.
+Shapes are those of layout 0: x [time, N, input], w [directions, units · hidden, input],
+r [directions, units · hidden, hidden], b [directions, 2 · units · hidden]; layout 1 has N first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from ipujax.onnx.onnx_errors import OutsideError
 from ipujax.onnx.operators.activation_functions import elu, hard_sigmoid, leaky_relu, softsign
 from ipujax.onnx.operators.operand_types import Array, Optional, Value
 from ipujax.onnx.operators.shapes import checked_lengths, reversed_in_time
 from ipujax.onnx.registry import operator
+from ipujax.recurrent import CELLS, Cell, CellWeights, Functions, lstm_step, run_layer, running_mask
 
 Activation = Callable[[Array], Array]
-State = tuple[Array, ...]  # hidden, and of an LSTM the cell, each [N, hidden]
-Step = Callable[[Array, State], State]  # product of an input with w, and a state → the next state
+
+DIRECTIONS = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
+# Units of a cell in the order of ONNX.
+ORDERS = {
+    "rnn": ("candidate",),
+    "gru": ("update", "reset", "candidate"),
+    "gru_reset_after": ("update", "reset", "candidate"),
+    "lstm": ("input", "output", "forget", "candidate"),
+}
+DEFAULTS = {"gate": "Sigmoid", "candidate": "Tanh", "cell": "Tanh"}  # non-linearities by role
 
 ALPHA = {"Affine": 1.0, "Elu": 1.0, "HardSigmoid": 0.2, "LeakyRelu": 0.01, "ScaledTanh": 1.0, "ThresholdedRelu": 1.0}
 BETA = {"Affine": 0.0, "HardSigmoid": 0.5, "ScaledTanh": 1.0}
@@ -41,19 +50,38 @@ ACTIVATIONS: Mapping[str, Callable[[Array, float, float], Array]] = {
 _BY_LOWER_CASE = {name.lower(): name for name in ACTIVATIONS}
 
 
-def _activations(
-    names: Sequence[str],
-    count: int,
-    alphas: Sequence[float] | None,
-    betas: Sequence[float] | None,
-    clip: float | None,
-) -> list[Activation]:
-    """`count` functions by name, each taking its own parameters off the lists; inputs limited to ±clip."""
-    if len(names) != count:
-        raise OutsideError("activations are not one for each gate and direction", expected=count, got=len(names))
-    alpha = iter(alphas or ())
-    beta = iter(betas or ())
-    return [_activation(_BY_LOWER_CASE[name.lower()], alpha, beta, clip) for name in names]
+@dataclass(frozen=True, slots=True)
+class Activations:
+    """Attributes that choose non-linearities.
+
+    Args:
+        names: one for each role of the cell and direction, or None for those of `DEFAULTS`.
+        alphas: first parameters of the functions that have one, in order; defaults after the last.
+        betas: second ones.
+        clip: bound of the operands of units, or None.
+    """
+
+    names: Sequence[str] | None
+    alphas: Sequence[float] | None
+    betas: Sequence[float] | None
+    clip: float | None
+
+    def by_direction(self, cell: Cell, direction_count: int) -> list[Functions]:
+        """Return for each direction the functions by role."""
+        roles = cell.roles * direction_count
+        names = [DEFAULTS[role] for role in roles] if not self.names else self.names
+        if len(names) != len(roles):
+            message = "activations are not one for each gate and direction"
+            raise OutsideError(message, expected=len(roles), got=len(names))
+        alphas = iter(self.alphas or ())
+        betas = iter(self.betas or ())
+        # onnxruntime limits the units alone, not the cell.
+        functions = [
+            _activation(_BY_LOWER_CASE[name.lower()], alphas, betas, None if role == "cell" else self.clip)
+            for name, role in zip(names, roles, strict=True)
+        ]
+        count = len(cell.roles)
+        return [dict(zip(cell.roles, functions[count * n :], strict=False)) for n in range(direction_count)]
 
 
 def _activation(name: str, alphas: Iterator[float], betas: Iterator[float], clip: float | None) -> Activation:
@@ -71,19 +99,17 @@ class Layer:
     """Operands that all recurrent layers have, and their attributes.
 
     Args:
+        order: units of the cell, in the order of the weights.
         x: inputs, time first.
-        w: weights of inputs, [directions, gates · hidden, input].
-        r: weights of states, [directions, gates · hidden, hidden].
-        b: biases of both, [directions, 2, gates · hidden].
+        weights: of each direction.
         lengths: time steps of each sequence, int [N], or None.
         directions: whether each direction is backward.
         batch_first: layout 1.
     """
 
+    order: tuple[str, ...]
     x: Array
-    w: Array
-    r: Array
-    b: Array
+    weights: Sequence[CellWeights]
     lengths: Array | None
     directions: tuple[bool, ...]
     batch_first: bool
@@ -91,40 +117,51 @@ class Layer:
     @property
     def hidden(self) -> int:
         """Elements of a state."""
-        return self.r.shape[-1]
-
-
-DIRECTIONS = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
+        return self.weights[0].outputs.shape[-1]
 
 
 def _layer(
-    x: Value, w: Value, r: Value, b: Optional, lengths: Optional, direction: str, layout: int, hidden_size: int | None
+    cell_name: str,
+    x: Value,
+    w: Value,
+    r: Value,
+    b: Optional,
+    lengths: Optional,
+    direction: str,
+    layout: int,
+    hidden_size: int | None,
 ) -> Layer:
     x, w, r = map(jnp.asarray, (x, w, r))
-    if hidden_size not in (None, r.shape[-1]):
-        raise OutsideError("hidden_size is not that of the weights", expected=r.shape[-1], got=hidden_size)
-    biases = jnp.zeros((len(r), 2, r.shape[1]), x.dtype) if b is None else jnp.asarray(b).reshape(len(r), 2, -1)
+    directions = DIRECTIONS[direction]
+    hidden = r.shape[-1]
+    if hidden_size not in (None, hidden):
+        raise OutsideError("hidden_size is not that of the weights", expected=hidden, got=hidden_size)
+    order = ORDERS[cell_name]
+    biases = jnp.zeros((len(r), 2 * r.shape[1]), x.dtype) if b is None else jnp.asarray(b)
+    biases = biases.reshape(len(r), 2, len(order), hidden)
+    inputs, outputs = (jnp.swapaxes(weights.reshape(len(weights), len(order), hidden, -1), 2, 3) for weights in (w, r))
     return Layer(
+        order=order,
         x=jnp.swapaxes(x, 0, 1) if layout else x,
-        w=w,
-        r=r,
-        b=biases,
+        weights=[CellWeights(order, inputs[n], outputs[n], *biases[n]) for n in range(len(directions))],
         lengths=None if lengths is None else checked_lengths(lengths, x.shape[1 if layout else 0]),
-        directions=DIRECTIONS[direction],
+        directions=directions,
         batch_first=bool(layout),
     )
 
 
-def _run(layer: Layer, starts: Sequence[Optional], steps: Sequence[Step], output_count: int) -> tuple[Array, ...]:
+def _run(
+    layer: Layer, cells: Sequence[Cell], activations: Activations, starts: Sequence[Optional], output_count: int
+) -> tuple[Array, ...]:
     """Outputs of all times, [time, directions, N, hidden], and last states, [directions, N, hidden]."""
     outputs = []
     lasts = []
-    for index, (backward, step) in enumerate(zip(layer.directions, steps, strict=True)):
+    functions = activations.by_direction(cells[0], len(layer.directions))
+    running = running_mask(len(layer.x), layer.lengths)
+    for index, backward in enumerate(layer.directions):
         start = tuple(_start(layer, state, index) for state in starts)
         ordered = _backward(layer.x, layer.lengths) if backward else layer.x
-        # the product with w needs no state: one product for all times
-        projected = jnp.matmul(ordered, layer.w[index].T) + layer.b[index, 0]
-        output, last = _over_time(step, projected, start, layer.lengths)
+        output, last, _ = run_layer(cells[index], layer.weights[index], functions[index], ordered, start, running)
         outputs.append(_backward(output, layer.lengths) if backward else output)
         lasts.append(last)
     y = jnp.stack(outputs, axis=1)
@@ -147,28 +184,6 @@ def _backward(x: Array, lengths: Array | None) -> Array:
     return jnp.swapaxes(reversed_in_time(jnp.swapaxes(x, 0, 1), lengths), 0, 1)
 
 
-def _over_time(step: Step, projected: Array, start: State, lengths: Array | None) -> tuple[Array, State]:
-    """Outputs are zero, and the state stays, where a sequence has ended."""
-
-    def body(state: State, each: tuple[Array, Array]) -> tuple[State, Array]:
-        time, inputs = each
-        new = step(inputs, state)
-        # Without lengths no element is masked, and XLA sees the plain recurrence.
-        if lengths is None:
-            return new, new[0]
-        alive = (time < lengths)[:, None]
-        frozen_state = tuple(jnp.where(alive, after, before) for after, before in zip(new, state, strict=True))
-        return frozen_state, jnp.where(alive, new[0], jnp.zeros_like(new[0]))
-
-    last, outputs = lax.scan(body, start, (jnp.arange(len(projected)), projected))
-    return outputs, last
-
-
-def _by_direction(functions: list[Activation], count: int) -> list[list[Activation]]:
-    """The functions of each direction, `count` of them."""
-    return [functions[first : first + count] for first in range(0, len(functions), count)]
-
-
 @operator("RNN")
 def rnn(
     x: Value,
@@ -188,18 +203,9 @@ def rnn(
     output_count: int = 1,
 ) -> tuple[Array, ...]:
     """Elman layer: hidden = f(W x + R hidden + b)."""
-    layer = _layer(x, w, r, b, sequence_lens, direction, layout, hidden_size)
-    count = len(layer.directions)
-    functions = _activations(activations or ("Tanh",) * count, count, activation_alpha, activation_beta, clip)
-
-    def direction_step(index: int, f: Activation) -> Step:
-        def step(projected: Array, state: State) -> State:
-            return (f(projected + state[0] @ layer.r[index].T + layer.b[index, 1]),)
-
-        return step
-
-    steps = [direction_step(index, functions[index]) for index in range(len(layer.directions))]
-    return _run(layer, [initial_h], steps, output_count)
+    layer = _layer("rnn", x, w, r, b, sequence_lens, direction, layout, hidden_size)
+    functions = Activations(activations, activation_alpha, activation_beta, clip)
+    return _run(layer, [CELLS["rnn"]] * len(layer.weights), functions, [initial_h], output_count)
 
 
 @operator("GRU")
@@ -221,30 +227,11 @@ def gru(
     linear_before_reset: int = 0,
     output_count: int = 1,
 ) -> tuple[Array, ...]:
-    """Gated recurrent units, gates in the order update, reset, hidden."""
-    layer = _layer(x, w, r, b, sequence_lens, direction, layout, hidden_size)
-    count = 2 * len(layer.directions)
-    names = activations or ("Sigmoid", "Tanh") * len(layer.directions)
-    functions = _by_direction(_activations(names, count, activation_alpha, activation_beta, clip), 2)
-
-    def direction_step(index: int, f: Activation, g: Activation) -> Step:
-        gates = 2 * layer.hidden
-        r_gates, r_hidden = jnp.split(layer.r[index], [gates])
-        b_gates, b_hidden = jnp.split(layer.b[index, 1], [gates])
-
-        def step(projected: Array, state: State) -> State:
-            (hidden,) = state
-            update, reset = jnp.split(f(projected[:, :gates] + hidden @ r_gates.T + b_gates), 2, axis=-1)
-            if linear_before_reset:
-                recurrent = reset * (hidden @ r_hidden.T + b_hidden)
-            else:
-                recurrent = (reset * hidden) @ r_hidden.T + b_hidden
-            return ((1 - update) * g(projected[:, gates:] + recurrent) + update * hidden,)
-
-        return step
-
-    steps = [direction_step(index, *functions[index]) for index in range(len(layer.directions))]
-    return _run(layer, [initial_h], steps, output_count)
+    """Gated recurrent units, in the order update, reset, hidden."""
+    cell_name = "gru_reset_after" if linear_before_reset else "gru"
+    layer = _layer(cell_name, x, w, r, b, sequence_lens, direction, layout, hidden_size)
+    functions = Activations(activations, activation_alpha, activation_beta, clip)
+    return _run(layer, [CELLS[cell_name]] * len(layer.weights), functions, [initial_h], output_count)
 
 
 @operator("LSTM")
@@ -268,33 +255,15 @@ def lstm(
     layout: int = 0,
     output_count: int = 1,
 ) -> tuple[Array, ...]:
-    """Long short-term memory, gates in the order input, output, forget, cell; peepholes in `p`, without cell."""
-    layer = _layer(x, w, r, b, sequence_lens, direction, layout, hidden_size)
-    count = 3 * len(layer.directions)
-    names = activations or ("Sigmoid", "Tanh", "Tanh") * len(layer.directions)
-    functions = _by_direction(_activations(names, count, activation_alpha, activation_beta, clip), 3)
-    unclipped = _by_direction(_activations(names, count, activation_alpha, activation_beta, None), 3)
-    peepholes = None if p is None else jnp.asarray(p).reshape(len(layer.directions), 3, layer.hidden)
-
-    def direction_step(index: int, f: Activation, g: Activation, h: Activation) -> Step:
-        peep_in, peep_out, peep_forget = (None,) * 3 if peepholes is None else peepholes[index]
-
-        def step(projected: Array, state: State) -> State:
-            hidden, cell = state
-            gates = projected + hidden @ layer.r[index].T + layer.b[index, 1]
-            gate_in, gate_out, gate_forget, gate_cell = jnp.split(gates, 4, axis=-1)
-            enters = f(_peeped(gate_in, peep_in, cell))
-            stays = 1 - enters if input_forget else f(_peeped(gate_forget, peep_forget, cell))
-            new = stays * cell + enters * g(gate_cell)
-            leaves = f(_peeped(gate_out, peep_out, new))
-            return leaves * h(new), new
-
-        return step
-
-    # onnxruntime limits the gates alone, not the cell.
-    steps = [direction_step(n, functions[n][0], functions[n][1], unclipped[n][2]) for n in range(len(functions))]
-    return _run(layer, [initial_h, initial_c], steps, output_count)
-
-
-def _peeped(gate: Array, weights: Array | None, cell: Array) -> Array:
-    return gate if weights is None else gate + weights * cell
+    """Long short-term memory, units in the order input, output, forget, cell; peepholes in `p`, without cell."""
+    layer = _layer("lstm", x, w, r, b, sequence_lens, direction, layout, hidden_size)
+    peepholes: list[Mapping[str, Array]] = [{} for _ in layer.weights]
+    if p is not None:
+        by_direction = jnp.asarray(p).reshape(len(layer.weights), 3, layer.hidden)
+        peepholes = [dict(zip(layer.order, gates, strict=False)) for gates in by_direction]
+    cells = [
+        replace(CELLS["lstm"], step=partial(lstm_step, peepholes=weights, couples_gates=bool(input_forget)))
+        for weights in peepholes
+    ]
+    functions = Activations(activations, activation_alpha, activation_beta, clip)
+    return _run(layer, cells, functions, [initial_h, initial_c], output_count)

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from ipujax.popart.operators.domain import graphcore
+from ipujax.recurrent import CELLS, CellWeights, run_layer
 
 
 @graphcore("LSTM")
@@ -28,14 +29,13 @@ def lstm(
     bias = jnp.zeros((4, units), x.dtype) if biases is None else biases
     state = jnp.zeros((2, *shape), x.dtype) if initial is None else initial
 
-    def step(carry: tuple[jax.Array, jax.Array], row: jax.Array) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
-        output, cell = carry
-        gates = jnp.einsum("bf,gfu->gbu", jnp.concatenate([row, output], axis=1), weights) + bias[:, None]
-        # PopLibs' order of gates; ONNX's is input, output, forget, cell.
-        forget, entry, leave = (jax.nn.sigmoid(gates[i]) for i in (0, 1, 3))
-        cell = forget * cell + entry * jnp.tanh(gates[2])
-        output = leave * jnp.tanh(cell)
-        return (output, cell), output
-
-    (last, cell), outputs = jax.lax.scan(step, (state[0], state[1]), x)
-    return (outputs if outputFullSequence else last), cell
+    outputs, (last, cell), _ = run_layer(
+        CELLS["lstm"],
+        CellWeights(CELLS["lstm"].units, weights[:, :-units], weights[:, -units:], bias),
+        {"gate": jax.nn.sigmoid, "candidate": jnp.tanh, "cell": jnp.tanh},
+        x,
+        (state[0], state[1]),
+        returns_outputs=bool(outputFullSequence),
+        multiplies_before_loop=False,
+    )
+    return (last if outputs is None else outputs), cell
