@@ -26,7 +26,6 @@ import numpy as np
 Units = Mapping[str, jax.Array]  # of each unit an array [batch, out]
 State = tuple[jax.Array, ...]  # output, and of an LSTM the cell state, [batch, out]
 Functions = Mapping[str, Callable[[jax.Array], jax.Array]]  # non-linearities by role
-Product = Callable[[jax.Array], jax.Array]  # h, or a gated h → h U + b' of a group, [batch, units, out]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,25 +70,29 @@ class Stack:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """What the units of a group are computed from in one step.
+    """Units of a step whose weights multiply the same operand.
 
     Args:
-        units: their names, in the order of the weights.
-        inputs: the part that does not depend on h, [batch, units, out], or [1, units, out].
-        product: the part that does.
+        inputs: x W + b, the part that does not depend on h; b alone if `joined`.
+        weights: U, [units, out, out].
+        biases: b', [units, out], or None.
+        joined: x, if the weights multiply [x, h] together; or None.
     """
 
-    units: Sequence[str]
-    inputs: jax.Array
-    product: Product
+    inputs: Stack
+    weights: jax.Array
+    biases: jax.Array | None
+    joined: jax.Array | None
+
+    def product(self, h: jax.Array) -> Stack:
+        """Return h U + b' of h, or of a gated h."""
+        operand = h if self.joined is None else jnp.concatenate([self.joined, h], 1)
+        products = jnp.einsum("bi,kio->bko", operand, self.weights)
+        return Stack(self.inputs.units, products if self.biases is None else products + self.biases)
 
     def sums(self, h: jax.Array) -> Stack:
         """Return x W + b + h U + b'."""
-        return Stack(self.units, self.inputs + self.product(h))
-
-    def terms(self, h: jax.Array) -> tuple[Units, Units]:
-        """Return x W + b and h U + b' of each unit."""
-        return Stack(self.units, self.inputs).by_unit(), Stack(self.units, self.product(h)).by_unit()
+        return Stack(self.inputs.units, self.inputs.array + self.product(h).array)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +120,7 @@ class Cell:
 
 def _rnn_step(groups: Sequence[Group], state: State, functions: Functions) -> tuple[State, State]:
     (group,) = groups
-    inputs, recurrent = group.terms(*state)
-    new = functions["candidate"](inputs["candidate"] + recurrent["candidate"])
+    new = functions["candidate"](group.sums(*state).by_unit()["candidate"])
     return (new,), (new,)
 
 
@@ -166,15 +168,15 @@ def _gru_step(groups: Sequence[Group], state: State, functions: Functions) -> tu
     gated = Stack(sums.units, functions["gate"](sums.array)).by_unit()
     r = gated["reset"]
     u = gated["update"]
-    inputs, recurrent = candidate.terms(r * h)
-    c = functions["candidate"](inputs["candidate"] + recurrent["candidate"])
+    c = functions["candidate"](candidate.sums(r * h).by_unit()["candidate"])
     return (u * h + (1 - u) * c,), (r, u, c, h)
 
 
 def _gru_reset_after_step(groups: Sequence[Group], state: State, functions: Functions) -> tuple[State, State]:
     (h,) = state
     (group,) = groups
-    inputs, recurrent = group.terms(h)
+    inputs = group.inputs.by_unit()
+    recurrent = group.product(h).by_unit()
     r, u = (functions["gate"](inputs[unit] + recurrent[unit]) for unit in ("reset", "update"))
     c = functions["candidate"](inputs["candidate"] + r * recurrent["candidate"])
     return (u * h + (1 - u) * c,), (r, u, c, h, recurrent["candidate"])

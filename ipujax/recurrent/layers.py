@@ -6,14 +6,13 @@ zeros. Weights of popnn, ONNX and PopART are reshaped to [units, in, out], with 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ipujax.recurrent.cells import Cell, Functions, Group, Product, Stack, State
+from ipujax.recurrent.cells import Cell, Functions, Group, Stack, State
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,73 +62,30 @@ def run_layer(
     Returns:
         Outputs [steps, batch, out] or None, last state, and intermediates, each [steps, batch, out].
     """
-    groups_of = (_groups_multiplied if multiplies_before_loop else _groups_multiplying)(cell, weights)
+    # One product of x and h is cheaper than two; where r multiplies h U + b', that one is needed by itself.
+    joins = not multiplies_before_loop and weights.output_biases is None
+    multiplied = jnp.concatenate([weights.inputs, weights.outputs], 1) if joins else weights.outputs
+    # Split here, before the loop.
+    outputs = Stack(weights.order, multiplied, axis=0).split(cell.groups)
+    output_biases = [None] * len(outputs)
+    if weights.output_biases is not None:
+        output_biases = [each.array for each in Stack(weights.order, weights.output_biases, axis=0).split(cell.groups)]
+
+    def weighted(inputs: jax.Array) -> jax.Array:
+        return jnp.einsum("...bi,kio->...bko", inputs, weights.inputs) + weights.biases
 
     def step(state: State, operands: tuple[jax.Array, jax.Array | None]) -> tuple[State, tuple[object, object]]:
         inputs, runs = operands
-        new, kept = cell.step(groups_of(inputs), state, functions)
+        terms = weights.biases[None] if joins else inputs if multiplies_before_loop else weighted(inputs)
+        parts = zip(Stack(weights.order, terms).split(cell.groups), outputs, output_biases, strict=True)
+        groups = [Group(each, u.array, biases, inputs if joins else None) for each, u, biases in parts]
+        new, kept = cell.step(groups, state, functions)
         output = where(runs, new[0], 0) if returns_outputs else None
         return where_each(runs, new, state), (output, kept if keeps_intermediates else ())
 
-    inputs = jnp.einsum("tbi,kio->tbko", x, weights.inputs) + weights.biases if multiplies_before_loop else x
-    last, (outputs, intermediates) = lax.scan(step, tuple(start), (inputs, running))
-    return outputs, last, intermediates
-
-
-def _groups_multiplied(cell: Cell, weights: CellWeights) -> Callable[[jax.Array], list[Group]]:
-    """Groups of a step, from its x W + b."""
-    products = _products(cell, weights, weights.outputs)
-
-    def groups(weighted: jax.Array) -> list[Group]:
-        stacks = Stack(weights.order, weighted).split(cell.groups)
-        return [Group(stack.units, stack.array, product) for stack, product in zip(stacks, products, strict=True)]
-
-    return groups
-
-
-def _groups_multiplying(cell: Cell, weights: CellWeights) -> Callable[[jax.Array], list[Group]]:
-    """Groups of a step, from its x."""
-    biases = Stack(weights.order, weights.biases, axis=0).split(cell.groups)
-    if weights.output_biases is None:
-        # One product of x and h is cheaper than two.
-        joined = _products(cell, weights, jnp.concatenate([weights.inputs, weights.outputs], 1))
-
-        def joined_groups(x: jax.Array) -> list[Group]:
-            products = [_of_both(product, x) for product in joined]
-            return [
-                Group(each.units, each.array[None], product) for each, product in zip(biases, products, strict=True)
-            ]
-
-        return joined_groups
-    products = _products(cell, weights, weights.outputs)
-
-    def groups(x: jax.Array) -> list[Group]:
-        stacks = Stack(weights.order, jnp.einsum("bi,kio->bko", x, weights.inputs)).split(cell.groups)
-        parts = zip(stacks, biases, products, strict=True)
-        return [Group(stack.units, stack.array + bias.array, product) for stack, bias, product in parts]
-
-    return groups
-
-
-def _of_both(product: Product, x: jax.Array) -> Product:
-    return lambda h: product(jnp.concatenate([x, h], 1))
-
-
-def _products(cell: Cell, weights: CellWeights, multiplied: jax.Array) -> list[Product]:
-    """Product of each group with its part of the weights, which are split here, before the loop."""
-    stacks = Stack(weights.order, multiplied, axis=0).split(cell.groups)
-    if weights.output_biases is None:
-        return [_product_with(stack.array) for stack in stacks]
-    biases = Stack(weights.order, weights.output_biases, axis=0).split(cell.groups)
-    return [_product_with(stack.array, bias.array) for stack, bias in zip(stacks, biases, strict=True)]
-
-
-def _product_with(weights: jax.Array, biases: jax.Array | None = None) -> Product:
-    def product(h: jax.Array) -> jax.Array:
-        products = jnp.einsum("bi,kio->bko", h, weights)
-        return products if biases is None else products + biases
-
-    return product
+    scanned = weighted(x) if multiplies_before_loop else x
+    last, (all_outputs, intermediates) = lax.scan(step, tuple(start), (scanned, running))
+    return all_outputs, last, intermediates
 
 
 def running_mask(steps: int, lengths: jax.Array | None = None) -> jax.Array | None:

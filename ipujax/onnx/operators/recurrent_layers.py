@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,9 +19,7 @@ from ipujax.onnx.operators.activation_functions import elu, hard_sigmoid, leaky_
 from ipujax.onnx.operators.operand_types import Array, Optional, Value
 from ipujax.onnx.operators.shapes import checked_lengths, reversed_in_time
 from ipujax.onnx.registry import operator
-from ipujax.recurrent import CELLS, Cell, CellWeights, Functions, lstm_step, run_layer, running_mask
-
-Activation = Callable[[Array], Array]
+from ipujax.recurrent import CELLS, Cell, CellWeights, Functions, run_layer, running_mask
 
 DIRECTIONS = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
 # Units of a cell in the order of ONNX.
@@ -66,25 +65,30 @@ class Activations:
     betas: Sequence[float] | None
     clip: float | None
 
-    def by_direction(self, cell: Cell, direction_count: int) -> list[Functions]:
-        """Return for each direction the functions by role."""
-        roles = cell.roles * direction_count
-        names = [DEFAULTS[role] for role in roles] if not self.names else self.names
+    def by_direction(self, cell: Cell, count: int) -> list[Functions]:
+        """Return for each of `count` directions the functions by role."""
+        roles = cell.roles * count
+        names = self.names or [DEFAULTS[role] for role in roles]
         if len(names) != len(roles):
             message = "activations are not one for each gate and direction"
             raise OutsideError(message, expected=len(roles), got=len(names))
         alphas = iter(self.alphas or ())
         betas = iter(self.betas or ())
         # onnxruntime limits the units alone, not the cell.
+        clips = [None if role == "cell" else self.clip for role in roles]
         functions = [
-            _activation(_BY_LOWER_CASE[name.lower()], alphas, betas, None if role == "cell" else self.clip)
-            for name, role in zip(names, roles, strict=True)
+            _activation(_BY_LOWER_CASE[name.lower()], alphas, betas, clip)
+            for name, clip in zip(names, clips, strict=True)
         ]
-        count = len(cell.roles)
-        return [dict(zip(cell.roles, functions[count * n :], strict=False)) for n in range(direction_count)]
+        return [
+            dict(zip(cell.roles, functions[n * len(cell.roles) :][: len(cell.roles)], strict=True))
+            for n in range(count)
+        ]
 
 
-def _activation(name: str, alphas: Iterator[float], betas: Iterator[float], clip: float | None) -> Activation:
+def _activation(
+    name: str, alphas: Iterator[float], betas: Iterator[float], clip: float | None
+) -> Callable[[Array], Array]:
     alpha = next(alphas, ALPHA[name]) if name in ALPHA else 0.0
     beta = next(betas, BETA[name]) if name in BETA else 0.0
 
@@ -94,88 +98,50 @@ def _activation(name: str, alphas: Iterator[float], betas: Iterator[float], clip
     return function
 
 
-@dataclass(frozen=True, slots=True)
-class Layer:
-    """Operands that all recurrent layers have, and their attributes.
-
-    Args:
-        order: units of the cell, in the order of the weights.
-        x: inputs, time first.
-        weights: of each direction.
-        lengths: time steps of each sequence, int [N], or None.
-        directions: whether each direction is backward.
-        batch_first: layout 1.
-    """
-
-    order: tuple[str, ...]
-    x: Array
-    weights: Sequence[CellWeights]
-    lengths: Array | None
-    directions: tuple[bool, ...]
-    batch_first: bool
-
-    @property
-    def hidden(self) -> int:
-        """Elements of a state."""
-        return self.weights[0].outputs.shape[-1]
-
-
-def _layer(
+def _run(
     cell_name: str,
-    x: Value,
-    w: Value,
-    r: Value,
-    b: Optional,
-    lengths: Optional,
+    operands: tuple[Value, Value, Value, Optional, Optional],
+    starts: Sequence[Optional],
+    activations: Activations,
     direction: str,
     layout: int,
     hidden_size: int | None,
-) -> Layer:
-    x, w, r = map(jnp.asarray, (x, w, r))
-    directions = DIRECTIONS[direction]
+    step_settings: Sequence[Mapping[str, Any]] = ({}, {}),
+) -> tuple[Array, ...]:
+    """Outputs of all times, [time, directions, N, hidden], and last states, [directions, N, hidden]."""
+    x, w, r = map(jnp.asarray, operands[:3])
+    b, lengths = operands[3:]
     hidden = r.shape[-1]
     if hidden_size not in (None, hidden):
         raise OutsideError("hidden_size is not that of the weights", expected=hidden, got=hidden_size)
+    x, *states = (None if each is None else jnp.swapaxes(each, 0, 1) if layout else each for each in (x, *starts))
+    steps, batch, _ = x.shape
     order = ORDERS[cell_name]
-    biases = jnp.zeros((len(r), 2 * r.shape[1]), x.dtype) if b is None else jnp.asarray(b)
+    directions = DIRECTIONS[direction]
+    biases = jnp.zeros((len(r), 2, len(order), hidden), x.dtype) if b is None else jnp.asarray(b)
     biases = biases.reshape(len(r), 2, len(order), hidden)
-    inputs, outputs = (jnp.swapaxes(weights.reshape(len(weights), len(order), hidden, -1), 2, 3) for weights in (w, r))
-    return Layer(
-        order=order,
-        x=jnp.swapaxes(x, 0, 1) if layout else x,
-        weights=[CellWeights(order, inputs[n], outputs[n], *biases[n]) for n in range(len(directions))],
-        lengths=None if lengths is None else checked_lengths(lengths, x.shape[1 if layout else 0]),
-        directions=directions,
-        batch_first=bool(layout),
-    )
-
-
-def _run(
-    layer: Layer, cells: Sequence[Cell], activations: Activations, starts: Sequence[Optional], output_count: int
-) -> tuple[Array, ...]:
-    """Outputs of all times, [time, directions, N, hidden], and last states, [directions, N, hidden]."""
-    outputs = []
+    inputs, outputs = (jnp.swapaxes(each.reshape(len(r), len(order), hidden, -1), 2, 3) for each in (w, r))
+    lengths = None if lengths is None else checked_lengths(lengths, steps)
+    functions = activations.by_direction(CELLS[cell_name], len(directions))
+    all_outputs = []
     lasts = []
-    functions = activations.by_direction(cells[0], len(layer.directions))
-    running = running_mask(len(layer.x), layer.lengths)
-    for index, backward in enumerate(layer.directions):
-        start = tuple(_start(layer, state, index) for state in starts)
-        ordered = _backward(layer.x, layer.lengths) if backward else layer.x
-        output, last, _ = run_layer(cells[index], layer.weights[index], functions[index], ordered, start, running)
-        outputs.append(_backward(output, layer.lengths) if backward else output)
+    for index, backward in enumerate(directions):
+        start = [
+            jnp.zeros((batch, hidden), x.dtype) if state is None else jnp.asarray(state)[index] for state in states
+        ]
+        cell = CELLS[cell_name]
+        cell = replace(cell, step=partial(cell.step, **step_settings[index]))
+        weights = CellWeights(order, inputs[index], outputs[index], *biases[index])
+        ordered = _backward(x, lengths) if backward else x
+        output, last, _ = run_layer(cell, weights, functions[index], ordered, start, running_mask(steps, lengths))
+        all_outputs.append(_backward(output, lengths) if backward else output)
         lasts.append(last)
-    y = jnp.stack(outputs, axis=1)
+    y = jnp.stack(all_outputs, axis=1)
     last_states = [jnp.stack(each) for each in zip(*lasts, strict=True)]
-    if layer.batch_first:
+    if layout:
         y = jnp.moveaxis(y, 2, 0)
         last_states = [jnp.swapaxes(state, 0, 1) for state in last_states]
-    return (y, *last_states)[:output_count]
-
-
-def _start(layer: Layer, state: Optional, index: int) -> Array:
-    if state is None:
-        return jnp.zeros((layer.x.shape[1], layer.hidden), layer.x.dtype)
-    return jnp.asarray(state)[:, index] if layer.batch_first else jnp.asarray(state)[index]
+    return y, *last_states
 
 
 def _backward(x: Array, lengths: Array | None) -> Array:
@@ -203,9 +169,9 @@ def rnn(
     output_count: int = 1,
 ) -> tuple[Array, ...]:
     """Elman layer: hidden = f(W x + R hidden + b)."""
-    layer = _layer("rnn", x, w, r, b, sequence_lens, direction, layout, hidden_size)
     functions = Activations(activations, activation_alpha, activation_beta, clip)
-    return _run(layer, [CELLS["rnn"]] * len(layer.weights), functions, [initial_h], output_count)
+    operands = (x, w, r, b, sequence_lens)
+    return _run("rnn", operands, [initial_h], functions, direction, layout, hidden_size)[:output_count]
 
 
 @operator("GRU")
@@ -228,10 +194,10 @@ def gru(
     output_count: int = 1,
 ) -> tuple[Array, ...]:
     """Gated recurrent units, in the order update, reset, hidden."""
-    cell_name = "gru_reset_after" if linear_before_reset else "gru"
-    layer = _layer(cell_name, x, w, r, b, sequence_lens, direction, layout, hidden_size)
     functions = Activations(activations, activation_alpha, activation_beta, clip)
-    return _run(layer, [CELLS[cell_name]] * len(layer.weights), functions, [initial_h], output_count)
+    operands = (x, w, r, b, sequence_lens)
+    cell_name = "gru_reset_after" if linear_before_reset else "gru"
+    return _run(cell_name, operands, [initial_h], functions, direction, layout, hidden_size)[:output_count]
 
 
 @operator("LSTM")
@@ -256,14 +222,10 @@ def lstm(
     output_count: int = 1,
 ) -> tuple[Array, ...]:
     """Long short-term memory, units in the order input, output, forget, cell; peepholes in `p`, without cell."""
-    layer = _layer("lstm", x, w, r, b, sequence_lens, direction, layout, hidden_size)
-    peepholes: list[Mapping[str, Array]] = [{} for _ in layer.weights]
-    if p is not None:
-        by_direction = jnp.asarray(p).reshape(len(layer.weights), 3, layer.hidden)
-        peepholes = [dict(zip(layer.order, gates, strict=False)) for gates in by_direction]
-    cells = [
-        replace(CELLS["lstm"], step=partial(lstm_step, peepholes=weights, couples_gates=bool(input_forget)))
-        for weights in peepholes
-    ]
     functions = Activations(activations, activation_alpha, activation_beta, clip)
-    return _run(layer, cells, functions, [initial_h, initial_c], output_count)
+    operands = (x, w, r, b, sequence_lens)
+    weights = [] if p is None else jnp.asarray(p).reshape(len(DIRECTIONS[direction]), 3, -1)
+    peepholes = [dict(zip(ORDERS["lstm"], gates, strict=False)) for gates in weights] or [{}, {}]
+    settings = [{"peepholes": each, "couples_gates": bool(input_forget)} for each in peepholes]
+    states = [initial_h, initial_c]
+    return _run("lstm", operands, states, functions, direction, layout, hidden_size, settings)[:output_count]
