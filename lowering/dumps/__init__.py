@@ -15,16 +15,18 @@ if TYPE_CHECKING:
         DumpRequest as DumpRequest,
         steps as steps,
     )
-    from ipujax.lowering.dumps.dumps import Dumps as Dumps, write_json as write_json
-    from ipujax.lowering.dumps.intermediate import intermediate_json as intermediate_json
+    from ipujax.lowering.dumps.dumps import (
+        Dumps as Dumps,
+        intermediate_json as intermediate_json,
+        write_json as write_json,
+    )
     from ipujax.lowering.dumps.tile_maps import tile_map as tile_map
 else:
     __getattr__ = lazy_names(
         __name__,
         {
             "dump_request": "ENVIRONMENT LOWERED TRACE DumpRequest steps",
-            "dumps": "Dumps write_json",
-            "intermediate": "intermediate_json",
+            "dumps": "Dumps intermediate_json write_json",
             "tile_maps": "tile_map",
         },
     )

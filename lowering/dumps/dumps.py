@@ -2,28 +2,44 @@
 
 Input: the jaxpr after each pass, then graph and program. Output: files `FUNCTION.PASS.dot`, `FUNCTION.ir.json` and
 `FUNCTION.tiles.json`, as the environment asks. The files are replaced when the program is planned again, and by another
-function, or another shape, of the same name.
+function, or another shape, of the same name. The file of intermediate forms holds
+
+    {"format": "ipujax ir", "version": 1, "function": "step", "passes": [{"name": "trace", "jaxpr": 0}, …],
+     "jaxprs": see `jaxpr_json`, "graph": see `graph_json`, "failed": {"step": "fuse", "error": "TypeError: …"}}
+
+"graph" is null where there is none yet, "failed" where nothing did. A pass that changes nothing names the jaxpr before.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from ipujax.lowering.dumps.dot import graph_dot, jaxpr_dot
 from ipujax.lowering.dumps.dump_request import DUMP, LOWERED, DumpRequest, steps
-from ipujax.lowering.dumps.graph_dot import graph_dot
-from ipujax.lowering.dumps.intermediate import Failure, intermediate_json
-from ipujax.lowering.dumps.jaxpr_dot import jaxpr_dot
+from ipujax.lowering.dumps.graph_json import graph_json
+from ipujax.lowering.dumps.jaxpr_json import JaxprList
 from ipujax.lowering.dumps.tile_maps import tile_map
 from ipujax.lowering.jax_compat import ClosedJaxpr
 from ipujax.runtime.errors import ArgumentError, ArgumentTypeError, IpuError
 from ipujax.runtime.files import file_problem, write_file
 from ipujax.runtime.graph import Graph, Program
+
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """The step that failed, and its error."""
+
+    step: str
+    error: BaseException
 
 
 class Dumps:
@@ -85,6 +101,29 @@ class Dumps:
         path = folder / f"{name}.{suffix}"
         _write_text(path, text)
         return path
+
+
+def intermediate_json(
+    name: str,
+    jaxprs: Mapping[str, ClosedJaxpr],
+    lowered: tuple[Graph, Program] | None = None,
+    failure: Failure | None = None,
+) -> dict[str, Any]:
+    """Return the forms of a function as JSON: the jaxpr after each pass, the graph, or the step that failed."""
+    numbered = JaxprList()
+    passes = [{"name": step, "jaxpr": numbered.number_of(jaxpr)} for step, jaxpr in jaxprs.items()]
+    failed = None
+    if failure is not None:
+        failed = {"step": failure.step, "error": f"{type(failure.error).__name__}: {failure.error}"}
+    return {
+        "format": "ipujax ir",
+        "version": VERSION,
+        "function": name,
+        "passes": passes,
+        "jaxprs": numbered.json(),
+        "graph": None if lowered is None else graph_json(*lowered),
+        "failed": failed,
+    }
 
 
 def write_json(path: str | PathLike[str], data: Any) -> None:

@@ -5,7 +5,9 @@
                   "program": node, "listing": text}
     variable ::= {"name", "dtype", "shape", "bytes", "is_constant", "is_in_graph"}
     group    ::= {"codelet", "vertices", "tiles", "axes": [{"name", "extent", "blocks", "kind"}…], "reads", "writes"}
-    node     ::= {"type": as in `runtime.graph.program`, "reads", "writes", "children": [node…]} and its fields
+    node     ::= {"type": as in `runtime.graph.program`, "reads", "writes", "children": [node…]} and its fields;
+                 of a step, which computes, moves or waits: {"step": its number, "name", "line"};
+                 of a loop or a branch: {"title": "repeat 3", "line"}
 
 Compute sets, functions and variables are named by their position; "reads" and "writes" hold numbers of variables. Their
 regions are in "listing", see `runtime.graph.listing`; the tiles of variables in `tile_map`.
@@ -21,14 +23,15 @@ import numpy as np
 
 from ipujax.runtime.graph import (
     NO_TILE,
+    Branch,
     Call,
     Collective,
     ComputeSet,
-    Copy,
     CrossReplicaCopy,
     Execute,
     Function,
     Graph,
+    Leaf,
     Loop,
     Program,
     RemoteIn,
@@ -47,6 +50,11 @@ Json = dict[str, Any]
 
 def graph_json(graph: Graph, program: Program) -> Json:
     """Returns a graph and a program made of its compute sets and tensors."""
+    return {**drawn_json(graph, program), "listing": listing(graph, program)}
+
+
+def drawn_json(graph: Graph, program: Program) -> Json:
+    """Return all of `graph_json` but the listing."""
     writer = _GraphJson(graph, program)
     target = graph.target
     body = writer.node(program)
@@ -64,7 +72,6 @@ def graph_json(graph: Graph, program: Program) -> Json:
         "compute_sets": compute_sets,
         "functions": functions,
         "program": body,
-        "listing": listing(graph, program),
     }
 
 
@@ -77,13 +84,14 @@ class _GraphJson:
         self.compute_sets: dict[ComputeSet, int] = {c: n for n, c in enumerate(graph.groups)}
         called = dict.fromkeys(node.function for node in distinct(program) if isinstance(node, Call))
         self.functions: dict[Function, int] = {function: n for n, function in enumerate(called)}
+        self._steps: dict[Leaf, int] = {}
 
     def node(self, node: Program) -> Json:
         """A program and all inside it; the bodies of functions are in a list of their own."""
         operands = {"reads": self._numbers(node.reads), "writes": self._numbers(node.writes)}
         children = () if isinstance(node, Call) else node.children()
         inside = [self.node(child) for child in children]
-        return {"type": type(node).__name__, **self._facts(node), **operands, "children": inside}
+        return {"type": type(node).__name__, **self._place(node), **_fields(node), **operands, "children": inside}
 
     def group(self, group: VertexGroup) -> Json:
         """A group of vertices."""
@@ -112,25 +120,42 @@ class _GraphJson:
         variables = dict.fromkeys(variable for tensor in tensors for variable in tensor.variables())
         return [self.variables.setdefault(variable, len(self.variables)) for variable in variables]
 
-    def _facts(self, node: Program) -> Json:
-        """Return the fields that only this type of node has."""
+    def _place(self, node: Program) -> Json:
+        """Return the names and numbers by which a node is found."""
         match node:
-            case Execute(compute_set):
-                return {"compute_set": self.compute_sets[compute_set]}
-            case Copy():
-                return {"name": node.name, "line": node.origin.line}
-            case CrossReplicaCopy():
-                return {"name": node.name, "line": node.origin.line, "replica_map": [list(p) for p in node.replica_map]}
-            case Collective():
-                return {"name": node.name, "line": node.origin.line, "is_same": node.is_same}
-            case StreamIn(stream, _) | StreamOut(_, stream):
-                return {"stream": stream.name, "is_resident": stream.resident}
-            case RemoteIn(buffer, _) | RemoteOut(_, buffer):
-                return {"buffer": buffer.name, "overlaps": node.overlaps}
-            case Loop():
-                return {**node.attributes, "line": node.origin.line}
             case Call(function):
                 return {"function": self.functions[function]}
-            case Sync(kind):
-                return {"kind": kind}
-        return node.attributes
+            case Loop() | Branch():
+                return {"title": _title(node), "line": node.origin.line}
+            case Leaf():
+                # A step that is in several places of the program has one number.
+                number = self._steps.setdefault(node, len(self._steps))
+                place = {"step": number, "name": node.label, "line": node.shown_origin.line}
+                return (
+                    {**place, "compute_set": self.compute_sets[node.compute_set]}
+                    if isinstance(node, Execute)
+                    else place
+                )
+        return {}
+
+
+def _title(control: Loop | Branch) -> str:
+    if isinstance(control, Branch):
+        return type(control).__name__.lower()
+    return "loop" if control.trips is None else f"repeat {control.trips}"
+
+
+def _fields(node: Program) -> Json:
+    """Return the fields that only this type of node has."""
+    match node:
+        case CrossReplicaCopy():
+            return {"replica_map": [list(pair) for pair in node.replica_map]}
+        case Collective():
+            return {"is_same": node.is_same}
+        case StreamIn(stream, _) | StreamOut(_, stream):
+            return {"stream": stream.name, "is_resident": stream.resident}
+        case RemoteIn(buffer, _) | RemoteOut(_, buffer):
+            return {"buffer": buffer.name, "overlaps": node.overlaps}
+        case Sync(kind):
+            return {"kind": kind}
+    return node.attributes

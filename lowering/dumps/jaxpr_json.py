@@ -6,18 +6,22 @@
                   "bodies": {parameter: [number of a jaxpr…]}, "line": "train.py:12 (loss)", "scope": name stack}
     operand  ::= the name of a value, or {"literal": "2.0:f32[]"}
 
-Input: jaxprs. Output: lists and dicts. Limits: of constants the type is kept, not the elements.
+Input: jaxprs. Output: lists and dicts. Limits: of constants the type is kept, not the elements; of functions and
+objects among parameters the text, without addresses.
 """
 
 from __future__ import annotations
 
+import math
+import re
+from numbers import Integral
 from typing import Any
 
-from ipujax.lowering.dumps.jaxpr_parts import bodies_of, literal_text, plain, short_type
 from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, DropVar, Jaxpr, JaxprEqn, Literal, Var
 from ipujax.lowering.source_info import name_stack, source_line
 
 Json = dict[str, Any]
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 class JaxprList:
@@ -72,3 +76,42 @@ class JaxprList:
 
     def _name(self, var: Var) -> str:
         return "_" if isinstance(var, DropVar) else self._names.setdefault(var, f"v{len(self._names)}")
+
+
+def bodies_of(eqn: JaxprEqn) -> dict[str, list[Jaxpr]]:
+    """The jaxprs that an equation holds, by parameter."""
+    found = {key: _jaxprs(value) for key, value in eqn.params.items()}
+    return {key: jaxprs for key, jaxprs in found.items() if jaxprs}
+
+
+def _jaxprs(value: Any) -> list[Jaxpr]:
+    items = value if isinstance(value, tuple | list) else (value,)
+    opened = (item.jaxpr if isinstance(item, ClosedJaxpr) else item for item in items)
+    return [item for item in opened if isinstance(item, Jaxpr)]
+
+
+def short_type(atom: Atom) -> str:
+    """The type of a value as jaxprs show it, `f32[8,8]`."""
+    return str(atom.aval.str_short(short_dtypes=True))
+
+
+def literal_text(literal: Literal) -> str:
+    """A literal as text, `2.0:f32[]`."""
+    return f"{literal.val}:{short_type(literal)}"
+
+
+def plain(value: Any) -> Any:
+    """A parameter as JSON has it: numbers, texts and lists of them as they are, all else as text."""
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, Integral):
+        return int(value)
+    if hasattr(value, "_asdict"):
+        value = value._asdict()  # of a named tuple
+    if isinstance(value, tuple | list):
+        return [plain(item) for item in value]
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    return _ADDRESS.sub("", str(getattr(value, "__qualname__", None) or value))

@@ -80,10 +80,8 @@ class Activations:
             _activation(_BY_LOWER_CASE[name.lower()], alphas, betas, clip)
             for name, clip in zip(names, clips, strict=True)
         ]
-        return [
-            dict(zip(cell.roles, functions[n * len(cell.roles) :][: len(cell.roles)], strict=True))
-            for n in range(count)
-        ]
+        size = len(cell.roles)
+        return [dict(zip(cell.roles, functions[n * size : (n + 1) * size], strict=True)) for n in range(count)]
 
 
 def _activation(
@@ -123,17 +121,16 @@ def _run(
     inputs, outputs = (jnp.swapaxes(each.reshape(len(r), len(order), hidden, -1), 2, 3) for each in (w, r))
     lengths = None if lengths is None else checked_lengths(lengths, steps)
     functions = activations.by_direction(CELLS[cell_name], len(directions))
+    running = running_mask(steps, lengths)
+    zeros = jnp.zeros((batch, hidden), x.dtype)
     all_outputs = []
     lasts = []
     for index, backward in enumerate(directions):
-        start = [
-            jnp.zeros((batch, hidden), x.dtype) if state is None else jnp.asarray(state)[index] for state in states
-        ]
-        cell = CELLS[cell_name]
-        cell = replace(cell, step=partial(cell.step, **step_settings[index]))
+        start = [zeros if state is None else jnp.asarray(state)[index] for state in states]
+        cell = replace(CELLS[cell_name], step=partial(CELLS[cell_name].step, **step_settings[index]))
         weights = CellWeights(order, inputs[index], outputs[index], *biases[index])
         ordered = _backward(x, lengths) if backward else x
-        output, last, _ = run_layer(cell, weights, functions[index], ordered, start, running_mask(steps, lengths))
+        output, last, _ = run_layer(cell, weights, functions[index], ordered, start, running)
         all_outputs.append(_backward(output, lengths) if backward else output)
         lasts.append(last)
     y = jnp.stack(all_outputs, axis=1)

@@ -19,7 +19,7 @@ import ipujax as ipu
 from ipujax.lowering import passes
 from ipujax.lowering.dumps.dot import Dot, quoted
 from ipujax.lowering.dumps.dump_request import DOT, DUMP, FOLDER, steps
-from ipujax.lowering.dumps.jaxpr_parts import plain
+from ipujax.lowering.dumps.jaxpr_json import plain
 from ipujax.lowering.jax_compat import ClosedJaxpr
 from ipujax.runtime.graph import leaves
 from ipujax.runtime.tensor import owners

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from ipujax.lowering.dumps.graph_dot import graph_dot
+from ipujax.lowering.dumps.dot import graph_dot
 from ipujax.runtime.analysis.effects import EffectsOf
 from ipujax.runtime.analysis.liveness import liveness
 from ipujax.runtime.compile import compile

@@ -8,7 +8,7 @@ import json
 import numpy as np
 import pytest
 
-from ipujax.lowering.dumps.graph_dot import graph_dot
+from ipujax.lowering.dumps.dot import graph_dot
 from ipujax.lowering.dumps.graph_json import graph_json
 from ipujax.runtime.analysis.effects import EffectsOf
 from ipujax.runtime.analysis.liveness import liveness
