@@ -55,7 +55,7 @@ from ipujax.runtime.graph import (
 from ipujax.runtime.graph.graph_counts import graph_counts
 from ipujax.runtime.logs import DEBUG, TRACE, Log, compilation_name, step, watch_compilation
 from ipujax.runtime.memory import MemoryReport, check_memory, memory_report
-from ipujax.runtime.memory.fullest_tiles import fullest_tiles
+from ipujax.runtime.memory.report import fullest_tiles
 from ipujax.runtime.not_copied import Shared
 from ipujax.runtime.options import Options
 from ipujax.runtime.read_only import ReadOnlyMapping

@@ -132,8 +132,8 @@ ROOMS: dict[str, str] = {
         " lowering.source_info runtime.graph runtime.logs runtime.tensor"
     ),
     "lowering.dumps": (
-        "lowering.jax_compat lowering.passes lowering.source_info runtime.analysis runtime.files runtime.graph"
-        " runtime.target runtime.tensor"
+        "lowering.jax_compat lowering.passes lowering.source_info runtime.files runtime.graph runtime.target"
+        " runtime.tensor"
     ),
     "lowering.ipus": (
         "lowering.gcl lowering.jax_compat lowering.jaxpr lowering.layout lowering.passes lowering.source_info"
@@ -213,6 +213,7 @@ ROOMS: dict[str, str] = {
         "ipujax.calls lowering.jax_compat lowering.replicas runtime.host runtime.signatures"
     ),
     "ipujax.public": "",
+    "ipujax.recurrent": "",
     "ipujax.compiled_programs": "runtime.compile runtime.logs",
     "ipujax.distributed": (
         "ipujax.arguments ipujax.calls ipujax.distributed.instance ipujax.public lowering.replicas runtime.host"
@@ -468,7 +469,7 @@ ROOMS: dict[str, str] = {
 SAME_NAMES = {
     "each package has one": "__init__",
     "an operation: its lowering rule, its library function, what Poplar programs call": (
-        "arg_reduce collectives convolution dynamic_slices elementwise indexing iota matmul operands pad"
+        "arg_reduce collectives convolution dynamic_slices elementwise indexing matmul operands pad"
         " reductions windows codelet_calls"
     ),
     "the same thing as the runtime has it and as Poplar programs see it": (

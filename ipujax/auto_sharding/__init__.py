@@ -26,8 +26,12 @@ from typing import Any
 import jax
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 
-from ipujax.auto_sharding.sharding_plans import ShardingPlan as ShardingPlan, ShardingPlans as ShardingPlans
-from ipujax.auto_sharding.sharding_search import Candidate, Search
+from ipujax.auto_sharding.sharding_search import (
+    Candidate,
+    Search,
+    ShardingPlan as ShardingPlan,
+    ShardingPlans as ShardingPlans,
+)
 from ipujax.device import IPUModel
 from ipujax.jit import IpuFunction, jit
 from ipujax.lowering.passes.inline import inline

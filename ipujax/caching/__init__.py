@@ -8,5 +8,9 @@ from ipujax.caching.cached_stages import (
     CachedLowered as CachedLowered,
     find_or_lower as find_or_lower,
 )
-from ipujax.caching.program_entry import CallFigures as CallFigures, ProgramEntry as ProgramEntry, entry_of as entry_of
-from ipujax.caching.program_key import program_key as program_key
+from ipujax.caching.program_entry import (
+    CallFigures as CallFigures,
+    ProgramEntry as ProgramEntry,
+    entry_of as entry_of,
+    program_key as program_key,
+)

@@ -2,8 +2,9 @@
 
 from ipujax.jax_scripts.hidden_frames import hide_frames as hide_frames
 from ipujax.jax_scripts.profiling_run import (
+    PROGRAM_HEAD as PROGRAM_HEAD,
     ProfiledCalls as ProfiledCalls,
     ProfilingRun as ProfilingRun,
     profiling as profiling,
+    program_cells as program_cells,
 )
-from ipujax.jax_scripts.program_row import PROGRAM_HEAD as PROGRAM_HEAD, program_cells as program_cells

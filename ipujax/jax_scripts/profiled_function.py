@@ -1,12 +1,14 @@
 """A function of `jax.jit` whose calls are counted; JAX computes it, so numbers, errors and speed are its own.
 
+Its stages, `jax.stages.Traced`, `Lowered` and `Compiled`, are wrapped too: calls of the compiled one are counted.
+
 Input: a result of `jax.jit`. Output: a callable with its attributes, methods and transformations.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MethodType
 from typing import Any
 
@@ -15,10 +17,60 @@ import numpy as np
 
 from ipujax.arguments import FunctionName, argument_places, as_names, as_numbers, dynamic_arguments, has_tracer
 from ipujax.jax_scripts.hidden_frames import hide_frames, hiding_frames
-from ipujax.jax_scripts.profiled_stage import ProfiledStage
 from ipujax.jax_scripts.recorder import FunctionRecord, Recorder, loops_on_data
 from ipujax.runtime.errors import IpuError, calling_line
 from ipujax.sharding import ShardingSettings
+
+
+class ProfiledStage:
+    """A stage of JAX that tells a recorder of calls.
+
+    Args:
+        stage: the stage.
+        recorder: recorder of calls.
+        record: returns the record of the function, None if it has none.
+    """
+
+    def __init__(self, stage: Any, recorder: Recorder, record: Callable[[], FunctionRecord | None]) -> None:
+        self._stage = stage
+        self._recorder = recorder
+        self._record = record
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        """The class of the stage, for `isinstance`."""
+        return type(self._stage)
+
+    @hiding_frames
+    def lower(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the lowered stage."""
+        return ProfiledStage(self._stage.lower(*args, **kwargs), self._recorder, self._record)
+
+    @hiding_frames
+    def compile(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the compiled stage."""
+        return ProfiledStage(self._stage.compile(*args, **kwargs), self._recorder, self._record)
+
+    @hiding_frames
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._recorder.counts_now:
+            record = self._record()
+            if record is not None:
+                self._recorder.count(record)
+        return self._stage(*args, **kwargs)
+
+    @hiding_frames
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "_stage":
+            raise AttributeError(name)
+        return getattr(self._stage, name)
+
+    def __reduce__(self) -> Any:
+        return self._stage.__reduce__()
+
+    def __repr__(self) -> str:
+        return repr(self._stage)
+
 
 _MAX_SIGNATURES = 64  # of one function by the values of its Python numbers; beyond it these count by type
 _NUMBERS = bool, int, float, complex

@@ -7,6 +7,8 @@
 Input: code that uses `jax.jit`, `flax.nnx.jit`, `equinox.filter_jit` or Keras. Output: a table of its functions by
 cycles, and a profile of each.
 
+Small functions, such as metrics, are not worth compiling for an IPU: they stay JAX's, and the table says why.
+
 JAX computes every call, so numbers, speed and exceptions of the code are its own. Recorded is the trace of each
 signature, which JAX makes anyway; IPU programs are compiled from these traces when the code has ended, in their order
 of cost. No code runs twice.
@@ -16,7 +18,7 @@ the arguments of their first call, unless they call Python functions.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -25,19 +27,79 @@ from typing import TYPE_CHECKING
 from ipujax.device import Device, IPUModel, check_device, current_device
 from ipujax.jax_scripts.batch_split import BatchSplit
 from ipujax.jax_scripts.compiling import profile_of
-from ipujax.jax_scripts.program_row import PROGRAM_HEAD, program_cells
 from ipujax.jax_scripts.recorder import FunctionRecord, Recorder
 from ipujax.jax_scripts.replaced_names import replaced_names
-from ipujax.jax_scripts.selection import Selection
 from ipujax.runtime.errors import ArgumentError, IpuError, ProfileError
 from ipujax.runtime.files import FilePath
 from ipujax.runtime.logs import Log
 from ipujax.runtime.not_copied import NotCopied
-from ipujax.runtime.profile import Row, text_table
+from ipujax.runtime.profile import Row, duration, size, text_table
 from ipujax.runtime.signatures import checking_calls
 
 if TYPE_CHECKING:
     from ipujax.runtime.report import Profile
+
+
+PROGRAM_HEAD: Row = ("cycles", "time", "fullest tile", "limited by")
+
+
+def program_cells(profile: Profile) -> Row:
+    """Return the cells of a program under `PROGRAM_HEAD`."""
+    memory = profile.memory
+    capacity_bytes = profile.target.bytes_per_tile
+    fits = "" if memory.max_tile_bytes <= capacity_bytes else ", does not fit"
+    tile = f"{size(memory.max_tile_bytes)} of {size(capacity_bytes)}, tile {memory.worst_tile}{fits}"
+    try:
+        cycles = f"{profile.cycles:,}"
+        time = duration(profile.seconds)
+        slowest = profile.operations(1)
+    except ProfileError:  # a trip count is data
+        return "depend on data", "", tile, "Options(trip_counts=…) makes them known"
+    limit = [f"{op.dominant} of {op.names[0]}, {100 * op.share:.0f} %, {op.origin.line}" for op in slowest]
+    return cycles, time, tile, "".join(limit).rstrip(", ")
+
+
+_SHARE = 0.01  # of the floating-point operations of a run: at most a hundred functions, whatever the run
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Rule that chooses functions.
+
+    Args:
+        every: choose all.
+        min_flops: choose those with so many floating-point operations a call; None for `_SHARE` of those of the run.
+        only: choose those of these names; empty for the other rules.
+    """
+
+    every: bool = False
+    min_flops: float | None = None
+    only: tuple[str, ...] = ()
+
+    def reasons(self, records: Sequence[FunctionRecord]) -> list[str]:
+        """Return for each record the reason for which it is not compiled, "" if it is."""
+        total = sum(record.total_flops for record in records)
+        return [record.reason or self._reason(record, total) for record in records]
+
+    def _reason(self, record: FunctionRecord, total: int) -> str:
+        if self.only:
+            return "" if record.name in self.only else "not named by --only"
+        if self.every:
+            return ""
+        if self.min_flops is not None:
+            return "" if record.flops >= self.min_flops else f"fewer than {self.min_flops:,g} FLOPs a call"
+        share = record.total_flops / total if total else 0.0
+        return "" if share >= _SHARE else f"{100 * share:.1f} % of the run's FLOPs"
+
+    def __str__(self) -> str:
+        if self.only:
+            return f"those named {', '.join(self.only)}"
+        if self.every:
+            return "all"
+        if self.min_flops is not None:
+            return f"those with at least {self.min_flops:,g} FLOPs a call"
+        return f"those with at least {100 * _SHARE:g} % of the run's FLOPs; --all, --min-flops and --only choose others"
+
 
 _LOG = Log("profiling")
 _INTERRUPTED = "the compilation was interrupted"

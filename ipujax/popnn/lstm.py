@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from ipujax.poplar.library import add
-from ipujax.popnn.recurrent import RecurrentParams, RecurrentWeights, check, create_operands
+from ipujax.popnn.recurrent_operands import RecurrentParams, RecurrentWeights, check, create_operands
 from ipujax.popnn.recurrent_passes import GRADIENTS, backward, forward, weight_gradients
 from ipujax.popops.fills import zero
 from ipujax.runtime.graph import Graph, Sequence as Program

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from ipujax.popnn.non_linearity import GRADIENTS_BY_RESULT
-from ipujax.popnn.recurrent import ACTIVATIONS, RecurrentParams
+from ipujax.popnn.recurrent_operands import ACTIVATIONS, RecurrentParams
 from ipujax.recurrent import CellWeights, Stack, State, Units, run_layer, running_mask, where, where_each
 
 Transposed = Callable[[Units], jax.Array]  # gradients of a product h U → gradient of h

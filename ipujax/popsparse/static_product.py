@@ -4,12 +4,17 @@ Blocks are dealt to buckets, one a tile, by a grid whose cells have about equall
 its rows of `x`, and has the sums of its rows of blocks; sums of several bands of columns are added last, in the dtype
 of the operands, as PopLibs does.
 
+To plan, columns of blocks are cut into bands of about equal loads, and the blocks of a band, in order of rows, into
+cells that differ by at most one block and may share a row, or into cells of whole rows. Numbers of bands and of parts
+of the dense operand's columns are tried on the pattern itself.
+
 Limits: no bucket has less room than the fullest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -20,9 +25,130 @@ import numpy as np
 from ipujax.lowering.rules import take_rows
 from ipujax.popsparse.block_pattern import BlockPattern
 from ipujax.popsparse.bucket_products import bucket_product, bucket_samples
-from ipujax.popsparse.plan_costs import MOST_CELLS
-from ipujax.popsparse.static_plan import static_plan
+from ipujax.popsparse.cell_grids import CellRows, Grid, Span, balanced_spans
+from ipujax.popsparse.plan_costs import MOST_CELLS, CellSizes, estimated_cost, possible_column_parts, some_counts
+from ipujax.runtime.cache import remembered
 from ipujax.runtime.errors import ArgumentTypeError, ArgumentValueError
+
+
+@dataclass(frozen=True, slots=True)
+class StaticPlan:
+    """Buckets of equal size, one a cell, as large as the fullest; a free place has a slot past the last."""
+
+    grid: Grid
+    order: np.ndarray  # [cells, size], numbers of blocks
+    place: np.ndarray  # [blocks], where each block is in `order`
+    row: np.ndarray  # [cells, size], rows of blocks of the operand, as places in the cell
+    slot: np.ndarray  # [cells, size], rows of blocks of the result, as places in the cell
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A way to cut a matrix into cells."""
+
+    bands: list[Span]  # of columns of blocks
+    row_parts: int  # cells of a band
+    has_whole_rows: bool  # True if no cells of a band share a row; then their numbers of blocks differ more
+    column_parts: int
+
+
+@remembered
+def static_plan(pattern: BlockPattern, most_cells: int, num_columns: int, dtype: Any) -> StaticPlan:
+    """Return the plan of fewest estimated cycles, or of fewest bytes if no grid fits the memory of a tile."""
+    cut, _ = min(
+        possible_cuts(pattern, most_cells, num_columns), key=lambda choice: estimated_cost(choice[1], dtype, dtype)
+    )
+    return plan_of_cut(pattern, cut)
+
+
+def possible_cuts(pattern: BlockPattern, most_cells: int, num_columns: int) -> Iterator[tuple[Cut, CellSizes]]:
+    """Yield ways to cut the matrix, each with the sizes of its largest cell."""
+    num_rows, num_reads = (n // pattern.block for n in pattern.shape)
+    rows = np.array(pattern.rows)
+    columns = np.array(pattern.columns)
+    share = pattern.shape[0] * num_columns / most_cells
+    for num_bands in some_counts(min(num_reads, most_cells)):
+        bands = balanced_spans(np.bincount(columns, minlength=num_reads), num_bands)
+        most_reads = max(stop - start for start, stop in bands)
+        loads = np.bincount(_part(bands, columns) * num_rows + rows, minlength=num_bands * num_rows)
+        loads = loads.reshape(num_bands, num_rows)
+        for column_parts in possible_column_parts(num_columns, most_cells // num_bands):
+            part = num_columns // column_parts
+            for has_whole_rows, most_parts in ((False, int(loads.sum(1).max())), (True, num_rows)):
+                row_parts = min(most_cells // (num_bands * column_parts), most_parts)
+                blocks, writes, terms = _largest_cell(loads, row_parts, has_whole_rows)
+                sizes = CellSizes(pattern.block, blocks, most_reads, writes, part, terms, share)
+                yield Cut(bands, row_parts, has_whole_rows, column_parts), sizes
+
+
+def _largest_cell(loads: np.ndarray, row_parts: int, has_whole_rows: bool) -> tuple[int, int, int]:
+    """Return the most blocks and the most rows of a cell, and the most cells that have blocks of one row.
+
+    `loads`: blocks of each row in each band, int[bands, rows].
+    """
+    band, row = np.nonzero(loads)
+    load = loads[band, row]
+    if has_whole_rows:
+        cell = band * row_parts + _parts_of_rows(loads, row_parts)[band, row]
+        blocks = np.bincount(cell, weights=load).max()
+        return int(blocks), int(np.bincount(cell).max()), int(np.bincount(row).max())
+    total = loads.sum(1)
+    stop = loads.cumsum(1)[band, row]
+    first, last = (rank * row_parts // total[band] for rank in (stop - load, stop - 1))
+    # A row is in the cells first … last of its band; one more place ends those of the last cell.
+    starts, ends = (
+        np.bincount(band * (row_parts + 1) + place, minlength=len(loads) * (row_parts + 1))
+        for place in (first, last + 1)
+    )
+    writes = np.cumsum(starts - ends).max()
+    terms = np.bincount(row, weights=last - first + 1).max()
+    return -(-int(total.max()) // row_parts), int(writes), int(terms)
+
+
+def _parts_of_rows(loads: np.ndarray, row_parts: int) -> np.ndarray:
+    """Return the part of whole rows that each row of a band is in, int[bands, rows]; parts have about equal loads."""
+    spans = np.array([balanced_spans(band, row_parts) for band in loads])
+    return np.array([np.repeat(np.arange(len(cuts)), cuts[:, 1] - cuts[:, 0]) for cuts in spans])
+
+
+def plan_of_cut(pattern: BlockPattern, cut: Cut) -> StaticPlan:
+    """Return the plan whose cells are those of a cut."""
+    rows = np.array(pattern.rows)
+    columns = np.array(pattern.columns)
+    num_rows, num_reads = (n // pattern.block for n in pattern.shape)
+    num_cells = len(cut.bands) * cut.row_parts
+    band = _part(cut.bands, columns)
+    order = np.lexsort((columns, rows, band))
+    loads = np.bincount(band * num_rows + rows, minlength=len(cut.bands) * num_rows).reshape(-1, num_rows)
+    if cut.has_whole_rows:
+        part = _parts_of_rows(loads, cut.row_parts)[band, rows]
+    else:
+        total = loads.sum(1)
+        rank = np.empty(len(rows), int)
+        rank[order] = np.arange(len(rows)) - (np.cumsum(total) - total)[band[order]]
+        part = rank * cut.row_parts // total[band]
+    cell = band * cut.row_parts + part
+    reads = CellRows.of_spans([span for span in cut.bands for _ in range(cut.row_parts)])
+    writes = CellRows.of_blocks(cell, rows, num_cells)
+    load = np.bincount(cell, minlength=num_cells)
+    starts = np.cumsum(load) - load
+    size = int(load.max())
+    # A cell with fewer blocks has some of the next one, left out: consecutive blocks are one piece.
+    numbers = np.minimum(starts[:, None] + np.arange(size), len(rows) - 1)
+    blocks = order[numbers]
+    is_block = np.arange(size) < load[:, None]
+    slot = np.where(is_block, writes.place(cell, rows)[blocks], writes.width)
+    row = np.where(is_block, reads.place(cell, columns)[blocks], 0)
+    place = np.empty(len(rows), int)
+    place[order] = cell[order] * size + np.arange(len(rows)) - starts[cell[order]]
+    grid = Grid((num_rows, num_reads), reads, writes, len(cut.bands), cut.column_parts)
+    return StaticPlan(grid, blocks, place, row, slot)
+
+
+def _part(spans: list[Span], numbers: np.ndarray) -> np.ndarray:
+    """Return the span that each number is in, int[numbers]."""
+    return np.searchsorted([stop for _, stop in spans], numbers, side="right")
+
 
 _DTYPES = (np.dtype(np.float32), np.dtype(np.float16))
 

@@ -1,6 +1,6 @@
 """Recurrent layers as JAX functions, for popnn, ONNX and PopART: a table of cells, and one scan over time.
 
-cells ── CELLS ──▶ layers ── run_layer ──▶ outputs, last state, intermediates
+cells ── CELLS ──▶ layer_scan ── run_layer ──▶ outputs, last state, intermediates
 """
 
 from ipujax.recurrent.cells import (
@@ -12,7 +12,7 @@ from ipujax.recurrent.cells import (
     Units as Units,
     lstm_step as lstm_step,
 )
-from ipujax.recurrent.layers import (
+from ipujax.recurrent.layer_scan import (
     CellWeights as CellWeights,
     run_layer as run_layer,
     running_mask as running_mask,

@@ -1,7 +1,6 @@
 """Several IPUs: the IPU of each equation, one IPU seen as a graph of its own, and copies between IPUs."""
 
-from ipujax.lowering.ipus.ipu_view import IpuView as IpuView
-from ipujax.lowering.ipus.ipus import Ipus as Ipus, MakeLowering as MakeLowering
+from ipujax.lowering.ipus.ipus import Ipus as Ipus, IpuView as IpuView, MakeLowering as MakeLowering
 from ipujax.lowering.ipus.placement import (
     Span as Span,
     assign_stages as assign_stages,

@@ -19,8 +19,14 @@ import numpy as np
 
 from ipujax.lowering.layout.counts import total_elements
 from ipujax.lowering.layout.grids import Grids
-from ipujax.lowering.layout.index_map import Span as Span, spans as spans
-from ipujax.lowering.layout.operand_parts import MOST_SHARED_BYTES as MOST_SHARED_BYTES, fewest_runs, part_of, shares_of
+from ipujax.lowering.layout.operand_parts import (
+    MOST_SHARED_BYTES as MOST_SHARED_BYTES,
+    Span as Span,
+    fewest_runs,
+    part_of,
+    shares_of,
+    spans as spans,
+)
 from ipujax.runtime.exchange import copy_cycles, exchange_cycles, receive_cycles, sync_cycles
 from ipujax.runtime.graph import Codelet
 from ipujax.runtime.target import Target

@@ -1,5 +1,11 @@
 """Codelets of block-sparse products. A vertex has a bucket: some blocks, and the rows of dense operands that they meet.
 
+Sampled products compute blocks by vector operations of one worker each, or by all workers on the AMP; the latter needs
+both dense operands transposed on the tile, and a multiple of its inputs as columns. The faster method counts, as in
+PopLibs. Source: poplibs `lib/popsparse/PerformanceEstimation.hpp`, `sparseDenseGradWElementwiseMultiply`,
+`sparseDenseBlockMultiplyGradW`, `sparseDenseBlockMultiplyGradWAmp` and `getBlockTransposeGradWCycles`, with float
+partials and one bucket of one subgroup. Rates of the AMP and of loads are those of Mk2.
+
 A block names its row of blocks of each dense operand by a number within the bucket. A number past the last row leaves
 the block out. Sums of a vertex are float32; a vertex uses all workers of its tile.
 Source: Li et al. 2023, "PopSparse: Accelerated block sparse matrix multiplication on IPU" (buckets, meta-information,
@@ -14,12 +20,107 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ipujax.lowering.popsparse.product_cycles import dynamic_cycles, static_cycles
-from ipujax.lowering.popsparse.sampled_cycles import sampled_cycles
+from ipujax.lowering.poplin.cycles import Count, ceil_div
+from ipujax.lowering.popsparse.product_cycles import codelet_parts, dynamic_cycles, static_cycles
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.graph import BlockShapes, Codelet, Field
-from ipujax.runtime.target import Target
+from ipujax.runtime.target import Target, issue_round_cycles
 from ipujax.runtime.tensor import dtype_name
+
+_SUPERVISOR_CYCLES = 37 + 38 + 26  # start, and search of the tile's subgroup in its bucket
+# By bytes of an element and block: worker cycles of the vertex, of each row of blocks, block, and column of a block.
+_VECTOR_CYCLES = {
+    (2, 4): (26, 9, 33, 6),
+    (2, 8): (26, 9, 9 + 8 * 13, 24),
+    (2, 16): (27, 9, 505, 96),
+    (4, 4): (27, 9, 45, 12),
+    (4, 8): (24, 7, 8 + 8 * 25, 48),
+}
+# Blocks of one element, by bytes: worker cycles of the vertex and of each row; for few columns also of each element.
+_ELEMENT_STARTS = {2: (35, 8), 4: (34, 9)}
+_SHORT_ELEMENT_CYCLES = {2: {8: (30, 11, 5), 4: (32, 10, 4)}, 4: {4: (30, 9, 5), 2: (32, 7, 4)}}
+_AMP_COLUMNS = {2: 16, 4: 8}  # of one pass, by bytes of an element
+# By bytes of an element and block: cycles of a pass to load weights, worker cycles of the first pass of a block and of
+# each later one. For blocks of 4 it is slower for any columns.
+_AMP_CYCLES = {(2, 8): (16, 27, 23), (2, 16): (32, 32, 28), (4, 8): (16, 33, 31)}
+_AMP_WORKER_CYCLES = 5
+_AMP_RUN_CYCLES = 8
+
+
+def sampled_cycles(
+    target: Target, dtype: Any, block: int, rows: Count, reads: Count, blocks: Count, columns: Count
+) -> np.ndarray:
+    """Tile cycles of sampled products of a bucket.
+
+    Args:
+        target: the machine.
+        dtype: of the operands, half or float.
+        block: rows and columns of a block.
+        rows: rows of blocks of the left operand.
+        reads: rows of blocks of the right operand.
+        blocks: blocks of the result.
+        columns: columns of both operands, which products add over.
+    """
+    size = np.dtype(dtype).itemsize
+    if block == 1:
+        return _element_cycles(target, size, rows, blocks, columns)
+    parts = codelet_parts(size, block)
+    block, blocks = block // parts, parts**2 * np.asarray(blocks)
+    rows, reads = (parts * np.asarray(count) for count in (rows, reads))
+    vector = _vector_cycles(target, size, block, rows, blocks, columns)
+    if (size, block) not in _AMP_CYCLES:
+        return vector
+    amp = _amp_cycles(target, size, block, rows, blocks, columns)
+    transposed = sum(_transpose_cycles(target, size, block, operand, columns) for operand in (rows, reads))
+    return np.where(np.asarray(columns) % _AMP_COLUMNS[size], vector, np.minimum(vector, amp + transposed))
+
+
+def _element_cycles(target: Target, size: int, rows: Count, blocks: Count, columns: Count) -> np.ndarray:
+    columns = np.asarray(columns)
+    if size == 4:
+        element = 9 + columns // 2 + columns % 2
+    else:
+        element = 11 + columns // 4 + 3 * (columns // 2 % 2) + 4 * (columns % 2)
+    start, row = _ELEMENT_STARTS[size]
+    worker = _worker_cycles(target, rows, blocks, start, row, element)
+    for count, figures in _SHORT_ELEMENT_CYCLES[size].items():
+        worker = np.where(columns == count, _worker_cycles(target, rows, blocks, *figures), worker)
+    return np.asarray(_SUPERVISOR_CYCLES + issue_round_cycles(target) * worker)
+
+
+def _vector_cycles(target: Target, size: int, block: int, rows: Count, blocks: Count, columns: Count) -> np.ndarray:
+    start, row, block_start, column = _VECTOR_CYCLES[size, block]
+    worker = _worker_cycles(target, rows, blocks, start, row, block_start + column * np.asarray(columns))
+    return np.asarray(_SUPERVISOR_CYCLES + issue_round_cycles(target) * worker)
+
+
+def _worker_cycles(
+    target: Target, rows: Count, blocks: Count, start: int, row: int, block: int | np.ndarray
+) -> np.ndarray:
+    """Cycles of a worker: `start`, `row` for each of its rows of blocks, and `block` for each of its blocks."""
+    workers = target.worker_contexts
+    return np.asarray(start + row * ceil_div(rows, workers) + block * ceil_div(blocks, workers))
+
+
+def _amp_cycles(target: Target, size: int, block: int, rows: Count, blocks: Count, columns: Count) -> np.ndarray:
+    rows, blocks = np.asarray(rows), np.asarray(blocks)
+    load, first_pass, later_pass = _AMP_CYCLES[size, block]
+    passes = ceil_div(columns, _AMP_COLUMNS[size])
+    worker = _AMP_WORKER_CYCLES + blocks * (first_pass + (passes - 1) * later_pass)
+    # Of the supervisor, for the first and each later row, block of a row, and pass of a block.
+    row_cycles = 23 + 8 * (rows - 1) + rows * (32 - 10)
+    block_cycles = 10 + 15 + 4 * (passes - 1) + passes * (_AMP_RUN_CYCLES + load)
+    supervisor = _SUPERVISOR_CYCLES + row_cycles + blocks * block_cycles
+    return np.asarray(supervisor + issue_round_cycles(target) * worker)
+
+
+def _transpose_cycles(target: Target, size: int, block: int, rows: Count, columns: Count) -> np.ndarray:
+    """Cycles to transpose rows of blocks of a dense operand on the tile."""
+    passes = ceil_div(columns, _AMP_COLUMNS[size])
+    vector = 12 * block // 2 if size == 4 else 23 * block // 4
+    worker = 34 + ceil_div(rows, target.worker_contexts) * (3 + passes * (3 + vector))
+    return np.asarray(18 + issue_round_cycles(target) * worker)
+
 
 _MULTIPLY_ADD = 2  # operations
 

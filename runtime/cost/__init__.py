@@ -6,7 +6,6 @@ from ipujax.runtime.cost.compute_set import (
     block_shapes as block_shapes,
     compute_set_cost as compute_set_cost,
 )
-from ipujax.runtime.cost.cross_replica import cross_replica_cost as cross_replica_cost
 from ipujax.runtime.cost.ipu_window import tile_range as tile_range
 from ipujax.runtime.cost.links import link_cycles as link_cycles
 from ipujax.runtime.cost.transfer import (
@@ -15,6 +14,7 @@ from ipujax.runtime.cost.transfer import (
     SyncCost as SyncCost,
     WaitCost as WaitCost,
     copy_cost as copy_cost,
+    cross_replica_cost as cross_replica_cost,
     stream_cost as stream_cost,
     tensor_tile_bytes as tensor_tile_bytes,
     wait_cost as wait_cost,

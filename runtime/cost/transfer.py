@@ -5,6 +5,11 @@ Input: a graph and a copy or stream of it. Output: `CopyCost` or `StreamCost`. A
     copy    ::= sync ; exchange ; copying on the own tile, or sync of all IPUs ; exchange over the links between IPUs
     stream  ::= latency and bytes over the host link of each IPU
 
+Between replicas the flow from one to another is that of a copy in a system of two: the source in the first, the
+destination in the second. Every pair of the replica map adds these flows to the links of the whole system (`links`),
+and the cost of every replica is that of the slowest. A replica that both sends and receives does so at the same time;
+one that copies to itself costs as if another sent the data.
+
 Bytes between IPUs are the exchange of a system with one tile an IPU.
 Source: constants: `Target`; links: `links`.
 Limits: a transfer of a remote buffer has the latency of one with the host (assumed). A transfer beyond the limit of one
@@ -23,10 +28,28 @@ from ipujax.runtime.cost.compute_set import ExchangeCost, exchange_cost
 from ipujax.runtime.cost.ipu_window import Window, compact, mapping_range
 from ipujax.runtime.cost.links import link_cycles
 from ipujax.runtime.errors import GraphError
-from ipujax.runtime.exchange import Traffic, copy_cycles, copy_traffic, geometry, independent_parts, mappings_of
-from ipujax.runtime.graph import Copy, Graph, HostStream, RemoteBuffer, SyncKind
+from ipujax.runtime.exchange import (
+    Traffic,
+    copy_cycles,
+    copy_traffic,
+    exchange_cycles,
+    geometry,
+    independent_parts,
+    mappings_of,
+    receive_cycles,
+)
+from ipujax.runtime.graph import (
+    Copy,
+    CrossReplicaCopy,
+    Graph,
+    HostStream,
+    RemoteBuffer,
+    SyncKind,
+    of_replicas,
+    substitute,
+)
 from ipujax.runtime.target import Target
-from ipujax.runtime.tensor import Tensor, TileMapping, element_bytes, surely_disjoint
+from ipujax.runtime.tensor import Tensor, TileMapping, element_bytes, pad_tiles, renumber_tiles, surely_disjoint
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -107,7 +130,7 @@ def stream_cost(
     """Return the cost of one transfer between a stream of the host and a tensor, in either direction.
 
     Every IPU has its own link to the host and one latency a host exchange; a large transfer is several exchanges.
-    `after` is the transfer before it if both are one host exchange, see `steps.joining_streams`.
+    `after` is the transfer before it if both are one host exchange, see `walks.joining_streams`.
     """
     target = graph.target
     first_ipu, tile_bytes, ipu_bytes = _mapped_bytes(graph, tensor)
@@ -213,3 +236,49 @@ def _flows(graph: Graph, copy: Copy) -> np.ndarray:
                 local = _ipu_traffic(source, destination, graph, -shift).local_bytes
                 flows[sources, (sources + shift) % num] += local[sources]
     return flows
+
+
+def cross_replica_cost(graph: Graph, copy: CrossReplicaCopy) -> CopyCost:
+    """Return the cost of one run of a copy between replicas, for each of them; `graph` is of one replica."""
+    target = graph.target
+    pair_cost = _between_two(graph, copy)
+    assert pair_cost.flows is not None or not copy.source.size, "two replicas share no IPU"
+    num_ipus = target.num_ipus
+    tiles = target.num_tiles
+    pair_flows = np.zeros((num_ipus, num_ipus), np.int64)
+    if pair_cost.flows is not None:
+        pair_flows = pair_cost.flows[:num_ipus, num_ipus:]
+    flows = np.zeros((graph.replication_factor * num_ipus,) * 2, np.int64)
+    for source, destination in copy.replica_map:
+        if source != destination:
+            rows, columns = (slice(r * num_ipus, (r + 1) * num_ipus) for r in (source, destination))
+            flows[rows, columns] += pair_flows
+    cycles = link_cycles(flows, graph.system_target).reshape(-1, num_ipus).max(0)
+    # Of the two replicas one sends and one receives; a replica of a ring does both, so it has the sum of their counts.
+    first = pair_cost.first_ipu * target.tiles_per_ipu
+    parts = {name: pad_tiles(getattr(pair_cost.exchange, name), first, 2 * tiles) for name in _COUNTS}
+    counts = {name: part[:tiles] + part[tiles:] for name, part in parts.items()}
+    receiving_cycles = receive_cycles(counts["received_bytes"], np.zeros(tiles, np.int64), counts["fragments"], target)
+    port_cycles = exchange_cycles(receiving_cycles, counts["sent_bytes"], target)
+    exchange = ExchangeCost(**{name: compact(values) for name, values in counts.items()}, cycles=compact(port_cycles))
+    no_copies = compact(np.zeros(tiles, np.int64))
+    return CopyCost(0, exchange, no_copies, pair_flows, cycles)
+
+
+_COUNTS = ("received_bytes", "sent_bytes", "fragments")
+
+
+def _between_two(graph: Graph, copy: CrossReplicaCopy) -> CopyCost:
+    """Return the cost of the copy from the first of two replicas to the second, in a system of their IPUs."""
+    target = graph.target
+    pair = Graph(of_replicas(target, 2))
+    for variable in copy.source.variables():
+        pair.mappings[variable] = graph.mappings[variable]
+    # The destination may be the source's variable: in the system of two it is one of its own, on the second replica.
+    received = {variable: replace(variable) for variable in copy.destination.variables()}
+    second_tiles = np.arange(target.num_tiles, 2 * target.num_tiles, dtype=np.int32)
+    for variable, received_variable in received.items():
+        mapping = renumber_tiles(graph.mappings[variable], second_tiles)
+        assert mapping is not None, "every tile has its counterpart"
+        pair.mappings[received_variable] = mapping
+    return copy_cost(pair, Copy(copy.source, substitute(copy.destination, received), copy.name))

@@ -5,25 +5,26 @@ content ── write_file ──▶ a whole file, or the older one as it was
 figures, sections ── seal ──▶ content          file ── read_sealed ──▶ figures and sections, or a `FileError`
 """
 
-from ipujax.runtime.files.compressed_sections import compress as compress, decompress as decompress
-from ipujax.runtime.files.file_errors import (
+from ipujax.runtime.files.figure_kinds import (
+    numbers_of_runs as numbers_of_runs,
+    runs_of as runs_of,
+    total_of_runs as total_of_runs,
+)
+from ipujax.runtime.files.json_text import json_text as json_text, parse_json as parse_json
+from ipujax.runtime.files.kinds import FieldError as FieldError
+from ipujax.runtime.files.reading import (
     DamagedError as DamagedError,
     FileError as FileError,
     ForeignError as ForeignError,
     UnreadableError as UnreadableError,
     VersionError as VersionError,
 )
-from ipujax.runtime.files.json_text import json_text as json_text, parse_json as parse_json
-from ipujax.runtime.files.kinds import FieldError as FieldError
-from ipujax.runtime.files.number_runs import (
-    numbers_of_runs as numbers_of_runs,
-    runs_of as runs_of,
-    total_of_runs as total_of_runs,
-)
 from ipujax.runtime.files.sealed import (
     FileKind as FileKind,
     Sealed as Sealed,
     Section as Section,
+    compress as compress,
+    decompress as decompress,
     read_sealed as read_sealed,
     seal as seal,
 )

@@ -11,7 +11,7 @@ import json
 import math
 from typing import Any
 
-from ipujax.runtime.files.file_errors import DamagedError
+from ipujax.runtime.files.reading import DamagedError
 
 # Bytes of what a character can begin: an element and its place, a list, an object, half of a text, a field.
 _BYTES = {b",": 40, b"[": 88, b"{": 240, b'"': 30, b":": 60}

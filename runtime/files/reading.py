@@ -1,5 +1,7 @@
 """The reader of files: regular files alone, without waiting for pipes or devices.
 
+Each reason to refuse a file has a class; who opens files for users makes an `IpuError` of them.
+
 Input: a path. Output: an open file, or an `UnreadableError`.
 """
 
@@ -11,8 +13,40 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import BinaryIO
 
-from ipujax.runtime.files.file_errors import UnreadableError
 from ipujax.runtime.files.writing import FilePath, file_problem
+
+
+class FileError(ValueError):
+    """A file that is refused; the text says why.
+
+    Args:
+        problem: the reason.
+        expected: description of what is valid; empty if there is none.
+        got: description of what the file has; empty if there is none.
+    """
+
+    def __init__(self, problem: str, expected: str = "", got: str = "") -> None:
+        super().__init__(": expected ".join(filter(None, (problem, expected))) + (f", got {got}" if got else ""))
+        self.problem = problem
+        self.expected = expected
+        self.got = got
+
+
+class UnreadableError(FileError):
+    """No regular file, or one that the system does not open."""
+
+
+class ForeignError(FileError):
+    """A file that is not of ipujax, or of another kind."""
+
+
+class VersionError(FileError):
+    """A file of another version of ipujax."""
+
+
+class DamagedError(FileError):
+    """Content that differs from what was written, or that no writer of this version writes."""
+
 
 _FLAGS = os.O_RDONLY | sum(getattr(os, name, 0) for name in ("O_NONBLOCK", "O_CLOEXEC", "O_NOCTTY", "O_BINARY"))
 _TYPES = {

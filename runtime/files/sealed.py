@@ -2,6 +2,10 @@
 
     {"format": "ipujax", "kind": …, "version": …, "key": …, "figures": {…}, "sections": {name: bytes, …}, "sha256": …}
 
+Sections may be compressed (zlib, RFC 1950), with a bound of their bytes that is known before they are decompressed. The
+bound grows with the file, so that a small file cannot take much memory; what compresses better than the bound allows is
+written with less compression, or none.
+
 Input: the kind of a file, figures and sections. Output: its content; from a file the figures and the sections again.
 Checks come in this order: format, kind, version, checksum, then the fields of the figures and of each section, so that
 a file of another version is refused by its version. The version has a digest of all fields that files of the kind have:
@@ -12,18 +16,66 @@ Limits: the checksum finds damage, not forgery; bounds and fields are checked fo
 from __future__ import annotations
 
 import hashlib
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 from ipujax.runtime.errors import shortened
-from ipujax.runtime.files.compressed_sections import compress, decompress, max_json_memory_bytes
-from ipujax.runtime.files.file_errors import DamagedError, ForeignError, VersionError
-from ipujax.runtime.files.json_text import json_text, parse_json
+from ipujax.runtime.files.json_text import json_memory_bytes, json_text, parse_json
 from ipujax.runtime.files.kinds import Anything, FieldError, Integer, Kind, Lengths, Map, Record, Text
-from ipujax.runtime.files.reading import regular_file
+from ipujax.runtime.files.reading import DamagedError, ForeignError, VersionError, regular_file
 from ipujax.runtime.files.writing import FilePath
+
+_LEVEL = 6  # of compression, zlib's own default
+# A profile of a training step of BERT-Large on 4 IPUs has 32 MB of JSON, 14 times its 2.2 MB; `json_memory_bytes` of it
+# is 116 times the file, and loading it takes 141 MB. Files of less than about half a megabyte share a bound.
+_FREE_BYTES = 16 << 20
+_MAX_RATIO = 40
+_FREE_PARSED_BYTES = 64 << 20
+_MAX_PARSED_RATIO = 130
+
+
+def max_content_bytes(packed_bytes: int) -> int:
+    """Return the upper bound of the bytes of a section of so many compressed bytes."""
+    return max(_FREE_BYTES, _MAX_RATIO * packed_bytes)
+
+
+def max_json_memory_bytes(packed_bytes: int) -> int:
+    """Return the upper bound of the memory that the JSON of a section of so many compressed bytes takes."""
+    return max(_FREE_PARSED_BYTES, _MAX_PARSED_RATIO * packed_bytes)
+
+
+def compress(content: bytes, level: int = _LEVEL) -> bytes:
+    """Return content compressed, no further than the bounds of `decompress` allow; at level 0 they always do."""
+    memory_bytes = json_memory_bytes(content)
+    for lower_level in (level, 1, 0):
+        section = zlib.compress(content, lower_level)
+        if len(content) <= max_content_bytes(len(section)) and memory_bytes <= max_json_memory_bytes(len(section)):
+            break
+    return section
+
+
+def decompress(section: bytes) -> bytes:
+    """Return the content of a compressed section.
+
+    Raises:
+        DamagedError: another section, or one that decompresses to more than a file can have.
+    """
+    limit = max_content_bytes(len(section))
+    stream = zlib.decompressobj()
+    try:
+        content = stream.decompress(section, limit + 1)
+    except zlib.error as error:
+        raise DamagedError(f"it cannot be decompressed: {error}") from error
+    if len(content) > limit:
+        problem = f"its {len(section):,} bytes decompress to more than such a file can have"
+        raise DamagedError(problem, f"at most {limit:,} bytes", f"more than {limit:,}")
+    if not stream.eof or stream.unused_data or stream.unconsumed_tail:
+        raise DamagedError("its compressed bytes are cut off, or go on behind their end")
+    return content
+
 
 _FORMAT = "ipujax"
 _LAYOUT = 1  # of head and sections; a version of a kind has a digest of its fields too

@@ -67,12 +67,6 @@ from ipujax.runtime.graph.program import (
     direct_tensors as direct_tensors,
 )
 from ipujax.runtime.graph.program_builder import Builder as Builder
-from ipujax.runtime.graph.steps import (
-    is_free as is_free,
-    joining_streams as joining_streams,
-    leaves as leaves,
-    while_names as while_names,
-)
 from ipujax.runtime.graph.substitution import substitute as substitute
 from ipujax.runtime.graph.vertex_group import (
     NO_TILE as NO_TILE,
@@ -98,6 +92,10 @@ from ipujax.runtime.graph.walks import (
     data_loops as data_loops,
     distinct as distinct,
     fold as fold,
+    is_free as is_free,
     iteration as iteration,
+    joining_streams as joining_streams,
+    leaves as leaves,
     run_counts as run_counts,
+    while_names as while_names,
 )

@@ -1,5 +1,7 @@
 """Walks over the program tree, each node once: lists, folds and counts of its nodes.
 
+The steps of a program are its leaves, with transfers that share a host exchange, and names of loops.
+
 Input: a program. Output: its nodes, the values of a fold, or numbers of runs. The body of a function is walked once for
 all its calls: a walk is linear in the number of distinct nodes and edges.
 """
@@ -8,10 +10,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import TypeVar
 
-from ipujax.runtime.graph.forms import Loop, Program
-from ipujax.runtime.graph.program import Call, Sequence
+from ipujax.runtime.graph.forms import Block, Leaf, Loop, Program
+from ipujax.runtime.graph.program import Call, RemoteIn, RemoteOut, Sequence, StreamIn, StreamOut, Wait, WriteUndef
 
 Value = TypeVar("Value")
 
@@ -76,3 +79,42 @@ def data_loops(program: Program) -> list[Loop]:
 def iteration(loop: Loop) -> Program:
     """Return the program of one iteration of a loop: its body, and its test if there is one."""
     return loop.body if loop.test is None else Sequence(loop.body, loop.test)
+
+
+_TRANSFERS = (StreamIn, StreamOut, RemoteIn, RemoteOut)
+
+
+def leaves(program: Program) -> Iterator[Leaf]:
+    """Yield every leaf once, in program order of its first appearance."""
+    return (node for node in distinct(program) if isinstance(node, Leaf))
+
+
+def joining_streams(program: Program) -> dict[Leaf, Leaf]:
+    """Return the transfer before each transfer that shares its host exchange: both of one kind, one after the other."""
+    joining: dict[Leaf, Leaf] = {}
+    for node in distinct(program):
+        if isinstance(node, Block):
+            timed_steps = [child for child in node.children() if not is_free(child)]
+            for before, child in pairwise(timed_steps):
+                if isinstance(child, _TRANSFERS) and isinstance(before, _TRANSFERS) and _kind(before) == _kind(child):
+                    joining[child] = before
+    return joining
+
+
+def _kind(transfer: StreamIn | StreamOut | RemoteIn | RemoteOut) -> tuple[type, bool]:
+    # Its direction, and whether I/O tiles move it.
+    return type(transfer), isinstance(transfer, RemoteIn | RemoteOut) and transfer.overlaps
+
+
+def is_free(node: Program) -> bool:
+    """Return whether a node takes no time itself: a transfer of a resident stream, `Wait` or `WriteUndef`."""
+    is_resident = isinstance(node, (StreamIn, StreamOut)) and node.stream.resident
+    return is_resident or isinstance(node, WriteUndef | Wait)
+
+
+def while_names(program: Program) -> dict[Loop, tuple[str, ...]]:
+    """Return the names of each loop with a data-dependent trip count: `while[k]`, its source line, its path."""
+    return {
+        loop: tuple(name for name in (f"while[{k}]", loop.origin.line, loop.origin.path) if name)
+        for k, loop in enumerate(data_loops(program))
+    }

@@ -3,11 +3,11 @@
 step begins ──▶ progress line          step ends ──▶ its seconds, a log line at INFO          Log ──▶ other lines
 """
 
-from ipujax.runtime.logs.log import Log as Log
-from ipujax.runtime.logs.log_levels import (
+from ipujax.runtime.logs.log import (
     DEBUG as DEBUG,
     INFO as INFO,
     TRACE as TRACE,
+    Log as Log,
     check_environment as check_environment,
 )
 from ipujax.runtime.logs.step import (

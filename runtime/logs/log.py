@@ -4,6 +4,13 @@ Input: a module of `MODULES`, a level and a text. Output: a line in PopART's for
 
     [2026-03-01 12:00:00.000] [ipujax:passes] [info] step: fuse took 12.3 ms
 
+Levels and destination are read from the environment whenever a line may be written, so that a program can set them
+while it runs:
+
+    IPUJAX_LOG_LEVEL     a level, for all modules; OFF if it is not set
+    IPUJAX_LOG_CONFIG    a JSON file, or JSON itself, {"passes": "DEBUG", …}: levels of single modules, which go first
+    IPUJAX_LOG_DEST      stderr (if it is not set), stdout, or a file, to which lines are added
+
 and a record of the logger `ipujax.<module>` of the standard library, if that is enabled for the level. Where nobody has
 configured logging, that library prints warnings; not if the environment asks for levels.
 Source: PopART user guide, "Output format".
@@ -11,12 +18,109 @@ Source: PopART user guide, "Output format".
 
 from __future__ import annotations
 
+import json
 import logging
+import os
+import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
-from ipujax.runtime.logs.log_levels import DEBUG, ERR, INFO, LEVELS, TRACE, WARN, requested_level, write_line
+from ipujax.runtime.errors import ArgumentError
 from ipujax.runtime.logs.progress_line import hide_line
+from ipujax.runtime.target import nearest
+
+LEVEL = "IPUJAX_LOG_LEVEL"
+CONFIG = "IPUJAX_LOG_CONFIG"
+DESTINATION = "IPUJAX_LOG_DEST"
+
+TRACE = 5  # the standard library has no level below DEBUG, which is 10
+DEBUG = logging.DEBUG
+INFO = logging.INFO
+WARN = logging.WARNING
+ERR = logging.ERROR
+_OFF = logging.CRITICAL + 1
+LEVELS: dict[str, int] = {"OFF": _OFF, "ERR": ERR, "WARN": WARN, "INFO": INFO, "DEBUG": DEBUG, "TRACE": TRACE}
+
+# A module of the log is a subject for users, not a file. A test compares these texts with docs/command_line.md.
+MODULES: dict[str, str] = {
+    "jit": "tracing, calls that run as plain JAX, gradients summed over replicas, IPUs that nothing uses, compilations"
+    " that fail",
+    "passes": "each pass over the jaxpr",
+    "lowering": "from the jaxpr to a graph, ways to cut it into stages, primitives without a tile-parallel rule",
+    "poplin": "products whose plan needs more memory than it may take",
+    "fit": "each attempt to fit a program: cost per byte, the tile that it is planned for, whether it fits",
+    "compile": "verification, costs, memory and clocks; the graph, and the fullest tiles",
+    "profiling": "functions of a script that cannot be compiled",
+    "cache": "programs read from a cache on disk, programs that are not cached, directories that cannot be used",
+    "keras": "the cycles of each batch that a Keras model compiles",
+}
+
+
+def requested_level(module: str) -> int | None:
+    """Return the level that the environment requests of one of `MODULES`, None without a request."""
+    config = os.environ.get(CONFIG)
+    level = os.environ.get(LEVEL)
+    if config and module in (levels := _parse_config(config)):
+        return levels[module]
+    if level:
+        return _parse_level(level, LEVEL)
+    return _OFF if config else None  # a map of some modules turns the others off
+
+
+def check_environment() -> None:
+    """Refuse invalid variables of the environment, before a compilation begins."""
+    for module in MODULES:
+        requested_level(module)
+
+
+def write_line(line: str) -> None:
+    """Write a line, without its newline, to the destination of the environment."""
+    destination = os.environ.get(DESTINATION) or "stderr"
+    if destination in ("stderr", "stdout"):
+        print(line, file=getattr(sys, destination), flush=True)  # looked up now: tests and notebooks replace streams
+        return
+    try:
+        with open(destination, "a", encoding="utf-8") as file:
+            file.write(line + "\n")
+    except OSError as error:
+        title = f"{DESTINATION} names a file that cannot be written"
+        got = f"{destination!r}: {error.strerror}"
+        raise ArgumentError(title, expected="stderr, stdout, or a file", got=got) from error
+
+
+def _parse_config(config: str) -> dict[str, int]:
+    is_inline = config.lstrip().startswith("{")
+    try:
+        levels = json.loads(config if is_inline else Path(config).read_text(encoding="utf-8"))
+    except OSError as error:
+        expected = "a JSON file, or JSON that begins with {"
+        got = f"{config!r}: {error.strerror}"
+        raise ArgumentError(f"{CONFIG} names a file that cannot be read", expected=expected, got=got) from error
+    except ValueError as error:
+        raise ArgumentError(f"{CONFIG} must be JSON", expected=_EXAMPLE, got=f"{config!r}: {error}") from error
+    if not isinstance(levels, Mapping):
+        raise ArgumentError(f"{CONFIG} must map modules to levels", expected=_EXAMPLE, got=type(levels).__name__)
+    for module in levels:
+        if module not in MODULES:
+            title = f"{CONFIG} names an unknown module: {module!r}"
+            hint = nearest(module, MODULES)
+            raise ArgumentError(title, expected=f"one of {', '.join(MODULES)}", got=repr(module), hint=hint)
+    return {module: _parse_level(level, f"{CONFIG}, for {module!r},") for module, level in levels.items()}
+
+
+_EXAMPLE = '{"passes": "DEBUG", "compile": "INFO"}'
+
+
+def _parse_level(level: object, setting: str) -> int:
+    if not isinstance(level, str) or level.upper() not in LEVELS:
+        expected = f"one of {', '.join(LEVELS)}"
+        raise ArgumentError(
+            f"{setting} must be a log level", expected=expected, got=repr(level), hint=nearest(level, LEVELS)
+        )
+    return LEVELS[level.upper()]
+
 
 _NAMES = {level: name for name, level in LEVELS.items()}
 _CALLER = 3  # frames from `findCaller` up to the caller of `info`: a method that is added in between changes it

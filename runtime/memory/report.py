@@ -16,7 +16,7 @@ Limits: those of the modules named.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import ceil
@@ -272,3 +272,15 @@ def _at_peak(owner: Owner, tile: int, occupancy: Occupancy) -> tuple[Step | None
         step = inner_step or step
         items += inner_items
     return step, items
+
+
+_CATEGORIES = 4  # printed of each tile
+
+
+def fullest_tiles(report: MemoryReport, count: int) -> Iterator[str]:
+    """Yield a line for each of the `count` fullest tiles, the fullest first."""
+    for tile in np.argsort(-report.tile_bytes, kind="stable")[:count].tolist():
+        sizes = {name: int(values[tile]) for name, values in report.by_category.items()}
+        largest = sorted((name for name in sizes if sizes[name]), key=lambda name: -sizes[name])[:_CATEGORIES]
+        categories = ", ".join(f"{name} {sizes[name]:,}" for name in largest) or "nothing"
+        yield f"tile {tile}: {report.tile_bytes[tile]:,} of {report.target.bytes_per_tile:,} bytes: {categories}"

@@ -449,7 +449,7 @@ class Figures:
         return graph_report(self.executable, self.numbering)
 
     def graph_of_runs(self) -> dict[str, Any]:
-        """Return `graph()` with runs of equal numbers in place of lists by tile, see `runtime.files.number_runs`."""
+        """Return `graph()` with runs of equal numbers in place of lists by tile, see `runtime.files.figure_kinds`."""
         return graph_report(self.executable, self.numbering, runs_of)
 
     @property

@@ -17,9 +17,8 @@ import numpy as np
 
 from ipujax.runtime.errors import TargetError
 from ipujax.runtime.files import FieldError, FileKind, Section
-from ipujax.runtime.files.figure_kinds import Either, Nullable, Real, Row, Runs, Tagged, Tree
+from ipujax.runtime.files.figure_kinds import Either, Nullable, Real, Row, Runs, Tagged, Tree, sum_of_runs
 from ipujax.runtime.files.kinds import EXACT, Anything, Flag, Integer, Kind, Lengths, List, Map, Record, Text
-from ipujax.runtime.files.number_runs import sum_of_runs
 from ipujax.runtime.graph import TASK_KINDS, of_replicas
 from ipujax.runtime.memory import FIXED, LIVE, ROLES
 from ipujax.runtime.profile import TRACE_PHASES, ExecutionTrace, slices

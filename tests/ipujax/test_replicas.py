@@ -18,7 +18,7 @@ from jax.sharding import AbstractMesh, PartitionSpec as P
 import ipujax as ipu
 from ipujax.runtime.errors import ArgumentError, GraphError
 from ipujax.runtime.graph.program import Collective
-from ipujax.runtime.graph.steps import distinct
+from ipujax.runtime.graph.walks import distinct
 from tests.marks import slow_but
 
 SPLIT = P("replica")

@@ -20,7 +20,7 @@ import ipujax as ipu
 from ipujax import program_evaluation
 from ipujax.lowering.passes import PASSES
 from ipujax.runtime.graph.program import Program, RepeatWhile, Switch
-from ipujax.runtime.graph.steps import distinct
+from ipujax.runtime.graph.walks import distinct
 
 DEVICE = ipu.IPUModel(tiles_per_ipu=8)
 X = jnp.arange(6.0).reshape(2, 3)

@@ -16,7 +16,7 @@ from ipujax.lowering.passes import ready
 from ipujax.lowering.replicas.replicated_primitive import unwrapped
 from ipujax.runtime.compile import compile
 from ipujax.runtime.graph.program import Copy, StreamIn, StreamOut
-from ipujax.runtime.graph.steps import leaves
+from ipujax.runtime.graph.walks import leaves
 from ipujax.runtime.interpreter.interpreter import interpret
 from tests.lowering.helpers import assert_same, check, quick_jit, run_engine, small_target
 

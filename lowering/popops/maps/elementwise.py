@@ -34,9 +34,8 @@ from ipujax.lowering.popops.maps.elementwise_layout import (
     place_operands,
 )
 from ipujax.lowering.popops.maps.emission import emit_or_replay
-from ipujax.lowering.popops.reductions.partial_results import num_slots, partial_results
 from ipujax.lowering.popops.reductions.partials import reduce_partials_in_place
-from ipujax.lowering.popops.reductions.reduce import reduce
+from ipujax.lowering.popops.reductions.reduce import num_slots, partial_results, reduce
 from ipujax.lowering.popops.vertices.add_vertices import add_vertices
 from ipujax.lowering.popops.vertices.kernel import (
     Frozen,

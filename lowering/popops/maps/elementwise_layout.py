@@ -17,8 +17,8 @@ import numpy as np
 from ipujax.lowering.layout import SharedWindow, layout_like, linear_mapping, map_alike, map_linearly, shared_windows
 from ipujax.lowering.layout.grid_cost import spans
 from ipujax.lowering.layout.place import along, place_operand, row_blocks, spread, whole_axis
-from ipujax.lowering.popops.reductions.partial_results import num_slots
 from ipujax.lowering.popops.reductions.partials_cost import combining_cycles
+from ipujax.lowering.popops.reductions.reduce import num_slots
 from ipujax.lowering.popops.vertices.kernel import Input, Kernel, Reduction, kernel_codelet
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.exchange import access_traffic, exchange_cycles, receive_cycles

@@ -1,5 +1,8 @@
 """Reductions by a monoid over some dimensions: each tile reduces its elements, then partial results are combined.
 
+A reduction that is split over tiles writes to a variable that has a slot of partial results for each block of the
+reduced dimensions, on the tiles that compute them.
+
 The first stage runs in the partition of least cost of all stages: that of the operand, or an even one. An unmapped
 operand is mapped to it. Partials are combined in one to three stages, see `partials`.
 """
@@ -8,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -16,14 +20,40 @@ from ipujax.lowering.layout import Grids, map_linearly, mapping_like, memory_ord
 from ipujax.lowering.layout.choose import choose, source_of
 from ipujax.lowering.layout.grid_cost import Work, spans
 from ipujax.lowering.layout.place import along, place_operand, placed_axes
-from ipujax.lowering.popops.reductions.partial_results import num_slots, partial_results
 from ipujax.lowering.popops.reductions.partials import reduce_partials_in_place
 from ipujax.lowering.popops.reductions.partials_cost import combining_cost
 from ipujax.lowering.popops.vertices.add_vertices import add_vertices
 from ipujax.lowering.popops.vertices.reducers import REDUCERS as REDUCERS, neutral, reduce_codelet
-from ipujax.runtime.graph import Builder, Graph
+from ipujax.runtime.graph import Access, Builder, Dim, Graph, Term, element
 from ipujax.runtime.target import Target
-from ipujax.runtime.tensor import Blocked, Flat, Tensor
+from ipujax.runtime.tensor import Blocked, Flat, Tensor, blocked_mapping, even_cuts
+
+
+def num_slots(placement: Blocked, axes: Sequence[int]) -> int:
+    """Number of blocks into which the reduced dimensions are cut."""
+    return prod(len(placement.cuts[d]) - 1 for d in axes)
+
+
+def partial_results(
+    graph: Graph, placement: Blocked, axes: Sequence[int], dtype: Any, monoid: str, name: str
+) -> tuple[Tensor, Access]:
+    """Variable of the result, or of partial results with slots in dimension 0, and the access that writes it."""
+    # `axes` are the reduced dimensions of `placement`, in order; the partial results combine by `monoid`.
+    result_dims = [d for d in range(len(placement.cuts)) if d not in axes]
+    cuts = tuple(placement.cuts[d] for d in result_dims)
+    slots = num_slots(placement, axes)
+    shape = tuple(int(cut[-1]) for cut in cuts)
+    tiles = np.transpose(placement.tile, [*axes, *result_dims]).reshape([slots, *(len(cut) - 1 for cut in cuts)])
+    if slots == 1:
+        out = graph.add_variable(shape, dtype, name, blocked_mapping(cuts, tiles[0]))
+        return out, Access(out, tuple(map(element, result_dims)))
+    mapping = blocked_mapping((even_cuts(slots, slots), *cuts), tiles)
+    out = graph.add_variable((slots, *shape), dtype, f"{name}/partials", mapping, monoid)
+    split = [d for d in axes if len(placement.cuts[d]) > 2]
+    # The slot is the index of a block among those of the reduced dimensions, the last one fastest.
+    weights = [num_slots(placement, split[n + 1 :]) for n in range(len(split))]
+    slot = Dim(tuple(Term(d, weight, "block") for d, weight in zip(split, weights, strict=True)))
+    return out, Access(out, (slot, *map(element, result_dims)))
 
 
 def reduce(builder: Builder, x: Tensor, axes: Sequence[int], monoid: str) -> Tensor:

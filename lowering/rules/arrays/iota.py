@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any
 
-from ipujax.lowering.popops.maps.iota import iota
+from ipujax.lowering.popops.maps.constants import iota
 from ipujax.lowering.rules.base.context import Context, Rule
 from ipujax.lowering.rules.base.fallback import fallback
 from ipujax.runtime.tensor import Tensor

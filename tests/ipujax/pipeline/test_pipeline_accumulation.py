@@ -14,7 +14,7 @@ from jax import lax
 
 import ipujax as ipu
 from ipujax.runtime.graph.program import Execute, Repeat
-from ipujax.runtime.graph.steps import distinct
+from ipujax.runtime.graph.walks import distinct
 from tests.lowering.helpers import check
 from tests.marks import slow_but
 

@@ -18,7 +18,7 @@ from jax import lax
 
 import ipujax as ipu
 from ipujax.runtime.graph.program import Call
-from ipujax.runtime.graph.steps import distinct
+from ipujax.runtime.graph.walks import distinct
 
 ROWS = 3
 WIDTH = 20

@@ -17,7 +17,7 @@ import ipujax as ipu
 from ipujax.lowering.schedules import FORWARD, SCHEDULES, Schedule, Task
 from ipujax.runtime.errors import ScheduleError
 from ipujax.runtime.graph.program import Repeat
-from ipujax.runtime.graph.steps import distinct
+from ipujax.runtime.graph.walks import distinct
 from ipujax.runtime.tensor.mapping import owners
 from tests.ipujax.pipeline.pipeline_models import MODELS, WIDTH, WORDS, array, batch, no_stage, parameters
 from tests.lowering.helpers import assert_same, lowered, quick_jit, run_engine, run_tiles, small_target

@@ -15,7 +15,7 @@ import ipujax as ipu
 from ipujax.lowering.ipus.placement import assign_stages
 from ipujax.lowering.passes import PASSES
 from ipujax.runtime.graph.program import Copy
-from ipujax.runtime.graph.steps import distinct
+from ipujax.runtime.graph.walks import distinct
 from ipujax.runtime.tensor.mapping import owners
 from tests.ipujax.pipeline.pipeline_models import MODELS, batch, no_stage, parameters
 from tests.lowering.helpers import (

@@ -14,7 +14,7 @@ from ipujax.popops.elementwise import BINARY, FUNCTIONS, TERNARY, UNARY
 from ipujax.popops.expr import Add, Cast, Const, Mul, Select, _1, _2, _3
 from ipujax.runtime.errors import ArgumentError, GraphError, VerifyError
 from ipujax.runtime.graph.program import Copy, Execute
-from ipujax.runtime.graph.steps import distinct
+from ipujax.runtime.graph.walks import distinct
 from tests.ipujax.poplar.engine_helpers import DEVICE, both, constant, new_graph, on_tiles, variable
 
 POSITIVE, OTHER = np.random.default_rng(1).uniform(0.1, 0.9, (2, 2, 5)).astype(np.float32)

@@ -13,7 +13,7 @@ from ipujax.poplar.program import Sequence
 from ipujax.popnn import lstm
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.graph.program import Execute, Repeat
-from ipujax.runtime.graph.steps import distinct
+from ipujax.runtime.graph.walks import distinct
 from tests.ipujax.poplar.engine_helpers import both, constant, new_graph, variable
 from tests.ipujax.popnn.recurrent_helpers import assert_all_close, numbers
 from tests.marks import slow_but

@@ -13,7 +13,7 @@ import ipujax as ipu
 from ipujax import popsparse
 from ipujax.popsparse import BlockPattern, DynamicPlan
 from ipujax.popsparse.cell_grids import CellRows, Grid, add_terms, term_places
-from ipujax.popsparse.static_plan import plan_of_cut, possible_cuts, static_plan
+from ipujax.popsparse.static_product import plan_of_cut, possible_cuts, static_plan
 from tests.ipujax.popsparse.test_static_matmul import random_pattern
 
 HALF = np.dtype(np.float16)

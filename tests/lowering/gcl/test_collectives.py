@@ -23,7 +23,7 @@ from ipujax.runtime.errors import GraphError
 from ipujax.runtime.graph import Builder
 from ipujax.runtime.graph.graph import Graph
 from ipujax.runtime.graph.program import Collective, Copy, CrossReplicaCopy, Sequence as Program, WriteUndef
-from ipujax.runtime.graph.steps import distinct
+from ipujax.runtime.graph.walks import distinct
 from ipujax.runtime.options import Options
 from ipujax.runtime.report.profile import Profile
 from ipujax.runtime.target.presets import preset

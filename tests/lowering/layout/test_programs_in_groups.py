@@ -15,7 +15,7 @@ from ipujax.lowering.jaxpr import equations
 from ipujax.lowering.layout import MemoryOrder
 from ipujax.lowering.popops import ScatterSpec
 from ipujax.lowering.popops.indexing.gather import GatherSpec
-from ipujax.lowering.popops.indexing.row_order import gather_in_order, scatter_in_order
+from ipujax.lowering.popops.indexing.table_order import gather_in_order, scatter_in_order
 from tests.lowering.helpers import check, lowered, small_target
 
 RNG = np.random.default_rng(0)

@@ -22,7 +22,7 @@ from ipujax.lowering.jaxpr import stage_name
 from ipujax.lowering.passes import ready
 from ipujax.runtime.graph import Execute
 from ipujax.runtime.graph.program import Call
-from ipujax.runtime.graph.steps import distinct
+from ipujax.runtime.graph.walks import distinct
 from tests.lowering.helpers import check, lowered, set_byte_cost, share_all, small_target
 
 RNG = np.random.default_rng(8)

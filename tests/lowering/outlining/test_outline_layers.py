@@ -28,7 +28,7 @@ from ipujax.lowering.outlining.outline import outline
 from ipujax.lowering.passes import run_passes
 from ipujax.lowering.source_info import name_stack
 from ipujax.runtime.graph.program import Call
-from ipujax.runtime.graph.steps import distinct
+from ipujax.runtime.graph.walks import distinct
 from tests.lowering.helpers import set_byte_cost
 from tests.lowering.outlining.outline_helpers import LENGTH, WIDTH, calls, normal, outlined
 from tests.marks import slow_but

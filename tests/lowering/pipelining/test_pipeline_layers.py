@@ -22,7 +22,7 @@ from ipujax.lowering.pipelining.stage_search import StageSearch
 from ipujax.lowering.rules.equations import Lowering
 from ipujax.lowering.schedules import SCHEDULES
 from ipujax.runtime.graph.program import Call, Copy, StreamIn
-from ipujax.runtime.graph.steps import distinct
+from ipujax.runtime.graph.walks import distinct
 from ipujax.runtime.tensor.mapping import owners
 from ipujax.runtime.tensor.tensor import Tensor
 from ipujax.stages import Lowered

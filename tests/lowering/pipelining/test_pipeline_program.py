@@ -20,7 +20,7 @@ from ipujax.lowering.schedules import FORWARD, SCHEDULES
 from ipujax.runtime.compile import Executable, compile
 from ipujax.runtime.cost.transfer import CopyCost
 from ipujax.runtime.graph.program import Call, Execute, Function, Program, Repeat, Sequence as ProgramSequence
-from ipujax.runtime.graph.steps import distinct
+from ipujax.runtime.graph.walks import distinct
 from ipujax.runtime.timeline.timeline import timeline
 from tests.ipujax.pipeline.pipeline_models import MODELS, WIDTH, array, batch, parameters
 from tests.lowering.helpers import lowered, passed, small_target

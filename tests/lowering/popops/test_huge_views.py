@@ -13,7 +13,7 @@ from jax import lax
 from ipujax.lowering.popops.maps import huge_views
 from ipujax.runtime.errors import TensorError
 from ipujax.runtime.graph import Copy
-from ipujax.runtime.graph.steps import leaves
+from ipujax.runtime.graph.walks import leaves
 from ipujax.runtime.tensor import Indexed, Reshaped, Tensor, view
 from ipujax.runtime.tensor.variable import Variable
 from tests.lowering.helpers import check, lowered, small_target

@@ -16,7 +16,7 @@ from ipujax.lowering.jax_compat import JaxprEqn
 from ipujax.lowering.passes import run_passes
 from ipujax.lowering.recomputation.chain_steps import Steps, best_cuts, between_layers
 from ipujax.lowering.recomputation.flow import Flow
-from ipujax.lowering.recomputation.gradient_parts import split
+from ipujax.lowering.recomputation.recompute import split
 
 ROWS = 8
 WIDTH = 16

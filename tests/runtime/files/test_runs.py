@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ipujax.runtime.files import numbers_of_runs, runs_of, total_of_runs
-from ipujax.runtime.files.number_runs import sum_of_runs
+from ipujax.runtime.files.figure_kinds import sum_of_runs
 
 EXAMPLES = {"": [], "7": [7], "7 0*3": [7, 0, 0, 0], "1 2 1": [1, 2, 1], f"{2**53}*2": [2**53] * 2}
 

@@ -14,9 +14,8 @@ import ipujax as ipu
 from ipujax.fit import ATTEMPTS
 from ipujax.lowering.passes import PASSES
 from ipujax.runtime.compile import STEPS
-from ipujax.runtime.logs import log_levels
-from ipujax.runtime.logs.log import Log
-from ipujax.runtime.logs.log_levels import CONFIG, DESTINATION, LEVEL, LEVELS, MODULES
+from ipujax.runtime.logs import log as log_module
+from ipujax.runtime.logs.log import CONFIG, DESTINATION, LEVEL, LEVELS, MODULES, Log
 from tests.test_layering import FILES, ROOT
 
 FORM = re.compile(r"\[\d{4}(-\d\d){2} \d\d(:\d\d){2}\.\d{3}\] \[ipujax:(\w+)\] \[(\w+)\] .+")
@@ -197,7 +196,7 @@ def test_refuses_a_list_of_modules(tmp_path: Path, monkeypatch) -> None:
     path.write_text('["passes"]', encoding="utf-8")
     monkeypatch.setenv(CONFIG, str(path))
     with pytest.raises(ipu.ArgumentError, match="must map modules to levels"):
-        log_levels.requested_level("passes")
+        log_module.requested_level("passes")
 
 
 def test_the_page_has_every_level_and_module() -> None:

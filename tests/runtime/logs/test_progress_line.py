@@ -12,9 +12,8 @@ import jax.numpy as jnp
 import pytest
 
 import ipujax as ipu
-from ipujax.runtime.logs import log_levels, progress_line
-from ipujax.runtime.logs.log import Log
-from ipujax.runtime.logs.log_levels import LEVEL
+from ipujax.runtime.logs import log as log_module, progress_line
+from ipujax.runtime.logs.log import LEVEL, Log
 from ipujax.runtime.logs.step import attempt, count_part, step, watch_compilation
 
 compile_module = importlib.import_module("ipujax.runtime.compile")
@@ -35,7 +34,7 @@ def shown(written: str) -> str:
 
 def give_stderr(stream: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes a stream the standard error; pytest sets that of the process before each phase."""
-    for module in (progress_line, log_levels):
+    for module in (progress_line, log_module):
         monkeypatch.setattr(module, "sys", SimpleNamespace(stderr=stream))
 
 

@@ -15,7 +15,7 @@ from ipujax.poplar.engine.streams import StreamPart
 from ipujax.poplar.program import Copy, Repeat, RepeatWhileTrue, Sequence
 from ipujax.runtime.errors import ArgumentError, EngineError
 from ipujax.runtime.graph.program import StreamIn, Sync
-from ipujax.runtime.graph.steps import distinct
+from ipujax.runtime.graph.walks import distinct
 from tests.ipujax.poplar.engine_helpers import DEVICE, both, constant, new_graph, variable
 
 N = 4

@@ -23,7 +23,7 @@ from ipujax.poplar.program import (
 )
 from ipujax.runtime.errors import ArgumentError, EngineError, GraphError, VerifyError
 from ipujax.runtime.graph import program as nodes
-from ipujax.runtime.graph.steps import distinct
+from ipujax.runtime.graph.walks import distinct
 from ipujax.runtime.report.profile import Profile
 from ipujax.runtime.tensor.mapping import owners
 from tests.ipujax.poplar.replica_helpers import AddVertex, LessVertex, both, constant, device, placed, run, vertex
