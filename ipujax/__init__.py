@@ -34,6 +34,7 @@ from ipujax.runtime.errors import (
     TileMemoryError as TileMemoryError,
     VerifyError as VerifyError,
 )
+from ipujax.runtime.lazy_names import lazy_names as _lazy_names
 from ipujax.runtime.options import Options as Options
 from ipujax.runtime.target import Target as Target
 
@@ -78,59 +79,14 @@ if _typing.TYPE_CHECKING:
     )
 
     __version__: str
-
-# Imported when they are asked for. No function has the name of its module, which an import would put in its place.
-_LAZY_MODULES = (
-    "distributed",
-    "optim",
-    "poplar",
-    "poplin",
-    "popnn",
-    "popops",
-    "poprand",
-    "popsolver",
-    "popsparse",
-    "poputil",
-    "schedules",
-)
-_LAZY_NAMES = {
-    name: module
-    for module, names in {
-        "advice": ("Advice", "AdviceRow", "advise"),
-        "auto_sharding": ("ShardingPlan", "ShardingPlans", "auto_shard"),
-        "checking": ("CheckReport",),
-        "codelet_calls": ("codelet_call",),
-        "jax_scripts": ("ProfilingRun", "profiling"),
-        "phases": ("phase",),
-        "pipeline.plan": ("PipelinePlan", "pipeline_plan"),
-        "pipeline.task_times": ("TaskTime", "pipeline_tasks"),
-        "prefetching": ("prefetch",),
-        "runtime.host": ("HostData",),
-        "runtime.report": ("Comparison", "Profile", "compare"),
-        "stages": ("Compiled", "Lowered", "Traced"),
-        "storage": ("LoadedProgram", "load"),
-        "tiles": (
-            "cycle_count",
-            "tile_barrier",
-            "tile_gather",
-            "tile_map",
-            "tile_put_replicated",
-            "tile_put_sharded",
-        ),
-    }.items()
-    for name in names
-}
-
-if not _typing.TYPE_CHECKING:  # a type checker would accept any name after a `__getattr__`
+else:  # a type checker would accept any name after a `__getattr__`
+    # No function has the name of its module, which an import would put in its place.
+    _read_name = _lazy_names(__name__)
 
     def __getattr__(name: str) -> _typing.Any:
-        if name in _LAZY_MODULES:
-            return _import_module(f"ipujax.{name}")
-        if name in _LAZY_NAMES:
-            return getattr(_import_module(f"ipujax.{_LAZY_NAMES[name]}"), name)
         if name == "__version__":  # `importlib.metadata` is slow to import
             return _import_module("importlib.metadata").version("ipujax")
-        raise AttributeError(f"module 'ipujax' has no attribute {name!r}", name=name)
+        return _read_name(name)
 
 
-__dir__ = _public_names(globals(), *_LAZY_MODULES, *_LAZY_NAMES, "__version__")
+__dir__ = _public_names(globals(), "__version__", has_lazy_names=True)

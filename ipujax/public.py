@@ -6,13 +6,22 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+from ipujax.runtime.lazy_names import modules_of_names
 
-def public_names(module: dict[str, Any], *extra: str) -> Callable[[], list[str]]:
-    """Return a `__dir__` function for the `globals()` of a module; `extra` names are imported when first read."""
+
+def public_names(module: dict[str, Any], *extra: str, has_lazy_names: bool = False) -> Callable[[], list[str]]:
+    """Return a `__dir__` function.
+
+    Args:
+        module: `globals()` of the module.
+        extra: names that are not among them yet.
+        has_lazy_names: whether the module has names of `lazy_names`.
+    """
 
     def names() -> list[str]:
         # At each call: a module is not complete when this function is created.
         defined = (name for name, x in module.items() if not name.startswith("_") and not isinstance(x, ModuleType))
-        return sorted({*module.get("__all__", defined), *extra})
+        late = modules_of_names(module["__name__"]) if has_lazy_names else ()
+        return sorted({*module.get("__all__", defined), *extra, *late})
 
     return names

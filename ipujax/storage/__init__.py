@@ -30,4 +30,4 @@ from ipujax.storage.versions import installed_versions as installed_versions
 if TYPE_CHECKING:
     from ipujax.storage.saved_program import LoadedProgram as LoadedProgram, load as load, save_program as save_program
 else:  # a program of the cache is called without
-    __getattr__ = lazy_names(__name__, {"saved_program": "LoadedProgram load save_program"})
+    __getattr__ = lazy_names(__name__)

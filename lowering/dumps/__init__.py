@@ -22,11 +22,4 @@ if TYPE_CHECKING:
     )
     from ipujax.lowering.dumps.tile_maps import tile_map as tile_map
 else:
-    __getattr__ = lazy_names(
-        __name__,
-        {
-            "dump_request": "ENVIRONMENT LOWERED TRACE DumpRequest steps",
-            "dumps": "Dumps intermediate_json write_json",
-            "tile_maps": "tile_map",
-        },
-    )
+    __getattr__ = lazy_names(__name__)

@@ -23,13 +23,4 @@ if TYPE_CHECKING:
     from ipujax.lowering.gcl.replica_axis import AXIS as AXIS
     from ipujax.lowering.gcl.stacked import whole as whole
 else:
-    __getattr__ = lazy_names(
-        __name__,
-        {
-            "cheapest": "estimated_cycles",
-            "collective_params": "COLLECTIVES MONOIDS Form axis_of is_collective is_reduction",
-            "collective_schedules": "Groups",
-            "replica_axis": "AXIS",
-            "stacked": "whole",
-        },
-    )
+    __getattr__ = lazy_names(__name__)

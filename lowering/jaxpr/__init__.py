@@ -52,22 +52,4 @@ if TYPE_CHECKING:
     from ipujax.lowering.jaxpr.value_roles import ValueRoles as ValueRoles, part_of_step as part_of_step
     from ipujax.lowering.jaxpr.value_types import check_values as check_values
 else:
-    __getattr__ = lazy_names(
-        __name__,
-        {
-            "call_sites": "Bodies CallSite CallSites",
-            "equation_numbers": "EquationNumbers",
-            "nested": (
-                "Rewrite equations equations_inside everywhere once primitive_names results_in_memories variables"
-                " variables_read with_inner"
-            ),
-            "op_counts": "PARTS PRODUCTS VIEWS Work elements_of value_bytes work_of work_of_equation",
-            "stage_names": (
-                "MICRO_BATCHES PIPELINE StageName has_phases has_stages holds_pipeline is_pipeline is_transposed"
-                " is_transposed_only named_stages phase_of phase_scope read_name recompute_mode recompute_scope"
-                " stage_name stage_scope stages_inside"
-            ),
-            "value_roles": "ValueRoles part_of_step",
-            "value_types": "check_values",
-        },
-    )
+    __getattr__ = lazy_names(__name__)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from math import prod
 from operator import add, sub
 
-from ipujax.lowering.layout.offsets import parts_of
+from ipujax.lowering.layout.neighbours import parts_of
 from ipujax.runtime.tensor import Tensor, Variable, concat
 
 # Extends (view, dim, first, end) to that range of the dimension; both bounds may be beyond the view.

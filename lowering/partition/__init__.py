@@ -18,13 +18,4 @@ if TYPE_CHECKING:
         tracing_without_mesh as tracing_without_mesh,
     )
 else:
-    __getattr__ = lazy_names(
-        __name__,
-        {
-            "block_evaluation": "Move Notes",
-            "partition_cost": "Estimate estimate",
-            "partition_pass": "partition",
-            "program_shardings": "NONE Shardings splits",
-            "specs": "MeshAxes explicit_axes running_without_mesh tracing_without_mesh",
-        },
-    )
+    __getattr__ = lazy_names(__name__)

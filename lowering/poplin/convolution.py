@@ -30,8 +30,7 @@ from ipujax.lowering.poplin.product_codelets import ConvParams, Layout, convolut
 from ipujax.lowering.poplin.product_plan import Plan, is_plan_of, plan_convolution, spec_of_all_steps, trial_plans
 from ipujax.lowering.poplin.rearranged import rearranged
 from ipujax.lowering.poplin.serial_steps import add_in_steps
-from ipujax.lowering.poplin.spec import BATCH, FIELD, GROUPS, IN_CHANNELS, OUT_CHANNELS, ConvSpec, Dims
-from ipujax.lowering.poplin.window import Window
+from ipujax.lowering.poplin.spec import BATCH, FIELD, GROUPS, IN_CHANNELS, OUT_CHANNELS, ConvSpec, Dims, Window
 from ipujax.lowering.popops.maps.constants import immediate_of
 from ipujax.runtime.cache import remembered_and_stored
 from ipujax.runtime.errors import GraphError

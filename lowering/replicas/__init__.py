@@ -25,15 +25,4 @@ if TYPE_CHECKING:
     from ipujax.lowering.replicas.sharded_eval import Path as Path, ReplicaArray as ReplicaArray, Shards as Shards
     from ipujax.lowering.replicas.summed_gradients import gradient_sums as gradient_sums
 else:
-    __getattr__ = lazy_names(
-        __name__,
-        {
-            "checks": "check_results of_one_replica",
-            "summed_gradients": "gradient_sums",
-            "replicated_primitive": (
-                "AXIS BlockSplit Dims Replicated Split Splits evaluate global_shape join local_shape"
-                " on_one_replica replicated_p split unwrapped"
-            ),
-            "sharded_eval": "Path ReplicaArray Shards",
-        },
-    )
+    __getattr__ = lazy_names(__name__)

@@ -15,12 +15,4 @@ if TYPE_CHECKING:
     from ipujax.runtime.host.host_data import HostData as HostData
     from ipujax.runtime.host.instances import ALONE as ALONE, AXIS as AXIS, Instances as Instances
 else:
-    __getattr__ = lazy_names(
-        __name__,
-        {
-            "host": "GuardedHost Host",
-            "host_call": "CallStream HostCall HostCalls wait_for_calls",
-            "host_data": "HostData",
-            "instances": "ALONE AXIS Instances",
-        },
-    )
+    __getattr__ = lazy_names(__name__)

@@ -42,18 +42,4 @@ if TYPE_CHECKING:
         wants_colours as wants_colours,
     )
 else:
-    __getattr__ = lazy_names(
-        __name__,
-        {
-            "breakdown": "NO_LAYER LayerCost Operation",
-            "execution_trace": "TRACE_PHASES ExecutionTrace Slices phase_cycles_of_ipus slices",
-            "figures": "Figures",
-            "headline": "out_of_memory",
-            "program_costs": "ProgramNode",
-            "serialise": "Where write_cbor write_file write_json",
-            "stage_figures": "STAGE_PHASES PipelineCost StageCost",
-            "step_costs": "StepCost",
-            "task_trace": "TaskTrace",
-            "text": "Row coloured duration size text_table wants_colours",
-        },
-    )
+    __getattr__ = lazy_names(__name__)

@@ -69,23 +69,4 @@ if TYPE_CHECKING:
         freeze as freeze,
     )
 else:
-    __getattr__ = lazy_names(
-        __name__,
-        {
-            "affine": "Affine Group canonical regroup",
-            "aliasing": "leaves surely_disjoint",
-            "element_order": "ElementOrder Orders reordered_node",
-            "mapping": (
-                "MIN_BYTES_PER_TILE VECTOR_BYTES Blocked Flat TileMapping blocked_mapping check_mapping even_cuts"
-                " flat_mapping frozen linear on_one_tile owners pad_tiles renumber_tiles"
-            ),
-            "origin": (
-                "MAX_CALLERS MERGED_WITH OF_CALLER Origin caller_name compose join_layers part_of readable_name"
-                " visible_layer"
-            ),
-            "tensor": "Tensor append concat read write",
-            "dtypes": "dtype_name element_bytes is_key_dtype",
-            "variable": "Variable",
-            "view": "Concat Indexed Node Reshaped concat_nodes elements freeze",
-        },
-    )
+    __getattr__ = lazy_names(__name__)

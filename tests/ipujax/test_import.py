@@ -80,6 +80,7 @@ LIGHT_ROOMS = {
             "cache",
             "errors",
             "garbage",
+            "lazy_names",
             "name_scope",
             "options",
             "read_only",

@@ -18,29 +18,23 @@ PACKAGES = sorted(
 )
 
 
-def names_of(package: Path) -> tuple[dict[str, set[str]], dict[str, set[str]]]:
-    """Names by module: those that a type checker imports, and those of `lazy_names`."""
-    typed: dict[str, set[str]] = {}
-    lazy: dict[str, set[str]] = {}
-    for node in ast.walk(ast.parse((ROOT / package / "__init__.py").read_text(encoding="utf-8"))):
-        if isinstance(node, ast.If):
-            for statement in node.body:
-                assert isinstance(statement, ast.ImportFrom) and statement.module is not None
-                module = statement.module.rpartition(".")[2]
-                typed.setdefault(module, set()).update(alias.asname or alias.name for alias in statement.names)
-        elif isinstance(node, ast.Call) and getattr(node.func, "id", "") == "lazy_names":
-            lazy = {module: set(words.split()) for module, words in ast.literal_eval(node.args[1]).items()}
-    return typed, lazy
+def typed_names(package: Path) -> dict[str, str]:
+    """Module of each name that a type checker imports."""
+    tree = ast.parse((ROOT / package / "__init__.py").read_text(encoding="utf-8"))
+    (block,) = (node.body for node in tree.body if isinstance(node, ast.If))
+    assert all(isinstance(statement, ast.ImportFrom) for statement in block)
+    imports = [statement for statement in block if isinstance(statement, ast.ImportFrom)]
+    assert all(alias.asname == alias.name for statement in imports for alias in statement.names)
+    return {alias.name: statement.module or "" for statement in imports for alias in statement.names}
 
 
 @pytest.mark.parametrize("package", PACKAGES, ids=str)
 def test_typed_names_are_those_found_at_run_time(package: Path) -> None:
-    typed, lazy = names_of(package)
-    assert lazy and typed == lazy
     module = import_module(f"ipujax.{'.'.join(package.parts)}")
-    for submodule, names in lazy.items():
-        source = import_module(f"{module.__name__}.{submodule}")
-        assert all(getattr(module, name) is getattr(source, name) for name in names)
+    names = typed_names(package)
+    assert names
+    for name, source in names.items():
+        assert getattr(module, name) is getattr(import_module(source), name)
 
 
 def test_refuses_an_unknown_name() -> None:

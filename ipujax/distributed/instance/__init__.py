@@ -42,4 +42,4 @@ if TYPE_CHECKING:
     )
 else:
     # For functions of several replicas alone.
-    __getattr__ = lazy_names(__name__, {"spread": "Operands Spread check_same_program received"})
+    __getattr__ = lazy_names(__name__)

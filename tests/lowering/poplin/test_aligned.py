@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ipujax.lowering.poplin.aligned import LHS, RHS, aligned_plan, blocks_of
+from ipujax.lowering.poplin.matmul import LHS, RHS, aligned_plan, blocks_of
 from ipujax.lowering.poplin.product_plan import plan_matmul
 from ipujax.runtime.exchange.traffic import traffic
 from ipujax.runtime.graph import Builder

@@ -15,7 +15,7 @@ from jax import lax
 import ipujax as ipu
 from ipujax.lowering.jaxpr.nested import primitive_names
 from ipujax.lowering.poplin import convolution, product_plan
-from ipujax.lowering.poplin.window import Window
+from ipujax.lowering.poplin.spec import Window
 from ipujax.runtime.cache import clear_caches
 from ipujax.runtime.engine.engine import engine_function
 from ipujax.runtime.errors import GraphError

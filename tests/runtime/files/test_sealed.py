@@ -20,11 +20,11 @@ from ipujax.runtime.files import (
     UnreadableError,
     VersionError,
     compress,
-    compressed_sections,
     decompress,
     parse_json,
     read_sealed,
     seal,
+    sealed,
 )
 from ipujax.runtime.files.kinds import Integer, Record, Text
 from ipujax.runtime.files.sealed import section_of
@@ -160,8 +160,8 @@ def test_links_are_followed_unless_they_are_foreign(path, tmp_path):
 
 def test_sections_of_json_that_compress_well_are_read(monkeypatch):
     """They are written with less compression where the bounds would refuse them."""
-    monkeypatch.setattr(compressed_sections, "_FREE_BYTES", 1 << 10)
-    monkeypatch.setattr(compressed_sections, "_FREE_PARSED_BYTES", 1 << 10)
+    monkeypatch.setattr(sealed, "_FREE_BYTES", 1 << 10)
+    monkeypatch.setattr(sealed, "_FREE_PARSED_BYTES", 1 << 10)
     data = [{"cycles": 1, "program": 2}] * 10_000
     section = section_of(data)
     assert (
@@ -172,7 +172,7 @@ def test_sections_of_json_that_compress_well_are_read(monkeypatch):
 
 @pytest.mark.parametrize("size", [0, 1, 1 << 16, 1 << 20])
 def test_sections_of_any_bytes(size, monkeypatch):
-    monkeypatch.setattr(compressed_sections, "_FREE_BYTES", 1 << 10)
+    monkeypatch.setattr(sealed, "_FREE_BYTES", 1 << 10)
     content = np.random.default_rng(0).integers(0, 2, size, np.uint8).tobytes()
     for each in (content, bytes(size)):
         assert decompress(compress(each)) == each
