@@ -7,6 +7,7 @@ zeros. Weights of popnn, ONNX and PopART are reshaped to [units, in, out], with 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -45,7 +46,7 @@ def run_layer(
     multiplies_before_loop: bool = True,
     returns_outputs: bool = True,
     keeps_intermediates: bool = False,
-) -> tuple[jax.Array | None, State, tuple[jax.Array, ...]]:
+) -> tuple[Any, State, tuple[jax.Array, ...]]:
     """Run a cell over sequences.
 
     Args:
@@ -67,16 +68,16 @@ def run_layer(
     multiplied = jnp.concatenate([weights.inputs, weights.outputs], 1) if joins else weights.outputs
     # Split here, before the loop.
     outputs = Stack(weights.order, multiplied, axis=0).split(cell.groups)
-    output_biases = [None] * len(outputs)
+    output_biases: list[jax.Array | None] = [None] * len(outputs)
     if weights.output_biases is not None:
         output_biases = [each.array for each in Stack(weights.order, weights.output_biases, axis=0).split(cell.groups)]
 
     def weighted(inputs: jax.Array) -> jax.Array:
         return jnp.einsum("...bi,kio->...bko", inputs, weights.inputs) + weights.biases
 
-    def step(state: State, operands: tuple[jax.Array, jax.Array | None]) -> tuple[State, tuple[object, object]]:
+    def step(state: State, operands: tuple[jax.Array, jax.Array | None]) -> tuple[State, Any]:
         inputs, runs = operands
-        terms = weights.biases[None] if joins else inputs if multiplies_before_loop else weighted(inputs)
+        terms = inputs if multiplies_before_loop else weights.biases[None] if joins else weighted(inputs)
         parts = zip(Stack(weights.order, terms).split(cell.groups), outputs, output_biases, strict=True)
         groups = [Group(each, u.array, biases, inputs if joins else None) for each, u, biases in parts]
         new, kept = cell.step(groups, state, functions)

@@ -112,26 +112,29 @@ def _run(
     hidden = r.shape[-1]
     if hidden_size not in (None, hidden):
         raise OutsideError("hidden_size is not that of the weights", expected=hidden, got=hidden_size)
-    x, *states = (None if each is None else jnp.swapaxes(each, 0, 1) if layout else each for each in (x, *starts))
+    if layout:
+        x = jnp.swapaxes(x, 0, 1)
+        starts = [None if state is None else jnp.swapaxes(state, 0, 1) for state in starts]
     steps, batch, _ = x.shape
     order = ORDERS[cell_name]
     directions = DIRECTIONS[direction]
+    zeros = jnp.zeros((len(directions), batch, hidden), x.dtype)
+    states = [zeros if state is None else jnp.asarray(state) for state in starts]
     biases = jnp.zeros((len(r), 2, len(order), hidden), x.dtype) if b is None else jnp.asarray(b)
     biases = biases.reshape(len(r), 2, len(order), hidden)
     inputs, outputs = (jnp.swapaxes(each.reshape(len(r), len(order), hidden, -1), 2, 3) for each in (w, r))
-    lengths = None if lengths is None else checked_lengths(lengths, steps)
+    checked = None if lengths is None else checked_lengths(lengths, steps)
     functions = activations.by_direction(CELLS[cell_name], len(directions))
-    running = running_mask(steps, lengths)
-    zeros = jnp.zeros((batch, hidden), x.dtype)
+    running = running_mask(steps, checked)
     all_outputs = []
     lasts = []
     for index, backward in enumerate(directions):
-        start = [zeros if state is None else jnp.asarray(state)[index] for state in states]
+        start = tuple(state[index] for state in states)
         cell = replace(CELLS[cell_name], step=partial(CELLS[cell_name].step, **step_settings[index]))
         weights = CellWeights(order, inputs[index], outputs[index], *biases[index])
-        ordered = _backward(x, lengths) if backward else x
+        ordered = _backward(x, checked) if backward else x
         output, last, _ = run_layer(cell, weights, functions[index], ordered, start, running)
-        all_outputs.append(_backward(output, lengths) if backward else output)
+        all_outputs.append(_backward(output, checked) if backward else output)
         lasts.append(last)
     y = jnp.stack(all_outputs, axis=1)
     last_states = [jnp.stack(each) for each in zip(*lasts, strict=True)]
@@ -221,8 +224,10 @@ def lstm(
     """Long short-term memory, units in the order input, output, forget, cell; peepholes in `p`, without cell."""
     functions = Activations(activations, activation_alpha, activation_beta, clip)
     operands = (x, w, r, b, sequence_lens)
-    weights = [] if p is None else jnp.asarray(p).reshape(len(DIRECTIONS[direction]), 3, -1)
-    peepholes = [dict(zip(ORDERS["lstm"], gates, strict=False)) for gates in weights] or [{}, {}]
+    peepholes: list[Mapping[str, Array]] = [{}, {}]
+    if p is not None:
+        by_direction = jnp.asarray(p).reshape(len(DIRECTIONS[direction]), 3, -1)
+        peepholes = [dict(zip(ORDERS["lstm"], gates, strict=False)) for gates in by_direction]
     settings = [{"peepholes": each, "couples_gates": bool(input_forget)} for each in peepholes]
     states = [initial_h, initial_c]
     return _run("lstm", operands, states, functions, direction, layout, hidden_size, settings)[:output_count]
