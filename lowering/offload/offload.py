@@ -7,6 +7,10 @@ value that is used again after others have been loaded is dropped in between and
 parameter after the other, see `depth_first`; small transfers go together, see `batches`. Of a table that is looked up
 or updated by rows, only these rows move, see `row_updates`.
 
+The update of an optimiser is traced as operations over all parameters. Its equations are put in depth-first order of
+the results, one parameter after the other, so that the state of all parameters need not be on chip at the same time;
+with effects in the update, all equations keep their order.
+
 Source: tensor locations of PopART, off chip.
 Stacks of a `lax.scan` stay off chip too: each iteration loads its row. A value that the user puts on the host,
 `host_put`, is stored after it is computed, and loaded before it is read, in loops and branches too.
@@ -18,12 +22,21 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, Jaxpr, JaxprEqn, Var, closed, jaxprs_in_params, new_equation
-from ipujax.lowering.jaxpr import equations, has_phases, variables_read
+from ipujax.lowering.jax_compat import (
+    Atom,
+    ClosedJaxpr,
+    Jaxpr,
+    JaxprEqn,
+    Var,
+    closed,
+    jaxprs_in_params,
+    new_equation,
+    without_axes,
+)
+from ipujax.lowering.jaxpr import PIPELINE, equations, has_phases, stage_name, variables, variables_read
 from ipujax.lowering.offload.alternating_ipus import alternate_ipus
 from ipujax.lowering.offload.batches import IoTiles, batch_transfers
 from ipujax.lowering.offload.control_flow import BodyRewrite
-from ipujax.lowering.offload.depth_first import depth_first
 from ipujax.lowering.offload.micro_batch_streams import sends_results
 from ipujax.lowering.offload.moves import Moves
 from ipujax.lowering.offload.phase_steps import steps_of_phases
@@ -32,6 +45,39 @@ from ipujax.lowering.offload.row_updates import updates_in_place
 from ipujax.lowering.replicas import on_one_replica
 from ipujax.lowering.source_info import source_line
 from ipujax.runtime.errors import ArgumentError
+
+
+def depth_first(eqns: Sequence[JaxprEqn], results: Sequence[Atom]) -> list[JaxprEqn]:
+    """The equations, with the update of one parameter after that of another; `results` are the program's."""
+    start = 1 + max((n for n, eqn in enumerate(eqns) if _is_gradient(eqn)), default=len(eqns) - 1)
+    update = eqns[start:]
+    if any(without_axes(eqn.effects) for eqn in update):
+        return list(eqns)
+    defining_eqn = {var: n for n, eqn in enumerate(update) for var in eqn.outvars}
+    order: dict[int, None] = {}
+    for atom in variables(results):
+        _visit(defining_eqn.get(atom), update, defining_eqn, order)
+    unused = [n for n in range(len(update)) if n not in order]
+    return [*eqns[:start], *(update[n] for n in (*order, *unused))]
+
+
+def _is_gradient(eqn: JaxprEqn) -> bool:
+    return stage_name(eqn).is_backward or eqn.primitive.name == PIPELINE
+
+
+def _visit(root: int | None, eqns: Sequence[JaxprEqn], defining_eqn: dict[Var, int], order: dict[int, None]) -> None:
+    """Adds the index of an equation to the order, after those of its operands."""
+    # Without recursion: chains of equations may exceed Python's limit.
+    stack = [] if root is None else [(root, False)]
+    while stack:
+        number, is_ready = stack.pop()
+        if is_ready:
+            order.setdefault(number)
+        elif number not in order:
+            stack.append((number, True))
+            operand_eqns = [defining_eqn[var] for var in reversed(variables_read(eqns[number])) if var in defining_eqn]
+            stack += [(n, False) for n in operand_eqns if n not in order]
+
 
 BATCH_BYTES = 1 << 20  # 5 times the bytes moved in a latency of 10 us, and 700 bytes of each tile of a chip
 

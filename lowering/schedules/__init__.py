@@ -1,7 +1,7 @@
 """Pipeline schedules as data: the task of each IPU at each time.
 
 A schedule gives each IPU its tasks in order (`schedule`); they are checked (`validate`), assigned to slots (`grid`),
-and written as blocks that repeat (`repetition`). `names.SCHEDULES` has the schedules with a name; `schedule_plan` does
+and written as blocks that repeat (`schedule_plan.blocks`). `names.SCHEDULES` has the schedules with a name; `schedule_plan` does
 all of this for a number of stages and micro-batches.
 """
 
@@ -20,9 +20,13 @@ from ipujax.lowering.schedules.names import (
     as_schedule as as_schedule,
     default_schedule as default_schedule,
 )
-from ipujax.lowering.schedules.repetition import Block as Block, Slot as Slot
 from ipujax.lowering.schedules.schedule import Domain as Domain, Schedule as Schedule
-from ipujax.lowering.schedules.schedule_plan import SchedulePlan as SchedulePlan, schedule_plan as schedule_plan
+from ipujax.lowering.schedules.schedule_plan import (
+    Block as Block,
+    SchedulePlan as SchedulePlan,
+    Slot as Slot,
+    schedule_plan as schedule_plan,
+)
 from ipujax.lowering.schedules.tasks import (
     BACKWARD as BACKWARD,
     BACKWARD_INPUT as BACKWARD_INPUT,

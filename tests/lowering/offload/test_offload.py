@@ -17,7 +17,7 @@ from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, JaxprEqn, Var, check_j
 from ipujax.lowering.jaxpr import variables_read
 from ipujax.lowering.lower import donated_aliases
 from ipujax.lowering.offload import BATCH_BYTES, Offloading, offload, remote_rows_p, remote_update_p
-from ipujax.lowering.offload.depth_first import depth_first
+from ipujax.lowering.offload.offload import depth_first
 from ipujax.lowering.passes import run_passes
 from ipujax.lowering.passes.channel_groups import grouped_inputs
 from ipujax.lowering.replicas import unwrapped

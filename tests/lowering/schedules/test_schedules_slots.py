@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from ipujax.lowering.schedules import BACKWARD, BACKWARD_WEIGHT, FORWARD, Kind, Task
-from ipujax.lowering.schedules.repetition import best_repetition
+from ipujax.lowering.schedules.schedule_plan import best_repetition
 from tests.lowering.schedules.schedule_helpers import (
     ALL_SCHEDULES,
     FixedSchedule,
