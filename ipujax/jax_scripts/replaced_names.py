@@ -1,11 +1,17 @@
 """Replacement of `jax.jit` and its relatives while some code runs.
 
 JAX has no hook that sees every call of a compiled function: compiled calls never come back to Python. So public names
-are replaced: `jax.jit`, `jax.pmap`, `jax.experimental.pjit.pjit`, and those of `eager_calls`. `flax.nnx.jit`,
+are replaced: `jax.jit`, `jax.pmap`, `jax.experimental.pjit.pjit`, `LOOPS` and `TRANSFORMATIONS`. `flax.nnx.jit`,
 `equinox.filter_jit` and the trainer of Keras call `jax.jit` by that name, and `from jax import jit` inside of the run
 takes the replacement. Functions of JAX itself keep the original.
 Functions that were jitted before are replaced too, where global names of the user's modules have them, or are classes
 or objects with them as attributes, as those of `nnx.jit` and `filter_jit`.
+
+Loops, and transformations of jitted functions, that a script calls outside of `jax.jit` are counted as functions: JAX
+compiles the whole of a `jax.lax.scan` that nothing else traces, and the parts of `jax.grad(jitted)(x)`. Each is
+recorded by a trace of `jax.jit` around it, whose inner traces JAX caches: Python code runs once. The call itself is
+JAX's own. `jax.grad(f)` of a Python function that calls jitted ones has a row for each of these, of its forward
+alone.
 
 Limits: functions jitted before that are local variables, or deeper in objects, are not seen.
 """
@@ -23,14 +29,105 @@ from typing import Any
 
 import jax
 import jax.experimental.pjit
+import jax.numpy as jnp
+import numpy as np
 
-from ipujax.arguments import FunctionName, function_name
-from ipujax.jax_scripts.eager_calls import LOOPS, TRANSFORMATIONS, recorded_loop, recorded_transformation
+from ipujax.arguments import FunctionName, function_name, has_tracer
 from ipujax.jax_scripts.hidden_frames import hiding_frames
 from ipujax.jax_scripts.profiled_function import ProfiledFunction
 from ipujax.jax_scripts.recorder import FunctionRecord, Recorder
 from ipujax.runtime.errors import is_installed
 from ipujax.runtime.names_at_import import jax_jit
+
+LOOPS = ("scan", "while_loop", "fori_loop", "map")  # of jax.lax
+TRANSFORMATIONS = ("grad", "value_and_grad", "vmap")  # of jax
+
+
+def recorded_transformation(
+    original: Callable[..., Any], jit: Callable[..., Any], recorder: Recorder, is_own: Callable[[], bool]
+) -> Callable[..., Any]:
+    """Return a transformation whose results, of jitted functions, are counted.
+
+    Args:
+        original: the transformation of JAX.
+        jit: `jax.jit`.
+        recorder: recorder of calls.
+        is_own: returns whether code of JAX makes the call.
+    """
+
+    @hiding_frames
+    @functools.wraps(original)
+    def transformation(*args: Any, **settings: Any) -> Any:
+        result = original(*args, **settings)
+        fun = args[0] if args else settings.get("fun")
+        if type(fun) is not ProfiledFunction or is_own():
+            return result
+        counted = _counted_function(result, f"{original.__name__}({function_name(fun)})", jit, recorder)
+
+        @hiding_frames
+        @functools.wraps(result)
+        def transformed(*args: Any, **kwargs: Any) -> Any:
+            if not recorder.counts_now:
+                return result(*args, **kwargs)
+            with recorder.counting_no_parts():
+                counted.count(args, kwargs)
+                return result(*args, **kwargs)
+
+        return transformed
+
+    return transformation
+
+
+def recorded_loop(
+    original: Callable[..., Any], jit: Callable[..., Any], recorder: Recorder, is_own: Callable[[], bool]
+) -> Callable[..., Any]:
+    """Return a loop of `jax.lax` whose calls outside of other functions are counted; arguments as above."""
+
+    @hiding_frames
+    @functools.wraps(original)
+    def loop(*args: Any, **settings: Any) -> Any:
+        if not recorder.counts_now or is_own():
+            return original(*args, **settings)
+        with recorder.counting_no_parts():
+            leaves, tree = jax.tree.flatten((args, settings))
+            is_operand = [_is_operand(x) for x in leaves]
+            if not has_tracer(leaves):
+
+                def run(*operands: Any) -> Any:
+                    values = iter(operands)
+                    filled = [next(values) if flag else x for x, flag in zip(leaves, is_operand, strict=True)]
+                    args, settings = jax.tree.unflatten(tree, filled)
+                    return original(*args, **settings)
+
+                functions = [function_name(x) for x in leaves if callable(x)]
+                operands = [x for x, flag in zip(leaves, is_operand, strict=True) if flag]
+                _counted_function(
+                    run, f"{original.__name__}({functions[-1] if functions else ''})", jit, recorder
+                ).count(tuple(operands), {})
+            return original(*args, **settings)
+
+    return loop
+
+
+def _counted_function(
+    fun: Callable[..., Any], name: str, jit: Callable[..., Any], recorder: Recorder
+) -> ProfiledFunction:
+    """Return a function, jitted under a name, to be traced alone."""
+
+    @functools.wraps(fun)
+    def named(*args: Any, **kwargs: Any) -> Any:
+        return fun(*args, **kwargs)
+
+    named.__name__ = name
+    return ProfiledFunction(jit(named), recorder)
+
+
+def _is_operand(x: Any) -> bool:
+    """Return whether a leaf is traced: numbers stay as they are, for they may be bounds of a loop."""
+    if not isinstance(x, jax.Array | np.ndarray):
+        return False
+    return x.ndim > 0 or not jnp.issubdtype(x.dtype, jnp.integer)
+
 
 _OWN = ("jax", "jaxlib", "ipujax")  # packages whose calls of jax.jit are no functions of the script
 _CALLER = 3  # frames from a check to the caller of a replaced function: itself, its boundary

@@ -1,16 +1,16 @@
 """Codelets of block-sparse products. A vertex has a bucket: some blocks, and the rows of dense operands that they meet.
 
-Sampled products compute blocks by vector operations of one worker each, or by all workers on the AMP; the latter needs
-both dense operands transposed on the tile, and a multiple of its inputs as columns. The faster method counts, as in
-PopLibs. Source: poplibs `lib/popsparse/PerformanceEstimation.hpp`, `sparseDenseGradWElementwiseMultiply`,
-`sparseDenseBlockMultiplyGradW`, `sparseDenseBlockMultiplyGradWAmp` and `getBlockTransposeGradWCycles`, with float
-partials and one bucket of one subgroup. Rates of the AMP and of loads are
-those of Mk2; only the number of workers follows the target.
-
 A block names its row of blocks of each dense operand by a number within the bucket. A number past the last row leaves
 the block out. Sums of a vertex are float32; a vertex uses all workers of its tile.
 Source: Li et al. 2023, "PopSparse: Accelerated block sparse matrix multiplication on IPU" (buckets, meta-information,
 both forms).
+
+Sampled products compute blocks by vector operations of one worker each, or by all workers on the AMP; the latter needs
+both dense operands transposed on the tile, and a multiple of its inputs as columns. The faster method counts, as in
+PopLibs. Source: poplibs `lib/popsparse/PerformanceEstimation.hpp`, `sparseDenseGradWElementwiseMultiply`,
+`sparseDenseBlockMultiplyGradW`, `sparseDenseBlockMultiplyGradWAmp` and `getBlockTransposeGradWCycles`, with float
+partials and one bucket of one subgroup. Rates of the AMP and of loads are those of Mk2; only the
+number of workers follows the target.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Pipeline schedules as data: the task of each IPU at each time.
 
 A schedule gives each IPU its tasks in order (`schedule`); they are checked (`validate`), assigned to slots (`grid`),
-and written as blocks that repeat (`schedule_plan.blocks`). `names.SCHEDULES` has the schedules with a name; `schedule_plan` does
-all of this for a number of stages and micro-batches.
+and written as blocks that repeat. `names.SCHEDULES` has the schedules with a name; `schedule_plan` does all of this for
+a number of stages and micro-batches.
 """
 
 from ipujax.lowering.schedules.common import (
