@@ -180,8 +180,10 @@ def _step(leaf: Leaf, cost: Cost, target: Target, slots: _Slots) -> ClockStep:
     if not cost.is_global:
         work = _copy_work(cost, target)
         return ClockStep(work, _busy(work))
-    if target.global_exchange == "lockstep" or isinstance(leaf, CrossReplicaCopy):
-        return ClockStep(_copy_work(cost, target), all_ipus, barriers=(all_ipus,))
+    if isinstance(leaf, CrossReplicaCopy):
+        return _meeting(cost, target, _exchanging(cost))
+    if target.global_exchange == "lockstep":
+        return _meeting(cost, target, all_ipus)
     assert isinstance(leaf, Copy) and cost.flows is not None
     senders, receivers = (tuple(np.flatnonzero(cost.flows.any(axis)).tolist()) for axis in (1, 0))
     work = _sender_work(cost, target, senders)
@@ -190,6 +192,19 @@ def _step(leaf: Leaf, cost: Cost, target: Target, slots: _Slots) -> ClockStep:
     senders_to = {ipu: tuple(np.flatnonzero(cost.flows[:, ipu]).tolist()) for ipu in receivers}
     delivers = tuple((slot.arrivals[ipu], senders_to[ipu]) for slot in filled for ipu in receivers)
     return ClockStep(work, ipus, senders=senders, fills=tuple(slot.free for slot in filled), delivers=delivers)
+
+
+def _exchanging(cost: CopyCost) -> tuple[int, ...]:
+    """Return the IPUs that send or receive in an exchange between IPUs."""
+    assert cost.flows is not None
+    return tuple(np.flatnonzero(cost.flows.any(0) | cost.flows.any(1)).tolist())
+
+
+def _meeting(cost: CopyCost, target: Target, ipus: tuple[int, ...]) -> ClockStep:
+    """Return the step of an exchange between IPUs before which some IPUs sync."""
+    work = _copy_work(cost, target)
+    work[[ipu for ipu in range(target.num_ipus) if ipu not in ipus], SYNC] = 0
+    return ClockStep(work, ipus, barriers=(ipus,) if ipus else ())
 
 
 def _host_exchange(cost: StreamCost, target: Target) -> ClockStep:
