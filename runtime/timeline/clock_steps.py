@@ -188,7 +188,9 @@ def _step(leaf: Leaf, cost: Cost, target: Target, slots: _Slots) -> ClockStep:
         return _after_sync(work, all_ipus, target)
     assert isinstance(leaf, Copy) and cost.flows is not None
     senders, receivers = (tuple(np.flatnonzero(cost.flows.any(axis)).tolist()) for axis in (1, 0))
-    work[[ipu for ipu in range(target.num_ipus) if ipu not in senders], GLOBAL_EXCHANGE] = 0  # receivers wait, and do not work
+    work[[ipu for ipu in range(target.num_ipus) if ipu not in senders], GLOBAL_EXCHANGE] = (
+        0  # receivers wait, and do not work
+    )
     ipus = tuple(sorted({*senders, *receivers, *_busy(work)}))
     filled = [slots[variable] for variable in leaf.destination.variables()]
     senders_to = {ipu: tuple(np.flatnonzero(cost.flows[:, ipu]).tolist()) for ipu in receivers}
