@@ -21,7 +21,7 @@ Source: lockstep is how PopART runs pipelines, buffered is the model of the clos
 §5).
 Source of sync zones for host exchanges: PopART user guide, "Sync patterns".
 Limits: the sync group of a lockstep exchange is the system. An exchange between IPUs lasts, on each IPU, as long as the
-slower of its links and its busiest tile.
+slower of its links and its busiest tile; exchanges of different steps share no link, though they may overlap in time.
 """
 
 from __future__ import annotations
