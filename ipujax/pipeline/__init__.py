@@ -46,8 +46,8 @@ def pipeline(
     Args:
         fun: function of pytrees of arrays, of one micro-batch.
         micro_batches: number of equal parts into which the first axis of every array of the batch is split, in order.
-        schedule: name of a schedule, or a `Schedule`. None is "grouped" where all IPUs sync at every exchange
-            (`Target.global_exchange` "lockstep") and the micro-batches are enough for it, else "1f1b".
+        schedule: name of a schedule, or a `Schedule`. None is "grouped" where all IPUs sync at every copy between
+            stages (`Target.global_exchange` "lockstep") and the micro-batches are enough for it, else "1f1b".
         stages: number of stages to cut the function into, or "auto" to choose it too; None for those of `ipu.stage`.
             Cuts minimise the simulated time of a pipeline that fits. They are never inside branches, and of loops only
             between iterations of a `lax.scan` over stacked parameters.
