@@ -213,6 +213,7 @@ def _alone(jaxpr: ClosedJaxpr, target: Target) -> tuple[Graph, ProgramSequence]:
     operands = [graph.add_variable(aval.shape, aval.dtype, f"in{n}") for n, aval in enumerate(jaxpr.in_avals)]
     for x in operands:
         map_linearly(graph, x)
-    for x in Lowering(graph).jaxpr(jaxpr, operands, prog):
-        map_linearly(graph, x)
+    Lowering(graph).jaxpr(jaxpr, operands, prog)
+    for variable in graph.variables:
+        map_linearly(graph, Tensor.of(variable))
     return graph, prog
