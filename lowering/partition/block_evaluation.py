@@ -14,8 +14,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from ipujax.lowering.jax_compat import (
+    CALLEES,
     ClosedJaxpr,
     DropVar,
     JaxprEqn,
@@ -28,6 +30,7 @@ from ipujax.lowering.jax_compat import (
     with_weak_type,
 )
 from ipujax.lowering.jaxpr import PIPELINE, equations_inside
+from ipujax.lowering.partition.custom_partitioning import CUSTOM_PARTITIONING, custom_function
 from ipujax.lowering.partition.factors import Values, decide, needed_specs
 from ipujax.lowering.partition.partition_rules import rule_of
 from ipujax.lowering.partition.pipelines import pipeline_results
@@ -104,6 +107,7 @@ class Evaluation:
         target: machine whose cycles decide.
         specs: spec of each value that has one; others have that of their type, or any.
         notes: receives collectives and equations without a rule.
+        user_mesh: mesh of the user's shardings.
         is_manual: True inside of a user's `shard_map`, where every value is a device's own.
     """
 
@@ -111,6 +115,7 @@ class Evaluation:
     target: Target
     specs: Mapping[Var, Spec]
     notes: Notes
+    user_mesh: Mesh | AbstractMesh
     is_manual: bool = False
     # Values of which devices may have the terms of a sum, as its reader takes the sum.
     sums: frozenset[Var] = frozenset()
@@ -160,6 +165,8 @@ class Evaluation:
     def _equation(self, eqn: JaxprEqn, operands: list[Block]) -> Sequence[Block]:
         with source_of(eqn):
             name = eqn.primitive.name
+            if name in CALLEES:  # in code of the user for blocks
+                return self.run(closed(eqn.params[CALLEES[name]]), operands)
             if name in _CONTROL:
                 return _CONTROL[name](self, eqn, operands)
             if name in _OF_MANUAL_VALUES:
@@ -406,6 +413,36 @@ def _shard_map(run: Evaluation, eqn: JaxprEqn, operands: Sequence[Block]) -> lis
     return _required_blocks(run, eqn, results, out_specs)
 
 
+def _custom(run: Evaluation, eqn: JaxprEqn, operands: Sequence[Block]) -> list[Block]:
+    """A user's own partitioning; each device computes the whole function inside of a user's `shard_map`."""
+    if run.is_manual:
+        return run.run(eqn.params["call"], operands)
+    specs = [block.spec.reduced() for block in operands]
+    result_specs = [run.spec_or_whole(var) for var in eqn.outvars]
+    compute, taken, returned = custom_function(eqn, specs, result_specs, run.mesh, run.user_mesh)
+    arrays = [run.to_spec(b, spec, eqn).array for b, spec in zip(operands, taken, strict=True)]
+    inner = replace(run, is_manual=True, resharded={})
+    blocks = [Block(x, whole(jnp.ndim(x)), jax.typeof(x)) for x in arrays]
+    results = [block.array for block in inner.run(jax.make_jaxpr(compute)(*arrays), blocks)]
+    return _required_blocks(run, eqn, results, returned)
+
+
+def _inspect(run: Evaluation, eqn: JaxprEqn, operands: Sequence[Block]) -> list[Block]:
+    """Tells the user's callback the sharding of a value, as the partitioner of `jax.jit` does while it compiles."""
+    (block,) = operands
+    spec = PartitionSpec() if run.is_manual else block.spec.reduced().partition_spec()
+    eqn.params["callback"](NamedSharding(run.user_mesh, spec))
+    return []
+
+
+def _debug(run: Evaluation, eqn: JaxprEqn, operands: Sequence[Block]) -> list[Block]:
+    """A print or a callback: of the block of each device if the user asks for `partitioned`, else of whole values."""
+    is_of_blocks = run.is_manual or eqn.params["partitioned"]
+    specs = [block.spec.reduced() if is_of_blocks else whole(len(block.spec.dims)) for block in operands]
+    eval_equation(eqn, *(run.to_spec(b, spec, eqn).array for b, spec in zip(operands, specs, strict=True)))
+    return []
+
+
 def shard_map_specs(eqn: JaxprEqn, mesh: MeshAxes) -> tuple[list[Spec], list[Spec]]:
     """Specs of the operands and results of a user's `shard_map`."""
     pairs = ((eqn.invars, eqn.params["in_specs"]), (eqn.outvars, eqn.params["out_specs"]))
@@ -471,4 +508,13 @@ _OF_MANUAL_VALUES = {
     "unreduced_reduce_scatter": _scatter_of_axes,
     **{name: lambda x, params: x for name in ("preduced", "vary_unreduced_cast_p", "reduced_vary_cast")},
 }
-_CONTROL = {"scan": _scan, "while": _while, "cond": _cond, "shard_map": _shard_map, PIPELINE: _pipeline}
+_CONTROL = {
+    "scan": _scan,
+    "while": _while,
+    "cond": _cond,
+    "shard_map": _shard_map,
+    PIPELINE: _pipeline,
+    CUSTOM_PARTITIONING: _custom,
+    "inspect_sharding": _inspect,
+    **dict.fromkeys(("debug_print", "debug_callback"), _debug),
+}

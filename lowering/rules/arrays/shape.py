@@ -111,5 +111,6 @@ RULES: dict[str, Rule] = {
     "name": identity_rule,
     "device_put": identity_rule,
     "sharding_constraint": identity_rule,
+    "shard_alike": identity_rule,
     "reshard": identity_rule,
 }
