@@ -152,7 +152,8 @@ ROOMS: dict[str, str] = {
     ),
     "lowering.rules.flow": (
         "lowering.gcl lowering.host_rows lowering.jax_compat lowering.layout lowering.passes lowering.popops"
-        " lowering.popops.maps lowering.popops.reductions lowering.rules.base runtime.graph runtime.host runtime.tensor"
+        " lowering.popops.maps lowering.popops.reductions lowering.replicas lowering.rules.base runtime.graph"
+        " runtime.host runtime.tensor"
     ),
     "lowering.rules.arrays": (
         "lowering.jax_compat lowering.layout lowering.popops lowering.popops.maps"

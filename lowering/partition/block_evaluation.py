@@ -17,7 +17,6 @@ from jax import lax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from ipujax.lowering.jax_compat import (
-    CALLEES,
     ClosedJaxpr,
     DropVar,
     JaxprEqn,
@@ -30,13 +29,14 @@ from ipujax.lowering.jax_compat import (
     with_weak_type,
 )
 from ipujax.lowering.jaxpr import PIPELINE, equations_inside
-from ipujax.lowering.partition.custom_partitioning import CUSTOM_PARTITIONING, custom_function
 from ipujax.lowering.partition.factors import Values, decide, needed_specs
 from ipujax.lowering.partition.partition_rules import rule_of
 from ipujax.lowering.partition.pipelines import pipeline_results
 from ipujax.lowering.partition.resharding import Step, itemsize, received_blocks, reshard, transitions
 from ipujax.lowering.partition.rules_base import Blocks, Rule
-from ipujax.lowering.partition.specs import Axes, MeshAxes, Spec, in_words, local_shape, spec_of, typed_spec, whole
+from ipujax.lowering.partition.specs import Axes, MeshAxes, Spec, in_words, local_shape, typed_spec, whole
+from ipujax.lowering.partition.users_blocks import CUSTOM_PARTITIONING, check_mesh, custom_function, shard_map_specs
+from ipujax.lowering.replicas import HOST_CALLS, call_once
 from ipujax.lowering.source_info import source_line
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.target import Target
@@ -165,8 +165,6 @@ class Evaluation:
     def _equation(self, eqn: JaxprEqn, operands: list[Block]) -> Sequence[Block]:
         with source_of(eqn):
             name = eqn.primitive.name
-            if name in CALLEES:  # in code of the user for blocks
-                return self.run(closed(eqn.params[CALLEES[name]]), operands)
             if name in _CONTROL:
                 return _CONTROL[name](self, eqn, operands)
             if name in _OF_MANUAL_VALUES:
@@ -421,10 +419,7 @@ def _custom(run: Evaluation, eqn: JaxprEqn, operands: Sequence[Block]) -> list[B
     result_specs = [run.spec_or_whole(var) for var in eqn.outvars]
     compute, taken, returned = custom_function(eqn, specs, result_specs, run.mesh, run.user_mesh)
     arrays = [run.to_spec(b, spec, eqn).array for b, spec in zip(operands, taken, strict=True)]
-    inner = replace(run, is_manual=True, resharded={})
-    blocks = [Block(x, whole(jnp.ndim(x)), jax.typeof(x)) for x in arrays]
-    results = [block.array for block in inner.run(jax.make_jaxpr(compute)(*arrays), blocks)]
-    return _required_blocks(run, eqn, results, returned)
+    return _required_blocks(run, eqn, compute(*arrays), returned)
 
 
 def _inspect(run: Evaluation, eqn: JaxprEqn, operands: Sequence[Block]) -> list[Block]:
@@ -435,47 +430,13 @@ def _inspect(run: Evaluation, eqn: JaxprEqn, operands: Sequence[Block]) -> list[
     return []
 
 
-def _debug(run: Evaluation, eqn: JaxprEqn, operands: Sequence[Block]) -> list[Block]:
-    """A print or a callback: of the block of each device if the user asks for `partitioned`, else of whole values."""
-    is_of_blocks = run.is_manual or eqn.params["partitioned"]
+def _host_call(run: Evaluation, eqn: JaxprEqn, operands: Sequence[Block]) -> list[Block]:
+    """A call of each device on its block if the user asks for `partitioned`, else one call on whole values."""
+    is_of_blocks = run.is_manual or eqn.params.get("partitioned", False)
     specs = [block.spec.reduced() if is_of_blocks else whole(len(block.spec.dims)) for block in operands]
-    eval_equation(eqn, *(run.to_spec(b, spec, eqn).array for b, spec in zip(operands, specs, strict=True)))
-    return []
-
-
-def shard_map_specs(eqn: JaxprEqn, mesh: MeshAxes) -> tuple[list[Spec], list[Spec]]:
-    """Specs of the operands and results of a user's `shard_map`."""
-    pairs = ((eqn.invars, eqn.params["in_specs"]), (eqn.outvars, eqn.params["out_specs"]))
-    in_specs, out_specs = (
-        [spec_of(spec, len(shape_of(atom)), mesh) for atom, spec in zip(atoms, specs, strict=True)]
-        for atoms, specs in pairs
-    )
-    return in_specs, out_specs
-
-
-def check_mesh(eqn: JaxprEqn, mesh: MeshAxes) -> None:
-    """Refuse a user's `shard_map` over another mesh, or with axes that are left to the compiler.
-
-    Raises:
-        GraphError: with its line.
-    """
-    other = MeshAxes.of(eqn.params["mesh"])
-    if other != mesh:
-        raise GraphError(
-            "jax.shard_map over another mesh than the program's",
-            where=source_line(eqn) or None,
-            expected=str(mesh),
-            got=str(other),
-        )
-    manual = eqn.params.get("newly_manual_axes", eqn.params.get("manual_axes"))
-    if manual is not None and set(manual) != set(mesh.names):
-        raise GraphError(
-            "jax.shard_map leaves axes of its mesh to the compiler",
-            where=source_line(eqn) or None,
-            expected=f"all of {list(mesh.names)}",
-            got=sorted(manual),
-            hint="name all axes, or none, in axis_names=",
-        )
+    arrays = [run.to_spec(b, spec, eqn).array for b, spec in zip(operands, specs, strict=True)]
+    results = eval_equation(eqn, *arrays) if is_of_blocks else call_once(eqn, arrays, run.mesh.num_devices)
+    return _required_blocks(run, eqn, results, [whole(len(shape_of(var))) for var in eqn.outvars])
 
 
 def _sum_of_axes(x: Any, params: Mapping[str, Any]) -> Any:
@@ -516,5 +477,5 @@ _CONTROL = {
     PIPELINE: _pipeline,
     CUSTOM_PARTITIONING: _custom,
     "inspect_sharding": _inspect,
-    **dict.fromkeys(("debug_print", "debug_callback"), _debug),
+    **dict.fromkeys(HOST_CALLS, _host_call),
 }

@@ -19,9 +19,8 @@ from ipujax.lowering.partition.block_evaluation import Block, Evaluation, Notes
 from ipujax.lowering.partition.pipelines import with_inlined_micro_batches
 from ipujax.lowering.partition.program_shardings import NONE, Shardings, splits
 from ipujax.lowering.partition.propagation import Propagation
-from ipujax.lowering.partition.resharding import reshard
+from ipujax.lowering.partition.resharding import left_by_reshards, reshard
 from ipujax.lowering.partition.specs import MeshAxes, Spec, spec_of, tracing_without_mesh, whole
-from ipujax.lowering.partition.sums import left_by_reshards
 from ipujax.lowering.replicas import on_one_replica, unwrapped
 from ipujax.lowering.source_info import source_line
 from ipujax.runtime.errors import GraphError

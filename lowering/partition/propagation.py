@@ -16,8 +16,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, DropVar, Jaxpr, JaxprEqn, Var, shape_of
 from ipujax.lowering.jaxpr import PIPELINE
-from ipujax.lowering.partition.block_evaluation import STATEMENTS, check_mesh, shard_map_specs
-from ipujax.lowering.partition.custom_partitioning import CUSTOM_PARTITIONING, custom_factors
+from ipujax.lowering.partition.block_evaluation import STATEMENTS
 from ipujax.lowering.partition.factors import Decision, Factors, Values, ranked
 from ipujax.lowering.partition.partition_rules import rule_of
 from ipujax.lowering.partition.pipelines import kinds_of_results, micro_batch_jaxpr
@@ -33,6 +32,7 @@ from ipujax.lowering.partition.specs import (
     typed_spec,
     whole,
 )
+from ipujax.lowering.partition.users_blocks import CUSTOM_PARTITIONING, check_mesh, custom_factors, shard_map_specs
 from ipujax.lowering.source_info import source_line
 from ipujax.runtime.errors import ArgumentValueError
 from ipujax.runtime.target import Target

@@ -41,9 +41,11 @@ from ipujax.lowering.jaxpr import Rewrite, equations, once, with_inner
 from ipujax.lowering.passes.inline import inline
 from ipujax.lowering.replicas import (
     AXIS,
+    HOST_CALLS,
     BlockSplit,
     Split,
     Splits,
+    call_once,
     check_results,
     global_shape,
     local_shape,
@@ -228,6 +230,10 @@ def _local(
 
     eqns = []
     for eqn in jaxpr.eqns:
+        if eqn.primitive.name in HOST_CALLS:
+            call = partial(call_once, eqn, sharing=replicas)
+            eqns.append(_call(eqn, lambda *xs, call=call: call(xs), eqn.invars, eqn.outvars, replicas * outer.size))
+            continue
         if eqn.primitive.name != "shard_map":
             eqns.append(_with_inner(eqn, rewrite))
             continue

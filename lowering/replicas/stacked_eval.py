@@ -28,6 +28,7 @@ from ipujax.lowering.jax_compat import (
     eval_jaxpr,
     jaxprs_in_params,
 )
+from ipujax.lowering.replicas.shared_calls import call_once_p, calls_of_groups
 from ipujax.lowering.source_info import naming_line
 from ipujax.runtime.host import ALONE, Instances
 
@@ -91,6 +92,8 @@ def stacked_equation(eqn: JaxprEqn, operands: Values, replicas: Replicas) -> Val
         ]
         # Sums of all replicas round with the magnitudes of all: those of each replica are not enough.
         return results if replicas.rounded is None else list(replicas.rounded(eqn, operands, results))
+    if eqn.primitive is call_once_p and operands:
+        return calls_of_groups(operands, **eqn.params)
     if replicas.count == 1 and not has_collective(eqn):
         return [x[None] for x in equation_alone(eqn, *(x[0] for x in operands), rounded=replicas.rounded)]
     if not has_collective(eqn):

@@ -293,12 +293,13 @@ class ReplicatedProgram(EngineProgram):
     # --- meetings ---
 
     def _call_host(self, call: HostCall, operands: list[jax.Array], values: Values) -> list[jax.Array]:
-        # One replica after the other, in order.
-        by_replica = [
+        # One replica after the other, in order; of several that share a call, the first.
+        sharing = min(call.sharing, self._replicas)
+        by_call = [
             super(ReplicatedProgram, self)._call_host(call, [x[r] for x in operands], values)
-            for r in range(self._replicas)
+            for r in range(0, self._replicas, sharing)
         ]
-        return [jnp.stack(arrays) for arrays in zip(*by_replica, strict=True)]
+        return [jnp.repeat(jnp.stack(arrays), sharing, 0) for arrays in zip(*by_call, strict=True)]
 
     def _cross_replica_copy(self, step: CrossReplicaCopy, values: Values) -> None:
         sources = step.sources(self._all_replicas)  # by destination; None for replicas that receive nothing

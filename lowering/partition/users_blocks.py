@@ -1,8 +1,8 @@
-"""Functions that a user splits over a mesh: `jax.experimental.custom_partitioning`.
+"""Functions of blocks that a user writes: `jax.shard_map`, and `jax.experimental.custom_partitioning`.
 
-Input: an equation whose `sharding_rule` names the factors of its dimensions, and whose `partition` chooses, from the
-shardings of operands and results, those that its function on blocks takes and gives. Output: factors, and that function
-on the blocks of one device.
+Input: an equation. A `shard_map` names the specs of its operands and results. In a `custom_partitioning` the
+`sharding_rule` names the factors of dimensions; `partition` chooses, from the shardings of operands and results, those
+that its function of blocks takes and gives. Output: specs, factors, and that function on the blocks of one device.
 Source: jax 0.10 with Shardy, which asks the rule and never the older callbacks for shardings. Limits: shardings are
 `NamedSharding`s also with `decode_shardings=False`; permutation factors count as those that stay whole.
 """
@@ -16,13 +16,48 @@ import jax
 from jax.experimental.custom_partitioning import BATCHING, SdyShardingRule, custom_partitioning
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
-from ipujax.lowering.jax_compat import JaxprEqn
+from ipujax.lowering.jax_compat import JaxprEqn, shape_of
 from ipujax.lowering.partition.factors import Factors, Labels
 from ipujax.lowering.partition.specs import MeshAxes, Spec, local_shape, spec_of
 from ipujax.lowering.source_info import source_line
-from ipujax.runtime.errors import ArgumentValueError
+from ipujax.runtime.errors import ArgumentValueError, GraphError
 
 CUSTOM_PARTITIONING = "custom_partitioning"
+
+
+def shard_map_specs(eqn: JaxprEqn, mesh: MeshAxes) -> tuple[list[Spec], list[Spec]]:
+    """Specs of the operands and results of a user's `shard_map`."""
+    pairs = ((eqn.invars, eqn.params["in_specs"]), (eqn.outvars, eqn.params["out_specs"]))
+    in_specs, out_specs = (
+        [spec_of(spec, len(shape_of(atom)), mesh) for atom, spec in zip(atoms, specs, strict=True)]
+        for atoms, specs in pairs
+    )
+    return in_specs, out_specs
+
+
+def check_mesh(eqn: JaxprEqn, mesh: MeshAxes) -> None:
+    """Refuse a user's `shard_map` over another mesh, or with axes that are left to the compiler.
+
+    Raises:
+        GraphError: with its line.
+    """
+    other = MeshAxes.of(eqn.params["mesh"])
+    if other != mesh:
+        raise GraphError(
+            "jax.shard_map over another mesh than the program's",
+            where=source_line(eqn) or None,
+            expected=str(mesh),
+            got=str(other),
+        )
+    manual = eqn.params.get("newly_manual_axes", eqn.params.get("manual_axes"))
+    if manual is not None and set(manual) != set(mesh.names):
+        raise GraphError(
+            "jax.shard_map leaves axes of its mesh to the compiler",
+            where=source_line(eqn) or None,
+            expected=f"all of {list(mesh.names)}",
+            got=sorted(manual),
+            hint="name all axes, or none, in axis_names=",
+        )
 
 
 def custom_factors(eqn: JaxprEqn, mesh: Mesh | AbstractMesh) -> Factors:
