@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 
 from ipujax.arguments import FunctionName
 from ipujax.calls import Signature, Traced, check_asked_memories
-from ipujax.lowering.jax_compat import ClosedJaxpr, without_float0
+from ipujax.lowering.jax_compat import ClosedJaxpr, is_float0, without_float0
 from ipujax.lowering.jaxpr import check_values, primitive_names
 from ipujax.lowering.partition import Shardings
 from ipujax.lowering.refs import with_state
@@ -96,7 +96,9 @@ class LoweringPlan:
         jaxpr, refs = with_state(_with_static_products(jaxpr))
         num_arguments = len(traced.signature.in_avals)
         inputs = tuple(traced.shardings.inputs[n] for n in positions) if traced.shardings.inputs else ()
-        outputs = () if refs or traced.shardings.outputs is None else traced.result_shardings
+        settings = zip(traced.result_shardings, copy.out_avals, strict=True)
+        is_any = bool(refs) or traced.shardings.outputs is None
+        outputs = () if is_any else tuple(sharding for sharding, aval in settings if not is_float0(aval))
         shardings = Shardings(inputs, outputs, target)
         positions += range(num_arguments, num_arguments + len(refs))
         return LoweringPlan(

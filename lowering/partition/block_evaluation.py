@@ -467,7 +467,7 @@ _OF_MANUAL_VALUES = {
     "all_gather_reduced": _gather_of_axes,
     "unreduced_psum": _sum_of_axes,
     "unreduced_reduce_scatter": _scatter_of_axes,
-    **{name: lambda x, params: x for name in ("preduced", "vary_unreduced_cast_p", "reduced_vary_cast")},
+    **{name: lambda x, params: x for name in ("preduced", "vary_unreduced_cast_p", "reduced_vary_cast_p")},
 }
 _CONTROL = {
     "scan": _scan,

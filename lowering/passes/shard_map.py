@@ -152,7 +152,7 @@ def _size(eqn: JaxprEqn) -> int:
 
 def _split_dim(spec: Any, mesh: Any, rank: int) -> Split:
     """Dimension that a spec splits over the whole mesh, or its blocks; None for one that splits nothing."""
-    axes = [[n for n in names if mesh.shape[n] > 1] for names in map(_names, spec)]
+    axes = [[n for n in names if mesh.shape[n] > 1] for names in map(_names, spec.partitions)]
     split = [(dim, names) for dim, names in enumerate(axes) if names]
     used = [name for name in mesh.axis_names if mesh.shape[name] > 1]
     if not split:
@@ -372,7 +372,7 @@ class _Mesh:
 
     def part(self, x: jax.Array, spec: Any) -> jax.Array:
         """A replica's slice of a common array."""
-        for dim, names in enumerate(map(_names, spec)):
+        for dim, names in enumerate(map(_names, spec.partitions)):
             ranks = prod(self.sizes[n] for n in names)
             if ranks > 1:
                 size = x.shape[dim] // ranks
@@ -381,7 +381,7 @@ class _Mesh:
 
     def gathered(self, x: jax.Array, spec: Any) -> jax.Array:
         """The common array of the slices of all replicas."""
-        for dim, names in enumerate(map(_names, spec)):
+        for dim, names in enumerate(map(_names, spec.partitions)):
             if prod(self.sizes[n] for n in names) > 1:
                 x = lax.all_gather(x, AXIS, axis_index_groups=self.groups(names), axis=dim, tiled=True)
         return x
