@@ -32,15 +32,9 @@ _T = TypeVar("_T")
 # Parameter with the called jaxpr, by primitive name.
 CALLEES: dict[str, str] = {
     "jit": "jaxpr",
-    "remat2": "jaxpr",
-    "checkpoint": "jaxpr",
-    "closed_call": "call_jaxpr",
-    "core_call": "call_jaxpr",
-    "call": "call_jaxpr",
-    "custom_jvp_call": "call_jaxpr",
-    "custom_vjp_call": "call_jaxpr",
+    **dict.fromkeys(("remat2", "checkpoint", "composite", "compute_on", "xla_metadata_call"), "jaxpr"),
+    **dict.fromkeys(("closed_call", "core_call", "call", "custom_jvp_call", "custom_vjp_call"), "call_jaxpr"),
     "custom_vmap_call": "call",
-    "composite": "jaxpr",
     "linear_call": "callee",
     "ipu_pipeline": "loop",
     "remat_opt": "fwd_jaxpr",  # of a custom_vjp(optimize_remat=True); values for the gradient alone are dead code

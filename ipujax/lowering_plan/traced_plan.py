@@ -14,7 +14,7 @@ import jax
 from jax.sharding import Mesh
 
 from ipujax.arguments import FunctionName
-from ipujax.calls import Signature, Traced, check_asked_memories
+from ipujax.calls import Signature, Traced, check_annotations
 from ipujax.lowering.jax_compat import ClosedJaxpr, is_float0, without_float0
 from ipujax.lowering.jaxpr import check_values, primitive_names
 from ipujax.lowering.partition import Shardings
@@ -91,7 +91,7 @@ class LoweringPlan:
         # A copy, as lowered programs are cached by weak references to the traced jaxpr, and must not refer to it.
         copy = ClosedJaxpr(traced.jaxpr.jaxpr, list(map(without_splits, traced.jaxpr.consts)))
         check_values(copy, name, traced.signature.leaf_names)
-        check_asked_memories(name, copy)
+        check_annotations(name, copy)
         jaxpr, positions = without_float0(copy)
         jaxpr, refs = with_state(_with_static_products(jaxpr))
         num_arguments = len(traced.signature.in_avals)

@@ -112,5 +112,7 @@ RULES: dict[str, Rule] = {
     "device_put": identity_rule,
     "sharding_constraint": identity_rule,
     "shard_alike": identity_rule,
+    "layout_constraint": identity_rule,
+    "xla_metadata_value": identity_rule,
     "reshard": identity_rule,
 }

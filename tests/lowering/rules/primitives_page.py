@@ -23,6 +23,7 @@ PAGE = Path(__file__).resolve().parents[3] / "docs" / "primitives.md"
 # Primitives with neither a row nor another test, with the reason.
 NOTES: dict[str, str] = {
     **OTHERS,
+    "call_once": "a host call that devices of a mesh share: `tests/ipujax/test_mesh_annotations.py`",
     **dict.fromkeys(("call", "closed_call", "core_call"), "no test: JAX does not make it of a user's function"),
 }
 
