@@ -256,7 +256,7 @@ def _with_inner(eqn: JaxprEqn, rewrite: Rewrite) -> JaxprEqn:
 
 
 def _local_aval(aval: Any, dim: Split, replicas: int) -> Any:
-    return aval.update(shape=local_shape(aval.shape, dim, replicas))
+    return aval.update(shape=local_shape(aval.shape, dim, replicas), sharding=None)
 
 
 def _calls(
@@ -392,7 +392,7 @@ class _Mesh:
             "psum_invariant": self._reduce(lax.psum),
             "pmax": self._reduce(lax.pmax),
             "pmin": self._reduce(lax.pmin),
-            "pvary": lambda x, **_: x,
+            **dict.fromkeys(("pvary", "preduced", "reduced_vary_cast_p", "vary_unreduced_cast_p"), lambda x, **_: x),
             "all_gather": self._gather,
             "all_gather_invariant": self._gather,
             "reduce_scatter": self._scatter,
