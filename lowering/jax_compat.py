@@ -264,7 +264,8 @@ def primitive_function(primitive: Primitive, params: dict[str, Any]) -> Callable
 
 def eval_equation(eqn: JaxprEqn, *operands: Any) -> Any:
     """Results of one equation on arrays, a list."""
-    results = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(eqn.params))
+    with eqn.ctx.manager:
+        results = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(eqn.params))
     return results if eqn.primitive.multiple_results else [results]
 
 

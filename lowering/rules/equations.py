@@ -168,7 +168,8 @@ class Lowering:
             later=later,
         )
         rule = rule_of(eqn.primitive.name)
-        results = self._unknown(context, operands) if rule is None else rule(context, *operands, **eqn.params)
+        with eqn.ctx.manager:  # the user's settings, such as `jax.threefry_partitionable`
+            results = self._unknown(context, operands) if rule is None else rule(context, *operands, **eqn.params)
         results = [results] if isinstance(results, Tensor) else list(results)
         results = [copied_if_huge(Builder(self._graph, prog, context.name), result) for result in results]
         for result, var in zip(results, eqn.outvars, strict=True):

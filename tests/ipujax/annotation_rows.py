@@ -104,6 +104,14 @@ def with_metadata(x: Any) -> Any:
         return x * 2
 
 
+def drawn_in_both_ways(x: Any) -> Any:
+    key = jax.random.key(1)
+    with jax.threefry_partitionable(True):
+        one = jax.random.uniform(key, X.shape), jax.random.split(key, 3)
+    with jax.threefry_partitionable(False):
+        return x + one[0] - jax.random.uniform(key, X.shape), jax.random.key_data(one[1])
+
+
 def with_ref(**settings: Any) -> Callable[..., Any]:
     return lambda x: jax.new_ref(x, **settings)[...] + 1
 
@@ -207,4 +215,5 @@ OFFLOADING: Mapping[str, Row] = {
 CONTEXT: Mapping[str, Row] = {
     "compute_type": warned("compute on 'device_host'", on_the_host),
     "xla_metadata": warned("metadata", with_metadata),
+    "threefry_partitionable": honoured(drawn_in_both_ways),
 }

@@ -301,7 +301,7 @@ def test_every_policy_and_context_has_a_row() -> None:
     offloading = {name for name in dir(jax.checkpoint_policies) if "offload" in name}
     assert offloading == set(OFFLOADING)
     (eqn,) = jax.make_jaxpr(lambda x: x + 1)(1.0).eqns
-    of_tracing = {"threefry_partitionable", "cur_abstract_mesh", "remove_size_one_mesh_axis", "configs", "__weakref__"}
+    of_tracing = {"cur_abstract_mesh", "remove_size_one_mesh_axis", "configs", "__weakref__"}
     assert set(type(eqn.ctx).__slots__) - of_tracing == set(CONTEXT)
 
 
