@@ -37,7 +37,7 @@ from typing import Any
 
 import jax
 import jax_test_texts
-from jax_test_exclusions import WORDS, exclusion
+from jax_test_exclusions import WORDS, exclusion, refusal
 
 import ipujax as ipu
 
@@ -70,7 +70,7 @@ CLASSES = {
     "pallas/pallas_vmap_test": "*Interpret*",
 }
 # Files whose tests look at numbers and at the text of XLA together: the text counts for nothing.
-WITH_TEXTS = frozenset({"pjit_test"})
+WITH_TEXTS = frozenset({"pjit_test", "shard_map_test"})
 # Arguments of `jax.jit`, deprecated there, that `ipu.jit` refuses: calls with a value for them are left to `jax.jit`.
 REFUSED = frozenset({"device", "backend"})
 IPUS = 8
@@ -143,7 +143,9 @@ class Recorded(unittest.TestResult):
             self._outcome = "excluded", f"{WORDS}: /{pattern}/ is {error.what!r}"
 
     def _fail(self, error: Any) -> None:
-        self._outcome = "failed", "".join(traceback.format_exception(*error))
+        reason = refusal(str(error[1])) if isinstance(error[1], ipu.IpuError) else None
+        text = "".join(traceback.format_exception(*error))
+        self._outcome = ("failed", text) if reason is None else ("excluded", reason)
 
     def addError(self, test: Any, err: Any) -> None:
         self._fail(err)

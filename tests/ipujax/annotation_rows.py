@@ -112,6 +112,15 @@ def drawn_in_both_ways(x: Any) -> Any:
         return x + one[0] - jax.random.uniform(key, X.shape), jax.random.key_data(one[1])
 
 
+def drawn_by_equal_layers(x: Any) -> Any:
+    """Layers of which a compiler makes one function, were it not for their random numbers."""
+    key = jax.random.key(1)
+    for n in range(4):
+        with jax.threefry_partitionable(n % 2 == 0):
+            x = jnp.tanh(x @ x) * jax.random.bernoulli(key, 0.5, x.shape) + jnp.sin(x)
+    return x
+
+
 def with_ref(**settings: Any) -> Callable[..., Any]:
     return lambda x: jax.new_ref(x, **settings)[...] + 1
 
@@ -211,6 +220,7 @@ OFFLOADING: Mapping[str, Row] = {
     "save_and_offload_only_these_names": ROWS["remat2", "policy"],
     "offload_dot_with_no_batch_dims": offloaded(POLICIES.offload_dot_with_no_batch_dims("device", "pinned_host")),
 }
+LAYERS = honoured(drawn_by_equal_layers)
 # Of the context of an equation, by attribute.
 CONTEXT: Mapping[str, Row] = {
     "compute_type": warned("compute on 'device_host'", on_the_host),
