@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
-from jax.experimental.custom_partitioning import BATCHING, SdyShardingRule, custom_partitioning
+from jax.experimental.custom_partitioning import BATCHING, custom_partitioning
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from ipujax.lowering.jax_compat import JaxprEqn, shape_of
@@ -62,7 +62,7 @@ def check_mesh(eqn: JaxprEqn, mesh: MeshAxes) -> None:
 
 def custom_factors(eqn: JaxprEqn, mesh: Mesh | AbstractMesh) -> Factors:
     """Factors that the sharding rule of an equation names; without a rule none."""
-    shapes = [tuple(atom.aval.shape) for atom in (*eqn.invars, *eqn.outvars)]
+    shapes = list(map(shape_of, (*eqn.invars, *eqn.outvars)))
     rule = _rule(eqn, mesh)
     mappings = [()] * len(shapes) if rule is None else [*rule.operand_mappings, *rule.result_mappings]
     numbers: dict[str, int] = {}
@@ -80,18 +80,18 @@ def custom_factors(eqn: JaxprEqn, mesh: Mesh | AbstractMesh) -> Factors:
     return _without({numbers[name] for name in whole}, labels, len(eqn.invars), sizes)
 
 
-def _rule(eqn: JaxprEqn, mesh: Mesh | AbstractMesh) -> SdyShardingRule | None:
-    """The equation's rule; a callback gives it for the shapes of operands and results."""
+def _rule(eqn: JaxprEqn, mesh: Mesh | AbstractMesh) -> Any:
+    """The equation's `SdyShardingRule`, which a callback gives for the shapes of operands and results; None for none."""
     rule = eqn.params["sharding_rule"]
     if not callable(rule):
         return rule
-    shapes = [[jax.ShapeDtypeStruct(x.aval.shape, x.aval.dtype) for x in xs] for xs in (eqn.invars, eqn.outvars)]
+    avals: list[list[Any]] = [[atom.aval for atom in atoms] for atoms in (eqn.invars, eqn.outvars)]
+    shapes = [[jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in values] for values in avals]
     given = rule(*eqn.params["static_args"], mesh, *shapes)
     text, settings = given if isinstance(given, tuple | list) else (given, {})
     function = custom_partitioning(lambda: None)  # it parses a rule
     function.def_partition(None, sharding_rule=text, **settings)
-    parsed: SdyShardingRule = function.sharding_rule
-    return parsed
+    return function.sharding_rule
 
 
 def _dims(mapping: Sequence[Any], rank: int) -> Iterator[tuple[str, ...]]:
