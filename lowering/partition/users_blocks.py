@@ -81,7 +81,7 @@ def custom_factors(eqn: JaxprEqn, mesh: Mesh | AbstractMesh) -> Factors:
 
 
 def _rule(eqn: JaxprEqn, mesh: Mesh | AbstractMesh) -> Any:
-    """The equation's `SdyShardingRule`, which a callback gives for the shapes of operands and results; None for none."""
+    """The equation's `SdyShardingRule`, which a callback may give for shapes; None for none."""
     rule = eqn.params["sharding_rule"]
     if not callable(rule):
         return rule
