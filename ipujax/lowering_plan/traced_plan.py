@@ -96,9 +96,9 @@ class LoweringPlan:
         jaxpr, refs = with_state(_with_static_products(jaxpr))
         num_arguments = len(traced.signature.in_avals)
         inputs = tuple(traced.shardings.inputs[n] for n in positions) if traced.shardings.inputs else ()
-        settings = zip(traced.result_shardings, copy.out_avals, strict=True)
-        is_any = bool(refs) or traced.shardings.outputs is None
-        outputs = () if is_any else tuple(sharding for sharding, aval in settings if not is_float0(aval))
+        # With Refs, which are results too, any sharding will do.
+        settings = zip(traced.result_shardings, copy.out_avals, strict=bool(traced.result_shardings))
+        outputs = () if refs else tuple(sharding for sharding, aval in settings if not is_float0(aval))
         shardings = Shardings(inputs, outputs, target)
         positions += range(num_arguments, num_arguments + len(refs))
         return LoweringPlan(

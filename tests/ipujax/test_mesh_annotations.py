@@ -78,3 +78,16 @@ def test_replicas_call_the_host_each_and_devices_of_a_mesh_once() -> None:
     of_replicas = ipu.jit(seen, device=DEVICE, replicas=4, in_specs=P("replica"), out_specs=P("replica"))
     np.testing.assert_allclose(of_replicas(X), np.sin(X), rtol=1e-5)
     assert shapes == 4 * [(2, 4)]
+
+
+def test_results_of_float0_have_no_sharding() -> None:
+    split = NamedSharding(MESH, P("x"))
+    tangents = ipu.jit(
+        lambda x, n: jax.grad(lambda v, k: jnp.sum(jnp.sin(v)) + 0 * k, (0, 1), allow_int=True)(x, n),
+        device=DEVICE,
+        in_shardings=(split, None),
+        out_shardings=(split, None),
+    )
+    of_x, of_n = tangents(X, np.int32(3))
+    np.testing.assert_allclose(of_x, np.cos(X), rtol=1e-5)
+    assert of_n.dtype == jax.dtypes.float0
