@@ -23,7 +23,9 @@ _SHARDED_REFS = "shardings: Refs over several devices, which ipu.jit refuses by 
 _LEFT_AXES = "shardings: a shard_map with axes left to the compiler, which ipu.jit refuses by name"
 _TERMS = "shardings: values that differ, declared equal by check_vma=False, or terms of a sum declared parts"
 _UNEVEN = "shardings: blocks of several sizes, which ipu.jit refuses by name"
-_WHOLE = "shardings: of results of a program that splits nothing, or of random numbers: whole, and XLA may split them"
+_WHOLE_ARRAYS = (
+    "shardings: of results of a program that splits nothing, or of random numbers: whole, and XLA may split them"
+)
 _WIDER = "wider: takes what jax.jit refuses"
 _SIZE = "size: does not fit the chip of 64 tiles that these tests run on"
 _DTYPES = "internals: extended dtypes of one's own as results, which ipu.jit refuses by name"
@@ -148,7 +150,7 @@ _EXCLUSIONS: dict[str, dict[str, str]] = {
                 "*.test_prng_sharding_propagation*",
                 "*.test_wsc_named_sharding_nullary",
             ),
-            _WHOLE,
+            _WHOLE_ARRAYS,
         ),
         **dict.fromkeys(
             (
@@ -169,7 +171,7 @@ _EXCLUSIONS: dict[str, dict[str, str]] = {
         "*.test_different_devices_shmap_abstract_mesh_cache_hit": _COUNTS,
         "*.test_mutable_array_arg*": _SHARDED_REFS,
         "*.test_partial_auto_error_invalid_auto": _WIDER,
-        "*.test_all_gather_invariant_basic": _WHOLE,
+        "*.test_all_gather_invariant_basic": _WHOLE_ARRAYS,
         **dict.fromkeys(
             (
                 "*.test_replicated_unreduced_bitcast*",

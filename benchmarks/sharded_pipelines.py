@@ -51,12 +51,12 @@ class Row:
         """Bubble of the schedule, of equal stages and free exchanges."""
         return (self.stages - 1) / (self.micro_batches + self.stages - 1)
 
-    def missed(self, one: Row) -> list[str]:
+    def missed(self, base: Row) -> list[str]:
         """Bars that it misses, compared with one IPU a stage."""
         bars = {
-            "bubble of one shard": self.bubble <= one.bubble + MOST_POINTS,
+            "bubble of one shard": self.bubble <= base.bubble + MOST_POINTS,
             "closed form": self.exchange == "lockstep" or abs(self.bubble - self.closed_form) <= MOST_POINTS,
-            "cycles of one shard": self.cycles < one.cycles,
+            "cycles of one shard": self.cycles < base.cycles,
         }
         return [] if self.shards == 1 else [name for name, is_met in bars.items() if not is_met]
 
