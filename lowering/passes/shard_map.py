@@ -54,6 +54,7 @@ from ipujax.lowering.replicas import (
 )
 from ipujax.lowering.source_info import source_line
 from ipujax.runtime.errors import GraphError
+from ipujax.runtime.graph import ReplicaAxes
 
 
 def shard_map(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
@@ -69,7 +70,7 @@ def shard_map(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
     in_dims = _split_inputs(jaxpr.jaxpr)
     out_dims = _split_results(jaxpr.jaxpr)
     inner = inline(ClosedJaxpr(_local(jaxpr.jaxpr, replicas, in_dims, out_dims), jaxpr.consts))
-    return _as_replicated(inner, jaxpr, replicas, in_dims, out_dims)
+    return _as_replicated(inner, jaxpr, in_dims, out_dims, _axes(jaxpr.jaxpr, replicas))
 
 
 def _shard_maps(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
@@ -105,7 +106,14 @@ def _with_replicas(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
         _composed(first, second, rank, function.replicas, devices)
         for (first, second), rank in zip(pairs, ranks, strict=True)
     )
-    return _as_replicated(inner, jaxpr, total, splits[: len(in_dims)], splits[len(in_dims) :])
+    axes = (outer.name, outer.size), *_axes(function.jaxpr.jaxpr, devices)
+    return _as_replicated(inner, jaxpr, splits[: len(in_dims)], splits[len(in_dims) :], axes)
+
+
+def _axes(jaxpr: Jaxpr, devices: int) -> ReplicaAxes:
+    """Name and size of each axis of the mesh; one axis of all devices if a program has several meshes."""
+    meshes = {tuple(eqn.params["mesh"].shape.items()) for eqn in _shard_maps(jaxpr)}
+    return next(iter(meshes)) if len(meshes) == 1 else (("devices", devices),)
 
 
 def _composed(outer: Split, inner: Split, rank: int, replicas: int, devices: int) -> Split:
@@ -434,9 +442,10 @@ class _Mesh:
 
 
 def _as_replicated(
-    inner: ClosedJaxpr, outer: ClosedJaxpr, replicas: int, in_dims: Splits, out_dims: Splits
+    inner: ClosedJaxpr, outer: ClosedJaxpr, in_dims: Splits, out_dims: Splits, axes: ReplicaAxes
 ) -> ClosedJaxpr:
     """Jaxpr of one `replicated` equation, with the inputs and results of the outer jaxpr."""
+    replicas = prod(size for _, size in axes)
     avals = [
         aval.update(shape=global_shape(aval.shape, d, replicas))
         for aval, d in zip(inner.out_avals, out_dims, strict=True)
@@ -444,7 +453,7 @@ def _as_replicated(
     results: list[Atom] = [Var(aval) for aval in avals]
     # Common results are equal on all replicas: JAX has checked that, unless `check_vma=False`.
     params = {"jaxpr": inner, "replicas": replicas, "in_dims": in_dims, "out_dims": out_dims}
-    params |= {"is_checked": True, "axis_name": AXIS}
+    params |= {"is_checked": True, "axis_name": AXIS, "mesh": axes}
     eqn = new_jaxpr_eqn(outer.jaxpr.invars, results, replicated_p, params, inner.jaxpr.effects)
     body = outer.jaxpr.replace(constvars=[], eqns=[eqn], outvars=results)
     return ClosedJaxpr(body, ())

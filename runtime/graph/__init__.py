@@ -22,6 +22,7 @@ from ipujax.runtime.graph.graph import (
     Graph as Graph,
     UnmetBound as UnmetBound,
     check_group as check_group,
+    ReplicaAxes as ReplicaAxes,
     of_replicas as of_replicas,
 )
 from ipujax.runtime.graph.handles import (
