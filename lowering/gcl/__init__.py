@@ -20,12 +20,14 @@ if TYPE_CHECKING:
         is_reduction as is_reduction,
     )
     from ipujax.lowering.gcl.collective_schedules import Groups as Groups
+    from ipujax.lowering.gcl.rank_primitive import axis_rank as axis_rank
     from ipujax.lowering.gcl.replica_axis import AXIS as AXIS
     from ipujax.lowering.gcl.stacked import whole as whole
 else:
     __getattr__ = lazy_names(
         __name__,
         {
+            "rank_primitive": "axis_rank",
             "cheapest": "estimated_cycles",
             "collective_params": "COLLECTIVES MONOIDS Form axis_of is_collective is_reduction",
             "collective_schedules": "Groups",

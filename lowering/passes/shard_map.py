@@ -17,11 +17,10 @@ from math import prod
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ipujax.lowering.gcl import Groups
+from ipujax.lowering.gcl import Groups, axis_rank
 from ipujax.lowering.jax_compat import (
     Atom,
     ClosedJaxpr,
@@ -370,13 +369,8 @@ class _Mesh:
 
     def index(self, names: Sequence[str]) -> jax.Array:
         """Rank of a replica along some axes, int32."""
-        # Row-major: the first named axis varies slowest.
-        rank = jnp.zeros((), jnp.int32)
-        for name in names:
-            inner_sizes = [self.sizes[n] for n in list(self.sizes)[list(self.sizes).index(name) + 1 :]]
-            inner_sizes.append(self.devices)
-            rank = rank * self.sizes[name] + lax.axis_index(AXIS) // prod(inner_sizes) % self.sizes[name]
-        return rank
+        rank_of = {replica: rank for group in self.groups(names) for rank, replica in enumerate(group)}
+        return axis_rank([rank_of[replica] for replica in range(len(rank_of))])
 
     def part(self, x: jax.Array, spec: Any) -> jax.Array:
         """A replica's slice of a common array."""

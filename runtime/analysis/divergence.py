@@ -46,7 +46,7 @@ def joins_replicas(program: Program) -> bool:
 
 
 def meeting_groups(program: Program, replicas: int) -> list[list[int]]:
-    """Return the groups of replicas that meet in a program: all of them for the host, else those that copies connect."""
+    """Return the groups of replicas that meet in a program: all for the host, else those that copies connect."""
     pairs: list[tuple[int, ...]] = []
     for node in distinct(program):
         if isinstance(node, (StreamIn, StreamOut)):

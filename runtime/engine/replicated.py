@@ -11,8 +11,8 @@ no iterations left. A meeting works on the arrays of all replicas; those that me
 `verify.replicas`). Control flow around it follows replica 0 if all agree; if only those that meet do, the arrays of all
 are computed while one replica is *active* in the loop or branch, and the others keep theirs. Values that are equal on
 all replicas (`Divergence`) are computed once: parameters of data-parallel training, say, between the reduction of their
-gradients and their next use. Where replicas are spread over processes (`runtime/host/instances.py`) the axis is of the local ones; copies and
-collectives gather all of them.
+gradients and their next use. Where replicas are spread over processes (`runtime/host/instances.py`) the axis is of the
+local ones; copies and collectives gather all of them.
 
 Limits: with a recorder, the decisions of the first local replica are recorded, and each replica is traced separately.
 """

@@ -15,6 +15,7 @@ from ipujax.runtime.graph import (
     Collective,
     CrossReplicaCopy,
     Decision,
+    Loop,
     ReplicaAxes,
     Sequence as ProgramSequence,
     StreamIn,
@@ -66,8 +67,8 @@ def divergent_control(inventory: Inventory) -> Iterator[VerifyError]:
 
 def _disagreement(axes: ReplicaAxes, node: Decision, classes: Classes, groups: Sequence[Sequence[int]]) -> VerifyError:
     """The error of a decision on which replicas of a group that meets inside of it may disagree."""
-    kind = type(node).__name__
     if not axes:
+        kind = type(node).__name__
         return VerifyError(
             "divergent-control",
             f"replicas may disagree at this {kind}, which has steps that all of them must reach",
@@ -77,10 +78,11 @@ def _disagreement(axes: ReplicaAxes, node: Decision, classes: Classes, groups: S
         )
     names = _axes_apart(axes, classes, groups)
     along = f"{'axis' if len(names) == 1 else 'axes'} {' and '.join(map(repr, names))}"
+    subject = "the condition of this loop" if isinstance(node, Loop) else "this choice of a branch"
     steps = _first_meeting(node)
     return VerifyError(
         "divergent-control",
-        f"IPUs along {along} may disagree at this {kind}, and would have to meet inside it for {steps}",
+        f"IPUs along {along} may disagree on {subject}, and would have to meet for {steps} inside it",
         where=node.origin,
         expected=f"a value that is equal along {along}",
         got=f"a value that may differ, over {', '.join(f'{name}: {size}' for name, size in axes)}",
