@@ -199,7 +199,7 @@ def lower(
     found_cuts: tuple[Cuts, ...] = ()
     if has_stages(jaxpr.jaxpr):
         best, found_cuts = find_stages(
-            jaxpr, planning_target, make_lowering, graph_of, byte_cost_cycles, recomputation, cuts
+            jaxpr, planning_target, make_lowering, graph_of, byte_cost_cycles, recomputation, cuts, replicas
         )
     program = replace(lowered_of(best), cuts=found_cuts)
     # No planner has seen how much memory the machine has: only whether the program fits depends on it.
