@@ -1,5 +1,6 @@
 """Analysis of programs: effects of steps, live ranges, values that may differ between replicas."""
 
+from ipujax.runtime.analysis.agreement import Classes as Classes
 from ipujax.runtime.analysis.divergence import (
     Differing as Differing,
     Divergence as Divergence,
