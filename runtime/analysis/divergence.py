@@ -4,7 +4,7 @@ Input: a graph and a program. Output: for each decision of data-dependent contro
 of replicas that agree (`agreement`).
 
 Replicas run one program on memory of their own, so a value differs where it comes from one that does: a constant of
-each replica, a stream that is not broadcast, a remote buffer, memory from before the run, a cycle counter, or a copy
+each replica, a stream that is not broadcast, memory from before the run, a cycle counter, or a copy
 between replicas. Replicas that receive equal values have equal values, and so have those of one group of a `Collective`
 after its rounds. Results of values agree where all of these do; what is written under a decision agrees where the
 decision does too. The analysis walks the program, to a fixpoint in loops; writing all of a variable begins anew.
@@ -30,8 +30,10 @@ from ipujax.runtime.graph import (
     Loop,
     Program,
     RemoteIn,
+    RemoteOut,
     StreamIn,
     StreamOut,
+    WriteUndef,
     distinct,
     iteration,
 )
@@ -65,6 +67,10 @@ def divergent_decisions(graph: Graph, program: Program, effects: EffectsOf) -> d
     return walk.divergent
 
 
+def _remote_memory(program: Program, *kinds: type[RemoteIn | RemoteOut]) -> frozenset[Variable]:
+    return frozenset(node.buffer.memory for node in distinct(program) if isinstance(node, kinds))
+
+
 class Divergence:
     """Walk through a program; `differing` has, at each point of it, the variables that may differ.
 
@@ -82,7 +88,14 @@ class Divergence:
 
     def before(self, program: Program) -> Differing:
         """Return the variables that may differ before a program: memory from before the run, which it reads first."""
-        return {v: self._apart for v in self._effects(program).reads if not v.is_constant}
+        differing = {v: self._apart for v in self._effects(program).reads if not v.is_constant}
+        for memory in _remote_memory(program, RemoteIn, RemoteOut):
+            source = self._graph.off_chip[memory].filled_from if memory in self._graph.off_chip else None
+            if source is not None:
+                self._refine((memory,), self._of_blocks(source.blocks, is_same=source.broadcast), differing)
+            elif memory not in self._graph.off_chip:  # that of the graph is written first
+                self._refine((memory,), self._apart, differing)
+        return differing
 
     def visit(self, node: Program, differing: Differing) -> None:
         """Walk a node; changes `differing`."""
@@ -113,8 +126,14 @@ class Divergence:
                 self._write(destination, differing, self._classes([source], differing))
             case StreamIn(stream, destination):
                 self._write(destination, differing, self._of_blocks(stream.blocks, is_same=stream.broadcast))
-            case RemoteIn(_, destination):
-                self._write(destination, differing, self._apart)
+            case WriteUndef(destination):
+                self._write(destination, differing, agreement.same(self._replicas))
+            case RemoteIn(buffer, destination, offset):
+                read = [Tensor.of(buffer.memory), *(() if offset is None else (offset,))]
+                self._write(destination, differing, self._classes(read, differing))
+            case RemoteOut(source, buffer, offset):
+                written = [source, *(() if offset is None else (offset,))]
+                self._refine((buffer.memory,), self._classes(written, differing), differing)
             case CrossReplicaCopy(source, destination):
                 sent = self._classes([source], differing)
                 kept = self._classes([destination], differing)
@@ -155,7 +174,7 @@ class Divergence:
         # Replicas that leave the loop at different iterations have different values of all that it writes.
         while (classes := self._decided(node, differing)) is not None and before != differing:
             before = dict(differing)
-            self._refine(self._effects(body).writes, classes, differing)
+            self._refine(self._written(body), classes, differing)
             self.loop(body, differing)
 
     def _branches(self, node: Branch, differing: Differing) -> None:
@@ -165,7 +184,7 @@ class Divergence:
             outcomes.append(dict(differing))
             self.visit(branch, outcomes[-1])
             if classes is not None:  # some replicas run this branch and others do not
-                self._refine(self._effects(branch).writes, classes, outcomes[-1])
+                self._refine(self._written(branch), classes, outcomes[-1])
         differing.clear()
         for outcome in outcomes:
             self._join(differing, outcome)
@@ -177,6 +196,10 @@ class Divergence:
             return None
         self.divergent[node] = agreement.common((classes, self.divergent.get(node, classes)), self._replicas)
         return classes
+
+    def _written(self, program: Program) -> frozenset[Variable]:
+        """Return the variables and the remote memory that a program writes."""
+        return self._effects(program).writes | _remote_memory(program, RemoteOut)
 
     def _classes(self, tensors: Iterable[Tensor], differing: Differing) -> Classes:
         """Return the classes of a value computed from tensors."""

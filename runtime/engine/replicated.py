@@ -192,7 +192,7 @@ class ReplicatedProgram(EngineProgram):
         self._unrecorded._record = None
         self._divergence = Divergence(self._graph, self._effects)
         self._originals = {array: variable for variable, array in self._kept.items()}
-        # `Divergence` does not cover these. A stream's value has the axis unless the stream is broadcast.
+        # Arrays of these have the axis whatever `Divergence` says. A stream's value has the axis unless the stream is broadcast.
         streams = [v for stream, v in self._inputs.items() if not stream.broadcast] + list(self._outputs.values())
         remote = (node.buffer.memory for node in distinct(self._program) if isinstance(node, (RemoteIn, RemoteOut)))
         self._always_stacked = {
@@ -316,7 +316,11 @@ class ReplicatedProgram(EngineProgram):
                 self._single.run_program(program, inner, live)
                 return [inner[v] for v in changed]
 
-            results = values_before.map_replicas(run_single, variables, out_axes=[0 if d else None for d in differ])
+            # What is read from remote memory has the axis of replicas, even where all have the same.
+            reads_remote = any(isinstance(node, RemoteIn) for node in distinct(program))
+            are_rows = [d or reads_remote for d in differ]
+            rows = values_before.map_replicas(run_single, variables, out_axes=[0 if r else None for r in are_rows])
+            results = [x[0] if is_row and not d else x for x, is_row, d in zip(rows, are_rows, differ, strict=True)]
         for variable, value, differs in zip(changed, results, differ, strict=True):
             values.put(variable, value, is_stacked=differs)
 
