@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         MeshAxes as MeshAxes,
         explicit_axes as explicit_axes,
         running_without_mesh as running_without_mesh,
+        sizes_of as sizes_of,
         tracing_without_mesh as tracing_without_mesh,
     )
 else:
@@ -25,6 +26,6 @@ else:
             "partition_cost": "Estimate estimate",
             "partition_pass": "partition",
             "program_shardings": "NONE Shardings splits",
-            "specs": "MeshAxes explicit_axes running_without_mesh tracing_without_mesh",
+            "specs": "MeshAxes explicit_axes running_without_mesh sizes_of tracing_without_mesh",
         },
     )

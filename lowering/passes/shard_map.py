@@ -31,12 +31,14 @@ from ipujax.lowering.jax_compat import (
     Var,
     call_equation,
     closed,
+    eliminate_dead_code,
     new_jaxpr_eqn,
     shape_of,
     trace_over_axis,
     without_manual_axes,
 )
 from ipujax.lowering.jaxpr import Rewrite, equations, once, with_inner
+from ipujax.lowering.partition import sizes_of
 from ipujax.lowering.passes.inline import inline
 from ipujax.lowering.replicas import (
     AXIS,
@@ -111,7 +113,7 @@ def _with_replicas(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
 
 def _axes(jaxpr: Jaxpr, devices: int) -> ReplicaAxes:
     """Name and size of each axis of the mesh; one axis of all devices if a program has several meshes."""
-    meshes = {tuple(eqn.params["mesh"].shape.items()) for eqn in _shard_maps(jaxpr)}
+    meshes = {tuple(sizes_of(eqn.params["mesh"]).items()) for eqn in _shard_maps(jaxpr)}
     return next(iter(meshes)) if len(meshes) == 1 else (("devices", devices),)
 
 
@@ -154,27 +156,31 @@ def _size(eqn: JaxprEqn) -> int:
             got=sorted(manual),
             hint="name all axes, or none, in axis_names=",
         )
-    return int(prod(mesh.shape.values()))
+    return prod(sizes_of(mesh).values())
 
 
 def _split_dim(spec: Any, mesh: Any, rank: int) -> Split:
     """Dimension that a spec splits over the whole mesh, or its blocks; None for one that splits nothing."""
-    axes = [[n for n in names if mesh.shape[n] > 1] for names in map(_names, spec.partitions)]
+    sizes = sizes_of(mesh)
+    axes = [[n for n in names if sizes[n] > 1] for names in map(_names, spec.partitions)]
     split = [(dim, names) for dim, names in enumerate(axes) if names]
-    used = [name for name in mesh.axis_names if mesh.shape[name] > 1]
+    used = [name for name in mesh.axis_names if sizes[name] > 1]
     if not split:
         return None
     if len(split) == 1 and split[0][1] == used:
         return split[0][0]
-    counts = [prod(mesh.shape[n] for n in names) for names in axes]
-    coordinates = dict(zip(mesh.axis_names, np.indices(tuple(mesh.shape.values())), strict=True))
+    counts = [prod(sizes[n] for n in names) for names in axes]
+    coordinates = dict(zip(mesh.axis_names, np.indices(tuple(sizes.values())), strict=True))
     block = np.zeros(mesh.size, np.int64)
     for name in (name for names in axes for name in names):
-        block = block * mesh.shape[name] + coordinates[name].reshape(-1)
+        block = block * sizes[name] + coordinates[name].reshape(-1)
     return BlockSplit((*counts, *(1,) * (rank - len(counts))), tuple(map(int, block)))
 
 
-def _names(part: Any) -> tuple[str, ...]:
+Axes = tuple[str, ...]
+
+
+def _names(part: Any) -> Axes:
     return () if part is None else (part,) if isinstance(part, str) else tuple(part)
 
 
@@ -236,6 +242,7 @@ def _local(
         return new.get(atom, atom) if isinstance(atom, Var) else atom
 
     eqns = []
+    parts: _Parts = {}
     for eqn in jaxpr.eqns:
         if eqn.primitive.name in HOST_CALLS:
             call = partial(call_once, eqn, sharing=replicas)
@@ -246,10 +253,12 @@ def _local(
             continue
         operands = [renamed(atom) for atom in eqn.invars]
         results = [renamed(var) for var in eqn.outvars]
-        eqns += _calls(eqn, operands, results, replicas * outer.size, outer)
-    return jaxpr.replace(
+        eqns += _calls(eqn, operands, results, replicas * outer.size, outer, parts)
+    body = jaxpr.replace(
         invars=[renamed(v) for v in jaxpr.invars], eqns=eqns, outvars=[renamed(v) for v in jaxpr.outvars]
     )
+    # A result that only other computations read, by its parts, is gathered for nothing.
+    return eliminate_dead_code(body) if parts else body
 
 
 def _with_inner(eqn: JaxprEqn, rewrite: Rewrite) -> JaxprEqn:
@@ -266,17 +275,28 @@ def _local_aval(aval: Any, dim: Split, replicas: int) -> Any:
     return aval.update(shape=local_shape(aval.shape, dim, replicas), sharding=None)
 
 
+# Part of a common result that each replica has already, by the result, the mesh, and the axes of each dimension.
+_Parts = dict[tuple[Var, ReplicaAxes, tuple[Axes, ...]], Var]
+
+
 def _calls(
-    eqn: JaxprEqn, operands: Sequence[Atom], results: Sequence[Any], replicas: int, outer: _Axis
+    eqn: JaxprEqn, operands: Sequence[Atom], results: Sequence[Any], replicas: int, outer: _Axis, parts: _Parts
 ) -> Iterator[JaxprEqn]:
-    """Equations of a `shard_map`: slices of common operands, the computation, gathers of common results."""
+    """Equations of a `shard_map`: slices of common operands, the computation, gathers of common results.
+
+    Operands are taken from `parts` where they are there, and parts of results are added.
+    """
     params = eqn.params
     mesh = _Mesh.of(params["mesh"], outer)
     body = closed(params["jaxpr"])
     local_operands: list[Atom] = []
     for atom, inner, spec in zip(operands, body.jaxpr.invars, params["in_specs"], strict=True):
         local_operands.append(atom)
-        if shape_of(atom) != shape_of(inner):
+        if shape_of(atom) == shape_of(inner):
+            continue
+        if (part := parts.get(mesh.part_of(atom, spec))) is not None:
+            local_operands[-1] = part
+        else:
             local_operands[-1] = Var(without_manual_axes(inner.aval))
             yield _call(eqn, partial(mesh.part, spec=spec), [atom], [local_operands[-1]], replicas)
     local_results = [
@@ -286,6 +306,7 @@ def _calls(
     yield call_equation(local_operands, local_results, _over_replicas(mesh, replicas)(body), eqn)
     for local, var, spec in zip(local_results, results, params["out_specs"], strict=True):
         if local is not var:
+            parts[mesh.part_of(var, spec)] = local
             yield _call(eqn, partial(mesh.gathered, spec=spec), [local], [var], replicas)
 
 
@@ -354,7 +375,7 @@ class _Mesh:
 
     @staticmethod
     def of(mesh: Any, outer: _Axis = _NO_REPLICAS) -> _Mesh:
-        return _Mesh(({outer.name: outer.size} if outer.name else {}) | dict(mesh.shape))
+        return _Mesh(({outer.name: outer.size} if outer.name else {}) | sizes_of(mesh))
 
     def groups(self, names: Sequence[str], within: Any = None) -> Groups:
         """Groups of replicas that differ in these axes only, by rank along them; or groups of those ranks."""
@@ -371,6 +392,13 @@ class _Mesh:
         """Rank of a replica along some axes, int32."""
         rank_of = {replica: rank for group in self.groups(names) for rank, replica in enumerate(group)}
         return axis_rank([rank_of[replica] for replica in range(len(rank_of))])
+
+    def part_of(self, value: Any, spec: Any) -> tuple[Any, ReplicaAxes, tuple[Axes, ...]]:
+        """A value and its split, equal for equal parts."""
+        axes = [tuple(name for name in names if self.sizes[name] > 1) for names in map(_names, spec.partitions)]
+        while axes and not axes[-1]:
+            axes.pop()
+        return value, tuple(self.sizes.items()), tuple(axes)
 
     def part(self, x: jax.Array, spec: Any) -> jax.Array:
         """A replica's slice of a common array."""
