@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec as P
+from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec as P
 
 ROWS = 8  # of a block of x; every size of an axis divides them
 WIDTH = 4
@@ -58,12 +58,14 @@ class World:
     """What steps are computed on.
 
     Args:
-        mesh: the mesh of manual steps, or of the shardings of automatic ones; None for automatic steps without.
+        axes: axes of the mesh.
+        mesh: the mesh of the shardings of automatic steps; None without shardings.
         is_manual: whether values are the blocks of `jax.shard_map`.
         has_gradient: whether no gradient may pass through a loop whose trip count is data.
     """
 
-    mesh: Mesh | AbstractMesh | None
+    axes: Axes
+    mesh: AbstractMesh | None
     is_manual: bool
     has_gradient: bool
 
@@ -112,16 +114,19 @@ class Drawing:
         return Step(op, number, self._some(self._axes, 0)), equal
 
     def _control(self, number: float, allowed: Axes, equal: Axes, depth: int) -> tuple[Step, Axes]:
-        op = str(self._rng.choice(sorted(_CONTROL if self._is_manual else _CONTROL - {"index_switch"})))
+        # In a body u stays as equal as it is at the start, so that the next iteration begins alike.
+        kept = equal if depth else ()
+        others = [axis for axis in self._axes if axis not in kept]
+        op = str(self._rng.choice(sorted(_CONTROL if self._is_manual and others else _CONTROL - {"index_switch"})))
         reads_u = False
         if op in ("scan", "fori"):  # of constant length: all IPUs agree
             axes = tuple(self._axes)
         elif op == "index_switch":
-            other = str(self._rng.choice(self._axes))
+            other = str(self._rng.choice(others))
             axes = tuple(axis for axis in self._axes if axis != other)
         else:
             reads_u = bool(self._rng.uniform() < 0.4)
-            axes = equal if reads_u else self._some(allowed, 0)
+            axes = equal if reads_u else tuple(dict.fromkeys((*self._some(allowed, 0), *kept)))
         inside = tuple(axis for axis in axes if axis in allowed)
         # What is written under a decision is equal along the axes along which the decision is.
         equal = tuple(axis for axis in equal if axis in axes)
@@ -168,7 +173,7 @@ def _decider(step: Step, state: State, world: World) -> jax.Array:
         lambda: lax.pmax(own, step.axes),
         lambda: lax.pmin(own, step.axes),
         lambda: lax.pmean(own, step.axes),
-        lambda: lax.all_gather(own, step.axes).max(),
+        lambda: _gathered(own, step.axes).max(),
     )
     return forms[int(step.number * 97) % len(forms)]()
 
@@ -230,8 +235,7 @@ def _switch(step: Step, state: State, world: World) -> State:
 
 
 def _index_switch(step: Step, state: State, world: World) -> State:
-    assert world.mesh is not None, "manual steps have a mesh"
-    (other,) = set(world.mesh.axis_names) - set(step.axes)
+    (other,) = set(world.axes) - set(step.axes)
     branches = [lambda s, body=body: run(body, s, world) for body in step.bodies]
     return lax.switch((lax.axis_index(other) + int(step.number * 2)) % len(branches), branches, state)
 
@@ -263,6 +267,13 @@ def _ring(x: jax.Array, axis: str) -> jax.Array:
     return lax.ppermute(x, axis, [(rank, (rank + 1) % size) for rank in range(size)])
 
 
+def _gathered(x: jax.Array, axes: Axes) -> jax.Array:
+    rows = x[None]
+    for axis in axes:
+        rows = lax.all_gather(rows, axis, tiled=True)
+    return rows
+
+
 def _mixed(x: jax.Array, other: jax.Array) -> jax.Array:
     return 0.6 * x + 0.4 * other
 
@@ -287,7 +298,7 @@ _COLLECTIVES: dict[str, Callable[..., State]] = {
     "pmean": lambda step, x, u, world: (_mixed(x, lax.pmean(x, step.axes)), u),
     "pmax": lambda step, x, u, world: (_mixed(x, lax.stop_gradient(lax.pmax(lax.stop_gradient(x), step.axes))), u),
     "psum of u": lambda step, x, u, world: (x, 0.3 * lax.psum(u, step.axes)),
-    "gather": lambda step, x, u, world: (_mixed(x, lax.all_gather(x, step.axes).mean(0)), u),
+    "gather": lambda step, x, u, world: (_mixed(x, _gathered(x, step.axes).mean(0)), u),
     "permute": lambda step, x, u, world: (_mixed(x, _ring(x, step.axes[0])), u),
     "exchange": lambda step, x, u, world: (lax.all_to_all(x, step.axes[0], 0, 0, tiled=True), u),
     "scatter": lambda step, x, u, world: (

@@ -14,6 +14,7 @@ Limits: by whole variables and whole vertex groups; values that agree by chance 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import pairwise
 
 from ipujax.runtime.analysis import agreement
 from ipujax.runtime.analysis.agreement import Classes
@@ -37,7 +38,7 @@ from ipujax.runtime.graph import (
     distinct,
     iteration,
 )
-from ipujax.runtime.tensor import Tensor, Variable
+from ipujax.runtime.tensor import Concat, Tensor, Variable
 
 Differing = dict[Variable, Classes]  # of the variables on which not all replicas agree
 
@@ -71,6 +72,16 @@ def _remote_memory(program: Program, *kinds: type[RemoteIn | RemoteOut]) -> froz
     return frozenset(node.buffer.memory for node in distinct(program) if isinstance(node, kinds))
 
 
+def _parts_of(source: Tensor, destination: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """Return the parts of a copy of which either side is a concatenation: one copy moves the values of several."""
+    bounds = {0}
+    for tensor in (source, destination):
+        if isinstance(tensor.node, Concat) and tensor.node.axis == 0:
+            bounds.update(tensor.node.bounds)
+    spans = pairwise(sorted(bounds))
+    return [(source[a:b], destination[a:b]) for a, b in spans] if len(bounds) > 1 else [(source, destination)]
+
+
 class Divergence:
     """Walk through a program; `differing` has, at each point of it, the variables that may differ.
 
@@ -84,6 +95,7 @@ class Divergence:
         self._effects = effects
         self._apart = agreement.apart(self._replicas)
         self._of_constants: dict[Variable, Classes] = {}
+        self._parts: dict[Copy, list[tuple[Tensor, Tensor]]] = {}
         self.divergent: dict[Decision, Classes] = {}
 
     def before(self, program: Program) -> Differing:
@@ -122,8 +134,12 @@ class Divergence:
                     differing.pop(variable, None)
                 for tensors, classes in outputs:
                     self._refine((v for tensor in tensors for v in tensor.variables()), classes, differing)
-            case Copy(source, destination):
-                self._write(destination, differing, self._classes([source], differing))
+            case Copy():
+                if node not in self._parts:
+                    self._parts[node] = _parts_of(node.source, node.destination)
+                classes = [self._classes([source], differing) for source, _ in self._parts[node]]
+                for (_, destination), of_source in zip(self._parts[node], classes, strict=True):
+                    self._write(destination, differing, of_source)
             case StreamIn(stream, destination):
                 self._write(destination, differing, self._of_blocks(stream.blocks, is_same=stream.broadcast))
             case WriteUndef(destination):
