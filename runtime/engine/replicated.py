@@ -134,12 +134,10 @@ class StackedValues(Values):
         assert isinstance(outer, StackedValues)
         return [self.broadcast(self[v]) if v in outer.stacked and v not in self.stacked else self[v] for v in variables]
 
-    def map_replicas(
-        self, fun: Callable[..., Any], variables: Sequence[Variable], *operands: jax.Array, out_axes: Any = 0
-    ) -> Any:
+    def map_replicas(self, fun: Callable[..., Any], variables: Sequence[Variable], *operands: jax.Array) -> Any:
         """Return `fun(arrays, *operands)` for all replicas; the arrays are those of `variables` of one replica."""
         axes = [0 if v in self.stacked else None for v in variables]
-        mapped = jax.vmap(fun, in_axes=(axes, *(0 for _ in operands)), out_axes=out_axes, axis_size=self.replicas)
+        mapped = jax.vmap(fun, in_axes=(axes, *(0 for _ in operands)), axis_size=self.replicas)
         return mapped([self[v] for v in variables], *operands)
 
     def load(self, tensor: Tensor) -> jax.Array:
@@ -192,7 +190,7 @@ class ReplicatedProgram(EngineProgram):
         self._unrecorded._record = None
         self._divergence = Divergence(self._graph, self._effects)
         self._originals = {array: variable for variable, array in self._kept.items()}
-        # Arrays of these have the axis whatever `Divergence` says. A stream's value has the axis unless the stream is broadcast.
+        # Arrays of these have the axis whatever `Divergence` says; values of streams have it unless broadcast.
         streams = [v for stream, v in self._inputs.items() if not stream.broadcast] + list(self._outputs.values())
         remote = (node.buffer.memory for node in distinct(self._program) if isinstance(node, (RemoteIn, RemoteOut)))
         self._always_stacked = {
@@ -316,11 +314,9 @@ class ReplicatedProgram(EngineProgram):
                 self._single.run_program(program, inner, live)
                 return [inner[v] for v in changed]
 
-            # What is read from remote memory has the axis of replicas, even where all have the same.
-            reads_remote = any(isinstance(node, RemoteIn) for node in distinct(program))
-            are_rows = [d or reads_remote for d in differ]
-            rows = values_before.map_replicas(run_single, variables, out_axes=[0 if r else None for r in are_rows])
-            results = [x[0] if is_row and not d else x for x, is_row, d in zip(rows, are_rows, differ, strict=True)]
+            # An array may have the axis of replicas although all have the same, as a copy of several values has.
+            rows = values_before.map_replicas(run_single, variables)
+            results = [x if d else x[0] for x, d in zip(rows, differ, strict=True)]
         for variable, value, differs in zip(changed, results, differ, strict=True):
             values.put(variable, value, is_stacked=differs)
 
