@@ -106,11 +106,13 @@ def draw(seed: int, number: int) -> Program:
     is_manual = bool(rng.integers(2))
     axes = tuple(sizes)
     u_axes = tuple(axis for axis in axes if rng.integers(2))
-    drawing = Drawing(rng, axes, is_manual)
+    # The blocks of replicas meet in collectives, too.
+    all_axes = ("replica", *axes) if is_manual and form == "replicas" else axes
+    drawing = Drawing(rng, all_axes, is_manual)
     equal = tuple(axis for axis in axes if axis not in u_axes)
     parts = []
     for _ in range(_STAGES if form in ("stages", "automatic stages") else 1):
-        part, equal = drawing.steps(int(rng.integers(1, 4)), axes, equal)
+        part, equal = drawing.steps(int(rng.integers(1, 4)), all_axes, equal)
         # An automatic program states one sharding at least.
         split = () if is_manual else (Step("split x", float(rng.uniform()), axes),)
         parts.append((*split, *part))
@@ -129,7 +131,8 @@ def arguments(program: Program) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 def stage_function(program: Program, mesh: AbstractMesh | None, number: int) -> Callable[..., Any]:
     """Return the function of one stage, from weights, x and u to x and u, over a mesh, or on one device for None."""
-    world = World(program.axes, mesh, program.is_manual, program.has_gradient)
+    axes = ("replica", *program.axes) if program.is_manual and program.replicas > 1 else program.axes
+    world = World(axes, mesh, program.is_manual, program.has_gradient)
 
     def compute(weights: Any, x: Any, u: Any) -> Any:
         # A block of u is larger than one of x where fewer axes split it.
@@ -165,8 +168,8 @@ def over_blocks(compute: Callable[..., Any], sizes: dict[str, int], u_axes: Axes
     return whole
 
 
-def function_of(program: Program, mesh: AbstractMesh | None, *, on_ipus: bool) -> Callable[..., Any]:
-    """Return the function of weights, x and u of one replica; with `on_ipus` results of replicas are averaged."""
+def function_of(program: Program, mesh: AbstractMesh | None) -> Callable[..., Any]:
+    """Return the function of weights, x and u of one replica; its results are the mean of all replicas."""
     stages = [stage_function(program, mesh, number) for number in range(len(program.parts))]
 
     def values(weights: Any, x: Any, u: Any) -> Any:
@@ -191,21 +194,20 @@ def function_of(program: Program, mesh: AbstractMesh | None, *, on_ipus: bool) -
         return fun
 
     def replica(weights: Any, x: Any, u: Any) -> Any:
-        result = fun(weights, x, u)
-        return lax.pmean(result, "replica") if on_ipus else result
+        return lax.pmean(fun(weights, x, u), "replica")
 
     return replica
 
 
 def expected_of(program: Program, args: Any) -> Any:
     """Compute a program by plain JAX."""
-    fun = jax.jit(function_of(program, None, on_ipus=False))
+    fun = function_of(program, None)
     if program.replicas == 1:
-        return fun(*args)
+        return jax.jit(fun)(*args)
     weights, x, u = args
-    parts = zip(np.split(x, program.replicas), np.split(u, program.replicas), strict=True)
-    results = [fun(weights, *part) for part in parts]
-    return jax.tree.map(lambda *leaves: np.mean([np.asarray(leaf) for leaf in leaves], 0), *results)
+    rows = (program.replicas, -1, WIDTH)
+    mapped = jax.jit(jax.vmap(fun, (None, 0, 0), axis_name="replica"))
+    return jax.tree.map(lambda results: results[0], mapped(weights, x.reshape(rows), u.reshape(rows)))
 
 
 def computed_of(program: Program, args: Any) -> Any:
@@ -218,7 +220,7 @@ def computed_of(program: Program, args: Any) -> Any:
     elif not program.is_manual and not program.is_pipeline:
         split_u = NamedSharding(mesh, P(program.u_axes or None))
         settings |= {"in_shardings": (None, NamedSharding(mesh, P(program.axes)), split_u)}
-    return ipu.jit(function_of(program, mesh, on_ipus=True), **settings)(*args)
+    return ipu.jit(function_of(program, mesh), **settings)(*args)
 
 
 def outcome_of(program: Program) -> tuple[str, str]:

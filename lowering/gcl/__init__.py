@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         COLLECTIVES as COLLECTIVES,
         MONOIDS as MONOIDS,
         Form as Form,
+        axes_of as axes_of,
         axis_of as axis_of,
         is_collective as is_collective,
         is_reduction as is_reduction,
@@ -29,7 +30,7 @@ else:
         {
             "rank_primitive": "axis_rank",
             "cheapest": "estimated_cycles",
-            "collective_params": "COLLECTIVES MONOIDS Form axis_of is_collective is_reduction",
+            "collective_params": "COLLECTIVES MONOIDS Form axes_of axis_of is_collective is_reduction",
             "collective_schedules": "Groups",
             "replica_axis": "AXIS",
             "stacked": "whole",

@@ -230,10 +230,15 @@ COLLECTIVES: dict[str, Callable[[JaxprEqn, int], Form]] = {
 }
 
 
-def axis_of(eqn: JaxprEqn) -> str:
-    """Name of the axis of a collective equation."""
+def axes_of(eqn: JaxprEqn) -> tuple[str, ...]:
+    """Names of the axes of a collective equation."""
     axes = eqn.params.get("axes", eqn.params.get("axis_name"))
-    return next(axis for axis in (axes if isinstance(axes, tuple) else (axes,)) if isinstance(axis, str))
+    return tuple(axis for axis in (axes if isinstance(axes, tuple) else (axes,)) if isinstance(axis, str))
+
+
+def axis_of(eqn: JaxprEqn) -> str:
+    """Name of the first axis of a collective equation."""
+    return axes_of(eqn)[0]
 
 
 def is_collective(eqn: JaxprEqn) -> bool:

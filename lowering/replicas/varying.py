@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ipujax.lowering.gcl import AXIS, COLLECTIVES, Form, axis_of, is_collective
+from ipujax.lowering.gcl import AXIS, COLLECTIVES, Form, axes_of, is_collective
 from ipujax.lowering.jax_compat import ClosedJaxpr, JaxprEqn, Var, closed, eval_jaxpr, jaxprs_in_params
 from ipujax.lowering.replicas.stacked_eval import EVALUATED, has_collective
 from ipujax.lowering.source_info import source_line
@@ -76,7 +76,7 @@ class _Analysis:
         """For each result the classes of replicas that agree on it, as for each operand."""
         name = eqn.primitive.name
         params = eqn.params
-        if is_collective(eqn) and axis_of(eqn) != self.axis:
+        if is_collective(eqn) and self.axis not in axes_of(eqn):
             return [self.common(*operands)] * len(eqn.outvars)
         if name == "shard_map":
             return self.jaxpr(closed(params["jaxpr"]), operands)
@@ -136,7 +136,7 @@ class _Analysis:
     def _refuse_collectives(self, eqn: JaxprEqn, decision: Classes, condition: str) -> None:
         """Refuses collectives under a decision on which replicas of one of their groups may disagree."""
         for inner in _collectives_inside(eqn):
-            if axis_of(inner) != self.axis:
+            if self.axis not in axes_of(inner):
                 continue
             form = COLLECTIVES[inner.primitive.name](inner, self.replicas)
             groups = form.pairs if form.kind == "permute" else form.groups
