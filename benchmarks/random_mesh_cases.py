@@ -115,18 +115,18 @@ class Drawing:
 
     def _control(self, number: float, allowed: Axes, equal: Axes, depth: int) -> tuple[Step, Axes]:
         # In a body u stays as equal as it is at the start, so that the next iteration begins alike.
-        kept = equal if depth else ()
-        others = [axis for axis in self._axes if axis not in kept]
-        op = str(self._rng.choice(sorted(_CONTROL if self._is_manual and others else _CONTROL - {"index_switch"})))
+        stable = equal if depth else ()
+        free = [axis for axis in self._axes if axis not in stable]
+        op = str(self._rng.choice(sorted(_CONTROL if self._is_manual and free else _CONTROL - {"index_switch"})))
         reads_u = False
         if op in ("scan", "fori"):  # of constant length: all IPUs agree
             axes = tuple(self._axes)
         elif op == "index_switch":
-            other = str(self._rng.choice(others))
+            other = str(self._rng.choice(free))
             axes = tuple(axis for axis in self._axes if axis != other)
         else:
             reads_u = bool(self._rng.uniform() < 0.4)
-            axes = equal if reads_u else tuple(dict.fromkeys((*self._some(allowed, 0), *kept)))
+            axes = equal if reads_u else tuple(dict.fromkeys((*self._some(allowed, 0), *stable)))
         inside = tuple(axis for axis in axes if axis in allowed)
         # What is written under a decision is equal along the axes along which the decision is.
         equal = tuple(axis for axis in equal if axis in axes)
@@ -166,14 +166,14 @@ def _decider(step: Step, state: State, world: World) -> jax.Array:
     if not world.is_manual or step.reads_u:
         number = jnp.abs(u).max() if step.reads_u else jnp.abs(x).max()
         return lax.stop_gradient(number)
-    own = lax.stop_gradient(jnp.abs(x).max())
+    block_max = lax.stop_gradient(jnp.abs(x).max())
     if not step.axes:
-        return own
+        return block_max
     forms = (
-        lambda: lax.pmax(own, step.axes),
-        lambda: lax.pmin(own, step.axes),
-        lambda: lax.pmean(own, step.axes),
-        lambda: _gathered(own, step.axes).max(),
+        lambda: lax.pmax(block_max, step.axes),
+        lambda: lax.pmin(block_max, step.axes),
+        lambda: lax.pmean(block_max, step.axes),
+        lambda: _gathered(block_max, step.axes).max(),
     )
     return forms[int(step.number * 97) % len(forms)]()
 

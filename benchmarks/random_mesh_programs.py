@@ -157,7 +157,7 @@ def over_blocks(compute: Callable[..., Any], sizes: dict[str, int], u_axes: Axes
     axes = tuple(sizes)
     grid = tuple(sizes.values())
 
-    def whole(weights: Any, x: Any, u: Any) -> Any:
+    def on_one_device(weights: Any, x: Any, u: Any) -> Any:
         blocks_of_u = u.reshape(*(sizes[axis] if axis in u_axes else 1 for axis in axes), -1, WIDTH)
         blocks_of_u = jnp.broadcast_to(blocks_of_u, (*grid, *blocks_of_u.shape[len(axes) :]))
         mapped = compute
@@ -165,7 +165,7 @@ def over_blocks(compute: Callable[..., Any], sizes: dict[str, int], u_axes: Axes
             mapped = jax.vmap(mapped, (None, 0, 0), axis_name=axis)
         return tuple(y.reshape(-1, WIDTH) for y in mapped(weights, x.reshape(*grid, -1, WIDTH), blocks_of_u))
 
-    return whole
+    return on_one_device
 
 
 def function_of(program: Program, mesh: AbstractMesh | None) -> Callable[..., Any]:
@@ -239,10 +239,10 @@ def outcome_of(program: Program) -> tuple[str, str]:
     return ("right", "") if largest <= _TOLERANCE else ("wrong numbers", f"relative errors {errors}")
 
 
-def _relative_error(got: np.ndarray, expected: np.ndarray) -> float:
-    if got.shape != expected.shape:
+def _relative_error(computed: np.ndarray, expected: np.ndarray) -> float:
+    if computed.shape != expected.shape:
         return float("inf")
-    return float(np.abs(got - expected).max(initial=0) / max(1.0, np.abs(expected).max(initial=0)))
+    return float(np.abs(computed - expected).max(initial=0) / max(1.0, np.abs(expected).max(initial=0)))
 
 
 def main() -> int:

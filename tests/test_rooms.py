@@ -110,8 +110,8 @@ ROOMS: dict[str, str] = {
     "lowering.digests": "lowering.jax_compat lowering.source_info",
     "lowering.jaxpr": "lowering.jax_compat lowering.layer_notes lowering.source_info runtime.tensor",
     "lowering.replicas": (
-        "lowering.gcl lowering.jax_compat lowering.jaxpr lowering.popops lowering.source_info runtime.host"
-        " runtime.target"
+        "lowering.gcl lowering.jax_compat lowering.jaxpr lowering.popops lowering.source_info runtime.analysis"
+        " runtime.graph runtime.host runtime.target"
     ),
     "lowering.recomputation": "lowering.gcl lowering.jax_compat lowering.jaxpr lowering.source_info",
     "lowering.offload": (
