@@ -7,7 +7,7 @@ Each value has the classes of replicas that agree on it (`runtime.analysis.agree
 an argument, `axis_index`, a reading of the cycle counter, and what a collective gives each of them; those of a group
 agree on a reduction over it. On what is computed from values they agree where they do on all of these, and under a
 branch or loop condition where they do on the condition too. Loops are iterated to a fixpoint.
-Limits: values that agree by chance count as different, and so do results of host functions of each replica.
+Limits: values that agree by chance count as different, and so do results of `io_callback`.
 """
 
 from __future__ import annotations
@@ -21,8 +21,6 @@ from ipujax.lowering.replicas.stacked_eval import EVALUATED, has_collective
 from ipujax.lowering.source_info import source_line
 from ipujax.runtime.analysis import Classes, agreement
 from ipujax.runtime.errors import GraphError
-
-_HOST = ("io_callback", "pure_callback")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +92,7 @@ class _Analysis:
                 return self._while(eqn, operands)
             case "cond":
                 return self._cond(eqn, operands)
-        classes = agreement.apart(self.replicas) if name in _HOST else self.common(*operands)
+        classes = agreement.apart(self.replicas) if name == "io_callback" else self.common(*operands)
         return [classes] * len(eqn.outvars)
 
     def _joined(self, classes: Sequence[Classes], others: Sequence[Classes]) -> list[Classes]:

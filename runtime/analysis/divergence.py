@@ -38,6 +38,7 @@ from ipujax.runtime.graph import (
     distinct,
     iteration,
 )
+from ipujax.runtime.host import CallStream, HostCall
 from ipujax.runtime.tensor import Concat, Tensor, Variable
 
 Differing = dict[Variable, Classes]  # of the variables on which not all replicas agree
@@ -95,6 +96,7 @@ class Divergence:
         self._effects = effects
         self._apart = agreement.apart(self._replicas)
         self._of_constants: dict[Variable, Classes] = {}
+        self._of_calls: dict[HostCall, Classes] = {}
         self._parts: dict[Copy, list[tuple[Tensor, Tensor]]] = {}
         self.divergent: dict[Decision, Classes] = {}
 
@@ -140,6 +142,13 @@ class Divergence:
                 classes = [self._classes([source], differing) for source, _ in self._parts[node]]
                 for (_, destination), of_source in zip(self._parts[node], classes, strict=True):
                     self._write(destination, differing, of_source)
+            case StreamOut(source, CallStream(call=HostCall(is_pure=True) as call, number=number)):
+                # The operands of a call come one after the other, its results right behind.
+                before = self._of_calls[call] if number else agreement.same(self._replicas)
+                self._of_calls[call] = agreement.common((before, self._classes([source], differing)), self._replicas)
+            case StreamIn(CallStream(call=HostCall() as call), destination):
+                of_groups = agreement.by_key(replica // call.sharing for replica in range(self._replicas))
+                self._write(destination, differing, self._of_calls[call] if call.is_pure else of_groups)
             case StreamIn(stream, destination):
                 self._write(destination, differing, self._of_blocks(stream.blocks, is_same=stream.broadcast))
             case WriteUndef(destination):

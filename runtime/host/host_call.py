@@ -34,6 +34,7 @@ class HostCall:
         results: shape and dtype of each array it returns.
         origin: source line, layer and part.
         sharing: number of replicas, one after the other, that call it once and all get the results.
+        is_pure: whether equal operands give equal results.
     """
 
     name: str
@@ -42,6 +43,7 @@ class HostCall:
     results: tuple[tuple[tuple[int, ...], Any], ...]
     origin: Origin = Origin()
     sharing: int = 1
+    is_pure: bool = False
 
     def __call__(self, operands: Sequence[Any]) -> list[np.ndarray]:
         """Call the function, and refuse results of other number, shapes or dtypes than `results`."""

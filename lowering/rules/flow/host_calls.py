@@ -39,7 +39,8 @@ def callback_rule(ctx: Context, *operands: Tensor, sharing: int = 1, **params: A
         operands = (graph.add_constant(np.ones((), bool), ctx.name),)
         fun = partial(_without_operand, fun)
     results = tuple((tuple(aval.shape), aval.dtype) for aval in ctx.out_avals)
-    call = HostCall(ctx.name, fun, len(operands), results, graph.origin, sharing)
+    is_pure = ctx.primitive.name == "pure_callback"
+    call = HostCall(ctx.name, fun, len(operands), results, graph.origin, sharing, is_pure)
     for number, tensor in enumerate(operands):
         map_linearly(graph, tensor)
         stream = CallStream(f"{ctx.name}/operand{number}", tensor.shape, tensor.dtype, call=call, number=number)
