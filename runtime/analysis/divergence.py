@@ -50,10 +50,10 @@ def joins_replicas(program: Program) -> bool:
 
 
 def meeting_groups(program: Program, replicas: int) -> list[list[int]]:
-    """Return the groups of replicas that meet in a program: all for the host, else those that copies connect."""
+    """Return the groups of replicas that meet: all for a host stream, but one of a call, else those copies connect."""
     pairs: list[tuple[int, ...]] = []
     for node in distinct(program):
-        if isinstance(node, (StreamIn, StreamOut)):
+        if isinstance(node, (StreamIn, StreamOut)) and not isinstance(node.stream, CallStream):
             return [list(range(replicas))]
         if isinstance(node, CrossReplicaCopy):
             pairs += node.replica_map

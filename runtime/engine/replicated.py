@@ -404,11 +404,19 @@ class ReplicatedProgram(EngineProgram):
 
     def _call_host(self, call: HostCall, operands: list[jax.Array], values: Values) -> list[jax.Array]:
         # One replica after the other, in order; of several that share a call, the first.
+        assert isinstance(values, StackedValues)
         sharing = min(call.sharing, self._replicas)
-        by_call = [
-            super(ReplicatedProgram, self)._call_host(call, [x[r] for x in operands], values)
-            for r in range(0, self._replicas, sharing)
-        ]
+        by_call = []
+        for replica in range(0, self._replicas, sharing):
+            run = partial(self._calls.trace_call, call, [x[replica] for x in operands])
+            if values.active is None:
+                results, has_failed = run()
+            else:
+                zeros = [jnp.zeros(shape, dtype) for shape, dtype in call.results]
+                unchanged = zeros, values[self._has_failed]
+                results, has_failed = lax.cond(values.active[replica], run, lambda unchanged=unchanged: unchanged)
+            values[self._has_failed] = has_failed
+            by_call.append(results)
         return [jnp.repeat(jnp.stack(arrays), sharing, 0) for arrays in zip(*by_call, strict=True)]
 
     def _cross_replica_copy(self, step: CrossReplicaCopy, values: Values) -> None:

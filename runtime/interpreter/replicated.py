@@ -30,7 +30,7 @@ from ipujax.runtime.graph import (
     StreamIn,
     StreamOut,
 )
-from ipujax.runtime.host import Host
+from ipujax.runtime.host import CallStream, Host
 from ipujax.runtime.interpreter.tile_memory import InterpreterError, to_raw
 from ipujax.runtime.tensor import Tensor
 
@@ -135,6 +135,9 @@ class Replicas(Runner):
     def step(self, program: Program) -> None:
         """Run a step at which replicas meet."""
         match program:
+            case StreamIn(CallStream()) | StreamOut(_, CallStream()):
+                for member in self._members:
+                    self._machines[member].run(program)
             case StreamIn(stream, destination):
                 assert self._host is not None, "without a host each machine runs its transfers"
                 self._check_members(range(len(self._machines)))

@@ -100,6 +100,25 @@ def test_every_executor_has_the_same_numbers(block: Block) -> None:
     np.testing.assert_allclose(exact(X), expected, rtol=2e-6)
 
 
+@pytest.mark.slow
+def test_functions_of_the_host_are_called_by_the_ipus_inside() -> None:
+    rows: list[int] = []
+
+    def block(v: jax.Array) -> jax.Array:
+        def body(c: jax.Array) -> jax.Array:
+            jax.debug.callback(lambda row: rows.append(int(row)), lax.axis_index("x"))
+            half = jax.pure_callback(lambda m: np.float32(0 * m + 0.5), jax.ShapeDtypeStruct((), np.float32), c.max())
+            return half * c
+
+        return lax.while_loop(lambda c: lax.pmax(jnp.max(c), "y") > 0.5, body, v)
+
+    x = np.concatenate([5 * X[:4], X[4:]])
+    result = ipu.jit(over_mesh(block), device=DEVICE)(x)
+    halvings = [int(np.ceil(np.log2(part.max() / 0.5))) for part in (x[:4], x[4:])]
+    np.testing.assert_allclose(result, np.concatenate([x[:4] / 2 ** halvings[0], x[4:] / 2 ** halvings[1]]), rtol=1e-6)
+    assert [rows.count(row) for row in (0, 1)] == [2 * count for count in halvings]
+
+
 def test_a_refusal_names_the_axis() -> None:
     def block(v: jax.Array) -> jax.Array:
         return lax.cond(lax.psum(v.sum(), "y") > 60, lambda a: a + lax.psum(a, "x"), lambda a: a, v)
