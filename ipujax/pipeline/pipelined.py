@@ -309,7 +309,8 @@ class _Call:
             name = self.names[number]
             path_text = "".join(f"[{key!r}]" for key in path) or "all of it"
             results = _part(numbered, path, f"carry of ipu.pipeline({self.who}) for {name}")
-            if jax.tree.structure(results) != jax.tree.structure(self.args[number]):
+            structure: Any = jax.tree.structure(self.args[number])
+            if structure != jax.tree.structure(results):
                 raise ArgumentTypeError(
                     f"the result carried to {name} of ipu.pipeline({self.who}) has another structure",
                     expected=tree_in_words(self.args[number]),

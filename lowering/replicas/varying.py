@@ -153,7 +153,7 @@ def _of_collective(form: Form, operand: Classes) -> Classes:
     if form.kind == "index":
         return agreement.by_key(form.ranks)
     if form.kind == "permute":
-        sender_of = {destination: (source,) for source, destination in form.pairs}
+        sender_of: dict[int, tuple[int, ...]] = {destination: (source,) for source, destination in form.pairs}
     else:
         sender_of = {replica: group for group in form.groups for replica in group}
     senders = [sender_of.get(replica, ()) for replica in range(len(operand))]

@@ -115,9 +115,9 @@ class Divergence:
         """Walk a node; changes `differing`."""
         match node:
             case Collective():
-                classes = [self._classes([x], differing) for x in node.inputs]
+                of_inputs = [self._classes([x], differing) for x in node.inputs]
                 self._block(node, differing)
-                for tensor, of_input in zip(node.outputs, classes, strict=True):
+                for tensor, of_input in zip(node.outputs, of_inputs, strict=True):
                     of_output = agreement.of_results(node.senders, of_input, has_ranks=node.has_ranks)
                     self._write(tensor, differing, of_output)
             case Block():
@@ -139,8 +139,8 @@ class Divergence:
             case Copy():
                 if node not in self._parts:
                     self._parts[node] = _parts_of(node.source, node.destination)
-                classes = [self._classes([source], differing) for source, _ in self._parts[node]]
-                for (_, destination), of_source in zip(self._parts[node], classes, strict=True):
+                of_sources = [self._classes([source], differing) for source, _ in self._parts[node]]
+                for (_, destination), of_source in zip(self._parts[node], of_sources, strict=True):
                     self._write(destination, differing, of_source)
             case StreamOut(source, CallStream(call=HostCall(is_pure=True) as call, number=number)):
                 # The operands of a call come one after the other, its results right behind.

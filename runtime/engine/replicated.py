@@ -245,6 +245,7 @@ class ReplicatedProgram(EngineProgram):
             values.differing = after
 
     def _step(self, step: Program, values: Values, live: Live) -> None:
+        assert isinstance(values, StackedValues)
         match step:
             case CrossReplicaCopy():
                 self._cross_replica_copy(step, values)
