@@ -9,7 +9,7 @@ it, so that its lines may be another caller's.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,9 +31,13 @@ from ipujax.lowering.jax_compat import (
 )
 from ipujax.lowering.jaxpr import Bodies, CallSite, CallSites, Rewrite, once, primitive_names, with_inner
 from ipujax.lowering.source_info import jaxpr_file, source_line, with_caller
+from ipujax.lowering.stablehlo.exported_calls import exported_callee
 from ipujax.runtime.errors import GraphError, is_installed
 
 PLATFORM = "cpu"  # where the engine computes, and plain JAX too
+
+# Functions that make the jaxpr of a call that holds its function in another form; None where there is none.
+CALLEES_IN_OTHER_FORMS: dict[str, Callable[[JaxprEqn], ClosedJaxpr | None]] = {"call_exported": exported_callee}
 
 
 def inline(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
@@ -158,6 +162,8 @@ def _call_of(eqn: JaxprEqn, operands: list[Atom]) -> tuple[ClosedJaxpr, list[Ato
     name = eqn.primitive.name
     params = eqn.params
     callee = callee_of(eqn)
+    if callee is None and name in CALLEES_IN_OTHER_FORMS:
+        callee = CALLEES_IN_OTHER_FORMS[name](eqn)
     if callee is not None:
         return callee, operands
     if name == "cond" and isinstance(operands[0], Literal):

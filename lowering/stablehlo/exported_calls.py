@@ -1,0 +1,74 @@
+"""Calls of exported functions as jaxprs.
+
+Source: JAX, "Exporting and serializing staged-out computations", section on the calling convention.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from ipujax.lowering.jax_compat import ClosedJaxpr, JaxprEqn, is_float0
+from ipujax.lowering.source_info import source_line
+from ipujax.lowering.stablehlo import arrays, control, elementwise, numerics, single_operation
+from ipujax.lowering.stablehlo.attributes import UntranslatedError
+from ipujax.lowering.stablehlo.translation import Rule, Scope, Values, functions_of, module_of
+from ipujax.runtime.logs import Log
+
+_LOG = Log("lowering")
+_PLATFORM = "cpu"  # where the engine computes
+_GENERATORS = ("threefry2x32", "rbg", "unsafe_rbg")
+_FAMILIES = (elementwise, arrays, numerics, control, single_operation)
+RULES: dict[str, Rule] = {name: rule for family in _FAMILIES for name, rule in family.RULES.items()}
+
+
+def exported_callee(eqn: JaxprEqn) -> ClosedJaxpr | None:
+    """Jaxpr of a call of an exported function; None if it has no counterpart in JAX, which is logged."""
+    exported = eqn.params["exported"]
+    avals: list[Any] = [atom.aval for atom in eqn.invars]
+    results: list[Any] = [var.aval for var in eqn.outvars]
+
+    def fun(*operands: Any) -> Sequence[Any]:
+        return [_of_type(x, aval) for x, aval in zip(_call(exported, operands), results, strict=True)]
+
+    try:
+        return jax.make_jaxpr(fun)(*avals)
+    except UntranslatedError as error:
+        _LOG.info("the exported function %s has %s: it is not priced (%s)", exported.fun_name, error, source_line(eqn))
+        return None
+
+
+def _call(exported: Any, operands: Sequence[Any]) -> Values:
+    """Results of the module of an exported function; its arguments are those in `module_kept_var_idx`."""
+    if exported.ordered_effects or exported.nr_devices > 1 or _PLATFORM not in exported.platforms:
+        raise UntranslatedError("ordered effects, several devices or another platform")
+    platform = [np.asarray(exported.platforms.index(_PLATFORM), np.int32)] if len(exported.platforms) > 1 else []
+    arguments = [*platform, *(_data(operands[n]) for n in exported.module_kept_var_idx)]
+    module, context = module_of(exported.mlir_module_serialized)
+    with context:
+        return Scope(functions_of(module), RULES, {}).function("main", arguments)
+
+
+def _data(x: Any) -> Any:
+    return jax.random.key_data(x) if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key) else x
+
+
+def _implementation(aval: Any) -> str:
+    """Name of the generator of keys."""
+    with jax.ensure_compile_time_eval():
+        names = [name for name in _GENERATORS if jax.random.key(0, impl=name).dtype == aval.dtype]
+    if not names:
+        raise UntranslatedError(f"keys of {aval.dtype}")
+    return names[0]
+
+
+def _of_type(x: Any, aval: Any) -> Any:
+    """Result as the equation has it: keys of random numbers, and gradients of whole numbers, are other arrays there."""
+    if is_float0(aval):
+        return np.zeros(aval.shape, jax.dtypes.float0)
+    if jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key):
+        return jax.random.wrap_key_data(x, impl=_implementation(aval))
+    return x

@@ -1,0 +1,137 @@
+"""Translation of a module of StableHLO into operations of JAX.
+
+Input: the bytes of a module, and a value for each argument of its function. Output: the values of its results, made by
+operations of JAX, which `jax.make_jaxpr` turns into a jaxpr. Calls are inlined; a loop with a known trip count becomes
+a scan, others stay loops; indices and shapes are computed while the module is read, so that those of polymorphic
+modules are known. An operation without a counterpart becomes a module of its own, see `single_operation`.
+Source: the StableHLO specification; JAX, "Exporting and serializing staged-out computations".
+Limits: values of 64 bits only where JAX has them; one device; no tokens.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import jax
+import numpy as np
+
+from ipujax.lowering.jax_compat import mlir, stablehlo
+from ipujax.lowering.stablehlo.attributes import SMALL_ELEMENTS, UntranslatedError, dtype_of, shape_of
+
+ir = mlir.ir
+Values = list[Any]  # arrays of JAX or, where known, of NumPy
+Rule = Callable[["Scope", Any, Values], Sequence[Any]]
+Environment = dict[Any, Any]  # values by those of the module
+
+SINGLE = "*"  # name of the rule of operations that have none
+HOLDERS = ("stablehlo.while", "stablehlo.case", "stablehlo.if", "func.call", "stablehlo.composite")  # of operations
+
+# Parts of the names of operations that name no scope of the user's: calls and loops of JAX.
+_NO_SCOPE = re.compile(r"jit|closed_call|while|body|cond|scan|branch_\d+_fun|checkpoint|remat\d*|rematted_computation")
+_TRANSFORMED = re.compile(r"(\w+)\((.*)\)")
+
+
+class Scope:
+    """Values of one region, and the functions of its module.
+
+    Args:
+        functions: operation of each function by name.
+        rules: rule of each operation by name.
+        values: values of the region and of those around it.
+    """
+
+    def __init__(self, functions: Mapping[str, Any], rules: Mapping[str, Rule], values: Environment) -> None:
+        self.functions = functions
+        self.rules = rules
+        self.values = values
+
+    def block(self, region: Any, arguments: Sequence[Any]) -> Values:
+        """Values of the results of a region on its arguments; those of regions around it are read too."""
+        block = region.blocks[0]
+        inner = Scope(self.functions, self.rules, {**self.values, **dict(zip(block.arguments, arguments, strict=True))})
+        return inner.run(block)
+
+    def function(self, name: str, arguments: Sequence[Any]) -> Values:
+        """Values of the results of a function of the module."""
+        block = self.functions[name].regions[0].blocks[0]
+        return Scope(self.functions, self.rules, dict(zip(block.arguments, arguments, strict=True))).run(block)
+
+    def run(self, block: Any) -> Values:
+        """Values of the operands of the last operation of a block."""
+        for op in block.operations:
+            operation = op.operation
+            operands = [self.values[x] for x in operation.operands]
+            if operation.name in ("func.return", "stablehlo.return"):
+                return operands
+            with scopes_of(operation.location):
+                results = self._results(operation, operands)
+            self.values.update(zip(operation.results, results, strict=True))
+        raise UntranslatedError("a block without an end")
+
+    def _results(self, op: Any, operands: Values) -> Values:
+        try:
+            return self._results_of(self.rules.get(op.name, self.rules[SINGLE]), op, operands)
+        except UntranslatedError:
+            if op.name in HOLDERS or op.name not in self.rules:
+                raise
+            return self._results_of(self.rules[SINGLE], op, operands)
+
+    def _results_of(self, rule: Rule, op: Any, operands: Values) -> Values:
+        if not op.regions and op.operands and _are_known(operands):
+            with jax.ensure_compile_time_eval():
+                results = [np.asarray(x) if isinstance(x, jax.Array) else x for x in rule(self, op, operands)]
+        else:
+            results = list(rule(self, op, operands))
+        for result, value in zip(op.results, results, strict=True):
+            _check(op, result.type, value)
+        return results
+
+
+def _are_known(operands: Values) -> bool:
+    """True for indices and shapes: small arrays of whole numbers or truths that are values already."""
+    return all(isinstance(x, np.ndarray) and x.size <= SMALL_ELEMENTS and x.dtype.kind in "biu" for x in operands)
+
+
+def _check(op: Any, kind: Any, value: Any) -> None:
+    """Refuse a result of another type than the module's: a wrong translation, or 64 bits that JAX does not have."""
+    if value is None or not isinstance(kind, ir.RankedTensorType):
+        return
+    expected = shape_of(kind)
+    is_equal = len(expected) == len(value.shape) and all(m in (-1, n) for m, n in zip(expected, value.shape, strict=True))
+    if not is_equal or value.dtype != dtype_of(kind):
+        raise UntranslatedError(f"{op.name} with a result of type {kind}, which is {value.dtype}{list(value.shape)} here")
+
+
+def scopes_of(location: Any) -> ExitStack:
+    """Context with the scopes of the user's that a location of the module names."""
+    stack = ExitStack()
+    for name in scope_names(getattr(location, "name_str", None) or ""):
+        stack.enter_context(jax.named_scope(name))
+    return stack
+
+
+def scope_names(name: str) -> list[str]:
+    """Scopes in the name of an operation, as `layer` of `jit(f)/transpose(jvp(layer))/while/body/dot_general`."""
+    names = []
+    for part in name.split("/")[:-1]:
+        while match := _TRANSFORMED.fullmatch(part):
+            part = "" if _NO_SCOPE.fullmatch(match[1]) else match[2]
+        if part and not _NO_SCOPE.fullmatch(part):
+            names.append(part)
+    return names
+
+
+def module_of(serialized: bytes) -> tuple[Any, Any]:
+    """Parsed module, and its context, of bytes that `jax.export` serialized."""
+    context = mlir.make_ir_context()
+    with context:
+        return stablehlo.deserialize_portable_artifact(context, serialized), context
+
+
+def functions_of(module: Any) -> dict[str, Any]:
+    """Operation of each function of a module by name."""
+    operations = [op.operation for op in module.body.operations]
+    return {ir.StringAttr(op.attributes["sym_name"]).value: op for op in operations if op.name == "func.func"}
