@@ -244,6 +244,8 @@ def fft_rule(scope: Scope, op: Any, operands: Values) -> Sequence[Any]:
 def rng_bit_generator_rule(scope: Scope, op: Any, operands: Values) -> Sequence[Any]:
     """Random bits, and the next state."""
     (state,) = operands
+    if isinstance(state, np.ndarray) and state.dtype == np.uint64 and not jax.config.jax_enable_x64:
+        state = Words64(jnp.asarray(state.view(np.uint32).reshape(-1, 2)))
     algorithms = {"DEFAULT": "RNG_DEFAULT", "PHILOX": "RNG_PHILOX", "THREE_FRY": "RNG_THREE_FRY"}
     algorithm = lax.RandomAlgorithm[algorithms[word(op, "rng_algorithm")]]
     kind = op.results[1].type

@@ -87,6 +87,8 @@ def composite_rule(scope: Scope, op: Any, operands: Values) -> Sequence[Any]:
 
 
 def _bound(scope: Scope, op: Any, operands: Values, label: str, work_of: str, is_priced: bool) -> Sequence[Any]:
+    if any(x.dtype != dtype_of(operand.type) for x, operand in zip(operands, op.operands, strict=True)):
+        raise UntranslatedError(f"the operation {op.name} on numbers of 64 bits")
     module = _module(scope, op, operands, label)
     flops = _flops(module) if is_priced else None
     return module_operation_p.bind(*operands, module=module, label=label, work_of=work_of, flops=flops)

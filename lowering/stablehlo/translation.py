@@ -29,6 +29,8 @@ Environment = dict[Any, Any]  # values by those of the module
 SINGLE = "*"  # name of the rule of operations that have none
 HOLDERS = ("stablehlo.while", "stablehlo.case", "stablehlo.if", "func.call", "stablehlo.composite")  # of operations
 
+_AT_RUN_TIME = ("stablehlo.rng_bit_generator", "stablehlo.custom_call", "func.call")
+
 # Parts of the names of operations that name no scope of the user's: calls and loops of JAX.
 _NO_SCOPE = re.compile(r"jit|closed_call|while|body|cond|scan|branch_\d+_fun|checkpoint|remat\d*|rematted_computation")
 _TRANSFORMED = re.compile(r"(\w+)\((.*)\)")
@@ -80,9 +82,11 @@ class Scope:
             return self._results_of(self.rules[SINGLE], op, operands)
 
     def _results_of(self, rule: Rule, op: Any, operands: Values) -> Values:
-        if not op.regions and op.operands and _are_known(operands):
-            with jax.ensure_compile_time_eval():
+        is_wide = not jax.config.jax_enable_x64 and _has_64_bits(op, operands)
+        if _is_computed_now(op, operands, is_wide):
+            with jax.ensure_compile_time_eval(), jax.enable_x64(is_wide or jax.config.jax_enable_x64):
                 results = [np.asarray(x) if isinstance(x, jax.Array) else x for x in rule(self, op, operands)]
+            results = [_made_on_tiles(x) if is_wide else x for x in results]
         else:
             results = list(rule(self, op, operands))
         for result, value in zip(op.results, results, strict=True):
@@ -90,9 +94,29 @@ class Scope:
         return results
 
 
-def _are_known(operands: Values) -> bool:
-    """True for indices and shapes: small arrays of whole numbers or truths that are values already."""
-    return all(isinstance(x, np.ndarray) and x.size <= SMALL_ELEMENTS and x.dtype.kind in "biu" for x in operands)
+def _is_computed_now(op: Any, operands: Values, is_wide: bool) -> bool:
+    """True for operations on indices and shapes: small arrays of whole numbers or truths that are values already."""
+    # JAX counts the elements of random numbers with 64 bits, even where it has none: these are values too.
+    are_values = all(isinstance(x, np.ndarray) for x in operands) and op.name not in _AT_RUN_TIME
+    are_small = all(isinstance(x, np.ndarray) and x.size <= SMALL_ELEMENTS and x.dtype.kind in "biu" for x in operands)
+    return are_values and not op.regions and (is_wide or (are_small and bool(operands)))
+
+
+def _has_64_bits(op: Any, operands: Values) -> bool:
+    kinds = [result.type for result in op.results if isinstance(result.type, ir.RankedTensorType)]
+    return any(dtype.itemsize == 8 and dtype.kind in "iuf" for dtype in (*(x.dtype for x in operands), *map(dtype_of, kinds)))
+
+
+def _made_on_tiles(value: Any) -> Any:
+    """Numbers that count up, or are equal, as operations that make them; others as they are."""
+    if not isinstance(value, np.ndarray) or value.size <= SMALL_ELEMENTS or value.dtype.itemsize == 8:
+        return value
+    flat = value.reshape(-1)
+    if (flat == flat[0]).all():
+        return jax.lax.full(value.shape, flat[0], value.dtype)
+    if (flat == np.arange(value.size, dtype=value.dtype)).all():
+        return jax.lax.reshape(jax.lax.iota(value.dtype, value.size), value.shape)
+    return value
 
 
 def _check(op: Any, kind: Any, value: Any) -> None:
