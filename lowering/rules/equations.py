@@ -20,13 +20,14 @@ from ipujax.lowering.passes.inline import inline
 from ipujax.lowering.popops.maps.huge_views import copied_if_huge
 from ipujax.lowering.refs import discharge
 from ipujax.lowering.rules.base.context import Context
-from ipujax.lowering.rules.base.fallback import fallback
+from ipujax.lowering.rules.base.fallback import fallback, has_work
 from ipujax.lowering.rules.base.last_reads import LastReads
 from ipujax.lowering.rules.base.later_values import LaterValues
 from ipujax.lowering.rules.base.probes import Probes
 from ipujax.lowering.rules.base.updates import places_before_updates
 from ipujax.lowering.rules.table import rule_of
 from ipujax.lowering.source_info import name_stack
+from ipujax.lowering.stablehlo.exported_calls import lowered_callee
 from ipujax.runtime.graph import Builder, Graph, Sequence as ProgramSequence
 from ipujax.runtime.logs import count_part
 from ipujax.runtime.options import Options
@@ -188,10 +189,15 @@ class Lowering:
             self._graph.note_role(tensor, self._roles.get(var))
 
     def _unknown(self, ctx: Context, operands: Sequence[Tensor]) -> list[Tensor]:
-        """Lowers a primitive without a rule: its implementation if that can be traced, else the fallback."""
-        impl = traced_impl(ctx.equation)
-        if impl is None or ctx.primitive.name in primitive_names(impl.jaxpr):
+        """Lowers a primitive without a rule: what it is made of if that is known, else the fallback."""
+        name = ctx.primitive.name
+        if has_work(name):
             return fallback(ctx, *operands)
+        impl = traced_impl(ctx.equation)
+        if impl is None or name in primitive_names(impl.jaxpr):
+            impl = lowered_callee(ctx.equation)
+        if impl is None:
+            return fallback(ctx, *operands, is_priced=False)
         return self.jaxpr(inline(discharge(impl)), operands, ctx.prog)
 
     def read(self, env: Mapping[Var, Tensor], atom: Atom) -> Tensor:

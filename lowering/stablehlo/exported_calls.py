@@ -1,4 +1,4 @@
-"""Calls of exported functions as jaxprs.
+"""Calls of exported functions, and primitives that only lower to StableHLO, as jaxprs.
 
 Source: JAX, "Exporting and serializing staged-out computations", section on the calling convention.
 """
@@ -11,12 +11,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from ipujax.lowering.jax_compat import ClosedJaxpr, JaxprEqn, is_float0
+from ipujax.lowering.jax_compat import ClosedJaxpr, JaxprEqn, eval_equation, is_float0
 from ipujax.lowering.source_info import source_line
 from ipujax.lowering.stablehlo import arrays, control, elementwise, numerics, single_operation
 from ipujax.lowering.stablehlo.attributes import UntranslatedError
 from ipujax.lowering.stablehlo.translation import Rule, Scope, Values, functions_of, module_of
 from ipujax.runtime.logs import Log
+from ipujax.runtime.names_at_import import jax_jit
 
 _LOG = Log("lowering")
 _PLATFORM = "cpu"  # where the engine computes
@@ -41,19 +42,41 @@ def exported_callee(eqn: JaxprEqn) -> ClosedJaxpr | None:
         return None
 
 
+def lowered_callee(eqn: JaxprEqn) -> ClosedJaxpr | None:
+    """Jaxpr of a primitive as JAX lowers it for the CPU; None if that is a call of code that no module holds."""
+    avals: list[Any] = [atom.aval for atom in eqn.invars]
+    if any(not isinstance(aval, jax.core.ShapedArray) or _is_key(aval.dtype) for aval in avals):
+        return None
+    function = jax_jit(lambda *operands: eval_equation(eqn, *operands), keep_unused=True)
+    shapes = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
+    try:
+        module = function.trace(*shapes).lower(lowering_platforms=(_PLATFORM,)).compiler_ir("stablehlo")
+        return jax.make_jaxpr(lambda *operands: _run(module, operands))(*avals)
+    except (UntranslatedError, NotImplementedError) as error:
+        _LOG.info("%s is not priced: %s (%s)", eqn.primitive.name, error, source_line(eqn))
+        return None
+
+
+def _run(module: Any, arguments: Sequence[Any]) -> Values:
+    with module.context:
+        return Scope(functions_of(module), RULES, {}).function("main", arguments)
+
+
 def _call(exported: Any, operands: Sequence[Any]) -> Values:
     """Results of the module of an exported function; its arguments are those in `module_kept_var_idx`."""
     if exported.ordered_effects or exported.nr_devices > 1 or _PLATFORM not in exported.platforms:
         raise UntranslatedError("ordered effects, several devices or another platform")
     platform = [np.asarray(exported.platforms.index(_PLATFORM), np.int32)] if len(exported.platforms) > 1 else []
     arguments = [*platform, *(_data(operands[n]) for n in exported.module_kept_var_idx)]
-    module, context = module_of(exported.mlir_module_serialized)
-    with context:
-        return Scope(functions_of(module), RULES, {}).function("main", arguments)
+    return _run(module_of(exported.mlir_module_serialized), arguments)
+
+
+def _is_key(dtype: Any) -> bool:
+    return bool(jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key))
 
 
 def _data(x: Any) -> Any:
-    return jax.random.key_data(x) if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key) else x
+    return jax.random.key_data(x) if _is_key(x.dtype) else x
 
 
 def _implementation(aval: Any) -> str:
@@ -69,6 +92,6 @@ def _of_type(x: Any, aval: Any) -> Any:
     """Result as the equation has it: keys of random numbers, and gradients of whole numbers, are other arrays there."""
     if is_float0(aval):
         return np.zeros(aval.shape, jax.dtypes.float0)
-    if jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key):
+    if _is_key(aval.dtype):
         return jax.random.wrap_key_data(x, impl=_implementation(aval))
     return x

@@ -45,6 +45,7 @@ _PRIMITIVES = {  # of JAX, by the routine or the target that they call
 _IDENTITIES = ("Sharding", "annotate_device_placement", "xla.sdy.FuncResultSharding", "xla.sdy.GlobalToLocalShape")
 _CHECKS = ("shape_assertion",)
 _CHLO = "chlo."
+_CALLBACK = "callback"  # in the names of custom calls that run Python by an address
 
 
 def _compute(*operands: jax.Array, module: StoredModule, **params: Any) -> list[Any]:
@@ -70,6 +71,8 @@ def custom_call_rule(scope: Scope, op: Any, operands: Values) -> Sequence[Any]:
         return operands
     if target in _CHECKS:
         return ()
+    if _CALLBACK in target:
+        raise UntranslatedError(f"the custom call {target}, which runs Python")
     routine = _LAPACK.fullmatch(target)
     work_of = _PRIMITIVES.get(routine[1] if routine else target, "")
     return _bound(scope, op, operands, target, work_of, is_priced=False)

@@ -148,11 +148,11 @@ def scope_names(name: str) -> list[str]:
     return names
 
 
-def module_of(serialized: bytes) -> tuple[Any, Any]:
-    """Parsed module, and its context, of bytes that `jax.export` serialized."""
+def module_of(serialized: bytes) -> Any:
+    """Module of bytes that `jax.export` serialized."""
     context = mlir.make_ir_context()
     with context:
-        return stablehlo.deserialize_portable_artifact(context, serialized), context
+        return stablehlo.deserialize_portable_artifact(context, serialized)
 
 
 def functions_of(module: Any) -> dict[str, Any]:

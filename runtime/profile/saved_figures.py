@@ -23,6 +23,7 @@ from ipujax.runtime.host import HostData
 from ipujax.runtime.memory import MemoryReport, SavedMemory, memory_data
 from ipujax.runtime.profile.breakdown import LayerCost, layer_costs
 from ipujax.runtime.profile.emulated import Emulated
+from ipujax.runtime.profile.unpriced import Unpriced
 from ipujax.runtime.profile.execution_trace import ExecutionTrace
 from ipujax.runtime.profile.figures import Fallback, Figures
 from ipujax.runtime.profile.program_costs import ProgramNode
@@ -69,7 +70,7 @@ def _expanded(section: Any) -> Any:
     return [_expanded(each) for each in section]
 
 
-_LISTS = ("fallbacks", "emulated", "unmet_bounds")
+_LISTS = ("fallbacks", "unpriced", "emulated", "unmet_bounds")
 _RUN = (
     "cycles",
     "ipu_phase_cycles",
@@ -221,6 +222,10 @@ class SavedFigures(Figures):
     @cached_property
     def fallbacks(self) -> tuple[Fallback, ...]:
         return tuple(_row(Fallback, row) for row in self._data["fallbacks"])
+
+    @cached_property
+    def unpriced(self) -> tuple[Unpriced, ...]:
+        return tuple(_row(Unpriced, row) for row in self._data["unpriced"])
 
     @cached_property
     def emulated(self) -> tuple[Emulated, ...]:

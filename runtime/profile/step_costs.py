@@ -4,7 +4,7 @@ Input: an `Executable`, the program of the run, its `Numbering`, and the `Timeli
 each operation of each layer, part of the training step and line; a variable belongs to the operation in its name and
 origin. The cycles of all rows add up to the busy cycles of all IPUs, exactly.
 Limits: exchange code is that of the tile with most of it for this row, which may differ from row to row. Arithmetic is
-counted by `Codelet.flops`; fallbacks, and user codelets without it, count one operation a point.
+counted by `Codelet.flops`; user codelets without it count one operation a point.
 """
 
 from __future__ import annotations
