@@ -30,6 +30,7 @@ from ipujax.lowering.jax_compat import (
     sharding_constraint_p,
 )
 from ipujax.lowering.jaxpr import Bodies, CallSite, CallSites, Rewrite, once, primitive_names, with_inner
+from ipujax.lowering.pallas_calls import pallas_callee
 from ipujax.lowering.source_info import jaxpr_file, source_line, with_caller
 from ipujax.lowering.stablehlo.exported_calls import exported_callee
 from ipujax.runtime.errors import GraphError, is_installed
@@ -37,7 +38,10 @@ from ipujax.runtime.errors import GraphError, is_installed
 PLATFORM = "cpu"  # where the engine computes, and plain JAX too
 
 # Functions that make the jaxpr of a call that holds its function in another form; None where there is none.
-CALLEES_IN_OTHER_FORMS: dict[str, Callable[[JaxprEqn], ClosedJaxpr | None]] = {"call_exported": exported_callee}
+CALLEES_IN_OTHER_FORMS: dict[str, Callable[[JaxprEqn], ClosedJaxpr | None]] = {
+    "call_exported": exported_callee,
+    "pallas_call": pallas_callee,
+}
 
 
 def inline(jaxpr: ClosedJaxpr) -> ClosedJaxpr:

@@ -92,13 +92,13 @@ def dynamic_slice_rule(scope: Scope, op: Any, operands: Values) -> Sequence[Any]
             min(max(int(n), 0), extent - size) for n, extent, size in zip(starts, x.shape, sizes, strict=True)
         ]
         return [lax.slice(x, first, [n + size for n, size in zip(first, sizes, strict=True)])]
-    return [lax.dynamic_slice(x, starts, sizes)]
+    return [lax.dynamic_slice_p.bind(x, *starts, slice_sizes=sizes)]  # the function of JAX counts from the end below 0
 
 
 def dynamic_update_slice_rule(scope: Scope, op: Any, operands: Values) -> Sequence[Any]:
     """Array with a part replaced, at a position of the run."""
     x, update, *starts = operands
-    return [lax.dynamic_update_slice(x, update, starts)]
+    return [lax.dynamic_update_slice_p.bind(x, update, *starts)]
 
 
 def pad_rule(scope: Scope, op: Any, operands: Values) -> Sequence[Any]:
