@@ -215,7 +215,10 @@ class _Kernel:
         sizes = tuple(_SIZES[kind](entry) for kind, entry in zip(kinds, entries, strict=True))
         index_map: ClosedJaxpr = mapping.index_map_jaxpr
         used = used_inputs(index_map.jaxpr)[: len(self._grid)]
-        grid_indices = (*index_map.jaxpr.invars[: len(self._grid)], *(x for x in index_map.jaxpr.outvars if _is_natural(x)))
+        grid_indices = (
+            *index_map.jaxpr.invars[: len(self._grid)],
+            *(x for x in index_map.jaxpr.outvars if _is_natural(x)),
+        )
         return _Blocks(
             tuple(n + -n % size for n, size in zip(mapping.array_aval.shape, sizes, strict=True)),
             sizes,
@@ -279,7 +282,7 @@ def _uninitialized(aval: Any) -> Any:
     dtype = aval.dtype
     if jnp.issubdtype(dtype, jnp.inexact):
         return lax.full(aval.shape, np.nan, dtype)
-    return lax.full(aval.shape, False if dtype == bool else jnp.iinfo(dtype).min, dtype)
+    return lax.full(aval.shape, False if dtype == jnp.bool_ else jnp.iinfo(dtype).min, dtype)
 
 
 def _padded(x: Any, shape: tuple[int, ...]) -> Any:

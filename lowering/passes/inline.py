@@ -30,17 +30,28 @@ from ipujax.lowering.jax_compat import (
     sharding_constraint_p,
 )
 from ipujax.lowering.jaxpr import Bodies, CallSite, CallSites, Rewrite, once, primitive_names, with_inner
-from ipujax.lowering.pallas_calls import pallas_callee
 from ipujax.lowering.source_info import jaxpr_file, source_line, with_caller
-from ipujax.lowering.stablehlo.exported_calls import exported_callee
 from ipujax.runtime.errors import GraphError, is_installed
 
 PLATFORM = "cpu"  # where the engine computes, and plain JAX too
 
+
+def _exported_callee(eqn: JaxprEqn) -> ClosedJaxpr | None:
+    from ipujax.lowering.stablehlo.exported_calls import exported_callee  # few programs need it
+
+    return exported_callee(eqn)
+
+
+def _pallas_callee(eqn: JaxprEqn) -> ClosedJaxpr | None:
+    from ipujax.lowering.pallas_calls import pallas_callee  # few programs need it
+
+    return pallas_callee(eqn)
+
+
 # Functions that make the jaxpr of a call that holds its function in another form; None where there is none.
-CALLEES_IN_OTHER_FORMS: dict[str, Callable[[JaxprEqn], ClosedJaxpr | None]] = {
-    "call_exported": exported_callee,
-    "pallas_call": pallas_callee,
+_CALLEES_IN_OTHER_FORMS: dict[str, Callable[[JaxprEqn], ClosedJaxpr | None]] = {
+    "call_exported": _exported_callee,
+    "pallas_call": _pallas_callee,
 }
 
 
@@ -166,8 +177,8 @@ def _call_of(eqn: JaxprEqn, operands: list[Atom]) -> tuple[ClosedJaxpr, list[Ato
     name = eqn.primitive.name
     params = eqn.params
     callee = callee_of(eqn)
-    if callee is None and name in CALLEES_IN_OTHER_FORMS:
-        callee = CALLEES_IN_OTHER_FORMS[name](eqn)
+    if callee is None and name in _CALLEES_IN_OTHER_FORMS:
+        callee = _CALLEES_IN_OTHER_FORMS[name](eqn)
     if callee is not None:
         return callee, operands
     if name == "cond" and isinstance(operands[0], Literal):

@@ -27,7 +27,6 @@ from ipujax.lowering.rules.base.probes import Probes
 from ipujax.lowering.rules.base.updates import places_before_updates
 from ipujax.lowering.rules.table import rule_of
 from ipujax.lowering.source_info import name_stack
-from ipujax.lowering.stablehlo.exported_calls import lowered_callee
 from ipujax.runtime.graph import Builder, Graph, Sequence as ProgramSequence
 from ipujax.runtime.logs import count_part
 from ipujax.runtime.options import Options
@@ -195,6 +194,8 @@ class Lowering:
             return fallback(ctx, *operands)
         impl = traced_impl(ctx.equation)
         if impl is None or name in primitive_names(impl.jaxpr):
+            from ipujax.lowering.stablehlo.exported_calls import lowered_callee  # few programs need it
+
             impl = lowered_callee(ctx.equation)
         if impl is None:
             return fallback(ctx, *operands, is_priced=False)

@@ -13,7 +13,7 @@ import numpy as np
 from jax import lax
 
 from ipujax.lowering.jax_compat import stablehlo
-from ipujax.lowering.stablehlo.attributes import (
+from ipujax.lowering.stablehlo.operation_attributes import (
     UntranslatedError,
     constant_value,
     dtype_of,
@@ -88,9 +88,7 @@ def dynamic_slice_rule(scope: Scope, op: Any, operands: Values) -> Sequence[Any]
     x, *starts = operands
     sizes = ints(op, "slice_sizes")
     if all(isinstance(start, np.ndarray) for start in starts):
-        first = [
-            min(max(int(n), 0), extent - size) for n, extent, size in zip(starts, x.shape, sizes, strict=True)
-        ]
+        first = [min(max(int(n), 0), extent - size) for n, extent, size in zip(starts, x.shape, sizes, strict=True)]
         return [lax.slice(x, first, [n + size for n, size in zip(first, sizes, strict=True)])]
     return [lax.dynamic_slice_p.bind(x, *starts, slice_sizes=sizes)]  # the function of JAX counts from the end below 0
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ipujax.lowering.stablehlo.attributes import dtype_of, integer, word
+from ipujax.lowering.stablehlo.operation_attributes import dtype_of, integer, word
 from ipujax.lowering.stablehlo.translation import Rule, Scope, Values
 
 _SAME: dict[str, Callable[..., Any]] = {

@@ -13,8 +13,8 @@ import numpy as np
 
 from ipujax.lowering.jax_compat import ClosedJaxpr, JaxprEqn, eval_equation, is_float0
 from ipujax.lowering.source_info import source_line
-from ipujax.lowering.stablehlo import arrays, control, elementwise, numerics, single_operation
-from ipujax.lowering.stablehlo.attributes import UntranslatedError
+from ipujax.lowering.stablehlo import arrays, elementwise, loops_and_branches, numerics, single_operation
+from ipujax.lowering.stablehlo.operation_attributes import UntranslatedError
 from ipujax.lowering.stablehlo.translation import Rule, Scope, Values, functions_of, module_of
 from ipujax.runtime.logs import Log
 from ipujax.runtime.names_at_import import jax_jit
@@ -22,7 +22,7 @@ from ipujax.runtime.names_at_import import jax_jit
 _LOG = Log("lowering")
 _PLATFORM = "cpu"  # where the engine computes
 _GENERATORS = ("threefry2x32", "rbg", "unsafe_rbg")
-_FAMILIES = (elementwise, arrays, numerics, control, single_operation)
+_FAMILIES = (elementwise, arrays, numerics, loops_and_branches, single_operation)
 RULES: dict[str, Rule] = {name: rule for family in _FAMILIES for name, rule in family.RULES.items()}
 
 

@@ -12,7 +12,8 @@ from jax import lax
 
 from ipujax.lowering.jax_compat import mlir, stablehlo
 from ipujax.lowering.stablehlo.arrays import known
-from ipujax.lowering.stablehlo.attributes import (
+from ipujax.lowering.stablehlo.elementwise import Words64
+from ipujax.lowering.stablehlo.operation_attributes import (
     UntranslatedError,
     dtype_of,
     flags,
@@ -22,7 +23,6 @@ from ipujax.lowering.stablehlo.attributes import (
     static_shape,
     word,
 )
-from ipujax.lowering.stablehlo.elementwise import Words64
 from ipujax.lowering.stablehlo.regions import (
     only_operation,
     position_of_maximum,
@@ -42,11 +42,11 @@ def _with_truths(of_numbers: Fun, of_truths: Fun) -> Fun:
 
 
 def _smallest(dtype: Any) -> Any:
-    return -np.inf if jnp.issubdtype(dtype, jnp.inexact) else False if dtype == bool else jnp.iinfo(dtype).min
+    return -np.inf if jnp.issubdtype(dtype, jnp.inexact) else False if dtype == jnp.bool_ else jnp.iinfo(dtype).min
 
 
 def _largest(dtype: Any) -> Any:
-    return np.inf if jnp.issubdtype(dtype, jnp.inexact) else True if dtype == bool else jnp.iinfo(dtype).max
+    return np.inf if jnp.issubdtype(dtype, jnp.inexact) else True if dtype == jnp.bool_ else jnp.iinfo(dtype).max
 
 
 # By the operation of the region: reduction, operation of two arrays, neutral element, cumulative reduction.
@@ -65,7 +65,7 @@ _MONOIDS: dict[str, tuple[Fun, Fun, Fun, Fun | None]] = {
     ),
     "stablehlo.maximum": (_with_truths(lax.reduce_max, lax.reduce_or), lax.max, _smallest, lax.cummax),
     "stablehlo.minimum": (_with_truths(lax.reduce_min, lax.reduce_and), lax.min, _largest, lax.cummin),
-    "stablehlo.and": (lax.reduce_and, lax.bitwise_and, lambda dtype: True if dtype == bool else -1, None),
+    "stablehlo.and": (lax.reduce_and, lax.bitwise_and, lambda dtype: True if dtype == jnp.bool_ else -1, None),
     "stablehlo.or": (lax.reduce_or, lax.bitwise_or, lambda _: 0, None),
     "stablehlo.xor": (lax.reduce_xor, lax.bitwise_xor, lambda _: 0, None),
 }

@@ -19,7 +19,7 @@ import jax
 import numpy as np
 
 from ipujax.lowering.jax_compat import mlir, stablehlo
-from ipujax.lowering.stablehlo.attributes import SMALL_ELEMENTS, UntranslatedError, dtype_of, shape_of
+from ipujax.lowering.stablehlo.operation_attributes import SMALL_ELEMENTS, UntranslatedError, dtype_of, shape_of
 
 ir = mlir.ir
 Values = list[Any]  # arrays of JAX or, where known, of NumPy
@@ -104,7 +104,9 @@ def _is_computed_now(op: Any, operands: Values, is_wide: bool) -> bool:
 
 def _has_64_bits(op: Any, operands: Values) -> bool:
     kinds = [result.type for result in op.results if isinstance(result.type, ir.RankedTensorType)]
-    return any(dtype.itemsize == 8 and dtype.kind in "iuf" for dtype in (*(x.dtype for x in operands), *map(dtype_of, kinds)))
+    return any(
+        dtype.itemsize == 8 and dtype.kind in "iuf" for dtype in (*(x.dtype for x in operands), *map(dtype_of, kinds))
+    )
 
 
 def _made_on_tiles(value: Any) -> Any:
@@ -124,9 +126,13 @@ def _check(op: Any, kind: Any, value: Any) -> None:
     if value is None or not isinstance(kind, ir.RankedTensorType):
         return
     expected = shape_of(kind)
-    is_equal = len(expected) == len(value.shape) and all(m in (-1, n) for m, n in zip(expected, value.shape, strict=True))
+    is_equal = len(expected) == len(value.shape) and all(
+        m in (-1, n) for m, n in zip(expected, value.shape, strict=True)
+    )
     if not is_equal or value.dtype != dtype_of(kind):
-        raise UntranslatedError(f"{op.name} with a result of type {kind}, which is {value.dtype}{list(value.shape)} here")
+        raise UntranslatedError(
+            f"{op.name} with a result of type {kind}, which is {value.dtype}{list(value.shape)} here"
+        )
 
 
 def scopes_of(location: Any) -> ExitStack:

@@ -23,13 +23,13 @@ from ipujax.runtime.host import HostData
 from ipujax.runtime.memory import MemoryReport, SavedMemory, memory_data
 from ipujax.runtime.profile.breakdown import LayerCost, layer_costs
 from ipujax.runtime.profile.emulated import Emulated
-from ipujax.runtime.profile.unpriced import Unpriced
 from ipujax.runtime.profile.execution_trace import ExecutionTrace
 from ipujax.runtime.profile.figures import Fallback, Figures
 from ipujax.runtime.profile.program_costs import ProgramNode
 from ipujax.runtime.profile.stage_figures import PipelineCost, StageCost
 from ipujax.runtime.profile.step_costs import StepCost
 from ipujax.runtime.profile.task_trace import TaskTrace
+from ipujax.runtime.profile.unpriced import Unpriced
 from ipujax.runtime.sections.ids import Json, Numbering
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Origin

@@ -132,9 +132,9 @@ class Profile(Figures):
         """Return the figures of the run as a flat dict, for loggers such as TensorBoard's.
 
         Returns:
-            "memory/…" in bytes, "compile/…" in seconds and "unpriced_operations"; where trip counts are known also "cycles", "seconds",
-            "busy_cycles", "phases/…" in cycles of the limiting IPU, and "layers/…" in busy cycles without the layers
-            inside.
+            "memory/…" in bytes, "compile/…" in seconds and "unpriced_operations"; where trip counts are known also
+            "cycles", "seconds", "busy_cycles", "phases/…" in cycles of the limiting IPU, and "layers/…" in busy cycles
+            without the layers inside.
         """
         return scalars(self)
 

@@ -276,9 +276,7 @@ def fallbacks(profile: Figures) -> str:
 
 def unpriced(profile: Figures) -> str:
     """List the operations that the cycles of the run do not count."""
-    lines = (
-        f"{item.operation} on the {item.place}, {_times(item.runs)}, {item.origin}" for item in profile.unpriced
-    )
+    lines = (f"{item.operation} on the {item.place}, {_times(item.runs)}, {item.origin}" for item in profile.unpriced)
     return _section("Unpriced operations, whose time no figure counts", lines)
 
 

@@ -9,7 +9,9 @@ from ipujax.lowering.rules.base.fallback import fallback
 from ipujax.runtime.tensor import Tensor
 
 
-def module_operation_rule(ctx: Context, *operands: Tensor, work_of: str, flops: int | None, **params: Any) -> list[Tensor]:
+def module_operation_rule(
+    ctx: Context, *operands: Tensor, work_of: str, flops: int | None, **params: Any
+) -> list[Tensor]:
     """Runs the operation as one vertex."""
     return fallback(ctx, *operands, is_priced=bool(work_of) or flops is not None)
 

@@ -13,7 +13,7 @@ import numpy as np
 from jax import lax
 
 from ipujax.lowering.jax_compat import mlir
-from ipujax.lowering.stablehlo.attributes import UntranslatedError, constant_value, text, word
+from ipujax.lowering.stablehlo.operation_attributes import UntranslatedError, constant_value, text, word
 from ipujax.lowering.stablehlo.translation import Rule, Scope, Values
 
 ir = mlir.ir
@@ -39,9 +39,7 @@ def while_rule(scope: Scope, op: Any, initial: Values) -> Sequence[Any]:
     carries = [initial[n] for n in changed]
     trips = _trip_count(scope, condition, body, initial)
     if trips is None:
-        finals = lax.while_loop(
-            lambda carries: scope.block(op.regions[0], all_values(carries))[0], run_body, carries
-        )
+        finals = lax.while_loop(lambda carries: scope.block(op.regions[0], all_values(carries))[0], run_body, carries)
     else:
         finals, _ = lax.scan(lambda carries, _: (run_body(carries), None), carries, None, length=trips)
     return all_values(finals)
