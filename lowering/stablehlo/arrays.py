@@ -43,8 +43,8 @@ def known(value: Any) -> tuple[int, ...]:
 
 
 def constant_rule(scope: Scope, op: Any, operands: Values) -> Sequence[Any]:
-    """The array of a constant."""
-    return [constant_value(op)]
+    """The array of a constant, which a function captured; those of decompositions are numbers of formulas."""
+    return [constant_value(op, is_broadcast=scope.is_decomposition)]
 
 
 def iota_rule(scope: Scope, op: Any, operands: Values) -> Sequence[Any]:

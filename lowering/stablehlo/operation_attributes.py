@@ -97,8 +97,8 @@ def word(op: Any, name: str) -> str:
     return str(op.attributes[name]).rstrip(">").rpartition(" ")[2] if name in op.attributes else ""
 
 
-def constant_value(op: Any) -> Any:
-    """Array of a constant; one of many equal elements is a broadcast, no stored array."""
+def constant_value(op: Any, *, is_broadcast: bool = False) -> Any:
+    """Array of a constant; with `is_broadcast` one of many equal elements is no stored array."""
     kind = op.results[0].type
     dtype = dtype_of(kind)
     shape = static_shape(kind)
@@ -106,7 +106,7 @@ def constant_value(op: Any) -> Any:
     # A copy: the attribute ends with its module.
     value = np.array(op.attributes["value"]).astype(dtype) if is_of_numpy else _computed(op, shape, dtype)
     first = value.reshape(-1)[:1]
-    if value.size > SMALL_ELEMENTS and bool((value == first).all()):
+    if is_broadcast and value.size > SMALL_ELEMENTS and bool((value == first).all()):
         return jax.lax.full(shape, first[0], dtype)
     return value.reshape(shape)
 

@@ -49,7 +49,7 @@ class StepCost:
         moved_bytes: bytes that arrive on tiles or the host, all runs together.
         variable_bytes: size of the variables.
         exchange_code_bytes: code of its exchanges, on the tile with most of it.
-        flops: operations on floating-point numbers, all runs together.
+        flops: operations on floating-point numbers, and products of whole ones, all runs together.
         precision: dtype of the peak rate that bounds it: "float16" where most operations read half precision only.
         tile_balance: mean share of its compute phases in which a tile computes, as `Figures.tile_balance`; None without
             compute phases.
@@ -224,9 +224,9 @@ class _Table:
 
 
 def _flops(group: VertexGroup) -> int:
-    """Return the operations on floating-point numbers of all vertices of a group."""
+    """Return the operations on floating-point numbers, and in products, of all vertices of a group."""
     codelet = group.codelet
-    computes = not codelet.moves and any(_is_float(field.dtype) for field in codelet.fields)
+    computes = not codelet.moves and (codelet.is_product or any(_is_float(field.dtype) for field in codelet.fields))
     if not computes:
         return 0
     if callable(codelet.flops):
