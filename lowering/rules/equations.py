@@ -1,8 +1,8 @@
 """Lowers equations into a graph, each by the rule of its primitive.
 
 Input: jaxprs, and the tensors of their operands. Output: tensors of their results, and steps added to programs. A
-primitive without a rule is lowered as its implementation in JAX, as those that libraries wrap functions in; one
-that cannot be traced goes to `fallback`.
+primitive without a rule is lowered as its implementation in JAX, as those that libraries wrap functions in, else as
+the StableHLO that JAX lowers it to; code that neither holds goes to `fallback`.
 """
 
 from __future__ import annotations
@@ -192,14 +192,11 @@ class Lowering:
         name = ctx.primitive.name
         if has_work(name):
             return fallback(ctx, *operands)
-        impl = traced_impl(ctx.equation)
-        if impl is None or name in primitive_names(impl.jaxpr):
-            from ipujax.lowering.stablehlo.exported_calls import lowered_callee  # few programs need it
-
-            impl = lowered_callee(ctx.equation)
-        if impl is None:
-            return fallback(ctx, *operands, is_priced=False)
-        return self.jaxpr(inline(discharge(impl)), operands, ctx.prog)
+        for open_call in (traced_impl, _lowered_callee):
+            callee = open_call(ctx.equation)
+            if callee is not None and name not in primitive_names(callee.jaxpr):
+                return self.jaxpr(inline(discharge(callee)), operands, ctx.prog)
+        return fallback(ctx, *operands, is_priced=False)
 
     def read(self, env: Mapping[Var, Tensor], atom: Atom) -> Tensor:
         if not isinstance(atom, Literal):
@@ -213,6 +210,12 @@ class Lowering:
         if key not in self._scalars:
             self._scalars[key] = self._graph.add_constant(value, str(value))
         return self._scalars[key]
+
+
+def _lowered_callee(eqn: JaxprEqn) -> ClosedJaxpr | None:
+    from ipujax.lowering.stablehlo.exported_calls import lowered_callee  # few programs need it
+
+    return lowered_callee(eqn)
 
 
 def _alone(jaxpr: ClosedJaxpr, target: Target) -> tuple[Graph, ProgramSequence]:

@@ -45,6 +45,7 @@ _PRIMITIVES = {  # of JAX, by the routine or the target that they call
 _IDENTITIES = ("Sharding", "annotate_device_placement", "xla.sdy.FuncResultSharding", "xla.sdy.GlobalToLocalShape")
 _CHECKS = ("shape_assertion",)
 _CHLO = "chlo."
+_OF_MESHES = ("sdy.", "mhlo.sharding")  # attributes
 _CALLBACK = "callback"  # in the names of custom calls that run Python by an address
 
 
@@ -123,6 +124,8 @@ def _module(scope: Scope, op: Any, operands: Values, name: str) -> StoredModule:
             copy = op.clone()
             for n, argument in enumerate(block.arguments):
                 copy.operands[n] = argument
+            for attribute in [name for name in copy.attributes if name.startswith(_OF_MESHES)]:
+                del copy.attributes[attribute]
             for inner in _operations(copy):
                 for n, x in enumerate(inner.operands):
                     if x in constants:

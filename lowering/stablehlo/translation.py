@@ -27,7 +27,8 @@ Rule = Callable[["Scope", Any, Values], Sequence[Any]]
 Environment = dict[Any, Any]  # values by those of the module
 
 SINGLE = "*"  # name of the rule of operations that have none
-HOLDERS = ("stablehlo.while", "stablehlo.case", "stablehlo.if", "func.call", "stablehlo.composite")  # of operations
+# Of operations that hold others, or are single themselves: their errors are those of the module.
+FINAL = ("func.call", *(f"stablehlo.{name}" for name in ("while", "case", "if", "composite", "custom_call")))
 
 _AT_RUN_TIME = ("stablehlo.rng_bit_generator", "stablehlo.custom_call", "func.call")
 
@@ -86,7 +87,7 @@ class Scope:
         try:
             return self._results_of(self.rules.get(op.name, self.rules[SINGLE]), op, operands)
         except UntranslatedError:
-            if op.name in HOLDERS or op.name not in self.rules:
+            if op.name in FINAL or op.name not in self.rules:
                 raise
             return self._results_of(self.rules[SINGLE], op, operands)
 

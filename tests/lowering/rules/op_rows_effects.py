@@ -1,11 +1,13 @@
-"""Rows of the op table for Python functions called from a program."""
+"""Rows of the op table for Python functions called from a program, and for code of other libraries."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax import export
 from jax import lax
 from jax.experimental import io_callback
 
@@ -33,6 +35,7 @@ def effects() -> list[OpCase]:
         return jax.pure_callback(lambda words: words[:, 0] ^ words[:, 1], shape, keys)
 
     x = normal(*MAIN)
+    square = jax.ShapeDtypeStruct((6, 6), np.float32)
     return [
         OpCase("pure_callback", "two", lambda x, y: jax.pure_callback(np.hypot, same, x, y), (x, x)),
         OpCase("pure_callback", "keys", words_of_keys, (lambda rng: jax.random.split(jax.random.key(3), 5),)),
@@ -40,4 +43,5 @@ def effects() -> list[OpCase]:
         OpCase("debug_callback", "called", watched, (x,), grad=True),
         OpCase("dce_sink", "not removed", sunk, (x,)),
         OpCase("debug_print", "shape", printed, (x,), grad=True),
+        OpCase("module_operation", "factors", export.export(jax.jit(jnp.linalg.qr))(square).call, (normal(6, 6),)),
     ]
