@@ -45,6 +45,7 @@ _PRIMITIVES = {  # of JAX, by the routine or the target that they call
 _IDENTITIES = ("Sharding", "annotate_device_placement", "xla.sdy.FuncResultSharding", "xla.sdy.GlobalToLocalShape")
 _CHECKS = ("shape_assertion",)
 _CHLO = "chlo."
+_DIALECTS = ("stablehlo.", "chlo.")
 _OF_MESHES = ("sdy.", "mhlo.sharding")  # attributes
 _CALLBACK = "callback"  # in the names of custom calls that run Python by an address
 
@@ -62,6 +63,8 @@ module_operation_p = make_primitive("module_operation", _compute, _shapes)
 
 def single_operation_rule(scope: Scope, op: Any, operands: Values) -> Sequence[Any]:
     """Results of an operation that XLA computes as it is."""
+    if not op.name.startswith(_DIALECTS):
+        raise UntranslatedError(f"the operation {op.name}")
     return _bound(scope, op, operands, op.name.partition(".")[2], work_of="", is_priced=True)
 
 
@@ -170,6 +173,7 @@ def _read_from_outside(region: Any) -> list[Any]:
 
 RULES: dict[str, Rule] = {
     "stablehlo.custom_call": custom_call_rule,
+    "sdy.sharding_constraint": lambda scope, op, operands: operands,  # of one device
     "stablehlo.composite": composite_rule,
     SINGLE: single_operation_rule,
 }

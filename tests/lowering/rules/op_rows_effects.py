@@ -7,8 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import export
-from jax import lax
+from jax import export, lax
 from jax.experimental import io_callback
 
 from tests.lowering.rules.op_case import MAIN, OpCase, normal
