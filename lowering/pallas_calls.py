@@ -141,7 +141,7 @@ def _is_simple(eqn: JaxprEqn) -> bool:
         grid.local_grid_env is None
         and all(isinstance(n, int) for n in grid.grid)
         and all(type(each).__name__ in _SIZES and getattr(each, "padding", (0, 0)) == (0, 0) for each in blocks)
-        and all(dtype is None or not jax.dtypes.issubdtype(dtype, jax.dtypes.extended) for dtype in dtypes)
+        and all(dtype is None or not jnp.issubdtype(dtype, jax.dtypes.extended) for dtype in dtypes)
         and _indices_are_reached(kernel)
     )
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ipujax.lowering.stablehlo.operation_attributes import dtype_of, integer, word
+from ipujax.lowering.stablehlo.operation_attributes import dtype_of, has_64_bits, integer, word
 from ipujax.lowering.stablehlo.translation import Rule, Scope, Values
 
 _SAME: dict[str, Callable[..., Any]] = {
@@ -148,14 +148,15 @@ def bitcast_rule(scope: Scope, op: Any, operands: Values) -> Sequence[Any]:
     dtype = dtype_of(op.results[0].type)
     if isinstance(x, Words64):
         return [x.words]
-    if dtype.itemsize == 8 and not jax.config.jax_enable_x64 and x.dtype == jnp.uint32:
+    if dtype.itemsize == 8 and not has_64_bits() and x.dtype == jnp.uint32:
         return [Words64(x)]
     return [lax.bitcast_convert_type(x, dtype)]
 
 
 def reduce_precision_rule(scope: Scope, op: Any, operands: Values) -> Sequence[Any]:
     """Rounding to fewer bits."""
-    return [lax.reduce_precision(*operands, integer(op, "exponent_bits"), integer(op, "mantissa_bits"))]
+    (x,) = operands
+    return [lax.reduce_precision(x, integer(op, "exponent_bits"), integer(op, "mantissa_bits"))]
 
 
 RULES: dict[str, Rule] = {

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from ipujax.lowering.jax_compat import ClosedJaxpr, JaxprEqn, eval_equation, is_float0
@@ -72,7 +73,7 @@ def _call(exported: Any, operands: Sequence[Any]) -> Values:
 
 
 def _is_key(dtype: Any) -> bool:
-    return bool(jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key))
+    return bool(jnp.issubdtype(dtype, jax.dtypes.prng_key))
 
 
 def _data(x: Any) -> Any:

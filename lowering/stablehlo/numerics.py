@@ -17,6 +17,7 @@ from ipujax.lowering.stablehlo.operation_attributes import (
     UntranslatedError,
     dtype_of,
     flags,
+    has_64_bits,
     integer,
     ints,
     pairs,
@@ -74,6 +75,17 @@ _POSITIONS = ((lax.argmax, position_of_maximum, _smallest), (lax.argmin, positio
 
 
 def _precision(op: Any) -> Any:
+    if "algorithm" in op.attributes:
+        algorithm = stablehlo.DotAlgorithm(op.attributes["algorithm"])
+        return lax.DotAlgorithm(
+            dtype_of(algorithm.lhs_precision_type),
+            dtype_of(algorithm.rhs_precision_type),
+            dtype_of(algorithm.accumulation_type),
+            algorithm.lhs_component_count,
+            algorithm.rhs_component_count,
+            algorithm.num_primitive_operations,
+            algorithm.allow_imprecise_accumulation,
+        )
     if "precision_config" not in op.attributes:
         return None
     return tuple(lax.Precision[stablehlo.PrecisionAttr(x).value] for x in op.attributes["precision_config"])
@@ -81,13 +93,12 @@ def _precision(op: Any) -> Any:
 
 def dot_general_rule(scope: Scope, op: Any, operands: Values) -> Sequence[Any]:
     """Product of arrays over contracted dimensions."""
-    if "algorithm" in op.attributes:
-        raise UntranslatedError("a product with an algorithm")
     numbers = stablehlo.DotDimensionNumbers(op.attributes["dot_dimension_numbers"])
     contracted = (tuple(numbers.lhs_contracting_dimensions), tuple(numbers.rhs_contracting_dimensions))
     batch = (tuple(numbers.lhs_batching_dimensions), tuple(numbers.rhs_batching_dimensions))
     dtype = dtype_of(op.results[0].type)
-    return [lax.dot_general(*operands, (contracted, batch), precision=_precision(op), preferred_element_type=dtype)]
+    lhs, rhs = operands
+    return [lax.dot_general(lhs, rhs, (contracted, batch), precision=_precision(op), preferred_element_type=dtype)]
 
 
 def dot_rule(scope: Scope, op: Any, operands: Values) -> Sequence[Any]:
@@ -244,7 +255,7 @@ def fft_rule(scope: Scope, op: Any, operands: Values) -> Sequence[Any]:
 def rng_bit_generator_rule(scope: Scope, op: Any, operands: Values) -> Sequence[Any]:
     """Random bits, and the next state."""
     (state,) = operands
-    if isinstance(state, np.ndarray) and state.dtype == np.uint64 and not jax.config.jax_enable_x64:
+    if isinstance(state, np.ndarray) and state.dtype == np.uint64 and not has_64_bits():
         state = Words64(jnp.asarray(state.view(np.uint32).reshape(-1, 2)))
     algorithms = {"DEFAULT": "RNG_DEFAULT", "PHILOX": "RNG_PHILOX", "THREE_FRY": "RNG_THREE_FRY"}
     algorithm = lax.RandomAlgorithm[algorithms[word(op, "rng_algorithm")]]

@@ -34,6 +34,11 @@ def _dtypes_by_name() -> dict[str, np.dtype[Any]]:
         return {str(mlir.dtype_to_ir_type(jnp.dtype(name))): jnp.dtype(name) for name in _DTYPES}
 
 
+def has_64_bits() -> bool:
+    """True if JAX computes with numbers of 64 bits."""
+    return jax.dtypes.canonicalize_dtype(np.int64) == np.int64
+
+
 def dtype_of(kind: Any) -> np.dtype[Any]:
     """Dtype of the elements of a tensor type."""
     name = str(ir.RankedTensorType(kind).element_type) if isinstance(kind, ir.RankedTensorType) else str(kind)

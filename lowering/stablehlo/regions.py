@@ -51,7 +51,7 @@ def signature(region: Any) -> Signature:
 def region_of_jax(operation: str, fun: Callable[..., Any], *dtypes: str) -> Signature:
     """Signature of the region of an operation that JAX makes for a function of one-dimensional arrays."""
     shapes = [jax.ShapeDtypeStruct((2,), dtype) for dtype in dtypes]
-    module = jax_jit(fun).lower(*shapes).compiler_ir("stablehlo")
+    module: Any = jax_jit(fun).lower(*shapes).compiler_ir("stablehlo")
     signatures: list[Signature] = []
 
     def look(op: Any) -> Any:

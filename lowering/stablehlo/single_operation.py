@@ -85,7 +85,9 @@ def custom_call_rule(scope: Scope, op: Any, operands: Values) -> Sequence[Any]:
 def composite_rule(scope: Scope, op: Any, operands: Values) -> Sequence[Any]:
     """Results of an operation with a decomposition: that of JAX with its name, else the decomposition."""
     name = text(op, "name").removeprefix(_CHLO)
-    attributes = ir.DictAttr(op.attributes["composite_attributes"]) if "composite_attributes" in op.attributes else {}
+    attributes: Any = (
+        ir.DictAttr(op.attributes["composite_attributes"]) if "composite_attributes" in op.attributes else {}
+    )
     if text(op, "name") == "chlo.top_k":
         return top_k(operands[0], int(ir.IntegerAttr(attributes["k"]).value))
     if text(op, "name").startswith(_CHLO) and name in CHLO:
@@ -117,7 +119,7 @@ def _module(scope: Scope, op: Any, operands: Values, name: str) -> StoredModule:
             for function in _reached(scope, named):
                 scope.functions[function].clone()
             types = [ir.RankedTensorType.get(x.shape, mlir.dtype_to_ir_type(x.dtype)) for x in in_avals]
-            main = func.FuncOp("main", (types, [x.type for x in op.results]))
+            main: Any = func.FuncOp("main", (types, [x.type for x in op.results]))
             block = main.add_entry_block()
         with ir.InsertionPoint(block):
             outside = [x for region in op.regions for x in _read_from_outside(region)]

@@ -19,7 +19,13 @@ import jax
 import numpy as np
 
 from ipujax.lowering.jax_compat import mlir, stablehlo
-from ipujax.lowering.stablehlo.operation_attributes import SMALL_ELEMENTS, UntranslatedError, dtype_of, shape_of
+from ipujax.lowering.stablehlo.operation_attributes import (
+    SMALL_ELEMENTS,
+    UntranslatedError,
+    dtype_of,
+    has_64_bits,
+    shape_of,
+)
 
 ir = mlir.ir
 Values = list[Any]  # arrays of JAX or, where known, of NumPy
@@ -92,9 +98,9 @@ class Scope:
             return self._results_of(self.rules[SINGLE], op, operands)
 
     def _results_of(self, rule: Rule, op: Any, operands: Values) -> Values:
-        is_wide = not jax.config.jax_enable_x64 and _has_64_bits(op, operands)
+        is_wide = not has_64_bits() and _reads_64_bits(op, operands)
         if _is_computed_now(op, operands, is_wide):
-            with jax.ensure_compile_time_eval(), jax.enable_x64(is_wide or jax.config.jax_enable_x64):
+            with jax.ensure_compile_time_eval(), jax.enable_x64(is_wide or has_64_bits()):
                 results = [np.asarray(x) if isinstance(x, jax.Array) else x for x in rule(self, op, operands)]
             results = [_made_on_tiles(x) if is_wide else x for x in results]
         else:
@@ -112,7 +118,7 @@ def _is_computed_now(op: Any, operands: Values, is_wide: bool) -> bool:
     return are_values and not op.regions and (is_wide or (are_small and bool(operands)))
 
 
-def _has_64_bits(op: Any, operands: Values) -> bool:
+def _reads_64_bits(op: Any, operands: Values) -> bool:
     kinds = [result.type for result in op.results if isinstance(result.type, ir.RankedTensorType)]
     return any(
         dtype.itemsize == 8 and dtype.kind in "iuf" for dtype in (*(x.dtype for x in operands), *map(dtype_of, kinds))

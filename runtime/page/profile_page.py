@@ -157,8 +157,8 @@ def _warnings(profile: Figures, anchors: Anchors) -> Section:
         costs = ", ".join(f"{cost:g}" for cost in profile.byte_costs)
         parts.append(sentence(f"It was planned again until it fitted, with these costs per byte, in cycles: {costs}."))
     if unpriced:
-        head = ("Operation", "Place", "Runs", "Line")
-        parts.append(table(head, unpriced, "Unpriced operations, whose time no figure counts"))
+        columns = ("Operation", "Place", "Runs", "Line")
+        parts.append(table(columns, unpriced, "Unpriced operations, whose time no figure counts"))
     if fallbacks:
         head = ("Operation", "Step", "Cycles of a run", "Tiles whose memory it takes", "Line")
         parts.append(table(head, fallbacks, "Operations on one tile only, for want of a parallel rule"))

@@ -63,8 +63,8 @@ def unpriced_section(rows: Sequence[Unpriced]) -> dict[str, Any]:
 
 def _first_transfer(leaf: Leaf) -> HostCall | None:
     """The call whose first operand a step sends, so that each run of the call is counted once."""
-    is_first = isinstance(leaf, StreamOut) and isinstance(leaf.stream, CallStream) and leaf.stream.number == 0
-    return leaf.stream.call if is_first else None
+    stream = leaf.stream if isinstance(leaf, StreamOut) else None
+    return stream.call if isinstance(stream, CallStream) and stream.number == 0 else None
 
 
 def _together(first: Unpriced, other: Unpriced) -> Unpriced:
