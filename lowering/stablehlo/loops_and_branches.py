@@ -13,8 +13,8 @@ import numpy as np
 from jax import lax
 
 from ipujax.lowering.jax_compat import mlir
-from ipujax.lowering.stablehlo.operation_attributes import UntranslatedError, constant_value, text, word
-from ipujax.lowering.stablehlo.translation import Rule, Scope, Values
+from ipujax.lowering.stablehlo.operation_attributes import UntranslatedError, text, word
+from ipujax.lowering.stablehlo.translation import FINAL, Rule, Scope, Values
 
 ir = mlir.ir
 _STEPS = {"stablehlo.add": 1, "stablehlo.subtract": -1}
@@ -51,7 +51,7 @@ def _trip_count(scope: Scope, condition: Any, body: Any, initial: Values) -> int
     if isinstance(predicate, ir.Block) or predicate.name != "stablehlo.compare":
         return None
     direction = word(predicate, "comparison_direction")
-    counter, limit = predicate.operands
+    counter, limit = map(_converted, predicate.operands)
     if _argument_number(condition, counter) is None:
         counter, limit = limit, counter
         direction = _MIRRORED.get(direction, "")
@@ -60,10 +60,17 @@ def _trip_count(scope: Scope, condition: Any, body: Any, initial: Values) -> int
         return None
     step = _step(scope, body, number, initial)
     start = _known(initial[number])
-    end = _value(scope, condition, body, limit, initial)
+    end = _known(_value(scope, condition, body, limit, initial))
     if step is None or start is None or end is None or step == 0:
         return None
     return _iterations(start, end, step, direction)
+
+
+def _converted(value: Any) -> Any:
+    """The value behind conversions, which JAX writes where they change nothing."""
+    while getattr(value.owner, "name", "") == "stablehlo.convert" and value.type == value.owner.operands[0].type:
+        value = value.owner.operands[0]
+    return value
 
 
 def _iterations(start: int, end: int, step: int, direction: str) -> int | None:
@@ -88,16 +95,20 @@ def _known(value: Any) -> int | None:
     return int(value) if is_integer else None
 
 
-def _value(scope: Scope, block: Any, body: Any, value: Any, initial: Values) -> int | None:
-    """Integer of a value in the condition or the body of a loop; None if it is data, or changes."""
+def _value(scope: Scope, block: Any, body: Any, value: Any, initial: Values) -> Any:
+    """Value in the condition or the body of a loop that is known and the same in all iterations; else None."""
     number = _argument_number(block, value)
     if number is not None:
         returned = body.operations[len(body.operations) - 1].operands[number]
-        return _known(initial[number]) if returned == body.arguments[number] else None
+        return initial[number] if returned == body.arguments[number] else None
     if value in scope.values:
-        return _known(scope.values[value])
+        return scope.values[value]
     op = value.owner
-    return _known(constant_value(op)) if getattr(op, "name", "") == "stablehlo.constant" else None
+    if isinstance(op, ir.Block) or op.regions or op.name in FINAL:
+        return None
+    operands = [_value(scope, block, body, x, initial) for x in op.operands]
+    are_known = all(isinstance(x, np.ndarray) for x in operands)
+    return scope.results(op, operands)[0] if are_known and len(op.results) == 1 else None
 
 
 def _step(scope: Scope, body: Any, number: int, initial: Values) -> int | None:
@@ -110,7 +121,7 @@ def _step(scope: Scope, body: Any, number: int, initial: Values) -> int | None:
         counter, step = step, counter
     if _argument_number(body, counter) != number:
         return None
-    value = _value(scope, body, body, step, initial)
+    value = _known(_value(scope, body, body, step, initial))
     return None if value is None else _STEPS[op.name] * value
 
 

@@ -74,18 +74,19 @@ _MONOIDS: dict[str, tuple[Fun, Fun, Fun, Fun | None]] = {
 _POSITIONS = ((lax.argmax, position_of_maximum, _smallest), (lax.argmin, position_of_minimum, _largest))
 
 
+def _preset(algorithm: Any) -> lax.DotAlgorithmPreset:
+    """Algorithm of a product by its name in JAX, as BF16_BF16_F32_X3."""
+    kinds = (algorithm.lhs_precision_type, algorithm.rhs_precision_type, algorithm.accumulation_type)
+    count = algorithm.num_primitive_operations
+    name = "_".join([*(str(kind).upper() for kind in kinds), *([f"X{count}"] if count > 1 else [])])
+    if name not in lax.DotAlgorithmPreset.__members__:
+        raise UntranslatedError(f"a product by the algorithm {name}")
+    return lax.DotAlgorithmPreset[name]
+
+
 def _precision(op: Any) -> Any:
     if "algorithm" in op.attributes:
-        algorithm = stablehlo.DotAlgorithm(op.attributes["algorithm"])
-        return lax.DotAlgorithm(
-            dtype_of(algorithm.lhs_precision_type),
-            dtype_of(algorithm.rhs_precision_type),
-            dtype_of(algorithm.accumulation_type),
-            algorithm.lhs_component_count,
-            algorithm.rhs_component_count,
-            algorithm.num_primitive_operations,
-            algorithm.allow_imprecise_accumulation,
-        )
+        return _preset(stablehlo.DotAlgorithm(op.attributes["algorithm"]))
     if "precision_config" not in op.attributes:
         return None
     return tuple(lax.Precision[stablehlo.PrecisionAttr(x).value] for x in op.attributes["precision_config"])

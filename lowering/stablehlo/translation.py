@@ -85,11 +85,12 @@ class Scope:
             if operation.name in ("func.return", "stablehlo.return"):
                 return operands
             with scopes_of(operation.location):
-                results = self._results(operation, operands)
+                results = self.results(operation, operands)
             self.values.update(zip(operation.results, results, strict=True))
         raise UntranslatedError("a block without an end")
 
-    def _results(self, op: Any, operands: Values) -> Values:
+    def results(self, op: Any, operands: Values) -> Values:
+        """Values of the results of an operation."""
         try:
             return self._results_of(self.rules.get(op.name, self.rules[SINGLE]), op, operands)
         except UntranslatedError:
