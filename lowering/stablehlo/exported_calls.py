@@ -6,16 +6,18 @@ Source: JAX, "Exporting and serializing staged-out computations", section on the
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
+from math import prod
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ipujax.lowering.jax_compat import ClosedJaxpr, JaxprEqn, eval_equation, is_float0
+from ipujax.lowering.jax_compat import ClosedJaxpr, JaxprEqn, eval_equation, is_float0, make_primitive, mlir
 from ipujax.lowering.source_info import source_line
 from ipujax.lowering.stablehlo import arrays, elementwise, loops_and_branches, numerics, single_operation
-from ipujax.lowering.stablehlo.operation_attributes import UntranslatedError
+from ipujax.lowering.stablehlo.operation_attributes import UntranslatedError, dtype_of, static_shape
 from ipujax.lowering.stablehlo.translation import Rule, Scope, Values, functions_of, module_of
 from ipujax.runtime.logs import Log
 from ipujax.runtime.names_at_import import jax_jit
@@ -28,7 +30,10 @@ RULES: dict[str, Rule] = {name: rule for family in _FAMILIES for name, rule in f
 
 
 def exported_callee(eqn: JaxprEqn) -> ClosedJaxpr | None:
-    """Jaxpr of a call of an exported function; None if it has no counterpart in JAX, which is logged."""
+    """Jaxpr of a call of an exported function; None for a call with effects.
+
+    A module without a counterpart in JAX, which is logged, stays a call: with an operand of the bytes that it captured.
+    """
     exported = eqn.params["exported"]
     avals: list[Any] = [atom.aval for atom in eqn.invars]
     results: list[Any] = [var.aval for var in eqn.outvars]
@@ -36,11 +41,38 @@ def exported_callee(eqn: JaxprEqn) -> ClosedJaxpr | None:
     def fun(*operands: Any) -> Sequence[Any]:
         return [_of_type(x, aval) for x, aval in zip(_call(exported, operands), results, strict=True)]
 
+    if eqn.effects:
+        return None
     try:
         return jax.make_jaxpr(fun)(*avals)
     except UntranslatedError as error:
         _LOG.info("the exported function %s has %s: it is not priced (%s)", exported.fun_name, error, source_line(eqn))
-        return None
+    captured = np.zeros(_captured_bytes(exported), np.uint8)
+    outs = tuple(jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in results)
+    params = {"call": partial(eval_equation, eqn), "outs": outs, "label": f"exported {exported.fun_name}"}
+    return jax.make_jaxpr(lambda *operands: opaque_call_p.bind(captured, *operands, **params))(*avals)
+
+
+def _captured_bytes(exported: Any) -> int:
+    """Bytes of the arrays in the module of an exported function."""
+    sizes: list[int] = []
+
+    def look(op: Any) -> Any:
+        if op.name == "stablehlo.constant":
+            kind = op.results[0].type
+            sizes.append(prod(static_shape(kind)) * dtype_of(kind).itemsize)
+        return mlir.ir.WalkResult.ADVANCE
+
+    module_of(exported.mlir_module_serialized).operation.walk(look)
+    return sum(sizes)
+
+
+# results = opaque_call_p.bind(captured, *operands, call=…, outs=…, label=…)
+opaque_call_p = make_primitive(
+    "opaque_call",
+    lambda captured, *operands, call, **params: call(*operands),
+    lambda *avals, outs, **params: outs,
+)
 
 
 def lowered_callee(eqn: JaxprEqn) -> ClosedJaxpr | None:

@@ -36,6 +36,7 @@ SINGLE = "*"  # name of the rule of operations that have none
 # Of operations that hold others, or are single themselves: their errors are those of the module.
 FINAL = ("func.call", *(f"stablehlo.{name}" for name in ("while", "case", "if", "composite", "custom_call")))
 
+_OF_WORDS = ("stablehlo.bitcast_convert", "stablehlo.rng_bit_generator")  # see `elementwise.Words64`
 _AT_RUN_TIME = ("stablehlo.rng_bit_generator", "stablehlo.custom_call", "func.call")
 
 # Parts of the names of operations that name no scope of the user's: calls and loops of JAX.
@@ -104,6 +105,8 @@ class Scope:
             with jax.ensure_compile_time_eval(), jax.enable_x64(is_wide or has_64_bits()):
                 results = [np.asarray(x) if isinstance(x, jax.Array) else x for x in rule(self, op, operands)]
             results = [_made_on_tiles(x) if is_wide else x for x in results]
+        elif is_wide and op.name not in (*FINAL, *_OF_WORDS):
+            raise UntranslatedError(f"{op.name} with numbers of 64 bits, which JAX does not have here")
         else:
             results = list(rule(self, op, operands))
         for result, value in zip(op.results, results, strict=True):

@@ -76,6 +76,19 @@ def test_a_routine_of_lapack_has_the_price_of_its_primitive() -> None:
     assert exported.cycles == pytest.approx(plain.cycles, rel=0.1)
 
 
+def test_an_export_without_a_counterpart_holds_what_it_captured() -> None:
+    """Numbers of 64 bits, which JAX does not have here."""
+    with jax.enable_x64(True):
+        wide = W.astype(np.float64)
+        call = export.export(jax.jit(lambda x: (x @ wide).astype(np.float32)))(SAME).call
+    function = ipu.jit(call)
+    profile = function.profile(X)
+    (row,) = profile.unpriced
+    assert row.operation == "exported <lambda>"
+    assert profile.memory.total_bytes > ipu.jit(lambda x: x * 2).profile(X).memory.total_bytes + wide.nbytes
+    np.testing.assert_array_equal(function(X), jax.jit(call)(X))
+
+
 def foreign(x: Any) -> Any:
     return jax.ffi.ffi_call("nothing_known", SAME)(x)
 

@@ -1,4 +1,4 @@
-"""Rule for operations of StableHLO that have no counterpart in JAX: one vertex, priced where their work is known."""
+"""Rules for operations of StableHLO without a counterpart in JAX: one vertex, priced where their work is known."""
 
 from __future__ import annotations
 
@@ -16,4 +16,9 @@ def module_operation_rule(
     return fallback(ctx, *operands, is_priced=bool(work_of) or flops is not None)
 
 
-RULES: dict[str, Rule] = {"module_operation": module_operation_rule}
+def opaque_call_rule(ctx: Context, *operands: Tensor, **params: Any) -> list[Tensor]:
+    """Runs a call whose body is unknown as one vertex, without a price; its first operand is what it captured."""
+    return fallback(ctx, *operands, is_priced=False)
+
+
+RULES: dict[str, Rule] = {"module_operation": module_operation_rule, "opaque_call": opaque_call_rule}

@@ -13,6 +13,12 @@ from jax.experimental import io_callback
 from tests.lowering.rules.op_case import MAIN, OpCase, normal
 
 
+def _with_64_bits_inside() -> Any:
+    with jax.enable_x64(True):
+        fun = jax.jit(lambda x: (x.astype(np.float64) * 2).astype(np.float32))
+        return export.export(fun)(jax.ShapeDtypeStruct(MAIN, np.float32)).call
+
+
 def effects() -> list[OpCase]:
     """Each kind of call once; `tests/ipujax/test_callbacks.py` tests their effects."""
     same = jax.ShapeDtypeStruct(MAIN, np.float32)
@@ -42,5 +48,6 @@ def effects() -> list[OpCase]:
         OpCase("debug_callback", "called", watched, (x,), grad=True),
         OpCase("dce_sink", "not removed", sunk, (x,)),
         OpCase("debug_print", "shape", printed, (x,), grad=True),
+        OpCase("opaque_call", "64 bits inside", _with_64_bits_inside(), (x,)),
         OpCase("module_operation", "factors", export.export(jax.jit(jnp.linalg.qr))(square).call, (normal(6, 6),)),
     ]
