@@ -44,11 +44,11 @@ def product(x: jax.Array, y: jax.Array) -> jax.Array:
 
         o_ref[...] += x_ref[...] @ y_ref[...]
 
-    left = pl.BlockSpec((BLOCK, BLOCK), lambda i, j, k: (i, k))
-    right = pl.BlockSpec((BLOCK, BLOCK), lambda i, j, k: (k, j))
+    lhs_blocks = pl.BlockSpec((BLOCK, BLOCK), lambda i, j, k: (i, k))
+    rhs_blocks = pl.BlockSpec((BLOCK, BLOCK), lambda i, j, k: (k, j))
     out = pl.BlockSpec((BLOCK, BLOCK), lambda i, j, k: (i, j))
     steps = N // BLOCK
-    return _call(kernel, (steps, steps, steps), [left, right], out, _square())(x, y)
+    return _call(kernel, (steps, steps, steps), [lhs_blocks, rhs_blocks], out, _square())(x, y)
 
 
 def accumulated(x: jax.Array, y: jax.Array) -> jax.Array:
@@ -67,12 +67,12 @@ def accumulated(x: jax.Array, y: jax.Array) -> jax.Array:
         def _() -> None:
             o_ref[...] = jax.nn.relu(total[...]).astype(o_ref.dtype)
 
-    left = pl.BlockSpec((BLOCK, BLOCK), lambda i, k: (i, k))
-    right = pl.BlockSpec((BLOCK, N), lambda i, k: (k, 0))
+    lhs_blocks = pl.BlockSpec((BLOCK, BLOCK), lambda i, k: (i, k))
+    rhs_blocks = pl.BlockSpec((BLOCK, N), lambda i, k: (k, 0))
     out = pl.BlockSpec((BLOCK, N), lambda i, k: (i, 0))
     scratch = [pltpu.VMEM((BLOCK, N), jnp.float32)]
     steps = N // BLOCK
-    return _call(kernel, (steps, steps), [left, right], out, _square(), scratch_shapes=scratch)(x, y)
+    return _call(kernel, (steps, steps), [lhs_blocks, rhs_blocks], out, _square(), scratch_shapes=scratch)(x, y)
 
 
 def softmax(x: jax.Array) -> jax.Array:

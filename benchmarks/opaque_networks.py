@@ -81,17 +81,17 @@ def perceptrons() -> list[Case]:
     relu = partial(_perceptron, weights, jax.nn.relu)
     gelu = partial(_perceptron, weights, partial(jax.nn.gelu, approximate=False))
     half = [w.astype(jnp.bfloat16) for w in weights]
-    whole = [np.round(w * 100).astype(np.int8) for w in weights]
+    int8_weights = [np.round(w * 100).astype(np.int8) for w in weights]
 
     def quantised(x: jax.Array) -> jax.Array:
-        for w in whole:
+        for w in int8_weights:
             scale = jnp.abs(x).max() / 127
             product = lax.dot(jnp.round(x / scale).astype(jnp.int8), w, preferred_element_type=jnp.int32)
             x = product.astype(jnp.float32) * (scale / 100)
         return x
 
     def dequantised(x: jax.Array) -> jax.Array:
-        return _perceptron([jnp.asarray(w).astype(jnp.float32) / 100 for w in whole], jnp.tanh, x)
+        return _perceptron([jnp.asarray(w).astype(jnp.float32) / 100 for w in int8_weights], jnp.tanh, x)
 
     rows, width = export.symbolic_shape("rows, width")
     inner = export.export(jax.jit(relu))(x).call
@@ -113,8 +113,8 @@ def perceptrons() -> list[Case]:
         _exported("dense, relu", relu, x, captured=weights),
         _exported("dense, gelu", gelu, x, captured=weights),
         _exported("dense, bfloat16", partial(_perceptron, half, jnp.tanh), x.astype(jnp.bfloat16), captured=half),
-        _exported("dense, int8 products", quantised, x, captured=whole),
-        _exported("dense, int8 weights", dequantised, x, captured=whole),
+        _exported("dense, int8 products", quantised, x, captured=int8_weights),
+        _exported("dense, int8 weights", dequantised, x, captured=int8_weights),
         _exported("dense, any rows", relu, x, captured=weights, shapes=[of_any_rows]),
         _exported("products, any shape", of_any_width, x, shapes=[of_any_shape]),
         _exported("export in an export", nested, x, counted=plainly_nested, captured=weights),
@@ -250,7 +250,7 @@ def images_and_text() -> list[Case]:
     ]
 
 
-def others() -> list[Case]:
+def reductions_and_steps() -> list[Case]:
     """Reductions, sorts, lookups, branches, transforms, and training steps of `models`."""
     x = _array(9, 64, 128)
     table = _array(4, 1000, 64)
@@ -302,4 +302,4 @@ def others() -> list[Case]:
 
 def networks() -> list[Case]:
     """All exported networks."""
-    return [*perceptrons(), *loops(), *images_and_text(), *others()]
+    return [*perceptrons(), *loops(), *images_and_text(), *reductions_and_steps()]

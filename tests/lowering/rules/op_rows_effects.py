@@ -1,22 +1,15 @@
-"""Rows of the op table for Python functions called from a program, and for code of other libraries."""
+"""Rows of the op table for Python functions called from a program."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import export, lax
+from jax import lax
 from jax.experimental import io_callback
 
 from tests.lowering.rules.op_case import MAIN, OpCase, normal
-
-
-def _with_64_bits_inside() -> Any:
-    with jax.enable_x64(True):
-        fun = jax.jit(lambda x: (x.astype(np.float64) * 2).astype(np.float32))
-        return export.export(fun)(jax.ShapeDtypeStruct(MAIN, np.float32)).call
 
 
 def effects() -> list[OpCase]:
@@ -40,7 +33,6 @@ def effects() -> list[OpCase]:
         return jax.pure_callback(lambda words: words[:, 0] ^ words[:, 1], shape, keys)
 
     x = normal(*MAIN)
-    square = jax.ShapeDtypeStruct((6, 6), np.float32)
     return [
         OpCase("pure_callback", "two", lambda x, y: jax.pure_callback(np.hypot, same, x, y), (x, x)),
         OpCase("pure_callback", "keys", words_of_keys, (lambda rng: jax.random.split(jax.random.key(3), 5),)),
@@ -48,6 +40,4 @@ def effects() -> list[OpCase]:
         OpCase("debug_callback", "called", watched, (x,), grad=True),
         OpCase("dce_sink", "not removed", sunk, (x,)),
         OpCase("debug_print", "shape", printed, (x,), grad=True),
-        OpCase("opaque_call", "64 bits inside", _with_64_bits_inside(), (x,)),
-        OpCase("module_operation", "factors", export.export(jax.jit(jnp.linalg.qr))(square).call, (normal(6, 6),)),
     ]
