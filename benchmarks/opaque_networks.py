@@ -235,7 +235,8 @@ def images_and_text() -> list[Case]:
 
     dense = nn.Sequential([nn.Dense(128), nn.gelu, nn.LayerNorm(), nn.Dense(10)])
     # MLIR has equal constants once: biases that are not all 0.
-    of_flax = jax.tree.map(lambda p: p + _array(5, *p.shape, scale=0.1), dense.init(jax.random.key(0), x))
+    seeds = iter(range(100))
+    of_flax = jax.tree.map(lambda p: p + _array(next(seeds), *p.shape, scale=0.1), dense.init(jax.random.key(0), x))
     of_equinox = eqx.nn.MLP(64, 16, 64, 2, key=jax.random.key(1))
     arrays = eqx.filter(of_equinox, eqx.is_array)
     return [

@@ -13,6 +13,7 @@ import numpy as np
 from jax import lax
 
 from ipujax.lowering.jax_compat import stablehlo
+from ipujax.lowering.stablehlo.elementwise import ELEMENTWISE
 from ipujax.lowering.stablehlo.operation_attributes import (
     UntranslatedError,
     constant_value,
@@ -43,8 +44,9 @@ def known(value: Any) -> tuple[int, ...]:
 
 
 def constant_rule(scope: Scope, op: Any, operands: Values) -> Sequence[Any]:
-    """The array of a constant, which a function captured; those of decompositions are numbers of formulas."""
-    return [constant_value(op, is_broadcast=scope.is_decomposition)]
+    """The array of a constant; a number of a formula, which only elementwise operations read, is no stored array."""
+    readers = [use.owner.name.partition(".")[2] for use in op.results[0].uses]
+    return [constant_value(op, is_broadcast=all(name in ELEMENTWISE for name in readers))]
 
 
 def iota_rule(scope: Scope, op: Any, operands: Values) -> Sequence[Any]:

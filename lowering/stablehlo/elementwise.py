@@ -86,6 +86,8 @@ _ADDITIVE: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "multiply": (lax.mul, lax.bitwise_and),
 }
 
+ELEMENTWISE = frozenset((*_SAME, *_ADDITIVE, *CHLO, "compare", "convert"))
+
 _COMPARISONS: dict[str, Callable[..., Any]] = {
     "EQ": lax.eq,
     "NE": lax.ne,

@@ -92,7 +92,7 @@ def composite_rule(scope: Scope, op: Any, operands: Values) -> Sequence[Any]:
         return top_k(operands[0], int(ir.IntegerAttr(attributes["k"]).value))
     if text(op, "name").startswith(_CHLO) and name in CHLO:
         return [CHLO[name](*operands)]
-    return scope.function(text(op, "decomposition"), operands, is_decomposition=True)
+    return scope.function(text(op, "decomposition"), operands)
 
 
 def _bound(scope: Scope, op: Any, operands: Values, label: str, work_of: str, is_priced: bool) -> Sequence[Any]:

@@ -51,32 +51,24 @@ class Scope:
         functions: operation of each function by name.
         rules: rule of each operation by name.
         values: values of the region and of those around it.
-        is_decomposition: whether it is part of an operation that the module decomposes.
     """
 
-    def __init__(
-        self,
-        functions: Mapping[str, Any],
-        rules: Mapping[str, Rule],
-        values: Environment,
-        is_decomposition: bool = False,
-    ) -> None:
+    def __init__(self, functions: Mapping[str, Any], rules: Mapping[str, Rule], values: Environment) -> None:
         self.functions = functions
         self.rules = rules
         self.values = values
-        self.is_decomposition = is_decomposition
 
     def block(self, region: Any, arguments: Sequence[Any]) -> Values:
         """Values of the results of a region on its arguments; those of regions around it are read too."""
         block = region.blocks[0]
         values = {**self.values, **dict(zip(block.arguments, arguments, strict=True))}
-        return Scope(self.functions, self.rules, values, self.is_decomposition).run(block)
+        return Scope(self.functions, self.rules, values).run(block)
 
-    def function(self, name: str, arguments: Sequence[Any], *, is_decomposition: bool = False) -> Values:
+    def function(self, name: str, arguments: Sequence[Any]) -> Values:
         """Values of the results of a function of the module."""
         block = self.functions[name].regions[0].blocks[0]
         values = dict(zip(block.arguments, arguments, strict=True))
-        return Scope(self.functions, self.rules, values, is_decomposition or self.is_decomposition).run(block)
+        return Scope(self.functions, self.rules, values).run(block)
 
     def run(self, block: Any) -> Values:
         """Values of the operands of the last operation of a block."""
