@@ -61,13 +61,13 @@ class Row:
 
     @property
     def passes(self) -> bool:
-        """Whether the call meets the bar."""
+        """True if the call meets the bar."""
         is_within = 1 / FACTOR <= self.ratio <= FACTOR
         return is_within and self.constant_bytes >= self.captured_bytes and not self.unpriced and self.is_right
 
     @property
     def is_right(self) -> bool:
-        """Whether the numbers are those of plain JAX."""
+        """True if the numbers are those of plain JAX."""
         return self.difference <= TOLERANCE
 
 

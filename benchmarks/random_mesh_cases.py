@@ -55,7 +55,7 @@ class Step:
 
 @dataclass(frozen=True)
 class World:
-    """What steps are computed on.
+    """Meshes and values that steps are computed on.
 
     Args:
         axes: axes of the mesh.

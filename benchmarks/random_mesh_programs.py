@@ -87,7 +87,7 @@ class Program:
 
     @property
     def is_pipeline(self) -> bool:
-        """Whether it is a pipeline."""
+        """True for a pipeline."""
         return self.form in ("stages", "automatic stages")
 
     def __str__(self) -> str:

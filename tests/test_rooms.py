@@ -122,14 +122,16 @@ ROOMS: dict[str, str] = {
         "lowering.gcl lowering.jax_compat lowering.jaxpr lowering.layer_notes lowering.offload lowering.source_info"
         " runtime.graph"
     ),
+    "lowering.stablehlo": "lowering.jax_compat lowering.source_info lowering.stored_modules runtime.logs",
+    "lowering.pallas_calls": "lowering.jax_compat lowering.jaxpr",
     "lowering.partition": (
         "lowering.gcl lowering.jax_compat lowering.jaxpr lowering.popops lowering.replicas lowering.source_info"
         " runtime.target"
     ),
     "lowering.passes": (
         "lowering.gcl lowering.jax_compat lowering.jaxpr lowering.layer_notes lowering.offload lowering.outlining"
-        " lowering.partition lowering.popops lowering.recomputation lowering.refs lowering.replicas"
-        " lowering.source_info runtime.graph runtime.logs runtime.tensor"
+        " lowering.pallas_calls lowering.partition lowering.popops lowering.recomputation lowering.refs"
+        " lowering.replicas lowering.source_info lowering.stablehlo runtime.graph runtime.logs runtime.tensor"
     ),
     "lowering.dumps": (
         "lowering.jax_compat lowering.passes lowering.source_info runtime.analysis runtime.files runtime.graph"
@@ -174,8 +176,8 @@ ROOMS: dict[str, str] = {
     ),
     "lowering.rules.equations": (
         "lowering.jax_compat lowering.jaxpr lowering.layer_notes lowering.layout lowering.passes lowering.popops.maps"
-        " lowering.refs lowering.rules.base lowering.rules.table lowering.source_info runtime.graph runtime.logs"
-        " runtime.options runtime.target runtime.tensor"
+        " lowering.refs lowering.rules.base lowering.rules.table lowering.source_info lowering.stablehlo runtime.graph"
+        " runtime.logs runtime.options runtime.target runtime.tensor"
     ),
     "lowering.rules.coverage": "lowering.jax_compat lowering.rules.table",
     "lowering.popsparse": "lowering.poplin runtime.graph runtime.target runtime.tensor",

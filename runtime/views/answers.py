@@ -55,6 +55,7 @@ WAITS = "Where does an IPU wait?"
 LINE = "Which line should change?"
 UNPRICED = "Which operations have no price?"
 
+_NUM_UNPRICED = 3  # unpriced operations that are listed
 _FAR_MORE = 2  # times the cycles of the costliest operation
 _BEGUN = 0.02  # of the computation of an IPU
 _MAJORITY = 0.5  # of the cycles of a line
@@ -250,9 +251,9 @@ def unpriced_operations(profile: Figures) -> Answer:
     rows = profile.unpriced
     if not rows:
         return Answer(UNPRICED, "")
-    listed = [f"{row.operation} at {row.origin} ({_runs(row.runs)} on the {row.place})" for row in rows[:_NUM_NAMES]]
-    more = f" and {len(rows) - _NUM_NAMES} more" if len(rows) > _NUM_NAMES else ""
-    text = f"{', '.join(listed)}{more}: of {'it' if len(rows) == 1 else 'them'} only the transfers are counted."
+    listed = [f"{row.operation} at {row.origin} ({_runs(row.runs)} on the {row.place})" for row in rows[:_NUM_UNPRICED]]
+    more = f" and {len(rows) - _NUM_UNPRICED} more" if len(rows) > _NUM_UNPRICED else ""
+    text = f"{', '.join(listed)}{more}: only their transfers are counted."
     hint = "the operation in JAX, or a codelet with its cycles, see ipu.codelet_call"
     return Answer(UNPRICED, text, hint, rows[0].origin.line, section="warnings")
 
