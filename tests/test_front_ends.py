@@ -14,13 +14,14 @@ from pathlib import Path
 import pytest
 
 import ipujax as ipu
+from ipujax.runtime.names_at_import import FRONT_ENDS as NAMES_OF_FRONT_ENDS
 from tests.test_layering import FILES, ROOT, imported, within
 from tests.test_rooms import FRONT_ENDS
 
 MAX_NAMES = 20
 # Modules of the rest that import a front end, when a user asks for it: a command on a file that ends with .onnx.
 DOORS = {"ipujax.cli.onnx_model": "ipujax.onnx"}
-NAMES = "|".join(name.removeprefix("ipujax.") for name in FRONT_ENDS)
+NAMES = "|".join(NAMES_OF_FRONT_ENDS)
 IMPORT_IN_TEXT = re.compile(rf"\b(import|from) ipujax\.({NAMES})\b|\bfrom ipujax import [\w, ]*\b({NAMES})\b")
 TESTS = {
     f"tests.{'.'.join(path.relative_to(ROOT / 'tests').with_suffix('').parts)}": path
@@ -93,6 +94,10 @@ def test_nothing_else_imports_a_front_end() -> None:
     importing = {module: names for module, text in texts if (names := front_end_imports(text, module))}
     importing.pop(__name__, None)  # has such imports as examples
     assert importing == {module: {front_end} for module, front_end in DOORS.items()}
+
+
+def test_the_compiler_knows_front_ends_by_name_alone() -> None:
+    assert {f"ipujax.{name}" for name in NAMES_OF_FRONT_ENDS} == set(FRONT_ENDS)
 
 
 def test_foreign_imports_are_found() -> None:

@@ -402,6 +402,7 @@ ROOMS: dict[str, str] = {
         "ipujax.front_end ipujax.onnx.arguments ipujax.onnx.budget ipujax.onnx.evaluation ipujax.onnx.graphs"
         " ipujax.onnx.operators ipujax.onnx.reading ipujax.onnx.wide_values"
     ),
+    "ipujax.onnx.random_call": "ipujax ipujax.onnx.model",
     "ipujax.onnx.front_end": (
         "ipujax.onnx.element_types ipujax.onnx.evaluation ipujax.onnx.graphs ipujax.onnx.reading ipujax.onnx.registry"
         " ipujax.onnx.wide_values"
@@ -458,10 +459,9 @@ ROOMS: dict[str, str] = {
     ),
     "ipujax.distributed.launcher": "ipujax.distributed.instance",
     "ipujax.cli": (
-        "ipujax.storage ipujax.compiled_programs ipujax.device ipujax.distributed.launcher ipujax.jit ipujax.onnx"
-        " ipujax.jax_scripts"
-        " lowering.dumps lowering.rules lowering.rules.coverage runtime.logs runtime.profile runtime.report"
-        " runtime.target"
+        "ipujax.compiled_programs ipujax.device ipujax.distributed.launcher ipujax.jax_scripts"
+        " ipujax.onnx.random_call ipujax.storage lowering.dumps lowering.rules lowering.rules.coverage runtime.logs"
+        " runtime.profile runtime.report runtime.target"
     ),
     "ipujax.__main__": "ipujax.cli",
 }
