@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -26,8 +26,10 @@ import numpy as np
 
 from ipujax.lowering.gcl import AXIS as AXIS
 from ipujax.lowering.jax_compat import ClosedJaxpr, closed, make_holding_primitive
-from ipujax.runtime.graph import ReplicaAxes
 from ipujax.runtime.host import ALONE, Instances
+
+if TYPE_CHECKING:
+    from ipujax.runtime.graph import ReplicaAxes  # a call of a program in the cache needs no graph
 
 
 @dataclass(frozen=True, slots=True)
