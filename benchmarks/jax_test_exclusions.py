@@ -2,8 +2,8 @@
 
     python benchmarks/jax_test_exclusions.py
 
-`jax_tests.py` reads the table; it detects different texts of errors by itself, with the reason `WORDS`. A pattern is
-one of `fnmatch`, of class and test.
+`jax_tests.py` reads the tables; it detects different texts of errors by itself, with the reason `WORDS`, and what
+ipujax refuses by name from the text of the error, see `REFUSALS`. A pattern is one of `fnmatch`, of class and test.
 """
 
 from __future__ import annotations
@@ -21,6 +21,12 @@ _UNKNOWN_TO_CACHE = "internals: what the cache of jax.jit cannot hold; ipu.jit t
 _ONE_DEVICE = "shardings: a device of XLA for results, which ipu.jit refuses by name"
 _SHARDED_REFS = "shardings: Refs over several devices, which ipu.jit refuses by name"
 _LEFT_AXES = "shardings: a shard_map with axes left to the compiler, which ipu.jit refuses by name"
+_TERMS = "shardings: values that differ, declared equal by check_vma=False, or terms of a sum declared parts"
+_UNEVEN = "shardings: blocks of several sizes, which ipu.jit refuses by name"
+_WHOLE_ARRAYS = (
+    "shardings: of results of a program that splits nothing, or of random numbers: whole, and XLA may split them"
+)
+_WIDER = "wider: takes what jax.jit refuses"
 _SIZE = "size: does not fit the chip of 64 tiles that these tests run on"
 _DTYPES = "internals: extended dtypes of one's own as results, which ipu.jit refuses by name"
 _TOKENS = "XLA: its tokens as arguments or results, which ipu.jit refuses by name"
@@ -36,6 +42,12 @@ _COMPOSITES = (
     "_with_variadic_input_output",
     "_with_array_consts",
 )
+
+# Reason by text of an error of ipujax, which the exception that ends a test has.
+REFUSALS = {
+    "jax.shard_map leaves axes of its mesh to the compiler": _LEFT_AXES,
+    "IPUs have blocks of one size": _UNEVEN,
+}
 
 _EXCLUSIONS: dict[str, dict[str, str]] = {
     "api_test": {
@@ -99,8 +111,86 @@ _EXCLUSIONS: dict[str, dict[str, str]] = {
         "*.test_extended_dtypes": _DTYPES,
         "*.test_nary_op_input_constraint": _TEXT,
         "*.test_xla_metadata_applied_to_op": _TEXT,
-        **dict.fromkeys(("*.test_manual_mode_mix_*", "*.test_shmap_close_over_partial_auto"), _LEFT_AXES),
+        **dict.fromkeys(
+            (
+                "*.test_jit_submhlo_cached",
+                "*.test_wsc_eager_copy",
+                "PJitTest.testShardingConstraintPyTreeWith*",
+            ),
+            _TEXT,
+        ),
+        "*.test_aot_devices_to_compile_error": _OPTIONS,
+        **dict.fromkeys(
+            (
+                "*.test_cache_miss_explanations*",
+                "*.test_different_devices_wsc_abstract_mesh_cache_hit",
+                "*.test_global_jit_cpp_cache_hit_out_shardings",
+                "*.test_jax_set_mesh_trace_only_once",
+                "*.test_jit_cpp_cache_obj_config",
+                "*.test_jit_mul_sum_sharding_preserved",
+                "*.test_lowering_cache_hit_*",
+                "*.test_wsc_aval_cache_hit",
+            ),
+            _COUNTS,
+        ),
+        **dict.fromkeys(
+            (
+                "*.test_aot_sharding_dce",
+                "*.test_input_shardings_single_device",
+                "*.test_single_device_sharding_preserved",
+                "*.test_to_gspmd_sharding_cache_with_and_without_device",
+            ),
+            _ONE_DEVICE,
+        ),
+        **dict.fromkeys(
+            (
+                "*.test_compiled_out_info",
+                "*.test_nullary_out_sharding_partial",
+                "*.test_partial_sharded_prng_key_inp",
+                "*.test_prng_sharding_propagation*",
+                "*.test_wsc_named_sharding_nullary",
+            ),
+            _WHOLE_ARRAYS,
+        ),
+        **dict.fromkeys(
+            (
+                "*.test_abstract_mesh_lower",
+                "*.test_empty_mesh_to_out_sharding",
+                "*.test_in_out_shardings_unconstrained_error",
+                "*.test_jit_out_shardings_unconstrained",
+                "*.test_jit_with_sharding_constraint_committed_inp_error",
+            ),
+            _WIDER,
+        ),
+        "*.test_jit_token_input": _TOKENS,
+        "*.test_jit_with_mesh_context_manager": "shardings: a mesh as a context, which ipu.jit refuses by name",
+        "*.test_shape_dtype_struct_as_const_error": "wording: of JAX's own error about a ShapeDtypeStruct",
         **dict.fromkeys(("*.test_reshape6", "*.test_reshape19"), _SIZE),
+    },
+    "shard_map_test": {
+        "*.test_different_devices_shmap_abstract_mesh_cache_hit": _COUNTS,
+        "*.test_mutable_array_arg*": _SHARDED_REFS,
+        "*.test_partial_auto_error_invalid_auto": _WIDER,
+        "*.test_all_gather_invariant_basic": _WHOLE_ARRAYS,
+        **dict.fromkeys(
+            (
+                "*.test_replicated_unreduced_bitcast*",
+                "*.test_unreduced_replicated_bitcast*",
+                "*.test_sharded_unreduced_roundtrip_check_vma_false*",
+                "*.test_reduced_pcast_fwd_unreduced_bwd",
+            ),
+            _TERMS,
+        ),
+    },
+    "shard_alike_test": {
+        "*.test_shard_input_as_output": _COUNTS,
+    },
+    "state_test": {
+        "PinnedBuffersTest.*": "internals: buffers of a type of their own, which ipu.jit refuses by name",
+    },
+    "pallas/tpu_pallas_interpret_test": {
+        "*.test_inputs_and_outputs_not_evenly_divisible_by_block_shape": _SIZE,
+        "*.test_skip_floating_point_ops": _TEXT,
     },
     "python_callback_test": {
         "PureCallbackTest.test_can_shard_pure_callback_maximally*": _TEXT,
@@ -119,6 +209,11 @@ def exclusion(file: str, name: str) -> str | None:
         name: class and test, as in `JitTest.test_jit`.
     """
     return next((why for pattern, why in _EXCLUSIONS.get(file, {}).items() if fnmatchcase(name, pattern)), None)
+
+
+def refusal(text: str) -> str | None:
+    """The reason of an exclusion by the text of the exception that ends a test; None if it is a failure."""
+    return next((why for words, why in REFUSALS.items() if words in text), None)
 
 
 if __name__ == "__main__":

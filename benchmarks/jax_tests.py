@@ -31,12 +31,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax_test_texts
-from jax_test_exclusions import WORDS, exclusion
+from jax_test_exclusions import WORDS, exclusion, refusal
 
 import ipujax as ipu
 
@@ -53,11 +54,23 @@ FILES = (
     "checkify_test",
     "python_callback_test",
     "pjit_test",
+    "shard_map_test",
+    "shard_alike_test",
+    "custom_partitioning_test",
+    "state_test",
+    "pallas/pallas_test",
+    "pallas/indexing_test",
+    "pallas/pallas_vmap_test",
+    "pallas/tpu_pallas_interpret_test",
 )
-# Of these files the tests of classes that match; of others all.
-CLASSES = {"pjit_test": "ShardingInTypesTest"}
+# Of these files the tests of classes that match; of others all. A CPU skips the other classes.
+CLASSES = {
+    "pallas/pallas_test": "*Interpret*",
+    "pallas/indexing_test": "*Index*Test",
+    "pallas/pallas_vmap_test": "*Interpret*",
+}
 # Files whose tests look at numbers and at the text of XLA together: the text counts for nothing.
-WITH_TEXTS = frozenset({"pjit_test"})
+WITH_TEXTS = frozenset({"pjit_test", "shard_map_test"})
 # Arguments of `jax.jit`, deprecated there, that `ipu.jit` refuses: calls with a value for them are left to `jax.jit`.
 REFUSED = frozenset({"device", "backend"})
 IPUS = 8
@@ -130,7 +143,9 @@ class Recorded(unittest.TestResult):
             self._outcome = "excluded", f"{WORDS}: /{pattern}/ is {error.what!r}"
 
     def _fail(self, error: Any) -> None:
-        self._outcome = "failed", "".join(traceback.format_exception(*error))
+        reason = refusal(str(error[1])) if isinstance(error[1], ipu.IpuError) else None
+        text = "".join(traceback.format_exception(*error))
+        self._outcome = ("failed", text) if reason is None else ("excluded", reason)
 
     def addError(self, test: Any, err: Any) -> None:
         self._fail(err)
@@ -203,13 +218,12 @@ def run_in_this_process(checkout: Path, file: str, names: Path, results: Path) -
     sys.argv = [file]  # JAX's flags are read from it, when a test module is imported
     sys.path.insert(0, str(checkout / "tests"))
     importlib.import_module("jax._src.test_util")  # takes `jax.jit` itself as an attribute
+    importlib.import_module("jax_test_modules").install()
     replacement = Replacement()
     replacement.install()
-    module = importlib.import_module(file)
+    module = importlib.import_module(file.replace("/", "."))
     tests = cases(unittest.defaultTestLoader.loadTestsFromModule(module))
-    by_name = {
-        short_name(test): test for test in tests if type(test).__name__ == CLASSES.get(file, type(test).__name__)
-    }
+    by_name = {short_name(test): test for test in tests if fnmatchcase(type(test).__name__, CLASSES.get(file, "*"))}
     if not names.exists():
         names.write_text(json.dumps(sorted(by_name)))
         return

@@ -101,25 +101,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, help="write the figures into this file")
     parser.add_argument("--write", type=Path, help="write the table into this page, docs/speed.md")
     parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
-    given = parser.parse_args(argv)
-    if given.child:
-        name, compiler, directory = given.child
+    arguments = parser.parse_args(argv)
+    if arguments.child:
+        name, compiler, directory = arguments.child
         print(json.dumps(first_call(name, compiler, Path(directory))))
         return 0
     header = f"{'':<21}{'first step CPU s':>25}{'hits/requests':>18}"
     print(header, flush=True)
     all_figures: dict[str, Any] = {}
     # A step of several chips takes minutes on a host.
-    for name in given.only or [name for name in MODELS if MODELS[name]().num_ipus == 1]:
-        all_figures[name] = measure(name, given.runs)
+    for name in arguments.only or [name for name in MODELS if MODELS[name]().num_ipus == 1]:
+        all_figures[name] = measure(name, arguments.runs)
         print(row(name, all_figures[name]), flush=True)
-        if given.json:
-            given.json.write_text(json.dumps(all_figures, indent=1), encoding="utf-8")
+        if arguments.json:
+            arguments.json.write_text(json.dumps(all_figures, indent=1), encoding="utf-8")
     print(summary(all_figures))
-    if given.write:
+    if arguments.write:
         lines = [header, *(row(name, figures) for name, figures in all_figures.items()), summary(all_figures)]
-        settings = f"{machine()}; `--runs {given.runs}`."
-        write_between(given.write, BEGIN, END, [settings, "", "```text", *lines, "```"])
+        settings = f"{machine()}; `--runs {arguments.runs}`."
+        write_between(arguments.write, BEGIN, END, [settings, "", "```text", *lines, "```"])
     return 0
 
 

@@ -17,7 +17,7 @@ from importlib import import_module as _import_module
 
 from ipujax.device import CPU as CPU, IPUModel as IPUModel, default_device as default_device, make_mesh as make_mesh
 from ipujax.jit import check as check, jit as jit
-from ipujax.pipeline import pipeline as pipeline, stage as stage
+from ipujax.pipeline import phase as phase, pipeline as pipeline, stage as stage
 from ipujax.public import public_names as _public_names
 from ipujax.runtime.cache import clear_caches as clear_caches
 from ipujax.runtime.errors import (
@@ -61,7 +61,6 @@ if _typing.TYPE_CHECKING:
     from ipujax.checking import CheckReport as CheckReport
     from ipujax.codelet_calls import codelet_call as codelet_call
     from ipujax.jax_scripts import ProfilingRun as ProfilingRun, profiling as profiling
-    from ipujax.phases import phase as phase
     from ipujax.pipeline.plan import PipelinePlan as PipelinePlan, pipeline_plan as pipeline_plan
     from ipujax.pipeline.task_times import TaskTime as TaskTime, pipeline_tasks as pipeline_tasks
     from ipujax.prefetching import prefetch as prefetch

@@ -42,6 +42,7 @@ class AdviceRow:
         worst_tile_bytes: memory of the fullest tile.
         fits: whether the program fits all tiles.
         refused: text of the error if it cannot be compiled, else None.
+        unpriced: number of operations that `cycles` does not count, see `Profile.unpriced`.
     """
 
     change: str
@@ -49,6 +50,7 @@ class AdviceRow:
     worst_tile_bytes: int = 0
     fits: bool = False
     refused: str | None = None
+    unpriced: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +94,8 @@ class Advice:
                 continue
             cycles = f"{row.cycles:,}" if row.fits else "-"
             memory = f"{row.worst_tile_bytes / 1024:,.1f} KiB{'' if row.fits else ', does not fit'}"
-            lines.append(f"{row.change:<{width}}  {cycles:>15}  {memory}")
+            note = f", without {row.unpriced} unpriced" if row.unpriced and row.fits else ""
+            lines.append(f"{row.change:<{width}}  {cycles:>15}  {memory}{note}")
         return "\n".join(lines)
 
 
@@ -220,7 +223,8 @@ def _row(variant: _Variant) -> AdviceRow:
     except IpuError as error:
         return AdviceRow(change, refused=error.what)
     fits = not profile.memory.lacking()  # only the first variant may be compiled without fitting
-    return AdviceRow(change, variant.times * profile.cycles if fits else 0, int(profile.memory.max_tile_bytes), fits)
+    cycles = variant.times * profile.cycles if fits else 0
+    return AdviceRow(change, cycles, int(profile.memory.max_tile_bytes), fits, unpriced=len(profile.unpriced))
 
 
 def _halved(args: Sequence[Any], numbers: Sequence[int]) -> list[Any]:

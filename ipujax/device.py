@@ -16,6 +16,7 @@ from math import prod
 from typing import Any, Unpack
 
 import jax
+import numpy as np
 from jax.sharding import AbstractMesh, AxisType
 
 from ipujax.runtime.errors import ArgumentError, TargetError
@@ -175,7 +176,7 @@ def make_mesh(
     Raises:
         ArgumentError: lengths that differ, a size below 1, a name that comes twice.
     """
-    sizes = tuple(axis_shapes)
+    sizes = tuple(int(size) if isinstance(size, np.integer) else size for size in axis_shapes)
     names = tuple(axis_names)
     if len(sizes) != len(names) or len(set(names)) != len(names) or any(size < 1 for size in sizes):
         raise ArgumentError(

@@ -247,9 +247,10 @@ class Lowered(Stage):
         from ipujax.program_evaluation import evaluate_program
 
         exact_splits = self._options.exact_splits
-        return evaluate_program(
-            self.name, self._lowered, self._jaxprs, operands, self.spread, self.calls, record, exact_splits
-        )
+        with collecting_rarely():
+            return evaluate_program(
+                self.name, self._lowered, self._jaxprs, operands, self.spread, self.calls, record, exact_splits
+            )
 
     @cached_property
     def calls(self) -> HostCalls | None:

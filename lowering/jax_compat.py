@@ -13,7 +13,7 @@ import jax.lax.linalg
 import numpy as np
 from jax.extend import core as _core, source_info_util
 from jax.extend.core import primitives as _primitives
-from jax.extend.mlir.dialects import func as func
+from jax.extend.mlir.dialects import func as func, stablehlo as stablehlo
 from jax.interpreters import ad, batching, mlir as mlir, partial_eval
 
 from ipujax.runtime.names_at_import import jax_jit
@@ -32,15 +32,9 @@ _T = TypeVar("_T")
 # Parameter with the called jaxpr, by primitive name.
 CALLEES: dict[str, str] = {
     "jit": "jaxpr",
-    "remat2": "jaxpr",
-    "checkpoint": "jaxpr",
-    "closed_call": "call_jaxpr",
-    "core_call": "call_jaxpr",
-    "call": "call_jaxpr",
-    "custom_jvp_call": "call_jaxpr",
-    "custom_vjp_call": "call_jaxpr",
+    **dict.fromkeys(("remat2", "checkpoint", "composite", "compute_on", "xla_metadata_call"), "jaxpr"),
+    **dict.fromkeys(("closed_call", "core_call", "call", "custom_jvp_call", "custom_vjp_call"), "call_jaxpr"),
     "custom_vmap_call": "call",
-    "composite": "jaxpr",
     "linear_call": "callee",
     "ipu_pipeline": "loop",
     "remat_opt": "fwd_jaxpr",  # of a custom_vjp(optimize_remat=True); values for the gradient alone are dead code
@@ -270,7 +264,8 @@ def primitive_function(primitive: Primitive, params: dict[str, Any]) -> Callable
 
 def eval_equation(eqn: JaxprEqn, *operands: Any) -> Any:
     """Results of one equation on arrays, a list."""
-    results = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(eqn.params))
+    with eqn.ctx.manager:
+        results = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(eqn.params))
     return results if eqn.primitive.multiple_results else [results]
 
 

@@ -27,7 +27,17 @@ from ipujax.lowering.other_roles import note_other_roles
 from ipujax.lowering.passes.channel_groups import grouped_inputs
 from ipujax.lowering.pipelining import CutJaxpr, Cuts, PipelineRun, find_stages, lower_staged, num_shards, uncut
 from ipujax.lowering.recomputation import KEEP_ALL, ChainTrade, Recomputation
-from ipujax.lowering.replicas import Replicated, Split, Splits, check_results, join, of_one_replica, split, unwrapped
+from ipujax.lowering.replicas import (
+    BlockSplit,
+    Replicated,
+    Split,
+    Splits,
+    check_results,
+    join,
+    of_one_replica,
+    split,
+    unwrapped,
+)
 from ipujax.lowering.rules import Lowering, Probes, check_is_array
 from ipujax.runtime.graph import (
     BYTE_COST_CYCLES,
@@ -174,6 +184,7 @@ def lower(
         if candidate.jaxpr not in lowered:
             lowered.clear()  # at most one is stored: most often the first fits, and is requested again
             graph = Graph(planning_target, replicas, byte_cost_cycles, options.io_tiles)
+            graph.replica_axes = function.mesh
             program = _Program(
                 function, candidate, graph, make_lowering, aliases, (offloaded, streamed, batches), names, recomputation
             )
@@ -188,7 +199,7 @@ def lower(
     found_cuts: tuple[Cuts, ...] = ()
     if has_stages(jaxpr.jaxpr):
         best, found_cuts = find_stages(
-            jaxpr, planning_target, make_lowering, graph_of, byte_cost_cycles, recomputation, cuts
+            jaxpr, planning_target, make_lowering, graph_of, byte_cost_cycles, recomputation, cuts, replicas
         )
     program = replace(lowered_of(best), cuts=found_cuts)
     # No planner has seen how much memory the machine has: only whether the program fits depends on it.
@@ -277,9 +288,13 @@ class _Program:
         grouped = iter(grouped_inputs(self._cut.jaxpr.jaxpr))
         for number, (aval, bounds) in enumerate(zip(function.jaxpr.in_avals, self._cut.inputs, strict=True)):
             in_groups = any([next(grouped) for _ in range(num_shards(bounds))])
-            shared = function.replicas > 1 and function.in_dims[number] is None
+            in_dim = function.in_dims[number]
+            shared = function.replicas > 1 and in_dim is None
+            blocks = in_dim.blocks if isinstance(in_dim, BlockSplit) else None
             resident = number in self._aliases
-            stream = HostStream(names[number], aval.shape, aval.dtype, resident=resident, broadcast=shared)
+            stream = HostStream(
+                names[number], aval.shape, aval.dtype, resident=resident, broadcast=shared, blocks=blocks
+            )
             inputs.append(stream)
             if self._offloaded[number] or self._streamed[number]:
                 self._shards.append(self._remote_argument(number, stream, bounds))

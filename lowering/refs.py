@@ -93,7 +93,7 @@ def refuse_refs(who: str, how: str, values: Sequence[Any]) -> None:
         if isinstance(value, jax.Ref) or is_ref(jax.typeof(value)):
             raise ArgumentError(
                 f"{who} {how} a Ref, an array that changes",
-                expected="arrays: a Ref would be shared by all micro-batches or replicas",
+                expected="arrays: a Ref would be shared by all micro-batches, replicas or tiles",
                 got=jax.typeof(value).str_short(),
                 hint="ref[...] as an argument, the new value as a result, and ref[...] = result outside",
             )

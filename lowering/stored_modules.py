@@ -172,4 +172,5 @@ _module_p.multiple_results = True
 _module_p.def_abstract_eval(
     lambda *_, module: [jax.core.ShapedArray(x.shape, x.dtype, weak_type=x.weak_type) for x in module.out_avals]
 )
+_module_p.def_impl(lambda *arrays, module: jax_jit(module)(*arrays))
 mlir.register_lowering(_module_p, _lower)

@@ -354,6 +354,7 @@ def _copy(graph: Graph) -> Graph:
     copy.unmet_bounds = list(graph.unmet_bounds)
     copy.off_chip = dict(graph.off_chip)
     copy.roles = dict(graph.roles)
+    copy.replica_axes = graph.replica_axes
     return copy
 
 

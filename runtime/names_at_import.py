@@ -20,11 +20,20 @@ from typing import Any, NamedTuple
 
 from jax import jit as jax_jit
 
-__all__ = ["ReplacedName", "import_time_ns", "jax_jit", "record_imports", "replaced_names", "replaced_values"]
+__all__ = [
+    "FRONT_ENDS",
+    "ReplacedName",
+    "import_time_ns",
+    "jax_jit",
+    "record_imports",
+    "replaced_names",
+    "replaced_values",
+]
 
 _PACKAGE = "ipujax."
-# Not parts of the compiler: a replaced name of a front end shows in the traced function, of a cache in no result.
-_OTHER_PARTS = ("ipujax.caching", "ipujax.keras", "ipujax.onnx", "ipujax.popart", "ipujax.storage")
+# Packages that nothing else imports, and no parts of the compiler: a replaced name shows in the traced function.
+FRONT_ENDS = ("keras", "onnx", "popart")
+_OTHER_PARTS = tuple(_PACKAGE + name for name in (*FRONT_ENDS, "caching", "storage"))  # a cache shows in no result
 # Names that Python or imports of other modules write.
 _WRITTEN_LATER = frozenset({"__abstractmethods__", "__annotations__", "__builtins__", "__slotnames__", "_abc_impl"})
 

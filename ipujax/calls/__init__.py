@@ -1,5 +1,6 @@
 """Arguments of a call: their checks, differences of pytrees, and how `in_specs` split them over replicas."""
 
+from ipujax.calls.annotations_without_effect import check_annotations as check_annotations
 from ipujax.calls.call_arguments import CallArguments as CallArguments
 from ipujax.calls.closures import check_live as check_live, check_live_arguments as check_live_arguments
 from ipujax.calls.compiled_call import check_compiled_call as check_compiled_call
@@ -30,5 +31,4 @@ from ipujax.calls.shardings import (
 )
 from ipujax.calls.traced import Traced as Traced
 from ipujax.calls.traced_signature import Signature as Signature, Stage as Stage
-from ipujax.calls.unsupported_memories import check_asked_memories as check_asked_memories
 from ipujax.calls.unused_ipus import UnusedIpus as UnusedIpus

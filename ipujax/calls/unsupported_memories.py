@@ -1,6 +1,6 @@
-"""Memory kinds that the target does not have: others than `device` and `pinned_host`, and work on the host.
+"""Memory kinds that the target does not have: others than `device` and `pinned_host`.
 
-Input: a traced jaxpr. Output: a warning for each, or an error if a policy of `jax.checkpoint` offloads to it.
+Input: a traced jaxpr. Output: an error if a policy of `jax.checkpoint` offloads to one, texts for warnings of others.
 
 Source: jax 0.10, which takes any string for a memory kind in a policy, and on CPUs keeps values on the device except
 those that `jax.device_put`, or a policy, puts to `pinned_host`. Policies are asked about the equations of JAX's own
@@ -15,32 +15,17 @@ from typing import Any
 
 from jax.sharding import Sharding
 
-from ipujax.lowering.jax_compat import ClosedJaxpr, JaxprEqn
-from ipujax.lowering.jaxpr import equations
+from ipujax.lowering.jax_compat import JaxprEqn
 from ipujax.lowering.source_info import source_line
 from ipujax.runtime.errors import ArgumentValueError
-from ipujax.runtime.logs import Log
 
-_LOG = Log("passes")
 _DEVICE = "device"
 _HOST = "pinned_host"
 _OFFLOADED = ("name", "dot_general")  # primitives that policies of JAX offload
-_HOST_COMPUTE = "device_host"  # of jax.experimental.compute_on
 
 
-def check_asked_memories(who: str, jaxpr: ClosedJaxpr) -> None:
-    """Warns of memory kinds without effect; refuses policies that offload to other than streaming memory."""
-    eqns = list(equations(jaxpr.jaxpr))
-    _check_policies(who, eqns)
-    reported = set[str]()
-    for eqn in eqns:
-        for message in _without_effect(eqn):
-            if message not in reported:
-                reported.add(message)
-                _LOG.warning("%s %s (%s)", who, message, source_line(eqn) or "no known line")
-
-
-def _check_policies(who: str, eqns: Sequence[JaxprEqn]) -> None:
+def check_policies(who: str, eqns: Sequence[JaxprEqn]) -> None:
+    """Refuses policies that offload to other than streaming memory."""
     differentiated = (eqn.params["policy"] for eqn in eqns if eqn.params.get("differentiated"))
     policies = {id(policy): policy for policy in differentiated if policy is not None}
     for eqn in eqns if policies else ():
@@ -65,8 +50,8 @@ def _check_answer(who: str, eqn: JaxprEqn, answer: Any) -> None:
             )
 
 
-def _without_effect(eqn: JaxprEqn) -> Iterator[str]:
-    """Settings of an equation that have no effect."""
+def memories_without_effect(eqn: JaxprEqn) -> Iterator[str]:
+    """Texts of memory kinds of an equation that have no effect."""
     if eqn.primitive.name == "device_put":
         for kind in sorted({*_kinds(eqn.params["devices"])} - {_DEVICE, _HOST}):
             yield f"puts a value to {kind!r}, and it stays on the chip: {_HOST!r} is streaming memory"
@@ -74,8 +59,6 @@ def _without_effect(eqn: JaxprEqn) -> Iterator[str]:
         for kind in sorted({*_kinds(eqn.params.values())} - {_DEVICE}):
             setting = f"asks for {kind!r} by the sharding of {eqn.primitive.name}"
             yield f"{setting}, and the value is not moved, as with jax.jit: jax.device_put moves values"
-    if getattr(eqn.ctx, "compute_type", None) == _HOST_COMPUTE:
-        yield f"asks to compute on {_HOST_COMPUTE!r}, and tiles compute it"
 
 
 def _kinds(values: Any) -> Iterator[str]:

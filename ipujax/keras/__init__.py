@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import sys as _sys
 
+from ipujax.front_end import public_names as _public_names
 from ipujax.keras.backend import check_backend as _check_backend
 
 # Before the files that import Keras: its own message names no remedy, and another backend fails late.
@@ -34,7 +35,6 @@ from ipujax.keras.config import IPUConfig as IPUConfig  # noqa: E402
 from ipujax.keras.ipu_strategy import IPUStrategy as IPUStrategy  # noqa: E402
 from ipujax.keras.stages.layer_stages import PipelineStage as PipelineStage  # noqa: E402
 from ipujax.keras.stages.stage_assignment import PipelineStageAssignment as PipelineStageAssignment  # noqa: E402
-from ipujax.public import public_names as _public_names  # noqa: E402
 
 keras.ipu = _sys.modules[__name__]
 __dir__ = _public_names(globals(), "config", "ipu_strategy", "keras", "ops", "utils")

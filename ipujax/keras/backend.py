@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ipujax.runtime.errors import ArgumentError
+import ipujax as ipu
 
 
 def check_backend() -> None:
@@ -16,4 +16,4 @@ def check_backend() -> None:
         raise ImportError(f"Keras cannot import its backend {error.name}: {hint}", name=error.name) from error
     if keras.backend.backend() != "jax":
         problem = "Keras runs on another backend than JAX"
-        raise ArgumentError(problem, expected="jax", got=keras.backend.backend(), hint=hint)
+        raise ipu.ArgumentError(problem, expected="jax", got=keras.backend.backend(), hint=hint)

@@ -7,8 +7,8 @@ from typing import Any
 
 import keras
 
-from ipujax.runtime.host import HostData
-from ipujax.runtime.logs import Log
+import ipujax as ipu
+from ipujax.front_end import Log
 
 _LOG = Log("keras")
 
@@ -38,14 +38,14 @@ class ProfileLogger(keras.callbacks.Callback):
             logs["ipu_tile_bytes"] = profile.memory.max_tile_bytes
         if totals is not None:
             # Totals are those of the fit: an epoch is the difference.
-            host_before, device_seconds_before = self._totals_before or (HostData(0, 0.0, 0.0), 0.0)
+            host_before, device_seconds_before = self._totals_before or (ipu.HostData(0, 0.0, 0.0), 0.0)
             host = totals[0] - host_before
             logs["ipu_seconds"] = totals[1] - device_seconds_before
             logs["host_data_seconds"] = host.prepared_seconds
             logs["host_wait_seconds"] = host.waited_seconds
             self._log_bound(epoch, logs)
 
-    def _totals(self) -> tuple[HostData, float] | None:
+    def _totals(self) -> tuple[ipu.HostData, float] | None:
         """Return host data and device seconds since the fit began; None outside of a scope."""
         fit = getattr(self.model.train_function, "time_of_fit", None)
         return None if fit is None else (fit.host, fit.device_seconds)

@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from enum import Enum
 from numbers import Integral
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
-from ipujax.device import IPUModel
-from ipujax.runtime.errors import ArgumentAttributeError, ArgumentError
-from ipujax.runtime.options import RECOMPUTATIONS, Options, Recompute
-from ipujax.runtime.target import CHIP_NAMES, TargetChanges, nearest
+import ipujax as ipu
+from ipujax.front_end import CHIP_NAMES, ArgumentAttributeError, Recompute, nearest
+
+_RECOMPUTATIONS = get_args(Recompute)
 
 
 class _Setting(NamedTuple):
@@ -50,13 +50,13 @@ class _Category:
         if name in self._names() - set(self._settings):
             problem = f"{self._path}.{name} is a category of options"
             options = ", ".join(f"{self._path}.{name}.{each}" for each in getattr(self, name)._settings)
-            raise ArgumentError(problem, expected=options, got=repr(value))
+            raise ipu.ArgumentError(problem, expected=options, got=repr(value))
         if name not in self._settings:
             raise self._unknown(name)
         setting = self._settings[name]
         if not setting.accepts(value):
             problem = f"{self._path}.{name} must be {setting.expected}"
-            raise ArgumentError(problem, expected=setting.expected, got=repr(value))
+            raise ipu.ArgumentError(problem, expected=setting.expected, got=repr(value))
         object.__setattr__(self, name, value)
 
     if not TYPE_CHECKING:  # type checkers read the annotations of a category, and would accept any name
@@ -176,8 +176,8 @@ class IPUConfig(_Category):
         "auto_select_ipus": _Setting(1, "a number of IPUs that is a power of two", _is_power_of_two),
         "allow_recompute": _Setting(
             False,
-            f"True, False, or one of {', '.join(map(repr, RECOMPUTATIONS))}",
-            lambda value: isinstance(value, bool) or (isinstance(value, str) and value in RECOMPUTATIONS),
+            f"True, False, or one of {', '.join(map(repr, _RECOMPUTATIONS))}",
+            lambda value: isinstance(value, bool) or (isinstance(value, str) and value in _RECOMPUTATIONS),
         ),
     }
 
@@ -197,23 +197,23 @@ class IPUConfig(_Category):
         _CURRENT.set(self)
 
     @property
-    def device(self) -> IPUModel:
+    def device(self) -> ipu.IPUModel:
         """The IPUs.
 
         Raises:
             TargetError: the chip cannot have that number of tiles.
         """
         tiles = self.ipu_model.tiles_per_ipu
-        changes: TargetChanges = {"tiles_per_ipu": int(tiles)} if tiles else {}
-        return IPUModel(int(self.auto_select_ipus), CHIP_NAMES[self.ipu_model.version], **changes)
+        changes: dict[str, Any] = {"tiles_per_ipu": int(tiles)} if tiles else {}
+        return ipu.IPUModel(int(self.auto_select_ipus), CHIP_NAMES[self.ipu_model.version], **changes)
 
     @property
-    def options(self) -> Options:
+    def options(self) -> ipu.Options:
         """The compiler options."""
         allow = self.allow_recompute
         recompute = allow if isinstance(allow, str) else "auto" if allow else "none"
         io_tiles = self.io_tiles
-        return Options(recompute=recompute, io_tiles=io_tiles.num_io_tiles, prefetch_depth=io_tiles.prefetch_depth)
+        return ipu.Options(recompute=recompute, io_tiles=io_tiles.num_io_tiles, prefetch_depth=io_tiles.prefetch_depth)
 
 
 # Per context, so that threads configure themselves apart.

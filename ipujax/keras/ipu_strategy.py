@@ -19,7 +19,8 @@ from weakref import WeakSet
 
 import keras
 
-from ipujax.device import IPUModel
+import ipujax as ipu
+from ipujax.front_end import Log
 from ipujax.keras.config import IPUConfig, get_ipu_config
 from ipujax.keras.execution.device_loop import Execution, execution_key
 from ipujax.keras.execution.model_steps import predict_step, test_step, train_step
@@ -30,9 +31,6 @@ from ipujax.keras.model_state.scope_attributes import explain_missing
 from ipujax.keras.model_state.settings import settings_of
 from ipujax.keras.serving import exporter
 from ipujax.keras.stages import layer_stages, stage_assignment
-from ipujax.runtime.errors import ArgumentError
-from ipujax.runtime.logs import Log
-from ipujax.runtime.options import Options
 
 _LOG = Log("keras")
 _STEPS = {"train": train_step, "test": test_step, "predict": predict_step}
@@ -62,11 +60,11 @@ class IPUStrategy:
         ArgumentError: `config` is not an `IPUConfig`, or `options` is not an `ipu.Options`.
     """
 
-    def __init__(self, config: IPUConfig | None = None, options: Options | None = None) -> None:
+    def __init__(self, config: IPUConfig | None = None, options: ipu.Options | None = None) -> None:
         if config is not None and not isinstance(config, IPUConfig):
-            raise ArgumentError("IPUStrategy needs a configuration", expected="IPUConfig()", got=repr(config))
-        if options is not None and not isinstance(options, Options):
-            raise ArgumentError("IPUStrategy needs options", expected="ipu.Options(...)", got=repr(options))
+            raise ipu.ArgumentError("IPUStrategy needs a configuration", expected="IPUConfig()", got=repr(config))
+        if options is not None and not isinstance(options, ipu.Options):
+            raise ipu.ArgumentError("IPUStrategy needs options", expected="ipu.Options(...)", got=repr(options))
         self._config = config or get_ipu_config()
         self._options = options
         # Compiled in a scope of this strategy; weak references, so that a sweep frees its models.
@@ -76,14 +74,14 @@ class IPUStrategy:
         return IPUStrategy, (self._config, self._options)  # its models stay with it
 
     @property
-    def device(self) -> IPUModel:
+    def device(self) -> ipu.IPUModel:
         """The IPUs."""
-        return IPUModel() if self._config is None else self._config.device
+        return ipu.IPUModel() if self._config is None else self._config.device
 
     @property
-    def options(self) -> Options:
+    def options(self) -> ipu.Options:
         """The compiler options."""
-        return self._options or (Options() if self._config is None else self._config.options)
+        return self._options or (ipu.Options() if self._config is None else self._config.options)
 
     @contextmanager
     def scope(self) -> Iterator[IPUStrategy]:
@@ -106,7 +104,7 @@ class IPUStrategy:
             return
         configured = self._config.options
         effective = self._options
-        default = Options()
+        default = ipu.Options()
         names = ("recompute", "io_tiles", "prefetch_depth")  # those that a configuration has
         ignored = [n for n in names if getattr(configured, n) not in (getattr(default, n), getattr(effective, n))]
         if ignored:
@@ -149,11 +147,11 @@ class IPUStrategy:
             if model.run_eagerly:
                 if settings.batches_of_update > 1 or layer_stages.has_stages(model):
                     problem = f"{model.name} is run eagerly, step by step in JAX"
-                    raise ArgumentError(problem, expected="run_eagerly=False, for stages, accumulation or replicas")
+                    raise ipu.ArgumentError(problem, expected="run_eagerly=False, for stages, accumulation or replicas")
                 _LOG.warning("%s runs without an IPU: it was compiled with run_eagerly=True", model.name)
                 return keras_maker(model, force)
             if model.compiled and model not in self._models:
-                raise ArgumentError(
+                raise ipu.ArgumentError(
                     f"{model.name} was compiled outside of the scope",
                     expected="model.compile(...) in strategy.scope()",
                     hint="make and compile it in the scope",
@@ -197,7 +195,7 @@ def _exclusive_thread() -> Iterator[None]:
     with _LOCK:
         if _THREADS and _THREADS[-1] != get_ident():
             problem = "another thread is in the scope of an IPUStrategy"
-            raise ArgumentError(problem, expected="one thread with scopes; others may train the models in it")
+            raise ipu.ArgumentError(problem, expected="one thread with scopes; others may train the models in it")
         _THREADS.append(get_ident())
     try:
         yield

@@ -14,21 +14,18 @@ from typing import Any
 import jax
 import keras
 
-from ipujax.arguments import whole_number
-from ipujax.jit import jit
+import ipujax as ipu
+from ipujax.front_end import checking_calls, whole_number
 from ipujax.keras.execution.model_steps import first_of, predict_step
 from ipujax.keras.model_state.settings import settings_of
 from ipujax.keras.stages.stage_trace import with_stages
-from ipujax.runtime.errors import ArgumentError
-from ipujax.runtime.signatures import checking_calls
-from ipujax.storage import LoadedProgram, load
 
 FILE = "model.ipujax"
 _STEP = "a layer of the model, or code around the call of the program that is returned"
 _HINTS = {"preprocessing_step": _STEP, "postprocessing_step": _STEP}
 
 
-def exporter(strategy_of: Callable[[], Any]) -> Callable[..., LoadedProgram]:
+def exporter(strategy_of: Callable[[], Any]) -> Callable[..., ipu.LoadedProgram]:
     """Return the method `export_for_ipu_serving`.
 
     Args:
@@ -36,7 +33,7 @@ def exporter(strategy_of: Callable[[], Any]) -> Callable[..., LoadedProgram]:
     """
 
     @checking_calls("model.export_for_ipu_serving", first="model", hints=_HINTS)
-    def export_for_ipu_serving(model: Any, export_dir: Any, batch_size: int | None = None) -> LoadedProgram:
+    def export_for_ipu_serving(model: Any, export_dir: Any, batch_size: int | None = None) -> ipu.LoadedProgram:
         """Write the prediction of a batch as a program, `model.ipujax` in a folder, and return it.
 
         Args:
@@ -59,12 +56,12 @@ def exporter(strategy_of: Callable[[], Any]) -> Callable[..., LoadedProgram]:
             return first_of(step(values, batches)[0])
 
         predict.__name__ = f"{model.name}_serving"
-        function = jit(predict, device=strategy.device, options=strategy.options)
+        function = ipu.jit(predict, device=strategy.device, options=strategy.options)
         function.unused_ipus.may_idle(strategy.device)
         folder = Path(export_dir)
         folder.mkdir(parents=True, exist_ok=True)
         function.lower(*shapes).compile().save(folder / FILE)
-        return load(folder / FILE)
+        return ipu.load(folder / FILE)
 
     return export_for_ipu_serving
 
@@ -74,11 +71,11 @@ def _input_shapes(model: Any, batch_size: int | None) -> list[jax.ShapeDtypeStru
     inputs = model.inputs if hasattr(model, "inputs") and model.built else None
     if not inputs:
         hint = "model.build(...) of a sequential model; a functional model in place of a subclass"
-        raise ArgumentError(f"the inputs of {model.name} are not known", expected="a model with inputs", hint=hint)
+        raise ipu.ArgumentError(f"the inputs of {model.name} are not known", expected="a model with inputs", hint=hint)
     sizes = [x.shape[0] if batch_size is None else whole_number("batch_size", batch_size, 1) for x in inputs]
     if None in sizes:
         problem = f"the batch size of {model.name} is not known"
-        raise ArgumentError(problem, expected="batch_size= of export_for_ipu_serving, or of keras.Input")
+        raise ipu.ArgumentError(problem, expected="batch_size= of export_for_ipu_serving, or of keras.Input")
     return [jax.ShapeDtypeStruct((size, *x.shape[1:]), x.dtype) for size, x in zip(sizes, inputs, strict=True)]
 
 

@@ -5,14 +5,13 @@ Input: a configuration. Output: the same configuration, changed. Options that `I
 
 from __future__ import annotations
 
+import ipujax as ipu
+from ipujax.front_end import checking_calls, public_names
 from ipujax.keras.config import (
     IPUConfig,
     get_ipu_config as get_ipu_config,
     reset_ipu_configuration as reset_ipu_configuration,
 )
-from ipujax.public import public_names
-from ipujax.runtime.errors import ArgumentError
-from ipujax.runtime.signatures import checking_calls
 
 _HINTS = dict.fromkeys(
     ("profiling", "profile_execution", "report_directory", "use_poplar_text_report", "use_poplar_cbor_report"),
@@ -80,7 +79,7 @@ def get_num_of_ipus_in_device(ipu_device: str = "/device:IPU:0") -> int:
         ArgumentError: another device.
     """
     if ipu_device != "/device:IPU:0":
-        raise ArgumentError("there is one device of IPUs", expected="'/device:IPU:0'", got=repr(ipu_device))
+        raise ipu.ArgumentError("there is one device of IPUs", expected="'/device:IPU:0'", got=repr(ipu_device))
     config = get_ipu_config()
     return 1 if config is None else int(config.auto_select_ipus)
 
@@ -92,7 +91,7 @@ def running_on_ipu_model() -> bool:
 
 def _check(config: object, function: str) -> IPUConfig:
     if not isinstance(config, IPUConfig):
-        raise ArgumentError(f"ipu.utils.{function} needs a configuration", expected="IPUConfig()", got=repr(config))
+        raise ipu.ArgumentError(f"ipu.utils.{function} needs a configuration", expected="IPUConfig()", got=repr(config))
     return config
 
 

@@ -14,8 +14,8 @@ import jax
 from jax.sharding import Mesh
 
 from ipujax.arguments import FunctionName
-from ipujax.calls import Signature, Traced, check_asked_memories
-from ipujax.lowering.jax_compat import ClosedJaxpr, without_float0
+from ipujax.calls import Signature, Traced, check_annotations
+from ipujax.lowering.jax_compat import ClosedJaxpr, is_float0, without_float0
 from ipujax.lowering.jaxpr import check_values, primitive_names
 from ipujax.lowering.partition import Shardings
 from ipujax.lowering.refs import with_state
@@ -91,12 +91,14 @@ class LoweringPlan:
         # A copy, as lowered programs are cached by weak references to the traced jaxpr, and must not refer to it.
         copy = ClosedJaxpr(traced.jaxpr.jaxpr, list(map(without_splits, traced.jaxpr.consts)))
         check_values(copy, name, traced.signature.leaf_names)
-        check_asked_memories(name, copy)
+        check_annotations(name, copy)
         jaxpr, positions = without_float0(copy)
         jaxpr, refs = with_state(_with_static_products(jaxpr))
         num_arguments = len(traced.signature.in_avals)
         inputs = tuple(traced.shardings.inputs[n] for n in positions) if traced.shardings.inputs else ()
-        outputs = () if refs or traced.shardings.outputs is None else traced.result_shardings
+        # With Refs, which are results too, any sharding will do.
+        settings = zip(traced.result_shardings, copy.out_avals, strict=bool(traced.result_shardings))
+        outputs = () if refs else tuple(sharding for sharding, aval in settings if not is_float0(aval))
         shardings = Shardings(inputs, outputs, target)
         positions += range(num_arguments, num_arguments + len(refs))
         return LoweringPlan(

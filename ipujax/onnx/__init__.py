@@ -15,6 +15,7 @@ from importlib.util import find_spec as _find_spec
 if _find_spec("onnx") is None:
     raise ImportError("ipujax.onnx needs onnx: pip install 'ipujax[onnx]'", name="onnx")
 
+from ipujax.front_end import public_names as _public_names
 from ipujax.onnx.graphs import ValueInfo as ValueInfo
 from ipujax.onnx.model import Model as Model, load as load
 from ipujax.onnx.onnx_errors import (
@@ -24,6 +25,5 @@ from ipujax.onnx.onnx_errors import (
     UnsupportedOperatorError as UnsupportedOperatorError,
 )
 from ipujax.onnx.registry import register as register
-from ipujax.public import public_names as _public_names
 
 __dir__ = _public_names(globals())

@@ -10,11 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ipujax.front_end import nearest
 from ipujax.onnx.budget import Budget
 from ipujax.onnx.graphs import Dim, Graph, ValueInfo
 from ipujax.onnx.onnx_errors import OnnxError
 from ipujax.onnx.wide_values import check_held, typed_array
-from ipujax.runtime.target import nearest
 
 
 def with_shapes(graph: Graph, shapes: Mapping[str, Sequence[int]]) -> Graph:

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ipujax.front_end import Log
 from ipujax.onnx import operators as operators
 from ipujax.onnx.arguments import (
     check_input_sizes,
@@ -24,7 +25,6 @@ from ipujax.onnx.evaluation import Settings, check_constants, check_operators, e
 from ipujax.onnx.graphs import Graph, ValueInfo
 from ipujax.onnx.reading import Source, read_graph
 from ipujax.onnx.wide_values import is_wide_enabled, narrowed, sides_of
-from ipujax.runtime.logs import Log
 
 _LOG = Log("jit")
 _WIDE = frozenset(map(np.dtype, ("int64", "uint64", "float64", "complex128")))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ipujax.runtime.errors import ArgumentValueError
+from ipujax.front_end import ArgumentValueError
 
 
 class OnnxError(ArgumentValueError):

@@ -26,9 +26,9 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
+from ipujax.front_end import ArgumentTypeError
 from ipujax.onnx.onnx_errors import TracedOperandError
 from ipujax.onnx.wide_values import Saturated
-from ipujax.runtime.errors import ArgumentTypeError
 
 # Keyword-only parameters that are not attributes, with the values that the evaluator passes.
 NODE_FACTS: Mapping[str, str] = {

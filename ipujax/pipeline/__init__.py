@@ -1,11 +1,16 @@
-"""`ipu.pipeline`: a function of a micro-batch, applied to all micro-batches of a batch.
+"""`ipu.pipeline`: a function of a micro-batch, applied to all micro-batches of a batch; `ipu.stage` and `ipu.phase`.
 
 Input: a function, most often `jax.value_and_grad(loss)`, and the roles of its arguments: batch, keys, carried state.
 Output: a function of whole batches whose results are reduced over the micro-batches: gradient accumulation.
 Under plain JAX it is a `lax.scan`; `ipu.jit` compiles the same loop, or, where the function has stages (`ipu.stage`), a
-pipeline in which the IPUs of the stages work on several micro-batches at once.
+pipeline in which the IPUs of the stages work on several micro-batches at once. `ipu.phase` instead has a
+network too large for the chip run phase by phase, its weights in streaming memory:
 
-Limits: it cannot be differentiated or nested. The compiler is imported where it is first needed.
+    for i, layer in enumerate(layers):
+        with ipu.phase(i):
+            x = layer(x)
+
+Limits: a pipeline cannot be differentiated or nested. The compiler is imported where it is first needed.
 """
 
 from __future__ import annotations
@@ -46,8 +51,8 @@ def pipeline(
     Args:
         fun: function of pytrees of arrays, of one micro-batch.
         micro_batches: number of equal parts into which the first axis of every array of the batch is split, in order.
-        schedule: name of a schedule, or a `Schedule`. None is "grouped" where all IPUs sync at every exchange
-            (`Target.global_exchange` "lockstep") and the micro-batches are enough for it, else "1f1b".
+        schedule: name of a schedule, or a `Schedule`. None is "grouped" where all IPUs sync at every copy between
+            stages (`Target.global_exchange` "lockstep") and the micro-batches are enough for it, else "1f1b".
         stages: number of stages to cut the function into, or "auto" to choose it too; None for those of `ipu.stage`.
             Cuts minimise the simulated time of a pipeline that fits. They are never inside branches, and of loops only
             between iterations of a `lax.scan` over stacked parameters.
@@ -109,3 +114,25 @@ def stage(number: int) -> AbstractContextManager[None]:
     index = whole_number("ipu.stage needs the number of a stage", number, 0)
     # A name scope: JAX copies it to gradients, through transformations and into jitted functions.
     return NameScope(stage_scope(index))
+
+
+@checking_calls("ipu.phase")
+def phase(number: int) -> AbstractContextManager[None]:
+    """Trace the code inside as a phase of execution, which runs after those of lower numbers; gradients in reverse.
+
+    In a program with phases all arguments are in streaming memory, as with `offload_argnums` of `ipu.jit`, and so are
+    results of a phase that another than the next one reads. Each phase loads its operands. On two IPUs phases
+    alternate: one loads while the other computes. Donate arguments that are updated: else their new values take memory
+    of their own. Plain JAX ignores phases.
+
+    Args:
+        number: position of the phase in the order of execution, from 0.
+
+    Raises:
+        ArgumentError: for anything but an integer from 0.
+    """
+    from ipujax.lowering.jaxpr import phase_scope
+
+    index = whole_number("ipu.phase needs the number of a phase", number, 0)
+    # A name scope, as for `ipu.stage`: it reaches the gradients, and plain JAX ignores it.
+    return NameScope(phase_scope(index))

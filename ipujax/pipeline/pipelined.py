@@ -309,13 +309,12 @@ class _Call:
             name = self.names[number]
             path_text = "".join(f"[{key!r}]" for key in path) or "all of it"
             results = _part(numbered, path, f"carry of ipu.pipeline({self.who}) for {name}")
-            expected = tree_in_words(self.args[number])
-            got = tree_in_words(results)
-            if got != expected:
+            structure: Any = jax.tree.structure(self.args[number])
+            if structure != jax.tree.structure(results):
                 raise ArgumentTypeError(
                     f"the result carried to {name} of ipu.pipeline({self.who}) has another structure",
-                    expected=expected,
-                    got=f"{got} at {path_text}",
+                    expected=tree_in_words(self.args[number]),
+                    got=f"{tree_in_words(results)} at {path_text}",
                 )
             carried = [n for n, operand in enumerate(operands) if operand.argument == number]
             # A scan would convert a carry of another dtype or fail far from the user's line: refused here, by name.

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from ipujax.runtime.errors import IpuError
-from ipujax.runtime.target import nearest
+import ipujax as ipu
+from ipujax.front_end import nearest
 
 
-class popart_exception(IpuError):
+class popart_exception(ipu.IpuError):
     """Base of all errors of `ipujax.popart`; `args[0]` is the message alone, as PopART's programs compare it."""
 
     def __init__(self, what: str, **facts: Any) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from ipujax.onnx import OnnxError
-from ipujax.onnx.reading import onnx_step
+from ipujax.onnx.front_end import onnx_step
 from ipujax.popart.exceptions import popart_exception
 
 

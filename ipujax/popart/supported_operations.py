@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import onnx
 
-from ipujax.onnx.registry import OPERATORS, STANDARD_DOMAIN
+from ipujax.onnx.front_end import OPERATORS, STANDARD_DOMAIN
 from ipujax.popart.building import DOMAIN, GRAPHCORE_OPERATIONS
 from ipujax.popart.enumerations import DataType
 

@@ -19,11 +19,11 @@ import numpy as np
 from jaxlib.version import __version__ as JAXLIB_VERSION
 
 from ipujax.lowering.digests import NoDigestError, replaced_lowerings
-from ipujax.runtime.names_at_import import import_time_ns, replaced_names
+from ipujax.runtime.names_at_import import FRONT_ENDS, import_time_ns, replaced_names
 
 _PACKAGE = Path(__file__).parent.parent
 # Folders without a part of the compiler: what front ends do shows in the traced function.
-_FRONT_ENDS = ("/cli", "/keras", "/onnx", "/popart")
+_OTHER_FOLDERS = tuple(f"/{name}" for name in (*FRONT_ENDS, "cli"))
 # Settings of JAX that the lowering of a jaxpr reads.
 _SETTINGS = (
     "jax_enable_x64",
@@ -74,7 +74,7 @@ def _files(folder: Path, root: str = "") -> list[tuple[str, int, int]]:
     with os.scandir(folder) as entries:
         for entry in entries:
             name = f"{root}/{entry.name}"
-            if entry.is_dir() and name not in _FRONT_ENDS:
+            if entry.is_dir() and name not in _OTHER_FOLDERS:
                 files += _files(Path(entry.path), name)
             elif entry.name.endswith(".py"):
                 stat = entry.stat()

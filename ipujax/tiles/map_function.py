@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from ipujax.codelet_calls import codelet_call
 from ipujax.lowering.jax_compat import Primitive, constants_as_inputs, jaxpr_as_fun, primitive_function
 from ipujax.lowering.jaxpr import primitive_names
+from ipujax.lowering.refs import discharged_body
 from ipujax.lowering.rules import TILE_PRIMITIVES, map_rows
 from ipujax.poplar.vertex import NUM_DIMS, Vertex, connected_fields
 from ipujax.runtime.errors import ArgumentTypeError, ArgumentValueError, IpuError
@@ -113,6 +114,7 @@ def _map_function(
             got=str(error).splitlines()[0],
             hint="it takes rows without the axis of tiles",
         ) from error
+    jaxpr = discharged_body(jaxpr, where)
     if jaxpr.effects:
         got = ", ".join(sorted(map(str, jaxpr.effects)))
         raise ArgumentTypeError(where, expected="a function without side effects", got=got, hint="print its results")

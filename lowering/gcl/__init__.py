@@ -15,11 +15,13 @@ if TYPE_CHECKING:
         COLLECTIVES as COLLECTIVES,
         MONOIDS as MONOIDS,
         Form as Form,
+        axes_of as axes_of,
         axis_of as axis_of,
         is_collective as is_collective,
         is_reduction as is_reduction,
     )
     from ipujax.lowering.gcl.collective_schedules import Groups as Groups
+    from ipujax.lowering.gcl.rank_primitive import axis_rank as axis_rank
     from ipujax.lowering.gcl.replica_axis import AXIS as AXIS
     from ipujax.lowering.gcl.stacked import whole as whole
 else:

@@ -8,7 +8,7 @@ results for `stacked` and `collectives`, in which a leading dimension of ranks n
     scatter   reduce_scatter                 a dimension is ranks, or is cut into them
     exchange  all_to_all                     one dimension is cut into ranks, they are joined along another
     permute   ppermute, pbroadcast           (source, destination) pairs
-    index     axis_index                     the number of the replica
+    index     axis_index, axis_rank          the number of the replica, or its rank along axes of a mesh
 
 Source: `jax.lax` parallel operations, jax 0.10.
 """
@@ -72,6 +72,7 @@ class Form:
         monoid: operation that combines values in a reduction.
         pairs: (source, destination) replicas of a permutation.
         dims: dimensions of the operand that are reduced first.
+        ranks: number of each replica, of an index.
         before: rearranges the operand to [ranks, …].
         after: rearranges the result [ranks, …] to the equation's.
     """
@@ -81,6 +82,7 @@ class Form:
     monoid: str = "add"
     pairs: Pairs = ()
     dims: tuple[int, ...] = ()
+    ranks: tuple[int, ...] = ()
     before: Arrangement | None = None
     after: Arrangement | None = None
 
@@ -99,7 +101,7 @@ class Form:
     def compute(self, operands: Sequence[jax.Array], replicas: int) -> list[jax.Array]:
         """Results on arrays of all replicas, [replicas, …]."""
         if self.kind == "index":
-            return [jnp.arange(replicas, dtype=np.int32)]
+            return [jnp.asarray(self.ranks, np.int32)]
         if self.kind == "reduce":
             reduced = [stacked.reduced(x, self.monoid, tuple(d + 1 for d in self.dims)) for x in operands]
             return [stacked.all_reduce(x, self.monoid, self.groups) for x in reduced]
@@ -204,7 +206,7 @@ def _broadcast(eqn: JaxprEqn, replicas: int) -> Form:
 
 
 def _index(eqn: JaxprEqn, replicas: int) -> Form:
-    return Form("index", stacked.whole(None, replicas))
+    return Form("index", stacked.whole(None, replicas), ranks=eqn.params.get("ranks", tuple(range(replicas))))
 
 
 def _cut(shape: tuple[int, ...], dim: int, ranks: int) -> tuple[int, ...]:
@@ -224,13 +226,19 @@ COLLECTIVES: dict[str, Callable[[JaxprEqn, int], Form]] = {
     "ppermute": _permute,
     "pbroadcast": _broadcast,
     "axis_index": _index,
+    "axis_rank": _index,
 }
 
 
-def axis_of(eqn: JaxprEqn) -> str:
-    """Name of the axis of a collective equation."""
+def axes_of(eqn: JaxprEqn) -> tuple[str, ...]:
+    """Names of the axes of a collective equation."""
     axes = eqn.params.get("axes", eqn.params.get("axis_name"))
-    return next(axis for axis in (axes if isinstance(axes, tuple) else (axes,)) if isinstance(axis, str))
+    return tuple(axis for axis in (axes if isinstance(axes, tuple) else (axes,)) if isinstance(axis, str))
+
+
+def axis_of(eqn: JaxprEqn) -> str:
+    """Name of the first axis of a collective equation."""
+    return axes_of(eqn)[0]
 
 
 def is_collective(eqn: JaxprEqn) -> bool:

@@ -59,10 +59,9 @@ def all_reduce(
 
     inputs = tuple(x for x, _ in distinct_tensors)
     outputs = tuple(results[x] for x, _ in distinct_tensors)
-    # With several groups replicas have different results.
-    is_same = len(groups) == 1
+    senders = _group_of_each(groups)
     builder.prog.add(
-        Collective(body, inputs, outputs, compute, is_same=is_same, name=builder.name, origin=graph.origin)
+        Collective(body, inputs, outputs, compute, senders=senders, name=builder.name, origin=graph.origin)
     )
     return [results.get(x, x) for x in tensors]
 
@@ -88,7 +87,7 @@ def reduce_scatter(builder: Builder, x: Tensor, monoid: str, groups: Groups) -> 
     def compute(v: jax.Array) -> jax.Array:
         return _in_memory_order(stacked.reduce_scatter(v, monoid, groups), 1, order, chunk.shape)
 
-    _add(builder, body, x, chunk, compute)
+    _add(builder, body, x, chunk, compute, _group_of_each(groups), has_ranks=True)
     return order.of_view(chunk.reshape(order.variable_shape))
 
 
@@ -115,7 +114,7 @@ def all_gather(builder: Builder, x: Tensor, groups: Groups) -> Tensor:
     def compute(v: jax.Array) -> jax.Array:
         return _in_memory_order(stacked.all_gather(v, groups)[:, places], 2, order, value.shape)
 
-    _add(builder, body, x, value, compute, is_same=len(groups) == 1)
+    _add(builder, body, x, value, compute, _group_of_each(groups))
     if (chunk_of_rank != np.arange(ranks)).any():
         gathered = concat([gathered[int(n) : int(n) + 1] for n in chunk_of_rank])
     gathered_order = order.behind(ranks)
@@ -133,7 +132,8 @@ def all_to_all(builder: Builder, x: Tensor, groups: Groups) -> Tensor:
     value = rounds.add_value(graph, shape[:1], shape[1], x.dtype, f"{builder.name}/value")
     body.add(Copy(x.reshape(shape), value, f"{builder.name}/pack", graph.origin))
     out = rounds.exchange(builder.into(body), value, groups)
-    _add(builder, body, x, out, lambda v: stacked.all_to_all(v, groups).reshape((-1, *shape)))
+    senders = _group_of_each(groups)
+    _add(builder, body, x, out, lambda v: stacked.all_to_all(v, groups).reshape((-1, *shape)), senders, has_ranks=True)
     return out.reshape(x.shape)
 
 
@@ -145,7 +145,9 @@ def permute(builder: Builder, x: Tensor, pairs: Pairs) -> Tensor:
     body = Program()
     out = _add_same_layout(builder.graph, x, builder.name)
     rounds.permute(builder.into(body), x, out, pairs)
-    _add(builder, body, x, out, lambda v: stacked.permute(v, pairs))
+    sender_of = {destination: (source,) for source, destination in pairs}
+    senders = tuple(sender_of.get(replica, ()) for replica in range(builder.graph.replication_factor))
+    _add(builder, body, x, out, lambda v: stacked.permute(v, pairs), senders)
     return out
 
 
@@ -155,13 +157,28 @@ def _add(
     x: Tensor,
     out: Tensor,
     compute: Callable[[jax.Array], jax.Array],
-    is_same: bool = False,
+    senders: Groups,
+    *,
+    has_ranks: bool = False,
 ) -> None:
     """Adds a collective of one tensor."""
     node = Collective(
-        body, (x,), (out,), lambda v: [compute(v[0])], is_same=is_same, name=builder.name, origin=builder.graph.origin
+        body,
+        (x,),
+        (out,),
+        lambda v: [compute(v[0])],
+        senders=senders,
+        has_ranks=has_ranks,
+        name=builder.name,
+        origin=builder.graph.origin,
     )
     builder.prog.add(node)
+
+
+def _group_of_each(groups: Groups) -> Groups:
+    """Group of each replica."""
+    group_of = {replica: group for group in groups for replica in group}
+    return tuple(group_of[replica] for replica in range(len(group_of)))
 
 
 def _order_of_parts(x: Tensor) -> MemoryOrder:

@@ -1,8 +1,8 @@
 """Numbers of equations, equal for equal computations: to find repeated computations of a jaxpr.
 
 Equations with one number have equal primitives, parameters (jaxprs in them up to the names of their variables),
-literals, shapes, dtypes and stages, and are alike parts of a gradient, or recomputed, or neither. Scopes, source lines
-and the values of operands may differ.
+literals, shapes, dtypes, stages and settings of random numbers, and are alike parts of a gradient, or recomputed, or
+neither. Scopes, source lines and the values of operands may differ.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ class EquationNumbers:
         results = tuple(var.aval for var in eqn.outvars)
         labels = _LABELS.get(eqn.primitive.name, ())
         params = tuple((key, self._value(value)) for key, value in sorted(eqn.params.items()) if key not in labels)
-        return self._number((eqn.primitive, params, operands, results, stage_name(eqn)))
+        is_partitionable = eqn.ctx.threefry_partitionable  # of random numbers
+        return self._number((eqn.primitive, params, operands, results, stage_name(eqn), is_partitionable))
 
     def _number(self, key: Hashable) -> int:
         return self._numbers.setdefault(key, len(self._numbers))

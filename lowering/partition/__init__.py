@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         MeshAxes as MeshAxes,
         explicit_axes as explicit_axes,
         running_without_mesh as running_without_mesh,
+        sizes_of as sizes_of,
         tracing_without_mesh as tracing_without_mesh,
     )
 else:

@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from ipujax.lowering.jax_compat import (
     ClosedJaxpr,
@@ -33,7 +34,9 @@ from ipujax.lowering.partition.partition_rules import rule_of
 from ipujax.lowering.partition.pipelines import pipeline_results
 from ipujax.lowering.partition.resharding import Step, itemsize, received_blocks, reshard, transitions
 from ipujax.lowering.partition.rules_base import Blocks, Rule
-from ipujax.lowering.partition.specs import Axes, MeshAxes, Spec, in_words, local_shape, spec_of, typed_spec, whole
+from ipujax.lowering.partition.specs import Axes, MeshAxes, Spec, in_words, local_shape, typed_spec, whole
+from ipujax.lowering.partition.users_blocks import CUSTOM_PARTITIONING, check_mesh, custom_function, shard_map_specs
+from ipujax.lowering.replicas import HOST_CALLS, call_once
 from ipujax.lowering.source_info import source_line
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.target import Target
@@ -104,6 +107,7 @@ class Evaluation:
         target: machine whose cycles decide.
         specs: spec of each value that has one; others have that of their type, or any.
         notes: receives collectives and equations without a rule.
+        user_mesh: mesh of the user's shardings.
         is_manual: True inside of a user's `shard_map`, where every value is a device's own.
     """
 
@@ -111,6 +115,7 @@ class Evaluation:
     target: Target
     specs: Mapping[Var, Spec]
     notes: Notes
+    user_mesh: Mesh | AbstractMesh
     is_manual: bool = False
     # Values of which devices may have the terms of a sum, as its reader takes the sum.
     sums: frozenset[Var] = frozenset()
@@ -406,39 +411,32 @@ def _shard_map(run: Evaluation, eqn: JaxprEqn, operands: Sequence[Block]) -> lis
     return _required_blocks(run, eqn, results, out_specs)
 
 
-def shard_map_specs(eqn: JaxprEqn, mesh: MeshAxes) -> tuple[list[Spec], list[Spec]]:
-    """Specs of the operands and results of a user's `shard_map`."""
-    pairs = ((eqn.invars, eqn.params["in_specs"]), (eqn.outvars, eqn.params["out_specs"]))
-    in_specs, out_specs = (
-        [spec_of(spec, len(shape_of(atom)), mesh) for atom, spec in zip(atoms, specs, strict=True)]
-        for atoms, specs in pairs
-    )
-    return in_specs, out_specs
+def _custom(run: Evaluation, eqn: JaxprEqn, operands: Sequence[Block]) -> list[Block]:
+    """A user's own partitioning; each device computes the whole function inside of a user's `shard_map`."""
+    if run.is_manual:
+        return run.run(eqn.params["call"], operands)
+    specs = [block.spec.reduced() for block in operands]
+    result_specs = [run.spec_or_whole(var) for var in eqn.outvars]
+    compute, taken, returned = custom_function(eqn, specs, result_specs, run.mesh, run.user_mesh)
+    arrays = [run.to_spec(b, spec, eqn).array for b, spec in zip(operands, taken, strict=True)]
+    return _required_blocks(run, eqn, compute(*arrays), returned)
 
 
-def check_mesh(eqn: JaxprEqn, mesh: MeshAxes) -> None:
-    """Refuse a user's `shard_map` over another mesh, or with axes that are left to the compiler.
+def _inspect(run: Evaluation, eqn: JaxprEqn, operands: Sequence[Block]) -> list[Block]:
+    """Tells the user's callback the sharding of a value, as the partitioner of `jax.jit` does while it compiles."""
+    (block,) = operands
+    spec = PartitionSpec() if run.is_manual else block.spec.reduced().partition_spec()
+    eqn.params["callback"](NamedSharding(run.user_mesh, spec))
+    return []
 
-    Raises:
-        GraphError: with its line.
-    """
-    other = MeshAxes.of(eqn.params["mesh"])
-    if other != mesh:
-        raise GraphError(
-            "jax.shard_map over another mesh than the program's",
-            where=source_line(eqn) or None,
-            expected=str(mesh),
-            got=str(other),
-        )
-    manual = eqn.params.get("newly_manual_axes", eqn.params.get("manual_axes"))
-    if manual is not None and set(manual) != set(mesh.names):
-        raise GraphError(
-            "jax.shard_map leaves axes of its mesh to the compiler",
-            where=source_line(eqn) or None,
-            expected=f"all of {list(mesh.names)}",
-            got=sorted(manual),
-            hint="name all axes, or none, in axis_names=",
-        )
+
+def _host_call(run: Evaluation, eqn: JaxprEqn, operands: Sequence[Block]) -> list[Block]:
+    """A call of each device on its block if the user asks for `partitioned`, else one call on whole values."""
+    is_of_blocks = run.is_manual or eqn.params.get("partitioned", False)
+    specs = [block.spec.reduced() if is_of_blocks else whole(len(block.spec.dims)) for block in operands]
+    arrays = [run.to_spec(b, spec, eqn).array for b, spec in zip(operands, specs, strict=True)]
+    results = eval_equation(eqn, *arrays) if is_of_blocks else call_once(eqn, arrays, run.mesh.num_devices)
+    return _required_blocks(run, eqn, results, [whole(len(shape_of(var))) for var in eqn.outvars])
 
 
 def _sum_of_axes(x: Any, params: Mapping[str, Any]) -> Any:
@@ -469,6 +467,15 @@ _OF_MANUAL_VALUES = {
     "all_gather_reduced": _gather_of_axes,
     "unreduced_psum": _sum_of_axes,
     "unreduced_reduce_scatter": _scatter_of_axes,
-    **{name: lambda x, params: x for name in ("preduced", "vary_unreduced_cast_p", "reduced_vary_cast")},
+    **{name: lambda x, params: x for name in ("preduced", "vary_unreduced_cast_p", "reduced_vary_cast_p")},
 }
-_CONTROL = {"scan": _scan, "while": _while, "cond": _cond, "shard_map": _shard_map, PIPELINE: _pipeline}
+_CONTROL = {
+    "scan": _scan,
+    "while": _while,
+    "cond": _cond,
+    "shard_map": _shard_map,
+    PIPELINE: _pipeline,
+    CUSTOM_PARTITIONING: _custom,
+    "inspect_sharding": _inspect,
+    **dict.fromkeys(HOST_CALLS, _host_call),
+}

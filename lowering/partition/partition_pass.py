@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
-from jax.sharding import NamedSharding
+from jax.sharding import Mesh, NamedSharding
 
 from ipujax.lowering.jax_compat import ClosedJaxpr, Jaxpr, JaxprEqn, Var, eliminate_dead_code, shape_of
 from ipujax.lowering.jaxpr import equations
@@ -19,9 +19,8 @@ from ipujax.lowering.partition.block_evaluation import Block, Evaluation, Notes
 from ipujax.lowering.partition.pipelines import with_inlined_micro_batches
 from ipujax.lowering.partition.program_shardings import NONE, Shardings, splits
 from ipujax.lowering.partition.propagation import Propagation
-from ipujax.lowering.partition.resharding import reshard
+from ipujax.lowering.partition.resharding import left_by_reshards, reshard
 from ipujax.lowering.partition.specs import MeshAxes, Spec, spec_of, tracing_without_mesh, whole
-from ipujax.lowering.partition.sums import left_by_reshards
 from ipujax.lowering.replicas import on_one_replica, unwrapped
 from ipujax.lowering.source_info import source_line
 from ipujax.runtime.errors import GraphError
@@ -70,11 +69,13 @@ def _partitioned(
             got=f"{mesh.num_devices} devices of the mesh" + (f", {replicas} replicas" if replicas > 1 else ""),
             hint=f"ipu.IPUModel(num_ipus={num_ipus}): one device of a mesh is one IPU",
         )
-    specs = _specs(jaxpr, shardings, mesh, target, notes)
+    user_mesh = _user_mesh(jaxpr.jaxpr, shardings) or mesh.abstract()
+    specs = _specs(jaxpr, shardings, mesh, target, notes, user_mesh)
     in_specs = tuple(_spec(specs, var) for var in jaxpr.jaxpr.invars)
     out_specs = _output_specs(jaxpr, shardings, specs, mesh)
     notes.terms.extend(tuple(axis for axis in mesh.names if axis in spec.unreduced) for spec in out_specs)
-    run = Evaluation(mesh, target, specs, notes, sums=left_by_reshards(jaxpr.jaxpr, specs, mesh))
+    sums = left_by_reshards(jaxpr.jaxpr, specs, mesh)
+    run = Evaluation(mesh, target, specs, notes, user_mesh, sums=sums)
 
     def local(*arrays: Any) -> list[Any]:
         # The first device has all of an argument that is an unreduced sum.
@@ -105,6 +106,12 @@ def _mesh(jaxpr: Jaxpr, shardings: Shardings) -> MeshAxes | None:
     return next(iter(places), None)
 
 
+def _user_mesh(jaxpr: Jaxpr, shardings: Shardings) -> Mesh | None:
+    """Mesh with devices of a sharding that splits a value; None if no sharding names devices."""
+    meshes = (sharding.mesh for sharding, _ in _splitting(jaxpr, shardings))
+    return next((mesh for mesh in meshes if isinstance(mesh, Mesh)), None)
+
+
 def _splitting(jaxpr: Jaxpr, shardings: Shardings) -> Iterator[tuple[NamedSharding, JaxprEqn | None]]:
     """Shardings that split a value, with the equation that has them."""
     for sharding in (*shardings.inputs, *shardings.outputs):
@@ -124,10 +131,12 @@ def _of_type(var: Any) -> Iterable[NamedSharding]:
     return (sharding,) if isinstance(sharding, NamedSharding) and splits(sharding) else ()
 
 
-def _specs(jaxpr: ClosedJaxpr, shardings: Shardings, mesh: MeshAxes, target: Target, notes: Notes) -> dict[Var, Spec]:
+def _specs(
+    jaxpr: ClosedJaxpr, shardings: Shardings, mesh: MeshAxes, target: Target, notes: Notes, user_mesh: Any
+) -> dict[Var, Spec]:
     """Spec of each value that has one."""
     body = jaxpr.jaxpr
-    propagation = Propagation(mesh, target)
+    propagation = Propagation(mesh, target, user_mesh=user_mesh)
     propagation.annotate_types(body)
     for atoms, given in ((body.invars, shardings.inputs), (body.outvars, shardings.outputs)):
         for var, sharding in zip(atoms, given, strict=False):

@@ -15,9 +15,8 @@ import jax
 
 from ipujax.lowering.jax_compat import ClosedJaxpr, JaxprEqn, Var, closed
 from ipujax.lowering.jaxpr import PIPELINE
-from ipujax.lowering.partition.resharding import reshard
+from ipujax.lowering.partition.resharding import reshard, values_that_stay_terms
 from ipujax.lowering.partition.specs import Axes, MeshAxes, Spec
-from ipujax.lowering.partition.sums import values_that_stay_terms
 
 _SUMMED = frozenset({"sum", "mean"})
 

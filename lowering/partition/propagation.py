@@ -12,11 +12,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, DropVar, Jaxpr, JaxprEqn, Var, shape_of
 from ipujax.lowering.jaxpr import PIPELINE
-from ipujax.lowering.partition.block_evaluation import STATEMENTS, check_mesh, shard_map_specs
+from ipujax.lowering.partition.block_evaluation import STATEMENTS
 from ipujax.lowering.partition.factors import Decision, Factors, Values, ranked
 from ipujax.lowering.partition.partition_rules import rule_of
 from ipujax.lowering.partition.pipelines import kinds_of_results, micro_batch_jaxpr
@@ -32,6 +32,7 @@ from ipujax.lowering.partition.specs import (
     typed_spec,
     whole,
 )
+from ipujax.lowering.partition.users_blocks import CUSTOM_PARTITIONING, check_mesh, custom_factors, shard_map_specs
 from ipujax.lowering.source_info import source_line
 from ipujax.runtime.errors import ArgumentValueError
 from ipujax.runtime.target import Target
@@ -67,6 +68,7 @@ class Propagation:
         specs: spec of each value so far.
         open_dims: dimensions of each annotated value that may be split further; all of other values.
         conflicts: text of each conflict that cycles have decided, by equation.
+        user_mesh: mesh of the user's shardings; one without devices when None.
     """
 
     mesh: MeshAxes
@@ -76,6 +78,7 @@ class Propagation:
     # Explicit axes of a mesh that has automatic ones too: they split only the dimensions that the type names.
     typed_axes: dict[Var, frozenset[str]] = field(default_factory=dict)
     conflicts: dict[int, str] = field(default_factory=dict)
+    user_mesh: Mesh | AbstractMesh | None = None
 
     def annotate(
         self,
@@ -142,8 +145,17 @@ class Propagation:
             return any([changed, *inner])
         if eqn.primitive.name == "shard_map":
             return self._shard_map(eqn)
-        factors = factors_of(eqn)
+        factors = self._factors(eqn)
         return factors is not None and self._share(eqn, factors, is_forward=is_forward)
+
+    def _factors(self, eqn: JaxprEqn) -> Factors | None:
+        """Factors of an equation; None without a rule."""
+        if eqn.primitive.name == CUSTOM_PARTITIONING:
+            return custom_factors(eqn, self.user_mesh or self.mesh.abstract())
+        if eqn.primitive.name in STATEMENTS:
+            return elementwise(eqn)
+        rule = rule_of(eqn.primitive.name)
+        return None if rule is None else rule.factors(eqn)
 
     def _shard_map(self, eqn: JaxprEqn) -> bool:
         check_mesh(eqn, self.mesh)
@@ -251,14 +263,6 @@ def _conflict(eqn: JaxprEqn, factors: Factors, decisions: Sequence[Decision]) ->
     line = source_line(eqn)
     place = f" at {line}" if line else ""
     return f"conflict in {eqn.primitive.name}{place}: its result as {', '.join(texts[:3])}"
-
-
-def factors_of(eqn: JaxprEqn) -> Factors | None:
-    """Factors of an equation; None without a rule."""
-    if eqn.primitive.name in STATEMENTS:
-        return elementwise(eqn)
-    rule = rule_of(eqn.primitive.name)
-    return None if rule is None else rule.factors(eqn)
 
 
 def bodies(eqn: JaxprEqn) -> Iterator[Jaxpr]:

@@ -5,14 +5,16 @@ one all-reduce. Then, as long as dimensions differ: an axis that moves to anothe
 that splits further is a slice, without communication; other axes are gathered, those of a dimension at once. Blocks of
 the same shapes on other devices are a permute.
 
+Values stay terms of a sum on each device where their only reader takes the sum or is unreduced too.
+
 A value becomes an unreduced sum without communication: over an axis that splits it, the term of a device
 is its block amid zeros; over another one the first device has the value, others have zeros.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, Literal
@@ -22,13 +24,17 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ipujax.lowering.partition.specs import Axes, MeshAxes, Spec, local_shape
+from ipujax.lowering.jax_compat import Jaxpr, Var
+from ipujax.lowering.partition.specs import Axes, MeshAxes, Spec, local_shape, typed_spec
 from ipujax.runtime.target import Target
 
 Kind = Literal[
     "all_reduce", "reduce_scatter", "all_gather", "all_to_all", "permute", "slice", "amid_zeros", "first_alone"
 ]
 _WITHOUT_COMMUNICATION = frozenset({"slice", "amid_zeros", "first_alone"})
+# Equations that keep the terms of a sum.
+_KEEPING_TERMS = frozenset({"transpose", "reshape", "squeeze", "convert_element_type", "copy", "sharding_constraint"})
+_SCALED_BY = frozenset({"mul", "div"})  # by a number, its second operand
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,3 +283,25 @@ _APPLY = {
     "amid_zeros": _block_amid_zeros,
     "first_alone": _first_alone,
 }
+
+
+def values_that_stay_terms(jaxpr: Jaxpr, summed: Iterable[Var]) -> frozenset[Var]:
+    """Those of `summed` that nothing else reads, and values that become them alone."""
+    uses = Counter(atom for eqn in jaxpr.eqns for atom in eqn.invars if isinstance(atom, Var))
+    uses.update(atom for atom in jaxpr.outvars if isinstance(atom, Var))
+    sums = {var for var in summed if uses[var] == 1}
+    for eqn in reversed(jaxpr.eqns):
+        is_scaled = eqn.primitive.name in _SCALED_BY and not isinstance(eqn.invars[1], Var)
+        if (is_scaled or eqn.primitive.name in _KEEPING_TERMS) and eqn.outvars[0] in sums:
+            sums.update(atom for atom in eqn.invars if isinstance(atom, Var) and uses[atom] == 1)
+    return frozenset(sums)
+
+
+def left_by_reshards(jaxpr: Jaxpr, specs: Mapping[Var, Spec], mesh: MeshAxes) -> frozenset[Var]:
+    """Values without a type of their own that are resharded to an unreduced sum only."""
+    left = [
+        eqn.invars[0]
+        for eqn in jaxpr.eqns
+        if eqn.primitive.name == "reshard" and (spec := specs.get(eqn.outvars[0])) is not None and spec.unreduced
+    ]
+    return values_that_stay_terms(jaxpr, [v for v in left if isinstance(v, Var) and typed_spec(v.aval, mesh) is None])

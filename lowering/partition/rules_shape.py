@@ -15,6 +15,7 @@ from ipujax.lowering.partition.rules_base import (
     Rule,
     aligned,
     bound,
+    elementwise,
     except_dims,
     shapes,
     with_shape,
@@ -203,6 +204,10 @@ RULES: dict[str, Rule] = {
     "dynamic_update_slice": Rule(_dynamic_update_slice, _with_full_starts),
     "iota": Rule(_iota, _iota_block),
     "optimization_barrier": Rule(_each_alone, bound),
+    **{
+        name: Rule(elementwise, lambda blocks: list(blocks.operands))
+        for name in ("shard_alike", "layout_constraint", "xla_metadata_value")
+    },
     # Over the replicas around the mesh.
     **{name: Rule(_each_alone, bound) for name in ("psum", "pmax", "pmin", "pvary", "pcast")},
     "bitcast_convert_type": Rule(_bitcast, bound),

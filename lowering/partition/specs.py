@@ -36,7 +36,7 @@ class MeshAxes:
     @staticmethod
     def of(mesh: Mesh | AbstractMesh) -> MeshAxes:
         """Axes of a mesh of JAX."""
-        return MeshAxes(tuple(map(str, mesh.axis_names)), tuple(mesh.shape.values()))
+        return MeshAxes(tuple(map(str, mesh.axis_names)), tuple(sizes_of(mesh).values()))
 
     @property
     def num_devices(self) -> int:
@@ -88,6 +88,11 @@ class Spec:
         while parts and parts[-1] is None:
             parts.pop()
         return PartitionSpec(*parts, unreduced=set(self.unreduced)) if self.unreduced else PartitionSpec(*parts)
+
+
+def sizes_of(mesh: Mesh | AbstractMesh) -> dict[str, int]:
+    """Size of each axis of a mesh of JAX, whose sizes may be NumPy's integers."""
+    return {str(name): int(size) for name, size in mesh.shape.items()}
 
 
 def in_words(spec: Spec) -> str:

@@ -9,7 +9,7 @@ it, so that its lines may be another caller's.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,25 @@ from ipujax.lowering.source_info import jaxpr_file, source_line, with_caller
 from ipujax.runtime.errors import GraphError, is_installed
 
 PLATFORM = "cpu"  # where the engine computes, and plain JAX too
+
+
+def _exported_callee(eqn: JaxprEqn) -> ClosedJaxpr | None:
+    from ipujax.lowering.stablehlo.exported_calls import exported_callee  # few programs need it
+
+    return exported_callee(eqn)
+
+
+def _pallas_callee(eqn: JaxprEqn) -> ClosedJaxpr | None:
+    from ipujax.lowering.pallas_calls import pallas_callee  # few programs need it
+
+    return pallas_callee(eqn)
+
+
+# Functions that make the jaxpr of a call that holds its function in another form; None where there is none.
+_CALLEES_IN_OTHER_FORMS: dict[str, Callable[[JaxprEqn], ClosedJaxpr | None]] = {
+    "call_exported": _exported_callee,
+    "pallas_call": _pallas_callee,
+}
 
 
 def inline(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
@@ -158,6 +177,8 @@ def _call_of(eqn: JaxprEqn, operands: list[Atom]) -> tuple[ClosedJaxpr, list[Ato
     name = eqn.primitive.name
     params = eqn.params
     callee = callee_of(eqn)
+    if callee is None and name in _CALLEES_IN_OTHER_FORMS:
+        callee = _CALLEES_IN_OTHER_FORMS[name](eqn)
     if callee is not None:
         return callee, operands
     if name == "cond" and isinstance(operands[0], Literal):

@@ -1,8 +1,8 @@
 """Pass `merge_collectives`: sums over replicas that can run together become one equation `all_reduce`.
 
-Every round of a collective costs a sync of all replicas, and `jax.lax.pmean` of a tree is one `psum` for each leaf.
-So equations that need a sum wait until no other can run; then all waiting sums run at once, by operation and
-groups. Equations with effects keep their order. The merged equation has the source line that sums most bytes; its
+Every round of a collective costs a sync of its IPUs, and `jax.lax.pmean` of a tree is one `psum` for each leaf. So
+equations that need a sum wait until no other can run; then all waiting sums run at once, by operation, groups, stage
+and phase. Equations with effects keep their order. The merged equation has the source line that sums most bytes; its
 name lists the other lines. A sum of a literal is the literal times the number of replicas, without communication.
 Limits: sums beyond `MOST_BYTES` together are several, so that a buffer stays small against a tile's memory.
 """
@@ -28,7 +28,7 @@ from ipujax.lowering.jax_compat import (
     make_primitive,
     new_jaxpr_eqn,
 )
-from ipujax.lowering.jaxpr import Rewrite, once, with_inner
+from ipujax.lowering.jaxpr import Rewrite, once, phase_of, stage_name, with_inner
 from ipujax.lowering.layer_notes import at_source_of
 from ipujax.lowering.source_info import source_line
 from ipujax.runtime.tensor import MERGED_WITH
@@ -134,7 +134,9 @@ def _until_all_wait(eqns: Sequence[JaxprEqn], ready: list[JaxprEqn]) -> tuple[li
 def _groups(sums: Sequence[JaxprEqn]) -> list[list[JaxprEqn]]:
     groups: dict[Any, list[JaxprEqn]] = {}
     for eqn in sums:
-        key = eqn.primitive.name, eqn.params["axes"], eqn.params["axis_index_groups"]
+        # Joined with those of other stages, a sum would stop all of their IPUs, and wait for the last of them.
+        place = stage_name(eqn).stage, phase_of(eqn)
+        key = eqn.primitive.name, eqn.params["axes"], eqn.params["axis_index_groups"], place
         groups.setdefault(key, []).append(eqn)
     return list(groups.values())
 

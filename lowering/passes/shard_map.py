@@ -17,11 +17,10 @@ from math import prod
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ipujax.lowering.gcl import Groups
+from ipujax.lowering.gcl import Groups, axis_rank
 from ipujax.lowering.jax_compat import (
     Atom,
     ClosedJaxpr,
@@ -32,18 +31,22 @@ from ipujax.lowering.jax_compat import (
     Var,
     call_equation,
     closed,
+    eliminate_dead_code,
     new_jaxpr_eqn,
     shape_of,
     trace_over_axis,
     without_manual_axes,
 )
 from ipujax.lowering.jaxpr import Rewrite, equations, once, with_inner
+from ipujax.lowering.partition import sizes_of
 from ipujax.lowering.passes.inline import inline
 from ipujax.lowering.replicas import (
     AXIS,
+    HOST_CALLS,
     BlockSplit,
     Split,
     Splits,
+    call_once,
     check_results,
     global_shape,
     local_shape,
@@ -52,6 +55,7 @@ from ipujax.lowering.replicas import (
 )
 from ipujax.lowering.source_info import source_line
 from ipujax.runtime.errors import GraphError
+from ipujax.runtime.graph import ReplicaAxes
 
 
 def shard_map(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
@@ -67,7 +71,7 @@ def shard_map(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
     in_dims = _split_inputs(jaxpr.jaxpr)
     out_dims = _split_results(jaxpr.jaxpr)
     inner = inline(ClosedJaxpr(_local(jaxpr.jaxpr, replicas, in_dims, out_dims), jaxpr.consts))
-    return _as_replicated(inner, jaxpr, replicas, in_dims, out_dims)
+    return _as_replicated(inner, jaxpr, in_dims, out_dims, _axes(jaxpr.jaxpr, replicas))
 
 
 def _shard_maps(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
@@ -103,7 +107,14 @@ def _with_replicas(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
         _composed(first, second, rank, function.replicas, devices)
         for (first, second), rank in zip(pairs, ranks, strict=True)
     )
-    return _as_replicated(inner, jaxpr, total, splits[: len(in_dims)], splits[len(in_dims) :])
+    axes = (outer.name, outer.size), *_axes(function.jaxpr.jaxpr, devices)
+    return _as_replicated(inner, jaxpr, splits[: len(in_dims)], splits[len(in_dims) :], axes)
+
+
+def _axes(jaxpr: Jaxpr, devices: int) -> ReplicaAxes:
+    """Name and size of each axis of the mesh; one axis of all devices if a program has several meshes."""
+    meshes = {tuple(sizes_of(eqn.params["mesh"]).items()) for eqn in _shard_maps(jaxpr)}
+    return next(iter(meshes)) if len(meshes) == 1 else (("devices", devices),)
 
 
 def _composed(outer: Split, inner: Split, rank: int, replicas: int, devices: int) -> Split:
@@ -145,27 +156,31 @@ def _size(eqn: JaxprEqn) -> int:
             got=sorted(manual),
             hint="name all axes, or none, in axis_names=",
         )
-    return int(prod(mesh.shape.values()))
+    return prod(sizes_of(mesh).values())
 
 
 def _split_dim(spec: Any, mesh: Any, rank: int) -> Split:
     """Dimension that a spec splits over the whole mesh, or its blocks; None for one that splits nothing."""
-    axes = [[n for n in names if mesh.shape[n] > 1] for names in map(_names, spec)]
+    sizes = sizes_of(mesh)
+    axes = [[n for n in names if sizes[n] > 1] for names in map(_names, spec.partitions)]
     split = [(dim, names) for dim, names in enumerate(axes) if names]
-    used = [name for name in mesh.axis_names if mesh.shape[name] > 1]
+    used = [name for name in mesh.axis_names if sizes[name] > 1]
     if not split:
         return None
     if len(split) == 1 and split[0][1] == used:
         return split[0][0]
-    counts = [prod(mesh.shape[n] for n in names) for names in axes]
-    coordinates = dict(zip(mesh.axis_names, np.indices(tuple(mesh.shape.values())), strict=True))
+    counts = [prod(sizes[n] for n in names) for names in axes]
+    coordinates = dict(zip(mesh.axis_names, np.indices(tuple(sizes.values())), strict=True))
     block = np.zeros(mesh.size, np.int64)
     for name in (name for names in axes for name in names):
-        block = block * mesh.shape[name] + coordinates[name].reshape(-1)
+        block = block * sizes[name] + coordinates[name].reshape(-1)
     return BlockSplit((*counts, *(1,) * (rank - len(counts))), tuple(map(int, block)))
 
 
-def _names(part: Any) -> tuple[str, ...]:
+Axes = tuple[str, ...]
+
+
+def _names(part: Any) -> Axes:
     return () if part is None else (part,) if isinstance(part, str) else tuple(part)
 
 
@@ -227,16 +242,23 @@ def _local(
         return new.get(atom, atom) if isinstance(atom, Var) else atom
 
     eqns = []
+    parts: _Parts = {}
     for eqn in jaxpr.eqns:
+        if eqn.primitive.name in HOST_CALLS:
+            call = partial(call_once, eqn, sharing=replicas)
+            eqns.append(_call(eqn, lambda *xs, call=call: call(xs), eqn.invars, eqn.outvars, replicas * outer.size))
+            continue
         if eqn.primitive.name != "shard_map":
             eqns.append(_with_inner(eqn, rewrite))
             continue
         operands = [renamed(atom) for atom in eqn.invars]
         results = [renamed(var) for var in eqn.outvars]
-        eqns += _calls(eqn, operands, results, replicas * outer.size, outer)
-    return jaxpr.replace(
+        eqns += _calls(eqn, operands, results, replicas * outer.size, outer, parts)
+    body = jaxpr.replace(
         invars=[renamed(v) for v in jaxpr.invars], eqns=eqns, outvars=[renamed(v) for v in jaxpr.outvars]
     )
+    # A result that only other computations read, by its parts, is gathered for nothing.
+    return eliminate_dead_code(body) if parts else body
 
 
 def _with_inner(eqn: JaxprEqn, rewrite: Rewrite) -> JaxprEqn:
@@ -250,20 +272,31 @@ def _with_inner(eqn: JaxprEqn, rewrite: Rewrite) -> JaxprEqn:
 
 
 def _local_aval(aval: Any, dim: Split, replicas: int) -> Any:
-    return aval.update(shape=local_shape(aval.shape, dim, replicas))
+    return aval.update(shape=local_shape(aval.shape, dim, replicas), sharding=None)
+
+
+# Part of a common result that each replica has already, by the result, the mesh, and the axes of each dimension.
+_Parts = dict[tuple[Var, ReplicaAxes, tuple[Axes, ...]], Var]
 
 
 def _calls(
-    eqn: JaxprEqn, operands: Sequence[Atom], results: Sequence[Any], replicas: int, outer: _Axis
+    eqn: JaxprEqn, operands: Sequence[Atom], results: Sequence[Any], replicas: int, outer: _Axis, parts: _Parts
 ) -> Iterator[JaxprEqn]:
-    """Equations of a `shard_map`: slices of common operands, the computation, gathers of common results."""
+    """Equations of a `shard_map`: slices of common operands, the computation, gathers of common results.
+
+    Operands are taken from `parts` where they are there, and parts of results are added.
+    """
     params = eqn.params
     mesh = _Mesh.of(params["mesh"], outer)
     body = closed(params["jaxpr"])
     local_operands: list[Atom] = []
     for atom, inner, spec in zip(operands, body.jaxpr.invars, params["in_specs"], strict=True):
         local_operands.append(atom)
-        if shape_of(atom) != shape_of(inner):
+        if shape_of(atom) == shape_of(inner):
+            continue
+        if (part := parts.get(mesh.part_of(atom, spec))) is not None:
+            local_operands[-1] = part
+        else:
             local_operands[-1] = Var(without_manual_axes(inner.aval))
             yield _call(eqn, partial(mesh.part, spec=spec), [atom], [local_operands[-1]], replicas)
     local_results = [
@@ -273,6 +306,7 @@ def _calls(
     yield call_equation(local_operands, local_results, _over_replicas(mesh, replicas)(body), eqn)
     for local, var, spec in zip(local_results, results, params["out_specs"], strict=True):
         if local is not var:
+            parts[mesh.part_of(var, spec)] = local
             yield _call(eqn, partial(mesh.gathered, spec=spec), [local], [var], replicas)
 
 
@@ -341,7 +375,7 @@ class _Mesh:
 
     @staticmethod
     def of(mesh: Any, outer: _Axis = _NO_REPLICAS) -> _Mesh:
-        return _Mesh(({outer.name: outer.size} if outer.name else {}) | dict(mesh.shape))
+        return _Mesh(({outer.name: outer.size} if outer.name else {}) | sizes_of(mesh))
 
     def groups(self, names: Sequence[str], within: Any = None) -> Groups:
         """Groups of replicas that differ in these axes only, by rank along them; or groups of those ranks."""
@@ -356,17 +390,19 @@ class _Mesh:
 
     def index(self, names: Sequence[str]) -> jax.Array:
         """Rank of a replica along some axes, int32."""
-        # Row-major: the first named axis varies slowest.
-        rank = jnp.zeros((), jnp.int32)
-        for name in names:
-            inner_sizes = [self.sizes[n] for n in list(self.sizes)[list(self.sizes).index(name) + 1 :]]
-            inner_sizes.append(self.devices)
-            rank = rank * self.sizes[name] + lax.axis_index(AXIS) // prod(inner_sizes) % self.sizes[name]
-        return rank
+        rank_of = {replica: rank for group in self.groups(names) for rank, replica in enumerate(group)}
+        return axis_rank([rank_of[replica] for replica in range(len(rank_of))])
+
+    def part_of(self, value: Any, spec: Any) -> tuple[Any, ReplicaAxes, tuple[Axes, ...]]:
+        """A value and its split, equal for equal parts."""
+        axes = [tuple(name for name in names if self.sizes[name] > 1) for names in map(_names, spec.partitions)]
+        while axes and not axes[-1]:
+            axes.pop()
+        return value, tuple(self.sizes.items()), tuple(axes)
 
     def part(self, x: jax.Array, spec: Any) -> jax.Array:
         """A replica's slice of a common array."""
-        for dim, names in enumerate(map(_names, spec)):
+        for dim, names in enumerate(map(_names, spec.partitions)):
             ranks = prod(self.sizes[n] for n in names)
             if ranks > 1:
                 size = x.shape[dim] // ranks
@@ -375,7 +411,7 @@ class _Mesh:
 
     def gathered(self, x: jax.Array, spec: Any) -> jax.Array:
         """The common array of the slices of all replicas."""
-        for dim, names in enumerate(map(_names, spec)):
+        for dim, names in enumerate(map(_names, spec.partitions)):
             if prod(self.sizes[n] for n in names) > 1:
                 x = lax.all_gather(x, AXIS, axis_index_groups=self.groups(names), axis=dim, tiled=True)
         return x
@@ -386,7 +422,7 @@ class _Mesh:
             "psum_invariant": self._reduce(lax.psum),
             "pmax": self._reduce(lax.pmax),
             "pmin": self._reduce(lax.pmin),
-            "pvary": lambda x, **_: x,
+            **dict.fromkeys(("pvary", "preduced", "reduced_vary_cast_p", "vary_unreduced_cast_p"), lambda x, **_: x),
             "all_gather": self._gather,
             "all_gather_invariant": self._gather,
             "reduce_scatter": self._scatter,
@@ -428,9 +464,10 @@ class _Mesh:
 
 
 def _as_replicated(
-    inner: ClosedJaxpr, outer: ClosedJaxpr, replicas: int, in_dims: Splits, out_dims: Splits
+    inner: ClosedJaxpr, outer: ClosedJaxpr, in_dims: Splits, out_dims: Splits, axes: ReplicaAxes
 ) -> ClosedJaxpr:
     """Jaxpr of one `replicated` equation, with the inputs and results of the outer jaxpr."""
+    replicas = prod(size for _, size in axes)
     avals = [
         aval.update(shape=global_shape(aval.shape, d, replicas))
         for aval, d in zip(inner.out_avals, out_dims, strict=True)
@@ -438,7 +475,7 @@ def _as_replicated(
     results: list[Atom] = [Var(aval) for aval in avals]
     # Common results are equal on all replicas: JAX has checked that, unless `check_vma=False`.
     params = {"jaxpr": inner, "replicas": replicas, "in_dims": in_dims, "out_dims": out_dims}
-    params |= {"is_checked": True, "axis_name": AXIS}
+    params |= {"is_checked": True, "axis_name": AXIS, "mesh": axes}
     eqn = new_jaxpr_eqn(outer.jaxpr.invars, results, replicated_p, params, inner.jaxpr.effects)
     body = outer.jaxpr.replace(constvars=[], eqns=[eqn], outvars=results)
     return ClosedJaxpr(body, ())

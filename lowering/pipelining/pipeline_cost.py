@@ -32,6 +32,7 @@ def pipeline_cost(
     jaxpr: ClosedJaxpr,
     number: int,
     target: Target,
+    replicas: int,
     make_lowering: MakeLowering,
     byte_cost: float,
     recomputation: Recomputation,
@@ -39,7 +40,7 @@ def pipeline_cost(
     """Bytes of the fullest tile (`MemoryReport.rough_bytes`) and cycles of the pipeline at `jaxpr.eqns[number]`."""
     eqn = jaxpr.jaxpr.eqns[number]
     staged = staged_pipeline(eqn, target, byte_cost, recomputation)
-    graph = Graph(target, byte_cost_cycles=byte_cost)
+    graph = Graph(target, replicas, byte_cost)
     prog = ProgramSequence()
     epilogue = ProgramSequence()
     ipus = Ipus(graph, make_lowering)

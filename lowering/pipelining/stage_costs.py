@@ -61,9 +61,9 @@ class Work:
 
 
 def work_of(
-    jaxpr: ClosedJaxpr, spec: PipelineSpec, target: Target, make_lowering: MakeLowering, byte_cost: float
+    jaxpr: ClosedJaxpr, spec: PipelineSpec, target: Target, replicas: int, make_lowering: MakeLowering, byte_cost: float
 ) -> Work:
-    """The segments of a micro-batch, and their costs on one IPU."""
+    """The segments of a micro-batch, and their costs on one IPU of each replica."""
     live_jaxpr = ClosedJaxpr(eliminate_dead_code(jaxpr.jaxpr), jaxpr.consts)
     loops = layer_loops(live_jaxpr.jaxpr, spec)
     shards = into_shards(live_jaxpr, spec, loops)
@@ -81,7 +81,7 @@ def work_of(
         shards,
         cut_spec,
         segments,
-        *_cycles(shards, segments, is_same, num_segments, Graph(target, byte_cost_cycles=byte_cost), make_lowering),
+        *_cycles(shards, segments, is_same, num_segments, Graph(target, replicas, byte_cost), make_lowering),
         _crossing(body.eqns, segments, is_same, num_segments),
         _parameters(body.invars, body.eqns, segments, is_same, roles),
         _residual_bytes(_residuals(body.eqns, segments, is_same), num_segments),

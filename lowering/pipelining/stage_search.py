@@ -55,6 +55,7 @@ def find_stages(
     byte_cost: float,
     recomputation: Recomputation = KEEP_ALL,
     start: Sequence[Cuts] = (),
+    replicas: int = 1,
 ) -> tuple[CutJaxpr, tuple[Cuts, ...]]:
     """The program with stages in the pipelines that had none, and the cuts of each of them.
 
@@ -66,6 +67,7 @@ def find_stages(
         byte_cost: cost per byte of the fullest tile, in cycles.
         recomputation: recomputation in gradients.
         start: cuts of each pipeline from which to look for better ones; all candidates are compared when empty.
+        replicas: number of replicas, or of devices of a mesh, which meet in collectives.
 
     Raises:
         ArgumentError: for invalid stages, or no cut that works.
@@ -74,7 +76,7 @@ def find_stages(
     cuts_of_pipelines = list[Cuts]()
     while open_pipelines := [n for n, eqn in enumerate(program.jaxpr.jaxpr.eqns) if _is_open(eqn)]:
         outer = program
-        search = StageSearch(outer.jaxpr, open_pipelines[0], target, make_lowering, byte_cost, recomputation)
+        search = StageSearch(outer.jaxpr, open_pipelines[0], target, make_lowering, byte_cost, recomputation, replicas)
 
         def lower_composed(inner: CutJaxpr, outer: CutJaxpr = outer) -> tuple[Graph, Program]:
             return lower_program(_composed(outer, inner))
@@ -105,6 +107,7 @@ class StageSearch:
         make_lowering: MakeLowering,
         byte_cost: float,
         recomputation: Recomputation = KEEP_ALL,
+        replicas: int = 1,
     ) -> None:
         self._jaxpr = jaxpr
         self._number = number
@@ -112,6 +115,7 @@ class StageSearch:
         self._make_lowering = make_lowering
         self._byte_cost = byte_cost
         self._recomputation = recomputation
+        self._replicas = replicas
         self._eqn = jaxpr.jaxpr.eqns[number]
         self._spec: PipelineSpec = self._eqn.params["spec"]
         micro_batch = micro_batch_of(self._eqn)
@@ -126,7 +130,8 @@ class StageSearch:
         self._stores_residuals = modes_used <= {"none"}
         self._may_recompute = "auto" in modes_used
         self._recomputation_is_chosen = bool(recomputation.shares)
-        self.work = work_of(micro_batch, self._spec, target.replace(num_ipus=1), make_lowering, byte_cost)
+        one_ipu = target.replace(num_ipus=1)
+        self.work = work_of(micro_batch, self._spec, one_ipu, replicas, make_lowering, byte_cost)
         self._programs: dict[Cuts, CutJaxpr] = {}
         self._estimates: dict[Cuts, tuple[int, int]] = {}
         self._positions = cut_positions(self.work)
@@ -155,7 +160,13 @@ class StageSearch:
             index = self._pipeline_index(jaxpr)
             with step(_LOG, "stages", detail=f"cut {len(self._estimates) + 1} into stages"):
                 estimate = pipeline_cost(
-                    jaxpr, index, self._target, self._make_lowering, self._byte_cost, self._recomputation
+                    jaxpr,
+                    index,
+                    self._target,
+                    self._replicas,
+                    self._make_lowering,
+                    self._byte_cost,
+                    self._recomputation,
                 )
             self._estimates[cuts] = num_bytes, cycles = estimate
             message = "%s: stages that begin at segments %s take %s cycles and about %s bytes of the fullest tile"

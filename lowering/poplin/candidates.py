@@ -8,7 +8,7 @@ the same as if all were costed.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 
@@ -193,9 +193,19 @@ class Candidates:
                 total = total + _regions(memory, lengths)
         return total
 
+    def within(self, bound_bytes: float, max_cycles: int) -> Candidates:
+        """Candidates within bounds of memory and of cycles, and perhaps others: a cheap selection of most of them."""
+        fast = self._take(self._mac_cycles <= max_cycles)
+        small = fast._take(fast.temp_bytes <= bound_bytes)
+        return small._take(small._mac_cycles + small.exchange_cycles <= max_cycles)
+
+    def _take(self, is_taken: np.ndarray) -> Candidates:
+        numbers = np.flatnonzero(is_taken)
+        return replace(self, splits=self.splits[:, numbers], block=Dims.of([x[numbers] for x in self.block]))
+
     @cached_property
-    def lower_bound_cycles(self) -> np.ndarray:
-        """Lower bound of the estimated cycles."""
+    def _mac_cycles(self) -> np.ndarray:
+        """Lower bound of the cycles of the multiply-adds alone."""
         spec = self.spec
         arith = arithmetic(spec, self.target)
         rate: float = 1 / arith.instructions_per_mac  # multiply-adds a cycle
@@ -210,8 +220,14 @@ class Candidates:
                 else vector * (2 if is_half and sums_in_half(spec) else 1)
             )
         macs = product(output_lengths(self.block)) * self.block.in_channels * product(self.block.kernel)
-        copying = self.gathering_cycles + rearrangement_cycles(self.kind, spec, self.block, self.target, self.slots)
-        compute = (macs / (rate * prod(spec.lhs_dilation))).astype(np.int64) + copying
+        return np.asarray((macs / (rate * prod(spec.lhs_dilation))).astype(np.int64))
+
+    @cached_property
+    def lower_bound_cycles(self) -> np.ndarray:
+        """Lower bound of the estimated cycles."""
+        slots = self.slots
+        copying = self.gathering_cycles + rearrangement_cycles(self.kind, self.spec, self.block, self.target, slots)
+        compute = self._mac_cycles + copying
         return self.exchange_cycles + self.reduction_cycles.sum(0) + sync_cycles(1, self.target) + compute
 
     @property

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from math import prod
 from typing import Any, Literal
 
 import jax
@@ -160,6 +161,10 @@ def _codelet(
         block = block_of(shapes)
         return np.asarray(block_cycles(kind, spec, block, target) + rearrangement_cycles(kind, spec, block, target))
 
+    def operations(shapes: BlockShapes) -> np.ndarray:
+        """Multiply-adds of numbers: zeros between the elements of a dilated input are none."""
+        return np.asarray(_MULTIPLY_ADD * prod(block_of(shapes)) // prod(spec.lhs_dilation))
+
     return Codelet(
         f"poplin::{kind.name}<{dtype_name(spec.lhs_dtype)},{dtype_name(out_dtype)}>",
         (*_operands(kind, spec, *names), _result(kind, out_dtype)),
@@ -168,7 +173,8 @@ def _codelet(
         _STATE_BYTES,
         _CODE_BYTES,
         takes=takes,
-        flops=_MULTIPLY_ADD,
+        flops=_MULTIPLY_ADD if prod(spec.lhs_dilation) == 1 else operations,
+        is_product=True,
         language=kind.language,
     )
 

@@ -301,7 +301,8 @@ def _trade_off(
     max_cycles = int(_MAX_TRIAL_COST * best_cycles)  # in more cycles no plan is cheaper, even with one fragment
     plans = [
         _plan_of(candidates, *choice)
-        for candidates in _candidates(spec, target, in_groups)
+        for all_candidates in _candidates(spec, target, in_groups)
+        for candidates in [all_candidates.within(bound_bytes, max_cycles)]
         for choice in candidates.trade_off(bound_bytes, max_cycles, fragment_cycles)
     ]
     curve: list[Plan] = []

@@ -23,6 +23,11 @@ if TYPE_CHECKING:
         unwrapped as unwrapped,
     )
     from ipujax.lowering.replicas.sharded_eval import Path as Path, ReplicaArray as ReplicaArray, Shards as Shards
+    from ipujax.lowering.replicas.shared_calls import (
+        HOST_CALLS as HOST_CALLS,
+        call_once as call_once,
+        call_once_p as call_once_p,
+    )
     from ipujax.lowering.replicas.summed_gradients import gradient_sums as gradient_sums
 else:
     __getattr__ = lazy_names(__name__)

@@ -1,6 +1,7 @@
 """Functions of one replica as part of a jaxpr: the primitive `replicated`, with the split of its arguments.
 
-    results = replicated_p.bind(*operands, jaxpr=…, replicas=N, in_dims=…, out_dims=…, is_checked=…, axis_name=…)
+    results = replicated_p.bind(*operands, jaxpr=…, replicas=N, in_dims=…, out_dims=…, is_checked=…, axis_name=…,
+                              mesh=…)
 
 The jaxpr is the function of one replica, over the axis `axis_name`. Operand n is split in N along dimension
 `in_dims[n]`, or equal on all replicas for None; results are joined along `out_dims[n]`, or taken from replica 0 for
@@ -17,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +27,9 @@ import numpy as np
 from ipujax.lowering.gcl import AXIS as AXIS
 from ipujax.lowering.jax_compat import ClosedJaxpr, closed, make_holding_primitive
 from ipujax.runtime.host import ALONE, Instances
+
+if TYPE_CHECKING:
+    from ipujax.runtime.graph import ReplicaAxes  # a call of a program in the cache needs no graph
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +81,7 @@ class Replicated:
         out_dims: for each result the dimension along which replicas are joined, None if all are equal.
         is_checked: True if equal results are proved already.
         axis_name: the axis of replicas in the jaxpr, its only one.
+        mesh: axes of the mesh whose devices the replicas are; empty for others.
     """
 
     jaxpr: ClosedJaxpr
@@ -85,6 +90,7 @@ class Replicated:
     out_dims: Splits
     is_checked: bool = False
     axis_name: str = AXIS
+    mesh: ReplicaAxes = ()
 
 
 def split(x: jax.Array, dim: Split, replicas: int) -> jax.Array:
@@ -130,6 +136,7 @@ def evaluate(
     out_dims: Splits,
     is_checked: bool = False,
     axis_name: str = AXIS,
+    mesh: ReplicaAxes = (),
     instances: Instances = ALONE,
 ) -> list[jax.Array]:
     """Evaluates all replicas, as JAX operations that can be traced, differentiated and mapped.
@@ -197,5 +204,5 @@ def unwrapped(jaxpr: ClosedJaxpr) -> Replicated:
     )
     consts = [*inner.consts, *(values[eqn.invars[n]] for n in constants)]
     in_dims = tuple(eqn.params["in_dims"][n] for n in order)
-    replicas, *result_params = (eqn.params[key] for key in ("replicas", "out_dims", "is_checked", "axis_name"))
-    return Replicated(ClosedJaxpr(body_jaxpr, consts), replicas, in_dims, *result_params)
+    params = {key: value for key, value in eqn.params.items() if key not in ("jaxpr", "in_dims")}
+    return Replicated(ClosedJaxpr(body_jaxpr, consts), in_dims=in_dims, **params)

@@ -1,8 +1,9 @@
 """Evaluates the function of one replica for all replicas at once, in plain JAX: every value is [replicas, …].
 
 Equations without collectives are mapped over that axis, without a name for it; collectives are operations on it
-(`gcl.stacked`). Control flow with collectives inside stays control flow, and follows replica 0: replicas must agree on
-reaching a collective, as on the machine.
+(`gcl.stacked`). Control flow with collectives inside stays control flow: the values of all replicas are computed while
+one is *active* in the loop or branch, and the others keep theirs. Replicas of a group must agree on reaching its
+collective, as on the machine.
 
 Limits: ordered effects cannot be mapped (JAX raises).
 """
@@ -10,7 +11,7 @@ Limits: ordered effects cannot be mapped (JAX raises).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -28,6 +29,7 @@ from ipujax.lowering.jax_compat import (
     eval_jaxpr,
     jaxprs_in_params,
 )
+from ipujax.lowering.replicas.shared_calls import call_once_p, calls_of_groups
 from ipujax.lowering.source_info import naming_line
 from ipujax.runtime.host import ALONE, Instances
 
@@ -48,16 +50,41 @@ class Replicas:
         instances: processes that share the replicas; the local ones are the leading axis of every value.
         rounded: maps an equation that holds no others, its operands and its results, of one replica, to the results
             that are used in their place; None for those of the equation.
+        active: local replicas that run the equation, bool[local replicas]; None for all.
     """
 
     count: int
     instances: Instances = ALONE
     rounded: Rounded | None = None
+    active: jax.Array | None = None
 
     @property
     def num_local(self) -> int:
         """Number of local replicas."""
         return self.instances.count_local(self.count)
+
+    def only(self, chosen: jax.Array) -> Replicas:
+        """Those of the active replicas that are chosen."""
+        return replace(self, active=chosen if self.active is None else chosen & self.active)
+
+    def any_active(self) -> jax.Array:
+        """Whether a replica of any instance is active, bool[]."""
+        assert self.active is not None, "replicas of a decision"
+        return self.instances.gather(self.active).any()
+
+    def of_active(self, new: Values, old: Values) -> Values:
+        """New values of the active replicas, and old ones of the others."""
+        assert self.active is not None, "replicas of a decision"
+        return [
+            jnp.where(self.active.reshape(-1, *(1 for _ in x.shape[1:])), x, y) for x, y in zip(new, old, strict=True)
+        ]
+
+    def rows_of_active(self, values: Values) -> Values:
+        """Values in which the replicas that are not active have those of one that is."""
+        if self.active is None:
+            return values
+        rows = jnp.where(self.active, jnp.arange(self.num_local), jnp.argmax(self.active))
+        return [x[rows] for x in values]
 
 
 def stacked_eval(jaxpr: ClosedJaxpr, operands: Sequence[jax.Array], replicas: Replicas) -> Values:
@@ -91,9 +118,13 @@ def stacked_equation(eqn: JaxprEqn, operands: Values, replicas: Replicas) -> Val
         ]
         # Sums of all replicas round with the magnitudes of all: those of each replica are not enough.
         return results if replicas.rounded is None else list(replicas.rounded(eqn, operands, results))
+    if eqn.primitive is call_once_p and operands:
+        return calls_of_groups(operands, **eqn.params)
     if replicas.count == 1 and not has_collective(eqn):
         return [x[None] for x in equation_alone(eqn, *(x[0] for x in operands), rounded=replicas.rounded)]
     if not has_collective(eqn):
+        # A loop runs until the last replica leaves it: it must end for those that are not active, too.
+        operands = replicas.rows_of_active(operands) if _has_loop(eqn) else operands
         return list(
             jax.vmap(partial(equation_alone, eqn, rounded=replicas.rounded), axis_size=replicas.num_local)(*operands)
         )
@@ -142,22 +173,53 @@ def _while(eqn: JaxprEqn, operands: Values, replicas: Replicas) -> Values:
     num_cond_consts = params["cond_nconsts"]
     first_carry = params["cond_nconsts"] + params["body_nconsts"]
 
-    def condition(carry: Values) -> jax.Array:
-        (predicate,) = stacked_eval(params["cond_jaxpr"], [*operands[:num_cond_consts], *carry], replicas)
-        return predicate[0]  # equal on all replicas, see `varying`
+    def inside(carry: Values) -> jax.Array:
+        (predicates,) = stacked_eval(params["cond_jaxpr"], [*operands[:num_cond_consts], *carry], replicas)
+        return predicates
 
-    def body(carry: Values) -> Values:
-        return stacked_eval(params["body_jaxpr"], [*operands[num_cond_consts:first_carry], *carry], replicas)
+    def body(state: tuple[jax.Array, jax.Array, Values]) -> tuple[jax.Array, jax.Array, Values]:
+        predicates, _, carry = state
+        running = replicas.only(predicates)
+        results = stacked_eval(params["body_jaxpr"], [*operands[num_cond_consts:first_carry], *carry], running)
+        return continued(inside(carry := running.of_active(results, carry)), carry)
 
-    return lax.while_loop(condition, body, operands[first_carry:])
+    def continued(predicates: jax.Array, carry: Values) -> tuple[jax.Array, jax.Array, Values]:
+        return predicates, replicas.only(predicates).any_active(), carry
+
+    carry = operands[first_carry:]
+    *_, results = lax.while_loop(lambda state: state[1], body, continued(inside(carry), carry))
+    return results
 
 
 def _cond(eqn: JaxprEqn, operands: Values, replicas: Replicas) -> Values:
-    def branch(jaxpr: ClosedJaxpr, *inner: jax.Array) -> Values:
+    index, *values = operands
+    branches = eqn.params["branches"]
+    chosen = jnp.clip(index, 0, len(branches) - 1)
+
+    def run(jaxpr: ClosedJaxpr, *inner: jax.Array) -> Values:
         return stacked_eval(jaxpr, inner, replicas)
 
-    branches = [partial(branch, jaxpr) for jaxpr in eqn.params["branches"]]
-    return list(lax.switch(operands[0][0], branches, *operands[1:]))
+    def run_all(*inner: jax.Array) -> Values:
+        results = [jnp.zeros((replicas.num_local, *aval.shape), aval.dtype) for aval in branches[0].out_avals]
+        for number, jaxpr in enumerate(branches):
+            running = replicas.only(chosen == number)
+
+            def run_active(results: Values, running: Replicas = running, jaxpr: ClosedJaxpr = jaxpr) -> Values:
+                return running.of_active(stacked_eval(jaxpr, inner, running), results)
+
+            results = lax.cond(running.any_active(), run_active, lambda results: results, results)
+        return results
+
+    all_chosen = replicas.instances.gather(chosen)
+    agree = (all_chosen == all_chosen[0]).all()
+    # With the one branch that all choose, gradients pass through no branch that was not run.
+    number = jnp.where(agree, all_chosen[0], len(branches))
+    return list(lax.switch(number, [*(partial(run, jaxpr) for jaxpr in branches), run_all], *values))
+
+
+def _has_loop(eqn: JaxprEqn) -> bool:
+    inner = (inner for jaxpr in jaxprs_in_params(eqn.params) for inner in jaxpr.eqns)
+    return eqn.primitive.name == "while" or any(map(_has_loop, inner))
 
 
 def holds_equations(eqn: JaxprEqn) -> bool:

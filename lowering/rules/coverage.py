@@ -14,7 +14,8 @@ from ipujax.lowering.rules.table import RULES
 
 Kind = Literal["tile-parallel", "inlined", "one tile", "–"]
 
-INLINED = frozenset({*CALLEES, "custom_linear_solve"})  # of the latter only its solution, see the pass `inline`
+# Of custom_linear_solve only its solution, see the pass `inline`.
+INLINED = frozenset({*CALLEES, "custom_linear_solve", "call_exported", "pallas_call"})
 
 # Primitives with neither a rule nor the fallback, with the reason.
 OTHERS: dict[str, str] = {

@@ -1,8 +1,8 @@
 """Lowers equations into a graph, each by the rule of its primitive.
 
 Input: jaxprs, and the tensors of their operands. Output: tensors of their results, and steps added to programs. A
-primitive without a rule is lowered as its implementation in JAX, as those that libraries wrap functions in; one
-that cannot be traced goes to `fallback`.
+primitive without a rule is lowered as its implementation in JAX, as those that libraries wrap functions in, else as
+the StableHLO that JAX lowers it to; code that neither holds goes to `fallback`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ipujax.lowering.passes.inline import inline
 from ipujax.lowering.popops.maps.huge_views import copied_if_huge
 from ipujax.lowering.refs import discharge
 from ipujax.lowering.rules.base.context import Context
-from ipujax.lowering.rules.base.fallback import fallback
+from ipujax.lowering.rules.base.fallback import fallback, has_work
 from ipujax.lowering.rules.base.last_reads import LastReads
 from ipujax.lowering.rules.base.later_values import LaterValues
 from ipujax.lowering.rules.base.probes import Probes
@@ -168,7 +168,8 @@ class Lowering:
             later=later,
         )
         rule = rule_of(eqn.primitive.name)
-        results = self._unknown(context, operands) if rule is None else rule(context, *operands, **eqn.params)
+        with eqn.ctx.manager:  # the user's settings, such as `jax.threefry_partitionable`
+            results = self._unknown(context, operands) if rule is None else rule(context, *operands, **eqn.params)
         results = [results] if isinstance(results, Tensor) else list(results)
         results = [copied_if_huge(Builder(self._graph, prog, context.name), result) for result in results]
         for result, var in zip(results, eqn.outvars, strict=True):
@@ -187,11 +188,15 @@ class Lowering:
             self._graph.note_role(tensor, self._roles.get(var))
 
     def _unknown(self, ctx: Context, operands: Sequence[Tensor]) -> list[Tensor]:
-        """Lowers a primitive without a rule: its implementation if that can be traced, else the fallback."""
-        impl = traced_impl(ctx.equation)
-        if impl is None or ctx.primitive.name in primitive_names(impl.jaxpr):
+        """Lowers a primitive without a rule: what it is made of if that is known, else the fallback."""
+        name = ctx.primitive.name
+        if has_work(name):
             return fallback(ctx, *operands)
-        return self.jaxpr(inline(discharge(impl)), operands, ctx.prog)
+        for open_call in (traced_impl, _lowered_callee):
+            callee = open_call(ctx.equation)
+            if callee is not None and name not in primitive_names(callee.jaxpr):
+                return self.jaxpr(inline(discharge(callee)), operands, ctx.prog)
+        return fallback(ctx, *operands, is_priced=False)
 
     def read(self, env: Mapping[Var, Tensor], atom: Atom) -> Tensor:
         if not isinstance(atom, Literal):
@@ -207,12 +212,19 @@ class Lowering:
         return self._scalars[key]
 
 
+def _lowered_callee(eqn: JaxprEqn) -> ClosedJaxpr | None:
+    from ipujax.lowering.stablehlo.exported_calls import lowered_callee  # few programs need it
+
+    return lowered_callee(eqn)
+
+
 def _alone(jaxpr: ClosedJaxpr, target: Target) -> tuple[Graph, ProgramSequence]:
     graph = Graph(target)
     prog = ProgramSequence()
     operands = [graph.add_variable(aval.shape, aval.dtype, f"in{n}") for n, aval in enumerate(jaxpr.in_avals)]
     for x in operands:
         map_linearly(graph, x)
-    for x in Lowering(graph).jaxpr(jaxpr, operands, prog):
-        map_linearly(graph, x)
+    Lowering(graph).jaxpr(jaxpr, operands, prog)
+    for variable in graph.variables:
+        map_linearly(graph, Tensor.of(variable))
     return graph, prog

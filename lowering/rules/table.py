@@ -5,7 +5,15 @@ from __future__ import annotations
 from ipujax.lowering.popops import OP_COSTS
 from ipujax.lowering.rules.arrays import dynamic_slices, indexing, iota, pad, shape, sort, take_rows
 from ipujax.lowering.rules.base.context import Rule
-from ipujax.lowering.rules.flow import calls, codelet_calls, collectives, control, host_calls, streaming
+from ipujax.lowering.rules.flow import (
+    calls,
+    codelet_calls,
+    collectives,
+    control,
+    host_calls,
+    module_operations,
+    streaming,
+)
 from ipujax.lowering.rules.numerics import (
     arg_reduce,
     cumulative,
@@ -39,6 +47,7 @@ _FAMILIES = (
     codelet_calls,
     collectives,
     host_calls,
+    module_operations,
     streaming,
     tile_rules,
 )

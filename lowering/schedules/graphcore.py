@@ -3,8 +3,8 @@
     grouped       in a slot every busy IPU runs a forward task, in the next one every IPU a backward task
     interleaved   in a slot half of the IPUs run forward tasks and the others backward tasks
 
-A grid matters where all IPUs sync at every exchange: grouped slots last as long as a forward or a backward task,
-interleaved ones as long as the longer of the two. The stash of stage s holds 2(p − 1 − s) + 1 micro-batches with
+A grid matters where all IPUs sync at every copy between stages: grouped slots last as long as a forward or a backward
+task, interleaved ones as long as the longer of the two. The stash of stage s holds 2(p − 1 − s) + 1 micro-batches with
 grouped, p − s with interleaved.
 
 Source: PopART, docs/notes/transforms/pipelining.md and willow/src/transforms/pipeline.cpp (stash sizes, at least as

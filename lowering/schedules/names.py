@@ -60,7 +60,7 @@ def as_schedule(schedule: str | Schedule) -> Schedule:
 
 
 def default_schedule(exchange: GlobalExchange, num_stages: int, micro_batches: int, training: bool) -> Schedule:
-    """The schedule that suits a target: `grouped` if all IPUs sync at every exchange, else `1f1b`."""
+    """The schedule that suits a target: `grouped` if all IPUs sync at every copy between stages, else `1f1b`."""
     # With such syncs a slot lasts as long as its longest task, so all IPUs should run tasks of one kind together; too
     # few micro-batches for that take 1f1b. Source: PopART's pipelines, docs/notes/transforms/pipelining.md.
     grouped = SCHEDULES["grouped"]

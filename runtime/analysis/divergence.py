@@ -1,19 +1,23 @@
 """Divergence: variables that may differ between replicas, and decisions on which replicas may therefore disagree.
 
-Input: a graph and a program. Output: for each decision of data-dependent control whether replicas may disagree on it.
+Input: a graph and a program. Output: for each decision of data-dependent control on which some may disagree the classes
+of replicas that agree (`agreement`).
 
 Replicas run one program on memory of their own, so a value differs where it comes from one that does: a constant of
-each replica, a stream that is not broadcast, a remote buffer, memory from before the run, a cycle counter, or a copy
-between replicas (unless all receive one value, or it is one of the rounds of a `Collective` after which all agree).
-Results of such values differ; so does everything written under a decision on which replicas disagree. The analysis
-walks the program, to a fixpoint in loops; writing all of a variable makes it equal again.
+each replica, a stream that is not broadcast, memory from before the run, a cycle counter, or a copy
+between replicas. Replicas that receive equal values have equal values, and so have those of one group of a `Collective`
+after its rounds. Results of values agree where all of these do; what is written under a decision agrees where the
+decision does too. The analysis walks the program, to a fixpoint in loops; writing all of a variable begins anew.
 Limits: by whole variables and whole vertex groups; values that agree by chance count as different.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
 
+from ipujax.runtime.analysis import agreement
+from ipujax.runtime.analysis.agreement import Classes
 from ipujax.runtime.analysis.effects import EffectsOf, group_tensors, written_in_full
 from ipujax.runtime.graph import (
     Block,
@@ -27,12 +31,17 @@ from ipujax.runtime.graph import (
     Loop,
     Program,
     RemoteIn,
+    RemoteOut,
     StreamIn,
     StreamOut,
+    WriteUndef,
     distinct,
     iteration,
 )
-from ipujax.runtime.tensor import Tensor, Variable
+from ipujax.runtime.host import CallStream, HostCall
+from ipujax.runtime.tensor import Concat, Tensor, Variable
+
+Differing = dict[Variable, Classes]  # of the variables on which not all replicas agree
 
 
 def joins_replicas(program: Program) -> bool:
@@ -40,110 +49,216 @@ def joins_replicas(program: Program) -> bool:
     return any(isinstance(node, (StreamIn, StreamOut, CrossReplicaCopy)) for node in distinct(program))
 
 
-def divergent_decisions(graph: Graph, program: Program, effects: EffectsOf) -> list[Decision]:
-    """Return the decisions of a program on which replicas may disagree, in the order of the program."""
+def meeting_groups(program: Program, replicas: int) -> list[list[int]]:
+    """Return the groups of replicas that meet: all for a host stream, but one of a call, else those copies connect."""
+    pairs: list[tuple[int, ...]] = []
+    for node in distinct(program):
+        if isinstance(node, (StreamIn, StreamOut)) and not isinstance(node.stream, CallStream):
+            return [list(range(replicas))]
+        if isinstance(node, CrossReplicaCopy):
+            pairs += node.replica_map
+    return agreement.joined(dict.fromkeys(pairs), replicas)
+
+
+def divergent_decisions(graph: Graph, program: Program, effects: EffectsOf) -> dict[Decision, Classes]:
+    """Return the decisions of a program on which replicas may disagree, and those that agree, in program order."""
     if graph.replication_factor == 1:
-        return []
-    # Memory from before the run may differ, so every variable that is read first may.
-    before = {v for v in effects(program).reads if not v.is_constant}
+        return {}
     walk = Divergence(graph, effects)
-    walk.visit(program, before)
-    return list(walk.divergent)
+    walk.visit(program, walk.before(program))
+    return walk.divergent
+
+
+def _remote_memory(program: Program, *kinds: type[RemoteIn | RemoteOut]) -> frozenset[Variable]:
+    return frozenset(node.buffer.memory for node in distinct(program) if isinstance(node, kinds))
+
+
+def _parts_of(source: Tensor, destination: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """Return the parts of a copy of which either side is a concatenation: one copy moves the values of several."""
+    bounds = {0}
+    for tensor in (source, destination):
+        if isinstance(tensor.node, Concat) and tensor.node.axis == 0:
+            bounds.update(tensor.node.bounds)
+    spans = pairwise(sorted(bounds))
+    return [(source[a:b], destination[a:b]) for a, b in spans] if len(bounds) > 1 else [(source, destination)]
 
 
 class Divergence:
     """Walk through a program; `differing` has, at each point of it, the variables that may differ.
 
     Attributes:
-        divergent: decisions so far on which replicas may disagree, in order.
+        divergent: decisions so far on which replicas may disagree, in order, with the classes of replicas that agree.
     """
 
     def __init__(self, graph: Graph, effects: EffectsOf) -> None:
         self._graph = graph
+        self._replicas = graph.replication_factor
         self._effects = effects
-        self.divergent: dict[Decision, None] = {}
+        self._apart = agreement.apart(self._replicas)
+        self._of_constants: dict[Variable, Classes] = {}
+        self._of_calls: dict[HostCall, Classes] = {}
+        self._parts: dict[Copy, list[tuple[Tensor, Tensor]]] = {}
+        self.divergent: dict[Decision, Classes] = {}
 
-    def visit(self, node: Program, differing: set[Variable]) -> None:
+    def before(self, program: Program) -> Differing:
+        """Return the variables that may differ before a program: memory from before the run, which it reads first."""
+        differing = {v: self._apart for v in self._effects(program).reads if not v.is_constant}
+        for memory in _remote_memory(program, RemoteIn, RemoteOut):
+            source = self._graph.off_chip[memory].filled_from if memory in self._graph.off_chip else None
+            if source is not None:
+                self._refine((memory,), self._of_blocks(source.blocks, is_same=source.broadcast), differing)
+            elif memory not in self._graph.off_chip:  # that of the graph is written first
+                self._refine((memory,), self._apart, differing)
+        return differing
+
+    def visit(self, node: Program, differing: Differing) -> None:
         """Walk a node; changes `differing`."""
         match node:
+            case Collective():
+                of_inputs = [self._classes([x], differing) for x in node.inputs]
+                self._block(node, differing)
+                for tensor, of_input in zip(node.outputs, of_inputs, strict=True):
+                    of_output = agreement.of_results(node.senders, of_input, has_ranks=node.has_ranks)
+                    self._write(tensor, differing, of_output)
             case Block():
-                for child in node.children():
-                    self.visit(child, differing)
-                if isinstance(node, Collective) and node.is_same:
-                    for tensor in node.outputs:
-                        _write(tensor, differing, is_same=True)
+                self._block(node, differing)
             case Execute(compute_set):
                 outputs = [
-                    [tensor for tensor, _ in writes]
+                    (
+                        [tensor for tensor, _ in writes],
+                        self._apart if group.codelet.reads_clock else self._classes(reads, differing),
+                    )
                     for group in self._graph.groups[compute_set]
                     for reads, writes in [group_tensors(group)]
-                    if group.codelet.reads_clock or _differ(reads, differing)
                 ]
                 # Kills first: a result of differing operands differs again, even if it is written in full.
-                differing -= self._effects(node).kills
-                differing |= {v for tensors in outputs for tensor in tensors for v in tensor.variables()}
-            case Copy(source, destination):
-                _write(destination, differing, is_same=not _differ([source], differing))
+                for variable in self._effects(node).kills:
+                    differing.pop(variable, None)
+                for tensors, classes in outputs:
+                    self._refine((v for tensor in tensors for v in tensor.variables()), classes, differing)
+            case Copy():
+                if node not in self._parts:
+                    self._parts[node] = _parts_of(node.source, node.destination)
+                of_sources = [self._classes([source], differing) for source, _ in self._parts[node]]
+                for (_, destination), of_source in zip(self._parts[node], of_sources, strict=True):
+                    self._write(destination, differing, of_source)
+            case StreamOut(source, CallStream(call=HostCall(is_pure=True) as call, number=number)):
+                # The operands of a call come one after the other, its results right behind.
+                before = self._of_calls[call] if number else agreement.same(self._replicas)
+                self._of_calls[call] = agreement.common((before, self._classes([source], differing)), self._replicas)
+            case StreamIn(CallStream(call=HostCall() as call), destination):
+                of_groups = agreement.by_key(replica // call.sharing for replica in range(self._replicas))
+                self._write(destination, differing, self._of_calls[call] if call.is_pure else of_groups)
             case StreamIn(stream, destination):
-                _write(destination, differing, is_same=stream.broadcast)
-            case RemoteIn(_, destination):
-                _write(destination, differing, is_same=False)
+                self._write(destination, differing, self._of_blocks(stream.blocks, is_same=stream.broadcast))
+            case WriteUndef(destination):
+                self._write(destination, differing, agreement.same(self._replicas))
+            case RemoteIn(buffer, destination, offset):
+                read = [Tensor.of(buffer.memory), *(() if offset is None else (offset,))]
+                self._write(destination, differing, self._classes(read, differing))
+            case RemoteOut(source, buffer, offset):
+                written = [source, *(() if offset is None else (offset,))]
+                self._refine((buffer.memory,), self._classes(written, differing), differing)
             case CrossReplicaCopy(source, destination):
-                senders = set(node.sources(self._graph.replication_factor))
-                is_same = None not in senders and (len(senders) == 1 or not _differ([source], differing))
-                _write(destination, differing, is_same=is_same)
+                sent = self._classes([source], differing)
+                kept = self._classes([destination], differing)
+                senders = node.sources(self._replicas)
+                received = agreement.by_key(
+                    (True, kept[replica]) if sender is None else (False, sent[sender])
+                    for replica, sender in enumerate(senders)
+                )
+                self._write(destination, differing, received)
             case Loop():
                 self._iterations(node, differing)
             case Branch():
                 self._branches(node, differing)
 
-    def loop(self, body: Program, differing: set[Variable]) -> None:
-        """Walk a body any number of times, at least once, until nothing new differs; changes `differing`."""
-        size = -1  # the set only grows, so an equal size is the fixpoint
-        while size != len(differing):
-            size = len(differing)
-            inner = set(differing)
-            self.visit(body, inner)
-            differing |= inner
+    def _block(self, node: Block, differing: Differing) -> None:
+        for child in node.children():
+            self.visit(child, differing)
 
-    def _iterations(self, node: Loop, differing: set[Variable]) -> None:
+    def loop(self, body: Program, differing: Differing) -> None:
+        """Walk a body any number of times, at least once, until nothing new differs; changes `differing`."""
+        before: Differing | None = None
+        while before != differing:  # classes only split, so this ends
+            before = dict(differing)
+            inner = dict(differing)
+            self.visit(body, inner)
+            self._join(differing, inner)
+
+    def _iterations(self, node: Loop, differing: Differing) -> None:
         if node.trips == 0:
             return
         if node.test is not None:
             self.visit(node.test, differing)
         body = iteration(node)
         self.loop(body, differing)
+        if not isinstance(node, Decision):
+            return
+        before: Differing | None = None
         # Replicas that leave the loop at different iterations have different values of all that it writes.
-        if isinstance(node, Decision) and self._is_divergent(node, differing):
-            differing |= self._effects(body).writes
+        while (classes := self._decided(node, differing)) is not None and before != differing:
+            before = dict(differing)
+            self._refine(self._written(body), classes, differing)
             self.loop(body, differing)
 
-    def _branches(self, node: Branch, differing: set[Variable]) -> None:
-        is_divergent = self._is_divergent(node, differing)
-        differing_after = []
+    def _branches(self, node: Branch, differing: Differing) -> None:
+        classes = self._decided(node, differing)
+        outcomes = []
         for branch in node.children():
-            differing_after.append(set(differing))
-            self.visit(branch, differing_after[-1])
-            if is_divergent:  # some replicas run this branch and others do not
-                differing_after[-1] |= self._effects(branch).writes
+            outcomes.append(dict(differing))
+            self.visit(branch, outcomes[-1])
+            if classes is not None:  # some replicas run this branch and others do not
+                self._refine(self._written(branch), classes, outcomes[-1])
         differing.clear()
-        differing.update(*differing_after)
+        for outcome in outcomes:
+            self._join(differing, outcome)
 
-    def _is_divergent(self, node: Decision, differing: set[Variable]) -> bool:
-        if not _differ(node.reads, differing):
-            return False
-        self.divergent[node] = None
-        return True
+    def _decided(self, node: Decision, differing: Differing) -> Classes | None:
+        """Return the classes of replicas that agree on a decision; None if all do."""
+        classes = self._classes(node.reads, differing)
+        if not any(classes):
+            return None
+        self.divergent[node] = agreement.common((classes, self.divergent.get(node, classes)), self._replicas)
+        return classes
 
+    def _written(self, program: Program) -> frozenset[Variable]:
+        """Return the variables and the remote memory that a program writes."""
+        return self._effects(program).writes | _remote_memory(program, RemoteOut)
 
-def _write(tensor: Tensor, differing: set[Variable], *, is_same: bool) -> None:
-    """Remove or add the variables of a written tensor."""
-    if is_same:
-        differing -= written_in_full(tensor)
-    else:
-        differing.update(tensor.variables())
+    def _classes(self, tensors: Iterable[Tensor], differing: Differing) -> Classes:
+        """Return the classes of a value computed from tensors."""
+        return agreement.common(self._of_variables(tensors, differing), self._replicas)
 
+    def _of_variables(self, tensors: Iterable[Tensor], differing: Differing) -> Iterator[Classes]:
+        for variable in (variable for tensor in tensors for variable in tensor.variables()):
+            if variable.by_replica:
+                if variable not in self._of_constants:
+                    self._of_constants[variable] = agreement.of_rows(variable.value)
+                yield self._of_constants[variable]
+            elif variable in differing:
+                yield differing[variable]
 
-def _differ(tensors: Iterable[Tensor], differing: set[Variable]) -> bool:
-    variables = (variable for tensor in tensors for variable in tensor.variables())
-    return any(variable.by_replica or variable in differing for variable in variables)
+    def _of_blocks(self, blocks: Classes | None, *, is_same: bool) -> Classes:
+        if blocks is not None:
+            return agreement.by_key(blocks)
+        return agreement.same(self._replicas) if is_same else self._apart
+
+    def _write(self, tensor: Tensor, differing: Differing, classes: Classes) -> None:
+        """Write a tensor: whole variables begin anew, others agree where they did before, too."""
+        for variable in written_in_full(tensor):
+            differing.pop(variable, None)
+        self._refine(tensor.variables(), classes, differing)
+
+    def _refine(self, variables: Iterable[Variable], classes: Classes, differing: Differing) -> None:
+        """Split the classes of variables."""
+        if not any(classes):
+            return
+        for variable in variables:
+            old = differing.get(variable, classes)
+            differing[variable] = old if old == classes else agreement.common((old, classes), self._replicas)
+
+    def _join(self, differing: Differing, other: Differing) -> None:
+        """Split the classes of variables by those that they may have instead."""
+        for variable, classes in other.items():
+            self._refine((variable,), classes, differing)

@@ -28,8 +28,11 @@ def compared_variables(graph: Graph, program: Program) -> frozenset[Variable]:
     return frozenset(v for v in variables if jnp.issubdtype(v.dtype, jnp.inexact))
 
 
+_same = jax_jit(lambda x: x)  # one function: traced once for each shape and dtype
+
+
 def computed_once(value: jax.Array) -> jax.Array:
     """Return an array as the result of a function that XLA does not inline: all fusions read one value of it."""
     with set_xla_metadata(inlineable="false"):
-        result: jax.Array = jax_jit(lambda x: x)(value)
+        result: jax.Array = _same(value)
     return result

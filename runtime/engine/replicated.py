@@ -7,11 +7,12 @@ Input: a program prepared for one replica. Output: `ReplicatedProgram`, the same
 
 Steps between two meetings are one replica's program under one `vmap`, without an axis name: a decision on which
 replicas disagree then computes both branches and selects the result of each, and a loop runs until the last replica has
-no iterations left. A meeting works on the arrays of all replicas; every replica reaches it (a rule of
-`verify.replicas`), so control flow around it follows replica 0. Values that are equal on all replicas (`Divergence`)
-are computed once: parameters of data-parallel training, say, between the reduction of their gradients and their next
-use. Where replicas are spread over processes (`runtime/host/instances.py`) the axis is of the local ones; copies and
-collectives gather all of them.
+no iterations left. A meeting works on the arrays of all replicas; those that meet reach it together (a rule of
+`verify.replicas`). Control flow around it follows replica 0 if all agree; if only those that meet do, the arrays of all
+are computed while one replica is *active* in the loop or branch, and the others keep theirs. Values that are equal on
+all replicas (`Divergence`) are computed once: parameters of data-parallel training, say, between the reduction of their
+gradients and their next use. Where replicas are spread over processes (`runtime/host/instances.py`) the axis is of the
+local ones; copies and collectives gather all of them.
 
 Limits: with a recorder, the decisions of the first local replica are recorded, and each replica is traced separately.
 """
@@ -20,15 +21,17 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
-from ipujax.runtime.analysis import Divergence, joins_replicas
+from ipujax.runtime.analysis import Differing, Divergence, joins_replicas
 from ipujax.runtime.engine.orders import reordered
-from ipujax.runtime.engine.single import EngineProgram, Live
+from ipujax.runtime.engine.single import EngineProgram, Live, case_number
 from ipujax.runtime.engine.traced_steps import steps_of
 from ipujax.runtime.engine.values import State, Values
 from ipujax.runtime.graph import (
@@ -36,13 +39,14 @@ from ipujax.runtime.graph import (
     Collective,
     CrossReplicaCopy,
     HostStream,
+    If,
     Loop,
     Program,
     RemoteIn,
     RemoteOut,
+    RepeatWhile,
     Sequence as ProgramSequence,
     distinct,
-    iteration,
 )
 from ipujax.runtime.host import HostCall, Instances
 from ipujax.runtime.tensor import Orders, Tensor, Variable, read, write
@@ -57,6 +61,7 @@ class StackedValues(Values):
         stacked: variables whose arrays are [replicas, …].
         differing: variables on which replicas may disagree at this point of the program, by `Divergence`.
         values: the arrays.
+        active: replicas that run the steps traced now, bool[replicas]; None for all.
     """
 
     def __init__(
@@ -64,13 +69,15 @@ class StackedValues(Values):
         orders: Orders,
         replicas: int,
         stacked: Iterable[Variable],
-        differing: Iterable[Variable],
+        differing: Differing,
         values: Any = (),
+        active: jax.Array | None = None,
     ) -> None:
         super().__init__(orders, values)
         self.replicas = replicas
         self.stacked = set(stacked)
-        self.differing = set(differing)
+        self.differing = dict(differing)
+        self.active = active
 
     def __missing__(self, variable: Variable) -> jax.Array:
         assert not variable.by_replica, "a constant by replica must be among the first values"
@@ -78,7 +85,29 @@ class StackedValues(Values):
         return self.broadcast(value) if variable in self.stacked else value
 
     def copied(self) -> StackedValues:
-        return StackedValues(self.orders, self.replicas, self.stacked, self.differing, self)
+        return StackedValues(self.orders, self.replicas, self.stacked, self.differing, self, self.active)
+
+    def running(self, active: jax.Array, variables: list[Variable], state: State) -> StackedValues:
+        """Return a copy for steps of the active replicas, with the arrays of `state` for `variables`."""
+        values = self.copied()
+        values.update(zip(variables, state, strict=True))
+        values.active = active
+        return values
+
+    def with_active_rows(self) -> StackedValues:
+        """Return a copy in which the replicas that are not active have the arrays of one that is."""
+        values = self.copied()
+        if self.active is not None:
+            rows = jnp.where(self.active, jnp.arange(self.replicas), jnp.argmax(self.active))
+            values.update({v: self[v][rows] for v in self if v in self.stacked})
+        return values
+
+    def of_active(self, active: jax.Array, variables: list[Variable], new: State, old: State) -> State:
+        """Return new arrays of active replicas, and old ones of the others."""
+        return [
+            jnp.where(active.reshape(-1, *(1 for _ in a.shape[1:])), a, b) if v in self.stacked else a
+            for v, a, b in zip(variables, new, old, strict=True)
+        ]
 
     def broadcast(self, value: jax.Array) -> jax.Array:
         return jnp.broadcast_to(value, (self.replicas, *value.shape))
@@ -105,12 +134,10 @@ class StackedValues(Values):
         assert isinstance(outer, StackedValues)
         return [self.broadcast(self[v]) if v in outer.stacked and v not in self.stacked else self[v] for v in variables]
 
-    def map_replicas(
-        self, fun: Callable[..., Any], variables: Sequence[Variable], *operands: jax.Array, out_axes: Any = 0
-    ) -> Any:
+    def map_replicas(self, fun: Callable[..., Any], variables: Sequence[Variable], *operands: jax.Array) -> Any:
         """Return `fun(arrays, *operands)` for all replicas; the arrays are those of `variables` of one replica."""
         axes = [0 if v in self.stacked else None for v in variables]
-        mapped = jax.vmap(fun, in_axes=(axes, *(0 for _ in operands)), out_axes=out_axes, axis_size=self.replicas)
+        mapped = jax.vmap(fun, in_axes=(axes, *(0 for _ in operands)), axis_size=self.replicas)
         return mapped([self[v] for v in variables], *operands)
 
     def load(self, tensor: Tensor) -> jax.Array:
@@ -134,8 +161,12 @@ class StackedValues(Values):
             differs = variable in self.differing
             self.put(array, value if differs else value[0], is_stacked=differs)
 
+    def scalars(self, tensor: Tensor) -> jax.Array:
+        """Return the value of a tensor of one element on each replica, [replicas]."""
+        return self.load(tensor).reshape(self.replicas)
+
     def scalar(self, tensor: Tensor) -> jax.Array:
-        # Control flow around a meeting follows replica 0: the verifier has proved that all agree.
+        # Control flow on which all replicas agree follows replica 0.
         return self.load(tensor)[0].reshape(())
 
 
@@ -159,7 +190,7 @@ class ReplicatedProgram(EngineProgram):
         self._unrecorded._record = None
         self._divergence = Divergence(self._graph, self._effects)
         self._originals = {array: variable for variable, array in self._kept.items()}
-        # `Divergence` does not cover these. A stream's value has the axis unless the stream is broadcast.
+        # Arrays of these have the axis whatever `Divergence` says; values of streams have it unless broadcast.
         streams = [v for stream, v in self._inputs.items() if not stream.broadcast] + list(self._outputs.values())
         remote = (node.buffer.memory for node in distinct(self._program) if isinstance(node, (RemoteIn, RemoteOut)))
         self._always_stacked = {
@@ -174,7 +205,7 @@ class ReplicatedProgram(EngineProgram):
         return stream.shape if stream.broadcast else (self._replicas, *stream.shape)
 
     def values(self) -> StackedValues:
-        before = {v for v in self._effects(self._program).reads if not v.is_constant}
+        before = self._divergence.before(self._program)
         constants = {v: self._instances.take_local(x) if v.by_replica else x for v, x in super().values().items()}
         values = StackedValues(self._orders, self._replicas, self._always_stacked, before, constants)
         values[self._has_failed] = jnp.zeros((), bool)
@@ -194,7 +225,7 @@ class ReplicatedProgram(EngineProgram):
     def run_program(self, program: Program, values: Values, live: Live) -> None:
         assert isinstance(values, StackedValues)
         for part, live_after in self._parts(list(steps_of(program, self._is_step)), live):
-            after = set(values.differing)
+            after = dict(values.differing)
             self._divergence.visit(part, after)
             if type(part) is ProgramSequence:
                 self._run_without_meeting(part, values, live_after, after)
@@ -214,6 +245,7 @@ class ReplicatedProgram(EngineProgram):
             values.differing = after
 
     def _step(self, step: Program, values: Values, live: Live) -> None:
+        assert isinstance(values, StackedValues)
         match step:
             case CrossReplicaCopy():
                 self._cross_replica_copy(step, values)
@@ -221,6 +253,10 @@ class ReplicatedProgram(EngineProgram):
                 results = step.compute([self._instances.gather(values.load(tensor)) for tensor in inputs])
                 for tensor, value in zip(outputs, results, strict=True):
                     values.store(tensor, self._instances.take_local(value))
+            case RepeatWhile() if step in self._divergence.divergent:
+                self._repeat_while_apart(step, values, live)
+            case Branch() if step in self._divergence.divergent:
+                self._branch_apart(step, values, live)
             case _:
                 super()._step(step, values, live)
 
@@ -228,14 +264,12 @@ class ReplicatedProgram(EngineProgram):
         """Return whether a sequence is one step: a collective, or a call without meeting that stays a call."""
         return isinstance(program, Collective) or (self._is_whole(program) and not joins_replicas(program))
 
-    def _stack_before(self, control: Program, values: StackedValues, after: set[Variable]) -> None:
+    def _stack_before(self, control: Program, values: StackedValues, after: Differing) -> None:
         """Stack the variables that may differ at the end of a branch, or of any iteration of a loop."""
         # Arrays that a loop or branch carries have one shape from start to end.
+        written = self._effects(control).writes & (values.differing.keys() | after.keys())
         if isinstance(control, Loop):
-            if control.test is not None:
-                self._divergence.visit(control.test, values.differing)
-            self._divergence.loop(iteration(control), values.differing)
-        written = self._effects(control).writes & (values.differing | after)
+            values.differing = dict(after)  # what may differ after some iterations may differ before the next
         values.stack(self._kept.get(v, v) for v in written)
 
     def _parts(self, steps: list[Program], live: Live) -> list[tuple[Program, Live]]:
@@ -257,7 +291,7 @@ class ReplicatedProgram(EngineProgram):
 
     # --- steps between meetings ---
 
-    def _run_without_meeting(self, program: Program, values: StackedValues, live: Live, after: set[Variable]) -> None:
+    def _run_without_meeting(self, program: Program, values: StackedValues, live: Live, after: Differing) -> None:
         """Trace steps without meeting; `after` are the variables on which replicas may disagree after them."""
         changed = self._state([program], live)
         differ = [self._originals.get(v, v) in after or v in self._always_stacked for v in changed]
@@ -270,13 +304,20 @@ class ReplicatedProgram(EngineProgram):
             ]
         else:
             variables = list(values)
+            # A loop that all replicas run until the last one leaves it must end for those that are not active, too.
+            if any(isinstance(node, RepeatWhile) for node in distinct(program)):
+                values_before = values.with_active_rows()
+            else:
+                values_before = values
 
             def run_single(arrays: list[jax.Array]) -> list[jax.Array]:
                 inner = Values(self._orders, zip(variables, arrays, strict=True))
                 self._single.run_program(program, inner, live)
                 return [inner[v] for v in changed]
 
-            results = values.map_replicas(run_single, variables, out_axes=[0 if d else None for d in differ])
+            # An array may have the axis of replicas although all have the same, as a copy of several values has.
+            rows = values_before.map_replicas(run_single, variables)
+            results = [x if d else x[0] for x, d in zip(rows, differ, strict=True)]
         for variable, value, differs in zip(changed, results, differ, strict=True):
             values.put(variable, value, is_stacked=differs)
 
@@ -287,18 +328,97 @@ class ReplicatedProgram(EngineProgram):
         inner = Values(
             self._orders, {v: array[replica] if v in values.stacked else array for v, array in values.items()}
         )
-        (self._unrecorded if replica else self._single).run_program(program, inner, live)
-        return [inner[v] for v in changed]
+        before = [inner[v] for v in changed]
+
+        def run() -> list[jax.Array]:
+            (self._unrecorded if replica else self._single).run_program(program, inner, live)
+            return [inner[v] for v in changed]
+
+        # Decisions of a replica that is not active are not recorded.
+        return run() if replica or values.active is None else lax.cond(values.active[0], run, lambda: before)
+
+    # --- decisions of some replicas ---
+
+    def _repeat_while_apart(self, step: RepeatWhile, values: StackedValues, live: Live) -> None:
+        """Trace a loop that replicas leave at different iterations: an iteration changes the arrays of those inside."""
+        body_and_test = ProgramSequence(step.body, step.condition)
+        live |= frozenset(step.predicate.variables()) | self._effects(body_and_test).reads
+        self.run_program(step.condition, values, live)
+        self._decide(step, values)
+        variables = self._state([body_and_test], live)
+
+        def inside(inner: StackedValues) -> tuple[jax.Array, jax.Array]:
+            is_true = inner.scalars(step.predicate) ^ step.until
+            active = is_true if inner.active is None else is_true & inner.active
+            return active, self._of_any(active)
+
+        def iteration(state: tuple[jax.Array, jax.Array, jax.Array, State]) -> Any:
+            active, _, trips, arrays = state
+            inner = values.running(active, variables, arrays)
+            self.run_program(body_and_test, inner, live)
+            self._decide(step, inner)
+            results = values.of_active(active, variables, inner.as_carry(variables, values), arrays)
+            return *inside(inner), trips + active[0], results
+
+        start = *inside(values), jnp.zeros((), jnp.int32), [values[v] for v in variables]
+        *_, trips, arrays = lax.while_loop(lambda state: state[1], iteration, start)
+        self._record_outcome(step, trips, values)
+        values.update(zip(variables, arrays, strict=True))
+
+    def _branch_apart(self, step: Branch, values: StackedValues, live: Live) -> None:
+        """Trace the programs of a branch one after the other, each for the replicas that choose it."""
+        programs = step.children()
+        chosen = jax.vmap(partial(case_number, step))(values.scalars(step.decider))
+        variables = self._state(programs, live)
+        before = [values[v] for v in variables]
+        arrays = before
+        self._record_outcome(step, chosen[0] == 0 if isinstance(step, If) else chosen[0], values)
+        for number, program in enumerate(programs):
+            active = chosen == number
+            if values.active is not None:
+                active &= values.active
+
+            def run(arrays: State, active: jax.Array = active, program: Program = program) -> State:
+                # Each program begins with the values before the branch, not with those of another one.
+                inner = values.running(active, variables, before)
+                self.run_program(program, inner, live)
+                return values.of_active(active, variables, inner.as_carry(variables, values), arrays)
+
+            arrays = lax.cond(self._of_any(active), run, lambda arrays: arrays, arrays)
+        values.update(zip(variables, arrays, strict=True))
+
+    def _of_any(self, active: jax.Array) -> jax.Array:
+        """Return whether any replica is active, of all instances."""
+        return self._instances.gather(active).any()
+
+    def _record_outcome(self, step: Program, outcome: jax.Array, values: Values) -> None:
+        if self._record is None:
+            return
+        assert isinstance(values, StackedValues)
+        record = partial(super()._record_outcome, step, outcome, values)
+        if values.active is None:
+            record()
+        else:
+            lax.cond(values.active[0], record, lambda: None)
 
     # --- meetings ---
 
     def _call_host(self, call: HostCall, operands: list[jax.Array], values: Values) -> list[jax.Array]:
-        # One replica after the other, in order.
-        by_replica = [
-            super(ReplicatedProgram, self)._call_host(call, [x[r] for x in operands], values)
-            for r in range(self._replicas)
-        ]
-        return [jnp.stack(arrays) for arrays in zip(*by_replica, strict=True)]
+        # One replica after the other, in order; of several that share a call, the first.
+        assert isinstance(values, StackedValues)
+        sharing = min(call.sharing, self._replicas)
+        by_call = []
+        for replica in range(0, self._replicas, sharing):
+            run = partial(self._calls.trace_call, call, [x[replica] for x in operands])
+            if values.active is None:
+                results, has_failed = run()
+            else:
+                zeros = [jnp.zeros(shape, dtype) for shape, dtype in call.results]
+                unchanged = zeros, values[self._has_failed]
+                results, has_failed = lax.cond(values.active[replica], run, lambda unchanged=unchanged: unchanged)
+            values[self._has_failed] = has_failed
+            by_call.append(results)
+        return [jnp.repeat(jnp.stack(arrays), sharing, 0) for arrays in zip(*by_call, strict=True)]
 
     def _cross_replica_copy(self, step: CrossReplicaCopy, values: Values) -> None:
         sources = step.sources(self._all_replicas)  # by destination; None for replicas that receive nothing

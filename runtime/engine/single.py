@@ -36,6 +36,7 @@ from ipujax.runtime.engine.stream_values import check_input, is_call, stream_var
 from ipujax.runtime.engine.traced_steps import CONTROL, called_around, steps_of
 from ipujax.runtime.engine.values import State, Values
 from ipujax.runtime.graph import (
+    Branch,
     Call,
     Copy,
     Execute,
@@ -290,7 +291,7 @@ class EngineProgram:
                 outcome = values.scalar(predicate)
                 self._branch(step, outcome, lax.cond, (then, otherwise), values, live)
             case Switch(selector, cases, default):
-                number = _case_number(step, values.scalar(selector))
+                number = case_number(step, values.scalar(selector))
                 programs = (*cases, default)
                 self._branch(step, number, lambda number, *runs: lax.switch(number, runs), programs, values, live)
             case _:
@@ -402,7 +403,7 @@ class EngineProgram:
 
         start = self._continues(step, values), jnp.zeros((), jnp.int32), [values[v] for v in variables]
         _, trips, state = lax.while_loop(lambda state: state[0], iteration, start)
-        self._record_outcome(step, trips)
+        self._record_outcome(step, trips, values)
         values.update(zip(variables, state, strict=True))
 
     def _decide(self, step: RepeatWhile, values: Values) -> None:
@@ -414,7 +415,8 @@ class EngineProgram:
         is_true = values.scalar(step.predicate) ^ step.until
         return is_true & ~values[self._has_failed] if self._side_state(step) else is_true
 
-    def _record_outcome(self, step: Program, outcome: jax.Array) -> None:
+    def _record_outcome(self, step: Program, outcome: jax.Array, values: Values) -> None:
+        del values  # those of several replicas decide
         if self._record is not None:
             io_callback(partial(self._record, step), None, outcome, ordered=True)
 
@@ -435,13 +437,15 @@ class EngineProgram:
             self.run_program(program, inner, live)
             return inner.as_carry(variables, values)
 
-        self._record_outcome(step, outcome)
+        self._record_outcome(step, outcome, values)
         state = choose(outcome, *(partial(run, program) for program in programs))
         values.update(zip(variables, state, strict=True))
 
 
-def _case_number(step: Switch, selector: jax.Array) -> jax.Array:
-    """Return the number of the selected case, int32[]; the default has the number of cases."""
+def case_number(step: Branch, selector: jax.Array) -> jax.Array:
+    """Return the number of the chosen program, int32[]; the default has the number of cases."""
+    if not isinstance(step, Switch):
+        return jnp.where(selector, 0, 1).astype(jnp.int32)
     count = len(step.cases)
     if step.values is None:
         return jnp.where((selector >= 0) & (selector < count), selector, count).astype(jnp.int32)

@@ -162,7 +162,7 @@ def _strip_reshapes(source: Tensor, destination: Tensor) -> tuple[Tensor, Tensor
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Window:
-    """Traffic of neighbouring tiles, all others having none; arrays begin with tile number `first`."""
+    """Traffic of neighbouring tiles, all others having none; arrays begin with tile number `first`, of any width."""
 
     first: int
     traffic: Traffic
@@ -242,8 +242,6 @@ def _shift_tiles(mapping: TileMapping, shift: int) -> TileMapping:
 
 
 def _on_all_tiles(part: _Window, num_tiles: int) -> Traffic:
-    if len(part.traffic.local_bytes) == num_tiles:
-        return part.traffic
     members = [getattr(part.traffic, item.name) for item in fields(Traffic)]
     # All members without traffic are one array, `_scale_to_bytes` sees to it: an identity test saves the padding.
     zeros = _zeros(num_tiles)
@@ -355,5 +353,11 @@ def _scale_to_bytes(counts: Traffic, item_bytes: int) -> Traffic:
     members = []
     for item in fields(Traffic):
         values = getattr(counts, item.name) * (item_bytes if item.name.endswith("_bytes") else 1)
-        members.append(_read_only(values) if values.any() else _zeros(len(values)))
+        members.append(_read_only(_narrowed(values)) if values.any() else _zeros(len(values)))
     return Traffic(*members)
+
+
+def _narrowed(counts: np.ndarray) -> np.ndarray:
+    """Return counts in the narrowest dtype that has them: caches keep most of all counts of a compilation."""
+    ends = (int(counts.min()), int(counts.max()))
+    return counts.astype(np.result_type(*map(np.min_scalar_type, ends)))

@@ -20,6 +20,7 @@ from ipujax.runtime.graph.forms import (
 from ipujax.runtime.graph.graph import (
     BYTE_COST_CYCLES as BYTE_COST_CYCLES,
     Graph as Graph,
+    ReplicaAxes as ReplicaAxes,
     UnmetBound as UnmetBound,
     check_group as check_group,
     of_replicas as of_replicas,

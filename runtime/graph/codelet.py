@@ -80,6 +80,9 @@ class Codelet:
             None: all workers are busy all the time, as in products on the AMP unit. Only reports use it.
         reads_clock: whether it reads no operand and writes the cycle counter of its tile, uint32[2], low word first.
             The counter stands still while it is read; `compute` stands for a machine without one.
+        is_product: whether it multiplies and adds, so that its operations count in any dtype; elsewhere those on whole
+            numbers are indices, and do not.
+        is_priced: whether `cycles` count its work; False for code of which nothing is known but its operands.
         with_axes: from new axes, each as the numbers of the axes that it has elements of, to the codelet of vertices
             with these axes, whose blocks have their dimensions in the order of the axes; or to None where that is not
             possible. The engine chooses the axes in which arrays are kept. None where axes are part of the code.
@@ -104,6 +107,8 @@ class Codelet:
     parts: Callable[[BlockShapes, Target], np.ndarray] | None = None
     reads_clock: bool = False
     language: Language = "assembly"
+    is_product: bool = False
+    is_priced: bool = True
     with_axes: Callable[[Sequence[Sequence[int]]], Codelet | None] | None = None
     ordered_axes: tuple[int, ...] = ()
 

@@ -29,6 +29,9 @@ _MOST_ITERATIONS = 4  # assumed: iterations that divide the cost per byte; also 
 BYTE_COST_CYCLES = 0.5  # assumed: default cost per byte of data or code on the fullest tile
 
 
+ReplicaAxes = tuple[tuple[str, int], ...]  # name and size, the last varying fastest
+
+
 @remembered
 def of_replicas(target: Target, replicas: int) -> Target:
     """Return the target of all replicas together, from that of one replica."""
@@ -54,6 +57,7 @@ class Graph(OfGraph):
         emissions: results that operations have added, by operation and operands: equal ones are planned once.
         parts: returns the equations that vertices added now compute, if these have several origins.
         roles: roles of variables, see `runtime.tensor.roles`; others have no known role.
+        replica_axes: axes of a mesh whose devices the replicas are; none for others.
     """
 
     next_tile = 0  # first tile of the next small variable
@@ -62,6 +66,7 @@ class Graph(OfGraph):
     owner: object = None  # of its variables, see `Variable.owner`
     tile_noun = "tile"  # of its tiles, in messages
     elements_left_out: Mapping[Variable, np.ndarray] = MappingProxyType({})  # by variables that are mapped in part
+    replica_axes: ReplicaAxes = ()
     keeps_layouts = False  # whether elementwise results are mapped as an operand is, however few tiles that uses
 
     def __init__(

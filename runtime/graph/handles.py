@@ -29,6 +29,7 @@ class HostStream(OfGraph):
     dtype: Any
     resident: bool = False  # the value is on the device already, or stays there: no bytes move
     broadcast: bool = False  # to the device: one value of `shape` for all replicas
+    blocks: tuple[int, ...] | None = None  # to the device: replicas of equal numbers get equal values
 
 
 @dataclass(frozen=True, eq=False, slots=True)

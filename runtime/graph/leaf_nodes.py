@@ -54,12 +54,22 @@ def _check_same_type(name: str, copy: Copy | CrossReplicaCopy) -> None:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Copy(Leaf):
-    """Copies one tensor to another of the same shape and dtype."""
+    """Copies one tensor to another of the same shape and dtype.
+
+    Args:
+        source: tensor that is read.
+        destination: tensor that is written.
+        name: debug name.
+        origin: line and layer.
+        is_collective: whether it is a `CrossReplicaCopy` of replicas that are parts of one graph: only IPUs that send
+            or receive sync for it.
+    """
 
     source: Tensor
     destination: Tensor
     name: str = "copy"
     origin: Origin = Origin()
+    is_collective: bool = False
 
     def __post_init__(self) -> None:
         _check_same_type(f"copy {self.name}", self)

@@ -151,12 +151,13 @@ class Collective(WholeOperation):
         inputs: tensors that they read.
         outputs: tensors that they write in full and that are read later.
         compute: function from the arrays of inputs to those of outputs.
-        is_same: whether outputs are equal on all replicas.
+        senders: for each replica those whose inputs its outputs are computed from, by rank; output n from input n.
+        has_ranks: whether outputs depend on the rank of a replica among its senders, too.
         name: debug name.
         origin: source line, layer and part.
     """
 
-    __slots__ = ("is_same", "name", "origin")
+    __slots__ = ("has_ranks", "name", "origin", "senders")
 
     def __init__(
         self,
@@ -165,14 +166,21 @@ class Collective(WholeOperation):
         outputs: tuple[Tensor, ...],
         compute: Callable[[Stacked], Stacked],
         *,
-        is_same: bool,
+        senders: tuple[tuple[int, ...], ...],
+        has_ranks: bool = False,
         name: str,
         origin: Origin,
     ) -> None:
         super().__init__(body, inputs, outputs, compute)
-        self.is_same = is_same
+        self.senders = senders
+        self.has_ranks = has_ranks
         self.name = name
         self.origin = origin
+
+    @property
+    def is_same(self) -> bool:
+        """True if outputs are equal on all replicas, whatever the inputs."""
+        return not self.has_ranks and len(set(self.senders)) == 1
 
 
 @dataclass(frozen=True, eq=False, slots=True)

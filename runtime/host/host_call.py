@@ -4,7 +4,7 @@ A call is a `StreamOut` for each operand and a `StreamIn` for each result, one a
 streams of kind `CallStream`: so it is costed, listed and verified as any host exchange. The function is called when the
 last operand has arrived.
 
-Limits: one replica. `HostCalls` serves one run at a time.
+Limits: `HostCalls` serves one run at a time.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ class HostCall:
         num_operands: number of its arguments, at least one.
         results: shape and dtype of each array it returns.
         origin: source line, layer and part.
+        sharing: number of replicas, one after the other, that call it once and all get the results.
+        is_pure: whether equal operands give equal results.
     """
 
     name: str
@@ -40,6 +42,8 @@ class HostCall:
     num_operands: int
     results: tuple[tuple[tuple[int, ...], Any], ...]
     origin: Origin = Origin()
+    sharing: int = 1
+    is_pure: bool = False
 
     def __call__(self, operands: Sequence[Any]) -> list[np.ndarray]:
         """Call the function, and refuse results of other number, shapes or dtypes than `results`."""

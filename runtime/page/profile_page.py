@@ -85,7 +85,8 @@ def _totals(profile: Figures) -> Markup:
         ("Replicas", f"{profile.replicas:,}; figures are per replica" if profile.replicas > 1 else "1"),
     ]
     try:
-        rows += [("Cycles", f"{profile.cycles:,}"), ("Estimated time", duration(profile.seconds))]
+        note = f", {profile.cycles_note}" if profile.cycles_note else ""
+        rows += [("Cycles", f"{profile.cycles:,}{note}"), ("Estimated time", duration(profile.seconds))]
         total = max(1, profile.cycles)
         rows += [
             (n.replace("_", " ").capitalize(), f"{c:,} ({c / total:.1%})") for n, c in profile.phase_cycles.items()
@@ -130,7 +131,7 @@ def _trace(profile: Figures, anchors: Anchors) -> Section:
 
 
 def _warnings(profile: Figures, anchors: Anchors) -> Section:
-    """Return the section on fallbacks, emulated dtypes, unmet bounds, and lack of memory."""
+    """Return the section on unpriced operations, fallbacks, emulated dtypes, unmet bounds, and lack of memory."""
 
     def origin_links(origin: Origin) -> Markup:
         layer = visible_layer(origin.layer)
@@ -140,6 +141,10 @@ def _warnings(profile: Figures, anchors: Anchors) -> Section:
         )
 
     fallbacks = [(f.operation, f.name, f.cycles, f.borrowed_tiles, origin_links(f.origin)) for f in profile.fallbacks]
+    unpriced = [
+        (u.operation, u.place, "by data" if u.runs is None else u.runs, origin_links(u.origin))
+        for u in profile.unpriced
+    ]
     emulated = [(e.dtype, ", ".join(e.operations[:4]), e.cycles, origin_links(e.origin)) for e in profile.emulated]
     unmet = [(str(bound), origin_links(bound.origin)) for bound in profile.unmet_bounds]
     num_over = int((profile.memory.overflowed_bytes > 0).sum())
@@ -151,6 +156,9 @@ def _warnings(profile: Figures, anchors: Anchors) -> Section:
     if len(profile.byte_costs) > 1:
         costs = ", ".join(f"{cost:g}" for cost in profile.byte_costs)
         parts.append(sentence(f"It was planned again until it fitted, with these costs per byte, in cycles: {costs}."))
+    if unpriced:
+        columns = ("Operation", "Place", "Runs", "Line")
+        parts.append(table(columns, unpriced, "Unpriced operations, whose time no figure counts"))
     if fallbacks:
         head = ("Operation", "Step", "Cycles of a run", "Tiles whose memory it takes", "Line")
         parts.append(table(head, fallbacks, "Operations on one tile only, for want of a parallel rule"))

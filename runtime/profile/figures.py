@@ -34,6 +34,7 @@ from ipujax.runtime.profile.step_costs import StepCost, step_costs
 from ipujax.runtime.profile.step_rows import StepRows
 from ipujax.runtime.profile.task_trace import TaskTrace, task_trace
 from ipujax.runtime.profile.text import duration, size
+from ipujax.runtime.profile.unpriced import Unpriced, unpriced, unpriced_section
 from ipujax.runtime.sections.execution import execution_report, tile_balance, tile_cycles, vertex_type_cycles
 from ipujax.runtime.sections.graph_report import graph_counts, graph_report, optimization_info
 from ipujax.runtime.sections.ids import Numbering
@@ -239,7 +240,8 @@ class Figures:
         memory = self.memory
         target = of_replicas(self.target, self.replicas)
         try:
-            time = f"{self.cycles:,} cycles, {duration(self.seconds).strip()}"
+            note = f" {self.cycles_note}" if self.cycles_note else ""
+            time = f"{self.cycles:,} cycles{note}, {duration(self.seconds).strip()}"
         except ProfileError:  # a loop runs as often as its data says
             time = "cycles depend on trip counts"
         bytes_of_tile = f"{size(memory.max_tile_bytes)} of {size(target.bytes_per_tile)}"
@@ -263,6 +265,21 @@ class Figures:
             for operation, line in self.executable.graph.gathered
         ]
         return (*rows.values(), *gathered)
+
+    @cached_property
+    def unpriced(self) -> tuple[Unpriced, ...]:
+        """Operations that `cycles` does not count, as calls of Python or of foreign code, in program order."""
+        try:
+            runs = self.timeline.executions
+        except ProfileError:  # a trip count is data
+            runs = None
+        return unpriced(self.executable, runs)
+
+    @property
+    def cycles_note(self) -> str:
+        """Words beside the cycles of a run that say what they leave out; "" if nothing."""
+        count = len(self.unpriced)
+        return f"without {count} unpriced operation{'s' if count > 1 else ''}" if count else ""
 
     @cached_property
     def emulated(self) -> tuple[Emulated, ...]:
@@ -461,7 +478,8 @@ class Figures:
         return self.step_costs[self._step_rows.of(step.program, step.caller)[0]].origin
 
     def execution(self) -> dict[str, Any]:
-        """Return the execution profile, JSON-able: profilerMode, programTrace, simulation, and hostData if measured.
+        """Return the execution profile, JSON-able: profilerMode, programTrace, simulation, hostData if measured,
+        and unpriced, the operations that its cycles do not count, if there are any.
 
         Raises:
             ProfileError: a loop whose trip count is data, is in no option and was not recorded.
@@ -469,4 +487,4 @@ class Figures:
         trip_counts = self.executable.options.trip_counts
         trace, length = program_trace(self._ran.program, self.numbering, self.timeline, trip_counts, self.recording)
         report = execution_report(self.executable, self.numbering, self.timeline, trace, length, self._origin_of)
-        return report | self._host_report
+        return report | unpriced_section(self.unpriced) | self._host_report

@@ -29,6 +29,7 @@ from ipujax.runtime.profile.program_costs import ProgramNode
 from ipujax.runtime.profile.stage_figures import PipelineCost, StageCost
 from ipujax.runtime.profile.step_costs import StepCost
 from ipujax.runtime.profile.task_trace import TaskTrace
+from ipujax.runtime.profile.unpriced import Unpriced
 from ipujax.runtime.sections.ids import Json, Numbering
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Origin
@@ -69,7 +70,7 @@ def _expanded(section: Any) -> Any:
     return [_expanded(each) for each in section]
 
 
-_LISTS = ("fallbacks", "emulated", "unmet_bounds")
+_LISTS = ("fallbacks", "unpriced", "emulated", "unmet_bounds")
 _RUN = (
     "cycles",
     "ipu_phase_cycles",
@@ -221,6 +222,10 @@ class SavedFigures(Figures):
     @cached_property
     def fallbacks(self) -> tuple[Fallback, ...]:
         return tuple(_row(Fallback, row) for row in self._data["fallbacks"])
+
+    @cached_property
+    def unpriced(self) -> tuple[Unpriced, ...]:
+        return tuple(_row(Unpriced, row) for row in self._data["unpriced"])
 
     @cached_property
     def emulated(self) -> tuple[Emulated, ...]:

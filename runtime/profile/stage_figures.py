@@ -47,8 +47,9 @@ class StageCost:
         stage: its number.
         ipu: number of its IPU.
         phases: cycles of its IPU by activity: its "forward", "backward" and "recomputed" work with the exchanges inside
-            of them, "exchange" with other stages, the "sync" for it, "host" exchange in the pipeline, work "outside" of
-            it, such as the update, and "idle"; see the module for IPUs of several stages.
+            of them, "exchange" with other IPUs (stages, and collectives of its tasks), the "sync" for that with stages,
+            "host" exchange in the pipeline, work "outside" of it, such as the update, and "idle"; see the module for
+            IPUs of several stages.
         fill_cycles: idle cycles before its first task, if that is the first of its IPU; part of "idle", as the next.
         steady_cycles: idle cycles before its other tasks.
         drain_cycles: idle cycles after its last task, if that is the last of its IPU.

@@ -4,7 +4,7 @@ Input: an `Executable`, the program of the run, its `Numbering`, and the `Timeli
 each operation of each layer, part of the training step and line; a variable belongs to the operation in its name and
 origin. The cycles of all rows add up to the busy cycles of all IPUs, exactly.
 Limits: exchange code is that of the tile with most of it for this row, which may differ from row to row. Arithmetic is
-counted by `Codelet.flops`; fallbacks, and user codelets without it, count one operation a point.
+counted by `Codelet.flops`; user codelets without it count one operation a point.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class StepCost:
         moved_bytes: bytes that arrive on tiles or the host, all runs together.
         variable_bytes: size of the variables.
         exchange_code_bytes: code of its exchanges, on the tile with most of it.
-        flops: operations on floating-point numbers, all runs together.
+        flops: operations on floating-point numbers, and products of whole ones, all runs together.
         precision: dtype of the peak rate that bounds it: "float16" where most operations read half precision only.
         tile_balance: mean share of its compute phases in which a tile computes, as `Figures.tile_balance`; None without
             compute phases.
@@ -224,9 +224,9 @@ class _Table:
 
 
 def _flops(group: VertexGroup) -> int:
-    """Return the operations on floating-point numbers of all vertices of a group."""
+    """Return the operations on floating-point numbers, and in products, of all vertices of a group."""
     codelet = group.codelet
-    computes = not codelet.moves and any(_is_float(field.dtype) for field in codelet.fields)
+    computes = not codelet.moves and (codelet.is_product or any(_is_float(field.dtype) for field in codelet.fields))
     if not computes:
         return 0
     if callable(codelet.flops):

@@ -26,6 +26,7 @@ def scalars(profile: Figures) -> dict[str, float]:
     }
     figures |= {f"memory/{name}_bytes": int(tile_bytes.sum()) for name, tile_bytes in memory.by_category.items()}
     figures |= {f"compile/{name}": seconds for name, seconds in profile.optimization_info.items()}
+    figures["unpriced_operations"] = len(profile.unpriced)
     try:
         figures |= {"cycles": profile.cycles, "seconds": profile.seconds, "busy_cycles": profile.busy_cycles}
         figures |= {f"phases/{name}": cycles for name, cycles in profile.phase_cycles.items()}

@@ -132,9 +132,9 @@ class Profile(Figures):
         """Return the figures of the run as a flat dict, for loggers such as TensorBoard's.
 
         Returns:
-            "memory/…" in bytes and "compile/…" in seconds; where trip counts are known also "cycles", "seconds",
-            "busy_cycles", "phases/…" in cycles of the limiting IPU, and "layers/…" in busy cycles without the layers
-            inside.
+            "memory/…" in bytes, "compile/…" in seconds and "unpriced_operations"; where trip counts are known also
+            "cycles", "seconds", "busy_cycles", "phases/…" in cycles of the limiting IPU, and "layers/…" in busy cycles
+            without the layers inside.
         """
         return scalars(self)
 
@@ -239,6 +239,7 @@ class Profile(Figures):
             (partial(sections.layers, max_layers=max_layers), True),
             (stages, True),
             (sections.host_data, True),
+            (sections.unpriced, True),
             (sections.fallbacks, True),
             (sections.emulated, True),
             (sections.unmet_bounds, True),

@@ -108,7 +108,8 @@ def execution(profile: Figures, operations: int, lines: Lines) -> str:
         cycles = profile.cycles
     except ProfileError as error:  # a trip count is data; the rest of the summary needs no cycles
         return table("Execution", [("Cycles", f"unknown: {error.what}"), ("Try", str(error.hint))])
-    rows = [("Cycles", f"{cycles:,}"), ("Estimated time", duration(profile.seconds))]
+    note = f", {profile.cycles_note}" if profile.cycles_note else ""
+    rows = [("Cycles", f"{cycles:,}{note}"), ("Estimated time", duration(profile.seconds))]
     if profile.target.num_ipus > 1:
         rows.append(("Phases of", f"IPU {profile.limiting_ipu}, which is busy for most cycles"))
     for phase, phase_cycles in profile.phase_cycles.items():
@@ -271,6 +272,16 @@ def fallbacks(profile: Figures) -> str:
         for item in profile.fallbacks
     )
     return _section("Operations on one tile only, for want of a parallel rule", lines)
+
+
+def unpriced(profile: Figures) -> str:
+    """List the operations that the cycles of the run do not count."""
+    lines = (f"{item.operation} on the {item.place}, {_times(item.runs)}, {item.origin}" for item in profile.unpriced)
+    return _section("Unpriced operations, whose time no figure counts", lines)
+
+
+def _times(runs: int | None) -> str:
+    return "runs depend on data" if runs is None else f"{runs:,} run{'' if runs == 1 else 's'}"
 
 
 _BAR_WIDTH = 40  # characters of the longest bar of the histogram

@@ -66,6 +66,8 @@ TARGET = Record(
 PLACE = Row((TEXT, TEXT, TEXT))
 ORIGIN = Record(_records(TEXT, "line", "path", "library", "file", "layer", "part") | {"callers": TEXTS})
 _FALLBACK = _records(TEXT, "operation", "name") | {"cycles": INTEGER, "borrowed_tiles": INTEGER, "origin": ORIGIN}
+_PLACES = Text(("tiles", "host"))
+_UNPRICED = {"operation": TEXT, "place": _PLACES, "runs": Nullable(INTEGER)}
 _UNMET = {"name": TEXT, "bound_bytes": INTEGER, "needed_bytes": INTEGER, "origin": ORIGIN}
 HOST = Record(
     {"batches": INTEGER, "preparedSeconds": Real(-1e30), "waitedSeconds": Real(-1e30), "isAhead": FLAG}
@@ -129,7 +131,7 @@ _SIMULATION = Record({"cycles": INTEGER, "tileCycles": _TILE_CYCLES, "steps": Li
 EXECUTION = Record(
     {"profilerMode": TEXT, "programTrace": List(_index("programs")), "programTraceLength": LARGE}
     | {"simulation": _SIMULATION},
-    {"hostData": HOST},
+    {"hostData": HOST, "unpriced": List(Record(_UNPRICED | {"location": TEXT}))},
 )
 _SPANS = "spans of the trace"
 _STEPS = "steps of the trace"
@@ -276,6 +278,7 @@ PROFILE = Record(
         "replicas": Integer(1),
         "memory": MEMORY,
         "fallbacks": List(Record(_FALLBACK)),
+        "unpriced": List(Record(_UNPRICED | {"origin": ORIGIN})),
         "run": Either("unknown", _NO_RUN, _RUN),
     }
     | {"emulated": List(Record({"dtype": TEXT, "operations": TEXTS, "cycles": INTEGER, "origin": ORIGIN}))}

@@ -65,7 +65,12 @@ _COMMON: Mapping[str, Row] = {
         "fitted to the copies of an Mk1 blur, counting the pieces of its program: 8 phases within 29 % (reference B5); "
         "pieces before compute alone would give 4, those after it 9; Mk2 and Bow: carried over",
     ),
-    "global_exchange": _row("lockstep", "assumed", "as PopART: all IPUs of a sync group meet (design, section 5)"),
+    "global_exchange": _row(
+        "lockstep",
+        "assumed",
+        "as PopART, whose stages all copy at the end of a pipeline cycle (pipelining.md, reference parallel.md 2.1); "
+        "a collective stops only the IPUs that take part (design, section 5)",
+    ),
     "sync_pattern": _row(
         "single_pipeline",
         "assumed",

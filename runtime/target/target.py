@@ -154,7 +154,9 @@ class Target:
     )
     internal_sync_cycles: int = constant(unit="cycles", zero_ok=True, doc="sync of the tiles of one IPU")
     global_sync_cycles: int = constant(unit="cycles", zero_ok=True, doc="sync of all IPUs")
-    global_exchange: GlobalExchange = constant(unit="choice", doc="how the clocks of IPUs meet at a global exchange")
+    global_exchange: GlobalExchange = constant(
+        unit="choice", doc="how the clocks of IPUs meet at a copy between stages"
+    )
     sync_pattern: SyncPattern = constant(
         unit="choice",
         doc="which IPUs sync with each other before a host exchange: none, those of even or of odd number, or all",

@@ -8,18 +8,20 @@ data-dependent control. On one IPU each phase lasts as long as its slowest tile.
     Copy between IPUs    lockstep: a global sync of all IPUs, then those that exchange work
                          buffered: a sender waits until its destination has been read, and works; a receiver waits
                          where it reads or writes the destination
-    CrossReplicaCopy     as lockstep, with the replicas as IPUs of one sync group
+    CrossReplicaCopy     a global sync of the IPUs that send or receive, which then work; all others go on
     StreamIn, StreamOut, RemoteIn, RemoteOut  host exchange; first a sync of each zone with IPUs in it
                          if it overlaps: by the I/O tiles of the IPU, while its other tiles go on
     Wait                 until transfers of a tensor are over
     Sync                 internal: each IPU by itself; external: all IPUs together
     decision             all IPUs agree: an internal sync on one IPU, a global one on several
 
+All replicas run alike, so each IPU of a `CrossReplicaCopy` stands for its counterparts in the other replicas: a
+collective inside a stage stops the IPUs of that stage. A copy with `is_collective` is one between parts of a graph.
 Source: lockstep is how PopART runs pipelines, buffered is the model of the closed forms for pipeline schedules (design
 §5).
 Source of sync zones for host exchanges: PopART user guide, "Sync patterns".
-Limits: the sync group of a global exchange is the system. An exchange between IPUs lasts, on each IPU, as long as the
-slower of its links and its busiest tile.
+Limits: the sync group of a lockstep exchange is the system. An exchange between IPUs lasts, on each IPU, as long as the
+slower of its links and its busiest tile; exchanges of different steps share no link, though they may overlap in time.
 """
 
 from __future__ import annotations
@@ -145,7 +147,7 @@ def _exchange_slots(costs: Costs, target: Target, rows: Iterator[int]) -> dict[V
         return {}
     slots: dict[Variable, _Slot] = {}
     for leaf, cost in costs.items():
-        if isinstance(leaf, Copy) and isinstance(cost, CopyCost) and cost.flows is not None and cost.is_global:
+        if isinstance(leaf, Copy) and isinstance(cost, CopyCost) and cost.flows is not None and not leaf.is_collective:
             for variable in leaf.destination.variables():
                 slot = slots[variable] if variable in slots else slots.setdefault(variable, _Slot(next(rows), {}))
                 for receiver in np.flatnonzero(cost.flows.any(0)).tolist():
@@ -177,19 +179,29 @@ def _step(leaf: Leaf, cost: Cost, target: Target, slots: _Slots) -> ClockStep:
             if kind == "external":
                 return _sync_all(target, target.global_sync_cycles)
             return ClockStep(_work(target, sync=sync_cycles(1, target)), all_ipus)
+    work = _copy_work(cost, target)
     if not cost.is_global:
-        work = _copy_work(cost, target)
         return ClockStep(work, _busy(work))
-    if target.global_exchange == "lockstep" or isinstance(leaf, CrossReplicaCopy):
-        return ClockStep(_copy_work(cost, target), all_ipus, barriers=(all_ipus,))
+    if isinstance(leaf, CrossReplicaCopy) or (isinstance(leaf, Copy) and leaf.is_collective):
+        return _after_sync(work, _busy(work), target)
+    if target.global_exchange == "lockstep":
+        return _after_sync(work, all_ipus, target)
     assert isinstance(leaf, Copy) and cost.flows is not None
     senders, receivers = (tuple(np.flatnonzero(cost.flows.any(axis)).tolist()) for axis in (1, 0))
-    work = _sender_work(cost, target, senders)
+    work[[ipu for ipu in range(target.num_ipus) if ipu not in senders], GLOBAL_EXCHANGE] = (
+        0  # receivers wait, and do not work
+    )
     ipus = tuple(sorted({*senders, *receivers, *_busy(work)}))
     filled = [slots[variable] for variable in leaf.destination.variables()]
     senders_to = {ipu: tuple(np.flatnonzero(cost.flows[:, ipu]).tolist()) for ipu in receivers}
     delivers = tuple((slot.arrivals[ipu], senders_to[ipu]) for slot in filled for ipu in receivers)
     return ClockStep(work, ipus, senders=senders, fills=tuple(slot.free for slot in filled), delivers=delivers)
+
+
+def _after_sync(work: np.ndarray, ipus: tuple[int, ...], target: Target) -> ClockStep:
+    """Return the step of work that begins with a global sync of some IPUs."""
+    work[list(ipus), SYNC] = target.global_sync_cycles
+    return ClockStep(work, ipus, barriers=(ipus,) if ipus else ())
 
 
 def _host_exchange(cost: StreamCost, target: Target) -> ClockStep:
@@ -248,16 +260,7 @@ def _copy_work(cost: CopyCost, target: Target) -> np.ndarray:
     crosses = cost.flows.any(0) | cost.flows.any(1)
     between = np.where(crosses, np.maximum(ports, cost.link_cycles), 0)
     inside = np.where(crosses, 0, ports)
-    return _work(target, compute=compute, exchange=inside, global_exchange=between, sync=target.global_sync_cycles)
-
-
-def _sender_work(cost: CopyCost, target: Target, senders: tuple[int, ...]) -> np.ndarray:
-    work = _copy_work(cost, target)
-    work[:, SYNC] = 0  # buffered: senders wait for slots, not for a sync
-    receiving_only = np.ones(target.num_ipus, bool)
-    receiving_only[list(senders)] = False
-    work[receiving_only, GLOBAL_EXCHANGE] = 0
-    return work
+    return _work(target, compute=compute, exchange=inside, global_exchange=between)  # syncs: see `_meeting`
 
 
 def _decision(target: Target) -> ClockStep:

@@ -3,11 +3,25 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import combinations
 
-from ipujax.runtime.analysis import divergent_decisions, joins_replicas
+import numpy as np
+
+from ipujax.runtime.analysis import agreement, divergent_decisions, joins_replicas, meeting_groups
+from ipujax.runtime.analysis.agreement import Classes
 from ipujax.runtime.errors import VerifyError
-from ipujax.runtime.graph import CrossReplicaCopy, Decision
+from ipujax.runtime.graph import (
+    Collective,
+    CrossReplicaCopy,
+    Decision,
+    Loop,
+    ReplicaAxes,
+    Sequence as ProgramSequence,
+    StreamIn,
+    StreamOut,
+    distinct,
+)
 from ipujax.runtime.verify.inventory import Inventory
 
 
@@ -40,16 +54,57 @@ def map_errors(copy: CrossReplicaCopy, replicas: int) -> Iterator[VerifyError]:
 
 
 def divergent_control(inventory: Inventory) -> Iterator[VerifyError]:
-    """No decision on which replicas may disagree is around a step at which all of them meet."""
+    """No decision is around a step at which replicas meet that may disagree on it."""
     # Most programs have no decision around such a step: they need no dataflow analysis.
     if not any(isinstance(node, Decision) and any(map(joins_replicas, node.children())) for node in inventory.nodes):
         return
-    for node in divergent_decisions(inventory.graph, inventory.program, inventory.effects):
-        if any(joins_replicas(child) for child in node.children()):
-            yield VerifyError(
-                "divergent-control",
-                f"replicas may disagree at this {type(node).__name__}, which has steps that all of them must reach",
-                where=node.origin,
-                expected="a value that is the same in all replicas, around host streams and copies between replicas",
-                hint="compute it from constants and broadcast streams, or move the streams and copies outside",
-            )
+    graph = inventory.graph
+    for node, classes in divergent_decisions(graph, inventory.program, inventory.effects).items():
+        groups = meeting_groups(ProgramSequence(*node.children()), graph.replication_factor)
+        if agreement.is_apart_in(classes, groups):
+            yield _disagreement(graph.replica_axes, node, classes, groups)
+
+
+def _disagreement(axes: ReplicaAxes, node: Decision, classes: Classes, groups: Sequence[Sequence[int]]) -> VerifyError:
+    """The error of a decision on which replicas of a group that meets inside of it may disagree."""
+    if not axes:
+        kind = type(node).__name__
+        return VerifyError(
+            "divergent-control",
+            f"replicas may disagree at this {kind}, which has steps that all of them must reach",
+            where=node.origin,
+            expected="a value that is the same in all replicas, around host streams and copies between replicas",
+            hint="compute it from constants and broadcast streams, or move the streams and copies outside",
+        )
+    names = _axes_apart(axes, classes, groups)
+    along = f"{'axis' if len(names) == 1 else 'axes'} {' and '.join(map(repr, names))}"
+    subject = "the condition of this loop" if isinstance(node, Loop) else "this choice of a branch"
+    steps = _first_meeting(node)
+    return VerifyError(
+        "divergent-control",
+        f"IPUs along {along} may disagree on {subject}, and would have to meet for {steps} inside it",
+        where=node.origin,
+        expected=f"a value that is equal along {along}",
+        got=f"a value that may differ, over {', '.join(f'{name}: {size}' for name, size in axes)}",
+        hint=f"reduce it first, jax.lax.pmax(x, {names[0] if len(names) == 1 else names!r}), or move {steps} outside",
+    )
+
+
+def _axes_apart(axes: ReplicaAxes, classes: Classes, groups: Sequence[Sequence[int]]) -> tuple[str, ...]:
+    """Names of the axes along which two replicas of a group may have unequal values."""
+    coordinates = np.stack(np.unravel_index(np.arange(len(classes)), [size for _, size in axes]), -1)
+    differing: set[str] = set()
+    for first, second in (pair for group in groups for pair in combinations(group, 2)):
+        dims = np.flatnonzero(coordinates[first] != coordinates[second])
+        if classes[first] != classes[second] and len(dims) == 1:
+            differing.add(axes[dims[0]][0])
+    return tuple(name for name, size in axes if name in differing or (not differing and size > 1))
+
+
+def _first_meeting(node: Decision) -> str:
+    """The first step inside of a decision at which replicas meet, in words."""
+    inner = next(step for step in distinct(node) if isinstance(step, _MEETINGS))
+    return inner.name if isinstance(inner, Collective | CrossReplicaCopy) else "the host"
+
+
+_MEETINGS = (Collective, CrossReplicaCopy, StreamIn, StreamOut)

@@ -53,7 +53,9 @@ LIMITS = "Which operation limits this model?"
 FULLEST = "Which tile is fullest, and with what?"
 WAITS = "Where does an IPU wait?"
 LINE = "Which line should change?"
+UNPRICED = "Which operations have no price?"
 
+_NUM_UNPRICED = 3  # unpriced operations that are listed
 _FAR_MORE = 2  # times the cycles of the costliest operation
 _BEGUN = 0.02  # of the computation of an IPU
 _MAJORITY = 0.5  # of the cycles of a line
@@ -244,6 +246,22 @@ def _in_words(phase: str) -> str:
 
 
 # In the order of a report's first screen: time, its layers, stages and lines, then memory and waiting.
+def unpriced_operations(profile: Figures) -> Answer:
+    """Name the operations that the cycles do not count, with their lines and runs; empty where there are none."""
+    rows = profile.unpriced
+    if not rows:
+        return Answer(UNPRICED, "")
+    listed = [f"{row.operation} at {row.origin} ({_runs(row.runs)} on the {row.place})" for row in rows[:_NUM_UNPRICED]]
+    more = f" and {len(rows) - _NUM_UNPRICED} more" if len(rows) > _NUM_UNPRICED else ""
+    text = f"{', '.join(listed)}{more}: only their transfers are counted."
+    hint = "the operation in JAX, or a codelet with its cycles, see ipu.codelet_call"
+    return Answer(UNPRICED, text, hint, rows[0].origin.line, section="warnings")
+
+
+def _runs(runs: int | None) -> str:
+    return "runs depend on data" if runs is None else f"{runs:,} run{'' if runs == 1 else 's'}"
+
+
 QUESTIONS: dict[str, Callable[[Figures], Answer]] = {
     LIMITS: limiting_operation,
     LAYER: layer_answer,
@@ -251,4 +269,5 @@ QUESTIONS: dict[str, Callable[[Figures], Answer]] = {
     LINE: line_to_change,
     FULLEST: fullest_tile,
     WAITS: waiting_ipu,
+    UNPRICED: unpriced_operations,
 }

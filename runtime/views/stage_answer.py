@@ -136,7 +136,9 @@ def _hint(profile: Figures, pipeline: PipelineCost, is_uneven: bool, slowest: St
         stage = f"stage {slowest.stage}"
         return f"move work from {stage} to others, by where ipu.stage begins, or by ipu.pipeline(…, stages='auto')"
     if is_wide and profile.target.global_exchange == "lockstep" and pipeline.schedule != "grouped":
-        return "schedule='grouped': all IPUs meet at each exchange, and there all run the same kind of task between two"
+        return (
+            "schedule='grouped': all IPUs meet at copies between stages, and there all run one kind of task between two"
+        )
     if pipeline.ideal_share > _LARGE_BUBBLE:
         return f"more than {pipeline.micro_batches:,} micro-batches: filling and draining are then less of the time"
     return ""

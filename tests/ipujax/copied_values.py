@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-os.environ.setdefault("KERAS_BACKEND", "jax")
-
 import jax
 import jax.numpy as jnp
-import keras
 import numpy as np
-import onnx
 from jax.sharding import PartitionSpec as P
 
 import ipujax as ipu
-import ipujax.keras as ipu_keras
-import ipujax.onnx
-from ipujax import optim, popart, poplar, poplin, popnn, popops, popsolver, popsparse, schedules
+from ipujax import optim, poplar, poplin, popnn, popops, popsolver, popsparse, schedules
 from ipujax.poplar import program
 from ipujax.popnn import gru, lstm
 from ipujax.popops import expr
@@ -88,33 +81,10 @@ def pipeline_plan() -> Any:
     return ipu.pipeline_plan(_staged, x, micro_batches=2, device=TWO, schedules="1f1b", reduce="sum", show=False)
 
 
-def _config() -> ipu_keras.IPUConfig:
-    config = ipu_keras.IPUConfig()
-    config.auto_select_ipus = 2
-    config.ipu_model.tiles_per_ipu = 4
-    return config
-
-
-@cache
-def onnx_model() -> onnx.ModelProto:
-    values = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [2]) for name in "xy"]
-    nodes = [onnx.helper.make_node("Relu", ["x"], ["y"])]
-    body = onnx.helper.make_graph(nodes, "relu", values[:1], values[1:])
-    return onnx.helper.make_model(body, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=9)
-
-
 def _solved() -> tuple[Any, Any, Any]:
     model = popsolver.Model()
     x = model.add_variable(2, 5, "x")
     return model, x, model.minimize(x)
-
-
-def _session_options() -> Any:
-    options = popart.SessionOptions()
-    options.enableGradientAccumulation = True
-    options.accumulationFactor = 4
-    options.replicatedGraphCount = 2
-    return options
 
 
 class _Stream(poplar.StreamCallback):
@@ -191,48 +161,6 @@ COPIED: dict[str, Callable[[], Any]] = {
     "schedules.Task": lambda: schedules.Task(0, 0, schedules.FORWARD),
     "schedules.TaskList": lambda: schedules.schedule_plan("1f1b", 2, 4).lists[0],
     "schedules.ZeroBubbleH1": schedules.ZeroBubbleH1,
-    "keras.IPUConfig": _config,
-    "keras.IPUStrategy": lambda: ipu_keras.IPUStrategy(_config(), ipu.Options(recompute="all")),
-    "keras.PipelineStageAssignment": lambda: ipu_keras.PipelineStageAssignment(keras.layers.Dense(3)),
-    "keras.ProfileLogger": ipu_keras.ProfileLogger,
-    "onnx.Model": lambda: ipujax.onnx.load(onnx_model()),
-    "onnx.ValueInfo": lambda: ipujax.onnx.ValueInfo("x", np.dtype("f4"), (2,)),
-    "popart.AccumulateOuterFragmentSettings": popart.AccumulateOuterFragmentSettings,
-    "popart.Adam": lambda: popart.Adam({"defaultLearningRate": (0.1, False)}),
-    "popart.Adaptive": lambda: popart.Adaptive({"defaultLearningRate": (0.1, False)}),
-    "popart.AnchorReturnType": lambda: popart.AnchorReturnType("All"),
-    "popart.AutodiffSettings": popart.AutodiffSettings,
-    "popart.AutomaticLossScalingSettings": popart.AutomaticLossScalingSettings,
-    "popart.BatchSerializationSettings": popart.BatchSerializationSettings,
-    "popart.ClipNormSettings": lambda: popart.ClipNormSettings(["w"], 1.0),
-    "popart.CommGroup": popart.CommGroup,
-    "popart.ConstSGD": lambda: popart.ConstSGD(0.1),
-    "popart.DataFlow": lambda: popart.DataFlow(1, {"x": popart.AnchorReturnType("All")}),
-    "popart.DebugContext": lambda: popart.DebugContext("a"),
-    "popart.DeviceInfo": lambda: popart.DeviceManager().createIpuModelDevice({"numIPUs": 1}),
-    "popart.DeviceManager": popart.DeviceManager,
-    "popart.ExecutionPhaseSettings": popart.ExecutionPhaseSettings,
-    "popart.ExperimentalSettings": popart.ExperimentalSettings,
-    "popart.GraphTransformer": lambda: popart.GraphTransformer(onnx_model().SerializeToString()),
-    "popart.IdentityLoss": lambda: popart.IdentityLoss("a", "b"),
-    "popart.InputSettings": popart.InputSettings,
-    "popart.InputShapeInfo": popart.InputShapeInfo,
-    "popart.L1Loss": lambda: popart.L1Loss("a", "b", 0.1),
-    "popart.Logger": popart.Logger,
-    "popart.NllLoss": lambda: popart.NllLoss("a", "b", "c"),
-    "popart.OpDefinition": lambda: next(iter(popart.getSupportedOperationsDefinition(False).values())),
-    "popart.OperatorIdentifier": lambda: next(iter(popart.getSupportedOperationsDefinition(False))),
-    "popart.OptimizerValue": lambda: popart.OptimizerValue(0.1),
-    "popart.OptimizerValueMap": lambda: popart.OptimizerValueMap(popart.OptimizerValue(0.1)),
-    "popart.Patterns": popart.Patterns,
-    "popart.PyStepIO": lambda: popart.PyStepIO({"x": np.ones(2)}, {}),
-    "popart.PyWeightsIO": lambda: popart.PyWeightsIO({"w": np.ones(2)}),
-    "popart.ReplicatedCollectivesSettings": popart.ReplicatedCollectivesSettings,
-    "popart.SGD": lambda: popart.SGD({"defaultLearningRate": (0.1, True)}),
-    "popart.SessionOptions": _session_options,
-    "popart.TensorInfo": lambda: popart.TensorInfo("FLOAT", [2]),
-    "popart.TensorLocation": popart.TensorLocation,
-    "popart.TensorLocationSettings": popart.TensorLocationSettings,
 }
 # Copies are the object itself; pickles are refused.
 SHARED: dict[str, Callable[[], Any]] = {
@@ -261,12 +189,6 @@ REFUSED: dict[str, Callable[[], Any]] = {
     "poplar.program.Program": lambda: program.Copy(tensor()[:2], tensor()[2:]),
     "poplar.program.Sequence": program.Sequence,
     "poplar.program.WriteUndef": lambda: program.WriteUndef(tensor()),
-    "popart.Builder": popart.Builder,
-    "popart.InferenceSession": lambda: popart.InferenceSession(
-        onnx_model().SerializeToString(),
-        popart.DataFlow(1, {"y": popart.AnchorReturnType("All")}),
-        popart.DeviceManager().createIpuModelDevice({"numIPUs": 1}),
-    ),
 }
 # Values that hold a tensor: their deep copies and pickles are refused by it.
 OF_TENSORS = {"popops.SingleReduceOp": lambda: popops.SingleReduceOp(tensor(), [0], "add")}
@@ -275,8 +197,6 @@ WITHOUT_VALUES = {
     *("poplar.In", "poplar.InOut", "poplar.Out", "poplar.Vector", "poplar.VectorList", "poplar.Vertex"),
     *("poplar.FieldRef", "poplar.VertexRef", "popnn.gru.GruWeights", "popnn.lstm.LstmWeights", "popnn.lstm.LstmState"),
     *("popnn.gru.RecurrentWeights", "popnn.gru.Graph", "popops.expr.Expression", "schedules.Schedule"),
-    *("popart.Optimizer", "popart.PyStepIOCallback", "popart.TrainingSession"),
 }
 MODULES = ("", ".optim", ".poplar", ".poplar.program", ".poplin", ".popnn", ".popnn.gru", ".popnn.lstm", ".popops")
-MODULES += (".popops.expr", ".poprand", ".popsolver", ".popsparse", ".poputil", ".schedules", ".distributed", ".keras")
-MODULES += (".onnx", ".popart")
+MODULES += (".popops.expr", ".poprand", ".popsolver", ".popsparse", ".poputil", ".schedules", ".distributed")

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import dataclasses
-import importlib
-import inspect
 import pickle
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -27,61 +22,19 @@ from ipujax.runtime.errors import ArgumentTypeError
 from ipujax.runtime.host import HostData
 from tests.ipujax import copied_values
 from tests.ipujax.copied_values import COPIED, DEVICE, MODULES, OF_TENSORS, REFUSED, SHARED, WITHOUT_VALUES, X, square
-
-COPIES: dict[str, Callable[[Any], Any]] = {"copy": copy.copy, "deepcopy": copy.deepcopy}
-PICKLES: dict[str, Callable[[Any], Any]] = {
-    "pickle": lambda x: pickle.loads(pickle.dumps(x)),
-    "cloudpickle": lambda x: pickle.loads(cloudpickle.dumps(x)),
-}
-WAYS = COPIES | PICKLES
-
-
-def _public_classes() -> Iterator[tuple[str, type]]:
-    for module in MODULES:
-        space = importlib.import_module(f"ipujax{module}")
-        for name in dir(space):
-            value = getattr(space, name)
-            if inspect.isclass(value) and value.__module__.startswith("ipujax") and name[0] != "_":
-                yield f"{module}.{name}"[1:], value
+from tests.ipujax.copy_checks import COPIES, PICKLES, WAYS, check_copy, check_errors, check_refused, classes_not_in
 
 
 def test_table_has_all_public_classes() -> None:
     tables = {**COPIED, **SHARED, **REFUSED, **OF_TENSORS}
-    named = set(tables) | WITHOUT_VALUES
-    plain = {kind for name, kind in _public_classes() if name in named}
-    missing = {
-        name
-        for name, kind in _public_classes()
-        if name not in named and kind not in plain and not issubclass(kind, BaseException | Enum)
-    }
-    assert not missing
+    assert not classes_not_in(MODULES, set(tables) | WITHOUT_VALUES)
     assert not [name for name in WITHOUT_VALUES if name in tables]
 
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", COPIED)
 def test_copies_are_equal(name: str, way: str) -> None:
-    value = COPIED[name]()
-    duplicate = WAYS[way](value)
-    assert isinstance(duplicate, type(value))
-    if not isinstance(value, type(copied_values.function)):
-        _assert_equal(duplicate, value)
-
-
-def _assert_equal(duplicate: Any, value: Any) -> None:
-    leaves, tree = jax.tree.flatten(value)
-    if leaves and leaves[0] is not value:  # a pytree of arrays, whose `==` is no bool
-        assert jax.tree.structure(duplicate) == tree
-        jax.tree.map(np.testing.assert_array_equal, duplicate, value)
-    elif type(value).__eq__ is not object.__eq__:
-        assert duplicate == value
-        with contextlib.suppress(TypeError):  # frozen values of lists or mappings
-            assert hash(value) == hash(duplicate)
-    elif isinstance(value, ipu.Profile):
-        assert duplicate.summary() == value.summary() and duplicate.execution() == value.execution()
-        np.testing.assert_array_equal(duplicate.memory.tile_bytes, value.memory.tile_bytes)
-    if " at 0x" not in repr(value) and "frozenset" not in repr(value):
-        assert repr(duplicate) == repr(value)
+    check_copy(COPIED[name](), way)
 
 
 @pytest.mark.parametrize("name", SHARED)
@@ -95,12 +48,7 @@ def test_objects_that_never_change_are_their_copies(name: str) -> None:
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused_copies_name_the_remedy(name: str) -> None:
-    value = REFUSED[name]()
-    for way in WAYS.values():
-        with pytest.raises(
-            ArgumentTypeError, match=f"{type(value).__name__} objects cannot be copied or pickled\n.*\n  try: "
-        ):
-            way(value)
+    check_refused(REFUSED[name]())
 
 
 @pytest.mark.parametrize("name", OF_TENSORS)
@@ -113,23 +61,9 @@ def test_values_of_tensors_are_refused_by_these(name: str) -> None:
 # --- errors -----------------------------------------------------------------------------------------------------------
 
 
-def _subclasses(kind: type) -> Iterator[type]:
-    yield kind
-    for each in kind.__subclasses__():
-        yield from _subclasses(each)
-
-
 @pytest.mark.parametrize("way", WAYS)
 def test_all_errors_keep_their_facts(way: str) -> None:
-    for kind in {*_subclasses(ipu.IpuError)}:
-        if kind.__module__.partition(".")[0] != "ipujax":
-            continue
-        rule = ("rule",) if issubclass(kind, ipu.VerifyError) else ()
-        error = kind(*rule, "a fault", where="a.py:1 (f)", expected="4 rows", got=(3, 2.5, "x"))
-        error.add_note("a note")
-        duplicate = WAYS[way](error)
-        assert type(duplicate) is kind and str(duplicate) == str(error) and duplicate.args == error.args
-        assert vars(duplicate) == vars(error)
+    check_errors("ipujax", way)
 
 
 def test_errors_leave_a_process_whatever_they_name() -> None:
@@ -154,18 +88,6 @@ def test_options_are_values() -> None:
     assert len({options, same, other}) == 2
     with pytest.raises(TypeError, match="item assignment"):
         options.trip_counts["while[0]"] = 1  # type: ignore[index]
-
-
-def test_copies_of_configurations_are_independent() -> None:
-    config = COPIED["keras.IPUConfig"]()
-    other = copy.deepcopy(config)
-    other.ipu_model.tiles_per_ipu = 8
-    assert config.ipu_model.tiles_per_ipu == 4
-    with pytest.raises(ipu.ArgumentError, match="has no option"):
-        other.nothing = 1
-    strategy = COPIED["keras.IPUStrategy"]()
-    duplicate = pickle.loads(pickle.dumps(strategy))
-    assert duplicate.device == strategy.device and duplicate.options == strategy.options
 
 
 def test_profiles_keep_label_and_host() -> None:

@@ -20,20 +20,15 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from ipujax.device import IPUModel
-from ipujax.jit import IpuFunction, jit
+import ipujax as ipu
+from ipujax.front_end import IpuFunction, Log
 from ipujax.keras.execution.fit_time import FitTime
 from ipujax.keras.execution.memory_remedies import with_keras_remedies
-from ipujax.keras.execution.model_steps import Step, first_of
+from ipujax.keras.execution.model_steps import REPLICA_AXIS, Step, first_of
 from ipujax.keras.model_state.attributes import set_untracked
 from ipujax.keras.model_state.named_state import Named, StateNames
 from ipujax.keras.model_state.settings import ModelSettings, settings_of
 from ipujax.keras.stages.stage_trace import shape_of, with_stages
-from ipujax.lowering.replicas import AXIS
-from ipujax.runtime.errors import ArgumentError, TileMemoryError
-from ipujax.runtime.logs import Log
-from ipujax.runtime.options import Options
-from ipujax.runtime.report import Profile
 
 _LOG = Log("keras")
 
@@ -59,8 +54,8 @@ class Execution:
         kind: str,
         make_step: Callable[[Any, ModelSettings], Step],
         settings: ModelSettings,
-        device: IPUModel,
-        options: Options,
+        device: ipu.IPUModel,
+        options: ipu.Options,
     ) -> None:
         self._model = model
         self._make_step = make_step
@@ -74,13 +69,13 @@ class Execution:
         self._check()
         self._names = StateNames(model, kind)
         self._functions: dict[ModelSettings, IpuFunction[..., Any]] = {}
-        self._profiles: dict[Any, Profile] = {}  # by `_program_key`
+        self._profiles: dict[Any, ipu.Profile] = {}  # by `_program_key`
         self.time_of_fit: FitTime | None = None  # None outside of a fit
 
     def _check(self) -> None:
         settings = self.settings
         if self.kind == "train" and self._steps % settings.batches_of_update:
-            raise ArgumentError(
+            raise ipu.ArgumentError(
                 f"steps_per_execution of {self._model.name} must be a multiple of the batches of an update",
                 expected=settings.in_words,
                 got=f"steps_per_execution={self._steps}",
@@ -167,7 +162,7 @@ class Execution:
         (batches_per_call, _), profile = next(iter(self._profiles.items()))
         self._publish(profile.with_host(time.host, batches_per_call))
 
-    def _publish(self, profile: Profile) -> None:
+    def _publish(self, profile: ipu.Profile) -> None:
         """Set a profile on the model; `ipu_profile` is that of training, where there is one."""
         profiles = {**self._model.__dict__.get("ipu_profiles", {}), self.kind: profile}
         set_untracked(self._model, ipu_profiles=profiles, ipu_profile=profiles.get("train", profile))
@@ -177,7 +172,7 @@ class Execution:
         size = self.settings.batches_of_update
         remainder = len(batches) % size
         if remainder and self.kind == "train":
-            raise ArgumentError(
+            raise ipu.ArgumentError(
                 f"the last {remainder} batches of {_rows(batches[0])} examples are not a whole update of"
                 f" {self._model.name}",
                 expected=self.settings.in_words,
@@ -203,9 +198,9 @@ class Execution:
             run.__name__ = f"{self._model.name}_{self.kind}"
             shared: dict[str, Any] = {}
             if settings.replicas > 1:
-                out = P(AXIS) if self.kind == "predict" else P()
-                shared = {"replicas": settings.replicas, "in_specs": (P(), P(AXIS)), "out_specs": (out, P())}
-            function = jit(run, device=self._device, options=self._options, donate_argnums=0, **shared)
+                out = P(REPLICA_AXIS) if self.kind == "predict" else P()
+                shared = {"replicas": settings.replicas, "in_specs": (P(), P(REPLICA_AXIS)), "out_specs": (out, P())}
+            function = ipu.jit(run, device=self._device, options=self._options, donate_argnums=0, **shared)
             function.unused_ipus.may_idle(self._device)  # the room `stages` warns of idle IPUs itself
             self._functions[settings] = function
         return self._functions[settings]
@@ -219,7 +214,7 @@ class Execution:
             return
         try:
             profile = function.lower(*jax.tree.map(shape_of, (state, stacked))).compile().profile
-        except TileMemoryError as error:
+        except ipu.TileMemoryError as error:
             raise with_keras_remedies(error, self._model, settings, self._device, len(batches)) from None
         self._profiles[program] = profile
         rows = f"{len(batches)} × {_rows(batches[0])}"
@@ -238,7 +233,7 @@ class Execution:
         return jax.tree.map(lambda x: x[-1], rows)
 
 
-def execution_key(model: Any, device: IPUModel, options: Options) -> tuple[Any, ...]:
+def execution_key(model: Any, device: ipu.IPUModel, options: ipu.Options) -> tuple[Any, ...]:
     """Return the settings, device and options of an execution, equal for those that can be used for one another."""
     return settings_of(model), device, *(getattr(options, field.name) for field in fields(options))
 

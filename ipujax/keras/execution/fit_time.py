@@ -10,10 +10,7 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
-from ipujax.prefetching import prefetch
-from ipujax.runtime.errors import ProfileError
-from ipujax.runtime.host import HostData
-from ipujax.runtime.report import Profile
+import ipujax as ipu
 
 
 class FitTime:
@@ -27,12 +24,12 @@ class FitTime:
     def __init__(self, batches: int | None, depth: int) -> None:
         self._batches = batches
         self._depth = depth
-        self._finished = HostData(0, 0.0, 0.0, depth > 0)  # of epochs whose iterators are exhausted
-        self._reading: tuple[Iterator[Any], prefetch[Any]] | None = None
+        self._finished = ipu.HostData(0, 0.0, 0.0, depth > 0)  # of epochs whose iterators are exhausted
+        self._reading: tuple[Iterator[Any], ipu.prefetch[Any]] | None = None
         self.device_seconds = 0.0  # NaN where a trip count depends on data
 
     @property
-    def host(self) -> HostData:
+    def host(self) -> ipu.HostData:
         """Seconds of preparing the batches so far, and of waiting for them."""
         return self._finished if self._reading is None else self._finished + self._reading[1].host
 
@@ -41,12 +38,12 @@ class FitTime:
         # Keras has one iterator for all epochs where data goes on: its thread and its batches ahead are reused.
         if self._reading is None or self._reading[0] is not iterator:
             self._finished = self.host
-            self._reading = iterator, prefetch(islice(iterator, self._batches), self._depth)
+            self._reading = iterator, ipu.prefetch(islice(iterator, self._batches), self._depth)
         return self._reading[1]
 
-    def add_call(self, profile: Profile) -> None:
+    def add_call(self, profile: ipu.Profile) -> None:
         """Add the predicted seconds of a call of the device."""
         try:
             self.device_seconds += profile.seconds
-        except ProfileError:  # a trip count depends on data
+        except ipu.ProfileError:  # a trip count depends on data
             self.device_seconds = math.nan

@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from ipujax.device import IPUModel
+import ipujax as ipu
+from ipujax.front_end import CHIP_NAMES
 from ipujax.keras.model_state.settings import ModelSettings
-from ipujax.runtime.errors import TileMemoryError
-from ipujax.runtime.target import preset
 
 # Text by remedy of `ipu.jit`: {} is the text of `ipu.jit`, "" leaves the remedy out. Remedies that are not listed keep
 # their text.
@@ -33,8 +32,8 @@ _IN_KERAS = {
 
 
 def with_keras_remedies(
-    error: TileMemoryError, model: Any, settings: ModelSettings, device: IPUModel, batches: int
-) -> TileMemoryError:
+    error: ipu.TileMemoryError, model: Any, settings: ModelSettings, device: ipu.IPUModel, batches: int
+) -> ipu.TileMemoryError:
     """Return the error of a compiled Keras model with remedies in the words of Keras and its strategy."""
     translated = {name: _IN_KERAS.get(name, "{}").format(way) for name, way in error.ways.items()}
     allow = translated.pop("allow", "")  # the last resort comes last
@@ -42,7 +41,9 @@ def with_keras_remedies(
     return error.with_ways({name: way for name, way in ways.items() if way})
 
 
-def _model_remedies(model: Any, settings: ModelSettings, device: IPUModel, batches: int) -> Iterator[tuple[str, str]]:
+def _model_remedies(
+    model: Any, settings: ModelSettings, device: ipu.IPUModel, batches: int
+) -> Iterator[tuple[str, str]]:
     """Yield name and text of remedies that only Keras models have."""
     updates = batches // settings.batches_of_update
     if updates > 1:
@@ -55,6 +56,6 @@ def _model_remedies(model: Any, settings: ModelSettings, device: IPUModel, batch
             "config.auto_select_ipus, and model.set_pipelining_options(…) for how the pipeline runs",
         )
     target = device.target
-    chip_tiles = preset(target.name).tiles_per_ipu
+    chip_tiles = ipu.IPUModel(arch=CHIP_NAMES[target.name]).target.tiles_per_ipu
     if target.tiles_per_ipu < chip_tiles:
         yield "tiles", f"config.ipu_model.tiles_per_ipu = 0, for all {chip_tiles:,} tiles of the chip"

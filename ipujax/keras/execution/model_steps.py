@@ -20,13 +20,12 @@ import keras
 import numpy as np
 from jax import lax
 
+import ipujax as ipu
 from ipujax.keras.model_state.settings import ModelSettings
 from ipujax.keras.stages.layer_stages import in_stages
-from ipujax.lowering.replicas import AXIS
-from ipujax.pipeline import pipeline
-from ipujax.runtime.errors import ArgumentError
 
 Step = Callable[[Any, Any], tuple[Any, Any]]
+REPLICA_AXIS = "replica"  # that of `ipu.jit`
 _SEED_OFFSET = np.uint32(0x9E3779B9)  # between seeds of replicas: the golden ratio, so that few are ever equal
 
 
@@ -42,7 +41,7 @@ def train_step(model: Any, settings: ModelSettings) -> Step:
         return lambda state, batches: model.train_step(state, first_of(batches))
     for name in ("train_step", "compute_metrics"):
         if getattr(type(model), name) is not getattr(keras.Model, name):
-            raise ArgumentError(
+            raise ipu.ArgumentError(
                 f"{type(model).__name__} has a {name} of its own, which makes one update from one batch",
                 expected=f"Keras' {name}, for stages, gradient accumulation or replicas",
                 hint="override compute_loss in its place, or give metrics to compile",
@@ -108,7 +107,7 @@ def _pipelined(
 
     def run_pipeline(*args: Any) -> Any:
         names = jax.eval_shape(run_plain, *args)
-        pipelined = pipeline(
+        pipelined = ipu.pipeline(
             fun,
             micro_batches=settings.accumulation,
             schedule=settings.schedule if settings.accumulation > 1 else None,  # one micro-batch has no order
@@ -129,7 +128,7 @@ def _check_metrics(model: Any, settings: ModelSettings) -> None:
     for metric in metrics if settings.replicas > 1 else ():
         is_sum = isinstance(metric, keras.metrics.Mean | keras.metrics.Sum)
         if not is_sum and not type(metric).__module__.startswith("keras."):
-            raise ArgumentError(
+            raise ipu.ArgumentError(
                 f"the metric {metric.name} may not add up over replicas",
                 expected="metrics of Keras, or subclasses of keras.metrics.Mean or keras.metrics.Sum",
                 got=type(metric).__name__,
@@ -210,12 +209,12 @@ class _Replicas:
         """Return the values with another seed of each generator in each replica, unchanged in the first."""
         if self._count == 1:
             return list(values)
-        offset = lax.axis_index(AXIS).astype(jnp.uint32) * _SEED_OFFSET
+        offset = lax.axis_index(REPLICA_AXIS).astype(jnp.uint32) * _SEED_OFFSET
         pairs = zip(variables, values, strict=True)
         return [value.at[0].add(offset) if _is_seed(variable) else value for variable, value in pairs]
 
     def mean(self, tree: Any) -> Any:
-        return tree if self._count == 1 else lax.pmean(tree, AXIS)
+        return tree if self._count == 1 else lax.pmean(tree, REPLICA_AXIS)
 
     def combine(self, variables: Sequence[Any], before: Sequence[Any], after: Sequence[Any]) -> list[Any]:
         """Return one value of each variable from those of all replicas before and after a step."""
@@ -226,11 +225,11 @@ class _Replicas:
     def _combine_variable(self, variable: Any, before: Any, after: Any) -> Any:
         if variable.aggregation == "sum":
             # Only the increments add up: all replicas start from the same count.
-            return before + lax.psum(after - before, AXIS)
+            return before + lax.psum(after - before, REPLICA_AXIS)
         if jnp.issubdtype(after.dtype, jnp.inexact) and variable.aggregation != "only_first_replica":
-            return lax.pmean(after, AXIS)
+            return lax.pmean(after, REPLICA_AXIS)
         # Integers and seeds: those of the first replica, whose seeds have no offset.
-        return lax.all_gather(after, AXIS)[0]
+        return lax.all_gather(after, REPLICA_AXIS)[0]
 
 
 def _is_seed(variable: Any) -> bool:

@@ -13,9 +13,9 @@ from typing import Any
 import keras
 import numpy as np
 
+import ipujax as ipu
 from ipujax.keras.execution.device_loop import Execution
 from ipujax.keras.model_state.settings import ModelSettings, settings_of
-from ipujax.runtime.errors import ArgumentError
 
 _BATCH_SIZE = 32  # default of `keras.Model.fit` for arrays
 
@@ -71,8 +71,8 @@ def _suggest_data(examples: int, size: int, batches: int) -> str:
     return ", or ".join(suggestions) or f"at least {batches} batches"
 
 
-def _refusal(model: Any, settings: ModelSettings, last: int, size: int, hint: str) -> ArgumentError:
-    return ArgumentError(
+def _refusal(model: Any, settings: ModelSettings, last: int, size: int, hint: str) -> ipu.ArgumentError:
+    return ipu.ArgumentError(
         f"the last batch of an epoch is not a whole update of {model.name}",
         expected=f"batches of one size, and of them {settings.in_words}",
         got=f"a batch of {last:,} examples behind those of {size:,}",
@@ -94,7 +94,7 @@ class CheckUpdates(keras.callbacks.Callback):
         steps = self.params.get("steps")  # None for data without a length
         if steps is not None and (remainder := steps % settings.batches_of_update):
             fewer = f"steps_per_epoch={steps - remainder}, or " if steps > remainder else ""
-            raise ArgumentError(
+            raise ipu.ArgumentError(
                 f"the batches of an epoch are not a whole number of updates of {self.model.name}",
                 expected=settings.in_words,
                 got=steps,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ipujax.runtime.errors import ArgumentAttributeError
+from ipujax.front_end import ArgumentAttributeError
 
 _RUN = "fit, evaluate or predict in `with strategy.scope():`, not with run_eagerly=True"
 # Remedy by attribute.

@@ -9,14 +9,18 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
-from ipujax.arguments import as_numbers, whole_number
+import ipujax as ipu
+from ipujax.front_end import (
+    Log,
+    Recompute,
+    as_numbers,
+    as_schedule,
+    check_recompute,
+    checking_calls,
+    nearest,
+    whole_number,
+)
 from ipujax.keras.model_state.attributes import set_untracked
-from ipujax.lowering.schedules import as_schedule
-from ipujax.runtime.errors import ArgumentError
-from ipujax.runtime.logs import Log
-from ipujax.runtime.options import Recompute, check_recompute
-from ipujax.runtime.signatures import checking_calls
-from ipujax.runtime.target import nearest
 
 _LOG = Log("keras")
 REDUCTIONS = ("mean", "sum", "running_mean")
@@ -87,7 +91,7 @@ def _accumulation_changes(model: Any, steps: Any, method: str) -> dict[str, Any]
     count = whole_number(_STEPS, steps, 1)
     current = settings_of(model)
     if current.accumulation_source not in ("", method) and count != current.accumulation:
-        raise ArgumentError(
+        raise ipu.ArgumentError(
             f"two methods of {model.name} set different numbers of accumulated batches",
             expected=f"{current.accumulation}, as {current.accumulation_source} says, or only one of the two methods",
             got=f"{count} of {method}",
@@ -171,7 +175,7 @@ def set_pipelining_options(
         if schedule is not None:
             got = f"schedule={schedule!r}, pipeline_schedule={pipeline_schedule!r}"
             problem = "set_pipelining_options has two schedules"
-            raise ArgumentError(problem, expected="schedule= or pipeline_schedule=", got=got)
+            raise ipu.ArgumentError(problem, expected="schedule= or pipeline_schedule=", got=got)
         schedule = pipeline_schedule.value if isinstance(pipeline_schedule, Enum) else pipeline_schedule
     if schedule is not None:
         changes["schedule"] = as_schedule(schedule)
@@ -220,5 +224,5 @@ def _parse_choice(name: str, value: Any, choices: tuple[str, ...]) -> str:
     word = str(getattr(value, "name", value)).lower()  # Graphcore's examples pass members of enumerations
     if word not in choices:
         expected = f"one of {', '.join(map(repr, choices))}"
-        raise ArgumentError(f"{name} is unknown", expected=expected, got=repr(value), hint=nearest(word, choices))
+        raise ipu.ArgumentError(f"{name} is unknown", expected=expected, got=repr(value), hint=nearest(word, choices))
     return word

@@ -19,10 +19,9 @@ from typing import Any
 
 import keras
 
-from ipujax.arguments import whole_number
+import ipujax as ipu
+from ipujax.front_end import ArgumentValueError, whole_number
 from ipujax.keras.model_state.attributes import replace_attribute, set_untracked
-from ipujax.pipeline import stage
-from ipujax.runtime.errors import ArgumentValueError
 
 # Attributes of a layer.
 _ASSIGNED = "ipu_pipeline_stages"  # the stage of each of its calls, in order
@@ -67,7 +66,7 @@ def PipelineStage(number: int) -> Iterator[None]:
 
     with (
         _open_stage(index, f"PipelineStage({index})"),
-        stage(index),
+        ipu.stage(index),
         replace_attribute(keras.layers.Layer, "__call__", recorded_call),
         replace_attribute(keras.layers.Layer, "__init__", recorded_init),
     ):
@@ -119,10 +118,10 @@ def in_stages() -> Iterator[None]:
             calls[id(layer)] += 1
             if number is None:
                 return keras_call(layer, *args, **kwargs)
-            with _open_stage(number, f"the layer {layer.name} of stage {number}"), stage(number):
+            with _open_stage(number, f"the layer {layer.name} of stage {number}"), ipu.stage(number):
                 return keras_call(layer, *args, **kwargs)
         if created_in is not None and _OPEN.get() is None:
-            with stage(created_in):  # not `_open_stage`: a layer inside may be in another stage
+            with ipu.stage(created_in):  # not `_open_stage`: a layer inside may be in another stage
                 return keras_call(layer, *args, **kwargs)
         return keras_call(layer, *args, **kwargs)
 

@@ -20,6 +20,8 @@ from typing import Any
 import jax
 import keras
 
+import ipujax as ipu
+from ipujax.front_end import Log, checking_calls
 from ipujax.keras.model_state.attributes import replace_attribute
 from ipujax.keras.model_state.settings import clear_functions
 from ipujax.keras.stages.layer_stages import (
@@ -30,9 +32,6 @@ from ipujax.keras.stages.layer_stages import (
     remove_stages,
     stage_of_call,
 )
-from ipujax.runtime.errors import ArgumentError
-from ipujax.runtime.logs import Log
-from ipujax.runtime.signatures import checking_calls
 
 _LOG = Log("keras")
 
@@ -82,18 +81,20 @@ def set_pipeline_stage_assignment(model: Any, assignment: Sequence[int | Pipelin
     """
     if isinstance(assignment, str) or not isinstance(assignment, Iterable):
         problem = "assignment of set_pipeline_stage_assignment must be a list"
-        raise ArgumentError(problem, expected="the stage of each layer", got=repr(assignment))
+        raise ipu.ArgumentError(problem, expected="the stage of each layer", got=repr(assignment))
     layers = _assignable_layers(model)
     if not layers:
-        raise ArgumentError(f"{model.name} has no layers to be in stages", expected="a model with layers")
+        raise ipu.ArgumentError(f"{model.name} has no layers to be in stages", expected="a model with layers")
     entries = list(assignment)
     is_object = [isinstance(entry, PipelineStageAssignment) for entry in entries]
     if any(is_object) and not all(is_object):
         expected = "the stage of each layer, or the list of get_pipeline_stage_assignment"
-        raise ArgumentError("set_pipeline_stage_assignment has numbers and assignments", expected=expected, got=entries)
+        raise ipu.ArgumentError(
+            "set_pipeline_stage_assignment has numbers and assignments", expected=expected, got=entries
+        )
     calls = [layer for layer, _ in _calls(model)] if any(is_object) else layers
     if len(entries) != len(calls):
-        raise ArgumentError(
+        raise ipu.ArgumentError(
             f"assignment of set_pipeline_stage_assignment must have an entry for each "
             f"{'call of a layer' if any(is_object) else 'layer'}",
             expected=f"{len(calls)} stages, for {', '.join(layer.name for layer in calls)}",
@@ -115,7 +116,7 @@ def _stage_of_entry(layer: Any, assignment: int | PipelineStageAssignment | None
     if not isinstance(assignment, PipelineStageAssignment):
         return assignment
     if assignment.layer is not layer:
-        raise ArgumentError(
+        raise ipu.ArgumentError(
             "assignments of set_pipeline_stage_assignment must be in the order of get_pipeline_stage_assignment",
             expected=f"a call of {layer.name}",
             got=f"one of {getattr(assignment.layer, 'name', assignment.layer)}",
@@ -128,17 +129,17 @@ def _check_numbers(numbers: Sequence[Any]) -> None:
     assigned = [n for n in numbers if n is not None]
     if invalid := [n for n in assigned if isinstance(n, bool) or not isinstance(n, Integral) or n < 0]:
         problem = "stages of set_pipeline_stage_assignment must be whole numbers from 0"
-        raise ArgumentError(problem, expected="whole numbers from 0", got=repr(invalid[0]))
+        raise ipu.ArgumentError(problem, expected="whole numbers from 0", got=repr(invalid[0]))
     missing = set(range(max(assigned, default=-1) + 1)) - set(assigned)
     if missing and len(assigned) == len(numbers):  # else layers with None may have the missing stages inside
-        raise ArgumentError("a stage has no layers", expected=f"a layer in stage {min(missing)}", got=numbers)
+        raise ipu.ArgumentError("a stage has no layers", expected=f"a layer in stage {min(missing)}", got=numbers)
 
 
 def _check_order(assigned: Sequence[tuple[Any, int]]) -> None:
     """Refuse a layer in an earlier stage than the layer before it."""
     for (previous, previous_stage), (layer, number) in pairwise(assigned):
         if number < previous_stage:
-            raise ArgumentError(
+            raise ipu.ArgumentError(
                 "set_pipeline_stage_assignment would have values flow back to an earlier stage",
                 expected=f"{layer.name} in stage {previous_stage} or a later one, as {previous.name} before it is in"
                 f" {previous_stage}",

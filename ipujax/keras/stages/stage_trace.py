@@ -14,26 +14,23 @@ from typing import Any
 import jax
 import keras
 
-from ipujax.device import IPUModel
+import ipujax as ipu
+from ipujax.front_end import Log, as_schedule, named_stages
 from ipujax.keras.model_state.settings import ModelSettings
 from ipujax.keras.stages.layer_stages import clear_calls, in_stages
-from ipujax.lowering.jaxpr import named_stages
-from ipujax.lowering.schedules import as_schedule, schedule_plan
-from ipujax.runtime.errors import ArgumentError
-from ipujax.runtime.logs import Log
 
 _LOG = Log("keras")
 _SCOPES = "`with PipelineStage(i):` around parts of its call, or model.set_pipeline_stage_assignment([...])"
 
 
 def with_stages(
-    model: Any, kind: str, settings: ModelSettings, device: IPUModel, state: Any, batch: Any
+    model: Any, kind: str, settings: ModelSettings, device: ipu.IPUModel, state: Any, batch: Any
 ) -> ModelSettings:
     """Return the settings of a built model with the number of its stages and their IPUs; refuse stages with a gap."""
     numbers = _trace_stages(model, kind, state, batch)
     count = max(numbers, default=-1) + 1
     if missing := set(range(count)) - numbers:
-        raise ArgumentError(
+        raise ipu.ArgumentError(
             f"{model.name} has no operations in stage {min(missing)}, but in stage {max(numbers)}",
             expected="stages numbered 0, 1, 2, … without a gap",
             got=f"stages {', '.join(map(str, sorted(numbers)))}",
@@ -98,7 +95,7 @@ def _check_without_stages(model: Any, kind: str, settings: ModelSettings, count:
         staged.append(("recompute", settings.recompute))
     if staged:
         name, value = staged[0]
-        raise ArgumentError(
+        raise ipu.ArgumentError(
             f"{name} of set_pipelining_options is for stages, and {model.name} has {'one' if count else 'none'}",
             expected="at least two stages",
             got=f"{name}={value!r}",
@@ -115,7 +112,7 @@ def _assign_ipus(model: Any, kind: str, settings: ModelSettings, count: int) -> 
     schedule = settings.schedule
     if mapping is not None:
         if len(mapping) != count or min(mapping) < 0:
-            raise ArgumentError(
+            raise ipu.ArgumentError(
                 f"device_mapping of set_pipelining_options does not fit the stages of {model.name}",
                 expected=f"an IPU, from 0, for each of {count} stages",
                 got=list(mapping),
@@ -127,7 +124,7 @@ def _assign_ipus(model: Any, kind: str, settings: ModelSettings, count: int) -> 
     # A schedule maps stages to IPUs whatever the number of micro-batches: the smallest that it accepts tells.
     domain = schedule.domain(count, training)
     micro_batches = -(-max(1, domain.least) // domain.multiple) * domain.multiple
-    return schedule_plan(schedule, count, micro_batches, training).ipus
+    return ipu.schedules.schedule_plan(schedule, count, micro_batches, training).ipus
 
 
 def _warn_without_overlap(model: Any, settings: ModelSettings, count: int) -> None:
@@ -138,7 +135,7 @@ def _warn_without_overlap(model: Any, settings: ModelSettings, count: int) -> No
     _LOG.warning(text, count, model.name, schedule, remedy)
 
 
-def _check_ipus(model: Any, kind: str, settings: ModelSettings, device: IPUModel) -> None:
+def _check_ipus(model: Any, kind: str, settings: ModelSettings, device: ipu.IPUModel) -> None:
     """Refuse more IPUs than the device has, and warn of IPUs that training leaves idle."""
     ipus_per_replica = max(settings.device_mapping) + 1 if settings.device_mapping else 1
     needed = settings.replicas * ipus_per_replica
@@ -151,7 +148,7 @@ def _check_ipus(model: Any, kind: str, settings: ModelSettings, device: IPUModel
         on_fewer = "" if ipus_per_replica >= settings.stages else f" on {ipus_per_replica} IPUs"
         stages = f"{max(1, settings.stages)} stages{on_fewer}"
         share_ipus = "; or several stages on an IPU: model.set_pipelining_options(device_mapping=[...])"
-        raise ArgumentError(
+        raise ipu.ArgumentError(
             f"{model.name} needs more IPUs than the device has",
             expected=f"{needed}: {settings.replicas} replicas of {stages}",
             got=available,

@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
+import ipujax as ipu
 from ipujax.onnx.budget import Budget, SubgraphNodes
 from ipujax.onnx.evaluation.folding import fold, is_foldable
 from ipujax.onnx.evaluation.saturation import run_narrowed
@@ -22,7 +23,6 @@ from ipujax.onnx.graphs import Graph, Node
 from ipujax.onnx.onnx_errors import OnnxError
 from ipujax.onnx.reading import expanded
 from ipujax.onnx.registry import OPERATORS, Operator
-from ipujax.runtime.errors import IpuError
 
 _NOT_IN_SCOPES = re.compile(r"[()\[\]{}\s]+")  # brackets are JAX's own: jvp(…), transpose(…)
 
@@ -96,7 +96,7 @@ def run_node(node: Node, operands: Sequence[Any], scope: Mapping[str, Any], sett
             raise
         message = f"{node.label}: {error.what}"
         raise type(error)(message, expected=error.expected, got=error.got, hint=error.hint) from error
-    except IpuError:
+    except ipu.IpuError:
         raise
     except _OPERAND_ERRORS as error:
         message = f"{node.label} cannot be evaluated on these operands"

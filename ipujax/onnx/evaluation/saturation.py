@@ -16,11 +16,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ipujax.front_end import Log
 from ipujax.onnx.evaluation.shape_sources import SHAPE_OPERANDS, dependent_on
 from ipujax.onnx.graphs import Graph, Node
 from ipujax.onnx.registry import OPERATORS
 from ipujax.onnx.wide_values import Saturated, check_held, is_wide_enabled, not_held, saturated, sides_of
-from ipujax.runtime.logs import Log
 
 _LOG = Log("jit")
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 
+from ipujax.front_end import nearest
 from ipujax.onnx.graphs import Graph
 from ipujax.onnx.onnx_errors import UnsupportedOperatorError
 from ipujax.onnx.reading import has_body
 from ipujax.onnx.registry import OPERATORS, Key
-from ipujax.runtime.target import nearest
 
 _MAX_NAMES = 3  # of nodes of one operator, in the error
 

@@ -14,12 +14,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from ipujax.front_end import recurrent
 from ipujax.onnx.onnx_errors import OutsideError
 from ipujax.onnx.operators.activation_functions import elu, hard_sigmoid, leaky_relu, softsign
 from ipujax.onnx.operators.operand_types import Array, Optional, Value
 from ipujax.onnx.operators.shapes import checked_lengths, reversed_in_time
 from ipujax.onnx.registry import operator
-from ipujax.recurrent import CELLS, Cell, CellWeights, Functions, run_layer, running_mask
 
 DIRECTIONS = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
 # Units of a cell in the order of ONNX.
@@ -65,7 +65,7 @@ class Activations:
     betas: Sequence[float] | None
     clip: float | None
 
-    def by_direction(self, cell: Cell, count: int) -> list[Functions]:
+    def by_direction(self, cell: recurrent.Cell, count: int) -> list[recurrent.Functions]:
         """Return for each of `count` directions the functions by role."""
         roles = cell.roles * count
         names = self.names or [DEFAULTS[role] for role in roles]
@@ -124,16 +124,17 @@ def _run(
     biases = biases.reshape(len(r), 2, len(order), hidden)
     inputs, outputs = (jnp.swapaxes(each.reshape(len(r), len(order), hidden, -1), 2, 3) for each in (w, r))
     checked = None if lengths is None else checked_lengths(lengths, steps)
-    functions = activations.by_direction(CELLS[cell_name], len(directions))
-    running = running_mask(steps, checked)
+    cell = recurrent.CELLS[cell_name]
+    functions = activations.by_direction(cell, len(directions))
+    running = recurrent.running_mask(steps, checked)
     all_outputs = []
     lasts = []
     for index, backward in enumerate(directions):
         start = tuple(state[index] for state in states)
-        cell = replace(CELLS[cell_name], step=partial(CELLS[cell_name].step, **step_settings[index]))
-        weights = CellWeights(order, inputs[index], outputs[index], *biases[index])
+        directed = replace(cell, step=partial(cell.step, **step_settings[index]))
+        weights = recurrent.CellWeights(order, inputs[index], outputs[index], *biases[index])
         ordered = _backward(x, checked) if backward else x
-        output, last, _ = run_layer(cell, weights, functions[index], ordered, start, running)
+        output, last, _ = recurrent.run_layer(directed, weights, functions[index], ordered, start, running)
         all_outputs.append(_backward(output, checked) if backward else output)
         lasts.append(last)
     y = jnp.stack(all_outputs, axis=1)

@@ -15,9 +15,9 @@ from typing import Any
 import onnx
 from onnx import TensorProto, helper
 
+from ipujax.front_end import nearest
 from ipujax.onnx.onnx_errors import OnnxModelError
 from ipujax.onnx.reading.proto_graphs import graphs_of
-from ipujax.runtime.target import nearest
 
 _Values = Collection[Any]
 _Row = tuple[tuple[str, ...], str, _Values, int]

@@ -13,11 +13,11 @@ import numpy as np
 import onnx
 from onnx import helper
 
+from ipujax.front_end import remembered_small
 from ipujax.onnx.budget import Budget
 from ipujax.onnx.graphs import Graph, Node
 from ipujax.onnx.reading.onnx_calls import onnx_step, with_inlined_functions
 from ipujax.onnx.reading.read import graph_of_model
-from ipujax.runtime.cache import remembered_small
 
 _FUNCTION_DOMAIN = "ipujax.bodies"
 _BODY_IR_VERSION = 10

@@ -10,8 +10,8 @@ import onnx.checker
 import onnx.inliner
 import onnx.shape_inference
 
+import ipujax as ipu
 from ipujax.onnx.onnx_errors import OnnxModelError
-from ipujax.runtime.errors import IpuError
 
 _EXPORT_AGAIN = "export the model again; onnx.checker.check_model(model, full_check=True) looks at more of it"
 
@@ -21,7 +21,7 @@ def onnx_step(failure: str, hint: str = _EXPORT_AGAIN) -> Iterator[None]:
     """Turn the errors of onnx or protobuf in a block into an `OnnxModelError`; `failure` names the step that fails."""
     try:
         yield
-    except IpuError:
+    except ipu.IpuError:
         raise
     # C++ exceptions arrive as bare RuntimeError, IndexError and MemoryError, Python ones as any class.
     except Exception as error:

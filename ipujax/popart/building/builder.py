@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import onnx
 
+from ipujax.front_end import NotCopied, nearest, write_file
 from ipujax.popart.building.annotations import AnnotationScope, as_names
 from ipujax.popart.building.argument_checks import check_windows
 from ipujax.popart.building.graph_names import GraphNames
@@ -25,9 +26,6 @@ from ipujax.popart.building.opsets import AiGraphcore, AiOnnx
 from ipujax.popart.enumerations import RecomputeType
 from ipujax.popart.exceptions import popart_attribute_error, popart_exception, popart_runtime_error, unknown_name
 from ipujax.popart.tensor_info import TensorInfo, onnx_number
-from ipujax.runtime.files import write_file
-from ipujax.runtime.not_copied import NotCopied
-from ipujax.runtime.target import nearest
 
 # Version of ONNX's file format, which readers compare with their own.
 _IR_VERSION = 8

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 import onnx
 
-from ipujax.onnx.reading import graphs_of, replace_nodes
+from ipujax.onnx.front_end import graphs_of, replace_nodes
 from ipujax.popart.building.graphcore_operations import DOMAIN
 from ipujax.popart.exceptions import popart_exception
 

@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 import onnx
 
+from ipujax.front_end import nearest, write_file
 from ipujax.popart.exceptions import popart_exception
 from ipujax.popart.onnx_failures import popart_step
-from ipujax.runtime.files import write_file
-from ipujax.runtime.target import nearest
 
 # The sentences are PopART's: programs compare them.
 _NO_MODEL = (

@@ -8,10 +8,10 @@ from typing import Any
 
 import onnx
 
+from ipujax.front_end import nearest
 from ipujax.popart.building.annotations import as_names, remove_attribute, set_attribute
 from ipujax.popart.building.operation_calls import AttributeType, attribute_proto
 from ipujax.popart.exceptions import popart_exception
-from ipujax.runtime.target import nearest
 
 Names = str | Sequence[str] | set[str]
 

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import onnx
 
+from ipujax.front_end import nearest
 from ipujax.popart.exceptions import popart_exception, popart_type_error
 from ipujax.popart.tensor_info import DTYPES, onnx_number, type_name
-from ipujax.runtime.target import nearest
 
 AttributeType = onnx.AttributeProto.AttributeType
 NOT_GIVEN = inspect.Parameter.empty

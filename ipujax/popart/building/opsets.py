@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+from ipujax.front_end import nearest
 from ipujax.popart.building.argument_checks import check_convolutions
 from ipujax.popart.building.graphcore_operations import GRAPHCORE_OPERATIONS
 from ipujax.popart.building.onnx_operations import onnx_operations
 from ipujax.popart.building.operation_calls import Operation, OperationCall, bound_call
 from ipujax.popart.exceptions import popart_attribute_error
-from ipujax.runtime.target import nearest
 
 
 class NodeAdder(Protocol):

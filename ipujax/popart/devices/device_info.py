@@ -5,20 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import fields
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
-from ipujax.device import CPU, IPUModel
+import ipujax as ipu
+from ipujax.front_end import CHIP_NAMES
 from ipujax.popart.enumerations import DeviceConnectionType, DeviceType, SyncPattern
-from ipujax.runtime.target import IPU_VERSIONS, SyncPattern as TargetSyncPattern
 
 # PopART's pattern → `Target.sync_pattern`.
-SYNC_PATTERNS: Mapping[SyncPattern, TargetSyncPattern] = MappingProxyType(
+SYNC_PATTERNS: Mapping[SyncPattern, Literal["full", "single_pipeline", "ping_pong"]] = MappingProxyType(
     {
         SyncPattern.Full: "full",
         SyncPattern.SinglePipeline: "single_pipeline",
         SyncPattern.ReplicaAndLadder: "ping_pong",
     }
 )
+# Without the presets, which are chip names too.
+IPU_VERSIONS = MappingProxyType({version: preset for version, preset in CHIP_NAMES.items() if version != preset})
 _VERSIONS: Mapping[str, str] = MappingProxyType({preset: version for version, preset in IPU_VERSIONS.items()})
 
 
@@ -38,7 +40,7 @@ class DeviceInfo:
         self,
         kind: DeviceType,
         num_ipus: int,
-        model: IPUModel | None,
+        model: ipu.IPUModel | None,
         number: int = 0,
         pattern: SyncPattern = SyncPattern.Full,
         connection_type: DeviceConnectionType = DeviceConnectionType.Always,
@@ -53,21 +55,21 @@ class DeviceInfo:
         self._attached = connection_type is DeviceConnectionType.Always
 
     @property
-    def device(self) -> IPUModel | CPU:
+    def device(self) -> ipu.IPUModel | ipu.CPU:
         """The device of `ipu.jit`."""
-        return CPU() if self._model is None else self._model
+        return ipu.CPU() if self._model is None else self._model
 
-    def with_available_memory(self, share: float) -> IPUModel | CPU:
+    def with_available_memory(self, share: float) -> ipu.IPUModel | ipu.CPU:
         """Return the device of `ipu.jit` with another share of tile memory for the plans of products.
 
         Args:
             share: of the memory of a tile, more than 0 and at most 1.
         """
         if self._model is None:
-            return CPU()
+            return ipu.CPU()
         target = self._model.target
         constants = {f.name: getattr(target, f.name) for f in fields(target) if f.name not in ("num_ipus", "sources")}
-        return IPUModel(target.num_ipus, **{**constants, "available_memory_proportion": float(share)})
+        return ipu.IPUModel(target.num_ipus, **{**constants, "available_memory_proportion": float(share)})
 
     @property
     def type(self) -> DeviceType:

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ipujax.arguments.poplar_options import read_options
-from ipujax.device import IPUModel
-from ipujax.popart.devices.device_info import SYNC_PATTERNS, DeviceInfo
+import ipujax as ipu
+from ipujax.front_end import Log, read_options
+from ipujax.popart.devices.device_info import IPU_VERSIONS, SYNC_PATTERNS, DeviceInfo
 from ipujax.popart.enumerations import DeviceConnectionType, DeviceSelectionCriterion, DeviceType, SyncPattern
 from ipujax.popart.exceptions import popart_exception, unknown_name
-from ipujax.runtime.logs import Log
-from ipujax.runtime.target import IPU_VERSIONS
 
 _POD = 4  # IPUs of the simulated pod that `enumerateDevices` lists: those of one IPU-M2000
 # Options of a model → their defaults. Others say how Poplar emulates it: the simulation here has one way.
@@ -143,7 +141,7 @@ def _system(
     changes: dict[str, Any] = {"tiles_per_ipu": tiles_per_ipu} if tiles_per_ipu else {}
     # Systems have a power of two of IPUs; a model may use fewer.
     system = 1 << (num_ipus - 1).bit_length()
-    model = IPUModel(system, IPU_VERSIONS[version], sync_pattern=SYNC_PATTERNS[SyncPattern(pattern)], **changes)
+    model = ipu.IPUModel(system, IPU_VERSIONS[version], sync_pattern=SYNC_PATTERNS[SyncPattern(pattern)], **changes)
     return DeviceInfo(kind, num_ipus, model, number, SyncPattern(pattern), DeviceConnectionType(connection_type))
 
 

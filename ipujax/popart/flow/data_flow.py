@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
+from ipujax.front_end import nearest
 from ipujax.popart.enumerations import ExchangeStrategy, TileSet
 from ipujax.popart.exceptions import popart_exception, unknown_name
 from ipujax.popart.tensor_info import TensorInfo
-from ipujax.runtime.target import nearest
 
 
 class AnchorReturnTypeId(IntEnum):

@@ -12,12 +12,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ipujax.onnx.element_types import canonical
-from ipujax.onnx.wide_values import REMEDY, sides_beyond
+from ipujax.front_end import nearest
+from ipujax.onnx.front_end import REMEDY, canonical, sides_beyond
 from ipujax.popart.exceptions import popart_exception, unknown_name
 from ipujax.popart.flow.data_flow import AnchorReturnType, StepShape
 from ipujax.popart.tensor_info import TensorInfo
-from ipujax.runtime.target import nearest
 
 # Element types that a program may bring in place of the model's: PopART converts 64 bits to 32 likewise.
 _WIDE_BYTES = 8

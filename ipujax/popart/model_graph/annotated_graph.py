@@ -12,10 +12,7 @@ from typing import Any
 
 import onnx
 
-from ipujax.onnx.evaluation import check_operators, shape_sources
-from ipujax.onnx.graphs import Graph, Node
-from ipujax.onnx.reading import read_graph
-from ipujax.onnx.wide_values import sides_of
+from ipujax.onnx.front_end import Graph, Node, check_operators, read_graph, shape_sources, sides_of
 from ipujax.popart import operators as operators
 from ipujax.popart.building import DEFAULT_OPSET, Annotations, detach_annotations
 from ipujax.popart.exceptions import popart_exception, unknown_name

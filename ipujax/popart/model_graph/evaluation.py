@@ -14,11 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ipujax.onnx.evaluation import Settings
-from ipujax.onnx.evaluation.evaluate import run_node
-from ipujax.onnx.graphs import Node
-from ipujax.onnx.registry import is_static
-from ipujax.onnx.wide_values import Saturated, narrowed
+from ipujax.onnx.front_end import Node, Saturated, Settings, is_static, narrowed, run_node
 from ipujax.popart.building import Annotations
 from ipujax.popart.building.annotations import RECOMPUTE
 from ipujax.popart.enumerations import RecomputeType

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 
 import jax.numpy as jnp
 
-from ipujax.onnx.graphs import Node
+from ipujax.onnx.front_end import Node
 from ipujax.popart.model_graph.annotated_graph import AnnotatedGraph
 
 _DETACHED = ("Detach",)

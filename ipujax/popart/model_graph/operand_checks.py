@@ -14,7 +14,7 @@ import jax
 import numpy as np
 import onnx
 
-from ipujax.onnx.graphs import Node
+from ipujax.onnx.front_end import Node
 from ipujax.popart.exceptions import popart_exception
 from ipujax.popart.tensor_info import TensorInfo
 

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ipujax.onnx.graphs import Node
+from ipujax.onnx.front_end import Node
 from ipujax.popart.exceptions import popart_exception
 from ipujax.popart.operators.randomness import node_key
 from ipujax.popart.tensor_info import TensorInfo, of_onnx_number

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 from ipujax.popart.building.annotations import AVAILABLE_MEMORY, PARTIALS_TYPE
 from ipujax.popart.exceptions import unknown_name
 from ipujax.popart.model_graph.annotated_graph import AnnotatedGraph
-from ipujax.runtime.options import Partials
 
+Partials = Literal["float32", "float16"]  # as `ipu.Options` takes them
 _PRODUCTS = frozenset({"Conv", "ConvTranspose", "MatMul", "Gemm", "MultiConv", "LSTM", "GRU", "RNN"})
 # PopART's name of an element type of partial results → that of `Options.partials`.
 _PARTIALS: Mapping[str, Partials | None] = MappingProxyType(

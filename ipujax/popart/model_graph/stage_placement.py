@@ -12,9 +12,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from ipujax.onnx.graphs import Node
-from ipujax.phases import phase
-from ipujax.pipeline import stage
+import ipujax as ipu
+from ipujax.onnx.front_end import Node
 from ipujax.popart.building import Annotations
 from ipujax.popart.building.annotations import EXECUTION_PHASE, PIPELINE_STAGE, VIRTUAL_GRAPH
 from ipujax.popart.devices import DeviceInfo
@@ -58,9 +57,9 @@ class Placement:
         stack = ExitStack()
         number = next((self.stages[name] for name in node.outputs if name in self.stages), None)
         if number is not None:
-            stack.enter_context(stage(number))
+            stack.enter_context(ipu.stage(number))
         if self.has_phases and EXECUTION_PHASE in annotations:
-            stack.enter_context(phase(int(annotations[EXECUTION_PHASE])))
+            stack.enter_context(ipu.phase(int(annotations[EXECUTION_PHASE])))
         return stack
 
 
@@ -137,10 +136,10 @@ def _stages_of_ipus(graph: AnnotatedGraph) -> tuple[dict[str, int], list[int]]:
     for node, notes in graph.annotated_nodes():
         first = max((earliest.get(name, 0) for name in node.inputs), default=0)
         if VIRTUAL_GRAPH in notes:
-            ipu = int(notes[VIRTUAL_GRAPH])
-            first = next((number for number in range(first, len(ipus)) if ipus[number] == ipu), len(ipus))
+            ipu_number = int(notes[VIRTUAL_GRAPH])
+            first = next((number for number in range(first, len(ipus)) if ipus[number] == ipu_number), len(ipus))
             if first == len(ipus):
-                ipus.append(ipu)
+                ipus.append(ipu_number)
             stages |= dict.fromkeys(filter(None, node.outputs), first)
         # A node without an IPU hands on the stage of its operands.
         earliest |= dict.fromkeys(node.outputs, first)
@@ -189,10 +188,10 @@ def _device_mapping(graph: AnnotatedGraph) -> list[int]:
     for notes in graph.annotations:
         if PIPELINE_STAGE in notes:
             number = int(notes[PIPELINE_STAGE])
-            ipu = int(notes.get(VIRTUAL_GRAPH, ipus.get(number, number)))
-            if ipus.setdefault(number, ipu) != ipu and VIRTUAL_GRAPH in notes:
-                message = f"Ops on IPUs {ipus[number]} and {ipu} have the same pipeline stage {number}"
-                raise popart_exception(message, expected="one IPU a stage", got=f"{ipus[number]} and {ipu}")
+            ipu_number = int(notes.get(VIRTUAL_GRAPH, ipus.get(number, number)))
+            if ipus.setdefault(number, ipu_number) != ipu_number and VIRTUAL_GRAPH in notes:
+                message = f"Ops on IPUs {ipus[number]} and {ipu_number} have the same pipeline stage {number}"
+                raise popart_exception(message, expected="one IPU a stage", got=f"{ipus[number]} and {ipu_number}")
     return [ipus.get(number, number) for number in range(max(ipus) + 1)]
 
 

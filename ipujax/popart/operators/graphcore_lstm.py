@@ -7,8 +7,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from ipujax.front_end import recurrent
 from ipujax.popart.operators.domain import graphcore
-from ipujax.recurrent import CELLS, CellWeights, run_layer
 
 
 @graphcore("LSTM")
@@ -29,9 +29,9 @@ def lstm(
     bias = jnp.zeros((4, units), x.dtype) if biases is None else biases
     state = jnp.zeros((2, *shape), x.dtype) if initial is None else initial
 
-    outputs, (last, cell), _ = run_layer(
-        CELLS["lstm"],
-        CellWeights(CELLS["lstm"].units, weights[:, :-units], weights[:, -units:], bias),
+    outputs, (last, cell), _ = recurrent.run_layer(
+        recurrent.CELLS["lstm"],
+        recurrent.CellWeights(recurrent.CELLS["lstm"].units, weights[:, :-units], weights[:, -units:], bias),
         {"gate": jax.nn.sigmoid, "candidate": jnp.tanh, "cell": jnp.tanh},
         x,
         (state[0], state[1]),

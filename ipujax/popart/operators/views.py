@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ipujax.onnx.registry import OPERATORS
+from ipujax.onnx.front_end import OPERATORS
 from ipujax.popart.operators.domain import graphcore
 from ipujax.popart.tensor_info import of_onnx_number
 

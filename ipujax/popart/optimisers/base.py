@@ -59,10 +59,6 @@ class Optimizer(ABC):
         self._specific[weight] = {**self._specific.get(weight, {}), **values}
         self._maps = value_maps(type(self).__name__, self._given, self.UNSET, self._specific)
 
-    def value_map(self, name: str) -> OptimizerValueMap:
-        """Return the values of a short name."""
-        return self._maps[name]
-
     def getLossScalingVal(self) -> float:
         """Return the factor of the loss in the backward part."""
         return self._maps["lossScaling"].default.value

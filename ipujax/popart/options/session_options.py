@@ -6,7 +6,7 @@ import warnings
 from operator import attrgetter
 from typing import Any
 
-from ipujax.arguments.poplar_options import read_options
+from ipujax.front_end import read_options
 from ipujax.popart.enumerations import PatternsLevel, TensorStorage, VirtualGraphMode
 from ipujax.popart.exceptions import popart_attribute_error, popart_exception, unknown_name
 from ipujax.popart.options.tables import (

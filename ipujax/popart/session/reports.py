@@ -8,12 +8,12 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import ipujax as ipu
+from ipujax.front_end import write_file
 from ipujax.popart.exceptions import poplar_exception
 from ipujax.popart.model_graph.graph_texts import dot_text, ir_text
 from ipujax.popart.options.session_options import REPORT_SWITCHES
 from ipujax.popart.popart_log import logger
-from ipujax.runtime.files import write_file
-from ipujax.runtime.report import Profile
 
 if TYPE_CHECKING:
     from ipujax.popart.model_graph.annotated_graph import AnnotatedGraph
@@ -45,7 +45,7 @@ class Reports(ABC):
         is_on = any(str(engine.get(name, "")).lower() == "true" for name in REPORT_SWITCHES)
         return is_on and self._prepared().profile is not None
 
-    def getReport(self) -> Profile:
+    def getReport(self) -> ipu.Profile:
         """Return the profile of one call: of a step, or of a batch where the host runs batches one by one.
 
         Raises:

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import onnx
 
+from ipujax.front_end import write_file
 from ipujax.popart.building import tensor_proto
 from ipujax.popart.onnx_failures import popart_step
 from ipujax.popart.session.weight_store import WeightStore
-from ipujax.runtime.files import write_file
 
 
 def weights_of(model: onnx.ModelProto) -> dict[str, np.ndarray[Any, Any]]:

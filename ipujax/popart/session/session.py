@@ -13,6 +13,8 @@ import jax
 import numpy as np
 import onnx
 
+import ipujax as ipu
+from ipujax.front_end import Log, NotCopied, Recompute, write_file
 from ipujax.popart.building import read_model, use_strided_groups
 from ipujax.popart.building.annotations import (
     AVAILABLE_MEMORY,
@@ -37,10 +39,6 @@ from ipujax.popart.steps.anchor_names import anchors_of, base_names, state_of
 from ipujax.popart.steps.runner import Runner
 from ipujax.popart.steps.step_plan import KEY, StepPlan
 from ipujax.popart.tensor_info import TensorInfo
-from ipujax.runtime.files import write_file
-from ipujax.runtime.logs import Log
-from ipujax.runtime.not_copied import NotCopied
-from ipujax.runtime.options import Options, Recompute
 
 _LOG = logger("session")
 # PopART's recomputation → `Options.recompute`. Norms are among what "standard" computes again.
@@ -303,9 +301,9 @@ class Session(NotCopied, Reports):
             self._tensor_infos(())
             raise
 
-    def _compiler_options(self) -> Options:
+    def _compiler_options(self) -> ipu.Options:
         options = self._options
-        return Options(
+        return ipu.Options(
             recompute=_RECOMPUTE[RecomputationType(options.autoRecomputation)],
             io_tiles=int(options.numIOTiles),
             partials=partials_of(self._settings, options.partialsTypeMatMuls),

@@ -15,7 +15,7 @@ from ipujax.popart.devices import DeviceInfo
 from ipujax.popart.enumerations import RecomputationType, RecomputeType
 from ipujax.popart.exceptions import popart_exception, unknown_name
 from ipujax.popart.flow import DataFlow, InputShapeInfo
-from ipujax.popart.model_graph import missing_pattern, names_with_gradients
+from ipujax.popart.model_graph.gradient_paths import missing_pattern, names_with_gradients
 from ipujax.popart.optimisers import Optimizer
 from ipujax.popart.options import Patterns, SessionOptions
 from ipujax.popart.popart_log import logger

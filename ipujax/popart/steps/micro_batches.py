@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ipujax.pipeline import pipeline
+import ipujax as ipu
 from ipujax.popart.flow import AnchorReturnTypeId
 from ipujax.popart.model_graph.stage_placement import Placement, pipeline_settings
 from ipujax.popart.reserved_names import ACCUMULATOR
@@ -54,7 +54,9 @@ def in_pipeline(micro_batch: MicroBatch, count: int, reduce: Mapping[str, Any], 
         tree = {name: reduce[name] for name in sample}
         # Running statistics of a micro-batch are operands of the next, also between stages of a pipeline.
         carry = {_BUFFERS: ("buffers",)} if jax.tree.leaves(buffers) else None
-        pipelined = pipeline(micro_batch, micro_batches=count, reduce=tree, carry=carry, **pipeline_settings(placement))
+        pipelined = ipu.pipeline(
+            micro_batch, micro_batches=count, reduce=tree, carry=carry, **pipeline_settings(placement)
+        )
         return dict(pipelined(weights, buffers, frozen, scale, rows))
 
     return run

@@ -14,17 +14,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
-from ipujax.device import CPU, IPUModel
-from ipujax.jit import IpuFunction, jit
+import ipujax as ipu
+from ipujax.front_end import IpuFunction
 from ipujax.popart.exceptions import OutOfMemoryException, popart_exception
 from ipujax.popart.flow import AnchorReturnType, AnchorReturnTypeId
 from ipujax.popart.operators.replication import REPLICA_AXIS
 from ipujax.popart.steps.inference_step import InferenceStep
 from ipujax.popart.steps.step_plan import StepPlan
 from ipujax.popart.steps.training_step import TrainingStep
-from ipujax.runtime.errors import IpuError, StreamingMemoryError, TileMemoryError
-from ipujax.runtime.options import Options
-from ipujax.runtime.report import Profile
 
 Array = np.ndarray[Any, Any]
 Arrays = dict[str, Any]  # on the device, by name
@@ -43,7 +40,7 @@ class Runner:
     """
 
     def __init__(
-        self, plan: StepPlan, device: IPUModel | CPU, options: Options, offload: tuple[int, ...], name: str
+        self, plan: StepPlan, device: ipu.IPUModel | ipu.CPU, options: ipu.Options, offload: tuple[int, ...], name: str
     ) -> None:
         self.plan = plan
         self._device = device
@@ -58,7 +55,7 @@ class Runner:
         if replicas > 1:
             settings = {"replicas": replicas, "in_specs": (*same, split)}
             settings["out_specs"] = (P(), P(), P(), split) if is_training else split
-        self._function: IpuFunction[..., Any] = jit(
+        self._function: IpuFunction[..., Any] = ipu.jit(
             function,
             device=self._device,
             # Old weights and states are freed for the new ones, which have the same size.
@@ -118,20 +115,20 @@ class Runner:
         Raises:
             OutOfMemoryException: the program does not fit the device.
         """
-        if isinstance(self._device, CPU):
+        if isinstance(self._device, ipu.CPU):
             self._compiled = False
             return
         try:
             self._compiled = self._function.lower(*arguments, next(self._calls(rows))).compile()
-        except (TileMemoryError, StreamingMemoryError) as error:
+        except (ipu.TileMemoryError, ipu.StreamingMemoryError) as error:
             raise OutOfMemoryException(error.what, expected=error.expected, got=error.got, hint=error.hint) from error
-        except IpuError as error:
+        except ipu.IpuError as error:
             if isinstance(error, popart_exception):
                 raise
             raise popart_exception(error.what, expected=error.expected, got=error.got, hint=error.hint) from error
 
     @property
-    def profile(self) -> Profile | None:
+    def profile(self) -> ipu.Profile | None:
         """The profile of one call; None on a CPU."""
         return self._compiled.profile if self._compiled else None
 

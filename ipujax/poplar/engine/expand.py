@@ -124,7 +124,7 @@ class _Expander:
             return nodes.Sequence()
         sources = [graph.in_replica(node.source, sender).expand_dims(0) for sender, _ in node.replica_map]
         destinations = [graph.in_replica(node.destination, receiver).expand_dims(0) for _, receiver in node.replica_map]
-        return nodes.Copy(concat(sources), concat(destinations), node.name, node.origin)
+        return nodes.Copy(concat(sources), concat(destinations), node.name, node.origin, is_collective=True)
 
     def _expand_transfer(
         self, node: nodes.StreamIn | nodes.StreamOut, stream: nodes.HostStream, tensor: Tensor, graph: Any

@@ -204,11 +204,27 @@ def _sort_codelet(
         stage = _SORT_SUPERVISOR_CYCLES + issue_round_cycles(target) * (_SORT_WORKER_CYCLES + pairs * pair)
         return target.supervisor_overhead_cycles + stages * stage
 
+    def comparisons(shapes: BlockShapes) -> np.ndarray:
+        """Comparisons that a sort needs, as XLA counts them: one an element for each level of merging."""
+        rows, length = _rows_and_length(shapes, axis)
+        levels = 1 if has_sorted_halves else np.ceil(np.log2(np.maximum(length, 2))).astype(np.int64)
+        return np.asarray(rows * length * levels)
+
     fields = [Field(f"in{n}", "in", dtype) for n, dtype in enumerate(dtypes)]
     fields += [Field(f"out{n}", "out", dtype) for n, dtype in enumerate(dtypes)]
     title = f"popops::{'Merge' if has_sorted_halves else 'Sort'}<{dtype_name(dtypes[0])}>"
-    parts = partial(_pairs, axis)
-    return Codelet(title, tuple(fields), compute, cycles, 32, 700, compares="order", parts=parts, language="C++")
+    return Codelet(
+        title,
+        tuple(fields),
+        compute,
+        cycles,
+        32,
+        700,
+        compares="order",
+        flops=comparisons,
+        parts=partial(_pairs, axis),
+        language="C++",
+    )
 
 
 def _compare_swap_cycles(keys: int, tensors: int) -> int:

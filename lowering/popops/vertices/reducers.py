@@ -29,8 +29,6 @@ from ipujax.runtime.tensor import dtype_name
 
 def reduce_only(x: jax.Array, axes: Sequence[int]) -> jax.Array:
     """Element along some dimensions that has bits other than zero, if any."""
-    if all(x.shape[axis] == 1 for axis in axes):
-        return lax.squeeze(x, axes)
     if jnp.issubdtype(x.dtype, jnp.complexfloating):
         return lax.complex(reduce_only(x.real, axes), reduce_only(x.imag, axes))
     if jnp.issubdtype(x.dtype, jnp.floating):
@@ -127,7 +125,7 @@ def reduce_codelet(monoid: str, dtype: Any, axes: tuple[int, ...]) -> Codelet:
 
     title = f"popops::Reduce{monoid.title()}<{dtype_name(dtype)}>"
     fields = (Field("partials", "in", dtype), Field("out", "out", dtype))
-    compute = partial(REDUCERS[monoid], axes=axes)
+    compute = partial(_reduce_block, REDUCERS[monoid], axes)
     return Codelet(
         title,
         fields,
@@ -139,6 +137,13 @@ def reduce_codelet(monoid: str, dtype: Any, axes: tuple[int, ...]) -> Codelet:
         parts=parts,
         with_axes=partial(_codelet_with_axes, monoid, dtype, axes),
     )
+
+
+def _reduce_block(reducer: Callable[..., jax.Array], axes: tuple[int, ...], x: jax.Array) -> jax.Array:
+    # Partial results computed unsplit are one: without this an engine would trace a reduction for each stage.
+    if all(x.shape[axis] == 1 for axis in axes):
+        return lax.squeeze(x, axes)
+    return reducer(x, axes=axes)
 
 
 def _codelet_with_axes(

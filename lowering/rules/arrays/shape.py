@@ -111,5 +111,8 @@ RULES: dict[str, Rule] = {
     "name": identity_rule,
     "device_put": identity_rule,
     "sharding_constraint": identity_rule,
+    "shard_alike": identity_rule,
+    "layout_constraint": identity_rule,
+    "xla_metadata_value": identity_rule,
     "reshard": identity_rule,
 }

@@ -4,7 +4,8 @@ Input: an equation's context and operands. Output: its results. Independent prob
 the columns of right-hand sides, are spread over tiles like any index space. A single problem is one vertex on one
 tile with complete operands, so that XLA computes exactly the numbers of plain JAX; operands and results are mapped
 linearly, and the profile lists it under `fallbacks`, as it does problems that need more than half a tile each and
-borrow memory. Successive fallbacks take different tiles.
+borrow memory. Successive fallbacks take different tiles. A primitive whose work is unknown is unpriced: its vertices
+take no cycles, and the profile says so.
 Limits: costs are estimates from element counts, `assumed` throughout; the memory plan detects a vertex that
 exceeds its tile.
 """
@@ -66,7 +67,7 @@ _COLUMNS: dict[str, Callable[[Mapping[str, Any]], int]] = {
 
 # Operations for each element of the largest of operands and results, or of the columns, from the size n of a problem:
 # the smallest dimension of the first operand, of a Fourier transform the product of all (assumed: textbook operation
-# counts; a primitive that is not listed takes one operation an element).
+# counts; Golub and Van Loan, "Matrix Computations").
 _WORK: dict[str, Callable[[int], float]] = {
     "cholesky": lambda n: n / 3,
     "triangular_solve": lambda n: n,
@@ -78,20 +79,38 @@ _WORK: dict[str, Callable[[int], float]] = {
     "eig": lambda n: 25 * n,
     "svd": lambda n: 20 * n,
     "schur": lambda n: 25 * n,
+    "hessenberg": lambda n: 10 * n / 3,
+    "tridiagonal": lambda n: 4 * n / 3,
     "tridiagonal_solve": lambda n: 8,
+    "symmetric_product": lambda n: n,
+    "cholesky_update": lambda n: 4,
+    "lu_pivots_to_permutation": lambda n: 1,
+    "approx_top_k": lambda n: log2(n + 1),
     "fft": lambda n: 5 * log2(n + 1),
 }
 
 
-def fallback(ctx: Context, *operands: Tensor) -> list[Tensor]:
-    """Runs an equation's primitive on one tile, or independent problems each on a tile; one new tensor a result."""
+def has_work(name: str) -> bool:
+    """True for a primitive whose operations are counted."""
+    return name in _WORK
+
+
+def fallback(ctx: Context, *operands: Tensor, is_priced: bool = True) -> list[Tensor]:
+    """Runs an equation's primitive on one tile, or independent problems each on a tile; one new tensor a result.
+
+    Args:
+        ctx: the equation.
+        operands: a tensor for each of its operands.
+        is_priced: whether its work is known, one operation an element where nothing says more.
+    """
     graph = ctx.graph
     name = ctx.primitive.name
+    label = ctx.params.get("label", name)
     for aval in ctx.out_avals:
         check_is_array(aval, f"a result of {name}", graph.origin)
     shapes = [*(x.shape for x in operands), *(tuple(aval.shape) for aval in ctx.out_avals)]
     problems, dims = _problems(name, ctx.params, shapes, len(operands))
-    codelet = _codelet(ctx, operands, shapes, dims)
+    codelet = _codelet(ctx, operands, shapes, dims, label, is_priced)
     placement, is_shared = _placement(graph, codelet, problems, operands, shapes, dims)
     outs = []
     for aval, tensor_dims in zip(ctx.out_avals, dims[len(operands) :], strict=True):
@@ -108,9 +127,9 @@ def fallback(ctx: Context, *operands: Tensor) -> list[Tensor]:
         map_linearly(graph, x)
     compute_set = graph.add_compute_set(ctx.name)
     if not is_shared:
-        if name not in graph.fallbacks.values():
-            _LOG.info("%s has no tile-parallel rule: it runs on one tile (%s)", name, graph.origin)
-        graph.fallbacks[compute_set] = name
+        if label not in graph.fallbacks.values():
+            _LOG.info("%s has no tile-parallel rule: it runs on one tile (%s)", label, graph.origin)
+        graph.fallbacks[compute_set] = label
     graph.add_vertices(compute_set, _group(graph, codelet, [*operands, *outs], dims, placement))
     ctx.prog.add(Execute(compute_set))
     return outs
@@ -183,7 +202,14 @@ def _group(
     return VertexGroup(codelet, tuple(axes), accesses, tile_grid(placement, len(extents)), origin=graph.origin)
 
 
-def _codelet(ctx: Context, operands: Sequence[Tensor], shapes: Sequence[Shape], dims: Sequence[Dims]) -> Codelet:
+def _codelet(
+    ctx: Context,
+    operands: Sequence[Tensor],
+    shapes: Sequence[Shape],
+    dims: Sequence[Dims],
+    label: str,
+    is_priced: bool,
+) -> Codelet:
     primitive = ctx.primitive
     params = dict(ctx.params)
     num_operands = len(operands)
@@ -198,26 +224,35 @@ def _codelet(ctx: Context, operands: Sequence[Tensor], shapes: Sequence[Shape], 
         results = result if primitive.multiple_results else [result]
         return tuple(value for n, value in enumerate(results, num_operands) if n in connected)
 
-    each, counted = _work(primitive.name, params, shapes, dims, connected)
+    each, counted = _work(params.get("work_of", primitive.name), params, shapes, dims, connected)
+
+    def operations(blocks: BlockShapes) -> np.ndarray:
+        if not is_priced:
+            return np.zeros((), np.int64)
+        if params.get("flops") is not None:
+            return np.asarray(params["flops"], np.int64)
+        elements = [total_elements(blocks[n]) for n in counted]
+        most = np.maximum.reduce(np.broadcast_arrays(*elements)) if elements else np.zeros(())
+        return np.ceil(each * most).astype(np.int64)
 
     def cycles(blocks: BlockShapes, target: Target) -> np.ndarray:
-        elements = [total_elements(blocks[n]) for n in counted]
-        operations = np.ceil(each * np.maximum.reduce(np.broadcast_arrays(*elements))) if elements else np.zeros(())
-        return target.supervisor_overhead_cycles + _INSTRUCTIONS_PER_ELEMENT * operations.astype(np.int64)
+        return target.supervisor_overhead_cycles + _INSTRUCTIONS_PER_ELEMENT * operations(blocks)
 
     fields = [
         Field(f"in{n}", "in", dtypes[n]) if n < num_operands else Field(f"out{n - num_operands}", "out", dtypes[n])
         for n in connected
     ]
     return Codelet(
-        f"ipujax::Fallback<{primitive.name}>",
+        f"ipujax::Fallback<{label}>",
         tuple(fields),
         compute,
         cycles,
         64,
         _CODE_BYTES,
         compares="equality",
+        flops=operations,
         language="C++",
+        is_priced=is_priced,
     )
 
 

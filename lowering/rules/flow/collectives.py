@@ -24,7 +24,7 @@ def collective_rule(ctx: Context, *operands: Tensor, **params: Any) -> Sequence[
     replicas = graph.replication_factor
     form = COLLECTIVES[ctx.primitive.name](ctx.equation, replicas)
     if form.kind == "index":
-        return [graph.add_replica_constant(np.arange(replicas, dtype=np.int32), "replica index")]
+        return [graph.add_replica_constant(np.array(form.ranks, np.int32), "replica index")]
     if form.kind == "reduce":
         return _reduce(ctx, form, *operands)
     (x,) = operands

@@ -8,6 +8,7 @@ of 32 bits, as by JAX, and JAX lets none return keys. Results of 64 bits, such a
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -15,7 +16,9 @@ import jax
 import numpy as np
 from jax.random import key_data
 
+from ipujax.lowering.jax_compat import ClosedJaxpr
 from ipujax.lowering.layout import map_linearly
+from ipujax.lowering.replicas import HOST_CALLS
 from ipujax.lowering.rules.base.composed import composed
 from ipujax.lowering.rules.base.context import Context, Rule
 from ipujax.runtime.graph import StreamIn, StreamOut
@@ -23,7 +26,7 @@ from ipujax.runtime.host import CallStream, HostCall
 from ipujax.runtime.tensor import Tensor, is_key_dtype
 
 
-def callback_rule(ctx: Context, *operands: Tensor, **params: Any) -> Sequence[Tensor]:
+def callback_rule(ctx: Context, *operands: Tensor, sharing: int = 1, **params: Any) -> Sequence[Tensor]:
     """Lowers `pure_callback`, `io_callback`, `debug.callback` and `debug.print`."""
     operands = tuple(composed(ctx, key_data, [x])[0] if is_key_dtype(x.dtype) else x for x in operands)
     graph = ctx.graph
@@ -36,7 +39,8 @@ def callback_rule(ctx: Context, *operands: Tensor, **params: Any) -> Sequence[Te
         operands = (graph.add_constant(np.ones((), bool), ctx.name),)
         fun = partial(_without_operand, fun)
     results = tuple((tuple(aval.shape), aval.dtype) for aval in ctx.out_avals)
-    call = HostCall(ctx.name, fun, len(operands), results, graph.origin)
+    is_pure = ctx.primitive.name == "pure_callback"
+    call = HostCall(ctx.name, fun, len(operands), results, graph.origin, sharing, is_pure)
     for number, tensor in enumerate(operands):
         map_linearly(graph, tensor)
         stream = CallStream(f"{ctx.name}/operand{number}", tensor.shape, tensor.dtype, call=call, number=number)
@@ -62,4 +66,10 @@ def _without_operand(fun: Any, _: Any) -> Sequence[Any]:
     return fun()
 
 
-RULES: dict[str, Rule] = dict.fromkeys(("pure_callback", "io_callback", "debug_callback", "debug_print"), callback_rule)
+def call_once_rule(ctx: Context, *operands: Tensor, jaxpr: ClosedJaxpr, sharing: int) -> Sequence[Tensor]:
+    """Lowers a call that groups of replicas make together, the one equation of the jaxpr."""
+    (eqn,) = jaxpr.eqns
+    return callback_rule(replace(ctx, equation=eqn), *operands, sharing=sharing, **eqn.params)
+
+
+RULES: dict[str, Rule] = {**dict.fromkeys(HOST_CALLS, callback_rule), "call_once": call_once_rule}

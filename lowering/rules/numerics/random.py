@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
+
+import jax
 
 from ipujax.lowering.jax_compat import Primitive
 from ipujax.lowering.poprand import per_key
-from ipujax.lowering.rules.base.context import Context, Rule, bound
+from ipujax.lowering.rules.base.context import Context, Rule
 from ipujax.lowering.rules.base.fallback import fallback
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.tensor import Tensor
@@ -19,9 +22,20 @@ def _draw(
     results = [(tuple(aval.shape), aval.dtype) for aval in ctx.out_avals]
     if not all(tensor.size for tensor in operands) or not all(aval.size for aval in ctx.out_avals):
         return fallback(ctx, *operands)
-    fun = bound(ctx.primitive, **params)
+    fun = _drawing(ctx.primitive, ctx.equation.ctx.threefry_partitionable, **params)
     title = ctx.primitive.name.title().replace("_", "")
     return per_key(ctx.builder, fun, title, operands, keys_rank, results, cut_results)
+
+
+@remembered
+def _drawing(primitive: Primitive, is_partitionable: bool, /, **params: Any) -> Callable[..., Any]:
+    """A primitive with parameters; equal ones give one function, which caches can compare."""
+    return partial(_drawn, primitive, is_partitionable, params)
+
+
+def _drawn(primitive: Primitive, is_partitionable: bool, params: dict[str, Any], *operands: jax.Array) -> Any:
+    with jax.threefry_partitionable(is_partitionable):  # as the user had it where the equation was traced
+        return primitive.bind(*operands, **params)
 
 
 def draw_rule(ctx: Context, keys: Tensor, *parameters: Tensor, **params: Any) -> Sequence[Tensor]:

@@ -81,19 +81,6 @@ def test_every_program_is_listed_and_saved(script: Path, tmp_path: Path, capsys:
     assert actual["lambda"][1] == "depend on data" and "trip_counts" in actual["lambda"][3]
 
 
-def test_keras_models_are_listed(tmp_path: Path, capsys: Capture) -> None:
-    source = """
-    import keras, numpy as np
-    import ipujax.keras as ipu
-    config = ipu.IPUConfig()
-    config.ipu_model.tiles_per_ipu = 4
-    with ipu.IPUStrategy(config).scope():
-        keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)]).predict(np.ones((4, 4), "f"), verbose=0)
-    """
-    assert main(["profile", written(tmp_path, source)]) == 0
-    assert [name for name in rows(capsys.readouterr().err) if name.endswith("_predict")]
-
-
 @pytest.mark.parametrize(
     ("source", "code", "error"),
     [

@@ -17,6 +17,7 @@ from ipujax.lowering.gcl import collectives, rounds
 from ipujax.lowering.gcl.cheapest import candidates, choose
 from ipujax.lowering.gcl.collective_params import COLLECTIVES
 from ipujax.lowering.gcl.collective_schedules import Level, Schedule
+from ipujax.lowering.gcl.rank_primitive import axis_rank
 from ipujax.lowering.layout import MemoryOrder, memory_order
 from ipujax.runtime.compile import compile
 from ipujax.runtime.errors import GraphError
@@ -141,6 +142,8 @@ def test_permutes_indices_and_vmapped_sums():
     assert_ways(turned, lambda p: lax.pshuffle(p, "replica", [3, 2, 1, 0]), 4, SPLIT, SPLIT, x)
     index = np.repeat(np.arange(4, dtype=np.int32), 2)
     assert_ways(index, lambda p: jnp.full(p.shape[:1], lax.axis_index("replica")), 4, SPLIT, SPLIT, x)
+    ranks = np.repeat(np.array([0, 1, 0, 1], np.int32), 2)
+    assert_ways(ranks, lambda p: jnp.full(p.shape[:1], axis_rank((0, 1, 0, 1))), 4, SPLIT, SPLIT, x)
     spread = np.stack([p[r % 2] for r, p in enumerate(parts)])
     assert_ways(spread, lambda p: p[lax.axis_index("replica") % 2][None], 4, SPLIT, SPLIT, x)
     of_dimensions = sum(parts).sum(0)
@@ -229,7 +232,7 @@ def test_results_have_the_layout_of_their_operands():
 
 
 def test_every_collective_has_a_case():
-    covered = {primitive for primitive, *_ in CASES} | {"ppermute", "axis_index"}
+    covered = {primitive for primitive, *_ in CASES} | {"ppermute", "axis_index", "axis_rank"}
     assert set(COLLECTIVES) - covered == {"pbroadcast"}  # which jax 0.10.2 cannot trace over an axis of this name
 
 

@@ -10,9 +10,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.experimental.layout import Layout, with_layout_constraint
+from jax.experimental.shard_alike import shard_alike
+from jax.experimental.xla_metadata import set_xla_metadata
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from tests.lowering.rules.op_case import MAIN, OpCase, booleans, distinct, integers, normal
+
+_LAYOUT = Layout(major_to_minor=(1, 0))
 
 
 def _mapped(fun: Callable[[Any, str], Any]) -> Callable[[Any], Any]:
@@ -49,6 +54,9 @@ def devices() -> list[OpCase]:
         OpCase("device_put", "device", lambda x: 2 * jax.device_put(x, jax.devices()[0]), (x,), grad=True),
         OpCase("device_put", "key", _drawn_after_move, (lambda rng: jax.random.key(int(rng.integers(99))),)),
         OpCase("sharding_constraint", "one device", _spread, (x,), grad=True),
+        OpCase("shard_alike", "one device", lambda x: shard_alike(x, x + 1), (x,), grad=True),
+        OpCase("layout_constraint", "order", lambda x: with_layout_constraint(x * 2, _LAYOUT), (x,)),
+        OpCase("xla_metadata_value", "value", lambda x: set_xla_metadata(x * 2, key="value"), (x,)),
         OpCase("reshard", "gradient", jax.grad(lambda x: (_spread(x) ** 2).sum()), (x,)),
     ]
 

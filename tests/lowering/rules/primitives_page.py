@@ -22,7 +22,12 @@ PAGE = Path(__file__).resolve().parents[3] / "docs" / "primitives.md"
 
 # Primitives with neither a row nor another test, with the reason.
 NOTES: dict[str, str] = {
+    "call_exported": "`tests/lowering/stablehlo/test_exported_calls.py`",
+    "module_operation": "operation of a module without a counterpart, on one tile: `tests/ipujax/test_opaque_calls.py`",
+    "opaque_call": "module without a counterpart, on one tile: `tests/ipujax/test_opaque_calls.py`",
+    "pallas_call": "`tests/lowering/test_pallas_calls.py`",
     **OTHERS,
+    "call_once": "a host call that devices of a mesh share: `tests/ipujax/test_mesh_annotations.py`",
     **dict.fromkeys(("call", "closed_call", "core_call"), "no test: JAX does not make it of a user's function"),
 }
 

@@ -17,7 +17,17 @@ from ipujax.runtime.cost.transfer import copy_cost, stream_cost
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.graph.codelet import Codelet, Field
 from ipujax.runtime.graph.graph import Graph
-from ipujax.runtime.graph.program import Copy, Execute, HostStream, RemoteBuffer, RemoteIn, Repeat, Sequence, StreamIn
+from ipujax.runtime.graph.program import (
+    Copy,
+    CrossReplicaCopy,
+    Execute,
+    HostStream,
+    RemoteBuffer,
+    RemoteIn,
+    Repeat,
+    Sequence,
+    StreamIn,
+)
 from ipujax.runtime.graph.vertex_group import Access, Axis, Dim, Term, VertexGroup, block, element
 from ipujax.runtime.tensor.mapping import Blocked, Flat, even_cuts, grid, on_one_tile, owners
 from ipujax.runtime.tensor.tensor import concat
@@ -393,6 +403,33 @@ def test_buffered_copy_between_ipus_costs_the_sender():
     assert step.work[0, GLOBAL_EXCHANGE] > 0 and not step.work[1:].any() and not step.work[:, SYNC].any()
     reader = next(s for node, s in steps.items() if node is not copy)
     assert (reader.frees, reader.awaits) == ((4,), ((1, 5),))
+
+
+@pytest.mark.parametrize("exchange", ["lockstep", "buffered"])
+@pytest.mark.parametrize("ipus", [(2,), (1, 3)])
+def test_a_copy_between_replicas_syncs_the_ipus_that_take_part(exchange, ipus):
+    """Worked out by hand: IPU 0 computes while the others exchange, once and in a loop; whoever takes part waits."""
+    graph = Graph(POD.replace(global_exchange=exchange), replication_factor=2)
+    parts = [[graph.add_variable((8,), F32, name, on_one_tile(8, 4 * ipu)) for ipu in ipus] for name in "xy"]
+    x, y = (concat(tensors) for tensors in parts)
+    copy = CrossReplicaCopy(x, y, ((0, 1), (1, 0)))
+    step = steps_of(graph, copy)
+    assert step.barriers == (step.ipus,) == (ipus,)
+    assert step.work[:, SYNC].tolist() == [POD.global_sync_cycles * (ipu in ipus) for ipu in range(4)]
+    busy = {
+        ipu: elementwise(graph, unary(lambda n: n), on_one_tile(800, 4 * ipu), [0, 800], [4 * ipu], 800)
+        for ipu in (0, 3)
+    }
+    program = Sequence(*map(Execute, busy.values()), Repeat(5, copy))
+    steps, slots = clock_steps(program, leaf_costs(graph, program), EffectsOf(graph), graph.target)
+    run = timeline(program, steps, POD.num_ipus, slots)
+    computing = int(steps_of(graph, Execute(busy[0])).work[0].sum())
+    exchanging = 5 * int(step.work[ipus[0]].sum())
+    assert exchanging > 5 * POD.global_sync_cycles
+    both = computing + exchanging
+    assert run.clocks.tolist() == (
+        [computing, 0, exchanging, computing] if ipus == (2,) else [computing, both, 0, both]
+    )
 
 
 # --- host -------------------------------------------------------------------------------------------------------------

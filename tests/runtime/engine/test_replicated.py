@@ -247,6 +247,43 @@ def test_replicas_meet_in_control_that_is_the_same_for_all(shared):
         interpret(b.graph, b.program, b.inputs)
 
 
+@pytest.mark.parametrize("pairs", [((0, 1), (1, 0), (2, 3), (3, 2)), ((0, 2), (2, 0), (1, 3), (3, 1))])
+def test_replicas_that_meet_in_control_agree(pairs):
+    """Replicas 0 and 1, and 2 and 3, run a loop equally often: copies inside may be between these alone."""
+    b = Replicated(4)
+    x = b.given(np.array([[1.0], [2.0], [3.0], [4.0]], np.float32))
+    count = b.given(np.float32([[0], [0], [2], [2]]), "count")
+    stream = next(stream for stream in b.inputs if stream.name == "count")
+    blocks = HostStream("count", (1,), F32, blocks=(0, 0, 1, 1))
+    b.inputs[blocks] = b.inputs.pop(stream)
+    b.program.replace_all(
+        [StreamIn(blocks, count) if getattr(step, "stream", None) is stream else step for step in b.program.children()]
+    )
+    one = b.constant(np.float32([1]))
+    limit = b.constant(np.float32([3]))
+    nxt = b.variable(1, name="next")
+    goes_on = b.variable(1, BOOL, "goes on")
+    received = b.variable(1, name="received")
+    total = b.variable(1, name="total")
+    body = Sequence(
+        CrossReplicaCopy(x, received, pairs),
+        b.apply(ADD, x, received, total),
+        Copy(total, x),
+        b.apply(ADD, count, one, nxt),
+        Copy(nxt, count),
+    )
+    b.program.add(RepeatWhile(b.apply(LESS, count, limit, goes_on), goes_on, body))
+    b.program.add(If(goes_on.reshape(()), Sequence(), CrossReplicaCopy(x, x, ((0, 1),))))
+    if (0, 2) in pairs:
+        with pytest.raises(VerifyError, match=r"\[divergent-control\] replicas may disagree at this RepeatWhile"):
+            b.run(x)
+        with pytest.raises(InterpreterError, match="divergent-control"):
+            interpret(b.graph, b.program, b.inputs)
+        return
+    (got,) = b.run(x)
+    np.testing.assert_array_equal(got[:, 0], [12, 12, 7, 7])
+
+
 def test_divergence_spreads_and_ends():
     """A flag is equal on replicas once equal values are written to all of it, except under a decision."""
     for under_decision in (False, True):

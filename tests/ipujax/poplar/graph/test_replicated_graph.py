@@ -21,9 +21,11 @@ from ipujax.poplar.program import (
     Switch,
     WriteUndef,
 )
+from ipujax.runtime.compile import compile
 from ipujax.runtime.errors import ArgumentError, EngineError, GraphError, VerifyError
 from ipujax.runtime.graph import program as nodes
 from ipujax.runtime.graph.walks import distinct
+from ipujax.runtime.options import Options
 from ipujax.runtime.report.profile import Profile
 from ipujax.runtime.tensor.mapping import owners
 from tests.ipujax.poplar.replica_helpers import AddVertex, LessVertex, both, constant, device, placed, run, vertex
@@ -325,6 +327,25 @@ def test_copies_between_replicas(pairs):
     for sender, receiver in pairs.items() if isinstance(pairs, dict) else pairs:
         expected[receiver] = xs[sender]
     np.testing.assert_array_equal(outputs["out"], expected)
+
+
+def test_copies_between_replicas_stop_the_ipus_that_exchange():
+    """Replicas of two IPUs, the first computes while the second exchanges: as in a graph of replicas without parent."""
+    on = device(4)
+    parent = poplar.Graph(on)
+    alone = poplar.Graph(on, replication_factor=2)
+    clocks = []
+    for graph, top in ((parent.create_replicated_graph(2), parent), (alone, alone)):
+        x, y = (placed(graph, [64], name, tile=4) for name in "xy")
+        z = placed(graph, [640], "z")
+        compute = Repeat(9, vertex(graph, AddVertex, z, z, placed(graph, [640], "sum")))
+        program = Sequence(compute, Repeat(3, CrossReplicaCopy(x, y, {0: 1, 1: 0})))
+        all_replicas, (flat,) = expanded(top, [program])
+        executable = compile(all_replicas, flat, options=Options(verify_undefined=False))
+        clocks.append(executable.timeline_of(None).clocks.tolist())
+    of_all, of_one = clocks
+    assert of_all == of_one * 2
+    assert 0 < of_one[1] < of_one[0]
 
 
 # --- control ----------------------------------------------------------------------------------------------------------

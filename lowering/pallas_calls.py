@@ -1,0 +1,390 @@
+"""Kernels of Pallas as jaxprs: loops over the grid, with the blocks that each step reads and writes.
+
+Input: an equation `pallas_call`. Output: a jaxpr of arrays. A block is loaded in the innermost loop that its index map
+depends on, and stored at the end of that iteration: a block that all inner steps add to stays where it is. References
+of the kernel become values as `lowering.refs` does it. The numbers are those of `pallas_call(interpret=True)`, also of
+elements that no step writes.
+Source: JAX, "Pallas: grids and BlockSpecs"; the interpreter of Pallas, jax 0.10.
+Limits: see `_is_simple`; other kernels are lowered as JAX interprets them, see `stablehlo.exported_calls`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from ipujax.lowering.jax_compat import (
+    CALLEES,
+    ClosedJaxpr,
+    Jaxpr,
+    JaxprEqn,
+    Literal,
+    closed,
+    eval_equation,
+    eval_jaxpr,
+    jaxpr_as_fun,
+    source_of,
+    used_inputs,
+)
+from ipujax.lowering.jaxpr import primitive_names
+
+Values = list[Any]
+_INDICES = frozenset({"program_id", "num_programs"})
+
+
+@dataclass(frozen=True, slots=True)
+class _Blocks:
+    """Blocks of one array of a kernel.
+
+    While the grid runs, the array has the numbers of blocks as its first dimensions: a block is one slot of a stack.
+
+    Args:
+        shape: of the array, whole blocks.
+        sizes: of a block, with all dimensions of the array.
+        squeezed: dimensions that a block of the kernel does not have.
+        counted: dimensions along which the index map counts blocks, not elements.
+        depth: number of grid dimensions that the index map depends on, counted to the last one.
+        index_map: from indices of the grid and the prefetched scalars to those of a block.
+        is_natural: whether no index of a block is below 0, where it would count from the end.
+    """
+
+    shape: tuple[int, ...]
+    sizes: tuple[int, ...]
+    squeezed: tuple[int, ...]
+    counted: tuple[int, ...]
+    depth: int
+    index_map: Callable[[Values, Values], Values]
+    is_natural: bool
+
+    @property
+    def block_shape(self) -> tuple[int, ...]:
+        """Shape of a block as the kernel has it."""
+        return tuple(n for d, n in enumerate(self.sizes) if d not in self.squeezed)
+
+    def stacked(self, array: Any) -> Any:
+        """The array with its blocks as slots, padded to whole blocks."""
+        split: list[int] = []
+        for d, (n, size) in enumerate(zip(self.shape, self.sizes, strict=True)):
+            split += [n // size, size] if d in self.counted else [n]
+        return lax.transpose(lax.reshape(_padded(array, self.shape), split), self._order)
+
+    def unstacked(self, stack: Any, shape: tuple[int, ...]) -> Any:
+        """The array of a stack of blocks, without what pads it."""
+        array = lax.reshape(lax.transpose(stack, np.argsort(self._order)), self.shape)
+        return array if self.shape == shape else lax.slice(array, (0,) * len(shape), shape)
+
+    @property
+    def _order(self) -> list[int]:
+        positions = np.cumsum([0, *(2 if d in self.counted else 1 for d in range(len(self.shape)))])
+        numbers = [int(positions[d]) for d in self.counted]
+        return [*numbers, *(n for n in range(int(positions[-1])) if n not in numbers)]
+
+    def starts(self, indices: Values, scalars: Values) -> Values:
+        """First element of a block in the stack, by dimension."""
+        of_array = self.index_map(indices, scalars)
+        elements = [np.int32(0) if d in self.counted else start for d, start in enumerate(of_array)]
+        return [*(of_array[d] for d in self.counted), *elements]
+
+    @property
+    def _slot(self) -> tuple[int, ...]:
+        return *(1 for _ in self.counted), *self.sizes
+
+    def load(self, stack: Any, starts: Values) -> Any:
+        """The block at a position of a stack."""
+        if stack.shape == self._slot:
+            return lax.reshape(stack, self.block_shape)
+        if self.is_natural:
+            slot = lax.dynamic_slice_p.bind(stack, *starts, slice_sizes=self._slot)
+        else:
+            slot = lax.dynamic_slice(stack, starts, self._slot)
+        return lax.reshape(slot, self.block_shape)
+
+    def store(self, stack: Any, block: Any, starts: Values) -> Any:
+        """The stack with another block at a position."""
+        slot = lax.reshape(block, self._slot)
+        if stack.shape == self._slot:
+            return slot
+        if self.is_natural:
+            return lax.dynamic_update_slice_p.bind(stack, slot, *starts)
+        return lax.dynamic_update_slice(stack, slot, starts)
+
+
+def pallas_callee(eqn: JaxprEqn) -> ClosedJaxpr | None:
+    """Jaxpr of a kernel's call; None for a kernel that needs more than a grid, see `_is_simple`."""
+    if not _is_simple(eqn):
+        return None
+    place = eqn.source_info.replace(name_stack=type(eqn.source_info.name_stack)())
+    with source_of(eqn.replace(source_info=place)):
+        traced = jax.make_jaxpr(_Kernel(eqn).run)(*(atom.aval for atom in eqn.invars))
+    # Lines of a user's kernel are kept where it is inlined, those of a library's are the caller's.
+    names = eqn.params["jaxpr"].debug_info.with_unknown_names()
+    body = traced.jaxpr
+    return ClosedJaxpr(
+        body.replace(debug_info=names._replace(arg_names=None, result_paths=None)) if names else body, traced.consts
+    )
+
+
+def _is_simple(eqn: JaxprEqn) -> bool:
+    """True for a fixed grid of blocks, without semaphores, copies between memories, or indices in nested scopes."""
+    grid = eqn.params["grid_mapping"]
+    kernel = eqn.params["jaxpr"]
+    blocks = [each for mapping in grid.block_mappings for each in mapping.block_shape]
+    dtypes = [getattr(var.aval, "dtype", None) for var in kernel.invars]
+    return (
+        grid.local_grid_env is None
+        and all(isinstance(n, int) for n in grid.grid)
+        and all(type(each).__name__ in _SIZES and getattr(each, "padding", (0, 0)) == (0, 0) for each in blocks)
+        and all(dtype is None or not jnp.issubdtype(dtype, jax.dtypes.extended) for dtype in dtypes)
+        and _indices_are_reached(kernel)
+    )
+
+
+# Size of a block along a dimension by the class of its entry, and whether an index counts blocks or elements.
+_SIZES: dict[str, Callable[[Any], int]] = {
+    "Blocked": lambda entry: entry.block_size,
+    "Element": lambda entry: entry.block_size,
+    "Squeezed": lambda _: 1,
+}
+_LOOPS = frozenset({"cond", "scan", "while"})
+
+
+def _indices_are_reached(jaxpr: Jaxpr) -> bool:
+    """True if indices of the grid are read at places that `_evaluated` can give them to."""
+    for eqn in jaxpr.eqns:
+        if _reads_indices(eqn):
+            inner = [getattr(x, "jaxpr", x) for x in _nested(eqn)]
+            if eqn.primitive.name not in _LOOPS | set(CALLEES) or not all(map(_indices_are_reached, inner)):
+                return False
+    return True
+
+
+def _nested(eqn: JaxprEqn) -> list[Any]:
+    values = (x if isinstance(x, tuple | list) else (x,) for x in eqn.params.values())
+    return [each for value in values for each in value if isinstance(each, Jaxpr | ClosedJaxpr)]
+
+
+def _reads_indices(eqn: JaxprEqn) -> bool:
+    return any(not _INDICES.isdisjoint(primitive_names(getattr(x, "jaxpr", x))) for x in _nested(eqn))
+
+
+class _Kernel:
+    """A kernel's call, as a function of its operands."""
+
+    def __init__(self, eqn: JaxprEqn) -> None:
+        self._params = eqn.params
+        grid = eqn.params["grid_mapping"]
+        self._grid: tuple[int, ...] = tuple(grid.grid)
+        self._num_scalars: int = grid.num_index_operands
+        self._own_dims = [n for n in range(len(self._grid)) if n not in grid.vmapped_dims]
+        self._mappings = tuple(grid.block_mappings)
+        self._jaxpr: Jaxpr = eqn.params["jaxpr"]
+        self._blocks = [self._blocks_of(mapping) for mapping in self._mappings]
+        scratch = self._jaxpr.invars[self._num_scalars + len(self._blocks) :]
+        self._scratch = [_inner(var.aval) for var in scratch]
+
+    def run(self, *operands: Any) -> Values:
+        """Results of the call."""
+        scalars = list(operands[: self._num_scalars])
+        inputs = list(operands[self._num_scalars :])
+        aliased = {out: n for n, out in self._params["input_output_aliases"]}
+        results = self._mappings[len(inputs) :]
+        outs = [
+            operands[aliased[n]] if n in aliased else _uninitialized(mapping.array_aval)
+            for n, mapping in enumerate(results)
+        ]
+        stacks = [blocks.stacked(x) for x, blocks in zip((*inputs, *outs), self._blocks, strict=True)]
+        values = [*scalars, *stacks, *map(_uninitialized, self._scratch)]
+        if prod(self._grid):
+            values = self._level(0, [], values, scalars, self._body(values))
+        first = self._num_scalars + len(inputs)
+        return [
+            blocks.unstacked(values[first + n], mapping.array_aval.shape)
+            for n, (mapping, blocks) in enumerate(zip(results, self._blocks[len(inputs) :], strict=True))
+        ]
+
+    def _blocks_of(self, mapping: Any) -> _Blocks:
+        entries = tuple(mapping.block_shape)
+        kinds = [type(entry).__name__ for entry in entries]
+        sizes = tuple(_SIZES[kind](entry) for kind, entry in zip(kinds, entries, strict=True))
+        index_map: ClosedJaxpr = mapping.index_map_jaxpr
+        used = used_inputs(index_map.jaxpr)[: len(self._grid)]
+        grid_indices = (
+            *index_map.jaxpr.invars[: len(self._grid)],
+            *(x for x in index_map.jaxpr.outvars if _is_natural(x)),
+        )
+        return _Blocks(
+            tuple(n + -n % size for n, size in zip(mapping.array_aval.shape, sizes, strict=True)),
+            sizes,
+            tuple(n for n, kind in enumerate(kinds) if kind == "Squeezed"),
+            tuple(n for n, kind in enumerate(kinds) if kind != "Element"),
+            max((n + 1 for n, is_used in enumerate(used) if is_used), default=0),
+            lambda indices, scalars: _of_values(index_map, indices, scalars),
+            all(any(x is y for y in grid_indices) for x in index_map.jaxpr.outvars),
+        )
+
+    def _body(self, values: Values) -> ClosedJaxpr:
+        """The kernel without references: from indices and values of all references to their new values."""
+        first = self._num_scalars
+        shapes = [x.shape for x in values]
+        shapes[first : first + len(self._blocks)] = [blocks.block_shape for blocks in self._blocks]
+        avals = [jax.ShapeDtypeStruct(shape, x.dtype) for shape, x in zip(shapes, values, strict=True)]
+        indices = [jax.ShapeDtypeStruct((), np.int32)] * len(self._grid)
+
+        def fun(indices: Values, state: Values) -> Any:
+            own = [indices[n] for n in self._own_dims]
+            sizes = [np.int32(self._grid[n]) for n in self._own_dims]
+            return _run_state(lambda refs: _evaluated(closed(self._jaxpr), list(refs), own, sizes))(state)
+
+        return _discharged(fun, indices, avals)
+
+    def _level(self, depth: int, indices: Values, values: Values, scalars: Values, body: ClosedJaxpr) -> Values:
+        """New values of all references after the loops over the grid from a dimension on."""
+        first = self._num_scalars
+        loaded = {first + n: blocks for n, blocks in enumerate(self._blocks) if blocks.depth == depth}
+        padded_indices = [*indices, *(np.int32(0) for _ in self._grid[depth:])]
+        starts = {n: blocks.starts(padded_indices, scalars) for n, blocks in loaded.items()}
+        inner = [loaded[n].load(x, starts[n]) if n in loaded else x for n, x in enumerate(values)]
+        changed = [n for n, x in enumerate(body.jaxpr.outvars) if x is not body.jaxpr.invars[len(self._grid) + n]]
+
+        def step(index: Any, carries: Values) -> Values:
+            replaced = dict(zip(changed, carries, strict=True))
+            state = [replaced.get(n, x) for n, x in enumerate(inner)]
+            after = self._level(depth + 1, [*indices, index], state, scalars, body)
+            return [after[n] for n in changed]
+
+        if depth == len(self._grid):
+            finals = list(jaxpr_as_fun(body)(*indices, *inner))
+        else:
+            size = self._grid[depth]
+            carries = [inner[n] for n in changed]
+            carries = step(np.int32(0), carries) if size == 1 else lax.fori_loop(0, size, step, carries)
+            replaced = dict(zip(changed, carries, strict=True))
+            finals = [replaced.get(n, x) for n, x in enumerate(inner)]
+        return [
+            (loaded[n].store(x, finals[n], starts[n]) if n in loaded else finals[n]) if n in changed else x
+            for n, x in enumerate(values)
+        ]
+
+
+def _inner(aval: Any) -> Any:
+    return getattr(aval, "inner_aval", aval)
+
+
+def _uninitialized(aval: Any) -> Any:
+    """Values of memory that nothing has written, as Pallas interprets it: no number, the smallest integer, or false."""
+    dtype = aval.dtype
+    if jnp.issubdtype(dtype, jnp.inexact):
+        return lax.full(aval.shape, np.nan, dtype)
+    return lax.full(aval.shape, False if dtype == jnp.bool_ else jnp.iinfo(dtype).min, dtype)
+
+
+def _padded(x: Any, shape: tuple[int, ...]) -> Any:
+    """Array with more elements at its ends."""
+    if x.shape == shape:
+        return x
+    ends = [(0, m - n, 0) for m, n in zip(shape, x.shape, strict=True)]
+    return lax.pad(x, _uninitialized(jax.ShapeDtypeStruct((), x.dtype)), ends)
+
+
+def _is_natural(atom: Any) -> bool:
+    return isinstance(atom, Literal) and int(atom.val) >= 0
+
+
+def _run_state(fun: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    from jax.experimental.pallas import run_state  # a slow import, which has happened where a kernel is called
+
+    return run_state(fun)
+
+
+def _discharged(fun: Callable[..., Any], *args: Any) -> ClosedJaxpr:
+    """Jaxpr of a function that runs another on references, with JAX's rules of references applied."""
+    staged = jax.make_jaxpr(fun)(*args)
+
+    def of_values(*values: Any) -> Values:
+        return eval_jaxpr(staged, values, _implemented, lambda x: x)
+
+    return jax.make_jaxpr(of_values)(*staged.in_avals)
+
+
+def _implemented(eqn: JaxprEqn, operands: Values) -> Sequence[Any]:
+    if eqn.primitive.name != "run_state":
+        return eval_equation(eqn, *operands)
+    return eqn.primitive.impl(*operands, **eqn.params)
+
+
+def _of_values(index_map: ClosedJaxpr, indices: Values, scalars: Values) -> Values:
+    """Results of an index map, which reads prefetched scalars as references."""
+    inner: Any = jaxpr_as_fun(index_map)
+    if not scalars:
+        return list(inner(*indices))
+    results = [lax.full((), 0, aval.dtype) for aval in index_map.out_avals]
+
+    def fun(indices: Values, scalars: Values, results: Values) -> Any:
+        def write(refs: Any) -> None:
+            scalar_refs, result_refs = refs
+            for ref, value in zip(result_refs, inner(*indices, *scalar_refs), strict=True):
+                ref[...] = value
+
+        return _run_state(write)((scalars, results))[1]
+
+    discharged = _discharged(fun, indices, scalars, results)
+    return list(jaxpr_as_fun(discharged)(*indices, *scalars, *results))
+
+
+def _evaluated(jaxpr: ClosedJaxpr, operands: Values, indices: Values, sizes: Values) -> Values:
+    """Results of a kernel's jaxpr, with values for the indices of the grid."""
+
+    def nested(inner: Any) -> Callable[..., Values]:
+        return lambda *xs: _evaluated(closed(inner), list(xs), indices, sizes)
+
+    def equation(eqn: JaxprEqn, xs: Values) -> Sequence[Any]:
+        name = eqn.primitive.name
+        params = eqn.params
+        with source_of(eqn):
+            if name in _INDICES:
+                return [(indices if name == "program_id" else sizes)[params["axis"]]]
+            if not _reads_indices(eqn):
+                return eval_equation(eqn, *xs)
+            if name == "cond":
+                return list(lax.switch(xs[0], [nested(branch) for branch in params["branches"]], *xs[1:]))
+            if name == "scan":
+                return _scan(nested(params["jaxpr"]), xs, params)
+            if name == "while":
+                return _while(nested(params["cond_jaxpr"]), nested(params["body_jaxpr"]), xs, params)
+            return nested(params[CALLEES[name]])(*xs)
+
+    return eval_jaxpr(jaxpr, operands, equation, lambda x: x)
+
+
+def _scan(body: Callable[..., Values], xs: Values, params: dict[str, Any]) -> Values:
+    num_consts = params["num_consts"]
+    num_carry = params["num_carry"]
+    consts = xs[:num_consts]
+
+    def step(carry: Values, row: Values) -> tuple[Values, Values]:
+        results = body(*consts, *carry, *row)
+        return list(results[:num_carry]), list(results[num_carry:])
+
+    carry, rows = lax.scan(
+        step, xs[num_consts : num_consts + num_carry], xs[num_consts + num_carry :], params["length"], params["reverse"]
+    )
+    return [*carry, *rows]
+
+
+def _while(cond: Callable[..., Values], body: Callable[..., Values], xs: Values, params: dict[str, Any]) -> Values:
+    num_cond = params["cond_nconsts"]
+    num_consts = num_cond + params["body_nconsts"]
+    return list(
+        lax.while_loop(
+            lambda carry: cond(*xs[:num_cond], *carry)[0],
+            lambda carry: body(*xs[num_cond:num_consts], *carry),
+            xs[num_consts:],
+        )
+    )

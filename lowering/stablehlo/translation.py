@@ -1,0 +1,179 @@
+"""Translation of a module of StableHLO into operations of JAX.
+
+Input: the bytes of a module, and a value for each argument of its function. Output: the values of its results, made by
+operations of JAX, which `jax.make_jaxpr` turns into a jaxpr. Calls are inlined; a loop with a known trip count becomes
+a scan, others stay loops; indices and shapes are computed while the module is read, so that those of polymorphic
+modules are known. An operation without a counterpart becomes a module of its own, see `single_operation`.
+Source: the StableHLO specification; JAX, "Exporting and serializing staged-out computations".
+Limits: values of 64 bits only where JAX has them; one device; no tokens.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import jax
+import numpy as np
+
+from ipujax.lowering.jax_compat import mlir, stablehlo
+from ipujax.lowering.stablehlo.operation_attributes import (
+    SMALL_ELEMENTS,
+    UntranslatedError,
+    dtype_of,
+    has_64_bits,
+    shape_of,
+)
+
+ir = mlir.ir
+Values = list[Any]  # arrays of JAX or, where known, of NumPy
+Rule = Callable[["Scope", Any, Values], Sequence[Any]]
+Environment = dict[Any, Any]  # values by those of the module
+
+SINGLE = "*"  # name of the rule of operations that have none
+# Of operations that hold others, or are single themselves: their errors are those of the module.
+FINAL = ("func.call", *(f"stablehlo.{name}" for name in ("while", "case", "if", "composite", "custom_call")))
+
+_OF_WORDS = ("stablehlo.bitcast_convert", "stablehlo.rng_bit_generator")  # see `elementwise.Words64`
+_AT_RUN_TIME = ("stablehlo.rng_bit_generator", "stablehlo.custom_call", "func.call")
+
+# Parts of the names of operations that name no scope of the user's: calls and loops of JAX.
+_NO_SCOPE = re.compile(r"jit|closed_call|while|body|cond|scan|branch_\d+_fun|checkpoint|remat\d*|rematted_computation")
+_TRANSFORMED = re.compile(r"(\w+)\((.*)\)")
+
+
+class Scope:
+    """Values of one region, and the functions of its module.
+
+    Args:
+        functions: operation of each function by name.
+        rules: rule of each operation by name.
+        values: values of the region and of those around it.
+    """
+
+    def __init__(self, functions: Mapping[str, Any], rules: Mapping[str, Rule], values: Environment) -> None:
+        self.functions = functions
+        self.rules = rules
+        self.values = values
+
+    def block(self, region: Any, arguments: Sequence[Any]) -> Values:
+        """Values of the results of a region on its arguments; those of regions around it are read too."""
+        block = region.blocks[0]
+        values = {**self.values, **dict(zip(block.arguments, arguments, strict=True))}
+        return Scope(self.functions, self.rules, values).run(block)
+
+    def function(self, name: str, arguments: Sequence[Any]) -> Values:
+        """Values of the results of a function of the module."""
+        block = self.functions[name].regions[0].blocks[0]
+        values = dict(zip(block.arguments, arguments, strict=True))
+        return Scope(self.functions, self.rules, values).run(block)
+
+    def run(self, block: Any) -> Values:
+        """Values of the operands of the last operation of a block."""
+        for op in block.operations:
+            operation = op.operation
+            operands = [self.values[x] for x in operation.operands]
+            if operation.name in ("func.return", "stablehlo.return"):
+                return operands
+            with scopes_of(operation.location):
+                results = self.results(operation, operands)
+            self.values.update(zip(operation.results, results, strict=True))
+        raise UntranslatedError("a block without an end")
+
+    def results(self, op: Any, operands: Values) -> Values:
+        """Values of the results of an operation."""
+        try:
+            return self._results_of(self.rules.get(op.name, self.rules[SINGLE]), op, operands)
+        except UntranslatedError:
+            if op.name in FINAL or op.name not in self.rules:
+                raise
+            return self._results_of(self.rules[SINGLE], op, operands)
+
+    def _results_of(self, rule: Rule, op: Any, operands: Values) -> Values:
+        is_wide = not has_64_bits() and _reads_64_bits(op, operands)
+        if _is_computed_now(op, operands, is_wide):
+            with jax.ensure_compile_time_eval(), jax.enable_x64(is_wide or has_64_bits()):
+                results = [np.asarray(x) if isinstance(x, jax.Array) else x for x in rule(self, op, operands)]
+            results = [_made_on_tiles(x) if is_wide else x for x in results]
+        elif is_wide and op.name not in (*FINAL, *_OF_WORDS):
+            raise UntranslatedError(f"{op.name} with numbers of 64 bits, which JAX does not have here")
+        else:
+            results = list(rule(self, op, operands))
+        for result, value in zip(op.results, results, strict=True):
+            _check(op, result.type, value)
+        return results
+
+
+def _is_computed_now(op: Any, operands: Values, is_wide: bool) -> bool:
+    """True for operations on indices and shapes: small arrays of whole numbers or truths that are values already."""
+    # JAX counts the elements of random numbers with 64 bits, even where it has none: these are values too.
+    are_values = all(isinstance(x, np.ndarray) for x in operands) and op.name not in _AT_RUN_TIME
+    are_small = all(isinstance(x, np.ndarray) and x.size <= SMALL_ELEMENTS and x.dtype.kind in "biu" for x in operands)
+    return are_values and not op.regions and (is_wide or (are_small and bool(operands)))
+
+
+def _reads_64_bits(op: Any, operands: Values) -> bool:
+    kinds = [result.type for result in op.results if isinstance(result.type, ir.RankedTensorType)]
+    return any(
+        dtype.itemsize == 8 and dtype.kind in "iuf" for dtype in (*(x.dtype for x in operands), *map(dtype_of, kinds))
+    )
+
+
+def _made_on_tiles(value: Any) -> Any:
+    """Numbers that count up, or are equal, as operations that make them; others as they are."""
+    if not isinstance(value, np.ndarray) or value.size <= SMALL_ELEMENTS or value.dtype.itemsize == 8:
+        return value
+    flat = value.reshape(-1)
+    if (flat == flat[0]).all():
+        return jax.lax.full(value.shape, flat[0], value.dtype)
+    if (flat == np.arange(value.size, dtype=value.dtype)).all():
+        return jax.lax.reshape(jax.lax.iota(value.dtype, value.size), value.shape)
+    return value
+
+
+def _check(op: Any, kind: Any, value: Any) -> None:
+    """Refuse a result of another type than the module's: a wrong translation, or 64 bits that JAX does not have."""
+    if value is None or not isinstance(kind, ir.RankedTensorType):
+        return
+    expected = shape_of(kind)
+    is_equal = len(expected) == len(value.shape) and all(
+        m in (-1, n) for m, n in zip(expected, value.shape, strict=True)
+    )
+    if not is_equal or value.dtype != dtype_of(kind):
+        raise UntranslatedError(
+            f"{op.name} with a result of type {kind}, which is {value.dtype}{list(value.shape)} here"
+        )
+
+
+def scopes_of(location: Any) -> ExitStack:
+    """Context with the scopes of the user's that a location of the module names."""
+    stack = ExitStack()
+    for name in scope_names(getattr(location, "name_str", None) or ""):
+        stack.enter_context(jax.named_scope(name))
+    return stack
+
+
+def scope_names(name: str) -> list[str]:
+    """Scopes in the name of an operation, as `layer` of `jit(f)/transpose(jvp(layer))/while/body/dot_general`."""
+    names = []
+    for part in name.split("/")[:-1]:
+        while match := _TRANSFORMED.fullmatch(part):
+            part = "" if _NO_SCOPE.fullmatch(match[1]) else match[2]
+        if part and not _NO_SCOPE.fullmatch(part):
+            names.append(part)
+    return names
+
+
+def module_of(serialized: bytes) -> Any:
+    """Module of bytes that `jax.export` serialized."""
+    context = mlir.make_ir_context()
+    with context:
+        return stablehlo.deserialize_portable_artifact(context, serialized)
+
+
+def functions_of(module: Any) -> dict[str, Any]:
+    """Operation of each function of a module by name."""
+    operations = [op.operation for op in module.body.operations]
+    return {ir.StringAttr(op.attributes["sym_name"]).value: op for op in operations if op.name == "func.func"}
