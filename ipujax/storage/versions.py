@@ -62,21 +62,23 @@ def installed_versions() -> dict[str, str]:
 @cache
 def source_state() -> str:
     """Return a digest of names, sizes and times of the compiler's files, which change without its version."""
-    files = sorted(_files(_PACKAGE))
+    files = sorted(_files(str(_PACKAGE)))
     changed = [name for name, _, time_ns in files if import_time_ns() < time_ns <= time.time_ns()]
     if changed:  # the code that runs may be that of the earlier file
         raise NoDigestError(f"the file {changed[0]} of ipujax was changed after this process imported ipujax")
     return hashlib.sha256(repr(files).encode()).hexdigest()
 
 
-def _files(folder: Path, root: str = "") -> list[tuple[str, int, int]]:
+def _files(root: str) -> list[tuple[str, int, int]]:
+    """Return name, size and time of each file of the compiler below a folder."""
     files = []
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            name = f"{root}/{entry.name}"
-            if entry.is_dir() and name not in _OTHER_FOLDERS:
-                files += _files(Path(entry.path), name)
-            elif entry.name.endswith(".py"):
-                stat = entry.stat()
-                files.append((name, stat.st_size, stat.st_mtime_ns))
+    folders = [root]
+    for folder in folders:  # which grows meanwhile
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if entry.name.endswith(".py"):
+                    stat = entry.stat()
+                    files.append((entry.path.removeprefix(root), stat.st_size, stat.st_mtime_ns))
+                elif entry.name != "__pycache__" and entry.is_dir():
+                    folders += [] if entry.path.removeprefix(root) in _OTHER_FOLDERS else [entry.path]
     return files

@@ -108,7 +108,7 @@ def _equation(digests: Digests, eqn: JaxprEqn) -> str:
 
 def _primitive(digests: Digests, primitive: Primitive) -> str:
     """Return name and implementation of a primitive: a rule of the user's own is part of the program."""
-    return f"{primitive.name}:{digests.walk_digest(implementations(primitive))}"
+    return f"{primitive.name}:{digests.text(implementations(primitive))}"
 
 
 def _place(digests: Digests, eqn: JaxprEqn) -> str:
@@ -116,10 +116,7 @@ def _place(digests: Digests, eqn: JaxprEqn) -> str:
     stack = digests.once(info.name_stack, lambda stack: repr(str(stack)))
     if info.traceback is None:
         return stack
-    frames = digests.once(
-        info.traceback,
-        lambda _: digest_of_text("".join(f"{digests.lines(code)}@{n};" for code, n in raw_frames(eqn))),
-    )
+    frames = digests.once(info.traceback, lambda _: digest_of_text(digests.places(raw_frames(eqn))))
     return f"{stack} {frames}"
 
 

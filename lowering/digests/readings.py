@@ -31,7 +31,7 @@ from types import (
     ModuleType,
     WrapperDescriptorType,
 )
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -67,8 +67,7 @@ class NoDigestError(ValueError):
     """A value without a digest; the text says which."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Reading:
+class Reading(NamedTuple):
     """One value, without the values inside it.
 
     Args:

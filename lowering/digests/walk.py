@@ -9,7 +9,7 @@ Limits: `NoDigestError` names a value that cannot be read, see `readings`.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
@@ -26,6 +26,7 @@ from ipujax.lowering.digests.readings import (
 
 _WRITTEN_BY_IMPORT = frozenset(vars(ModuleType(""))) | {"__builtins__", "__cached__", "__file__", "__path__"}
 _BY_NAME = frozenset({"__dict__", "__getattribute__"})  # attributes of a module by which others are read
+_READERS_BY_NAME = frozenset(map(id, READERS_BY_NAME))  # by identity: values may have no hash, or equal anything
 # Type → text of its values, which is the same wherever they occur: a function of the digests and a value.
 TextReaders = Mapping[type, Callable[["Digests", Any], str]]
 
@@ -115,6 +116,11 @@ class Digests:
             self._lines[id(code)] = known
         return known
 
+    def places(self, frames: Iterable[tuple[CodeType, int]]) -> str:
+        """Return the text of frames of a traceback: lines of a code object, and the instruction."""
+        lines = self._lines  # looked up here: a program has thousands of frames
+        return "".join([f"{lines.get(id(code)) or self.lines(code)}@{n};" for code, n in frames])
+
     def _code(self, code: CodeType) -> str:
         """Return the digest of a function's byte code, names, lines and constants, and of those inside it."""
         names = (code.co_filename, code.co_qualname, code.co_firstlineno, code.co_names, code.co_varnames)
@@ -155,7 +161,7 @@ class _Walk:
             return f"^{number}"
         if type(value) is str:
             self._attributes.update(names_in(value))
-        self._reads_any_name |= any(value is each for each in READERS_BY_NAME)
+        self._reads_any_name |= id(value) in _READERS_BY_NAME
         if value is not self._root or type(value) in ATOMS:
             text = self._digests.context_free_text(value)
             if text is not None:
