@@ -62,7 +62,7 @@ class Part:
 
 
 def neighbours(operands: Iterable[Tensor]) -> list[Neighbours]:
-    """Variables that operands of one shape read at several offsets, and in no other way."""
+    """Variables that operands of one shape read at several offsets, and in no other way, to map them in blocks."""
     parts: dict[Variable, list[Part]] = {}
     irregular: set[Variable] = set()
     views = list(operands)
@@ -74,7 +74,7 @@ def neighbours(operands: Iterable[Tensor]) -> list[Neighbours]:
         for part in rectangles or ():
             parts.setdefault(part.variable, []).append(part)
         irregular.update(operand.variables() if rectangles is None else ())
-    stencils = [_together(variable, rectangles) for variable, rectangles in parts.items() if variable not in irregular]
+    stencils = [_stencil(variable, rectangles) for variable, rectangles in parts.items() if variable not in irregular]
     return [stencil for stencil in stencils if stencil is not None and stencil.low != stencil.high]
 
 
@@ -110,7 +110,7 @@ def _offset(offset: int, extent: int, is_ring: bool) -> int:
     return (offset + extent // 2) % extent - extent // 2 if is_ring else offset
 
 
-def _together(variable: Variable, parts: Sequence[Part]) -> Neighbours | None:
+def _stencil(variable: Variable, parts: Sequence[Part]) -> Neighbours | None:
     """Range of offsets over all parts of a variable; None if they follow different dimensions."""
     dims: list[int | None] = []
     low: list[int] = []

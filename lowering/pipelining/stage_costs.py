@@ -63,7 +63,7 @@ class Work:
 def work_of(
     jaxpr: ClosedJaxpr, spec: PipelineSpec, target: Target, replicas: int, make_lowering: MakeLowering, byte_cost: float
 ) -> Work:
-    """The segments of a micro-batch, and their costs on one IPU of each replica."""
+    """Segments of a micro-batch, and their costs on one IPU of each replica: all that the search for stages reads."""
     live_jaxpr = ClosedJaxpr(eliminate_dead_code(jaxpr.jaxpr), jaxpr.consts)
     loops = layer_loops(live_jaxpr.jaxpr, spec)
     shards = into_shards(live_jaxpr, spec, loops)

@@ -223,26 +223,30 @@ class ReplicatedProgram(EngineProgram):
         return super().export(values, variables)
 
     def run_program(self, program: Program, values: Values, live: Live) -> None:
+        """Run the parts of a program in order: values that all replicas have alike once, others for each of them.
+
+        `values.differing` has the variables on which they may differ, at each point of the program.
+        """
         assert isinstance(values, StackedValues)
         for part, live_after in self._parts(list(steps_of(program, self._is_step)), live):
-            after = dict(values.differing)
-            self._divergence.visit(part, after)
+            differing_after = dict(values.differing)
+            self._divergence.visit(part, differing_after)
             if type(part) is ProgramSequence:
-                self._run_without_meeting(part, values, live_after, after)
+                self._run_without_meeting(part, values, live_after, differing_after)
             elif isinstance(part, Collective) and self._exact_splits:
                 # Round by round, as on the machine. `Divergence` knows the result of a whole collective only.
                 self.run_program(ProgramSequence(*part.children()), values, live_after)
-                values.unstack(v for tensor in part.outputs for v in tensor.variables() if v not in after)
+                values.unstack(v for tensor in part.outputs for v in tensor.variables() if v not in differing_after)
             else:
                 if self._clock is not None:
                     self._clock.before(part, values)
                     self._clock.settle(values)
                 if isinstance(part, Branch | Loop):
-                    self._stack_before(part, values, after)
+                    self._stack_before(part, values, differing_after)
                 else:
-                    values.differing = after
+                    values.differing = differing_after  # by which the step stores its results
                 self._step(part, values, live_after)
-            values.differing = after
+            values.differing = differing_after
 
     def _step(self, step: Program, values: Values, live: Live) -> None:
         assert isinstance(values, StackedValues)

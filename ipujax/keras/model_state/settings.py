@@ -87,7 +87,7 @@ def _change_settings(model: Any, **changes: Any) -> None:
 
 
 def _accumulation_changes(model: Any, steps: Any, method: str) -> dict[str, Any]:
-    """Return the changes of a number of accumulated batches; refuse another number than another method's."""
+    """Return the settings for a number of accumulated batches; refuse one that differs from that of another method."""
     count = whole_number(_STEPS, steps, 1)
     current = settings_of(model)
     if current.accumulation_source not in ("", method) and count != current.accumulation:
