@@ -216,7 +216,8 @@ ROOMS: dict[str, str] = {
     "ipujax.arguments": "ipujax.device runtime.signatures runtime.target",
     "ipujax.calls": (
         "ipujax.arguments ipujax.device ipujax.sharding lowering.jax_compat lowering.jaxpr lowering.refs"
-        " lowering.replicas lowering.source_info runtime.logs runtime.signatures runtime.tensor runtime.tracebacks"
+        " lowering.replicas lowering.source_info lowering.stablehlo runtime.logs runtime.signatures runtime.tensor"
+        " runtime.tracebacks"
     ),
     "ipujax.distributed.instance": (
         "ipujax.calls lowering.jax_compat lowering.replicas runtime.host runtime.signatures"

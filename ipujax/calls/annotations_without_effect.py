@@ -1,6 +1,7 @@
 """Annotations of JAX that have no effect on an IPU: a program that has one is told so, with the line.
 
 Input: a traced jaxpr. Output: a warning for each kind of annotation, or an error for memories that cannot be had.
+Those of an exported function are in its module, and have the line of its first call.
 Parameters of primitives that are not in the table mean on an IPU what they mean to `jax.jit`.
 
 Source: jax 0.10. Limits: of equal annotations on several lines the first is named.
@@ -8,7 +9,7 @@ Source: jax 0.10. Limits: of equal annotations on several lines the first is nam
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -16,14 +17,22 @@ from jax.experimental.layout import Layout
 
 from ipujax.calls.unsupported_memories import check_policies, memories_without_effect
 from ipujax.lowering.jax_compat import ClosedJaxpr, JaxprEqn
-from ipujax.lowering.jaxpr import equations
+from ipujax.lowering.jaxpr import equations, equations_inside
 from ipujax.lowering.source_info import source_line
+from ipujax.lowering.stablehlo.module_annotations import module_annotations
 from ipujax.runtime.logs import Log
 
 _LOG = Log("passes")
-_HOST = "device_host"  # of jax.experimental.compute_on
-# Of products in the dtype of the operands, or in any.
-_OWN_ALGORITHMS = frozenset({"DEFAULT", "F16_F16_F16", "F16_F16_F32", "F32_F32_F32", "F64_F64_F64"})
+_EXPORTED = "call_exported"
+_METADATA_CALL = "xla_metadata_call"
+_DEVICE = "device"  # of jax.experimental.compute_on
+# Dtypes of operands whose products have the cycles of an algorithm; those of DEFAULT may have any.
+_OWN_ALGORITHMS = {
+    "F16_F16_F16": "float16",
+    "F16_F16_F32": "float16",
+    "F32_F32_F32": "float32",
+    "F64_F64_F64": "float64",
+}
 
 
 def _layouts(value: Any) -> Iterator[str]:
@@ -42,10 +51,11 @@ def _accuracy(value: Any) -> Iterator[str]:
         yield f"asks for accuracy={getattr(value, 'name', 'Tolerance')}, and each function has one implementation"
 
 
-def _algorithm(value: Any) -> Iterator[str]:
-    is_algorithm = isinstance(value, jax.lax.DotAlgorithm | jax.lax.DotAlgorithmPreset)
-    if is_algorithm and getattr(value, "name", "") not in _OWN_ALGORITHMS:
-        yield f"asks for precision={value}, and products have the precision of their operands"
+def _algorithm(value: Any, dtypes: Sequence[Any]) -> Iterator[str]:
+    is_algorithm = isinstance(value, str | jax.lax.DotAlgorithm | jax.lax.DotAlgorithmPreset)
+    name = getattr(value, "name", str(value))
+    if is_algorithm and name != "DEFAULT" and any(dtype != _OWN_ALGORITHMS.get(name) for dtype in dtypes):
+        yield f"asks for precision={name}, and a product has the cycles of its operands' dtypes"
 
 
 def _metadata(value: Any) -> Iterator[str]:
@@ -53,9 +63,9 @@ def _metadata(value: Any) -> Iterator[str]:
         yield f"has metadata for XLA, {dict(value)}, and XLA does not compile what the IPU runs"
 
 
-def _host_compute(value: Any) -> Iterator[str]:
-    if value == _HOST:
-        yield f"asks to compute on {_HOST!r}, and tiles compute it"
+def _machine(value: Any) -> Iterator[str]:
+    if value not in (None, _DEVICE):
+        yield f"asks to compute on {value!r}, and tiles compute it"
 
 
 def _caller(value: Any) -> Iterator[str]:
@@ -90,11 +100,8 @@ WITHOUT_EFFECT: Mapping[tuple[str, str], Callable[[Any], Iterator[str]]] = {
     ("jit", "in_layouts"): _layouts,
     ("jit", "out_layouts"): _layouts,
     ("*", "accuracy"): _accuracy,
-    ("dot_general", "precision"): _algorithm,
-    ("ragged_dot_general", "precision"): _algorithm,
-    ("compute_on", "compute_type"): _host_compute,
-    ("xla_metadata_value", "xla_metadata_kvs"): _metadata,
-    ("xla_metadata_call", "xla_metadata_kvs"): _metadata,
+    ("*", "compute_type"): _machine,
+    ("*", "xla_metadata_kvs"): _metadata,
     ("io_callback", "sharding"): _caller,
     ("pure_callback", "sharding"): _caller,
     ("device_put", "devices"): _devices,
@@ -105,7 +112,7 @@ WITHOUT_EFFECT: Mapping[tuple[str, str], Callable[[Any], Iterator[str]]] = {
 }
 # Of the context that an equation was traced in, by attribute.
 CONTEXT_WITHOUT_EFFECT: Mapping[str, Callable[[Any], Iterator[str]]] = {
-    "compute_type": _host_compute,
+    "compute_type": _machine,
     "xla_metadata": _metadata,
 }
 
@@ -114,19 +121,44 @@ def check_annotations(who: str, jaxpr: ClosedJaxpr) -> None:
     """Warns of annotations without effect; refuses policies that offload to other than streaming memory."""
     eqns = list(equations(jaxpr.jaxpr))
     check_policies(who, eqns)
-    reported = set[str]()
+    asking: dict[str, JaxprEqn] = {}
     for eqn in eqns:
         for text in _texts(eqn):
-            if text not in reported:
-                reported.add(text)
-                _LOG.warning("%s %s (%s)", who, text, source_line(eqn) or "no known line")
+            asking.setdefault(text, eqn)
+    for exported, eqn in _exported_functions(eqns):
+        for values, dtypes in module_annotations(exported):
+            for text in _texts_of(_EXPORTED, values, dtypes):
+                asking.setdefault(text, eqn)
+    for text, eqn in asking.items():
+        _LOG.warning("%s %s (%s)", who, text, source_line(eqn) or "no known line")
+
+
+def _exported_functions(eqns: Sequence[JaxprEqn]) -> list[tuple[Any, JaxprEqn]]:
+    """Exported functions that equations call, each with the equation that has the line of its first call."""
+    calls = [eqn for eqn in eqns if eqn.primitive.name == _EXPORTED]
+    with_line = {id(eqn): eqn for eqn in calls}
+    for outer in eqns if calls else ():  # JAX has a call in an equation with derivatives, which has the line
+        for eqn in equations_inside(outer):
+            if eqn.primitive.name == _EXPORTED and source_line(outer) and not source_line(eqn):
+                with_line[id(eqn)] = outer
+    first_calls = {id(eqn.params["exported"]): eqn for eqn in reversed(calls)}
+    return [(eqn.params["exported"], with_line[id(eqn)]) for eqn in first_calls.values()]
 
 
 def _texts(eqn: JaxprEqn) -> Iterator[str]:
     yield from memories_without_effect(eqn)
-    for param, value in eqn.params.items():
-        texts = WITHOUT_EFFECT.get((eqn.primitive.name, param)) or WITHOUT_EFFECT.get(("*", param))
-        if texts is not None:
-            yield from texts(value)
+    params = eqn.params
+    if eqn.primitive.name == _METADATA_CALL:  # whose parameters are the metadata
+        params = {"xla_metadata_kvs": {key: value for key, value in params.items() if key != "jaxpr"}}
+    yield from _texts_of(eqn.primitive.name, params, [getattr(x.aval, "dtype", None) for x in eqn.invars[:2]])
     for attribute, texts in CONTEXT_WITHOUT_EFFECT.items():
         yield from texts(getattr(eqn.ctx, attribute, None))
+
+
+def _texts_of(primitive: str, params: Mapping[str, Any], dtypes: Sequence[Any]) -> Iterator[str]:
+    """Texts of parameters; `dtypes` are those of the operands of a product."""
+    yield from _algorithm(params.get("precision"), dtypes)
+    for param, value in params.items():
+        texts = WITHOUT_EFFECT.get((primitive, param)) or WITHOUT_EFFECT.get(("*", param))
+        if texts is not None:
+            yield from texts(value)

@@ -74,11 +74,16 @@ _MONOIDS: dict[str, tuple[Fun, Fun, Fun, Fun | None]] = {
 _POSITIONS = ((lax.argmax, position_of_maximum, _smallest), (lax.argmin, position_of_minimum, _largest))
 
 
-def _preset(algorithm: Any) -> lax.DotAlgorithmPreset:
-    """Algorithm of a product by its name in JAX, as BF16_BF16_F32_X3."""
+def algorithm_name(algorithm: Any) -> str:
+    """Name in JAX of an algorithm of a product, as BF16_BF16_F32_X3."""
     kinds = (algorithm.lhs_precision_type, algorithm.rhs_precision_type, algorithm.accumulation_type)
     count = algorithm.num_primitive_operations
-    name = "_".join([*(str(kind).upper() for kind in kinds), *([f"X{count}"] if count > 1 else [])])
+    return "_".join([*(str(kind).upper() for kind in kinds), *([f"X{count}"] if count > 1 else [])])
+
+
+def _preset(algorithm: Any) -> lax.DotAlgorithmPreset:
+    """Algorithm of a product in JAX."""
+    name = algorithm_name(algorithm)
     if name not in lax.DotAlgorithmPreset.__members__:
         raise UntranslatedError(f"a product by the algorithm {name}")
     return lax.DotAlgorithmPreset[name]

@@ -19,6 +19,7 @@ from jax.experimental import io_callback, pallas as pl
 from jax.experimental.compute_on import compute_on
 from jax.experimental.layout import Layout, with_layout_constraint
 from jax.experimental.pallas import tpu
+from jax.experimental.scheduling_groups import scheduling_group, xla_metadata_call
 from jax.experimental.xla_metadata import set_xla_metadata
 from jax.sharding import SingleDeviceSharding
 
@@ -94,9 +95,18 @@ def seen_in_order(x: Any) -> Any:
     return x
 
 
-def on_the_host(x: Any) -> Any:
-    with compute_on("device_host"):
-        return x * 2
+def on_machine(compute_type: str) -> Callable[[Any], Any]:
+    def function(x: Any) -> Any:
+        with compute_on(compute_type):
+            return x * 2
+
+    return function
+
+
+def multiplied(algorithm: str, dtype: Any = np.float32) -> Callable[[Any], Any]:
+    """A product of operands of a dtype by an algorithm."""
+    precision = lax.DotAlgorithmPreset[algorithm]
+    return lambda x: lax.dot(x.astype(dtype), x.astype(dtype), precision=precision).astype(np.float32)
 
 
 def with_metadata(x: Any) -> Any:
@@ -140,9 +150,7 @@ ROWS: Mapping[tuple[str, str], Row] = {
     ("*", "accuracy"): warned("accuracy=HIGHEST", lambda x: lax.exp(x, accuracy=lax.AccuracyMode.HIGHEST)),
     ("scan", "unroll"): warned("unroll=2", lambda x: lax.fori_loop(0, 4, lambda i, y: y * 0.5 + i, x, unroll=2)),
     ("layout_constraint", "layout"): warned("a layout", lambda x: with_layout_constraint(x, LAYOUT) + 1),
-    ("dot_general", "precision"): warned(
-        "precision=BF16_BF16_F32", lambda x: lax.dot(x, x, precision=lax.DotAlgorithmPreset.BF16_BF16_F32)
-    ),
+    ("dot_general", "precision"): warned("precision=BF16_BF16_F32", multiplied("BF16_BF16_F32")),
     ("conv_general_dilated", "precision"): honoured(
         lambda x: lax.conv(x[None, None], x[None, None, :2, :2], (1, 1), "SAME", precision="highest")
     ),
@@ -152,8 +160,11 @@ ROWS: Mapping[tuple[str, str], Row] = {
     ("*", "preferred_element_type"): honoured(
         lambda x: lax.dot(x.astype(jnp.float16), x.astype(jnp.float16), preferred_element_type=jnp.float32)
     ),
-    ("compute_on", "compute_type"): warned("compute on 'device_host'", on_the_host),
+    ("compute_on", "compute_type"): warned("compute on 'device_host'", on_machine("device_host")),
     ("xla_metadata_value", "xla_metadata_kvs"): warned("metadata", lambda x: set_xla_metadata(x * 2, key="value")),
+    ("xla_metadata_call", "**meta"): warned(
+        "metadata for XLA, {'key': 'value'}", lambda x: xla_metadata_call(lambda v: v * 2, key="value")(x)
+    ),
     ("io_callback", "sharding"): warned(
         "names a device",
         lambda x: io_callback(lambda v: v, jax.ShapeDtypeStruct(X.shape, X.dtype), x, sharding=ON_DEVICE),
@@ -223,7 +234,31 @@ OFFLOADING: Mapping[str, Row] = {
 LAYERS = honoured(drawn_by_equal_layers)
 # Of the context of an equation, by attribute.
 CONTEXT: Mapping[str, Row] = {
-    "compute_type": warned("compute on 'device_host'", on_the_host),
+    "compute_type": warned("compute on 'device_host'", on_machine("device_host")),
     "xla_metadata": warned("metadata", with_metadata),
     "threefry_partitionable": honoured(drawn_in_both_ways),
 }
+# Other values of parameters and contexts that have a row.
+VALUES: Mapping[str, Row] = {
+    "a core for sparse arrays": warned("compute on 'tpu_sparsecore'", on_machine("tpu_sparsecore")),
+    "a stream": warned("compute on 'gpu_stream:1'", on_machine("gpu_stream:1")),
+    "the device": honoured(on_machine("device")),
+    "a scheduling group": warned("{'scheduling_group': 'a'}", lambda x: scheduling_group("a")(lambda v: v * 2)(x)),
+    "a tolerance": warned("accuracy=Tolerance", lambda x: lax.exp(x, accuracy=lax.Tolerance(1e-3, 1e-3, 1))),
+    "half-precision product of float32": warned("precision=F16_F16_F16", multiplied("F16_F16_F16")),
+    "half-precision product": honoured(multiplied("F16_F16_F16", np.float16)),
+    "double-precision product of float32": warned("precision=F64_F64_F64", multiplied("F64_F64_F64")),
+    "float32 product of float16": warned("precision=F32_F32_F32", multiplied("F32_F32_F32", np.float16)),
+    "float32 product": honoured(multiplied("F32_F32_F32")),
+}
+
+
+def in_each_way(x: Any) -> Any:
+    """A function with each annotation that an exported module keeps."""
+    with set_xla_metadata(key="value"):
+        x = jnp.sin(x)
+    for compute_type in ("device_host", "tpu_sparsecore", "gpu_stream:1", "device"):
+        x = on_machine(compute_type)(x)
+    x = scheduling_group("a")(lambda v: v + 1)(set_xla_metadata(x * 2, other="value"))
+    x = lax.exp(-abs(x), accuracy=lax.AccuracyMode.HIGHEST) + lax.log(3 + x * x, accuracy=lax.Tolerance(1e-3, 1e-3, 1))
+    return multiplied("BF16_BF16_F32")(x) + multiplied("F32_F32_F32")(x) + multiplied("F16_F16_F16", np.float16)(x)

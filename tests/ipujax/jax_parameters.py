@@ -1,7 +1,7 @@
 """Primitives of JAX and their parameters: a script that prints them as JSON, in a process without ipujax.
 
 JAX keeps no list, so primitives are the objects of their class. Their parameters are the keywords of the rules that
-JAX has for them, and of functions inside of these.
+JAX has for them, and of functions inside of these; parameters of any name are `**` and what the rule calls them.
 """
 
 from __future__ import annotations
@@ -63,6 +63,8 @@ def parameters(primitive: Primitive) -> set[str]:
                 for parameter in inspect.signature(function).parameters.values():
                     if parameter.kind is parameter.KEYWORD_ONLY:
                         names.add(parameter.name)
+                    if parameter.kind is parameter.VAR_KEYWORD:
+                        names.add(f"**{parameter.name}")
     return names
 
 

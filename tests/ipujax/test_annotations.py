@@ -4,25 +4,40 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.export
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import ipujax as ipu
-from tests.ipujax.annotation_rows import CONTEXT, LAYERS, OFFLOADING, ROWS, Row, X, factored, has_operation
+from tests.ipujax.annotation_rows import (
+    CONTEXT,
+    LAYERS,
+    OFFLOADING,
+    ROWS,
+    VALUES,
+    Row,
+    X,
+    factored,
+    has_operation,
+    in_each_way,
+    multiplied,
+)
 from tests.marks import slow_but
 
 DEVICE = ipu.IPUModel(tiles_per_ipu=8)
 SCRIPT = Path(__file__).parent / "jax_parameters.py"
 ALL = {f"{primitive} {param}": row for (primitive, param), row in ROWS.items()}
-ALL |= {"context of equal layers": LAYERS}
+ALL |= {"context of equal layers": LAYERS} | VALUES
 ALL |= {f"policy {name}": row for name, row in OFFLOADING.items()} | {f"context {a}": row for a, row in CONTEXT.items()}
-FAST = ("* accuracy", "scan unroll", "layout_constraint layout", "remat2 policy", "context xla_metadata")
+FAST = ("* accuracy", "scan unroll", "layout_constraint layout", "remat2 policy", "context xla_metadata", *VALUES)
 
 # Over a mesh: `test_mesh_annotations`, `test_shardings`, and the tests of types with shardings in `lowering.partition`.
 OF_MESHES = frozenset(
@@ -68,6 +83,8 @@ OF_LOWERING = frozenset(
         "reduce_op",
     ]
 )
+# Parameters of any name, which rules hand to others or leave unread.
+OF_ANY_NAME = frozenset(["**_", "**__", "**k", "**kw", "**kwargs", "**kwds", "**params", "**unused_kwargs"])
 # `jax.jit` refuses these inside of another function, or knows one value of them.
 WITHOUT_PROGRAMS = frozenset({("jit", "compiler_options_kvs"), ("compute_on", "compiler_options_json")})
 WITHOUT_PROGRAMS |= {("compute_on", "out_memory_spaces"), ("check", "debug"), ("sharding_constraint", "layout")}
@@ -276,7 +293,7 @@ def test_every_parameter_of_jax_has_a_row(parameters: dict[str, list[str]]) -> N
     """A parameter that a version of JAX adds is one of numbers, or gets a row."""
     asking = {param for _, param in (*ROWS, *WITHOUT_PROGRAMS)} | OF_MESHES | OF_OTHER_MACHINES
     names = {name for names in parameters.values() for name in names}
-    assert names - asking - OF_LOWERING - OF_NUMBERS == set()
+    assert names - asking - OF_LOWERING - OF_NUMBERS - OF_ANY_NAME == set()
     assert not asking & OF_NUMBERS
     others = OF_MESHES | OF_OTHER_MACHINES
     lacking = {
@@ -329,6 +346,37 @@ def test_annotation(name: str, caplog: pytest.LogCaptureFixture) -> None:
     else:
         (warning,) = warnings
         assert row.text in warning and ".py:" in warning
+
+
+def exported(function: Any) -> Any:
+    return jax.export.export(jax.jit(function))(X).call
+
+
+def what_is_asked(warning: str) -> str:
+    """A warning without the function before its verb and the line after it."""
+    return re.sub(r"^\S+ | \(\w+\.py:.*$", "", warning)
+
+
+def test_annotations_in_an_exported_function(caplog: pytest.LogCaptureFixture) -> None:
+    """Those of the function, with the line of the call: oracle is the function that is not exported."""
+    call = exported(in_each_way)
+    with caplog.at_level(logging.WARNING, logger="ipujax"):
+        ipu.jit(in_each_way, device=DEVICE).lower(X)
+        expected = warnings_of(caplog.records)
+        caplog.clear()
+        ipu.jit(lambda x: call(call(x)), device=DEVICE).lower(X)
+    actual = warnings_of(caplog.records)
+    assert len(expected) == 9
+    assert sorted(map(what_is_asked, actual)) == sorted(map(what_is_asked, expected))
+    assert all(f"({Path(__file__).name}:" in text for text in actual)
+
+
+def test_what_jax_writes_into_modules_is_no_annotation(caplog: pytest.LogCaptureFixture) -> None:
+    """Batch dimensions of a routine, and operands that the module itself rounds."""
+    call = exported(lambda x: (jnp.linalg.cholesky(x @ x.T + 9 * jnp.eye(8)), multiplied("F16_F16_F16")(x)))
+    with caplog.at_level(logging.WARNING, logger="ipujax"):
+        ipu.jit(lambda x: call(x), device=DEVICE).lower(X)
+    assert not warnings_of(caplog.records)
 
 
 @pytest.mark.slow
