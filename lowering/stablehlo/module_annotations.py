@@ -61,7 +61,8 @@ def _values(op: Any) -> Iterator[tuple[str, Any]]:
     if _ALGORITHM in op.attributes and op.name.startswith("stablehlo.dot"):
         yield "precision", algorithm_name(stablehlo.DotAlgorithm(op.attributes[_ALGORITHM]))
     if _FRONTEND in op.attributes:
-        yield from _of_frontend({x.name: ir.StringAttr(x.attr).value for x in ir.DictAttr(op.attributes[_FRONTEND])})
+        frontend: Any = ir.DictAttr(op.attributes[_FRONTEND])
+        yield from _of_frontend({x.name: ir.StringAttr(x.attr).value for x in frontend})
 
 
 def _accuracy(attribute: Any) -> Any:

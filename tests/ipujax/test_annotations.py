@@ -35,7 +35,7 @@ from tests.marks import slow_but
 DEVICE = ipu.IPUModel(tiles_per_ipu=8)
 SCRIPT = Path(__file__).parent / "jax_parameters.py"
 ALL = {f"{primitive} {param}": row for (primitive, param), row in ROWS.items()}
-ALL |= {"context of equal layers": LAYERS} | VALUES
+ALL |= {"context of equal layers": LAYERS, **VALUES}
 ALL |= {f"policy {name}": row for name, row in OFFLOADING.items()} | {f"context {a}": row for a, row in CONTEXT.items()}
 FAST = ("* accuracy", "scan unroll", "layout_constraint layout", "remat2 policy", "context xla_metadata", *VALUES)
 
