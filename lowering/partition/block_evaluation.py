@@ -367,9 +367,10 @@ def _while(run: Evaluation, eqn: JaxprEqn, operands: Sequence[Block]) -> list[Bl
     specs = [*cond_specs, *body_specs]
     arrays = [run.to_spec(b, spec, eqn).array for b, spec in zip(operands, specs, strict=True)]
     assert len(specs) == first_carry + len(carry_specs), "operands are constants of both, then the state"
-    # Devices must agree on the condition.
+    # Devices must agree on the condition. In a user's `shard_map` it may be one of each element of a batch.
+    decision = whole(len(cond_jaxpr.out_avals[0].shape))
     changes = {
-        "cond_jaxpr": run.body(cond_jaxpr, [*cond_specs, *carry_specs], [Spec(())], eqn),
+        "cond_jaxpr": run.body(cond_jaxpr, [*cond_specs, *carry_specs], [decision], eqn),
         "body_jaxpr": run.body(body_jaxpr, body_specs, carry_specs, eqn),
     }
     results = eqn.primitive.bind(*arrays, **{**params, **changes})

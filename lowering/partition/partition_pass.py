@@ -15,6 +15,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from ipujax.lowering.jax_compat import ClosedJaxpr, Jaxpr, JaxprEqn, Var, eliminate_dead_code, shape_of
 from ipujax.lowering.jaxpr import equations
+from ipujax.lowering.partition.batched_loops import with_scalar_conditions
 from ipujax.lowering.partition.block_evaluation import Block, Evaluation, Notes
 from ipujax.lowering.partition.pipelines import with_inlined_micro_batches
 from ipujax.lowering.partition.program_shardings import NONE, Shardings, splits
@@ -56,7 +57,7 @@ def _partitioned(
     mesh = _mesh(jaxpr.jaxpr, shardings)
     if mesh is None:
         return jaxpr
-    jaxpr = with_inlined_micro_batches(jaxpr)
+    jaxpr = with_scalar_conditions(with_inlined_micro_batches(jaxpr))
     # A value that nothing reads would be reduced for nothing.
     jaxpr = ClosedJaxpr(eliminate_dead_code(jaxpr.jaxpr), jaxpr.consts)
     target = shardings.target or preset("mk2", mesh.num_devices)

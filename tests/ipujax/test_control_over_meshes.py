@@ -142,6 +142,53 @@ def test_whole_arrays_decide_for_all(spec: P) -> None:
     np.testing.assert_allclose(run(X), converged(X), rtol=2e-6)
 
 
+def rows_converged(x: jax.Array) -> jax.Array:
+    def row(v: jax.Array, least: jax.Array) -> Any:
+        def body(carry: Any) -> Any:
+            c, count = carry
+            return 0.4 * c + 0.1 * x[0].mean(), count + 1
+
+        return lax.while_loop(lambda carry: jnp.sum(carry[0] ** 2) > least, body, (v, 0))
+
+    values, counts = jax.vmap(row)(x, 4 + x[:, 0])
+    return values + counts[:, None]
+
+
+def elements_converged(x: jax.Array) -> jax.Array:
+    """A predicate of two dimensions, in a branch of a loop."""
+    halved = jax.vmap(jax.vmap(lambda v: lax.while_loop(lambda c: c > 1, lambda c: c * 0.5, v)))
+    return lax.fori_loop(0, 2, lambda k, c: lax.cond(c.sum() > 3, halved, lambda a: a, c) + k, x)
+
+
+def keys_converged(x: jax.Array) -> jax.Array:
+    def row(v: jax.Array, key: jax.Array) -> Any:
+        def body(carry: Any) -> Any:
+            key, c = carry
+            return jax.random.fold_in(key, 1), c - jax.random.uniform(key)
+
+        return lax.while_loop(lambda carry: carry[1] > 0, body, (key, v.mean()))[1]
+
+    return jax.vmap(row)(x, jax.random.split(jax.random.key(0), len(x)))
+
+
+@pytest.mark.parametrize("spec", [P("x"), *(pytest.param(s, marks=pytest.mark.slow) for s in (P(None, "x"), P("y")))])
+@pytest.mark.parametrize("fun", [rows_converged, elements_converged, keys_converged])
+def test_elements_of_a_batch_leave_a_loop_each(fun: Block, spec: P) -> None:
+    run = ipu.jit(fun, device=DEVICE, in_shardings=NamedSharding(MESH, spec))
+    np.testing.assert_allclose(run(X), fun(X), rtol=2e-6, atol=1e-6)
+
+
+def test_a_batch_in_a_users_block_of_a_partitioned_program() -> None:
+    def fun(x: jax.Array) -> jax.Array:
+        return over_mesh(jax.vmap(lambda v: lax.while_loop(lambda c: c.sum() > 1, lambda c: c * 0.5, v)))(x * 2)
+
+    run = ipu.jit(fun, device=DEVICE, in_shardings=NamedSharding(MESH, P("x")))
+    blocks = (2 * X).reshape(2, 4, 2, 4).swapaxes(1, 2)
+    while (goes_on := blocks.sum(-1, keepdims=True) > 1).any():
+        blocks = np.where(goes_on, blocks * 0.5, blocks)
+    np.testing.assert_allclose(run(X), blocks.swapaxes(1, 2).reshape(X.shape), rtol=2e-6)
+
+
 @pytest.mark.slow
 def test_groups_of_replicas_decide_by_themselves() -> None:
     pairs = [[0, 1], [2, 3]]

@@ -1,0 +1,119 @@
+"""Loops over a batch, those of `jax.vmap`, as loops with one condition.
+
+    while (any(goes_on)) { state = select(goes_on, body(state), state) }
+
+JAX gives a batched loop a predicate of each element of the batch. Written out, the selection has rules of partitioning
+that keep predicate and state split alike, and all devices agree on whether any element goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from jax import lax
+
+from ipujax.lowering.jax_compat import (
+    Atom,
+    ClosedJaxpr,
+    DropVar,
+    JaxprEqn,
+    Var,
+    new_equation,
+    shape_of,
+)
+from ipujax.lowering.jaxpr import PIPELINE, Rewrite, everywhere, with_inner
+
+
+def with_scalar_conditions(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
+    """Returns an equal jaxpr whose loops, those inside of others and of micro-batches too, have scalar conditions."""
+    return everywhere(_rewritten)(jaxpr)
+
+
+def _rewritten(jaxpr: ClosedJaxpr, rewrite: Rewrite) -> ClosedJaxpr:
+    eqns = [_with_scalar_condition(_with_inner(eqn, rewrite)) for eqn in jaxpr.jaxpr.eqns]
+    if all(new is old for new, old in zip(eqns, jaxpr.jaxpr.eqns, strict=True)):
+        return jaxpr
+    return ClosedJaxpr(jaxpr.jaxpr.replace(eqns=eqns), jaxpr.consts)
+
+
+def _with_inner(eqn: JaxprEqn, rewrite: Rewrite) -> JaxprEqn:
+    if eqn.primitive.name == "shard_map":  # its values are a device's own
+        return eqn
+    eqn = with_inner(eqn, rewrite)
+    if eqn.primitive.name != PIPELINE:
+        return eqn
+    micro_batch = eqn.params["micro_batch"]
+    return eqn.replace(params={**eqn.params, "micro_batch": replace(micro_batch, jaxpr=rewrite(micro_batch.jaxpr))})
+
+
+def _with_scalar_condition(eqn: JaxprEqn) -> JaxprEqn:
+    if eqn.primitive.name != "while" or not eqn.params["cond_jaxpr"].out_avals[0].shape:
+        return eqn
+    params = eqn.params
+    num_cond = params["cond_nconsts"]
+    cond_consts = eqn.invars[:num_cond]
+    changes = {
+        "cond_jaxpr": _any_goes_on(params["cond_jaxpr"], eqn),
+        "body_jaxpr": _of_those_that_go_on(params["cond_jaxpr"], params["body_jaxpr"], num_cond, eqn),
+        "body_nconsts": num_cond + params["body_nconsts"],
+    }
+    # The body tests the state too.
+    return eqn.replace(invars=[*cond_consts, *eqn.invars], params={**params, **changes})
+
+
+def _any_goes_on(cond: ClosedJaxpr, like: JaxprEqn) -> ClosedJaxpr:
+    body = cond.jaxpr
+    (goes_on,) = body.outvars
+    aval: Any = goes_on.aval
+    any_goes_on = Var(aval.update(shape=(), sharding=None))
+    params = {"axes": tuple(range(len(aval.shape)))}
+    eqn = new_equation(lax.reduce_or_p, [goes_on], [any_goes_on], params, like)
+    return ClosedJaxpr(body.replace(eqns=[*body.eqns, eqn], outvars=[any_goes_on]), cond.consts)
+
+
+def _of_those_that_go_on(cond: ClosedJaxpr, body: ClosedJaxpr, num_cond: int, like: JaxprEqn) -> ClosedJaxpr:
+    """The body, with inputs of the condition before its own, whose results are new where the predicate is true."""
+    state = body.jaxpr.invars[len(body.jaxpr.invars) - len(body.jaxpr.outvars) :]
+    cond_consts = [Var(var.aval) for var in cond.jaxpr.invars[:num_cond]]
+    constvars = [Var(var.aval) for var in cond.jaxpr.constvars]
+    eqns, (goes_on,) = _copied(cond, [*cond_consts, *state], constvars)
+    eqns += body.jaxpr.eqns
+    results: list[Atom] = []
+    for new, old in zip(body.jaxpr.outvars, state, strict=True):
+        aval: Any = new.aval
+        dims = tuple(range(len(shape_of(goes_on))))
+        params = {"shape": aval.shape, "broadcast_dimensions": dims, "sharding": None}
+        flags = Var(aval.update(dtype=np.dtype(bool), weak_type=False))
+        result = Var(aval)
+        eqns.append(new_equation(lax.broadcast_in_dim_p, [goes_on], [flags], params, like))
+        eqns.append(new_equation(lax.select_n_p, [flags, old, new], [result], {}, like))
+        results.append(result)
+    changed = body.jaxpr.replace(
+        constvars=[*constvars, *body.jaxpr.constvars],
+        invars=[*cond_consts, *body.jaxpr.invars],
+        eqns=eqns,
+        outvars=results,
+        effects=body.jaxpr.effects | cond.jaxpr.effects,
+        debug_info=body.jaxpr.debug_info.with_unknown_names(),
+    )
+    return ClosedJaxpr(changed, [*cond.consts, *body.consts])
+
+
+def _copied(
+    jaxpr: ClosedJaxpr, inputs: Sequence[Var], constvars: Sequence[Var]
+) -> tuple[list[JaxprEqn], Sequence[Atom]]:
+    """Equations and results of a jaxpr on other inputs, with variables of their own."""
+    body = jaxpr.jaxpr
+    copies: dict[Var, Var] = dict(zip((*body.invars, *body.constvars), (*inputs, *constvars), strict=True))
+
+    def copy_of(atom: Any) -> Any:
+        return copies.get(atom, atom) if isinstance(atom, Var) else atom
+
+    eqns = list[JaxprEqn]()
+    for eqn in body.eqns:
+        copies.update({var: Var(var.aval) for var in eqn.outvars if not isinstance(var, DropVar)})
+        eqns.append(eqn.replace(invars=list(map(copy_of, eqn.invars)), outvars=list(map(copy_of, eqn.outvars))))
+    return eqns, list(map(copy_of, body.outvars))
