@@ -183,4 +183,12 @@ def _traced(
     # The mesh of the user's `jax.set_mesh` has its axes explicit.
     with tracing_without_mesh():
         traced = jax.make_jaxpr(mapped, axis_env=() if axis is None else (axis,))(*avals)
-    return ClosedJaxpr(traced.jaxpr.replace(debug_info=jaxpr.jaxpr.debug_info), traced.consts)
+    eqns = [_of_no_file(eqn) if eqn.primitive.name == "shard_map" else eqn for eqn in traced.jaxpr.eqns]
+    return ClosedJaxpr(traced.jaxpr.replace(eqns=eqns, debug_info=jaxpr.jaxpr.debug_info), traced.consts)
+
+
+def _of_no_file(eqn: JaxprEqn) -> JaxprEqn:
+    """A call whose function names no file, so that its equations, traced in `local`, keep the user's lines."""
+    body = eqn.params["jaxpr"]
+    body = body.replace(debug_info=body.debug_info._replace(func_src_info=None))
+    return eqn.replace(params={**eqn.params, "jaxpr": body})

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import export, lax
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 import ipujax as ipu
 from ipujax.runtime.profile.unpriced import Unpriced
@@ -101,6 +102,20 @@ UNPRICED: dict[str, tuple[Callable[[Any], Any], str, int]] = {
     "nothing_known": (foreign, "tiles", 1),
     "pure_callback": (on_the_host, "host", 5),
 }
+
+
+def test_a_call_that_devices_share_has_its_name_and_line() -> None:
+    mesh = ipu.make_mesh((2,), ("x",), axis_types=(AxisType.Auto,))
+    device = ipu.IPUModel(num_ipus=2, tiles_per_ipu=8)
+    in_shardings = NamedSharding(mesh, P("x"))
+
+    def doubled(x: Any) -> Any:
+        return jax.shard_map(lambda block: 2 * block, mesh=mesh, in_specs=P("x"), out_specs=P("x"))(on_the_host(x))
+
+    for fun, shardings in ((on_the_host, {"in_shardings": in_shardings}), (doubled, {})):
+        (row,) = ipu.jit(fun, device=device, **shardings).profile(X).unpriced
+        assert row.operation == "pure_callback"
+        assert row.origin.line.startswith(f"test_opaque_calls.py:{on_the_host.__code__.co_firstlineno + 1} (")
 
 
 @pytest.mark.parametrize("name", UNPRICED)

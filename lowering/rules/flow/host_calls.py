@@ -69,7 +69,8 @@ def _without_operand(fun: Any, _: Any) -> Sequence[Any]:
 def call_once_rule(ctx: Context, *operands: Tensor, jaxpr: ClosedJaxpr, sharing: int) -> Sequence[Tensor]:
     """Lowers a call that groups of replicas make together, the one equation of the jaxpr."""
     (eqn,) = jaxpr.eqns
-    return callback_rule(replace(ctx, equation=eqn), *operands, sharing=sharing, **eqn.params)
+    name = ctx.name.removesuffix(ctx.primitive.name) + eqn.primitive.name
+    return callback_rule(replace(ctx, name=name, equation=eqn), *operands, sharing=sharing, **eqn.params)
 
 
 RULES: dict[str, Rule] = {**dict.fromkeys(HOST_CALLS, callback_rule), "call_once": call_once_rule}
