@@ -79,10 +79,12 @@ def _disagreement(axes: ReplicaAxes, node: Decision, classes: Classes, groups: S
     names = _axes_apart(axes, classes, groups)
     along = f"{'axis' if len(names) == 1 else 'axes'} {' and '.join(map(repr, names))}"
     subject = "the condition of this loop" if isinstance(node, Loop) else "this choice of a branch"
-    steps = _first_meeting(node)
+    meeting = _first_meeting_apart(node, classes)
+    steps = meeting.name if isinstance(meeting, Collective | CrossReplicaCopy) else "the host"
+    place = f", at {meeting.origin.line}" if meeting.origin.line else ""
     return VerifyError(
         "divergent-control",
-        f"IPUs along {along} may disagree on {subject}, and would have to meet for {steps} inside it",
+        f"IPUs along {along} may disagree on {subject}, and would have to meet for {steps} inside it{place}",
         where=node.origin,
         expected=f"a value that is equal along {along}",
         got=f"a value that may differ, over {', '.join(f'{name}: {size}' for name, size in axes)}",
@@ -101,10 +103,14 @@ def _axes_apart(axes: ReplicaAxes, classes: Classes, groups: Sequence[Sequence[i
     return tuple(name for name, size in axes if name in differing or (not differing and size > 1))
 
 
-def _first_meeting(node: Decision) -> str:
-    """The first step inside of a decision at which replicas meet, in words."""
-    inner = next(step for step in distinct(node) if isinstance(step, _MEETINGS))
-    return inner.name if isinstance(inner, Collective | CrossReplicaCopy) else "the host"
+def _first_meeting_apart(node: Decision, classes: Classes) -> Meeting:
+    """The first step inside of a decision at which replicas meet that may disagree on it."""
+    # Groups that steps connect are apart only if those of one of the steps are.
+    return next(
+        step
+        for step in distinct(node)
+        if isinstance(step, Meeting) and agreement.is_apart_in(classes, meeting_groups(step, len(classes)))
+    )
 
 
-_MEETINGS = (Collective, CrossReplicaCopy, StreamIn, StreamOut)
+Meeting = Collective | CrossReplicaCopy | StreamIn | StreamOut

@@ -129,6 +129,20 @@ def test_a_refusal_names_the_axis() -> None:
     assert "test_control_over_meshes.py" in str(caught.value)
 
 
+def test_a_refusal_names_the_collective_whose_ipus_may_part() -> None:
+    def goes_on(c: jax.Array) -> jax.Array:
+        return lax.pmax(c.sum(), "y") > 1
+
+    def body(c: jax.Array) -> jax.Array:
+        return c * 0.5 - 0.1 * lax.pmean(c, "x")
+
+    with pytest.raises(ipu.IpuError, match="IPUs along axis 'x' may disagree on the condition") as caught:
+        ipu.jit(over_mesh(lambda v: lax.while_loop(goes_on, body, v)), device=DEVICE).lower(X).compile()
+    message = str(caught.value)
+    assert "meet for psum" in message and "move psum outside" in message and "pmax inside" not in message
+    assert f"test_control_over_meshes.py:{body.__code__.co_firstlineno + 1} (body)" in message
+
+
 def converged(x: jax.Array) -> jax.Array:
     def body(c: jax.Array) -> jax.Array:
         return lax.cond(c.mean() > 1, lambda a: a * 0.5, lambda a: a - 0.1 * a.mean(0), c) * 0.9
