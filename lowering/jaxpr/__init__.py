@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from ipujax.runtime.lazy_names import lazy_names
 
 if TYPE_CHECKING:
+    from ipujax.lowering.jaxpr.batched_loops import with_scalar_conditions as with_scalar_conditions
     from ipujax.lowering.jaxpr.call_sites import Bodies as Bodies, CallSite as CallSite, CallSites as CallSites
     from ipujax.lowering.jaxpr.equation_numbers import EquationNumbers as EquationNumbers
     from ipujax.lowering.jaxpr.nested import (

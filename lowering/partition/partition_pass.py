@@ -14,8 +14,7 @@ import jax
 from jax.sharding import Mesh, NamedSharding
 
 from ipujax.lowering.jax_compat import ClosedJaxpr, Jaxpr, JaxprEqn, Var, eliminate_dead_code, shape_of
-from ipujax.lowering.jaxpr import equations
-from ipujax.lowering.partition.batched_loops import with_scalar_conditions
+from ipujax.lowering.jaxpr import equations, with_scalar_conditions
 from ipujax.lowering.partition.block_evaluation import Block, Evaluation, Notes
 from ipujax.lowering.partition.pipelines import with_inlined_micro_batches
 from ipujax.lowering.partition.program_shardings import NONE, Shardings, splits

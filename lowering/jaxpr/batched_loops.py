@@ -24,7 +24,8 @@ from ipujax.lowering.jax_compat import (
     new_equation,
     shape_of,
 )
-from ipujax.lowering.jaxpr import PIPELINE, Rewrite, everywhere, with_inner
+from ipujax.lowering.jaxpr.nested import Rewrite, everywhere, with_inner
+from ipujax.lowering.jaxpr.stage_names import PIPELINE
 
 
 def with_scalar_conditions(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
