@@ -19,7 +19,6 @@ from ipujax.calls.unsupported_memories import check_policies, memories_without_e
 from ipujax.lowering.jax_compat import ClosedJaxpr, JaxprEqn
 from ipujax.lowering.jaxpr import equations, equations_inside
 from ipujax.lowering.source_info import source_line
-from ipujax.lowering.stablehlo.module_annotations import module_annotations
 from ipujax.runtime.logs import Log
 
 _LOG = Log("passes")
@@ -126,6 +125,8 @@ def check_annotations(who: str, jaxpr: ClosedJaxpr) -> None:
         for text in _texts(eqn):
             asking.setdefault(text, eqn)
     for exported, eqn in _exported_functions(eqns):
+        from ipujax.lowering.stablehlo.module_annotations import module_annotations  # few programs have a module
+
         for values, dtypes in module_annotations(exported):
             for text in _texts_of(_EXPORTED, values, dtypes):
                 asking.setdefault(text, eqn)

@@ -189,7 +189,7 @@ ROWS: Mapping[tuple[str, str], Row] = {
     ("device_put", "devices"): honoured(lambda x: jax.device_put(x, jax.devices()[0])),
     ("device_put", "srcs"): honoured(lambda x: jax.device_put(x, jax.devices()[0], src=ON_DEVICE)),
     ("device_put", "copy_semantics"): honoured(lambda x: jax.device_put(x, may_alias=False)),
-    ("ffi_call", "has_side_effect"): honoured(factored(has_side_effect=True), has_operation("ffi_call")),
+    ("ffi_call", "has_side_effect"): honoured(factored(has_side_effect=True), has_operation("lapack_spotrf_ffi")),
     ("ffi_call", "input_output_aliases"): honoured(factored(has_side_effect=True, input_output_aliases={0: 0})),
     ("remat2", "policy"): offloaded(
         POLICIES.save_and_offload_only_these_names(
