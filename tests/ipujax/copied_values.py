@@ -196,7 +196,8 @@ OF_TENSORS = {"popops.SingleReduceOp": lambda: popops.SingleReduceOp(tensor(), [
 WITHOUT_VALUES = {
     *("poplar.In", "poplar.InOut", "poplar.Out", "poplar.Vector", "poplar.VectorList", "poplar.Vertex"),
     *("poplar.FieldRef", "poplar.VertexRef", "popnn.gru.GruWeights", "popnn.lstm.LstmWeights", "popnn.lstm.LstmState"),
-    *("popnn.gru.RecurrentWeights", "popnn.gru.Graph", "popops.expr.Expression", "schedules.Schedule"),
+    *("popnn.gru.RecurrentParams", "popnn.gru.RecurrentWeights", "popnn.gru.Graph", "popnn.lstm.RecurrentParams"),
+    *("popops.expr.Expression", "schedules.Schedule"),
 }
 MODULES = ("", ".optim", ".poplar", ".poplar.program", ".poplin", ".popnn", ".popnn.gru", ".popnn.lstm", ".popops")
 MODULES += (".popops.expr", ".poprand", ".popsolver", ".popsparse", ".poputil", ".schedules", ".distributed")
