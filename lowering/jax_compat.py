@@ -42,6 +42,7 @@ CALLEES: dict[str, str] = {
 
 check_jaxpr = _core.check_jaxpr
 jaxpr_as_fun = _core.jaxpr_as_fun
+scan_p = _primitives.scan_p
 sharding_constraint_p = _primitives.sharding_constraint_p
 jaxprs_in_params = _core.jaxprs_in_params
 find_top_trace = _core.find_top_trace

@@ -34,6 +34,7 @@ from ipujax.lowering.outlining import (
 )
 from ipujax.lowering.partition import NONE, Notes, Shardings, partition
 from ipujax.lowering.passes.channel_groups import grouped_inputs
+from ipujax.lowering.passes.count_loops import count_loops
 from ipujax.lowering.passes.dce import dce
 from ipujax.lowering.passes.fuse import (
     fuse,
@@ -64,6 +65,7 @@ Pass = Callable[[ClosedJaxpr], ClosedJaxpr]
 PASSES: tuple[tuple[str, Pass], ...] = (
     ("discharge", discharge),
     ("inline", inline_and_name),
+    ("count_loops", count_loops),
     ("memory_spaces", memory_spaces),
     ("partition", partition),
     ("shard_map", shard_map),
@@ -83,6 +85,7 @@ PASSES: tuple[tuple[str, Pass], ...] = (
 _BEFORE_CUT = (
     "discharge",
     "inline",
+    "count_loops",
     "memory_spaces",
     "partition",
     "shard_map",

@@ -82,7 +82,8 @@ class Codelet:
             The counter stands still while it is read; `compute` stands for a machine without one.
         is_product: whether it multiplies and adds, so that its operations count in any dtype; elsewhere those on whole
             numbers are indices, and do not.
-        is_priced: whether `cycles` count its work; False for code of which nothing is known but its operands.
+        is_priced: whether `cycles` count its work; False for code of which nothing is known but its operands, and
+            for code with a loop whose trip count is data, of which one iteration counts.
         with_axes: from new axes, each as the numbers of the axes that it has elements of, to the codelet of vertices
             with these axes, whose blocks have their dimensions in the order of the axes; or to None where that is not
             possible. The engine chooses the axes in which arrays are kept. None where axes are part of the code.

@@ -1,4 +1,4 @@
-"""Operations without a price: code of which nothing is known but its operands and results.
+"""Operations without a price: code of which nothing is known but its operands and results, or not its trip counts.
 
 Input: an `Executable`, and the runs of each of its steps. Output: rows, in program order: vertices of codelets that are
 not priced, and calls of Python functions, of which only the transfers have cycles.

@@ -122,7 +122,7 @@ def test_arguments_are_named_as_the_user_writes_them() -> None:
 def test_timings_name_every_pass() -> None:
     lowered = ipu.jit(step, device=DEVICE).lower(*arguments())
     passes = [
-        *("discharge", "inline", "memory_spaces", "partition", "shard_map", "merge_collectives"),
+        *("discharge", "inline", "count_loops", "memory_spaces", "partition", "shard_map", "merge_collectives"),
         *("narrow", "dce", "recompute", "swap_products", "outline", "fuse", "stream", "offload"),
     ]
     assert list(lowered.timings) == ["trace", *passes, "lower"]

@@ -3,7 +3,7 @@
 The function is lowered by the passes and rules of entire programs for a target of one tile, so its primitives have the
 vertices that they have there, fused ones too, and all six workers. Its cycles are those of the vertices and of copies
 on the tile; a vertex calls them one after the other, without syncs and exchanges.
-Limits: a loop whose trip count is data runs once, a branch is the costliest.
+Limits: a loop whose trip count is data runs once, and the function is unpriced; a branch is the costliest.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from ipujax.lowering.rules.base.context import LowerAlone
 from ipujax.runtime.analysis import EffectsOf
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.compile import leaf_costs, vertex_cycles
+from ipujax.runtime.graph import data_loops
 from ipujax.runtime.memory import memory_report
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import element_bytes
@@ -30,11 +31,13 @@ class TileCost:
         cycles: tile cycles.
         scratch_bytes: bytes of intermediates at their peak.
         code_bytes: bytes of the code of its vertices.
+        is_priced: whether `cycles` count all iterations: no trip count is data.
     """
 
     cycles: int
     scratch_bytes: int
     code_bytes: int
+    is_priced: bool
 
 
 @remembered
@@ -54,4 +57,5 @@ def tile_cost(lower_alone: LowerAlone, body: ClosedJaxpr, target: Target) -> Til
         cycles=vertex_cycles(graph, program, costs),
         scratch_bytes=max(0, live_bytes - connected_bytes),
         code_bytes=sum(codelets.values()),
+        is_priced=not data_loops(program),
     )

@@ -114,6 +114,7 @@ def _codelet(body: ClosedJaxpr, name: str, cost: TileCost) -> Codelet:
         lambda shapes, target: np.asarray(cost.cycles, np.int64),
         state_bytes=_STATE_BYTES * len(fields) + cost.scratch_bytes,
         code_bytes=cost.code_bytes,
+        is_priced=cost.is_priced,
         compares="equality",
     )
 

@@ -147,3 +147,28 @@ def test_a_ref_of_the_outside_is_refused() -> None:
 
     with pytest.raises(ArgumentError, match="closes over a Ref"):
         ipu.tile_map(add_to_ref, X)
+
+
+def until(is_running: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """A loop of 20 iterations over a counter, a bound and a row."""
+    return lambda row: lax.while_loop(is_running, lambda c: (c[0] + 1, c[1], c[2] * 0.5 + c[0]), (0, 20, row))[2]
+
+
+@pytest.mark.parametrize(
+    "is_running", [lambda c: c[0] < 20, lambda c: c[0] <= 19, lambda c: c[0] != 20, lambda c: c[0] < c[1]]
+)
+def test_a_counted_while_costs_as_a_fori_loop(is_running: Callable[[Any], Any]) -> None:
+    def profile(loop: Callable[[Any], Any]) -> ipu.Profile:
+        return ipu.jit(lambda x: ipu.tile_map(loop, x), device=DEVICE).profile(X)
+
+    profile_of_while = profile(until(is_running))
+    assert profile_of_while.cycles == profile(lambda row: lax.fori_loop(0, 20, lambda i, x: x * 0.5 + i, row)).cycles
+    assert not profile_of_while.unpriced
+
+
+def test_a_loop_of_data_is_unpriced() -> None:
+    loop = until(lambda c: (c[0] < 20) & (c[2].sum() < 1e9))
+    profile = ipu.jit(lambda x: ipu.tile_map(loop, x), device=DEVICE).profile(X)
+    (row,) = profile.unpriced
+    assert (row.operation, row.place, row.runs) == ("tile_map", "tiles", 1)
+    assert "Unpriced operations" in profile.summary()

@@ -1,0 +1,198 @@
+"""Trip counts of `while` equations that count: their number of iterations follows from known integers.
+
+Such a loop compares a scalar counter with a bound (`<`, `<=`, `>`, `>=`, `!=`, or `not` of one), and each iteration
+adds the same step to the counter. Start, step and bound are known where they are constants, arguments with known
+values, carries that no iteration changes, or computed from those. Input: an equation and the known values of its
+operands. Output: iterations, None if data decide.
+Limits: counters are integers that do not wrap around; a condition of several comparisons is data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
+
+Known = Any  # a NumPy scalar, None for a value that is data
+
+_NEGATED = {"lt": "ge", "le": "gt", "gt": "le", "ge": "lt", "ne": "eq", "eq": "ne"}
+_MIRRORED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le", "ne": "ne", "eq": "eq"}
+_FOLDED = frozenset(
+    (
+        *("add", "sub", "mul", "div", "rem", "neg", "sign", "abs", "max", "min", "clamp", "integer_pow", "select_n"),
+        *("lt", "le", "gt", "ge", "eq", "ne", "and", "or", "not", "shift_left", "shift_right_arithmetic"),
+        *("convert_element_type", "broadcast_in_dim", "reshape", "squeeze", "copy"),
+    )
+)
+
+
+def iterations(start: int, end: int, step: int, direction: str) -> int | None:
+    """Count the iterations of a loop that runs while `counter direction end` is true.
+
+    Args:
+        start: first value of the counter.
+        end: bound.
+        step: added by each iteration.
+        direction: "lt", "le", "gt", "ge", "ne" or "eq".
+
+    Returns:
+        The iterations in unbounded integers; None if it never ends.
+    """
+    if direction in ("le", "ge"):
+        end = end + (1 if direction == "le" else -1)
+    if direction == "eq":
+        return 0 if start != end else (None if step == 0 else 1)
+    if start == end and direction == "ne":
+        return 0
+    if direction == "ne":
+        is_met = step != 0 and (end - start) % step == 0 and (end - start) // step > 0
+        return (end - start) // step if is_met else None
+    is_upwards = direction in ("lt", "le")
+    if start == end or (start < end) != is_upwards:
+        return 0
+    return -((start - end) // step) if step != 0 and (step > 0) == is_upwards else None
+
+
+def trip_count(eqn: JaxprEqn, known: Sequence[Known]) -> int | None:
+    """Number of iterations of a `while`; None if it is data.
+
+    Args:
+        eqn: equation `while`.
+        known: known value of each operand, None for those that are data.
+
+    Returns:
+        The iterations, or None, also if the condition has effects.
+    """
+    condition = eqn.params["cond_jaxpr"]
+    body = eqn.params["body_jaxpr"]
+    num_condition = eqn.params["cond_nconsts"]
+    num_body = eqn.params["body_nconsts"]
+    initial = known[num_condition + num_body :]
+    fixed = fixed_carries(body, num_body, initial)
+    comparison = None if condition.jaxpr.effects else _comparison(condition.jaxpr)
+    if comparison is None:
+        return None
+    direction, sides = comparison
+    values_of_condition = known_values(condition, [*known[:num_condition], *fixed])
+    values_of_body = known_values(body, [*known[num_condition : num_condition + num_body], *fixed])
+    for counted, bound, order in ((*sides, direction), (*reversed(sides), _MIRRORED[direction])):
+        end = _integer(_value(values_of_condition, bound))
+        for number, start in enumerate(map(_integer, initial)):
+            counter = condition.jaxpr.invars[num_condition + number]
+            offset = _added(condition.jaxpr, values_of_condition, counted, counter)
+            if start is None or end is None or offset is None:
+                continue
+            position = num_body + number
+            result = body.jaxpr.outvars[number]
+            step = _added(body.jaxpr, values_of_body, result, body.jaxpr.invars[position])
+            count = None if step is None else iterations(start + offset, end, step, order)
+            if count is None or step is None:
+                return None
+            last = start + count * step
+            fits = _holds(counter, last) and _holds(counted, start + offset) and _holds(counted, last + offset)
+            return count if fits else None
+    return None
+
+
+def known_values(jaxpr: ClosedJaxpr, known: Sequence[Known]) -> dict[Var, Known]:
+    """Scalar integers and truths of a jaxpr that follow from its constants and known arguments."""
+    constants = ((var, _constant(value)) for var, value in zip(jaxpr.jaxpr.constvars, jaxpr.consts, strict=True))
+    values = {var: value for var, value in constants if value is not None}
+    values |= {var: value for var, value in zip(jaxpr.jaxpr.invars, known, strict=True) if value is not None}
+    for eqn in jaxpr.jaxpr.eqns:
+        is_folded = eqn.primitive.name in _FOLDED and eqn.params.get("sharding") is None
+        if not is_folded or not all(map(_is_scalar, (*eqn.invars, *eqn.outvars))):
+            continue
+        operands = [_value(values, atom) for atom in eqn.invars]
+        if all(x is not None for x in operands):
+            with jax.ensure_compile_time_eval(), jax.enable_x64(True):
+                values[eqn.outvars[0]] = np.asarray(eqn.primitive.bind(*operands, **eqn.params))
+    return values
+
+
+def fixed_carries(body: ClosedJaxpr, num_consts: int, initial: Sequence[Known]) -> list[Known]:
+    """Known value of each carry of a loop in all iterations; None for data, and where an iteration changes it."""
+    variables = body.jaxpr.invars[num_consts:]
+    carries = zip(initial, variables, body.jaxpr.outvars, strict=False)  # a scan has stacks after its carries
+    return [value if _added(body.jaxpr, {}, result, variable) == 0 else None for value, variable, result in carries]
+
+
+def known_operands(values: dict[Var, Known], atoms: Sequence[Atom]) -> list[Known]:
+    """Known value of each atom, None for data."""
+    return [_value(values, atom) for atom in atoms]
+
+
+def _comparison(condition: Jaxpr) -> tuple[str, tuple[Atom, Atom]] | None:
+    """Direction and sides of the comparison that a condition is; None for other conditions."""
+    eqn = _definition(condition, condition.outvars[0])
+    is_negated = False
+    while eqn is not None and eqn.primitive.name == "not":
+        is_negated = not is_negated
+        eqn = _definition(condition, eqn.invars[0])
+    if eqn is None or eqn.primitive.name not in _NEGATED or not _is_scalar(eqn.invars[0]):
+        return None
+    name = eqn.primitive.name
+    return (_NEGATED[name] if is_negated else name), (eqn.invars[0], eqn.invars[1])
+
+
+def _added(jaxpr: Jaxpr, values: dict[Var, Known], atom: Atom, counter: Var) -> int | None:
+    """Constant that an atom is above the counter; None for other atoms."""
+    if atom is counter:
+        return 0
+    eqn = _definition(jaxpr, atom)
+    name = "" if eqn is None else eqn.primitive.name
+    if eqn is None or not _is_scalar(atom):
+        return None
+    if name == "convert_element_type":
+        inner = _added(jaxpr, values, eqn.invars[0], counter)
+        dtype = eqn.invars[0].aval.dtype
+        # In a wider dtype a sum does not wrap around as in that of the counter.
+        return inner if dtype == atom.aval.dtype or (inner == 0 and _is_wider(dtype, atom.aval.dtype)) else None
+    if name not in ("add", "sub"):
+        return None
+    first, second = eqn.invars
+    if name == "add" and _integer(_value(values, first)) is not None:
+        first, second = second, first
+    inner = _added(jaxpr, values, first, counter)
+    constant = _integer(_value(values, second))
+    if inner is None or constant is None:
+        return None
+    return inner + (constant if name == "add" else -constant)
+
+
+def _definition(jaxpr: Jaxpr, atom: Atom) -> JaxprEqn | None:
+    return next((eqn for eqn in jaxpr.eqns if atom in eqn.outvars), None) if isinstance(atom, Var) else None
+
+
+def _is_wider(dtype: Any, other: Any) -> bool:
+    return all(np.issubdtype(x, np.integer) for x in (dtype, other)) and np.can_cast(dtype, other, "safe")
+
+
+def _holds(atom: Atom, value: int) -> bool:
+    limits = np.iinfo(atom.aval.dtype)
+    return bool(limits.min <= value <= limits.max)
+
+
+def _is_scalar(atom: Atom) -> bool:
+    """True for one integer or truth of a NumPy dtype."""
+    aval = atom.aval
+    return getattr(aval, "shape", None) == () and getattr(getattr(aval, "dtype", None), "kind", "") in ("i", "u", "b")
+
+
+def _value(values: dict[Var, Known], atom: Atom) -> Known:
+    if isinstance(atom, Literal):
+        return np.asarray(atom.val, atom.aval.dtype) if _is_scalar(atom) else None
+    return values.get(atom)
+
+
+def _constant(value: Any) -> Known:
+    is_array = isinstance(value, np.ndarray | np.generic | jax.Array) and not isinstance(value, jax.core.Tracer)
+    return np.asarray(value) if is_array and value.ndim == 0 and value.dtype.kind in "iub" else None
+
+
+def _integer(value: Known) -> int | None:
+    return None if value is None or value.dtype.kind not in "iu" else int(value)
