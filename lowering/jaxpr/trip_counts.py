@@ -79,7 +79,8 @@ def trip_count(eqn: JaxprEqn, known: Sequence[Known]) -> int | None:
     direction, sides = comparison
     values_of_condition = known_values(condition, [*known[:num_condition], *fixed])
     values_of_body = known_values(body, [*known[num_condition : num_condition + num_body], *fixed])
-    for counted, bound, order in ((*sides, direction), (*reversed(sides), _MIRRORED[direction])):
+    orders = (direction, _MIRRORED[direction])
+    for (counted, bound), order in zip((sides, sides[::-1]), orders, strict=True):
         end = _integer(_value(values_of_condition, bound))
         for number, start in enumerate(map(_integer, initial)):
             counter = condition.jaxpr.invars[num_condition + number]
@@ -149,9 +150,9 @@ def _added(jaxpr: Jaxpr, values: dict[Var, Known], atom: Atom, counter: Var) -> 
         return None
     if name == "convert_element_type":
         inner = _added(jaxpr, values, eqn.invars[0], counter)
-        dtype = eqn.invars[0].aval.dtype
+        dtype = _dtype(eqn.invars[0])
         # In a wider dtype a sum does not wrap around as in that of the counter.
-        return inner if dtype == atom.aval.dtype or (inner == 0 and _is_wider(dtype, atom.aval.dtype)) else None
+        return inner if dtype == _dtype(atom) or (inner == 0 and _is_wider(dtype, _dtype(atom))) else None
     if name not in ("add", "sub"):
         return None
     first, second = eqn.invars
@@ -173,8 +174,13 @@ def _is_wider(dtype: Any, other: Any) -> bool:
 
 
 def _holds(atom: Atom, value: int) -> bool:
-    limits = np.iinfo(atom.aval.dtype)
+    limits = np.iinfo(_dtype(atom))
     return bool(limits.min <= value <= limits.max)
+
+
+def _dtype(atom: Atom) -> Any:
+    aval: Any = atom.aval
+    return aval.dtype
 
 
 def _is_scalar(atom: Atom) -> bool:
@@ -185,7 +191,7 @@ def _is_scalar(atom: Atom) -> bool:
 
 def _value(values: dict[Var, Known], atom: Atom) -> Known:
     if isinstance(atom, Literal):
-        return np.asarray(atom.val, atom.aval.dtype) if _is_scalar(atom) else None
+        return np.asarray(atom.val, _dtype(atom)) if _is_scalar(atom) else None
     return values.get(atom)
 
 
