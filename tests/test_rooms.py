@@ -304,7 +304,8 @@ ROOMS: dict[str, str] = {
     "ipujax.poplar.device": "runtime.signatures runtime.target",
     "ipujax.poplar.arguments": "runtime.tensor",
     "ipujax.poplar.vertex": (
-        "ipujax.poplar.arguments lowering.popops runtime.graph runtime.target runtime.tensor runtime.verify"
+        "ipujax.poplar.arguments lowering.passes lowering.popops runtime.graph runtime.target runtime.tensor"
+        " runtime.verify"
     ),
     "ipujax.poplar.graph": (
         "ipujax.poplar.arguments ipujax.poplar.device ipujax.poplar.types ipujax.poplar.vertex runtime.graph"

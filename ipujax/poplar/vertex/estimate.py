@@ -22,6 +22,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from ipujax.lowering.passes.count_loops import count_loops
 from ipujax.lowering.popops import OP_COSTS, kind_of, scalar_instructions
 
 OVERHEAD_CYCLES = 10  # assumed: entry, loading of pointers, exit
@@ -35,7 +36,7 @@ _FREE = frozenset(_MOVES | _VIEWS)
 
 def instructions(function: Callable[..., Any], arguments: Sequence[jax.ShapeDtypeStruct]) -> int:
     """Count the instructions of one call of a codelet's function of arrays."""
-    jaxpr = jax.make_jaxpr(function)(*arguments)
+    jaxpr = count_loops(jax.make_jaxpr(function)(*arguments))
     accessed_elements = sum(prod(aval.shape) for aval in (*jaxpr.in_avals, *jaxpr.out_avals))
     return OVERHEAD_CYCLES + accessed_elements + _instructions_of_jaxpr(jaxpr.jaxpr)
 
@@ -49,8 +50,8 @@ def _instructions_of_equation(eqn: Any) -> int:
     body_counts = [_instructions_of_jaxpr(jaxpr) for jaxpr in _jaxprs_in_params(eqn.params)]
     if body_counts:
         body = (max if name == "cond" else sum)(body_counts)
-        # `length` is the trip count of a scan, of which some iterations are unrolled; a `while` has none, counts once,
-        # and compares in its condition.
+        # `length` is the trip count of a scan, of which some iterations are unrolled; that of a `while` is data, so it
+        # counts once, and compares in its condition.
         length = int(eqn.params.get("length", 1))
         iterations = {"scan": _LOOP_INSTRUCTIONS * -(-length // int(eqn.params.get("unroll", 1))), "while": 1}
         return body * length + iterations.get(name, 0)

@@ -240,6 +240,10 @@ def spec(*shape: int) -> jax.ShapeDtypeStruct:
         (lambda x, y: jnp.dot(x, y), [spec(8), spec(8)], 8 + 8 + 1 + 2 * 8),
         (lambda x: jnp.sum(x.reshape(2, 4)), [spec(8)], 8 + 1 + 8),
         (lambda x: jax.lax.fori_loop(0, 5, lambda i, y: y * 2.0, x), [spec(8)], 8 + 8 + 5 * (8 + 1 + 2)),
+        (
+            lambda x: jax.lax.while_loop(lambda c: c[0] < 5, lambda c: (c[0] + 1, c[1] * 2.0), (0, x))[1],
+            *([spec(8)], 8 + 8 + 5 * (8 + 1 + 2)),
+        ),
         (lambda x, y: x @ y, [spec(3, 4), spec(4, 5)], 12 + 20 + 15 + 2 * 60),
     ],
 )
