@@ -168,10 +168,22 @@ def test_a_program_without_counted_loops_stays_the_same_object() -> None:
         assert count_loops(jaxpr) is jaxpr
 
 
-def test_a_counted_loop_costs_as_a_fori_loop() -> None:
-    def cycles(fun: Callable[[Any], Any]) -> int:
-        return ipu.jit(fun, device=ipu.IPUModel(tiles_per_ipu=4)).profile(X).cycles
+def in_two_stages(loop: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def model(x: Any) -> Any:
+        with ipu.stage(0):
+            h = loop(x)
+        with ipu.stage(1):
+            return loop(2 * h).sum()
 
-    whole = loop(lambda c: c[0] < 7, lambda c: c[0] + 1, 0)
+    return ipu.pipeline(model, micro_batches=3)
+
+
+@pytest.mark.parametrize("placed", [lambda loop: loop, in_two_stages])
+def test_a_counted_loop_costs_as_a_fori_loop(placed: Callable[[Any], Any]) -> None:
+    def cycles(fun: Callable[[Any], Any]) -> int:
+        return ipu.jit(placed(fun), device=ipu.IPUModel(num_ipus=num_ipus, tiles_per_ipu=4)).profile(X).cycles
+
+    num_ipus = 2 if placed is in_two_stages else 1
+    counted_loop = loop(lambda c: c[0] < 7, lambda c: c[0] + 1, 0)
     fori = cycles(lambda x: lax.fori_loop(0, 7, lambda i, c: halved(c) + i, x))
-    assert cycles(lambda x: whole(x)[-1]) == fori
+    assert cycles(lambda x: counted_loop(x)[-1]) == fori
