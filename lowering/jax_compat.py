@@ -13,7 +13,7 @@ import jax.lax.linalg
 import numpy as np
 from jax.extend import core as _core, source_info_util
 from jax.extend.core import primitives as _primitives
-from jax.extend.mlir.dialects import func as func, stablehlo as stablehlo
+from jax.extend.mlir.dialects import func as func, sdy as sdy, stablehlo as stablehlo
 from jax.interpreters import ad, batching, mlir as mlir, partial_eval
 
 from ipujax.runtime.names_at_import import jax_jit

@@ -11,21 +11,31 @@ from math import prod
 from typing import Any
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 
 from ipujax.lowering.jax_compat import ClosedJaxpr, JaxprEqn, eval_equation, is_float0, make_primitive, mlir
 from ipujax.lowering.source_info import source_line
-from ipujax.lowering.stablehlo import arrays, elementwise, loops_and_branches, numerics, single_operation
+from ipujax.lowering.stablehlo import (
+    arrays,
+    elementwise,
+    linear_algebra,
+    loops_and_branches,
+    numerics,
+    shardy,
+    single_operation,
+)
 from ipujax.lowering.stablehlo.operation_attributes import UntranslatedError, dtype_of, static_shape
 from ipujax.lowering.stablehlo.translation import Rule, Scope, Values, functions_of, module_of
+from ipujax.runtime.errors import GraphError
 from ipujax.runtime.logs import Log
 from ipujax.runtime.names_at_import import jax_jit
 
 _LOG = Log("lowering")
 _PLATFORM = "cpu"  # where the engine computes
 _GENERATORS = ("threefry2x32", "rbg", "unsafe_rbg")
-_FAMILIES = (elementwise, arrays, numerics, loops_and_branches, single_operation)
+_FAMILIES = (elementwise, arrays, numerics, loops_and_branches, linear_algebra, shardy, single_operation)
 RULES: dict[str, Rule] = {name: rule for family in _FAMILIES for name, rule in family.RULES.items()}
 
 
@@ -33,24 +43,61 @@ def exported_callee(eqn: JaxprEqn) -> ClosedJaxpr | None:
     """Jaxpr of a call of an exported function; None for a call with effects.
 
     A module without a counterpart in JAX, which is logged, stays a call: with an operand of the bytes that it captured.
+
+    Raises:
+        GraphError: a call that could not run either: a module for several devices without a counterpart, or one for
+            other platforms.
     """
     exported = eqn.params["exported"]
-    avals: list[Any] = [atom.aval for atom in eqn.invars]
+    avals = [_without_sharding(atom.aval) for atom in eqn.invars]
     results: list[Any] = [var.aval for var in eqn.outvars]
 
     def fun(*operands: Any) -> Sequence[Any]:
         return [_of_type(x, aval) for x, aval in zip(_call(exported, operands), results, strict=True)]
 
-    if eqn.effects:
+    _check_platform(exported, eqn)
+    if eqn.effects and exported.nr_devices == 1:
         return None
     try:
+        if eqn.effects:
+            raise UntranslatedError("effects")
         return jax.make_jaxpr(fun)(*avals)
     except UntranslatedError as error:
+        if exported.nr_devices > 1:
+            raise _refusal(exported, str(error), eqn) from error
         _LOG.info("the exported function %s has %s: it is not priced (%s)", exported.fun_name, error, source_line(eqn))
     captured = np.zeros(_captured_bytes(exported), np.uint8)
     outs = tuple(jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in results)
     params = {"call": partial(eval_equation, eqn), "outs": outs, "label": f"exported {exported.fun_name}"}
     return jax.make_jaxpr(lambda *operands: opaque_call_p.bind(captured, *operands, **params))(*avals)
+
+
+def _check_platform(exported: Any, eqn: JaxprEqn) -> None:
+    is_checked = jax.export.DisabledSafetyCheck.platform() not in exported.disabled_safety_checks
+    if _PLATFORM not in exported.platforms and is_checked:
+        raise GraphError(
+            f"{exported.fun_name} was exported for other platforms than the engine's",
+            where=source_line(eqn) or None,
+            expected=repr(_PLATFORM),
+            got=", ".join(map(repr, exported.platforms)),
+            hint=f"jax.export.export(..., platforms=[{_PLATFORM!r}, ...])",
+        )
+
+
+def _without_sharding(aval: Any) -> Any:
+    """Type of an operand for a module, which has shardings of its own."""
+    is_array = isinstance(aval, jax.core.ShapedArray) and not _is_key(aval.dtype)
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype) if is_array else aval
+
+
+def _refusal(exported: Any, part: str, eqn: JaxprEqn) -> GraphError:
+    return GraphError(
+        f"{exported.fun_name}, exported for {exported.nr_devices} devices, has no counterpart on IPUs",
+        where=source_line(eqn) or None,
+        expected="operations of arrays with shardings of named axes (jax_use_shardy_partitioner=True)",
+        got=part,
+        hint="export the function for one device, and shard it by ipu.jit(in_shardings=...) or jax.shard_map",
+    )
 
 
 def _captured_bytes(exported: Any) -> int:
@@ -92,16 +139,22 @@ def lowered_callee(eqn: JaxprEqn) -> ClosedJaxpr | None:
 
 def _run(module: Any, arguments: Sequence[Any]) -> Values:
     with module.context:
-        return Scope(functions_of(module), RULES, {}).function("main", arguments)
+        return Scope(functions_of(module), RULES, {}, shardy.meshes_of(module)).function("main", arguments)
 
 
 def _call(exported: Any, operands: Sequence[Any]) -> Values:
     """Results of the module of an exported function; its arguments are those in `module_kept_var_idx`."""
-    if exported.ordered_effects or exported.nr_devices > 1 or _PLATFORM not in exported.platforms:
-        raise UntranslatedError("ordered effects, several devices or another platform")
-    platform = [np.asarray(exported.platforms.index(_PLATFORM), np.int32)] if len(exported.platforms) > 1 else []
+    if exported.ordered_effects:
+        raise UntranslatedError("ordered effects")
+    module = module_of(exported.mlir_module_serialized)
+    with module.context:
+        of_operands, of_results = shardy.shardings_of(exported, shardy.meshes_of(module))
+    operands = [shardy.constrained(x, sharding) for x, sharding in zip(operands, of_operands, strict=True)]
+    number = exported.platforms.index(_PLATFORM) if _PLATFORM in exported.platforms else 0
+    platform = [np.asarray(number, np.int32)] if len(exported.platforms) > 1 else []
     arguments = [*platform, *(_data(operands[n]) for n in exported.module_kept_var_idx)]
-    return _run(module_of(exported.mlir_module_serialized), arguments)
+    results = _run(module, arguments)
+    return [shardy.constrained(x, sharding) for x, sharding in zip(results, of_results, strict=True)]
 
 
 def _is_key(dtype: Any) -> bool:

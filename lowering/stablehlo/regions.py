@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -30,21 +30,42 @@ def only_operation(region: Any) -> str:
     return str(op.name)
 
 
-def signature(region: Any) -> Signature:
-    """Computation of a region as nested tuples; equal for regions that compute the same in the same way."""
+def signature(region: Any, functions: Mapping[str, Any] | None = None) -> Signature:
+    """Computation of a region as nested tuples; equal for regions that compute the same in the same way.
+
+    Args:
+        region: the region.
+        functions: operation of each function by name, to look into calls; without, names tell functions apart.
+
+    Returns:
+        A tuple for each result.
+    """
     block = region.blocks[0]
-    numbers = {argument: n for n, argument in enumerate(block.arguments)}
+    known = {argument: ("argument", n, str(argument.type)) for n, argument in enumerate(block.arguments)}
+    return tuple(_of_value(x, known, functions or {}) for x in block.operations[len(block.operations) - 1].operands)
 
-    def of_value(value: Any) -> Signature:
-        if value in numbers:
-            return ("argument", numbers[value])
-        op = value.owner
-        if isinstance(op, ir.Block):
-            return ("outside",)
+
+def loop_signature(loop: Any, functions: Mapping[str, Any]) -> Signature:
+    """Computation of a loop on its first carry, which may be any array of its type."""
+    known = {loop.operands[0]: ("carry", str(loop.operands[0].type))}
+    initial = tuple(_of_value(x, known, functions) for x in loop.operands)
+    return (initial, *(signature(region, functions) for region in loop.regions))
+
+
+def _of_value(value: Any, known: dict[Any, Signature], functions: Mapping[str, Any]) -> Signature:
+    if value in known:
+        return known[value]
+    op = value.owner
+    if isinstance(op, ir.Block):
+        return ("outside",)
+    operands = [_of_value(x, known, functions) for x in op.operands]
+    callee = str(op.attributes["callee"]).lstrip("@") if op.name == "func.call" else ""
+    if callee in functions:
+        known[value] = (op.name, value.result_number, signature(functions[callee].regions[0], functions), *operands)
+    else:
         attributes = tuple(sorted((name, str(op.attributes[name])) for name in op.attributes))
-        return (op.name, attributes, *map(of_value, op.operands))
-
-    return tuple(of_value(x) for x in block.operations[len(block.operations) - 1].operands)
+        known[value] = (op.name, attributes, value.result_number, *operands)
+    return known[value]
 
 
 @lru_cache(maxsize=256)

@@ -2,8 +2,9 @@
 
     results = module_operation_p.bind(*operands, module=…, label=…, work_of=…, flops=…)
 
-The cost of an operation is that of XLA's analysis; of a routine of LAPACK that of the primitive of JAX that calls it,
-`work_of`; other custom calls have no body, so no cost: `flops` is None, and they are listed as unpriced.
+The cost of an operation is that of XLA's analysis; of a routine of LAPACK that `linear_algebra` leaves, that of the
+primitive of JAX that calls it, `work_of`; other custom calls have no body, so no cost: `flops` is None, and they are
+listed as unpriced.
 Limits: one vertex, whatever its batch dimensions.
 """
 
@@ -17,8 +18,10 @@ import jax
 
 from ipujax.lowering.jax_compat import func, make_primitive, mlir
 from ipujax.lowering.stablehlo.elementwise import CHLO
+from ipujax.lowering.stablehlo.linear_algebra import lapack_results
 from ipujax.lowering.stablehlo.numerics import top_k
 from ipujax.lowering.stablehlo.operation_attributes import UntranslatedError, dtype_of, static_shape, text
+from ipujax.lowering.stablehlo.shardy import check_is_whole
 from ipujax.lowering.stablehlo.translation import SINGLE, Rule, Scope, Values
 from ipujax.lowering.stored_modules import StoredModule
 from ipujax.runtime.names_at_import import jax_jit
@@ -72,11 +75,15 @@ def custom_call_rule(scope: Scope, op: Any, operands: Values) -> Sequence[Any]:
     """Results of a custom call, by its target."""
     target = text(op, "call_target_name")
     if target in _IDENTITIES and len(operands) == 1:
+        check_is_whole(op)
         return operands
     if target in _CHECKS:
         return ()
     if _CALLBACK in target:
         raise UntranslatedError(f"the custom call {target}, which runs Python")
+    results = lapack_results(scope, op, operands)
+    if results is not None:
+        return results
     routine = _LAPACK.fullmatch(target)
     work_of = _PRIMITIVES.get(routine[1] if routine else target, "")
     return _bound(scope, op, operands, target, work_of, is_priced=False)
@@ -175,7 +182,6 @@ def _read_from_outside(region: Any) -> list[Any]:
 
 RULES: dict[str, Rule] = {
     "stablehlo.custom_call": custom_call_rule,
-    "sdy.sharding_constraint": lambda scope, op, operands: operands,  # of one device
     "stablehlo.composite": composite_rule,
     SINGLE: single_operation_rule,
 }

@@ -5,7 +5,7 @@ operations of JAX, which `jax.make_jaxpr` turns into a jaxpr. Calls are inlined;
 a scan, others stay loops; indices and shapes are computed while the module is read, so that those of polymorphic
 modules are known. An operation without a counterpart becomes a module of its own, see `single_operation`.
 Source: the StableHLO specification; JAX, "Exporting and serializing staged-out computations".
-Limits: values of 64 bits only where JAX has them; one device; no tokens.
+Limits: values of 64 bits only where JAX has them; no tokens.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -44,6 +45,19 @@ _NO_SCOPE = re.compile(r"jit|closed_call|while|body|cond|scan|branch_\d+_fun|che
 _TRANSFORMED = re.compile(r"(\w+)\((.*)\)")
 
 
+@dataclass(frozen=True)
+class Success:
+    """The report that a routine has succeeded, or an array of such truths: NaN marks failures in its results already.
+
+    Args:
+        shape: of the array of the module.
+        dtype: likewise.
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+
 class Scope:
     """Values of one region, and the functions of its module.
 
@@ -51,24 +65,32 @@ class Scope:
         functions: operation of each function by name.
         rules: rule of each operation by name.
         values: values of the region and of those around it.
+        meshes: mesh by name.
     """
 
-    def __init__(self, functions: Mapping[str, Any], rules: Mapping[str, Rule], values: Environment) -> None:
+    def __init__(
+        self,
+        functions: Mapping[str, Any],
+        rules: Mapping[str, Rule],
+        values: Environment,
+        meshes: Mapping[str, jax.sharding.AbstractMesh],
+    ) -> None:
         self.functions = functions
         self.rules = rules
         self.values = values
+        self.meshes = meshes
 
     def block(self, region: Any, arguments: Sequence[Any]) -> Values:
         """Values of the results of a region on its arguments; those of regions around it are read too."""
         block = region.blocks[0]
         values = {**self.values, **dict(zip(block.arguments, arguments, strict=True))}
-        return Scope(self.functions, self.rules, values).run(block)
+        return Scope(self.functions, self.rules, values, self.meshes).run(block)
 
     def function(self, name: str, arguments: Sequence[Any]) -> Values:
         """Values of the results of a function of the module."""
         block = self.functions[name].regions[0].blocks[0]
         values = dict(zip(block.arguments, arguments, strict=True))
-        return Scope(self.functions, self.rules, values).run(block)
+        return Scope(self.functions, self.rules, values, self.meshes).run(block)
 
     def run(self, block: Any) -> Values:
         """Values of the operands of the last operation of a block."""
@@ -92,6 +114,8 @@ class Scope:
             return self._results_of(self.rules[SINGLE], op, operands)
 
     def _results_of(self, rule: Rule, op: Any, operands: Values) -> Values:
+        if any(isinstance(x, Success) for x in operands):
+            return _after_success(op, operands)
         is_wide = not has_64_bits() and _reads_64_bits(op, operands)
         if _is_computed_now(op, operands, is_wide):
             with jax.ensure_compile_time_eval(), jax.enable_x64(is_wide or has_64_bits()):
@@ -104,6 +128,12 @@ class Scope:
         for result, value in zip(op.results, results, strict=True):
             _check(op, result.type, value)
         return results
+
+
+def _after_success(op: Any, operands: Values) -> Values:
+    if op.name == "stablehlo.select":
+        return [operands[1]]
+    return [Success(shape_of(result.type), dtype_of(result.type)) for result in op.results]
 
 
 def _is_computed_now(op: Any, operands: Values, is_wide: bool) -> bool:

@@ -12,11 +12,13 @@ import numpy as np
 import pytest
 from jax import export, lax
 
+import ipujax as ipu
 from ipujax.lowering.jax_compat import jaxpr_as_fun
 from ipujax.lowering.jaxpr import primitive_names
 from ipujax.lowering.passes.count_loops import count_loops
 from ipujax.lowering.passes.inline import inline
 from ipujax.lowering.stablehlo.translation import scope_names
+from ipujax.runtime.errors import GraphError
 from tests.marks import slow_but
 
 X = np.random.default_rng(0).uniform(0.1, 0.9, (8, 32)).astype(np.float32)
@@ -140,6 +142,18 @@ def test_a_module_of_several_platforms_with_arguments_that_it_does_not_use() -> 
     fun = jax.jit(lambda x, y, z: lax.platform_dependent(x, cpu=lambda x: x * 2, default=lambda x: x * 3) + z)
     call = export.export(fun, platforms=("tpu", "cpu"))(X, X, X).call
     np.testing.assert_array_equal(jaxpr_as_fun(inlined(call, X, X, X))(X, X, X)[0], X * 3)
+
+
+def test_a_module_of_another_platform_is_refused_with_the_line() -> None:
+    call = export.export(jax.jit(jnp.sin), platforms=("tpu",))(X).call
+    with pytest.raises(GraphError, match=r"other platforms(.|\n)*at: test_exported_calls(.|\n)*got: 'tpu'"):
+        ipu.jit(lambda x: call(x)).lower(X).compile()
+
+
+def test_a_module_of_another_platform_whose_check_is_disabled() -> None:
+    unchecked = [export.DisabledSafetyCheck.platform()]
+    call = export.export(jax.jit(jnp.sin), platforms=("tpu",), disabled_checks=unchecked)(X).call
+    np.testing.assert_allclose(jaxpr_as_fun(inlined(call, X))(X)[0], np.sin(X), rtol=1e-6)
 
 
 def test_keys_of_random_numbers() -> None:
