@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from ipujax.lowering.jax_compat import ClosedJaxpr, JaxprEqn, scan_p
 from ipujax.lowering.jaxpr import primitive_names, with_inner
-from ipujax.lowering.jaxpr.trip_counts import Known, fixed_carries, known_operands, known_values, trip_count
+from ipujax.lowering.passes.trip_counts import Known, fixed_carries, known_operands, known_values, trip_count
 
 
 def count_loops(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
