@@ -150,7 +150,7 @@ def failures(path, folder, original, known: set[str]) -> tuple[bool, list[str]]:
     try:
         asked = views(path, folder, original)
     except IpuError as error:
-        is_clear = str(path) in error.what and re.search(": its field |: it is (no )?JSON", error.what)
+        is_clear = str(path) in error.what and re.search(": its field |: it is (no |not valid )?JSON", error.what)
         return False, [] if is_clear else [f"load: {error}"]
     except Exception as error:  # which is what is looked for
         return False, [f"load: {type(error).__name__}: {error}"]

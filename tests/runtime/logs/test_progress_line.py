@@ -137,7 +137,7 @@ def test_nothing_is_shown_elsewhere_or_when_switched_off(is_terminal, options, m
 
 def test_a_call_shows_its_compilation(terminal: Terminal) -> None:
     def step(x: jax.Array) -> jax.Array:
-        wait_for(terminal, "ipujax: step: 0 s, trace, pass 1 of 20")
+        wait_for(terminal, "ipujax: step: 0 s, trace, pass 1 of 21")
         return jnp.tanh(x @ x.T).sum()
 
     ipu.jit(step, device=ipu.IPUModel(tiles_per_ipu=4))(jnp.ones((8, 8)))
