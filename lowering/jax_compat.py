@@ -265,7 +265,8 @@ def primitive_function(primitive: Primitive, params: dict[str, Any]) -> Callable
 
 def eval_equation(eqn: JaxprEqn, *operands: Any) -> Any:
     """Results of one equation on arrays, a list."""
-    with eqn.ctx.manager:
+    mesh = jax.sharding.get_abstract_mesh()  # of the evaluation: a pass may have replaced that of the trace
+    with eqn.ctx.manager, jax.sharding.use_abstract_mesh(mesh):
         results = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(eqn.params))
     return results if eqn.primitive.multiple_results else [results]
 
