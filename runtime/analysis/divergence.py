@@ -8,7 +8,7 @@ each replica, a stream that is not broadcast, memory from before the run, a cycl
 between replicas. Replicas that receive equal values have equal values, and so have those of one group of a `Collective`
 after its rounds. Results of values agree where all of these do; what is written under a decision agrees where the
 decision does too. The analysis walks the program, to a fixpoint in loops; writing all of a variable begins anew.
-Limits: by whole variables and whole vertex groups; values that agree by chance count as different.
+Limits: by whole variables; values that agree by chance count as different.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from itertools import pairwise
 
 from ipujax.runtime.analysis import agreement
 from ipujax.runtime.analysis.agreement import Classes
-from ipujax.runtime.analysis.effects import EffectsOf, group_tensors, written_in_full
+from ipujax.runtime.analysis.effects import EffectsOf, computed_from, written_in_full
 from ipujax.runtime.graph import (
     Block,
     Branch,
@@ -124,18 +124,15 @@ class Divergence:
                 self._block(node, differing)
             case Execute(compute_set):
                 outputs = [
-                    (
-                        [tensor for tensor, _ in writes],
-                        self._apart if group.codelet.reads_clock else self._classes(reads, differing),
-                    )
+                    (tensor, self._apart if group.codelet.reads_clock else self._classes(operands, differing))
                     for group in self._graph.groups[compute_set]
-                    for reads, writes in [group_tensors(group)]
+                    for tensor, operands in computed_from(group)
                 ]
                 # Kills first: a result of differing operands differs again, even if it is written in full.
                 for variable in self._effects(node).kills:
                     differing.pop(variable, None)
-                for tensors, classes in outputs:
-                    self._refine((v for tensor in tensors for v in tensor.variables()), classes, differing)
+                for tensor, classes in outputs:
+                    self._refine(tensor.variables(), classes, differing)
             case Copy():
                 if node not in self._parts:
                     self._parts[node] = _parts_of(node.source, node.destination)

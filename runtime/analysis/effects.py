@@ -139,6 +139,14 @@ def group_tensors(group: VertexGroup) -> tuple[list[Tensor], list[tuple[Tensor, 
     return reads, writes
 
 
+def computed_from(group: VertexGroup) -> list[tuple[Tensor, list[Tensor]]]:
+    """Return each tensor that a group writes, with the tensors that its elements are computed from."""
+    reads, writes = group_tensors(group)
+    sources = group.codelet.sources
+    operands = [reads] * len(writes) if sources is None else [[reads[n] for n in sorted(each)] for each in sources]
+    return [(tensor, read) for (tensor, _), read in zip(writes, operands, strict=True)]
+
+
 def written_in_full(tensor: Tensor) -> frozenset[Variable]:
     """Return the variables of which every element is written when all of a tensor is."""
     return _of_leaf([], [(tensor, tensor.size)]).kills

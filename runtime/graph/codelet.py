@@ -90,6 +90,8 @@ class Codelet:
         ordered_axes: with `with_axes`, numbers of the axes along which the order of elements counts, as along sliced
             dimensions; along the others they may be in any order.
         language: of the code that the codelet stands for: what its cycles are estimated for. Only reports use it.
+        sources: for each field that is written the numbers, among the fields that are read, of those that it is
+            computed from; None where each is computed from all.
     """
 
     name: str
@@ -112,6 +114,7 @@ class Codelet:
     is_priced: bool = True
     with_axes: Callable[[Sequence[Sequence[int]]], Codelet | None] | None = None
     ordered_axes: tuple[int, ...] = ()
+    sources: tuple[frozenset[int], ...] | None = None
 
     def __repr__(self) -> str:
         return f"Codelet({self.name})"

@@ -203,6 +203,23 @@ def test_a_batch_in_a_users_block_of_a_partitioned_program() -> None:
     np.testing.assert_allclose(run(X), blocks.swapaxes(1, 2).reshape(X.shape), rtol=2e-6)
 
 
+def test_a_vertex_that_also_computes_what_parts_keeps_what_agrees() -> None:
+    """One vertex has both results: that of u is equal along y, that of x is not."""
+
+    def block(x: jax.Array, u: jax.Array) -> jax.Array:
+        def body(carry: Any) -> Any:
+            x, u = carry
+            return 0.5 * x + 0.5 * lax.pmax(x, "y"), 0.8 * u
+
+        u = jnp.cos(1.5 * u)
+        return lax.while_loop(lambda carry: jnp.abs(carry[1]).max() > 0.01, body, (0.5 * x + u, u))[0]
+
+    u = X[:4, :4]
+    specs = (P("x", "y"), P())
+    fun = jax.shard_map(block, mesh=MESH, in_specs=specs, out_specs=P("x", "y"), check_vma=False)
+    np.testing.assert_allclose(ipu.jit(fun, device=DEVICE)(X, u), by_vmap(lambda v: block(v, u)), rtol=2e-6)
+
+
 @pytest.mark.slow
 def test_groups_of_replicas_decide_by_themselves() -> None:
     pairs = [[0, 1], [2, 3]]

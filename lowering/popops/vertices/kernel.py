@@ -130,6 +130,16 @@ class Kernel:
         """Dtype of each reduction."""
         return tuple(self.dtype_of(reduction.value) for reduction in self.reductions)
 
+    @property
+    def sources(self) -> tuple[frozenset[int], ...]:
+        """Numbers of the fields that each result and reduction is computed from."""
+        fields = self.fields
+        owners = [number if operand.field is None else operand.field for number, operand in enumerate(self.inputs)]
+        sources = [frozenset((fields[owner],)) for owner in owners]
+        for step in self.steps:
+            sources.append(frozenset().union(*(sources[x] for x in step.operands if isinstance(x, int))))
+        return tuple(sources[number] for number in (*self.results, *(r.value for r in self.reductions)))
+
     def dtype_of(self, value: int | Frozen) -> Any:
         """Dtype of a value or a constant."""
         if not isinstance(value, int):
@@ -260,6 +270,7 @@ def kernel_codelet(kernel: Kernel) -> Codelet:
         parts=parts,
         language=kernel_language(counts),
         with_axes=partial(_codelet_with_axes, kernel),
+        sources=kernel.sources,
     )
 
 

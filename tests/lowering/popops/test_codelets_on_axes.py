@@ -13,7 +13,7 @@ import pytest
 from jax import lax
 
 from ipujax.lowering.popops.indexing.dynamic_slices import _slice_codelet, _sliced, _update_codelet
-from ipujax.lowering.popops.vertices.kernel import Input, Kernel, Op, Reduction, Step
+from ipujax.lowering.popops.vertices.kernel import Input, Kernel, Op, Reduction, Step, kernel_codelet
 from ipujax.lowering.popops.vertices.reducers import axes_among, reduce_codelet
 
 FLOAT = np.dtype(np.float32)
@@ -49,6 +49,20 @@ def test_kernels(sources: Sequence[Sequence[int]]) -> None:
     got = other.evaluate(moved, shape)
     for result, old, axes in zip(got, expected, ((0, 1, 2), (0, 2), ()), strict=True):
         np.testing.assert_allclose(result, on_axes(old, axes, sources), rtol=1e-6)
+
+
+def test_sources_are_the_fields_that_a_result_depends_on() -> None:
+    add, mul = (Op(name, fun, FLOAT) for name, fun in (("add", lax.add), ("mul", lax.mul)))
+    inputs = (Input(FLOAT, (0,)), Input(FLOAT, (0,)), Input(FLOAT, ()))
+    steps = (Step(mul, (1, 1)), Step(add, (0, 3)), Step(mul, (4, 2)))
+    codelet = kernel_codelet(Kernel(1, inputs, steps, (3, 5), (Reduction(4, "add", (0,)),)))
+    assert codelet.sources == ({1}, {0, 1, 2}, {0, 1})
+    arrays = [random(8), random(8) + 3, jnp.float32(2)]
+    expected = codelet.compute(*arrays)
+    for field in range(3):
+        changed = codelet.compute(*(x + 1 if n == field else x for n, x in enumerate(arrays)))
+        differs = [not np.array_equal(a, b) for a, b in zip(changed, expected, strict=True)]
+        assert differs == [field in sources for sources in codelet.sources]
 
 
 def test_axes_that_are_used_apart_are_not_joined() -> None:
