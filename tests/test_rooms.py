@@ -109,6 +109,7 @@ ROOMS: dict[str, str] = {
         "lowering.layout lowering.popops.indexing lowering.popops.maps lowering.popops.reductions"
         " lowering.popops.vertices"
     ),
+    "lowering.primitives": "lowering.jax_compat lowering.popops",
     "lowering.gcl": (
         "lowering.jax_compat lowering.layout lowering.popops lowering.popops.maps lowering.source_info runtime.cost"
         " runtime.exchange runtime.graph runtime.target runtime.tensor"
@@ -131,7 +132,7 @@ ROOMS: dict[str, str] = {
     "lowering.stablehlo": "lowering.jax_compat lowering.source_info lowering.stored_modules runtime.logs",
     "lowering.pallas_calls": "lowering.jax_compat lowering.jaxpr",
     "lowering.partition": (
-        "lowering.gcl lowering.jax_compat lowering.jaxpr lowering.popops lowering.replicas lowering.source_info"
+        "lowering.gcl lowering.jax_compat lowering.jaxpr lowering.primitives lowering.replicas lowering.source_info"
         " runtime.target"
     ),
     "lowering.passes": (

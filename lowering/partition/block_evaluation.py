@@ -1,7 +1,7 @@
 """Evaluates a jaxpr of whole values on the blocks of one device of a mesh, under `jax.shard_map`.
 
-Each equation is computed by its rule on blocks of the operands. Operands that the rule needs in another split are
-resharded before, results whose spec is another one after. Equations without a rule get whole operands, and are noted.
+Each equation is computed on blocks of the operands, by its factors. Operands that are needed in another split are
+resharded before, results whose spec is another one after. Equations without factors get whole operands, and are noted.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from ipujax.lowering.jax_compat import (
     with_weak_type,
 )
 from ipujax.lowering.jaxpr import PIPELINE, equations_inside
-from ipujax.lowering.partition.factors import Values, decide, needed_specs
-from ipujax.lowering.partition.partition_rules import rule_of
+from ipujax.lowering.partition.assignments import Values, axes_of, decide, needed_specs
+from ipujax.lowering.partition.block_rules import Blocks, results_of
 from ipujax.lowering.partition.pipelines import pipeline_results
 from ipujax.lowering.partition.resharding import Step, itemsize, received_blocks, reshard, transitions
-from ipujax.lowering.partition.rules_base import Blocks, Rule
 from ipujax.lowering.partition.specs import Axes, MeshAxes, Spec, in_words, local_shape, typed_spec, whole
 from ipujax.lowering.partition.users_blocks import CUSTOM_PARTITIONING, check_mesh, custom_function, shard_map_specs
+from ipujax.lowering.primitives import Factors, record_of
 from ipujax.lowering.replicas import HOST_CALLS, call_once
 from ipujax.lowering.source_info import source_line
 from ipujax.runtime.errors import GraphError
@@ -87,7 +87,7 @@ class Notes:
 
     Args:
         moves: collectives, in order.
-        gathered: primitive and line of each equation that is computed whole for want of a rule.
+        gathered: primitive and line of each equation that is computed whole for want of factors.
         terms: for each result the axes over which it is a stack of the terms of a sum; none for other results.
         conflicts: conflicts of annotations that cycles have decided, in words.
     """
@@ -106,7 +106,7 @@ class Evaluation:
         mesh: the mesh.
         target: machine whose cycles decide.
         specs: spec of each value that has one; others have that of their type, or any.
-        notes: receives collectives and equations without a rule.
+        notes: receives collectives and equations without factors.
         user_mesh: mesh of the user's shardings.
         is_manual: True inside of a user's `shard_map`, where every value is a device's own.
     """
@@ -171,13 +171,13 @@ class Evaluation:
                 return [replace(operands[0], array=_OF_MANUAL_VALUES[name](operands[0].array, eqn.params))]
             if name in STATEMENTS:
                 return [self._stated(eqn, operands[0])]
-            rule = rule_of(name)
             required = [self.required(var) for var in eqn.outvars]
             if all(block.spec.is_whole for block in operands) and all(s is None or s.is_whole for s in required):
                 return self._on_whole(eqn, operands, required)
-            if rule is None:
+            factors_of = record_of(eqn).factors
+            if factors_of is None:
                 return self._gathered(eqn, operands, required)
-            return self._by_rule(rule, eqn, operands, required)
+            return self._on_blocks(factors_of(eqn), eqn, operands, required)
 
     def _stated(self, eqn: JaxprEqn, block: Block) -> Block:
         (result,) = eqn.outvars
@@ -191,9 +191,8 @@ class Evaluation:
         return self.to_spec(block, spec, eqn)
 
     def _on_whole(self, eqn: JaxprEqn, operands: Sequence[Block], required: Sequence[Spec | None]) -> list[Block]:
-        rule = rule_of(eqn.primitive.name)
         arrays = [block.array for block in operands]
-        if rule is None:
+        if record_of(eqn).factors is None:
             results = eval_equation(eqn, *arrays)
         else:
             results = Blocks(eqn, arrays, [shape_of(var) for var in eqn.outvars], {}, self.mesh).bind()
@@ -211,13 +210,12 @@ class Evaluation:
     def _to_required(self, block: Block, spec: Spec | None, eqn: JaxprEqn) -> Block:
         return self.to_spec(block, block.spec.reduced() if spec is None else spec, eqn)
 
-    def _by_rule(
-        self, rule: Rule, eqn: JaxprEqn, operands: Sequence[Block], required: Sequence[Spec | None]
+    def _on_blocks(
+        self, factors: Factors, eqn: JaxprEqn, operands: Sequence[Block], required: Sequence[Spec | None]
     ) -> list[Block]:
         # Terms of a sum go through where the result's type leaves the same sum to be taken.
         left = frozenset.intersection(*map(self._terms_left, required, eqn.outvars))
         operands = [self.to_spec(b, replace(b.spec, unreduced=b.spec.unreduced & left), eqn) for b in operands]
-        factors = rule.factors(eqn)
         values = Values(
             [block.aval for block in operands],
             [block.spec for block in operands],
@@ -228,11 +226,11 @@ class Evaluation:
         needed = needed_specs(factors, decision.assignment, values.operand_specs)
         arrays = [self.to_spec(block, spec, eqn).array for block, spec in zip(operands, needed, strict=True)]
         carried = frozenset(axis for block in operands for axis in block.spec.unreduced)
-        specs = [Spec(factors.axes_of(labels, decision.assignment)) for labels in factors.results]
+        specs = [Spec(axes_of(labels, decision.assignment)) for labels in factors.results]
         result_shapes = [
             local_shape(shape_of(var), spec, self.mesh) for var, spec in zip(eqn.outvars, specs, strict=True)
         ]
-        results = rule.compute(Blocks(eqn, arrays, result_shapes, decision.assignment, self.mesh))
+        results = results_of(Blocks(eqn, arrays, result_shapes, decision.assignment, self.mesh))
         monoids = decision.reduced_axes(factors)
         blocks = [
             self._reduced(monoids, x, spec, carried, eqn, var)

@@ -2,7 +2,7 @@
 
 A value is annotated by its explicit type, a constraint, or a sharding of an argument or a result. Others take over the
 axes of factors of the equations that define and read them; axes are only ever added, so the sweeps end. Where values
-of one equation suggest different axes for a factor, the estimated cycles of the equation decide (`factors.decide`).
+of one equation suggest different axes for a factor, the estimated cycles of the equation decide (`assignments.decide`).
 Idea: Shardy's propagation (openxla/shardy, docs/propagation.md).
 """
 
@@ -16,11 +16,9 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, DropVar, Jaxpr, JaxprEqn, Var, shape_of
 from ipujax.lowering.jaxpr import PIPELINE
+from ipujax.lowering.partition.assignments import Decision, Values, axes_of, leading_axes_of, projected, ranked
 from ipujax.lowering.partition.block_evaluation import STATEMENTS
-from ipujax.lowering.partition.factors import Decision, Factors, Values, ranked
-from ipujax.lowering.partition.partition_rules import rule_of
 from ipujax.lowering.partition.pipelines import kinds_of_results, micro_batch_jaxpr
-from ipujax.lowering.partition.rules_base import elementwise
 from ipujax.lowering.partition.specs import (
     Axes,
     MeshAxes,
@@ -33,6 +31,7 @@ from ipujax.lowering.partition.specs import (
     whole,
 )
 from ipujax.lowering.partition.users_blocks import CUSTOM_PARTITIONING, check_mesh, custom_factors, shard_map_specs
+from ipujax.lowering.primitives import Factors, elementwise, record_of
 from ipujax.lowering.source_info import source_line
 from ipujax.runtime.errors import ArgumentValueError
 from ipujax.runtime.target import Target
@@ -149,13 +148,13 @@ class Propagation:
         return factors is not None and self._share(eqn, factors, is_forward=is_forward)
 
     def _factors(self, eqn: JaxprEqn) -> Factors | None:
-        """Factors of an equation; None without a rule."""
+        """Factors of an equation; None if they are not known."""
         if eqn.primitive.name == CUSTOM_PARTITIONING:
             return custom_factors(eqn, self.user_mesh or self.mesh.abstract())
         if eqn.primitive.name in STATEMENTS:
             return elementwise(eqn)
-        rule = rule_of(eqn.primitive.name)
-        return None if rule is None else rule.factors(eqn)
+        factors_of = record_of(eqn).factors
+        return None if factors_of is None else factors_of(eqn)
 
     def _shard_map(self, eqn: JaxprEqn) -> bool:
         check_mesh(eqn, self.mesh)
@@ -179,7 +178,7 @@ class Propagation:
     def _share(self, eqn: JaxprEqn, factors: Factors, *, is_forward: bool) -> bool:
         """Give the axes of factors to the values that lack them: results going forward, operands going backward."""
         values = [*zip(factors.operands, eqn.invars, strict=True), *zip(factors.results, eqn.outvars, strict=True)]
-        suggestions = [factors.projected(labels, self._spec(atom), self.mesh) for labels, atom in values]
+        suggestions = [projected(factors, labels, self._spec(atom), self.mesh) for labels, atom in values]
         axes: dict[int, Axes] = {}
         if not any(any(suggestion.values()) for suggestion in suggestions):
             return False
@@ -196,7 +195,9 @@ class Propagation:
             decided = self._decided(eqn, factors)
             axes = {f: decided.get(f, ()) for f in axes}
         receivers = values[len(factors.operands) :] if is_forward else values[: len(factors.operands)]
-        return any([self._extend(atom, factors.leading_axes_of(labels, axes, self.mesh)) for labels, atom in receivers])
+        return any(
+            [self._extend(atom, leading_axes_of(factors, labels, axes, self.mesh)) for labels, atom in receivers]
+        )
 
     def _decided(self, eqn: JaxprEqn, factors: Factors) -> Mapping[int, Axes]:
         operands = [self._spec(atom) for atom in eqn.invars]
@@ -257,7 +258,7 @@ def _conflict(eqn: JaxprEqn, factors: Factors, decisions: Sequence[Decision]) ->
     cycles: dict[str, float] = {}
     for decision in decisions:
         axes = frozenset(decision.reduced_axes(factors))
-        spec = Spec(factors.axes_of(factors.results[0], decision.assignment), axes)
+        spec = Spec(axes_of(factors.results[0], decision.assignment), axes)
         cycles.setdefault(in_words(spec), decision.cycles)
     texts = [f"{text} costs {count:,.0f} cycles" for text, count in cycles.items() if count < float("inf")]
     line = source_line(eqn)

@@ -17,8 +17,8 @@ from jax.experimental.custom_partitioning import BATCHING, custom_partitioning
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from ipujax.lowering.jax_compat import JaxprEqn, shape_of
-from ipujax.lowering.partition.factors import Factors, Labels
 from ipujax.lowering.partition.specs import MeshAxes, Spec, local_shape, spec_of
+from ipujax.lowering.primitives import Factors, Labels
 from ipujax.lowering.source_info import source_line
 from ipujax.runtime.errors import ArgumentValueError, GraphError
 

@@ -57,7 +57,6 @@ from ipujax.lowering.layout.place import (
 )
 from ipujax.lowering.popops.indexing.gather import has_few_lookups
 from ipujax.lowering.popops.indexing.scatter_vertex import (
-    SCATTERS as SCATTERS,
     ScatterSpec as ScatterSpec,
     scatter_codelet,
 )

@@ -39,7 +39,7 @@ SCATTERS: dict[str, Callable[..., jax.Array]] = {
 }
 
 # Monoids that combine neutral tables, each updated by a part of the updates.
-_MONOIDS = {
+SCATTER_MONOIDS = {
     "scatter-add": "add",
     "scatter-sub": "add",
     "scatter-mul": "mul",
@@ -108,11 +108,11 @@ class ScatterSpec:
     def is_narrow_sum(self) -> bool:
         """True if updates of one element are rounded one after the other to less than 32 bits."""
         is_narrow = jnp.issubdtype(self.dtype, jnp.floating) and self.dtype.itemsize < 4
-        return bool(is_narrow and _MONOIDS.get(self.kind) in ("add", "mul") and self.repeats() > 1)
+        return bool(is_narrow and SCATTER_MONOIDS.get(self.kind) in ("add", "mul") and self.repeats() > 1)
 
     def monoid(self) -> str | None:
         """Monoid by which results of parts of the updates combine; None where their order matters."""
-        monoid = None if self.is_narrow_sum or self.dtype == np.bool_ else _MONOIDS.get(self.kind)
+        monoid = None if self.is_narrow_sum or self.dtype == np.bool_ else SCATTER_MONOIDS.get(self.kind)
         if monoid in ("min", "max") and jnp.issubdtype(self.dtype, jnp.complexfloating):
             return None
         return monoid
@@ -147,7 +147,7 @@ def scatter_codelet(
         code_bytes=600,
         takes=("origins", "shapes"),
         moves=spec.kind == "scatter" and spec.function is None,
-        compares=comparison_of(_MONOIDS.get(spec.kind, "")),
+        compares=comparison_of(SCATTER_MONOIDS.get(spec.kind, "")),
         flops=partial(_update_flops, spec),
         parts=_lookups,
     )

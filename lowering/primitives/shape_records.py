@@ -1,25 +1,22 @@
-"""Partition rules of equations that move elements: reshapes, transposes, broadcasts, slices, joins."""
+"""Records of primitives that move elements: reshapes, transposes, broadcasts, slices, joins, statements, sources."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from jax import lax
-
-from ipujax.lowering.jax_compat import JaxprEqn
-from ipujax.lowering.partition.factors import Factors
-from ipujax.lowering.partition.resharding import index_along
-from ipujax.lowering.partition.rules_base import (
-    Blocks,
-    Rule,
+from ipujax.lowering.jax_compat import CALLEES, JaxprEqn
+from ipujax.lowering.primitives.factors import (
+    Factors,
     aligned,
-    bound,
+    each_alone,
     elementwise,
     except_dims,
+    none_split,
     shapes,
-    with_shape,
 )
+from ipujax.lowering.primitives.record import PrimitiveRecord, Shapes
 
 
 def _reshape(eqn: JaxprEqn) -> Factors:
@@ -115,14 +112,10 @@ def _slice(eqn: JaxprEqn) -> Factors:
     return except_dims(eqn, _changed_dims(eqn))
 
 
-def _sliced(blocks: Blocks) -> list[Any]:
-    (operand,) = blocks.operands
-    params = blocks.eqn.params
-    changed = _changed_dims(blocks.eqn)
-    limits = [
-        b if d in changed else n for d, (n, b) in enumerate(zip(operand.shape, params["limit_indices"], strict=True))
-    ]
-    return blocks.bind(limit_indices=tuple(limits))
+def _slice_of_block(eqn: JaxprEqn, operands: Shapes, results: Shapes) -> Mapping[str, Any]:
+    changed = _changed_dims(eqn)
+    limits = zip(operands[0], eqn.params["limit_indices"], strict=True)
+    return {"limit_indices": tuple(limit if d in changed else n for d, (n, limit) in enumerate(limits))}
 
 
 def _pad(eqn: JaxprEqn) -> Factors:
@@ -143,80 +136,55 @@ def _dynamic_update_slice(eqn: JaxprEqn) -> Factors:
     return aligned(eqn, [numbers, numbers, *[()] * (len(eqn.invars) - 2)], [numbers])
 
 
-def _with_full_starts(blocks: Blocks) -> list[Any]:
-    """Starts of dimensions that are read whole become 0: JAX clips them to that, by the shape of a block too."""
-    return blocks.bind(slice_sizes=blocks.result_shapes[0]) if "slice_sizes" in blocks.eqn.params else blocks.bind()
-
-
 def _iota(eqn: JaxprEqn) -> Factors:
-    return aligned(eqn, [()] * len(eqn.invars), [range(len(shapes(eqn.outvars)[0]))])
-
-
-def _iota_block(blocks: Blocks) -> list[Any]:
-    (shape,) = blocks.result_shapes
-    dim = blocks.eqn.params["dimension"]
-    (numbers,) = blocks.bind(shape=shape)
-    axes = blocks.axes.get(dim, ())
-    if not axes:
-        return [numbers]
-    first = (index_along(axes, blocks.mesh) * shape[dim]).astype(numbers.dtype)
-    return [numbers + lax.broadcast(first, shape)]
-
-
-def _each_alone(eqn: JaxprEqn) -> Factors:
-    """Results that are their operands, each with factors of its own."""
-    numbers: list[Sequence[int]] = []
-    first = 0
-    for shape in shapes(eqn.invars):
-        numbers.append(range(first, first + len(shape)))
-        first += len(shape)
-    return aligned(eqn, numbers, numbers)
+    factors = aligned(eqn, [()] * len(eqn.invars), [range(len(shapes(eqn.outvars)[0]))])
+    return replace(factors, positions=frozenset({eqn.params["dimension"]}))
 
 
 def _tile(eqn: JaxprEqn) -> Factors:
     return except_dims(eqn, _changed_dims(eqn))
 
 
-def _bitcast(eqn: JaxprEqn) -> Factors:
-    (before,), (after,) = shapes(eqn.invars), shapes(eqn.outvars)
-    rank = min(len(before), len(after))
-    # A dtype of another size adds or drops the last dimension.
-    numbers = [[d if d < rank else None for d in range(len(shape))] for shape in (before, after)]
-    return aligned(eqn, numbers[:1], numbers[1:])
+def _shape_in(param: str) -> Any:
+    """The shape of the result's block in a parameter."""
+    return lambda eqn, operands, results: {param: tuple(results[0])}
 
 
-def _random_rows(eqn: JaxprEqn) -> Factors:
-    """Nothing is split: each device draws all numbers, and takes its own, without communication."""
-    return aligned(eqn, *([[None] * len(s) for s in shapes(atoms)] for atoms in (eqn.invars, eqn.outvars)))
+# Starts of dimensions that are read whole become 0: JAX clips them to that, by the shape of a block too.
+_SLICE_SIZES = _shape_in("slice_sizes")
 
-
-RULES: dict[str, Rule] = {
-    "reshape": Rule(_reshape, with_shape("new_sizes")),
-    "transpose": Rule(_transpose, bound),
-    "broadcast_in_dim": Rule(_broadcast, with_shape("shape")),
-    "squeeze": Rule(_squeeze, bound),
-    "concatenate": Rule(_concatenate, bound),
-    "split": Rule(_split, bound),
-    "rev": Rule(_rev, bound),
-    "slice": Rule(_slice, _sliced),
-    "pad": Rule(_pad, bound),
-    "dynamic_slice": Rule(_dynamic_slice, _with_full_starts),
-    "dynamic_update_slice": Rule(_dynamic_update_slice, _with_full_starts),
-    "iota": Rule(_iota, _iota_block),
-    "optimization_barrier": Rule(_each_alone, bound),
-    **{
-        name: Rule(elementwise, lambda blocks: list(blocks.operands))
-        for name in ("shard_alike", "layout_constraint", "xla_metadata_value")
-    },
+RECORDS: dict[str, PrimitiveRecord] = {
+    "reshape": PrimitiveRecord(_reshape, _shape_in("new_sizes"), "view", "reshape", keeps_sums=True),
+    "squeeze": PrimitiveRecord(_squeeze, cost="view", view="reshape", keeps_sums=True),
+    "broadcast_in_dim": PrimitiveRecord(_broadcast, _shape_in("shape"), "view", "broadcast"),
+    "transpose": PrimitiveRecord(_transpose, cost="view", view="transpose", keeps_sums=True),
+    "rev": PrimitiveRecord(_rev, cost="view", view="reversal"),
+    "slice": PrimitiveRecord(_slice, _slice_of_block, "part"),
+    "split": PrimitiveRecord(_split, cost="part"),
+    "unstack": PrimitiveRecord(cost="part"),
+    "concatenate": PrimitiveRecord(_concatenate, cost="joined"),
+    "stack": PrimitiveRecord(cost="joined"),
+    "tile": PrimitiveRecord(_tile, cost="joined"),
+    "pad": PrimitiveRecord(_pad),
+    "dynamic_slice": PrimitiveRecord(_dynamic_slice, _SLICE_SIZES, "look-up"),
+    "dynamic_update_slice": PrimitiveRecord(_dynamic_update_slice, cost="look-up"),
+    "iota": PrimitiveRecord(_iota, _shape_in("shape"), "none"),
+    "optimization_barrier": PrimitiveRecord(each_alone, cost="none"),
+    "dce_sink": PrimitiveRecord(cost="none"),
+    **dict.fromkeys(("name", "stop_gradient"), PrimitiveRecord(elementwise, cost="none")),
+    "sharding_constraint": PrimitiveRecord(elementwise, cost="statement", keeps_sums=True),
+    **dict.fromkeys(
+        ("reshard", "device_put", "layout_constraint", "shard_alike", "xla_metadata_value"),
+        PrimitiveRecord(elementwise, cost="statement"),
+    ),
     # Over the replicas around the mesh.
-    **{name: Rule(_each_alone, bound) for name in ("psum", "pmax", "pmin", "pvary", "pcast")},
-    "bitcast_convert_type": Rule(_bitcast, bound),
-    "tile": Rule(_tile, bound),
-    **{
-        name: Rule(_random_rows, bound)
-        for name in (
+    **dict.fromkeys(("psum", "pmax", "pmin", "pvary", "pcast"), PrimitiveRecord(each_alone)),
+    **dict.fromkeys(("scan", "while", "cond", "function_call", *CALLEES), PrimitiveRecord(cost="body")),
+    **dict.fromkeys(
+        (
             *("random_bits", "random_seed", "random_split", "random_fold_in", "random_wrap", "random_unwrap"),
             *("random_gamma", "random_clone", "rng_bit_generator", "rng_uniform"),
-        )
-    },
+        ),
+        PrimitiveRecord(none_split),
+    ),
 }

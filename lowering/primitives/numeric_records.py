@@ -1,23 +1,16 @@
-"""Partition rules of equations that compute: elementwise, products, reductions, windows, sorts, linear algebra."""
+"""Records of primitives that compute: elementwise, products, reductions, windows, sorts."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import replace
+from math import log2, prod
 from typing import Any
 
 from ipujax.lowering.jax_compat import JaxprEqn
-from ipujax.lowering.partition.factors import Factors
-from ipujax.lowering.partition.rules_base import (
-    Blocks,
-    Rule,
-    aligned,
-    bound,
-    elementwise,
-    except_dims,
-    shapes,
-)
-from ipujax.lowering.popops import OP_COSTS
+from ipujax.lowering.popops import MONOIDS, OP_COSTS
+from ipujax.lowering.primitives.factors import Factors, aligned, elementwise, except_dims, shapes
+from ipujax.lowering.primitives.record import PrimitiveRecord, Problem, Shapes
 
 
 def _dot(eqn: JaxprEqn) -> Factors:
@@ -67,27 +60,33 @@ def _grouped_conv(eqn: JaxprEqn, dims: tuple[list[Any], ...], groups: int) -> Fa
     return replace(factors, sizes={**factors.sizes, groups: eqn.params["feature_group_count"]}, macs=1)
 
 
-def _conv_block(blocks: Blocks) -> list[Any]:
-    groups = blocks.mesh.size(blocks.axes.get(3, ()))
-    return blocks.bind(feature_group_count=blocks.eqn.params["feature_group_count"] // groups)
+def _groups_of_block(eqn: JaxprEqn, operands: Shapes, results: Shapes) -> Mapping[str, Any]:
+    numbers = eqn.params["dimension_numbers"]
+    channels = operands[0][numbers.lhs_spec[1]]
+    return {"feature_group_count": channels // max(operands[1][numbers.rhs_spec[1]], 1)}
 
 
-_MONOIDS = {
-    "reduce_sum": "add",
-    "reduce_max": "max",
-    "reduce_min": "min",
-    "reduce_or": "max",
-    "reduce_and": "min",
-    "reduce_prod": "own",
-    "reduce_xor": "own",
-}
+def _dot_macs(eqn: JaxprEqn) -> int:
+    (contracted, _), _ = eqn.params["dimension_numbers"]
+    (operand, _), (result,) = shapes(eqn.invars), shapes(eqn.outvars)
+    return prod(result) * prod(operand[d] for d in contracted)
+
+
+def _conv_macs(eqn: JaxprEqn) -> int:
+    (_, kernel), (result,) = shapes(eqn.invars), shapes(eqn.outvars)
+    out_channels = kernel[eqn.params["dimension_numbers"].rhs_spec[0]]
+    return prod(result) * prod(kernel) // max(out_channels, 1)
+
+
+# Collectives combine numbers: "and" is a minimum, "or" a maximum; there is none for other monoids.
+_OVER_DEVICES = {"add": "add", "max": "max", "min": "min", "or": "max", "and": "min"}
 
 
 def _reduce(eqn: JaxprEqn) -> Factors:
     (shape,) = shapes(eqn.invars)
     axes = eqn.params["axes"]
     factors = aligned(eqn, [range(len(shape))], [[d for d in range(len(shape)) if d not in axes]])
-    return replace(factors, reductions=dict.fromkeys(axes, _MONOIDS[eqn.primitive.name]))
+    return replace(factors, reductions=dict.fromkeys(axes, _OVER_DEVICES.get(MONOIDS[eqn.primitive.name], "own")))
 
 
 def _whole_axes(eqn: JaxprEqn) -> Factors:
@@ -125,61 +124,58 @@ def _windows(eqn: JaxprEqn) -> Factors:
     return except_dims(eqn, [d for d, values in enumerate(per_dim) if values != (1, 1, (0, 0), 1, 1)])
 
 
-def _matrices(eqn: JaxprEqn) -> Factors:
-    """Linear algebra: all but the last two dimensions of the first operand are a batch."""
-    batch = max(len(shapes(eqn.invars)[0]) - 2, 0)
-    return _batched(eqn, batch)
+_CHEAP = frozenset(
+    (
+        *("neg", "add", "sub", "mul", "add_any", "max", "min", "abs", "square", "integer_pow"),
+        *("convert_element_type", "eq", "ne", "ge", "gt", "le", "lt", "and", "or", "not", "select_n"),
+    )
+)
+_COMPARING = frozenset(("eq", "ne", "lt", "le", "gt", "ge", "max", "min"))
 
 
-def _batched(eqn: JaxprEqn, batch: int) -> Factors:
-    def labels(shape: Sequence[int]) -> list[int | None]:
-        return [d if d < batch else None for d in range(len(shape))]
-
-    return aligned(eqn, [labels(s) for s in shapes(eqn.invars)], [labels(s) for s in shapes(eqn.outvars)])
-
-
-def _fft(eqn: JaxprEqn) -> Factors:
-    return _batched(eqn, len(shapes(eqn.invars)[0]) - len(eqn.params["fft_lengths"]))
+def _bitcast(eqn: JaxprEqn) -> Factors:
+    (before,), (after,) = shapes(eqn.invars), shapes(eqn.outvars)
+    rank = min(len(before), len(after))
+    # A dtype of another size adds or drops the last dimension.
+    numbers = [[d if d < rank else None for d in range(len(shape))] for shape in (before, after)]
+    return aligned(eqn, numbers[:1], numbers[1:])
 
 
-ELEMENTWISE = frozenset(OP_COSTS) | {
-    *("convert_element_type", "reduce_precision", "copy", "copy_p", "name", "stop_gradient", "select_n", "clamp"),
-    *("integer_pow", "square", "random_wrap", "device_put", "threefry2x32", "nextafter", "population_count", "clz"),
-    *("digamma", "lgamma", "igamma", "igammac", "igamma_grad_a", "random_gamma_grad", "polygamma", "zeta"),
-    *("bessel_i0e", "bessel_i1e", "regularized_incomplete_beta", "erf", "erfc", "erf_inv", "real", "imag", "conj"),
-    *("complex", "is_finite", "add_any", "eq_to", "lt_to", "le_to", "atan2", "cbrt", "sharding_constraint", "reshard"),
-    *("layout_constraint", "pvary", "mulhi", "exp2", "tan", "acosh", "asinh", "atanh", "sinh", "cosh"),
+def _elementwise_record(name: str) -> PrimitiveRecord:
+    """The record of a row of the op library's costs."""
+    return PrimitiveRecord(
+        elementwise,
+        cost="elementwise",
+        is_elementwise=True,
+        is_cheap=name in _CHEAP,
+        compares=name in _COMPARING,
+        keeps_sums=name in ("convert_element_type", "copy"),
+    )
+
+
+RECORDS: dict[str, PrimitiveRecord] = {
+    **{name: _elementwise_record(name) for name in OP_COSTS},
+    # A dtype of another size changes the shape.
+    "bitcast_convert_type": replace(_elementwise_record("bitcast_convert_type"), factors=_bitcast),
+    "copy": replace(_elementwise_record("copy"), cost="view", view="copy"),
+    **dict.fromkeys(("copy_p", "threefry2x32", "random_gamma_grad"), PrimitiveRecord(elementwise)),
+    "dot_general": PrimitiveRecord(_dot, cost="product", macs=_dot_macs),
+    "conv_general_dilated": PrimitiveRecord(_conv, _groups_of_block, "product", macs=_conv_macs),
+    **{
+        name: PrimitiveRecord(_reduce, monoid=monoid, compares=monoid in ("max", "min"))
+        for name, monoid in MONOIDS.items()
+    },
+    **dict.fromkeys(("argmax", "argmin"), PrimitiveRecord(_whole_axes, compares=True)),
+    "reduce": PrimitiveRecord(_whole_axes),
+    **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"), PrimitiveRecord(_along_axis("axis"))),
+    "sort": PrimitiveRecord(_along_axis("dimension")),
+    "top_k": PrimitiveRecord(_top_k),
+    "approx_top_k": PrimitiveRecord(_top_k, problem=Problem(work=lambda n: log2(n + 1))),
+    **dict.fromkeys(
+        (
+            *("reduce_window_sum", "reduce_window_max", "reduce_window_min"),
+            *("select_and_gather_add", "select_and_scatter_add"),
+        ),
+        PrimitiveRecord(_windows),
+    ),
 }
-
-RULES: dict[str, Rule] = {
-    "dot_general": Rule(_dot, bound),
-    "conv_general_dilated": Rule(_conv, _conv_block),
-    **{
-        name: Rule(_reduce, bound)
-        for name in ("reduce_sum", "reduce_max", "reduce_min", "reduce_and", "reduce_or", "reduce_prod", "reduce_xor")
-    },
-    **{name: Rule(_whole_axes, bound) for name in ("argmax", "argmin", "reduce")},
-    **{name: Rule(_along_axis("axis"), bound) for name in ("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp")},
-    "sort": Rule(_along_axis("dimension"), bound),
-    "top_k": Rule(_top_k, bound),
-    "approx_top_k": Rule(_top_k, bound),
-    **{
-        name: Rule(_windows, bound)
-        for name in ("reduce_window_sum", "reduce_window_max", "reduce_window_min", "select_and_gather_add")
-    },
-    "select_and_scatter_add": Rule(_windows, bound),
-    "fft": Rule(_fft, bound),
-    **{
-        name: Rule(_matrices, bound)
-        for name in (
-            *("cholesky", "lu", "qr", "geqrf", "eigh", "eig", "svd", "triangular_solve", "householder_product"),
-            *("tridiagonal", "schur", "hessenberg"),
-        )
-    },
-}
-_ELEMENTWISE_RULE = Rule(elementwise, bound)
-
-
-def rule_of(name: str) -> Rule | None:
-    """Rule of a primitive that computes; None if there is none."""
-    return RULES.get(name, _ELEMENTWISE_RULE if name in ELEMENTWISE else None)

@@ -1,84 +1,65 @@
-"""Factors: the index space of an equation, and the mesh axes that split each of them.
+"""Assignments: the mesh axes that split each factor of an equation.
 
-A factor is an index that runs over dimensions of operands and results: a product [i, k] · [k, j] → [i, j] has three.
-Splitting a factor over mesh axes splits every dimension that it runs over, and the equation is computed on blocks. A
-factor that runs over operands only is reduced: devices then have terms of the result. A dimension without factor is
-computed whole. A dimension may have several factors, major to minor, as that of a reshape has.
+Splitting a factor over mesh axes splits every dimension that it runs over, and the equation is computed on blocks. If
+it is reduced, devices then have terms of the result.
 Idea: sharding rules of Shardy (openxla/shardy, docs/sharding_representation.md).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import product
 from math import prod
 from typing import Any
 
 from ipujax.lowering.partition.resharding import resharding_cycles
 from ipujax.lowering.partition.specs import Axes, MeshAxes, Spec, divides
+from ipujax.lowering.primitives import Factors, Labels
 from ipujax.runtime.target import Target
 
-Labels = tuple[tuple[int, ...], ...]  # factors of each dimension
 Assignment = Mapping[int, Axes]  # axes of each factor that is split
 
 
-@dataclass(frozen=True, slots=True)
-class Factors:
-    """Index space of one equation.
+def axes_of(labels: Labels, assignment: Assignment) -> tuple[Axes, ...]:
+    """Axes of each dimension of a value."""
+    return tuple(tuple(axis for f in factors for axis in assignment.get(f, ())) for factors in labels)
 
-    Args:
-        operands: for each operand the factors of each dimension.
-        results: for each result likewise.
-        sizes: length of each factor.
-        reductions: for each reduced factor that may be split, the monoid of its terms: "add", "max" or "min";
-            "own" for one without a collective, whose terms are gathered and reduced by the equation.
-        macs: multiply-adds of one point of the index space; 0 for other equations.
-    """
 
-    operands: tuple[Labels, ...]
-    results: tuple[Labels, ...]
-    sizes: Mapping[int, int]
-    reductions: Mapping[int, str] = field(default_factory=dict)
-    macs: int = 0
+def leading_axes_of(factors: Factors, labels: Labels, assignment: Assignment, mesh: MeshAxes) -> tuple[Axes, ...]:
+    """Axes of each dimension of a value, without those whose blocks would not be contiguous."""
+    return axes_of(tuple(_leading(factors, dim, assignment, mesh) for dim in labels), assignment)
 
-    def axes_of(self, labels: Labels, assignment: Assignment) -> tuple[Axes, ...]:
-        """Axes of each dimension of a value."""
-        return tuple(tuple(axis for f in factors for axis in assignment.get(f, ())) for factors in labels)
 
-    def leading_axes_of(self, labels: Labels, assignment: Assignment, mesh: MeshAxes) -> tuple[Axes, ...]:
-        """Axes of each dimension of a value, without those whose blocks would not be contiguous."""
-        return tuple(
-            tuple(axis for f in self._leading(factors, assignment, mesh) for axis in assignment.get(f, ()))
-            for factors in labels
-        )
+def _leading(factors: Factors, dim: tuple[int, ...], assignment: Assignment, mesh: MeshAxes) -> tuple[int, ...]:
+    """Factors of a dimension up to the first of which a block has several indices."""
+    several = (n for n, f in enumerate(dim) if mesh.size(assignment.get(f, ())) != factors.sizes[f])
+    last = next(several, None)
+    return dim if last is None else dim[: last + 1]
 
-    def _leading(self, factors: Sequence[int], assignment: Assignment, mesh: MeshAxes) -> Sequence[int]:
-        """Factors of a dimension up to the first of which a block has several indices."""
-        last = next((n for n, f in enumerate(factors) if mesh.size(assignment.get(f, ())) != self.sizes[f]), None)
-        return factors if last is None else factors[: last + 1]
 
-    def is_contiguous(self, assignment: Assignment, mesh: MeshAxes) -> bool:
-        """True if every dimension is split in contiguous blocks."""
-        return all(
-            self.axes_of(labels, assignment) == self.leading_axes_of(labels, assignment, mesh)
-            for labels in (*self.operands, *self.results)
-        )
+def _is_contiguous(factors: Factors, assignment: Assignment, mesh: MeshAxes) -> bool:
+    """True if every dimension is split in contiguous blocks."""
+    return all(
+        axes_of(labels, assignment) == leading_axes_of(factors, labels, assignment, mesh)
+        for labels in (*factors.operands, *factors.results)
+    )
 
-    def projected(self, labels: Labels, spec: Spec, mesh: MeshAxes) -> dict[int, Axes]:
-        """Axes of each factor of a value by the axes of its dimensions; a dimension's last ones may fit none."""
-        axes_of_factor: dict[int, Axes] = {}
-        for factors, dim_axes in zip(labels, spec.dims, strict=True):
-            remaining = list(dim_axes)
-            for number in factors:
-                fitting: list[str] = []
-                while remaining and self.sizes[number] % mesh.size((*fitting, remaining[0])) == 0:
-                    fitting.append(remaining.pop(0))
-                axes_of_factor[number] = tuple(fitting)
-                # A minor factor is split only where each block has one index of the major one.
-                if mesh.size(fitting) != self.sizes[number]:
-                    break
-        return axes_of_factor
+
+def projected(factors: Factors, labels: Labels, spec: Spec, mesh: MeshAxes) -> dict[int, Axes]:
+    """Axes of each factor of a value by the axes of its dimensions; a dimension's last ones may fit none."""
+    axes_of_factor: dict[int, Axes] = {}
+    for dim, dim_axes in zip(labels, spec.dims, strict=True):
+        remaining = list(dim_axes)
+        for number in dim:
+            fitting: list[str] = []
+            while remaining and factors.sizes[number] % mesh.size((*fitting, remaining[0])) == 0:
+                fitting.append(remaining.pop(0))
+            axes_of_factor[number] = tuple(fitting)
+            # A minor factor is split only where each block has one index of the major one.
+            if mesh.size(fitting) != factors.sizes[number]:
+                break
+    return axes_of_factor
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +115,7 @@ def ranked(factors: Factors, values: Values, mesh: MeshAxes, target: Target) -> 
 def needed_specs(factors: Factors, assignment: Assignment, operand_specs: Sequence[Spec]) -> list[Spec]:
     """Spec of each operand that an assignment needs; unreduced sums stay unreduced."""
     return [
-        Spec(factors.axes_of(labels, assignment), spec.unreduced)
+        Spec(axes_of(labels, assignment), spec.unreduced)
         for labels, spec in zip(factors.operands, operand_specs, strict=True)
     ]
 
@@ -149,7 +130,7 @@ def _suggestions(factors: Factors, values: Values, mesh: MeshAxes) -> list[dict[
         ),
         *zip(factors.operands, values.operand_specs, strict=True),
     ]
-    return [factors.projected(labels, spec, mesh) for labels, spec in pairs]
+    return [projected(factors, labels, spec, mesh) for labels, spec in pairs]
 
 
 def _assignments(
@@ -172,7 +153,7 @@ def _assignments(
                 assignment[chosen] = (*assignment.get(chosen, ()), axis)
         ordered = {number: _ordered(axes, number, suggestions) for number, axes in assignment.items()}
         divides_all = all(factors.sizes[number] % mesh.size(axes) == 0 for number, axes in ordered.items())
-        if divides_all and factors.is_contiguous(ordered, mesh):
+        if divides_all and _is_contiguous(factors, ordered, mesh):
             yield ordered
 
 
@@ -194,7 +175,7 @@ def _cycles(factors: Factors, assignment: Assignment, values: Values, mesh: Mesh
         cycles += resharding_cycles(aval, spec, needed, mesh, target)
     partial = {axis for f in factors.reductions for axis in assignment.get(f, ())}
     for labels, aval, result_spec in zip(factors.results, values.result_avals, values.result_specs, strict=True):
-        dims = factors.axes_of(labels, assignment)
+        dims = axes_of(labels, assignment)
         after = Spec(dims) if result_spec is None else result_spec
         before = Spec(dims, frozenset(partial) | after.unreduced)
         if not divides(aval.shape, before, mesh):
