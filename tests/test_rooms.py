@@ -115,19 +115,24 @@ ROOMS: dict[str, str] = {
         " runtime.exchange runtime.graph runtime.target runtime.tensor"
     ),
     "lowering.digests": "lowering.jax_compat lowering.source_info",
-    "lowering.jaxpr": "lowering.jax_compat lowering.layer_notes lowering.source_info runtime.tensor",
+    "lowering.jaxpr": (
+        "lowering.jax_compat lowering.layer_notes lowering.primitives lowering.source_info runtime.tensor"
+    ),
     "lowering.replicas": (
         "lowering.gcl lowering.jax_compat lowering.jaxpr lowering.popops lowering.source_info runtime.analysis"
         " runtime.graph runtime.host runtime.target"
     ),
-    "lowering.recomputation": "lowering.gcl lowering.jax_compat lowering.jaxpr lowering.source_info",
+    "lowering.recomputation": (
+        "lowering.gcl lowering.jax_compat lowering.jaxpr lowering.primitives lowering.source_info"
+    ),
     "lowering.offload": (
-        "lowering.jax_compat lowering.jaxpr lowering.replicas lowering.source_info runtime.logs runtime.tensor"
+        "lowering.jax_compat lowering.jaxpr lowering.primitives lowering.replicas lowering.source_info runtime.logs"
+        " runtime.tensor"
     ),
     "lowering.refs": "lowering.jax_compat lowering.jaxpr lowering.source_info",
     "lowering.outlining": (
-        "lowering.gcl lowering.jax_compat lowering.jaxpr lowering.layer_notes lowering.offload lowering.source_info"
-        " runtime.graph"
+        "lowering.gcl lowering.jax_compat lowering.jaxpr lowering.layer_notes lowering.offload lowering.primitives"
+        " lowering.source_info runtime.graph"
     ),
     "lowering.stablehlo": "lowering.jax_compat lowering.source_info lowering.stored_modules runtime.logs",
     "lowering.pallas_calls": "lowering.jax_compat lowering.jaxpr",
@@ -194,9 +199,9 @@ ROOMS: dict[str, str] = {
     ),
     "lowering.pipelining": (
         "lowering.gcl lowering.host_rows lowering.ipus lowering.jax_compat lowering.jaxpr lowering.layer_notes"
-        " lowering.layout lowering.offload lowering.passes lowering.popops lowering.popops.maps lowering.recomputation"
-        " lowering.rules lowering.schedules lowering.source_info runtime.analysis runtime.compile runtime.graph"
-        " runtime.logs runtime.memory runtime.target runtime.tensor"
+        " lowering.layout lowering.offload lowering.passes lowering.popops lowering.popops.maps lowering.primitives"
+        " lowering.recomputation lowering.rules lowering.schedules lowering.source_info runtime.analysis"
+        " runtime.compile runtime.graph runtime.logs runtime.memory runtime.target runtime.tensor"
     ),
     "lowering.merge": "runtime.analysis runtime.cost runtime.graph runtime.tensor",
     "lowering.other_roles": "runtime.graph runtime.tensor",
@@ -283,8 +288,8 @@ ROOMS: dict[str, str] = {
         " runtime.options runtime.report runtime.signatures runtime.target runtime.tracebacks"
     ),
     "ipujax.jax_scripts": (
-        "ipujax.arguments ipujax.caching ipujax.calls ipujax.device ipujax.lowering_plan ipujax.sharding"
-        " ipujax.stages lowering.jax_compat lowering.jaxpr lowering.partition runtime.files runtime.logs"
+        "ipujax.arguments ipujax.caching ipujax.calls ipujax.device ipujax.lowering_plan ipujax.sharding ipujax.stages"
+        " lowering.jax_compat lowering.jaxpr lowering.partition lowering.primitives runtime.files runtime.logs"
         " runtime.options runtime.profile runtime.report runtime.signatures runtime.target"
     ),
     "ipujax.auto_sharding": (

@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from math import prod
 from threading import Lock, local
 from typing import Any
 
@@ -23,13 +22,14 @@ import jax.numpy as jnp
 
 from ipujax.arguments import FunctionName
 from ipujax.lowering.jax_compat import Jaxpr, JaxprEqn, is_eager, jaxprs_in_params
-from ipujax.lowering.jaxpr import VIEWS, elements_of, primitive_names
+from ipujax.lowering.jaxpr import elements_of, primitive_names
+from ipujax.lowering.primitives import record_of
 from ipujax.sharding import NO_SHARDINGS, CallShardings
 
-_MOVES = VIEWS | {
-    *("slice", "concatenate", "stack", "unstack", "split", "tile", "pad", "gather", "scatter", "select_n", "iota"),
-    *("dynamic_slice", "dynamic_update_slice", "convert_element_type", "device_put", "stop_gradient", "name"),
-}
+_COSTS_OF_MOVES = ("view", "part", "joined", "look-up")
+_MOVES = frozenset(
+    ("pad", "scatter", "select_n", "iota", "convert_element_type", "device_put", "stop_gradient", "name")
+)
 _READERS = ("reduce_", "arg", "cum", "sort", "top_k")  # prefixes of operations that cost by the elements they read
 
 
@@ -47,22 +47,15 @@ def _flops_of_equation(eqn: JaxprEqn) -> int:
         return int(eqn.params["length"]) * sum(inner)
     if inner and not name.startswith(("reduce", "scatter", "custom_linear_solve", "sort")):  # a call of functions
         return sum(inner)
-    if name in _MOVES or not any(map(_is_inexact, eqn.outvars)):
+    record = record_of(eqn)
+    is_move = record.cost in _COSTS_OF_MOVES or name in _MOVES
+    if is_move or not any(map(_is_inexact, eqn.outvars)):
         return 0
-    if name == "dot_general":
-        (contracted, _), _ = eqn.params["dimension_numbers"]
-        return 2 * elements_of(eqn.outvars[0]) * prod(_shape(eqn.invars[0])[axis] for axis in contracted)
-    if name == "conv_general_dilated":
-        kernel = _shape(eqn.invars[1])
-        output_channels = kernel[eqn.params["dimension_numbers"].rhs_spec[0]]
-        return 2 * elements_of(eqn.outvars[0]) * prod(kernel) // max(output_channels, 1)
+    if record.cost == "product":
+        return 2 * record.macs(eqn)
     if name.startswith(_READERS):
         return sum(map(elements_of, eqn.invars))
     return sum(map(elements_of, eqn.outvars))
-
-
-def _shape(atom: Any) -> tuple[int, ...]:
-    return tuple(atom.aval.shape)
 
 
 def _is_inexact(atom: Any) -> bool:

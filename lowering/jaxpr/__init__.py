@@ -21,9 +21,6 @@ if TYPE_CHECKING:
         with_inner as with_inner,
     )
     from ipujax.lowering.jaxpr.op_counts import (
-        PARTS as PARTS,
-        PRODUCTS as PRODUCTS,
-        VIEWS as VIEWS,
         Work as Work,
         elements_of as elements_of,
         value_bytes as value_bytes,

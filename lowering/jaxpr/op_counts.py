@@ -11,20 +11,11 @@ from math import prod, sqrt
 from operator import add
 from typing import Any
 
-from ipujax.lowering.jax_compat import CALLEES, Atom, Jaxpr, JaxprEqn, jaxprs_in_params
+from ipujax.lowering.jax_compat import Atom, Jaxpr, JaxprEqn, jaxprs_in_params
+from ipujax.lowering.primitives import record_of
 from ipujax.runtime.tensor import element_bytes
 
-VIEWS = frozenset(
-    {"broadcast_in_dim", "reshape", "transpose", "squeeze", "expand_dims", "rev", "copy"}
-)  # views of all elements of an operand
-_FREE = VIEWS | {
-    *("slice", "concatenate", "stack", "unstack", "split", "tile"),
-    *("name", "stop_gradient", "optimization_barrier", "dce_sink", "iota"),
-}
-_HOLDERS = frozenset((*CALLEES, "scan", "while", "cond", "function_call"))  # work of the jaxprs inside
-PARTS = frozenset({"slice", "split", "unstack"})  # views of a part of an operand
-PRODUCTS = frozenset(("dot_general", "conv_general_dilated"))
-_PARTS = frozenset(("gather", "dynamic_slice", "dynamic_update_slice"))  # access a part of their first operand
+_FREE = ("view", "part", "joined", "none")  # kinds of cost
 
 # Measured on 1,472 tiles: each further layer of a transformer of width 256 with 8 x 128 tokens, with its gradient 127
 # steps and 18 products, takes 57 KB of code on the fullest tile; a program of GELUs takes 75 B a step.
@@ -60,18 +51,18 @@ def work_of(jaxpr: Jaxpr) -> Work:
 
 def work_of_equation(eqn: JaxprEqn) -> Work:
     """Return the work of one equation."""
-    name = eqn.primitive.name
+    cost = record_of(eqn).cost
     inner = [work_of(getattr(nested, "jaxpr", nested)) for nested in jaxprs_in_params(eqn.params)]
-    if name in _HOLDERS:
+    if cost == "body":
         return reduce(add, inner, Work()).times(eqn.params.get("length", 1))
-    if name in _FREE:
+    if cost in _FREE:
         return Work()
     written = sum(map(elements_of, eqn.outvars))
     read = list(map(elements_of, eqn.invars))
-    if name in PRODUCTS:
+    if cost == "product":
         contracted = sqrt(read[0] * read[1] / written) if written else 0  # inner dimension: m·k · k·n / (m·n) = k²
         return Work(_PRODUCT_BYTES, sum(read) + written + written * contracted / _MACS_PER_ELEMENT)
-    if name in _PARTS:
+    if cost == "look-up":
         return Work(_STEP_BYTES, sum(read[1:]) + written)
     return Work(_STEP_BYTES, sum(read) + written)
 

@@ -28,8 +28,8 @@ from typing import Any
 
 from ipujax.lowering.jax_compat import Atom, Jaxpr, JaxprEqn, Literal, Var, closed, shape_of
 from ipujax.lowering.jaxpr.nested import variables, variables_read
-from ipujax.lowering.jaxpr.op_counts import PRODUCTS
 from ipujax.lowering.jaxpr.stage_names import PIPELINE, is_transposed, read_name
+from ipujax.lowering.primitives import record_of
 from ipujax.lowering.source_info import name_stack
 from ipujax.runtime.cache import remembered_small
 from ipujax.runtime.tensor.roles import (
@@ -242,7 +242,7 @@ class _Flow:
                 from_arguments, from_gradient, same_shape = env.get(var, _NOTHING)
                 mask |= from_arguments
                 is_from_gradient |= from_gradient
-                if same_shape and eqn.primitive.name not in PRODUCTS:
+                if same_shape and record_of(eqn).cost != "product":
                     by_shape[shape_of(var)] = by_shape.get(shape_of(var), 0) | same_shape
             if part:
                 self.differentiated |= mask

@@ -13,12 +13,11 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from ipujax.lowering.jax_compat import JaxprEqn
-from ipujax.lowering.jaxpr import PARTS, VIEWS, stage_scope
+from ipujax.lowering.jaxpr import stage_scope
 from ipujax.lowering.offload.batches import batch_transfers
 from ipujax.lowering.offload.primitives import remote_load_p
+from ipujax.lowering.primitives import record_of
 from ipujax.lowering.source_info import in_scope
-
-_VIEWS_AND_PARTS = VIEWS | PARTS
 
 
 def alternate_ipus(
@@ -53,4 +52,4 @@ def _is_load(eqn: JaxprEqn) -> bool:
 
 
 def _computes(eqn: JaxprEqn) -> bool:
-    return not _is_load(eqn) and eqn.primitive.name not in _VIEWS_AND_PARTS
+    return not _is_load(eqn) and record_of(eqn).cost not in ("view", "part")

@@ -15,8 +15,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from ipujax.lowering.jax_compat import Atom, JaxprEqn, Var, without_axes
-from ipujax.lowering.jaxpr import PARTS, VIEWS, variables_read
+from ipujax.lowering.jaxpr import variables_read
 from ipujax.lowering.offload.row_access import accesses_rows, writes_rows
+from ipujax.lowering.primitives import record_of
 
 _Steps = Sequence[tuple[JaxprEqn, int]]
 
@@ -39,7 +40,7 @@ def updates_in_place(
 
 def is_view(eqn: JaxprEqn) -> bool:
     """True if an equation only views a value, or parts of it."""
-    return eqn.primitive.name in VIEWS | PARTS and len(variables_read(eqn)) <= 1
+    return record_of(eqn).cost in ("view", "part") and len(variables_read(eqn)) <= 1
 
 
 def viewed_value(var: Var, definitions: Mapping[Var, JaxprEqn]) -> Var:

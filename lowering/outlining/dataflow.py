@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ipujax.lowering.jax_compat import DropVar, Jaxpr, JaxprEqn, Literal, Var
-from ipujax.lowering.jaxpr import VIEWS, EquationNumbers, Work, elements_of, work_of_equation
+from ipujax.lowering.jaxpr import EquationNumbers, Work, elements_of, work_of_equation
+from ipujax.lowering.primitives import record_of
 
 _BASE = 0x9E3779B97F4A7C15  # odd, so that it has an inverse
 
@@ -127,7 +128,7 @@ def last_uses(jaxpr: Jaxpr) -> dict[Var, int]:
 
 def is_view(eqn: JaxprEqn) -> bool:
     """True if an equation is a view with as many elements as its operands: a call need not return it."""
-    if eqn.primitive.name not in VIEWS:
+    if record_of(eqn).cost != "view":
         return False
     return sum(elements_of(atom) for atom in eqn.invars if isinstance(atom, Var)) <= elements_of(eqn.outvars[0])
 

@@ -26,8 +26,8 @@ from ipujax.lowering.jax_compat import (
     jaxprs_in_params,
     shape_of,
 )
-from ipujax.lowering.jaxpr import VIEWS
 from ipujax.lowering.partition.resharding import itemsize
+from ipujax.lowering.primitives import record_of
 from ipujax.runtime.target import Target
 
 # Bytes of the value that a collective cuts into chunks, one a rank, as multiples of the operand; whether it sums.
@@ -83,11 +83,12 @@ def _equation_cycles(eqn: JaxprEqn, sizes: Mapping[str, int], target: Target) ->
         return max(_cycles(branch.jaxpr, sizes, target) for branch in params["branches"])
     if name in _COLLECTIVES:
         return _collective_cycles(eqn, sizes, target)
-    macs = _macs(eqn)
+    record = record_of(eqn)
+    macs = record.macs(eqn)
     tiles = target.tiles_per_ipu
     if macs:
         return macs / (tiles * target.fp32_amp_macs_per_cycle * _PEAK_SHARE) + _OVERHEAD_CYCLES
-    if name in VIEWS:
+    if record.cost == "view":
         return 0.0
     inner = [closed(jaxpr).jaxpr for jaxpr in jaxprs_in_params(params)]
     if inner:
@@ -117,20 +118,6 @@ def _groups(names: Sequence[str], sizes: Mapping[str, int]) -> Groups:
     return tuple(tuple(group) for group in np.moveaxis(ranks, places, last).reshape(-1, count).tolist())
 
 
-def _macs(eqn: JaxprEqn) -> int:
-    """Multiply-adds of a product or a convolution; 0 of other equations."""
-    name = eqn.primitive.name
-    if name == "dot_general":
-        (contracted, _), _ = eqn.params["dimension_numbers"]
-        shape = shape_of(eqn.invars[0])
-        return prod(shape_of(eqn.outvars[0])) * prod(shape[d] for d in contracted)
-    if name == "conv_general_dilated":
-        kernel = shape_of(eqn.invars[1])
-        out_channels = kernel[eqn.params["dimension_numbers"].rhs_spec[0]]
-        return prod(shape_of(eqn.outvars[0])) * prod(kernel) // max(out_channels, 1)
-    return 0
-
-
 def _bytes(atom: Any) -> int:
     if isinstance(atom, Literal | DropVar):
         return 0
@@ -144,7 +131,7 @@ def _peak_bytes(jaxpr: Jaxpr) -> int:
     live = sum(map(_bytes, jaxpr.invars))
     peak = live
     for n, eqn in enumerate(jaxpr.eqns):
-        is_view = eqn.primitive.name in VIEWS
+        is_view = record_of(eqn).cost == "view"
         live += 0 if is_view else sum(map(_bytes, eqn.outvars))
         peak = max(peak, live)
         ended = {v for v in eqn.invars if isinstance(v, Var) and last_use[v] == n and v not in live_through}

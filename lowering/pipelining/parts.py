@@ -18,10 +18,10 @@ from dataclasses import dataclass, field
 
 from ipujax.lowering.ipus import IpuView, value_bytes, variables
 from ipujax.lowering.jax_compat import Jaxpr, JaxprEqn, Var, closed
-from ipujax.lowering.jaxpr import VIEWS
 from ipujax.lowering.passes import outliner
 from ipujax.lowering.pipelining.partition import Part, Partition, TaskKind
 from ipujax.lowering.popops import advance, advance_around, new_counter
+from ipujax.lowering.primitives import record_of
 from ipujax.lowering.schedules import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT
 from ipujax.runtime.graph import BYTE_COST_CYCLES, Builder, Function, Sequence as ProgramSequence
 from ipujax.runtime.tensor import Tensor
@@ -178,7 +178,7 @@ def _with_views(part: Part, defining_eqn: dict[Var, JaxprEqn]) -> list[JaxprEqn]
 
     def add_view(var: Var) -> None:
         eqn = defining_eqn.get(var)
-        if eqn is None or var in outputs or eqn.primitive.name not in VIEWS:
+        if eqn is None or var in outputs or record_of(eqn).cost != "view":
             return
         viewed = variables(eqn.invars)
         # A small view of a large value, such as a slice, is cheaper to store than the value.

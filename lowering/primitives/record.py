@@ -27,6 +27,10 @@ def _no_changes(eqn: JaxprEqn, operands: Shapes, results: Shapes) -> Mapping[str
     return {}
 
 
+def _no_macs(eqn: JaxprEqn) -> int:
+    return 0
+
+
 @dataclass(frozen=True, slots=True)
 class Problem:
     """One of the independent problems of an equation, as those of a batch of matrices.
@@ -77,7 +81,7 @@ class PrimitiveRecord:
     keeps_sums: bool = False
     monoid: str | None = None
     rows: Literal["read", "written"] | None = None
-    macs: Callable[[JaxprEqn], int] | None = None
+    macs: Callable[[JaxprEqn], int] = _no_macs
     problem: Problem = Problem()
 
     @property

@@ -24,7 +24,6 @@ import numpy as np
 
 from ipujax.lowering.jax_compat import Atom, JaxprEqn, Var
 from ipujax.lowering.jaxpr import (
-    PRODUCTS,
     elements_of,
     phase_of,
     stage_name,
@@ -33,6 +32,7 @@ from ipujax.lowering.jaxpr import (
     variables_read,
     work_of_equation,
 )
+from ipujax.lowering.primitives import record_of
 from ipujax.lowering.recomputation.flow import Flow, bytes_of
 from ipujax.lowering.recomputation.segment_table import ChainStep
 
@@ -45,8 +45,8 @@ class Steps:
     def __init__(self, flow: Flow, cuts: Sequence[int], *, is_summed: bool = False, whole_layers: bool = False) -> None:
         self.flow = flow
         self._starts = [0, *cuts]  # first equation of each step
-        # Primitives that never wait for an earlier step, whatever the size of their results.
-        self._undelayed = frozenset[str]() if whole_layers else PRODUCTS
+        # Whether products may wait for an earlier step; else they never do, whatever the size of their results.
+        self._delays_products = whole_layers
         self._defining_eqn = {var: n for n, eqn in enumerate(flow.gradient) for var in eqn.outvars}
         bounds = pairwise([*self._starts, len(flow.forward)])
         self.forward = [flow.forward[a:b] for a, b in bounds]
@@ -100,7 +100,8 @@ class Steps:
 
     def _grows(self, eqn: JaxprEqn) -> bool:
         """True if results of an equation of the gradient are larger than its operands, so that it should run late."""
-        if eqn.primitive.name in self._undelayed or self.flow.is_view(eqn) or self._unfixed(eqn.invars):
+        is_undelayed = record_of(eqn).cost == "product" and not self._delays_products
+        if is_undelayed or self.flow.is_view(eqn) or self._unfixed(eqn.invars):
             return False
         return bytes_of(eqn.outvars) > bytes_of(self._live_operands(eqn.invars))
 
@@ -155,7 +156,7 @@ def _cycles(eqn: JaxprEqn) -> float:
     work = work_of_equation(eqn).elements
     num_results = elements_of(eqn.outvars[0]) if eqn.outvars else 0
     is_elementwise = all(elements_of(atom) in (1, num_results) for atom in (*eqn.invars, *eqn.outvars))
-    return min(work, num_results / _VECTOR_ELEMENTS) if is_elementwise and eqn.primitive.name not in PRODUCTS else work
+    return min(work, num_results / _VECTOR_ELEMENTS) if is_elementwise and record_of(eqn).cost != "product" else work
 
 
 def _peak_temp_bytes(eqns: Sequence[JaxprEqn], counted: Collection[Var], values_of) -> int:  # type: ignore[no-untyped-def]

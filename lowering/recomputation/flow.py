@@ -18,16 +18,13 @@ import jax.numpy as jnp
 from ipujax.lowering.gcl import is_collective
 from ipujax.lowering.jax_compat import Atom, DropVar, JaxprEqn, Literal, Var
 from ipujax.lowering.jaxpr import (
-    PARTS,
-    VIEWS,
     holds_pipeline,
     stage_name,
     value_bytes,
     variables,
     variables_read,
 )
-
-_VIEWS = VIEWS | PARTS
+from ipujax.lowering.primitives import record_of
 
 
 class Flow:
@@ -59,7 +56,7 @@ class Flow:
     @staticmethod
     def is_view(eqn: JaxprEqn) -> bool:
         """True if an equation only views its operand."""
-        return eqn.primitive.name in _VIEWS and len(variables_read(eqn)) == 1
+        return record_of(eqn).cost in ("view", "part") and len(variables_read(eqn)) == 1
 
     def value(self, atom: Atom) -> Var | None:
         """The value that a variable views, None if the forward part does not define it."""

@@ -23,14 +23,15 @@ from ipujax.lowering.jax_compat import (
     eval_equation,
     eval_jaxpr,
 )
-from ipujax.lowering.jaxpr import VIEWS, equations, phase_of, stage_name, variables_read
+from ipujax.lowering.jaxpr import equations, phase_of, stage_name, variables_read
 from ipujax.lowering.passes import run_passes
+from ipujax.lowering.primitives import RECORDS
 from ipujax.lowering.recomputation import KEEP_ALL, ChainTrade, Recomputation, recompute
 from tests.lowering.recomputation.training_steps import STEPS
 from tests.marks import slow_but
 
 SHARES = (0.9, 0.6, 0.3, 0.0)
-NOT_COMPUTED = VIEWS | {"slice", "split", "unstack"}
+NOT_COMPUTED = {name for name, record in RECORDS.items() if record.cost in ("view", "part")}
 RECOMPUTATIONS = [
     Recomputation("all"),
     Recomputation("standard"),
