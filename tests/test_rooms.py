@@ -142,7 +142,7 @@ ROOMS: dict[str, str] = {
     ),
     "lowering.passes": (
         "lowering.gcl lowering.jax_compat lowering.jaxpr lowering.layer_notes lowering.offload lowering.outlining"
-        " lowering.pallas_calls lowering.partition lowering.popops lowering.recomputation lowering.refs"
+        " lowering.pallas_calls lowering.partition lowering.primitives lowering.recomputation lowering.refs"
         " lowering.replicas lowering.source_info lowering.stablehlo runtime.graph runtime.logs runtime.tensor"
     ),
     "lowering.dumps": (

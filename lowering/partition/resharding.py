@@ -26,14 +26,13 @@ from jax import lax
 
 from ipujax.lowering.jax_compat import Jaxpr, Var
 from ipujax.lowering.partition.specs import Axes, MeshAxes, Spec, local_shape, typed_spec
+from ipujax.lowering.primitives import record_of
 from ipujax.runtime.target import Target
 
 Kind = Literal[
     "all_reduce", "reduce_scatter", "all_gather", "all_to_all", "permute", "slice", "amid_zeros", "first_alone"
 ]
 _WITHOUT_COMMUNICATION = frozenset({"slice", "amid_zeros", "first_alone"})
-# Equations that keep the terms of a sum.
-_KEEPING_TERMS = frozenset({"transpose", "reshape", "squeeze", "convert_element_type", "copy", "sharding_constraint"})
 _SCALED_BY = frozenset({"mul", "div"})  # by a number, its second operand
 
 
@@ -292,7 +291,7 @@ def values_that_stay_terms(jaxpr: Jaxpr, summed: Iterable[Var]) -> frozenset[Var
     sums = {var for var in summed if uses[var] == 1}
     for eqn in reversed(jaxpr.eqns):
         is_scaled = eqn.primitive.name in _SCALED_BY and not isinstance(eqn.invars[1], Var)
-        if (is_scaled or eqn.primitive.name in _KEEPING_TERMS) and eqn.outvars[0] in sums:
+        if (is_scaled or record_of(eqn).keeps_sums) and eqn.outvars[0] in sums:
             sums.update(atom for atom in eqn.invars if isinstance(atom, Var) and uses[atom] == 1)
     return frozenset(sums)
 

@@ -13,11 +13,9 @@ from __future__ import annotations
 from typing import Any
 
 from ipujax.lowering.jax_compat import Atom, Jaxpr, JaxprEqn, Var, jaxprs_in_params
-from ipujax.lowering.popops import OP_COSTS, SCATTERS
+from ipujax.lowering.primitives import record_of
 
-_PRODUCTS = frozenset(("dot_general", "conv_general_dilated"))
-_ROWS = frozenset(("gather", *SCATTERS))  # rows of a table, with as many columns
-_ROW_VIEWS = frozenset(("reshape", "dynamic_slice", "reduce_scatter", "all_gather"))  # keep rows
+_KEEPING_ROWS = frozenset(("dynamic_slice", "reduce_scatter", "all_gather"))
 
 
 class _Classes:
@@ -64,23 +62,25 @@ def grouped_inputs(jaxpr: Jaxpr) -> list[bool]:
 def _collect(jaxpr: Jaxpr, classes: _Classes) -> None:
     """Mark the matrices of products, and join each value with those whose columns are grouped as its own are."""
     for eqn in jaxpr.eqns:
-        if eqn.primitive.name in _PRODUCTS:
+        record = record_of(eqn)
+        name = eqn.primitive.name
+        if record.cost == "product":
             for atom in (*eqn.invars, *eqn.outvars):
                 classes.mark(atom)
-        elif eqn.primitive.name in OP_COSTS or eqn.primitive.name == "optimization_barrier":
+        elif record.is_elementwise or name == "optimization_barrier":
             for out in eqn.outvars:
                 for atom in eqn.invars:
                     if _matrix(atom) == _matrix(out):
                         classes.join(atom, out)
-        elif eqn.primitive.name == "transpose":
+        elif record.view == "transpose":
             (operand,) = eqn.invars
             (result,) = eqn.outvars
             if sorted(_matrix(operand) or ()) == sorted(_matrix(result) or ()):
                 classes.join(operand, result)
-        elif eqn.primitive.name in _ROW_VIEWS:
+        elif record.view == "reshape" or name in _KEEPING_ROWS:
             if _columns(eqn.invars[0]) == _columns(eqn.outvars[0]):
                 classes.join(eqn.invars[0], eqn.outvars[0])
-        elif eqn.primitive.name in _ROWS:
+        elif record.rows is not None:
             table, _, *updates = eqn.invars
             for rows in (*updates, *eqn.outvars):
                 if _columns(table) == _columns(rows):

@@ -48,11 +48,9 @@ from ipujax.lowering.jaxpr import (
 from ipujax.lowering.passes.dce import dce
 from ipujax.lowering.passes.grouping import grouped
 from ipujax.lowering.passes.repeat_cheap import Repeated, compared_twice
-from ipujax.lowering.popops import MONOIDS, OP_COSTS
+from ipujax.lowering.primitives import record_of
 from ipujax.lowering.source_info import name_stack
 
-_RESHAPING = frozenset(("bitcast_convert_type",))  # changes the shape between widths
-_UNIT_VIEWS = frozenset(("reshape", "squeeze", "broadcast_in_dim", "expand_dims"))
 _NAMED = 4  # operations in the name of a group
 _HOLDERS = frozenset(("scan", "while", "cond", "function_call", "replicated"))  # their jaxprs are lowered one by one
 
@@ -211,7 +209,7 @@ class _Body:
             if eqn.outvars[0] not in inner:
                 define(eqn)
         fused_jaxpr = part_of(self._jaxpr, [inner[var] for var in operands], [inner[var] for var in results], body)
-        line_equation = ([eqn for eqn in members if eqn.primitive.name not in MONOIDS] or members)[-1]
+        line_equation = ([eqn for eqn in members if not record_of(eqn).is_reduction] or members)[-1]
         params = {"jaxpr": fused_jaxpr, "name": _title(members, line_equation)}
         return new_jaxpr_eqn(operands, list(results), fused_p, params, set(), line_equation.source_info)
 
@@ -219,7 +217,8 @@ class _Body:
 def _explicit(eqn: JaxprEqn) -> list[JaxprEqn]:
     """An elementwise equation, with the implicit broadcasts of its operands as equations."""
     shape = shape_of(eqn.outvars[0]) if len(eqn.outvars) == 1 else ()
-    if not _is_fusible(eqn) or eqn.primitive.name in _RESHAPING:
+    # A cast of bits changes the shape between widths.
+    if not _is_fusible(eqn) or eqn.primitive.name == "bitcast_convert_type":
         return [eqn]
     broadcasts: list[JaxprEqn] = []
     operands: list[Atom] = []
@@ -237,7 +236,7 @@ def _explicit(eqn: JaxprEqn) -> list[JaxprEqn]:
 
 def _key(eqn: JaxprEqn) -> Hashable | None:
     """Common key of the equations of a group; None for an equation that cannot be in one."""
-    is_reduction = eqn.primitive.name in MONOIDS
+    is_reduction = record_of(eqn).is_reduction
     operands = list(variables_read(eqn))
     if not (is_reduction or _is_fusible(eqn)) or len(eqn.outvars) != 1 or eqn.effects or not operands:
         return None
@@ -253,7 +252,7 @@ def _key(eqn: JaxprEqn) -> Hashable | None:
 
 
 def _is_fusible(eqn: JaxprEqn) -> bool:
-    return eqn.primitive.name in OP_COSTS and eqn.primitive.name != "copy"
+    return record_of(eqn).cost == "elementwise"
 
 
 def _is_plain(aval: Any) -> bool:
@@ -262,7 +261,7 @@ def _is_plain(aval: Any) -> bool:
 
 def is_unit_view(eqn: JaxprEqn) -> bool:
     """True if an equation only adds or drops dimensions of size 1."""
-    if eqn.primitive.name not in _UNIT_VIEWS or not isinstance(eqn.invars[0], Var) or len(eqn.invars) > 1:
+    if not record_of(eqn).is_in_order or not isinstance(eqn.invars[0], Var) or len(eqn.invars) > 1:
         return False
     return index_space(shape_of(eqn.invars[0])) == index_space(shape_of(eqn.outvars[0]))
 

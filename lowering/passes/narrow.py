@@ -14,8 +14,7 @@ from collections.abc import Mapping
 from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, DropVar, JaxprEqn, Var
 from ipujax.lowering.jaxpr import Rewrite, everywhere, phase_of, stage_name, variables_read, with_inner
 from ipujax.lowering.passes.repeat_cheap import Repeated, compared_twice
-
-_VIEWS = frozenset(("broadcast_in_dim", "reshape", "squeeze", "expand_dims"))
+from ipujax.lowering.primitives import record_of
 
 
 def narrow(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
@@ -68,11 +67,11 @@ def _narrowed(jaxpr: ClosedJaxpr, rewrite: Rewrite) -> ClosedJaxpr:
             return atom
         eqn = eqns[definition[atom]]
         key = atom, stage_name(reader).stage
-        is_view = eqn.primitive.name in _VIEWS and len(eqn.invars) == 1
+        is_view = record_of(eqn).is_in_order and len(eqn.invars) == 1
         if key not in copies and (is_view or atom in recomputed):
             invars = [for_gradient(operand, reader) for operand in eqn.invars]
             # A view takes no bytes beside the saved value that it views; a broadcast would be saved at full width.
-            if is_view and invars == eqn.invars and not _is_broadcast(eqn):
+            if is_view and invars == eqn.invars and record_of(eqn).view != "broadcast":
                 return atom
             # One copy for all readers of a stage.
             copies[key] = Var(atom.aval)
@@ -92,7 +91,3 @@ def _is_backward(eqn: JaxprEqn) -> bool:
     """True if an equation belongs to a gradient, or to the recomputation for one."""
     name = stage_name(eqn)
     return name.is_backward or name.is_recomputed
-
-
-def _is_broadcast(eqn: JaxprEqn) -> bool:
-    return eqn.primitive.name == "broadcast_in_dim"

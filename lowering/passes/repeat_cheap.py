@@ -14,15 +14,10 @@ from typing import Any
 
 from ipujax.lowering.jax_compat import JaxprEqn, Var, shape_of
 from ipujax.lowering.jaxpr import variables_read
+from ipujax.lowering.primitives import record_of
 from ipujax.runtime.tensor import element_bytes
 
-_ARITHMETIC = ("neg", "add", "sub", "mul", "add_any", "max", "min", "abs", "square", "integer_pow")
-_CHOICES = ("convert_element_type", "eq", "ne", "ge", "gt", "le", "lt", "and", "or", "not", "select_n")
-_CHEAP = frozenset((*_ARITHMETIC, *_CHOICES))
 _MOST_STEPS = 3  # equations; assumed: about a store and a load, with the cost of the bytes
-
-_COMPARING = frozenset(("eq", "ne", "lt", "le", "gt", "ge", "max", "min"))  # of two values
-_SELECTING = frozenset(("reduce_max", "reduce_min", "argmax", "argmin"))
 
 # (value, its bytes an element, stored source → its bytes for each element of the value) → whether to compute it again.
 IsWorthIt = Callable[[Var, int, Mapping[Var, int]], bool]
@@ -33,9 +28,9 @@ def compared_twice(eqns: Sequence[JaxprEqn], source: Callable[[Var], Var]) -> se
     # Computed again by each, they may be rounded once in a fused multiply-add in one and twice in another.
     comparisons = Counter[Var]()
     for eqn in eqns:
-        name = eqn.primitive.name
+        record = record_of(eqn)
         read = variables_read(eqn)
-        if name in _SELECTING or (name in _COMPARING and len(read) > 1):
+        if record.compares and (len(read) > 1 or not record.is_elementwise):
             comparisons.update(set(map(source, read)))
     return {var for var, count in comparisons.items() if count > 1}
 
@@ -75,7 +70,7 @@ class Repeated:
         if var in self._stored or var not in self._definition:
             return None
         eqn = self._eqns[self._definition[var]]
-        if eqn.primitive.name not in _CHEAP:
+        if not record_of(eqn).is_cheap:
             return None
         leaves: frozenset[Var] = frozenset()
         steps = 1
@@ -91,7 +86,7 @@ class Repeated:
         """Stored bytes of a value: those of its operand for a broadcast."""
         if var in self._definition:
             eqn = self._eqns[self._definition[var]]
-            if eqn.primitive.name == "broadcast_in_dim":
+            if record_of(eqn).view == "broadcast":
                 if not isinstance(eqn.invars[0], Var):
                     return 0
                 var = eqn.invars[0]

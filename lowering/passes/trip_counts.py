@@ -16,6 +16,7 @@ import jax
 import numpy as np
 
 from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
+from ipujax.lowering.primitives import record_of
 
 Known = Any  # a NumPy scalar, None for a value that is data
 
@@ -25,7 +26,7 @@ _FOLDED = frozenset(
     (
         *("add", "sub", "mul", "div", "rem", "neg", "sign", "abs", "max", "min", "clamp", "integer_pow", "select_n"),
         *("lt", "le", "gt", "ge", "eq", "ne", "and", "or", "not", "shift_left", "shift_right_arithmetic"),
-        *("convert_element_type", "broadcast_in_dim", "reshape", "squeeze", "copy"),
+        *("convert_element_type", "copy"),
     )
 )
 
@@ -105,7 +106,7 @@ def known_values(jaxpr: ClosedJaxpr, known: Sequence[Known]) -> dict[Var, Known]
     values = {var: value for var, value in constants if value is not None}
     values |= {var: value for var, value in zip(jaxpr.jaxpr.invars, known, strict=True) if value is not None}
     for eqn in jaxpr.jaxpr.eqns:
-        is_folded = eqn.primitive.name in _FOLDED and eqn.params.get("sharding") is None
+        is_folded = (eqn.primitive.name in _FOLDED or record_of(eqn).is_in_order) and eqn.params.get("sharding") is None
         if not is_folded or not all(map(_is_scalar, (*eqn.invars, *eqn.outvars))):
             continue
         operands = [_value(values, atom) for atom in eqn.invars]

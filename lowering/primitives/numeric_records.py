@@ -141,7 +141,7 @@ def _bitcast(eqn: JaxprEqn) -> Factors:
     return aligned(eqn, numbers[:1], numbers[1:])
 
 
-def _elementwise_record(name: str) -> PrimitiveRecord:
+def elementwise_record(name: str) -> PrimitiveRecord:
     """The record of a row of the op library's costs."""
     return PrimitiveRecord(
         elementwise,
@@ -154,10 +154,10 @@ def _elementwise_record(name: str) -> PrimitiveRecord:
 
 
 RECORDS: dict[str, PrimitiveRecord] = {
-    **{name: _elementwise_record(name) for name in OP_COSTS},
+    **{name: elementwise_record(name) for name in OP_COSTS},
     # A dtype of another size changes the shape.
-    "bitcast_convert_type": replace(_elementwise_record("bitcast_convert_type"), factors=_bitcast),
-    "copy": replace(_elementwise_record("copy"), cost="view", view="copy"),
+    "bitcast_convert_type": replace(elementwise_record("bitcast_convert_type"), factors=_bitcast),
+    "copy": replace(elementwise_record("copy"), cost="view", view="copy"),
     **dict.fromkeys(("copy_p", "threefry2x32", "random_gamma_grad"), PrimitiveRecord(elementwise)),
     "dot_general": PrimitiveRecord(_dot, cost="product", macs=_dot_macs),
     "conv_general_dilated": PrimitiveRecord(_conv, _groups_of_block, "product", macs=_conv_macs),

@@ -85,6 +85,11 @@ class PrimitiveRecord:
     problem: Problem = Problem()
 
     @property
+    def is_reduction(self) -> bool:
+        """True if it combines elements along dimensions by a monoid."""
+        return self.monoid is not None and self.rows is None
+
+    @property
     def is_in_order(self) -> bool:
         """True for a view with the elements of its operand in order, if it has each once."""
         return self.view in ("reshape", "broadcast")
