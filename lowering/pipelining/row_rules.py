@@ -1,4 +1,4 @@
-"""Table of equations that go row by row along the first axis of their operands and results: stacks of layers.
+"""Equations that go row by row along the first axis of their operands and results: stacks of layers.
 
     each      row i of the result comes from row i of the operands: x * y, casts, transposes of the other axes
     chain     a `lax.scan`: rows are its iterations, and the carry goes from row to row
@@ -6,12 +6,11 @@
     sums      a sum over replicas of several values, each by itself
 
 Input: an equation. Output: its `Rows`, None if rows are mixed, and the parameters of the equation for some rows.
-Limits: primitives outside the table mix rows; so do loops and branches, except a scan of as many iterations.
+Limits: equations whose factors are unknown mix rows; so do loops and branches, except a scan of as many iterations.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -19,18 +18,20 @@ from jax import lax
 
 from ipujax.lowering.gcl import is_reduction
 from ipujax.lowering.jax_compat import JaxprEqn, Primitive, shape_of
-from ipujax.lowering.popops import OP_COSTS
+from ipujax.lowering.primitives import Factors, Labels, record_of
 
 Kind = Literal["each", "chain", "combine", "sums"]
 
 COMBINES: dict[str, Primitive] = {
-    "reduce_sum": lax.add_p,
-    "reduce_prod": lax.mul_p,
-    "reduce_max": lax.max_p,
-    "reduce_min": lax.min_p,
-    "reduce_and": lax.and_p,
-    "reduce_or": lax.or_p,
+    "add": lax.add_p,
+    "mul": lax.mul_p,
+    "max": lax.max_p,
+    "min": lax.min_p,
+    "and": lax.and_p,
+    "or": lax.or_p,
+    "xor": lax.xor_p,
 }
+_OF_ROWS = frozenset(("remote_load", "remote_fetch", "remote_take", "remote_hand", "remote_store", "remote_wait"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,69 +45,59 @@ class Rows:
 
 def rows_of(eqn: JaxprEqn) -> Rows | None:
     """The rows of an equation, None if it mixes them."""
-    name = eqn.primitive.name
-    if name in OP_COSTS:
-        return _elementwise(eqn)
-    if name in _RULES:
-        return _RULES[name](eqn)
+    if eqn.primitive.name == "scan":
+        return _scan(eqn)
+    if eqn.primitive.name in _OF_ROWS:
+        return Rows("each", (True,) * len(eqn.invars), (True,) * len(eqn.outvars))
     if is_reduction(eqn):
         has_rows = tuple(bool(shape_of(atom)) for atom in eqn.invars)
         return Rows("sums", has_rows, has_rows)
-    return None
+    record = record_of(eqn)
+    has_sharding = eqn.params.get("sharding", eqn.params.get("out_sharding")) is not None
+    if record.factors is None or record.cost == "statement" or has_sharding or eqn.effects:
+        return None
+    factors = record.factors(eqn)
+    return _each(factors) or (_combine(factors) if record.is_reduction else None)
 
 
-def params_for(eqn: JaxprEqn, rows: int) -> dict[str, Any]:
+def params_for(eqn: JaxprEqn, rows: Rows, count: int) -> dict[str, Any]:
     """The parameters of an equation that computes only so many rows of another."""
-    params = eqn.params
-    match eqn.primitive.name:
-        case "broadcast_in_dim":
-            return {**params, "shape": (rows, *params["shape"][1:])}
-        case "reshape":
-            return {**params, "new_sizes": (rows, *params["new_sizes"][1:])}
-        case "scan":
-            return {**params, "length": rows, "unroll": min(params["unroll"], rows)}
-    return dict(params)
+    if rows.kind == "chain":
+        return {**eqn.params, "length": count, "unroll": min(eqn.params["unroll"], count)}
+    operands, results = (
+        [(count, *shape_of(x)[1:]) if has else shape_of(x) for x, has in zip(atoms, flags, strict=True)]
+        for atoms, flags in ((eqn.invars, rows.operands), (eqn.outvars, rows.results))
+    )
+    return {**eqn.params, **record_of(eqn).block_params(eqn, operands, results)}
 
 
-def _elementwise(eqn: JaxprEqn) -> Rows | None:
-    """Operands are scalars, or have the shape of the result except for broadcast dimensions of 1."""
-    out = shape_of(eqn.outvars[0])
-    shapes = [shape_of(atom) for atom in eqn.invars]
-    if not out or any(shape and not _is_broadcastable(shape, out) for shape in shapes):
+def _each(factors: Factors) -> Rows | None:
+    """Rows of one factor that runs over the first dimension of all results, and over no other dimension."""
+    first = {_row_factor(labels) for labels in factors.results}
+    number = first.pop() if len(first) == 1 else None
+    values = (*factors.operands, *factors.results)
+    if number is None or number in factors.positions or any(_is_elsewhere(number, labels) for labels in values):
         return None
-    return Rows("each", tuple(shape[:1] == out[:1] for shape in shapes), (True,))
+    return Rows("each", _have_rows(number, factors.operands), _have_rows(number, factors.results))
 
 
-def _is_broadcastable(shape: tuple[int, ...], out: tuple[int, ...]) -> bool:
-    return len(shape) == len(out) and all(n in (1, m) for n, m in zip(shape, out, strict=True))
+def _combine(factors: Factors) -> Rows | None:
+    """Rows of a reduction over the first dimension."""
+    (labels,) = factors.operands
+    return Rows("combine", (True,), (False,)) if _row_factor(labels) in factors.reductions else None
 
 
-def _broadcast(eqn: JaxprEqn) -> Rows | None:
-    # Rows of the result are rows of the operand if its first dimension stays first, else each is the whole operand.
-    shape = eqn.params["shape"]
-    dims = eqn.params["broadcast_dimensions"]
-    if not shape or len(eqn.invars) > 1 or eqn.params["sharding"] is not None:
-        return None
-    has_rows = bool(dims) and dims[0] == 0 and shape_of(eqn.invars[0])[0] == shape[0]
-    return Rows("each", (has_rows,), (True,))
+def _row_factor(labels: Labels) -> int | None:
+    """The only factor of the first dimension."""
+    return labels[0][0] if labels and len(labels[0]) == 1 else None
 
 
-def _reshape(eqn: JaxprEqn) -> Rows | None:
-    operand_shape = shape_of(eqn.invars[0])
-    result_shape = eqn.params["new_sizes"]
-    is_plain = eqn.params["dimensions"] is None and eqn.params["sharding"] is None
-    return _all_of(eqn) if is_plain and operand_shape and result_shape and operand_shape[0] == result_shape[0] else None
+def _is_elsewhere(number: int, labels: Labels) -> bool:
+    return any(number in factors and (dim or len(factors) > 1) for dim, factors in enumerate(labels))
 
 
-def _reduce(eqn: JaxprEqn) -> Rows | None:
-    if not shape_of(eqn.invars[0]) or eqn.params.get("out_sharding") is not None:
-        return None
-    return Rows("combine", (True,), (False,)) if 0 in eqn.params["axes"] else _all_of(eqn)
-
-
-def _product(eqn: JaxprEqn) -> Rows | None:
-    _, (left, right) = eqn.params["dimension_numbers"]
-    return _all_of(eqn) if (*left[:1], *right[:1]) == (0, 0) else None
+def _have_rows(number: int, values: tuple[Labels, ...]) -> tuple[bool, ...]:
+    return tuple(labels[:1] == ((number,),) for labels in values)
 
 
 def _scan(eqn: JaxprEqn) -> Rows | None:
@@ -114,22 +105,3 @@ def _scan(eqn: JaxprEqn) -> Rows | None:
     num_carry = eqn.params["num_carry"]
     operands = tuple(n >= first_stack for n in range(len(eqn.invars)))
     return Rows("chain", operands, tuple(n >= num_carry for n in range(len(eqn.outvars))))
-
-
-def _all_of(eqn: JaxprEqn) -> Rows:
-    return Rows("each", (True,) * len(eqn.invars), (True,) * len(eqn.outvars))
-
-
-_RULES: dict[str, Callable[[JaxprEqn], Rows | None]] = {
-    "broadcast_in_dim": _broadcast,
-    "reshape": _reshape,
-    "transpose": lambda eqn: _all_of(eqn) if eqn.params["permutation"][:1] == (0,) else None,
-    "squeeze": lambda eqn: _all_of(eqn) if 0 not in eqn.params["dimensions"] else None,
-    "concatenate": lambda eqn: _all_of(eqn) if eqn.params["dimension"] else None,
-    "dot_general": _product,
-    "scan": _scan,
-    **dict.fromkeys(
-        ("remote_load", "remote_fetch", "remote_take", "remote_hand", "remote_store", "remote_wait"), _all_of
-    ),
-    **dict.fromkeys(COMBINES, _reduce),
-}

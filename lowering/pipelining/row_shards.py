@@ -36,6 +36,7 @@ from ipujax.lowering.jax_compat import (
 )
 from ipujax.lowering.passes import all_reduce_p
 from ipujax.lowering.pipelining.row_rules import COMBINES, Rows, params_for, rows_of
+from ipujax.lowering.primitives import record_of
 
 Bounds = tuple[int, ...]  # 0 = first row, …, number of rows
 
@@ -228,7 +229,8 @@ class _Cutter:
         for k, (a, b) in enumerate(pairwise(bounds)):
             outvars = [shards[k] for shards in results]
             self._add(
-                eqn.replace(invars=operands[k], outvars=outvars, params=params_for(eqn, b - a)), Source(n, a, b - a)
+                eqn.replace(invars=operands[k], outvars=outvars, params=params_for(eqn, rows, b - a)),
+                Source(n, a, b - a),
             )
 
     def _chain(self, eqn: JaxprEqn, rows: Rows, bounds: Bounds, n: int) -> None:
@@ -243,7 +245,9 @@ class _Cutter:
             invars = [*operands[k][:consts], *state, *operands[k][consts + carried :]]
             next_state = [Var(var.aval) for var in eqn.outvars[:carried]]
             outvars = [*next_state, *(shards[k] for shards in stacks)]
-            self._add(eqn.replace(invars=invars, outvars=outvars, params=params_for(eqn, b - a)), Source(n, a, b - a))
+            self._add(
+                eqn.replace(invars=invars, outvars=outvars, params=params_for(eqn, rows, b - a)), Source(n, a, b - a)
+            )
             state = list(next_state)
         self._unsplit.update(zip(eqn.outvars[:carried], state, strict=True))  # type: ignore[arg-type]
 
@@ -257,7 +261,7 @@ class _Cutter:
             if total is not None:
                 pair = total, reduced
                 reduced = Var(out.aval)
-                self._add(_new(pair, [reduced], COMBINES[eqn.primitive.name], {}, eqn), None)
+                self._add(_new(pair, [reduced], COMBINES[record_of(eqn).monoid or ""], {}, eqn), None)
             total = reduced
         assert total is not None, "there is at least one shard"
         self._unsplit[out] = total

@@ -134,26 +134,53 @@ ROWS = {
     "scalar": (lambda x, y: x * y[0, 0], "each"),
     "one column": (lambda x, y: x * y[:, :1], "each"),
     "one row": (lambda x, y: x * y[:1], "each"),
-    "bits": (lambda x, y: lax.bitcast_convert_type(x, np.uint8), None),
+    "bits": (lambda x, y: lax.bitcast_convert_type(x, np.uint8), "each"),
     "product of rows": (lambda x, y: jnp.einsum("ij,ij->i", x, y), "each"),
-    "product": (lambda x, y: x @ y.T, None),
+    "product": (lambda x, y: x @ y.T, "each"),
+    "product of columns": (lambda x, y: lax.dot_general(x, y, (((0,), (0,)), ((), ()))), None),
     "rows exchanged": (lambda x, y: x[::-1], None),
+    "columns exchanged": (lambda x, y: x[:, ::-1], "each"),
+    "columns sliced": (lambda x, y: x[:, 1:4:2], "each"),
+    "rows sliced": (lambda x, y: x[1:3], None),
     "transposed": (lambda x, y: x.T, None),
+    "split columns": (lambda x, y: x.reshape(4, 5, 1), "each"),
+    "joined rows": (lambda x, y: x.reshape(20), None),
+    "numbers of columns": (lambda x, y: lax.broadcasted_iota(np.int32, (4, 5), 1), "each"),
+    "numbers of rows": (lambda x, y: lax.broadcasted_iota(np.int32, (4, 5), 0), None),
     "reduced along": (lambda x, y: jnp.max(x, 1), "each"),
     "reduced over": (lambda x, y: jnp.max(x, 0), "combine"),
+    "multiplied over": (lambda x, y: jnp.prod(x, 0), "combine"),
+    "summed along": (lambda x, y: lax.cumsum(x, 1), "each"),
     "one row for all": (lambda x, y: jnp.broadcast_to(x[0], (4, 5)), "each"),
     "joined along": (lambda x, y: jnp.concatenate([x, y], 1), "each"),
     "joined": (lambda x, y: jnp.concatenate([x, y]), None),
     "sorted": (lambda x, y: jnp.sort(x, 0), None),
+    "sorted along": (lambda x, y: jnp.sort(x, 1), "each"),
+    "position along": (lambda x, y: jnp.argmax(x, 1), "each"),
+    "rows looked up": (lambda x, y: x.at[np.array([2, 0, 3, 2])].get(mode="clip"), "each"),
+    "columns looked up": (lambda x, y: x.at[:, np.array([2, 0])].get(mode="clip"), "each"),
+    "columns written": (lambda x, y: x.at[:, np.array([2, 0])].add(1, mode="drop"), "each"),
+    "rows written": (lambda x, y: x.at[np.array([2, 0])].add(1, mode="drop"), None),
+    "matrices": (lambda x, y: lax.linalg.cholesky(x[:, :1, None] ** 2, symmetrize_input=False), "each"),
 }
 
 
 @pytest.mark.parametrize("name", ROWS)
 def test_recognises_rows(name: str) -> None:
+    """Equations that go row by row are computed for some rows with the same numbers."""
     fun, kind = ROWS[name]
-    eqn = passed(fun, array(4, 5), array(4, 5, seed=1)).eqns[-1]
+    args = array(4, 5), array(4, 5, seed=1)
+    jaxpr = passed(fun, *args)
+    eqn = jaxpr.eqns[-1]
     rows = rows_of(eqn)
     assert (rows and rows.kind) == kind, eqn
+    stacks = {
+        x: (0, 1, 4) for x in (*eqn.invars, *eqn.outvars) if not isinstance(x, Literal) and x.aval.shape[:1] == (4,)
+    }
+    cut_jaxpr = cut(jaxpr, spread(jaxpr.jaxpr, stacks))
+    check(jaxpr, cut_jaxpr, args)
+    if kind == "each":
+        assert sum(source is not None and source.rows == 3 for source in cut_jaxpr.sources), "shards of rows"
 
 
 def test_cuts_many_layers_at_some_iterations() -> None:
