@@ -161,8 +161,8 @@ ROOMS: dict[str, str] = {
     ),
     "lowering.poprand": "lowering.popops runtime.graph runtime.target runtime.tensor",
     "lowering.rules.base": (
-        "lowering.jax_compat lowering.layout lowering.passes lowering.popops lowering.popops.maps runtime.graph"
-        " runtime.logs runtime.options runtime.target runtime.tensor"
+        "lowering.jax_compat lowering.layout lowering.passes lowering.popops lowering.popops.maps lowering.primitives"
+        " runtime.graph runtime.logs runtime.options runtime.target runtime.tensor"
     ),
     "lowering.rules.flow": (
         "lowering.gcl lowering.host_rows lowering.jax_compat lowering.layout lowering.passes lowering.popops"

@@ -12,8 +12,8 @@ exceeds its tile.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from math import log2, prod
+from collections.abc import Mapping, Sequence
+from math import prod
 from typing import Any
 
 import jax
@@ -34,6 +34,7 @@ from ipujax.lowering.popops import (
     total_elements,
     whole_axis,
 )
+from ipujax.lowering.primitives import record_of
 from ipujax.lowering.rules.base.context import Context
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.graph import BlockShapes, Codelet, Execute, Field, Graph, VertexGroup
@@ -49,50 +50,10 @@ _TILE_STRIDE = 617  # prime, so that successive fallbacks walk over all tiles
 _INSTRUCTIONS_PER_ELEMENT = 4  # assumed: load, compute, store, count; a C++ codelet issues one instruction a cycle
 _CODE_BYTES = 4096  # assumed
 
-# Number of dimensions of one problem, the last of the first operand; those before are batch dimensions of all operands
-# and results. An equation of a primitive that is not listed is one problem.
-_PROBLEM_RANK: dict[str, Callable[[Mapping[str, Any]], int]] = {
-    **dict.fromkeys(("cholesky", "eig", "eigh", "hessenberg", "householder_product", "lu", "ormqr"), lambda _: 2),
-    **dict.fromkeys(("qr", "schur", "svd", "symmetric_product", "triangular_solve", "tridiagonal"), lambda _: 2),
-    **dict.fromkeys(("lu_pivots_to_permutation", "tridiagonal_solve"), lambda _: 1),
-    "fft": lambda params: len(params["fft_lengths"]),
-}
-
-# Dimension of the last operand, and of the only result, along which columns are independent problems.
-_COLUMNS: dict[str, Callable[[Mapping[str, Any]], int]] = {
-    "triangular_solve": lambda params: -1 if params["left_side"] else -2,
-    "tridiagonal_solve": lambda _: -1,
-    "ormqr": lambda params: -1 if params["left"] else -2,
-}
-
-# Operations for each element of the largest of operands and results, or of the columns, from the size n of a problem:
-# the smallest dimension of the first operand, of a Fourier transform the product of all (assumed: textbook operation
-# counts; Golub and Van Loan, "Matrix Computations").
-_WORK: dict[str, Callable[[int], float]] = {
-    "cholesky": lambda n: n / 3,
-    "triangular_solve": lambda n: n,
-    "lu": lambda n: 2 * n / 3,
-    "qr": lambda n: 4 * n,
-    "householder_product": lambda n: 2 * n,
-    "ormqr": lambda n: 2 * n,
-    "eigh": lambda n: 9 * n,
-    "eig": lambda n: 25 * n,
-    "svd": lambda n: 20 * n,
-    "schur": lambda n: 25 * n,
-    "hessenberg": lambda n: 10 * n / 3,
-    "tridiagonal": lambda n: 4 * n / 3,
-    "tridiagonal_solve": lambda n: 8,
-    "symmetric_product": lambda n: n,
-    "cholesky_update": lambda n: 4,
-    "lu_pivots_to_permutation": lambda n: 1,
-    "approx_top_k": lambda n: log2(n + 1),
-    "fft": lambda n: 5 * log2(n + 1),
-}
-
 
 def has_work(name: str) -> bool:
     """True for a primitive whose operations are counted."""
-    return name in _WORK
+    return record_of(name).problem.work is not None
 
 
 def fallback(ctx: Context, *operands: Tensor, is_priced: bool = True) -> list[Tensor]:
@@ -139,14 +100,14 @@ def _problems(
     name: str, params: Mapping[str, Any], shapes: Sequence[Shape], num_operands: int
 ) -> tuple[Shape, list[Dims]]:
     """Number of independent problems along each axis, and the axis that each dimension of each tensor follows."""
-    rank = _PROBLEM_RANK.get(name)
-    if rank is None or not all(map(prod, shapes)):
+    problem = record_of(name).problem
+    if problem.rank is None or not all(map(prod, shapes)):
         return (1,), [(None,) * len(shape) for shape in shapes]
-    batch = len(shapes[0]) - rank(params)
+    batch = len(shapes[0]) - problem.rank(params)
     problems = shapes[0][:batch]
     dims = [(*range(batch), *(None,) * (len(shape) - batch)) for shape in shapes]
-    if name in _COLUMNS:
-        column = _COLUMNS[name](params)
+    if problem.columns is not None:
+        column = problem.columns(params)
         for n in (num_operands - 1, len(shapes) - 1):
             dims[n] = tuple(batch if d - len(shapes[n]) == column else dim for d, dim in enumerate(dims[n]))
         problems += (shapes[-1][column],)
@@ -260,7 +221,10 @@ def _work(
     name: str, params: Mapping[str, Any], shapes: Sequence[Shape], dims: Sequence[Dims], connected: Sequence[int]
 ) -> tuple[float, list[int]]:
     """Estimated operations an element, and the fields whose largest block has the elements."""
+    problem = record_of(name).problem
     problem_shape = [n for n, d in zip(shapes[0], dims[0], strict=True) if d is None] if shapes else []
     size = prod(problem_shape) if name == "fft" else min(problem_shape, default=1)
-    columns = [f for f, n in enumerate(connected) if name in _COLUMNS and n in (len(shapes) - 2, len(shapes) - 1)]
-    return max(1.0, _WORK.get(name, lambda n: 1.0)(size)), columns or list(range(len(connected)))
+    with_columns = (len(shapes) - 2, len(shapes) - 1) if problem.columns is not None else ()
+    columns = [f for f, n in enumerate(connected) if n in with_columns]
+    operations = 1.0 if problem.work is None else problem.work(size)
+    return max(1.0, operations), columns or list(range(len(connected)))
