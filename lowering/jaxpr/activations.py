@@ -14,14 +14,26 @@ there, the loop around that loop is meant, if there is one. In a loop with equat
 never decreases: there an iteration is a period of the sequence of primitives. Without any loop C code repeats the call,
 as `functools.reduce` and `map` do, which counts as a loop at one position.
 Limits: an iteration without equations is not seen. Repeated calls by a library, as by `jax.tree.map`, are in one
-iteration. The first place of a nested loop without equations around it is not known here, see `hidden_runs`.
+iteration.
+
+Runs of inner loops that the order does not separate are inferred from the inputs that they read.
+
+    for ws in ps:             dot_general   mlp@4   reads ps[0][0]
+        x = mlp(ws, x)        dot_general   mlp@4   reads ps[0][1]
+                              dot_general   mlp@4   reads ps[1][0]     here `mlp` is called again
+
+Where all equations of a function are in one loop, their order does not show where its next run begins: all iterations
+seem to be of one run. The names of the inputs do: each run reads another element, `ps[0]`, `ps[1]`.
+Limits: runs stay together if all read the same inputs, as weights sliced out of one array, or as many as iterations.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import groupby
 from operator import ne
 from types import CodeType
 from typing import NamedTuple
@@ -108,6 +120,7 @@ class Moment:
 
 
 Moments = tuple[Moment, ...]  # of each call of an equation
+_Name = tuple[Hashable, ...]  # of an input, as a path
 
 
 class Traced(NamedTuple):
@@ -123,7 +136,7 @@ class Traced(NamedTuple):
     frames: Frames
     stage: int | None
     operation: tuple[Hashable, ...]
-    inputs: tuple[tuple[Hashable, ...], ...]
+    inputs: tuple[_Name, ...]
 
 
 class Restart(NamedTuple):
@@ -133,11 +146,19 @@ class Restart(NamedTuple):
     loop: Loop
 
 
-_NO_RESTARTS: Mapping[int, Restart] = {}
+def moments_of_equations(items: Sequence[Traced]) -> list[Moments]:
+    """Return for each equation the moments of the functions that it was traced in."""
+    restarts = dict[int, Restart]()
+    while True:
+        moments = _moments_in_order(items, restarts)
+        further = _find_restarts(items, moments)
+        if further.keys() <= restarts.keys():
+            return moments
+        restarts = further | restarts
 
 
-def moments_of_equations(items: Sequence[Traced], restarts: Mapping[int, Restart] = _NO_RESTARTS) -> list[Moments]:
-    """Return for each equation the moments of the functions that it was traced in.
+def _moments_in_order(items: Sequence[Traced], restarts: Mapping[int, Restart]) -> list[Moments]:
+    """Return the moments of equations as their order tells them.
 
     Args:
         items: the equations.
@@ -216,7 +237,7 @@ class _Walk:
 
     def _repeat_call(self, frames: Frames, number: int, is_next_stage: bool) -> int:
         """Advance the loop that calls a function again; returns the number of calls that continue."""
-        repeated = find_repeating_loop(frames, number - 1) or _find_calling_place(frames, number - 1)
+        repeated = _find_repeating_loop(frames, number - 1) or _find_calling_place(frames, number - 1)
         return number if repeated is None else self._repeat_loop(frames, *repeated, is_next_stage)
 
     def _repeat_loop(self, frames: Frames, level: int, loop: Loop, is_next_stage: bool) -> int:
@@ -227,7 +248,7 @@ class _Walk:
         return level + 1
 
 
-def find_repeating_loop(frames: Frames, level: int) -> Restart | None:
+def _find_repeating_loop(frames: Frames, level: int) -> Restart | None:
     """Return the number of a call and its innermost loop that can repeat calls inside; None if a loop of JAX may."""
     for number in range(level, -1, -1):
         if _is_in_loop_of_jax(frames, number):
@@ -257,11 +278,11 @@ def _is_in_loop_of_jax(frames: Frames, number: int) -> bool:
 
 def _find_loop_around(frames: Frames, level: int, loop: Loop) -> Restart | None:
     """Return the number of a call and its innermost loop around a loop of call `level`; None without one."""
-    around = loop_outside(frames.calls[level].place[0], loop)
-    return Restart(level, around) if around else find_repeating_loop(frames, level - 1)
+    around = _loop_outside(frames.calls[level].place[0], loop)
+    return Restart(level, around) if around else _find_repeating_loop(frames, level - 1)
 
 
-def loop_outside(code: CodeType, loop: Loop) -> Loop | None:
+def _loop_outside(code: CodeType, loop: Loop) -> Loop | None:
     """Return the innermost loop around another loop of a function; None without one."""
     return next((x for x in loops_of(code) if x != loop and x[0] <= loop[0] and loop[1] <= x[1]), None)
 
@@ -270,7 +291,7 @@ def _number_iterations(moments: list[Moments], items: Sequence[Traced], numbers:
     """Number consecutive equations of one place by iteration, if their operations have a period."""
     frames = items[numbers[0]].frames
     innermost = len(frames.calls) - 1
-    repeated = find_repeating_loop(frames, innermost)
+    repeated = _find_repeating_loop(frames, innermost)
     calling = _find_calling_place(frames, innermost) if repeated is None else None
     if (repeated or calling) is None:
         return
@@ -306,3 +327,62 @@ def _period(operations: Sequence[tuple[Hashable, ...]]) -> int:
 def _repeats_at_an_end(operations: Sequence[tuple[Hashable, ...]], length: int) -> bool:
     first, second = operations[:length], operations[length : 2 * length]
     return first == second or operations[-length:] == operations[-2 * length : -length]
+
+
+def _find_restarts(items: Sequence[Traced], moments: Sequence[Moments]) -> dict[int, Restart]:
+    """Find the first equations of runs after the first, of all loops without equations around them."""
+    numbers: dict[Activation, list[int]] = defaultdict(list)
+    levels = dict[Activation, int]()
+    for n, item in enumerate(moments):
+        for level, moment in enumerate(item):
+            if moment.activation.repeating:
+                numbers[moment.activation].append(n)
+                levels[moment.activation] = level
+    restarts = dict[int, Restart]()
+    for activation, members in numbers.items():
+        level = levels[activation]
+        for loop in activation.repeating:
+            outer = _find_outer_loop(items[members[0]], [moments[n] for n in members], level, loop)
+            if outer is not None:
+                iterations: dict[int, list[int]] = defaultdict(list)
+                for n in members:
+                    if _is_in(moments[n][level], loop):
+                        iterations[moments[n][level].iterations.get(loop, 0)].append(n)
+                restarts.update((n, outer) for n in _first_of_runs(items, list(iterations.values())))
+    return restarts
+
+
+def _find_outer_loop(item: Traced, members: Sequence[Moments], level: int, loop: Loop) -> Restart | None:
+    """Find the loop around a loop, if it has no equations of its own and seems to have one iteration."""
+    around = _loop_outside(item.frames.calls[level].place[0], loop)
+    moments = [x[level] for x in members if around is None or _is_in(x[level], around)]
+    if not all(_is_in(x, loop) for x in moments):
+        return None
+    outer = _find_loop_around(item.frames, level, loop)
+    # A loop that repeats already has equations that tell.
+    return None if outer is None or outer.loop in members[0][outer.level].activation.repeating else outer
+
+
+def _is_in(moment: Moment, loop: Loop) -> bool:
+    return loop[0] <= moment.place <= loop[1]
+
+
+def _first_of_runs(items: Sequence[Traced], iterations: Sequence[Sequence[int]]) -> Iterator[int]:
+    """Yield the first equation of each run after the first; nothing if inputs do not tell runs apart."""
+    read = [{name for n in numbers for name in items[n].inputs} for numbers in iterations]
+    common = set[_Name]().union(*read[:1]).intersection(*read)
+    roots = [dict.fromkeys(name[0] for name in sorted(names - common, key=str)) for names in read]
+    shared = [root for root in roots[0] if all(root in x for x in roots)] if roots else []
+    for root in shared:
+        names = [_common_start([x for x in names if x[0] == root]) for names in (x - common for x in read)]
+        length = len(_common_start(names))
+        keys = [name[length] if len(name) > length else None for name in names]
+        runs = [key for key, _ in groupby(keys)]
+        if 1 < len(runs) < len(keys) and len(set(runs)) == len(runs):
+            yield from (iterations[n][0] for n in range(1, len(keys)) if keys[n] != keys[n - 1])
+            return
+
+
+def _common_start(names: Sequence[_Name]) -> _Name:
+    shortest = min(names, key=len)
+    return shortest[: next((n for n in range(len(shortest)) if len({x[n] for x in names}) > 1), len(shortest))]

@@ -23,9 +23,8 @@ from sys import maxsize
 from typing import NamedTuple
 
 from ipujax.lowering.jax_compat import JaxprEqn, Var
-from ipujax.lowering.jaxpr.activations import Activation, Frames, Moments, Place, Traced
+from ipujax.lowering.jaxpr.activations import Activation, Frames, Moments, Place, Traced, moments_of_equations
 from ipujax.lowering.jaxpr.gradient_bodies import GradientBody
-from ipujax.lowering.jaxpr.hidden_runs import moments_with_hidden_runs
 from ipujax.lowering.jaxpr.layer_paths import LayerPath, LayerPaths, Step
 from ipujax.lowering.jaxpr.stage_names import is_transposed, read_name
 from ipujax.lowering.layer_notes import scopes_of
@@ -159,7 +158,7 @@ class LayerNames:
 
     def _name_forward(self, numbers: Sequence[int]) -> None:
         items = [self._equations[n] for n in numbers]
-        all_moments = moments_with_hidden_runs([self._traced(item) for item in items])
+        all_moments = moments_of_equations([self._traced(item) for item in items])
         pairs = [(moments, self._scopes[n]) for n, moments in zip(numbers, all_moments, strict=True)]
         paths = LayerPaths({pair: item.frames.codes for pair, item in zip(pairs, items, strict=True)})
         # Most equations of a layer have equal moments and scopes: their path is computed once.
