@@ -33,7 +33,7 @@ from ipujax.lowering.jax_compat import (
     source_of,
     used_inputs,
 )
-from ipujax.lowering.jaxpr import primitive_names
+from ipujax.lowering.jaxpr import CONTROL_FLOW, primitive_names, scan_body, while_body, while_condition
 
 Values = list[Any]
 _INDICES = frozenset({"program_id", "num_programs"})
@@ -152,7 +152,6 @@ _SIZES: dict[str, Callable[[Any], int]] = {
     "Element": lambda entry: entry.block_size,
     "Squeezed": lambda _: 1,
 }
-_LOOPS = frozenset({"cond", "scan", "while"})
 
 
 def _indices_are_reached(jaxpr: Jaxpr) -> bool:
@@ -160,7 +159,7 @@ def _indices_are_reached(jaxpr: Jaxpr) -> bool:
     for eqn in jaxpr.eqns:
         if _reads_indices(eqn):
             inner = [getattr(x, "jaxpr", x) for x in _nested(eqn)]
-            if eqn.primitive.name not in _LOOPS | set(CALLEES) or not all(map(_indices_are_reached, inner)):
+            if eqn.primitive.name not in CONTROL_FLOW | set(CALLEES) or not all(map(_indices_are_reached, inner)):
                 return False
     return True
 
@@ -364,27 +363,24 @@ def _evaluated(jaxpr: ClosedJaxpr, operands: Values, indices: Values, sizes: Val
 
 
 def _scan(body: Callable[..., Values], xs: Values, params: dict[str, Any]) -> Values:
-    num_consts = params["num_consts"]
-    num_carry = params["num_carry"]
-    consts = xs[:num_consts]
+    inside = scan_body(params)
+    consts, carry, stacks = (xs[places] for places in inside.operands)
 
     def step(carry: Values, row: Values) -> tuple[Values, Values]:
         results = body(*consts, *carry, *row)
-        return list(results[:num_carry]), list(results[num_carry:])
+        return list(results[inside.results.carries]), list(results[inside.results.stacks])
 
-    carry, rows = lax.scan(
-        step, xs[num_consts : num_consts + num_carry], xs[num_consts + num_carry :], params["length"], params["reverse"]
-    )
+    carry, rows = lax.scan(step, carry, stacks, params["length"], params["reverse"])
     return [*carry, *rows]
 
 
 def _while(cond: Callable[..., Values], body: Callable[..., Values], xs: Values, params: dict[str, Any]) -> Values:
-    num_cond = params["cond_nconsts"]
-    num_consts = num_cond + params["body_nconsts"]
+    tested_constants = xs[while_condition(params).operands.constants]
+    constants, carries, _ = (xs[places] for places in while_body(params).operands)
     return list(
         lax.while_loop(
-            lambda carry: cond(*xs[:num_cond], *carry)[0],
-            lambda carry: body(*xs[num_cond:num_consts], *carry),
-            xs[num_consts:],
+            lambda carry: cond(*tested_constants, *carry)[0],
+            lambda carry: body(*constants, *carry),
+            carries,
         )
     )

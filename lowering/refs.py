@@ -35,7 +35,7 @@ from ipujax.lowering.jax_compat import (
     jaxpr_as_fun,
     used_inputs,
 )
-from ipujax.lowering.jaxpr import Rewrite, equations, everywhere, variables, with_inner
+from ipujax.lowering.jaxpr import Rewrite, equations, everywhere, variables, while_body, while_condition, with_inner
 from ipujax.lowering.source_info import source_line
 from ipujax.runtime.errors import ArgumentError, GraphError
 
@@ -109,14 +109,11 @@ def _check_conditions(jaxpr: Jaxpr) -> None:
     """Refuses a `while` whose condition reads a Ref that its body changes: under JAX's rule it reads a constant."""
     for eqn in equations(jaxpr):
         if eqn.primitive.name == "while":
-            num_cond_consts = eqn.params["cond_nconsts"]
-            num_body_consts = eqn.params["body_nconsts"]
-            body = eqn.params["body_jaxpr"].jaxpr
-            changed = {id(effect.input) for effect in body.effects if type(effect).__name__ in _CHANGES}
-            operands = zip(eqn.invars[num_cond_consts : num_cond_consts + num_body_consts], body.invars, strict=False)
-            if any(
-                outer in variables(eqn.invars[:num_cond_consts]) for outer, inner in operands if id(inner) in changed
-            ):
+            body = while_body(eqn.params)
+            changed = {id(effect.input) for effect in body.jaxpr.effects if type(effect).__name__ in _CHANGES}
+            operands = zip(body.of_operands(eqn.invars), body.jaxpr.jaxpr.invars, strict=True)
+            tested = variables(eqn.invars[while_condition(eqn.params).operands.constants])
+            if any(outer in tested for outer, inner in operands if id(inner) in changed):
                 raise GraphError(
                     "the condition of a loop reads a Ref that the loop changes",
                     where=source_line(eqn) or None,

@@ -165,9 +165,9 @@ ROOMS: dict[str, str] = {
         " runtime.graph runtime.logs runtime.options runtime.target runtime.tensor"
     ),
     "lowering.rules.flow": (
-        "lowering.gcl lowering.host_rows lowering.jax_compat lowering.layout lowering.passes lowering.popops"
-        " lowering.popops.maps lowering.popops.reductions lowering.replicas lowering.rules.base runtime.graph"
-        " runtime.host runtime.tensor"
+        "lowering.gcl lowering.host_rows lowering.jax_compat lowering.jaxpr lowering.layout lowering.passes"
+        " lowering.popops lowering.popops.maps lowering.popops.reductions lowering.replicas lowering.rules.base"
+        " runtime.graph runtime.host runtime.tensor"
     ),
     "lowering.rules.arrays": (
         "lowering.jax_compat lowering.layout lowering.popops lowering.popops.maps"

@@ -7,6 +7,15 @@ from ipujax.runtime.lazy_names import lazy_names
 if TYPE_CHECKING:
     from ipujax.lowering.jaxpr.batched_loops import with_scalar_conditions as with_scalar_conditions
     from ipujax.lowering.jaxpr.call_sites import Bodies as Bodies, CallSite as CallSite, CallSites as CallSites
+    from ipujax.lowering.jaxpr.control_bodies import (
+        CONTROL_FLOW as CONTROL_FLOW,
+        LOOPS as LOOPS,
+        Body as Body,
+        bodies as bodies,
+        scan_body as scan_body,
+        while_body as while_body,
+        while_condition as while_condition,
+    )
     from ipujax.lowering.jaxpr.equation_numbers import EquationNumbers as EquationNumbers
     from ipujax.lowering.jaxpr.nested import (
         Rewrite as Rewrite,

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from ipujax.lowering.jax_compat import Atom, Jaxpr, JaxprEqn, Var
+from ipujax.lowering.jaxpr.control_bodies import bodies
 from ipujax.lowering.jaxpr.stage_names import is_transposed
-from ipujax.lowering.jaxpr.value_roles import inner_jaxprs
 from ipujax.lowering.source_info import name_stack
 
 Names = TypeVar("Names")
@@ -49,31 +49,34 @@ class GradientBodies(Generic[Names]):
         """Record bodies of a gradient's loop or branch before they are inlined, with operands from after inlining."""
         if not (is_in_gradient or is_transposed(name_stack(eqn))):
             return
-        for inner in inner_jaxprs(eqn.replace(invars=list(operands))):
+        for body in bodies(eqn):
+            jaxpr = body.jaxpr.jaxpr
             values = {
                 var: sources
-                for var, atom in zip(inner.jaxpr.invars, inner.operands, strict=True)
+                for var, atom in zip(jaxpr.invars, body.of_operands(operands), strict=True)
                 if isinstance(atom, Var) and (sources := self._values(atom))
             }
             forward = dict.fromkeys(names for sources in values.values() for names, _ in sources)
-            self._gradients[id(inner.jaxpr)] = GradientBody(tuple(forward), values)
-            self._jaxprs.append(inner.jaxpr)
+            self._gradients[id(jaxpr)] = GradientBody(tuple(forward), values)
+            self._jaxprs.append(jaxpr)
 
     def leave(self, eqn: JaxprEqn, operands: Sequence[Atom], results: Sequence[Var]) -> None:
         """Record the values that a forward loop or branch shares with the equations around it."""
         # The equation is from before bodies are inlined, operands and results from after.
-        for inner in inner_jaxprs(eqn.replace(invars=list(operands), outvars=list(results))):
-            number = id(inner.jaxpr)
+        for body in bodies(eqn):
+            jaxpr = body.jaxpr.jaxpr
+            number = id(jaxpr)
             if number not in self._names:
                 continue
             # A carried value differs in each iteration: only constants, scanned values and stacked results are shared.
-            carried = range(inner.first_carry, inner.first_carry + inner.carried)
-            for place, (var, atom) in enumerate(zip(inner.jaxpr.invars, inner.operands, strict=True)):
-                if isinstance(atom, Var) and place not in carried:
+            carries = jaxpr.invars[body.inputs.carries]
+            for var, atom in zip(jaxpr.invars, body.of_operands(operands), strict=True):
+                if isinstance(atom, Var) and var not in carries:
                     self._inside[atom].append((number, var))
-            for var, value in zip(inner.results[inner.carried :], self._results[number][inner.carried :], strict=True):
-                if isinstance(value, Var):
-                    self._inside[var].append((number, value))
+            for places in (body.results.constants, body.results.stacks):
+                for var, value in zip(results[places], self._results[number][places], strict=True):
+                    if isinstance(value, Var):
+                        self._inside[var].append((number, value))
 
     def add(self, jaxpr: Jaxpr, names: Names, results: Sequence[Atom]) -> None:
         """Record the layer names of a forward body, with its results after inlining."""

@@ -22,13 +22,13 @@ returned. Weights of a hand-written backward pass are not detected.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
-from ipujax.lowering.jax_compat import Atom, Jaxpr, JaxprEqn, Literal, Var, closed, shape_of
+from ipujax.lowering.jax_compat import Atom, Jaxpr, JaxprEqn, Literal, Var, shape_of
+from ipujax.lowering.jaxpr.control_bodies import Body, bodies
 from ipujax.lowering.jaxpr.nested import variables, variables_read
-from ipujax.lowering.jaxpr.stage_names import PIPELINE, is_transposed, read_name
+from ipujax.lowering.jaxpr.stage_names import is_transposed, read_name
 from ipujax.lowering.primitives import record_of
 from ipujax.lowering.source_info import name_stack
 from ipujax.runtime.cache import remembered_small
@@ -55,27 +55,6 @@ _SUMS = frozenset(("psum", "all_reduce", "psum_invariant", "reduce_scatter"))  #
 # bits of the arguments of its shape that it is computed from element by element, also inside gradients.
 Dependence = tuple[int, bool, int]
 _NOTHING: Dependence = (0, False, 0)
-
-_HOLDERS = frozenset(("scan", "while", "cond", "function_call", PIPELINE))
-
-
-@dataclass(frozen=True, slots=True)
-class Inside:
-    """A jaxpr inside an equation.
-
-    Args:
-        jaxpr: the jaxpr.
-        operands: operand of the equation for each of its inputs.
-        results: result of the equation for each of its results.
-        first_carry: number of the first input that a loop carries.
-        carried: number of carried inputs; the first results are their next values.
-    """
-
-    jaxpr: Jaxpr
-    operands: Sequence[Atom]
-    results: Sequence[Var]
-    first_carry: int = 0
-    carried: int = 0
 
 
 @remembered_small
@@ -134,9 +113,9 @@ class ValueRoles:
                     )
                     if role:
                         roles[var] = role
-            for inner in inner_jaxprs(eqn):
-                self._copy_roles(inner.operands, inner.jaxpr.invars)
-                self._copy_roles(inner.results, inner.jaxpr.outvars)
+            for body in bodies(eqn):
+                self._copy_roles(body.of_operands(eqn.invars), body.jaxpr.jaxpr.invars)
+                self._copy_roles(eqn.outvars, body.jaxpr.jaxpr.outvars)
 
     def _find_stored(self, eqns: Sequence[JaxprEqn]) -> None:
         """Give values stored to streaming memory the role of the buffer."""
@@ -257,9 +236,9 @@ class _Flow:
                 for var in eqn.outvars
             )
             is_sum = eqn.primitive.name in _SUMS
-            for inner in inner_jaxprs(eqn):
+            for body in bodies(eqn):
                 is_sum = True
-                self._through_inner(inner, env)
+                self._through_body(body, eqn, env)
             if is_sum:
                 self.sums.update(var for var in eqn.outvars if _is_gradient_alone(env[var]))
         self._note_gradients(variables(jaxpr.outvars))
@@ -268,41 +247,22 @@ class _Flow:
     def _note_gradients(self, read: Sequence[Var]) -> None:
         self.gradient_shapes.update(shape_of(var) for var in read if var in self._backward)
 
-    def _through_inner(self, inner: Inside, env: dict[Var, Dependence]) -> None:
-        """Add the dependences of an equation's results from a jaxpr in it; loops are walked twice."""
-        operand_dependences = [
-            _NOTHING if isinstance(atom, Literal) else env.get(atom, _NOTHING) for atom in inner.operands
+    def _through_body(self, body: Body, eqn: JaxprEqn, env: dict[Var, Dependence]) -> None:
+        """Add the dependences of an equation's results from a body in it; loops are walked twice."""
+        jaxpr = body.jaxpr.jaxpr
+        first_inputs = [
+            _NOTHING if isinstance(atom, Literal) else env.get(atom, _NOTHING) for atom in body.of_operands(eqn.invars)
         ]
-        results = self.through(inner.jaxpr, dict(zip(inner.jaxpr.invars, operand_dependences, strict=True)))
-        carried_dependences = [*operand_dependences]
-        for n in range(inner.carried):
-            place = inner.first_carry + n
-            carried_dependences[place] = _union(operand_dependences[place], results[n])
-        if carried_dependences != operand_dependences:
+        results = self.through(jaxpr, dict(zip(jaxpr.invars, first_inputs, strict=True)))
+        inputs = [*first_inputs]
+        inputs[body.inputs.carries] = map(_union, first_inputs[body.inputs.carries], results[body.results.carries])
+        if inputs != first_inputs:
             read_in_first = self.differentiated  # in the second walk weights read all that updates them
-            results = self.through(inner.jaxpr, dict(zip(inner.jaxpr.invars, carried_dependences, strict=True)))
+            results = self.through(jaxpr, dict(zip(jaxpr.invars, inputs, strict=True)))
             self.differentiated = read_in_first
-        for var, dependence in zip(inner.results, results, strict=True):
+        for var, dependence in zip(eqn.outvars, results, strict=True):
             env[var] = _union(self._branches.get(var, _NOTHING), dependence)
             self._branches[var] = env[var]
-
-
-def inner_jaxprs(eqn: JaxprEqn) -> Iterator[Inside]:
-    """Yield the jaxprs inside an equation that share its operands and results."""
-    name = eqn.primitive.name
-    params = eqn.params
-    if name not in _HOLDERS:
-        return
-    if name == "scan":
-        yield Inside(params["jaxpr"].jaxpr, eqn.invars, eqn.outvars, params["num_consts"], params["num_carry"])
-    elif name == "while":
-        operands = eqn.invars[params["cond_nconsts"] :]
-        yield Inside(params["body_jaxpr"].jaxpr, operands, eqn.outvars, params["body_nconsts"], len(eqn.outvars))
-    elif name == "cond":
-        for branch in params["branches"]:
-            yield Inside(branch.jaxpr, eqn.invars[1:], eqn.outvars)
-    else:
-        yield Inside(closed(params["loop" if name == PIPELINE else "jaxpr"]).jaxpr, eqn.invars, eqn.outvars)
 
 
 def _union(a: Dependence, b: Dependence) -> Dependence:

@@ -15,10 +15,16 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
 from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, Jaxpr, JaxprEqn, Var
-from ipujax.lowering.jaxpr import equations_inside
+from ipujax.lowering.jaxpr import (
+    CONTROL_FLOW,
+    Body,
+    equations_inside,
+    scan_body,
+    variables,
+    while_body,
+    while_condition,
+)
 from ipujax.lowering.offload.primitives import host_put_p
-
-_CONTROL = frozenset(("scan", "while", "cond"))
 
 # Rewrites a body; further arguments are the inputs in streaming memory, the input whose memory each result goes to, and
 # the results that are stacked, and stored row by row.
@@ -49,7 +55,7 @@ class OuterMoves(Protocol):
 
 def uses_streaming_memory(eqn: JaxprEqn, is_hosted: Callable[[Atom], bool]) -> bool:
     """True if a loop or a branch reads or writes values that the user has put on the host."""
-    if eqn.primitive.name not in _CONTROL:
+    if eqn.primitive.name not in CONTROL_FLOW:
         return False
     return any(map(is_hosted, eqn.invars)) or any(inner.primitive is host_put_p for inner in equations_inside(eqn))
 
@@ -69,43 +75,50 @@ def put_results(body: Jaxpr) -> list[bool]:
 
 def _scan(eqn: JaxprEqn, outer: OuterMoves, number: int, step: int, rewrite_body: BodyRewrite) -> JaxprEqn:
     """States that the body puts in streaming memory stay there; stacks there are loaded and stored by rows."""
-    params = eqn.params
+    inside = scan_body(eqn.params)
     by_rows = outer.stays_off_chip(eqn)
-    first_state = params["num_consts"]
-    first_stack = params["num_consts"] + params["num_carry"]
-    is_put = put_results(params["jaxpr"].jaxpr)
-    states = {k: first_state + k for k in range(params["num_carry"]) if is_put[k]}
-    rows = [k for k in range(params["num_carry"], len(is_put)) if is_put[k]]
-    operands, remote_operands = _operands(eqn, outer, number, step, states, range(first_state), by_rows)
-    for k in (*states, *rows):
-        outer.mark_hosted(eqn.outvars[k], operands[states[k]] if k in states else None)
-    assert all(n < first_stack for n in remote_operands), "stacks are read by rows"
-    body = rewrite_body(params["jaxpr"], remote_operands, states, rows)
-    return eqn.replace(invars=operands, params={**params, "jaxpr": body})
+    constants, _, stacks = (range(len(eqn.invars))[places] for places in inside.operands)
+    states = _put_states(inside)
+    is_put = put_results(inside.jaxpr.jaxpr)
+    rows = [k for k in range(len(is_put))[inside.results.stacks] if is_put[k]]
+    operands, remote_operands = _operands(eqn, outer, number, step, states, constants, by_rows)
+    _mark_states(eqn, outer, states, operands)
+    for k in rows:
+        outer.mark_hosted(eqn.outvars[k])
+    assert remote_operands.isdisjoint(stacks), "stacks are read by rows"
+    body = rewrite_body(inside.jaxpr, remote_operands, states, rows)
+    return eqn.replace(invars=operands, params={**eqn.params, "jaxpr": body})
 
 
 def _while(eqn: JaxprEqn, outer: OuterMoves, number: int, step: int, rewrite_body: BodyRewrite) -> JaxprEqn:
     """States that the body puts in streaming memory stay there, and are loaded in the condition too."""
-    params = eqn.params
-    # Operands are constants of the condition, constants of the body, and the state.
-    num_condition_consts = params["cond_nconsts"]
-    num_body_consts = params["body_nconsts"]
-    first_state = num_condition_consts + num_body_consts
-    is_put = put_results(params["body_jaxpr"].jaxpr)
-    states = {k: first_state + k for k in range(len(is_put)) if is_put[k]}
+    tested = while_condition(eqn.params)
+    inside = while_body(eqn.params)
+    numbers = range(len(eqn.invars))
+    constants = {*numbers[tested.operands.constants], *numbers[inside.operands.constants]}
+    states = _put_states(inside)
     by_rows = [False] * len(eqn.invars)
-    operands, remote_operands = _operands(eqn, outer, number, step, states, range(first_state), by_rows)
+    operands, remote_operands = _operands(eqn, outer, number, step, states, constants, by_rows)
+    _mark_states(eqn, outer, states, operands)
+    in_condition = [k for k, n in enumerate(tested.of_operands(numbers)) if n in remote_operands]
+    input_of = {n: k for k, n in enumerate(inside.of_operands(numbers))}
+    in_body = [k for n, k in input_of.items() if n in remote_operands]
+    condition = rewrite_body(tested.jaxpr, in_condition, {}, ())
+    body = rewrite_body(inside.jaxpr, in_body, {k: input_of[n] for k, n in states.items()}, ())
+    return eqn.replace(invars=operands, params={**eqn.params, "cond_jaxpr": condition, "body_jaxpr": body})
+
+
+def _put_states(body: Body) -> dict[int, int]:
+    """The states that a loop's body puts in streaming memory: number of the operand by number of the result."""
+    is_put = put_results(body.jaxpr.jaxpr)[body.results.carries]
+    first = body.operands.carries.start
+    return {k: first + k for k, is_state_put in enumerate(is_put) if is_state_put}
+
+
+def _mark_states(eqn: JaxprEqn, outer: OuterMoves, states: Mapping[int, int], operands: Sequence[Atom]) -> None:
     for k, n in states.items():
-        outer.mark_hosted(eqn.outvars[k], operands[n])
-    in_condition = {
-        n if n < num_condition_consts else n - num_body_consts
-        for n in remote_operands
-        if not num_condition_consts <= n < first_state
-    }
-    in_body = {n - num_condition_consts for n in remote_operands if n >= num_condition_consts}
-    condition = rewrite_body(params["cond_jaxpr"], in_condition, {}, ())
-    body = rewrite_body(params["body_jaxpr"], in_body, {k: n - num_condition_consts for k, n in states.items()}, ())
-    return eqn.replace(invars=operands, params={**params, "cond_jaxpr": condition, "body_jaxpr": body})
+        (memory,) = variables(operands[n : n + 1])
+        outer.mark_hosted(eqn.outvars[k], memory)
 
 
 def _cond(eqn: JaxprEqn, outer: OuterMoves, number: int, step: int, rewrite_body: BodyRewrite) -> JaxprEqn:

@@ -32,7 +32,7 @@ from ipujax.lowering.jax_compat import (
     new_equation,
     shape_of,
 )
-from ipujax.lowering.jaxpr import PIPELINE, is_pipeline, variables_read
+from ipujax.lowering.jaxpr import PIPELINE, is_pipeline, scan_body, variables_read
 from ipujax.lowering.offload.primitives import host_send_p, remote_load_p
 from ipujax.lowering.replicas import on_one_replica
 from ipujax.runtime.tensor import is_key_dtype
@@ -216,7 +216,7 @@ def _is_stack_of_rows(eqn: JaxprEqn, number: int) -> bool:
     is_stack = (
         eqn.params["spec"].reduce[number] == "stack"
         if eqn.primitive.name == PIPELINE
-        else number >= eqn.params["num_carry"]
+        else scan_body(eqn.params).results.are_stacks()[number]
     )
     count, *row = shape_of(eqn.outvars[number]) if is_stack else (0,)
     return count > 1 and prod(row) >= _MIN_ELEMENTS and not is_key_dtype(aval.dtype) and not is_float0(aval)

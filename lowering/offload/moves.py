@@ -17,7 +17,7 @@ from math import prod
 from typing import Any, cast
 
 from ipujax.lowering.jax_compat import Atom, DropVar, JaxprEqn, Var, new_equation, shape_of
-from ipujax.lowering.jaxpr import variables, variables_read
+from ipujax.lowering.jaxpr import scan_body, variables, variables_read
 from ipujax.lowering.offload.control_flow import BodyRewrite, rewrite_control_flow, uses_streaming_memory
 from ipujax.lowering.offload.primitives import host_put_p, remote_empty_p, remote_load_p, remote_put_p, remote_store_p
 from ipujax.lowering.offload.row_access import accesses_rows, is_slice_of_rows, row_access, writes_rows
@@ -256,9 +256,9 @@ class Moves:
         """For each operand whether it stays off chip: a table whose rows move, or a stack that a loop reads by rows."""
         by_rows = [False] * len(eqn.invars)
         if eqn.primitive.name == "scan":
-            first = eqn.params["num_consts"] + eqn.params["num_carry"]
-            unstacked = eqn.invars[:first]
-            by_rows[first:] = [not any(x is other for other in unstacked) for x in eqn.invars[first:]]
+            constants, carries, stacks = (eqn.invars[places] for places in scan_body(eqn.params).operands)
+            unstacked = [*constants, *carries]
+            by_rows = [*[False] * len(unstacked), *(not any(x is other for other in unstacked) for x in stacks)]
         elif accesses_rows(eqn):
             by_rows[0] = not writes_rows(eqn) or eqn.outvars[0] in self._in_place
         pairs = zip(by_rows, eqn.invars, strict=True)

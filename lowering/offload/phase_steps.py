@@ -17,12 +17,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ipujax.lowering.jax_compat import JaxprEqn, Var
-from ipujax.lowering.jaxpr import equations_inside, is_pipeline, phase_of, stage_name, variables_read
+from ipujax.lowering.jaxpr import CONTROL_FLOW, equations_inside, is_pipeline, phase_of, stage_name, variables_read
 from ipujax.lowering.offload.row_updates import is_view
 from ipujax.lowering.source_info import source_line
 from ipujax.runtime.errors import ArgumentError
-
-_CONTROL = frozenset(("scan", "while", "cond"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +100,7 @@ def _flows_back(eqn: JaxprEqn, phase: int, later: int | None, defining_eqn: Jaxp
 
 
 def _check_inside(eqn: JaxprEqn, phase: int | None) -> None:
-    if eqn.primitive.name in _CONTROL or is_pipeline(eqn):
+    if eqn.primitive.name in CONTROL_FLOW or is_pipeline(eqn):
         for inner in equations_inside(eqn):
             inner_phase = phase_of(inner)
             if inner_phase is not None and inner_phase != phase:

@@ -28,9 +28,10 @@ from ipujax.lowering.jax_compat import (
     source_of,
     with_weak_type,
 )
-from ipujax.lowering.jaxpr import PIPELINE, equations_inside
+from ipujax.lowering.jaxpr import PIPELINE, equations_inside, scan_body, while_body, while_condition
 from ipujax.lowering.partition.assignments import Values, axes_of, decide, needed_specs
 from ipujax.lowering.partition.block_rules import Blocks, results_of
+from ipujax.lowering.partition.factors import Values, decide, needed_specs
 from ipujax.lowering.partition.pipelines import pipeline_results
 from ipujax.lowering.partition.resharding import Step, itemsize, received_blocks, reshard, transitions
 from ipujax.lowering.partition.specs import Axes, MeshAxes, Spec, in_words, local_shape, typed_spec, whole
@@ -339,39 +340,34 @@ def stacked(spec: Spec) -> Spec:
 
 
 def _scan(run: Evaluation, eqn: JaxprEqn, operands: Sequence[Block]) -> list[Block]:
-    params = eqn.params
-    jaxpr = params["jaxpr"]
-    first_stack = params["num_consts"] + params["num_carry"]
-    in_specs = [run.spec_or_whole(var) for var in jaxpr.jaxpr.invars]
-    carry_specs = in_specs[params["num_consts"] : first_stack]
-    out_specs = [*carry_specs, *(run.spec_or_whole(v) for v in jaxpr.jaxpr.outvars[len(carry_specs) :])]
-    outer = [*in_specs[:first_stack], *map(stacked, in_specs[first_stack:])]
+    body = scan_body(eqn.params)
+    jaxpr = body.jaxpr.jaxpr
+    in_specs = list(map(run.spec_or_whole, jaxpr.invars))
+    const_specs, carry_specs, row_specs = (in_specs[places] for places in body.inputs)
+    row_result_specs = list(map(run.spec_or_whole, jaxpr.outvars[body.results.stacks]))
+    outer = [*const_specs, *carry_specs, *map(stacked, row_specs)]
     arrays = [run.to_spec(b, spec, eqn).array for b, spec in zip(operands, outer, strict=True)]
-    body = run.body(jaxpr, in_specs, out_specs, eqn)
-    results = eqn.primitive.bind(*arrays, **{**params, "jaxpr": body})
-    result_specs = [*carry_specs, *map(stacked, out_specs[len(carry_specs) :])]
-    return _required_blocks(run, eqn, results, result_specs)
+    partitioned = run.body(body.jaxpr, in_specs, [*carry_specs, *row_result_specs], eqn)
+    results = eqn.primitive.bind(*arrays, **{**eqn.params, "jaxpr": partitioned})
+    return _required_blocks(run, eqn, results, [*carry_specs, *map(stacked, row_result_specs)])
 
 
 def _while(run: Evaluation, eqn: JaxprEqn, operands: Sequence[Block]) -> list[Block]:
-    params = eqn.params
-    num_cond = params["cond_nconsts"]
-    first_carry = num_cond + params["body_nconsts"]
-    cond_jaxpr = params["cond_jaxpr"]
-    body_jaxpr = params["body_jaxpr"]
-    body_specs = [run.spec_or_whole(var) for var in body_jaxpr.jaxpr.invars]
-    carry_specs = body_specs[params["body_nconsts"] :]
-    cond_specs = [run.spec_or_whole(var) for var in cond_jaxpr.jaxpr.invars[:num_cond]]
-    specs = [*cond_specs, *body_specs]
+    condition = while_condition(eqn.params)
+    body = while_body(eqn.params)
+    body_specs = list(map(run.spec_or_whole, body.jaxpr.jaxpr.invars))
+    carry_specs = body_specs[body.inputs.carries]
+    condition_consts = condition.jaxpr.jaxpr.invars[condition.inputs.constants]
+    condition_specs = list(map(run.spec_or_whole, condition_consts))
+    specs = [*condition_specs, *body_specs]
     arrays = [run.to_spec(b, spec, eqn).array for b, spec in zip(operands, specs, strict=True)]
-    assert len(specs) == first_carry + len(carry_specs), "operands are constants of both, then the state"
     # Devices must agree on the condition. In a user's `shard_map` it may be one of each element of a batch.
-    decision = whole(len(cond_jaxpr.out_avals[0].shape))
+    decision = whole(len(condition.jaxpr.out_avals[0].shape))
     changes = {
-        "cond_jaxpr": run.body(cond_jaxpr, [*cond_specs, *carry_specs], [decision], eqn),
-        "body_jaxpr": run.body(body_jaxpr, body_specs, carry_specs, eqn),
+        "cond_jaxpr": run.body(condition.jaxpr, [*condition_specs, *carry_specs], [decision], eqn),
+        "body_jaxpr": run.body(body.jaxpr, body_specs, carry_specs, eqn),
     }
-    results = eqn.primitive.bind(*arrays, **{**params, **changes})
+    results = eqn.primitive.bind(*arrays, **{**eqn.params, **changes})
     return _required_blocks(run, eqn, results, carry_specs)
 
 

@@ -14,8 +14,8 @@ from typing import Any
 
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
-from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, DropVar, Jaxpr, JaxprEqn, Var, shape_of
-from ipujax.lowering.jaxpr import PIPELINE
+from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, DropVar, Jaxpr, JaxprEqn, Var, jaxprs_in_params, shape_of
+from ipujax.lowering.jaxpr import CONTROL_FLOW, PIPELINE, bodies, scan_body, while_body, while_condition
 from ipujax.lowering.partition.assignments import Decision, Values, axes_of, leading_axes_of, projected, ranked
 from ipujax.lowering.partition.block_evaluation import STATEMENTS
 from ipujax.lowering.partition.pipelines import kinds_of_results, micro_batch_jaxpr
@@ -101,7 +101,7 @@ class Propagation:
                 self._annotate_type(var)
             if eqn.primitive.name == "sharding_constraint":
                 self._annotate_constraint(eqn)
-            for inner in bodies(eqn):
+            for inner in _inner_jaxprs(eqn):
                 self.annotate_types(inner)
 
     def _annotate_type(self, var: Any) -> None:
@@ -140,7 +140,7 @@ class Propagation:
     def _equation(self, eqn: JaxprEqn, *, is_forward: bool) -> bool:
         if eqn.primitive.name in _TIES:
             changed = any([self._tie(tie) for tie in _TIES[eqn.primitive.name](eqn)])
-            inner = [self._forward(body) if is_forward else self._backward(body) for body in bodies(eqn)]
+            inner = [self._forward(body) if is_forward else self._backward(body) for body in _inner_jaxprs(eqn)]
             return any([changed, *inner])
         if eqn.primitive.name == "shard_map":
             return self._shard_map(eqn)
@@ -266,55 +266,49 @@ def _conflict(eqn: JaxprEqn, factors: Factors, decisions: Sequence[Decision]) ->
     return f"conflict in {eqn.primitive.name}{place}: its result as {', '.join(texts[:3])}"
 
 
-def bodies(eqn: JaxprEqn) -> Iterator[Jaxpr]:
+def _inner_jaxprs(eqn: JaxprEqn) -> Iterator[Jaxpr]:
     """Jaxprs inside of control flow and pipelines, whose values have specs of their own."""
     if eqn.primitive.name == PIPELINE:
         yield micro_batch_jaxpr(eqn).jaxpr
-    for param in _BODIES.get(eqn.primitive.name, ()):
-        value = eqn.params[param]
-        for inner in value if isinstance(value, tuple) else (value,):
-            yield inner.jaxpr
-
-
-_BODIES = {"scan": ("jaxpr",), "while": ("cond_jaxpr", "body_jaxpr"), "cond": ("branches",)}
+    elif eqn.primitive.name in CONTROL_FLOW:
+        yield from jaxprs_in_params(eqn.params)
 
 
 def _scan_ties(eqn: JaxprEqn) -> Iterator[Tie]:
-    body = eqn.params["jaxpr"].jaxpr
-    num_carry = eqn.params["num_carry"]
-    num_consts = eqn.params["num_consts"]
-    for number, (outer, inner) in enumerate(zip(eqn.invars, body.invars, strict=True)):
-        yield Tie(outer, inner, is_stack=number >= num_consts + num_carry)
-    for number, (outer_result, inner) in enumerate(zip(eqn.outvars, body.outvars, strict=True)):
-        yield Tie(outer_result, inner, is_stack=number >= num_carry)
-    for before, after in zip(body.invars[num_consts:], body.outvars[:num_carry], strict=False):
+    body = scan_body(eqn.params)
+    jaxpr = body.jaxpr.jaxpr
+    for outer, inner, is_stack in zip(eqn.invars, jaxpr.invars, body.inputs.are_stacks(), strict=True):
+        yield Tie(outer, inner, is_stack=is_stack)
+    for outer_result, result, is_stack in zip(eqn.outvars, jaxpr.outvars, body.results.are_stacks(), strict=True):
+        yield Tie(outer_result, result, is_stack=is_stack)
+    for before, after in zip(jaxpr.invars[body.inputs.carries], jaxpr.outvars[body.results.carries], strict=True):
         yield Tie(before, after)
 
 
 def _while_ties(eqn: JaxprEqn) -> Iterator[Tie]:
-    params = eqn.params
-    num_cond = params["cond_nconsts"]
-    first_carry = num_cond + params["body_nconsts"]
-    cond, body = params["cond_jaxpr"].jaxpr, params["body_jaxpr"].jaxpr
-    carry = body.invars[params["body_nconsts"] :]
-    for outer, inner in zip(eqn.invars[num_cond:], body.invars, strict=True):
+    condition = while_condition(eqn.params)
+    body = while_body(eqn.params)
+    tested_constants, tested_carries, _ = (condition.jaxpr.jaxpr.invars[places] for places in condition.inputs)
+    jaxpr = body.jaxpr.jaxpr
+    carries = jaxpr.invars[body.inputs.carries]
+    for outer, inner in zip(body.of_operands(eqn.invars), jaxpr.invars, strict=True):
         yield Tie(outer, inner)
-    for outer, inner in zip(eqn.invars[:num_cond], cond.invars, strict=False):
-        yield Tie(outer, inner)
-    for value, tested in zip(carry, cond.invars[num_cond:], strict=True):
-        yield Tie(value, tested)
-    for before, after, result in zip(carry, body.outvars, eqn.outvars, strict=True):
+    for outer, tested in zip(eqn.invars[condition.operands.constants], tested_constants, strict=True):
+        yield Tie(outer, tested)
+    for carry, tested in zip(carries, tested_carries, strict=True):
+        yield Tie(carry, tested)
+    for before, after, result in zip(carries, jaxpr.outvars, eqn.outvars, strict=True):
         yield Tie(before, after)
         yield Tie(result, after)
-    assert first_carry + len(carry) == len(eqn.invars), "operands are constants of both, then the state"
 
 
 def _cond_ties(eqn: JaxprEqn) -> Iterator[Tie]:
-    for branch in eqn.params["branches"]:
-        for outer, inner in zip(eqn.invars[1:], branch.jaxpr.invars, strict=True):
+    for branch in bodies(eqn):
+        jaxpr = branch.jaxpr.jaxpr
+        for outer, inner in zip(branch.of_operands(eqn.invars), jaxpr.invars, strict=True):
             yield Tie(outer, inner)
-        for outer_result, inner in zip(eqn.outvars, branch.jaxpr.outvars, strict=True):
-            yield Tie(outer_result, inner)
+        for outer_result, inner_result in zip(eqn.outvars, jaxpr.outvars, strict=True):
+            yield Tie(outer_result, inner_result)
 
 
 def _pipeline_ties(eqn: JaxprEqn) -> Iterator[Tie]:

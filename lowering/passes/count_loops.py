@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ipujax.lowering.jax_compat import ClosedJaxpr, JaxprEqn, scan_p
-from ipujax.lowering.jaxpr import primitive_names, with_inner
+from ipujax.lowering.jaxpr import CONTROL_FLOW, bodies, primitive_names, with_inner
 from ipujax.lowering.passes.trip_counts import Known, fixed_carries, known_operands, known_values, trip_count
 
 
@@ -74,21 +74,10 @@ def _nothing(eqn: JaxprEqn, known: Sequence[Known]) -> list[Known]:
     return []
 
 
-def _of_while(eqn: JaxprEqn, known: Sequence[Known]) -> list[Known]:
-    operands = known[eqn.params["cond_nconsts"] :]
-    count = eqn.params["body_nconsts"]
-    return [*operands[:count], *fixed_carries(eqn.params["body_jaxpr"], count, operands[count:])]
-
-
-def _of_scan(eqn: JaxprEqn, known: Sequence[Known]) -> list[Known]:
-    count = eqn.params["num_consts"]
-    last = count + eqn.params["num_carry"]
-    carries = fixed_carries(eqn.params["jaxpr"], count, known[count:last])
-    return [*known[:count], *carries, *[None] * (len(known) - last)]
-
-
-def _of_branches(eqn: JaxprEqn, known: Sequence[Known]) -> list[Known]:
-    return list(known[1:])
+def _of_control_flow(eqn: JaxprEqn, known: Sequence[Known]) -> list[Known]:
+    body = bodies(eqn)[0]
+    rows = [None] * len(known[body.operands.stacks])
+    return [*known[body.operands.constants], *fixed_carries(body, known), *rows]
 
 
 def _of_tile_map(eqn: JaxprEqn, known: Sequence[Known]) -> list[Known]:
@@ -97,8 +86,6 @@ def _of_tile_map(eqn: JaxprEqn, known: Sequence[Known]) -> list[Known]:
 
 # Known arguments of the jaxprs of an equation, from its known operands.
 _KNOWN_INSIDE: dict[str, Callable[[JaxprEqn, Sequence[Known]], list[Known]]] = {
-    "while": _of_while,
-    "scan": _of_scan,
-    "cond": _of_branches,
+    **dict.fromkeys(CONTROL_FLOW, _of_control_flow),
     "tile_map": _of_tile_map,
 }

@@ -16,6 +16,7 @@ import jax
 import numpy as np
 
 from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
+from ipujax.lowering.jaxpr import Body, while_body, while_condition
 from ipujax.lowering.primitives import record_of
 
 Known = Any  # a NumPy scalar, None for a value that is data
@@ -68,34 +69,33 @@ def trip_count(eqn: JaxprEqn, known: Sequence[Known]) -> int | None:
     Returns:
         The iterations, or None, also if the condition has effects.
     """
-    condition = eqn.params["cond_jaxpr"]
-    body = eqn.params["body_jaxpr"]
-    num_condition = eqn.params["cond_nconsts"]
-    num_body = eqn.params["body_nconsts"]
-    initial = known[num_condition + num_body :]
-    fixed = fixed_carries(body, num_body, initial)
-    comparison = None if condition.jaxpr.effects else _comparison(condition.jaxpr)
+    condition = while_condition(eqn.params)
+    body = while_body(eqn.params)
+    tested = condition.jaxpr.jaxpr
+    computed = body.jaxpr.jaxpr
+    initial = known[body.operands.carries]
+    fixed = fixed_carries(body, known)
+    comparison = None if tested.effects else _comparison(tested)
     if comparison is None:
         return None
     direction, sides = comparison
-    values_of_condition = known_values(condition, [*known[:num_condition], *fixed])
-    values_of_body = known_values(body, [*known[num_condition : num_condition + num_body], *fixed])
+    values_of_condition = known_values(condition.jaxpr, [*known[condition.operands.constants], *fixed])
+    values_of_body = known_values(body.jaxpr, [*known[body.operands.constants], *fixed])
+    counters = tested.invars[condition.inputs.carries]
+    variables = computed.invars[body.inputs.carries]
     orders = (direction, _MIRRORED[direction])
     for (counted, bound), order in zip((sides, sides[::-1]), orders, strict=True):
         end = _integer(_value(values_of_condition, bound))
         for number, start in enumerate(map(_integer, initial)):
-            counter = condition.jaxpr.invars[num_condition + number]
-            offset = _added(condition.jaxpr, values_of_condition, counted, counter)
+            offset = _added(tested, values_of_condition, counted, counters[number])
             if start is None or end is None or offset is None:
                 continue
-            position = num_body + number
-            result = body.jaxpr.outvars[number]
-            step = _added(body.jaxpr, values_of_body, result, body.jaxpr.invars[position])
+            step = _added(computed, values_of_body, computed.outvars[number], variables[number])
             count = None if step is None else iterations(start + offset, end, step, order)
             if count is None or step is None:
                 return None
             last = start + count * step
-            fits = _holds(counter, last) and _holds(counted, start + offset) and _holds(counted, last + offset)
+            fits = _holds(counters[number], last) and _holds(counted, start + offset) and _holds(counted, last + offset)
             return count if fits else None
     return None
 
@@ -116,11 +116,12 @@ def known_values(jaxpr: ClosedJaxpr, known: Sequence[Known]) -> dict[Var, Known]
     return values
 
 
-def fixed_carries(body: ClosedJaxpr, num_consts: int, initial: Sequence[Known]) -> list[Known]:
+def fixed_carries(body: Body, known: Sequence[Known]) -> list[Known]:
     """Known value of each carry of a loop in all iterations; None for data, and where an iteration changes it."""
-    variables = body.jaxpr.invars[num_consts:]
-    carries = zip(initial, variables, body.jaxpr.outvars, strict=False)  # a scan has stacks after its carries
-    return [value if _added(body.jaxpr, {}, result, variable) == 0 else None for value, variable, result in carries]
+    jaxpr = body.jaxpr.jaxpr
+    initial = known[body.operands.carries]
+    carries = zip(initial, jaxpr.invars[body.inputs.carries], jaxpr.outvars[body.results.carries], strict=True)
+    return [value if _added(jaxpr, {}, result, variable) == 0 else None for value, variable, result in carries]
 
 
 def known_operands(values: dict[Var, Known], atoms: Sequence[Atom]) -> list[Known]:

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from ipujax.lowering.jax_compat import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
+from ipujax.lowering.jaxpr import scan_body, variables
 from ipujax.lowering.pipelining.primitive import MicroBatch, PipelineSpec
 from ipujax.lowering.pipelining.row_shards import (
     Bounds,
@@ -71,9 +72,9 @@ def share_bounds(jaxpr: Jaxpr, loops: Mapping[int, Bounds]) -> dict[int, Bounds]
 
 def _stacks(eqn: JaxprEqn, which: str = "both") -> list[Var]:
     """Stacks that a loop reads and produces, or only those it reads."""
-    first_stack = eqn.params["num_consts"] + eqn.params["num_carry"]
-    operands = [atom for atom in eqn.invars[first_stack:] if not isinstance(atom, Literal)]
-    return operands if which == "in" else [*operands, *eqn.outvars[eqn.params["num_carry"] :]]
+    body = scan_body(eqn.params)
+    operands = variables(eqn.invars[body.operands.stacks])
+    return operands if which == "in" else [*operands, *eqn.outvars[body.results.stacks]]
 
 
 def _unsplit(body: Jaxpr, spec: PipelineSpec, bounds: Mapping[Var, Bounds]) -> set[Var]:

@@ -18,6 +18,7 @@ from jax import lax
 
 from ipujax.lowering.gcl import is_reduction
 from ipujax.lowering.jax_compat import JaxprEqn, Primitive, shape_of
+from ipujax.lowering.jaxpr import scan_body
 from ipujax.lowering.primitives import Factors, Labels, record_of
 
 Kind = Literal["each", "chain", "combine", "sums"]
@@ -101,7 +102,5 @@ def _have_rows(number: int, values: tuple[Labels, ...]) -> tuple[bool, ...]:
 
 
 def _scan(eqn: JaxprEqn) -> Rows | None:
-    first_stack = eqn.params["num_consts"] + eqn.params["num_carry"]
-    num_carry = eqn.params["num_carry"]
-    operands = tuple(n >= first_stack for n in range(len(eqn.invars)))
-    return Rows("chain", operands, tuple(n >= num_carry for n in range(len(eqn.outvars))))
+    body = scan_body(eqn.params)
+    return Rows("chain", body.operands.are_stacks(), body.results.are_stacks())

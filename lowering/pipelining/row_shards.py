@@ -34,6 +34,7 @@ from ipujax.lowering.jax_compat import (
     new_jaxpr_eqn,
     with_rows,
 )
+from ipujax.lowering.jaxpr import scan_body
 from ipujax.lowering.passes import all_reduce_p
 from ipujax.lowering.pipelining.row_rules import COMBINES, Rows, params_for, rows_of
 from ipujax.lowering.primitives import record_of
@@ -236,20 +237,20 @@ class _Cutter:
     def _chain(self, eqn: JaxprEqn, rows: Rows, bounds: Bounds, n: int) -> None:
         """Adds a loop for each shard of a loop's rows, each with the carry of the one before."""
         operands = self._operands(eqn, rows, bounds)
-        consts = eqn.params["num_consts"]
-        carried = eqn.params["num_carry"]
-        stacks = [self._define(var, bounds) for var in eqn.outvars[carried:]]
-        state = operands[0][consts : consts + carried]
+        body = scan_body(eqn.params)
+        carried = eqn.outvars[body.results.carries]
+        stacks = [self._define(var, bounds) for var in eqn.outvars[body.results.stacks]]
+        state = operands[0][body.operands.carries]
         spans = list(enumerate(pairwise(bounds)))  # a reverse loop runs its last shard first
         for k, (a, b) in reversed(spans) if eqn.params["reverse"] else spans:
-            invars = [*operands[k][:consts], *state, *operands[k][consts + carried :]]
-            next_state = [Var(var.aval) for var in eqn.outvars[:carried]]
+            invars = [*operands[k][body.operands.constants], *state, *operands[k][body.operands.stacks]]
+            next_state = [Var(var.aval) for var in carried]
             outvars = [*next_state, *(shards[k] for shards in stacks)]
             self._add(
                 eqn.replace(invars=invars, outvars=outvars, params=params_for(eqn, rows, b - a)), Source(n, a, b - a)
             )
             state = list(next_state)
-        self._unsplit.update(zip(eqn.outvars[:carried], state, strict=True))  # type: ignore[arg-type]
+        self._unsplit.update(zip(carried, state, strict=True))  # type: ignore[arg-type]
 
     def _combine(self, eqn: JaxprEqn, rows: Rows, bounds: Bounds, n: int) -> None:
         """Adds a reduction for each shard of its rows, and combines their results to an unsplit one."""

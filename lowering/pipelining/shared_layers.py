@@ -15,7 +15,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from ipujax.lowering.jax_compat import ClosedJaxpr, JaxprEqn, Literal, Var, new_jaxpr_eqn
-from ipujax.lowering.jaxpr import elements_of, stage_name, work_of
+from ipujax.lowering.jaxpr import elements_of, scan_body, stage_name, work_of
 from ipujax.lowering.passes import function_call_p, gain_of
 from ipujax.lowering.pipelining.row_shards import CutJaxpr, Source
 
@@ -51,8 +51,9 @@ def _loop_and_ipu(eqn: JaxprEqn, source: Source | None, ipus: Sequence[int]) -> 
 
 def _calling(eqn: JaxprEqn, same: Collection[Var], calls: int, byte_cost: float) -> ClosedJaxpr:
     """The body of a loop as one call of a function, if that pays; else the body."""
-    body: ClosedJaxpr = eqn.params["jaxpr"]
-    consts = eqn.invars[: eqn.params["num_consts"]]
+    inside = scan_body(eqn.params)
+    body = inside.jaxpr
+    consts = eqn.invars[inside.operands.constants]
     is_fixed = [isinstance(atom, Literal) or atom in same for atom in consts]
     fixed = (*is_fixed, *(False for _ in body.jaxpr.invars[len(consts) :]))
     copied = [

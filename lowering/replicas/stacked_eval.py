@@ -29,6 +29,7 @@ from ipujax.lowering.jax_compat import (
     eval_jaxpr,
     jaxprs_in_params,
 )
+from ipujax.lowering.jaxpr import scan_body, while_body, while_condition
 from ipujax.lowering.replicas.shared_calls import call_once_p, calls_of_groups
 from ipujax.lowering.source_info import naming_line
 from ipujax.runtime.host import ALONE, Instances
@@ -153,41 +154,37 @@ def _for_all(x: Any, replicas: Replicas) -> jax.Array:
 
 def _scan(eqn: JaxprEqn, operands: Values, replicas: Replicas) -> Values:
     params = eqn.params
-    num_consts = params["num_consts"]
-    first_stack = params["num_consts"] + params["num_carry"]
-    consts = operands[:num_consts]
+    body = scan_body(params)
+    consts, carry, stacks = (operands[places] for places in body.operands)
 
-    def body(carry: Values, slices: Values) -> tuple[Values, Values]:
-        results = stacked_eval(params["jaxpr"], [*consts, *carry, *slices], replicas)
-        return results[: params["num_carry"]], results[params["num_carry"] :]
+    def run(carry: Values, slices: Values) -> tuple[Values, Values]:
+        results = stacked_eval(body.jaxpr, [*consts, *carry, *slices], replicas)
+        return results[body.results.carries], results[body.results.stacks]
 
-    stacks = [jnp.moveaxis(x, 1, 0) for x in operands[first_stack:]]
-    carry, pushed = lax.scan(
-        body, operands[num_consts:first_stack], stacks, length=params["length"], reverse=params["reverse"]
-    )
+    rows = [jnp.moveaxis(x, 1, 0) for x in stacks]
+    carry, pushed = lax.scan(run, carry, rows, length=params["length"], reverse=params["reverse"])
     return [*carry, *(jnp.moveaxis(x, 0, 1) for x in pushed)]
 
 
 def _while(eqn: JaxprEqn, operands: Values, replicas: Replicas) -> Values:
-    params = eqn.params
-    num_cond_consts = params["cond_nconsts"]
-    first_carry = params["cond_nconsts"] + params["body_nconsts"]
+    condition = while_condition(eqn.params)
+    body = while_body(eqn.params)
 
     def inside(carry: Values) -> jax.Array:
-        (predicates,) = stacked_eval(params["cond_jaxpr"], [*operands[:num_cond_consts], *carry], replicas)
+        (predicates,) = stacked_eval(condition.jaxpr, [*operands[condition.operands.constants], *carry], replicas)
         return predicates
 
-    def body(state: tuple[jax.Array, jax.Array, Values]) -> tuple[jax.Array, jax.Array, Values]:
+    def run(state: tuple[jax.Array, jax.Array, Values]) -> tuple[jax.Array, jax.Array, Values]:
         predicates, _, carry = state
         running = replicas.only(predicates)
-        results = stacked_eval(params["body_jaxpr"], [*operands[num_cond_consts:first_carry], *carry], running)
+        results = stacked_eval(body.jaxpr, [*operands[body.operands.constants], *carry], running)
         return continued(inside(carry := running.of_active(results, carry)), carry)
 
     def continued(predicates: jax.Array, carry: Values) -> tuple[jax.Array, jax.Array, Values]:
         return predicates, replicas.only(predicates).any_active(), carry
 
-    carry = operands[first_carry:]
-    *_, results = lax.while_loop(lambda state: state[1], body, continued(inside(carry), carry))
+    carry = operands[body.operands.carries]
+    *_, results = lax.while_loop(lambda state: state[1], run, continued(inside(carry), carry))
     return results
 
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from ipujax.lowering.gcl import AXIS, COLLECTIVES, Form, axes_of, is_collective
 from ipujax.lowering.jax_compat import ClosedJaxpr, JaxprEqn, Var, closed, eval_jaxpr, jaxprs_in_params
+from ipujax.lowering.jaxpr import bodies, scan_body, while_body, while_condition
 from ipujax.lowering.replicas.stacked_eval import EVALUATED, has_collective
 from ipujax.lowering.source_info import source_line
 from ipujax.runtime.analysis import Classes, agreement
@@ -99,25 +100,22 @@ class _Analysis:
         return [self.common(a, b) for a, b in zip(classes, others, strict=True)]
 
     def _scan(self, eqn: JaxprEqn, operands: list[Classes]) -> list[Classes]:
-        params = eqn.params
-        num_consts = params["num_consts"]
-        first_stacked = params["num_consts"] + params["num_carry"]
-        carry = operands[num_consts:first_stacked]
+        body = scan_body(eqn.params)
+        consts, carry, stacks = (operands[places] for places in body.operands)
         while True:
-            results = self.jaxpr(params["jaxpr"], [*operands[:num_consts], *carry, *operands[first_stacked:]])
-            joined_carry = self._joined(carry, results[: len(carry)])
+            results = self.jaxpr(body.jaxpr, [*consts, *carry, *stacks])
+            joined_carry = self._joined(carry, results[body.results.carries])
             if joined_carry == carry:  # classes only split, so the iteration ends
-                return [*carry, *results[len(carry) :]]
+                return [*carry, *results[body.results.stacks]]
             carry = joined_carry
 
     def _while(self, eqn: JaxprEqn, operands: list[Classes]) -> list[Classes]:
-        params = eqn.params
-        num_cond_consts = params["cond_nconsts"]
-        first_carry = params["cond_nconsts"] + params["body_nconsts"]
-        carry = operands[first_carry:]
+        condition = while_condition(eqn.params)
+        body = while_body(eqn.params)
+        carry = operands[body.operands.carries]
         while True:
-            (decision,) = self.jaxpr(params["cond_jaxpr"], [*operands[:num_cond_consts], *carry])
-            results = self.jaxpr(params["body_jaxpr"], [*operands[num_cond_consts:first_carry], *carry])
+            (decision,) = self.jaxpr(condition.jaxpr, [*operands[condition.operands.constants], *carry])
+            results = self.jaxpr(body.jaxpr, [*operands[body.operands.constants], *carry])
             # Replicas that leave the loop at different iterations have different carries.
             joined_carry = self._joined(carry, [self.common(x, decision) for x in results])
             if joined_carry == carry:
@@ -127,7 +125,7 @@ class _Analysis:
         return carry
 
     def _cond(self, eqn: JaxprEqn, operands: list[Classes]) -> list[Classes]:
-        branches = [self.jaxpr(branch, operands[1:]) for branch in eqn.params["branches"]]
+        branches = [self.jaxpr(branch.jaxpr, branch.of_operands(operands)) for branch in bodies(eqn)]
         self._refuse_collectives(eqn, operands[0], "the choice of a branch")
         return [self.common(operands[0], *classes) for classes in zip(*branches, strict=True)]
 

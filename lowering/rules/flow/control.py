@@ -11,6 +11,7 @@ from typing import Any
 from jax import lax
 
 from ipujax.lowering.jax_compat import ClosedJaxpr
+from ipujax.lowering.jaxpr import Body, scan_body, while_body, while_condition
 from ipujax.lowering.layout import add_like, map_linearly, memory_order
 from ipujax.lowering.passes import put_results, sent_rows
 from ipujax.lowering.passes.channel_groups import grouped_inputs
@@ -37,20 +38,17 @@ from ipujax.runtime.tensor import Tensor
 def scan_rule(
     ctx: Context,
     *operands: Tensor,
-    jaxpr: ClosedJaxpr,
     length: int,
     reverse: bool,
-    num_consts: int,
-    num_carry: int,
     **params: Any,
 ) -> Sequence[Tensor]:
     """Loop with a fixed trip count that reads and writes slices of stacks."""
-    # The other parameters, such as `unroll`, are advice for XLA.
-    consts = operands[:num_consts]
+    inside = scan_body(params)  # parameters that it does not read, such as `unroll`, are advice for XLA
+    jaxpr = inside.jaxpr
     graph = ctx.graph
     name = ctx.name
-    carries = _states(ctx, operands, slice(num_consts, num_consts + num_carry), jaxpr, num_consts)
-    stacks = list(operands[num_consts + num_carry :])
+    carries = _states(ctx, operands, inside)
+    stacks = list(operands[inside.operands.stacks])
     for n, stack in enumerate(stacks):
         if not is_off_chip(ctx, stack):
             map_for_slicing(graph, stack, (0,))
@@ -61,18 +59,18 @@ def scan_rule(
     body = ProgramSequence()
     slices: list[Tensor] = []
     streams = RowStreams(ctx, body, counter, first, step)
-    for stack, in_groups in zip(stacks, grouped_inputs(jaxpr.jaxpr)[num_consts + num_carry :], strict=True):
+    for stack, in_groups in zip(stacks, grouped_inputs(jaxpr.jaxpr)[inside.inputs.stacks], strict=True):
         is_remote = is_off_chip(ctx, stack)
         slices.append(
             streams.row(stack, in_groups) if is_remote else slot_of(Builder(graph, body, name), stack, counter)
         )
     streams.fetch_ahead()
     with graph.inside_loop(length):
-        results = ctx.lower_jaxpr(jaxpr, [*consts, *carries, *slices], body, carries)
+        results = ctx.lower_jaxpr(jaxpr, [*operands[inside.operands.constants], *carries, *slices], body, carries)
     pushed: list[Tensor] = []
     last_steps: list[Program] = []
     is_put, is_sent = put_results(jaxpr.jaxpr), sent_rows(jaxpr.jaxpr)
-    for value, is_row_put, is_row_sent in list(zip(results, is_put, is_sent, strict=True))[num_carry:]:
+    for value, is_row_put, is_row_sent in list(zip(results, is_put, is_sent, strict=True))[inside.results.stacks]:
         if is_row_put or is_row_sent:
             stack, stores = store_rows(ctx, body, value, counter, length, on_host=is_row_sent)
             pushed.append(stack)
@@ -80,7 +78,7 @@ def scan_rule(
             continue
         pushed.append(new_stack(Builder(graph, ctx.prog, name), value, length))
         push(Builder(graph, body, name), pushed[-1], value, counter)
-    assign(Builder(graph, body, name), results[:num_carry], carries)
+    assign(Builder(graph, body, name), results[inside.results.carries], carries)
     advance(Builder(graph, body, name), counter, step)
     ctx.prog.add(Repeat(length, body, graph.origin))
     streams.finish()
@@ -92,25 +90,24 @@ def scan_rule(
 def while_rule(
     ctx: Context,
     *operands: Tensor,
-    cond_jaxpr: ClosedJaxpr,
-    body_jaxpr: ClosedJaxpr,
-    cond_nconsts: int,
-    body_nconsts: int,
+    **params: Any,
 ) -> Sequence[Tensor]:
     """Loop that runs while a computed scalar is true."""
     # A batched loop has a predicate for each element of the batch: it runs while any is true, and changes only those.
-    cond_consts = operands[:cond_nconsts]
-    body_consts = operands[cond_nconsts : cond_nconsts + body_nconsts]
-    carries = _states(ctx, operands, slice(cond_nconsts + body_nconsts, None), body_jaxpr, body_nconsts)
+    inside = while_body(params)
+    tested = while_condition(params)
+    tested_consts = operands[tested.operands.constants]
+    carries = _states(ctx, operands, inside)
     condition = ProgramSequence()
     body = ProgramSequence()
     with ctx.graph.inside_loop(None):
-        (predicate,) = ctx.lower_jaxpr(cond_jaxpr, [*cond_consts, *carries], condition)
+        (predicate,) = ctx.lower_jaxpr(tested.jaxpr, [*tested_consts, *carries], condition)
         is_batched = predicate.ndim > 0
-        results = ctx.lower_jaxpr(body_jaxpr, [*body_consts, *carries], body, () if is_batched else carries)
+        consts = operands[inside.operands.constants]
+        results = ctx.lower_jaxpr(inside.jaxpr, [*consts, *carries], body, () if is_batched else carries)
     if is_batched:
         # The body needs the predicate of each element, the condition only whether any is true.
-        (running,) = ctx.lower_jaxpr(cond_jaxpr, [*cond_consts, *carries], body)
+        (running,) = ctx.lower_jaxpr(tested.jaxpr, [*tested_consts, *carries], body)
         results = [_where(ctx.into(body), running, new, old) for new, old in zip(results, carries, strict=True)]
         predicate = reduce(ctx.builder.into(condition).named("any"), predicate, range(predicate.ndim), "or")
     map_linearly(ctx.graph, predicate)
@@ -119,12 +116,11 @@ def while_rule(
     return carries
 
 
-def _states(
-    ctx: Context, operands: Sequence[Tensor], initial: slice, body: ClosedJaxpr, num_consts: int
-) -> list[Tensor]:
+def _states(ctx: Context, operands: Sequence[Tensor], body: Body) -> list[Tensor]:
     """Carries of a loop: its initial operands themselves where nothing else reads them, else new variables."""
     states: list[Tensor] = []
-    for n, (x, in_groups) in enumerate(zip(operands[initial], grouped_inputs(body.jaxpr)[num_consts:], strict=False)):
+    in_groups_of_inputs = grouped_inputs(body.jaxpr.jaxpr)[body.inputs.carries]
+    for n, (x, in_groups) in enumerate(zip(operands[body.operands.carries], in_groups_of_inputs, strict=True)):
         place = ctx.into_tensors[n]
         if is_off_chip(ctx, x):
             states.append(x)
