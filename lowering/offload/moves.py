@@ -12,132 +12,128 @@ whose bodies load and store them, see `control_flow`; other arguments are loaded
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from math import prod
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 from ipujax.lowering.jax_compat import Atom, DropVar, JaxprEqn, Var, new_equation, shape_of
-from ipujax.lowering.jaxpr import scan_body, variables, variables_read
+from ipujax.lowering.jaxpr import scan_body, variables_read
 from ipujax.lowering.offload.control_flow import BodyRewrite, rewrite_control_flow, uses_streaming_memory
+from ipujax.lowering.offload.move_plan import BEFORE_ALL, MovePlan, StagedValues, plan_moves
 from ipujax.lowering.offload.primitives import host_put_p, remote_empty_p, remote_load_p, remote_put_p, remote_store_p
 from ipujax.lowering.offload.row_access import accesses_rows, is_slice_of_rows, row_access, writes_rows
 from ipujax.lowering.offload.row_updates import is_view, viewed_value
 
 _MAX_RECENT_LOADS = 4  # loads after which an earlier one is dropped: an optimiser reads two or three values together
-_MIN_ELEMENTS = 2  # of a spilled value, as of arguments that are offloaded
 
 
-class Moves:
-    """The equations with loads and stores, their steps, and the results.
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """Equations with loads and stores, the step of each, and the results, some of which are in streaming memory."""
 
-    Args:
-        remote: inputs in streaming memory, with whether their columns are in channel groups on tiles.
-        destinations: for each result the input in streaming memory whose buffer it takes, or None.
-        is_sent: for each other result whether it goes off chip as soon as it is computed.
-        in_place: results of updates by rows that stay in streaming memory, see `row_updates`.
-        is_put: for each result whether the user has put it on the host.
-    """
+    eqns: list[JaxprEqn]
+    steps: list[int]
+    outvars: list[Atom]
 
-    def __init__(
-        self,
-        steps: Sequence[tuple[JaxprEqn, int]],
-        outvars: Sequence[Atom],
-        remote: Mapping[Var, bool],
-        destinations: Sequence[Var | None],
-        is_sent: Sequence[bool],
-        in_place: frozenset[Var],
-        hosted: Collection[Var],
-        is_put: Sequence[bool],
-        rewrite_body: BodyRewrite,
-    ) -> None:
-        self.eqns: list[JaxprEqn] = []
-        self.steps: list[int] = []
-        self.outvars = list(outvars)
-        self._remote = dict(remote)
-        self._destinations = destinations
-        self._input_eqns = [eqn for eqn, _ in steps]
-        self._step_of = [step for _, step in steps]
-        self._definition = {var: n for n, eqn in enumerate(self._input_eqns) for var in eqn.outvars}
-        self._defining_eqn = {var: eqn for eqn in self._input_eqns for var in eqn.outvars}
-        self._in_place = in_place
-        self._hosted = set(hosted)
-        self._is_put = is_put
-        self._rewrite_body = rewrite_body
+
+def with_moves(values: StagedValues, rewrite_body: BodyRewrite) -> Moved:
+    """Returns the equations with loads and stores; `rewrite_body` adds those of loops and branches."""
+    plan = plan_moves(values)
+    emission = _Emission(plan, rewrite_body)
+    emission.store(plan.due.get(BEFORE_ALL, ()), 0)
+    for number, (eqn, step) in enumerate(zip(values.eqns, values.steps, strict=True)):
+        if not is_view(eqn):
+            emission.add(eqn, number, step)
+        emission.store(plan.due.get(number, ()), step)
+    last_step = max(values.steps, default=0)
+    emission.fetch_results(last_step)
+    emission.store(plan.due.get(len(values.eqns), ()), last_step)
+    return emission.moved
+
+
+class _HostedValues:
+    """Values that the user has put on the host: what stands for them there, and in whose buffers they are."""
+
+    def __init__(self, plan: MovePlan) -> None:
+        self._hosted = set(plan.values.hosted)
         self._alias: dict[Var, Var] = {}  # from a put value to the variable that stands for it in streaming memory
         self._buffer: dict[Var, Var] = {}  # from a value there to the first variable in its buffer
         self._new_buffers: set[Var] = set()  # values in buffers of no argument
+        self._last_read = dict(plan.last_read)
+
+    def __contains__(self, atom: Atom) -> bool:
+        return isinstance(atom, Var) and atom in self._hosted
+
+    def add(self, var: Var, memory: Var | None) -> None:
+        """Adds a value, in the buffer of an earlier one or (None) a new one."""
+        self._hosted.add(var)
+        if memory is None:
+            self._new_buffers.add(var)
+        else:
+            self._buffer[var] = self._buffer.get(memory, memory)
+            if memory in self._new_buffers:
+                self._new_buffers.add(var)
+
+    def stand_in(self, var: Var, handle: Var) -> None:
+        """Notes that `var` stands for the value of `handle`, and is read as long."""
+        self._alias[handle] = var
+        self._last_read[var] = max(self._last_read.get(var, BEFORE_ALL), self._last_read.get(handle, BEFORE_ALL))
+
+    def resolved(self, atom: Atom) -> Atom:
+        """The variable that stands for a value."""
+        return self._alias.get(atom, atom) if isinstance(atom, Var) else atom
+
+    def buffer(self, atom: Atom) -> Var | None:
+        """The first variable in the buffer of a value, None for a literal."""
+        value = self.resolved(atom)
+        return self._buffer.get(value, value) if isinstance(value, Var) else None
+
+    def is_in_new_buffer(self, var: Var) -> bool:
+        """True if a value is in the buffer of no argument."""
+        return var in self._new_buffers
+
+    def is_read_after(self, var: Var, number: int) -> bool:
+        """True if an equation after equation `number` reads a value."""
+        return self._last_read.get(var, BEFORE_ALL) > number
+
+
+class _Emission:
+    """Emission of equations with moves, in order; the moves around a loop or branch, see `control_flow`."""
+
+    def __init__(self, plan: MovePlan, rewrite_body: BodyRewrite) -> None:
+        self.moved = Moved([], [], list(plan.values.outvars))
+        self._plan = plan
+        self._rewrite_body = rewrite_body
+        self._remote = dict(plan.values.remote)  # as `StagedValues.remote`, of all values that are there by now
+        self._hosted = _HostedValues(plan)
         self._settled: set[int] = set()  # results in their final place
-        self._last = self._last_read()
         self._loaded: dict[Var, Var] = {}  # recent loads, in order
         self._viewed: dict[tuple[Var, int], Var] = {}
         self._emitted_views: set[Var] = set()
         self._handles: dict[Var, Var] = {}  # from a spilled value to its variable in streaming memory
-        self._spilled = self._to_spill()
-        moves = self._results_due(is_sent)
-        self._store(moves.get(-1, ()), 0)
-        for number, (eqn, step) in enumerate(steps):
-            if not is_view(eqn):
-                self._add(eqn, number, step)
-            self._store(moves.get(number, ()), step)
-        last_step = max(self._step_of, default=0)
-        for number, value in enumerate(outvars):
-            if self.outvars[number] is value and destinations[number] is not value and not self._is_settled(number):
-                self.outvars[number] = self.on_chip(value, last_step, None)
-        self._store(moves.get(len(steps), ()), last_step)
 
-    def _to_spill(self) -> set[Var]:
-        spilled = set[Var]()
-        for eqn, step in zip(self._input_eqns, self._step_of, strict=True):
-            if not is_view(eqn):
-                for var in variables_read(eqn):
-                    value = viewed_value(var, self._defining_eqn)
-                    index = self._definition.get(value)
-                    if index is not None and step > self._step_of[index] + 1 and _is_large(value):
-                        spilled.add(value)
-        return spilled - self._in_place
-
-    def _results_due(self, is_sent: Sequence[bool]) -> dict[int, list[int]]:
-        """Results to store after each equation; −1 is before all of them, and their number after all."""
-        end = len(self._input_eqns)
-        due: dict[int, list[int]] = {}
-        for number, (value, destination) in enumerate(zip(self.outvars, self._destinations, strict=True)):
-            definition = self._definition.get(value, -1) if isinstance(value, Var) else -1
-            if destination is not None and value is not destination and value not in self._in_place:
-                is_old = isinstance(value, Var) and viewed_value(value, self._defining_eqn) in self._remote
-                due.setdefault(end if is_old else max(definition, self._last.get(destination, -1)), []).append(number)
-            elif destination is None and self._is_put[number]:
-                due.setdefault(end if definition < 0 else definition, []).append(number)
-            elif destination is None and is_sent[number] and definition >= 0 and _is_large(value):
-                due.setdefault(definition, []).append(number)
-        return due
-
-    def _last_read(self) -> dict[Var, int]:
-        """Return the index of the last equation that reads each value or a view of it; a result is read after all."""
-        # A put value may still be in the buffer it was fetched from, so both have the same last read.
-        last_read = {var: n for n, eqn in enumerate(self._input_eqns) for var in variables_read(eqn)}
-        pairs = zip(self.outvars, self._destinations, strict=True)
-        changed_results = [x for x, destination in pairs if x is not destination]
-        last_read.update(dict.fromkeys(variables(changed_results), len(self._input_eqns)))
-        for eqn in reversed(self._input_eqns):
-            if is_view(eqn) or eqn.primitive is host_put_p:
-                number = max((last_read.get(var, -1) for var in eqn.outvars), default=-1)
-                last_read.update((var, max(last_read.get(var, -1), number)) for var in variables_read(eqn))
-        return last_read
-
-    def _store(self, results: Sequence[int], step: int) -> None:
+    def store(self, results: Collection[int], step: int) -> None:
+        """Stores results that are due, each in the buffer of its destination or a new one."""
         for number in results:
             if self._is_settled(number):
                 continue
-            value = self.outvars[number]
-            destination = self._destinations[number]
+            value = self.moved.outvars[number]
+            destination = self._plan.values.destinations[number]
             local = self.on_chip(value, step, None)
-            index = self._definition.get(value) if isinstance(value, Var) else None
-            like = None if index is None else self._input_eqns[index]
+            like = self._plan.defining.get(value) if isinstance(value, Var) else None
             if destination is None:
-                self.outvars[number] = self._put(local, step, like, is_result=not self._is_put[number])
+                is_result = not self._plan.values.is_put[number]
+                self.moved.outvars[number] = self._put(local, step, like, is_result=is_result)
             else:
-                self.outvars[number] = self._store_in(destination, local, step, like)
+                self.moved.outvars[number] = self._store_in(destination, local, step, like)
             self._settled.add(number)
+
+    def fetch_results(self, step: int) -> None:
+        """Loads the results that are on chip after the last step."""
+        for number, value in enumerate(self._plan.values.outvars):
+            is_unchanged = self.moved.outvars[number] is value
+            if is_unchanged and self._plan.values.destinations[number] is not value and not self._is_settled(number):
+                self.moved.outvars[number] = self.on_chip(value, step, None)
 
     def _store_in(self, destination: Var, value: Atom, step: int, like: JaxprEqn | None) -> Var:
         stored = Var(destination.aval)
@@ -153,40 +149,31 @@ class Moves:
 
     def _is_settled(self, number: int) -> bool:
         """True if a result is in its final place: in a buffer of streaming memory that no other result has."""
-        value = self._resolved(self.outvars[number])
-        if number in self._settled or not isinstance(value, Var) or value not in self._hosted:
+        outvars = self.moved.outvars
+        destinations = self._plan.values.destinations
+        value = self._hosted.resolved(outvars[number])
+        if number in self._settled or value not in self._hosted:
             return number in self._settled
-        memory = self._buffer.get(value, value)
-        destination = self._destinations[number]
-        taken_buffers = [*self._destinations, *(self._memory(self.outvars[n]) for n in self._settled)]
-        is_free = memory not in taken_buffers
-        if memory is destination or (destination is None and self._is_put[number] and is_free):
-            self.outvars[number] = value
+        memory = self._hosted.buffer(value)
+        taken_buffers = [*destinations, *(self._hosted.buffer(outvars[n]) for n in self._settled)]
+        takes_new = destinations[number] is None and self._plan.values.is_put[number] and memory not in taken_buffers
+        if memory is destinations[number] or takes_new:
+            outvars[number] = value
             self._settled.add(number)
         return number in self._settled
-
-    def _memory(self, atom: Atom) -> Var | None:
-        value = self._resolved(atom)
-        return self._buffer.get(value, value) if isinstance(value, Var) else None
 
     def mark_hosted(self, var: Var, memory: Var | None = None) -> Var:
         """Notes that the user has put a value on the host, in the buffer of an earlier value or (None) a new one."""
         self._remote[var] = False
-        self._hosted.add(var)
-        if memory is None:
-            self._new_buffers.add(var)
-        else:
-            self._buffer[var] = self._buffer.get(memory, memory)
-            if memory in self._new_buffers:
-                self._new_buffers.add(var)
+        self._hosted.add(var, memory)
         return var
 
     def _add_put(self, eqn: JaxprEqn, number: int, step: int) -> None:
+        """Stores a value where the user puts it on the host, unless it is there already."""
         (value,) = eqn.invars
         (handle,) = eqn.outvars
         if isinstance(value, Var) and value in self._hosted:
-            self._alias[handle] = value
-            self._last[value] = max(self._last.get(value, -1), self._last.get(handle, -1))
+            self._hosted.stand_in(value, handle)
             return
         local = self.on_chip(value, step, eqn)
         destination = self._destination_of(handle, number)
@@ -194,22 +181,22 @@ class Moves:
             stored = self.mark_hosted(self._put(local, step, eqn))
         else:
             stored = self.mark_hosted(self._store_in(destination, local, step, eqn), destination)
-        self._alias[handle] = stored
-        self._last[stored] = self._last.get(handle, -1)
+        self._hosted.stand_in(stored, handle)
 
     def _destination_of(self, value: Var, number: int) -> Var | None:
         """The argument whose buffer a value takes as a result, if nothing reads that after equation `number`."""
-        pairs = zip(self.outvars, self._destinations, strict=True)
+        pairs = zip(self.moved.outvars, self._plan.values.destinations, strict=True)
         destination = next((home for x, home in pairs if x is value and home is not None), None)
-        return destination if destination is not None and self._last.get(destination, -1) <= number else None
+        return None if destination is None or self._hosted.is_read_after(destination, number) else destination
 
     def memory_for_state(self, initial: Atom, result: Var, eqn: JaxprEqn, number: int, step: int) -> Var:
         """A buffer that a loop may overwrite, with its first value: the first value itself, or a copy."""
-        if isinstance(initial, Var) and initial in self._hosted and self._last.get(initial, -1) <= number:
-            memory = self._buffer.get(initial, initial)
-            buffers_read = [self._memory(viewed_value(var, self._defining_eqn)) for var in variables_read(eqn)]
-            is_free = initial in self._new_buffers or self._destination_of(result, number) is memory
-            if is_free and buffers_read.count(memory) == 1:
+        if isinstance(initial, Var) and initial in self._hosted and not self._hosted.is_read_after(initial, number):
+            memory = self._hosted.buffer(initial)
+            values_read = [viewed_value(var, self._plan.defining) for var in variables_read(eqn)]
+            buffers_read = [self._hosted.buffer(value) for value in values_read]
+            takes_own = self._hosted.is_in_new_buffer(initial) or self._destination_of(result, number) is memory
+            if takes_own and buffers_read.count(memory) == 1:
                 return initial
         return self.mark_hosted(self._put(self.on_chip(initial, step, eqn), step, eqn))
 
@@ -226,14 +213,11 @@ class Moves:
 
     def is_hosted(self, atom: Atom) -> bool:
         """True if a value is in streaming memory because the user has put it there."""
-        return isinstance(atom, Var) and atom in self._hosted
+        return atom in self._hosted
 
-    def _resolved(self, atom: Atom) -> Atom:
-        return self._alias.get(atom, atom) if isinstance(atom, Var) else atom
-
-    def _add(self, eqn: JaxprEqn, number: int, step: int) -> None:
-        """Adds an equation, with loads of its operands."""
-        eqn = eqn.replace(invars=[self._resolved(x) for x in eqn.invars])
+    def add(self, eqn: JaxprEqn, number: int, step: int) -> None:
+        """Adds an equation, with loads of its operands, and stores of its results that are spilled."""
+        eqn = eqn.replace(invars=list(map(self._hosted.resolved, eqn.invars)))
         if eqn.primitive is host_put_p:
             self._add_put(eqn, number, step)
             return
@@ -242,7 +226,7 @@ class Moves:
         else:
             self._add_computing(eqn, step)
         for var in eqn.outvars:
-            if var in self._spilled and var not in self._remote:
+            if var in self._plan.spilled and var not in self._remote:
                 self._handles[var] = self._put(var, step, eqn)
 
     def _add_computing(self, eqn: JaxprEqn, step: int) -> None:
@@ -254,51 +238,44 @@ class Moves:
 
     def stays_off_chip(self, eqn: JaxprEqn) -> list[bool]:
         """For each operand whether it stays off chip: a table whose rows move, or a stack that a loop reads by rows."""
-        by_rows = [False] * len(eqn.invars)
-        if eqn.primitive.name == "scan":
-            constants, carries, stacks = (eqn.invars[places] for places in scan_body(eqn.params).operands)
-            unstacked = [*constants, *carries]
-            by_rows = [*[False] * len(unstacked), *(not any(x is other for other in unstacked) for x in stacks)]
-        elif accesses_rows(eqn):
-            by_rows[0] = not writes_rows(eqn) or eqn.outvars[0] in self._in_place
-        pairs = zip(by_rows, eqn.invars, strict=True)
-        return [is_by_rows and (x in self._remote or x in self._in_place) for is_by_rows, x in pairs]
+        in_place = self._plan.values.in_place
+        pairs = zip(_operands_by_rows(eqn, in_place), eqn.invars, strict=True)
+        return [is_by_rows and (x in self._remote or x in in_place) for is_by_rows, x in pairs]
 
     def on_chip(self, atom: Atom, step: int, user: JaxprEqn | None) -> Atom:
         """The variable on chip that stands for another in a step."""
-        atom = self._resolved(atom)
+        atom = self._hosted.resolved(atom)
         if not isinstance(atom, Var):
             return atom
         if atom in self._remote:
             return self._load(atom, step, user)
-        definition = self._definition.get(atom)
-        if definition is not None and is_view(self._input_eqns[definition]):
-            is_slice = self._emits_slice_on_host(atom, step)
-            return self._load(atom, step, user) if is_slice else self._view(atom, step, user)
-        if atom in self._handles and definition is not None and step > self._step_of[definition] + 1:
+        definition = self._plan.defining.get(atom)
+        if definition is not None and is_view(definition):
+            is_slice = self._emits_slice_on_host(atom, definition, step)
+            return self._load(atom, step, user) if is_slice else self._view(atom, definition, step, user)
+        if atom in self._handles and step > self._plan.values.steps[self._plan.number_of[atom]] + 1:
             return self._load(self._handles[atom], step, user)
         return atom
 
-    def _emits_slice_on_host(self, atom: Var, step: int) -> bool:
+    def _emits_slice_on_host(self, atom: Var, view: JaxprEqn, step: int) -> bool:
         """Emits a view that slices entire rows of a value on the host, and marks it as there; False for other views."""
-        eqn = self._input_eqns[self._definition[atom]]
-        source = self._resolved(eqn.invars[0])
-        if not is_slice_of_rows(eqn) or not isinstance(source, Var) or source not in self._hosted:
+        source = self._hosted.resolved(view.invars[0])
+        if not is_slice_of_rows(view) or source not in self._hosted:
             return False
-        self._emit(eqn.replace(invars=[source]), step)
+        self._emit(view.replace(invars=[source]), step)
         self._remote[atom] = False
         return True
 
-    def _view(self, atom: Var, step: int, user: JaxprEqn | None) -> Var:
+    def _view(self, atom: Var, view: JaxprEqn, step: int, user: JaxprEqn | None) -> Var:
+        """A view of a value on chip, repeated in each step because the value may be loaded anew."""
         if (atom, step) not in self._viewed:
-            eqn = self._input_eqns[self._definition[atom]]
-            outvars = eqn.outvars
+            outvars = view.outvars
             if atom in self._emitted_views:
-                outvars = [x if isinstance(x, DropVar) else Var(x.aval) for x in eqn.outvars]
-            self._emitted_views.update(eqn.outvars)
-            invars = [self.on_chip(x, step, user) for x in eqn.invars]
-            self._emit(eqn.replace(invars=invars, outvars=outvars), step)
-            self._viewed.update(((original, step), view) for original, view in zip(eqn.outvars, outvars, strict=True))
+                outvars = [x if isinstance(x, DropVar) else Var(x.aval) for x in view.outvars]
+            self._emitted_views.update(view.outvars)
+            invars = [self.on_chip(x, step, user) for x in view.invars]
+            self._emit(view.replace(invars=invars, outvars=outvars), step)
+            self._viewed.update(((original, step), new) for original, new in zip(view.outvars, outvars, strict=True))
         return self._viewed[atom, step]
 
     def _load(self, remote: Var, step: int, user: JaxprEqn | None) -> Var:
@@ -313,9 +290,15 @@ class Moves:
         return self._loaded[remote]
 
     def _emit(self, eqn: JaxprEqn, step: int) -> None:
-        self.eqns.append(eqn)
-        self.steps.append(step)
+        self.moved.eqns.append(eqn)
+        self.moved.steps.append(step)
 
 
-def _is_large(atom: Atom) -> bool:
-    return prod(shape_of(atom)) >= _MIN_ELEMENTS
+def _operands_by_rows(eqn: JaxprEqn, in_place: Collection[Var]) -> Sequence[bool]:
+    """For each operand whether an equation reads or writes it by rows, so that it need not be on chip entirely."""
+    if eqn.primitive.name == "scan":
+        constants, carries, stacks = (eqn.invars[places] for places in scan_body(eqn.params).operands)
+        unstacked = [*constants, *carries]
+        return [*[False] * len(unstacked), *(not any(x is other for other in unstacked) for x in stacks)]
+    is_table = accesses_rows(eqn) and (not writes_rows(eqn) or eqn.outvars[0] in in_place)
+    return [is_table and n == 0 for n in range(len(eqn.invars))]

@@ -38,7 +38,8 @@ from ipujax.lowering.offload.alternating_ipus import alternate_ipus
 from ipujax.lowering.offload.batches import IoTiles, batch_transfers
 from ipujax.lowering.offload.control_flow import BodyRewrite
 from ipujax.lowering.offload.micro_batch_streams import sends_results
-from ipujax.lowering.offload.moves import Moves
+from ipujax.lowering.offload.move_plan import StagedValues
+from ipujax.lowering.offload.moves import with_moves
 from ipujax.lowering.offload.phase_steps import steps_of_phases
 from ipujax.lowering.offload.primitives import host_put_p
 from ipujax.lowering.offload.row_updates import updates_in_place
@@ -153,23 +154,24 @@ def _offloaded(jaxpr: ClosedJaxpr, offloading: Offloading, grouped: Sequence[boo
     steps, in_place = updates_in_place(ordered, body.outvars, destinations)
     overlaps = has_phases(body) or offloading.io_tiles is not None
     streamed = sends_results(body)
-    moves = Moves(
-        steps,
-        body.outvars,
-        remote,
-        destinations,
-        [overlaps and alias is None and not sent for alias, sent in zip(offloading.aliases, streamed, strict=True)],
-        in_place,
-        hosted,
-        is_put,
-        _body_rewrite(offloading.batch_bytes),
+    values = StagedValues(
+        eqns=[eqn for eqn, _ in steps],
+        steps=[step for _, step in steps],
+        outvars=body.outvars,
+        remote=remote,
+        hosted=hosted,
+        destinations=destinations,
+        is_put=is_put,
+        is_sent=[overlaps and alias is None and not x for alias, x in zip(offloading.aliases, streamed, strict=True)],
+        in_place=in_place,
     )
+    moved = with_moves(values, _body_rewrite(offloading.batch_bytes))
     if has_phases(body) and offloading.num_ipus > 1:
         _check_no_io_tiles(offloading)
-        eqns = alternate_ipus(moves.eqns, moves.steps, phases, offloading.num_ipus, offloading.batch_bytes)
+        eqns = alternate_ipus(moved.eqns, moved.steps, phases, offloading.num_ipus, offloading.batch_bytes)
     else:
-        eqns = batch_transfers(moves.eqns, offloading.batch_bytes, offloading.io_tiles)
-    return ClosedJaxpr(body.replace(eqns=eqns, outvars=moves.outvars), jaxpr.consts)
+        eqns = batch_transfers(moved.eqns, offloading.batch_bytes, offloading.io_tiles)
+    return ClosedJaxpr(body.replace(eqns=eqns, outvars=moved.outvars), jaxpr.consts)
 
 
 def _body_rewrite(batch_bytes: int) -> BodyRewrite:
@@ -182,10 +184,20 @@ def _body_rewrite(batch_bytes: int) -> BodyRewrite:
         hosted = {body.invars[n]: False for n in remote_inputs}
         destinations = [body.invars[memories[k]] if k in memories else None for k in range(len(body.outvars))]
         steps, in_place = updates_in_place([(eqn, 0) for eqn in body.eqns], body.outvars, destinations)
-        no_results = [False] * len(destinations)
-        moves = Moves(steps, body.outvars, hosted, destinations, no_results, in_place, hosted, no_results, rewrite_body)
-        eqns = batch_transfers(moves.eqns, batch_bytes)
-        outvars = moves.outvars
+        values = StagedValues(
+            eqns=[eqn for eqn, _ in steps],
+            steps=[0] * len(steps),
+            outvars=body.outvars,
+            remote=hosted,
+            hosted=hosted,
+            destinations=destinations,
+            is_put=[False] * len(destinations),
+            is_sent=[False] * len(destinations),
+            in_place=in_place,
+        )
+        moved = with_moves(values, rewrite_body)
+        eqns = batch_transfers(moved.eqns, batch_bytes)
+        outvars = moved.outvars
         for k in rows:
             row = Var(outvars[k].aval)
             eqns.append(new_equation(host_put_p, [outvars[k]], [row], {}, None))
