@@ -31,7 +31,6 @@ from ipujax.lowering.jax_compat import (
 from ipujax.lowering.jaxpr import PIPELINE, equations_inside, scan_body, while_body, while_condition
 from ipujax.lowering.partition.assignments import Values, axes_of, decide, needed_specs
 from ipujax.lowering.partition.block_rules import Blocks, results_of
-from ipujax.lowering.partition.factors import Values, decide, needed_specs
 from ipujax.lowering.partition.pipelines import pipeline_results
 from ipujax.lowering.partition.resharding import Step, itemsize, received_blocks, reshard, transitions
 from ipujax.lowering.partition.specs import Axes, MeshAxes, Spec, in_words, local_shape, typed_spec, whole

@@ -1,8 +1,7 @@
 """The parts of a partition as jaxprs of their own, from the values they read to those they hand on.
 
 Input: a `Partition`, and the stages whose weight gradients are tasks of their own. Output: `StagePart`s. Each is a
-jaxpr over the variables of the micro-batch, which evaluates by itself. While the function of a part is built,
-`PartBuilder` holds its program, and `Send` and `Arrival` the values that go from part to part.
+jaxpr over the variables of the micro-batch, which evaluates by itself.
 
     input gradients   values that other parts need of a backward part, and their operands
     weight gradients  the rest
@@ -14,17 +13,15 @@ value is stored or sent twice.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from ipujax.lowering.ipus import IpuView, value_bytes, variables
+from ipujax.lowering.ipus import value_bytes, variables
 from ipujax.lowering.jax_compat import Jaxpr, JaxprEqn, Var, closed
 from ipujax.lowering.passes import outliner
 from ipujax.lowering.pipelining.partition import Part, Partition, TaskKind
-from ipujax.lowering.popops import advance, advance_around, new_counter
 from ipujax.lowering.primitives import record_of
 from ipujax.lowering.schedules import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT
-from ipujax.runtime.graph import BYTE_COST_CYCLES, Builder, Function, Sequence as ProgramSequence
-from ipujax.runtime.tensor import Tensor
+from ipujax.runtime.graph import BYTE_COST_CYCLES
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,93 +35,6 @@ class StagePart:
     def stage(self) -> int:
         """Number of its stage."""
         return self.task[0]
-
-
-@dataclass(eq=False)
-class Arrival:
-    """Variables that receive a value of another stage."""
-
-    landing: list[Tensor]  # variables that successive micro-batches are copied to, in rotation
-    read: Tensor  # variable that the part reads; the landing variable itself if there is one only
-    # Function that pushes the landed value into a ring, if more values can be on their way.
-    receive: Function | None = None
-    ring: Tensor | None = None  # that ring
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Send:
-    """A value that goes to another stage after its part has run."""
-
-    value: Tensor
-    arrival: Arrival
-    source_ipu: int
-    destination_ipu: int
-    reader: TaskKind
-
-
-@dataclass(eq=False)
-class PartBuilder:
-    """One part while its function is built.
-
-    Args:
-        part: the part.
-        view: the view of its IPU.
-        prog: program before all tasks, in which counters start.
-        name: debug name.
-        body: program of the function.
-        counters: counters of micro-batches, by the number that they start from.
-        slots: slots of micro-batches in rings, by the depth of the ring.
-    """
-
-    part: StagePart
-    view: IpuView
-    prog: ProgramSequence
-    name: str
-    body: ProgramSequence = field(default_factory=ProgramSequence)
-    counters: dict[int, Tensor] = field(default_factory=dict)
-    slots: dict[int, Tensor] = field(default_factory=dict)
-
-    @property
-    def ipu(self) -> int:
-        """Number of its IPU."""
-        return self.view.ipu
-
-    @property
-    def inside(self) -> Builder:
-        """Builder of the program of the function."""
-        return Builder(self.view, self.body, self.name)
-
-    def counted(self) -> Tensor:
-        """Number of the micro-batch that the part works on."""
-        return self._counter(0, self.name)
-
-    def counted_ahead(self) -> Tensor:
-        """Number of the micro-batch after that which the part works on."""
-        return self._counter(1, f"{self.name}/ahead")
-
-    def counted_stored(self) -> Tensor:
-        """Number of the micro-batch that the part has worked on, after its call."""
-        return self._counter(-1, f"{self.name}/stored")
-
-    def slot(self, depth: int) -> Tensor | None:
-        """Slot of the micro-batch in a ring; None in a ring of one slot."""
-        if depth == 1:
-            return None
-        if depth not in self.slots:
-            self.slots[depth] = new_counter(Builder(self.view, self.prog, f"{self.name}/slot of {depth}"), 0)
-        return self.slots[depth]
-
-    def count(self) -> None:
-        """Counts a micro-batch, at the end of the part."""
-        for counter in self.counters.values():
-            advance(self.inside, counter, 1)
-        for depth, slot in self.slots.items():
-            advance_around(self.inside, slot, depth)
-
-    def _counter(self, start: int, name: str) -> Tensor:
-        if start not in self.counters:
-            self.counters[start] = new_counter(Builder(self.view, self.prog, name), start)
-        return self.counters[start]
 
 
 def stage_parts(

@@ -17,12 +17,11 @@ from ipujax.lowering.ipus import MakeLowering, Span, value_bytes
 from ipujax.lowering.jax_compat import ClosedJaxpr, JaxprEqn, Literal, Var
 from ipujax.lowering.jaxpr import named_stages
 from ipujax.lowering.pipelining.cuts import all_cuts, best_cuts, cut_positions, name_stages
-from ipujax.lowering.pipelining.layers import replacement, spec_of_shards
+from ipujax.lowering.pipelining.layers import replacement, share_layers, spec_of_shards
 from ipujax.lowering.pipelining.pipeline_cost import other_arguments, pipeline_cost, rough_bytes
 from ipujax.lowering.pipelining.primitive import PipelineSpec
 from ipujax.lowering.pipelining.row_shards import Bounds, CutJaxpr, Replacement, cut, num_shards, spread, uncut
 from ipujax.lowering.pipelining.segments import same_values
-from ipujax.lowering.pipelining.shared_layers import share_layers
 from ipujax.lowering.pipelining.stage_costs import Work, work_of
 from ipujax.lowering.pipelining.staged import ipus_of_stages, is_staged, micro_batch_of, plan_of
 from ipujax.lowering.recomputation import KEEP_ALL, Recomputation, modes

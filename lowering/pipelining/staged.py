@@ -9,14 +9,15 @@ from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 from ipujax.lowering.ipus import Span, variables
-from ipujax.lowering.jax_compat import ClosedJaxpr, JaxprEqn, Var
+from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, JaxprEqn, Var
 from ipujax.lowering.jaxpr import stage_name
 from ipujax.lowering.passes import ready
 from ipujax.lowering.pipelining.partition import Part, Partition, TaskKind, partition
 from ipujax.lowering.pipelining.parts import StagePart, stage_parts
-from ipujax.lowering.pipelining.primitive import PipelineSpec, staged_pipeline_p
+from ipujax.lowering.pipelining.primitive import PipelineSpec, Role, staged_pipeline_p
 from ipujax.lowering.recomputation import KEEP_ALL, ChainTrade, Recomputation, recomputed_parts
 from ipujax.lowering.schedules import BACKWARD, BACKWARD_WEIGHT, FORWARD, SchedulePlan, default_schedule, schedule_plan
 from ipujax.lowering.source_info import source_line
@@ -24,6 +25,14 @@ from ipujax.runtime.errors import ArgumentError, raised_at
 from ipujax.runtime.graph import BYTE_COST_CYCLES, PipelineLayout, PipelineTask
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Tensor, Variable
+
+
+class Term(NamedTuple):
+    """A value that is added to a result: number of the result, position among its terms, and the value."""
+
+    number: int
+    position: int
+    atom: Atom
 
 
 @dataclass(frozen=True)
@@ -44,6 +53,54 @@ class StagedPipeline:
             var: part for part in self.parts for var in variables(part.jaxpr.outvars)
         }
         return parts_of_values | {state: self.parts[stage] for state, stage in self.partition.carried.items()}
+
+    @cached_property
+    def roles(self) -> Mapping[Var, Role]:
+        """The role of each input."""
+        return dict(zip(self.partition.jaxpr.jaxpr.invars, self.spec.roles, strict=True))
+
+    @cached_property
+    def streamed(self) -> frozenset[Var]:
+        """Batches that are loaded from the host by micro-batches."""
+        # Without streams the spec has no flags.
+        flags = zip(self.partition.jaxpr.jaxpr.invars, self.spec.streamed, strict=False)
+        return frozenset(var for var, is_streamed in flags if is_streamed)
+
+    @cached_property
+    def next_of_state(self) -> Mapping[Var, Atom]:
+        """The result that is the next value of each state."""
+        body = self.partition.jaxpr.jaxpr
+        return {body.invars[operand]: body.outvars[result] for operand, result in self.spec.carries}
+
+    @cached_property
+    def readers(self) -> Mapping[tuple[Var, int], Sequence[StagePart]]:
+        """Parts that read a value or hand it on, by value and stage, in the order of parts."""
+        readers: dict[tuple[Var, int], list[StagePart]] = {}
+        for part in self.parts:
+            for var in self.inputs_of(part):
+                readers.setdefault((var, part.stage), []).append(part)
+        return readers
+
+    def is_after(self, part: StagePart, other: StagePart) -> bool:
+        """True if a part comes after another one."""
+        return self.parts.index(part) > self.parts.index(other)
+
+    def states_of(self, part: StagePart) -> list[Var]:
+        """States that a part holds."""
+        return [var for var, holder in self.partition.carried.items() if self.parts[holder] is part]
+
+    def terms_of(self, part: StagePart) -> list[Term]:
+        """Terms of results that a part computes."""
+        results = enumerate(self.partition.results)
+        rows = (Term(number, position, atom) for number, atoms in results for position, atom in enumerate(atoms))
+        return [row for row in rows if self.part_with(row.atom) is part]
+
+    def inputs_of(self, part: StagePart) -> list[Var]:
+        """Values that a part reads, and streamed batches that it hands on as results or states without reading them."""
+        states = [self.next_of_state[var] for var in self.states_of(part)]
+        handed = dict.fromkeys(variables([*(term.atom for term in self.terms_of(part)), *states]))
+        read = part.jaxpr.invars
+        return [*read, *(var for var in handed if var in self.streamed and var not in read)]
 
     def part_with(self, atom: object) -> StagePart:
         """The part that defines a value, or else the first of all."""
