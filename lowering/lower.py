@@ -25,7 +25,16 @@ from ipujax.lowering.layout import MemoryOrder, map_linearly, must_be_set_aside,
 from ipujax.lowering.merge import merge_compute_sets
 from ipujax.lowering.other_roles import note_other_roles
 from ipujax.lowering.passes.channel_groups import grouped_inputs
-from ipujax.lowering.pipelining import CutJaxpr, Cuts, PipelineRun, find_stages, lower_staged, num_shards, uncut
+from ipujax.lowering.pipelining import (
+    CutJaxpr,
+    Cuts,
+    PipelineRun,
+    Planning,
+    find_stages,
+    lower_staged,
+    num_shards,
+    uncut,
+)
 from ipujax.lowering.recomputation import KEEP_ALL, ChainTrade, Recomputation
 from ipujax.lowering.replicas import (
     BlockSplit,
@@ -198,9 +207,8 @@ def lower(
     best = uncut(jaxpr)
     found_cuts: tuple[Cuts, ...] = ()
     if has_stages(jaxpr.jaxpr):
-        best, found_cuts = find_stages(
-            jaxpr, planning_target, make_lowering, graph_of, byte_cost_cycles, recomputation, cuts, replicas
-        )
+        planning = Planning(planning_target, make_lowering, byte_cost_cycles, recomputation, replicas)
+        best, found_cuts = find_stages(jaxpr, planning, graph_of, cuts)
     program = replace(lowered_of(best), cuts=found_cuts)
     # No planner has seen how much memory the machine has: only whether the program fits depends on it.
     program.graph.target = replica_target

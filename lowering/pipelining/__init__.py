@@ -4,6 +4,7 @@ jaxpr of one micro-batch ── partition ──▶ parts by stage and task ─�
 """
 
 from ipujax.lowering.pipelining.model_parallel import lower_staged as lower_staged
+from ipujax.lowering.pipelining.pipeline_cost import Planning as Planning
 from ipujax.lowering.pipelining.pipeline_program import PipelineRun as PipelineRun
 from ipujax.lowering.pipelining.primitive import (
     REDUCTIONS as REDUCTIONS,

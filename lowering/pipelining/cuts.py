@@ -225,7 +225,7 @@ def name_stages(work: Work, cuts: Sequence[int]) -> CutJaxpr:
     for n, bounds in work.loops.items():
         changes = [b for a, b in pairwise(bounds[:-1]) if stage_of[n, a] != stage_of[n, b]]
         loops |= {n: (0, *changes, bounds[-1])} if changes else {}
-    shards = into_shards(work.jaxpr, work.jaxpr_spec, share_bounds(work.jaxpr.jaxpr, loops))
+    shards = into_shards(work.jaxpr, work.spec, share_bounds(work.jaxpr.jaxpr, loops))
     eqns = []
     for eqn, source in zip(shards.jaxpr.jaxpr.eqns, shards.sources, strict=True):
         stage = None if source is None else stage_of.get((source.number, source.first))

@@ -9,6 +9,7 @@ Limits: equations before and after the pipeline are not counted.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ipujax.lowering.ipus import Ipus, MakeLowering, Span, homes
@@ -19,7 +20,7 @@ from ipujax.lowering.offload import MOVES
 from ipujax.lowering.passes.channel_groups import grouped_inputs
 from ipujax.lowering.pipelining.pipeline_program import lower_pipeline
 from ipujax.lowering.pipelining.staged import is_staged, staged_pipeline
-from ipujax.lowering.recomputation import Recomputation
+from ipujax.lowering.recomputation import KEEP_ALL, Recomputation
 from ipujax.runtime.analysis import EffectsOf
 from ipujax.runtime.compile import leaf_costs, program_cycles
 from ipujax.runtime.graph import Graph, HostStream, Program, Sequence as ProgramSequence, StreamIn, StreamOut
@@ -28,22 +29,41 @@ from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Tensor
 
 
-def pipeline_cost(
-    jaxpr: ClosedJaxpr,
-    number: int,
-    target: Target,
-    replicas: int,
-    make_lowering: MakeLowering,
-    byte_cost: float,
-    recomputation: Recomputation,
-) -> tuple[int, int]:
+@dataclass(frozen=True, slots=True)
+class Planning:
+    """Settings with which candidate pipelines are lowered.
+
+    Args:
+        target: the target, with the IPUs of one replica.
+        make_lowering: creates the lowering of a graph.
+        byte_cost: cost per byte of the fullest tile, in cycles.
+        recomputation: recomputation in gradients.
+        replicas: number of replicas, or of devices of a mesh, which meet in collectives.
+    """
+
+    target: Target
+    make_lowering: MakeLowering
+    byte_cost: float
+    recomputation: Recomputation = KEEP_ALL
+    replicas: int = 1
+
+    def graph(self) -> Graph:
+        """An empty graph for a candidate."""
+        return Graph(self.target, self.replicas, self.byte_cost)
+
+    def on_one_ipu(self) -> Planning:
+        """The same with a single IPU."""
+        return replace(self, target=self.target.replace(num_ipus=1))
+
+
+def pipeline_cost(jaxpr: ClosedJaxpr, number: int, planning: Planning) -> tuple[int, int]:
     """Bytes of the fullest tile (`MemoryReport.rough_bytes`) and cycles of the pipeline at `jaxpr.eqns[number]`."""
     eqn = jaxpr.jaxpr.eqns[number]
-    staged = staged_pipeline(eqn, target, byte_cost, recomputation)
-    graph = Graph(target, replicas, byte_cost)
+    staged = staged_pipeline(eqn, planning.target, planning.byte_cost, planning.recomputation)
+    graph = planning.graph()
     prog = ProgramSequence()
     epilogue = ProgramSequence()
-    ipus = Ipus(graph, make_lowering)
+    ipus = Ipus(graph, planning.make_lowering)
     # Other arguments stay on chip for the whole call, so they add to the memory of every step.
     for var, ipu in other_arguments(jaxpr, number, staged.span()):
         argument = _variable(graph, var, "beside")

@@ -8,7 +8,7 @@ parameter, belongs to its users.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,9 +24,14 @@ from ipujax.lowering.source_info import name_stack
 class Segments:
     """The segments of equations."""
 
+    eqns: Sequence[JaxprEqn]
     segments: tuple[int, ...]  # segment of each equation, −1 for one that belongs to its users
     is_same: list[bool]  # for each equation whether it computes the same for all micro-batches
     num_segments: int
+
+    def rows(self) -> Iterator[tuple[JaxprEqn, int, bool]]:
+        """Yields each equation, its segment, and whether it computes the same for all micro-batches."""
+        return zip(self.eqns, self.segments, self.is_same, strict=True)
 
 
 def find_segments(body: Jaxpr, spec: PipelineSpec) -> Segments:
@@ -34,7 +39,7 @@ def find_segments(body: Jaxpr, spec: PipelineSpec) -> Segments:
     flow = dependence(body, spec)
     forward = [n for n, is_forward in enumerate(flow.forward) if is_forward]
     segments = _segments(body.eqns, forward, flow.is_same, flow.same)
-    return Segments(tuple(segments), flow.is_same, len(forward))
+    return Segments(body.eqns, tuple(segments), flow.is_same, len(forward))
 
 
 def layer_loops(body: Jaxpr, spec: PipelineSpec) -> dict[int, Bounds]:

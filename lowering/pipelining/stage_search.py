@@ -13,24 +13,23 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from itertools import chain, pairwise
 
-from ipujax.lowering.ipus import MakeLowering, Span, value_bytes
+from ipujax.lowering.ipus import Span, value_bytes
 from ipujax.lowering.jax_compat import ClosedJaxpr, JaxprEqn, Literal, Var
 from ipujax.lowering.jaxpr import named_stages
 from ipujax.lowering.pipelining.cuts import all_cuts, best_cuts, cut_positions, name_stages
 from ipujax.lowering.pipelining.layers import replacement, share_layers, spec_of_shards
-from ipujax.lowering.pipelining.pipeline_cost import other_arguments, pipeline_cost, rough_bytes
+from ipujax.lowering.pipelining.pipeline_cost import Planning, other_arguments, pipeline_cost, rough_bytes
 from ipujax.lowering.pipelining.primitive import PipelineSpec
 from ipujax.lowering.pipelining.row_shards import Bounds, CutJaxpr, Replacement, cut, num_shards, spread, uncut
 from ipujax.lowering.pipelining.segments import same_values
 from ipujax.lowering.pipelining.stage_costs import Work, work_of
 from ipujax.lowering.pipelining.staged import ipus_of_stages, is_staged, micro_batch_of, plan_of
-from ipujax.lowering.recomputation import KEEP_ALL, Recomputation, modes
+from ipujax.lowering.recomputation import modes
 from ipujax.lowering.schedules import SchedulePlan
 from ipujax.lowering.source_info import source_line
 from ipujax.runtime.errors import ArgumentError, raised_at
 from ipujax.runtime.graph import Graph, Program
 from ipujax.runtime.logs import Log, compilation_name, step
-from ipujax.runtime.target import Target
 
 _LOG = Log("lowering")
 _ESTIMATED = 5  # cuts that are lowered for an estimate, of a given number of stages
@@ -47,26 +46,15 @@ LowerProgram = Callable[[CutJaxpr], tuple[Graph, Program]]
 
 
 def find_stages(
-    jaxpr: ClosedJaxpr,
-    target: Target,
-    make_lowering: MakeLowering,
-    lower_program: LowerProgram,
-    byte_cost: float,
-    recomputation: Recomputation = KEEP_ALL,
-    start: Sequence[Cuts] = (),
-    replicas: int = 1,
+    jaxpr: ClosedJaxpr, planning: Planning, lower_program: LowerProgram, start: Sequence[Cuts] = ()
 ) -> tuple[CutJaxpr, tuple[Cuts, ...]]:
     """The program with stages in the pipelines that had none, and the cuts of each of them.
 
     Args:
         jaxpr: the program, after all passes.
-        target: the target, with the IPUs of one replica.
-        make_lowering: creates the lowering of a graph.
+        planning: how candidates are lowered.
         lower_program: lowers the entire program, with arguments and results in shards.
-        byte_cost: cost per byte of the fullest tile, in cycles.
-        recomputation: recomputation in gradients.
         start: cuts of each pipeline from which to look for better ones; all candidates are compared when empty.
-        replicas: number of replicas, or of devices of a mesh, which meet in collectives.
 
     Raises:
         ArgumentError: for invalid stages, or no cut that works.
@@ -75,7 +63,7 @@ def find_stages(
     cuts_of_pipelines = list[Cuts]()
     while open_pipelines := [n for n, eqn in enumerate(program.jaxpr.jaxpr.eqns) if _is_open(eqn)]:
         outer = program
-        search = StageSearch(outer.jaxpr, open_pipelines[0], target, make_lowering, byte_cost, recomputation, replicas)
+        search = StageSearch(outer.jaxpr, open_pipelines[0], planning)
 
         def lower_composed(inner: CutJaxpr, outer: CutJaxpr = outer) -> tuple[Graph, Program]:
             return lower_program(_composed(outer, inner))
@@ -98,25 +86,10 @@ def _is_open(eqn: JaxprEqn) -> bool:
 class StageSearch:
     """Candidate cuts of the pipeline at `jaxpr.eqns[number]`, each lowered once for an estimate."""
 
-    def __init__(
-        self,
-        jaxpr: ClosedJaxpr,
-        number: int,
-        target: Target,
-        make_lowering: MakeLowering,
-        byte_cost: float,
-        recomputation: Recomputation = KEEP_ALL,
-        replicas: int = 1,
-    ) -> None:
+    def __init__(self, jaxpr: ClosedJaxpr, number: int, planning: Planning) -> None:
         self._jaxpr = jaxpr
         self._number = number
-        self._target = target
-        self._make_lowering = make_lowering
-        self._byte_cost = byte_cost
-        self._recomputation = recomputation
-        self._replicas = replicas
-        self._eqn = jaxpr.jaxpr.eqns[number]
-        self._spec: PipelineSpec = self._eqn.params["spec"]
+        self._planning = planning
         micro_batch = micro_batch_of(self._eqn)
         if stages := named_stages(micro_batch.jaxpr):
             raise ArgumentError(
@@ -125,32 +98,47 @@ class StageSearch:
                 expected="either stages=... or ipu.stage(i)",
                 got=f"stages={self._spec.stages!r}, and stages {', '.join(map(str, sorted(stages)))} in the function",
             )
-        modes_used = modes(micro_batch.jaxpr.eqns, recomputation)
-        self._stores_residuals = modes_used <= {"none"}
-        self._may_recompute = "auto" in modes_used
-        self._recomputation_is_chosen = bool(recomputation.shares)
-        one_ipu = target.replace(num_ipus=1)
-        self.work = work_of(micro_batch, self._spec, one_ipu, replicas, make_lowering, byte_cost)
+        self._modes = modes(micro_batch.jaxpr.eqns, planning.recomputation)
+        self.work = work_of(micro_batch, self._spec, planning.on_one_ipu())
         self._programs: dict[Cuts, CutJaxpr] = {}
         self._estimates: dict[Cuts, tuple[int, int]] = {}
-        self._positions = cut_positions(self.work)
+
+    @property
+    def _eqn(self) -> JaxprEqn:
+        return self._jaxpr.jaxpr.eqns[self._number]
+
+    @property
+    def _spec(self) -> PipelineSpec:
+        return self._eqn.params["spec"]
+
+    @property
+    def _may_recompute(self) -> bool:
+        return "auto" in self._modes
+
+    @property
+    def _recomputation_is_chosen(self) -> bool:
+        return bool(self._planning.recomputation.shares)
+
+    @cached_property
+    def _positions(self) -> Sequence[int]:
+        return cut_positions(self.work)
 
     def rewrite(self, cuts: Cuts) -> CutJaxpr:
         """The program with the stages of a cut."""
         if cuts not in self._programs:
             shards = name_stages(self.work, cuts)
             spec = self._spec
-            plan = plan_of(spec, len(cuts) + 1, self.work.has_gradients, self._target)
+            plan = plan_of(spec, len(cuts) + 1, self.work.has_gradients, self._planning.target)
             same = same_values(shards.jaxpr.jaxpr, spec_of_shards(spec, shards))
-            ipus = ipus_of_stages(self._eqn, plan, self._target.num_ipus)
-            shards = share_layers(shards, ipus, same, self._byte_cost)
+            ipus = ipus_of_stages(self._eqn, plan, self._planning.target.num_ipus)
+            shards = share_layers(shards, ipus, same, self._planning.byte_cost)
             self._programs[cuts] = _with_replacement(self._jaxpr, self._number, replacement(self._eqn, shards))
         return self._programs[cuts]
 
     def excess_and_cycles(self, cuts: Cuts, extra_bytes: int = 0) -> tuple[int, int]:
         """Bytes by which a cut exceeds the memory of a tile, `extra_bytes` included, and its cycles."""
         num_bytes, cycles = self._bytes_and_cycles(cuts)
-        return max(0, num_bytes + extra_bytes - self._target.bytes_per_tile), cycles
+        return max(0, num_bytes + extra_bytes - self._planning.target.bytes_per_tile), cycles
 
     def _bytes_and_cycles(self, cuts: Cuts) -> tuple[int, int]:
         """Estimated bytes of the fullest tile, and cycles."""
@@ -158,15 +146,7 @@ class StageSearch:
             jaxpr = self.rewrite(cuts).jaxpr
             index = self._pipeline_index(jaxpr)
             with step(_LOG, "stages", detail=f"cut {len(self._estimates) + 1} into stages"):
-                estimate = pipeline_cost(
-                    jaxpr,
-                    index,
-                    self._target,
-                    self._replicas,
-                    self._make_lowering,
-                    self._byte_cost,
-                    self._recomputation,
-                )
+                estimate = pipeline_cost(jaxpr, index, self._planning)
             self._estimates[cuts] = num_bytes, cycles = estimate
             message = "%s: stages that begin at segments %s take %s cycles and about %s bytes of the fullest tile"
             _LOG.info(message, compilation_name(), cuts, f"{cycles:,}", f"{num_bytes:,}")
@@ -210,7 +190,7 @@ class StageSearch:
                     break  # none is expected to fit
                 cuts = min(remaining, key=lambda candidate: self.excess_and_cycles(candidate, max_extra))
                 num_bytes = rough_bytes(*lower_program(self.rewrite(cuts)))
-                if num_bytes <= self._target.bytes_per_tile:
+                if num_bytes <= self._planning.target.bytes_per_tile:
                     return cuts
                 extra_bytes[cuts] = num_bytes - self._bytes_and_cycles(cuts)[0]
         return best
@@ -228,12 +208,10 @@ class StageSearch:
 
     def _low_memory_candidates(self) -> Iterator[Cuts]:
         """The best cuts for less and less memory, down to the least that allows one."""
-        one_ipu = self._target.replace(num_ipus=1)
 
         def best_for(plan: SchedulePlan, fraction: int) -> list[Cuts]:
-            smaller = one_ipu.replace(bytes_per_tile=one_ipu.bytes_per_tile * fraction // _MEMORY_FRACTIONS)
             try:
-                return best_cuts(self.work, plan, smaller, 1, self.resident, self._stores_residuals)
+                return self._best_cuts(plan, 1, self._planning.target.bytes_per_tile * fraction // _MEMORY_FRACTIONS)
             except ArgumentError:  # no cut is so small
                 return []
 
@@ -280,14 +258,14 @@ class StageSearch:
         training = self.work.has_gradients
         if spec.stages != "auto":
             assert spec.stages is not None
-            plan = plan_of(spec, spec.stages, training, self._target)
-            ipus_of_stages(self._eqn, plan, self._target.num_ipus)
+            plan = plan_of(spec, spec.stages, training, self._planning.target)
+            ipus_of_stages(self._eqn, plan, self._planning.target.num_ipus)
             return [plan]
         plans: list[SchedulePlan] = []
         first_error = None
-        for count in range(2, self._target.num_ipus + 1):
+        for count in range(2, self._planning.target.num_ipus + 1):
             try:
-                plans.append(plan_of(spec, count, training, self._target))
+                plans.append(plan_of(spec, count, training, self._planning.target))
             except ArgumentError as error:  # impossible with this number of stages
                 first_error = first_error or error
         if not plans:
@@ -295,27 +273,29 @@ class StageSearch:
                 f"ipu.pipeline({spec.name}) cannot be cut into stages for one IPU",
                 where=source_line(self._eqn) or None,
                 expected="two IPUs or more for each replica",
-                got=self._target.num_ipus,
+                got=self._planning.target.num_ipus,
             )
         return plans
 
     def _initial_candidates(self) -> list[Cuts]:
         """Most promising cuts of all schedules."""
-        one_ipu = self._target.replace(num_ipus=1)
         max_cuts = _ESTIMATED if len(self._plans) == 1 else _ESTIMATED_OF_EACH
         candidates: list[Cuts] = []
         errors: list[ArgumentError] = []
         for plan in self._plans:
             try:
                 max_cuts_of_plan = _reduced(max_cuts, plan.num_stages)
-                candidates += best_cuts(
-                    self.work, plan, one_ipu, max_cuts_of_plan, self.resident, self._stores_residuals
-                )
+                candidates += self._best_cuts(plan, max_cuts_of_plan, self._planning.target.bytes_per_tile)
             except ArgumentError as error:  # impossible with this number of stages
                 errors.append(error)
         if not candidates:
             raise errors[0]
         return candidates
+
+    def _best_cuts(self, plan: SchedulePlan, count: int, bytes_per_tile: int) -> list[Cuts]:
+        """The most promising cuts for a schedule and so much memory of a tile, before any is lowered."""
+        target = self._planning.target.replace(num_ipus=1, bytes_per_tile=bytes_per_tile)
+        return best_cuts(self.work, plan, target, count, self.resident, self._modes <= {"none"})
 
     @cached_property
     def resident(self) -> list[tuple[int, int]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ipujax.lowering.pipelining.pipeline_cost import Planning
 from ipujax.lowering.pipelining.primitive import staged_pipeline_p
 from ipujax.lowering.pipelining.stage_search import StageSearch
 from ipujax.lowering.rules.equations import Lowering
@@ -15,4 +16,4 @@ from tests.lowering.helpers import passed
 def search_of(fun: Any, args: Any, target: Target, make: Any = Lowering) -> StageSearch:
     jaxpr = passed(fun, *args)
     (number,) = [n for n, eqn in enumerate(jaxpr.eqns) if eqn.primitive is staged_pipeline_p]
-    return StageSearch(jaxpr, number, target, make, BYTE_COST_CYCLES)
+    return StageSearch(jaxpr, number, Planning(target, make, BYTE_COST_CYCLES))
