@@ -187,6 +187,7 @@ def lower(
     byte_cost_cycles = BYTE_COST_CYCLES if options.byte_cost is None else options.byte_cost
     planning_target = _for_planners(replica_target, planned_tile_bytes, byte_cost_cycles)
     make_lowering = partial(Lowering, options=options, probes=probes)
+    off_chip = _OffChip(offloaded, streamed, batches)
     lowered: dict[ClosedJaxpr, LoweredProgram] = {}
 
     def lowered_of(candidate: CutJaxpr) -> LoweredProgram:
@@ -194,9 +195,7 @@ def lower(
             lowered.clear()  # at most one is stored: most often the first fits, and is requested again
             graph = Graph(planning_target, replicas, byte_cost_cycles, options.io_tiles)
             graph.replica_axes = function.mesh
-            program = _Program(
-                function, candidate, graph, make_lowering, aliases, (offloaded, streamed, batches), names, recomputation
-            )
+            program = _Program(function, candidate, graph, make_lowering, aliases, off_chip, names, recomputation)
             lowered[candidate.jaxpr] = program.lowered(line)
         return lowered[candidate.jaxpr]
 
@@ -226,6 +225,24 @@ def _for_planners(target: Target, tile_bytes: int | None, byte_cost_cycles: floa
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _OffChip:
+    """For each input whether it is in streaming memory, or on the host; and the number of its micro-batches."""
+
+    offloaded: Sequence[bool]
+    streamed: Sequence[bool]
+    batches: Sequence[int | None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Arguments:
+    """Tensors of arguments, the shards that each is made of, and their host streams."""
+
+    tensors: tuple[Tensor, ...]
+    shards: tuple[tuple[Tensor, ...], ...]
+    streams: tuple[HostStream, ...]
+
+
 class _Program:
     """Program of one call; `cut` is the jaxpr of `function` with arguments and results that may be in row shards."""
 
@@ -236,7 +253,7 @@ class _Program:
         graph: Graph,
         make_lowering: Callable[..., Lowering],
         aliases: tuple[int | None, ...],
-        off_chip: tuple[Sequence[bool], Sequence[bool], Sequence[int | None]],
+        off_chip: _OffChip,
         names: Sequence[str],
         recomputation: Recomputation,
     ) -> None:
@@ -247,7 +264,7 @@ class _Program:
         self._roles = ValueRoles(cut.jaxpr.jaxpr, self._overwritten_inputs(aliases))
         self._make_lowering = partial(make_lowering, roles=self._roles)
         self._recomputation = recomputation
-        self._offloaded, self._streamed, self._batches = off_chip
+        self._off_chip = off_chip
         # Equations outside of stages are not on I/O tiles.
         self._home: Graph = IpuView(graph, 0) if graph.io_tiles else graph
         self._prog = ProgramSequence()
@@ -256,7 +273,6 @@ class _Program:
             HostStream(f"out{n}", aval.shape, aval.dtype, resident=alias is not None)
             for n, (aval, alias) in enumerate(zip(function.jaxpr.out_avals, self._aliases, strict=True))
         ]
-        self._shards: list[tuple[Tensor, ...]] = []  # of each argument
 
     def lowered(self, line: str) -> LoweredProgram:
         """Lowers the program; equations without a line of the user belong to `line`."""
@@ -265,8 +281,9 @@ class _Program:
         prog = self._prog
         names = self._names
         aliases = self._aliases
-        arguments, inputs = self._arguments()
-        results, pipelines = self._results(arguments, line)
+        placed = self._arguments()
+        arguments = placed.tensors
+        results, pipelines = self._results(placed, line)
         # Before any donated argument is overwritten: a result may be a view of it.
         results = self._set_aside_arguments(results, arguments)
         for result, alias, stream in zip(results, aliases, self._outputs, strict=True):
@@ -284,11 +301,12 @@ class _Program:
         note_other_roles(graph, prog)
         merge_compute_sets(graph, prog)
         dims = function.in_dims, function.out_dims
-        return LoweredProgram(graph, prog, tuple(inputs), tuple(self._outputs), aliases, *dims, pipelines)
+        return LoweredProgram(graph, prog, placed.streams, tuple(self._outputs), aliases, *dims, pipelines)
 
-    def _arguments(self) -> tuple[list[Tensor], list[HostStream]]:
-        """Tensors of all arguments, filled from host streams."""
+    def _arguments(self) -> _Arguments:
+        """Adds variables for all arguments, filled from host streams, or buffers for those off chip."""
         arguments = list[Tensor]()
+        shards_of_arguments = list[tuple[Tensor, ...]]()
         inputs = list[HostStream]()
         function = self._function
         graph = self._graph
@@ -304,9 +322,9 @@ class _Program:
                 names[number], aval.shape, aval.dtype, resident=resident, broadcast=shared, blocks=blocks
             )
             inputs.append(stream)
-            if self._offloaded[number] or self._streamed[number]:
-                self._shards.append(self._remote_argument(number, stream, bounds))
-                arguments.append(_concatenated(self._shards[-1]))
+            if self._off_chip.offloaded[number] or self._off_chip.streamed[number]:
+                shards_of_arguments.append(self._remote_argument(number, stream, bounds))
+                arguments.append(_concatenated(shards_of_arguments[-1]))
                 continue
             with graph.debug_origin(Origin(path=f"argument {names[number]}")):
                 shapes = {names[number]: aval.shape}
@@ -317,12 +335,12 @@ class _Program:
                     MemoryOrder.for_argument(shape, in_groups).add_variable(graph, aval.dtype, name)
                     for name, shape in shapes.items()
                 )
-            self._shards.append(shards)
+            shards_of_arguments.append(shards)
             arguments.append(_concatenated(shards))
             self._prog.add(StreamIn(stream, arguments[-1]))
-        for var, shard in zip(self._cut.jaxpr.jaxpr.invars, chain.from_iterable(self._shards), strict=True):
+        for var, shard in zip(self._cut.jaxpr.jaxpr.invars, chain.from_iterable(shards_of_arguments), strict=True):
             graph.note_role(shard, self._roles.get(var))
-        return arguments, inputs
+        return _Arguments(tuple(arguments), tuple(shards_of_arguments), tuple(inputs))
 
     def _set_aside_arguments(self, results: Sequence[Tensor], arguments: Sequence[Tensor]) -> list[Tensor]:
         """Copies results that are views of a donated argument, before that argument is overwritten."""
@@ -356,31 +374,32 @@ class _Program:
         """Adds a buffer for an argument; returns tensors of its memory: one, or one for each shard."""
         result = next((n for n, alias in enumerate(self._aliases) if alias == number), None)
         output = None if result is None else self._outputs[result]
-        on_host = self._streamed[number]
-        count = self._batches[number]
+        on_host = self._off_chip.streamed[number]
+        count = self._off_chip.batches[number]
         rows = stream.shape if count is None else (count, stream.shape[0] // count, *stream.shape[1:])
         buffer = self._graph.add_off_chip(rows, stream.dtype, stream.name, stream, output, on_host)
         memory = Tensor.of(buffer.memory).reshape(stream.shape)
         return (memory,) if bounds is None else tuple(memory[a:b] for a, b in pairwise(bounds))
 
-    def _results(self, arguments: Sequence[Tensor], line: str) -> tuple[list[Tensor], tuple[PipelineRun, ...]]:
+    def _results(self, arguments: _Arguments, line: str) -> tuple[list[Tensor], tuple[PipelineRun, ...]]:
         """Tensors of all results."""
         jaxpr = self._cut.jaxpr
         graph = self._graph
-        operands = [shard for shards in self._shards for shard in shards]
+        operands = list(chain.from_iterable(arguments.shards))
+        donated = self._donated(arguments.shards)
         pipelines = tuple[PipelineRun, ...]()
         with graph.debug_origin(Origin(line)):
             if has_stages(jaxpr.jaxpr):
                 # What nothing reads, and constants of copies, are mapped to an IPU that works anyway.
                 tensors, pipelines, self._home = lower_staged(
-                    graph, self._make_lowering, jaxpr, operands, self._prog, self._donated(), self._recomputation
+                    graph, self._make_lowering, jaxpr, operands, self._prog, donated, self._recomputation
                 )
             else:
-                tensors = self._make_lowering(self._home, self._donated()).jaxpr(jaxpr, operands, self._prog)
+                tensors = self._make_lowering(self._home, donated).jaxpr(jaxpr, operands, self._prog)
         remaining = iter(tensors)
         results = list[Tensor]()
         # An argument that is returned unchanged stays one tensor, not a concatenation of its shards.
-        argument_of = dict(zip(self._shards, arguments, strict=True))
+        argument_of = dict(zip(arguments.shards, arguments.tensors, strict=True))
         for bounds in self._cut.outputs:
             shards = tuple(next(remaining) for _ in range(num_shards(bounds)))
             results.append(argument_of.get(shards) or _concatenated(shards))
@@ -390,16 +409,14 @@ class _Program:
         """Flag of each input of the jaxpr: a result takes its place."""
         return [n in aliases for n, bounds in enumerate(self._cut.inputs) for _ in range(num_shards(bounds))]
 
-    def _donated(self) -> dict[Var, Tensor]:
+    def _donated(self, shards: Sequence[Sequence[Tensor]]) -> dict[Var, Tensor]:
         """Arguments, or shards of them, that results may be written to directly, by the variables of the results."""
         outvars = iter(self._cut.jaxpr.jaxpr.outvars)
         donated = dict[Var, Tensor]()
         for bounds, alias in zip(self._cut.outputs, self._aliases, strict=True):
             result_vars = list(islice(outvars, num_shards(bounds)))
-            if alias is not None and not self._offloaded[alias] and self._cut.inputs[alias] == bounds:
-                donated.update(
-                    (v, x) for v, x in zip(result_vars, self._shards[alias], strict=True) if isinstance(v, Var)
-                )
+            if alias is not None and not self._off_chip.offloaded[alias] and self._cut.inputs[alias] == bounds:
+                donated.update((v, x) for v, x in zip(result_vars, shards[alias], strict=True) if isinstance(v, Var))
         return donated
 
 
