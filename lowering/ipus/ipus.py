@@ -202,6 +202,10 @@ class Ipus:
         ipus = {self.variable_ipu(variable) for variable in tensor.variables()}
         return ipus.pop() if len(ipus) == 1 else None
 
+    def may_hold(self, tensor: Tensor, ipu: int) -> bool:
+        """True if nothing of a tensor is mapped to another IPU."""
+        return not self._elsewhere(tensor, ipu)
+
     def copy_to(
         self,
         tensor: Tensor,

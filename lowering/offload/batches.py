@@ -120,24 +120,32 @@ def _overlapped(batches: Sequence[_Batch], io_tiles: IoTiles) -> list[JaxprEqn]:
             takes_of_batch[number].append(new_equation(remote_take_p, [fetched], load.outvars, load.params, load))
     eqns: list[JaxprEqn] = []
     pending: list[Var] = []
-    for number, batch in enumerate(batches):
+    for batch, fetches, takes in zip(batches, fetches_of_batch, takes_of_batch, strict=True):
         # Fetches that this batch takes come first; those for later batches may overlap with it.
-        taken_vars = {var for take in takes_of_batch[number] for var in variables_read(take)}
-        eqns += [*batch.early, *(fetch for fetch in fetches_of_batch[number] if fetch.outvars[0] in taken_vars)]
-        eqns += [
-            *takes_of_batch[number],
-            *(fetch for fetch in fetches_of_batch[number] if fetch.outvars[0] not in taken_vars),
-            *batch.other,
-        ]
+        taken_vars = {var for take in takes for var in variables_read(take)}
+        ahead = [fetch for fetch in fetches if fetch.outvars[0] not in taken_vars]
+        eqns += [*batch.early, *(fetch for fetch in fetches if fetch not in ahead), *takes, *ahead, *batch.other]
         if batch.stores:
-            eqns += [new_equation(remote_wait_p, [var], [], {}, None) for var in pending]
-            pending = []
-        for store in batch.stores:
-            if _bytes(store) > io_tiles.max_value_bytes:
-                eqns.append(store)
-                continue
-            buffer = Var(store.outvars[0].aval)
-            eqns.append(new_equation(remote_hand_p, store.invars[-1:], [buffer], {}, store))
-            eqns.append(store.replace(invars=[*store.invars[:-1], buffer]))
-            pending.append(buffer)
-    return [*eqns, *(new_equation(remote_wait_p, [var], [], {}, None) for var in pending)]
+            stores, handed = _handed_over(batch.stores, io_tiles)
+            eqns += [*_waits(pending), *stores]
+            pending = handed
+    return [*eqns, *_waits(pending)]
+
+
+def _handed_over(stores: Sequence[JaxprEqn], io_tiles: IoTiles) -> tuple[list[JaxprEqn], list[Var]]:
+    """Stores of values that I/O tiles hold, after these were handed to them; and the values that they hold."""
+    eqns: list[JaxprEqn] = []
+    handed: list[Var] = []
+    for store in stores:
+        if _bytes(store) > io_tiles.max_value_bytes:
+            eqns.append(store)
+            continue
+        buffer = Var(store.outvars[0].aval)
+        eqns.append(new_equation(remote_hand_p, store.invars[-1:], [buffer], {}, store))
+        eqns.append(store.replace(invars=[*store.invars[:-1], buffer]))
+        handed.append(buffer)
+    return eqns, handed
+
+
+def _waits(handed: Sequence[Var]) -> list[JaxprEqn]:
+    return [new_equation(remote_wait_p, [var], [], {}, None) for var in handed]

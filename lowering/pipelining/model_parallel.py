@@ -9,15 +9,16 @@ are mapped to: IPU i of a replica reduces with IPU i of the others, all at the s
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from ipujax.lowering.gcl import is_reduction
 from ipujax.lowering.ipus import Ipus, IpuView, MakeLowering, assign_stages, named_stage, variables
-from ipujax.lowering.jax_compat import ClosedJaxpr, Var
+from ipujax.lowering.jax_compat import ClosedJaxpr, Jaxpr, JaxprEqn, Var
 from ipujax.lowering.jaxpr import stage_name
 from ipujax.lowering.layer_notes import origin_of
 from ipujax.lowering.passes import fuse_equations, fuser, last_uses, outline_placed
 from ipujax.lowering.pipelining.pipeline_program import PipelineRun, lower_pipeline
-from ipujax.lowering.pipelining.staged import is_staged, staged_pipeline
+from ipujax.lowering.pipelining.staged import StagedPipeline, is_staged, staged_pipeline
 from ipujax.lowering.recomputation import KEEP_ALL, Recomputation
 from ipujax.lowering.rules import LastReads, reduce_across_ipus
 from ipujax.lowering.source_info import source_line
@@ -49,61 +50,88 @@ def lower_staged(
     Raises:
         ArgumentError: for invalid stages, or more stages than IPUs.
     """
-    num_ipus = graph.target.num_ipus
-    eqns = jaxpr.jaxpr.eqns
-    byte_cost = graph.byte_cost_cycles
-    staged = {
-        n: staged_pipeline(eqn, graph.target, byte_cost, recomputation) for n, eqn in enumerate(eqns) if is_staged(eqn)
-    }
-    stage_of = assign_stages(jaxpr.jaxpr, {n: pipeline.span() for n, pipeline in staged.items()})
-    _check_fits(jaxpr, stage_of, num_ipus)
-    unnamed_stages = [
-        None if n in staged or stage_name(eqn).stage is not None else stage_of[n] for n, eqn in enumerate(eqns)
-    ]
-    called, outlined = outline_placed(jaxpr.jaxpr, unnamed_stages, byte_cost)
-    body, fused = fuse_equations(called, fuser(), [stage_of[n] for n in outlined])
-    sources = [outlined[n] for n in fused]
-    stages = [stage_of[source] for source in sources]
-    pipelines = {n: staged[source] for n, source in enumerate(sources) if source in staged}
+    placed = _place(jaxpr, graph, recomputation)
+    body = placed.body
     ipus = Ipus(graph, make_lowering)
     env: dict[Var, Tensor] = dict(zip(body.invars, operands, strict=True))
     for var, value in zip(body.constvars, jaxpr.consts, strict=True):
         env[var] = graph.add_constant(value, "constant")
-    lowest = min(stages)
+    lowest = min(placed.ipus)
     ipus.lowering(lowest).find_roles(body.eqns, body.outvars)
-    uses = last_uses(body)
+    # Copies of the old value may have been sent, so nothing may read the new one.
     read_by_equations = {var for eqn in body.eqns for var in variables(eqn.invars)}
-    reads = LastReads(uses, env.items())
+    overwritable = {var: x for var, x in donated.items() if var not in read_by_equations}
+    reads = LastReads(last_uses(body), env.items())
     runs = list[PipelineRun]()
-    for n, (eqn, ipu) in enumerate(zip(body.eqns, stages, strict=True)):
+    for n, (eqn, ipu) in enumerate(zip(body.eqns, placed.ipus, strict=True)):
         lowering = ipus.lowering(ipu)
         origin = origin_of(eqn, graph.origin)
         with graph.debug_origin(origin):
             operands_of_eqn = [lowering.read(env, atom) for atom in eqn.invars]
             results: Sequence[Tensor]
-            if n in pipelines:
-                results, run = lower_pipeline(ipus, pipelines[n], operands_of_eqn, prog, pipelines[n].spec.name)
+            if n in placed.pipelines:
+                pipeline = placed.pipelines[n]
+                results, run = lower_pipeline(ipus, pipeline, operands_of_eqn, prog, pipeline.spec.name)
                 runs.append(run)
             elif is_reduction(eqn):
-                operand_ipus = [ipus.tensor_ipu(x) for x in operands_of_eqn]
-                homes = [ipus.view(ipu if home is None else home) for home in operand_ipus]
-                local = [ipus.copy_to(x, home.ipu, prog) for x, home in zip(operands_of_eqn, homes, strict=True)]
-                results = reduce_across_ipus(Builder(graph, prog, origin.path or eqn.primitive.name), eqn, local, homes)
+                builder = Builder(graph, prog, origin.path or eqn.primitive.name)
+                results = _reduced_over_replicas(eqn, operands_of_eqn, ipus, ipu, builder)
             else:
-                # Copies of the old value may have been sent, so nothing may read the new one.
                 into = {
-                    var: donated[var]
+                    var: overwritable[var]
                     for var in eqn.outvars
-                    if var in donated
-                    and var not in read_by_equations
-                    and all(ipus.variable_ipu(variable) in (None, ipu) for variable in donated[var].variables())
-                    and reads.may_overwrite(donated[var], operands_of_eqn, n)
+                    if var in overwritable
+                    and ipus.may_hold(overwritable[var], ipu)
+                    and reads.may_overwrite(overwritable[var], operands_of_eqn, n)
                 }
                 results = ipus.equation(eqn, env, ipu, prog, into)
             lowering.note_roles(eqn.outvars, results)
         reads.add(zip(eqn.outvars, results, strict=True))
         env.update(zip(eqn.outvars, results, strict=True))
     return [ipus.lowering(lowest).read(env, atom) for atom in body.outvars], tuple(runs), ipus.view(lowest)
+
+
+@dataclass(frozen=True, slots=True)
+class _Placed:
+    """Equations after repeated runs were outlined and elementwise ones fused, each with its IPU.
+
+    Args:
+        body: the equations.
+        ipus: the IPU of each.
+        pipelines: those that are pipelines with stages, by number.
+    """
+
+    body: Jaxpr
+    ipus: Sequence[int]
+    pipelines: Mapping[int, StagedPipeline]
+
+
+def _place(jaxpr: ClosedJaxpr, graph: Graph, recomputation: Recomputation) -> _Placed:
+    """Assigns an IPU to each equation, before equations are outlined and fused among those of an IPU."""
+    eqns = jaxpr.jaxpr.eqns
+    byte_cost = graph.byte_cost_cycles
+    staged = {
+        n: staged_pipeline(eqn, graph.target, byte_cost, recomputation) for n, eqn in enumerate(eqns) if is_staged(eqn)
+    }
+    stage_of = assign_stages(jaxpr.jaxpr, {n: pipeline.span() for n, pipeline in staged.items()})
+    _check_fits(jaxpr, stage_of, graph.target.num_ipus)
+    unnamed_stages = [
+        None if n in staged or stage_name(eqn).stage is not None else stage_of[n] for n, eqn in enumerate(eqns)
+    ]
+    called, outlined = outline_placed(jaxpr.jaxpr, unnamed_stages, byte_cost)
+    body, fused = fuse_equations(called, fuser(), [stage_of[n] for n in outlined])
+    sources = [outlined[n] for n in fused]
+    pipelines = {n: staged[source] for n, source in enumerate(sources) if source in staged}
+    return _Placed(body, [stage_of[source] for source in sources], pipelines)
+
+
+def _reduced_over_replicas(
+    eqn: JaxprEqn, operands: Sequence[Tensor], ipus: Ipus, ipu: int, builder: Builder
+) -> Sequence[Tensor]:
+    """Reduces each operand on the IPU that it is mapped to, or on `ipu` if it is on none, all at the same time."""
+    homes = [ipus.view(ipu if home is None else home) for home in map(ipus.tensor_ipu, operands)]
+    local = [ipus.copy_to(x, home.ipu, builder.prog) for x, home in zip(operands, homes, strict=True)]
+    return reduce_across_ipus(builder, eqn, local, homes)
 
 
 def _check_fits(jaxpr: ClosedJaxpr, stages: Sequence[int], num_ipus: int) -> None:

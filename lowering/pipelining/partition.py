@@ -189,31 +189,32 @@ class _Partitioner:
 
     def _rank(self, carried: Mapping[Var, int]) -> None:
         """Assigns a rank to each equation that differs between micro-batches."""
-        last = 2 * self.num_stages - 1
-        for n, eqn in enumerate(self.body.eqns):
-            if self.is_same[n]:
-                continue
-            name = stage_name(eqn)
-            stage = self.named_stages[n]
-            operand_ranks = [
-                self.ranks[self.defining_eqn[var]] for var in variables(eqn.invars) if var in self.defining_eqn
-            ]
-            if stage is None or name.is_backward:
-                operand_ranks += [carried[var] for var in variables(eqn.invars) if var in carried]
-            min_rank = max((rank for rank in operand_ranks if rank is not None), default=None)
-            if stage is not None:
-                stage_rank = last - stage if name.is_backward else stage
-                if min_rank is not None and min_rank > stage_rank:
-                    self._refuse_recomputation(eqn, stage_rank, operand_ranks)
-                self.ranks[n] = stage_rank if min_rank is None else max(stage_rank, min_rank)
-            elif min_rank is not None:
-                self.ranks[n] = max(min_rank, self.num_stages) if name.is_backward else min_rank
+        for n in range(len(self.body.eqns)):
+            if not self.is_same[n]:
+                self.ranks[n] = self._rank_by_operands(n, carried)
         # Equations of arguments alone have no rank yet: they go with their first use, so users get theirs first.
         for n in reversed(range(len(self.ranks))):
             if self.ranks[n] is None and not self.is_same[n]:
                 user_ranks = [self.ranks[m] for var in self.body.eqns[n].outvars for m in self.users.get(var, ())]
                 self.ranks[n] = min((rank for rank in user_ranks if rank is not None), default=0)
         self._check_states(carried)
+
+    def _rank_by_operands(self, n: int, carried: Mapping[Var, int]) -> int | None:
+        """The rank of an equation by its stage and those of its operands; None if neither has any."""
+        eqn = self.body.eqns[n]
+        is_backward = stage_name(eqn).is_backward
+        stage = self.named_stages[n]
+        read = variables(eqn.invars)
+        operand_ranks = [self.ranks[self.defining_eqn[var]] for var in read if var in self.defining_eqn]
+        if stage is None or is_backward:
+            operand_ranks += [carried[var] for var in read if var in carried]
+        min_rank = max((rank for rank in operand_ranks if rank is not None), default=None)
+        if stage is None:
+            return max(min_rank, self.num_stages) if min_rank is not None and is_backward else min_rank
+        stage_rank = 2 * self.num_stages - 1 - stage if is_backward else stage
+        if min_rank is not None and min_rank > stage_rank:
+            self._refuse_recomputation(eqn, stage_rank, operand_ranks)
+        return stage_rank if min_rank is None else max(stage_rank, min_rank)
 
     def _refuse_recomputation(self, eqn: JaxprEqn, stage_rank: int, operand_ranks: Sequence[int | None]) -> None:
         """Refuses a gradient that needs a value which another stage recomputes after it."""

@@ -86,11 +86,9 @@ def micro_batch_loop(jaxpr: ClosedJaxpr, spec: PipelineSpec) -> Callable[..., li
     def loop(*operands: jax.Array) -> list[Any]:
         def iteration(state: Any, rows: dict[int, jax.Array]) -> Any:
             index, states, accumulated = state
-            values = [
-                rows[n] if role == "batch" else states[n] if role == "carry" else fold(x, index) if role == "key" else x
-                for n, (role, x) in enumerate(zip(spec.roles, operands, strict=True))
-            ]
-            outs = micro_batch_fun(*values)
+            keys = {n: fold(operands[n], index) for n, role in enumerate(spec.roles) if role == "key"}
+            varying = {**rows, **states, **keys}
+            outs = micro_batch_fun(*(varying.get(n, x) for n, x in enumerate(operands)))
             next_states = {n: lax.convert_element_type(outs[result], states[n].dtype) for n, result in carried.items()}
             reduced = {n: combine(kinds[n], accumulator, outs[n], index) for n, accumulator in accumulated.items()}
             return (index + 1, next_states, reduced), {n: outs[n] for n, kind in enumerate(kinds) if kind == "stack"}
@@ -106,24 +104,18 @@ def micro_batch_loop(jaxpr: ClosedJaxpr, spec: PipelineSpec) -> Callable[..., li
             (_, states, accumulated), stacks = lax.scan(
                 iteration, (jnp.int32(0), initial_states, accumulated), batches, spec.micro_batches
             )
-        results: list[Any] = []
-        for n, kind in enumerate(kinds):
-            if kind == "none":
-                shape = jaxpr.out_avals[n].shape
-                results.append(jnp.zeros((spec.micro_batches, *shape) if spec.reduce[n] == "stack" else shape, bool))
-            elif kind == "carry":
-                results.append(states[spec.states[n]])
-            elif kind == "stack":
-                results.append(stacks[n])
-            else:
-                results.append(
-                    accumulated[n] / jnp.asarray(spec.micro_batches, accumulated[n].dtype)
-                    if kind == "mean"
-                    else accumulated[n]
-                )
-        return results
+        means = {n: x / jnp.asarray(spec.micro_batches, x.dtype) for n, x in accumulated.items() if kinds[n] == "mean"}
+        of_states = {result: states[operand] for result, operand in spec.states.items() if kinds[result] == "carry"}
+        computed = {**accumulated, **means, **stacks, **of_states}
+        return [computed[n] if n in computed else _zeros(jaxpr, spec, n) for n in range(len(kinds))]
 
     return loop
+
+
+def _zeros(jaxpr: ClosedJaxpr, spec: PipelineSpec, number: int) -> jax.Array:
+    """Flags in the place of a result of dtype float0, which has no values."""
+    shape = jaxpr.out_avals[number].shape
+    return jnp.zeros((spec.micro_batches, *shape) if spec.reduce[number] == "stack" else shape, bool)
 
 
 def split(x: jax.Array, micro_batches: int) -> jax.Array:

@@ -67,25 +67,17 @@ class Steps:
     def _assign(self) -> set[Var]:
         """Assigns equations of the gradient to steps; returns values that must be fixed first, if any."""
         flow = self.flow
-        defining_eqn = self._defining_eqn
         last = len(self._starts) - 1
+        operand_eqns = list(map(self._operand_equations, flow.gradient))
         step: dict[int, int] = {}  # of each equation of the gradient
         gradient_free: set[int] = set()  # equations that depend on no gradient
-        for n, eqn in enumerate(flow.gradient):
-            operand_eqns = [defining_eqn[var] for var in self.operands(eqn.invars) if var in defining_eqn]
-            limits = [self.step_of(flow.last_use[value]) for value in self._unfixed(eqn.invars)]
-            min_step = max((self.step_of(flow.definition[value]) for value in self._unfixed(eqn.invars)), default=0)
-            limits += [
-                max(min_step, self.step_of(flow.last_use[v])) for v in flow.values_of(eqn.invars) if v in self.fixed
-            ]
-            step[n] = min([last, *limits, *(step[m] for m in operand_eqns)])
-            if gradient_free.issuperset(operand_eqns) and (not operand_eqns or stage_name(eqn).is_recomputed):
-                gradient_free.add(n)
         users: dict[int, list[int]] = {}
-        for n, eqn in enumerate(flow.gradient):
-            for var in self.operands(eqn.invars):
-                if var in defining_eqn:
-                    users.setdefault(defining_eqn[var], []).append(n)
+        for n, (eqn, operands) in enumerate(zip(flow.gradient, operand_eqns, strict=True)):
+            step[n] = min([last, *self._limits(eqn), *(step[m] for m in operands)])
+            if gradient_free.issuperset(operands) and (not operands or stage_name(eqn).is_recomputed):
+                gradient_free.add(n)
+            for m in operands:
+                users.setdefault(m, []).append(n)
         for n in reversed(range(len(flow.gradient))):
             if n in users and (n in gradient_free or self._grows(flow.gradient[n])):
                 step[n] = min(step[n], max(step[m] for m in users[n]))
@@ -97,6 +89,19 @@ class Steps:
         }
         self.backward = [[eqn for n, eqn in enumerate(flow.gradient) if step[n] == k] for k in range(last + 1)]
         return late_values
+
+    def _operand_equations(self, eqn: JaxprEqn) -> list[int]:
+        """Numbers of the equations of the gradient that define operands of another."""
+        return [self._defining_eqn[var] for var in self.operands(eqn.invars) if var in self._defining_eqn]
+
+    def _limits(self, eqn: JaxprEqn) -> list[int]:
+        """For each value that an equation of the gradient reads the last step in which it may run."""
+        flow = self.flow
+        unfixed = self._unfixed(eqn.invars)
+        defined = max((self.step_of(flow.definition[value]) for value in unfixed), default=0)
+        fixed = [value for value in flow.values_of(eqn.invars) if value in self.fixed]
+        last_uses = [self.step_of(flow.last_use[value]) for value in unfixed]
+        return last_uses + [max(defined, self.step_of(flow.last_use[value])) for value in fixed]
 
     def _grows(self, eqn: JaxprEqn) -> bool:
         """True if results of an equation of the gradient are larger than its operands, so that it should run late."""

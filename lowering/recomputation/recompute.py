@@ -57,35 +57,45 @@ class Parts:
 
 def split(eqns: Sequence[JaxprEqn]) -> Parts | None:
     """The parts of a step, None if it has no gradient, or if its effects forbid another order."""
+    backward, users = _gradient_and_users(eqns)
+    if not backward:
+        return None
+    # Equations after the first of the gradient that it does not need are moved behind it.
+    forward = _needed_first(eqns, backward, users)
+    update = [n for n in range(len(eqns)) if n not in backward and n not in forward]
+    parts = sorted(forward), sorted(backward), update
+    effects_in_order = [n for part in parts for n in part if eqns[n].effects]
+    if effects_in_order != sorted(effects_in_order):
+        return None  # prints and callbacks would come in another order
+    return Parts(*(tuple(eqns[n] for n in part) for part in parts))
+
+
+def _gradient_and_users(eqns: Sequence[JaxprEqn]) -> tuple[set[int], set[int]]:
+    """Numbers of the equations of the gradient, and of those that need it or other such equations."""
     backward: set[int] = set()
-    update: set[int] = set()
+    users: set[int] = set()
     part_of: dict[Var, set[int]] = {}
     for n, eqn in enumerate(eqns):
         operand_parts = [part_of[var] for var in variables_read(eqn) if var in part_of]
-        members = update if any(part is update for part in operand_parts) else None
-        if members is None and stage_name(eqn).is_backward:
-            members = backward
-        elif members is None and operand_parts:
-            members = update
-        if members is not None:
+        is_backward = stage_name(eqn).is_backward and not any(part is users for part in operand_parts)
+        if is_backward or operand_parts:
+            members = backward if is_backward else users
             members.add(n)
             part_of.update(dict.fromkeys(eqn.outvars, members))
-    if not backward:
-        return None
+    return backward, users
+
+
+def _needed_first(eqns: Sequence[JaxprEqn], backward: Collection[int], users: Collection[int]) -> set[int]:
+    """Numbers of other equations that come before the gradient, or that it needs."""
     first_backward = min(backward)
-    # Equations after the first of the gradient that it does not need are moved behind it.
     needed = {var for n in backward for var in variables_read(eqns[n])}
+    forward: set[int] = set()
     for n in reversed(range(len(eqns))):
-        if n not in backward and n not in update:
-            if n < first_backward or not needed.isdisjoint(eqns[n].outvars):
-                needed.update(variables_read(eqns[n]))
-            else:
-                update.add(n)
-    forward = [n for n in range(len(eqns)) if n not in backward and n not in update]
-    effects_in_order = [n for n in (*forward, *sorted(backward), *sorted(update)) if eqns[n].effects]
-    if effects_in_order != sorted(effects_in_order):
-        return None  # prints and callbacks would come in another order
-    return Parts(*(tuple(eqns[n] for n in part) for part in (forward, sorted(backward), sorted(update))))
+        is_other = n not in backward and n not in users
+        if is_other and (n < first_backward or not needed.isdisjoint(eqns[n].outvars)):
+            needed.update(variables_read(eqns[n]))
+            forward.add(n)
+    return forward
 
 
 @dataclass(frozen=True, slots=True)

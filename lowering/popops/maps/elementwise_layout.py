@@ -91,7 +91,6 @@ def choose_layout(
 
     A graph that keeps layouts has no choice: see `kept_layout`.
     """
-    # One in which vertices can reduce, if there is any.
     mapped_outs = [out for out in outs if out is not None and graph.is_mapped(out)]
     if graph.keeps_layouts and not reductions:
         dtype = kernel.dtype_of(kernel.results[0])
@@ -99,13 +98,10 @@ def choose_layout(
             return _layout_of_view(graph, mapped_outs[0])
         return kept_layout(graph, operands, narrow, shape, dtype)
     unrepeated = [x for x, view in zip(operands, narrow, strict=True) if view.is_whole]
-    proposals = [layout for x in mapped_outs or unrepeated if (layout := _layout_of(graph, x)) is not None]
-    commonest = {layout for layout, _ in Counter(proposals).most_common(_MAX_LAYOUTS)}
-    proposals = [layout for layout in proposals if layout in commonest]
+    proposals = _commonest([x for view in mapped_outs or unrepeated if (x := _layout_of(graph, view)) is not None])
     proposals += [] if mapped_outs and proposals else _even(graph, kernel, shape, reductions, bool(proposals))
     needs_rows = len(unrepeated) < len(operands) or bool(reductions)
-    layouts = list(dict.fromkeys(_in_rows(x) if needs_rows and x.shape == shape else x for x in proposals))
-    layouts = [x for x in layouts if all(x.can_reduce(shape, r.axes) for r in reductions)] or layouts
+    layouts = _for_vertices(proposals, shape, reductions, needs_rows)
     if len(layouts) == 1:
         return layouts[0]
 
@@ -116,6 +112,20 @@ def choose_layout(
         return cycles + _exchange_cost(graph, operands, narrow, layout, shape), evenness.worst, -evenness.tiles
 
     return min(layouts, key=rank)
+
+
+def _commonest(proposals: Sequence[Layout]) -> list[Layout]:
+    """The layouts that most operands have, in the order of operands."""
+    commonest = {layout for layout, _ in Counter(proposals).most_common(_MAX_LAYOUTS)}
+    return [layout for layout in proposals if layout in commonest]
+
+
+def _for_vertices(
+    proposals: Sequence[Layout], shape: tuple[int, ...], reductions: Sequence[Reduction], needs_rows: bool
+) -> list[Layout]:
+    """Distinct layouts, in rows where vertices need them; those in which vertices can reduce, if there are any."""
+    layouts = list(dict.fromkeys(_in_rows(x) if needs_rows and x.shape == shape else x for x in proposals))
+    return [x for x in layouts if all(x.can_reduce(shape, r.axes) for r in reductions)] or layouts
 
 
 def kept_layout(

@@ -80,26 +80,11 @@ def fused_rule(ctx: Context, *operands: Tensor, jaxpr: ClosedJaxpr, name: str) -
     """Elementwise equations over one index space and reductions of their results, in one vertex a tile."""
     body = jaxpr.jaxpr
     reduced = {eqn.outvars[0]: eqn for eqn in body.eqns if eqn.primitive.name in MONOIDS}
-    mapped = next(eqn for eqn in body.eqns if eqn.primitive.name not in MONOIDS)
-    space = index_space(shape_of(mapped.outvars[0]))
-    number: dict[Var, int] = {var: n for n, var in enumerate(body.invars)}
-    steps: list[Step] = []
+    mapped = [eqn for eqn in body.eqns if eqn.primitive.name not in MONOIDS]
+    space = index_space(shape_of(mapped[0].outvars[0]))
+    computed_eqns, steps, number = _steps(body.invars, mapped)
     computing = [(eqn, MONOIDS[eqn.primitive.name]) for eqn in reduced.values()]
-
-    def read(atom: Atom) -> int | Frozen:
-        aval: Any = atom.aval
-        return freeze(np.asarray(atom.val, aval.dtype)) if isinstance(atom, Literal) else number[atom]
-
-    for eqn in body.eqns:
-        unchanged = 0 if is_unit_view(eqn) else unchanged_operand(eqn)
-        if unchanged is not None:
-            source = eqn.invars[unchanged]
-            assert isinstance(source, Var)
-            number[eqn.outvars[0]] = number[source]
-        elif eqn.outvars[0] not in reduced:
-            steps.append(Step(op_of(eqn), tuple(map(read, eqn.invars))))
-            computing.append((eqn, steps[-1].op.name))
-            number[eqn.outvars[0]] = len(operands) + len(steps) - 1
+    computing += [(eqn, step.op.name) for eqn, step in zip(computed_eqns, steps, strict=True)]
     tensors = [x.reshape(space) for x in operands]
     outs = [var for var in body.outvars if isinstance(var, Var)]
     title = ctx.name.removesuffix(ctx.primitive.name) + name
@@ -122,6 +107,32 @@ def fused_rule(ctx: Context, *operands: Tensor, jaxpr: ClosedJaxpr, name: str) -
         return computed[n].reshape(shape) if place is None or n in reductions else place
 
     return [result(n, var, ctx.out_avals[n].shape) for n, var in enumerate(outs)]
+
+
+def _steps(invars: Sequence[Var], eqns: Sequence[JaxprEqn]) -> tuple[list[JaxprEqn], list[Step], Mapping[Var, int]]:
+    """The equations that compute, a step of the vertex for each, and the number of each value among operands and steps.
+
+    Other equations return an operand unchanged.
+    """
+    number: dict[Var, int] = {var: n for n, var in enumerate(invars)}
+    computing: list[JaxprEqn] = []
+    steps: list[Step] = []
+
+    def read(atom: Atom) -> int | Frozen:
+        aval: Any = atom.aval
+        return freeze(np.asarray(atom.val, aval.dtype)) if isinstance(atom, Literal) else number[atom]
+
+    for eqn in eqns:
+        unchanged = 0 if is_unit_view(eqn) else unchanged_operand(eqn)
+        if unchanged is not None:
+            source = eqn.invars[unchanged]
+            assert isinstance(source, Var)
+            number[eqn.outvars[0]] = number[source]
+            continue
+        number[eqn.outvars[0]] = len(invars) + len(steps)
+        computing.append(eqn)
+        steps.append(Step(op_of(eqn), tuple(map(read, eqn.invars))))
+    return computing, steps, number
 
 
 def _reduction(eqn: JaxprEqn, number: Mapping[Var, int]) -> Reduction:
