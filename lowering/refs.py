@@ -35,7 +35,16 @@ from ipujax.lowering.jax_compat import (
     jaxpr_as_fun,
     used_inputs,
 )
-from ipujax.lowering.jaxpr import Rewrite, equations, everywhere, variables, while_body, while_condition, with_inner
+from ipujax.lowering.jaxpr import (
+    Rewrite,
+    equations,
+    everywhere,
+    substituted,
+    variables,
+    while_body,
+    while_condition,
+    with_inner,
+)
 from ipujax.lowering.source_info import source_line
 from ipujax.runtime.errors import ArgumentError, GraphError
 
@@ -201,10 +210,10 @@ def _with_results_as_computed(jaxpr: Jaxpr) -> Jaxpr:
 
 def _fold_indices(jaxpr: ClosedJaxpr, rewrite_inner: Rewrite) -> ClosedJaxpr:
     """Folds index arithmetic on literals: a slice with a constant start is a view."""
-    literals: dict[Atom, Atom] = {}
+    literals: dict[Var, Atom] = {}
     eqns: list[JaxprEqn] = []
     for eqn in jaxpr.jaxpr.eqns:
-        eqn = eqn.replace(invars=[_read(literals, atom) for atom in eqn.invars])
+        eqn = eqn.replace(invars=[substituted(atom, literals) for atom in eqn.invars])
         values = [atom.val for atom in eqn.invars if isinstance(atom, Literal)]
         if eqn.primitive.name in _OF_INDICES and len(values) == len(eqn.invars):
             # Also correct while a transformation traces this pass.
@@ -213,12 +222,8 @@ def _fold_indices(jaxpr: ClosedJaxpr, rewrite_inner: Rewrite) -> ClosedJaxpr:
             literals[eqn.outvars[0]] = Literal(np.asarray(value), eqn.outvars[0].aval)
         else:
             eqns.append(with_inner(eqn, rewrite_inner))
-    outvars = [_read(literals, atom) for atom in jaxpr.jaxpr.outvars]
+    outvars = [substituted(atom, literals) for atom in jaxpr.jaxpr.outvars]
     return ClosedJaxpr(jaxpr.jaxpr.replace(eqns=eqns, outvars=outvars), jaxpr.consts)
-
-
-def _read(literals: Mapping[Atom, Atom], atom: Atom) -> Atom:
-    return literals.get(atom, atom) if isinstance(atom, Var) else atom
 
 
 def _refusal(jaxpr: Jaxpr, error: NotImplementedError) -> GraphError:

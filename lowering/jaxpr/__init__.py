@@ -25,6 +25,8 @@ if TYPE_CHECKING:
         once as once,
         primitive_names as primitive_names,
         results_in_memories as results_in_memories,
+        spliced as spliced,
+        substituted as substituted,
         variables as variables,
         variables_read as variables_read,
         with_inner as with_inner,

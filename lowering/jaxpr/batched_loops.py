@@ -8,7 +8,6 @@ that keep predicate and state split alike, and all devices agree on whether any 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,13 +17,12 @@ from jax import lax
 from ipujax.lowering.jax_compat import (
     Atom,
     ClosedJaxpr,
-    DropVar,
     JaxprEqn,
     Var,
     new_equation,
     shape_of,
 )
-from ipujax.lowering.jaxpr.nested import Rewrite, everywhere, with_inner
+from ipujax.lowering.jaxpr.nested import Rewrite, everywhere, spliced, with_inner
 from ipujax.lowering.jaxpr.stage_names import PIPELINE
 
 
@@ -80,7 +78,9 @@ def _of_those_that_go_on(cond: ClosedJaxpr, body: ClosedJaxpr, num_cond: int, li
     state = body.jaxpr.invars[len(body.jaxpr.invars) - len(body.jaxpr.outvars) :]
     cond_consts = [Var(var.aval) for var in cond.jaxpr.invars[:num_cond]]
     constvars = [Var(var.aval) for var in cond.jaxpr.constvars]
-    eqns, (goes_on,) = _copied(cond, [*cond_consts, *state], constvars)
+    inputs: dict[Var, Atom] = dict(zip(cond.jaxpr.invars, [*cond_consts, *state], strict=True))
+    inputs.update(zip(cond.jaxpr.constvars, constvars, strict=True))
+    eqns, (goes_on,) = spliced(cond.jaxpr, inputs)
     eqns += body.jaxpr.eqns
     results: list[Atom] = []
     for new, old in zip(body.jaxpr.outvars, state, strict=True):
@@ -101,20 +101,3 @@ def _of_those_that_go_on(cond: ClosedJaxpr, body: ClosedJaxpr, num_cond: int, li
         debug_info=body.jaxpr.debug_info.with_unknown_names(),
     )
     return ClosedJaxpr(changed, [*cond.consts, *body.consts])
-
-
-def _copied(
-    jaxpr: ClosedJaxpr, inputs: Sequence[Var], constvars: Sequence[Var]
-) -> tuple[list[JaxprEqn], Sequence[Atom]]:
-    """Equations and results of a jaxpr on other inputs, with variables of their own."""
-    body = jaxpr.jaxpr
-    copies: dict[Var, Var] = dict(zip((*body.invars, *body.constvars), (*inputs, *constvars), strict=True))
-
-    def copy_of(atom: Any) -> Any:
-        return copies.get(atom, atom) if isinstance(atom, Var) else atom
-
-    eqns = list[JaxprEqn]()
-    for eqn in body.eqns:
-        copies.update({var: Var(var.aval) for var in eqn.outvars if not isinstance(var, DropVar)})
-        eqns.append(eqn.replace(invars=list(map(copy_of, eqn.invars)), outvars=list(map(copy_of, eqn.outvars))))
-    return eqns, list(map(copy_of, body.outvars))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from ipujax.lowering.jax_compat import (
     Atom,
     ClosedJaxpr,
+    DropVar,
     Jaxpr,
     JaxprEqn,
     Var,
@@ -79,6 +80,28 @@ def everywhere(rewrite: Callable[[ClosedJaxpr, Rewrite], ClosedJaxpr]) -> Rewrit
         return rewrite(jaxpr, run)
 
     return run
+
+
+def substituted(atom: Atom, table: Mapping[Var, Atom]) -> Atom:
+    """Return what replaces an atom in a table; itself if nothing does."""
+    return table.get(atom, atom) if isinstance(atom, Var) else atom  # a literal has no hash
+
+
+def spliced(jaxpr: Jaxpr, table: Mapping[Var, Atom]) -> tuple[list[JaxprEqn], list[Atom]]:
+    """Return equations and results of a jaxpr, to be put into another one.
+
+    Args:
+        jaxpr: the jaxpr.
+        table: what replaces its inputs and constants, and other variables; the rest get new variables.
+    """
+    replaced = dict(table)
+    eqns = list[JaxprEqn]()
+    for eqn in jaxpr.eqns:
+        invars = [substituted(atom, replaced) for atom in eqn.invars]
+        replaced.update({v: Var(v.aval) for v in eqn.outvars if not isinstance(v, DropVar) and v not in replaced})
+        outvars: list[Any] = [substituted(var, replaced) for var in eqn.outvars]
+        eqns.append(eqn.replace(invars=invars, outvars=outvars))
+    return eqns, [substituted(atom, replaced) for atom in jaxpr.outvars]
 
 
 def primitive_names(jaxpr: Jaxpr) -> Iterator[str]:

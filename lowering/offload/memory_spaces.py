@@ -28,7 +28,7 @@ from ipujax.lowering.jax_compat import (
     new_equation,
     on_device,
 )
-from ipujax.lowering.jaxpr import Rewrite, equations, everywhere, with_inner
+from ipujax.lowering.jaxpr import Rewrite, equations, everywhere, substituted, with_inner
 from ipujax.lowering.offload.primitives import host_put_p
 from ipujax.lowering.replicas import replicated_p
 from ipujax.runtime.logs import Log, compilation_name
@@ -81,7 +81,7 @@ class _MemorySpaceRewrite:
                 self._add(eqn)
         outvars = list[Atom]()
         for atom in body.outvars:
-            value = self._read(atom)
+            value = substituted(atom, self._replacement)
             has_own_put = isinstance(value, Var) and value in self._put and value not in outvars
             outvars.append(self._add_put(value, None) if is_streamed(atom.aval) and not has_own_put else value)
         rewritten = body.replace(invars=self._invars, constvars=self._constvars, eqns=self._eqns, outvars=outvars)
@@ -90,13 +90,13 @@ class _MemorySpaceRewrite:
     def _add_moves(self, eqn: JaxprEqn) -> None:
         """Replaces a `device_put` from or to the host: a fetched value is the value itself, loaded when read."""
         for atom, var in zip(eqn.invars, eqn.outvars, strict=True):
-            value = self._read(atom)
+            value = substituted(atom, self._replacement)
             is_put = is_streamed(var.aval) and not is_on_host(atom.aval)
             if not isinstance(var, DropVar):
                 self._replacement[var] = self._add_put(value, eqn) if is_put else value
 
     def _add(self, eqn: JaxprEqn) -> None:
-        operands = [self._read(atom) for atom in eqn.invars]
+        operands = [substituted(atom, self._replacement) for atom in eqn.invars]
         outvars = [self._renamed(var) for var in eqn.outvars]
         is_batched = _is_batched_loop(eqn)
         body = with_inner(eqn, self._rewrite_inner)
@@ -121,9 +121,6 @@ class _MemorySpaceRewrite:
         replacement = self._replacement[var] = type(var)(on_device(var.aval))
         return replacement
 
-    def _read(self, atom: Atom) -> Atom:
-        return self._replacement.get(atom, atom) if isinstance(atom, Var) else atom
-
     def _constants(self) -> list[Any]:
         """Captured constants, on the device; a warning names those that were on the host."""
         constants = list[Any]()
@@ -145,18 +142,15 @@ def _without_puts(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
 
     def remove_puts(body: ClosedJaxpr, rewrite_inner: Rewrite) -> ClosedJaxpr:
         replaced: dict[Var, Atom] = {}
-
-        def read(atom: Atom) -> Atom:
-            return replaced.get(atom, atom) if isinstance(atom, Var) else atom
-
         eqns = list[JaxprEqn]()
         for eqn in body.jaxpr.eqns:
-            operands = [read(x) for x in eqn.invars]
+            operands = [substituted(x, replaced) for x in eqn.invars]
             if eqn.primitive is host_put_p:
                 replaced[eqn.outvars[0]] = operands[0]
             else:
                 eqns.append(with_inner(eqn, rewrite_inner).replace(invars=operands))
-        return ClosedJaxpr(body.jaxpr.replace(eqns=eqns, outvars=[read(x) for x in body.jaxpr.outvars]), body.consts)
+        outvars = [substituted(x, replaced) for x in body.jaxpr.outvars]
+        return ClosedJaxpr(body.jaxpr.replace(eqns=eqns, outvars=outvars), body.consts)
 
     return everywhere(remove_puts)(jaxpr)
 

@@ -25,8 +25,7 @@ class StagedValues:
     """Equations in their steps, with what is in streaming memory before and after them.
 
     Args:
-        eqns: the equations in order.
-        steps: the step of each.
+        steps: the equations in order, each with its step.
         outvars: results.
         remote: inputs in streaming memory, with whether their columns are in channel groups on tiles.
         hosted: those of them that the user has put on the host.
@@ -36,8 +35,7 @@ class StagedValues:
         in_place: results of updates by rows that stay in streaming memory, see `row_updates`.
     """
 
-    eqns: Sequence[JaxprEqn]
-    steps: Sequence[int]
+    steps: Sequence[tuple[JaxprEqn, int]]
     outvars: Sequence[Atom]
     remote: Mapping[Var, bool]
     hosted: Collection[Var]
@@ -45,6 +43,11 @@ class StagedValues:
     is_put: Sequence[bool]
     is_sent: Sequence[bool]
     in_place: frozenset[Var]
+
+    @property
+    def eqns(self) -> list[JaxprEqn]:
+        """The equations."""
+        return [eqn for eqn, _ in self.steps]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +86,7 @@ def _last_read(values: StagedValues) -> dict[Var, int]:
     last_read = {var: n for n, eqn in enumerate(values.eqns) for var in variables_read(eqn)}
     pairs = zip(values.outvars, values.destinations, strict=True)
     changed_results = [x for x, destination in pairs if x is not destination]
-    last_read.update(dict.fromkeys(variables(changed_results), len(values.eqns)))
+    last_read.update(dict.fromkeys(variables(changed_results), len(values.steps)))
     for eqn in reversed(values.eqns):
         if is_view(eqn) or eqn.primitive is host_put_p:
             number = max((last_read.get(var, BEFORE_ALL) for var in eqn.outvars), default=BEFORE_ALL)
@@ -94,12 +97,12 @@ def _last_read(values: StagedValues) -> dict[Var, int]:
 def _spilled(values: StagedValues, number_of: Mapping[Var, int], defining: Mapping[Var, JaxprEqn]) -> set[Var]:
     """Values that wait for a later step than the next one, and would take memory of tiles until then."""
     spilled = set[Var]()
-    for eqn, step in zip(values.eqns, values.steps, strict=True):
+    for eqn, step in values.steps:
         if not is_view(eqn):
             for var in variables_read(eqn):
                 value = viewed_value(var, defining)
                 number = number_of.get(value)
-                if number is not None and step > values.steps[number] + 1 and _is_large(value):
+                if number is not None and step > values.steps[number][1] + 1 and _is_large(value):
                     spilled.add(value)
     return spilled - values.in_place
 
@@ -111,7 +114,7 @@ def _due(
     last_read: Mapping[Var, int],
 ) -> dict[int, list[int]]:
     """Results to store after each equation: as early as the buffer that they take is free."""
-    end = len(values.eqns)
+    end = len(values.steps)
     due: dict[int, list[int]] = {}
     for number, (value, destination) in enumerate(zip(values.outvars, values.destinations, strict=True)):
         definition = number_of.get(value, BEFORE_ALL) if isinstance(value, Var) else BEFORE_ALL

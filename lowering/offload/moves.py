@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from ipujax.lowering.jax_compat import Atom, DropVar, JaxprEqn, Var, new_equation, shape_of
-from ipujax.lowering.jaxpr import scan_body, variables_read
+from ipujax.lowering.jaxpr import scan_body, substituted, variables_read
 from ipujax.lowering.offload.control_flow import BodyRewrite, rewrite_control_flow, uses_streaming_memory
 from ipujax.lowering.offload.move_plan import BEFORE_ALL, MovePlan, StagedValues, plan_moves
 from ipujax.lowering.offload.primitives import host_put_p, remote_empty_p, remote_load_p, remote_put_p, remote_store_p
@@ -41,13 +41,13 @@ def with_moves(values: StagedValues, rewrite_body: BodyRewrite) -> Moved:
     plan = plan_moves(values)
     emission = _Emission(plan, rewrite_body)
     emission.store(plan.due.get(BEFORE_ALL, ()), 0)
-    for number, (eqn, step) in enumerate(zip(values.eqns, values.steps, strict=True)):
+    for number, (eqn, step) in enumerate(values.steps):
         if not is_view(eqn):
             emission.add(eqn, number, step)
         emission.store(plan.due.get(number, ()), step)
-    last_step = max(values.steps, default=0)
+    last_step = max((step for _, step in values.steps), default=0)
     emission.fetch_results(last_step)
-    emission.store(plan.due.get(len(values.eqns), ()), last_step)
+    emission.store(plan.due.get(len(values.steps), ()), last_step)
     return emission.moved
 
 
@@ -81,7 +81,7 @@ class _HostedValues:
 
     def resolved(self, atom: Atom) -> Atom:
         """The variable that stands for a value."""
-        return self._alias.get(atom, atom) if isinstance(atom, Var) else atom
+        return substituted(atom, self._alias)
 
     def buffer(self, atom: Atom) -> Var | None:
         """The first variable in the buffer of a value, None for a literal."""
@@ -253,7 +253,7 @@ class _Emission:
         if definition is not None and is_view(definition):
             is_slice = self._emits_slice_on_host(atom, definition, step)
             return self._load(atom, step, user) if is_slice else self._view(atom, definition, step, user)
-        if atom in self._handles and step > self._plan.values.steps[self._plan.number_of[atom]] + 1:
+        if atom in self._handles and step > self._plan.values.steps[self._plan.number_of[atom]][1] + 1:
             return self._load(self._handles[atom], step, user)
         return atom
 

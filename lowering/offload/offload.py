@@ -155,8 +155,7 @@ def _offloaded(jaxpr: ClosedJaxpr, offloading: Offloading, grouped: Sequence[boo
     overlaps = has_phases(body) or offloading.io_tiles is not None
     streamed = sends_results(body)
     values = StagedValues(
-        eqns=[eqn for eqn, _ in steps],
-        steps=[step for _, step in steps],
+        steps=steps,
         outvars=body.outvars,
         remote=remote,
         hosted=hosted,
@@ -185,8 +184,7 @@ def _body_rewrite(batch_bytes: int) -> BodyRewrite:
         destinations = [body.invars[memories[k]] if k in memories else None for k in range(len(body.outvars))]
         steps, in_place = updates_in_place([(eqn, 0) for eqn in body.eqns], body.outvars, destinations)
         values = StagedValues(
-            eqns=[eqn for eqn, _ in steps],
-            steps=[0] * len(steps),
+            steps=steps,
             outvars=body.outvars,
             remote=hosted,
             hosted=hosted,

@@ -30,12 +30,12 @@ import jax.numpy as jnp
 from ipujax.lowering.jax_compat import make_primitive
 
 
-def _load(remote: Any, *, in_groups: bool) -> list[Any]:
-    return [remote]
+def _moved(value: Any, **params: Any) -> list[Any]:
+    return [value]
 
 
-def _load_shape(remote: Any, *, in_groups: bool) -> list[Any]:
-    return [jax.ShapeDtypeStruct(remote.shape, remote.dtype)]
+def _shape_of_moved(value: Any, **params: Any) -> list[Any]:
+    return [jax.ShapeDtypeStruct(value.shape, value.dtype)]
 
 
 def _rows(remote: Any, rows: Any) -> list[Any]:
@@ -50,29 +50,17 @@ def _store(remote: Any, value: Any) -> list[Any]:
     return [value]
 
 
-def _store_shape(remote: Any, value: Any) -> list[Any]:
-    return [jax.ShapeDtypeStruct(value.shape, value.dtype)]
-
-
 def _update(remote: Any, rows: Any, values: Any) -> list[Any]:
     return [remote.at[_without_negative(remote, rows)].set(values, mode="drop")]
 
 
-def _update_shape(remote: Any, rows: Any, values: Any) -> list[Any]:
+def _shape_of_buffer(remote: Any, *operands: Any) -> list[Any]:
     return [jax.ShapeDtypeStruct(remote.shape, remote.dtype)]
 
 
 def _without_negative(remote: Any, rows: Any) -> Any:
     """Row numbers in which negative ones are beyond the buffer, not counted from its end."""
     return jnp.where(rows < 0, remote.shape[0], rows)
-
-
-def _put(value: Any, *, is_result: bool) -> list[Any]:
-    return [value]
-
-
-def _put_shape(value: Any, *, is_result: bool) -> list[Any]:
-    return [jax.ShapeDtypeStruct(value.shape, value.dtype)]
 
 
 def _empty(*, shape: tuple[int, ...], dtype: Any) -> list[Any]:
@@ -83,29 +71,21 @@ def _empty_shape(*, shape: tuple[int, ...], dtype: Any) -> list[Any]:
     return [jax.ShapeDtypeStruct(shape, dtype)]
 
 
-def _copy(value: Any) -> list[Any]:
-    return [value]
-
-
-def _copy_shape(value: Any) -> list[Any]:
-    return [jax.ShapeDtypeStruct(value.shape, value.dtype)]
-
-
 def _wait(value: Any) -> list[Any]:
     return []
 
 
-remote_load_p = make_primitive("remote_load", _load, _load_shape)
+remote_load_p = make_primitive("remote_load", _moved, _shape_of_moved)
 remote_rows_p = make_primitive("remote_rows", _rows, _rows_shape)
-remote_store_p = make_primitive("remote_store", _store, _store_shape)
-remote_update_p = make_primitive("remote_update", _update, _update_shape)
-remote_put_p = make_primitive("remote_put", _put, _put_shape)
+remote_store_p = make_primitive("remote_store", _store, _shape_of_buffer)
+remote_update_p = make_primitive("remote_update", _update, _shape_of_buffer)
+remote_put_p = make_primitive("remote_put", _moved, _shape_of_moved)
 remote_empty_p = make_primitive("remote_empty", _empty, _empty_shape)
-host_put_p = make_primitive("host_put", _copy, _copy_shape)
-host_send_p = make_primitive("host_send", _copy, _copy_shape)
-remote_fetch_p = make_primitive("remote_fetch", _load, _load_shape)
-remote_take_p = make_primitive("remote_take", _load, _load_shape)
-remote_hand_p = make_primitive("remote_hand", _copy, _copy_shape)
+host_put_p = make_primitive("host_put", _moved, _shape_of_moved)
+host_send_p = make_primitive("host_send", _moved, _shape_of_moved)
+remote_fetch_p = make_primitive("remote_fetch", _moved, _shape_of_moved)
+remote_take_p = make_primitive("remote_take", _moved, _shape_of_moved)
+remote_hand_p = make_primitive("remote_hand", _moved, _shape_of_moved)
 remote_wait_p = make_primitive("remote_wait", _wait, _wait)
 
 MOVES = frozenset(

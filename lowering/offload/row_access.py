@@ -25,7 +25,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ipujax.lowering.jax_compat import DropVar, JaxprEqn, Literal, Var, shape_of
+from ipujax.lowering.jax_compat import JaxprEqn, Literal, shape_of
+from ipujax.lowering.jaxpr import spliced
 from ipujax.lowering.offload.primitives import remote_rows_p, remote_update_p
 
 _DROPS = lax.GatherScatterMode.FILL_OR_DROP
@@ -226,15 +227,8 @@ def _spliced(fun: Callable[..., Any], eqn: JaxprEqn) -> list[JaxprEqn]:
     """
     avals: list[Any] = [x.aval for x in eqn.invars]
     body = jax.make_jaxpr(fun)(*(jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals))
-    # Variables of the traced body are replaced by the operands of the equation.
-    atoms: dict[Var, Any] = dict(zip(body.jaxpr.invars, eqn.invars, strict=True))
     assert not body.consts, "a spliced function has no constants"
+    # The traced body reads the operands of the equation, and defines its result.
     (result,) = body.jaxpr.outvars
-    result_vars: dict[Any, Var] = {result: eqn.outvars[0]}
-    replacement = []
-    for inner in body.jaxpr.eqns:
-        invars = [atoms.get(x, x) if isinstance(x, Var) else x for x in inner.invars]
-        outvars = [x if isinstance(x, DropVar) else result_vars.get(x) or Var(x.aval) for x in inner.outvars]
-        atoms.update(zip(inner.outvars, outvars, strict=True))
-        replacement.append(inner.replace(invars=invars, outvars=outvars, source_info=eqn.source_info))
-    return replacement
+    table = dict(zip((*body.jaxpr.invars, result), (*eqn.invars, *eqn.outvars), strict=True))
+    return [inner.replace(source_info=eqn.source_info) for inner in spliced(body.jaxpr, table)[0]]

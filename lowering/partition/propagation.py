@@ -15,7 +15,7 @@ from typing import Any
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, DropVar, Jaxpr, JaxprEqn, Var, jaxprs_in_params, shape_of
-from ipujax.lowering.jaxpr import CONTROL_FLOW, PIPELINE, bodies, scan_body, while_body, while_condition
+from ipujax.lowering.jaxpr import CONTROL_FLOW, PIPELINE, bodies, while_body, while_condition
 from ipujax.lowering.partition.assignments import Decision, Values, axes_of, leading_axes_of, projected, ranked
 from ipujax.lowering.partition.block_evaluation import STATEMENTS
 from ipujax.lowering.partition.pipelines import kinds_of_results, micro_batch_jaxpr
@@ -274,15 +274,17 @@ def _inner_jaxprs(eqn: JaxprEqn) -> Iterator[Jaxpr]:
         yield from jaxprs_in_params(eqn.params)
 
 
-def _scan_ties(eqn: JaxprEqn) -> Iterator[Tie]:
-    body = scan_body(eqn.params)
-    jaxpr = body.jaxpr.jaxpr
-    for outer, inner, is_stack in zip(eqn.invars, jaxpr.invars, body.inputs.are_stacks(), strict=True):
-        yield Tie(outer, inner, is_stack=is_stack)
-    for outer_result, result, is_stack in zip(eqn.outvars, jaxpr.outvars, body.results.are_stacks(), strict=True):
-        yield Tie(outer_result, result, is_stack=is_stack)
-    for before, after in zip(jaxpr.invars[body.inputs.carries], jaxpr.outvars[body.results.carries], strict=True):
-        yield Tie(before, after)
+def _ties_of_bodies(eqn: JaxprEqn) -> Iterator[Tie]:
+    """Ties of a scan, or of the branches of a cond."""
+    for body in bodies(eqn):
+        jaxpr = body.jaxpr.jaxpr
+        operands = body.of_operands(eqn.invars)
+        for outer, inner, is_stack in zip(operands, jaxpr.invars, body.inputs.are_stacks(), strict=True):
+            yield Tie(outer, inner, is_stack=is_stack)
+        for outer_result, result, is_stack in zip(eqn.outvars, jaxpr.outvars, body.results.are_stacks(), strict=True):
+            yield Tie(outer_result, result, is_stack=is_stack)
+        for before, after in zip(jaxpr.invars[body.inputs.carries], jaxpr.outvars[body.results.carries], strict=True):
+            yield Tie(before, after)
 
 
 def _while_ties(eqn: JaxprEqn) -> Iterator[Tie]:
@@ -302,15 +304,6 @@ def _while_ties(eqn: JaxprEqn) -> Iterator[Tie]:
         yield Tie(result, after)
 
 
-def _cond_ties(eqn: JaxprEqn) -> Iterator[Tie]:
-    for branch in bodies(eqn):
-        jaxpr = branch.jaxpr.jaxpr
-        for outer, inner in zip(branch.of_operands(eqn.invars), jaxpr.invars, strict=True):
-            yield Tie(outer, inner)
-        for outer_result, inner_result in zip(eqn.outvars, jaxpr.outvars, strict=True):
-            yield Tie(outer_result, inner_result)
-
-
 def _pipeline_ties(eqn: JaxprEqn) -> Iterator[Tie]:
     spec = eqn.params["spec"]
     body = micro_batch_jaxpr(eqn).jaxpr
@@ -322,4 +315,4 @@ def _pipeline_ties(eqn: JaxprEqn) -> Iterator[Tie]:
         yield Tie(body.invars[operand], body.outvars[number])
 
 
-_TIES = {"scan": _scan_ties, "while": _while_ties, "cond": _cond_ties, PIPELINE: _pipeline_ties}
+_TIES = {"scan": _ties_of_bodies, "while": _while_ties, "cond": _ties_of_bodies, PIPELINE: _pipeline_ties}

@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 
 from ipujax.lowering.ipus import check_flow, named_stage, variables
 from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, DropVar, JaxprEqn, Literal, Var, eliminate_dead_code
-from ipujax.lowering.jaxpr import EquationNumbers, stage_name
+from ipujax.lowering.jaxpr import EquationNumbers, stage_name, substituted
 from ipujax.lowering.pipelining.primitive import PipelineSpec
 from ipujax.lowering.pipelining.segments import dependence
 from ipujax.lowering.schedules import BACKWARD, FORWARD, Kind
@@ -78,15 +78,9 @@ def _with_equal_values_once(partition: Partition) -> Partition:
     first_outvars: dict[tuple[int, int, tuple[Var, ...]], list[Var]] = {}
     replaced: dict[Var, Var] = {}
 
-    def substituted(atom: Atom) -> Atom:
-        return replaced.get(atom, atom) if isinstance(atom, Var) else atom
-
     def substituted_in(eqn: JaxprEqn) -> JaxprEqn:
-        return (
-            eqn
-            if replaced.keys().isdisjoint(variables(eqn.invars))
-            else eqn.replace(invars=list(map(substituted, eqn.invars)))
-        )
+        is_same = replaced.keys().isdisjoint(variables(eqn.invars))
+        return eqn if is_same else eqn.replace(invars=[substituted(atom, replaced) for atom in eqn.invars])
 
     for eqn, stage in partition.shared:
         eqn = substituted_in(eqn)
@@ -102,7 +96,7 @@ def _with_equal_values_once(partition: Partition) -> Partition:
         partition,
         shared=tuple(shared),
         parts=parts,
-        results=tuple(tuple(map(substituted, row)) for row in partition.results),
+        results=tuple(tuple(substituted(atom, replaced) for atom in row) for row in partition.results),
     )
 
 

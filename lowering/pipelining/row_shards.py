@@ -148,7 +148,7 @@ class _Cutter:
         """Cut the inputs, then the equations in order, then the results."""
         body = self._jaxpr.jaxpr
         inputs = tuple(map(self._bounds_of, body.invars))
-        invars = [var for var, bounds in zip(body.invars, inputs, strict=True) for var in self._define(var, bounds)]
+        invars = self._define_all(body.invars, inputs)
         for n, eqn in enumerate(body.eqns):
             if n in self._replaced:
                 self._replace(eqn, self._replaced[n], n)
@@ -156,9 +156,7 @@ class _Cutter:
                 self._equation(eqn, rows_of(eqn), n)
         outputs = tuple(map(self._bounds_of, body.outvars))
         last_eqn = body.eqns[-1] if body.eqns else None
-        outvars = [
-            x for atom, bounds in zip(body.outvars, outputs, strict=True) for x in self._read(atom, bounds, last_eqn)
-        ]
+        outvars = self._read_all(body.outvars, outputs, last_eqn)
         is_uncut = all(bounds is None for bounds in (*inputs, *outputs))
         names = body.debug_info if is_uncut else body.debug_info.with_unknown_names()
         body_of_cut = body.replace(invars=invars, outvars=outvars, eqns=self._eqns, debug_info=names)
@@ -189,6 +187,12 @@ class _Cutter:
                 self._add(slice_eqn(unsplit, shard, a, b, like), None)
         return self._shards[atom, bounds]
 
+    def _define_all(self, variables: Sequence[Var], bounds: Sequence[Bounds | None]) -> list[Var]:
+        return [x for var, at in zip(variables, bounds, strict=True) for x in self._define(var, at)]
+
+    def _read_all(self, atoms: Sequence[Atom], bounds: Sequence[Bounds | None], like: JaxprEqn | None) -> list[Atom]:
+        return [x for atom, at in zip(atoms, bounds, strict=True) for x in self._read(atom, at, like)]
+
     def _read_unsplit(self, var: Var, like: JaxprEqn | None) -> Var:
         if var not in self._unsplit:
             shards = next(shards for (other, _), shards in self._shards.items() if other is var)
@@ -207,7 +211,7 @@ class _Cutter:
             return
         bounds = None if rows is None else self._rows_cut_at(eqn, rows)
         if rows is None or bounds is None:
-            invars = [x for atom in eqn.invars for x in self._read(atom, None, eqn)]
+            invars = self._read_all(eqn.invars, [None] * len(eqn.invars), eqn)
             self._unsplit.update((var, var) for var in eqn.outvars)
             self._add(eqn.replace(invars=invars), Source(n))
             return
@@ -270,16 +274,8 @@ class _Cutter:
     def _sums(self, eqn: JaxprEqn, n: int) -> None:
         """Adds one sum over replicas of all shards of its operands."""
         bounds = [self._bounds.get(var) for var in eqn.outvars]
-        invars = [
-            x
-            for atom, bounds_of_value in zip(eqn.invars, bounds, strict=True)
-            for x in self._read(atom, bounds_of_value, eqn)
-        ]
-        outvars = [
-            x
-            for var, bounds_of_value in zip(eqn.outvars, bounds, strict=True)
-            for x in self._define(var, bounds_of_value)
-        ]
+        invars = self._read_all(eqn.invars, bounds, eqn)
+        outvars = self._define_all(eqn.outvars, bounds)
         if len(outvars) == len(eqn.outvars):
             self._add(eqn.replace(invars=invars, outvars=outvars), Source(n))
             return
@@ -289,8 +285,8 @@ class _Cutter:
 
     def _replace(self, eqn: JaxprEqn, new: Replacement, n: int) -> None:
         """Adds an equation with other parameters that reads and defines shards."""
-        invars = [x for atom, bounds in zip(eqn.invars, new.inputs, strict=True) for x in self._read(atom, bounds, eqn)]
-        outvars = [x for var, bounds in zip(eqn.outvars, new.outputs, strict=True) for x in self._define(var, bounds)]
+        invars = self._read_all(eqn.invars, new.inputs, eqn)
+        outvars = self._define_all(eqn.outvars, new.outputs)
         self._add(eqn.replace(invars=invars, outvars=outvars, params=dict(new.params)), Source(n))
 
 
