@@ -256,6 +256,7 @@ def _sliced(rank: int, dims: tuple[int, ...]) -> _Sliced:
 
 @remembered
 def _slice_codelet(dtype: Any, sliced: _Sliced, index_dtype: Any) -> Codelet:
+    """Codelet that copies a slice out of a block at starts known when it runs."""
     dims = sliced.dims
 
     def compute(x: jax.Array, *starts: jax.Array, shapes: tuple[tuple[int, ...], ...]) -> jax.Array:
@@ -282,6 +283,7 @@ def _with_axes(
 
 @remembered
 def _update_codelet(dtype: Any, sliced: _Sliced, index_dtype: Any, may_read_buffer: bool) -> Codelet:
+    """Codelet that overwrites a slice of a block in place; the update may be computed from the buffer itself."""
     dims = sliced.dims
 
     def compute(buffer: jax.Array, update: jax.Array, *starts: jax.Array) -> jax.Array:

@@ -192,6 +192,7 @@ class _CombinationCost:
 
 @remembered
 def _codelet(dtype: Any, index_dtype: Any, spec: GatherSpec, row_dim: int | None) -> Codelet:
+    """Codelet that looks up rows in a block of the table; `row_dim` is the indexed dimension that is cut, if one is."""
     wide = spec.wide_dims()
 
     def compute(
@@ -200,6 +201,7 @@ def _codelet(dtype: Any, index_dtype: Any, spec: GatherSpec, row_dim: int | None
         origins: tuple[Any, ...] = (),
         shapes: tuple[tuple[int, ...], ...] = (),
     ) -> jax.Array:
+        """Look-ups in a block: of a cut slice a part, of cut rows those of the block and zero bits for the others."""
         sizes = _slice_sizes(spec, table.shape)
         part_origins: dict[int, Any] = {}  # first index of the block within a slice, by dimension of the table
         for (d, out), origin in zip(wide, origins[len(origins) - len(wide) :], strict=True):
@@ -255,6 +257,7 @@ def _part_indices(indices: jax.Array, spec: GatherSpec, part_origins: Mapping[in
 def _lookup(
     table: jax.Array, indices: jax.Array, spec: GatherSpec, sizes: Sequence[int], mode: Mode, unique: bool
 ) -> jax.Array:
+    """JAX's gather on a block; of the user's promises about indices those that block-local indices still keep."""
     return lax.gather(
         table,
         indices,

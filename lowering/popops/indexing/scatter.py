@@ -298,6 +298,7 @@ class _Form:
         )
 
     def _work(self, graph: Graph) -> Work:
+        """Blocks that a vertex of each candidate partition reads and writes; of several steps those of the longest."""
         reads = self._reads()
         sources: list[Source] = [source_of(graph, tensor) for tensor, _ in reads]
         if self.steps > 1:
@@ -319,6 +320,7 @@ class _Form:
         return self.table
 
     def _add_result(self, builder: Builder, placement: Blocked) -> Tensor:
+        """Adds the vertices; a result that they began from neutral elements is then combined with the table."""
         graph = builder.graph
         source = self._table_source(graph)
         combined = self._add_vertices(builder, placement)
@@ -435,6 +437,7 @@ class _MemoryAndCombinationCost:
     table: Literal["neutral", "constant", "free", "elsewhere"]  # kind of the table that is combined last
 
     def __call__(self, grids: Grids, target: Target, cycles_per_byte: float) -> np.ndarray:
+        """Cycles of each candidate that its scatter vertices do not count."""
         # Code fits below the interleaved region only: scaled to the bytes of a full tile.
         code_bytes = self.code_bytes(grids, target) * (target.bytes_per_tile / target.interleaved_offset_bytes)
         crowding = crowding_cycles(np.maximum(self.needed_bytes(grids), code_bytes), target)

@@ -179,6 +179,7 @@ def _update_table(
 def _scatter(
     spec: ScatterSpec, table: Any, indices: Any, updates: Any, mode: Mode, hints: Mapping[str, bool]
 ) -> jax.Array:
+    """JAX's scatter on a block, by a known operation or the user's function."""
     if prod(indices.shape[:-1]) == 1:  # for XLA an update of a slice
         updates = before_writing(updates)
     if spec.function is None:
@@ -208,6 +209,7 @@ def _local_indices(spec: ScatterSpec, indices: jax.Array, origins: tuple[Any, ..
 
 
 def _update_cycles(spec: ScatterSpec, dtype: Any, is_part: bool, shapes: BlockShapes, target: Target) -> np.ndarray:
+    """Cycles of the updates expected in a block, if indices are uniform; `is_part` if it is first filled."""
     indices, updates, table = shapes[-3:]
     sizes, _ = spec.windows()
     lookups = total_elements(indices[:-1])

@@ -158,6 +158,7 @@ def reduce_window(
     work = Work(codelet, fields, tuple(sources))
 
     def add(builder: Builder, placement: Blocked) -> list[Tensor]:
+        """Adds the vertices of a placement; each reads the hull of its windows."""
         graph = builder.graph
         for tensor in operands:
             place_operand(graph, tensor, read, placement)
@@ -189,6 +190,7 @@ def _window_dim(windows: Windows, d: int, window_axis: int | None) -> Dim:
 def _codelet(
     dtypes: tuple[Any, ...], starts: tuple[Any, ...], windows: Windows, monoid: str, reducer: WindowReducer
 ) -> Codelet:
+    """Codelet of a reduction over windows; it pads a hull that reaches beyond the tensor."""
     out_dtypes = starts or dtypes[-1:]
 
     def compute(*blocks: jax.Array, pads: Sequence[Pads]) -> Any:
@@ -246,7 +248,7 @@ def select_and_scatter(
     work = Work(codelet, (windows_read, read, *(() for _ in starts), tuple(cells)), tuple(sources))
 
     def add(builder: Builder, placement: Blocked) -> Tensor:
-        # Scatter vertices on blocks of the result: each reads the windows over its block, and `x` under those windows.
+        """Adds the vertices of a placement: each reads the windows over its block, and `x` under those windows."""
         graph = builder.graph
         place_operand(graph, x, cells, placement)
         place_operand(graph, source, windows_read, placement)
@@ -289,9 +291,12 @@ def select_and_scatter(
 
 @remembered
 def _scatter_codelet(dtype: Any, windows: Windows, scatter: Callable[..., jax.Array], has_start: bool) -> Codelet:
+    """Codelet of a block of the gradient of a maximum over windows."""
+
     def compute(
         source: jax.Array, x: jax.Array, *start: jax.Array, pads: Sequence[Pads], shapes: tuple[tuple[int, ...], ...]
     ) -> jax.Array:
+        """Gradient of a block from all windows over it, of which those at its edges reach beyond it."""
         initial = start[0] if start else jnp.zeros((), dtype)
         if 0 in source.shape:  # no window covers the block
             return lax.broadcast(initial, shapes[0])

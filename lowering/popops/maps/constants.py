@@ -125,6 +125,8 @@ def iota(builder: Builder, dtype: Any, size: int) -> Tensor:
 
 @remembered
 def _codelet(dtype: Any) -> Codelet:
+    """Codelet of rising numbers, which begin at the first index of the block."""
+
     def compute(origins: tuple[Any, ...], shapes: tuple[tuple[int, ...], ...]) -> jax.Array:
         numbers = lax.iota(np.dtype(np.int32), shapes[0][0]) + jnp.asarray(origins[0], np.int32)
         return numbers.astype(dtype)

@@ -51,6 +51,7 @@ def pad(builder: Builder, x: Tensor, value: Tensor, config: Config, out_shape: S
     work = Work(codelet, tuple(fields), tuple(sources))
 
     def add(builder: Builder, placement: Blocked) -> Tensor:
+        """Adds the vertices of a placement; each reads the elements that fall in its block of the result."""
         graph = builder.graph
         place_operand(graph, x, read, placement)
         out = mapped_variable(graph, out_shape, x.dtype, builder.name, range(rank), placement)
@@ -68,6 +69,7 @@ def pad(builder: Builder, x: Tensor, value: Tensor, config: Config, out_shape: S
 
 @remembered
 def _codelet(dtype: Any, interior: tuple[int, ...], constant: Frozen | None) -> Codelet:
+    """Codelet that copies elements apart and fills the gaps, with an immediate or, without one, a scalar operand."""
     immediate = None if constant is None else thawed(constant)
 
     def compute(x: jax.Array, *values: jax.Array, pads: Sequence[Sequence[tuple[int, int]]]) -> jax.Array:

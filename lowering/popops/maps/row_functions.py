@@ -89,6 +89,8 @@ def _codelet(
     operations: int,
     reduces: bool,
 ) -> Codelet:
+    """Codelet of a function of rows; if it `reduces` them, a worker has entire rows, else any elements."""
+
     def compute(*blocks: jax.Array) -> tuple[jax.Array, ...]:
         results = fun(*blocks)
         return tuple(lax.expand_dims(y, (y.ndim,)) for y in results) if reduces else tuple(results)

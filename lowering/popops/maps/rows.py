@@ -129,6 +129,7 @@ def _add_rows(
     placement: Blocked,
     scalars: Sequence[Tensor],
 ) -> list[Tensor]:
+    """Adds vertices on entire rows; results whose rows have another length get an axis of it."""
     shape = operands[0].shape
     rank = len(shape)
     extents = sorted({extent for extent, _ in results if extent != shape[axis]})
@@ -166,6 +167,7 @@ def _pairs(axis: int, shapes: BlockShapes, target: Target) -> np.ndarray:
 
 @remembered
 def _cumulative_codelet(kind: str, dtype: Any, axis: int, reverse: bool) -> Codelet:
+    """Codelet of cumulative results; a row is the sequential work of one worker."""
     fun, element_cycles = CUMULATIVE[kind]
 
     def compute(x: jax.Array) -> jax.Array:
@@ -188,6 +190,8 @@ def _cumulative_codelet(kind: str, dtype: Any, axis: int, reverse: bool) -> Code
 def _sort_codelet(
     dtypes: tuple[Any, ...], axis: int, num_keys: int, is_stable: bool, has_sorted_halves: bool
 ) -> Codelet:
+    """Codelet of a bitonic sort; rows with sorted halves need its last level only."""
+
     def compute(*blocks: jax.Array) -> tuple[jax.Array, ...]:
         return tuple(lax.sort(blocks, dimension=axis, is_stable=is_stable, num_keys=num_keys))
 
@@ -237,6 +241,8 @@ def _compare_swap_cycles(keys: int, tensors: int) -> int:
 
 @remembered
 def _top_k_codelet(dtype: Any, k: int, axis: int) -> Codelet:
+    """Codelet of the `k` largest elements of each row with their indices, by a partial bitonic sort."""
+
     def compute(x: jax.Array) -> tuple[jax.Array, ...]:
         return tuple(lax.top_k(x, k, axis=axis))
 

@@ -170,6 +170,7 @@ def _search_codelet(monoid: str, dtype: Any, axis: int, index_dtype: Any) -> Cod
 
 @remembered
 def _pair_codelet(monoid: str, dtype: Any, axis: int, index_dtype: Any) -> Codelet:
+    """Codelet of the first stage: the best value of a block, and its index in the whole tensor."""
     search, reducer, _ = _REDUCERS[monoid]
 
     def compute(x: jax.Array, origins: tuple[Any, ...]) -> tuple[jax.Array, jax.Array]:
@@ -184,6 +185,7 @@ def _pair_codelet(monoid: str, dtype: Any, axis: int, index_dtype: Any) -> Codel
 
 @remembered
 def _pick_codelet(monoid: str, dtype: Any, index_dtype: Any) -> Codelet:
+    """Codelet of the second stage: the index that came with the best of the blocks' values."""
     search = _REDUCERS[monoid][0]
 
     def compute(values: jax.Array, indices: jax.Array) -> jax.Array:

@@ -177,6 +177,7 @@ class Kernel:
 
 
 def _on_axes(operand: Input, sources: Sequence[Sequence[int]]) -> Input | None:
+    """An input on new axes, each of which joins the old ones of `sources`; None where it has no such view."""
     axes = axes_among(operand.axes, sources)
     if axes is None or not (operand.begins or operand.reach):
         return None if axes is None else replace(operand, axes=axes)
@@ -222,6 +223,7 @@ def kernel_codelet(kernel: Kernel) -> Codelet:
     first_reduced = len(input_fields) + len(stored)
 
     def cycles(shapes: BlockShapes, target: Target) -> np.ndarray:
+        """Elementwise steps, then each reduction, in one launch."""
         elements = total_elements(_without_reach(shapes[sized], reach))
         total = np.asarray(0)
         if is_map:
@@ -237,6 +239,7 @@ def kernel_codelet(kernel: Kernel) -> Codelet:
         return total - (launches - 1) * LAUNCH_CYCLES
 
     def parts(shapes: BlockShapes, target: Target) -> np.ndarray:
+        """Parts of the loop that keeps most workers busy; the others have fewer."""
         elements = total_elements(_without_reach(shapes[sized], reach))
         largest = np.asarray(0)
         if is_map:
