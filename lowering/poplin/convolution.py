@@ -169,6 +169,7 @@ def _params(numbers: lax.ConvDimensionNumbers, groups: int, groups_in_batch: boo
 def _extents(
     graph: Graph, x: Tensor, w: Tensor, params: ConvParams, windows: Sequence[Window], groups: int, name: str
 ) -> Dims[int]:
+    """Length of each dimension that a plan cuts; refuses weights that have other input channels than `x`."""
     lhs = params.lhs
     rhs = params.rhs
     batch = x.shape[lhs.batch]

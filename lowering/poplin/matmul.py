@@ -101,6 +101,7 @@ def _aligned_grid(spec: ConvSpec, dims: tuple[int, ...], blocks: Blocked) -> Gri
 
 
 def _plans(spec: ConvSpec, dims: tuple[int, ...], grid: Grid, target: Target) -> Iterator[Plan]:
+    """Plan of each kind of vertex that reads the operand where it is, by its grid, other dimensions uncut."""
     splits = Dims.of([len(cut) - 1 for cut in grid.cuts])
     longest = Dims.of([np.array([int(np.diff(cut).max())]) for cut in grid.cuts])
     ones = Dims.of((1,) * len(grid.cuts))

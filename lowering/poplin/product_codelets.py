@@ -106,6 +106,7 @@ def convolution_codelet(kind: VertexKind, spec: ConvSpec, out_dtype: Any, params
     """Codelet of a convolution of blocks in the layouts of `params`; the extents of `spec` do not matter."""
 
     def compute(x: jax.Array, w: jax.Array, *, pads: Sequence[Sequence[tuple[int, int]]]) -> jax.Array:
+        """JAX's convolution of a block, padded before it where XLA would abort."""
         groups = x.shape[params.lhs.group] if params.lhs.group >= 0 else 1
         field_pads = [pads[0][d] for d in params.lhs.field]
         dilation = spec.lhs_dilation
@@ -134,6 +135,7 @@ def convolution_codelet(kind: VertexKind, spec: ConvSpec, out_dtype: Any, params
         return _with_groups(result, params.out.group, groups)
 
     def block_of(shapes: BlockShapes) -> Block:
+        """Extents of a vertex's convolution, from the shapes of its weights and its results."""
         _, weights, results = shapes
         groups = results[params.out.group] if params.out.group >= 0 else np.int64(1)
         return Dims(
@@ -157,6 +159,8 @@ def _codelet(
     block_of: Callable[[BlockShapes], Block],
     takes: tuple[Literal["pads"], ...] = (),
 ) -> Codelet:
+    """Codelet of a product: cycles by the kind of vertex, from the extents that `block_of` reads off block shapes."""
+
     def cycles(shapes: BlockShapes, target: Target) -> np.ndarray:
         block = block_of(shapes)
         return np.asarray(block_cycles(kind, spec, block, target) + rearrangement_cycles(kind, spec, block, target))

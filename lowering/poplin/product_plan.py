@@ -414,6 +414,7 @@ def _fastest(by_kind: Sequence[Candidates], bound_bytes: float) -> Plan | None:
 
 
 def _plan_of(candidates: Candidates, number: int, cost_parts: np.ndarray) -> Plan:
+    """One of the candidates, which are columns of arrays, as a plan."""
     splits = Dims.of([int(n) for n in candidates.splits[:, number]])
     temp_bytes = int(candidates.temp_bytes[number])
     cost = PlanCost(*(int(n) for n in cost_parts))

@@ -101,6 +101,7 @@ def grains(kind: VertexKind, spec: ConvSpec, target: Target, in_groups: bool = F
 
 
 def _kind_grains(kind: VertexKind, spec: ConvSpec, target: Target, in_groups: bool) -> Dims[int]:
+    """Block lengths that leave no unit of a vertex idle: channels of the AMP, rows where operands are swapped."""
     arith = arithmetic(spec, target)
     extents = spec.extents
     ones = Dims.of((1,) * (4 + 2 * len(extents.field)))
@@ -201,6 +202,7 @@ def _vmac(spec: ConvSpec, block: Block, target: Target, arith: Arithmetic) -> Co
 
 
 def _slic(spec: ConvSpec, block: Block, target: Target, arith: Arithmetic) -> Count:
+    """Cycles of a SLIC vertex; its formula takes one number of channels, so it is evaluated for each that occurs."""
     rows, width = _rows_and_width(spec, block)
     # A block that has fewer channels than the convolution fills no more of the units.
     channels = np.maximum(block.in_channels, block.out_channels)
