@@ -77,6 +77,7 @@ def sampled_cycles(
 
 
 def _element_cycles(target: Target, size: int, rows: Count, blocks: Count, columns: Count) -> np.ndarray:
+    """Cycles on blocks of one element; PopLibs has faster loops for some small numbers of columns."""
     columns = np.asarray(columns)
     if size == 4:
         element = 9 + columns // 2 + columns % 2

@@ -95,6 +95,7 @@ def dynamic_cycles(target: Target, dtype: Any, block: int, rows: Count, blocks: 
 
 
 def _dynamic_element_cycles(size: int, rows: Count, blocks: Count, columns: Count) -> Count:
+    """Cycles of a worker on blocks of one element: loops over vectors of columns, then the columns that remain."""
     blocks, columns = np.asarray(blocks), np.asarray(columns)
     if size == 4:
         general = (columns >= 4) * (12 + columns // 4 * 3 * blocks) + (columns & 2 > 0) * (
