@@ -88,6 +88,7 @@ def _add_keys(
     results: Sequence[tuple[tuple[int, ...], Any]],
     placement: Blocked,
 ) -> list[Tensor]:
+    """Adds vertices on entire keys; the origin of a block tells it which part of a key's result it computes."""
     shape = results[0][0]
     axes = placed_axes(placement)
     accesses = []
