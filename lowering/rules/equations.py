@@ -153,6 +153,7 @@ class Lowering:
         into: Mapping[Var, Tensor],
         later: LaterValues | None,
     ) -> Sequence[Tensor]:
+        """Results by the primitive's rule, else its fallback; checked to be of the types that the equation says."""
         stack = name_stack(eqn)
         context = Context(
             graph=self._graph,
@@ -199,11 +200,11 @@ class Lowering:
         return fallback(ctx, *operands, is_priced=False)
 
     def read(self, env: Mapping[Var, Tensor], atom: Atom) -> Tensor:
+        """Tensor of a variable or literal; one constant for all equal scalars of the graph."""
         if not isinstance(atom, Literal):
             return env[atom]
         aval: Any = atom.aval
         value = np.asarray(atom.val, aval.dtype)
-        # One constant for all equal scalars of the graph.
         key = (value.dtype.name, value.tobytes()) if value.ndim == 0 else None
         if key is None:
             return self._graph.add_constant(value, "literal")

@@ -91,6 +91,7 @@ def dynamic_update_slice_rule(ctx: Context, x: Tensor, update: Tensor, *starts: 
 
 
 def _update(ctx: Context, x: Tensor, update: Tensor, dynamic: Starts, in_place: bool = False) -> Tensor:
+    """`x` with a block overwritten by the cheapest plan; if there is none, by index along a dimension too long."""
     if not dynamic:
         return update
     if plans := _plans(ctx.graph, x, update.shape, dynamic):
@@ -193,6 +194,7 @@ def _sliced(builder: Builder, plan: Plan, x: Tensor, sizes: Sequence[int], dynam
 
 
 def _updated(builder: Builder, plan: Plan, x: Tensor, update: Tensor, dynamic: Starts, in_place: bool) -> Tensor:
+    """`x` overwritten by a plan: its first part is read, updated by the later parts, and written back."""
     first, *later_parts = plan
     if later_parts:
         block = _sliced(builder, [first], x, update.shape, dynamic)

@@ -171,6 +171,7 @@ def _codelet(
     label: str,
     is_priced: bool,
 ) -> Codelet:
+    """Codelet that calls the primitive; its cycles are estimated from operations an element of its largest block."""
     primitive = ctx.primitive
     params = dict(ctx.params)
     num_operands = len(operands)

@@ -48,6 +48,7 @@ def reduce_across_ipus(
 
 
 def _by_dtype(builder: Builder, form: Form, operands: Sequence[Tensor], homes: Sequence[Graph]) -> Sequence[Tensor]:
+    """One collective for all operands of a dtype, which costs less than one each; uneven groups cannot share one."""
     if form.is_uneven:
         return [
             _reduce_unevenly(Builder(home, builder.prog, builder.name), form, x)

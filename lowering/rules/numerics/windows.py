@@ -92,6 +92,7 @@ def _windows(
     base_dilation: Sequence[int] | None = None,
     window_dilation: Sequence[int] | None = None,
 ) -> Windows:
+    """Windows of an equation's parameters, of which pooling has no dilations."""
     ones = (1,) * rank
     return Windows(
         tuple(window_dimensions),

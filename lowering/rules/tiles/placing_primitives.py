@@ -44,6 +44,7 @@ def _jvp_put(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> 
 def _transposed_put(
     cotangents: Sequence[Any], operands: Sequence[Any], is_linear: Sequence[bool], *, rows: tuple[int, ...], **_: Any
 ) -> list[Any]:
+    """Cotangent of the rows: one that was put on several tiles gets the sum of theirs."""
     (cotangent,) = cotangents
     (x,) = operands
     if cotangent is None:

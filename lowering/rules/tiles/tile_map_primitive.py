@@ -83,6 +83,7 @@ def _batched(
 def _jvp(
     primals: Sequence[Any], tangents: Sequence[Any], *, body: ClosedJaxpr, stacked: Flags, **params: Any
 ) -> tuple[Sequence[Any], Sequence[Any]]:
+    """Derivative in two mapped functions: results with residuals, and the linear part, which has a transpose."""
     active = [n for n, tangent in enumerate(tangents) if tangent is not None]
     run = jaxpr_as_fun(body)
 
@@ -137,6 +138,7 @@ def _transposed(
     stacked: Flags,
     **params: Any,
 ) -> list[Any]:
+    """Cotangents of the operands that the function is linear in, computed on its tiles."""
     linear = [n for n, is_one in enumerate(is_linear) if is_one]
     others = [n for n, is_one in enumerate(is_linear) if not is_one]
     active = [n for n, cotangent in enumerate(cotangents) if cotangent is not None]

@@ -100,6 +100,7 @@ def _tiles(
 
 
 def _codelet(body: ClosedJaxpr, name: str, cost: TileCost) -> Codelet:
+    """Codelet of a function of rows; block shapes are those of its jaxpr, so its cost is one number."""
     run = jaxpr_as_fun(body)
 
     def compute(*rows: jax.Array) -> tuple[jax.Array, ...]:
