@@ -152,6 +152,7 @@ class _Evaluation:
         return eval_jaxpr(jaxpr, operands, self._equation, lambda x: _entire(jnp.asarray(x)))
 
     def _equation(self, eqn: JaxprEqn, operands: list[ReplicaArray]) -> list[ReplicaArray]:
+        """Results on the shards that the equation reads, else as one number if uniform, else on entire arrays."""
         name = eqn.primitive.name
         if name in EVALUATED:
             inner = replace(self, path=(*self.path, eqn))  # shares the tables of shards and producers
@@ -176,6 +177,7 @@ class _Evaluation:
         return results
 
     def _on_shards(self, eqn: JaxprEqn, operands: list[ReplicaArray]) -> list[ReplicaArray]:
+        """Results of an equation that reads a shard; refused if it would need an entire array of it."""
         name = eqn.primitive.name
         if _is_elementwise(name) or (name == "bitcast_convert_type" and shape_of(eqn.outvars[0]) == operands[0].shape):
             return self._elementwise(eqn, operands)

@@ -153,6 +153,7 @@ def _for_all(x: Any, replicas: Replicas) -> jax.Array:
 
 
 def _scan(eqn: JaxprEqn, operands: Values, replicas: Replicas) -> Values:
+    """One loop for all replicas: they agree on its trip count."""
     params = eqn.params
     body = scan_body(params)
     consts, carry, stacks = (operands[places] for places in body.operands)
@@ -167,6 +168,7 @@ def _scan(eqn: JaxprEqn, operands: Values, replicas: Replicas) -> Values:
 
 
 def _while(eqn: JaxprEqn, operands: Values, replicas: Replicas) -> Values:
+    """A loop that runs while a replica is in it; those that have left keep their values."""
     condition = while_condition(eqn.params)
     body = while_body(eqn.params)
 
@@ -189,6 +191,7 @@ def _while(eqn: JaxprEqn, operands: Values, replicas: Replicas) -> Values:
 
 
 def _cond(eqn: JaxprEqn, operands: Values, replicas: Replicas) -> Values:
+    """The branch that all replicas choose; else each branch in turn, for the replicas that choose it."""
     index, *values = operands
     branches = eqn.params["branches"]
     chosen = jnp.clip(index, 0, len(branches) - 1)

@@ -100,6 +100,7 @@ class _Analysis:
         return [self.common(a, b) for a, b in zip(classes, others, strict=True)]
 
     def _scan(self, eqn: JaxprEqn, operands: list[Classes]) -> list[Classes]:
+        """Classes of a loop's results: those of its carry split until an iteration splits no more."""
         body = scan_body(eqn.params)
         consts, carry, stacks = (operands[places] for places in body.operands)
         while True:
@@ -110,6 +111,7 @@ class _Analysis:
             carry = joined_carry
 
     def _while(self, eqn: JaxprEqn, operands: list[Classes]) -> list[Classes]:
+        """Classes of a loop's carry; replicas that may leave it at different iterations are apart."""
         condition = while_condition(eqn.params)
         body = while_body(eqn.params)
         carry = operands[body.operands.carries]
