@@ -102,6 +102,7 @@ def _tridiagonal(x: Any, params: Parameters) -> Results:
 
 
 def _triangular_solve(a: Any, b: Any, params: Parameters) -> Results:
+    """BLAS' `trsm`; its letters are the flags of JAX's primitive."""
     return [
         linalg.triangular_solve_p.bind(
             a,

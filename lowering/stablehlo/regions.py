@@ -53,6 +53,7 @@ def loop_signature(loop: Any, functions: Mapping[str, Any]) -> Signature:
 
 
 def _of_value(value: Any, known: dict[Any, Signature], functions: Mapping[str, Any]) -> Signature:
+    """Computation of a value as nested tuples; `known` has those of values met before, and gets this one."""
     if value in known:
         return known[value]
     op = value.owner

@@ -114,6 +114,7 @@ class Scope:
             return self._results_of(self.rules[SINGLE], op, operands)
 
     def _results_of(self, rule: Rule, op: Any, operands: Values) -> Values:
+        """Results by a rule: at once, as numbers, for indices and shapes; else as operations of JAX."""
         if any(isinstance(x, Success) for x in operands):
             return _after_success(op, operands)
         is_wide = not has_64_bits() and _reads_64_bits(op, operands)
