@@ -118,6 +118,7 @@ class _JaxprDrawing:
         return node
 
     def _equation(self, equation: Json) -> str:
+        """Draws an equation as a node with edges from its operands, and notes the jaxprs it holds for `draw`."""
         primitive = equation["primitive"]
         literals = [operand["literal"] for operand in equation["inputs"] if isinstance(operand, dict)]
         operands = f"({', '.join(literals)})" if literals else ""
@@ -182,6 +183,7 @@ class _GraphDrawing:
             self.dot.edge(*ends)
 
     def _draw(self, node: Json) -> None:
+        """Draws a node of the program tree: loops and branches as clusters, with a diamond for what decides them."""
         if "function" in node:
             name = self._graph["functions"][node["function"]]["name"]
             self._calls.append((self.dot.node(f"call {name}"), node["function"]))

@@ -57,6 +57,7 @@ class JaxprList:
         }
 
     def _equation(self, eqn: JaxprEqn) -> Json:
+        """An equation of the grammar; the jaxprs that it holds get numbers, and `json` writes them after it."""
         bodies = bodies_of(eqn)
         return {
             "primitive": eqn.primitive.name,

@@ -46,6 +46,7 @@ def tile_map(graph: Graph) -> TileMap:
 
 
 def _row(variable: Variable, mapping: TileMapping | None, num_tiles: int) -> Json:
+    """Entry of a variable: of its tiles only those that hold elements."""
     elements = np.zeros(0, np.int64) if mapping is None else mapping.elements_per_tile(num_tiles)
     tiles = np.flatnonzero(elements)
     return {
