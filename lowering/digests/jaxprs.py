@@ -80,6 +80,7 @@ def _closed(digests: Digests, jaxpr: ClosedJaxpr) -> str:
 
 
 def _jaxpr(digests: Digests, jaxpr: Jaxpr) -> str:
+    """Digest of a jaxpr; a variable is the number of its definition, so names and identities do not matter."""
     numbers: dict[Var, int] = {}
 
     def define(variables: Iterable[Var]) -> str:
