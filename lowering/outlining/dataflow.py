@@ -80,6 +80,7 @@ class Dataflow:
         self._end[self._definitions] = [last_reads.get(var, -1) for var in definitions]
 
     def windows(self, length: int) -> Windows:
+        """All windows of `length` equations, by sums over mentions: time does not grow with the length."""
         starts = max(0, self.count - length + 1)
         total = np.concatenate([[np.uint64(0)], np.cumsum(self._symbols * self._powers[:-1])])
         numbers = total[length:] - total[:starts]

@@ -48,6 +48,7 @@ class Run:
         return [self._call(number, params) for number in range(len(self._runs))]
 
     def _call(self, number: int, params: Mapping[str, object]) -> list[JaxprEqn]:
+        """Call in the place of a run, with its line and layer, and the views that are repeated behind it."""
         run = self._runs[number]
         values = self._values[number]
         needed, views = self._live_out[number]
@@ -77,10 +78,12 @@ class Run:
         return [self._live_out_of(values, end) for values, end in zip(self._values, self._ends, strict=True)]
 
     def _live_out_of(self, values: Mapping[_Slot, Var], end: int) -> tuple[set[_Slot], set[int]]:
+        """Values of a run that equations from `end` on read: results the call returns, and views repeated after it."""
         needed: set[_Slot] = set()
         views: set[int] = set()
 
         def need(slot: _Slot) -> None:
+            """Notes what makes a value known behind the run."""
             eqn = self._runs[0][slot[0]]
             slots = self._slots[slot[0]]
             if slot[1] < len(eqn.invars):  # an operand of the run
