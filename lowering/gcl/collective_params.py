@@ -167,6 +167,7 @@ def _scatter(eqn: JaxprEqn, replicas: int) -> Form:
 
 
 def _exchange(eqn: JaxprEqn, replicas: int) -> Form:
+    """Form of `all_to_all`: part r of one dimension goes to rank r, and what arrives is joined along another one."""
     groups = _groups(eqn, replicas)
     split_dim = eqn.params["split_axis"]
     concat_dim = eqn.params["concat_axis"]
@@ -181,6 +182,7 @@ def _exchange(eqn: JaxprEqn, replicas: int) -> Form:
 
 
 def _permute(eqn: JaxprEqn, replicas: int) -> Form:
+    """Form of `ppermute`; refuses pairs in which a replica would send, or receive, twice."""
     pairs = tuple((int(source), int(destination)) for source, destination in eqn.params["perm"])
     sources, destinations = ([pair[side] for pair in pairs] for side in (0, 1))
     replica_range = range(replicas)

@@ -93,6 +93,7 @@ def _add_part(like: Part, shape: tuple[int, ...], name: str) -> Part:
 
 
 def _reduce_on_ring(values: Sequence[Part], level: Level, monoid: str, prog: Program, name: str) -> list[Part]:
+    """Adds the reduce-scatter of a level: every replica gets the chunk of its own position, reduced over its ring."""
     # Offset −1: after n − 1 steps down from there, the chunk at the replica's own position is the one that is complete.
     counters = [_chunk_counter(Builder(value.graph, prog, name), level, -1) for value in values]
     chunks = [_chunk(value, counter, prog, name) for value, counter in zip(values, counters, strict=True)]
@@ -112,6 +113,7 @@ def _reduce_on_ring(values: Sequence[Part], level: Level, monoid: str, prog: Pro
 
 
 def _gather_on_ring(chunks: Sequence[Part], values: Sequence[Part], level: Level, prog: Program, name: str) -> None:
+    """Adds the all-gather of a level: the chunks of all replicas of a ring, written into each one's `values`."""
     counters = [_chunk_counter(Builder(value.graph, prog, name), level, 0) for value in values]
     for chunk, value, counter in zip(chunks, values, counters, strict=True):
         # All chunks are written below, one by one: without this the value would be live before its first write.
