@@ -78,6 +78,7 @@ class _Waits:
 
     @classmethod
     def of(cls, tasks: TaskList, num_stages: int, micro_batches: int) -> _Waits:
+        """Positions by plane of the kind, stage and micro-batch; past all of them where a task waits for nothing."""
         plane = num_stages * micro_batches
         forward = tasks.stages * micro_batches + tasks.micro_batches
         task = _PLANE[tasks.kinds] * plane + forward

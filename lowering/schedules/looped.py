@@ -37,6 +37,7 @@ class LoopedOneForwardOneBackward(Schedule):
     name = "looped-1f1b"
 
     def domain(self, num_stages: int, training: bool) -> Domain:
+        """Multiples of the number of IPUs; refuses stages that are not a whole number of chunks on each."""
         if num_stages % self.chunks:
             raise ScheduleError(
                 f"the schedule {self.name!r} puts {self.chunks} stages on every IPU",
@@ -53,6 +54,7 @@ class LoopedOneForwardOneBackward(Schedule):
         return [self._of_ipu(ipu, num_ipus, micro_batches) for ipu in range(num_ipus)]
 
     def _of_ipu(self, ipu: int, num_ipus: int, micro_batches: int) -> TaskList:
+        """1F1B over the chunks of one IPU, forward tasks ahead until the first gradient can have come back."""
         tasks = micro_batches * self.chunks
         ahead = min(tasks, 2 * (num_ipus - 1 - ipu) + (self.chunks - 1) * num_ipus)
         forward, backward = alternating(tasks, ahead)

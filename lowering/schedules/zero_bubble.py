@@ -33,6 +33,7 @@ class ZeroBubbleH1(Schedule):
         return [self._of_stage(s, num_stages, micro_batches) for s in range(num_stages)]
 
     def _of_stage(self, stage: int, num_stages: int, micro_batches: int) -> TaskList:
+        """1F1B, in which a gradient of parameters follows the gradient of inputs `stage` micro-batches later."""
         forward, backward = alternating(micro_batches, num_stages - 1 - stage)
         if stage == 0:
             return forward_backward(0, forward, backward)
