@@ -135,6 +135,7 @@ class Steps:
         return {v for v, index in flow.definition.items() if index < start <= flow.last_use[v] and v not in self.fixed}
 
     def _chain_step(self, n: int, is_summed: bool) -> ChainStep:
+        """Cycles of step `n`, and bytes that it stores and holds for a time, of its forward and backward part."""
         flow = self.flow
         eqns = self.forward[n]
         gradient = self.backward[n]

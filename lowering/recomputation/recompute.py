@@ -175,6 +175,7 @@ def _recomputed(
     recomputation: Recomputation,
     trades: list[ChainTrade] | None,
 ) -> list[JaxprEqn]:
+    """Equations of a body, its gradients recomputed one by one; unchanged if it has none."""
     parts = split(eqns) if modes(eqns, recomputation) - {"none"} else None
     if parts is None:
         return list(eqns)
