@@ -65,6 +65,7 @@ def merge_compute_sets(graph: Graph, program: Program) -> None:
 
 
 def _merged(graph: Graph, sequence: ProgramSequence, effects: EffectsOf, max_bytes: float) -> list[Program]:
+    """Steps of a sequence, in which every compute set that may move up is a member of an earlier step."""
     steps: list[_Step] = []
     for program in sequence.children():
         step = _Step(program, effects(program), _ipu(graph, program), _operand_bytes(graph, program), [])

@@ -209,6 +209,7 @@ class _Kernel:
         ]
 
     def _blocks_of(self, mapping: Any) -> _Blocks:
+        """Blocks of an operand: their sizes, and the loops over the grid that the index map depends on."""
         entries = tuple(mapping.block_shape)
         kinds = [type(entry).__name__ for entry in entries]
         sizes = tuple(_SIZES[kind](entry) for kind, entry in zip(kinds, entries, strict=True))
@@ -344,6 +345,7 @@ def _evaluated(jaxpr: ClosedJaxpr, operands: Values, indices: Values, sizes: Val
         return lambda *xs: _evaluated(closed(inner), list(xs), indices, sizes)
 
     def equation(eqn: JaxprEqn, xs: Values) -> Sequence[Any]:
+        """An equation with values for `program_id` and `num_programs`, also in the loops and branches it holds."""
         name = eqn.primitive.name
         params = eqn.params
         with source_of(eqn):
@@ -363,6 +365,7 @@ def _evaluated(jaxpr: ClosedJaxpr, operands: Values, indices: Values, sizes: Val
 
 
 def _scan(body: Callable[..., Values], xs: Values, params: dict[str, Any]) -> Values:
+    """A loop of the kernel, traced again: its body reads indices of the grid, which its jaxpr cannot take."""
     inside = scan_body(params)
     consts, carry, stacks = (xs[places] for places in inside.operands)
 

@@ -227,6 +227,7 @@ def _fold_indices(jaxpr: ClosedJaxpr, rewrite_inner: Rewrite) -> ClosedJaxpr:
 
 
 def _refusal(jaxpr: Jaxpr, error: NotImplementedError) -> GraphError:
+    """Error for a Ref that JAX has no rule to replace, at the line that uses it."""
     users = [eqn for eqn in equations(jaxpr) if _has_refs(eqn)]
     # JAX ends its message with the primitive that has no rule.
     candidates = [eqn for eqn in users if str(error).endswith(f": {eqn.primitive}")] or users

@@ -73,6 +73,7 @@ class StoredModule:
             _check_operations(module)
 
     def _check_type(self, module: Any) -> None:
+        """Refuse a module of other arguments or results: arrays of those shapes would be passed to it."""
         symbols = [op for op in module.body.operations if "sym_name" in op.attributes]
         main = [op for op in symbols if mlir.ir.StringAttr(op.attributes["sym_name"]).value == _MAIN]
         if [op.operation.name for op in main] != ["func.func"]:
@@ -88,6 +89,7 @@ class StoredModule:
 
 
 def _check_text(text: str) -> None:
+    """Refuse text that could end the process in the parser, by its aliases or by brackets nested too deep."""
     code = _TEXTS.sub(b"", text.encode()).replace(b"->", b"")
     for name in _ALIAS.findall(code):
         if not _PLACE_ALIAS.fullmatch(name):
@@ -105,7 +107,8 @@ def _check_operations(module: Any) -> None:
     calls: dict[str, list[str]] = {}
     faults: list[str] = []
 
-    def look(op: Any) -> Any:  # an error would not pass through the parser's own code
+    def look(op: Any) -> Any:
+        """Note faults and calls of an operation; an error would not pass through the parser's own code."""
         if op.name.partition(".")[0] not in _DIALECTS:
             faults.append(f"it has the operation {op.name}")
         if op.name == "func.func":
