@@ -8,16 +8,15 @@ Limits: inside a span of several iterations or steps it is not known when an IPU
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from ipujax.runtime.graph import Block, Decision, Loop, Program, fold
 from ipujax.runtime.tensor import Origin
+from ipujax.runtime.timeline.clock_walk import Control, Recording, TimelineStep, Walk
 from ipujax.runtime.timeline.clocks import PHASES, ClockStep
-from ipujax.runtime.timeline.timeline import Recording, TimelineStep, Walker
 
 MAX_STEPS = 4_000  # of spans of one IPU; more make files of traces large and slow to look at
 
@@ -78,10 +77,12 @@ def spans_of(
     Raises:
         ProfileError: a trip count or a branch depends on data and is not given.
     """
-    tracer = _Tracer(program, steps, num_ipus, slots, trip_counts or {}, recording or {})
-    tracer.spare_steps = max(0, max_steps - tracer.size_of(program))
-    tracer.run(program)
-    return _to_columns(_merge_neighbours(tracer.rows, max_steps), num_ipus)
+    size_of = fold(_num_steps)
+    spare_steps = _SpareSteps(max(0, max_steps - size_of(program)), size_of)
+    walk = Walk(steps, num_ipus, slots, Control.of(program, trip_counts, recording), spare_steps.unfolded)
+    run_steps = walk.visit(program, walk.clocks_at_start())
+    rows = [_row(step, steps, num_ipus) for step in run_steps if step.ipus or step.sums]
+    return _to_columns(_merge_neighbours(rows, max_steps), num_ipus)
 
 
 @dataclass(slots=True)
@@ -105,62 +106,32 @@ def _num_steps(node: Program, children: list[int]) -> int:
     return is_step + sum(children)
 
 
-class _Tracer(Walker):
-    """A walk that records rows. Every visit counts once, so that `work` is the work up to the current step."""
+@dataclass(slots=True)
+class _SpareSteps:
+    """Steps of which loops take those beyond their first iteration, outer and earlier loops first."""
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self.rows: list[_Row] = []
-        self.spare_steps = 0  # of which loops take those beyond their first iteration, outer and earlier loops first
-        self.size_of = fold(_num_steps)
+    number: int
+    size_of: Callable[[Program], int]
 
-    def leaf(self, leaf: Program, state: np.ndarray, times: int, into: list[TimelineStep] | None) -> None:
-        super().leaf(leaf, state, times, into)
-        if into is not None and into[-1].ipus:
-            step = self.steps[leaf]
-            transfer_cycles = np.zeros(self.num_ipus, np.int64)
-            for _, ipu, cycles in step.transfers:
-                transfer_cycles[ipu] += cycles
-            row = into[-1]
-            self.rows.append(
-                _Row(leaf, row.ipus, row.starts, row.ends, step.work, transfer_cycles, ((leaf, row.caller),))
-            )
-
-    def loop(
-        self,
-        node: Program,
-        parts: tuple[Program, ...],
-        count: int,
-        state: np.ndarray,
-        times: int,
-        into: list[TimelineStep] | None,
-    ) -> None:
-        """Visit the first iterations one by one while steps are to spare, and fold all others in one step."""
-        if into is None:
-            super().loop(node, parts, count, state, times, None)
-            return
+    def unfolded(self, parts: tuple[Program, ...], count: int) -> int:
+        """Return the iterations of a loop that are walked one by one, and take their steps."""
         size = max(1, sum(map(self.size_of, parts)))
-        unfolded = min(count, 1 + self.spare_steps // size)
-        self.spare_steps -= max(0, unfolded - 1) * size
-        for _ in range(unfolded):
-            for part in parts:
-                self.visit(part, state, times, into)
-        if count > unfolded:
-            self._fold(node, parts, count - unfolded, state)
+        unfolded = min(count, 1 + self.number // size)
+        self.number -= max(0, unfolded - 1) * size
+        return unfolded
 
-    def _fold(self, node: Program, parts: tuple[Program, ...], count: int, state: np.ndarray) -> None:
-        """Run further iterations of a loop as one row."""
-        before = state[: self.num_ipus, 0].copy()
-        work_before = self.work.copy()
-        transfers_before = self.overlapped.copy()
-        super().loop(node, parts, count, state, 1, None)
-        after = state[: self.num_ipus, 0]
-        work = self.work - work_before
-        transfer_cycles = self.overlapped - transfers_before
-        ipus = tuple(np.flatnonzero((after > before) | (transfer_cycles > 0)).tolist())
-        starts = tuple(before[list(ipus)].tolist())
-        ends = tuple(after[list(ipus)].tolist())
-        self.rows.append(_Row(node, ipus, starts, ends, work, transfer_cycles, (), count))
+
+def _row(step: TimelineStep, steps: Mapping[Program, ClockStep], num_ipus: int) -> _Row:
+    """Return the row of a leaf, or of further iterations of a loop."""
+    if (sums := step.sums) is not None:
+        work, transfer_cycles = sums.work, sums.overlapped
+        return _Row(step.program, step.ipus, step.starts, step.ends, work, transfer_cycles, (), step.repeats)
+    clock_step = steps[step.program]
+    transfer_cycles = np.zeros(num_ipus, np.int64)
+    for _, ipu, cycles in clock_step.transfers:
+        transfer_cycles[ipu] += cycles
+    members = ((step.program, step.caller),)
+    return _Row(step.program, step.ipus, step.starts, step.ends, clock_step.work, transfer_cycles, members)
 
 
 def _merge_rows(rows: list[_Row]) -> _Row:

@@ -1,0 +1,419 @@
+"""Walk over a program with one clock an IPU: its steps in order, and the sums of their work.
+
+Input: a program, a `ClockStep` for each of its leaves, and a recording, or assumed trip counts, of data-dependent
+control. Output: `TimelineStep` values, one after the other, while `Clocks` advance.
+Iterations of a loop are walked one by one as far as `Walk.unfolded` says; all others are a power of the max-plus matrix
+of its body (`maxplus`), which is exact. A task of a pipeline with static control is a matrix over the clocks that it
+reads or changes, computed once and applied for every micro-batch, so that long pipelines take little time. Work is the
+same in every iteration, so phases are counted; only idle time depends on the clocks.
+Without a recording of a run, the costlier branch is assumed where the choice is data, and loops whose trip count is
+data need a count. With one, loops around such control are walked iteration by iteration.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from ipujax.runtime.errors import ProfileError
+from ipujax.runtime.graph import (
+    Block,
+    Branch,
+    Call,
+    Loop,
+    PipelineTask,
+    Program,
+    WriteUndef,
+    distinct,
+    fold,
+    while_names,
+)
+from ipujax.runtime.tensor import Origin, compose
+from ipujax.runtime.timeline import maxplus
+from ipujax.runtime.timeline.clocks import PHASES, ClockStep
+
+# Choices of each data-dependent node in a run, in order: iterations of a loop, 1 or 0 of an If, the case of a Switch
+# (the number of cases for its default).
+Recording = Mapping[Program, Sequence[int]]
+Runs = Counter[tuple[str, Program]]  # of leaves and decisions, by the part of the training step of their call
+_OUTSIDE = Origin()  # of functions
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sums:
+    """Sums over steps, to which a walk adds.
+
+    Args:
+        work: cycles of each of `clocks.PHASES` on each IPU, int64[num_ipus, 5].
+        overlapped: cycles of transfers on the I/O tiles of each IPU, int64[num_ipus].
+        runs: number of runs of each leaf and of each decision of data-dependent control.
+    """
+
+    work: np.ndarray
+    overlapped: np.ndarray
+    runs: Runs
+
+    @classmethod
+    def none(cls, num_ipus: int) -> Sums:
+        """Return the sums over no steps."""
+        return cls(np.zeros((num_ipus, len(PHASES)), np.int64), np.zeros(num_ipus, np.int64), Counter())
+
+    def add_step(self, leaf: Program, step: ClockStep, times: int, part: str) -> None:
+        """Add runs of a leaf."""
+        maxplus.check_time(times * int(step.cycles.max()))
+        self.runs[part, leaf] += times
+        self.work[:] += step.work * times
+        for _, ipu, cycles in step.transfers:
+            self.overlapped[ipu] += cycles * times
+
+    def add(self, other: Sums) -> None:
+        """Add other sums."""
+        self.work[:] += other.work
+        self.overlapped[:] += other.overlapped
+        for key, number in other.runs.items():
+            self.runs[key] += number
+
+    def times(self, count: int) -> Sums:
+        """Return the sums over `count` repetitions."""
+        runs = Counter({key: number * count for key, number in self.runs.items()})
+        return Sums(self.work * count, self.overlapped * count, runs)
+
+
+@dataclass(slots=True, eq=False)
+class Clocks:
+    """Clocks at a point of a walk, which advances them.
+
+    Args:
+        state: of IPUs and slots, see `clocks`, int64[IPUs + slots, k] cycles.
+        sums: over the steps up to here.
+        task_ipu: IPU of the task that is walked, None outside of tasks.
+        begin: its clock when its first work in the task began, int64[k]; None before.
+    """
+
+    state: np.ndarray
+    sums: Sums
+    task_ipu: int | None = None
+    begin: np.ndarray | None = None
+
+    @property
+    def of_ipus(self) -> np.ndarray:
+        """Clock of each IPU, int64[num_ipus], a view."""
+        return self.state[: len(self.sums.work), 0]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TimelineStep:
+    """The run of a leaf or of a task, or iterations of a loop.
+
+    Args:
+        program: the node; of a task its call.
+        ipus: IPUs that take part, rising.
+        starts: cycle at which each of them begins, after its waits; the program starts at cycle 0.
+        ends: cycle at which each of them ends.
+        repeats: iterations of a loop; 1 for others.
+        children: the steps of the first iteration of a loop, where that stands for all.
+        caller: the origin of the innermost call that runs it, `Origin()` outside of functions.
+        times: runs of the program for which it stands, more than one in the first iteration of a loop.
+        sums: over all that a task or iterations of a loop run; None for others.
+    """
+
+    program: Program
+    ipus: tuple[int, ...]
+    starts: tuple[int, ...]
+    ends: tuple[int, ...]
+    repeats: int = 1
+    children: tuple[TimelineStep, ...] = ()
+    caller: Origin = _OUTSIDE
+    times: int = 1
+    sums: Sums | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Control:
+    """What decides data-dependent control.
+
+    Args:
+        loop_names: names of each loop whose trip count is data.
+        trip_counts: assumed iterations of loops, by name.
+        recorded: choices of each recorded node that the walk has not come to yet.
+        is_recorded: returns whether control in a node was recorded, so that its runs may differ.
+    """
+
+    loop_names: Mapping[Loop, tuple[str, ...]]
+    trip_counts: Mapping[str, int]
+    recorded: Mapping[Program, Iterator[int]]
+    is_recorded: Callable[[Program], bool]
+
+    @classmethod
+    def of(cls, program: Program, trip_counts: Mapping[str, int] | None, recording: Recording | None) -> Control:
+        """Return the control of a program in a run; arguments as of `timeline`."""
+        recorded = {node: iter(choices) for node, choices in (recording or {}).items()}
+        is_recorded = fold(lambda node, children: node in recorded or any(children))
+        return cls(while_names(program), trip_counts or {}, recorded, is_recorded)
+
+    def trip_count(self, loop: Loop) -> int:
+        """Return the iterations of the current run of a loop."""
+        if loop.trips is not None:
+            return loop.trips
+        names = self.loop_names[loop]
+        if loop in self.recorded:
+            return self.next_choice(loop, names[0])
+        counts = [self.trip_counts[name] for name in names if name in self.trip_counts]
+        if not counts:
+            raise ProfileError(
+                f"the trip count of loop {names[-1]!r} is data, so its cycles are not known before it runs",
+                where=loop.origin,
+                expected=f"a trip count for one of the names {', '.join(map(repr, names))}",
+                hint=f"Options(trip_counts={{{names[-1]!r}: n}}), or profile a call",
+            )
+        return counts[0]
+
+    def next_choice(self, node: Program, name: str) -> int:
+        """Return the recorded choice of the current run of a node."""
+        for choice in self.recorded[node]:
+            return int(choice)
+        raise ProfileError(f"the recording ends before {name} runs for the last time")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _TaskEffect:
+    """Effect of a task with static control on the clocks.
+
+    Args:
+        rows: rows of the clock state that it reads or changes.
+        matrix: max-plus matrix over these rows, int64[rows, rows].
+        begin: row of a matrix that gives the clock of its IPU when its work begins, int64[1, rows].
+        sums: over its steps.
+    """
+
+    rows: list[int]
+    matrix: np.ndarray
+    begin: np.ndarray
+    sums: Sums
+
+
+class _Test(Program):
+    """The test of a loop and the decision after it, as a node that can be walked."""
+
+    __slots__ = ("loop", "test")
+
+    def __init__(self, loop: Loop, test: Program) -> None:
+        self.loop = loop
+        self.test = test
+
+    def children(self) -> tuple[Program, ...]:
+        return (self.test,)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Walk:
+    """What a walk depends on, and how closely it looks.
+
+    Args:
+        steps: clock step of each leaf and of each decision of data-dependent control.
+        num_ipus: IPUs of the system.
+        slots: rows of the clock state beside the IPUs.
+        control: decides data-dependent control.
+        unfolded: takes the parts of a loop and its trip count; returns how many iterations are walked one by one, in
+            the place of the loop, while the others are one step; None if the loop is one step, of which the first
+            iteration stands for all. All loops are if it is None itself.
+        has_tasks: whether the outermost call of a pipeline's task is one step.
+        costliest: branch assumed for each decision that was not recorded, filled by the walk.
+    """
+
+    steps: Mapping[Program, ClockStep]
+    num_ipus: int
+    slots: int
+    control: Control
+    unfolded: Callable[[tuple[Program, ...], int], int | None] | None = None
+    has_tasks: bool = False
+    costliest: dict[Program, int] = field(default_factory=dict)
+    _matrices: dict[Program, np.ndarray] = field(default_factory=dict)
+    _effects: dict[PipelineTask, _TaskEffect] = field(default_factory=dict)
+
+    def clocks_at_start(self) -> Clocks:
+        """Return clocks of which all are 0."""
+        return Clocks(np.zeros((self.num_ipus + self.slots, 1), np.int64), Sums.none(self.num_ipus))
+
+    def visit(
+        self, program: Program, clocks: Clocks, times: int = 1, caller: Origin = _OUTSIDE
+    ) -> Iterator[TimelineStep]:
+        """Advance clocks over one run of a program, counted as several runs; yield each step when it is over."""
+        match program:
+            case Call() if self.has_tasks and program.task is not None and clocks.task_ipu is None:
+                yield self._task(program, program.task, clocks, times, caller)
+            case Call(function, origin):
+                # As `profile.attribution` sees calls.
+                caller = compose(caller, origin) if origin != _OUTSIDE else caller
+                yield from self.visit(function.body, clocks, times, caller)
+            case Block():
+                yield from self._iteration(program.children(), clocks, times, caller)
+            case Loop(test=None):
+                yield from self._loop(program, (program.body,), clocks, times, caller)
+            case Loop(test=Program() as condition):
+                test = _Test(program, condition)  # runs once more than the body
+                yield from self.visit(test, clocks, times, caller)
+                yield from self._loop(program, (program.body, test), clocks, times, caller)
+            case _Test():
+                yield from self.visit(program.test, clocks, times, caller)
+                yield self._leaf(program.loop, clocks, times, caller)
+            case Branch():
+                yield self._leaf(program, clocks, times, caller)
+                yield from self.visit(program.children()[self._choice(program)], clocks, times, caller)
+            case WriteUndef():  # a hint to the compiler, which does nothing
+                return
+            case _:
+                yield self._leaf(program, clocks, times, caller)
+
+    def _iteration(
+        self, parts: Iterable[Program], clocks: Clocks, times: int, caller: Origin
+    ) -> Iterator[TimelineStep]:
+        for part in parts:
+            yield from self.visit(part, clocks, times, caller)
+
+    def _leaf(self, leaf: Program, clocks: Clocks, times: int, caller: Origin) -> TimelineStep:
+        """Advance clocks over one step; see `visit`."""
+        step = self.steps[leaf]
+        state = clocks.state
+        clocks.sums.add_step(leaf, step, times, caller.part)
+        step.start(state)
+        ipus = list(step.ipus)
+        starts = state[ipus, 0].tolist()
+        task_ipu = clocks.task_ipu
+        if task_ipu is not None and clocks.begin is None and step.cycles[task_ipu]:
+            clocks.begin = state[task_ipu].copy()
+        step.finish(state)
+        maxplus.check_time(int(state.max()))
+        ends = state[ipus, 0].tolist()
+        if step.transfers:  # the span of I/O tiles: their IPU goes on at once
+            ends = [int(state[row, 0]) for row, _, _ in step.transfers]
+            starts = [end - cycles for end, (_, _, cycles) in zip(ends, step.transfers, strict=True)]
+        return TimelineStep(leaf, step.ipus, tuple(starts), tuple(ends), caller=caller, times=times)
+
+    # --- loops ---
+
+    def _loop(
+        self, node: Loop, parts: tuple[Program, ...], clocks: Clocks, times: int, caller: Origin
+    ) -> Iterator[TimelineStep]:
+        count = self.control.trip_count(node)
+        if count == 0:
+            return
+        unfolded = None if self.unfolded is None else self.unfolded(parts, count)
+        if unfolded is None:
+            yield self._whole_loop(node, parts, count, clocks, times, caller)
+            return
+        for _ in range(unfolded):
+            yield from self._iteration(parts, clocks, times, caller)
+        if count > unfolded:
+            yield self._further_iterations(node, parts, count - unfolded, clocks, times, caller)
+
+    def _whole_loop(
+        self, node: Loop, parts: tuple[Program, ...], count: int, clocks: Clocks, times: int, caller: Origin
+    ) -> TimelineStep:
+        """Run `parts` in order, `count` times: the first iteration step by step, the others as a matrix power."""
+        before = clocks.of_ipus.copy()
+        # Recorded control may differ in each iteration. Other work is counted for all iterations in the first visit.
+        is_recorded = any(map(self.control.is_recorded, parts))
+        runs = times if is_recorded else times * count
+        children = tuple(self._iteration(parts, clocks, runs, caller))
+        if is_recorded:
+            for _ in range(count - 1):
+                _run_all(self._iteration(parts, clocks, runs, caller))
+        elif count > 1:
+            clocks.state[:] = maxplus.apply_power(self._matrix(node, parts), count - 1, clocks.state)
+        ipus = tuple(sorted({ipu for child in children for ipu in child.ipus}))
+        starts, ends = (tuple(cycles[list(ipus)].tolist()) for cycles in (before, clocks.of_ipus))
+        return TimelineStep(node, ipus, starts, ends, count, children, times=times)
+
+    def _further_iterations(
+        self, node: Loop, parts: tuple[Program, ...], count: int, clocks: Clocks, times: int, caller: Origin
+    ) -> TimelineStep:
+        """Run iterations of a loop as one step."""
+        inner = replace(clocks, sums=Sums.none(self.num_ipus))
+        before = clocks.of_ipus.copy()
+        self._at_once()._whole_loop(node, parts, count, inner, times, caller)
+        clocks.sums.add(inner.sums)
+        ipus = tuple(np.flatnonzero((inner.of_ipus > before) | (inner.sums.overlapped > 0)).tolist())
+        starts, ends = (tuple(cycles[list(ipus)].tolist()) for cycles in (before, inner.of_ipus))
+        return TimelineStep(node, ipus, starts, ends, count, times=times, sums=inner.sums)
+
+    def _at_once(self) -> Walk:
+        """Return the walk, of the same memory, in which the first iteration of each loop stands for all."""
+        return replace(self, unfolded=None)
+
+    def _matrix(self, node: Program, parts: tuple[Program, ...]) -> np.ndarray:
+        """Return the max-plus matrix of one run of `parts`, the body of `node`."""
+        if node not in self._matrices:
+            clocks = Clocks(maxplus.identity(self.num_ipus + self.slots), Sums.none(self.num_ipus))
+            _run_all(self._at_once()._iteration(parts, clocks, 1, _OUTSIDE))
+            self._matrices[node] = clocks.state
+        return self._matrices[node]
+
+    # --- branches ---
+
+    def _choice(self, node: Branch) -> int:
+        """Return the branch of the current run of a node: the recorded one, or else the costliest from equal clocks."""
+        if node in self.control.recorded:
+            return node.recorded_choice(self.control.next_choice(node, str(node.origin)))
+        if node not in self.costliest:
+            costs = []
+            for branch in node.children():
+                clocks = self.clocks_at_start()
+                _run_all(self._at_once().visit(branch, clocks))
+                costs.append(int(clocks.state.max()))
+            self.costliest[node] = int(np.argmax(costs))
+        return self.costliest[node]
+
+    # --- tasks ---
+
+    def _task(self, call: Call, task: PipelineTask, clocks: Clocks, times: int, caller: Origin) -> TimelineStep:
+        """Run a task as one step."""
+        ipu = task.ipu
+        if self.control.is_recorded(call):
+            before = clocks.state[ipu].copy()
+            inner = self._run_task(call, ipu, clocks.state, times, caller)
+            sums = inner.sums
+            begin = before if inner.begin is None else inner.begin
+        else:
+            if task not in self._effects:
+                self._effects[task] = self._effect_of(call, ipu, caller)
+            effect = self._effects[task]
+            sums = effect.sums.times(times)
+            rows = clocks.state[effect.rows]
+            begin = maxplus.product(effect.begin, rows)[0]
+            clocks.state[effect.rows] = maxplus.product(effect.matrix, rows)
+        clocks.sums.add(sums)
+        end = int(clocks.state[ipu, 0])
+        return TimelineStep(call, (ipu,), (int(begin[0]),), (end,), caller=caller, times=times, sums=sums)
+
+    def _run_task(self, call: Call, ipu: int, state: np.ndarray, times: int, caller: Origin) -> Clocks:
+        clocks = Clocks(state, Sums.none(self.num_ipus), ipu)
+        _run_all(self._at_once().visit(call.function.body, clocks, times, caller))
+        return clocks
+
+    def _effect_of(self, call: Call, ipu: int, caller: Origin) -> _TaskEffect:
+        """Run a task with static control on the identity of the rows of its steps."""
+        rows = sorted({ipu} | {row for node in distinct(call) for row in _rows(self.steps.get(node))})
+        state = np.full((self.num_ipus + self.slots, len(rows)), maxplus.NEVER, np.int64)
+        state[rows, range(len(rows))] = 0
+        before = state[ipu].copy()
+        clocks = self._run_task(call, ipu, state, 1, caller)
+        begin = before if clocks.begin is None else clocks.begin
+        return _TaskEffect(rows, state[rows], begin[None], clocks.sums)
+
+
+def _run_all(steps: Iterable[TimelineStep]) -> None:
+    deque(steps, maxlen=0)
+
+
+def _rows(step: ClockStep | None) -> set[int]:
+    """Return the rows of the clock state that a step reads or changes."""
+    if step is None:
+        return set()
+    rows = {*step.ipus, *np.flatnonzero(step.cycles).tolist(), *step.senders, *step.fills, *step.frees}
+    rows |= {row for pair in step.awaits for row in pair} | {row for group in step.barriers for row in group}
+    rows |= {row for arrival, senders in step.delivers for row in (arrival, *senders)}
+    return rows | {row for clock, ipu, _ in step.transfers for row in (clock, ipu)}
