@@ -2,7 +2,7 @@
 
 Input: a graph and a program. Output: a function that `jax.jit` can trace: from the values of host streams to those of
 host streams (`engine_function`), or on memory itself, with streams answered by a host as it runs (`state_function`).
-`engine.single` prepares one replica, `engine.replicated` several.
+`engine.engine_plan` prepares it, `engine.single` traces one replica, `engine.replicated` several.
 
 Limits: without a host, a host stream has one value a run: the last one written, or zeros. Memory that was never written
 reads as zeros (the verifier refuses such programs unless told not to). The body of a `Function` with host transfers is
@@ -15,11 +15,12 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from ipujax.runtime.analysis import EffectsOf
+from ipujax.runtime.engine.engine_plan import EnginePlan
+from ipujax.runtime.engine.outside import Outside, Record, StepClock
 from ipujax.runtime.engine.replicated import ReplicatedProgram
-from ipujax.runtime.engine.single import EngineProgram, Record, Streams
-from ipujax.runtime.engine.step_clock import StepClock
+from ipujax.runtime.engine.single import EngineProgram, Streams
 from ipujax.runtime.graph import CrossReplicaCopy, Graph, HostStream, Program, distinct
-from ipujax.runtime.host import ALONE, GuardedHost, HostCalls, Instances
+from ipujax.runtime.host import ALONE, HostCalls, Instances
 from ipujax.runtime.tensor import Variable
 from ipujax.runtime.verify import Inventory, cross_replica, divergent_control
 
@@ -56,26 +57,21 @@ def engine_function(
     Raises:
         VerifyError: replicas may not reach a meeting point together, see `verify.replicas`.
     """
-    return prepare_engine(
-        graph, program, exact_splits=exact_splits, record=record, calls=calls, instances=instances, clock=clock
-    ).run
+    outside = Outside(record, None, calls or HostCalls(guarded=False), clock)
+    return prepare_engine(graph, program, outside, exact_splits=exact_splits, instances=instances).run
 
 
 def prepare_engine(
     graph: Graph,
     program: Program,
+    outside: Outside | None = None,
     persistent: Collection[Variable] = (),
-    host: GuardedHost | None = None,
     *,
     exact_splits: bool = False,
-    record: Record | None = None,
-    calls: HostCalls | None = None,
     instances: Instances = ALONE,
-    clock: StepClock | None = None,
 ) -> EngineProgram:
-    """Prepare a program for tracing; arguments as of `engine_function`."""
-    # `host` answers transfers as they happen; without it a stream has one value a run. `persistent` lasts beyond it.
-    single = EngineProgram(graph, program, exact_splits, record, persistent, host, calls, clock)
+    """Prepare a program for tracing; `persistent` lasts beyond a run, other arguments as of `engine_function`."""
+    single = EngineProgram(EnginePlan.of(graph, program, exact_splits, persistent), outside or Outside())
     if graph.replication_factor > 1 or any(isinstance(node, CrossReplicaCopy) for node in distinct(program)):
         # A program may come here without the verifier; these two rules keep a trace from wrong numbers.
         inventory = Inventory.of(graph, program, EffectsOf(graph))

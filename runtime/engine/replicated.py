@@ -19,8 +19,8 @@ Limits: with a recorder, the decisions of the first local replica are recorded, 
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -30,8 +30,9 @@ import numpy as np
 from jax import lax
 
 from ipujax.runtime.analysis import Differing, Divergence, joins_replicas
+from ipujax.runtime.engine.engine_plan import Live
 from ipujax.runtime.engine.orders import reordered
-from ipujax.runtime.engine.single import EngineProgram, Live, case_number
+from ipujax.runtime.engine.single import EngineProgram, case_number
 from ipujax.runtime.engine.traced_steps import steps_of
 from ipujax.runtime.engine.values import State, Values
 from ipujax.runtime.graph import (
@@ -180,35 +181,35 @@ class ReplicatedProgram(EngineProgram):
     """
 
     def __init__(self, single: EngineProgram, replicas: int, instances: Instances) -> None:
-        # Shares the tables of `single`, which are costly and equal for all replicas.
-        vars(self).update(vars(single))
+        plan = single.plan
+        outside = single.outside
+        super().__init__(plan, outside)
         self._single = single
+        self._unrecorded = EngineProgram(plan, replace(outside, record=None))  # for replicas of unrecorded decisions
         self._all_replicas = replicas
         self._instances = instances
         self._replicas = instances.count_local(replicas)
-        self._unrecorded = copy.copy(single)  # for replicas whose decisions are not recorded
-        self._unrecorded._record = None
-        self._divergence = Divergence(self._graph, self._effects)
-        self._originals = {array: variable for variable, array in self._kept.items()}
+        self._divergence = Divergence(plan.graph, plan.effects)
+        self._originals = {array: variable for variable, array in plan.kept.items()}
         # Arrays of these have the axis whatever `Divergence` says; values of streams have it unless broadcast.
-        streams = [v for stream, v in self._inputs.items() if not stream.broadcast] + list(self._outputs.values())
-        remote = (node.buffer.memory for node in distinct(self._program) if isinstance(node, (RemoteIn, RemoteOut)))
+        streams = [v for stream, v in plan.inputs.items() if not stream.broadcast] + list(plan.outputs.values())
+        remote = (node.buffer.memory for node in distinct(plan.program) if isinstance(node, (RemoteIn, RemoteOut)))
         self._always_stacked = {
             *streams,
             *remote,
-            *self._graph.off_chip,
-            *(v for v in self._constants if v.by_replica),
-            *(() if self._clock is None else (self._clock.variable,)),
+            *plan.graph.off_chip,
+            *(v for v in plan.constants if v.by_replica),
+            *(() if outside.clock is None else (outside.clock.variable,)),
         }
 
     def transfer_shape(self, stream: HostStream) -> tuple[int, ...]:
         return stream.shape if stream.broadcast else (self._replicas, *stream.shape)
 
     def values(self) -> StackedValues:
-        before = self._divergence.before(self._program)
+        before = self._divergence.before(self.plan.program)
         constants = {v: self._instances.take_local(x) if v.by_replica else x for v, x in super().values().items()}
-        values = StackedValues(self._orders, self._replicas, self._always_stacked, before, constants)
-        values[self._has_failed] = jnp.zeros((), bool)
+        values = StackedValues(self.plan.orders, self._replicas, self._always_stacked, before, constants)
+        values[self.plan.has_failed] = jnp.zeros((), bool)
         return values
 
     def load_values(self, arrays: Mapping[Variable, Any]) -> Values:
@@ -233,14 +234,14 @@ class ReplicatedProgram(EngineProgram):
             self._divergence.visit(part, differing_after)
             if type(part) is ProgramSequence:
                 self._run_without_meeting(part, values, live_after, differing_after)
-            elif isinstance(part, Collective) and self._exact_splits:
+            elif isinstance(part, Collective) and self.plan.exact_splits:
                 # Round by round, as on the machine. `Divergence` knows the result of a whole collective only.
                 self.run_program(ProgramSequence(*part.children()), values, live_after)
                 values.unstack(v for tensor in part.outputs for v in tensor.variables() if v not in differing_after)
             else:
-                if self._clock is not None:
-                    self._clock.before(part, values)
-                    self._clock.settle(values)
+                if self.outside.clock is not None:
+                    self.outside.clock.before(part, values)
+                    self.outside.clock.settle(values)
                 if isinstance(part, Branch | Loop):
                     self._stack_before(part, values, differing_after)
                 else:
@@ -271,10 +272,10 @@ class ReplicatedProgram(EngineProgram):
     def _stack_before(self, control: Program, values: StackedValues, after: Differing) -> None:
         """Stack the variables that may differ at the end of a branch, or of any iteration of a loop."""
         # Arrays that a loop or branch carries have one shape from start to end.
-        written = self._effects(control).writes & (values.differing.keys() | after.keys())
+        written = self.plan.effects(control).writes & (values.differing.keys() | after.keys())
         if isinstance(control, Loop):
             values.differing = dict(after)  # what may differ after some iterations may differ before the next
-        values.stack(self._kept.get(v, v) for v in written)
+        values.stack(self.plan.array_of(v) for v in written)
 
     def _parts(self, steps: list[Program], live: Live) -> list[tuple[Program, Live]]:
         """Return meetings, and the steps between two as one sequence, each with the variables live after it."""
@@ -289,7 +290,7 @@ class ReplicatedProgram(EngineProgram):
         result: list[tuple[Program, Live]] = []
         for part in reversed(parts):
             result.append((part, live))
-            effects = self._effects(part)
+            effects = self.plan.effects(part)
             live = (live - effects.kills) | effects.reads
         return result[::-1]
 
@@ -299,7 +300,7 @@ class ReplicatedProgram(EngineProgram):
         """Trace steps without meeting; `after` are the variables on which replicas may disagree after them."""
         changed = self._state([program], live)
         differ = [self._originals.get(v, v) in after or v in self._always_stacked for v in changed]
-        if self._record is not None:
+        if self.outside.record is not None:
             # `vmap` has no rule for the ordered callbacks of a recorder.
             by_replica = [self._run_replica(r, program, values, live, changed) for r in range(self._replicas)]
             results = [
@@ -315,7 +316,7 @@ class ReplicatedProgram(EngineProgram):
                 values_before = values
 
             def run_single(arrays: list[jax.Array]) -> list[jax.Array]:
-                inner = Values(self._orders, zip(variables, arrays, strict=True))
+                inner = Values(self.plan.orders, zip(variables, arrays, strict=True))
                 self._single.run_program(program, inner, live)
                 return [inner[v] for v in changed]
 
@@ -330,7 +331,7 @@ class ReplicatedProgram(EngineProgram):
     ) -> list[jax.Array]:
         """Trace the steps of one replica alone; return the arrays of the variables in `changed`."""
         inner = Values(
-            self._orders, {v: array[replica] if v in values.stacked else array for v, array in values.items()}
+            self.plan.orders, {v: array[replica] if v in values.stacked else array for v, array in values.items()}
         )
         before = [inner[v] for v in changed]
 
@@ -346,7 +347,7 @@ class ReplicatedProgram(EngineProgram):
     def _repeat_while_apart(self, step: RepeatWhile, values: StackedValues, live: Live) -> None:
         """Trace a loop that replicas leave at different iterations: an iteration changes the arrays of those inside."""
         body_and_test = ProgramSequence(step.body, step.condition)
-        live |= frozenset(step.predicate.variables()) | self._effects(body_and_test).reads
+        live |= frozenset(step.predicate.variables()) | self.plan.effects(body_and_test).reads
         self.run_program(step.condition, values, live)
         self._decide(step, values)
         variables = self._state([body_and_test], live)
@@ -396,7 +397,7 @@ class ReplicatedProgram(EngineProgram):
         return self._instances.gather(active).any()
 
     def _record_outcome(self, step: Program, outcome: jax.Array, values: Values) -> None:
-        if self._record is None:
+        if self.outside.record is None:
             return
         assert isinstance(values, StackedValues)
         record = partial(super()._record_outcome, step, outcome, values)
@@ -413,14 +414,14 @@ class ReplicatedProgram(EngineProgram):
         sharing = min(call.sharing, self._replicas)
         by_call = []
         for replica in range(0, self._replicas, sharing):
-            run = partial(self._calls.trace_call, call, [x[replica] for x in operands])
+            run = partial(self.outside.calls.trace_call, call, [x[replica] for x in operands])
             if values.active is None:
                 results, has_failed = run()
             else:
                 zeros = [jnp.zeros(shape, dtype) for shape, dtype in call.results]
-                unchanged = zeros, values[self._has_failed]
+                unchanged = zeros, values[self.plan.has_failed]
                 results, has_failed = lax.cond(values.active[replica], run, lambda unchanged=unchanged: unchanged)
-            values[self._has_failed] = has_failed
+            values[self.plan.has_failed] = has_failed
             by_call.append(results)
         return [jnp.repeat(jnp.stack(arrays), sharing, 0) for arrays in zip(*by_call, strict=True)]
 

@@ -1,8 +1,6 @@
-"""One replica's program prepared for tracing: each step as a function of the arrays of variables.
+"""One replica's program in a trace: each step as a function of the arrays of variables.
 
-Input: a graph and a program. Output: `EngineProgram`, which runs steps on `Values` in a trace. Vertices are computed
-unsplit wherever the kinds of their axes allow it (`runtime/engine/collapse.py`), else block by block
-(`runtime/engine/split.py`).
+Input: an `EnginePlan`. Output: `EngineProgram`, which runs steps on `Values` in a trace.
 
 Control flow becomes `lax.scan`, `while_loop`, `cond` and `switch`. Only variables that are written inside and read
 later pass through them: XLA then updates a loop's buffers in place, and copies no array that a branch does not write. A
@@ -26,14 +24,12 @@ from jax import lax
 from jax.experimental import io_callback
 from jax.experimental.xla_metadata import set_xla_metadata
 
-from ipujax.runtime.analysis import EffectsOf
-from ipujax.runtime.engine.collapse import collapse_group, executed_groups, find_collapsible, one_slot
-from ipujax.runtime.engine.compared import compared_variables, computed_once
-from ipujax.runtime.engine.orders import ChosenOrders, choose_orders, reorder_group
-from ipujax.runtime.engine.split import run_group, signatures, store_blocks
-from ipujax.runtime.engine.step_clock import StepClock
-from ipujax.runtime.engine.stream_values import check_input, is_call, stream_variables
-from ipujax.runtime.engine.traced_steps import CONTROL, called_around, steps_of
+from ipujax.runtime.engine.compared import computed_once
+from ipujax.runtime.engine.engine_plan import EnginePlan, Live, constants_of
+from ipujax.runtime.engine.outside import Outside
+from ipujax.runtime.engine.split import run_group, store_blocks
+from ipujax.runtime.engine.stream_values import check_input, is_call
+from ipujax.runtime.engine.traced_steps import steps_of
 from ipujax.runtime.engine.values import State, Values
 from ipujax.runtime.graph import (
     Branch,
@@ -41,7 +37,6 @@ from ipujax.runtime.graph import (
     Copy,
     Execute,
     Function,
-    Graph,
     HostStream,
     If,
     Program,
@@ -57,16 +52,13 @@ from ipujax.runtime.graph import (
     Wait,
     WholeOperation,
     WriteUndef,
-    direct_tensors,
     distinct,
 )
-from ipujax.runtime.host import CallStream, GuardedHost, HostCall, HostCalls
+from ipujax.runtime.host import CallStream, HostCall
 from ipujax.runtime.names_at_import import jax_jit
 from ipujax.runtime.tensor import Tensor, Variable
 
 Streams = dict[HostStream, jax.Array]
-Live = frozenset[Variable]
-Record = Callable[[Program, Any], None]
 _MAX_SCAN = (1 << 31) - 1  # iterations of one `lax.scan`, which counts in int32
 
 
@@ -88,79 +80,35 @@ class _TracedFunction:
 
 
 class EngineProgram:
-    """A program prepared for tracing: all that does not depend on the arrays of a run."""
+    """A program prepared for tracing.
 
-    def __init__(
-        self,
-        graph: Graph,
-        program: Program,
-        exact_splits: bool,
-        record: Record | None,
-        persistent: Collection[Variable] = (),
-        host: GuardedHost | None = None,
-        calls: HostCalls | None = None,
-        clock: StepClock | None = None,
-    ) -> None:
-        self._graph = graph
-        self._record = record
-        self._host = host
-        self._exact_splits = exact_splits
-        self._calls = calls or HostCalls(guarded=False)
+    Args:
+        plan: all that does not depend on the arrays of a run.
+        outside: what the program talks to.
+    """
+
+    def __init__(self, plan: EnginePlan, outside: Outside) -> None:
+        self.plan = plan
+        self.outside = outside
         # Operands wait for the last one of their call, results for their stream: all within one sequence.
         self._call_operands: dict[HostCall, list[jax.Array]] = {}
         self._call_results: dict[HostCall, Any] = {}
-        self._program = program
-        self._effects = EffectsOf(graph)
-        self._clock = clock
-        self._order = {variable: number for number, variable in enumerate(graph.variables)}
-        collapsed = {} if exact_splits else {v: one_slot(v) for v in find_collapsible(graph, program, persistent)}
-        groups = {group: collapse_group(group, collapsed, exact_splits) for group in executed_groups(graph, program)}
-        chosen = ChosenOrders()
-        if not exact_splits:
-            fixed = {*persistent, *self._effects(program).reads, *graph.off_chip}
-            chosen = choose_orders(program, lambda step: [groups[x] for x in graph.groups[step.compute_set]], fixed)
-        self._groups = {
-            group: (ordered, signatures(ordered))
-            for group, collapsed_group in groups.items()
-            for ordered in [reorder_group(collapsed_group, chosen)]
-        }
-        self._orders = chosen.variables
-        # Variable → that whose array is kept for it: of one slot, or in the order of its elements.
-        self._kept = {v: self._array_of(slot) for v, slot in collapsed.items()}
-        self._kept |= {v: order.array for v, order in self._orders.items()}
-        self._constants = self._constants_of(program)
-        # A stream has a variable for its value, so that loops and branches carry it like any other.
-        self._inputs = stream_variables(program, StreamIn)
-        self._outputs = stream_variables(program, StreamOut)
-        self._has_failed = Variable((), jnp.dtype(bool), "host has failed")
         self._side_states: dict[Program, list[Variable]] = {}
-        self._called_around = called_around(program)
         self._functions: dict[Function, list[_TracedFunction]] = {}
-        self._compared = compared_variables(graph, program)
-
-    def _array_of(self, variable: Variable) -> Variable:
-        return self._orders[variable].array if variable in self._orders else variable
-
-    def _constants_of(self, program: Program) -> list[Variable]:
-        """Return the constants that a program reads, in the order of the graph."""
-        tensors = [tensor for node in distinct(program) for tensor in direct_tensors(node)]
-        tensors += [access.tensor for group in executed_groups(self._graph, program) for access in group.accesses]
-        used = {variable for tensor in tensors for variable in tensor.variables() if variable.is_constant}
-        return sorted(used, key=self._order.__getitem__)
 
     def run(self, inputs: Mapping[HostStream, Any]) -> Streams:
         """Trace the whole program; inputs and results as of `engine_function`."""
         values = self.values()
-        for stream, variable in self._inputs.items():
+        for stream, variable in self.plan.inputs.items():
             values[variable] = check_input(stream, inputs, self.transfer_shape(stream))
-        remote = self._graph.off_chip.values()
+        remote = self.plan.graph.off_chip.values()
         for buffer in remote:
             if (source := buffer.filled_from) is not None:
                 value = check_input(source, inputs, self.transfer_shape(source))
                 value = values.broadcast(value) if source.broadcast else value
                 values[buffer.memory] = self._reshaped(value, source.shape, buffer.memory.shape)
-        self.run_program(self._program, values, frozenset())
-        sent = {stream: values[variable] for stream, variable in self._outputs.items()}
+        self.run_program(self.plan.program, values, frozenset())
+        sent = {stream: values[variable] for stream, variable in self.plan.outputs.items()}
         read = {buffer.read_into: buffer.memory for buffer in remote if buffer.read_into is not None}
         return sent | {
             stream: self._reshaped(values[memory], memory.shape, stream.shape) for stream, memory in read.items()
@@ -189,44 +137,30 @@ class EngineProgram:
     def values(self) -> Values:
         """Return the values of constants alone."""
         # Arrays are made here once, outside of all control flow.
-        return Values(self._orders, {v: jnp.asarray(v.value) for v in self._constants})
+        return Values(self.plan.orders, {v: jnp.asarray(v.value) for v in self.plan.constants})
 
     def run_program(self, program: Program, values: Values, live: Live) -> None:
         """Trace a program on `values`, which change; `live` are the variables that may be read after it."""
         steps = list(steps_of(program, self._is_whole))
-        for step, live_after in zip(steps, self._live_after(steps, live), strict=True):
-            if self._clock is not None:
-                self._clock.before(step, values)
+        for step, live_after in zip(steps, self.plan.live_after(steps, live), strict=True):
+            if self.outside.clock is not None:
+                self.outside.clock.before(step, values)
             self._step(step, values, live_after)
-        if self._clock is not None:
-            self._clock.settle(values)
+        if self.outside.clock is not None:
+            self.outside.clock.settle(values)
 
     def _is_whole(self, program: Program) -> bool:
         """Return whether a program is one step: a whole operation, or a call that stays a call."""
         if isinstance(program, WholeOperation):
-            return not self._exact_splits and self._record is None and self._clock is None
+            return not self.plan.exact_splits and self.outside.record is None and self.outside.clock is None
         # Calls with host transfers are inlined.
-        stays = isinstance(program, Call) and program.function in self._called_around
-        return stays and self._record is None and not self._side_state(program)
-
-    def _live_after(self, steps: list[Program], live: Live) -> list[Live]:
-        """Return the variables that may be read after each step of control flow; empty for other steps."""
-        first = next((n for n, step in enumerate(steps) if isinstance(step, CONTROL)), len(steps))
-        result = [Live()] * len(steps)
-        # Backwards from the end: one set, copied for the few steps that need it.
-        live_now = set(live)
-        for number in range(len(steps) - 1, first - 1, -1):
-            if isinstance(steps[number], CONTROL):
-                result[number] = frozenset(live_now)
-            effects = self._effects(steps[number])
-            live_now -= effects.kills
-            live_now |= effects.reads
-        return result
+        stays = isinstance(program, Call) and program.function in self.plan.called_around
+        return stays and self.outside.record is None and not self._side_state(program)
 
     def _state(self, programs: Collection[Program], live: Live) -> list[Variable]:
         """Return the variables that programs write and that may be read later, in a fixed order."""
-        written = frozenset().union(*(self._effects(program).writes for program in programs)) & live
-        variables = [self._kept.get(v, v) for v in sorted(written, key=self._order.__getitem__)]
+        written = frozenset().union(*(self.plan.effects(program).writes for program in programs)) & live
+        variables = [self.plan.array_of(v) for v in self.plan.in_order(written)]
         return list(dict.fromkeys([*variables, *(v for program in programs for v in self._side_state(program))]))
 
     def _side_state(self, program: Program) -> list[Variable]:
@@ -236,30 +170,28 @@ class EngineProgram:
             for node in distinct(program):
                 if isinstance(node, RemoteOut):
                     variables[node.buffer.memory] = None
-                elif isinstance(node, (StreamIn, StreamOut)) and (self._host is not None or is_call(node)):
-                    variables[self._has_failed] = None
+                elif isinstance(node, (StreamIn, StreamOut)) and (self.outside.host is not None or is_call(node)):
+                    variables[self.plan.has_failed] = None
                 elif isinstance(node, StreamOut):
-                    variables[self._outputs[node.stream]] = None
-            if self._clock is not None:
-                variables[self._clock.variable] = None
+                    variables[self.plan.outputs[node.stream]] = None
+            if self.outside.clock is not None:
+                variables[self.outside.clock.variable] = None
             self._side_states[program] = list(variables)
         return self._side_states[program]
 
     def _step(self, step: Program, values: Values, live: Live) -> None:
         """Trace one step on `values`, which change; `live` are the variables that may be read after it."""
         match step:
-            case Execute(compute_set) if self._clock is not None and compute_set in self._clock.readings:
-                self._clock.write_counts(compute_set, values)
             case Execute() | Copy():
                 self._move_or_compute(step, values)
-                for variable in self._effects(step).kills & self._compared:
-                    array = self._kept.get(variable, variable)
+                for variable in self.plan.effects(step).kills & self.plan.compared:
+                    array = self.plan.array_of(variable)
                     values[array] = computed_once(values[array])
             case WriteUndef(destination):
                 if destination.is_whole_variable:
                     (variable,) = destination.variables()
                     # Without an array the variable reads as zeros, and XLA need not keep the old value.
-                    values.pop(self._kept.get(variable, variable), None)
+                    values.pop(self.plan.array_of(variable), None)
             case StreamIn(stream, destination):
                 value = self._receive(stream, values)
                 values.store(destination, values.broadcast(value) if stream.broadcast else value)
@@ -301,7 +233,11 @@ class EngineProgram:
         if isinstance(step, Copy):
             values.store(step.destination, values.load(step.source))
             return
-        groups = [self._groups[group] for group in self._graph.groups[step.compute_set]]
+        clock = self.outside.clock
+        if clock is not None and step.compute_set in clock.readings:
+            clock.write_counts(step.compute_set, values)
+            return
+        groups = [self.plan.groups[group] for group in self.plan.graph.groups[step.compute_set]]
         # A list: all groups read before any of them writes.
         for written in [w for group, vertices in groups for w in run_group(group, vertices, values)]:
             store_blocks(written, values)
@@ -310,9 +246,9 @@ class EngineProgram:
         """Return the next value of a stream to the device."""
         if isinstance(stream, CallStream) and stream.call is not None:
             return self._call_results[stream.call][stream.number]
-        if self._host is None:
-            return values[self._inputs[stream]]
-        value, values[self._has_failed] = self._host.pull(stream, self.transfer_shape(stream))
+        if self.outside.host is None:
+            return values[self.plan.inputs[stream]]
+        value, values[self.plan.has_failed] = self.outside.host.pull(stream, self.transfer_shape(stream))
         return value
 
     def _send(self, stream: HostStream, value: jax.Array, values: Values) -> None:
@@ -322,18 +258,18 @@ class EngineProgram:
             operands.append(value)
             if len(operands) == call.num_operands:
                 self._call_results[call] = self._call_host(call, self._call_operands.pop(call), values)
-        elif self._host is None:
-            values[self._outputs[stream]] = value
+        elif self.outside.host is None:
+            values[self.plan.outputs[stream]] = value
         else:
-            values[self._has_failed] = self._host.push(stream, value)
+            values[self.plan.has_failed] = self.outside.host.push(stream, value)
 
     def _call_host(self, call: HostCall, operands: list[jax.Array], values: Values) -> Any:
-        results, values[self._has_failed] = self._calls.trace_call(call, operands)
+        results, values[self.plan.has_failed] = self.outside.calls.trace_call(call, operands)
         return results
 
     def _call(self, step: Call, values: Values, live: Live) -> None:
         """Trace a call as one of a function that XLA does not inline."""
-        live = self._effects(step).writes & live
+        live = self.plan.effects(step).writes & live
         functions = self._functions.setdefault(step.function, [])
         # A function that returns more than this call needs serves as well.
         function = next((function for function in functions if live <= function.live), None)
@@ -346,19 +282,19 @@ class EngineProgram:
 
     def _make_function(self, step: Call, live: Live) -> _TracedFunction:
         """Return a call as a function of JAX, with the `live` variables that it writes as results."""
-        effects = self._effects(step)
-        constants = self._constants_of(step)
+        effects = self.plan.effects(step)
+        constants = constants_of(self.plan.graph, step, self.plan.order)
         # A variable written in part is an operand as well: the rest of it comes out as it went in.
         read = effects.reads | (effects.writes - effects.kills)
-        operands = [v for v in sorted(read, key=self._order.__getitem__) if v.by_replica or not v.is_constant]
-        operands = list(dict.fromkeys(self._kept.get(v, v) for v in operands))
+        operands = [v for v in self.plan.in_order(read) if v.by_replica or not v.is_constant]
+        operands = list(dict.fromkeys(self.plan.array_of(v) for v in operands))
         # Whoever runs the step accounts for it in the clocks; with clocks, calls are inlined.
-        clock = None if self._clock is None else self._clock.variable
+        clock = None if self.outside.clock is None else self.outside.clock.variable
         results = [v for v in self._state([step], live) if v is not clock]
 
         def run(state: State) -> State:
             with set_xla_metadata(inlineable=None):  # calls inside may be inlined
-                inner = Values(self._orders, {v: jnp.asarray(v.value) for v in constants if not v.by_replica})
+                inner = Values(self.plan.orders, {v: jnp.asarray(v.value) for v in constants if not v.by_replica})
                 inner.update(zip(operands, state, strict=True))
                 self.run_program(step.function.body, inner, live)
                 return [inner[v] for v in results]
@@ -374,7 +310,7 @@ class EngineProgram:
             half, rest = divmod(step.count, 2)
             return self.run_program(Sequence(Repeat(2, Repeat(half, step.body)), Repeat(rest, step.body)), values, live)
         # The next iteration reads the writes of this one.
-        live |= self._effects(step.body).reads
+        live |= self.plan.effects(step.body).reads
         variables = self._state([step.body], live)
 
         def iteration(state: State, _: None) -> tuple[State, None]:
@@ -390,7 +326,7 @@ class EngineProgram:
         # change variables.
         body_and_test = Sequence(step.body, step.condition)
         predicate = frozenset(step.predicate.variables())
-        live |= predicate | self._effects(body_and_test).reads
+        live |= predicate | self.plan.effects(body_and_test).reads
         self.run_program(step.condition, values, live)
         self._decide(step, values)
         variables = self._state([body_and_test], live)
@@ -407,18 +343,18 @@ class EngineProgram:
         values.update(zip(variables, state, strict=True))
 
     def _decide(self, step: RepeatWhile, values: Values) -> None:
-        if self._clock is not None:
-            self._clock.decide(step, values)
+        if self.outside.clock is not None:
+            self.outside.clock.decide(step, values)
 
     def _continues(self, step: RepeatWhile, values: Values) -> jax.Array:
         """Return whether a loop has another iteration, bool[]; it has none once the host has failed."""
         is_true = values.scalar(step.predicate) ^ step.until
-        return is_true & ~values[self._has_failed] if self._side_state(step) else is_true
+        return is_true & ~values[self.plan.has_failed] if self._side_state(step) else is_true
 
     def _record_outcome(self, step: Program, outcome: jax.Array, values: Values) -> None:
         del values  # those of several replicas decide
-        if self._record is not None:
-            io_callback(partial(self._record, step), None, outcome, ordered=True)
+        if self.outside.record is not None:
+            io_callback(partial(self.outside.record, step), None, outcome, ordered=True)
 
     def _branch(
         self,

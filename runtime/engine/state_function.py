@@ -14,7 +14,7 @@ import jax
 
 from ipujax.runtime.analysis import EffectsOf
 from ipujax.runtime.engine.engine import prepare_engine
-from ipujax.runtime.engine.single import Record
+from ipujax.runtime.engine.outside import Outside, Record
 from ipujax.runtime.graph import Graph, Program, RemoteIn, RemoteOut, distinct
 from ipujax.runtime.host import GuardedHost
 from ipujax.runtime.tensor import Variable
@@ -46,7 +46,7 @@ class StateFunction:
         exact_splits: bool = False,
         record: Record | None = None,
     ) -> None:
-        self._engine = prepare_engine(graph, program, persistent, host, exact_splits=exact_splits, record=record)
+        self._engine = prepare_engine(graph, program, Outside(record, host), persistent, exact_splits=exact_splits)
         self._program = program
         self._persistent = frozenset(persistent)
         effects = EffectsOf(graph)(program)

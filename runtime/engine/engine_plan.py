@@ -1,0 +1,132 @@
+"""What the engine knows of a program before it traces it, as a value.
+
+Input: a graph and a program. Output: `EnginePlan`: the vertex groups as they are run, the orders of arrays, the
+variables of streams. Vertices are run unsplit wherever the kinds of their axes allow it (`runtime/engine/collapse.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+
+from ipujax.runtime.analysis import EffectsOf
+from ipujax.runtime.engine.collapse import collapse_group, executed_groups, find_collapsible, one_slot
+from ipujax.runtime.engine.compared import compared_variables
+from ipujax.runtime.engine.orders import ChosenOrders, choose_orders, reorder_group
+from ipujax.runtime.engine.split import Signature, signatures
+from ipujax.runtime.engine.stream_values import stream_variables
+from ipujax.runtime.engine.traced_steps import CONTROL, called_around
+from ipujax.runtime.graph import (
+    Function,
+    Graph,
+    HostStream,
+    Program,
+    StreamIn,
+    StreamOut,
+    VertexGroup,
+    direct_tensors,
+    distinct,
+)
+from ipujax.runtime.tensor import Orders, Variable
+
+Live = frozenset[Variable]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EnginePlan:
+    """A program of one replica: all that depends neither on arrays nor on what is outside of the program.
+
+    Args:
+        graph: holds the vertex groups and constants.
+        program: the program.
+        exact_splits: whether every vertex is computed by itself.
+        effects: effects of the nodes.
+        order: number of each variable of the graph.
+        groups: each vertex group as it is run, and the signatures of its vertices.
+        orders: orders of the arrays that are not row-major.
+        kept: variable → that whose array is kept for it: of one slot, or in the order of its elements.
+        constants: constants that the program reads, in the order of the graph.
+        inputs: variable for the value of each stream that is read, which loops and branches carry like any other.
+        outputs: the same of streams that are written.
+        has_failed: variable that says whether the host has failed.
+        called_around: functions that stay functions.
+        compared: variables whose values are computed once, see `compared`.
+    """
+
+    graph: Graph
+    program: Program
+    exact_splits: bool
+    effects: EffectsOf
+    order: Mapping[Variable, int]
+    groups: Mapping[VertexGroup, tuple[VertexGroup, list[Signature]]]
+    orders: Orders
+    kept: Mapping[Variable, Variable]
+    constants: tuple[Variable, ...]
+    inputs: Mapping[HostStream, Variable]
+    outputs: Mapping[HostStream, Variable]
+    has_failed: Variable
+    called_around: Collection[Function]
+    compared: frozenset[Variable]
+
+    @classmethod
+    def of(cls, graph: Graph, program: Program, exact_splits: bool, persistent: Collection[Variable]) -> EnginePlan:
+        """Return the plan of a program; `persistent` are the variables that last beyond a run."""
+        effects = EffectsOf(graph)
+        order = {variable: number for number, variable in enumerate(graph.variables)}
+        collapsed = {} if exact_splits else {v: one_slot(v) for v in find_collapsible(graph, program, persistent)}
+        groups = {group: collapse_group(group, collapsed, exact_splits) for group in executed_groups(graph, program)}
+        chosen = ChosenOrders()
+        if not exact_splits:
+            fixed = {*persistent, *effects(program).reads, *graph.off_chip}
+            chosen = choose_orders(program, lambda step: [groups[x] for x in graph.groups[step.compute_set]], fixed)
+        ordered = {group: reorder_group(collapsed_group, chosen) for group, collapsed_group in groups.items()}
+        orders = chosen.variables
+        arrays = {v: orders[slot].array if slot in orders else slot for v, slot in collapsed.items()}
+        return cls(
+            graph,
+            program,
+            exact_splits,
+            effects,
+            order,
+            groups={group: (vertices, signatures(vertices)) for group, vertices in ordered.items()},
+            orders=orders,
+            kept=arrays | {v: each.array for v, each in orders.items()},
+            constants=constants_of(graph, program, order),
+            inputs=stream_variables(program, StreamIn),
+            outputs=stream_variables(program, StreamOut),
+            has_failed=Variable((), jnp.dtype(bool), "host has failed"),
+            called_around=called_around(program),
+            compared=compared_variables(graph, program),
+        )
+
+    def in_order(self, variables: Collection[Variable]) -> list[Variable]:
+        """Return variables in the order of the graph."""
+        return sorted(variables, key=self.order.__getitem__)
+
+    def array_of(self, variable: Variable) -> Variable:
+        """Return the variable whose array is kept for a variable."""
+        return self.kept.get(variable, variable)
+
+    def live_after(self, steps: list[Program], live: Live) -> list[Live]:
+        """Return the variables that may be read after each step of control flow; empty for other steps."""
+        first = next((n for n, step in enumerate(steps) if isinstance(step, CONTROL)), len(steps))
+        result = [Live()] * len(steps)
+        # Backwards from the end: one set, copied for the few steps that need it.
+        live_now = set(live)
+        for number in range(len(steps) - 1, first - 1, -1):
+            if isinstance(steps[number], CONTROL):
+                result[number] = frozenset(live_now)
+            effects = self.effects(steps[number])
+            live_now -= effects.kills
+            live_now |= effects.reads
+        return result
+
+
+def constants_of(graph: Graph, program: Program, order: Mapping[Variable, int]) -> tuple[Variable, ...]:
+    """Return the constants that a program reads, in an order."""
+    tensors = [tensor for node in distinct(program) for tensor in direct_tensors(node)]
+    tensors += [access.tensor for group in executed_groups(graph, program) for access in group.accesses]
+    used = {variable for tensor in tensors for variable in tensor.variables() if variable.is_constant}
+    return tuple(sorted(used, key=order.__getitem__))
