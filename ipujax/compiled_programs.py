@@ -51,7 +51,7 @@ def collected_programs() -> Iterator[list[CompiledProgram]]:
 def bound_warnings(executable: Executable) -> tuple[str, ...]:
     """Return a line for each memory bound that a program exceeds."""
     # Equal lines once: a bound is unmet again in each layer.
-    return tuple(dict.fromkeys(f"{unmet} ({unmet.origin})" for unmet in executable.graph.unmet_bounds))
+    return tuple(dict.fromkeys(f"{unmet} ({unmet.origin})" for unmet in executable.graph.notes.unmet_bounds))
 
 
 def announce(name: str, warnings: Sequence[str], profile: Callable[[], Any]) -> None:

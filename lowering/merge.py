@@ -124,7 +124,7 @@ def _ipu(graph: Graph, program: Program) -> int | None:
 
     Fallbacks are not merged, which a profile lists by name, nor readings of the cycle counter.
     """
-    if not isinstance(program, Execute) or program.compute_set in graph.fallbacks or _reads_clock(graph, program):
+    if not isinstance(program, Execute) or program.compute_set in graph.notes.fallbacks or _reads_clock(graph, program):
         return None
     tiles = [tile for group in graph.groups[program.compute_set] for tile in _tile_range(group.tile)]
     ipus = {tile // graph.target.tiles_per_ipu for tile in tiles}

@@ -18,7 +18,7 @@ def note_other_roles(graph: Graph, program: Program) -> None:
             graph.note_role(node.destination, graph.role_of(node.source))
     for variable in graph.variables:
         if not variable.is_constant:
-            graph.roles.setdefault(variable, PARTIALS if variable.monoid else INTERMEDIATES)
+            graph.notes.roles.setdefault(variable, PARTIALS if variable.monoid else INTERMEDIATES)
 
 
 def _fills_variable(tensor: Tensor) -> bool:

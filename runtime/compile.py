@@ -349,11 +349,8 @@ def _copy(graph: Graph) -> Graph:
     copy.mappings = dict(graph.mappings)
     copy.elements_left_out = dict(graph.elements_left_out)
     copy.groups = {compute_set: list(groups) for compute_set, groups in graph.groups.items()}
-    copy.fallbacks = dict(graph.fallbacks)
-    copy.gathered = list(graph.gathered)
-    copy.unmet_bounds = list(graph.unmet_bounds)
+    copy.notes = graph.notes.copied()
     copy.off_chip = dict(graph.off_chip)
-    copy.roles = dict(graph.roles)
     copy.replica_axes = graph.replica_axes
     return copy
 

@@ -138,7 +138,7 @@ class PlannedLowering(LoweringPlan):
                     probes=probes,
                 )
         dumps.lowered(program.graph, program.program)
-        program.graph.gathered.extend(notes.gathered)
+        program.graph.notes.gathered.extend(notes.gathered)
         choice = replace(choice, cuts=program.cuts)
         trades += program.trades
         return Lowered(

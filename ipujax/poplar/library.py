@@ -1,7 +1,7 @@
 """Shared by the op libraries: registration with a graph, and checks of operands.
 
-Each library's `add_codelets(graph)` notes its name in `graph.libraries`, as a Poplar program does before it uses one.
-Codelets here need no loading, so that operations work without it.
+Each library's `add_codelets(graph)` notes its name in `graph.notes.libraries`, as a Poplar program does before it uses
+one. Codelets here need no loading, so that operations work without it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def registrar(library: str) -> Callable[[Graph], None]:
     """Make the `add_codelets` of a library."""
 
     def add_codelets(graph: Graph) -> None:
-        graph.libraries.add(library)
+        graph.notes.libraries.add(library)
 
     add_codelets.__doc__ = f"Notes that a graph uses {library}."
     return checked("add_codelets", add_codelets)

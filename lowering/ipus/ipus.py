@@ -49,9 +49,7 @@ class IpuView(Graph):
         self._io_view: IpuView | None = None
         self.variables = graph.variables
         self.groups = graph.groups
-        self.roles = graph.roles
-        self.fallbacks = graph.fallbacks
-        self.libraries = graph.libraries
+        self.notes = graph.notes
         self.off_chip = graph.off_chip
         # The I/O tiles of an IPU are its last.
         self._first = ipu * tiles_per_ipu + (tiles_per_ipu - num_io_tiles if of_io_tiles else 0)
@@ -60,7 +58,7 @@ class IpuView(Graph):
     @property
     def origin(self) -> Origin:
         """Origin of the vertices that are being added: that of this view, else of the full graph."""
-        return self.full_graph.origin if self._origin == Origin() else self._origin
+        return self.full_graph.origin if self.scope.origin == Origin() else self.scope.origin
 
     @property
     def io_view(self) -> IpuView | None:

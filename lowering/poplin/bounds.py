@@ -13,4 +13,4 @@ def record_unmet_bound(graph: Graph, plan: Plan, available_memory_proportion: fl
     bound_bytes = int(share * graph.target.bytes_per_tile)
     if share == 0 or plan.temp_bytes <= bound_bytes:
         return
-    graph.unmet_bounds.append(UnmetBound(name, bound_bytes, plan.temp_bytes, graph.origin))
+    graph.notes.unmet_bounds.append(UnmetBound(name, bound_bytes, plan.temp_bytes, graph.origin))

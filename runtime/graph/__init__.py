@@ -21,10 +21,10 @@ from ipujax.runtime.graph.graph import (
     BYTE_COST_CYCLES as BYTE_COST_CYCLES,
     Graph as Graph,
     ReplicaAxes as ReplicaAxes,
-    UnmetBound as UnmetBound,
     check_group as check_group,
     of_replicas as of_replicas,
 )
+from ipujax.runtime.graph.graph_notes import UnmetBound as UnmetBound
 from ipujax.runtime.graph.handles import (
     ComputeSet as ComputeSet,
     HostStream as HostStream,

@@ -1,15 +1,13 @@
 """The graph: variables, their tile mappings, and the vertex groups of each compute set.
 
 A `Graph` is a builder. `compile` reads it and never writes it; a graph may grow and be compiled again.
-Planners record plans that exceed the memory proportion as `UnmetBound`, and the profile lists them: PopLibs plans with
-ever larger bounds if no plan fits (reference machine.md §2).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -18,6 +16,7 @@ import numpy as np
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.graph.forms import Program
+from ipujax.runtime.graph.graph_notes import Notes
 from ipujax.runtime.graph.handles import ComputeSet, HostStream, RemoteBuffer
 from ipujax.runtime.graph.program import Function
 from ipujax.runtime.graph.vertex_group import VertexGroup, VertexPart, no_parts
@@ -38,6 +37,23 @@ def of_replicas(target: Target, replicas: int) -> Target:
     return target if replicas == 1 else target.replace(num_ipus=target.num_ipus * replicas)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Scope:
+    """Where in the program operations are added.
+
+    Args:
+        origin: of all that is added.
+        parts: returns the equations that vertices compute, if these have several origins.
+        iterations: runs of the operations, in the loops around them whose trip count is known.
+        byte_cost_cycles: cost per byte on the fullest tile, which planners add.
+    """
+
+    origin: Origin = Origin()
+    parts: Callable[[], tuple[VertexPart, ...]] = no_parts
+    iterations: int = 1
+    byte_cost_cycles: float = BYTE_COST_CYCLES
+
+
 class Graph(OfGraph):
     """Variables, mappings and vertices for one target.
 
@@ -49,19 +65,14 @@ class Graph(OfGraph):
         planned_tile_bytes: bytes that planners assume a tile has; those of the target when None.
 
     Attributes:
-        fallbacks: primitive of each compute set that runs an equation as one vertex.
-        gathered: primitive and line of each equation that every IPU of a mesh computes whole, for want of a rule.
-        unmet_bounds: operations whose plans exceed the available memory proportion.
-        libraries: op libraries that the user's program has added.
         off_chip: remote buffers for arguments of a call, or values between its steps, by their memory.
         emissions: results that operations have added, by operation and operands: equal ones are planned once.
-        parts: returns the equations that vertices added now compute, if these have several origins.
-        roles: roles of variables, see `runtime.tensor.roles`; others have no known role.
+        notes: what operations note of themselves, for profiles.
+        scope: where in the program operations are added now.
         replica_axes: axes of a mesh whose devices the replicas are; none for others.
     """
 
     next_tile = 0  # first tile of the next small variable
-    iterations = 1  # runs of operations added now, in the loops around them whose trip count is known
     maps_automatically = True  # whether operations may map variables that have no tile mapping
     owner: object = None  # of its variables, see `Variable.owner`
     tile_noun = "tile"  # of its tiles, in messages
@@ -79,21 +90,15 @@ class Graph(OfGraph):
     ) -> None:
         self.target = target
         self.replication_factor = replication_factor
-        self.byte_cost_cycles = byte_cost_cycles
         self.io_tiles = io_tiles
         self.planned_tile_bytes = target.bytes_per_tile if planned_tile_bytes is None else planned_tile_bytes
         self.variables: list[Variable] = []
         self.mappings: dict[Variable, TileMapping] = {}
         self.groups: dict[ComputeSet, list[VertexGroup]] = {}
-        self.fallbacks: dict[ComputeSet, str] = {}
-        self.gathered: list[tuple[str, str]] = []
-        self.unmet_bounds: list[UnmetBound] = []
-        self.libraries: set[str] = set()
         self.off_chip: dict[Variable, RemoteBuffer] = {}
         self.emissions: dict[Hashable, Any] = {}
-        self.roles: dict[Variable, str] = {}
-        self._origin = Origin()
-        self.parts = no_parts
+        self.notes = Notes()
+        self.scope = Scope(byte_cost_cycles=byte_cost_cycles)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__} of {len(self.variables)} variables and {len(self.groups)} compute sets"
@@ -101,7 +106,12 @@ class Graph(OfGraph):
     @property
     def origin(self) -> Origin:
         """Origin of all that is added now."""
-        return self._origin
+        return self.scope.origin
+
+    @property
+    def byte_cost_cycles(self) -> float:
+        """Cost per byte on the fullest tile, which planners add now."""
+        return self.scope.byte_cost_cycles
 
     @property
     def system_target(self) -> Target:
@@ -120,37 +130,29 @@ class Graph(OfGraph):
         return None
 
     @contextmanager
-    def debug_origin(self, origin: Origin, parts: Callable[[], tuple[VertexPart, ...]] = no_parts) -> Iterator[None]:
+    def _within(self, scope: Scope) -> Iterator[None]:
+        outer = self.scope
+        self.scope = scope
+        try:
+            yield
+        finally:
+            self.scope = outer
+
+    def debug_origin(
+        self, origin: Origin, parts: Callable[[], tuple[VertexPart, ...]] = no_parts
+    ) -> AbstractContextManager[None]:
         """Give all that is added inside the context an origin, and its vertices the equations of `parts`."""
-        outer_origin = self._origin
-        outer_parts = self.parts
-        self._origin = origin
-        self.parts = parts
-        try:
-            yield
-        finally:
-            self._origin = outer_origin
-            self.parts = outer_parts
+        return self._within(replace(self.scope, origin=origin, parts=parts))
 
-    @contextmanager
-    def inside_loop(self, trip_count: int | None) -> Iterator[None]:
-        """Multiply `iterations` by the trip count of a loop, inside the context; None if the count is data."""
-        outer = self.iterations
-        self.iterations = max(1, outer * (_MOST_ITERATIONS if trip_count is None else trip_count))
-        try:
-            yield
-        finally:
-            self.iterations = outer
+    def inside_loop(self, trip_count: int | None) -> AbstractContextManager[None]:
+        """Multiply the iterations of the scope by the trip count of a loop, inside the context; None if it is data."""
+        count = _MOST_ITERATIONS if trip_count is None else trip_count
+        return self._within(replace(self.scope, iterations=max(1, self.scope.iterations * count)))
 
-    @contextmanager
-    def byte_cost_of_iteration(self) -> Iterator[None]:
+    def byte_cost_of_iteration(self) -> AbstractContextManager[None]:
         """Divide the cost per byte by the iterations around: a loop needs its memory once, its cycles every time."""
-        outer = self.byte_cost_cycles
-        self.byte_cost_cycles = outer / min(self.iterations, _MOST_ITERATIONS)
-        try:
-            yield
-        finally:
-            self.byte_cost_cycles = outer
+        byte_cost_cycles = self.byte_cost_cycles / min(self.scope.iterations, _MOST_ITERATIONS)
+        return self._within(replace(self.scope, byte_cost_cycles=byte_cost_cycles))
 
     def add_variable(
         self,
@@ -223,11 +225,11 @@ class Graph(OfGraph):
         """Set the role of those variables of a tensor that have none yet."""
         if role:
             for variable in tensor.variables():
-                self.roles.setdefault(variable, role)
+                self.notes.roles.setdefault(variable, role)
 
     def role_of(self, tensor: Tensor) -> str:
         """Return the common role of all variables of a tensor; "" if it is unknown or differs."""
-        roles = {self.roles.get(variable, "") for variable in tensor.variables()}
+        roles = {self.notes.roles.get(variable, "") for variable in tensor.variables()}
         return roles.pop() if len(roles) == 1 else ""
 
     def set_tile_mapping(self, variable: Variable, mapping: TileMapping) -> None:
@@ -311,23 +313,3 @@ def check_group(group: VertexGroup, compute_set: ComputeSet) -> None:
                 expected=f"{tensor.ndim} dimensions",
                 got=f"{len(access.dims)}",
             )
-
-
-@dataclass(frozen=True, slots=True)
-class UnmetBound:
-    """An operation without a plan within the available memory proportion.
-
-    Args:
-        name: debug name of the operation.
-        bound_bytes: bytes of a tile that its operands and results may take.
-        needed_bytes: bytes that they take on the fullest tile.
-        origin: source line, layer and part.
-    """
-
-    name: str
-    bound_bytes: int
-    needed_bytes: int
-    origin: Origin
-
-    def __str__(self) -> str:
-        return f"{self.name} needs {self.needed_bytes:,} bytes of a tile, of {self.bound_bytes:,} that planners may use"

@@ -132,7 +132,7 @@ class Occupancy:
             ("rearrangement", first, cost.rearrangement_bytes),
             ("outputEdge", first, cost.after.sent_bytes),
         ]
-        if cost.compute_set in self.graph.fallbacks:
+        if cost.compute_set in self.graph.notes.fallbacks:
             pieces = self._spread_over_neighbours(cost, pieces)
         yield from (piece for piece in pieces if piece[2].any())
 

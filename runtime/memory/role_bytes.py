@@ -45,7 +45,7 @@ ALWAYS_ROLES = frozenset(role for name, role in ROLE_OF_CATEGORY.items() if name
 
 def role_of_variable(occupancy: Occupancy, variable: Variable) -> str:
     """Return the role of a variable that has a live range."""
-    return occupancy.graph.roles.get(variable, UNKNOWN)
+    return occupancy.graph.notes.roles.get(variable, UNKNOWN)
 
 
 def bytes_by_role(occupancy: Occupancy, by_category: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -250,20 +250,17 @@ class Figures:
     @cached_property
     def fallbacks(self) -> tuple[Fallback, ...]:
         """Operations that run as one vertex, in program order; then those that all IPUs of a mesh compute whole."""
-        graph = self.executable.graph
+        notes = self.executable.graph.notes
         rows: dict[ComputeSet, Fallback] = {}  # by compute set: one that runs at several places is one row
         borrowed = {item.name: item.num_tiles for item in self.memory.borrowed}
         for leaf, cost in self.executable.costs.items():
-            if isinstance(leaf, Execute) and isinstance(cost, ComputeSetCost) and leaf.compute_set in graph.fallbacks:
+            if isinstance(leaf, Execute) and isinstance(cost, ComputeSetCost) and leaf.compute_set in notes.fallbacks:
                 name = leaf.compute_set.name
                 cycles = int(cost.compute_cycles.max())
-                operation = graph.fallbacks[leaf.compute_set]
+                operation = notes.fallbacks[leaf.compute_set]
                 origin = leaf.compute_set.origin
                 rows[leaf.compute_set] = Fallback(operation, name, cycles, borrowed.get(name, 1), origin)
-        gathered = [
-            Fallback(operation, _GATHERED, 0, 1, Origin(line=line))
-            for operation, line in self.executable.graph.gathered
-        ]
+        gathered = [Fallback(operation, _GATHERED, 0, 1, Origin(line=line)) for operation, line in notes.gathered]
         return (*rows.values(), *gathered)
 
     @cached_property
@@ -289,7 +286,7 @@ class Figures:
     @property
     def unmet_bounds(self) -> tuple[UnmetBound, ...]:
         """Operations whose plans exceed the planners' bound of a tile's memory, in the order they were added."""
-        return tuple(self.executable.graph.unmet_bounds)
+        return tuple(self.executable.graph.notes.unmet_bounds)
 
     def operations(self, n: int | None = None, *, lines: Lines = "user") -> tuple[Operation, ...]:
         """Return the costliest lines of source, costliest first; lines without cycles are left out.

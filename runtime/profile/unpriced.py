@@ -41,7 +41,7 @@ def unpriced(executable: Executable, runs: Mapping[Program, int] | None) -> tupl
         count = None if runs is None else runs.get(leaf, 0)
         if isinstance(leaf, Execute):
             key: object = leaf.compute_set
-            name = graph.fallbacks.get(leaf.compute_set, leaf.compute_set.name)
+            name = graph.notes.fallbacks.get(leaf.compute_set, leaf.compute_set.name)
             row = Unpriced(name, "tiles", count, leaf.compute_set.origin)
             is_priced = all(group.codelet.is_priced for group in graph.groups[leaf.compute_set])
         else:

@@ -43,11 +43,11 @@ def loss(params, x, y):
 def roles(fun, *args, num_ipus=1, **settings):
     """The role of each variable by its name, and the lowered graph."""
     graph = ipu.jit(fun, device=ipu.IPUModel(num_ipus, tiles_per_ipu=16), **settings).lower(*args).graph
-    return {v.name: graph.roles.get(v) for v in graph.variables if not v.is_constant}, graph
+    return {v.name: graph.notes.roles.get(v) for v in graph.variables if not v.is_constant}, graph
 
 
 def bytes_of(graph, role):
-    return sum(v.num_bytes for v in graph.variables if graph.roles.get(v) == role)
+    return sum(v.num_bytes for v in graph.variables if graph.notes.roles.get(v) == role)
 
 
 def under(actual, prefix):
@@ -165,7 +165,7 @@ def test_a_cast_weight_is_a_weight():
 
     _, graph = roles(step, PARAMS, array(BATCH, WIDTH, dtype=jnp.float16), array(BATCH, WIDTH, dtype=jnp.float16))
     halves = [v for v in graph.variables if v.dtype == jnp.float16 and v.size == 2 * WIDTH * WIDTH]
-    assert WEIGHTS in {graph.roles[v] for v in halves if not v.is_constant}
+    assert WEIGHTS in {graph.notes.roles[v] for v in halves if not v.is_constant}
 
 
 def test_rings_of_pipelines_are_activations_and_their_sums_gradients():
@@ -188,7 +188,7 @@ def test_rings_of_pipelines_are_activations_and_their_sums_gradients():
     assert actual["staged/stage 0 forward/to stage 1/stack"] == STORED
     sums = {role for name, role in actual.items() if "backward/result" in name and name.endswith("/mean")}
     assert sums == {GRADIENTS}
-    assert set(graph.roles.values()) <= {
+    assert set(graph.notes.roles.values()) <= {
         *(WEIGHTS, OPTIMISER_STATE, INPUTS, STORED, GRADIENTS, RESULTS, PARTIALS, INTERMEDIATES)
     }
 
@@ -198,7 +198,9 @@ def test_values_in_streaming_memory_have_their_role_on_tiles():
     fun = ipu.jit(adam_step, device=device, donate_argnums=(0, 1), offload_argnums=(1,))
     graph = fun.lower(PARAMS, ADAM, X, X).graph
     moments = 2 * sum(p.size * 4 for p in PARAMS.values())
-    loaded = sum(v.num_bytes for v in graph.variables if "remote_load" in v.name and graph.roles[v] == OPTIMISER_STATE)
+    loaded = sum(
+        v.num_bytes for v in graph.variables if "remote_load" in v.name and graph.notes.roles[v] == OPTIMISER_STATE
+    )
     assert loaded == moments and bytes_of(graph, OPTIMISER_STATE) >= 2 * moments
 
 
@@ -215,4 +217,4 @@ def test_sums_over_replicas_are_gradients():
 
 def test_every_variable_of_a_lowered_function_has_a_role():
     _, graph = roles(adam_step, PARAMS, ADAM, X, X)
-    assert all(v.is_constant or v in graph.roles for v in graph.variables)
+    assert all(v.is_constant or v in graph.notes.roles for v in graph.variables)

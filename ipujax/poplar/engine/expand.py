@@ -43,8 +43,7 @@ def expanded(graph: Graph, programs: Sequence[Program]) -> tuple[RuntimeGraph, t
     flat.mappings = graph.mappings
     flat.elements_left_out = graph.elements_left_out
     flat.groups = dict(graph.groups.items())
-    flat.fallbacks = dict(graph.fallbacks)
-    flat.unmet_bounds = list(graph.unmet_bounds)
+    flat.notes = graph.notes.copied()
     expander = _Expander(graph, flat)
     return flat, tuple(expander.in_all(program) for program in programs)
 
@@ -203,8 +202,8 @@ class _Expander:
             raise GraphError(message, where=compute_set.origin, hint=hint)
         instance = nodes.ComputeSet(compute_set.name, compute_set.origin)
         self._flat.groups[instance] = groups
-        if compute_set in self._flat.fallbacks:
-            self._flat.fallbacks[instance] = self._flat.fallbacks[compute_set]
+        if compute_set in self._flat.notes.fallbacks:
+            self._flat.notes.fallbacks[instance] = self._flat.notes.fallbacks[compute_set]
         return instance
 
     def _visit_children(self, node: Program, visit: Callable[[Program], Program], key: Any) -> Program:

@@ -25,8 +25,8 @@ from ipujax.runtime.target import Target as RuntimeTarget, nearest
 from ipujax.runtime.tensor import Blocked, Flat, Origin, Tensor, TileMapping, Variable, check_mapping
 
 # Attributes that a graph shares with its views: one object each, so that additions to either are visible in both.
-SHARED = ("fallbacks", "unmet_bounds", "codelets", "host_writes", "host_reads", "streams", "remote_buffers",
-          "initial_values", "libraries", "owner")  # fmt: skip
+SHARED = ("notes", "codelets", "host_writes", "host_reads", "streams", "remote_buffers", "initial_values",
+          "owner")  # fmt: skip
 
 
 class GraphBase(HostSide):
@@ -76,7 +76,7 @@ class GraphBase(HostSide):
     @property
     def origin(self) -> Origin:
         """The origin of additions: set by `debug_origin`, else the user's current line."""
-        return self._origin if self._origin != Origin() else Origin.at(user_place())
+        return self.scope.origin if self.scope.origin != Origin() else Origin.at(user_place())
 
     # --- variables ---
 

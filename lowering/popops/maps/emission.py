@@ -99,4 +99,4 @@ def _recorded(
 
 def _substituted(group: VertexGroup, table: dict[Variable, Variable], graph: Graph) -> VertexGroup:
     accesses = tuple(replace(access, tensor=substitute(access.tensor, table)) for access in group.accesses)
-    return replace(group, accesses=accesses, origin=graph.origin, parts=graph.parts)
+    return replace(group, accesses=accesses, origin=graph.origin, parts=graph.scope.parts)

@@ -35,6 +35,8 @@ def add_vertices(
     """
     graph = builder.graph
     compute_set = graph.add_compute_set(builder.name)
-    group = VertexGroup(codelet, tuple(axes), tuple(accesses), tile, tuple(origins), graph.origin, parts=graph.parts)
+    group = VertexGroup(
+        codelet, tuple(axes), tuple(accesses), tile, tuple(origins), graph.origin, parts=graph.scope.parts
+    )
     graph.add_vertices(compute_set, group)
     builder.prog.add(Execute(compute_set))

@@ -88,9 +88,9 @@ def fallback(ctx: Context, *operands: Tensor, is_priced: bool = True) -> list[Te
         map_linearly(graph, x)
     compute_set = graph.add_compute_set(ctx.name)
     if not is_shared:
-        if label not in graph.fallbacks.values():
+        if label not in graph.notes.fallbacks.values():
             _LOG.info("%s has no tile-parallel rule: it runs on one tile (%s)", label, graph.origin)
-        graph.fallbacks[compute_set] = label
+        graph.notes.fallbacks[compute_set] = label
     graph.add_vertices(compute_set, _group(graph, codelet, [*operands, *outs], dims, placement))
     ctx.prog.add(Execute(compute_set))
     return outs

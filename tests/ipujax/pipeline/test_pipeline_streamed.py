@@ -273,7 +273,7 @@ def test_streamed_labels_go_straight_to_the_last_stage() -> None:
     loads = [node for node in distinct(made.program) if isinstance(node, RemoteIn)]
     tiles = {node.buffer.name: made.graph.mappings[node.destination.variables()[0]].tiles // 16 for node in loads}
     assert {name: set(ipus.tolist()) for name, ipus in tiles.items()} == {"batch['x']": {0}, "batch['y']": {3}}
-    assert {made.graph.roles[node.destination.variables()[0]] for node in loads} == {INPUTS}
+    assert {made.graph.notes.roles[node.destination.variables()[0]] for node in loads} == {INPUTS}
     joined = ipu.jit(training(8, schedule="gpipe"), device=device).lower(*shapes(4, 8)).program
     assert joining_streams(joined)
 

@@ -81,7 +81,7 @@ def test_every_elementwise_operation_is_tested_and_has_a_cost():
         prog = Sequence()
         tensors = [variable(graph, list(a.shape), a.dtype) for a in arrays[: 1 if name in UNARY else 2]]
         FUNCTIONS[name](graph, *tensors, prog, name)
-        assert not graph.fallbacks
+        assert not graph.notes.fallbacks
     assert "add" in OP_COSTS
 
 
@@ -346,7 +346,7 @@ def test_libraries_register():
     graph = new_graph()
     for library in (popops, poplin, popnn, poprand, poputil):
         library.add_codelets(graph)
-    assert graph.libraries == {"popops", "poplin", "popnn", "poprand", "poputil"}
+    assert graph.notes.libraries == {"popops", "poplin", "popnn", "poprand", "poputil"}
 
 
 # --- errors ---

@@ -73,7 +73,7 @@ def test_passes_of_a_convolution(case):
         "biases": new_biases,
     }.items():  # fmt: skip
         np.testing.assert_allclose(actual[name], value, rtol=1e-4, atol=2e-5, err_msg=name)
-    assert not graph.fallbacks
+    assert not graph.notes.fallbacks
 
 
 def test_biases_are_mapped_to_tiles():

@@ -62,7 +62,7 @@ def test_loss_and_gradient_against_optax_with_another_blank():
     np.testing.assert_allclose(actual["alone"], expected, rtol=1e-5)
     slope = jax.grad(lambda x: by_optax(x, labels, blank).sum())(LOGITS)
     np.testing.assert_allclose(actual["gradient"], slope, rtol=1e-4, atol=1e-5)
-    assert not graph.fallbacks
+    assert not graph.notes.fallbacks
     assert [node.count for node in distinct(prog) if isinstance(node, Repeat)] == [TIME] * 3
 
 

@@ -104,7 +104,7 @@ def test_passes_against_gradients_of_jax(case):
     gradients = jax.jit(jax.grad(lambda v: jnp.sum(reference(v, **settings) * d_out)))(values)
     gradients |= {name: gradients[name][order] for name in "wub"}
     assert_all_close(actual, {"y": reference(values, **settings), **gradients}, rtol=1e-4, atol=1e-5)
-    assert not graph.fallbacks
+    assert not graph.notes.fallbacks
     assert [node.count for node in distinct(prog) if isinstance(node, Repeat)] == [STEPS, STEPS]
 
 

@@ -128,7 +128,7 @@ def test_passes_against_gradients_of_jax(case):
     gradients = expected_gradients(d_out, d_cell, **settings)
     gradients |= {name: gradients[name][np.array(order)] for name in "wub"}
     assert_all_close(actual, {"y": outputs, "cell": last, **gradients}, rtol=1e-4, atol=1e-5)
-    assert not graph.fallbacks
+    assert not graph.notes.fallbacks
 
 
 def test_backward_alone_and_without_gradient_of_the_input():

@@ -77,7 +77,7 @@ def test_layer_and_its_gradients(kind):
         "d_gamma": slopes[1], "d_beta": slopes[2], "gamma": GAMMA - slopes[1] / 2, "beta": BETA - slopes[2] / 2,
     }  # fmt: skip
     assert_all_close(actual, expected, rtol=1e-4, atol=1e-5)
-    assert not graph.fallbacks
+    assert not graph.notes.fallbacks
 
 
 def test_the_stable_algorithm_is_needed_far_from_zero():

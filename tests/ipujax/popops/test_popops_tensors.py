@@ -164,7 +164,7 @@ def test_slices_in_several_dimensions():
         clipped[box] = np.maximum(clipped[box], 0)
     np.testing.assert_allclose(actual["x"], expected, rtol=1e-6)
     np.testing.assert_array_equal(actual["y"], clipped)
-    assert not graph.fallbacks
+    assert not graph.notes.fallbacks
 
 
 def test_slices_at_constant_offsets_are_new_variables():

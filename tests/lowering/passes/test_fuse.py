@@ -123,7 +123,7 @@ def test_fuses_an_operation_added_from_outside(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setitem(OP_COSTS, "softsign", OP_COSTS["tanh"])
     assert groups(passed(chain, X)) == [["softsign", "tanh", "mul"]]
     check(chain, X, tiles=(1, 7), rtol=1e-6)
-    assert not lowered(softsign_p.bind, [X], small_target(7)).graph.fallbacks
+    assert not lowered(softsign_p.bind, [X], small_target(7)).graph.notes.fallbacks
     check(softsign_p.bind, X, tiles=(1, 7), rtol=1e-6)
 
 

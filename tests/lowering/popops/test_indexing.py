@@ -209,7 +209,7 @@ SCATTER_NUMBERS = lax.ScatterDimensionNumbers((1, 2, 3), (), (0, 1))
 def blocks_of(kind: str, fun: Callable[..., Any], *args: Any, tiles: int = 64, **changes: Any) -> dict[str, int]:
     """Number of blocks of each axis of the vertices of a kind."""
     program = lowered(fun, args, small_target(tiles, **changes))
-    assert not program.graph.fallbacks
+    assert not program.graph.notes.fallbacks
     (group,) = [g for groups in program.graph.groups.values() for g in groups if kind in g.codelet.name]
     return {axis.name: axis.blocks for axis in group.axes}
 

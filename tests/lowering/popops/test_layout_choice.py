@@ -42,7 +42,7 @@ I32 = np.int32
 def cost(call: Call, tiles: int) -> int:
     """Cycles of a call without host exchange."""
     program = lowered(*call, small_target(tiles, bytes_per_tile=1 << 25))
-    assert not program.graph.fallbacks
+    assert not program.graph.notes.fallbacks
     profile = Profile(compile(program.graph, program.program))
     return profile.cycles - profile.phase_cycles["host_exchange"]
 

@@ -131,7 +131,7 @@ def test_spreads_windows_over_tiles() -> None:
     program = lowered(pool("max", "pool"), (image,), small_target(64))
     (group,) = [g for groups in program.graph.groups.values() for g in groups]
     assert np.unique(group.tile).size == 64
-    assert not program.graph.fallbacks
+    assert not program.graph.notes.fallbacks
 
 
 @pytest.mark.parametrize("geometry", GEOMETRY)

@@ -70,5 +70,5 @@ def test_spreads_bits_over_tiles() -> None:
     program = lowered(lambda k: jax.random.bits(k, (64, 64)), (KEY,), small_target(16))
     (group,) = [g for groups in program.graph.groups.values() for g in groups if "Bits" in g.codelet.name]
     assert np.unique(group.tile).size == 16
-    assert not program.graph.fallbacks
+    assert not program.graph.notes.fallbacks
     assert jnp.issubdtype(group.codelet.fields[0].dtype, jax.dtypes.prng_key)

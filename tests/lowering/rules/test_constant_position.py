@@ -33,7 +33,7 @@ MODES = ("clip", "fill", "promise_in_bounds")
 def tiles_used(fun: Callable[..., Any], *args: Any) -> int:
     """Number of tiles that compute; nothing may fall back."""
     program = lowered(fun, args, small_target(64))
-    assert not program.graph.fallbacks
+    assert not program.graph.notes.fallbacks
     groups = [group for groups in program.graph.groups.values() for group in groups]
     return max((np.unique(group.tile).size for group in groups), default=0)
 

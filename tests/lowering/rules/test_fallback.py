@@ -28,7 +28,7 @@ A = np.random.default_rng(0).normal(size=(5, 5)).astype(np.float32)
 @pytest.mark.parametrize("case", fallback_rows(), ids=lambda case: case.primitive)
 def test_runs_on_one_tile(case: OpCase) -> None:
     arguments = case.arguments()
-    assert case.primitive in set(lowered(case.fun, arguments, small_target(7)).graph.fallbacks.values())
+    assert case.primitive in set(lowered(case.fun, arguments, small_target(7)).graph.notes.fallbacks.values())
     check(case.fun, *arguments, tiles=(7,), rtol=case.rtol, atol=case.atol)
 
 
@@ -60,7 +60,7 @@ BATCHED: dict[str, tuple[Callable[..., Any], tuple[np.ndarray, ...]]] = {
 def tiles_of(fun: Callable[..., Any], arguments: Sequence[Any]) -> int:
     """Number of tiles with a vertex of the primitive, which is no fallback."""
     graph = lowered(fun, arguments, small_target(16)).graph
-    assert not graph.fallbacks
+    assert not graph.notes.fallbacks
     (group,) = [g for groups in graph.groups.values() for g in groups if "Fallback" in g.codelet.name]
     assert {axis.kind for axis in group.axes} == {"map"}
     return len(np.unique(group.tile))
@@ -157,9 +157,9 @@ def test_names_logs_once_and_spreads_fallbacks(caplog: pytest.LogCaptureFixture)
 
     with caplog.at_level(logging.INFO, "ipujax"):
         program = lowered(fun, (A,), small_target(16))
-    assert sorted(program.graph.fallbacks.values()) == ["fft"] * 4
+    assert sorted(program.graph.notes.fallbacks.values()) == ["fft"] * 4
     assert [record.getMessage().split()[0] for record in caplog.records if "fft" in record.getMessage()] == ["fft"]
-    groups = [program.graph.groups[compute_set] for compute_set in program.graph.fallbacks]
+    groups = [program.graph.groups[compute_set] for compute_set in program.graph.notes.fallbacks]
     tiles = {int(group.tile.max()) for (group,) in groups}
     assert len(tiles) == 4 and NO_TILE not in tiles
 

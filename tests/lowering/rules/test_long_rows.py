@@ -30,7 +30,7 @@ def compare(fun: Callable[..., Any], *args: Any, rtol: float = 0.0, bytes_per_ti
     """Compares all executions with plain JAX, on tiles that cannot hold a row, several of which must compute."""
     expected = jax.tree.leaves(quick_jit(fun)(*args))
     program = lowered(fun, args, small_target(7, bytes_per_tile=bytes_per_tile))
-    assert not program.graph.fallbacks
+    assert not program.graph.notes.fallbacks
     groups = [group for groups in program.graph.groups.values() for group in groups]
     assert max(np.unique(group.tile).size for group in groups) > 2
     runs = run_engine(program, args), run_engine(program, args, exact_splits=True), run_tiles(program, args)

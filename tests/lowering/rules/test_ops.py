@@ -62,7 +62,7 @@ def compare(
     fun = together(functions)
     expected = jit(fun)(*arguments)
     program = lowered(fun, arguments, small_target(tiles))
-    assert not program.graph.fallbacks, set(program.graph.fallbacks.values())
+    assert not program.graph.notes.fallbacks, set(program.graph.notes.fallbacks.values())
     runs = {
         "engine": (run_engine(program, arguments, jit=jit), tolerances),
         "literal engine": (run_engine(program, arguments, exact_splits=True, jit=jit), split_tolerances),

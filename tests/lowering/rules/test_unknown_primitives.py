@@ -33,7 +33,7 @@ def primitive(name: str, fun: Callable[..., Any], impl: Callable[..., Any] | Non
 
 def fallbacks(fun: Callable[..., Any], *arguments: Any) -> set[str]:
     check(fun, *arguments, tiles=(4,), rtol=1e-5, atol=1e-6)
-    return set(lowered(fun, arguments, small_target(4)).graph.fallbacks.values())
+    return set(lowered(fun, arguments, small_target(4)).graph.notes.fallbacks.values())
 
 
 def test_lowers_an_implementation_in_jax() -> None:
@@ -110,4 +110,4 @@ def test_loops_of_equinox_have_no_fallback(kind: str, many: bool) -> None:
     argument = x if many else x[0]
     compiled = ipu.jit(program, device=ipu.IPUModel(tiles_per_ipu=4))
     np.testing.assert_allclose(compiled(argument), jax.jit(program)(argument), rtol=1e-5)
-    assert not compiled.lower(argument).graph.fallbacks
+    assert not compiled.lower(argument).graph.notes.fallbacks

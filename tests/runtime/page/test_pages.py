@@ -81,7 +81,7 @@ def evil_profile():
     graph = Graph(TARGET)
     a, b = (graph.add_variable((16,), F32, EVIL, grid((16,), (4,))) for _ in range(2))
     step = apply(graph, codelet(EVIL, 30), a, b, 4, f"{EVIL}:3 ({EVIL})")
-    graph.fallbacks[step.compute_set] = EVIL
+    graph.notes.fallbacks[step.compute_set] = EVIL
     return Profile(compile(graph, Sequence(*inputs(a), Repeat(3, step), output(b))))
 
 

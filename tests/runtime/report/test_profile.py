@@ -187,7 +187,7 @@ def fallback_program(size):
     accesses = tuple(Access(tensor, (element(0),)) for tensor in (a, b))
     axis = Axis("i", np.array([0, size]), "literal")
     graph.add_vertices(compute_set, VertexGroup(codelet("sort", 1), (axis,), accesses, np.array([2], np.int32)))
-    graph.fallbacks[compute_set] = "sort"
+    graph.notes.fallbacks[compute_set] = "sort"
     return graph, Sequence(*inputs(a), Execute(compute_set), output(b)), compute_set
 
 

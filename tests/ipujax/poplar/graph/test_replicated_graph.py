@@ -180,7 +180,7 @@ def test_libraries_work_in_a_replica():
     values = np.random.default_rng(0).normal(size=(2, 1, 8)).astype(np.float32)
     outputs = both(graph, on, program, {"in": values}, {"out": 2})
     np.testing.assert_array_equal(outputs["out"], (values + values) * values)
-    assert "popops" in graph.libraries
+    assert "popops" in graph.notes.libraries
 
 
 def test_the_index_and_constants_of_each_replica():

@@ -1,0 +1,57 @@
+"""What operations note of themselves in a graph, for its profile.
+
+Planners record plans that exceed the memory proportion as `UnmetBound`, and the profile lists them: PopLibs plans with
+ever larger bounds if no plan fits (reference machine.md §2).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ipujax.runtime.graph.handles import ComputeSet
+from ipujax.runtime.tensor import Origin, Variable
+
+
+@dataclass(frozen=True, slots=True)
+class UnmetBound:
+    """An operation without a plan within the available memory proportion.
+
+    Args:
+        name: debug name of the operation.
+        bound_bytes: bytes of a tile that its operands and results may take.
+        needed_bytes: bytes that they take on the fullest tile.
+        origin: source line, layer and part.
+    """
+
+    name: str
+    bound_bytes: int
+    needed_bytes: int
+    origin: Origin
+
+    def __str__(self) -> str:
+        return f"{self.name} needs {self.needed_bytes:,} bytes of a tile, of {self.bound_bytes:,} that planners may use"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Notes:
+    """What operations note of themselves while they are added, for profiles.
+
+    Args:
+        fallbacks: primitive of each compute set that runs an equation as one vertex.
+        gathered: primitive and line of each equation that every IPU of a mesh computes whole, for want of a rule.
+        unmet_bounds: operations whose plans exceed the available memory proportion.
+        libraries: op libraries that the user's program has added.
+        roles: roles of variables, see `runtime.tensor.roles`; others have no known role.
+    """
+
+    fallbacks: dict[ComputeSet, str] = field(default_factory=dict)
+    gathered: list[tuple[str, str]] = field(default_factory=list)
+    unmet_bounds: list[UnmetBound] = field(default_factory=list)
+    libraries: set[str] = field(default_factory=set)
+    roles: dict[Variable, str] = field(default_factory=dict)
+
+    def copied(self) -> Notes:
+        """Return a copy, to which others may be added."""
+        return Notes(
+            dict(self.fallbacks), list(self.gathered), list(self.unmet_bounds), set(self.libraries), dict(self.roles)
+        )
