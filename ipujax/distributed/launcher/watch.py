@@ -70,7 +70,6 @@ class Watch:
     def __init__(
         self, signals: socket.socket, guardian: int, instances: int, timeout_seconds: float, grace_seconds: float
     ) -> None:
-        self._signals = signals
         self._guardian = guardian
         self._timeout = timeout_seconds
         self._grace = grace_seconds
@@ -83,7 +82,7 @@ class Watch:
         self._end_at: float | None = None  # time of SIGTERM to all
         self._kill_at: float | None = None  # time of SIGKILL to all
         self._selector = selectors.DefaultSelector()
-        self._selector.register(signals, selectors.EVENT_READ, self._on_signals)
+        self._selector.register(signals, selectors.EVENT_READ, partial(self._on_signals, signals))
 
     def __enter__(self) -> Self:
         return self
@@ -186,8 +185,8 @@ class Watch:
 
     # --- events ---
 
-    def _on_signals(self) -> None:
-        for number in self._signals.recv(4096):
+    def _on_signals(self, signals: socket.socket) -> None:
+        for number in signals.recv(4096):
             if number not in _FORWARDED:
                 continue
             if self._code is not None:  # a second Ctrl-C: kill at once

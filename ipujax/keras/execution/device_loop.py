@@ -11,7 +11,7 @@ Limits: each update of a model with stages is a separate call, as no loop goes a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import groupby, islice
 from typing import Any
 
@@ -31,6 +31,21 @@ from ipujax.keras.model_state.settings import ModelSettings, settings_of
 from ipujax.keras.stages.stage_trace import shape_of, with_stages
 
 _LOG = Log("keras")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Programs:
+    """Programs of a model whose variables are the same ones.
+
+    Args:
+        names: of the variables.
+        functions: of a call, by the settings that they were made for.
+        profiles: of programs, by `_program_key`.
+    """
+
+    names: StateNames
+    functions: dict[ModelSettings, IpuFunction[..., Any]] = field(default_factory=dict)
+    profiles: dict[Any, ipu.Profile] = field(default_factory=dict)
 
 
 class Execution:
@@ -67,9 +82,7 @@ class Execution:
         self.settings = settings if kind == "train" else replace(settings, accumulation=1)
         self.key = execution_key(model, device, options)
         self._check()
-        self._names = StateNames(model, kind)
-        self._functions: dict[ModelSettings, IpuFunction[..., Any]] = {}
-        self._profiles: dict[Any, ipu.Profile] = {}  # by `_program_key`
+        self._programs = _Programs(StateNames(model, kind))
         self.time_of_fit: FitTime | None = None  # None outside of a fit
 
     def _check(self) -> None:
@@ -136,30 +149,30 @@ class Execution:
             raise StopIteration
         if time is not None:
             self._count_calls(time, calls)
-        return self._join(outputs), self._names.listed(named)
+        return self._join(outputs), self._programs.names.listed(named)
 
     def _current_names(self, state: Any) -> StateNames:
         # A layer that is frozen or a second `compile` changes the lists: names and programs of others are stale.
-        if self._names.sizes != [len(values) for values in state]:
-            self._names = StateNames(self._model, self.kind)
-            self._functions.clear()
-            self._profiles.clear()
-        return self._names
+        if self._programs.names.sizes != [len(values) for values in state]:
+            self._programs = _Programs(StateNames(self._model, self.kind))
+        return self._programs.names
 
     def _restore(self, named: Named) -> None:
         """Assign a state to the model's variables, unless a call that failed has deleted its arrays."""
         # Keras clears the variables while a loop runs, and sets them at its end, which an error skips.
         if not any(leaf.is_deleted() for leaf in jax.tree.leaves(named)):
-            for variables, values in zip(self._names.variables.values(), self._names.listed(named), strict=True):
+            for variables, values in zip(
+                self._programs.names.variables.values(), self._programs.names.listed(named), strict=True
+            ):
                 for variable, value in zip(variables, values, strict=True):
                     variable.assign(value)
 
     def _count_calls(self, time: FitTime, calls: Sequence[list[Any]]) -> None:
         """Add calls to the time of a fit, and the host's time so far to the model's profile."""
         for batches in calls:
-            time.add_call(self._profiles[_program_key(batches)])
+            time.add_call(self._programs.profiles[_program_key(batches)])
         # The first program is that of whole executions; later ones are of remainders.
-        (batches_per_call, _), profile = next(iter(self._profiles.items()))
+        (batches_per_call, _), profile = next(iter(self._programs.profiles.items()))
         self._publish(profile.with_host(time.host, batches_per_call))
 
     def _publish(self, profile: ipu.Profile) -> None:
@@ -193,8 +206,8 @@ class Execution:
         return function, stacked
 
     def _function(self, settings: ModelSettings) -> IpuFunction[..., Any]:
-        if settings not in self._functions:
-            run = _loop(self._make_step(self._model, settings), self.kind, self.settings.outfeed, self._names)
+        if settings not in self._programs.functions:
+            run = _loop(self._make_step(self._model, settings), self.kind, self.settings.outfeed, self._programs.names)
             run.__name__ = f"{self._model.name}_{self.kind}"
             shared: dict[str, Any] = {}
             if settings.replicas > 1:
@@ -202,24 +215,24 @@ class Execution:
                 shared = {"replicas": settings.replicas, "in_specs": (P(), P(REPLICA_AXIS)), "out_specs": (out, P())}
             function = ipu.jit(run, device=self._device, options=self._options, donate_argnums=0, **shared)
             function.unused_ipus.may_idle(self._device)  # the room `stages` warns of idle IPUs itself
-            self._functions[settings] = function
-        return self._functions[settings]
+            self._programs.functions[settings] = function
+        return self._programs.functions[settings]
 
     def _record_profile(
         self, function: IpuFunction[..., Any], settings: ModelSettings, state: Any, stacked: Any, batches: list[Any]
     ) -> None:
         """Compile a program of new shapes, log it, and publish the profile of the first."""
         program = _program_key(batches)
-        if program in self._profiles:
+        if program in self._programs.profiles:
             return
         try:
             profile = function.lower(*jax.tree.map(shape_of, (state, stacked))).compile().profile
         except ipu.TileMemoryError as error:
             raise with_keras_remedies(error, self._model, settings, self._device, len(batches)) from None
-        self._profiles[program] = profile
+        self._programs.profiles[program] = profile
         rows = f"{len(batches)} × {_rows(batches[0])}"
         _LOG.info("%s %ss %s examples: %s", self._model.name, self.kind, rows, profile.brief)
-        if len(self._profiles) == 1:
+        if len(self._programs.profiles) == 1:
             self._publish(profile)
 
     def _join(self, outputs: Sequence[Any]) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,19 @@ _RECOMPUTE: dict[RecomputationType, Recompute] = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class RandomState:
+    """State of a session's random numbers: the seed, and the steps that have run since."""
+
+    seed: int = 0
+    runs: int = 0
+
+    def key(self) -> jax.Array:
+        """Return the key of the next step."""
+        # Folding in the number of the run gives each step other numbers, and `setRNGState` any of them again.
+        return jax.random.fold_in(jax.random.key(self.seed), self.runs)
+
+
 class Session(NotCopied, Reports):
     """Base of both kinds of sessions.
 
@@ -85,17 +99,14 @@ class Session(NotCopied, Reports):
         self._flow = flow
         self._model = read_model(model)
         self._graph, self._placement = self._read(shapes or InputShapeInfo(), loss)
-        self._settings = common_settings(self._graph)
         self._step = StepShape(flow.batchesPerStep(), self._options.accumulation, self._options.replicas)
         weights = weights_of(self._model)
         # A model that was saved after training has the state of its optimiser among its initialisers.
-        self._saved_states = {name: x for name, x in weights.items() if state_of(name, weights)}
-        parameters = {name: x for name, x in weights.items() if name not in self._saved_states}
-        self._store = WeightStore(self._variables(parameters))
-        self._seed = 0
-        self._runs = 0
+        saved_states = {name: x for name, x in weights.items() if state_of(name, weights)}
+        parameters = {name: x for name, x in weights.items() if name not in saved_states}
+        self._store = WeightStore(self._variables(parameters), saved_states)
+        self._random = RandomState()
         self._runner: Runner | None = None
-        self._is_loaded = False
         # A program of PopART copies weights that are trained to the device itself.
         self._has_weights = not loss or not self._store.host
         for each in self.optionsWithoutEffect:
@@ -118,6 +129,10 @@ class Session(NotCopied, Reports):
             use_strided_groups(copied.graph)
         graph = annotated_graph(copied, list(results), shapes)
         return graph, placement_of(graph, self._options, self._device)
+
+    @cached_property
+    def _settings(self) -> Mapping[str, Any]:
+        return common_settings(self._graph)
 
     def _variables(self, weights: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, np.ndarray[Any, Any]]:
         """Return the parameters that are values of the step: not those that are constants."""
@@ -207,7 +222,6 @@ class Session(NotCopied, Reports):
         rows = synthetic_rows(self._inputs(), self._step, SyntheticDataMode.Zeros)
         runner.compile(*self._arguments(), rows={**rows, **self._keys()})
         self._runner = runner
-        self._is_loaded = False
         self._dump()
         _LOG.info("Graph compiled: %s, %d batches a step", self.name, self._step.batches)
         if loadEngine:
@@ -222,7 +236,7 @@ class Session(NotCopied, Reports):
         if self._runner is None:
             message = f"session {self.name!r} has no compiled engine"
             raise popart_runtime_error(message, hint="session.prepareDevice() first")
-        self._is_loaded = True
+        self._runner.is_loaded = True
         _LOG.info("Engine loaded: %s", self.name)
 
     def _prepared(self) -> Runner:
@@ -245,7 +259,7 @@ class Session(NotCopied, Reports):
             # The sentence begins as PopART's: programs compare it.
             sentence = "Must call weightsFromHost before run as the session trains weights"
             raise popart_exception(sentence, hint="session.weightsFromHost() first")
-        if not self._is_loaded:
+        if not runner.is_loaded:
             self.loadEngineAndConnectStreams()
         kinds = {name: self._flow.art(name) for name in self._flow.anchors()}
         infos = self._anchor_infos()
@@ -255,7 +269,7 @@ class Session(NotCopied, Reports):
         rows = {**self._rows(stepio), **self._keys()}
         _LOG.debug("run %s %s", self.name, debugName)
         anchors = self._run(runner, rows)
-        self._runs += 1
+        self._random = replace(self._random, runs=self._random.runs + 1)
         for name, kind in kinds.items():
             stepio.write(name, kind, _as_type(anchors[name], infos[name]))
 
@@ -272,9 +286,7 @@ class Session(NotCopied, Reports):
         """Return a key for each micro-batch, where operators draw numbers."""
         if not self._has_keys:
             return {}
-        # Folding in the number of the run gives each step other numbers, and `setRNGState` any of them again.
-        key = jax.random.fold_in(jax.random.key(self._seed), self._runs)
-        keys = jax.random.key_data(jax.random.split(key, self._step.micro_batches))
+        keys = jax.random.key_data(jax.random.split(self._random.key(), self._step.micro_batches))
         return {KEY: np.asarray(keys).reshape(*self._step.dims, -1)}
 
     @cached_property
@@ -420,16 +432,15 @@ class Session(NotCopied, Reports):
             # The sentence is PopART's: programs compare it.
             sentence = "Devicex::prepare() must be called before Devicex::setRandomSeedFromHost(uint64_t) is called."
             raise popart_runtime_error(sentence, hint="session.prepareDevice() first")
-        self._seed = int(seedValue) & 0xFFFFFFFF
-        self._runs = 0
+        self._random = RandomState(int(seedValue) & 0xFFFFFFFF)
 
     def getRandomSeed(self) -> int:
         """Return the seed."""
-        return self._seed
+        return self._random.seed
 
     def getRNGState(self) -> list[int]:
         """Return the state of random numbers: the seed, and the steps that have run since."""
-        return [self._seed, self._runs]
+        return [self._random.seed, self._random.runs]
 
     def setRNGState(self, rngValue: Sequence[int]) -> None:
         """Set the state of random numbers, as `getRNGState` returns it."""
@@ -437,7 +448,7 @@ class Session(NotCopied, Reports):
             raise popart_exception(
                 "the state of random numbers must be two numbers", expected="two numbers", got=list(rngValue)
             )
-        self._seed, self._runs = (int(n) for n in rngValue)
+        self._random = RandomState(*(int(n) for n in rngValue))
 
 
 def _as_file(path: str) -> str:

@@ -90,7 +90,7 @@ class TrainingSession(Session):
         self._anchor_infos()  # refuses anchors without gradients, and a model that cannot be evaluated
         states = jax.eval_shape(self._new_states, self._shapes())
         zeros = {name: np.zeros(x.shape, x.dtype) for name, x in named_states(states).items()}
-        self._store.host_states = {name: self._saved_states.get(name, x) for name, x in zeros.items()}
+        self._store.host_states = {name: self._store.saved_states.get(name, x) for name, x in zeros.items()}
         if self._placement.is_pipelined and self._step.accumulation == 1:
             _LOG.warning("pipelining without gradient accumulation: batches run one after another, updates are exact")
 

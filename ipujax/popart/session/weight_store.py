@@ -24,9 +24,13 @@ class WeightStore:
 
     Args:
         weights: parameters by name.
+        saved_states: parts of the optimiser's state that the model has, by name.
     """
 
-    def __init__(self, weights: Mapping[str, np.ndarray[Any, Any]]) -> None:
+    def __init__(
+        self, weights: Mapping[str, np.ndarray[Any, Any]], saved_states: Mapping[str, np.ndarray[Any, Any]]
+    ) -> None:
+        self.saved_states = saved_states
         self.host: dict[str, np.ndarray[Any, Any]] = {name: np.array(value) for name, value in weights.items()}
         self.host_states: dict[str, np.ndarray[Any, Any]] = {}
         self.device: Arrays = {}

@@ -43,6 +43,7 @@ class Runner:
         self, plan: StepPlan, device: ipu.IPUModel | ipu.CPU, options: ipu.Options, offload: tuple[int, ...], name: str
     ) -> None:
         self.plan = plan
+        self.is_loaded = False  # as a program sees it: whether the engine is on the device
         self._device = device
         replicas = plan.step.replicas
         function = self._training() if plan.loss else self._inference()
