@@ -24,33 +24,21 @@ from typing import Any, TextIO
 import jax
 import numpy as np
 
-from ipujax.compiled_programs import announce, bound_warnings
 from ipujax.poplar.device import Device
 from ipujax.poplar.engine.channels import buffer_channel, callback_channel, unconnected
-from ipujax.poplar.engine.copies import check_stream_sizes, split_large_copies
 from ipujax.poplar.engine.device_memory import DeviceMemory
 from ipujax.poplar.engine.engine_options import EngineOptions
-from ipujax.poplar.engine.expand import expanded
-from ipujax.poplar.engine.program_parts import check_parts
+from ipujax.poplar.engine.engine_programs import EnginePrograms
 from ipujax.poplar.engine.run_history import Runs
 from ipujax.poplar.engine.streams import StreamCallback, StreamHost, StreamPart, as_callback
 from ipujax.poplar.engine.summary import print_summary
 from ipujax.poplar.graph import Graph, ReplicatedGraph, VirtualGraph, all_replicas
 from ipujax.poplar.program import AbortStream, PrintStream
 from ipujax.poplar.types import DataStream
-from ipujax.runtime.analysis import EffectsOf, group_tensors
-from ipujax.runtime.compile import Executable, compile
-from ipujax.runtime.engine import StateFunction, remote_memories
-from ipujax.runtime.errors import ArgumentError, EngineError, ProfileError, calling_file
-from ipujax.runtime.garbage import collecting_rarely
+from ipujax.runtime.engine import StateFunction
+from ipujax.runtime.errors import ArgumentError, EngineError, ProfileError
 from ipujax.runtime.graph import (
-    Copy,
-    CrossReplicaCopy,
-    Execute,
-    HostStream,
     Program,
-    RemoteOut,
-    Sequence,
     StreamIn,
     StreamOut,
     check_program,
@@ -59,10 +47,9 @@ from ipujax.runtime.graph import (
 from ipujax.runtime.host import CallStream, GuardedHost
 from ipujax.runtime.names_at_import import jax_jit
 from ipujax.runtime.not_copied import NotCopied
-from ipujax.runtime.options import Options
 from ipujax.runtime.report import Profile
 from ipujax.runtime.target import Target, nearest
-from ipujax.runtime.tensor import Tensor, Variable
+from ipujax.runtime.tensor import Tensor
 
 
 class Engine(NotCopied):
@@ -100,82 +87,21 @@ class Engine(NotCopied):
             raise ArgumentError(
                 "an engine cannot run a virtual or replicated graph", hint="graph.get_top_level_graph()", got=graph
             )
-        check_parts(graph, user_programs)
-        if self._options.split_large_copies:
-            limit_bytes = graph.target.stream_buffer_limit_bytes
-            user_programs = [split_large_copies(program, limit_bytes) for program in user_programs]
-        self._graph = graph
-        self._machine, self._programs = expanded(graph, user_programs)
-        self._all_programs = Sequence(*self._programs)
-        check_stream_sizes(self._machine, self._all_programs)
+        self._compiled = EnginePrograms.of(graph, user_programs, self._options)
         self._host = StreamHost()
         self._guard = GuardedHost(self._host)
-        self._readable = dict(graph.host_reads)
-        self._writable = dict(graph.host_writes)
-        self._persistent = self._find_persistent()
-        self._executable = self._compile()
         self._functions: dict[int, tuple[StateFunction, Callable[..., Any]]] = {}
         self._state: DeviceMemory | None = None
         self._is_running = False
         self._history = Runs()
 
-    def _find_persistent(self) -> frozenset[Variable]:
-        """Return the variables whose values persist between runs."""
-        effects = EffectsOf(self._machine)
-        handles = [*self._readable.values(), *self._writable.values()]
-        variables = {v for tensor in handles for v in tensor.variables()} | set(self._graph.initial_values)
-        written: set[Variable] = set()
-        for program in self._programs:
-            variables |= effects(program).reads
-            variables |= set(remote_memories(program))
-            written |= effects(program).writes
-        # A result that nothing on the tiles reads would be dead code, but the host may ask for it.
-        return frozenset(v for v in variables | (written - self._find_read_on_tiles()) if not v.is_constant)
-
-    def _find_read_on_tiles(self) -> set[Variable]:
-        """Return the variables that vertices or copies between tensors read."""
-        variables: set[Variable] = set()
-        for node in distinct(self._all_programs):
-            tensors: list[Tensor] = []
-            if isinstance(node, Execute):
-                groups = self._machine.groups.get(node.compute_set, ())
-                tensors = [t for group in groups for t in group_tensors(group)[0]]
-            elif isinstance(node, (Copy, CrossReplicaCopy, RemoteOut)):
-                tensors = [node.source]
-            variables.update(v for tensor in tensors for v in tensor.variables())
-        return variables
-
-    def _compile(self) -> Executable:
-        """Compile all programs to one executable; persistent variables occupy memory before, during and after each."""
-        # Resident streams in and out of each program keep persistent variables live around it, at no cost.
-        sequence = Sequence()
-        persistent = [v for v in self._machine.variables if v in self._persistent]
-        for program in self._programs:
-            streams = [(HostStream(v.name, v.shape, v.dtype, resident=True), Tensor.of(v)) for v in persistent]
-            reads = (
-                StreamIn(stream, tensor, v.origin) for v, (stream, tensor) in zip(persistent, streams, strict=True)
-            )
-            writes = (
-                StreamOut(tensor, stream, v.origin) for v, (stream, tensor) in zip(persistent, streams, strict=True)
-            )
-            sequence.add(Sequence(*reads, program, *writes))
-        options = Options(
-            exact_splits=self._options.exact_splits,
-            allow_out_of_memory=self._options.allow_out_of_memory,
-            verify_undefined=False,
-        )
-        with collecting_rarely():
-            executable = compile(self._machine, sequence, options=options).named("", calling_file())
-        announce("engine", bound_warnings(executable), lambda: Profile(executable))
-        return executable
-
     def _function(self, index: int) -> tuple[StateFunction, Callable[..., Any]]:
         """Return a program as a function of memory, plain and jitted; overwritten variables are donated."""
         if index not in self._functions:
             function = StateFunction(
-                self._executable.graph,
-                self._programs[index],
-                self._persistent,
+                self._compiled.executable.graph,
+                self._compiled.programs[index],
+                self._compiled.persistent,
                 self._guard,
                 exact_splits=self._options.exact_splits,
                 record=self._history.record if self._options.instrument else None,
@@ -201,12 +127,12 @@ class Engine(NotCopied):
             expected = "a Device, as IPUModel().create_device() makes"
             got = type(device).__name__
             raise EngineError("an engine must be loaded on a device", expected=expected, got=got)
-        if device.get_target() != self._graph.system_target:
-            expected = self._graph.target.name
+        if device.get_target() != self._compiled.graph.system_target:
+            expected = self._compiled.graph.target.name
             got = device.get_target().name
             message = "the device is not of the graph's target"
             raise EngineError(message, expected=expected, got=f"{got}: another machine, or other constants of it")
-        self._state = DeviceMemory(self._graph.initial_values, self._graph.replication_factor)
+        self._state = DeviceMemory(self._compiled.graph.initial_values, self._compiled.graph.replication_factor)
 
     def load_and_run(self, device: Device, index: int = 0) -> None:
         """Load the programs and run one of them."""
@@ -221,9 +147,9 @@ class Engine(NotCopied):
             Exception: whatever a callback raised.
         """
         state = self._check_loaded("run")
-        if not isinstance(index, int | np.integer) or not 0 <= index < len(self._programs):
-            raise EngineError(f"there is no program {index!r}", expected=f"0 … {len(self._programs) - 1}")
-        has_transfers = self._check_connections(self._programs[index])
+        if not isinstance(index, int | np.integer) or not 0 <= index < len(self._compiled.programs):
+            raise EngineError(f"there is no program {index!r}", expected=f"0 … {len(self._compiled.programs) - 1}")
+        has_transfers = self._check_connections(self._compiled.programs[index])
         function, jitted = self._function(int(index))
         # Only arrays that the program overwrites are donated; the others stay in `state`.
         read_only = {number: state[v] for number, v in enumerate(function.reads)}
@@ -294,7 +220,7 @@ class Engine(NotCopied):
 
     def _stream(self, handle: str | DataStream) -> DataStream:
         name = handle.handle if isinstance(handle, DataStream) else handle
-        streams = self._graph.streams
+        streams = self._compiled.graph.streams
         if isinstance(handle, DataStream) and streams.get(name) is not handle:
             raise EngineError(f"stream {name} belongs to another graph", expected="a stream of the engine's graph")
         if name not in streams:
@@ -340,7 +266,7 @@ class Engine(NotCopied):
             ArgumentError: another size or type.
         """
         state = self._check_loaded("write_tensor")
-        tensor = self._handle(handle, self._writable, "write")
+        tensor = self._handle(handle, self._compiled.writable, "write")
         state.write(handle, tensor, value)
 
     def read_tensor(self, what: str | Tensor) -> np.ndarray:
@@ -351,11 +277,11 @@ class Engine(NotCopied):
         """
         state = self._check_loaded("read_tensor")
         if isinstance(what, Tensor):
-            tensor = all_replicas(self._graph, what)
+            tensor = all_replicas(self._compiled.graph, what)
         else:
-            tensor = self._handle(what, self._readable, "read")
+            tensor = self._handle(what, self._compiled.readable, "read")
         # The memory of other variables may be reused by the end of the run.
-        transient = [v for v in tensor.variables() if v not in self._persistent and not v.is_constant]
+        transient = [v for v in tensor.variables() if v not in self._compiled.persistent and not v.is_constant]
         if transient:
             hint = "graph.create_host_read before making the engine"
             raise EngineError(f"{transient[0]!r} does not outlive a run: nothing needs it afterwards", hint=hint)
@@ -372,21 +298,23 @@ class Engine(NotCopied):
 
     def get_target(self) -> Target:
         """Return the machine that the programs are compiled for."""
-        return self._graph.target
+        return self._compiled.graph.target
 
     @cached_property
     def profile(self) -> Profile:
         """The static profile of all programs, each run once."""
-        if self._graph.target.name == "cpu":
+        if self._compiled.graph.target.name == "cpu":
             raise ProfileError("the CPU has no profile", hint="an IPUModel")
-        return Profile(self._executable)
+        return Profile(self._compiled.executable)
 
     @property
     def execution(self) -> Profile:
         """The profile of all runs since the last reset, one after the other."""
-        if self._graph.target.name == "cpu":
+        if self._compiled.graph.target.name == "cpu":
             raise ProfileError("the CPU has no profile", hint="an IPUModel")
-        return self._history.profile(self._executable, self._programs, is_recorded=self._options.instrument)
+        return self._history.profile(
+            self._compiled.executable, self._compiled.programs, is_recorded=self._options.instrument
+        )
 
     def get_graph_profile(self) -> dict[str, Any]:
         """Return the graph profile: memory and cycle estimates, JSON-able."""
