@@ -52,7 +52,7 @@ from ipujax.runtime.graph import (
     leaves,
     while_names,
 )
-from ipujax.runtime.graph.graph_counts import graph_counts
+from ipujax.runtime.graph.listing import graph_counts
 from ipujax.runtime.logs import DEBUG, TRACE, Log, compilation_name, step, watch_compilation
 from ipujax.runtime.memory import MemoryReport, check_memory, memory_report
 from ipujax.runtime.memory.report import fullest_tiles

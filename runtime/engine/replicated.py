@@ -30,10 +30,9 @@ import numpy as np
 from jax import lax
 
 from ipujax.runtime.analysis import Differing, Divergence, joins_replicas
-from ipujax.runtime.engine.engine_plan import Live
+from ipujax.runtime.engine.engine_plan import Live, steps_of
 from ipujax.runtime.engine.orders import reordered
 from ipujax.runtime.engine.single import EngineProgram, case_number
-from ipujax.runtime.engine.traced_steps import steps_of
 from ipujax.runtime.engine.values import State, Values
 from ipujax.runtime.graph import (
     Branch,

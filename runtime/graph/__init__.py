@@ -19,6 +19,7 @@ from ipujax.runtime.graph.forms import (
 )
 from ipujax.runtime.graph.graph import (
     BYTE_COST_CYCLES as BYTE_COST_CYCLES,
+    Builder as Builder,
     Graph as Graph,
     ReplicaAxes as ReplicaAxes,
     check_group as check_group,
@@ -67,7 +68,6 @@ from ipujax.runtime.graph.program import (
     WholeOperation as WholeOperation,
     direct_tensors as direct_tensors,
 )
-from ipujax.runtime.graph.program_builder import Builder as Builder
 from ipujax.runtime.graph.substitution import substitute as substitute
 from ipujax.runtime.graph.vertex_group import (
     NO_TILE as NO_TILE,

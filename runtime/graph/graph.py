@@ -18,7 +18,7 @@ from ipujax.runtime.errors import GraphError
 from ipujax.runtime.graph.forms import Program
 from ipujax.runtime.graph.graph_notes import Notes
 from ipujax.runtime.graph.handles import ComputeSet, HostStream, RemoteBuffer
-from ipujax.runtime.graph.program import Function
+from ipujax.runtime.graph.program import Function, Sequence as ProgramSequence
 from ipujax.runtime.graph.vertex_group import VertexGroup, VertexPart, no_parts
 from ipujax.runtime.not_copied import OfGraph
 from ipujax.runtime.target import Target
@@ -275,6 +275,26 @@ class Graph(OfGraph):
         """
         check_group(group, compute_set)
         self.groups[compute_set].append(group)
+
+
+@dataclass(frozen=True, slots=True)
+class Builder:
+    """Graph and program to which an operation is added, and its debug name.
+
+    Every operation of `popops`, `poplin`, `poprand` and `gcl` in `lowering` takes one as its first argument.
+    """
+
+    graph: Graph
+    prog: ProgramSequence
+    name: str
+
+    def named(self, part: str) -> Builder:
+        """Return a builder of a part of the operation, named `name/part`."""
+        return replace(self, name=f"{self.name}/{part}")
+
+    def into(self, prog: ProgramSequence) -> Builder:
+        """Return a builder that adds to another program of the graph."""
+        return replace(self, prog=prog)
 
 
 def check_group(group: VertexGroup, compute_set: ComputeSet) -> None:

@@ -26,6 +26,7 @@ graphs have equal texts. Nested sequences are written as one.
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
@@ -283,3 +284,28 @@ def _count(number: int, word: str, words: str | None = None) -> str:
 
 def _indented(lines: Iterable[str]) -> Iterator[str]:
     return (INDENT + line for line in lines)
+
+
+def graph_counts(graph: Graph) -> Iterator[str]:
+    """Yield lines for the log: the numbers of variables and their mappings, of compute sets, vertices and codelets."""
+    layouts = Counter(_layout_of(graph.mappings.get(variable)) for variable in graph.variables)
+    num_bytes = sum(variable.num_bytes for variable in graph.variables)
+    laid_out = ", ".join(f"{count:,} {layout}" for layout, count in sorted(layouts.items()))
+    yield f"{len(graph.variables):,} variables of {num_bytes:,} bytes: {laid_out or 'none'}"
+    groups = [group for groups in graph.groups.values() for group in groups]
+    vertices = sum(group.num_vertices for group in groups)
+    yield f"{len(graph.groups):,} compute sets, {len(groups):,} vertex groups, {vertices:,} vertices"
+    by_codelet: dict[str, list[VertexGroup]] = defaultdict(list)
+    for group in groups:
+        by_codelet[group.codelet.name].append(group)
+    for name, its_groups in sorted(by_codelet.items()):
+        count = f"{len(its_groups):,} group{'' if len(its_groups) == 1 else 's'}"
+        yield f"codelet {name}: {sum(group.num_vertices for group in its_groups):,} vertices in {count}"
+
+
+def _layout_of(mapping: TileMapping | None) -> str:
+    if mapping is None:
+        return "not mapped"
+    if np.unique(mapping.tiles).size <= 1:
+        return "on one tile"
+    return "in blocks" if isinstance(mapping, Blocked) else "in intervals"

@@ -41,9 +41,17 @@ from ipujax.runtime.graph import (
     distinct,
 )
 from ipujax.runtime.host import CallStream, Host, HostCall
-from ipujax.runtime.interpreter.messages import list_messages
 from ipujax.runtime.interpreter.replicated import Replicas, Runner
-from ipujax.runtime.interpreter.tile_memory import Actor, Messages, RaceLog, TileMemory, from_raw, raw_empty, to_raw
+from ipujax.runtime.interpreter.tile_memory import (
+    Actor,
+    Messages,
+    RaceLog,
+    TileMemory,
+    from_raw,
+    list_messages,
+    raw_empty,
+    to_raw,
+)
 from ipujax.runtime.interpreter.tile_vertex import Vertex, Views, check_writable, run_vertex, type_name, vertices_of
 from ipujax.runtime.tensor import Tensor, Variable, is_key_dtype
 

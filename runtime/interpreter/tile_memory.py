@@ -22,8 +22,9 @@ import numpy as np
 
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.errors import VerifyError
-from ipujax.runtime.graph import Graph, tile_gap
-from ipujax.runtime.tensor import Variable, is_key_dtype, owners
+from ipujax.runtime.exchange import Demand, access_demand, cut_at_homes, flat_bases, mappings_of, ragged_rows
+from ipujax.runtime.graph import Graph, VertexGroup, tile_gap
+from ipujax.runtime.tensor import TileMapping, Variable, is_key_dtype, owners
 
 KEY_IMPLS = ("threefry2x32", "rbg", "unsafe_rbg")
 # Numbers of no vertex, in a race log: the element was not accessed; several vertices read it.
@@ -275,3 +276,39 @@ class RaceLog:
                 "read-write-race", "writes an element that another vertex reads:", variable, elements[raced[0]]
             )
         writer[elements] = actor.vertex
+
+
+def list_messages(graph: Graph, group: VertexGroup, number: int, results: bool) -> Messages:
+    """List the elements that a field of a vertex group exchanges, each once for every tile that receives it.
+
+    They are expanded from the pieces that `runtime.exchange.traffic` counts, so that the tile interpreter tests the
+    exchange as it was planned.
+    """
+    # Of results vertices send to owners, the tiles that elements are mapped to; of operands owners send to vertices.
+    access = group.accesses[number]
+    demand = access_demand(group, access, graph.target.num_tiles)
+    which, element, owner, vertex = _expanded(demand, access.tensor.variables(), mappings_of(access.tensor, graph))
+    source, destination = (vertex, owner) if results else (owner, vertex)
+    return Messages(access.tensor.variables(), which, element, source, destination)
+
+
+def _expanded(
+    demand: Demand, variables: tuple[Variable, ...], mappings: tuple[TileMapping, ...]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Return variable number, flat element, owner and demanding tile of all elements that another tile owns."""
+    pieces = cut_at_homes(demand.runs, mappings)
+    tiles = np.flatnonzero(demand.block_of_tile >= 0)
+    block = demand.block_of_tile[tiles]
+    # First a row for each pair of tile and piece of its block, then one for each element of the pieces from elsewhere.
+    counts = np.bincount(pieces.block, minlength=int(block.max(initial=-1)) + 1)
+    row, within = ragged_rows(counts[block])
+    piece = (np.cumsum(counts) - counts)[block][row] + within
+    tile = tiles[row]
+    is_remote = pieces.home[piece] != tile
+    piece = piece[is_remote]
+    tile = tile[is_remote]
+    row, within = ragged_rows(pieces.length[piece])
+    flat = pieces.start[piece][row] + within
+    bases = np.array(list(flat_bases(variables).values()))
+    which = np.searchsorted(bases, flat, side="right") - 1
+    return which, flat - bases[which], pieces.home[piece][row], tile[row]

@@ -20,7 +20,7 @@ from ipujax.runtime.exchange.traffic import Traffic, copy_traffic, traffic
 from ipujax.runtime.graph.codelet import Codelet, Field
 from ipujax.runtime.graph.graph import Graph
 from ipujax.runtime.graph.vertex_group import Access, Axis, Dim, Term, VertexGroup, block, element, extents
-from ipujax.runtime.interpreter.messages import list_messages
+from ipujax.runtime.interpreter.tile_memory import list_messages
 from ipujax.runtime.target.presets import preset
 from ipujax.runtime.tensor import Concat, Indexed, Reshaped, Tensor, concat
 from ipujax.runtime.tensor.mapping import Blocked, Flat, TileMapping, even_cuts, grid, linear, on_one_tile, owners

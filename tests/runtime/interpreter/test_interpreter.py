@@ -27,13 +27,13 @@ from ipujax.runtime.graph.program import (
 )
 from ipujax.runtime.graph.vertex_group import Access, Axis, Dim, Term, VertexGroup, block, element
 from ipujax.runtime.interpreter.interpreter import interpret
-from ipujax.runtime.interpreter.messages import list_messages
 from ipujax.runtime.interpreter.tile_memory import (
     Actor,
     InterpreterError,
     Messages,
     TileMemory,
     from_raw,
+    list_messages,
     raw_empty,
     to_raw,
 )
