@@ -61,7 +61,7 @@ from ipujax.runtime.options import Options
 from ipujax.runtime.read_only import ReadOnlyMapping
 from ipujax.runtime.target import Target, nearest
 from ipujax.runtime.tensor import Tensor, Variable, element_bytes
-from ipujax.runtime.timeline import MAX_STEPS, ClockStep, Recording, Spans, TaskSpans, Timeline
+from ipujax.runtime.timeline import MAX_STEPS, ClockStep, Recording, Spans, TaskSpans, Timeline, Walk
 from ipujax.runtime.timeline.clock_steps import clock_steps
 from ipujax.runtime.timeline.cycle_counter import CycleCounter, readings
 from ipujax.runtime.timeline.spans import spans_of
@@ -175,8 +175,11 @@ class Executable(Shared):
             ProfileError: the trip count of a loop is data and not in `Options.trip_counts`, or the recording is too
                 short.
         """
+        return timeline(self._walk_of(recording))
+
+    def _walk_of(self, recording: Recording | None) -> Walk:
         num_ipus = self.target.num_ipus
-        return timeline(self.program, self.steps, num_ipus, self.slots, self.options.trip_counts, recording)
+        return Walk.of(self.program, self.steps, num_ipus, self.slots, self.options.trip_counts, recording)
 
     def spans_of(self, recording: Recording | None, max_steps: int = MAX_STEPS) -> Spans:
         """Return start and end of the steps of each IPU, of a recorded run or the static one.
@@ -188,14 +191,11 @@ class Executable(Shared):
         Raises:
             ProfileError: as of `timeline_of`.
         """
-        num_ipus = self.target.num_ipus
-        trip_counts = self.options.trip_counts
-        return spans_of(self.program, self.steps, num_ipus, self.slots, trip_counts, recording, max_steps)
+        return spans_of(self._walk_of(recording), max_steps)
 
     def task_spans_of(self, recording: Recording | None) -> TaskSpans:
         """Return start and end of each task of each pipeline; argument and errors as of `timeline_of`."""
-        num_ipus = self.target.num_ipus
-        return task_spans(self.program, self.steps, num_ipus, self.slots, self.options.trip_counts, recording)
+        return task_spans(self._walk_of(recording))
 
 
 def compile(
@@ -316,7 +316,7 @@ def program_cycles(
     effects = effects or EffectsOf(graph)
     steps, slots = clock_steps(program, costs, effects, graph.target)
     trips = {name: 1 for names in while_names(program).values() for name in names}
-    return timeline(part or program, steps, graph.target.num_ipus, slots, trips).cycles
+    return timeline(Walk.of(part or program, steps, graph.target.num_ipus, slots, trips)).cycles
 
 
 def vertex_cycles(graph: Graph, program: Program, costs: Mapping[Leaf, Cost]) -> int:
@@ -329,7 +329,7 @@ def vertex_cycles(graph: Graph, program: Program, costs: Mapping[Leaf, Cost]) ->
     """
     steps, slots = clock_steps(program, costs, EffectsOf(graph), graph.target)
     trips = {name: 1 for names in while_names(program).values() for name in names}
-    return timeline(program, steps, graph.target.num_ipus, slots, trips).phase_cycles(0)["compute"]
+    return timeline(Walk.of(program, steps, graph.target.num_ipus, slots, trips)).phase_cycles(0)["compute"]
 
 
 def cycle_counter(graph: Graph, program: Program) -> CycleCounter | None:

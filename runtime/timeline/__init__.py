@@ -1,6 +1,6 @@
 """Clocks of all IPUs over a program, and the timeline of its phases."""
 
-from ipujax.runtime.timeline.clock_walk import Recording as Recording, TimelineStep as TimelineStep
+from ipujax.runtime.timeline.clock_walk import Recording as Recording, TimelineStep as TimelineStep, Walk as Walk
 from ipujax.runtime.timeline.clocks import PHASES as PHASES, SYNC as SYNC, ClockStep as ClockStep
 from ipujax.runtime.timeline.spans import MAX_STEPS as MAX_STEPS, Spans as Spans
 from ipujax.runtime.timeline.task_spans import (

@@ -89,12 +89,14 @@ class Clocks:
     Args:
         state: of IPUs and slots, see `clocks`, int64[IPUs + slots, k] cycles.
         sums: over the steps up to here.
+        choices: of each recorded node, those that the walk has not come to yet.
         task_ipu: IPU of the task that is walked, None outside of tasks.
         begin: its clock when its first work in the task began, int64[k]; None before.
     """
 
     state: np.ndarray
     sums: Sums
+    choices: Mapping[Program, Iterator[int]] = field(default_factory=dict)
     task_ipu: int | None = None
     begin: np.ndarray | None = None
 
@@ -138,29 +140,28 @@ class Control:
     Args:
         loop_names: names of each loop whose trip count is data.
         trip_counts: assumed iterations of loops, by name.
-        recorded: choices of each recorded node that the walk has not come to yet.
+        recording: choices of data-dependent control in a run; they take precedence over `trip_counts`.
         is_recorded: returns whether control in a node was recorded, so that its runs may differ.
     """
 
     loop_names: Mapping[Loop, tuple[str, ...]]
     trip_counts: Mapping[str, int]
-    recorded: Mapping[Program, Iterator[int]]
+    recording: Recording
     is_recorded: Callable[[Program], bool]
 
     @classmethod
-    def of(cls, program: Program, trip_counts: Mapping[str, int] | None, recording: Recording | None) -> Control:
-        """Return the control of a program in a run; arguments as of `timeline`."""
-        recorded = {node: iter(choices) for node, choices in (recording or {}).items()}
-        is_recorded = fold(lambda node, children: node in recorded or any(children))
-        return cls(while_names(program), trip_counts or {}, recorded, is_recorded)
+    def of(cls, program: Program, trip_counts: Mapping[str, int], recording: Recording) -> Control:
+        """Return the control of a program in a run."""
+        is_recorded = fold(lambda node, children: node in recording or any(children))
+        return cls(while_names(program), trip_counts, recording, is_recorded)
 
-    def trip_count(self, loop: Loop) -> int:
+    def trip_count(self, loop: Loop, clocks: Clocks) -> int:
         """Return the iterations of the current run of a loop."""
         if loop.trips is not None:
             return loop.trips
         names = self.loop_names[loop]
-        if loop in self.recorded:
-            return self.next_choice(loop, names[0])
+        if loop in self.recording:
+            return _next_choice(clocks, loop, names[0])
         counts = [self.trip_counts[name] for name in names if name in self.trip_counts]
         if not counts:
             raise ProfileError(
@@ -171,11 +172,12 @@ class Control:
             )
         return counts[0]
 
-    def next_choice(self, node: Program, name: str) -> int:
-        """Return the recorded choice of the current run of a node."""
-        for choice in self.recorded[node]:
-            return int(choice)
-        raise ProfileError(f"the recording ends before {name} runs for the last time")
+
+def _next_choice(clocks: Clocks, node: Program, name: str) -> int:
+    """Return the recorded choice of the current run of a node."""
+    for choice in clocks.choices[node]:
+        return int(choice)
+    raise ProfileError(f"the recording ends before {name} runs for the last time")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -213,6 +215,7 @@ class Walk:
     """What a walk depends on, and how closely it looks.
 
     Args:
+        program: the control tree.
         steps: clock step of each leaf and of each decision of data-dependent control.
         num_ipus: IPUs of the system.
         slots: rows of the clock state beside the IPUs.
@@ -224,6 +227,7 @@ class Walk:
         costliest: branch assumed for each decision that was not recorded, filled by the walk.
     """
 
+    program: Program
     steps: Mapping[Program, ClockStep]
     num_ipus: int
     slots: int
@@ -234,14 +238,43 @@ class Walk:
     _matrices: dict[Program, np.ndarray] = field(default_factory=dict)
     _effects: dict[PipelineTask, _TaskEffect] = field(default_factory=dict)
 
+    @classmethod
+    def of(
+        cls,
+        program: Program,
+        steps: Mapping[Program, ClockStep],
+        num_ipus: int,
+        slots: int = 0,
+        trip_counts: Mapping[str, int] | None = None,
+        recording: Recording | None = None,
+    ) -> Walk:
+        """Return the walk that sees the first iteration of each loop.
+
+        Args:
+            program: the control tree.
+            steps: clock step of each leaf and of each decision of data-dependent control.
+            num_ipus: IPUs of the system.
+            slots: rows of the clock state beside the IPUs.
+            trip_counts: iterations of data-dependent loops by name, see `graph.while_names`.
+            recording: choices of data-dependent control in a run; it takes precedence over `trip_counts`.
+        """
+        return cls(program, steps, num_ipus, slots, Control.of(program, trip_counts or {}, recording or {}))
+
     def clocks_at_start(self) -> Clocks:
         """Return clocks of which all are 0."""
-        return Clocks(np.zeros((self.num_ipus + self.slots, 1), np.int64), Sums.none(self.num_ipus))
+        choices = {node: iter(choices) for node, choices in self.control.recording.items()}
+        return Clocks(np.zeros((self.num_ipus + self.slots, 1), np.int64), Sums.none(self.num_ipus), choices)
 
-    def visit(
-        self, program: Program, clocks: Clocks, times: int = 1, caller: Origin = _OUTSIDE
-    ) -> Iterator[TimelineStep]:
-        """Advance clocks over one run of a program, counted as several runs; yield each step when it is over."""
+    def run(self, clocks: Clocks) -> Iterator[TimelineStep]:
+        """Advance clocks over one run of the program; yield each step when it is over.
+
+        Raises:
+            ProfileError: a loop whose trip count is unknown, a recording that is too short, or 2^60 cycles or more.
+        """
+        return self.visit(self.program, clocks, 1, _OUTSIDE)
+
+    def visit(self, program: Program, clocks: Clocks, times: int, caller: Origin) -> Iterator[TimelineStep]:
+        """Advance clocks over one run of a part of the program, counted as several runs; see `run`."""
         match program:
             case Call() if self.has_tasks and program.task is not None and clocks.task_ipu is None:
                 yield self._task(program, program.task, clocks, times, caller)
@@ -262,7 +295,7 @@ class Walk:
                 yield self._leaf(program.loop, clocks, times, caller)
             case Branch():
                 yield self._leaf(program, clocks, times, caller)
-                yield from self.visit(program.children()[self._choice(program)], clocks, times, caller)
+                yield from self.visit(program.children()[self._choice(program, clocks)], clocks, times, caller)
             case WriteUndef():  # a hint to the compiler, which does nothing
                 return
             case _:
@@ -298,7 +331,7 @@ class Walk:
     def _loop(
         self, node: Loop, parts: tuple[Program, ...], clocks: Clocks, times: int, caller: Origin
     ) -> Iterator[TimelineStep]:
-        count = self.control.trip_count(node)
+        count = self.control.trip_count(node, clocks)
         if count == 0:
             return
         unfolded = None if self.unfolded is None else self.unfolded(parts, count)
@@ -354,16 +387,16 @@ class Walk:
 
     # --- branches ---
 
-    def _choice(self, node: Branch) -> int:
+    def _choice(self, node: Branch, clocks: Clocks) -> int:
         """Return the branch of the current run of a node: the recorded one, or else the costliest from equal clocks."""
-        if node in self.control.recorded:
-            return node.recorded_choice(self.control.next_choice(node, str(node.origin)))
+        if node in self.control.recording:
+            return node.recorded_choice(_next_choice(clocks, node, str(node.origin)))
         if node not in self.costliest:
             costs = []
             for branch in node.children():
-                clocks = self.clocks_at_start()
-                _run_all(self._at_once().visit(branch, clocks))
-                costs.append(int(clocks.state.max()))
+                start = replace(self.clocks_at_start(), choices=clocks.choices)
+                _run_all(self._at_once().visit(branch, start, 1, _OUTSIDE))
+                costs.append(int(start.state.max()))
             self.costliest[node] = int(np.argmax(costs))
         return self.costliest[node]
 
@@ -374,7 +407,8 @@ class Walk:
         ipu = task.ipu
         if self.control.is_recorded(call):
             before = clocks.state[ipu].copy()
-            inner = self._run_task(call, ipu, clocks.state, times, caller)
+            inner = replace(clocks, sums=Sums.none(self.num_ipus), task_ipu=ipu)
+            _run_all(self._at_once().visit(call.function.body, inner, times, caller))
             sums = inner.sums
             begin = before if inner.begin is None else inner.begin
         else:
@@ -389,18 +423,14 @@ class Walk:
         end = int(clocks.state[ipu, 0])
         return TimelineStep(call, (ipu,), (int(begin[0]),), (end,), caller=caller, times=times, sums=sums)
 
-    def _run_task(self, call: Call, ipu: int, state: np.ndarray, times: int, caller: Origin) -> Clocks:
-        clocks = Clocks(state, Sums.none(self.num_ipus), ipu)
-        _run_all(self._at_once().visit(call.function.body, clocks, times, caller))
-        return clocks
-
     def _effect_of(self, call: Call, ipu: int, caller: Origin) -> _TaskEffect:
         """Run a task with static control on the identity of the rows of its steps."""
         rows = sorted({ipu} | {row for node in distinct(call) for row in _rows(self.steps.get(node))})
         state = np.full((self.num_ipus + self.slots, len(rows)), maxplus.NEVER, np.int64)
         state[rows, range(len(rows))] = 0
         before = state[ipu].copy()
-        clocks = self._run_task(call, ipu, state, 1, caller)
+        clocks = Clocks(state, Sums.none(self.num_ipus), task_ipu=ipu)
+        _run_all(self._at_once().visit(call.function.body, clocks, 1, caller))
         begin = before if clocks.begin is None else clocks.begin
         return _TaskEffect(rows, state[rows], begin[None], clocks.sums)
 

@@ -1,6 +1,6 @@
 """Spans: start, end and work of each step on each IPU, with loops unfolded within a limit.
 
-Input: as of `timeline`. Output: `Spans`. Iterations of a loop are steps of their own up to a limit of all steps; the
+Input: a `Walk`. Output: `Spans`. Iterations of a loop are steps of their own up to a limit of all steps; the
 others are one span an IPU, with the work of all of them. So the work of all spans is that of the run, and start and end
 of each span are exact. In a program of more steps than the limit, neighbouring steps are merged.
 Limits: inside a span of several iterations or steps it is not known when an IPU waits.
@@ -8,15 +8,15 @@ Limits: inside a span of several iterations or steps it is not known when an IPU
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from ipujax.runtime.graph import Block, Decision, Loop, Program, fold
 from ipujax.runtime.tensor import Origin
-from ipujax.runtime.timeline.clock_walk import Control, Recording, TimelineStep, Walk
-from ipujax.runtime.timeline.clocks import PHASES, ClockStep
+from ipujax.runtime.timeline.clock_walk import TimelineStep, Walk
+from ipujax.runtime.timeline.clocks import PHASES
 
 MAX_STEPS = 4_000  # of spans of one IPU; more make files of traces large and slow to look at
 
@@ -53,36 +53,22 @@ class Spans:
     transfer_cycles: np.ndarray
 
 
-def spans_of(
-    program: Program,
-    steps: Mapping[Program, ClockStep],
-    num_ipus: int,
-    slots: int = 0,
-    trip_counts: Mapping[str, int] | None = None,
-    recording: Recording | None = None,
-    max_steps: int = MAX_STEPS,
-) -> Spans:
+def spans_of(walk: Walk, max_steps: int = MAX_STEPS) -> Spans:
     """Return the spans of a run: when each IPU begins and ends each step of the program.
 
     Args:
-        program: the control program.
-        steps: clock steps of nodes.
-        num_ipus: IPUs of the system.
-        slots: clocks beside those of the IPUs, as of buffers between them.
-        trip_counts: iterations of loops by name.
-        recording: choices of data-dependent control in a run.
+        walk: the program and what decides its control.
         max_steps: approximate most steps that have spans of their own; beyond, iterations of loops and neighbouring
             steps share a span.
 
     Raises:
-        ProfileError: a trip count or a branch depends on data and is not given.
+        ProfileError: as `Walk.run`.
     """
     size_of = fold(_num_steps)
-    spare_steps = _SpareSteps(max(0, max_steps - size_of(program)), size_of)
-    walk = Walk(steps, num_ipus, slots, Control.of(program, trip_counts, recording), spare_steps.unfolded)
-    run_steps = walk.visit(program, walk.clocks_at_start())
-    rows = [_row(step, steps, num_ipus) for step in run_steps if step.ipus or step.sums]
-    return _to_columns(_merge_neighbours(rows, max_steps), num_ipus)
+    spare_steps = _SpareSteps(max(0, max_steps - size_of(walk.program)), size_of)
+    steps = replace(walk, unfolded=spare_steps.unfolded).run(walk.clocks_at_start())
+    rows = [_row(step, walk) for step in steps if step.ipus or step.sums]
+    return _to_columns(_merge_neighbours(rows, max_steps), walk.num_ipus)
 
 
 @dataclass(slots=True)
@@ -121,13 +107,13 @@ class _SpareSteps:
         return unfolded
 
 
-def _row(step: TimelineStep, steps: Mapping[Program, ClockStep], num_ipus: int) -> _Row:
+def _row(step: TimelineStep, walk: Walk) -> _Row:
     """Return the row of a leaf, or of further iterations of a loop."""
     if (sums := step.sums) is not None:
         work, transfer_cycles = sums.work, sums.overlapped
         return _Row(step.program, step.ipus, step.starts, step.ends, work, transfer_cycles, (), step.repeats)
-    clock_step = steps[step.program]
-    transfer_cycles = np.zeros(num_ipus, np.int64)
+    clock_step = walk.steps[step.program]
+    transfer_cycles = np.zeros(walk.num_ipus, np.int64)
     for _, ipu, cycles in clock_step.transfers:
         transfer_cycles[ipu] += cycles
     members = ((step.program, step.caller),)

@@ -1,6 +1,6 @@
 """Task spans: start, end and waits of each task of each pipeline, with the loops around tasks unfolded.
 
-Input: as of `timeline`. Output: `TaskSpans`. In a program of more tasks than a limit, tasks are counted only.
+Input: a `Walk`. Output: `TaskSpans`. In a program of more tasks than a limit, tasks are counted only.
 Limits: a pipeline runs once in a program, as lowering has it. The work of a loop that follows a pipeline counts as
 contiguous from the loop's start, where it is distinguished from waiting for the pipeline.
 """
@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from ipujax.runtime.graph import Call, PipelineLayout, PipelineTask, Program, distinct, fold
 from ipujax.runtime.timeline import maxplus
-from ipujax.runtime.timeline.clock_walk import Clocks, Control, Recording, Runs, TimelineStep, Walk
+from ipujax.runtime.timeline.clock_walk import Clocks, Runs, TimelineStep, Walk
 from ipujax.runtime.timeline.clocks import ClockStep
 
 MAX_TASKS = 100_000  # that are walked one by one; 64 stages × 128 micro-batches have 16,384
@@ -80,45 +80,30 @@ class TaskSpans:
     is_counted: bool = False
 
 
-def task_spans(
-    program: Program,
-    steps: Mapping[Program, ClockStep],
-    num_ipus: int,
-    slots: int = 0,
-    trip_counts: Mapping[str, int] | None = None,
-    recording: Recording | None = None,
-    max_tasks: int = MAX_TASKS,
-) -> TaskSpans:
+def task_spans(walk: Walk, max_tasks: int = MAX_TASKS) -> TaskSpans:
     """Return the spans of the tasks of all pipelines of a run.
 
     Args:
-        program: as of `timeline`, as are the arguments that are not described here.
-        steps: clock steps of nodes.
-        num_ipus: IPUs of the system.
-        slots: rows of the clock state beside the IPUs.
-        trip_counts: iterations of loops by name.
-        recording: choices of data-dependent control in a run.
+        walk: the program and what decides its control.
         max_tasks: upper bound of tasks with rows; those of larger programs are counted only.
 
     Raises:
-        ProfileError: as `timeline`.
+        ProfileError: as `Walk.run`.
     """
-    if not any(isinstance(node, Call) and node.task is not None for node in distinct(program)):
+    if not any(isinstance(node, Call) and node.task is not None for node in distinct(walk.program)):
         return TaskSpans((), (), np.zeros((0, len(COLUMNS)), np.int64))
     num_tasks = fold(_num_tasks)
-    control = Control.of(program, trip_counts, recording)
-    is_counted = num_tasks(program) > max_tasks
+    is_counted = num_tasks(walk.program) > max_tasks
 
     def unfolded(parts: tuple[Program, ...], count: int) -> int | None:
         """Return all iterations of a loop around tasks, and none of another; None where tasks are counted only."""
         if not any(map(num_tasks, parts)):
             return 0
-        return count if not is_counted or any(map(control.is_recorded, parts)) else None
+        return count if not is_counted or any(map(walk.control.is_recorded, parts)) else None
 
-    walk = Walk(steps, num_ipus, slots, control, unfolded, has_tasks=True)
     clocks = walk.clocks_at_start()
-    recorder = _Recorder(clocks, steps, is_counted)
-    for step in walk.visit(program, clocks):
+    recorder = _Recorder(clocks, walk.steps, is_counted)
+    for step in replace(walk, unfolded=unfolded, has_tasks=True).run(clocks):
         recorder.add(step)
     return recorder.spans()
 

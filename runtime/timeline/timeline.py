@@ -1,8 +1,6 @@
 """Timeline: start and end of each step on each IPU, by a walk over the program with one clock an IPU.
 
-Input: a program, a `ClockStep` for each of its leaves, and a recording, or assumed trip counts, of data-dependent
-control. Output: `Timeline`.
-Limits: the tree of steps shows the first iteration of a loop.
+Input: a `Walk`. Output: `Timeline`.
 """
 
 from __future__ import annotations
@@ -14,8 +12,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ipujax.runtime.graph import Program
-from ipujax.runtime.timeline.clock_walk import Control, Recording, TimelineStep, Walk
-from ipujax.runtime.timeline.clocks import PHASES, ClockStep
+from ipujax.runtime.timeline.clock_walk import TimelineStep, Walk
+from ipujax.runtime.timeline.clocks import PHASES
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,35 +55,17 @@ class Timeline:
             stack.extend(reversed(step.children))
 
 
-def timeline(
-    program: Program,
-    steps: Mapping[Program, ClockStep],
-    num_ipus: int,
-    slots: int = 0,
-    trip_counts: Mapping[str, int] | None = None,
-    recording: Recording | None = None,
-) -> Timeline:
-    """Walk a program with one clock an IPU, all starting at 0.
-
-    Args:
-        program: the control tree.
-        steps: clock step of each leaf and of each decision of data-dependent control.
-        num_ipus: IPUs of the system.
-        slots: rows of the clock state beside the IPUs.
-        trip_counts: iterations of data-dependent loops by name, see `graph.while_names`.
-        recording: choices of data-dependent control in a run; it takes precedence over `trip_counts`.
+def timeline(walk: Walk) -> Timeline:
+    """Walk a program with one clock an IPU, all starting at 0; the tree of steps shows the first iteration of a loop.
 
     Raises:
-        ProfileError: a loop whose trip count is unknown, a recording that is too short, or 2^60 cycles or more.
+        ProfileError: as `Walk.run`.
     """
-    walk = Walk(steps, num_ipus, slots, Control.of(program, trip_counts, recording))
     clocks = walk.clocks_at_start()
-    run_steps = tuple(walk.visit(program, clocks))
+    steps = tuple(walk.run(clocks))
     executions = Counter[Program]()
     for (_, node), number in clocks.sums.runs.items():
         executions[node] += number
     for array in (clocks.state, clocks.sums.work, clocks.sums.overlapped):
         array.setflags(write=False)
-    return Timeline(
-        clocks.of_ipus, clocks.sums.work, clocks.sums.overlapped, run_steps, dict(executions), walk.costliest
-    )
+    return Timeline(clocks.of_ipus, clocks.sums.work, clocks.sums.overlapped, steps, dict(executions), walk.costliest)

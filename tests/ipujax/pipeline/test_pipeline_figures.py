@@ -18,6 +18,7 @@ from ipujax.pipeline.plan import pipeline_time
 from ipujax.runtime.profile import TRACE_PHASES, slices
 from ipujax.runtime.profile.stage_figures import ideal_share
 from ipujax.runtime.report import Profile
+from ipujax.runtime.timeline import Walk
 from ipujax.runtime.timeline.task_spans import task_spans
 from ipujax.runtime.views.stage_view import bubble_sentence
 from tests.ipujax.pipeline.pipeline_models import MODELS, array, batch, parameters
@@ -225,7 +226,7 @@ def test_too_many_tasks_are_counted_alone() -> None:
     fun = ipu.pipeline(jax.value_and_grad(MODELS["mlp"](2)), micro_batches=40, rng_argnums=1, schedule="1f1b")
     executable = ipu.jit(fun, device=device).lower(parameters(2), jax.random.key(0), batch(80)).compile().executable
     one_by_one = executable.task_spans_of(None)
-    counted = task_spans(executable.program, executable.steps, 2, executable.slots, max_tasks=100)
+    counted = task_spans(Walk.of(executable.program, executable.steps, 2, executable.slots), max_tasks=100)
     assert counted.is_counted and not len(counted.rows) and len(one_by_one.rows) == 160
     for a, b in zip(counted.totals, one_by_one.totals, strict=True):
         assert (a.calls, a.leaves) == (b.calls, b.leaves) and (a.work == b.work).all()

@@ -21,6 +21,7 @@ from ipujax.runtime.compile import Executable, compile
 from ipujax.runtime.cost.transfer import CopyCost
 from ipujax.runtime.graph.program import Call, Execute, Function, Program, Repeat, Sequence as ProgramSequence
 from ipujax.runtime.graph.walks import distinct
+from ipujax.runtime.timeline.clock_walk import Walk
 from ipujax.runtime.timeline.timeline import timeline
 from tests.ipujax.pipeline.pipeline_models import MODELS, WIDTH, array, batch, parameters
 from tests.lowering.helpers import lowered, passed, small_target
@@ -92,7 +93,7 @@ def test_timeline_equals_a_dependency_simulator(schedule: str, seed: int) -> Non
     staged = plan_of(fun, args)
     program, executable = compiled(fun, args, **FREE)
     steps = blocks(program)
-    run = timeline(ProgramSequence(*steps), executable.steps, STAGES, executable.slots)
+    run = timeline(Walk.of(ProgramSequence(*steps), executable.steps, STAGES, executable.slots))
     lists = [[letters(task) for task in tasks] for tasks in staged.plan.lists]
     assert run.cycles == makespan(lists, STAGES, task_cycles(steps, executable))
 
@@ -139,7 +140,7 @@ def test_lockstep_slot_takes_the_slowest_ipu(schedule: str) -> None:
         pipelined(uneven((3, 9, 1, 5)), schedule, 8), args, **FREE | {"global_exchange": "lockstep"}
     )
     steps = blocks(program)
-    run = timeline(ProgramSequence(*steps), executable.steps, STAGES, executable.slots)
+    run = timeline(Walk.of(ProgramSequence(*steps), executable.steps, STAGES, executable.slots))
     total = 0
     cycles_since_sync = np.zeros(STAGES, np.int64)
     num_syncs = 0

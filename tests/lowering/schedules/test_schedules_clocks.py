@@ -13,6 +13,7 @@ import numpy as np
 
 from ipujax.lowering.schedules import BACKWARD, FORWARD
 from ipujax.runtime.graph.program import ComputeSet, Execute, Repeat, Sequence
+from ipujax.runtime.timeline.clock_walk import Walk
 from ipujax.runtime.timeline.clocks import COMPUTE, PHASES, ClockStep
 from ipujax.runtime.timeline.timeline import timeline
 from tests.lowering.schedules.schedule_helpers import every_schedule, in_domain, lists_of, names, plan_of
@@ -82,7 +83,7 @@ class Clocks:
                 for block in blocks
             )
         )
-        return timeline(program, self.steps, self.plan.num_ipus, 2 * len(self.rows)).cycles
+        return timeline(Walk.of(program, self.steps, self.plan.num_ipus, 2 * len(self.rows))).cycles
 
 
 @every_schedule

@@ -32,6 +32,7 @@ from ipujax.runtime.graph.vertex_group import Access, Axis, Dim, Term, VertexGro
 from ipujax.runtime.tensor.mapping import Blocked, Flat, even_cuts, grid, on_one_tile, owners
 from ipujax.runtime.tensor.tensor import concat
 from ipujax.runtime.timeline.clock_steps import clock_steps
+from ipujax.runtime.timeline.clock_walk import Walk
 from ipujax.runtime.timeline.clocks import COMPUTE, EXCHANGE, GLOBAL_EXCHANGE, HOST_EXCHANGE, SYNC
 from ipujax.runtime.timeline.timeline import timeline
 from tests.runtime.helpers import F32, TARGET
@@ -422,7 +423,7 @@ def test_a_copy_between_replicas_syncs_the_ipus_that_take_part(exchange, ipus):
     }
     program = Sequence(*map(Execute, busy.values()), Repeat(5, copy))
     steps, slots = clock_steps(program, leaf_costs(graph, program), EffectsOf(graph), graph.target)
-    run = timeline(program, steps, POD.num_ipus, slots)
+    run = timeline(Walk.of(program, steps, POD.num_ipus, slots))
     computing = int(steps_of(graph, Execute(busy[0])).work[0].sum())
     exchanging = 5 * int(step.work[ipus[0]].sum())
     assert exchanging > 5 * POD.global_sync_cycles
@@ -465,7 +466,7 @@ def test_ipus_of_a_sync_zone_sync_before_a_host_exchange(pattern):
     assert step.work[:, SYNC].tolist() == [POD.global_sync_cycles * (ipu in synced) for ipu in range(4)]
     program = Sequence(Execute(busy), stream)
     steps, slots = clock_steps(program, leaf_costs(graph, program), EffectsOf(graph), target)
-    clocks = timeline(program, steps, target.num_ipus, slots).clocks
+    clocks = timeline(Walk.of(program, steps, target.num_ipus, slots)).clocks
     before = int(steps_of(graph, Execute(busy)).work[0].sum())
     host = int(step.work[2, HOST_EXCHANGE])
     waits = before + POD.global_sync_cycles

@@ -29,6 +29,7 @@ from ipujax.runtime.tensor.mapping import linear, on_one_tile
 from ipujax.runtime.tensor.tensor import Tensor
 from ipujax.runtime.tensor.variable import Origin, Variable
 from ipujax.runtime.timeline import maxplus
+from ipujax.runtime.timeline.clock_walk import Walk
 from ipujax.runtime.timeline.clocks import COMPUTE, EXCHANGE, GLOBAL_EXCHANGE, PHASES, SYNC, ClockStep
 from ipujax.runtime.timeline.timeline import timeline
 
@@ -58,7 +59,7 @@ def meeting(*cycles, sync=7):
 
 
 def run(program, steps, **known):
-    return timeline(program, steps, NUM_IPUS, known.pop("slots", 0), **known)
+    return timeline(Walk.of(program, steps, NUM_IPUS, known.pop("slots", 0), **known))
 
 
 # --- max-plus ---------------------------------------------------------------------------------------------------------
