@@ -248,16 +248,7 @@ class Walk:
         trip_counts: Mapping[str, int] | None = None,
         recording: Recording | None = None,
     ) -> Walk:
-        """Return the walk that sees the first iteration of each loop.
-
-        Args:
-            program: the control tree.
-            steps: clock step of each leaf and of each decision of data-dependent control.
-            num_ipus: IPUs of the system.
-            slots: rows of the clock state beside the IPUs.
-            trip_counts: iterations of data-dependent loops by name, see `graph.while_names`.
-            recording: choices of data-dependent control in a run; it takes precedence over `trip_counts`.
-        """
+        """Return the walk of a run: without a recording loops have `trip_counts`, by the names of `while_names`."""
         return cls(program, steps, num_ipus, slots, Control.of(program, trip_counts or {}, recording or {}))
 
     def clocks_at_start(self) -> Clocks:
@@ -283,7 +274,8 @@ class Walk:
                 caller = compose(caller, origin) if origin != _OUTSIDE else caller
                 yield from self.visit(function.body, clocks, times, caller)
             case Block():
-                yield from self._iteration(program.children(), clocks, times, caller)
+                for child in program.children():
+                    yield from self.visit(child, clocks, times, caller)
             case Loop(test=None):
                 yield from self._loop(program, (program.body,), clocks, times, caller)
             case Loop(test=Program() as condition):
