@@ -69,14 +69,14 @@ ROOMS: dict[str, str] = {
     ),
     "runtime.sources": "runtime.tensor",
     "runtime.sections": (
-        "runtime.analysis runtime.compile runtime.cost runtime.graph runtime.memory runtime.target runtime.tensor"
-        " runtime.timeline"
+        "runtime.analysis runtime.compile runtime.cost runtime.files runtime.graph runtime.memory runtime.target"
+        " runtime.tensor runtime.timeline"
     ),
     "runtime.profile": (
         "runtime.compile runtime.cost runtime.files runtime.graph runtime.host"
         " runtime.memory runtime.sections runtime.sources runtime.target runtime.tensor runtime.timeline"
     ),
-    "runtime.schema": "runtime.files runtime.graph runtime.memory runtime.profile runtime.target runtime.timeline",
+    "runtime.schema": "runtime.files runtime.graph runtime.memory runtime.profile runtime.sections runtime.target",
     "runtime.views": "runtime.memory runtime.profile runtime.sources runtime.target runtime.tensor",
     "runtime.page": (
         "runtime.graph runtime.markup runtime.profile runtime.sources runtime.target runtime.tensor runtime.views"
@@ -271,7 +271,7 @@ ROOMS: dict[str, str] = {
     "ipujax.caching": (
         "ipujax.calls ipujax.compiled_programs ipujax.lowering_plan ipujax.stages ipujax.storage lowering.digests"
         " lowering.dumps lowering.jax_compat lowering.refs runtime.compile runtime.files runtime.logs"
-        " runtime.options runtime.report runtime.schema runtime.sections runtime.sources runtime.timeline"
+        " runtime.options runtime.report runtime.schema runtime.sources"
     ),
     "ipujax.checking": (
         "ipujax.stages lowering.gcl lowering.jax_compat lowering.jaxpr lowering.layer_notes lowering.lower"

@@ -128,12 +128,11 @@ class CachedCompiled(Compiled):
     def profile(self) -> Profile:
         """Static profile: cycles, phases and memory of one call."""
         with collecting_rarely():
-            from ipujax.caching.cached_profile import CachedProfile
             from ipujax.runtime.report import Profile
 
             data = self._entry.profile()
             if data is not None:
-                return CachedProfile(data, lambda: self.executable)
+                return Profile.from_data(data, lambda: self.executable)
             profile = Profile(self.executable)
             self._entry.put_profile(profile)
         return profile

@@ -148,14 +148,16 @@ class ProgramEntry:
         return computation
 
     def profile(self) -> Any:
-        """Return the data of the profile; None if it is not stored."""
+        """Return the data of the profile, with the source files as they are now; None if it is not stored."""
         from ipujax.runtime.schema import DATA, PROFILE_FILE
+        from ipujax.runtime.sources import current_texts
 
         file = self._directory.read(self._key, PROFILE_FILE)
         if file is None:
             return None
         try:
-            return file.data(DATA)
+            data = file.data(DATA)
+            return data | {"sources": current_texts(data["sources"])}
         except FileError as error:
             self._directory.discard(self._key, PROFILE_FILE, error)
             return None

@@ -102,10 +102,10 @@ class LoadedProgram(Shared):
         Raises:
             ProfileError: the file's profile is damaged.
         """
-        from ipujax.runtime.report import SavedProfile, refused_profile
+        from ipujax.runtime.report import Profile, refused_profile
 
         try:
-            return SavedProfile(self._sealed.data(_PROFILE))
+            return Profile.from_data(self._sealed.data(_PROFILE))
         except FileError as error:
             raise refused_profile(f"of the program {os.fspath(self._path)!r}", error) from error
 

@@ -11,11 +11,12 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
 from ipujax.runtime.files.kinds import (
+    EXACT,
     FieldError,
     Integer,
     Kind,
@@ -142,6 +143,14 @@ class Runs(Kind):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Flags(Runs):
+    """Runs of 0 and 1, for false and true."""
+
+    of: Integer = Integer(maximum=1)
+    length: str = ""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Row(Kind):
     """A list of a fixed number of elements, each of a kind of its own."""
 
@@ -215,3 +224,13 @@ class Tree(Kind):
             level = next_level
         if level:
             raise FieldError(path, f"nodes at most {self.depth} deep", f"{len(level):,} that are deeper")
+
+
+LARGE = Integer(maximum=2**100)  # sums over all tiles and runs, which no array holds
+BYTES = Integer(maximum=2**48, total=EXACT)  # of one tile
+SIGNED = Integer(minimum=-EXACT)
+Large = Annotated[int, LARGE]
+Bytes = Annotated[int, BYTES]
+TileIndex = Annotated[int, Integer(below="tiles")]
+IpuIndex = Annotated[int, Integer(below="IPUs")]
+BytesByTile = Annotated[np.ndarray, Runs(BYTES, "tiles")]

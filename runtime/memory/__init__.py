@@ -17,14 +17,10 @@ from ipujax.runtime.memory.out_of_memory import (
     fits as fits,
     ways_to_fit as ways_to_fit,
 )
-from ipujax.runtime.memory.report import (
-    MemoryReport as MemoryReport,
-    memory_report as memory_report,
-)
+from ipujax.runtime.memory.report import MemoryReport as MemoryReport, memory_report as memory_report
 from ipujax.runtime.memory.role_bytes import (
     ALWAYS_ROLES as ALWAYS_ROLES,
     BUFFERS as BUFFERS,
     GAPS as GAPS,
     ROLES as ROLES,
 )
-from ipujax.runtime.memory.saved_report import SavedMemory as SavedMemory, memory_data as memory_data

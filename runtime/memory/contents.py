@@ -1,8 +1,7 @@
 """Contents of many tiles at once, each at its own peak: the largest items of each.
 
-Input: items with live ranges, and those that are always live. Output: `TileContents`, plain columns, convertible to
-JSON-able data and back. All tiles whose peak is at one step are read together, so this takes little longer than one
-tile.
+Input: items with live ranges, and those that are always live. Output: `TileContents`, plain columns. All tiles
+whose peak is at one step are read together, so this takes little longer than one tile.
 Limits: of targets with very many tiles the fullest are listed, and of each tile the largest items; of the fullest tile
 all.
 """
@@ -11,11 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated
 
 import numpy as np
 
 from ipujax.runtime.analysis import Step
+from ipujax.runtime.files.field_types import Length
+from ipujax.runtime.files.figure_kinds import BYTES
+from ipujax.runtime.files.kinds import Integer, List
 from ipujax.runtime.memory.frames import Owner
 from ipujax.runtime.memory.live import Occupancy
 from ipujax.runtime.memory.live_item import LiveItem, step_name
@@ -41,31 +43,15 @@ class TileContents:
         num_bytes: bytes of the item on the tile, int64[rows].
     """
 
-    items: tuple[tuple[str, str, str], ...]
-    steps: tuple[str, ...]
-    tiles: np.ndarray
-    peak: np.ndarray
-    tile: np.ndarray
-    item: np.ndarray
-    num_bytes: np.ndarray
-
-    def data(self) -> dict[str, Any]:
-        """Return the columns as JSON-able data."""
-        numbers = {name: getattr(self, name).tolist() for name in _NUMBERS}
-        return {"items": [list(item) for item in self.items], "steps": list(self.steps), **numbers}
-
-    @classmethod
-    def of_data(cls, data: Mapping[str, Any]) -> TileContents:
-        """Return the contents saved as the result of `data`; KeyError, TypeError or ValueError for other data."""
-        items = tuple((str(name), str(category), str(line)) for name, category, line in data["items"])
-        numbers = {name: np.array(data[name], np.int64) for name in _NUMBERS}
-        for first, second in (("tiles", "peak"), ("tile", "item"), ("tile", "num_bytes")):
-            if numbers[first].shape != numbers[second].shape:
-                raise ValueError(f"{first} and {second} differ in length")
-        return cls(items, tuple(data["steps"]), **numbers)
+    items: Annotated[tuple[tuple[str, str, str], ...], Length("named items")]
+    steps: Annotated[tuple[str, ...], Length("peak steps")]
+    tiles: Annotated[np.ndarray, List(Integer(below="tiles"), "listed tiles")]
+    peak: Annotated[np.ndarray, List(Integer(below="peak steps"), "listed tiles")]
+    tile: Annotated[np.ndarray, List(Integer(below="tiles"), "rows of tiles")]
+    item: Annotated[np.ndarray, List(Integer(below="named items"), "rows of tiles")]
+    num_bytes: Annotated[np.ndarray, List(BYTES, "rows of tiles")]
 
 
-_NUMBERS = ("tiles", "peak", "tile", "item", "num_bytes")
 _ItemOnTiles = tuple[LiveItem, np.ndarray, np.ndarray]  # item, numbers of the tiles with bytes of it, bytes there
 
 

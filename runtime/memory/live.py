@@ -23,6 +23,7 @@ import numpy as np
 
 from ipujax.runtime.analysis import Liveness, Step
 from ipujax.runtime.cost import ComputeSetCost
+from ipujax.runtime.files.figure_kinds import TileIndex
 from ipujax.runtime.graph import Execute, Graph
 from ipujax.runtime.memory.always_live import Costs
 from ipujax.runtime.memory.frames import Frames, Owner
@@ -46,7 +47,7 @@ class Borrowed:
     """
 
     name: str
-    tile: int
+    tile: TileIndex
     num_bytes: int
     num_tiles: int
     origin: Origin

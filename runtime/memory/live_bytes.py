@@ -8,14 +8,19 @@ Limits: of neighbouring steps of long programs the fullest is listed. Gaps betwe
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 
+from ipujax.runtime.files.field_types import Length
+from ipujax.runtime.files.figure_kinds import BYTES, Bytes, TileIndex
+from ipujax.runtime.files.kinds import List
 from ipujax.runtime.memory.live import Occupancy
 from ipujax.runtime.memory.live_item import step_name
 from ipujax.runtime.tensor import frozen
 
 MAX_STEPS = 2_000
+_LISTED = "steps of the fullest tile"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,10 +35,10 @@ class LiveBytes:
         shown_of: number of steps of the program.
     """
 
-    tile: int
-    steps: tuple[str, ...]
-    num_bytes: np.ndarray
-    always_bytes: int
+    tile: TileIndex
+    steps: Annotated[tuple[str, ...], Length(_LISTED)]
+    num_bytes: Annotated[np.ndarray, List(BYTES, _LISTED)]
+    always_bytes: Bytes
     shown_of: int
 
     @property

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from ipujax.runtime.analysis import Step
+from ipujax.runtime.files.field_types import NOT_SAVED
+from ipujax.runtime.files.figure_kinds import Bytes
 from ipujax.runtime.graph import Call, Decision, WriteUndef
 from ipujax.runtime.memory.role_bytes import ROLE_OF_CATEGORY
 from ipujax.runtime.tensor import Origin, Variable, readable_name, visible_layer
@@ -26,10 +29,10 @@ class LiveItem:
     """
 
     name: str
-    num_bytes: int
+    num_bytes: Bytes
     category: str
     origin: Origin = Origin()
-    variable: Variable | None = None
+    variable: Variable | None = field(default=None, metadata=NOT_SAVED)
     role: str = ""
     whole_bytes: int = 0
 
@@ -67,6 +70,14 @@ class LiveItem:
         # A role tells more than "variable" or "constant"; the other categories tell more than their roles.
         has_role = self.category in ("variable", "constant") and self.role not in ("", UNKNOWN)
         return f"{self.num_bytes:>12,} B  {self.readable} ({self.role if has_role else self.category}){place}"
+
+
+class TilePeak(NamedTuple):
+    """The step at which a tile is fullest, its origin, and the items of the tile at that step, largest first."""
+
+    step: str
+    origin: Origin
+    items: tuple[LiveItem, ...]
 
 
 def step_name(step: Step | None) -> tuple[str, Origin]:

@@ -11,7 +11,7 @@ at each tile's own peak, so the categories of a tile add up to its total:
     the others                                                always, see `memory.always_live`
 
 Source: Poplar & PopLibs user guide, "Profiling"; `borrowed` and `gap` are additions.
-Limits: those of the modules named.
+Limits: those of the modules named. Of a saved report other tiles than the fullest have their largest items only.
 """
 
 from __future__ import annotations
@@ -20,11 +20,17 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import ceil
+from typing import Annotated, Any
 
 import numpy as np
 
 from ipujax.runtime.analysis import EffectsOf, Step, constants
 from ipujax.runtime.analysis.liveness import liveness
+from ipujax.runtime.errors import ProfileError
+from ipujax.runtime.files.field_types import field_type
+from ipujax.runtime.files.figure_kinds import BytesByTile, Flags
+from ipujax.runtime.files.figure_records import FigureRecord, figure
+from ipujax.runtime.files.kinds import Map, Record, Text
 from ipujax.runtime.graph import (
     Graph,
     Program,
@@ -39,28 +45,32 @@ from ipujax.runtime.memory.contents import TileContents, tile_contents
 from ipujax.runtime.memory.frames import Owner, frames_of
 from ipujax.runtime.memory.live import LIVE, Borrowed, Occupancy
 from ipujax.runtime.memory.live_bytes import LiveBytes, live_bytes
-from ipujax.runtime.memory.live_item import LiveItem, step_name
+from ipujax.runtime.memory.live_item import LiveItem, TilePeak, step_name
 from ipujax.runtime.memory.packing import round_up
-from ipujax.runtime.memory.role_bytes import bytes_by_role, role_of_variable
+from ipujax.runtime.memory.role_bytes import ROLES, bytes_by_role, role_of_variable
 from ipujax.runtime.not_copied import Shared
 from ipujax.runtime.read_only import ReadOnlyMapping
 from ipujax.runtime.target import Target
-from ipujax.runtime.tensor import Origin, Variable, frozen
+from ipujax.runtime.tensor import Variable, frozen
 from ipujax.runtime.tensor.roles import CONSTANTS
 
 CATEGORIES = (*LIVE, "gap", *FIXED)
+_BYTES = field_type(BytesByTile).kind
+_ByCategory = Annotated[Mapping[str, BytesByTile], Record(dict.fromkeys(CATEGORIES, _BYTES))]
+_ByRole = Annotated[Mapping[str, BytesByTile], Map(_BYTES, Text(ROLES), minimum=1)]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class MemoryReport(Shared):
-    """Tile memory of one run of a program; each figure is computed when it is first read.
+class MemoryReport(FigureRecord, Shared):
+    """Tile memory of one run of a program; each figure is computed when it is first read, or read from a file.
 
     Args:
         target: the machine.
         arguments: the variables that host streams write.
         constants: the constants of the program.
         fixed: bytes in use during the whole program, by category of `FIXED`, int64[num_tiles] each.
-        occupancy: variables and buffers with live ranges.
+        program_occupancy: variables and buffers with live ranges; None where the report is read from a file.
+        data: the figures as a file has them.
     """
 
     COPY_HINT = "profile.save(path), and ipu.Profile.load(path); a profile itself can be pickled"
@@ -69,7 +79,25 @@ class MemoryReport(Shared):
     arguments: frozenset[Variable] = field(repr=False)
     constants: tuple[Variable, ...] = field(repr=False)
     fixed: Mapping[str, np.ndarray] = field(repr=False)
-    occupancy: Occupancy = field(repr=False)
+    program_occupancy: Occupancy | None = field(repr=False)
+    data: Mapping[str, Any] | None = field(default=None, repr=False)
+
+    @classmethod
+    def from_data(cls, target: Target, data: Mapping[str, Any]) -> MemoryReport:
+        """Return the report of `figures_as_data`."""
+        sizes = field_type(_ByCategory).from_data(data["by_category"])
+        return cls(target, frozenset(), (), ReadOnlyMapping({name: sizes[name] for name in FIXED}), None, data)
+
+    @property
+    def occupancy(self) -> Occupancy:
+        """Variables and buffers with live ranges.
+
+        Raises:
+            ProfileError: the report is read from a file.
+        """
+        if self.program_occupancy is None:
+            raise ProfileError("a saved profile has no live ranges", hint="liveness of profile.graph() has their bytes")
+        return self.program_occupancy
 
     def __repr__(self) -> str:
         fullest = f"tile {self.worst_tile:,} needs {self.max_tile_bytes:,} of {self.target.bytes_per_tile:,} bytes"
@@ -83,7 +111,7 @@ class MemoryReport(Shared):
     @cached_property
     def tile_bytes(self) -> np.ndarray:
         """Bytes that each tile needs, gaps included, int64[num_tiles]."""
-        return frozen(self._fixed_bytes + self._arena.size, np.int64)
+        return frozen(self._fixed_bytes + self.shared_bytes, np.int64)
 
     @property
     def least_bytes(self) -> np.ndarray:
@@ -95,16 +123,16 @@ class MemoryReport(Shared):
         data = np.asarray(sum(self.fixed[name] for name in DATA), np.int64)
         return round_up(self.code_bytes) + round_up(data)
 
-    @cached_property
-    def by_category(self) -> Mapping[str, np.ndarray]:
+    @figure
+    def by_category(self) -> _ByCategory:
         """Bytes that each tile needs by category, int64[num_tiles] each; they add up to `tile_bytes`."""
         live = self.occupancy.peak(None)
         gap = self.tile_bytes - live.total - sum(self.fixed.values())
         sizes = {**live.by_category, "gap": gap, **self.fixed}
         return ReadOnlyMapping({name: frozen(values, np.int64) for name, values in sizes.items()})
 
-    @cached_property
-    def by_role(self) -> Mapping[str, np.ndarray]:
+    @figure
+    def by_role(self) -> _ByRole:
         """Bytes that each tile needs at its own peak, by role of `memory.ROLES`, int64[num_tiles] each.
 
         They add up to `tile_bytes`; roles without bytes are left out.
@@ -112,27 +140,28 @@ class MemoryReport(Shared):
         roles = bytes_by_role(self.occupancy, self.by_category)
         return ReadOnlyMapping({name: frozen(values, np.int64) for name, values in roles.items()})
 
-    @cached_property
+    @figure
     def live_bytes(self) -> LiveBytes:
         """Live bytes of the fullest tile at each step of the program, without gaps."""
         tile = self.worst_tile
         return live_bytes(self.occupancy, tile, sum(int(values[tile]) for values in self.fixed.values()))
 
-    @cached_property
-    def _worst_peak(self) -> tuple[str, Origin, tuple[LiveItem, ...]]:
-        return self.at_peak(self.worst_tile)
+    @figure
+    def peak(self) -> TilePeak:
+        """The step at which the fullest tile is at its peak, and the items of the tile there."""
+        return self._peak_of(self.worst_tile)
 
     @property
     def peak_step(self) -> str:
         """The step at which the fullest tile is at its peak."""
-        return self._worst_peak[0]
+        return self.peak.step
 
     @property
     def largest(self) -> tuple[LiveItem, ...]:
         """All items of the fullest tile at its peak, largest first; they add up to `max_tile_bytes`."""
-        return self._worst_peak[2]
+        return self.peak.items
 
-    @cached_property
+    @figure
     def contents(self) -> TileContents:
         """The largest items of each tile at its own peak; of targets with very many tiles, of the fullest."""
         return tile_contents(self.occupancy, self.constants, self._unnamed, self.tile_bytes)
@@ -142,7 +171,7 @@ class MemoryReport(Shared):
         """Bytes without a variable that are always in use, and gaps, by category, int64[num_tiles] each."""
         return {name: self.by_category[name] for name in ("gap", *FIXED) if name != "constant"}
 
-    @property
+    @figure
     def borrowed(self) -> tuple[Borrowed, ...]:
         """The memory of neighbouring tiles that fallback vertices use, one entry a vertex."""
         self.occupancy.peak(None)  # reads the buffers of every step, and fills `borrowed` on the way
@@ -182,8 +211,8 @@ class MemoryReport(Shared):
         """Bytes that each tile loses to packing and alignment, int64[num_tiles]."""
         return self.by_category["gap"]
 
-    @property
-    def shared_bytes(self) -> np.ndarray:
+    @figure
+    def shared_bytes(self) -> BytesByTile:
         """Bytes of each tile that variables and buffers share, gaps included, int64[num_tiles]."""
         return self._arena.size
 
@@ -192,8 +221,8 @@ class MemoryReport(Shared):
         """Bytes of code on each tile, int64[num_tiles]."""
         return np.asarray(sum(self.fixed[name] for name in CODE), np.int64)
 
-    @property
-    def is_from_top(self) -> np.ndarray:
+    @figure
+    def is_from_top(self) -> Annotated[np.ndarray, Flags(length="tiles")]:
         """True for tiles that are filled from the top down, as interleaved items need it; bool[num_tiles]."""
         return (self._arena.wide > 0) & (self.target.interleaved_bytes > 0)
 
@@ -216,6 +245,8 @@ class MemoryReport(Shared):
 
     def _fits_unpacked(self) -> bool:
         """Return whether everything fits even if no items share memory."""
+        if self.program_occupancy is None:
+            return False  # the packed sizes are saved: no reason to estimate
         # Packing takes most of the time of a report, and programs that clearly fit do not need it.
         upper_bounds = {
             "memory": self._fixed_bytes + unshared_bytes(self.occupancy),
@@ -228,16 +259,25 @@ class MemoryReport(Shared):
         """Bytes that each tile lacks, 0 where everything fits, int64[num_tiles]."""
         return np.maximum.reduce([np.zeros_like(self.tile_bytes), *self.lacking().values()])
 
-    def at_peak(self, tile: int) -> tuple[str, Origin, tuple[LiveItem, ...]]:
-        """Return the step at which a tile is fullest, its origin, and the items of the tile at that step.
+    def at_peak(self, tile: int) -> TilePeak:
+        """Return the step at which a tile is fullest, and the items of the tile there; they add up to `tile_bytes`.
 
-        The items are sorted largest first; their bytes add up to `tile_bytes`.
+        Raises:
+            ProfileError: the report is read from a file, and the tile is not the fullest.
         """
+        if tile == self.worst_tile:
+            return self.peak
+        if self.program_occupancy is None:
+            message = "a saved profile lists the contents of the fullest tile only"
+            raise ProfileError(message, expected=f"tile {self.worst_tile}", got=f"tile {tile}")
+        return self._peak_of(tile)
+
+    def _peak_of(self, tile: int) -> TilePeak:
         step, items = _at_peak(None, tile, self.occupancy)
         constant_sizes = ((v, self.occupancy.bytes_on_tile(v, tile)) for v in self.constants)
         items += [LiveItem.of(v, size, "constant", CONSTANTS) for v, size in constant_sizes if size]
         items += [LiveItem.always(size, name) for name, sizes in self._unnamed.items() if (size := int(sizes[tile]))]
-        return *step_name(step), tuple(sorted(items, key=lambda item: (-item.num_bytes, item.name)))
+        return TilePeak(*step_name(step), tuple(sorted(items, key=lambda item: (-item.num_bytes, item.name))))
 
 
 def memory_report(graph: Graph, program: Program, effects: EffectsOf, costs: Costs) -> MemoryReport:

@@ -1,23 +1,25 @@
 """Execution trace: spans of the steps on each IPU as plain columns, from which charts of time are drawn.
 
 Input: an `Executable`, the spans of a run, and the live bytes of each step. Output: `ExecutionTrace`, of arrays and
-texts, convertible to JSON-able data and back; `slices` cuts its spans into phases.
+texts; `slices` cuts its spans into phases.
 Limits: those of `timeline.spans`. Bytes are those of all tiles; a step that several callers run has their maximum.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 
 from ipujax.runtime.compile import Executable
 from ipujax.runtime.cost import ComputeSetCost
+from ipujax.runtime.files.field_types import Length
+from ipujax.runtime.files.figure_kinds import Row
+from ipujax.runtime.files.kinds import Integer, List
 from ipujax.runtime.graph import Branch, Leaf, Loop, Program
 from ipujax.runtime.profile.attribution import label
-from ipujax.runtime.sections.ids import Json
 from ipujax.runtime.sections.live_variables import liveness_tree
 from ipujax.runtime.tensor import Origin, readable_name
 from ipujax.runtime.timeline import PHASES, Spans
@@ -26,6 +28,12 @@ from ipujax.runtime.timeline.clocks import EXCHANGE, SYNC
 TRACE_PHASES = (*PHASES, "idle")
 IDLE = len(PHASES)
 _NO_BYTES = -1
+# Names of lengths: of lists of these lengths.
+_NAMES = "names of the trace"
+_LINES = "lines of the trace"
+_STEPS = "steps of the trace"
+_SPANS = "spans of the trace"
+_SETS = "sets of rows"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,23 +61,23 @@ class ExecutionTrace:
         moved: cycles of transfers on the IPU's I/O tiles, int64[spans].
     """
 
-    names: tuple[str, ...]
-    lines: tuple[str, ...]
-    clocks: np.ndarray
-    name: np.ndarray
-    line: np.ndarray
-    iterations: np.ndarray
-    joined: np.ndarray
-    row_sets: tuple[tuple[int, ...], ...]
-    rows: np.ndarray
-    live_bytes: np.ndarray
-    step: np.ndarray
-    ipu: np.ndarray
-    start: np.ndarray
-    end: np.ndarray
-    work: np.ndarray
-    after: np.ndarray
-    moved: np.ndarray
+    names: Annotated[tuple[str, ...], Length(_NAMES)]
+    lines: Annotated[tuple[str, ...], Length(_LINES)]
+    clocks: Annotated[np.ndarray, List(Integer(), "IPUs")]
+    name: Annotated[np.ndarray, List(Integer(below=_NAMES), _STEPS)]
+    line: Annotated[np.ndarray, List(Integer(below=_LINES), _STEPS)]
+    iterations: Annotated[np.ndarray, List(Integer(1), _STEPS)]
+    joined: Annotated[np.ndarray, List(Integer(1), _STEPS)]
+    row_sets: Annotated[tuple[tuple[Annotated[int, Integer(below="operations")], ...], ...], Length(_SETS)]
+    rows: Annotated[np.ndarray, List(Integer(below=_SETS), _STEPS)]
+    live_bytes: Annotated[np.ndarray, List(Integer(_NO_BYTES), _STEPS)]
+    step: Annotated[np.ndarray, List(Integer(below=_STEPS), _SPANS)]
+    ipu: Annotated[np.ndarray, List(Integer(below="IPUs"), _SPANS)]
+    start: Annotated[np.ndarray, List(Integer(), _SPANS)]
+    end: Annotated[np.ndarray, List(Integer(), _SPANS)]
+    work: Annotated[np.ndarray, List(Row((Integer(),) * len(PHASES)), _SPANS)]
+    after: Annotated[np.ndarray, List(Row((Integer(), Integer())), _SPANS)]
+    moved: Annotated[np.ndarray, List(Integer(), _SPANS)]
 
     @property
     def is_folded(self) -> np.ndarray:
@@ -84,30 +92,6 @@ class ExecutionTrace:
         if iterations > 1:
             return f"{iterations:,} iterations of {name}, folded"
         return f"{name}, most of {program_steps:,} steps, folded" if program_steps > 1 else name
-
-    def data(self) -> Json:
-        """Return the columns as JSON-able data."""
-        columns = {item.name: getattr(self, item.name) for item in fields(self)}
-        return {name: x.tolist() if isinstance(x, np.ndarray) else list(x) for name, x in columns.items()}
-
-    @classmethod
-    def of_data(cls, data: Mapping[str, Any]) -> ExecutionTrace:
-        """Return the trace saved as the result of `data`; KeyError, TypeError or ValueError for other data."""
-        names = tuple(data["names"])
-        lines = tuple(data["lines"])
-        row_sets = tuple(map(tuple, data["row_sets"]))
-        numbers = {name: np.array(data[name], np.int64) for name in _COLUMNS}
-        for name, width in _WIDTHS.items():
-            numbers[name] = numbers[name].reshape(-1, width)
-        trace = cls(names, lines, row_sets=row_sets, **numbers)
-        sizes = {len(getattr(trace, name)) for name in ("step", "ipu", "start", "end", "work", "after", "moved")}
-        if len(sizes) > 1 or (len(trace.step) and trace.step.max() >= len(trace.name)):
-            raise ValueError("columns of a trace differ in length")
-        return trace
-
-
-_COLUMNS = tuple(item.name for item in fields(ExecutionTrace) if item.name not in ("names", "lines", "row_sets"))
-_WIDTHS = {"work": len(PHASES), "after": 2}
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,7 +1,7 @@
 """The program tree with the cycles of each node.
 
-Input: an `Executable`, its `Numbering`, and the `Timeline` of a run. Output: `ProgramNode`s: plain values, convertible
-to JSON-able data and back. Nodes without time are left out; nested sequences are one.
+Input: an `Executable`, its `Numbering`, and the `Timeline` of a run. Output: `ProgramNode`s: plain values. Nodes
+without time are left out; nested sequences are one.
 Limits: a step that several calls run is in the tree at each, with cycles in proportion to the runs from it, as if data
 decided alike in all calls. In trees above `MAX_NODES`, the nodes of a function are at its first call only.
 """
@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 
 from ipujax.runtime.compile import Executable
+from ipujax.runtime.files.figure_kinds import LARGE, Row, Tree
+from ipujax.runtime.files.kinds import Anything, List, Text
 from ipujax.runtime.graph import (
     Call,
     Collective,
@@ -34,6 +36,8 @@ from ipujax.runtime.tensor import Origin
 from ipujax.runtime.timeline import Timeline
 
 MAX_NODES = 6_000
+MAX_DEPTH = 160  # of saved trees of a program; readers of JSON, and Python, go some 1,000 objects deep
+PROGRAM_TREE = Tree(Row((Text(), Text(), Text(), LARGE, LARGE, List(Anything()))), 5, MAX_DEPTH)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,15 +66,15 @@ class ProgramNode:
         for child in self.children:
             yield from child.walk()
 
-    def data(self) -> list[Any]:
+    def to_data(self) -> list[Any]:
         """Return the tree as JSON-able data."""
-        return [self.type, self.name, self.line, self.cycles, self.runs, [child.data() for child in self.children]]
+        return [self.type, self.name, self.line, self.cycles, self.runs, [child.to_data() for child in self.children]]
 
     @classmethod
-    def of_data(cls, data: Rows[Any]) -> ProgramNode:
-        """Return the tree saved as the result of `data`; TypeError or ValueError for other data."""
+    def from_data(cls, data: Rows[Any]) -> ProgramNode:
+        """Return the tree of `to_data`."""
         kind, name, line, cycles, runs, children = data
-        return cls(str(kind), str(name), str(line), int(cycles), int(runs), tuple(map(cls.of_data, children)))
+        return cls(kind, name, line, cycles, runs, tuple(map(cls.from_data, children)))
 
 
 def program_costs(executable: Executable, program: Program, ids: Numbering, timeline: Timeline) -> ProgramNode:

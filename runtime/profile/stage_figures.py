@@ -22,9 +22,12 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Annotated
 
 import numpy as np
 
+from ipujax.runtime.files.figure_kinds import IpuIndex
+from ipujax.runtime.files.kinds import Integer, Record, Text
 from ipujax.runtime.graph import TASK_KINDS, Program
 from ipujax.runtime.profile.attribution import Share, divide
 from ipujax.runtime.profile.task_trace import TaskTrace
@@ -61,17 +64,17 @@ class StageCost:
         slow_excess_cycles: its cycles beyond that median.
     """
 
-    pipeline: int
+    pipeline: Annotated[int, Integer(below="pipelines")]
     stage: int
-    ipu: int
-    phases: dict[str, int] = field(hash=False)
+    ipu: IpuIndex
+    phases: Annotated[dict[str, int], Record(dict.fromkeys(STAGE_PHASES, Integer()))] = field(hash=False)
     fill_cycles: int = 0
     steady_cycles: int = 0
     drain_cycles: int = 0
-    waits_for: int = NO_STAGE
+    waits_for: Annotated[int, Integer(NO_STAGE)] = NO_STAGE
     waits_for_cycles: int = 0
-    slow_micro_batch: int = -1
-    slow_kind: str = ""
+    slow_micro_batch: Annotated[int, Integer(-1)] = -1
+    slow_kind: Annotated[str, Text(("", *TASK_KINDS))] = ""
     slow_ratio: float = 1.0
     slow_excess_cycles: int = 0
 
@@ -106,9 +109,9 @@ class PipelineCost:
 
     name: str
     schedule: str
-    num_stages: int
-    num_ipus: int
-    micro_batches: int
+    num_stages: Annotated[int, Integer(1)]
+    num_ipus: Annotated[int, Integer(1)]
+    micro_batches: Annotated[int, Integer(1)]
     is_traced: bool
     cycles: int
     bubble_cycles: int

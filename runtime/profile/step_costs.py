@@ -12,13 +12,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
-from typing import Any
+from typing import Annotated, Any
 
 import jax.numpy as jnp
 import numpy as np
 
 from ipujax.runtime.compile import Cost, Executable
 from ipujax.runtime.cost import ComputeSetCost, block_shapes
+from ipujax.runtime.files.figure_kinds import Large
+from ipujax.runtime.files.kinds import Integer, Map, Text
 from ipujax.runtime.graph import NO_TILE, Execute, Leaf, Program, VertexGroup, is_free
 from ipujax.runtime.memory import code_of_exchanges
 from ipujax.runtime.profile.attribution import Attribution, Share, divide, operation_name
@@ -62,16 +64,16 @@ class StepCost:
     origin: Origin
     name: str
     cycles: int = 0
-    moved_bytes: int = 0
+    moved_bytes: Large = 0
     variable_bytes: int = 0
     exchange_code_bytes: int = 0
-    flops: int = 0
-    precision: str = "float32"
+    flops: Large = 0
+    precision: Annotated[str, Text(("float16", "float32"))] = "float32"
     tile_balance: float | None = None
     always_bytes: int = 0
     peak_bytes: int = 0
     limiting_cycles: int = 0
-    phases: dict[str, int] = field(default_factory=dict, hash=False)
+    phases: Annotated[dict[str, int], Map(Integer(), Text(PHASES))] = field(default_factory=dict, hash=False)
 
 
 RowKey = tuple[str, ...]

@@ -1,33 +1,28 @@
 """Task trace: spans of the tasks of each pipeline as plain columns.
 
-Input: `TaskSpans` of a run. Output: `TaskTrace`, of arrays and texts, convertible to JSON-able data and back.
+Input: `TaskSpans` of a run. Output: `TaskTrace`, of arrays and texts.
 Limits: those of `timeline.task_spans`; without rows where there are too many tasks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated
 
 import numpy as np
 
+from ipujax.runtime.files.figure_kinds import Row
+from ipujax.runtime.files.kinds import Integer, List, Record, Text
 from ipujax.runtime.graph import TASK_KINDS, PipelineLayout
-from ipujax.runtime.sections.ids import Json
 from ipujax.runtime.timeline import TaskSpans
 
-COLUMNS = (
-    "pipeline_start",
-    "pipeline_end",
-    "pipeline",
-    "stage",
-    "kind",
-    "micro_batch",
-    "start",
-    "end",
-    "busy",
-    "waited",
+_TASK = Row((Integer(), Text(TASK_KINDS)))
+_PIPELINE = Record(
+    {"name": Text(), "schedule": Text(), "ipus": List(Integer(below="IPUs"), minimum=1), "micro_batches": Integer(1)}
+    | {"tasks": List(_TASK), "links": List(Row((_TASK, _TASK)))}
 )
+_OF_PIPELINES = List(Integer(), "pipelines")
+_OF_TASKS = List(Integer(), "tasks")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,17 +43,17 @@ class TaskTrace:
         waited: idle cycles of its IPU since its task before, or the start of the pipeline, int64[tasks].
     """
 
-    pipelines: tuple[PipelineLayout, ...]
-    pipeline_start: np.ndarray
-    pipeline_end: np.ndarray
-    pipeline: np.ndarray
-    stage: np.ndarray
-    kind: np.ndarray
-    micro_batch: np.ndarray
-    start: np.ndarray
-    end: np.ndarray
-    busy: np.ndarray
-    waited: np.ndarray
+    pipelines: Annotated[tuple[PipelineLayout, ...], List(_PIPELINE, "pipelines")]
+    pipeline_start: Annotated[np.ndarray, _OF_PIPELINES]
+    pipeline_end: Annotated[np.ndarray, _OF_PIPELINES]
+    pipeline: Annotated[np.ndarray, List(Integer(below="pipelines"), "tasks")]
+    stage: Annotated[np.ndarray, _OF_TASKS]
+    kind: Annotated[np.ndarray, List(Integer(maximum=len(TASK_KINDS) - 1), "tasks")]
+    micro_batch: Annotated[np.ndarray, _OF_TASKS]
+    start: Annotated[np.ndarray, _OF_TASKS]
+    end: Annotated[np.ndarray, _OF_TASKS]
+    busy: Annotated[np.ndarray, _OF_TASKS]
+    waited: Annotated[np.ndarray, _OF_TASKS]
 
     def __len__(self) -> int:
         return len(self.pipeline)
@@ -96,37 +91,6 @@ class TaskTrace:
                     if sender is not None and receiver is not None:
                         pairs.append((sender, receiver))
         return np.array(pairs, np.int64).reshape(-1, 2)
-
-    def data(self) -> Json:
-        """Return the columns as JSON-able data."""
-        pipelines = [
-            {
-                "name": layout.name,
-                "schedule": layout.schedule,
-                "ipus": list(layout.ipus),
-                "micro_batches": layout.micro_batches,
-                "tasks": [list(task) for task in layout.tasks],
-                "links": [[*a, *b] for a, b in layout.links],
-            }
-            for layout in self.pipelines
-        ]
-        return {"pipelines": pipelines, **{name: getattr(self, name).tolist() for name in COLUMNS}}
-
-    @classmethod
-    def of_data(cls, data: Mapping[str, Any]) -> TaskTrace:
-        """Return the trace saved as the result of `data`."""
-        pipelines = tuple(
-            PipelineLayout(
-                row["name"],
-                row["schedule"],
-                tuple(row["ipus"]),
-                row["micro_batches"],
-                tuple((stage, kind) for stage, kind in row["tasks"]),
-                tuple(((a, x), (b, y)) for a, x, b, y in row["links"]),
-            )
-            for row in data["pipelines"]
-        )
-        return cls(pipelines, **{name: np.array(data[name], np.int64) for name in COLUMNS})
 
 
 def task_trace(spans: TaskSpans) -> TaskTrace:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from ipujax.runtime.compile import Executable
 from ipujax.runtime.graph import Execute, Leaf, Program, StreamOut
@@ -28,7 +28,7 @@ class Unpriced:
     """
 
     operation: str
-    place: str
+    place: Literal["tiles", "host"]
     runs: int | None
     origin: Origin
 

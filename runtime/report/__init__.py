@@ -2,5 +2,5 @@
 
 from ipujax.runtime.report.compare import Comparison as Comparison, compare as compare
 from ipujax.runtime.report.many_runs import runs_table as runs_table
-from ipujax.runtime.report.profile import Profile as Profile, SavedProfile as SavedProfile
+from ipujax.runtime.report.profile import Profile as Profile
 from ipujax.runtime.report.profile_file import profile_section as profile_section, refused_profile as refused_profile

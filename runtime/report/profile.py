@@ -20,7 +20,6 @@ from ipujax.runtime.markup import table
 from ipujax.runtime.options import check_label
 from ipujax.runtime.page import profile_page
 from ipujax.runtime.profile.figures import Figures, Lines
-from ipujax.runtime.profile.saved_figures import SavedFigures, saved_data
 from ipujax.runtime.profile.serialise import Where, path_name, write_cbor, write_file, write_json
 from ipujax.runtime.profile.text import coloured, duration, share, size, wants_colours
 from ipujax.runtime.report import summary as sections
@@ -28,6 +27,7 @@ from ipujax.runtime.report.many_runs import scalars
 from ipujax.runtime.report.perfetto import perfetto
 from ipujax.runtime.report.profile_file import profile_content, read_profile
 from ipujax.runtime.report.stage_summary import stages
+from ipujax.runtime.schema import saved_data
 from ipujax.runtime.signatures import checking_calls
 
 _FEW_LAYERS = 8  # of a summary by line
@@ -41,16 +41,14 @@ class Profile(Figures):
         return f"Profile({self.brief})"
 
     def __copy__(self) -> Self:
-        duplicate = object.__new__(type(self))
-        duplicate.__dict__.update(self.__dict__)
-        return duplicate
+        return self.replaced()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return copy.copy(self)  # figures never change
 
     def __reduce__(self) -> tuple[Any, ...]:
         # The executable and its timeline stay with the process: a pickle has what a saved profile has.
-        return SavedProfile, (saved_data(self),)
+        return type(self).from_data, (saved_data(self),)
 
     @checking_calls("profile.with_host")
     def with_host(self, host: HostData, batches_per_call: int = 1) -> Self:
@@ -68,9 +66,9 @@ class Profile(Figures):
         if not isinstance(batches_per_call, Integral) or isinstance(batches_per_call, bool) or batches_per_call < 1:
             title = "batches_per_call of profile.with_host"
             raise ArgumentError(title, expected="a whole number of at least 1", got=shortened(batches_per_call))
-        profile = copy.copy(self)  # shares the figures that are computed already: none depends on the host
-        profile.__dict__["host"] = replace(host, batches_per_call=int(batches_per_call))  # figures are frozen
-        return profile
+        return self.replaced(
+            host=replace(host, batches_per_call=int(batches_per_call))
+        )  # no figure depends on the host
 
     @checking_calls("profile.labelled")
     def labelled(self, label: str) -> Self:
@@ -83,9 +81,7 @@ class Profile(Figures):
             ArgumentError: several lines, or no text.
         """
         check_label("the label of profile.labelled", label)
-        profile = copy.copy(self)  # shares the figures that are computed already: none depends on the label
-        profile.__dict__["renamed"] = replace(self.identity, label=label)  # figures are frozen
-        return profile
+        return self.replaced(identity=replace(self.identity, label=label))  # no figure depends on the label
 
     def _repr_html_(self) -> str:
         """Return a short table, which notebooks show; `to_html` writes the page."""
@@ -126,7 +122,7 @@ class Profile(Figures):
             ProfileError: a file that is missing, is not a profile, is of another version of ipujax, or is damaged; then
                 it names the first wrong field.
         """
-        return SavedProfile(read_profile(path))
+        return Profile.from_data(read_profile(path))
 
     def scalars(self) -> dict[str, float]:
         """Return the figures of the run as a flat dict, for loggers such as TensorBoard's.
@@ -247,7 +243,3 @@ class Profile(Figures):
         ]
         text = "\n\n".join(filter(None, (section(self) for section, is_shown in sections_of_text if is_shown))) + "\n"
         return coloured(text) if wants_colours(colours, is_terminal=False) else text
-
-
-class SavedProfile(SavedFigures, Profile):
-    """Profile that was loaded from a file; it has no executable and no timeline."""

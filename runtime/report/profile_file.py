@@ -21,9 +21,8 @@ from ipujax.runtime.files import (
 )
 from ipujax.runtime.files.sealed import section_of
 from ipujax.runtime.profile.figures import Figures
-from ipujax.runtime.profile.saved_figures import saved_data
 from ipujax.runtime.profile.serialise import path_name
-from ipujax.runtime.schema import DATA, PROFILE_FILE, check_profile
+from ipujax.runtime.schema import DATA, PROFILE_FILE, check_profile, saved_data
 
 _COPY = "save or copy it again"
 

@@ -41,7 +41,8 @@ class Origin:
     layer: str = field(default="", compare=False, repr=False)
     part: str = field(default="", compare=False, repr=False)
     callers: tuple[str, ...] = field(default=(), compare=False, repr=False)
-    names: tuple[str, ...] = field(default=(), compare=False, repr=False)
+    # Files leave names out: they are of calls of functions, which no row of a profile is.
+    names: tuple[str, ...] = field(default=(), compare=False, repr=False, metadata={"is_saved": False})
 
     @classmethod
     def at(cls, place: tuple[str, int, str] | None) -> Origin:

@@ -135,22 +135,34 @@ def set_at(data, path, value):
 
 
 FIELDS = {
-    "an index": ("run.trace.name.0", 99, r"run.trace.name\[0\] is damaged(.|\n)*an index below .*run.trace.names"),
-    "a short list": ("run.trace.names", ["x"], r"run.trace.name\[\d+\](.|\n)*index below 1"),
-    "a longer list": ("memory.isFromTop", [8], r"memory.isFromTop\[0\](.|\n)*below 8, for the tiles of target"),
-    "tiles": ("memory.shared", "0", r"memory.shared (.|\n)*8 elements, as the tiles of target(.|\n)*got: 1"),
-    "no runs": ("memory.shared", "0*8 ", r"memory.shared (.|\n)*runs of numbers, such as 7 0\*1471"),
-    "a run of nothing": ("memory.shared", "0*8 1*0", r"memory.shared (.|\n)*runs of numbers"),
-    "too many tiles": ("memory.shared", "0*999999999 0*999999999", r"memory.shared (.|\n)*8 elements"),
+    "an index": (
+        "run.execution_trace.name.0",
+        99,
+        r"run.execution_trace.name\[0\] is damaged(.|\n)*an index below .*run.execution_trace.names",
+    ),
+    "a short list": ("run.execution_trace.names", ["x"], r"run.execution_trace.name\[\d+\](.|\n)*index below 1"),
+    "a longer list": (
+        "memory.contents.tiles.0",
+        8,
+        r"memory.contents.tiles\[0\](.|\n)*below 8, for the tiles of target",
+    ),
+    "tiles": (
+        "memory.shared_bytes",
+        "0",
+        r"memory.shared_bytes (.|\n)*8 elements, as the tiles of target(.|\n)*: 1",
+    ),
+    "no runs": ("memory.shared_bytes", "0*8 ", r"memory.shared_bytes (.|\n)*runs of numbers, such as 7 0\*1471"),
+    "a run of nothing": ("memory.shared_bytes", "0*8 1*0", r"memory.shared_bytes (.|\n)*runs of numbers"),
+    "too many tiles": ("memory.shared_bytes", "0*999999999 0*999999999", r"memory.shared_bytes (.|\n)*8 elements"),
     "a machine": ("target.sync_pattern", "none at all", r"target.sync_pattern (.|\n)*one of single_pipeline"),
     "too large": ("target.bytes_per_tile", 1 << 53, r"target.bytes_per_tile (.|\n)*to 9,007,199,254,740,991"),
     "a dtype": ("target.native_dtypes", ["float33"], r"target is damaged(.|\n)*native_dtypes cannot be"),
     "missing": ("graph.vertexTypes.names", None, r"graph.vertexTypes.names (.|\n)*got: nothing: it is missing"),
-    "missing of a run": ("run.trace", None, r"run.trace (.|\n)*it is missing"),
+    "missing of a run": ("run.execution_trace", None, r"run.execution_trace (.|\n)*it is missing"),
     "unknown": ("run.tile_cycles.other", 1, r"run.tile_cycles.other (.|\n)*a field that this ipujax knows"),
     "half a character": ("memory.peak.step", "\ud800", r"memory.peak.step (.|\n)*UTF-8"),
     "phases": ("run.ipu_phase_cycles.0.sync", 1, r"run.ipu_phase_cycles (.|\n)*add up to run.cycles"),
-    "spans": ("run.trace.start.0", 10**9, r"run.trace.work (.|\n)*inside their spans"),
+    "spans": ("run.execution_trace.start.0", 10**9, r"run.execution_trace.work (.|\n)*inside their spans"),
     "a circle": ("graph.programs.0.children", [0], r"graph.programs (.|\n)*none inside itself"),
     "replicas": ("replicas", 10**9, r"replicas (.|\n)*a machine can have"),
     "half of what belongs together": (
@@ -180,12 +192,12 @@ def test_errors_name_the_file_and_the_field(name, saved, tmp_path):
 def test_trees_without_end_are_refused(saved, tmp_path):
     data = read(saved("one IPU"))
     path = tmp_path / "damaged.profile"
-    tree = data["run"]["programs"]
+    tree = data["run"]["program_costs"]
     for _ in range(190):
         tree = ["Sequence", "", "", 1, 1, [tree]]
-    data["run"]["programs"] = tree
+    data["run"]["program_costs"] = tree
     write(path, data, saved("one IPU"))
-    with pytest.raises(ProfileError, match=r"run.programs is damaged(.|\n)*nodes at most 160 deep"):
+    with pytest.raises(ProfileError, match=r"run.program_costs is damaged(.|\n)*nodes at most 160 deep"):
         ipu.Profile.load(path)
 
 
@@ -193,12 +205,12 @@ def test_trees_as_deep_as_may_be_are_shown(saved, tmp_path):
     source = saved("one IPU")
     path = tmp_path / "deep.profile"
     data = read(source)
-    tree = data["run"]["programs"]
+    tree = data["run"]["program_costs"]
     live = data["graph"]["memory"]["liveness"]["programs"]
     for _ in range(155):
         tree = ["Sequence", "", "", tree[3], 1, [tree]]
         live = {"type": "Sequence", "programs": [], "children": [live]}
-    data["run"]["programs"] = tree
+    data["run"]["program_costs"] = tree
     data["graph"]["memory"]["liveness"]["programs"] = live
     write(path, data, saved("one IPU"))
     assert failures(path, tmp_path, ipu.Profile.load(source), set()) == (True, [])
@@ -207,7 +219,7 @@ def test_trees_as_deep_as_may_be_are_shown(saved, tmp_path):
 def test_markup_in_names_is_shown_as_text(saved, tmp_path):
     data = read(saved("one IPU"))
     path = tmp_path / "markup.profile"
-    data["run"]["trace"]["names"] = [MARKUP for _ in data["run"]["trace"]["names"]]
+    data["run"]["execution_trace"]["names"] = [MARKUP for _ in data["run"]["execution_trace"]["names"]]
     for row in data["run"]["step_costs"]:
         row["name"] = MARKUP
     write(path, data, saved("one IPU"))

@@ -15,6 +15,7 @@ import pytest
 import ipujax as ipu
 from ipujax.lowering.schedules import SCHEDULES
 from ipujax.pipeline.plan import pipeline_time
+from ipujax.runtime.files.field_types import data_of
 from ipujax.runtime.profile import TRACE_PHASES, slices
 from ipujax.runtime.profile.stage_figures import ideal_share
 from ipujax.runtime.report import Profile
@@ -242,5 +243,5 @@ def test_a_saved_profile_has_the_same_stages(tmp_path: Path) -> None:
     profile.save(tmp_path / "p.ipuprofile")
     loaded = Profile.load(tmp_path / "p.ipuprofile")
     assert loaded.stages == profile.stages and loaded.pipelines == profile.pipelines
-    assert loaded.tasks.data() == profile.tasks.data()
+    assert data_of(loaded.tasks) == data_of(profile.tasks)
     assert loaded.tasks.label(0) == profile.tasks.label(0) == "stage 0, forward, micro-batch 0"

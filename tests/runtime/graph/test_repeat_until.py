@@ -112,7 +112,7 @@ def test_profiles_are_equal(trips):
         Profile(compile(case.graph, case.program, options=Options(trip_counts={"while[0]": trips}))) for case in cases
     ]
     profiles += [Profile(compile(case.graph, case.program), {case.loop: [trips, trips]}) for case in cases]
-    figures = [(each.cycles, each.phase_cycles, each.execution(), each.program_costs.data()) for each in profiles]
+    figures = [(each.cycles, each.phase_cycles, each.execution(), each.program_costs) for each in profiles]
     assert figures[0] == figures[1] == figures[2] == figures[3]
     memories = [each.memory.tile_bytes.tolist() for each in profiles]
     assert memories[0] == memories[1]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from ipujax.runtime.files.field_types import data_of, field_type
+from ipujax.runtime.files.kinds import FieldError, Lengths
 from ipujax.runtime.memory.contents import TileContents, tile_contents
 from tests.runtime.profile.profile_helpers import trained_program, two_ipus
 from tests.runtime.profile.test_reports import everything
@@ -38,6 +40,7 @@ def test_the_fullest_tiles_and_the_largest_things_are_kept_and_all_of_the_fulles
 
 def test_contents_are_data_and_again_contents():
     actual = two_ipus().memory.contents
-    assert TileContents.of_data(actual.data()).data() == actual.data()
-    with pytest.raises(ValueError, match="differ in length"):
-        TileContents.of_data(actual.data() | {"item": [0]})
+    of_files = field_type(TileContents)
+    assert data_of(of_files.from_data(data_of(actual))) == data_of(actual)
+    with pytest.raises(FieldError, match="elements, as"):
+        of_files.kind.check(data_of(actual) | {"item": [0]}, "", Lengths())

@@ -15,7 +15,7 @@ import ipujax as ipu
 from ipujax.runtime.compile import compile
 from ipujax.runtime.graph.graph import Graph
 from ipujax.runtime.graph.program import Sequence
-from ipujax.runtime.memory import ROLES, SavedMemory, memory_data
+from ipujax.runtime.memory import ROLES, MemoryReport
 from ipujax.runtime.options import Options
 from ipujax.runtime.report import Profile
 from ipujax.runtime.tensor.mapping import on_one_tile
@@ -70,7 +70,7 @@ def test_roles_add_up_on_random_programs(seed, tiles, donate):
     memory = fun.lower(carry, jax.ShapeDtypeStruct(shape, F32)).compile().profile.memory
     assert_adds_up(memory)
     assert memory.by_role[WEIGHTS].sum() > 0
-    saved = SavedMemory(memory.target, memory_data(memory))
+    saved = MemoryReport.from_data(memory.target, memory.figures_as_data())
     assert_adds_up(saved)
     assert saved.by_role.keys() == memory.by_role.keys()
 

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 from ipujax.runtime.compile import compile
+from ipujax.runtime.files.field_types import data_of, field_type
+from ipujax.runtime.files.kinds import FieldError, Lengths
 from ipujax.runtime.options import Options
 from ipujax.runtime.profile.execution_trace import (
     ExecutionTrace,
@@ -82,10 +84,11 @@ def test_long_programs_have_steps_joined():
 
 def test_execution_trace_survives_serialisation():
     trace = Profile(two_ipus()).execution_trace
-    repeated = ExecutionTrace.of_data(trace.data())
-    assert repeated.data() == trace.data() and repeated.work.shape == trace.work.shape
-    with pytest.raises(ValueError, match="differ in length"):
-        ExecutionTrace.of_data(trace.data() | {"ipu": [0]})
+    of_files = field_type(ExecutionTrace)
+    repeated = of_files.from_data(data_of(trace))
+    assert data_of(repeated) == data_of(trace) and repeated.work.shape == trace.work.shape
+    with pytest.raises(FieldError, match="elements, as"):
+        of_files.kind.check(data_of(trace) | {"ipu": [0]}, "", Lengths())
 
 
 def test_live_bytes_are_those_of_the_liveness_report():
