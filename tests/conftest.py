@@ -2,6 +2,7 @@
 
 A golden text lies in `tests/golden/<module>/<test>.txt`, `<module>` being the path below `tests/` without `.py`.
 `pytest --update-golden` writes the texts instead of comparing; without it, a text that is missing fails the test.
+`tests/durations.py` says which tests are slow, and how `pytest --update-durations` records it.
 """
 
 from __future__ import annotations
@@ -21,20 +22,28 @@ import pytest
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["KERAS_BACKEND"] = "jax"
 
+import hypothesis
 import jax
 
+from tests.durations import DurationRecorder, mark_slow
 from tests.shared_programs import forget_shared_programs
 
 TESTS = Path(__file__).resolve().parent
 _CACHE_DIR = "JAX_COMPILATION_CACHE_DIR"
 _own_folders: list[str] = []
 _NEW_OBJECTS = 50_000  # between two collections of the youngest generation
-_SLOW_CASES = frozenset((TESTS / "slow_cases.txt").read_text().splitlines())  # node ids; comments equal none
+
+# A busy machine is no error of the code.
+hypothesis.settings.register_profile(
+    "any speed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("any speed")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Adds `--update-golden`."""
+    """Adds `--update-golden` and `--update-durations`."""
     parser.addoption("--update-golden", action="store_true", help="write tests/golden/ instead of comparing with it")
+    parser.addoption("--update-durations", action="store_true", help="write how long slow tests take")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -57,6 +66,8 @@ def pytest_configure(config: pytest.Config) -> None:
     for name, value in options.items():
         os.environ[name] = str(value)
         jax.config.update(name.lower(), value)
+    if config.getoption("--update-durations"):
+        config.pluginmanager.register(DurationRecorder())
 
 
 def pytest_unconfigure() -> None:
@@ -67,10 +78,8 @@ def pytest_unconfigure() -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before `-m "not slow"` deselects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks the tests of `slow_cases.txt` slow."""
-    for item in items:
-        if item.nodeid in _SLOW_CASES:
-            item.add_marker(pytest.mark.slow)
+    """Marks slow tests."""
+    mark_slow(items)
 
 
 @pytest.fixture(autouse=True, scope="module")

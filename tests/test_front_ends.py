@@ -156,7 +156,6 @@ def run_python(arguments: list[str], cwd: Path, path: Path) -> str:
     return done.stdout
 
 
-@pytest.mark.slow
 def test_the_rest_works_without_front_ends(tmp_path: Path) -> None:
     """All its tests are collected, and some run; those of examples, documents and rooms describe the whole project."""
     for name in ("ipujax", "lowering", "runtime", "tests", "docs"):

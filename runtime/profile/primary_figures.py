@@ -252,24 +252,17 @@ class PrimaryFigures(FigureRecord):
     @figure
     def fallbacks(self) -> tuple[Fallback, ...]:
         """Operations that run as one vertex, in program order; then those that all IPUs of a mesh compute whole."""
-        graph = self.executable.graph
+        notes = self.executable.graph.notes
         rows: dict[ComputeSet, Fallback] = {}  # by compute set: one that runs at several places is one row
         borrowed = {item.name: item.num_tiles for item in self.memory.borrowed}
         for leaf, cost in self.executable.costs.items():
-            if (
-                isinstance(leaf, Execute)
-                and isinstance(cost, ComputeSetCost)
-                and leaf.compute_set in graph.notes.fallbacks
-            ):
+            if isinstance(leaf, Execute) and isinstance(cost, ComputeSetCost) and leaf.compute_set in notes.fallbacks:
                 name = leaf.compute_set.name
                 cycles = int(cost.compute_cycles.max())
-                operation = graph.notes.fallbacks[leaf.compute_set]
+                operation = notes.fallbacks[leaf.compute_set]
                 origin = leaf.compute_set.origin
                 rows[leaf.compute_set] = Fallback(operation, name, cycles, borrowed.get(name, 1), origin)
-        gathered = [
-            Fallback(operation, _GATHERED, 0, 1, Origin(line=line))
-            for operation, line in self.executable.graph.notes.gathered
-        ]
+        gathered = [Fallback(operation, _GATHERED, 0, 1, Origin(line=line)) for operation, line in notes.gathered]
         return (*rows.values(), *gathered)
 
     @figure

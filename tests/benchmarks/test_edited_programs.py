@@ -6,12 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "edited_programs.py"
 
 
-@pytest.mark.slow
 def test_no_edit_is_missed():
     command = [sys.executable, str(SCRIPT), "--count", "30", "--seed", "1"]
     run = subprocess.run(command, stdout=subprocess.PIPE, text=True)

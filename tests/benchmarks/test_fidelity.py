@@ -69,7 +69,6 @@ def test_every_row_of_an_earlier_error_is_on_the_page(case):
         assert f"\n| {name} |" in sections[section]
 
 
-@pytest.mark.slow
 def test_the_picture_shows_the_rows_of_the_page(case):
     pytest.importorskip("matplotlib")
     plot = case("plot")
@@ -94,10 +93,8 @@ def test_a_case_nobody_knows_is_refused():
 # --- the cases --------------------------------------------------------------------------------------------------------
 
 
-SLOW = [
-    pytest.param(name, marks=pytest.mark.slow)
-    for name in ("amp", "triad", "tutorial7", "blur", "gemm", "popsparse", "networks")
-]  # static_sparse takes eight minutes, and is on the page
+# static_sparse takes eight minutes, and is on the page
+CASES = ("peaks", "fused", "amp", "triad", "tutorial7", "blur", "gemm", "popsparse", "networks")
 
 
 # The page says so, see docs/decisions.md and docs/poplar.md.
@@ -107,7 +104,7 @@ MISSED = {
 }
 
 
-@pytest.mark.parametrize("name", ["peaks", "fused", *SLOW])
+@pytest.mark.parametrize("name", CASES)
 def test_bars_are_met(case, name):
     family = case(name).family()
     missed = [one.name for one in (*family.rows, *family.bars) if not one.is_met]
@@ -144,7 +141,6 @@ def test_the_readme_has_the_errors_of_the_page():
     assert worst <= float(bound) < worst + 1
 
 
-@pytest.mark.slow
 def test_the_page_equals_the_output_of_the_script():
     done = subprocess.run(
         [sys.executable, str(BENCHMARKS / "fidelity.py")], capture_output=True, text=True, check=False, cwd=ROOT
@@ -163,7 +159,6 @@ def convolved(image: np.ndarray) -> np.ndarray:
     return sum(weight * padded[dy : dy + height, dx : dx + width] for dy, dx, weight in shifts)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["half4", "float2"])
 def test_the_blur_blurs(case, name):
     target = poplar.IPUModel("ipu1", tiles_per_ipu=2).create_device().get_target()

@@ -85,7 +85,6 @@ def test_sizes_go_to_models_that_have_them(measured, capsys: pytest.CaptureFixtu
     assert "mlp has no layers" in capsys.readouterr().err and len(measured) == 1
 
 
-@pytest.mark.slow
 def test_a_process_of_its_own_measures_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(BENCHMARKS)
     sizes = {"states": 3, "symbols": 4, "length": 5}

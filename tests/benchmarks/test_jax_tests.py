@@ -6,8 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "jax_tests.py"
 
 TESTS = """
@@ -52,7 +50,6 @@ class JitTest(unittest.TestCase):
 """
 
 
-@pytest.mark.slow
 def test_outcomes(tmp_path: Path) -> None:
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests" / "api_test.py").write_text(TESTS, encoding="utf-8")

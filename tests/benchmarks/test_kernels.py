@@ -28,9 +28,7 @@ def test_kernels_print_rates(name: str, capsys: pytest.CaptureFixture[str]) -> N
     assert "items/s" in printed and "of peak" in printed and "exchange" in printed
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name == "matmul" else pytest.mark.slow) for name in SMALL]
-)
+@pytest.mark.parametrize("name", SMALL)
 def test_training_of_replicas(name: str) -> None:
     (row,) = kernels.main([name, *SMALL[name], "--batch", "2", "--ipus", "2", "--train", "--dtype", "float32"])
     assert row.global_exchange > 0

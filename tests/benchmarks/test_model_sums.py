@@ -66,7 +66,6 @@ PROFILES: dict[str, Callable[[], ipu.Profile]] = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", PROFILES)
 def test_figures_of_models_add_up_in_every_view(name: str, tmp_path: Path) -> None:
     profile = PROFILES[name]()

@@ -24,7 +24,6 @@ from models.transformer import stacked  # noqa: E402
 
 sys.path.remove(BENCHMARKS)
 
-from tests.marks import slow_but  # noqa: E402
 
 # He et al. for ResNet-50; BERT from Hugging Face's counts (335,141,888 and 109,482,240), less 384 places and with the
 # heads of both tasks and 6 more words; the others by hand.
@@ -95,10 +94,9 @@ def test_every_model_has_a_small_version() -> None:
 
 
 TRACED = [*MODELS, "gpt2-medium"]
-LONG = {"gpt2-medium", "resnet-50", "bert-large", "transformer-jit", "transformer-loop", "gpt-4"}
 
 
-@pytest.mark.parametrize("name", slow_but({*TRACED} - LONG, TRACED))
+@pytest.mark.parametrize("name", TRACED)
 def test_each_step_traces_and_gives_its_state_back(name: str) -> None:
     model = {**MODELS, **LARGE}[name]()
     axes = [("replica", model.jit["replicas"])] if "replicas" in model.jit else []
@@ -110,18 +108,16 @@ def test_each_step_traces_and_gives_its_state_back(name: str) -> None:
         assert sum(leaf.size for leaf in jax.tree.leaves(model.state[0])) == PARAMETERS[name]
 
 
-QUICK = ("mlp", "gcn")
 TRAINED = [name for name in SMALL if name != "hmm"]
 
 
-@pytest.mark.parametrize("name", slow_but(QUICK, TRAINED))
+@pytest.mark.parametrize("name", TRAINED)
 def test_small_models_learn(name: str) -> None:
     outputs, losses = run(SMALL[name](), 4)
     assert np.isfinite(losses).all() and losses[-1] < losses[0]
     assert all(jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(outputs) if jnp.issubdtype(leaf.dtype, jnp.inexact))
 
 
-@pytest.mark.slow
 def test_the_transformer_is_the_same_as_a_loop_and_as_a_scan() -> None:
     key = jax.random.key(0)
     losses = []
@@ -156,7 +152,6 @@ def test_layers_of_each_ipu() -> None:
     assert spread(24, 3) == (3, 7, 7, 7) and spread(12, 0) == (0, 4, 4, 4) and spread(12, 1) == (1, 4, 4, 3)
 
 
-@pytest.mark.slow
 def test_gpt2_in_parts_is_gpt2() -> None:
     """A table and heads in parts give the look-ups, the loss and the attention of the whole."""
     keys = jax.random.split(jax.random.key(0), 6)

@@ -29,7 +29,6 @@ def test_bars_compare_with_one_shard_and_the_closed_form(row: Row, missed: list[
     assert row.missed(ONE) == missed
 
 
-@pytest.mark.slow
 def test_the_page_has_the_figures_of_two_stages(capsys: pytest.CaptureFixture[str]) -> None:
     (line,) = re.findall(r"^\| 2 \| 5.9% \|(.*)\|$", PAGE.read_text(), re.MULTILINE)
     cells = [[float(text.strip(" %")) for text in cell.split(",")] for cell in line.split("|")]

@@ -16,7 +16,6 @@ from models import MODELS  # noqa: E402
 sys.path.remove(BENCHMARKS)
 
 
-@pytest.mark.slow
 def test_figures_of_a_small_model(monkeypatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setitem(speed.ALL, "mlp", partial(MODELS["mlp"], widths=(6, 8, 10), batch=4))
     page = tmp_path / "page.md"

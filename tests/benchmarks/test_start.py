@@ -10,12 +10,11 @@ import pytest
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 BENCHMARKS = sorted(path for path in FOLDER.glob("*.py") if "__main__" in path.read_text(encoding="utf-8"))
-QUICK = ("bert_pipeline", "count_code", "step_time")
 
 
 @pytest.mark.parametrize(
     "benchmark",
-    [pytest.param(p, id=p.stem, marks=() if p.stem in QUICK else pytest.mark.slow) for p in BENCHMARKS],
+    [pytest.param(p, id=p.stem) for p in BENCHMARKS],
 )
 def test_help_says_how_to_run_it(benchmark: Path, tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, str(benchmark), "--help"], cwd=tmp_path, capture_output=True, text=True)

@@ -21,7 +21,6 @@ def program(name: str) -> Any:
     return importlib.import_module(f"examples.block_sparse.{name}")
 
 
-@pytest.mark.slow
 def test_products_equal_dense_ones(capsys: Printed) -> None:
     sizes = ["--size", "32", "--columns", "4", "--block", "8", "--densities", "0.25", "--tiles", "8"]
     assert program("matmul").main([*sizes, "--dtype", "float32"]) < 1e-5
@@ -34,7 +33,6 @@ def test_softmax_equals_the_dense_one(capsys: Printed) -> None:
     assert "density 0.3" in capsys.readouterr().out
 
 
-@pytest.mark.slow
 def test_sparse_classifier_learns(capsys: Printed) -> None:
     accuracy = program("digits_classifier").main(
         ["--hidden", "64", "--density", "0.5", "--epochs", "4", "--tiles", "8"]
@@ -43,7 +41,6 @@ def test_sparse_classifier_learns(capsys: Printed) -> None:
     assert "sparse" in capsys.readouterr().out
 
 
-@pytest.mark.slow
 def test_attention_equals_the_dense_one(capsys: Printed) -> None:
     sizes = ["--tokens", "32", "--channels", "8", "--block", "8", "--windows", "1", "--tiles", "8"]
     assert program("attention").main(sizes) < 1e-5

@@ -58,7 +58,6 @@ def test_diffs_apply_and_are_small(kind: str) -> None:
 
 
 @needs_git
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_tests_pass_where_diffs_are_applied(kind: str, tmp_path: Path) -> None:
     diff, command = example(kind)

@@ -11,7 +11,6 @@ import pytest
 
 from tests.examples.loading import example
 
-SLOW = [(model, arch, range(9)) for model in ("mlp", "cnn") for arch in ("mk2", "bow")]
 EPOCH = re.compile(r"epoch +(\d+)/(\d+)  loss (\d+\.\d+)  test accuracy (\d+\.\d+)%")
 
 
@@ -58,7 +57,6 @@ def test_mlp_learns_and_prints_its_profile(
     assert re.search(r"digits\.py:\d+", text), "no cost is attributed to a line of the example"
 
 
-@pytest.mark.slow
 def test_device_cpu_gives_the_same_training_without_a_profile(
     digits: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -79,13 +77,11 @@ def test_flags_out_of_range_are_refused(
     assert flags[0] in capsys.readouterr().err
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("device", ["mk1", "bow"])
 def test_other_machines(digits: ModuleType, device: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert digits.main(["--model", "cnn", "--epochs", "2", "--device", device, "--batch", "100"]) > 0.85
     assert "Cycles:" in capsys.readouterr().out
 
 
-@pytest.mark.slow
 def test_cnn_reaches_97_percent(digits: ModuleType) -> None:
     assert digits.main(["--model", "cnn"]) >= 0.97

@@ -40,7 +40,6 @@ def test_flags_out_of_range_are_refused(
     assert flags[0] in capsys.readouterr().err
 
 
-@pytest.mark.slow
 def test_default_settings(mlp: ModuleType) -> None:
     losses, accuracy = mlp.main([])
     assert len(losses) == 10 and losses[-1] < 0.06 and accuracy > 0.9

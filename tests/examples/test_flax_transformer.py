@@ -35,7 +35,6 @@ def test_each_character_is_followed_by_the_next(transformer: ModuleType) -> None
     assert not np.array_equal(first, second)
 
 
-@pytest.mark.slow
 def test_learns_as_without_the_machine(transformer: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     losses = transformer.main([*SMALL, "--sample", "0", "--tiles", "8"])
     on_ipu = capsys.readouterr().out
@@ -47,7 +46,6 @@ def test_learns_as_without_the_machine(transformer: ModuleType, capsys: pytest.C
     assert capsys.readouterr().out == on_ipu.replace(costs[0], "")
 
 
-@pytest.mark.slow
 def test_generated_text_has_known_characters(transformer: ModuleType) -> None:
     text, letters = transformer.read()
     model = transformer.Transformer(len(letters), CONTEXT, WIDTH, HEADS, 1)
@@ -74,7 +72,6 @@ def test_flags_that_make_no_sense_are_refused(
     assert flags[0] in capsys.readouterr().err
 
 
-@pytest.mark.slow
 def test_default_settings(transformer: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     losses = transformer.main([])
     assert len(losses) == 5 and losses[-1] < 1.9

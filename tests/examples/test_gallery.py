@@ -28,7 +28,6 @@ def test_pictures_cut_long_lines_and_long_outputs() -> None:
     assert "a" * (gallery.MOST_COLUMNS - 1) + "…" in drawn and "&lt;&amp;&gt;" in drawn and "… 16 more lines" in drawn
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", gallery.OPTIONS)
 def test_every_command_runs(name: str) -> None:
     assert gallery.printed(name)

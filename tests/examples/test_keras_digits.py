@@ -25,7 +25,6 @@ def test_learns_and_logs_cycles(keras_digits: ModuleType, capsys: pytest.Capture
     assert without is not None and float(without[1]) == pytest.approx(history["val_accuracy"][1], abs=0.005)
 
 
-@pytest.mark.slow
 def test_default_settings(keras_digits: ModuleType) -> None:
     history = keras_digits.main([])
     assert len(history["loss"]) == 20 and history["val_accuracy"][-1] > 0.85

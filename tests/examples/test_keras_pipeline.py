@@ -12,7 +12,6 @@ from tests.examples.loading import example
 keras_pipeline = example("keras_pipeline")
 
 
-@pytest.mark.slow
 def test_losses_are_those_of_stock_keras(keras_pipeline: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     losses, stock = keras_pipeline.main(["--tiles", "8", "--width", "24", "--epochs", "1", "--batches", "4"])
     np.testing.assert_allclose(losses, stock, rtol=1e-5)

@@ -17,7 +17,6 @@ SMALL = [
 ]
 
 
-@pytest.mark.slow
 def test_tokens_travel_by_all_to_alls_and_losses_stay(mixture_of_experts: ModuleType) -> None:
     one, *others = mixture_of_experts.main(SMALL)
     assert one.collectives == {} and all(row.collectives["all_to_all"] == 3 for row in others)

@@ -45,7 +45,6 @@ def test_sums_of_masked_losses_have_the_gradient_of_the_whole_batch() -> None:
     np.testing.assert_allclose(got, jax.grad(loss)(w), rtol=1e-5)
 
 
-@pytest.mark.slow
 def test_a_loop_over_layers_is_cut() -> None:
     (_, names) = run(PAGE)
     rng = np.random.default_rng(0)
@@ -59,7 +58,6 @@ def test_a_loop_over_layers_is_cut() -> None:
     np.testing.assert_allclose(grads["layers"]["w"], expected["layers"]["w"], rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.slow
 def test_the_script_of_several_processes_runs_in_them(tmp_path: Path) -> None:
     (block,) = (block for block in blocks(PAGE) if "ipu.distributed.init()" in block.code)
     (tmp_path / "train.py").write_text(block.code, encoding="utf-8")

@@ -37,7 +37,6 @@ def read_png(path: Path) -> np.ndarray:
     return rows[:, 1:].reshape(height, width, 3)
 
 
-@pytest.mark.slow
 def test_draws_schedules(pipelining: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pipelining.main([*SMALL, "--steps", "0", "--pictures", str(tmp_path)])
     printed = capsys.readouterr().out
@@ -51,13 +50,11 @@ def test_draws_schedules(pipelining: ModuleType, tmp_path: Path, capsys: pytest.
         assert 0.2 < share < 0.95
 
 
-@pytest.mark.slow
 def test_trains_with_a_given_schedule(pipelining: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     loss = pipelining.main([*SMALL[:-4], "--schedules", "sequential", "--steps", "2"])
     assert 1.5 < loss < 4
     assert f"step   2  loss {loss:.4f}" in capsys.readouterr().out
 
 
-@pytest.mark.slow
 def test_fifty_steps_learn_to_read_digits(pipelining: ModuleType) -> None:
     assert pipelining.main([]) < 0.5

@@ -41,7 +41,6 @@ def test_digits_are_learned(
     assert "epoch 1: loss" in printed and PROFILE in printed
 
 
-@pytest.mark.slow
 def test_alexnet_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Printed) -> None:
     monkeypatch.chdir(tmp_path)
     losses = alexnet.main(["--batch-size", "2", "--batches", "2", "--width", "0.03"])

@@ -10,7 +10,6 @@ import pytest
 from ipujax import poplar
 from tests.examples.poplar_examples import example
 from tests.ipujax.poplar.helpers import run_both
-from tests.marks import slow_but
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +71,6 @@ def test_tutorial_7_estimates_the_cycles_of_the_guide(tut7, arch):
     assert (best.split, best.total, *phases, worst.total) == PUBLISHED[arch]
 
 
-@pytest.mark.slow
 def test_tutorial_7_multiplies_in_about_the_cycles_of_the_guide(tut7, capsys):
     """Published: 5071 cycles of the guide's own model for this program."""
     got, expected, cycles = tut7.multiply(10000, 1000, poplar.IPUModel("ipu1", min_ipu_sync_delay=0).create_device())
@@ -85,7 +83,7 @@ def test_tutorial_7_multiplies_in_about_the_cycles_of_the_guide(tut7, capsys):
 
 @pytest.mark.parametrize(
     ("rows", "cols", "split", "num_tiles"),
-    slow_but([(7, 10, 3, 4), (5, 4, 1, 8)], [(7, 10, 3, 4), (5, 4, 1, 8), (6, 6, 6, 5)]),
+    [(7, 10, 3, 4), (5, 4, 1, 8), (6, 6, 6, 5)],
 )
 def test_tutorial_7_computes_the_same_tile_by_tile(tut7, rows, cols, split, num_tiles):
     graph = poplar.Graph(tiles(num_tiles))

@@ -43,7 +43,6 @@ def test_tutorial_5_trains_on_other_images_than_it_tests_on(tut5, capsys):
     assert not recorded & {image.tobytes() for image in buffers["testImages"]}
 
 
-@pytest.mark.slow
 def test_tutorial_5_steps_as_plain_jax_does_tile_by_tile(tut5):
     batch = 4
     batches = 3

@@ -21,7 +21,6 @@ PAGE = ROOT / "docs" / "reading_a_profile.md"
 CHAPTERS = {"BERT-Base on 16 IPUs": "bert-base", "A transformer of 12 layers on one IPU": "transformer-loop"}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("title", CHAPTERS)
 def test_code_prints_the_pasted_output(title: str, request: pytest.FixtureRequest) -> None:
     chapter = PAGE.read_text(encoding="utf-8").split(f"## {title}\n")[1].split("\n## ")[0]

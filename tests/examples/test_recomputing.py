@@ -56,7 +56,6 @@ def test_ends_at_a_chip_that_is_too_small(
     assert text.endswith("auto, 3 KiB a tile            does not fit: it needs 3.0 KiB\n")
 
 
-@pytest.mark.slow
 def test_default_settings(recomputing: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     curve = recomputing.main(["--steps", "5"])
     assert len(curve) == 5 and curve[-1][0] < 0.55 * curve[0][0]

@@ -19,7 +19,6 @@ ROW = re.compile(r"^ +(\d+) +(\d+) +([\d,]+) +([\d,]+) +([\d.]+)× +([\d.]+)% +(
 replication = example("replication", beside="digits")
 
 
-@pytest.mark.slow
 def test_tables_and_losses(replication: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     tables = replication.main(["--model", "mlp", "--replicas", "2", "1", "--batch", "16", "--steps", "2"])
     text = capsys.readouterr().out
@@ -105,7 +104,6 @@ def test_flags_out_of_range_are_refused(
     assert flags[0] in capsys.readouterr().err
 
 
-@pytest.mark.slow
 def test_default_settings(replication: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     """More replicas are faster, each of them less efficient, and the more of them the more they wait for each other."""
     tables = replication.main([])

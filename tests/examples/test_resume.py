@@ -29,7 +29,6 @@ def whole(resume: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> tuple
     return resume.main([*ON_IPU, "--folder", str(folder)]), (folder / "metrics.jsonl").read_text()
 
 
-@pytest.mark.slow
 def test_learns_as_without_the_machine(
     resume: ModuleType, whole: tuple[list[float], str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -17,7 +17,6 @@ SMALL = [
 ]
 
 
-@pytest.mark.slow
 def test_every_layout_has_the_losses_of_jax(sharded_transformer: ModuleType) -> None:
     rows = sharded_transformer.main(SMALL)
     assert [row.layout.num_ipus for row in rows] == [1, 2, 2, 2, 8]
@@ -34,7 +33,6 @@ def test_every_layout_has_the_losses_of_jax(sharded_transformer: ModuleType) -> 
         np.testing.assert_allclose(row.losses, reference, rtol=1e-5)
 
 
-@pytest.mark.slow
 def test_each_axis_saves_cycles(sharded_transformer: ModuleType) -> None:
     one, *others = sharded_transformer.main(["--steps", "0"])
     assert all(row.cycles < one.cycles for row in others)

@@ -19,10 +19,7 @@ for package in ("sphinx", "furo", "myst_parser", "sphinx_copybutton"):
 webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
 CHROMIUM = shutil.which("chromium")
 DRIVER = shutil.which("chromedriver")
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="Chromium or its driver is not installed"),
-]
+pytestmark = pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="Chromium or its driver is not installed")
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 FLAGS = ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu", "--window-size=1280,900")
 CUT_OFF = (

@@ -205,7 +205,6 @@ def test_refuses_a_call_without_an_offloaded_argument() -> None:
         ipu.advise(fun, show=False)
 
 
-@pytest.mark.slow
 def test_recomputation_is_tried_with_half_batches_if_nothing_fits() -> None:
     actual = ipu.advise(fitted(0.1), *ARGS, batch_argnums=1, show=False)
     assert f"{HALF}, {AUTO}" in {row.change for row in actual} and not any(row.fits for row in actual)

@@ -30,14 +30,12 @@ from tests.ipujax.annotation_rows import (
     in_each_way,
     multiplied,
 )
-from tests.marks import slow_but
 
 DEVICE = ipu.IPUModel(tiles_per_ipu=8)
 SCRIPT = Path(__file__).parent / "jax_parameters.py"
 ALL = {f"{primitive} {param}": row for (primitive, param), row in ROWS.items()}
 ALL |= {"context of equal layers": LAYERS, **VALUES}
 ALL |= {f"policy {name}": row for name, row in OFFLOADING.items()} | {f"context {a}": row for a, row in CONTEXT.items()}
-FAST = ("* accuracy", "scan unroll", "layout_constraint layout", "remat2 policy", "context xla_metadata", *VALUES)
 
 # Over a mesh: `test_mesh_annotations`, `test_shardings`, and the tests of types with shardings in `lowering.partition`.
 OF_MESHES = frozenset(
@@ -327,7 +325,7 @@ def warnings_of(records: list[logging.LogRecord]) -> list[str]:
     return [record.getMessage() for record in records if record.levelno >= logging.WARNING]
 
 
-@pytest.mark.parametrize("name", slow_but(FAST, ALL))
+@pytest.mark.parametrize("name", ALL)
 def test_annotation(name: str, caplog: pytest.LogCaptureFixture) -> None:
     row: Row = ALL[name]
     jitted = ipu.jit(row.function, device=DEVICE)
@@ -379,7 +377,6 @@ def test_what_jax_writes_into_modules_is_no_annotation(caplog: pytest.LogCapture
     assert not warnings_of(caplog.records)
 
 
-@pytest.mark.slow
 def test_a_foreign_call_without_side_effect_is_dead_code() -> None:
     compiled = ipu.jit(factored(has_side_effect=False), device=DEVICE).lower(X).compile()
     assert not has_operation("ffi_call")(compiled)

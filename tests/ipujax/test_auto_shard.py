@@ -32,7 +32,6 @@ def cycles(specs: Any, args: Any, device: Any, mesh: Any) -> float:
         return float("inf")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("rows", "width"), [(512, 64), (16, 512)])
 def test_the_best_plan_is_near_the_best_of_all(rows: int, width: int) -> None:
     mesh = ipu.make_mesh((4,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
@@ -43,7 +42,6 @@ def test_the_best_plan_is_near_the_best_of_all(rows: int, width: int) -> None:
     assert plans.best().cycles <= 1.05 * min(cycles(specs, args, device, mesh) for specs in every)
 
 
-@pytest.mark.slow
 def test_a_plan_fits_where_one_does() -> None:
     args = shapes(16, 16384)  # 8 MB of weights, on chips of 5 MB
     device = ipu.IPUModel(num_ipus=4, tiles_per_ipu=8)

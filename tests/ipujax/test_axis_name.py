@@ -119,7 +119,6 @@ def test_an_optimiser_that_cannot_be_sharded_names_the_axis() -> None:
         fun(np.ones((256, 256), np.float32))
 
 
-@pytest.mark.slow
 def test_replicas_of_several_processes(run: Runner) -> None:
     source = """
     import ipujax as ipu

@@ -81,13 +81,12 @@ def over_mesh(block: Block) -> Block:
     return jax.shard_map(block, mesh=MESH, in_specs=P("x", "y"), out_specs=P("x", "y"), check_vma=False)
 
 
-@pytest.mark.parametrize("block", [BLOCKS[0], *(pytest.param(block, marks=pytest.mark.slow) for block in BLOCKS[1:])])
+@pytest.mark.parametrize("block", [BLOCKS[0], *BLOCKS[1:]])
 def test_rows_of_a_mesh_decide_by_themselves(block: Block) -> None:
     run = ipu.jit(over_mesh(block), device=DEVICE)
     np.testing.assert_allclose(run(X), by_vmap(block), rtol=2e-6)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("block", BLOCKS)
 def test_every_executor_has_the_same_numbers(block: Block) -> None:
     expected = by_vmap(block)
@@ -100,7 +99,6 @@ def test_every_executor_has_the_same_numbers(block: Block) -> None:
     np.testing.assert_allclose(exact(X), expected, rtol=2e-6)
 
 
-@pytest.mark.slow
 def test_functions_of_the_host_are_called_by_the_ipus_inside() -> None:
     rows: list[int] = []
 
@@ -150,7 +148,7 @@ def converged(x: jax.Array) -> jax.Array:
     return lax.while_loop(lambda c: jnp.max(c) > 0.5, body, x)
 
 
-@pytest.mark.parametrize("spec", [P("x"), *(pytest.param(s, marks=pytest.mark.slow) for s in (P(), P("y", "x")))])
+@pytest.mark.parametrize("spec", [P("x"), *(P(), P("y", "x"))])
 def test_whole_arrays_decide_for_all(spec: P) -> None:
     run = ipu.jit(converged, device=DEVICE, in_shardings=NamedSharding(MESH, spec))
     np.testing.assert_allclose(run(X), converged(X), rtol=2e-6)
@@ -185,7 +183,7 @@ def keys_converged(x: jax.Array) -> jax.Array:
     return jax.vmap(row)(x, jax.random.split(jax.random.key(0), len(x)))
 
 
-@pytest.mark.parametrize("spec", [P("x"), *(pytest.param(s, marks=pytest.mark.slow) for s in (P(None, "x"), P("y")))])
+@pytest.mark.parametrize("spec", [P("x"), *(P(None, "x"), P("y"))])
 @pytest.mark.parametrize("fun", [rows_converged, elements_converged, keys_converged])
 def test_elements_of_a_batch_leave_a_loop_each(fun: Block, spec: P) -> None:
     run = ipu.jit(fun, device=DEVICE, in_shardings=NamedSharding(MESH, spec))
@@ -220,7 +218,6 @@ def test_a_vertex_that_also_computes_what_parts_keeps_what_agrees() -> None:
     np.testing.assert_allclose(ipu.jit(fun, device=DEVICE)(X, u), by_vmap(lambda v: block(v, u)), rtol=2e-6)
 
 
-@pytest.mark.slow
 def test_groups_of_replicas_decide_by_themselves() -> None:
     pairs = [[0, 1], [2, 3]]
 
@@ -240,7 +237,6 @@ def test_groups_of_replicas_decide_by_themselves() -> None:
     np.testing.assert_allclose(run(x), np.concatenate([pair(x[:4]), pair(x[4:])]), rtol=2e-6)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("stages", [2, "auto"])
 def test_automatic_stages_know_the_collectives_of_the_mesh(stages: Any) -> None:
     rng = np.random.default_rng(1)

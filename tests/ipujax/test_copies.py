@@ -265,7 +265,6 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.slow
 def test_functions_profiles_and_errors_pass_between_processes(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(_SCRIPT)
     command = [sys.executable, "script.py"]

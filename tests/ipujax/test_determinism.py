@@ -6,8 +6,6 @@ import os
 import subprocess
 import sys
 
-import pytest
-
 PROGRAM = """
 import jax, jax.numpy as jnp, numpy as np, optax, ipujax as ipu
 
@@ -40,7 +38,6 @@ def printed(seed: str) -> str:
     return done.stdout
 
 
-@pytest.mark.slow
 def test_profiles_do_not_depend_on_the_order_of_sets() -> None:
     first = printed("1")
     second = printed("2")

@@ -242,7 +242,6 @@ def test_packs_as_few_attempts_as_possible_to_find_the_smallest(monkeypatch: pyt
         assert packed == looked_at
 
 
-@pytest.mark.slow
 def test_the_error_takes_less_time_than_the_compilation() -> None:
     shapes = [jax.ShapeDtypeStruct((512, 512), np.float32)] * 6, jax.ShapeDtypeStruct((256, 512), np.float32)
     small = ipu.IPUModel(bytes_per_tile=20_000, interleaved_offset_bytes=10_000)

@@ -70,7 +70,6 @@ HUGE: dict[str, tuple[Callable[..., Any], tuple[Any, ...], float]] = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", HUGE)
 def test_huge_operands(name: str) -> None:
     fun, args, most_seconds = HUGE[name]
@@ -92,7 +91,6 @@ def pipeline_seconds(stages: int, micro_batches: int, **settings: Any) -> float:
     return cpu_seconds(run, params, rows, device=ipu.IPUModel(num_ipus=stages))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["1f1b", "grouped", "zb-h1"])
 def test_pipelines_of_many_stages(schedule: str) -> None:
     assert pipeline_seconds(64, 128, schedule=schedule) < 20

@@ -55,7 +55,6 @@ def test_hostile_folder_is_hostile(hostile: Path):
         run_python(f"try: import {name}\nexcept RuntimeError: pass\nelse: raise SystemExit('harmless')", hostile)
 
 
-@pytest.mark.slow
 def test_import_in_hostile_folder(hostile: Path):
     actual = Path(run_python(IMPORT_ALL, hostile))
     assert actual.name == "__init__.py" and not actual.is_relative_to(hostile)
@@ -102,7 +101,6 @@ def test_import_and_decorating_bring_neither_compiler_nor_framework(tmp_path: Pa
     assert {room for room in rooms if not any(f"{room}.".startswith(f"{light}.") for light in LIGHT_ROOMS)} == set()
 
 
-@pytest.mark.slow
 def test_the_compiler_may_be_imported_while_jax_traces(tmp_path: Path):
     code = (
         "import jax, ipujax as ipu\n"
@@ -169,7 +167,6 @@ def test_wheel_of_sdist_holds_the_package_and_imports(hostile: Path, tmp_path: P
     assert Path(run_python(IMPORT_ALL, hostile, site)).is_relative_to(site)
 
 
-@pytest.mark.slow
 def test_import_costs_little_over_jax(tmp_path: Path):
     code = "import time; start = time.process_time(); import {}; print(time.process_time() - start)"
     seconds: dict[str, list[float]] = {"jax": [], "jax, ipujax": []}

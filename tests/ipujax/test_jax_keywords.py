@@ -241,7 +241,7 @@ FLAX = """
 PARTS = {"plain": PLAIN, "flax": FLAX}
 
 
-@pytest.mark.parametrize("part", ["plain", pytest.param("flax", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("part", ["plain", "flax"])
 def test_jax_jit_replaced_in_the_whole_program(part: str) -> None:
     """The compiler itself, imported afterwards, uses the original."""
     script = f"{textwrap.dedent(START)}{textwrap.dedent(PARTS[part])}print('done')\n"

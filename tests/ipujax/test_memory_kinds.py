@@ -42,10 +42,6 @@ from tests.ipujax.memory_kind_cases import (
     put,
     shape,
 )
-from tests.marks import slow_but
-
-FAST = ("straight: fetch", "straight: times", "donated: optimiser", "loop: donated state", "branch: replace True")
-FAST = (*FAST, "transformed: policy", "loop: rows left and read")
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -62,7 +58,7 @@ def test_numbers_and_kinds_are_those_of_jax(name: str) -> None:
         assert moves(lowered) == case.moves
 
 
-@pytest.mark.parametrize("name", slow_but(FAST, CASES))
+@pytest.mark.parametrize("name", CASES)
 def test_numbers_with_exact_splits_and_of_the_tile_interpreter(name: str) -> None:
     case = CASES[name]
     args = CASES[name].args()
@@ -148,7 +144,7 @@ MACHINES: dict[str, tuple[Callable[..., Any], int, dict[str, Any], int]] = {
 }
 
 
-@pytest.mark.parametrize("name", slow_but(("one IPU", "stages that offload", "accumulation that offloads"), MACHINES))
+@pytest.mark.parametrize("name", MACHINES)
 def test_training_steps(name: str) -> None:
     step, num_ipus, settings, streams = MACHINES[name]
     args = training()

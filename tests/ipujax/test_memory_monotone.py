@@ -20,7 +20,6 @@ from ipujax.runtime.compile import Executable, compile as compile_now
 from ipujax.runtime.target import Target
 from tests.ipujax import memory_programs as programs
 from tests.ipujax.memory_programs import Program
-from tests.marks import slow_unless
 
 KIB = 1024
 MAX_RATIO = 1.02  # of cycles to the fewest on smaller tiles
@@ -93,7 +92,7 @@ def search(program: Program, tiles: int, offset: int, sizes: Iterable[int], monk
     return actual
 
 
-@pytest.mark.parametrize("name", [slow_unless(name in FAST, name) for name in CASES])
+@pytest.mark.parametrize("name", CASES)
 def test_memory_monotone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     program, tiles, offset, sizes = CASES[name]
     actual = search(program(), tiles, offset, sizes, monkeypatch)
@@ -106,9 +105,7 @@ def test_memory_monotone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         assert len(dict.fromkeys(fitting)) > 1 and None in actual
 
 
-@pytest.mark.parametrize(
-    "name", [slow_unless(name == "small mlp", name) for name in ("small mlp", "pipeline, offset 32")]
-)
+@pytest.mark.parametrize("name", ("small mlp", "pipeline, offset 32"))
 def test_memory_monotone_attempts_do_not_depend_on_the_size(name: str) -> None:
     """Programs, cycles and bytes of the first attempt and the last are the same on tiles of all sizes."""
     program, tiles, offset, _ = CASES[name]

@@ -32,7 +32,6 @@ def differences() -> dict[str, str]:
     return json.loads(process.stdout.splitlines()[-1])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["alike", "custom", "print", "call", "inspect"])
 def test_as_jax_jit(differences: dict[str, str], kind: str) -> None:
     of_kind = {name: text for name, text in differences.items() if name.startswith(f"{kind}:")}

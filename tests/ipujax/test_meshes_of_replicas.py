@@ -91,24 +91,20 @@ def check(program: ipu.Compiled, num_devices: int) -> None:
 REPLICAS = {"replicas": 2, "in_specs": (P(), P("replica")), "out_specs": P()}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("make", [sharded, mapped])
 def test_a_mesh_in_each_replica(make: Any) -> None:
     check(compiled(make(TWO, has_stages=False), 4, **REPLICAS), 4)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("make", [sharded, mapped])
 def test_a_mesh_in_each_stage(make: Any) -> None:
     check(compiled(make(FOUR, has_stages=True), 8, is_pipeline=True), 4)
 
 
-@pytest.mark.slow
 def test_a_mesh_in_each_stage_of_each_replica() -> None:
     check(compiled(sharded(TWO, has_stages=True), 8, is_pipeline=True, **REPLICAS), 4)
 
 
-@pytest.mark.slow
 def test_sums_over_micro_batches_are_taken_once() -> None:
     program = compiled(sharded(FOUR, has_stages=True), 8, is_pipeline=True)
     moves = program.partitioning.notes.moves
@@ -116,7 +112,6 @@ def test_sums_over_micro_batches_are_taken_once() -> None:
     assert [(move.step.kind, move.primitive) for move in gradients] == [("all_reduce", "ipu_staged_pipeline")] * 4
 
 
-@pytest.mark.slow
 def test_arguments_may_be_split() -> None:
     inputs = [NamedSharding(FOUR, spec) for spec in SPECS], NamedSharding(FOUR, P("data"))
     check(compiled(sharded(FOUR, has_stages=True), 8, is_pipeline=True, in_shardings=inputs), 4)

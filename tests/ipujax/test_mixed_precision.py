@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import cycle
 from typing import Any
 
 import jax
@@ -13,7 +12,6 @@ import pytest
 import ipujax as ipu
 from ipujax.lowering.schedules import SCHEDULES
 from tests.lowering.helpers import check
-from tests.marks import slow_but
 
 PAIRS = [("bfloat16", "float32"), ("float16", "float32"), ("bfloat16", "float16"), ("float32", "bfloat16")]
 TOLERANCE = 2e-2
@@ -33,24 +31,18 @@ def loss(weights: list[Any], x: Any) -> Any:
 
 
 ROWS = (1, 6, 40)
-QUICK_ROWS = [(rows, *pair) for rows, pair in zip((40, 1, 6, 40), PAIRS, strict=True)]
 
 
-@pytest.mark.parametrize(
-    ("rows", "weights", "inputs"), slow_but(QUICK_ROWS, [(rows, *pair) for rows in ROWS for pair in PAIRS])
-)
+@pytest.mark.parametrize(("rows", "weights", "inputs"), [(rows, *pair) for rows in ROWS for pair in PAIRS])
 def test_gradients(weights: str, inputs: str, rows: int) -> None:
     fun = jax.grad(lambda w, x: jnp.mean((x @ w) ** 2))
     check(fun, array(weights, 3, 3), array(inputs, rows, 3), tiles=(1, 4), rtol=TOLERANCE, atol=TOLERANCE)
 
 
 WAYS = (None, *SCHEDULES)
-QUICK_WAYS = [(schedule, *pair) for schedule, pair in zip(WAYS, cycle(PAIRS), strict=False)]
 
 
-@pytest.mark.parametrize(
-    ("schedule", "weights", "inputs"), slow_but(QUICK_WAYS, [(way, *pair) for way in WAYS for pair in PAIRS])
-)
+@pytest.mark.parametrize(("schedule", "weights", "inputs"), [(way, *pair) for way in WAYS for pair in PAIRS])
 def test_pipelines(weights: str, inputs: str, schedule: str | None) -> None:
     """Accumulated on one IPU without a schedule, else in two stages."""
     params = [array(weights, 4, 4) for _ in range(2)]

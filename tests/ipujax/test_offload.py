@@ -24,7 +24,6 @@ from ipujax.runtime.interpreter.interpreter import interpret
 from tests.ipujax.pipeline.pipeline_models import no_stage
 from tests.lowering.helpers import assert_same, quick_jit
 from tests.lowering.offload.offloaded_functions import ALL, CASES
-from tests.marks import slow_but
 
 SAME = P()
 SPLIT = P("replica")
@@ -156,7 +155,7 @@ def results(machine: Machine, run: Callable[..., Any]) -> list[Any]:
     return jax.tree.leaves(actual)
 
 
-@pytest.mark.parametrize("name", slow_but(MACHINES.keys() - {"stages of a loop", "replicas"}, MACHINES))
+@pytest.mark.parametrize("name", MACHINES)
 def test_the_numbers_are_those_of_one_machine_without_offloading(name: str) -> None:
     machine = MACHINES[name]
     plain = Machine(trained(jax.value_and_grad(machine.loss)), params=machine.params)

@@ -166,7 +166,6 @@ def test_the_page_marks_it(tmp_path: Path) -> None:
     assert "without 1 unpriced operation" in page and "Unpriced operations" in page
 
 
-@pytest.mark.slow
 def test_flops_are_within_a_factor_of_two_of_xla() -> None:
     run = subprocess.run([sys.executable, str(BENCHMARK)], capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stdout + run.stderr

@@ -33,7 +33,6 @@ OPTIMIZERS |= {
     "polyak": lambda: optax.polyak_sgd(1.0),
     "lbfgs": lambda: optax.lbfgs(RATE, linesearch=None),
 }
-QUICK = {"adamw", "lion"}
 DEVICE = ipu.IPUModel(tiles_per_ipu=4)
 
 
@@ -41,7 +40,7 @@ def loss(params: Any, x: jax.Array) -> jax.Array:
     return (jnp.tanh(x @ params["w"] + params["b"]) ** 2).mean()
 
 
-@pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in OPTIMIZERS])
+@pytest.mark.parametrize("name", OPTIMIZERS)
 def test_an_optimiser_trains_as_with_jax_jit(name: str) -> None:
     optimizer = optax.with_extra_args_support(OPTIMIZERS[name]())
     rng = np.random.default_rng(0)

@@ -15,7 +15,6 @@ import ipujax as ipu
 from ipujax.runtime.graph import Copy, RemoteBuffer, RemoteIn, Repeat, Sequence, distinct, joining_streams
 from ipujax.runtime.interpreter.interpreter import interpret
 from ipujax.runtime.tensor import Tensor, Variable
-from tests.marks import slow_but
 
 TILES = 12
 IO = 4
@@ -75,10 +74,7 @@ def lowered(name: str, io_tiles: int = IO, depth: int = 1, **settings: Any) -> i
     return ipu.jit(fun, device=ipu.IPUModel(tiles_per_ipu=TILES, **changes), options=options, **settings).lower(*args)
 
 
-QUICK = [*((name, True) for name in CASES), ("epoch", False), ("update", False)]
-
-
-@pytest.mark.parametrize(("name", "offloads"), slow_but(QUICK, product(CASES, (False, True))))
+@pytest.mark.parametrize(("name", "offloads"), [*product(CASES, (False, True))])
 def test_numbers_are_those_of_plain_jax(name: str, offloads: bool) -> None:
     fun, args = CASES[name]
     settings = {"offload_argnums": 0, "donate_argnums": 0} if offloads and args else {}

@@ -174,7 +174,6 @@ DEVICES = """
 """
 
 
-@pytest.mark.slow
 def test_arrays_on_devices() -> None:
     script = textwrap.dedent(DEVICES)
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)

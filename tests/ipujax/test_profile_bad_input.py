@@ -71,7 +71,6 @@ def test_names_of_layers_arguments_and_functions_are_never_markup(tmp_path: Path
 # --- sizes ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_ten_thousand_layers_have_a_short_summary_and_a_page_of_bounded_size(tmp_path: Path) -> None:
     graph = Graph(TARGET)
     a, b = variables(graph, "a", "b")
@@ -176,7 +175,6 @@ def test_a_session_whose_text_is_not_kept_has_lines(tmp_path: Path) -> None:
     assert "could not be read" in Page(page_of(profile, tmp_path)).text
 
 
-@pytest.mark.slow
 def test_an_interactive_session_of_python_has_a_page(tmp_path: Path) -> None:
     typed = [
         "import jax.numpy as jnp, ipujax as ipu",

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings, strategies as st
+from hypothesis import Phase, given, settings, strategies as st
 
 import ipujax as ipu
 from ipujax.lowering.schedules import SCHEDULES
@@ -92,20 +92,19 @@ def profile_of(case: Case) -> ipu.Profile:
 
 # No shrinking: cases are small, and each takes seconds.
 PHASES = (Phase.explicit, Phase.reuse, Phase.generate)
-unhurried = partial(settings, deadline=None, phases=PHASES, suppress_health_check=[HealthCheck.too_slow])
+unshrunk = partial(settings, phases=PHASES)
 
 
 @pytest.mark.filterwarnings("ignore:step uses")  # two chunks of a looped schedule share an IPU
-@unhurried(max_examples=2)
+@unshrunk(max_examples=2)
 @given(CASES)
 def test_figures_add_up_in_every_view(case: Case) -> None:
     with tempfile.TemporaryDirectory() as folder:
         check_sums(profile_of(case), Path(folder))
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:step uses")
-@unhurried(max_examples=60)
+@unshrunk(max_examples=60)
 @given(CASES)
 def test_figures_of_many_programs_and_of_their_files_add_up_in_every_view(case: Case) -> None:
     with tempfile.TemporaryDirectory() as folder:

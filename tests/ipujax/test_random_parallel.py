@@ -123,14 +123,12 @@ def test_pipelines(program: Program) -> None:
     compare_pipelines(program)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("exact_splits", [False, True])
 @pytest.mark.parametrize("part", range(3))
 def test_replicas_of_many(part: int, exact_splits: bool) -> None:
     run_part(part, programs(4, 9), 50, partial(compare_replicas, exact_splits=exact_splits, jit=jax.jit))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("exact_splits", [False, True])
 @pytest.mark.parametrize("part", range(3))
 def test_pipelines_of_many(part: int, exact_splits: bool) -> None:

@@ -28,7 +28,6 @@ from tests.lowering.recomputation.training_steps import (
     trained,
     weights,
 )
-from tests.marks import slow_but
 
 CODE_BYTES = 20 * 1024
 FIRST = BYTE_COSTS[0]
@@ -101,7 +100,7 @@ def assert_close(got: Any, expected: Any) -> None:
 FITTED = {"residual": 0.9, "dropout": 0.9, "checkpoint": 0.9, "micro-batches": 0.95}
 
 
-@pytest.mark.parametrize("name", slow_but(["residual", "dropout"], FITTED))
+@pytest.mark.parametrize("name", FITTED)
 def test_the_numbers_are_those_of_plain_jax(name: str) -> None:
     """Of each way, of "auto" on a chip that has too little memory to keep all. Masks of dropout are drawn again."""
     fun, args = STEPS[name]
@@ -168,7 +167,7 @@ def test_without_a_gradient_nothing_changes(mode: str) -> None:
     assert way.lowered.as_text() == none.lowered.as_text() and way.profile.execution() == none.profile.execution()
 
 
-@pytest.mark.parametrize("mode", slow_but(["all"], ["all", "standard"]))
+@pytest.mark.parametrize("mode", ["all", "standard"])
 def test_checkpoints_of_the_user_are_not_changed(mode: str) -> None:
     """All of the network is in one, with others inside."""
     way, none = (compiled(*STEPS["all in a checkpoint"], each) for each in (mode, "none"))
@@ -212,7 +211,6 @@ def test_auto_takes_hardly_more_cycles_than_standard_in_the_same_bytes() -> None
     assert auto.cycles <= 1.01 * standard.cycles and bytes_of(auto) <= room
 
 
-@pytest.mark.slow
 def test_drops_a_byte_cost_that_frees_nothing() -> None:
     """Otherwise recomputation would cost more at that cost per byte, too."""
     fun = trained(chain_of(gelu_block))
@@ -285,7 +283,7 @@ def piped(staged: bool, **settings: Any) -> Callable[..., Any]:
 ON_TWO: dict[str, Any] = {"num_ipus": 2, "byte_cost": FIRST}
 
 
-@pytest.mark.parametrize("schedule", slow_but(["gpipe"], ["1f1b", "gpipe"]))
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
 def test_pipelines(schedule: str) -> None:
     """Numbers of each way; with "gpipe" all four micro-batches wait, and less is kept of each."""
     fun = partial(piped, True, schedule=schedule)
@@ -312,7 +310,6 @@ def test_stages_that_are_found() -> None:
     assert_close(run(done["all"], args), quick_jit(piped(False, stages=2))(*args))
 
 
-@pytest.mark.slow
 def test_stages_are_found_for_more_than_can_be_kept() -> None:
     """Values that wait for gradients of all micro-batches are more than an IPU; "auto" keeps less of them."""
     args = WS[:3], X
@@ -368,7 +365,7 @@ def test_recomputes_nothing_where_a_higher_byte_cost_fits_in_fewer_cycles() -> N
 # --- refusals ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("byte_cost", slow_but([None], [FIRST, None]))
+@pytest.mark.parametrize("byte_cost", [FIRST, None])
 def test_the_error_of_a_program_that_cannot_fit_names_the_attempts(byte_cost: float | None) -> None:
     fun, args = STEPS["residual"]
     with pytest.raises(ipu.TileMemoryError) as error:

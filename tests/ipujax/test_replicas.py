@@ -19,7 +19,6 @@ import ipujax as ipu
 from ipujax.runtime.errors import ArgumentError, GraphError
 from ipujax.runtime.graph.program import Collective
 from ipujax.runtime.graph.walks import distinct
-from tests.marks import slow_but
 
 SPLIT = P("replica")
 SAME = P()
@@ -212,7 +211,7 @@ def train_step(optimizer: Any, axis: str | None, params: Any, state: Any, x: Any
     return optax.apply_updates(params, updates), state, value
 
 
-@pytest.mark.parametrize("replicas", slow_but([2], [2, 4]))
+@pytest.mark.parametrize("replicas", [2, 4])
 def test_replicas_with_pmean_are_one_replica_on_the_whole_batch(replicas: int):
     optimizer = optax.adam(1e-2)
     rng = np.random.default_rng(replicas)

@@ -112,7 +112,6 @@ def test_damaged_profiles_are_refused_or_shown(name, saved, tmp_path):
     assert refused > SEEDS[name] // 2
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", SEEDS)
 def test_many_damaged_profiles_are_refused_or_shown(name, saved, tmp_path):
     assert fails(saved(name), range(1_000, 1_000 + MANY), tmp_path)[0] == []

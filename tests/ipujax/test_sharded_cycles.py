@@ -96,7 +96,6 @@ PROGRAMS = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_cycles_are_those_of_shard_map_by_hand(name: str) -> None:
     fun, part, in_specs, out_specs, args = PROGRAMS[name]

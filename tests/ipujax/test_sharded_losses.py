@@ -51,7 +51,6 @@ def losses(replicas: int, on_mesh: bool, stages: int) -> list[float]:
     return values
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("replicas", "on_mesh", "stages"), [*product((1, 2), (False, True), (1, 2))])
 def test_losses_are_those_of_one_ipu(replicas: int, on_mesh: bool, stages: int) -> None:
     np.testing.assert_allclose(losses(replicas, on_mesh, stages), losses(1, False, 1), rtol=1e-6)

@@ -13,7 +13,6 @@ import pytest
 
 import ipujax as ipu
 from tests.ipujax.models import MODELS, PLAIN, TrainingStep, training_step
-from tests.marks import slow_unless
 
 STEPS = 20
 STEP_RTOL = 1e-5  # of the loss of one step from the same state
@@ -22,12 +21,10 @@ STATE_RTOL = 1e-4  # of the distance of two new states, to the size of what the 
 
 FEW = 16
 MK2 = 1472
-FAST = {("plain-mlp_sgd", FEW)}
-FAST_PROFILES = {name for name, _ in FAST} | {"plain-cnn_batch_norm_adam", "plain-transformer_adamw"}
 
 
-NUMBERS = [slow_unless((name, tiles) in FAST, name, tiles) for name in MODELS for tiles in (FEW, MK2)]
-PROFILES = [slow_unless(name in FAST_PROFILES, name) for name in MODELS]
+NUMBERS = [(name, tiles) for name in MODELS for tiles in (FEW, MK2)]
+PROFILES = MODELS
 
 
 def model_device(tiles: int) -> ipu.IPUModel:
@@ -85,7 +82,6 @@ def test_numbers_are_those_of_jax_jit(name: str, tiles: int) -> None:
     assert_same_training(ipu.jit(model.step, device=model_device(tiles)), jax.jit(model.step), model)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["plain-mlp_sgd", "plain-cnn_batch_norm_adam"])
 def test_numbers_are_those_of_the_function_itself(name: str) -> None:
     model = training_step(name)
@@ -131,7 +127,7 @@ def test_phases_add_up(name: str) -> None:
     assert sum(layer.sum() for layer in profile.memory.by_category.values()) == profile.memory.tile_bytes.sum()
 
 
-@pytest.mark.parametrize("name", [slow_unless(name == "mlp_sgd", f"plain-{name}") for name in PLAIN])
+@pytest.mark.parametrize("name", [f"plain-{name}" for name in PLAIN])
 def test_twice_the_batch_is_more_work_and_no_faster(name: str) -> None:
     # Sizes that vectors divide: an odd batch may cost more than twice as much of it.
     model = training_step(name)
@@ -148,7 +144,7 @@ def test_twice_the_batch_is_more_work_and_no_faster(name: str) -> None:
     assert more_cycles >= 0.95 * cycles  # where small operands lie may save a few percent
 
 
-@pytest.mark.parametrize("name", [slow_unless(name == "mlp_sgd", f"plain-{name}") for name in PLAIN])
+@pytest.mark.parametrize("name", [f"plain-{name}" for name in PLAIN])
 def test_more_tiles_are_hardly_ever_slower(name: str) -> None:
     cycles = [compiled(name, tiles).profile.cycles for tiles in (16, 64, 256, 1472)]
     assert all(settings <= 1.05 * fewer for i, fewer in enumerate(cycles) for settings in cycles[i + 1 :]), cycles

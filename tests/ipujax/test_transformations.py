@@ -16,7 +16,6 @@ from jax.experimental import checkify, io_callback
 from jax.sharding import PartitionSpec as P
 
 import ipujax as ipu
-from tests.marks import slow_but
 
 DEVICE = ipu.IPUModel(tiles_per_ipu=16)
 RNG = np.random.default_rng(4)
@@ -129,17 +128,7 @@ def assert_equal(got: Any, want: Any) -> None:
         np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5)
 
 
-# Those much like another, or like one of OF.
-LONG_INSIDE = {
-    "checkpoint, everything kept",
-    "checkpoint, products kept",
-    "forward over reverse",
-    "jacrev",
-    "linearize",
-}
-
-
-@pytest.mark.parametrize("name", slow_but({*[*INSIDE][::2]} - LONG_INSIDE, INSIDE))
+@pytest.mark.parametrize("name", INSIDE)
 def test_inside(name: str) -> None:
     assert_equal(ipu.jit(INSIDE[name], device=DEVICE)(X), jax.jit(INSIDE[name])(X))
 
@@ -178,7 +167,7 @@ OF: dict[str, Callable[[JITTED], Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", slow_but(OF.keys() - {"hessian", "jacfwd", "linearize"}, OF))
+@pytest.mark.parametrize("name", OF)
 def test_of(name: str) -> None:
     assert_equal(OF[name](lambda fun: ipu.jit(fun, device=DEVICE)), OF[name](jax.jit))
 

@@ -15,7 +15,6 @@ import ipujax as ipu
 from ipujax.lowering.jax_compat import jaxpr_as_fun
 from ipujax.lowering.jaxpr import primitive_names
 from ipujax.lowering.passes.inline import inline
-from tests.marks import slow_but
 
 X = np.random.default_rng(0).normal(size=(24, 16)).astype(np.float32)
 N = jax.ShapeDtypeStruct((24, 16), np.float32)
@@ -118,10 +117,9 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "jvp": lambda x: jax.jvp(called(doubled), (x,), (x,)),
     "gradient": jax.grad(lambda x: jnp.sin(twice(x)).sum()),
 }
-QUICK = ("accumulator", "scratch", "prefetched", "rest of a block", "vmap")
 
 
-@pytest.mark.parametrize("name", slow_but(QUICK, CALLS))
+@pytest.mark.parametrize("name", CALLS)
 def test_numbers_are_those_of_the_interpreter(name: str) -> None:
     fun = CALLS[name]
     jaxpr = inline(jax.make_jaxpr(fun)(X))

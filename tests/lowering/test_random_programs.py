@@ -22,7 +22,6 @@ from tests.lowering.random_programs import Program, programs
 DEVICE = ipu.IPUModel(tiles_per_ipu=64)
 TOLERANCE = 2e-4  # chains of up to 40 roundings, each of which later steps may magnify a little
 EVERY = settings(
-    deadline=None,
     database=None,
     suppress_health_check=list(HealthCheck),
     phases=[Phase.explicit, Phase.generate, Phase.shrink],
@@ -77,7 +76,6 @@ def test_interpreter(program: Program) -> None:
 
 
 # A part has as many programs as a process can hold: XLA's memory of each adds up.
-@pytest.mark.slow
 @pytest.mark.parametrize("exact_splits", [False, True])
 @pytest.mark.parametrize("part", range(5))
 def test_engine_on_many(part: int, exact_splits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,7 +85,6 @@ def test_engine_on_many(part: int, exact_splits: bool, monkeypatch: pytest.Monke
     run_part(part + 5 * exact_splits, programs(), 100, exact_splits=exact_splits, jit=jit)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("part", range(10))
 def test_interpreter_on_many(part: int, monkeypatch: pytest.MonkeyPatch) -> None:
     if part % 2:

@@ -35,7 +35,6 @@ def compiled(folder: Path, scale: int = 1, exact_splits: bool = False) -> ipu.Co
     return function.lower(X).compile()
 
 
-@pytest.mark.slow
 def test_files_with_random_bytes_changed(tmp_path, monkeypatch):
     """None of 1,000 is read, so that nothing of it runs; some are compiled over, with right numbers."""
     program = compiled(tmp_path, exact_splits=True)
@@ -71,7 +70,6 @@ def _use(folder: Path, order: tuple[int, ...]) -> list[tuple[int, bool]]:
     return [(scale, bool(np.array_equal(p(X), scale * dense(X)))) for scale, p in programs.items() if p.profile]
 
 
-@pytest.mark.slow
 def test_writers_share_a_directory(tmp_path):
     """Processes that store the same programs at once have right numbers; every file is whole behind them."""
     with multiprocessing.get_context("spawn").Pool(2) as pool:
@@ -83,7 +81,6 @@ def test_writers_share_a_directory(tmp_path):
         assert CacheDirectory(str(tmp_path)).read(key, KINDS[kind]) is not None
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="permissions of POSIX")
 def test_a_read_only_directory_is_read(tmp_path, caplog):
     """Stored programs are found; others are compiled, with one warning."""

@@ -284,7 +284,6 @@ def test_profiling_names_functions_whose_compilation_was_interrupted(monkeypatch
     assert [row.reason for row in run.functions] == ["the compilation was interrupted"] * 2
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "ending",
     [
@@ -335,7 +334,6 @@ def test_profile_command_has_the_output_and_exit_code_of_python(ending: str, tmp
         assert error == plain.stderr
 
 
-@pytest.mark.slow
 def test_profile_command_has_an_ipu_for_each_device_of_a_mesh(tmp_path: Path) -> None:
     source = """
         import os

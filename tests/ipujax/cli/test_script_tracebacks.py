@@ -130,7 +130,6 @@ def test_tracebacks_that_a_script_shows_itself(tmp_path: Path) -> None:
     assert profiled[2].count("Traceback (most recent call last):") > 20
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_failing_scripts_show_the_tracebacks_of_python(name: str, tmp_path: Path) -> None:
     command = _written(tmp_path, SCRIPTS[name])

@@ -163,7 +163,6 @@ def _run(folder: Path, before: str, after: str, count: int) -> list[str]:
     return [process.communicate(timeout=120)[0] for process in processes]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("before", "after"),
     [
@@ -179,6 +178,5 @@ def test_two_processes_refuse_whatever_the_order(before: str, after: str, tmp_pa
     assert second.splitlines() == ["refused process 1 of 2, started otherwise"] * 3 + ["64.0 2"]
 
 
-@pytest.mark.slow
 def test_a_single_process_may_initialize(tmp_path: Path) -> None:
     assert _run(tmp_path, "{initialize}", "", 1) == ["32.0 1\n"]

@@ -78,7 +78,6 @@ print("devices", jax.local_device_count(), float(jax.jit(jnp.sum)(jnp.ones(5))))
     assert clear_of(run.printed("pid"))
 
 
-@pytest.mark.slow
 def test_distributed_training_on_the_host(run: Runner):
     """Horovod's way: each instance has gradients of its own share, and all take the mean of them."""
     source = (
@@ -136,9 +135,7 @@ DISAGREEMENTS = {
 }
 
 
-@pytest.mark.parametrize(
-    "case", [pytest.param(name, marks=[pytest.mark.slow] * (name != "shapes")) for name in DISAGREEMENTS]
-)
+@pytest.mark.parametrize("case", DISAGREEMENTS)
 def test_distributed_disagreement_is_an_error_before_a_collective(run: Runner, case: str):
     statement, *texts = DISAGREEMENTS[case]
     assert run(START + statement) == 1
@@ -147,7 +144,6 @@ def test_distributed_disagreement_is_an_error_before_a_collective(run: Runner, c
     assert clear_of(run.printed("pid"))
 
 
-@pytest.mark.slow
 def test_distributed_init_must_come_first(run: Runner):
     source = "import jax.numpy as jnp, ipujax as ipu; jnp.ones(3).block_until_ready(); ipu.distributed.init()"
     assert run(source) == 1
@@ -156,7 +152,6 @@ def test_distributed_init_must_come_first(run: Runner):
     assert any("call ipu.distributed.init() first of all" in line for line in run.err)
 
 
-@pytest.mark.slow
 def test_distributed_on_a_network_with_a_proxy(run: Runner, monkeypatch: pytest.MonkeyPatch):
     for name in ("http_proxy", "https_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")  # where nobody answers
@@ -164,7 +159,6 @@ def test_distributed_on_a_network_with_a_proxy(run: Runner, monkeypatch: pytest.
     assert sorted(line for line in run.out if "0.5" in line) == ["[0] 0.5", "[1] 0.5"]
 
 
-@pytest.mark.slow
 def test_distributed_programs_that_a_script_starts_are_no_instances(run: Runner):
     source = START + "import subprocess, sys\nsubprocess.check_call([sys.executable, '-c', sys.argv[1]])"
     alone = "import ipujax as ipu; ipu.distributed.init(); print(ipu.distributed.num_instances())"

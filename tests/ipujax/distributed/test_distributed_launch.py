@@ -85,7 +85,6 @@ def test_a_last_line_without_end_is_shown(run: Runner):
     assert run.out == ["[0] half a line"]
 
 
-@pytest.mark.slow
 def test_reader_that_goes_away_ends_all(run: Runner):
     process = run.start(PREAMBLE + "while True: print('more')")
     assert process.stdout is not None and process.stderr is not None
@@ -253,12 +252,9 @@ def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
     return process.returncode, err
 
 
-SLOW = pytest.mark.slow
-
-
 @pytest.mark.parametrize(
     "number",
-    [signal.SIGINT, pytest.param(signal.SIGTERM, marks=SLOW), pytest.param(signal.SIGHUP, marks=SLOW)],
+    [signal.SIGINT, signal.SIGTERM, signal.SIGHUP],
 )
 def test_signal_to_the_launcher_ends_all(run: Runner, number: signal.Signals):
     process, pids = running(run, "start_helper()\nhang()")
@@ -269,7 +265,6 @@ def test_signal_to_the_launcher_ends_all(run: Runner, number: signal.Signals):
     assert clear_of(pids)
 
 
-@pytest.mark.slow
 def test_after_ctrl_c_each_may_end_in_its_own_time(run: Runner):
     save = "time.sleep(index)\n    print('saved', index)\n    raise"
     source = f"try:\n    start_helper()\n    hang()\nexcept KeyboardInterrupt:\n    {save}"
@@ -280,7 +275,6 @@ def test_after_ctrl_c_each_may_end_in_its_own_time(run: Runner):
     assert clear_of(pids)
 
 
-@SLOW
 def test_second_signal_kills_at_once(run: Runner):
     source = "signal.signal(signal.SIGINT, lambda *_: print('no'))\nstart_helper()\nhang()"
     process, pids = running(run, source, "--grace", "10000")
@@ -300,7 +294,6 @@ def test_killed_launcher_leaves_nothing(run: Runner):
     assert ended(process)[0] == -signal.SIGKILL
 
 
-@SLOW
 def test_instances_die_with_a_launcher_whose_guardian_is_dead_too(run: Runner):
     process, pids = running(run, "hang()", processes=2)
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
@@ -322,13 +315,11 @@ def test_silence_ends_all_and_says_where_they_are(run: Runner):
     assert clear_of(run.printed("pid"))
 
 
-@pytest.mark.slow
 def test_one_silent_instance_is_enough(run: Runner):
     source = PREAMBLE + "if index: hang()\nfor n in range(10000): print(n); time.sleep(0.1)"
     assert run(source, "--timeout", "1") == 124
 
 
-@SLOW
 def test_output_is_a_sign_of_life(run: Runner):
     assert run("import time\nfor n in range(60): print(n); time.sleep(0.1)", "--timeout", "3") == 0
 
@@ -337,7 +328,6 @@ def test_silence_may_last_for_ever(run: Runner):
     assert run("import time; time.sleep(1)", "--timeout", "0") == 0
 
 
-@SLOW
 def test_one_that_ended_may_wait_for_the_others(run: Runner):
     source = PREAMBLE + "import atexit\nif index:\n    for n in range(60): print(n); time.sleep(0.1)"
     assert run(source + "\nelse: atexit.register(time.sleep, 6)", "--timeout", "3") == 0
@@ -349,7 +339,6 @@ def test_stuck_at_exit(run: Runner):
     assert clear_of(run.printed("pid"))
 
 
-@SLOW
 def test_time_in_which_the_launcher_is_held_up_is_no_silence(run: Runner):
     lines = "if index: hang()\nfor _ in range(1000): print('x' * 1000)\nos.kill(os.getppid(), signal.SIGINT)"
     process = run.start(PREAMBLE + lines, "--timeout", "3")
@@ -358,7 +347,6 @@ def test_time_in_which_the_launcher_is_held_up_is_no_silence(run: Runner):
     assert code == 130 and "sign of life" not in err
 
 
-@SLOW
 def test_time_in_which_the_launcher_is_stopped_is_no_silence(run: Runner):
     process, pids = running(run, "hang()", "--timeout", "4", processes=2)
     process.send_signal(signal.SIGSTOP)

@@ -123,7 +123,6 @@ save(w=w)
     np.testing.assert_allclose(got[0]["w"], w, rtol=1e-6)
 
 
-@pytest.mark.slow
 def test_distributed_none_and_values_that_change(run: Runner, tmp_path: Path):
     """`None` in arguments and results; each call compares values that are not split, from any source."""
     source = (
@@ -153,19 +152,16 @@ save(w=state["w"])
         np.testing.assert_allclose(got["w"], w, rtol=1e-5)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("device", ["model", "cpu"])
 def test_distributed_200_steps_are_those_of_one_process(run: Runner, tmp_path: Path, device: str):
     check_training(run, tmp_path, "200", device)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("instances", "replicas"), [(4, 4), (2, 8)])
 def test_distributed_among_more_instances(run: Runner, tmp_path: Path, instances: int, replicas: int):
     check_training(run, tmp_path, "5", "model", instances=instances, replicas=replicas)
 
 
-@pytest.mark.slow
 def test_distributed_with_the_very_splits_of_the_machine(run: Runner, tmp_path: Path):
     """Collectives then run as their rounds of copies between replicas."""
     check_training(run, tmp_path, "3", "model", "exact")
@@ -220,7 +216,6 @@ save(**saved)
 )
 
 
-@pytest.mark.slow
 def test_distributed_collectives_are_those_of_one_process(run: Runner, tmp_path: Path):
     (one,) = results(run, tmp_path, COLLECTIVES, 4, 1)
     two = results(run, tmp_path, COLLECTIVES, 4, 2)
@@ -275,7 +270,6 @@ save(losses=np.stack(losses), **params, **{f"state {n}": leaf for n, leaf in enu
 )
 
 
-@pytest.mark.slow
 def test_distributed_sharded_optimiser_and_pipeline(run: Runner, tmp_path: Path):
     (one,) = results(run, tmp_path, SHARDED, 4, 1)
     for got in results(run, tmp_path, SHARDED, 4, 2):
@@ -325,7 +319,6 @@ save(mean=first[0], own=first[1], cycles=np.asarray(compiled.profile.cycles))
 )
 
 
-@pytest.mark.slow
 def test_distributed_stages_of_a_function(run: Runner, tmp_path: Path):
     (one,) = results(run, tmp_path, STAGES, 4, 1)
     two = results(run, tmp_path, STAGES, 4, 2)
@@ -399,7 +392,7 @@ DISAGREEMENTS = {
 
 @pytest.mark.parametrize(
     "case",
-    [pytest.param(name, marks=[pytest.mark.slow] * (name != "values of a later call")) for name in DISAGREEMENTS],
+    DISAGREEMENTS,
 )
 def test_distributed_disagreement_of_a_replicated_function(run: Runner, case: str):
     statement, *texts = DISAGREEMENTS[case]
@@ -411,7 +404,6 @@ def test_distributed_disagreement_of_a_replicated_function(run: Runner, case: st
     assert clear_of(run.printed("pid"))
 
 
-@pytest.mark.slow
 def test_distributed_long_programs_are_compared_too(run: Runner):
     """Messages of instances about them are longer than any line that they print."""
     long = """
@@ -428,7 +420,6 @@ print("value", float(ipu.jit(chain, device=DEVICES["cpu"], replicas=N)(0.5)))
     assert any("instances disagree on equation" in line for line in run.err)
 
 
-@pytest.mark.slow
 def test_distributed_function_before_init(run: Runner):
     assert run((START + FUNCTION + "step(params, batch)").replace("d.init()", ""), "--replicas", "2") == 1
     assert any("call ipu.distributed.init() first of all" in line for line in run.err), run.err
@@ -437,7 +428,6 @@ def test_distributed_function_before_init(run: Runner):
 # --- ends -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_distributed_killed_instances_leave_nothing(run: Runner, tmp_path: Path):
     """One instance is killed, at a random step or before the first, ten times."""
     rng = random.Random(0)
@@ -464,7 +454,6 @@ def test_distributed_killed_instances_leave_nothing(run: Runner, tmp_path: Path)
         assert clear_of(pids.values()), turn
 
 
-@pytest.mark.slow
 def test_distributed_stuck_instance_ends_all(run: Runner):
     steps = "import time\nfor n in range(10):\n    if n == 5 and index: time.sleep(10000)\n    step(params, batch)"
     source = START + FUNCTION + steps

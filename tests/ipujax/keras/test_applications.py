@@ -95,7 +95,6 @@ def assert_as_stock(make: Callable[[], tuple[Any, np.ndarray]], options: Options
     return model
 
 
-@pytest.mark.slow
 def test_a_network_predicts_as_stock_keras() -> None:
     model, x = NETWORKS["MobileNetV2"]()
     expected = model.predict(x, batch_size=EXAMPLES, verbose=0)
@@ -105,27 +104,23 @@ def test_a_network_predicts_as_stock_keras() -> None:
     assert not model.ipu_profile.memory.lacking() and not model.ipu_profile.fallbacks
 
 
-@pytest.mark.slow
 def test_a_training_step_with_joined_channels_is_that_of_stock_keras() -> None:
     model = assert_as_stock(joining)
     assert not model.ipu_profile.memory.lacking() and not model.ipu_profile.fallbacks
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(NETWORKS.keys() - TOO_LARGE))
 def test_a_training_step_is_that_of_stock_keras_and_fits_one_mk2(name: str) -> None:
     model = assert_as_stock(NETWORKS[name])
     assert model.ipu_profile.cycles > 0 and not model.ipu_profile.memory.lacking()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(TOO_LARGE))
 def test_a_training_step_is_that_of_stock_keras_where_one_mk2_is_too_small(name: str) -> None:
     model = assert_as_stock(NETWORKS[name], Options(allow_out_of_memory=True))
     assert "memory for code" in model.ipu_profile.memory.lacking()
 
 
-@pytest.mark.slow
 def test_an_encoder_of_keras_layers_fits_one_mk2() -> None:
     model = assert_as_stock(encoder)
     assert not model.ipu_profile.memory.lacking() and not model.ipu_profile.fallbacks

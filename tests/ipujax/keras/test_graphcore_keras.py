@@ -65,7 +65,6 @@ CANNOT_RUN = {
 }
 
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.skipif(not SOURCE, reason="IPUJAX_KERAS_SOURCE names no checkout of Graphcore's Keras"),
     pytest.mark.skipif(find_spec("tensorflow") is None, reason="the examples read data by tf.data: needs tensorflow"),
 ]

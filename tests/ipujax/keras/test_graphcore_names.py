@@ -98,7 +98,6 @@ def test_options_without_effect_are_refused(use: Callable[[Any], Any], output: s
         use(ipu.IPUConfig())
 
 
-@pytest.mark.slow
 def test_exported_models_predict(tmp_path: Path) -> None:
     x = np.random.default_rng(0).random((2, 4), np.float32)
     config = strategy(2)._config

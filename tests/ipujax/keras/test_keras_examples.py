@@ -7,12 +7,8 @@ import pytest
 from tests.ipujax.keras.keras_examples import EXAMPLES
 from tests.ipujax.keras.test_strategy import assert_alike, both
 
-QUICK = {"a training step of its own", "losses and metrics of its own"}
 
-
-@pytest.mark.parametrize(
-    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in EXAMPLES]
-)
+@pytest.mark.parametrize("name", EXAMPLES)
 def test_a_program_gives_the_numbers_of_stock_keras(name: str) -> None:
     """Losses and metrics of each epoch, evaluation, predictions, and the state that is left."""
     example = EXAMPLES[name]

@@ -64,7 +64,6 @@ def bytes_of_ipus(model: Any, num_ipus: int, kind: str = "train") -> list[int]:
     return [int(part.sum()) for part in np.split(model.ipu_profiles[kind].memory.tile_bytes, num_ipus)]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_stages_anywhere_are_a_pipeline_with_the_numbers_of_stock_keras(name: str) -> None:
     make, stages = MODELS[name]
@@ -86,7 +85,6 @@ def test_stages_are_found_anywhere(name: str) -> None:
     assert (actual.stages, actual.device_mapping) == (stages, tuple(range(stages)))
 
 
-@pytest.mark.slow
 def test_several_updates_of_an_execution_stay_a_pipeline_on_the_ipus_that_are_mapped() -> None:
     """Six batches in a call of Keras are two pipelines, of four stages on two IPUs."""
     model = check_runs(Subclassed, 2, steps=2 * ACCUMULATED, device_mapping=[0, 1, 1, 0])
@@ -94,7 +92,6 @@ def test_several_updates_of_an_execution_stay_a_pipeline_on_the_ipus_that_are_ma
     assert stages_of(model) == [0, 1, 1, 2, 2, 2, 3]
 
 
-@pytest.mark.slow
 def test_replicas_of_stages_in_calls() -> None:
     model = check_runs(MODELS["a lambda"][0], 4, steps=2 * ACCUMULATED, replicas=2)
     assert model.ipu_profile.memory.tile_bytes.size == 16  # of one replica

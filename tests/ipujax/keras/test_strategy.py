@@ -93,14 +93,13 @@ def test_losses_metrics_and_state_are_those_of_stock_keras() -> None:
     assert_alike(both(cnn, use, metrics=["accuracy"]))
 
 
-@pytest.mark.parametrize("steps", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("steps", [2, 4])
 def test_steps_of_an_execution_are_a_loop_on_the_device(steps: int) -> None:
     """One call runs them, and the last may be of fewer steps and fewer examples."""
     results = both(cnn, fitted, metrics=["accuracy"], steps_per_execution=steps)
     assert_alike(results)
 
 
-@pytest.mark.slow
 def test_a_train_step_of_a_subclass() -> None:
     class Custom(keras.Model):
         def __init__(self) -> None:
@@ -118,7 +117,6 @@ def test_a_train_step_of_a_subclass() -> None:
     assert_alike(both(Custom, fitted))
 
 
-@pytest.mark.slow
 def test_schedules_and_clipping() -> None:
     def optimizer() -> Any:
         schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)
@@ -127,7 +125,6 @@ def test_schedules_and_clipping() -> None:
     assert_alike(both(cnn, fitted, optimizer=optimizer))
 
 
-@pytest.mark.slow
 def test_mixed_precision() -> None:
     def make() -> keras.Model:
         inputs = keras.Input((12, 12, 1))

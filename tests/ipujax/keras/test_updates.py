@@ -88,12 +88,7 @@ CASES: dict[str, Any] = {
 }
 
 
-QUICK = {"replicas of stages"}
-
-
-@pytest.mark.parametrize(
-    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
-)
+@pytest.mark.parametrize("name", CASES)
 def test_an_update_from_several_batches_is_that_of_one_large(name: str) -> None:
     make, set_up, num_ipus, steps, batches = CASES[name]
     model, history = trained(make, set_up, num_ipus, steps)
@@ -122,7 +117,6 @@ def test_an_assignment_is_as_the_scopes() -> None:
         assert {x.pipeline_stage for x in one.get_pipeline_stage_assignment()} == {None}
 
 
-@pytest.mark.slow
 def test_a_pipeline_runs_as_it_is_set() -> None:
     """Schedules differ in cycles, IPUs can change places, and recomputation takes cycles."""
 

@@ -44,19 +44,16 @@ def test_sample_of_cases(category):
     check(run_cases(cases()[category], names_of(category)[::SAMPLE_STEP]))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("shard", range(SHARDS))
 def test_node_cases(shard):
     check(run_cases(cases()["OnnxBackendNodeModelTest"], names_of("OnnxBackendNodeModelTest")[shard::SHARDS]))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("category", PYTORCH_CASES)
 def test_pytorch_cases(category):
     outcome = run_cases(cases()[category], names_of(category))
     assert not outcome.failed and len(outcome.passed) == PYTORCH_CASES[category]
 
 
-@pytest.mark.slow
 def test_simple_cases():
     check(run_cases(cases()["OnnxBackendSimpleModelTest"], names_of("OnnxBackendSimpleModelTest")))

@@ -211,7 +211,6 @@ def test_operator_in_branches_of_a_body(case):
     check(case, in_branches_of_body)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("place", [in_branches, in_body, in_branches_of_body])
 @pytest.mark.parametrize("case", CASES, ids=label)
 def test_operator_in_subgraphs(case, place):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
 import jax
@@ -15,7 +14,6 @@ from jax.test_util import check_grads
 import ipujax.onnx  # noqa: F401  registers the operators
 from ipujax.onnx.registry import OPERATORS
 from tests.ipujax.onnx.gradient_cases import CASES, SINGLE, Case
-from tests.marks import slow_unless
 
 # Results are integers, bools, facts of shapes or random, or there are no operands.
 NO_GRADIENT = """
@@ -53,14 +51,7 @@ def derivative(case: Case) -> tuple[Any, list[np.ndarray]]:
     return function, [case.inputs[position] for position in case.wrt]
 
 
-# A third of the cases each time. Cubic samples and recurrent layers take seconds: one recurrent layer is among them.
-SLOW = ("mode=cubic", "bidirectional", "linear_before_reset", "RoiAlign")
-FAST = {
-    n for n in random.Random(3).sample(range(len(CASES)), len(CASES) // 3) if not any(x in str(CASES[n]) for x in SLOW)
-}
-
-
-@pytest.mark.parametrize("case", [slow_unless(n in FAST, case) for n, case in enumerate(CASES)])
+@pytest.mark.parametrize("case", CASES, ids=str)
 def test_gradient_equals_finite_differences(case):
     with jax.enable_x64(True):
         function, operands = derivative(case)

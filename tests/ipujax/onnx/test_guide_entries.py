@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
 import jax
@@ -13,10 +12,6 @@ import pytest
 
 import ipujax.onnx
 from tests.ipujax.onnx.guide_cases import CASES, ENTRIES, Case
-from tests.marks import slow_but
-
-# A third of the entries each time.
-FAST = random.Random(1).sample(sorted(ENTRIES), len(ENTRIES) // 3)
 
 
 def test_all_entries_have_a_case():
@@ -39,7 +34,7 @@ def oracle(case: Case, model: Any) -> tuple[str, list[np.ndarray]]:
     return "onnx.reference", onnx.reference.ReferenceEvaluator(model).run(None, feeds)
 
 
-@pytest.mark.parametrize("entry", slow_but(FAST, ENTRIES))
+@pytest.mark.parametrize("entry", ENTRIES)
 def test_entry_equals_the_oracle(entry):
     case = CASES[entry]
     model = case.model(entry)

@@ -21,8 +21,6 @@ import pytest
 import ipujax as ipu
 import ipujax.onnx
 
-pytestmark = pytest.mark.slow
-
 LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
 TOLERANCE = 1e-4  # of the largest output
 MAX_LOAD_AND_TRACE_SECONDS = 1.5  # CPU, of ResNet-50

@@ -76,7 +76,6 @@ def test_operator_before_its_last_change(op_type):
     assert result.kind in RIGHT, result
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("op_type", sorted(GENERATORS))
 def test_operator_in_every_version(op_type):
     opsets = opsets_of(op_type)

@@ -16,7 +16,6 @@ from jax.sharding import PartitionSpec as P
 
 import ipujax as ipu
 from tests.lowering.replicas.replica_helpers import ways
-from tests.marks import slow_but
 
 RNG = np.random.default_rng(5)
 REPLICAS = 4
@@ -117,7 +116,7 @@ OPTIMIZERS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("name", slow_but(["adam", "global norm"], OPTIMIZERS))
+@pytest.mark.parametrize("name", OPTIMIZERS)
 def test_losses_are_those_of_the_whole_optimizer(name: str) -> None:
     expected, whole_state = whole_run(OPTIMIZERS[name])
     optimizer = shard(OPTIMIZERS[name])
@@ -149,7 +148,6 @@ def test_the_machine_computes_the_same() -> None:
             np.testing.assert_allclose(a, b, rtol=2e-6, atol=1e-9, err_msg=way)
 
 
-@pytest.mark.slow
 def test_accumulation_and_loss_scaling_on_the_machine() -> None:
     """Outside of the shards, where replicas leave out a step together, and inside, where its branch is on shards."""
     expected, _ = whole_run(optax.adam(1e-2))

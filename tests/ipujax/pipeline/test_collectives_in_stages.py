@@ -18,7 +18,6 @@ from ipujax.runtime.graph import CrossReplicaCopy
 from ipujax.runtime.report import Profile
 from ipujax.runtime.timeline.clocks import SYNC
 from tests.ipujax.pipeline.test_pipeline_figures import check
-from tests.marks import slow_but
 
 EXCHANGES = ("lockstep", "buffered")
 MICRO_BATCHES = 8
@@ -60,7 +59,7 @@ def sharded_profile(
 SIZES = [*product(EXCHANGES, (2, 4, 8, 16))]
 
 
-@pytest.mark.parametrize(("exchange", "stages"), slow_but([(name, 4) for name in EXCHANGES], SIZES))
+@pytest.mark.parametrize(("exchange", "stages"), SIZES)
 def test_shards_of_a_stage_wait_as_long_as_one_ipu(exchange: str, stages: int) -> None:
     """The closed form of 1F1B: (S − 1) / (m + S − 1)."""
     one, two, four = (sharded_profile(exchange, stages, shards) for shards in (1, 2, 4))
@@ -74,7 +73,6 @@ def test_shards_of_a_stage_wait_as_long_as_one_ipu(exchange: str, stages: int) -
         assert several.cycles < one.cycles
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("exchange", EXCHANGES)
 @pytest.mark.parametrize(
     "settings", [{"options": ipu.Options(recompute="all")}, {"replicas": 2}, {"schedule": "gpipe"}]
@@ -119,7 +117,7 @@ def replicated(inside: Callable[[Any], Any], exchange: str) -> Any:
     return ipu.jit(step, device=device, replicas=4, **specs)
 
 
-@pytest.mark.parametrize(("name", "exchange"), slow_but([("sum", "buffered")], product(INSIDE, EXCHANGES)))
+@pytest.mark.parametrize(("name", "exchange"), [*product(INSIDE, EXCHANGES)])
 def test_a_collective_stops_only_its_stage(name: str, exchange: str) -> None:
     lowered = replicated(INSIDE[name], exchange).lower([shape((8, 8), jnp.float32)] * 2, shape((32, 8), jnp.float32))
     executable = lowered.compile().profile.executable
@@ -131,7 +129,7 @@ def test_a_collective_stops_only_its_stage(name: str, exchange: str) -> None:
         assert np.flatnonzero(step.work.any(1)).tolist() == np.flatnonzero(step.work[:, SYNC]).tolist() == list(tiles)
 
 
-@pytest.mark.parametrize("exchange", slow_but(["lockstep"], EXCHANGES))
+@pytest.mark.parametrize("exchange", EXCHANGES)
 def test_gradients_of_all_stages_are_summed_together_at_the_end(exchange: str) -> None:
     profile = sharded_profile(exchange, 2, 1, replicas=2)
     check(profile)

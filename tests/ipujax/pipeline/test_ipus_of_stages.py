@@ -124,10 +124,7 @@ def check_ipus(profile: ipu.Profile, ipus: tuple[int, ...], replicas: int = 1) -
     assert by_ipu(figures["vertexCode"])[is_used].all()
 
 
-FAST = ("one", "gap", "loop and branch", "pipeline")
-PARAMETERS = [
-    pytest.param(case, id=name, marks=[] if name in FAST else pytest.mark.slow) for name, case in CASES.items()
-]
+PARAMETERS = [pytest.param(case, id=name) for name, case in CASES.items()]
 
 
 @pytest.mark.parametrize("case", PARAMETERS)
@@ -140,7 +137,6 @@ def test_stages_stay_on_the_ipus_of_their_numbers(case: Case) -> None:
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), results, expected)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("stages", [(1, 1), (1, 3)])
 def test_stages_of_replicas(stages: tuple[int, int]) -> None:
     function = ipu.jit(
@@ -157,7 +153,6 @@ def test_stages_of_replicas(stages: tuple[int, int]) -> None:
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), results, expected)
 
 
-@pytest.mark.slow
 def test_numbers_of_stages_do_not_change_the_cycles() -> None:
     device = ipu.IPUModel(NUM_IPUS, tiles_per_ipu=TILES)
     cases = [pipelined((0, 1)), pipelined((1, 2)), pipelined((0, 1), device_mapping=[1, 2])]

@@ -16,7 +16,6 @@ import ipujax as ipu
 from ipujax.runtime.graph.program import Execute, Repeat
 from ipujax.runtime.graph.walks import distinct
 from tests.lowering.helpers import check
-from tests.marks import slow_but
 
 RNG = np.random.default_rng(7)
 PARAMS = {"w": RNG.normal(size=(5, 3)).astype(np.float32), "b": np.zeros(3, np.float32)}
@@ -44,7 +43,7 @@ def close(got: Any, expected: Any, rtol: float = 1e-6) -> None:
 # --- numbers ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("micro_batches", slow_but([1, 4], [1, 2, 4, 8]))
+@pytest.mark.parametrize("micro_batches", [1, 2, 4, 8])
 def test_accumulated_gradients_are_those_of_the_whole_batch(micro_batches: int) -> None:
     accumulated = ipu.pipeline(jax.value_and_grad(loss), micro_batches=micro_batches)
     expected = jax.value_and_grad(loss)(PARAMS, BATCH)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import cycle, product
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +23,9 @@ from ipujax.runtime.timeline import Walk
 from ipujax.runtime.timeline.task_spans import task_spans
 from ipujax.runtime.views.stage_view import bubble_sentence
 from tests.ipujax.pipeline.pipeline_models import MODELS, array, batch, parameters
-from tests.marks import slow_but
 
 EXCHANGES = ("lockstep", "buffered")
 CASES = [*product(SCHEDULES, EXCHANGES)]
-QUICK = [*zip(SCHEDULES, cycle(EXCHANGES), strict=False)]
 
 
 def profile_of(schedule: str, exchange: str, stages: int = 4, micro_batches: int = 8, **settings: Any) -> Profile:
@@ -55,7 +53,7 @@ def check(profile: Profile) -> None:
     assert (trace.end[writer] <= trace.start[reader]).all() and len(writer)
 
 
-@pytest.mark.parametrize(("schedule", "exchange"), slow_but(QUICK, CASES))
+@pytest.mark.parametrize(("schedule", "exchange"), CASES)
 def test_stages_have_all_cycles_and_wait_when_the_trace_is_idle(schedule: str, exchange: str) -> None:
     profile = profile_of(schedule, exchange)
     check(profile)
@@ -115,7 +113,7 @@ def test_stages_that_share_an_ipu_are_parts_of_its_work(micro_batches: int) -> N
     assert pipeline.ideal_share < pipeline.bubble_share and "with IPUs of equal work and" in bubble_sentence(pipeline)
 
 
-@pytest.mark.parametrize(("schedule", "exchange"), slow_but(QUICK, CASES))
+@pytest.mark.parametrize(("schedule", "exchange"), CASES)
 def test_tasks_and_bubble_are_those_of_the_pipeline_alone(schedule: str, exchange: str) -> None:
     device = ipu.IPUModel(num_ipus=4, tiles_per_ipu=4, global_exchange=exchange)
     fun = ipu.pipeline(jax.value_and_grad(MODELS["mlp"](4)), micro_batches=8, rng_argnums=1, schedule=schedule)

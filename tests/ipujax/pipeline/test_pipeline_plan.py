@@ -64,7 +64,6 @@ def test_the_bubble_is_that_of_the_closed_form() -> None:
     np.testing.assert_allclose(row.bubble_share, 3 / 11, atol=0.05)
 
 
-@pytest.mark.slow
 def test_every_schedule_is_compared_when_none_is_named() -> None:
     plan = ipu.pipeline_plan(FUN, *ARGS, micro_batches=8, device=DEVICE, show=False, rng_argnums=1)
     assert [row.schedule for row in plan] == list(SCHEDULES)

@@ -21,16 +21,9 @@ from ipujax.runtime.graph.walks import distinct
 from ipujax.runtime.tensor.mapping import owners
 from tests.ipujax.pipeline.pipeline_models import MODELS, WIDTH, WORDS, array, batch, no_stage, parameters
 from tests.lowering.helpers import assert_same, lowered, quick_jit, run_engine, run_tiles, small_target
-from tests.marks import slow_but
 
 TILES = 3
-FAST = {("mlp", 2, 4), ("dropout", 2, 1)}
-COMBINATIONS = [
-    pytest.param(name, stages, count, marks=() if (name, stages, count) in FAST else pytest.mark.slow)
-    for name in MODELS
-    for stages in (2, 3, 4)
-    for count in (1, 4, 7, 16)
-]
+COMBINATIONS = [(name, stages, count) for name in MODELS for stages in (2, 3, 4) for count in (1, 4, 7, 16)]
 
 
 def system(ipus: int = 4) -> ipu.IPUModel:
@@ -91,7 +84,7 @@ def test_every_schedule_gives_the_same_bits_tile_by_tile(name: str, stages: int,
 
 @pytest.mark.parametrize(
     "schedule",
-    [pytest.param(name, marks=() if name in ("1f1b", "zb-h1") else pytest.mark.slow) for name in SCHEDULES],
+    SCHEDULES,
 )
 def test_every_schedule_gives_the_numbers_of_plain_jax(schedule: str) -> None:
     args = arguments(4, 8)
@@ -99,7 +92,6 @@ def test_every_schedule_gives_the_numbers_of_plain_jax(schedule: str) -> None:
     assert_same(run_engine(program, args), accumulated("mlp", 4, 8), 1e-6, 1e-7, schedule)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("name", "stages", "micro_batches"), COMBINATIONS)
 def test_every_schedule_in_the_engine(name: str, stages: int, micro_batches: int) -> None:
     args = arguments(stages, micro_batches)
@@ -163,7 +155,6 @@ def test_the_default_schedule_saves_time_where_compute_counts() -> None:
     assert cycles[None] < 0.95 * cycles["1f1b"]
 
 
-@pytest.mark.slow
 def test_training_follows_plain_jax() -> None:
     """Twenty steps with an optimiser whose state lies with its parameters, on donated arguments."""
     optimizer = optax.adam(1e-2)
@@ -216,7 +207,6 @@ def test_inference_stacks_results(schedule: str) -> None:
     compare(fun, parameters(2), array(8, WIDTH))
 
 
-@pytest.mark.slow
 def test_every_reduction_of_auxiliary_results() -> None:
     def fun(stage: Any) -> Any:
         def loss(params: Any, x: jax.Array) -> Any:
@@ -251,7 +241,7 @@ def test_half_precision_accumulates_in_float32() -> None:
         np.testing.assert_allclose(got[name], expected[name], rtol=5e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("holder", slow_but([0], [0, 1]))
+@pytest.mark.parametrize("holder", [0, 1])
 def test_state_is_handed_on_in_its_stage(holder: int) -> None:
     def fun(stage: Any) -> Any:
         def loss(params: Any, state: Any, x: jax.Array) -> Any:
@@ -285,7 +275,6 @@ def test_frozen_stages_and_closed_over_parameters() -> None:
     compare(fun, parameters(2), array(8, WIDTH))
 
 
-@pytest.mark.slow
 def test_values_that_skip_stages() -> None:
     """A residual connection over three stages, and a mask that all of them use."""
 
@@ -314,9 +303,7 @@ def test_several_stages_on_an_ipu() -> None:
     assert used == {0, 1}
 
 
-@pytest.mark.parametrize(
-    ("mapping", "accumulators"), [([0, 1, 0], 1), pytest.param([0, 1, 2], 2, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("mapping", "accumulators"), [([0, 1, 0], 1), ([0, 1, 2], 2)])
 def test_stages_on_one_ipu_add_to_one_accumulator(mapping: list[int], accumulators: int) -> None:
     """The table of `tied` has gradients in its first and in its last stage."""
 

@@ -27,7 +27,6 @@ from tests.lowering.helpers import (
     run_tiles,
     small_target,
 )
-from tests.marks import slow_but
 
 TILES = 5
 ADAM = optax.adam(1e-2)
@@ -54,9 +53,7 @@ def arguments(stages: int, optimizer: Any = ADAM) -> tuple[Any, ...]:
 # --- numbers ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("name", "stages"), slow_but([("dropout", 4)], [(name, stages) for name in MODELS for stages in (2, 4)])
-)
+@pytest.mark.parametrize(("name", "stages"), [(name, stages) for name in MODELS for stages in (2, 4)])
 def test_numbers_are_those_of_plain_jax(name: str, stages: int) -> None:
     """Of the engine, the literal engine and the tile interpreter."""
     args = arguments(stages)
@@ -68,7 +65,7 @@ def test_numbers_are_those_of_plain_jax(name: str, stages: int) -> None:
         assert_same(run_tiles(program, args), expected, 1e-4, 1e-5, "interpreter")
 
 
-@pytest.mark.parametrize("name", slow_but(["tied"], ["mlp", "tied"]))
+@pytest.mark.parametrize("name", ["mlp", "tied"])
 def test_donated_state_is_that_of_plain_jax(name: str) -> None:
     """Of steps in a row; a parameter of `tied` is read on both IPUs."""
     expected, *rest = arguments(2, optax.adam(1e-2))

@@ -19,7 +19,6 @@ from ipujax.lowering.schedules import SCHEDULES
 from ipujax.runtime.graph import RemoteIn, RemoteOut, distinct, joining_streams
 from ipujax.runtime.interpreter.interpreter import interpret
 from ipujax.runtime.tensor.roles import INPUTS
-from tests.marks import slow_but
 
 WIDTH = 6
 ROWS = 2
@@ -160,7 +159,6 @@ CASES = {
     ),
     "closed over": Case(lambda p: pipelined(gradients(loss))(p, batch()), (params(2),), 2, 0),
 }
-QUICK = ["stages, I/O tiles", "accumulation", "results, I/O tiles", "results that are batches"]
 
 
 def lowered(case: Case, **options: Any) -> ipu.Lowered:
@@ -180,7 +178,7 @@ def assert_equal(got: list[Any], want: list[Any]) -> None:
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", slow_but(QUICK, CASES))
+@pytest.mark.parametrize("name", CASES)
 @pytest.mark.filterwarnings("ignore:Some donated buffers were not usable")
 def test_streamed_numbers_are_those_of_plain_jax(name: str) -> None:
     case = CASES[name]

@@ -52,7 +52,7 @@ def test_sharded_is_one_ipu() -> None:
     assert sharded.session.getReport().cycles > 0
 
 
-@pytest.mark.parametrize("factor", [1, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("factor", [1, 4])
 def test_pipelined_is_one_ipu(factor: int) -> None:
     one = train(perceptron(), options=accumulating(factor))
     model = perceptron(stages=True)
@@ -60,7 +60,6 @@ def test_pipelined_is_one_ipu(factor: int) -> None:
     assert_equal(train(model, device=two_ipus(), options=options), one, model)
 
 
-@pytest.mark.slow
 def test_sharded_accumulation_is_one_ipu() -> None:
     one = train(perceptron(), options=accumulating(2))
     model = perceptron(stages=True)
@@ -75,7 +74,7 @@ def test_automatic_stages_are_one_ipu() -> None:
     assert_equal(train(model, device=two_ipus(), options=options), one, model)
 
 
-@pytest.mark.parametrize(("accumulation", "replicas"), [(4, 1), pytest.param(1, 2, marks=pytest.mark.slow), (2, 2)])
+@pytest.mark.parametrize(("accumulation", "replicas"), [(4, 1), (1, 2), (2, 2)])
 def test_accumulation_and_replicas_are_one_large_batch(accumulation: int, replicas: int) -> None:
     count = accumulation * replicas
     large = train(perceptron(4 * count), samples_per_micro_batch=4 * count)
@@ -85,13 +84,7 @@ def test_accumulation_and_replicas_are_one_large_batch(accumulation: int, replic
     assert_equal(train(model, device=device, options=options), large, model)
 
 
-STRATEGIES = [
-    strategy if strategy is popart.MeanReductionStrategy.Running else pytest.param(strategy, marks=pytest.mark.slow)
-    for strategy in popart.MeanReductionStrategy
-]
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", popart.MeanReductionStrategy)
 def test_mean_losses_with_mean_reduction_are_one_large_batch(strategy: popart.MeanReductionStrategy) -> None:
     mean = popart.ReductionType.Mean
     large = train(perceptron(16, reduction=mean), samples_per_micro_batch=16)
@@ -140,7 +133,7 @@ def test_phased_is_resident() -> None:
     assert_equal(train(model, device=two_ipus(), options=phased()), train(perceptron()), model)
 
 
-@pytest.mark.parametrize("mean", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("mean", [False, True])
 def test_phased_accumulation_is_resident(mean: bool) -> None:
     """Micro-batches go through a phase one after another; gradients are summed, or are running means."""
     model = perceptron(phases=True)

@@ -187,7 +187,7 @@ def test_ctc_losses_count_all_alignments() -> None:
     np.testing.assert_allclose(got, -np.log(total), rtol=1e-5)
 
 
-@pytest.mark.parametrize("degree", [1, *(pytest.param(degree, marks=pytest.mark.slow) for degree in (2, 3))])
+@pytest.mark.parametrize("degree", [1, *(2, 3)])
 def test_spline_bases_sum_to_one(degree: int) -> None:
     pseudo = RNG.uniform(size=(6, 2)).astype(np.float32)
     values, index = operator("SplineBasis")(pseudo, jnp.asarray([4, 5]), jnp.asarray([1, 0]), degree=degree)

@@ -93,8 +93,11 @@ def check(case: Case) -> None:
     np.testing.assert_array_equal(np.flatnonzero(variable_bytes), case.used_ipus)
 
 
-FAST = [Case((1, 1)), Case((None, 2)), Case((3, 3), batches=3), Case((1, 3))]
-SLOW = [
+CASES = [
+    Case((1, 1)),
+    Case((None, 2)),
+    Case((3, 3), batches=3),
+    Case((1, 3)),
     Case((2, 1)),
     Case((1, 3), batches=2),
     Case((1, 1), trains=True),
@@ -109,14 +112,8 @@ SLOW = [
 ]
 
 
-@pytest.mark.parametrize("case", FAST, ids=str)
+@pytest.mark.parametrize("case", CASES, ids=str)
 def test_operations_stay_on_their_ipu(case: Case) -> None:
-    check(case)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", SLOW, ids=str)
-def test_operations_of_sessions_stay_on_their_ipu(case: Case) -> None:
     check(case)
 
 

@@ -75,7 +75,6 @@ def _cases(source: Path, tmp_path: Path) -> list[ElementTree.Element]:
     return cases
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not SOURCE, reason="IPUJAX_POPART_SOURCE names no checkout of PopART")
 def test_popart_tests(tmp_path: Path) -> None:
     ran = [case for case in _cases(Path(SOURCE), tmp_path) if case.find("skipped") is None]

@@ -270,7 +270,6 @@ class Sum(poplar.Vertex):
         return jnp.sum(in_)
 
 
-@pytest.mark.slow
 def test_100000_vertices_are_added_one_by_one_and_run_by_an_engine_within_20_seconds():
     """Every element, vertex and connection by a call of its own, as the guide writes its loops; about 7 s."""
     number = 100_000  # of this process alone: other tests run beside it

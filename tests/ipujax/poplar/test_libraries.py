@@ -278,7 +278,6 @@ def test_one_hot():
 # --- poprand and poputil ---
 
 
-@pytest.mark.slow
 def test_random_numbers_depend_on_seed_and_modifier_alone():
     def draws(modifier, tiles):
         graph = new_graph()

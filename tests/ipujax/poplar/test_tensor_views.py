@@ -133,7 +133,7 @@ def appended(draw, t, a, d):
 STEPS = (sliced, rolled, upsampled, broadcast, reversed_, sampled, merged, split, appended)
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(st.data())
 def test_views_of_views_have_the_elements_of_numpys(data):
     t, a = tensor()

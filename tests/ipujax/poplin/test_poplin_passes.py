@@ -12,7 +12,6 @@ from ipujax.poplar.program import Sequence
 from ipujax.runtime.errors import GraphError
 from tests.ipujax.poplar.engine_helpers import both, constant, new_graph, variable
 from tests.ipujax.popnn.recurrent_helpers import numbers
-from tests.marks import slow_but
 
 # batch, field, kernel, channels in and out of a group, groups, stride, padding, dilation of input and kernel
 CONVOLUTIONS = {
@@ -35,7 +34,7 @@ def plain(params, x, w):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("case", slow_but(["strided groups"], CONVOLUTIONS))
+@pytest.mark.parametrize("case", CONVOLUTIONS)
 def test_passes_of_a_convolution(case):
     params = CONVOLUTIONS[case]
     a = numbers(params.input_shape, 1)

@@ -46,7 +46,6 @@ def tensors(graph, data, labels=LABELS, data_lengths=DATA_LENGTHS, label_lengths
     return x, y, constant(graph, data_lengths, poplar.UNSIGNED_INT), constant(graph, label_lengths, poplar.INT)
 
 
-@pytest.mark.slow
 def test_loss_and_gradient_against_optax_with_another_blank():
     blank = 2
     swap = np.array([2, 1, 0, 3, 4, 5, 6, 7, 8, 9])  # no label may be the blank
@@ -66,7 +65,6 @@ def test_loss_and_gradient_against_optax_with_another_blank():
     assert [node.count for node in distinct(prog) if isinstance(node, Repeat)] == [TIME] * 3
 
 
-@pytest.mark.slow
 def test_gradient_of_log_probabilities_and_of_their_softmax():
     logs = np.asarray(jax.nn.log_softmax(LOGITS))
     graph = new_graph()
@@ -132,7 +130,6 @@ def test_labels_that_cannot_be_spelled_and_impossible_classes():
     assert actual["gradient"][1, 2, 2] == 0
 
 
-@pytest.mark.slow
 def test_half_data_is_summed_in_float():
     logs = np.asarray(jax.nn.log_softmax(LOGITS)).astype(np.float16)
     graph = new_graph()

@@ -16,7 +16,6 @@ from ipujax.runtime.graph.program import Repeat
 from ipujax.runtime.graph.walks import distinct
 from tests.ipujax.poplar.engine_helpers import both, constant, new_graph, variable
 from tests.ipujax.popnn.recurrent_helpers import assert_all_close, numbers
-from tests.marks import slow_but
 
 STEPS = 3
 BATCH = 3
@@ -84,7 +83,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", slow_but(["lengths, last output, reset after"], CASES))
+@pytest.mark.parametrize("case", CASES)
 def test_passes_against_gradients_of_jax(case):
     inputs = dict(CASES[case])
     graph = new_graph()
@@ -108,7 +107,6 @@ def test_passes_against_gradients_of_jax(case):
     assert [node.count for node in distinct(prog) if isinstance(node, Repeat)] == [STEPS, STEPS]
 
 
-@pytest.mark.slow
 def test_backward_alone_without_gradient_of_the_input():
     graph = new_graph()
     prog = Sequence()

@@ -16,7 +16,6 @@ from ipujax.runtime.graph.program import Execute, Repeat
 from ipujax.runtime.graph.walks import distinct
 from tests.ipujax.poplar.engine_helpers import both, constant, new_graph, variable
 from tests.ipujax.popnn.recurrent_helpers import assert_all_close, numbers
-from tests.marks import slow_but
 
 STEPS = 3
 BATCH = 3
@@ -105,7 +104,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", slow_but(["lengths, order"], CASES))
+@pytest.mark.parametrize("case", CASES)
 def test_passes_against_gradients_of_jax(case):
     inputs = dict(CASES[case])
     graph = new_graph()

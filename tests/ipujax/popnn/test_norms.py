@@ -12,7 +12,6 @@ from ipujax.poplar.program import Sequence
 from ipujax.runtime.errors import GraphError
 from tests.ipujax.poplar.engine_helpers import both, constant, new_graph, variable
 from tests.ipujax.popnn.recurrent_helpers import assert_all_close, numbers
-from tests.marks import slow_but
 
 X = numbers((3, 4, 2, 2), 1) * 2 + 0.2
 D_OUT = numbers(X.shape, 2)
@@ -44,7 +43,7 @@ def statistics(kind, *arguments, **settings):
     return getattr(popnn, f"{kind}_norm_statistics")(*arguments, **groups, **settings)
 
 
-@pytest.mark.parametrize("kind", slow_but(["batch", "group"], KINDS))
+@pytest.mark.parametrize("kind", KINDS)
 def test_layer_and_its_gradients(kind):
     graph = new_graph()
     prog = Sequence()

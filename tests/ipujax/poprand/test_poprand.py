@@ -66,7 +66,6 @@ def test_distributions():
     assert actual["normal"].dtype == np.float16 and set(np.unique(actual["bernoulli"])) == {0, 1}
 
 
-@pytest.mark.slow
 def test_shaped_dropout_and_the_interpreter():
     graph = new_graph()
     prog = Sequence()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from itertools import product
 
 import jax
 import jax.numpy as jnp
@@ -18,10 +19,7 @@ from tests.ipujax.popsparse.test_static_matmul import operands, random_pattern
 SMALL = ipu.IPUModel(tiles_per_ipu=16)
 
 
-SLOW = [pytest.param(b, t, marks=pytest.mark.slow) for b in (1, 4, 8, 16) for t in (np.float32, np.float16)]
-
-
-@pytest.mark.parametrize(("block", "dtype"), [(1, np.float16), (4, np.float32), *SLOW])
+@pytest.mark.parametrize(("block", "dtype"), [*product((1, 4, 8, 16), (np.float32, np.float16))])
 def test_equals_the_dense_product_with_gradients(block, dtype):
     plan = DynamicPlan((4 * block, 6 * block), block, 12, columns=6, dtype=dtype, buckets=6, oversize=1.5)
     pattern = random_pattern(*plan.shape, block, 0.4)

@@ -21,7 +21,6 @@ SOURCE = os.environ.get("IPUJAX_TESSELLATE_SOURCE", "")
 FEWEST = 0.9  # of the cases that are not excepted
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not SOURCE, reason="IPUJAX_TESSELLATE_SOURCE names no checkout of TessellateIPU")
 def test_tile_map_and_tile_put_pass_the_tests_of_tessellate_ipu(tmp_path: Path) -> None:
     pytest.importorskip("chex", reason="the tests of TessellateIPU need chex")

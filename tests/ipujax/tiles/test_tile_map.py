@@ -14,7 +14,6 @@ from jax.sharding import PartitionSpec as P
 import ipujax as ipu
 from ipujax.poplar import FLOAT, Input, Output, Vector, Vertex
 from ipujax.runtime.errors import ArgumentTypeError, ArgumentValueError
-from tests.marks import slow_but
 
 SMALL = ipu.IPUModel(tiles_per_ipu=16)
 TILES = (3, 5, 9, 2)
@@ -58,7 +57,7 @@ def compute_cycles(fun: Any, *args: Any) -> int:
     return ipu.jit(fun, device=SMALL).profile(*args).phase_cycles["compute"]
 
 
-@pytest.mark.parametrize("exact_splits", slow_but([True], [False, True]))
+@pytest.mark.parametrize("exact_splits", [False, True])
 def test_tile_map_numbers_and_gradients_are_those_of_vmap(exact_splits: bool) -> None:
     expected = jax.value_and_grad(plain_around, (0, 1))(X, X + 1)
     differentiated = jax.value_and_grad(around, (0, 1))
@@ -67,7 +66,6 @@ def test_tile_map_numbers_and_gradients_are_those_of_vmap(exact_splits: bool) ->
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), actual, expected)
 
 
-@pytest.mark.slow
 def test_tile_map_has_forward_and_second_derivatives() -> None:
     x = X[:, :1]
     for transform in (lambda f: jax.jvp(f, (x, x), (x, x)), lambda f: jax.hessian(f)(x, x)):
@@ -160,7 +158,6 @@ def test_tile_map_takes_primitives_pytrees_keywords_and_no_arrays() -> None:
     np.testing.assert_array_equal(made, np.tile(np.arange(3), (4, 1)))
 
 
-@pytest.mark.slow
 def test_tile_map_takes_keys_and_arrays_closed_over() -> None:
     keys = jax.random.split(jax.random.key(0), 4)
     weight = jnp.asarray(X[0].T)

@@ -13,7 +13,6 @@ from jax import lax
 
 import ipujax as ipu
 from ipujax.runtime.errors import ArgumentError
-from tests.marks import slow_but
 
 DEVICE = ipu.IPUModel(tiles_per_ipu=8)
 X = np.linspace(-1, 1, 12, dtype=np.float32).reshape(4, 3)
@@ -107,7 +106,6 @@ TRANSFORMATIONS: dict[str, Callable[..., Any]] = {
     "tangent": lambda mapped: lambda x: jax.jvp(sum_of(mapped), (x,), (2 * x,)),
     "batch": lambda mapped: lambda x: jax.vmap(mapped)(jnp.stack([x, x + 0.25])),
 }
-FAST = ("fori", "bounds that are data", "scan with a counter", "down by 2", "gradient of a scan")
 
 
 def assert_as_plain(of_mapped: Callable[..., Any], row_function: Callable[..., Any]) -> None:
@@ -116,13 +114,13 @@ def assert_as_plain(of_mapped: Callable[..., Any], row_function: Callable[..., A
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), actual, expected)
 
 
-@pytest.mark.parametrize("name", slow_but(FAST, LOOPS))
+@pytest.mark.parametrize("name", LOOPS)
 def test_tile_map_of_a_loop(name: str) -> None:
     assert_as_plain(lambda mapped: mapped, LOOPS[name])
 
 
 @pytest.mark.parametrize("transformation", TRANSFORMATIONS)
-@pytest.mark.parametrize("name", slow_but((), LOOPS))
+@pytest.mark.parametrize("name", LOOPS)
 def test_transformed_tile_map_of_a_loop(name: str, transformation: str) -> None:
     if transformation == "gradient" and name in FORWARD:
         pytest.skip("JAX has no gradient of this loop")

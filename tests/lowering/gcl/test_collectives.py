@@ -31,11 +31,10 @@ from ipujax.runtime.target.presets import preset
 from ipujax.runtime.target.target import Target
 from ipujax.runtime.tensor.mapping import on_one_tile
 from tests.lowering.replicas.replica_helpers import SAME, SPLIT, assert_ways, device, lowered
-from tests.marks import slow_but
 
 HALVES = [[0, 1], [2, 3]]
 CROSSED = [[2, 0], [1, 3]]
-GROUPS = [None, pytest.param(HALVES, marks=pytest.mark.slow), CROSSED]
+GROUPS = [None, HALVES, CROSSED]
 
 
 def values(*shape: int, dtype: Any = np.float32) -> Any:
@@ -118,12 +117,12 @@ def test_collectives_of_groups(
     ("replicas", "size", "dtype"),
     [
         (2, 1, np.float32),
-        pytest.param(2, 257, np.float16, marks=pytest.mark.slow),
+        (2, 257, np.float16),
         (4, 3, np.int32),
         (4, 257, np.float32),
         (8, 3, np.uint8),
-        pytest.param(8, 64, jnp.bfloat16, marks=pytest.mark.slow),
-        pytest.param(8, 257, np.float32, marks=pytest.mark.slow),
+        (8, 64, jnp.bfloat16),
+        (8, 257, np.float32),
     ],
     ids=str,
 )
@@ -349,12 +348,11 @@ def test_schedules_sum_all_chunks_everywhere(replicas: int, groups: Any):
 
 NAMES = ("ring", "ring along the ladder", "two-phase", "doubling")
 APART = [[7, 5, 3, 1], [0, 2, 4, 6]]
-QUICK = [(APART, "ring", 1), (None, "ring along the ladder", 1), (None, "two-phase", 1), (APART, "doubling", 1)]
 
 
 @pytest.mark.parametrize(
     ("groups", "name", "ipus_each"),
-    slow_but(QUICK, product((None, [[0, 1, 2, 3], [4, 5, 6, 7]], APART), NAMES, (1, 2))),
+    [*product((None, [[0, 1, 2, 3], [4, 5, 6, 7]], APART), NAMES, (1, 2))],
 )
 def test_all_schedules_give_equal_results(
     name: str, groups: list[list[int]] | None, ipus_each: int, monkeypatch: pytest.MonkeyPatch
@@ -494,7 +492,7 @@ def test_small_values_double_and_large_values_take_rings():
 # --- groups ---
 
 
-@pytest.mark.parametrize("groups", slow_but([[[0], [1, 2, 3]]], [[[0], [1, 2, 3]], [[3, 1, 2], [0]]]))
+@pytest.mark.parametrize("groups", [[[0], [1, 2, 3]], [[3, 1, 2], [0]]])
 @pytest.mark.parametrize(
     ("reduction", "combined"), [(lax.psum, sum), (lax.pmax, max), (lax.pmin, min)], ids=["sum", "max", "min"]
 )

@@ -81,7 +81,7 @@ def tiles_of_view(mapping: TileMapping, view: Tensor) -> np.ndarray:
     return owners(mapping)[element].reshape(view.shape)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.data())
 def test_mapping_like_has_the_tiles_of_the_view(data: st.DataObject) -> None:
     shape = data.draw(SHAPES)
@@ -96,7 +96,7 @@ def test_mapping_like_has_the_tiles_of_the_view(data: st.DataObject) -> None:
     np.testing.assert_array_equal(owners(like).reshape(view.shape), tiles_of_view(mapping, view))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.data())
 def test_mapping_like_follows_permutations_and_slices(data: st.DataObject) -> None:
     """None for a permutation or slice would cost an exchange."""
@@ -140,7 +140,7 @@ def test_mapping_like_follows_slices_of_a_flattened_variable(shape: tuple[int, .
     assert mapping_like(graph, rows.reshape((6, 4))[2:5]) is None
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.data())
 def test_map_by_plan_maps_each_block_of_the_view_to_its_tile(data: st.DataObject) -> None:
     shape = data.draw(SHAPES)

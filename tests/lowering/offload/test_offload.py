@@ -25,7 +25,6 @@ from ipujax.lowering.source_info import source_line
 from tests.lowering.offload.offloaded_functions import ALL, CASES, OPTIMIZERS, A, B, Case, training
 from tests.lowering.random_programs import Program, programs
 from tests.lowering.test_random_programs import EVERY
-from tests.marks import slow_but
 
 MOVES = {"remote_load": "l", "remote_rows": "r", "remote_store": "s", "remote_update": "u"}
 OFFLOADED = {"state": (1,), "all": ALL}
@@ -126,23 +125,14 @@ def run(jaxpr: ClosedJaxpr, leaves: Sequence[Any]) -> list[np.ndarray]:
         return [np.asarray(x) for x in eval_jaxpr(jaxpr, list(leaves), equation, jax.numpy.asarray)]
 
 
-# Cases that differ from others in dtype only.
-SIMILAR_CASES = {"look up, half", "look up, integers", "look up, unsigned", "update, integers", "look up, booleans"}
-
-
-@pytest.mark.parametrize("name", slow_but(CASES.keys() - SIMILAR_CASES, CASES))
+@pytest.mark.parametrize("name", CASES)
 def test_small_functions(name: str) -> None:
     program = OffloadedProgram.of(CASES[name])
     program.check()
     assert " ".join(program.moves) == CASES[name].moves
 
 
-LONG = {("momentum", "state"), ("lamb", "state"), ("if finite", "state")}
-
-
-@pytest.mark.parametrize(
-    ("name", "kind"), slow_but({*product(OPTIMIZERS, OFFLOADED)} - LONG, product(OPTIMIZERS, OFFLOADED))
-)
+@pytest.mark.parametrize(("name", "kind"), [*product(OPTIMIZERS, OFFLOADED)])
 def test_optimizer_steps(name: str, kind: str) -> None:
     """Donated arguments are replaced; all are loaded at least once."""
     fun, args = training(name)

@@ -122,7 +122,6 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], tuple[int, int]]]
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-@pytest.mark.slow
 def test_programs_with_functions(name: str) -> None:
     """Expected numbers of functions and calls; the results of plain JAX by jaxpr, engine and interpreter."""
     fun, args, expected = PROGRAMS[name]
@@ -140,7 +139,6 @@ def test_copies_results_before_the_next_call() -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.slow
 def test_shares_small_callees(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Callees that return operands, literals, constants, keys and empty arrays."""
     share_all(monkeypatch)

@@ -31,7 +31,6 @@ from ipujax.runtime.graph.program import Call
 from ipujax.runtime.graph.walks import distinct
 from tests.lowering.helpers import set_byte_cost
 from tests.lowering.outlining.outline_helpers import LENGTH, WIDTH, calls, normal, outlined
-from tests.marks import slow_but
 
 
 @pytest.fixture(autouse=True)
@@ -96,7 +95,7 @@ WRAPS: dict[str, Callable[..., Any]] = {"plain": lambda fun: fun, "jit": jax.jit
 CASES = [*product(WRAPS, LAYERS)]
 
 
-@pytest.mark.parametrize(("wrap", "kind"), slow_but({*CASES} - {("plain", "attention")}, CASES))
+@pytest.mark.parametrize(("wrap", "kind"), CASES)
 def test_calls_each_layer_once_forward_and_once_backward(wrap: str, kind: str) -> None:
     step, args = training(kind, 4, WRAPS[wrap])
     jaxpr = outlined(step, *args)
@@ -178,7 +177,6 @@ print(run_passes(jax.jit(step).trace(*args).jaxpr, byte_cost=8)["outline"])
 """
 
 
-@pytest.mark.slow
 def test_does_not_depend_on_the_order_of_hashes() -> None:
     texts = [
         subprocess.run(

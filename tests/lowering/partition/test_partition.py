@@ -54,20 +54,17 @@ def outcomes() -> dict[str, Any]:
     return dict(json.loads(done.stdout))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", programs())
 def test_partitioned_programs_have_the_numbers_and_shardings_of_jax(outcomes: dict[str, Any], name: str) -> None:
     assert outcomes[name].get("error") is None
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", programs())
 def test_collectives_have_the_kinds_of_xla(outcomes: dict[str, Any], name: str) -> None:
     if name not in OTHER_KINDS:
         assert outcomes[name]["kinds"] == outcomes[name]["xla"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", programs())
 def test_collectives_have_no_more_bytes_than_those_of_xla(outcomes: dict[str, Any], name: str) -> None:
     if name not in MORE_BYTES:

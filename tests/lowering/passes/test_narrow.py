@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import pytest
 
 import ipujax as ipu
 from ipujax.lowering.jax_compat import ClosedJaxpr, Var, jaxpr_as_fun, shape_of
@@ -41,7 +40,6 @@ def saved_bytes(jaxpr: ClosedJaxpr) -> int:
     return sum(aval.size * aval.dtype.itemsize for aval in avals)
 
 
-@pytest.mark.slow
 def test_saves_the_narrow_form() -> None:
     wide = jax.make_jaxpr(jax.grad(loss))(W, X)
     slim = narrow(wide)

@@ -33,9 +33,6 @@ from ipujax.runtime.graph.listing import listing
 from tests.ipujax.models import MODELS, training_step
 from tests.lowering.helpers import set_byte_cost, small_target
 
-FAST = ("plain-mlp_sgd",)
-ALL_MODELS = [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in MODELS]
-
 
 def traced(fun: Callable[..., Any], *args: Any) -> ClosedJaxpr:
     return jax.make_jaxpr(fun)(*args)
@@ -85,7 +82,7 @@ def check_passes(fun: Callable[..., Any], *args: Any) -> ClosedJaxpr:
     return later[-1][1]
 
 
-@pytest.mark.parametrize("name", ALL_MODELS)
+@pytest.mark.parametrize("name", MODELS)
 def test_passes_keep_the_numbers_of_a_training_step(name: str) -> None:
     model = training_step(name)
     last = check_passes(model.step, model.state, *model.batch(0))

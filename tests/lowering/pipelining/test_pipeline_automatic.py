@@ -37,11 +37,7 @@ def chain(widths: tuple[int, ...]) -> tuple[Any, Any]:
     return loss, (params, array(16, widths[0]))
 
 
-FAST = {("wide", "buffered", "1f1b")}
-MACHINES = [
-    pytest.param(*case, marks=() if case in FAST else pytest.mark.slow)
-    for case in product(WIDTHS, ("lockstep", "buffered"), ("gpipe", "1f1b"))
-]
+MACHINES = list(product(WIDTHS, ("lockstep", "buffered"), ("gpipe", "1f1b")))
 
 
 @pytest.mark.parametrize(("shape", "exchange", "schedule"), MACHINES)
@@ -114,9 +110,7 @@ def test_resumes_a_search_from_earlier_cuts(monkeypatch: pytest.MonkeyPatch) -> 
     assert lower(jaxpr, target, cuts=((1, 99),)).cuts == first.cuts  # no such position
 
 
-@pytest.mark.parametrize(
-    "name", [name if name == "mlp" else pytest.param(name, marks=pytest.mark.slow) for name in MODELS]
-)
+@pytest.mark.parametrize("name", MODELS)
 def test_equals_plain_jax(name: str) -> None:
     args = parameters(4), jax.random.key(2), batch(8)
     loss = MODELS[name](4, no_stage)

@@ -77,7 +77,7 @@ FEW = ("gpipe", "zb-h1")
     [
         ("plain", (2,), FEW),
         *(
-            pytest.param(name, layers, tuple(SCHEDULES), marks=pytest.mark.slow)
+            (name, layers, tuple(SCHEDULES))
             for name, layers in (("plain", (1, 3)), ("rich", (1, 2, 4)), ("checkpointed", (1, 2, 4)))
         ),
     ],
@@ -111,7 +111,6 @@ def by_schedule(cut: CutJaxpr, schedule: str) -> CutJaxpr:
     return replace(cut, jaxpr=ClosedJaxpr(cut.jaxpr.jaxpr.replace(eqns=eqns), cut.jaxpr.consts))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["checkpointed", "rich"])
 def test_engine_equals_plain_jax(name: str) -> None:
     args = arguments(5)
@@ -126,7 +125,6 @@ def test_engine_equals_plain_jax(name: str) -> None:
     assert program.pipelines[0].plan.num_stages == 3
 
 
-@pytest.mark.slow
 def test_trains_with_layers_on_four_ipus() -> None:
     """State and gradients of each layer stay on its IPU: only activations and values that all layers share move."""
     optimizer = optax.adam(1e-2)
@@ -206,9 +204,7 @@ FORMS: dict[str, tuple[Any, int]] = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name == "backwards" else pytest.mark.slow) for name in FORMS]
-)
+@pytest.mark.parametrize("name", FORMS)
 def test_cuts_loops_of_every_form(name: str) -> None:
     """Equals plain JAX; a stack that is sliced or reshaped before its loop stays unsplit."""
     form, shards = FORMS[name]
@@ -257,7 +253,6 @@ def test_stacks_a_result_of_every_layer_in_inference() -> None:
     assert_same(got, expected, 1e-5, 1e-6, "tile by tile")
 
 
-@pytest.mark.slow
 def test_reduces_each_shard_over_replicas_on_its_ipu() -> None:
     params, key, rows = arguments(4)
 
@@ -301,7 +296,6 @@ def num_computing_groups(program: Any) -> int:
     return sum(not group.codelet.name.startswith("popops::Copy<") for group in groups)
 
 
-@pytest.mark.slow
 def test_layers_of_stages_on_one_ipu_share_a_function(monkeypatch: pytest.MonkeyPatch) -> None:
     """Numbers equal those of stages that have an IPU each."""
     args = arguments(5)
@@ -348,7 +342,6 @@ def test_iterations_of_equal_cost_are_segments() -> None:
     assert set(segments) <= set(range(len(search.work.forward_cycles)))
 
 
-@pytest.mark.slow
 def test_chooses_the_number_of_stages() -> None:
     args = arguments(6)
     program = lowered(gradients("plain", 6, stages="auto"), args, small_target(TILES, num_ipus=4))

@@ -64,7 +64,6 @@ def tile_bytes() -> dict[int, int]:
     return bytes_of_cut
 
 
-@pytest.mark.slow
 def test_finds_a_cut_that_fits_with_the_optimiser_state(tile_bytes: dict[int, int]) -> None:
     """Of all positions few leave room for two moments of each parameter; the best without moments is none of them."""
     fitting = {cut for cut, num_bytes in tile_bytes.items() if num_bytes <= TIGHT.bytes_per_tile}
@@ -109,7 +108,6 @@ def test_refuses_a_program_that_no_cut_fits() -> None:
         lowered(step, ARGS, target_of(4_000))
 
 
-@pytest.mark.slow
 def test_reports_the_best_cut_if_none_fits() -> None:
     program = lowered(step, ARGS, target_of(20_000))
     with pytest.raises(ipu.TileMemoryError):

@@ -19,7 +19,6 @@ from ipujax.lowering.pipelining.primitive import PipelineSpec
 from ipujax.lowering.schedules import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD
 from tests.ipujax.pipeline.pipeline_models import MODELS, WIDTH, WORDS, batch, parameters
 from tests.lowering.helpers import passed
-from tests.marks import slow_but
 
 
 def traced(
@@ -59,7 +58,7 @@ def training(name: str, stages: int) -> tuple[Any, Any, Any]:
     return *traced(jax.value_and_grad(MODELS[name](stages)), args, ROLES), args
 
 
-@pytest.mark.parametrize("stages", slow_but([1, 4], [1, 2, 3, 4]))
+@pytest.mark.parametrize("stages", [1, 2, 3, 4])
 @pytest.mark.parametrize("name", MODELS)
 def test_parts_compute_the_jaxpr(name: str, stages: int) -> None:
     jaxpr, spec, args = training(name, stages)

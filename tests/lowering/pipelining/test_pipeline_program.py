@@ -26,7 +26,6 @@ from ipujax.runtime.timeline.timeline import timeline
 from tests.ipujax.pipeline.pipeline_models import MODELS, WIDTH, array, batch, parameters
 from tests.lowering.helpers import lowered, passed, small_target
 from tests.lowering.schedules.schedule_simulator import letters, makespan
-from tests.marks import slow_but
 
 STAGES = 4
 LETTERS = {"forward": "F", "backward": "B", "backward_input": "I", "backward_weight": "W"}
@@ -83,7 +82,7 @@ def functions(program: Program) -> dict[str, Function]:
     return {node.function.name: node.function for node in distinct(program) if isinstance(node, Call)}
 
 
-@pytest.mark.parametrize("seed", slow_but([0], range(2)))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_timeline_equals_a_dependency_simulator(schedule: str, seed: int) -> None:
     """With IPUs that wait only for operands, for any costs of stages."""
@@ -177,10 +176,7 @@ def leaves_in_order(steps: Any) -> Any:
             yield step
 
 
-QUICK = [*(("mlp", schedule) for schedule in SCHEDULES), ("layers", "1f1b"), ("layers", "zb-h1")]
-
-
-@pytest.mark.parametrize(("name", "schedule"), slow_but(QUICK, product(("mlp", "layers"), SCHEDULES)))
+@pytest.mark.parametrize(("name", "schedule"), [*product(("mlp", "layers"), SCHEDULES)])
 def test_stashes_hold_residuals_of_micro_batches_in_flight(name: str, schedule: str) -> None:
     """A ring for each residual of a stage, of as many slots as the schedule needs."""
     args = parameters(STAGES), jax.random.key(0), batch(16)
@@ -230,7 +226,7 @@ def size(schedule: str, micro_batches: int) -> tuple[int, ...]:
     return nodes, len(program.graph.variables), len(program.graph.groups)
 
 
-@pytest.mark.parametrize("schedule", slow_but(["1f1b", "grouped", "looped-1f1b", "zb-h1"], SCHEDULES))
+@pytest.mark.parametrize("schedule", SCHEDULES)
 def test_program_size_is_independent_of_micro_batches(schedule: str) -> None:
     """Except for the remainder of blocks of two or three iterations."""
     size_64, size_128, size_512 = (size(schedule, count) for count in (64, 128, 512))

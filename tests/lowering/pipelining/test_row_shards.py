@@ -54,8 +54,8 @@ def check(jaxpr: ClosedJaxpr, cut_jaxpr: CutJaxpr, args: Any, rtol: float = 1e-6
 
 ALL_ITERATIONS = (0, 1, 2, 3, 4, 5)
 CUTS = [
-    *(pytest.param(n, (0, 2, 5), marks=pytest.mark.slow if n == "checkpointed" else ()) for n in MODELS),
-    pytest.param("rich", ALL_ITERATIONS, marks=pytest.mark.slow),
+    *((n, (0, 2, 5)) for n in MODELS),
+    ("rich", ALL_ITERATIONS),
 ]
 
 
@@ -80,9 +80,7 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name == "clipped" else pytest.mark.slow) for name in OPTIMIZERS]
-)
+@pytest.mark.parametrize("name", OPTIMIZERS)
 def test_cuts_optimiser_updates(name: str) -> None:
     """An optimiser updates each shard and its state by itself; norms over all layers are added up."""
     optimizer = OPTIMIZERS[name]

@@ -27,7 +27,6 @@ from ipujax.runtime.target.presets import preset
 from ipujax.runtime.target.target import Target
 from ipujax.runtime.verify.verifier import verify
 from tests.lowering.helpers import quick_jit
-from tests.marks import slow_but
 
 NHWC = ("NHWC", "HWIO", "NHWC")
 # name: input shape, kernel shape, parameters of conv_general_dilated
@@ -135,10 +134,7 @@ def reference(x: np.ndarray, w: np.ndarray, **params: Any) -> jax.Array:
 
 @pytest.mark.parametrize(
     ("case", "tiles"),
-    slow_but(
-        [*((case, 7) for case in CASES), ("same", 1), ("lhs dilated", 4)],
-        [*((case, 7) for case in CASES), ("same", 1), ("strided", 4), ("lhs dilated", 4), ("permuted", 16)],
-    ),
+    [*((case, 7) for case in CASES), ("same", 1), ("strided", 4), ("lhs dilated", 4), ("permuted", 16)],
 )
 def test_all_executors_agree(case, tiles):
     x_shape, w_shape, overrides = CASES[case]
@@ -188,9 +184,7 @@ PARAMS = tuple(complete((1, 1, 1), (1, 1, 1), {"dimension_numbers": ("NWC", "WIO
 PARAMS = (*PARAMS, "feature_group_count", "batch_group_count")
 
 
-@pytest.mark.parametrize(
-    ("stride", "kernel", "groups"), slow_but([(1, 3, 1), (2, 2, 3)], [(1, 3, 1), (2, 3, 1), (2, 1, 1), (2, 2, 3)])
-)
+@pytest.mark.parametrize(("stride", "kernel", "groups"), [(1, 3, 1), (2, 3, 1), (2, 1, 1), (2, 2, 3)])
 def test_cnn_training_step_unsplit_is_bit_exact(stride, kernel, groups):
     """Forward and both backward convolutions, as `jax.grad` writes them."""
 

@@ -388,7 +388,7 @@ PRODUCTS = [(1, 100, 300, 77), (1, 1, 1024, 1024), (1, 333, 777, 111), (1, 8, 20
 PRODUCTS += [(24, 65, 32, 65), (1, 128, 784, 300), (1, 1024, 1024, 8192), (1, 4096, 4096, 512)]
 
 
-@pytest.fixture(scope="module", params=[pytest.param("mk1", marks=pytest.mark.slow), "bow"])
+@pytest.fixture(scope="module", params=["mk1", "bow"])
 def costed_plans(request):
     """For each product and precision its trial plans with the cost of each, operands mapped linearly."""
     target = preset(request.param)

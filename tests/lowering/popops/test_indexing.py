@@ -12,7 +12,6 @@ import pytest
 from jax import lax
 
 from tests.lowering.helpers import check, engine, lowered, quick_jit, run_engine, run_tiles, small_target
-from tests.marks import slow_but
 
 RNG = np.random.default_rng(3)
 TABLE = RNG.normal(size=(23, 10)).astype(np.float32)
@@ -35,13 +34,13 @@ def has_cut_rows(fun: Callable[..., Any], *args: Any, tiles: int = 16) -> bool:
     return any(axis.kind == "reduce" and axis.blocks > 1 for group in groups for axis in group.axes)
 
 
-@pytest.mark.parametrize("tiles", slow_but([7], [1, 7, 16]))
+@pytest.mark.parametrize("tiles", [1, 7, 16])
 def test_embedding_and_its_gradient(tiles: int) -> None:
     check(lambda t, i: t[i], TABLE, IDS, tiles=(tiles,))
     check(jax.grad(lambda t, i: (t[i] ** 2).sum()), TABLE, IDS, tiles=(tiles,), rtol=1e-6)
 
 
-@pytest.mark.parametrize("mode", slow_but(["fill"], ["clip", "fill"]))
+@pytest.mark.parametrize("mode", ["clip", "fill"])
 def test_modes_with_rows_cut(mode: str) -> None:
     table = RNG.normal(size=(200_000, 2)).astype(np.float32)  # a column exceeds the memory for one tile
     ids = np.array([0, 199_999, 200_000, -1, 1 << 30, -(1 << 30), 777, 5], np.int32)
@@ -67,7 +66,7 @@ def test_modes_with_uncut_rows(mode: str) -> None:
 CUT_DTYPES = ("float32", "bfloat16", "float8_e5m2", "float8_e8m0fnu", "complex64", "int4")
 
 
-@pytest.mark.parametrize("dtype", slow_but(["bfloat16", "float8_e8m0fnu", "complex64", "int4"], CUT_DTYPES))
+@pytest.mark.parametrize("dtype", CUT_DTYPES)
 def test_keeps_every_bit_with_rows_cut(dtype: str) -> None:
     """Signs of zeros too: the zero bits of other blocks of rows must not change a look-up."""
     kinds = np.array([-0.0, 0.0, 1.0, 2.0], np.float32)
@@ -136,7 +135,7 @@ def test_scatter(name: str) -> None:
     check(SCATTERS[name], TABLE, ids, updates, tiles=(7,))
 
 
-@pytest.mark.parametrize("mode", slow_but(["clip", "drop"], ["clip", "drop", "promise_in_bounds"]))
+@pytest.mark.parametrize("mode", ["clip", "drop", "promise_in_bounds"])
 def test_scatter_modes_with_rows_cut(mode: str) -> None:
     ids = OUT_OF_RANGE_IDS[[0, 1, 6, 7]] if mode == "promise_in_bounds" else OUT_OF_RANGE_IDS
     updates = RNG.normal(size=(len(ids), 1)).astype(np.float32)
@@ -214,7 +213,7 @@ def blocks_of(kind: str, fun: Callable[..., Any], *args: Any, tiles: int = 64, *
     return {axis.name: axis.blocks for axis in group.axes}
 
 
-@pytest.mark.parametrize("mode", slow_but(["fill", "promise_in_bounds"], ["clip", "fill", "promise_in_bounds"]))
+@pytest.mark.parametrize("mode", ["clip", "fill", "promise_in_bounds"])
 def test_cuts_windows(mode: str) -> None:
     numbers = lax.GatherDimensionNumbers((0, 1, 2), (), (0, 1))
 
@@ -228,8 +227,8 @@ def test_cuts_windows(mode: str) -> None:
 
 
 SCATTER_CASES = [
-    pytest.param(scatter, mode, marks=() if scatter == quick else pytest.mark.slow)
-    for mode, quick in {"clip": lax.scatter_add, "drop": lax.scatter_mul, "promise_in_bounds": lax.scatter_max}.items()
+    (scatter, mode)
+    for mode in ("clip", "drop", "promise_in_bounds")
     for scatter in (lax.scatter_add, lax.scatter_mul, lax.scatter_max)
 ]
 
@@ -257,7 +256,7 @@ def test_overlapping_windows_and_windows_of_a_function() -> None:
     check(applied, FIELD, CORNERS, tiles=(64,))
 
 
-@pytest.mark.parametrize("mode", slow_but(["fill"], ["clip", "fill"]))
+@pytest.mark.parametrize("mode", ["clip", "fill"])
 def test_windows_of_a_table_larger_than_a_tile(mode: str) -> None:
     numbers = lax.GatherDimensionNumbers((0, 2), (1,), (2, 0, 1))
 

@@ -28,7 +28,6 @@ from ipujax.runtime.graph.graph import Graph
 from ipujax.runtime.report.profile import Profile
 from ipujax.runtime.tensor.mapping import Blocked, grid
 from tests.lowering.helpers import lowered, small_target
-from tests.marks import slow_but
 
 TILES = (*range(1, 18), 31, 32, 33, 64, 100, 256, 777, 1472)
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -199,13 +198,7 @@ ESTIMATED = {
 }
 
 
-LONG = {"update-tiny", "update-one-column", "update-large"}
-QUICK = {(name, 17) for name in ESTIMATED.keys() - LONG}
-
-
-@pytest.mark.parametrize(
-    ("name", "tiles"), slow_but(QUICK, [(name, tiles) for name in ESTIMATED for tiles in (3, 17, 100)])
-)
+@pytest.mark.parametrize(("name", "tiles"), [(name, tiles) for name in ESTIMATED for tiles in (3, 17, 100)])
 def test_estimates_the_cost_of_grids(name: str, tiles: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Best grids and random ones: the cost is the estimate or slightly below."""
     compared = 0

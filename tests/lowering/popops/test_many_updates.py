@@ -17,7 +17,6 @@ import ipujax as ipu
 from ipujax.lowering.lower import LoweredProgram
 from ipujax.lowering.popops.indexing import scatter
 from tests.lowering.helpers import assert_same, check, lowered, quick_jit, run_engine, run_tiles, small_target
-from tests.marks import slow_but
 
 Struct = jax.ShapeDtypeStruct
 RNG = np.random.default_rng(7)
@@ -106,13 +105,9 @@ KINDS = [
 ]
 
 
-EACH_KIND = [("subtract", np.int32), ("multiply", np.float32), ("add", np.complex64), ("min", np.float16)]
-EACH_KIND += [("max", ml_dtypes.bfloat16), ("add", np.float16)]
-
-
 @pytest.mark.parametrize(
     ("kind", "dtype", "is_cut"),
-    [pytest.param(*case, marks=() if case[:2] in EACH_KIND else pytest.mark.slow) for case in KINDS],
+    KINDS,
 )
 def test_cut_updates_give_exact_results(kind: str, dtype: Any, is_cut: bool) -> None:
     """Small integers are exact in any order of sums; updates of narrow floats stay in order."""
@@ -129,7 +124,7 @@ def test_cut_updates_give_exact_results(kind: str, dtype: Any, is_cut: bool) -> 
     check(fun, table, indices, updates, tiles=(16,))
 
 
-@pytest.mark.parametrize("mode", slow_but(["drop"], ["clip", "drop", "promise_in_bounds"]))
+@pytest.mark.parametrize("mode", ["clip", "drop", "promise_in_bounds"])
 def test_cut_updates_of_rows(mode: str) -> None:
     indices, updates = updates_of(2000, 3) if mode != "promise_in_bounds" else updates_of(2000, 3, low=0, high=10)
     table = RNG.normal(size=(10, 3)).astype(F32)
@@ -143,7 +138,7 @@ def test_cut_updates_of_rows(mode: str) -> None:
     check(fun, table.astype(I32), indices, updates, tiles=(7,))
 
 
-@pytest.mark.parametrize("dtype", [F32, pytest.param(np.complex64, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("dtype", [F32, np.complex64])
 def test_cut_updates_keep_signs_of_zeros(dtype: Any) -> None:
     indices = RNG.integers(0, 6, 3000).astype(I32)
     updates = np.zeros(3000, dtype)
@@ -243,7 +238,7 @@ def test_steps_of_functions_and_of_replacing_windows() -> None:
     check_bits(halved, args, program)
 
 
-@pytest.mark.parametrize("mode", slow_but(["drop"], ["clip", "drop"]))
+@pytest.mark.parametrize("mode", ["clip", "drop"])
 def test_looks_up_the_last_update_of_a_row(mode: str) -> None:
     rows, columns = (RNG.integers(-2, n + 2, (40, 10)).astype(I32) for n in (6, 5))
     table = RNG.normal(size=(6, 3, 5)).astype(F32)

@@ -82,7 +82,7 @@ def fewest_cycles(
     return None
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=150, derandomize=True)
 @given(chains(), st.integers(3, 34))
 def test_fits_if_any_order_does_at_little_more_cost(drawn, budget):
     """Derandomised: some chains cost more, see below."""
@@ -106,7 +106,7 @@ def test_orders_that_drop_stored_values_may_cost_less():
     assert plan_recompute(steps, 0, 15).cycles == 13 and fewest_cycles(steps, 0, 15) == 10
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(chains(max_steps=7), st.integers(0, 60))
 def test_plan_runs_every_part_in_order_within_the_budget(drawn, extra_bytes):
     steps, result_bytes = drawn
@@ -133,7 +133,7 @@ def test_plan_runs_every_part_in_order_within_the_budget(drawn, extra_bytes):
     assert gradient == 0 and cycles == plan.cycles
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(chains(max_steps=7))
 def test_cycles_fall_with_memory_until_nothing_is_recomputed(drawn):
     steps, result_bytes = drawn
@@ -177,7 +177,7 @@ def fewest_in_flight(steps: list[ChainStep], result_bytes: int, budget_bytes: in
     return min(cycles_of_orders) + sum(step.forward_cycles for step in steps) if cycles_of_orders else None
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(chains(), st.integers(2, 5), st.integers(-12, 40))
 def test_in_flight_fits_if_any_order_does(drawn, in_flight, extra_bytes):
     """Cycles are at least the fewest, and at most a quarter above the fewest of one input more in flight.
@@ -199,7 +199,7 @@ def test_in_flight_fits_if_any_order_does(drawn, in_flight, extra_bytes):
     assert fewest_of_one_more is None or plan.cycles <= 1.25 * fewest_of_one_more
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(chains(max_steps=7), st.integers(2, 5))
 @example(([ChainStep(1, 1, 1, 1), ChainStep(1, 1, 1, 1, forward_temp_bytes=2)], 1), 2)  # forward tasks need most
 @example(([ChainStep(1, 6, 1, 5, forward_temp_bytes=6)], 6), 4)
@@ -221,7 +221,7 @@ def test_in_flight_cycles_fall_with_memory_until_nothing_is_recomputed(drawn, in
         assert [n for action, n in second if action == "backward"] == list(reversed(range(len(steps))))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(chains(max_steps=7), st.integers(1, 5), st.lists(st.integers(0, 60), min_size=2, max_size=4))
 def test_stores_all_in_the_bytes_of_storing_all(drawn, in_flight, extra_bytes):
     """Budgets between two points take as many cycles as the point below them."""

@@ -16,7 +16,6 @@ from ipujax.lowering.recomputation import Recomputation, recompute
 from tests.lowering.recomputation.live_bytes import bytes_across, live_bytes, peak
 from tests.lowering.recomputation.test_recompute import SHARES, original_step, recomputed_step
 from tests.lowering.recomputation.training_steps import DEPTH, ROWS, WIDTH, X
-from tests.marks import slow_but
 
 SMALLER = [
     *("mlp", "residual", "dropout", "metrics", "batch norm", "checkpoint", "products saved", "names saved"),
@@ -45,7 +44,7 @@ def test_counts_live_bytes_of_a_few_equations() -> None:
     assert [bytes_across(jaxpr, index) for index in range(5)] == [0, 12, 12, 12, 16]
 
 
-@pytest.mark.parametrize("name", slow_but({*SMALLER} - {"residual", "dropout"}, SMALLER))
+@pytest.mark.parametrize("name", SMALLER)
 def test_smaller_shares_have_fewer_live_bytes(name: str) -> None:
     jaxprs = [original_step(name), *(recomputed_step(name, Recomputation("auto", (share,)))[0] for share in SHARES)]
     for num_bytes in (peak, bytes_at_gradient):

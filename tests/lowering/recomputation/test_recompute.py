@@ -28,7 +28,6 @@ from ipujax.lowering.passes import run_passes
 from ipujax.lowering.primitives import RECORDS
 from ipujax.lowering.recomputation import KEEP_ALL, ChainTrade, Recomputation, recompute
 from tests.lowering.recomputation.training_steps import STEPS
-from tests.marks import slow_but
 
 SHARES = (0.9, 0.6, 0.3, 0.0)
 NOT_COMPUTED = {name for name, record in RECORDS.items() if record.cost in ("view", "part")}
@@ -37,7 +36,6 @@ RECOMPUTATIONS = [
     Recomputation("standard"),
     *(Recomputation("auto", (share,)) for share in SHARES),
 ]
-SIMILAR_STEPS = {"two networks", "dropout", "batch norm", "mlp", "products saved", "checkpoint", "residual", "skips"}
 CHECKPOINTED = ("checkpoint", "nested checkpoint", "products saved", "names saved", "names offloaded")
 
 
@@ -95,7 +93,7 @@ def evaluated(name: str, jaxpr: ClosedJaxpr) -> list[np.ndarray]:
         return [np.asarray(x) for x in replicated(*leaves)]
 
 
-@pytest.mark.parametrize("name", slow_but(STEPS.keys() - SIMILAR_STEPS, STEPS))
+@pytest.mark.parametrize("name", STEPS)
 def test_gives_the_same_bits(name: str, capfd: pytest.CaptureFixture[str]) -> None:
     """Printed output stays too."""
     expected = evaluated(name, original_step(name))

@@ -20,7 +20,6 @@ from ipujax.runtime.graph.vertex_group import NO_TILE
 from tests.lowering.helpers import check, lowered, small_target
 from tests.lowering.rules.op_case import OpCase
 from tests.lowering.rules.op_rows_fallback import fallback_rows
-from tests.marks import slow_but
 
 A = np.random.default_rng(0).normal(size=(5, 5)).astype(np.float32)
 
@@ -66,7 +65,7 @@ def tiles_of(fun: Callable[..., Any], arguments: Sequence[Any]) -> int:
     return len(np.unique(group.tile))
 
 
-@pytest.mark.parametrize("primitive", slow_but([*BATCHED][::2], BATCHED))
+@pytest.mark.parametrize("primitive", BATCHED)
 def test_spreads_a_batch(primitive: str) -> None:
     fun, arguments = BATCHED[primitive]
     assert tiles_of(fun, arguments) == 6
@@ -78,7 +77,7 @@ def test_spreads_every_primitive_with_batches() -> None:
     assert {case.primitive for case in fallback_rows()} - set(BATCHED) == {"cholesky_update"}
 
 
-@pytest.mark.parametrize("left_side", slow_but([True], [True, False]))
+@pytest.mark.parametrize("left_side", [True, False])
 def test_spreads_right_hand_sides(left_side: bool) -> None:
     a = SYMMETRIC[0, 0]
     b = BATCH.reshape(24, 4)

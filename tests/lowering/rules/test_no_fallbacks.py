@@ -16,7 +16,6 @@ from jax import lax
 
 import ipujax as ipu
 from tests.lowering.rules.op_table import FAMILIES
-from tests.marks import slow_but
 
 DEVICE = ipu.IPUModel(tiles_per_ipu=64)
 RNG = np.random.default_rng(0)
@@ -162,11 +161,7 @@ def fallbacks(form: Form) -> Any:
     return ipu.jit(fun, device=DEVICE).lower(*arguments).compile().profile.fallbacks
 
 
-# test_ops.py refuses fallbacks too, each time and of every row.
-LONG = {"linear", "indexing", "random", "control", "reductions", "binary"}
-
-
-@pytest.mark.parametrize("family", slow_but(FAMILIES.keys() - LONG, FAMILIES))
+@pytest.mark.parametrize("family", FAMILIES)
 def test_rows_of_the_op_table(family: str) -> None:
     functions = [(case.fun, case.arguments()) for case in FAMILIES[family]]
     arguments = tuple(arguments for _, arguments in functions)

@@ -23,10 +23,8 @@ from ipujax.lowering.rules.flow import module_operations, streaming
 from tests.lowering.helpers import TILES, assert_same, lowered, passed, quick_jit, run_engine, run_tiles, small_target
 from tests.lowering.rules.op_case import OpCase
 from tests.lowering.rules.op_table import CASES, FAMILIES
-from tests.marks import slow_but
 
 GRADIENT_TILES = (4, 7)
-QUICK_GRADIENTS = [(family, 4) for family in FAMILIES if family not in ("unary", "binary", "rows", "random", "tiles")]
 BY_NAME = {case.id: case for case in CASES}
 # Tile-level functions name tiles, so their targets have several.
 SIZES = {family: TILES[1:] if family == "tiles" else TILES for family in FAMILIES}
@@ -128,13 +126,12 @@ def test_forward(family: str, tiles: int) -> None:
     forward(share(FAMILIES[family], sizes.index(tiles), len(sizes)), tiles)
 
 
-@pytest.mark.parametrize(("family", "tiles"), slow_but(QUICK_GRADIENTS, product(FAMILIES, GRADIENT_TILES)))
+@pytest.mark.parametrize(("family", "tiles"), [*product(FAMILIES, GRADIENT_TILES)])
 def test_gradient(family: str, tiles: int) -> None:
     cases = [case for case in FAMILIES[family] if case.grad]
     gradient(share(cases, GRADIENT_TILES.index(tiles), len(GRADIENT_TILES)), tiles)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", BY_NAME)
 def test_row_alone(name: str) -> None:
     case = BY_NAME[name]

@@ -15,7 +15,6 @@ import pytest
 from jax import lax
 
 from tests.lowering.helpers import check
-from tests.marks import slow_but
 
 TILES = (5,)
 TABLE = np.arange(33, dtype=np.float32).reshape(11, 3)
@@ -35,8 +34,8 @@ def neighbours(fun: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     return lambda x, i: (x * 1000, fun(x, i), x * 2000)
 
 
-@pytest.mark.parametrize("kind", slow_but(["int32", "far", "uint8"], INDICES))
-@pytest.mark.parametrize("mode", slow_but(["fill"], ["clip", "fill", "wrap"]))
+@pytest.mark.parametrize("kind", INDICES)
+@pytest.mark.parametrize("mode", ["clip", "fill", "wrap"])
 def test_reading(mode: str, kind: str) -> None:
     def fun(x: Any, i: Any) -> Any:
         pairs = jnp.stack([i, i], 1).astype(np.int32)
@@ -50,8 +49,8 @@ def test_reading(mode: str, kind: str) -> None:
     check(neighbours(fun), TABLE, INDICES[kind], tiles=TILES)
 
 
-@pytest.mark.parametrize("kind", slow_but(["far", "int8", "uint32"], INDICES))
-@pytest.mark.parametrize("mode", slow_but(["clip"], ["clip", "drop", None]))
+@pytest.mark.parametrize("kind", INDICES)
+@pytest.mark.parametrize("mode", ["clip", "drop", None])
 def test_writing(mode: str | None, kind: str) -> None:
     def fun(x: Any, i: Any) -> Any:
         at = x.at[i]
@@ -66,7 +65,7 @@ def test_writing(mode: str | None, kind: str) -> None:
     check(neighbours(fun), TABLE, INDICES[kind], tiles=TILES)
 
 
-@pytest.mark.parametrize("kind", slow_but(["far", "int8", "uint16"], INDICES))
+@pytest.mark.parametrize("kind", INDICES)
 def test_clamps_dynamic_slices(kind: str) -> None:
     def fun(x: Any, i: Any) -> Any:
         read = [lax.dynamic_slice(x, (i[n], i[5 - n]), (4, 2)) for n in range(6)]

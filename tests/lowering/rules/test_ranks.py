@@ -159,14 +159,8 @@ FAMILIES: dict[str, Callable[..., Any]] = {
 
 
 MANY = (1, 2, 1, 2, 1, 2, 1, 3)
-COSTLY = ("along dimensions", "random", "arg reductions", "look-ups")
-QUICK = {(name, shape) for name in FAMILIES for shape in ((), (0, 3), MANY) if shape != MANY or name not in COSTLY}
 CASES = [
-    pytest.param(
-        *(name, shape),
-        id=f"{name}-{'x'.join(map(str, shape)) or 'scalar'}",
-        marks=() if (name, shape) in QUICK else pytest.mark.slow,
-    )
+    pytest.param(name, shape, id=f"{name}-{'x'.join(map(str, shape)) or 'scalar'}")
     for name in FAMILIES
     for shape in dict.fromkeys((*SHAPES, MANY))
 ]

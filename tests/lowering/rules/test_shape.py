@@ -88,7 +88,7 @@ STEPS: dict[str, Callable[[Any, np.random.Generator], Any]] = {
 }
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(st.lists(st.sampled_from(sorted(STEPS)), min_size=2, max_size=6), st.integers(0, 99))
 def test_random_chains_of_views(names: list[str], seed: int) -> None:
     def fun(x: Any) -> Any:

@@ -17,7 +17,6 @@ from jax import lax
 from tests.lowering.helpers import lowered, quick_jit, run_engine, run_tiles, small_target
 from tests.lowering.rules.op_case import OpCase
 from tests.lowering.rules.op_rows_elementwise import binary, unary
-from tests.marks import slow_but
 
 TILES = 5
 FLOATS = (
@@ -92,13 +91,12 @@ def test_covers_most_elementwise_rows() -> None:
 
 
 @pytest.mark.parametrize("quarter", range(4))
-@pytest.mark.slow
 def test_unary(quarter: int) -> None:
     for case in UNARY[quarter::4]:
         compare(case.fun, [specials("float32")], max(case.rtol, 1e-6))
 
 
-@pytest.mark.parametrize("quarter", slow_but([0], range(4)))
+@pytest.mark.parametrize("quarter", range(4))
 def test_binary(quarter: int) -> None:
     """Every special value with every other."""
     lhs, rhs = (x.reshape(-1) for x in np.meshgrid(specials("float32"), specials("float32")))
@@ -107,7 +105,6 @@ def test_binary(quarter: int) -> None:
             compare(case.fun, [lhs, rhs], max(case.rtol, 1e-6))
 
 
-@pytest.mark.slow
 def test_extreme_integers() -> None:
     """Overflow wraps; division by zero and shifts beyond the width are those of XLA."""
     extremes = np.array([0, 1, -1, 2, 31, 32, 33, -(2**31), 2**31 - 1, -(2**31) + 1], np.int32)
@@ -119,7 +116,7 @@ def test_extreme_integers() -> None:
     compare(lambda a: [lax.neg(a), lax.abs(a), lax.sign(a), lax.clz(a), lax.population_count(a)], [extremes], 0)
 
 
-@pytest.mark.parametrize("dtype", slow_but(["float32", "bfloat16"], DTYPES))
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_casts(dtype: str) -> None:
     """Casts to integers saturate, and convert NaN, as in XLA."""
     to = ("float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int32", "uint8", "int8", "bool")
@@ -164,11 +161,11 @@ FAMILIES: dict[str, tuple[Callable[[Any], Any], bool]] = {
 }  # fmt: skip
 
 
-NARROW = [pytest.param(dtype, marks=pytest.mark.slow) for dtype in DTYPES[1:]]
+NARROW = DTYPES[1:]
 
 
 @pytest.mark.parametrize("dtype", [DTYPES[0], *NARROW])
-@pytest.mark.parametrize("name", slow_but([*FAMILIES][::2], FAMILIES))
+@pytest.mark.parametrize("name", FAMILIES)
 def test_families(name: str, dtype: str) -> None:
     fun, rounds = FAMILIES[name]
     narrow = {"float32": 1e-6, "float16": 2e-2, "bfloat16": 5e-2}[dtype]

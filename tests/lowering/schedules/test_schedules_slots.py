@@ -53,7 +53,7 @@ def test_number_of_blocks_is_independent_of_micro_batches(schedule, training):
         )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     schedule=st.sampled_from(ALL_SCHEDULES),
     scale=st.tuples(st.integers(1, 6), st.integers(1, 60)),
@@ -67,7 +67,7 @@ def test_blocks_unroll_to_the_tasks_for_any_numbers(schedule, scale, odd, traini
         check_slots(plan_of(schedule, num_stages, micro_batches, training))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(p=st.integers(1, 4), m=st.integers(1, 12), random=st.randoms(use_true_random=False))
 def test_accepts_any_order_without_deadlock(p, m, random):
     """Each IPU runs any ready task at random, first in, first out; some backward work is split."""
@@ -91,7 +91,7 @@ def test_accepts_any_order_without_deadlock(p, m, random):
     check_slots(plan)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 1)), max_size=8), st.integers(1, 5), st.data())
 def test_finds_the_best_repetition(start, times, data):
     """Against all (offset, period, count), on sequences with some repetition."""

@@ -19,7 +19,6 @@ from ipujax.lowering.passes.count_loops import count_loops
 from ipujax.lowering.passes.inline import inline
 from ipujax.lowering.stablehlo.translation import scope_names
 from ipujax.runtime.errors import GraphError
-from tests.marks import slow_but
 
 X = np.random.default_rng(0).uniform(0.1, 0.9, (8, 32)).astype(np.float32)
 W = np.random.default_rng(1).normal(size=(32, 32)).astype(np.float32)
@@ -90,10 +89,9 @@ FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "checkpoint": jax.grad(jax.checkpoint(lambda x: jnp.sin(jnp.sin(x)).sum())),
     "no operand": lambda x: (jnp.eye(4), jnp.arange(5), jnp.linspace(0, 1, 7)),
 }  # fmt: skip
-QUICK = ("dtypes", "reductions", "sorts", "indexing", "convolution", "random numbers", "scan", "branches")
 
 
-@pytest.mark.parametrize("name", slow_but(QUICK, FUNCTIONS))
+@pytest.mark.parametrize("name", FUNCTIONS)
 def test_numbers_are_those_of_jax(name: str) -> None:
     call = export.export(jax.jit(FUNCTIONS[name]))(X).call
     jaxpr = inlined(call, X)

@@ -19,7 +19,6 @@ import ipujax as ipu
 from ipujax.lowering.jax_compat import jaxpr_as_fun
 from ipujax.lowering.jaxpr import primitive_names
 from ipujax.lowering.passes.inline import inline
-from tests.marks import slow_but
 
 _RANDOM = np.random.default_rng(0)
 ONE = _RANDOM.normal(size=(9, 9)).astype(np.float32) + 3 * np.eye(9, dtype=np.float32)
@@ -98,10 +97,9 @@ FUNCTIONS: dict[str, tuple[Callable[[Any], Any], Any]] = {
     "gradient": (jax.grad(lambda x: (jnp.linalg.solve(x, x + 1) ** 2).sum()), ONE),
 }
 UNCHECKED = [export.DisabledSafetyCheck.custom_call(f"lapack_{name}_ffi") for name in ("sgesvd", "spotrf")]
-QUICK = ("left lower plain any", "right upper adjoint ones", "solve batch", "qr tall", "cholesky many", "svd thin")
 
 
-@pytest.mark.parametrize("name", slow_but(QUICK, FUNCTIONS))
+@pytest.mark.parametrize("name", FUNCTIONS)
 def test_numbers_and_primitives_are_those_of_jax(name: str) -> None:
     fun, x = FUNCTIONS[name]
     plain = inline(jax.make_jaxpr(fun)(x))
@@ -115,9 +113,7 @@ def test_numbers_and_primitives_are_those_of_jax(name: str) -> None:
         np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "name", slow_but(("solve batch",), ("solve", "solve batch", "inverse", "qr", "cholesky", "svd"))
-)
+@pytest.mark.parametrize("name", ("solve", "solve batch", "inverse", "qr", "cholesky", "svd"))
 def test_prices_are_those_of_jax(name: str) -> None:
     fun, x = FUNCTIONS[name]
     device = ipu.IPUModel(tiles_per_ipu=16)

@@ -78,7 +78,7 @@ def copies(draw, tensors, partial):
     return Copy(tensors[source][start:stop], tensors[destination][start:stop])
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.data(), st.integers(0, 12))
 def test_straight_line_equals_simulation(data, length):
     graph, tensors = graph_of_variables()
@@ -91,7 +91,7 @@ def test_straight_line_equals_simulation(data, length):
         assert actual.live_at(position) == expected[step], (position, step)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.data(), st.booleans())
 def test_loops_equal_simulation_of_unrolled_loops(data, partial):
     graph, tensors = graph_of_variables()
@@ -113,7 +113,7 @@ def test_loops_equal_simulation_of_unrolled_loops(data, partial):
         assert actual.live_at(position) == expected[step], (position, step)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.data(), st.integers(1, 10))
 def test_no_variable_has_overlapping_intervals(data, length):
     graph, tensors = graph_of_variables()
@@ -125,7 +125,7 @@ def test_no_variable_has_overlapping_intervals(data, length):
         assert len(here) == len(set(here))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.data(), st.integers(1, 10))
 def test_intervals_are_in_the_order_of_the_graph(data, length):
     """They come from sets of variables, which have another order in each process."""

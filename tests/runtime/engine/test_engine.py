@@ -519,7 +519,7 @@ def test_dilated_reads_see_fill_between(fill: float) -> None:
 
 
 @given(st.data())
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 def test_strided_offset_dilated_reads(data: st.DataObject) -> None:
     """Every index of the hull reads its element, or fill; split and unsplit, against plain Python."""
     n = data.draw(st.integers(1, 9))
@@ -948,7 +948,7 @@ class RandomProgram:
 
 
 @given(st.data())
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=4)
 def test_random_programs(data: st.DataObject) -> None:
     random = RandomProgram(data)
     program, run = random.sequence(3)

@@ -61,7 +61,7 @@ def facts(group: VertexGroup) -> dict[tuple[int, ...], Any]:
 
 
 @given(groups())
-@settings(max_examples=75, deadline=None)
+@settings(max_examples=75)
 def test_signatures_hold_each_vertex_once_with_its_blocks(group: VertexGroup) -> None:
     got = {}
     actual = signatures(group)
@@ -81,7 +81,7 @@ def test_signatures_hold_each_vertex_once_with_its_blocks(group: VertexGroup) ->
 
 
 @given(groups())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_signature_of_a_group_of_one_vertex(group: VertexGroup) -> None:
     one = unsplit(group)
     for signature in signatures(one):

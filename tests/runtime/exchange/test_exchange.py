@@ -25,7 +25,6 @@ from ipujax.runtime.target.presets import preset
 from ipujax.runtime.tensor import Concat, Indexed, Reshaped, Tensor, concat
 from ipujax.runtime.tensor.mapping import Blocked, Flat, TileMapping, even_cuts, grid, linear, on_one_tile, owners
 from ipujax.runtime.tensor.variable import Variable
-from tests.marks import slow_but
 
 RNG_SEEDS = range(60)
 F32 = np.dtype(np.float32)
@@ -254,7 +253,7 @@ def random_shape(rng: np.random.Generator) -> tuple[int, ...]:
     return tuple(int(n) for n in rng.integers(1, 9, int(rng.integers(1, 4))))
 
 
-@pytest.mark.parametrize("num_tiles", slow_but([7, 16], [1, 4, 7, 16]))
+@pytest.mark.parametrize("num_tiles", [1, 4, 7, 16])
 @pytest.mark.parametrize("simple", [True, False])
 def test_counts_equal_brute_force(num_tiles: int, simple: bool) -> None:
     rng = np.random.default_rng([num_tiles, simple])
@@ -268,7 +267,7 @@ def test_counts_equal_brute_force(num_tiles: int, simple: bool) -> None:
     assert not simple or fast >= len(RNG_SEEDS) // 3, "the fast way is hardly tried"
 
 
-@pytest.mark.parametrize("num_tiles", slow_but([2, 16], [2, 5, 16]))
+@pytest.mark.parametrize("num_tiles", [2, 5, 16])
 def test_disjoint_reads_equal_brute_force(num_tiles: int) -> None:
     """Whole views in blocks or in one row, so that runs are short and those who need them hold some themselves."""
     rng = np.random.default_rng(num_tiles)
@@ -309,7 +308,7 @@ def test_writes_equal_brute_force(num_tiles: int) -> None:
     assert fast >= len(RNG_SEEDS) // 6, "the fast way is hardly tried"
 
 
-@pytest.mark.parametrize("num_tiles", slow_but([1, 7], [1, 4, 7, 16]))
+@pytest.mark.parametrize("num_tiles", [1, 4, 7, 16])
 def test_views_of_several_variables_equal_brute_force(num_tiles: int) -> None:
     rng = np.random.default_rng(num_tiles)
     kinds = set()

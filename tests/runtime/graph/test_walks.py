@@ -52,7 +52,7 @@ def counted(program, into_calls, times=1):
     return counts
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(programs(), st.booleans())
 def test_run_counts_follow_every_way_through_the_tree(program, into_calls):
     counts = run_counts(program, into_calls=into_calls)
@@ -63,7 +63,7 @@ def test_run_counts_follow_every_way_through_the_tree(program, into_calls):
     assert all(places[node] < places[child] for node in parents for child in node.children())
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(programs())
 def test_fold_combines_each_node_once(program):
     combined = []
@@ -83,7 +83,7 @@ def deepest(program):
     return 1 + max(map(deepest, program.children()), default=0)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(programs())
 def test_rebuild_with_the_same_children_changes_nothing(program):
     for node in distinct(program):

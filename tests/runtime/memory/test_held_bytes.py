@@ -45,7 +45,6 @@ from ipujax.runtime.memory.live import Occupancy
 from ipujax.runtime.tensor import Variable, element_bytes
 from tests.lowering.helpers import assert_same, quick_jit, run_tiles
 from tests.lowering.recomputation.training_steps import STEPS, array, chain_of, dense, trained
-from tests.marks import slow_but
 from tests.runtime.helpers import SIZE, graph_of_variables
 
 TILES = 4
@@ -239,7 +238,7 @@ CONTROLLED: dict[str, tuple[Any, ...]] = {
 }
 
 
-@pytest.mark.parametrize("name", slow_but(CONTROLLED.keys() - {"pipeline again", "layers again", "nested"}, CONTROLLED))
+@pytest.mark.parametrize("name", CONTROLLED)
 def test_a_program_never_holds_more_than_is_predicted(name: str) -> None:
     fun, args, how = CONTROLLED[name]
     measured, expected, is_straight = peaks(fun, args, **how)
@@ -251,7 +250,7 @@ _pairs = st.tuples(st.integers(0, 3), st.integers(0, 3)).filter(lambda pair: pai
 _ranges = st.sampled_from([(0, SIZE), (0, SIZE // 2), (SIZE // 2, SIZE)])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data(), st.booleans())
 def test_random_copies(data: st.DataObject, is_straight: bool) -> None:
     """Of variables that are written again and again, in whole or in part, before they are read and after."""

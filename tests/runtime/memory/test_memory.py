@@ -54,7 +54,7 @@ def copies(draw, tensors):
     return Copy(tensors[source][start:stop], tensors[destination][start:stop])
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.data(), st.integers(0, 10))
 def test_peak_of_every_tile_equals_the_largest_live_sum(data, length):
     graph, tensors = graph_of_variables()
@@ -75,7 +75,7 @@ def test_peak_of_every_tile_equals_the_largest_live_sum(data, length):
         assert sum(item.num_bytes for item in report.at_peak(tile)[2]) == report.tile_bytes[tile]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.data())
 def test_shared_memory_is_between_the_peak_and_all_apart(data):
     """Of programs with functions that call each other, several tiles and variables of several sizes."""

@@ -44,7 +44,7 @@ def in_the_orders(chip, tiles, peak):
     return chip.pack_best(tiles, peak[tiles] * 1.01, 0.0, len(ORDERS))
 
 
-@settings(max_examples=75, deadline=None)
+@settings(max_examples=75)
 @given(chips())
 def test_the_fullest_tile_needs_no_more_than_if_all_were_packed_on_their_own(drawn):
     both, peak, always = drawn
@@ -56,7 +56,7 @@ def test_the_fullest_tile_needs_no_more_than_if_all_were_packed_on_their_own(dra
     assert (always + packed.size).max() <= (always + in_orders).max()
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(chips(), st.data())
 def test_bytes_of_a_tile_do_not_depend_on_tiles_packed_with_it(drawn, data):
     both, peak, _ = drawn

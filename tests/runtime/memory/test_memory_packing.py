@@ -78,7 +78,7 @@ def first_fit(order, sizes, spans):
     return int(np.flatnonzero(taken.any(0)).max(initial=-1)) + 1
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(items(most=7), st.sampled_from(ORDERS))
 def test_no_two_that_live_together_share_a_byte(drawn, order):
     sizes, spans, wide = drawn
@@ -95,7 +95,7 @@ def test_no_two_that_live_together_share_a_byte(drawn, order):
     assert (packing.extent() <= (sizes + 8 * wide[:, None]).sum(0)).all()
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(items(most=5, columns=1))
 def test_extent_is_near_the_best_of_all_orders(drawn):
     sizes, spans, _ = drawn
@@ -106,7 +106,7 @@ def test_extent_is_near_the_best_of_all_orders(drawn):
     assert peak(sizes, spans)[0] <= best <= actual <= 2 * best
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.data())
 def test_nested_lives_pack_without_a_gap(data):
     """Lives that contain each other or do not meet stack up: memory is the peak exactly."""
@@ -126,7 +126,7 @@ def test_nested_lives_pack_without_a_gap(data):
     np.testing.assert_array_equal(pack_all(sizes, spans).extent(), peak(sizes, spans))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.tuples(_step, _step).map(sorted).map(tuple), min_size=1, max_size=12))
 def test_items_of_one_size_pack_without_a_gap(lives):
     """Colouring of intervals: as many places as live at one step, never more."""
@@ -136,7 +136,7 @@ def test_items_of_one_size_pack_without_a_gap(lives):
     np.testing.assert_array_equal(actual.extent(), peak(sizes, spans))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(items(most=6), st.booleans())
 def test_the_first_item_has_the_lowest_address(drawn, huge):
     sizes, spans, first = drawn
@@ -147,7 +147,7 @@ def test_the_first_item_has_the_lowest_address(drawn, huge):
     np.testing.assert_array_equal(packing.extent(first), alone.extent())
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(items(most=6), st.data())
 def test_each_item_has_the_lowest_address_that_is_free(drawn, data):
     sizes, spans, _ = drawn
@@ -171,7 +171,7 @@ def test_classes_hold_tiles_that_are_alike(rows):
     assert len(example) == len({tuple(column) for column in sizes.T.tolist()})
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.lists(st.integers(0, 40), min_size=6, max_size=6), max_size=4), st.sampled_from([0.0, 0.1, 0.5]))
 def test_a_group_holds_the_most_of_tiles_that_are_nearly_alike(rows, tolerance):
     sizes = np.array(rows, np.int64).reshape(-1, 6)

@@ -61,7 +61,7 @@ def random_step(seed):
     return lambda carry, x: step(carry, x)[0], (params, state), (batch, widths[0])
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(st.integers(0, 10**6), st.sampled_from([2, 7, 16]), st.booleans())
 def test_roles_add_up_on_random_programs(seed, tiles, donate):
     step, carry, shape = random_step(seed)

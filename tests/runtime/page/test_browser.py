@@ -322,7 +322,6 @@ def test_tabulator_reaches_every_section(page):
     assert [text.replace("Light", "Dark") for text in recorded[: len(reference)]] == reference
 
 
-@pytest.mark.slow
 def test_narrow_windows_lose_nothing(page):
     size = {"width": 420, "height": 900, "deviceScaleFactor": 1, "mobile": False}
     page.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)

@@ -35,7 +35,7 @@ def _loss(params, x):
         return (_layer(params[1], x) ** 2).mean()
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 @given(st.sampled_from([1, 2]), st.sampled_from([1, 2]), st.sampled_from(["1f1b", "gpipe"]), st.sampled_from([8, 24]))
 def test_lines_layers_and_operations_add_up_to_busy_cycles(replicas, micro_batches, schedule, width):
     params = [jnp.ones((16, 16)), jnp.ones((16, 16))]

@@ -17,7 +17,7 @@ def mappings(draw):
     return Blocked(tuple(np.array(cut, np.int64) for cut in cuts), tile)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(mappings())
 def test_runs_name_the_tile_of_every_element(mapping):
     starts, lengths, tiles = mapping.runs()

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, assume, event, given, settings, strategies as st
+from hypothesis import assume, event, given, settings, strategies as st
 
 from ipujax.runtime.errors import TensorError
 from ipujax.runtime.tensor import Affine, Concat, Indexed, Reshaped, Tensor, concat, read, write
@@ -21,7 +21,6 @@ from ipujax.runtime.tensor.variable import Variable
 from tests.runtime.helpers import STRIDE, names, variable
 
 MAX_SIZE = 600
-QUIET = dict(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 
 
 # --- random chains of views -------------------------------------------------------------------------------------------
@@ -237,7 +236,7 @@ def _lookup(held, atom):
 # --- properties -------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=175, **QUIET)
+@settings(max_examples=175)
 @given(view())
 def test_views_have_the_elements_of_numpy(case):
     tensor, array, first = case
@@ -252,7 +251,7 @@ def test_views_have_the_elements_of_numpy(case):
         assert set(np.unique(array // STRIDE)) == set(numbers)
 
 
-@settings(max_examples=100, **QUIET)
+@settings(max_examples=100)
 @given(view())
 def test_queries_agree_with_the_list_of_elements(case):
     tensor, array, first = case
@@ -263,7 +262,7 @@ def test_queries_agree_with_the_list_of_elements(case):
         assert tensor.is_whole_variable == (full and tensor.affine is not None)
 
 
-@settings(max_examples=100, **QUIET)
+@settings(max_examples=100)
 @given(view())
 def test_affine_pieces_are_canonical(case):
     tensor, _, _ = case
@@ -282,7 +281,7 @@ def _pieces(node):
     return _pieces(node.source) if isinstance(node, Reshaped) else [node] if isinstance(node, Affine) else []
 
 
-@settings(max_examples=100, **QUIET)
+@settings(max_examples=100)
 @given(view())
 def test_read_gives_the_elements(case):
     tensor, array, first = case
@@ -298,7 +297,7 @@ def _nodes(node):
     return [node, *(below for child in children for below in _nodes(child))]
 
 
-@settings(max_examples=100, **QUIET)
+@settings(max_examples=100)
 @given(view())
 def test_write_is_numpys_assignment(case):
     tensor, array, first = case
@@ -322,7 +321,7 @@ def test_write_is_numpys_assignment(case):
         np.testing.assert_array_equal(out, want)
 
 
-@settings(max_examples=12, **QUIET)
+@settings(max_examples=12)
 @given(view(max_steps=4))
 def test_jax_agrees_with_the_table_of_numpy_functions(case):
     tensor, array, first = case

@@ -158,7 +158,7 @@ def iterate(program, steps, clocks, done):
             clocks[slot] = max([clocks[slot], *(clocks[i] for i in senders)])
 
 
-@settings(max_examples=75, deadline=None)
+@settings(max_examples=75)
 @given(programs(), st.data())
 def test_jumping_over_loops_equals_iterating(shape, data):
     steps = {}

@@ -190,7 +190,7 @@ def programs(draw):
     return b
 
 
-@settings(max_examples=75, deadline=None, derandomize=True)
+@settings(max_examples=75, derandomize=True)
 @given(programs(), st.integers(0, 3))
 def test_agrees_with_the_interpreter(b, seed):
     streams = [node.stream for node in b.program.children() if isinstance(node, StreamIn)]

@@ -107,7 +107,6 @@ def test_engine_and_interpreter_agree_on_streams():
     np.testing.assert_array_equal(outputs["total"], [0 + 1 + 2 + 3] * N)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("depth", [0, 1, 4])
 def test_10000_transfers_come_once_each_and_in_order(depth):
     count = 10_000
@@ -264,7 +263,6 @@ def test_refuses_an_unknown_stream_and_a_non_callback():
         engine.connect_stream_to_callback("in", 3)
 
 
-@pytest.mark.slow
 def test_refuses_a_copy_over_the_limit_naming_limit_and_option():
     for num_ipus in (1, 2):
         device = poplar.IPUModel(num_ipus=num_ipus).create_device()

@@ -103,7 +103,7 @@ def test_a_variable_is_mapped_once_all_of_its_elements_are():
     assert dict(graph.mappings)[variable] is graph.mappings[variable]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
 def test_mapping_by_slices_equals_numpy_assignment(data):
     graph = small_graph()

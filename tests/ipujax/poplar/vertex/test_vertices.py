@@ -105,7 +105,7 @@ def test_vertices_of_equal_shapes_are_one_group_whose_regions_are_affine():
     np.testing.assert_array_equal(got, (x @ w)[::-1])
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 @given(st.data())
 def test_any_connections_compute_the_results_of_a_loop(data):
     """Rows of several lengths, strides and variables, any views, on any tiles."""
@@ -139,7 +139,7 @@ def test_any_connections_compute_the_results_of_a_loop(data):
     np.testing.assert_array_equal(got, expected)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.tuples(st.integers(1, 4), st.integers(-5, 5)), max_size=5), st.integers(0, 50))
 def test_finds_nested_progressions_only(digits, first):
     values = np.array(first)
@@ -296,7 +296,6 @@ class ScaledSumVertex(Vertex):
         return jnp.sum(in_) * scale
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("has_state", [False, True])
 def test_a_hundred_thousand_vertices_are_added_compiled_and_run(has_state):
     """Limit of 20 s; a quadratic loop over vertices, or one traced call a vertex, takes far longer."""
