@@ -155,9 +155,7 @@ FAILURES = (
 @pytest.mark.parametrize(("statement", "code", "how"), FAILURES)
 def test_first_failure_ends_all_and_gives_the_exit_code(run: Runner, statement: str, code: int, how: str):
     source = PREAMBLE + f"start_helper()\nwait_for_all()\nif index != 1: hang()\n{statement}"
-    start = time.monotonic()
-    assert run(source, "--grace", "30", instances=3) == code
-    assert time.monotonic() - start < 20, "SIGTERM was enough"
+    assert run(source, "--grace", "10000", instances=3) == code, "SIGTERM was not enough"
     assert f"ipujax run: instance 1 {how}; ending instances 0, 2" in run.err
     assert len(run.printed("pid")) == 6 and clear_of(run.printed("pid"))
 
@@ -228,9 +226,7 @@ def test_helpers_of_a_script_that_ended_are_ended(run: Runner):
 
 def test_instance_that_ignores_sigterm_is_killed_after_the_grace(run: Runner):
     source = PREAMBLE + "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nwait_for_all()\nif index: hang()\nsys.exit(3)"
-    start = time.monotonic()
     assert run(source, "--grace", "0.5") == 3
-    assert time.monotonic() - start < 20
     assert clear_of(run.printed("pid"))
 
 
