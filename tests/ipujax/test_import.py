@@ -10,6 +10,7 @@ import shutil
 import statistics
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -63,6 +64,7 @@ def test_import_in_hostile_folder(hostile: Path):
 # Prints what `import ipujax` and settings of functions import, beside what JAX does.
 IMPORTED = """
 import sys
+import tarfile
 import jax
 before = set(sys.modules)
 import ipujax as ipu
@@ -126,14 +128,27 @@ def source_modules() -> set[str]:
     return modules | page | {"ipujax/py.typed"}
 
 
+# Of an sdist, beside the package and what setuptools writes.
+PAGES = ("README.md", "LICENSE", "CHANGELOG.md", "CONTRIBUTING.md")
+FOLDERS = ("docs", "examples")
+IGNORED = shutil.ignore_patterns("__pycache__", "_build")
+
+
+def files_of_sdist(checkout: Path) -> set[str]:
+    """The files of a release, without those that setuptools writes."""
+    files = (path for folder in FOLDERS for path in (checkout / folder).rglob("*") if path.is_file())
+    pages = {str(path.relative_to(checkout)) for path in files}
+    return source_modules() | pages | {*PAGES, "pyproject.toml", "MANIFEST.in"}
+
+
 def copy_of_checkout(tmp_path: Path) -> Path:
     """The sources of the package, without files of earlier builds."""
     checkout = tmp_path / "checkout"
     checkout.mkdir()
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "MANIFEST.in", *PAGES):
         shutil.copy(ROOT / name, checkout)
-    for name in ("ipujax", "lowering", "runtime"):
-        shutil.copytree(ROOT / name, checkout / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("ipujax", "lowering", "runtime", *FOLDERS):
+        shutil.copytree(ROOT / name, checkout / name, symlinks=True, ignore=IGNORED)
     return checkout
 
 
@@ -152,11 +167,20 @@ def test_wheel_of_sdist_holds_the_package_and_imports(hostile: Path, tmp_path: P
     checkout = copy_of_checkout(tmp_path)
     dist = tmp_path / "dist"
     site = tmp_path / "site"
+    released = files_of_sdist(checkout)
+    for stray in ("docs/_build/index.html", "examples/__pycache__/digits.cpython-311.pyc", "tests/test_rooms.py"):
+        (checkout / stray).parent.mkdir(parents=True)
+        (checkout / stray).touch()
 
     # Without --wheel or --sdist, `build` makes the sdist, unpacks it, and makes the wheel from that.
     build = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(dist), str(checkout)]
     done = subprocess.run(build, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
+    (sdist,) = dist.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        packed = {member.name.partition("/")[2] for member in archive if member.isfile()}
+    written = {"PKG-INFO", "setup.cfg"} | {name for name in packed if name.startswith("ipujax.egg-info/")}
+    assert packed - written == released
     (wheel,) = dist.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         assert {name for name in archive.namelist() if ".dist-info/" not in name} == source_modules()
