@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.examples.doc_pages import ROOT, close, numbers, run, words
+from tests.examples.doc_pages import ROOT, assert_figures, run
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
 import doc_images
@@ -25,9 +25,7 @@ def test_the_picture_of_the_readme_shows_its_run(request: pytest.FixtureRequest,
         doc_images.README_PICTURE.write_text(picture, encoding="utf-8")
     texts = doc_images.texts_of(doc_images.README_PICTURE.read_text(encoding="utf-8"))
     printed = doc_images.texts_of(picture)
-    assert words(texts) == words(printed), "pytest --update-golden writes it anew"
-    pairs = zip(numbers(texts), numbers(printed), strict=True)
-    assert all(close(*pair) for pair in pairs), "pytest --update-golden writes it anew"
+    assert_figures(texts, printed, "pytest --update-golden writes it anew")
     assert f"{profile.cycles:,} cycles" in printed
     figures = unescape(" ".join(printed.split()))
     for line in profile.operations(1):

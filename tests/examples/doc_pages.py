@@ -1,7 +1,7 @@
 """Pages of documentation as tests see them: their Python code, which runs as pasted, and the output pasted after it.
 
 A page is one program, `train.py`: its ```python blocks run in order and share their names. A ```text block after one is
-its output: the same lines, `…` for lines left out, numbers within a fifth (or one), as they move with planners and JAX.
+its output: the same lines, `…` for lines left out, figures to the digit but for times and for what JAX computed.
 A ```sh block that a ```text block follows at once is a command of `ipujax`, whose output that is, errors included.
 """
 
@@ -22,6 +22,8 @@ from ipujax.cli import main
 ROOT = Path(__file__).resolve().parents[2]
 _FENCE = re.compile(r"```(python|sh(?=(?:(?!```).)*```\n+```text\n)|text)\n(.*?)```\n", re.DOTALL)
 _NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
+# A time, or a decimal number that has no unit, as a loss. Cycles and bytes are whole, shares and KiB have their unit.
+_LOOSE = re.compile(r"\d[\d,]*+(?:\.\d++)?(?= ?[mµ]?s\b)|(?<![\d.])\d[\d,]*+\.\d++(?! ?(?:%|[KMG]iB|GHz)|\.\d)")
 LEFT_OUT = "…"
 
 
@@ -100,14 +102,12 @@ def words(line: str) -> str:
     return " ".join(_NUMBER.sub("#", line).split())
 
 
-def numbers(text: str) -> list[float]:
-    """The numbers of a text."""
-    return [float(number.replace(",", "")) for number in _NUMBER.findall(text)]
-
-
-def close(pasted: float, printed: float) -> bool:
-    """True if a pasted figure is still about right."""
-    return abs(pasted - printed) <= max(1.0, 0.2 * abs(printed))
+def assert_figures(pasted: str, printed: str, hint: str) -> None:
+    """Compares texts of equal words: loose figures within a fifth, the others to the digit."""
+    assert " ".join(_LOOSE.sub("#", pasted).split()) == " ".join(_LOOSE.sub("#", printed).split()), hint
+    for pair in zip(_LOOSE.findall(pasted), _LOOSE.findall(printed), strict=True):
+        old, new = (float(number.replace(",", "")) for number in pair)
+        assert abs(old - new) <= 0.2 * abs(new), hint
 
 
 def write(page: str, ran: list[Block]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.examples.doc_pages import ROOT, close, excerpt, numbers
+from tests.examples.doc_pages import ROOT, assert_figures, excerpt
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
 import doc_images
@@ -38,4 +38,4 @@ def test_code_prints_the_pasted_output(title: str, request: pytest.FixtureReques
             PAGE.write_text(page.replace(old, new), encoding="utf-8")
             continue
         kept = excerpt(pasted, printed)
-        assert all(close(*pair) for pair in zip(numbers(pasted), numbers(kept), strict=True)), kept
+        assert_figures(pasted, kept, kept)
