@@ -84,9 +84,10 @@ class Options:
     label: str = ""
     cache_dir: str | None = None
     check: bool = False
+    stream_loops: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("exact_splits", "allow_out_of_memory", "verify_undefined", "progress", "check"):
+        for name in ("exact_splits", "allow_out_of_memory", "verify_undefined", "progress", "check", "stream_loops"):
             if not isinstance(flag := getattr(self, name), bool):
                 raise ArgumentError(f"Options.{name} must be a bool", expected="True or False", got=repr(flag))
         if self.partials is not None and not (isinstance(self.partials, str) and self.partials in PARTIALS):

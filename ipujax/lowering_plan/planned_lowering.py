@@ -22,6 +22,7 @@ from ipujax.lowering.offload import (
     batch_arguments,
     is_streamed,
     memory_spaces,
+    row_arguments,
 )
 from ipujax.lowering.partition import Notes, partition
 from ipujax.lowering.passes import run_passes
@@ -100,7 +101,7 @@ class PlannedLowering(LoweringPlan):
         memories = self._input_memories()
         names = [self._program_signature.leaf_names[n] for n in self.positions]
         names += [f"closed over: array {n}" for n in range(len(self.constants))]
-        streams = Streams(memories.batches, tuple(alias is None for alias in memories.aliases))
+        streams = Streams(memories.batches, tuple(alias is None for alias in memories.aliases), self.options.stream_loops)
         offloading = self._offloading(memories.whole_off_chip, memories.aliases, memories.whole_on_host, choice)
         # Past the first cost per byte memory is short: equal layers that share code then save more than recomputing
         # only some parts of each.
@@ -222,9 +223,10 @@ class PlannedLowering(LoweringPlan):
 
         These are batches of pipelines, and all others if I/O tiles load them.
         """
+        rows = row_arguments(self.jaxpr) if self.options.stream_loops else set()
         return tuple(
             not is_offloaded
-            and (count is not None or (self.options.io_tiles > 0 and number not in aliases and may_be_offloaded(aval)))
+            and (count is not None or number in rows or (self.options.io_tiles > 0 and number not in aliases and may_be_offloaded(aval)))
             for number, (is_offloaded, count, aval) in enumerate(
                 zip(offloaded, batches, self.jaxpr.in_avals, strict=True)
             )

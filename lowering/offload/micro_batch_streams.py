@@ -49,10 +49,12 @@ class Streams:
     Args:
         batches: for each input of a jaxpr the micro-batches in which it is loaded, None if it is not; none when empty.
         results: for each result whether it may be stored by rows; none when empty.
+        of_loops: whether all loops store the rows of their stacks, not pipelines alone.
     """
 
     batches: tuple[int | None, ...] = ()
     results: tuple[bool, ...] = ()
+    of_loops: bool = False
 
 
 NO_STREAMS = Streams()
@@ -65,11 +67,18 @@ def batch_arguments(jaxpr: ClosedJaxpr) -> dict[int, int]:
     return {n: count for n, numbers in counts.items() if len(numbers) == 1 and (count := max(numbers)) > 1}
 
 
-_OTHER = 0  # stands for a reader other than a pipeline that reads a batch
+def row_arguments(jaxpr: ClosedJaxpr) -> set[int]:
+    """Inputs of a traced function that loops alone read, one row an iteration."""
+    readers = _readers(jaxpr.jaxpr)
+    return {n for n, var in enumerate(jaxpr.jaxpr.invars) if readers.get(var) == {_ROWS}}
+
+
+_OTHER = 0  # stands for a reader other than a pipeline that reads a batch, or a loop that reads rows
+_ROWS = -1  # stands for a loop that reads rows
 
 
 def _readers(body: Jaxpr) -> dict[Var, set[int]]:
-    """For each variable the numbers of micro-batches of the pipelines that read it, `_OTHER` for other readers."""
+    """For each variable the numbers of micro-batches of the pipelines that read it, `_ROWS` and `_OTHER`."""
     readers: dict[Var, set[int]] = {}
     for eqn in body.eqns:
         for atom, numbers in zip(eqn.invars, _reads(eqn), strict=True):
@@ -87,6 +96,9 @@ def _reads(eqn: JaxprEqn) -> Sequence[set[int]]:
     if name in _PIPELINES:
         spec = eqn.params["spec"]
         return [{spec.micro_batches if role == "batch" else _OTHER} for role in spec.roles]
+    if name == "scan":
+        first_row = eqn.params["num_consts"] + eqn.params["num_carry"]
+        return [{_ROWS if n >= first_row else _OTHER} for n in range(len(eqn.invars))]
     callee = closed(eqn.params[_CALLEES[name]]).jaxpr if name in _CALLEES else None
     if callee is None or len(callee.invars) != len(eqn.invars):
         return [{_OTHER}] * len(eqn.invars)
@@ -139,16 +151,21 @@ def _streamed(jaxpr: ClosedJaxpr, streams: Streams) -> ClosedJaxpr:
     body = jaxpr.jaxpr
     batches = {var for var, count in zip(body.invars, streams.batches, strict=True) if count is not None}
     batches |= {eqn.outvars[0] for eqn in body.eqns if _is_reshape_of(eqn, batches)}
-    sent = _sent_stacks(body, streams.results)
+    sent = _sent_stacks(body, streams)
     eqns: list[JaxprEqn] = []
     for eqn in body.eqns:
-        if is_pipeline(eqn):
+        if _streams_rows(eqn, streams.of_loops):
             eqns.append(_streaming(eqn, batches, sent))
         elif _is_reshape_of(eqn, batches) or batches.isdisjoint(variables_read(eqn)):
             eqns.append(eqn)
         else:  # another pass has made it read a batch
             eqns += _with_loads(eqn, batches)
     return ClosedJaxpr(body.replace(eqns=eqns), jaxpr.consts)
+
+
+def _streams_rows(eqn: JaxprEqn, of_loops: bool) -> bool:
+    """True for a pipeline, and for any loop where loops stream."""
+    return is_pipeline(eqn) or (of_loops and eqn.primitive.name == "scan")
 
 
 def _is_reshape_of(eqn: JaxprEqn, values: set[Var]) -> bool:
@@ -189,20 +206,20 @@ def _with_loads(eqn: JaxprEqn, batches: set[Var]) -> list[JaxprEqn]:
     return [*loads, eqn.replace(invars=[whole.get(x, x) if isinstance(x, Var) else x for x in eqn.invars])]
 
 
-def _sent_stacks(body: Jaxpr, may_be_sent: Sequence[bool]) -> set[Var]:
-    """Stacked results of pipelines that are read by nothing but reshapes and the results of the jaxpr."""
+def _sent_stacks(body: Jaxpr, streams: Streams) -> set[Var]:
+    """Stacked results of pipelines, or loops, that are read by nothing but reshapes and the results of the jaxpr."""
     uses = Counter(var for eqn in body.eqns for var in variables_read(eqn))
     uses.update(atom for atom in body.outvars if isinstance(atom, Var))
     definition = {var: eqn for eqn in body.eqns for var in eqn.outvars}
-    pairs = zip(body.outvars, may_be_sent or (False,) * len(body.outvars), strict=True)
-    stacks = (_stack_of(atom, definition, uses) for atom, is_free in pairs if is_free)
+    pairs = zip(body.outvars, streams.results or (False,) * len(body.outvars), strict=True)
+    stacks = (_stack_of(atom, definition, uses, streams.of_loops) for atom, is_free in pairs if is_free)
     return {stack for stack in stacks if stack is not None}
 
 
-def _stack_of(atom: Atom, definition: Mapping[Var, JaxprEqn], uses: Counter[Var]) -> Var | None:
-    """The stack of a pipeline that a result shows alone, None for other results."""
+def _stack_of(atom: Atom, definition: Mapping[Var, JaxprEqn], uses: Counter[Var], of_loops: bool) -> Var | None:
+    """The stack of a pipeline, or loop, that a result shows alone, None for other results."""
     while isinstance(atom, Var) and uses[atom] == 1 and (eqn := definition.get(atom)) is not None:
-        if is_pipeline(eqn):
+        if _streams_rows(eqn, of_loops):
             return atom if _is_stack_of_rows(eqn, eqn.outvars.index(atom)) else None
         if eqn.primitive.name != "reshape":
             return None
