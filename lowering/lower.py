@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain, islice, pairwise
+from itertools import chain, dropwhile, islice, pairwise
 from typing import Any
 
 import jax
@@ -376,7 +376,7 @@ class _Program:
         output = None if result is None else self._outputs[result]
         on_host = self._off_chip.streamed[number]
         count = self._off_chip.batches[number]
-        rows = stream.shape if count is None else (count, stream.shape[0] // count, *stream.shape[1:])
+        rows = stream.shape if count is None else _in_rows(stream.shape, count)
         buffer = self._graph.add_off_chip(rows, stream.dtype, stream.name, stream, output, on_host)
         memory = Tensor.of(buffer.memory).reshape(stream.shape)
         return (memory,) if bounds is None else tuple(memory[a:b] for a, b in pairwise(bounds))
@@ -418,6 +418,12 @@ class _Program:
             if alias is not None and not self._off_chip.offloaded[alias] and self._cut.inputs[alias] == bounds:
                 donated.update((v, x) for v, x in zip(result_vars, shards[alias], strict=True) if isinstance(v, Var))
         return donated
+
+
+def _in_rows(shape: Sequence[int], count: int) -> tuple[int, ...]:
+    """Return the shape of an array in `count` rows; leading dimensions of 1 have no part in it."""
+    length, *row = dropwhile(lambda size: size == 1, shape)
+    return (count, length // count, *row)
 
 
 def _concatenated(shards: Sequence[Tensor]) -> Tensor:

@@ -22,7 +22,6 @@ from ipujax.lowering.offload import (
     batch_arguments,
     is_streamed,
     memory_spaces,
-    row_arguments,
 )
 from ipujax.lowering.partition import Notes, partition
 from ipujax.lowering.passes import run_passes
@@ -211,7 +210,7 @@ class PlannedLowering(LoweringPlan):
 
     def _batches(self) -> tuple[int | None, ...]:
         """Return for each argument the micro-batches in which pipelines load it, None for one that stays whole."""
-        counts = batch_arguments(self.jaxpr)
+        counts = batch_arguments(self.jaxpr, self.options.stream_loops)
         return tuple(
             counts.get(number) if may_be_offloaded(aval) else None for number, aval in enumerate(self.jaxpr.in_avals)
         )
@@ -223,10 +222,9 @@ class PlannedLowering(LoweringPlan):
 
         These are batches of pipelines, and all others if I/O tiles load them.
         """
-        rows = row_arguments(self.jaxpr) if self.options.stream_loops else set()
         return tuple(
             not is_offloaded
-            and (count is not None or number in rows or (self.options.io_tiles > 0 and number not in aliases and may_be_offloaded(aval)))
+            and (count is not None or (self.options.io_tiles > 0 and number not in aliases and may_be_offloaded(aval)))
             for number, (is_offloaded, count, aval) in enumerate(
                 zip(offloaded, batches, self.jaxpr.in_avals, strict=True)
             )

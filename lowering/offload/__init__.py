@@ -10,7 +10,6 @@ from ipujax.lowering.offload.micro_batch_streams import (
     NO_STREAMS as NO_STREAMS,
     Streams as Streams,
     batch_arguments as batch_arguments,
-    row_arguments as row_arguments,
     sent_rows as sent_rows,
     stream as stream,
 )

@@ -5,6 +5,8 @@
     result   a result that a pipeline stacks, and that nothing else reads: each row is stored when it is computed, by
              `host_send` in a loop, by a flag of `PipelineSpec` in a pipeline with stages
 
+So do, with `Options.stream_loops`, stacks that loops alone read by rows, and stacks that they make.
+
 Input: a jaxpr, and the micro-batches of each batch, as `batch_arguments` finds them in the traced function. Output: an
 equal jaxpr. Reshapes between an argument or a result and its pipeline stay: they move nothing in the host's memory.
 
@@ -60,50 +62,59 @@ class Streams:
 NO_STREAMS = Streams()
 
 
-def batch_arguments(jaxpr: ClosedJaxpr) -> dict[int, int]:
-    """Inputs of a traced function that pipelines alone read, as a batch, with the number of its micro-batches."""
-    readers = _readers(jaxpr.jaxpr)
+def batch_arguments(jaxpr: ClosedJaxpr, of_loops: bool = False) -> dict[int, int]:
+    """Inputs of a traced function that go in by rows, with the number of these.
+
+    Args:
+        jaxpr: the traced function.
+        of_loops: whether loops read rows of their stacks from the host, not pipelines alone.
+    """
+    readers = _readers(jaxpr.jaxpr, of_loops)
     counts = {n: readers.get(var, set()) for n, var in enumerate(jaxpr.jaxpr.invars)}
     return {n: count for n, numbers in counts.items() if len(numbers) == 1 and (count := max(numbers)) > 1}
 
 
-def row_arguments(jaxpr: ClosedJaxpr) -> set[int]:
-    """Inputs of a traced function that loops alone read, one row an iteration."""
-    readers = _readers(jaxpr.jaxpr)
-    return {n for n, var in enumerate(jaxpr.jaxpr.invars) if readers.get(var) == {_ROWS}}
+_OTHER = 0  # stands for a reader other than a pipeline that reads a batch, or a loop that reads a stack
 
 
-_OTHER = 0  # stands for a reader other than a pipeline that reads a batch, or a loop that reads rows
-_ROWS = -1  # stands for a loop that reads rows
-
-
-def _readers(body: Jaxpr) -> dict[Var, set[int]]:
-    """For each variable the numbers of micro-batches of the pipelines that read it, `_ROWS` and `_OTHER`."""
-    readers: dict[Var, set[int]] = {}
-    for eqn in body.eqns:
-        for atom, numbers in zip(eqn.invars, _reads(eqn), strict=True):
+def _readers(body: Jaxpr, of_loops: bool) -> dict[Var, set[int]]:
+    """For each variable the numbers of rows in which pipelines and loops read it, `_OTHER` for other readers."""
+    readers: dict[Var, set[int]] = {atom: {_OTHER} for atom in body.outvars if isinstance(atom, Var)}
+    for eqn in reversed(body.eqns):
+        for atom, numbers in zip(eqn.invars, _reads(eqn, readers, of_loops), strict=True):
             if isinstance(atom, Var):
                 readers.setdefault(atom, set()).update(numbers)
-    for atom in body.outvars:
-        if isinstance(atom, Var):
-            readers.setdefault(atom, set()).add(_OTHER)
     return readers
 
 
-def _reads(eqn: JaxprEqn) -> Sequence[set[int]]:
-    """The numbers of `_readers` for each operand of an equation."""
+def _reads(eqn: JaxprEqn, readers: Mapping[Var, set[int]], of_loops: bool) -> Sequence[set[int]]:
+    """The numbers of `_readers` for each operand of an equation; `readers` has those of its results."""
     name = eqn.primitive.name
     if name in _PIPELINES:
         spec = eqn.params["spec"]
         return [{spec.micro_batches if role == "batch" else _OTHER} for role in spec.roles]
-    if name == "scan":
-        first_row = eqn.params["num_consts"] + eqn.params["num_carry"]
-        return [{_ROWS if n >= first_row else _OTHER} for n in range(len(eqn.invars))]
+    if name == "scan" and of_loops:
+        first_stack = eqn.params["num_consts"] + eqn.params["num_carry"]
+        count = eqn.params["length"]
+        return [{count if number >= first_stack else _OTHER} for number in range(len(eqn.invars))]
+    if is_reshape(eqn):
+        return [readers.get(eqn.outvars[0], set())]
     callee = closed(eqn.params[_CALLEES[name]]).jaxpr if name in _CALLEES else None
     if callee is None or len(callee.invars) != len(eqn.invars):
         return [{_OTHER}] * len(eqn.invars)
-    inner = _readers(callee)
+    inner = _readers(callee, of_loops)
     return [inner.get(var, set()) for var in callee.invars]
+
+
+def is_reshape(eqn: JaxprEqn) -> bool:
+    """True if an equation only changes the shape of a value, not the order of its elements."""
+    if eqn.primitive.name not in _RESHAPES or len(eqn.invars) > 1:
+        return False
+    dims = list(eqn.params.get("broadcast_dimensions", ()))  # JAX writes `expand_dims` as a broadcast
+    return dims == sorted(dims) and prod(shape_of(eqn.invars[0])) == prod(shape_of(eqn.outvars[0]))
+
+
+_RESHAPES = frozenset(("reshape", "squeeze", "expand_dims", "broadcast_in_dim"))
 
 
 def sends_results(body: Jaxpr) -> list[bool]:
@@ -116,7 +127,7 @@ def _is_sent(atom: Atom, definition: Mapping[Var, JaxprEqn]) -> bool:
     eqn = definition.get(atom) if isinstance(atom, Var) else None
     if eqn is None:
         return False
-    if eqn.primitive.name == "reshape":
+    if is_reshape(eqn):
         return _is_sent(eqn.invars[0], definition)
     number = eqn.outvars.index(atom)  # type: ignore[arg-type]
     if eqn.primitive.name == PIPELINE:
@@ -170,7 +181,7 @@ def _streams_rows(eqn: JaxprEqn, of_loops: bool) -> bool:
 
 def _is_reshape_of(eqn: JaxprEqn, values: set[Var]) -> bool:
     # A literal has no hash.
-    return eqn.primitive.name == "reshape" and isinstance(eqn.invars[0], Var) and eqn.invars[0] in values
+    return is_reshape(eqn) and isinstance(eqn.invars[0], Var) and eqn.invars[0] in values
 
 
 def _streaming(eqn: JaxprEqn, batches: set[Var], sent: set[Var]) -> JaxprEqn:
@@ -221,7 +232,7 @@ def _stack_of(atom: Atom, definition: Mapping[Var, JaxprEqn], uses: Counter[Var]
     while isinstance(atom, Var) and uses[atom] == 1 and (eqn := definition.get(atom)) is not None:
         if _streams_rows(eqn, of_loops):
             return atom if _is_stack_of_rows(eqn, eqn.outvars.index(atom)) else None
-        if eqn.primitive.name != "reshape":
+        if not is_reshape(eqn):
             return None
         atom = eqn.invars[0]
     return None

@@ -71,4 +71,5 @@ class RowStreams:
         (memory,) = stack.variables()
         graph = self._ctx.graph
         buffer = graph.off_chip[memory]
-        return RemoteIn(buffer, row.reshape((1, *row.shape)), number.reshape((1,)), graph.origin, overlaps)
+        rows = row.reshape((1, *memory.shape[1:]))  # a batch in rows of one example has a dimension for these
+        return RemoteIn(buffer, rows, number.reshape((1,)), graph.origin, overlaps)
