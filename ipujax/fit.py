@@ -13,6 +13,7 @@ larger tiles too, in as few cycles. Two rules save attempts:
     the first attempt fits, or another in hardly more cycles    it is used: the first is planned for speed alone
     the first attempt needs several times a tile's memory       the last is next; if it does not fit, none does
 
+Loops whose rows may stay in the host's memory are tried so too, once no plan without fits in its first attempt.
 With recomputation, attempts that need fewer bytes or fewer cycles than all before are then repeated with fewer stored
 bytes, along another fixed list, until they fit. If none fits, stages are searched again with recomputation.
 Limits: a later attempt that is faster than the first is not found where the first fits. Recomputation that fits less
@@ -67,12 +68,14 @@ class Choice:
         tile_bytes: memory of a tile as planners know it.
         recomputation: values that gradients compute again.
         cuts: for each pipeline with open stages, the cuts to start the search from; empty for a full search.
+        stream_loops: whether rows of loops stay in the host's memory.
     """
 
     byte_cost: float
     tile_bytes: int
     recomputation: Recomputation
     cuts: tuple[Cuts, ...] = ()
+    stream_loops: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +87,14 @@ class Untried:
         pipelines: has gradients of pipelines with another `recompute` of their own.
         offload: has arguments on the chip that can be offloaded to streaming memory.
         io_tiles: number of I/O tiles.
+        stream_loops: has loops whose rows could stay in the host's memory.
     """
 
     recompute: bool
     pipelines: bool
     offload: bool
     io_tiles: int
+    stream_loops: bool
 
 
 class Planned(Protocol):
@@ -120,7 +125,7 @@ def first_choice(options: Options, argument_bytes: float = 0) -> Choice:
     """
     byte_cost = BYTE_COSTS[0] if options.byte_cost is None else options.byte_cost
     tile_bytes = next(size for power in count() if (size := TILE_BYTES[0] << power) >= argument_bytes)
-    return Choice(byte_cost, tile_bytes, Recomputation(options.recompute))
+    return Choice(byte_cost, tile_bytes, Recomputation(options.recompute), stream_loops=options.stream_loops is True)
 
 
 def later_choices(first: Choice, byte_cost: float | None) -> tuple[Choice, ...]:
@@ -153,10 +158,23 @@ def compile_fitting(first: P, plan: Callable[[Choice], P], options: Options) -> 
     if origin.fits:
         return first, origin.executable
     fitting = _fitting(origin, later_choices(first.choice, options.byte_cost), attempted)
+    if options.stream_loops == "auto" and first.untried.stream_loops:
+        fitting = _with_streams(first.choice, fitting, options.byte_cost, attempted)
     if fitting is None:
         _refuse(list(attempts.values()))
     _log_best(fitting, list(attempts.values()), time.perf_counter() - start)
     return fitting.planned, _with_history(fitting, list(attempts.values()))
+
+
+def _with_streams(
+    first: Choice, fitting: _Attempt[P] | None, byte_cost: float | None, attempted: Callable[[Choice], _Attempt[P]]
+) -> _Attempt[P] | None:
+    """Return the fastest that fits of an attempt without streams, if any, and those with streams of loops."""
+    choice = replace(first, stream_loops=True)
+    origin = attempted(choice)
+    if origin.fits:
+        return origin if fitting is None else _fastest([fitting, origin])
+    return fitting or _fitting(origin, later_choices(choice, byte_cost), attempted)
 
 
 def _fitting(
@@ -352,6 +370,7 @@ def _remedies(untried: Untried) -> dict[str, str]:
         (untried.recompute, "recompute", f'Options(recompute="auto"), {fewer_bytes}'),
         (untried.pipelines, "pipelines", f'recompute="auto" of ipu.pipeline, {fewer_bytes}'),
         (untried.offload, "offload", f"offload_argnums of ipu.jit, for arguments in streaming memory: {examples}"),
+        (untried.stream_loops, "stream_loops", "Options(stream_loops=True), with rows of loops in the host's memory"),
         (
             untried.io_tiles > 0,
             "io_tiles",

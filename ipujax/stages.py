@@ -278,12 +278,15 @@ class Lowered(Stage):
     def untried(self) -> Untried:
         """Options that could make the program smaller, and are not set."""
         from ipujax.fit import Untried
+        from ipujax.lowering.offload import could_stream_loops
         from ipujax.lowering.recomputation import Recomputation, modes
 
         eqns = list(equations(self._jaxprs["dce"].jaxpr))
         with_auto = modes(eqns, Recomputation("auto"))
         recompute = modes(eqns, Recomputation(self._options.recompute)) != with_auto
-        return Untried(recompute, bool(with_auto - {"auto"}), self._may_offload, self._options.io_tiles)
+        stream_loops = not self.choice.stream_loops and could_stream_loops(self._function, self._jaxprs["fuse"])
+        pipelines = bool(with_auto - {"auto"})
+        return Untried(recompute, pipelines, self._may_offload, self._options.io_tiles, stream_loops)
 
     @cached_property
     def _compiled(self) -> Compiled:

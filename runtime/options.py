@@ -21,6 +21,7 @@ MAX_BYTE_COST = 1e12  # cycles; memory then outweighs everything else
 MAX_LABEL = 200  # characters
 Recompute = Literal["none", "all", "standard", "auto"]
 Partials = Literal["float32", "float16"]  # dtypes of partial results that a program may choose
+StreamLoops = bool | Literal["auto"]
 RECOMPUTATIONS: tuple[Recompute, ...] = get_args(Recompute)
 PARTIALS: tuple[Partials, ...] = get_args(Partials)
 
@@ -31,8 +32,8 @@ class Options:
     """Choices for one compilation.
 
     Args:
-        exact_splits: compute the lowered program, every axis block by block as the tiles do, instead of the traced
-            function. Numbers then round as on the tiles, and runs are slower. Cycles and memory do not change.
+        exact_splits: compute every axis block by block as the tiles do, instead of whole. Numbers then round as on the
+            tiles, and runs are slower. Cycles and memory do not change.
         allow_out_of_memory: compile a program that overflows tiles instead of raising `TileMemoryError`; the profile
             still reports what each tile would need.
         trip_counts: iterations of loops whose count is data, by the loop's name: its source line, its name stack path,
@@ -64,6 +65,10 @@ class Options:
             does, and raise `ResultMismatchError` where an equation differs. First calls take several times longer;
             calls that `jax.jit` runs, under a transformation or on `ipu.CPU()`, have nothing to compare. A program that
             calls Python functions is refused.
+        stream_loops: keep rows that a loop reads once each, and stacked results that leave the program, in the host's
+            memory, and move one iteration's at a time, as `ipu.pipeline` does its batches. Each transfer has a latency.
+            "auto" does where the program would not fit otherwise, or only in more cycles. Loops over batches of Keras
+            and PopART stream unless it is False. Numbers are the same.
         verify_undefined: refuse a program that may read memory before it is written; otherwise it reads zeros.
 
     Raises:
@@ -84,10 +89,10 @@ class Options:
     label: str = ""
     cache_dir: str | None = None
     check: bool = False
-    stream_loops: bool = False
+    stream_loops: StreamLoops = "auto"
 
     def __post_init__(self) -> None:
-        for name in ("exact_splits", "allow_out_of_memory", "verify_undefined", "progress", "check", "stream_loops"):
+        for name in ("exact_splits", "allow_out_of_memory", "verify_undefined", "progress", "check"):
             if not isinstance(flag := getattr(self, name), bool):
                 raise ArgumentError(f"Options.{name} must be a bool", expected="True or False", got=repr(flag))
         if self.partials is not None and not (isinstance(self.partials, str) and self.partials in PARTIALS):
@@ -96,6 +101,10 @@ class Options:
             hint = nearest(self.partials, PARTIALS)
             raise ArgumentError(message, expected=expected, got=repr(self.partials), hint=hint)
         check_recompute("Options.recompute", self.recompute)
+        if not isinstance(self.stream_loops, bool) and self.stream_loops != "auto":
+            expected = 'True, False or "auto"'
+            got = repr(self.stream_loops)
+            raise ArgumentError("Options.stream_loops must be a way of streaming", expected=expected, got=got)
         check_label("Options.label", self.label)
         if self.cache_dir is not None:
             object.__setattr__(self, "cache_dir", _checked_folder(self.cache_dir))

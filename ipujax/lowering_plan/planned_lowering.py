@@ -52,7 +52,7 @@ class _InputMemories:
         on_host: True for inputs whose type has the host's memory.
         offloaded: True for inputs in streaming memory.
         streamed: True for inputs that are loaded from the host's memory.
-        batches: number of micro-batches in which pipelines load an input; None for one that stays whole.
+        batches: number of rows in which pipelines, or loops that stream, load an input; None for one that stays whole.
     """
 
     donated: tuple[bool, ...]
@@ -97,10 +97,10 @@ class PlannedLowering(LoweringPlan):
         timings = dict(self.timings)
         trades: list[ChainTrade] = []
         notes = Notes()
-        memories = self._input_memories()
+        memories = self._input_memories(choice.stream_loops)
         names = [self._program_signature.leaf_names[n] for n in self.positions]
         names += [f"closed over: array {n}" for n in range(len(self.constants))]
-        streams = Streams(memories.batches, tuple(alias is None for alias in memories.aliases), self.options.stream_loops)
+        streams = Streams(memories.batches, tuple(alias is None for alias in memories.aliases), choice.stream_loops)
         offloading = self._offloading(memories.whole_off_chip, memories.aliases, memories.whole_on_host, choice)
         # Past the first cost per byte memory is short: equal layers that share code then save more than recomputing
         # only some parts of each.
@@ -170,9 +170,10 @@ class PlannedLowering(LoweringPlan):
     def argument_bytes_per_tile(self) -> float:
         """Mean bytes on a tile of the arguments that are on the chip during the whole call."""
         signature = self._program_signature
+        batches = self._batches(self.options.stream_loops is True)
         on_chip = (
             aval
-            for aval, number, count in zip(self.jaxpr.in_avals, self.positions, self._batches(), strict=True)
+            for aval, number, count in zip(self.jaxpr.in_avals, self.positions, batches, strict=True)
             if count is None and not signature.offloaded[number] and not is_on_host(aval)
         )
         return sum(aval.size * element_bytes(aval.dtype) for aval in on_chip) / self.target.num_tiles
@@ -185,9 +186,9 @@ class PlannedLowering(LoweringPlan):
     def _has_values_on_host(self) -> bool:
         return any(map(is_on_host, (*self.jaxpr.in_avals, *self.jaxpr.out_avals)))
 
-    def _input_memories(self) -> _InputMemories:
+    def _input_memories(self, stream_loops: bool) -> _InputMemories:
         signature = self._program_signature
-        batches = self._batches()
+        batches = self._batches(stream_loops)
         of_constants = [False] * len(self.constants)
         # A donated batch leaves its place in the host's memory to no result: rows of both are in use at once.
         by_user = [*(signature.donated[n] for n in self.positions), *of_constants]
@@ -208,9 +209,9 @@ class PlannedLowering(LoweringPlan):
             replicated = replace(replicated, in_dims=sharded.in_dims, out_dims=sharded.out_dims)
         return donated_aliases(replicated, donated)
 
-    def _batches(self) -> tuple[int | None, ...]:
-        """Return for each argument the micro-batches in which pipelines load it, None for one that stays whole."""
-        counts = batch_arguments(self.jaxpr, self.options.stream_loops)
+    def _batches(self, stream_loops: bool) -> tuple[int | None, ...]:
+        """Return for each argument the number of rows in which it is loaded, None for one that stays whole."""
+        counts = batch_arguments(self.jaxpr, stream_loops)
         return tuple(
             counts.get(number) if may_be_offloaded(aval) else None for number, aval in enumerate(self.jaxpr.in_avals)
         )

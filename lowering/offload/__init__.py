@@ -10,6 +10,7 @@ from ipujax.lowering.offload.micro_batch_streams import (
     NO_STREAMS as NO_STREAMS,
     Streams as Streams,
     batch_arguments as batch_arguments,
+    could_stream_loops as could_stream_loops,
     sent_rows as sent_rows,
     stream as stream,
 )

@@ -36,7 +36,7 @@ from ipujax.lowering.jax_compat import (
 )
 from ipujax.lowering.jaxpr import PIPELINE, is_pipeline, scan_body, variables_read
 from ipujax.lowering.offload.primitives import host_send_p, remote_load_p
-from ipujax.lowering.replicas import on_one_replica
+from ipujax.lowering.replicas import on_one_replica, unwrapped
 from ipujax.runtime.tensor import is_key_dtype
 
 _PIPELINES = frozenset((PIPELINE, "ipu_pipeline"))
@@ -72,6 +72,20 @@ def batch_arguments(jaxpr: ClosedJaxpr, of_loops: bool = False) -> dict[int, int
     readers = _readers(jaxpr.jaxpr, of_loops)
     counts = {n: readers.get(var, set()) for n, var in enumerate(jaxpr.jaxpr.invars)}
     return {n: count for n, numbers in counts.items() if len(numbers) == 1 and (count := max(numbers)) > 1}
+
+
+def could_stream_loops(trace: ClosedJaxpr, before: ClosedJaxpr) -> bool:
+    """True if loops read arguments by rows, or stack results, that are not streamed already.
+
+    Args:
+        trace: the traced function.
+        before: the function before this pass.
+    """
+    if batch_arguments(trace, of_loops=True) != batch_arguments(trace):
+        return True
+    body = unwrapped(before).jaxpr.jaxpr
+    stacks = _sent_stacks(body, Streams(results=(True,) * len(body.outvars), of_loops=True))
+    return any(not is_pipeline(eqn) for eqn in body.eqns if not stacks.isdisjoint(eqn.outvars))
 
 
 _OTHER = 0  # stands for a reader other than a pipeline that reads a batch, or a loop that reads a stack
