@@ -213,7 +213,10 @@ class Execution:
             if settings.replicas > 1:
                 out = P(REPLICA_AXIS) if self.kind == "predict" else P()
                 shared = {"replicas": settings.replicas, "in_specs": (P(), P(REPLICA_AXIS)), "out_specs": (out, P())}
-            function = ipu.jit(run, device=self._device, options=self._options, donate_argnums=0, **shared)
+            options = self._options
+            if options.stream_loops == "auto":  # a batch of the loop is on the device in its own turn
+                options = replace(options, stream_loops=True)
+            function = ipu.jit(run, device=self._device, options=options, donate_argnums=0, **shared)
             function.unused_ipus.may_idle(self._device)  # the room `stages` warns of idle IPUs itself
             self._programs.functions[settings] = function
         return self._programs.functions[settings]

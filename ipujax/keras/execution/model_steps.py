@@ -136,8 +136,8 @@ def _check_metrics(model: Any, settings: ModelSettings) -> None:
 
 
 def first_of(tree: Any) -> Any:
-    """Return the first element along the leading axis of each array."""
-    return jax.tree.map(lambda x: x[0], tree)
+    """Return arrays without their leading axis, which has one element."""
+    return jax.tree.map(lambda x: jnp.squeeze(x, 0), tree)
 
 
 class _AccumulatedStep:

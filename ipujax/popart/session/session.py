@@ -321,6 +321,7 @@ class Session(NotCopied, Reports):
             partials=partials_of(self._settings, options.partialsTypeMatMuls),
             progress=False,
             cache_dir=str(options.cachePath) if options.enableEngineCaching else None,
+            stream_loops=True,  # as PopART: a batch is on the device in its own turn
         )
 
     def _offloaded(self) -> tuple[int, ...]:

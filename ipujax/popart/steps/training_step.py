@@ -173,7 +173,7 @@ class TrainingStep:
             return (*after, sums), {name: x for name, x in anchors.items() if name not in once}
 
         if self.plan.step.batches == 1:
-            row = jax.tree.map(lambda x: x[0], rows)
+            row = jax.tree.map(lambda x: jnp.squeeze(x, 0), rows)
             *after, anchors = self.batch(weights, states, buffers, frozen, values, row)
             by_batch = {name: x if kinds[name] in _ONCE else x[None] for name, x in anchors.items()}
             return after[0], after[1], after[2], by_batch
