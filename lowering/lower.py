@@ -13,7 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain, dropwhile, islice, pairwise
+from itertools import chain, islice, pairwise
+from math import prod
 from typing import Any
 
 import jax
@@ -421,9 +422,9 @@ class _Program:
 
 
 def _in_rows(shape: Sequence[int], count: int) -> tuple[int, ...]:
-    """Return the shape of an array in `count` rows; leading dimensions of 1 have no part in it."""
-    length, *row = dropwhile(lambda size: size == 1, shape)
-    return (count, length // count, *row)
+    """Return the shape of an array in `count` rows, of as many leading dimensions as they take."""
+    leading = next(n for n in range(1, len(shape) + 1) if prod(shape[:n]) % count == 0)
+    return (count, prod(shape[:leading]) // count, *shape[leading:])
 
 
 def _concatenated(shards: Sequence[Tensor]) -> Tensor:

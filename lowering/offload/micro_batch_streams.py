@@ -17,10 +17,12 @@ Limits: a single element is not worth a host exchange, so a stack of them stays 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
+
+from jax import lax
 
 from ipujax.lowering.jax_compat import (
     CALLEES,
@@ -35,7 +37,9 @@ from ipujax.lowering.jax_compat import (
     shape_of,
 )
 from ipujax.lowering.jaxpr import PIPELINE, is_pipeline, scan_body, variables_read
+from ipujax.lowering.offload.nested_rows import Rows, read_by_number
 from ipujax.lowering.offload.primitives import host_send_p, remote_load_p
+from ipujax.lowering.offload.row_updates import is_reshape
 from ipujax.lowering.replicas import on_one_replica, unwrapped
 from ipujax.runtime.tensor import is_key_dtype
 
@@ -74,6 +78,11 @@ def batch_arguments(jaxpr: ClosedJaxpr, of_loops: bool = False) -> dict[int, int
     return {n: count for n, numbers in counts.items() if len(numbers) == 1 and (count := max(numbers)) > 1}
 
 
+def _rows_inside(readers: set[int]) -> int:
+    """The rows in which loops inside of a loop read a row of it; 1 if anything else reads it."""
+    return max(readers) if len(readers) == 1 and max(readers) > 1 else 1
+
+
 def could_stream_loops(trace: ClosedJaxpr, before: ClosedJaxpr) -> bool:
     """True if loops read arguments by rows, or stack results, that are not streamed already.
 
@@ -109,8 +118,10 @@ def _reads(eqn: JaxprEqn, readers: Mapping[Var, set[int]], of_loops: bool) -> Se
         return [{spec.micro_batches if role == "batch" else _OTHER} for role in spec.roles]
     if name == "scan" and of_loops:
         first_stack = eqn.params["num_consts"] + eqn.params["num_carry"]
-        count = eqn.params["length"]
-        return [{count if number >= first_stack else _OTHER} for number in range(len(eqn.invars))]
+        body = closed(eqn.params["jaxpr"]).jaxpr
+        rows = _readers(body, of_loops)
+        counts = [eqn.params["length"] * _rows_inside(rows.get(var, set())) for var in body.invars[first_stack:]]
+        return [*({_OTHER} for _ in range(first_stack)), *({count} for count in counts)]
     if is_reshape(eqn):
         return [readers.get(eqn.outvars[0], set())]
     callee = closed(eqn.params[_CALLEES[name]]).jaxpr if name in _CALLEES else None
@@ -118,17 +129,6 @@ def _reads(eqn: JaxprEqn, readers: Mapping[Var, set[int]], of_loops: bool) -> Se
         return [{_OTHER}] * len(eqn.invars)
     inner = _readers(callee, of_loops)
     return [inner.get(var, set()) for var in callee.invars]
-
-
-def is_reshape(eqn: JaxprEqn) -> bool:
-    """True if an equation only changes the shape of a value, not the order of its elements."""
-    if eqn.primitive.name not in _RESHAPES or len(eqn.invars) > 1:
-        return False
-    dims = list(eqn.params.get("broadcast_dimensions", ()))  # JAX writes `expand_dims` as a broadcast
-    return dims == sorted(dims) and prod(shape_of(eqn.invars[0])) == prod(shape_of(eqn.outvars[0]))
-
-
-_RESHAPES = frozenset(("reshape", "squeeze", "expand_dims", "broadcast_in_dim"))
 
 
 def sends_results(body: Jaxpr) -> list[bool]:
@@ -174,14 +174,16 @@ def stream(jaxpr: ClosedJaxpr, streams: Streams = NO_STREAMS) -> ClosedJaxpr:
 
 def _streamed(jaxpr: ClosedJaxpr, streams: Streams) -> ClosedJaxpr:
     body = jaxpr.jaxpr
-    batches = {var for var, count in zip(body.invars, streams.batches, strict=True) if count is not None}
-    batches |= {eqn.outvars[0] for eqn in body.eqns if _is_reshape_of(eqn, batches)}
+    batches = {var: count for var, count in zip(body.invars, streams.batches, strict=True) if count is not None}
+    for eqn in body.eqns:
+        if _is_reshape_of(eqn, batches):
+            batches[eqn.outvars[0]] = batches[eqn.invars[0]]  # type: ignore[index]
     sent = _sent_stacks(body, streams)
     eqns: list[JaxprEqn] = []
     for eqn in body.eqns:
         if _streams_rows(eqn, streams.of_loops):
-            eqns.append(_streaming(eqn, batches, sent))
-        elif _is_reshape_of(eqn, batches) or batches.isdisjoint(variables_read(eqn)):
+            eqns += _by_number(_streaming(eqn, batches, sent), batches)
+        elif _is_reshape_of(eqn, batches) or batches.keys().isdisjoint(variables_read(eqn)):
             eqns.append(eqn)
         else:  # another pass has made it read a batch
             eqns += _with_loads(eqn, batches)
@@ -193,12 +195,38 @@ def _streams_rows(eqn: JaxprEqn, of_loops: bool) -> bool:
     return is_pipeline(eqn) or (of_loops and eqn.primitive.name == "scan")
 
 
-def _is_reshape_of(eqn: JaxprEqn, values: set[Var]) -> bool:
+def _by_number(eqn: JaxprEqn, batches: Mapping[Var, int]) -> list[JaxprEqn]:
+    """A loop, in which loops inside read rows of batches by their number."""
+    if eqn.primitive.name != "scan":
+        return [eqn]
+    first_stack = eqn.params["num_consts"] + eqn.params["num_carry"]
+    stacks = {n: x for n, x in enumerate(eqn.invars) if n >= first_stack and isinstance(x, Var) and x in batches}
+    nested = {n: x for n, x in stacks.items() if batches[x] > eqn.params["length"]}
+    if not nested:
+        return [eqn]
+    tables = {x: _flat(x, batches[x], eqn) for x in nested.values()}
+    rows = {n: Rows(tables[x].outvars[0]) for n, x in nested.items()}
+    return [*tables.values(), *read_by_number(eqn, rows)]
+
+
+def _flat(batch: Var, count: int, like: JaxprEqn) -> JaxprEqn:
+    """The reshape of a batch to a table of `count` rows."""
+    aval: Any = batch.aval
+    dims = list(aval.shape)
+    rows = 1
+    while rows < count:
+        rows *= dims.pop(0)
+    table = Var(aval.update(shape=(count, *dims)))
+    params = {"new_sizes": table.aval.shape, "dimensions": None, "sharding": None}
+    return new_equation(lax.reshape_p, [batch], [table], params, like)
+
+
+def _is_reshape_of(eqn: JaxprEqn, values: Collection[Var]) -> bool:
     # A literal has no hash.
     return is_reshape(eqn) and isinstance(eqn.invars[0], Var) and eqn.invars[0] in values
 
 
-def _streaming(eqn: JaxprEqn, batches: set[Var], sent: set[Var]) -> JaxprEqn:
+def _streaming(eqn: JaxprEqn, batches: Collection[Var], sent: set[Var]) -> JaxprEqn:
     """A pipeline that loads the batches it reads, and stores its results of `sent`, by micro-batches."""
     is_sent = [var in sent for var in eqn.outvars]
     if eqn.primitive.name == PIPELINE:
@@ -224,7 +252,7 @@ def _sending(jaxpr: ClosedJaxpr, is_sent: Sequence[bool]) -> ClosedJaxpr:
     return ClosedJaxpr(body.replace(eqns=[*body.eqns, *sends], outvars=outvars), jaxpr.consts)
 
 
-def _with_loads(eqn: JaxprEqn, batches: set[Var]) -> list[JaxprEqn]:
+def _with_loads(eqn: JaxprEqn, batches: Collection[Var]) -> list[JaxprEqn]:
     """An equation after loads of the whole batches that it reads."""
     whole: dict[Var, Var] = {var: Var(var.aval) for var in variables_read(eqn) if var in batches}
     loads = [new_equation(remote_load_p, [var], [loaded], {"in_groups": False}, eqn) for var, loaded in whole.items()]

@@ -37,7 +37,7 @@ _SUMS = frozenset(("scatter-add", "scatter-sub"))
 def row_access(eqn: JaxprEqn) -> list[JaxprEqn]:
     """Equations that move the accessed rows, for one that `accesses_rows` of a table in streaming memory."""
     windows_of, access = _ACCESSES[eqn.primitive.name]
-    return _spliced(access(eqn, windows_of(eqn)), eqn)
+    return spliced(access(eqn, windows_of(eqn)), eqn)
 
 
 def accesses_rows(eqn: JaxprEqn) -> bool:
@@ -218,7 +218,7 @@ _ACCESSES: Mapping[str, tuple[Callable[[JaxprEqn], _Windows], Callable[[JaxprEqn
 }
 
 
-def _spliced(fun: Callable[..., Any], eqn: JaxprEqn) -> list[JaxprEqn]:
+def spliced(fun: Callable[..., Any], eqn: JaxprEqn) -> list[JaxprEqn]:
     """Traces a function of an equation's operands to equations that replace it.
 
     Args:

@@ -13,8 +13,9 @@ update, has effects, or belongs to another phase.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from math import prod
 
-from ipujax.lowering.jax_compat import Atom, JaxprEqn, Var, without_axes
+from ipujax.lowering.jax_compat import Atom, JaxprEqn, Var, shape_of, without_axes
 from ipujax.lowering.jaxpr import variables_read
 from ipujax.lowering.offload.row_access import accesses_rows, writes_rows
 from ipujax.lowering.primitives import record_of
@@ -41,6 +42,13 @@ def updates_in_place(
 def is_view(eqn: JaxprEqn) -> bool:
     """True if an equation only views a value, or parts of it."""
     return record_of(eqn).cost in ("view", "part") and len(variables_read(eqn)) <= 1
+
+
+def is_reshape(eqn: JaxprEqn) -> bool:
+    """True if an equation only changes the shape of a value, not the order of its elements."""
+    if len(eqn.invars) != 1 or not record_of(eqn).is_in_order:
+        return False
+    return prod(shape_of(eqn.invars[0])) == prod(shape_of(eqn.outvars[0]))  # else a broadcast repeats them
 
 
 def viewed_value(var: Var, definitions: Mapping[Var, JaxprEqn]) -> Var:

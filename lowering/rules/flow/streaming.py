@@ -71,7 +71,9 @@ def remote_rows_rule(ctx: Context, remote: Tensor, rows: Tensor) -> Tensor:
     """Loads rows of a buffer."""
     loaded = ctx.graph.add_variable((*rows.shape, *remote.shape[1:]), remote.dtype, ctx.name)
     map_linearly(ctx.graph, rows)
-    ctx.prog.add(RemoteIn(_buffer(ctx, remote), loaded, rows, ctx.graph.origin))
+    buffer = _buffer(ctx, remote)
+    in_rows = loaded.reshape((*rows.shape, *buffer.memory.shape[1:]))  # the table may be a reshape of its buffer
+    ctx.prog.add(RemoteIn(buffer, in_rows, rows, ctx.graph.origin))
     return loaded
 
 

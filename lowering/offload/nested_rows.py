@@ -1,0 +1,128 @@
+"""Rows of loops inside of loops: an inner loop reads its rows from the host's memory by their number.
+
+    scan over rows [outer, inner, …]              scan over numbers, with the table [outer · inner, …] as a constant
+      scan over one [inner, …]              →       scan over numbers, with the table and the outer number
+        … row …                                       row = remote_rows table (outer number · inner + inner number)
+
+Input: a loop, and the table of each stack of it that inner loops read by rows. Output: an equal loop, in which no stack
+is on the tiles for longer than an iteration of the innermost loop.
+Limits: I/O tiles do not fetch these rows ahead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+
+from ipujax.lowering.jax_compat import ClosedJaxpr, Jaxpr, JaxprEqn, Var, new_equation, shape_of
+from ipujax.lowering.jaxpr import variables_read
+from ipujax.lowering.offload.primitives import remote_rows_p
+from ipujax.lowering.offload.row_access import spliced
+from ipujax.lowering.offload.row_updates import is_reshape
+
+_NUMBER = jax.core.ShapedArray((), np.dtype(np.int32))
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows of a stack: those of a table from `first` on, in units of the length of the stack; from 0 on for None."""
+
+    table: Var
+    first: Var | None = None
+
+
+def read_by_number(loop: JaxprEqn, rows: Mapping[int, Rows]) -> list[JaxprEqn]:
+    """Return an equal loop that reads rows of some stacks by their number.
+
+    Args:
+        loop: a `scan`.
+        rows: rows of each of these stacks, by the number of the operand.
+    """
+    params = loop.params
+    length = params["length"]
+    num_consts = params["num_consts"]
+    numbers = Var(_NUMBER.update(shape=(length,)))
+    count = new_equation(
+        lax.iota_p, [], [numbers], {"dtype": _NUMBER.dtype, "shape": (length,), "dimension": 0, "sharding": None}, loop
+    )
+    constants = list(dict.fromkeys(x for each in rows.values() for x in (each.table, each.first) if x is not None))
+    kept = [(n, x) for n, x in enumerate(loop.invars) if n not in rows]
+    invars = [*loop.invars[:num_consts], *constants, *(x for n, x in kept if n >= num_consts), numbers]
+    params = {
+        **params,
+        "num_consts": num_consts + len(constants),
+        "jaxpr": _body(loop, params["jaxpr"], rows, constants),
+        "linear": (False,) * len(invars),
+    }
+    return [count, loop.replace(invars=invars, params=params)]
+
+
+def _body(loop: JaxprEqn, jaxpr: ClosedJaxpr, rows: Mapping[int, Rows], constants: list[Var]) -> ClosedJaxpr:
+    body = jaxpr.jaxpr
+    num_consts = loop.params["num_consts"]
+    inner_of: dict[Var, Var] = {x: Var(x.aval) for x in constants}
+    number = Var(_NUMBER)
+    eqns: list[JaxprEqn] = []
+    inner_rows: dict[Var, Rows] = {}
+    for n, each in rows.items():
+        first = number
+        if each.first is not None:
+            first = Var(_NUMBER)
+            eqns += _equations(_number_in(loop.params["length"]), [inner_of[each.first], number], first, loop)
+        inner_rows[body.invars[n]] = Rows(inner_of[each.table], first)
+    kept = [x for n, x in enumerate(body.invars) if n not in rows]
+    invars = [*kept[:num_consts], *inner_of.values(), *kept[num_consts:], number]
+    eqns += _with_row_loads(body, inner_rows, loop)
+    names = body.debug_info.with_unknown_names()
+    return ClosedJaxpr(body.replace(invars=invars, eqns=eqns, debug_info=names), jaxpr.consts)
+
+
+def _with_row_loads(body: Jaxpr, rows: dict[Var, Rows], loop: JaxprEqn) -> list[JaxprEqn]:
+    """The equations of a body, with loads of the rows of an iteration, by the variable of each in the body."""
+    eqns: list[JaxprEqn] = []
+    loaded: dict[Var, Var] = {}
+    for eqn in body.eqns:
+        read = [x for x in variables_read(eqn) if x in rows]
+        if read and is_reshape(eqn):
+            rows[eqn.outvars[0]] = rows[read[0]]
+            continue
+        stacks = _stacks_of(eqn, rows)
+        if stacks:  # a loop inside has the rows of its iterations loaded by itself
+            eqns += read_by_number(eqn, stacks)
+            continue
+        for x in read:
+            if x not in loaded:
+                first = rows[x].first
+                assert first is not None, "rows of a body have a number"
+                loaded[x] = Var(x.aval)
+                eqns += _equations(_row_of(shape_of(x)), [rows[x].table, first], loaded[x], loop)
+        eqns.append(eqn.replace(invars=[loaded.get(x, x) if isinstance(x, Var) else x for x in eqn.invars]))
+    return eqns
+
+
+def _stacks_of(eqn: JaxprEqn, rows: Mapping[Var, Rows]) -> dict[int, Rows]:
+    """The rows that are stacks of an equation, by the number of the operand; none if it is no loop."""
+    if eqn.primitive.name != "scan":
+        return {}
+    first_stack = eqn.params["num_consts"] + eqn.params["num_carry"]
+    stacks = enumerate(eqn.invars[first_stack:], first_stack)
+    return {n: rows[x] for n, x in stacks if isinstance(x, Var) and x in rows}
+
+
+def _equations(fun: Callable[..., Any], operands: list[Var], result: Var, like: JaxprEqn) -> list[JaxprEqn]:
+    return spliced(fun, new_equation(remote_rows_p, operands, [result], {}, like))
+
+
+def _number_in(length: int) -> Callable[..., Any]:
+    """The number of an inner iteration among those of all outer ones."""
+    return lambda outer, inner: outer * np.int32(length) + inner
+
+
+def _row_of(shape: tuple[int, ...]) -> Callable[..., Any]:
+    """The row of a table with a number, in a shape."""
+    return lambda table, number: lax.reshape(*remote_rows_p.bind(table, lax.reshape(number, (1,))), shape)
