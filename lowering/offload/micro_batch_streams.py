@@ -37,8 +37,10 @@ from ipujax.lowering.jax_compat import (
     shape_of,
 )
 from ipujax.lowering.jaxpr import PIPELINE, is_pipeline, scan_body, variables_read
+from ipujax.lowering.offload.counted_rows import reads_row, rows_by_counter
 from ipujax.lowering.offload.nested_rows import Rows, read_by_number
-from ipujax.lowering.offload.primitives import host_send_p, remote_load_p
+from ipujax.lowering.offload.primitives import host_send_p, remote_load_p, remote_rows_p
+from ipujax.lowering.offload.row_access import row_access
 from ipujax.lowering.offload.row_updates import is_reshape
 from ipujax.lowering.replicas import on_one_replica, unwrapped
 from ipujax.runtime.tensor import is_key_dtype
@@ -76,6 +78,20 @@ def batch_arguments(jaxpr: ClosedJaxpr, of_loops: bool = False) -> dict[int, int
     readers = _readers(jaxpr.jaxpr, of_loops)
     counts = {n: readers.get(var, set()) for n, var in enumerate(jaxpr.jaxpr.invars)}
     return {n: count for n, numbers in counts.items() if len(numbers) == 1 and (count := max(numbers)) > 1}
+
+
+def _loop_reads(loop: JaxprEqn) -> list[set[int]]:
+    """As `_reads`: a loop reads its stacks by rows, and constants of which its body reads the row of an iteration."""
+    num_consts = loop.params["num_consts"]
+    first_stack = num_consts + loop.params["num_carry"]
+    body = closed(loop.params["jaxpr"]).jaxpr
+    readers = _readers(body, of_loops=True)
+    by_number = rows_by_counter(loop)
+    reads = [{_OTHER} for _ in range(first_stack)]
+    for n in by_number:
+        reads[n] = {shape_of(loop.invars[n])[0]}
+    counts = [loop.params["length"] * _rows_inside(readers.get(var, set())) for var in body.invars[first_stack:]]
+    return [*reads, *({count} for count in counts)]
 
 
 def _rows_inside(readers: set[int]) -> int:
@@ -117,11 +133,7 @@ def _reads(eqn: JaxprEqn, readers: Mapping[Var, set[int]], of_loops: bool) -> Se
         spec = eqn.params["spec"]
         return [{spec.micro_batches if role == "batch" else _OTHER} for role in spec.roles]
     if name == "scan" and of_loops:
-        first_stack = eqn.params["num_consts"] + eqn.params["num_carry"]
-        body = closed(eqn.params["jaxpr"]).jaxpr
-        rows = _readers(body, of_loops)
-        counts = [eqn.params["length"] * _rows_inside(rows.get(var, set())) for var in body.invars[first_stack:]]
-        return [*({_OTHER} for _ in range(first_stack)), *({count} for count in counts)]
+        return _loop_reads(eqn)
     if is_reshape(eqn):
         return [readers.get(eqn.outvars[0], set())]
     callee = closed(eqn.params[_CALLEES[name]]).jaxpr if name in _CALLEES else None
@@ -182,7 +194,8 @@ def _streamed(jaxpr: ClosedJaxpr, streams: Streams) -> ClosedJaxpr:
     eqns: list[JaxprEqn] = []
     for eqn in body.eqns:
         if _streams_rows(eqn, streams.of_loops):
-            eqns += _by_number(_streaming(eqn, batches, sent), batches)
+            *before, loop = _with_table_reads(_streaming(eqn, batches, sent), batches)
+            eqns += [*before, *_by_number(loop, batches)]
         elif _is_reshape_of(eqn, batches) or batches.keys().isdisjoint(variables_read(eqn)):
             eqns.append(eqn)
         else:  # another pass has made it read a batch
@@ -207,6 +220,22 @@ def _by_number(eqn: JaxprEqn, batches: Mapping[Var, int]) -> list[JaxprEqn]:
     tables = {x: _flat(x, batches[x], eqn) for x in nested.values()}
     rows = {n: Rows(tables[x].outvars[0]) for n, x in nested.items()}
     return [*tables.values(), *read_by_number(eqn, rows)]
+
+
+def _with_table_reads(loop: JaxprEqn, batches: Mapping[Var, int]) -> list[JaxprEqn]:
+    """A loop whose body looks rows of constants up on the host; other batches that it does not stack are loaded."""
+    num_consts = loop.params["num_consts"]
+    first_stack = num_consts + loop.params["num_carry"]
+    kept = [x for x in loop.invars[:first_stack] if isinstance(x, Var) and x in batches]
+    if not kept:
+        return [loop]
+    body = closed(loop.params["jaxpr"])
+    tables = {var for var, x in zip(body.jaxpr.invars[:num_consts], loop.invars, strict=False) if x in kept}
+    eqns = [each for eqn in body.jaxpr.eqns for each in (row_access(eqn) if reads_row(eqn, tables) else [eqn])]
+    if any(not tables.isdisjoint(variables_read(eqn)) for eqn in eqns if eqn.primitive is not remote_rows_p):
+        *loads, loop = _with_loads(loop, kept)
+        return [*loads, loop]
+    return [loop.replace(params={**loop.params, "jaxpr": ClosedJaxpr(body.jaxpr.replace(eqns=eqns), body.consts)})]
 
 
 def _flat(batch: Var, count: int, like: JaxprEqn) -> JaxprEqn:

@@ -1,0 +1,82 @@
+"""Constants of a loop of which each iteration reads one row, at an index that only counts iterations.
+
+    fori_loop(0, n, lambda i, c: f(c, x[i]), c)     x stays where it is, and row i moves in iteration i
+
+Input: a loop. Output: its operands of this kind, which `micro_batch_streams` may leave in the host's memory.
+Limits: an index counts if it is computed from whole numbers that a loop adds constants to, or takes from a stack, and
+from literals; one in a loop inside, or in a branch, does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import jax.numpy as jnp
+
+from ipujax.lowering.jax_compat import Atom, JaxprEqn, Literal, Var, closed, shape_of
+from ipujax.lowering.jaxpr import variables_read
+from ipujax.lowering.offload.row_access import accesses_rows
+
+
+def rows_by_counter(loop: JaxprEqn) -> list[int]:
+    """Return the constants of a `scan` that its body reads by rows alone, one an iteration, by operand number."""
+    num_consts = loop.params["num_consts"]
+    body = closed(loop.params["jaxpr"]).jaxpr
+    definitions = {var: eqn for eqn in body.eqns for var in eqn.outvars}
+    counters = _counters(loop, definitions)
+    readers: dict[Var, list[JaxprEqn]] = {var: [] for var in body.invars[:num_consts]}
+    for eqn in body.eqns:
+        for var in variables_read(eqn):
+            if var in readers:
+                readers[var].append(eqn)
+    return [
+        n
+        for n, var in enumerate(body.invars[:num_consts])
+        if readers[var]
+        and var not in body.outvars
+        and all(reads_row(eqn, {var}) and _counts(eqn.invars[1], definitions, counters) for eqn in readers[var])
+    ]
+
+
+def reads_row(eqn: JaxprEqn, tables: Collection[Var]) -> bool:
+    """True if an equation slices one row of a table, and reads no table otherwise."""
+    if eqn.primitive.name != "dynamic_slice" or eqn.invars[0] not in tables or not accesses_rows(eqn):
+        return False
+    return shape_of(eqn.outvars[0])[0] == 1 and not any(x in tables for x in eqn.invars[1:])
+
+
+def _counters(loop: JaxprEqn, definitions: Mapping[Var, JaxprEqn]) -> set[Var]:
+    """Whole numbers of a body that count its iterations: states with a constant added, and rows of stacks of them."""
+    num_consts = loop.params["num_consts"]
+    first_stack = num_consts + loop.params["num_carry"]
+    body = closed(loop.params["jaxpr"]).jaxpr
+    rows = [var for var in body.invars[first_stack:] if _is_whole_number(var)]
+    states = zip(body.invars[num_consts:first_stack], body.outvars, strict=False)
+    return {*rows, *(var for var, after in states if _is_whole_number(var) and _adds_constant(after, var, definitions))}
+
+
+def _is_whole_number(var: Var) -> bool:
+    aval: Any = var.aval
+    return aval.shape == () and jnp.issubdtype(aval.dtype, jnp.integer)
+
+
+def _adds_constant(atom: Atom, var: Var, definitions: Mapping[Var, JaxprEqn]) -> bool:
+    eqn = definitions.get(atom) if isinstance(atom, Var) else None
+    if eqn is None or eqn.primitive.name not in ("add", "sub"):
+        return False
+    return any(x is var for x in eqn.invars) and any(isinstance(x, Literal) for x in eqn.invars)
+
+
+def _counts(atom: Atom, definitions: Mapping[Var, JaxprEqn], counters: Collection[Var]) -> bool:
+    """True if a value is computed from counters and literals alone."""
+    pending = [atom]
+    while pending:
+        value = pending.pop()
+        if isinstance(value, Literal) or value in counters:
+            continue
+        eqn = definitions.get(value)
+        if eqn is None or eqn.effects:
+            return False
+        pending += eqn.invars
+    return True
