@@ -57,7 +57,6 @@ def read_by_number(loop: JaxprEqn, rows: Mapping[int, Rows]) -> list[JaxprEqn]:
         **params,
         "num_consts": num_consts + len(constants),
         "jaxpr": _body(loop, params["jaxpr"], rows, constants),
-        "linear": (False,) * len(invars),
     }
     return [count, loop.replace(invars=invars, params=params)]
 

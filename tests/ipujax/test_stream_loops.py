@@ -1,0 +1,198 @@
+"""Loops whose rows stay in the host's memory: the same numbers, and tiles that hold one iteration's rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+import ipujax as ipu
+
+RNG = np.random.default_rng(0)
+WEIGHTS = RNG.normal(size=(8, 8)).astype(np.float32)
+ROWS = RNG.normal(size=(6, 4, 8)).astype(np.float32)
+DEVICE = ipu.IPUModel(tiles_per_ipu=4)
+Fun = Callable[[Any, Any], Any]
+
+
+def map_rows(w: Any, xs: Any) -> Any:
+    return lax.scan(lambda carry, x: (carry, x @ w), 0.0, xs)[1]
+
+
+def train(w: Any, xs: Any) -> Any:
+    def step(w: Any, x: Any) -> Any:
+        loss, gradient = jax.value_and_grad(lambda w: jnp.abs(x @ w).mean())(w)
+        return w - 0.1 * gradient, (loss, x @ w)
+
+    return lax.scan(step, w, xs)
+
+
+def views(w: Any, xs: Any) -> Any:
+    w, (losses, ys) = train(w, jnp.squeeze(xs[None], 0).reshape(6, 2, 16).reshape(6, 4, 8))
+    return w, losses, ys[None]
+
+
+def called(w: Any, xs: Any) -> Any:
+    return jax.jit(train)(w, xs)
+
+
+def backwards(w: Any, xs: Any) -> Any:
+    return lax.scan(lambda w, x: (0.9 * w + x.T @ x, x + 1), w, xs, reverse=True)
+
+
+def read_twice(w: Any, xs: Any) -> Any:
+    first = lax.scan(lambda w, x: (0.9 * w + x.T @ x, None), w, xs)[0]
+    return lax.scan(lambda w, x: (0.8 * w + x.T @ x, None), first, xs)[0]
+
+
+def nested(w: Any, xs: Any) -> Any:
+    def update(w: Any, rows: Any) -> Any:
+        gradient, ys = lax.scan(lambda g, x: (g + x.T @ (x @ w), x @ w), jnp.zeros_like(w), rows)
+        return w - 0.01 * gradient, ys.sum(0)
+
+    return lax.scan(update, w, xs.reshape(3, 2, 4, 8))
+
+
+def nested_and_read(w: Any, xs: Any) -> Any:
+    """Rows of the outer loop are read by more than the inner loop, and go in whole."""
+
+    def update(w: Any, rows: Any) -> Any:
+        return lax.scan(lambda g, x: (g + x.T @ x, None), w, rows)[0], rows.sum()
+
+    return lax.scan(update, w, xs.reshape(3, 2, 4, 8))
+
+
+def three_loops(w: Any, xs: Any) -> Any:
+    def outer(w: Any, rows: Any) -> Any:
+        return lax.scan(lambda w, x: lax.scan(lambda w, v: (0.9 * w + v[:, None] * v, None), w, x), w, rows)[0], None
+
+    return lax.scan(outer, w, xs.reshape(3, 2, 4, 8))[0]
+
+
+def counted(w: Any, xs: Any) -> Any:
+    return lax.fori_loop(0, 6, lambda i, w: 0.9 * w + xs[5 - i].T @ xs[5 - i], w)
+
+
+def counted_by_stack(w: Any, xs: Any) -> Any:
+    return lax.scan(lambda w, i: (0.9 * w + xs[i].T @ xs[i], xs[i, 0]), w, jnp.asarray([3, 1, 0, 5, 2, 4]))
+
+
+def gradient_of_loop(w: Any, xs: Any) -> Any:
+    return jax.grad(lambda w: lax.scan(lambda h, x: (jnp.tanh(h @ w + x), None), xs[0] * 0, xs)[0].sum())(w)
+
+
+def in_branch(w: Any, xs: Any) -> Any:
+    return lax.cond(w.sum() > 0, lambda: train(w, xs)[0], lambda: w * xs[0].sum())
+
+
+STREAMED = [map_rows, train, views, called, backwards, read_twice, nested, three_loops, counted, counted_by_stack]
+WHOLE = [nested_and_read, gradient_of_loop, in_branch]
+
+
+def jitted(fun: Fun, stream_loops: Any, device: ipu.IPUModel = DEVICE, **settings: Any) -> Any:
+    return ipu.jit(fun, device=device, options=ipu.Options(stream_loops=stream_loops), **settings)
+
+
+@pytest.mark.parametrize("fun", [*STREAMED, *WHOLE])
+def test_numbers_are_those_of_plain_jax(fun: Fun) -> None:
+    expected = jax.jit(fun)(WEIGHTS, ROWS)
+    jax.tree.map(np.testing.assert_array_equal, jitted(fun, False)(WEIGHTS, ROWS), jitted(fun, True)(WEIGHTS, ROWS))
+    jax.tree.map(
+        lambda got, right: np.testing.assert_allclose(got, right, rtol=2e-5, atol=1e-6),
+        jitted(fun, True)(WEIGHTS, ROWS),
+        expected,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fun", [*STREAMED, *WHOLE])
+def test_tiles_compute_the_same(fun: Fun) -> None:
+    assert jitted(fun, True).check(WEIGHTS, ROWS).agrees
+
+
+def fullest(fun: Fun, count: int, stream_loops: Any) -> int:
+    shapes = (jax.ShapeDtypeStruct((64, 64), np.float16), jax.ShapeDtypeStruct((count, 16, 64), np.float16))
+    device = ipu.IPUModel(tiles_per_ipu=8)
+    return jitted(fun, stream_loops, device).lower(*shapes).compile().profile.memory.max_tile_bytes
+
+
+def accumulate(w: Any, xs: Any) -> Any:
+    def update(w: Any, rows: Any) -> Any:
+        gradient, losses = lax.scan(lambda g, x: (g + x.T @ (x @ w), jnp.abs(x @ w).mean()), w * 0, rows)
+        return w - gradient, losses
+
+    return lax.scan(update, w, xs.reshape(2, -1, 16, 64))
+
+
+@pytest.mark.parametrize("fun", [map_rows, train, accumulate])
+def test_tiles_hold_one_iteration(fun: Fun) -> None:
+    few, many, whole = fullest(fun, 4, True), fullest(fun, 64, True), fullest(fun, 64, False)
+    assert many <= 1.05 * few and whole > 1.5 * many
+
+
+def test_a_loop_costs_what_a_pipeline_of_its_iterations_does() -> None:
+    shapes = (jax.ShapeDtypeStruct((64, 64), np.float16), jax.ShapeDtypeStruct((32, 16, 64), np.float16))
+
+    def pipeline(w: Any, xs: Any) -> Any:
+        return ipu.pipeline(lambda w, x: x[0] @ w, micro_batches=32, reduce="stack")(w, xs)
+
+    loop_cycles = jitted(map_rows, True).lower(*shapes).compile().profile.cycles
+    assert loop_cycles <= 1.03 * jitted(pipeline, False).lower(*shapes).compile().profile.cycles
+
+
+def test_auto_streams_where_the_program_does_not_fit() -> None:
+    shapes = (jax.ShapeDtypeStruct((64, 64), np.float16), jax.ShapeDtypeStruct((64, 16, 64), np.float16))
+
+    def profile(stream_loops: Any, **machine: int) -> Any:
+        device = ipu.IPUModel(tiles_per_ipu=8, **machine)
+        return jitted(map_rows, stream_loops, device).lower(*shapes).compile().profile
+
+    whole, streamed = profile(False), profile(True)
+    assert profile("auto").cycles == whole.cycles < streamed.cycles
+    small = (whole.memory.max_tile_bytes + streamed.memory.max_tile_bytes) // 2
+    assert profile("auto", bytes_per_tile=small).cycles == streamed.cycles
+    with pytest.raises(ipu.TileMemoryError, match=r"Options\(stream_loops=True\)"):
+        profile(False, bytes_per_tile=small)
+
+
+def test_replicas_stream_rows_of_their_own() -> None:
+    def fun(w: Any, xs: Any) -> Any:
+        w, ys = lax.scan(lambda w, x: (w - 0.1 * lax.pmean(x.T @ x, "replica"), x @ w), w, jnp.swapaxes(xs, 0, 1))
+        return lax.pmean(w, "replica"), ys[None]
+
+    def rows_first(w: Any, xs: Any) -> Any:
+        w, ys = lax.scan(lambda w, x: (w - 0.1 * lax.pmean(x.T @ x, "replica"), x @ w), w, xs[0])
+        return w, ys[None]
+
+    xs = np.stack([ROWS, ROWS + 1])
+    device = ipu.IPUModel(num_ipus=2, tiles_per_ipu=4)
+    settings: Any = {"replicas": 2, "in_specs": (P(), P("replica")), "out_specs": (P(), P("replica"))}
+    whole = jitted(rows_first, False, device, **settings)
+    streamed = jitted(rows_first, True, device, **settings)
+    jax.tree.map(np.testing.assert_array_equal, whole(WEIGHTS, xs), streamed(WEIGHTS, xs))
+    assert streamed.profile(WEIGHTS, xs).memory.max_tile_bytes < whole.profile(WEIGHTS, xs).memory.max_tile_bytes
+    swapped = xs.swapaxes(1, 2)  # rows are not contiguous: they stay whole
+    jax.tree.map(
+        np.testing.assert_array_equal,
+        jitted(lambda w, xs: fun(w, xs[0]), False, device, **settings)(WEIGHTS, swapped),
+        jitted(lambda w, xs: fun(w, xs[0]), True, device, **settings)(WEIGHTS, swapped),
+    )
+
+
+def test_io_tiles_fetch_rows_ahead() -> None:
+    device = ipu.IPUModel(tiles_per_ipu=16)
+    options = [ipu.Options(stream_loops=True, io_tiles=n) for n in (0, 4)]
+    alone, ahead = (ipu.jit(map_rows, device=device, options=each) for each in options)
+    np.testing.assert_array_equal(alone(WEIGHTS, ROWS), ahead(WEIGHTS, ROWS))
+
+
+@pytest.mark.parametrize("value", ["yes", 1.0, None])
+def test_other_ways_are_refused(value: Any) -> None:
+    with pytest.raises(ipu.ArgumentError, match="stream_loops"):
+        ipu.Options(stream_loops=value)
