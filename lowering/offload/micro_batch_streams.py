@@ -189,7 +189,7 @@ def _streamed(jaxpr: ClosedJaxpr, streams: Streams) -> ClosedJaxpr:
     batches = {var: count for var, count in zip(body.invars, streams.batches, strict=True) if count is not None}
     for eqn in body.eqns:
         if _is_reshape_of(eqn, batches):
-            batches[eqn.outvars[0]] = batches[eqn.invars[0]]  # type: ignore[index]
+            batches[eqn.outvars[0]] = batches[eqn.invars[0]]
     sent = _sent_stacks(body, streams)
     eqns: list[JaxprEqn] = []
     for eqn in body.eqns:
@@ -246,7 +246,7 @@ def _flat(batch: Var, count: int, like: JaxprEqn) -> JaxprEqn:
     while rows < count:
         rows *= dims.pop(0)
     table = Var(aval.update(shape=(count, *dims)))
-    params = {"new_sizes": table.aval.shape, "dimensions": None, "sharding": None}
+    params = {"new_sizes": shape_of(table), "dimensions": None, "sharding": None}
     return new_equation(lax.reshape_p, [batch], [table], params, like)
 
 

@@ -124,4 +124,9 @@ def _number_in(length: int) -> Callable[..., Any]:
 
 def _row_of(shape: tuple[int, ...]) -> Callable[..., Any]:
     """The row of a table with a number, in a shape."""
-    return lambda table, number: lax.reshape(*remote_rows_p.bind(table, lax.reshape(number, (1,))), shape)
+
+    def load(table: Any, number: Any) -> Any:
+        (rows,) = remote_rows_p.bind(table, lax.reshape(number, (1,)))
+        return lax.reshape(rows, shape)
+
+    return load

@@ -149,7 +149,7 @@ def test_a_loop_costs_what_a_pipeline_of_its_iterations_does() -> None:
 def test_auto_streams_where_the_program_does_not_fit() -> None:
     shapes = (jax.ShapeDtypeStruct((64, 64), np.float16), jax.ShapeDtypeStruct((64, 16, 64), np.float16))
 
-    def profile(stream_loops: Any, **machine: int) -> Any:
+    def profile(stream_loops: Any, **machine: Any) -> Any:
         device = ipu.IPUModel(tiles_per_ipu=8, **machine)
         return jitted(map_rows, stream_loops, device).lower(*shapes).compile().profile
 
