@@ -100,7 +100,8 @@ class PlannedLowering(LoweringPlan):
         memories = self._input_memories(choice.stream_loops)
         names = [self._program_signature.leaf_names[n] for n in self.positions]
         names += [f"closed over: array {n}" for n in range(len(self.constants))]
-        streams = Streams(memories.batches, tuple(alias is None for alias in memories.aliases), choice.stream_loops)
+        is_free = tuple(alias is None for alias in memories.aliases)
+        streams = Streams(memories.batches, is_free, choice.stream_loops)
         offloading = self._offloading(memories.whole_off_chip, memories.aliases, memories.whole_on_host, choice)
         # Past the first cost per byte memory is short: equal layers that share code then save more than recomputing
         # only some parts of each.

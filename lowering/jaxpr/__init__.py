@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         scan_body as scan_body,
         while_body as while_body,
         while_condition as while_condition,
+        with_scan_body as with_scan_body,
     )
     from ipujax.lowering.jaxpr.equation_numbers import EquationNumbers as EquationNumbers
     from ipujax.lowering.jaxpr.nested import (

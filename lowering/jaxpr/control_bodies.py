@@ -84,6 +84,11 @@ def scan_body(params: Mapping[str, Any]) -> Body:
     return Body(jaxpr, inputs, inputs, _places(0, carries, len(jaxpr.out_avals) - carries))
 
 
+def with_scan_body(params: Mapping[str, Any], jaxpr: ClosedJaxpr, more_constants: int) -> dict[str, Any]:
+    """Return the parameters of a `scan` with another body, which has so many more constants."""
+    return {**params, "jaxpr": jaxpr, "num_consts": params["num_consts"] + more_constants}
+
+
 def while_body(params: Mapping[str, Any]) -> Body:
     """Return the body of a `while` from its parameters."""
     jaxpr: ClosedJaxpr = params["body_jaxpr"]

@@ -14,25 +14,26 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from ipujax.lowering.jax_compat import Atom, JaxprEqn, Literal, Var, closed, shape_of
-from ipujax.lowering.jaxpr import variables_read
+from ipujax.lowering.jax_compat import Atom, JaxprEqn, Literal, Var, shape_of
+from ipujax.lowering.jaxpr import Body, scan_body, variables_read
 from ipujax.lowering.offload.row_access import accesses_rows
 
 
 def rows_by_counter(loop: JaxprEqn) -> list[int]:
     """Return the constants of a `scan` that its body reads by rows alone, one an iteration, by operand number."""
-    num_consts = loop.params["num_consts"]
-    body = closed(loop.params["jaxpr"]).jaxpr
+    scan = scan_body(loop.params)
+    body = scan.jaxpr.jaxpr
+    constants = body.invars[scan.inputs.constants]
     definitions = {var: eqn for eqn in body.eqns for var in eqn.outvars}
-    counters = _counters(loop, definitions)
-    readers: dict[Var, list[JaxprEqn]] = {var: [] for var in body.invars[:num_consts]}
+    counters = _counters(scan, definitions)
+    readers: dict[Var, list[JaxprEqn]] = {var: [] for var in constants}
     for eqn in body.eqns:
         for var in variables_read(eqn):
             if var in readers:
                 readers[var].append(eqn)
     return [
         n
-        for n, var in enumerate(body.invars[:num_consts])
+        for n, var in enumerate(constants)
         if readers[var]
         and var not in body.outvars
         and all(reads_row(eqn, {var}) and _counts(eqn.invars[1], definitions, counters) for eqn in readers[var])
@@ -46,13 +47,11 @@ def reads_row(eqn: JaxprEqn, tables: Collection[Var]) -> bool:
     return shape_of(eqn.outvars[0])[0] == 1 and not any(x in tables for x in eqn.invars[1:])
 
 
-def _counters(loop: JaxprEqn, definitions: Mapping[Var, JaxprEqn]) -> set[Var]:
+def _counters(scan: Body, definitions: Mapping[Var, JaxprEqn]) -> set[Var]:
     """Whole numbers of a body that count its iterations: states with a constant added, and rows of stacks of them."""
-    num_consts = loop.params["num_consts"]
-    first_stack = num_consts + loop.params["num_carry"]
-    body = closed(loop.params["jaxpr"]).jaxpr
-    rows = [var for var in body.invars[first_stack:] if _is_whole_number(var)]
-    states = zip(body.invars[num_consts:first_stack], body.outvars, strict=False)
+    body = scan.jaxpr.jaxpr
+    rows = [var for var in body.invars[scan.inputs.stacks] if _is_whole_number(var)]
+    states = zip(body.invars[scan.inputs.carries], body.outvars[scan.results.carries], strict=True)
     return {*rows, *(var for var, after in states if _is_whole_number(var) and _adds_constant(after, var, definitions))}
 
 

@@ -82,16 +82,14 @@ def batch_arguments(jaxpr: ClosedJaxpr, of_loops: bool = False) -> dict[int, int
 
 def _loop_reads(loop: JaxprEqn) -> list[set[int]]:
     """As `_reads`: a loop reads its stacks by rows, and constants of which its body reads the row of an iteration."""
-    num_consts = loop.params["num_consts"]
-    first_stack = num_consts + loop.params["num_carry"]
-    body = closed(loop.params["jaxpr"]).jaxpr
-    readers = _readers(body, of_loops=True)
-    by_number = rows_by_counter(loop)
-    reads = [{_OTHER} for _ in range(first_stack)]
-    for n in by_number:
+    body = scan_body(loop.params)
+    jaxpr = body.jaxpr.jaxpr
+    readers = _readers(jaxpr, of_loops=True)
+    counts = [loop.params["length"] * _rows_inside(readers.get(var, set())) for var in jaxpr.invars[body.inputs.stacks]]
+    reads = [*({_OTHER} for _ in range(body.operands.stacks.start)), *({count} for count in counts)]
+    for n in rows_by_counter(loop):
         reads[n] = {shape_of(loop.invars[n])[0]}
-    counts = [loop.params["length"] * _rows_inside(readers.get(var, set())) for var in body.invars[first_stack:]]
-    return [*reads, *({count} for count in counts)]
+    return reads
 
 
 def _rows_inside(readers: set[int]) -> int:
@@ -212,8 +210,9 @@ def _by_number(eqn: JaxprEqn, batches: Mapping[Var, int]) -> list[JaxprEqn]:
     """A loop, in which loops inside read rows of batches by their number."""
     if eqn.primitive.name != "scan":
         return [eqn]
-    first_stack = eqn.params["num_consts"] + eqn.params["num_carry"]
-    stacks = {n: x for n, x in enumerate(eqn.invars) if n >= first_stack and isinstance(x, Var) and x in batches}
+    are_stacks = scan_body(eqn.params).operands.are_stacks()
+    operands = enumerate(zip(eqn.invars, are_stacks, strict=True))
+    stacks = {n: x for n, (x, is_stack) in operands if is_stack and isinstance(x, Var) and x in batches}
     nested = {n: x for n, x in stacks.items() if batches[x] > eqn.params["length"]}
     if not nested:
         return [eqn]
@@ -224,13 +223,13 @@ def _by_number(eqn: JaxprEqn, batches: Mapping[Var, int]) -> list[JaxprEqn]:
 
 def _with_table_reads(loop: JaxprEqn, batches: Mapping[Var, int]) -> list[JaxprEqn]:
     """A loop whose body looks rows of constants up on the host; other batches that it does not stack are loaded."""
-    num_consts = loop.params["num_consts"]
-    first_stack = num_consts + loop.params["num_carry"]
-    kept = [x for x in loop.invars[:first_stack] if isinstance(x, Var) and x in batches]
+    scan = scan_body(loop.params)
+    body = scan.jaxpr
+    kept = [x for x in loop.invars[: scan.operands.stacks.start] if isinstance(x, Var) and x in batches]
     if not kept:
         return [loop]
-    body = closed(loop.params["jaxpr"])
-    tables = {var for var, x in zip(body.jaxpr.invars[:num_consts], loop.invars, strict=False) if x in kept}
+    pairs = zip(body.jaxpr.invars[scan.inputs.constants], loop.invars[scan.operands.constants], strict=True)
+    tables = {var for var, x in pairs if x in kept}
     eqns = [each for eqn in body.jaxpr.eqns for each in (row_access(eqn) if reads_row(eqn, tables) else [eqn])]
     if any(not tables.isdisjoint(variables_read(eqn)) for eqn in eqns if eqn.primitive is not remote_rows_p):
         *loads, loop = _with_loads(loop, kept)

@@ -20,9 +20,9 @@ import numpy as np
 from jax import lax
 
 from ipujax.lowering.jax_compat import ClosedJaxpr, Jaxpr, JaxprEqn, Var, new_equation, shape_of
-from ipujax.lowering.jaxpr import variables_read
+from ipujax.lowering.jaxpr import scan_body, variables_read, with_scan_body
 from ipujax.lowering.offload.primitives import remote_rows_p
-from ipujax.lowering.offload.row_access import spliced
+from ipujax.lowering.offload.row_access import in_place_of
 from ipujax.lowering.offload.row_updates import is_reshape
 
 _NUMBER = jax.core.ShapedArray((), np.dtype(np.int32))
@@ -45,25 +45,22 @@ def read_by_number(loop: JaxprEqn, rows: Mapping[int, Rows]) -> list[JaxprEqn]:
     """
     params = loop.params
     length = params["length"]
-    num_consts = params["num_consts"]
+    first_carry = scan_body(params).operands.constants.stop
     numbers = Var(_NUMBER.update(shape=(length,)))
     count = new_equation(
         lax.iota_p, [], [numbers], {"dtype": _NUMBER.dtype, "shape": (length,), "dimension": 0, "sharding": None}, loop
     )
     constants = list(dict.fromkeys(x for each in rows.values() for x in (each.table, each.first) if x is not None))
-    kept = [(n, x) for n, x in enumerate(loop.invars) if n not in rows]
-    invars = [*loop.invars[:num_consts], *constants, *(x for n, x in kept if n >= num_consts), numbers]
-    params = {
-        **params,
-        "num_consts": num_consts + len(constants),
-        "jaxpr": _body(loop, params["jaxpr"], rows, constants),
-    }
-    return [count, loop.replace(invars=invars, params=params)]
+    kept = [x for n, x in enumerate(loop.invars) if n not in rows]
+    invars = [*kept[:first_carry], *constants, *kept[first_carry:], numbers]
+    body = _body(loop, rows, constants)
+    return [count, loop.replace(invars=invars, params=with_scan_body(params, body, len(constants)))]
 
 
-def _body(loop: JaxprEqn, jaxpr: ClosedJaxpr, rows: Mapping[int, Rows], constants: list[Var]) -> ClosedJaxpr:
-    body = jaxpr.jaxpr
-    num_consts = loop.params["num_consts"]
+def _body(loop: JaxprEqn, rows: Mapping[int, Rows], constants: list[Var]) -> ClosedJaxpr:
+    scan = scan_body(loop.params)
+    body = scan.jaxpr.jaxpr
+    first_carry = scan.operands.constants.stop
     inner_of: dict[Var, Var] = {x: Var(x.aval) for x in constants}
     number = Var(_NUMBER)
     eqns: list[JaxprEqn] = []
@@ -75,10 +72,10 @@ def _body(loop: JaxprEqn, jaxpr: ClosedJaxpr, rows: Mapping[int, Rows], constant
             eqns += _equations(_number_in(loop.params["length"]), [inner_of[each.first], number], first, loop)
         inner_rows[body.invars[n]] = Rows(inner_of[each.table], first)
     kept = [x for n, x in enumerate(body.invars) if n not in rows]
-    invars = [*kept[:num_consts], *inner_of.values(), *kept[num_consts:], number]
+    invars = [*kept[:first_carry], *inner_of.values(), *kept[first_carry:], number]
     eqns += _with_row_loads(body, inner_rows, loop)
     names = body.debug_info.with_unknown_names()
-    return ClosedJaxpr(body.replace(invars=invars, eqns=eqns, debug_info=names), jaxpr.consts)
+    return ClosedJaxpr(body.replace(invars=invars, eqns=eqns, debug_info=names), scan.jaxpr.consts)
 
 
 def _with_row_loads(body: Jaxpr, rows: dict[Var, Rows], loop: JaxprEqn) -> list[JaxprEqn]:
@@ -108,13 +105,13 @@ def _stacks_of(eqn: JaxprEqn, rows: Mapping[Var, Rows]) -> dict[int, Rows]:
     """The rows that are stacks of an equation, by the number of the operand; none if it is no loop."""
     if eqn.primitive.name != "scan":
         return {}
-    first_stack = eqn.params["num_consts"] + eqn.params["num_carry"]
-    stacks = enumerate(eqn.invars[first_stack:], first_stack)
-    return {n: rows[x] for n, x in stacks if isinstance(x, Var) and x in rows}
+    are_stacks = scan_body(eqn.params).operands.are_stacks()
+    operands = enumerate(zip(eqn.invars, are_stacks, strict=True))
+    return {n: rows[x] for n, (x, is_stack) in operands if is_stack and isinstance(x, Var) and x in rows}
 
 
 def _equations(fun: Callable[..., Any], operands: list[Var], result: Var, like: JaxprEqn) -> list[JaxprEqn]:
-    return spliced(fun, new_equation(remote_rows_p, operands, [result], {}, like))
+    return in_place_of(new_equation(remote_rows_p, operands, [result], {}, like), fun)
 
 
 def _number_in(length: int) -> Callable[..., Any]:

@@ -37,7 +37,7 @@ _SUMS = frozenset(("scatter-add", "scatter-sub"))
 def row_access(eqn: JaxprEqn) -> list[JaxprEqn]:
     """Equations that move the accessed rows, for one that `accesses_rows` of a table in streaming memory."""
     windows_of, access = _ACCESSES[eqn.primitive.name]
-    return spliced(access(eqn, windows_of(eqn)), eqn)
+    return in_place_of(eqn, access(eqn, windows_of(eqn)))
 
 
 def accesses_rows(eqn: JaxprEqn) -> bool:
@@ -218,12 +218,12 @@ _ACCESSES: Mapping[str, tuple[Callable[[JaxprEqn], _Windows], Callable[[JaxprEqn
 }
 
 
-def spliced(fun: Callable[..., Any], eqn: JaxprEqn) -> list[JaxprEqn]:
+def in_place_of(eqn: JaxprEqn, fun: Callable[..., Any]) -> list[JaxprEqn]:
     """Traces a function of an equation's operands to equations that replace it.
 
     Args:
-        fun: from arrays to one array, by functions of `jax.lax` that call no others.
         eqn: the equation, of one result; its operands, result, line and scope are those of the replacement.
+        fun: from arrays to one array, by functions of `jax.lax` that call no others.
     """
     avals: list[Any] = [x.aval for x in eqn.invars]
     body = jax.make_jaxpr(fun)(*(jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals))
