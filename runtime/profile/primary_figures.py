@@ -34,6 +34,7 @@ from ipujax.runtime.profile.program_costs import PROGRAM_TREE, ProgramNode, prog
 from ipujax.runtime.profile.stage_figures import PipelineCost, StageCost, pipeline_costs, stage_costs
 from ipujax.runtime.profile.step_costs import StepCost, step_costs
 from ipujax.runtime.profile.step_rows import StepRows
+from ipujax.runtime.profile.streamed_loops import StreamedLoop, streamed_loops
 from ipujax.runtime.profile.task_trace import TaskTrace, task_trace
 from ipujax.runtime.profile.unpriced import Unpriced, unpriced, unpriced_section
 from ipujax.runtime.sections.execution import execution_report, tile_balance, tile_cycles, vertex_type_cycles
@@ -264,6 +265,11 @@ class PrimaryFigures(FigureRecord):
                 rows[leaf.compute_set] = Fallback(operation, name, cycles, borrowed.get(name, 1), origin)
         gathered = [Fallback(operation, _GATHERED, 0, 1, Origin(line=line)) for operation, line in notes.gathered]
         return (*rows.values(), *gathered)
+
+    @figure
+    def streamed_loops(self) -> tuple[StreamedLoop, ...]:
+        """Loops that move rows between the host's memory and the tiles in each iteration, in program order."""
+        return streamed_loops(self.executable)
 
     @figure
     def unpriced(self) -> tuple[Unpriced, ...]:

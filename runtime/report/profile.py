@@ -235,6 +235,7 @@ class Profile(Figures):
             (partial(sections.layers, max_layers=max_layers), True),
             (stages, True),
             (sections.host_data, True),
+            (sections.streamed_loops, True),
             (sections.unpriced, True),
             (sections.fallbacks, True),
             (sections.emulated, True),

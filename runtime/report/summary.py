@@ -280,6 +280,15 @@ def unpriced(profile: Figures) -> str:
     return _section("Unpriced operations, whose time no figure counts", lines)
 
 
+def streamed_loops(profile: Figures) -> str:
+    """List the loops whose rows are in the host's memory."""
+    lines = (
+        f"{x.iterations:>15,} iterations  {x.bytes_in:,} bytes in and {x.bytes_out:,} out in each, {x.origin}"
+        for x in profile.streamed_loops
+    )
+    return _section("Loops that stream rows from and to the host", lines)
+
+
 def _times(runs: int | None) -> str:
     return "runs depend on data" if runs is None else f"{runs:,} run{'' if runs == 1 else 's'}"
 

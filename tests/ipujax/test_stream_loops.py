@@ -110,7 +110,6 @@ def test_numbers_are_those_of_plain_jax(fun: Fun) -> None:
     )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("fun", [*STREAMED, *WHOLE])
 def test_tiles_compute_the_same(fun: Fun) -> None:
     assert jitted(fun, True).check(WEIGHTS, ROWS).agrees
@@ -120,6 +119,17 @@ def fullest(fun: Fun, count: int, stream_loops: Any) -> int:
     shapes = (jax.ShapeDtypeStruct((64, 64), np.float16), jax.ShapeDtypeStruct((count, 16, 64), np.float16))
     device = ipu.IPUModel(tiles_per_ipu=8)
     return jitted(fun, stream_loops, device).lower(*shapes).compile().profile.memory.max_tile_bytes
+
+
+def test_the_profile_lists_loops_that_stream() -> None:
+    profile = jitted(map_rows, True).profile(WEIGHTS, ROWS)
+    (loop,) = profile.streamed_loops
+    assert (loop.iterations, loop.bytes_in, loop.bytes_out) == (6, 4 * 8 * 4, 4 * 8 * 4)
+    assert "test_stream_loops.py" in str(loop.origin) and "(map_rows)" in str(loop.origin)
+    assert "6 iterations  128 bytes in and 128 out in each" in profile.summary()
+    inner, outer = sorted(jitted(nested, True).profile(WEIGHTS, ROWS).streamed_loops, key=lambda loop: loop.bytes_out)
+    assert (inner.iterations, inner.bytes_in) == (2, 128) and (outer.iterations, outer.bytes_out) == (3, 128)
+    assert not jitted(map_rows, False).profile(WEIGHTS, ROWS).streamed_loops
 
 
 def accumulate(w: Any, xs: Any) -> Any:
