@@ -3,12 +3,12 @@
 Input: an equation over the axis of replicas. Output: its groups of replicas, and the rearrangements of operands and
 results for `stacked` and `collectives`, in which a leading dimension of ranks numbers the parts of a value.
 
-    reduce    psum, pmax, pmin, all_reduce   all elements of every operand; axes that `vmap` made dimensions first
-    gather    all_gather                     ranks become a dimension, or are joined along one (`tiled`)
-    scatter   reduce_scatter                 a dimension is ranks, or is cut into them
-    exchange  all_to_all                     one dimension is cut into ranks, they are joined along another
-    permute   ppermute, pbroadcast           (source, destination) pairs
-    index     axis_index, axis_rank          the number of the replica, or its rank along axes of a mesh
+    all_reduce      psum, pmax, pmin      all elements of every operand; axes that `vmap` made dimensions first
+    all_gather                            ranks become a dimension, or are joined along one (`tiled`)
+    reduce_scatter                        a dimension is ranks, or is cut into them
+    all_to_all                            one dimension is cut into ranks, they are joined along another
+    permute         ppermute, pbroadcast  (source, destination) pairs
+    index           axis_index, axis_rank the number of the replica, or its rank along axes of a mesh
 
 Source: `jax.lax` parallel operations, jax 0.10.
 """
@@ -33,7 +33,7 @@ from ipujax.runtime.tensor import Tensor
 
 # `all_reduce` names its monoid in its parameters.
 MONOIDS = {"psum": "add", "pmax": "max", "pmin": "min"}
-Kind = Literal["reduce", "gather", "scatter", "exchange", "permute", "index"]
+Kind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute", "index"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class Form:
         """True if the results are equal on all replicas for any operands."""
         has_one_source = self.kind == "permute" and len({source for source, _ in self.pairs}) == 1
         reaches_all = len(self.pairs) == sum(map(len, self.groups))
-        return (self.kind in ("reduce", "gather") and len(self.groups) == 1) or (has_one_source and reaches_all)
+        return (self.kind in ("all_reduce", "all_gather") and len(self.groups) == 1) or (has_one_source and reaches_all)
 
     @property
     def is_uneven(self) -> bool:
@@ -102,7 +102,7 @@ class Form:
         """Results on arrays of all replicas, [replicas, …]."""
         if self.kind == "index":
             return [jnp.asarray(self.ranks, np.int32)]
-        if self.kind == "reduce":
+        if self.kind == "all_reduce":
             reduced = [stacked.reduced(x, self.monoid, tuple(d + 1 for d in self.dims)) for x in operands]
             return [stacked.all_reduce(x, self.monoid, self.groups) for x in reduced]
         (x,) = operands
@@ -112,9 +112,9 @@ class Form:
 
 
 _STACKED: dict[str, Callable[[Form, jax.Array], jax.Array]] = {
-    "gather": lambda form, x: stacked.all_gather(x, form.groups),
-    "scatter": lambda form, x: stacked.reduce_scatter(x, form.monoid, form.groups),
-    "exchange": lambda form, x: stacked.all_to_all(x, form.groups),
+    "all_gather": lambda form, x: stacked.all_gather(x, form.groups),
+    "reduce_scatter": lambda form, x: stacked.reduce_scatter(x, form.monoid, form.groups),
+    "all_to_all": lambda form, x: stacked.all_to_all(x, form.groups),
     "permute": lambda form, x: stacked.permute(x, form.pairs),
 }
 
@@ -143,7 +143,7 @@ def _reduce(eqn: JaxprEqn, replicas: int) -> Form:
     # Only over axes that `vmap` made dimensions: a reduction of each replica by itself.
     single_groups = tuple((replica,) for replica in range(replicas))
     groups = _groups(eqn, replicas, of_one_size=False) if is_collective(eqn) else single_groups
-    return Form("reduce", groups, monoid, dims=tuple(axis for axis in axes if not isinstance(axis, str)))
+    return Form("all_reduce", groups, monoid, dims=tuple(axis for axis in axes if not isinstance(axis, str)))
 
 
 def _gather(eqn: JaxprEqn, replicas: int) -> Form:
@@ -153,7 +153,7 @@ def _gather(eqn: JaxprEqn, replicas: int) -> Form:
     out = shape_of(eqn.outvars[0])
     # Moves the leading dimension of ranks to `dim`.
     order = (*range(1, dim + 1), 0, *range(dim + 1, len(shape)))
-    return Form("gather", groups, after=Arrangement(shape, order, out))
+    return Form("all_gather", groups, after=Arrangement(shape, order, out))
 
 
 def _scatter(eqn: JaxprEqn, replicas: int) -> Form:
@@ -163,7 +163,7 @@ def _scatter(eqn: JaxprEqn, replicas: int) -> Form:
     ranks = len(groups[0])
     cut = _cut(shape, dim, ranks)
     parts_shape = (ranks, *shape_of(eqn.outvars[0]))
-    return Form("scatter", groups, before=Arrangement(cut, _to_front(dim, len(cut)), parts_shape))
+    return Form("reduce_scatter", groups, before=Arrangement(cut, _to_front(dim, len(cut)), parts_shape))
 
 
 def _exchange(eqn: JaxprEqn, replicas: int) -> Form:
@@ -178,7 +178,7 @@ def _exchange(eqn: JaxprEqn, replicas: int) -> Form:
     # Moves the leading dimension of ranks to `concat_dim`, where they are joined.
     inverse = (*range(1, concat_dim + 1), 0, *range(concat_dim + 1, len(parts_shape)))
     result_arrangement = Arrangement(parts_shape, inverse, shape_of(eqn.outvars[0]))
-    return Form("exchange", groups, before=Arrangement(cut, order, parts_shape), after=result_arrangement)
+    return Form("all_to_all", groups, before=Arrangement(cut, order, parts_shape), after=result_arrangement)
 
 
 def _permute(eqn: JaxprEqn, replicas: int) -> Form:

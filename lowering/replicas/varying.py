@@ -157,7 +157,7 @@ def _of_collective(form: Form, operand: Classes) -> Classes:
     else:
         sender_of = {replica: group for group in form.groups for replica in group}
     senders = [sender_of.get(replica, ()) for replica in range(len(operand))]
-    return agreement.of_results(senders, operand, has_ranks=form.kind in ("scatter", "exchange"))
+    return agreement.of_results(senders, operand, has_ranks=form.kind in ("reduce_scatter", "all_to_all"))
 
 
 def _collectives_inside(eqn: JaxprEqn) -> Iterator[JaxprEqn]:

@@ -25,7 +25,7 @@ def collective_rule(ctx: Context, *operands: Tensor, **params: Any) -> Sequence[
     form = COLLECTIVES[ctx.primitive.name](ctx.equation, replicas)
     if form.kind == "index":
         return [graph.add_replica_constant(np.array(form.ranks, np.int32), "replica index")]
-    if form.kind == "reduce":
+    if form.kind == "all_reduce":
         return _reduce(ctx, form, *operands)
     (x,) = operands
     result = _ADDED[form.kind](ctx.builder, form.before.of(x) if form.before else x, form)
@@ -80,9 +80,9 @@ def _reduce_unevenly(builder: Builder, form: Form, x: Tensor) -> Tensor:
 
 
 _ADDED: dict[str, Callable[[Builder, Tensor, Form], Tensor]] = {
-    "gather": lambda builder, x, form: collectives.all_gather(builder, x, form.groups),
-    "scatter": lambda builder, x, form: collectives.reduce_scatter(builder, x, form.monoid, form.groups),
-    "exchange": lambda builder, x, form: collectives.all_to_all(builder, x, form.groups),
+    "all_gather": lambda builder, x, form: collectives.all_gather(builder, x, form.groups),
+    "reduce_scatter": lambda builder, x, form: collectives.reduce_scatter(builder, x, form.monoid, form.groups),
+    "all_to_all": lambda builder, x, form: collectives.all_to_all(builder, x, form.groups),
     "permute": lambda builder, x, form: collectives.permute(builder, x, form.pairs),
 }
 
