@@ -247,7 +247,7 @@ def run_program(folder: Path, number: int, cache: str) -> dict[str, Any]:
         compiled = module.program(cache, patch).lower(module.ARGUMENT).compile()
         cycles = compiled.profile.cycles
         result = np.asarray(compiled(module.ARGUMENT), np.float64).ravel().tolist()
-    return {"result": result, "cycles": cycles, "is_hit": type(compiled).__name__ == "CachedCompiled"}
+    return {"result": result, "cycles": cycles, "is_hit": compiled.lowered.call_program.is_stored}
 
 
 def child(folder: Path, count: int, cache: str) -> None:

@@ -31,7 +31,7 @@ from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
 import numpy as np
 
-from ipujax.lowering.pipelining import Cuts
+from ipujax.lowering.choice import Choice
 from ipujax.lowering.recomputation import ChainTrade, Recomputation
 from ipujax.runtime.compile import Executable, compile
 from ipujax.runtime.errors import ProfileError
@@ -57,25 +57,6 @@ _HARDLY_MORE = 1.005  # assumed: ratio of cycles at which no further attempt is 
 _SMALLEST_SHARE = 1 / 8  # assumed: operations planned for so small a part of the program's fullest tile free nothing
 _HOPELESS_RATIO = 5  # assumed: no attempt frees as many times a tile's memory if the last did not
 _MARGIN = 1.05  # bytes freed for each missing one: plans assume values that are spread evenly over tiles
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """Parameters of a plan.
-
-    Args:
-        byte_cost: cost per byte on the fullest tile, in cycles.
-        tile_bytes: memory of a tile as planners know it.
-        recomputation: values that gradients compute again.
-        cuts: for each pipeline with open stages, the cuts to start the search from; empty for a full search.
-        stream_loops: whether rows of loops stay in the host's memory.
-    """
-
-    byte_cost: float
-    tile_bytes: int
-    recomputation: Recomputation
-    cuts: tuple[Cuts, ...] = ()
-    stream_loops: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Lowers a jaxpr to a graph and a control program.
 
-    lower(jaxpr, target, donated, options) → LoweredProgram(graph, program, inputs, outputs)
+    lower(jaxpr, target, inputs, choice, options) → LoweredProgram(graph, program, inputs, outputs)
 
 Arguments become variables filled from host streams, each equation adds compute sets by its rule, see `equations`, and
 results go to host streams. A donated argument stays on the device: the result that takes its place is copied into its
@@ -19,8 +19,9 @@ from typing import Any
 
 import jax
 
+from ipujax.lowering.choice import Choice
 from ipujax.lowering.ipus import IpuView
-from ipujax.lowering.jax_compat import ClosedJaxpr, Var, is_on_host
+from ipujax.lowering.jax_compat import ClosedJaxpr, Var
 from ipujax.lowering.jaxpr import ValueRoles, has_stages
 from ipujax.lowering.layout import MemoryOrder, map_linearly, must_be_set_aside, overwrite
 from ipujax.lowering.merge import merge_compute_sets
@@ -36,11 +37,11 @@ from ipujax.lowering.pipelining import (
     num_shards,
     uncut,
 )
-from ipujax.lowering.recomputation import KEEP_ALL, ChainTrade, Recomputation
+from ipujax.lowering.program_inputs import NO_MEMORIES, ProgramInputs
+from ipujax.lowering.recomputation import ChainTrade
 from ipujax.lowering.replicas import (
     BlockSplit,
     Replicated,
-    Split,
     Splits,
     check_results,
     join,
@@ -128,18 +129,10 @@ class LoweredProgram:
 def lower(
     jaxpr: ClosedJaxpr,
     target: Target,
-    *,
-    donated: Sequence[bool] = (),
-    aliases: Sequence[int | None] | None = None,
-    offloaded: Sequence[bool] = (),
-    streamed: Sequence[bool] = (),
-    batches: Sequence[int | None] = (),
-    names: Sequence[str] = (),
-    line: str = "",
+    inputs: ProgramInputs = NO_MEMORIES,
+    choice: Choice | None = None,
     options: Options | None = None,
-    recomputation: Recomputation = KEEP_ALL,
-    cuts: Sequence[Cuts] = (),
-    planned_tile_bytes: int | None = None,
+    line: str = "",
     probes: Probes | None = None,
 ) -> LoweredProgram:
     """Lowers a jaxpr for a target.
@@ -147,19 +140,12 @@ def lower(
     Args:
         jaxpr: inlined jaxpr, see `passes`; of one `replicated` equation if there are several replicas.
         target: the machine, of all replicas together.
-        donated: True for each input whose buffer may be reused; all False when empty.
-        aliases: for each output the donated input whose place it takes, or None; paired by shape, dtype and split when
-            None.
-        offloaded: True for each input in streaming memory, as the jaxpr has it already; all False when empty.
-        streamed: True for each input that is loaded from the host's memory in the same way; all False when empty.
-        batches: for each input off chip that pipelines load by micro-batches, as the jaxpr has it already, the number
-            of these; None for others, all None when empty.
-        names: debug name of each input.
+        inputs: names and memories of the inputs of the jaxpr.
+        choice: parameters of the plan; when None, the first cost per byte and the target's tiles. Its recomputation is
+            that of gradients of pipelines; other gradients have it already. Its cuts are stage boundaries where the
+            search for stages starts.
+        options: options of the user, `Options()` when None; the cost of a byte is that of the choice.
         line: line of equations that have no line of the user, `file:line (function)`.
-        options: options of the user, `Options()` when None; without a cost of a byte, the first of the ladder.
-        recomputation: recomputation of gradients of pipelines; other gradients have it already.
-        cuts: stage boundaries where the search for stages starts; anywhere when empty.
-        planned_tile_bytes: bytes of a tile as planners know it; those of the target when None.
         probes: adds probes of all values to the program; None for a program without.
 
     Returns:
@@ -170,69 +156,93 @@ def lower(
             that is declared equal on all replicas and may differ, or partials of a type that no codelet has.
     """
     function = unwrapped(jaxpr)
-    jaxpr = function.jaxpr
-    replicas = function.replicas
-    check_results(function)
-    for number, aval in enumerate(jaxpr.in_avals):
-        check_is_array(aval, f"argument {names[number] if names else number}")
-    for var in jaxpr.jaxpr.constvars:
-        check_is_array(var.aval, "a value that the function closes over")
-    donated = donated or [False] * len(jaxpr.in_avals)
-    offloaded = offloaded or [False] * len(jaxpr.in_avals)
-    streamed = streamed or [False] * len(jaxpr.in_avals)
-    batches = batches or [None] * len(jaxpr.in_avals)
-    aliases = donated_aliases(function, donated) if aliases is None else tuple(aliases)
-    names = names or [f"arg{n}" for n in range(len(jaxpr.in_avals))]
-    replica_target = of_one_replica(target, replicas)
+    _check(function, inputs.names)
+    replica_target = of_one_replica(target, function.replicas)
+    choice = choice or Choice(BYTE_COST_CYCLES, replica_target.bytes_per_tile)
+    planning_target = _for_planners(replica_target, choice)
     options = options or Options()
-    byte_cost_cycles = BYTE_COST_CYCLES if options.byte_cost is None else options.byte_cost
-    planning_target = _for_planners(replica_target, planned_tile_bytes, byte_cost_cycles)
     make_lowering = partial(Lowering, options=options, probes=probes)
-    off_chip = _OffChip(offloaded, streamed, batches)
-    lowered: dict[ClosedJaxpr, LoweredProgram] = {}
-
-    def lowered_of(candidate: CutJaxpr) -> LoweredProgram:
-        if candidate.jaxpr not in lowered:
-            lowered.clear()  # at most one is stored: most often the first fits, and is requested again
-            graph = Graph(planning_target, replicas, byte_cost_cycles, options.io_tiles)
-            graph.replica_axes = function.mesh
-            program = _Program(function, candidate, graph, make_lowering, aliases, off_chip, names, recomputation)
-            lowered[candidate.jaxpr] = program.lowered(line)
-        return lowered[candidate.jaxpr]
-
-    def graph_of(candidate: CutJaxpr) -> tuple[Graph, ProgramSequence]:
-        program = lowered_of(candidate)
-        return program.graph, program.program
-
-    best = uncut(jaxpr)
-    found_cuts: tuple[Cuts, ...] = ()
-    if has_stages(jaxpr.jaxpr):
-        planning = Planning(planning_target, make_lowering, byte_cost_cycles, recomputation, replicas)
-        best, found_cuts = find_stages(jaxpr, planning, graph_of, cuts)
-    program = replace(lowered_of(best), cuts=found_cuts)
+    plan = _Plan(function, inputs.of_function(function), planning_target, choice, options.io_tiles, line, make_lowering)
+    program = _in_stages(plan) if has_stages(function.jaxpr.jaxpr) else _Program(plan, uncut(function.jaxpr)).lowered()
     # No planner has seen how much memory the machine has: only whether the program fits depends on it.
     program.graph.target = replica_target
     return program
 
 
-def _for_planners(target: Target, tile_bytes: int | None, byte_cost_cycles: float) -> Target:
+def _check(function: Replicated, names: Sequence[str]) -> None:
+    """Refuse results that may differ between replicas, and inputs that are no arrays."""
+    check_results(function)
+    for number, aval in enumerate(function.jaxpr.in_avals):
+        check_is_array(aval, f"argument {names[number] if names else number}")
+    for var in function.jaxpr.jaxpr.constvars:
+        check_is_array(var.aval, "a value that the function closes over")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Plan:
+    """What all programs of a function have in common, wherever its stages are cut.
+
+    Args:
+        function: the function of one replica.
+        inputs: names and memories of its inputs.
+        target: machine of one replica, as planners know it.
+        choice: parameters of the plan.
+        io_tiles: number of I/O tiles.
+        line: line of equations that have no line of the user.
+        make_lowering: makes a `Lowering` with the user's options.
+    """
+
+    function: Replicated
+    inputs: ProgramInputs
+    target: Target
+    choice: Choice
+    io_tiles: int
+    line: str
+    make_lowering: Callable[..., Lowering]
+
+    @property
+    def aliases(self) -> tuple[int | None, ...]:
+        """For each output the donated input whose place it takes, or None."""
+        assert self.inputs.aliases is not None
+        return self.inputs.aliases
+
+    def graph(self) -> Graph:
+        """Return an empty graph."""
+        graph = Graph(self.target, self.function.replicas, self.choice.byte_cost, self.io_tiles)
+        graph.replica_axes = self.function.mesh
+        return graph
+
+
+def _in_stages(plan: _Plan) -> LoweredProgram:
+    """Lowers a function with stages; where these are open, candidates are lowered to find the best cuts."""
+    latest: dict[ClosedJaxpr, LoweredProgram] = {}  # at most one: most often the first fits, and is requested again
+
+    def lowered_of(candidate: CutJaxpr) -> LoweredProgram:
+        if candidate.jaxpr not in latest:
+            latest.clear()
+            latest[candidate.jaxpr] = _Program(plan, candidate).lowered()
+        return latest[candidate.jaxpr]
+
+    def graph_of(candidate: CutJaxpr) -> tuple[Graph, ProgramSequence]:
+        program = lowered_of(candidate)
+        return program.graph, program.program
+
+    choice = plan.choice
+    function = plan.function
+    planning = Planning(plan.target, plan.make_lowering, choice.byte_cost, choice.recomputation, function.replicas)
+    best, cuts = find_stages(function.jaxpr, planning, graph_of, choice.cuts)
+    return replace(lowered_of(best), cuts=cuts)
+
+
+def _for_planners(target: Target, choice: Choice) -> Target:
     """Return a machine for planners: the more a byte costs, the smaller the share of a tile for an operation."""
     # Smaller operations take more code: a quarter is best for ResNet-50 and BERT-Large, a sixth for GPT-2 (measured).
-    share = next((share for min_cost, share in _SHARES if byte_cost_cycles >= min_cost), 1.0)
+    share = next((share for min_cost, share in _SHARES if choice.byte_cost >= min_cost), 1.0)
     return replace(
         target,
         available_memory_proportion=share * target.available_memory_proportion,
-        bytes_per_tile=target.bytes_per_tile if tile_bytes is None else tile_bytes,
+        bytes_per_tile=choice.tile_bytes,
     )
-
-
-@dataclass(frozen=True, slots=True)
-class _OffChip:
-    """For each input whether it is in streaming memory, or on the host; and the number of its micro-batches."""
-
-    offloaded: Sequence[bool]
-    streamed: Sequence[bool]
-    batches: Sequence[int | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,85 +255,76 @@ class _Arguments:
 
 
 class _Program:
-    """Program of one call; `cut` is the jaxpr of `function` with arguments and results that may be in row shards."""
+    """Program of one call; `cut` is the function's jaxpr with arguments and results that may be in row shards."""
 
-    def __init__(
-        self,
-        function: Replicated,
-        cut: CutJaxpr,
-        graph: Graph,
-        make_lowering: Callable[..., Lowering],
-        aliases: tuple[int | None, ...],
-        off_chip: _OffChip,
-        names: Sequence[str],
-        recomputation: Recomputation,
-    ) -> None:
-        self._function = function
+    def __init__(self, plan: _Plan, cut: CutJaxpr) -> None:
+        self._plan = plan
         self._cut = cut
-        self._graph = graph
-        self._names = names
-        self._roles = ValueRoles(cut.jaxpr.jaxpr, self._overwritten_inputs(aliases))
-        self._make_lowering = partial(make_lowering, roles=self._roles)
-        self._recomputation = recomputation
-        self._off_chip = off_chip
+        self._graph = graph = plan.graph()
+        self._roles = ValueRoles(cut.jaxpr.jaxpr, self._overwritten_inputs(plan.aliases))
+        self._make_lowering = partial(plan.make_lowering, roles=self._roles)
         # Equations outside of stages are not on I/O tiles.
         self._home: Graph = IpuView(graph, 0) if graph.io_tiles else graph
         self._prog = ProgramSequence()
-        self._aliases = aliases
         self._outputs = [
             HostStream(f"out{n}", aval.shape, aval.dtype, resident=alias is not None)
-            for n, (aval, alias) in enumerate(zip(function.jaxpr.out_avals, self._aliases, strict=True))
+            for n, (aval, alias) in enumerate(zip(plan.function.jaxpr.out_avals, plan.aliases, strict=True))
         ]
 
-    def lowered(self, line: str) -> LoweredProgram:
-        """Lowers the program; equations without a line of the user belong to `line`."""
-        function = self._function
+    def lowered(self) -> LoweredProgram:
+        """Lowers the program."""
         graph = self._graph
         prog = self._prog
-        names = self._names
-        aliases = self._aliases
+        aliases = self._plan.aliases
         placed = self._arguments()
         arguments = placed.tensors
-        results, pipelines = self._results(placed, line)
+        results, pipelines = self._results(placed)
         # Before any donated argument is overwritten: a result may be a view of it.
         results = self._set_aside_arguments(results, arguments)
         for result, alias, stream in zip(results, aliases, self._outputs, strict=True):
-            if not set(graph.off_chip).isdisjoint(result.variables()):
-                self._leave_off_chip(result, stream, None if alias is None else arguments[alias])
-                continue
-            if alias is not None and result is not arguments[alias]:
-                self._map_linearly(result)
-                with graph.debug_origin(_UPDATE):
-                    overwrite(Builder(graph, prog, f"{names[alias]}/update"), result, arguments[alias])
-                result = arguments[alias]
-            prog.add(StreamOut(result, stream))
+            self._return(result, stream, None if alias is None else arguments[alias], alias)
         for variable in graph.variables:
             self._map_linearly(Tensor.of(variable))
         note_other_roles(graph, prog)
         merge_compute_sets(graph, prog)
+        function = self._plan.function
         dims = function.in_dims, function.out_dims
         return LoweredProgram(graph, prog, placed.streams, tuple(self._outputs), aliases, *dims, pipelines)
+
+    def _return(self, result: Tensor, stream: HostStream, home: Tensor | None, alias: int | None) -> None:
+        """Sends a result to the host; one that takes the place of an argument, `home`, is written there first."""
+        if not set(self._graph.off_chip).isdisjoint(result.variables()):
+            self._leave_off_chip(result, stream, home)
+            return
+        if alias is not None and home is not None and result is not home:
+            self._map_linearly(result)
+            with self._graph.debug_origin(_UPDATE):
+                name = f"{self._plan.inputs.names[alias]}/update"
+                overwrite(Builder(self._graph, self._prog, name), result, home)
+            result = home
+        self._prog.add(StreamOut(result, stream))
 
     def _arguments(self) -> _Arguments:
         """Adds variables for all arguments, filled from host streams, or buffers for those off chip."""
         arguments = list[Tensor]()
         shards_of_arguments = list[tuple[Tensor, ...]]()
         inputs = list[HostStream]()
-        function = self._function
+        function = self._plan.function
         graph = self._graph
-        names = self._names
+        inputs_of_plan = self._plan.inputs
+        names = inputs_of_plan.names
         grouped = iter(grouped_inputs(self._cut.jaxpr.jaxpr))
         for number, (aval, bounds) in enumerate(zip(function.jaxpr.in_avals, self._cut.inputs, strict=True)):
             in_groups = any([next(grouped) for _ in range(num_shards(bounds))])
             in_dim = function.in_dims[number]
             shared = function.replicas > 1 and in_dim is None
             blocks = in_dim.blocks if isinstance(in_dim, BlockSplit) else None
-            resident = number in self._aliases
+            resident = number in self._plan.aliases
             stream = HostStream(
                 names[number], aval.shape, aval.dtype, resident=resident, broadcast=shared, blocks=blocks
             )
             inputs.append(stream)
-            if self._off_chip.offloaded[number] or self._off_chip.streamed[number]:
+            if inputs_of_plan.offloaded[number] or inputs_of_plan.streamed[number]:
                 shards_of_arguments.append(self._remote_argument(number, stream, bounds))
                 arguments.append(_concatenated(shards_of_arguments[-1]))
                 continue
@@ -345,9 +346,9 @@ class _Program:
 
     def _set_aside_arguments(self, results: Sequence[Tensor], arguments: Sequence[Tensor]) -> list[Tensor]:
         """Copies results that are views of a donated argument, before that argument is overwritten."""
-        overwritten = {v for alias in self._aliases if alias is not None for v in arguments[alias].variables()}
+        overwritten = {v for alias in self._plan.aliases if alias is not None for v in arguments[alias].variables()}
         safe_results = []
-        for result, alias in zip(results, self._aliases, strict=True):
+        for result, alias in zip(results, self._plan.aliases, strict=True):
             is_safe = alias is not None and not must_be_set_aside(result, arguments[alias], overwritten)
             if not is_safe and overwritten & set(result.variables()):
                 copy = self._home.add_variable(result.shape, result.dtype, "aside")
@@ -373,27 +374,28 @@ class _Program:
 
     def _remote_argument(self, number: int, stream: HostStream, bounds: Sequence[int] | None) -> tuple[Tensor, ...]:
         """Adds a buffer for an argument; returns tensors of its memory: one, or one for each shard."""
-        result = next((n for n, alias in enumerate(self._aliases) if alias == number), None)
+        result = next((n for n, alias in enumerate(self._plan.aliases) if alias == number), None)
         output = None if result is None else self._outputs[result]
-        on_host = self._off_chip.streamed[number]
-        count = self._off_chip.batches[number]
+        on_host = self._plan.inputs.streamed[number]
+        count = self._plan.inputs.batches[number]
         rows = stream.shape if count is None else _in_rows(stream.shape, count)
         buffer = self._graph.add_off_chip(rows, stream.dtype, stream.name, stream, output, on_host)
         memory = Tensor.of(buffer.memory).reshape(stream.shape)
         return (memory,) if bounds is None else tuple(memory[a:b] for a, b in pairwise(bounds))
 
-    def _results(self, arguments: _Arguments, line: str) -> tuple[list[Tensor], tuple[PipelineRun, ...]]:
+    def _results(self, arguments: _Arguments) -> tuple[list[Tensor], tuple[PipelineRun, ...]]:
         """Tensors of all results."""
         jaxpr = self._cut.jaxpr
         graph = self._graph
         operands = list(chain.from_iterable(arguments.shards))
         donated = self._donated(arguments.shards)
         pipelines = tuple[PipelineRun, ...]()
-        with graph.debug_origin(Origin(line)):
+        with graph.debug_origin(Origin(self._plan.line)):
             if has_stages(jaxpr.jaxpr):
                 # What nothing reads, and constants of copies, are mapped to an IPU that works anyway.
+                recomputation = self._plan.choice.recomputation
                 tensors, pipelines, self._home = lower_staged(
-                    graph, self._make_lowering, jaxpr, operands, self._prog, donated, self._recomputation
+                    graph, self._make_lowering, jaxpr, operands, self._prog, donated, recomputation
                 )
             else:
                 tensors = self._make_lowering(self._home, donated).jaxpr(jaxpr, operands, self._prog)
@@ -414,9 +416,9 @@ class _Program:
         """Arguments, or shards of them, that results may be written to directly, by the variables of the results."""
         outvars = iter(self._cut.jaxpr.jaxpr.outvars)
         donated = dict[Var, Tensor]()
-        for bounds, alias in zip(self._cut.outputs, self._aliases, strict=True):
+        for bounds, alias in zip(self._cut.outputs, self._plan.aliases, strict=True):
             result_vars = list(islice(outvars, num_shards(bounds)))
-            if alias is not None and not self._off_chip.offloaded[alias] and self._cut.inputs[alias] == bounds:
+            if alias is not None and not self._plan.inputs.offloaded[alias] and self._cut.inputs[alias] == bounds:
                 donated.update((v, x) for v, x in zip(result_vars, shards[alias], strict=True) if isinstance(v, Var))
         return donated
 
@@ -429,22 +431,3 @@ def _in_rows(shape: Sequence[int], count: int) -> tuple[int, ...]:
 
 def _concatenated(shards: Sequence[Tensor]) -> Tensor:
     return shards[0] if len(shards) == 1 else concat(shards, 0)
-
-
-def donated_aliases(function: Replicated, donated: Sequence[bool]) -> tuple[int | None, ...]:
-    """For each output the first free donated input of its shape, dtype, memory and split, paired like JAX."""
-    # In order and first fit, as XLA does: other pairings would copy buffers that JAX reuses.
-    free_inputs = [n for n, is_donated in enumerate(donated) if is_donated]
-    jaxpr = function.jaxpr
-    in_dims = function.in_dims
-    aliases: list[int | None] = []
-    for aval, dim in zip(jaxpr.out_avals, function.out_dims, strict=True):
-        match = next((n for n in free_inputs if _buffer(jaxpr.in_avals[n], in_dims[n]) == _buffer(aval, dim)), None)
-        if match is not None:
-            free_inputs.remove(match)
-        aliases.append(match)
-    return tuple(aliases)
-
-
-def _buffer(aval: Any, dim: Split) -> tuple[Any, ...]:
-    return aval.shape, aval.dtype, dim, is_on_host(aval)

@@ -51,6 +51,9 @@ class _Entry:
     last_use: int
 
 
+ABSENT: Any = object()  # in the place of a value that no cache has
+
+
 class Memory:
     """Values by key.
 
@@ -73,15 +76,25 @@ class Memory:
 
     def recall(self, key: Hashable, compute: Callable[[], Value]) -> Value:
         """Return the value of a key, from `compute` if it is not in the cache."""
+        value: Value = self.find(key)
+        # Without the lock: `compute` may read further keys.
+        return self.keep(key, compute()) if value is ABSENT else value
+
+    def find(self, key: Hashable) -> Any:
+        """Return the value of a key, `ABSENT` if it is not in the cache."""
         entry = self._entries.get(key)
         if entry is None:
-            value = compute()  # without the lock: it may read further keys
-            array_bytes = {id(array): array.nbytes for array in find_arrays((key, value))}
-            entry = _Entry(value, array_bytes, next(self._clock))
-            self._add(key, entry)
+            return ABSENT
         entry.last_use = next(self._clock)
-        cached: Value = entry.value
-        return cached
+        return entry.value
+
+    def keep(self, key: Hashable, value: Value) -> Value:
+        """Return the value of a key that was absent, which is in the cache from now on."""
+        array_bytes = {id(array): array.nbytes for array in find_arrays((key, value))}
+        entry = _Entry(value, array_bytes, next(self._clock))
+        self._add(key, entry)
+        entry.last_use = next(self._clock)
+        return value
 
     def _add(self, key: Hashable, entry: _Entry) -> None:
         with self._lock:
@@ -178,7 +191,9 @@ def remembered(function: Callable[P, Value]) -> Callable[P, Value]:
 
     @wraps(function)
     def cached(*args: P.args, **kwargs: P.kwargs) -> Value:
-        return recall((function, args, tuple(kwargs.items())), lambda: function(*args, **kwargs))
+        key = function, args, tuple(kwargs.items())
+        value: Value = _memory.find(key)
+        return _memory.keep(key, function(*args, **kwargs)) if value is ABSENT else value
 
     return cached
 
@@ -214,9 +229,12 @@ def recall_stored(key: Hashable, compute: Callable[[], Value], kind: Any, is_val
         kind: type of the value, annotated to its last field: a store has nothing else to build it from.
         is_valid: whether a value of the type can be that of the key; a store may have any.
     """
+    value: Value = _memory.find(key)
+    if value is not ABSENT:
+        return value
     # Values that `compute` needs are stored too: other programs may need them alone.
     store = _store.get()
-    return recall(key, compute if store is None else lambda: store.recall(key, compute, kind, is_valid))
+    return _memory.keep(key, compute() if store is None else store.recall(key, compute, kind, is_valid))
 
 
 def remembered_and_stored(
@@ -236,8 +254,14 @@ def remembered_and_stored(
         @wraps(function)
         def cached(*args: P.args, **kwargs: P.kwargs) -> Value:
             key = function, args, tuple(kwargs.items())
+            value: Value = _memory.find(key)
+            if value is not ABSENT:
+                return value
+            store = _store.get()
+            if store is None:
+                return _memory.keep(key, function(*args, **kwargs))
             compute = lambda: function(*args, **kwargs)  # noqa: E731
-            return recall_stored(key, compute, kind(), lambda value: is_valid(value, *args, **kwargs))
+            return _memory.keep(key, store.recall(key, compute, kind(), lambda found: is_valid(found, *args, **kwargs)))
 
         return cached
 

@@ -1,13 +1,9 @@
 """Cache of compiled programs on disk: a traced function is looked up by its key, and lowered only if it is not there.
 
-LoweringPlan ── program_key ──▶ ProgramEntry ──▶ a hit: CachedLowered          a miss: Lowered, whose results are stored
+LoweringPlan ── program_key ──▶ ProgramEntry ──▶ a hit: Lowered, of stored figures          a miss: Lowered, stored
 """
 
-from ipujax.caching.cached_stages import (
-    CachedCompiled as CachedCompiled,
-    CachedLowered as CachedLowered,
-    find_or_lower as find_or_lower,
-)
+from ipujax.caching.cached_stages import find_or_lower as find_or_lower
 from ipujax.caching.program_entry import (
     CallFigures as CallFigures,
     ProgramEntry as ProgramEntry,

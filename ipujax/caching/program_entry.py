@@ -57,9 +57,12 @@ def program_key(plan: LoweringPlan) -> str:
         NoDigestError: it has none; the text names the value that cannot be read.
     """
     signature = plan.signature
-    if plan.spread is not None:
+    settings = plan.settings
+    shardings = plan.shardings
+    values = shardings.of_values
+    if settings.spread is not None:
         raise NoDigestError("its replicas are on several instances")
-    if plan.mesh is not None or any(x is not None for x in (*plan.shardings.inputs, *plan.shardings.outputs)):
+    if shardings.devices is not None or any(x is not None for x in (*values.inputs, *values.outputs)):
         raise NoDigestError("shardings partition it")
     if plan.refs or any(map(is_ref, signature.in_avals)):
         raise NoDigestError("it changes a Ref")
@@ -68,9 +71,9 @@ def program_key(plan: LoweringPlan) -> str:
         raise NoDigestError("the environment asks for dumps of its compilation")
     return digest_of(
         compiler_state(),
-        plan.target.to_data(),
-        options_data(plan.options),
-        (str(plan.name), plan.name.file, plan.line),
+        settings.target.to_data(),
+        options_data(settings.options),
+        (str(settings.name), settings.name.file, settings.line),
         (signature.donated, signature.offloaded, signature.used, signature.arguments, signature.leaf_names),
         tuple(plan.positions),
         jaxpr_digest(plan.jaxpr),
@@ -165,11 +168,12 @@ class ProgramEntry:
     def put_program(self, compiled: Compiled) -> None:
         """Store the figures that are known when a program is compiled."""
         lowered = compiled.lowered
-        if lowered.calls is not None or lowered.partitioning is not None or lowered.closes_over_host_arrays:
+        calls = lowered.call_program
+        if calls.calls is not None or calls.partitioning is not None or calls.closes_over_host_arrays:
             return
-        figures = CallFigures(lowered.num_used_ipus, bound_warnings(compiled.executable))
+        figures = CallFigures(calls.used_ipus, bound_warnings(compiled.executable))
         sections: dict[str, bytes] = {}
-        if not lowered.runs_apart(None):
+        if not calls.runs_apart(None):
             try:
                 sections[_COMPUTATION] = exported_computation(lowered.run_program, self._name, self._avals[0])
             except ExportError as error:
@@ -194,8 +198,8 @@ def entry_of(plan: LoweringPlan, directory: CacheDirectory) -> ProgramEntry | No
     try:
         key = program_key(plan)
     except NoDigestError as error:
-        _LOG.info("%s is not cached: %s", plan.name, error)
+        _LOG.info("%s is not cached: %s", plan.settings.name, error)
         return None
     signature = plan.signature
     avals = tuple([x for x in each if not is_float0(x)] for each in (signature.in_avals, signature.out_avals))
-    return ProgramEntry(directory, key, plan.name, avals)
+    return ProgramEntry(directory, key, plan.settings.name, avals)

@@ -66,7 +66,7 @@ class Traced(Stage):
         return len(self.jaxpr.in_avals) != self._call.tree.num_leaves  # JAX makes such tracers inputs of the jaxpr
 
     @cached_property
-    def signature(self) -> Signature:  # type: ignore[override]
+    def signature(self) -> Signature:
         """Signature that the function was traced with."""
         in_avals = tuple(self.jaxpr.in_avals)
         in_phases = has_phases(self.jaxpr.jaxpr)

@@ -5,6 +5,7 @@ Input: a traced function. Output: pytrees, shapes and dtypes of arguments and re
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -92,8 +93,15 @@ class Stage(Shared):
 
     COPY_HINT = "compiled.save(path), and ipu.load(path); or pickle the function of ipu.jit, which compiles again"
 
-    signature: Signature
-    partitioning: Partitioning | None = None
+    @property
+    @abstractmethod
+    def signature(self) -> Signature:
+        """Pytrees, shapes and dtypes of arguments and results."""
+
+    @property
+    def partitioning(self) -> Partitioning | None:
+        """How shardings partition the function; None if they do not."""
+        return None
 
     @property
     def output_shardings(self) -> Any:

@@ -26,6 +26,7 @@ from ipujax.lowering.refs import is_ref
 from ipujax.lowering.replicas import unwrapped
 from ipujax.lowering.rules import Probes
 from ipujax.lowering.source_info import source_line
+from ipujax.lowering_plan.planned_program import planned_program
 from ipujax.runtime.engine import engine_function
 from ipujax.runtime.errors import ArgumentError
 from ipujax.runtime.graph import HostStream
@@ -58,12 +59,12 @@ def check_compiled(compiled: Compiled, leaves: Sequence[Any]) -> CheckReport:
     lowered = compiled.lowered
     _refuse(lowered)
     pairs = zip(leaves, lowered.signature.in_avals, strict=True)
-    operands = lowered.operands([_on_one_device(*pair) for pair in pairs])
+    operands = lowered.call_program.operands([_on_one_device(*pair) for pair in pairs])
     operands = list(map(to_device, operands))
     by_passes = compare_passes(lowered.jaxprs, operands)
     results = jax.jit(lambda xs: list(lowered.run_program(*xs)))(operands)
     probes = Probes()
-    program = lowered.probed(probes)
+    program = planned_program(lowered.planned.plan, lowered.choice, probes).lowered
     streams = [s for each in probes.equations for s in (each.was_run, *each.operands, *each.results) if s is not None]
     run = _by_engine(program, operands, list(dict.fromkeys(streams)), compiled.executable.options.exact_splits)
     replicas = program.graph.replication_factor

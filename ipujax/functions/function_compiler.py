@@ -52,7 +52,7 @@ from ipujax.functions.likeness import make_alike
 from ipujax.lowering.jax_compat import EVALUATION, ClosedJaxpr, find_top_trace, is_eager, is_evaluating
 from ipujax.lowering.partition import tracing_without_mesh
 from ipujax.lowering.replicas import evaluate, replicated_p
-from ipujax.lowering_plan import LoweringPlan, compilation_steps
+from ipujax.lowering_plan import LoweringPlan, ProgramSettings, compilation_steps
 from ipujax.runtime.errors import ArgumentError, calling_line
 from ipujax.runtime.garbage import collecting_rarely
 from ipujax.runtime.logs import Log, step, watch_compilation
@@ -272,7 +272,7 @@ class FunctionCompiler:
     def lower(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Lowered:
         """Lower for the shapes of arguments; see `IpuFunction.lower`."""
         with self._watching():
-            return self.trace(args, kwargs).lower()
+            return self._lower(self._settings.current_device, self.trace(args, kwargs))
 
     def check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CheckReport:
         """Compare the program with plain JAX on arguments; see `IpuFunction.check`."""
@@ -367,7 +367,7 @@ class FunctionCompiler:
                     _LOG.info(_IS_PLAIN, self._name)
                     return self._plain(*args, **kwargs)
                 lowered = compiled.lowered
-                if lowered.runs_apart(None):
+                if lowered.call_program.runs_apart(None):
                     raise RunsApart(compiled)
                 if lowered.calls is not None:
                     self._calls = self._calls or WeakSet()
@@ -434,26 +434,19 @@ class FunctionCompiler:
         # Shardings over automatic axes are no part of types.
         key = traced.shardings.inputs, traced.result_shardings, traced.shardings.mesh
         if key not in programs:
-            with collecting_rarely(), self._watching(sum(traced.timings.values())):
-                programs.setdefault(key, self._lower_again(device, traced))
+            with collecting_rarely(), self._watching(sum(traced.timings.values())), tracing_without_mesh():
+                lowered = find_or_lower(self._plan(device, traced))
+            self.unused_ipus.check(device, lowered.call_program.used_ipus, device.target.num_ipus)
+            programs.setdefault(key, lowered)
         return programs[key]
 
-    def _lower_again(self, device: IPUModel, traced: Traced) -> Lowered:
+    def _plan(self, device: IPUModel, traced: Traced) -> LoweringPlan:
+        """Return the plan of a trace, of which the lowering and the key of the cache are functions."""
         self._compilation(device).check(traced.jaxpr)
         check_jaxpr(self._name, traced.jaxpr, None if self._replication is None else self._replication.axis_name)
         line = self._settings.line or calling_line()
-        with tracing_without_mesh():
-            plan = LoweringPlan.of(self._name, traced, line, device.target, self._settings.options, self._spread)
-            lowered = find_or_lower(plan, lambda: self._lower_plan(plan))
-        self.unused_ipus.check(device, lowered.num_used_ipus, device.target.num_ipus)
-        return lowered
-
-    def _lower_plan(self, plan: LoweringPlan) -> Lowered:
-        with collecting_rarely(), self._watching(sum(plan.timings.values())), tracing_without_mesh():
-            # The compiler is imported here: a program of the cache is called without.
-            from ipujax.lowering_plan.planned_lowering import lower_plan
-
-            return lower_plan(plan)
+        settings = ProgramSettings(self._name, line, device.target, self._settings.options, self._spread)
+        return LoweringPlan.of(settings, traced)
 
     def _places(self, args: Sequence[Any]) -> Places:
         return argument_places(self._fun, args, *self._settings.static)

@@ -22,7 +22,7 @@ from ipujax.jax_scripts.batch_split import BatchSplit
 from ipujax.jax_scripts.recorder import FunctionRecord
 from ipujax.lowering.jaxpr import equations
 from ipujax.lowering.partition import tracing_without_mesh
-from ipujax.lowering_plan import LoweringPlan
+from ipujax.lowering_plan import LoweringPlan, ProgramSettings
 from ipujax.runtime.errors import IpuError, ProfileError, line_of
 from ipujax.runtime.garbage import collecting_rarely
 from ipujax.runtime.logs import Log
@@ -31,7 +31,6 @@ from ipujax.runtime.target import Target
 
 if TYPE_CHECKING:
     from ipujax.runtime.report import Profile
-    from ipujax.stages import Lowered
 
 _LOG = Log("profiling")
 # One plan, whether it fits or not: a search for one that does would take several times as long as the script.
@@ -63,8 +62,8 @@ def profile_of(record: FunctionRecord, device: IPUModel, split: BatchSplit | Non
             target = _target_with_mesh(device.target, record)
             name = FunctionName(record.name, device, None, record.name.file)
             check_jaxpr(name, traced.jaxpr, None)
-            plan = LoweringPlan.of(name, _traced(record, traced), record.line, target, OPTIONS, None)
-            lowered = find_or_lower(plan, lambda: _lower(plan))
+            settings = ProgramSettings(name, record.line, target, OPTIONS)
+            lowered = find_or_lower(LoweringPlan.of(settings, _traced(record, traced)))
         with _step("its compilation", record):
             compiled = lowered.compile()
     with _step("its profile", record):
@@ -93,13 +92,6 @@ def _step(name: str, record: FunctionRecord) -> Iterator[None]:
         place = line_of(error) or record.line
         where = f" at {place}" if place else ""
         raise CompilationFailedError(f"{name} failed{where} with {fault}", where=place) from error
-
-
-def _lower(plan: LoweringPlan) -> Lowered:
-    # The compiler is imported here: scripts without functions to compile do without.
-    from ipujax.lowering_plan.planned_lowering import lower_plan
-
-    return lower_plan(plan)
 
 
 def _traced(record: FunctionRecord, traced: jax.stages.Traced) -> Traced:

@@ -1,8 +1,12 @@
 """Plans of lowerings: all that the lowering of a traced function reads, and the lowering itself.
 
-traced function ──▶ LoweringPlan ──▶ key of the cache          LoweringPlan ──▶ PlannedLowering ──▶ Lowered
+traced function ──▶ LoweringPlan ──▶ key of the cache          LoweringPlan, Choice ──▶ PlannedProgram
 
-`planned_lowering` imports the compiler, so import it where a function is lowered.
+`planned_program` imports the compiler, so import it where a function is lowered.
 """
 
-from ipujax.lowering_plan.traced_plan import LoweringPlan as LoweringPlan, compilation_steps as compilation_steps
+from ipujax.lowering_plan.traced_plan import (
+    LoweringPlan as LoweringPlan,
+    ProgramSettings as ProgramSettings,
+    compilation_steps as compilation_steps,
+)

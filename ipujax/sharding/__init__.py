@@ -19,4 +19,8 @@ from ipujax.sharding.meshes import (
     mesh_of_constraints as mesh_of_constraints,
     without_splits as without_splits,
 )
-from ipujax.sharding.partitioning import Partitioning as Partitioning, check_split_alike as check_split_alike
+from ipujax.sharding.partitioning import (
+    Partitioning as Partitioning,
+    PlanShardings as PlanShardings,
+    check_split_alike as check_split_alike,
+)

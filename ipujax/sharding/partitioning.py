@@ -11,14 +11,31 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from ipujax.lowering.jax_compat import ClosedJaxpr, is_float0
-from ipujax.lowering.partition import explicit_axes, splits
+from ipujax.lowering.partition import Shardings, explicit_axes, splits
 from ipujax.runtime.errors import ArgumentError
-from ipujax.sharding.call_shardings import CallShardings
+from ipujax.sharding.call_shardings import NO_SHARDINGS, CallShardings
 from ipujax.sharding.mesh_arrays import on_devices
 from ipujax.sharding.meshes import in_words, mesh_in_words, split_axes
 
 if TYPE_CHECKING:
     from ipujax.lowering.partition import Notes
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class PlanShardings:
+    """Shardings of a program.
+
+    Args:
+        of_values: shardings of the inputs and results of the jaxpr.
+        call: shardings of the call.
+        results: sharding that the user wants of each leaf of the results; none when empty.
+        devices: mesh of devices that results are put on; None for results on one device.
+    """
+
+    of_values: Shardings
+    call: CallShardings = NO_SHARDINGS
+    results: tuple[NamedSharding | None, ...] = ()
+    devices: Mesh | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,18 +47,14 @@ class Partitioning:
         argument_specs: spec of each leaf of the arguments.
         output_specs: spec of each result of the program.
         notes: collectives that partitioning has added, and equations that each IPU computes whole.
-        call: shardings of the call.
-        result_settings: sharding that the user wants of each leaf of the results; none when empty.
-        devices: mesh of devices that results are put on; None for results on one device.
+        shardings: shardings that the user has set.
     """
 
     mesh: AbstractMesh
     argument_specs: tuple[PartitionSpec, ...]
     output_specs: tuple[PartitionSpec, ...]
     notes: Notes
-    call: CallShardings
-    result_settings: tuple[NamedSharding | None, ...] = ()
-    devices: Mesh | None = None
+    shardings: PlanShardings
 
     @staticmethod
     def of(
@@ -49,9 +62,7 @@ class Partitioning:
         notes: Notes,
         positions: Sequence[int],
         num_leaves: int,
-        call: CallShardings,
-        result_settings: tuple[NamedSharding | None, ...],
-        devices: Mesh | None,
+        shardings: PlanShardings,
     ) -> Partitioning | None:
         """Return the partitioning of a program; None if the pass has changed nothing.
 
@@ -60,9 +71,7 @@ class Partitioning:
             notes: of the pass.
             positions: for each input of the program the number of its leaf.
             num_leaves: number of leaves of the arguments.
-            call: shardings of the call.
-            result_settings: sharding that the user wants of each leaf of the results, if any.
-            devices: mesh of devices that results are put on, if any.
+            shardings: shardings that the user has set.
         """
         after = jaxprs["partition"]
         if after is jaxprs["memory_spaces"]:
@@ -77,23 +86,23 @@ class Partitioning:
         for position, var in zip(positions, after.jaxpr.invars, strict=False):
             if position < num_leaves:
                 specs[position] = spec_of_var.get(var, PartitionSpec())
-        for number, sharding in enumerate(call.inputs):
+        for number, sharding in enumerate(shardings.call.inputs):
             if sharding is not None:
                 specs[number] = sharding.spec
         mesh = eqn.params["mesh"]
-        return Partitioning(mesh, tuple(specs), tuple(outputs), notes, call, result_settings, devices)
+        return Partitioning(mesh, tuple(specs), tuple(outputs), notes, shardings)
 
     def argument_shardings(self) -> list[NamedSharding]:
         """Return the sharding of each leaf of the arguments."""
-        return [NamedSharding(self.devices or self.mesh, spec) for spec in self.argument_specs]
+        return [NamedSharding(self.shardings.devices or self.mesh, spec) for spec in self.argument_specs]
 
     def result_shardings(self, avals: Sequence[Any]) -> list[NamedSharding]:
         """Return the sharding of each leaf of the results, by their types."""
         specs = iter(self.output_specs)
         # float0 holds no data, and is no result of the program.
         made = [PartitionSpec() if is_float0(aval) else next(specs) for aval in avals]
-        settings = self.result_settings or (None,) * len(avals)
-        mesh = self.devices or self.mesh
+        settings = self.shardings.results or (None,) * len(avals)
+        mesh = self.shardings.devices or self.mesh
         return [
             NamedSharding(mesh, self._written(aval, spec) if setting is None else setting.spec)
             for aval, spec, setting in zip(avals, made, settings, strict=True)
@@ -107,7 +116,7 @@ class Partitioning:
         rank = len(aval.shape)
         # The type has the explicit axes of a mesh that has automatic ones too.
         of_type = getattr(aval, "sharding", None) if explicit_axes(aval) else None
-        shardings = (of_type, *self.call.inputs)
+        shardings = (of_type, *self.shardings.call.inputs)
         others = (sharding.spec for sharding in shardings if isinstance(sharding, NamedSharding))
         equal = (s for s in others if len(s) <= rank and self._axes(s, rank) == self._axes(spec, rank))
         return next(equal, spec)
@@ -136,7 +145,7 @@ class Partitioning:
         """Return the function that puts results of these types where `placed` does."""
         terms = iter(self.notes.terms)
         stacked = [() if is_float0(aval) else next(terms) for aval in avals]
-        if self.devices is None:
+        if self.shardings.devices is None:
             return lambda results: [
                 jnp.sum(x, 0, dtype=x.dtype) if axes else x for x, axes in zip(results, stacked, strict=True)
             ]

@@ -149,17 +149,18 @@ def _check_leaves(signature: Signature) -> None:
 class Program(Protocol):
     """A lowered function, a `Lowered`."""
 
-    name: Any
-    signature: Signature
-    spread: Any
-
+    @property
+    def name(self) -> Any: ...
+    @property
+    def signature(self) -> Signature: ...
+    @property
+    def spread(self) -> Any: ...
     @property
     def calls(self) -> Any: ...
     @property
     def primitives(self) -> set[str]: ...
     @property
-    def closes_over_host_arrays(self) -> bool: ...
-    def runs_apart(self, record: None) -> bool: ...
+    def call_program(self) -> Any: ...
     def evaluate(self, *leaves: Any) -> Any: ...
 
 
@@ -167,9 +168,9 @@ def _obstacle(program: Program) -> str:
     """Return why the computation cannot be a function of the arguments alone, "" if it can."""
     if program.calls is not None:
         return f"{', '.join(sorted(program.primitives.intersection(CALLBACKS)))} calls a Python function"
-    if program.closes_over_host_arrays or any(map(is_ref, program.signature.in_avals)):
+    if program.call_program.closes_over_host_arrays or any(map(is_ref, program.signature.in_avals)):
         return "it changes Refs, or closes over arrays in the host's memory"
-    if program.spread is not None or program.runs_apart(None):
+    if program.spread is not None or program.call_program.runs_apart(None):
         return "shardings, instances or memories of the host move its arrays outside of XLA"
     return ""
 

@@ -6,6 +6,7 @@ Each pass is a pure function ClosedJaxpr → ClosedJaxpr that keeps the numbers.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -96,57 +97,70 @@ _BEFORE_CUT = (
 )
 
 
-def _with_parameters(
-    byte_cost: float,
-    recomputation: Recomputation = KEEP_ALL,
-    trades: list[ChainTrade] | None = None,
-    offloading: Offloading = ON_CHIP,
-    streams: Streams = NO_STREAMS,
-    shardings: Shardings = NONE,
-    notes: Notes | None = None,
-) -> list[tuple[str, Pass]]:
-    """`PASSES` with the parameters of a compilation: cost per byte, recomputation, values off chip, shardings."""
-    with_parameters: dict[Pass, Pass] = {
-        partition: partial(partition, shardings=shardings, notes=notes),
-        outline: partial(outline, byte_cost=byte_cost),
-        recompute: partial(recompute, recomputation=recomputation, trades=trades),
-        stream: partial(stream, streams=streams),
-        offload: partial(offload, offloading=offloading, in_groups=grouped_inputs),
+@dataclass(frozen=True, slots=True)
+class PassSettings:
+    """Settings of the passes of a compilation.
+
+    Args:
+        byte_cost: cost per byte on the fullest tile, in cycles.
+        recomputation: values that gradients compute again.
+        offloading: arguments in streaming memory.
+        streams: values that go between host and tiles by micro-batches.
+        shardings: of arguments and results.
+    """
+
+    byte_cost: float = BYTE_COST_CYCLES
+    recomputation: Recomputation = KEEP_ALL
+    offloading: Offloading = ON_CHIP
+    streams: Streams = NO_STREAMS
+    shardings: Shardings = NONE
+
+
+_DEFAULTS = PassSettings()
+
+
+@dataclass(frozen=True, slots=True)
+class PassNotes:
+    """What passes note beside their jaxprs: the trade-off curve of each gradient, the collectives of partitioning."""
+
+    trades: list[ChainTrade] = field(default_factory=list)
+    partition: Notes = field(default_factory=Notes)
+
+
+def _with_settings(settings: PassSettings, notes: PassNotes | None = None) -> list[tuple[str, Pass]]:
+    """`PASSES` with the settings of a compilation."""
+    partition_notes, trades = (None, None) if notes is None else (notes.partition, notes.trades)
+    with_settings: dict[Pass, Pass] = {
+        partition: partial(partition, shardings=settings.shardings, notes=partition_notes),
+        outline: partial(outline, byte_cost=settings.byte_cost),
+        recompute: partial(recompute, recomputation=settings.recomputation, trades=trades),
+        stream: partial(stream, streams=settings.streams),
+        offload: partial(offload, offloading=settings.offloading, in_groups=grouped_inputs),
     }
-    return [(name, with_parameters.get(run, run)) for name, run in PASSES]
+    return [(name, with_settings.get(run, run)) for name, run in PASSES]
 
 
 def run_passes(
     jaxpr: ClosedJaxpr,
+    settings: PassSettings = _DEFAULTS,
     timings: dict[str, float] | None = None,
-    byte_cost: float = BYTE_COST_CYCLES,
-    recomputation: Recomputation = KEEP_ALL,
-    trades: list[ChainTrade] | None = None,
-    offloading: Offloading = ON_CHIP,
-    streams: Streams = NO_STREAMS,
     on_pass: Callable[[str, ClosedJaxpr], None] | None = None,
-    shardings: Shardings = NONE,
-    notes: Notes | None = None,
+    notes: PassNotes | None = None,
 ) -> dict[str, ClosedJaxpr]:
     """Runs all passes.
 
     Args:
         jaxpr: traced function.
+        settings: settings of the passes.
         timings: filled with the seconds of each pass, by name.
-        byte_cost: cost per byte on the fullest tile, in cycles.
-        recomputation: values that gradients compute again.
-        trades: filled with the trade-off curve of each gradient.
-        offloading: arguments in streaming memory.
-        streams: values that go between host and tiles by micro-batches.
         on_pass: callback with the name and the jaxpr of each pass as soon as it has run.
-        shardings: of arguments and results.
-        notes: filled with the collectives of partitioning.
+        notes: filled with what passes note.
 
     Returns:
         The jaxpr after each pass, by name; the last one is lowered.
     """
     jaxprs: dict[str, ClosedJaxpr] = {}
-    for name, run in _with_parameters(byte_cost, recomputation, trades, offloading, streams, shardings, notes):
+    for name, run in _with_settings(settings, notes):
         with step(_LOG, name, timings):
             jaxpr = jaxprs[name] = run(jaxpr)
         if on_pass is not None:
@@ -161,7 +175,7 @@ def run_passes(
 
 def ready(jaxpr: ClosedJaxpr, *, is_cut: bool = False, byte_cost: float = BYTE_COST_CYCLES) -> ClosedJaxpr:
     """Jaxpr after all passes, or only after those of `_BEFORE_CUT` if it is going to be cut into stages."""
-    for name, run in _with_parameters(byte_cost):
+    for name, run in _with_settings(PassSettings(byte_cost)):
         if not is_cut or name in _BEFORE_CUT:
             jaxpr = run(jaxpr)
     return jaxpr

@@ -19,6 +19,7 @@ from jax.sharding import PartitionSpec as P
 import ipujax as ipu
 from ipujax import fit
 from ipujax.fit import BYTE_COSTS
+from ipujax.lowering_plan.planned_program import planned_program
 from ipujax.runtime.graph import Call, distinct
 from ipujax.runtime.memory import check_memory
 
@@ -199,7 +200,7 @@ def test_refuses_a_program_that_fits_at_no_byte_cost() -> None:
         lowered.compile()
     reports = []
     for byte_cost, tile_bytes in fit.ATTEMPTS:
-        planned = lowered._plan(replace(lowered.choice, byte_cost=byte_cost, tile_bytes=tile_bytes))
+        planned = planned_program(lowered.plan, replace(lowered.choice, byte_cost=byte_cost, tile_bytes=tile_bytes))
         reports.append(fit.compile(planned.graph, planned.program, check=lambda report: None).memory)
     sizes = [report.max_tile_bytes for report in reports]
     best = sizes.index(min(sizes))

@@ -451,7 +451,7 @@ def test_pure_callback() -> None:
 @pytest.fixture
 def lowerings(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Input types of every jaxpr that is lowered."""
-    module = sys.modules["ipujax.lowering_plan.planned_lowering"]
+    module = sys.modules["ipujax.lowering_plan.planned_program"]
     recorded = []
     original = module.lower
 

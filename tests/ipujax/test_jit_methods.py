@@ -47,7 +47,7 @@ def test_arguments_are_donated_by_name(which: str, settings: Any, donated: list[
     assert [given["w"].is_deleted(), scale.is_deleted()] == donated
     if which == "ipu":
         lowered = JITS[which](update, **settings).lower(params(), X, scale=scale)
-        assert [s.resident for s in lowered._lowered.inputs if s.name == "params['w']"] == donated[:1]
+        assert [s.resident for s in lowered.planned.lowered.inputs if s.name == "params['w']"] == donated[:1]
 
 
 @pytest.mark.parametrize("which", ["ipu", "cpu"])

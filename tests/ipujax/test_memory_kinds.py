@@ -71,7 +71,7 @@ def test_numbers_with_exact_splits_and_of_the_tile_interpreter(name: str) -> Non
         return interpret(lowered.graph, lowered.program, {s: np.asarray(x) for s, x in inputs.items()}, seed=3)
 
     if not any(map(is_key, jax.tree.leaves(args))):
-        actual = lowered._lowered.evaluate([get(x) for x in jax.tree.leaves(args)], run)
+        actual = lowered.planned.lowered.evaluate([get(x) for x in jax.tree.leaves(args)], run)
         for x, y in zip(actual, jax.tree.leaves(expected), strict=True):
             np.testing.assert_allclose(np.asarray(x, np.float32), np.asarray(y, np.float32), rtol=1e-4, atol=1e-5)
 

@@ -16,7 +16,9 @@ import pytest
 import ipujax as ipu
 from ipujax import fit
 from ipujax.fit import ATTEMPTS, Choice
+from ipujax.lowering_plan.planned_program import planned_program
 from ipujax.runtime.compile import Executable, compile as compile_now
+from ipujax.runtime.graph.listing import listing
 from ipujax.runtime.target import Target
 from tests.ipujax import memory_programs as programs
 from tests.ipujax.memory_programs import Program
@@ -72,7 +74,7 @@ def search(program: Program, tiles: int, offset: int, sizes: Iterable[int], monk
     machine = ipu.IPUModel(program.num_ipus, tiles_per_ipu=tiles, interleaved_offset_bytes=offset * KIB)
     first = ipu.jit(program.fun, device=machine, **program.jit).lower(*program.args)
     one_replica = first.graph.target.num_ipus
-    plan = cache(first._plan)
+    plan = cache(partial(planned_program, first.plan))
     compiled: dict[Any, Executable] = {}
     actual = list[Found]()
     for size in sizes:
@@ -117,9 +119,9 @@ def test_memory_monotone_attempts_do_not_depend_on_the_size(name: str) -> None:
         )
         first = ipu.jit(inputs.fun, device=machine, **inputs.jit).lower(*inputs.args)
         for byte_cost, tile_bytes in (ATTEMPTS[0], ATTEMPTS[-1]):
-            planned = first._plan(replace(first.choice, byte_cost=byte_cost, tile_bytes=tile_bytes))
+            planned = planned_program(first.plan, replace(first.choice, byte_cost=byte_cost, tile_bytes=tile_bytes))
             executable = compile_now(planned.graph, planned.program, check=lambda report: None)
             cycles = executable.timeline_of(None).cycles
-            figures.append((planned.as_text(), cycles, executable.memory.tile_bytes.tolist()))
+            figures.append((listing(planned.graph, planned.program), cycles, executable.memory.tile_bytes.tolist()))
     assert figures[2:] == figures[:-2]
     assert figures[0] != figures[1]

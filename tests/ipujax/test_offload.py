@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec as P
 
 import ipujax as ipu
 from ipujax.lowering.offload import BATCH_BYTES
-from ipujax.lowering_plan import planned_lowering
+from ipujax.lowering_plan import planned_program
 from ipujax.runtime.interpreter.interpreter import interpret
 from tests.ipujax.pipeline.pipeline_models import no_stage
 from tests.lowering.helpers import assert_same, quick_jit
@@ -54,7 +54,7 @@ def on_tiles(lowered: Any, args: Any) -> list[Any]:
     def run(inputs: Any) -> Any:
         return interpret(lowered.graph, lowered.program, {s: np.asarray(x) for s, x in inputs.items()}, seed=3)
 
-    return list(lowered._lowered.evaluate(jax.tree.leaves(args), run))
+    return list(lowered.planned.lowered.evaluate(jax.tree.leaves(args), run))
 
 
 # --- numbers ----------------------------------------------------------------------------------------------------------
@@ -339,8 +339,8 @@ def transfer_cycles(on: ipu.IPUModel, sizes: Sequence[int]) -> int:
 @pytest.mark.parametrize("most_bytes", [1 << 20, 800, 1])
 def test_each_batch_has_a_latency_and_its_bytes(most_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Four arguments of 400 bytes, in batches of four, of two and of one."""
-    monkeypatch.setattr(planned_lowering, "BATCH_BYTES", most_bytes)
-    monkeypatch.setattr(planned_lowering, "_MAX_BATCH_SHARE", 1)
+    monkeypatch.setattr(planned_program, "BATCH_BYTES", most_bytes)
+    monkeypatch.setattr(planned_program, "_MAX_BATCH_SHARE", 1)
     on = device(streaming_bytes_per_second=3e9)
     every = (0, 1, 2, 3)
     fun = ipu.jit(lambda *xs: [x * 2 for x in xs], device=on, offload_argnums=every, donate_argnums=every)

@@ -87,7 +87,7 @@ def test_numbers_are_those_of_plain_jax(name: str, offloads: bool) -> None:
 def test_the_interpreter_agrees(name: str) -> None:
     fun, args = CASES[name]
     done = lowered(name)
-    program = done.compile().lowered._lowered
+    program = done.compile().lowered.planned.lowered
     leaves = jax.tree.leaves(args)
     outs = interpret(done.graph, done.program, dict(zip(program.inputs, leaves, strict=True)))
     want = jax.tree.leaves(jax.jit(fun)(*args))

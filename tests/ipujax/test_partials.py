@@ -106,7 +106,7 @@ def test_products_of_other_precision_keep_theirs(fun: Callable[..., Any], dtype:
 
 def rounded_apart(options: ipu.Options | None) -> tuple[LoweredProgram, np.ndarray, np.ndarray, int]:
     """A product whose blocks sum to 2049 and -2048 in turn, with the number of the former: half has no 2049."""
-    program: LoweredProgram = lowered(dot, A, B, options=options)._lowered
+    program: LoweredProgram = lowered(dot, A, B, options=options).planned.lowered
     groups = [group for groups in program.graph.groups.values() for group in groups]
     (product,) = [group for group in groups if group.codelet.name.startswith("poplin")]
     starts = product.axes[2].cuts[:-1]

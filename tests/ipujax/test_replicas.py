@@ -79,7 +79,10 @@ def test_donated_arguments_stay_on_the_device():
     w, _ = run(jnp.zeros(3), x)
     np.testing.assert_allclose(w, np.full(3, -0.2), rtol=1e-6)
     lowered = run.lower(w, x)
-    assert lowered._lowered.aliases == (0, None) and [s.broadcast for s in lowered._lowered.inputs] == [True, False]
+    assert lowered.planned.lowered.aliases == (0, None) and [s.broadcast for s in lowered.planned.lowered.inputs] == [
+        True,
+        False,
+    ]
 
 
 def test_transformations_of_a_replicated_function():
@@ -263,7 +266,7 @@ def test_arguments_that_only_shard_map_splits_are_split_on_the_host():
     mesh = AbstractMesh((4,), ("x",))
     split = jax.shard_map(lambda x: x * lax.axis_index("x"), mesh=mesh, in_specs=P("x"), out_specs=P("x"))
     lowered = ipu.jit(split, device=device()).lower(np.ones(8, np.float32))
-    assert lowered._lowered.in_dims == (0,) and lowered._lowered.out_dims == (0,)
+    assert lowered.planned.lowered.in_dims == (0,) and lowered.planned.lowered.out_dims == (0,)
     np.testing.assert_array_equal(lowered.compile()(np.ones(8, np.float32)), np.repeat(np.arange(4.0), 2))
     looped = ipu.jit(lambda xs: lax.scan(lambda c, x: (c + split(x).sum(), None), 0.0, xs)[0], device=device())
     np.testing.assert_allclose(looped(np.ones((3, 8), np.float32)), 36)
@@ -380,8 +383,8 @@ def test_gradients_of_stages_are_summed_on_their_ipus():
     settings = {"replicas": 4, "in_specs": (SAME, SPLIT), "out_specs": SAME}
     run = ipu.jit(step, device=device(8), donate_argnums=(0,), **settings)
     compiled = run.lower(w, x).compile()
-    (collective,) = [n for n in distinct(compiled._lowered.program) if isinstance(n, Collective)]
-    graph = compiled._lowered.graph
+    (collective,) = [n for n in distinct(compiled.lowered.program) if isinstance(n, Collective)]
+    graph = compiled.lowered.graph
     homes = [
         {int(t) // 8 for t in np.unique(_tiles(graph.mappings[v]))} for x in collective.inputs for v in x.variables()
     ]
@@ -428,7 +431,7 @@ def test_merged_sums_are_charged_to_the_line_with_most_bytes(statistics_first: b
 
     run = replicated(step, in_specs=(SAME, SPLIT), out_specs={"centred": SPLIT, "gradient": SAME})
     lowered = run.lower(np.ones((16, 32), np.float32), np.ones((8, 16), np.float32))
-    (merged,) = [node for node in distinct(lowered._lowered.program) if isinstance(node, Collective)]
+    (merged,) = [node for node in distinct(lowered.program) if isinstance(node, Collective)]
     (row,) = [row for row in lowered.compile().profile.operations() if row.phases.get("global_exchange")]
     assert len(merged.inputs) == 2 and row.origin.line.endswith("(gradient)")
     assert any("(centred)" in name for name in row.names), "the other line is in the name"

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from jax import lax
 
-from ipujax.lowering.lower import LoweredProgram, donated_aliases, lower
+from ipujax.lowering.lower import LoweredProgram, lower
 from ipujax.lowering.passes import ready
+from ipujax.lowering.program_inputs import ProgramInputs, donated_aliases
 from ipujax.lowering.replicas.replicated_primitive import unwrapped
 from ipujax.runtime.compile import compile
 from ipujax.runtime.graph.program import Copy, StreamIn, StreamOut
@@ -25,7 +26,7 @@ Y = X[::-1] * 0.5 + 1
 
 
 def lowered(fun: Callable[..., Any], *args: Any, donated: Any = (), tiles: int = 4) -> LoweredProgram:
-    return lower(ready(jax.make_jaxpr(fun)(*args)), small_target(tiles), donated=donated)
+    return lower(ready(jax.make_jaxpr(fun)(*args)), small_target(tiles), ProgramInputs(donated=donated))
 
 
 # --- donated arguments ------------------------------------------------------------------------------------------------
@@ -96,7 +97,8 @@ def test_aliases_equal_those_of_jax() -> None:
 
 
 def test_one_stream_for_each_input_and_output() -> None:
-    program = lower(jax.make_jaxpr(lambda a, b, c: (c, a, a))(X, 2.0, Y), small_target(4), names=["w", "s", "x"])
+    jaxpr = jax.make_jaxpr(lambda a, b, c: (c, a, a))(X, 2.0, Y)
+    program = lower(jaxpr, small_target(4), ProgramInputs(names=["w", "s", "x"]))
     assert [(s.name, s.shape) for s in program.inputs] == [("w", (2, 3)), ("s", ()), ("x", (2, 3))]
     assert [(s.name, s.shape) for s in program.outputs] == [("out0", (2, 3)), ("out1", (2, 3)), ("out2", (2, 3))]
     assert [v.name for v in program.graph.variables][:3] == ["w", "s", "x"]

@@ -20,7 +20,6 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import ipujax as ipu
-from ipujax.caching import CachedCompiled, CachedLowered
 from tests.shared_programs import forget_shared_programs
 
 DEVICE = ipu.IPUModel(tiles_per_ipu=16)
@@ -46,7 +45,7 @@ def called_anew(function: Callable[..., Any], *args: Any) -> Any:
 
 
 def is_hit(program: Any) -> bool:
-    return isinstance(program, CachedCompiled)
+    return program.lowered.call_program.is_stored
 
 
 def test_hit_has_numbers_and_profile_of_compilation(tmp_path):
@@ -55,7 +54,7 @@ def test_hit_has_numbers_and_profile_of_compilation(tmp_path):
     text = first.profile.summary(show_var_storage=True)
     second = compiled(dense, tmp_path, X)
     assert not is_hit(first) and is_hit(second)
-    assert second.profile.data is not None and isinstance(second.lowered, CachedLowered)
+    assert second.profile.data is not None and second.lowered.call_program.is_stored
     np.testing.assert_array_equal(second(X), first(X))
     np.testing.assert_array_equal(second(X), jax.jit(dense)(X))
     assert second.profile.summary(show_var_storage=True) == text

@@ -193,7 +193,7 @@ def test_streamed_numbers_are_those_of_plain_jax(name: str) -> None:
     def run(inputs: Any) -> Any:
         return interpret(made.graph, made.program, inputs, seed=3)
 
-    assert_equal(list(made._lowered.evaluate(jax.tree.leaves(case.args), run)), want)
+    assert_equal(list(made.planned.lowered.evaluate(jax.tree.leaves(case.args), run)), want)
     literal = lowered(case, exact_splits=True).compile()
     assert_equal(jax.tree.leaves(literal(*jax.tree.map(jnp.copy, case.args))), want)
 

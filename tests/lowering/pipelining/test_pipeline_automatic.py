@@ -13,11 +13,13 @@ import pytest
 from jax import lax
 
 import ipujax as ipu
+from ipujax.lowering.choice import Choice
 from ipujax.lowering.jaxpr.stage_names import named_stages, stage_name
 from ipujax.lowering.lower import lower
 from ipujax.lowering.pipelining.cuts import _balanced, name_stages
 from ipujax.lowering.pipelining.pipeline_cost import rough_bytes
 from ipujax.lowering.pipelining.stage_search import Cuts, StageSearch
+from ipujax.runtime.graph import BYTE_COST_CYCLES
 from tests.ipujax.pipeline.pipeline_models import MODELS, array, batch, no_stage, parameters
 from tests.lowering.helpers import assert_same, lowered, passed, run_engine, run_tiles, small_target
 from tests.lowering.pipelining.search_helpers import search_of
@@ -104,10 +106,14 @@ def test_resumes_a_search_from_earlier_cuts(monkeypatch: pytest.MonkeyPatch) -> 
 
     first = lower(jaxpr, target)
     monkeypatch.setattr(StageSearch, "excess_and_cycles", recorded)
-    second = lower(jaxpr, target, cuts=first.cuts)
+
+    def first_with(cuts: tuple[Cuts, ...]) -> Choice:
+        return Choice(BYTE_COST_CYCLES, target.bytes_per_tile, cuts=cuts)
+
+    second = lower(jaxpr, target, choice=first_with(first.cuts))
     (cuts,) = first.cuts
     assert second.cuts == first.cuts and 1 < len(set(estimated)) <= 1 + 2 * len(cuts)
-    assert lower(jaxpr, target, cuts=((1, 99),)).cuts == first.cuts  # no such position
+    assert lower(jaxpr, target, choice=first_with(((1, 99),))).cuts == first.cuts  # no such position
 
 
 @pytest.mark.parametrize("name", MODELS)

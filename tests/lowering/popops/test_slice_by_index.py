@@ -12,6 +12,7 @@ import pytest
 from jax import lax
 
 from ipujax.lowering.lower import LoweredProgram, lower
+from ipujax.lowering.program_inputs import ProgramInputs
 from ipujax.lowering.rules.arrays import dynamic_slices
 from tests.lowering.helpers import assert_same, check, passed, quick_jit, run_engine, run_tiles, small_target
 
@@ -118,7 +119,7 @@ BODIES = [previous, swap, read_after_write, windows, count, own_indices, write_t
 
 
 def lowered_donated(fun: Callable[..., Any], args: tuple[Any, ...], tiles: int) -> LoweredProgram:
-    return lower(passed(fun, *args), small_target(tiles), donated=[True] + [False] * (len(args) - 1))
+    return lower(passed(fun, *args), small_target(tiles), ProgramInputs(donated=[True] + [False] * (len(args) - 1)))
 
 
 def check_donated(fun: Callable[..., Any], *args: Any) -> None:

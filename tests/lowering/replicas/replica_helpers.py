@@ -50,7 +50,7 @@ def ways(
     """Results of plain JAX, of the engine, of the engine with exact splits and of the tile interpreter."""
     stage = lowered(fun, replicas, in_specs, out_specs, *args, on=on)
     stage.compile()  # the verifier
-    program: LoweredProgram = stage._lowered
+    program: LoweredProgram = stage.planned.lowered
     plain = ipu.jit(fun, device=ipu.CPU(), replicas=replicas, in_specs=in_specs, out_specs=out_specs)
 
     def engine(*leaves: Any, exact: bool) -> list[Any]:

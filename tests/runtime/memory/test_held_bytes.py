@@ -137,7 +137,7 @@ def peaks(fun: Callable[..., Any], args: tuple[Any, ...], **how: Any) -> tuple[A
     """Measured and predicted bytes of each tile, and True if the program is one step after the other."""
     device = ipu.IPUModel(num_ipus=how.pop("num_ipus", 1), tiles_per_ipu=TILES)
     compiled = ipu.jit(fun, device=device, **how).lower(*args).compile()
-    program = compiled.lowered._lowered
+    program = compiled.lowered.planned.lowered
     report = compiled.memory_analysis()
     with watching() as watch:
         assert_same(run_tiles(program, args), jax.tree.leaves(quick_jit(fun)(*args)), 1e-3, 1e-5, "interpreter")

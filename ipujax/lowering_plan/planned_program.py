@@ -1,0 +1,179 @@
+"""Lowering of a traced function: the passes over its jaxpr, graph and program.
+
+Input: a lowering plan, and the `Choice` of parameters of a plan. Output: `PlannedProgram`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from ipujax.calls import may_be_offloaded
+from ipujax.fit import Untried, first_choice
+from ipujax.lowering.choice import Choice
+from ipujax.lowering.dumps import TRACE, DumpRequest, Dumps
+from ipujax.lowering.jax_compat import ClosedJaxpr, host_constants_as_inputs
+from ipujax.lowering.jaxpr import equations
+from ipujax.lowering.lower import LoweredProgram, lower
+from ipujax.lowering.offload import BATCH_BYTES, IoTiles, Offloading, Streams, could_stream_loops
+from ipujax.lowering.passes import PassNotes, PassSettings, run_passes
+from ipujax.lowering.program_inputs import ProgramInputs
+from ipujax.lowering.recomputation import ChainTrade, Recomputation, modes
+from ipujax.lowering.replicas import unwrapped
+from ipujax.lowering.rules import Probes
+from ipujax.lowering_plan.input_memories import argument_bytes_per_tile, program_inputs, whole_on_host
+from ipujax.lowering_plan.traced_plan import LoweringPlan
+from ipujax.runtime.errors import ArgumentError
+from ipujax.runtime.graph import BYTE_COST_CYCLES, Graph, Program, StreamOut, distinct
+from ipujax.runtime.host import CallStream, HostCalls
+from ipujax.runtime.logs import Log, step
+from ipujax.sharding import Partitioning
+
+_LOG = Log("lowering")
+_MAX_BATCH_SHARE = 1 / 64  # assumed: of a chip's memory, for one batch of loads, at the first cost per byte
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class PlannedProgram:
+    """A function as graph and program, planned with one choice of parameters.
+
+    Args:
+        plan: what was lowered, with arrays on the host as inputs.
+        choice: cost per byte, recomputation, and the cuts that were found.
+        inputs: memories of the inputs.
+        jaxprs: the jaxpr as traced, and after each pass, by name.
+        lowered: graph, program and streams.
+        trades: bytes and cycles of recomputation in each gradient, where it is "auto".
+        partitioning: how shardings partition the program; None if they do not.
+        timings: seconds of tracing, of each pass and of lowering.
+    """
+
+    plan: LoweringPlan
+    choice: Choice
+    inputs: ProgramInputs
+    jaxprs: Mapping[str, ClosedJaxpr]
+    lowered: LoweredProgram
+    trades: tuple[ChainTrade, ...]
+    partitioning: Partitioning | None
+    timings: Mapping[str, float]
+
+    @property
+    def graph(self) -> Graph:
+        """Variables, tile mappings and vertices."""
+        return self.lowered.graph
+
+    @property
+    def program(self) -> Program:
+        """Control program of one call."""
+        return self.lowered.program
+
+    @property
+    def jaxpr(self) -> ClosedJaxpr:
+        """The jaxpr after all passes."""
+        return list(self.jaxprs.values())[-1]
+
+    def host_calls(self) -> HostCalls | None:
+        """Return a caller of the Python functions that the program calls; None if it has none."""
+        streams = (node.stream for node in distinct(self.program) if isinstance(node, StreamOut))
+        return HostCalls(guarded=True) if any(isinstance(stream, CallStream) for stream in streams) else None
+
+    @property
+    def untried(self) -> Untried:
+        """Options that could make the program smaller, and are not set."""
+        options = self.plan.settings.options
+        eqns = list(equations(self.jaxprs["dce"].jaxpr))
+        with_auto = modes(eqns, Recomputation("auto"))
+        recompute = modes(eqns, Recomputation(options.recompute)) != with_auto
+        pipelines = bool(with_auto - {"auto"})
+        stream_loops = not self.choice.stream_loops and could_stream_loops(self.jaxprs[TRACE], self.jaxprs["fuse"])
+        return Untried(recompute, pipelines, self._may_offload, options.io_tiles, stream_loops)
+
+    @property
+    def _may_offload(self) -> bool:
+        """Whether `offload_argnums` could offload an argument that is on the chip now."""
+        signature = self.plan.program_signature
+        positional, _ = signature.in_tree.children()
+        inputs = self.inputs
+        return any(
+            n < positional.num_leaves and signature.used[n] and may_be_offloaded(signature.in_avals[n])
+            for n, is_offloaded, is_streamed_in in zip(
+                self.plan.positions, inputs.offloaded, inputs.streamed, strict=False
+            )
+            if not is_offloaded and not is_streamed_in
+        )
+
+
+def planned_program(plan: LoweringPlan, choice: Choice | None = None, probes: Probes | None = None) -> PlannedProgram:
+    """Run all passes on the jaxpr and lower it.
+
+    Args:
+        plan: the traced function.
+        choice: parameters; those that are tried first when None.
+        probes: adds probes of all values to the program; None for a program without.
+    """
+    if choice is None:
+        choice = first_choice(plan.settings.options, argument_bytes_per_tile(plan))
+    jaxpr, constants = host_constants_as_inputs(plan.jaxpr)
+    if constants:
+        plan = replace(plan, jaxpr=jaxpr, constants=constants)
+    settings = plan.settings
+    timings = dict(plan.timings)
+    notes = PassNotes()
+    inputs = program_inputs(plan, choice.stream_loops)
+    # Past the first cost per byte memory is short: equal layers that share code then save more than recomputing only
+    # some parts of each.
+    recomputation = replace(choice.recomputation, whole_layers=choice.byte_cost > BYTE_COST_CYCLES)
+    dumps = Dumps(settings.name, DumpRequest.from_environment())
+    dumps.passed(TRACE, plan.jaxpr)
+    with dumps.writing_on_failure():
+        run_passes(plan.jaxpr, _pass_settings(plan, inputs, choice, recomputation), timings, dumps.passed, notes)
+        with step(_LOG, "lower", timings):
+            last = list(dumps.jaxprs.values())[-1]
+            if not plan.has_values_on_host:
+                inputs = replace(inputs, aliases=None)
+            of_pipelines = replace(choice, recomputation=recomputation)
+            program = lower(last, settings.target, inputs, of_pipelines, settings.options, settings.line, probes)
+    dumps.lowered(program.graph, program.program)
+    program.graph.notes.gathered.extend(notes.partition.gathered)
+    partitioning = Partitioning.of(
+        dumps.jaxprs, notes.partition, plan.positions, len(plan.signature.in_avals), plan.shardings
+    )
+    trades = (*notes.trades, *program.trades)
+    choice = replace(choice, cuts=program.cuts)
+    return PlannedProgram(plan, choice, inputs, dict(dumps.jaxprs), program, trades, partitioning, timings)
+
+
+def _pass_settings(
+    plan: LoweringPlan, inputs: ProgramInputs, choice: Choice, recomputation: Recomputation
+) -> PassSettings:
+    """Return the settings of the passes; batches of loads shrink in proportion to the cost per byte."""
+    assert inputs.aliases is not None
+    target = plan.settings.target
+    num_ipus = target.num_ipus // unwrapped(plan.jaxpr).replicas
+    chip_bytes = target.tiles_per_ipu * choice.tile_bytes
+    scale = BYTE_COST_CYCLES / max(choice.byte_cost, BYTE_COST_CYCLES)
+    batch_bytes = int(scale * min(BATCH_BYTES, _MAX_BATCH_SHARE * chip_bytes))
+    io_tiles = _io_tiles(plan, choice)
+    aliases = inputs.aliases
+    offloading = Offloading(
+        inputs.whole_off_chip, aliases, num_ipus, batch_bytes, io_tiles, whole_on_host(plan, inputs.batches)
+    )
+    streams = Streams(tuple(inputs.batches), tuple(alias is None for alias in aliases), choice.stream_loops)
+    return PassSettings(choice.byte_cost, recomputation, offloading, streams, plan.shardings.of_values)
+
+
+def _io_tiles(plan: LoweringPlan, choice: Choice) -> IoTiles | None:
+    """Return the I/O tiles, None without any; refuses as many as an IPU has."""
+    options = plan.settings.options
+    target = plan.settings.target
+    if not options.io_tiles:
+        return None
+    if options.io_tiles >= target.tiles_per_ipu:
+        raise ArgumentError(
+            f"Options.io_tiles leaves {plan.settings.name} no tiles that compute",
+            expected=f"fewer than the {target.tiles_per_ipu:,} tiles of an IPU",
+            got=options.io_tiles,
+        )
+    io_bytes = options.io_tiles * choice.tile_bytes
+    # assumed: the batch in use and those ahead share the memory, and a value may fill half of a batch's share.
+    return IoTiles(options.prefetch_depth, io_bytes // (2 * (options.prefetch_depth + 1)))
