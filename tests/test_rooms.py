@@ -62,7 +62,7 @@ ROOMS: dict[str, str] = {
     "runtime.engine": "runtime.analysis runtime.graph runtime.host runtime.tensor runtime.verify",
     "runtime.memory": "runtime.analysis runtime.cost runtime.files runtime.graph runtime.target runtime.tensor",
     "runtime.options": "runtime.signatures runtime.target",
-    "runtime.timeline": ("runtime.analysis runtime.cost runtime.exchange runtime.graph runtime.target runtime.tensor"),
+    "runtime.timeline": "runtime.analysis runtime.cost runtime.exchange runtime.graph runtime.target runtime.tensor",
     "runtime.compile": (
         "runtime.analysis runtime.cost runtime.engine runtime.graph runtime.logs runtime.memory runtime.options"
         " runtime.target runtime.tensor runtime.timeline runtime.verify"
@@ -73,8 +73,8 @@ ROOMS: dict[str, str] = {
         " runtime.tensor runtime.timeline"
     ),
     "runtime.profile": (
-        "runtime.compile runtime.cost runtime.files runtime.graph runtime.host"
-        " runtime.memory runtime.sections runtime.sources runtime.target runtime.tensor runtime.timeline"
+        "runtime.compile runtime.cost runtime.files runtime.graph runtime.host runtime.memory runtime.sections"
+        " runtime.sources runtime.target runtime.tensor runtime.timeline"
     ),
     "runtime.schema": "runtime.files runtime.graph runtime.memory runtime.profile runtime.sections runtime.target",
     "runtime.views": "runtime.memory runtime.profile runtime.sources runtime.target runtime.tensor",
@@ -110,33 +110,39 @@ ROOMS: dict[str, str] = {
         " lowering.popops.vertices"
     ),
     "lowering.gcl": (
-        "lowering.jax_compat lowering.layout lowering.popops lowering.popops.maps lowering.source_info runtime.cost"
-        " runtime.exchange runtime.graph runtime.target runtime.tensor"
+        "lowering.jax_compat lowering.layout lowering.popops lowering.popops.maps lowering.source_info"
+        " runtime.cost runtime.exchange runtime.graph runtime.target runtime.tensor"
     ),
     "lowering.digests": "lowering.jax_compat lowering.source_info",
-    "lowering.jaxpr": "lowering.jax_compat lowering.layer_notes lowering.source_info runtime.tensor",
+    "lowering.primitives": "lowering.jax_compat lowering.popops",
+    "lowering.jaxpr": (
+        "lowering.jax_compat lowering.layer_notes lowering.primitives lowering.source_info runtime.tensor"
+    ),
     "lowering.replicas": (
         "lowering.gcl lowering.jax_compat lowering.jaxpr lowering.popops lowering.source_info runtime.analysis"
         " runtime.graph runtime.host runtime.target"
     ),
-    "lowering.recomputation": "lowering.gcl lowering.jax_compat lowering.jaxpr lowering.source_info",
+    "lowering.recomputation": (
+        "lowering.gcl lowering.jax_compat lowering.jaxpr lowering.primitives lowering.source_info"
+    ),
     "lowering.offload": (
-        "lowering.jax_compat lowering.jaxpr lowering.replicas lowering.source_info runtime.logs runtime.tensor"
+        "lowering.jax_compat lowering.jaxpr lowering.primitives lowering.replicas lowering.source_info"
+        " runtime.logs runtime.tensor"
     ),
     "lowering.refs": "lowering.jax_compat lowering.jaxpr lowering.source_info",
     "lowering.outlining": (
-        "lowering.gcl lowering.jax_compat lowering.jaxpr lowering.layer_notes lowering.offload lowering.source_info"
-        " runtime.graph"
+        "lowering.gcl lowering.jax_compat lowering.jaxpr lowering.layer_notes lowering.offload"
+        " lowering.primitives lowering.source_info runtime.graph"
     ),
     "lowering.stablehlo": "lowering.jax_compat lowering.source_info lowering.stored_modules runtime.logs",
     "lowering.pallas_calls": "lowering.jax_compat lowering.jaxpr",
     "lowering.partition": (
-        "lowering.gcl lowering.jax_compat lowering.jaxpr lowering.popops lowering.replicas lowering.source_info"
-        " runtime.target"
+        "lowering.gcl lowering.jax_compat lowering.jaxpr lowering.primitives lowering.replicas"
+        " lowering.source_info runtime.target"
     ),
     "lowering.passes": (
         "lowering.gcl lowering.jax_compat lowering.jaxpr lowering.layer_notes lowering.offload lowering.outlining"
-        " lowering.pallas_calls lowering.partition lowering.popops lowering.recomputation lowering.refs"
+        " lowering.pallas_calls lowering.partition lowering.primitives lowering.recomputation lowering.refs"
         " lowering.replicas lowering.source_info lowering.stablehlo runtime.graph runtime.logs runtime.tensor"
     ),
     "lowering.dumps": (
@@ -150,22 +156,22 @@ ROOMS: dict[str, str] = {
     "lowering.host_rows": "lowering.layout runtime.graph runtime.tensor",
     "lowering.schedules": "runtime.target runtime.tensor",
     "lowering.poplin": (
-        "lowering.layout lowering.popops lowering.popops.maps lowering.popops.vertices runtime.exchange runtime.graph"
-        " runtime.memory runtime.target runtime.tensor"
+        "lowering.layout lowering.popops lowering.popops.maps lowering.popops.vertices runtime.exchange"
+        " runtime.graph runtime.memory runtime.target runtime.tensor"
     ),
     "lowering.poprand": "lowering.popops runtime.graph runtime.target runtime.tensor",
     "lowering.rules.base": (
-        "lowering.jax_compat lowering.layout lowering.passes lowering.popops lowering.popops.maps runtime.graph"
-        " runtime.logs runtime.options runtime.target runtime.tensor"
+        "lowering.jax_compat lowering.layout lowering.passes lowering.popops lowering.popops.maps"
+        " lowering.primitives runtime.graph runtime.logs runtime.options runtime.target runtime.tensor"
     ),
     "lowering.rules.flow": (
-        "lowering.gcl lowering.host_rows lowering.jax_compat lowering.layout lowering.passes lowering.popops"
-        " lowering.popops.maps lowering.popops.reductions lowering.replicas lowering.rules.base runtime.graph"
-        " runtime.host runtime.tensor"
+        "lowering.gcl lowering.host_rows lowering.jax_compat lowering.jaxpr lowering.layout lowering.passes"
+        " lowering.popops lowering.popops.maps lowering.popops.reductions lowering.replicas lowering.rules.base"
+        " runtime.graph runtime.host runtime.tensor"
     ),
     "lowering.rules.arrays": (
-        "lowering.jax_compat lowering.layout lowering.popops lowering.popops.maps"
-        " lowering.rules.base runtime.graph runtime.tensor"
+        "lowering.jax_compat lowering.layout lowering.popops lowering.popops.maps lowering.rules.base"
+        " runtime.graph runtime.tensor"
     ),
     "lowering.rules.numerics": (
         "lowering.jax_compat lowering.layer_notes lowering.layout lowering.passes lowering.poplin lowering.popops"
@@ -173,29 +179,30 @@ ROOMS: dict[str, str] = {
         " lowering.poprand lowering.rules.base runtime.graph runtime.target runtime.tensor"
     ),
     "lowering.rules.tiles": (
-        "lowering.jax_compat lowering.layout lowering.passes lowering.popops lowering.rules.base lowering.rules.flow"
-        " runtime.analysis runtime.compile runtime.graph runtime.memory runtime.target runtime.tensor"
+        "lowering.jax_compat lowering.layout lowering.passes lowering.popops lowering.rules.base"
+        " lowering.rules.flow runtime.analysis runtime.compile runtime.graph runtime.memory runtime.target"
+        " runtime.tensor"
     ),
     "lowering.rules.table": (
         "lowering.popops lowering.rules.arrays lowering.rules.base lowering.rules.flow lowering.rules.numerics"
         " lowering.rules.tiles"
     ),
     "lowering.rules.equations": (
-        "lowering.jax_compat lowering.jaxpr lowering.layer_notes lowering.layout lowering.passes lowering.popops.maps"
-        " lowering.refs lowering.rules.base lowering.rules.table lowering.source_info lowering.stablehlo runtime.graph"
-        " runtime.logs runtime.options runtime.target runtime.tensor"
+        "lowering.jax_compat lowering.jaxpr lowering.layer_notes lowering.layout lowering.passes"
+        " lowering.popops.maps lowering.refs lowering.rules.base lowering.rules.table lowering.source_info"
+        " lowering.stablehlo runtime.graph runtime.logs runtime.options runtime.target runtime.tensor"
     ),
     "lowering.rules.coverage": "lowering.jax_compat lowering.rules.table",
     "lowering.popsparse": "lowering.poplin runtime.graph runtime.target runtime.tensor",
     "lowering.rules": (
-        "lowering.rules.arrays lowering.rules.base lowering.rules.equations lowering.rules.flow lowering.rules.table"
-        " lowering.rules.tiles"
+        "lowering.rules.arrays lowering.rules.base lowering.rules.equations lowering.rules.flow"
+        " lowering.rules.table lowering.rules.tiles"
     ),
     "lowering.pipelining": (
         "lowering.gcl lowering.host_rows lowering.ipus lowering.jax_compat lowering.jaxpr lowering.layer_notes"
-        " lowering.layout lowering.offload lowering.passes lowering.popops lowering.popops.maps lowering.recomputation"
-        " lowering.rules lowering.schedules lowering.source_info runtime.analysis runtime.compile runtime.graph"
-        " runtime.logs runtime.memory runtime.target runtime.tensor"
+        " lowering.layout lowering.offload lowering.passes lowering.popops lowering.popops.maps"
+        " lowering.primitives lowering.recomputation lowering.rules lowering.schedules lowering.source_info"
+        " runtime.analysis runtime.compile runtime.graph runtime.logs runtime.memory runtime.target runtime.tensor"
     ),
     "lowering.merge": "runtime.analysis runtime.cost runtime.graph runtime.tensor",
     "lowering.other_roles": "runtime.graph runtime.tensor",
@@ -208,7 +215,7 @@ ROOMS: dict[str, str] = {
         " runtime.tensor"
     ),
     "lowering.emit": (
-        "lowering.jax_compat lowering.passes lowering.popops lowering.layout lowering.rules runtime.graph"
+        "lowering.jax_compat lowering.layout lowering.passes lowering.popops lowering.rules runtime.graph"
         " runtime.tensor"
     ),
     "lowering": "",
@@ -220,9 +227,7 @@ ROOMS: dict[str, str] = {
         " lowering.replicas lowering.source_info lowering.stablehlo runtime.logs runtime.signatures runtime.tensor"
         " runtime.tracebacks"
     ),
-    "ipujax.distributed.instance": (
-        "ipujax.calls lowering.jax_compat lowering.replicas runtime.host runtime.signatures"
-    ),
+    "ipujax.distributed.instance": "ipujax.calls lowering.jax_compat lowering.replicas runtime.host runtime.signatures",
     "ipujax.public": "",
     "ipujax.recurrent": "",
     "ipujax.compiled_programs": "runtime.compile runtime.logs",
@@ -280,13 +285,13 @@ ROOMS: dict[str, str] = {
         " lowering.partition lowering.replicas runtime.host runtime.logs runtime.options"
     ),
     "ipujax.jit": (
-        "ipujax.arguments ipujax.calls ipujax.checking ipujax.device ipujax.functions ipujax.sharding ipujax.stages"
-        " runtime.options runtime.report runtime.signatures runtime.target runtime.tracebacks"
+        "ipujax.arguments ipujax.calls ipujax.checking ipujax.device ipujax.functions ipujax.sharding"
+        " ipujax.stages runtime.options runtime.report runtime.signatures runtime.target runtime.tracebacks"
     ),
     "ipujax.jax_scripts": (
         "ipujax.arguments ipujax.caching ipujax.calls ipujax.device ipujax.lowering_plan ipujax.sharding"
-        " lowering.jax_compat lowering.jaxpr lowering.partition runtime.files runtime.logs runtime.options"
-        " runtime.profile runtime.report runtime.signatures runtime.target"
+        " lowering.jax_compat lowering.jaxpr lowering.partition lowering.primitives runtime.files runtime.logs"
+        " runtime.options runtime.profile runtime.report runtime.signatures runtime.target"
     ),
     "ipujax.auto_sharding": (
         "ipujax.device ipujax.jit lowering.jax_compat lowering.partition lowering.passes runtime.signatures"
@@ -314,22 +319,22 @@ ROOMS: dict[str, str] = {
         " runtime.target runtime.tensor"
     ),
     "ipujax.poplar.engine": (
-        "ipujax.compiled_programs ipujax.poplar.device ipujax.poplar.graph ipujax.poplar.program"
+        "ipujax.arguments ipujax.compiled_programs ipujax.poplar.device ipujax.poplar.graph ipujax.poplar.program"
         " ipujax.poplar.types runtime.analysis runtime.compile runtime.cost runtime.engine runtime.graph"
-        " runtime.host runtime.logs runtime.options ipujax.arguments runtime.profile runtime.report"
-        " runtime.target runtime.tensor runtime.verify"
+        " runtime.host runtime.logs runtime.options runtime.profile runtime.report runtime.target runtime.tensor"
+        " runtime.verify"
     ),
     "ipujax.poplar": (
-        "ipujax.poplar.device ipujax.poplar.engine ipujax.poplar.graph ipujax.poplar.program"
-        " ipujax.poplar.types ipujax.poplar.vertex ipujax.public runtime.graph runtime.tensor"
+        "ipujax.poplar.device ipujax.poplar.engine ipujax.poplar.graph ipujax.poplar.program ipujax.poplar.types"
+        " ipujax.poplar.vertex ipujax.public runtime.graph runtime.tensor"
     ),
     "ipujax.popops": (
-        "ipujax.poplar.arguments ipujax.poplar.library ipujax.public lowering.emit lowering.popops"
-        " lowering.layout runtime.graph runtime.tensor"
+        "ipujax.poplar.arguments ipujax.poplar.library ipujax.public lowering.emit lowering.layout"
+        " lowering.popops runtime.graph runtime.tensor"
     ),
     "ipujax.poplin": (
-        "ipujax.poplar.library ipujax.popops ipujax.public lowering.emit lowering.poplin lowering.layout"
-        " runtime.graph runtime.logs ipujax.arguments runtime.tensor"
+        "ipujax.arguments ipujax.poplar.library ipujax.popops ipujax.public lowering.emit lowering.layout"
+        " lowering.poplin runtime.graph runtime.logs runtime.tensor"
     ),
     "ipujax.popnn": (
         "ipujax.poplar.library ipujax.poplin ipujax.popops ipujax.public ipujax.recurrent lowering.emit"
@@ -344,24 +349,21 @@ ROOMS: dict[str, str] = {
     ),
     "ipujax.popsolver": "ipujax.public",
     "ipujax.schedules": "ipujax.public lowering.schedules",
-    "ipujax.codelet_calls": (
-        "ipujax.poplar.arguments ipujax.poplar.vertex lowering.rules runtime.target runtime.tensor"
-    ),
+    "ipujax.codelet_calls": "ipujax.poplar.arguments ipujax.poplar.vertex lowering.rules runtime.target runtime.tensor",
     "ipujax.tiles": (
-        "ipujax.codelet_calls ipujax.poplar.vertex lowering.jax_compat lowering.jaxpr lowering.refs lowering.rules"
-        " runtime.tensor"
+        "ipujax.codelet_calls ipujax.poplar.vertex lowering.jax_compat lowering.jaxpr lowering.refs"
+        " lowering.rules runtime.tensor"
     ),
     "ipujax": (
         "ipujax.advice ipujax.auto_sharding ipujax.checking ipujax.codelet_calls ipujax.device ipujax.distributed"
-        " ipujax.jit ipujax.jax_scripts"
-        " ipujax.optim ipujax.pipeline ipujax.poplar ipujax.poplin ipujax.popnn ipujax.popops"
-        " ipujax.poprand ipujax.popsolver ipujax.popsparse ipujax.poputil ipujax.prefetching ipujax.public"
-        " ipujax.schedules ipujax.stages ipujax.storage ipujax.tiles runtime.host runtime.options runtime.report"
-        " runtime.target"
+        " ipujax.jax_scripts ipujax.jit ipujax.optim ipujax.pipeline ipujax.poplar ipujax.poplin ipujax.popnn"
+        " ipujax.popops ipujax.poprand ipujax.popsolver ipujax.popsparse ipujax.poputil ipujax.prefetching"
+        " ipujax.public ipujax.schedules ipujax.stages ipujax.storage ipujax.tiles runtime.host runtime.options"
+        " runtime.report runtime.target"
     ),
     "ipujax.front_end": (
-        "ipujax.arguments ipujax.jit ipujax.public ipujax.recurrent lowering.jaxpr lowering.schedules runtime.files"
-        " runtime.logs runtime.options runtime.signatures runtime.target"
+        "ipujax.arguments ipujax.jit ipujax.public ipujax.recurrent lowering.jaxpr lowering.schedules"
+        " runtime.files runtime.logs runtime.options runtime.signatures runtime.target"
     ),
     "ipujax.keras.backend": "ipujax",
     "ipujax.keras.ops": "",
@@ -380,8 +382,8 @@ ROOMS: dict[str, str] = {
     ),
     "ipujax.keras.keras": "ipujax.keras.stages",
     "ipujax.keras": (
-        "ipujax.front_end ipujax.keras.backend ipujax.keras.callbacks ipujax.keras.config ipujax.keras.ipu_strategy"
-        " ipujax.keras.keras ipujax.keras.ops ipujax.keras.stages ipujax.keras.utils"
+        "ipujax.front_end ipujax.keras.backend ipujax.keras.callbacks ipujax.keras.config"
+        " ipujax.keras.ipu_strategy ipujax.keras.keras ipujax.keras.ops ipujax.keras.stages ipujax.keras.utils"
     ),
     "ipujax.onnx.onnx_errors": "ipujax.front_end",
     "ipujax.onnx.graphs": "",
@@ -390,15 +392,15 @@ ROOMS: dict[str, str] = {
     "ipujax.onnx.wide_values": "ipujax.onnx.element_types ipujax.onnx.onnx_errors",
     "ipujax.onnx.registry": "ipujax.front_end ipujax.onnx.onnx_errors ipujax.onnx.wide_values",
     "ipujax.onnx.operators": (
-        "ipujax.front_end ipujax.onnx.budget ipujax.onnx.element_types ipujax.onnx.onnx_errors ipujax.onnx.registry"
-        " ipujax.onnx.wide_values"
+        "ipujax.front_end ipujax.onnx.budget ipujax.onnx.element_types ipujax.onnx.onnx_errors"
+        " ipujax.onnx.registry ipujax.onnx.wide_values"
     ),
     "ipujax.onnx.reading": (
         "ipujax ipujax.front_end ipujax.onnx.budget ipujax.onnx.graphs ipujax.onnx.onnx_errors ipujax.onnx.registry"
     ),
     "ipujax.onnx.evaluation": (
-        "ipujax ipujax.front_end ipujax.onnx.budget ipujax.onnx.graphs ipujax.onnx.onnx_errors ipujax.onnx.reading"
-        " ipujax.onnx.registry ipujax.onnx.wide_values"
+        "ipujax ipujax.front_end ipujax.onnx.budget ipujax.onnx.graphs ipujax.onnx.onnx_errors"
+        " ipujax.onnx.reading ipujax.onnx.registry ipujax.onnx.wide_values"
     ),
     "ipujax.onnx.arguments": (
         "ipujax.front_end ipujax.onnx.budget ipujax.onnx.graphs ipujax.onnx.onnx_errors ipujax.onnx.wide_values"
@@ -409,8 +411,8 @@ ROOMS: dict[str, str] = {
     ),
     "ipujax.onnx.random_call": "ipujax ipujax.onnx.model",
     "ipujax.onnx.front_end": (
-        "ipujax.onnx.element_types ipujax.onnx.evaluation ipujax.onnx.graphs ipujax.onnx.reading ipujax.onnx.registry"
-        " ipujax.onnx.wide_values"
+        "ipujax.onnx.element_types ipujax.onnx.evaluation ipujax.onnx.graphs ipujax.onnx.reading"
+        " ipujax.onnx.registry ipujax.onnx.wide_values"
     ),
     "ipujax.onnx": "ipujax.front_end ipujax.onnx.graphs ipujax.onnx.model ipujax.onnx.onnx_errors ipujax.onnx.registry",
     "ipujax.popart.exceptions": "ipujax ipujax.front_end",
@@ -458,15 +460,15 @@ ROOMS: dict[str, str] = {
     ),
     "ipujax.popart": (
         "ipujax.popart.building ipujax.popart.devices ipujax.popart.enumerations ipujax.popart.exceptions"
-        " ipujax.popart.flow ipujax.popart.graph_transformer ipujax.popart.popart_log ipujax.popart.optimisers"
-        " ipujax.popart.options ipujax.popart.reserved_names ipujax.popart.session"
+        " ipujax.popart.flow ipujax.popart.graph_transformer ipujax.popart.optimisers ipujax.popart.options"
+        " ipujax.popart.popart_log ipujax.popart.reserved_names ipujax.popart.session"
         " ipujax.popart.supported_operations ipujax.popart.tensor_info"
     ),
     "ipujax.distributed.launcher": "ipujax.distributed.instance",
     "ipujax.cli": (
         "ipujax.compiled_programs ipujax.device ipujax.distributed.launcher ipujax.jax_scripts"
-        " ipujax.onnx.random_call ipujax.storage lowering.dumps lowering.rules lowering.rules.coverage runtime.logs"
-        " runtime.profile runtime.report runtime.target"
+        " ipujax.onnx.random_call ipujax.storage lowering.dumps lowering.rules lowering.rules.coverage"
+        " runtime.logs runtime.profile runtime.report runtime.target"
     ),
     "ipujax.__main__": "ipujax.cli",
 }

@@ -32,8 +32,7 @@ from ipujax.runtime.profile.emulated import Emulated, emulated
 from ipujax.runtime.profile.execution_trace import TRACE_PHASES, ExecutionTrace, execution_trace
 from ipujax.runtime.profile.program_costs import PROGRAM_TREE, ProgramNode, program_costs
 from ipujax.runtime.profile.stage_figures import PipelineCost, StageCost, pipeline_costs, stage_costs
-from ipujax.runtime.profile.step_costs import StepCost, step_costs
-from ipujax.runtime.profile.step_rows import StepRows
+from ipujax.runtime.profile.step_costs import StepCost, StepRows, step_costs
 from ipujax.runtime.profile.streamed_loops import StreamedLoop, streamed_loops
 from ipujax.runtime.profile.task_trace import TaskTrace, task_trace
 from ipujax.runtime.profile.unpriced import Unpriced, unpriced, unpriced_section

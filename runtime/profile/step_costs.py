@@ -2,7 +2,7 @@
 
 Input: an `Executable`, the program of the run, its `Numbering`, and the `Timeline` of the run. Output: a `StepCost` for
 each operation of each layer, part of the training step and line; a variable belongs to the operation in its name and
-origin. The cycles of all rows add up to the busy cycles of all IPUs, exactly.
+origin. The cycles of all rows add up to the busy cycles of all IPUs, exactly. `StepRows` finds the rows of a step.
 Limits: exchange code is that of the tile with most of it for this row, which may differ from row to row. Arithmetic is
 counted by `Codelet.flops`; user codelets without it count one operation a point.
 """
@@ -31,6 +31,7 @@ from ipujax.runtime.tensor import (
     OF_CALLER,
     Origin,
     Variable,
+    compose,
     dtype_name,
     is_key_dtype,
     join_layers,
@@ -238,3 +239,36 @@ def _flops(group: VertexGroup) -> int:
 
 def _is_float(dtype: Any) -> bool:
     return not is_key_dtype(dtype) and bool(jnp.issubdtype(dtype, jnp.inexact))
+
+
+class StepRows:
+    """Rows of each step, by which pages, traces and the execution profile look its line, layer and part up.
+
+    Args:
+        executable: the compiled program.
+        program: the program of the run, of the executable's steps.
+        rows: result of `step_costs` for the same run.
+    """
+
+    def __init__(self, executable: Executable, program: Program, rows: Sequence[StepCost]) -> None:
+        self._attribution = Attribution(executable, program)
+        self._has_backward = has_backward(map(self._attribution.shares, executable.steps))
+        self._numbers = {row_key(row.origin, row.name): number for number, row in enumerate(rows)}
+        # Origins that differ in layer, part or names only compare equal, so these are part of the key.
+        self._cached: dict[tuple[Program, Origin, str, str, tuple[str, ...]], tuple[int, ...]] = {}
+
+    def of(self, node: Program, caller: Origin) -> tuple[int, ...]:
+        """Return the numbers of the rows of a leaf or decision, the one with its largest share first."""
+        # `caller` is the origin of the call that runs it, `Origin()` outside of functions.
+        key = node, caller, caller.layer, caller.part, caller.names
+        if key not in self._cached:
+            shares = sorted(self._attribution.own_shares(node), key=lambda share: -share.weight)
+            origins = [compose(caller, share.origin) if caller != Origin() else share.origin for share in shares]
+            row_origins = [origin_of_row(origin, has_backward=self._has_backward) for origin in origins]
+            keys = [row_key(origin, share.name) for origin, share in zip(row_origins, shares, strict=True)]
+            self._cached[key] = tuple(dict.fromkeys(self._numbers[key] for key in keys))
+        return self._cached[key]
+
+    def of_members(self, members: Iterable[tuple[Program, Origin]]) -> tuple[int, ...]:
+        """Return the numbers of the rows of several steps, in their order, each step with the origin of its call."""
+        return tuple(dict.fromkeys(row for node, caller in members for row in self.of(node, caller)))
