@@ -10,12 +10,13 @@ import copy
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from threading import Lock
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, SupportsIndex, TypeVar, Unpack, overload
 
-from ipujax.arguments import FunctionName, as_numbers, check_function, check_settings, settings_of_jax
+from ipujax.arguments import as_numbers, check_function, check_settings, settings_of_jax
 from ipujax.device import CPU, Device, IPUModel, check_device
 from ipujax.functions.function_settings import FunctionSettings, Settings
 from ipujax.runtime.errors import ArgumentError, ArgumentTypeError, calling_line
@@ -123,13 +124,7 @@ def jit(  # type: ignore[no-untyped-def]
         TileMemoryError: at the first call with new shapes: the program does not fit the machine.
         StreamingMemoryError: likewise: offloaded arrays do not fit streaming memory.
     """
-    if more:
-        raise ArgumentTypeError(
-            "ipu.jit takes one function by position, and settings by name",
-            expected="ipu.jit(fun, device=...)",
-            got=f"ipu.jit({', '.join(map(repr, (fun, *more)))})",
-            hint=f"device={more[0]!r}" if isinstance(more[0], IPUModel | CPU) else None,
-        )
+    _check_positions(fun, more)
     of_jax = settings_of_jax(
         {
             "donate_argnums": donate_argnums,
@@ -142,28 +137,40 @@ def jit(  # type: ignore[no-untyped-def]
             "compiler_options": compiler_options,
         }
     )
-    replication = None
-    shardings = None
-    # Imported where they are needed: most functions have neither, and many that are decorated are never called.
-    if any(setting is not None for setting in (replicas, in_specs, out_specs, axis_name)):
-        from ipujax.calls import Replication
+    replication = _replication(replicas, in_specs, out_specs, axis_name)
+    shardings = _shardings(in_shardings, out_shardings, replication)
+    offload = as_numbers("offload_argnums", offload_argnums)
+    options = _DEFAULT_OPTIONS if options is None else options
+    settings = FunctionSettings(device, options, of_jax, replication, offload, shardings)
+    return functools.partial(IpuFunction, settings=settings) if fun is None else IpuFunction(fun, settings)
 
-        replication = Replication.of(replicas, in_specs, out_specs, axis_name)
-    if in_shardings is not None or out_shardings is not None:
-        from ipujax.sharding import ShardingSettings
 
-        num_replicas = None if replication is None else replication.replicas
-        shardings = ShardingSettings.of(in_shardings, out_shardings, num_replicas)
-    make = functools.partial(
-        IpuFunction,
-        device=device,
-        of_jax=of_jax,
-        options=_DEFAULT_OPTIONS if options is None else options,
-        replication=replication,
-        offload=as_numbers("offload_argnums", offload_argnums),
-        shardings=shardings,
-    )
-    return make if fun is None else make(fun)
+def _check_positions(fun: Any, more: tuple[Any, ...]) -> None:
+    """Refuse settings by position."""
+    if more:
+        raise ArgumentTypeError(
+            "ipu.jit takes one function by position, and settings by name",
+            expected="ipu.jit(fun, device=...)",
+            got=f"ipu.jit({', '.join(map(repr, (fun, *more)))})",
+            hint=f"device={more[0]!r}" if isinstance(more[0], IPUModel | CPU) else None,
+        )
+
+
+# Imported where they are needed: most functions have neither, and many that are decorated are never called.
+def _replication(replicas: Any, in_specs: Any, out_specs: Any, axis_name: Any) -> Replication | None:
+    if all(setting is None for setting in (replicas, in_specs, out_specs, axis_name)):
+        return None
+    from ipujax.calls import Replication
+
+    return Replication.of(replicas, in_specs, out_specs, axis_name)
+
+
+def _shardings(in_shardings: Any, out_shardings: Any, replication: Replication | None) -> ShardingSettings | None:
+    if in_shardings is None and out_shardings is None:
+        return None
+    from ipujax.sharding import ShardingSettings
+
+    return ShardingSettings.of(in_shardings, out_shardings, None if replication is None else replication.replicas)
 
 
 class IpuFunction(Generic[_P, _R]):
@@ -180,17 +187,9 @@ class IpuFunction(Generic[_P, _R]):
         "_settings",
     )
 
-    def __init__(
-        self,
-        fun: Callable[_P, _R],
-        device: Device | None,
-        of_jax: Mapping[str, Any],
-        options: Options,
-        replication: Replication | None = None,
-        offload: tuple[int, ...] = (),
-        shardings: ShardingSettings | None = None,
-        line: str = "",
-    ) -> None:
+    def __init__(self, fun: Callable[_P, _R], settings: FunctionSettings) -> None:
+        device = settings.device
+        options = settings.options
         check_function(fun, f"@ipu.jit(device={fun!r})" if isinstance(fun, IPUModel | CPU) else None)
         if device is not None:
             check_device(device, "ipu.jit")
@@ -198,18 +197,15 @@ class IpuFunction(Generic[_P, _R]):
             raise ArgumentError(
                 "options of ipu.jit must be ipu.Options", expected="ipu.Options(...)", got=repr(options)
             )
-        check_settings(fun, of_jax)
+        check_settings(fun, settings.of_jax)
         # Attributes of a callable object are not copied: they would hide methods of this class.
         functools.update_wrapper(self, fun, updated=("__dict__",) if inspect.isroutine(fun) else ())
-        name = FunctionName.of(fun, device, None if replication is None else replication.replicas)
         self._fun = fun
-        self._settings = FunctionSettings(
-            name, line or calling_line(), device, options, of_jax, replication, offload, shardings
-        )
+        self._settings = replace(settings, line=settings.line or calling_line())
         self._compiled_function: Callable[_P, _R] | None = None  # equal to `_fun`; the compiler does not keep it
         self._made_compiler: FunctionCompiler | None = None
         self._making_compiler = Lock()  # threads may make the first calls
-        self.__name__ = name
+        self.__name__ = settings.name_of(fun)
 
     @property
     def _compiler(self) -> FunctionCompiler:
@@ -281,15 +277,14 @@ class IpuFunction(Generic[_P, _R]):
             device: `IPUModel(...)` or `CPU()`.
         """
         settings = self._settings
-        return IpuFunction(
-            self._fun,
-            device or settings.device,
-            settings.of_jax,
-            settings.options if options is None else options,
-            settings.replication,
-            settings.offload if offload_argnums is None else as_numbers("offload_argnums", offload_argnums),
-            settings.shardings,
+        changed = replace(
+            settings,
+            device=device or settings.device,
+            options=settings.options if options is None else options,
+            offload=settings.offload if offload_argnums is None else as_numbers("offload_argnums", offload_argnums),
+            line="",
         )
+        return IpuFunction(self._fun, changed)
 
     def __copy__(self) -> IpuFunction[_P, _R]:
         return self  # as functions of Python
@@ -299,22 +294,15 @@ class IpuFunction(Generic[_P, _R]):
         if isinstance(inspect.unwrap(fun), FunctionType | BuiltinFunctionType):
             return self  # as functions of Python: a module that refers to one may be copied
         # A method, or an object: that of the copied object.
-        return IpuFunction(copy.deepcopy(fun, memo), *self._rest)
+        return IpuFunction(copy.deepcopy(fun, memo), self._settings)
 
     def __reduce_ex__(self, protocol: SupportsIndex, /) -> str | tuple[Any, ...]:
         # Compiled programs stay with the process.
         if not _is_named(self):
-            return _rebuilt, (self._fun, *self._rest)
+            return _rebuilt, (self._fun, self._settings)
         if int(protocol) < _QUALIFIED_NAMES:
             return str(vars(self)["__qualname__"])
-        return _rebuilt, (self._importable, *self._rest)
-
-    @property
-    def _rest(self) -> tuple[Any, ...]:
-        """All settings but the function."""
-        settings = self._settings
-        name = settings.device, settings.of_jax, settings.options, settings.replication
-        return *name, settings.offload, settings.shardings, settings.line
+        return _rebuilt, (self._importable, self._settings)
 
     @functools.cached_property
     def _importable(self) -> Callable[_P, _R]:
@@ -449,12 +437,12 @@ def _is_named(fun: IpuFunction[..., Any]) -> bool:
     return _named(getattr(fun, "__module__", ""), getattr(fun, "__qualname__", "")) is fun
 
 
-def _rebuilt(fun: Callable[..., Any], *settings: Any) -> IpuFunction[..., Any]:
+def _rebuilt(fun: Callable[..., Any], settings: FunctionSettings) -> IpuFunction[..., Any]:
     """Return the function of a pickle: that of the module, if it was pickled by its name there."""
     name, is_importable, _ = getattr(fun, "__qualname__", "").partition(f".{_IMPORTABLE}")
     if not is_importable:
-        return IpuFunction(fun, *settings)
+        return IpuFunction(fun, settings)
     owner = _named(fun.__module__, name)
     if isinstance(owner, IpuFunction) and owner._importable is fun:
         return owner
-    return IpuFunction(getattr(fun, "__wrapped__", fun), *settings)
+    return IpuFunction(getattr(fun, "__wrapped__", fun), settings)

@@ -57,7 +57,7 @@ from ipujax.runtime.errors import ArgumentError, calling_line
 from ipujax.runtime.garbage import collecting_rarely
 from ipujax.runtime.logs import Log, step, watch_compilation
 from ipujax.runtime.names_at_import import jax_jit
-from ipujax.sharding import NO_SHARDINGS, UNSET, CallShardings, in_explicit_mesh
+from ipujax.sharding import NO_SHARDINGS, UNSET, CallShardings, ShardingSettings, in_explicit_mesh
 from ipujax.stages import Compiled, Lowered, Traced
 
 if TYPE_CHECKING:
@@ -92,12 +92,8 @@ class FunctionCompiler:
 
     def __init__(self, fun: Callable[..., Any], settings: FunctionSettings) -> None:
         self._reference = _weak_reference(fun)
-        self._name = settings.name
+        self._name = settings.name_of(fun)
         self._settings = settings
-        self._has_own_check = own_check(fun) is not None
-        self._device = settings.device
-        self._replication = settings.replication
-        self._shardings = settings.shardings or UNSET
         # A lambda: `_jitted` renames it, and must not rename the user's function.
         self._one_replica = self._jitted(lambda *args, **kwargs: self._fun(*args, **kwargs))
         self._plain = self._one_replica if self._replication is None else self._all_replicas(self._replication)
@@ -106,9 +102,21 @@ class FunctionCompiler:
         self._tracers: dict[IPUModel, Any] = {}
         # By jaxpr, which JAX holds until it would trace again; a value that refers to its key would never be freed.
         self._lowered: WeakKeyDictionary[ClosedJaxpr, dict[Any, Lowered]] = WeakKeyDictionary()
-        self.unused_ipus = UnusedIpus(settings.name)
+        self.unused_ipus = UnusedIpus(self._name)
         self._checked: WeakSet[Lowered] = WeakSet()
         self._calls: WeakSet[HostCalls] | None = None  # of programs that call Python functions; XLA holds them
+
+    @property
+    def _replication(self) -> Replication | None:
+        return self._settings.replication
+
+    @property
+    def _shardings(self) -> ShardingSettings:
+        return self._settings.shardings or UNSET
+
+    @functools.cached_property
+    def _has_own_check(self) -> bool:
+        return own_check(self._fun) is not None
 
     @property
     def live_function(self) -> Callable[..., Any] | None:
@@ -125,7 +133,7 @@ class FunctionCompiler:
         """Run the function for the arguments of a call."""
         # Constant time, below a microsecond: JAX's dispatch flattens the arguments and compares them with the compiled
         # signature; where it refuses them, `_explain` raises an error that names the argument.
-        device = self._device or current_device()
+        device = self._settings.device or current_device()
         known, run = self._latest
         if device is not known or find_top_trace(()) is not EVALUATION:
             return self._call(device, args, kwargs)

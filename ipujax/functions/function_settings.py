@@ -6,7 +6,7 @@ is imported here: a program that only decorates functions does not wait for it.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -49,8 +49,6 @@ class FunctionSettings:
     """Settings of an `ipu.jit` function.
 
     Args:
-        name: name of the user's function.
-        line: line of `ipu.jit`, the origin of equations without a line of the user's.
         device: device that was given to `ipu.jit`; None for the default device of each call.
         options: compiler options.
         of_jax: what `jax.jit` takes too, by its keywords. Donated and static arguments are None where unset: only then
@@ -58,16 +56,20 @@ class FunctionSettings:
         replication: None for a function without an axis of replicas.
         offload: positional arguments in streaming memory.
         shardings: None without any in `ipu.jit`.
+        line: line of `ipu.jit`, the origin of equations without a line of the user's.
     """
 
-    name: FunctionName
-    line: str
     device: Device | None
     options: Options
     of_jax: Mapping[str, Any]
     replication: Replication | None
     offload: tuple[int, ...]
     shardings: ShardingSettings | None
+    line: str = ""
+
+    def name_of(self, fun: Callable[..., Any]) -> FunctionName:
+        """Return the name of a function with these settings."""
+        return FunctionName.of(fun, self.device, None if self.replication is None else self.replication.replicas)
 
     @property
     def key(self) -> Hashable:
