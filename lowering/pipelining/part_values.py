@@ -12,7 +12,7 @@ of a part, and the `Send`s that follow each task.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from ipujax.lowering.host_rows import TaskMoves, load_of_batch
@@ -163,41 +163,40 @@ class PartBuilder:
         return self.counters[start]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class HandedOn:
     """Values that parts hand on: in stashes to later parts of their stage, and by sends to other stages.
 
-    Attributes:
+    Args:
+        pipeline: the pipeline.
+        volatile: variables that are overwritten before all readers of their value have read it, as those of states.
         sends: values that are sent after each task.
+        stashes: rings, by value and stage.
+        arrivals: variables for values of other stages, by value and stage.
     """
 
-    def __init__(self, pipeline: Pipeline, states: Mapping[Var, Tensor]) -> None:
-        self.sends: dict[TaskKind, list[Send]] = {}
-        self._pipeline = pipeline
-        self._stashes: dict[tuple[Var, int], Tensor] = {}  # by value and stage
-        self._arrivals: dict[tuple[Var, int], Arrival] = {}
-        # Variables that are overwritten before all readers of their value have read it.
-        self._volatile = {variable for state in states.values() for variable in state.variables()}
-
-    def is_stashed(self, var: Var, stage: int) -> bool:
-        """True if an earlier part of a stage has stashed a value."""
-        return (var, stage) in self._stashes
+    pipeline: Pipeline
+    volatile: set[Variable]
+    sends: dict[TaskKind, list[Send]] = field(default_factory=dict)
+    stashes: dict[tuple[Var, int], Tensor] = field(default_factory=dict)
+    arrivals: dict[tuple[Var, int], Arrival] = field(default_factory=dict)
 
     def read(self, var: Var, builder: PartBuilder) -> Tensor:
         """A value of an earlier part, in a part that reads it."""
         key = var, builder.part.stage
-        if key in self._stashes:
-            return builder.read_ring(self._stashes[key])
-        arrival = self._arrivals[key]
+        if key in self.stashes:
+            return builder.read_ring(self.stashes[key])
+        arrival = self.arrivals[key]
         return arrival.read if arrival.ring is None else builder.read_ring(arrival.ring)
 
     def kept(self, value: Tensor, builder: PartBuilder) -> Tensor:
         """A value that stays until it is copied after the part has run: set aside if its variable does not."""
-        return value if self._volatile.isdisjoint(value.variables()) else set_aside(builder.inside, value)
+        return value if self.volatile.isdisjoint(value.variables()) else set_aside(builder.inside, value)
 
     def add(self, var: Var, value: Tensor, builder: PartBuilder) -> None:
         """Stashes a value for later parts of its stage and sends it to others, from the first part that has it."""
         part = builder.part
-        staged = self._pipeline.staged
+        staged = self.pipeline.staged
         is_definer = staged.defining_part.get(var) is part
         later_readers = [
             q for q in staged.readers.get((var, part.stage), ()) if q is not part and staged.is_after(q, part)
@@ -218,28 +217,28 @@ class HandedOn:
 
     def _stash(self, var: Var, value: Tensor, builder: PartBuilder, depth: int) -> None:
         ring = new_stack(builder.outside, value, depth)
-        self._stashes[var, builder.part.stage] = ring
+        self.stashes[var, builder.part.stage] = ring
         self._note_activations(ring, builder)
         push(builder.inside, ring, value, builder.slot(depth))
 
     def _send(self, var: Var, value: Tensor, builder: PartBuilder, reader: StagePart) -> None:
         """Copies a value to another stage, where `reader` is the first part to read it."""
-        staged = self._pipeline.staged
+        staged = self.pipeline.staged
         ipu = staged.ipus[reader.stage]
         task = builder.part.task
         name = f"{builder.name}/to stage {staged.partition.numbers[reader.stage]}"
-        receiver = PartBuilder(reader, self._pipeline.ipus.view(ipu), self._pipeline.prog, name)
+        receiver = PartBuilder(reader, self.pipeline.ipus.view(ipu), self.pipeline.prog, name)
         arrival = self._arrival(value, receiver, task)
         for variable in (*arrival.landing, arrival.read, *(() if arrival.ring is None else (arrival.ring,))):
             self._note_activations(variable, builder)
-        self._volatile.update(arrival.read.variables())
-        self._arrivals[var, reader.stage] = arrival
+        self.volatile.update(arrival.read.variables())
+        self.arrivals[var, reader.stage] = arrival
         self.sends.setdefault(task, []).append(Send(value, arrival, builder.ipu, ipu, reader.task))
 
     def _arrival(self, value: Tensor, receiver: PartBuilder, sender: TaskKind) -> Arrival:
         """Adds variables for a value that arrives from a task: as many as can be in transit, or a ring for more."""
-        staged = self._pipeline.staged
-        ipus = self._pipeline.ipus
+        staged = self.pipeline.staged
+        ipus = self.pipeline.ipus
         reader = receiver.part.task
         is_buffered = ipus.graph.target.global_exchange == "buffered"
         in_transit = staged.plan.buffers(sender, reader) if is_buffered else staged.plan.depth(sender, reader)
@@ -263,97 +262,93 @@ class HandedOn:
         slot = pushing.slot(ring.shape[0])
         push(pushing.inside, ring, landed, slot)
         pushing.count()
-        return self._pipeline.ipus.graph.add_function(pushing.body, pushing.name)
+        return self.pipeline.ipus.graph.add_function(pushing.body, pushing.name)
 
     def _note_activations(self, tensor: Tensor, builder: PartBuilder) -> None:
         """Gives the role of activations to a value that a forward part hands on in training."""
-        if self._pipeline.staged.partition.training and builder.part.task[1] == FORWARD:
-            self._pipeline.ipus.graph.note_role(tensor, STORED)
+        if self.pipeline.staged.partition.training and builder.part.task[1] == FORWARD:
+            self.pipeline.ipus.graph.note_role(tensor, STORED)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class PartInputs:
     """Values that parts read, each on the IPU of the part.
 
     Args:
         pipeline: the pipeline.
         same: values that are the same for all micro-batches, on any IPU.
+        viewed: variables of these that an IPU reads as several views.
         states: variable of each state.
         handed: values of earlier parts.
         moves: gets the loads of micro-batches from the host.
+        copies: copies of `viewed` variables on other IPUs.
+        stacks: batches on chip, on the IPUs of stages that read them.
     """
 
-    def __init__(
-        self,
-        pipeline: Pipeline,
-        same: Mapping[Var, Tensor],
-        states: Mapping[Var, Tensor],
-        handed: HandedOn,
-        moves: TaskMoves[TaskKind],
-    ) -> None:
-        self._pipeline = pipeline
-        self._same = same
-        self._states = states
-        self._handed = handed
-        self._moves = moves
-        self._viewed = pipeline.staged.fully_viewed(same)
-        self._copies: dict[tuple[Variable, int], Variable] = {}  # on other IPUs, for several views there
-        self._stacks: dict[tuple[Var, int], Tensor] = {}  # batches on chip, on the IPUs of stages that read them
+    pipeline: Pipeline
+    same: Mapping[Var, Tensor]
+    viewed: Collection[tuple[Variable, int]]
+    states: Mapping[Var, Tensor]
+    handed: HandedOn
+    moves: TaskMoves[TaskKind]
+    copies: dict[tuple[Variable, int], Variable] = field(default_factory=dict)
+    stacks: dict[tuple[Var, int], Tensor] = field(default_factory=dict)
 
     def read(self, var: Var, builder: PartBuilder, in_groups: bool = False) -> Tensor:
         """A value on the IPU of a part that reads it; `in_groups` is the order of a micro-batch from the host."""
-        staged = self._pipeline.staged
+        staged = self.pipeline.staged
         role = staged.roles.get(var)
-        if var in self._same:
-            return self._same_on(self._same[var], builder.ipu)
+        if var in self.same:
+            return self._same_on(self.same[var], builder.ipu)
         if role == "batch" and var not in staged.streamed:
             return slot_of(builder.inside, self._stack(var, builder), builder.counted())
-        if role == "batch" and not self._handed.is_stashed(var, builder.part.stage):
+        if role == "batch" and (var, builder.part.stage) not in self.handed.stashes:
             return self._load(var, builder, in_groups)
         if role == "key":
-            key = self._pipeline.ipus.copy_to(self._pipeline.operands[var], builder.ipu, self._pipeline.prog)
-            return self._pipeline.ipus.emit(builder.ipu, fold, [key, builder.counted()], builder.body, builder.name)
-        return self._states[var] if var in staged.states_of(builder.part) else self._handed.read(var, builder)
+            key = self.pipeline.ipus.copy_to(self.pipeline.operands[var], builder.ipu, self.pipeline.prog)
+            return self.pipeline.ipus.emit(builder.ipu, fold, [key, builder.counted()], builder.body, builder.name)
+        return self.states[var] if var in staged.states_of(builder.part) else self.handed.read(var, builder)
 
     def value(self, atom: Atom, env: Mapping[Var, Tensor], builder: PartBuilder) -> Tensor:
         """The value of a result in a part: one that it has computed or read, or else an input."""
         if not isinstance(atom, Var):
-            return self._pipeline.ipus.lowering(builder.ipu).read({}, atom)
+            return self.pipeline.ipus.lowering(builder.ipu).read({}, atom)
         return env[atom] if atom in env else self.read(atom, builder)
 
     def hand_on(self, var: Var, value: Tensor, builder: PartBuilder) -> None:
         """Hands a value on to other parts that read it, unless they read it from outside themselves."""
-        staged = self._pipeline.staged
+        staged = self.pipeline.staged
         is_from_outside = staged.roles.get(var) in ("batch", "key") and var not in staged.streamed
-        if var not in self._same and not is_from_outside:
-            self._handed.add(var, value, builder)
+        if var not in self.same and not is_from_outside:
+            self.handed.add(var, value, builder)
 
     def _same_on(self, value: Tensor, ipu: int) -> Tensor:
         """A value that is the same for all micro-batches, on an IPU; several views of a variable view one copy."""
-        ipus = self._pipeline.ipus
-        prog = self._pipeline.prog
+        ipus = self.pipeline.ipus
+        prog = self.pipeline.prog
         for variable in value.variables():
             is_elsewhere = ipus.variable_ipu(variable) not in (None, ipu) and not variable.is_constant
-            if is_elsewhere and (variable, ipu) in self._viewed and (variable, ipu) not in self._copies:
-                (self._copies[variable, ipu],) = ipus.copy_to(Tensor.of(variable), ipu, prog).variables()
-        return ipus.copy_to(value, ipu, prog, self._copies)
+            if is_elsewhere and (variable, ipu) in self.viewed and (variable, ipu) not in self.copies:
+                (self.copies[variable, ipu],) = ipus.copy_to(Tensor.of(variable), ipu, prog).variables()
+        return ipus.copy_to(value, ipu, prog, self.copies)
 
     def _stack(self, var: Var, builder: PartBuilder) -> Tensor:
         """A batch on an IPU that reads it, [micro-batches, *shape], its slices on all tiles."""
         ipu = builder.ipu
-        if (var, ipu) not in self._stacks:
-            batch = self._pipeline.operands[var]
-            count = self._pipeline.staged.spec.micro_batches
+        if (var, ipu) not in self.stacks:
+            batch = self.pipeline.operands[var]
+            count = self.pipeline.staged.spec.micro_batches
             stack = batch.reshape((count, batch.shape[0] // count, *batch.shape[1:]))
-            local = self._pipeline.ipus.copy_to(stack, ipu, self._pipeline.prog)
+            local = self.pipeline.ipus.copy_to(stack, ipu, self.pipeline.prog)
             map_for_slicing(builder.view, local, (0,))
-            outside = Builder(builder.view, self._pipeline.prog, self._pipeline.name)
-            self._stacks[var, ipu] = moved_for_slicing(outside, local)
-        return self._stacks[var, ipu]
+            outside = Builder(builder.view, self.pipeline.prog, self.pipeline.name)
+            self.stacks[var, ipu] = moved_for_slicing(outside, local)
+        return self.stacks[var, ipu]
 
     def _load(self, var: Var, builder: PartBuilder, in_groups: bool) -> Tensor:
         """A micro-batch, loaded from the host before the first part of a stage that reads it."""
-        batch = self._pipeline.operands[var]
+        batch = self.pipeline.operands[var]
         numbers = builder.counted(), builder.counted_ahead
         move = load_of_batch(builder.view, f"{builder.name}/batch", batch, in_groups, *numbers)
-        self._moves.loads.setdefault(builder.part.task, []).append(move)
+        self.moves.loads.setdefault(builder.part.task, []).append(move)
         return move.row

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from math import lcm
 
@@ -74,8 +74,8 @@ def lower_pipeline(
     same = _same_values(pipeline)
     states = _states(pipeline)
     moves: TaskMoves[TaskKind] = TaskMoves()
-    handed = HandedOn(pipeline, states)
-    inputs = PartInputs(pipeline, same, states, handed, moves)
+    handed = HandedOn(pipeline, {variable for state in states.values() for variable in state.variables()})
+    inputs = PartInputs(pipeline, same, staged.fully_viewed(same), states, handed, moves)
     results = _Results(pipeline, states, handed, moves)
     fuse = fuser()
     functions: dict[TaskKind, Function] = {}
@@ -182,44 +182,46 @@ def _lower_equations(
     return [term for term in terms if term not in pending]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class _Results:
     """Results of a pipeline: parts reduce their terms over micro-batches, and terms are added at the end.
 
-    Attributes:
+    Args:
+        pipeline: the pipeline.
         states: variable of each state.
+        handed: values that parts hand on.
+        moves: gets the stores of rows on the host.
+        accumulators: variables by number of the result and position of the term.
     """
 
-    def __init__(
-        self, pipeline: Pipeline, states: Mapping[Var, Tensor], handed: HandedOn, moves: TaskMoves[TaskKind]
-    ) -> None:
-        self.states = states
-        self._pipeline = pipeline
-        self._handed = handed
-        self._moves = moves
-        self._accumulators: dict[tuple[int, int], Tensor] = {}  # by number of the result and position of the term
+    pipeline: Pipeline
+    states: Mapping[Var, Tensor]
+    handed: HandedOn
+    moves: TaskMoves[TaskKind]
+    accumulators: dict[tuple[int, int], Tensor] = field(default_factory=dict)
 
     def add(self, term: Term, value: Tensor, builder: PartBuilder) -> None:
         """Adds the value of a term for one micro-batch to its accumulator."""
-        spec = self._pipeline.staged.spec
+        spec = self.pipeline.staged.spec
         kind = spec.kind_of(term.number)
-        aval = self._pipeline.staged.partition.jaxpr.out_avals[term.number]
+        aval = self.pipeline.staged.partition.jaxpr.out_avals[term.number]
         if kind == "carry" or is_float0(aval):
             return
-        ipus = self._pipeline.ipus
+        ipus = self.pipeline.ipus
         graph = ipus.graph
         name = f"{builder.name}/result {term.number}"
         key = term.number, term.position
         map_linearly(builder.view, value)
         if kind == "stack":
-            self._accumulators[key] = self._stacked(term.number, value, builder, name)
+            self.accumulators[key] = self._stacked(term.number, value, builder, name)
             return
         shared = self._shared_accumulator(term.number, builder.ipu) if kind in ("sum", "mean") else None
         if shared is not None:
-            self._accumulators[key] = shared
+            self.accumulators[key] = shared
             ipus.emit(builder.ipu, partial(combine, kind), [shared, value], builder.body, name, shared)
             return
         dtype = value.dtype if kind == "last" else spec.accumulator_dtype(aval)
-        accumulator = self._accumulators[key] = ipus.add_like(value, builder.ipu, f"{name}/{kind}", dtype)
+        accumulator = self.accumulators[key] = ipus.add_like(value, builder.ipu, f"{name}/{kind}", dtype)
         graph.note_role(accumulator, "" if builder.part.task[1] == FORWARD else GRADIENTS)
         if kind == "last":
             builder.body.add(Copy(value, accumulator, name, graph.origin))
@@ -227,34 +229,34 @@ class _Results:
         zero = builder.view.add_constant(np.zeros((), dtype), "0")
         map_linearly(builder.view, zero)
         zeros = zero.broadcast_in_dim(accumulator.shape, ())
-        self._pipeline.prog.add(Copy(zeros, accumulator, f"{name}/zero", graph.origin))
+        self.pipeline.prog.add(Copy(zeros, accumulator, f"{name}/zero", graph.origin))
         values = [accumulator, value, *([builder.counted()] if kind == "running_mean" else [])]
         ipus.emit(builder.ipu, partial(combine, kind), values, builder.body, name, accumulator)
 
     def _stacked(self, number: int, value: Tensor, builder: PartBuilder, name: str) -> Tensor:
         """The stack of a result: on the IPU, or on the host if it is sent there after the part has run."""
-        spec = self._pipeline.staged.spec
+        spec = self.pipeline.staged.spec
         if not spec.sent or not spec.sent[number]:
-            stack = new_stack(Builder(builder.view, self._pipeline.prog, name), value, spec.micro_batches)
+            stack = new_stack(Builder(builder.view, self.pipeline.prog, name), value, spec.micro_batches)
             push(Builder(builder.view, builder.body, name), stack, value, builder.counted())
             return stack
-        value = self._handed.kept(value, builder)
+        value = self.handed.kept(value, builder)
         stored = builder.counted_stored()
         stack, stores = store_of_stack(builder.view, name, value, spec.micro_batches, stored, on_host=True)
-        self._moves.stores.setdefault(builder.part.task, []).append(stores)
+        self.moves.stores.setdefault(builder.part.task, []).append(stores)
         return stack
 
     def _shared_accumulator(self, number: int, ipu: int) -> Tensor | None:
         """Accumulator of another stage on the same IPU for this result, as for a tied weight."""
-        of_result = [accumulator for (n, _), accumulator in self._accumulators.items() if n == number]
-        variable_ipu = self._pipeline.ipus.variable_ipu
+        of_result = [accumulator for (n, _), accumulator in self.accumulators.items() if n == number]
+        variable_ipu = self.pipeline.ipus.variable_ipu
         return next((x for x in of_result if variable_ipu(x.variables()[0]) == ipu), None)
 
     def result(self, number: int) -> Tensor:
         """A result after all tasks: a state, a stack, or the sum or mean of its accumulators."""
-        staged = self._pipeline.staged
-        ipus = self._pipeline.ipus
-        prog = self._pipeline.prog
+        staged = self.pipeline.staged
+        ipus = self.pipeline.ipus
+        prog = self.pipeline.prog
         kind = staged.spec.kind_of(number)
         aval = staged.partition.jaxpr.out_avals[number]
         terms = staged.partition.results[number]
@@ -264,7 +266,7 @@ class _Results:
         if kind == "carry":
             return self.states[staged.partition.jaxpr.jaxpr.invars[staged.spec.states[number]]]
         ipu = staged.result_ipu(terms)
-        accumulators = (self._accumulators[number, position] for position in range(len(terms)))
+        accumulators = (self.accumulators[number, position] for position in range(len(terms)))
         parts = list({part.node: part for part in accumulators}.values())
         if kind not in ("mean", "sum") or (kind == "sum" and len(parts) == 1):
             return parts[0]
@@ -275,7 +277,7 @@ class _Results:
             total = sum(parts[1:], parts[0])
             return total if divisor is None else total / jnp.asarray(divisor, total.dtype)
 
-        return ipus.emit(ipu, total_or_mean, local, prog, f"{self._pipeline.name}/result {number}")
+        return ipus.emit(ipu, total_or_mean, local, prog, f"{self.pipeline.name}/result {number}")
 
 
 class _Blocks:
