@@ -54,14 +54,14 @@ class Block:
             return (self,)
         iterations = multiple // gcd(multiple, self.stride)
         count = self.count // iterations
-        blocks_ = []
+        parts = []
         if count:
-            blocks_.append(
+            parts.append(
                 Block(tuple(self._iterations(0, iterations)), count, self.stride * iterations if count > 1 else 0)
             )
         if count * iterations < self.count:
-            blocks_.append(Block(tuple(self._iterations(count * iterations, self.count))))
-        return tuple(blocks_)
+            parts.append(Block(tuple(self._iterations(count * iterations, self.count))))
+        return tuple(parts)
 
     def _iterations(self, start: int, stop: int) -> Iterator[Slot]:
         for iteration in range(start, stop):
@@ -182,6 +182,7 @@ class SchedulePlan:
         """
         writes = self.grid.of(*written)
         reads = self.grid.of(*read)
+        # Before the n-th read, n values are no longer needed of those that have been written by then.
         return int((np.searchsorted(writes, reads) - np.arange(self.micro_batches)).max())
 
     def buffers(self, written: tuple[int, Kind], read: tuple[int, Kind]) -> int:

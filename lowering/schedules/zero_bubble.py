@@ -37,7 +37,8 @@ class ZeroBubbleH1(Schedule):
         forward, backward = alternating(micro_batches, num_stages - 1 - stage)
         if stage == 0:
             return forward_backward(0, forward, backward)
-        # The backward task that each parameter gradient follows, if it exists.
+        # The backward task that each parameter gradient follows; those without one come last. Times are doubled: a
+        # parameter gradient is between two tasks.
         predecessor = np.arange(micro_batches) + stage
         next_time = 2 * backward[np.minimum(predecessor, micro_batches - 1)] + 1
         weight = np.where(predecessor < micro_batches, next_time, 2 * predecessor + 2 * micro_batches)
