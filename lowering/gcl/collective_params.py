@@ -185,12 +185,8 @@ def _permute(eqn: JaxprEqn, replicas: int) -> Form:
     """Form of `ppermute`; refuses pairs in which a replica would send, or receive, twice."""
     pairs = tuple((int(source), int(destination)) for source, destination in eqn.params["perm"])
     sources, destinations = ([pair[side] for pair in pairs] for side in (0, 1))
-    replica_range = range(replicas)
-    if (
-        len({*sources}) < len(pairs)
-        or len({*destinations}) < len(pairs)
-        or not {*sources, *destinations} <= {*replica_range}
-    ):
+    is_twice = len({*sources}) < len(pairs) or len({*destinations}) < len(pairs)
+    if is_twice or not {*sources, *destinations} <= {*range(replicas)}:
         raise GraphError(
             "ppermute by an invalid permutation",
             where=source_line(eqn) or None,

@@ -161,7 +161,7 @@ def _add(
     *,
     has_ranks: bool = False,
 ) -> None:
-    """Adds a collective of one tensor."""
+    """Adds a collective of one tensor: `body` has its rounds, `compute` what the engine computes in their place."""
     node = Collective(
         body,
         (x,),
