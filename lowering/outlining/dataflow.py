@@ -62,17 +62,17 @@ class Dataflow:
                 is_read = position < len(eqn.invars)
                 rows.append((n, position, *last_mention.get(atom, (-1, 0)), elements_of(atom), variable, is_read))
                 last_mention[atom] = n, position
-        table = np.array(rows, np.int64).reshape(-1, 7).T
-        self._at = table[0]
-        self._last = table[2]
-        self._sizes = table[4]
-        self._variables = table[5]
-        self._reads = table[6].astype(bool)
+        at, place, last, last_place, sizes, variables, are_reads = np.array(rows, np.int64).reshape(-1, 7).T
+        self._at = at
+        self._last = last
+        self._sizes = sizes
+        self._variables = variables
+        self._reads = are_reads.astype(bool)
         reads = np.bincount(self._variables[self._reads], minlength=len(variable_numbers))
         self._is_only_read = (reads[self._variables] == 1).astype(np.int64)
         self._first = np.searchsorted(self._at, np.arange(self.count + 1))  # the first mention in each equation
         distance = (self._at - self._last).astype(np.uint64)
-        positions = (table[3] << 20 | table[1]).astype(np.uint64)
+        positions = (last_place << 20 | place).astype(np.uint64)
         self._links = _mixed(_mixed(distance) + positions) * self._powers[self._at]
         last_reads = last_uses(jaxpr)
         self._definitions = np.array(list(definitions.values()), np.int64)
@@ -106,6 +106,7 @@ class Dataflow:
     def copied(self, starts: Sequence[int], length: int) -> np.ndarray:
         """Elements of each operand that differs between equal windows, and of each result read behind one, int64."""
         first = self._first[list(starts)]
+        # Row n has the mentions of window n; equal windows have as many, and the first stands for all.
         mentions = first[:, None] + np.arange(self._first[starts[0] + length] - first[0])
         first_mentions = mentions[0]
         variables = self._variables[mentions]

@@ -84,14 +84,14 @@ class Run:
 
         def need(slot: _Slot) -> None:
             """Notes what makes a value known behind the run."""
-            eqn = self._runs[0][slot[0]]
-            slots = self._slots[slot[0]]
-            if slot[1] < len(eqn.invars):  # an operand of the run
+            number, position = slot
+            eqn = self._runs[0][number]
+            if position < len(eqn.invars):  # an operand of the run
                 return
             # A view is repeated behind the run, so the call returns only its operand.
             if is_view(eqn):
-                views.add(slot[0])
-                for operand in slots[: len(eqn.invars)]:
+                views.add(number)
+                for operand in self._slots[number][: len(eqn.invars)]:
                     if operand is not None:
                         need(operand)
             else:

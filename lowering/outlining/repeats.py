@@ -118,6 +118,7 @@ class _Search:
         starts = np.flatnonzero(self._room[: len(windows.numbers)] >= length)
         if not len(starts):
             return None
+        # A kind is all windows of one number, which are equal; arrays from `begins` on have one element a kind.
         by_kind = starts[np.argsort(windows.numbers[starts], kind="stable")]
         sorted_numbers = windows.numbers[by_kind]
         begins = np.flatnonzero(np.append(True, sorted_numbers[1:] != sorted_numbers[:-1]))
