@@ -126,7 +126,7 @@ def peak_bytes(
     inputs = [*(step.input_bytes for step in steps), result_bytes]
     stored = {0}  # steps whose inputs are in memory
     saved: set[int] = set()
-    gradient = len(steps)
+    gradient = len(steps)  # step whose input has the gradient that is in memory
     peak = 0
     stash = 0
 

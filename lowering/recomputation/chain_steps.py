@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -72,12 +72,14 @@ class Steps:
         step: dict[int, int] = {}  # of each equation of the gradient
         gradient_free: set[int] = set()  # equations that depend on no gradient
         users: dict[int, list[int]] = {}
+        # The last step in which all operands are available; the gradient goes through the steps from last to first.
         for n, (eqn, operands) in enumerate(zip(flow.gradient, operand_eqns, strict=True)):
             step[n] = min([last, *self._limits(eqn), *(step[m] for m in operands)])
             if gradient_free.issuperset(operands) and (not operands or stage_name(eqn).is_recomputed):
                 gradient_free.add(n)
             for m in operands:
                 users.setdefault(m, []).append(n)
+        # Those that should run late belong to the step of their first user.
         for n in reversed(range(len(flow.gradient))):
             if n in users and (n in gradient_free or self._grows(flow.gradient[n])):
                 step[n] = min(step[n], max(step[m] for m in users[n]))
@@ -165,8 +167,10 @@ def _cycles(eqn: JaxprEqn) -> float:
     return min(work, num_results / _VECTOR_ELEMENTS) if is_elementwise and record_of(eqn).cost != "product" else work
 
 
-def _peak_temp_bytes(eqns: Sequence[JaxprEqn], counted: Collection[Var], values_of) -> int:  # type: ignore[no-untyped-def]
-    """Peak live bytes of results of equations, without those in `counted`."""
+def _peak_temp_bytes(
+    eqns: Sequence[JaxprEqn], counted: Collection[Var], values_of: Callable[[Sequence[Atom]], Sequence[Var]]
+) -> int:
+    """Peak live bytes of results of equations, without those in `counted`; `values_of` operands stay live."""
     uses = Counter[Var](v for eqn in eqns for v in values_of(eqn.invars))
     live: set[Var] = set()
     peak = 0

@@ -74,7 +74,7 @@ def _gradient_and_users(eqns: Sequence[JaxprEqn]) -> tuple[set[int], set[int]]:
     """Numbers of the equations of the gradient, and of those that need it or other such equations."""
     backward: set[int] = set()
     users: set[int] = set()
-    part_of: dict[Var, set[int]] = {}
+    part_of: dict[Var, set[int]] = {}  # of results; what reads one, and is not backward, is among the users
     for n, eqn in enumerate(eqns):
         operand_parts = [part_of[var] for var in variables_read(eqn) if var in part_of]
         is_backward = stage_name(eqn).is_backward and not any(part is users for part in operand_parts)

@@ -88,7 +88,7 @@ class SegmentTable:
         left_bytes = [0, *accumulate(step.left_bytes for step in reversed(steps))]
         self.left_bytes = left_bytes[::-1]  # bytes of results of the backward parts of a step and all later ones
         self.curves: dict[tuple[int, int], Curve] = {}
-        for length in range(len(steps)):
+        for length in range(len(steps)):  # the curve of a segment is made of those of shorter ones
             for first in range(len(steps) - length):
                 options = [curve for _, curve in self._options(first, first + length)]
                 self.curves[first, first + length] = Curve.best(
@@ -109,24 +109,24 @@ class SegmentTable:
         """
         step = self.steps[first]
         inputs = self.inputs
-        gradient = inputs[last + 1] + self.left_bytes[last + 1]
-        forward = gradient + step.saved_bytes + step.forward_temp_bytes
-        backward = inputs[first + 1] + inputs[first] + step.saved_bytes + step.backward_temp_bytes
-        backward += self.left_bytes[first]
+        # Bytes that are live while the segment runs: the gradient of its result, and the results of later steps.
+        live_bytes = inputs[last + 1] + self.left_bytes[last + 1]
+        forward_bytes = live_bytes + step.saved_bytes + step.forward_temp_bytes
+        backward_bytes = inputs[first + 1] + inputs[first] + step.saved_bytes + step.backward_temp_bytes
+        backward_bytes += self.left_bytes[first]
+        peak_bytes = max(forward_bytes, backward_bytes)
         total_cycles = step.forward_cycles + step.backward_cycles
         if first == last:
-            return [(None, Curve(np.array([max(forward, backward)]), np.array([total_cycles])))]
+            return [(None, Curve(np.array([peak_bytes]), np.array([total_cycles])))]
         tail = self.curves[first + 1, last]
-        options: list[tuple[int | None, Curve]] = [
-            (None, tail.shifted(step.saved_bytes, max(forward, backward), total_cycles))
-        ]
-        min_bytes = gradient + inputs[first + 1] + step.forward_temp_bytes
+        options: list[tuple[int | None, Curve]] = [(None, tail.shifted(step.saved_bytes, peak_bytes, total_cycles))]
+        min_bytes = live_bytes + inputs[first + 1] + step.forward_temp_bytes
         cycles = step.forward_cycles
         for stored in range(first + 1, last + 1):
             tail_of_stored = self.curves[stored, last].shifted(inputs[stored], min_bytes, cycles)
             options.append((stored, tail_of_stored.plus(self.curves[first, stored - 1])))
             next_step = self.steps[stored]
-            min_bytes = max(min_bytes, gradient + inputs[stored] + inputs[stored + 1] + next_step.forward_temp_bytes)
+            min_bytes = max(min_bytes, live_bytes + inputs[stored] + inputs[stored + 1] + next_step.forward_temp_bytes)
             cycles += next_step.forward_cycles
         return options
 

@@ -92,18 +92,18 @@ class StashPlans:
         bytes_to_save, cycles = self._saved(first)
         if bytes_to_save <= working_bytes:
             options.append((None, tails[0].shifted(steps[first].saved_bytes, 0, cycles)))
-        forward = 0
+        forward_cycles = 0
         for end in range(first + 1, len(steps) + 1):
-            forward += steps[end - 1].forward_cycles
+            forward_cycles += steps[end - 1].forward_cycles
             segment = self._table.curves[first, end - 1]
             if segment.holds(working_bytes) and self._forward_bytes(first, end) <= working_bytes:
                 stored_bytes = inputs[end] if end < len(steps) else 0
-                total_cycles = forward + int(segment.cycles_in(working_bytes))
+                total_cycles = forward_cycles + int(segment.cycles_in(working_bytes))
                 options.append((end, tails[end - first - 1].shifted(stored_bytes, 0, total_cycles)))
         return options
 
     def _actions(self, working_bytes: int, stored_bytes: int) -> list[tuple[Action, int]]:
-        """The fastest actions of the chain, in order, in bytes of which an input stores `stored_bytes`."""
+        """The fastest actions of the chain, in order; an input of the pipeline stores `stored_bytes` between tasks."""
         # The backward task runs in reverse order: each action of the forward task adds a part to its front.
         forward: list[tuple[Action, int]] = []
         backward: list[list[tuple[Action, int]]] = []
@@ -121,7 +121,7 @@ class StashPlans:
                 stored_bytes -= self._table.steps[step].saved_bytes
                 step += 1
             else:
-                forward += [("keep", step), *((("forward", n)) for n in range(step + 1, end))]
+                forward += [("keep", step), *(("forward", n) for n in range(step + 1, end))]
                 backward.append(self._table.actions(step, end - 1, working_bytes))
                 stored_bytes -= self._table.inputs[end] if end < len(self._table.steps) else 0
                 step = end
