@@ -194,6 +194,7 @@ class _Walk:
         for name, module in sorted(self._modules.items()):
             used = self._used.setdefault(name, set())
             names = (self._attributes & vars(module).keys()) - used
+            # Code that computes names, or a module that computes attributes, may read any of the user's.
             makes_names = "__getattr__" in vars(module) or type(module) is not ModuleType
             if (self._reads_any_name or makes_names) and distribution_of(name) is None:
                 names |= {key for key, value in vars(module).items() if _is_of_user(key, value)} - used
