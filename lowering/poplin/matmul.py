@@ -111,7 +111,10 @@ def _plans(spec: ConvSpec, dims: tuple[int, ...], grid: Grid, target: Target) ->
             splits_array = np.array(list(splits), np.int64)[:, None]
             candidate = Candidates(spec, kind, target, ones, splits_array, longest, **stays)
             cost = PlanCost(*(int(n) for n in candidate.cost_parts(np.zeros(1, np.int64))[:, 0]))
-            yield Plan(spec, kind, splits, ones, cost, int(candidate.temp_bytes[0]), True, False, aligned_grid=grid)
+            temp_bytes = int(candidate.temp_bytes[0])
+            yield Plan(
+                spec, kind, splits, ones, cost, temp_bytes, memory_bound_met=True, memory_binds=False, aligned_grid=grid
+            )
 
 
 def _is_moved(kind: VertexKind, spec: ConvSpec, dims: tuple[int, ...], target: Target) -> bool:
@@ -172,6 +175,7 @@ def matmul(
         partials_dtype=partials_dtype,
         lhs_is_free=is_free(graph, a),
         rhs_is_free=is_free(graph, b),
+        # Axes as `ConvSpec` numbers those of an operand: groups, field, channels; groups, input and output channels.
         lhs_memory=memory_of(a, (1, 3, 2)),
         rhs_memory=memory_of(b, (0, 2, 1)),
         available_memory_proportion=available_memory_proportion,

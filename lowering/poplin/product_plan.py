@@ -314,6 +314,7 @@ def _trade_off(
     for plan in sorted(plans, key=lambda plan: (cost(plan), *_rank(plan), plan.tiles_used)):
         if cost(plan) <= max_cost and (not curve or plan.tiles_used < curve[-1].tiles_used):
             curve.append(plan)
+    # Of a step's plans the last, of fewest tiles.
     steps = {int(log(cost(plan)) / _RELATIVE_STEP): plan for plan in curve}
     return list(steps.values())
 
@@ -386,7 +387,7 @@ def _join_cycles(spec: ConvSpec, target: Target) -> int:
 
 @remembered
 def _plan_step(spec: ConvSpec, target: Target, share: float) -> Plan:
-    """Best plan in one step."""
+    """Fastest plan in one step within `share` of a tile's memory; if there is none, within the next larger bound."""
     by_kind = list(_candidates(spec, target))
     if share == 0:
         plans = [_plan_of(candidates, *candidates.smallest()) for candidates in by_kind]
@@ -397,9 +398,9 @@ def _plan_step(spec: ConvSpec, target: Target, share: float) -> Plan:
     if unbounded.temp_bytes <= share * target.bytes_per_tile:
         return unbounded
     bounds = enumerate(_memory_bounds(share * target.bytes_per_tile, target.bytes_per_tile))
-    fitting = ((number, _fastest(by_kind, bound)) for number, bound in bounds)
-    number, best = next(((number, plan) for number, plan in fitting if plan is not None), (1, unbounded))
-    return replace(best, memory_bound_met=number == 0, memory_binds=True)
+    fitting = ((number, _fastest(by_kind, bound)) for number, bound in bounds)  # lazily: the first is taken
+    times_raised, best = next(((number, plan) for number, plan in fitting if plan is not None), (1, unbounded))
+    return replace(best, memory_bound_met=times_raised == 0, memory_binds=True)
 
 
 def _fastest(by_kind: Sequence[Candidates], bound_bytes: float) -> Plan | None:
