@@ -54,14 +54,14 @@ def graph_json(graph: Graph, program: Program) -> Json:
 
 
 def drawn_json(graph: Graph, program: Program) -> Json:
-    """Return all of `graph_json` but the listing."""
+    """Return what drawings show: all of `graph_json` but the listing."""
     writer = _GraphJson(graph, program)
     target = graph.target
     body = writer.node(program)
     functions = [{"name": function.name, "body": writer.node(function.body)} for function in writer.functions]
     compute_sets = [
-        {"name": each.name, "line": each.origin.line, "groups": [writer.group(group) for group in graph.groups[each]]}
-        for each in writer.compute_sets
+        {"name": step.name, "line": step.origin.line, "groups": [writer.group(group) for group in graph.groups[step]]}
+        for step in writer.compute_sets
     ]
     return {
         "target": target.name,
