@@ -152,29 +152,29 @@ def _look_up(
         table_axes.append(rank if d == row_dim else len(axes) if dim is None else dim)
         if dim is None and d != row_dim:
             axes.append(whole_axis(f"table{d}", n))
-    rows = 1 if row_dim is None else axes[rank].blocks
+    slots = 1 if row_dim is None else axes[rank].blocks
     if row_dim is not None:
-        axes[rank] = Axis(f"table{row_dim}", axes[rank].cuts, "reduce" if rows > 1 else "map")
+        axes[rank] = Axis(f"table{row_dim}", axes[rank].cuts, "reduce" if slots > 1 else "map")
     axes.append(whole_axis("index", indices.shape[-1]))
-    out, out_access = _result(builder.graph, table.dtype, placement, rank, rows, builder.name)
+    out, out_access = _result(builder.graph, table.dtype, placement, rank, slots, builder.name)
     accesses = (along(table, table_axes), along(indices, [*index_dims, len(axes) - 1]), out_access)
-    origins = (*([axes[rank].name] if rows > 1 else []), *(axes[out].name for _, out in spec.wide_dims()))
-    codelet = _codelet(table.dtype, indices.dtype, spec, row_dim if rows > 1 else None)
+    origins = (*([axes[rank].name] if slots > 1 else []), *(axes[out].name for _, out in spec.wide_dims()))
+    codelet = _codelet(table.dtype, indices.dtype, spec, row_dim if slots > 1 else None)
     grid = placement.tile.reshape([axis.blocks for axis in axes])
     add_vertices(builder, codelet, axes, accesses, grid, origins)
-    return out if rows == 1 else reduce_partials_in_place(builder, out)
+    return out if slots == 1 else reduce_partials_in_place(builder, out)
 
 
-def _result(graph: Graph, dtype: Any, placement: Blocked, rank: int, rows: int, name: str) -> tuple[Tensor, Access]:
+def _result(graph: Graph, dtype: Any, placement: Blocked, rank: int, slots: int, name: str) -> tuple[Tensor, Access]:
     """Result, or partial results for each block of rows, and the access that writes it."""
     cuts = placement.cuts[:rank]
     shape = placement.shape[:rank]
-    tiles = placement.tile.reshape([*placement.tile.shape[:rank], rows])
-    if rows == 1:
+    tiles = placement.tile.reshape([*placement.tile.shape[:rank], slots])
+    if slots == 1:
         out = graph.add_variable(shape, dtype, name, blocked_mapping(cuts, tiles[..., 0]))
         return out, along(out, range(rank))
-    mapping = blocked_mapping((even_cuts(rows, rows), *cuts), np.moveaxis(tiles, -1, 0))
-    out = graph.add_variable((rows, *shape), dtype, f"{name}/partials", mapping, "only")
+    mapping = blocked_mapping((even_cuts(slots, slots), *cuts), np.moveaxis(tiles, -1, 0))
+    out = graph.add_variable((slots, *shape), dtype, f"{name}/partials", mapping, "only")
     return out, Access(out, (block(rank), *map(element, range(rank))))
 
 
@@ -211,7 +211,7 @@ def _codelet(dtype: Any, index_dtype: Any, spec: GatherSpec, row_dim: int | None
         if part_origins:
             indices = _part_indices(indices, spec, part_origins)
         if row_dim is None or table.shape[row_dim] == spec.table_shape[row_dim]:
-            return _lookup(table, indices, spec, sizes, spec.mode, spec.unique_indices and not part_origins)
+            return _lookup(table, indices, spec, sizes, spec.unique_indices and not part_origins)
         return _masked_lookup(table, indices, spec, sizes, row_dim, origins[0])
 
     def row_elements(shapes: BlockShapes) -> np.ndarray:
@@ -254,10 +254,8 @@ def _part_indices(indices: jax.Array, spec: GatherSpec, part_origins: Mapping[in
     return jnp.where((clamped == indices).all(-1, keepdims=True), shifted, -1)
 
 
-def _lookup(
-    table: jax.Array, indices: jax.Array, spec: GatherSpec, sizes: Sequence[int], mode: Mode, unique: bool
-) -> jax.Array:
-    """JAX's gather on a block; of the user's promises about indices those that block-local indices still keep."""
+def _lookup(table: jax.Array, indices: jax.Array, spec: GatherSpec, sizes: Sequence[int], unique: bool) -> jax.Array:
+    """JAX's gather on a block; `unique` if its block-local indices are, as the user may promise for all."""
     return lax.gather(
         table,
         indices,
@@ -265,7 +263,7 @@ def _lookup(
         tuple(sizes),
         indices_are_sorted=spec.indices_are_sorted and unique == spec.unique_indices,
         unique_indices=unique,
-        mode=mode,
+        mode=spec.mode,
         fill_value=None if spec.fill is None else thawed(spec.fill)[()],
     )
 
@@ -283,7 +281,7 @@ def _masked_lookup(
         row = jnp.clip(row, 0, extent - 1)
     local_row = row - jnp.asarray(origin, row.dtype)
     local_indices = indices.at[..., column].set(jnp.clip(local_row, 0, block_rows - 1))
-    values = _lookup(table, local_indices, spec, sizes, spec.mode, False)
+    values = _lookup(table, local_indices, spec, sizes, unique=False)
     is_in_block = (local_row >= 0) & (local_row < block_rows)
     result = jnp.where(_like_result(is_in_block, spec), values, zero_bits(values.dtype))
     if spec.mode is not Mode.FILL_OR_DROP:

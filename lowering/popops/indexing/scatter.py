@@ -136,10 +136,10 @@ def plan_scatter(
     """
     uncut = _Form(table, indices, updates, spec, name, result="table" if in_place else "new")
     forms = [uncut]
-    cut = max((i for i, _ in spec.lookup_dims()), key=lambda i: indices.shape[i], default=None)
-    if spec.monoid() is not None and cut is not None and indices.shape[cut] > 1:
-        forms.append(replace(uncut, cut=cut))
-    if in_place and graph.is_mapped(table):
+    longest = max((i for i, _ in spec.lookup_dims()), key=lambda i: indices.shape[i], default=None)
+    if spec.monoid() is not None and longest is not None and indices.shape[longest] > 1:
+        forms.append(replace(uncut, cut=longest))
+    if in_place and graph.is_mapped(table):  # a partition of its own and a copy back may cost less
         forms.append(replace(uncut, result="back"))
     plans = [form.plan(graph) for form in forms]
     fitting = [plan for plan in plans if plan.needed_bytes <= plan.available_bytes]
@@ -215,12 +215,12 @@ class _Form:
         blocks = int(np.bincount(placement.tile.ravel()).max())  # on the busiest tile
         target = graph.target
         return ScatterPlan(
-            lambda builder: self._add(builder, placement),
-            cycles,
-            work.is_exact and blocks == 1 and cost.table != "elsewhere" and self.result == "new",
-            blocks * int(cost.needed_bytes(grid)[0]),
-            blocks * int(cost.block_bytes(grid)[-3:-1].sum()),
-            int(target.available_memory_proportion * target.bytes_per_tile),
+            add=lambda builder: self._add(builder, placement),
+            cycles=cycles,
+            is_exact=work.is_exact and blocks == 1 and cost.table != "elsewhere" and self.result == "new",
+            needed_bytes=blocks * int(cost.needed_bytes(grid)[0]),
+            update_bytes=blocks * int(cost.block_bytes(grid)[-3:-1].sum()),
+            available_bytes=int(target.available_memory_proportion * target.bytes_per_tile),
         )
 
     @property
@@ -412,6 +412,7 @@ class _Form:
         free = iter(range(depth, depth + len(index_shape) + len(spec.update_shape)))
         index_axes = {d: space_axes[d] if d in space_axes else next(free) for d in range(len(index_shape))}
         _, of_update = spec.windows()
+        # Dimensions of a table that updates cover in full are cut together with theirs.
         cuttable = [d for d in spec.cuttable() if d not in spec.indexed]
         covered = {u: d for d, u in enumerate(of_update) if u is not None and d in cuttable}
         lookups = iter(range(len(index_shape) - 1))

@@ -70,6 +70,7 @@ def select_and_scatter_block(
     _, best_offset = lax.fori_loop(0, len(offsets), select, (jnp.zeros(source.shape, x.dtype), unselected))
 
     def scatter(iteration: Any, out: jax.Array) -> jax.Array:
+        # From the last offset to the first: the windows over an element are then combined in their own order.
         number = len(offsets) - 1 - iteration
         current = lax.dynamic_slice(out, offsets[number], reach)
         is_hit = lax.pad(best_offset == number, False, stride_gaps)

@@ -82,6 +82,7 @@ def gather_in_order(
     numbers = spec.numbers
     absent = (*numbers.collapsed_slice_dims, *numbers.operand_batching_dims)
     offsets = iter(numbers.offset_dims)
+    # Dimension of the result for each of the table; None for one that looked-up rows do not have.
     window_of = [None if d in absent else next(offsets) for d in range(len(spec.table_shape))]
     fixed = (*spec.indexed, *numbers.operand_batching_dims)
     row_order = _row_order(table, window_of, fixed, out_shape)
@@ -89,6 +90,7 @@ def gather_in_order(
         return None
     batching, of_indices = row_order.paired(numbers.operand_batching_dims, numbers.start_indices_batching_dims)
     shape = table.variable_shape
+    # A dimension that is cut into groups is copied in full.
     sizes = tuple(
         n if len(table.sizes[d]) > 1 else spec.slice_sizes[d] for n, d in zip(shape, table.view_dims, strict=True)
     )

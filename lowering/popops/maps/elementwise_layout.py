@@ -89,7 +89,7 @@ def choose_layout(
 ) -> Layout:
     """Chooses the cheapest layout: that of a mapped tensor of `outs`, or of an operand, or an even one.
 
-    A graph that keeps layouts has no choice: see `kept_layout`.
+    A graph that keeps layouts has no choice: see `kept_layout`. `narrow` has the operands without repeated dimensions.
     """
     mapped_outs = [out for out in outs if out is not None and graph.is_mapped(out)]
     if graph.keeps_layouts and not reductions:
@@ -302,6 +302,7 @@ class Grid(NamedTuple):
         if not self.windows:
             return axes, self.tile, list(read.values())
         for window in self.windows:
+            # One access, of the reach of all inputs that are parts of it, is the field of the first of them.
             dims = list(map(element, range(len(self.axes))))
             for d, reach in enumerate(window.reach):
                 if reach:
@@ -333,7 +334,7 @@ def grid_of(
     axes = tuple(Axis(f"d{d}", cut) for d, cut in enumerate(mapping.cuts))
     dims = tuple(range(len(layout.shape)))
     read, written = (tuple(View(x.reshape(layout.shape), dims) for x in tensors) for tensors in (operands, results))
-    if layout.shape != shape:
+    if layout.shape != shape:  # not over the dimensions along which operands repeat or shift
         return Grid(axes, mapping.tile, read, written)
     longest = [int(np.diff(cut).max(initial=0)) for cut in mapping.cuts]
     unrepeated = [x if view.is_whole else None for x, view in zip(operands, narrow, strict=True)]

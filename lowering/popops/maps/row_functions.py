@@ -85,7 +85,7 @@ def _codelet(
     fun: RowFunction,
     dtypes: tuple[Any, ...],
     out_dtypes: tuple[Any, ...],
-    rows: int,
+    num_operands: int,
     operations: int,
     reduces: bool,
 ) -> Codelet:
@@ -97,7 +97,7 @@ def _codelet(
 
     def cycles(shapes: BlockShapes, target: Target) -> np.ndarray:
         # A vertex shares its rows among the workers, as long as there are that many.
-        elements = total_elements(shapes[0]) * rows
+        elements = total_elements(shapes[0]) * num_operands
         length = shapes[0][-1] if reduces else np.ones((), np.int64)
         share = -(-(elements // np.maximum(length, 1)) // target.worker_contexts) * length
         emulated = emulation(dtypes[0], "add" if operations else "move", target)
@@ -107,7 +107,7 @@ def _codelet(
 
     def parts(shapes: BlockShapes, target: Target) -> np.ndarray:
         del target
-        elements = total_elements(shapes[0]) * rows
+        elements = total_elements(shapes[0]) * num_operands
         return elements // np.maximum(shapes[0][-1], 1) if reduces else elements
 
     fields = [Field(f"in{n}", "in", dtype) for n, dtype in enumerate(dtypes)]

@@ -73,6 +73,8 @@ def reduce_partials_in_place(builder: Builder, partials: Tensor) -> Tensor:
         division = divide(*stage, longest, partials.dtype, monoid, graph.target, graph.byte_cost_cycles)
         dim = int(division.dim[0])
         slot_cuts = even_cuts(slots, stage_slots)
+        # Blocks of results are divided among the tiles of their slots: `block` has the old block of each new one,
+        # `part` its number in that.
         if cuts:
             cuts[dim], block, part = cut_again(cuts[dim], int(division.count[0]))
             owners = np.take(owners, block, 1 + dim)

@@ -207,9 +207,11 @@ def kernel_codelet(kernel: Kernel) -> Codelet:
         for n, field in input_fields.items()
         if len(kernel.inputs[n].axes) == kernel.rank
     ]
+    # The field whose block tells the extents of the index space's: the first of these, else the first result.
+    sized, reach = full[0] if full else (len(input_fields), ())
 
     def compute(*arrays: jax.Array, shapes: Sequence[tuple[int, ...]] = ()) -> Any:
-        shape = tuple(_without_reach(arrays[full[0][0]].shape, full[0][1]) if full else shapes[0])
+        shape = tuple(_without_reach(arrays[sized].shape, reach) if full else shapes[0])
         results = kernel.evaluate(arrays, shape)
         return results[0] if len(results) == 1 else tuple(results)
 
@@ -219,7 +221,6 @@ def kernel_codelet(kernel: Kernel) -> Codelet:
     read = tuple(x.dtype for x in kernel.inputs if x.axes)
     scalars = len(dtypes) - len(read)
     is_map = bool(kernel.steps or stored)
-    sized, reach = (full or [(len(input_fields), ())])[0]
     first_reduced = len(input_fields) + len(stored)
 
     def cycles(shapes: BlockShapes, target: Target) -> np.ndarray:
