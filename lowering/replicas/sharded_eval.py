@@ -201,7 +201,7 @@ class _Evaluation:
         return [ReplicaArray(x, shape, "shard") for x in results]
 
     def _shard_of(self, array: ReplicaArray, shape: tuple[int, ...]) -> jax.Array:
-        """This replica's shard of an array, broadcast to a shape."""
+        """This replica's shard of an array, broadcast to a shape; of operands' shards where it can be."""
         if array.kind == "shard":
             return array.value
         if array.kind == "uniform":

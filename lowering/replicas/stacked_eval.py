@@ -135,7 +135,7 @@ def stacked_equation(eqn: JaxprEqn, operands: Values, replicas: Replicas) -> Val
 
 
 def equation_alone(eqn: JaxprEqn, *operands: jax.Array, rounded: Rounded | None = None) -> Sequence[jax.Array]:
-    """Results of an equation without collectives on one replica."""
+    """Results of an equation without collectives on one replica; of each equation inside of it mapped by `rounded`."""
     if rounded is None:
         return list(eval_equation(eqn, *operands))
     one = Replicas(1, rounded=rounded)
@@ -172,21 +172,17 @@ def _while(eqn: JaxprEqn, operands: Values, replicas: Replicas) -> Values:
     condition = while_condition(eqn.params)
     body = while_body(eqn.params)
 
-    def inside(carry: Values) -> jax.Array:
+    def state_of(carry: Values) -> tuple[jax.Array, jax.Array, Values]:
         (predicates,) = stacked_eval(condition.jaxpr, [*operands[condition.operands.constants], *carry], replicas)
-        return predicates
+        return predicates, replicas.only(predicates).any_active(), carry
 
     def run(state: tuple[jax.Array, jax.Array, Values]) -> tuple[jax.Array, jax.Array, Values]:
         predicates, _, carry = state
         running = replicas.only(predicates)
         results = stacked_eval(body.jaxpr, [*operands[body.operands.constants], *carry], running)
-        return continued(inside(carry := running.of_active(results, carry)), carry)
+        return state_of(running.of_active(results, carry))
 
-    def continued(predicates: jax.Array, carry: Values) -> tuple[jax.Array, jax.Array, Values]:
-        return predicates, replicas.only(predicates).any_active(), carry
-
-    carry = operands[body.operands.carries]
-    *_, results = lax.while_loop(lambda state: state[1], run, continued(inside(carry), carry))
+    *_, results = lax.while_loop(lambda state: state[1], run, state_of(operands[body.operands.carries]))
     return results
 
 

@@ -41,6 +41,7 @@ def gradient_sums(jaxpr: Jaxpr, axis_name: str) -> list[tuple[str, str]]:
             backward.append((eqn, stack))
     lines = dict[str, str]()
     for eqn, stack in backward:
+        # A transposed collective keeps the call site of the one that it is the transpose of.
         if name := forward.get(call_site(eqn)) or _linearly_transposed(eqn, stack):
             lines.setdefault(source_line(eqn), name)
     return [(name, line) for line, name in lines.items()]

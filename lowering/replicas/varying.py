@@ -45,7 +45,7 @@ def varying(jaxpr: ClosedJaxpr, inputs: Sequence[bool], replicas: int, axis: str
     analysis = _Analysis(replicas, axis)
     apart = agreement.apart(replicas)
     classes = analysis.jaxpr(jaxpr, [apart if is_split else analysis.same for is_split in inputs])
-    results = tuple(map(any, classes))
+    results = tuple(map(any, classes))  # where all replicas agree, all are in class 0
     producers = {var: eqn for eqn in jaxpr.jaxpr.eqns for var in eqn.outvars}
     reasons = tuple(
         producers.get(var) if differs and isinstance(var, Var) else None
