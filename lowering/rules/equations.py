@@ -115,7 +115,7 @@ class Lowering:
             env.update(new_values)
             after(eqn)
             count_part("equations")
-        # The function may be called again outside of these equations, so values they leave move out.
+        # The next call of a function, after these equations, overwrites its results: those that are read later move.
         overwritten = [variable for function in self._functions.values() for variable in function.owned_results]
         LaterValues(env, reads, len(eqns) - 1).move_out(self._graph, overwritten, prog)
 

@@ -93,7 +93,7 @@ def scatter_to(
     batched = zip(numbers.operand_batching_dims, numbers.scatter_indices_batching_dims, strict=True)
     batch_dims = {d: lookups[i] for d, i in batched}
     dims = [batch_dims.get(d, u) for d, u in enumerate(of_update)]
-    repeats = [u for u in lookups if u not in batch_dims.values()]
+    repeats = [u for u in lookups if u not in batch_dims.values()]  # along these all updates meet in the window
     if combines_in_order(spec):
         window = _in_order(window, updates, spec, primitive, params)
     elif spec.kind in _COMBINE:
@@ -126,7 +126,7 @@ def _like_window(updates: jax.Array, dims: Sequence[int | None], reduced: Sequen
 def _in_order(
     window: jax.Array, updates: jax.Array, spec: ScatterSpec, primitive: Primitive, params: dict[str, Any]
 ) -> jax.Array:
-    """The scatter itself on the window, with indices 0 into a further dimension of size 1."""
+    """All updates of the window in their order, by the scatter itself: at index 0 of a further dimension of size 1."""
     old = spec.numbers
     rank = window.ndim
     lookups = [n for u, n in enumerate(updates.shape) if u not in old.update_window_dims]

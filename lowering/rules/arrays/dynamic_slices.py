@@ -103,6 +103,7 @@ def _update(ctx: Context, x: Tensor, update: Tensor, dynamic: Starts, in_place: 
                 Builder(builder.graph, builder.prog, ctx.name), plan, x, update, dynamic, in_place
             ),
         )
+    # Where other dimensions are dynamic too, the block is looked up, updated along those, and then written.
     dim = _too_long(ctx.graph, x, update.shape, dynamic)[0]
     other_starts = {d: start for d, start in dynamic.items() if d != dim}
     size = update.shape[dim]
@@ -198,7 +199,7 @@ def _updated(builder: Builder, plan: Plan, x: Tensor, update: Tensor, dynamic: S
     first, *later_parts = plan
     if later_parts:
         block = _sliced(builder, [first], x, update.shape, dynamic)
-        update = _updated(builder, later_parts, block, update, dynamic, True)
+        update = _updated(builder, later_parts, block, update, dynamic, in_place=True)
     starts = [dynamic[d] for d in first.dims]
     if first.by_index:
         write = write_slice_in_place if in_place else write_slice

@@ -43,6 +43,7 @@ def scatter_last(table: jax.Array, indices: jax.Array, updates: jax.Array, *, sp
     lookups = [u for _, u in spec.lookup_dims()]
     count = prod(updates.shape[u] for u in lookups)
     single = lax.ScatterDimensionNumbers((), tuple(range(len(indexed))), tuple(indexed.index(d) for d in spec.indexed))
+    # For each row the number of its last update, the largest; the least integer if it has none.
     update_numbers = lax.iota(_NUMBER, count).reshape([updates.shape[u] for u in lookups])
     no_update = lax.full([table.shape[d] for d in indexed], np.iinfo(_NUMBER).min, _NUMBER)
     hints = {"unique_indices": spec.unique_indices, "indices_are_sorted": spec.indices_are_sorted}

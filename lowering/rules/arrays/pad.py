@@ -30,6 +30,7 @@ def pad_rule(
 
 def _padded_view(x: Tensor, value: Tensor, config: Config) -> Tensor:
     """Padded tensor as a view, which is costly to read where there are gaps."""
+    # Along each dimension: gaps behind the elements but the last, then edges, then those that are negative cut off.
     for d, (low, high, interior) in enumerate(config):
         outer = x.shape[:d]
         n = x.shape[d]

@@ -186,7 +186,7 @@ def _codelet(
         results = result if primitive.multiple_results else [result]
         return tuple(value for n, value in enumerate(results, num_operands) if n in connected)
 
-    each, counted = _work(params.get("work_of", primitive.name), params, shapes, dims, connected)
+    operations_an_element, counted = _work(params.get("work_of", primitive.name), params, shapes, dims, connected)
 
     def operations(blocks: BlockShapes) -> np.ndarray:
         if not is_priced:
@@ -194,8 +194,8 @@ def _codelet(
         if params.get("flops") is not None:
             return np.asarray(params["flops"], np.int64)
         elements = [total_elements(blocks[n]) for n in counted]
-        most = np.maximum.reduce(np.broadcast_arrays(*elements)) if elements else np.zeros(())
-        return np.ceil(each * most).astype(np.int64)
+        largest = np.maximum.reduce(np.broadcast_arrays(*elements)) if elements else np.zeros(())
+        return np.ceil(operations_an_element * largest).astype(np.int64)
 
     def cycles(blocks: BlockShapes, target: Target) -> np.ndarray:
         return target.supervisor_overhead_cycles + _INSTRUCTIONS_PER_ELEMENT * operations(blocks)

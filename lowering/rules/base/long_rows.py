@@ -36,6 +36,7 @@ def parts_of(
     usable = target.available_memory_proportion * target.bytes_per_tile
     if length < 4:
         return 1
+    # Idle tiles for each row, but no more parts than the root of its length; then as many as two parts on a tile need.
     idle = target.tiles_per_ipu // (prod(shape) // length) if length >= _LONG else 1
     shared = min(most_parts or length, max(1, idle), 1 << int(log2(length)) // 2)
     fitting = 1.0 if 2 * num_bytes <= usable else min(length / 2, max(2.0, 2 * _COPIES * num_bytes / usable))
@@ -53,6 +54,7 @@ def long_cumulative(x: jax.Array, *, fun: Callable[..., jax.Array], axis: int, r
     rows = lax.pad(rows, jnp.zeros((), x.dtype), [(0, 0, 0)] * len(batch) + [(0, padded_length - n, 0)])
     rows = rows.reshape((*batch, parts, length))
     running = fun(rows, axis=rows.ndim - 1)
+    # Each part but the first goes on from the result at the end of the part before it.
     part_ends = fun(running[..., -1], axis=rows.ndim - 2)[..., :-1, None]
     pair = jnp.stack([jnp.broadcast_to(part_ends, running[..., 1:, :].shape), running[..., 1:, :]], -1)
     continued = fun(pair, axis=pair.ndim - 1)[..., 1]

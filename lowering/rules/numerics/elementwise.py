@@ -92,12 +92,12 @@ def fused_rule(ctx: Context, *operands: Tensor, jaxpr: ClosedJaxpr, name: str) -
     reductions = {n: _reduction(reduced[var], number) for n, var in enumerate(outs) if var in reduced}
     places = [None if (out := ctx.into_tensors[n]) is None else out.reshape(space) for n in stored]
     values = list(stored.values())
-    folded = list(reductions.values())
     graph = ctx.graph
     # Computed on demand: only profiles ask for them.
     parts = cache(partial(fused_parts, ctx.equation, computing, graph.origin, graph.target))
     with graph.debug_origin(graph.origin, parts):
-        results = apply_steps(Builder(graph, ctx.prog, title), steps, values, tensors, space, places, folded)
+        builder = Builder(graph, ctx.prog, title)
+        results = apply_steps(builder, steps, values, tensors, space, places, list(reductions.values()))
     computed = dict(zip((*stored, *reductions), results, strict=True))
 
     def result(n: int, var: Var, shape: tuple[int, ...]) -> Tensor:

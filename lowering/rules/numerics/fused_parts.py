@@ -45,6 +45,7 @@ def _cycles_alone(eqn: JaxprEqn, row: str, target: Target) -> int:
     if eqn.primitive.name in MONOIDS:
         outputs = _per_tile(prod(shape_of(eqn.outvars[0])), target)
         return int(reduce_cycles(row, operands[0].dtype, outputs, ceil_div(elements, outputs), target))
+    # A comparison, or a conversion from integers, is computed in the dtype of its operand.
     from_integer = eqn.primitive.name == "convert_element_type" and np.issubdtype(operands[0].dtype, np.integer)
     computes_in = operands[-1].dtype if result.dtype == np.bool_ or from_integer else result.dtype
     constants = sum(isinstance(atom, Literal) for atom in eqn.invars)

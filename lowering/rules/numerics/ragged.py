@@ -36,12 +36,13 @@ def ragged_dot(lhs: jax.Array, rhs: jax.Array, sizes: jax.Array, *, numbers: Any
     product: Callable[..., jax.Array] = partial(lax.dot_general, **params)
     if ragged in lhs_batch:
         return product(lhs, rhs, dimension_numbers=numbers.dot_dimension_numbers)
-    if ragged in lhs_contracted:
+    if ragged in lhs_contracted:  # a result for each group, in a further dimension
         other = rhs_contracted[list(lhs_contracted).index(ragged)]
         a = _by_group(lhs, sizes, ragged, [*lhs_batch, *_preceding(lhs_contracted, ragged)])
         b = _by_group(rhs, sizes, other, [*rhs_batch, *_preceding(rhs_contracted, other)])
         batch = [0, *_shifted(lhs_batch)], [0, *_shifted(rhs_batch)]
         return product(a, b, dimension_numbers=((_shifted(lhs_contracted), _shifted(rhs_contracted)), batch))
+    # Groups are a further contracted dimension: every row of a result is of one group.
     free = [d for d in range(lhs.ndim) if d not in (*lhs_contracted, *lhs_batch)]
     a = _by_group(lhs, sizes, ragged, [*lhs_batch, *_preceding(free, ragged)])
     (group,) = numbers.rhs_group_dimensions

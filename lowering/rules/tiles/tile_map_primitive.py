@@ -112,6 +112,7 @@ def _jvp(
         position = _position(positions, outvars[number])
         residuals.append(values[number] if position is None else primals[position])
         have_rows.append(position is None or stacked[position])
+    # The linear part is a pytree, whose leaves are the residuals.
     push_tree = jax.tree.structure(out_shape[1])
     is_active = [jnp.issubdtype(aval.dtype, jnp.inexact) for aval in body.out_avals]
 
