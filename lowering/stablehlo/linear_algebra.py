@@ -1,4 +1,4 @@
-"""Routines of LAPACK, which modules call, as the primitives of JAX that call them, with their numbers and prices.
+"""Routines of LAPACK, which modules call, as the primitives of JAX that call them, with their numbers and costs.
 
 Source: the lowerings of `jax.lax.linalg` for the CPU. A primitive puts NaN where its routine reports a failure, so the
 operations of the module that do so are left out. The loop after `getrf` that makes a permutation of pivots is a result
@@ -170,6 +170,7 @@ def lapack_results(scope: Scope, op: Any, operands: Values) -> Sequence[Any] | N
         return _lu(scope, op, operands)
     if name == "geqrf":
         return _qr(scope, op, operands)
+    # The `geqrf` before it is lowered as an entire `qr`, whose q is this result.
     if name in ("orgqr", "ungqr") and ("q", op.operands[1]) in scope.values:
         return [scope.values["q", op.operands[1]]]
     if name not in _ROUTINES:
@@ -268,6 +269,7 @@ def permutation_results(scope: Scope, op: Any, operands: Values) -> Sequence[Any
     if loop_signature(op, scope.functions) != expected:
         return None
     steps = np.asarray(operands[0].shape[-1], np.int32)
+    # The carries after the loop: pivots, counter, bound of the counter, permutation.
     return [operands[0], steps, steps, permutation]
 
 

@@ -113,7 +113,7 @@ def dot_rule(scope: Scope, op: Any, operands: Values) -> Sequence[Any]:
 
 
 def convolution_rule(scope: Scope, op: Any, operands: Values) -> Sequence[Any]:
-    """Convolution."""
+    """Convolution; for a window that is reversed, with a reversed kernel, as JAX has no such parameter."""
     x, kernel, *padding = operands
     attribute = stablehlo.ConvDimensionNumbers(op.attributes["dimension_numbers"])
     spatial = x.ndim - 2
@@ -127,7 +127,7 @@ def convolution_rule(scope: Scope, op: Any, operands: Values) -> Sequence[Any]:
         (attribute.output_batch_dimension, attribute.output_feature_dimension, *attribute.output_spatial_dimensions),
     )
     is_reversed = flags(op, "window_reversal", spatial)
-    dims = [d for d, each in zip(numbers.rhs_spec[2:], is_reversed, strict=True) if each]
+    dims = [d for d, is_turned in zip(numbers.rhs_spec[2:], is_reversed, strict=True) if is_turned]
     ones = (1,) * spatial
     return [
         lax.conv_general_dilated(
@@ -266,10 +266,10 @@ def rng_bit_generator_rule(scope: Scope, op: Any, operands: Values) -> Sequence[
     algorithms = {"DEFAULT": "RNG_DEFAULT", "PHILOX": "RNG_PHILOX", "THREE_FRY": "RNG_THREE_FRY"}
     algorithm = lax.RandomAlgorithm[algorithms[word(op, "rng_algorithm")]]
     kind = op.results[1].type
-    words = isinstance(state, Words64)
-    key = lax.reshape(state.words, (2 * state.shape[0],)) if words else state
+    is_words = isinstance(state, Words64)
+    key = lax.reshape(state.words, (2 * state.shape[0],)) if is_words else state
     new_key, bits = lax.rng_bit_generator(key, static_shape(kind), dtype_of(kind), algorithm)
-    return [Words64(lax.reshape(new_key, (state.shape[0], 2))) if words else new_key, bits]
+    return [Words64(lax.reshape(new_key, (state.shape[0], 2))) if is_words else new_key, bits]
 
 
 def top_k(x: jax.Array, k: int) -> Sequence[Any]:

@@ -116,7 +116,7 @@ def _flops(module: StoredModule) -> int | None:
 
 
 def _module(scope: Scope, op: Any, operands: Values, name: str) -> StoredModule:
-    """Module of one operation, and of the functions that it names."""
+    """A module for XLA, whose main is one operation; functions that it names and constants that it reads are copied."""
     in_avals = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in operands)
     out_avals = tuple(jax.ShapeDtypeStruct(static_shape(x.type), dtype_of(x.type)) for x in op.results)
     named = re.findall(r"@([\w.$-]+)", str(op))
@@ -130,8 +130,8 @@ def _module(scope: Scope, op: Any, operands: Values, name: str) -> StoredModule:
             block = main.add_entry_block()
         with ir.InsertionPoint(block):
             outside = [x for region in op.regions for x in _read_from_outside(region)]
-            constants = {x: x.owner.clone().results[0] for x in outside if getattr(x.owner, "name", "") == _CONSTANT}
-            if len(constants) != len(outside):
+            copies = {x: x.owner.clone().results[0] for x in outside if getattr(x.owner, "name", "") == _CONSTANT}
+            if len(copies) != len(outside):
                 raise UntranslatedError(f"the operation {op.name}, whose region reads values of the function")
             copy = op.clone()
             for n, argument in enumerate(block.arguments):
@@ -140,8 +140,8 @@ def _module(scope: Scope, op: Any, operands: Values, name: str) -> StoredModule:
                 del copy.attributes[attribute]
             for inner in _operations(copy):
                 for n, x in enumerate(inner.operands):
-                    if x in constants:
-                        inner.operands[n] = constants[x]
+                    if x in copies:
+                        inner.operands[n] = copies[x]
             func.ReturnOp(list(copy.results))
         return StoredModule(str(module), name, in_avals, out_avals)
 
