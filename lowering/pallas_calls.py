@@ -135,12 +135,12 @@ def _is_simple(eqn: JaxprEqn) -> bool:
     """True for a fixed grid of blocks, without semaphores, copies between memories, or indices in nested scopes."""
     grid = eqn.params["grid_mapping"]
     kernel = eqn.params["jaxpr"]
-    blocks = [each for mapping in grid.block_mappings for each in mapping.block_shape]
+    entries = [entry for mapping in grid.block_mappings for entry in mapping.block_shape]
     dtypes = [getattr(var.aval, "dtype", None) for var in kernel.invars]
     return (
         grid.local_grid_env is None
         and all(isinstance(n, int) for n in grid.grid)
-        and all(type(each).__name__ in _SIZES and getattr(each, "padding", (0, 0)) == (0, 0) for each in blocks)
+        and all(type(entry).__name__ in _SIZES and getattr(entry, "padding", (0, 0)) == (0, 0) for entry in entries)
         and all(dtype is None or not jnp.issubdtype(dtype, jax.dtypes.extended) for dtype in dtypes)
         and _indices_are_reached(kernel)
     )
@@ -189,7 +189,7 @@ class _Kernel:
         self._scratch = [_inner(var.aval) for var in scratch]
 
     def run(self, *operands: Any) -> Values:
-        """Results of the call."""
+        """Results of the call: arrays go through the loops over the grid as stacks of blocks."""
         scalars = list(operands[: self._num_scalars])
         inputs = list(operands[self._num_scalars :])
         aliased = {out: n for n, out in self._params["input_output_aliases"]}
@@ -220,13 +220,13 @@ class _Kernel:
             *(x for x in index_map.jaxpr.outvars if _is_natural(x)),
         )
         return _Blocks(
-            tuple(n + -n % size for n, size in zip(mapping.array_aval.shape, sizes, strict=True)),
-            sizes,
-            tuple(n for n, kind in enumerate(kinds) if kind == "Squeezed"),
-            tuple(n for n, kind in enumerate(kinds) if kind != "Element"),
-            max((n + 1 for n, is_used in enumerate(used) if is_used), default=0),
-            lambda indices, scalars: _of_values(index_map, indices, scalars),
-            all(any(x is y for y in grid_indices) for x in index_map.jaxpr.outvars),
+            shape=tuple(n + -n % size for n, size in zip(mapping.array_aval.shape, sizes, strict=True)),
+            sizes=sizes,
+            squeezed=tuple(n for n, kind in enumerate(kinds) if kind == "Squeezed"),
+            counted=tuple(n for n, kind in enumerate(kinds) if kind != "Element"),
+            depth=max((n + 1 for n, is_used in enumerate(used) if is_used), default=0),
+            index_map=lambda indices, scalars: _of_values(index_map, indices, scalars),
+            is_natural=all(any(x is y for y in grid_indices) for x in index_map.jaxpr.outvars),
         )
 
     def _body(self, values: Values) -> ClosedJaxpr:
@@ -247,6 +247,7 @@ class _Kernel:
     def _level(self, depth: int, indices: Values, values: Values, scalars: Values, body: ClosedJaxpr) -> Values:
         """New values of all references after the loops over the grid from a dimension on."""
         first = self._num_scalars
+        # Blocks that depend on no further dimension: loaded here, and stored after the inner loops.
         loaded = {first + n: blocks for n, blocks in enumerate(self._blocks) if blocks.depth == depth}
         padded_indices = [*indices, *(np.int32(0) for _ in self._grid[depth:])]
         starts = {n: blocks.starts(padded_indices, scalars) for n, blocks in loaded.items()}

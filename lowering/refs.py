@@ -171,17 +171,17 @@ def _run_without(jaxpr: ClosedJaxpr, axes: Mapping[str, int]) -> ClosedJaxpr:
         return eval_jaxpr(staged, values, lambda eqn, xs: eqn.primitive.impl(*xs, **eqn.params), lambda x: x)
 
     make = partial(jax.make_jaxpr, axis_env=list(axes.items()))
-    avals: tuple[list[Any], list[Any]] = opened.in_avals, opened.out_avals
+    in_avals: list[Any] = opened.in_avals
     try:
-        staged = make(run)(*avals)
-        traced = make(of_values)(*avals[0], *avals[1])
+        staged = make(run)(in_avals, opened.out_avals)
+        traced = make(of_values)(*in_avals, *opened.out_avals)
     except NotImplementedError as error:
         raise _refusal(jaxpr.jaxpr, error) from error
     # The last inputs of the trace are initial values of results, which nothing reads.
     body = eliminate_dead_code(_with_results_as_computed(traced.jaxpr))
-    assert not any(used_inputs(body)[len(avals[0]) :]), "initial values of results are overwritten"
+    assert not any(used_inputs(body)[len(in_avals) :]), "initial values of results are overwritten"
     body = body.replace(
-        invars=body.invars[len(consts) : len(avals[0])],
+        invars=body.invars[len(consts) : len(in_avals)],
         constvars=[*body.invars[: len(consts)], *body.constvars],
         debug_info=jaxpr.jaxpr.debug_info,
     )
