@@ -22,7 +22,7 @@ from tests.sealed_parts import put_together, taken_apart
 from tests.test_layering import ROOT
 
 Capture = pytest.CaptureFixture[str]
-NAMES = ("info", "demo", "profile", "report", "compare", "primitives", "cache", "run")
+NAMES = commands._parser().get_default("names")
 
 
 @pytest.fixture(autouse=True)
@@ -156,6 +156,14 @@ def test_help_lists_all_commands(capsys: Capture) -> None:
         main(["--help"])
     output = capsys.readouterr().out
     assert all(re.search(rf"^    {name}\b", output, re.MULTILINE) for name in NAMES) and "example: ipujax " in output
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_command_is_called_by_a_test_and_has_a_row_on_its_page(name: str) -> None:
+    page = (ROOT / "docs" / "command_line.md").read_text(encoding="utf-8")
+    assert re.search(rf"^\| `{name}\b", page, re.MULTILINE)
+    tests = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests" / "ipujax").rglob("*.py"))
+    assert re.search(rf"""(?:\[|main\()\[?(?:"-m", "ipujax", )?"{name}"[],]""", tests)
 
 
 # --- wrong input ------------------------------------------------------------------------------------------------------

@@ -24,12 +24,16 @@ def drawn(
     return np.asarray(jax.jit(model)(model.params, *([] if x is None else [x])))
 
 
-@pytest.mark.parametrize("like", [False, True])
-def test_normal_and_uniform_have_their_moments(like):
-    operand = np.zeros(SHAPE, np.float32) if like else None
-    suffix, shape = ("Like", {}) if like else ("", {"shape": SHAPE})
-    normal = drawn(f"RandomNormal{suffix}", operand, mean=2.0, scale=0.5, seed=1.0, **shape)
-    uniform = drawn(f"RandomUniform{suffix}", operand, low=-1.0, high=3.0, seed=1.0, **shape)
+@pytest.mark.parametrize(
+    ("normals", "uniforms", "operand", "shape"),
+    [
+        ("RandomNormal", "RandomUniform", None, {"shape": SHAPE}),
+        ("RandomNormalLike", "RandomUniformLike", np.zeros(SHAPE, np.float32), {}),
+    ],
+)
+def test_normal_and_uniform_have_their_moments(normals, uniforms, operand, shape):
+    normal = drawn(normals, operand, mean=2.0, scale=0.5, seed=1.0, **shape)
+    uniform = drawn(uniforms, operand, low=-1.0, high=3.0, seed=1.0, **shape)
     assert normal.shape == uniform.shape == SHAPE
     np.testing.assert_allclose([normal.mean(), normal.std()], [2, 0.5], atol=0.02)
     np.testing.assert_allclose([uniform.mean(), uniform.std()], [1, 4 / np.sqrt(12)], atol=0.05)

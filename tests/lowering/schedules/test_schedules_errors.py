@@ -11,6 +11,7 @@ from ipujax.lowering.schedules import (
     BACKWARD,
     BACKWARD_WEIGHT,
     FORWARD,
+    SCHEDULE_NAMES,
     SCHEDULES,
     Kind,
     LoopedOneForwardOneBackward,
@@ -24,16 +25,7 @@ from tests.lowering.schedules.schedule_helpers import FixedSchedule, check_slots
 
 
 def test_finds_schedules_by_name():
-    assert list(SCHEDULES) == [
-        "sequential",
-        "gpipe",
-        "1f1b",
-        "eager-1f1b",
-        "grouped",
-        "interleaved",
-        "looped-1f1b",
-        "zb-h1",
-    ]
+    assert tuple(SCHEDULES) == SCHEDULE_NAMES
     for name, schedule in SCHEDULES.items():
         assert as_schedule(name) is schedule
         assert as_schedule(schedule) is schedule

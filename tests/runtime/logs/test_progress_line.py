@@ -12,6 +12,8 @@ import jax.numpy as jnp
 import pytest
 
 import ipujax as ipu
+from ipujax.lowering.passes import PASSES
+from ipujax.runtime.compile import STEPS
 from ipujax.runtime.logs import log as log_module, progress_line
 from ipujax.runtime.logs.log import LEVEL, Log
 from ipujax.runtime.logs.step import attempt, count_part, step, watch_compilation
@@ -137,7 +139,7 @@ def test_nothing_is_shown_elsewhere_or_when_switched_off(is_terminal, options, m
 
 def test_a_call_shows_its_compilation(terminal: Terminal) -> None:
     def step(x: jax.Array) -> jax.Array:
-        wait_for(terminal, "ipujax: step: 0 s, trace, pass 1 of 21")
+        wait_for(terminal, f"ipujax: step: 0 s, trace, pass 1 of {1 + len(PASSES) + 1 + len(STEPS)}")
         return jnp.tanh(x @ x.T).sum()
 
     ipu.jit(step, device=ipu.IPUModel(tiles_per_ipu=4))(jnp.ones((8, 8)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import importlib
+import re
 from html.parser import HTMLParser
 from urllib.parse import unquote
 
@@ -33,6 +34,7 @@ from tests.runtime.profile.profile_helpers import (
 )
 from tests.runtime.profile.test_reports import everything
 from tests.runtime.profile.test_saved import too_large
+from tests.test_layering import ROOT
 
 EVIL = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'&"
 VOID = {"meta", "input", "img", "br", "link", "hr"}
@@ -104,6 +106,13 @@ def test_a_page_holds_every_section_and_needs_no_network(name, tmp_path):
     assert "Not known" not in page.text
     for question in ("limits this model", "line should change", "tile is fullest", "IPU wait"):
         assert question in page.text
+
+
+def test_the_guide_describes_every_section_in_order():
+    guide = (ROOT / "docs" / "profile.md").read_text(encoding="utf-8")
+    part = guide.split("## Reading the report\n")[1].split("\n## ")[0]
+    described = re.findall(r"^- \*\*([^*]+)\*\*", part, re.MULTILINE)
+    assert described == [title for key, title in SECTIONS if key != "summary"]
 
 
 def test_figures_of_the_page_are_those_of_the_profile(tmp_path):
