@@ -8,8 +8,8 @@ written with less compression, or none.
 
 Input: the kind of a file, figures and sections. Output: its content; from a file the figures and the sections again.
 Checks come in this order: format, kind, version, checksum, then the fields of the figures and of each section, so that
-a file of another version is refused by its version. The version has a digest of all fields that files of the kind have:
-a new field makes a new version.
+a file of another version is refused by its version. The version is that of ipujax, with a digest of all fields that
+files of the kind have: a new field makes a new version.
 Limits: the checksum finds damage, not forgery; bounds and fields are checked for files that were forged.
 """
 
@@ -20,6 +20,7 @@ import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from importlib.metadata import version
 from typing import Any
 
 from ipujax.runtime.errors import shortened
@@ -78,7 +79,6 @@ def decompress(section: bytes) -> bytes:
 
 
 _FORMAT = "ipujax"
-_LAYOUT = 1  # of head and sections; a version of a kind has a digest of its fields too
 _START = b'{"format":"ipujax",'
 _MAX_HEAD_BYTES = 16 << 20
 _MAX_PARSED_HEAD_BYTES = 64 << 20
@@ -119,7 +119,7 @@ class FileKind:
     @cached_property
     def version(self) -> str:
         """Version of the files that are written, and of those that are read."""
-        return f"{_LAYOUT}.{hashlib.sha256(repr(self).encode()).hexdigest()[:_DIGITS]}"
+        return f"{version('ipujax')}.{hashlib.sha256(repr(self).encode()).hexdigest()[:_DIGITS]}"
 
 
 @dataclass(frozen=True)

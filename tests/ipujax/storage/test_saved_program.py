@@ -78,7 +78,7 @@ def test_other_versions_and_damage_are_refused(tmp_path, monkeypatch):
             ipu.load(path)
     monkeypatch.undo()
     path.write_bytes(content.replace(b'"version":"', b'"version":"9', 1))
-    with pytest.raises(ipu.ArgumentError, match=r"another version of ipujax\n(.|\n)*got: version '91"):
+    with pytest.raises(ipu.ArgumentError, match=r"another version of ipujax\n(.|\n)*got: version '9"):
         ipu.load(path)
     for damaged in (b"", content[:-1], content.replace(b"step", b"stop", 1)):
         path.write_bytes(damaged)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import socket
+import tomllib
 import zlib
 
 import numpy as np
 import pytest
 
+import ipujax as ipu
 from ipujax.runtime.files import (
     DamagedError,
     FieldError,
@@ -29,6 +31,7 @@ from ipujax.runtime.files import (
 from ipujax.runtime.files.kinds import Integer, Record, Text
 from ipujax.runtime.files.sealed import section_of
 from tests.sealed_parts import put_together, taken_apart
+from tests.test_layering import ROOT
 
 KEY = "0" * 64
 FIELDS = Record({"figure": Integer(), "text": Text()})
@@ -125,7 +128,9 @@ def test_forged_heads_are_refused(path, change):
         read_sealed(path, KIND, KEY)
 
 
-def test_version_follows_from_the_fields():
+def test_version_is_that_of_the_project_and_follows_from_the_fields():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert KIND.version.rpartition(".")[0] == project["version"] == ipu.__version__
     more = FileKind("plan", KIND.sections, Record({"figure": Integer(), "text": Text(), "new": Text()}))
     wider = FileKind("plan", KIND.sections, Record({"figure": Integer(-1), "text": Text()}))
     again = FileKind("plan", dict(KIND.sections), Record({"figure": Integer(), "text": Text()}))

@@ -195,8 +195,8 @@ DAMAGED = {
     "another format": (with_head(lambda head: head.update(format="trace")), "is not a profile"),
     "another kind": (with_head(lambda head: head.update(kind="plan")), r"is not a profile(.|\n)*another kind"),
     "another version": (
-        with_head(lambda head: head.update(version="1.000000000000")),
-        r"of another version of ipujax\n(.|\n)*expected: version 1\.\w+\n *got: version '1.0{12}'(.|\n)*save it again",
+        with_head(lambda head: head.update(version="0.0.9.000000000000")),
+        r"of another version of ipujax\n(.|\n)*expected: version \S+\n *got: version '0\.0\.9\.0+'(.|\n)*save it again",
     ),
     "another version, and other bytes": (
         with_bytes(lambda content: re.sub(rb'"version":"\S+?"', b'"version":"2"', content) + b"more"),
@@ -274,7 +274,7 @@ def test_a_field_more_makes_a_version_more(tmp_path):
     """A constant that a later version adds: files are of another version then, and not damaged."""
     later = replace(PROFILE_SECTION, fields=PROFILE_SECTION.fields.replace("'clock_hz'", "'clock_hz': Real(), 'new'"))
     again(PROFILES["trained"](), tmp_path)
-    with pytest.raises(VersionError, match=r"another version of ipujax: expected version 1\.\w+, got version '1\.\w+'"):
+    with pytest.raises(VersionError, match=r"another version of ipujax: expected version [\w.]+, got version '[\w.]+'"):
         read_sealed(tmp_path / "saved", replace(PROFILE_FILE, sections={"profile": later}))
 
 
