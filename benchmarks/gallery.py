@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import argparse
 import ast
+import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -44,7 +46,7 @@ OPTIONS = {
     "pipelining": "--tiles 8 --batch 32 --micro-batches 8 --schedules gpipe 1f1b --steps 2",
     "recomputing": "--tiles 8 --width 32 --batch 256 --points 1 --steps 2",
     "replication": "--model mlp --replicas 1 2 --batch 16 --steps 2",
-    "resume": "--epochs 2 --width 8 --tiles 8",
+    "resume": "--folder spirals --epochs 2 --width 8 --tiles 8",
     "sharded_transformer": "--width 32 --heads 2 --length 8 --batch 8 --micro-batches 2 --steps 2 --tiles 8",
     "block_sparse/attention": "--tokens 64 --channels 16 --block 8 --windows 1 2 --tiles 16",
     "block_sparse/digits_classifier": "--hidden 64 --density 0.5 --epochs 4 --tiles 8",
@@ -92,22 +94,33 @@ def sentence(name: str) -> str:
 
 
 def printed(name: str) -> str:
-    """Runs an example in a folder of its own, and returns its output."""
+    """Runs a copy of an example, and returns its output; an error if it leaves a file where no option says so."""
     script, *options = command(name)
     with tempfile.TemporaryDirectory() as folder:
+        shutil.copytree(ROOT / "examples", Path(folder) / "examples", ignore=shutil.ignore_patterns("__pycache__"))
+        (Path(folder) / "tmp").mkdir()
+        before = files_of(folder)
         path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
         run = subprocess.run(
-            [sys.executable, str(ROOT / script), *options],
+            [sys.executable, script, *options],
             cwd=folder,
-            env={**os.environ, "PYTHONPATH": path},
+            env={**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", "TMPDIR": f"{folder}/tmp"},
             capture_output=True,
             text=True,
             timeout=_SMALL_SECONDS,
             check=False,
         )
+        left = {path for path in files_of(folder) - before if path.parts[0] not in options}
     if run.returncode:
         raise RuntimeError(f"{name} failed:\n{run.stderr[-2000:]}")
+    if left:
+        raise RuntimeError(f"{name} left {', '.join(map(str, sorted(left)))}")
     return run.stdout or run.stderr
+
+
+def files_of(folder: str) -> set[Path]:
+    """Paths of all that is in a folder, relative to it."""
+    return {path.relative_to(folder) for path in Path(folder).rglob("*")}
 
 
 def picture(name: str, text: str) -> str:
@@ -158,7 +171,16 @@ def page() -> str:
                 f"```text\npython {' '.join(command(name))}\n```\n",
                 f"![What {name} prints](images/gallery/{name.replace('/', '_')}.svg)\n",
             ]
+    lines.append("\n## Notebooks\n")
+    for path in sorted((ROOT / "examples" / "notebooks").glob("*.ipynb")):
+        lines.append(f"- [{path.stem}](../examples/notebooks/{path.name}): {introduction(path)}")
     return "\n".join(lines).rstrip() + "\n"
+
+
+def introduction(notebook: Path) -> str:
+    """The text below the heading of a notebook."""
+    first = json.loads(notebook.read_text(encoding="utf-8"))["cells"][0]
+    return " ".join("".join(first["source"][1:]).split())
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -1,14 +1,14 @@
 """Trains with checkpoints by Orbax and metrics as JSON lines, and resumes a run that was killed.
 
-    python examples/resume.py --stop-after 3
-    python examples/resume.py
+    python examples/resume.py --folder spirals --stop-after 3
+    python examples/resume.py --folder spirals
 
-The run is in the folder `spirals`, or in that of `--folder`. The first command ends its process after the third epoch,
-as if it were killed. The second continues with the fourth, and its losses are those of an uninterrupted run to the last
-bit: everything that a step depends on is in the checkpoint (parameters, the optimiser's state, the random key), and the
-number of an epoch decides its shuffle. An epoch writes its metrics before its checkpoint; a line whose checkpoint is
-missing is dropped, and its epoch is repeated. `ipu.prefetch` prepares batches while the device computes. Orbax is
-optional for ipujax, but required here: `pip install orbax-checkpoint`.
+The first command ends its process after the third epoch, as if it were killed. The second continues with the fourth,
+and its losses are those of an uninterrupted run to the last bit: everything that a step depends on is in the checkpoint
+(parameters, the optimiser's state, the random key), and the number of an epoch decides its shuffle. An epoch writes its
+metrics before its checkpoint; a line whose checkpoint is missing is dropped, and its epoch is repeated. `ipu.prefetch`
+prepares batches while the device computes. Orbax is optional for ipujax, but required here:
+`pip install orbax-checkpoint`.
 
 Task: two spirals, to be told apart (Lang and Witbrock, Learning to Tell Two Spirals Apart, 1988); generated.
 """
@@ -153,7 +153,7 @@ def train(args: argparse.Namespace) -> list[float]:
 def main(argv: Sequence[str] | None = None) -> list[float]:
     """Runs the example; returns the mean loss of each epoch of the run, in whichever process it was."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--folder", type=Path, default=Path("spirals"), help="of the run: checkpoints, metrics.jsonl")
+    parser.add_argument("--folder", type=Path, required=True, help="of the run: checkpoints, metrics.jsonl")
     parser.add_argument("--device", choices=["cpu", "mk1", "mk2", "bow"], default="mk2")
     parser.add_argument("--tiles", type=int, default=0, help="tiles of the IPU; all that it has by default")
     parser.add_argument("--epochs", type=int, default=10)

@@ -73,7 +73,12 @@ def main(arguments: Sequence[str] | None = None) -> list[float]:
     )
     args = parser.parse_args(arguments)
 
-    path = Path(tempfile.mkdtemp()) / "alexnet.onnx"
+    with tempfile.TemporaryDirectory() as folder:
+        return run(args, Path(folder) / "alexnet.onnx")
+
+
+def run(args: argparse.Namespace, path: Path) -> list[float]:
+    """Save the model to a file, and read it for inference and for training."""
     output = save_alexnet(path, args.batch_size, args.side, args.width)
     rng = np.random.default_rng(1)
     samples = args.batches * args.batch_size

@@ -8,6 +8,7 @@ Data: the 1,797 digits of scikit-learn, enlarged to the 28 × 28 pixels of MNIST
 from __future__ import annotations
 
 import argparse
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -110,8 +111,10 @@ def main(arguments: Sequence[str] | None = None) -> list[float]:
     accuracies: list[float] = []
     for epoch in range(args.epochs):
         training.run(popart.PyStepIO({data: pictures[:used], labels: numbers[:used]}, losses))
-        training.modelToHost("mnist_trained.onnx")
-        testing.resetHostWeights("mnist_trained.onnx")
+        with tempfile.TemporaryDirectory() as folder:
+            trained = f"{folder}/trained.onnx"
+            training.modelToHost(trained)
+            testing.resetHostWeights(trained)
         testing.weightsFromHost()
         inputs = {data: test_pictures[:tested], labels: test_numbers[:tested]}
         testing.run(popart.PyStepIO(inputs, results))

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from benchmarks import gallery
+from tests.examples.doc_pages import assert_figures
 
 MOST_BYTES = 20_000  # of a picture
+MACHINE = re.compile(r"^.*(?:cycles|bytes|[KM]iB).*$", re.MULTILINE)
 
 
 def test_every_example_is_in_the_gallery() -> None:
@@ -29,5 +33,11 @@ def test_pictures_cut_long_lines_and_long_outputs() -> None:
 
 
 @pytest.mark.parametrize("name", gallery.OPTIONS)
-def test_every_command_runs(name: str) -> None:
-    assert gallery.printed(name)
+def test_every_command_prints_the_cycles_and_bytes_of_its_picture(name: str, request: pytest.FixtureRequest) -> None:
+    path = gallery.PICTURES / f"{name.replace('/', '_')}.svg"
+    drawn = gallery.picture(name, gallery.printed(name))
+    if request.config.getoption("--update-golden"):
+        path.write_text(drawn, encoding="utf-8")
+    stored = path.read_text(encoding="utf-8")
+    hint = f"python benchmarks/gallery.py {name} draws it anew"
+    assert_figures(*("\n".join(MACHINE.findall(text)) for text in (stored, drawn)), hint)
