@@ -1,4 +1,4 @@
-"""Primitives: one record of what is true of each, which passes, partition rules and cost estimates read."""
+"""Primitives: one record of what is true of each, which passes and cost estimates read."""
 
 from typing import TYPE_CHECKING
 
