@@ -23,7 +23,6 @@ import jax.numpy as jnp
 from ipujax.arguments import FunctionName
 from ipujax.lowering.jax_compat import Jaxpr, JaxprEqn, is_eager, jaxprs_in_params
 from ipujax.lowering.jaxpr import elements_of, primitive_names
-from ipujax.lowering.primitives import record_of
 from ipujax.sharding import NO_SHARDINGS, CallShardings
 
 _COSTS_OF_MOVES = ("view", "part", "joined", "look-up")
@@ -47,6 +46,8 @@ def _flops_of_equation(eqn: JaxprEqn) -> int:
         return int(eqn.params["length"]) * sum(inner)
     if inner and not name.startswith(("reduce", "scatter", "custom_linear_solve", "sort")):  # a call of functions
         return sum(inner)
+    from ipujax.lowering.primitives import record_of  # a script without functions needs no compiler
+
     record = record_of(eqn)
     is_move = record.cost in _COSTS_OF_MOVES or name in _MOVES
     if is_move or not any(map(_is_inexact, eqn.outvars)):

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import reduce
-from math import prod, sqrt
+from math import sqrt
 from operator import add
-from typing import Any
 
-from ipujax.lowering.jax_compat import Atom, Jaxpr, JaxprEqn, jaxprs_in_params
+from ipujax.lowering.jax_compat import Jaxpr, JaxprEqn, jaxprs_in_params
+from ipujax.lowering.jaxpr.value_types import elements_of
 from ipujax.lowering.primitives import record_of
-from ipujax.runtime.tensor import element_bytes
 
 _FREE = ("view", "part", "joined", "none")  # kinds of cost
 
@@ -65,14 +64,3 @@ def work_of_equation(eqn: JaxprEqn) -> Work:
     if cost == "look-up":
         return Work(_STEP_BYTES, sum(read[1:]) + written)
     return Work(_STEP_BYTES, sum(read) + written)
-
-
-def elements_of(atom: Atom) -> int:
-    """Return the number of elements of an array."""
-    aval: Any = atom.aval
-    return prod(aval.shape)
-
-
-def value_bytes(aval: Any) -> int:
-    """Return the number of bytes of an array of a shape and dtype."""
-    return prod(aval.shape) * element_bytes(aval.dtype)

@@ -1,4 +1,4 @@
-"""Check of the types of values: arrays of numbers and of `jax.random` keys, and Refs until they are discharged.
+"""Sizes of values, and a check of their types: arrays of numbers and of keys, and Refs until they are discharged.
 
 Input: a traced jaxpr. Output: nothing, or an error that names value and line. Tokens may occur inside, because their
 users are dropped; they cannot be arguments or results.
@@ -7,15 +7,17 @@ users are dropped; they cannot be arguments or results.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from ipujax.lowering.jax_compat import ClosedJaxpr, is_token
+from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, is_token
 from ipujax.lowering.jaxpr.nested import equations
 from ipujax.lowering.source_info import source_line
 from ipujax.runtime.errors import ArgumentTypeError, GraphError
+from ipujax.runtime.tensor import element_bytes
 
 _EXPECTED = "arrays of numbers, or of keys of jax.random"
 
@@ -51,3 +53,14 @@ def _is_storable(aval: Any) -> bool:
 def _hint(aval: Any) -> str:
     is_dtype = isinstance(aval, jax.core.ShapedArray)
     return f"the arrays that the {'dtype' if is_dtype else 'type'} of your own stands for, in its place"
+
+
+def elements_of(atom: Atom) -> int:
+    """Return the number of elements of an array."""
+    aval: Any = atom.aval
+    return prod(aval.shape)
+
+
+def value_bytes(aval: Any) -> int:
+    """Return the number of bytes of an array of a shape and dtype."""
+    return prod(aval.shape) * element_bytes(aval.dtype)
