@@ -32,7 +32,7 @@ MOST_COLUMNS = 110
 _LINE = 16
 _COLUMN = 7.25
 _EDGE = 12
-_SMALL_SECONDS = 300  # that an example may take
+_SMALL_SECONDS = 1800  # that an example may take, on a busy machine; alone it takes some ten
 
 # Options with which an example takes seconds.
 OPTIONS = {
