@@ -170,11 +170,11 @@ ROWS = jax.NamedSharding(ipu.make_mesh((2,), ("i",)), P("i"))
     ids=["callback", "partitioned"],
 )
 def test_no_stable_key_is_not_cached(tmp_path, caplog, fun, settings, reason):
-    """A log line says why; nothing is written, and the program runs."""
+    """A log line says why; no program is written, only plans that took long, and the program runs."""
     caplog.set_level(logging.INFO, "ipujax.cache")
     for _ in range(2):
         assert not is_hit(compiled(fun, tmp_path, X, **settings))
-    assert not list(tmp_path.iterdir())
+    assert all(path.name.endswith("-plan.ipujax") for path in tmp_path.iterdir())
     assert sum("is not cached" in line and reason in line for line in caplog.messages) == 2
 
 
