@@ -192,8 +192,7 @@ def _streamed(jaxpr: ClosedJaxpr, streams: Streams) -> ClosedJaxpr:
     eqns: list[JaxprEqn] = []
     for eqn in body.eqns:
         if _streams_rows(eqn, streams.of_loops):
-            *before, loop = _with_table_reads(_streaming(eqn, batches, sent), batches)
-            eqns += [*before, *_by_number(loop, batches)]
+            eqns += _with_rows(_streaming(eqn, batches, sent), batches)
         elif _is_reshape_of(eqn, batches) or batches.keys().isdisjoint(variables_read(eqn)):
             eqns.append(eqn)
         else:  # another pass has made it read a batch
@@ -206,10 +205,16 @@ def _streams_rows(eqn: JaxprEqn, of_loops: bool) -> bool:
     return is_pipeline(eqn) or (of_loops and eqn.primitive.name == "scan")
 
 
-def _by_number(eqn: JaxprEqn, batches: Mapping[Var, int]) -> list[JaxprEqn]:
-    """A loop, in which loops inside read rows of batches by their number."""
+def _with_rows(eqn: JaxprEqn, batches: Mapping[Var, int]) -> list[JaxprEqn]:
+    """A pipeline, or a loop that loads the rows it reads."""
     if eqn.primitive.name != "scan":
         return [eqn]
+    *loads, loop = _with_table_reads(eqn, batches)
+    return [*loads, *_by_number(loop, batches)]
+
+
+def _by_number(eqn: JaxprEqn, batches: Mapping[Var, int]) -> list[JaxprEqn]:
+    """A loop, in which loops inside read rows of batches by their number."""
     are_stacks = scan_body(eqn.params).operands.are_stacks()
     operands = enumerate(zip(eqn.invars, are_stacks, strict=True))
     stacks = {n: x for n, (x, is_stack) in operands if is_stack and isinstance(x, Var) and x in batches}
