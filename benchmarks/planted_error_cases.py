@@ -165,7 +165,7 @@ def after_pass(name: str, primitive: str, change: Callable[[JaxprEqn], JaxprEqn]
 
     @contextmanager
     def plant() -> Iterator[None]:
-        right = passes._with_parameters
+        right = passes._with_settings
 
         def with_error(*args: Any) -> Any:
             return [
@@ -173,7 +173,7 @@ def after_pass(name: str, primitive: str, change: Callable[[JaxprEqn], JaxprEqn]
                 for each, run in right(*args)
             ]
 
-        with mock.patch.object(passes, "_with_parameters", with_error):
+        with mock.patch.object(passes, "_with_settings", with_error):
             yield
 
     return plant

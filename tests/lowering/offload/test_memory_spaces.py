@@ -15,7 +15,7 @@ import ipujax as ipu
 from ipujax.lowering.jax_compat import ClosedJaxpr, check_jaxpr, is_on_host, jaxpr_as_fun
 from ipujax.lowering.jaxpr import equations
 from ipujax.lowering.offload import Offloading, memory_spaces, offload
-from ipujax.lowering.passes import run_passes
+from ipujax.lowering.passes import PassSettings, run_passes
 from ipujax.lowering.passes.inline import inline
 from tests.ipujax.memory_kind_cases import CASES, copied, double, get, is_key, put
 
@@ -40,7 +40,7 @@ def test_moves_jaxprs_to_the_device_and_preserves_results(name: str) -> None:
     jaxpr = traced(case.fun, *args)
     hosted = tuple(is_on_host(aval) and aval.size > 1 for aval in jaxpr.in_avals)
     offloading = Offloading(hosted, (None,) * len(jaxpr.out_avals), hosted=hosted)
-    passed = run_passes(jaxpr, offloading=offloading)
+    passed = run_passes(jaxpr, PassSettings(offloading=offloading))
     for step, rewritten in list(passed.items())[list(passed).index("memory_spaces") :]:
         check_jaxpr(rewritten.jaxpr)
         assert not [var for var in values(rewritten) if is_on_host(var.aval)], step
