@@ -49,7 +49,7 @@ class IpuView(Graph):
         self._io_view: IpuView | None = None
         self.variables = graph.variables
         self.groups = graph.groups
-        self.notes = replace(graph.notes, unmet_bounds=[])  # those of one IPU of several are not in the profile
+        self.notes = graph.notes
         self.off_chip = graph.off_chip
         # The I/O tiles of an IPU are its last.
         self._first = ipu * tiles_per_ipu + (tiles_per_ipu - num_io_tiles if of_io_tiles else 0)

@@ -55,6 +55,18 @@ def test_reports_an_unmet_bound_with_its_line(name, caplog):
     assert message in text and "Planned with more memory than the available proportion" in text
 
 
+def test_reports_unmet_bounds_of_stages():
+    def stages(w, x):
+        with ipu.stage(0):
+            y = dot(x, w)
+        with ipu.stage(1):
+            return dot(y, w.T)
+
+    device = ipu.IPUModel(num_ipus=2, tiles_per_ipu=4, available_memory_proportion=0.001)
+    shape = jax.ShapeDtypeStruct((64, 64), FLOAT)
+    assert len(ipu.jit(stages, device=device).lower(shape, shape).compile().profile.unmet_bounds) == 2
+
+
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize("share", [0.6, 0])
 def test_does_not_report_a_met_bound_or_least_memory(name, share, caplog):
