@@ -165,6 +165,7 @@ def part_of(spans: Sequence[Span], grids: Grids, block: np.ndarray, halos: bool,
         if halos and span.has_halo and span.axis is not None:
             blocks = grids.blocks[span.axis]
             local_length = np.minimum(length, -(-span.stride * block[span.axis] // span.divisor))
+            # Of two blocks each has a neighbour on one side alone: what lies before the first is padding.
             padding = np.where(blocks == 2, max(0, -span.offset), 0)
             length = np.maximum(length - padding, 1)
             local_length = np.maximum(local_length - padding, 1)

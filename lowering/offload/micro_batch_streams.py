@@ -213,15 +213,15 @@ def _with_rows(eqn: JaxprEqn, batches: Mapping[Var, int]) -> list[JaxprEqn]:
     return [*loads, *_by_number(loop, batches)]
 
 
-def _by_number(eqn: JaxprEqn, batches: Mapping[Var, int]) -> list[JaxprEqn]:
-    """A loop, in which loops inside read rows of batches by their number."""
+def _by_number(eqn: JaxprEqn, num_rows: Mapping[Var, int]) -> list[JaxprEqn]:
+    """A loop, in which loops inside read their rows of batches by number, so that none is loaded for all of them."""
     are_stacks = scan_body(eqn.params).operands.are_stacks()
     operands = enumerate(zip(eqn.invars, are_stacks, strict=True))
-    stacks = {n: x for n, (x, is_stack) in operands if is_stack and isinstance(x, Var) and x in batches}
-    nested = {n: x for n, x in stacks.items() if batches[x] > eqn.params["length"]}
+    stacks = {n: x for n, (x, is_stack) in operands if is_stack and isinstance(x, Var) and x in num_rows}
+    nested = {n: x for n, x in stacks.items() if num_rows[x] > eqn.params["length"]}  # loops inside divide them
     if not nested:
         return [eqn]
-    tables = {x: _flat(x, batches[x], eqn) for x in nested.values()}
+    tables = {x: _flat(x, num_rows[x], eqn) for x in nested.values()}
     rows = {n: Rows(tables[x].outvars[0]) for n, x in nested.items()}
     return [*tables.values(), *read_by_number(eqn, rows)]
 

@@ -213,9 +213,10 @@ class Evaluation:
     def _on_blocks(
         self, factors: Factors, eqn: JaxprEqn, operands: Sequence[Block], required: Sequence[Spec | None]
     ) -> list[Block]:
-        # Terms of a sum go through where the result's type leaves the same sum to be taken.
-        left = frozenset.intersection(*map(self._terms_left, required, eqn.outvars))
-        operands = [self.to_spec(b, replace(b.spec, unreduced=b.spec.unreduced & left), eqn) for b in operands]
+        """Blocks of the results, computed from blocks of the operands, and moved to the required specs."""
+        # An operand may stay a term of a sum over an axis where all results may: the sum is then taken of them.
+        may_stay = frozenset.intersection(*map(self._may_stay_unreduced, required, eqn.outvars))
+        operands = [self.to_spec(b, replace(b.spec, unreduced=b.spec.unreduced & may_stay), eqn) for b in operands]
         values = Values(
             [block.aval for block in operands],
             [block.spec for block in operands],
@@ -225,7 +226,7 @@ class Evaluation:
         decision = decide(factors, values, self.mesh, self.target)
         needed = needed_specs(factors, decision.assignment, values.operand_specs)
         arrays = [self.to_spec(block, spec, eqn).array for block, spec in zip(operands, needed, strict=True)]
-        carried = frozenset(axis for block in operands for axis in block.spec.unreduced)
+        unreduced = frozenset(axis for block in operands for axis in block.spec.unreduced)
         specs = [Spec(axes_of(labels, decision.assignment)) for labels in factors.results]
         result_shapes = [
             local_shape(shape_of(var), spec, self.mesh) for var, spec in zip(eqn.outvars, specs, strict=True)
@@ -233,7 +234,7 @@ class Evaluation:
         results = results_of(Blocks(eqn, arrays, result_shapes, decision.assignment, self.mesh))
         monoids = decision.reduced_axes(factors)
         blocks = [
-            self._reduced(monoids, x, spec, carried, eqn, var)
+            self._reduced(monoids, x, spec, unreduced, eqn, var)
             for x, spec, var in zip(results, specs, eqn.outvars, strict=True)
         ]
         return [
@@ -244,7 +245,7 @@ class Evaluation:
         ]
 
     def _reduced(
-        self, monoids: Mapping[str, str], x: Any, spec: Spec, carried: frozenset[str], eqn: JaxprEqn, var: Any
+        self, monoids: Mapping[str, str], x: Any, spec: Spec, unreduced: frozenset[str], eqn: JaxprEqn, var: Any
     ) -> Block:
         """Block of a result; sums stay unreduced, other reductions of devices do not."""
         for monoid in sorted(set(monoids.values()) - {"add"}):
@@ -252,7 +253,7 @@ class Evaluation:
             self._note_reduction(monoid, axes, spec, eqn, var)
             x = _REDUCED_OVER_DEVICES[monoid](x, axes, eqn)
         sums = frozenset(axis for axis, monoid in monoids.items() if monoid == "add")
-        return Block(x, replace(spec, unreduced=sums | carried), var.aval)
+        return Block(x, replace(spec, unreduced=sums | unreduced), var.aval)
 
     def _note_reduction(self, monoid: str, axes: Axes, spec: Spec, eqn: JaxprEqn, var: Any) -> None:
         step = Step("all_gather" if monoid == "own" else "all_reduce", axes)
@@ -261,7 +262,7 @@ class Evaluation:
         why = f"terms of {eqn.primitive.name} over {', '.join(axes)} to {in_words(spec)}"
         self.notes.moves.append(Move(eqn.primitive.name, source_line(eqn), step, num_bytes, received, why))
 
-    def _terms_left(self, spec: Spec | None, var: Var) -> frozenset[str]:
+    def _may_stay_unreduced(self, spec: Spec | None, var: Var) -> frozenset[str]:
         """Axes over which a result may stay an unreduced sum."""
         if var in self.sums:
             return frozenset(self.mesh.names)

@@ -67,6 +67,7 @@ class Repeated:
         return self._leaves[var]
 
     def _find_sources(self, var: Var) -> tuple[frozenset[Var], int] | None:
+        """Stored values to compute a value from again, and the steps that takes; None if it is stored itself."""
         if var in self._stored or var not in self._definition:
             return None
         eqn = self._eqns[self._definition[var]]
@@ -79,8 +80,9 @@ class Repeated:
             leaves |= {atom} if nested is None else nested[0]
             steps += 0 if nested is None else nested[1]
         elements = max(1, prod(shape_of(var)))
-        widths = {leaf: self._bytes(leaf) // elements for leaf in leaves}
-        return (leaves, steps) if steps <= _MOST_STEPS and self._is_worth_it(var, _width(var), widths) else None
+        bytes_an_element = {leaf: self._bytes(leaf) // elements for leaf in leaves}  # of `var`: small leaves count none
+        is_worth_it = steps <= _MOST_STEPS and self._is_worth_it(var, _width(var), bytes_an_element)
+        return (leaves, steps) if is_worth_it else None
 
     def _bytes(self, var: Var) -> int:
         """Stored bytes of a value: those of its operand for a broadcast."""

@@ -178,12 +178,12 @@ def _loop_and_ipu(eqn: JaxprEqn, source: Source | None, ipus: Sequence[int]) -> 
     return source.number, ipus[stage]
 
 
-def _calling(eqn: JaxprEqn, same: Collection[Var], calls: int, byte_cost: float) -> ClosedJaxpr:
-    """The body of a loop as one call of a function, if that pays; else the body."""
+def _calling(eqn: JaxprEqn, same_in_all: Collection[Var], calls: int, byte_cost: float) -> ClosedJaxpr:
+    """The body of a loop as one call of a function that `calls` stages share, if that pays; else the body."""
     inside = scan_body(eqn.params)
     body = inside.jaxpr
     consts = eqn.invars[inside.operands.constants]
-    is_fixed = [isinstance(atom, Literal) or atom in same for atom in consts]
+    is_fixed = [isinstance(atom, Literal) or atom in same_in_all for atom in consts]
     fixed = (*is_fixed, *(False for _ in body.jaxpr.invars[len(consts) :]))
     copied = [
         var for var, is_fixed_var in zip(body.jaxpr.invars, fixed, strict=True) if not is_fixed_var

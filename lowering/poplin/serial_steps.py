@@ -53,7 +53,7 @@ def _stack_of(builder: Builder, operand: Tensor, dim: int, channel: int, steps: 
     stack = _divided(builder, operand, dim, steps)
     order = slots_first(stack)
     mapping = None if order is None else mapping_like(graph, order.of_variable(stack))
-    if isinstance(mapping, Blocked) and len(mapping.cuts[0]) == 2:
+    if isinstance(mapping, Blocked) and len(mapping.cuts[0]) == 2:  # one block of all slots
         return stack
     part_order = MemoryOrder.with_channels(stack.shape[1:], channel)
     part = part_order.of_view(graph.add_variable(part_order.variable_shape, operand.dtype, f"{builder.name}/part"))
