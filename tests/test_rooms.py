@@ -119,8 +119,8 @@ ROOMS: dict[str, str] = {
         "lowering.jax_compat lowering.layer_notes lowering.primitives lowering.source_info runtime.tensor"
     ),
     "lowering.replicas": (
-        "lowering.gcl lowering.jax_compat lowering.jaxpr lowering.popops lowering.source_info runtime.analysis"
-        " runtime.graph runtime.host runtime.target"
+        "lowering.gcl lowering.jax_compat lowering.jaxpr lowering.popops lowering.primitives lowering.source_info"
+        " runtime.analysis runtime.graph runtime.host runtime.target"
     ),
     "lowering.recomputation": (
         "lowering.gcl lowering.jax_compat lowering.jaxpr lowering.primitives lowering.source_info"

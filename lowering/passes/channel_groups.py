@@ -72,12 +72,12 @@ def _collect(jaxpr: Jaxpr, classes: _Classes) -> None:
                 for atom in eqn.invars:
                     if _matrix(atom) == _matrix(out):
                         classes.join(atom, out)
-        elif record.view == "transpose":
+        elif record.view == "permuted":
             (operand,) = eqn.invars
             (result,) = eqn.outvars
             if sorted(_matrix(operand) or ()) == sorted(_matrix(result) or ()):
                 classes.join(operand, result)
-        elif record.view == "reshape" or name in _KEEPING_ROWS:
+        elif record.view == "in order" or name in _KEEPING_ROWS:
             if _columns(eqn.invars[0]) == _columns(eqn.outvars[0]):
                 classes.join(eqn.invars[0], eqn.outvars[0])
         elif record.rows is not None:

@@ -71,7 +71,7 @@ def _narrowed(jaxpr: ClosedJaxpr, rewrite: Rewrite) -> ClosedJaxpr:
         if key not in copies and (is_view or atom in recomputed):
             invars = [for_gradient(operand, reader) for operand in eqn.invars]
             # A view takes no bytes beside the saved value that it views; a broadcast would be saved at full width.
-            if is_view and invars == eqn.invars and record_of(eqn).view != "broadcast":
+            if is_view and invars == eqn.invars and record_of(eqn).view != "repeated":
                 return atom
             # One copy for all readers of a stage.
             copies[key] = Var(atom.aval)

@@ -88,7 +88,7 @@ class Repeated:
         """Stored bytes of a value: those of its operand for a broadcast."""
         if var in self._definition:
             eqn = self._eqns[self._definition[var]]
-            if record_of(eqn).view == "broadcast":
+            if record_of(eqn).view == "repeated":
                 if not isinstance(eqn.invars[0], Var):
                     return 0
                 var = eqn.invars[0]

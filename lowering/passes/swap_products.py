@@ -29,7 +29,7 @@ def _swapped(jaxpr: ClosedJaxpr, rewrite: Rewrite) -> ClosedJaxpr:
     transposed = {
         eqn.invars[0]: eqn
         for eqn in body.eqns
-        if record_of(eqn).view == "transpose" and isinstance(eqn.invars[0], Var) and readers[eqn.invars[0]] == 1
+        if record_of(eqn).view == "permuted" and isinstance(eqn.invars[0], Var) and readers[eqn.invars[0]] == 1
     }
     eqns: list[JaxprEqn] = []
     replaced: set[Var] = set()
@@ -39,7 +39,7 @@ def _swapped(jaxpr: ClosedJaxpr, rewrite: Rewrite) -> ClosedJaxpr:
             eqns.append(_with_swapped_operands(eqn, reader))
             # The swapped product defines the transpose's result, so the transpose is dropped.
             replaced.add(reader.outvars[0])
-        elif record_of(eqn).view != "transpose" or eqn.outvars[0] not in replaced:
+        elif record_of(eqn).view != "permuted" or eqn.outvars[0] not in replaced:
             eqns.append(with_inner(eqn, rewrite))
     return ClosedJaxpr(body.replace(eqns=eqns), jaxpr.consts)
 

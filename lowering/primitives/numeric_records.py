@@ -157,7 +157,7 @@ RECORDS: dict[str, PrimitiveRecord] = {
     **{name: elementwise_record(name) for name in OP_COSTS},
     # A dtype of another size changes the shape.
     "bitcast_convert_type": replace(elementwise_record("bitcast_convert_type"), factors=_bitcast),
-    "copy": replace(elementwise_record("copy"), cost="view", view="copy"),
+    "copy": replace(elementwise_record("copy"), cost="view", view="copied"),
     **dict.fromkeys(("copy_p", "threefry2x32", "random_gamma_grad"), PrimitiveRecord(elementwise)),
     "dot_general": PrimitiveRecord(_dot, cost="product", macs=_dot_macs),
     "conv_general_dilated": PrimitiveRecord(_conv, _groups_of_block, "product", macs=_conv_macs),

@@ -19,7 +19,7 @@ from ipujax.lowering.jax_compat import JaxprEqn
 from ipujax.lowering.primitives.factors import Factors
 
 Cost = Literal["view", "part", "joined", "none", "body", "product", "look-up", "elementwise", "statement", "other"]
-View = Literal["reshape", "broadcast", "transpose", "reversal", "copy"]
+View = Literal["in order", "repeated", "permuted", "reversed", "copied"]
 Shapes = Sequence[tuple[int, ...]]
 
 
@@ -59,8 +59,8 @@ class PrimitiveRecord:
         cost: "view" of all elements of an operand, "part" of them, "joined" views, "none" for no code at all, "body"
             for the jaxprs inside, "product" for multiply-adds, "look-up" of a part of the first operand, "elementwise"
             for a row of the op library's costs, "statement" for what says where a value is.
-        view: how a view of all elements has them: "reshape" in order, "broadcast" in order and perhaps several times,
-            "transpose" in other dimensions, "reversal" along dimensions, "copy" as its operand has them.
+        view: how a view of all elements has them: "in order", "repeated" in order, with dimensions "permuted" or
+            "reversed", or "copied" as its operand has them.
         is_elementwise: each element of the result comes from those of the same position.
         is_cheap: takes a few instructions an element, as arithmetic and choices do.
         compares: chooses by comparing values: elements of an operand, or operands if it is elementwise.
@@ -92,4 +92,4 @@ class PrimitiveRecord:
     @property
     def is_in_order(self) -> bool:
         """True for a view with the elements of its operand in order, if it has each once."""
-        return self.view in ("reshape", "broadcast")
+        return self.view in ("in order", "repeated")

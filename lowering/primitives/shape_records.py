@@ -154,11 +154,11 @@ def _shape_in(param: str) -> Any:
 _SLICE_SIZES = _shape_in("slice_sizes")
 
 RECORDS: dict[str, PrimitiveRecord] = {
-    "reshape": PrimitiveRecord(_reshape, _shape_in("new_sizes"), "view", "reshape", keeps_sums=True),
-    "squeeze": PrimitiveRecord(_squeeze, cost="view", view="reshape", keeps_sums=True),
-    "broadcast_in_dim": PrimitiveRecord(_broadcast, _shape_in("shape"), "view", "broadcast"),
-    "transpose": PrimitiveRecord(_transpose, cost="view", view="transpose", keeps_sums=True),
-    "rev": PrimitiveRecord(_rev, cost="view", view="reversal"),
+    "reshape": PrimitiveRecord(_reshape, _shape_in("new_sizes"), "view", "in order", keeps_sums=True),
+    "squeeze": PrimitiveRecord(_squeeze, cost="view", view="in order", keeps_sums=True),
+    "broadcast_in_dim": PrimitiveRecord(_broadcast, _shape_in("shape"), "view", "repeated"),
+    "transpose": PrimitiveRecord(_transpose, cost="view", view="permuted", keeps_sums=True),
+    "rev": PrimitiveRecord(_rev, cost="view", view="reversed"),
     "slice": PrimitiveRecord(_slice, _slice_of_block, "part"),
     "split": PrimitiveRecord(_split, cost="part"),
     "unstack": PrimitiveRecord(cost="part"),

@@ -27,14 +27,13 @@ import jax.numpy as jnp
 from jax import lax
 
 from ipujax.lowering.jax_compat import ClosedJaxpr, JaxprEqn, closed, eval_equation, eval_jaxpr, shape_of
-from ipujax.lowering.popops import OP_COSTS, neutral
+from ipujax.lowering.popops import neutral
+from ipujax.lowering.primitives import record_of
 from ipujax.lowering.replicas.stacked_eval import EVALUATED
 
 Kind = Literal["uniform", "whole", "shard"]
 Path = tuple[JaxprEqn, ...]  # an equation after those that hold it, outermost first
 Refuse = Callable[[Path], NoReturn]
-
-_VIEWS = ("reshape", "squeeze", "expand_dims", "broadcast_in_dim", "transpose")
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,28 +166,29 @@ class _Evaluation:
             return [ReplicaArray(operands[0].value, shape, "uniform")]
         are_uniform = any(array.kind == "uniform" for array in operands)
         # A uniform operand and scalars: the result is uniform too, and one number is computed.
-        if _is_elementwise(name) and are_uniform and all(array.value.ndim == 0 for array in operands):
+        if _is_elementwise(eqn) and are_uniform and all(array.value.ndim == 0 for array in operands):
             (number,) = eval_equation(eqn, *(array.value for array in operands))
             return [ReplicaArray(number, shape, "uniform")]
         results = [_entire(x) for x in eval_equation(eqn, *map(self.shards.as_whole, operands))]
-        if _is_elementwise(name) and all(array.shape in ((), shape) for array in operands):
+        if _is_elementwise(eqn) and all(array.shape in ((), shape) for array in operands):
             # A later equation with a shard computes this array's shard from shards of the operands.
             self.producers.update((id(array), (array, eqn, operands)) for array in results)
         return results
 
     def _on_shards(self, eqn: JaxprEqn, operands: list[ReplicaArray]) -> list[ReplicaArray]:
         """Results of an equation that reads a shard; refused if it would need an entire array of it."""
-        name = eqn.primitive.name
-        if _is_elementwise(name) or (name == "bitcast_convert_type" and shape_of(eqn.outvars[0]) == operands[0].shape):
+        if _is_elementwise(eqn):
             return self._elementwise(eqn, operands)
-        if name in _VIEWS and _keeps_order(eqn, operands[0]):
+        record = record_of(eqn)
+        if _keeps_order(eqn, operands[0]):
             shape = shape_of(eqn.outvars[0])
             return [ReplicaArray(operands[0].value.reshape(self.shards.shape(shape)), shape, "shard")]
-        if name in _REDUCTIONS and _is_of_all(eqn.params["axes"], operands[0].shape):
-            return [_entire(self._reduced(name, operands[0]).reshape(shape_of(eqn.outvars[0])))]
-        if name == "dot_general" and _is_inner_product(eqn, operands):
+        monoid = record.monoid if record.is_reduction else None
+        if monoid is not None and monoid in _REDUCTIONS and _is_of_all(eqn.params["axes"], operands[0].shape):
+            return [_entire(self._reduced(monoid, operands[0]).reshape(shape_of(eqn.outvars[0])))]
+        if _is_inner_product(eqn):
             return [_entire(self._inner_product(eqn, operands))]
-        if name == "cond":
+        if eqn.primitive.name == "cond":
             return self._cond(eqn, operands)
         return self.refuse((*self.path, eqn))
 
@@ -218,8 +218,8 @@ class _Evaluation:
             self.shard_cache[key] = array, shard
         return self.shard_cache[key][1]
 
-    def _reduced(self, name: str, array: ReplicaArray) -> jax.Array:
-        monoid, reduce, over_replicas = _REDUCTIONS[name]
+    def _reduced(self, monoid: str, array: ReplicaArray) -> jax.Array:
+        reduce, over_replicas = _REDUCTIONS[monoid]
         shard_result = reduce(self.shards.filled_shard(array, neutral(monoid, array.value.dtype)))
         if shard_result.dtype != bool:
             return over_replicas(shard_result, self.shards.axis)
@@ -270,8 +270,10 @@ class _Evaluation:
         return _Evaluation(self.shards, self.refuse, (*self.path, eqn))
 
 
-def _is_elementwise(name: str) -> bool:
-    return name in OP_COSTS and name != "bitcast_convert_type"
+def _is_elementwise(eqn: JaxprEqn) -> bool:
+    # A cast of bits to another width adds or drops a dimension.
+    rank = max((len(shape_of(atom)) for atom in eqn.invars), default=0)
+    return record_of(eqn).is_elementwise and len(shape_of(eqn.outvars[0])) == rank
 
 
 def _entire(x: jax.Array) -> ReplicaArray:
@@ -284,30 +286,30 @@ def _common_kind(kinds: Sequence[Kind]) -> Kind:
 
 def _keeps_order(eqn: JaxprEqn, operand: ReplicaArray) -> bool:
     """True for a view with the elements of its operand in the same order, each once."""
-    if eqn.primitive.name == "transpose":
+    if record_of(eqn).view == "permuted":
         long_dims = [d for d in eqn.params["permutation"] if operand.shape[d] != 1]
         return long_dims == sorted(long_dims)
-    return prod(shape_of(eqn.outvars[0])) == operand.size
+    return record_of(eqn).is_in_order and prod(shape_of(eqn.outvars[0])) == operand.size
 
 
 def _is_of_all(axes: Sequence[Any], shape: tuple[int, ...]) -> bool:
     return all(n == 1 or d in axes for d, n in enumerate(shape))
 
 
-def _is_inner_product(eqn: JaxprEqn, operands: Sequence[ReplicaArray]) -> bool:
+def _is_inner_product(eqn: JaxprEqn) -> bool:
     """True for a sum of all products of corresponding elements."""
-    contracted, batched = eqn.params["dimension_numbers"]
-    if any(map(len, batched)) or shape_of(eqn.outvars[0]) != ():
+    record = record_of(eqn)
+    if record.cost != "product" or record.factors is None:
         return False
-    pairs = sorted(zip(*contracted, strict=True))
-    return [right for _, right in pairs] == list(range(len(operands[1].shape)))
+    factors = record.factors(eqn)
+    return factors.results == ((),) and factors.operands[0] == factors.operands[1]
 
 
-# The monoid of a reduction, on the shard and over replicas.
-_REDUCTIONS: dict[str, tuple[str, Callable[[jax.Array], jax.Array], Callable[..., jax.Array]]] = {
-    "reduce_sum": ("add", lambda x: jnp.sum(x, dtype=x.dtype), lax.psum),
-    "reduce_max": ("max", jnp.max, lax.pmax),
-    "reduce_min": ("min", jnp.min, lax.pmin),
-    "reduce_and": ("and", jnp.all, lax.pmin),
-    "reduce_or": ("or", jnp.any, lax.pmax),
+# By monoid: the reduction of the shard, and that over replicas.
+_REDUCTIONS: dict[str, tuple[Callable[[jax.Array], jax.Array], Callable[..., jax.Array]]] = {
+    "add": (lambda x: jnp.sum(x, dtype=x.dtype), lax.psum),
+    "max": (jnp.max, lax.pmax),
+    "min": (jnp.min, lax.pmin),
+    "and": (jnp.all, lax.pmin),
+    "or": (jnp.any, lax.pmax),
 }

@@ -41,8 +41,8 @@ Results = Sequence[Any] | None  # None for a result that has no counterpart
 _ROUTINE = re.compile(r"lapack_[sdcz](\w+)_ffi")
 _SUCCEEDED = ("EQ", "GE")  # comparisons of a report with 0
 _FORWARDED = (
-    *(f"stablehlo.{name}" for name in ("broadcast_in_dim", "reshape", "convert")),
-    *(f"stablehlo.dynamic_{name}" for name in ("broadcast_in_dim", "reshape")),
+    *("stablehlo.broadcast_in_dim", "stablehlo.reshape", "stablehlo.convert"),
+    *("stablehlo.dynamic_broadcast_in_dim", "stablehlo.dynamic_reshape"),
 )
 _SHAPE_OPERANDS = "indices_of_shape_operands"  # of polymorphic modules: last, one a result
 
