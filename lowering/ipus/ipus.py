@@ -242,6 +242,7 @@ class Ipus:
         return substitute(tensor, table)
 
     def _copied(self, tensor: Tensor, ipu: int, prog: ProgramSequence) -> Tensor:
+        """Copies what is mapped to other IPUs: entire variables where that is fewer elements, else the view."""
         foreign = self._elsewhere(tensor, ipu)
         if not foreign:
             return tensor

@@ -173,6 +173,7 @@ class _StageAssignment:
         return self.stages[n]
 
     def run(self) -> tuple[int, ...]:
+        """Assigns stages until each equation has one: by operands forward, by users backward, as often as it helps."""
         stages = self.stages
         waits = True  # first only equations most of whose bytes have a stage, then all with any
         while None in stages:

@@ -49,6 +49,7 @@ def _with_inner(eqn: JaxprEqn, rewrite: Rewrite) -> JaxprEqn:
 
 
 def _with_scalar_condition(eqn: JaxprEqn) -> JaxprEqn:
+    """Replaces a predicate of each element by whether any holds, and selects the state in the body."""
     if eqn.primitive.name != "while" or not eqn.params["cond_jaxpr"].out_avals[0].shape:
         return eqn
     params = eqn.params

@@ -157,6 +157,7 @@ class LayerNames:
     # --- forward ---
 
     def _name_forward(self, numbers: Sequence[int]) -> None:
+        """Name the layers of forward equations, from which those of recomputed and backward ones follow."""
         items = [self._equations[n] for n in numbers]
         all_moments = moments_of_equations([self._traced(item) for item in items])
         pairs = [(moments, self._scopes[n]) for n, moments in zip(numbers, all_moments, strict=True)]

@@ -45,6 +45,7 @@ def holds_jaxprs(eqn: JaxprEqn) -> bool:
 
 
 def _rewritten(value: Any, rewrite: Rewrite) -> Any:
+    """Rewrite a parameter that is a jaxpr, or a tuple with some; one without changes stays the same object."""
     if isinstance(value, ClosedJaxpr):
         return rewrite(value)
     if isinstance(value, Jaxpr) and not value.constvars:

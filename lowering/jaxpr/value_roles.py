@@ -142,6 +142,7 @@ class ValueRoles:
                 self._roles.setdefault(destination, role)
 
     def _find_arguments(self, jaxpr: Jaxpr, donated: Sequence[bool]) -> None:
+        """Find the roles of arguments by how results are computed from them, and of results that update them."""
         flow = _Flow()
         env = {var: (1 << n, False, 1 << n) for n, var in enumerate(jaxpr.invars)}
         results = flow.through(jaxpr, env)

@@ -149,6 +149,7 @@ class Work:
     def _arriving(
         self, field: tuple[tuple[Span, ...], int, Source], grids: Grids, inner: np.ndarray, target: Target
     ) -> _Arriving:
+        """Cycles in which a tile receives one operand: all of it, or the part that its own tile does not have."""
         read, width, source = field
         shares = shares_of(read, grids, width)
         if source == "elsewhere":

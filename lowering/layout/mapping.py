@@ -178,6 +178,7 @@ def layout_like(graph: Graph, tensor: Tensor) -> tuple[tuple[int, ...], TileMapp
 def _sliced(
     variable: Variable, mapping: Blocked, offset: int, shape: tuple[int, ...], order: tuple[int | None, ...]
 ) -> Blocked | None:
+    """Mapping of a slice in the order of its dimensions: the blocks of the variable, cut at the ends of the slice."""
     first = [int(i) for i in np.unravel_index(offset, variable.shape)] if variable.size else [0] * len(variable.shape)
     cuts: list[np.ndarray] = []
     picks: list[np.ndarray] = [np.zeros(1, np.int64)] * len(variable.shape)

@@ -96,6 +96,7 @@ class _MemorySpaceRewrite:
                 self._replacement[var] = self._add_put(value, eqn) if is_put else value
 
     def _add(self, eqn: JaxprEqn) -> None:
+        """Adds an equation on values on the device, and puts its results where they belong."""
         operands = [substituted(atom, self._replacement) for atom in eqn.invars]
         outvars = [self._renamed(var) for var in eqn.outvars]
         is_batched = _is_batched_loop(eqn)
@@ -141,6 +142,7 @@ def _without_puts(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
     """The jaxpr, and those inside it, without puts."""
 
     def remove_puts(body: ClosedJaxpr, rewrite_inner: Rewrite) -> ClosedJaxpr:
+        """Replaces the result of each put by the value, in one jaxpr."""
         replaced: dict[Var, Atom] = {}
         eqns = list[JaxprEqn]()
         for eqn in body.jaxpr.eqns:

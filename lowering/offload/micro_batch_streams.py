@@ -183,6 +183,7 @@ def stream(jaxpr: ClosedJaxpr, streams: Streams = NO_STREAMS) -> ClosedJaxpr:
 
 
 def _streamed(jaxpr: ClosedJaxpr, streams: Streams) -> ClosedJaxpr:
+    """Makes pipelines load and store by rows, and loads batches entirely for other readers."""
     body = jaxpr.jaxpr
     batches = {var: count for var, count in zip(body.invars, streams.batches, strict=True) if count is not None}
     for eqn in body.eqns:

@@ -144,6 +144,7 @@ def _for_one_replica(offloading: Offloading, sources: Sequence[int | None], num_
 
 
 def _offloaded(jaxpr: ClosedJaxpr, offloading: Offloading, grouped: Sequence[bool]) -> ClosedJaxpr:
+    """Adds loads and stores to the jaxpr of one replica: planned, emitted, and put in batches."""
     body, is_put = _without_puts(jaxpr.jaxpr)
     inputs = zip(body.invars, offloading.inputs, grouped, strict=True)
     hosted = [var for var, is_hosted in zip(body.invars, offloading.hosted, strict=True) if is_hosted]
@@ -179,6 +180,7 @@ def _body_rewrite(batch_bytes: int) -> BodyRewrite:
     def rewrite_body(
         jaxpr: ClosedJaxpr, remote_inputs: Collection[int], memories: Mapping[int, int], rows: Collection[int]
     ) -> ClosedJaxpr:
+        """Adds the loads and stores of a body to values that stay in streaming memory around it."""
         body, _ = _without_puts(jaxpr.jaxpr)
         hosted = {body.invars[n]: False for n in remote_inputs}
         destinations = [body.invars[memories[k]] if k in memories else None for k in range(len(body.outvars))]

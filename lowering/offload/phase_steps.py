@@ -108,6 +108,7 @@ def _check_inside(eqn: JaxprEqn, phase: int | None) -> None:
 
 
 def _begins_inside(eqn: JaxprEqn, phase: int, outer: JaxprEqn) -> ArgumentError:
+    """The error for a phase that would have to run in several steps."""
     if is_pipeline(outer):
         place = "ipu.pipeline"
         expected = "phases of entire batches"

@@ -136,6 +136,7 @@ def _numbers(table: Any, indices: Any, windows: _Windows) -> Any:
 
 
 def _look_up(eqn: JaxprEqn, windows: _Windows) -> Callable[..., Any]:
+    """The function that loads the rows and gives them the shape and the fill value of the equation."""
     shape = shape_of(eqn.outvars[0])
     order = windows.order(len(shape))
 

@@ -231,6 +231,7 @@ class _Partitioner:
             )
 
     def _check_states(self, carried: Mapping[Var, int]) -> None:
+        """Refuses a state that one stage uses and another replaces, as micro-batches overlap."""
         for operand, result in self.spec.carries:
             state = self.body.invars[operand]
             following = self.body.outvars[result]

@@ -87,6 +87,7 @@ def _with_views(part: Part, defining_eqn: dict[Var, JaxprEqn]) -> list[JaxprEqn]
     views: list[JaxprEqn] = []
 
     def add_view(var: Var) -> None:
+        """Adds the equation of a view, after those of the values that it views, unless the view is cheaper to store."""
         eqn = defining_eqn.get(var)
         if eqn is None or var in outputs or record_of(eqn).cost != "view":
             return

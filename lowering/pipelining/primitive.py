@@ -84,6 +84,8 @@ def micro_batch_loop(jaxpr: ClosedJaxpr, spec: PipelineSpec) -> Callable[..., li
     kinds = ["none" if is_float0(aval) else spec.kind_of(n) for n, aval in enumerate(jaxpr.out_avals)]
 
     def loop(*operands: jax.Array) -> list[Any]:
+        """Runs a scan over the micro-batches, then divides means."""
+
         def iteration(state: Any, rows: dict[int, jax.Array]) -> Any:
             index, states, accumulated = state
             keys = {n: fold(operands[n], index) for n, role in enumerate(spec.roles) if role == "key"}
