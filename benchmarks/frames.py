@@ -8,6 +8,7 @@ of Python's own modules, between them are left out.
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 from pathlib import Path
@@ -61,6 +62,8 @@ def deepest_chain() -> tuple[CodeType, ...]:
 
 
 def main() -> None:
+    """Print the frames."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     chain = deepest_chain()
     for number, code in enumerate(chain, 1):
         path = Path(os.path.realpath(code.co_filename)).relative_to(ROOT)
