@@ -136,8 +136,9 @@ def _check_metrics(model: Any, settings: ModelSettings) -> None:
 
 
 def first_of(tree: Any) -> Any:
-    """Return arrays without their leading axis, which has one element."""
-    return jax.tree.map(lambda x: jnp.squeeze(x, 0), tree)
+    """Return the first element along the leading axis of each array."""
+    # An axis of one element only goes: what reads the rest still reads rows of the array.
+    return jax.tree.map(lambda x: jnp.squeeze(x, 0) if x.shape[0] == 1 else x[0], tree)
 
 
 class _AccumulatedStep:

@@ -117,7 +117,7 @@ def test_arrows_join_the_tasks_that_hand_values_on(tmp_path: Path) -> None:
 
 def test_tasks_have_a_thread_of_their_own_where_steps_are_folded_across_them() -> None:
     profile = profile_of("1f1b", "buffered", micro_batches=16)
-    folded = profile._ran.spans_of(None, max_steps=40)
+    folded = profile.executable.spans_of(None, max_steps=40)
     trace = execution_trace(profile.executable, folded, profile.timeline.clocks)
     assert thread_of_tasks(trace, profile.tasks, COMPUTE_TILES) == TASKS
     assert thread_of_tasks(profile.execution_trace, profile.tasks, COMPUTE_TILES) == COMPUTE_TILES
