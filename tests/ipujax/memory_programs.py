@@ -56,6 +56,13 @@ def chain(products: int = 12, width: int = 256, rows: int = 256) -> Program:
     return Program(fun, ([floats(width, width)] * products, floats(rows, width)))
 
 
+def loop(iterations: int, rows: int, width: int) -> Program:
+    """A product of each batch of a stack, which may stream."""
+    return Program(
+        lambda w, xs: lax.map(lambda x: jnp.tanh(x @ w), xs), (floats(width, width), floats(iterations, rows, width))
+    )
+
+
 def attend(p: dict[str, jax.Array], x: jax.Array, heads: int) -> jax.Array:
     """Self-attention of [batch, length, width]."""
     q, k, v = (part.reshape(*part.shape[:2], heads, -1) for part in jnp.split(x @ p["qkv"], 3, -1))

@@ -34,6 +34,7 @@ Found = tuple[int, Choice] | None  # cycles of the program that fits, and its pa
 # Name → program, tiles of an IPU, interleaved offset in KiB, sizes of a tile; the first ones run each time.
 CASES: dict[str, tuple[Callable[[], Program], int, int, range]] = {
     "small chain": (partial(programs.chain, 4, 64, 64), 16, 8, SMALL_SIZES),
+    "small loop": (partial(programs.loop, 96, 32, 64), 8, 8, SMALL_SIZES),
     "small mlp": (partial(programs.mlp, (256, 128, 10), 64), 8, 32, SMALL_SIZES),
     **{
         f"{name}, offset {offset}": (getattr(programs, name), TILES, offset, SIZES)
@@ -72,7 +73,7 @@ def search(program: Program, tiles: int, offset: int, sizes: Iterable[int], monk
         return machine.target
 
     machine = ipu.IPUModel(program.num_ipus, tiles_per_ipu=tiles, interleaved_offset_bytes=offset * KIB)
-    first = ipu.jit(program.fun, device=machine, **program.jit).lower(*program.args)
+    first = planned_program(ipu.jit(program.fun, device=machine, **program.jit).lower(*program.args).plan)
     one_replica = first.graph.target.num_ipus
     plan = cache(partial(planned_program, first.plan))
     compiled: dict[Any, Executable] = {}
