@@ -21,7 +21,7 @@ import numpy as np
 
 from ipujax.lowering.layout import MemoryOrder, linear_mapping, map_linearly, memory_order
 from ipujax.runtime.graph import Copy, Graph, Program, RemoteBuffer, RemoteIn, RemoteOut, Wait
-from ipujax.runtime.tensor import Tensor, element_bytes, on_one_tile
+from ipujax.runtime.tensor import Tensor, Variable, element_bytes, on_one_tile
 
 Task = TypeVar("Task")
 _MOST_SHARE = 4  # assumed: a row may take a quarter of the memory of I/O tiles
@@ -90,20 +90,22 @@ def load_of_batch(
     Args:
         graph: the graph, or the view of one IPU.
         name: debug name.
-        batch: tensor of a buffer off chip of [micro-batches, *shape].
+        batch: all micro-batches along the first dimension, a view of a buffer off chip in which each is a row.
         in_groups: whether the columns of a micro-batch are stored in groups.
         number: number of the iteration's micro-batch, int32[].
         ahead: counter of the micro-batch after that, int32[]; called with I/O tiles only.
     """
     (memory,) = batch.variables()
     buffer = graph.off_chip[memory]
-    row = MemoryOrder.for_argument(memory.shape[1:], in_groups).add_variable(graph, batch.dtype, name)
+    shape = (batch.shape[0] // memory.shape[0], *batch.shape[1:])
+    row = MemoryOrder.for_argument(shape, in_groups).add_variable(graph, batch.dtype, name)
     graph.note_role(row, graph.role_of(batch))
     if not takes_row(graph, row):
-        return RowMove(row, transfers=(RemoteIn(buffer, _one(row), _one(number), graph.origin),))
+        return RowMove(row, transfers=(RemoteIn(buffer, as_row_of(memory, row), _one(number), graph.origin),))
     fetched = on_io_tiles(graph, name, memory_order(row) or MemoryOrder.own(row.shape), row.dtype)
     start = graph.add_constant(np.zeros(1, np.int32), "first row", on_one_tile(1, 0))
-    fetches = (RemoteIn(buffer, _one(fetched), at, graph.origin, True) for at in (start, _one(ahead())))
+    moved = as_row_of(memory, fetched)
+    fetches = (RemoteIn(buffer, moved, at, graph.origin, True) for at in (start, _one(ahead())))
     first, following = fetches
     copy = Copy(fetched, row, f"{name}/row", graph.origin)
     return RowMove(row, (first,), (copy,), (following,), (Wait(fetched, graph.origin),))
@@ -141,6 +143,11 @@ def takes_row(graph: Graph, row: Tensor) -> bool:
         return False
     target = graph.io_view.target
     return _MOST_SHARE * row.size * element_bytes(row.dtype) <= target.tiles_per_ipu * target.bytes_per_tile
+
+
+def as_row_of(memory: Variable, row: Tensor) -> Tensor:
+    """A row in the shape that it has in a buffer, which may be that of another view."""
+    return row.reshape((1, *memory.shape[1:]))
 
 
 def _one(row: Tensor) -> Tensor:

@@ -195,6 +195,25 @@ def test_replicas_stream_rows_of_their_own() -> None:
     )
 
 
+def test_batches_of_stages_behind_reshapes_stream() -> None:
+    def loss(w: Any, x: Any) -> Any:
+        with ipu.stage(0):
+            y = jnp.tanh(x @ w)
+        with ipu.stage(1):
+            return (y @ w).mean()
+
+    def fun(w: Any, xs: Any) -> Any:
+        batch = jnp.squeeze(jnp.squeeze(xs, 0), 0).reshape(-1, 8)
+        return ipu.pipeline(jax.value_and_grad(loss), micro_batches=6)(w, batch)
+
+    run = jitted(fun, "auto", ipu.IPUModel(num_ipus=2, tiles_per_ipu=4))
+    jax.tree.map(
+        lambda got, right: np.testing.assert_allclose(got, right, rtol=2e-5, atol=1e-6),
+        run(WEIGHTS, ROWS[None, None]),
+        jax.jit(fun)(WEIGHTS, ROWS[None, None]),
+    )
+
+
 def test_io_tiles_fetch_rows_ahead() -> None:
     device = ipu.IPUModel(tiles_per_ipu=16)
     options = [ipu.Options(stream_loops=True, io_tiles=n) for n in (0, 4)]

@@ -7,7 +7,7 @@ Limits: one iteration ahead, for any `Options.prefetch_depth`: a link moves one 
 
 from __future__ import annotations
 
-from ipujax.lowering.host_rows import RowMove, on_io_tiles, store_of_stack, takes_row
+from ipujax.lowering.host_rows import RowMove, as_row_of, on_io_tiles, store_of_stack, takes_row
 from ipujax.lowering.layout import MemoryOrder
 from ipujax.lowering.popops import advance, new_counter
 from ipujax.lowering.rules.base.context import Context
@@ -71,5 +71,4 @@ class RowStreams:
         (memory,) = stack.variables()
         graph = self._ctx.graph
         buffer = graph.off_chip[memory]
-        rows = row.reshape((1, *memory.shape[1:]))  # a batch in rows of one example has a dimension for these
-        return RemoteIn(buffer, rows, number.reshape((1,)), graph.origin, overlaps)
+        return RemoteIn(buffer, as_row_of(memory, row), number.reshape((1,)), graph.origin, overlaps)
