@@ -425,7 +425,9 @@ class _Program:
 
 def _in_rows(shape: Sequence[int], count: int) -> tuple[int, ...]:
     """Return the shape of an array in `count` rows, of as many leading dimensions as they take."""
-    leading = next(n for n in range(1, len(shape) + 1) if prod(shape[:n]) % count == 0)
+    leading = next((n for n in range(1, len(shape) + 1) if prod(shape[:n]) % count == 0), None)
+    if leading is None:  # a mesh has split them
+        return tuple(shape)
     return (count, prod(shape[:leading]) // count, *shape[leading:])
 
 

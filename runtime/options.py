@@ -68,7 +68,7 @@ class Options:
         stream_loops: keep rows that a loop reads once each, and stacked results that leave the program, in the host's
             memory, and move one iteration's at a time, as `ipu.pipeline` does its batches. Each transfer has a latency.
             "auto" does where the program would not fit otherwise, or only in more cycles. Loops over batches of Keras
-            and PopART stream unless it is False. Numbers are the same.
+            and PopART stream unless it is False. Numbers are the same, up to the rounding of XLA's fusions.
         verify_undefined: refuse a program that may read memory before it is written; otherwise it reads zeros.
 
     Raises:

@@ -42,9 +42,11 @@ def rows_by_counter(loop: JaxprEqn) -> list[int]:
 
 def reads_row(eqn: JaxprEqn, tables: Collection[Var]) -> bool:
     """True if an equation slices one row of a table, and reads no table otherwise."""
-    if eqn.primitive.name != "dynamic_slice" or eqn.invars[0] not in tables or not accesses_rows(eqn):
+    table, *starts = eqn.invars
+    is_slice = eqn.primitive.name == "dynamic_slice" and isinstance(table, Var) and table in tables
+    if not is_slice or not accesses_rows(eqn):
         return False
-    return shape_of(eqn.outvars[0])[0] == 1 and not any(x in tables for x in eqn.invars[1:])
+    return shape_of(eqn.outvars[0])[0] == 1 and not any(isinstance(x, Var) and x in tables for x in starts)
 
 
 def _counters(scan: Body, definitions: Mapping[Var, JaxprEqn]) -> set[Var]:

@@ -19,7 +19,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from math import prod
+from operator import mul
 from typing import Any
 
 from jax import lax
@@ -80,21 +82,30 @@ def batch_arguments(jaxpr: ClosedJaxpr, of_loops: bool = False) -> dict[int, int
     return {n: count for n, numbers in counts.items() if len(numbers) == 1 and (count := max(numbers)) > 1}
 
 
-def _loop_reads(loop: JaxprEqn) -> list[set[int]]:
-    """As `_reads`: a loop reads its stacks by rows, and constants of which its body reads the row of an iteration."""
+def _loop_reads(loop: JaxprEqn, is_inside: bool) -> list[set[int]]:
+    """As `_reads`: a loop reads its stacks by rows, and constants of which its body reads the row of an iteration.
+
+    Constants of a loop inside of another do not count: what changes with the outer loop has no rows by its counter.
+    """
     body = scan_body(loop.params)
     jaxpr = body.jaxpr.jaxpr
-    readers = _readers(jaxpr, of_loops=True)
-    counts = [loop.params["length"] * _rows_inside(readers.get(var, set())) for var in jaxpr.invars[body.inputs.stacks]]
+    readers = _readers(jaxpr, of_loops=True, is_inside=True)
+    rows = jaxpr.invars[body.inputs.stacks]
+    counts = [loop.params["length"] * _rows_inside(row, readers.get(row, set())) for row in rows]
     reads = [*({_OTHER} for _ in range(body.operands.stacks.start)), *({count} for count in counts)]
-    for n in rows_by_counter(loop):
+    for n in () if is_inside else rows_by_counter(loop):
         reads[n] = {shape_of(loop.invars[n])[0]}
     return reads
 
 
-def _rows_inside(readers: set[int]) -> int:
-    """The rows in which loops inside of a loop read a row of it; 1 if anything else reads it."""
-    return max(readers) if len(readers) == 1 and max(readers) > 1 else 1
+def _rows_inside(row: Var, readers: set[int]) -> int:
+    """The rows in which loops inside of a loop read a row of it; 1 if anything else reads it, or other parts of it."""
+    return max(readers) if len(readers) == 1 and max(readers) in _leading_rows(row) else 1
+
+
+def _leading_rows(value: Atom) -> set[int]:
+    """The numbers of rows, more than one, that leading dimensions of a value have."""
+    return {rows for rows in accumulate(shape_of(value), mul) if rows > 1}
 
 
 def could_stream_loops(trace: ClosedJaxpr, before: ClosedJaxpr) -> bool:
@@ -114,30 +125,30 @@ def could_stream_loops(trace: ClosedJaxpr, before: ClosedJaxpr) -> bool:
 _OTHER = 0  # stands for a reader other than a pipeline that reads a batch, or a loop that reads a stack
 
 
-def _readers(body: Jaxpr, of_loops: bool) -> dict[Var, set[int]]:
+def _readers(body: Jaxpr, of_loops: bool, is_inside: bool = False) -> dict[Var, set[int]]:
     """For each variable the numbers of rows in which pipelines and loops read it, `_OTHER` for other readers."""
     readers: dict[Var, set[int]] = {atom: {_OTHER} for atom in body.outvars if isinstance(atom, Var)}
     for eqn in reversed(body.eqns):
-        for atom, numbers in zip(eqn.invars, _reads(eqn, readers, of_loops), strict=True):
+        for atom, numbers in zip(eqn.invars, _reads(eqn, readers, of_loops, is_inside), strict=True):
             if isinstance(atom, Var):
                 readers.setdefault(atom, set()).update(numbers)
     return readers
 
 
-def _reads(eqn: JaxprEqn, readers: Mapping[Var, set[int]], of_loops: bool) -> Sequence[set[int]]:
+def _reads(eqn: JaxprEqn, readers: Mapping[Var, set[int]], of_loops: bool, is_inside: bool) -> Sequence[set[int]]:
     """The numbers of `_readers` for each operand of an equation; `readers` has those of its results."""
     name = eqn.primitive.name
     if name in _PIPELINES:
         spec = eqn.params["spec"]
         return [{spec.micro_batches if role == "batch" else _OTHER} for role in spec.roles]
     if name == "scan" and of_loops:
-        return _loop_reads(eqn)
+        return _loop_reads(eqn, is_inside)
     if is_reshape(eqn):
         return [readers.get(eqn.outvars[0], set())]
     callee = closed(eqn.params[_CALLEES[name]]).jaxpr if name in _CALLEES else None
     if callee is None or len(callee.invars) != len(eqn.invars):
         return [{_OTHER}] * len(eqn.invars)
-    inner = _readers(callee, of_loops)
+    inner = _readers(callee, of_loops, is_inside)
     return [inner.get(var, set()) for var in callee.invars]
 
 
@@ -219,11 +230,14 @@ def _by_number(eqn: JaxprEqn, num_rows: Mapping[Var, int]) -> list[JaxprEqn]:
     are_stacks = scan_body(eqn.params).operands.are_stacks()
     operands = enumerate(zip(eqn.invars, are_stacks, strict=True))
     stacks = {n: x for n, (x, is_stack) in operands if is_stack and isinstance(x, Var) and x in num_rows}
-    nested = {n: x for n, x in stacks.items() if num_rows[x] > eqn.params["length"]}  # loops inside divide them
+    length = eqn.params["length"]
+    nested = {n: x for n, x in stacks.items() if num_rows[x] > length}  # loops inside divide them
     if not nested:
         return [eqn]
+    if any(num_rows[x] not in _leading_rows(x) for x in nested.values()):  # a mesh has split what they divide
+        return _with_loads(eqn, list(nested.values()))
     tables = {x: _flat(x, num_rows[x], eqn) for x in nested.values()}
-    rows = {n: Rows(tables[x].outvars[0]) for n, x in nested.items()}
+    rows = {n: Rows(tables[x].outvars[0], num_rows[x] // length) for n, x in nested.items()}
     return [*tables.values(), *read_by_number(eqn, rows)]
 
 

@@ -12,7 +12,7 @@ Limits: I/O tiles do not fetch these rows ahead.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -30,9 +30,16 @@ _NUMBER = jax.core.ShapedArray((), np.dtype(np.int32))
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Rows of a stack: those of a table from `first` on, in units of the length of the stack; from 0 on for None."""
+    """Rows of a stack, or a row of one in a body.
+
+    Args:
+        table: what has them.
+        inside: rows of the table in a row of the stack, or in this row.
+        first: number of the stack among those of the outer loop, or of the row among all of its size; 0 for None.
+    """
 
     table: Var
+    inside: int
     first: Var | None = None
 
 
@@ -70,7 +77,7 @@ def _body(loop: JaxprEqn, rows: Mapping[int, Rows], constants: list[Var]) -> Clo
         if each.first is not None:
             first = Var(_NUMBER)
             eqns += _equations(_number_in(loop.params["length"]), [inner_of[each.first], number], first, loop)
-        inner_rows[body.invars[n]] = Rows(inner_of[each.table], first)
+        inner_rows[body.invars[n]] = Rows(inner_of[each.table], each.inside, first)
     kept = [x for n, x in enumerate(body.invars) if n not in rows]
     invars = [*kept[:first_carry], *inner_of.values(), *kept[first_carry:], number]
     eqns += _with_row_loads(body, inner_rows, loop)
@@ -107,7 +114,9 @@ def _stacks_of(eqn: JaxprEqn, rows: Mapping[Var, Rows]) -> dict[int, Rows]:
         return {}
     are_stacks = scan_body(eqn.params).operands.are_stacks()
     operands = enumerate(zip(eqn.invars, are_stacks, strict=True))
-    return {n: rows[x] for n, (x, is_stack) in operands if is_stack and isinstance(x, Var) and x in rows}
+    stacks = {n: rows[x] for n, (x, is_stack) in operands if is_stack and isinstance(x, Var) and x in rows}
+    length = eqn.params["length"]
+    return {n: replace(x, inside=x.inside // length) for n, x in stacks.items() if x.inside > 1}
 
 
 def _equations(fun: Callable[..., Any], operands: list[Var], result: Var, like: JaxprEqn) -> list[JaxprEqn]:

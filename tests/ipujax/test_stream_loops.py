@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax.sharding import PartitionSpec as P
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 import ipujax as ipu
 
@@ -91,8 +91,46 @@ def in_branch(w: Any, xs: Any) -> Any:
     return lax.cond(w.sum() > 0, lambda: train(w, xs)[0], lambda: w * xs[0].sum())
 
 
+def slices(w: Any, xs: Any) -> Any:
+    """Starts that are literals, of a row that is read and of a constant of the loop."""
+
+    def body(i: Any, w: Any) -> Any:
+        row = lax.dynamic_slice(xs, (i, 0, 0), (1, 4, 8))[0]
+        return 0.9 * w + row.T @ row + lax.dynamic_slice(w, (0, 0), (1, 8))
+
+    return lax.fori_loop(0, 6, body, w)
+
+
+def counted_inside(w: Any, xs: Any) -> Any:
+    """An inner loop reads its row by a counter, which does not count the outer loop."""
+
+    def outer(w: Any, rows: Any) -> Any:
+        return lax.fori_loop(0, 2, lambda i, w: 0.9 * w + rows[i].T @ rows[i], w), None
+
+    return lax.scan(outer, w, xs.reshape(3, 2, 4, 8))[0]
+
+
+def other_rows_inside(w: Any, xs: Any) -> Any:
+    """An inner loop reads rows that are no leading dimensions of the outer loop's."""
+
+    def outer(w: Any, rows: Any) -> Any:
+        return lax.scan(lambda w, x: (0.9 * w + x.T @ x, x @ w), w, rows.reshape(4, 2, 8))
+
+    return lax.scan(outer, w, xs.reshape(3, 2, 4, 8))
+
+
+def innermost_of_whole(w: Any, xs: Any) -> Any:
+    """The loop in the middle reads its row whole, besides the innermost."""
+
+    def middle(w: Any, x: Any) -> Any:
+        return lax.scan(lambda w, v: (0.9 * w + v[:, None] * v, None), w, x)[0] + x.sum(), None
+
+    return lax.scan(lambda w, rows: (lax.scan(middle, w, rows)[0], None), w, xs.reshape(3, 2, 4, 8))[0]
+
+
 STREAMED = [map_rows, train, views, called, backwards, read_twice, nested, three_loops, counted, counted_by_stack]
-WHOLE = [nested_and_read, gradient_of_loop, in_branch]
+STREAMED += [slices, other_rows_inside, innermost_of_whole]
+WHOLE = [nested_and_read, gradient_of_loop, in_branch, counted_inside]
 
 
 def jitted(fun: Fun, stream_loops: Any, device: ipu.IPUModel = DEVICE, **settings: Any) -> Any:
@@ -102,12 +140,10 @@ def jitted(fun: Fun, stream_loops: Any, device: ipu.IPUModel = DEVICE, **setting
 @pytest.mark.parametrize("fun", [*STREAMED, *WHOLE])
 def test_numbers_are_those_of_plain_jax(fun: Fun) -> None:
     expected = jax.jit(fun)(WEIGHTS, ROWS)
-    jax.tree.map(np.testing.assert_array_equal, jitted(fun, False)(WEIGHTS, ROWS), jitted(fun, True)(WEIGHTS, ROWS))
-    jax.tree.map(
-        lambda got, right: np.testing.assert_allclose(got, right, rtol=2e-5, atol=1e-6),
-        jitted(fun, True)(WEIGHTS, ROWS),
-        expected,
-    )
+    streamed = jitted(fun, True)(WEIGHTS, ROWS)
+    # Not to the bit: XLA may contract the product and the sum of one program and not of the other.
+    for other in (jitted(fun, False)(WEIGHTS, ROWS), expected):
+        jax.tree.map(lambda got, right: np.testing.assert_allclose(got, right, rtol=2e-5, atol=1e-5), streamed, other)
 
 
 @pytest.mark.parametrize("fun", [*STREAMED, *WHOLE])
@@ -211,6 +247,23 @@ def test_batches_of_stages_behind_reshapes_stream() -> None:
         lambda got, right: np.testing.assert_allclose(got, right, rtol=2e-5, atol=1e-6),
         run(WEIGHTS, ROWS[None, None]),
         jax.jit(fun)(WEIGHTS, ROWS[None, None]),
+    )
+
+
+def test_rows_that_a_mesh_splits_are_loaded_whole() -> None:
+    mesh = ipu.make_mesh((2,), ("x",), axis_types=(AxisType.Auto,))
+    shardings = (NamedSharding(mesh, P()), NamedSharding(mesh, P(None, "x")))
+    xs = ROWS.reshape(3, 2, 4, 8)
+
+    def fun(w: Any, xs: Any) -> Any:
+        step = lambda w, x: (0.9 * w + x.T @ x, x @ w)  # noqa: E731
+        return lax.scan(lambda w, rows: lax.scan(step, w, rows), w, xs)
+
+    device = ipu.IPUModel(num_ipus=2, tiles_per_ipu=4)
+    jax.tree.map(
+        lambda got, right: np.testing.assert_allclose(got, right, rtol=2e-4, atol=1e-4),
+        jitted(fun, True, device, in_shardings=shardings)(WEIGHTS, xs),
+        jax.jit(fun)(WEIGHTS, xs),
     )
 
 
