@@ -11,7 +11,7 @@ Limits: I/O tiles do not fetch these rows ahead.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,8 +19,8 @@ import jax
 import numpy as np
 from jax import lax
 
-from ipujax.lowering.jax_compat import ClosedJaxpr, Jaxpr, JaxprEqn, Var, new_equation, shape_of
-from ipujax.lowering.jaxpr import scan_body, variables_read, with_scan_body
+from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, Jaxpr, JaxprEqn, Var, new_equation, shape_of
+from ipujax.lowering.jaxpr import scan_body, substituted, variables, variables_read, with_scan_body
 from ipujax.lowering.offload.primitives import remote_rows_p
 from ipujax.lowering.offload.row_access import in_place_of
 from ipujax.lowering.offload.row_updates import is_reshape
@@ -80,13 +80,14 @@ def _body(loop: JaxprEqn, rows: Mapping[int, Rows], constants: list[Var]) -> Clo
         inner_rows[body.invars[n]] = Rows(inner_of[each.table], each.inside, first)
     kept = [x for n, x in enumerate(body.invars) if n not in rows]
     invars = [*kept[:first_carry], *inner_of.values(), *kept[first_carry:], number]
-    eqns += _with_row_loads(body, inner_rows, loop)
+    loading, results = _with_row_loads(body, inner_rows, loop)
+    eqns += loading
     names = body.debug_info.with_unknown_names()
-    return ClosedJaxpr(body.replace(invars=invars, eqns=eqns, debug_info=names), scan.jaxpr.consts)
+    return ClosedJaxpr(body.replace(invars=invars, eqns=eqns, outvars=results, debug_info=names), scan.jaxpr.consts)
 
 
-def _with_row_loads(body: Jaxpr, rows: dict[Var, Rows], loop: JaxprEqn) -> list[JaxprEqn]:
-    """The equations of a body, with loads of the rows of an iteration, by the variable of each in the body."""
+def _with_row_loads(body: Jaxpr, rows: dict[Var, Rows], loop: JaxprEqn) -> tuple[list[JaxprEqn], list[Atom]]:
+    """Equations and results of a body, with loads of the rows of an iteration, by the variable of each in the body."""
     eqns: list[JaxprEqn] = []
     loaded: dict[Var, Var] = {}
     for eqn in body.eqns:
@@ -98,13 +99,21 @@ def _with_row_loads(body: Jaxpr, rows: dict[Var, Rows], loop: JaxprEqn) -> list[
         if stacks:  # a loop inside has the rows of its iterations loaded by itself
             eqns += read_by_number(eqn, stacks)
             continue
-        for x in read:
-            if x not in loaded:
-                first = rows[x].first
-                assert first is not None, "rows of a body have a number"
-                loaded[x] = Var(x.aval)
-                eqns += _equations(_row_of(shape_of(x)), [rows[x].table, first], loaded[x], loop)
-        eqns.append(eqn.replace(invars=[loaded.get(x, x) if isinstance(x, Var) else x for x in eqn.invars]))
+        eqns += _loads([x for x in read if x not in loaded], rows, loaded, loop)
+        eqns.append(eqn.replace(invars=[substituted(x, loaded) for x in eqn.invars]))
+    returned = [x for x in variables(body.outvars) if x in rows and x not in loaded]
+    eqns += _loads(list(dict.fromkeys(returned)), rows, loaded, loop)
+    return eqns, [substituted(x, loaded) for x in body.outvars]
+
+
+def _loads(values: Sequence[Var], rows: Mapping[Var, Rows], loaded: dict[Var, Var], loop: JaxprEqn) -> list[JaxprEqn]:
+    """Loads of rows, which are noted in `loaded`."""
+    eqns: list[JaxprEqn] = []
+    for x in values:
+        first = rows[x].first
+        assert first is not None, "rows of a body have a number"
+        loaded[x] = Var(x.aval)
+        eqns += _equations(_row_of(shape_of(x)), [rows[x].table, first], loaded[x], loop)
     return eqns
 
 

@@ -128,8 +128,17 @@ def innermost_of_whole(w: Any, xs: Any) -> Any:
     return lax.scan(lambda w, rows: (lax.scan(middle, w, rows)[0], None), w, xs.reshape(3, 2, 4, 8))[0]
 
 
+def rows_returned(w: Any, xs: Any) -> Any:
+    """The innermost loop returns its rows, as they are and in another shape."""
+
+    def outer(w: Any, rows: Any) -> Any:
+        return lax.scan(lambda w, x: (0.9 * w + x.T @ x, (x, x.reshape(-1))), w, rows)
+
+    return lax.scan(outer, w, xs.reshape(3, 2, 4, 8))
+
+
 STREAMED = [map_rows, train, views, called, backwards, read_twice, nested, three_loops, counted, counted_by_stack]
-STREAMED += [slices, other_rows_inside, innermost_of_whole]
+STREAMED += [rows_returned, slices, other_rows_inside, innermost_of_whole]
 WHOLE = [nested_and_read, gradient_of_loop, in_branch, counted_inside]
 
 
