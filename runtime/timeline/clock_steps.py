@@ -10,7 +10,8 @@ data-dependent control. On one IPU each phase lasts as long as its slowest tile.
                          where it reads or writes the destination
     CrossReplicaCopy     a global sync of the IPUs that send or receive, which then work; all others go on
     StreamIn, StreamOut, RemoteIn, RemoteOut  host exchange; first a sync of each zone with IPUs in it
-                         if it overlaps: by the I/O tiles of the IPU, while its other tiles go on
+                         if it overlaps: by the I/O tiles of the IPU, while its other tiles go on; a value that those
+                         of an IPU store is read after that, on any IPU
     Wait                 until transfers of a tensor are over
     Sync                 internal: each IPU by itself; external: all IPUs together
     decision             all IPUs agree: an internal sync on one IPU, a global one on several
@@ -46,7 +47,7 @@ from ipujax.runtime.graph import (
     distinct,
 )
 from ipujax.runtime.target import Target
-from ipujax.runtime.tensor import Tensor, Variable, pad_tiles
+from ipujax.runtime.tensor import Variable, pad_tiles
 from ipujax.runtime.timeline.clocks import GLOBAL_EXCHANGE, PHASES, SYNC, ClockStep
 
 Cost = ComputeSetCost | CopyCost | StreamCost | SyncCost | WaitCost
@@ -78,6 +79,7 @@ def clock_steps(
         elif isinstance(node, Leaf):
             effect = effects(node) if slots else Effects()  # only waits for slots need them
             step = _transfer(node, costs[node], target, slots, io_tiles) or _step(node, costs[node], target, slots)
+            step = _after_stores(node, step, slots)
             # A sender into a slot waits for the slot itself, not for the arrivals that it overwrites.
             steps[node] = _add_waits(step, effect.reads, () if step.fills else effect.writes, slots)
     return steps, next(rows) - target.num_ipus
@@ -85,7 +87,7 @@ def clock_steps(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Slot:
-    """Rows of the clock state of a variable that buffered exchanges or I/O tiles write.
+    """Rows of the clock state of a variable, or of a remote buffer, that buffered exchanges or I/O tiles write.
 
     Args:
         free: row of the time since when it is free.
@@ -106,10 +108,13 @@ def _io_tile_rows(costs: Costs, rows: Iterator[int]) -> dict[int, int]:
 
 
 def _transfer_slots(costs: Costs, rows: Iterator[int]) -> dict[Variable, _Slot]:
-    """Return the rows of clocks of each variable that I/O tiles load or store, numbered by `rows`."""
+    """Return the rows of clocks of variables that I/O tiles load or store, and of buffers that are read after that."""
     slots: dict[Variable, _Slot] = {}
+    loaded = {leaf.buffer.memory for leaf in costs if isinstance(leaf, RemoteIn)}
     for leaf, cost in _overlapping_transfers(costs):
-        for variable in _tensor_of(leaf).variables():
+        for variable in _moved(leaf):
+            if variable is leaf.buffer.memory and variable not in loaded:
+                continue
             if variable not in slots:
                 slots[variable] = _Slot(next(rows), {ipu: next(rows) for ipu in np.flatnonzero(cost.cycles).tolist()})
     return slots
@@ -122,8 +127,20 @@ def _overlapping_transfers(costs: Costs) -> Iterator[tuple[RemoteIn | RemoteOut,
             yield leaf, cost
 
 
-def _tensor_of(leaf: RemoteIn | RemoteOut) -> Tensor:
-    return leaf.destination if isinstance(leaf, RemoteIn) else leaf.source
+def _moved(leaf: RemoteIn | RemoteOut) -> tuple[Variable, ...]:
+    """Return the variables that a transfer loads or stores, and the memory that it stores to."""
+    if isinstance(leaf, RemoteIn):
+        return tuple(leaf.destination.variables())
+    return (*leaf.source.variables(), leaf.buffer.memory)
+
+
+def _after_stores(leaf: Leaf, step: ClockStep, slots: _Slots) -> ClockStep:
+    """Make a load wait for the stores of I/O tiles to its buffer: those of the IPU, or its I/O tiles if they load."""
+    if not isinstance(leaf, RemoteIn) or leaf.buffer.memory not in slots:
+        return step
+    clocks = [clock for clock, _, _ in step.transfers] or step.ipus
+    stores = sorted(slots[leaf.buffer.memory].arrivals.values())
+    return replace(step, awaits=tuple((clock, row) for clock in clocks for row in stores))
 
 
 def _transfer(leaf: Leaf, cost: Cost, target: Target, slots: _Slots, io_tiles: Mapping[int, int]) -> ClockStep | None:
@@ -132,7 +149,7 @@ def _transfer(leaf: Leaf, cost: Cost, target: Target, slots: _Slots, io_tiles: M
         return None
     assert isinstance(cost, StreamCost)
     ipus = tuple(np.flatnonzero(cost.cycles).tolist())
-    written = [slots[variable] for variable in _tensor_of(leaf).variables()]
+    written = [slots[variable] for variable in _moved(leaf) if variable in slots]
     return ClockStep(
         _work(target),
         ipus,
@@ -157,11 +174,11 @@ def _exchange_slots(costs: Costs, target: Target, rows: Iterator[int]) -> dict[V
 
 
 def _add_waits(step: ClockStep, reads: Iterable[Variable], writes: Iterable[Variable], slots: _Slots) -> ClockStep:
-    """Make a step wait for arrivals in slots that it reads or overwrites, and free the slots that it reads."""
+    """Make a step also wait for arrivals in slots that it reads or overwrites, and free the slots that it reads."""
     read = {slots[variable] for variable in reads if variable in slots}
     awaited = read | {slots[variable] for variable in writes if variable in slots}
     awaits = sorted((ipu, row) for slot in awaited for ipu, row in slot.arrivals.items() if ipu in step.ipus)
-    return replace(step, frees=tuple(sorted(slot.free for slot in read)), awaits=tuple(awaits))
+    return replace(step, frees=tuple(sorted(slot.free for slot in read)), awaits=(*step.awaits, *awaits))
 
 
 def _step(leaf: Leaf, cost: Cost, target: Target, slots: _Slots) -> ClockStep:

@@ -36,7 +36,7 @@ class ClockStep:
         senders: IPUs that send in a buffered exchange.
         fills: slots that `senders` write, and so wait for, as rows of the state.
         frees: slots that the senders, or else all `ipus`, have read when the step ends, as rows of the state.
-        awaits: arrivals for which IPUs wait, as (IPU, row of the state).
+        awaits: arrivals for which IPUs or I/O tiles wait, as (IPU or row of a clock, row of the state).
         delivers: arrivals at the end of the step, as (row of the state, rows of the senders: IPUs or I/O tiles).
         transfers: transfers of I/O tiles beside the work, as (row of their clock, IPU, cycles).
         cycles: sum of `work` over phases, int64[num_ipus].

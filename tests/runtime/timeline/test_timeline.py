@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import ceil
+
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -17,11 +19,14 @@ from ipujax.runtime.graph.program import (
     Function,
     HostStream,
     If,
+    RemoteIn,
+    RemoteOut,
     Repeat,
     RepeatWhile,
     Sequence,
     StreamIn,
     Switch,
+    Wait,
 )
 from ipujax.runtime.options import Options
 from ipujax.runtime.target.presets import preset
@@ -402,3 +407,23 @@ def test_an_ipu_without_part_in_a_copy_does_not_sync() -> None:
     )
     executable = compile(graph, Copy(source, destination), options=Options(verify_undefined=False))
     assert executable.timeline_of(None).work[:, SYNC].astype(bool).tolist() == [True, False]
+
+
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_a_load_waits_for_the_store_of_io_tiles_on_another_ipu(overlaps: bool) -> None:
+    """The other IPU has nothing to wait for but the buffer: it loads when that is stored, by I/O tiles or not."""
+    target = preset("mk2").replace(tiles_per_ipu=4, num_ipus=2, host_latency_seconds=0)
+    graph = Graph(target)
+    stored, loaded = (
+        graph.add_variable((4096,), np.dtype(np.float32), mapping=on_one_tile(4096, tile)) for tile in (3, 7)
+    )
+    buffer = graph.add_off_chip((4096,), np.dtype(np.float32))
+    store = RemoteOut(stored, buffer, overlaps=True)
+    load = RemoteIn(buffer, loaded, overlaps=overlaps)
+    executable = compile(
+        graph, Sequence(store, load, Wait(loaded), Wait(stored)), options=Options(verify_undefined=False)
+    )
+    spans = {step.program: (step.starts, step.ends) for step in executable.timeline_of(None).steps}
+    transfer = ceil(4096 * 4 / target.streaming_bytes_per_second * target.clock_hz)
+    assert spans[store] == ((0,), (transfer,))
+    assert spans[load] == ((transfer,), (2 * transfer,))
