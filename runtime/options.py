@@ -54,7 +54,8 @@ class Options:
         io_tiles: tiles of each IPU that only move data from and to the host and streaming memory, while the others
             compute; arguments that are not donated, results and offloaded values go through them. 0: all tiles compute,
             and wait for such transfers.
-        prefetch_depth: batches of loads that I/O tiles are ahead of the other tiles; each takes their memory.
+        prefetch_depth: batches of loads, or phases, that I/O tiles are ahead of the other tiles of an IPU at most: as
+            far as values fill d / (2 · (d + 1)) of their memory at depth d, and stores as much.
         progress: show a line of progress on a terminal once compiling has taken two seconds; the program is the same.
         label: name of profiles of the program in titles and comparisons, besides that of their function; see also
             `profile.labelled`.

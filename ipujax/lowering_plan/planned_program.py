@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from ipujax.calls import may_be_offloaded
-from ipujax.fit import Untried, first_choice
+from ipujax.fit import TILE_BYTES, Untried, first_choice
 from ipujax.lowering.choice import Choice
 from ipujax.lowering.dumps import TRACE, DumpRequest, Dumps
 from ipujax.lowering.jax_compat import ClosedJaxpr, host_constants_as_inputs
@@ -152,8 +152,10 @@ def _pass_settings(
     num_ipus = target.num_ipus // unwrapped(plan.jaxpr).replicas
     chip_bytes = target.tiles_per_ipu * choice.tile_bytes
     scale = BYTE_COST_CYCLES / max(choice.byte_cost, BYTE_COST_CYCLES)
-    batch_bytes = int(scale * min(BATCH_BYTES, _MAX_BATCH_SHARE * chip_bytes))
     io_tiles = _io_tiles(plan, choice)
+    batch_bytes = int(scale * min(BATCH_BYTES, _MAX_BATCH_SHARE * chip_bytes))
+    if io_tiles is not None:
+        batch_bytes = min(batch_bytes, io_tiles.room_bytes)
     aliases = inputs.aliases
     offloading = Offloading(
         inputs.whole_off_chip, aliases, num_ipus, batch_bytes, io_tiles, whole_on_host(plan, inputs.batches)
@@ -174,6 +176,5 @@ def _io_tiles(plan: LoweringPlan, choice: Choice) -> IoTiles | None:
             expected=f"fewer than the {target.tiles_per_ipu:,} tiles of an IPU",
             got=options.io_tiles,
         )
-    io_bytes = options.io_tiles * choice.tile_bytes
-    # assumed: the batch in use and those ahead share the memory, and a value may fill half of a batch's share.
-    return IoTiles(options.prefetch_depth, io_bytes // (2 * (options.prefetch_depth + 1)))
+    most_bytes = min(target.bytes_per_tile, TILE_BYTES[0])
+    return IoTiles(options.io_tiles, min(choice.tile_bytes, TILE_BYTES[0]), most_bytes, options.prefetch_depth)

@@ -1,7 +1,7 @@
 """Streaming memory: the values it holds, and the equations that load and store them."""
 
-from ipujax.lowering.offload.batches import IoTiles as IoTiles
 from ipujax.lowering.offload.control_flow import put_results as put_results
+from ipujax.lowering.offload.io_tiles import IoTiles as IoTiles
 from ipujax.lowering.offload.memory_spaces import (
     is_streamed as is_streamed,
     memory_spaces as memory_spaces,

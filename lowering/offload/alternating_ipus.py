@@ -4,47 +4,136 @@ Input: equations with loads and stores, the step of each, and the number of IPUs
 after a stage: phase i runs on IPU i modulo their number, its gradient too. Loads of a step are moved up to after the
 first computing equation of the previous step: by then that one's operands have left the other IPU. Updates, which come
 last, load and store in batches.
+I/O tiles fetch what their IPU loads next, as far ahead as they have room; only loads beyond that are moved up. Then a
+batch is of one IPU, and the moves of an update are named after a stage too.
 Source: PopART alternates phases between two IPUs (execution phase settings, 2 stages).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import groupby
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain, groupby
 
-from ipujax.lowering.jax_compat import JaxprEqn
-from ipujax.lowering.jaxpr import stage_scope
-from ipujax.lowering.offload.batches import batch_transfers
-from ipujax.lowering.offload.primitives import remote_load_p
+from ipujax.lowering.jax_compat import JaxprEqn, Var, shape_of
+from ipujax.lowering.jaxpr import stage_scope, value_bytes, variables_read
+from ipujax.lowering.offload.batches import batch_transfers, in_batches, overlapped
+from ipujax.lowering.offload.io_tiles import IoTiles, moved_bytes
+from ipujax.lowering.offload.primitives import MOVES, remote_load_p
 from ipujax.lowering.primitives import record_of
 from ipujax.lowering.source_info import in_scope
 
 
 def alternate_ipus(
-    eqns: Sequence[JaxprEqn], steps: Sequence[int], phases: Sequence[int | None], num_ipus: int, batch_bytes: int
+    eqns: Sequence[JaxprEqn],
+    steps: Sequence[int],
+    phases: Sequence[int | None],
+    num_ipus: int,
+    batch_bytes: int,
+    io_tiles: IoTiles | None = None,
 ) -> list[JaxprEqn]:
-    """The equations, named after stages, loads a step ahead; `phases` are those of steps, None for updates."""
-    staged_eqns = [_in_stage(eqn, phases[step], num_ipus) for eqn, step in zip(eqns, steps, strict=True)]
-    pairs = zip(steps, staged_eqns, strict=True)
-    by_step = [(phases[step], [eqn for _, eqn in group]) for step, group in groupby(pairs, key=lambda pair: pair[0])]
-    ordered: list[JaxprEqn] = []
+    """The equations, named after stages, with loads ahead; `phases` are those of steps, None for updates."""
+    ipu_of_step = [None if phase is None else phase % num_ipus for phase in phases]
+    pairs = zip(steps, eqns, strict=True)
+    groups = [
+        _Part(step, ipu_of_step[step], [eqn for _, eqn in group])
+        for step, group in groupby(pairs, key=lambda pair: pair[0])
+    ]
+    parts = _with_early_loads(groups, io_tiles)
+    if io_tiles is None:
+        named = (part.eqns if part.ipu is None else _named(part.eqns, part.ipu) for part in parts)
+        return list(chain.from_iterable(batch_transfers(of_part, batch_bytes) for of_part in named))
+    batches = [in_batches(part, batch_bytes, ipu, step) for step, ipu, part in _of_one_ipu(parts)]
+    return overlapped(list(chain.from_iterable(batches)), io_tiles)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Equations that follow each other, their step, and the IPU of their phase; None for an update."""
+
+    step: int
+    ipu: int | None
+    eqns: Sequence[JaxprEqn]
+
+
+def _named(eqns: Sequence[JaxprEqn], ipu: int) -> list[JaxprEqn]:
+    return [in_scope(eqn, stage_scope(ipu)) for eqn in eqns]
+
+
+def _with_early_loads(groups: Sequence[_Part], io_tiles: IoTiles | None) -> list[_Part]:
+    """The equations of each step; after the first computing one, loads of the next step for which there is no room."""
+    parts: list[_Part] = []
     early_loads: list[JaxprEqn] = []
-    for n, (phase, group) in enumerate(by_step):
-        if phase is None:
-            ordered += batch_transfers(group, batch_bytes)
+    for n, group in enumerate(groups):
+        remaining = [eqn for eqn in group.eqns if not any(eqn is load for load in early_loads)]
+        is_last = n + 1 == len(groups) or groups[n + 1].ipu is None
+        if group.ipu is None or is_last:
+            early_loads = []
+            parts.append(_Part(group.step, group.ipu, remaining))
             continue
-        remaining = group if n == 0 else [eqn for eqn in group if not any(eqn is load for load in early_loads)]
-        is_last = n + 1 == len(by_step) or by_step[n + 1][0] is None
-        next_group = [] if is_last else by_step[n + 1][1]
-        defined = {var for eqn in (*group, *next_group) for var in eqn.outvars}  # such as values put in these steps
-        early_loads = [eqn for eqn in next_group if _is_load(eqn) and eqn.invars[0] not in defined]
-        first_computing = next((k for k, eqn in enumerate(remaining) if _computes(eqn)), len(remaining) - 1)
-        ordered += [*remaining[: first_computing + 1], *early_loads, *remaining[first_computing + 1 :]]
-    return ordered
+        following = groups[n + 1]
+        defined = {var for eqn in (*group.eqns, *following.eqns) for var in eqn.outvars}  # such as values put in these
+        loads = [eqn for eqn in following.eqns if _is_load(eqn) and eqn.invars[0] not in defined]
+        early_loads = loads if io_tiles is None else _beyond_room(loads, io_tiles)
+        end = 1 + next((k for k, eqn in enumerate(remaining) if _computes(eqn)), len(remaining) - 1)
+        if not early_loads:
+            end = len(remaining)
+        cut = (
+            _Part(group.step, group.ipu, remaining[:end]),
+            _Part(following.step, following.ipu, early_loads),
+            _Part(group.step, group.ipu, remaining[end:]),
+        )
+        parts += [part for part in cut if part.eqns]
+    return parts
 
 
-def _in_stage(eqn: JaxprEqn, phase: int | None, num_ipus: int) -> JaxprEqn:
-    return eqn if phase is None else in_scope(eqn, stage_scope(phase % num_ipus))
+def _beyond_room(loads: Sequence[JaxprEqn], io_tiles: IoTiles) -> list[JaxprEqn]:
+    """The loads of a step without the last ones, which I/O tiles have room for until the step begins."""
+    early_loads: list[JaxprEqn] = []
+    held_bytes = 0
+    for load in reversed(loads):
+        held_bytes += moved_bytes(load) * io_tiles.moves(load)
+        if held_bytes > io_tiles.room_bytes or not io_tiles.moves(load):
+            early_loads.insert(0, load)
+    return early_loads
+
+
+def _of_one_ipu(parts: Iterable[_Part]) -> Iterator[tuple[int, int, list[JaxprEqn]]]:
+    """The equations in runs of one IPU each; equations of phases, and the moves of updates, are named after it."""
+    ipu_of: dict[Var, int] = {}
+    for part in parts:
+        if part.ipu is not None:
+            for eqn in part.eqns:
+                for var in variables_read(eqn):
+                    ipu_of.setdefault(var, part.ipu)
+                ipu_of.update(dict.fromkeys(eqn.outvars, part.ipu))
+            yield part.step, part.ipu, _named(part.eqns, part.ipu)
+            continue
+        pairs = zip(_ipus_of_update(part.eqns, ipu_of), part.eqns, strict=True)
+        for ipu, run in groupby(pairs, key=lambda pair: pair[0]):
+            yield part.step, ipu, [in_scope(eqn, stage_scope(ipu)) if eqn.primitive in MOVES else eqn for _, eqn in run]
+
+
+def _ipus_of_update(eqns: Sequence[JaxprEqn], ipu_of_value: Mapping[Var, int]) -> list[int]:
+    """The IPU of each equation: that of most bytes of its operands, scalars left out, else that of its first user."""
+    ipu_of = dict(ipu_of_value)
+    by_operands: list[int | None] = []
+    for eqn in eqns:
+        num_bytes = Counter[int]()
+        for var in variables_read(eqn):
+            if var in ipu_of and shape_of(var):
+                num_bytes[ipu_of[var]] += value_bytes(var.aval)
+        by_operands.append(max(num_bytes, key=num_bytes.__getitem__, default=None))
+        if by_operands[-1] is not None:
+            ipu_of.update(dict.fromkeys(eqn.outvars, by_operands[-1]))
+    ipu_of_user: dict[Var, int] = {}
+    ipus: list[int] = []
+    for eqn, known in zip(reversed(eqns), reversed(by_operands), strict=True):
+        of_users = (ipu_of_user[var] for var in eqn.outvars if var in ipu_of_user)
+        ipus.append(next(of_users, 0) if known is None else known)
+        ipu_of_user.update(dict.fromkeys(variables_read(eqn), ipus[-1]))
+    return ipus[::-1]
 
 
 def _is_load(eqn: JaxprEqn) -> bool:

@@ -1,18 +1,21 @@
 """Loads and stores in batches: each exchange with streaming memory has a latency, which consecutive ones share.
 
 Input: equations with loads and stores. Output: the same equations; loads are moved up to the first of their batch,
-stores down to its end. With I/O tiles these fetch the loads of a batch while an earlier one computes, and store while
-the next one does; a batch waits until the previous one has handed its values to them.
+stores down to its end. With I/O tiles these fetch the loads of a batch while earlier ones of its IPU compute, and store
+while the next one does, which waits before it hands over values of its own.
 Limits: a batch occupies memory until it ends; its bytes are bounded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, chain
 
 from ipujax.lowering.jax_compat import JaxprEqn, Var, new_equation
 from ipujax.lowering.jaxpr import value_bytes, variables_read
+from ipujax.lowering.offload.io_tiles import IoTiles, moved_bytes
 from ipujax.lowering.offload.primitives import (
     remote_fetch_p,
     remote_hand_p,
@@ -24,35 +27,27 @@ from ipujax.lowering.offload.primitives import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class IoTiles:
-    """Tiles that only move data.
-
-    Args:
-        depth: batches of loads that they are ahead of the tiles that compute.
-        max_value_bytes: bytes of a value that they move at most; larger ones go straight to the tiles that compute.
-    """
-
-    depth: int
-    max_value_bytes: int
+def batch_transfers(eqns: Iterable[JaxprEqn], max_batch_bytes: int) -> list[JaxprEqn]:
+    """The equations in batches of loads and stores."""
+    return [eqn for batch in in_batches(eqns, max_batch_bytes) for eqn in batch.in_order()]
 
 
-def batch_transfers(eqns: Sequence[JaxprEqn], max_batch_bytes: int, io_tiles: IoTiles | None = None) -> list[JaxprEqn]:
-    """The equations in batches of loads and stores; with `io_tiles`, moved by these."""
-    batches = [_Batch(max_batch_bytes)]
+def in_batches(eqns: Iterable[JaxprEqn], max_batch_bytes: int, ipu: int = 0, step: int | None = None) -> list[Batch]:
+    """The equations of an IPU, in one step of phases or (None) without phases, in batches of loads and stores."""
+    batches = [Batch(max_batch_bytes, ipu, step)]
     for eqn in eqns:
         if batches[-1].is_full or not batches[-1].takes(eqn):
-            batches.append(_Batch(max_batch_bytes))
+            batches.append(Batch(max_batch_bytes, ipu, step))
         batches[-1].add(eqn)
-    if io_tiles is None:
-        return [eqn for batch in batches for eqn in batch.in_order()]
-    return _overlapped(batches, io_tiles)
+    return batches
 
 
-class _Batch:
-    """Equations around loads and stores that go together."""
+class Batch:
+    """Equations of an IPU around loads and stores that go together."""
 
-    def __init__(self, max_batch_bytes: int) -> None:
+    def __init__(self, max_batch_bytes: int, ipu: int, step: int | None) -> None:
+        self.ipu = ipu
+        self.step = step
         self._max_batch_bytes = max_batch_bytes
         self.early: list[JaxprEqn] = []
         self.loads: list[JaxprEqn] = []
@@ -75,18 +70,18 @@ class _Batch:
         if eqn.primitive is not remote_load_p:
             return True
         is_of_batch = any(var in variables_read(eqn) for other_eqn in self.other for var in other_eqn.outvars)
-        return self._loaded_bytes + _bytes(eqn) <= self._max_batch_bytes and not is_of_batch
+        return self._loaded_bytes + moved_bytes(eqn) <= self._max_batch_bytes and not is_of_batch
 
     def add(self, eqn: JaxprEqn) -> None:
         """Adds the next equation."""
         if eqn.primitive is remote_load_p:
             self.loads.append(eqn)
-            self._loaded_bytes += _bytes(eqn)
+            self._loaded_bytes += moved_bytes(eqn)
         elif eqn.primitive in (remote_store_p, remote_put_p):
             self.stores.append(eqn)
             # The buffer before and after the store; the last operand is the value.
             self.stored.update(eqn.outvars, variables_read(eqn)[:-1])
-            self._stored_bytes += _bytes(eqn)
+            self._stored_bytes += moved_bytes(eqn)
         else:
             (self.other if self.loads else self.early).append(eqn)
 
@@ -95,12 +90,44 @@ class _Batch:
         return [*self.early, *self.loads, *self.other, *self.stores]
 
 
-def _bytes(eqn: JaxprEqn) -> int:
-    return value_bytes(eqn.outvars[0].aval)
+def overlapped(batches: Sequence[Batch], io_tiles: IoTiles) -> list[JaxprEqn]:
+    """The equations of all batches, moved by the I/O tiles of their IPUs."""
+    fetches_of_batch, takes_of_batch = _fetched_ahead(batches, io_tiles)
+    eqns: list[JaxprEqn] = []
+    unfinished: dict[int, list[JaxprEqn]] = {}  # by IPU, waits for stores, the oldest first
+    for batch, fetches, takes in zip(batches, fetches_of_batch, takes_of_batch, strict=True):
+        # Fetches that this batch takes come first; those for later batches may overlap with it.
+        taken_vars = {var for take in takes for var in variables_read(take)}
+        ahead = [fetch for fetch in fetches if fetch.outvars[0] not in taken_vars]
+        eqns += [*batch.early, *(fetch for fetch in fetches if fetch not in ahead), *takes, *ahead, *batch.other]
+        eqns += _handed_over(batch.stores, io_tiles, unfinished.setdefault(batch.ipu, []))
+    return [*eqns, *chain.from_iterable(unfinished.values())]
 
 
-def _overlapped(batches: Sequence[_Batch], io_tiles: IoTiles) -> list[JaxprEqn]:
-    """The equations of all batches, moved by I/O tiles."""
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    """A batch of an IPU whose values have been taken from I/O tiles.
+
+    Args:
+        number: its number among the batches of all IPUs.
+        step: its step, None without phases.
+        turn: number of its step, or of itself without phases, among those of the IPU, from 1.
+        num_bytes: of all values that were taken on the IPU up to there.
+    """
+
+    number: int
+    step: int | None
+    turn: int
+    num_bytes: int
+
+    def allows(self, later: _Taken, io_tiles: IoTiles) -> bool:
+        """True if the values of a later batch may be fetched now."""
+        has_room = later.num_bytes - self.num_bytes <= io_tiles.room_bytes
+        return has_room and later.turn - self.turn <= io_tiles.depth
+
+
+def _fetched_ahead(batches: Sequence[Batch], io_tiles: IoTiles) -> tuple[list[list[JaxprEqn]], list[list[JaxprEqn]]]:
+    """For each batch the fetches that run after its own values are taken, and those takes."""
     batch_of_value = {
         var: n for n, batch in enumerate(batches) for eqn in (*batch.other, *batch.stores) for var in eqn.outvars
     }
@@ -108,44 +135,41 @@ def _overlapped(batches: Sequence[_Batch], io_tiles: IoTiles) -> list[JaxprEqn]:
     batch_of_value |= {var: n - 1 for n, batch in enumerate(batches) for eqn in batch.early for var in eqn.outvars}
     fetches_of_batch: list[list[JaxprEqn]] = [[] for _ in batches]
     takes_of_batch: list[list[JaxprEqn]] = [[] for _ in batches]
+    earlier: dict[int, deque[_Taken]] = {}  # by IPU, those after which later values may be fetched
     for number, batch in enumerate(batches):
-        for load in batch.loads:
+        fetched_loads = [load for load in batch.loads if io_tiles.moves(load)]
+        takes_of_batch[number] += [load for load in batch.loads if not io_tiles.moves(load)]
+        of_ipu = earlier.setdefault(batch.ipu, deque([_Taken(0, None, 0, 0)]))
+        last = of_ipu[-1]
+        turn = last.turn + (batch.step is None or batch.step != last.step)
+        taken = _Taken(number, batch.step, turn, last.num_bytes + sum(map(moved_bytes, fetched_loads)))
+        while of_ipu and not of_ipu[0].allows(taken, io_tiles):
+            of_ipu.popleft()
+        first = of_ipu[0].number if of_ipu else number
+        of_ipu.append(taken)
+        for load in fetched_loads:
             (remote,) = variables_read(load)
-            if _bytes(load) > io_tiles.max_value_bytes:
-                takes_of_batch[number].append(load)
-                continue
-            fetched = Var(remote.aval)
-            fetch = new_equation(remote_fetch_p, [remote], [fetched], load.params, load)
-            fetches_of_batch[max(0, number - io_tiles.depth, batch_of_value.get(remote, -1) + 1)].append(fetch)
-            takes_of_batch[number].append(new_equation(remote_take_p, [fetched], load.outvars, load.params, load))
-    eqns: list[JaxprEqn] = []
-    pending: list[Var] = []
-    for batch, fetches, takes in zip(batches, fetches_of_batch, takes_of_batch, strict=True):
-        # Fetches that this batch takes come first; those for later batches may overlap with it.
-        taken_vars = {var for take in takes for var in variables_read(take)}
-        ahead = [fetch for fetch in fetches if fetch.outvars[0] not in taken_vars]
-        eqns += [*batch.early, *(fetch for fetch in fetches if fetch not in ahead), *takes, *ahead, *batch.other]
-        if batch.stores:
-            stores, handed = _handed_over(batch.stores, io_tiles)
-            eqns += [*_waits(pending), *stores]
-            pending = handed
-    return [*eqns, *_waits(pending)]
+            buffer = Var(remote.aval)
+            fetch = new_equation(remote_fetch_p, [remote], [buffer], load.params, load)
+            fetches_of_batch[max(first, batch_of_value.get(remote, -1) + 1)].append(fetch)
+            takes_of_batch[number].append(new_equation(remote_take_p, [buffer], load.outvars, load.params, load))
+    return fetches_of_batch, takes_of_batch
 
 
-def _handed_over(stores: Sequence[JaxprEqn], io_tiles: IoTiles) -> tuple[list[JaxprEqn], list[Var]]:
-    """Stores of values that I/O tiles hold, after these were handed to them; and the values that they hold."""
-    eqns: list[JaxprEqn] = []
-    handed: list[Var] = []
-    for store in stores:
-        if _bytes(store) > io_tiles.max_value_bytes:
-            eqns.append(store)
-            continue
-        buffer = Var(store.outvars[0].aval)
-        eqns.append(new_equation(remote_hand_p, store.invars[-1:], [buffer], {}, store))
-        eqns.append(store.replace(invars=[*store.invars[:-1], buffer]))
-        handed.append(buffer)
-    return eqns, handed
-
-
-def _waits(handed: Sequence[Var]) -> list[JaxprEqn]:
-    return [new_equation(remote_wait_p, [var], [], {}, None) for var in handed]
+def _handed_over(stores: Sequence[JaxprEqn], io_tiles: IoTiles, unfinished: list[JaxprEqn]) -> list[JaxprEqn]:
+    """Stores after their values were handed to I/O tiles, together if these have room; `unfinished` are their waits."""
+    moved = [store for store in stores if io_tiles.moves(store)]
+    eqns = [store for store in stores if not io_tiles.moves(store)]
+    while moved:
+        ends = accumulate(map(moved_bytes, moved))
+        together = moved[: max(1, sum(end <= io_tiles.room_bytes for end in ends))]
+        moved = moved[len(together) :]
+        room_bytes = io_tiles.room_bytes - sum(map(moved_bytes, together))
+        while unfinished and sum(value_bytes(wait.invars[0].aval) for wait in unfinished) > room_bytes:
+            eqns.append(unfinished.pop(0))
+        buffers = [Var(store.outvars[0].aval) for store in together]
+        pairs = list(zip(together, buffers, strict=True))
+        eqns += [new_equation(remote_hand_p, store.invars[-1:], [buffer], {}, store) for store, buffer in pairs]
+        eqns += [store.replace(invars=[*store.invars[:-1], buffer]) for store, buffer in pairs]
+        unfinished += [new_equation(remote_wait_p, [buffer], [], {}, store) for store, buffer in pairs]
+    return eqns

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain, groupby
 
 from ipujax.lowering.jax_compat import (
     Atom,
@@ -35,11 +36,12 @@ from ipujax.lowering.jax_compat import (
 )
 from ipujax.lowering.jaxpr import PIPELINE, equations, has_phases, stage_name, variables, variables_read
 from ipujax.lowering.offload.alternating_ipus import alternate_ipus
-from ipujax.lowering.offload.batches import IoTiles, batch_transfers
+from ipujax.lowering.offload.batches import Batch, batch_transfers, in_batches, overlapped
 from ipujax.lowering.offload.control_flow import BodyRewrite
+from ipujax.lowering.offload.io_tiles import IoTiles, check_room
 from ipujax.lowering.offload.micro_batch_streams import sends_results
 from ipujax.lowering.offload.move_plan import StagedValues
-from ipujax.lowering.offload.moves import with_moves
+from ipujax.lowering.offload.moves import Moved, with_moves
 from ipujax.lowering.offload.phase_steps import steps_of_phases
 from ipujax.lowering.offload.primitives import host_put_p
 from ipujax.lowering.offload.row_updates import updates_in_place
@@ -166,12 +168,26 @@ def _offloaded(jaxpr: ClosedJaxpr, offloading: Offloading, grouped: Sequence[boo
         in_place=in_place,
     )
     moved = with_moves(values, _body_rewrite(offloading.batch_bytes))
+    if offloading.io_tiles is not None:
+        check_room(moved.eqns, offloading.io_tiles)
     if has_phases(body) and offloading.num_ipus > 1:
-        _check_no_io_tiles(offloading)
-        eqns = alternate_ipus(moved.eqns, moved.steps, phases, offloading.num_ipus, offloading.batch_bytes)
+        eqns = alternate_ipus(
+            moved.eqns, moved.steps, phases, offloading.num_ipus, offloading.batch_bytes, offloading.io_tiles
+        )
+    elif offloading.io_tiles is not None:
+        eqns = overlapped(_batches_of_ipu(moved, offloading.batch_bytes, has_phases(body)), offloading.io_tiles)
     else:
-        eqns = batch_transfers(moved.eqns, offloading.batch_bytes, offloading.io_tiles)
+        eqns = batch_transfers(moved.eqns, offloading.batch_bytes)
     return ClosedJaxpr(body.replace(eqns=eqns, outvars=moved.outvars), jaxpr.consts)
+
+
+def _batches_of_ipu(moved: Moved, batch_bytes: int, is_phased: bool) -> list[Batch]:
+    """Batches of loads and stores of a single IPU; with phases those of each step, which I/O tiles count."""
+    if not is_phased:
+        return in_batches(moved.eqns, batch_bytes)
+    groups = groupby(zip(moved.steps, moved.eqns, strict=True), key=lambda pair: pair[0])
+    batches = [in_batches((eqn for _, eqn in group), batch_bytes, 0, step) for step, group in groups]
+    return list(chain.from_iterable(batches))
 
 
 def _body_rewrite(batch_bytes: int) -> BodyRewrite:
@@ -235,16 +251,6 @@ def _check_host_puts(body: Jaxpr, stacked: Collection[Atom]) -> None:
             )
         for inner in map(closed, jaxprs_in_params(eqn.params)):
             _check_host_puts(inner.jaxpr, inner.jaxpr.outvars if eqn.primitive.name == "scan" else ())
-
-
-def _check_no_io_tiles(offloading: Offloading) -> None:
-    if offloading.io_tiles is not None:
-        raise ArgumentError(
-            "phases alternate between IPUs, and I/O tiles are set too",
-            expected="one of both: each overlaps transfers with compute",
-            got=f"{offloading.num_ipus} IPUs for each replica",
-            hint="Options(io_tiles=0), or num_ipus=1",
-        )
 
 
 def _in_steps(body: Jaxpr) -> tuple[list[tuple[JaxprEqn, int]], tuple[int | None, ...]]:

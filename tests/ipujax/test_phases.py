@@ -287,12 +287,3 @@ def test_a_pipeline_inside_a_phase() -> None:
 def test_numbers_of_phases_are_whole(number: Any) -> None:
     with pytest.raises(ipu.ArgumentError, match=r"ipu\.phase"), ipu.phase(number):
         pass
-
-
-def test_alternating_ipus_and_io_tiles_exclude_each_other() -> None:
-    ws = parameters()
-    x = rows(1)
-    device = ipu.IPUModel(2, tiles_per_ipu=TILES)
-    options = ipu.Options(io_tiles=1)
-    with pytest.raises(ipu.ArgumentError, match="alternate between IPUs"):
-        ipu.jit(forward, device=device, options=options).lower(ws, x)

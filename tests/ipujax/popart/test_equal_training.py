@@ -121,24 +121,42 @@ def test_recomputed_is_kept(mode: popart.RecomputationType) -> None:
     assert_equal(train(model, options=with_options(autoRecomputation=mode)), kept, model)
 
 
-def phased(factor: int = 1) -> popart.SessionOptions:
+def phased(factor: int = 1, **values: object) -> popart.SessionOptions:
     """Return options of two execution phases."""
     mode = popart.VirtualGraphMode.ExecutionPhases
     settings = popart.ExecutionPhaseSettings(phases=2)
-    return accumulating(factor, virtualGraphMode=mode, executionPhaseSettings=settings)
+    return accumulating(factor, virtualGraphMode=mode, executionPhaseSettings=settings, **values)
 
 
-def test_phased_is_resident() -> None:
+@pytest.mark.parametrize("io_tiles", [0, 4])
+@pytest.mark.parametrize("is_off_chip", [False, True])
+def test_phased_is_resident(is_off_chip: bool, io_tiles: int) -> None:
     model = perceptron(phases=True)
-    assert_equal(train(model, device=two_ipus(), options=phased()), train(perceptron()), model)
+    storage = popart.TensorStorage.OffChip if is_off_chip else popart.TensorStorage.OnChip
+    location = popart.TensorLocationSettings(storage)
+    options = phased(
+        numIOTiles=io_tiles,
+        optimizerStateTensorLocationSettings=location,
+        weightTensorLocationSettings=location,
+        activationTensorLocationSettings=location,
+    )
+    assert_equal(train(model, device=two_ipus(), options=options), train(perceptron()), model)
 
 
-@pytest.mark.parametrize("mean", [False, True])
-def test_phased_accumulation_is_resident(mean: bool) -> None:
+def test_phased_replicas_with_io_tiles_are_resident() -> None:
+    model = perceptron(phases=True)
+    replicas: dict[str, object] = {"enableReplicatedGraphs": True, "replicatedGraphCount": 2}
+    device = popart.DeviceManager().createIpuModelDevice({"numIPUs": 4, "tilesPerIPU": 16})
+    got = train(model, device=device, options=phased(2, numIOTiles=4, **replicas))
+    assert_equal(got, train(perceptron(), device=two_ipus(), options=accumulating(2, **replicas)), model)
+
+
+@pytest.mark.parametrize(("mean", "io_tiles"), [(False, 0), (True, 0), (True, 4)])
+def test_phased_accumulation_is_resident(mean: bool, io_tiles: int) -> None:
     """Micro-batches go through a phase one after another; gradients are summed, or are running means."""
     model = perceptron(phases=True)
     anchors = {model.loss: popart.AnchorReturnType("ALL"), model.hidden: popart.AnchorReturnType("FINAL")}
-    got = phased(3)
+    got = phased(3, numIOTiles=io_tiles)
     expected = accumulating(3)
     if mean:
         for options in (got, expected):
@@ -150,9 +168,10 @@ def test_phased_accumulation_is_resident(mean: bool) -> None:
     np.testing.assert_allclose(in_phases.anchors[model.hidden], resident.anchors[model.hidden], rtol=LIMIT)
 
 
-def test_phased_inference_is_resident() -> None:
+@pytest.mark.parametrize("io_tiles", [0, 4])
+def test_phased_inference_is_resident(io_tiles: int) -> None:
     results = []
-    for model, options in ((perceptron(phases=True), phased()), (perceptron(), None)):
+    for model, options in ((perceptron(phases=True), phased(numIOTiles=io_tiles)), (perceptron(), None)):
         flow = popart.DataFlow(3, {model.hidden: popart.AnchorReturnType("ALL")})
         proto = model.builder.getModelProto()
         session = popart.InferenceSession(proto, flow, two_ipus(), userOptions=options)

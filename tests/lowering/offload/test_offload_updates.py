@@ -93,10 +93,10 @@ TWICE = "rows rows update rows rows update rows"
     ("fun", "num_ipus", "settings", "moves"),
     [
         (updated_twice, 1, {}, TWICE),
-        (updated_twice, 1, {"options": ipu.Options(io_tiles=2)}, f"fetch take {TWICE} hand put hand put hand put"),
+        (updated_twice, 1, {"options": ipu.Options(io_tiles=2)}, f"fetch take {TWICE} hand hand hand put put put"),
         (in_stages, 2, {}, "rows rows update rows rows rows update"),
         (in_phases, 1, {}, "load rows update rows rows rows update put"),
-        (in_phases, 2, {}, "load rows update rows rows put rows update"),
+        (in_phases, 2, {}, "load rows update rows rows rows update put"),
         (read_in_the_next_phase, 1, {}, "load load rows store put"),
     ],
 )
