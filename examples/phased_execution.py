@@ -4,8 +4,8 @@
 
 `with ipu.phase(i)` sets the order of execution. Weights, the state of the optimiser, and the values that a phase stores
 for its gradient are in streaming memory; each phase loads the values that it needs. The fewer layers a phase has, the
-less memory it takes. On two IPUs phases alternate: one IPU loads while the other computes. On one IPU, tiles that only
-move data do the same (`Options(io_tiles=...)`).
+less memory it takes. On two IPUs phases alternate: one IPU loads while the other computes. Tiles that only move data
+(`Options(io_tiles=...)`) load while their own IPU computes too.
 
 The example compiles a training step in these ways, prints memory and cycles of each, and trains with one of them; the
 losses are those of plain JAX. Task: a function of the inputs to be learned from generated data.
@@ -87,7 +87,7 @@ def row(name: str, compiled_step: ipu.Compiled) -> tuple[float, int]:
     kib = profile.memory.max_tile_bytes / 1024
     cycles = profile.cycles
     waits = profile.phase_cycles["host_exchange"] / cycles
-    print(f"{name:<34}  {kib:>7.1f} KiB  {cycles:>12,} cycles, {waits:4.0%} of them waiting for streaming memory")
+    print(f"{name:<40}  {kib:>7.1f} KiB  {cycles:>12,} cycles, {waits:4.0%} of them waiting for streaming memory")
     return kib, cycles
 
 
@@ -128,23 +128,25 @@ def main(argv: Sequence[str] | None = None) -> list[tuple[float, int]]:
     try:
         row("one phase", compiled(training_step(optimizer, None), shapes, args.tiles))
     except ipu.TileMemoryError as error:
-        print(f"{'one phase':<34}  does not fit: {error.needed_bytes / 1024:,.1f} KiB on the fullest tile")
+        print(f"{'one phase':<40}  does not fit: {error.needed_bytes / 1024:,.1f} KiB on the fullest tile")
     curve = list[tuple[float, int]]()
     step = None
     for count in (1, 2, 3):
         try:
             step = compiled(training_step(optimizer, count), shapes, args.tiles)
         except ipu.TileMemoryError as error:
-            print(f"{f'phases of {count} layers':<34}  does not fit: {error.needed_bytes / 1024:,.1f} KiB")
+            print(f"{f'phases of {count} layers':<40}  does not fit: {error.needed_bytes / 1024:,.1f} KiB")
             break
         curve.append(row(f"phases of {count} layer{'s' if count > 1 else ''}", step))
     single = training_step(optimizer, 1)
+    io_tiles = f"{args.io_tiles} I/O tiles"
     points = {
-        "two IPUs in turns": row("phases of 1 layer, two IPUs", compiled(single, shapes, args.tiles, num_ipus=2)),
-        f"{args.io_tiles} I/O tiles": row(
-            f"phases of 1 layer, {args.io_tiles} I/O tiles",
-            compiled(single, shapes, args.tiles, io_tiles=args.io_tiles),
-        ),
+        name: row(f"phases of 1 layer, {name}", compiled(single, shapes, args.tiles, num_ipus, io_tiles=count))
+        for name, num_ipus, count in (
+            ("two IPUs", 2, 0),
+            (io_tiles, 1, args.io_tiles),
+            (f"two IPUs, {io_tiles}", 2, args.io_tiles),
+        )
     }
     if args.picture is not None:
         draw(points, curve, args.picture)

@@ -1,8 +1,9 @@
 """Runs a network over two IPUs in execution phases, with the weights in streaming memory.
 
-    python examples/popart/phased_execution.py --layers 8
+    python examples/popart/phased_execution.py --layers 8 --io-tiles 4
 
-Layers alternate between the two IPUs: while one computes, the other loads the weights of the next layers.
+Layers alternate between the two IPUs: while one computes, the other loads the weights of the next layers. With I/O
+tiles each IPU loads while it computes, too.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ def session_of(has_phases: bool, args: argparse.Namespace) -> tuple[popart.Infer
         options.executionPhaseSettings.phases = -(-args.layers // args.layers_of_phase)
         # Only weights off chip save memory: a phase has those of its own layers alone.
         options.weightTensorLocationSettings.location.storage = popart.TensorStorage.OffChip
+        options.numIOTiles = args.io_tiles
     flow = popart.DataFlow(1, {y: popart.AnchorReturnType("ALL")})
     device = popart.DeviceManager().createIpuModelDevice({"numIPUs": 2, "tilesPerIPU": args.tiles})
     name = "phased" if has_phases else "resident"
@@ -49,6 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, int]:
     parser.add_argument("--width", type=int, default=192, help="units of a layer")
     parser.add_argument("--batch-size", type=int, default=16, help="examples of a batch")
     parser.add_argument("--tiles", type=int, default=16, help="tiles of the IPU")
+    parser.add_argument("--io-tiles", type=int, default=0, help="tiles of them that only move data")
     args = parser.parse_args(arguments)
 
     data = np.random.default_rng(1).normal(size=(args.batch_size, args.width)).astype(np.float32)

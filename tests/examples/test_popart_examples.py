@@ -71,8 +71,9 @@ def test_pipelines_are_faster_than_shards(capsys: Printed) -> None:
     assert PROFILE in capsys.readouterr().out
 
 
-def test_phases_need_less_memory(capsys: Printed) -> None:
-    used = phased_execution.main(["--layers", "6"])
+@pytest.mark.parametrize("io_tiles", [0, 4])
+def test_phases_need_less_memory(io_tiles: int, capsys: Printed) -> None:
+    used = phased_execution.main(["--layers", "6", "--io-tiles", str(io_tiles)])
     assert used["phased"] < used["resident"]
     assert PROFILE in capsys.readouterr().out
 
