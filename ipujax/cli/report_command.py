@@ -42,6 +42,8 @@ def add(commands: Commands[argparse.ArgumentParser]) -> None:
     report.add_argument("--html", metavar="PATH", help="write it as a page to look at in a browser")
     report.add_argument("--perfetto", metavar="PATH", help="write its timeline for https://ui.perfetto.dev")
     report.add_argument("--summary", action="store_true", help="show it as text, also if a file is written")
+    help_memory = "show it as text with all that is in memory at the peak, by variable, role, category and line"
+    report.add_argument("--memory", action="store_true", help=help_memory)
     report.add_argument("--operations", type=int, default=5, metavar="N", help=help_operations)
     add_onnx_arguments(report)
     difference = add_command(
@@ -65,8 +67,9 @@ def _report(args: argparse.Namespace) -> int:
     if args.perfetto is not None:
         profile.to_perfetto(args.perfetto)
         say(f"wrote {args.perfetto}")
-    if args.summary or (args.html is None and args.perfetto is None):
-        print(profile.summary(args.operations, colours=has_colours()), end="")
+    if args.summary or args.memory or (args.html is None and args.perfetto is None):
+        text = profile.summary(args.operations, show_memory_breakdown=args.memory, colours=has_colours())
+        print(text, end="")
     return 0
 
 

@@ -12,6 +12,7 @@ from ipujax.runtime.memory.frames import Owner as Owner
 from ipujax.runtime.memory.live import LIVE as LIVE, Occupancy as Occupancy, starts_and_ends as starts_and_ends
 from ipujax.runtime.memory.live_bytes import LiveBytes as LiveBytes
 from ipujax.runtime.memory.live_item import LiveItem as LiveItem
+from ipujax.runtime.memory.memory_breakdown import BreakdownRow as BreakdownRow, MemoryBreakdown as MemoryBreakdown
 from ipujax.runtime.memory.out_of_memory import (
     check_memory as check_memory,
     fits as fits,

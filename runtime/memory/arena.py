@@ -30,7 +30,7 @@ from ipujax.runtime.tensor import Variable
 
 def pack_program(occupancy: Occupancy, always: np.ndarray) -> Arena:
     """Pack the live ranges of a program and its functions; `always` are bytes of each tile beside the arena."""
-    wide = _wide_variables(occupancy.graph)
+    wide = wide_variables(occupancy.graph)
     arenas: dict[Owner, Arena] = {}
     for owner in reversed(list(occupancy.frames.liveness)):  # callees first: a call is an item of its caller
         chips = _chips(owner, occupancy, arenas, wide)
@@ -43,7 +43,7 @@ def pack_program(occupancy: Occupancy, always: np.ndarray) -> Arena:
 
 def unshared_bytes(occupancy: Occupancy) -> np.ndarray:
     """Return an upper bound of the arena, without packing: its size if no items shared memory, int64[num_tiles]."""
-    wide = _wide_variables(occupancy.graph)
+    wide = wide_variables(occupancy.graph)
     tiles = occupancy.target.num_tiles
     arenas: dict[Owner, Arena] = {}
     for owner in reversed(list(occupancy.frames.liveness)):
@@ -59,7 +59,7 @@ def unshared_bytes(occupancy: Occupancy) -> np.ndarray:
     return arenas[None].size
 
 
-def _wide_variables(graph: Graph) -> frozenset[Variable]:
+def wide_variables(graph: Graph) -> frozenset[Variable]:
     """Return the variables that a vertex accesses 128 bits at a time."""
     return frozenset(
         variable

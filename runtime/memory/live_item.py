@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from ipujax.runtime.analysis import Step
 from ipujax.runtime.files.field_types import NOT_SAVED
-from ipujax.runtime.files.figure_kinds import Bytes
+from ipujax.runtime.files.figure_kinds import Bytes, Large
 from ipujax.runtime.graph import Call, Decision, WriteUndef
 from ipujax.runtime.memory.role_bytes import ROLE_OF_CATEGORY
 from ipujax.runtime.tensor import Origin, Variable, readable_name, visible_layer
@@ -25,7 +25,8 @@ class LiveItem:
         origin: origin of the variable or step.
         variable: the variable, None for other items.
         role: one of `memory.ROLES`; empty where it is not used.
-        whole_bytes: bytes of a variable on all tiles together; 0 for others.
+        whole_bytes: size of a variable; 0 for others.
+        total_bytes: its bytes on all tiles at the peak of each, in a `MemoryBreakdown`; 0 elsewhere.
     """
 
     name: str
@@ -35,6 +36,7 @@ class LiveItem:
     variable: Variable | None = field(default=None, metadata=NOT_SAVED)
     role: str = ""
     whole_bytes: int = 0
+    total_bytes: Large = 0
 
     @classmethod
     def of(cls, variable: Variable, num_bytes: int, category: str, role: str = "") -> LiveItem:
@@ -48,17 +50,14 @@ class LiveItem:
         return cls(f"<{category}:{name}>", num_bytes, category, origin, role=ROLE_OF_CATEGORY[category])
 
     @classmethod
-    def always(cls, num_bytes: int, category: str) -> LiveItem:
-        """Return the item of a category that is always in use and has no variables."""
-        return cls(category, num_bytes, category, role=ROLE_OF_CATEGORY[category])
+    def without_variable(cls, num_bytes: int, category: str, name: str = "") -> LiveItem:
+        """Return the item of a category without variables, of which it may be the part `name`."""
+        return cls(name or category, num_bytes, category, role=ROLE_OF_CATEGORY[category])
 
     @property
     def readable(self) -> str:
         """The name without JAX's transformations."""
-        if not self.name.startswith("<"):
-            return readable_name(self.name)
-        kind, _, step = self.name.strip("<>").partition(":")  # as `buffer` composes it
-        return f"<{kind}: {readable_name(step)}>"
+        return readable_item(self.name)
 
     @property
     def layer(self) -> str:
@@ -78,6 +77,14 @@ class TilePeak(NamedTuple):
     step: str
     origin: Origin
     items: tuple[LiveItem, ...]
+
+
+def readable_item(name: str) -> str:
+    """Return the name of an item without JAX's transformations."""
+    if not name.startswith("<"):
+        return readable_name(name)
+    kind, _, step = name.strip("<>").partition(":")  # as `LiveItem.buffer` composes it
+    return f"<{kind}: {readable_name(step)}>"
 
 
 def step_name(step: Step | None) -> tuple[str, Origin]:

@@ -65,7 +65,8 @@ def check_memory(
         f"by {short[worst]:,} bytes{during}",
         f"  data and code on that tile: {int(report.tile_bytes[worst]) - code:,} and {code:,} bytes",
         "  largest on that tile:",
-        *(f"    {item}" for item in items[:_LISTED]),
+        *_largest(report, kind, items),
+        f"  on the mean tile: {float(report.mean_tile_bytes):,.1f} bytes",
     ]
     next_worst = [int(tile) for tile in np.argsort(-short, kind="stable")[1:_LISTED] if short[tile]]
     if next_worst:
@@ -89,6 +90,14 @@ def check_memory(
         ways={**dict(_suggestions(report)), **ways, "machine": _larger_machine(report), "allow": allow},
         needed_bytes=int(report.max_tile_bytes),
     )
+
+
+def _largest(report: MemoryReport, kind: str, items: Sequence[LiveItem]) -> list[str]:
+    """Return a line for each of the largest items of the fullest tile; of all memory also the others and the sum."""
+    if kind == "memory for code":
+        return [f"    {item}" for item in items[:_LISTED]]
+    rows = report.breakdown.largest(_LISTED)
+    return [f"    {row.fullest_bytes:>12,} B  {row.description}" for row in rows]
 
 
 def ways_to_fit(report: MemoryReport) -> tuple[str, ...]:

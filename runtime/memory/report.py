@@ -7,7 +7,8 @@ buffers share, packed so that those that are never live together may have one ad
 at each tile's own peak, so the categories of a tile add up to its total:
 
     variable, message, rearrangement, outputEdge, borrowed    at the peak, see `memory.live`
-    gap                                                       unused at the peak, by packing and alignment
+    gap                                                       unused at the peak: "alignment" pads items, "packing" is
+                                                              between them
     the others                                                always, see `memory.always_live`
 
 Source: Poplar & PopLibs user guide, "Profiling"; `borrowed` and `gap` are additions.
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from fractions import Fraction
 from functools import cached_property
 from math import ceil
 from typing import Annotated, Any
@@ -39,20 +41,21 @@ from ipujax.runtime.graph import (
     leaves,
 )
 from ipujax.runtime.memory.always_live import CODE, DATA, FIXED, Costs, fixed_bytes
-from ipujax.runtime.memory.arena import pack_program, unshared_bytes
+from ipujax.runtime.memory.arena import pack_program, unshared_bytes, wide_variables
+from ipujax.runtime.memory.at_peak import ItemOnTiles, alignment_bytes, bytes_by_role, items_at_peak
 from ipujax.runtime.memory.chip import Arena
 from ipujax.runtime.memory.contents import TileContents, tile_contents
 from ipujax.runtime.memory.frames import Owner, frames_of
 from ipujax.runtime.memory.live import LIVE, Borrowed, Occupancy
 from ipujax.runtime.memory.live_bytes import LiveBytes, live_bytes
 from ipujax.runtime.memory.live_item import LiveItem, TilePeak, step_name
+from ipujax.runtime.memory.memory_breakdown import MemoryBreakdown, memory_breakdown
 from ipujax.runtime.memory.packing import round_up
-from ipujax.runtime.memory.role_bytes import ROLES, bytes_by_role, role_of_variable
+from ipujax.runtime.memory.role_bytes import ROLES
 from ipujax.runtime.not_copied import Shared
 from ipujax.runtime.read_only import ReadOnlyMapping
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Variable, frozen
-from ipujax.runtime.tensor.roles import CONSTANTS
 
 CATEGORIES = (*LIVE, "gap", *FIXED)
 _BYTES = field_type(BytesByTile).kind
@@ -102,7 +105,7 @@ class MemoryReport(FigureRecord, Shared):
     def __repr__(self) -> str:
         fullest = f"tile {self.worst_tile:,} needs {self.max_tile_bytes:,} of {self.target.bytes_per_tile:,} bytes"
         tiles = f"{len(self.tile_bytes):,} tiles of {self.target.name} {self.total_bytes:,} bytes"
-        return f"{type(self).__name__}({fullest}, all {tiles}; see .tile_bytes, .by_category, .largest)"
+        return f"{type(self).__name__}({fullest}, all {tiles}; see .tile_bytes, .by_category, .breakdown)"
 
     @cached_property
     def _arena(self) -> Arena:
@@ -137,7 +140,8 @@ class MemoryReport(FigureRecord, Shared):
 
         They add up to `tile_bytes`; roles without bytes are left out.
         """
-        roles = bytes_by_role(self.occupancy, self.by_category)
+        tiles = len(self.tile_bytes)
+        roles = bytes_by_role(self._items_on(np.ones(tiles, bool)), tiles)
         return ReadOnlyMapping({name: frozen(values, np.int64) for name, values in roles.items()})
 
     @figure
@@ -147,14 +151,26 @@ class MemoryReport(FigureRecord, Shared):
         return live_bytes(self.occupancy, tile, sum(int(values[tile]) for values in self.fixed.values()))
 
     @figure
+    def breakdown(self) -> MemoryBreakdown:
+        """Bytes at the peak by variable, role, category and line, on the fullest tile and on the mean tile.
+
+        They add up to `max_tile_bytes` and to `mean_tile_bytes`.
+        """
+        tiles = len(self.tile_bytes)
+        step, origin = step_name(_innermost_step(None, self.worst_tile, self.occupancy))
+        items = self._items_on(np.ones(tiles, bool))
+        return memory_breakdown(items, self.worst_tile, step, origin, tiles)
+
+    @property
     def peak(self) -> TilePeak:
         """The step at which the fullest tile is at its peak, and the items of the tile there."""
-        return self._peak_of(self.worst_tile)
+        items = tuple(item for item in self.breakdown.items if item.num_bytes)
+        return TilePeak(self.breakdown.step, self.breakdown.origin, items)
 
     @property
     def peak_step(self) -> str:
         """The step at which the fullest tile is at its peak."""
-        return self.peak.step
+        return self.breakdown.step
 
     @property
     def largest(self) -> tuple[LiveItem, ...]:
@@ -166,10 +182,19 @@ class MemoryReport(FigureRecord, Shared):
         """The largest items of each tile at its own peak; of targets with very many tiles, of the fullest."""
         return tile_contents(self.occupancy, self.constants, self._unnamed, self.tile_bytes)
 
-    @property
-    def _unnamed(self) -> dict[str, np.ndarray]:
-        """Bytes without a variable that are always in use, and gaps, by category, int64[num_tiles] each."""
-        return {name: self.by_category[name] for name in ("gap", *FIXED) if name != "constant"}
+    @cached_property
+    def _unnamed(self) -> dict[LiveItem, np.ndarray]:
+        """Bytes without a variable that are always in use, and gaps, int64[num_tiles] each."""
+        # In the order of `_fixed_bytes`, code and data are rounded up once each.
+        always = sum(self.fixed[name] for name in FIXED)
+        alignment = self._fixed_bytes - always + alignment_bytes(self.occupancy, wide_variables(self.occupancy.graph))
+        gaps = {"alignment": alignment, "packing": self.gap_bytes - alignment}
+        rows = {LiveItem.without_variable(0, name): self.fixed[name] for name in FIXED if name != "constant"}
+        return rows | {LiveItem.without_variable(0, "gap", name): values for name, values in gaps.items()}
+
+    def _items_on(self, selected: np.ndarray) -> Iterator[ItemOnTiles]:
+        """Yield the items of the selected tiles, each tile at its own peak."""
+        return items_at_peak(self.occupancy, self.constants, self._unnamed, selected)
 
     @figure
     def borrowed(self) -> tuple[Borrowed, ...]:
@@ -195,6 +220,11 @@ class MemoryReport(FigureRecord, Shared):
         code_bytes = ceil(int(self.code_bytes.max()) * capacity / max(1, self.limits["memory for code"]))
         lower_bound = max(code_bytes, int(self.least_bytes.max()))
         return lower_bound if lower_bound > capacity else self.max_tile_bytes
+
+    @property
+    def mean_tile_bytes(self) -> Fraction:
+        """Mean bytes of a tile, exactly."""
+        return Fraction(self.total_bytes, len(self.tile_bytes))
 
     @property
     def worst_tile(self) -> int:
@@ -273,11 +303,10 @@ class MemoryReport(FigureRecord, Shared):
         return self._peak_of(tile)
 
     def _peak_of(self, tile: int) -> TilePeak:
-        step, items = _at_peak(None, tile, self.occupancy)
-        constant_sizes = ((v, self.occupancy.bytes_on_tile(v, tile)) for v in self.constants)
-        items += [LiveItem.of(v, size, "constant", CONSTANTS) for v, size in constant_sizes if size]
-        items += [LiveItem.always(size, name) for name, sizes in self._unnamed.items() if (size := int(sizes[tile]))]
-        return TilePeak(*step_name(step), tuple(sorted(items, key=lambda item: (-item.num_bytes, item.name))))
+        selected = np.arange(len(self.tile_bytes)) == tile
+        step, origin = step_name(_innermost_step(None, tile, self.occupancy))
+        items = memory_breakdown(self._items_on(selected), tile, step, origin, 1).items
+        return TilePeak(step, origin, items)
 
 
 def memory_report(graph: Graph, program: Program, effects: EffectsOf, costs: Costs) -> MemoryReport:
@@ -296,22 +325,15 @@ def memory_report(graph: Graph, program: Program, effects: EffectsOf, costs: Cos
     return MemoryReport(graph.target, arguments, used, ReadOnlyMapping(fixed), occupancy)
 
 
-def _at_peak(owner: Owner, tile: int, occupancy: Occupancy) -> tuple[Step | None, list[LiveItem]]:
-    """Return the step at which a tile of a frame is fullest, the innermost if it is a call, and the tile's items."""
+def _innermost_step(owner: Owner, tile: int, occupancy: Occupancy) -> Step | None:
+    """Return the step at which a tile of a frame is fullest, the innermost if it is a call."""
     position = occupancy.fullest_step(owner, tile)
     if position is None:
-        return None, []
-    frame = occupancy.frames.liveness[owner]
-    step: Step = frame.steps[position]
-    sizes = ((v, occupancy.bytes_on_tile(v, tile)) for v in frame.live_at(position))
-    items = [LiveItem.of(v, size, "variable", role_of_variable(occupancy, v)) for v, size in sizes if size]
-    items += [LiveItem.buffer(step, size, name) for name, size in occupancy.buffers_on_tile(step, tile)]
-    for function in reversed(occupancy.frames.functions_during(owner, step)):
-        inner_step, inner_items = _at_peak(function, tile, occupancy)
-        # Reversed, so that the step that remains is that of the called function, the first of them.
-        step = inner_step or step
-        items += inner_items
-    return step, items
+        return None
+    step = occupancy.frames.liveness[owner].steps[position]
+    functions = occupancy.frames.functions_during(owner, step)
+    inner_steps = (_innermost_step(function, tile, occupancy) for function in functions)
+    return next((inner for inner in inner_steps if inner is not None), step)
 
 
 _CATEGORIES = 4  # printed of each tile

@@ -24,7 +24,7 @@ from ipujax.runtime.page.charts import (
     zoom_by_wheel,
 )
 from ipujax.runtime.page.document import Section, bokeh, chart_place, sentence
-from ipujax.runtime.page.role_charts import by_role, fullest_tile, parts_table, role_charts
+from ipujax.runtime.page.role_charts import breakdown_table, by_role, fullest_tile, parts_table, role_charts
 from ipujax.runtime.profile.text import size
 from ipujax.runtime.views import LivenessView, MemoryView
 
@@ -60,6 +60,7 @@ def memory_section(view: MemoryView, anchors: Anchors) -> Section:
             tag("h3", "What is on a tile"),
             _tile_chooser(view, worst),
             tag("details", tag("summary", "By category"), parts_table("Category", view.categories, worst)),
+            tag("details", tag("summary", "By variable, role, category and line"), breakdown_table(view, worst)),
         ]
     )
     charts = {"chip": _chips(view), **role_charts(view)}

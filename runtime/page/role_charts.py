@@ -69,6 +69,25 @@ def parts_table(kind: str, parts: Sequence[CategoryRow], worst: int) -> Markup:
     return table(head, rows)
 
 
+def breakdown_table(view: MemoryView, worst: int) -> Markup:
+    """Return a table of all that is in memory at the peak; the last row is the sum of the others."""
+    head = (f"Fullest tile ({worst:,})", "Mean tile", "Name", "Items", "Role", "Category", "Line")
+    rows = (
+        (
+            f"{row.fullest_bytes:,}",
+            f"{float(row.mean_bytes):,.1f}",
+            row.readable,
+            f"{row.num_items:,}",
+            row.role,
+            row.category,
+            row.line,
+        )
+        for row in view.breakdown
+    )
+    caption = "Bytes at the peak of each tile; the mean is that of all tiles"
+    return tag("div", table(head, rows, caption), class_="scroll", tabindex=0, role="region", aria_label=caption)
+
+
 def fullest_tile(view: MemoryView, anchors: Anchors) -> Markup:
     """Return the place of the chart of the fullest tile over time, and a table of its contents at the peak."""
     worst = int(view.tile_bytes.argmax())

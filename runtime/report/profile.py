@@ -30,6 +30,7 @@ from ipujax.runtime.report.stage_summary import stages
 from ipujax.runtime.schema import saved_data
 from ipujax.runtime.signatures import checking_calls
 
+_FEW_ITEMS = 5  # at the peak
 _FEW_LAYERS = 8  # of a summary by line
 _ALL_LAYERS = 1_000  # of a summary by layer: a bound for programs with a name scope for each equation
 
@@ -196,6 +197,7 @@ class Profile(Figures):
         show_var_storage: bool = False,
         show_optimizations: bool = False,
         show_per_ipu_memory_usage: bool = False,
+        show_memory_breakdown: bool = False,
         colours: bool | None = None,
     ) -> str:
         """Return the profile as text for people.
@@ -208,6 +210,7 @@ class Profile(Figures):
             show_var_storage: list the live variables of every step of the program.
             show_optimizations: list the seconds of each step of the compilation.
             show_per_ipu_memory_usage: list the memory of each IPU.
+            show_memory_breakdown: list all that is in memory at the peak, not only what takes most of the fullest tile.
             colours: use ANSI colours; None for no. `CLICOLOR=0` and `CLICOLOR_FORCE=1` in the environment override it.
 
         Raises:
@@ -228,7 +231,7 @@ class Profile(Figures):
             (sections.memory_by_category, True),
             (sections.memory_by_type, True),
             (sections.memory_histogram, True),
-            (sections.largest_on_fullest_tile, True),
+            (partial(sections.memory_breakdown, max_rows=None if show_memory_breakdown else _FEW_ITEMS), True),
             (sections.memory_by_ipu, show_per_ipu_memory_usage),
             (sections.variable_storage, show_var_storage),
             (partial(sections.execution, operations=operations, lines=lines), True),

@@ -379,9 +379,9 @@ def memory_histogram(profile: Figures) -> str:
     return _section("Memory by tile, number of tiles", lines)
 
 
-def largest_on_fullest_tile(profile: Figures) -> str:
-    """List the five largest items on the fullest tile at its peak."""
-    return _section("Largest on the fullest tile at its peak", profile.memory.largest[:5])
+def memory_breakdown(profile: Figures, max_rows: int | None) -> str:
+    """List what is on the fullest tile and on the mean tile at the peak, by variable, role, category and line."""
+    return _section("Memory at the peak, fullest tile and mean tile", profile.memory.breakdown.lines(max_rows))
 
 
 def memory_by_ipu(profile: Figures) -> str:

@@ -122,6 +122,17 @@ def _roles(data: Any) -> bool:
     return sum_of_runs(memory["by_role"].values()) == sum_of_runs(memory["by_category"].values())
 
 
+def _breakdown(data: Any) -> bool:
+    """Return whether the items at the peak add up to the bytes of the fullest tile and of all tiles."""
+    report = MemoryReport.from_data(Target.from_data(data["target"]), data["memory"])
+    breakdown = report.breakdown
+    here = sum(item.num_bytes for item in breakdown.items)
+    everywhere = sum(item.total_bytes for item in breakdown.items)
+    tiles = breakdown.tile, breakdown.num_tiles
+    are_tiles = tiles == (report.worst_tile, len(report.tile_bytes))
+    return are_tiles and (here, everywhere) == (report.max_tile_bytes, report.total_bytes)
+
+
 def _shared(data: Any) -> bool:
     """Return whether the bytes of the categories of each tile add up to its shared bytes and those in use always."""
     report = MemoryReport.from_data(Target.from_data(data["target"]), data["memory"])
@@ -148,6 +159,7 @@ RELATIONS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "graph.programs": ("programs in programs, none inside itself", _program_ids),
     "memory.shared_bytes": ("bytes that add up on each tile, with those in use always, to memory.by_category", _shared),
     "memory.by_role": ("bytes that add up on each tile to those of memory.by_category", _roles),
+    "memory.breakdown": ("items that add up to the bytes of the fullest tile, and of all tiles", _breakdown),
     "memory.contents.tile": ("tiles in rising order, as those of memory.contents.tiles", _rising),
 }
 

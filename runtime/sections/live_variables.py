@@ -93,7 +93,7 @@ def liveness_tree(executable: Executable) -> LivenessTree:
     always = [LiveItem.of(v, v.num_bytes, "constant") for v in memory.constants]
     always += [LiveItem.of(v, v.num_bytes, "variable") for v in variables]
     fixed = ((name, int(tile_bytes.sum())) for name, tile_bytes in memory.fixed.items() if name != "constant")
-    always += [LiveItem.always(num_bytes, name) for name, num_bytes in fixed]
+    always += [LiveItem.without_variable(num_bytes, name) for name, num_bytes in fixed]
     return LivenessTree(_sort_items(always), _Frame(memory.occupancy, None, variables, 0).node(executable.program))
 
 

@@ -15,7 +15,7 @@ from dataclasses import replace
 import numpy as np
 
 from ipujax.runtime.errors import ProfileError
-from ipujax.runtime.memory import LiveItem
+from ipujax.runtime.memory import LIVE, LiveItem
 from ipujax.runtime.profile import TRACE_PHASES, Figures, slices
 from ipujax.runtime.profile.text import size
 from ipujax.runtime.views.answer import Answer
@@ -123,7 +123,7 @@ def fullest_tile(profile: Figures) -> Answer:
         text += f", {size(used_bytes - capacity_bytes)} more than it has"
     parts = parts_of_tile(memory)
     text += ": " + ", ".join(f"{size(num_bytes)} {name}" for num_bytes, name in parts[:3]) + "."
-    named = [item for item in memory.largest if item.name != item.category]
+    named = [item for item in memory.largest if item.category in (*LIVE, "constant")]
     largest = largest_variable(memory)
     if named and named[0] is not largest:
         text += f" The largest thing with a name is {named[0].readable}{_describe(named[0])}."

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from ipujax.runtime.memory import ALWAYS_ROLES, FIXED, GAPS, LiveBytes, LiveItem, TileContents
+from ipujax.runtime.memory import ALWAYS_ROLES, FIXED, GAPS, BreakdownRow, LiveBytes, LiveItem, TileContents
 from ipujax.runtime.profile import Figures
 
 MAX_TILES = 4_096  # whose categories are listed: the page of a pod would be too large
@@ -57,6 +57,7 @@ class MemoryView:
         by_category: bytes of each category on these tiles, in the order of `categories`, int64[categories, listed].
         by_role: bytes of each role on them, in the order of `roles`, int64[roles, listed].
         fullest: items on the fullest tile at its peak, largest first.
+        breakdown: rows of all that is in memory at the peak, and their sum.
         live: bytes of the fullest tile at each step.
         contents: the largest items of tiles.
     """
@@ -72,6 +73,7 @@ class MemoryView:
     by_category: np.ndarray
     by_role: np.ndarray
     fullest: tuple[LiveItem, ...]
+    breakdown: tuple[BreakdownRow, ...]
     live: LiveBytes
     contents: TileContents
 
@@ -123,6 +125,7 @@ def memory_view(profile: Figures) -> MemoryView:
         _bytes_on_tiles(memory.by_category, categories, listed),
         _bytes_on_tiles(memory.by_role, role_rows, listed),
         memory.largest,
+        memory.breakdown.largest(),
         memory.live_bytes,
         memory.contents,
     )

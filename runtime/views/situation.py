@@ -163,8 +163,7 @@ def parts_of_tile(memory: MemoryReport) -> list[tuple[int, str]]:
 
 def largest_variable(memory: MemoryReport) -> LiveItem | None:
     """Return the largest variable or constant on the fullest tile, None if it has none with a name."""
-    named = (item for item in memory.largest if item.name != item.category)
-    return next((item for item in named if item.category in ("variable", "constant")), None)
+    return next((item for item in memory.largest if item.category in ("variable", "constant")), None)
 
 
 def _main_use(memory: MemoryReport) -> str:

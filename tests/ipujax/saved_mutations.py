@@ -113,7 +113,14 @@ def views(path, folder, original) -> dict[str, object]:
     """All that is done with a profile, by name; each a function."""
     profile = ipu.Profile.load(path)
     everything = dict.fromkeys(
-        ("show_execution_steps", "show_var_storage", "show_optimizations", "show_per_ipu_memory_usage"), True
+        (
+            "show_execution_steps",
+            "show_var_storage",
+            "show_optimizations",
+            "show_per_ipu_memory_usage",
+            "show_memory_breakdown",
+        ),
+        True,
     )
     return {
         "summary": lambda: profile.summary(operations=100, colours=True, **everything),
@@ -129,6 +136,7 @@ def views(path, folder, original) -> dict[str, object]:
         "compared": lambda: str(ipu.compare(original, profile)),
         "memory": lambda: (
             profile.memory.largest,
+            profile.memory.breakdown.by("role", "line"),
             profile.memory.contents,
             profile.memory.lacking(),
             profile.region_bytes,

@@ -159,7 +159,7 @@ FIELDS = {
     "missing": ("graph.vertexTypes.names", None, r"graph.vertexTypes.names (.|\n)*got: nothing: it is missing"),
     "missing of a run": ("run.execution_trace", None, r"run.execution_trace (.|\n)*it is missing"),
     "unknown": ("run.tile_cycles.other", 1, r"run.tile_cycles.other (.|\n)*a field that this ipujax knows"),
-    "half a character": ("memory.peak.step", "\ud800", r"memory.peak.step (.|\n)*UTF-8"),
+    "half a character": ("memory.breakdown.step", "\ud800", r"memory.breakdown.step (.|\n)*UTF-8"),
     "phases": ("run.ipu_phase_cycles.0.sync", 1, r"run.ipu_phase_cycles (.|\n)*add up to run.cycles"),
     "spans": ("run.execution_trace.start.0", 10**9, r"run.execution_trace.work (.|\n)*inside their spans"),
     "a circle": ("graph.programs.0.children", [0], r"graph.programs (.|\n)*none inside itself"),

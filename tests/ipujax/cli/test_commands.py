@@ -90,6 +90,10 @@ def test_report_is_the_summary(saved, capsys: Capture) -> None:
     for path, profile in saved.items():
         assert main(["report", path]) == 0 and capsys.readouterr().out == profile.summary()
         assert main(["report", path, "--operations", "1"]) == 0 and capsys.readouterr().out == profile.summary(1)
+        assert main(["report", path, "--memory"]) == 0
+        text = capsys.readouterr().out
+        assert text == profile.summary(show_memory_breakdown=True)
+        assert all(line in text for line in profile.memory.breakdown.lines())
 
 
 def test_compare_is_the_comparison(saved, capsys: Capture) -> None:

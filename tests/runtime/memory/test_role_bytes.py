@@ -27,6 +27,9 @@ def assert_adds_up(memory):
     assert set(memory.by_role) <= set(ROLES)
     np.testing.assert_array_equal(sum(memory.by_role.values()), memory.tile_bytes)
     assert sum(item.num_bytes for item in memory.largest) == memory.max_tile_bytes
+    rows = memory.breakdown.rows
+    assert sum(row.fullest_bytes for row in rows) == memory.max_tile_bytes
+    assert sum(row.mean_bytes for row in rows) * len(memory.tile_bytes) == memory.total_bytes
     for role, values in memory.by_role.items():
         here = sum(item.num_bytes for item in memory.largest if item.role == role)
         assert here == values[memory.worst_tile], role

@@ -93,6 +93,9 @@ def _check_memory(profile: Profile) -> None:
         np.testing.assert_array_equal(sum(kinds.values()), memory.tile_bytes)
     assert memory.max_tile_bytes == memory.tile_bytes[memory.worst_tile] == memory.tile_bytes.max()
     assert sum(item.num_bytes for item in memory.largest) == memory.max_tile_bytes
+    rows = memory.breakdown.rows
+    assert sum(row.fullest_bytes for row in rows) == memory.max_tile_bytes
+    assert sum(row.mean_bytes for row in rows) * len(memory.tile_bytes) == memory.total_bytes
 
 
 def _check_scalars(profile: Profile) -> None:
@@ -233,6 +236,7 @@ def _check_page(profile: Profile, page: Page) -> None:
     if profile.target.num_ipus > 1:
         for ipu, phases in enumerate(profile.ipu_phase_cycles):
             assert [f"IPU {ipu}", *_shares(phases.values(), profile.cycles)] in figures
+    _check_breakdown(profile, page)
     _check_operations(profile, page)
     _check_layers(profile, page)
     _check_source(profile, page)
@@ -241,6 +245,14 @@ def _check_page(profile: Profile, page: Page) -> None:
         expected = [list(stage_cells(row, profile.cycles, several)) for row in profile.stages]
         rows = [[row[0].removesuffix("trace").strip(), *row[1:]] for row in page.texts("stages") if row]
         assert [row for row in rows if row in expected] == expected
+
+
+def _check_breakdown(profile: Profile, page: Page) -> None:
+    rows = [row for row in page.texts("memory") if len(row) == 7 and row[0].replace(",", "").isdigit()]
+    *parts, total = rows
+    assert total[2] == "all" and len(parts) == len(profile.memory.breakdown.rows)
+    assert sum(_number(row[0]) for row in parts) == _number(total[0]) == profile.memory.max_tile_bytes
+    assert sum(_number(row[3]) for row in parts) == _number(total[3]) == len(profile.memory.breakdown.items)
 
 
 def _check_operations(profile: Profile, page: Page) -> None:

@@ -15,6 +15,7 @@ from ipujax.runtime.graph.graph import Graph
 from ipujax.runtime.graph.program import Copy, Execute, Repeat, Sequence
 from ipujax.runtime.graph.vertex_group import Access, Axis, VertexGroup, element
 from ipujax.runtime.memory import BUFFERS
+from ipujax.runtime.memory.live_item import LiveItem
 from ipujax.runtime.options import Options
 from ipujax.runtime.report import Profile
 from ipujax.runtime.tensor.mapping import grid, on_one_tile
@@ -103,6 +104,14 @@ def test_an_operation_that_no_tiles_share_is_named_on_the_fullest_tile():
     answer = fullest_tile(profile)
     assert BUFFERS in answer.sentence and "The largest thing with a name is <borrowed:" in answer.sentence
     assert "svd" in answer.sentence and answer.hint == MEMORY_HINTS["borrowed"].text
+
+
+def test_a_gap_is_no_thing_with_a_name():
+    profile = steps(1)
+    gap = LiveItem.without_variable(10**6, "gap", "packing")
+    breakdown = replace(profile.memory.breakdown, items=(gap, *profile.memory.breakdown.items))
+    answer = fullest_tile(profile.replaced(memory=profile.memory.replaced(breakdown=breakdown)))
+    assert "packing" not in answer.sentence and "The largest variable is" in answer.sentence
 
 
 def test_a_tile_that_overflows_says_by_how_much():
