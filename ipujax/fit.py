@@ -37,7 +37,7 @@ from ipujax.runtime.compile import Executable, compile
 from ipujax.runtime.errors import ProfileError
 from ipujax.runtime.graph import BYTE_COST_CYCLES, Graph, Program
 from ipujax.runtime.logs import INFO, Log, attempt as numbered_attempt, compilation_name
-from ipujax.runtime.memory import MemoryReport, check_memory, fits
+from ipujax.runtime.memory import Attempt, MemoryReport, check_memory, fits
 from ipujax.runtime.options import Options
 from ipujax.runtime.read_only import ReadOnlyMapping
 
@@ -252,18 +252,18 @@ def _log_best(best: _Attempt[P], attempts: Sequence[_Attempt[P]], seconds: float
 
 
 def _with_history(attempt: _Attempt[P], attempts: Sequence[_Attempt[P]]) -> Executable:
-    """Return an attempt's executable with all costs per byte, the cycles added to the first, and the time before."""
-    byte_cost = attempt.planned.choice.byte_cost
-    all_costs = (other.planned.choice.byte_cost for other in attempts)
-    cycles = attempt.cycles
-    first_cycles = attempts[0].cycles
+    """Return an attempt's executable with the figures of all attempts, and the time of those before."""
     executable = attempt.executable
-    return replace(
-        executable,
-        byte_costs=(*dict.fromkeys(cost for cost in all_costs if cost != byte_cost), byte_cost),
-        byte_cost_added_cycles=None if cycles is None or first_cycles is None else cycles - first_cycles,
-        timings=ReadOnlyMapping({"attempts": attempt.seconds, **executable.timings}),
-    )
+    timings = ReadOnlyMapping({"attempts": attempt.seconds, **executable.timings})
+    # The search knows the cycles of those that fit: a timeline of each other one would take time.
+    timed = [each for number, each in enumerate(attempts) if not number or each.fits]
+    return replace(executable, attempts=_records(attempts, attempt, timed), timings=timings)
+
+
+def _records(attempts: Sequence[_Attempt[P]], used: _Attempt[P], timed: Sequence[_Attempt[P]]) -> tuple[Attempt, ...]:
+    """Return the figures of attempts, with the cycles of those in `timed`."""
+    first = attempts[0].planned.choice
+    return tuple(each.record(first, each.cycles if each in timed else None, is_used=each is used) for each in attempts)
 
 
 class _Attempt(Generic[P]):
@@ -310,6 +310,13 @@ class _Attempt(Generic[P]):
     def stored_share(self) -> float:
         """Smallest share, over gradients, of the bytes stored to those stored without recomputation."""
         return min((trade.planned.peak_bytes / max(1, trade.all_bytes) for trade in self.planned.trades), default=1.0)
+
+    def record(self, first: Choice, cycles: int | None, *, is_used: bool) -> Attempt:
+        """Return the figures of the attempt, as profiles and errors list them; `first` is that of the first."""
+        choice = self.planned.choice
+        kept_share = min(1.0, self.stored_share)
+        plan = choice.byte_cost, choice.tile_bytes, kept_share, choice.stream_loops, choice.cuts != first.cuts
+        return Attempt(*plan, self.fullest_bytes, cycles, self.fits, is_used)
 
     def stored_bytes(self, recomputation: Recomputation) -> tuple[int, ...]:
         """Return the bytes that each gradient would store."""
@@ -365,14 +372,8 @@ def _remedies(untried: Untried) -> dict[str, str]:
 def _refuse(attempts: Sequence[_Attempt[P]]) -> NoReturn:
     """Raise the error of the plan whose fullest tile is smallest, the first of equals."""
     reports = [attempt.executable.memory for attempt in attempts]
-    choices = [attempt.planned.choice for attempt in attempts]
-    byte_costs = dict.fromkeys(choice.byte_cost for choice in choices)
-    shares = [attempt.stored_share for attempt in attempts]
-    best = _smallest(reports)
-    remedies = _remedies(attempts[best].planned.untried)
-    all_shares = tuple(dict.fromkeys(shares))
-    all_costs = tuple(byte_costs) if len(byte_costs) > 1 else ()
-    check_memory(reports[best], all_costs, choices[best].byte_cost, all_shares, shares[best], remedies)
+    best = attempts[_smallest(reports)]
+    check_memory(best.executable.memory, _records(attempts, best, attempts), _remedies(best.planned.untried))
     raise AssertionError("check_memory raises for a program that does not fit")
 
 

@@ -54,7 +54,7 @@ from ipujax.runtime.graph import (
 )
 from ipujax.runtime.graph.listing import graph_counts
 from ipujax.runtime.logs import DEBUG, TRACE, Log, compilation_name, step, watch_compilation
-from ipujax.runtime.memory import MemoryReport, check_memory, memory_report
+from ipujax.runtime.memory import Attempt, MemoryReport, check_memory, memory_report
 from ipujax.runtime.memory.report import fullest_tiles
 from ipujax.runtime.not_copied import Shared
 from ipujax.runtime.options import Options
@@ -121,8 +121,7 @@ class Executable(Shared):
         steps: effect of each leaf and decision on the clocks of IPUs.
         slots: rows of the clock state that are slots of buffered exchanges.
         timings: seconds of each step from tracing on, by name; for a Poplar program those of this compilation.
-        byte_costs: costs per byte at which it was planned, until it fitted; the last is that of the graph.
-        byte_cost_added_cycles: cycles of one run beyond those at the first of them; None where trip counts are data.
+        attempts: the plans that were compiled until one fitted, this one included; empty without a search.
         identity: its names, and the day of compilation.
     """
 
@@ -136,8 +135,7 @@ class Executable(Shared):
     steps: Mapping[Program, ClockStep] = field(repr=False)
     slots: int
     timings: Mapping[str, float]
-    byte_costs: tuple[float, ...]
-    byte_cost_added_cycles: int | None = 0
+    attempts: tuple[Attempt, ...] = ()
     identity: Identity = Identity()
 
     def named(self, function: str, file: str, timings: Mapping[str, float] = MappingProxyType({})) -> Executable:
@@ -149,6 +147,20 @@ class Executable(Shared):
     def target(self) -> Target:
         """Target of the compilation."""
         return self.graph.target
+
+    @property
+    def byte_costs(self) -> tuple[float, ...]:
+        """Costs per byte at which it was planned, until it fitted; the last is that of the graph."""
+        byte_cost = self.graph.byte_cost_cycles
+        others = dict.fromkeys(each.byte_cost for each in self.attempts if each.byte_cost != byte_cost)
+        return *others, byte_cost
+
+    @property
+    def byte_cost_added_cycles(self) -> int | None:
+        """Cycles of one run beyond those of the first attempt; None where trip counts are data."""
+        cycles = [each.cycles for each in (*self.attempts[:1], *(x for x in self.attempts if x.is_used))]
+        first, used = cycles or (0, 0)
+        return None if first is None or used is None else used - first
 
     @cached_property
     def streaming_memory_bytes(self) -> int:
@@ -259,7 +271,6 @@ def _compile(graph: Graph, program: Program, options: Options, check: Callable[[
         frozen(steps),
         slots,
         ReadOnlyMapping(timings),
-        byte_costs=(graph.byte_cost_cycles,),
         identity=Identity(label=options.label, date=today()),
     )
 

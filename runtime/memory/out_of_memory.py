@@ -14,6 +14,7 @@ import numpy as np
 
 from ipujax.runtime.errors import TileMemoryError
 from ipujax.runtime.memory.always_live import CODE
+from ipujax.runtime.memory.attempts import Attempt, attempt_lines
 from ipujax.runtime.memory.live_item import LiveItem
 from ipujax.runtime.memory.report import MemoryReport
 from ipujax.runtime.tensor import Origin, is_key_dtype
@@ -30,20 +31,14 @@ def fits(report: MemoryReport) -> bool:
 
 def check_memory(
     report: MemoryReport,
-    byte_costs: Sequence[float] = (),
-    byte_cost: float = 0,
-    shares: Sequence[float] = (),
-    share: float = 1,
+    attempts: Sequence[Attempt] = (),
     ways: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
     """Raise an error if a program does not fit.
 
     Args:
         report: memory report of the program.
-        byte_costs: costs per byte, in cycles, at which the program was planned without fitting, if there are several.
-        byte_cost: cost per byte of the report.
-        shares: shares of all residuals of gradients that plans stored, if there are several.
-        share: share of the report.
+        attempts: all plans that were tried without fitting; the report is of the one in use.
         ways: further suggestions, by the setting that each changes.
 
     Raises:
@@ -71,16 +66,8 @@ def check_memory(
     next_worst = [int(tile) for tile in np.argsort(-short, kind="stable")[1:_LISTED] if short[tile]]
     if next_worst:
         lines.append("  next: " + ", ".join(f"tile {tile} by {short[tile]:,} bytes" for tile in next_worst))
-    if len(shares) > 1:
-        percentages = ", ".join(dict.fromkeys(f"{100 * each:.0f}" for each in shares))
-        lines.append(
-            f"  keeping {percentages} % of what gradients need, the rest computed again: {100 * share:.0f} % as shown"
-        )
-    if byte_costs:
-        costs = ", ".join(f"{each:g}" for each in byte_costs)
-        lines.append(
-            f"  planned at costs of {costs} cycles per byte: its fullest tile is smallest at {byte_cost:g}, as shown"
-        )
+    lines += ["  plans that were tried, gaps not counted:"] * (len(attempts) > 1)
+    lines += [f"    {line}" for line in attempt_lines(attempts)]
     allow = "Options(allow_out_of_memory=True) for the profile of a program that does not fit"
     raise TileMemoryError(
         "\n".join(lines),

@@ -153,9 +153,18 @@ def _warnings(profile: Figures, anchors: Anchors) -> Section:
         worst = size(int(profile.memory.overflowed_bytes.max()))
         text = f"Out of memory: {num_over:,} tiles need more than they have, the worst {worst} more."
         parts.append(tag("p", text, class_="alarm"))
-    if len(profile.byte_costs) > 1:
-        costs = ", ".join(f"{cost:g}" for cost in profile.byte_costs)
-        parts.append(sentence(f"It was planned again until it fitted, with these costs per byte, in cycles: {costs}."))
+    if len(profile.attempts) > 1:
+        head = ("Plan", "Cycles", "Fullest tile, gaps not counted", "Fits", "Used")
+        rows = (
+            (
+                each.changes,
+                "unknown" if each.cycles is None else f"{each.cycles:,}",
+                size(each.live_bytes),
+                *("yes" if value else "no" for value in (each.fits, each.is_used)),
+            )
+            for each in profile.attempts
+        )
+        parts.append(table(head, rows, "Plans that were tried until one fitted"))
     if unpriced:
         columns = ("Operation", "Place", "Runs", "Line")
         parts.append(table(columns, unpriced, "Unpriced operations, whose time no figure counts"))

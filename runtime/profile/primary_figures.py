@@ -26,7 +26,7 @@ from ipujax.runtime.files.figure_records import FigureRecord, figure, section
 from ipujax.runtime.files.kinds import Integer, Map, Record
 from ipujax.runtime.graph import ComputeSet, Execute, Program, UnmetBound
 from ipujax.runtime.host import HostData
-from ipujax.runtime.memory import MemoryReport, ways_to_fit
+from ipujax.runtime.memory import Attempt, MemoryReport, ways_to_fit
 from ipujax.runtime.profile.attribution import Attribution, label
 from ipujax.runtime.profile.emulated import Emulated, emulated
 from ipujax.runtime.profile.execution_trace import TRACE_PHASES, ExecutionTrace, execution_trace
@@ -193,6 +193,11 @@ class PrimaryFigures(FigureRecord):
     def cycles(self) -> int:
         """Length of one run in cycles of the tile clock."""
         return self.timeline.cycles
+
+    @figure
+    def attempts(self) -> tuple[Attempt, ...]:
+        """The plans that were compiled until one fitted the tiles; empty where the first does."""
+        return self.executable.attempts
 
     @property
     def byte_costs(self) -> tuple[float, ...]:

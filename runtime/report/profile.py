@@ -232,6 +232,7 @@ class Profile(Figures):
             (sections.memory_by_type, True),
             (sections.memory_histogram, True),
             (partial(sections.memory_breakdown, max_rows=None if show_memory_breakdown else _FEW_ITEMS), True),
+            (sections.attempts, True),
             (sections.memory_by_ipu, show_per_ipu_memory_usage),
             (sections.variable_storage, show_var_storage),
             (partial(sections.execution, operations=operations, lines=lines), True),

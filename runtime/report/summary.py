@@ -15,6 +15,7 @@ from itertools import islice, pairwise
 import numpy as np
 
 from ipujax.runtime.errors import ProfileError
+from ipujax.runtime.memory import attempt_lines
 from ipujax.runtime.profile import NO_LAYER, Figures, Operation, out_of_memory
 from ipujax.runtime.profile.figures import Lines
 from ipujax.runtime.profile.text import duration, share, size, table
@@ -320,8 +321,6 @@ def memory_totals(profile: Figures) -> str:
     if profile.streaming_memory_bytes:
         total_bytes = profile.target.streaming_memory_bytes * profile.target.num_ipus
         rows.append(("Streaming memory", f"{size(profile.streaming_memory_bytes)} of {size(total_bytes)}"))
-    if len(profile.byte_costs) > 1:  # a program that fits at the first cost per byte has nothing to tell
-        rows.append(("Cost per byte", _cost_per_byte(profile)))
     overflowed_bytes = memory.overflowed_bytes
     tiles = np.flatnonzero(overflowed_bytes)
     if len(tiles):
@@ -336,12 +335,9 @@ def _largest_variable(profile: Figures) -> list[tuple[str, str]]:
     return [("Largest on it", str(item).strip()) for item in islice(items, 1)]
 
 
-def _cost_per_byte(profile: Figures) -> str:
-    try:
-        cost = f"{profile.byte_cost_added_cycles:+,} cycles"
-    except ProfileError:
-        cost = "cycles depend on trip counts"
-    return f"{profile.byte_cost:g} cycles; at {profile.byte_costs[0]:g} it does not fit ({cost} since)"
+def attempts(profile: Figures) -> str:
+    """List the plans that were tried until one fitted; "" where the first does."""
+    return _section("Plans that were tried, gaps not counted", attempt_lines(profile.attempts))
 
 
 def memory_by_category(profile: Figures) -> str:

@@ -81,7 +81,14 @@ def test_the_byte_cost_climbs_until_the_program_fits() -> None:
     assert profile.byte_costs == BYTE_COSTS[: BYTE_COSTS.index(byte_cost) + 1]
     assert profile.cycles == same.cycles and profile.memory.tile_bytes.tolist() == same.memory.tile_bytes.tolist()
     assert profile.byte_cost_added_cycles == profile.cycles - first.cycles != 0
-    assert f"Cost per byte: {byte_cost:g} cycles" in " ".join(profile.summary().split())
+    origin, *others = profile.attempts
+    assert [each.byte_cost for each in profile.attempts] == list(profile.byte_costs)
+    assert [each.is_used for each in profile.attempts] == [each.fits for each in profile.attempts]
+    assert (origin.cycles, origin.fits) == (first.cycles, False)
+    assert origin.live_bytes == int(first.memory.least_bytes.max()) > bytes_per_tile
+    assert (others[-1].cycles, others[-1].live_bytes) == (same.cycles, int(same.memory.least_bytes.max()))
+    for each in (origin, others[-1]):
+        assert str(each) in profile.summary()
     assert lowered.graph.byte_cost_cycles == FIRST and compiled.lowered.graph.byte_cost_cycles == byte_cost
     assert "attempts" in compiled.timings
 
@@ -180,10 +187,10 @@ def test_two_compilations_are_the_same() -> None:
 def test_a_fixed_byte_cost_stays() -> None:
     with pytest.raises(ipu.TileMemoryError) as error:
         fitting(byte_cost=FIRST).lower(*arguments()).compile()
-    assert "planned at costs of" not in str(error.value)
+    assert set(re.findall(r"([\d.]+) cycles? per byte", str(error.value))) == {f"{FIRST:g}"}
     profile = fitting(byte_cost=climb()[1]).lower(*arguments()).compile().profile
     assert profile.byte_costs == (climb()[1],) and profile.byte_cost_added_cycles == 0
-    assert "Cost per byte" not in profile.summary()
+    assert "Plans that were tried" not in profile.summary() and not profile.attempts
 
 
 def test_nothing_climbs_where_nothing_has_to_fit() -> None:
@@ -209,14 +216,19 @@ def test_refuses_a_program_that_fits_at_no_byte_cost() -> None:
     text = str(error.value)
     assert f"worst on tile {memory.worst_tile}, by {min(sizes) - bytes_per_tile:,} bytes" in text
     assert f"data and code on that tile: {min(sizes) - code:,} and {code:,} bytes" in text
-    tried = "planned at costs of 0.5, 1, 2, 4, 8, 16 cycles per byte: its fullest tile is smallest at"
-    assert f"{tried} {fit.ATTEMPTS[best][0]:g}, as shown" in text
+    listed = text.split("  plans that were tried, gaps not counted:\n")[1].split("  at: ")[0].splitlines()
+    byte_cost, tile_bytes = fit.ATTEMPTS[best]
+    shown = f"{byte_cost:g} cycles per byte, planned for tiles of {tile_bytes // 1024} KiB (does not fit, as shown)"
+    assert [line for line in listed if "as shown" in line] == [line for line in listed if line.endswith(shown)] != []
+    first = f"{reports[0].least_bytes.max():,} B  0.5 cycles per byte, planned for tiles of 624 KiB (does not fit)"
+    assert sum(line.endswith(first) for line in listed) == 1
+    assert listed[-1].split() == ["and", f"{len(fit.ATTEMPTS) - len(listed) + 2}", "others"]
 
 
 def test_refuses_a_program_that_is_far_too_large_after_two_attempts(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO", logger="ipujax.fit"), pytest.raises(ipu.TileMemoryError):
         ipu.jit(layers, device=device(5_000)).lower(*arguments()).compile()
-    attempts = [record.getMessage() for record in caplog.records if "does not fit" in record.getMessage()]
+    attempts = [record.getMessage() for record in caplog.records if "does not fit, the" in record.getMessage()]
     assert len(attempts) == 2 and "at 16 cycles per byte" in attempts[1] and "tiles of 39 KiB" in attempts[1]
 
 
@@ -268,7 +280,8 @@ def test_an_unknown_trip_count_leaves_the_cost_unknown(tmp_path: Path) -> None:
         assert profile.byte_cost == 4 and "addedCycles" not in profile.graph()["byteCost"]
         with pytest.raises(ipu.ProfileError, match="cost per byte adds depend on trip counts"):
             print(profile.byte_cost_added_cycles)
-        assert "cycles depend on trip counts" in profile.summary()
+        assert [each.cycles for each in profile.attempts] == [None] * len(profile.attempts)
+        assert re.search(r"unknown +[\d,]+ B  4 cycles per byte", profile.summary())
 
 
 def test_a_saved_profile_and_a_comparison_know_it(tmp_path: Path) -> None:
@@ -276,6 +289,7 @@ def test_a_saved_profile_and_a_comparison_know_it(tmp_path: Path) -> None:
     after = fitting().lower(*arguments()).compile().profile
     after.save(tmp_path / "after")
     loaded = ipu.Profile.load(tmp_path / "after")
+    assert loaded.attempts == after.attempts and any(each.is_used for each in loaded.attempts)
     assert loaded.byte_costs == after.byte_costs and loaded.byte_cost == after.byte_cost
     assert loaded.byte_cost_added_cycles == after.byte_cost_added_cycles and loaded.summary() == after.summary()
     tried = {"tried": list(after.byte_costs), "addedCycles": after.byte_cost_added_cycles}

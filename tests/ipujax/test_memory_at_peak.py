@@ -98,6 +98,20 @@ def offloaded() -> ipu.Profile:
     return ipu.jit(step, device=device(), donate_argnums=(0, 1), offload_argnums=1).profile(WS, state, X)
 
 
+def attempted() -> ipu.Profile:
+    """A program whose first plan does not fit."""
+    large = ipu.jit(update, device=device(1), donate_argnums=0).profile(WS, X).memory
+    for share in (0.99, 0.98, 0.97, 0.95, 0.9):
+        try:
+            small = device(bytes_per_tile=int(share * large.max_tile_bytes), interleaved_offset_bytes=10_000)
+            profile = ipu.jit(update, device=small, donate_argnums=0).profile(WS, X)
+        except ipu.TileMemoryError:
+            break
+        if profile.attempts:
+            return profile
+    raise AssertionError("choose another program: its first plan is the smallest")
+
+
 class SumVertex(poplar.Vertex):
     """Sums its operand."""
 
@@ -136,6 +150,7 @@ PROGRAMS: dict[str, Callable[[], ipu.Profile]] = {
     "offload": offloaded,
     "phases": lambda: ipu.jit(lambda ws, x: update(ws, x, in_phases), device=device(2)).profile(WS, X),
     "fallback": lambda: ipu.jit(lambda x: jnp.linalg.qr(x.T @ x)[0] + jnp.sort(x.T @ x), device=device()).profile(X),
+    "attempts": attempted,
     "poplar": by_hand,
 }
 
@@ -154,3 +169,4 @@ def test_rows_add_up_and_have_lines(name: str, tmp_path: Path) -> None:
     assert loaded.memory.breakdown.rows == profile.memory.breakdown.rows
     assert float(loaded.memory.mean_tile_bytes) == np.mean(profile.memory.tile_bytes)
     assert loaded.summary(show_memory_breakdown=True) == profile.summary(show_memory_breakdown=True)
+    assert profile.attempts == loaded.attempts
