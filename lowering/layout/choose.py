@@ -20,8 +20,8 @@ from ipujax.lowering.layout.operand_parts import fewest_runs
 from ipujax.lowering.layout.place import empty_placement, unmoved_placement
 from ipujax.lowering.layout.trial import choose_cheapest, weighted_cost
 from ipujax.runtime.cache import remembered_and_stored
+from ipujax.runtime.exchange import receive_code_bytes
 from ipujax.runtime.graph import Builder, Graph
-from ipujax.runtime.memory import INSTRUCTION_BYTES
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import MIN_BYTES_PER_TILE, Blocked, Tensor, blocked_mapping, element_bytes
 
@@ -171,7 +171,7 @@ def _piece_code_bytes(work: Work, grids: Grids, target: Target) -> np.ndarray:
     for spans, field, source in zip(work.fields, work.codelet.fields, work.sources, strict=True):
         if field.is_written or source == "elsewhere":
             runs = runs + fewest_runs(spans, grids.lengths)
-    return runs * target.exchange_fragment_cycles * INSTRUCTION_BYTES
+    return receive_code_bytes(runs, target)
 
 
 def _crowding(work: Work, grids: Grids, target: Target) -> np.ndarray:

@@ -21,9 +21,8 @@ import numpy as np
 from ipujax.lowering.layout.counts import total_elements
 from ipujax.lowering.layout.grids import Grids, even_grids
 from ipujax.lowering.layout.mapping import variable_dims
-from ipujax.runtime.exchange import copy_cycles, receive_cycles
+from ipujax.runtime.exchange import copy_cycles, receive_code_bytes, receive_cycles
 from ipujax.runtime.graph import Graph
-from ipujax.runtime.memory import INSTRUCTION_BYTES
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import (
     MIN_BYTES_PER_TILE,
@@ -184,12 +183,11 @@ def _moving_cycles(graph: Graph, stencils: Sequence[Neighbours], grids: Grids) -
     rows = np.cumprod(np.vstack((np.ones_like(elements), grids.lengths)), axis=0)[:-1]
     # A border is received from at most two sides; one across rows arrives as a piece for each row.
     pieces = np.sum(np.minimum(border, 2) * rows, axis=0)
-    code_bytes = INSTRUCTION_BYTES * target.exchange_fragment_cycles * pieces
     # Rows of a shifted view are not contiguous in the block along the innermost dimension that is shifted.
     innermost = int(np.flatnonzero(reach)[-1])
     copied = len(stencils) * copy_cycles(elements * width, rows[innermost], target)
     receiving = receive_cycles(received, np.zeros_like(received), pieces, target)
-    return receiving + copied + graph.byte_cost_cycles * code_bytes
+    return receiving + copied + graph.byte_cost_cycles * receive_code_bytes(pieces, target)
 
 
 def _mapping(stencil: Neighbours, placement: Blocked) -> Blocked:

@@ -40,8 +40,7 @@ from ipujax.lowering.poplin.spec import (
 from ipujax.lowering.poplin.vertex_kinds import KINDS, VertexKind
 from ipujax.runtime.cache import remembered, remembered_and_stored
 from ipujax.runtime.errors import ArgumentError
-from ipujax.runtime.exchange import receive_cycles, superstep
-from ipujax.runtime.memory import INSTRUCTION_BYTES
+from ipujax.runtime.exchange import receive_code_bytes, receive_cycles, superstep
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import element_bytes, even_cuts, frozen
 
@@ -92,6 +91,8 @@ class Plan:
     join_cycles: int = 0  # estimated cycles to copy the results of the steps to one variable
     # Whether the plan maps unmapped operands linearly to its tiles, else block by block
     maps_linearly: bool = False
+    # Whether the mapped activations are first copied, in groups of channels, to equal parts of all tiles
+    spreads_lhs: bool = False
     # Lower bound of the exchange fragments in which a tile receives mapped operands, in a step
     fragments: int = 0
     # Blocks on the tiles of an operand; None for even blocks on the first tiles
@@ -276,7 +277,7 @@ def trial_plans(
     spec = spec_of_all_steps(best)
     bound = share * target.bytes_per_tile
     bound *= 2 ** _doublings(best, bound)
-    fragment_cycles = cycles_per_byte * INSTRUCTION_BYTES * target.exchange_fragment_cycles
+    fragment_cycles = cycles_per_byte * receive_code_bytes(1, target)
     step_cycles = best.cost.total_cycles + fragment_cycles * best.fragments  # no plan worth a trial takes much more
     all_cycles = best.join_cycles + best.steps * step_cycles
     searches: list[_Search] = [(spec, all_cycles, bound, lambda plan: plan)]

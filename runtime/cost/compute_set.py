@@ -39,13 +39,15 @@ class ExchangeCost:
     Args:
         received_bytes: bytes that each tile receives.
         sent_bytes: bytes that each tile sends, counted once however many tiles receive them.
-        fragments: contiguous pieces that each tile receives.
+        receives: parts that each tile receives, each from one tile to successive addresses.
+        sends: contiguous parts that each tile sends, counted once however many tiles receive them.
         cycles: cycles of each tile.
     """
 
     received_bytes: np.ndarray
     sent_bytes: np.ndarray
-    fragments: np.ndarray
+    receives: np.ndarray
+    sends: np.ndarray
     cycles: np.ndarray
 
 
@@ -203,16 +205,17 @@ def exchange_cost(traffics: Sequence[Traffic], window: Window, target: Target) -
     received = window.total(t.received_bytes for t in traffics)
     sent = window.total(t.sent_bytes for t in traffics)
     if not received.any() and not sent.any():  # no exchange at all: without its start-up cycles
-        return ExchangeCost(window.zeros, window.zeros, window.zeros, window.zeros)
-    fragments = window.total(t.fragments for t in traffics)
+        return ExchangeCost(*[window.zeros] * 5)
+    receives = window.total(t.receives for t in traffics)
+    sends = window.total(t.sends for t in traffics)
     receiving = window.zeros
     inside = slice(window.first_tile, window.first_tile + window.tiles)
     for t in traffics:
         if t.received_bytes[inside].any():
-            operand = receive_cycles(t.received_bytes[inside], t.shared_bytes[inside], t.fragments[inside], target)
+            operand = receive_cycles(t.received_bytes[inside], t.shared_bytes[inside], t.receives[inside], target)
             receiving = receiving + operand  # operands arrive one after the other
     cycles = exchange_cycles(receiving, sent, target)
-    return ExchangeCost(compact(received), compact(sent), compact(fragments), compact(cycles))
+    return ExchangeCost(compact(received), compact(sent), compact(receives), compact(sends), compact(cycles))
 
 
 def _field_traffics(graph: Graph, groups: Sequence[VertexGroup], results: bool) -> list[tuple[Field, Traffic]]:

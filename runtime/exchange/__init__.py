@@ -15,7 +15,9 @@ from ipujax.runtime.exchange.superstep import (
     copy_cycles as copy_cycles,
     exchange_cycles as exchange_cycles,
     least_cycles as least_cycles,
+    receive_code_bytes as receive_code_bytes,
     receive_cycles as receive_cycles,
+    send_code_bytes as send_code_bytes,
     superstep as superstep,
     sync_cycles as sync_cycles,
 )

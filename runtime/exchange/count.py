@@ -7,7 +7,9 @@ The operand of a vertex is contiguous: received elements arrive in place, and el
 unless the operand is on the tile in one piece. Vertices of one tile that need the same block share one copy of it.
 
 A fragment is contiguous in the memory of the tile that sends it and in the operand, both of which have the row-major
-order of the variable: a complete block is one fragment, a part of it one for each row.
+order of the variable: a complete block is one fragment, a part of it one for each row. The sender needs an instruction
+for each. The receiver sets source and address where one of them changes: successive fragments from one tile, which are
+neighbours in the operand, are one receive.
 Limits: an operand of another order (a transposed read) counts the same.
 """
 
@@ -36,7 +38,8 @@ class Traffic:
     Args:
         received_bytes: bytes that arrive from other tiles.
         sent_bytes: bytes that leave, each counted once however many tiles receive it.
-        fragments: contiguous parts that arrive (contiguous in the sender's memory and in the operand).
+        receives: parts that arrive, each from one tile and contiguous in the operand.
+        sends: contiguous parts that leave, each counted once however many tiles receive it.
         local_bytes: needed bytes that are already on the tile.
         local_fragments: contiguous parts of those.
         shared_bytes: the part of `received_bytes` that all other tiles of the same exchange bus receive too.
@@ -46,7 +49,8 @@ class Traffic:
 
     received_bytes: np.ndarray
     sent_bytes: np.ndarray
-    fragments: np.ndarray
+    receives: np.ndarray
+    sends: np.ndarray
     local_bytes: np.ndarray
     local_fragments: np.ndarray
     shared_bytes: np.ndarray
@@ -100,6 +104,8 @@ class Pieces:
         length: number of elements, int64[n].
         home: tile that they are mapped to, int64[n].
         first: whether the piece starts a fragment, bool[n].
+        first_of_home: whether the piece before it in its block is mapped to another tile, or none is, bool[n]; in a
+            sample the share of the pieces that each stands for, float64[n].
         weight: number of pieces that each stands for, float64[n]; None where every piece stands for itself.
     """
 
@@ -108,6 +114,7 @@ class Pieces:
     length: np.ndarray
     home: np.ndarray
     first: np.ndarray
+    first_of_home: np.ndarray
     weight: np.ndarray | None = None
 
     @property
@@ -119,6 +126,11 @@ class Pieces:
     def fragments(self) -> np.ndarray:
         """Fragments that start in the pieces that each stands for, [n]."""
         return scale_by_weight(self.first, self.weight)
+
+    @property
+    def receives(self) -> np.ndarray:
+        """Receives that start in the pieces that each stands for, [n]."""
+        return scale_by_weight(self.first_of_home, self.weight)
 
 
 def cut_at_homes(runs: Runs, mappings: tuple[TileMapping, ...], max_pieces: float = inf) -> Pieces:
@@ -147,15 +159,28 @@ def cut_at_homes(runs: Runs, mappings: tuple[TileMapping, ...], max_pieces: floa
             before = np.where(within == 0, before_run, -1 if sample_weight is None else start - 1)
     tile = homes.tile_of(home)
     rank = homes.rank_of(home) + start - homes.start_of(home)
-    first = np.ones(len(block), bool)
-    first[1:] = (block[1:] != block[:-1]) | (tile[1:] != tile[:-1]) | (rank[1:] != rank[:-1] + length[:-1])
+    first_of_home = np.ones(len(block), bool)
+    first_of_home[1:] = (block[1:] != block[:-1]) | (tile[1:] != tile[:-1])
+    first = first_of_home.copy()
+    first[1:] |= rank[1:] != rank[:-1] + length[:-1]
+    if weight is None:
+        return Pieces(block, start, length, tile, first, first_of_home)
     # In a sample the piece listed before need not be the neighbour: compare with the element before instead.
     if before is not None:
         behind = np.flatnonzero(before >= 0)
         home = homes.run_of(before[behind])
         rank_before = homes.rank_of(home) + before[behind] - homes.start_of(home)
         first[behind] = (tile[behind] != homes.tile_of(home)) | (rank[behind] != rank_before + 1)
-    return Pieces(block, start, length, tile, first, weight)
+    return Pieces(block, start, length, tile, first, _changes_in_sample(block, first_of_home, weight), weight)
+
+
+def _changes_in_sample(block: np.ndarray, differs: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    """Estimate the share of the pieces that a sampled one stands for whose home is not that of the piece before it."""
+    # If a home changes from piece to piece with probability p, of samples w pieces apart 1 − (1 − p)^w differ.
+    follows = np.append(False, block[1:] == block[:-1])
+    pairs = np.maximum(1, np.bincount(block, follows))
+    differing = np.bincount(block, follows & differs) / pairs
+    return np.where(follows, 1 - (1 - differing[block]) ** (1 / weight), 1 / weight)
 
 
 def demand_of_blocks(parts: list[Runs], tile: np.ndarray, size: int, num_tiles: int) -> Demand:
@@ -196,21 +221,27 @@ def count_traffic(
     at_home = demand.block_of_tile[pieces.home] == pieces.block
     local = sum_by_index(pieces.home[at_home], elements[at_home], num_tiles)
     local_fragments = sum_by_index(pieces.home[at_home], fragments[at_home], num_tiles)
-    remote = -local
-    remote_fragments = -local_fragments
-    remote[vertex_tiles] += sum_by_index(pieces.block, elements, num_blocks)[block_of]
-    remote_fragments[vertex_tiles] += sum_by_index(pieces.block, fragments, num_blocks)[block_of]
+
+    def of_vertices(counts: np.ndarray) -> np.ndarray:
+        total = np.zeros(num_tiles, np.int64)
+        total[vertex_tiles] = sum_by_index(pieces.block, counts, num_blocks)[block_of]
+        return total
+
+    remote = of_vertices(elements) - local
+    receives = of_vertices(pieces.receives) - sum_by_index(pieces.home[at_home], pieces.receives[at_home], num_tiles)
     if demand.operands is None:
-        copies = copied_parts(local, local_fragments, remote_fragments + local_fragments)
+        copies = copied_parts(local, local_fragments, of_vertices(fragments))
     else:
         copies = _copied_operand_parts(demand.operands, mappings, num_tiles)
     others = np.bincount(block_of, minlength=num_blocks)[pieces.block] - at_home  # other tiles that need a piece
     at_owners = sum_by_index(pieces.home, elements * others, num_tiles)
     shared = np.zeros(num_tiles, np.int64)
     if writes:  # an element has one home, so no two tiles receive it
+        # The part of a result that one tile stores leaves at once, and arrives at an address of its own a fragment.
         arriving = sum_by_index(pieces.home, fragments * others, num_tiles)
-        return Traffic(at_owners, remote, arriving, local, local_fragments, shared, *copies)
+        return Traffic(at_owners, remote, arriving, receives, local, local_fragments, shared, *copies)
     sent = at_owners
+    sends = _sends(pieces, others > 0, is_disjoint, num_tiles)
     if not is_disjoint:
         homes = find_homes(mappings)
         needed = Runs(pieces.block, pieces.start, pieces.length, pieces.weight)
@@ -222,7 +253,15 @@ def count_traffic(
             shared = shared_runs(needed, pieces.home, demand.block_of_tile, buses.tiles(num_tiles))
     if pieces.weight is not None:  # estimated from a sample, a tile may seem to send more than is mapped to it
         sent = np.minimum(sent, sum(mapping.elements_per_tile(num_tiles) for mapping in mappings))
-    return Traffic(remote, sent, remote_fragments, local, local_fragments, shared, *copies)
+    return Traffic(remote, sent, receives, sends, local, local_fragments, shared, *copies)
+
+
+def _sends(pieces: Pieces, leaves: np.ndarray, is_disjoint: bool, num_tiles: int) -> np.ndarray:
+    """Return the fragments that leave each tile; those of one start are one, which several tiles receive."""
+    number = np.flatnonzero(leaves & pieces.first)
+    if not is_disjoint:
+        number = number[np.unique(pieces.start[number], return_index=True)[1]]
+    return sum_by_index(pieces.home[number], pieces.fragments[number], num_tiles)
 
 
 def _copied_operand_parts(

@@ -53,15 +53,22 @@ def count_disjoint_reads(group: VertexGroup, access: Access, mapping: TileMappin
     home = home[start]
     needed = need >= 0
     is_local = needed & (need == home)
+    # The parts of each reader in order: successive positions are neighbours in its operand.
+    order = np.argsort(need, kind="stable")
     first = needed.copy()
-    first[_continuing_parts(need, start, mapping)] = False
+    first[_continuing_parts(need, start, order, mapping)] = False
     local = sum_by_index(home[is_local], length[is_local], num_tiles)
     local_fragments = _by_tile(home[first & is_local], num_tiles)
     received = sum_by_index(need[needed], length[needed], num_tiles) - local
     sent = sum_by_index(home[needed], length[needed], num_tiles) - local
-    fragments = _by_tile(need[first], num_tiles) - local_fragments
-    copies = copied_parts(local, local_fragments, fragments + local_fragments)
-    return Traffic(received, sent, fragments, local, local_fragments, np.zeros(num_tiles, np.int64), *copies)
+    # A part is received by itself if the part before it in the operand is mapped to another tile.
+    is_received = np.ones(len(order), bool)
+    is_received[1:] = (need[order[1:]] != need[order[:-1]]) | (home[order[1:]] != home[order[:-1]])
+    is_received &= (needed & ~is_local)[order]
+    receives = _by_tile(need[order[is_received]], num_tiles)
+    sends = _by_tile(home[first & ~is_local], num_tiles)
+    copies = copied_parts(local, local_fragments, _by_tile(need[first], num_tiles))
+    return Traffic(received, sent, receives, sends, local, local_fragments, np.zeros(num_tiles, np.int64), *copies)
 
 
 def _longest_run(node: Affine, group: VertexGroup, axes: list[int]) -> int:
@@ -105,7 +112,9 @@ def _home_tiles(mapping: TileMapping, num_tiles: int) -> np.ndarray:
     return np.repeat(tiles.astype(_tile_dtype(num_tiles)), lengths)
 
 
-def _continuing_parts(reader: np.ndarray, start: np.ndarray, mapping: TileMapping) -> np.ndarray:
+def _continuing_parts(
+    reader: np.ndarray, start: np.ndarray, reading_order: np.ndarray, mapping: TileMapping
+) -> np.ndarray:
     """Return the parts that continue a fragment: they follow another part in memory and in their reader's operand."""
     # A part is mapped to one tile and read by one tile. A continuing part starts a run of the mapping, and the tile
     # that reads it also reads the end of the run before it on the same tile, and nothing in between.
@@ -121,9 +130,8 @@ def _continuing_parts(reader: np.ndarray, start: np.ndarray, mapping: TileMappin
     part_after = part_after[continues]
     if not len(part_after):
         return part_after
-    # The parts of each reader in order: successive positions are neighbours in its operand.
     position = np.empty(len(reader), np.int64)
-    position[np.argsort(reader, kind="stable")] = np.arange(len(reader))
+    position[reading_order] = np.arange(len(reader))
     return part_after[position[part_after] == position[part_before] + 1]
 
 

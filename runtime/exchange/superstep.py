@@ -22,6 +22,10 @@ from ipujax.runtime.target import Target
 
 Count = Any  # int, or int64 array of tiles or of candidates
 
+_INSTRUCTION_BYTES = 4  # reference A2: one control slot is one instruction
+_SHORT_SEND_WORDS = 64  # largest number of 4-byte words of one send instruction, reference machine.md §1.4
+_LONG_SEND_WORDS = 4_148  # the same of two: the second continues behind the first
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Superstep:
@@ -78,21 +82,33 @@ def sync_cycles(supersteps: Count, target: Target) -> Count:
     return supersteps * target.internal_sync_cycles
 
 
-def receive_cycles(received_bytes: Count, shared_bytes: Count, fragments: Count, target: Target) -> Any:
+def receive_cycles(received_bytes: Count, shared_bytes: Count, receives: Count, target: Target) -> Any:
     """Return the cycles in which each tile receives one operand; arrays are int64[num_tiles].
 
     Args:
         received_bytes: bytes that arrive.
         shared_bytes: the part of them that all tiles of the same exchange bus receive.
-        fragments: contiguous parts that arrive.
+        receives: parts that arrive, each from one tile to successive addresses.
         target: width and control costs.
 
-    Source: reference A2, the larger of payload over width and the control slots of all fragments; reference A1, §2 for
+    Source: reference A2, the larger of payload over width and the control slots of all receives; reference A1, §2 for
     the width of tiles that share a bus.
     """
     lane_bytes = received_bytes - shared_bytes + shared_bytes / target.tiles_per_exchange_bus
     payload_cycles = np.ceil(lane_bytes / target.exchange_bytes_per_cycle).astype(np.int64)
-    return np.maximum(payload_cycles, fragments * target.exchange_fragment_cycles)
+    return np.maximum(payload_cycles, receives * target.exchange_receive_cycles)
+
+
+def receive_code_bytes(receives: Count, target: Target) -> Count:
+    """Return the bytes of the instructions that receive so many parts, each from one tile to successive addresses."""
+    return _INSTRUCTION_BYTES * target.exchange_receive_instructions * receives
+
+
+def send_code_bytes(sends: Count, sent_bytes: Count) -> Count:
+    """Return the bytes of the instructions that send so many contiguous parts, as if all were equally long."""
+    words = -(-sent_bytes // 4)
+    continued = np.minimum(sends, words // (_SHORT_SEND_WORDS + 1))
+    return _INSTRUCTION_BYTES * (sends + continued + words // (_LONG_SEND_WORDS + 1))
 
 
 def exchange_cycles(receiving_cycles: Count, sent_bytes: Count, target: Target) -> Any:

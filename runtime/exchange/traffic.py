@@ -1,7 +1,7 @@
 """The exchange between tiles: data that each tile receives and sends around a compute set or for a copy.
 
 Input: a vertex group and one of its fields, or the two tensors of a copy, and the graph with the tile mappings. Output:
-`Traffic`, bytes and fragments a tile; their cycles are those of `exchange.superstep`. Three counts give the same
+`Traffic`, bytes and pieces a tile; their cycles are those of `exchange.superstep`. Three counts give the same
 numbers: axis by axis for blocks on blocks (`exchange.blocks`), by element for scattered elements that no two tiles
 share (`exchange.disjoint_reads`), by flat runs for everything else (`exchange.count`). `messages` lists the same
 exchange.
@@ -10,10 +10,10 @@ An element that several tiles need is sent once (multicast) and received by each
 times, for several vertices or through a broadcast, is received once. Data that all tiles of an exchange bus need arrive
 at the rate of all of them together (`exchange.shared_bus`).
 
-Limits: an exchange of millions of runs is counted by a sample, within a few percent (`exchange.sample`). All pairs of
-tiles are equally far; reordering inside an operand (a transposed read) costs nothing. Views whose elements are
-scattered singly over a `Flat` mapping (a flattened transpose) take time by element: 0.02 s a million, 0.15 s where
-several tiles need one.
+Limits: an exchange of millions of runs is counted by a sample, within a few percent (`exchange.sample`), its receives
+within a half. All pairs of tiles are equally far; reordering inside an operand (a transposed read) costs nothing. Views
+whose elements are scattered singly over a `Flat` mapping (a flattened transpose) take time by element: 0.02 s a
+million, 0.15 s where several tiles need one.
 """
 
 from __future__ import annotations
@@ -315,7 +315,7 @@ def _zeros(num_tiles: int) -> np.ndarray:
 @remembered
 def _no_traffic(num_tiles: int) -> Traffic:
     zeros = _zeros(num_tiles)
-    return Traffic(zeros, zeros, zeros, zeros, zeros, zeros, zeros, zeros)
+    return Traffic(*[zeros] * len(fields(Traffic)))
 
 
 @remembered
@@ -325,7 +325,7 @@ def _in_place_traffic(mapping: TileMapping, item_bytes: int) -> Traffic:
     zeros = _zeros(last - first + 1)
     elements = _shift_tiles(mapping, first).elements_per_tile(last - first + 1)
     local = _read_only(elements * item_bytes), _read_only((elements > 0).astype(np.int64))
-    return Traffic(zeros, zeros, zeros, *local, zeros, zeros, zeros)
+    return Traffic(zeros, zeros, zeros, zeros, *local, zeros, zeros, zeros)
 
 
 def _counts(

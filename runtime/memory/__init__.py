@@ -3,7 +3,6 @@
 from ipujax.runtime.memory.always_live import (
     EXCHANGE_CODE as EXCHANGE_CODE,
     FIXED as FIXED,
-    INSTRUCTION_BYTES as INSTRUCTION_BYTES,
     code_of_exchanges as code_of_exchanges,
     exchange_code_bytes as exchange_code_bytes,
 )

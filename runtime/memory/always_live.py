@@ -28,13 +28,12 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from ipujax.runtime.cost import ComputeSetCost, CopyCost, ExchangeCost, StreamCost, SyncCost, WaitCost, tile_range
+from ipujax.runtime.exchange import receive_code_bytes, send_code_bytes
 from ipujax.runtime.graph import NO_TILE, Execute, Graph, Leaf, Program, VertexGroup, is_free, leaves
 from ipujax.runtime.target import Target
 
 STACK_BYTES = 3_168  # derived: 3,852,288 B of stacks / 1,216 tiles of the guide's example
 CONTROL_BYTES_PER_STEP = 9  # derived: 467,696 B of control code / 1,216 tiles / 43 compute sets of the guide's example
-INSTRUCTION_BYTES = 4  # reference A2: one control slot is one instruction
-SEND_WORDS = 4_148  # largest number of 4-byte words of one send instruction, reference machine.md §1.4
 HOST_HEADER_BYTES = 4  # assumed: one word for each tile of each transfer
 HOST_CODE_BYTES = 79  # derived: 211,132 B of host exchange code to 10,720 B of headers, guide's example
 
@@ -120,6 +119,4 @@ def code_of_exchanges(costs: Iterable[Cost], target: Target) -> np.ndarray:
 
 def exchange_code_bytes(exchange: ExchangeCost, target: Target) -> np.ndarray:
     """Return the bytes of the send and receive instructions of an exchange, int64[tiles of the exchange]."""
-    sends = -(-exchange.sent_bytes // (SEND_WORDS * 4))
-    # Each control slot of a received fragment is one instruction.
-    return INSTRUCTION_BYTES * (exchange.fragments * target.exchange_fragment_cycles + sends)
+    return receive_code_bytes(exchange.receives, target) + send_code_bytes(exchange.sends, exchange.sent_bytes)

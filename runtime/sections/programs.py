@@ -25,6 +25,7 @@ import numpy as np
 
 from ipujax.runtime.compile import Executable
 from ipujax.runtime.cost import ComputeSetCost, CopyCost, ExchangeCost, StreamCost, SyncCost, WaitCost
+from ipujax.runtime.exchange import receive_code_bytes, send_code_bytes
 from ipujax.runtime.graph import (
     Block,
     Branch,
@@ -39,7 +40,6 @@ from ipujax.runtime.graph import (
     WholeOperation,
     is_free,
 )
-from ipujax.runtime.memory import INSTRUCTION_BYTES, exchange_code_bytes
 from ipujax.runtime.sections.ids import Activity, ComputeSetRow, Json, Numbering
 from ipujax.runtime.target import Target
 
@@ -242,9 +242,9 @@ def _copy_vertices(cycles: np.ndarray) -> tuple[dict[str, int], dict[str, int]]:
 
 def _instruction_bytes(exchange: ExchangeCost, target: Target) -> dict[str, int]:
     """Return the bytes of an exchange's instructions on all tiles; those that direct arriving data are `other`."""
-    total = int(exchange_code_bytes(exchange, target).sum())
-    other = INSTRUCTION_BYTES * int(exchange.fragments.sum()) * target.exchange_fragment_cycles
-    return {"send": total - other, "other": other, "total": total}
+    send = int(send_code_bytes(exchange.sends, exchange.sent_bytes).sum())
+    other = int(receive_code_bytes(exchange.receives, target).sum())
+    return {"send": send, "other": other, "total": send + other}
 
 
 def _internal_exchange(exchange: ExchangeCost, number: int, name: str) -> list[Activity]:

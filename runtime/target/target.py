@@ -149,8 +149,13 @@ class Target:
     exchange_startup_cycles: int = constant(
         unit="cycles", zero_ok=True, doc="fixed cost of one internal exchange, sync not included"
     )
-    exchange_fragment_cycles: int = constant(
-        unit="cycles", zero_ok=True, doc="least cycles of a received fragment (its control slots): max, not sum"
+    exchange_receive_cycles: int = constant(
+        unit="cycles",
+        zero_ok=True,
+        doc="least cycles of receiving from one tile to successive addresses (its control slots): max, not sum",
+    )
+    exchange_receive_instructions: int = constant(
+        unit="instructions", doc="exchange code of receiving from one tile to successive addresses"
     )
     internal_sync_cycles: int = constant(unit="cycles", zero_ok=True, doc="sync of the tiles of one IPU")
     global_sync_cycles: int = constant(unit="cycles", zero_ok=True, doc="sync of all IPUs")

@@ -36,7 +36,8 @@ class TargetChanges(TypedDict, total=False):
     exchange_bytes_per_cycle: float
     tiles_per_exchange_bus: int
     exchange_startup_cycles: int
-    exchange_fragment_cycles: int
+    exchange_receive_cycles: int
+    exchange_receive_instructions: int
     internal_sync_cycles: int
     global_sync_cycles: int
     global_exchange: GlobalExchange

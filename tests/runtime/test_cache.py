@@ -109,7 +109,7 @@ def test_the_same_copy_on_another_ipu_is_counted_once() -> None:
         actual = [copy_traffic(source.transpose((1, 0)), both, graph)]
         actual += [copy_traffic(source, variable(number, 24, 40).transpose((1, 0)), graph)]
         here = slice(number * target.tiles_per_ipu, (number + 1) * target.tiles_per_ipu)
-        return [rows[here] for one in actual for rows in (one.received_bytes, one.sent_bytes, one.fragments)]
+        return [rows[here] for one in actual for rows in (one.received_bytes, one.sent_bytes, one.receives)]
 
     ipu.clear_caches()
     expected = copies(0)

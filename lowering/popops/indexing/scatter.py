@@ -68,7 +68,7 @@ from ipujax.lowering.popops.vertices.add_vertices import add_vertices
 from ipujax.lowering.popops.vertices.elementwise_cycles import elementwise_cycles
 from ipujax.lowering.popops.vertices.kernel import Op, freeze
 from ipujax.lowering.popops.vertices.reducers import neutral
-from ipujax.runtime.exchange import receive_cycles, superstep, sync_cycles
+from ipujax.runtime.exchange import receive_code_bytes, receive_cycles, superstep, sync_cycles
 from ipujax.runtime.graph import (
     Access,
     Axis,
@@ -79,7 +79,6 @@ from ipujax.runtime.graph import (
     block,
     element,
 )
-from ipujax.runtime.memory import INSTRUCTION_BYTES
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Blocked, Tensor, blocked_mapping, element_bytes, even_cuts
 
@@ -465,7 +464,7 @@ class _MemoryAndCombinationCost:
         """Bytes of the instructions by which a tile receives its fields, in as few fragments as possible."""
         received = [read for (read, _), is_received in zip(self.fields, self.is_received, strict=True) if is_received]
         fragments = sum((fewest_runs(read, grids.lengths) for read in received), np.zeros((), np.int64))
-        return INSTRUCTION_BYTES * target.exchange_fragment_cycles * fragments
+        return receive_code_bytes(fragments, target)
 
     def needed_bytes(self, grids: Grids) -> np.ndarray:
         """Bytes of all fields of a tile, or of a partial result with its operand, whichever is larger."""

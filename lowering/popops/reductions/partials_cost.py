@@ -15,8 +15,7 @@ import numpy as np
 from ipujax.lowering.layout import ceil_div
 from ipujax.lowering.popops.vertices.reduce_cycles import reduce_cycles
 from ipujax.runtime.cache import remembered
-from ipujax.runtime.exchange import receive_cycles, superstep
-from ipujax.runtime.memory import INSTRUCTION_BYTES
+from ipujax.runtime.exchange import receive_code_bytes, receive_cycles, superstep
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import element_bytes, frozen
 
@@ -144,7 +143,7 @@ def divide(
     pieces = (depth - 1) * regions
     receiving = receive_cycles((depth - 1) * elements * width, 0, pieces, target)
     cycles = superstep(target, receiving, sent, elements * width, regions, compute).total_cycles
-    code_bytes = pieces * target.exchange_fragment_cycles * INSTRUCTION_BYTES
+    code_bytes = receive_code_bytes(pieces, target)
     flat = (-1, len(slots))
     best = np.argmin((cycles + cycles_per_byte * code_bytes).reshape(flat), axis=0)
     count, cycles, length = (x.reshape(flat)[best, np.arange(len(slots))] for x in (count, cycles, length))

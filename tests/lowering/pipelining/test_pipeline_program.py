@@ -32,7 +32,7 @@ LETTERS = {"forward": "F", "backward": "B", "backward_input": "I", "backward_wei
 FREE = {  # phases other than compute take no time, except for rounding up to a cycle
     "global_exchange": "buffered",
     "exchange_startup_cycles": 0,
-    "exchange_fragment_cycles": 0,
+    "exchange_receive_cycles": 0,
     "internal_sync_cycles": 0,
     "global_sync_cycles": 0,
     "copy_startup_cycles": 0,

@@ -25,7 +25,7 @@ F32 = np.dtype(np.float32)
 TILES = 48
 SHAPE = 6, 8, 800, 40
 BUSES = Buses(2, TILES)
-FIGURES = ("received_bytes", "sent_bytes", "fragments", "local_bytes", "shared_bytes", "copied_bytes")
+FIGURES = ("received_bytes", "sent_bytes", "receives", "sends", "local_bytes", "shared_bytes", "copied_bytes")
 
 
 def variable(*shape: int) -> Tensor:
@@ -129,9 +129,11 @@ def test_a_sample_counts_about_as_all_runs(
     for name in FIGURES:
         right = getattr(every, name)
         about = getattr(sample, name)
-        scale = int(right.max() if name == "fragments" else needed.max())
-        assert abs(int(about.max()) - int(right.max())) <= 0.12 * scale, name
-        assert abs(float(about.mean()) - float(right.mean())) <= 0.06 * scale, name
+        scale = int(right.max() if name in ("receives", "sends") else needed.max())
+        # Changes of the sending tile are rare, and a sample has few of them; fragments of one start may be missed.
+        most, mean = {"receives": (0.5, 0.35), "sends": (0.25, 0.1)}.get(name, (0.12, 0.06))
+        assert abs(int(about.max()) - int(right.max())) <= most * scale, name
+        assert abs(float(about.mean()) - float(right.mean())) <= mean * scale, name
 
 
 def test_huge_operands_list_few_runs() -> None:
