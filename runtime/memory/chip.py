@@ -11,8 +11,10 @@ Source: this model's; see `memory.packing` for the packing itself.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -28,8 +30,8 @@ from ipujax.runtime.memory.packing import (
 _GAP_TO_ACCEPT = 0.01  # assumed: on tiles that lose no more than this share of their peak no other order is tried
 _SIMILARITY = 0.02  # assumed: share of its bytes by which a tile may differ from those it is packed with
 _PLACEMENTS = 2_000  # assumed: upper bound of placements of items in the search for a better sequence
-_MAX_SEQUENCES = 64  # assumed: upper bound of sequences that are tried
-_FULLEST_AT_ONCE = 8  # assumed: tiles packed by themselves in the first round, twice as many in each later one
+_MAX_SEQUENCES = 36  # assumed: upper bound of sequences that are tried
+_MAX_SEARCHES = 32  # assumed: upper bound of tiles whose best sequence is searched for
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,7 +69,7 @@ class Item:
         return self.first + len(self.values)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Chip:
     """The items of a frame on one IPU.
 
@@ -88,29 +90,55 @@ class Chip:
     def pack_best(self, tiles: np.ndarray, enough: np.ndarray, tolerance: float, sequences: int) -> Arena:
         """Return the smallest arena of each tile over at most `sequences` sequences, fewer if it has `enough` bytes."""
         # `tolerance` is the share by which tiles that are packed as one may differ.
-        if not self.items:
-            return Arena(np.zeros(len(tiles), np.int64), np.zeros(len(tiles), np.int64))
-        # Sequences follow from sizes on the whole IPU: a tile's arena must not depend on the tiles packed with it.
-        all_sizes = self._window([(item.first, item.values) for item in self.items])
-        spans = [item.spans for item in self.items]
-        sizes = all_sizes[:, tiles - self.tiles.start]
-        next_in = [sort_items(all_sizes, spans, order) for order in ORDERS]
+        return self._search(tiles, enough, tolerance, sequences)[0]
+
+    def best_sequence(self, tile: int, enough_bytes: float) -> np.ndarray:
+        """Return the sequence of the smallest arena of a tile, or the first of at most `enough_bytes`."""
+        return self._search(np.array([tile]), np.array([enough_bytes]), 0.0, _MAX_SEQUENCES)[1]
+
+    def pack_in(self, sequence: np.ndarray, tiles: np.ndarray) -> Arena:
+        """Return the arena of each tile in one sequence, every tile by itself."""
+        return self._arena_of(self._end_addresses(self._sizes[:, tiles - self.tiles.start], sequence, 0.0))
+
+    def _search(
+        self, tiles: np.ndarray, enough: np.ndarray, tolerance: float, sequences: int
+    ) -> tuple[Arena, np.ndarray]:
+        """Return the smallest arena of each tile over several sequences, and the sequence whose largest is smallest."""
         best = Arena(np.full(len(tiles), np.iinfo(np.int64).max), np.zeros(len(tiles), np.int64))
-        for attempt in range(sequences):
+        best_sequence = np.zeros(0, np.int64)
+        if not self.items:
+            return Arena(best.wide, best.wide), best_sequence
+        # Sequences follow from sizes on the whole IPU: a tile's arena must not depend on the tiles packed with it.
+        spans = [item.spans for item in self.items]
+        sizes = self._sizes[:, tiles - self.tiles.start]
+        waiting = deque(sort_items(self._sizes, spans, order) for order in ORDERS)
+        smallest = np.iinfo(np.int64).max
+        for _ in range(sequences):
             large = np.flatnonzero(best.size > enough)
-            if not len(large):
+            if not len(large) or not waiting:
                 break
-            sequence = next_in[attempt % len(ORDERS)]
+            sequence = waiting.popleft()
             end = self._end_addresses(sizes[:, large], sequence, tolerance)
-            size = end.max(0, initial=0)
-            wide = end[self._is_wide].max(0, initial=0)
-            better = size < best.size[large]
-            best.size[large[better]] = size[better]
-            best.wide[large[better]] = wide[better]
-            # The item on top of the largest arena is placed before all others when this order's turn comes again.
-            on_top = int(end[:, size.argmax()].argmax())
-            next_in[attempt % len(ORDERS)] = move_to_front(on_top, sequence)
-        return best
+            arena = self._arena_of(end)
+            better = arena.size < best.size[large]
+            best.size[large[better]] = arena.size[better]
+            best.wide[large[better]] = arena.wide[better]
+            if arena.size.max() < smallest:
+                smallest = arena.size.max()
+                best_sequence = sequence
+            # The item on top of the largest arena is placed before all others when the turn of this order comes again.
+            on_top = int(end[:, arena.size.argmax()].argmax())
+            if on_top != sequence[0]:
+                waiting.append(move_to_front(on_top, sequence))
+        return best, best_sequence
+
+    def _arena_of(self, end: np.ndarray) -> Arena:
+        return Arena(end.max(0, initial=0), end[self._is_wide].max(0, initial=0))
+
+    @cached_property
+    def _sizes(self) -> np.ndarray:
+        """Bytes of each item on each tile of the IPU, int64[items, tiles]."""
+        return self._window([(item.first, item.values) for item in self.items])
 
     def _end_addresses(self, sizes: np.ndarray, sequence: np.ndarray, tolerance: float) -> np.ndarray:
         """Pack tiles in one sequence; return the end of each item, int64[items, tiles], 0 where it has no bytes."""
@@ -163,23 +191,24 @@ def pack_fullest(chips: Sequence[Chip], peak: np.ndarray, always: np.ndarray) ->
             for chip in chips
         ]
     )
-    is_exact = np.zeros(len(peak), bool)
-    full = (always + peak).max(initial=0)  # lower bound of the fullest tile; rises with the tiles that are exact
-    count = _FULLEST_AT_ONCE
-    # Ends when no group leaves a tile fuller than `full`: only then the largest of all tiles is known exactly.
-    while len(fuller := np.flatnonzero((always + packed.size > full) & ~is_exact)):
-        tiles = np.sort(fuller[np.argsort(-(always + packed.size)[fuller], kind="stable")[:count]])
-        enough = np.maximum(accepted, full - always)  # a tile below the fullest needs no better sequence
-        for chip in chips:
-            on_chip = tiles[(tiles >= chip.tiles.start) & (tiles < chip.tiles.stop)]
-            if len(on_chip):
-                exact = chip.pack_best(on_chip, enough[on_chip], 0.0, len(ORDERS))
-                better = exact.size < packed.size[on_chip]
-                packed.size[on_chip[better]] = exact.size[better]
-                packed.wide[on_chip[better]] = exact.wide[better]
-        is_exact[tiles] = True
-        full = max(full, (always + packed.size)[is_exact].max())
-        count *= 2
+    is_searched = np.zeros(len(peak), bool)
+    exact_bytes = 0  # of the fullest tile that is packed by itself; a tile below it needs no better sequence
+    # Ends when the fullest tile is packed by itself: only then its bytes are known, and with them the largest of all.
+    for _ in range(_MAX_SEARCHES):
+        fullest = int((always + packed.size).argmax())
+        if is_searched[fullest]:
+            break
+        is_searched[fullest] = True
+        chip = next(chip for chip in chips if fullest in chip.tiles)
+        sequence = chip.best_sequence(fullest, max(accepted[fullest], exact_bytes - always[fullest]))
+        exact_bytes = max(exact_bytes, always[fullest] + chip.pack_in(sequence, np.array([fullest])).size[0])
+        # A sequence that suits the fullest tile suits others, too: those that are fuller than it is now.
+        tiles = np.array(chip.tiles)
+        tiles = tiles[((always + packed.size)[tiles] > exact_bytes) | (tiles == fullest)]
+        exact = chip.pack_in(sequence, tiles)
+        better = exact.size < packed.size[tiles]
+        packed.size[tiles[better]] = exact.size[better]
+        packed.wide[tiles[better]] = exact.wide[better]
     return packed
 
 
