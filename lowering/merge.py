@@ -6,8 +6,8 @@ a merged compute set has the vertex groups of all its members.
 A compute set moves up to an earlier one of the same IPU if it is independent of that one and of all steps between.
 Merging never costs cycles: tiles with work in only one of the two do it at the same time. It may cost memory, because
 results are live earlier and operands of both at once; so a set moves past a few steps only, and only if the cost of the
-bytes of its results on a tile is below that of the sync it saves, and the operands of the merged set take no more of a
-tile than those of one operation may. Host exchanges, loops, branches, calls and collectives are never passed.
+bytes of its results on a tile is below that of the sync it saves, and operands and results of the merged set take no
+more of a tile than those of one operation may. Host exchanges, loops, branches, calls and collectives are never passed.
 
 Limits: dependence is by variable, so two writes to parts of one variable are not merged.
 """
@@ -38,24 +38,24 @@ from ipujax.runtime.graph import (
 from ipujax.runtime.tensor import element_bytes
 
 _MAX_PASSED = 16  # steps that a compute set may pass; assumed: few farther sets are independent and have small results
-_MIN_BYTE_COST_CYCLES = 2.0  # cost of a byte above which a merged set may read less than one operation; assumed
+_MIN_BYTE_COST_CYCLES = 2.0  # cost of a byte above which a merged set may take less than one operation; assumed
 _MAX_NAMES = 3  # compute sets in the name of a merged one
 
 
 @dataclass(slots=True)
 class _Step:
-    """A step of a sequence with its effects; of a compute set also its one IPU, operand bytes and merged members."""
+    """A step of a sequence with its effects; of a compute set also its one IPU, its bytes and merged members."""
 
     program: Program
     effects: Effects
     ipu: int | None
-    operand_bytes: int
+    block_bytes: int
     members: list[ComputeSet]
 
 
 def merge_compute_sets(graph: Graph, program: Program) -> None:
     """Merges independent compute sets in all sequences of a program, also those of loops and functions."""
-    max_bytes = _max_operand_bytes(graph)
+    max_bytes = _max_block_bytes(graph)
     effects = EffectsOf(graph)
     # The rounds of a collective have a schedule of their own.
     fixed = {node for outer in distinct(program) if isinstance(outer, Collective) for node in distinct(outer)}
@@ -68,20 +68,20 @@ def _merged(graph: Graph, sequence: ProgramSequence, effects: EffectsOf, max_byt
     """Steps of a sequence, in which every compute set that may move up is a member of an earlier step."""
     steps: list[_Step] = []
     for program in sequence.children():
-        step = _Step(program, effects(program), _ipu(graph, program), _operand_bytes(graph, program), [])
-        target = None if step.ipu is None else _place_for(graph, steps, step, max_bytes - step.operand_bytes)
+        step = _Step(program, effects(program), _ipu(graph, program), _block_bytes(graph, program), [])
+        target = None if step.ipu is None else _place_for(graph, steps, step, max_bytes - step.block_bytes)
         if target is None:
             steps.append(step)
             continue
         target.effects = _union(target.effects, step.effects)
-        target.operand_bytes += step.operand_bytes
+        target.block_bytes += step.block_bytes
         assert isinstance(program, Execute)
         target.members.append(program.compute_set)
     return [_merged_step(graph, step) for step in steps]
 
 
-def _max_operand_bytes(graph: Graph) -> float:
-    """Bytes that a merged set may read on a tile: as many as one operation, fewer where a byte costs more."""
+def _max_block_bytes(graph: Graph) -> float:
+    """Bytes that a merged set may read and write on a tile: as many as one operation, fewer where a byte costs more."""
     target = graph.target
     byte_cost_cycles = graph.byte_cost_cycles
     return (
@@ -93,7 +93,7 @@ def _max_operand_bytes(graph: Graph) -> float:
 
 
 def _place_for(graph: Graph, steps: list[_Step], step: _Step, max_bytes: float) -> _Step | None:
-    """Earliest step that a compute set can be merged into, among those that read few enough bytes."""
+    """Earliest step that a compute set can be merged into, among those that read and write few enough bytes."""
     place = None
     memory_cost_cycles = graph.byte_cost_cycles * _result_bytes(graph, step.program)
     for passed, earlier in enumerate(reversed(steps[-_MAX_PASSED - 1 :])):
@@ -102,7 +102,7 @@ def _place_for(graph: Graph, steps: list[_Step], step: _Step, max_bytes: float) 
             break
         # Next to each other nothing becomes live earlier.
         is_worth = passed == 0 or memory_cost_cycles <= graph.target.internal_sync_cycles
-        if earlier.ipu == step.ipu and is_worth and earlier.operand_bytes <= max_bytes:
+        if earlier.ipu == step.ipu and is_worth and earlier.block_bytes <= max_bytes:
             place = earlier
     return place
 
@@ -144,14 +144,14 @@ def _tile_range(tile: np.ndarray) -> tuple[int, ...]:
     return (first_tile, int(tile.max())) if first_tile != NO_TILE else _tile_range(tile[tile != NO_TILE])
 
 
-def _operand_bytes(graph: Graph, program: Program) -> int:
-    """Bytes that a compute set reads on a tile: of its largest blocks, or of an even share if that is more."""
+def _block_bytes(graph: Graph, program: Program) -> int:
+    """Bytes that a compute set reads and writes on a tile: its largest blocks, or an even share if that is more."""
     if not isinstance(program, Execute):
         return 0
     total = 0
     for group in graph.groups[program.compute_set]:
-        read = [number for number, field in enumerate(group.codelet.fields) if field.is_read]
-        sizes = zip(read, _largest_blocks(group, read), _bytes_per_tile(group, read), strict=True)
+        numbers = range(len(group.codelet.fields))
+        sizes = zip(numbers, _largest_blocks(group, numbers), _bytes_per_tile(group, numbers), strict=True)
         total += sum(max(n * element_bytes(group.codelet.fields[number].dtype), even) for number, n, even in sizes)
     return total
 
