@@ -9,7 +9,8 @@ input that read zero. Padding may be negative, where XLA's own CPU convolution r
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,7 @@ from ipujax.lowering.poplin.spec import BATCH, FIELD, GROUPS, IN_CHANNELS, OUT_C
 from ipujax.lowering.popops.maps.constants import immediate_of
 from ipujax.runtime.cache import remembered_and_stored
 from ipujax.runtime.errors import GraphError
+from ipujax.runtime.exchange import exchange_cycles, sync_cycles
 from ipujax.runtime.graph import (
     Access,
     Axis,
@@ -48,7 +50,7 @@ from ipujax.runtime.graph import (
     element,
 )
 from ipujax.runtime.target import Target
-from ipujax.runtime.tensor import Tensor
+from ipujax.runtime.tensor import Tensor, element_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,8 +157,18 @@ def _choose_plan(
         return _add_steps(Builder(builder.graph, builder.prog, "trial"), x, w, _PlannedConv(plan, params, windows))
 
     plans = trial_plans(plan, target, available_memory_proportion, cycles_per_byte)
-    bounds = [plan.lower_bound_cycles for plan in plans]
+    bounds = [float(plan.lower_bound_cycles) for plan in plans]
+    if lhs.mapping is not None and lhs.view is not None:
+        copy_cycles = _spreading_cycles(lhs, target)
+        bounds += [bound + copy_cycles for bound in bounds]
+        plans += tuple(replace(plan, spreads_lhs=True) for plan in plans)
     return choose_cheapest_alone(plans, bounds, (lhs, rhs), add, target, cycles_per_byte)
+
+
+def _spreading_cycles(operand: Operand, target: Target) -> float:
+    """Lower bound of the cycles of `_spread`."""
+    part_bytes = prod(operand.shape) * element_bytes(operand.dtype) // target.tiles_per_ipu
+    return float(sync_cycles(1, target) + exchange_cycles(0, part_bytes, target))
 
 
 def _params(numbers: lax.ConvDimensionNumbers, groups: int, groups_in_batch: bool, precision: Any) -> ConvParams:
@@ -187,6 +199,8 @@ def _add_steps(builder: Builder, x: Tensor, w: Tensor, planned: _PlannedConv) ->
     plan = planned.plan
     params = planned.params
     over_batch = plan.step_axis == BATCH
+    if plan.spreads_lhs:
+        x = _spread(builder, x, params.lhs, "spread")
     _map_operands(builder.graph, x, w, plan, params)
     if plan.steps == 1:
         return _step(builder, x, w, planned)
@@ -251,11 +265,21 @@ def _without_skipped(
     used = x.slice(starts, x.shape, strides)
     if not graph.is_mapped(x) or immediate_of(x) is not None:
         return used, used_windows
-    order = MemoryOrder.with_channels(used.shape, layout.channel)
-    mapping = linear_mapping(graph, used.size, x.dtype)
-    copy = graph.add_variable(order.variable_shape, x.dtype, f"{builder.name}/used", mapping)
-    builder.prog.add(Copy(order.of_variable(used), copy, f"{builder.name}/used", graph.origin))
-    return order.of_view(copy), used_windows
+    return _spread(builder, used, layout, "used"), used_windows
+
+
+def _spread(builder: Builder, x: Tensor, layout: Layout, name: str) -> Tensor:
+    """Copies activations, in groups of channels, to equal parts of all tiles.
+
+    A block that several tiles receive is so put together from many parts once, on the tiles of the copy.
+    Source: poplibs `Convolution.cpp`, which rearranges activations before it broadcasts them to more than seven tiles.
+    """
+    graph = builder.graph
+    order = MemoryOrder.with_channels(x.shape, layout.channel)
+    mapping = linear_mapping(graph, x.size, x.dtype)
+    copy = graph.add_variable(order.variable_shape, x.dtype, f"{builder.name}/{name}", mapping)
+    builder.prog.add(Copy(order.of_variable(x), copy, f"{builder.name}/{name}", graph.origin))
+    return order.of_view(copy)
 
 
 def _spec(extents: Dims[int], windows: Sequence[Window], *operands: Any) -> ConvSpec:
