@@ -1,8 +1,11 @@
-"""Recomputation of cheap elementwise results by each reader, instead of storing them.
+"""Recomputation of cheap or widened elementwise results by each reader, instead of storing them.
 
 A cast, a product with a row statistic or the mask of a ReLU takes few instructions, and is often as wide as its
-operands or wider. Source: XLA's fusion, which duplicates producers too.
-Limits: at most a few equations are repeated for one value; the cost per byte is not considered.
+operands or wider. A value that is wider than all the arrays it is computed from, as floats from halves in a softmax, is
+computed again whatever it takes: floats exist inside of vertices only, as in PopLibs' codelets for halves.
+Source: XLA's fusion, which duplicates producers too; poplibs `popnn/codelets/` for non-linearities of halves.
+Limits: at most a few equations are repeated for one value; the cost per byte is not considered. Operations other than
+elementwise ones and reductions, as a gather, read stored floats.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from ipujax.lowering.primitives import record_of
 from ipujax.runtime.tensor import element_bytes
 
 _MOST_STEPS = 3  # equations; assumed: about a store and a load, with the cost of the bytes
+_MOST_WIDENED_STEPS = 8  # equations from narrower sources; assumed: those of a softmax and of a normalisation
 
 # (value, its bytes an element, stored source → its bytes for each element of the value) → whether to compute it again.
 IsWorthIt = Callable[[Var, int, Mapping[Var, int]], bool]
@@ -71,7 +75,8 @@ class Repeated:
         if var in self._stored or var not in self._definition:
             return None
         eqn = self._eqns[self._definition[var]]
-        if not record_of(eqn).is_cheap:
+        record = record_of(eqn)
+        if not record.is_cheap and record.cost != "elementwise":
             return None
         leaves: frozenset[Var] = frozenset()
         steps = 1
@@ -81,7 +86,11 @@ class Repeated:
             steps += 0 if nested is None else nested[1]
         elements = max(1, prod(shape_of(var)))
         bytes_an_element = {leaf: self._bytes(leaf) // elements for leaf in leaves}  # of `var`: small leaves count none
-        is_worth_it = steps <= _MOST_STEPS and self._is_worth_it(var, _width(var), bytes_an_element)
+        width = _width(var)
+        is_widened = all(_width(leaf) < width for leaf, size in bytes_an_element.items() if size)
+        if is_widened and sum(bytes_an_element.values()) <= width and steps <= _MOST_WIDENED_STEPS:
+            return leaves, steps
+        is_worth_it = record.is_cheap and steps <= _MOST_STEPS and self._is_worth_it(var, width, bytes_an_element)
         return (leaves, steps) if is_worth_it else None
 
     def _bytes(self, var: Var) -> int:

@@ -293,6 +293,40 @@ def test_recomputes_cheap_values() -> None:
     check(fun, half, tiles=(1, 4, 7), rtol=1e-5, atol=1e-5)
 
 
+def softmax_of_halves(x: Any) -> Any:
+    return jax.nn.softmax(x.astype(jnp.float32)).astype(jnp.float16)
+
+
+def norm_of_halves(x: Any) -> Any:
+    wide = x.astype(jnp.float32)
+    centred = wide - wide.mean(-1, keepdims=True)
+    return (centred * jax.lax.rsqrt((centred**2).mean(-1, keepdims=True) + 1e-5)).astype(jnp.float16)
+
+
+def entropy_of_halves(x: Any) -> Any:
+    labels = jax.nn.one_hot(jnp.arange(len(x)) % 7, x.shape[-1])
+    return -(labels * jax.nn.log_softmax(x.astype(jnp.float32))).sum(-1)
+
+
+@pytest.mark.parametrize(
+    ("fun", "is_gradient"),
+    [
+        (softmax_of_halves, False),
+        (softmax_of_halves, True),
+        (norm_of_halves, False),
+        (norm_of_halves, True),
+        (entropy_of_halves, False),
+    ],
+)
+def test_stores_no_float_copy_of_an_array_of_halves(fun: Any, is_gradient: bool) -> None:
+    """Each group computes floats from the halves again, also through an exponential."""
+    half = X.astype(np.float16)
+    plain = jax.grad(lambda x: (fun(x).astype(jnp.float32) ** 2).sum()) if is_gradient else fun
+    program = lowered(plain, [half], small_target(4))
+    assert not [v for v in program.graph.variables if v.dtype == np.float32 and v.size == X.size]
+    check(plain, half, tiles=(1, 4, 7), rtol=1e-2, atol=1e-3)
+
+
 def test_computes_an_operand_of_a_product_once() -> None:
     def fun(x: Any, w: Any) -> Any:
         wide = x.astype(jnp.float32)
