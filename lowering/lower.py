@@ -159,8 +159,10 @@ def lower(
     _check(function, inputs.names)
     replica_target = of_one_replica(target, function.replicas)
     choice = choice or Choice(BYTE_COST_CYCLES, replica_target.bytes_per_tile)
-    planning_target = _for_planners(replica_target, choice)
     options = options or Options()
+    if options.available_memory_proportion is not None:
+        replica_target = replace(replica_target, available_memory_proportion=options.available_memory_proportion)
+    planning_target = _for_planners(replica_target, choice)
     make_lowering = partial(Lowering, options=options, probes=probes)
     plan = _Plan(function, inputs.of_function(function), planning_target, choice, options.io_tiles, line, make_lowering)
     program = _in_stages(plan) if has_stages(function.jaxpr.jaxpr) else _Program(plan, uncut(function.jaxpr)).lowered()

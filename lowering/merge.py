@@ -82,14 +82,7 @@ def _merged(graph: Graph, sequence: ProgramSequence, effects: EffectsOf, max_byt
 
 def _max_block_bytes(graph: Graph) -> float:
     """Bytes that a merged set may read and write on a tile: as many as one operation, fewer where a byte costs more."""
-    target = graph.target
-    byte_cost_cycles = graph.byte_cost_cycles
-    return (
-        target.available_memory_proportion
-        * target.bytes_per_tile
-        * _MIN_BYTE_COST_CYCLES
-        / max(byte_cost_cycles, _MIN_BYTE_COST_CYCLES)
-    )
+    return graph.target.operation_bytes * _MIN_BYTE_COST_CYCLES / max(graph.byte_cost_cycles, _MIN_BYTE_COST_CYCLES)
 
 
 def _place_for(graph: Graph, steps: list[_Step], step: _Step, max_bytes: float) -> _Step | None:

@@ -43,6 +43,9 @@ class Options:
             result are half precision: "float32" or "float16". None is PopLibs' default, float32. Other products keep
             theirs, and so does a call of poplin that names its own. Cycles and memory are those of these partials;
             numbers round, and overflow, as they do with `exact_splits` alone.
+        available_memory_proportion: part of a tile's memory that operands, receive buffers and results of one operation
+            may take, from 0, as little as possible, to 1; None is that of the machine. `profile.unmet_bounds` lists
+            operations that need more.
         byte_cost: cycles that planners add for each byte of data or code on the fullest tile: a higher cost usually
             makes programs smaller and slower. None is ½; if the program does not fit, the fastest that does of the
             attempts of `docs/fitting.md`, with costs up to 16. A number is fixed. Without the tiles' limit
@@ -74,7 +77,8 @@ class Options:
 
     Raises:
         ArgumentError: a value of another type, an unknown name, or a number out of range: trip counts and `io_tiles`
-            are at least 0, `prefetch_depth` at least 1, `byte_cost` from 0 to 10¹².
+            are at least 0, `prefetch_depth` at least 1, `byte_cost` from 0 to 10¹², `available_memory_proportion` from
+            0 to 1.
     """
 
     exact_splits: bool = False
@@ -82,6 +86,7 @@ class Options:
     trip_counts: Mapping[str, int] = field(default_factory=dict, hash=False)  # a mapping has no hash
     verify_undefined: bool = True
     partials: Partials | None = None
+    available_memory_proportion: float | None = None
     byte_cost: float | None = None
     recompute: Recompute = "none"
     io_tiles: int = 0
@@ -116,8 +121,9 @@ class Options:
                 expected = f"a whole number of at least {lowest}"
                 raise ArgumentError(f"Options.{name} must be a whole number", expected=expected, got=repr(number))
             object.__setattr__(self, name, int(number))
-        if self.byte_cost is not None:
-            object.__setattr__(self, "byte_cost", _checked_byte_cost(self.byte_cost))
+        for name, highest, kind, unit in _NUMBERS:
+            if (value := getattr(self, name)) is not None:
+                object.__setattr__(self, name, _checked_number(name, value, highest, kind, unit))
         if not isinstance(self.trip_counts, Mapping):
             kind = type(self.trip_counts).__name__
             raise ArgumentError("Options.trip_counts must be a mapping", expected="loop name to iterations", got=kind)
@@ -168,9 +174,15 @@ def _checked_folder(path: Any) -> str:
     return text
 
 
-def _checked_byte_cost(cost: Any) -> float:
-    is_number = isinstance(cost, Real) and not isinstance(cost, bool)
-    if not is_number or not 0 <= cost <= MAX_BYTE_COST:
-        expected = f"a number of cycles per byte from 0 to {MAX_BYTE_COST:g}, or None"
-        raise ArgumentError("Options.byte_cost must be a cost per byte", expected=expected, got=repr(cost))
-    return float(cost)
+_NUMBERS = (  # option, highest value, kind, unit
+    ("byte_cost", MAX_BYTE_COST, "cost per byte", "a number of cycles per byte"),
+    ("available_memory_proportion", 1.0, "proportion", "a number"),
+)
+
+
+def _checked_number(name: str, value: Any, highest: float, kind: str, unit: str) -> float:
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    if not is_number or not 0 <= value <= highest:
+        expected = f"{unit} from 0 to {highest:g}, or None"
+        raise ArgumentError(f"Options.{name} must be a {kind}", expected=expected, got=repr(value))
+    return float(value)

@@ -184,7 +184,7 @@ def _crowding(work: Work, grids: Grids, target: Target) -> np.ndarray:
 
 def crowding_cycles(needed_bytes: np.ndarray, target: Target) -> np.ndarray:
     """Penalty above any real cost, for each doubling by which bytes exceed a planner's share of a tile."""
-    usable_bytes = max(1.0, target.available_memory_proportion * target.bytes_per_tile)
+    usable_bytes = target.operation_bytes
     return np.ceil(np.log2(np.maximum(needed_bytes, usable_bytes) / usable_bytes)) * _CROWDING_CYCLES
 
 

@@ -236,8 +236,14 @@ def plan_convolution(
         raise ArgumentError(
             "available_memory_proportion must be a proportion", expected="a number from 0 to 1", got=share
         )
+    asks_for_least = share == 0
+
+    def rank(plan: Plan) -> tuple[int, int]:
+        excess_bytes = plan.temp_bytes if asks_for_least else _excess(plan, share * target.bytes_per_tile)
+        return excess_bytes, plan.total_cycles
+
     best = _plan_step(spec, target, share)
-    for axis in step_axes if best.memory_binds and share > 0 else ():
+    for axis in step_axes if best.memory_binds or asks_for_least else ():
         for steps in _STEPS:
             if not _divides(list(spec.extents)[axis], steps, axis):
                 break
@@ -252,7 +258,7 @@ def plan_convolution(
                 memory_binds=plan.memory_binds or not is_met,
                 memory_bound_met=plan.memory_bound_met and is_met,
             )
-            best = min(best, plan, key=lambda p: (_excess(p, share * target.bytes_per_tile), p.total_cycles))
+            best = min(best, plan, key=rank)
             if not plan.memory_binds:
                 break
     return best

@@ -270,6 +270,11 @@ class Target:
         return self.num_tiles * self.bytes_per_tile
 
     @property
+    def operation_bytes(self) -> float:
+        """Bytes of a tile that planners may use for one operation, at least 1."""
+        return max(1.0, self.available_memory_proportion * self.bytes_per_tile)
+
+    @property
     def interleaved_bytes(self) -> int:
         """Size of one tile's interleaved region, in bytes; 0 for a tile too small to have one."""
         return max(0, self.bytes_per_tile - self.interleaved_offset_bytes)

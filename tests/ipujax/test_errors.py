@@ -593,6 +593,14 @@ def test_out_of_memory_allowed() -> None:
             (lambda cost=cost: ipu.Options(byte_cost=cost), ipu.ArgumentError, rf"byte_cost(.|\n)*got: {cost!r}")
             for cost in (-0.5, float("nan"), float("inf"), 10**400, True, "1")
         ),
+        *(
+            (
+                lambda share=share: ipu.Options(available_memory_proportion=share),
+                ipu.ArgumentError,
+                rf"available_memory_proportion must be a proportion(.|\n)*from 0 to 1(.|\n)*got: {share!r}",
+            )
+            for share in (-0.1, 1.01, float("nan"), True, "1")
+        ),
         (lambda: ipu.Options(trip_counts={"w": -1}), ipu.ArgumentError, r"trip_counts\['w'\](.|\n)*at least 0"),
         *(
             (

@@ -56,6 +56,34 @@ def fits(profile: ipu.Profile) -> bool:
     return not profile.memory.lacking()
 
 
+def test_a_proportion_bounds_the_memory_of_an_operation() -> None:
+    chip = ipu.IPUModel(tiles_per_ipu=16)
+    x, w = jax.ShapeDtypeStruct((512, 512), np.float32), jax.ShapeDtypeStruct((512, 1024), np.float32)
+
+    def profile(share: float | None, machine: ipu.IPUModel = chip) -> ipu.Profile:
+        options = ipu.Options(available_memory_proportion=share)
+        return ipu.jit(jnp.matmul, device=machine, options=options).profile(x, w)
+
+    needed = [profile(share).memory.max_tile_bytes for share in (0, 0.2, 1)]
+    assert max(needed[:2]) < needed[2]
+    assert profile(0.2).executable.target.available_memory_proportion == 0.2
+    assert profile(None).cycles == profile(0.6).cycles  # the machine's own
+    of_machine = ipu.IPUModel(tiles_per_ipu=16, available_memory_proportion=0.2)
+    assert profile(None, of_machine).cycles == profile(0.2).cycles == profile(0.2, of_machine).cycles
+    (bound,) = profile(0.05).unmet_bounds
+    assert bound.bound_bytes == int(0.05 * chip.target.bytes_per_tile) < bound.needed_bytes
+
+
+def test_a_proportion_of_0_lowers_all_kinds_of_operations() -> None:
+    def fun(x: jax.Array, rows: jax.Array) -> jax.Array:
+        return jnp.cumsum(jax.nn.softmax(x[rows]), 1).at[rows].add(1.0)
+
+    x, rows = np.ones((64, 96), np.float32), np.arange(64) % 7
+    options = ipu.Options(available_memory_proportion=0)
+    got = ipu.jit(fun, device=ipu.IPUModel(tiles_per_ipu=4), options=options)(x, rows)
+    np.testing.assert_allclose(got, fun(x, rows), rtol=1e-5)
+
+
 @cache
 def climb() -> tuple[int, float]:
     """The memory of a tile in which the layers fit at a higher cost per byte only, and the lowest such cost."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -58,18 +57,6 @@ class DeviceInfo:
     def device(self) -> ipu.IPUModel | ipu.CPU:
         """The device of `ipu.jit`."""
         return ipu.CPU() if self._model is None else self._model
-
-    def with_available_memory(self, share: float) -> ipu.IPUModel | ipu.CPU:
-        """Return the device of `ipu.jit` with another share of tile memory for the plans of products.
-
-        Args:
-            share: of the memory of a tile, more than 0 and at most 1.
-        """
-        if self._model is None:
-            return ipu.CPU()
-        target = self._model.target
-        constants = {f.name: getattr(target, f.name) for f in fields(target) if f.name not in ("num_ipus", "sources")}
-        return ipu.IPUModel(target.num_ipus, **{**constants, "available_memory_proportion": float(share)})
 
     @property
     def type(self) -> DeviceType:

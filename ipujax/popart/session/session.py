@@ -215,9 +215,7 @@ class Session(NotCopied, Reports):
         """
         self._device.attach()
         self._store.to_device(self._new_states)
-        share = self._settings.get(AVAILABLE_MEMORY)
-        device = self._device.device if share is None else self._device.with_available_memory(share)
-        runner = Runner(self._plan(), device, self._compiler_options(), self._offloaded(), self.name)
+        runner = Runner(self._plan(), self._device.device, self._compiler_options(), self._offloaded(), self.name)
         # Only shapes and element types matter to the compiler.
         rows = synthetic_rows(self._inputs(), self._step, SyntheticDataMode.Zeros)
         runner.compile(*self._arguments(), rows={**rows, **self._keys()})
@@ -319,6 +317,7 @@ class Session(NotCopied, Reports):
             recompute=_RECOMPUTE[RecomputationType(options.autoRecomputation)],
             io_tiles=int(options.numIOTiles),
             partials=partials_of(self._settings, options.partialsTypeMatMuls),
+            available_memory_proportion=self._settings.get(AVAILABLE_MEMORY),
             progress=False,
             cache_dir=str(options.cachePath) if options.enableEngineCaching else None,
             stream_loops=True,  # as PopART: a batch is on the device in its own turn

@@ -219,7 +219,7 @@ class _Form:
             is_exact=work.is_exact and blocks == 1 and cost.table != "elsewhere" and self.result == "new",
             needed_bytes=blocks * int(cost.needed_bytes(grid)[0]),
             update_bytes=blocks * int(cost.block_bytes(grid)[-3:-1].sum()),
-            available_bytes=int(target.available_memory_proportion * target.bytes_per_tile),
+            available_bytes=int(target.operation_bytes),
         )
 
     @property

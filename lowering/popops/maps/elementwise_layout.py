@@ -189,8 +189,9 @@ def _even(
         reduced = {axis for reduction in reductions for axis in reduction.axes}
         orders.append(tuple(d for d in range(len(shape)) if d not in reduced))
     layouts = [Layout(shape, spread(shape, order, width, tiles)) for order in orders]
-    available_bytes = graph.target.available_memory_proportion * graph.target.bytes_per_tile
-    fitting = [x for x in layouts if _evenness(x.mapping, graph.target.num_tiles).worst * width <= available_bytes]
+    fitting = [
+        x for x in layouts if _evenness(x.mapping, graph.target.num_tiles).worst * width <= graph.target.operation_bytes
+    ]
     return fitting if must_fit or fitting else layouts[:1]
 
 

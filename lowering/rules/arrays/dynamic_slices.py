@@ -217,7 +217,7 @@ def _too_long(graph: Graph, x: Tensor, sizes: Sequence[int], dynamic: Starts) ->
     shape = list(x.shape)
     # In the order of slicing: each slice shortens the rows of the next.
     for d in sorted(dynamic, key=lambda d: sizes[d] / x.shape[d]):
-        if _most_bytes(graph, shape, (d,), x.dtype) > target.available_memory_proportion * target.bytes_per_tile:
+        if _most_bytes(graph, shape, (d,), x.dtype) > target.operation_bytes:
             long_dims.append(d)
         shape[d] = sizes[d]
     return long_dims

@@ -90,8 +90,10 @@ def _exceeds_tile(graph: Graph, table: Tensor, spec: GatherSpec) -> bool:
     """True if a table with uncut indexed dimensions exceeds a planner's share of a tile."""
     target = graph.target
     indexed = prod(table.shape[d] for d in spec.indexed)
-    usable_bytes = target.available_memory_proportion * target.bytes_per_tile
-    return -(-table.size // (indexed * target.tiles_per_ipu)) * indexed * element_bytes(table.dtype) > usable_bytes
+    return (
+        -(-table.size // (indexed * target.tiles_per_ipu)) * indexed * element_bytes(table.dtype)
+        > target.operation_bytes
+    )
 
 
 def gather_index_by_index(

@@ -33,7 +33,7 @@ def parts_of(
     target = graph.target
     length = shape[axis]
     num_bytes = length * sum(map(element_bytes, dtypes))
-    usable = target.available_memory_proportion * target.bytes_per_tile
+    usable = target.operation_bytes
     if length < 4:
         return 1
     # Idle tiles for each row, but no more parts than the root of its length; then as many as two parts on a tile need.
