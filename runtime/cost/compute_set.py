@@ -212,9 +212,10 @@ def exchange_cost(traffics: Sequence[Traffic], window: Window, target: Target) -
     inside = slice(window.first_tile, window.first_tile + window.tiles)
     for t in traffics:
         if t.received_bytes[inside].any():
-            operand = receive_cycles(t.received_bytes[inside], t.shared_bytes[inside], t.receives[inside], target)
+            parts = (t.received_bytes[inside], t.shared_bytes[inside], t.receives[inside])
+            operand = receive_cycles(*parts, target, t.fragments[inside])
             receiving = receiving + operand  # operands arrive one after the other
-    cycles = exchange_cycles(receiving, sent, target)
+    cycles = exchange_cycles(receiving, sent, target, sends)
     return ExchangeCost(compact(received), compact(sent), compact(receives), compact(sends), compact(cycles))
 
 

@@ -259,7 +259,7 @@ def cross_replica_cost(graph: Graph, copy: CrossReplicaCopy) -> CopyCost:
     parts = {name: pad_tiles(getattr(pair_cost.exchange, name), first, 2 * tiles) for name in _COUNTS}
     counts = {name: part[:tiles] + part[tiles:] for name, part in parts.items()}
     receiving_cycles = receive_cycles(counts["received_bytes"], np.zeros(tiles, np.int64), counts["receives"], target)
-    port_cycles = exchange_cycles(receiving_cycles, counts["sent_bytes"], target)
+    port_cycles = exchange_cycles(receiving_cycles, counts["sent_bytes"], target, counts["sends"])
     exchange = ExchangeCost(**{name: compact(values) for name, values in counts.items()}, cycles=compact(port_cycles))
     no_copies = compact(np.zeros(tiles, np.int64))
     return CopyCost(0, exchange, no_copies, pair_flows, cycles)

@@ -244,15 +244,16 @@ def count_blocks(
     local_fragments = _by_tile(vertex_local.where_any(_fragments(vertex_local.tallies)), tile, num_tiles)
     overlaps = [(_find_overlap(line), line) for line in lines]
     tallies = [Tally(overlap.count, overlap.is_block, line.length, line.step) for overlap, line in overlaps]
-    rearranged = copied_parts(local, local_fragments, _by_tile(_fragments(tallies), tile, num_tiles))
+    fragments = _by_tile(_fragments(tallies), tile, num_tiles)
+    rearranged = copied_parts(local, local_fragments, fragments)
     runs = _homes(tallies, tallies) - vertex_local.where_any(_homes(tallies, vertex_local.tallies))
     receives = _by_tile(runs, tile, num_tiles)
     if writes:
         received, arriving = (_by_tile(counts, mapping.tiles, num_tiles) for counts in _arriving(lines, copies))
         zeros = np.zeros(num_tiles, np.int64)
-        arriving_fragments = arriving - local_fragments
+        arriving -= local_fragments
         return Traffic(
-            received - local, remote, arriving_fragments, receives, local, local_fragments, zeros, *rearranged
+            received - local, remote, arriving, arriving, receives, local, local_fragments, zeros, *rearranged
         )
     sent = _by_tile(_needed_by_any(lines), mapping.tiles, num_tiles)
     sends = _by_tile(_needed_fragments(lines), mapping.tiles, num_tiles)
@@ -269,7 +270,8 @@ def count_blocks(
     ]
     edges = [line.edges for line in lines]
     shared = shared_blocks(intervals_of_line, edges, blocks[tile].ravel(), vertex_of_tile, buses.tiles(num_tiles))
-    return Traffic(remote, sent, receives, sends, local, local_fragments, shared, *rearranged)
+    arriving = fragments - local_fragments
+    return Traffic(remote, sent, arriving, receives, sends, local, local_fragments, shared, *rearranged)
 
 
 def _by_tile(values: np.ndarray, tile: np.ndarray, num_tiles: int) -> np.ndarray:

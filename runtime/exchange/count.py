@@ -38,6 +38,7 @@ class Traffic:
     Args:
         received_bytes: bytes that arrive from other tiles.
         sent_bytes: bytes that leave, each counted once however many tiles receive it.
+        fragments: contiguous parts that arrive (contiguous in the sender's memory and in the operand).
         receives: parts that arrive, each from one tile and contiguous in the operand.
         sends: contiguous parts that leave, each counted once however many tiles receive it.
         local_bytes: needed bytes that are already on the tile.
@@ -49,6 +50,7 @@ class Traffic:
 
     received_bytes: np.ndarray
     sent_bytes: np.ndarray
+    fragments: np.ndarray
     receives: np.ndarray
     sends: np.ndarray
     local_bytes: np.ndarray
@@ -229,8 +231,9 @@ def count_traffic(
 
     remote = of_vertices(elements) - local
     receives = of_vertices(pieces.receives) - sum_by_index(pieces.home[at_home], pieces.receives[at_home], num_tiles)
+    all_fragments = of_vertices(fragments)
     if demand.operands is None:
-        copies = copied_parts(local, local_fragments, of_vertices(fragments))
+        copies = copied_parts(local, local_fragments, all_fragments)
     else:
         copies = _copied_operand_parts(demand.operands, mappings, num_tiles)
     others = np.bincount(block_of, minlength=num_blocks)[pieces.block] - at_home  # other tiles that need a piece
@@ -239,7 +242,7 @@ def count_traffic(
     if writes:  # an element has one home, so no two tiles receive it
         # The part of a result that one tile stores leaves at once, and arrives at an address of its own a fragment.
         arriving = sum_by_index(pieces.home, fragments * others, num_tiles)
-        return Traffic(at_owners, remote, arriving, receives, local, local_fragments, shared, *copies)
+        return Traffic(at_owners, remote, arriving, arriving, receives, local, local_fragments, shared, *copies)
     sent = at_owners
     sends = _sends(pieces, others > 0, is_disjoint, num_tiles)
     if not is_disjoint:
@@ -253,7 +256,8 @@ def count_traffic(
             shared = shared_runs(needed, pieces.home, demand.block_of_tile, buses.tiles(num_tiles))
     if pieces.weight is not None:  # estimated from a sample, a tile may seem to send more than is mapped to it
         sent = np.minimum(sent, sum(mapping.elements_per_tile(num_tiles) for mapping in mappings))
-    return Traffic(remote, sent, receives, sends, local, local_fragments, shared, *copies)
+    arriving = all_fragments - local_fragments
+    return Traffic(remote, sent, arriving, receives, sends, local, local_fragments, shared, *copies)
 
 
 def _sends(pieces: Pieces, leaves: np.ndarray, is_disjoint: bool, num_tiles: int) -> np.ndarray:

@@ -67,8 +67,11 @@ def count_disjoint_reads(group: VertexGroup, access: Access, mapping: TileMappin
     is_received &= (needed & ~is_local)[order]
     receives = _by_tile(need[order[is_received]], num_tiles)
     sends = _by_tile(home[first & ~is_local], num_tiles)
-    copies = copied_parts(local, local_fragments, _by_tile(need[first], num_tiles))
-    return Traffic(received, sent, receives, sends, local, local_fragments, np.zeros(num_tiles, np.int64), *copies)
+    fragments = _by_tile(need[first], num_tiles)
+    copies = copied_parts(local, local_fragments, fragments)
+    arriving = fragments - local_fragments
+    shared = np.zeros(num_tiles, np.int64)
+    return Traffic(received, sent, arriving, receives, sends, local, local_fragments, shared, *copies)
 
 
 def _longest_run(node: Affine, group: VertexGroup, axes: list[int]) -> int:

@@ -8,7 +8,8 @@ is added here is known everywhere.
 
 Source: reference A2 (width; a tile sends and receives at once; control slots a fragment; sync), B5 (start-up, copies),
 A1 and 2 (tiles that share a bus). Constants: `Target`.
-Limits: all pairs of tiles are equally far.
+Limits: all pairs of tiles are equally far. A part that is no multiple of four bytes takes a word, or its bytes over the
+width if that is more.
 """
 
 from __future__ import annotations
@@ -82,7 +83,9 @@ def sync_cycles(supersteps: Count, target: Target) -> Count:
     return supersteps * target.internal_sync_cycles
 
 
-def receive_cycles(received_bytes: Count, shared_bytes: Count, receives: Count, target: Target) -> Any:
+def receive_cycles(
+    received_bytes: Count, shared_bytes: Count, receives: Count, target: Target, fragments: Count = 0
+) -> Any:
     """Return the cycles in which each tile receives one operand; arrays are int64[num_tiles].
 
     Args:
@@ -90,13 +93,14 @@ def receive_cycles(received_bytes: Count, shared_bytes: Count, receives: Count, 
         shared_bytes: the part of them that all tiles of the same exchange bus receive.
         receives: parts that arrive, each from one tile to successive addresses.
         target: width and control costs.
+        fragments: contiguous parts that are sent, each of a word at least.
 
     Source: reference A2, the larger of payload over width and the control slots of all receives; reference A1, §2 for
     the width of tiles that share a bus.
     """
     lane_bytes = received_bytes - shared_bytes + shared_bytes / target.tiles_per_exchange_bus
     payload_cycles = np.ceil(lane_bytes / target.exchange_bytes_per_cycle).astype(np.int64)
-    return np.maximum(payload_cycles, receives * target.exchange_receive_cycles)
+    return np.maximum(np.maximum(payload_cycles, fragments), receives * target.exchange_receive_cycles)
 
 
 def receive_code_bytes(receives: Count, target: Target) -> Count:
@@ -111,18 +115,19 @@ def send_code_bytes(sends: Count, sent_bytes: Count) -> Count:
     return _INSTRUCTION_BYTES * (sends + continued + words // (_LONG_SEND_WORDS + 1))
 
 
-def exchange_cycles(receiving_cycles: Count, sent_bytes: Count, target: Target) -> Any:
+def exchange_cycles(receiving_cycles: Count, sent_bytes: Count, target: Target, sends: Count = 0) -> Any:
     """Return the cycles of each tile in one internal exchange, without the sync before it; arrays are int64[num_tiles].
 
     Args:
         receiving_cycles: `receive_cycles` of all operands together.
         sent_bytes: bytes that leave.
         target: width and start-up cost.
+        sends: contiguous parts that leave, each of a word at least.
 
     Source: a tile sends and receives at once (reference A2); B5 for the start.
     """
     sending_cycles = np.ceil(sent_bytes / target.exchange_bytes_per_cycle).astype(np.int64)
-    busy_cycles = np.maximum(receiving_cycles, sending_cycles)
+    busy_cycles = np.maximum(receiving_cycles, np.maximum(sending_cycles, sends))
     return np.where(busy_cycles > 0, busy_cycles + target.exchange_startup_cycles, 0)
 
 

@@ -19,7 +19,7 @@ million, 0.15 s where several tiles need one.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 
 import numpy as np
@@ -158,6 +158,9 @@ def _strip_reshapes(source: Tensor, destination: Tensor) -> tuple[Tensor, Tensor
     if isinstance(read, Reshaped) and isinstance(written, Reshaped) and read.source.shape == written.source.shape:
         return source.reshape(read.source.shape), destination.reshape(read.source.shape)
     return source, destination
+
+
+_WORD_BYTES = 4  # of the exchange, reference A1
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -325,7 +328,7 @@ def _in_place_traffic(mapping: TileMapping, item_bytes: int) -> Traffic:
     zeros = _zeros(last - first + 1)
     elements = _shift_tiles(mapping, first).elements_per_tile(last - first + 1)
     local = _read_only(elements * item_bytes), _read_only((elements > 0).astype(np.int64))
-    return Traffic(zeros, zeros, zeros, zeros, *local, zeros, zeros, zeros)
+    return Traffic(zeros, zeros, zeros, zeros, zeros, *local, zeros, zeros, zeros)
 
 
 def _counts(
@@ -351,6 +354,10 @@ def _counts(
 def _scale_to_bytes(counts: Traffic, item_bytes: int) -> Traffic:
     """Scale counts of elements to bytes, read-only; members without traffic become the shared zeros."""
     members = []
+    # Parts of less than a word cannot arrive one behind the other.
+    is_narrow = counts.received_bytes * item_bytes < _WORD_BYTES * counts.fragments
+    if is_narrow.any():
+        counts = replace(counts, receives=np.where(is_narrow, counts.fragments, counts.receives))
     for item in fields(Traffic):
         values = getattr(counts, item.name) * (item_bytes if item.name.endswith("_bytes") else 1)
         members.append(_read_only(_narrowed(values)) if values.any() else _zeros(len(values)))

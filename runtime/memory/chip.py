@@ -31,7 +31,9 @@ _GAP_TO_ACCEPT = 0.01  # assumed: on tiles that lose no more than this share of 
 _SIMILARITY = 0.02  # assumed: share of its bytes by which a tile may differ from those it is packed with
 _PLACEMENTS = 2_000  # assumed: upper bound of placements of items in the search for a better sequence
 _MAX_SEQUENCES = 36  # assumed: upper bound of sequences that are tried
-_MAX_SEARCHES = 32  # assumed: upper bound of tiles whose best sequence is searched for
+_SEARCH_PLACEMENTS = 10_000  # assumed: the same for the fullest tile
+_CLOSE = 0.001  # assumed: tiles that exceed the fullest by less are not searched for a better sequence
+_FULLEST_AT_ONCE = 8  # assumed: tiles packed by themselves in the first round, twice as many in each later one
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -92,16 +94,17 @@ class Chip:
         # `tolerance` is the share by which tiles that are packed as one may differ.
         return self._search(tiles, enough, tolerance, sequences)[0]
 
-    def best_sequence(self, tile: int, enough_bytes: float) -> np.ndarray:
+    def best_sequence(self, tile: int, enough_bytes: float, known: np.ndarray | None) -> np.ndarray:
         """Return the sequence of the smallest arena of a tile, or the first of at most `enough_bytes`."""
-        return self._search(np.array([tile]), np.array([enough_bytes]), 0.0, _MAX_SEQUENCES)[1]
+        sequences = min(_MAX_SEQUENCES, max(6 * len(ORDERS), _SEARCH_PLACEMENTS // max(1, len(self.items))))
+        return self._search(np.array([tile]), np.array([enough_bytes]), 0.0, sequences, known)[1]
 
     def pack_in(self, sequence: np.ndarray, tiles: np.ndarray) -> Arena:
         """Return the arena of each tile in one sequence, every tile by itself."""
         return self._arena_of(self._end_addresses(self._sizes[:, tiles - self.tiles.start], sequence, 0.0))
 
     def _search(
-        self, tiles: np.ndarray, enough: np.ndarray, tolerance: float, sequences: int
+        self, tiles: np.ndarray, enough: np.ndarray, tolerance: float, sequences: int, known: np.ndarray | None = None
     ) -> tuple[Arena, np.ndarray]:
         """Return the smallest arena of each tile over several sequences, and the sequence whose largest is smallest."""
         best = Arena(np.full(len(tiles), np.iinfo(np.int64).max), np.zeros(len(tiles), np.int64))
@@ -112,6 +115,8 @@ class Chip:
         spans = [item.spans for item in self.items]
         sizes = self._sizes[:, tiles - self.tiles.start]
         waiting = deque(sort_items(self._sizes, spans, order) for order in ORDERS)
+        if known is not None:
+            waiting.appendleft(known)
         smallest = np.iinfo(np.int64).max
         for _ in range(sequences):
             large = np.flatnonzero(best.size > enough)
@@ -191,24 +196,27 @@ def pack_fullest(chips: Sequence[Chip], peak: np.ndarray, always: np.ndarray) ->
             for chip in chips
         ]
     )
-    is_searched = np.zeros(len(peak), bool)
-    exact_bytes = 0  # of the fullest tile that is packed by itself; a tile below it needs no better sequence
-    # Ends when the fullest tile is packed by itself: only then its bytes are known, and with them the largest of all.
-    for _ in range(_MAX_SEARCHES):
-        fullest = int((always + packed.size).argmax())
-        if is_searched[fullest]:
-            break
-        is_searched[fullest] = True
+    is_exact = np.zeros(len(peak), bool)
+    full = (always + peak).max(initial=0)  # lower bound of the fullest tile; rises with the tiles that are exact
+    known: dict[range, np.ndarray] = {}  # tiles of an IPU → sequence that suits the fullest of them
+    count = _FULLEST_AT_ONCE
+    # Ends when no group leaves a tile fuller than `full`: only then the largest of all tiles is known exactly.
+    while len(fuller := np.flatnonzero((always + packed.size > full) & ~is_exact)):
+        fuller = fuller[np.argsort(-(always + packed.size)[fuller], kind="stable")]
+        fullest = fuller[0]
         chip = next(chip for chip in chips if fullest in chip.tiles)
-        sequence = chip.best_sequence(fullest, max(accepted[fullest], exact_bytes - always[fullest]))
-        exact_bytes = max(exact_bytes, always[fullest] + chip.pack_in(sequence, np.array([fullest])).size[0])
-        # A sequence that suits the fullest tile suits others, too: those that are fuller than it is now.
-        tiles = np.array(chip.tiles)
-        tiles = tiles[((always + packed.size)[tiles] > exact_bytes) | (tiles == fullest)]
-        exact = chip.pack_in(sequence, tiles)
+        enough = max(accepted[fullest], (1 + _CLOSE) * full - always[fullest])
+        known[chip.tiles] = chip.best_sequence(fullest, enough, known.get(chip.tiles))
+        # A sequence that suits the fullest tile suits others, too.
+        tiles = fuller[(fuller >= chip.tiles.start) & (fuller < chip.tiles.stop)][:count]
+        exact = chip.pack_in(known[chip.tiles], tiles)
         better = exact.size < packed.size[tiles]
         packed.size[tiles[better]] = exact.size[better]
         packed.wide[tiles[better]] = exact.wide[better]
+        is_exact[fullest] = True
+        is_exact[tiles[always[tiles] + packed.size[tiles] <= (1 + _CLOSE) * (always + packed.size)[fullest]]] = True
+        full = max(full, (always + packed.size)[is_exact].max())
+        count *= 2
     return packed
 
 

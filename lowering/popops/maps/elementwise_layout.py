@@ -21,7 +21,7 @@ from ipujax.lowering.popops.reductions.partials_cost import combining_cycles
 from ipujax.lowering.popops.reductions.reduce import num_slots
 from ipujax.lowering.popops.vertices.kernel import Input, Kernel, Reduction, kernel_codelet
 from ipujax.runtime.cache import remembered
-from ipujax.runtime.exchange import access_traffic, exchange_cycles, receive_code_bytes, receive_cycles
+from ipujax.runtime.exchange import access_traffic, exchange_cycles, receive_code_bytes, receive_cycles, send_code_bytes
 from ipujax.runtime.graph import Access, Axis, Dim, Graph, Term, element
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import (
@@ -228,17 +228,21 @@ def _exchange_cost(
     target = graph.target
     grid = grid_of(layout, operands, narrow, (), shape)
     receiving = np.zeros(target.num_tiles, np.int64)  # cycles by tile
-    receives = np.zeros(target.num_tiles, np.int64)
+    sent = np.zeros(target.num_tiles, np.int64)
+    sends = np.zeros(target.num_tiles, np.int64)
+    code_bytes = np.zeros(target.num_tiles, np.int64)
     axes, tile, read = grid.with_windows()
     for access in read:
         if graph.is_mapped(access.tensor):
             traffic = access_traffic(axes, tile, access, graph)
             receiving = receiving + receive_cycles(
-                traffic.received_bytes, traffic.shared_bytes, traffic.receives, target
+                traffic.received_bytes, traffic.shared_bytes, traffic.receives, target, traffic.fragments
             )
-            receives = receives + traffic.receives
-    code_bytes = receive_code_bytes(int(receives.max()), target)
-    return float(exchange_cycles(receiving.max(), 0, target)) + graph.byte_cost_cycles * code_bytes
+            sent = sent + traffic.sent_bytes
+            sends = sends + traffic.sends
+            code_bytes = code_bytes + receive_code_bytes(traffic.receives, target)
+    code_bytes = code_bytes + send_code_bytes(sends, sent)
+    return float(exchange_cycles(receiving, sent, target, sends).max() + graph.byte_cost_cycles * code_bytes.max())
 
 
 class _Evenness(NamedTuple):

@@ -75,10 +75,10 @@ def expected(
     graph: Graph,
     writes: bool,
 ) -> np.ndarray:
-    """received, sent, receives, local, local fragments, shared, copied, copied fragments, sends; int[9, num_tiles]."""
+    """received, sent, receives, local, local fragments, shared, copied, copied fragments, fragments, sends."""
     num_tiles = graph.target.num_tiles
     width = graph.target.tiles_per_exchange_bus
-    out = np.zeros((9, num_tiles), np.int64)
+    out = np.zeros((10, num_tiles), np.int64)
     home = [owners(m) for m in maps]
     rank = []
     for own in home:
@@ -102,7 +102,8 @@ def expected(
         receiver, sender = (owner, tile) if writes else (tile, owner)
         out[0, receiver] += 1
         out[2, receiver] += new if writes else of_other_tile
-        out[8, sender] += of_other_tile if writes else new and (w, e) not in left
+        out[8, receiver] += new
+        out[9, sender] += of_other_tile if writes else new and (w, e) not in left
         left |= {(w, e)} if new else set()
         if writes or (w, e) not in multicast:
             multicast.add((w, e))
@@ -120,9 +121,9 @@ def expected(
 
 
 def as_rows(actual: Traffic, item_bytes: int) -> np.ndarray:
-    scale = np.array([item_bytes, item_bytes, 1, item_bytes, 1, item_bytes, item_bytes, 1, 1])[:, None]
+    scale = np.array([item_bytes, item_bytes, 1, item_bytes, 1, item_bytes, item_bytes, 1, 1, 1])[:, None]
     rows = [actual.received_bytes, actual.sent_bytes, actual.receives, actual.local_bytes, actual.local_fragments]
-    rows += [actual.shared_bytes, actual.copied_bytes, actual.copied_fragments, actual.sends]
+    rows += [actual.shared_bytes, actual.copied_bytes, actual.copied_fragments, actual.fragments, actual.sends]
     assert not np.any(np.stack(rows) % scale)
     return np.stack(rows) // scale
 
@@ -567,7 +568,7 @@ def test_tiles_of_a_later_ipu_count_as_those_of_the_first() -> None:
     tensors = [graph.add_variable((4, 6), F32, "x", grid((4, 6), (2, 2), 4 * ipu)) for ipu in range(3)]
     rows = [as_rows(elementwise(graph, x.transpose((1, 0)), m), 4) for x, m in zip(tensors, first, strict=True)]
     rows += [as_rows(elementwise(graph, x, graph.mappings[x.variables()[0]]), 4) for x in tensors]
-    assert rows[0][:, :4].any() and rows[0].shape == (9, 12)
+    assert rows[0][:, :4].any() and rows[0].shape == (10, 12)
     for ipu in range(3):
         np.testing.assert_array_equal(rows[ipu], np.roll(rows[0], 4 * ipu, axis=1))
         np.testing.assert_array_equal(rows[3 + ipu], np.roll(rows[3], 4 * ipu, axis=1))
