@@ -25,6 +25,7 @@ from ipujax.runtime.exchange import access_traffic, exchange_cycles, receive_cod
 from ipujax.runtime.graph import Access, Axis, Dim, Graph, Term, element
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import (
+    MIN_BYTES_PER_TILE,
     VECTOR_BYTES,
     Blocked,
     Flat,
@@ -101,6 +102,8 @@ def choose_layout(
     proposals += [] if mapped_outs and proposals else _even(graph, kernel, shape, reductions, bool(proposals))
     needs_rows = len(unrepeated) < len(operands) or bool(reductions)
     layouts = _for_vertices(proposals, shape, reductions, needs_rows)
+    if not reductions and not (mapped_outs and proposals):
+        layouts += _finest(graph, kernel, layouts, shape, needs_rows)
     if len(layouts) == 1:
         return layouts[0]
 
@@ -111,6 +114,26 @@ def choose_layout(
         return cycles + _exchange_cost(graph, operands, narrow, layout, shape), evenness.worst, -evenness.tiles
 
     return min(layouts, key=rank)
+
+
+def _finest(
+    graph: Graph, kernel: Kernel, layouts: Sequence[Layout], shape: tuple[int, ...], needs_rows: bool
+) -> list[Layout]:
+    """Layout on all tiles, in parts below the least share of a tile, where functions of many instructions gain by it.
+
+    It saves more than a tile takes that reads all results, as a look-up reads indices, for the parts that it adds.
+    """
+    target = graph.target
+    tiles = target.tiles_per_ipu
+    width = element_bytes(kernel.dtype_of(kernel.results[0]))
+    mapping: TileMapping = _spread_by_vectors(prod(shape), width, tiles)
+    if needs_rows:  # with a whole least share for each element, all tiles take part
+        mapping = spread(shape, tuple(range(len(shape))), MIN_BYTES_PER_TILE, tiles)
+    best = min(layouts, key=lambda layout: _compute_cycles(kernel, layout.mapping, target))
+    saved = _compute_cycles(kernel, best.mapping, target) - _compute_cycles(kernel, mapping, target)
+    added, present = (_evenness(x, target.num_tiles).tiles for x in (mapping, best.mapping))
+    part_cycles = target.exchange_fragment_cycles * (1 + graph.byte_cost_cycles * INSTRUCTION_BYTES)
+    return [Layout(shape, mapping)] if saved > part_cycles * max(0, added - present) else []
 
 
 def _commonest(proposals: Sequence[Layout]) -> list[Layout]:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 from jax.extend.core import Primitive  # noqa: TID251 as a user adds one
-from jax.interpreters import mlir  # noqa: TID251
+from jax.interpreters import batching, mlir  # noqa: TID251
 
 import ipujax as ipu
 from ipujax.lowering.jax_compat import ClosedJaxpr, jaxpr_as_fun
@@ -116,6 +116,7 @@ def test_fuses_an_operation_added_from_outside(monkeypatch: pytest.MonkeyPatch) 
     softsign_p.def_abstract_eval(lambda x: x)
     softsign_p.def_impl(lambda x: x / (1 + jnp.abs(x)))
     mlir.register_lowering(softsign_p, mlir.lower_fun(softsign_p.impl, multiple_results=False))
+    batching.defvectorized(softsign_p)
 
     def chain(x: Any) -> Any:
         return jnp.tanh(softsign_p.bind(x)) * 2
