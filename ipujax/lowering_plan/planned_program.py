@@ -16,7 +16,7 @@ from ipujax.lowering.jax_compat import ClosedJaxpr, host_constants_as_inputs
 from ipujax.lowering.jaxpr import equations
 from ipujax.lowering.lower import LoweredProgram, lower
 from ipujax.lowering.offload import BATCH_BYTES, IoTiles, Offloading, Streams, could_stream_loops
-from ipujax.lowering.passes import PassNotes, PassSettings, run_passes
+from ipujax.lowering.passes import PassNotes, PassSettings, computed_again, run_passes
 from ipujax.lowering.program_inputs import ProgramInputs
 from ipujax.lowering.recomputation import ChainTrade, Recomputation, modes
 from ipujax.lowering.replicas import unwrapped
@@ -135,6 +135,7 @@ def planned_program(plan: LoweringPlan, choice: Choice | None = None, probes: Pr
             program = lower(last, settings.target, inputs, of_pipelines, settings.options, settings.line, probes)
     dumps.lowered(program.graph, program.program)
     program.graph.notes.gathered.extend(notes.partition.gathered)
+    program.graph.notes.computed_again.extend(computed_again(last, notes.kept_apart))
     partitioning = Partitioning.of(
         dumps.jaxprs, notes.partition, plan.positions, len(plan.signature.in_avals), plan.shardings
     )

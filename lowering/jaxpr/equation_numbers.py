@@ -30,11 +30,15 @@ class EquationNumbers:
     def of(self, eqn: JaxprEqn) -> int:
         """Number of an equation."""
         operands = tuple(self._literal(atom) if isinstance(atom, Literal) else atom.aval for atom in eqn.invars)
+        return self._number((eqn.primitive, self.of_parameters(eqn), operands, stage_name(eqn)))
+
+    def of_parameters(self, eqn: JaxprEqn) -> int:
+        """Number of what an equation does with its operands, if the primitive is known."""
         results = tuple(var.aval for var in eqn.outvars)
         labels = _LABELS.get(eqn.primitive.name, ())
         params = tuple((key, self._value(value)) for key, value in sorted(eqn.params.items()) if key not in labels)
         is_partitionable = eqn.ctx.threefry_partitionable  # of random numbers
-        return self._number((eqn.primitive, params, operands, results, stage_name(eqn), is_partitionable))
+        return self._number((params, results, is_partitionable, eqn.ctx.compute_type))
 
     def _number(self, key: Hashable) -> int:
         return self._numbers.setdefault(key, len(self._numbers))

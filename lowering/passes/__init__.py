@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 
-from ipujax.lowering.jax_compat import ClosedJaxpr, trace
+from ipujax.lowering.jax_compat import ClosedJaxpr, JaxprEqn, trace
 from ipujax.lowering.jaxpr import equations
 from ipujax.lowering.offload import (
     NO_STREAMS,
@@ -35,7 +35,9 @@ from ipujax.lowering.outlining import (
 )
 from ipujax.lowering.partition import NONE, Notes, Shardings, partition
 from ipujax.lowering.passes.channel_groups import grouped_inputs
+from ipujax.lowering.passes.computed_again import computed_again as computed_again
 from ipujax.lowering.passes.count_loops import count_loops
+from ipujax.lowering.passes.cse import cse
 from ipujax.lowering.passes.dce import dce
 from ipujax.lowering.passes.fuse import (
     fuse,
@@ -70,6 +72,8 @@ PASSES: tuple[tuple[str, Pass], ...] = (
     ("memory_spaces", memory_spaces),
     ("partition", partition),
     ("shard_map", shard_map),
+    # Before passes that compute again on purpose, and before sums over replicas are merged.
+    ("cse", cse),
     ("merge_collectives", merge_collectives),
     ("narrow", narrow),
     ("dce", dce),
@@ -90,6 +94,7 @@ _BEFORE_CUT = (
     "memory_spaces",
     "partition",
     "shard_map",
+    "cse",
     "merge_collectives",
     "narrow",
     "dce",
@@ -107,6 +112,7 @@ class PassSettings:
         offloading: arguments in streaming memory.
         streams: values that go between host and tiles by micro-batches.
         shardings: of arguments and results.
+        is_micro_batch: whether the jaxpr is the micro-batch of a pipeline, which is cut into stages.
     """
 
     byte_cost: float = BYTE_COST_CYCLES
@@ -114,6 +120,7 @@ class PassSettings:
     offloading: Offloading = ON_CHIP
     streams: Streams = NO_STREAMS
     shardings: Shardings = NONE
+    is_micro_batch: bool = False
 
 
 _DEFAULTS = PassSettings()
@@ -121,17 +128,27 @@ _DEFAULTS = PassSettings()
 
 @dataclass(frozen=True, slots=True)
 class PassNotes:
-    """What passes note beside their jaxprs: the trade-off curve of each gradient, the collectives of partitioning."""
+    """What passes note beside their jaxprs.
+
+    Args:
+        trades: the trade-off curve of each gradient.
+        partition: the collectives of partitioning.
+        kept_apart: equal equations that are not joined, as their results would live too long.
+    """
 
     trades: list[ChainTrade] = field(default_factory=list)
     partition: Notes = field(default_factory=Notes)
+    kept_apart: list[JaxprEqn] = field(default_factory=list)
 
 
 def _with_settings(settings: PassSettings, notes: PassNotes | None = None) -> list[tuple[str, Pass]]:
     """`PASSES` with the settings of a compilation."""
-    partition_notes, trades = (None, None) if notes is None else (notes.partition, notes.trades)
+    of_partition, trades, kept_apart = (
+        (None,) * 3 if notes is None else (notes.partition, notes.trades, notes.kept_apart)
+    )
     with_settings: dict[Pass, Pass] = {
-        partition: partial(partition, shardings=settings.shardings, notes=partition_notes),
+        partition: partial(partition, shardings=settings.shardings, notes=of_partition),
+        cse: partial(cse, byte_cost=settings.byte_cost, is_micro_batch=settings.is_micro_batch, kept_apart=kept_apart),
         outline: partial(outline, byte_cost=settings.byte_cost),
         recompute: partial(recompute, recomputation=settings.recomputation, trades=trades),
         stream: partial(stream, streams=settings.streams),
@@ -175,7 +192,7 @@ def run_passes(
 
 def ready(jaxpr: ClosedJaxpr, *, is_cut: bool = False, byte_cost: float = BYTE_COST_CYCLES) -> ClosedJaxpr:
     """Jaxpr after all passes, or only after those of `_BEFORE_CUT` if it is going to be cut into stages."""
-    for name, run in _with_settings(PassSettings(byte_cost)):
+    for name, run in _with_settings(PassSettings(byte_cost, is_micro_batch=is_cut)):
         if not is_cut or name in _BEFORE_CUT:
             jaxpr = run(jaxpr)
     return jaxpr

@@ -130,6 +130,7 @@ _CHEAP = frozenset(
         *("convert_element_type", "eq", "ne", "ge", "gt", "le", "lt", "and", "or", "not", "select_n"),
     )
 )
+_COMMUTATIVE = frozenset(("add", "add_any", "mul", "max", "min", "and", "or", "xor", "eq", "ne"))
 _COMPARING = frozenset(("eq", "ne", "lt", "le", "gt", "ge", "max", "min"))
 
 
@@ -147,6 +148,7 @@ def elementwise_record(name: str) -> PrimitiveRecord:
         elementwise,
         cost="elementwise",
         is_elementwise=True,
+        is_commutative=name in _COMMUTATIVE,
         is_cheap=name in _CHEAP,
         compares=name in _COMPARING,
         keeps_sums=name in ("convert_element_type", "copy"),

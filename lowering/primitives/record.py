@@ -62,6 +62,7 @@ class PrimitiveRecord:
         view: how a view of all elements has them: "in order", "repeated" in order, with dimensions "permuted" or
             "reversed", or "copied" as its operand has them.
         is_elementwise: each element of the result comes from those of the same position.
+        is_commutative: has two operands, in either order.
         is_cheap: takes a few instructions an element, as arithmetic and choices do.
         compares: chooses by comparing values: elements of an operand, or operands if it is elementwise.
         keeps_sums: a sum may be taken after it instead of before.
@@ -76,6 +77,7 @@ class PrimitiveRecord:
     cost: Cost = "other"
     view: View | None = None
     is_elementwise: bool = False
+    is_commutative: bool = False
     is_cheap: bool = False
     compares: bool = False
     keeps_sums: bool = False

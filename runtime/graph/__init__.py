@@ -25,7 +25,11 @@ from ipujax.runtime.graph.graph import (
     check_group as check_group,
     of_replicas as of_replicas,
 )
-from ipujax.runtime.graph.graph_notes import UnmetBound as UnmetBound
+from ipujax.runtime.graph.graph_notes import (
+    ComputedAgain as ComputedAgain,
+    ReasonToRepeat as ReasonToRepeat,
+    UnmetBound as UnmetBound,
+)
 from ipujax.runtime.graph.handles import (
     ComputeSet as ComputeSet,
     HostStream as HostStream,

@@ -7,6 +7,7 @@ ever larger bounds if no plan fits (reference machine.md §2).
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from ipujax.runtime.graph.handles import ComputeSet
 from ipujax.runtime.tensor import Origin, Variable
@@ -32,6 +33,27 @@ class UnmetBound:
         return f"{self.name} needs {self.needed_bytes:,} bytes of a tile, of {self.bound_bytes:,} that planners may use"
 
 
+ReasonToRepeat = Literal["recomputation", "memory", "stage", "phase"]
+
+
+@dataclass(frozen=True, slots=True)
+class ComputedAgain:
+    """Equal operations of one line that a program computes several times on purpose.
+
+    Args:
+        operation: the primitive.
+        reason: recomputation for a gradient, as `jax.checkpoint` or an option asks; memory that the result would take
+            until its last reader; or a stage or phase that computes it for itself.
+        count: how many more than one there are.
+        origin: source line, layer and part of the later ones.
+    """
+
+    operation: str
+    reason: ReasonToRepeat
+    count: int
+    origin: Origin
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Notes:
     """What operations note of themselves while they are added, for profiles.
@@ -40,6 +62,7 @@ class Notes:
         fallbacks: primitive of each compute set that runs an equation as one vertex.
         gathered: primitive and line of each equation that every IPU of a mesh computes whole, for want of a rule.
         unmet_bounds: operations whose plans exceed the available memory proportion.
+        computed_again: equal operations that are computed several times on purpose.
         libraries: op libraries that the user's program has added.
         roles: roles of variables, see `runtime.tensor.roles`; others have no known role.
     """
@@ -47,11 +70,17 @@ class Notes:
     fallbacks: dict[ComputeSet, str] = field(default_factory=dict)
     gathered: list[tuple[str, str]] = field(default_factory=list)
     unmet_bounds: list[UnmetBound] = field(default_factory=list)
+    computed_again: list[ComputedAgain] = field(default_factory=list)
     libraries: set[str] = field(default_factory=set)
     roles: dict[Variable, str] = field(default_factory=dict)
 
     def copied(self) -> Notes:
         """Return a copy, to which others may be added."""
         return Notes(
-            dict(self.fallbacks), list(self.gathered), list(self.unmet_bounds), set(self.libraries), dict(self.roles)
+            dict(self.fallbacks),
+            list(self.gathered),
+            list(self.unmet_bounds),
+            list(self.computed_again),
+            set(self.libraries),
+            dict(self.roles),
         )

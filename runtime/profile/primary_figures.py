@@ -24,7 +24,7 @@ from ipujax.runtime.files.field_types import Length
 from ipujax.runtime.files.figure_kinds import LARGE, Large, Row
 from ipujax.runtime.files.figure_records import FigureRecord, figure, section
 from ipujax.runtime.files.kinds import Integer, Map, Record
-from ipujax.runtime.graph import ComputeSet, Execute, Program, UnmetBound
+from ipujax.runtime.graph import ComputedAgain, ComputeSet, Execute, Program, UnmetBound
 from ipujax.runtime.host import HostData
 from ipujax.runtime.memory import Attempt, MemoryReport, ways_to_fit
 from ipujax.runtime.profile.attribution import Attribution, label
@@ -293,6 +293,11 @@ class PrimaryFigures(FigureRecord):
     def unmet_bounds(self) -> tuple[UnmetBound, ...]:
         """Operations whose plans exceed the planners' bound of a tile's memory, in the order they were added."""
         return tuple(self.executable.graph.notes.unmet_bounds)
+
+    @figure
+    def computed_again(self) -> tuple[ComputedAgain, ...]:
+        """Equal operations that are computed several times on purpose: for recomputation, memory, stages, phases."""
+        return tuple(self.executable.graph.notes.computed_again)
 
     @cached_property
     def numbering(self) -> Numbering:

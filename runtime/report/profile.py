@@ -208,7 +208,7 @@ class Profile(Figures):
             lines: source lines of the "user" or of a "library"; see `operations`.
             show_execution_steps: list every step of the run.
             show_var_storage: list the live variables of every step of the program.
-            show_optimizations: list the seconds of each step of the compilation.
+            show_optimizations: list the seconds of each step of the compilation, and what is computed again on purpose.
             show_per_ipu_memory_usage: list the memory of each IPU.
             show_memory_breakdown: list all that is in memory at the peak, not only what takes most of the fullest tile.
             colours: use ANSI colours; None for no. `CLICOLOR=0` and `CLICOLOR_FORCE=1` in the environment override it.
@@ -244,6 +244,7 @@ class Profile(Figures):
             (sections.fallbacks, True),
             (sections.emulated, True),
             (sections.unmet_bounds, True),
+            (sections.computed_again, show_optimizations),
             (sections.execution_steps, show_execution_steps),
         ]
         text = "\n\n".join(filter(None, (section(self) for section, is_shown in sections_of_text if is_shown))) + "\n"

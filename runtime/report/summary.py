@@ -256,6 +256,12 @@ def unmet_bounds(profile: Figures) -> str:
     return _section("Planned with more memory than the available proportion", lines)
 
 
+def computed_again(profile: Figures) -> str:
+    """List the equal operations that are computed several times on purpose."""
+    lines = (f"{row.count:>5,} × {row.operation} for {row.reason}, {row.origin}" for row in profile.computed_again)
+    return _section("Computed again on purpose", lines)
+
+
 def emulated(profile: Figures) -> str:
     """List the arithmetic in dtypes that the machine lacks."""
     lines = (

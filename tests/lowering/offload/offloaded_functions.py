@@ -335,7 +335,7 @@ UPDATES = {
     "and looked up": Case(lambda a, i, u: (lambda new: (new, new[i]))(a.at[i].add(u)), (A, ROWS, NEW), "r0 u0 r0"),
     "and looked up between": Case(with_reads_between, (A, ROWS, NEW), "r0 r0 u0 r0 r0 u0 r0"),
     "by what it holds": Case(indexed_by_itself, (A, ROWS, NEW), "u0 r0 r0 u0"),
-    "two, each by the other's rows": Case(updated_by_each_other, (A, B, ROWS), "r1 r0 r0 u0 r1 r1 u1 r1 r0 r0 u0", ALL),
+    "two, each by the other's rows": Case(updated_by_each_other, (A, B, ROWS), "r1 r0 r0 u0 r1 u1 r1 r0 r0 u0", ALL),
     # The entire table moves: it, or the new one, is read entirely or too late, or goes to another buffer.
     "and old": Case(lambda a, i, u: (a.at[i].add(u), a), (A, ROWS, NEW), "l0 s0"),
     "and a view of old": Case(lambda a, i, u: (a.at[i].add(u), a.T), (A, ROWS, NEW), "l0 s0"),

@@ -106,13 +106,12 @@ def test_calls_each_layer_once_forward_and_once_backward(wrap: str, kind: str) -
 
 
 def test_shrinks_twelve_layers() -> None:
-    """Calls and the optimiser's updates are nearly all equations that remain."""
+    """Runs that are calls come once a layer."""
     step, args = training("attention", 12)
     jaxprs = run_passes(jax.jit(step).trace(*args).jaxpr)
     bodies = Counter(id(eqn.params["jaxpr"]) for eqn in calls(jaxprs["outline"]) if is_of_loss(eqn))
-    assert list(bodies.values()) == [12, 12]
-    updates = 20 * len(jax.tree.leaves(args[0]))
-    assert len(jaxprs["outline"].eqns) < updates + 24 + 60 < 0.6 * len(jaxprs["dce"].eqns)
+    assert set(bodies.values()) == {12}
+    assert len(jaxprs["outline"].eqns) < 0.7 * len(jaxprs["dce"].eqns)
 
 
 def test_training_step_with_functions_matches_jax() -> None:

@@ -1,0 +1,107 @@
+"""Equations that a program computes several times on purpose, with the reason of each.
+
+Input: the jaxpr after all passes, and those that `cse` has left for the bytes of a longer life. Output: rows for the
+profile. A fused equation counts as the equations inside, as for the vertex that computes them one after the other.
+Limits: views cost nothing and have no rows. The stages of a pipeline are not searched.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
+
+from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, JaxprEqn, Var, closed, jaxprs_in_params
+from ipujax.lowering.jaxpr import CONTROL_FLOW, phase_of, stage_name, substituted
+from ipujax.lowering.layer_notes import origin_of
+from ipujax.lowering.passes.cse import checkpoints, constants_of
+from ipujax.lowering.passes.value_numbers import earlier_equals
+from ipujax.lowering.primitives import record_of
+from ipujax.lowering.source_info import name_stack, source_line
+from ipujax.runtime.graph import ComputedAgain, ReasonToRepeat
+from ipujax.runtime.tensor import Origin
+
+_HOLDERS = CONTROL_FLOW | {"replicated"}
+_FREE = frozenset(("view", "part", "joined", "none"))
+
+
+def computed_again(jaxpr: ClosedJaxpr, kept_apart: Collection[JaxprEqn]) -> tuple[ComputedAgain, ...]:
+    """Returns rows of equations that are equal to earlier ones of their body, by operation, reason and origin.
+
+    Args:
+        jaxpr: after all passes.
+        kept_apart: equations that `cse` has not joined, as their results would live longer.
+    """
+    places = set(map(_place, kept_apart))
+    rows = Counter[ComputedAgain]()
+    for body in _bodies(jaxpr):
+        members = list(_expanded(body.jaxpr.eqns, {}))
+        eqns = [eqn for eqn, _ in members]
+        runs = checkpoints(eqns)
+        for number, first in earlier_equals(eqns, constants_of(body), lambda _: True).items():
+            eqn = eqns[number]
+            if record_of(eqn).cost in _FREE:
+                continue
+            reason = _reason(eqns[first], eqn)
+            if reason is None and runs[first] != runs[number]:
+                reason = "recomputation"
+            # `narrow` and `fuse` let readers compute cheap values, in another part or another vertex.
+            is_apart = members[first][1] != members[number][1] or _is_backward(eqns[first]) != _is_backward(eqn)
+            if reason is None and (_place(eqn) in places or (is_apart and record_of(eqn).is_cheap)):
+                reason = "memory"
+            if reason is not None:
+                rows[ComputedAgain(eqn.primitive.name, reason, 1, origin_of(eqn, Origin()))] += 1
+    return tuple(replace(row, count=count) for row, count in rows.items())
+
+
+def _reason(first: JaxprEqn, eqn: JaxprEqn) -> ReasonToRepeat | None:
+    if stage_name(first).stage != stage_name(eqn).stage:
+        return "stage"
+    return "phase" if phase_of(first) != phase_of(eqn) else None
+
+
+def _is_backward(eqn: JaxprEqn) -> bool:
+    return stage_name(eqn).is_backward
+
+
+def _place(eqn: JaxprEqn) -> tuple[str, str, str]:
+    return eqn.primitive.name, name_stack(eqn), source_line(eqn)
+
+
+def _bodies(jaxpr: ClosedJaxpr) -> Iterator[ClosedJaxpr]:
+    """Jaxpr and the bodies inside, each once."""
+    waiting = [jaxpr]
+    seen = set[int]()
+    while waiting:
+        body = waiting.pop()
+        if id(body.jaxpr) in seen:
+            continue
+        seen.add(id(body.jaxpr))
+        yield body
+        eqns = [eqn for eqn in body.jaxpr.eqns if eqn.primitive.name in _HOLDERS]
+        waiting += [closed(inner) for eqn in eqns for inner in jaxprs_in_params(eqn.params)]
+
+
+def _expanded(
+    eqns: Sequence[JaxprEqn], table: dict[Var, Atom], vertex: int | None = None
+) -> Iterator[tuple[JaxprEqn, int]]:
+    """Equations with those inside of vertices and functions, each with what identifies its vertex.
+
+    Args:
+        eqns: equations of a body.
+        table: what replaces its variables; results are added.
+        vertex: identity of the vertex of all; None if each has its own.
+    """
+    for eqn in eqns:
+        invars = [substituted(atom, table) for atom in eqn.invars]
+        name = eqn.primitive.name
+        if name in ("fused", "function_call"):
+            callee = closed(eqn.params["jaxpr"]).jaxpr
+            inner = dict[Var, Atom](zip(callee.invars, invars, strict=True))
+            # The vertices of a function are those of its own equations.
+            yield from _expanded(callee.eqns, inner, id(eqn) if name == "fused" else None)
+            table.update(zip(eqn.outvars, [substituted(atom, inner) for atom in callee.outvars], strict=True))
+        else:
+            outvars = [Var(var.aval) for var in eqn.outvars]  # a function is called several times
+            table.update(zip(eqn.outvars, outvars, strict=True))
+            yield eqn.replace(invars=invars, outvars=outvars), id(eqn) if vertex is None else vertex

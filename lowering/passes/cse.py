@@ -1,0 +1,197 @@
+"""Pass `cse`: common subexpressions are computed once.
+
+    a = pow(b, t); x = a * p            a = pow(b, t); x = a * p
+    c = pow(b, t); y = c * q                           y = a * q
+
+An equation that is equal to an earlier one of its body (see `value_numbers`) is dropped, and its readers read the
+earlier results. Loops, branches and replicas are rewritten inside, each body by itself. Separate stay
+
+    stages, phases    each computes for itself: a value of another would be sent or loaded; in a program with stages
+                      also what depends on no argument, as masks, because its first reader decides on its IPU
+    recomputation     what a `jax.checkpoint` computes again, from all else
+    long lives        a value whose longer life raises the peak of the live bytes of its body, if these cost more than
+                      computing it again (`longer_lives`, `_cycles`), at the planners' cost of a byte
+
+Passes behind it compute again on purpose: `narrow` and `fuse` for memory, `recompute` as the user asks.
+Input and output: jaxprs. Limits: a micro-batch whose stages are open stays unchanged, as its cuts are not known; of
+one with stages, the forward and the backward part stay separate, as values of one would be stashed for the other.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
+from itertools import accumulate, pairwise
+from math import inf
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ipujax.lowering.jax_compat import ClosedJaxpr, DropVar, Jaxpr, JaxprEqn, Var
+from ipujax.lowering.jaxpr import (
+    CONTROL_FLOW,
+    Rewrite,
+    everywhere,
+    has_stages,
+    phase_of,
+    stage_name,
+    substituted,
+    variables_read,
+    with_inner,
+    work_of_equation,
+)
+from ipujax.lowering.passes.longer_lives import LiveBytes
+from ipujax.lowering.passes.value_numbers import earlier_equals
+from ipujax.lowering.primitives import record_of
+from ipujax.lowering.source_info import RECOMPUTED, name_stack
+from ipujax.runtime.graph import BYTE_COST_CYCLES
+from ipujax.runtime.tensor import MIN_BYTES_PER_TILE
+
+_HOLDERS = CONTROL_FLOW | {"replicated"}  # as in `fuse`: code of the user for tiles stays as it is
+_FIRST_ELEMENTS = 16  # by which most constants of one shape differ
+_ELEMENTS_A_CYCLE = 2  # floats that a vector instruction reads or writes: Target.vector_bytes, as in `chain_steps`
+
+
+def cse(
+    jaxpr: ClosedJaxpr,
+    byte_cost: float = BYTE_COST_CYCLES,
+    *,
+    is_micro_batch: bool = False,
+    kept_apart: list[JaxprEqn] | None = None,
+) -> ClosedJaxpr:
+    """Returns an equal jaxpr in which equal equations of a body are one.
+
+    Args:
+        jaxpr: the jaxpr, without calls.
+        byte_cost: cost per byte on the fullest tile, in cycles.
+        is_micro_batch: whether it is the micro-batch of a pipeline, which is cut into stages.
+        kept_apart: list that equations are appended to whose results would live too long.
+    """
+    is_staged = has_stages(jaxpr.jaxpr)
+    if is_micro_batch and not is_staged:
+        return jaxpr
+
+    def joined(body: ClosedJaxpr, rewrite: Rewrite) -> ClosedJaxpr:
+        eqns = [with_inner(eqn, rewrite) if eqn.primitive.name in _HOLDERS else eqn for eqn in body.jaxpr.eqns]
+        parts = _Parts(body.jaxpr, eqns, is_staged=is_staged, is_micro_batch=is_micro_batch)
+        earlier = earlier_equals(eqns, constants_of(body), parts.of)
+        if not earlier and all(a is b for a, b in zip(eqns, body.jaxpr.eqns, strict=True)):
+            return body
+        joined_body, apart = _joined(body.jaxpr.replace(eqns=eqns), earlier, byte_cost)
+        if kept_apart is not None:
+            kept_apart.extend(apart)
+        return ClosedJaxpr(joined_body, body.consts)
+
+    return everywhere(joined)(jaxpr)
+
+
+def constants_of(jaxpr: ClosedJaxpr) -> dict[Var, Hashable]:
+    """Identity of each constant: one for equal arrays, as of a callee that is inlined twice."""
+    pairs = list(zip(jaxpr.jaxpr.constvars, jaxpr.consts, strict=True))
+    begins = {var: (var.aval, _bytes_of(value, _FIRST_ELEMENTS) or id(value)) for var, value in pairs}
+    alike = Counter(begins.values())
+    return {var: (begins[var], _bytes_of(value) if alike[begins[var]] > 1 else None) for var, value in pairs}
+
+
+def _bytes_of(value: Any, most_elements: int | None = None) -> bytes | None:
+    """The first elements of an array of numbers on this machine; None for other values."""
+    is_array = isinstance(value, np.ndarray | jax.Array) and not jnp.issubdtype(value.dtype, jax.dtypes.extended)
+    if not is_array or (isinstance(value, jax.Array) and not value.is_fully_addressable):
+        return None
+    return np.asarray(value).reshape(-1)[:most_elements].tobytes()
+
+
+class _Parts:
+    """Parts of a body whose equations stay separate."""
+
+    def __init__(self, body: Jaxpr, eqns: Sequence[JaxprEqn], *, is_staged: bool, is_micro_batch: bool) -> None:
+        self._eqns = eqns
+        self._checkpoints = checkpoints(eqns)
+        self._is_micro_batch = is_micro_batch
+        self._has_ipu = self._with_ipu(body) if is_staged else None
+
+    def of(self, number: int) -> Hashable | None:
+        """Part of an equation; None for one that is joined with no other."""
+        eqn = self._eqns[number]
+        name = stage_name(eqn)
+        if self._has_ipu is not None and not self._has_ipu[number]:
+            return None
+        return name.stage, phase_of(eqn), self._checkpoints[number], self._is_micro_batch and name.is_backward
+
+    def _with_ipu(self, body: Jaxpr) -> list[bool]:
+        """For each equation whether its stage, or its operands, decide on its IPU."""
+        placed: set[Var] = set(body.invars)
+        flags = list[bool]()
+        for eqn in self._eqns:
+            flags.append(stage_name(eqn).stage is not None or not placed.isdisjoint(variables_read(eqn)))
+            placed.update(eqn.outvars if flags[-1] else ())
+        return flags
+
+
+def checkpoints(eqns: Sequence[JaxprEqn]) -> list[tuple[int, int]]:
+    """Checkpoint that computes an equation again: how many are around it, and the run of such equations in order."""
+    depths = [name_stack(eqn).count(RECOMPUTED) for eqn in eqns]
+    runs = accumulate((before != after for before, after in pairwise(depths)), initial=0)
+    return [(depth, run if depth else 0) for depth, run in zip(depths, runs, strict=False)]
+
+
+def _joined(body: Jaxpr, earlier: Mapping[int, int], byte_cost: float) -> tuple[Jaxpr, list[JaxprEqn]]:
+    """Body without those of its equations that are equal to earlier ones, and those that cost less than the bytes."""
+    apart = list[JaxprEqn]()
+    eqns = list(body.eqns)
+    lives = LiveBytes(body)
+    replaced: dict[Var, Var] = {}
+    dropped: set[int] = set()
+    shared: set[int] = set()
+    # Readers first: a value that only dropped equations read is not kept for them.
+    for number in sorted(earlier, reverse=True):
+        first = earlier[number]
+        growth = lives.growth(first, number)
+        if growth > MIN_BYTES_PER_TILE and byte_cost * growth > _cycles(eqns[number]):
+            apart.append(eqns[number])
+            continue
+        lives.replace(number, first)
+        dropped.add(number)
+        shared.add(first)
+        results = list(eqns[first].outvars)
+        for place, (result, var) in enumerate(zip(results, eqns[number].outvars, strict=True)):
+            if isinstance(result, DropVar):
+                results[place] = var
+            elif not isinstance(var, DropVar):
+                replaced[var] = result
+        eqns[first] = eqns[first].replace(outvars=results)
+    for var in reversed(replaced):  # the earliest first
+        replaced[var] = replaced.get(replaced[var], replaced[var])
+    for number, eqn in enumerate(eqns):
+        if not replaced.keys().isdisjoint(variables_read(eqn)):
+            eqns[number] = eqn.replace(invars=[substituted(atom, replaced) for atom in eqn.invars])
+    places = _places(eqns, sorted(shared - dropped), lives)
+    kept = sorted(set(range(len(eqns))) - dropped, key=lambda number: (places.get(number, number), number))
+    outvars = [substituted(atom, replaced) for atom in body.outvars]
+    return body.replace(eqns=[eqns[number] for number in kept], outvars=outvars), apart
+
+
+def _places(eqns: Sequence[JaxprEqn], shared: Sequence[int], lives: LiveBytes) -> dict[int, int]:
+    """Equations behind which shared ones move, -1 for the start: behind their operands, where the peak allows it.
+
+    The first of equal layers would compute what all share among its own equations, and so be no repeated run.
+    """
+    places: dict[int, int] = {}
+    definition = {var: n for n, eqn in enumerate(eqns) for var in eqn.outvars}
+    for number in shared:
+        operands = [definition[var] for var in variables_read(eqns[number]) if var in definition]
+        place = max((places.get(operand, operand) for operand in operands), default=-1)
+        if RECOMPUTED not in name_stack(eqns[number]) and lives.begin(number, place + 1, MIN_BYTES_PER_TILE):
+            places[number] = place
+    return places
+
+
+def _cycles(eqn: JaxprEqn) -> float:
+    """Cycles of computing an equation again, as many tiles as have its bytes."""
+    record = record_of(eqn)
+    # Functions take tens of instructions an element, many times the cost of its bytes.
+    if record.cost == "elementwise" and not record.is_cheap:
+        return inf
+    return work_of_equation(eqn).elements / _ELEMENTS_A_CYCLE

@@ -1,0 +1,124 @@
+"""Live bytes of a body, and by how much their peak rises if an equation is replaced by an equal earlier one.
+
+Input: a body whose equations run in order. Output: bytes, which change as equations are replaced. A view takes none,
+but what it views lives as long as it is read. Arguments and constants stay in memory, and count nothing.
+Limits: entire values; a value whose last reader was a view counts until then, if that view is read no more.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+
+from ipujax.lowering.jax_compat import Jaxpr, Var, is_token
+from ipujax.lowering.jaxpr import value_bytes, variables, variables_read
+from ipujax.lowering.primitives import record_of
+
+_Change = tuple[int, int, int]  # bytes more from an equation, up to before another
+
+
+class LiveBytes:
+    """Bytes that are live at each equation of a body."""
+
+    def __init__(self, body: Jaxpr) -> None:
+        self._eqns = body.eqns
+        self._definition = {var: n for n, eqn in enumerate(body.eqns) for var in eqn.outvars}
+        self._readers: dict[Var, list[int]] = {}  # in order; results are read behind the last equation
+        for number, eqn in enumerate(body.eqns):
+            for var in dict.fromkeys(variables_read(eqn)):
+                self._readers.setdefault(var, []).append(number)
+        for var in dict.fromkeys(variables(body.outvars)):
+            self._readers.setdefault(var, []).append(len(body.eqns))
+        self._last: dict[Var, int] = {}  # last equation that reads a value, or a view of it
+        for number in reversed(range(len(body.eqns))):
+            for var in body.eqns[number].outvars:
+                self._last[var] = self._last_of(var, self._readers.get(var, ()))
+        change = np.zeros(len(body.eqns) + 2, np.int64)
+        for var, number in self._definition.items():
+            change[number] += self._bytes(var)
+            change[self._last[var] + 1] -= self._bytes(var)
+        self._live = np.cumsum(change)
+        self._peak = int(self._live.max(initial=0))
+
+    def growth(self, first: int, number: int) -> int:
+        """Bytes by which the peak rises if readers of an equation read the results of an equal earlier one."""
+        changes = list(self._changes(first, number))
+        start = min((start for start, _, _ in changes), default=number)
+        end = max((end for _, end, _ in changes), default=number)
+        live = self._live[start:end].copy()
+        for begin, stop, num_bytes in changes:
+            live[begin - start : stop - start] += num_bytes
+        return max(0, int(live.max(initial=0)) - self._peak)
+
+    def replace(self, number: int, first: int) -> None:
+        """Replaces an equation by an equal earlier one."""
+        for start, end, num_bytes in list(self._changes(first, number)):
+            self._live[start:end] += num_bytes
+        for var in dict.fromkeys(variables_read(self._eqns[number])):
+            self._readers[var].remove(number)
+            if var in self._definition:
+                self._last[var] = self._last_of(var, self._readers[var])
+        for kept, var in zip(self._eqns[first].outvars, self._eqns[number].outvars, strict=True):
+            readers = self._readers.setdefault(kept, [])
+            for reader in self._readers.pop(var, []):
+                place = bisect_left(readers, reader)
+                if readers[place : place + 1] != [reader]:
+                    readers.insert(place, reader)
+            for viewed in self._viewed(kept, self._last[var]):
+                self._last[viewed] = self._last[var]
+
+    def begin(self, number: int, start: int, least_bytes: int) -> bool:
+        """Lets results of an equation live from an earlier one on, if the peak allows it or they are small.
+
+        Args:
+            number: the equation.
+            start: the earlier one.
+            least_bytes: of results that are small.
+        """
+        num_bytes = sum(map(self._bytes, self._eqns[number].outvars))
+        peak = int(self._live[start:number].max(initial=0)) + num_bytes
+        if peak > self._peak and num_bytes > least_bytes:
+            return False
+        self._live[start:number] += num_bytes
+        return True
+
+    def _changes(self, first: int, number: int) -> Iterator[_Change]:
+        """Changes if an equation is replaced."""
+        for kept, var in zip(self._eqns[first].outvars, self._eqns[number].outvars, strict=True):
+            last = self._last[var]
+            for viewed in self._viewed(kept, last):
+                yield self._last[viewed] + 1, last + 1, self._bytes(viewed)
+            yield number, last + 1, -self._bytes(var)
+        for var in dict.fromkeys(variables_read(self._eqns[number])):
+            if var in self._definition:
+                new_last = self._last_of(var, (reader for reader in self._readers[var] if reader != number))
+                yield new_last + 1, self._last[var] + 1, -self._bytes(var)
+
+    def _viewed(self, var: Var, last: int) -> list[Var]:
+        """A value, and what it is a view of, that live longer if it is read until some equation."""
+        found = list[Var]()
+        waiting = [var]
+        while waiting:
+            viewed = waiting.pop()
+            if viewed in self._definition and self._last[viewed] < last:
+                found.append(viewed)
+                number = self._definition[viewed]
+                waiting += variables_read(self._eqns[number]) if self._is_view(number) else []
+        return list(dict.fromkeys(found))
+
+    def _last_of(self, var: Var, readers: Iterable[int]) -> int:
+        """Last equation in which a value with some readers is read; the one that defines it if none does."""
+        return max((self._last_through(reader) for reader in readers), default=self._definition[var])
+
+    def _last_through(self, reader: int) -> int:
+        if reader == len(self._eqns) or not self._is_view(reader):
+            return reader
+        return max(reader, *(self._last[var] for var in self._eqns[reader].outvars))
+
+    def _is_view(self, number: int) -> bool:
+        return record_of(self._eqns[number]).cost in ("view", "part", "joined")
+
+    def _bytes(self, var: Var) -> int:
+        return 0 if is_token(var.aval) or self._is_view(self._definition[var]) else value_bytes(var.aval)
