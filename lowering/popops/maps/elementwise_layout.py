@@ -132,7 +132,7 @@ def _finest(
     best = min(layouts, key=lambda layout: _compute_cycles(kernel, layout.mapping, target))
     saved = _compute_cycles(kernel, best.mapping, target) - _compute_cycles(kernel, mapping, target)
     added, present = (_evenness(x, target.num_tiles).tiles for x in (mapping, best.mapping))
-    part_cycles = target.exchange_fragment_cycles * (1 + graph.byte_cost_cycles * INSTRUCTION_BYTES)
+    part_cycles = target.exchange_receive_cycles + graph.byte_cost_cycles * receive_code_bytes(1, target)
     return [Layout(shape, mapping)] if saved > part_cycles * max(0, added - present) else []
 
 
