@@ -19,7 +19,19 @@ from pathlib import Path
 
 from fidelity_cases.case import EARLIER, Family
 
-CASES = ("peaks", "amp", "triad", "fused", "tutorial7", "blur", "gemm", "popsparse", "static_sparse", "networks")
+CASES = (
+    "peaks",
+    "amp",
+    "triad",
+    "fused",
+    "tutorial7",
+    "blur",
+    "gemm",
+    "popsparse",
+    "static_sparse",
+    "networks",
+    "memory",
+)
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 PAGE = DOCS / "fidelity.md"
 PICTURE = DOCS / "images" / "fidelity.svg"
