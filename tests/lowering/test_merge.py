@@ -68,22 +68,22 @@ def test_independent_neighbours_are_one_compute_set() -> None:
     assert counts(graph, prog) == [3] and set(graph.groups) == {prog.children()[0].compute_set}  # type: ignore[attr-defined]
 
 
-def test_operands_of_a_merged_set_have_the_limit_of_one_operation() -> None:
-    """Each sine reads 96 bytes on a tile."""
-    for proportion, expected in ((0.1, [3]), (200 / 8192, [2, 1]), (100 / 8192, [1, 1, 1])):
+def test_operands_and_results_of_a_merged_set_have_the_limit_of_one_operation() -> None:
+    """Each sine reads and writes 96 bytes on a tile."""
+    for proportion, expected in ((0.1, [3]), (400 / 8192, [2, 1]), (200 / 8192, [1, 1, 1])):
         target = small_target(4, bytes_per_tile=8192, available_memory_proportion=proportion)
         assert counts(*built("ab cd ef", target)) == expected
 
 
-def test_a_merged_set_reads_less_where_a_byte_costs_more() -> None:
-    """Each sine reads 96 bytes on a tile, and one operation may read 320."""
-    target = small_target(4, bytes_per_tile=8192, available_memory_proportion=320 / 8192)
+def test_a_merged_set_takes_less_where_a_byte_costs_more() -> None:
+    """Each sine reads and writes 96 bytes on a tile, and one operation may take 640."""
+    target = small_target(4, bytes_per_tile=8192, available_memory_proportion=640 / 8192)
     for byte_cost, expected in ((0.0, [3]), (2.0, [3]), (3.0, [2, 1]), (8.0, [1, 1, 1])):
         assert counts(*built("ab cd ef", target, byte_cost)) == expected
 
 
 def counts_of_two(max_bytes: int, changed: Callable[[VertexGroup], VertexGroup]) -> list[int]:
-    """`counts` of two sines with changed vertices, where one operation may read `max_bytes` of a tile."""
+    """`counts` of two sines with changed vertices, where one operation may take `max_bytes` of a tile."""
     target = small_target(4, bytes_per_tile=8192, available_memory_proportion=max_bytes / 8192)
     graph = Graph(target)
     prog = Sequence()
@@ -95,22 +95,22 @@ def counts_of_two(max_bytes: int, changed: Callable[[VertexGroup], VertexGroup])
     return counts(graph, prog)
 
 
-def test_counts_the_operands_of_all_vertices_of_a_tile() -> None:
-    """A sine reads 96 bytes on a tile, be it in one vertex or in three."""
+def test_counts_the_blocks_of_all_vertices_of_a_tile() -> None:
+    """A sine reads and writes 96 bytes on a tile, be it in one vertex or in three."""
 
     def cut_in_three(group: VertexGroup) -> VertexGroup:
         axes = replace(group.axes[0], cuts=np.arange(0, 13, 2)), group.axes[1]
         return replace(group, axes=axes, tile=np.repeat(group.tile, 3, axis=0))
 
-    assert counts_of_two(150, cut_in_three) == [1, 1]
-    assert counts_of_two(200, cut_in_three) == [2]
+    assert counts_of_two(300, cut_in_three) == [1, 1]
+    assert counts_of_two(400, cut_in_three) == [2]
 
 
 def test_blocks_without_a_vertex_are_on_no_tile() -> None:
-    """All 384 bytes that a sine reads are on one tile, though one of its four blocks has no vertex."""
+    """All 384 bytes that a sine reads, and its results, are on one tile, though one of four blocks has no vertex."""
     tile = np.array([[0, 0], [0, NO_TILE]], np.int32)
-    assert counts_of_two(500, lambda group: replace(group, tile=tile)) == [1, 1]
-    assert counts_of_two(800, lambda group: replace(group, tile=tile)) == [2]
+    assert counts_of_two(1000, lambda group: replace(group, tile=tile)) == [1, 1]
+    assert counts_of_two(1600, lambda group: replace(group, tile=tile)) == [2]
 
 
 def test_a_chain_is_not_merged() -> None:

@@ -340,7 +340,7 @@ def test_memory_bound():
     assert tight.memory_binds or tight.steps > 1
     assert tight.total_cycles > free.total_cycles
     assert not impossible.memory_bound_met
-    assert smallest.steps == 1 and smallest.temp_bytes <= min(free.temp_bytes, tight.temp_bytes * tight.steps)
+    assert smallest.temp_bytes <= min(plan.temp_bytes for plan in plans)
 
 
 @pytest.mark.parametrize("shape", [(1, 2048, 2048, 2048), (1, 4096, 4096, 4096), (1, 64, 8192, 8192)], ids=str)
