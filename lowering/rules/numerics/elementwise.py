@@ -90,7 +90,15 @@ def fused_rule(ctx: Context, *operands: Tensor, jaxpr: ClosedJaxpr, name: str) -
     title = ctx.name.removesuffix(ctx.primitive.name) + name
     stored = {n: number[var] for n, var in enumerate(outs) if var not in reduced and number[var] >= len(operands)}
     reductions = {n: _reduction(reduced[var], number) for n, var in enumerate(outs) if var in reduced}
-    places = [None if (out := ctx.into_tensors[n]) is None else out.reshape(space) for n in stored]
+    # A result that is an operand unchanged may be read later: no other result is written over it.
+    unchanged = {
+        variable
+        for n, var in enumerate(outs)
+        if n not in stored and var not in reduced
+        for variable in operands[number[var]].variables()
+    }
+    into = [None if out is None or unchanged.intersection(out.variables()) else out for out in ctx.into_tensors]
+    places = [None if (out := into[n]) is None else out.reshape(space) for n in stored]
     values = list(stored.values())
     graph = ctx.graph
     # Computed on demand: only profiles ask for them.
@@ -101,7 +109,7 @@ def fused_rule(ctx: Context, *operands: Tensor, jaxpr: ClosedJaxpr, name: str) -
     computed = dict(zip((*stored, *reductions), results, strict=True))
 
     def result(n: int, var: Var, shape: tuple[int, ...]) -> Tensor:
-        place = ctx.into_tensors[n]
+        place = into[n]
         if n not in computed:
             return tensors[number[var]].reshape(shape)
         return computed[n].reshape(shape) if place is None or n in reductions else place
