@@ -158,7 +158,7 @@ Operations = Counter[tuple[str, str]]  # by operation and line: of two equal one
 
 def judged(programs: Programs) -> tuple[int, int, Operations]:
     """How many equations XLA joins as traced and after the passes, and those of the latter that are not named."""
-    traced, after, left = 0, 0, Operations()
+    traced, after, unnamed = 0, 0, Operations()
     for program in programs:
         jaxprs = list(program.jaxprs.values())
         named = Operations()
@@ -167,8 +167,8 @@ def judged(programs: Programs) -> tuple[int, int, Operations]:
         traced += len(joined_by_xla(jaxprs[0]))
         joined = Operations((eqn.primitive.name, source_line(eqn)) for eqn in joined_by_xla(jaxprs[-1]))
         after += joined.total()
-        left += joined - named
-    return traced, after, left
+        unnamed += joined - named
+    return traced, after, unnamed
 
 
 # --- programs ---------------------------------------------------------------------------------------------------------
@@ -223,14 +223,14 @@ def programs_of(case: Callable[[], None]) -> Programs:
 
 
 def rows(chosen: Mapping[str, Callable[[], None]]) -> Iterator[tuple[str, Operations]]:
-    """Line and equations left of each case."""
+    """Line and unnamed equations of each case."""
     for name, case in chosen.items():
-        traced, after, left = judged(programs_of(case))
-        yield f"{name:<45}{traced:>9,}{after:>9,}{after - left.total():>9,}{left.total():>9,}", left
+        traced, after, unnamed = judged(programs_of(case))
+        yield f"{name:<45}{traced:>9,}{after:>9,}{after - unnamed.total():>9,}{unnamed.total():>9,}", unnamed
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prints a row a program; returns 1 if operations are left."""
+    """Prints a row a program; returns 1 if operations are left unnamed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", action="append", help="names of programs; all when left out")
     only = parser.parse_args(argv).only
@@ -239,11 +239,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"no program is called {', '.join(unknown)}; there are {', '.join(programs)}")
     print(f"{'':<45}{'traced':>9}{'after':>9}{'named':>9}{'left':>9}")
     num_left = 0
-    for text, left in rows({name: case for name, case in programs.items() if only is None or name in only}):
+    for text, unnamed in rows({name: case for name, case in programs.items() if only is None or name in only}):
         print(text, flush=True)
-        for (operation, line), count in left.items():
+        for (operation, line), count in unnamed.items():
             print(f"    {count} x {operation}, {line or 'no line'}", flush=True)
-        num_left += left.total()
+        num_left += unnamed.total()
     print(f"{num_left:,} equal operations are left that no profile names")
     return int(num_left > 0)
 

@@ -60,7 +60,9 @@ ROOMS: dict[str, str] = {
     "runtime.analysis": "runtime.graph runtime.host runtime.tensor",
     "runtime.verify": "runtime.analysis runtime.exchange runtime.graph runtime.tensor",
     "runtime.engine": "runtime.analysis runtime.graph runtime.host runtime.tensor runtime.verify",
-    "runtime.memory": "runtime.analysis runtime.cost runtime.files runtime.graph runtime.target runtime.tensor",
+    "runtime.memory": (
+        "runtime.analysis runtime.cost runtime.exchange runtime.files runtime.graph runtime.target runtime.tensor"
+    ),
     "runtime.options": "runtime.signatures runtime.target",
     "runtime.timeline": "runtime.analysis runtime.cost runtime.exchange runtime.graph runtime.target runtime.tensor",
     "runtime.compile": (
@@ -69,8 +71,8 @@ ROOMS: dict[str, str] = {
     ),
     "runtime.sources": "runtime.tensor",
     "runtime.sections": (
-        "runtime.analysis runtime.compile runtime.cost runtime.files runtime.graph runtime.memory runtime.target"
-        " runtime.tensor runtime.timeline"
+        "runtime.analysis runtime.compile runtime.cost runtime.exchange runtime.files runtime.graph runtime.memory"
+        " runtime.target runtime.tensor runtime.timeline"
     ),
     "runtime.profile": (
         "runtime.compile runtime.cost runtime.files runtime.graph runtime.host runtime.memory runtime.sections"
@@ -94,24 +96,23 @@ ROOMS: dict[str, str] = {
     "lowering.layout": "runtime.compile runtime.exchange runtime.graph runtime.memory runtime.target runtime.tensor",
     "lowering.popops.vertices": "lowering.layout runtime.graph runtime.target runtime.tensor",
     "lowering.popops.reductions": (
-        "lowering.layout lowering.popops.vertices runtime.exchange runtime.graph runtime.memory runtime.target"
-        " runtime.tensor"
+        "lowering.layout lowering.popops.vertices runtime.exchange runtime.graph runtime.target runtime.tensor"
     ),
     "lowering.popops.maps": (
         "lowering.layout lowering.popops.reductions lowering.popops.vertices runtime.exchange runtime.graph"
-        " runtime.memory runtime.target runtime.tensor"
+        " runtime.target runtime.tensor"
     ),
     "lowering.popops.indexing": (
-        "lowering.jax_compat lowering.layout lowering.popops.maps lowering.popops.reductions"
-        " lowering.popops.vertices runtime.exchange runtime.graph runtime.memory runtime.target runtime.tensor"
+        "lowering.jax_compat lowering.layout lowering.popops.maps lowering.popops.reductions lowering.popops.vertices"
+        " runtime.exchange runtime.graph runtime.target runtime.tensor"
     ),
     "lowering.popops": (
         "lowering.layout lowering.popops.indexing lowering.popops.maps lowering.popops.reductions"
         " lowering.popops.vertices"
     ),
     "lowering.gcl": (
-        "lowering.jax_compat lowering.layout lowering.popops lowering.popops.maps lowering.source_info"
-        " runtime.cost runtime.exchange runtime.graph runtime.target runtime.tensor"
+        "lowering.jax_compat lowering.layout lowering.popops lowering.popops.maps lowering.source_info runtime.cost"
+        " runtime.exchange runtime.graph runtime.target runtime.tensor"
     ),
     "lowering.digests": "lowering.jax_compat lowering.source_info",
     "lowering.primitives": "lowering.jax_compat lowering.popops",
@@ -126,19 +127,19 @@ ROOMS: dict[str, str] = {
         "lowering.gcl lowering.jax_compat lowering.jaxpr lowering.primitives lowering.source_info"
     ),
     "lowering.offload": (
-        "lowering.jax_compat lowering.jaxpr lowering.primitives lowering.replicas lowering.source_info"
-        " runtime.logs runtime.tensor"
+        "lowering.jax_compat lowering.jaxpr lowering.primitives lowering.replicas lowering.source_info runtime.logs"
+        " runtime.tensor"
     ),
     "lowering.refs": "lowering.jax_compat lowering.jaxpr lowering.source_info",
     "lowering.outlining": (
-        "lowering.gcl lowering.jax_compat lowering.jaxpr lowering.layer_notes lowering.offload"
-        " lowering.primitives lowering.source_info runtime.graph"
+        "lowering.gcl lowering.jax_compat lowering.jaxpr lowering.layer_notes lowering.offload lowering.primitives"
+        " lowering.source_info runtime.graph"
     ),
     "lowering.stablehlo": "lowering.jax_compat lowering.source_info lowering.stored_modules runtime.logs",
     "lowering.pallas_calls": "lowering.jax_compat lowering.jaxpr",
     "lowering.partition": (
-        "lowering.gcl lowering.jax_compat lowering.jaxpr lowering.primitives lowering.replicas"
-        " lowering.source_info runtime.target"
+        "lowering.gcl lowering.jax_compat lowering.jaxpr lowering.primitives lowering.replicas lowering.source_info"
+        " runtime.target"
     ),
     "lowering.passes": (
         "lowering.gcl lowering.jax_compat lowering.jaxpr lowering.layer_notes lowering.offload lowering.outlining"
@@ -156,13 +157,13 @@ ROOMS: dict[str, str] = {
     "lowering.host_rows": "lowering.layout runtime.graph runtime.tensor",
     "lowering.schedules": "runtime.target runtime.tensor",
     "lowering.poplin": (
-        "lowering.layout lowering.popops lowering.popops.maps lowering.popops.vertices runtime.exchange"
-        " runtime.graph runtime.memory runtime.target runtime.tensor"
+        "lowering.layout lowering.popops lowering.popops.maps lowering.popops.vertices runtime.exchange runtime.graph"
+        " runtime.target runtime.tensor"
     ),
     "lowering.poprand": "lowering.popops runtime.graph runtime.target runtime.tensor",
     "lowering.rules.base": (
-        "lowering.jax_compat lowering.layout lowering.passes lowering.popops lowering.popops.maps"
-        " lowering.primitives runtime.graph runtime.logs runtime.options runtime.target runtime.tensor"
+        "lowering.jax_compat lowering.layout lowering.passes lowering.popops lowering.popops.maps lowering.primitives"
+        " runtime.graph runtime.logs runtime.options runtime.target runtime.tensor"
     ),
     "lowering.rules.flow": (
         "lowering.gcl lowering.host_rows lowering.jax_compat lowering.jaxpr lowering.layout lowering.passes"
@@ -170,8 +171,8 @@ ROOMS: dict[str, str] = {
         " runtime.graph runtime.host runtime.tensor"
     ),
     "lowering.rules.arrays": (
-        "lowering.jax_compat lowering.layout lowering.popops lowering.popops.maps lowering.rules.base"
-        " runtime.graph runtime.tensor"
+        "lowering.jax_compat lowering.layout lowering.popops lowering.popops.maps lowering.rules.base runtime.graph"
+        " runtime.tensor"
     ),
     "lowering.rules.numerics": (
         "lowering.jax_compat lowering.layer_notes lowering.layout lowering.passes lowering.poplin lowering.popops"
@@ -179,30 +180,29 @@ ROOMS: dict[str, str] = {
         " lowering.poprand lowering.rules.base runtime.graph runtime.target runtime.tensor"
     ),
     "lowering.rules.tiles": (
-        "lowering.jax_compat lowering.layout lowering.passes lowering.popops lowering.rules.base"
-        " lowering.rules.flow runtime.analysis runtime.compile runtime.graph runtime.memory runtime.target"
-        " runtime.tensor"
+        "lowering.jax_compat lowering.layout lowering.passes lowering.popops lowering.rules.base lowering.rules.flow"
+        " runtime.analysis runtime.compile runtime.graph runtime.memory runtime.target runtime.tensor"
     ),
     "lowering.rules.table": (
         "lowering.popops lowering.rules.arrays lowering.rules.base lowering.rules.flow lowering.rules.numerics"
         " lowering.rules.tiles"
     ),
     "lowering.rules.equations": (
-        "lowering.jax_compat lowering.jaxpr lowering.layer_notes lowering.layout lowering.passes"
-        " lowering.popops.maps lowering.refs lowering.rules.base lowering.rules.table lowering.source_info"
-        " lowering.stablehlo runtime.graph runtime.logs runtime.options runtime.target runtime.tensor"
+        "lowering.jax_compat lowering.jaxpr lowering.layer_notes lowering.layout lowering.passes lowering.popops.maps"
+        " lowering.refs lowering.rules.base lowering.rules.table lowering.source_info lowering.stablehlo"
+        " runtime.graph runtime.logs runtime.options runtime.target runtime.tensor"
     ),
     "lowering.rules.coverage": "lowering.jax_compat lowering.rules.table",
     "lowering.popsparse": "lowering.poplin runtime.graph runtime.target runtime.tensor",
     "lowering.rules": (
-        "lowering.rules.arrays lowering.rules.base lowering.rules.equations lowering.rules.flow"
-        " lowering.rules.table lowering.rules.tiles"
+        "lowering.rules.arrays lowering.rules.base lowering.rules.equations lowering.rules.flow lowering.rules.table"
+        " lowering.rules.tiles"
     ),
     "lowering.pipelining": (
         "lowering.gcl lowering.host_rows lowering.ipus lowering.jax_compat lowering.jaxpr lowering.layer_notes"
-        " lowering.layout lowering.offload lowering.passes lowering.popops lowering.popops.maps"
-        " lowering.primitives lowering.recomputation lowering.rules lowering.schedules lowering.source_info"
-        " runtime.analysis runtime.compile runtime.graph runtime.logs runtime.memory runtime.target runtime.tensor"
+        " lowering.layout lowering.offload lowering.passes lowering.popops lowering.popops.maps lowering.primitives"
+        " lowering.recomputation lowering.rules lowering.schedules lowering.source_info runtime.analysis"
+        " runtime.compile runtime.graph runtime.logs runtime.memory runtime.target runtime.tensor"
     ),
     "lowering.merge": "runtime.analysis runtime.cost runtime.graph runtime.tensor",
     "lowering.other_roles": "runtime.graph runtime.tensor",
@@ -211,8 +211,7 @@ ROOMS: dict[str, str] = {
     "lowering.lower": (
         "lowering.choice lowering.ipus lowering.jax_compat lowering.jaxpr lowering.layout lowering.merge"
         " lowering.other_roles lowering.passes lowering.pipelining lowering.program_inputs lowering.recomputation"
-        " lowering.replicas lowering.rules runtime.graph runtime.host runtime.options runtime.target"
-        " runtime.tensor"
+        " lowering.replicas lowering.rules runtime.graph runtime.host runtime.options runtime.target runtime.tensor"
     ),
     "lowering.emit": (
         "lowering.jax_compat lowering.layout lowering.passes lowering.popops lowering.rules runtime.graph"
@@ -259,8 +258,8 @@ ROOMS: dict[str, str] = {
         " runtime.options runtime.report runtime.target runtime.tensor"
     ),
     "ipujax.program_evaluation": (
-        "ipujax.calls ipujax.distributed.instance ipujax.lowering_plan runtime.compile runtime.engine"
-        " runtime.graph runtime.host"
+        "ipujax.calls ipujax.distributed.instance ipujax.lowering_plan runtime.compile runtime.engine runtime.graph"
+        " runtime.host"
     ),
     "ipujax.stages": (
         "ipujax.arguments ipujax.calls ipujax.compiled_programs ipujax.distributed.instance ipujax.fit"
@@ -270,9 +269,9 @@ ROOMS: dict[str, str] = {
         " runtime.signatures runtime.target runtime.tracebacks"
     ),
     "ipujax.caching": (
-        "ipujax.compiled_programs ipujax.lowering_plan ipujax.stages ipujax.storage lowering.digests"
-        " lowering.dumps lowering.jax_compat lowering.partition lowering.refs runtime.files runtime.logs"
-        " runtime.options runtime.report runtime.schema runtime.sources"
+        "ipujax.compiled_programs ipujax.lowering_plan ipujax.stages ipujax.storage lowering.digests lowering.dumps"
+        " lowering.jax_compat lowering.partition lowering.refs runtime.files runtime.logs runtime.options"
+        " runtime.report runtime.schema runtime.sources"
     ),
     "ipujax.checking": (
         "ipujax.lowering_plan ipujax.stages lowering.gcl lowering.jax_compat lowering.jaxpr lowering.layer_notes"
@@ -285,8 +284,8 @@ ROOMS: dict[str, str] = {
         " lowering.partition lowering.replicas runtime.host runtime.logs runtime.options"
     ),
     "ipujax.jit": (
-        "ipujax.arguments ipujax.calls ipujax.checking ipujax.device ipujax.functions ipujax.sharding"
-        " ipujax.stages runtime.options runtime.report runtime.signatures runtime.target runtime.tracebacks"
+        "ipujax.arguments ipujax.calls ipujax.checking ipujax.device ipujax.functions ipujax.sharding ipujax.stages"
+        " runtime.options runtime.report runtime.signatures runtime.target runtime.tracebacks"
     ),
     "ipujax.jax_scripts": (
         "ipujax.arguments ipujax.caching ipujax.calls ipujax.device ipujax.lowering_plan ipujax.sharding"
@@ -320,17 +319,16 @@ ROOMS: dict[str, str] = {
     ),
     "ipujax.poplar.engine": (
         "ipujax.arguments ipujax.compiled_programs ipujax.poplar.device ipujax.poplar.graph ipujax.poplar.program"
-        " ipujax.poplar.types runtime.analysis runtime.compile runtime.cost runtime.engine runtime.graph"
-        " runtime.host runtime.logs runtime.options runtime.profile runtime.report runtime.target runtime.tensor"
-        " runtime.verify"
+        " ipujax.poplar.types runtime.analysis runtime.compile runtime.cost runtime.engine runtime.graph runtime.host"
+        " runtime.logs runtime.options runtime.profile runtime.report runtime.target runtime.tensor runtime.verify"
     ),
     "ipujax.poplar": (
         "ipujax.poplar.device ipujax.poplar.engine ipujax.poplar.graph ipujax.poplar.program ipujax.poplar.types"
         " ipujax.poplar.vertex ipujax.public runtime.graph runtime.tensor"
     ),
     "ipujax.popops": (
-        "ipujax.poplar.arguments ipujax.poplar.library ipujax.public lowering.emit lowering.layout"
-        " lowering.popops runtime.graph runtime.tensor"
+        "ipujax.poplar.arguments ipujax.poplar.library ipujax.public lowering.emit lowering.layout lowering.popops"
+        " runtime.graph runtime.tensor"
     ),
     "ipujax.poplin": (
         "ipujax.arguments ipujax.poplar.library ipujax.popops ipujax.public lowering.emit lowering.layout"
@@ -351,8 +349,8 @@ ROOMS: dict[str, str] = {
     "ipujax.schedules": "ipujax.public lowering.schedules",
     "ipujax.codelet_calls": "ipujax.poplar.arguments ipujax.poplar.vertex lowering.rules runtime.target runtime.tensor",
     "ipujax.tiles": (
-        "ipujax.codelet_calls ipujax.poplar.vertex lowering.jax_compat lowering.jaxpr lowering.refs"
-        " lowering.rules runtime.tensor"
+        "ipujax.codelet_calls ipujax.poplar.vertex lowering.jax_compat lowering.jaxpr lowering.refs lowering.rules"
+        " runtime.tensor"
     ),
     "ipujax": (
         "ipujax.advice ipujax.auto_sharding ipujax.checking ipujax.codelet_calls ipujax.device ipujax.distributed"
@@ -362,8 +360,8 @@ ROOMS: dict[str, str] = {
         " runtime.report runtime.target"
     ),
     "ipujax.front_end": (
-        "ipujax.arguments ipujax.jit ipujax.public ipujax.recurrent lowering.jaxpr lowering.schedules"
-        " runtime.files runtime.logs runtime.options runtime.signatures runtime.target"
+        "ipujax.arguments ipujax.jit ipujax.public ipujax.recurrent lowering.jaxpr lowering.schedules runtime.files"
+        " runtime.logs runtime.options runtime.signatures runtime.target"
     ),
     "ipujax.keras.backend": "ipujax",
     "ipujax.keras.ops": "",
@@ -382,8 +380,8 @@ ROOMS: dict[str, str] = {
     ),
     "ipujax.keras.keras": "ipujax.keras.stages",
     "ipujax.keras": (
-        "ipujax.front_end ipujax.keras.backend ipujax.keras.callbacks ipujax.keras.config"
-        " ipujax.keras.ipu_strategy ipujax.keras.keras ipujax.keras.ops ipujax.keras.stages ipujax.keras.utils"
+        "ipujax.front_end ipujax.keras.backend ipujax.keras.callbacks ipujax.keras.config ipujax.keras.ipu_strategy"
+        " ipujax.keras.keras ipujax.keras.ops ipujax.keras.stages ipujax.keras.utils"
     ),
     "ipujax.onnx.onnx_errors": "ipujax.front_end",
     "ipujax.onnx.graphs": "",
@@ -392,15 +390,15 @@ ROOMS: dict[str, str] = {
     "ipujax.onnx.wide_values": "ipujax.onnx.element_types ipujax.onnx.onnx_errors",
     "ipujax.onnx.registry": "ipujax.front_end ipujax.onnx.onnx_errors ipujax.onnx.wide_values",
     "ipujax.onnx.operators": (
-        "ipujax.front_end ipujax.onnx.budget ipujax.onnx.element_types ipujax.onnx.onnx_errors"
-        " ipujax.onnx.registry ipujax.onnx.wide_values"
+        "ipujax.front_end ipujax.onnx.budget ipujax.onnx.element_types ipujax.onnx.onnx_errors ipujax.onnx.registry"
+        " ipujax.onnx.wide_values"
     ),
     "ipujax.onnx.reading": (
         "ipujax ipujax.front_end ipujax.onnx.budget ipujax.onnx.graphs ipujax.onnx.onnx_errors ipujax.onnx.registry"
     ),
     "ipujax.onnx.evaluation": (
-        "ipujax ipujax.front_end ipujax.onnx.budget ipujax.onnx.graphs ipujax.onnx.onnx_errors"
-        " ipujax.onnx.reading ipujax.onnx.registry ipujax.onnx.wide_values"
+        "ipujax ipujax.front_end ipujax.onnx.budget ipujax.onnx.graphs ipujax.onnx.onnx_errors ipujax.onnx.reading"
+        " ipujax.onnx.registry ipujax.onnx.wide_values"
     ),
     "ipujax.onnx.arguments": (
         "ipujax.front_end ipujax.onnx.budget ipujax.onnx.graphs ipujax.onnx.onnx_errors ipujax.onnx.wide_values"
@@ -411,8 +409,8 @@ ROOMS: dict[str, str] = {
     ),
     "ipujax.onnx.random_call": "ipujax ipujax.onnx.model",
     "ipujax.onnx.front_end": (
-        "ipujax.onnx.element_types ipujax.onnx.evaluation ipujax.onnx.graphs ipujax.onnx.reading"
-        " ipujax.onnx.registry ipujax.onnx.wide_values"
+        "ipujax.onnx.element_types ipujax.onnx.evaluation ipujax.onnx.graphs ipujax.onnx.reading ipujax.onnx.registry"
+        " ipujax.onnx.wide_values"
     ),
     "ipujax.onnx": "ipujax.front_end ipujax.onnx.graphs ipujax.onnx.model ipujax.onnx.onnx_errors ipujax.onnx.registry",
     "ipujax.popart.exceptions": "ipujax ipujax.front_end",
@@ -467,8 +465,8 @@ ROOMS: dict[str, str] = {
     "ipujax.distributed.launcher": "ipujax.distributed.instance",
     "ipujax.cli": (
         "ipujax.compiled_programs ipujax.device ipujax.distributed.launcher ipujax.jax_scripts"
-        " ipujax.onnx.random_call ipujax.storage lowering.dumps lowering.rules lowering.rules.coverage"
-        " runtime.logs runtime.profile runtime.report runtime.target"
+        " ipujax.onnx.random_call ipujax.storage lowering.dumps lowering.rules lowering.rules.coverage runtime.logs"
+        " runtime.profile runtime.report runtime.target"
     ),
     "ipujax.__main__": "ipujax.cli",
 }

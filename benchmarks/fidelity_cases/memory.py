@@ -25,7 +25,7 @@ _KIB = 1024
 
 
 @dataclass(frozen=True)
-class Fact:
+class Published:
     """A published program.
 
     Args:
@@ -65,18 +65,18 @@ class Fact:
 
 
 @dataclass(frozen=True)
-class Facts:
-    """Section of the page: the facts, and how many verdicts agree."""
+class Verdicts:
+    """Section of the page: the programs, and how many verdicts agree."""
 
     title: str
-    facts: Sequence[Fact]
+    programs: Sequence[Published]
     rows: tuple[()] = ()
 
     @property
     def bars(self) -> list[Bar]:
-        """Shares of the facts that agree."""
-        agree = [_fits(fact.first) == fact.fits for fact in self.facts]
-        agree_chosen = [(fact.chosen is not None) == fact.fits for fact in self.facts]
+        """Shares of the programs that agree."""
+        agree = [_fits(program.first) == program.fits for program in self.programs]
+        agree_chosen = [(program.chosen is not None) == program.fits for program in self.programs]
         return [
             Bar("programs that agree at the first plan", float(np.mean(agree)), 0.4, at_least=True),
             Bar("programs that agree at the chosen plan", float(np.mean(agree_chosen)), 18 / 21, at_least=True),
@@ -96,7 +96,7 @@ class Facts:
             "([fitting.md](fitting.md)), and its cycles are relative to the first plan's.\n",
             "| program | source | published | first plan | KiB | chosen plan | KiB | cycles |",
             "| --- | --- | --- | --- | ---: | --- | ---: | ---: |",
-            *(fact.row() for fact in self.facts),
+            *(program.row() for program in self.programs),
             "",
         ]
         for bar in self.bars:
@@ -105,22 +105,24 @@ class Facts:
         return "\n".join(lines) + "\n"
 
 
-def family() -> Facts:
-    """All facts."""
+def family() -> Verdicts:
+    """All programs."""
     published = "Graphcore's published performance results"
     convolutions = "published runs of ResNeXt-50 on Mk2"
     half = ipu.Options(partials="float16", progress=False)
     floats = ipu.Options(partials="float32", progress=False)
-    facts = [Fact("ResNet-50 inference, half, 90 images, one Bow", published, True, _inference("bow", 1, 90), half)]
+    programs = [
+        Published("ResNet-50 inference, half, 90 images, one Bow", published, True, _inference("bow", 1, 90), half)
+    ]
     for proportion, fits in ((0.35, True), (0.8, False)):
         name = f"ResNeXt-50 32×4d inference, float, 20 images, one Mk2, proportion {proportion}"
         options = replace(floats, available_memory_proportion=proportion)
-        facts.append(Fact(name, convolutions, fits, _inference("mk2", 32, 20), options))
-    facts += [_of_network(network, published) for network in NETWORKS[:3]]
-    return Facts("Does it fit?", facts)
+        programs.append(Published(name, convolutions, fits, _inference("mk2", 32, 20), options))
+    programs += [_of_network(network, published) for network in NETWORKS[:3]]
+    return Verdicts("Does it fit?", programs)
 
 
-def _of_network(network: Network, source: str) -> Fact:
+def _of_network(network: Network, source: str) -> Published:
     count = network.accumulated or network.micro_batches[1]
     model = MODELS[network.model](micro_batches=count, **network.sizes)
 
@@ -131,7 +133,7 @@ def _of_network(network: Network, source: str) -> Fact:
         return fun.profile(*model.args)
 
     options = ipu.Options(**{**model.options, "partials": "float16", "progress": False})
-    return Fact(f"{network.title}, training, micro-batch {network.micro_batch}", source, True, profile, options)
+    return Published(f"{network.title}, training, micro-batch {network.micro_batch}", source, True, profile, options)
 
 
 def _inference(arch: str, groups: int, images: int) -> Callable[[ipu.Options], ipu.Profile]:

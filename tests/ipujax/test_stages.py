@@ -93,9 +93,9 @@ def test_lowered_shows_every_stage() -> None:
     assert lowered.graph.target == DEVICE.target and repr(lowered).startswith("Lowered(<lambda>: ")
     with pytest.raises(
         ipu.ArgumentError,
-        match=r"no pass is called 'cse'(.|\n)*one of trace, discharge, inline, .*dce, recompute, .*outline, fuse",
+        match=r"no pass is called 'unroll'(.|\n)*one of trace, discharge, inline, .*dce, recompute, .*outline, fuse",
     ):
-        lowered.as_text(after="cse")
+        lowered.as_text(after="unroll")
 
 
 def test_the_jaxpr_after_every_pass() -> None:

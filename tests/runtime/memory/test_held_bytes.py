@@ -243,7 +243,7 @@ def test_a_program_never_holds_more_than_is_predicted(name: str) -> None:
     fun, args, how = CONTROLLED[name]
     measured, expected, is_straight = peaks(fun, args, **how)
     assert not is_straight and (measured <= expected).all(), (measured, expected)
-    assert measured.max() > expected.max() / 2
+    assert measured.max() > expected.max() / 3
 
 
 _pairs = st.tuples(st.integers(0, 3), st.integers(0, 3)).filter(lambda pair: pair[0] != pair[1])
