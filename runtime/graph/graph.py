@@ -103,6 +103,17 @@ class Graph(OfGraph):
     def __repr__(self) -> str:
         return f"{type(self).__name__} of {len(self.variables)} variables and {len(self.groups)} compute sets"
 
+    def flat_copy(self) -> Graph:
+        """Return a graph of the same variables and vertices, whose additions leave this one as it is."""
+        flat = Graph(self.target, self.replication_factor)
+        flat.variables = list(self.variables)
+        flat.mappings = dict(self.mappings)
+        flat.elements_left_out = self.elements_left_out
+        flat.groups = dict(self.groups.items())
+        flat.notes = self.notes.copied()
+        flat.owner = self.owner
+        return flat
+
     @property
     def origin(self) -> Origin:
         """Origin of all that is added now."""

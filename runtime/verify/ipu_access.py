@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from ipujax.runtime.errors import VerifyError
-from ipujax.runtime.exchange import flat_bases
-from ipujax.runtime.graph import VertexGroup
+from ipujax.runtime.exchange import Bases, flat_bases
+from ipujax.runtime.graph import Access, Graph, VertexGroup
 from ipujax.runtime.tensor import TileMapping
 from ipujax.runtime.verify.inventory import Connection, Inventory, access_runs, element_name
 
@@ -22,34 +22,37 @@ def cross_ipu(inventory: Inventory) -> Iterator[VerifyError]:
     target = inventory.graph.target
     if target.num_ipus == 1:
         return
-    ipus = _IpuLookup(inventory, target.tiles_per_ipu)
+    ipus = IpuLookup(inventory.graph)
     for connection in inventory.fields():
-        vertex_ipu = ipus.of_group(connection.group)
-        memory_ipus = {ipus.of_mapping(inventory.graph.mappings[v]) for v in connection.access.tensor.variables()}
-        if vertex_ipu is None or memory_ipus != {vertex_ipu}:
-            yield from ipus.crossings(connection)
+        if not ipus.is_surely_local(connection.group, connection.access):
+            yield from _crossings(ipus, connection)
 
 
-class _IpuLookup:
+class IpuLookup:
     """IPUs to which vertex groups and variables are mapped.
 
     Args:
-        inventory: holds the mappings.
-        tiles_per_ipu: tiles of one IPU.
+        graph: holds the mappings.
     """
 
-    def __init__(self, inventory: Inventory, tiles_per_ipu: int) -> None:
-        self._mappings = inventory.graph.mappings
-        self._tiles = tiles_per_ipu
+    def __init__(self, graph: Graph) -> None:
+        self._mappings = graph.mappings
+        self._tiles = graph.target.tiles_per_ipu
         self._cached: dict[object, int | None] = {}  # by vertex group or mapping, both compared by identity
 
-    def of_group(self, group: VertexGroup) -> int | None:
+    def is_surely_local(self, group: VertexGroup, access: Access) -> bool:
+        """Return whether all vertices and all variables of an access are on one IPU."""
+        vertex_ipu = self._of_group(group)
+        memory_ipus = {self._of_mapping(self._mappings[v]) for v in access.tensor.variables()}
+        return vertex_ipu is not None and memory_ipus == {vertex_ipu}
+
+    def _of_group(self, group: VertexGroup) -> int | None:
         """Return the IPU of all vertices; None if there are several IPUs, or no vertices."""
         if group not in self._cached:
             self._cached[group] = self._common_ipu(group.tile[group.tile >= 0])
         return self._cached[group]
 
-    def of_mapping(self, mapping: TileMapping) -> int | None:
+    def _of_mapping(self, mapping: TileMapping) -> int | None:
         """Return the IPU of all elements; None if there are several IPUs, or no elements."""
         if mapping not in self._cached:
             self._cached[mapping] = self._common_ipu(mapping.tiles)
@@ -62,12 +65,20 @@ class _IpuLookup:
         high_ipu = int(tiles.max()) // self._tiles
         return low_ipu if low_ipu == high_ipu else None
 
-    def crossings(self, connection: Connection) -> Iterator[VerifyError]:
-        """Yield an error for the first element on another IPU that a vertex touches through a field."""
-        group = connection.group
-        variables = connection.access.tensor.variables()
+    def of_tile(self, tile: int) -> int:
+        """Return the IPU of a tile."""
+        return int(tile) // self._tiles
+
+    def foreign_elements(self, group: VertexGroup, access: Access) -> tuple[np.ndarray, np.ndarray, np.ndarray, Bases]:
+        """Return which vertices touch memory of another IPU through an access.
+
+        Returns:
+            (vertex, element, ipu, bases): by run of memory with such elements the number of its vertex, as
+            `vertex_blocks` lists them, its first element on another IPU, and that IPU; the flat space of elements.
+        """
+        variables = access.tensor.variables()
         bases = flat_bases(variables)
-        runs = access_runs(group, connection.access, bases)
+        runs = access_runs(group, access, bases)
         parts = [self._mappings[v].runs() for v in variables]
         start = np.concatenate([part[0] + bases[v] for v, part in zip(variables, parts, strict=True)])
         ipu = np.concatenate([part[2] for part in parts]) // self._tiles
@@ -75,20 +86,28 @@ class _IpuLookup:
         is_first = np.append(True, ipu[1:] != ipu[:-1])[: len(ipu)]
         start = start[is_first]
         ipu = ipu[is_first]
-        # `runs.block` numbers the vertices that exist, as `vertex_blocks` lists them.
         vertex_ipu = group.tile[group.tile >= 0][runs.block] // self._tiles
         first = np.searchsorted(start, runs.start, side="right") - 1
         last = np.searchsorted(start, runs.start + runs.length - 1, side="right") - 1
-        bad = np.flatnonzero((ipu[first] != vertex_ipu) | (first != last))
-        if bad.size:
-            i = bad[0]
-            flat = runs.start[i] if ipu[first[i]] != vertex_ipu[i] else start[first[i] + 1]
-            memory_ipu = ipu[np.searchsorted(start, flat, side="right") - 1]
-            yield VerifyError(
-                "cross-ipu",
-                f"a vertex on IPU {vertex_ipu[i]} touches {element_name(int(flat), bases)} on IPU {memory_ipu} "
-                f"through {connection}",
-                where=connection.origin,
-                expected="memory of its own IPU",
-                hint="copy it to the other IPU first",
-            )
+        begins_elsewhere = ipu[first] != vertex_ipu
+        bad = np.flatnonzero(begins_elsewhere | (first != last))
+        # A run that begins on its vertex's IPU leaves it where the next interval begins.
+        next_start = start[np.minimum(first[bad] + 1, len(start) - 1)]
+        element = np.where(begins_elsewhere[bad], runs.start[bad], next_start)
+        return runs.block[bad], element, ipu[np.searchsorted(start, element, side="right") - 1], bases
+
+
+def _crossings(ipus: IpuLookup, connection: Connection) -> Iterator[VerifyError]:
+    """Yield an error for the first element on another IPU that a vertex touches through a field."""
+    group = connection.group
+    vertices, elements, memory_ipus, bases = ipus.foreign_elements(group, connection.access)
+    if vertices.size:
+        vertex_ipu = ipus.of_tile(group.tile[group.tile >= 0][vertices[0]])
+        yield VerifyError(
+            "cross-ipu",
+            f"a vertex on IPU {vertex_ipu} touches {element_name(int(elements[0]), bases)} on IPU {memory_ipus[0]} "
+            f"through {connection}",
+            where=connection.origin,
+            expected="memory of its own IPU",
+            hint="copy it to the other IPU first",
+        )

@@ -1,8 +1,8 @@
 """Programs of an engine, compiled together for a graph.
 
 Input: a graph, the user's programs and options. Output: `EnginePrograms`. Programs on templates are expanded to those
-of all replicas. Variables that the host or a later program may read persist between runs; they occupy memory before,
-during and after each program.
+of all replicas, and vertices get the copies between IPUs that they need (`ipu_copies`). Variables that the host or a
+later program may read persist between runs; they occupy memory before, during and after each program.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from ipujax.compiled_programs import announce, bound_warnings
 from ipujax.poplar.engine.copies import check_stream_sizes, split_large_copies
 from ipujax.poplar.engine.engine_options import EngineOptions
 from ipujax.poplar.engine.expand import expanded
+from ipujax.poplar.engine.ipu_copies import with_ipu_copies
 from ipujax.poplar.graph import Graph
 from ipujax.runtime.analysis import EffectsOf, group_tensors
 from ipujax.runtime.compile import Executable, compile
@@ -70,7 +71,7 @@ class EnginePrograms:
         if options.split_large_copies:
             limit_bytes = graph.target.stream_buffer_limit_bytes
             user_programs = [split_large_copies(program, limit_bytes) for program in user_programs]
-        machine, programs = expanded(graph, user_programs)
+        machine, programs = with_ipu_copies(*expanded(graph, user_programs))
         check_stream_sizes(machine, ProgramSequence(*programs))
         persistent = _find_persistent(graph, machine, programs)
         executable = _compile(machine, programs, persistent, options)

@@ -38,12 +38,7 @@ def expanded(graph: Graph, programs: Sequence[Program]) -> tuple[RuntimeGraph, t
     if not graph.replicated:
         return graph, tuple(programs)
     _check_parents_vertices(graph, programs)
-    flat = RuntimeGraph(graph.target)
-    flat.variables = graph.variables
-    flat.mappings = graph.mappings
-    flat.elements_left_out = graph.elements_left_out
-    flat.groups = dict(graph.groups.items())
-    flat.notes = graph.notes.copied()
+    flat = graph.flat_copy()
     expander = _Expander(graph, flat)
     return flat, tuple(expander.in_all(program) for program in programs)
 
