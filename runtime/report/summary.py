@@ -111,6 +111,10 @@ def execution(profile: Figures, operations: int, lines: Lines) -> str:
         return table("Execution", [("Cycles", f"unknown: {error.what}"), ("Try", str(error.hint))])
     note = f", {profile.cycles_note}" if profile.cycles_note else ""
     rows = [("Cycles", f"{cycles:,}{note}"), ("Estimated time", duration(profile.seconds))]
+    if profile.device_cycles < cycles:
+        on_device = profile.device_cycles
+        seconds = on_device / profile.target.clock_hz
+        rows.append(("On the device", f"{on_device:,} cycles, {duration(seconds)}, without host exchange"))
     if profile.target.num_ipus > 1:
         rows.append(("Phases of", f"IPU {profile.limiting_ipu}, which is busy for most cycles"))
     for phase, phase_cycles in profile.phase_cycles.items():
@@ -129,15 +133,20 @@ def execution(profile: Figures, operations: int, lines: Lines) -> str:
         _phases_by_ipu(profile),
         _tile_cycles(profile),
         _list_types("Active cycles by vertex type, all tiles", by_type, "cycles"),
-        _cycles_by_language(profile.language_cycles),
+        _cycles_by_language(profile.language_cycles, profile.language_ranges),
         _list_operations(profile.operations(operations, lines=lines), profile),
     )
     return "\n\n".join(filter(None, sections))
 
 
-def _cycles_by_language(cycles: dict[str, int]) -> str:
+def _cycles_by_language(cycles: dict[str, int], ranges: dict[str, tuple[int, int]]) -> str:
+    """List the active cycles of vertices by language, with the range that compilers may give."""
     total = sum(cycles.values())
-    rows = [(f"estimated for {name}", f"{active:>15,}  {share(active, total)}") for name, active in cycles.items()]
+    rows = []
+    for name, active in cycles.items():
+        low, high = ranges[name]
+        note = f"  {low:,} to {high:,} by compiler" if low < high else ""
+        rows.append((f"estimated for {name}", f"{active:>15,}  {share(active, total)}{note}"))
     return table("Active cycles by language, all tiles", rows) if total else ""
 
 

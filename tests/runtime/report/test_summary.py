@@ -42,6 +42,12 @@ def headings(text):
     return [line.split(":")[0].split(",")[0] for line in text.splitlines() if line and not line.startswith(" ")]
 
 
+def test_cycles_on_the_device_are_apart_from_the_host(profile):
+    host = profile.phase_cycles["host_exchange"]
+    assert 0 < host < profile.cycles and profile.device_cycles == profile.cycles - host
+    assert re.search(rf"On the device: +{profile.device_cycles:,} cycles, .*without host exchange", profile.summary())
+
+
 def test_sections_come_in_the_guides_order(profile):
     everything = dict.fromkeys(
         ("show_execution_steps", "show_var_storage", "show_optimizations", "show_per_ipu_memory_usage"), True

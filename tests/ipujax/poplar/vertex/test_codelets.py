@@ -21,6 +21,7 @@ from ipujax.poplar.vertex.codelets import vertex_codelet
 from ipujax.poplar.vertex.estimate import OVERHEAD_CYCLES, instructions
 from ipujax.runtime.errors import ArgumentError, GraphError
 from ipujax.runtime.graph.program import Execute
+from ipujax.runtime.profile.figures import COMPILED_RANGE
 from ipujax.runtime.target.presets import preset
 from tests.ipujax.poplar.helpers import compiled, placed, run_both, small_graph
 
@@ -333,8 +334,18 @@ def test_profiles_divide_cycles_by_language(tmp_path):
     assert re.search(r"InCpp +\(4 instances, C\+\+\) +140 cycles", summary)
     assert re.search(r"InAssembly +\(4 instances, assembly\) +400 cycles", summary)
     assert re.search(
-        r"Active cycles by language, all tiles:\n +estimated for assembly: .*\n +estimated for C\+\+: +140 ", summary
+        r"Active cycles by language, all tiles:\n +estimated for assembly: .*\n"
+        r" +estimated for C\+\+: +140 .* 107 to 189 by compiler\n",
+        summary,
     )
+
+
+def test_cpp_codelets_have_the_range_of_published_loops():
+    """Instructions an iteration over those that are counted: of a sum of π, rolled and unrolled, and of a blur."""
+    low, high = COMPILED_RANGE
+    for measured, counted in ((15, 12), (9.6, 10.3), (7.9, 10.3), (31, 23), (23, 23)):
+        assert low <= measured / counted <= high
+    assert high / low == pytest.approx(84 / 47, rel=0.02)  # one loop compiled three ways
 
 
 def test_refuses_another_language():
