@@ -3,7 +3,7 @@
 In a pod IPUs 2r and 2r + 1 share rung r; neighbouring rungs are joined on both sides. Data for the other side crosses
 its own rung first, then climbs. Data for another pod leaves through the gateway of its IPU's machine, which all IPUs of
 the machine share, and arrives through that of its destination. Every flow loads every link on its route, and an
-exchange lasts until the fullest link of the route is done.
+exchange lasts one latency, and until the fullest link of the route is done.
 
     pair   4 links    between the two IPUs of a rung, for data that stays on the rung
     cross  2 links    between the two IPUs of a rung, for data that climbs afterwards
@@ -15,7 +15,9 @@ exchange lasts until the fullest link of the route is done.
 Input: bytes from each IPU to each other. Output: cycles for each IPU.
 Source: the ladder: poplibs `lib/poplibs_test/Util.cpp` (reference machine.md §1.5); gateways: M2000 data sheet
 (reference A3). Systems with another number of links than the ladder's ten keep these shares, which is `assumed`.
-Limits: no ring closure, no latency a hop; the path from an IPU to its gateway, and between gateways, is free.
+Limits: no ring closure; one latency an exchange, however many hops, bytes and pieces (a published blur whose strips
+are cut by columns sends single pixels, and takes longer than this, see docs/fidelity.md); the path from an IPU to its
+gateway, and between gateways, is free.
 """
 
 from __future__ import annotations
@@ -64,6 +66,7 @@ def link_cycles(flows: np.ndarray, target: Target) -> np.ndarray:
     pairs = [(int(s), int(d)) for s, d in np.argwhere(flows) if s != d]
     # One row more: the last rung of an odd number of IPUs has a second side, over which a route may climb.
     load = np.zeros((len(flows) + 1, len(rate)), np.int64)
+    latency = round(target.global_exchange_latency_seconds * target.clock_hz)
     routes = [route(s, d, target) for s, d in pairs]
     for (s, d), links in zip(pairs, routes, strict=True):
         for ipu, kind in links:
@@ -73,7 +76,7 @@ def link_cycles(flows: np.ndarray, target: Target) -> np.ndarray:
     for (s, d), links in zip(pairs, routes, strict=True):
         # A sender and its receiver are busy until the fullest link between them is.
         slowest = max(int(busy[link]) for link in links)
-        cycles[[s, d]] = np.maximum(cycles[[s, d]], slowest)
+        cycles[[s, d]] = np.maximum(cycles[[s, d]], latency + slowest)
     return cycles
 
 

@@ -90,6 +90,13 @@ _COMMON: Mapping[str, Row] = {
         "both directions, is 16e9; an Mk1 C2 card's 64 GB/s a link is about twice this (reference A3)",
     ),
     "ipu_link_efficiency": _row(0.85, "published", "poplibs_test Util.cpp (reference 1.5)"),
+    "global_exchange_latency_seconds": _row(
+        2050 / 1.6e9,
+        "derived",
+        "2,050 ± 20 cycles at 1.6 GHz of an Mk1 blur: its exchange over 16 IPUs took 3,043 cycles for n bytes, 4,017 "
+        "and 4,048 for 2 n, so that n bytes took 974 to 1,005 (reference B5, lbm exchange-vs-compute.csv); Mk2 and "
+        "Bow: the same time, carried over without a figure",
+    ),
     "ipus_per_pod": _row(64, "published", "a Pod64 is 16 machines of 4 on IPU-Links (data sheets, reference A3)"),
     "host_latency_seconds": _row(
         1e-5, "assumed", "UNVALIDATED: no readable source gives a host latency (reference A3); 10 us is a guess"

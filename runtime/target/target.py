@@ -170,6 +170,9 @@ class Target:
     ipu_link_bytes_per_second: float = constant(unit="B/s", doc="one IPU-Link, one direction, before efficiency")
     ipu_links_per_ipu: int = constant(unit="links", doc="IPU-Links of one IPU, all neighbours together")
     ipu_link_efficiency: float = constant(unit="ratio", maximum=1.0, doc="payload share of an IPU-Link's rate")
+    global_exchange_latency_seconds: float = constant(
+        unit="s", zero_ok=True, doc="fixed cost of one exchange between IPUs, beside bytes and sync"
+    )
     ipus_per_pod: int = constant(unit="IPUs", doc="IPUs that IPU-Links connect; beyond them data goes over gateways")
     ipus_per_gateway: int = constant(unit="IPUs", doc="IPUs of one machine, which share its gateway")
     gateway_bytes_per_second: float = constant(unit="B/s", doc="all GW-Links of one machine, one direction")

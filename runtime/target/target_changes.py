@@ -45,6 +45,7 @@ class TargetChanges(TypedDict, total=False):
     ipu_link_bytes_per_second: float
     ipu_links_per_ipu: int
     ipu_link_efficiency: float
+    global_exchange_latency_seconds: float
     ipus_per_pod: int
     ipus_per_gateway: int
     gateway_bytes_per_second: float

@@ -444,14 +444,17 @@ def _zeroed(graph: Graph, value: Any) -> list[Copy]:
 
 
 def link_cycles(num_bytes: int, links: int) -> int:
-    """Cycles of some bytes on some IPU-Links at once."""
+    """Cycles of an exchange of some bytes on some IPU-Links at once."""
     rate = links * SLOW_LINKS.ipu_link_bytes_per_second * SLOW_LINKS.ipu_link_efficiency / SLOW_LINKS.clock_hz
-    return int(np.ceil(num_bytes / rate))
+    return round(SLOW_LINKS.global_exchange_latency_seconds * SLOW_LINKS.clock_hz) + int(np.ceil(num_bytes / rate))
 
 
 @pytest.mark.parametrize("elements", [999, 4_000])
 def test_a_ring_takes_the_time_of_its_closed_form(elements: int):
-    """2 (n - 1) α + 2 (n - 1) / n · N β + (n - 1) / n · N γ, with chunks rounded up (reference parallel.md §4)."""
+    """2 (n - 1) α + 2 (n - 1) / n · N β + (n - 1) / n · N γ, with chunks rounded up (reference parallel.md §4).
+
+    α has the latency of an exchange between IPUs, which each round pays.
+    """
     phase_cycles = {n: phases(n, n * elements, "ring along the ladder") for n in (4, 5, 8, 16)}
     for replicas, cycles in phase_cycles.items():
         # On the ladder every ring has a way with the bandwidth of two links, the fewest there are.

@@ -29,6 +29,7 @@ from ipujax.runtime.graph.program import (
     StreamIn,
 )
 from ipujax.runtime.graph.vertex_group import Access, Axis, Dim, Term, VertexGroup, block, element
+from ipujax.runtime.target import preset
 from ipujax.runtime.tensor.mapping import Blocked, Flat, even_cuts, grid, on_one_tile, owners
 from ipujax.runtime.tensor.tensor import concat
 from ipujax.runtime.timeline.clock_steps import clock_steps
@@ -261,6 +262,7 @@ def steps_of(graph, leaf):
 # --- several IPUs -----------------------------------------------------------------------------------------------------
 
 POD = TARGET.replace(num_ipus=4)
+LATENCY = round(POD.global_exchange_latency_seconds * POD.clock_hz)
 
 
 def test_costs_cover_the_ipus_that_take_part():
@@ -350,28 +352,36 @@ def test_other_pods_are_reached_over_gateways():
     per_cycle = pods.gateway_bytes_per_second / pods.clock_hz
     flows = np.zeros((16, 16), np.int64)
     flows[6, 9] = 1_000_000
-    assert link_cycles(flows, pods)[[6, 9]].tolist() == [int(np.ceil(1_000_000 / per_cycle))] * 2
+    assert link_cycles(flows, pods)[[6, 9]].tolist() == [LATENCY + int(np.ceil(1_000_000 / per_cycle))] * 2
     flows[4, 13] = 500_000  # leaves by the same gateway and comes in by another
     flows[8, 9] = 1_000_000  # stays on its rung
     cycles = link_cycles(flows, pods)
-    both = int(np.ceil(1_500_000 / per_cycle))
+    both = LATENCY + int(np.ceil(1_500_000 / per_cycle))
     assert cycles[[4, 6, 9, 13]].tolist() == [both] * 4
-    assert cycles[8] == int(np.ceil(1_000_000 / (4 * POD.ipu_link_bytes_per_second * 0.85 / POD.clock_hz)))
+    assert cycles[8] == LATENCY + int(np.ceil(1_000_000 / (4 * POD.ipu_link_bytes_per_second * 0.85 / POD.clock_hz)))
 
 
 def test_links_are_shared_by_flows_that_cross_them():
     per_link = POD.ipu_link_bytes_per_second * POD.ipu_link_efficiency / POD.clock_hz * POD.ipu_links_per_ipu / 10
     flows = np.zeros((6, 6), np.int64)
     flows[0, 1] = 4_000_000
-    assert link_cycles(flows, POD).tolist() == [-(-4_000_000 // (4 * per_link))] * 2 + [0] * 4
+    assert link_cycles(flows, POD).tolist() == [LATENCY - (-4_000_000 // (4 * per_link))] * 2 + [0] * 4
     flows[:] = 0
     flows[0, 4] = flows[2, 4] = 1_000_000  # both go up from IPU 2
-    both = int(np.ceil(2_000_000 / (2 * per_link)))
-    alone = int(np.ceil(1_000_000 / (2 * per_link)))
+    both = LATENCY + int(np.ceil(2_000_000 / (2 * per_link)))
+    alone = LATENCY + int(np.ceil(1_000_000 / (2 * per_link)))
     assert link_cycles(flows, POD).tolist() == [both, 0, both, 0, both, 0]
     flows[:] = 0
     flows[0, 4] = flows[4, 0] = 1_000_000  # each direction has its own links
     assert link_cycles(flows, POD).tolist() == [alone, 0, 0, 0, alone, 0]
+
+
+def test_a_blur_of_16_ipus_takes_the_published_cycles_of_its_exchange():
+    """Each IPU sends a row of 2,200 pixels of 8 or 16 bytes to both neighbours (lbm-graphcore, reference B5)."""
+    mk1 = preset("mk1", 16)
+    for pixel_bytes, published in ((8, 3043), (16, 4017), (16, 4048)):
+        flows = (np.eye(16, k=1, dtype=np.int64) + np.eye(16, k=-1, dtype=np.int64)) * 2200 * pixel_bytes
+        assert abs(link_cycles(flows, mk1).max() / published - 1) < 0.02
 
 
 def pipe(target):
