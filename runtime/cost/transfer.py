@@ -3,7 +3,7 @@
 Input: a graph and a copy or stream of it. Output: `CopyCost` or `StreamCost`. A plain sync has its `SyncCost` here too.
 
     copy    ::= sync ; exchange ; copying on the own tile, or sync of all IPUs ; exchange over the links between IPUs
-    stream  ::= latency and bytes over the host link of each IPU
+    stream  ::= latency and bytes over the host link of each machine
 
 Between replicas the flow from one to another is that of a copy in a system of two: the source in the first, the
 destination in the second. Every pair of the replica map adds these flows to the links of the whole system (`links`),
@@ -13,8 +13,10 @@ one that copies to itself costs as if another sent the data.
 Bytes between IPUs are the exchange of a system with one tile an IPU.
 Source: constants: `Target`; links: `links`.
 Limits: a transfer of a remote buffer has the latency of one with the host (assumed). A transfer beyond the limit of one
-is split into several, each with its latency; `ipujax.poplar` refuses it before, as Poplar does. Transfers of different
-IPUs share nothing.
+is split into several, each with its latency; `ipujax.poplar` refuses it before, as Poplar does. The IPUs of a machine
+share its host link in one transfer, those of all replicas too; each has a part of streaming memory, and its rate, for
+itself (assumed). Transfers of different steps share nothing, though they may overlap in time: clocks are linear over
+(max, +), where a link that is busy would delay whichever step the program names later.
 """
 
 from __future__ import annotations
@@ -129,7 +131,8 @@ def stream_cost(
 ) -> StreamCost:
     """Return the cost of one transfer between a stream of the host and a tensor, in either direction.
 
-    Every IPU has its own link to the host and one latency a host exchange; a large transfer is several exchanges.
+    Every machine has one link to the host, which the bytes of its IPUs take together, and every IPU its own link to
+    streaming memory. A host exchange has one latency; a large transfer is several exchanges.
     `after` is the transfer before it if both are one host exchange, see `walks.joining_streams`.
     """
     target = graph.target
@@ -140,10 +143,19 @@ def stream_cost(
     earlier = np.zeros(target.num_ipus, bool) if after is None else after.earlier | (after.cycles > 0)
     # The latency of an IPU's first exchange was in the cost of the earlier transfer already.
     exchanges = -(-ipu_bytes // limit) - earlier
-    seconds = exchanges * target.host_latency_seconds + ipu_bytes / bytes_per_second
+    link_bytes = ipu_bytes if is_streamed else _host_link_bytes(ipu_bytes, graph)
+    seconds = exchanges * target.host_latency_seconds + link_bytes / bytes_per_second
     # IPUs without bytes take no part, though `seconds` may be negative for them.
     cycles = np.where(ipu_bytes > 0, np.ceil(seconds * target.clock_hz), 0).astype(np.int64)
     return StreamCost(first_ipu, tile_bytes, cycles * (not stream.resident), earlier)
+
+
+def _host_link_bytes(ipu_bytes: np.ndarray, graph: Graph) -> np.ndarray:
+    """Return the bytes over the host link of each IPU's machine, in the replica of most bytes, int64[num_ipus]."""
+    bytes_of_all = np.tile(ipu_bytes, graph.replication_factor)
+    machine = np.arange(bytes_of_all.size) // graph.target.ipus_per_gateway
+    by_machine = np.bincount(machine, bytes_of_all).astype(np.int64)
+    return by_machine[machine].reshape(-1, ipu_bytes.size).max(0)
 
 
 def _mapped_bytes(graph: Graph, tensor: Tensor) -> tuple[int, np.ndarray, np.ndarray]:

@@ -143,8 +143,10 @@ _MK2_DIE: Mapping[str, Row] = {
     "host_bytes_per_second": _row(
         20e9,
         "assumed",
-        "UNVALIDATED: 40 MB in 2,641,488 cycles of host exchange on Mk2 (tut6, reference B4) is 20.1 GB/s at 1.33 GHz; "
-        "PCIe Gen4 x16 is nominally 32 GB/s a direction (charlieblake, second-hand, reference A3)",
+        "UNVALIDATED: 40 MB in 2,641,488 cycles of host exchange on Mk2 (tut6, reference B4) is 20.1 GB/s at 1.33 GHz, "
+        "of one IPU alone, taken as the link of its machine; PCIe Gen4 x16 is nominally 32 GB/s a direction "
+        "(charlieblake, second-hand, reference A3). 5.5 GB/s is quoted for the four IPUs of a machine, without a "
+        "source that could be read: as the share of each it agrees, as their sum it is a quarter of this",
     ),
     "streaming_memory_bytes": _row(
         64 * GIB, "published", "up to 256 GB for the 4 IPUs of a Bow-2000 or M2000 (data sheets, reference A3), as GiB"

@@ -174,9 +174,11 @@ class Target:
         unit="s", zero_ok=True, doc="fixed cost of one exchange between IPUs, beside bytes and sync"
     )
     ipus_per_pod: int = constant(unit="IPUs", doc="IPUs that IPU-Links connect; beyond them data goes over gateways")
-    ipus_per_gateway: int = constant(unit="IPUs", doc="IPUs of one machine, which share its gateway")
+    ipus_per_gateway: int = constant(unit="IPUs", doc="IPUs of one machine, which share its gateway and host link")
     gateway_bytes_per_second: float = constant(unit="B/s", doc="all GW-Links of one machine, one direction")
-    host_bytes_per_second: float = constant(unit="B/s", doc="host to IPU or back, one direction, for one IPU")
+    host_bytes_per_second: float = constant(
+        unit="B/s", doc="host to the IPUs of one machine or back, one direction; IPUs that transfer at once share it"
+    )
     host_latency_seconds: float = constant(unit="s", zero_ok=True, doc="fixed cost of one host exchange")
     stream_buffer_limit_bytes: int = constant(
         unit="bytes", doc="most a host stream moves at once for one IPU; more takes several host exchanges"

@@ -447,7 +447,7 @@ def test_a_copy_between_replicas_syncs_the_ipus_that_take_part(exchange, ipus):
 
 
 def test_stream_costs_latency_and_bytes_of_each_ipu():
-    graph = Graph(POD)
+    graph = Graph(POD.replace(ipus_per_gateway=1))
     x = graph.add_variable((3000,), F32, "x", Flat(3000, np.array([0, 1000]), np.array([0, 5])))
     cost = stream_cost(graph, HostStream("x", (3000,), F32), x)
     seconds = [POD.host_latency_seconds + size / POD.host_bytes_per_second for size in (4000, 8000)]
@@ -455,6 +455,35 @@ def test_stream_costs_latency_and_bytes_of_each_ipu():
     assert cost.first_ipu == 0 and cost.tile_bytes.tolist() == [4000, 0, 0, 0, 0, 8000, 0, 0]
     step = steps_of(graph, StreamIn(HostStream("x", (3000,), F32), x))
     assert step.ipus == (0, 1) and step.work.sum() == cost.cycles.sum()
+
+
+def test_ipus_of_a_machine_share_its_host_link():
+    """Machines of 2 IPUs: IPUs 0 and 1 share one, IPU 2 has another for itself; streaming memory is not shared."""
+    graph = Graph(POD.replace(ipus_per_gateway=2))
+    x = graph.add_variable((4000,), F32, "x", Flat(4000, np.array([0, 1000, 3000]), np.array([0, 5, 9])))
+
+    def cycles(*sizes):
+        seconds = [POD.host_latency_seconds + size / POD.host_bytes_per_second for size in sizes]
+        return [int(np.ceil(s * POD.clock_hz)) for s in seconds] + [0]
+
+    host = replace(RemoteBuffer.of("h", F32, 4000), on_host=True)
+    for stream in (HostStream("x", (4000,), F32), host):
+        assert stream_cost(graph, stream, x).cycles.tolist() == cycles(12_000, 12_000, 4_000)
+    own = RemoteBuffer.of("r", F32, 4000)
+    assert POD.streaming_bytes_per_second == POD.host_bytes_per_second
+    assert stream_cost(graph, own, x).cycles.tolist() == cycles(4_000, 8_000, 4_000)
+
+
+@pytest.mark.parametrize(("ipus_per_machine", "sharing"), [(1, 1), (4, 4), (8, 8), (3, 3)])
+def test_replicas_of_a_machine_share_its_host_link(ipus_per_machine, sharing):
+    """Eight replicas of an IPU each; with 3 IPUs a machine the last has two, and all wait for the slowest."""
+    target = preset("mk2").replace(tiles_per_ipu=4, ipus_per_gateway=ipus_per_machine)
+    graph = Graph(target, 8)
+    x = graph.add_variable((1000,), F32, "x", Flat(1000, np.array([0]), np.array([0])))
+    seconds = target.host_latency_seconds + sharing * 4000 / target.host_bytes_per_second
+    assert stream_cost(graph, HostStream("x", (1000,), F32), x).cycles.tolist() == [
+        int(np.ceil(seconds * target.clock_hz))
+    ]
 
 
 ZONES = {"single_pipeline": (), "ping_pong": ((0, 2),), "full": ((0, 1, 2, 3),)}
@@ -522,7 +551,7 @@ def test_each_ipu_pays_the_latency_of_a_host_exchange_once(pattern):
 
 @pytest.mark.parametrize("stream", [HostStream("x", (3000,), F32), RemoteBuffer.of("x", F32, 3000)])
 def test_bytes_beyond_one_transfer_are_several(stream):
-    limits = {"stream_buffer_limit_bytes": 4096, "max_remote_transfer_bytes": 4096}
+    limits = {"stream_buffer_limit_bytes": 4096, "max_remote_transfer_bytes": 4096, "ipus_per_gateway": 1}
     graph = Graph(POD.replace(**limits))
     x = graph.add_variable((3000,), F32, "x", Flat(3000, np.array([0, 1000]), np.array([0, 5])))
     seconds = [n * POD.host_latency_seconds + size / POD.host_bytes_per_second for n, size in ((1, 4000), (2, 8000))]
