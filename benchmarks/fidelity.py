@@ -1,6 +1,6 @@
 """Simulated figures against published measurements: each case, measured, simulated, error and bar.
 
-    python benchmarks/fidelity.py                  every case; about a quarter of an hour
+    python benchmarks/fidelity.py                  every case; about half an hour
     python benchmarks/fidelity.py tutorial7 blur   some of them
     python benchmarks/fidelity.py --plot           docs/images/fidelity.svg of docs/fidelity.md; nothing is compiled
 
@@ -26,6 +26,7 @@ CASES = (
     "fused",
     "tutorial7",
     "blur",
+    "blur_scaling",
     "gemm",
     "popsparse",
     "static_sparse",

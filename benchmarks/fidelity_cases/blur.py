@@ -1,9 +1,10 @@
 """A 3 × 3 Gaussian blur of a picture of 2,200 × 1,122 pixels on Mk1, phase by phase.
 
-Every tile holds a rectangle of the picture. Each of its workers computes a part, from that part and the eight parts
-around it: rows, columns and corners, each an operand of its own. Outside the picture all is zero. One of 16 IPUs
-has 70 rows; pixels of its neighbours are left out, which concerns the tiles at its edge only.
-Source of the program: lbm-graphcore, `LowLevelStencil.cpp` and `StructuredGridUtils.hpp` (reference B5).
+Every IPU holds a strip of the picture, and each of its tiles a rectangle. Each worker of a tile computes a part, from
+that part and the eight parts around it: rows, columns and corners, each an operand of its own. Those of another IPU
+are connected like the others: the engine copies them. Outside the picture all is zero.
+Source of the program: lbm-graphcore, `LowLevelStencil.cpp` and `StructuredGridUtils.hpp` (reference B5), of the commit
+97cd841 that measured it.
 """
 
 from __future__ import annotations
@@ -15,31 +16,30 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from fidelity_cases.case import Family, Row, compute_set_costs
+from fidelity_cases.case import Family, Row, compute_set_costs, phase_cycles
 from ipujax import poplar
 from ipujax.poplar.program import Execute, Program, Sequence
 from ipujax.poplar.vertex.estimate import OVERHEAD_CYCLES
-from ipujax.runtime.cost.compute_set import ComputeSetCost
 
 _CHANNELS = 4
 _WIDTH = 2200
 _HEIGHT = 1122
-_HEIGHT_OF_16 = 70
-_FEWEST_PIXELS = 6  # of a side of a tile's rectangle
+FEWEST_PIXELS = 6  # of a side of a tile's rectangle
 _WEIGHTS = np.array([[1, 2, 1], [2, 4, 2], [1, 2, 1]], np.float32) / 16
 # A vector of results: 9 loads, 8 additions and 3 products, a store, 2 instructions of the loop; no two at once.
 _VECTOR_INSTRUCTIONS = 9 + 11 + 1 + 2
 _EDGES = ("n", "s", "w", "e", "nw", "ne", "sw", "se")
-# Cycles by number of IPUs and type: exchange on the chip, copies before, copies after, compute.
+# Cycles by number of IPUs and type: exchange on the chip, copies before, copies after, compute, global exchange, sync.
 _PUBLISHED = {
-    (1, "half4"): (637, 5741, 4826, 63531),
-    (1, "float2"): (1173, 8279, 6954, 100257),
-    (1, "float"): (1173, 8279, 6954, 210249),
-    (16, "half4"): (263, 1611, 882, 4446),
-    (16, "float2"): (397, 1897, 954, 7914),
-    (16, "float"): (397, 1894, 954, 13152),
+    (1, "half4"): (637, 5741, 4826, 63531, 0, 64),
+    (1, "float2"): (1173, 8279, 6954, 100257, 0, 117),
+    (1, "float"): (1173, 8279, 6954, 210249, 0, 117),
+    (16, "half4"): (263, 1611, 882, 4446, 3043, 501),
+    (16, "float2"): (397, 1897, 954, 7914, 4017, 642),
+    (16, "float"): (397, 1894, 954, 13152, 4048, 640),
 }
-_BARS = (0.20, 0.40, 0.40, 0.25)
+_PHASES = ("exchange on the chip", "copies before", "copies after", "compute", "global exchange", "sync")
+_BARS = (0.20, 0.40, 0.40, 0.25, 0.20, None)
 
 
 def blurred(n: Any, s: Any, w: Any, e: Any, nw: Any, ne: Any, sw: Any, se: Any, m: Any) -> Any:
@@ -145,9 +145,16 @@ def _shares(length: int, parts: int) -> Iterator[tuple[int, int]]:
         yield part * size + min(part, longer), size + (part < longer)
 
 
-def tiles_of(height: int, width: int, num_tiles: int) -> Iterator[Rectangle]:
+def strips_of(height: int, width: int, ipus: int) -> list[Rectangle]:
+    """The strip of each IPU: of rows, or of columns, whichever divides more evenly; of columns if both do equally."""
+    if height % ipus / height < width % ipus / width:
+        return [Rectangle(top, 0, size, width) for top, size in _shares(height, ipus)]
+    return [Rectangle(0, left, height, size) for left, size in _shares(width, ipus)]
+
+
+def tiles_of(height: int, width: int, num_tiles: int, fewest_pixels: int = FEWEST_PIXELS) -> Iterator[Rectangle]:
     """The rectangle of each tile, in a grid of about the picture's proportions."""
-    most_columns, most_rows = (min(num_tiles, max(1, n // _FEWEST_PIXELS)) for n in (width, height))
+    most_columns, most_rows = (min(num_tiles, max(1, n // fewest_pixels)) for n in (width, height))
     columns = min(most_columns, int(np.ceil(np.sqrt(num_tiles * width / height))))
     rows = min(most_rows, num_tiles // columns)
     for top, tall in _shares(height, rows):
@@ -156,15 +163,23 @@ def tiles_of(height: int, width: int, num_tiles: int) -> Iterator[Rectangle]:
 
 
 def blur(
-    target: poplar.Target, height: int, width: int, name: str
+    target: poplar.Target, height: int, width: int, name: str, fewest_pixels: int = FEWEST_PIXELS
 ) -> tuple[poplar.Graph, poplar.Tensor, poplar.Tensor, Program]:
-    """The program of one step with codelets of `CODELETS`; returns graph, picture, result and program."""
+    """The program of one step on all IPUs of a target; returns graph, picture, result and program.
+
+    Args:
+        target: the machine.
+        height: rows of the picture.
+        width: its columns.
+        name: the codelet, of `CODELETS`.
+        fewest_pixels: of a side of a tile's rectangle.
+    """
     graph = poplar.Graph(target)
     (dtype, codelet) = CODELETS[name]
     graph.add_codelets(codelet)
     picture, result = (graph.add_variable(dtype, [height, width, _CHANNELS], name) for name in ("img", "tmpImg"))
     compute_set = graph.add_compute_set("inToOut")
-    for tile, rectangle in enumerate(tiles_of(height, width, target.get_num_tiles())):
+    for tile, rectangle in _mapped_rectangles(target, height, width, fewest_pixels):
         for image in (picture, result):
             graph.set_tile_mapping(_part(image, rectangle), tile)
         for part in rectangle.workers(target.get_num_worker_contexts()):
@@ -172,6 +187,17 @@ def blur(
             fields |= {"m": _part(picture, part).flatten(), "out": _part(result, part).flatten()}
             graph.set_tile_mapping(graph.add_vertex(compute_set, codelet.__name__, fields), tile)
     return graph, picture, result, Sequence(Execute(compute_set))
+
+
+def _mapped_rectangles(
+    target: poplar.Target, height: int, width: int, fewest_pixels: int
+) -> Iterator[tuple[int, Rectangle]]:
+    """The tiles that have a rectangle, and it."""
+    tiles_per_ipu = target.get_tiles_per_ipu()
+    for ipu, strip in enumerate(strips_of(height, width, target.get_num_ipus())):
+        for tile, part in enumerate(tiles_of(strip.height, strip.width, tiles_per_ipu, fewest_pixels)):
+            rectangle = Rectangle(strip.top + part.top, strip.left + part.left, part.height, part.width)
+            yield ipu * tiles_per_ipu + tile, rectangle
 
 
 def _part(image: Any, part: Rectangle) -> Any:
@@ -189,32 +215,37 @@ def _or_zeros(graph: poplar.Graph, image: Any, part: Rectangle, dtype: Any, tile
     return constant
 
 
-def cost(ipus: int, name: str) -> ComputeSetCost:
-    """Cycles of a step on each tile of one IPU of several."""
-    target = poplar.IPUModel("ipu1").create_device().get_target()
-    graph, _, _, program = blur(target, _HEIGHT if ipus == 1 else _HEIGHT_OF_16, _WIDTH, name)
+def target_of(ipus: int) -> poplar.Target:
+    """Several Mk1."""
+    return poplar.IPUModel("ipu1", num_ipus=ipus).create_device().get_target()
+
+
+def phases(ipus: int, name: str) -> list[int]:
+    """Cycles of each of `_PHASES` of a step, the slowest tile or IPU."""
+    graph, _, _, program = blur(target_of(ipus), _HEIGHT, _WIDTH, name)
     (step_cost,) = compute_set_costs(graph, program)
-    return step_cost
+    after = step_cost.rearrangement_after_cycles
+    copies = step_cost.rearrangement_cycles
+    parts = (step_cost.before.cycles, copies - after, after, step_cost.compute_cycles - copies)
+    by_phase = phase_cycles(graph, program)
+    return [int(cycles.max()) for cycles in parts] + [by_phase["global_exchange"], by_phase["sync"]]
 
 
 def family() -> Family:
     """Each phase of each type, the slowest tile."""
     rows = []
     for (ipus, name), figures in _PUBLISHED.items():
-        step_cost = cost(ipus, name)
-        after = step_cost.rearrangement_after_cycles
-        copies = step_cost.rearrangement_cycles
-        parts = (step_cost.before.cycles, copies - after, after, step_cost.compute_cycles - copies)
-        names = ("exchange on the chip", "copies before", "copies after", "compute")
-        for phase, published, cycles, bar in zip(names, figures, parts, _BARS, strict=True):
-            number = "1 IPU" if ipus == 1 else f"{ipus} IPUs"
-            rows.append(Row(f"{number}, {name}: {phase}", published, int(cycles.max()), bar))
+        number = "1 IPU" if ipus == 1 else f"{ipus} IPUs"
+        for phase, published, cycles, bar in zip(_PHASES, figures, phases(ipus, name), _BARS, strict=True):
+            if published:
+                rows.append(Row(f"{number}, {name}: {phase}", published, cycles, bar))
     source = "lbm-graphcore, Mk1 hardware, cycles of one step by phase (reference B5)."
     how = (
         "Each worker computes a part of its tile's rectangle from nine operands; figures are those of the slowest "
         f"tile of each phase. Instructions of the codelets are counted: {_VECTOR_INSTRUCTIONS} for each vector of "
         f"results and {OVERHEAD_CYCLES} a vertex. The cycles of a copy and of each piece of it, and the start and "
-        "control slots of an exchange, are `fitted` to these rows (docs/machine.md); the counts of bytes and "
-        "pieces, and the compute cycles, are not."
+        "control slots of an exchange, are `fitted` to these rows, and the latency of an exchange between IPUs is "
+        "`derived` from them (docs/machine.md); the counts of bytes and pieces, the rates of links, and the compute "
+        "cycles, are not. Syncs have no bar: the model has one constant for each kind."
     )
     return Family("Blur 3 × 3 on Mk1", source, how, rows)

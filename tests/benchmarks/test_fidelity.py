@@ -16,6 +16,7 @@ import pytest
 
 import ipujax as ipu
 from ipujax import poplar
+from ipujax.poplar.engine.ipu_copies import with_ipu_copies
 from tests.ipujax.poplar.helpers import run_both
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -93,7 +94,7 @@ def test_a_case_nobody_knows_is_refused():
 # --- the cases --------------------------------------------------------------------------------------------------------
 
 
-# static_sparse takes eight minutes, and is on the page
+# static_sparse and blur_scaling take eight and fifteen minutes, and are on the page
 CASES = ("peaks", "fused", "amp", "triad", "tutorial7", "blur", "gemm", "popsparse", "networks")
 
 
@@ -166,6 +167,20 @@ def test_the_blur_blurs(case, name):
     image = np.random.default_rng(0).integers(0, 64, picture.shape).astype(picture.dtype)
     (got,) = run_both(graph, program, {picture: image}, [result])
     np.testing.assert_array_equal(got.astype(np.float64), convolved(image))  # small whole numbers: no rounding
+
+
+@pytest.mark.parametrize(("height", "width"), [(7, 13), (12, 11)])
+def test_the_blur_blurs_on_several_ipus(case, height, width):
+    """Strips cut by rows and by columns; the engine adds the copies between IPUs."""
+    blur = case("blur")
+    target = poplar.IPUModel("ipu1", num_ipus=4, tiles_per_ipu=3).create_device().get_target()
+    graph, picture, result, program = blur.blur(target, height, width, "float2", 1)
+    is_cut_by_rows = len({strip.left for strip in blur.strips_of(height, width, 4)}) == 1
+    assert is_cut_by_rows == (height == 12)
+    image = np.random.default_rng(0).integers(0, 64, picture.shape).astype(picture.dtype)
+    local, (program,) = with_ipu_copies(graph, [program])
+    (got,) = run_both(local, program, {picture: image}, [result])
+    np.testing.assert_array_equal(got.astype(np.float64), convolved(image))
 
 
 @pytest.mark.parametrize(("height", "width", "tiles"), [(1122, 2200, 1176), (70, 2200, 1176), (14, 19, 6), (5, 3, 1)])
