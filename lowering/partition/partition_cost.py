@@ -66,7 +66,8 @@ def estimate(jaxpr: ClosedJaxpr, target: Target) -> Estimate:
         sizes = dict(body.eqns[0].params["mesh"].shape)
         body = closed(body.eqns[0].params["jaxpr"]).jaxpr
     host_bytes = sum(map(_bytes, (*body.invars, *body.outvars)))
-    host_cycles = target.clock_hz * host_bytes / target.host_bytes_per_second
+    sharing = min(prod(sizes.values()), target.ipus_per_gateway)  # IPUs of a machine, which has one link to the host
+    host_cycles = target.clock_hz * sharing * host_bytes / target.host_bytes_per_second
     return Estimate(_cycles(body, sizes, target) + host_cycles, _peak_bytes(body))
 
 
