@@ -71,7 +71,7 @@ def joined_by_xla(jaxpr: ClosedJaxpr) -> list[JaxprEqn]:
     shapes = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in jaxpr.in_avals]
     exported = export.export(jax.jit(jaxpr_as_fun(numbered), keep_unused=True), disabled_checks=_UNCHECKED)(*shapes)
     with TemporaryDirectory() as folder:
-        # Without its other passes XLA may have no code for an operation, or end the process; it has joined equal ones
+        # Without its other passes XLA may have no code for an operation, or end the process; it has merged equal ones
         # by then.
         with ProcessPoolExecutor(1, get_context("spawn")) as pool, suppress(BrokenProcessPool):
             pool.submit(_compile, exported.serialize(), folder).result()
@@ -81,18 +81,18 @@ def joined_by_xla(jaxpr: ClosedJaxpr) -> list[JaxprEqn]:
         after = next((n for n, path in enumerate(dumps) if "after_cse" in path.name), None)
         if after is None:
             return []
-        before, kept = (_instructions(dumps[n].read_text()) for n in (after - 1, after))
-    equal_to = _equal_to(before, kept)
+        before, retained = (_instructions(dumps[n].read_text()) for n in (after - 1, after))
+    equal_to = _equal_to(before, retained)
     of_equation = Counter(x.equation for x in before.values() if x.opcode not in VIEWS)
-    joined, separate = set[int | None](), set[int | None]()
+    merged, separate = set[int | None](), set[int | None]()
     for name, x in before.items():
         if x.opcode in VIEWS:
             continue
         # The equation is one step of another that XLA expands in several, as x² is of x³.
         other = before[equal_to[name]].equation if name in equal_to else x.equation
         is_step = of_equation[other] > of_equation[x.equation]
-        (separate if name in kept or is_step else joined).add(x.equation)
-    return [eqns[number] for number in sorted(n for n in joined - separate if n is not None)]
+        (separate if name in retained or is_step else merged).add(x.equation)
+    return [eqns[number] for number in sorted(n for n in merged - separate if n is not None)]
 
 
 def _compile(serialized: bytes, folder: str) -> None:
@@ -123,17 +123,17 @@ def _instructions(text: str) -> dict[str, Instruction]:
     return instructions
 
 
-def _equal_to(before: Mapping[str, Instruction], kept: Mapping[str, Instruction]) -> dict[str, str]:
-    """For each dropped operation one that is kept, with equal operands."""
+def _equal_to(before: Mapping[str, Instruction], retained: Mapping[str, Instruction]) -> dict[str, str]:
+    """For each dropped operation one that is retained, with equal operands."""
     equal_to: dict[str, str] = {}
     alike: dict[tuple[object, ...], str] = {}
-    # Those that are kept first, as they may come later; their operands in `kept` are kept ones.
-    for name, x in kept.items():
+    # Those that are retained first, as they may come later; their operands in `retained` are such ones.
+    for name, x in retained.items():
         alike.setdefault((x.result, x.opcode, tuple(sorted(x.operands))), name)
     for name, x in before.items():
         operands = sorted(equal_to.get(operand, operand) for operand in x.operands)
         equal = alike.get((x.result, x.opcode, tuple(operands)))
-        if name not in kept and equal is not None:
+        if name not in retained and equal is not None:
             equal_to[name] = equal
     return equal_to
 
@@ -165,9 +165,9 @@ def judged(programs: Programs) -> tuple[int, int, Operations]:
         for row in program.graph.notes.computed_again:
             named[row.operation, row.origin.line] += row.count
         traced += len(joined_by_xla(jaxprs[0]))
-        joined = Operations((eqn.primitive.name, source_line(eqn)) for eqn in joined_by_xla(jaxprs[-1]))
-        after += joined.total()
-        unnamed += joined - named
+        merged = Operations((eqn.primitive.name, source_line(eqn)) for eqn in joined_by_xla(jaxprs[-1]))
+        after += merged.total()
+        unnamed += merged - named
     return traced, after, unnamed
 
 
