@@ -143,5 +143,5 @@ def _memory(network: Network) -> str:
     many = network.micro_batches[0]
     first = f"{step(network, many, _DEFAULT_BYTE_COST)[1]:.0%} at the default cost per byte"
     if network.fits_at is None:
-        return f"{network.title} {first}, and too much at any cost per byte (the published program fits)"
+        return f"{network.title} {first} (the published program fits)"
     return f"{network.title} {step(network, many, network.fits_at)[1]:.0%} ({first})"

@@ -277,3 +277,19 @@ def test_dilated_blocks_shorter_than_the_window() -> None:
         jax.grad(loss), device=ipu.IPUModel(tiles_per_ipu=64), options=ipu.Options(exact_splits=True, progress=False)
     )
     np.testing.assert_allclose(split(*args), jax.jit(jax.grad(loss))(*args), rtol=1e-4, atol=1e-4)
+
+
+def test_spreads_activations_that_arrive_in_many_parts() -> None:
+    """Groups of 4 channels are on tiles of their own: they are put together once, not on each tile that needs all."""
+
+    def network(x: jax.Array, w: jax.Array, v: jax.Array) -> jax.Array:
+        same = partial(lax.conv_general_dilated, window_strides=(1, 1), padding="SAME", dimension_numbers=NHWC)
+        return same(same(x, w, feature_group_count=16), v)
+
+    args = random((4, 8, 8, 64), 0), random((3, 3, 4, 64), 1), random((1, 1, 64, 64), 2)
+    device = ipu.IPUModel(tiles_per_ipu=16)
+    lowered = ipu.jit(network, device=device).lower(*args)
+    assert any(variable.name.endswith("/spread") for variable in lowered.graph.variables)
+    close(lowered.compile()(*args), network(*args), 1e-4)
+    report = ipu.check(ipu.jit(network, device=device), *args)
+    assert report.agrees, report
