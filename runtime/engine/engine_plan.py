@@ -13,8 +13,13 @@ from itertools import groupby
 import jax.numpy as jnp
 
 from ipujax.runtime.analysis import EffectsOf
-from ipujax.runtime.engine.collapse import collapse_group, executed_groups, find_collapsible, one_slot
-from ipujax.runtime.engine.compared import compared_variables
+from ipujax.runtime.engine.collapse import (
+    collapse_group,
+    compared_variables,
+    executed_groups,
+    find_collapsible,
+    one_slot,
+)
 from ipujax.runtime.engine.orders import ChosenOrders, choose_orders, reorder_group
 from ipujax.runtime.engine.split import Signature, signatures
 from ipujax.runtime.engine.values import stream_variables

@@ -24,11 +24,10 @@ from jax import lax
 from jax.experimental import io_callback
 from jax.experimental.xla_metadata import set_xla_metadata
 
-from ipujax.runtime.engine.compared import computed_once
+from ipujax.runtime.engine.collapse import computed_once
 from ipujax.runtime.engine.engine_plan import EnginePlan, Live, constants_of, steps_of
-from ipujax.runtime.engine.outside import Outside
 from ipujax.runtime.engine.split import run_group, store_blocks
-from ipujax.runtime.engine.values import State, Values, check_input, is_call
+from ipujax.runtime.engine.values import Outside, State, Values, check_input, is_call
 from ipujax.runtime.graph import (
     Branch,
     Call,

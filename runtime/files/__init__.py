@@ -10,7 +10,6 @@ from ipujax.runtime.files.figure_kinds import (
     runs_of as runs_of,
     total_of_runs as total_of_runs,
 )
-from ipujax.runtime.files.json_text import json_text as json_text, parse_json as parse_json
 from ipujax.runtime.files.kinds import FieldError as FieldError
 from ipujax.runtime.files.reading import (
     DamagedError as DamagedError,
@@ -18,6 +17,8 @@ from ipujax.runtime.files.reading import (
     ForeignError as ForeignError,
     UnreadableError as UnreadableError,
     VersionError as VersionError,
+    json_text as json_text,
+    parse_json as parse_json,
 )
 from ipujax.runtime.files.sealed import (
     FileKind as FileKind,

@@ -24,9 +24,16 @@ from importlib.metadata import version
 from typing import Any
 
 from ipujax.runtime.errors import shortened
-from ipujax.runtime.files.json_text import json_memory_bytes, json_text, parse_json
 from ipujax.runtime.files.kinds import Anything, FieldError, Integer, Kind, Lengths, Map, Record, Text
-from ipujax.runtime.files.reading import DamagedError, ForeignError, VersionError, regular_file
+from ipujax.runtime.files.reading import (
+    DamagedError,
+    ForeignError,
+    VersionError,
+    json_memory_bytes,
+    json_text,
+    parse_json,
+    regular_file,
+)
 from ipujax.runtime.files.writing import FilePath
 
 _LEVEL = 6  # of compression, zlib's own default

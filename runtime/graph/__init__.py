@@ -11,10 +11,13 @@ from ipujax.runtime.graph.codelet import (
 from ipujax.runtime.graph.forms import (
     Block as Block,
     Branch as Branch,
+    ComputeSet as ComputeSet,
     Decision as Decision,
+    HostStream as HostStream,
     Leaf as Leaf,
     Loop as Loop,
     Program as Program,
+    RemoteBuffer as RemoteBuffer,
     check_program as check_program,
 )
 from ipujax.runtime.graph.graph import (
@@ -29,11 +32,6 @@ from ipujax.runtime.graph.graph_notes import (
     ComputedAgain as ComputedAgain,
     ReasonToRepeat as ReasonToRepeat,
     UnmetBound as UnmetBound,
-)
-from ipujax.runtime.graph.handles import (
-    ComputeSet as ComputeSet,
-    HostStream as HostStream,
-    RemoteBuffer as RemoteBuffer,
 )
 from ipujax.runtime.graph.leaf_nodes import (
     Copy as Copy,
@@ -55,16 +53,14 @@ from ipujax.runtime.graph.operand_faults import (
     tensors_in as tensors_in,
     tile_gap as tile_gap,
 )
-from ipujax.runtime.graph.pipeline_task import (
-    TASK_KINDS as TASK_KINDS,
-    PipelineLayout as PipelineLayout,
-    PipelineTask as PipelineTask,
-)
 from ipujax.runtime.graph.program import (
+    TASK_KINDS as TASK_KINDS,
     Call as Call,
     Collective as Collective,
     Function as Function,
     If as If,
+    PipelineLayout as PipelineLayout,
+    PipelineTask as PipelineTask,
     Repeat as Repeat,
     RepeatWhile as RepeatWhile,
     Sequence as Sequence,

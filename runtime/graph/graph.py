@@ -15,9 +15,8 @@ import numpy as np
 
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.errors import GraphError
-from ipujax.runtime.graph.forms import Program
+from ipujax.runtime.graph.forms import ComputeSet, HostStream, Program, RemoteBuffer
 from ipujax.runtime.graph.graph_notes import Notes
-from ipujax.runtime.graph.handles import ComputeSet, HostStream, RemoteBuffer
 from ipujax.runtime.graph.program import Function, Sequence as ProgramSequence
 from ipujax.runtime.graph.vertex_group import VertexGroup, VertexPart, no_parts
 from ipujax.runtime.not_copied import OfGraph

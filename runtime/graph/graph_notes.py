@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ipujax.runtime.graph.handles import ComputeSet
+from ipujax.runtime.graph.forms import ComputeSet
 from ipujax.runtime.tensor import Origin, Variable
 
 

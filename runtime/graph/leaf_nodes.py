@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ipujax.runtime.errors import GraphError
-from ipujax.runtime.graph.forms import Leaf, Program, Tensors, describe
-from ipujax.runtime.graph.handles import ComputeSet, HostStream, RemoteBuffer
+from ipujax.runtime.graph.forms import ComputeSet, HostStream, Leaf, Program, RemoteBuffer, Tensors, describe
 from ipujax.runtime.tensor import Origin, Tensor
 
 SyncKind = Literal["internal", "external"]

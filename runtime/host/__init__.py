@@ -5,9 +5,10 @@ from typing import TYPE_CHECKING
 from ipujax.runtime.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from ipujax.runtime.host.host import GuardedHost as GuardedHost, Host as Host
-    from ipujax.runtime.host.host_call import (
+    from ipujax.runtime.host.host import (
         CallStream as CallStream,
+        GuardedHost as GuardedHost,
+        Host as Host,
         HostCall as HostCall,
         HostCalls as HostCalls,
         wait_for_calls as wait_for_calls,

@@ -14,8 +14,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 
 from ipujax.runtime.errors import IpuError
-from ipujax.runtime.logs.log import Log
-from ipujax.runtime.logs.progress_line import progress_line
+from ipujax.runtime.logs.log import Log, progress_line
 
 _LOG = Log("jit")
 

@@ -14,8 +14,8 @@ from typing import Annotated
 import numpy as np
 
 from ipujax.runtime.analysis import Step
-from ipujax.runtime.files.field_types import Length
 from ipujax.runtime.files.figure_kinds import BYTES
+from ipujax.runtime.files.figure_records import Length
 from ipujax.runtime.files.kinds import Integer, List
 from ipujax.runtime.memory.at_peak import items_at_peak
 from ipujax.runtime.memory.live import Occupancy

@@ -12,8 +12,8 @@ from typing import Annotated
 
 import numpy as np
 
-from ipujax.runtime.files.field_types import Length
 from ipujax.runtime.files.figure_kinds import BYTES, Bytes, TileIndex
+from ipujax.runtime.files.figure_records import Length
 from ipujax.runtime.files.kinds import List
 from ipujax.runtime.memory.live import Occupancy
 from ipujax.runtime.memory.live_item import step_name

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ipujax.runtime.analysis import Step
-from ipujax.runtime.files.field_types import NOT_SAVED
 from ipujax.runtime.files.figure_kinds import Bytes, Large
+from ipujax.runtime.files.figure_records import NOT_SAVED
 from ipujax.runtime.graph import Call, Decision, WriteUndef
 from ipujax.runtime.memory.role_bytes import ROLE_OF_CATEGORY
 from ipujax.runtime.tensor import Origin, Variable, readable_name, visible_layer

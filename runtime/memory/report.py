@@ -29,9 +29,8 @@ import numpy as np
 from ipujax.runtime.analysis import EffectsOf, Step, constants
 from ipujax.runtime.analysis.liveness import liveness
 from ipujax.runtime.errors import ProfileError
-from ipujax.runtime.files.field_types import field_type
 from ipujax.runtime.files.figure_kinds import BytesByTile, Flags
-from ipujax.runtime.files.figure_records import FigureRecord, figure
+from ipujax.runtime.files.figure_records import FigureRecord, field_type, figure
 from ipujax.runtime.files.kinds import Map, Record, Text
 from ipujax.runtime.graph import (
     Graph,

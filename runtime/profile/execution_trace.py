@@ -15,8 +15,8 @@ import numpy as np
 
 from ipujax.runtime.compile import Executable
 from ipujax.runtime.cost import ComputeSetCost
-from ipujax.runtime.files.field_types import Length
 from ipujax.runtime.files.figure_kinds import Row
+from ipujax.runtime.files.figure_records import Length
 from ipujax.runtime.files.kinds import Integer, List
 from ipujax.runtime.graph import Branch, Leaf, Loop, Program
 from ipujax.runtime.profile.attribution import label

@@ -20,9 +20,8 @@ from ipujax.runtime.compile import Executable, Identity
 from ipujax.runtime.cost import ComputeSetCost
 from ipujax.runtime.errors import ProfileError
 from ipujax.runtime.files import runs_of
-from ipujax.runtime.files.field_types import Length
 from ipujax.runtime.files.figure_kinds import LARGE, Large, Row
-from ipujax.runtime.files.figure_records import FigureRecord, figure, section
+from ipujax.runtime.files.figure_records import FigureRecord, Length, figure, section
 from ipujax.runtime.files.kinds import Integer, Map, Record
 from ipujax.runtime.graph import ComputedAgain, ComputeSet, Execute, Program, UnmetBound
 from ipujax.runtime.host import HostData

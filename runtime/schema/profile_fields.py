@@ -16,8 +16,8 @@ import numpy as np
 
 from ipujax.runtime.errors import ProfileError, TargetError
 from ipujax.runtime.files import FieldError, FileKind, Section
-from ipujax.runtime.files.field_types import field_type
 from ipujax.runtime.files.figure_kinds import Either, Nullable, sum_of_runs
+from ipujax.runtime.files.figure_records import field_type
 from ipujax.runtime.files.kinds import Anything, Lengths, Record, Text
 from ipujax.runtime.graph import of_replicas
 from ipujax.runtime.memory import MemoryReport

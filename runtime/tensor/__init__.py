@@ -12,11 +12,6 @@ if TYPE_CHECKING:
         regroup as regroup,
     )
     from ipujax.runtime.tensor.aliasing import leaves as leaves, surely_disjoint as surely_disjoint
-    from ipujax.runtime.tensor.dtypes import (
-        dtype_name as dtype_name,
-        element_bytes as element_bytes,
-        is_key_dtype as is_key_dtype,
-    )
     from ipujax.runtime.tensor.element_order import (
         ElementOrder as ElementOrder,
         Orders as Orders,
@@ -39,18 +34,6 @@ if TYPE_CHECKING:
         pad_tiles as pad_tiles,
         renumber_tiles as renumber_tiles,
     )
-    from ipujax.runtime.tensor.origin import (
-        MAX_CALLERS as MAX_CALLERS,
-        MERGED_WITH as MERGED_WITH,
-        OF_CALLER as OF_CALLER,
-        Origin as Origin,
-        caller_name as caller_name,
-        compose as compose,
-        join_layers as join_layers,
-        part_of as part_of,
-        readable_name as readable_name,
-        visible_layer as visible_layer,
-    )
     from ipujax.runtime.tensor.tensor import (
         Tensor as Tensor,
         append as append,
@@ -58,7 +41,22 @@ if TYPE_CHECKING:
         read as read,
         write as write,
     )
-    from ipujax.runtime.tensor.variable import Variable as Variable
+    from ipujax.runtime.tensor.variable import (
+        MAX_CALLERS as MAX_CALLERS,
+        MERGED_WITH as MERGED_WITH,
+        OF_CALLER as OF_CALLER,
+        Origin as Origin,
+        Variable as Variable,
+        caller_name as caller_name,
+        compose as compose,
+        dtype_name as dtype_name,
+        element_bytes as element_bytes,
+        is_key_dtype as is_key_dtype,
+        join_layers as join_layers,
+        part_of as part_of,
+        readable_name as readable_name,
+        visible_layer as visible_layer,
+    )
     from ipujax.runtime.tensor.view import (
         Concat as Concat,
         Indexed as Indexed,

@@ -19,9 +19,8 @@ from ipujax.runtime.errors import TensorError
 from ipujax.runtime.tensor.access import piece_covers, read_node, write_node
 from ipujax.runtime.tensor.affine import Affine, row_major
 from ipujax.runtime.tensor.aliasing import leaves
-from ipujax.runtime.tensor.dtypes import dtype_name
 from ipujax.runtime.tensor.tensor_base import TensorBase, axis_of
-from ipujax.runtime.tensor.variable import Variable
+from ipujax.runtime.tensor.variable import Variable, dtype_name
 from ipujax.runtime.tensor.view import concat_nodes
 
 

@@ -1,14 +1,148 @@
-"""Variables: memory of one shape and dtype, spread over tiles by a tile mapping of the graph."""
+"""Variables: memory of one shape and dtype, spread over tiles by a tile mapping of the graph.
+
+Data types of elements: NumPy's, and JAX's PRNG keys. Output: their size in bytes, and their names.
+
+Origins: source line, scope, layer and part of training that something in a graph comes from.
+
+Input: lines and name stacks that tracing has found. Output: `Origin`, and names as reports show them.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
 from math import prod
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ipujax.runtime.errors import shown_place
 from ipujax.runtime.not_copied import OfGraph
-from ipujax.runtime.tensor.dtypes import dtype_name, element_bytes
-from ipujax.runtime.tensor.origin import Origin
+
+
+@cache  # by dtype: there are few
+def is_key_dtype(dtype: Any) -> bool:
+    """Check whether `dtype` is a PRNG key dtype, whose elements are keys."""
+    return bool(jnp.issubdtype(dtype, jax.dtypes.prng_key))
+
+
+@cache
+def element_bytes(dtype: Any) -> int:
+    """Return the bytes of one element; a PRNG key counts its key data (threefry: two 32-bit words)."""
+    return int(dtype.itemsize) if is_key_dtype(dtype) else int(np.dtype(dtype).itemsize)
+
+
+@cache
+def dtype_name(dtype: Any) -> str:
+    """Return the dtype's JAX name, `float32` or `key<fry>`."""
+    return str(dtype) if is_key_dtype(dtype) else np.dtype(dtype).name
+
+
+OF_CALLER = "@caller"  # in a layer, stands for the layer of whoever calls the function
+MAX_CALLERS = 8
+MERGED_WITH = "with "  # begins a scope that names the other lines of a merged collective
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Origin of something in the user's program.
+
+    Args:
+        line: `file:line (function)` of the user's frame, empty when none is known.
+        path: JAX name stack or Poplar debug path, empty when none is known.
+        library: line inside an installed library that the user's line leads to, empty when there is none.
+        file: path of the file of `line`, whose text reports show; empty when none is known.
+        layer: names of scopes or functions joined by "/", outermost first, `encoder/block[3]/dense`; inside a function
+            that several layers call it begins with `OF_CALLER`, see `compose`.
+        part: "forward", "backward" or "recomputed"; empty outside of a differentiated function, see `part_of`.
+        callers: the user's lines that called the function of `line`, innermost first, at most `MAX_CALLERS`.
+        names: for the call of a function that several layers call, the names that `caller_name` stands for inside.
+
+    Two origins that differ in the last five alone are equal.
+    """
+
+    line: str = ""
+    path: str = ""
+    library: str = ""
+    file: str = field(default="", compare=False, repr=False)
+    layer: str = field(default="", compare=False, repr=False)
+    part: str = field(default="", compare=False, repr=False)
+    callers: tuple[str, ...] = field(default=(), compare=False, repr=False)
+    # Files leave names out: they are of calls of functions, which no row of a profile is.
+    names: tuple[str, ...] = field(default=(), compare=False, repr=False, metadata={"is_saved": False})
+
+    @classmethod
+    def at(cls, place: tuple[str, int, str] | None) -> Origin:
+        """Return the origin of a place (file, line, function), as of `runtime.errors.user_place`; empty for None."""
+        return cls() if place is None else cls(shown_place(place), file=place[0])
+
+    def __str__(self) -> str:
+        return self.line or self.path or "unknown"
+
+    def in_library(self) -> Origin:
+        """Return the origin with the library's line in place of the user's, which its text names too."""
+        line = f"{self.library}, from {self.line}" if self.line else self.library
+        return replace(self, line=line) if self.library else self
+
+
+def join_layers(*layers: str) -> str:
+    """Join layers, outermost first, to one path."""
+    return "/".join(filter(None, layers))
+
+
+def compose(call: Origin, inner: Origin) -> Origin:
+    """Return the origin of something inside a function, as seen from one call of the function."""
+    # `call` is composed already where it is inside a called function itself.
+    layer = _fill_placeholders(inner.layer, call.names)
+    names = tuple(_fill_placeholders(name, call.names) for name in inner.names)
+    first, *rest = layer.split("/")
+    # A layer that begins at the caller is inside the call's; any other is absolute.
+    layer = join_layers(call.layer, *rest) if first == OF_CALLER else layer or call.layer
+    return replace(inner, layer=layer, part=inner.part or call.part, names=names)
+
+
+def caller_name(number: int) -> str:
+    """Return the placeholder of a name that differs between calls of a function, see `Origin.names`."""
+    return f"{OF_CALLER}{number}"
+
+
+def _fill_placeholders(layer: str, names: Sequence[str]) -> str:
+    """Replace the placeholders of a layer by the names of a call."""
+    return _PLACEHOLDER.sub(lambda match: names[int(match[1])], layer) if names else layer
+
+
+def visible_layer(layer: str) -> str:
+    """Return a layer as reports show it, without placeholders of callers."""
+    return join_layers(*(name for name in layer.split("/") if not name.startswith(OF_CALLER)))
+
+
+_PLACEHOLDER = re.compile(rf"{OF_CALLER}(\d+)")
+_TRANSFORMS = re.compile(r"((?:(?:transpose|jvp|vmap)\()+)([^()/,]*)\)+/?")
+_INTERNAL_SCOPE = re.compile(r"ipu_(stage|phase)_\d+")
+
+
+def readable_name(name: str) -> str:
+    """Rewrite a debug name without transformations: `transpose(jvp(mlp))/dot` as "backward of mlp/dot"."""
+    # Of merged compute sets, joined by ", ", the result is the first name and the number of further ones.
+    first, *further_names = name.split(", ") if "[" not in name else [name]  # shapes have commas too
+    part = "backward of " if "transpose(" in first else "forward of " if "jvp(" in first else ""
+    scopes = _TRANSFORMS.sub(lambda match: _scope(match[2]), first).strip("/")
+    suffix = f" and {len(further_names)} more" if further_names else ""
+    return f"{part if scopes else part.removesuffix(' of ')}{scopes}{suffix}"
+
+
+def _scope(name: str) -> str:
+    """Return the name of a transformed scope and a slash; nothing for a scope of this compiler."""
+    return "" if not name or _INTERNAL_SCOPE.fullmatch(name) else f"{name}/"
+
+
+def part_of(origin: Origin, *, has_backward: bool) -> str:
+    """Return "forward", "backward", "recomputed" or "update"; empty in a program that has no backward part."""
+    return (origin.part or "update") if has_backward else ""
 
 
 @dataclass(frozen=True, eq=False, slots=True)

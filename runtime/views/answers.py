@@ -18,10 +18,9 @@ from ipujax.runtime.errors import ProfileError
 from ipujax.runtime.memory import LIVE, LiveItem
 from ipujax.runtime.profile import TRACE_PHASES, Figures, slices
 from ipujax.runtime.profile.text import size
-from ipujax.runtime.views.answer import Answer
 from ipujax.runtime.views.hints import MEMORY_HINTS, TIME_HINTS, WAIT_HINTS, hints
-from ipujax.runtime.views.layer_answer import LAYER, layer_answer
 from ipujax.runtime.views.operation_view import OperationRow, operation_rows
+from ipujax.runtime.views.part_answers import LAYER, STAGE, Answer, layer_answer, stage_answer
 from ipujax.runtime.views.situation import (
     allowed_by_exchange,
     largest_variable,
@@ -30,7 +29,6 @@ from ipujax.runtime.views.situation import (
     parts_of_tile,
     program_situation,
 )
-from ipujax.runtime.views.stage_answer import STAGE, stage_answer
 
 
 def answers(profile: Figures) -> tuple[Answer, ...]:

@@ -15,7 +15,7 @@ import pytest
 import ipujax as ipu
 from ipujax.lowering.schedules import SCHEDULES
 from ipujax.pipeline.plan import pipeline_time
-from ipujax.runtime.files.field_types import data_of
+from ipujax.runtime.files.figure_records import data_of
 from ipujax.runtime.profile import TRACE_PHASES, slices
 from ipujax.runtime.profile.stage_figures import ideal_share
 from ipujax.runtime.report import Profile

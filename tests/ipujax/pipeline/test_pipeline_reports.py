@@ -14,7 +14,7 @@ from ipujax.runtime.report import Profile
 from ipujax.runtime.report.perfetto import COMPUTE_TILES, perfetto
 from ipujax.runtime.report.task_events import TASKS, thread_of_tasks
 from ipujax.runtime.views import Answer, answers, task_view
-from ipujax.runtime.views.stage_answer import STAGE
+from ipujax.runtime.views.part_answers import STAGE
 from tests.ipujax.pipeline.test_pipeline_figures import profile_of, slow_micro_batch, slow_stage
 
 

@@ -12,8 +12,8 @@ from ipujax.lowering.popops.indexing.dynamic_slices import dynamic_slice, dynami
 from ipujax.runtime.graph import Builder
 from ipujax.runtime.graph.graph import Graph
 from ipujax.runtime.graph.program import Sequence
-from ipujax.runtime.tensor.dtypes import element_bytes
 from ipujax.runtime.tensor.mapping import Blocked, on_one_tile
+from ipujax.runtime.tensor.variable import element_bytes
 from tests.lowering.helpers import check, engine, lowered, small_target
 
 X = np.arange(6 * 5 * 7, dtype=np.float32).reshape(6, 5, 7)

@@ -39,9 +39,9 @@ from ipujax.runtime.graph.program import (
 )
 from ipujax.runtime.graph.vertex_group import NO_TILE, Access, Axis, Dim, Term, VertexGroup, block, element, unsplit
 from ipujax.runtime.target.presets import preset
-from ipujax.runtime.tensor.dtypes import dtype_name
 from ipujax.runtime.tensor.mapping import even_cuts, linear
 from ipujax.runtime.tensor.tensor import Tensor, concat, read
+from ipujax.runtime.tensor.variable import dtype_name
 from tests.lowering.helpers import quick_jit
 from tests.runtime.helpers import no_cycles
 

@@ -15,7 +15,7 @@ import pytest
 import ipujax as ipu
 from ipujax.lowering.passes import PASSES
 from ipujax.runtime.compile import STEPS
-from ipujax.runtime.logs import log as log_module, progress_line
+from ipujax.runtime.logs import log
 from ipujax.runtime.logs.log import LEVEL, Log
 from ipujax.runtime.logs.step import attempt, count_part, step, watch_compilation
 
@@ -37,8 +37,7 @@ def shown(written: str) -> str:
 
 def give_stderr(stream: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes a stream the standard error; pytest sets that of the process before each phase."""
-    for module in (progress_line, log_module):
-        monkeypatch.setattr(module, "sys", SimpleNamespace(stderr=stream))
+    monkeypatch.setattr(log, "sys", SimpleNamespace(stderr=stream))
 
 
 @pytest.fixture
@@ -46,8 +45,8 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
     stream = Terminal()
     give_stderr(stream, monkeypatch)
     monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setattr(progress_line, "WAIT_SECONDS", 0.02)
-    monkeypatch.setattr(progress_line, "_EVERY_SECONDS", 0.01)
+    monkeypatch.setattr(log, "WAIT_SECONDS", 0.02)
+    monkeypatch.setattr(log, "_EVERY_SECONDS", 0.01)
     return stream
 
 
@@ -113,7 +112,7 @@ def test_the_line_is_cleared_when_a_step_fails(terminal: Terminal) -> None:
 
 def test_log_lines_hide_it(terminal: Terminal, monkeypatch) -> None:
     monkeypatch.setenv(LEVEL, "INFO")
-    monkeypatch.setattr(progress_line, "_EVERY_SECONDS", 60)
+    monkeypatch.setattr(log, "_EVERY_SECONDS", 60)
     with watch_compilation("train", lambda: ("fuse",)):
         wait_for(terminal, "ipujax: train")
         Log("passes").info("a line")
@@ -134,7 +133,7 @@ def test_the_line_is_no_wider_than_the_terminal(wide: int, terminal: Terminal, m
 def test_nothing_is_shown_elsewhere_or_when_switched_off(is_terminal, options, monkeypatch) -> None:
     stream = Terminal() if is_terminal else io.StringIO()
     give_stderr(stream, monkeypatch)
-    monkeypatch.setattr(progress_line, "WAIT_SECONDS", 0)
+    monkeypatch.setattr(log, "WAIT_SECONDS", 0)
     ipu.jit(jnp.sin, device=ipu.IPUModel(tiles_per_ipu=4), options=options).lower(jnp.ones(8)).compile()
     assert stream.getvalue() == ""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ipujax.runtime.files.field_types import data_of, field_type
+from ipujax.runtime.files.figure_records import data_of, field_type
 from ipujax.runtime.files.kinds import FieldError, Lengths
 from ipujax.runtime.memory.contents import TileContents, tile_contents
 from tests.runtime.profile.profile_helpers import trained_program, two_ipus

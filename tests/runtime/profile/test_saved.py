@@ -12,7 +12,7 @@ import pytest
 from ipujax.runtime.compile import compile
 from ipujax.runtime.errors import ArgumentTypeError, ProfileError
 from ipujax.runtime.files import VersionError, read_sealed
-from ipujax.runtime.files.field_types import data_of
+from ipujax.runtime.files.figure_records import data_of
 from ipujax.runtime.graph.graph import Graph
 from ipujax.runtime.graph.program import Sequence
 from ipujax.runtime.host.host_data import HostData

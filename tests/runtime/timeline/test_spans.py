@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ipujax.runtime.compile import compile
-from ipujax.runtime.files.field_types import data_of, field_type
+from ipujax.runtime.files.figure_records import data_of, field_type
 from ipujax.runtime.files.kinds import FieldError, Lengths
 from ipujax.runtime.options import Options
 from ipujax.runtime.profile.execution_trace import (

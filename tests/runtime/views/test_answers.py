@@ -33,8 +33,8 @@ from ipujax.runtime.views.answers import (
     waiting_ipu,
 )
 from ipujax.runtime.views.hints import MEMORY_HINTS, TIME_HINTS
-from ipujax.runtime.views.layer_answer import layer_answer
 from ipujax.runtime.views.operation_view import operation_rows
+from ipujax.runtime.views.part_answers import layer_answer
 from tests.runtime.helpers import machine
 from tests.runtime.profile.profile_helpers import (
     F32,

@@ -1,14 +1,40 @@
-"""Answer on the stage that limits a pipeline, the stages that wait for it, and a slow micro-batch.
+"""Answers on the parts of a program: the costliest layers, and the stage that limits a pipeline.
 
-Input: `Figures`. Output: an `Answer`; its sentence is empty without a pipeline with stages.
+A layer that takes longer than others of its kind is named, and so are the stages that wait, and a slow micro-batch.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 from ipujax.runtime.errors import ProfileError
-from ipujax.runtime.profile import Figures, PipelineCost, StageCost
-from ipujax.runtime.views.answer import Answer
+from ipujax.runtime.profile import NO_LAYER, Figures, PipelineCost, StageCost
+from ipujax.runtime.views.layer_view import LayerKind, LayerNode, layer_kinds, tree_of
 from ipujax.runtime.views.stage_view import SLOW, bubble_sentence, pipeline_sentence
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Answer to one question.
+
+    Args:
+        question: in words.
+        sentence: the answer; empty where the question does not arise.
+        hint: a change to try; empty when no change promises a gain.
+        subject: of the answer: an operation, "tile 3", "IPU 1", or a line of source; empty when unknown.
+        share: of the run, or of the tile's memory, that the subject takes; above 1 for a tile without enough memory.
+        section: of the page with details.
+    """
+
+    question: str
+    sentence: str
+    hint: str = ""
+    subject: str = ""
+    share: float = 0.0
+    section: str = ""
+
 
 STAGE = "Which stage limits the pipeline?"
 _UNEVEN = 1.1  # times the mean: an IPU with more is slower than the others
@@ -142,3 +168,68 @@ def _hint(profile: Figures, pipeline: PipelineCost, is_uneven: bool, slowest: St
     if pipeline.ideal_share > _LARGE_BUBBLE:
         return f"more than {pipeline.micro_batches:,} micro-batches: filling and draining are then less of the time"
     return ""
+
+
+LAYER = "Which layer takes most?"
+_MODEL_SHARE = 0.95  # of the cycles of all layers: a layer with more is the model, which is no answer
+_MAJORITY = 0.5  # of the cycles of a layer
+_COARSE = 1.5  # a smaller ratio has two decimals
+
+
+def layer_answer(profile: Figures) -> Answer:
+    """Name the costliest kind of layer, the costliest innermost kind, and a layer far above the median of its kind."""
+    root = tree_of(profile)
+    total = max(1, root.cycles)
+    in_layers = total - (root.children[NO_LAYER].cycles if NO_LAYER in root.children else 0)
+    named = [kind for kind in layer_kinds(root) if kind.path != NO_LAYER]
+    kinds = [kind for kind in named if not _is_model(kind, in_layers, named)]
+    if not kinds or not kinds[0].cycles:
+        hint = "name layers by jax.named_scope, or write them as functions"
+        return Answer(LAYER, "No layer is known.", hint)
+    top = kinds[0]
+    if top.cycles < _SMALL_SHARE * total:
+        text = f"No layer takes more than {top.cycles / total:.1%} of the busy cycles; the others are in no layer."
+        return Answer(LAYER, text, "", top.path, top.cycles / total, "layers")
+    innermost = max((kind for kind in kinds if _is_innermost(kind)), key=lambda kind: kind.cycles)
+    text = f"{_describe(top, total)}{_shares(top.parts)}."
+    if innermost is not top:
+        text += f" Of innermost layers most is {_describe(innermost, total)}."
+    uneven = max((kind for kind in kinds if kind.outlier), key=_excess_cycles, default=None)
+    if uneven is None or uneven.outlier is None or _excess_cycles(uneven) < _SMALL_SHARE * total:
+        return Answer(LAYER, text, "", top.path, top.cycles / total, "layers")
+    layer = uneven.outlier
+    ratio = layer.cycles / max(1.0, uneven.median_cycles)
+    form = ".1f" if ratio >= _COARSE else ".2f"
+    part = f", most of that in {uneven.excess_part}" if uneven.excess_part else ""
+    text += f" {layer.path} takes {ratio:{form}} times the median of the {len(uneven.nodes)} layers of its kind{part}."
+    return Answer(LAYER, text, "", layer.path, layer.cycles / total, "layers")
+
+
+def _describe(kind: LayerKind, total: int) -> str:
+    count = f" ({len(kind.nodes)} layers)" if len(kind.nodes) > 1 else ""
+    return f"{kind.path}{count} with {kind.cycles / total:.1%} of the busy cycles"
+
+
+def _shares(parts: Counter[str]) -> str:
+    """List the shares of the parts of training in brackets; "" for a single part."""
+    named = [(part, cycles) for part, cycles in parts.most_common() if part and cycles]
+    shares = ", ".join(f"{part} {cycles / max(1, parts.total()):.0%}" for part, cycles in named)
+    return f" ({shares})" if len(named) > 1 else ""
+
+
+def _is_model(kind: LayerKind, in_layers: int, kinds: Sequence[LayerKind]) -> bool:
+    """Return True for a layer around nearly all others, or around several of one kind that take most of it."""
+    if len(kind.nodes) > 1 or not kind.nodes[0].children:
+        return False
+    inside = f"{kind.path}/"
+    repeated = (other for other in kinds if len(other.nodes) > 1 and other.nodes[0].path.startswith(inside))
+    return kind.cycles > _MODEL_SHARE * in_layers or any(x.cycles > _MAJORITY * kind.cycles for x in repeated)
+
+
+def _is_innermost(kind: LayerKind) -> bool:
+    return not any(node.children for node in kind.nodes)
+
+
+def _excess_cycles(kind: LayerKind) -> float:
+    layer: LayerNode | None = kind.outlier
+    return 0.0 if layer is None else layer.cycles - kind.median_cycles
