@@ -38,7 +38,7 @@ def _run(args: argparse.Namespace) -> int:
 
 def _list_all() -> str:
     # The rules are imported here: other commands do without the compiler.
-    from ipujax.lowering.rules.coverage import MEANINGS, Kind, primitive_kind, primitive_names
+    from ipujax.lowering.rules.table import MEANINGS, Kind, primitive_kind, primitive_names
 
     of_kind: dict[Kind, list[str]] = defaultdict(list)
     for name in primitive_names():
@@ -54,7 +54,7 @@ def _list_all() -> str:
 def _describe(name: str) -> str:
     """Return the kind of a primitive, and its lowering rule with the first line of its docstring."""
     from ipujax.lowering.rules import RULES
-    from ipujax.lowering.rules.coverage import MEANINGS, OTHERS, primitive_kind, primitive_names
+    from ipujax.lowering.rules.table import MEANINGS, OTHERS, primitive_kind, primitive_names
 
     names = primitive_names()
     if name not in names:

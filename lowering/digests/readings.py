@@ -36,8 +36,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from ipujax.lowering.digests.code_reads import CodeReads, reads_of
-from ipujax.lowering.digests.distributions import OURS, PYTHON, distribution_of, is_pure
+from ipujax.lowering.digests.code_reads import OURS, PYTHON, CodeReads, distribution_of, is_pure, reads_of
 
 ATOMS = frozenset({bool, int, float, complex, str, bytes, type(None), type(Ellipsis), type(NotImplemented)})
 # Bases with a content of their own.

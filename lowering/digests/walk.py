@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-from ipujax.lowering.digests.code_reads import names_in
-from ipujax.lowering.digests.distributions import distribution_of
+from ipujax.lowering.digests.code_reads import distribution_of, names_in
 from ipujax.lowering.digests.readings import (
     ATOMS,
     READERS_BY_NAME,

@@ -15,8 +15,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from ipujax.lowering.dumps.graph_json import drawn_json
-from ipujax.lowering.dumps.jaxpr_json import JaxprList, Json
+from ipujax.lowering.dumps.json_forms import JaxprList, Json, drawn_json
 from ipujax.lowering.jax_compat import ClosedJaxpr
 from ipujax.runtime.graph import Graph, Program
 

@@ -1,4 +1,13 @@
-"""Schedules of collectives as data: levels of groups of replicas.
+"""Schedules of collectives as data, levels of groups of replicas, and the choice of the cheapest.
+
+The choice has least cost on the links between the IPUs:
+
+    rings      in the order of ranks; down one side of the ladder of IPU-Links and up the other
+    two-phase  rings inside each machine, or each pod, then a ring across
+    doubling   for small values, for which each round costs its latency
+
+Costs are link cycles for the bytes of one round, with the sync and the compute sets of a round.
+Limits: replicas of several IPUs are assumed to send from their first IPU.
 
     schedule ::= level…                 outermost last
     level    ::= ring | doubling        of groups of replicas, all at the same time
@@ -20,6 +29,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+
+from ipujax.runtime.cache import remembered
+from ipujax.runtime.cost import link_cycles
+from ipujax.runtime.exchange import least_cycles
+from ipujax.runtime.graph import Graph, of_replicas
+from ipujax.runtime.target import Target
 
 Groups = tuple[tuple[int, ...], ...]  # of replicas, each in order
 Pairs = tuple[tuple[int, int], ...]  # (source, destination)
@@ -94,3 +109,89 @@ class Schedule:
             # Doubling has one chunk, so the position counts modulo the number of chunks.
             places[tuple(int(position[replica]) % n for position, n in zip(positions, self.chunks, strict=True))] = rank
         return places
+
+
+_COMPUTE_SETS_A_ROUND = 3  # on a ring: the number of the chunk, its slice, the sum (or the store)
+
+
+def choose(graph: Graph, groups: Groups, num_bytes: int, *, reduces_all: bool) -> Schedule:
+    """Chooses the schedule of least cost for a value of `num_bytes` a replica; `reduces_all` for an all-reduce."""
+    return _choose(graph.target, graph.replication_factor, groups, num_bytes, reduces_all)
+
+
+@remembered
+def estimated_cycles(system: Target, groups: Groups, num_bytes: int, reduces_all: bool) -> int:
+    """Estimated cycles of the schedule that `choose` takes, on a machine whose ranks are its IPUs."""
+    schedules = candidates(system, 1, groups, reduces_all)
+    return min(_cycles(schedule, num_bytes, system, 1, reduces_all) for schedule in schedules)
+
+
+@remembered
+def _choose(target: Target, replicas: int, groups: Groups, num_bytes: int, reduces_all: bool) -> Schedule:
+    system = of_replicas(target, replicas)
+    schedules = list(candidates(system, target.num_ipus, groups, reduces_all))
+    costs = [_cycles(schedule, num_bytes, system, target.num_ipus, reduces_all) for schedule in schedules]
+    # Of equal costs the first: plain rings come before schedules of several levels.
+    return schedules[int(np.argmin(costs))]
+
+
+def candidates(system: Target, ipus_each: int, groups: Groups, reduces_all: bool) -> Iterator[Schedule]:
+    """Lists the schedules of a collective on the machine `system` of all replicas; only an all-reduce may double."""
+    size = len(groups[0])
+    yield Schedule((Level(groups),), "ring")
+    # With two ranks both orders are one ring.
+    if size > 2:
+        yield Schedule((Level(_reordered(groups, _down_and_up(size))),), "ring along the ladder")
+    for ipus in sorted({system.ipus_per_gateway, system.ipus_per_pod}):
+        inner = ipus // ipus_each
+        if 1 < inner < size and size % inner == 0 and _stays_within(groups, inner):
+            for order in (list(range(inner)), _down_and_up(inner)):
+                within = tuple(g[start : start + inner] for g in groups for start in range(0, size, inner))
+                across = tuple(g[start::inner] for g in groups for start in range(inner))
+                yield Schedule((Level(_reordered(within, order)), Level(across)), "two-phase")
+    # Partners differ in one bit of their rank: the ranks of a group must be a power of two.
+    if reduces_all and size & (size - 1) == 0:
+        yield Schedule((Level(groups, "doubling"),), "doubling")
+
+
+def _down_and_up(size: int) -> list[int]:
+    return [*range(0, size, 2), *reversed(range(1, size, 2))]
+
+
+def _reordered(groups: Groups, order: list[int]) -> Groups:
+    return tuple(tuple(group[n] for n in order) for group in groups)
+
+
+def _stays_within(groups: Groups, inner: int) -> bool:
+    """True if each run of `inner` ranks is all replicas of one machine (or pod)."""
+    # Replicas are numbered machine by machine, so the quotient is the number of the machine.
+    table = np.array(groups).reshape(-1, inner) // inner
+    return bool((table == table[:, :1]).all())
+
+
+def _cycles(schedule: Schedule, num_bytes: int, system: Target, ipus_each: int, reduces_all: bool) -> int:
+    """Cost of a schedule in cycles: of both halves of an all-reduce, else of one."""
+    # The swaps of doubling give every replica the whole sum, so that nothing is left to gather.
+    total = 0
+    chunk_bytes = num_bytes
+    compute_set_cycles = least_cycles(system)
+    for level in schedule.levels:
+        # Levels are nested: each works on the chunk that the previous one leaves.
+        chunk_bytes = -(-chunk_bytes // level.chunks)
+        if level.kind == "doubling":
+            rounds = [(swaps, 1) for swaps in level.swaps()]
+        else:
+            rounds = [(level.pairs, (level.size - 1) * (2 if reduces_all else 1))]
+        compute_sets = _COMPUTE_SETS_A_ROUND if level.kind == "ring" else 1
+        for pairs, num_rounds in rounds:
+            round_cycles = _link_cycles(pairs, chunk_bytes, system, ipus_each)
+            total += num_rounds * (round_cycles + system.global_sync_cycles + compute_sets * compute_set_cycles)
+    return total
+
+
+def _link_cycles(pairs: Pairs, num_bytes: int, system: Target, ipus_each: int) -> int:
+    # Bytes from IPU to IPU; flows of one round share links, so that their sum on a link decides.
+    flows = np.zeros((system.num_ipus,) * 2, np.int64)
+    for source, destination in pairs:
+        flows[source * ipus_each, destination * ipus_each] = num_bytes
+    return int(link_cycles(flows, system).max())

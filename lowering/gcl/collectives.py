@@ -17,8 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ipujax.lowering.gcl import rounds, stacked
-from ipujax.lowering.gcl.cheapest import choose
-from ipujax.lowering.gcl.collective_schedules import Groups, Pairs, Schedule
+from ipujax.lowering.gcl.collective_schedules import Groups, Pairs, Schedule, choose
 from ipujax.lowering.gcl.rounds import Part
 from ipujax.lowering.layout import MemoryOrder, add_like, map_linearly, memory_order
 from ipujax.runtime.graph import Builder, Collective, Copy, Graph, Sequence as Program, substitute

@@ -5,6 +5,12 @@ Candidate lengths come from windows of 4, 8, 16, … equations: where many conse
 at one distance, the jaxpr is periodic (layers) with that period, or a run of that many equations occurs twice. All
 starts are tried for a length, so that a period is cut where fewest values cross.
 Limits: of very many lengths those that save most equations are tried.
+
+Equations are arrays, in which equal windows have one number, independent of the values they read. Two windows are equal
+if, equation by equation, their numbers are equal and so is the dataflow: a variable is identified by the distance to,
+and the position in, the equation that mentioned it last. A variable last mentioned before the window may be any value,
+but one value in a window is one value in its equals. The number of a window is a polynomial, modulo 2^64: a few
+additions of arrays for all windows of a length.
 """
 
 from __future__ import annotations
@@ -15,8 +21,154 @@ from heapq import heappop, heappush
 
 import numpy as np
 
-from ipujax.lowering.outlining.dataflow import Dataflow, Windows
+from ipujax.lowering.jax_compat import DropVar, Jaxpr, JaxprEqn, Literal, Var
+from ipujax.lowering.jaxpr import EquationNumbers, Work, elements_of, work_of_equation
 from ipujax.lowering.outlining.function_call import gain, gain_of
+from ipujax.lowering.primitives import record_of
+
+_BASE = 0x9E3779B97F4A7C15  # odd, so that it has an inverse
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """All windows of one length, in order of their starts."""
+
+    length: int  # equations of a window
+    numbers: np.ndarray  # one number for equal windows, uint64[starts]
+    code: np.ndarray  # bytes of a window's code, see `Work`, float64[starts]
+    # Lower bound of the values that differ between equal windows: operands with no other reader, and results read
+    # behind the window, int64[starts]
+    copies: np.ndarray
+    elements: np.ndarray  # elements of all operands of a window and of its results read behind it, int64[starts]
+
+
+class Dataflow:
+    """Equations of a jaxpr and their mentions of variables; `numbers` gives equal equations one number."""
+
+    def __init__(self, jaxpr: Jaxpr, numbers: EquationNumbers) -> None:
+        self.count = len(jaxpr.eqns)
+        self._symbols = _mixed(np.array([numbers.of(eqn) for eqn in jaxpr.eqns], np.uint64))
+        works = [work_of_equation(eqn) for eqn in jaxpr.eqns]
+        table = np.array([[0, 0], *([work.code, work.elements] for work in works)], np.float64)
+        self._works = np.cumsum(table, 0)  # before each equation
+        self._powers = _powers(_BASE, self.count + 1)
+        self._inverse_powers = _powers(pow(_BASE, -1, 1 << 64), self.count + 1)
+        self._find_mentions(jaxpr)
+
+    def _find_mentions(self, jaxpr: Jaxpr) -> None:
+        """Tabulates mentions: equation, position, last mention, elements, variable, whether it is a read."""
+        last_mention: dict[Var, tuple[int, int]] = {}
+        definitions: dict[Var, int] = {}  # variable → row of the mention that defines it
+        variable_numbers: dict[Var, int] = {}
+        rows: list[tuple[int, ...]] = []
+        for n, eqn in enumerate(jaxpr.eqns):
+            for position, atom in enumerate((*eqn.invars, *eqn.outvars)):
+                if isinstance(atom, Literal | DropVar):
+                    continue
+                if position >= len(eqn.invars) and not is_view(eqn):
+                    definitions[atom] = len(rows)
+                variable = variable_numbers.setdefault(atom, len(variable_numbers))
+                is_read = position < len(eqn.invars)
+                rows.append((n, position, *last_mention.get(atom, (-1, 0)), elements_of(atom), variable, is_read))
+                last_mention[atom] = n, position
+        at, place, last, last_place, sizes, variables, are_reads = np.array(rows, np.int64).reshape(-1, 7).T
+        self._at = at
+        self._last = last
+        self._sizes = sizes
+        self._variables = variables
+        self._reads = are_reads.astype(bool)
+        reads = np.bincount(self._variables[self._reads], minlength=len(variable_numbers))
+        self._is_only_read = (reads[self._variables] == 1).astype(np.int64)
+        self._first = np.searchsorted(self._at, np.arange(self.count + 1))  # the first mention in each equation
+        distance = (self._at - self._last).astype(np.uint64)
+        positions = (last_place << 20 | place).astype(np.uint64)
+        self._links = _mixed(_mixed(distance) + positions) * self._powers[self._at]
+        last_reads = last_uses(jaxpr)
+        self._definitions = np.array(list(definitions.values()), np.int64)
+        self._end = np.full(len(rows), -1)
+        self._end[self._definitions] = [last_reads.get(var, -1) for var in definitions]
+
+    def windows(self, length: int) -> Windows:
+        """All windows of `length` equations, by sums over mentions: time does not grow with the length."""
+        starts = max(0, self.count - length + 1)
+        total = np.concatenate([[np.uint64(0)], np.cumsum(self._symbols * self._powers[:-1])])
+        numbers = total[length:] - total[:starts]
+        # A mention counts in the windows that contain both it and the last one.
+        numbers += _over_starts(self._at - length + 1, self._last, self._links, starts)
+        earliest = np.maximum(self._last, self._at - length) + 1
+        # Starts of the windows in which a read is the first mention: its value is an operand.
+        read_range = earliest[self._reads], self._at[self._reads]
+        defined_at = self._at[self._definitions]
+        # Starts of the windows that contain the definition but not the last read.
+        live_out = defined_at - length + 1, np.minimum(defined_at, self._end[self._definitions] - length)
+        code = self._works[length:, 0] - self._works[:starts, 0]
+        copies = _over_starts(*read_range, self._is_only_read[self._reads], starts) + _over_starts(*live_out, 1, starts)
+        elements = _over_starts(*read_range, self._sizes[self._reads], starts)
+        elements += _over_starts(*live_out, self._sizes[self._definitions], starts)
+        # Dividing by the power of the start makes the number independent of the position.
+        return Windows(length, numbers * self._inverse_powers[:starts], code, copies, elements)
+
+    def work(self, start: int, length: int) -> Work:
+        code, elements = (self._works[start + length] - self._works[start]).tolist()
+        return Work(int(code), elements)
+
+    def copied(self, starts: Sequence[int], length: int) -> np.ndarray:
+        """Elements of each operand that differs between equal windows, and of each result read behind one, int64."""
+        first = self._first[list(starts)]
+        # Row n has the mentions of window n; equal windows have as many, and the first stands for all.
+        mentions = first[:, None] + np.arange(self._first[starts[0] + length] - first[0])
+        first_mentions = mentions[0]
+        variables = self._variables[mentions]
+        is_operand = self._reads[first_mentions] & (self._last[first_mentions] < starts[0])
+        differs = (variables != variables[0]).any(0)
+        is_live_out = (self._end[mentions] >= np.array(starts)[:, None] + length).any(0)
+        sizes: np.ndarray = self._sizes[first_mentions][(is_operand & differs) | is_live_out]
+        return sizes
+
+
+def last_uses(jaxpr: Jaxpr) -> dict[Var, int]:
+    """Last equation that needs each variable, through views too; for results one behind the last equation."""
+    uses = {atom: len(jaxpr.eqns) for atom in jaxpr.outvars if isinstance(atom, Var)}
+    for n, eqn in reversed(list(enumerate(jaxpr.eqns))):
+        through = max((uses.get(var, n) for var in eqn.outvars), default=n) if is_view(eqn) else n
+        for atom in eqn.invars:
+            if isinstance(atom, Var):
+                uses[atom] = max(uses.get(atom, n), through)
+    return uses
+
+
+def is_view(eqn: JaxprEqn) -> bool:
+    """True if an equation is a view with as many elements as its operands: a call need not return it."""
+    if record_of(eqn).cost != "view":
+        return False
+    return sum(elements_of(atom) for atom in eqn.invars if isinstance(atom, Var)) <= elements_of(eqn.outvars[0])
+
+
+def _over_starts(first: np.ndarray, last: np.ndarray, values: np.ndarray | int, starts: int) -> np.ndarray:
+    """Sums at each of the starts 0 … starts − 1 the values whose range first … last contains it."""
+    first = np.maximum(first, 0)
+    last = np.minimum(last, starts - 1)
+    values = np.broadcast_to(values, first.shape)
+    is_counted = first <= last
+    # Differences first, then one cumulative sum: linear in the ranges.
+    change = np.zeros(starts + 1, values.dtype)
+    np.add.at(change, first[is_counted], values[is_counted])
+    np.subtract.at(change, last[is_counted] + 1, values[is_counted])
+    return np.cumsum(change)[:starts]
+
+
+def _mixed(x: np.ndarray) -> np.ndarray:
+    """Pseudo-random numbers of numbers, uint64 (splitmix64)."""
+    x = x + np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def _powers(base: int, count: int) -> np.ndarray:
+    """Powers 0, 1, … modulo 2^64, uint64[count]."""
+    return np.cumprod(np.concatenate([[np.uint64(1)], np.full(count - 1, base, np.uint64)]), dtype=np.uint64)
+
 
 _SHORTEST = 4  # equations of a run
 _MAX_LENGTHS = 48  # candidate lengths of one jaxpr

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from ipujax.lowering.jax_compat import JaxprEqn
 from ipujax.lowering.popops import OP_COSTS
-from ipujax.lowering.primitives import indexing_records, linear_algebra_records, numeric_records, shape_records
+from ipujax.lowering.primitives import numeric_records, shape_records
 from ipujax.lowering.primitives.numeric_records import elementwise_record
 from ipujax.lowering.primitives.record import PrimitiveRecord
 
-_FAMILIES = (shape_records, numeric_records, indexing_records, linear_algebra_records)
+_FAMILIES = (shape_records, numeric_records)
 _UNKNOWN = PrimitiveRecord()
 
 RECORDS: dict[str, PrimitiveRecord] = {name: x for family in _FAMILIES for name, x in family.RECORDS.items()}

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 from ipujax.runtime.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from ipujax.lowering.replicas.checks import check_results as check_results, of_one_replica as of_one_replica
     from ipujax.lowering.replicas.replicated_primitive import (
         AXIS as AXIS,
         BlockSplit as BlockSplit,
@@ -23,11 +22,12 @@ if TYPE_CHECKING:
         unwrapped as unwrapped,
     )
     from ipujax.lowering.replicas.sharded_eval import Path as Path, ReplicaArray as ReplicaArray, Shards as Shards
-    from ipujax.lowering.replicas.shared_calls import (
+    from ipujax.lowering.replicas.stacked_eval import (
         HOST_CALLS as HOST_CALLS,
         call_once as call_once,
         call_once_p as call_once_p,
     )
     from ipujax.lowering.replicas.summed_gradients import gradient_sums as gradient_sums
+    from ipujax.lowering.replicas.varying import check_results as check_results, of_one_replica as of_one_replica
 else:
     __getattr__ = lazy_names(__name__)

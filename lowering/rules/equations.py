@@ -3,6 +3,8 @@
 Input: jaxprs, and the tensors of their operands. Output: tensors of their results, and steps added to programs. A
 primitive without a rule is lowered as its implementation in JAX, as those that libraries wrap functions in, else as
 the StableHLO that JAX lowers it to; code that neither holds goes to `fallback`.
+
+An array that several equations, one after the other, update in part has one destination.
 """
 
 from __future__ import annotations
@@ -17,14 +19,13 @@ from ipujax.lowering.jaxpr import ValueRoles, primitive_names
 from ipujax.lowering.layer_notes import origin_of
 from ipujax.lowering.layout import map_linearly
 from ipujax.lowering.passes.inline import inline
+from ipujax.lowering.popops import SCATTERS
 from ipujax.lowering.popops.maps.huge_views import copied_if_huge
 from ipujax.lowering.refs import discharge
 from ipujax.lowering.rules.base.context import Context
 from ipujax.lowering.rules.base.fallback import fallback, has_work
-from ipujax.lowering.rules.base.last_reads import LastReads
-from ipujax.lowering.rules.base.later_values import LaterValues
+from ipujax.lowering.rules.base.later_values import LastReads, LaterValues
 from ipujax.lowering.rules.base.probes import Probes
-from ipujax.lowering.rules.base.updates import places_before_updates
 from ipujax.lowering.rules.table import rule_of
 from ipujax.lowering.source_info import name_stack
 from ipujax.runtime.graph import Builder, Graph, Sequence as ProgramSequence
@@ -32,6 +33,19 @@ from ipujax.runtime.logs import count_part
 from ipujax.runtime.options import Options
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Tensor
+
+_UPDATES = ("dynamic_update_slice", *SCATTERS)  # the result is the first operand but for some elements
+
+
+def places_before_updates(eqns: Sequence[JaxprEqn], places: Mapping[Var, Tensor]) -> dict[Var, Tensor]:
+    """Destinations of variables, with the same destination for every array that is updated on the way to one."""
+    destinations = dict(places)
+    # From last to first, so that a whole chain of updates gets one destination.
+    for eqn in reversed(eqns):
+        updated = eqn.invars[0] if eqn.primitive.name in _UPDATES else None
+        if isinstance(updated, Var) and eqn.outvars[0] in destinations:
+            destinations.setdefault(updated, destinations[eqn.outvars[0]])
+    return destinations
 
 
 class Lowering:

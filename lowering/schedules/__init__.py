@@ -10,6 +10,7 @@ from ipujax.lowering.schedules.common import (
     GPipe as GPipe,
     OneForwardOneBackward as OneForwardOneBackward,
     Sequential as Sequential,
+    ZeroBubbleH1 as ZeroBubbleH1,
 )
 from ipujax.lowering.schedules.graphcore import Grouped as Grouped, Interleaved as Interleaved
 from ipujax.lowering.schedules.looped import LoopedOneForwardOneBackward as LoopedOneForwardOneBackward
@@ -20,20 +21,20 @@ from ipujax.lowering.schedules.names import (
     as_schedule as as_schedule,
     default_schedule as default_schedule,
 )
-from ipujax.lowering.schedules.schedule import Domain as Domain, Schedule as Schedule
+from ipujax.lowering.schedules.schedule import (
+    BACKWARD as BACKWARD,
+    BACKWARD_INPUT as BACKWARD_INPUT,
+    BACKWARD_WEIGHT as BACKWARD_WEIGHT,
+    FORWARD as FORWARD,
+    Domain as Domain,
+    Kind as Kind,
+    Schedule as Schedule,
+    Task as Task,
+    TaskList as TaskList,
+)
 from ipujax.lowering.schedules.schedule_plan import (
     Block as Block,
     SchedulePlan as SchedulePlan,
     Slot as Slot,
     schedule_plan as schedule_plan,
 )
-from ipujax.lowering.schedules.tasks import (
-    BACKWARD as BACKWARD,
-    BACKWARD_INPUT as BACKWARD_INPUT,
-    BACKWARD_WEIGHT as BACKWARD_WEIGHT,
-    FORWARD as FORWARD,
-    Kind as Kind,
-    Task as Task,
-    TaskList as TaskList,
-)
-from ipujax.lowering.schedules.zero_bubble import ZeroBubbleH1 as ZeroBubbleH1

@@ -22,8 +22,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ipujax.lowering.schedules.schedule import Domain, Schedule, forward_backward
-from ipujax.lowering.schedules.tasks import TaskList
+from ipujax.lowering.schedules.schedule import Domain, Schedule, TaskList, forward_backward
 
 
 @dataclass(frozen=True, slots=True)

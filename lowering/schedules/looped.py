@@ -15,8 +15,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ipujax.lowering.schedules.schedule import Domain, Schedule, Times, alternating, in_order
-from ipujax.lowering.schedules.tasks import BACKWARD, FORWARD, TaskList
+from ipujax.lowering.schedules.schedule import (
+    BACKWARD,
+    FORWARD,
+    Domain,
+    Schedule,
+    TaskList,
+    Times,
+    alternating,
+    in_order,
+)
 from ipujax.runtime.errors import ScheduleError
 
 

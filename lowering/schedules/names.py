@@ -7,11 +7,16 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
-from ipujax.lowering.schedules.common import EagerOneForwardOneBackward, GPipe, OneForwardOneBackward, Sequential
+from ipujax.lowering.schedules.common import (
+    EagerOneForwardOneBackward,
+    GPipe,
+    OneForwardOneBackward,
+    Sequential,
+    ZeroBubbleH1,
+)
 from ipujax.lowering.schedules.graphcore import Grouped, Interleaved
 from ipujax.lowering.schedules.looped import LoopedOneForwardOneBackward
 from ipujax.lowering.schedules.schedule import Schedule
-from ipujax.lowering.schedules.zero_bubble import ZeroBubbleH1
 from ipujax.runtime.errors import ScheduleError
 from ipujax.runtime.target import GlobalExchange, nearest
 

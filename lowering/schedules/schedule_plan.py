@@ -25,11 +25,9 @@ from math import gcd
 
 import numpy as np
 
-from ipujax.lowering.schedules.grid import Grid, grid
+from ipujax.lowering.schedules.grid import Grid, grid, validate
 from ipujax.lowering.schedules.names import as_schedule
-from ipujax.lowering.schedules.schedule import Schedule, as_task_list
-from ipujax.lowering.schedules.tasks import BACKWARD, FORWARD, Kind, Task, TaskList
-from ipujax.lowering.schedules.validate import validate
+from ipujax.lowering.schedules.schedule import BACKWARD, FORWARD, Kind, Schedule, Task, TaskList, as_task_list
 from ipujax.runtime.errors import ScheduleError
 
 Slot = tuple[Task, ...]  # the tasks of a slot, by IPU

@@ -14,8 +14,12 @@ from jax import lax
 
 from ipujax.lowering.jax_compat import stablehlo
 from ipujax.lowering.stablehlo.elementwise import ELEMENTWISE
-from ipujax.lowering.stablehlo.operation_attributes import (
+from ipujax.lowering.stablehlo.regions import only_operation
+from ipujax.lowering.stablehlo.translation import (
+    Rule,
+    Scope,
     UntranslatedError,
+    Values,
     constant_value,
     dtype_of,
     flag,
@@ -23,8 +27,6 @@ from ipujax.lowering.stablehlo.operation_attributes import (
     ints,
     static_shape,
 )
-from ipujax.lowering.stablehlo.regions import only_operation
-from ipujax.lowering.stablehlo.translation import Rule, Scope, Values
 
 _SCATTERS: dict[str, Callable[..., Any]] = {
     "": lax.scatter,

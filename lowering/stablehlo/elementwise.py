@@ -9,8 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ipujax.lowering.stablehlo.operation_attributes import dtype_of, has_64_bits, integer, word
-from ipujax.lowering.stablehlo.translation import Rule, Scope, Values
+from ipujax.lowering.stablehlo.translation import Rule, Scope, Values, dtype_of, has_64_bits, integer, word
 
 _SAME: dict[str, Callable[..., Any]] = {
     "abs": lax.abs,

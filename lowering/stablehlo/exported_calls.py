@@ -21,13 +21,21 @@ from ipujax.lowering.stablehlo import (
     arrays,
     elementwise,
     linear_algebra,
-    loops_and_branches,
     numerics,
+    regions,
     shardy,
     single_operation,
 )
-from ipujax.lowering.stablehlo.operation_attributes import UntranslatedError, dtype_of, static_shape
-from ipujax.lowering.stablehlo.translation import Rule, Scope, Values, functions_of, module_of
+from ipujax.lowering.stablehlo.translation import (
+    Rule,
+    Scope,
+    UntranslatedError,
+    Values,
+    dtype_of,
+    functions_of,
+    module_of,
+    static_shape,
+)
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.logs import Log
 from ipujax.runtime.names_at_import import jax_jit
@@ -35,7 +43,7 @@ from ipujax.runtime.names_at_import import jax_jit
 _LOG = Log("lowering")
 _PLATFORM = "cpu"  # where the engine computes
 _GENERATORS = ("threefry2x32", "rbg", "unsafe_rbg")
-_FAMILIES = (elementwise, arrays, numerics, loops_and_branches, linear_algebra, shardy, single_operation)
+_FAMILIES = (elementwise, arrays, numerics, regions, linear_algebra, shardy, single_operation)
 RULES: dict[str, Rule] = {name: rule for family in _FAMILIES for name, rule in family.RULES.items()}
 
 

@@ -20,19 +20,23 @@ from jax import lax
 from jax.lax import linalg
 
 from ipujax.lowering.jax_compat import mlir
-from ipujax.lowering.stablehlo import loops_and_branches
-from ipujax.lowering.stablehlo.operation_attributes import (
+from ipujax.lowering.stablehlo import regions
+from ipujax.lowering.stablehlo.regions import Signature, loop_signature
+from ipujax.lowering.stablehlo.translation import (
+    Rule,
+    Scope,
+    Success,
+    Values,
     constant_value,
     dtype_of,
     flag,
+    functions_of,
     integer,
     ints,
     shape_of,
     text,
     word,
 )
-from ipujax.lowering.stablehlo.regions import Signature, loop_signature
-from ipujax.lowering.stablehlo.translation import Rule, Scope, Success, Values, functions_of
 from ipujax.runtime.names_at_import import jax_jit
 
 ir = mlir.ir
@@ -356,7 +360,7 @@ def triangular_solve_rule(scope: Scope, op: Any, operands: Values) -> Sequence[A
 
 def while_rule(scope: Scope, op: Any, operands: Values) -> Sequence[Any]:
     """Permutation of pivots, or another loop."""
-    return permutation_results(scope, op, operands) or loops_and_branches.while_rule(scope, op, operands)
+    return permutation_results(scope, op, operands) or regions.while_rule(scope, op, operands)
 
 
 RULES: dict[str, Rule] = {

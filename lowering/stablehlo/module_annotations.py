@@ -14,8 +14,7 @@ from jax import lax
 
 from ipujax.lowering.jax_compat import mlir, stablehlo
 from ipujax.lowering.stablehlo.numerics import algorithm_name
-from ipujax.lowering.stablehlo.operation_attributes import dtype_of
-from ipujax.lowering.stablehlo.translation import module_of
+from ipujax.lowering.stablehlo.translation import dtype_of, module_of
 
 ir = mlir.ir
 _FRONTEND = "mhlo.frontend_attributes"

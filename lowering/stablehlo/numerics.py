@@ -13,8 +13,19 @@ from jax import lax
 from ipujax.lowering.jax_compat import mlir, stablehlo
 from ipujax.lowering.stablehlo.arrays import known
 from ipujax.lowering.stablehlo.elementwise import Words64
-from ipujax.lowering.stablehlo.operation_attributes import (
+from ipujax.lowering.stablehlo.regions import (
+    only_operation,
+    position_of_maximum,
+    position_of_minimum,
+    region_of_jax,
+    signature,
+    sort_of_keys,
+)
+from ipujax.lowering.stablehlo.translation import (
+    Rule,
+    Scope,
     UntranslatedError,
+    Values,
     dtype_of,
     flags,
     has_64_bits,
@@ -24,15 +35,6 @@ from ipujax.lowering.stablehlo.operation_attributes import (
     static_shape,
     word,
 )
-from ipujax.lowering.stablehlo.regions import (
-    only_operation,
-    position_of_maximum,
-    position_of_minimum,
-    region_of_jax,
-    signature,
-    sort_of_keys,
-)
-from ipujax.lowering.stablehlo.translation import Rule, Scope, Values
 
 ir = mlir.ir
 Fun = Callable[..., Any]

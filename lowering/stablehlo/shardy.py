@@ -13,8 +13,7 @@ from typing import Any
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from ipujax.lowering.jax_compat import mlir, sdy, sharding_constraint_p
-from ipujax.lowering.stablehlo.operation_attributes import UntranslatedError, text
-from ipujax.lowering.stablehlo.translation import Rule, Scope, Values
+from ipujax.lowering.stablehlo.translation import Rule, Scope, UntranslatedError, Values, text
 
 ir = mlir.ir
 _TILES_OF_GSPMD = re.compile(r"devices=\[([\d,]+)\]")

@@ -20,9 +20,17 @@ from ipujax.lowering.jax_compat import func, make_primitive, mlir
 from ipujax.lowering.stablehlo.elementwise import CHLO
 from ipujax.lowering.stablehlo.linear_algebra import lapack_results
 from ipujax.lowering.stablehlo.numerics import top_k
-from ipujax.lowering.stablehlo.operation_attributes import UntranslatedError, dtype_of, static_shape, text
 from ipujax.lowering.stablehlo.shardy import check_is_whole
-from ipujax.lowering.stablehlo.translation import SINGLE, Rule, Scope, Values
+from ipujax.lowering.stablehlo.translation import (
+    SINGLE,
+    Rule,
+    Scope,
+    UntranslatedError,
+    Values,
+    dtype_of,
+    static_shape,
+    text,
+)
 from ipujax.lowering.stored_modules import StoredModule
 from ipujax.runtime.names_at_import import jax_jit
 

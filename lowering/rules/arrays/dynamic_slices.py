@@ -31,8 +31,7 @@ from ipujax.lowering.popops import (
     write_slice,
     write_slice_in_place,
 )
-from ipujax.lowering.rules.base.composed import composed
-from ipujax.lowering.rules.base.context import Context, Rule
+from ipujax.lowering.rules.base.context import Context, Rule, composed
 from ipujax.runtime.graph import Builder, Graph
 from ipujax.runtime.tensor import Tensor, concat, element_bytes, is_key_dtype
 

@@ -11,8 +11,7 @@ import jax
 from jax import lax
 
 from ipujax.lowering.popops import each_row, sort, top_k
-from ipujax.lowering.rules.base.composed import composed
-from ipujax.lowering.rules.base.context import Context, Rule, bound
+from ipujax.lowering.rules.base.context import Context, Rule, bound, composed
 from ipujax.lowering.rules.base.fallback import fallback
 from ipujax.lowering.rules.base.long_rows import (
     EXTRA_KEYS,

@@ -1,4 +1,7 @@
-"""Context of a lowering rule: its arguments besides the operands."""
+"""Context of a lowering rule: its arguments besides the operands.
+
+A rule may compose other operations: they are traced and inlined like the user's code.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,22 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
-from ipujax.lowering.jax_compat import ClosedJaxpr, JaxprEqn, Primitive
+import jax
+
+from ipujax.lowering.jax_compat import ClosedJaxpr, JaxprEqn, Primitive, trace
+from ipujax.lowering.passes.inline import inline
 from ipujax.lowering.rules.base.later_values import LaterValues
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.graph import Builder, Graph, Sequence as ProgramSequence
 from ipujax.runtime.options import Options
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Tensor
+
+
+def composed(ctx: Context, fun: Callable[..., Any], operands: Sequence[Tensor]) -> list[Tensor]:
+    """Lowers a function of arrays with the equation's results on the operands; one tensor for each result."""
+    shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in operands]
+    return ctx.lower_jaxpr(inline(trace(fun, shapes, {}, ()).jaxpr), operands, ctx.prog)
 
 
 class LowerJaxpr(Protocol):

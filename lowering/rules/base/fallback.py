@@ -8,6 +8,8 @@ borrow memory. Successive fallbacks take different tiles. A primitive whose work
 take no cycles, and the profile says so.
 Limits: costs are estimates from element counts, `assumed` throughout; the memory plan detects a vertex that
 exceeds its tile.
+
+Operations of StableHLO without a counterpart in JAX are one vertex too, priced where their work is known.
 """
 
 from __future__ import annotations
@@ -35,12 +37,28 @@ from ipujax.lowering.popops import (
     whole_axis,
 )
 from ipujax.lowering.primitives import record_of
-from ipujax.lowering.rules.base.context import Context
+from ipujax.lowering.rules.base.context import Context, Rule
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.graph import BlockShapes, Codelet, Execute, Field, Graph, VertexGroup
 from ipujax.runtime.logs import Log
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Blocked, Tensor, blocked_mapping, element_bytes, even_cuts
+
+
+def module_operation_rule(
+    ctx: Context, *operands: Tensor, work_of: str, flops: int | None, **params: Any
+) -> list[Tensor]:
+    """Runs the operation as one vertex."""
+    return fallback(ctx, *operands, is_priced=bool(work_of) or flops is not None)
+
+
+def opaque_call_rule(ctx: Context, *operands: Tensor, **params: Any) -> list[Tensor]:
+    """Runs a call whose body is unknown as one vertex, without a price; its first operand is what it captured."""
+    return fallback(ctx, *operands, is_priced=False)
+
+
+RULES: dict[str, Rule] = {"module_operation": module_operation_rule, "opaque_call": opaque_call_rule}
+
 
 Shape = tuple[int, ...]
 Dims = tuple[int | None, ...]  # for each dimension of a tensor its axis of problems, None inside of a problem

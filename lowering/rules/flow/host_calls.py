@@ -19,8 +19,7 @@ from jax.random import key_data
 from ipujax.lowering.jax_compat import ClosedJaxpr
 from ipujax.lowering.layout import map_linearly
 from ipujax.lowering.replicas import HOST_CALLS
-from ipujax.lowering.rules.base.composed import composed
-from ipujax.lowering.rules.base.context import Context, Rule
+from ipujax.lowering.rules.base.context import Context, Rule, composed
 from ipujax.runtime.graph import StreamIn, StreamOut
 from ipujax.runtime.host import CallStream, HostCall
 from ipujax.runtime.tensor import Tensor, is_key_dtype

@@ -1,25 +1,69 @@
-"""Rules for elementwise primitives: one rule for all, by the cost table of popops."""
+"""Rules for elementwise primitives: one rule for all, by the cost table of popops.
+
+Profiles divide the cycles of a fused vertex among its parts, one for each of its computing equations, weighted by the
+cycles that a tile would take for it alone.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache, partial
+from math import prod
 from typing import Any
 
 import numpy as np
 from jax import lax
 
 from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, JaxprEqn, Literal, Primitive, Var, shape_of
+from ipujax.lowering.layer_notes import layer_of, origin_of
+from ipujax.lowering.layout import ceil_div
 from ipujax.lowering.passes import index_space, is_unit_view
 from ipujax.lowering.popops import MONOIDS, OP_COSTS, Op, Reduction, RowFunction, Step, each_row, freeze
 from ipujax.lowering.popops.maps.elementwise import apply_steps, elementwise
+from ipujax.lowering.popops.vertices.elementwise_cycles import elementwise_cycles
 from ipujax.lowering.popops.vertices.kernel import Frozen
+from ipujax.lowering.popops.vertices.reduce_cycles import reduce_cycles
 from ipujax.lowering.rules.base.context import Context, Rule
 from ipujax.lowering.rules.base.fallback import fallback
-from ipujax.lowering.rules.numerics.fused_parts import fused_parts
 from ipujax.runtime.cache import remembered
-from ipujax.runtime.graph import Builder
-from ipujax.runtime.tensor import Tensor
+from ipujax.runtime.graph import Builder, VertexPart
+from ipujax.runtime.target import Target
+from ipujax.runtime.tensor import Origin, Tensor
+
+
+def fused_parts(
+    fused: JaxprEqn, computing: list[tuple[JaxprEqn, str]], origin: Origin, target: Target
+) -> tuple[VertexPart, ...]:
+    """Parts of a fused vertex, by the rows or monoids of its equations; none if all have one line and layer."""
+    outer_layer = origin.layer.removesuffix(layer_of(fused)).rstrip("/")
+    origins = [origin_of(eqn, replace(origin, layer=outer_layer)) for eqn, _ in computing]
+    if len({(origin, origin.layer, origin.part) for origin in origins}) < 2:
+        return ()
+    return tuple(
+        VertexPart(origin, eqn.primitive.name, _cycles_alone(eqn, row, target))
+        for origin, (eqn, row) in zip(origins, computing, strict=True)
+    )
+
+
+def _cycles_alone(eqn: JaxprEqn, row: str, target: Target) -> int:
+    """Cycles of one equation on a tile, its elements spread over all tiles of an IPU."""
+    operands: list[Any] = [atom.aval for atom in eqn.invars]
+    result: Any = eqn.outvars[0].aval
+    elements = _per_tile(max((aval.size for aval in operands), default=result.size), target)
+    if eqn.primitive.name in MONOIDS:
+        outputs = _per_tile(prod(shape_of(eqn.outvars[0])), target)
+        return int(reduce_cycles(row, operands[0].dtype, outputs, ceil_div(elements, outputs), target))
+    # A comparison, or a conversion from integers, is computed in the dtype of its operand.
+    from_integer = eqn.primitive.name == "convert_element_type" and np.issubdtype(operands[0].dtype, np.integer)
+    computes_in = operands[-1].dtype if result.dtype == np.bool_ or from_integer else result.dtype
+    constants = sum(isinstance(atom, Literal) for atom in eqn.invars)
+    cycles = elementwise_cycles(row, computes_in, len(operands) - constants, constants, elements, target)
+    return int(cycles)
+
+
+def _per_tile(elements: int, target: Target) -> np.ndarray:
+    return np.asarray(max(1, ceil_div(elements, target.tiles_per_ipu)), np.int64)
 
 
 def elementwise_rule(ctx: Context, *operands: Tensor, **params: Any) -> Tensor:

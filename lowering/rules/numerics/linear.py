@@ -1,16 +1,79 @@
-"""Rules for contractions and convolutions: views in the canonical order of poplin, and its planner."""
+"""Rules for contractions and convolutions: views in the canonical order of poplin, and its planner.
+
+A product of ragged groups of rows is one masked copy of the ragged operand for each group, then one product. XLA does
+the same on CPU, so that numbers are equal; the rows of other groups are zeros.
+Limits of such products: the multiply-adds are those of every group over all rows, because sizes of groups are data.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from math import prod
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from ipujax.lowering.poplin import convolution, matmul
-from ipujax.lowering.rules.base.context import Context, Rule
+from ipujax.lowering.rules.base.context import Context, Rule, composed
+from ipujax.lowering.rules.base.fallback import fallback
 from ipujax.runtime.tensor import Tensor
+
+
+def ragged_dot_general_rule(ctx: Context, *operands: Tensor, **params: Any) -> Sequence[Tensor]:
+    """`lax.ragged_dot_general` in its three modes: the ragged dimension free, contracted, or a batch dimension."""
+    if len(operands) != 3:
+        return fallback(ctx, *operands)  # a group offset, which JAX itself does not implement
+    product_params = {key: params[key] for key in ("precision", "preferred_element_type")}
+    fun = partial(ragged_dot, numbers=params["ragged_dot_dimension_numbers"], **product_params)
+    return composed(ctx, fun, operands)
+
+
+def ragged_dot(lhs: jax.Array, rhs: jax.Array, sizes: jax.Array, *, numbers: Any, **params: Any) -> jax.Array:
+    """Product of operands, one dimension of which is cut into groups of sizes `sizes[..., group]`."""
+    (lhs_contracted, rhs_contracted), (lhs_batch, rhs_batch) = numbers.dot_dimension_numbers
+    (ragged,) = numbers.lhs_ragged_dimensions
+    product: Callable[..., jax.Array] = partial(lax.dot_general, **params)
+    if ragged in lhs_batch:
+        return product(lhs, rhs, dimension_numbers=numbers.dot_dimension_numbers)
+    if ragged in lhs_contracted:  # a result for each group, in a further dimension
+        other = rhs_contracted[list(lhs_contracted).index(ragged)]
+        a = _by_group(lhs, sizes, ragged, [*lhs_batch, *_preceding(lhs_contracted, ragged)])
+        b = _by_group(rhs, sizes, other, [*rhs_batch, *_preceding(rhs_contracted, other)])
+        batch = [0, *_shifted(lhs_batch)], [0, *_shifted(rhs_batch)]
+        return product(a, b, dimension_numbers=((_shifted(lhs_contracted), _shifted(rhs_contracted)), batch))
+    # Groups are a further contracted dimension: every row of a result is of one group.
+    free = [d for d in range(lhs.ndim) if d not in (*lhs_contracted, *lhs_batch)]
+    a = _by_group(lhs, sizes, ragged, [*lhs_batch, *_preceding(free, ragged)])
+    (group,) = numbers.rhs_group_dimensions
+    contracted = [*_shifted(lhs_contracted), 0], [*rhs_contracted, group]
+    return product(a, rhs, dimension_numbers=(contracted, (_shifted(lhs_batch), rhs_batch)))
+
+
+def _by_group(x: jax.Array, sizes: jax.Array, ragged: int, prefix: Sequence[int]) -> jax.Array:
+    """`x` once for each group, the first dimension, with zeros outside of the group."""
+    group_ends = jnp.moveaxis(jnp.cumsum(sizes, -1, dtype=sizes.dtype), -1, 0)
+    starts = jnp.concatenate([jnp.zeros_like(group_ends[:1]), group_ends[:-1]])
+    shape = (group_ends.shape[0], *x.shape)
+    prefix_dims = (0, *_shifted(prefix)) if sizes.ndim > 1 else (0,)
+    position = lax.broadcasted_iota(sizes.dtype, shape, ragged + 1)
+    # Dimensions before the ragged one are in the order of the sizes, which need not be rising.
+    order = sorted(range(len(prefix_dims)), key=lambda n: prefix_dims[n])
+    low, high = (lax.broadcast_in_dim(e.transpose(order), shape, sorted(prefix_dims)) for e in (starts, group_ends))
+    return jnp.where((low <= position) & (position < high), x, jnp.zeros((), x.dtype))
+
+
+def _preceding(dims: Sequence[int], dim: int) -> Sequence[int]:
+    return list(dims)[: list(dims).index(dim)]
+
+
+def _shifted(dims: Sequence[int]) -> list[int]:
+    """Dimensions of an operand with a dimension of groups put first."""
+    return [d + 1 for d in dims]
+
 
 DotDims = tuple[tuple[Sequence[int], Sequence[int]], tuple[Sequence[int], Sequence[int]]]
 
@@ -65,4 +128,8 @@ def _partials_dtype(ctx: Context, *operands: Tensor) -> str | None:
     return ctx.options.partials if is_half else None
 
 
-RULES: dict[str, Rule] = {"dot_general": dot_general_rule, "conv_general_dilated": conv_general_dilated_rule}
+RULES: dict[str, Rule] = {
+    "ragged_dot_general": ragged_dot_general_rule,
+    "dot_general": dot_general_rule,
+    "conv_general_dilated": conv_general_dilated_rule,
+}

@@ -1,12 +1,20 @@
 """Rules of tile-level JAX: rows placed on tiles, a vertex for each row of a mapped function, barriers, cycle counters.
 
-The vertex of a mapped function has the cycles and the memory of that function on one tile, see `one_tile`.
+The vertex of a mapped function has the cycles and the memory of that function on one tile, with that for its
+intermediates and its code. The function is lowered by the passes and rules of entire programs for a target of one tile,
+so its primitives have the vertices that they have there, fused ones too, and all six workers. Its cycles are those of
+the vertices and of copies on the tile; a vertex calls them one after the other, without syncs and exchanges.
+Limits: a loop whose trip count is data runs once, and the function is unpriced; a branch is the costliest. A tile array
+has a row for each tile along its first axis; of a view whose mapping has no closed form, such as a concatenation, the
+tiles are unknown.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
+from math import prod
 from typing import Any
 
 import jax
@@ -14,14 +22,122 @@ import jax.numpy as jnp
 import numpy as np
 
 from ipujax.lowering.jax_compat import ClosedJaxpr, jaxpr_as_fun
-from ipujax.lowering.layout import map_linearly
-from ipujax.lowering.rules.base.context import Context, Rule
+from ipujax.lowering.layout import map_linearly, mapping_like
+from ipujax.lowering.passes import traced
+from ipujax.lowering.popops import place_operand, spans
+from ipujax.lowering.rules.base.context import Context, LowerAlone, Rule
 from ipujax.lowering.rules.flow.codelet_calls import rows_group
-from ipujax.lowering.rules.tiles.one_tile import TileCost, tile_cost
-from ipujax.lowering.rules.tiles.placing_primitives import COUNT_WORDS
-from ipujax.lowering.rules.tiles.row_tiles import UNKNOWN, add_rows, place_rows, tile_of_rows, tiles_in_range
-from ipujax.runtime.graph import Codelet, Copy, Execute, Field, Sync
-from ipujax.runtime.tensor import Tensor, concat
+from ipujax.lowering.rules.tiles.tile_primitives import COUNT_WORDS
+from ipujax.runtime.analysis import EffectsOf
+from ipujax.runtime.cache import remembered
+from ipujax.runtime.compile import leaf_costs, vertex_cycles
+from ipujax.runtime.errors import ArgumentValueError
+from ipujax.runtime.graph import Codelet, Copy, Execute, Field, Graph, Sync, data_loops
+from ipujax.runtime.memory import memory_report
+from ipujax.runtime.target import Target
+from ipujax.runtime.tensor import Tensor, blocked_mapping, concat, element_bytes, even_cuts
+
+
+@dataclass(frozen=True, slots=True)
+class TileCost:
+    """Cost of one run of a function on one tile.
+
+    Args:
+        cycles: tile cycles.
+        scratch_bytes: bytes of intermediates at their peak.
+        code_bytes: bytes of the code of its vertices.
+        is_priced: whether `cycles` count all iterations: no trip count is data.
+    """
+
+    cycles: int
+    scratch_bytes: int
+    code_bytes: int
+    is_priced: bool
+
+
+@remembered
+def tile_cost(lower_alone: LowerAlone, body: ClosedJaxpr, target: Target) -> TileCost:
+    """Cost of a jaxpr on one tile of a target; its operands and results are not counted as scratch."""
+    alone = target.replace(num_ipus=1, tiles_per_ipu=1)
+    jaxpr, _ = traced(jaxpr_as_fun(body), body.in_avals)
+    graph, program = lower_alone(jaxpr, alone)
+    effects = EffectsOf(graph)
+    costs = leaf_costs(graph, program)
+    # Vertices of one codelet share its code.
+    codelets = {group.codelet: group.codelet.code_bytes for groups in graph.groups.values() for group in groups}
+    memory = memory_report(graph, program, effects, costs)
+    connected_bytes = sum(prod(x.shape) * element_bytes(x.dtype) for x in (*body.in_avals, *body.out_avals))
+    live_bytes = int(memory.shared_bytes.max())
+    return TileCost(
+        cycles=vertex_cycles(graph, program, costs),
+        scratch_bytes=max(0, live_bytes - connected_bytes),
+        code_bytes=sum(codelets.values()),
+        is_priced=not data_loops(program),
+    )
+
+
+UNKNOWN = -1
+
+
+def tile_of_rows(graph: Graph, tensor: Tensor) -> np.ndarray:
+    """Tile of each row, int32[rows]; `UNKNOWN` for a row on several tiles, or without a mapping."""
+    rows = tensor.shape[0]
+    if not (graph.is_mapped(tensor) and tensor.size):
+        return np.full(rows, UNKNOWN, np.int32)
+    mapping = mapping_like(graph, tensor)
+    if mapping is None:
+        # Rows of a concatenation are parts of one variable each.
+        return np.array([_tile_of(graph, tensor[row]) for row in range(rows)], np.int32)
+    starts, _, tiles = mapping.runs()
+    row_elements = tensor.size // rows
+    first_elements = np.arange(rows) * row_elements
+    first_runs = np.searchsorted(starts, first_elements, "right") - 1
+    last_runs = np.searchsorted(starts, first_elements + row_elements - 1, "right") - 1
+    # Runs of one tile in a row have equal numbers of changes before them.
+    changes = np.cumsum(np.diff(tiles, prepend=tiles[:1]) != 0)
+    is_on_one = changes[first_runs] == changes[last_runs]
+    return np.where(is_on_one, tiles[first_runs], UNKNOWN).astype(np.int32)
+
+
+def _tile_of(graph: Graph, tensor: Tensor) -> int:
+    mapping = mapping_like(graph, tensor)
+    tiles = set() if mapping is None else set(mapping.tiles.reshape(-1).tolist())
+    return tiles.pop() if len(tiles) == 1 else UNKNOWN
+
+
+def add_rows(graph: Graph, shape: Sequence[int], dtype: Any, name: str, tile: np.ndarray) -> Tensor:
+    """Adds a variable with each row on its tile."""
+    cuts = [even_cuts(n, n if dim == 0 else 1) for dim, n in enumerate(shape)]
+    mapping = blocked_mapping(cuts, tile.reshape(-1, *(1 for _ in shape[1:])))
+    return graph.add_variable(tuple(shape), dtype, name, mapping)
+
+
+def place_rows(graph: Graph, tensor: Tensor, tile: np.ndarray) -> None:
+    """Maps each row of an unmapped tensor to its tile."""
+    rows = len(tile)
+    placement = blocked_mapping([even_cuts(rows, rows)], tile)
+    dims = (0, *(None for _ in tensor.shape[1:]))
+    place_operand(graph, tensor, spans(tensor.shape, dims), placement)
+
+
+def tiles_in_range(graph: Graph, tiles: Sequence[int], name: str) -> np.ndarray:
+    """The user's tiles, int32[tiles].
+
+    Raises:
+        ArgumentValueError: for tiles that the target lacks.
+    """
+    num_tiles = graph.target.num_tiles
+    lacking = [tile for tile in tiles if tile >= num_tiles]
+    if lacking:
+        raise ArgumentValueError(
+            f"{name}: tiles the device lacks",
+            where=graph.origin,
+            expected=f"tiles 0 … {num_tiles - 1:,}",
+            got=f"tile {lacking[0]:,}" if len(lacking) == 1 else f"tiles {lacking[0]:,} … {lacking[-1]:,}",
+            hint="fewer rows a device, or ipu.IPUModel with more tiles",
+        )
+    return np.array(tiles, np.int32)
+
 
 _STATE_BYTES = 4  # a pointer for each field: assumed, as of a user's codelet
 _COUNT_CYCLES = 12  # assumed: two reads of the counter's words, two stores, entry and exit

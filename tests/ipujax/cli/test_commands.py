@@ -16,7 +16,7 @@ import pytest
 
 import ipujax as ipu
 from ipujax.cli import commands, main
-from ipujax.lowering.rules.coverage import primitive_kind, primitive_names
+from ipujax.lowering.rules.table import primitive_kind, primitive_names
 from ipujax.runtime.target import PRESETS
 from tests.sealed_parts import put_together, taken_apart
 from tests.test_layering import ROOT

@@ -16,7 +16,7 @@ from jax import lax
 
 import ipujax as ipu
 from ipujax.lowering.jaxpr import EquationNumbers, stage_name
-from ipujax.lowering.outlining.dataflow import Dataflow
+from ipujax.lowering.outlining.repeats import Dataflow
 from ipujax.lowering.source_info import name_stack
 from tests.lowering.helpers import set_byte_cost, share_all
 from tests.lowering.outlining.outline_helpers import LENGTH, RNG, WIDTH, calls, count, normal, outlined

@@ -23,8 +23,8 @@ from jax import lax
 import ipujax as ipu
 from ipujax.lowering.jax_compat import JaxprEqn
 from ipujax.lowering.jaxpr import stage_name
-from ipujax.lowering.outlining.dataflow import Dataflow
 from ipujax.lowering.outlining.outline import outline
+from ipujax.lowering.outlining.repeats import Dataflow
 from ipujax.lowering.passes import run_passes
 from ipujax.lowering.source_info import name_stack
 from ipujax.runtime.graph.program import Call

@@ -12,8 +12,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ipujax.lowering.gcl.collective_params import COLLECTIVES
-from ipujax.lowering.rules.coverage import OTHERS, primitive_kind, primitive_names
 from ipujax.lowering.rules.flow import streaming
+from ipujax.lowering.rules.table import OTHERS, primitive_kind, primitive_names
 from tests.lowering.rules.op_case import OpCase
 from tests.lowering.rules.op_rows_fallback import fallback_rows
 from tests.lowering.rules.op_table import CASES

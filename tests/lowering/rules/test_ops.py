@@ -19,7 +19,8 @@ import pytest
 from ipujax.lowering.gcl.collective_params import COLLECTIVES
 from ipujax.lowering.jax_compat import ClosedJaxpr, jaxprs_in_params
 from ipujax.lowering.rules import RULES
-from ipujax.lowering.rules.flow import module_operations, streaming
+from ipujax.lowering.rules.base import fallback
+from ipujax.lowering.rules.flow import streaming
 from tests.lowering.helpers import TILES, assert_same, lowered, passed, quick_jit, run_engine, run_tiles, small_target
 from tests.lowering.rules.op_case import OpCase
 from tests.lowering.rules.op_table import CASES, FAMILIES
@@ -106,7 +107,7 @@ def share(cases: Sequence[OpCase], number: int, of: int) -> Sequence[OpCase]:
 
 def test_every_rule_has_a_row_and_every_row_a_rule() -> None:
     # Tables of their own, and code on one tile in `tests/ipujax/test_opaque_calls.py`.
-    tested_elsewhere = {*COLLECTIVES, *streaming.RULES, *module_operations.RULES, "call_once"}
+    tested_elsewhere = {*COLLECTIVES, *streaming.RULES, *fallback.RULES, "call_once"}
     assert {case.primitive for case in CASES} | tested_elsewhere == set(RULES)
 
 

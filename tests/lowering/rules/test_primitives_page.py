@@ -6,7 +6,7 @@ from itertools import combinations
 
 from ipujax.lowering.jax_compat import PUBLIC_PRIMITIVES
 from ipujax.lowering.rules import RULES
-from ipujax.lowering.rules.coverage import INLINED, OTHERS, primitive_kind, primitive_names
+from ipujax.lowering.rules.table import INLINED, OTHERS, primitive_kind, primitive_names
 from tests.lowering.rules.op_rows_fallback import fallback_rows
 from tests.lowering.rules.primitives_page import PAGE, page
 

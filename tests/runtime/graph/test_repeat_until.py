@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ipujax.lowering.dumps.dot import graph_dot
-from ipujax.lowering.dumps.graph_json import graph_json
+from ipujax.lowering.dumps.json_forms import graph_json
 from ipujax.runtime.analysis.effects import EffectsOf
 from ipujax.runtime.analysis.liveness import liveness
 from ipujax.runtime.compile import compile
