@@ -59,10 +59,13 @@ if _typing.TYPE_CHECKING:
         auto_shard as auto_shard,
     )
     from ipujax.checking import CheckReport as CheckReport
-    from ipujax.codelet_calls import codelet_call as codelet_call
     from ipujax.jax_scripts import ProfilingRun as ProfilingRun, profiling as profiling
-    from ipujax.pipeline.plan import PipelinePlan as PipelinePlan, pipeline_plan as pipeline_plan
-    from ipujax.pipeline.task_times import TaskTime as TaskTime, pipeline_tasks as pipeline_tasks
+    from ipujax.pipeline.plan import (
+        PipelinePlan as PipelinePlan,
+        TaskTime as TaskTime,
+        pipeline_plan as pipeline_plan,
+        pipeline_tasks as pipeline_tasks,
+    )
     from ipujax.prefetching import prefetch as prefetch
     from ipujax.runtime.host import HostData as HostData
     from ipujax.runtime.report import Comparison as Comparison, Profile as Profile, compare as compare
@@ -76,6 +79,7 @@ if _typing.TYPE_CHECKING:
         tile_put_replicated as tile_put_replicated,
         tile_put_sharded as tile_put_sharded,
     )
+    from ipujax.tiles.codelet_calls import codelet_call as codelet_call
 
     __version__: str
 else:  # a type checker would accept any name after a `__getattr__`

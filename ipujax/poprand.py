@@ -20,8 +20,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ipujax.poplar.arguments import cast_values
 from ipujax.poplar.library import add, check_arguments, check_tensors, registrar
+from ipujax.poplar.types import cast_values
 from ipujax.poputil import clone
 from ipujax.public import public_names
 from ipujax.runtime.errors import GraphError

@@ -307,14 +307,11 @@ ROOMS: dict[str, str] = {
     "ipujax.poplar.types": "runtime.graph runtime.tensor",
     "ipujax.poplar.program": "ipujax.poplar.types ipujax.public runtime.graph runtime.tensor",
     "ipujax.poplar.device": "runtime.signatures runtime.target",
-    "ipujax.poplar.arguments": "runtime.tensor",
     "ipujax.poplar.vertex": (
-        "ipujax.poplar.arguments lowering.passes lowering.popops runtime.graph runtime.target runtime.tensor"
-        " runtime.verify"
+        "ipujax.poplar.types lowering.passes lowering.popops runtime.graph runtime.target runtime.tensor runtime.verify"
     ),
     "ipujax.poplar.graph": (
-        "ipujax.poplar.arguments ipujax.poplar.device ipujax.poplar.types ipujax.poplar.vertex runtime.graph"
-        " runtime.target runtime.tensor"
+        "ipujax.poplar.device ipujax.poplar.types ipujax.poplar.vertex runtime.graph runtime.target runtime.tensor"
     ),
     "ipujax.poplar.engine": (
         "ipujax.arguments ipujax.compiled_programs ipujax.poplar.device ipujax.poplar.graph ipujax.poplar.program"
@@ -326,7 +323,7 @@ ROOMS: dict[str, str] = {
         " ipujax.poplar.vertex ipujax.public runtime.graph runtime.tensor"
     ),
     "ipujax.popops": (
-        "ipujax.poplar.arguments ipujax.poplar.library ipujax.public lowering.emit lowering.layout lowering.popops"
+        "ipujax.poplar.types ipujax.poplar.library ipujax.public lowering.emit lowering.layout lowering.popops"
         " runtime.graph runtime.tensor"
     ),
     "ipujax.poplin": (
@@ -342,21 +339,19 @@ ROOMS: dict[str, str] = {
         " runtime.tensor"
     ),
     "ipujax.poprand": (
-        "ipujax.poplar.arguments ipujax.poplar.library ipujax.poputil ipujax.public runtime.graph runtime.tensor"
+        "ipujax.poplar.types ipujax.poplar.library ipujax.poputil ipujax.public runtime.graph runtime.tensor"
     ),
     "ipujax.popsolver": "ipujax.public",
     "ipujax.schedules": "ipujax.public lowering.schedules",
-    "ipujax.codelet_calls": "ipujax.poplar.arguments ipujax.poplar.vertex lowering.rules runtime.target runtime.tensor",
     "ipujax.tiles": (
-        "ipujax.codelet_calls ipujax.poplar.vertex lowering.jax_compat lowering.jaxpr lowering.refs lowering.rules"
-        " runtime.tensor"
+        "ipujax.poplar.types ipujax.poplar.vertex lowering.jax_compat lowering.jaxpr lowering.refs lowering.rules"
+        " runtime.target runtime.tensor"
     ),
     "ipujax": (
-        "ipujax.advice ipujax.auto_sharding ipujax.checking ipujax.codelet_calls ipujax.device ipujax.distributed"
-        " ipujax.jax_scripts ipujax.jit ipujax.optim ipujax.pipeline ipujax.poplar ipujax.poplin ipujax.popnn"
-        " ipujax.popops ipujax.poprand ipujax.popsolver ipujax.popsparse ipujax.poputil ipujax.prefetching"
-        " ipujax.public ipujax.schedules ipujax.stages ipujax.storage ipujax.tiles runtime.host runtime.options"
-        " runtime.report runtime.target"
+        "ipujax.advice ipujax.auto_sharding ipujax.checking ipujax.device ipujax.distributed ipujax.jax_scripts"
+        " ipujax.jit ipujax.optim ipujax.pipeline ipujax.poplar ipujax.poplin ipujax.popnn ipujax.popops ipujax.poprand"
+        " ipujax.popsolver ipujax.popsparse ipujax.poputil ipujax.prefetching ipujax.public ipujax.schedules"
+        " ipujax.stages ipujax.storage ipujax.tiles runtime.host runtime.options runtime.report runtime.target"
     ),
     "ipujax.front_end": (
         "ipujax.arguments ipujax.jit ipujax.public ipujax.recurrent lowering.jaxpr lowering.schedules runtime.files"
@@ -370,12 +365,9 @@ ROOMS: dict[str, str] = {
     "ipujax.keras.callbacks": "ipujax ipujax.front_end",
     "ipujax.keras.stages": "ipujax ipujax.front_end ipujax.keras.model_state",
     "ipujax.keras.execution": "ipujax ipujax.front_end ipujax.keras.model_state ipujax.keras.stages",
-    "ipujax.keras.serving": (
-        "ipujax ipujax.front_end ipujax.keras.execution ipujax.keras.model_state ipujax.keras.stages"
-    ),
     "ipujax.keras.ipu_strategy": (
         "ipujax ipujax.front_end ipujax.keras.config ipujax.keras.execution ipujax.keras.model_state"
-        " ipujax.keras.serving ipujax.keras.stages"
+        " ipujax.keras.stages"
     ),
     "ipujax.keras.keras": "ipujax.keras.stages",
     "ipujax.keras": (
@@ -384,35 +376,23 @@ ROOMS: dict[str, str] = {
     ),
     "ipujax.onnx.onnx_errors": "ipujax.front_end",
     "ipujax.onnx.graphs": "",
-    "ipujax.onnx.budget": "ipujax.onnx.onnx_errors",
     "ipujax.onnx.element_types": "ipujax.onnx.onnx_errors",
-    "ipujax.onnx.wide_values": "ipujax.onnx.element_types ipujax.onnx.onnx_errors",
-    "ipujax.onnx.registry": "ipujax.front_end ipujax.onnx.onnx_errors ipujax.onnx.wide_values",
-    "ipujax.onnx.operators": (
-        "ipujax.front_end ipujax.onnx.budget ipujax.onnx.element_types ipujax.onnx.onnx_errors ipujax.onnx.registry"
-        " ipujax.onnx.wide_values"
-    ),
-    "ipujax.onnx.reading": (
-        "ipujax ipujax.front_end ipujax.onnx.budget ipujax.onnx.graphs ipujax.onnx.onnx_errors ipujax.onnx.registry"
-    ),
+    "ipujax.onnx.registry": "ipujax.front_end ipujax.onnx.onnx_errors ipujax.onnx.element_types",
+    "ipujax.onnx.operators": "ipujax.front_end ipujax.onnx.element_types ipujax.onnx.onnx_errors ipujax.onnx.registry",
+    "ipujax.onnx.reading": "ipujax ipujax.front_end ipujax.onnx.graphs ipujax.onnx.onnx_errors ipujax.onnx.registry",
     "ipujax.onnx.evaluation": (
-        "ipujax ipujax.front_end ipujax.onnx.budget ipujax.onnx.graphs ipujax.onnx.onnx_errors ipujax.onnx.reading"
-        " ipujax.onnx.registry ipujax.onnx.wide_values"
-    ),
-    "ipujax.onnx.arguments": (
-        "ipujax.front_end ipujax.onnx.budget ipujax.onnx.graphs ipujax.onnx.onnx_errors ipujax.onnx.wide_values"
+        "ipujax ipujax.front_end ipujax.onnx.element_types ipujax.onnx.graphs ipujax.onnx.onnx_errors"
+        " ipujax.onnx.reading ipujax.onnx.registry"
     ),
     "ipujax.onnx.model": (
-        "ipujax.front_end ipujax.onnx.arguments ipujax.onnx.budget ipujax.onnx.evaluation ipujax.onnx.graphs"
-        " ipujax.onnx.operators ipujax.onnx.reading ipujax.onnx.wide_values"
+        "ipujax ipujax.front_end ipujax.onnx.element_types ipujax.onnx.evaluation ipujax.onnx.graphs"
+        " ipujax.onnx.onnx_errors ipujax.onnx.operators ipujax.onnx.reading"
     ),
-    "ipujax.onnx.random_call": "ipujax ipujax.onnx.model",
     "ipujax.onnx.front_end": (
         "ipujax.onnx.element_types ipujax.onnx.evaluation ipujax.onnx.graphs ipujax.onnx.reading ipujax.onnx.registry"
-        " ipujax.onnx.wide_values"
     ),
     "ipujax.onnx": "ipujax.front_end ipujax.onnx.graphs ipujax.onnx.model ipujax.onnx.onnx_errors ipujax.onnx.registry",
-    "ipujax.popart.exceptions": "ipujax ipujax.front_end",
+    "ipujax.popart.exceptions": "ipujax ipujax.front_end ipujax.onnx ipujax.onnx.front_end",
     "ipujax.popart.enumerations": "",
     "ipujax.popart.reserved_names": "",
     "ipujax.popart.tensor_info": "ipujax.popart.exceptions",
@@ -420,14 +400,11 @@ ROOMS: dict[str, str] = {
         "ipujax.front_end ipujax.onnx ipujax.onnx.front_end ipujax.popart.enumerations ipujax.popart.exceptions"
         " ipujax.popart.tensor_info"
     ),
-    "ipujax.popart.onnx_failures": "ipujax.onnx ipujax.onnx.front_end ipujax.popart.exceptions",
     "ipujax.popart.building": (
         "ipujax.front_end ipujax.onnx ipujax.onnx.front_end ipujax.popart.enumerations ipujax.popart.exceptions"
-        " ipujax.popart.onnx_failures ipujax.popart.operators ipujax.popart.tensor_info"
+        " ipujax.popart.operators ipujax.popart.tensor_info"
     ),
-    "ipujax.popart.graph_transformer": (
-        "ipujax.popart.building ipujax.popart.exceptions ipujax.popart.onnx_failures ipujax.popart.tensor_info"
-    ),
+    "ipujax.popart.graph_transformer": "ipujax.popart.building ipujax.popart.exceptions ipujax.popart.tensor_info",
     "ipujax.popart.supported_operations": "ipujax.onnx.front_end ipujax.popart.building ipujax.popart.enumerations",
     "ipujax.popart.flow": (
         "ipujax.front_end ipujax.onnx.front_end ipujax.popart.enumerations ipujax.popart.exceptions"
@@ -441,8 +418,8 @@ ROOMS: dict[str, str] = {
     "ipujax.popart.popart_log": "ipujax.popart.exceptions",
     "ipujax.popart.model_graph": (
         "ipujax ipujax.onnx.front_end ipujax.popart.building ipujax.popart.devices ipujax.popart.enumerations"
-        " ipujax.popart.exceptions ipujax.popart.flow ipujax.popart.onnx_failures ipujax.popart.operators"
-        " ipujax.popart.options ipujax.popart.tensor_info"
+        " ipujax.popart.exceptions ipujax.popart.flow ipujax.popart.operators ipujax.popart.options"
+        " ipujax.popart.tensor_info"
     ),
     "ipujax.popart.steps": (
         "ipujax ipujax.front_end ipujax.popart.enumerations ipujax.popart.exceptions ipujax.popart.flow"
@@ -451,9 +428,9 @@ ROOMS: dict[str, str] = {
     ),
     "ipujax.popart.session": (
         "ipujax ipujax.front_end ipujax.popart.building ipujax.popart.devices ipujax.popart.enumerations"
-        " ipujax.popart.exceptions ipujax.popart.flow ipujax.popart.model_graph ipujax.popart.onnx_failures"
-        " ipujax.popart.optimisers ipujax.popart.options ipujax.popart.popart_log ipujax.popart.reserved_names"
-        " ipujax.popart.steps ipujax.popart.tensor_info"
+        " ipujax.popart.exceptions ipujax.popart.flow ipujax.popart.model_graph ipujax.popart.optimisers"
+        " ipujax.popart.options ipujax.popart.popart_log ipujax.popart.reserved_names ipujax.popart.steps"
+        " ipujax.popart.tensor_info"
     ),
     "ipujax.popart": (
         "ipujax.popart.building ipujax.popart.devices ipujax.popart.enumerations ipujax.popart.exceptions"
@@ -463,7 +440,7 @@ ROOMS: dict[str, str] = {
     ),
     "ipujax.distributed.launcher": "ipujax.distributed.instance",
     "ipujax.cli": (
-        "ipujax.compiled_programs ipujax.device ipujax.distributed.launcher ipujax.jax_scripts ipujax.onnx.random_call"
+        "ipujax.compiled_programs ipujax.device ipujax.distributed.launcher ipujax.jax_scripts ipujax.onnx.model"
         " ipujax.storage lowering.dumps lowering.rules lowering.rules.table runtime.logs runtime.profile runtime.report"
         " runtime.target"
     ),
@@ -474,12 +451,9 @@ ROOMS: dict[str, str] = {
 SAME_NAMES = {
     "each package has one": "__init__",
     "an operation: its lowering rule, its library function, what Poplar programs call": (
-        "collectives convolution dynamic_slices elementwise indexing matmul operands"
-        " reductions windows codelet_calls"
+        "collectives convolution dynamic_slices elementwise indexing matmul operands poprand reductions codelet_calls"
     ),
-    "the same thing as the runtime has it and as Poplar programs see it": (
-        "arguments device engine graph mapping program summary"
-    ),
+    "the same thing as the runtime has it and as Poplar programs see it": ("device engine graph mapping program"),
     "programs of several replicas, in the engine and in the tile interpreter": "replicated",
     "partial results, of reductions and of products": "partials",
     "what a front end may import of the package that it stands on": "front_end",

@@ -19,7 +19,7 @@ import numpy as np
 from fidelity_cases.case import Family, Row, compute_set_costs, phase_cycles
 from ipujax import poplar
 from ipujax.poplar.program import Execute, Program, Sequence
-from ipujax.poplar.vertex.estimate import OVERHEAD_CYCLES
+from ipujax.poplar.vertex.codelets import OVERHEAD_CYCLES
 
 _CHANNELS = 4
 _WIDTH = 2200

@@ -13,11 +13,10 @@ from ipujax.arguments.arguments import (
     floating_dtype as floating_dtype,
     function_name as function_name,
     has_tracer as has_tracer,
+    own_check as own_check,
     short_type as short_type,
     shown_array as shown_array,
     static_keywords as static_keywords,
     whole_number as whole_number,
 )
-from ipujax.arguments.function_names import FunctionName as FunctionName
-from ipujax.arguments.jax_settings import settings_of_jax as settings_of_jax
-from ipujax.arguments.own_check import own_check as own_check
+from ipujax.arguments.jax_settings import FunctionName as FunctionName, settings_of_jax as settings_of_jax

@@ -2,6 +2,9 @@
 
 Input: a function, the arguments of a call, and the static and donated ones of them. Output: nothing, or an error that
 names the argument. Errors are also of the class that Python or JAX raises for the same mistake.
+
+A callable whose class has a method `__check_arguments__`, with the parameters of `__call__`, has it called by `ipu.jit`
+with the arguments of each call before they become arrays: JAX narrows 64-bit NumPy arrays without a word.
 """
 
 from __future__ import annotations
@@ -27,6 +30,18 @@ from ipujax.runtime.errors import (
 )
 from ipujax.runtime.signatures import check_call, describe, shown_signature
 from ipujax.runtime.target import nearest
+
+_METHOD = "__check_arguments__"
+
+
+def own_check(fun: Callable[..., Any]) -> Callable[..., None] | None:
+    """Return the check of a callable, of the one that a `functools.partial` or a bound `__call__` is of; else None."""
+    if isinstance(fun, partial):
+        check = own_check(fun.func)
+        return None if check is None else partial(check, *fun.args, **fun.keywords)
+    owner = fun.__self__ if isinstance(fun, MethodType) and fun.__name__ == "__call__" else fun
+    return getattr(owner, _METHOD) if hasattr(type(owner), _METHOD) else None
+
 
 _AN_ARRAY = "a jax or numpy array of a dtype JAX has, or a Python number"
 _SHAPES = (jax.ShapeDtypeStruct, jax.core.ShapedArray)

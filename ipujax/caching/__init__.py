@@ -3,10 +3,4 @@
 LoweringPlan ── program_key ──▶ ProgramEntry ──▶ a hit: Lowered, of stored figures          a miss: Lowered, stored
 """
 
-from ipujax.caching.cached_stages import find_or_lower as find_or_lower
-from ipujax.caching.program_entry import (
-    CallFigures as CallFigures,
-    ProgramEntry as ProgramEntry,
-    entry_of as entry_of,
-    program_key as program_key,
-)
+from ipujax.caching.program_entry import find_or_lower as find_or_lower

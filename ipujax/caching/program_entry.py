@@ -9,6 +9,8 @@ Its key is a digest of everything that its numbers and its profile depend on. Th
 as each part of the compiler reads these values alone; files of ipujax itself count by name, size and time, and by the
 names that the program replaced in its modules.
 
+A function whose program is in the cache is lowered only if its graph is read.
+
 Limits: a program that calls Python functions, is spread over instances or partitioned is not stored.
 """
 
@@ -16,20 +18,26 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ipujax.compiled_programs import bound_warnings
 from ipujax.lowering.digests import NoDigestError, digest_of, jaxpr_digest
 from ipujax.lowering.dumps import DumpRequest
 from ipujax.lowering.jax_compat import is_float0
+from ipujax.lowering.partition import tracing_without_mesh
 from ipujax.lowering.refs import is_ref
-from ipujax.lowering_plan import LoweringPlan
+from ipujax.lowering_plan import LoweringPlan, compilation_steps
+from ipujax.lowering_plan.call_program import CallProgram
+from ipujax.runtime.cache import set_basis
 from ipujax.runtime.errors import ProfileError
 from ipujax.runtime.files import DamagedError, FileError, FileKind
 from ipujax.runtime.files.kinds import Integer, List, Record, Text
-from ipujax.runtime.logs import Log
+from ipujax.runtime.garbage import collecting_rarely
+from ipujax.runtime.logs import Log, step, watch_compilation
+from ipujax.runtime.names_at_import import replaced_values
 from ipujax.runtime.options import Options
-from ipujax.stages import Compiled
+from ipujax.stages import Compiled, Lowered
 from ipujax.storage import (
     COMPUTATION,
     PROGRAM,
@@ -39,12 +47,13 @@ from ipujax.storage import (
     NewFile,
     exported_computation,
     read_computation,
+    requested_directory,
 )
 from ipujax.storage.versions import compiler_state
 
 if TYPE_CHECKING:
+    from ipujax.lowering_plan.planned_program import PlannedProgram
     from ipujax.runtime.report import Profile
-
 
 # Options without effect on numbers and profile.
 _WITHOUT_EFFECT = frozenset({"progress", "cache_dir", "check"})
@@ -203,3 +212,41 @@ def entry_of(plan: LoweringPlan, directory: CacheDirectory) -> ProgramEntry | No
     signature = plan.signature
     avals = tuple([x for x in each if not is_float0(x)] for each in (signature.in_avals, signature.out_avals))
     return ProgramEntry(directory, key, plan.settings.name, avals)
+
+
+def find_or_lower(plan: LoweringPlan) -> Lowered:
+    """Return the program of a plan from the cache of its options; without one, or if it is not there, lower it."""
+    # Plans in memory were made by the passes, rules and planners of that time.
+    set_basis(replaced_values())
+    directory = requested_directory(plan.settings.options.cache_dir)
+    entry = None
+    if directory is not None:
+        timings = dict(plan.timings)
+        with step(_LOG, "cache", timings):
+            entry = entry_of(plan, directory)
+            figures = None if entry is None else entry.figures()
+        if figures is not None:
+            # Stored programs have results without Refs, and close over no arrays of the host.
+            are_weak = tuple(aval.weak_type for aval in plan.jaxpr.out_avals)
+            stored = CallProgram(
+                plan, figures.used_ipus, are_weak, (), None, None, timings, figures.warnings, is_stored=True
+            )
+            return Lowered(plan, partial(_lowered_later, plan), entry, stored)
+    # Imported here, as a program of the cache is called without the compiler.
+    from ipujax.lowering_plan.planned_program import planned_program
+    from ipujax.storage.stored_values import with_stored_values
+
+    planned = with_stored_values(plan.settings.options.cache_dir, partial(planned_program, plan))
+    return Lowered(plan, lambda: planned, entry)
+
+
+def _lowered_later(plan: LoweringPlan) -> PlannedProgram:
+    """Lower a program of the cache whose graph is read, as a compilation of its own."""
+    from ipujax.lowering_plan.planned_program import planned_program
+    from ipujax.storage.stored_values import with_stored_values
+
+    settings = plan.settings
+    spent_seconds = sum(plan.timings.values())
+    watching = watch_compilation(settings.name, compilation_steps, settings.options.progress, spent_seconds)
+    with collecting_rarely(), watching, tracing_without_mesh():
+        return with_stored_values(settings.options.cache_dir, partial(planned_program, plan))

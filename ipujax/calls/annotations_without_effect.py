@@ -15,7 +15,7 @@ from typing import Any
 import jax
 from jax.experimental.layout import Layout
 
-from ipujax.calls.unsupported_memories import check_policies, memories_without_effect
+from ipujax.calls.memory_kinds import check_policies, memories_without_effect
 from ipujax.lowering.jax_compat import ClosedJaxpr, JaxprEqn
 from ipujax.lowering.jaxpr import equations, equations_inside
 from ipujax.lowering.source_info import source_line

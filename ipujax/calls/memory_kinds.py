@@ -1,17 +1,106 @@
-"""Memory kinds of arguments: shapes in host memory, moves outside of the XLA computation, errors of mixed memories.
+"""Memory kinds of arguments: shapes in host memory, moves outside of the XLA computation, errors of mixed memories
+and of kinds that the target does not have: others than `device` and `pinned_host`.
 
 Limits: of `jax.ShapeDtypeStruct`s, those with a sharding of kind `pinned_host`.
+
+Source of the arguments in streaming memory, `offload_argnums`: PopART keeps tensors of less than 2 elements on chip
+(`TensorLocationSettings`, minElementsForOffChip).
+
+A policy of `jax.checkpoint` that offloads to a kind that the target does not have is an error; others are warned of.
+Source: jax 0.10, which takes any string for a memory kind in a policy, and on CPUs keeps values on the device except
+those that `jax.device_put`, or a policy, puts to `pinned_host`. Policies are asked about the equations of JAX's own
+offloading policies: names, and products. Limits: the jaxpr does not show which of them are inside the checkpoint, so a
+policy is refused for a name outside it too; arguments in `unpinned_host` are treated as on the device.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from math import prod
 from typing import Any
 
 import jax
+from jax.sharding import Sharding
 
-from ipujax.lowering.jax_compat import aval_on_host, is_on_host
-from ipujax.runtime.errors import ArgumentValueError, line_of
+from ipujax.lowering.jax_compat import JaxprEqn, aval_on_host, is_float0, is_on_host
+from ipujax.lowering.source_info import source_line
+from ipujax.runtime.errors import ArgumentError, ArgumentValueError, line_of
+from ipujax.runtime.tensor import is_key_dtype
+
+_MIN_ELEMENTS = 2  # published: PopART, see above
+
+
+def offloaded_arguments(who: str, numbers: Sequence[int], count: int, static: Collection[int]) -> frozenset[int]:
+    """Return positions of offloaded arguments, counted without static ones; refuse those of static ones, or of none."""
+    offloaded = set()
+    for number in numbers:
+        position = number + count if number < 0 else number
+        if not 0 <= position < count or position in static:
+            raise ArgumentError(
+                f"offload_argnums of {who} names {'a static argument' if position in static else 'no argument'}",
+                expected=f"positions of {count} positional arguments that are arrays",
+                got=number,
+            )
+        # Traces have no static arguments: the operands behind them move up.
+        offloaded.add(position - sum(other < position for other in static))
+    return frozenset(offloaded)
+
+
+def may_be_offloaded(leaf: Any) -> bool:
+    """Return whether an array of an offloaded argument is stored in streaming memory: not keys, not single elements."""
+    return not is_key_dtype(leaf.dtype) and not is_float0(leaf) and prod(leaf.shape) >= _MIN_ELEMENTS
+
+
+_DEVICE = "device"
+_HOST = "pinned_host"
+_OFFLOADED = ("name", "dot_general")  # primitives that policies of JAX offload
+
+
+def check_policies(who: str, eqns: Sequence[JaxprEqn]) -> None:
+    """Refuses policies that offload to other than streaming memory."""
+    differentiated = (eqn.params["policy"] for eqn in eqns if eqn.params.get("differentiated"))
+    policies = {id(policy): policy for policy in differentiated if policy is not None}
+    for eqn in eqns if policies else ():
+        if eqn.primitive.name in _OFFLOADED:
+            for policy in policies.values():
+                _check_answer(who, eqn, policy(eqn.primitive, *(x.aval for x in eqn.invars), **eqn.params))
+
+
+def _check_answer(who: str, eqn: JaxprEqn, answer: Any) -> None:
+    """Refuses the answer of a policy for an equation, if it offloads its result from or to another memory."""
+    for setting, kind, kinds in (
+        ("offload_src", getattr(answer, "src", _DEVICE), (_DEVICE,)),
+        ("offload_dst", getattr(answer, "dst", _HOST), (_HOST, _DEVICE)),
+    ):
+        if kind not in kinds:
+            raise ArgumentValueError(
+                f"a policy of jax.checkpoint in {who} offloads a {eqn.primitive.name} with {setting}={kind!r}",
+                where=source_line(eqn) or None,
+                expected=f"{setting}={kinds[0]!r}" + (", which is streaming memory" if kinds[0] == _HOST else ""),
+                got=f"{setting}={kind!r}",
+                hint=f"{setting}={kinds[0]!r}; or save_only_these_names, which keeps values on the chip",
+            )
+
+
+def memories_without_effect(eqn: JaxprEqn) -> Iterator[str]:
+    """Texts of memory kinds of an equation that have no effect."""
+    if eqn.primitive.name == "device_put":
+        for kind in sorted({*_kinds(eqn.params["devices"])} - {_DEVICE, _HOST}):
+            yield f"puts a value to {kind!r}, and it stays on the chip: {_HOST!r} is streaming memory"
+    else:
+        for kind in sorted({*_kinds(eqn.params.values())} - {_DEVICE}):
+            setting = f"asks for {kind!r} by the sharding of {eqn.primitive.name}"
+            yield f"{setting}, and the value is not moved, as with jax.jit: jax.device_put moves values"
+
+
+def _kinds(values: Any) -> Iterator[str]:
+    """Memory kinds of the shardings among values, and among tuples of them."""
+    for value in values:
+        if isinstance(value, tuple):
+            yield from _kinds(value)
+        elif isinstance(value, Sharding) and value.memory_kind is not None:
+            yield value.memory_kind
+
 
 _HOST_KIND = "pinned_host"
 _MEMORY_ERRORS = ("memory_space of all inputs", "memory space", "cotangent type")

@@ -15,10 +15,9 @@ import jax
 import jax.numpy as jnp
 
 from ipujax.checking.check_report import CheckReport, Mismatch, ResultDifference
-from ipujax.checking.compared_passes import PassValues, compare_passes, type_text
+from ipujax.checking.comparisons import PassValues, compare_equations, compare_passes, type_text
 from ipujax.checking.differences import Difference, difference, is_equal
 from ipujax.checking.jaxpr_values import results_one_by_one
-from ipujax.checking.probed_equations import compare_equations
 from ipujax.lowering.jax_compat import ClosedJaxpr, is_float0, to_device
 from ipujax.lowering.layer_notes import layer_of
 from ipujax.lowering.lower import LoweredProgram

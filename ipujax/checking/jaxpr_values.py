@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ipujax.checking.rounding import SAMPLES, is_inexact, random_rounding
+from ipujax.checking.differences import SAMPLES, is_inexact, random_rounding
 from ipujax.lowering.jax_compat import (
     ClosedJaxpr,
     DropVar,

@@ -16,14 +16,7 @@ from weakref import WeakKeyDictionary, WeakSet, ref
 
 import jax
 
-from ipujax.arguments import (
-    argument_places,
-    check_arguments,
-    dynamic_arguments,
-    has_tracer,
-    own_check,
-    static_keywords,
-)
+from ipujax.arguments import argument_places, check_arguments, dynamic_arguments, has_tracer, own_check, static_keywords
 from ipujax.caching import find_or_lower
 from ipujax.calls import (
     CallArguments,

@@ -4,7 +4,11 @@ Input: a configuration. Output: a scope. In it `keras.Model` creates the functio
 of Keras does not change: callbacks, metrics, saving. Public methods of `keras.Model` are replaced in the scope:
 `compile`, which registers a model with the strategy; `fit`, which checks that an epoch is a whole number of updates;
 and `make_train_function`, `make_test_function` and `make_predict_function`. After the scope the same model runs without
-IPUs. Attributes that a run sets on a model are explained before one has (`scope_attributes`).
+IPUs. Attributes that a run sets on a model are explained before one has (`attributes`).
+
+`model.export_for_ipu_serving` stores a model's prediction of one batch as a program in a file, `model.ipujax`, which
+`ipu.load` reads in another process, with the weights of now and the profile; and the loaded program, a function of the
+model's inputs.
 """
 
 from __future__ import annotations
@@ -12,35 +16,100 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from operator import index
+from pathlib import Path
 from threading import Lock, get_ident
 from typing import Any, SupportsIndex
 from weakref import WeakSet
 
+import jax
 import keras
 
 import ipujax as ipu
-from ipujax.front_end import Log
+from ipujax.front_end import Log, checking_calls, whole_number
+from ipujax.keras import model_state
 from ipujax.keras.config import IPUConfig, get_ipu_config
 from ipujax.keras.execution.device_loop import Execution, execution_key
-from ipujax.keras.execution.model_steps import predict_step, test_step, train_step
+from ipujax.keras.execution.model_steps import first_of, predict_step, test_step, train_step
 from ipujax.keras.execution.update_counts import CheckUpdates, check_last_batch
-from ipujax.keras.model_state import settings as model_settings
-from ipujax.keras.model_state.attributes import replace_attribute, set_untracked
-from ipujax.keras.model_state.scope_attributes import explain_missing
-from ipujax.keras.model_state.settings import settings_of
-from ipujax.keras.serving import exporter
+from ipujax.keras.model_state import explain_missing, replace_attribute, set_untracked, settings_of
 from ipujax.keras.stages import layer_stages, stage_assignment
+from ipujax.keras.stages.layer_stages import with_stages
+
+FILE = "model.ipujax"
+_STEP = "a layer of the model, or code around the call of the program that is returned"
+_HINTS = {"preprocessing_step": _STEP, "postprocessing_step": _STEP}
+
+
+def exporter(strategy_of: Callable[[], Any]) -> Callable[..., ipu.LoadedProgram]:
+    """Return the method `export_for_ipu_serving`.
+
+    Args:
+        strategy_of: returns the strategy whose device and options a program is compiled for.
+    """
+
+    @checking_calls("model.export_for_ipu_serving", first="model", hints=_HINTS)
+    def export_for_ipu_serving(model: Any, export_dir: Any, batch_size: int | None = None) -> ipu.LoadedProgram:
+        """Write the prediction of a batch as a program, `model.ipujax` in a folder, and return it.
+
+        Args:
+            model: a functional or sequential Keras model, on the IPUs of the current configuration.
+            export_dir: the folder, created if it does not exist.
+            batch_size: examples of a call; None for that of the model's inputs.
+
+        Raises:
+            ArgumentError: the shapes of inputs are not known, or stages do not fit the IPUs.
+        """
+        shapes = _input_shapes(model, batch_size)
+        strategy = strategy_of()
+        values = [[v.value for v in each] for each in (model.trainable_variables, model.non_trainable_variables)]
+        settings = replace(settings_of(model), accumulation=1, replicas=1)
+        settings = with_stages(model, "predict", settings, strategy.device, values, (_structured(model, shapes),))
+        step = predict_step(model, settings)
+
+        def predict(*inputs: Any) -> Any:
+            batches = jax.tree.map(lambda x: x[None], (_structured(model, inputs),))
+            return first_of(step(values, batches)[0])
+
+        predict.__name__ = f"{model.name}_serving"
+        function = ipu.jit(predict, device=strategy.device, options=strategy.options)
+        function.unused_ipus.may_idle(strategy.device)
+        folder = Path(export_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        function.lower(*shapes).compile().save(folder / FILE)
+        return ipu.load(folder / FILE)
+
+    return export_for_ipu_serving
+
+
+def _input_shapes(model: Any, batch_size: int | None) -> list[jax.ShapeDtypeStruct]:
+    """Return shape and dtype of each input of a model."""
+    inputs = model.inputs if hasattr(model, "inputs") and model.built else None
+    if not inputs:
+        hint = "model.build(...) of a sequential model; a functional model in place of a subclass"
+        raise ipu.ArgumentError(f"the inputs of {model.name} are not known", expected="a model with inputs", hint=hint)
+    sizes = [x.shape[0] if batch_size is None else whole_number("batch_size", batch_size, 1) for x in inputs]
+    if None in sizes:
+        problem = f"the batch size of {model.name} is not known"
+        raise ipu.ArgumentError(problem, expected="batch_size= of export_for_ipu_serving, or of keras.Input")
+    return [jax.ShapeDtypeStruct((size, *x.shape[1:]), x.dtype) for size, x in zip(sizes, inputs, strict=True)]
+
+
+def _structured(model: Any, inputs: Any) -> Any:
+    """Return inputs in a list as the model takes them."""
+    return keras.tree.pack_sequence_as(model.input, list(inputs))
+
 
 _LOG = Log("keras")
 _STEPS = {"train": train_step, "test": test_step, "predict": predict_step}
 # Methods that models have in a scope.
 _OPTIONS: Mapping[str, Callable[..., Any]] = {
-    "set_gradient_accumulation_options": model_settings.set_gradient_accumulation_options,
-    "set_replication_options": model_settings.set_replication_options,
-    "set_pipelining_options": model_settings.set_pipelining_options,
-    "set_infeed_queue_options": model_settings.set_infeed_queue_options,
-    "set_outfeed_queue_options": model_settings.set_outfeed_queue_options,
+    "set_gradient_accumulation_options": model_state.set_gradient_accumulation_options,
+    "set_replication_options": model_state.set_replication_options,
+    "set_pipelining_options": model_state.set_pipelining_options,
+    "set_infeed_queue_options": model_state.set_infeed_queue_options,
+    "set_outfeed_queue_options": model_state.set_outfeed_queue_options,
     "set_pipeline_stage_assignment": stage_assignment.set_pipeline_stage_assignment,
     "get_pipeline_stage_assignment": stage_assignment.get_pipeline_stage_assignment,
     "print_pipeline_stage_assignment_summary": stage_assignment.print_pipeline_stage_assignment_summary,
@@ -115,7 +184,7 @@ class IPUStrategy:
     def _release(self) -> None:
         """Drop the functions of all models, which Keras then creates without IPUs."""
         for model in self._models:
-            model_settings.clear_functions(model)
+            model_state.clear_functions(model)
 
     def _methods(self) -> dict[str, Callable[..., Any]]:
         """Return the methods of `keras.Model` in the scope."""

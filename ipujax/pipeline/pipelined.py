@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from ipujax.arguments import argument_places, as_numbers, by_position, floating_dtype, function_name, whole_number
-from ipujax.calls.tree_difference import tree_in_words
+from ipujax.calls.compiled_call import tree_in_words
 from ipujax.lowering.jax_compat import ClosedJaxpr, constants_as_inputs, is_float0, with_float0, without_float0
 from ipujax.lowering.jaxpr import equations, named_stages, recompute_scope
 from ipujax.lowering.pipelining import (

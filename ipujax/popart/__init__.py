@@ -10,11 +10,7 @@ Names are PopART's, in camelCase, in this package alone.
 Source: PopART user guide; names and numbers of github:graphcore/popart.
 """
 
-from ipujax.popart.building import (
-    DEFAULT_OPSET as _DEFAULT_OPSET,
-    Builder as Builder,
-    DebugContext as DebugContext,
-)
+from ipujax.popart.building import DEFAULT_OPSET as _DEFAULT_OPSET, Builder as Builder, DebugContext as DebugContext
 from ipujax.popart.devices import (
     DeviceInfo as DeviceInfo,
     DeviceManager as DeviceManager,

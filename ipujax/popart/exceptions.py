@@ -1,15 +1,19 @@
 """Errors of PopART's names; all are `ipu.IpuError`s, with the failure, its place, the expected value and a hint.
 
 Source: names of the exceptions as PopART's Python module has them.
+Failures of reading and evaluating ONNX models are such errors too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import ipujax as ipu
 from ipujax.front_end import nearest
+from ipujax.onnx import OnnxError
+from ipujax.onnx.front_end import onnx_step
 
 
 class popart_exception(ipu.IpuError):
@@ -79,3 +83,19 @@ def unknown_name(
     names = sorted(candidates)
     listed = ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
     return kind(f"{place} that does not exist: {name!r}", expected=listed or "no name", hint=nearest(str(name), names))
+
+
+@contextmanager
+def as_popart_exception() -> Iterator[None]:
+    """Raise the `OnnxError`s of a block as `popart_exception`s of the same text."""
+    try:
+        yield
+    except OnnxError as error:
+        raise popart_exception(error.what, expected=error.expected, got=error.got, hint=error.hint) from error
+
+
+@contextmanager
+def popart_step(failure: str) -> Iterator[None]:
+    """Raise what the package onnx raises in a block as a `popart_exception`; `failure` names the step that fails."""
+    with as_popart_exception(), onnx_step(failure):
+        yield

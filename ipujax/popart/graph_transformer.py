@@ -16,8 +16,7 @@ import numpy as np
 import onnx
 
 from ipujax.popart.building import read_model, save_externally, tensor_proto
-from ipujax.popart.exceptions import popart_exception
-from ipujax.popart.onnx_failures import popart_step
+from ipujax.popart.exceptions import popart_exception, popart_step
 from ipujax.popart.tensor_info import DTYPES, onnx_number
 
 _BATCH_NORM_OUTPUTS = 5  # of a BatchNormalization that trains, before opset 14

@@ -10,15 +10,13 @@ from ipujax.poplar.library import check_arguments as _check_arguments, registrar
 from ipujax.poplin.convolution import (
     ConvParams as ConvParams,
     add_bias as add_bias,
+    calculate_weight_deltas as calculate_weight_deltas,
     convolution as convolution,
+    convolution_bias_update as convolution_bias_update,
+    convolution_weight_update as convolution_weight_update,
     create_biases as create_biases,
     create_input as create_input,
     create_weights as create_weights,
-)
-from ipujax.poplin.convolution_passes import (
-    calculate_weight_deltas as calculate_weight_deltas,
-    convolution_bias_update as convolution_bias_update,
-    convolution_weight_update as convolution_weight_update,
     get_gradient_params as get_gradient_params,
     weights_transpose_chans_flip_xy as weights_transpose_chans_flip_xy,
 )

@@ -12,7 +12,7 @@ from ipujax.lowering.emit import placing
 from ipujax.lowering.poplin import matmul as _matmul
 from ipujax.poplar.library import same_type
 from ipujax.poplin.operands import Options, create_mapped_operands, settings
-from ipujax.popops.scaled import scaled_add_to
+from ipujax.popops.elementwise import scaled_add_to
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.graph import Builder, Graph, Sequence as Program
 from ipujax.runtime.tensor import Tensor

@@ -24,13 +24,14 @@ from ipujax.popnn.non_linearity import (
     non_linearity_input_gradient as non_linearity_input_gradient,
     softmax as softmax,
 )
-from ipujax.popnn.norm_kinds import (
+from ipujax.popnn.norms import (
     batch_norm as batch_norm,
     batch_norm_gradients as batch_norm_gradients,
     batch_norm_param_gradients as batch_norm_param_gradients,
     batch_norm_statistics as batch_norm_statistics,
     batch_norm_whiten as batch_norm_whiten,
     batch_normalise as batch_normalise,
+    create_norm_params as create_norm_params,
     group_norm as group_norm,
     group_norm_gradients as group_norm_gradients,
     group_norm_param_gradients as group_norm_param_gradients,
@@ -49,8 +50,8 @@ from ipujax.popnn.norm_kinds import (
     layer_norm_statistics as layer_norm_statistics,
     layer_norm_whiten as layer_norm_whiten,
     layer_normalise as layer_normalise,
+    norm_param_update as norm_param_update,
 )
-from ipujax.popnn.norms import create_norm_params as create_norm_params, norm_param_update as norm_param_update
 from ipujax.popnn.pooling import PoolParams as PoolParams, pool as pool, pool_input_gradient as pool_input_gradient
 from ipujax.popops import top_k as top_k
 from ipujax.public import public_names as _public_names

@@ -17,6 +17,8 @@ from ipujax.popops.elementwise import (
     cast as cast,
     map as map,
     map_in_place as map_in_place,
+    scaled_add_to as scaled_add_to,
+    scaled_subtract_from as scaled_subtract_from,
 )
 from ipujax.popops.fills import (
     MASKED_LABEL_CODE as MASKED_LABEL_CODE,
@@ -42,7 +44,6 @@ from ipujax.popops.reductions import (
     reduce_many as reduce_many,
     reduce_with_output as reduce_with_output,
 )
-from ipujax.popops.scaled import scaled_add_to as scaled_add_to, scaled_subtract_from as scaled_subtract_from
 from ipujax.popops.slices import (
     create_sliceable_tensor as create_sliceable_tensor,
     dynamic_slice as dynamic_slice,

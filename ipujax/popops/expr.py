@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ipujax.poplar.arguments import cast_values
+from ipujax.poplar.types import cast_values
 from ipujax.runtime.errors import GraphError, user_line
 from ipujax.runtime.tensor import dtype_name
 

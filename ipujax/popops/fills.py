@@ -15,8 +15,8 @@ from jax import lax
 
 from ipujax.lowering.emit import placing
 from ipujax.lowering.layout import map_linearly
-from ipujax.poplar.arguments import cast_values
 from ipujax.poplar.library import add, check_tensors
+from ipujax.poplar.types import cast_values
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.graph import Graph, Sequence as Program
 from ipujax.runtime.tensor import Tensor, concat, dtype_name

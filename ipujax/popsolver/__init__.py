@@ -12,8 +12,8 @@ Source: PopLibs, `popsolver/Model.hpp`. Limits: domains are intervals; a `call` 
 have values.
 """
 
-from ipujax.popsolver.narrowing import MAX_VALUE as MAX_VALUE
 from ipujax.popsolver.solver import (
+    MAX_VALUE as MAX_VALUE,
     InfeasibleModelError as InfeasibleModelError,
     Model as Model,
     SearchLimitError as SearchLimitError,

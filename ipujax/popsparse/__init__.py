@@ -12,18 +12,22 @@ Source: PopLibs, `popsparse/MatMul.hpp`; Li et al. 2023, "PopSparse".
 
 from ipujax.poplar.library import registrar as _registrar
 from ipujax.popsparse import dynamic as dynamic, static_ as static_
-from ipujax.popsparse.block_pattern import BLOCK_SIZES as BLOCK_SIZES, BlockPattern as BlockPattern
+from ipujax.popsparse.block_pattern import (
+    BLOCK_SIZES as BLOCK_SIZES,
+    BlockPattern as BlockPattern,
+    COOMatrix as COOMatrix,
+    CSRMatrix as CSRMatrix,
+)
 from ipujax.popsparse.dynamic_plan import DynamicPlan as DynamicPlan, SparseBlocks as SparseBlocks
 from ipujax.popsparse.dynamic_product import (
     dynamic_matmul as dynamic_matmul,
     dynamic_transposed_matmul as dynamic_transposed_matmul,
 )
-from ipujax.popsparse.sparse_storage import COOMatrix as COOMatrix, CSRMatrix as CSRMatrix
 from ipujax.popsparse.static_product import (
     static_matmul as static_matmul,
     static_sampled_matmul as static_sampled_matmul,
+    static_softmax as static_softmax,
 )
-from ipujax.popsparse.static_softmax import static_softmax as static_softmax
 from ipujax.public import public_names as _public_names
 
 add_codelets = _registrar("popsparse")

@@ -1,4 +1,6 @@
-"""Grids of cells of a block-sparse matrix: the rows of blocks of the dense operand and of the result of each cell.
+"""Grids of cells of a block-sparse matrix, their products, and estimated cycles, by which planners compare grids.
+
+A cell has rows of blocks of the dense operand and of the result.
 
 Columns of blocks are cut into bands, and in each band rows of blocks into parts; columns of the dense operand are
 divided too. A cell is a part of a band: one tile has its blocks, its rows of the operand, and its sums, for one part
@@ -6,6 +8,14 @@ of the columns. A row of the result is the sum of its rows in the cells of all b
 
 Input: loads (blocks of each row and column). Output: a `Grid`, and arrays in its order.
 Source: Li et al. 2023, "PopSparse"; poplibs `lib/popsparse/StaticMatMulPartitioner.cpp`.
+
+Products are of buckets of blocks, for static and dynamic patterns. A bucket is [size] blocks of one cell; `row` and
+`slot`, [cells, size], are their rows of blocks of the operand and of the result, by their places in the cell. A slot
+past the last leaves a block out. Arrays of NumPy are constants, those of JAX meta-information that comes with the
+blocks.
+
+Cycles, for an IPU of Mk2, are those of exchange, products, and the addition of terms, and of bytes if a tile lacks the
+memory. Limits: a tile exchanges all its bytes at its own rate, and what all grids pay is left out.
 """
 
 from __future__ import annotations
@@ -13,12 +23,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from math import ceil
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ipujax.lowering.rules import take_rows
+from ipujax.lowering.popops.vertices.reduce_cycles import reduce_cycles
+from ipujax.lowering.popsparse import block_products, dynamic_cycles, sampled_products, static_cycles
+from ipujax.lowering.rules import codelet_call_p, take_rows
+from ipujax.runtime.target import Target, preset
 
 Span = tuple[int, int]  # first row of blocks, and the one behind the last
 
@@ -152,3 +167,135 @@ def term_places(cell_rows: CellRows, num_rows: int) -> np.ndarray:
     numbers = np.full((max(1, int(count.max())), num_rows), cell_rows.is_used.size)
     numbers[term, rows[order]] = places[order]
     return numbers
+
+
+_SUMS = np.dtype(np.float32)
+
+
+def bucket_product(
+    grid: Grid, blocks: jax.Array, x: jax.Array, row: Any, slot: Any, terms: Any, most_blocks: int | None = None
+) -> jax.Array:
+    """Multiply blocks [cells · size, block, block] by x [k, n] → [m, n]; terms of several bands are of dtype `terms`.
+
+    In a dynamic pattern at most `most_blocks` of a bucket are multiplied; None is a static pattern.
+    """
+    cells = grid.cells
+    size = row.size // cells
+    block = blocks.shape[-1]
+    operands = rows_of_cells(grid, grid.reads, x, block)
+    dtype = blocks.dtype if grid.bands == 1 else terms
+    number = number_type(grid)
+    sums = _call(
+        block_products(blocks.dtype, number, grid.writes.width, dtype, most_blocks),
+        grid.column_parts,
+        [blocks.reshape(cells, size, block, block), operands, _numbers(row, number), _numbers(slot, number)],
+        ((grid.writes.width, *operands.shape[2:]), dtype),
+        {1},
+    )
+    return add_terms(grid, sums).astype(x.dtype)
+
+
+def bucket_samples(
+    grid: Grid, block: int, left: jax.Array, right: jax.Array, row: Any, slot: Any, most_blocks: int | None = None
+) -> jax.Array:
+    """Return the blocks [cells · size, block, block] of left [m, n] · right [k, n]ᵀ, zeros for slots past the last."""
+    cells = grid.cells
+    dtype = left.dtype
+    size = row.size // cells
+    rows = [rows_of_cells(grid, cell_rows, y, block) for cell_rows, y in ((grid.writes, left), (grid.reads, right))]
+    number = number_type(grid)
+    is_whole = grid.column_parts == 1
+    samples = _call(
+        sampled_products(dtype, number, dtype if is_whole else _SUMS, most_blocks),
+        grid.column_parts,
+        [*rows, _numbers(slot, number), _numbers(row, number)],
+        ((size, block, block), dtype if is_whole else _SUMS),
+        {0, 1},
+    )
+    blocks = samples.reshape(grid.column_parts, cells * size, block, block)
+    return blocks[0] if is_whole else blocks.sum(0).astype(dtype)
+
+
+def number_type(grid: Grid) -> np.dtype[Any]:
+    """Dtype of the meta-information: the narrowest unsigned one, of at least 16 bits as in PopLibs."""
+    return np.dtype(np.uint16 if max(grid.reads.width, grid.writes.width) < 1 << 16 else np.uint32)
+
+
+def _numbers(numbers: Any, dtype: Any) -> Any:
+    return jnp.asarray(numbers, dtype)
+
+
+def _call(codelet: Any, parts: int, operands: list[Any], out: tuple[Any, Any], divided: set[int]) -> jax.Array:
+    """Calls a codelet for each part of the columns and each cell; operands but those `divided` are common to parts."""
+    rows = [x if n in divided else jnp.concatenate([x] * parts) for n, x in enumerate(operands)]
+    params = {"codelet": codelet, "stacked": (True,) * len(rows), "num_vertices": rows[0].shape[0], "tiles": None}
+    (result,) = codelet_call_p.bind(*rows, outs=(out,), **params)
+    return jnp.asarray(result)
+
+
+MK2: Target = preset("mk2")
+MOST_CELLS = MK2.tiles_per_ipu
+# A vertex has the offset of a row of the operand as 16 bits: in bytes where blocks have one element, else in 8 bytes a
+# row of the block. Source: poplibs `lib/popsparse/StaticMatMulPartitioner.cpp`, `getPartition`, and
+# `FullyConnectedPlan.cpp`, `addMetaInfoRangeLimits`.
+_MOST_OFFSET = np.iinfo(np.uint16).max
+_OFFSET_UNIT_BYTES = 8
+_MEMORY_SHARE = 0.6  # of a tile, for one product; the default of PopLibs' `availableMemoryProportion`
+
+
+@dataclass(frozen=True, slots=True)
+class CellSizes:
+    """Sizes of the largest cell of a grid, and of the sums of all cells."""
+
+    block: int
+    blocks: int
+    reads: int  # rows of blocks of the operand
+    writes: int  # rows of blocks of the result that have blocks
+    columns: int  # of the operand
+    terms: int  # of the row of the result with most, one for each cell that has blocks of it
+    result_share: float  # elements of the result a tile
+
+
+def estimated_cost(
+    sizes: CellSizes, dtype: Any, sums: Any, most_blocks: Sequence[int] | None = None
+) -> tuple[bool, float]:
+    """Return a key that orders plans: (False, cycles) of a plan that fits a tile, else (True, bytes of the cell).
+
+    Args:
+        sizes: sizes of the grid.
+        dtype: dtype of the operands.
+        sums: dtype of terms.
+        most_blocks: of a dynamic pattern, the blocks that a cell multiplies in each step of propagation.
+    """
+    width = np.dtype(dtype).itemsize
+    sums_width = np.dtype(sums).itemsize
+    operand = sizes.reads * sizes.block * sizes.columns * width
+    bucket = sizes.blocks * sizes.block**2 * width
+    partials = sizes.writes * sizes.block * sizes.columns * sums_width
+    cell_bytes = operand + bucket + partials
+    offset_unit_bytes = 1 if sizes.block == 1 else _OFFSET_UNIT_BYTES * sizes.block
+    if cell_bytes > _MEMORY_SHARE * MK2.bytes_per_tile or operand > _MOST_OFFSET * offset_unit_bytes:
+        return True, cell_bytes
+    formula = static_cycles if most_blocks is None else dynamic_cycles
+    steps = most_blocks or [sizes.blocks]
+    products = sum(
+        int(formula(MK2, dtype, sizes.block, min(sizes.writes, blocks), blocks, sizes.columns)) for blocks in steps
+    )
+    exchange = (operand + len(steps) * bucket) / MK2.exchange_bytes_per_cycle
+    if sizes.terms == 1:
+        return False, exchange + products
+    # A tile sends the terms that it has, and receives those of its share of the result.
+    moved_terms = max(partials, sizes.result_share * sizes.terms * sums_width)
+    adding = int(reduce_cycles("add", sums, np.array(ceil(sizes.result_share)), np.array(sizes.terms), MK2))
+    superstep = MK2.internal_sync_cycles + MK2.exchange_startup_cycles + moved_terms / MK2.exchange_bytes_per_cycle
+    return False, exchange + products + len(steps) * (superstep + adding)
+
+
+def possible_column_parts(columns: int, limit: int) -> list[int]:
+    """Return the numbers, up to `limit`, of equal parts that columns can be cut into."""
+    return [n for n in range(1, min(columns, limit) + 1) if columns % n == 0]
+
+
+def some_counts(limit: int) -> list[int]:
+    """Return counts to try, the powers of √2 up to `limit` and `limit` itself: close together where they are small."""
+    return sorted({min(round(2 ** (n / 2)), limit) for n in range(2 * limit.bit_length() + 1)})

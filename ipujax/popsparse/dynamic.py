@@ -19,9 +19,9 @@ import jax
 import numpy as np
 
 from ipujax.poplar.library import add, check_arguments
+from ipujax.popsparse.block_pattern import COOMatrix, CSRMatrix, SparseTensor, SparsityDataImpl, linear_variable
 from ipujax.popsparse.dynamic_plan import DynamicPlan, SparseBlocks
 from ipujax.popsparse.dynamic_product import dynamic_matmul, dynamic_transposed_matmul
-from ipujax.popsparse.sparse_storage import COOMatrix, CSRMatrix, SparseTensor, SparsityDataImpl, linear_variable
 from ipujax.runtime.errors import ArgumentValueError
 from ipujax.runtime.graph import Graph, Sequence as Program
 from ipujax.runtime.tensor import Tensor

@@ -22,9 +22,17 @@ import jax
 import numpy as np
 
 from ipujax.popsparse.block_pattern import BlockPattern
-from ipujax.popsparse.bucket_products import number_type
-from ipujax.popsparse.cell_grids import CellRows, Grid, even_spans
-from ipujax.popsparse.plan_costs import MOST_CELLS, CellSizes, estimated_cost, possible_column_parts, some_counts
+from ipujax.popsparse.cell_grids import (
+    MOST_CELLS,
+    CellRows,
+    CellSizes,
+    Grid,
+    estimated_cost,
+    even_spans,
+    number_type,
+    possible_column_parts,
+    some_counts,
+)
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.errors import ArgumentTypeError, ArgumentValueError
 

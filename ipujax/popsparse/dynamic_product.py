@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ipujax.popsparse.bucket_products import bucket_product, bucket_samples
+from ipujax.popsparse.cell_grids import bucket_product, bucket_samples
 from ipujax.popsparse.dynamic_plan import DynamicPlan, SparseBlocks
 from ipujax.runtime.errors import ArgumentTypeError, ArgumentValueError
 

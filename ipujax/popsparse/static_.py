@@ -17,8 +17,14 @@ import jax
 import numpy as np
 
 from ipujax.poplar.library import add, check_arguments
-from ipujax.popsparse.block_pattern import BlockPattern
-from ipujax.popsparse.sparse_storage import COOMatrix, CSRMatrix, SparseTensor, SparsityDataImpl, linear_variable
+from ipujax.popsparse.block_pattern import (
+    BlockPattern,
+    COOMatrix,
+    CSRMatrix,
+    SparseTensor,
+    SparsityDataImpl,
+    linear_variable,
+)
 from ipujax.popsparse.static_product import static_matmul
 from ipujax.runtime.errors import ArgumentValueError
 from ipujax.runtime.graph import Graph, Sequence as Program

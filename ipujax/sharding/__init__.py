@@ -7,16 +7,14 @@ from ipujax.sharding.call_shardings import (
     ShardingSettings as ShardingSettings,
     in_explicit_mesh as in_explicit_mesh,
 )
-from ipujax.sharding.mesh_arrays import (
-    run_on_one_device as run_on_one_device,
-    to_one_device as to_one_device,
-    with_axes as with_axes,
-    without_axes as without_axes,
-)
 from ipujax.sharding.meshes import (
     current_mesh as current_mesh,
     in_words as in_words,
     mesh_of_constraints as mesh_of_constraints,
+    run_on_one_device as run_on_one_device,
+    to_one_device as to_one_device,
+    with_axes as with_axes,
+    without_axes as without_axes,
     without_splits as without_splits,
 )
 from ipujax.sharding.partitioning import (

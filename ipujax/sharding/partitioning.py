@@ -14,8 +14,7 @@ from ipujax.lowering.jax_compat import ClosedJaxpr, is_float0
 from ipujax.lowering.partition import Shardings, explicit_axes, splits
 from ipujax.runtime.errors import ArgumentError
 from ipujax.sharding.call_shardings import NO_SHARDINGS, CallShardings
-from ipujax.sharding.mesh_arrays import on_devices
-from ipujax.sharding.meshes import in_words, mesh_in_words, split_axes
+from ipujax.sharding.meshes import in_words, mesh_in_words, on_devices, split_axes
 
 if TYPE_CHECKING:
     from ipujax.lowering.partition import Notes

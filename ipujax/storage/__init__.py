@@ -10,12 +10,10 @@ from ipujax.storage.cache_directory import (
     CACHE_BYTES as CACHE_BYTES,
     CACHE_DIR as CACHE_DIR,
     PLAN as PLAN,
-    PROFILE as PROFILE,
     PROGRAM as PROGRAM,
     CacheDirectory as CacheDirectory,
     CacheFile as CacheFile,
     NewFile as NewFile,
-    cache_directory as cache_directory,
     requested_directory as requested_directory,
 )
 from ipujax.storage.computation import (
@@ -25,7 +23,6 @@ from ipujax.storage.computation import (
     exported_computation as exported_computation,
     read_computation as read_computation,
 )
-from ipujax.storage.versions import installed_versions as installed_versions
 
 if TYPE_CHECKING:
     from ipujax.storage.saved_program import LoadedProgram as LoadedProgram, load as load, save_program as save_program

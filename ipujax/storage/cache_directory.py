@@ -32,7 +32,7 @@ from ipujax.runtime.files import (
     seal,
     write_file,
 )
-from ipujax.runtime.files.writing import UNFINISHED
+from ipujax.runtime.files.file_access import UNFINISHED
 from ipujax.runtime.logs import Log
 
 _LOG = Log("cache")

@@ -6,21 +6,218 @@ A stored value equals the computed one: its key is a digest of all that it depen
 What is read is of the type of the value, and possible for its key; anything else is computed.
 Limits: values whose key has no digest, or whose type has no form as data, are computed. Files are written when the
 compilation ends or fails.
+
+A value is stored as data and bytes, by its type:
+
+    type ::= None | bool | int | float | str | a literal | a dtype | an array | type "|" None | tuple of types
+           | a dataclass, whose fields have the types of their annotations | a class of numbered values
+
+From JSON-able data, the bytes of the arrays, and the type comes an equal value. The data name no class and no function:
+what is built follows from the type alone.
+Limits: a value of another type has no such form. An array of one repeated number is one number in memory again, all are
+read-only.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable
-from typing import Any, TypeVar
+from dataclasses import fields, is_dataclass
+from functools import cache
+from math import prod
+from types import NoneType, UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import jax.numpy as jnp
+import numpy as np
 
 from ipujax.lowering.digests import NoDigestError, value_digests
-from ipujax.runtime.cache import drop_values, values_stored_in
+from ipujax.runtime.cache import drop_values, numbered_values, values_stored_in
 from ipujax.runtime.files import DamagedError, FileError, FileKind, Sealed, Section, compress, decompress
 from ipujax.runtime.files.sealed import section_of
 from ipujax.runtime.logs import Log
 from ipujax.storage.cache_directory import PLAN, CacheDirectory, NewFile, requested_directory
-from ipujax.storage.value_data import NoDataError, value_data, value_of_data
 from ipujax.storage.versions import compiler_state
+
+_ALIGNMENT_BYTES = 8  # of the largest element
+_MAX_INTEGER = 2**63
+_MAX_ELEMENTS = 2**27  # of an array; a system has no more tiles
+_MAX_RANK = 16
+_ARRAY_DTYPES = (
+    "bool",
+    *(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)),
+    "float32",
+    "float64",
+)
+_DTYPES = (*_ARRAY_DTYPES, "float16", "bfloat16", "complex64", "complex128", "int2", "int4", "uint2", "uint4")
+_DTYPES += ("float8_e3m4", "float8_e4m3", "float8_e4m3b11fnuz", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2")
+_DTYPES += ("float8_e5m2fnuz", "float8_e8m0fnu", "float4_e2m1fn")
+
+
+class NoDataError(TypeError):
+    """A value without such a form; the text says which."""
+
+
+def value_data(value: object, kind: Any) -> tuple[Any, bytes]:
+    """Return a value of a type as JSON-able data, and the bytes of its arrays.
+
+    Raises:
+        NoDataError: it, or a value in it, is not of its type, or of a type that is not listed above.
+    """
+    arrays: list[bytes] = []
+    data = _data(value, kind, arrays)
+    return data, b"".join(arrays)
+
+
+def value_of_data(data: Any, content: bytes, kind: Any) -> Any:
+    """Return the value of `value_data`.
+
+    Raises:
+        DamagedError: the data describe no value of the type.
+    """
+    arrays = _Arrays(content)
+    value = _value(data, kind, arrays)
+    arrays.check_end()
+    return value
+
+
+def _data(value: Any, kind: Any, arrays: list[bytes]) -> Any:
+    form = get_origin(kind)
+    if form in (Union, UnionType):
+        return None if value is None else _data(value, _optional(kind), arrays)
+    if form is Literal and value in get_args(kind):
+        return value
+    if form is tuple and type(value) is tuple:
+        return [_data(item, each, arrays) for item, each in _with_types(value, kind, NoDataError)]
+    if isinstance(value, np.dtype) and (form or kind) is np.dtype and value.name in _DTYPES:
+        return value.name
+    if type(value) is not (form or kind):
+        raise NoDataError(f"{type(value).__module__}.{type(value).__qualname__} in the place of {kind}")
+    if type(value) is float:
+        return value.hex()  # JSON has neither infinity nor all digits
+    if type(value) in (bool, str, NoneType) or (type(value) is int and abs(value) < _MAX_INTEGER):
+        return value
+    if type(value) is np.ndarray and value.dtype.name in _ARRAY_DTYPES:
+        return _array_data(value, arrays)
+    if (table := numbered_values(type(value))) and value in table:
+        return table.index(value)
+    if is_dataclass(value):
+        return [_data(getattr(value, name), each, arrays) for name, each in _types(kind).items()]
+    raise NoDataError(f"{type(value).__module__}.{type(value).__qualname__}")
+
+
+def _array_data(value: np.ndarray, arrays: list[bytes]) -> list[Any]:
+    is_repeated = value.ndim == 1 and len(value) > 0 and value.strides == (0,)
+    content = np.ascontiguousarray(value[:1] if is_repeated else value).tobytes()
+    arrays.append(content + bytes(-len(content) % _ALIGNMENT_BYTES))
+    return [value.dtype.name, list(value.shape), is_repeated]
+
+
+def _value(data: Any, kind: Any, arrays: _Arrays) -> Any:
+    form = get_origin(kind)
+    if form in (Union, UnionType):
+        return None if data is None else _value(data, _optional(kind), arrays)
+    if form is Literal and any(type(data) is type(each) and data == each for each in get_args(kind)):
+        return data
+    if form is tuple and type(data) is list:
+        return tuple(_value(item, each, arrays) for item, each in _with_types(data, kind, DamagedError))
+    if (form or kind) is np.dtype and data in _DTYPES:
+        return jnp.dtype(data)
+    if kind is float and type(data) is str:
+        return _float(data)
+    if kind is np.ndarray:
+        return arrays.array(data)
+    if kind in (bool, str, int, NoneType) and type(data) is kind:
+        if kind is not int or abs(data) < _MAX_INTEGER:
+            return data
+    elif isinstance(kind, type) and (table := numbered_values(kind)):
+        if type(data) is int and 0 <= data < len(table):
+            return table[data]
+    elif is_dataclass(form or kind) and type(data) is list and len(data) == len(_types(kind)):
+        types = _types(kind)
+        members = {name: _value(item, types[name], arrays) for name, item in zip(types, data, strict=True)}
+        return (form or kind)(**members)
+    raise DamagedError(f"it describes no value: no {kind}")
+
+
+def _float(data: str) -> float:
+    try:
+        value = float.fromhex(data)
+    except (ValueError, OverflowError) as error:
+        raise DamagedError("it describes no value: no number") from error
+    if math.isnan(value):
+        raise DamagedError("it describes no value: NaN")
+    return value
+
+
+def _optional(kind: Any) -> Any:
+    """Return the type of which a union with None is."""
+    kinds = [each for each in get_args(kind) if each is not NoneType]
+    if len(kinds) != 1 or len(get_args(kind)) != 2:
+        raise NoDataError(f"{kind}: one type or None")
+    return kinds[0]
+
+
+def _with_types(items: Any, kind: Any, refused: Callable[[str], Exception]) -> list[tuple[Any, Any]]:
+    """Return the items of a tuple with their types."""
+    kinds = get_args(kind)
+    if len(kinds) == 2 and kinds[1] is Ellipsis:
+        kinds = kinds[:1] * len(items)
+    if len(kinds) != len(items):
+        raise refused(f"a tuple of {len(items)} in the place of {kind}")
+    return list(zip(items, kinds, strict=True))
+
+
+@cache
+def _types(kind: Any) -> dict[str, Any]:
+    """Return the types of the fields of a dataclass, by name, in place of type variables those of the annotation."""
+    form = get_origin(kind) or kind
+    hints = get_type_hints(form)
+    variables = dict(zip(getattr(form, "__parameters__", ()), get_args(kind), strict=False))
+    return {item.name: _with_variables(hints[item.name], variables) for item in fields(form) if item.init}
+
+
+def _with_variables(kind: Any, variables: dict[Any, Any]) -> Any:
+    if isinstance(kind, TypeVar):
+        return variables[kind]
+    parameters = getattr(kind, "__parameters__", ())
+    return kind[tuple(variables[each] for each in parameters)] if parameters else kind
+
+
+class _Arrays:
+    """Arrays of a content, one behind the other."""
+
+    def __init__(self, content: bytes) -> None:
+        self._content = content
+        self._position = 0
+
+    def array(self, data: Any) -> np.ndarray:
+        """Return the next array."""
+        match data:
+            case [str(name), list(shape), bool(is_repeated)] if name in _ARRAY_DTYPES and _is_shape(shape, is_repeated):
+                return np.broadcast_to(self._next(np.dtype(name), [1] if is_repeated else shape), shape)
+        raise DamagedError("it describes no value: no array")
+
+    def _next(self, dtype: np.dtype[Any], shape: list[int]) -> np.ndarray:
+        num_bytes = prod(shape) * dtype.itemsize
+        if self._position + num_bytes > len(self._content):
+            raise DamagedError("it describes no value: an array is cut off")
+        content = self._content[self._position : self._position + num_bytes]
+        self._position += num_bytes + -num_bytes % _ALIGNMENT_BYTES
+        if dtype == np.bool_ and content.strip(b"\0\1"):
+            raise DamagedError("it describes no value: no truth values")
+        return np.frombuffer(content, dtype).reshape(shape)
+
+    def check_end(self) -> None:
+        """Refuse a content with more than the arrays."""
+        if self._position != len(self._content):
+            raise DamagedError("it describes no value: there are further arrays")
+
+
+def _is_shape(shape: list[Any], is_repeated: bool) -> bool:
+    are_sizes = len(shape) <= _MAX_RANK and all(type(n) is int and 0 <= n <= _MAX_ELEMENTS for n in shape)
+    return are_sizes and prod(shape) <= _MAX_ELEMENTS and (not is_repeated or (len(shape) == 1 and shape[0] > 0))
+
 
 Value = TypeVar("Value")
 

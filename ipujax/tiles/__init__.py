@@ -3,11 +3,11 @@
 A tile array has a row for each tile along its first axis, and is an array like any other. `docs/tiles.md` explains it.
 """
 
-from ipujax.tiles.map_function import tile_map as tile_map
-from ipujax.tiles.placing import (
+from ipujax.tiles.tile_functions import (
     cycle_count as cycle_count,
     tile_barrier as tile_barrier,
     tile_gather as tile_gather,
+    tile_map as tile_map,
     tile_put_replicated as tile_put_replicated,
     tile_put_sharded as tile_put_sharded,
 )

@@ -20,8 +20,8 @@ from ipujax.lowering.gcl import rounds, stacked
 from ipujax.lowering.gcl.collective_schedules import Groups, Pairs, Schedule, choose
 from ipujax.lowering.gcl.rounds import Part
 from ipujax.lowering.layout import MemoryOrder, add_like, map_linearly, memory_order
-from ipujax.runtime.graph import Builder, Collective, Copy, Graph, Sequence as Program, substitute
-from ipujax.runtime.tensor import Tensor, concat, element_bytes, on_one_tile
+from ipujax.runtime.graph import Builder, Collective, Copy, Graph, Sequence as Program
+from ipujax.runtime.tensor import Tensor, concat, element_bytes, on_one_tile, substitute
 
 
 def all_reduce(

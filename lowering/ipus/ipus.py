@@ -25,8 +25,17 @@ from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, JaxprEqn, Var
 from ipujax.lowering.jaxpr import variables
 from ipujax.lowering.layout import MemoryOrder, layout_like, linear_mapping, map_linearly, memory_order
 from ipujax.lowering.passes import traced
-from ipujax.runtime.graph import NO_TILE, ComputeSet, Copy, Graph, Sequence as ProgramSequence, VertexGroup, substitute
-from ipujax.runtime.tensor import Origin, Tensor, TileMapping, Variable, check_mapping, frozen, renumber_tiles
+from ipujax.runtime.graph import NO_TILE, ComputeSet, Copy, Graph, Sequence as ProgramSequence, VertexGroup
+from ipujax.runtime.tensor import (
+    Origin,
+    Tensor,
+    TileMapping,
+    Variable,
+    check_mapping,
+    frozen,
+    renumber_tiles,
+    substitute,
+)
 
 
 class IpuView(Graph):

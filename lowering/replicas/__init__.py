@@ -22,11 +22,7 @@ if TYPE_CHECKING:
         unwrapped as unwrapped,
     )
     from ipujax.lowering.replicas.sharded_eval import Path as Path, ReplicaArray as ReplicaArray, Shards as Shards
-    from ipujax.lowering.replicas.stacked_eval import (
-        HOST_CALLS as HOST_CALLS,
-        call_once as call_once,
-        call_once_p as call_once_p,
-    )
+    from ipujax.lowering.replicas.stacked_eval import HOST_CALLS as HOST_CALLS, call_once as call_once
     from ipujax.lowering.replicas.summed_gradients import gradient_sums as gradient_sums
     from ipujax.lowering.replicas.varying import check_results as check_results, of_one_replica as of_one_replica
 else:

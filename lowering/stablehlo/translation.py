@@ -3,7 +3,7 @@
 Input: the bytes of a module, and a value for each argument of its function. Output: the values of its results, made by
 operations of JAX, which `jax.make_jaxpr` turns into a jaxpr. Calls are inlined; a loop with a known trip count becomes
 a scan, others stay loops; indices and shapes are computed while the module is read, so that those of polymorphic
-modules are known. An operation without a counterpart becomes a module of its own, see `single_operation`.
+modules are known. An operation without a counterpart becomes a module of its own, see `exported_calls`.
 Source: the StableHLO specification; JAX, "Exporting and serializing staged-out computations".
 Limits: values of 64 bits only where JAX has them; no tokens.
 

@@ -48,10 +48,17 @@ from ipujax.runtime.graph import (
     RemoteBuffer,
     SyncKind,
     of_replicas,
-    substitute,
 )
 from ipujax.runtime.target import Target
-from ipujax.runtime.tensor import Tensor, TileMapping, element_bytes, pad_tiles, renumber_tiles, surely_disjoint
+from ipujax.runtime.tensor import (
+    Tensor,
+    TileMapping,
+    element_bytes,
+    pad_tiles,
+    renumber_tiles,
+    substitute,
+    surely_disjoint,
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -47,11 +47,10 @@ from ipujax.runtime.graph import (
     direct_tensors,
     distinct,
     element,
-    substitute,
     unsplit,
 )
 from ipujax.runtime.names_at_import import jax_jit
-from ipujax.runtime.tensor import Tensor, Variable
+from ipujax.runtime.tensor import Tensor, Variable, substitute
 
 Collapsed = Mapping[Variable, Variable]  # a variable of one slot, by the variable of partial results it replaces
 

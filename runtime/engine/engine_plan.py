@@ -65,7 +65,7 @@ class EnginePlan:
         outputs: the same of streams that are written.
         has_failed: variable that says whether the host has failed.
         called_around: functions that stay functions.
-        compared: variables whose values are computed once, see `compared`.
+        compared: variables whose values are computed once, see `collapse`.
     """
 
     graph: Graph

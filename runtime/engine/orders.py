@@ -28,16 +28,7 @@ from ipujax.runtime.graph import (
     direct_tensors,
     distinct,
 )
-from ipujax.runtime.tensor import (
-    Affine,
-    ElementOrder,
-    Orders,
-    Tensor,
-    Variable,
-    leaves,
-    regroup,
-    reordered_node,
-)
+from ipujax.runtime.tensor import Affine, ElementOrder, Orders, Tensor, Variable, leaves, regroup, reordered_node
 
 Dims = Sequence[Sequence[int]]
 GroupsOf = Callable[[Execute], Iterable[VertexGroup]]

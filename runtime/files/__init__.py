@@ -10,16 +10,18 @@ from ipujax.runtime.files.figure_kinds import (
     runs_of as runs_of,
     total_of_runs as total_of_runs,
 )
-from ipujax.runtime.files.kinds import FieldError as FieldError
-from ipujax.runtime.files.reading import (
+from ipujax.runtime.files.file_access import (
     DamagedError as DamagedError,
     FileError as FileError,
+    FilePath as FilePath,
     ForeignError as ForeignError,
     UnreadableError as UnreadableError,
     VersionError as VersionError,
-    json_text as json_text,
+    file_problem as file_problem,
     parse_json as parse_json,
+    write_file as write_file,
 )
+from ipujax.runtime.files.kinds import FieldError as FieldError
 from ipujax.runtime.files.sealed import (
     FileKind as FileKind,
     Sealed as Sealed,
@@ -29,4 +31,3 @@ from ipujax.runtime.files.sealed import (
     read_sealed as read_sealed,
     seal as seal,
 )
-from ipujax.runtime.files.writing import FilePath as FilePath, file_problem as file_problem, write_file as write_file

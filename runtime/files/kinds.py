@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ipujax.runtime.errors import shortened
-from ipujax.runtime.files.reading import DamagedError
+from ipujax.runtime.files.file_access import DamagedError
 
 EXACT = 2**53 - 1  # Number.MAX_SAFE_INTEGER of JavaScript: the page computes with figures as doubles
 _MAX_TOTAL = 2**62  # of a list, so that sums of it are of 64 bits

@@ -24,9 +24,9 @@ from importlib.metadata import version
 from typing import Any
 
 from ipujax.runtime.errors import shortened
-from ipujax.runtime.files.kinds import Anything, FieldError, Integer, Kind, Lengths, Map, Record, Text
-from ipujax.runtime.files.reading import (
+from ipujax.runtime.files.file_access import (
     DamagedError,
+    FilePath,
     ForeignError,
     VersionError,
     json_memory_bytes,
@@ -34,7 +34,7 @@ from ipujax.runtime.files.reading import (
     parse_json,
     regular_file,
 )
-from ipujax.runtime.files.writing import FilePath
+from ipujax.runtime.files.kinds import Anything, FieldError, Integer, Kind, Lengths, Map, Record, Text
 
 _LEVEL = 6  # of compression, zlib's own default
 # A profile of a training step of BERT-Large on 4 IPUs has 32 MB of JSON, 14 times its 2.2 MB; `json_memory_bytes` of it

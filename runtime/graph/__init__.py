@@ -68,7 +68,6 @@ from ipujax.runtime.graph.program import (
     WholeOperation as WholeOperation,
     direct_tensors as direct_tensors,
 )
-from ipujax.runtime.graph.substitution import substitute as substitute
 from ipujax.runtime.graph.vertex_group import (
     NO_TILE as NO_TILE,
     Access as Access,
@@ -83,7 +82,6 @@ from ipujax.runtime.graph.vertex_group import (
     dim_extent as dim_extent,
     element as element,
     extents as extents,
-    no_parts as no_parts,
     squeezed_shape as squeezed_shape,
     unsplit as unsplit,
     vertex_blocks as vertex_blocks,

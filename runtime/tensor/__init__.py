@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         append as append,
         concat as concat,
         read as read,
+        substitute as substitute,
         write as write,
     )
     from ipujax.runtime.tensor.variable import (

@@ -1,7 +1,8 @@
 """Tensors: views of parts of variables, with no data moved.
 
 Input: variables, and view operations with Poplar's names in snake_case or NumPy's and JAX's (`tensor_base`). Output:
-`Tensor`; `read` and `write` move data with JAX.
+`Tensor`; `read` and `write` move data with JAX. `substitute` replaces variables in time proportional to the pieces of
+a view, not to its elements.
 Source: poplar::Tensor (Poplar API reference, class Tensor).
 Limits: no `reinterpret`: an element has the type of its variable.
 """
@@ -9,6 +10,7 @@ Limits: no `reinterpret`: an element has the type of its variable.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -21,7 +23,11 @@ from ipujax.runtime.tensor.affine import Affine, row_major
 from ipujax.runtime.tensor.aliasing import leaves
 from ipujax.runtime.tensor.tensor_base import TensorBase, axis_of
 from ipujax.runtime.tensor.variable import Variable, dtype_name
-from ipujax.runtime.tensor.view import concat_nodes
+from ipujax.runtime.tensor.view import Concat, Indexed, Node, Reshaped, concat_nodes
+
+Substitution = Mapping[
+    Variable, Variable
+]  # one to one: a view of two variables that became one would show elements twice
 
 
 class Tensor(TensorBase):
@@ -267,3 +273,25 @@ def _check_value(tensor: Tensor, variable: Variable, values: Mapping[Variable, j
         raise TensorError(f"no value of {variable!r} for {tensor!r}", expected=f"an array of shape {variable.shape}")
     if tuple(values[variable].shape) != variable.shape:
         raise TensorError(f"value of {variable!r}", expected=variable.shape, got=tuple(values[variable].shape))
+
+
+def substitute(tensor: Tensor, table: Substitution) -> Tensor:
+    """Return a tensor with the variables in `table`, which are distinct, replaced; itself if it has none of them."""
+    if not any(variable in table for variable in tensor.variables()):
+        return tensor
+    return Tensor(_substituted(tensor.node, table), tensor.shape, tensor.dtype)
+
+
+def _substituted(node: Node, table: Substitution) -> Node:
+    match node:
+        case Affine(variable):
+            return replace(node, variable=table.get(variable, variable))
+        case Concat(_, parts):
+            return replace(node, parts=tuple(_substituted(part, table) for part in parts))
+        case Reshaped(source):
+            inner = _substituted(source, table)
+            assert isinstance(inner, (Affine, Concat)), "a substitution keeps the kind of a node"
+            return replace(node, source=inner)
+        case Indexed(variables):
+            return replace(node, variables=tuple(table.get(v, v) for v in variables))
+    raise AssertionError(f"unknown view {node!r}")

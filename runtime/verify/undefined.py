@@ -17,15 +17,7 @@ from ipujax.runtime.analysis import Intervals, empty_set
 from ipujax.runtime.analysis.intervals import intervals
 from ipujax.runtime.errors import VerifyError
 from ipujax.runtime.exchange import flat_bases
-from ipujax.runtime.graph import (
-    Block,
-    Branch,
-    CrossReplicaCopy,
-    Execute,
-    Loop,
-    Program,
-    iteration,
-)
+from ipujax.runtime.graph import Block, Branch, CrossReplicaCopy, Execute, Loop, Program, iteration
 from ipujax.runtime.tensor import Tensor, Variable
 from ipujax.runtime.verify.inventory import Connection, Inventory, access_runs, element_name, tensor_runs
 

@@ -1,13 +1,7 @@
 """Contents of reports as plain values, computed from figures; other rooms draw them."""
 
 from ipujax.runtime.views.answers import answers as answers
-from ipujax.runtime.views.layer_view import (
-    LayerKind as LayerKind,
-    LayerNode as LayerNode,
-    layer_kinds as layer_kinds,
-    layer_tree as layer_tree,
-    tree_of as tree_of,
-)
+from ipujax.runtime.views.layer_view import LayerNode as LayerNode, tree_of as tree_of
 from ipujax.runtime.views.memory_view import (
     CategoryRow as CategoryRow,
     LivenessView as LivenessView,

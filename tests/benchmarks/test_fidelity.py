@@ -16,7 +16,7 @@ import pytest
 
 import ipujax as ipu
 from ipujax import poplar
-from ipujax.poplar.engine.ipu_copies import with_ipu_copies
+from ipujax.poplar.engine.copies import with_ipu_copies
 from tests.ipujax.poplar.helpers import run_both
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -3,8 +3,7 @@
 instance.py     runs the script inside an instance; itself runs as a script, with the standard library alone, so that an
                 instance imports nothing before the user's own first line
 membership.py   an instance's view: its index, the number of instances, and barriers of all
-mesh.py         instances as devices of JAX
-spread.py       a function of several replicas among instances
+spread.py       a function of several replicas among instances, which are devices of JAX
 """
 
 from typing import TYPE_CHECKING
@@ -26,11 +25,7 @@ from ipujax.distributed.instance.membership import (
     meet as meet,
     stable as stable,
 )
-from ipujax.distributed.instance.mesh import (
-    over_instances as over_instances,
-    to_all as to_all,
-    to_local as to_local,
-)
+from ipujax.distributed.instance.spread import over_instances as over_instances, to_all as to_all, to_local as to_local
 from ipujax.runtime.lazy_names import lazy_names
 
 if TYPE_CHECKING:

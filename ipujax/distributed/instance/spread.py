@@ -7,23 +7,29 @@ are not split; at the first call with new shapes also the program.
 A call reads all values that are not split once for their checksums, also results of the last call: an instance cannot
 know whether the others pass the same array or a copy. Limits: a checksum has 32 bits. Machines of all instances must
 compute equal bits.
+
+Instances are devices of JAX: a mesh with one CPU device of each process, and arrays of all processes for one XLA
+computation, which every process must start. Collectives over the axis use gloo.
+
+Limits: a process has one device in the mesh, and waits for each such computation: with two devices, or two computations
+at once, gloo was measured to hang.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ipujax.calls import Places, Replication, leaf_dims, split_dims
 from ipujax.distributed.instance.membership import Facts, check_joined, meet, membership, stable
-from ipujax.distributed.instance.mesh import over_instances, to_all
 from ipujax.lowering.jax_compat import (
     ClosedJaxpr,
     Literal,
@@ -33,10 +39,62 @@ from ipujax.lowering.jax_compat import (
     on_host_if,
     with_weak_type,
 )
-from ipujax.lowering.replicas import Dims, evaluate, global_shape
+from ipujax.lowering.replicas import BlockSplit, Dims, Split, Splits, evaluate, global_shape
 from ipujax.runtime.errors import ArgumentError, ArgumentValueError
-from ipujax.runtime.host import Instances
+from ipujax.runtime.host import AXIS, Instances
 from ipujax.runtime.signatures import describe
+
+
+@cache
+def instance_mesh() -> Mesh:
+    """Return the mesh of the first device of each process, in order of processes."""
+    first = {device.process_index: device for device in reversed(jax.devices())}
+    return Mesh(np.array([first[index] for index in sorted(first)]), (AXIS,))
+
+
+def over_instances(fun: Callable[..., Sequence[Any]], in_dims: Splits, out_dims: Splits) -> Callable[..., Any]:
+    """Return a function of arrays of all instances that calls `fun` with this instance's shares; for traces.
+
+    Args:
+        fun: function of arrays that returns a list of them; may use collectives over the axis.
+        in_dims: for each operand the dimension that is split over instances, None where it is equal on all.
+        out_dims: the same for each result.
+    """
+    in_specs, out_specs = (tuple(map(_spec, dims)) for dims in (in_dims, out_dims))
+    return jax.shard_map(
+        lambda *operands: tuple(fun(*operands)),
+        mesh=instance_mesh(),
+        in_specs=in_specs,
+        out_specs=out_specs,
+        check_vma=False,  # the analysis of replicas decides equality, see `lowering.replicas.varying`
+    )
+
+
+def to_all(array: jax.Array, dim: int | None) -> jax.Array:
+    """Return an array of all processes, split along `dim` or equal, whose part here is `array`; moves no data."""
+    device, sharding = _local_sharding(dim)
+    local = array if array.devices() == {device} else jax.device_put(array, device)
+    kind = local.sharding.memory_kind
+    sharding = sharding if kind is None else sharding.with_memory_kind(kind)
+    shape = global_shape(array.shape, dim, sharding.mesh.size)
+    return jax.make_array_from_single_device_arrays(shape, sharding, [local])
+
+
+def to_local(tree: Any) -> Any:
+    """Return this process's part of a tree of arrays of all processes, after they are computed."""
+    return jax.tree.map(lambda x: x.addressable_data(0) if isinstance(x, jax.Array) else x, jax.block_until_ready(tree))
+
+
+@cache
+def _local_sharding(dim: int | None) -> tuple[jax.Device, NamedSharding]:
+    """Return this process's device, and the sharding of arrays split along `dim`."""
+    return jax.local_devices()[0], NamedSharding(instance_mesh(), _spec(dim))
+
+
+def _spec(dim: Split) -> PartitionSpec:
+    assert not isinstance(dim, BlockSplit), "instances share replicas of in_specs, not those of a mesh"
+    return PartitionSpec() if dim is None else PartitionSpec(*[None] * dim, AXIS)
+
 
 _ARGUMENTS = (
     "each instance gives its own equal share of what is split, and the same of what is not: "

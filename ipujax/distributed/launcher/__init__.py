@@ -2,11 +2,10 @@
 
 launch.py       the launcher: its settings, and the start of instances
 watch.py        its event loop: follows instances, and ends all when one fails
-started.py      a started instance: its process and recorded state
+started.py      a started instance: its process and recorded state, and its output line by line
 meeting.py      requests of instances that are about to act together, and the replies
-output.py       lines with the number of the instance before them
 guardian.py     ends the instances of a launcher that was killed; runs as a script, with the standard library alone
 """
 
 from ipujax.distributed.launcher.launch import Launch as Launch
-from ipujax.distributed.launcher.output import DEFAULT_PREFIX as DEFAULT_PREFIX
+from ipujax.distributed.launcher.started import DEFAULT_PREFIX as DEFAULT_PREFIX

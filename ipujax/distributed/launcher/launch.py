@@ -25,8 +25,7 @@ from ipujax.distributed.instance import (
     NUM_INSTANCES,
     NUM_REPLICAS,
 )
-from ipujax.distributed.launcher.output import DEFAULT_PREFIX, Prefix
-from ipujax.distributed.launcher.started import Instance
+from ipujax.distributed.launcher.started import DEFAULT_PREFIX, Instance, Prefix
 from ipujax.distributed.launcher.watch import Watch, watching_signals
 from ipujax.runtime.errors import ArgumentError
 

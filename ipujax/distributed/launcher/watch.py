@@ -23,8 +23,7 @@ from functools import partial
 from typing import Any, BinaryIO, Self, cast
 
 from ipujax.distributed.launcher.meeting import Meetings, Replies, name_instances
-from ipujax.distributed.launcher.output import Relay
-from ipujax.distributed.launcher.started import Instance
+from ipujax.distributed.launcher.started import Instance, Relay
 
 TIMED_OUT = 124  # as `timeout` of the GNU coreutils
 _STACKS_SECONDS = 1.0  # assumed: long enough for stuck instances to print where they are

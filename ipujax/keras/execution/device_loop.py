@@ -10,6 +10,7 @@ Limits: each update of a model with stages is a separate call, as no loop goes a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import groupby, islice
@@ -22,13 +23,46 @@ from jax.sharding import PartitionSpec as P
 
 import ipujax as ipu
 from ipujax.front_end import IpuFunction, Log
-from ipujax.keras.execution.fit_time import FitTime
-from ipujax.keras.execution.memory_remedies import with_keras_remedies
-from ipujax.keras.execution.model_steps import REPLICA_AXIS, Step, first_of
-from ipujax.keras.model_state.attributes import set_untracked
-from ipujax.keras.model_state.named_state import Named, StateNames
-from ipujax.keras.model_state.settings import ModelSettings, settings_of
-from ipujax.keras.stages.stage_trace import shape_of, with_stages
+from ipujax.keras.execution.model_steps import REPLICA_AXIS, Named, StateNames, Step, first_of
+from ipujax.keras.model_state import ModelSettings, set_untracked, settings_of, with_keras_remedies
+from ipujax.keras.stages.layer_stages import shape_of, with_stages
+
+
+class FitTime:
+    """Iterate over the batches of a fit, and add up the time of host and device.
+
+    Args:
+        batches: number of batches of all epochs; None where it is not known.
+        depth: batches that are prepared ahead.
+    """
+
+    def __init__(self, batches: int | None, depth: int) -> None:
+        self._batches = batches
+        self._depth = depth
+        self._finished = ipu.HostData(0, 0.0, 0.0, depth > 0)  # of epochs whose iterators are exhausted
+        self._reading: tuple[Iterator[Any], ipu.prefetch[Any]] | None = None
+        self.device_seconds = 0.0  # NaN where a trip count depends on data
+
+    @property
+    def host(self) -> ipu.HostData:
+        """Seconds of preparing the batches so far, and of waiting for them."""
+        return self._finished if self._reading is None else self._finished + self._reading[1].host
+
+    def reader(self, iterator: Iterator[Any]) -> Iterator[Any]:
+        """Return the batches of an epoch's iterator, of which prefetching reads no more than the fit needs."""
+        # Keras has one iterator for all epochs where data goes on: its thread and its batches ahead are reused.
+        if self._reading is None or self._reading[0] is not iterator:
+            self._finished = self.host
+            self._reading = iterator, ipu.prefetch(islice(iterator, self._batches), self._depth)
+        return self._reading[1]
+
+    def add_call(self, profile: ipu.Profile) -> None:
+        """Add the predicted seconds of a call of the device."""
+        try:
+            self.device_seconds += profile.seconds
+        except ipu.ProfileError:  # a trip count depends on data
+            self.device_seconds = math.nan
+
 
 _LOG = Log("keras")
 

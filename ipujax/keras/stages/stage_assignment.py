@@ -22,8 +22,7 @@ import keras
 
 import ipujax as ipu
 from ipujax.front_end import Log, checking_calls
-from ipujax.keras.model_state.attributes import replace_attribute
-from ipujax.keras.model_state.settings import clear_functions
+from ipujax.keras.model_state import clear_functions, replace_attribute
 from ipujax.keras.stages.layer_stages import (
     all_layers,
     assign,

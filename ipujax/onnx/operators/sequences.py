@@ -8,7 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from ipujax.onnx.budget import Budget
+from ipujax.onnx.onnx_errors import Budget
 from ipujax.onnx.operators.operand_types import ceil_div, integers, refuse_outside
 from ipujax.onnx.operators.shapes import stops_of
 from ipujax.onnx.registry import is_static, operator, static

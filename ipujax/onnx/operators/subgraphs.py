@@ -15,11 +15,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ipujax.onnx.budget import Budget
-from ipujax.onnx.element_types import index_dtype
-from ipujax.onnx.onnx_errors import OnnxError, TracedOperandError, WideValueError
+from ipujax.onnx.element_types import index_dtype, narrowed
+from ipujax.onnx.onnx_errors import Budget, OnnxError, TracedOperandError, WideValueError
 from ipujax.onnx.registry import data_dependent_size, is_static, operator, static
-from ipujax.onnx.wide_values import narrowed
 
 Body = Callable[..., tuple[Any, ...]]
 

@@ -1,20 +1,18 @@
 """Models of PopART's `Builder`: operations, annotations, names."""
 
 from ipujax.popart.building.builder import Builder as Builder
-from ipujax.popart.building.graphcore_operations import (
+from ipujax.popart.building.builder_operations import (
+    DEFAULT_OPSET as DEFAULT_OPSET,
     DOMAIN as DOMAIN,
     GRAPHCORE_OPERATIONS as GRAPHCORE_OPERATIONS,
+    NEWEST_OPSET as NEWEST_OPSET,
+    OLDEST_OPSET as OLDEST_OPSET,
+    onnx_operations as onnx_operations,
 )
 from ipujax.popart.building.models import (
     read_model as read_model,
     save_externally as save_externally,
     tensor_proto as tensor_proto,
-)
-from ipujax.popart.building.onnx_operations import (
-    DEFAULT_OPSET as DEFAULT_OPSET,
-    NEWEST_OPSET as NEWEST_OPSET,
-    OLDEST_OPSET as OLDEST_OPSET,
-    onnx_operations as onnx_operations,
 )
 from ipujax.popart.building.operation_calls import DebugContext as DebugContext
 from ipujax.popart.building.plain_models import (

@@ -14,15 +14,11 @@ import onnx
 
 from ipujax.front_end import NotCopied, nearest, write_file
 from ipujax.popart.building.annotations import AnnotationScope, as_names
-from ipujax.popart.building.argument_checks import check_windows
-from ipujax.popart.building.graph_names import GraphNames
-from ipujax.popart.building.graphcore_operations import DOMAIN
-from ipujax.popart.building.inference import declare_outputs, inferred_info
-from ipujax.popart.building.models import read_model, save_externally, tensor_proto
-from ipujax.popart.building.node_annotations import NodeAnnotations
-from ipujax.popart.building.onnx_operations import DEFAULT_OPSET, NEWEST_OPSET, OLDEST_OPSET
+from ipujax.popart.building.builder_operations import DEFAULT_OPSET, DOMAIN, NEWEST_OPSET, OLDEST_OPSET
+from ipujax.popart.building.models import declare_outputs, inferred_info, read_model, save_externally, tensor_proto
+from ipujax.popart.building.node_annotations import GraphNames, NodeAnnotations
 from ipujax.popart.building.operation_calls import Operation, OperationCall, attribute_proto
-from ipujax.popart.building.opsets import AiGraphcore, AiOnnx
+from ipujax.popart.building.opsets import AiGraphcore, AiOnnx, check_windows
 from ipujax.popart.enumerations import RecomputeType
 from ipujax.popart.exceptions import popart_attribute_error, popart_exception, popart_runtime_error, unknown_name
 from ipujax.popart.tensor_info import TensorInfo, onnx_number

@@ -4,11 +4,9 @@ from ipujax.popart.flow.data_flow import (
     AnchorReturnType as AnchorReturnType,
     AnchorReturnTypeId as AnchorReturnTypeId,
     DataFlow as DataFlow,
-    StepShape as StepShape,
-)
-from ipujax.popart.flow.input_facts import (
     InputSettings as InputSettings,
     InputShapeInfo as InputShapeInfo,
+    StepShape as StepShape,
 )
 from ipujax.popart.flow.step_io import (
     PyStepIO as PyStepIO,

@@ -2,22 +2,30 @@
 
 Annotations are taken off the nodes before the model is converted, as ONNX does not know them, and are found again by
 the names of results. Nodes that the conversion adds have those of the node that reads them.
+
+As text the operations of a graph are JSON, or a DOT file.
+
+Settings of products are annotations of nodes, and options: partials, and the share of memory of a plan. The compiler
+has one setting of each kind for a program. Annotations become it where they are equal on all nodes that it holds for;
+where they are not, they stay without effect and are listed.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Literal
 
 import onnx
 
 from ipujax.onnx.front_end import Graph, Node, check_operators, read_graph, shape_sources, sides_of
 from ipujax.popart import operators as operators
 from ipujax.popart.building import DEFAULT_OPSET, Annotations, detach_annotations
-from ipujax.popart.exceptions import popart_exception, unknown_name
+from ipujax.popart.building.annotations import AVAILABLE_MEMORY, PARTIALS_TYPE
+from ipujax.popart.exceptions import as_popart_exception, popart_exception, unknown_name
 from ipujax.popart.flow import InputShapeInfo
-from ipujax.popart.onnx_failures import as_popart_exception
 from ipujax.popart.tensor_info import TensorInfo, onnx_number
 
 
@@ -127,3 +135,77 @@ def _by_node(nodes: Sequence[Node], by_output: Mapping[str, Annotations]) -> tup
         for name in node.inputs:
             of_value[name] = declared
     return tuple(reversed(by_node))
+
+
+def ir_text(graph: AnnotatedGraph) -> str:
+    """Return the operations of a graph as JSON, with their annotations.
+
+    Args:
+        graph: of a session.
+    """
+    operations = [
+        {
+            "type": node.op_type,
+            "domain": node.domain or "ai.onnx",
+            "name": node.name,
+            "inputs": list(node.inputs),
+            "outputs": list(node.outputs),
+            "attributes": {name: str(value) for name, value in {**node.attributes, **notes}.items()},
+        }
+        for node, notes in graph.annotated_nodes()
+    ]
+    return json.dumps({"maingraph": operations})
+
+
+def dot_text(graph: AnnotatedGraph) -> str:
+    """Return a graph in DOT, operations as nodes and tensors as edges.
+
+    Args:
+        graph: of a session.
+    """
+    lines = ["digraph main {"]
+    producers: dict[str, int] = {}
+    for i, node in enumerate(graph.graph.nodes):
+        lines.append(f'  n{i} [label="{node.op_type}\\n{node.name}"];')
+        for name in node.inputs:
+            if name in producers:
+                lines.append(f'  n{producers[name]} -> n{i} [label="{name}"];')
+        producers |= dict.fromkeys(node.outputs, i)
+    return "\n".join([*lines, "}", ""])
+
+
+Partials = Literal["float32", "float16"]  # as `ipu.Options` takes them
+_PRODUCTS = frozenset({"Conv", "ConvTranspose", "MatMul", "Gemm", "MultiConv", "LSTM", "GRU", "RNN"})
+# PopART's name of an element type of partial results → that of `Options.partials`.
+_PARTIALS: Mapping[str, Partials | None] = MappingProxyType(
+    {"": None, "float": "float32", "FLOAT": "float32", "half": "float16", "HALF": "float16"}
+)
+SETTINGS = (PARTIALS_TYPE, AVAILABLE_MEMORY)
+
+
+def common_settings(graph: AnnotatedGraph) -> dict[str, Any]:
+    """Return the annotations of `SETTINGS` that are equal on all products of a graph, by their names.
+
+    Args:
+        graph: graph of a session.
+    """
+    products = [notes for node, notes in graph.annotated_nodes() if node.op_type in _PRODUCTS]
+    values = {name: {notes.get(name) for notes in products} for name in SETTINGS}
+    return {name: next(iter(each)) for name, each in values.items() if len(each) == 1 and None not in each}
+
+
+def partials_of(settings: Mapping[str, Any], option: str) -> Partials | None:
+    """Return the dtype of partial results, as `Options.partials` takes it; annotations go before the option.
+
+    Args:
+        settings: result of `common_settings`.
+        option: `partialsTypeMatMuls`.
+
+    Raises:
+        popart_exception: an unknown element type, with the nearest.
+    """
+    annotated = settings.get(PARTIALS_TYPE)
+    name = option if annotated is None else annotated.decode() if isinstance(annotated, bytes) else str(annotated)
+    if name not in _PARTIALS:
+        raise unknown_name("partial results have an element type", name, _PARTIALS)
+    return _PARTIALS[name]

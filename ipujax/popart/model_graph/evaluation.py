@@ -2,27 +2,168 @@
 
 Nodes are evaluated in order, each in the scope of its placement. Zeros that are added to named values make their
 gradients: those of the zeros. Runs of nodes that are annotated for recomputation are functions under `jax.checkpoint`.
+
+A session evaluates some operators of ai.onnx in its own way: those with random numbers, dropout, and mixed types. Keys
+of random numbers come from the session's seed and change with each micro-batch. Dropout is active in training alone, as
+in PopART, whatever the node says. A float16 tensor and a float32 scalar make a float16 tensor.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
+from types import MappingProxyType
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from ipujax.onnx.front_end import Node, Saturated, Settings, is_static, narrowed, run_node
 from ipujax.popart.building import Annotations
 from ipujax.popart.building.annotations import RECOMPUTE
 from ipujax.popart.enumerations import RecomputeType
+from ipujax.popart.exceptions import as_popart_exception, popart_exception
 from ipujax.popart.model_graph.annotated_graph import AnnotatedGraph
 from ipujax.popart.model_graph.operand_checks import check_operands
-from ipujax.popart.model_graph.overridden_operators import common_type, overridden
 from ipujax.popart.model_graph.stage_placement import Placement
-from ipujax.popart.onnx_failures import as_popart_exception
+from ipujax.popart.operators.domain import node_key
+from ipujax.popart.tensor_info import TensorInfo, of_onnx_number
+
+Override = Callable[[Node, Sequence[Any], jax.Array], tuple[Any, ...]]
+_DEFAULT_RATIO = 0.5
+
+
+def _dropout(node: Node, operands: Sequence[Any], key: jax.Array) -> tuple[Any, ...]:
+    x = jnp.asarray(operands[0])
+    ratio_operand = operands[1] if len(operands) > 1 and operands[1] is not None else None
+    ratio = _DEFAULT_RATIO if ratio_operand is None else jnp.reshape(ratio_operand, ())
+    # Kept elements are divided by the probability of keeping: the mean stays, as in PopART's dropout.
+    mask = jax.random.bernoulli(key, 1 - ratio, x.shape)
+    dropped = jnp.where(mask, x / (1 - jnp.asarray(ratio, x.dtype)), jnp.zeros_like(x))
+    return (dropped, mask)[: len(node.outputs)]
+
+
+def _normal(node: Node, operands: Sequence[Any], key: jax.Array) -> tuple[Any, ...]:
+    attributes = node.attributes
+    drawn = jax.random.normal(key, _shape(node, operands), _dtype(node, operands))
+    scale = jnp.asarray(attributes.get("scale", 1.0), drawn.dtype)
+    return (drawn * scale + jnp.asarray(attributes.get("mean", 0.0), drawn.dtype),)
+
+
+def _uniform(node: Node, operands: Sequence[Any], key: jax.Array) -> tuple[Any, ...]:
+    low = node.attributes.get("low", 0.0)
+    high = node.attributes.get("high", 1.0)
+    return (jax.random.uniform(key, _shape(node, operands), _dtype(node, operands), low, high),)
+
+
+def _shape(node: Node, operands: Sequence[Any]) -> tuple[int, ...]:
+    return tuple(node.attributes["shape"]) if "shape" in node.attributes else tuple(np.shape(operands[0]))
+
+
+def _dtype(node: Node, operands: Sequence[Any]) -> np.dtype[Any]:
+    if "dtype" in node.attributes:
+        return of_onnx_number(node.attributes["dtype"])
+    return np.dtype(operands[0].dtype) if operands else np.dtype(np.float32)
+
+
+OVERRIDES: Mapping[str, Override] = MappingProxyType(
+    {
+        "Dropout": _dropout,
+        "RandomNormal": _normal,
+        "RandomNormalLike": _normal,
+        "RandomUniform": _uniform,
+        "RandomUniformLike": _uniform,
+    }
+)
+# Operators of ai.graphcore that draw numbers.
+RANDOM_OPERATORS = frozenset({*OVERRIDES, "ShapedDropout"})
+
+
+# Arithmetic that PopART computes with a float16 tensor and a float32 scalar; others need operands of one type.
+_ARITHMETIC = frozenset({"Add", "Clip", "Div", "Max", "Min", "Mul", "Pow", "Sub", "Sum"})
+
+
+def common_type(node: Node, operands: Sequence[Any]) -> tuple[Sequence[Any], np.dtype[Any] | None]:
+    """Return operands of one element type, and that of the result where it is another; refuse float16 with float32."""
+    # Scalars of float32 are converted: only tensors of both types are refused.
+    arrays = [x for x in operands if x is not None]
+    dtypes = {np.dtype(x.dtype) for x in arrays if hasattr(x, "dtype")}
+    if node.domain or node.op_type not in _ARITHMETIC or dtypes != {np.dtype(np.float16), np.dtype(np.float32)}:
+        return operands, None
+    wide = [x for x in arrays if x.dtype == np.float32]
+    if any(np.size(x) != 1 for x in wide):
+        first, second = (TensorInfo(x.dtype, x.shape) for x in arrays[:2])
+        shapes = " and ".join(f"[{' '.join(map(str, info.shape()))}]" for info in (first, second))
+        types = f"{first.data_type()} and {second.data_type()}"
+        raise popart_exception(f"{node.label}: incompatible types {types} (shapes {shapes})")
+    # Computed in float32: a scalar may be out of the range of float16.
+    return [None if x is None else jnp.asarray(x, jnp.float32) for x in operands], np.dtype(np.float16)
+
+
+@jax.custom_jvp
+def _magnitude(x: jax.Array) -> jax.Array:
+    return jnp.abs(x)
+
+
+@_magnitude.defjvp
+def _magnitude_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+    (x,) = primals
+    (tangent,) = tangents
+    # PopART's gradient at zero is zero, JAX's one.
+    return jnp.abs(x), tangent * jnp.sign(x)
+
+
+@jax.custom_jvp
+def _power(x: jax.Array, y: jax.Array) -> jax.Array:
+    return jnp.power(x, y)
+
+
+@_power.defjvp
+def _power_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+    x, y = primals
+    of_x, of_y = tangents
+    result = jnp.power(x, y)
+    # Where one side does not matter its gradient is zero, not 0 · ∞: PopART's and PyTorch's choice.
+    slope = jnp.where(y == 0, 0, y * jnp.power(x, y - 1))
+    growth = jnp.where((x == 0) & (y >= 0), 0, result * jnp.log(x))
+    return result, (of_x * slope + of_y * growth).astype(result.dtype)
+
+
+def _is_floating(x: Any) -> bool:
+    return bool(jnp.issubdtype(x.dtype, jnp.floating))
+
+
+def _abs(operands: Sequence[Any]) -> Any:
+    return _magnitude(jnp.asarray(operands[0])) if _is_floating(operands[0]) else None
+
+
+def _pow(operands: Sequence[Any]) -> Any:
+    x, y = operands
+    # A constant exponent has no gradient, and JAX's own of the base is cheaper.
+    is_two_sided = _is_floating(x) and x.dtype == y.dtype and not isinstance(y, np.ndarray)
+    return _power(jnp.asarray(x), jnp.asarray(y)) if is_two_sided else None
+
+
+# Operators with other gradients than JAX's at corners; None where a function does not fit the operands.
+_CORNERS: Mapping[str, Callable[[Sequence[Any]], Any]] = MappingProxyType({"Abs": _abs, "Pow": _pow})
+
+
+def overridden(node: Node, operands: Sequence[Any]) -> tuple[Any, ...] | None:
+    """Return the results of an operator that the session evaluates itself; None for others.
+
+    Args:
+        node: of the graph.
+        operands: its values.
+    """
+    if node.domain == "" and node.op_type in _CORNERS and not all(isinstance(x, np.ndarray) for x in operands):
+        result = _CORNERS[node.op_type](operands)
+        return None if result is None else (result,)
+    override = OVERRIDES.get(node.op_type) if node.domain == "" else None
+    key = None if override is None else node_key(node.name)
+    return None if override is None or key is None else override(node, operands, key)
+
 
 Values = dict[str, Any]
 

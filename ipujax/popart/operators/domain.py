@@ -1,11 +1,67 @@
-"""The domain of PopART's operators, and the decorator that registers them."""
+"""What operators of ai.graphcore share: the decorator that registers them, keys, the number of replicas.
+
+A key of a random operator is the session's seed and step, folded with the name of the node. The number of replicas that
+a graph is evaluated for is a context.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
+import jax
+
 from ipujax.onnx import register
+
+_KEY: ContextVar[jax.Array | None] = ContextVar("ipujax_popart_key", default=None)
+
+
+def node_key(name: str) -> jax.Array | None:
+    """Return the key of a node; None in inference, where random masks are left out.
+
+    Args:
+        name: of the node, unique in its graph.
+    """
+    key = _KEY.get()
+    return None if key is None else jax.random.fold_in(key, zlib.crc32(name.encode()))
+
+
+@contextmanager
+def seeded(key: jax.Array | None) -> Iterator[None]:
+    """Evaluate graphs inside with a key.
+
+    Args:
+        key: of one micro-batch; None in inference.
+    """
+    token = _KEY.set(key)
+    try:
+        yield
+    finally:
+        _KEY.reset(token)
+
+
+REPLICA_AXIS = "replica"  # that of `ipu.jit`
+# A context variable, not an argument: operators deep in a graph need it, and sessions may run in threads.
+_REPLICAS: ContextVar[int] = ContextVar("ipujax_popart_replicas", default=1)
+
+
+def has_replicas() -> bool:
+    """Return whether there is an axis of replicas."""
+    return _REPLICAS.get() > 1
+
+
+@contextmanager
+def of_replicas(count: int) -> Iterator[None]:
+    """Evaluate graphs inside for a number of replicas."""
+    token = _REPLICAS.set(count)
+    try:
+        yield
+    finally:
+        _REPLICAS.reset(token)
+
 
 DOMAIN = "ai.graphcore"
 

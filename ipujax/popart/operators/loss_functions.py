@@ -1,4 +1,8 @@
-"""Losses of ai.graphcore, reduced by their sum or mean."""
+"""Losses of ai.graphcore, reduced by their sum or mean.
+
+That of connectionist temporal classification is the forward recursion in logarithms. Source: Graves et al. 2006,
+"Connectionist temporal classification", section 4.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +10,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from ipujax.popart.enumerations import ReductionType
 from ipujax.popart.operators.domain import graphcore
+from ipujax.popart.tensor_info import DTYPES
 
 # Least probability of a logarithm, and of its gradient.
 # Source: `willow/src/popx/op/nllx.cpp` of github:graphcore/popart.
@@ -100,3 +106,72 @@ def nll_loss(
     losses = jnp.where(is_counted, -chosen, jnp.zeros_like(chosen))
     count = jnp.maximum(jnp.sum(is_counted), 1) if ignoreIndex is not None else None
     return reduced(losses, reduction, count)
+
+
+_IMPOSSIBLE = -1e30  # logarithm of a probability of zero; finite, so that gradients are
+
+
+@graphcore("Ctc")
+def ctc_loss(
+    log_probabilities: jax.Array,
+    targets: jax.Array,
+    input_lengths: jax.Array,
+    target_lengths: jax.Array,
+    *,
+    reduction: Any = ReductionType.Mean,
+    blank: int = 0,
+    outDataType: str = "UNDEFINED",
+    zeroInfinity: int = 0,
+) -> jax.Array:
+    """Return the negative logarithm of the probability of all alignments with the targets.
+
+    Args:
+        log_probabilities: [time, batch, classes].
+        targets: [batch, most labels], labels of each sequence, padded.
+        input_lengths: [batch], steps of each sequence.
+        target_lengths: [batch], labels of each sequence.
+        reduction: a mean divides each loss by its number of labels first, then averages over the batch.
+        blank: class of the blank.
+        outDataType: element type of the loss; that of the probabilities when undefined.
+        zeroInfinity: 1 if targets that do not fit cost nothing.
+    """
+    logs = log_probabilities.astype(jnp.float32)
+    losses = jax.vmap(_sequence_loss, in_axes=(1, 0, 0, 0, None))(
+        logs, targets.astype(jnp.int32), input_lengths.astype(jnp.int32), target_lengths.astype(jnp.int32), blank
+    )
+    if zeroInfinity:
+        losses = jnp.where(losses > -_IMPOSSIBLE / 2, 0.0, losses)
+    kind = as_reduction(reduction)
+    if kind is ReductionType.Mean:
+        losses = jnp.mean(losses / jnp.maximum(target_lengths, 1))
+    elif kind is ReductionType.Sum:
+        losses = jnp.sum(losses)
+    dtype = log_probabilities.dtype if outDataType == "UNDEFINED" else DTYPES[outDataType]
+    return losses.astype(np.dtype(dtype))
+
+
+def _sequence_loss(logs: jax.Array, labels: jax.Array, steps: jax.Array, count: jax.Array, blank: int) -> jax.Array:
+    positions = 2 * labels.shape[0] + 1
+    path = jnp.full(positions, blank).at[1::2].set(labels)  # blank, label, blank, label, …, blank
+    # A blank between two labels may be skipped only if they differ: equal ones would merge.
+    before = jnp.concatenate([jnp.full(2, -1), path[:-2]])
+    may_skip = (path != blank) & (path != before)
+    start = jnp.full(positions, _IMPOSSIBLE)
+    start = start.at[0].set(logs[0, blank])
+    if positions > 1:
+        start = start.at[1].set(jnp.where(count > 0, logs[0, path[1]], _IMPOSSIBLE))
+
+    def step(alpha: jax.Array, inputs: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
+        time, row = inputs
+        from_previous = jnp.concatenate([jnp.full(1, _IMPOSSIBLE), alpha[:-1]])
+        from_before_previous = jnp.where(
+            may_skip, jnp.concatenate([jnp.full(2, _IMPOSSIBLE), alpha[:-2]])[:positions], _IMPOSSIBLE
+        )
+        reached = jnp.logaddexp(jnp.logaddexp(alpha, from_previous), from_before_previous) + row[path]
+        # Sequences in a batch have lengths of their own: behind the end alpha stays.
+        return jnp.where(time < steps, jnp.maximum(reached, _IMPOSSIBLE), alpha), None
+
+    alpha, _ = jax.lax.scan(step, start, (jnp.arange(1, logs.shape[0]), logs[1:]))
+    last = alpha[2 * count]
+    label = jnp.where(count > 0, alpha[jnp.maximum(2 * count - 1, 0)], _IMPOSSIBLE)
+    return -jnp.logaddexp(last, label)

@@ -10,9 +10,7 @@ import jax.numpy as jnp
 
 from ipujax.popart.enumerations import CollectiveOperator
 from ipujax.popart.exceptions import popart_exception, poplar_runtime_error
-from ipujax.popart.operators.domain import graphcore
-from ipujax.popart.operators.randomness import node_key
-from ipujax.popart.operators.replication import REPLICA_AXIS, has_replicas
+from ipujax.popart.operators.domain import REPLICA_AXIS, graphcore, has_replicas, node_key
 
 
 @graphcore("Call")

@@ -2,8 +2,12 @@
 
 from ipujax.popart.optimisers.adam import Adam as Adam
 from ipujax.popart.optimisers.adaptive import Adaptive as Adaptive
-from ipujax.popart.optimisers.base import Optimizer as Optimizer, is_constant as is_constant
-from ipujax.popart.optimisers.clipping import ClipNormSettings as ClipNormSettings, clip_by_norm as clip_by_norm
+from ipujax.popart.optimisers.base import (
+    ClipNormSettings as ClipNormSettings,
+    Optimizer as Optimizer,
+    clip_by_norm as clip_by_norm,
+    is_constant as is_constant,
+)
 from ipujax.popart.optimisers.optimiser_values import (
     OptimizerValue as OptimizerValue,
     OptimizerValueMap as OptimizerValueMap,

@@ -15,10 +15,8 @@ import jax
 import jax.numpy as jnp
 
 from ipujax.popart.enumerations import AdamMode, DataType, WeightDecayMode
-from ipujax.popart.optimisers.base import Optimizer, State, Values
-from ipujax.popart.optimisers.clipping import ClipNormSettings
-from ipujax.popart.optimisers.optimiser_values import OptimizerValueMap
-from ipujax.popart.optimisers.state_types import state_type
+from ipujax.popart.optimisers.base import ClipNormSettings, Optimizer, State, Values
+from ipujax.popart.optimisers.optimiser_values import OptimizerValueMap, state_type
 from ipujax.popart.reserved_names import PREFIXES
 
 FIRST = PREFIXES["reservedAccl1Prefix"]

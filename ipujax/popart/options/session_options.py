@@ -9,12 +9,7 @@ from typing import Any
 from ipujax.front_end import read_options
 from ipujax.popart.enumerations import PatternsLevel, TensorStorage, VirtualGraphMode
 from ipujax.popart.exceptions import popart_attribute_error, popart_exception, unknown_name
-from ipujax.popart.options.tables import (
-    ALL_OPTIONS,
-    FIELDS_WITHOUT_EFFECT,
-    REFUSED,
-    WITHOUT_EFFECT,
-)
+from ipujax.popart.options.tables import ALL_OPTIONS, FIELDS_WITHOUT_EFFECT, REFUSED, WITHOUT_EFFECT
 
 # Options of earlier releases → the ones in their place, and the value for True.
 _EARLIER = {"autoVirtualGraph": ("virtualGraphMode", VirtualGraphMode.Auto),

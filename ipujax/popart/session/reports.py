@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import ipujax as ipu
 from ipujax.front_end import write_file
 from ipujax.popart.exceptions import poplar_exception
-from ipujax.popart.model_graph.graph_texts import dot_text, ir_text
+from ipujax.popart.model_graph.annotated_graph import dot_text, ir_text
 from ipujax.popart.options.session_options import REPORT_SWITCHES
 from ipujax.popart.popart_log import logger
 

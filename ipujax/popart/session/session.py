@@ -17,28 +17,27 @@ import onnx
 import ipujax as ipu
 from ipujax.front_end import Log, NotCopied, Recompute, write_file
 from ipujax.popart.building import read_model, use_strided_groups
-from ipujax.popart.building.annotations import (
-    AVAILABLE_MEMORY,
-    WITHOUT_EFFECT as ANNOTATIONS_WITHOUT_EFFECT,
-)
+from ipujax.popart.building.annotations import AVAILABLE_MEMORY, WITHOUT_EFFECT as ANNOTATIONS_WITHOUT_EFFECT
 from ipujax.popart.devices import DeviceInfo
 from ipujax.popart.enumerations import RecomputationType, SyntheticDataMode
 from ipujax.popart.exceptions import popart_exception, popart_runtime_error, unknown_name
 from ipujax.popart.flow import DataFlow, InputShapeInfo, PyWeightsIO, StepIO, StepShape
-from ipujax.popart.model_graph.annotated_graph import AnnotatedGraph, annotated_graph, tensor_names
-from ipujax.popart.model_graph.evaluation import evaluate_graph
-from ipujax.popart.model_graph.overridden_operators import RANDOM_OPERATORS
-from ipujax.popart.model_graph.product_settings import common_settings, partials_of
+from ipujax.popart.model_graph.annotated_graph import (
+    AnnotatedGraph,
+    annotated_graph,
+    common_settings,
+    partials_of,
+    tensor_names,
+)
+from ipujax.popart.model_graph.evaluation import RANDOM_OPERATORS, evaluate_graph
 from ipujax.popart.model_graph.stage_placement import Placement, placement_of
 from ipujax.popart.options import WARNED, SessionOptions
 from ipujax.popart.popart_log import logger
 from ipujax.popart.session.reports import Reports
-from ipujax.popart.session.saved_model import changed_model, save_arrays, saved_variables, weights_of
 from ipujax.popart.session.synthetic_data import synthetic_rows
-from ipujax.popart.session.weight_store import WeightStore
-from ipujax.popart.steps.anchor_names import anchors_of, base_names, state_of
+from ipujax.popart.session.weight_store import WeightStore, changed_model, save_arrays, saved_variables, weights_of
 from ipujax.popart.steps.runner import Runner
-from ipujax.popart.steps.step_plan import KEY, StepPlan
+from ipujax.popart.steps.step_plan import KEY, StepPlan, anchors_of, base_names, state_of
 from ipujax.popart.tensor_info import TensorInfo
 
 _LOG = logger("session")

@@ -17,7 +17,7 @@ import ipujax as ipu
 from ipujax.popart.flow import AnchorReturnTypeId
 from ipujax.popart.model_graph.stage_placement import Placement, pipeline_settings
 from ipujax.popart.reserved_names import ACCUMULATOR
-from ipujax.popart.steps.anchor_names import Anchors
+from ipujax.popart.steps.step_plan import Anchors
 
 Results = dict[str, Any]
 # `micro_batch(weights, buffers, frozen, scale, rows)`, rows with a first axis of one micro-batch.

@@ -2,6 +2,8 @@
 
 Input: rows of micro-batches as NumPy arrays [batches, accumulation, replicas, …]. Output: anchors with the same leading
 dimensions.
+
+The step of an inference session is a JAX function here: anchors of all micro-batches, in a loop or a pipeline.
 """
 
 from __future__ import annotations
@@ -18,10 +20,59 @@ import ipujax as ipu
 from ipujax.front_end import IpuFunction
 from ipujax.popart.exceptions import OutOfMemoryException, popart_exception
 from ipujax.popart.flow import AnchorReturnType, AnchorReturnTypeId
-from ipujax.popart.operators.replication import REPLICA_AXIS
-from ipujax.popart.steps.inference_step import InferenceStep
-from ipujax.popart.steps.step_plan import StepPlan
+from ipujax.popart.model_graph.evaluation import evaluate_graph
+from ipujax.popart.operators.domain import REPLICA_AXIS, of_replicas, seeded
+from ipujax.popart.steps.micro_batches import Results, in_loop, in_pipeline, reductions
+from ipujax.popart.steps.step_plan import KEY, StepPlan
 from ipujax.popart.steps.training_step import TrainingStep
+
+
+class InferenceStep:
+    """Functions of an inference session.
+
+    Args:
+        plan: of the session.
+        count: micro-batches of a call.
+    """
+
+    def __init__(self, plan: StepPlan, count: int) -> None:
+        self.plan = plan
+        reduce = reductions(plan.anchors)
+        if plan.placement.has_stages:
+            self._run = in_pipeline(self.micro_batch, count, reduce, plan.placement)
+        else:
+            self._run = in_loop(self.micro_batch, count, reduce)
+
+    def micro_batch(self, weights: Any, buffers: Any, frozen: Any, scale: Any, rows: Any) -> Results:
+        """Return the anchors of one micro-batch.
+
+        Args:
+            weights: parameters by name.
+            buffers: parameters that operators update.
+            frozen: other parameters.
+            scale: has no effect.
+            rows: inputs, with a first axis of one.
+        """
+        plan = self.plan
+        inputs = {name: value[0] for name, value in rows.items() if name != KEY}
+        with seeded(None), of_replicas(plan.step.replicas):
+            evaluation = evaluate_graph(plan.graph, plan.placement, {**inputs, **weights, **buffers, **frozen}, {})
+        anchored = {name: evaluation.array(name) for name in plan.anchors.values}
+        return {"anchors": anchored, "buffers": {**buffers, **evaluation.updates}}
+
+    def step(self, weights: Any, buffers: Any, frozen: Any, rows: Any) -> dict[str, jax.Array]:
+        """Return the anchors of several micro-batches.
+
+        Args:
+            weights: by name.
+            buffers: by name.
+            frozen: by name.
+            rows: inputs of a replica, [micro-batches, …].
+        """
+        scale = jnp.ones((), jnp.float32)
+        anchors: dict[str, jax.Array] = self._run(weights, buffers, frozen, scale, rows)["anchors"]
+        return anchors
+
 
 Array = np.ndarray[Any, Any]
 Arrays = dict[str, Any]  # on the device, by name

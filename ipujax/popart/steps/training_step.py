@@ -2,6 +2,9 @@
 
 Gradients of activations are those of zeros that are added to them. The loss is scaled before it is differentiated,
 gradients are divided by the scale before the update.
+
+Automatic loss scaling follows the gradients: halved when many of them are large, doubled when few are.
+Source: PopART's `AutomaticLossScalingSettings`. Only gradients of weights count; PopART counts others too.
 """
 
 from __future__ import annotations
@@ -14,13 +17,40 @@ import jax.numpy as jnp
 from ipujax.popart.enumerations import MeanReductionStrategy
 from ipujax.popart.flow import AnchorReturnTypeId
 from ipujax.popart.model_graph.evaluation import evaluate_graph
-from ipujax.popart.operators.randomness import seeded
-from ipujax.popart.operators.replication import REPLICA_AXIS, of_replicas
+from ipujax.popart.operators.domain import REPLICA_AXIS, of_replicas, seeded
 from ipujax.popart.optimisers import clip_by_norm, is_constant
+from ipujax.popart.options import AutomaticLossScalingSettings
 from ipujax.popart.reserved_names import ACCUMULATOR, GRADIENT, UPDATED
-from ipujax.popart.steps.automatic_loss_scaling import next_scale
 from ipujax.popart.steps.micro_batches import Results, in_loop, in_phases, in_pipeline, reductions
 from ipujax.popart.steps.step_plan import KEY, StepPlan
+
+_LARGEST = 65504.0  # float16
+_FACTOR = 2.0
+
+
+def next_scale(gradients: Any, states: Any, settings: AutomaticLossScalingSettings) -> dict[str, Any]:
+    """Return the loss scale of the next batch, and the number of batches since the last change.
+
+    Args:
+        gradients: scaled, by name of the weight.
+        states: with "scale" and "batches".
+        settings: of the session.
+    """
+    tracked = settings.toTrackTensors
+    chosen = [g for name, g in gradients.items() if not tracked or name in tracked]
+    # The gradients are scaled still: a share of float16's range is their distance to overflow.
+    edge = settings.binEdgeLocation * _LARGEST
+    large = sum(jnp.sum(jnp.abs(g.astype(jnp.float32)) > edge) for g in chosen)
+    share = large / sum(g.size for g in chosen)
+    is_above = share > settings.thresholdUpperCountProportion
+    batches = states["batches"] + 1
+    is_due = batches >= settings.updatePeriod
+    changed = jnp.where(is_above, states["scale"] / _FACTOR, states["scale"] * _FACTOR)
+    return {
+        "scale": jnp.where(is_due, changed, states["scale"]),
+        "batches": jnp.where(is_due, 0, batches),
+    }
+
 
 DEFAULT_VALUES = ""  # values of the weights that have none of their own
 

@@ -25,25 +25,24 @@ import jax
 import numpy as np
 
 from ipujax.poplar.device import Device
-from ipujax.poplar.engine.channels import buffer_channel, callback_channel, unconnected
-from ipujax.poplar.engine.device_memory import DeviceMemory
-from ipujax.poplar.engine.engine_options import EngineOptions
+from ipujax.poplar.engine.device_memory import DeviceMemory, Runs
+from ipujax.poplar.engine.engine_options import EngineOptions, print_summary
 from ipujax.poplar.engine.engine_programs import EnginePrograms
-from ipujax.poplar.engine.run_history import Runs
-from ipujax.poplar.engine.streams import StreamCallback, StreamHost, StreamPart, as_callback
-from ipujax.poplar.engine.summary import print_summary
+from ipujax.poplar.engine.streams import (
+    StreamCallback,
+    StreamHost,
+    StreamPart,
+    as_callback,
+    buffer_channel,
+    callback_channel,
+    unconnected,
+)
 from ipujax.poplar.graph import Graph, ReplicatedGraph, VirtualGraph, all_replicas
 from ipujax.poplar.program import AbortStream, PrintStream
 from ipujax.poplar.types import DataStream
 from ipujax.runtime.engine import StateFunction
 from ipujax.runtime.errors import ArgumentError, EngineError, ProfileError
-from ipujax.runtime.graph import (
-    Program,
-    StreamIn,
-    StreamOut,
-    check_program,
-    distinct,
-)
+from ipujax.runtime.graph import Program, StreamIn, StreamOut, check_program, distinct
 from ipujax.runtime.host import CallStream, GuardedHost
 from ipujax.runtime.names_at_import import jax_jit
 from ipujax.runtime.not_copied import NotCopied

@@ -11,10 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ipujax.compiled_programs import announce, bound_warnings
-from ipujax.poplar.engine.copies import check_stream_sizes, split_large_copies
+from ipujax.poplar.engine.copies import check_stream_sizes, split_large_copies, with_ipu_copies
 from ipujax.poplar.engine.engine_options import EngineOptions
 from ipujax.poplar.engine.expand import expanded
-from ipujax.poplar.engine.ipu_copies import with_ipu_copies
 from ipujax.poplar.graph import Graph
 from ipujax.runtime.analysis import EffectsOf, group_tensors
 from ipujax.runtime.compile import Executable, compile

@@ -1,6 +1,8 @@
 """Data streams on the host: circular buffers, callbacks with prefetching, printing and aborting.
 
-Input: transfers of a running program, one by one. Output: their values; see `runtime.host.host.Host`.
+A stream with separate data for each replica has a channel for each, and its transfers are [replicas, elements]; any
+other stream has one channel. Input: transfers of a running program, one by one. Output: their values; see
+`runtime.host.host.Host`.
 
     buffer    transfer k reads or writes row k modulo the number of rows; the array is accessed at that moment
     callback  host to device: `fetch` fills a buffer, or `prefetch` filled it ahead of time; then `complete`
@@ -10,6 +12,16 @@ One thread a stream makes up to `depth` prefetches ahead, in order. A prefetch t
 the next `fetch`, so that transfers stay in order. Prefetched data stay for the next run.
 Source: Poplar & PopLibs user guide, "Host-side stream access"; poplar/StreamCallback.hpp for the names.
 Limits: the 128 MB limit is on one IPU's bytes of one copy (the guide, "Stream buffer size limit"), taken as MiB.
+
+The text of a tensor for `PrintTensor` has elements in braces, each innermost row on a line of its own:
+
+    v1: {1,1.5,2,2.5}          v3: {
+                                {5,4.5},
+                                {4,3.5}
+                               }
+
+Source: outputs in tutorials 1 and 2 of the Poplar & PopLibs user guide. Numbers have six significant digits, as C++
+streams write them (assumed of Poplar, and right for every number the guide shows).
 """
 
 from __future__ import annotations
@@ -26,11 +38,33 @@ from typing import Any, TextIO
 import jax
 import numpy as np
 
-from ipujax.poplar.engine.printing import format_tensor
 from ipujax.poplar.program import AbortStream, PrintStream
+from ipujax.poplar.types import DataStream
 from ipujax.runtime.errors import ArgumentError, EngineError
 from ipujax.runtime.graph import HostStream
 from ipujax.runtime.tensor import dtype_name
+
+
+def format_tensor(value: np.ndarray) -> str:
+    """Return the text of an array of any shape; a scalar has no braces."""
+    if value.ndim == 0:
+        return _number(value[()])
+    if value.ndim == 1:
+        return "{" + ",".join(map(_number, value)) + "}"
+    return "{\n" + _rows(value, 1) + "\n}"
+
+
+def _rows(value: np.ndarray, depth: int) -> str:
+    """Return the blocks of an array of two or more dimensions, indented by one blank a level."""
+    indent = " " * depth
+    if value.ndim == 2:
+        return ",\n".join(indent + format_tensor(row) for row in value)
+    return ",\n".join(f"{indent}{{\n{_rows(block, depth + 1)}\n{indent}}}" for block in value)
+
+
+def _number(value: Any) -> str:
+    # Kind "V": types that NumPy itself lacks, such as bfloat16.
+    return format(float(value), "g") if value.dtype.kind in "fV" else str(int(value))
 
 
 class StreamCallback(ABC):
@@ -298,3 +332,48 @@ def _abort(stream: AbortStream, name: str, value: np.ndarray) -> None:
         f"the program ended itself{name}: {stream.message}" if stream.message else f"the program ended itself{name}"
     )
     raise EngineError(message, where=stream.where, got=text)
+
+
+AnyChannel = CircularBuffer | CallbackChannel | ReplicaChannels
+
+
+def buffer_channel(stream: DataStream, buffer: Any) -> AnyChannel:
+    """Connect a stream to an array of transfers, [replicas, …] for separate data; raises ArgumentError for a misfit."""
+    is_written = stream.direction == "device_to_host"
+    if not stream.is_by_replica:
+        return CircularBuffer.of(stream.host, buffer, is_written=is_written)
+    if not isinstance(buffer, np.ndarray) or buffer.ndim < 2 or len(buffer) != stream.replicas:
+        message = f"stream {stream.handle} has data for each replica"
+        got = list(buffer.shape) if isinstance(buffer, np.ndarray) else type(buffer).__name__
+        raise ArgumentError(message, expected=f"an array [{stream.replicas}, …]", got=got)
+    channels = ReplicaChannels(stream.replicas)
+    for replica, replica_buffer in enumerate(buffer):
+        channels.connect(CircularBuffer.of(stream.host, replica_buffer, is_written=is_written), replica)
+    return channels
+
+
+def callback_channel(
+    stream: DataStream, callback: StreamCallback, depth: int, replica: int | None, current: AnyChannel | None
+) -> AnyChannel:
+    """Return the channel that connects a stream to a callback in one replica, or in all when `replica` is None."""
+    # Other replicas keep their callbacks in `current`.
+    if replica is not None:
+        if stream.replicas > 1 and not stream.is_by_replica:
+            raise EngineError(f"stream {stream.handle} is broadcast", hint="connect it once, without a replica")
+        if not isinstance(replica, int | np.integer) or not 0 <= replica < stream.replicas:
+            expected = f"0 … {stream.replicas - 1}"
+            raise EngineError(f"stream {stream.handle} has no replica {replica!r}", expected=expected)
+    channel = CallbackChannel(stream.host, callback, depth)
+    if not stream.is_by_replica:
+        return channel
+    channels = current if isinstance(current, ReplicaChannels) else ReplicaChannels(stream.replicas)
+    channels.connect(channel, replica)
+    return channels
+
+
+def unconnected(channel: AnyChannel | None) -> str | None:
+    """Return the reason that a stream cannot be used yet, in words that follow its name; None if it is connected."""
+    if channel is None:
+        return "is not connected"
+    missing = channel.missing() if isinstance(channel, ReplicaChannels) else []
+    return f"is not connected for replica {', '.join(map(str, missing))}" if missing else None

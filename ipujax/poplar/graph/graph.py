@@ -28,13 +28,12 @@ from typing import Any
 import numpy as np
 
 from ipujax.poplar.graph.graph_base import SHARED, GraphBase
-from ipujax.poplar.graph.groups import TemplateGroups
+from ipujax.poplar.graph.groups import TemplateGroups, all_replicas, replicated_graph_of, share_of_tiles
 from ipujax.poplar.graph.mapping import Placement
-from ipujax.poplar.graph.replica_tensors import all_replicas, replicated_graph_of, share_of_tiles
 from ipujax.poplar.graph.virtual import VirtualBase, chosen_tiles
 from ipujax.runtime.errors import GraphError
-from ipujax.runtime.graph import NO_TILE, ComputeSet, VertexGroup, check_owned, substitute
-from ipujax.runtime.tensor import Tensor, TileMapping, Variable, renumber_tiles
+from ipujax.runtime.graph import NO_TILE, ComputeSet, VertexGroup, check_owned
+from ipujax.runtime.tensor import Tensor, TileMapping, Variable, renumber_tiles, substitute
 
 
 class ReplicatedBase(GraphBase):

@@ -12,12 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from ipujax.poplar.arguments import fill_array, type_and_shape
 from ipujax.poplar.device import Device, Target
-from ipujax.poplar.graph.groups import Groups
+from ipujax.poplar.graph.groups import Groups, all_replicas, in_each_replica, share_of_ipus
 from ipujax.poplar.graph.host_side import HostSide
 from ipujax.poplar.graph.mapping import UNMAPPED, Interval, Placement, intervals_of_tiles, tiles_of_intervals
-from ipujax.poplar.graph.replica_tensors import all_replicas, in_each_replica, share_of_ipus
+from ipujax.poplar.types import fill_array, type_and_shape
 from ipujax.poplar.vertex import FieldRef, Vertex, VertexRef, VertexStore, codelets_in, field_number
 from ipujax.runtime.errors import GraphError, MappingError, user_place
 from ipujax.runtime.graph import ComputeSet, VertexGroup, check_group, check_owned, described_gap, tensors_in

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ipujax.poplar.arguments import type_and_shape
-from ipujax.poplar.types import DataStream, RemoteBuffer, ReplicatedStreamMode, StreamDirection
+from ipujax.poplar.types import DataStream, RemoteBuffer, ReplicatedStreamMode, StreamDirection, type_and_shape
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.graph import Graph as RuntimeGraph, HostStream, check_owned
 from ipujax.runtime.target import Target

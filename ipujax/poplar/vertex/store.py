@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from ipujax.poplar.arguments import cast_values
+from ipujax.poplar.types import cast_values
 from ipujax.poplar.vertex.codelets import (
     Shapes,
     codelet_with_state,

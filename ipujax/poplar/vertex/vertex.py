@@ -18,7 +18,7 @@ effects, traced once for vertices of equal shapes, and has no `self`.
 `cycles`, if given, estimates the cycles of one vertex of one worker: a number of at most 2^32 − 1, rounded up. Its
 parameters name its arguments: for a connected field its shape and dtype (`x.shape`, `x.size`; a tuple of them for a
 vector list), `shapes`, the shape of each field by name, and `target`, the machine. Without it the estimate counts
-operations (see `ipujax.poplar.vertex.estimate`).
+operations (see `ipujax.poplar.vertex.codelets`).
 
 Input: such a class. Output: its `fields`. Source: Poplar & PopLibs user guide, "Device code"; poplar::Vertex.
 """

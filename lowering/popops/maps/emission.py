@@ -11,8 +11,8 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 
 from ipujax.runtime.exchange import geometry
-from ipujax.runtime.graph import Builder, Execute, Graph, Sequence as ProgramSequence, VertexGroup, substitute
-from ipujax.runtime.tensor import Tensor, Variable
+from ipujax.runtime.graph import Builder, Execute, Graph, Sequence as ProgramSequence, VertexGroup
+from ipujax.runtime.tensor import Tensor, Variable, substitute
 
 Add = Callable[[ProgramSequence], list[Tensor]]
 

@@ -44,25 +44,8 @@ from ipujax.runtime.logs import Log
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Blocked, Tensor, blocked_mapping, element_bytes, even_cuts
 
-
-def module_operation_rule(
-    ctx: Context, *operands: Tensor, work_of: str, flops: int | None, **params: Any
-) -> list[Tensor]:
-    """Runs the operation as one vertex."""
-    return fallback(ctx, *operands, is_priced=bool(work_of) or flops is not None)
-
-
-def opaque_call_rule(ctx: Context, *operands: Tensor, **params: Any) -> list[Tensor]:
-    """Runs a call whose body is unknown as one vertex, without a price; its first operand is what it captured."""
-    return fallback(ctx, *operands, is_priced=False)
-
-
-RULES: dict[str, Rule] = {"module_operation": module_operation_rule, "opaque_call": opaque_call_rule}
-
-
 Shape = tuple[int, ...]
 Dims = tuple[int | None, ...]  # for each dimension of a tensor its axis of problems, None inside of a problem
-
 _LOG = Log("lowering")
 _TILE_STRIDE = 617  # prime, so that successive fallbacks walk over all tiles
 _INSTRUCTIONS_PER_ELEMENT = 4  # assumed: load, compute, store, count; a C++ codelet issues one instruction a cycle
@@ -247,3 +230,18 @@ def _work(
     columns = [f for f, n in enumerate(connected) if n in with_columns]
     operations = 1.0 if problem.work is None else problem.work(size)
     return max(1.0, operations), columns or list(range(len(connected)))
+
+
+def module_operation_rule(
+    ctx: Context, *operands: Tensor, work_of: str, flops: int | None, **params: Any
+) -> list[Tensor]:
+    """Runs the operation as one vertex."""
+    return fallback(ctx, *operands, is_priced=bool(work_of) or flops is not None)
+
+
+def opaque_call_rule(ctx: Context, *operands: Tensor, **params: Any) -> list[Tensor]:
+    """Runs a call whose body is unknown as one vertex, without a price; its first operand is what it captured."""
+    return fallback(ctx, *operands, is_priced=False)
+
+
+RULES: dict[str, Rule] = {"module_operation": module_operation_rule, "opaque_call": opaque_call_rule}

@@ -12,10 +12,9 @@ from dataclasses import dataclass, replace
 
 from ipujax.lowering.jax_compat import ClosedJaxpr, DropVar
 from ipujax.lowering.layout import add_like, map_like, map_linearly, memory_order, variable_like
-from ipujax.lowering.rules.base.context import Context, Rule
-from ipujax.lowering.rules.base.later_values import copy_in_vertices
-from ipujax.runtime.graph import Builder, Call, Function, Sequence as ProgramSequence, substitute
-from ipujax.runtime.tensor import OF_CALLER, Origin, Tensor, Variable
+from ipujax.lowering.rules.base.context import Context, Rule, copy_in_vertices
+from ipujax.runtime.graph import Builder, Call, Function, Sequence as ProgramSequence
+from ipujax.runtime.tensor import OF_CALLER, Origin, Tensor, Variable, substitute
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,8 +26,7 @@ from ipujax.runtime.files import DamagedError
 from ipujax.runtime.graph import Language
 from ipujax.runtime.target import preset
 from ipujax.storage import PLAN
-from ipujax.storage.stored_values import StoredValues
-from ipujax.storage.value_data import NoDataError, value_data, value_of_data
+from ipujax.storage.stored_values import NoDataError, StoredValues, value_data, value_of_data
 from tests.sealed_parts import put_together, section, taken_apart
 
 LAYERS = 4

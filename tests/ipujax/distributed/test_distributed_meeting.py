@@ -8,7 +8,7 @@ import pytest
 
 import ipujax as ipu
 from ipujax.distributed.launcher.meeting import Meetings
-from ipujax.distributed.launcher.output import Lines, Prefix
+from ipujax.distributed.launcher.started import Lines, Prefix
 
 GO = {"go": True}
 

@@ -14,7 +14,7 @@ import ipujax
 import ipujax.keras as ipu
 from ipujax import ArgumentError
 from ipujax.keras import keras
-from ipujax.keras.model_state.settings import settings_of
+from ipujax.keras.model_state import settings_of
 from ipujax.keras.ops.pipelining_ops import PipelineSchedule
 from ipujax.keras.stages.stage_assignment import get_pipeline_stage_assignment, set_pipeline_stage_assignment
 from tests.ipujax.keras.staged_models import Subclassed

@@ -13,8 +13,7 @@ import pytest
 
 import ipujax.keras as ipu
 from ipujax import ArgumentError, IPUModel, Options, TileMemoryError
-from ipujax.keras.execution.memory_remedies import _model_remedies
-from ipujax.keras.model_state.settings import ModelSettings
+from ipujax.keras.model_state import ModelSettings, _model_remedies
 from tests.ipujax.keras.test_strategy import strategy
 
 X = np.ones((24, 6), np.float32)

@@ -18,7 +18,7 @@ import pytest
 from onnx.backend.test.loader import load_model_tests
 
 from ipujax.onnx import operators  # noqa: F401, fills the table
-from ipujax.onnx.evaluation.shape_sources import SHAPE_OPERANDS
+from ipujax.onnx.evaluation.saturation import SHAPE_OPERANDS
 from ipujax.onnx.reading import has_body
 from ipujax.onnx.registry import OPERATORS, Operator
 from tests.ipujax.onnx.guide_cases import ENTRIES

@@ -12,7 +12,7 @@ import pytest
 
 import ipujax
 from ipujax.popart.building.annotations import WITHOUT_EFFECT as ANNOTATIONS
-from ipujax.popart.model_graph.product_settings import SETTINGS
+from ipujax.popart.model_graph.annotated_graph import SETTINGS
 from ipujax.popart.options import FIELDS_WITHOUT_EFFECT, MAPPED, REFUSED, WITHOUT_EFFECT
 
 GUIDE = Path(__file__).resolve().parents[3] / "docs" / "popart.md"

@@ -11,7 +11,7 @@ import pytest
 
 from ipujax import poplar, popops
 from ipujax.poplar import program
-from ipujax.poplar.engine.printing import format_tensor
+from ipujax.poplar.engine.streams import format_tensor
 from ipujax.poplar.program import Copy, If, PrintTensor, Repeat, RepeatWhileFalse, RepeatWhileTrue, Sequence, Switch
 from ipujax.runtime.compile import compile
 from ipujax.runtime.engine.engine import engine_function

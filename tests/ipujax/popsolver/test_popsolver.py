@@ -12,7 +12,7 @@ import pytest
 import ipujax as ipu
 from ipujax import popsolver
 from ipujax.popsolver import MAX_VALUE, InfeasibleModelError, SearchLimitError
-from ipujax.popsolver.narrowing import Domain, narrow_ordered
+from ipujax.popsolver.solver import Domain, narrow_ordered
 
 
 def called(values: Sequence[int]) -> int | None:

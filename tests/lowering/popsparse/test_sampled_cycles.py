@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ipujax.lowering.popsparse.block_products import sampled_cycles
+from ipujax.lowering.popsparse import sampled_cycles
 from ipujax.runtime.target import preset
 
 MK2 = preset("mk2")

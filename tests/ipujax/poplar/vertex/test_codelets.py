@@ -17,8 +17,7 @@ import pytest
 import ipujax as ipu
 from ipujax import poplar
 from ipujax.poplar import FLOAT, HALF, INT, InOut, Input, Output, Vector, VectorList, Vertex
-from ipujax.poplar.vertex.codelets import vertex_codelet
-from ipujax.poplar.vertex.estimate import OVERHEAD_CYCLES, instructions
+from ipujax.poplar.vertex.codelets import OVERHEAD_CYCLES, instructions, vertex_codelet
 from ipujax.runtime.errors import ArgumentError, GraphError
 from ipujax.runtime.graph.program import Execute
 from ipujax.runtime.profile.figures import COMPILED_RANGE

@@ -1,0 +1,296 @@
+"""Products: of matrices and tensors, determinants, convolutions, their transposes, and images from columns.
+
+Layouts of convolutions are N C spatial, and C_out C_in spatial for weights.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from ipujax.onnx.onnx_errors import check_table
+from ipujax.onnx.operators.images import linear_samples
+from ipujax.onnx.operators.operand_types import MAX_SIZE, Array, Optional, Value, along, integers, refuse_outside
+from ipujax.onnx.operators.pools import Windows, kernel_of, refuse_long, refuse_two_paddings, slide
+from ipujax.onnx.registry import operator, static
+
+
+@operator("MatMul")
+def matmul(a: Value, b: Value) -> Array:
+    return jnp.matmul(a, b)
+
+
+@operator("Gemm")
+def gemm(
+    a: Value,
+    b: Value,
+    c: Optional = None,
+    *,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+    transA: int = 0,
+    transB: int = 0,
+) -> Array:
+    """α A B + β C, either matrix transposed or not; scales of one are no operations."""
+    product = jnp.matmul(jnp.transpose(a) if transA else a, jnp.transpose(b) if transB else b)
+    scaled = _scaled(product, alpha)
+    return scaled if c is None else scaled + _scaled(jnp.asarray(c), beta)
+
+
+def _scaled(x: Array, factor: float) -> Array:
+    return x if factor == 1 else (factor * x).astype(x.dtype)
+
+
+@operator("Einsum")
+def einstein_sum(*inputs: Value, equation: str) -> Array:
+    return jnp.einsum(equation.replace(" ", ""), *map(jnp.asarray, inputs))
+
+
+@operator("Det")
+def determinant(x: Value) -> Array:
+    return jnp.linalg.det(x)
+
+
+@operator("Conv")
+def convolution(
+    x: Value,
+    w: Value,
+    b: Optional = None,
+    *,
+    auto_pad: str = "NOTSET",
+    dilations: Sequence[int] | None = None,
+    group: int = 1,
+    kernel_shape: Sequence[int] | None = None,
+    pads: Sequence[int] | None = None,
+    strides: Sequence[int] | None = None,
+) -> Array:
+    x, w = map(jnp.asarray, (x, w))
+    kernel = kernel_of(kernel_shape, w)
+    windows = slide(x.shape[2:], kernel, strides=strides, dilations=dilations, pads=pads, auto_pad=auto_pad)
+    return _with_bias(convolve(x, w, windows, group), b)
+
+
+def convolve(x: Array, w: Array, windows: Windows, group: int) -> Array:
+    """Return the correlation of an array [N, C, spatial] with kernels [M, C / group, kernel]."""
+    return lax.conv_general_dilated(
+        x, w, windows.strides, windows.padding(), rhs_dilation=windows.dilations, feature_group_count=group
+    )
+
+
+def _with_bias(y: Array, b: Optional) -> Array:
+    return y if b is None else y + along(jnp.asarray(b), 1, y.ndim)
+
+
+@operator("ConvInteger")
+def integer_convolution(
+    x: Value,
+    w: Value,
+    x_zero_point: Optional = None,
+    w_zero_point: Optional = None,
+    *,
+    auto_pad: str = "NOTSET",
+    dilations: Sequence[int] | None = None,
+    group: int = 1,
+    kernel_shape: Sequence[int] | None = None,
+    pads: Sequence[int] | None = None,
+    strides: Sequence[int] | None = None,
+) -> Array:
+    """Convolution in int32 of differences from the zero points; padding is the zero point."""
+    wide_w = jnp.asarray(w).astype(jnp.int32)
+    shifted_x = jnp.asarray(x).astype(jnp.int32) - _zero(x_zero_point)
+    zero = jnp.asarray(_zero(w_zero_point))
+    shifted_w = wide_w - (along(zero, 0, wide_w.ndim) if zero.ndim else zero)
+    return convolution(
+        shifted_x,
+        shifted_w,
+        auto_pad=auto_pad,
+        dilations=dilations,
+        group=group,
+        kernel_shape=kernel_shape,
+        pads=pads,
+        strides=strides,
+    )
+
+
+def _zero(zero_point: Optional) -> Array | int:
+    return 0 if zero_point is None else jnp.asarray(zero_point).astype(jnp.int32)
+
+
+@operator("ConvTranspose")
+def transposed_convolution(
+    x: Value,
+    w: Value,
+    b: Optional = None,
+    *,
+    auto_pad: str = "NOTSET",
+    dilations: Sequence[int] | None = None,
+    group: int = 1,
+    kernel_shape: Sequence[int] | None = None,
+    output_padding: Sequence[int] | None = None,
+    output_shape: Sequence[int] | None = None,
+    pads: Sequence[int] | None = None,
+    strides: Sequence[int] | None = None,
+) -> Array:
+    """Transpose of a convolution: of the input, spread by the strides, with the mirrored kernel."""
+    x, w = map(jnp.asarray, (x, w))
+    rank = x.ndim - 2
+    refuse_two_paddings(pads, auto_pad)
+    kernel = kernel_of(kernel_shape, w)
+    steps = tuple(strides or (1,) * rank)
+    spacing = tuple(dilations or (1,) * rank)
+    for name, values in (("strides", steps), ("dilations", spacing)):
+        refuse_outside(np.asarray(values), 1, MAX_SIZE, name)
+    spans = [d * (k - 1) + 1 for d, k in zip(spacing, kernel, strict=True)]
+    # `output_padding` extends the result at its end; it is no padding of zeros.
+    extra = tuple(output_padding or (0,) * rank)
+    for elements, step, space in zip(extra, steps, spacing, strict=True):
+        refuse_outside(np.asarray(elements), 0, max(step, space) - 1, "output_padding")
+    # result without padding, and the padding that is cut off it
+    full = [s * (n - 1) + e + span for s, n, e, span in zip(steps, x.shape[2:], extra, spans, strict=True)]
+    refuse_long(*full, *spans, *(pads or ()), *(output_shape or ()))
+    before, sizes = _cut(full, x.shape[2:], steps, auto_pad, output_shape, pads)
+    padding = [
+        (span - 1 - low, size - (s * (n - 1) + 1) + low)
+        for span, low, size, s, n in zip(spans, before, sizes, steps, x.shape[2:], strict=True)
+    ]
+    y = lax.conv_general_dilated(
+        x,
+        _mirrored(w, group),
+        (1,) * rank,
+        padding,
+        lhs_dilation=steps,
+        rhs_dilation=spacing,
+        feature_group_count=group,
+    )
+    return _with_bias(y, b)
+
+
+def _cut(
+    full: Sequence[int],
+    sizes: Sequence[int],
+    strides: Sequence[int],
+    auto_pad: str,
+    output_shape: Sequence[int] | None,
+    pads: Sequence[int] | None,
+) -> tuple[Sequence[int], Sequence[int]]:
+    """Elements cut off at the beginning of each axis, and the sizes that are left."""
+    rank = len(full)
+    same = auto_pad.startswith("SAME")
+    if output_shape is None and not same:
+        padding = (0,) * (2 * rank) if pads is None or auto_pad == "VALID" else tuple(pads)
+        return padding[:rank], [
+            n - low - high for n, low, high in zip(full, padding[:rank], padding[rank:], strict=True)
+        ]
+    results = tuple(output_shape[-rank:]) if output_shape else tuple(n * s for n, s in zip(sizes, strides, strict=True))
+    total = [n - result for n, result in zip(full, results, strict=True)]
+    # SAME_UPPER has the larger half of an odd padding at the end, SAME_LOWER at the beginning.
+    upper = auto_pad == "SAME_UPPER"
+    return [each // 2 if upper else each - each // 2 for each in total], results
+
+
+def _mirrored(w: Array, group: int) -> Array:
+    """[C, M / group, kernel] as kernels of a convolution, [M, C / group, mirrored kernel]."""
+    channels, outputs, *kernel = w.shape
+    grouped = w.reshape(group, channels // group, outputs, *kernel)
+    swapped = jnp.swapaxes(grouped, 1, 2).reshape(group * outputs, channels // group, *kernel)
+    return jnp.flip(swapped, range(2, w.ndim))
+
+
+@operator("DeformConv")
+def deformable_convolution(
+    x: Value,
+    w: Value,
+    offset: Value,
+    b: Optional = None,
+    mask: Optional = None,
+    *,
+    dilations: Sequence[int] | None = None,
+    group: int = 1,
+    kernel_shape: Sequence[int] | None = None,
+    offset_group: int = 1,
+    pads: Sequence[int] | None = None,
+    strides: Sequence[int] | None = None,
+) -> Array:
+    """Convolution whose windows are sampled at positions shifted by `offset`, linearly interpolated."""
+    x, w, offset = map(jnp.asarray, (x, w, offset))
+    batch, channels, *sizes = x.shape
+    windows = slide(sizes, kernel_of(kernel_shape, w), strides=strides, dilations=dilations, pads=pads)
+    rank = windows.rank
+    taps = math.prod(windows.kernel)
+    places = math.prod(windows.counts)
+    shifts = offset.reshape(batch, offset_group, taps, rank, places)
+    positions = jnp.moveaxis(shifts + _grid(windows).astype(x.dtype), 3, -1)
+    grouped = x.reshape(batch * offset_group, channels // offset_group, *sizes)
+    samples = linear_samples(grouped, positions.reshape(batch * offset_group, taps * places, rank))
+    patches = samples.reshape(batch, offset_group, channels // offset_group, taps, places)
+    if mask is not None:
+        patches = patches * jnp.asarray(mask).reshape(batch, offset_group, 1, taps, places)
+    outputs = w.shape[0]
+    y = jnp.einsum(
+        "bgctp,goct->bgop",
+        patches.reshape(batch, group, channels // group, taps, places),
+        w.reshape(group, outputs // group, channels // group, taps),
+    )
+    return _with_bias(y.reshape(batch, outputs, *windows.counts), b)
+
+
+def _grid(windows: Windows) -> np.ndarray:
+    """Position of each element of each window, [kernel, spatial axis, windows]."""
+    rank = windows.rank
+    check_table(rank * math.prod(windows.kernel) * math.prod(windows.counts), "elements of all windows")
+    axes = []
+    for axis in range(rank):
+        positions = windows.positions(axis)  # [window, element]
+        shape = [1] * (2 * rank)
+        shape[axis] = windows.kernel[axis]
+        shape[rank + axis] = windows.counts[axis]
+        full = np.broadcast_to(positions.T.reshape(shape), windows.kernel + windows.counts)
+        axes.append(full.reshape(math.prod(windows.kernel), math.prod(windows.counts)))
+    return np.stack(axes, 1)
+
+
+@operator("Col2Im")
+def image_of_columns(
+    x: Value,
+    image_shape: Value,
+    block_shape: Value,
+    *,
+    dilations: Sequence[int] | None = None,
+    pads: Sequence[int] | None = None,
+    strides: Sequence[int] | None = None,
+) -> Array:
+    """Image [N, C, spatial] in which blocks [N, C · elements, blocks] are added up where they overlap."""
+    x = jnp.asarray(x)
+    sizes = integers(static(image_shape, "image_shape"))
+    block = integers(static(block_shape, "block_shape"))
+    windows = slide(sizes, block, strides=strides, dilations=dilations, pads=pads)
+    batch, rows, columns = x.shape
+    taps = math.prod(block)
+    grid = _grid(windows)
+    inside = np.all((grid >= 0) & (grid < np.array(sizes)[:, None]), axis=1)
+    flat = np.ravel_multi_index(tuple(np.moveaxis(grid, 1, 0)), sizes, mode="clip")
+    # Values in the padding are added to one more element, which is cut off.
+    targets = np.where(inside, flat, math.prod(sizes)).ravel()
+    image = jnp.zeros((batch, rows // taps, math.prod(sizes) + 1), x.dtype)
+    added = image.at[:, :, targets].add(x.reshape(batch, rows // taps, taps * columns))
+    return added[:, :, :-1].reshape(batch, rows // taps, *sizes)
+
+
+@operator("CausalConvWithState")
+def causal_convolution(
+    x: Value, weight: Value, bias: Optional = None, past_state: Optional = None, *, activation: str = "none"
+) -> tuple[Array, Array]:
+    """Depthwise convolution over past and present elements in time; also the last elements for the next call."""
+    x, weight = map(jnp.asarray, (x, weight))
+    length = weight.shape[-1] - 1
+    past = jnp.zeros((*x.shape[:2], length), x.dtype) if past_state is None else jnp.asarray(past_state)
+    series = jnp.concatenate([past, x], axis=2)
+    windows = slide(series.shape[2:], weight.shape[2:])
+    y = _with_bias(convolve(series, weight, windows, x.shape[1]), bias)
+    activated = y if activation == "none" else jax.nn.silu(y)
+    return activated, series[:, :, series.shape[2] - length :]

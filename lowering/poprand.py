@@ -1,0 +1,142 @@
+"""Random number library: operations on arrays of PRNG keys, key by key: bits, splits, folds, conversions.
+
+Numbers are JAX's own: a vertex's results depend on its keys and on the index of its block in the result of a key, so
+that they are the same for any partition. Computed unsplit it is the JAX primitive itself; a vertex of a part of a key's
+result computes all of it and slices its part (so does the tile interpreter).
+
+The cost is that of the machine's own generator, not of threefry arithmetic: poplibs `poprandCycleEstimators.cpp`
+(reference machine.md §1.3), of which the uniform row has a slip; the vector loop is that of its neighbours (assumed).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from ipujax.lowering.popops import (
+    Source,
+    Work,
+    add_vertices,
+    along,
+    choose,
+    mapped_variable,
+    place_operand,
+    placed_axes,
+    source_of,
+    spans,
+    tile_grid,
+    total_elements,
+    whole_axis,
+)
+from ipujax.runtime.cache import remembered
+from ipujax.runtime.graph import BlockShapes, Builder, Codelet, Field
+from ipujax.runtime.target import Target, issue_round_cycles, store_cycles, whole_cycles
+from ipujax.runtime.tensor import Blocked, Tensor, dtype_name, element_bytes
+
+_SUPERVISOR_CYCLES = 4
+_WORKER_CYCLES = 22
+_VECTOR_CYCLES = 2  # beside its store; assumed: with it, normal numbers take 4, dropout 2
+
+# From blocks of keys, and of operands by key, to one array or a list of arrays.
+KeyFunction = Callable[..., Any]
+
+
+def per_key(
+    builder: Builder,
+    fun: KeyFunction,
+    title: str,
+    operands: Sequence[Tensor],
+    keys_rank: int,
+    results: Sequence[tuple[tuple[int, ...], Any]],
+    cut_results: bool = False,
+) -> list[Tensor]:
+    """Applies a hashable function of keys to arrays of them; returns a new tensor for each result.
+
+    Args:
+        operands: tensors whose first `keys_rank` dimensions are those of the array of keys.
+        results: shape and dtype of each result; its first `keys_rank` dimensions are the keys'.
+        cut_results: whether the result of one key may be cut; there is a single result then.
+    """
+    shape, _ = results[0]
+    order = range(len(shape) if cut_results else keys_rank)
+    key_spans = [spans(x.shape, [d if d < keys_rank else None for d in range(x.ndim)]) for x in operands]
+    dtypes = tuple(x.dtype for x in operands)
+    codelet = _codelet(fun, title, dtypes, tuple(d for _, d in results), keys_rank, shape)
+    fields = (*key_spans, *[spans(shape, range(len(shape)))] * len(results))
+    written: Source = "here"
+    sources = [*(source_of(builder.graph, x) for x in operands), *(written for _ in results)]
+    work = Work(codelet, fields, tuple(sources))
+
+    def add(builder: Builder, placement: Blocked) -> list[Tensor]:
+        for tensor, tensor_spans in zip(operands, key_spans, strict=True):
+            place_operand(builder.graph, tensor, tensor_spans, placement)
+        return _add_keys(builder, codelet, operands, keys_rank, results, placement)
+
+    return add(builder, choose(builder.graph, shape, order, work, operands, add))
+
+
+def _add_keys(
+    builder: Builder,
+    codelet: Codelet,
+    operands: Sequence[Tensor],
+    keys_rank: int,
+    results: Sequence[tuple[tuple[int, ...], Any]],
+    placement: Blocked,
+) -> list[Tensor]:
+    """Adds vertices on entire keys; the origin of a block tells it which part of a key's result it computes."""
+    shape = results[0][0]
+    axes = placed_axes(placement)
+    accesses = []
+    outs = []
+    rank = len(shape)
+    for number, x in enumerate(operands):
+        extra = range(len(axes), len(axes) + x.ndim - keys_rank)
+        axes += [whole_axis(f"in{number}_{n}", n) for n in x.shape[keys_rank:]]
+        accesses.append(along(x, [*range(keys_rank), *extra]))
+    for out_shape, out_dtype in results:
+        assert out_shape == shape, "results have equal shapes"
+        outs.append(mapped_variable(builder.graph, shape, out_dtype, builder.name, range(rank), placement))
+        accesses.append(along(outs[-1], range(rank)))
+    tile = tile_grid(placement, len(axes) - rank)
+    origins = [axis.name for axis in axes[keys_rank:rank]]
+    add_vertices(builder, codelet, axes, accesses, tile, origins)
+    return outs
+
+
+@remembered
+def _codelet(
+    fun: KeyFunction,
+    title: str,
+    dtypes: tuple[Any, ...],
+    out_dtypes: tuple[Any, ...],
+    keys_rank: int,
+    shape: tuple[int, ...],
+) -> Codelet:
+    """Codelet of a function of keys, whose result for one key has `shape`; a vertex computes a block of it."""
+
+    def compute(*blocks: jax.Array, origins: tuple[Any, ...], shapes: tuple[tuple[int, ...], ...]) -> Any:
+        result = fun(*blocks)
+        if shapes[0][keys_rank:] == shape[keys_rank:]:
+            return tuple(result) if isinstance(result, (list, tuple)) else result
+        # The result of a key has no partial form: all of it is computed, and the block sliced out.
+        starts = [*([0] * keys_rank), *origins]
+        return lax.dynamic_slice(result, [jnp.asarray(s, np.int32) for s in starts], shapes[0])
+
+    def cycles(shapes: BlockShapes, target: Target) -> np.ndarray:
+        num_bytes = total_elements(shapes[-1]) * element_bytes(out_dtypes[-1]) * len(out_dtypes)
+        vectors = -(-num_bytes // target.vector_width_bytes)
+        # Workers share the vectors; where they are fewer than issue slots, the other slots are idle.
+        slots = vectors * issue_round_cycles(target) / target.worker_contexts
+        vector_cycles = _VECTOR_CYCLES + store_cycles(target.vector_width_bytes, target)
+        workers = issue_round_cycles(target) * _WORKER_CYCLES
+        return np.asarray(_SUPERVISOR_CYCLES + workers + whole_cycles(vector_cycles * slots))
+
+    fields = [Field(f"in{n}", "in", dtype) for n, dtype in enumerate(dtypes)]
+    fields += [Field(f"out{n}", "out", dtype) for n, dtype in enumerate(out_dtypes)]
+    title = f"poprand::{title}<{dtype_name(out_dtypes[0])}>"
+    return Codelet(title, tuple(fields), compute, cycles, 24, 200, takes=("origins", "shapes"))

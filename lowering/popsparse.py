@@ -1,0 +1,301 @@
+"""Codelets of block-sparse products, and their cycles.
+
+A vertex has a bucket: some blocks, and the rows of dense operands that they meet.
+
+A block names its row of blocks of each dense operand by a number within the bucket. A number past the last row leaves
+the block out. Sums of a vertex are float32; a vertex uses all workers of its tile.
+Source: Li et al. 2023, "PopSparse: Accelerated block sparse matrix multiplication on IPU" (buckets, meta-information,
+both forms).
+
+Sampled products compute blocks by vector operations of one worker each, or by all workers on the AMP; the latter needs
+both dense operands transposed on the tile, and a multiple of its inputs as columns. The faster method counts, as in
+PopLibs. Source: poplibs `lib/popsparse/PerformanceEstimation.hpp`, `sparseDenseGradWElementwiseMultiply`,
+`sparseDenseBlockMultiplyGradW`, `sparseDenseBlockMultiplyGradWAmp` and `getBlockTransposeGradWCycles`, with float
+partials and one bucket of one subgroup. Rates of the AMP and of loads are those of Mk2; only the
+number of workers follows the target.
+
+Cycles are those of one tile, of a static and of a dynamic pattern. Input: rows of blocks and blocks of a bucket,
+columns of the dense operand, as int64 arrays over any grid. Output: tile cycles, int64 arrays of that grid.
+
+Source: poplibs `lib/popsparse/StaticMatMulPartitioner.cpp`, `matmulComputeCycles` (static), and
+`lib/popsparse/PerformanceEstimation.hpp`, `sparseDenseBlockMultiply` and `sparseDenseElementwiseMultiply` (dynamic).
+Limits: rates of the AMP and of loads are those of Mk2; only workers and loads of weights follow the target.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ipujax.lowering.poplin.cycles import Count, ceil_div
+from ipujax.runtime.cache import remembered
+from ipujax.runtime.graph import BlockShapes, Codelet, Field
+from ipujax.runtime.target import Target, issue_round_cycles
+from ipujax.runtime.tensor import dtype_name
+
+# Static codelets, by bytes of an element and block: worker cycles for the vertex, and for each row of blocks.
+_STATIC_STARTS = {
+    (2, 4): (17, 1),
+    (2, 8): (13, 1),
+    (2, 16): (13, 1),
+    (4, 4): (13, 1),
+    (4, 8): (13, 4),
+    (4, 16): (16, 4),
+}
+# Dynamic codelets with float partials: worker cycles for the vertex, for each block, and for each column of a block.
+_DYNAMIC_STARTS = {
+    (2, 4): (26, 19, 2), (2, 8): (20, 23, 4), (2, 16): (23, 24, 4),
+    (4, 4): (26, 14, 4), (4, 8): (23, 23, 8),
+}  # fmt: skip
+# AMP units of the dynamic codelet of half with float partials, `Block16x16SparseDenseMatMul_half_float.S`: it loads and
+# multiplies 8 rows of a block, then the other 8. Only codelets of half partials use 16 units.
+_HALF_UNITS = 8
+
+
+def static_cycles(target: Target, dtype: Any, block: int, rows: Count, blocks: Count, columns: Count) -> np.ndarray:
+    """Tile cycles of a bucket of a static pattern."""
+    size = np.dtype(dtype).itemsize
+    round_cycles = issue_round_cycles(target)
+    if block == 1:
+        worker_rows = ceil_div(rows, target.worker_contexts)
+        return np.asarray(round_cycles * _static_element_cycles(size, worker_rows, ceil_div(blocks, rows), columns))
+    start, row_start = _STATIC_STARTS[size, block]
+    load = ceil_div(block * block * size, target.amp_weight_load_bytes_per_cycle)
+    worker = _static_block_cycles(size, block, ceil_div(columns, target.worker_contexts))
+    cycles = 30 + start * round_cycles + rows * (row_start * round_cycles + 17)
+    return np.asarray(cycles + blocks * (16 + load + worker * round_cycles))
+
+
+def _static_block_cycles(size: int, block: int, columns: Count) -> Count:
+    """Worker cycles of one block."""
+    later = np.asarray(columns) - 1
+    if size == 4:
+        return {4: 12 + 4 * later, 8: 19 + 8 * later, 16: 2 * np.where(later == 0, 29, 37 + 8 * later)}[block]
+    return {4: np.where(later < 2, 8, 14) + later, 8: 14 + 2 * later, 16: 19 + 4 * later}[block]
+
+
+def _static_element_cycles(size: int, rows: Count, blocks: Count, columns: Count) -> Count:
+    """Worker cycles of rows with `blocks` elements each."""
+    later, columns = np.asarray(blocks) - 1, np.asarray(columns)
+    if size == 4:
+        general = 31 + rows * (12 + columns // 4 * (10 + 3 * later) + (columns % 4 != 0) * (10 + 2 * later))
+        four = 30 + rows * (6 + 3 * later)
+        return np.where(columns == 2, 29 + rows * (5 + 2 * later), np.where(columns == 4, four, general))
+    general = 33 + rows * (11 + columns // 8 * (14 + 3 * later) + (columns % 8 != 0) * (9 + 2 * later))
+    eight = 31 + rows * (8 + 3 * later)
+    return np.where(columns == 4, 31 + rows * (7 + 2 * later), np.where(columns == 8, eight, general))
+
+
+def codelet_parts(size: int, block: int) -> int:
+    """Return into how many parts codelets of dynamic patterns cut each side of a block; `size` in bytes an element."""
+    # Blocks of 16 float elements have no codelet of their own. Source: poplibs `lib/popsparse/FullyConnectedUtils.cpp`,
+    # `getBlockDimensionsToUse`.
+    return 2 if (size, block) == (4, 16) else 1
+
+
+def dynamic_cycles(target: Target, dtype: Any, block: int, rows: Count, blocks: Count, columns: Count) -> np.ndarray:
+    """Tile cycles of a full bucket of a dynamic pattern, one subgroup of it for the tile."""
+    size = np.dtype(dtype).itemsize
+    round_cycles = issue_round_cycles(target)
+    if block == 1:
+        worker_rows = ceil_div(rows, target.worker_contexts)
+        worker = _dynamic_element_cycles(size, worker_rows, ceil_div(blocks, rows), columns)
+        return np.asarray(30 + 47 + 46 + round_cycles * worker)
+    parts = codelet_parts(size, block)
+    block, rows, blocks = block // parts, parts * np.asarray(rows), parts**2 * np.asarray(blocks)
+    start, block_start, column_cycles = _DYNAMIC_STARTS[size, block]
+    loads = ceil_div(block, _HALF_UNITS) if block == 16 else 1
+    load = ceil_div(block * block * size, target.amp_weight_load_bytes_per_cycle)
+    inner = loads * (block_start + column_cycles * ceil_div(columns, target.worker_contexts))
+    return np.asarray(40 + 46 + 56 + 2 + blocks * (load + 3 + 12 * loads) + round_cycles * (start + blocks * inner))
+
+
+def _dynamic_element_cycles(size: int, rows: Count, blocks: Count, columns: Count) -> Count:
+    """Cycles of a worker on blocks of one element: loops over vectors of columns, then the columns that remain."""
+    blocks, columns = np.asarray(blocks), np.asarray(columns)
+    if size == 4:
+        general = (columns >= 4) * (12 + columns // 4 * 3 * blocks) + (columns & 2 > 0) * (
+            8 + columns // 2 * 2 * blocks
+        )
+        general = general + (columns & 1) * (8 + 2 * blocks) + np.where(columns & 3, 3, 1)
+        inner = np.where(columns == 4, 3 * blocks, np.where(columns == 2, 2 * blocks, general))
+        return np.where(columns == 4, 25, 30) + rows * (np.where(columns == 2, 11, 13) + inner)
+    general = (columns >= 8) * (16 + columns // 8 * 3 * blocks) + (columns & 4 > 0) * (13 + 2 * blocks)
+    general = general + (columns & 3 > 0) * (11 + 2 * blocks * (columns & 3))
+    inner = np.where(columns == 8, 3 * blocks, np.where(columns == 4, 2 * blocks, general))
+    return np.where(columns == 8, 28, 33) + rows * (np.where(columns == 8, 15, 12) + inner)
+
+
+_SUPERVISOR_CYCLES = 37 + 38 + 26  # start, and search of the tile's subgroup in its bucket
+# By bytes of an element and block: worker cycles of the vertex, of each row of blocks, block, and column of a block.
+_VECTOR_CYCLES = {
+    (2, 4): (26, 9, 33, 6),
+    (2, 8): (26, 9, 9 + 8 * 13, 24),
+    (2, 16): (27, 9, 505, 96),
+    (4, 4): (27, 9, 45, 12),
+    (4, 8): (24, 7, 8 + 8 * 25, 48),
+}
+# Blocks of one element, by bytes: worker cycles of the vertex and of each row; for few columns also of each element.
+_ELEMENT_STARTS = {2: (35, 8), 4: (34, 9)}
+_SHORT_ELEMENT_CYCLES = {2: {8: (30, 11, 5), 4: (32, 10, 4)}, 4: {4: (30, 9, 5), 2: (32, 7, 4)}}
+_AMP_COLUMNS = {2: 16, 4: 8}  # of one pass, by bytes of an element
+# By bytes of an element and block: cycles of a pass to load weights, worker cycles of the first pass of a block and of
+# each later one. For blocks of 4 it is slower for any columns.
+_AMP_CYCLES = {(2, 8): (16, 27, 23), (2, 16): (32, 32, 28), (4, 8): (16, 33, 31)}
+_AMP_WORKER_CYCLES = 5
+_AMP_RUN_CYCLES = 8
+
+
+def sampled_cycles(
+    target: Target, dtype: Any, block: int, rows: Count, reads: Count, blocks: Count, columns: Count
+) -> np.ndarray:
+    """Tile cycles of sampled products of a bucket.
+
+    Args:
+        target: the machine.
+        dtype: of the operands, half or float.
+        block: rows and columns of a block.
+        rows: rows of blocks of the left operand.
+        reads: rows of blocks of the right operand.
+        blocks: blocks of the result.
+        columns: columns of both operands, which products add over.
+    """
+    size = np.dtype(dtype).itemsize
+    if block == 1:
+        return _element_cycles(target, size, rows, blocks, columns)
+    parts = codelet_parts(size, block)
+    block, blocks = block // parts, parts**2 * np.asarray(blocks)
+    rows, reads = (parts * np.asarray(count) for count in (rows, reads))
+    vector = _vector_cycles(target, size, block, rows, blocks, columns)
+    if (size, block) not in _AMP_CYCLES:
+        return vector
+    amp = _amp_cycles(target, size, block, rows, blocks, columns)
+    transposed = sum(_transpose_cycles(target, size, block, operand, columns) for operand in (rows, reads))
+    return np.where(np.asarray(columns) % _AMP_COLUMNS[size], vector, np.minimum(vector, amp + transposed))
+
+
+def _element_cycles(target: Target, size: int, rows: Count, blocks: Count, columns: Count) -> np.ndarray:
+    """Cycles on blocks of one element; PopLibs has faster loops for some small numbers of columns."""
+    columns = np.asarray(columns)
+    if size == 4:
+        element = 9 + columns // 2 + columns % 2
+    else:
+        element = 11 + columns // 4 + 3 * (columns // 2 % 2) + 4 * (columns % 2)
+    start, row = _ELEMENT_STARTS[size]
+    worker = _worker_cycles(target, rows, blocks, start, row, element)
+    for count, figures in _SHORT_ELEMENT_CYCLES[size].items():
+        worker = np.where(columns == count, _worker_cycles(target, rows, blocks, *figures), worker)
+    return np.asarray(_SUPERVISOR_CYCLES + issue_round_cycles(target) * worker)
+
+
+def _vector_cycles(target: Target, size: int, block: int, rows: Count, blocks: Count, columns: Count) -> np.ndarray:
+    start, row, block_start, column = _VECTOR_CYCLES[size, block]
+    worker = _worker_cycles(target, rows, blocks, start, row, block_start + column * np.asarray(columns))
+    return np.asarray(_SUPERVISOR_CYCLES + issue_round_cycles(target) * worker)
+
+
+def _worker_cycles(
+    target: Target, rows: Count, blocks: Count, start: int, row: int, block: int | np.ndarray
+) -> np.ndarray:
+    """Cycles of a worker: `start`, `row` for each of its rows of blocks, and `block` for each of its blocks."""
+    workers = target.worker_contexts
+    return np.asarray(start + row * ceil_div(rows, workers) + block * ceil_div(blocks, workers))
+
+
+def _amp_cycles(target: Target, size: int, block: int, rows: Count, blocks: Count, columns: Count) -> np.ndarray:
+    rows, blocks = np.asarray(rows), np.asarray(blocks)
+    load, first_pass, later_pass = _AMP_CYCLES[size, block]
+    passes = ceil_div(columns, _AMP_COLUMNS[size])
+    worker = _AMP_WORKER_CYCLES + blocks * (first_pass + (passes - 1) * later_pass)
+    # Of the supervisor, for the first and each later row, block of a row, and pass of a block.
+    row_cycles = 23 + 8 * (rows - 1) + rows * (32 - 10)
+    block_cycles = 10 + 15 + 4 * (passes - 1) + passes * (_AMP_RUN_CYCLES + load)
+    supervisor = _SUPERVISOR_CYCLES + row_cycles + blocks * block_cycles
+    return np.asarray(supervisor + issue_round_cycles(target) * worker)
+
+
+def _transpose_cycles(target: Target, size: int, block: int, rows: Count, columns: Count) -> np.ndarray:
+    """Cycles to transpose rows of blocks of a dense operand on the tile."""
+    passes = ceil_div(columns, _AMP_COLUMNS[size])
+    vector = 12 * block // 2 if size == 4 else 23 * block // 4
+    worker = 34 + ceil_div(rows, target.worker_contexts) * (3 + passes * (3 + vector))
+    return np.asarray(18 + issue_round_cycles(target) * worker)
+
+
+_MULTIPLY_ADD = 2  # operations
+
+
+@remembered
+def block_products(dtype: Any, number: Any, slots: int, out_dtype: Any, most_blocks: int | None = None) -> Codelet:
+    """Codelet of sums of block products, by slot.
+
+    Fields: blocks [blocks, b, b], x [rows, b, n], row [blocks] and slot [blocks] of dtype `number`; out [slots, b, n].
+    A dynamic pattern names the most blocks that are not left out; None is a static one.
+    """
+
+    def compute(blocks: jax.Array, x: jax.Array, row: jax.Array, slot: jax.Array) -> jax.Array:
+        operands = jnp.take(x, row.astype(np.int32), axis=0, mode="clip")
+        products = jnp.einsum("bmk,bkn->bmn", blocks, operands, preferred_element_type=jnp.float32)
+        return jax.ops.segment_sum(products, slot.astype(np.int32), num_segments=slots).astype(out_dtype)
+
+    def cycles(shapes: BlockShapes, target: Target) -> np.ndarray:
+        (blocks, _, _), (_, _, n), *_ = shapes
+        block = int(np.max(shapes[0][1]))
+        if most_blocks is None:
+            return static_cycles(target, dtype, block, np.minimum(slots, blocks), blocks, n)
+        used = np.minimum(most_blocks, blocks)
+        return dynamic_cycles(target, dtype, block, np.minimum(slots, used), used, n)
+
+    fields = (
+        Field("blocks", "in", dtype),
+        Field("x", "in", dtype),
+        Field("row", "in", number),
+        Field("slot", "in", number),
+        Field("out", "out", out_dtype),
+    )
+    name = f"popsparse::{'Static' if most_blocks is None else 'Dynamic'}BlockProducts<{dtype_name(dtype)}>"
+    return Codelet(name, fields, compute, cycles, flops=_block_flops)
+
+
+@remembered
+def sampled_products(dtype: Any, number: Any, out_dtype: Any, most_blocks: int | None = None) -> Codelet:
+    """Codelet of the products that blocks of a sparse result need: the gradient of blocks; zeros for those left out.
+
+    Fields: left [slots, b, n], right [rows, b, n], slot and row [blocks] of dtype `number`; out [blocks, b, b].
+    At most `most_blocks` are not left out, if that is known.
+    """
+
+    def compute(left: jax.Array, right: jax.Array, slot: jax.Array, row: jax.Array) -> jax.Array:
+        operands = (
+            jnp.take(y, numbers.astype(np.int32), axis=0, mode="fill", fill_value=0)
+            for y, numbers in ((left, slot), (right, row))
+        )
+        return jnp.einsum("bmn,bkn->bmk", *operands, preferred_element_type=jnp.float32).astype(out_dtype)
+
+    def cycles(shapes: BlockShapes, target: Target) -> np.ndarray:
+        (rows, _, n), (reads, _, _), *_, (blocks, _, _) = shapes
+        block = int(np.max(shapes[-1][1]))
+        used = blocks if most_blocks is None else np.minimum(most_blocks, blocks)
+        return sampled_cycles(target, dtype, block, np.minimum(rows, used), np.minimum(reads, used), used, n)
+
+    fields = (
+        Field("left", "in", dtype),
+        Field("right", "in", dtype),
+        Field("slot", "in", number),
+        Field("row", "in", number),
+        Field("out", "out", out_dtype),
+    )
+    return Codelet(f"popsparse::SampledProducts<{dtype_name(dtype)}>", fields, compute, cycles, flops=_sampled_flops)
+
+
+def _block_flops(shapes: BlockShapes) -> np.ndarray:
+    (blocks, m, k), (_, _, n), *_ = shapes
+    return np.asarray(_MULTIPLY_ADD * blocks * m * k * n)
+
+
+def _sampled_flops(shapes: BlockShapes) -> np.ndarray:
+    (_, _, n), *_, (blocks, m, k) = shapes
+    return np.asarray(_MULTIPLY_ADD * blocks * m * k * n)
