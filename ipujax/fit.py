@@ -38,8 +38,8 @@ from ipujax.runtime.errors import ProfileError
 from ipujax.runtime.graph import BYTE_COST_CYCLES, Graph, Program
 from ipujax.runtime.logs import INFO, Log, attempt as numbered_attempt, compilation_name
 from ipujax.runtime.memory import Attempt, MemoryReport, check_memory, fits
+from ipujax.runtime.not_copied import ReadOnlyMapping
 from ipujax.runtime.options import Options
-from ipujax.runtime.read_only import ReadOnlyMapping
 
 _LOG = Log("fit")
 BYTE_COSTS = (BYTE_COST_CYCLES, 1.0, 2.0, 4.0, 8.0, 16.0)

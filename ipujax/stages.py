@@ -33,7 +33,7 @@ from ipujax.runtime.garbage import collecting_rarely
 from ipujax.runtime.logs import watch_compilation
 from ipujax.runtime.markup import Markup, join_markup, table, tag
 from ipujax.runtime.names_at_import import jax_jit
-from ipujax.runtime.read_only import ReadOnlyMapping
+from ipujax.runtime.not_copied import ReadOnlyMapping
 from ipujax.runtime.signatures import checking_calls
 from ipujax.runtime.target import nearest
 from ipujax.runtime.tracebacks import showing_user_frames

@@ -56,9 +56,8 @@ from ipujax.runtime.graph.listing import graph_counts
 from ipujax.runtime.logs import DEBUG, TRACE, Log, compilation_name, step, watch_compilation
 from ipujax.runtime.memory import Attempt, MemoryReport, check_memory, memory_report
 from ipujax.runtime.memory.report import fullest_tiles
-from ipujax.runtime.not_copied import Shared
+from ipujax.runtime.not_copied import ReadOnlyMapping, Shared
 from ipujax.runtime.options import Options
-from ipujax.runtime.read_only import ReadOnlyMapping
 from ipujax.runtime.target import Target, nearest
 from ipujax.runtime.tensor import Tensor, Variable, element_bytes
 from ipujax.runtime.timeline import MAX_STEPS, ClockStep, Recording, Spans, TaskSpans, Timeline, Walk

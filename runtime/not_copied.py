@@ -1,15 +1,51 @@
-"""Refusal of copies and pickles by objects that have an identity: graphs, programs, and what runs them.
+"""Copies of objects: refused by those that have an identity, allowed of mappings that nobody changes.
 
-Two bases. A `NotCopied` refuses every copy and every pickle: a copy would share half of its state with the original.
-A `Shared` never changes, so a copy of it, and of an object that refers to it, is the object itself; pickles are
-refused. Both name the remedy in one error.
+Two bases refuse. A `NotCopied` refuses every copy and every pickle: a copy would share half of its state with the
+original. A `Shared` never changes, so a copy of it, and of an object that refers to it, is the object itself; pickles
+are refused. Both name the remedy in one error. A `ReadOnlyMapping` can be copied and pickled, which Python's
+`MappingProxyType` cannot.
 """
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, NoReturn, Self, SupportsIndex
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar, Generic, NoReturn, Self, SupportsIndex, TypeVar
 
 from ipujax.runtime.errors import ArgumentTypeError
+
+Key = TypeVar("Key")
+Value = TypeVar("Value", covariant=True)
+
+
+class ReadOnlyMapping(Mapping[Key, Value], Generic[Key, Value]):
+    """Mapping with the items of another, as they were.
+
+    Args:
+        items: the other mapping.
+    """
+
+    __slots__ = ("_items",)
+
+    def __init__(self, items: Mapping[Key, Value]) -> None:
+        self._items = dict(items)
+
+    def __getitem__(self, key: Key) -> Value:
+        return self._items[key]
+
+    def __iter__(self) -> Iterator[Key]:
+        return iter(self._items)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __or__(self, other: Mapping[Key, Value]) -> dict[Key, Value]:
+        return {**self._items, **other}
+
+    def __ror__(self, other: Mapping[Key, Value]) -> dict[Key, Value]:
+        return {**other, **self._items}
+
+    def __repr__(self) -> str:
+        return repr(self._items)
 
 
 class NotCopied:

@@ -13,7 +13,7 @@ from numbers import Integral, Real
 from typing import Any, Literal, get_args
 
 from ipujax.runtime.errors import ArgumentError
-from ipujax.runtime.read_only import ReadOnlyMapping
+from ipujax.runtime.not_copied import ReadOnlyMapping
 from ipujax.runtime.signatures import checking_calls
 from ipujax.runtime.target import nearest
 

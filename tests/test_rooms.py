@@ -33,7 +33,7 @@ FRONT_ENDS = {
 }
 FOR_ALL = {
     *("runtime.errors", "runtime.cache", "runtime.not_copied", "runtime.garbage", "runtime.lazy_names"),
-    *("runtime.name_scope", "runtime.names_at_import", "runtime.read_only"),
+    "runtime.names_at_import",
 }
 
 # Room → rooms it may import, by floor, lowest first; each imports only rooms above it in this table.
@@ -42,8 +42,6 @@ ROOMS: dict[str, str] = {
     "runtime.garbage": "",
     "runtime.errors": "",
     "runtime.not_copied": "",
-    "runtime.name_scope": "",
-    "runtime.read_only": "",
     "runtime.lazy_names": "",
     "runtime.names_at_import": "",
     "runtime.files": "",

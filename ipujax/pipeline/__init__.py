@@ -16,11 +16,13 @@ Limits: a pipeline cannot be differentiated or nested. The compiler is imported 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ContextDecorator
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
+import jax
+
 from ipujax.arguments import whole_number
-from ipujax.runtime.name_scope import NameScope
 from ipujax.runtime.signatures import checking_calls
 
 if TYPE_CHECKING:
@@ -29,6 +31,33 @@ if TYPE_CHECKING:
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
+
+
+class NameScope(ContextDecorator):
+    """Context in which JAX adds a name to the stack of names of each equation.
+
+    It can be entered again, nested in itself, copied and pickled. JAX's own is used once.
+
+    Args:
+        name: the name.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._entered: list[AbstractContextManager[None]] = []
+
+    def __enter__(self) -> None:
+        scope = jax.named_scope(self._name)
+        scope.__enter__()
+        self._entered.append(scope)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool | None:
+        return self._entered.pop().__exit__(kind, error, traceback)
+
+    def __reduce__(self) -> tuple[type[NameScope], tuple[str]]:
+        return NameScope, (self._name,)
 
 
 @checking_calls("ipu.pipeline")

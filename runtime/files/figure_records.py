@@ -47,7 +47,7 @@ import numpy as np
 
 from ipujax.runtime.files.figure_kinds import Flags, Nullable, Real, Row, Runs, numbers_of_runs, runs_of
 from ipujax.runtime.files.kinds import Anything, Flag, Integer, Kind, List, Map, Record, Text
-from ipujax.runtime.read_only import ReadOnlyMapping
+from ipujax.runtime.not_copied import ReadOnlyMapping
 
 NOT_SAVED = {"is_saved": False}  # metadata of a field that files leave out, whose default is read in its place
 _PLAIN: Mapping[Any, Kind] = {int: Integer(), float: Real(), str: Text(), bool: Flag(), Any: Anything()}

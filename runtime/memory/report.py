@@ -51,8 +51,7 @@ from ipujax.runtime.memory.live_item import LiveItem, TilePeak, step_name
 from ipujax.runtime.memory.memory_breakdown import MemoryBreakdown, memory_breakdown
 from ipujax.runtime.memory.packing import round_up
 from ipujax.runtime.memory.role_bytes import ROLES
-from ipujax.runtime.not_copied import Shared
-from ipujax.runtime.read_only import ReadOnlyMapping
+from ipujax.runtime.not_copied import ReadOnlyMapping, Shared
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Variable, frozen
 

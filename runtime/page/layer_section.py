@@ -11,7 +11,7 @@ from ipujax.runtime.page.charts import bar
 from ipujax.runtime.page.document import Section, fold_buttons, sentence
 from ipujax.runtime.profile.text import size
 from ipujax.runtime.views import LayerNode
-from ipujax.runtime.views.layer_view import PART_LABELS, PARTS
+from ipujax.runtime.views.part_views import PART_LABELS, PARTS
 
 _MAX_LEVELS = 6  # of the icicle
 _MIN_SHARE = 0.002  # of the icicle's width; smaller layers are omitted

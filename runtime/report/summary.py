@@ -23,7 +23,7 @@ from ipujax.runtime.sections.ids import Json
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import readable_name
 from ipujax.runtime.views import answers, tree_of
-from ipujax.runtime.views.layer_view import PART_LABELS, PARTS
+from ipujax.runtime.views.part_views import PART_LABELS, PARTS
 
 Vertices = dict[str, tuple[int, int]]  # of a compute set: by type, number of vertices and their active cycles
 _LABELS = {"global_exchange": "global exchange", "host_exchange": "host exchange"}

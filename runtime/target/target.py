@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ipujax.runtime.errors import TargetError
-from ipujax.runtime.read_only import ReadOnlyMapping
+from ipujax.runtime.not_copied import ReadOnlyMapping
 
 SourceKind = Literal["published", "measured", "derived", "assumed", "fitted", "user"]
 GlobalExchange = Literal["lockstep", "buffered"]

@@ -1,7 +1,6 @@
 """Contents of reports as plain values, computed from figures; other rooms draw them."""
 
 from ipujax.runtime.views.answers import answers as answers
-from ipujax.runtime.views.layer_view import LayerNode as LayerNode, tree_of as tree_of
 from ipujax.runtime.views.memory_view import (
     CategoryRow as CategoryRow,
     LivenessView as LivenessView,
@@ -11,13 +10,15 @@ from ipujax.runtime.views.memory_view import (
 )
 from ipujax.runtime.views.operation_view import OperationRow as OperationRow, operation_rows as operation_rows
 from ipujax.runtime.views.part_answers import Answer as Answer
-from ipujax.runtime.views.source_view import SourceFile as SourceFile, source_view as source_view
-from ipujax.runtime.views.stage_view import (
+from ipujax.runtime.views.part_views import (
     STAGE_HEAD as STAGE_HEAD,
     STAGE_NOTE as STAGE_NOTE,
+    LayerNode as LayerNode,
     TaskView as TaskView,
     pipeline_sentence as pipeline_sentence,
     stage_cells as stage_cells,
     task_view as task_view,
+    tree_of as tree_of,
 )
+from ipujax.runtime.views.source_view import SourceFile as SourceFile, source_view as source_view
 from ipujax.runtime.views.trace_view import TraceView as TraceView, trace_view as trace_view

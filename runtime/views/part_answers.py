@@ -11,8 +11,15 @@ from dataclasses import dataclass
 
 from ipujax.runtime.errors import ProfileError
 from ipujax.runtime.profile import NO_LAYER, Figures, PipelineCost, StageCost
-from ipujax.runtime.views.layer_view import LayerKind, LayerNode, layer_kinds, tree_of
-from ipujax.runtime.views.stage_view import SLOW, bubble_sentence, pipeline_sentence
+from ipujax.runtime.views.part_views import (
+    SLOW,
+    LayerKind,
+    LayerNode,
+    bubble_sentence,
+    layer_kinds,
+    pipeline_sentence,
+    tree_of,
+)
 
 
 @dataclass(frozen=True, slots=True)

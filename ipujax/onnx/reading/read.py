@@ -17,13 +17,13 @@ from onnx import helper
 from ipujax.front_end import remembered_small
 from ipujax.onnx.graphs import Graph, Node
 from ipujax.onnx.onnx_errors import Budget, OnnxModelError
-from ipujax.onnx.reading.attribute_values import check_attribute_values
 from ipujax.onnx.reading.files import Source, read_model
 from ipujax.onnx.reading.from_proto import graph_from_proto
 from ipujax.onnx.reading.old_nodes import rewrite_old_nodes
 from ipujax.onnx.reading.proto_graphs import check_depth, onnx_step, with_inferred_shapes, with_inlined_functions
 from ipujax.onnx.reading.tensors import detach_weights
 from ipujax.onnx.reading.validity import (
+    check_attribute_values,
     check_attributes,
     check_functions,
     check_model,

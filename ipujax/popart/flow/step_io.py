@@ -2,6 +2,8 @@
 
 Input: the arrays or callbacks of `session.run`. Output: arrays [batches, accumulation, replicas, micro-batch…], and
 anchors written into the program's arrays.
+
+A session may make inputs itself, in place of data from the host.
 """
 
 from __future__ import annotations
@@ -14,9 +16,33 @@ import numpy as np
 
 from ipujax.front_end import nearest
 from ipujax.onnx.front_end import REMEDY, canonical, sides_beyond
+from ipujax.popart.enumerations import SyntheticDataMode
 from ipujax.popart.exceptions import popart_exception, unknown_name
 from ipujax.popart.flow.data_flow import AnchorReturnType, StepShape
 from ipujax.popart.tensor_info import TensorInfo
+
+
+def synthetic_rows(
+    inputs: Mapping[str, TensorInfo], step: StepShape, mode: SyntheticDataMode
+) -> dict[str, np.ndarray[Any, Any]]:
+    """Return inputs of a step; whole numbers are zeros.
+
+    Args:
+        inputs: element types and shapes of a micro-batch.
+        step: micro-batches of the step.
+        mode: zeros, or normal or uniform numbers.
+    """
+    rng = np.random.default_rng(0)
+    rows: dict[str, np.ndarray[Any, Any]] = {}
+    for name, info in inputs.items():
+        shape = (*step.dims, *info.dims)
+        if mode == SyntheticDataMode.Zeros or not np.issubdtype(info.dtype, np.floating):
+            rows[name] = np.zeros(shape, info.dtype)
+        else:
+            is_normal = mode == SyntheticDataMode.RandomNormal
+            rows[name] = (rng.standard_normal(shape) if is_normal else rng.random(shape)).astype(info.dtype)
+    return rows
+
 
 # Element types that a program may bring in place of the model's: PopART converts 64 bits to 32 likewise.
 _WIDE_BYTES = 8

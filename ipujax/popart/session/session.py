@@ -22,6 +22,7 @@ from ipujax.popart.devices import DeviceInfo
 from ipujax.popart.enumerations import RecomputationType, SyntheticDataMode
 from ipujax.popart.exceptions import popart_exception, popart_runtime_error, unknown_name
 from ipujax.popart.flow import DataFlow, InputShapeInfo, PyWeightsIO, StepIO, StepShape
+from ipujax.popart.flow.step_io import synthetic_rows
 from ipujax.popart.model_graph.annotated_graph import (
     AnnotatedGraph,
     annotated_graph,
@@ -34,7 +35,6 @@ from ipujax.popart.model_graph.stage_placement import Placement, placement_of
 from ipujax.popart.options import WARNED, SessionOptions
 from ipujax.popart.popart_log import logger
 from ipujax.popart.session.reports import Reports
-from ipujax.popart.session.synthetic_data import synthetic_rows
 from ipujax.popart.session.weight_store import WeightStore, changed_model, save_arrays, saved_variables, weights_of
 from ipujax.popart.steps.runner import Runner
 from ipujax.popart.steps.step_plan import KEY, StepPlan, anchors_of, base_names, state_of

@@ -10,10 +10,11 @@ called as the runtime does, `add_variable((4,), dtype, "v1", mapping)`; so may `
 Replicas in both ways of the guide: `Graph(target, replication_factor=4)` is one replica of a whole system, compiled
 once; `graph.create_replicated_graph(4)` puts all replicas in one graph.
 
-A variable of a replicated graph is a template: the parent has one instance of it for each replica r, mapped to tile
-r · tiles + t for tile t of the template. Vertices are in the parent's compute sets once a replica. Programs may use
-templates; the engine expands each node to one that runs in all replicas (see `expand`). The parent stays usable by
-itself, also in the same compute sets and copies; its later changes of one replica are not visible in templates.
+A variable of a replicated graph is a template: the parent has one instance of it for each replica r, mapped to tile r ·
+tiles + t for tile t of the template. Vertices are in the parent's compute sets once a replica. Programs may use
+templates; the engine expands each node to one that runs in all replicas (see `engine_programs`). The parent stays
+usable by itself, also in the same compute sets and copies; its later changes of one replica are not visible in
+templates.
 
 Source: Poplar & PopLibs user guide, tutorials 1 to 7, "Replicated graphs"; poplar::Graph.
 Limits: the two ways cannot be combined.

@@ -21,7 +21,7 @@ from ipujax.runtime.profile.stage_figures import ideal_share
 from ipujax.runtime.report import Profile
 from ipujax.runtime.timeline import Walk
 from ipujax.runtime.timeline.task_spans import task_spans
-from ipujax.runtime.views.stage_view import bubble_sentence
+from ipujax.runtime.views.part_views import bubble_sentence
 from tests.ipujax.pipeline.pipeline_models import MODELS, array, batch, parameters
 
 EXCHANGES = ("lockstep", "buffered")

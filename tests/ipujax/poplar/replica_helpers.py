@@ -10,7 +10,7 @@ import numpy as np
 
 from ipujax import poplar
 from ipujax.poplar import FLOAT, Input, Output, Vector, Vertex
-from ipujax.poplar.engine.expand import expanded
+from ipujax.poplar.engine.engine_programs import expanded
 from ipujax.poplar.engine.streams import CallbackChannel, ReplicaChannels, StreamHost, as_callback
 from ipujax.runtime.graph.program import Program
 from ipujax.runtime.interpreter.interpreter import interpret

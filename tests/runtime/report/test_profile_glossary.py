@@ -20,7 +20,7 @@ from ipujax.runtime.report.profile import Profile
 from ipujax.runtime.tensor.mapping import on_one_tile
 from ipujax.runtime.views.answers import QUESTIONS
 from ipujax.runtime.views.hints import MEMORY_HINTS, TIME_HINTS, hints
-from ipujax.runtime.views.layer_view import PART_LABELS, PARTS
+from ipujax.runtime.views.part_views import PART_LABELS, PARTS
 from ipujax.runtime.views.situation import Situation
 from tests.runtime.profile.profile_helpers import BOOL, TARGET, apply, codelet, inputs, variables
 from tests.runtime.profile.test_reports import everything, paths

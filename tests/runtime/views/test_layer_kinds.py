@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ipujax.runtime.profile import LayerCost
-from ipujax.runtime.views.layer_view import layer_kinds, layer_tree
+from ipujax.runtime.views.part_views import layer_kinds, layer_tree
 
 
 def row(layer: str, part: str, cycles: int) -> LayerCost:

@@ -7,7 +7,7 @@ import pytest
 
 from ipujax import poplar, popops
 from ipujax.poplar import BOOL, FLOAT, INT, UNSIGNED_INT, ReplicatedStreamMode
-from ipujax.poplar.engine.expand import expanded
+from ipujax.poplar.engine.engine_programs import expanded
 from ipujax.poplar.program import (
     AbortOn,
     Call,
