@@ -49,7 +49,14 @@ from ipujax.lowering.jaxpr import (
 from ipujax.lowering.layer_notes import LayersOfRun, at_source_of, in_common
 from ipujax.lowering.offload import MOVES
 from ipujax.lowering.outlining.function_call import fixed_operands, function_call_p
-from ipujax.lowering.outlining.repeats import Dataflow, Repeat, find_repeats, is_view, last_uses
+from ipujax.lowering.outlining.repeats import (
+    Dataflow,
+    Repeat,
+    find_repeats,
+    is_repeated_behind,
+    last_uses,
+    widening_bytes,
+)
 from ipujax.lowering.source_info import common_function
 from ipujax.runtime.graph import BYTE_COST_CYCLES
 
@@ -57,26 +64,38 @@ _Slot = tuple[int, int]  # a variable of a run by its first mention: equation, p
 
 
 class Run:
-    """Equal runs of a jaxpr; `last_uses` as `dataflow.last_uses` returns it."""
+    """Equal runs of a jaxpr.
 
-    def __init__(self, jaxpr: Jaxpr, repeat: Repeat, last_uses: Mapping[Var, int]) -> None:
+    Casts are on the side of a call's boundary on which fewer bytes are copied.
+
+    Args:
+        jaxpr: all equations.
+        repeat: positions of the runs.
+        last_uses: as `dataflow.last_uses` returns it.
+        definitions: equation that computes each variable.
+    """
+
+    def __init__(
+        self, jaxpr: Jaxpr, repeat: Repeat, last_uses: Mapping[Var, int], definitions: Mapping[Var, JaxprEqn]
+    ) -> None:
         self._jaxpr = jaxpr
         self._last_uses = last_uses
+        self._definitions = definitions
         self._ends = [start + repeat.length for start in repeat.starts]
         self._runs = [jaxpr.eqns[start:end] for start, end in zip(repeat.starts, self._ends, strict=True)]
         self._slots = _slots(self._runs[0])
         self._values = [self._values_of(run) for run in self._runs]
 
     def calls(self) -> list[list[JaxprEqn]]:
-        """Replacement of each run: a call, and views of the results that are read behind it."""
+        """Replacement of each run: casts of its operands, a call, and views and casts of results read behind it."""
         params = {"jaxpr": self._function, "name": self._name, "fixed": fixed_operands(self._operands)}
         return [self._call(number, params) for number in range(len(self._runs))]
 
     def _call(self, number: int, params: Mapping[str, object]) -> list[JaxprEqn]:
-        """Call in the place of a run, with its line and layer, and the views that are repeated behind it."""
+        """Call in the place of a run, with its line and layer, and the equations before and behind it."""
         run = self._runs[number]
         values = self._values[number]
-        needed, views = self._live_out[number]
+        needed, repeated = self._live_out[number]
         outvars = [
             values[slot] if slot in needed else DropVar(var.aval)
             for slot, var in zip(self._results, self._function.jaxpr.outvars, strict=True)
@@ -87,7 +106,8 @@ class Run:
         if _program_part(run[0]) != _program_part(call_at_line):
             # The common name stack has lost the stage or phase: keep the stack of the first equation.
             call_at_line = at_source_of(call, run[0], run[:1], "", layers)
-        return [call_at_line, *(run[n] for n in sorted(views))]
+        before = [run[n] for n in sorted(self._casts_before)]
+        return [*before, call_at_line, *(run[n] for n in sorted(repeated))]
 
     def _values_of(self, run: Sequence[JaxprEqn]) -> dict[_Slot, Var]:
         values: dict[_Slot, Var] = {}
@@ -99,23 +119,22 @@ class Run:
 
     @cached_property
     def _live_out(self) -> list[tuple[set[_Slot], set[int]]]:
-        """Results of each run that are read behind it, and the views that are repeated there."""
+        """Results of each run that are read behind it, and the views and casts that are repeated there."""
         return [self._live_out_of(values, end) for values, end in zip(self._values, self._ends, strict=True)]
 
     def _live_out_of(self, values: Mapping[_Slot, Var], end: int) -> tuple[set[_Slot], set[int]]:
-        """Values of a run that equations from `end` on read: results the call returns, and views repeated after it."""
+        """Values of a run that equations from `end` on read: results the call returns, and equations repeated."""
         needed: set[_Slot] = set()
-        views: set[int] = set()
+        repeated: set[int] = set()
 
         def need(slot: _Slot) -> None:
             """Notes what makes a value known behind the run."""
             number, position = slot
             eqn = self._runs[0][number]
-            if position < len(eqn.invars):  # an operand of the run
+            if self._is_operand(slot):
                 return
-            # A view is repeated behind the run, so the call returns only its operand.
-            if is_view(eqn):
-                views.add(number)
+            if is_repeated_behind(eqn):
+                repeated.add(number)
                 for operand in self._slots[number][: len(eqn.invars)]:
                     if operand is not None:
                         need(operand)
@@ -125,7 +144,27 @@ class Run:
         for slot, var in values.items():
             if self._last_uses.get(var, -1) >= end:
                 need(slot)
-        return needed, views
+        return needed, repeated
+
+    @cached_property
+    def _casts_before(self) -> set[int]:
+        """Casts to fewer bytes that run before the call, which copies as many bytes less.
+
+        Each is the only reader of an operand; an operand that is one value at every call is not copied at all.
+        """
+        run = self._runs[0]
+        readers: dict[_Slot, set[int]] = {}
+        for number, (eqn, slots) in enumerate(zip(run, self._slots, strict=True)):
+            for slot in slots[: len(eqn.invars)]:
+                if slot is not None:
+                    readers.setdefault(slot, set()).add(number)
+        casts = set()
+        for number, eqn in enumerate(run):
+            operand = self._slots[number][0]
+            if widening_bytes(eqn) < 0 and operand == (number, 0) and readers[operand] == {number}:
+                is_fixed = len({values[operand] for values in self._values}) == 1
+                casts |= set() if is_fixed else {number}
+        return casts
 
     @cached_property
     def _results(self) -> list[_Slot]:
@@ -142,7 +181,9 @@ class Run:
         """The function, and the slots of its operands."""
         variables: dict[_Slot | None, Var] = {}
         eqns = []
-        for eqn, slots in zip(self._common_equations[0], self._slots, strict=True):
+        for number, (eqn, slots) in enumerate(zip(self._common_equations[0], self._slots, strict=True)):
+            if number in self._casts_before:
+                continue
             for slot, atom in zip(slots, (*eqn.invars, *eqn.outvars), strict=True):
                 if slot is not None and slot not in variables:
                     variables[slot] = Var(atom.aval)
@@ -152,17 +193,35 @@ class Run:
             ]
             results = [variables[slot] for slot in slots[count:]]
             eqns.append(eqn.replace(invars=operands, outvars=results))
-        operand_slots = [
-            slot for slot in variables if slot is not None and slot[1] < len(self._runs[0][slot[0]].invars)
-        ]
+        operand_slots = [slot for slot in variables if slot is not None and self._is_operand(slot)]
         results = [variables[slot] for slot in self._results]
         # No run may need all results of its equations.
         live = eliminate_dead_code(
             part_of(self._jaxpr, [variables[slot] for slot in operand_slots], results, eqns).jaxpr
         )
-        used = {atom for eqn in live.eqns for atom in eqn.invars if isinstance(atom, Var)}
-        operand_slots = [slot for slot in operand_slots if variables[slot] in used]
-        return ClosedJaxpr(live.replace(invars=[variables[slot] for slot in operand_slots]), ()), operand_slots
+        readers = {atom: eqn for eqn in reversed(live.eqns) for atom in eqn.invars if isinstance(atom, Var)}
+        operand_slots = [slot for slot in operand_slots if variables[slot] in readers]
+        casts = []
+        for slot in operand_slots:
+            for cast in self._casts_inside(slot)[:1]:
+                wide = variables[slot]
+                variables[slot] = Var(cast.invars[0].aval)
+                source = readers[wide].source_info
+                casts.append(cast.replace(invars=[variables[slot]], outvars=[wide], source_info=source))
+        invars = [variables[slot] for slot in operand_slots]
+        return ClosedJaxpr(live.replace(invars=invars, eqns=[*casts, *live.eqns]), ()), operand_slots
+
+    def _casts_inside(self, slot: _Slot) -> list[JaxprEqn]:
+        """The widening casts that compute an operand of all runs, which the function repeats; empty without."""
+        casts = [self._definitions.get(values[slot]) for values in self._values]
+        found = [cast for cast in casts if cast is not None and widening_bytes(cast) > 0]
+        narrow = {str(cast.invars[0].aval) for cast in found}
+        return found if len(found) == len(casts) and len(narrow) == 1 else []
+
+    def _is_operand(self, slot: _Slot) -> bool:
+        """True if a value is known before the call."""
+        number, position = slot
+        return number in self._casts_before or position < len(self._runs[0][number].invars)
 
     @cached_property
     def _name(self) -> str:
@@ -175,7 +234,12 @@ class Run:
 
     @cached_property
     def _operands(self) -> list[tuple[Atom, ...]]:
-        return [tuple(values[slot] for slot in self._function_and_operands[1]) for values in self._values]
+        slots = self._function_and_operands[1]
+        by_slot = [
+            [cast.invars[0] for cast in self._casts_inside(slot)] or [values[slot] for values in self._values]
+            for slot in slots
+        ]
+        return list(zip(*by_slot, strict=True)) if slots else [()] * len(self._runs)
 
 
 def _slots(run: Sequence[JaxprEqn]) -> list[list[_Slot | None]]:
@@ -266,8 +330,9 @@ def _with_calls(
         return jaxpr.eqns, list(range(len(jaxpr.eqns)))
     calls: dict[int, tuple[int, list[JaxprEqn]]] = {}  # first equation of a run → its length and its replacement
     uses = last_uses(jaxpr)
+    definitions = {var: eqn for eqn in jaxpr.eqns for var in eqn.outvars}
     for repeat in find_repeats(Dataflow(jaxpr, numbers), groups, byte_cost):
-        for start, eqns in zip(repeat.starts, Run(jaxpr, repeat, uses).calls(), strict=True):
+        for start, eqns in zip(repeat.starts, Run(jaxpr, repeat, uses, definitions).calls(), strict=True):
             calls[start] = repeat.length, eqns
     rewritten: list[JaxprEqn] = []
     sources: list[int] = []

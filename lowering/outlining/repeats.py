@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from typing import Any
 
 import numpy as np
 
@@ -25,6 +26,7 @@ from ipujax.lowering.jax_compat import DropVar, Jaxpr, JaxprEqn, Literal, Var
 from ipujax.lowering.jaxpr import EquationNumbers, Work, elements_of, work_of_equation
 from ipujax.lowering.outlining.function_call import gain, gain_of
 from ipujax.lowering.primitives import record_of
+from ipujax.runtime.tensor import element_bytes
 
 _BASE = 0x9E3779B97F4A7C15  # odd, so that it has an inverse
 
@@ -65,7 +67,7 @@ class Dataflow:
             for position, atom in enumerate((*eqn.invars, *eqn.outvars)):
                 if isinstance(atom, Literal | DropVar):
                     continue
-                if position >= len(eqn.invars) and not is_view(eqn):
+                if position >= len(eqn.invars) and not is_repeated_behind(eqn):
                     definitions[atom] = len(rows)
                 variable = variable_numbers.setdefault(atom, len(variable_numbers))
                 is_read = position < len(eqn.invars)
@@ -127,21 +129,38 @@ class Dataflow:
 
 
 def last_uses(jaxpr: Jaxpr) -> dict[Var, int]:
-    """Last equation that needs each variable, through views too; for results one behind the last equation."""
+    """Last equation that needs each variable; for results one behind the last equation.
+
+    An equation that is repeated behind a call needs its operands as long as its own result is needed.
+    """
     uses = {atom: len(jaxpr.eqns) for atom in jaxpr.outvars if isinstance(atom, Var)}
     for n, eqn in reversed(list(enumerate(jaxpr.eqns))):
-        through = max((uses.get(var, n) for var in eqn.outvars), default=n) if is_view(eqn) else n
+        through = max((uses.get(var, n) for var in eqn.outvars), default=n) if is_repeated_behind(eqn) else n
         for atom in eqn.invars:
             if isinstance(atom, Var):
                 uses[atom] = max(uses.get(atom, n), through)
     return uses
 
 
-def is_view(eqn: JaxprEqn) -> bool:
-    """True if an equation is a view with as many elements as its operands: a call need not return it."""
+def is_repeated_behind(eqn: JaxprEqn) -> bool:
+    """True if a call need not return an equation's result, because it can return the operands instead.
+
+    That is a view with as many elements as its operands, or a cast to more bytes an element.
+    """
+    if widening_bytes(eqn) > 0:
+        return True
     if record_of(eqn).cost != "view":
         return False
     return sum(elements_of(atom) for atom in eqn.invars if isinstance(atom, Var)) <= elements_of(eqn.outvars[0])
+
+
+def widening_bytes(eqn: JaxprEqn) -> int:
+    """Bytes an element that the result of a cast has more than its operand; 0 for another equation."""
+    operand = eqn.invars[0] if eqn.primitive.name == "convert_element_type" else None
+    if not isinstance(operand, Var):
+        return 0
+    avals: tuple[Any, Any] = operand.aval, eqn.outvars[0].aval
+    return element_bytes(avals[1].dtype) - element_bytes(avals[0].dtype)
 
 
 def _over_starts(first: np.ndarray, last: np.ndarray, values: np.ndarray | int, starts: int) -> np.ndarray:

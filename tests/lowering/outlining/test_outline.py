@@ -197,3 +197,28 @@ def test_numbers_windows_by_equations_and_dataflow() -> None:
         window_numbers = flow.windows(length).numbers.tolist()
         forms = [form(start, length) for start in range(len(window_numbers))]
         assert len(set(window_numbers)) == len(set(forms)) == len(set(zip(window_numbers, forms, strict=True)))
+
+
+def test_casts_at_the_boundary_of_a_run_are_outside() -> None:
+    def normalised(w: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        wide = (x @ w).astype(jnp.float32)
+        mean = wide.mean(0)
+        return (jnp.tanh(wide - mean) * 2).astype(jnp.float16), mean, wide
+
+    def fun(ws: list[jax.Array], x: jax.Array) -> jax.Array:
+        total = jnp.zeros(WIDTH)
+        for w in ws:
+            x, mean, wide = normalised(w, x)
+            total += mean + jnp.exp(wide).sum(0)
+        return total
+
+    ws = [normal(WIDTH, WIDTH).astype(np.float16) for _ in range(LENGTH)]
+    jaxpr = outlined(fun, ws, normal(WIDTH, WIDTH).astype(np.float16))
+    large = [
+        atom.aval.dtype
+        for call in calls(jaxpr)
+        for atom in (*call.invars, *call.outvars)
+        if atom.aval.shape == (WIDTH, WIDTH)
+    ]
+    assert large
+    assert set(large) == {np.dtype(np.float16)}
