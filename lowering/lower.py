@@ -65,11 +65,11 @@ from ipujax.runtime.options import Options
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Origin, Tensor, concat
 
-_SHARES = (
-    (16.0, 1 / 6),
-    (2.0, 1 / 4),
-    (1.0, 1 / 2),
-)  # (least cost of a byte in cycles, share of a tile's memory that an operation may use)
+_PROPORTIONS = (
+    (16.0, 0.1),
+    (2.0, 0.15),
+    (1.0, 0.3),
+)  # (least cost of a byte in cycles, proportion of a tile's memory that an operation may use at most)
 _UPDATE = Origin(path="results into donated arguments")
 
 
@@ -238,11 +238,11 @@ def _in_stages(plan: _Plan) -> LoweredProgram:
 
 def _for_planners(target: Target, choice: Choice) -> Target:
     """Return a machine for planners: the more a byte costs, the smaller the share of a tile for an operation."""
-    # Smaller operations take more code: a quarter is best for ResNet-50 and BERT-Large, a sixth for GPT-2 (measured).
-    share = next((share for min_cost, share in _SHARES if choice.byte_cost >= min_cost), 1.0)
+    # Smaller operations take more code: 0.15 is best for ResNet-50 and BERT-Large, 0.1 for GPT-2 (measured).
+    most = next((most for min_cost, most in _PROPORTIONS if choice.byte_cost >= min_cost), 1.0)
     return replace(
         target,
-        available_memory_proportion=share * target.available_memory_proportion,
+        available_memory_proportion=min(most, target.available_memory_proportion),
         bytes_per_tile=choice.tile_bytes,
     )
 

@@ -99,7 +99,9 @@ def choose_layout(
         return kept_layout(graph, operands, narrow, shape, dtype)
     unrepeated = [x for x, view in zip(operands, narrow, strict=True) if view.is_whole]
     proposals = _commonest([x for view in mapped_outs or unrepeated if (x := _layout_of(graph, view)) is not None])
-    proposals += [] if mapped_outs and proposals else _even(graph, kernel, shape, reductions, bool(proposals))
+    # Values that no vertex can reduce are stored first: even layouts that exceed the bound take less than that.
+    must_fit = any(all(x.can_reduce(shape, r.axes) for r in reductions) for x in proposals)
+    proposals += [] if mapped_outs and proposals else _even(graph, kernel, shape, reductions, must_fit)
     needs_rows = len(unrepeated) < len(operands) or bool(reductions)
     layouts = _for_vertices(proposals, shape, reductions, needs_rows)
     if not reductions and not (mapped_outs and proposals):
