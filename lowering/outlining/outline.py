@@ -129,7 +129,7 @@ class Run:
 
         def need(slot: _Slot) -> None:
             """Notes what makes a value known behind the run."""
-            number, position = slot
+            number, _ = slot
             eqn = self._runs[0][number]
             if self._is_operand(slot):
                 return
