@@ -59,7 +59,7 @@ from ipujax.runtime.memory.report import fullest_tiles
 from ipujax.runtime.not_copied import Shared
 from ipujax.runtime.options import Options
 from ipujax.runtime.read_only import ReadOnlyMapping
-from ipujax.runtime.target import Target, nearest
+from ipujax.runtime.target import Target, held_over, nearest
 from ipujax.runtime.tensor import Tensor, Variable, element_bytes
 from ipujax.runtime.timeline import MAX_STEPS, ClockStep, Recording, Spans, TaskSpans, Timeline, Walk
 from ipujax.runtime.timeline.clock_steps import clock_steps
@@ -142,6 +142,24 @@ class Executable(Shared):
         """Return a copy with names, see `Identity`, and seconds of steps before the compilation, by step."""
         identity = replace(self.identity, function=str(function), file=file)
         return replace(self, identity=identity, timings=ReadOnlyMapping({**timings, **self.timings}))
+
+    def on(self, machine: Target) -> Executable:
+        """Return the same program on another machine, costed again; whether it fits the tiles is not checked.
+
+        Args:
+            machine: has the constants over which programs are held, see `target.held_constants`; others are ignored.
+
+        Raises:
+            StreamingMemoryError: remote buffers do not fit in streaming memory.
+        """
+        graph = _copy(self.graph, held_over(self.graph.target, machine))
+        _check_streaming_memory(graph, self.program)
+        effects = EffectsOf(graph)
+        costs = leaf_costs(graph, self.program)
+        memory = memory_report(graph, self.program, effects, costs)
+        steps, slots = clock_steps(self.program, costs, effects, graph.target)
+        costed = (MappingProxyType(costs), memory, MappingProxyType(steps), slots)
+        return Executable(graph, self.program, self.options, *costed, self.timings, identity=self.identity)
 
     @property
     def target(self) -> Target:
@@ -238,7 +256,7 @@ def compile(
 
 def _compile(graph: Graph, program: Program, options: Options, check: Callable[[MemoryReport], object]) -> Executable:
     timings = dict[str, float]()
-    graph = _copy(graph)
+    graph = _copy(graph, graph.target)
     effects = EffectsOf(graph)
     # Cheap checks first: the steps below may take minutes.
     _check_trip_counts(program, options)
@@ -351,11 +369,9 @@ def cycle_counter(graph: Graph, program: Program) -> CycleCounter | None:
     return CycleCounter(graph, steps, slots)
 
 
-def _copy(graph: Graph) -> Graph:
+def _copy(graph: Graph, target: Target) -> Graph:
     # Tables and lists are copied; variables, mappings and vertex groups are frozen, and shared.
-    copy = Graph(
-        graph.target, graph.replication_factor, graph.byte_cost_cycles, graph.io_tiles, graph.planned_tile_bytes
-    )
+    copy = Graph(target, graph.replication_factor, graph.byte_cost_cycles, graph.io_tiles, graph.planned_tile_bytes)
     copy.variables = list(graph.variables)
     copy.mappings = dict(graph.mappings)
     copy.elements_left_out = dict(graph.elements_left_out)

@@ -251,22 +251,22 @@ ROOMS: dict[str, str] = {
         " runtime.report runtime.schema runtime.signatures"
     ),
     "ipujax.lowering_plan": (
-        "ipujax.arguments ipujax.calls ipujax.distributed.instance ipujax.fit ipujax.popsparse ipujax.sharding"
-        " ipujax.storage lowering.choice lowering.dumps lowering.jax_compat lowering.jaxpr lowering.lower"
-        " lowering.offload lowering.partition lowering.passes lowering.program_inputs lowering.recomputation"
-        " lowering.refs lowering.replicas lowering.rules runtime.compile runtime.graph runtime.host runtime.logs"
-        " runtime.options runtime.report runtime.target runtime.tensor"
+        "ipujax.arguments ipujax.calls ipujax.device ipujax.distributed.instance ipujax.fit ipujax.popsparse"
+        " ipujax.sharding ipujax.storage lowering.choice lowering.dumps lowering.jax_compat lowering.jaxpr"
+        " lowering.lower lowering.offload lowering.partition lowering.passes lowering.program_inputs"
+        " lowering.recomputation lowering.refs lowering.replicas lowering.rules runtime.compile runtime.graph"
+        " runtime.host runtime.logs runtime.options runtime.report runtime.target runtime.tensor"
     ),
     "ipujax.program_evaluation": (
         "ipujax.calls ipujax.distributed.instance ipujax.lowering_plan runtime.compile runtime.engine runtime.graph"
         " runtime.host"
     ),
     "ipujax.stages": (
-        "ipujax.arguments ipujax.calls ipujax.compiled_programs ipujax.distributed.instance ipujax.fit"
-        " ipujax.lowering_plan ipujax.program_evaluation ipujax.sharding ipujax.storage lowering.choice"
-        " lowering.dumps lowering.jax_compat lowering.jaxpr lowering.pipelining lowering.recomputation"
-        " runtime.compile runtime.graph runtime.host runtime.logs runtime.markup runtime.memory runtime.report"
-        " runtime.signatures runtime.target runtime.tracebacks"
+        "ipujax.arguments ipujax.calls ipujax.compiled_programs ipujax.device ipujax.distributed.instance ipujax.fit"
+        " ipujax.lowering_plan ipujax.program_evaluation ipujax.sharding ipujax.storage lowering.choice lowering.dumps"
+        " lowering.jax_compat lowering.jaxpr lowering.pipelining lowering.recomputation runtime.compile runtime.graph"
+        " runtime.host runtime.logs runtime.markup runtime.memory runtime.report runtime.signatures runtime.target"
+        " runtime.tracebacks"
     ),
     "ipujax.caching": (
         "ipujax.compiled_programs ipujax.lowering_plan ipujax.stages ipujax.storage lowering.digests lowering.dumps"

@@ -1,5 +1,11 @@
 """The machine: constants of a target with their sources, presets of real chips, and the page of them."""
 
+from ipujax.runtime.target.held_constants import (
+    held_constants as held_constants,
+    held_over as held_over,
+    program_changes as program_changes,
+    program_constants as program_constants,
+)
 from ipujax.runtime.target.presets import (
     CHIP_NAMES as CHIP_NAMES,
     IPU_VERSIONS as IPU_VERSIONS,

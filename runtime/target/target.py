@@ -59,9 +59,16 @@ class Source:
             raise TargetError("Source.text must not be empty", expected="the name of a source", got=repr(self.text))
 
 
-def constant(*, unit: str, doc: str, zero_ok: bool = False, maximum: float | None = None) -> Any:
-    """Declare a field of `Target`: its unit, its meaning, and the range of a number (above zero unless `zero_ok`)."""
-    return field(metadata={"unit": unit, "doc": doc, "zero_ok": zero_ok, "maximum": maximum})
+def constant(
+    *, unit: str, doc: str, zero_ok: bool = False, maximum: float | None = None, is_held_over: bool = True
+) -> Any:
+    """Declare a field of `Target`: its unit, its meaning, and the range of a number (above zero unless `zero_ok`).
+
+    A program `is_held_over` a constant if a machine with another value of it runs the same program, in other time or
+    memory; other constants are part of programs, or of the counts of what they exchange.
+    """
+    metadata = {"unit": unit, "doc": doc, "zero_ok": zero_ok, "maximum": maximum, "is_held_over": is_held_over}
+    return field(metadata=metadata)
 
 
 _COUNTING_WORDS = frozenset({"num", "n", "number", "count", "per", "of"})
@@ -104,30 +111,38 @@ class Target:
     """
 
     name: str = constant(unit="name", doc="which machine this describes")
-    num_ipus: int = constant(unit="IPUs", maximum=_MAX_IPUS, doc="IPUs of the system")
+    num_ipus: int = constant(unit="IPUs", maximum=_MAX_IPUS, doc="IPUs of the system", is_held_over=False)
 
-    tiles_per_ipu: int = constant(unit="tiles", doc="tiles of one IPU")
+    tiles_per_ipu: int = constant(unit="tiles", doc="tiles of one IPU", is_held_over=False)
     bytes_per_tile: int = constant(unit="bytes", doc="SRAM of one tile, code included")
     memory_element_bytes: int = constant(unit="bytes", doc="one SRAM element: one access port")
     interleaved_offset_bytes: int = constant(
         unit="bytes", zero_ok=True, doc="offset of the interleaved region in tile memory; code lies below"
     )
     clock_hz: float = constant(unit="Hz", doc="tile clock")
-    worker_contexts: int = constant(unit="workers", doc="worker threads of a tile, issuing in turn, one slot each")
+    worker_contexts: int = constant(
+        unit="workers", doc="worker threads of a tile, issuing in turn, one slot each", is_held_over=False
+    )
     worker_issue_period_cycles: int = constant(
         unit="cycles",
         zero_ok=True,
         doc="least cycles between two instructions of one worker, however few workers a tile has",
     )
-    vector_width_bytes: int = constant(unit="bytes", doc="data path of an ordinary vector instruction")
+    vector_width_bytes: int = constant(
+        unit="bytes", doc="data path of an ordinary vector instruction", is_held_over=False
+    )
     supervisor_overhead_cycles: int = constant(
         unit="cycles", zero_ok=True, doc="the supervisor's launch of the workers of one vertex"
     )
 
     fp16_amp_macs_per_cycle: int = constant(unit="MAC/cycle/tile", doc="peak fp16 multiply-adds of the AMP unit")
     fp32_amp_macs_per_cycle: int = constant(unit="MAC/cycle/tile", doc="peak fp32 multiply-adds of the AMP unit")
-    conv_units_fp16: int = constant(unit="units/tile", doc="AMP engines, fp16: output channels of one pass")
-    conv_units_fp32: int = constant(unit="units/tile", doc="AMP engines, fp32: output channels of one pass")
+    conv_units_fp16: int = constant(
+        unit="units/tile", doc="AMP engines, fp16: output channels of one pass", is_held_over=False
+    )
+    conv_units_fp32: int = constant(
+        unit="units/tile", doc="AMP engines, fp32: output channels of one pass", is_held_over=False
+    )
     amp_weight_load_bytes_per_cycle: int = constant(
         unit="B/cycle/tile", doc="loading of AMP weights, with the 128-bit load option off"
     )
@@ -144,7 +159,9 @@ class Target:
 
     exchange_bytes_per_cycle: float = constant(unit="B/cycle/tile", doc="internal exchange, each direction")
     tiles_per_exchange_bus: int = constant(
-        unit="tiles", doc="adjacent tiles on one bus; receiving the same data, they get that multiple of the rate"
+        unit="tiles",
+        doc="adjacent tiles on one bus; receiving the same data, they get that multiple of the rate",
+        is_held_over=False,
     )
     exchange_startup_cycles: int = constant(
         unit="cycles", zero_ok=True, doc="fixed cost of one internal exchange, sync not included"
@@ -160,7 +177,7 @@ class Target:
     internal_sync_cycles: int = constant(unit="cycles", zero_ok=True, doc="sync of the tiles of one IPU")
     global_sync_cycles: int = constant(unit="cycles", zero_ok=True, doc="sync of all IPUs")
     global_exchange: GlobalExchange = constant(
-        unit="choice", doc="how the clocks of IPUs meet at a copy between stages"
+        unit="choice", doc="how the clocks of IPUs meet at a copy between stages", is_held_over=False
     )
     sync_pattern: SyncPattern = constant(
         unit="choice",
@@ -191,9 +208,15 @@ class Target:
         unit="bytes", doc="most that moves at once to or from a remote buffer for one IPU; more takes several exchanges"
     )
 
-    native_dtypes: frozenset[str] = constant(unit="dtype names", doc="dtypes computed natively; others are emulated")
+    native_dtypes: frozenset[str] = constant(
+        unit="dtype names", doc="dtypes computed natively; others are emulated", is_held_over=False
+    )
     available_memory_proportion: float = constant(
-        unit="ratio", zero_ok=True, maximum=1.0, doc="share of a tile a planner may use; 0: as little as possible"
+        unit="ratio",
+        zero_ok=True,
+        maximum=1.0,
+        doc="share of a tile a planner may use; 0: as little as possible",
+        is_held_over=False,
     )
 
     sources: Mapping[str, Source] = field(compare=False, repr=False)
