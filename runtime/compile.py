@@ -152,7 +152,7 @@ class Executable(Shared):
         Raises:
             StreamingMemoryError: remote buffers do not fit in streaming memory.
         """
-        graph = _copy(self.graph, held_over(self.graph.target, machine))
+        graph = held_graph(self.graph, machine)
         _check_streaming_memory(graph, self.program)
         effects = EffectsOf(graph)
         costs = leaf_costs(graph, self.program)
@@ -348,8 +348,8 @@ def program_cycles(
     return timeline(Walk.of(part or program, steps, graph.target.num_ipus, slots, trips)).cycles
 
 
-def vertex_cycles(graph: Graph, program: Program, costs: Mapping[Leaf, Cost]) -> int:
-    """Return the compute cycles of one run of a program for one IPU, without its exchanges and syncs.
+def static_runs(graph: Graph, program: Program, costs: Mapping[Leaf, Cost]) -> Mapping[Program, int]:
+    """Return how often each leaf runs in one run of a program.
 
     Args:
         graph: variables, mappings and vertices.
@@ -358,7 +358,7 @@ def vertex_cycles(graph: Graph, program: Program, costs: Mapping[Leaf, Cost]) ->
     """
     steps, slots = clock_steps(program, costs, EffectsOf(graph), graph.target)
     trips = {name: 1 for names in while_names(program).values() for name in names}
-    return timeline(Walk.of(program, steps, graph.target.num_ipus, slots, trips)).phase_cycles(0)["compute"]
+    return timeline(Walk.of(program, steps, graph.target.num_ipus, slots, trips)).executions
 
 
 def cycle_counter(graph: Graph, program: Program) -> CycleCounter | None:
@@ -367,6 +367,11 @@ def cycle_counter(graph: Graph, program: Program) -> CycleCounter | None:
         return None
     steps, slots = clock_steps(program, leaf_costs(graph, program), EffectsOf(graph), graph.target)
     return CycleCounter(graph, steps, slots)
+
+
+def held_graph(graph: Graph, machine: Target) -> Graph:
+    """Return a graph on another machine, whose constants it takes but for those that are part of its program."""
+    return _copy(graph, held_over(graph.target, machine))
 
 
 def _copy(graph: Graph, target: Target) -> Graph:

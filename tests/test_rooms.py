@@ -69,6 +69,9 @@ ROOMS: dict[str, str] = {
         "runtime.analysis runtime.cost runtime.engine runtime.graph runtime.logs runtime.memory runtime.options"
         " runtime.target runtime.tensor runtime.timeline runtime.verify"
     ),
+    "runtime.many_machines": (
+        "runtime.analysis runtime.compile runtime.cost runtime.graph runtime.memory runtime.target runtime.timeline"
+    ),
     "runtime.sources": "runtime.tensor",
     "runtime.sections": (
         "runtime.analysis runtime.compile runtime.cost runtime.exchange runtime.files runtime.graph runtime.memory"
@@ -181,7 +184,7 @@ ROOMS: dict[str, str] = {
     ),
     "lowering.rules.tiles": (
         "lowering.jax_compat lowering.layout lowering.passes lowering.popops lowering.rules.base lowering.rules.flow"
-        " runtime.analysis runtime.compile runtime.graph runtime.memory runtime.target runtime.tensor"
+        " runtime.analysis runtime.compile runtime.cost runtime.graph runtime.memory runtime.target runtime.tensor"
     ),
     "lowering.rules.table": (
         "lowering.popops lowering.rules.arrays lowering.rules.base lowering.rules.flow lowering.rules.numerics"

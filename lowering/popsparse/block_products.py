@@ -87,13 +87,13 @@ def _element_cycles(target: Target, size: int, rows: Count, blocks: Count, colum
     worker = _worker_cycles(target, rows, blocks, start, row, element)
     for count, figures in _SHORT_ELEMENT_CYCLES[size].items():
         worker = np.where(columns == count, _worker_cycles(target, rows, blocks, *figures), worker)
-    return np.asarray(_SUPERVISOR_CYCLES + issue_round_cycles(target) * worker)
+    return np.asanyarray(_SUPERVISOR_CYCLES + issue_round_cycles(target) * worker)
 
 
 def _vector_cycles(target: Target, size: int, block: int, rows: Count, blocks: Count, columns: Count) -> np.ndarray:
     start, row, block_start, column = _VECTOR_CYCLES[size, block]
     worker = _worker_cycles(target, rows, blocks, start, row, block_start + column * np.asarray(columns))
-    return np.asarray(_SUPERVISOR_CYCLES + issue_round_cycles(target) * worker)
+    return np.asanyarray(_SUPERVISOR_CYCLES + issue_round_cycles(target) * worker)
 
 
 def _worker_cycles(
@@ -101,7 +101,7 @@ def _worker_cycles(
 ) -> np.ndarray:
     """Cycles of a worker: `start`, `row` for each of its rows of blocks, and `block` for each of its blocks."""
     workers = target.worker_contexts
-    return np.asarray(start + row * ceil_div(rows, workers) + block * ceil_div(blocks, workers))
+    return np.asanyarray(start + row * ceil_div(rows, workers) + block * ceil_div(blocks, workers))
 
 
 def _amp_cycles(target: Target, size: int, block: int, rows: Count, blocks: Count, columns: Count) -> np.ndarray:
@@ -113,7 +113,7 @@ def _amp_cycles(target: Target, size: int, block: int, rows: Count, blocks: Coun
     row_cycles = 23 + 8 * (rows - 1) + rows * (32 - 10)
     block_cycles = 10 + 15 + 4 * (passes - 1) + passes * (_AMP_RUN_CYCLES + load)
     supervisor = _SUPERVISOR_CYCLES + row_cycles + blocks * block_cycles
-    return np.asarray(supervisor + issue_round_cycles(target) * worker)
+    return np.asanyarray(supervisor + issue_round_cycles(target) * worker)
 
 
 def _transpose_cycles(target: Target, size: int, block: int, rows: Count, columns: Count) -> np.ndarray:
@@ -121,7 +121,7 @@ def _transpose_cycles(target: Target, size: int, block: int, rows: Count, column
     passes = ceil_div(columns, _AMP_COLUMNS[size])
     vector = 12 * block // 2 if size == 4 else 23 * block // 4
     worker = 34 + ceil_div(rows, target.worker_contexts) * (3 + passes * (3 + vector))
-    return np.asarray(18 + issue_round_cycles(target) * worker)
+    return np.asanyarray(18 + issue_round_cycles(target) * worker)
 
 
 _MULTIPLY_ADD = 2  # operations
@@ -192,9 +192,9 @@ def sampled_products(dtype: Any, number: Any, out_dtype: Any, most_blocks: int |
 
 def _block_flops(shapes: BlockShapes) -> np.ndarray:
     (blocks, m, k), (_, _, n), *_ = shapes
-    return np.asarray(_MULTIPLY_ADD * blocks * m * k * n)
+    return np.asanyarray(_MULTIPLY_ADD * blocks * m * k * n)
 
 
 def _sampled_flops(shapes: BlockShapes) -> np.ndarray:
     (_, _, n), *_, (blocks, m, k) = shapes
-    return np.asarray(_MULTIPLY_ADD * blocks * m * k * n)
+    return np.asanyarray(_MULTIPLY_ADD * blocks * m * k * n)

@@ -42,12 +42,12 @@ def static_cycles(target: Target, dtype: Any, block: int, rows: Count, blocks: C
     round_cycles = issue_round_cycles(target)
     if block == 1:
         worker_rows = ceil_div(rows, target.worker_contexts)
-        return np.asarray(round_cycles * _static_element_cycles(size, worker_rows, ceil_div(blocks, rows), columns))
+        return np.asanyarray(round_cycles * _static_element_cycles(size, worker_rows, ceil_div(blocks, rows), columns))
     start, row_start = _STATIC_STARTS[size, block]
     load = ceil_div(block * block * size, target.amp_weight_load_bytes_per_cycle)
     worker = _static_block_cycles(size, block, ceil_div(columns, target.worker_contexts))
     cycles = 30 + start * round_cycles + rows * (row_start * round_cycles + 17)
-    return np.asarray(cycles + blocks * (16 + load + worker * round_cycles))
+    return np.asanyarray(cycles + blocks * (16 + load + worker * round_cycles))
 
 
 def _static_block_cycles(size: int, block: int, columns: Count) -> Count:
@@ -84,14 +84,14 @@ def dynamic_cycles(target: Target, dtype: Any, block: int, rows: Count, blocks: 
     if block == 1:
         worker_rows = ceil_div(rows, target.worker_contexts)
         worker = _dynamic_element_cycles(size, worker_rows, ceil_div(blocks, rows), columns)
-        return np.asarray(30 + 47 + 46 + round_cycles * worker)
+        return np.asanyarray(30 + 47 + 46 + round_cycles * worker)
     parts = codelet_parts(size, block)
     block, rows, blocks = block // parts, parts * np.asarray(rows), parts**2 * np.asarray(blocks)
     start, block_start, column_cycles = _DYNAMIC_STARTS[size, block]
     loads = ceil_div(block, _HALF_UNITS) if block == 16 else 1
     load = ceil_div(block * block * size, target.amp_weight_load_bytes_per_cycle)
     inner = loads * (block_start + column_cycles * ceil_div(columns, target.worker_contexts))
-    return np.asarray(40 + 46 + 56 + 2 + blocks * (load + 3 + 12 * loads) + round_cycles * (start + blocks * inner))
+    return np.asanyarray(40 + 46 + 56 + 2 + blocks * (load + 3 + 12 * loads) + round_cycles * (start + blocks * inner))
 
 
 def _dynamic_element_cycles(size: int, rows: Count, blocks: Count, columns: Count) -> Count:

@@ -8,17 +8,22 @@ from __future__ import annotations
 
 import dataclasses
 
-from ipujax.runtime.target.target import Target
+from ipujax.runtime.target.target import PartOf, Target
+
+
+def constants_of(*parts: PartOf) -> tuple[str, ...]:
+    """Return the names of the constants that are part of "rates", "counts" or "program"."""
+    return tuple(item.name for item in dataclasses.fields(Target) if item.metadata.get("part_of") in parts)
 
 
 def held_constants() -> tuple[str, ...]:
     """Return the names of the constants over which programs are held."""
-    return tuple(item.name for item in dataclasses.fields(Target) if item.metadata.get("is_held_over"))
+    return constants_of("rates", "counts")
 
 
 def program_constants() -> tuple[str, ...]:
     """Return the names of the constants that a program depends on: on another value it is compiled again."""
-    return tuple(item.name for item in dataclasses.fields(Target) if item.metadata.get("is_held_over") is False)
+    return constants_of("program")
 
 
 def program_changes(before: Target, after: Target) -> tuple[str, ...]:

@@ -27,6 +27,7 @@ from ipujax.runtime.read_only import ReadOnlyMapping
 SourceKind = Literal["published", "measured", "derived", "assumed", "fitted", "user"]
 GlobalExchange = Literal["lockstep", "buffered"]
 SyncPattern = Literal["single_pipeline", "ping_pong", "full"]
+PartOf = Literal["rates", "counts", "program"]
 
 _MAX_IPUS = 2**16  # published: Pods "to 64K IPUs" (Graphcore's IPU-POD datasheets; reference A3)
 # Assumed: the largest system of known chips has 96,468,992 tiles. The model keeps arrays with one entry for each tile.
@@ -60,14 +61,14 @@ class Source:
 
 
 def constant(
-    *, unit: str, doc: str, zero_ok: bool = False, maximum: float | None = None, is_held_over: bool = True
+    *, unit: str, doc: str, zero_ok: bool = False, maximum: float | None = None, part_of: PartOf = "rates"
 ) -> Any:
     """Declare a field of `Target`: its unit, its meaning, and the range of a number (above zero unless `zero_ok`).
 
-    A program `is_held_over` a constant if a machine with another value of it runs the same program, in other time or
-    memory; other constants are part of programs, or of the counts of what they exchange.
+    It is `part_of` a "program" if another value makes another program of a function. Over the others a program is held:
+    it has other costs, by "rates" alone, or by the "counts" of what it transfers, or who waits for whom.
     """
-    metadata = {"unit": unit, "doc": doc, "zero_ok": zero_ok, "maximum": maximum, "is_held_over": is_held_over}
+    metadata = {"unit": unit, "doc": doc, "zero_ok": zero_ok, "maximum": maximum, "part_of": part_of}
     return field(metadata=metadata)
 
 
@@ -111,9 +112,9 @@ class Target:
     """
 
     name: str = constant(unit="name", doc="which machine this describes")
-    num_ipus: int = constant(unit="IPUs", maximum=_MAX_IPUS, doc="IPUs of the system", is_held_over=False)
+    num_ipus: int = constant(unit="IPUs", maximum=_MAX_IPUS, doc="IPUs of the system", part_of="program")
 
-    tiles_per_ipu: int = constant(unit="tiles", doc="tiles of one IPU", is_held_over=False)
+    tiles_per_ipu: int = constant(unit="tiles", doc="tiles of one IPU", part_of="program")
     bytes_per_tile: int = constant(unit="bytes", doc="SRAM of one tile, code included")
     memory_element_bytes: int = constant(unit="bytes", doc="one SRAM element: one access port")
     interleaved_offset_bytes: int = constant(
@@ -121,7 +122,7 @@ class Target:
     )
     clock_hz: float = constant(unit="Hz", doc="tile clock")
     worker_contexts: int = constant(
-        unit="workers", doc="worker threads of a tile, issuing in turn, one slot each", is_held_over=False
+        unit="workers", doc="worker threads of a tile, issuing in turn, one slot each", part_of="program"
     )
     worker_issue_period_cycles: int = constant(
         unit="cycles",
@@ -129,7 +130,7 @@ class Target:
         doc="least cycles between two instructions of one worker, however few workers a tile has",
     )
     vector_width_bytes: int = constant(
-        unit="bytes", doc="data path of an ordinary vector instruction", is_held_over=False
+        unit="bytes", doc="data path of an ordinary vector instruction", part_of="program"
     )
     supervisor_overhead_cycles: int = constant(
         unit="cycles", zero_ok=True, doc="the supervisor's launch of the workers of one vertex"
@@ -138,10 +139,10 @@ class Target:
     fp16_amp_macs_per_cycle: int = constant(unit="MAC/cycle/tile", doc="peak fp16 multiply-adds of the AMP unit")
     fp32_amp_macs_per_cycle: int = constant(unit="MAC/cycle/tile", doc="peak fp32 multiply-adds of the AMP unit")
     conv_units_fp16: int = constant(
-        unit="units/tile", doc="AMP engines, fp16: output channels of one pass", is_held_over=False
+        unit="units/tile", doc="AMP engines, fp16: output channels of one pass", part_of="program"
     )
     conv_units_fp32: int = constant(
-        unit="units/tile", doc="AMP engines, fp32: output channels of one pass", is_held_over=False
+        unit="units/tile", doc="AMP engines, fp32: output channels of one pass", part_of="program"
     )
     amp_weight_load_bytes_per_cycle: int = constant(
         unit="B/cycle/tile", doc="loading of AMP weights, with the 128-bit load option off"
@@ -161,7 +162,7 @@ class Target:
     tiles_per_exchange_bus: int = constant(
         unit="tiles",
         doc="adjacent tiles on one bus; receiving the same data, they get that multiple of the rate",
-        is_held_over=False,
+        part_of="program",
     )
     exchange_startup_cycles: int = constant(
         unit="cycles", zero_ok=True, doc="fixed cost of one internal exchange, sync not included"
@@ -177,11 +178,12 @@ class Target:
     internal_sync_cycles: int = constant(unit="cycles", zero_ok=True, doc="sync of the tiles of one IPU")
     global_sync_cycles: int = constant(unit="cycles", zero_ok=True, doc="sync of all IPUs")
     global_exchange: GlobalExchange = constant(
-        unit="choice", doc="how the clocks of IPUs meet at a copy between stages", is_held_over=False
+        unit="choice", doc="how the clocks of IPUs meet at a copy between stages", part_of="program"
     )
     sync_pattern: SyncPattern = constant(
         unit="choice",
         doc="which IPUs sync with each other before a host exchange: none, those of even or of odd number, or all",
+        part_of="counts",
     )
 
     ipu_link_bytes_per_second: float = constant(unit="B/s", doc="one IPU-Link, one direction, before efficiency")
@@ -190,8 +192,12 @@ class Target:
     global_exchange_latency_seconds: float = constant(
         unit="s", zero_ok=True, doc="fixed cost of one exchange between IPUs, beside bytes and sync"
     )
-    ipus_per_pod: int = constant(unit="IPUs", doc="IPUs that IPU-Links connect; beyond them data goes over gateways")
-    ipus_per_gateway: int = constant(unit="IPUs", doc="IPUs of one machine, which share its gateway and host link")
+    ipus_per_pod: int = constant(
+        unit="IPUs", doc="IPUs that IPU-Links connect; beyond them data goes over gateways", part_of="counts"
+    )
+    ipus_per_gateway: int = constant(
+        unit="IPUs", doc="IPUs of one machine, which share its gateway and host link", part_of="counts"
+    )
     gateway_bytes_per_second: float = constant(unit="B/s", doc="all GW-Links of one machine, one direction")
     host_bytes_per_second: float = constant(
         unit="B/s", doc="host to the IPUs of one machine or back, one direction; IPUs that transfer at once share it"
@@ -209,14 +215,14 @@ class Target:
     )
 
     native_dtypes: frozenset[str] = constant(
-        unit="dtype names", doc="dtypes computed natively; others are emulated", is_held_over=False
+        unit="dtype names", doc="dtypes computed natively; others are emulated", part_of="program"
     )
     available_memory_proportion: float = constant(
         unit="ratio",
         zero_ok=True,
         maximum=1.0,
         doc="share of a tile a planner may use; 0: as little as possible",
-        is_held_over=False,
+        part_of="program",
     )
 
     sources: Mapping[str, Source] = field(compare=False, repr=False)

@@ -112,10 +112,11 @@ def _codelet(body: ClosedJaxpr, name: str, cost: TileCost) -> Codelet:
         f"ipujax::TileMap<{name}>",
         tuple(fields),
         compute,
-        lambda shapes, target: np.asarray(cost.cycles, np.int64),
+        lambda shapes, target: cost.cycles(target),
         state_bytes=_STATE_BYTES * len(fields) + cost.scratch_bytes,
         code_bytes=cost.code_bytes,
         is_priced=cost.is_priced,
+        costed_by=cost.costed_by,
         compares="equality",
     )
 

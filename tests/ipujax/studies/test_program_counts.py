@@ -1,0 +1,80 @@
+"""Costs of many machines at once equal those of the same program on each machine."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ipujax.runtime.errors import TargetError
+from ipujax.runtime.many_machines import ProgramCounts
+from ipujax.runtime.target import Machines, Target, constants_of
+from tests.ipujax.studies.program_kinds import KINDS
+
+RATES = [
+    item
+    for item in dataclasses.fields(Target)
+    if item.name in constants_of("rates") and item.type in ("int", "float") and not item.name.startswith("bytes_per")
+]
+
+
+def machines(target: Target, count: int, seed: int = 0) -> list[Target]:
+    """Machines that differ in every rate, by factors from ¼ to 4."""
+    rng = np.random.default_rng(seed)
+
+    def other(item: dataclasses.Field[Any]) -> Any:
+        value = getattr(target, item.name) * 4 ** rng.uniform(-1, 1)
+        if item.type == "int":
+            return int(value) + (not item.metadata["zero_ok"] and value < 1)
+        return min(float(value), item.metadata["maximum"] or np.inf)
+
+    return [target.replace(**{item.name: other(item) for item in RATES}) for _ in range(count)]
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_cycles_are_those_of_each_machine(name: str) -> None:
+    executable = KINDS[name].compiled().executable
+    targets = [executable.target, *machines(executable.target, 4)]
+    expected = [executable.on(target).timeline_of(None).cycles for target in targets]
+    counts = ProgramCounts(executable)
+    assert counts.cycles(targets).tolist() == expected
+    assert [int(counts.cycles([target])[0]) for target in targets] == expected
+
+
+def test_phases_of_no_cycles() -> None:
+    executable = KINDS["buffered pipeline"].compiled().executable
+    free = {"internal_sync_cycles": 0, "global_sync_cycles": 0, "exchange_startup_cycles": 0, "copy_startup_cycles": 0}
+    targets = [executable.target, executable.target.replace(**free, copy_fragment_cycles=0)]
+    expected = [executable.on(target).timeline_of(None).cycles for target in targets]
+    assert ProgramCounts(executable).cycles(targets).tolist() == expected
+
+
+def test_memory_is_that_of_each_machine() -> None:
+    executable = KINDS["operations"].compiled().executable
+    counts = ProgramCounts(executable)
+    for changes in ({}, {"bytes_per_tile": 2**14}, {"exchange_receive_instructions": 30}):
+        target = executable.target.replace(**changes)
+        memory = executable.on(target).memory
+        assert counts.memory(target).max_tile_bytes == memory.max_tile_bytes
+        assert counts.memory(target).fits == (not memory.lacking())
+
+
+def test_rates_are_smooth_where_machines_are_exact() -> None:
+    executable = KINDS["operations"].compiled().executable
+    counts = ProgramCounts(executable)
+    target = executable.target
+    for name in ("exchange_bytes_per_cycle", "memcpy_bytes_per_cycle", "load_bytes_per_cycle", "clock_hz"):
+        factors = 1 + np.linspace(-1e-3, 1e-3, 5)
+        cycles = counts.cycles_on(Machines(target, {name: getattr(target, name) * factors}, is_exact=True))
+        steps = np.diff(cycles)
+        assert (steps != 0).all(), name
+        np.testing.assert_allclose(steps, steps.mean(), rtol=0.01)
+        assert abs(cycles[2] / counts.cycles([target])[0] - 1) < 0.02
+
+
+def test_machines_differ_in_rates_alone() -> None:
+    executable = KINDS["operations"].compiled().executable
+    with pytest.raises(TargetError, match="differ in tiles_per_ipu"):
+        ProgramCounts(executable).cycles([executable.target, executable.target.replace(tiles_per_ipu=8)])
