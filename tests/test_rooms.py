@@ -302,6 +302,10 @@ ROOMS: dict[str, str] = {
     "ipujax.advice": (
         "ipujax.arguments ipujax.device ipujax.jit lowering.jaxpr runtime.options runtime.signatures runtime.target"
     ),
+    "ipujax.studies": (
+        "ipujax.device ipujax.jit ipujax.storage lowering.digests runtime.compile runtime.logs runtime.many_machines"
+        " runtime.markup runtime.memory runtime.page runtime.signatures runtime.target"
+    ),
     "ipujax.pipeline": (
         "ipujax.arguments ipujax.calls ipujax.device ipujax.jit ipujax.stages lowering.jax_compat lowering.jaxpr"
         " lowering.pipelining lowering.refs lowering.schedules runtime.graph runtime.options runtime.report"
@@ -359,8 +363,8 @@ ROOMS: dict[str, str] = {
         "ipujax.advice ipujax.auto_sharding ipujax.checking ipujax.codelet_calls ipujax.device ipujax.distributed"
         " ipujax.jax_scripts ipujax.jit ipujax.optim ipujax.pipeline ipujax.poplar ipujax.poplin ipujax.popnn"
         " ipujax.popops ipujax.poprand ipujax.popsolver ipujax.popsparse ipujax.poputil ipujax.prefetching"
-        " ipujax.public ipujax.schedules ipujax.stages ipujax.storage ipujax.tiles runtime.host runtime.options"
-        " runtime.report runtime.target"
+        " ipujax.public ipujax.schedules ipujax.stages ipujax.storage ipujax.studies ipujax.tiles runtime.host"
+        " runtime.options runtime.report runtime.target"
     ),
     "ipujax.front_end": (
         "ipujax.arguments ipujax.jit ipujax.public ipujax.recurrent lowering.jaxpr lowering.schedules runtime.files"

@@ -9,7 +9,7 @@ Limits: trip counts that are data are those of `Options.trip_counts`; branches t
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -40,7 +40,7 @@ MEMORY_CONSTANTS = ("bytes_per_tile", "interleaved_offset_bytes", "exchange_rece
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes of the fullest tile of a program on a machine, and whether the program fits."""
+    """Bytes of the fullest tile of a program on a machine, and whether it fits tiles and streaming memory."""
 
     max_tile_bytes: int
     fits: bool
@@ -131,7 +131,9 @@ class ProgramCounts:
                 graph = held_graph(executable.graph, target)
                 report = memory_report(graph, executable.program, EffectsOf(graph), executable.costs)
             self._memories[constants] = Memory(report.max_tile_bytes, fits(report))
-        return self._memories[constants]
+        memory = self._memories[constants]
+        available_bytes = target.streaming_memory_bytes * target.num_ipus
+        return replace(memory, fits=memory.fits and self._executable.streaming_memory_bytes <= available_bytes)
 
 
 def _of_compute_set(executable: Executable, compute_set: ComputeSet) -> OnMachines:

@@ -81,10 +81,15 @@ def _words(name: str) -> list[str]:
 
 
 def _of_same_words(name: str, known_names: Iterable[str]) -> list[str]:
-    """Known names that share a word with `name`: those with fewest other words first, then those that begin with it."""
+    """Known names that share words with `name`: those with most, then with fewest others, then that begin with one."""
     words = set(_words(name))
     sharing = [other for other in known_names if words & set(_words(other))]
-    return sorted(sharing, key=lambda other: (len(set(_words(other)) - words), _words(other)[0] not in words, other))
+
+    def rank(other: str) -> tuple[int, int, bool, str]:
+        found = set(_words(other))
+        return -len(words & found), len(found - words), _words(other)[0] not in words, other
+
+    return sorted(sharing, key=rank)
 
 
 def nearest(name: object, known_names: Iterable[str]) -> str | None:
