@@ -1,6 +1,6 @@
 """Studies of many machines: `ipu.sweep` costs a function on each, `ipu.sensitivities` says which constants count.
 
-function, grid ──points──▶ jobs ──plan costs──▶ costs of points ──sweep──▶ `Sweep`, a table
+function, grid ──points──▶ jobs ──point costs──▶ costs ──sweep──▶ `Sweep`, a table
 """
 
 from typing import TYPE_CHECKING

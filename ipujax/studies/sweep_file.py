@@ -15,7 +15,7 @@ from dataclasses import asdict
 from typing import Any, BinaryIO
 
 from ipujax.runtime.errors import ArgumentError
-from ipujax.studies.plan_costs import PointCost
+from ipujax.studies.point_costs import PointCost
 
 _KIND = "ipujax sweep"
 

@@ -15,7 +15,7 @@ from ipujax.runtime.errors import ArgumentError
 from ipujax.runtime.markup import Markup, join_markup, table, tag
 from ipujax.runtime.page.document import Section, bokeh, chart_place, document
 from ipujax.runtime.target import nearest
-from ipujax.studies.plan_costs import PointCost
+from ipujax.studies.point_costs import PointCost
 from ipujax.studies.points import Job, Point
 
 COSTS = ("cycles", "seconds", "max_tile_bytes", "fits", "plan", "error")
