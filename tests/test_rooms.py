@@ -69,9 +69,6 @@ ROOMS: dict[str, str] = {
         "runtime.analysis runtime.cost runtime.engine runtime.graph runtime.logs runtime.memory runtime.options"
         " runtime.target runtime.tensor runtime.timeline runtime.verify"
     ),
-    "runtime.many_machines": (
-        "runtime.analysis runtime.compile runtime.cost runtime.graph runtime.memory runtime.target runtime.timeline"
-    ),
     "runtime.sources": "runtime.tensor",
     "runtime.sections": (
         "runtime.analysis runtime.compile runtime.cost runtime.exchange runtime.files runtime.graph runtime.memory"
@@ -80,6 +77,10 @@ ROOMS: dict[str, str] = {
     "runtime.profile": (
         "runtime.compile runtime.cost runtime.files runtime.graph runtime.host runtime.memory runtime.sections"
         " runtime.sources runtime.target runtime.tensor runtime.timeline"
+    ),
+    "runtime.many_machines": (
+        "runtime.analysis runtime.compile runtime.cost runtime.graph runtime.memory runtime.profile runtime.target"
+        " runtime.tensor runtime.timeline"
     ),
     "runtime.schema": "runtime.files runtime.graph runtime.memory runtime.profile runtime.sections runtime.target",
     "runtime.views": "runtime.memory runtime.profile runtime.sources runtime.target runtime.tensor",

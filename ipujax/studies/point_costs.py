@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from ipujax.device import device_of
+from ipujax.device import CPU, IPUModel, current_device, device_of
 from ipujax.jit import IpuFunction, jit
 from ipujax.runtime.compile import Executable
 from ipujax.runtime.errors import ArgumentError, IpuError
@@ -76,6 +76,17 @@ class Work:
                 hint='define it at the top of a module, or pass its path: ipu.sweep("module:function", …)',
             ) from error
 
+    def device(self, who: str) -> IPUModel:
+        """Return the machine of the function.
+
+        Raises:
+            ArgumentError: it runs on `ipu.CPU()`; `who` is the caller's name for users.
+        """
+        device = self.function().device or current_device()
+        if isinstance(device, CPU):
+            raise ArgumentError(f"{who} costs machines", expected="a function for an ipu.IPUModel", got="ipu.CPU()")
+        return device
+
     def function(self) -> IpuFunction[Any, Any]:
         """Return the function, without lines of progress of its own.
 
@@ -117,7 +128,8 @@ class PlanCosts:
         self._counts: dict[tuple[Any, ...], ProgramCounts] = {}
 
     @cached_property
-    def _executable(self) -> Executable:
+    def executable(self) -> Executable:
+        """The function, compiled for the plan's machine."""
         function = self._work.function().with_options(device=device_of(self.plan))
         return function.lower(*self._work.args).compile().executable
 
@@ -128,7 +140,7 @@ class PlanCosts:
             ProfileError: the trip count of a loop is data, and not in `Options.trip_counts`.
         """
         try:
-            executable = self._executable
+            executable = self.executable
         except IpuError as error:  # of this machine alone: it is too small, or has too few tiles or IPUs
             return [PointCost(None, None, False, f"{type(error).__name__}: {error.what}")] * len(targets)
         # Of one replica, with the share of memory that the user's options give to planners.
@@ -152,7 +164,7 @@ class PlanCosts:
         """Return the counts of the program on machines whose constants, but for rates, are those of a target."""
         key = _counted(target)
         if key not in self._counts:
-            executable = self._executable
+            executable = self.executable
             is_same = key == _counted(executable.target)
             self._counts[key] = ProgramCounts(executable if is_same else executable.on(target))
         return self._counts[key]

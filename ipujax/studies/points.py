@@ -67,7 +67,7 @@ def points_of(device: IPUModel, grid: Mapping[str, Sequence[Any]] | Sequence[Cha
     if not rows:
         expected = '{"exchange_bytes_per_cycle": [4, 8], …}, or a list of changes'
         raise ArgumentError("grid of ipu.sweep has no points", expected=expected, got=repr(grid))
-    return [_point(device, {name: _plain(value) for name, value in row.items()}) for row in rows]
+    return [point_of(device.target, {name: _plain(value) for name, value in row.items()}) for row in rows]
 
 
 def _plain(value: Any) -> Any:
@@ -75,9 +75,9 @@ def _plain(value: Any) -> Any:
     return value.item() if hasattr(value, "item") and getattr(value, "ndim", 1) == 0 else value
 
 
-def _point(device: IPUModel, changes: dict[str, Any]) -> Point:
+def point_of(base: Target, changes: Mapping[str, Any]) -> Point:
+    """Return the point of a machine with changes."""
     others = {name: value for name, value in changes.items() if name != "arch"}
-    base = device.target
     if "arch" in changes:
         base = preset(cast(Arch, changes["arch"]), base.num_ipus).replace(**base.changes())
     if unknown := [name for name in others if name not in Target.__dataclass_fields__ or name == "sources"]:

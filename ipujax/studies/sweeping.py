@@ -19,7 +19,6 @@ from multiprocessing import get_context
 from queue import SimpleQueue
 from typing import Any
 
-from ipujax.device import CPU, IPUModel, current_device
 from ipujax.lowering.digests import NoDigestError, digest_of, jaxpr_digest
 from ipujax.runtime.errors import ArgumentError
 from ipujax.runtime.logs import progress_line
@@ -72,7 +71,7 @@ def sweep(
         ProfileError: the trip count of a loop is data, and not in `Options.trip_counts`.
     """
     work = Work.of(fun, args)
-    points = points_of(_device(work), grid)
+    points = points_of(work.device("ipu.sweep"), grid)
     jobs = jobs_of(points, plan)
     file = None if path is None else SweepFile(path, _digest(work, points, plan))
     try:
@@ -89,13 +88,6 @@ def sweep(
         if file is not None:
             file.close()
     return Sweep.of(points, jobs, done)
-
-
-def _device(work: Work) -> IPUModel:
-    device = work.function().device or current_device()
-    if isinstance(device, CPU):
-        raise ArgumentError("ipu.sweep costs machines", expected="a function for an ipu.IPUModel", got="ipu.CPU()")
-    return device
 
 
 def _digest(work: Work, points: Sequence[Point], plan: Plan) -> str:

@@ -106,8 +106,9 @@ class StreamCounts:
         limit = target.max_remote_transfer_bytes if self.is_streamed else target.stream_buffer_limit_bytes
         bytes_per_second = target.streaming_bytes_per_second if self.is_streamed else target.host_bytes_per_second
         ipu_bytes, link_bytes, earlier = (x[:, None] for x in (self.ipu_bytes, self.link_bytes, self.earlier))
-        # The latency of an IPU's first exchange was in the cost of the earlier transfer already.
-        exchanges = -(-ipu_bytes // limit) - earlier
+        # The latency of an IPU's first exchange was in the cost of the earlier transfer already. Their number is whole,
+        # also where rates are not rounded.
+        exchanges = np.ceil(ipu_bytes / np.asarray(limit)) - earlier
         seconds = exchanges * target.host_latency_seconds + link_bytes / bytes_per_second
         # IPUs without bytes take no part, though `seconds` may be negative for them.
         cycles = np.where(ipu_bytes > 0, np.ceil(seconds * target.clock_hz), 0).astype(np.int64)
