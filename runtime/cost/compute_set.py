@@ -133,12 +133,34 @@ def compute_set_cost(graph: Graph, compute_set: ComputeSet) -> ComputeSetCost:
     if key is None:
         return _cost(graph, compute_set)
     cost = recall_stored(
-        ("compute set", key, graph.target),
+        ("compute set", key, _constants_read(graph, compute_set)),
         lambda: _cost(graph, compute_set),
         ComputeSetCost,
         lambda cost: _is_cost_of(cost, graph, compute_set),
     )
     return replace(cost, compute_set=compute_set)
+
+
+# What no cost of vertices, exchanges and copies on tiles reads: a cost is recalled for machines that differ in it.
+NOT_OF_TILES = frozenset(
+    {
+        *("name", "sources", "num_ipus", "bytes_per_tile", "memory_element_bytes", "interleaved_offset_bytes"),
+        *("clock_hz", "exchange_receive_instructions", "internal_sync_cycles", "global_sync_cycles"),
+        *("global_exchange", "sync_pattern", "ipu_link_bytes_per_second", "ipu_links_per_ipu", "ipu_link_efficiency"),
+        *("global_exchange_latency_seconds", "ipus_per_pod", "ipus_per_gateway", "gateway_bytes_per_second"),
+        *("host_bytes_per_second", "host_latency_seconds", "stream_buffer_limit_bytes", "streaming_memory_bytes"),
+        *("streaming_bytes_per_second", "max_remote_transfer_bytes", "available_memory_proportion"),
+    }
+)
+_OF_TILES = tuple(item.name for item in fields(Target) if item.name not in NOT_OF_TILES)
+
+
+def _constants_read(graph: Graph, compute_set: ComputeSet) -> object:
+    """Return the values of all constants that the cost of a compute set may read, with its system's IPUs."""
+    target = graph.target
+    if any(group.codelet.costed_by != "arrays" for group in graph.groups[compute_set]):
+        return target  # code of a user may read any
+    return target.num_ipus, *(getattr(target, name) for name in _OF_TILES)
 
 
 def cost_key(graph: Graph, compute_set: ComputeSet) -> tuple[object, ...] | None:

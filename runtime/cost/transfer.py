@@ -260,7 +260,7 @@ def _mapped_bytes(graph: Graph, tensor: Tensor) -> tuple[int, np.ndarray, np.nda
         return window.first_ipu, compact(window.total([tile_bytes])), ipu_bytes
 
     view = geometry(tensor)
-    key = "mapped bytes", view, tensor.dtype, mappings, graph.target
+    key = "mapped bytes", view, tensor.dtype, mappings, graph.target.num_ipus, graph.target.tiles_per_ipu
     return compute() if view is None else recall(key, compute)
 
 

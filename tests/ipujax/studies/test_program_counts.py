@@ -8,9 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ipujax.runtime.compile import held_graph
+from ipujax.runtime.cost import compute_set_cost, compute_set_counts
+from ipujax.runtime.cost.compute_set import NOT_OF_TILES
 from ipujax.runtime.errors import TargetError
 from ipujax.runtime.many_machines import ProgramCounts
-from ipujax.runtime.target import Machines, Target, constants_of
+from ipujax.runtime.target import Machines, Target, TargetArray, constants_of
 from tests.ipujax.studies.program_kinds import KINDS
 
 RATES = [
@@ -78,3 +81,25 @@ def test_machines_differ_in_rates_alone() -> None:
     executable = KINDS["operations"].compiled().executable
     with pytest.raises(TargetError, match="differ in tiles_per_ipu"):
         ProgramCounts(executable).cycles([executable.target, executable.target.replace(tiles_per_ipu=8)])
+
+
+@pytest.mark.parametrize("name", ["operations", "branches", "offloaded", "function on tiles", "replicas"])
+def test_costs_of_compute_sets_read_no_other_constants(name: str) -> None:
+    executable = KINDS[name].compiled().executable
+    graph = executable.graph
+    for compute_set in graph.groups:
+        target = TargetArray(graph.target, {})
+        counts = compute_set_counts(graph, compute_set)
+        for part in (counts.before.cycles, counts.after.cycles, counts.compute_cycles):
+            part(target)
+        assert target.noted.isdisjoint(NOT_OF_TILES), compute_set.name
+
+
+def test_costs_are_recalled_for_machines_that_differ_in_others() -> None:
+    graph = KINDS["operations"].compiled().executable.graph
+    (compute_set, *_) = graph.groups
+    cost = compute_set_cost(graph, compute_set)
+    other = held_graph(graph, graph.target.replace(clock_hz=1e9, host_latency_seconds=1.0))
+    assert compute_set_cost(other, compute_set).compute_cycles is cost.compute_cycles
+    slower = held_graph(graph, graph.target.replace(supervisor_overhead_cycles=99))
+    assert compute_set_cost(slower, compute_set).compute_cycles is not cost.compute_cycles
