@@ -43,10 +43,17 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A plan and the points that it costs, by number."""
+    """A plan and the points that it costs.
+
+    Args:
+        plan: the machine for which the function is compiled.
+        points: numbers of the points.
+        own: number of the point whose machine that is; None for the base of plans that are held.
+    """
 
     plan: Target
     points: tuple[int, ...]
+    own: int | None = None
 
 
 def points_of(device: IPUModel, grid: Mapping[str, Sequence[Any]] | Sequence[Changes]) -> list[Point]:
@@ -100,12 +107,12 @@ def jobs_of(points: Sequence[Point], plan: Plan) -> list[Job]:
         )
     numbers = range(len(points))
     if plan == "again":
-        return [Job(points[number].target, (number,)) for number in numbers]
+        return [Job(points[number].target, (number,), number) for number in numbers]
     groups: dict[tuple[Any, ...], list[int]] = {}
     for number in numbers:
         key = tuple(getattr(points[number].target, name) for name in program_constants())
         groups.setdefault(key if plan == "best" else (key, points[number].base), []).append(number)
     if plan == "best":
-        return [Job(points[number].target, tuple(group)) for group in groups.values() for number in group]
+        return [Job(points[number].target, tuple(group), number) for group in groups.values() for number in group]
     parts = [group[n : n + JOB_POINTS] for group in groups.values() for n in range(0, len(group), JOB_POINTS)]
     return [Job(points[part[0]].base, tuple(part)) for part in parts]

@@ -43,15 +43,11 @@ class Sweep:
         for number, job in enumerate(jobs):
             for point, cost in zip(job.points, costs[number], strict=True):
                 # Plans that fit before others, then by cycles, and of equals the point's own.
-                is_own = job.plan == points[point].target
-                rank = not cost.fits, cost.cycles is None, cost.cycles or 0, not is_own, number
+                rank = not cost.fits, cost.cycles is None, cost.cycles or 0, job.own != point, number
                 if point not in best or rank < best[point][0]:
                     best[point] = rank, cost, job
-        number_of = {point.target: number for number, point in reversed(list(enumerate(points)))}
-        rows = [
-            _row(point, best[number][1], _plan_number(number, point, best[number][2], number_of))
-            for number, point in enumerate(points)
-        ]
+        found = [best[number] for number in range(len(points))]
+        rows = (_row(point, cost, job.own) for point, (_, cost, job) in zip(points, found, strict=True))
         return Sweep(tuple(rows))
 
     @property
@@ -170,13 +166,6 @@ def _row(point: Point, cost: PointCost, plan: int | None) -> Row:
     seconds = None if cost.cycles is None else point.target.seconds(cost.cycles)
     costs = (cost.cycles, seconds, cost.max_tile_bytes, cost.fits, plan, cost.error)
     return {**point.changes, **dict(zip(COSTS, costs, strict=True))}
-
-
-def _plan_number(number: int, point: Point, job: Job, number_of: Mapping[Any, int]) -> int | None:
-    """Return the number of the point that a job compiles for; None for the machine of plans that are held."""
-    if job.plan == point.target:
-        return number
-    return None if job.plan == point.base else number_of.get(job.plan)
 
 
 def _text(value: Any) -> str:
