@@ -39,7 +39,7 @@ def without_lesser(counts: np.ndarray, ipu: np.ndarray) -> np.ndarray:
 
 def largest_of_ipus(values: np.ndarray, ipu: np.ndarray, num_ipus: int) -> np.ndarray:
     """Return the maxima of each IPU, [num_ipus, machines], of those of tiles, [n, machines], with rising `ipu`."""
-    largest = np.zeros((num_ipus, values.shape[-1]), values.dtype)
+    largest = np.zeros_like(values, shape=(num_ipus, values.shape[-1]))  # of its type: these may be cycles of vertices
     present, first = np.unique(ipu, return_index=True)
     if len(present):
         largest[present] = np.maximum.reduceat(values, first, axis=0)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -13,33 +10,15 @@ from ipujax.runtime.cost import compute_set_cost, compute_set_counts
 from ipujax.runtime.cost.compute_set import NOT_OF_TILES
 from ipujax.runtime.errors import TargetError
 from ipujax.runtime.many_machines import ProgramCounts
-from ipujax.runtime.target import Machines, Target, TargetArray, constants_of
+from ipujax.runtime.target import Machines, TargetArray
 from tests.ipujax.studies.program_kinds import KINDS
-
-RATES = [
-    item
-    for item in dataclasses.fields(Target)
-    if item.name in constants_of("rates") and item.type in ("int", "float") and not item.name.startswith("bytes_per")
-]
-
-
-def machines(target: Target, count: int, seed: int = 0) -> list[Target]:
-    """Machines that differ in every rate, by factors from ¼ to 4."""
-    rng = np.random.default_rng(seed)
-
-    def other(item: dataclasses.Field[Any]) -> Any:
-        value = getattr(target, item.name) * 4 ** rng.uniform(-1, 1)
-        if item.type == "int":
-            return int(value) + (not item.metadata["zero_ok"] and value < 1)
-        return min(float(value), item.metadata["maximum"] or np.inf)
-
-    return [target.replace(**{item.name: other(item) for item in RATES}) for _ in range(count)]
+from tests.ipujax.studies.random_machines import random_machines
 
 
 @pytest.mark.parametrize("name", KINDS)
 def test_cycles_are_those_of_each_machine(name: str) -> None:
     executable = KINDS[name].compiled().executable
-    targets = [executable.target, *machines(executable.target, 4)]
+    targets = [executable.target, *random_machines(executable.target, 4)]
     expected = [executable.on(target).timeline_of(None).cycles for target in targets]
     counts = ProgramCounts(executable)
     assert counts.cycles(targets).tolist() == expected
