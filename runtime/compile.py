@@ -256,7 +256,7 @@ def compile(
 
 def _compile(graph: Graph, program: Program, options: Options, check: Callable[[MemoryReport], object]) -> Executable:
     timings = dict[str, float]()
-    graph = _copy(graph, graph.target)
+    graph = graph_on(graph, graph.target)
     effects = EffectsOf(graph)
     # Cheap checks first: the steps below may take minutes.
     _check_trip_counts(program, options)
@@ -371,10 +371,11 @@ def cycle_counter(graph: Graph, program: Program) -> CycleCounter | None:
 
 def held_graph(graph: Graph, machine: Target) -> Graph:
     """Return a graph on another machine, whose constants it takes but for those that are part of its program."""
-    return _copy(graph, held_over(graph.target, machine))
+    return graph_on(graph, held_over(graph.target, machine))
 
 
-def _copy(graph: Graph, target: Target) -> Graph:
+def graph_on(graph: Graph, target: Target) -> Graph:
+    """Return a copy of a graph with another target."""
     # Tables and lists are copied; variables, mappings and vertex groups are frozen, and shared.
     copy = Graph(target, graph.replication_factor, graph.byte_cost_cycles, graph.io_tiles, graph.planned_tile_bytes)
     copy.variables = list(graph.variables)
