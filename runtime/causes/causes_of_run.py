@@ -100,7 +100,8 @@ def _cycles(
     for removed in variants:
         work = removals.without(removed)
         if UNEQUAL_IPUS in removed:
-            work = _with_equal_ipus(work, totals.busy_cycles(work))
+            tasks = removals.tasks
+            work[tasks] = _with_equal_ipus(work[tasks], totals.busy_cycles(work * tasks[:, None, None]))
         if WAITS in removed:  # the run takes as long as its busiest IPU
             cycles[removed] = int(totals.busy_cycles(work).max())
         else:
@@ -109,7 +110,7 @@ def _cycles(
 
 
 def _with_equal_ipus(work: np.ndarray, busy_cycles: np.ndarray) -> np.ndarray:
-    """Return work of which each IPU that has any does the mean, syncs apart."""
+    """Return work of which each IPU that has any does the mean, syncs apart; `busy_cycles` are its sums by IPU."""
     is_busy = busy_cycles > 0
     scale = np.where(is_busy, busy_cycles[is_busy].mean() / np.maximum(busy_cycles, 1), 1.0)
     equal = np.ceil(work * scale[:, None]).astype(np.int64)

@@ -18,6 +18,7 @@ from ipujax.runtime.causes.variants import whole_work
 from ipujax.runtime.compile import Executable, graph_on
 from ipujax.runtime.cost import ComputeSetCost, CopyCost, StreamCost, compute_set_cost
 from ipujax.runtime.graph import (
+    Call,
     Collective,
     Copy,
     CrossReplicaCopy,
@@ -96,6 +97,13 @@ class Removals:
         if SYNCS in causes:
             work[..., SYNC] = 0
         return work
+
+    @cached_property
+    def tasks(self) -> Flags:
+        """The steps of the tasks of pipelines: work that another cut into stages would distribute otherwise."""
+        calls = (node for node in distinct(self.executable.program) if isinstance(node, Call) and node.task is not None)
+        steps = {step for call in calls for step in distinct(call)}
+        return np.array([node in steps for node in self.nodes], bool)
 
     @cached_property
     def _steps_of(self) -> Mapping[str, Flags]:
@@ -192,7 +200,9 @@ class Removals:
 
     def is_of(self, cause: str) -> bool:
         """Return whether the program may have cycles of a cause; others need not be tried."""
-        if cause in (UNEQUAL_IPUS, WAITS):
+        if cause == UNEQUAL_IPUS:
+            return bool(self.tasks.any())
+        if cause == WAITS:
             return self.executable.target.num_ipus > 1
         if cause == EMULATION:
             return not self._dtypes <= self.executable.target.native_dtypes

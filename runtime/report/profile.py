@@ -223,6 +223,7 @@ class Profile(Figures):
         sections_of_text: list[tuple[Callable[[Figures], str], bool]] = [
             (sections.headline, True),
             (sections.first_screen, True),
+            (sections.causes, True),
             (sections.target, True),
             (sections.graph, True),
             (sections.optimizations, show_optimizations),

@@ -21,8 +21,8 @@ from ipujax.runtime.profile.figures import Lines
 from ipujax.runtime.profile.text import duration, share, size, table
 from ipujax.runtime.sections.ids import Json
 from ipujax.runtime.target import Target
-from ipujax.runtime.tensor import readable_name
-from ipujax.runtime.views import answers, tree_of
+from ipujax.runtime.tensor import Origin, readable_name
+from ipujax.runtime.views import answers, tree_of, verdict
 from ipujax.runtime.views.layer_view import PART_LABELS, PARTS
 
 Vertices = dict[str, tuple[int, int]]  # of a compute set: by type, number of vertices and their active cycles
@@ -232,10 +232,44 @@ def layers(profile: Figures, max_layers: int) -> str:
 
 
 def first_screen(profile: Figures) -> str:
-    """List the answers on limits of the program; "" for a Poplar program, whose summary has Poplar's sections alone."""
+    """Give the verdict, and list the answers on limits of the program.
+
+    It is "" for a Poplar program, whose summary has Poplar's sections alone.
+    """
     if not profile.identity.function:
         return ""
-    return _section("What limits this program", (f"{a.question} {a.sentence}" for a in answers(profile)))
+    limits = _section("What limits this program", (f"{a.question} {a.sentence}" for a in answers(profile)))
+    return "\n\n".join(filter(None, (_verdict(profile), limits)))
+
+
+def _verdict(profile: Figures) -> str:
+    """Name the cause whose removal saves most, the next ones, and what to try."""
+    try:
+        result = verdict(profile)
+    except ProfileError:  # a trip count is data: the section on execution names the loop
+        return ""
+    total = profile.cycles
+    lines = [result.sentence]
+    for cause, remedy in zip(result.causes, result.remedies, strict=True):
+        lines.append(f"{cause.alone_cycles:>15,}  {share(cause.alone_cycles, total)}  {cause.name}")
+        lines.append(f"{'':>15}  {'':>6}  try, not tried yet: {remedy}")
+    return _section("Verdict", lines)
+
+
+def causes(profile: Figures) -> str:
+    """List the causes of the cycles of a run, each removed behind those before it, and each alone."""
+    try:
+        rows = profile.causes
+    except ProfileError:  # a trip count is data: the section on execution names the loop
+        return ""
+    total = profile.cycles
+    head = f"{'cycles':>15}  {'share':>6}  {'alone':>15}  cause"
+    lines = [
+        f"{row.cycles:>15,}  {share(row.cycles, total)}  {row.alone_cycles:>15,}  {row.name}"
+        + (f", most at {row.origin}" if row.origin != Origin() else "")
+        for row in rows
+    ]
+    return _section("Causes, each removed behind those before it, and each alone", [head, *lines]) if total else ""
 
 
 def host_data(profile: Figures) -> str:

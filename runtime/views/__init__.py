@@ -26,3 +26,4 @@ from ipujax.runtime.views.stage_view import (
     task_view as task_view,
 )
 from ipujax.runtime.views.trace_view import TraceView as TraceView, trace_view as trace_view
+from ipujax.runtime.views.verdict import Verdict as Verdict, verdict as verdict
