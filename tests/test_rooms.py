@@ -74,18 +74,20 @@ ROOMS: dict[str, str] = {
         "runtime.analysis runtime.compile runtime.cost runtime.exchange runtime.files runtime.graph runtime.memory"
         " runtime.target runtime.tensor runtime.timeline"
     ),
+    "runtime.causes": "runtime.compile runtime.cost runtime.graph runtime.tensor runtime.timeline",
     "runtime.profile": (
-        "runtime.compile runtime.cost runtime.files runtime.graph runtime.host runtime.memory runtime.sections"
-        " runtime.sources runtime.target runtime.tensor runtime.timeline"
+        "runtime.causes runtime.compile runtime.cost runtime.files runtime.graph runtime.host runtime.memory"
+        " runtime.sections runtime.sources runtime.target runtime.tensor runtime.timeline"
     ),
     "runtime.many_machines": (
         "runtime.analysis runtime.compile runtime.cost runtime.graph runtime.memory runtime.profile runtime.target"
         " runtime.tensor runtime.timeline"
     ),
     "runtime.schema": "runtime.files runtime.graph runtime.memory runtime.profile runtime.sections runtime.target",
-    "runtime.views": "runtime.memory runtime.profile runtime.sources runtime.target runtime.tensor",
+    "runtime.views": "runtime.causes runtime.memory runtime.profile runtime.sources runtime.target runtime.tensor",
     "runtime.page": (
-        "runtime.graph runtime.markup runtime.profile runtime.sources runtime.target runtime.tensor runtime.views"
+        "runtime.causes runtime.graph runtime.markup runtime.profile runtime.sources runtime.target runtime.tensor"
+        " runtime.views"
     ),
     "runtime.report": (
         "runtime.files runtime.host runtime.markup runtime.memory runtime.options runtime.page runtime.profile"
@@ -193,8 +195,8 @@ ROOMS: dict[str, str] = {
     ),
     "lowering.rules.equations": (
         "lowering.jax_compat lowering.jaxpr lowering.layer_notes lowering.layout lowering.passes lowering.popops.maps"
-        " lowering.refs lowering.rules.base lowering.rules.table lowering.source_info lowering.stablehlo"
-        " runtime.graph runtime.logs runtime.options runtime.target runtime.tensor"
+        " lowering.refs lowering.rules.base lowering.rules.table lowering.source_info lowering.stablehlo runtime.graph"
+        " runtime.logs runtime.options runtime.target runtime.tensor"
     ),
     "lowering.rules.coverage": "lowering.jax_compat lowering.rules.table",
     "lowering.popsparse": "lowering.poplin runtime.graph runtime.target runtime.tensor",
@@ -251,8 +253,8 @@ ROOMS: dict[str, str] = {
         " runtime.options"
     ),
     "ipujax.storage": (
-        "ipujax.calls lowering.digests lowering.refs lowering.stored_modules runtime.files runtime.logs"
-        " runtime.report runtime.schema runtime.signatures"
+        "ipujax.calls lowering.digests lowering.refs lowering.stored_modules runtime.files runtime.logs runtime.report"
+        " runtime.schema runtime.signatures"
     ),
     "ipujax.lowering_plan": (
         "ipujax.arguments ipujax.calls ipujax.device ipujax.distributed.instance ipujax.fit ipujax.popsparse"
@@ -472,9 +474,9 @@ ROOMS: dict[str, str] = {
     ),
     "ipujax.distributed.launcher": "ipujax.distributed.instance",
     "ipujax.cli": (
-        "ipujax.compiled_programs ipujax.device ipujax.distributed.launcher ipujax.jax_scripts"
-        " ipujax.onnx.random_call ipujax.storage lowering.dumps lowering.rules lowering.rules.coverage runtime.logs"
-        " runtime.profile runtime.report runtime.target"
+        "ipujax.compiled_programs ipujax.device ipujax.distributed.launcher ipujax.jax_scripts ipujax.onnx.random_call"
+        " ipujax.storage lowering.dumps lowering.rules lowering.rules.coverage runtime.logs runtime.profile"
+        " runtime.report runtime.target"
     ),
     "ipujax.__main__": "ipujax.cli",
 }

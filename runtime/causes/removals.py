@@ -1,13 +1,12 @@
 """Removals: the work of a program's steps without some causes of cycles.
 
-Input: an executable. Output: for any set of causes the work of all steps without them, int64[steps, num_ipus, 5]. A step
-keeps its place and its syncs in the program: a transfer without cycles is one over an endless link.
+Input: an executable. Output: for any set of causes the work of all steps without them, int64[steps, num_ipus, 5]. A
+step keeps its place and its syncs in the program: a transfer without cycles is one over an endless link.
 Source of the order: what a user may remove first comes first, so that the computation comes last.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property

@@ -40,7 +40,7 @@ REMEDIES: dict[str, str] = {
     FALLBACKS: "another formulation of the operation, or several at once with jax.vmap, each on its own tile",
     SINGLE_TILES: "scalars and short chains of steps on the host, or once for many steps; jax.vmap over small problems",
     EMULATION: "float32, float16 or int32, which the machine computes in",
-    COLLECTIVES: "fewer replicas or shards, or a larger batch for each; gradients summed once for several micro-batches",
+    COLLECTIVES: "fewer replicas or shards, or a larger batch for each; one sum of gradients for several batches",
     UNEQUAL_IPUS: "stages of equal work: stages='auto' of ipu.pipeline, or another cut",
     WAITS: "more micro-batches, or another schedule= of ipu.pipeline; stages without a pipeline wait for one another",
     BETWEEN_IPUS: "stages that begin where less is handed on; global_exchange='buffered' shows what a lockstep costs",
