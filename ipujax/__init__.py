@@ -71,6 +71,12 @@ if _typing.TYPE_CHECKING:
     from ipujax.runtime.report import Comparison as Comparison, Profile as Profile, compare as compare
     from ipujax.stages import Compiled as Compiled, Lowered as Lowered, Traced as Traced
     from ipujax.storage import LoadedProgram as LoadedProgram, load as load
+    from ipujax.studies import (
+        Sensitivities as Sensitivities,
+        Sweep as Sweep,
+        sensitivities as sensitivities,
+        sweep as sweep,
+    )
     from ipujax.tiles import (
         cycle_count as cycle_count,
         tile_barrier as tile_barrier,

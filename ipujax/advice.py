@@ -13,6 +13,7 @@ Limits: changes of the function itself are not tried: stages in a function witho
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -108,10 +109,11 @@ def advise(
 ) -> Advice:
     """Compile a function with several options and compare the results.
 
-    Tried are its present options, each recomputation, donated arguments in streaming memory (all but the first, which
-    often are the state of an optimiser; then all), twice the IPUs for pipelines with automatic stages, and with
-    `batch_argnums` half of the batch, twice. If none of these fits, recomputation "auto" is combined with each of the
-    others. All but the first must fit, also with `allow_out_of_memory`.
+    Tried are its present options, each recomputation, donation of the arguments whose arrays come back, donated
+    arguments in streaming memory (all but the first, which often are the state of an optimiser; then all), twice the
+    IPUs for pipelines with automatic stages, and with `batch_argnums` half of the batch, twice. If none of these
+    fits, recomputation "auto" is combined with each of the others. All but the first must fit, also with
+    `allow_out_of_memory`.
 
     Args:
         fun: function that `ipu.jit` returned.
@@ -138,7 +140,7 @@ def advise(
     rows = [_row(_Variant("as it is", fun, args))]
     recomputing = {mode: _recomputing(fun, mode) for mode in RECOMPUTATIONS if mode != present}
     variants = [_Variant(_as_code(other.options), other, args) for other in recomputing.values()]
-    further = [*_offloading(fun, args), *_with_more_ipus(fun, args)]
+    further = [*_donating(fun, args), *_offloading(fun, args), *_with_more_ipus(fun, args)]
     if halved is not None:
         further.append(_Variant("half of the batch, twice", fun, halved, times=2))
     rows += [_row(variant) for variant in (*variants, *further)]
@@ -161,6 +163,35 @@ class _Variant:
     fun: IpuFunction[Any, Any]
     args: Sequence[Any]
     times: int = 1
+
+
+def _donating(fun: IpuFunction[Any, Any], args: Sequence[Any]) -> list[_Variant]:
+    """Return a variant that donates the arguments whose arrays all come back with their shapes; none without any.
+
+    As in `jax.jit` each result takes the place of one array. Functions with static arguments are left as they are.
+    """
+    traced = fun.trace(*args)
+    free = Counter(_type_of(result) for result in jax.tree.leaves(traced.out_info))
+    infos, keywords = traced.args_info
+    if keywords or len(infos) != len(args):
+        return []
+    leaves = [jax.tree.leaves(info) for info in infos]
+    free.subtract(_type_of(leaf) for of_argument in leaves for leaf in of_argument if leaf.donated)
+    donated = []
+    for number, of_argument in enumerate(leaves):
+        needed = Counter(map(_type_of, of_argument))
+        if needed and not any(leaf.donated for leaf in of_argument) and needed <= free:
+            free -= needed
+            donated.append(number)
+    if not donated:
+        return []
+    numbers = tuple(sorted((*fun.donate_argnums, *donated)))
+    changed = fun.with_options(_fitting(fun.options), donate_argnums=numbers)
+    return [_Variant(f"donate_argnums={numbers}", changed, args)]
+
+
+def _type_of(array: Any) -> tuple[tuple[int, ...], str]:
+    return tuple(array.shape), str(array.dtype)
 
 
 def _offloading(fun: IpuFunction[Any, Any], args: Sequence[Any]) -> list[_Variant]:

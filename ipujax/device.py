@@ -94,6 +94,19 @@ def _check_partition(num_ipus: int) -> None:
         )
 
 
+def device_of(target: Target) -> IPUModel:
+    """Return the device of a target.
+
+    Raises:
+        TargetError: no system has so many IPUs.
+    """
+    _check_partition(target.num_ipus)
+    device = IPUModel.__new__(IPUModel)
+    device._target = target
+    device._hash = hash(target)
+    return device
+
+
 @checking_calls("ipu.CPU")
 @dataclass(frozen=True, slots=True)
 class CPU:

@@ -268,6 +268,7 @@ class IpuFunction(Generic[_P, _R]):
         options: Options | None = None,
         offload_argnums: Sequence[int] | None = None,
         device: Device | None = None,
+        donate_argnums: Sequence[int] | None = None,
     ) -> IpuFunction[_P, _R]:
         """Return the function with other settings; None leaves a setting unchanged.
 
@@ -275,12 +276,15 @@ class IpuFunction(Generic[_P, _R]):
             options: compiler options.
             offload_argnums: positional arguments in streaming memory.
             device: `IPUModel(...)` or `CPU()`.
+            donate_argnums: positional arguments whose buffers may be reused.
         """
         settings = self._settings
+        donated = {} if donate_argnums is None else {"donate_argnums": as_numbers("donate_argnums", donate_argnums)}
         changed = replace(
             settings,
             device=device or settings.device,
             options=settings.options if options is None else options,
+            of_jax={**settings.of_jax, **donated},
             offload=settings.offload if offload_argnums is None else as_numbers("offload_argnums", offload_argnums),
             line="",
         )

@@ -21,10 +21,7 @@ from ipujax.calls import Signature, Stage, Traced as Traced, check_compiled_call
 from ipujax.compiled_programs import announce, bound_warnings
 from ipujax.distributed.instance import check_alone, to_local
 from ipujax.lowering.dumps import LOWERED
-from ipujax.lowering.jax_compat import (
-    ClosedJaxpr,
-    to_device,
-)
+from ipujax.lowering.jax_compat import ClosedJaxpr, to_device
 from ipujax.lowering.jaxpr import primitive_names
 from ipujax.lowering_plan import LoweringPlan
 from ipujax.lowering_plan.call_program import CallProgram, Record, Store
@@ -41,6 +38,7 @@ from ipujax.sharding import Partitioning, run_on_one_device, without_axes
 
 # Imported by the methods that need them: a program of the cache is called without.
 if TYPE_CHECKING:
+    from ipujax.device import Device
     from ipujax.distributed.instance import Spread
     from ipujax.lowering.choice import Choice
     from ipujax.lowering.pipelining import PipelineRun
@@ -300,18 +298,7 @@ class Lowered(Stage):
         return self._compiled
 
     def _repr_html_(self) -> str:
-        graph = self.graph
-        vertices = sum(group.num_vertices for groups in graph.groups.values() for group in groups)
-        rows = [
-            ("Machine", f"{graph.target.num_ipus:,} × {graph.target.name}, {graph.replication_factor:,} replicas"),
-            ("Equations", len(self.jaxpr.eqns)),
-            ("Variables", len(graph.variables)),
-            ("Compute sets", len(graph.groups)),
-            ("Vertices", vertices),
-            ("Pipelines", len(self.pipelines)),
-            ("Texts, by as_text(after=…)", f"{len(self.jaxprs)}: {', '.join(self.jaxprs)}"),
-        ]
-        return table((), rows, f"Lowered {self.name}")
+        return table((), self.planned.counts, f"Lowered {self.name}")
 
     def __repr__(self) -> str:
         is_stored = self._stored is not None
@@ -374,6 +361,20 @@ class Compiled(Stage):
             if self._store is not None:
                 self._store.put_profile(profile)
         return profile
+
+    @checking_calls("Compiled.on")
+    def on(self, device: Device) -> Compiled:
+        """Return the same program on another `ipu.IPUModel`, costed again; its profile says whether it fits the tiles.
+
+        Raises:
+            TargetError: the machines differ in constants that programs depend on, as tiles or workers: compile again.
+            ArgumentError: another device.
+            StreamingMemoryError: arrays do not fit in its streaming memory.
+        """
+        from ipujax.lowering_plan.held_program import held_on
+
+        planned, executable = held_on(self.lowered.planned, self.executable, device)
+        return Compiled(Lowered(planned.plan, lambda: planned), lambda: executable)
 
     def cost_analysis(self) -> dict[str, float]:
         """Return "cycles", "seconds" and cycles by phase of one call; data-dependent trip counts need `Options`."""

@@ -134,7 +134,7 @@ def _codelet(
         slots = vectors * issue_round_cycles(target) / target.worker_contexts
         vector_cycles = _VECTOR_CYCLES + store_cycles(target.vector_width_bytes, target)
         workers = issue_round_cycles(target) * _WORKER_CYCLES
-        return np.asarray(_SUPERVISOR_CYCLES + workers + whole_cycles(vector_cycles * slots))
+        return np.asanyarray(_SUPERVISOR_CYCLES + workers + whole_cycles(vector_cycles * slots))
 
     fields = [Field(f"in{n}", "in", dtype) for n, dtype in enumerate(dtypes)]
     fields += [Field(f"out{n}", "out", dtype) for n, dtype in enumerate(out_dtypes)]

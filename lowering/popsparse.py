@@ -61,12 +61,12 @@ def static_cycles(target: Target, dtype: Any, block: int, rows: Count, blocks: C
     round_cycles = issue_round_cycles(target)
     if block == 1:
         worker_rows = ceil_div(rows, target.worker_contexts)
-        return np.asarray(round_cycles * _static_element_cycles(size, worker_rows, ceil_div(blocks, rows), columns))
+        return np.asanyarray(round_cycles * _static_element_cycles(size, worker_rows, ceil_div(blocks, rows), columns))
     start, row_start = _STATIC_STARTS[size, block]
     load = ceil_div(block * block * size, target.amp_weight_load_bytes_per_cycle)
     worker = _static_block_cycles(size, block, ceil_div(columns, target.worker_contexts))
     cycles = 30 + start * round_cycles + rows * (row_start * round_cycles + 17)
-    return np.asarray(cycles + blocks * (16 + load + worker * round_cycles))
+    return np.asanyarray(cycles + blocks * (16 + load + worker * round_cycles))
 
 
 def _static_block_cycles(size: int, block: int, columns: Count) -> Count:
@@ -103,14 +103,14 @@ def dynamic_cycles(target: Target, dtype: Any, block: int, rows: Count, blocks: 
     if block == 1:
         worker_rows = ceil_div(rows, target.worker_contexts)
         worker = _dynamic_element_cycles(size, worker_rows, ceil_div(blocks, rows), columns)
-        return np.asarray(30 + 47 + 46 + round_cycles * worker)
+        return np.asanyarray(30 + 47 + 46 + round_cycles * worker)
     parts = codelet_parts(size, block)
     block, rows, blocks = block // parts, parts * np.asarray(rows), parts**2 * np.asarray(blocks)
     start, block_start, column_cycles = _DYNAMIC_STARTS[size, block]
     loads = ceil_div(block, _HALF_UNITS) if block == 16 else 1
     load = ceil_div(block * block * size, target.amp_weight_load_bytes_per_cycle)
     inner = loads * (block_start + column_cycles * ceil_div(columns, target.worker_contexts))
-    return np.asarray(40 + 46 + 56 + 2 + blocks * (load + 3 + 12 * loads) + round_cycles * (start + blocks * inner))
+    return np.asanyarray(40 + 46 + 56 + 2 + blocks * (load + 3 + 12 * loads) + round_cycles * (start + blocks * inner))
 
 
 def _dynamic_element_cycles(size: int, rows: Count, blocks: Count, columns: Count) -> Count:
@@ -188,13 +188,13 @@ def _element_cycles(target: Target, size: int, rows: Count, blocks: Count, colum
     worker = _worker_cycles(target, rows, blocks, start, row, element)
     for count, figures in _SHORT_ELEMENT_CYCLES[size].items():
         worker = np.where(columns == count, _worker_cycles(target, rows, blocks, *figures), worker)
-    return np.asarray(_SUPERVISOR_CYCLES + issue_round_cycles(target) * worker)
+    return np.asanyarray(_SUPERVISOR_CYCLES + issue_round_cycles(target) * worker)
 
 
 def _vector_cycles(target: Target, size: int, block: int, rows: Count, blocks: Count, columns: Count) -> np.ndarray:
     start, row, block_start, column = _VECTOR_CYCLES[size, block]
     worker = _worker_cycles(target, rows, blocks, start, row, block_start + column * np.asarray(columns))
-    return np.asarray(_SUPERVISOR_CYCLES + issue_round_cycles(target) * worker)
+    return np.asanyarray(_SUPERVISOR_CYCLES + issue_round_cycles(target) * worker)
 
 
 def _worker_cycles(
@@ -202,7 +202,7 @@ def _worker_cycles(
 ) -> np.ndarray:
     """Cycles of a worker: `start`, `row` for each of its rows of blocks, and `block` for each of its blocks."""
     workers = target.worker_contexts
-    return np.asarray(start + row * ceil_div(rows, workers) + block * ceil_div(blocks, workers))
+    return np.asanyarray(start + row * ceil_div(rows, workers) + block * ceil_div(blocks, workers))
 
 
 def _amp_cycles(target: Target, size: int, block: int, rows: Count, blocks: Count, columns: Count) -> np.ndarray:
@@ -214,7 +214,7 @@ def _amp_cycles(target: Target, size: int, block: int, rows: Count, blocks: Coun
     row_cycles = 23 + 8 * (rows - 1) + rows * (32 - 10)
     block_cycles = 10 + 15 + 4 * (passes - 1) + passes * (_AMP_RUN_CYCLES + load)
     supervisor = _SUPERVISOR_CYCLES + row_cycles + blocks * block_cycles
-    return np.asarray(supervisor + issue_round_cycles(target) * worker)
+    return np.asanyarray(supervisor + issue_round_cycles(target) * worker)
 
 
 def _transpose_cycles(target: Target, size: int, block: int, rows: Count, columns: Count) -> np.ndarray:
@@ -222,7 +222,7 @@ def _transpose_cycles(target: Target, size: int, block: int, rows: Count, column
     passes = ceil_div(columns, _AMP_COLUMNS[size])
     vector = 12 * block // 2 if size == 4 else 23 * block // 4
     worker = 34 + ceil_div(rows, target.worker_contexts) * (3 + passes * (3 + vector))
-    return np.asarray(18 + issue_round_cycles(target) * worker)
+    return np.asanyarray(18 + issue_round_cycles(target) * worker)
 
 
 _MULTIPLY_ADD = 2  # operations
@@ -293,9 +293,9 @@ def sampled_products(dtype: Any, number: Any, out_dtype: Any, most_blocks: int |
 
 def _block_flops(shapes: BlockShapes) -> np.ndarray:
     (blocks, m, k), (_, _, n), *_ = shapes
-    return np.asarray(_MULTIPLY_ADD * blocks * m * k * n)
+    return np.asanyarray(_MULTIPLY_ADD * blocks * m * k * n)
 
 
 def _sampled_flops(shapes: BlockShapes) -> np.ndarray:
     (_, _, n), *_, (blocks, m, k) = shapes
-    return np.asarray(_MULTIPLY_ADD * blocks * m * k * n)
+    return np.asanyarray(_MULTIPLY_ADD * blocks * m * k * n)

@@ -58,7 +58,7 @@ from ipujax.runtime.memory import Attempt, MemoryReport, check_memory, memory_re
 from ipujax.runtime.memory.report import fullest_tiles
 from ipujax.runtime.not_copied import ReadOnlyMapping, Shared
 from ipujax.runtime.options import Options
-from ipujax.runtime.target import Target, nearest
+from ipujax.runtime.target import Target, held_over, nearest
 from ipujax.runtime.tensor import Tensor, Variable, element_bytes
 from ipujax.runtime.timeline import MAX_STEPS, ClockStep, Recording, Spans, TaskSpans, Timeline, Walk
 from ipujax.runtime.timeline.clock_steps import clock_steps
@@ -141,6 +141,24 @@ class Executable(Shared):
         """Return a copy with names, see `Identity`, and seconds of steps before the compilation, by step."""
         identity = replace(self.identity, function=str(function), file=file)
         return replace(self, identity=identity, timings=ReadOnlyMapping({**timings, **self.timings}))
+
+    def on(self, machine: Target) -> Executable:
+        """Return the same program on another machine, costed again; whether it fits the tiles is not checked.
+
+        Args:
+            machine: has the constants over which programs are held, see `target.held_constants`; others are ignored.
+
+        Raises:
+            StreamingMemoryError: remote buffers do not fit in streaming memory.
+        """
+        graph = held_graph(self.graph, machine)
+        _check_streaming_memory(graph, self.program)
+        effects = EffectsOf(graph)
+        costs = leaf_costs(graph, self.program)
+        memory = memory_report(graph, self.program, effects, costs)
+        steps, slots = clock_steps(self.program, costs, effects, graph.target)
+        costed = (MappingProxyType(costs), memory, MappingProxyType(steps), slots)
+        return Executable(graph, self.program, self.options, *costed, self.timings, identity=self.identity)
 
     @property
     def target(self) -> Target:
@@ -237,7 +255,7 @@ def compile(
 
 def _compile(graph: Graph, program: Program, options: Options, check: Callable[[MemoryReport], object]) -> Executable:
     timings = dict[str, float]()
-    graph = _copy(graph)
+    graph = graph_on(graph, graph.target)
     effects = EffectsOf(graph)
     # Cheap checks first: the steps below may take minutes.
     _check_trip_counts(program, options)
@@ -329,8 +347,8 @@ def program_cycles(
     return timeline(Walk.of(part or program, steps, graph.target.num_ipus, slots, trips)).cycles
 
 
-def vertex_cycles(graph: Graph, program: Program, costs: Mapping[Leaf, Cost]) -> int:
-    """Return the compute cycles of one run of a program for one IPU, without its exchanges and syncs.
+def static_runs(graph: Graph, program: Program, costs: Mapping[Leaf, Cost]) -> Mapping[Program, int]:
+    """Return how often each leaf runs in one run of a program.
 
     Args:
         graph: variables, mappings and vertices.
@@ -339,7 +357,7 @@ def vertex_cycles(graph: Graph, program: Program, costs: Mapping[Leaf, Cost]) ->
     """
     steps, slots = clock_steps(program, costs, EffectsOf(graph), graph.target)
     trips = {name: 1 for names in while_names(program).values() for name in names}
-    return timeline(Walk.of(program, steps, graph.target.num_ipus, slots, trips)).phase_cycles(0)["compute"]
+    return timeline(Walk.of(program, steps, graph.target.num_ipus, slots, trips)).executions
 
 
 def cycle_counter(graph: Graph, program: Program) -> CycleCounter | None:
@@ -350,11 +368,15 @@ def cycle_counter(graph: Graph, program: Program) -> CycleCounter | None:
     return CycleCounter(graph, steps, slots)
 
 
-def _copy(graph: Graph) -> Graph:
+def held_graph(graph: Graph, machine: Target) -> Graph:
+    """Return a graph on another machine, whose constants it takes but for those that are part of its program."""
+    return graph_on(graph, held_over(graph.target, machine))
+
+
+def graph_on(graph: Graph, target: Target) -> Graph:
+    """Return a copy of a graph with another target."""
     # Tables and lists are copied; variables, mappings and vertex groups are frozen, and shared.
-    copy = Graph(
-        graph.target, graph.replication_factor, graph.byte_cost_cycles, graph.io_tiles, graph.planned_tile_bytes
-    )
+    copy = Graph(target, graph.replication_factor, graph.byte_cost_cycles, graph.io_tiles, graph.planned_tile_bytes)
     copy.variables = list(graph.variables)
     copy.mappings = dict(graph.mappings)
     copy.elements_left_out = dict(graph.elements_left_out)

@@ -72,14 +72,16 @@ ROOMS: dict[str, str] = {
         "runtime.analysis runtime.compile runtime.cost runtime.exchange runtime.files runtime.graph runtime.memory"
         " runtime.target runtime.tensor runtime.timeline"
     ),
+    "runtime.causes": "runtime.compile runtime.cost runtime.graph runtime.tensor runtime.timeline",
     "runtime.profile": (
-        "runtime.compile runtime.cost runtime.files runtime.graph runtime.host runtime.memory runtime.sections"
-        " runtime.sources runtime.target runtime.tensor runtime.timeline"
+        "runtime.causes runtime.compile runtime.cost runtime.files runtime.graph runtime.host runtime.memory"
+        " runtime.sections runtime.sources runtime.target runtime.tensor runtime.timeline"
     ),
     "runtime.schema": "runtime.files runtime.graph runtime.memory runtime.profile runtime.sections runtime.target",
-    "runtime.views": "runtime.memory runtime.profile runtime.sources runtime.target runtime.tensor",
+    "runtime.views": "runtime.causes runtime.memory runtime.profile runtime.sources runtime.target runtime.tensor",
     "runtime.page": (
-        "runtime.graph runtime.markup runtime.profile runtime.sources runtime.target runtime.tensor runtime.views"
+        "runtime.causes runtime.graph runtime.markup runtime.profile runtime.sources runtime.target runtime.tensor"
+        " runtime.views"
     ),
     "runtime.report": (
         "runtime.files runtime.host runtime.markup runtime.memory runtime.options runtime.page runtime.profile"
@@ -131,7 +133,7 @@ ROOMS: dict[str, str] = {
     "lowering.refs": "lowering.jax_compat lowering.jaxpr lowering.source_info",
     "lowering.outlining": (
         "lowering.gcl lowering.jax_compat lowering.jaxpr lowering.layer_notes lowering.offload lowering.primitives"
-        " lowering.source_info runtime.graph"
+        " lowering.source_info runtime.graph runtime.tensor"
     ),
     "lowering.stablehlo": "lowering.jax_compat lowering.source_info lowering.stored_modules runtime.logs",
     "lowering.pallas_calls": "lowering.jax_compat lowering.jaxpr",
@@ -179,7 +181,7 @@ ROOMS: dict[str, str] = {
     ),
     "lowering.rules.tiles": (
         "lowering.jax_compat lowering.layout lowering.passes lowering.popops lowering.rules.base lowering.rules.flow"
-        " runtime.analysis runtime.compile runtime.graph runtime.memory runtime.target runtime.tensor"
+        " runtime.analysis runtime.compile runtime.cost runtime.graph runtime.memory runtime.target runtime.tensor"
     ),
     "lowering.rules.table": (
         "lowering.jax_compat lowering.popops lowering.rules.arrays lowering.rules.base lowering.rules.flow"
@@ -244,26 +246,26 @@ ROOMS: dict[str, str] = {
         " runtime.options"
     ),
     "ipujax.storage": (
-        "ipujax.calls lowering.digests lowering.refs lowering.stored_modules runtime.files runtime.logs"
-        " runtime.report runtime.schema runtime.signatures"
+        "ipujax.calls lowering.digests lowering.refs lowering.stored_modules runtime.files runtime.logs runtime.report"
+        " runtime.schema runtime.signatures"
     ),
     "ipujax.lowering_plan": (
-        "ipujax.arguments ipujax.calls ipujax.distributed.instance ipujax.fit ipujax.popsparse ipujax.sharding"
-        " ipujax.storage lowering.choice lowering.dumps lowering.jax_compat lowering.jaxpr lowering.lower"
-        " lowering.offload lowering.partition lowering.passes lowering.program_inputs lowering.recomputation"
-        " lowering.refs lowering.replicas lowering.rules runtime.compile runtime.graph runtime.host runtime.logs"
-        " runtime.options runtime.report runtime.target runtime.tensor"
+        "ipujax.arguments ipujax.calls ipujax.device ipujax.distributed.instance ipujax.fit ipujax.popsparse"
+        " ipujax.sharding ipujax.storage lowering.choice lowering.dumps lowering.jax_compat lowering.jaxpr"
+        " lowering.lower lowering.offload lowering.partition lowering.passes lowering.program_inputs"
+        " lowering.recomputation lowering.refs lowering.replicas lowering.rules runtime.compile runtime.graph"
+        " runtime.host runtime.logs runtime.options runtime.report runtime.target runtime.tensor"
     ),
     "ipujax.program_evaluation": (
         "ipujax.calls ipujax.distributed.instance ipujax.lowering_plan runtime.compile runtime.engine runtime.graph"
         " runtime.host"
     ),
     "ipujax.stages": (
-        "ipujax.arguments ipujax.calls ipujax.compiled_programs ipujax.distributed.instance ipujax.fit"
-        " ipujax.lowering_plan ipujax.program_evaluation ipujax.sharding ipujax.storage lowering.choice"
-        " lowering.dumps lowering.jax_compat lowering.jaxpr lowering.pipelining lowering.recomputation"
-        " runtime.compile runtime.graph runtime.host runtime.logs runtime.markup runtime.memory runtime.report"
-        " runtime.signatures runtime.target runtime.tracebacks"
+        "ipujax.arguments ipujax.calls ipujax.compiled_programs ipujax.device ipujax.distributed.instance ipujax.fit"
+        " ipujax.lowering_plan ipujax.program_evaluation ipujax.sharding ipujax.storage lowering.choice lowering.dumps"
+        " lowering.jax_compat lowering.jaxpr lowering.pipelining lowering.recomputation runtime.compile runtime.graph"
+        " runtime.host runtime.logs runtime.markup runtime.memory runtime.report runtime.signatures runtime.target"
+        " runtime.tracebacks"
     ),
     "ipujax.caching": (
         "ipujax.compiled_programs ipujax.lowering_plan ipujax.stages ipujax.storage lowering.digests lowering.dumps"
@@ -321,7 +323,7 @@ ROOMS: dict[str, str] = {
         " ipujax.poplar.vertex ipujax.public runtime.graph runtime.tensor"
     ),
     "ipujax.popops": (
-        "ipujax.poplar.types ipujax.poplar.library ipujax.public lowering.emit lowering.layout lowering.popops"
+        "ipujax.poplar.library ipujax.poplar.types ipujax.public lowering.emit lowering.layout lowering.popops"
         " runtime.graph runtime.tensor"
     ),
     "ipujax.poplin": (
@@ -337,7 +339,7 @@ ROOMS: dict[str, str] = {
         " runtime.tensor"
     ),
     "ipujax.poprand": (
-        "ipujax.poplar.types ipujax.poplar.library ipujax.poputil ipujax.public runtime.graph runtime.tensor"
+        "ipujax.poplar.library ipujax.poplar.types ipujax.poputil ipujax.public runtime.graph runtime.tensor"
     ),
     "ipujax.popsolver": "ipujax.public",
     "ipujax.schedules": "ipujax.public lowering.schedules",
@@ -345,11 +347,16 @@ ROOMS: dict[str, str] = {
         "ipujax.poplar.types ipujax.poplar.vertex lowering.jax_compat lowering.jaxpr lowering.refs lowering.rules"
         " runtime.target runtime.tensor"
     ),
+    "ipujax.studies": (
+        "ipujax.device ipujax.jit ipujax.storage lowering.digests runtime.compile runtime.logs runtime.many_machines"
+        " runtime.markup runtime.memory runtime.page runtime.signatures runtime.target"
+    ),
     "ipujax": (
         "ipujax.advice ipujax.auto_sharding ipujax.checking ipujax.device ipujax.distributed ipujax.jax_scripts"
         " ipujax.jit ipujax.optim ipujax.pipeline ipujax.poplar ipujax.poplin ipujax.popnn ipujax.popops ipujax.poprand"
         " ipujax.popsolver ipujax.popsparse ipujax.poputil ipujax.prefetching ipujax.public ipujax.schedules"
-        " ipujax.stages ipujax.storage ipujax.tiles runtime.host runtime.options runtime.report runtime.target"
+        " ipujax.stages ipujax.storage ipujax.studies ipujax.tiles runtime.host runtime.options runtime.report"
+        " runtime.target"
     ),
     "ipujax.front_end": (
         "ipujax.arguments ipujax.jit ipujax.public ipujax.recurrent lowering.jaxpr lowering.schedules runtime.files"
@@ -375,7 +382,7 @@ ROOMS: dict[str, str] = {
     "ipujax.onnx.onnx_errors": "ipujax.front_end",
     "ipujax.onnx.graphs": "",
     "ipujax.onnx.element_types": "ipujax.onnx.onnx_errors",
-    "ipujax.onnx.registry": "ipujax.front_end ipujax.onnx.onnx_errors ipujax.onnx.element_types",
+    "ipujax.onnx.registry": "ipujax.front_end ipujax.onnx.element_types ipujax.onnx.onnx_errors",
     "ipujax.onnx.operators": "ipujax.front_end ipujax.onnx.element_types ipujax.onnx.onnx_errors ipujax.onnx.registry",
     "ipujax.onnx.reading": "ipujax ipujax.front_end ipujax.onnx.graphs ipujax.onnx.onnx_errors ipujax.onnx.registry",
     "ipujax.onnx.evaluation": (
@@ -443,6 +450,10 @@ ROOMS: dict[str, str] = {
         " runtime.target"
     ),
     "ipujax.__main__": "ipujax.cli",
+    "runtime.many_machines": (
+        "runtime.analysis runtime.compile runtime.cost runtime.graph runtime.memory runtime.profile runtime.target"
+        " runtime.tensor runtime.timeline"
+    ),
 }
 
 # Why several files may have one name.

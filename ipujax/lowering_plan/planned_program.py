@@ -72,6 +72,21 @@ class PlannedProgram:
         """The jaxpr after all passes."""
         return list(self.jaxprs.values())[-1]
 
+    @property
+    def counts(self) -> list[tuple[str, object]]:
+        """Rows of a table: the machine, and how many equations, variables, vertices… the program has."""
+        graph = self.graph
+        vertices = sum(group.num_vertices for groups in graph.groups.values() for group in groups)
+        return [
+            ("Machine", f"{graph.target.num_ipus:,} × {graph.target.name}, {graph.replication_factor:,} replicas"),
+            ("Equations", len(self.jaxpr.eqns)),
+            ("Variables", len(graph.variables)),
+            ("Compute sets", len(graph.groups)),
+            ("Vertices", vertices),
+            ("Pipelines", len(self.lowered.pipelines)),
+            ("Texts, by as_text(after=…)", f"{len(self.jaxprs)}: {', '.join(self.jaxprs)}"),
+        ]
+
     def host_calls(self) -> HostCalls | None:
         """Return a caller of the Python functions that the program calls; None if it has none."""
         streams = (node.stream for node in distinct(self.program) if isinstance(node, StreamOut))

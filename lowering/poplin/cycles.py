@@ -19,8 +19,7 @@ from typing import Literal
 import numpy as np
 
 from ipujax.lowering.layout import Count as Count, ceil_div as ceil_div, total_elements
-from ipujax.runtime.cache import remembered
-from ipujax.runtime.target import Target, issue_round_cycles, store_cycles, whole_cycles, wide_load_cycles
+from ipujax.runtime.target import Target, issue_round_cycles, larger, store_cycles, whole_cycles, wide_load_cycles
 
 Precision = Literal["half", "float"]
 product = total_elements  # of lengths that broadcast to one grid
@@ -89,11 +88,10 @@ class AmpBlock:
 
     in_channels: int  # input channels of a pass
     out_channels: int  # output channels of a pass, one a conv unit
-    row_cycles: int  # cycles of one row of activations
-    load_cycles: int  # cycles to load the weights
+    row_cycles: Count  # cycles of one row of activations
+    load_cycles: Count  # cycles to load the weights
 
 
-@remembered
 def amp_block(target: Target, precision: Precision) -> AmpBlock:
     """Block of the AMP on a target, for half or float activations."""
     half = precision == "half"
@@ -101,7 +99,7 @@ def amp_block(target: Target, precision: Precision) -> AmpBlock:
     macs = target.fp16_amp_macs_per_cycle if half else target.fp32_amp_macs_per_cycle
     in_channels = _CHAIN_BYTES // _WIDTH_BYTES[precision]
     load_cycles = ceil_div(units * _CHAIN_BYTES, target.amp_weight_load_bytes_per_cycle)
-    return AmpBlock(in_channels, units, int(ceil_div(in_channels * units, macs)), int(load_cycles))
+    return AmpBlock(in_channels, units, ceil_div(in_channels * units, macs), load_cycles)
 
 
 def amp_1x1_cycles(
@@ -158,7 +156,7 @@ def _amp_pass(target: Target, block: AmpBlock, worker: WorkerPass, rows: Count, 
     return np.maximum(round_cycles * np.maximum(busiest, idlest), round_cycles * np.minimum(busiest, idlest) + 14)
 
 
-def _by_rows(rows: Count, table: _ByRows, row_cycles: int) -> Count:
+def _by_rows(rows: Count, table: _ByRows, row_cycles: Count) -> Count:
     """Worker cycles: `table` up to 3 rows, from there a loop."""
     return np.asarray(table)[np.clip(rows, 0, 3)] + row_cycles * np.maximum(0, np.asarray(rows) - 3)
 
@@ -261,7 +259,7 @@ def _dot_cycles(target: Target, precision: Precision, length: Count, at_once: in
     """Cycles of a dot product: 64 bits of each operand a cycle; other lengths take narrower loads, in two forms."""
     width = _VECTOR_BYTES // _WIDTH_BYTES[precision]
     # One instruction multiplies 64 bits, however much more the ports load.
-    vector_cycles = max(1, wide_load_cycles(2 * _VECTOR_BYTES, target))
+    vector_cycles = larger(1, wide_load_cycles(2 * _VECTOR_BYTES, target))
     pairs = 2 * ceil_div(length, 2) + at_once
     singles = 2 * length + at_once
     narrow = np.where(np.asarray(length) % 2 == 0, pairs, singles) if width > 2 else singles
@@ -362,7 +360,7 @@ def outer_product_cycles(
     fixed, first_channels, vector = (10, 12, 4) if precision == "half" else (11, 6, 2)
     share = ceil_div(rows, target.worker_contexts)
     # A vector is multiplied and stored by one instruction.
-    vector_cycles = max(1, store_cycles(_VECTOR_BYTES, target))
+    vector_cycles = larger(1, store_cycles(_VECTOR_BYTES, target))
     channels = 6 + whole_cycles(ceil_div(np.maximum(out_channels - first_channels, 0), vector) * vector_cycles)
     return target.supervisor_overhead_cycles + issue_round_cycles(target) * (25 + groups * (fixed + share * channels))
 

@@ -163,7 +163,7 @@ def _codelet(
 
     def cycles(shapes: BlockShapes, target: Target) -> np.ndarray:
         block = block_of(shapes)
-        return np.asarray(block_cycles(kind, spec, block, target) + rearrangement_cycles(kind, spec, block, target))
+        return np.asanyarray(block_cycles(kind, spec, block, target) + rearrangement_cycles(kind, spec, block, target))
 
     def operations(shapes: BlockShapes) -> np.ndarray:
         """Multiply-adds of numbers: zeros between the elements of a dilated input are none."""

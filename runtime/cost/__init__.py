@@ -5,6 +5,13 @@ from ipujax.runtime.cost.compute_set import (
     ExchangeCost as ExchangeCost,
     block_shapes as block_shapes,
     compute_set_cost as compute_set_cost,
+    cost_key as cost_key,
+)
+from ipujax.runtime.cost.compute_set_counts import (
+    ComputeSetCycles as ComputeSetCycles,
+    compute_set_counts as compute_set_counts,
+    compute_set_cycles as compute_set_cycles,
+    slowest_tiles as slowest_tiles,
 )
 from ipujax.runtime.cost.ipu_window import tile_range as tile_range
 from ipujax.runtime.cost.links import link_cycles as link_cycles
@@ -18,4 +25,12 @@ from ipujax.runtime.cost.transfer import (
     stream_cost as stream_cost,
     tensor_tile_bytes as tensor_tile_bytes,
     wait_cost as wait_cost,
+)
+from ipujax.runtime.cost.transfer_counts import (
+    CopyCycles as CopyCycles,
+    StreamCycles as StreamCycles,
+    copy_cycles_on as copy_cycles_on,
+    copying_counts as copying_counts,
+    slowest_tiles_of_copy as slowest_tiles_of_copy,
+    stream_cycles_on as stream_cycles_on,
 )

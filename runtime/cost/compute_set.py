@@ -129,11 +129,11 @@ def slowest_workers(tile: np.ndarray, cycles: np.ndarray, num_tiles: int, worker
 
 def compute_set_cost(graph: Graph, compute_set: ComputeSet) -> ComputeSetCost:
     """Return the cost of one execution of a compute set; compute sets with equal vertices share one cost."""
-    key = tuple(_cost_key(group, graph) for group in graph.groups[compute_set])
-    if None in key:
+    key = cost_key(graph, compute_set)
+    if key is None:
         return _cost(graph, compute_set)
     cost = recall_stored(
-        ("compute set", key, graph.target),
+        ("compute set", key, _constants_read(graph, compute_set)),
         lambda: _cost(graph, compute_set),
         ComputeSetCost,
         lambda cost: _is_cost_of(cost, graph, compute_set),
@@ -141,10 +141,38 @@ def compute_set_cost(graph: Graph, compute_set: ComputeSet) -> ComputeSetCost:
     return replace(cost, compute_set=compute_set)
 
 
+# What no cost of vertices, exchanges and copies on tiles reads: a cost is recalled for machines that differ in it.
+NOT_OF_TILES = frozenset(
+    {
+        *("name", "sources", "num_ipus", "bytes_per_tile", "memory_element_bytes", "interleaved_offset_bytes"),
+        *("clock_hz", "exchange_receive_instructions", "internal_sync_cycles", "global_sync_cycles"),
+        *("global_exchange", "sync_pattern", "ipu_link_bytes_per_second", "ipu_links_per_ipu", "ipu_link_efficiency"),
+        *("global_exchange_latency_seconds", "ipus_per_pod", "ipus_per_gateway", "gateway_bytes_per_second"),
+        *("host_bytes_per_second", "host_latency_seconds", "stream_buffer_limit_bytes", "streaming_memory_bytes"),
+        *("streaming_bytes_per_second", "max_remote_transfer_bytes", "available_memory_proportion"),
+    }
+)
+_OF_TILES = tuple(item.name for item in fields(Target) if item.name not in NOT_OF_TILES)
+
+
+def _constants_read(graph: Graph, compute_set: ComputeSet) -> object:
+    """Return the values of all constants that the cost of a compute set may read, with its system's IPUs."""
+    target = graph.target
+    if any(group.codelet.costed_by != "arrays" for group in graph.groups[compute_set]):
+        return target  # code of a user may read any
+    return target.num_ipus, *(getattr(target, name) for name in _OF_TILES)
+
+
+def cost_key(graph: Graph, compute_set: ComputeSet) -> tuple[object, ...] | None:
+    """Return all but the target that the cost of a compute set depends on; None where that is not hashable."""
+    key = tuple(_cost_key(group, graph) for group in graph.groups[compute_set])
+    return None if None in key else key
+
+
 def _is_cost_of(cost: ComputeSetCost, graph: Graph, compute_set: ComputeSet) -> bool:
     """Return whether a cost is of the tiles, groups and codelets of a compute set."""
     groups = graph.groups[compute_set]
-    window = _window(graph, groups)
+    window = window_of(graph, groups)
     exchanges = (getattr(exchange, item.name) for exchange in (cost.before, cost.after) for item in fields(exchange))
     by_tile = [value for item in fields(cost) if isinstance(value := getattr(cost, item.name), np.ndarray)]
     return (
@@ -170,9 +198,9 @@ def _cost_key(group: VertexGroup, graph: Graph) -> tuple[object, ...] | None:
 def _cost(graph: Graph, compute_set: ComputeSet) -> ComputeSetCost:
     groups = graph.groups[compute_set]
     target = graph.target
-    window = _window(graph, groups)
-    reads = _field_traffics(graph, groups, False)
-    writes = _field_traffics(graph, groups, True)
+    window = window_of(graph, groups)
+    reads = field_traffics(graph, groups, False)
+    writes = field_traffics(graph, groups, True)
     operand_bytes, operand_cycles = _rearrangement(reads, window, target)
     result_bytes, result_cycles = _rearrangement(writes, window, target)
     copied_cycles = operand_cycles + result_cycles
@@ -193,7 +221,8 @@ def _cost(graph: Graph, compute_set: ComputeSet) -> ComputeSetCost:
     )
 
 
-def _window(graph: Graph, groups: Sequence[VertexGroup]) -> Window:
+def window_of(graph: Graph, groups: Sequence[VertexGroup]) -> Window:
+    """Return the IPUs of vertices and of all that they are connected to."""
     # Of whole IPUs: a compute set of one IPU then has arrays of one IPU, in a pod of any size.
     ranges = [tile_range(group.tile) for group in groups]
     ranges += [mapping_range(graph.mappings[v]) for g in groups for a in g.accesses for v in a.tensor.variables()]
@@ -219,7 +248,8 @@ def exchange_cost(traffics: Sequence[Traffic], window: Window, target: Target) -
     return ExchangeCost(compact(received), compact(sent), compact(receives), compact(sends), compact(cycles))
 
 
-def _field_traffics(graph: Graph, groups: Sequence[VertexGroup], results: bool) -> list[tuple[Field, Traffic]]:
+def field_traffics(graph: Graph, groups: Sequence[VertexGroup], results: bool) -> list[tuple[Field, Traffic]]:
+    """Return the exchange of each field that vertices read, or of each that they write."""
     return [
         (field, traffic(group, number, graph, results))
         for group in groups
@@ -275,14 +305,19 @@ def _vertices(
 def _vertex_cycles(group: VertexGroup, target: Target) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
     """Return tile, cycles rounded up, and idle slots, if any, of each vertex of a group: int64[num_vertices]."""
     shapes = block_shapes(group)
-    cycles = np.asarray(group.codelet.cycles(shapes, target))
-    cycles = (np.ceil(cycles) if cycles.dtype.kind == "f" else cycles).astype(np.int64)
+    cycles = whole_vertex_cycles(group.codelet, shapes, target)
     idle_slots = _idle_slots(group.codelet, shapes, cycles, target)
     is_vertex = group.tile != NO_TILE
     tile = group.tile[is_vertex].astype(np.int64)
     # Shapes, and so cycles, broadcast to the grid: an axis that cuts nothing of the blocks has length 1.
     cycles = np.broadcast_to(cycles, group.grid)[is_vertex]
     return tile, cycles, None if idle_slots is None else np.broadcast_to(idle_slots, group.grid)[is_vertex]
+
+
+def whole_vertex_cycles(codelet: Codelet, shapes: BlockShapes, target: Target) -> np.ndarray:
+    """Return the cycles of vertices with blocks of some shapes, rounded up."""
+    cycles = np.asanyarray(codelet.cycles(shapes, target))
+    return (np.ceil(cycles) if cycles.dtype.kind == "f" else cycles).astype(np.int64)
 
 
 def _idle_slots(codelet: Codelet, shapes: BlockShapes, cycles: np.ndarray, target: Target) -> np.ndarray | None:

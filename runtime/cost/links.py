@@ -60,29 +60,30 @@ def link_cycles(flows: np.ndarray, target: Target) -> np.ndarray:
         target: the system.
 
     Returns:
-        int64[num_ipus]; 0 for IPUs that neither send nor receive.
+        int64[num_ipus, *machines]; 0 for IPUs that neither send nor receive.
     """
     rate = _bytes_per_cycle(target)
     pairs = [(int(s), int(d)) for s, d in np.argwhere(flows) if s != d]
     # One row more: the last rung of an odd number of IPUs has a second side, over which a route may climb.
     load = np.zeros((len(flows) + 1, len(rate)), np.int64)
-    latency = round(target.global_exchange_latency_seconds * target.clock_hz)
+    latency = np.rint(np.asanyarray(target.global_exchange_latency_seconds * target.clock_hz)).astype(np.int64)
     routes = [route(s, d, target) for s, d in pairs]
     for (s, d), links in zip(pairs, routes, strict=True):
         for ipu, kind in links:
             load[ipu, kind] += flows[s, d]
-    busy = np.ceil(load / rate).astype(np.int64)
-    cycles = np.zeros(len(flows), np.int64)
+    busy = np.ceil(load.reshape(*load.shape, *[1] * (rate.ndim - 1)) / rate).astype(np.int64)
+    cycles = np.zeros((len(flows), *busy.shape[2:]), busy.dtype)
     for (s, d), links in zip(pairs, routes, strict=True):
         # A sender and its receiver are busy until the fullest link between them is.
-        slowest = max(int(busy[link]) for link in links)
-        cycles[[s, d]] = np.maximum(cycles[[s, d]], latency + slowest)
+        ipus, kinds = zip(*links, strict=True)
+        cycles[[s, d]] = np.maximum(cycles[[s, d]], latency + busy[list(ipus), list(kinds)].max(0))
     return cycles
 
 
 def _bytes_per_cycle(target: Target) -> np.ndarray:
-    """Return the rate of each kind of link, float64[kinds]."""
+    """Return the rate of each kind of link, float64[kinds, *machines]."""
     per_link = target.ipu_link_bytes_per_second * target.ipu_link_efficiency
     share = target.ipu_links_per_ipu / sum(_LINKS.values())
     gateway = target.gateway_bytes_per_second
-    return np.array([*(per_link * share * links for links in _LINKS.values()), gateway, gateway]) / target.clock_hz
+    per_second = [*(per_link * share * links for links in _LINKS.values()), gateway, gateway]
+    return np.stack(np.broadcast_arrays(*per_second)) / target.clock_hz

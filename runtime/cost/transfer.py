@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ipujax.runtime.cache import recall, remembered
-from ipujax.runtime.cost.compute_set import ExchangeCost, exchange_cost
+from ipujax.runtime.cost.compute_set import ExchangeCost
 from ipujax.runtime.cost.ipu_window import Window, compact, mapping_range
 from ipujax.runtime.cost.links import link_cycles
 from ipujax.runtime.errors import GraphError
@@ -86,6 +86,43 @@ class CopyCost:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class StreamCounts:
+    """What a transfer between host and IPUs moves; each array is [num_ipus].
+
+    Args:
+        ipu_bytes: bytes of each IPU, int64.
+        link_bytes: bytes over the link that it takes, which IPUs of a machine share, int64.
+        earlier: whether the IPU took part in transfers before it that are the same host exchange.
+        is_streamed: whether the other side is streaming memory, not the host.
+        is_resident: whether the value stays on the device, so that nothing moves.
+    """
+
+    ipu_bytes: np.ndarray
+    link_bytes: np.ndarray
+    earlier: np.ndarray
+    is_streamed: bool
+    is_resident: bool
+
+    @property
+    def moves(self) -> np.ndarray:
+        """Whether each IPU takes part in this transfer or in those before it, bool[num_ipus]."""
+        return np.asarray(self.earlier | ((self.ipu_bytes > 0) & (not self.is_resident)))
+
+    def cycles(self, target: Target) -> np.ndarray:
+        """Return the cycles of each IPU, int64[num_ipus, machines]; 0 for those that take no part."""
+        limit = target.max_remote_transfer_bytes if self.is_streamed else target.stream_buffer_limit_bytes
+        bytes_per_second = target.streaming_bytes_per_second if self.is_streamed else target.host_bytes_per_second
+        ipu_bytes, link_bytes, earlier = (x[:, None] for x in (self.ipu_bytes, self.link_bytes, self.earlier))
+        # The latency of an IPU's first exchange was in the cost of the earlier transfer already. Their number is whole,
+        # also where rates are not rounded.
+        exchanges = np.ceil(ipu_bytes / np.asarray(limit)) - earlier
+        seconds = exchanges * target.host_latency_seconds + link_bytes / bytes_per_second
+        # IPUs without bytes take no part, though `seconds` may be negative for them.
+        cycles = np.where(ipu_bytes > 0, np.ceil(seconds * target.clock_hz), 0).astype(np.int64)
+        return np.asanyarray(cycles * (not self.is_resident))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class StreamCost:
     """Cost of one transfer between host and IPUs.
 
@@ -93,13 +130,18 @@ class StreamCost:
         first_ipu: the IPU of the first tile of `tile_bytes`.
         tile_bytes: bytes that each tile sends or receives, int64[tiles], the tiles of whole IPUs.
         cycles: cycles of each IPU, int64[num_ipus]; 0 for a resident stream, whose value stays on the device.
-        earlier: whether each IPU took part in transfers before it that are the same host exchange, bool[num_ipus].
+        counts: what it moves.
     """
 
     first_ipu: int
     tile_bytes: np.ndarray
     cycles: np.ndarray
-    earlier: np.ndarray
+    counts: StreamCounts
+
+    @property
+    def earlier(self) -> np.ndarray:
+        """Whether each IPU took part in transfers before it that are the same host exchange, bool[num_ipus]."""
+        return self.counts.earlier
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -116,21 +158,77 @@ class SyncCost:
     kind: SyncKind
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class CopyCounts:
+    """What a copy moves; arrays are int64[tiles], the tiles of a window, but for those by IPU.
+
+    Args:
+        window: the IPUs of all its tiles.
+        received_bytes: bytes that each tile receives.
+        shared_bytes: those of them that all tiles of the same bus receive.
+        receives: parts that it receives, each from one tile to successive addresses.
+        fragments: contiguous parts that it receives.
+        sent_bytes: bytes that it sends.
+        sends: contiguous parts of those.
+        local_bytes: bytes that are copied on the tile.
+        local_fragments: contiguous parts of those.
+        flows: bytes from each IPU (row) to each other (column), int64[num_ipus, num_ipus]; None when all stays inside.
+        link_flows: the same of all IPUs whose links they load, those of other replicas too; None as `flows`.
+    """
+
+    window: Window
+    received_bytes: np.ndarray
+    shared_bytes: np.ndarray
+    receives: np.ndarray
+    fragments: np.ndarray
+    sent_bytes: np.ndarray
+    sends: np.ndarray
+    local_bytes: np.ndarray
+    local_fragments: np.ndarray
+    flows: np.ndarray | None = None
+    link_flows: np.ndarray | None = None
+
+    def cost(self, target: Target) -> CopyCost:
+        """Return the cost on a target; that of its links is of one replica, whose links are slowest."""
+        copied_cycles = compact(copy_cycles(self.local_bytes, self.local_fragments, target))
+        links = None
+        if self.link_flows is not None:
+            links = link_cycles(self.link_flows, target).reshape(-1, target.num_ipus).max(0)
+        return CopyCost(self.window.first_ipu, self._exchange_cost(target), copied_cycles, self.flows, links)
+
+    def _exchange_cost(self, target: Target) -> ExchangeCost:
+        if not self.received_bytes.any() and not self.sent_bytes.any():
+            return ExchangeCost(*[self.window.zeros] * 5)
+        received = (self.received_bytes, self.shared_bytes, self.receives)
+        receiving = receive_cycles(*received, target, self.fragments)
+        cycles = exchange_cycles(receiving, self.sent_bytes, target, self.sends)
+        values = (self.received_bytes, self.sent_bytes, self.receives, self.sends, cycles)
+        return ExchangeCost(*map(compact, values))
+
+
 def copy_cost(graph: Graph, copy: Copy) -> CopyCost:
     """Return the cost of one run of a copy."""
+    return copy_counts(graph, copy).cost(graph.target)
+
+
+def copy_counts(graph: Graph, copy: Copy) -> CopyCounts:
+    """Return what one run of a copy moves."""
     target = graph.target
     variables = (*copy.source.variables(), *copy.destination.variables())
     window = Window.of([mapping_range(graph.mappings[v]) for v in variables], target)
     traffic = copy_traffic(copy.source, copy.destination, graph)
-    local_bytes, local_fragments = (window.total([n]) for n in (traffic.local_bytes, traffic.local_fragments))
-    copied_cycles = compact(copy_cycles(local_bytes, local_fragments, target))
+    counts = {name: window.total([getattr(traffic, name)]) for name in _MOVED}
     flows = _flows(graph, copy) if window.num_ipus > 1 else None
     if flows is None or not flows.any():
-        exchange = exchange_cost([traffic], window, target)
-        return CopyCost(window.first_ipu, exchange, copied_cycles)
+        return CopyCounts(window, **counts)
     # That tiles share a bus is known of the exchange inside an IPU only.
-    exchange = exchange_cost([replace(traffic, shared_bytes=np.zeros_like(traffic.shared_bytes))], window, target)
-    return CopyCost(window.first_ipu, exchange, copied_cycles, flows, link_cycles(flows, target))
+    return CopyCounts(window, **{**counts, "shared_bytes": window.zeros}, flows=flows, link_flows=flows)
+
+
+_MOVED = (
+    *("received_bytes", "shared_bytes", "receives", "fragments", "sent_bytes", "sends"),
+    *("local_bytes", "local_fragments"),
+)
 
 
 def stream_cost(
@@ -142,19 +240,12 @@ def stream_cost(
     streaming memory. A host exchange has one latency; a large transfer is several exchanges.
     `after` is the transfer before it if both are one host exchange, see `walks.joining_streams`.
     """
-    target = graph.target
     first_ipu, tile_bytes, ipu_bytes = _mapped_bytes(graph, tensor)
     is_streamed = isinstance(stream, RemoteBuffer) and not stream.on_host
-    limit = target.max_remote_transfer_bytes if is_streamed else target.stream_buffer_limit_bytes
-    bytes_per_second = target.streaming_bytes_per_second if is_streamed else target.host_bytes_per_second
-    earlier = np.zeros(target.num_ipus, bool) if after is None else after.earlier | (after.cycles > 0)
-    # The latency of an IPU's first exchange was in the cost of the earlier transfer already.
-    exchanges = -(-ipu_bytes // limit) - earlier
+    earlier = np.zeros(graph.target.num_ipus, bool) if after is None else after.counts.moves
     link_bytes = ipu_bytes if is_streamed else _host_link_bytes(ipu_bytes, graph)
-    seconds = exchanges * target.host_latency_seconds + link_bytes / bytes_per_second
-    # IPUs without bytes take no part, though `seconds` may be negative for them.
-    cycles = np.where(ipu_bytes > 0, np.ceil(seconds * target.clock_hz), 0).astype(np.int64)
-    return StreamCost(first_ipu, tile_bytes, cycles * (not stream.resident), earlier)
+    counts = StreamCounts(ipu_bytes, link_bytes, earlier, is_streamed, stream.resident)
+    return StreamCost(first_ipu, tile_bytes, counts.cycles(graph.target)[:, 0], counts)
 
 
 def _host_link_bytes(ipu_bytes: np.ndarray, graph: Graph) -> np.ndarray:
@@ -176,7 +267,7 @@ def _mapped_bytes(graph: Graph, tensor: Tensor) -> tuple[int, np.ndarray, np.nda
         return window.first_ipu, compact(window.total([tile_bytes])), ipu_bytes
 
     view = geometry(tensor)
-    key = "mapped bytes", view, tensor.dtype, mappings, graph.target
+    key = "mapped bytes", view, tensor.dtype, mappings, graph.target.num_ipus, graph.target.tiles_per_ipu
     return compute() if view is None else recall(key, compute)
 
 
@@ -259,36 +350,37 @@ def _flows(graph: Graph, copy: Copy) -> np.ndarray:
 
 def cross_replica_cost(graph: Graph, copy: CrossReplicaCopy) -> CopyCost:
     """Return the cost of one run of a copy between replicas, for each of them; `graph` is of one replica."""
+    return cross_replica_counts(graph, copy).cost(graph.target)
+
+
+def cross_replica_counts(graph: Graph, copy: CrossReplicaCopy) -> CopyCounts:
+    """Return what one run of a copy between replicas moves in each of them; `graph` is of one replica."""
     target = graph.target
-    pair_cost = _between_two(graph, copy)
-    assert pair_cost.flows is not None or not copy.source.size, "two replicas share no IPU"
+    pair = _between_two(graph, copy)
+    assert pair.flows is not None or not copy.source.size, "two replicas share no IPU"
     num_ipus = target.num_ipus
     tiles = target.num_tiles
     pair_flows = np.zeros((num_ipus, num_ipus), np.int64)
-    if pair_cost.flows is not None:
-        pair_flows = pair_cost.flows[:num_ipus, num_ipus:]
+    if pair.flows is not None:
+        pair_flows = pair.flows[:num_ipus, num_ipus:]
     flows = np.zeros((graph.replication_factor * num_ipus,) * 2, np.int64)
     for source, destination in copy.replica_map:
         if source != destination:
             rows, columns = (slice(r * num_ipus, (r + 1) * num_ipus) for r in (source, destination))
             flows[rows, columns] += pair_flows
-    cycles = link_cycles(flows, graph.system_target).reshape(-1, num_ipus).max(0)
     # Of the two replicas one sends and one receives; a replica of a ring does both, so it has the sum of their counts.
-    first = pair_cost.first_ipu * target.tiles_per_ipu
-    parts = {name: pad_tiles(getattr(pair_cost.exchange, name), first, 2 * tiles) for name in _COUNTS}
+    parts = {name: pad_tiles(getattr(pair, name), pair.window.first_tile, 2 * tiles) for name in _EXCHANGED}
     counts = {name: part[:tiles] + part[tiles:] for name, part in parts.items()}
-    receiving_cycles = receive_cycles(counts["received_bytes"], np.zeros(tiles, np.int64), counts["receives"], target)
-    port_cycles = exchange_cycles(receiving_cycles, counts["sent_bytes"], target, counts["sends"])
-    exchange = ExchangeCost(**{name: compact(values) for name, values in counts.items()}, cycles=compact(port_cycles))
-    no_copies = compact(np.zeros(tiles, np.int64))
-    return CopyCost(0, exchange, no_copies, pair_flows, cycles)
+    window = Window(0, num_ipus, target.tiles_per_ipu)
+    none = dict.fromkeys(set(_MOVED) - set(_EXCHANGED), window.zeros)
+    return CopyCounts(window, **counts, **none, flows=pair_flows, link_flows=flows)
 
 
-_COUNTS = ("received_bytes", "sent_bytes", "receives", "sends")
+_EXCHANGED = ("received_bytes", "sent_bytes", "receives", "sends")
 
 
-def _between_two(graph: Graph, copy: CrossReplicaCopy) -> CopyCost:
-    """Return the cost of the copy from the first of two replicas to the second, in a system of their IPUs."""
+def _between_two(graph: Graph, copy: CrossReplicaCopy) -> CopyCounts:
+    """Return what the copy moves from the first of two replicas to the second, in a system of their IPUs."""
     target = graph.target
     pair = Graph(of_replicas(target, 2))
     for variable in copy.source.variables():
@@ -300,4 +392,4 @@ def _between_two(graph: Graph, copy: CrossReplicaCopy) -> CopyCost:
         mapping = renumber_tiles(graph.mappings[variable], second_tiles)
         assert mapping is not None, "every tile has its counterpart"
         pair.mappings[received_variable] = mapping
-    return copy_cost(pair, Copy(copy.source, substitute(copy.destination, received), copy.name))
+    return copy_counts(pair, Copy(copy.source, substitute(copy.destination, received), copy.name))

@@ -90,6 +90,9 @@ class Codelet:
         ordered_axes: with `with_axes`, numbers of the axes along which the order of elements counts, as along sliced
             dimensions; along the others they may be in any order.
         language: of the code that the codelet stands for: what its cycles are estimated for. Only reports use it.
+        costed_by: what `cycles` and `parts` can be computed for at once: for "arrays" of machines and blocks; by
+            "machine", for one target after another, as code of a user; by "vertex", moreover for the grid of all
+            vertices of a group, as vertices of equal blocks differ.
         sources: for each field that is written the numbers, among the fields that are read, of those that it is
             computed from; None where each is computed from all.
     """
@@ -115,6 +118,7 @@ class Codelet:
     with_axes: Callable[[Sequence[Sequence[int]]], Codelet | None] | None = None
     ordered_axes: tuple[int, ...] = ()
     sources: tuple[frozenset[int], ...] | None = None
+    costed_by: Literal["arrays", "machine", "vertex"] = "arrays"
 
     def __repr__(self) -> str:
         return f"Codelet({self.name})"

@@ -19,6 +19,7 @@ from ipujax.runtime.page.program_tree import program_section
 from ipujax.runtime.page.source_listing import source_section
 from ipujax.runtime.page.stage_section import stages_section
 from ipujax.runtime.page.time_charts import trace_section
+from ipujax.runtime.page.verdict_section import verdict_lines
 from ipujax.runtime.profile import Figures, out_of_memory
 from ipujax.runtime.profile.text import duration, size
 from ipujax.runtime.tensor import Origin, visible_layer
@@ -59,7 +60,11 @@ def _section(name: tuple[str, str], make: MakeSection, profile: Figures, anchors
 
 def _summary(profile: Figures, anchors: Anchors) -> Section:
     cards = tag("div", *(_answer(answer, anchors) for answer in answers(profile)), class_="answers")
-    return Section("summary", "Summary", join_markup([cards, _totals(profile)]))
+    try:
+        first = verdict_lines(profile)
+    except ProfileError as error:  # a trip count is data
+        first = tag("p", f"Causes of cycles are not known: {error.what}. {error.hint or ''}", class_="missing")
+    return Section("summary", "Summary", join_markup([first, cards, _totals(profile)]))
 
 
 def _answer(answer: Answer, anchors: Anchors) -> Markup:

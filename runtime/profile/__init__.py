@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from ipujax.runtime.lazy_names import lazy_names
 
 if TYPE_CHECKING:
+    from ipujax.runtime.profile.attribution import Attribution as Attribution
     from ipujax.runtime.profile.breakdown import (
         NO_LAYER as NO_LAYER,
         LayerCost as LayerCost,
@@ -31,7 +32,11 @@ if TYPE_CHECKING:
         PipelineCost as PipelineCost,
         StageCost as StageCost,
     )
-    from ipujax.runtime.profile.step_costs import StepCost as StepCost
+    from ipujax.runtime.profile.step_costs import (
+        StepCost as StepCost,
+        has_backward as has_backward,
+        origin_of_row as origin_of_row,
+    )
     from ipujax.runtime.profile.task_trace import TaskTrace as TaskTrace
     from ipujax.runtime.profile.text import (
         Row as Row,

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Annotated, Any, Self, TypeVar
 
+from ipujax.runtime.causes import Cause, causes_of_run
 from ipujax.runtime.compile import Executable, Identity
 from ipujax.runtime.cost import ComputeSetCost
 from ipujax.runtime.errors import ProfileError
@@ -192,6 +193,16 @@ class PrimaryFigures(FigureRecord):
     def cycles(self) -> int:
         """Length of one run in cycles of the tile clock."""
         return self.timeline.cycles
+
+    @run_figure
+    def causes(self) -> tuple[Cause, ...]:
+        """Causes of `cycles`, each with the cycles that vanish without it; those of the waterfall add up to `cycles`.
+
+        Raises:
+            ProfileError: as `timeline`.
+        """
+        executable = self._program("causes")
+        return causes_of_run(executable, self._ran_program, self.recording, self.timeline.executions)
 
     @figure
     def attempts(self) -> tuple[Attempt, ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 Row = tuple[str, ...]
 
@@ -85,3 +85,9 @@ def _line(line: str) -> str:
 
 def _in(text: str, colour: str) -> str:
     return f"\x1b[{colour}m{text}\x1b[0m"
+
+
+def section(title: str, lines: Iterable[object]) -> str:
+    """Join a heading and the lines below it; "" without lines."""
+    indented = [f"  {line}" for line in lines]
+    return "\n".join([f"{title}:", *indented]) if indented else ""

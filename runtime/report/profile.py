@@ -27,6 +27,7 @@ from ipujax.runtime.report.many_runs import scalars
 from ipujax.runtime.report.perfetto import perfetto
 from ipujax.runtime.report.profile_file import profile_content, read_profile
 from ipujax.runtime.report.stage_summary import stages
+from ipujax.runtime.report.verdict_text import causes
 from ipujax.runtime.schema import saved_data
 from ipujax.runtime.signatures import checking_calls
 
@@ -223,6 +224,7 @@ class Profile(Figures):
         sections_of_text: list[tuple[Callable[[Figures], str], bool]] = [
             (sections.headline, True),
             (sections.first_screen, True),
+            (causes, True),
             (sections.target, True),
             (sections.graph, True),
             (sections.optimizations, show_optimizations),

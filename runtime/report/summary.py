@@ -9,7 +9,7 @@ Source: Poplar & PopLibs user guide, "Profile summary output".
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice, pairwise
 
 import numpy as np
@@ -18,7 +18,8 @@ from ipujax.runtime.errors import ProfileError
 from ipujax.runtime.memory import attempt_lines
 from ipujax.runtime.profile import NO_LAYER, Figures, Operation, out_of_memory
 from ipujax.runtime.profile.figures import Lines
-from ipujax.runtime.profile.text import duration, share, size, table
+from ipujax.runtime.profile.text import duration, section, share, size, table
+from ipujax.runtime.report.verdict_text import verdict_text
 from ipujax.runtime.sections.ids import Json
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import readable_name
@@ -90,13 +91,7 @@ def _list_types(title: str, rows: list[tuple[str, str, int]], unit: str) -> str:
     if len(tail := rows[_NUM_TYPES:]) > 1:  # a single one takes no more room than its sum
         rows = [*rows[:_NUM_TYPES], (f"{len(tail)} other types", "", sum(figure for _, _, figure in tail))]
     width, notes = (max(map(len, column), default=0) for column in ([row[0] for row in rows], [row[1] for row in rows]))
-    return _section(title, (f"{name:<{width}}  {note:>{notes}}  {figure:>15,} {unit}" for name, note, figure in rows))
-
-
-def _section(title: str, lines: Iterable[object]) -> str:
-    """Join a heading and the lines below it; "" without lines."""
-    indented = [f"  {line}" for line in lines]
-    return "\n".join([f"{title}:", *indented]) if indented else ""
+    return section(title, (f"{name:<{width}}  {note:>{notes}}  {figure:>15,} {unit}" for name, note, figure in rows))
 
 
 def _join_first(names: tuple[str, ...]) -> str:
@@ -165,7 +160,7 @@ def _phases_by_ipu(profile: Figures) -> str:
         f"{label:<8}  " + "  ".join(f"{share:>{width}.1%}" for share, width in zip(shares, widths, strict=True))
         for label, shares in rows
     ]
-    return _section("Phases by IPU", [f"{'':<8}  {head}", *lines])
+    return section("Phases by IPU", [f"{'':<8}  {head}", *lines])
 
 
 def _tile_cycles(profile: Figures) -> str:
@@ -191,7 +186,7 @@ def _list_operations(rows: tuple[Operation, ...], profile: Figures) -> str:
         for row in rows
     )
     title = "Most expensive lines, busy cycles of all IPUs" if has_limiting else "Most expensive lines"
-    return _section(title, [*head, *lines])
+    return section(title, [*head, *lines])
 
 
 def _main_caller(row: Operation) -> str:
@@ -228,14 +223,18 @@ def layers(profile: Figures, max_layers: int) -> str:
             rows.append("  ".join([*figures, f"{indent}{node.name}"]))
     num_omitted = sum(1 for _ in root.walk()) - 1 - len(rows)
     tail = [f"… and {num_omitted:,} more layers"] if num_omitted > 0 else []
-    return _section("Layers, those inside them included", [head, *rows, *tail]) if rows else ""
+    return section("Layers, those inside them included", [head, *rows, *tail]) if rows else ""
 
 
 def first_screen(profile: Figures) -> str:
-    """List the answers on limits of the program; "" for a Poplar program, whose summary has Poplar's sections alone."""
+    """Give the verdict, and list the answers on limits of the program.
+
+    It is "" for a Poplar program, whose summary has Poplar's sections alone.
+    """
     if not profile.identity.function:
         return ""
-    return _section("What limits this program", (f"{a.question} {a.sentence}" for a in answers(profile)))
+    limits = section("What limits this program", (f"{a.question} {a.sentence}" for a in answers(profile)))
+    return "\n\n".join(filter(None, (verdict_text(profile), limits)))
 
 
 def host_data(profile: Figures) -> str:
@@ -262,13 +261,13 @@ def host_data(profile: Figures) -> str:
 def unmet_bounds(profile: Figures) -> str:
     """List the plans that exceed the memory proportion."""
     lines = (f"{item}, {item.origin}" for item in profile.unmet_bounds)
-    return _section("Planned with more memory than the available proportion", lines)
+    return section("Planned with more memory than the available proportion", lines)
 
 
 def computed_again(profile: Figures) -> str:
     """List the equal operations that are computed several times on purpose."""
     lines = (f"{row.count:>5,} × {row.operation} for {row.reason}, {row.origin}" for row in profile.computed_again)
-    return _section("Computed again on purpose", lines)
+    return section("Computed again on purpose", lines)
 
 
 def emulated(profile: Figures) -> str:
@@ -277,7 +276,7 @@ def emulated(profile: Figures) -> str:
         f"{row.cycles:>15,} cycles  {row.dtype} ({_join_first(row.operations)}), {row.origin}"
         for row in profile.emulated
     )
-    return _section("Arithmetic in dtypes that the machine does not have", lines)
+    return section("Arithmetic in dtypes that the machine does not have", lines)
 
 
 def fallbacks(profile: Figures) -> str:
@@ -287,13 +286,13 @@ def fallbacks(profile: Figures) -> str:
         + (f", memory of {item.borrowed_tiles:,} tiles" if item.borrowed_tiles > 1 else "")
         for item in profile.fallbacks
     )
-    return _section("Operations on one tile only, for want of a parallel rule", lines)
+    return section("Operations on one tile only, for want of a parallel rule", lines)
 
 
 def unpriced(profile: Figures) -> str:
     """List the operations that the cycles of the run do not count."""
     lines = (f"{item.operation} on the {item.place}, {_times(item.runs)}, {item.origin}" for item in profile.unpriced)
-    return _section("Unpriced operations, whose time no figure counts", lines)
+    return section("Unpriced operations, whose time no figure counts", lines)
 
 
 def streamed_loops(profile: Figures) -> str:
@@ -302,7 +301,7 @@ def streamed_loops(profile: Figures) -> str:
         f"{x.iterations:>15,} iterations  {x.bytes_in:,} bytes in and {x.bytes_out:,} out in each, {x.origin}"
         for x in profile.streamed_loops
     )
-    return _section("Loops that stream rows from and to the host", lines)
+    return section("Loops that stream rows from and to the host", lines)
 
 
 def _times(runs: int | None) -> str:
@@ -352,7 +351,7 @@ def _largest_variable(profile: Figures) -> list[tuple[str, str]]:
 
 def attempts(profile: Figures) -> str:
     """List the plans that were tried until one fitted; "" where the first does."""
-    return _section("Plans that were tried, gaps not counted", attempt_lines(profile.attempts))
+    return section("Plans that were tried, gaps not counted", attempt_lines(profile.attempts))
 
 
 def memory_by_category(profile: Figures) -> str:
@@ -387,12 +386,12 @@ def memory_histogram(profile: Figures) -> str:
         f"{start:>10,} to {stop - 1:>10,} B  {'*' * -(-number * _BAR_WIDTH // largest):<{_BAR_WIDTH}}  {number:,}"
         for (start, stop), number in zip(pairwise(edges.tolist()), counts.tolist(), strict=True)
     )
-    return _section("Memory by tile, number of tiles", lines)
+    return section("Memory by tile, number of tiles", lines)
 
 
 def memory_breakdown(profile: Figures, max_rows: int | None) -> str:
     """List what is on the fullest tile and on the mean tile at the peak, by variable, role, category and line."""
-    return _section("Memory at the peak, fullest tile and mean tile", profile.memory.breakdown.lines(max_rows))
+    return section("Memory at the peak, fullest tile and mean tile", profile.memory.breakdown.lines(max_rows))
 
 
 def memory_by_ipu(profile: Figures) -> str:

@@ -1,5 +1,17 @@
 """The machine: constants of a target with their sources, presets of real chips, and the page of them."""
 
+from ipujax.runtime.target.held_constants import (
+    constants_of as constants_of,
+    held_constants as held_constants,
+    held_over as held_over,
+    program_changes as program_changes,
+    program_constants as program_constants,
+)
+from ipujax.runtime.target.machines import (
+    Machines as Machines,
+    TargetArray as TargetArray,
+    machines_of as machines_of,
+)
 from ipujax.runtime.target.presets import (
     CHIP_NAMES as CHIP_NAMES,
     IPU_VERSIONS as IPU_VERSIONS,
@@ -17,6 +29,7 @@ from ipujax.runtime.target.target import (
 from ipujax.runtime.target.target_changes import TargetChanges as TargetChanges
 from ipujax.runtime.target.tile_rates import (
     issue_round_cycles as issue_round_cycles,
+    larger as larger,
     load_cycles as load_cycles,
     store_cycles as store_cycles,
     whole_cycles as whole_cycles,

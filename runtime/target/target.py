@@ -27,6 +27,7 @@ from ipujax.runtime.not_copied import ReadOnlyMapping
 SourceKind = Literal["published", "measured", "derived", "assumed", "fitted", "user"]
 GlobalExchange = Literal["lockstep", "buffered"]
 SyncPattern = Literal["single_pipeline", "ping_pong", "full"]
+PartOf = Literal["rates", "counts", "program"]
 
 _MAX_IPUS = 2**16  # published: Pods "to 64K IPUs" (Graphcore's IPU-POD datasheets; reference A3)
 # Assumed: the largest system of known chips has 96,468,992 tiles. The model keeps arrays with one entry for each tile.
@@ -59,9 +60,16 @@ class Source:
             raise TargetError("Source.text must not be empty", expected="the name of a source", got=repr(self.text))
 
 
-def constant(*, unit: str, doc: str, zero_ok: bool = False, maximum: float | None = None) -> Any:
-    """Declare a field of `Target`: its unit, its meaning, and the range of a number (above zero unless `zero_ok`)."""
-    return field(metadata={"unit": unit, "doc": doc, "zero_ok": zero_ok, "maximum": maximum})
+def constant(
+    *, unit: str, doc: str, zero_ok: bool = False, maximum: float | None = None, part_of: PartOf = "rates"
+) -> Any:
+    """Declare a field of `Target`: its unit, its meaning, and the range of a number (above zero unless `zero_ok`).
+
+    It is `part_of` a "program" if another value makes another program of a function. Over the others a program is held:
+    it has other costs, by "rates" alone, or by the "counts" of what it transfers, or who waits for whom.
+    """
+    metadata = {"unit": unit, "doc": doc, "zero_ok": zero_ok, "maximum": maximum, "part_of": part_of}
+    return field(metadata=metadata)
 
 
 _COUNTING_WORDS = frozenset({"num", "n", "number", "count", "per", "of"})
@@ -73,10 +81,15 @@ def _words(name: str) -> list[str]:
 
 
 def _of_same_words(name: str, known_names: Iterable[str]) -> list[str]:
-    """Known names that share a word with `name`: those with fewest other words first, then those that begin with it."""
+    """Known names that share words with `name`: those with most, then with fewest others, then that begin with one."""
     words = set(_words(name))
     sharing = [other for other in known_names if words & set(_words(other))]
-    return sorted(sharing, key=lambda other: (len(set(_words(other)) - words), _words(other)[0] not in words, other))
+
+    def rank(other: str) -> tuple[int, int, bool, str]:
+        found = set(_words(other))
+        return -len(words & found), len(found - words), _words(other)[0] not in words, other
+
+    return sorted(sharing, key=rank)
 
 
 def nearest(name: object, known_names: Iterable[str]) -> str | None:
@@ -104,30 +117,38 @@ class Target:
     """
 
     name: str = constant(unit="name", doc="which machine this describes")
-    num_ipus: int = constant(unit="IPUs", maximum=_MAX_IPUS, doc="IPUs of the system")
+    num_ipus: int = constant(unit="IPUs", maximum=_MAX_IPUS, doc="IPUs of the system", part_of="program")
 
-    tiles_per_ipu: int = constant(unit="tiles", doc="tiles of one IPU")
+    tiles_per_ipu: int = constant(unit="tiles", doc="tiles of one IPU", part_of="program")
     bytes_per_tile: int = constant(unit="bytes", doc="SRAM of one tile, code included")
     memory_element_bytes: int = constant(unit="bytes", doc="one SRAM element: one access port")
     interleaved_offset_bytes: int = constant(
         unit="bytes", zero_ok=True, doc="offset of the interleaved region in tile memory; code lies below"
     )
     clock_hz: float = constant(unit="Hz", doc="tile clock")
-    worker_contexts: int = constant(unit="workers", doc="worker threads of a tile, issuing in turn, one slot each")
+    worker_contexts: int = constant(
+        unit="workers", doc="worker threads of a tile, issuing in turn, one slot each", part_of="program"
+    )
     worker_issue_period_cycles: int = constant(
         unit="cycles",
         zero_ok=True,
         doc="least cycles between two instructions of one worker, however few workers a tile has",
     )
-    vector_width_bytes: int = constant(unit="bytes", doc="data path of an ordinary vector instruction")
+    vector_width_bytes: int = constant(
+        unit="bytes", doc="data path of an ordinary vector instruction", part_of="program"
+    )
     supervisor_overhead_cycles: int = constant(
         unit="cycles", zero_ok=True, doc="the supervisor's launch of the workers of one vertex"
     )
 
     fp16_amp_macs_per_cycle: int = constant(unit="MAC/cycle/tile", doc="peak fp16 multiply-adds of the AMP unit")
     fp32_amp_macs_per_cycle: int = constant(unit="MAC/cycle/tile", doc="peak fp32 multiply-adds of the AMP unit")
-    conv_units_fp16: int = constant(unit="units/tile", doc="AMP engines, fp16: output channels of one pass")
-    conv_units_fp32: int = constant(unit="units/tile", doc="AMP engines, fp32: output channels of one pass")
+    conv_units_fp16: int = constant(
+        unit="units/tile", doc="AMP engines, fp16: output channels of one pass", part_of="program"
+    )
+    conv_units_fp32: int = constant(
+        unit="units/tile", doc="AMP engines, fp32: output channels of one pass", part_of="program"
+    )
     amp_weight_load_bytes_per_cycle: int = constant(
         unit="B/cycle/tile", doc="loading of AMP weights, with the 128-bit load option off"
     )
@@ -144,7 +165,9 @@ class Target:
 
     exchange_bytes_per_cycle: float = constant(unit="B/cycle/tile", doc="internal exchange, each direction")
     tiles_per_exchange_bus: int = constant(
-        unit="tiles", doc="adjacent tiles on one bus; receiving the same data, they get that multiple of the rate"
+        unit="tiles",
+        doc="adjacent tiles on one bus; receiving the same data, they get that multiple of the rate",
+        part_of="program",
     )
     exchange_startup_cycles: int = constant(
         unit="cycles", zero_ok=True, doc="fixed cost of one internal exchange, sync not included"
@@ -160,11 +183,12 @@ class Target:
     internal_sync_cycles: int = constant(unit="cycles", zero_ok=True, doc="sync of the tiles of one IPU")
     global_sync_cycles: int = constant(unit="cycles", zero_ok=True, doc="sync of all IPUs")
     global_exchange: GlobalExchange = constant(
-        unit="choice", doc="how the clocks of IPUs meet at a copy between stages"
+        unit="choice", doc="how the clocks of IPUs meet at a copy between stages", part_of="program"
     )
     sync_pattern: SyncPattern = constant(
         unit="choice",
         doc="which IPUs sync with each other before a host exchange: none, those of even or of odd number, or all",
+        part_of="counts",
     )
 
     ipu_link_bytes_per_second: float = constant(unit="B/s", doc="one IPU-Link, one direction, before efficiency")
@@ -173,8 +197,12 @@ class Target:
     global_exchange_latency_seconds: float = constant(
         unit="s", zero_ok=True, doc="fixed cost of one exchange between IPUs, beside bytes and sync"
     )
-    ipus_per_pod: int = constant(unit="IPUs", doc="IPUs that IPU-Links connect; beyond them data goes over gateways")
-    ipus_per_gateway: int = constant(unit="IPUs", doc="IPUs of one machine, which share its gateway and host link")
+    ipus_per_pod: int = constant(
+        unit="IPUs", doc="IPUs that IPU-Links connect; beyond them data goes over gateways", part_of="counts"
+    )
+    ipus_per_gateway: int = constant(
+        unit="IPUs", doc="IPUs of one machine, which share its gateway and host link", part_of="counts"
+    )
     gateway_bytes_per_second: float = constant(unit="B/s", doc="all GW-Links of one machine, one direction")
     host_bytes_per_second: float = constant(
         unit="B/s", doc="host to the IPUs of one machine or back, one direction; IPUs that transfer at once share it"
@@ -191,9 +219,15 @@ class Target:
         unit="bytes", doc="most that moves at once to or from a remote buffer for one IPU; more takes several exchanges"
     )
 
-    native_dtypes: frozenset[str] = constant(unit="dtype names", doc="dtypes computed natively; others are emulated")
+    native_dtypes: frozenset[str] = constant(
+        unit="dtype names", doc="dtypes computed natively; others are emulated", part_of="program"
+    )
     available_memory_proportion: float = constant(
-        unit="ratio", zero_ok=True, maximum=1.0, doc="share of a tile a planner may use; 0: as little as possible"
+        unit="ratio",
+        zero_ok=True,
+        maximum=1.0,
+        doc="share of a tile a planner may use; 0: as little as possible",
+        part_of="program",
     )
 
     sources: Mapping[str, Source] = field(compare=False, repr=False)

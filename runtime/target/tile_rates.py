@@ -17,13 +17,19 @@ from ipujax.runtime.target.target import Target
 _LOAD_PORTS = 2  # of one cycle: ordinary memory serves one of them, interleaved memory both (reference A1)
 
 
-def issue_round_cycles(target: Target) -> int:
+def larger(one: Any, other: Any) -> Any:
+    """The larger of two numbers, each of which may be an array of machines: `max` for numbers, which is faster."""
+    is_array = isinstance(one, np.ndarray) or isinstance(other, np.ndarray)
+    return np.maximum(one, other) if is_array else max(one, other)
+
+
+def issue_round_cycles(target: Target) -> Any:
     """Cycles of a tile in which each of its workers issues one instruction.
 
     A compute set takes as many times the instructions of its slowest worker. Fewer workers than cycles of the issue
     period leave some of them idle; more workers wait for each other.
     """
-    return max(target.worker_contexts, target.worker_issue_period_cycles)
+    return larger(target.worker_contexts, target.worker_issue_period_cycles)
 
 
 def load_cycles(num_bytes: Any, target: Target) -> Any:

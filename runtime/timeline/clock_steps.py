@@ -30,11 +30,23 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain, count
+from typing import Any
 
 import numpy as np
 
 from ipujax.runtime.analysis import Effects, EffectsOf
-from ipujax.runtime.cost import ComputeSetCost, CopyCost, StreamCost, SyncCost, WaitCost
+from ipujax.runtime.cost import (
+    ComputeSetCost,
+    ComputeSetCycles,
+    CopyCost,
+    CopyCycles,
+    StreamCost,
+    StreamCycles,
+    SyncCost,
+    WaitCost,
+    slowest_tiles,
+    slowest_tiles_of_copy,
+)
 from ipujax.runtime.exchange import sync_cycles
 from ipujax.runtime.graph import (
     Copy,
@@ -46,24 +58,44 @@ from ipujax.runtime.graph import (
     RemoteOut,
     distinct,
 )
-from ipujax.runtime.target import Target
-from ipujax.runtime.tensor import Variable, pad_tiles
+from ipujax.runtime.target import Target, machines_of
+from ipujax.runtime.tensor import Variable
 from ipujax.runtime.timeline.clocks import GLOBAL_EXCHANGE, PHASES, SYNC, ClockStep
 
 Cost = ComputeSetCost | CopyCost | StreamCost | SyncCost | WaitCost
-Costs = Mapping[Leaf, Cost]
+LeafCycles = ComputeSetCycles | CopyCycles | StreamCycles | SyncCost | WaitCost
+Costs = Mapping[Leaf, LeafCycles]
 
 
 def clock_steps(
+    program: Program, costs: Mapping[Leaf, Cost], effects: EffectsOf, target: Target
+) -> tuple[dict[Program, ClockStep], int]:
+    """Return the clock step of each leaf and decision of a program, from costs by tile; see `steps_of_cycles`."""
+    cycles = {leaf: _cycles_of_ipus(cost, target) for leaf, cost in costs.items()}
+    return steps_of_cycles(program, cycles, effects, target)
+
+
+def _cycles_of_ipus(cost: Cost, target: Target) -> LeafCycles:
+    match cost:
+        case ComputeSetCost():
+            return slowest_tiles(cost, target)
+        case CopyCost():
+            return slowest_tiles_of_copy(cost, target)
+        case StreamCost():
+            return StreamCycles(cost.cycles, cost.earlier)
+    return cost
+
+
+def steps_of_cycles(
     program: Program, costs: Costs, effects: EffectsOf, target: Target
 ) -> tuple[dict[Program, ClockStep], int]:
     """Return the clock step of each leaf and decision of a program.
 
     Args:
         program: the control tree.
-        costs: the cost of each leaf.
+        costs: the cycles of each leaf, of one target or of machines that differ in rates.
         effects: the effects of its nodes.
-        target: the system.
+        target: the system; of machines, those as an array.
 
     Returns:
         (steps, slots): the steps by node, and the number of rows of the clock state beside the IPUs.
@@ -103,7 +135,7 @@ _Slots = Mapping[Variable, _Slot]
 
 def _io_tile_rows(costs: Costs, rows: Iterator[int]) -> dict[int, int]:
     """Return the row of the clock of each IPU's I/O tiles, of those that have transfers."""
-    busy = {ipu for _, cost in _overlapping_transfers(costs) for ipu in np.flatnonzero(cost.cycles).tolist()}
+    busy = {ipu for _, cost in _overlapping_transfers(costs) for ipu in _busy(cost.cycles)}
     return {ipu: next(rows) for ipu in sorted(busy)}
 
 
@@ -116,14 +148,14 @@ def _transfer_slots(costs: Costs, rows: Iterator[int]) -> dict[Variable, _Slot]:
             if variable is leaf.buffer.memory and variable not in loaded:
                 continue
             if variable not in slots:
-                slots[variable] = _Slot(next(rows), {ipu: next(rows) for ipu in np.flatnonzero(cost.cycles).tolist()})
+                slots[variable] = _Slot(next(rows), {ipu: next(rows) for ipu in _busy(cost.cycles)})
     return slots
 
 
-def _overlapping_transfers(costs: Costs) -> Iterator[tuple[RemoteIn | RemoteOut, StreamCost]]:
+def _overlapping_transfers(costs: Costs) -> Iterator[tuple[RemoteIn | RemoteOut, StreamCycles]]:
     """Yield the transfers for which following steps do not wait, unless they need the data."""
     for leaf, cost in costs.items():
-        if isinstance(leaf, RemoteIn | RemoteOut) and leaf.overlaps and isinstance(cost, StreamCost):
+        if isinstance(leaf, RemoteIn | RemoteOut) and leaf.overlaps and isinstance(cost, StreamCycles):
             yield leaf, cost
 
 
@@ -143,17 +175,19 @@ def _after_stores(leaf: Leaf, step: ClockStep, slots: _Slots) -> ClockStep:
     return replace(step, awaits=tuple((clock, row) for clock in clocks for row in stores))
 
 
-def _transfer(leaf: Leaf, cost: Cost, target: Target, slots: _Slots, io_tiles: Mapping[int, int]) -> ClockStep | None:
+def _transfer(
+    leaf: Leaf, cost: LeafCycles, target: Target, slots: _Slots, io_tiles: Mapping[int, int]
+) -> ClockStep | None:
     """Return the step of a transfer on I/O tiles, None for any other leaf."""
     if not isinstance(leaf, RemoteIn | RemoteOut) or not leaf.overlaps:
         return None
-    assert isinstance(cost, StreamCost)
-    ipus = tuple(np.flatnonzero(cost.cycles).tolist())
+    assert isinstance(cost, StreamCycles)
+    ipus = _busy(cost.cycles)
     written = [slots[variable] for variable in _moved(leaf) if variable in slots]
     return ClockStep(
         _work(target),
         ipus,
-        transfers=tuple((io_tiles[ipu], ipu, int(cost.cycles[ipu])) for ipu in ipus),
+        transfers=tuple((io_tiles[ipu], ipu, _number(cost.cycles[ipu])) for ipu in ipus),
         delivers=tuple((slot.arrivals[ipu], (io_tiles[ipu],)) for slot in written for ipu in ipus),
     )
 
@@ -164,7 +198,12 @@ def _exchange_slots(costs: Costs, target: Target, rows: Iterator[int]) -> dict[V
         return {}
     slots: dict[Variable, _Slot] = {}
     for leaf, cost in costs.items():
-        if isinstance(leaf, Copy) and isinstance(cost, CopyCost) and cost.flows is not None and not leaf.is_collective:
+        if (
+            isinstance(leaf, Copy)
+            and isinstance(cost, CopyCycles)
+            and cost.flows is not None
+            and not leaf.is_collective
+        ):
             for variable in leaf.destination.variables():
                 slot = slots[variable] if variable in slots else slots.setdefault(variable, _Slot(next(rows), {}))
                 for receiver in np.flatnonzero(cost.flows.any(0)).tolist():
@@ -181,14 +220,14 @@ def _add_waits(step: ClockStep, reads: Iterable[Variable], writes: Iterable[Vari
     return replace(step, frees=tuple(sorted(slot.free for slot in read)), awaits=(*step.awaits, *awaits))
 
 
-def _step(leaf: Leaf, cost: Cost, target: Target, slots: _Slots) -> ClockStep:
+def _step(leaf: Leaf, cost: LeafCycles, target: Target, slots: _Slots) -> ClockStep:
     """Return the work of a leaf on each IPU, and the IPUs that it joins; copies between IPUs by `global_exchange`."""
     all_ipus = tuple(range(target.num_ipus))
     match cost:
-        case ComputeSetCost():
+        case ComputeSetCycles():
             work = _compute_set_work(cost, target)
             return ClockStep(work, _busy(work))
-        case StreamCost():
+        case StreamCycles():
             return _host_exchange(cost, target)
         case WaitCost(ipus):
             return ClockStep(_work(target), ipus)
@@ -197,13 +236,13 @@ def _step(leaf: Leaf, cost: Cost, target: Target, slots: _Slots) -> ClockStep:
                 return _sync_all(target, target.global_sync_cycles)
             return ClockStep(_work(target, sync=sync_cycles(1, target)), all_ipus)
     work = _copy_work(cost, target)
-    if not cost.is_global:
+    if cost.flows is None:
         return ClockStep(work, _busy(work))
     if isinstance(leaf, CrossReplicaCopy) or (isinstance(leaf, Copy) and leaf.is_collective):
         return _after_sync(work, _busy(work), target)
     if target.global_exchange == "lockstep":
         return _after_sync(work, all_ipus, target)
-    assert isinstance(leaf, Copy) and cost.flows is not None
+    assert isinstance(leaf, Copy)
     senders, receivers = (tuple(np.flatnonzero(cost.flows.any(axis)).tolist()) for axis in (1, 0))
     work[[ipu for ipu in range(target.num_ipus) if ipu not in senders], GLOBAL_EXCHANGE] = (
         0  # receivers wait, and do not work
@@ -221,7 +260,7 @@ def _after_sync(work: np.ndarray, ipus: tuple[int, ...], target: Target) -> Cloc
     return ClockStep(work, ipus, barriers=(ipus,) if ipus else ())
 
 
-def _host_exchange(cost: StreamCost, target: Target) -> ClockStep:
+def _host_exchange(cost: StreamCycles, target: Target) -> ClockStep:
     """Return the step of a transfer: an external sync of its zones, and the exchange."""
     work = _work(target, host_exchange=cost.cycles)
     busy = _busy(work)
@@ -240,44 +279,48 @@ def host_sync_zones(target: Target) -> tuple[range, ...]:
     return tuple(zone for zone in zones if len(zone) > 1)
 
 
-def _work(target: Target, **cycles: np.ndarray | int) -> np.ndarray:
-    """Return the cycles of each phase on each IPU, int64[num_ipus, 5], 0 for phases that are not named."""
-    work = np.zeros((target.num_ipus, len(PHASES)), np.int64)
+def _work(target: Target, **cycles: Any) -> np.ndarray:
+    """Return the cycles of each phase on each IPU, int64[num_ipus, 5, *machines], 0 for phases that are not named."""
+    machines, dtype = machines_of(target)
+    work = np.zeros((target.num_ipus, len(PHASES), *machines), dtype)
     for phase, values in cycles.items():
         work[:, PHASES.index(phase)] = values
     return work
 
 
 def _busy(work: np.ndarray) -> tuple[int, ...]:
-    return tuple(np.flatnonzero(work.any(1)).tolist())
+    """Return the IPUs with cycles, of [num_ipus, …]."""
+    return tuple(np.flatnonzero(work.reshape(len(work), -1).any(1)).tolist())
 
 
-def _slowest(cycles: np.ndarray, first_ipu: int, target: Target) -> np.ndarray:
-    """Return the maximum of each IPU, int64[num_ipus], of cycles on the tiles of some IPUs from `first_ipu` on."""
-    return pad_tiles(cycles.reshape(-1, target.tiles_per_ipu).max(1), first_ipu, target.num_ipus)
+def _number(cycles: Any) -> Any:
+    """Return the cycles of one target as an int, those of machines as an array."""
+    return int(cycles) if np.ndim(cycles) == 0 else cycles
 
 
-def _compute_set_work(cost: ComputeSetCost, target: Target) -> np.ndarray:
-    before, after, compute, vertices = (
-        _slowest(cycles, cost.first_ipu, target)
-        for cycles in (cost.before.cycles, cost.after.cycles, cost.compute_cycles, cost.vertices)
-    )
+def _of_ipus(flags: Any, cycles: np.ndarray) -> np.ndarray:
+    """Return flags of IPUs, bool[num_ipus], with the dimensions of cycles, [num_ipus, *machines]."""
+    return flags.reshape(-1, *[1] * (cycles.ndim - 1))
+
+
+def _compute_set_work(cost: ComputeSetCycles, target: Target) -> np.ndarray:
+    before, after = cost.before, cost.after
     # One sync before the exchange of operands and compute, one more before results are sent.
-    syncs = ((before > 0) | (after > 0) | (vertices > 0)).astype(np.int64) + (after > 0)
-    return _work(target, compute=compute, exchange=before + after, sync=sync_cycles(syncs, target))
+    steps = (before > 0) | (after > 0) | _of_ipus(cost.has_vertices, before)
+    syncs = steps.astype(np.int64) + (after > 0)
+    return _work(target, compute=cost.compute, exchange=before + after, sync=sync_cycles(syncs, target))
 
 
-def _copy_work(cost: CopyCost, target: Target) -> np.ndarray:
-    ports = _slowest(cost.exchange.cycles, cost.first_ipu, target)
-    compute = _slowest(cost.copy_cycles, cost.first_ipu, target)
-    if cost.flows is None or cost.link_cycles is None:
-        sync = sync_cycles((ports > 0) | (compute > 0), target)
-        return _work(target, compute=compute, exchange=ports, sync=sync)
+def _copy_work(cost: CopyCycles, target: Target) -> np.ndarray:
+    ports, copying = cost.ports, cost.copying
+    if cost.flows is None or cost.links is None:
+        sync = sync_cycles((ports > 0) | (copying > 0), target)
+        return _work(target, compute=copying, exchange=ports, sync=sync)
     # On an IPU that exchanges with others all of its exchange counts as global: ports and links are busy together.
-    crosses = cost.flows.any(0) | cost.flows.any(1)
-    between = np.where(crosses, np.maximum(ports, cost.link_cycles), 0)
+    crosses = _of_ipus(cost.flows.any(0) | cost.flows.any(1), ports)
+    between = np.where(crosses, np.maximum(ports, cost.links), 0)
     inside = np.where(crosses, 0, ports)
-    return _work(target, compute=compute, exchange=inside, global_exchange=between)  # syncs: see `_meeting`
+    return _work(target, compute=copying, exchange=inside, global_exchange=between)  # syncs: see `_after_sync`
 
 
 def _decision(target: Target) -> ClockStep:

@@ -27,8 +27,11 @@ def identity(size: int) -> np.ndarray:
 
 
 def product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Return a ⊗ b, int64[n, k] cycles: the effect of `b`, int64[m, k], followed by that of `a`, int64[n, m]."""
-    result = np.empty((a.shape[0], b.shape[1]), np.int64)
+    """Return a ⊗ b, int64[n, k] cycles: the effect of `b`, int64[m, k], followed by that of `a`, int64[n, m].
+
+    All may have one more dimension, of machines.
+    """
+    result = np.empty((a.shape[0], *b.shape[1:]), b.dtype)
     step = max(1, _TEMPORARY_ELEMENTS // max(1, b.size))
     for first in range(0, len(a), step):
         rows = a[first : first + step]

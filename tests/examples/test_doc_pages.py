@@ -32,6 +32,7 @@ PAGES = [
             "profile",
             "quick_start",
             "sharding",
+            "studies",
             "tiles",
             "troubleshooting",
         )

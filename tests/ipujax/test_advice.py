@@ -20,6 +20,7 @@ NONE, ALL, STANDARD, AUTO = (
 )
 OWN = "as it is"
 HALF = "half of the batch, twice"
+DONATED = "donate_argnums=(0,)"
 
 
 def fitted(share: float | None = None, **options: Any) -> Any:
@@ -87,7 +88,7 @@ def test_the_table() -> None:
 
 
 def test_prints_the_table_or_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    small = ipu.jit(lambda x: x @ x.T, device=ipu.IPUModel(tiles_per_ipu=4))
+    small = ipu.jit(lambda x: (x @ x.T).sum(), device=ipu.IPUModel(tiles_per_ipu=4))
     displayed = ipu.advise(small, jax.ShapeDtypeStruct((4, 4), np.float32))
     assert capsys.readouterr().out == f"{displayed}\n"
     assert ipu.advise(small, array(4, 4), show=False) == displayed
@@ -116,7 +117,7 @@ def test_options_are_written_as_they_are_given() -> None:
 
 def test_the_function_s_own_option_is_not_tried_twice() -> None:
     rows = ipu.advise(fitted(recompute="auto"), *ARGS, batch_argnums=-1, show=False)
-    assert {row.change for row in rows} == {OWN, NONE, ALL, STANDARD, HALF}
+    assert {row.change for row in rows} == {OWN, NONE, ALL, STANDARD, HALF, DONATED}
 
 
 def test_names_that_nothing_fits() -> None:
@@ -221,3 +222,16 @@ def test_pipelines_that_find_their_stages_are_tried_on_twice_the_ipus() -> None:
     fun = ipu.jit(step, device=ipu.IPUModel(2, tiles_per_ipu=4))
     changes = [row.change for row in ipu.advise(fun, array(4, 16, 16), array(8, 16), show=False)]
     assert 'device=ipu.IPUModel(num_ipus=4, arch="mk2", tiles_per_ipu=4)' in changes
+
+
+def test_donation_saves_what_the_cause_says() -> None:
+    def update(weights: Any, x: Any) -> Any:
+        return jax.tree.map(lambda w: w * 0.9 + x.sum(), weights), x.sum()
+
+    fun = ipu.jit(update, device=ipu.IPUModel(tiles_per_ipu=16))
+    args = {"w": array(256, 64), "b": array(64)}, array(16)
+    rows = {row.change: row.cycles for row in ipu.advise(fun, *args, show=False)}
+    cause = next(each for each in fun.profile(*args).causes if each.name == "state that is not donated")
+    assert rows[OWN] - rows[DONATED] == pytest.approx(cause.alone_cycles, rel=0.05)
+    donated = ipu.jit(update, device=ipu.IPUModel(tiles_per_ipu=16), donate_argnums=0)
+    assert DONATED not in {row.change for row in ipu.advise(donated, *args, show=False)}

@@ -203,7 +203,7 @@ def with_cycles(codelet: Codelet, cycles: np.ndarray) -> Codelet:
     def estimated_cycles(shapes: BlockShapes, target: Target) -> np.ndarray:
         return cycles if np.all(cycles >= 0) else np.where(cycles >= 0, cycles, codelet.cycles(shapes, target))
 
-    return replace(codelet, cycles=estimated_cycles)
+    return replace(codelet, cycles=estimated_cycles, costed_by="vertex")
 
 
 def _codelet(cls: type[Vertex], shapes: Shapes, compute: Callable[..., Any]) -> Codelet:
@@ -227,6 +227,7 @@ def _codelet(cls: type[Vertex], shapes: Shapes, compute: Callable[..., Any]) -> 
         cls.code_bytes,
         supervisor=False,
         language=cls.language,
+        costed_by="machine",
     )
 
 

@@ -41,10 +41,10 @@ def slice_cycles(rows: np.ndarray, row_elements: np.ndarray, dtype: Any, target:
     return target.supervisor_overhead_cycles + _SLICE_SUPERVISOR_CYCLES + workers
 
 
-def _access_cycles(loads: int, target: Target) -> float:
+def _access_cycles(loads: int, target: Target) -> Any:
     """Cycles to load a number of vectors and to store one: two copy a vector, three combine it with another."""
     loading = load_cycles(loads * target.vector_width_bytes, target)
-    return float(loading + store_cycles(target.vector_width_bytes, target))
+    return loading + store_cycles(target.vector_width_bytes, target)
 
 
 def gather_cycles(
@@ -74,4 +74,4 @@ def _by_range(
     worker_lookups = -(-lookups // target.worker_contexts)
     hits = np.ceil(worker_lookups * share).astype(np.int64)
     loop = start_cycles + hits * in_range + (worker_lookups - hits) * out_of_range
-    return np.asarray(target.supervisor_overhead_cycles + issue_round_cycles(target) * loop, np.int64)
+    return np.asanyarray(target.supervisor_overhead_cycles + issue_round_cycles(target) * loop)

@@ -21,7 +21,7 @@ import numpy as np
 
 from ipujax.lowering.layout import ceil_div
 from ipujax.lowering.popops.vertices.emulation import Width, emulation, kind_of
-from ipujax.runtime.target import Target, issue_round_cycles, load_cycles, store_cycles, whole_cycles
+from ipujax.runtime.target import Target, issue_round_cycles, larger, load_cycles, store_cycles, whole_cycles
 from ipujax.runtime.tensor import VECTOR_BYTES
 
 Iteration = tuple[int, int]  # cycles and elements of one iteration of the loop
@@ -183,14 +183,14 @@ def elementwise_cycles(
     return launch + issue_round_cycles(target) * (start + whole_cycles(iterations * iteration_cycles))
 
 
-def _at_port_rates(cycles: int, loads: int, stores: int, target: Target) -> float:
+def _at_port_rates(cycles: int, loads: int, stores: int, target: Target) -> Any:
     """Cycles of an iteration on a target, of the cycles, vector loads and vector stores of a public figure."""
     # Loads and stores that are more than the cycles issue together, by one instruction.
     loads, stores = min(cycles, loads), min(cycles, stores)
     loading, storing = load_cycles(loads * VECTOR_BYTES, target), store_cycles(stores * VECTOR_BYTES, target)
     if loads + stores <= cycles:
-        return float(cycles - loads - stores + loading + storing)
-    return float(cycles - max(loads, stores) + max(loading, storing))
+        return cycles - loads - stores + loading + storing
+    return cycles - max(loads, stores) + larger(loading, storing)
 
 
 def elementwise_parts(op: str, dtype: Any, elements: np.ndarray, target: Target) -> np.ndarray:

@@ -28,7 +28,7 @@ from ipujax.lowering.layout import ceil_div
 from ipujax.lowering.popops.vertices.elementwise_cycles import OP_COSTS, elementwise_cycles, elementwise_parts
 from ipujax.lowering.popops.vertices.emulation import emulation, kind_of, width_of
 from ipujax.runtime.graph import Language
-from ipujax.runtime.target import Target, issue_round_cycles, load_cycles, store_cycles, whole_cycles
+from ipujax.runtime.target import Target, issue_round_cycles, larger, load_cycles, store_cycles, whole_cycles
 from ipujax.runtime.tensor import VECTOR_BYTES, element_bytes
 
 _START_CYCLES = 31  # derived: instructions before the loop of PopLibs' scaled add, scalars apart
@@ -64,7 +64,7 @@ def kernel_cycles(
     single_issued = sum(_instructions(op, vector, target) for op in ops if not _is_dual_issued(op))
     loads, stores = (sum(_access_bytes(dtype, vector) for dtype in dtypes) for dtypes in (read, written))
     packing = sum(vector for dtype in (*read, *written) if dtype == np.bool_)
-    cycles = max(dual_issued, single_issued + packing + load_cycles(loads, target) + store_cycles(stores, target))
+    cycles = larger(dual_issued, single_issued + packing + load_cycles(loads, target) + store_cycles(stores, target))
     iterations = ceil_div(ceil_div(elements, vector), target.worker_contexts)
     worker = _START_CYCLES + scalars + whole_cycles(iterations * cycles)
     return target.supervisor_overhead_cycles + issue_round_cycles(target) * worker

@@ -13,7 +13,7 @@ import numpy as np
 
 from ipujax.lowering.layout import ceil_div
 from ipujax.lowering.popops.vertices.emulation import Kind, emulation
-from ipujax.runtime.target import Target, issue_round_cycles, load_cycles, whole_cycles
+from ipujax.runtime.target import Target, issue_round_cycles, larger, load_cycles, whole_cycles
 from ipujax.runtime.tensor import element_bytes
 
 LAUNCH_CYCLES = 33  # of the supervisor, once a vertex
@@ -59,7 +59,7 @@ def _forms(
     vector = max(1, target.vector_width_bytes // element_bytes(dtype))
     emulated = emulation(dtype, _KINDS.get(monoid, "add"), target)
     extra = _EXTRA_CYCLES[monoid] + (1 if emulated.width in ("int", "byte", "double") else 0)
-    loading = max(_LEAST_VECTOR_CYCLES, load_cycles(target.vector_width_bytes, target))
+    loading = larger(_LEAST_VECTOR_CYCLES, load_cycles(target.vector_width_bytes, target))
     vector_cycles = emulated.factor * (loading + extra) + emulated.cast_cycles * vector
     accumulators = 2 * vector
     loads = accumulators // vector

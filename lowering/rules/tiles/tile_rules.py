@@ -11,11 +11,12 @@ tiles are unknown.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from math import prod
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -30,9 +31,10 @@ from ipujax.lowering.rules.flow.codelet_calls import rows_group
 from ipujax.lowering.rules.tiles.tile_primitives import COUNT_WORDS
 from ipujax.runtime.analysis import EffectsOf
 from ipujax.runtime.cache import remembered
-from ipujax.runtime.compile import leaf_costs, vertex_cycles
+from ipujax.runtime.compile import Cost, leaf_costs, static_runs
+from ipujax.runtime.cost import compute_set_counts, copying_counts
 from ipujax.runtime.errors import ArgumentValueError
-from ipujax.runtime.graph import Codelet, Copy, Execute, Field, Graph, Sync, data_loops
+from ipujax.runtime.graph import Codelet, Copy, Execute, Field, Graph, Leaf, Program, Sync, data_loops
 from ipujax.runtime.memory import memory_report
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Tensor, blocked_mapping, concat, element_bytes, even_cuts
@@ -43,16 +45,18 @@ class TileCost:
     """Cost of one run of a function on one tile.
 
     Args:
-        cycles: tile cycles.
+        cycles: tile cycles on a target, or on an array of machines.
+        costed_by: see `Codelet`: "machine" where code of a user is among its vertices.
         scratch_bytes: bytes of intermediates at their peak.
         code_bytes: bytes of the code of its vertices.
         is_priced: whether `cycles` count all iterations: no trip count is data.
     """
 
-    cycles: int
+    cycles: Callable[[Target], np.ndarray]
     scratch_bytes: int
     code_bytes: int
     is_priced: bool
+    costed_by: Literal["arrays", "machine"]
 
 
 @remembered
@@ -69,11 +73,32 @@ def tile_cost(lower_alone: LowerAlone, body: ClosedJaxpr, target: Target) -> Til
     connected_bytes = sum(prod(x.shape) * element_bytes(x.dtype) for x in (*body.in_avals, *body.out_avals))
     live_bytes = int(memory.shared_bytes.max())
     return TileCost(
-        cycles=vertex_cycles(graph, program, costs),
+        cycles=partial(_cycles, _parts(graph, program, costs)),
         scratch_bytes=max(0, live_bytes - connected_bytes),
         code_bytes=sum(codelets.values()),
         is_priced=not data_loops(program),
+        costed_by="arrays" if all(codelet.costed_by == "arrays" for codelet in codelets) else "machine",
     )
+
+
+_Parts = Sequence[tuple[int, Callable[[Target], np.ndarray]]]  # runs of each step, and its cycles on the tile
+
+
+def _parts(graph: Graph, program: Program, costs: Mapping[Leaf, Cost]) -> _Parts:
+    """Return the vertices and the copies of a program of one tile."""
+    runs = static_runs(graph, program, costs)
+    vertices = [
+        (runs.get(leaf, 0), compute_set_counts(graph, leaf.compute_set).compute_cycles)
+        for leaf in costs
+        if isinstance(leaf, Execute)
+    ]
+    copies = [(runs.get(leaf, 0), copying_counts(graph, leaf).cycles) for leaf in costs if isinstance(leaf, Copy)]
+    return [*vertices, *copies]
+
+
+def _cycles(parts: _Parts, target: Target) -> np.ndarray:
+    """Return the cycles of vertices and copies on the only tile, int64[machines]."""
+    return sum((times * cycles(target)[0] for times, cycles in parts), np.zeros(1, np.int64))
 
 
 UNKNOWN = -1
@@ -228,10 +253,11 @@ def _codelet(body: ClosedJaxpr, name: str, cost: TileCost) -> Codelet:
         f"ipujax::TileMap<{name}>",
         tuple(fields),
         compute,
-        lambda shapes, target: np.asarray(cost.cycles, np.int64),
+        lambda shapes, target: cost.cycles(target),
         state_bytes=_STATE_BYTES * len(fields) + cost.scratch_bytes,
         code_bytes=cost.code_bytes,
         is_priced=cost.is_priced,
+        costed_by=cost.costed_by,
         compares="equality",
     )
 

@@ -1,0 +1,184 @@
+"""Costs of the points of a job: compile its plan, and cost it on the machine of each point.
+
+Input: `Work`, a function with the shapes of its arguments, and jobs with targets. Output: a `PointCost` a point. All of
+it can be pickled, so that processes may do it.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from importlib import import_module
+from typing import Any
+
+import jax
+import numpy as np
+
+from ipujax.device import CPU, IPUModel, current_device, device_of
+from ipujax.jit import IpuFunction, jit
+from ipujax.runtime.compile import Executable
+from ipujax.runtime.errors import ArgumentError, IpuError
+from ipujax.runtime.many_machines import ProgramCounts
+from ipujax.runtime.memory import fits
+from ipujax.runtime.target import Target, constants_of, held_over
+
+
+@dataclass(frozen=True, slots=True)
+class PointCost:
+    """Cost of a function on a machine, with one plan.
+
+    Args:
+        cycles: of one call; None if it could not be compiled.
+        max_tile_bytes: of the fullest tile; None likewise.
+        fits: whether the program fits the machine.
+        error: why it could not be compiled, None otherwise.
+    """
+
+    cycles: int | None
+    max_tile_bytes: int | None
+    fits: bool
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a sweep compiles.
+
+    Args:
+        fun: the function, or its path "module:name".
+        args: its arguments, shapes in the place of arrays.
+    """
+
+    fun: Any  # an `IpuFunction` in an annotation would be a descriptor
+    args: tuple[Any, ...]
+
+    @staticmethod
+    def of(fun: Any, args: tuple[Any, ...]) -> Work:
+        """Return the work of a sweep of a function of `ipu.jit` or of plain JAX, or of the path of one."""
+        function = fun if isinstance(fun, str | IpuFunction) else jit(fun)
+        return Work(function, jax.tree.map(_shape, args))
+
+    def pickled(self) -> bytes:
+        """Return it for other processes.
+
+        Raises:
+            ArgumentError: the function, or a static argument, cannot be pickled.
+        """
+        try:
+            return pickle.dumps(self)
+        except Exception as error:
+            raise ArgumentError(
+                "ipu.sweep cannot send the function to processes: it cannot be pickled",
+                expected="a function at the top of a module, with arguments that can be pickled",
+                got=f"{self.fun!r}: {error}",
+                hint='define it at the top of a module, or pass its path: ipu.sweep("module:function", …)',
+            ) from error
+
+    def device(self, who: str) -> IPUModel:
+        """Return the machine of the function.
+
+        Raises:
+            ArgumentError: it runs on `ipu.CPU()`; `who` is the caller's name for users.
+        """
+        device = self.function().device or current_device()
+        if isinstance(device, CPU):
+            raise ArgumentError(f"{who} costs machines", expected="a function for an ipu.IPUModel", got="ipu.CPU()")
+        return device
+
+    def function(self) -> IpuFunction[Any, Any]:
+        """Return the function, without lines of progress of its own.
+
+        Raises:
+            ArgumentError: nothing is at its path.
+        """
+        fun = self.fun if isinstance(self.fun, IpuFunction) else _at(self.fun)
+        return fun.with_options(options=replace(fun.options, progress=False))
+
+
+def _shape(leaf: Any) -> Any:
+    """Return the shape of an array, and anything else as it is."""
+    if not isinstance(leaf, jax.Array | np.ndarray):
+        return leaf
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=getattr(leaf, "weak_type", False))
+
+
+def _at(path: str) -> IpuFunction[Any, Any]:
+    module, _, name = path.partition(":")
+    try:
+        found = getattr(import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        expected = "module:name of a function that can be imported"
+        raise ArgumentError(f"ipu.sweep finds no function at {path!r}", expected=expected, got=str(error)) from error
+    return found if isinstance(found, IpuFunction) else jit(found)
+
+
+class PlanCosts:
+    """A plan of a function, which is compiled when its first costs are asked for.
+
+    Args:
+        work: the function.
+        plan: the machine that it is compiled for.
+    """
+
+    def __init__(self, work: Work, plan: Target) -> None:
+        self._work = work
+        self.plan = plan
+        self._counts: dict[tuple[Any, ...], ProgramCounts] = {}
+
+    @cached_property
+    def executable(self) -> Executable:
+        """The function, compiled for the plan's machine."""
+        function = self._work.function().with_options(device=device_of(self.plan))
+        return function.lower(*self._work.args).compile().executable
+
+    def on(self, targets: Sequence[Target]) -> list[PointCost]:
+        """Return the costs of the program on machines that differ in constants over which programs are held.
+
+        Raises:
+            ProfileError: the trip count of a loop is data, and not in `Options.trip_counts`.
+        """
+        try:
+            executable = self.executable
+        except IpuError as error:  # of this machine alone: it is too small, or has too few tiles or IPUs
+            return [PointCost(None, None, False, f"{type(error).__name__}: {error.what}")] * len(targets)
+        # Of one replica, with the share of memory that the user's options give to planners.
+        machines = [held_over(executable.target, target) for target in targets]
+        if machines == [executable.target]:
+            report = executable.memory
+            return [PointCost(executable.timeline_of(None).cycles, report.max_tile_bytes, fits(report))]
+        costs: dict[int, PointCost] = {}
+        kinds: dict[tuple[Any, ...], list[int]] = {}
+        for number, target in enumerate(machines):
+            kinds.setdefault(_counted(target), []).append(number)
+        for numbers in kinds.values():
+            counts = self._counts_for(machines[numbers[0]])
+            cycles = counts.cycles([machines[number] for number in numbers])
+            for number, value in zip(numbers, cycles.tolist(), strict=True):
+                memory = counts.memory(machines[number])
+                costs[number] = PointCost(value, memory.max_tile_bytes, memory.fits)
+        return [costs[number] for number in range(len(targets))]
+
+    def _counts_for(self, target: Target) -> ProgramCounts:
+        """Return the counts of the program on machines whose constants, but for rates, are those of a target."""
+        key = _counted(target)
+        if key not in self._counts:
+            executable = self.executable
+            is_same = key == _counted(executable.target)
+            self._counts[key] = ProgramCounts(executable if is_same else executable.on(target))
+        return self._counts[key]
+
+
+def _counted(target: Target) -> tuple[Any, ...]:
+    return tuple(getattr(target, name) for name in constants_of("counts"))
+
+
+def costs_in_process(work: bytes, plan: Target, targets: Sequence[Target]) -> list[PointCost]:
+    """Return the costs of pickled work, in a process of an executor; successive jobs of one plan compile it once."""
+    return _plan_costs(work, plan).on(targets)
+
+
+@lru_cache(maxsize=1)
+def _plan_costs(work: bytes, plan: Target) -> PlanCosts:
+    return PlanCosts(pickle.loads(work), plan)

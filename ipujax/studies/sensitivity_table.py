@@ -1,0 +1,183 @@
+"""`ipu.sensitivities`: which constants of the machine a function's cycles depend on, as a whole, by line and by layer.
+
+Input: a function and shapes of its arguments. Output: `Sensitivities`, a table. Nothing is run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import inf, log
+from typing import Any
+
+import numpy as np
+
+from ipujax.runtime.errors import ArgumentError, TargetError
+from ipujax.runtime.many_machines import ProgramCounts, ShareElasticity, elasticities, perturbed_constants
+from ipujax.runtime.markup import Markup, table
+from ipujax.runtime.signatures import checking_calls
+from ipujax.runtime.target import Machines, Target, constants_of, nearest
+from ipujax.studies.point_costs import PlanCosts, Work
+from ipujax.studies.points import point_of
+
+Row = Mapping[str, Any]
+_STEP = 1.1  # factor of a constant for which a function is compiled again
+_SHOWN = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Sensitivities:
+    """Elasticities of the cycles of a function: −0.4 means 1 % more of a constant makes 0.4 % fewer cycles.
+
+    Args:
+        cycles: cycles of one call.
+        rows: a dict for each constant over which programs are held, the largest effect first: "constant", "value",
+            "unit", "elasticity" and "cycles_per_unit", cycles that one more of its unit adds.
+        by_line: a dict for each line: "line", "cycles", and "elasticities", its part of each constant's.
+        by_layer: the same for each layer: "layer", "cycles", "elasticities".
+        again: rows of constants for which the function was compiled again; "other" and "other_cycles" are the value
+            that was tried, and the cycles with it.
+    """
+
+    cycles: int
+    rows: tuple[Row, ...]
+    by_line: tuple[Row, ...]
+    by_layer: tuple[Row, ...]
+    again: tuple[Row, ...] = ()
+    _counts: ProgramCounts | None = field(default=None, repr=False, compare=False)
+    _target: Target | None = field(default=None, repr=False, compare=False)
+
+    def __getitem__(self, constant: str) -> float:
+        """Return the elasticity to a constant.
+
+        Raises:
+            ArgumentError: it has none.
+        """
+        known = {row["constant"]: row["elasticity"] for row in (*self.rows, *self.again)}
+        if constant not in known:
+            hint = nearest(constant, known)
+            raise ArgumentError(f"there is no elasticity to {constant!r}", got=repr(constant), hint=hint)
+        return float(known[constant])
+
+    def cycles_at(self, **constants: float) -> float:
+        """Return the cycles, not rounded, on a machine with other values of constants that `rows` has.
+
+        Raises:
+            ArgumentError: another constant, or a table that was pickled.
+        """
+        if self._counts is None or self._target is None:
+            raise ArgumentError("a table that was pickled has no program", hint="ipu.sensitivities(fun, *args)")
+        for name in constants:
+            self[name]
+        numbers = {name: np.array([float(getattr(self._target, name))]) for name in perturbed_constants(self._target)}
+        numbers |= {name: np.array([float(value)]) for name, value in constants.items()}
+        return float(self._counts.cycles_on(Machines(self._target, numbers, is_exact=True))[0])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Sensitivities, (self.cycles, self.rows, self.by_line, self.by_layer, self.again)
+
+    def _cells(self) -> list[tuple[str, ...]]:
+        shown = [row for row in self.rows if row["elasticity"]][:_SHOWN]
+        return [
+            ("constant", "value", "unit", "elasticity"),
+            *((row["constant"], f"{row['value']:,g}", row["unit"], f"{row['elasticity']:+.4f}") for row in shown),
+        ]
+
+    def __str__(self) -> str:
+        cells = self._cells()
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        return "\n".join(
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells
+        )
+
+    def _repr_html_(self) -> Markup:
+        head, *rows = self._cells()
+        return table(head, rows, f"Elasticity of {self.cycles:,} cycles")
+
+
+@checking_calls("ipu.sensitivities")
+def sensitivities(fun: Any, *args: Any, again: Sequence[str] = ()) -> Sensitivities:
+    """Return how the cycles of a function depend on each constant of its machine, the plan held; nothing is run::
+
+        print(ipu.sensitivities(step, weights, batch))
+
+    The elasticity to a constant is the relative change of cycles over that of the constant, a central difference of
+    ±0.1 % of cycles that are not rounded.
+
+    Args:
+        fun: a function of `ipu.jit`, one of plain JAX, for the default device, or the path of one, "module:name".
+        args: its arguments, arrays or their shapes.
+        again: constants that programs depend on, as "tiles_per_ipu": the function is compiled again for 1.1 times
+            each, rounded up.
+
+    Raises:
+        TargetError: `again` names another constant, or one that cannot be larger.
+        ProfileError: the trip count of a loop is data, and not in `Options.trip_counts`.
+        TileMemoryError: the program does not fit.
+    """
+    work = Work.of(fun, args)
+    device = work.device("ipu.sensitivities")
+    _check_again(again)
+    plan = PlanCosts(work, device.target)
+    executable = plan.executable
+    counts = ProgramCounts(executable)
+    found = elasticities(executable, counts)
+    units = {item.name: item.metadata.get("unit", "") for item in dataclasses.fields(Target)}
+    rows = [
+        {
+            "constant": name,
+            "value": (value := getattr(executable.target, name)),
+            "unit": units[name],
+            "elasticity": elasticity,
+            "cycles_per_unit": elasticity * found.cycles / value,
+        }
+        for name, elasticity in found.constants.items()
+    ]
+    rows.sort(key=lambda row: -abs(row["elasticity"]))
+    cycles = executable.timeline_of(None).cycles
+    compiled_again = tuple(_compiled_again(work, device.target, name, cycles, units[name]) for name in again)
+    by_line = _sums(found.shares, "line", lambda share: str(share.origin))
+    by_layer = _sums(found.shares, "layer", lambda share: share.origin.layer)
+    return Sensitivities(cycles, tuple(rows), by_line, by_layer, compiled_again, counts, executable.target)
+
+
+def _check_again(names: Sequence[str]) -> None:
+    fields = {item.name: item for item in dataclasses.fields(Target)}
+    known = [name for name in constants_of("program", "counts") if fields[name].type in ("int", "float")]
+    for name in names:
+        if name not in known:
+            expected = f"one of {', '.join(known)}"
+            raise TargetError(
+                f"ipu.sensitivities cannot compile again for {name!r}",
+                expected=expected,
+                got=repr(name),
+                hint=nearest(name, known),
+            )
+
+
+def _compiled_again(work: Work, target: Target, name: str, cycles: int, unit: str) -> Row:
+    """Return the row of a constant from a second compilation, for a larger value."""
+    value = getattr(target, name)
+    other = value * _STEP if isinstance(value, float) else max(value + 1, round(value * _STEP))
+    if name == "num_ipus":
+        other = 2 * value  # systems have a power of two
+    other = min(other, Target.__dataclass_fields__[name].metadata["maximum"] or inf)
+    changed = point_of(target, {name: other}).target
+    other_cycles = PlanCosts(work, changed).executable.timeline_of(None).cycles
+    elasticity = log(other_cycles / cycles) / log(other / value) if other != value else 0.0
+    values = {"constant": name, "value": value, "unit": unit, "elasticity": elasticity}
+    return {**values, "other": other, "other_cycles": other_cycles}
+
+
+def _sums(shares: Sequence[ShareElasticity], name: str, key: Any) -> tuple[Row, ...]:
+    """Return the sums of shares with equal keys, most cycles first."""
+    cycles: dict[str, float] = {}
+    parts: dict[str, dict[str, float]] = {}
+    for share in shares:
+        of_key = parts.setdefault(key(share), dict.fromkeys(share.elasticities, 0.0))
+        cycles[key(share)] = cycles.get(key(share), 0.0) + share.cycles
+        for constant, elasticity in share.elasticities.items():
+            of_key[constant] += elasticity
+    order = sorted(cycles, key=lambda each: -cycles[each])
+    return tuple({name: each, "cycles": cycles[each], "elasticities": parts[each]} for each in order)

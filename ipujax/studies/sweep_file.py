@@ -1,0 +1,112 @@
+"""File of a sweep: a line that identifies it, then a line for each job that is done.
+
+Input: a path, the digest of a sweep. Output: costs of jobs that an earlier run has done, and a file to add others to.
+A run that is killed leaves whole lines, and at most one that is cut, which is dropped.
+Limits: one run at a time writes to a file, which the system locks until that run ends.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from typing import Any, BinaryIO
+
+from ipujax.runtime.errors import ArgumentError
+from ipujax.studies.point_costs import PointCost
+
+_KIND = "ipujax sweep"
+
+
+class SweepFile:
+    """An open file of a sweep.
+
+    Args:
+        path: of the file; a new one is made, an existing one must be of the same sweep.
+        digest: of function, arguments, points and plan.
+
+    Attributes:
+        done: costs of the points of each job that is done, by its number.
+
+    Raises:
+        ArgumentError: the file is of another sweep, none at all, in use, or cannot be opened.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], digest: str) -> None:
+        self._path = path
+        try:
+            self._file: BinaryIO = open(path, "a+b")  # noqa: SIM115  # open as long as the sweep runs
+        except OSError as error:
+            raise ArgumentError(f"ipu.sweep cannot open {os.fspath(path)!r}", got=error.strerror) from error
+        try:
+            self._lock()
+            self.done = self._read(digest)
+        except BaseException:
+            self._file.close()
+            raise
+
+    def add(self, job: int, costs: Sequence[PointCost]) -> None:
+        """Add the costs of a job; they are on disk when this returns."""
+        self._write({"job": job, "costs": [asdict(cost) for cost in costs]})
+        self.done[job] = list(costs)
+
+    def close(self) -> None:
+        """Close the file, and let others write to it."""
+        self._file.close()
+
+    def _write(self, fields: dict[str, Any]) -> None:
+        self._file.write(json.dumps(fields).encode() + b"\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def _lock(self) -> None:
+        """Lock the file for this run; the system unlocks it when the run ends, killed or not."""
+        try:
+            if os.name == "nt":
+                import msvcrt
+
+                self._file.seek(0)
+                msvcrt.locking(self._file.fileno(), msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
+            else:
+                import fcntl
+
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            name = os.fspath(self._path)
+            hint = "another path, or wait until it ends"
+            raise ArgumentError(f"another sweep is writing to {name!r}", hint=hint) from error
+
+    def _read(self, digest: str) -> dict[int, list[PointCost]]:
+        """Return the jobs that are done; begin a new file, and drop a line that is cut."""
+        self._file.seek(0)
+        content = self._file.read()
+        end = content.rfind(b"\n") + 1
+        if end < len(content):
+            if end == 0:
+                raise self._foreign("something else")
+            os.truncate(self._file.fileno(), end)
+        lines = content[:end].splitlines()
+        if not lines:
+            self._write({"kind": _KIND, "digest": digest})
+            return {}
+        head = self._fields(lines[0])
+        if head.get("kind") != _KIND:
+            raise self._foreign("something else")
+        if head.get("digest") != digest:
+            raise self._foreign("another sweep: of another function, arguments, points, plan or version")
+        rows = map(self._fields, lines[1:])
+        return {row["job"]: [PointCost(**cost) for cost in row["costs"]] for row in rows}
+
+    def _fields(self, line: bytes) -> dict[str, Any]:
+        fields = None
+        with suppress(ValueError):
+            fields = json.loads(line)
+        if not isinstance(fields, dict):
+            raise self._foreign("something else")
+        return fields
+
+    def _foreign(self, content: str) -> ArgumentError:
+        name = os.fspath(self._path)
+        return ArgumentError(f"{name!r} is not a file of this sweep", got=content, hint="another path")

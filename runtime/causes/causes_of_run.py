@@ -1,0 +1,128 @@
+"""Causes of the cycles of a run: a waterfall down to the computation, and what each saves alone.
+
+Input: an executable, and the recording of a run's data-dependent control. Output: a `Cause` for each cause that the run
+has. A cause is removed by timing the same steps without its work, see `removals`; the waterfall adds up exactly to the
+cycles of the run, as each cause is removed behind those before it.
+Limits: the plan is held, so a remedy that changes the plan may save more or less. Cycles of IPUs of equal work are
+rounded up step by step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from ipujax.runtime.causes.removals import CAUSES, UNEQUAL_IPUS, WAITS, Removals
+from ipujax.runtime.causes.variants import Run, is_beside
+from ipujax.runtime.compile import Executable
+from ipujax.runtime.graph import Leaf, Program
+from ipujax.runtime.tensor import Origin
+from ipujax.runtime.timeline import SYNC, Recording
+
+COMPUTATION = "computation"  # what no removal takes away: vertices, on all tiles alike
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """A cause of cycles of a run.
+
+    Args:
+        name: one of `removals.CAUSES`, or `COMPUTATION`.
+        cycles: cycles that vanish when it is removed behind the causes before it; those of all causes add up to the
+            cycles of the run.
+        alone_cycles: cycles that vanish when it alone is removed.
+        origin: line, layer and part of the step that has most of them; `Origin()` of a cause that no step has.
+    """
+
+    name: str
+    cycles: int
+    alone_cycles: int
+    origin: Origin
+
+
+def causes_of_run(
+    executable: Executable, program: Program, recording: Recording | None, runs: Mapping[Program, int]
+) -> tuple[Cause, ...]:
+    """Return the causes of the cycles of a run, in the order of `CAUSES`, the computation last.
+
+    Args:
+        executable: the compiled program.
+        program: the control tree that ran, of its steps.
+        recording: choices of data-dependent control in a run; None for the static run.
+        runs: number of runs of each step.
+
+    Raises:
+        ProfileError: a trip count is data.
+    """
+    if not executable.steps:
+        return (Cause(COMPUTATION, 0, 0, Origin()),)
+    removals = Removals(executable)
+    run = Run(executable, program, recording)
+    totals = _Totals(np.array([runs.get(node, 0) for node in removals.nodes]), is_beside(executable))
+    present = [cause for cause in CAUSES if removals.is_of(cause) and _takes_cycles(removals, cause)]
+    waterfall = [tuple(present[:n]) for n in range(len(present) + 1)]
+    alone = [(cause,) for cause in present]
+    cycles = _cycles(run, removals, totals, [*waterfall, *alone])
+    rows = [
+        Cause(name, cycles[before] - cycles[after], cycles[()] - cycles[name,], _origin(removals, totals, name))
+        for (before, after), name in zip(pairwise(waterfall), present, strict=True)
+    ]
+    least = cycles[waterfall[-1]]
+    return (*rows, Cause(COMPUTATION, least, least, Origin()))
+
+
+@dataclass(frozen=True, slots=True)
+class _Totals:
+    """Sums over a run: `runs` of each step, int64[steps]; `beside`: whether I/O tiles do it, bool[steps]."""
+
+    runs: np.ndarray
+    beside: np.ndarray
+
+    def busy_cycles(self, work: np.ndarray) -> np.ndarray:
+        """Return the cycles of all steps of each IPU, int64[num_ipus]."""
+        busy: np.ndarray = (work.sum(2) * (self.runs * ~self.beside)[:, None]).sum(0)
+        return busy
+
+
+def _takes_cycles(removals: Removals, cause: str) -> bool:
+    return cause in (UNEQUAL_IPUS, WAITS) or not np.array_equal(removals.without((cause,)), removals.whole)
+
+
+def _cycles(
+    run: Run, removals: Removals, totals: _Totals, variants: Sequence[tuple[str, ...]]
+) -> dict[tuple[str, ...], int]:
+    """Return the cycles of the run without each of several sets of causes."""
+    cycles: dict[tuple[str, ...], int] = {}
+    walked: dict[tuple[str, ...], np.ndarray] = {}
+    for removed in variants:
+        work = removals.without(removed)
+        if UNEQUAL_IPUS in removed:
+            tasks = removals.tasks
+            work[tasks] = _with_equal_ipus(work[tasks], totals.busy_cycles(work * tasks[:, None, None]))
+        if WAITS in removed:  # the run takes as long as its busiest IPU
+            cycles[removed] = int(totals.busy_cycles(work).max())
+        else:
+            walked[removed] = work
+    return cycles | dict(zip(walked, run.cycles(list(walked.values())), strict=True))
+
+
+def _with_equal_ipus(work: np.ndarray, busy_cycles: np.ndarray) -> np.ndarray:
+    """Return work of which each IPU that has any does the mean, syncs apart; `busy_cycles` are its sums by IPU."""
+    is_busy = busy_cycles > 0
+    scale = np.where(is_busy, busy_cycles[is_busy].mean() / np.maximum(busy_cycles, 1), 1.0)
+    equal = np.ceil(work * scale[:, None]).astype(np.int64)
+    equal[..., SYNC] = work[..., SYNC]
+    return equal
+
+
+def _origin(removals: Removals, totals: _Totals, cause: str) -> Origin:
+    """Return the origin of the steps that lose most cycles without a cause."""
+    saved = (removals.whole - removals.without((cause,))).sum(2).max(1) * totals.runs
+    by_origin: dict[Origin, int] = {}
+    for node, cycles in zip(removals.nodes, saved.tolist(), strict=True):
+        if cycles > 0 and isinstance(node, Leaf):
+            by_origin[node.shown_origin] = by_origin.get(node.shown_origin, 0) + cycles
+    return max(by_origin, key=lambda origin: by_origin[origin], default=Origin())

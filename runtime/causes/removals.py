@@ -1,0 +1,229 @@
+"""Removals: the work of a program's steps without some causes of cycles.
+
+Input: an executable. Output: for any set of causes the work of all steps without them, int64[steps, num_ipus, 5]. A
+step keeps its place and its syncs in the program: a transfer without cycles is one over an endless link.
+Source of the order: what a user may remove first comes first, so that the computation comes last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from ipujax.runtime.causes.variants import whole_work
+from ipujax.runtime.compile import Executable, graph_on
+from ipujax.runtime.cost import ComputeSetCost, CopyCost, StreamCost, compute_set_cost
+from ipujax.runtime.graph import (
+    Call,
+    Collective,
+    Copy,
+    CrossReplicaCopy,
+    Execute,
+    HostStream,
+    Leaf,
+    Program,
+    RemoteIn,
+    RemoteOut,
+    StreamIn,
+    StreamOut,
+    distinct,
+    joining_streams,
+    leaves,
+)
+from ipujax.runtime.tensor import dtype_name, pad_tiles
+from ipujax.runtime.timeline.clocks import COMPUTE, EXCHANGE, GLOBAL_EXCHANGE, HOST_EXCHANGE, SYNC
+
+RETURNED = "state that is not donated"
+HOST = "other transfers of the host"
+STREAMING = "streaming memory"
+FALLBACKS = "operations without a parallel rule"
+SINGLE_TILES = "steps on a single tile"
+EMULATION = "emulated dtypes"
+COLLECTIVES = "collectives"
+UNEQUAL_IPUS = "unequal work of IPUs"
+WAITS = "IPUs that wait"
+BETWEEN_IPUS = "exchange between IPUs"
+BETWEEN_TILES = "exchange between tiles"
+REARRANGEMENT = "rearrangement on tiles"
+SYNCS = "sync"
+UNEQUAL_TILES = "unequal work of tiles"
+# In the order of the waterfall.
+CAUSES = (
+    *(RETURNED, HOST, STREAMING, FALLBACKS, SINGLE_TILES, EMULATION, COLLECTIVES, UNEQUAL_IPUS, WAITS),
+    *(BETWEEN_IPUS, BETWEEN_TILES, REARRANGEMENT, SYNCS, UNEQUAL_TILES),
+)
+
+Flags = np.ndarray  # of steps, bool[steps]
+
+
+@dataclass(frozen=True)
+class Removals:
+    """The work of an executable's steps without causes.
+
+    Args:
+        executable: the compiled program.
+    """
+
+    executable: Executable
+
+    @cached_property
+    def nodes(self) -> tuple[Program, ...]:
+        """The leaves and decisions of the program."""
+        return tuple(self.executable.steps)
+
+    @cached_property
+    def whole(self) -> np.ndarray:
+        """Work of all steps with all causes, see `whole_work`."""
+        return whole_work(self.executable)
+
+    def without(self, removed: Iterable[str]) -> np.ndarray:
+        """Return the work of all steps without some causes, int64[steps, num_ipus, 5]; those of IPUs are no work."""
+        causes = frozenset(removed)
+        work = self.whole.copy()
+        work[..., COMPUTE] = self._compute_cycles(EMULATION in causes, REARRANGEMENT in causes, UNEQUAL_TILES in causes)
+        if RETURNED in causes:
+            work[..., HOST_EXCHANGE] = self._host_cycles_of_donated
+        for cause in (HOST, STREAMING, FALLBACKS, SINGLE_TILES, COLLECTIVES):
+            if cause in causes:
+                work[self._steps_of[cause]] = 0
+        if BETWEEN_IPUS in causes:
+            work[~self._steps_of[COLLECTIVES], :, GLOBAL_EXCHANGE] = 0
+        if BETWEEN_TILES in causes:
+            work[..., EXCHANGE] = 0
+        if SYNCS in causes:
+            work[..., SYNC] = 0
+        return work
+
+    @cached_property
+    def tasks(self) -> Flags:
+        """The steps of the tasks of pipelines: work that another cut into stages would distribute otherwise."""
+        calls = (node for node in distinct(self.executable.program) if isinstance(node, Call) and node.task is not None)
+        steps = {step for call in calls for step in distinct(call)}
+        return np.array([node in steps for node in self.nodes], bool)
+
+    @cached_property
+    def _steps_of(self) -> Mapping[str, Flags]:
+        """The steps that are of a cause as a whole."""
+        executable = self.executable
+        fallbacks = executable.graph.notes.fallbacks
+        collective = set(_leaves_of_collectives(executable.program))
+
+        def is_host_transfer(node: Program) -> bool:
+            if isinstance(node, StreamIn | StreamOut):
+                return node.stream not in self._returned
+            return isinstance(node, RemoteIn | RemoteOut) and node.buffer.on_host
+
+        def is_on_one_tile(node: Program) -> bool:
+            cost = executable.costs[node] if isinstance(node, Execute) else None
+            return isinstance(cost, ComputeSetCost) and np.count_nonzero(cost.vertices) == 1
+
+        tests: dict[str, Callable[[Program], bool]] = {
+            HOST: is_host_transfer,
+            STREAMING: lambda node: isinstance(node, RemoteIn | RemoteOut) and not node.buffer.on_host,
+            FALLBACKS: lambda node: isinstance(node, Execute) and node.compute_set in fallbacks,
+            SINGLE_TILES: is_on_one_tile,
+            COLLECTIVES: lambda node: node in collective,
+        }
+        return {cause: np.array([test(node) for node in self.nodes], bool) for cause, test in tests.items()}
+
+    @cached_property
+    def _returned(self) -> frozenset[HostStream]:
+        """Streams of arrays that come in and go out with one shape and dtype: donated, they would stay.
+
+        As `jax.jit` pairs donated arguments with results: each result is for one argument.
+        """
+        moving = [leaf for leaf in self.nodes if isinstance(leaf, StreamIn | StreamOut) and not leaf.stream.resident]
+        incoming = _by_type(leaf.stream for leaf in moving if isinstance(leaf, StreamIn))
+        outgoing = _by_type(leaf.stream for leaf in moving if isinstance(leaf, StreamOut))
+        pairs = [zip(streams, outgoing.get(kind, []), strict=False) for kind, streams in incoming.items()]
+        return frozenset(stream for of_kind in pairs for pair in of_kind for stream in pair)
+
+    @cached_property
+    def _host_cycles_of_donated(self) -> np.ndarray:
+        """Cycles of host exchange where returned arrays are donated, int64[steps, num_ipus]."""
+        executable = self.executable
+        cycles = self.whole[..., HOST_EXCHANGE].copy()
+        number = {node: n for n, node in enumerate(self.nodes)}
+        counts = {leaf: cost.counts for leaf, cost in executable.costs.items() if isinstance(cost, StreamCost)}
+        joining = joining_streams(executable.program)
+        for leaf in counts:  # in program order: the first transfer of a host exchange has its latency
+            stays = isinstance(leaf, StreamIn | StreamOut) and leaf.stream in self._returned
+            before = counts.get(joining[leaf]) if leaf in joining else None
+            earlier = np.zeros(executable.target.num_ipus, bool) if before is None else before.moves
+            counts[leaf] = replace(counts[leaf], earlier=earlier, is_resident=counts[leaf].is_resident or stays)
+            cycles[number[leaf]] = counts[leaf].cycles(executable.target)[:, 0]
+        return cycles
+
+    def _compute_cycles(self, is_native: bool, is_in_place: bool, is_equal: bool) -> np.ndarray:
+        """Return compute cycles, int64[steps, num_ipus].
+
+        Args:
+            is_native: whether all dtypes are computed natively.
+            is_in_place: whether nothing is copied on its own tile.
+            is_equal: whether each tile of an IPU takes the mean of all.
+        """
+        if not is_native and not is_in_place and not is_equal:
+            return self.whole[..., COMPUTE]
+        costs = self._native_costs if is_native else self.executable.costs
+        target = self.executable.target
+        known: dict[int, np.ndarray] = {}  # by identity: equal compute sets share a cost
+        rows = []
+        for node, row in zip(self.nodes, self.whole[..., COMPUTE], strict=True):
+            cost = costs[node] if isinstance(node, Leaf) else None
+            if isinstance(cost, ComputeSetCost | CopyCost):
+                if id(cost) not in known:
+                    cycles = _of_tiles(cost, is_in_place).reshape(-1, target.tiles_per_ipu)
+                    of_ipus = np.ceil(cycles.mean(1)).astype(np.int64) if is_equal else cycles.max(1)
+                    known[id(cost)] = pad_tiles(of_ipus, cost.first_ipu, target.num_ipus)
+                row = known[id(cost)]
+            rows.append(row)
+        return np.stack(rows)
+
+    @cached_property
+    def _native_costs(self) -> Mapping[Leaf, object]:
+        """Costs of leaves on a machine that computes in all dtypes natively, each with as many words as now."""
+        graph = self.executable.graph
+        native = graph_on(graph, replace(graph.target, native_dtypes=graph.target.native_dtypes | self._dtypes))
+        return {
+            leaf: compute_set_cost(native, leaf.compute_set) if isinstance(leaf, Execute) else cost
+            for leaf, cost in self.executable.costs.items()
+        }
+
+    @cached_property
+    def _dtypes(self) -> frozenset[str]:
+        groups = (group for groups in self.executable.graph.groups.values() for group in groups)
+        return frozenset(dtype_name(item.dtype) for group in groups for item in group.codelet.fields)
+
+    def is_of(self, cause: str) -> bool:
+        """Return whether the program may have cycles of a cause; others need not be tried."""
+        if cause == UNEQUAL_IPUS:
+            return bool(self.tasks.any())
+        if cause == WAITS:
+            return self.executable.target.num_ipus > 1
+        if cause == EMULATION:
+            return not self._dtypes <= self.executable.target.native_dtypes
+        return True
+
+
+def _of_tiles(cost: ComputeSetCost | CopyCost, is_in_place: bool) -> np.ndarray:
+    if isinstance(cost, CopyCost):
+        return np.zeros_like(cost.copy_cycles) if is_in_place else cost.copy_cycles
+    return np.maximum(cost.compute_cycles - cost.rearrangement_cycles, 0) if is_in_place else cost.compute_cycles
+
+
+def _by_type(streams: Iterable[HostStream]) -> dict[tuple[tuple[int, ...], str], list[HostStream]]:
+    by_type: dict[tuple[tuple[int, ...], str], list[HostStream]] = {}
+    for stream in streams:
+        by_type.setdefault((stream.shape, str(stream.dtype)), []).append(stream)
+    return by_type
+
+
+def _leaves_of_collectives(program: Program) -> Iterator[Leaf]:
+    for node in distinct(program):
+        if isinstance(node, Collective):
+            yield from leaves(node)
+        elif isinstance(node, CrossReplicaCopy) or (isinstance(node, Copy) and node.is_collective):
+            yield node

@@ -1,0 +1,208 @@
+"""Counts of a compute set on its distinct tiles, and the cycles of its phases on each IPU.
+
+Input: a graph and a compute set of it. Output: `ComputeSetCounts`, which knows no target but its tiles;
+`compute_set_cycles` are those of arrays of machines, and equal the slowest tiles of `compute_set_cost` on each. Of
+1,472 tiles few are distinct: most have blocks of equal shapes.
+Limits: vertices of code that a user has costed are computed one machine after another, see `Codelet.costed_by`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ipujax.runtime.cost.busiest_tiles import ExchangeCounts, distinct_tiles, largest_of_ipus
+from ipujax.runtime.cost.compute_set import ComputeSetCost, block_shapes, field_traffics, whole_vertex_cycles, window_of
+from ipujax.runtime.cost.ipu_window import Window
+from ipujax.runtime.exchange import Traffic, copy_cycles
+from ipujax.runtime.graph import NO_TILE, BlockShapes, Codelet, ComputeSet, Field, Graph, VertexGroup
+from ipujax.runtime.target import Machines, Target, issue_round_cycles
+from ipujax.runtime.tensor import pad_tiles
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ComputeSetCycles:
+    """Cycles of the phases of a compute set on each IPU, those of its slowest tile: int64[num_ipus, *machines].
+
+    Args:
+        before: of the exchange of operands.
+        after: of the exchange of results.
+        compute: of vertices and copies on tiles.
+        has_vertices: whether the IPU has vertices, bool[num_ipus].
+    """
+
+    before: np.ndarray
+    after: np.ndarray
+    compute: np.ndarray
+    has_vertices: np.ndarray
+
+
+def slowest_tiles(cost: ComputeSetCost, target: Target) -> ComputeSetCycles:
+    """Return the cycles of a compute set on each IPU of a target, from those of its tiles."""
+    tiles = (cost.before.cycles, cost.after.cycles, cost.compute_cycles, cost.vertices)
+    before, after, compute, vertices = (slowest_of_ipus(cycles, cost.first_ipu, target) for cycles in tiles)
+    return ComputeSetCycles(before, after, compute, vertices > 0)
+
+
+def slowest_of_ipus(cycles: np.ndarray, first_ipu: int, target: Target) -> np.ndarray:
+    """Return the maximum of each IPU, int64[num_ipus], of cycles on the tiles of some IPUs from `first_ipu` on."""
+    return pad_tiles(cycles.reshape(-1, target.tiles_per_ipu).max(1), first_ipu, target.num_ipus)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Vertices:
+    """Vertices of one codelet: shapes of each distinct one, int64[n, 1], and how many a tile has, int64[n, tiles]."""
+
+    codelet: Codelet
+    shapes: BlockShapes
+    on_tile: np.ndarray
+
+    def cycles(self, target: Target) -> np.ndarray:
+        """Return the cycles of each distinct vertex, rounded up, [n, machines]."""
+        cycles = whole_vertex_cycles(self.codelet, self.shapes, target)
+        machines = cycles.shape[-1] if cycles.ndim else 1
+        return np.broadcast_to(cycles.reshape(-1, machines), (len(self.on_tile), machines))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ComputeSetCounts:
+    """Counts of a compute set.
+
+    Args:
+        first_ipu: first IPU of the window of all others.
+        before: exchange of operands.
+        after: exchange of results.
+        vertices: of each vertex group, on the distinct tiles.
+        copied: bytes and fragments of operands, then of results, that are copied on each of these tiles, int64[4, n].
+        ipu: IPU of each, in the window, int64[n].
+        has_vertices: whether each IPU of the window has vertices.
+    """
+
+    first_ipu: int
+    before: ExchangeCounts
+    after: ExchangeCounts
+    vertices: tuple[_Vertices, ...]
+    copied: np.ndarray
+    ipu: np.ndarray
+    has_vertices: np.ndarray
+
+    @property
+    def rows(self) -> int:
+        """Elements of the largest array of its formulas, for one machine."""
+        return max([len(self.ipu), *(len(each.on_tile) for each in self.vertices)])
+
+    def compute_cycles(self, target: Target) -> np.ndarray:
+        """Return the cycles of vertices and of copies on each IPU, [num_ipus, machines]."""
+        total = np.zeros((len(self.ipu), 1), np.int64)
+        for copied_bytes, fragments in self.copied.reshape(2, 2, len(self.ipu), 1):
+            total = total + copy_cycles(copied_bytes, fragments, target)
+        workers: list[tuple[np.ndarray, np.ndarray]] = []
+        for each in self.vertices:
+            if each.codelet.supervisor:
+                # In floats, of which BLAS multiplies matrices: cycles of a tile are below 2^53.
+                sums = each.on_tile.T.astype(float) @ each.cycles(target).astype(float)
+                total = total + (sums if total.dtype.kind == "f" else np.rint(sums).astype(np.int64))
+            else:
+                workers.append((each.on_tile, each.cycles(target)))
+        if workers:
+            total = total + _worker_cycles(workers, target)
+        return largest_of_ipus(total, self.ipu, len(self.has_vertices))
+
+
+def _worker_cycles(vertices: Sequence[tuple[np.ndarray, np.ndarray]], target: Target) -> np.ndarray:
+    """Return the cycles of vertices that workers run, on each tile, [n, machines]; see `slowest_workers`."""
+    machines = max(cycles.shape[-1] for _, cycles in vertices)
+    cycles = np.concatenate([np.broadcast_to(each, (len(each), machines)) for _, each in vertices])
+    number = np.concatenate([on_tile for on_tile, _ in vertices])
+    tiles = number.shape[1]
+    lists = [np.repeat(np.arange(len(number)), number[:, tile]) for tile in range(tiles)]
+    longest = max(map(len, lists), default=0)
+    ordered = np.zeros((tiles, longest, machines), cycles.dtype)
+    for tile, numbers in enumerate(lists):
+        ordered[tile, : len(numbers)] = -np.sort(-cycles[numbers], axis=0)
+    load = np.zeros((tiles, target.worker_contexts, machines), cycles.dtype)
+    for rank in range(longest):
+        least = load.argmin(1)[:, None]
+        np.put_along_axis(load, least, np.take_along_axis(load, least, 1) + ordered[:, rank, None], 1)
+    busy = (number.sum(0) > 0)[:, None]
+    return np.where(busy, target.supervisor_overhead_cycles + issue_round_cycles(target) * load.max(1), 0)
+
+
+def compute_set_counts(graph: Graph, compute_set: ComputeSet) -> ComputeSetCounts:
+    """Return the counts of one execution of a compute set."""
+    groups = graph.groups[compute_set]
+    window = window_of(graph, groups)
+    reads = field_traffics(graph, groups, False)
+    writes = field_traffics(graph, groups, True)
+    found = [_distinct_vertices(group, window) for group in groups]
+    copied = np.concatenate([_copied(reads, window), _copied(writes, window)])
+    numbers = [on_tile for _, on_tile in found]
+    counts, ipu = distinct_tiles(np.concatenate([copied, *numbers]), window)
+    bounds = np.cumsum([4, *map(len, numbers)])
+    vertices = tuple(
+        _Vertices(group.codelet, shapes, counts[low:high])
+        for group, (shapes, _), low, high in zip(groups, found, bounds[:-1], bounds[1:], strict=True)
+    )
+    on_any = sum((on_tile.sum(0) for on_tile in numbers), np.zeros(window.tiles, np.int64))
+    return ComputeSetCounts(
+        window.first_ipu,
+        ExchangeCounts.of([t for _, t in reads], window),
+        ExchangeCounts.of([t for _, t in writes], window),
+        vertices,
+        counts[:4],
+        ipu,
+        np.asarray(on_any.reshape(window.num_ipus, -1).any(1)),
+    )
+
+
+def _copied(traffics: Sequence[tuple[Field, Traffic]], window: Window) -> np.ndarray:
+    """Return bytes and fragments that are copied on each tile, int64[2, tiles]; see `compute_set._rearrangement`."""
+    contiguous = [t for field, t in traffics if not field.in_pieces]
+    return np.stack(
+        [window.total(t.copied_bytes for t in contiguous), window.total(t.copied_fragments for t in contiguous)]
+    )
+
+
+def _distinct_vertices(group: VertexGroup, window: Window) -> tuple[BlockShapes, np.ndarray]:
+    """Return the shapes of the distinct vertices of a group, int64[n, 1], and how many a tile has, int64[n, tiles]."""
+    shapes = block_shapes(group)
+    is_vertex = group.tile != NO_TILE
+    tile = group.tile[is_vertex].astype(np.int64) - window.first_tile
+    if group.codelet.costed_by == "vertex":  # its formula is of the whole grid
+        numbers = np.zeros((group.tile.size, window.tiles), np.int64)
+        numbers[np.flatnonzero(is_vertex), tile] = 1
+        return shapes, numbers
+    lengths = [np.broadcast_to(length, group.grid)[is_vertex] for block in shapes for length in block]
+    rows = np.stack(lengths) if lengths else np.zeros((1, len(tile)), np.int64)
+    distinct, number = np.unique(rows, axis=1, return_inverse=True)
+    numbers = np.zeros((distinct.shape[1], window.tiles), np.int64)
+    np.add.at(numbers, (number.reshape(-1), tile), 1)
+    columns = iter(distinct[:, :, None])
+    return [tuple(next(columns) for _ in block) for block in shapes], numbers
+
+
+def compute_set_cycles(counts: ComputeSetCounts, machines: Machines) -> ComputeSetCycles:
+    """Return the cycles of a compute set on each IPU of machines that differ in constants."""
+    is_array = all(each.codelet.costed_by == "arrays" for each in counts.vertices)
+    if is_array:
+        compute = machines.evaluate(counts.compute_cycles, counts.rows)
+    else:
+        compute = machines.evaluate_each(lambda target: counts.compute_cycles(target)[:, 0])
+    before = machines.evaluate(counts.before.cycles, len(counts.before.ipu))
+    after = machines.evaluate(counts.after.cycles, len(counts.after.ipu))
+    has_vertices = counts.has_vertices[:, None]
+    before, after, compute, has_vertices = (
+        of_all_ipus(values, counts.first_ipu, machines.target) for values in (before, after, compute, has_vertices)
+    )
+    return ComputeSetCycles(before, after, compute, has_vertices[:, 0])
+
+
+def of_all_ipus(values: np.ndarray, first_ipu: int, target: Target) -> np.ndarray:
+    """Return values of the IPUs of a window, [n, machines], for all IPUs, 0 elsewhere: [num_ipus, machines]."""
+    if len(values) == target.num_ipus:
+        return values
+    padded = np.zeros((target.num_ipus, values.shape[-1]), values.dtype)
+    padded[first_ipu : first_ipu + len(values)] = values
+    return padded

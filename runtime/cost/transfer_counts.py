@@ -1,0 +1,99 @@
+"""Cycles of copies and host transfers on each IPU, of one target or of arrays of machines.
+
+Input: costs of one target by tile, or a graph and a leaf of its program and `Machines`. Output: `CopyCycles` and
+`StreamCycles`, from which clocks are computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from ipujax.runtime.cost.busiest_tiles import CopyingCounts, ExchangeCounts
+from ipujax.runtime.cost.compute_set_counts import of_all_ipus, slowest_of_ipus
+from ipujax.runtime.cost.links import link_cycles
+from ipujax.runtime.cost.transfer import (
+    CopyCost,
+    StreamCounts,
+    copy_counts,
+    cross_replica_counts,
+)
+from ipujax.runtime.graph import Copy, CrossReplicaCopy, Graph
+from ipujax.runtime.target import Machines, Target
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CopyCycles:
+    """Cycles of a copy on each IPU, those of its slowest tile: int64[num_ipus, *machines].
+
+    Args:
+        ports: of sending and receiving.
+        copying: of copies on tiles.
+        flows: bytes from each IPU to each other, as of `CopyCost`; None when all stays inside.
+        links: of data that leaves or reaches it; None as `flows`.
+    """
+
+    ports: np.ndarray
+    copying: np.ndarray
+    flows: np.ndarray | None
+    links: np.ndarray | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StreamCycles:
+    """Cycles of a host transfer on each IPU, int64[num_ipus, *machines], and whether each took part in it before."""
+
+    cycles: np.ndarray
+    earlier: np.ndarray
+
+
+def slowest_tiles_of_copy(cost: CopyCost, target: Target) -> CopyCycles:
+    """Return the cycles of a copy on each IPU of a target, from those of its tiles."""
+    ports = slowest_of_ipus(cost.exchange.cycles, cost.first_ipu, target)
+    copying = slowest_of_ipus(cost.copy_cycles, cost.first_ipu, target)
+    return CopyCycles(ports, copying, cost.flows, cost.link_cycles)
+
+
+def copying_counts(graph: Graph, copy: Copy) -> CopyingCounts:
+    """Return what a copy moves on its own tiles."""
+    parts = copy_counts(graph, copy)
+    return CopyingCounts.by_tile(np.stack([parts.local_bytes, parts.local_fragments]), parts.window)
+
+
+def copy_cycles_on(graph: Graph, copy: Copy | CrossReplicaCopy) -> Callable[[Machines], CopyCycles]:
+    """Return a function from machines to the cycles of a copy; its counts are made once."""
+    parts = cross_replica_counts(graph, copy) if isinstance(copy, CrossReplicaCopy) else copy_counts(graph, copy)
+    operands = np.stack(
+        [parts.received_bytes - parts.shared_bytes, parts.shared_bytes, parts.receives, parts.fragments]
+    )
+    received = [operands] if parts.received_bytes.any() else []
+    exchange = ExchangeCounts.by_tile(received, np.stack([parts.sent_bytes, parts.sends]), parts.window)
+    copying = CopyingCounts.by_tile(np.stack([parts.local_bytes, parts.local_fragments]), parts.window)
+    num_ipus = graph.target.num_ipus
+
+    def link_part(target: Target) -> np.ndarray:
+        assert parts.link_flows is not None
+        cycles = link_cycles(parts.link_flows, target)
+        machines = cycles.shape[1:] or (1,)
+        return np.asanyarray(cycles.reshape(-1, num_ipus, *machines).max(0))
+
+    def on(machines: Machines) -> CopyCycles:
+        ports = machines.evaluate(exchange.cycles, len(exchange.ipu))
+        copies = machines.evaluate(copying.cycles, len(copying.ipu))
+        links = None if parts.link_flows is None else machines.evaluate(link_part, parts.link_flows.size)
+        first = parts.window.first_ipu
+        ports, copies = (of_all_ipus(values, first, machines.target) for values in (ports, copies))
+        return CopyCycles(ports, copies, parts.flows, links)
+
+    return on
+
+
+def stream_cycles_on(counts: StreamCounts) -> Callable[[Machines], StreamCycles]:
+    """Return a function from machines to the cycles of a host transfer."""
+
+    def on(machines: Machines) -> StreamCycles:
+        return StreamCycles(machines.evaluate(counts.cycles, len(counts.ipu_bytes)), counts.earlier)
+
+    return on

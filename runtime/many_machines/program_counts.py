@@ -1,0 +1,145 @@
+"""Counts of a compiled program, and its cycles and memory on machines that differ in rates.
+
+Input: an `Executable`. Output: `ProgramCounts`, whose `cycles` and `memory` are those of `Executable.on` each machine.
+Compute sets of equal vertices are counted once; the cycles of a phase are computed once for each combination of the
+constants that it reads. Clocks of all machines are walked together.
+Limits: trip counts that are data are those of `Options.trip_counts`; branches that data decide are the costliest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from ipujax.runtime.analysis import EffectsOf
+from ipujax.runtime.compile import Executable, held_graph
+from ipujax.runtime.cost import (
+    ComputeSetCost,
+    StreamCost,
+    SyncCost,
+    WaitCost,
+    compute_set_counts,
+    compute_set_cycles,
+    copy_cycles_on,
+    cost_key,
+    stream_cycles_on,
+)
+from ipujax.runtime.graph import ComputeSet, Copy, CrossReplicaCopy, Execute, Leaf, Program
+from ipujax.runtime.memory import fits, memory_report
+from ipujax.runtime.target import Machines, Target
+from ipujax.runtime.timeline import ClockStep, MachineClocks, equal_ipus
+from ipujax.runtime.timeline.clock_steps import LeafCycles, steps_of_cycles
+
+OnMachines = Callable[[Machines], LeafCycles]
+_MOST_AT_ONCE = 1024  # machines of which the steps of a program are in memory: 40 bytes a step, IPU and machine
+MEMORY_CONSTANTS = ("bytes_per_tile", "interleaved_offset_bytes", "exchange_receive_instructions")
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes of the fullest tile of a program on a machine, and whether it fits tiles and streaming memory."""
+
+    max_tile_bytes: int
+    fits: bool
+
+
+class ProgramCounts:
+    """Counts of a program; see the module.
+
+    Args:
+        executable: the compiled program.
+    """
+
+    def __init__(self, executable: Executable) -> None:
+        self._executable = executable
+        self._memories: dict[tuple[int, ...], Memory] = {}
+
+    @cached_property
+    def _leaves(self) -> Mapping[Leaf, OnMachines]:
+        """From machines to the cycles of each leaf; counts are made when a function is first called."""
+        executable = self._executable
+        graph = executable.graph
+        sets: dict[ComputeSet, OnMachines] = {}
+        of_equals: dict[object, OnMachines] = {}
+        leaves: dict[Leaf, OnMachines] = {}
+        for leaf, cost in executable.costs.items():
+            match leaf, cost:
+                case Execute(compute_set), ComputeSetCost():
+                    if compute_set not in sets:
+                        key = cost_key(graph, compute_set) or compute_set
+                        if key not in of_equals:
+                            of_equals[key] = _of_compute_set(executable, compute_set)
+                        sets[compute_set] = of_equals[key]
+                    leaves[leaf] = sets[compute_set]
+                case Copy() | CrossReplicaCopy(), _:
+                    leaves[leaf] = copy_cycles_on(graph, leaf)
+                case _, StreamCost():
+                    leaves[leaf] = stream_cycles_on(cost.counts)
+                case _, SyncCost() | WaitCost():
+                    leaves[leaf] = _constantly(cost)
+        return leaves
+
+    @cached_property
+    def _effects(self) -> EffectsOf:
+        return EffectsOf(self._executable.graph)
+
+    def steps(self, machines: Machines) -> tuple[dict[Program, ClockStep], int]:
+        """Return the clock steps of all leaves and decisions on some machines, and the slots beside the IPUs."""
+        known: dict[OnMachines, LeafCycles] = {}
+        for on in self._leaves.values():
+            if on not in known:
+                known[on] = on(machines)
+        cycles = {leaf: known[on] for leaf, on in self._leaves.items()}
+        return steps_of_cycles(self._executable.program, cycles, self._effects, machines.arrays())
+
+    def cycles(self, targets: Sequence[Target]) -> np.ndarray:
+        """Return the cycles of one run on each machine, int64[machines], as `Executable.on(machine)` has them.
+
+        Args:
+            targets: machines that differ from the executable's in rates alone, see `target.constant`.
+
+        Raises:
+            ProfileError: the trip count of a loop is data and not in `Options.trip_counts`.
+        """
+        parts = [targets[n : n + _MOST_AT_ONCE] for n in range(0, len(targets), _MOST_AT_ONCE)]
+        return np.concatenate([self.cycles_on(Machines.of(part)) for part in parts])
+
+    def cycles_on(self, machines: Machines) -> np.ndarray:
+        """Return the cycles of one run on each machine, [machines]; floats where machines are exact."""
+        steps, slots = self.steps(machines)
+        kinds = equal_ipus(list(steps.values()))
+        if kinds.max(initial=0) > 0:  # phases of no cycles on some machines: other IPUs take part there
+            cycles = np.zeros(machines.count, np.int64)
+            for kind in range(int(kinds.max()) + 1):
+                chosen = np.flatnonzero(kinds == kind)
+                cycles[chosen] = self.cycles_on(machines.some(chosen))
+            return cycles
+        trip_counts = self._executable.options.trip_counts
+        return MachineClocks.of(self._executable.program, steps, slots, trip_counts).cycles()
+
+    def memory(self, target: Target) -> Memory:
+        """Return the memory of the program on a machine."""
+        constants = tuple(getattr(target, name) for name in MEMORY_CONSTANTS)
+        if constants not in self._memories:
+            executable = self._executable
+            if constants == tuple(getattr(executable.target, name) for name in MEMORY_CONSTANTS):
+                report = executable.memory
+            else:
+                graph = held_graph(executable.graph, target)
+                report = memory_report(graph, executable.program, EffectsOf(graph), executable.costs)
+            self._memories[constants] = Memory(report.max_tile_bytes, fits(report))
+        memory = self._memories[constants]
+        available_bytes = target.streaming_memory_bytes * target.num_ipus
+        return replace(memory, fits=memory.fits and self._executable.streaming_memory_bytes <= available_bytes)
+
+
+def _of_compute_set(executable: Executable, compute_set: ComputeSet) -> OnMachines:
+    counts = compute_set_counts(executable.graph, compute_set)
+    return lambda machines: compute_set_cycles(counts, machines)
+
+
+def _constantly(cost: SyncCost | WaitCost) -> OnMachines:
+    return lambda machines: cost

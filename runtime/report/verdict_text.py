@@ -1,0 +1,44 @@
+"""The verdict on a program and the causes of its cycles, as sections of text.
+
+Input: `Figures`. Output: text, "" where a trip count is data: the section on execution names the loop.
+"""
+
+from __future__ import annotations
+
+from ipujax.runtime.errors import ProfileError
+from ipujax.runtime.profile import Figures
+from ipujax.runtime.profile.text import section, share
+from ipujax.runtime.tensor import Origin
+from ipujax.runtime.views import verdict
+
+
+def verdict_text(profile: Figures) -> str:
+    """Name the cause whose removal saves most, the next ones, and what to try."""
+    try:
+        result = verdict(profile)
+    except ProfileError:
+        return ""
+    total = profile.cycles
+    lines = [result.sentence]
+    for cause, remedy in zip(result.causes, result.remedies, strict=True):
+        lines.append(f"{cause.alone_cycles:>15,}  {share(cause.alone_cycles, total)}  {cause.name}")
+        lines.append(f"{'':>15}  {'':>6}  try, not tried yet: {remedy}")
+    return section("Verdict", lines)
+
+
+def causes(profile: Figures) -> str:
+    """List the causes of the cycles of a run, each removed behind those before it, and each alone."""
+    if not profile.identity.function:  # of Poplar programs the summary has Poplar's sections alone
+        return ""
+    try:
+        rows = profile.causes
+    except ProfileError:
+        return ""
+    total = profile.cycles
+    head = f"{'cycles':>15}  {'share':>6}  {'alone':>15}  cause"
+    lines = [
+        f"{row.cycles:>15,}  {share(row.cycles, total)}  {row.alone_cycles:>15,}  {row.name}"
+        + (f", most at {row.origin}" if row.origin != Origin() else "")
+        for row in rows
+    ]
+    return section("Causes, each removed behind those before it, and each alone", [head, *lines]) if total else ""

@@ -1,0 +1,165 @@
+"""Causes of cycles: their sums, and their gains beside those of programs without them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import ipujax as ipu
+from ipujax.runtime.causes import COMPUTATION, Cause
+from ipujax.runtime.causes.removals import CAUSES
+from ipujax.runtime.views import verdict
+
+TILES = 64
+
+
+def machine(num_ipus: int = 1, **changes: Any) -> ipu.IPUModel:
+    return ipu.IPUModel(num_ipus, "mk2", tiles_per_ipu=TILES, **changes)
+
+
+def profile(fun: Callable[..., Any], *args: Any, num_ipus: int = 1, **settings: Any) -> ipu.Profile:
+    return ipu.jit(fun, device=machine(num_ipus), **settings).profile(*args)
+
+
+def by_name(figures: ipu.Profile) -> Mapping[str, Cause]:
+    return {cause.name: cause for cause in figures.causes}
+
+
+def array(*shape: int, dtype: Any = np.float32) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+def update(state: Any, x: Any) -> Any:
+    return jax.tree.map(lambda leaf: leaf * 0.9 + x.sum(), state)
+
+
+def layer(w: Any, x: Any) -> Any:
+    return jnp.tanh(x @ w)
+
+
+def two_stages(ws: Any, x: Any, width: int = 64) -> Any:
+    with ipu.stage(0):
+        h = layer(ws[0], x)
+    with ipu.stage(1):
+        for w in ws[1:]:
+            h = layer(w, h)
+        return jnp.mean(h**2)
+
+
+def train(ws: Any, x: Any) -> Any:
+    grad = ipu.pipeline(jax.value_and_grad(two_stages), micro_batches=4)
+    return grad(ws, x)
+
+
+PROGRAMS: dict[str, Callable[[], ipu.Profile]] = {
+    "layer": lambda: profile(layer, array(128, 128), array(64, 128)),
+    "pipeline": lambda: profile(train, [array(64, 64)] * 3, array(32, 64), num_ipus=2),
+    "scan": lambda: profile(lambda x: lax.scan(lambda c, _: (c * 1.5, c[0]), x, length=9), array(4096)),
+    "branch": lambda: profile(lambda p, x: lax.cond(p, jnp.sin, lambda x: x + 1, x), array(dtype=bool), array(512)),
+    "replicas": lambda: profile(lambda x: lax.psum(jnp.tanh(x), "replica"), array(256), num_ipus=4, replicas=4),
+    "nothing": lambda: profile(lambda x: x, array(8), donate_argnums=0),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_the_waterfall_adds_up_to_the_cycles(name: str) -> None:
+    figures = PROGRAMS[name]()
+    assert sum(cause.cycles for cause in figures.causes) == figures.cycles
+    names = [cause.name for cause in figures.causes]
+    assert names == [name for name in (*CAUSES, COMPUTATION) if name in names]
+    assert all(cause.alone_cycles <= figures.cycles for cause in figures.causes)
+
+
+def test_state_that_is_not_donated_costs_what_donation_saves() -> None:
+    args = {"w": array(256, 256), "v": array(256, 256)}, array(64)
+    before = profile(update, *args)
+    after = profile(update, *args, donate_argnums=0)
+    saved = by_name(before)["state that is not donated"].alone_cycles
+    assert saved == pytest.approx(before.cycles - after.cycles, rel=0.01)
+    assert "state that is not donated" not in by_name(after)
+    assert verdict(before).sentence.startswith("State that is not donated")
+
+
+def test_no_exchange_equals_an_endless_one() -> None:
+    figures = profile(layer, array(128, 128), array(64, 128))
+    fast = machine(exchange_bytes_per_cycle=1e12, exchange_startup_cycles=0, exchange_receive_cycles=0)
+    compiled = ipu.jit(layer, device=machine()).lower(array(128, 128), array(64, 128)).compile()
+    saved = figures.cycles - compiled.on(fast).profile.cycles
+    alone = by_name(figures)["exchange between tiles"].alone_cycles
+    assert saved <= alone
+    assert saved == pytest.approx(alone, rel=0.2)  # a cycle of each exchange is left of the endless one
+
+
+def test_syncs_that_take_no_time() -> None:
+    compiled = ipu.jit(layer, device=machine()).lower(array(128, 128), array(64, 128)).compile()
+    free = compiled.on(machine(internal_sync_cycles=0, global_sync_cycles=0))
+    alone = by_name(compiled.profile)["sync"].alone_cycles
+    assert alone == compiled.profile.cycles - free.profile.cycles
+
+
+def test_a_fallback_is_named() -> None:
+    figures = profile(jnp.linalg.svd, array(24, 24))
+    assert figures.fallbacks
+    assert verdict(figures).sentence.startswith("Operations without a parallel rule")
+
+
+def test_scalars_on_one_tile() -> None:
+    def schedule(x: Any, step: Any) -> Any:
+        rate = step
+        for _ in range(30):
+            rate = lax.optimization_barrier(jnp.sin(rate))
+        return x * rate
+
+    figures = profile(schedule, array(64), array(), donate_argnums=(0, 1))
+    assert verdict(figures).sentence.startswith("Steps on a single tile")
+
+
+def test_emulated_dtypes() -> None:
+    with jax.enable_x64(True):
+        wide = profile(lambda x: jnp.sin(x) * x, array(1 << 14, dtype=np.float64), donate_argnums=0)
+    assert by_name(wide)["emulated dtypes"].alone_cycles > 0.5 * wide.cycles
+    assert verdict(wide).sentence.startswith("Emulated dtypes")
+
+
+def test_collectives_of_small_batches() -> None:
+    figures = profile(lambda x: lax.psum(x, "replica"), array(1 << 16), num_ipus=16, replicas=16, donate_argnums=0)
+    assert by_name(figures)["collectives"].alone_cycles > 0.5 * figures.device_cycles
+
+
+def test_waits_of_a_pipeline_are_its_idle_time() -> None:
+    figures = profile(train, [array(64, 64)] * 6, array(32, 64), num_ipus=2)
+    causes = by_name(figures)
+    busiest = figures.cycles - min(phases["idle"] for phases in figures.ipu_phase_cycles)
+    assert causes["IPUs that wait"].alone_cycles == figures.cycles - busiest
+    assert causes["unequal work of IPUs"].alone_cycles > 0
+
+
+def test_a_recorded_run() -> None:
+    def grow(x: Any) -> Any:
+        return lax.while_loop(lambda x: x.sum() < 100, lambda x: x * 2, x)
+
+    compiled = ipu.jit(grow, device=machine()).lower(array(64)).compile()
+    with pytest.raises(ipu.ProfileError, match="trip count"):
+        _ = compiled.profile.causes
+    assert "Verdict" not in compiled.profile.summary()
+    _, figures = compiled.profile_call(jnp.ones(64))
+    assert sum(cause.cycles for cause in figures.causes) == figures.cycles
+
+
+def test_saved_causes(tmp_path: Any) -> None:
+    figures = PROGRAMS["pipeline"]()
+    figures.save(tmp_path / "profile.json")
+    assert ipu.Profile.load(tmp_path / "profile.json").causes == figures.causes
+
+
+def test_streaming_memory_beside_other_work() -> None:
+    fun = ipu.jit(update, device=machine(), offload_argnums=0, donate_argnums=0, options=ipu.Options(io_tiles=8))
+    figures = fun.profile({"w": array(256, 256)}, array(64))
+    assert by_name(figures)["streaming memory"].alone_cycles > 0
+    assert sum(cause.cycles for cause in figures.causes) == figures.cycles

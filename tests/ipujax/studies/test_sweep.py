@@ -1,0 +1,209 @@
+"""`ipu.sweep`: its rows are those of programs compiled one by one; files, executors, and bad input."""
+
+from __future__ import annotations
+
+import csv
+import json
+import multiprocessing
+import pickle
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import pytest
+
+import ipujax as ipu
+from ipujax.runtime.target import program_constants
+from ipujax.studies.sweep_file import SweepFile
+from tests.ipujax.studies.swept_functions import ARGS, KILLS, deadly, layer
+
+GRID = {"exchange_bytes_per_cycle": [1.0, 4.0, 8.0], "internal_sync_cycles": [20, 200]}
+
+
+def profile_on(**changes: Any) -> Any:
+    device = ipu.IPUModel(1, "mk2", **{"tiles_per_ipu": 16, **changes})
+    return layer.with_options(device=device).profile(*ARGS)
+
+
+def test_held_rows_are_those_of_the_program_on_each_machine() -> None:
+    compiled = layer.lower(*ARGS).compile()
+    sweep = ipu.sweep(layer, *ARGS, grid=GRID)
+    assert len(sweep) == 6
+    for row in sweep:
+        changes = {name: row[name] for name in GRID}
+        profile = compiled.on(ipu.IPUModel(1, "mk2", tiles_per_ipu=16, **changes)).profile
+        assert (row["cycles"], row["seconds"]) == (profile.cycles, profile.seconds)
+        assert row["max_tile_bytes"] == profile.memory.max_tile_bytes
+        assert row["fits"] and row["plan"] is None and row["error"] is None
+    assert [row["exchange_bytes_per_cycle"] for row in sweep] == [1.0, 1.0, 4.0, 4.0, 8.0, 8.0]
+
+
+def test_plans_that_are_made_again() -> None:
+    sweep = ipu.sweep(layer, *ARGS, grid=GRID, plan="again")
+    assert [row["cycles"] for row in sweep] == [profile_on(**{n: row[n] for n in GRID}).cycles for row in sweep]
+    assert [row["plan"] for row in sweep] == list(range(6))
+
+
+def test_the_best_plan_is_never_slower() -> None:
+    again = ipu.sweep(layer, *ARGS, grid=GRID, plan="again")
+    best = ipu.sweep(layer, *ARGS, grid=GRID, plan="best")
+    assert all(a["cycles"] <= b["cycles"] for a, b in zip(best, again, strict=True))
+    by_exchange = [row["cycles"] for row in best if row["internal_sync_cycles"] == 20]
+    assert by_exchange == sorted(by_exchange, reverse=True)
+
+
+def test_constants_of_programs_have_programs_of_their_own() -> None:
+    grid = {"tiles_per_ipu": [8, 16], "clock_hz": [1e9, 2e9], "sync_pattern": ["full", "single_pipeline"]}
+    sweep = ipu.sweep(layer, *ARGS, grid=grid)
+    for row in sweep:
+        profile = profile_on(tiles_per_ipu=row["tiles_per_ipu"])
+        assert row["max_tile_bytes"] == profile.memory.max_tile_bytes
+        assert row["cycles"] != profile.cycles  # host transfers take other cycles at another clock
+    assert {"tiles_per_ipu", "worker_contexts"} <= set(program_constants())
+
+
+def test_lists_of_changes_and_architectures() -> None:
+    changes: list[dict[str, Any]] = [
+        {},
+        {"arch": "bow"},
+        {"arch": "bow", "num_ipus": 2},
+        {"host_latency_seconds": 1e-3},
+    ]
+    sweep = ipu.sweep(layer, *ARGS, grid=changes)
+    bow = layer.with_options(device=ipu.IPUModel(1, "bow", tiles_per_ipu=16)).profile(*ARGS)
+    assert sweep[0]["cycles"] == profile_on().cycles
+    assert sweep[1]["cycles"] == bow.cycles and sweep[1]["seconds"] == bow.seconds
+    assert sweep[3]["cycles"] > sweep[0]["cycles"]
+    assert sweep.columns[:3] == ("arch", "num_ipus", "host_latency_seconds")
+
+
+def test_machines_that_are_too_small() -> None:
+    sweep = ipu.sweep(layer, *ARGS, grid={"bytes_per_tile": [2**12, 2**20]})
+    assert [row["fits"] for row in sweep] == [False, True]
+    assert sweep[0]["cycles"] == sweep[1]["cycles"]
+    again = ipu.sweep(layer, *ARGS, grid={"bytes_per_tile": [2**12, 2**20]}, plan="again")
+    assert again[0]["cycles"] is None and "TileMemoryError" in again[0]["error"]
+    best = ipu.sweep(layer, *ARGS, grid={"bytes_per_tile": [2**12, 2**20]}, plan="best")
+    assert (best[0]["fits"], best[0]["plan"], best[1]["plan"]) == (False, 1, 1)
+
+
+def test_tables(tmp_path: Path) -> None:
+    sweep = ipu.sweep(
+        layer, *ARGS, grid={"exchange_bytes_per_cycle": [1.0, 2.0, 4.0], "internal_sync_cycles": [20, 90]}
+    )
+    front = sweep.pareto("cycles", "exchange_bytes_per_cycle")
+    assert [row["exchange_bytes_per_cycle"] for row in front] == [4.0, 2.0, 1.0]
+    assert {row["internal_sync_cycles"] for row in front} == {20}
+    for row in sweep:
+        beaten = any(
+            other["cycles"] <= row["cycles"] and other["exchange_bytes_per_cycle"] <= row["exchange_bytes_per_cycle"]
+            for other in sweep
+            if other is not row
+        )
+        assert beaten == (row not in front.rows)
+    sweep.to_csv(tmp_path / "sweep.csv")
+    with open(tmp_path / "sweep.csv", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert [int(row["cycles"]) for row in rows] == [row["cycles"] for row in sweep]
+    sweep.plot("exchange_bytes_per_cycle", path=tmp_path / "sweep.html")
+    assert "no other is better" in (tmp_path / "sweep.html").read_text(encoding="utf-8")
+    assert f"{sweep[0]['cycles']:,}" in str(sweep) and f"{sweep[0]['cycles']:,}" in sweep._repr_html_()
+    assert json.loads(json.dumps(sweep.rows)) == list(sweep.rows) == list(pickle.loads(pickle.dumps(sweep)).rows)
+    assert len(sweep[1:3]) == 2
+    with pytest.raises(ipu.ArgumentError, match="no column 'cycle'"):
+        sweep.pareto("cycle", "seconds")
+    with pytest.raises(ipu.ArgumentError, match="no number"):
+        sweep.pareto("error", "seconds")
+
+
+def test_executors() -> None:
+    expected = ipu.sweep(layer, *ARGS, grid=GRID, plan="again")
+    with ThreadPoolExecutor(2) as threads:
+        assert ipu.sweep(layer, *ARGS, grid=GRID, plan="again", executor=threads) == expected
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as processes:
+        held = ipu.sweep("tests.ipujax.studies.swept_functions:layer", *ARGS, grid=GRID, executor=processes)
+    assert held == ipu.sweep(layer, *ARGS, grid=GRID)
+
+
+def test_a_worker_that_dies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    grid = {"internal_sync_cycles": [20, 90]}
+    expected = ipu.sweep(deadly, *ARGS, grid=grid, plan="again")
+    monkeypatch.setenv(KILLS, str(tmp_path / "mark"))
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as processes:
+        assert ipu.sweep(deadly, *ARGS, grid=grid, plan="again", executor=processes) == expected
+    assert (tmp_path / "mark").exists()
+    monkeypatch.setenv(KILLS, "always")
+    refused = pytest.raises(ipu.ArgumentError, match=r"died twice: \{'internal_sync_cycles': 20\}")
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as processes, refused:
+        ipu.sweep(deadly, *ARGS, grid=grid, plan="again", executor=processes)
+
+
+def test_a_killed_sweep_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "sweep.jsonl"
+    expected = ipu.sweep(layer, *ARGS, grid=GRID, plan="again")
+    assert ipu.sweep(layer, *ARGS, grid=GRID, plan="again", path=path) == expected
+    content = path.read_bytes()
+    lines = content.splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:3]) + lines[3][:17])  # killed while it wrote the third job
+    assert ipu.sweep(layer, *ARGS, grid=GRID, plan="again", path=path) == expected
+    assert path.read_bytes() == content
+    # What is in the file is not computed again.
+    path.write_bytes(content.replace(str(expected[1]["cycles"]).encode(), b"1"))
+    assert ipu.sweep(layer, *ARGS, grid=GRID, plan="again", path=path)[1]["cycles"] == 1
+
+
+def test_files_of_others(tmp_path: Path) -> None:
+    path = tmp_path / "sweep.jsonl"
+    ipu.sweep(layer, *ARGS, grid=GRID, path=path)
+    with pytest.raises(ipu.ArgumentError, match="another sweep: of another function"):
+        ipu.sweep(layer, *ARGS, grid={"internal_sync_cycles": [1]}, path=path)
+    with pytest.raises(ipu.ArgumentError, match="another sweep"):
+        ipu.sweep(layer, *ARGS, grid=GRID, plan="again", path=path)
+    (tmp_path / "text").write_text("a,b\n1,2\n")
+    for content in ("a,b\n1,2\n", "no end of line", "[1]\n"):
+        (tmp_path / "text").write_text(content)
+        with pytest.raises(ipu.ArgumentError, match="is not a file of this sweep"):
+            ipu.sweep(layer, *ARGS, grid=GRID, path=tmp_path / "text")
+        assert (tmp_path / "text").read_text() == content
+    with pytest.raises(ipu.ArgumentError, match="cannot open"):
+        ipu.sweep(layer, *ARGS, grid=GRID, path=tmp_path / "none" / "sweep.jsonl")
+
+
+def test_two_sweeps_into_one_file(tmp_path: Path) -> None:
+    path = tmp_path / "sweep.jsonl"
+    file = SweepFile(path, "digest")
+    with pytest.raises(ipu.ArgumentError, match="another sweep is writing"):
+        ipu.sweep(layer, *ARGS, grid=GRID, path=path)
+    file.close()
+
+
+@pytest.mark.parametrize("grid", [{}, [], {"clock_hz": []}])
+def test_empty_grids(grid: Any) -> None:
+    with pytest.raises(ipu.ArgumentError, match="no points"):
+        ipu.sweep(layer, *ARGS, grid=grid)
+
+
+def test_bad_grids() -> None:
+    with pytest.raises(ipu.TargetError, match=r"(?s)unknown constant: 'exchange_bytes'.*'exchange_bytes_per_cycle'"):
+        ipu.sweep(layer, *ARGS, grid={"exchange_bytes": [4]})
+    with pytest.raises(ipu.TargetError, match="sources"):
+        ipu.sweep(layer, *ARGS, grid={"sources": [{}]})
+    with pytest.raises(ipu.ArgumentError, match="has no values for clock_hz"):
+        ipu.sweep(layer, *ARGS, grid={"clock_hz": 4})  # type: ignore[dict-item]
+    with pytest.raises(ipu.TargetError, match="cannot be -1"):
+        ipu.sweep(layer, *ARGS, grid={"clock_hz": [1e9, -1]})
+    with pytest.raises(ipu.ArgumentError, match=r"(?s)cannot be 'hold'.*'held'"):
+        ipu.sweep(layer, *ARGS, grid=GRID, plan="hold")  # type: ignore[arg-type]
+
+
+def test_bad_functions() -> None:
+    local = ipu.jit(lambda w, x: jnp.sum(x @ w))
+    with ThreadPoolExecutor(1) as threads, pytest.raises(ipu.ArgumentError, match=r"(?s)cannot be pickled.*module"):
+        ipu.sweep(local, *ARGS, grid=GRID, executor=threads)
+    with pytest.raises(ipu.ArgumentError, match="no method submit"):
+        ipu.sweep(layer, *ARGS, grid=GRID, executor=4)
+    with pytest.raises(ipu.ArgumentError, match="finds no function at 'tests:none'"):
+        ipu.sweep("tests:none", *ARGS, grid=GRID)
+    with pytest.raises(ipu.ArgumentError, match="costs machines"):
+        ipu.sweep(layer.with_options(device=ipu.CPU()), *ARGS, grid=GRID)
