@@ -14,7 +14,7 @@ from ipujax.lowering.popops import OP_COSTS
 from ipujax.lowering.rules.arrays import constant_indices, dynamic_slices, indexing, shape, sort
 from ipujax.lowering.rules.base import fallback
 from ipujax.lowering.rules.base.context import Rule
-from ipujax.lowering.rules.flow import calls, codelet_calls, collectives, control, streaming
+from ipujax.lowering.rules.flow import calls, codelet_calls, collectives, control, host_calls, streaming
 from ipujax.lowering.rules.numerics import elementwise, linear, random, reductions
 from ipujax.lowering.rules.tiles import tile_rules
 
@@ -32,6 +32,7 @@ _FAMILIES = (
     calls,
     codelet_calls,
     collectives,
+    host_calls,
     fallback,
     streaming,
     tile_rules,

@@ -82,9 +82,8 @@ LIGHT_ROOMS = {
             "errors",
             "garbage",
             "lazy_names",
-            "name_scope",
+            "not_copied",
             "options",
-            "read_only",
             "signatures",
             "target",
         )
