@@ -347,6 +347,10 @@ ROOMS: dict[str, str] = {
         "ipujax.poplar.types ipujax.poplar.vertex lowering.jax_compat lowering.jaxpr lowering.refs lowering.rules"
         " runtime.target runtime.tensor"
     ),
+    "runtime.many_machines": (
+        "runtime.analysis runtime.compile runtime.cost runtime.graph runtime.memory runtime.profile runtime.target"
+        " runtime.tensor runtime.timeline"
+    ),
     "ipujax.studies": (
         "ipujax.device ipujax.jit ipujax.storage lowering.digests runtime.compile runtime.logs runtime.many_machines"
         " runtime.markup runtime.memory runtime.page runtime.signatures runtime.target"
@@ -450,10 +454,6 @@ ROOMS: dict[str, str] = {
         " runtime.target"
     ),
     "ipujax.__main__": "ipujax.cli",
-    "runtime.many_machines": (
-        "runtime.analysis runtime.compile runtime.cost runtime.graph runtime.memory runtime.profile runtime.target"
-        " runtime.tensor runtime.timeline"
-    ),
 }
 
 # Why several files may have one name.
