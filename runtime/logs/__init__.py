@@ -9,8 +9,8 @@ from ipujax.runtime.logs.log import (
     TRACE as TRACE,
     Log as Log,
     check_environment as check_environment,
+    progress_line as progress_line,
 )
-from ipujax.runtime.logs.progress_line import progress_line as progress_line
 from ipujax.runtime.logs.step import (
     attempt as attempt,
     compilation_name as compilation_name,
