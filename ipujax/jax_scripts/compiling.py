@@ -19,6 +19,7 @@ from ipujax.caching import find_or_lower
 from ipujax.calls import CallArguments, Traced, check_jaxpr
 from ipujax.device import IPUModel
 from ipujax.jax_scripts.batch_split import BatchSplit
+from ipujax.jax_scripts.recorded_calls import profiles_of_calls
 from ipujax.jax_scripts.recorder import FunctionRecord
 from ipujax.jax_scripts.silent_callbacks import silent
 from ipujax.lowering.jax_compat import ClosedJaxpr, argument_names
@@ -137,7 +138,7 @@ def _compiled(record: FunctionRecord, device: IPUModel, target: Target, options:
 def _recorded(compiled: Compiled, record: FunctionRecord, worst_cycles: int | None) -> CallProfiles:
     """Return the profiles of the calls that were sampled, by running these again."""
     assert record.samples is not None
-    profiles = [compiled.profile_call(*args)[1] for args in record.samples.arguments]
+    profiles = profiles_of_calls(compiled, record.samples.arguments)
     calls = record.samples.calls
     cycles = [profile.cycles * count for profile, count in zip(profiles, calls, strict=True)]
     profile = profiles[cycles.index(max(cycles))]

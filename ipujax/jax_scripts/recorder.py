@@ -10,7 +10,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from threading import Lock, local
 from typing import Any
@@ -18,13 +18,13 @@ from weakref import ReferenceType, WeakKeyDictionary, ref
 
 import jax
 
+from ipujax.jax_scripts.call_signatures import Signatures
 from ipujax.jax_scripts.places import CallPlace, PlaceFinder, is_defined_by_jax
 from ipujax.jax_scripts.samples import CallSamples
-from ipujax.jax_scripts.call_signatures import Signatures
 from ipujax.jax_scripts.silent_callbacks import can_run_again
 from ipujax.lowering.jax_compat import ClosedJaxpr
 from ipujax.lowering.jaxpr import equations, primitive_names
-from ipujax.runtime.errors import IpuError, file_name
+from ipujax.runtime.errors import IpuError, file_name, is_installed
 from ipujax.sharding import NO_SHARDINGS, CallShardings, ShardingSettings
 
 _ADDRESS = re.compile(r"0x[0-9a-f]+")  # of Python functions in a jaxpr
@@ -92,16 +92,16 @@ class FunctionRecord:
 
     @property
     def definition(self) -> tuple[str, int]:
-        """Path and line of its definition; ("", 0) if these are unknown, or if JAX defines it."""
+        """Path and line of its definition; ("", 0) if these are unknown, or of JAX or a library."""
         path, _, line = self.source.partition(" at ")[2].rpartition(":")
-        return (path, int(line)) if line.isdigit() and not self.is_of_jax else ("", 0)
+        is_known = line.isdigit() and not self.is_of_jax and not is_installed(path)
+        return (path, int(line)) if is_known else ("", 0)
 
     @property
     def file(self) -> str:
-        """Name of the file that defines the function; that of its first call if JAX defines it."""
-        if self.is_of_jax and self.place is not None:
-            return file_name(self.place.code.co_filename)
-        return file_name(self.definition[0])
+        """Name of the file that defines the function; that of its first call if a library does."""
+        path, _ = self.definition
+        return file_name(path) if path or self.place is None else file_name(self.place.code.co_filename)
 
     @property
     def line(self) -> str:
@@ -137,9 +137,9 @@ class Recorder:
 
     @property
     def records(self) -> list[FunctionRecord]:
-        """All records, in the order of first calls."""
+        """All records, in the order of first calls; those that differ in weak types alone are one."""
         with self._lock:
-            return [record for records in self._records.values() for record in records]
+            return _without_weak_types([record for records in self._records.values() for record in records])
 
     def dispatched(self, fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Count a call that C++ has run."""
@@ -261,6 +261,28 @@ class Recorder:
             if found is None:
                 equal.append(record)
             return found or record
+
+
+def _without_weak_types(records: Sequence[FunctionRecord]) -> list[FunctionRecord]:
+    """Return records with one for a function whose first call has weak types, as of Python numbers, and others not."""
+    groups: dict[Any, list[FunctionRecord]] = {}
+    for record in records:
+        avals = () if record.jaxpr is None else (*record.jaxpr.in_avals, *record.jaxpr.out_avals)
+        types = tuple(aval.str_short() for aval in avals)
+        groups.setdefault((record.name, record.source, record.donated, types), []).append(record)
+    merged = []
+    for group in groups.values():
+        if group[0].is_of_jax or len({_weak_types(record) for record in group}) < len(group):
+            merged += group  # programs of other static arguments
+        else:
+            most = max(group, key=lambda record: record.calls)
+            merged.append(replace(most, calls=sum(record.calls for record in group)))
+    return merged
+
+
+def _weak_types(record: FunctionRecord) -> tuple[bool, ...]:
+    avals: Sequence[Any] = () if record.jaxpr is None else (*record.jaxpr.in_avals, *record.jaxpr.out_avals)
+    return tuple(bool(getattr(aval, "weak_type", False)) for aval in avals)
 
 
 def _shardings_of(name: str, args: Sequence[Any], shardings: tuple[Any, Any]) -> tuple[CallShardings, str]:

@@ -50,8 +50,8 @@ FAILURES: dict[str, tuple[Any, str, Any, Exception, str]] = {
     "no text": (compiling, "find_or_lower", square, IndexError(), r"its lowering failed at .* with IndexError$"),
     "profile": (compiling, "_cycles_of", doubled, KeyError(3), r"its profile failed at .* with KeyError \(3\)"),
     "run": (
-        ipu.Compiled,
-        "profile_call",
+        compiling,
+        "profiles_of_calls",
         doubled,
         KeyError("x"),
         r"its run on arguments of the script's calls, for the trip counts of its loops, failed at .* with KeyError",
