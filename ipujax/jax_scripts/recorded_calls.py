@@ -1,7 +1,7 @@
 """Profiles of calls whose loops and branches depend on data: only what decides these is computed.
 
-Input: a compiled function, flat arguments of calls. Output: the profile of each call, as `Compiled.profile_call` returns
-it. The results are left out, and with them XLA leaves out what they alone need, as a backward pass.
+Input: a compiled function, flat arguments of calls. Output: the profile of each call, as `Compiled.profile_call`
+returns it. The results are left out, and with them what XLA finds that they alone need.
 """
 
 from __future__ import annotations
