@@ -19,7 +19,7 @@ from ipujax.caching import find_or_lower
 from ipujax.calls import CallArguments, Traced, check_jaxpr
 from ipujax.device import IPUModel
 from ipujax.jax_scripts.batch_split import BatchSplit
-from ipujax.jax_scripts.recorded_calls import profiles_of_calls
+from ipujax.jax_scripts.recorded_calls import MOST_DECISIONS, least_decisions, profiles_of_calls
 from ipujax.jax_scripts.recorder import FunctionRecord
 from ipujax.jax_scripts.silent_callbacks import silent
 from ipujax.lowering.jax_compat import ClosedJaxpr, argument_names
@@ -115,11 +115,12 @@ def profiles_of(
             profile: Profile = compiled.profile
             cycles = _cycles_of(profile)
             depends_on_data = _has_decisions(compiled.executable.program)
-        if trip_counts or record.samples is None or not record.samples.arguments or not depends_on_data:
-            total = None if cycles is None else record.calls * cycles
-            return CallProfiles(profile, total, is_worst=depends_on_data, used_trip_counts=frozenset(trip_counts))
+        total = None if cycles is None else record.calls * cycles
+        static = CallProfiles(profile, total, is_worst=depends_on_data, used_trip_counts=frozenset(trip_counts))
+        if trip_counts or not depends_on_data:
+            return static
         with _step("its run on arguments of the script's calls, for the trip counts of its loops,", record):
-            return _recorded(compiled, record, cycles)
+            return _recorded(compiled, record, cycles) or static
 
 
 def _compiled(record: FunctionRecord, device: IPUModel, target: Target, options: Options) -> Compiled:
@@ -135,11 +136,15 @@ def _compiled(record: FunctionRecord, device: IPUModel, target: Target, options:
         return compiled
 
 
-def _recorded(compiled: Compiled, record: FunctionRecord, worst_cycles: int | None) -> CallProfiles:
-    """Return the profiles of the calls that were sampled, by running these again."""
-    assert record.samples is not None
+def _recorded(compiled: Compiled, record: FunctionRecord, worst_cycles: int | None) -> CallProfiles | None:
+    """Return the profiles of the calls that were sampled, by running these again; None if none can be."""
+    assert record.jaxpr is not None
+    if record.samples is None or least_decisions(record.jaxpr.jaxpr) > MOST_DECISIONS:
+        return None
     profiles = profiles_of_calls(compiled, record.samples.arguments)
-    calls = record.samples.calls
+    if not profiles:
+        return None
+    calls = record.samples.calls[: len(profiles)]
     cycles = [profile.cycles * count for profile, count in zip(profiles, calls, strict=True)]
     profile = profiles[cycles.index(max(cycles))]
     total = round(sum(cycles) * record.calls / sum(calls))

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ipujax.jax_scripts.profiled_calls import ProfiledCalls, SingleOperations
+from ipujax.jax_scripts.recorded_calls import MOST_DECISIONS
 from ipujax.runtime.errors import ProfileError
 from ipujax.runtime.profile import Row, duration, size, text_table
 
@@ -91,7 +92,8 @@ def _cells(name: str, row: ProfiledCalls) -> Row:
 
 def _notes(row: ProfiledCalls) -> list[str]:
     if row.is_worst and row.total_cycles:
-        return ["each branch on data is the dearest, for no call could be run again"]
+        reason = f"it calls the host, or decides more than {MOST_DECISIONS:,} times a call"
+        return [f"each branch on data is the dearest, for no call was run again: {reason}"]
     if row.sampled_calls is not None and row.sampled_calls < row.calls:
         return [f"{row.sampled_calls:,} of {row.calls:,} calls were run again for their loops and branches on data"]
     return []
