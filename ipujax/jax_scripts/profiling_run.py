@@ -15,6 +15,7 @@ Limits: see `watched`; functions of other processes are not seen.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -64,6 +65,11 @@ class Selection:
     min_cycles: float | None = None
     only: tuple[str, ...] = ()
 
+    @property
+    def is_default(self) -> bool:
+        """Whether no rule is given, so that the table should come soon."""
+        return not self.every and self.min_cycles is None and not self.only
+
     def reason(self, record: FunctionRecord, estimate: float, total: float) -> str:
         """Return the reason for which a function is not compiled, "" if it is.
 
@@ -97,6 +103,10 @@ class Selection:
         )
 
 
+# Of processor time for functions that depend on data, which are compiled for the IPU and by XLA, and run again.
+_SHARE_OF_SECONDS = 0.5  # of those of the script
+_LEAST_SECONDS = 10.0
+_OUT_OF_TIME = "others that depend on data took half the time of the script; --all and --only compile it"
 _LOG = Log("profiling")
 _INTERRUPTED = "the compilation was interrupted"
 
@@ -113,6 +123,7 @@ class ProfilingRun(NotCopied):
         self._options = options
         self._recorder = Recorder()
         self._used_trip_counts: set[str] = set()
+        self._script_seconds = 0.0
 
     @cached_property
     def _estimates(self) -> list[tuple[FunctionRecord, Estimate]]:
@@ -147,8 +158,12 @@ class ProfilingRun(NotCopied):
         for depends_on_data in (True, False):
             chosen = [(each, estimate) for each, estimate in functions if each.depends_on_data == depends_on_data]
             total += sum(each.calls * estimate for each, estimate in chosen if not depends_on_data)
+            chosen.sort(key=lambda row: -row[0].calls * row[1])
+            latest = time.process_time() + max(_SHARE_OF_SECONDS * self._script_seconds, _LEAST_SECONDS)
             for record, estimate in chosen:
                 reason = self._selection.reason(record, estimate, total)
+                if not reason and depends_on_data and self._selection.is_default and time.process_time() > latest:
+                    reason = _OUT_OF_TIME
                 try:
                     rows.append(self._row(record, estimate, reason or (_INTERRUPTED if is_interrupted else "")))
                 except KeyboardInterrupt:  # by a user who does not wait for the rest
@@ -277,8 +292,10 @@ def profiling(
     # One plan, whether it fits or not: a search for one that does would take several times as long as the script.
     options = Options(allow_out_of_memory=True, trip_counts=trip_counts or {})
     run = ProfilingRun(target, Selection(every, min_cycles, names), BatchSplit(replicas, batch_size), options)
+    start = time.process_time()
     try:
         with watched(run._recorder):
             yield run
     finally:
         run._recorder.is_active = False
+        run._script_seconds = time.process_time() - start
