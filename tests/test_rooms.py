@@ -287,9 +287,10 @@ ROOMS: dict[str, str] = {
         " runtime.options runtime.report runtime.signatures runtime.target runtime.tracebacks"
     ),
     "ipujax.jax_scripts": (
-        "ipujax.arguments ipujax.caching ipujax.calls ipujax.device ipujax.lowering_plan ipujax.sharding"
-        " lowering.jax_compat lowering.jaxpr lowering.partition lowering.primitives runtime.files runtime.logs"
-        " runtime.options runtime.profile runtime.report runtime.signatures runtime.target"
+        "ipujax.arguments ipujax.caching ipujax.calls ipujax.device ipujax.lowering_plan ipujax.sharding ipujax.stages"
+        " lowering.jax_compat lowering.jaxpr lowering.partition lowering.primitives lowering.stablehlo runtime.files"
+        " runtime.graph runtime.host runtime.logs runtime.options runtime.profile runtime.report runtime.signatures"
+        " runtime.sources runtime.target"
     ),
     "ipujax.auto_sharding": (
         "ipujax.device ipujax.jit lowering.jax_compat lowering.partition lowering.passes runtime.signatures"

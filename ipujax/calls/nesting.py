@@ -7,10 +7,11 @@ two once, and later calls of them show nothing but the equation.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import Any
 
 from ipujax.arguments import FunctionName
 from ipujax.device import Device
@@ -69,3 +70,25 @@ def compiling_for(compilation: Compilation) -> Iterator[None]:
         yield
     finally:
         _COMPILING.reset(token)
+
+
+# Whether code of an `ipu.jit` function is running or traced, also for `ipu.CPU` and by plain JAX.
+_INSIDE: ContextVar[bool] = ContextVar("ipujax_inside_function", default=False)
+
+
+def is_inside_function() -> bool:
+    """Return whether the running code is called by an `ipu.jit` function."""
+    return _INSIDE.get() or compiling() is not None
+
+
+def inside_function(fun: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function whose code knows that an `ipu.jit` function calls it."""
+
+    def inside(*args: Any, **kwargs: Any) -> Any:
+        token = _INSIDE.set(True)
+        try:
+            return fun(*args, **kwargs)
+        finally:
+            _INSIDE.reset(token)
+
+    return inside

@@ -18,6 +18,7 @@ from importlib.metadata import version
 
 from ipujax.cli import (
     cache_command,
+    completion_command,
     demo_command,
     info_command,
     primitives_command,
@@ -48,6 +49,7 @@ _ADD: tuple[Callable[[argparse._SubParsersAction[argparse.ArgumentParser]], None
     primitives_command.add,
     cache_command.add,
     run_command.add,
+    completion_command.add,
 )
 
 
@@ -122,5 +124,5 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     for add in _ADD:
         add(commands)
-    parser.set_defaults(names=tuple(commands.choices))
+    parser.set_defaults(names=tuple(commands.choices), root=parser)
     return parser

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import re
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,13 +28,13 @@ from ipujax.cli.script_run import run_script
 from ipujax.cli.scripts import add_script_arguments, script_command
 from ipujax.compiled_programs import collected_programs
 from ipujax.device import IPUModel
-from ipujax.jax_scripts import PROGRAM_HEAD, ProfiledCalls, ProfilingRun, profiling, program_cells
+from ipujax.jax_scripts import NOTHING, PROGRAM_HEAD, ProfiledCalls, ProfilingRun, profiling, program_cells
 from ipujax.lowering.dumps import DumpRequest
 from ipujax.runtime.errors import ArgumentError
 from ipujax.runtime.garbage import collecting_rarely
 from ipujax.runtime.logs import check_environment
 from ipujax.runtime.profile import Row, coloured, text_table, wants_colours
-from ipujax.runtime.target import PRESETS
+from ipujax.runtime.target import PRESETS, nearest
 
 if TYPE_CHECKING:
     from ipujax.runtime.report import Profile
@@ -66,7 +67,12 @@ def add(commands: Commands[argparse.ArgumentParser]) -> None:
     )
     add = parser.add_argument
     add("--save", metavar="DIR", help="write a profile of each program to this folder")
-    add("--device", choices=list(PRESETS), help="the machine that functions of jax.jit are compiled for (default mk2)")
+    add(
+        "--device",
+        metavar="[N×]CHIP",
+        help=f"the machine that functions of jax.jit are compiled for: {', '.join(PRESETS)} (default mk2), a number of "
+        "IPUs, or both, 4×bow or 4xbow",
+    )
     add(
         "--replicas",
         type=int,
@@ -75,9 +81,16 @@ def add(commands: Commands[argparse.ArgumentParser]) -> None:
     )
     add("--batch-size", type=int, metavar="N", help="rows of a batch, where --replicas cannot know them")
     add("--all", action="store_true", help="compile all functions of jax.jit, also small ones")
-    add("--min-flops", type=float, metavar="N", help="compile those with at least N floating-point operations a call")
+    add("--min-cycles", type=float, metavar="N", help="compile those with at least N estimated cycles a call")
     add(
         "--only", action="append", default=[], metavar="NAME", help="compile those of this name; may come several times"
+    )
+    add(
+        "--trip-count",
+        action="append",
+        default=[],
+        metavar="LOOP=N",
+        help="iterations of a loop whose count is data, by its name, in place of those of the calls",
     )
     add("--html", metavar="PATH", help="write the page of the function of jax.jit with most cycles of all calls")
     add_onnx_arguments(parser)
@@ -98,7 +111,7 @@ def _run(args: argparse.Namespace) -> int:
         return 0
     check_no_onnx_arguments(args)
     process = os.getpid()
-    device = None if args.device is None else IPUModel(arch=args.device)
+    device = None if args.device is None else _device(args.device)
     file = f"{script.rpartition('.')[2]}.py" if is_module else Path(script).name
     with ExitStack() as stack:
         programs = stack.enter_context(collected_programs())
@@ -140,16 +153,39 @@ def _profiling(args: argparse.Namespace, device: IPUModel | None) -> AbstractCon
     return profiling(
         device,
         every=args.all,
-        min_flops=args.min_flops,
+        min_cycles=args.min_cycles,
         only=tuple(args.only),
         replicas=1 if args.replicas is None else args.replicas,
         batch_size=args.batch_size,
+        trip_counts=dict(map(_trip_count, args.trip_count)),
     )
+
+
+_DEVICE = re.compile(r"(?:(?P<number>\d+)(?:[x×]|$))?(?P<chip>\w*)")
+
+
+def _device(text: str) -> IPUModel:
+    """Return the device of `bow`, `4` or `4×bow`."""
+    match = _DEVICE.fullmatch(text)
+    chip = match["chip"] if match else text
+    if match is None or not text or chip not in ("", *PRESETS):
+        expected = f"{', '.join(PRESETS)}, a number of IPUs, or both, as 4×bow"
+        raise ArgumentError("--device", expected=expected, got=text, hint=nearest(chip, list(PRESETS)) or "")
+    number = int(match["number"] or 1)
+    return IPUModel(number, arch=chip) if chip else IPUModel(number)  # type: ignore[arg-type]
+
+
+def _trip_count(text: str) -> tuple[str, int]:
+    name, _, count = text.rpartition("=")
+    if not name or not count.isdigit():
+        hint = "--trip-count train.py:12=100, or the name of a row that says 'depend on data'"
+        raise ArgumentError("--trip-count is no loop with a number", expected="LOOP=N", got=text, hint=hint)
+    return name, int(count)
 
 
 def _check_no_jax_arguments(args: argparse.Namespace) -> None:
     """Refuse options of functions of `jax.jit` where the profiled file is an ONNX model."""
-    for option in ("device", "replicas", "batch_size", "all", "min_flops", "only", "html"):
+    for option in ("device", "replicas", "batch_size", "all", "min_cycles", "only", "trip_count", "html"):
         if getattr(args, option):
             name = option.replace("_", "-")
             raise ArgumentError(f"--{name} is for functions of jax.jit", expected="a Python file", got=args.script)
@@ -167,9 +203,9 @@ def _show(
     script: str, file: str, profiles: Mapping[str, Profile], run: ProfilingRun | None, args: argparse.Namespace
 ) -> None:
     """Print the tables, and write the files that are asked for."""
-    has_functions = run is not None and bool(run.functions)
-    parts = [] if has_functions and not profiles else [_heading(script, profiles), *_table(profiles, file)]
-    parts += [str(run)] if has_functions else []
+    has_rows = run is not None and bool(run.functions or run.operations)
+    parts = [_heading(script, profiles), *_table(profiles, file)] if profiles or not has_rows else []
+    parts += [str(run)] if has_rows else []
     text = "\n".join(parts)
     print(coloured(text) if wants_colours(None, is_terminal=sys.stderr.isatty()) else text, file=sys.stderr)
     if run is not None:
@@ -217,7 +253,7 @@ def _heading(script: str, profiles: Mapping[str, Profile]) -> str:
 
 def _table(profiles: Mapping[str, Profile], file: str) -> list[str]:
     if not profiles:
-        return ["  none: nothing was compiled by ipu.jit, Keras or a Poplar engine in the script's own thread"]
+        return [f"  {NOTHING}"]
     return text_table([_HEAD, *(_row(_name(name, profile, file), profile) for name, profile in profiles.items())])
 
 

@@ -56,7 +56,7 @@ def add(commands: Commands[argparse.ArgumentParser]) -> None:
     )
     difference.add_argument("first", metavar="A", help="a saved profile")
     difference.add_argument("others", metavar="B", nargs="+", help="another; of three or more a table is shown")
-    difference.add_argument("--html", metavar="PATH", help="write it as a page to look at in a browser, not as text")
+    difference.add_argument("--html", metavar="PATH", help="also write it as a page to look at in a browser")
 
 
 def _report(args: argparse.Namespace) -> int:
@@ -95,11 +95,10 @@ def _compare(args: argparse.Namespace) -> int:
         say(runs_table(list(zip(map(_label, paths), profiles, strict=True))))
         return 0
     comparison = compare(*profiles)
-    if args.html is None:
-        say(str(comparison))
-        return 0
-    comparison.to_html(args.html)
-    say(f"wrote {args.html}")
+    say(str(comparison))
+    if args.html is not None:
+        comparison.to_html(args.html)
+        say(f"wrote {args.html}")
     return 0
 
 

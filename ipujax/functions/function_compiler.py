@@ -22,6 +22,7 @@ from ipujax.calls import (
     CallArguments,
     Compilation,
     Places,
+    PlainCalls,
     Replication,
     RunsApart,
     UnusedIpus,
@@ -34,6 +35,7 @@ from ipujax.calls import (
     compiling,
     compiling_for,
     explaining_axis_errors,
+    inside_function,
     locates_nans,
     offloaded_arguments,
     with_host_shapes,
@@ -60,7 +62,6 @@ if TYPE_CHECKING:
     from ipujax.runtime.host import HostCalls
 
 _LOG = Log("jit")
-_IS_PLAIN = "%s is called under a JAX transformation: it runs as jax.jit, without a profile"
 _DONATED_TWICE = "donate", "Execute()"  # words in XLA's error about a donated array that a call has twice
 
 
@@ -88,7 +89,7 @@ class FunctionCompiler:
         self._name = settings.name_of(fun)
         self._settings = settings
         # A lambda: `_jitted` renames it, and must not rename the user's function.
-        self._one_replica = self._jitted(lambda *args, **kwargs: self._fun(*args, **kwargs))
+        self._one_replica = self._jitted(lambda *args, **kwargs: inside_function(self._fun)(*args, **kwargs))
         self._plain = self._one_replica if self._replication is None else self._all_replicas(self._replication)
         self._runners: dict[Device, Callable[..., Any]] = {}
         self._latest: tuple[Device | None, Callable[..., Any]] = (None, self._plain)  # see `call`
@@ -96,6 +97,7 @@ class FunctionCompiler:
         # By jaxpr, which JAX holds until it would trace again; a value that refers to its key would never be freed.
         self._lowered: WeakKeyDictionary[ClosedJaxpr, dict[Any, Lowered]] = WeakKeyDictionary()
         self.unused_ipus = UnusedIpus(self._name)
+        self._plain_calls = PlainCalls(f"{self._name} is called under a JAX transformation: it runs as jax.jit")
         self._checked: WeakSet[Lowered] = WeakSet()
         self._calls: WeakSet[HostCalls] | None = None  # of programs that call Python functions; XLA holds them
 
@@ -166,7 +168,7 @@ class FunctionCompiler:
         if self._replication is not None and self._spread is not None:
             return self._call_together(self._spread, device, args, kwargs, is_traced)
         if is_traced:
-            _LOG.info(_IS_PLAIN, self._name)
+            self._plain_calls.notice()
         run = self._plain if is_traced else self._runners.get(device) or self._runner(device)
         if self._needs_dispatch_alone and not is_traced:
             self._latest = device, run
@@ -336,7 +338,7 @@ class FunctionCompiler:
         def run(*args: Any, **kwargs: Any) -> Any:
             args, kwargs = self._received(args, kwargs)
             do = evaluate if self._spread is None else self._spread.evaluate
-            return replication.apply(do, self._fun, args, kwargs, self._places(args), self._name)
+            return replication.apply(do, inside_function(self._fun), args, kwargs, self._places(args), self._name)
 
         return self._jitted(run)
 
@@ -365,7 +367,7 @@ class FunctionCompiler:
                     traced = self._trace(device, args, kwargs, shardings)
                     compiled = None if traced.closes_over_tracers else traced.lower().compile()
                 if compiled is None:
-                    _LOG.info(_IS_PLAIN, self._name)
+                    self._plain_calls.notice()
                     return self._plain(*args, **kwargs)
                 lowered = compiled.lowered
                 if lowered.call_program.runs_apart(None):

@@ -42,9 +42,10 @@ class BatchSplit:
         Raises:
             ArgumentError: a batch that is unknown, or that the replicas do not divide.
         """
-        assert record.traced is not None
-        inputs = record.traced.jaxpr.in_avals
-        states = set(map(_type_of, record.traced.jaxpr.out_avals))
+        assert record.jaxpr is not None
+        inputs = record.jaxpr.in_avals
+        results = tuple(record.jaxpr.out_avals)
+        states = set(map(_type_of, results))
         rows = sorted({x.shape[0] for x in inputs if _has_rows(x) and _type_of(x) not in states})
         size = self.batch_size
         if size is None and len(rows) == 1:
@@ -72,7 +73,7 @@ class BatchSplit:
 
         return CallShardings(
             tuple(split if is_batch(x) else None for x in inputs),
-            jax.tree.map(lambda x: split if is_batch(x) else whole, record.traced.out_info),
+            tuple(split if is_batch(x) else whole for x in results),
         )
 
     def __str__(self) -> str:

@@ -1,14 +1,14 @@
 """A recorded function, compiled for an IPU from its trace: none of the script's code runs again.
 
-Input: a record. Output: `Compiled`, whose profile is static; a loop that depends on data is run once on the recorded
-arguments.
+Input: a record. Output: `CallProfiles`. The profile is static, but for loops and branches that depend on data: the
+function is run once more on the samples of its arguments, for what these took.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -19,22 +19,25 @@ from ipujax.caching import find_or_lower
 from ipujax.calls import CallArguments, Traced, check_jaxpr
 from ipujax.device import IPUModel
 from ipujax.jax_scripts.batch_split import BatchSplit
+from ipujax.jax_scripts.recorded_calls import MOST_DECISIONS, least_decisions, profiles_of_calls
 from ipujax.jax_scripts.recorder import FunctionRecord
+from ipujax.jax_scripts.silent_callbacks import silent
+from ipujax.lowering.jax_compat import ClosedJaxpr, argument_names
 from ipujax.lowering.jaxpr import equations
 from ipujax.lowering.partition import tracing_without_mesh
 from ipujax.lowering_plan import LoweringPlan, ProgramSettings
 from ipujax.runtime.errors import IpuError, ProfileError, line_of
 from ipujax.runtime.garbage import collecting_rarely
+from ipujax.runtime.graph import Decision, Program, while_names
 from ipujax.runtime.logs import Log
 from ipujax.runtime.options import Options
 from ipujax.runtime.target import Target
 
 if TYPE_CHECKING:
     from ipujax.runtime.report import Profile
+    from ipujax.stages import Compiled, Lowered
 
 _LOG = Log("profiling")
-# One plan, whether it fits or not: a search for one that does would take several times as long as the script.
-OPTIONS = Options(allow_out_of_memory=True)
 _WIDE = frozenset(("float64", "int64", "uint64", "complex128"))  # dtypes that JAX has with `jax_enable_x64` alone
 
 
@@ -42,40 +45,110 @@ class CompilationFailedError(IpuError):
     """A recorded function that cannot be compiled, for a reason that no error for users names."""
 
 
-def profile_of(record: FunctionRecord, device: IPUModel, split: BatchSplit | None = None) -> Profile:
-    """Return the profile of one call of a recorded function.
+@dataclass(frozen=True, slots=True, eq=False)
+class CallProfiles:
+    """Profiles of the calls of a function.
+
+    Args:
+        profile: profile of a call: of the calls that were run again that with most cycles in all its calls.
+        total_cycles: cycles of all calls; None if they are unknown.
+        worst_cycles: cycles of a call with the dearest branches; None if there are none, or if a trip count is data.
+        sampled_calls: number of calls whose own cycles are counted, the others as their mean; None for a function whose
+            calls take equally long.
+        is_worst: whether `profile` and `total_cycles` have the dearest branches, as no call could be run again.
+        used_trip_counts: names of loops whose trip counts the options have.
+    """
+
+    profile: Profile
+    total_cycles: int | None
+    worst_cycles: int | None = None
+    sampled_calls: int | None = None
+    is_worst: bool = False
+    used_trip_counts: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class _FlatTrace:
+    """A jaxpr with what `Traced` reads of a trace of JAX; arguments and results are flat."""
+
+    jaxpr: ClosedJaxpr
+    fun_name: str
+
+    @property
+    def out_info(self) -> tuple[Any, ...]:
+        return tuple(jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in self.jaxpr.out_avals)
+
+    @property
+    def out_tree(self) -> Any:
+        return jax.tree.structure((0,) * len(self.jaxpr.out_avals))
+
+
+def profiles_of(
+    record: FunctionRecord, device: IPUModel, options: Options, split: BatchSplit | None = None
+) -> CallProfiles:
+    """Return the profiles of the calls of a recorded function.
 
     Args:
         record: the function.
         device: device to compile for.
+        options: options of the compiler; trip counts of loops that the function lacks are left out.
         split: split of its batch, if it has no shardings; None for one replica.
 
     Raises:
         IpuError: the function cannot be compiled for the device.
     """
-    traced = record.traced
-    assert traced is not None
-    with collecting_rarely(), tracing_without_mesh(), _plain_settings(record):
+    jaxpr = record.jaxpr
+    assert jaxpr is not None
+    with collecting_rarely(), tracing_without_mesh(), _plain_settings(jaxpr):
         with _step("its lowering", record):
             if split is not None and split.replicas > 1 and record.shardings.is_empty:
                 record = replace(record, shardings=split.shardings(record))
+            if record.samples is not None:
+                record = replace(record, jaxpr=silent(jaxpr))
             target = _target_with_mesh(device.target, record)
-            name = FunctionName(record.name, device, None, record.name.file)
-            check_jaxpr(name, traced.jaxpr, None)
-            settings = ProgramSettings(name, record.line, target, OPTIONS)
-            lowered = find_or_lower(LoweringPlan.of(settings, _traced(record, traced)))
-        with _step("its compilation", record):
-            compiled = lowered.compile()
-    with _step("its profile", record):
-        profile: Profile = compiled.profile
-        is_complete = record.sample is None or _has_cycles(profile)
-    if is_complete:
-        return profile
-    assert record.sample is not None
-    args, kwargs = record.sample
-    with _step("its run on the arguments of the first call, for the trip counts of its loops,", record):
-        _, profile = compiled.profile_call(*args, **kwargs)
-    return profile
+        compiled = _compiled(record, device, target, replace(options, trip_counts={}))
+        loops = {name for names in while_names(compiled.executable.program).values() for name in names}
+        trip_counts = {name: count for name, count in options.trip_counts.items() if name in loops}
+        if trip_counts:
+            compiled = _compiled(record, device, target, replace(options, trip_counts=trip_counts))
+        with _step("its profile", record):
+            profile: Profile = compiled.profile
+            cycles = _cycles_of(profile)
+            depends_on_data = _has_decisions(compiled.executable.program)
+        total = None if cycles is None else record.calls * cycles
+        static = CallProfiles(profile, total, is_worst=depends_on_data, used_trip_counts=frozenset(trip_counts))
+        if trip_counts or not depends_on_data:
+            return static
+        with _step("its run on arguments of the script's calls, for the trip counts of its loops,", record):
+            return _recorded(compiled, record, cycles) or static
+
+
+def _compiled(record: FunctionRecord, device: IPUModel, target: Target, options: Options) -> Compiled:
+    assert record.jaxpr is not None
+    with _step("its lowering", record):
+        name = FunctionName(record.name, device, None, record.file)
+        check_jaxpr(name, record.jaxpr, None)
+        settings = ProgramSettings(name, record.line, target, options)
+        lowered: Lowered = find_or_lower(LoweringPlan.of(settings, _traced(record)))
+    with _step("its compilation", record):
+        compiled = lowered.compile()
+        assert compiled.executable is not None
+        return compiled
+
+
+def _recorded(compiled: Compiled, record: FunctionRecord, worst_cycles: int | None) -> CallProfiles | None:
+    """Return the profiles of the calls that were sampled, by running these again; None if none can be."""
+    assert record.jaxpr is not None
+    if record.samples is None or least_decisions(record.jaxpr.jaxpr) > MOST_DECISIONS:
+        return None
+    profiles = profiles_of_calls(compiled, record.samples.arguments)
+    if not profiles:
+        return None
+    calls = record.samples.calls[: len(profiles)]
+    cycles = [profile.cycles * count for profile, count in zip(profiles, calls, strict=True)]
+    profile = profiles[cycles.index(max(cycles))]
+    total = round(sum(cycles) * record.calls / sum(calls))
+    return CallProfiles(profile, total, worst_cycles, sum(calls))
 
 
 @contextmanager
@@ -94,20 +167,22 @@ def _step(name: str, record: FunctionRecord) -> Iterator[None]:
         raise CompilationFailedError(f"{name} failed{where} with {fault}", where=place) from error
 
 
-def _traced(record: FunctionRecord, traced: jax.stages.Traced) -> Traced:
-    """Return a trace of JAX as one of `ipu.jit`, which the plan lowers."""
-    info = traced.args_info
-    donated = tuple(bool(leaf.donated) for leaf in jax.tree.leaves(info))
-    counts = (*(len(jax.tree.leaves(part)) for part in info[0]), len(jax.tree.leaves(info[1])))
-    arguments = CallArguments(traced.in_tree, counts, donated)
-    return Traced(traced, record.arguments, arguments, {}, lambda _: None, shardings=record.shardings)
+def _traced(record: FunctionRecord) -> Traced:
+    """Return a record as a trace of `ipu.jit`, which the plan lowers."""
+    assert record.jaxpr is not None
+    names = tuple(argument_names(record.jaxpr))
+    tree = jax.tree.structure(((0,) * len(names), {}))
+    donated = record.donated or (False,) * len(names)
+    arguments = CallArguments(tree, (1,) * len(names) + (0,), donated)
+    trace: Any = _FlatTrace(record.jaxpr, record.name)
+    return Traced(trace, names, arguments, {}, lambda _: None, shardings=record.shardings)
 
 
 def _target_with_mesh(target: Target, record: FunctionRecord) -> Target:
     """Return the target with an IPU for each device of the largest mesh of a function, if these are more."""
-    assert record.traced is not None
+    assert record.jaxpr is not None
     meshes: list[Any] = [record.shardings.mesh, *(s.mesh for s in record.shardings.inputs if s is not None)]
-    for eqn in equations(record.traced.jaxpr.jaxpr):
+    for eqn in equations(record.jaxpr.jaxpr):
         values = (x for value in eqn.params.values() for x in (value if isinstance(value, tuple) else (value,)))
         meshes += [getattr(value, "mesh", value) for value in values]
     sizes = [mesh.size for mesh in meshes if isinstance(mesh, Mesh | AbstractMesh) and not mesh.empty]
@@ -116,10 +191,9 @@ def _target_with_mesh(target: Target, record: FunctionRecord) -> Target:
 
 
 @contextmanager
-def _plain_settings(record: FunctionRecord) -> Iterator[None]:
+def _plain_settings(jaxpr: ClosedJaxpr) -> Iterator[None]:
     """Lower with JAX's own settings, whatever the script has set, but with 64-bit numbers where the trace has them."""
-    assert record.traced is not None
-    avals = [*record.traced.jaxpr.in_avals, *record.traced.jaxpr.out_avals]
+    avals = [*jaxpr.in_avals, *jaxpr.out_avals]
     is_wide = any(str(getattr(aval, "dtype", "")) in _WIDE for aval in avals)
     with (
         jax.enable_x64(is_wide or jax.config.jax_enable_x64),  # type: ignore[attr-defined]
@@ -134,8 +208,13 @@ def _plain_settings(record: FunctionRecord) -> Iterator[None]:
         yield
 
 
-def _has_cycles(profile: Profile) -> bool:
+def _cycles_of(profile: Profile) -> int | None:
     try:
-        return profile.cycles >= 0
+        return profile.cycles
     except ProfileError:  # a trip count is data
-        return False
+        return None
+
+
+def _has_decisions(program: Program) -> bool:
+    """Return whether a program chooses by data: a loop or a branch on data is left after all passes."""
+    return isinstance(program, Decision) or any(map(_has_decisions, program.children()))

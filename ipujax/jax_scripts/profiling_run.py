@@ -4,62 +4,50 @@
         train()
     print(run)
 
-Input: code that uses `jax.jit`, `flax.nnx.jit`, `equinox.filter_jit` or Keras. Output: a table of its functions by
-cycles, and a profile of each.
-
-Small functions, such as metrics, are not worth compiling for an IPU: they stay JAX's, and the table says why.
+Input: code that uses JAX. Output: a table of all that JAX ran, by cycles, and a profile of each function.
 
 JAX computes every call, so numbers, speed and exceptions of the code are its own. Recorded is the trace of each
 signature, which JAX makes anyway; IPU programs are compiled from these traces when the code has ended, in their order
-of cost. No code runs twice.
-Limits: see `replaced_names`; functions of other processes are not seen. Loops that depend on data are run once more, on
-the arguments of their first call, unless they call Python functions.
+of cost. Functions of few cycles stay JAX's, and so do operations outside of `jax.jit`: the table says how many and
+where. No code runs twice, but functions with loops or branches on data, on copies of their arguments.
+Limits: see `watched`; functions of other processes are not seen.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from ipujax.device import Device, IPUModel, check_device, current_device
 from ipujax.jax_scripts.batch_split import BatchSplit
-from ipujax.jax_scripts.compiling import profile_of
+from ipujax.jax_scripts.compiling import profiles_of
+from ipujax.jax_scripts.cycle_estimates import Estimate, estimate_of
+from ipujax.jax_scripts.dispatch import watched
+from ipujax.jax_scripts.places import defining_class
+from ipujax.jax_scripts.profiled_calls import (
+    ProfiledCalls,
+    SingleOperations,
+    is_operation,
+    shown_name,
+    single_operations,
+)
 from ipujax.jax_scripts.recorder import FunctionRecord, Recorder
-from ipujax.jax_scripts.replaced_names import replaced_names
-from ipujax.runtime.errors import ArgumentError, IpuError, ProfileError
+from ipujax.jax_scripts.run_table import run_lines
+from ipujax.runtime.errors import ArgumentError, IpuError, file_name
 from ipujax.runtime.files import FilePath
 from ipujax.runtime.logs import Log
 from ipujax.runtime.not_copied import NotCopied
-from ipujax.runtime.profile import Row, duration, size, text_table
+from ipujax.runtime.options import Options
 from ipujax.runtime.signatures import checking_calls
 
 if TYPE_CHECKING:
     from ipujax.runtime.report import Profile
 
-
-PROGRAM_HEAD: Row = ("cycles", "time", "fullest tile", "limited by")
-
-
-def program_cells(profile: Profile) -> Row:
-    """Return the cells of a program under `PROGRAM_HEAD`."""
-    memory = profile.memory
-    capacity_bytes = profile.target.bytes_per_tile
-    fits = "" if memory.max_tile_bytes <= capacity_bytes else ", does not fit"
-    tile = f"{size(memory.max_tile_bytes)} of {size(capacity_bytes)}, tile {memory.worst_tile}{fits}"
-    try:
-        cycles = f"{profile.cycles:,}"
-        time = duration(profile.seconds)
-        slowest = profile.operations(1)
-    except ProfileError:  # a trip count is data
-        return "depend on data", "", tile, "Options(trip_counts=…) makes them known"
-    limit = [f"{op.dominant} of {op.names[0]}, {100 * op.share:.0f} %, {op.origin.line}" for op in slowest]
-    return cycles, time, tile, "".join(limit).rstrip(", ")
-
-
-_SHARE = 0.01  # of the floating-point operations of a run: at most a hundred functions, whatever the run
+_SHARE = 0.01  # of the estimated cycles of a run: at most a hundred functions, whatever the run
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,121 +56,158 @@ class Selection:
 
     Args:
         every: choose all.
-        min_flops: choose those with so many floating-point operations a call; None for `_SHARE` of those of the run.
+        min_cycles: choose those with so many estimated cycles a call; None for `_SHARE` of those of the run, and all
+            whose loops or branches depend on data.
         only: choose those of these names; empty for the other rules.
     """
 
     every: bool = False
-    min_flops: float | None = None
+    min_cycles: float | None = None
     only: tuple[str, ...] = ()
 
-    def reasons(self, records: Sequence[FunctionRecord]) -> list[str]:
-        """Return for each record the reason for which it is not compiled, "" if it is."""
-        total = sum(record.total_flops for record in records)
-        return [record.reason or self._reason(record, total) for record in records]
+    @property
+    def is_default(self) -> bool:
+        """Whether no rule is given, so that the table should come soon."""
+        return not self.every and self.min_cycles is None and not self.only
 
-    def _reason(self, record: FunctionRecord, total: int) -> str:
+    def reason(self, record: FunctionRecord, estimate: float, total: float) -> str:
+        """Return the reason for which a function is not compiled, "" if it is.
+
+        Args:
+            record: the function.
+            estimate: estimated cycles of a call.
+            total: those of the run.
+        """
+        if record.reason:
+            return record.reason
         if self.only:
-            return "" if record.name in self.only else "not named by --only"
+            return "" if {record.name, record.inner_name} & set(self.only) else "not named by --only"
         if self.every:
             return ""
-        if self.min_flops is not None:
-            return "" if record.flops >= self.min_flops else f"fewer than {self.min_flops:,g} FLOPs a call"
-        share = record.total_flops / total if total else 0.0
-        return "" if share >= _SHARE else f"{100 * share:.1f} % of the run's FLOPs"
+        if self.min_cycles is not None:
+            return "" if estimate >= self.min_cycles else f"fewer than {self.min_cycles:,g} cycles a call"
+        if record.depends_on_data:
+            return ""
+        share = record.calls * estimate / total if total else 0.0
+        return "" if share >= _SHARE else f"{100 * share:.1f} % of the run's cycles"
 
     def __str__(self) -> str:
         if self.only:
             return f"those named {', '.join(self.only)}"
         if self.every:
             return "all"
-        if self.min_flops is not None:
-            return f"those with at least {self.min_flops:,g} FLOPs a call"
-        return f"those with at least {100 * _SHARE:g} % of the run's FLOPs; --all, --min-flops and --only choose others"
+        if self.min_cycles is not None:
+            return f"those with at least {self.min_cycles:,g} cycles a call, about"
+        return (
+            f"those with at least {100 * _SHARE:g} % of the run's cycles; --all, --min-cycles and --only choose others"
+        )
 
 
+# Of processor time for functions that depend on data, which are compiled for the IPU and by XLA, and run again.
+_SHARE_OF_SECONDS = 0.5  # of those of the script
+_LEAST_SECONDS = 10.0
+_OUT_OF_TIME = "others that depend on data took half the time of the script; --all and --only compile it"
 _LOG = Log("profiling")
 _INTERRUPTED = "the compilation was interrupted"
-_MOST_ROWS = 20  # of functions that stay JAX's, before the rest is counted
-
-
-@dataclass(frozen=True, slots=True)
-class ProfiledCalls:
-    """A function with one signature, and its calls in a run.
-
-    Args:
-        name: name of the function.
-        calls: number of calls.
-        flops: floating-point operations of a call, from shapes.
-        profile: profile of a call; None if the function stays JAX's.
-        reason: reason for which it stays JAX's; "" if it is compiled.
-        is_forward_alone: True if a transformation that JAX runs operation by operation called it: the profile has
-            nothing of what the transformation adds, as a backward pass.
-    """
-
-    name: str
-    calls: int
-    flops: int
-    profile: Profile | None = field(compare=False)  # equal only to itself
-    reason: str = ""
-    is_forward_alone: bool = False
-
-    @property
-    def total_cycles(self) -> int:
-        """Cycles of all calls; 0 if unknown."""
-        if self.profile is None:
-            return 0
-        try:
-            return self.calls * self.profile.cycles
-        except ProfileError:  # a trip count is data
-            return 0
 
 
 class ProfilingRun(NotCopied):
-    """Functions that JAX compiled while some code ran; `ipu.profiling` yields it."""
+    """All that JAX ran while some code ran; `ipu.profiling` yields it."""
 
     COPY_HINT = "its rows, run.functions, and their profiles can be copied and pickled"
 
-    def __init__(self, device: IPUModel, selection: Selection, split: BatchSplit) -> None:
+    def __init__(self, device: IPUModel, selection: Selection, split: BatchSplit, options: Options) -> None:
         self.device = device
         self._selection = selection
         self._split = split
+        self._options = options
         self._recorder = Recorder()
+        self._used_trip_counts: set[str] = set()
+        self._script_seconds = 0.0
 
     @cached_property
-    def functions(self) -> tuple[ProfiledCalls, ...]:
-        """Functions by cycles of all calls, the most expensive first; then those that stay JAX's, by FLOPs.
+    def _estimates(self) -> list[tuple[FunctionRecord, Estimate]]:
+        """Records of the run, with the estimate of a call."""
+        if self._recorder.is_active:
+            raise ArgumentError("functions of ipu.profiling are known when its block has ended")
+        target = self.device.target
+        records = (record for record in self._recorder.records if record.calls)
+        return [(each, Estimate() if each.jaxpr is None else estimate_of(each.jaxpr, target)) for each in records]
+
+    @cached_property
+    def operations(self) -> tuple[SingleOperations, ...]:
+        """Operations that JAX ran one at a time, outside of its compiled functions, by line, the most expensive first.
 
         Raises:
             ArgumentError: the code is still running.
         """
-        if self._recorder.is_active:
-            raise ArgumentError("functions of ipu.profiling are known when its block has ended")
-        records = [record for record in self._recorder.records if record.calls]
-        reasons = self._selection.reasons(records)
+        return single_operations([each for each in self._estimates if is_operation(*each)])
+
+    @cached_property
+    def functions(self) -> tuple[ProfiledCalls, ...]:
+        """Functions by cycles of all calls, the most expensive first; then those that stay JAX's, by estimated cycles.
+
+        Raises:
+            ArgumentError: the code is still running.
+        """
+        # Cycles that depend on data are known when their functions are compiled; shares of the run are those of all.
+        functions = [(each, x.cycles) for each, x in self._estimates if not is_operation(each, x)]
+        total = float(sum(row.estimated_cycles for row in self.operations))
         rows: list[ProfiledCalls] = []
         is_interrupted = False
-        for record, reason in zip(records, reasons, strict=True):
-            try:
-                rows.append(self._row(record, reason or (_INTERRUPTED if is_interrupted else "")))
-            except KeyboardInterrupt:  # by a user who does not wait for the rest
-                is_interrupted = True
-                rows.append(self._row(record, _INTERRUPTED))
-        return tuple(sorted(rows, key=lambda row: (row.profile is None, -row.total_cycles, -row.calls * row.flops)))
+        for depends_on_data in (True, False):
+            chosen = [(each, estimate) for each, estimate in functions if each.depends_on_data == depends_on_data]
+            total += sum(each.calls * estimate for each, estimate in chosen if not depends_on_data)
+            chosen.sort(key=lambda row: -row[0].calls * row[1])
+            latest = time.process_time() + max(_SHARE_OF_SECONDS * self._script_seconds, _LEAST_SECONDS)
+            for record, estimate in chosen:
+                reason = self._selection.reason(record, estimate, total)
+                if not reason and depends_on_data and self._selection.is_default and time.process_time() > latest:
+                    reason = _OUT_OF_TIME
+                try:
+                    rows.append(self._row(record, estimate, reason or (_INTERRUPTED if is_interrupted else "")))
+                except KeyboardInterrupt:  # by a user who does not wait for the rest
+                    is_interrupted = True
+                    rows.append(self._row(record, estimate, _INTERRUPTED))
+            total += sum(row.total_cycles for row in rows if depends_on_data)
+        return tuple(sorted(rows, key=_order))
 
-    def _row(self, record: FunctionRecord, reason: str) -> ProfiledCalls:
-        profile: Profile | None = None
-        if not reason:
-            try:
-                profile = profile_of(record, self.device, self._split)
-            except IpuError as error:  # of one function: the others are compiled, and its row says why it is not
-                reason = error.what.partition("\n")[0]
-            except Exception as error:  # outside of all steps of `profile_of`, which name theirs
-                _LOG.error("%s cannot be compiled: %r", record.name, error)
-                reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-        return ProfiledCalls(
-            str(record.name), record.calls, record.flops, profile, reason, is_forward_alone=record.is_forward_alone
+    def _row(self, record: FunctionRecord, estimate: float, reason: str) -> ProfiledCalls:
+        path, line = record.definition
+        row = ProfiledCalls(
+            shown_name(record),
+            record.calls,
+            f"{file_name(path)}:{line}" if path else record.line,
+            defining_class(path, line) if path else "",
+            () if record.jaxpr is None else tuple(aval.str_short() for aval in record.jaxpr.in_avals),
+            round(estimate),
+            None,
+            reason,
         )
+        if reason:
+            return row
+        try:
+            calls = profiles_of(record, self.device, self._options, self._split)
+        except IpuError as error:  # of one function: the others are compiled, and its row says why it is not
+            return replace(row, reason=error.what.partition("\n")[0])
+        except Exception as error:  # outside of all steps of `profiles_of`, which name theirs
+            _LOG.error("%s cannot be compiled: %r", record.name, error)
+            return replace(row, reason=f"{type(error).__name__}: {str(error).partition(chr(10))[0]}")
+        self._used_trip_counts |= calls.used_trip_counts
+        return replace(
+            row,
+            profile=calls.profile,
+            total_cycles=calls.total_cycles or 0,
+            worst_cycles=calls.worst_cycles,
+            sampled_calls=calls.sampled_calls,
+            is_worst=calls.is_worst,
+        )
+
+    @property
+    def unused_trip_counts(self) -> tuple[str, ...]:
+        """Names of trip counts that no compiled function has a loop for."""
+        assert self.functions is not None  # compiled
+        return tuple(name for name in self._options.trip_counts if name not in self._used_trip_counts)
 
     @checking_calls("run.profile")
     def profile(self, name: str | None = None) -> Profile:
@@ -209,27 +234,18 @@ class ProfilingRun(NotCopied):
 
     def __str__(self) -> str:
         target = self.device.target
-        compiled = [row for row in self.functions if row.profile is not None]
-        others = [row for row in self.functions if row.profile is None]
         split = f", {self._split}" if self._split.replicas > 1 else ""
-        lines = [f"Functions of JAX, compiled for {target.num_ipus} × {target.name}{split} ({self._selection}):"]
-        head: Row = ("function", "calls", "cycles of all", *PROGRAM_HEAD)
-        lines += text_table([head, *map(_cells, compiled)]) if compiled else ["  none"]
-        if others:
-            lines.append("Computed by JAX alone:")
-            rows = [(row.name, f"{row.calls:,}", f"{row.flops:,}", row.reason) for row in others[:_MOST_ROWS]]
-            lines += text_table([("function", "calls", "FLOPs a call", "reason"), *rows])
-            lines += [f"  and {len(others) - _MOST_ROWS} more"] if len(others) > _MOST_ROWS else []
-        parts = dict.fromkeys(row.name for row in compiled if row.is_forward_alone)
-        lines += [f"{name}: forward alone, as part of a transformation outside of jax.jit" for name in parts]
-        return "\n".join(lines)
+        device = f"{target.num_ipus} × {target.name}{split}"
+        lines = run_lines(device, str(self._selection), self.functions, self.operations)
+        unused = self.unused_trip_counts
+        return "\n".join([*lines, *(f"no loop of a compiled function is called {name}" for name in unused)])
 
     __repr__ = object.__repr__
 
 
-def _cells(row: ProfiledCalls) -> Row:
-    assert row.profile is not None
-    return row.name, f"{row.calls:,}", f"{row.total_cycles:,}" if row.total_cycles else "", *program_cells(row.profile)
+def _order(row: ProfiledCalls) -> tuple[bool, float]:
+    cycles = row.total_cycles or row.calls * row.estimated_cycles
+    return row.profile is None, -cycles
 
 
 @contextmanager
@@ -237,25 +253,27 @@ def profiling(
     device: Device | None = None,
     *,
     every: bool = False,
-    min_flops: float | None = None,
+    min_cycles: float | None = None,
     only: str | tuple[str, ...] = (),
     replicas: int = 1,
     batch_size: int | None = None,
+    trip_counts: Mapping[str, int] | None = None,
 ) -> Iterator[ProfilingRun]:
-    """Record all calls of jitted functions inside, and compile the expensive ones for an IPU afterwards.
+    """Record all that JAX runs inside, and compile the expensive functions for an IPU afterwards.
 
     Args:
         device: `IPUModel(...)`; the default device when None.
-        every: compile every function; otherwise those with at least 1 % of the floating-point operations of the run.
-        min_flops: compile those with at least so many floating-point operations a call instead.
+        every: compile every function; otherwise those with at least 1 % of the estimated cycles of the run.
+        min_cycles: compile those with at least so many estimated cycles a call instead.
         only: compile those of this name, or of these, instead.
         replicas: number of replicas, a power of two, with an IPU each. Functions without shardings have their batch
             split over them: arguments and results with the rows of a batch. All else is whole on each replica.
         batch_size: rows of a batch. None for those of the arguments that have no result of their own shape and dtype,
             if these have equally many rows; other functions are not compiled, and their rows say why.
+        trip_counts: iterations of loops whose count is data, see `Options.trip_counts`, in place of those of the calls.
 
     Yields:
-        A `ProfilingRun`: a table of all functions, and profiles, once the block has ended.
+        A `ProfilingRun`: a table of all functions and operations, and profiles, once the block has ended.
 
     Raises:
         ArgumentError: no device with a machine model, more than one rule, or replicas that are no power of two.
@@ -265,12 +283,19 @@ def profiling(
     if not isinstance(target, IPUModel):
         raise ArgumentError("ipu.CPU() has no machine model to profile", expected="ipu.IPUModel(...)")
     names = (only,) if isinstance(only, str) else tuple(only)
-    if every + (min_flops is not None) + bool(names) > 1:
+    if every + (min_cycles is not None) + bool(names) > 1:
         problem = "ipu.profiling takes one rule that chooses functions"
-        got = f"every={every}, min_flops={min_flops}, only={names}"
-        raise ArgumentError(problem, expected="every, min_flops or only", got=got)
+        got = f"every={every}, min_cycles={min_cycles}, only={names}"
+        raise ArgumentError(problem, expected="every, min_cycles or only", got=got)
     if replicas < 1 or replicas & (replicas - 1):
         raise ArgumentError("replicas of ipu.profiling", expected="a power of two, as IPUs of a Pod are", got=replicas)
-    run = ProfilingRun(target, Selection(every, min_flops, names), BatchSplit(replicas, batch_size))
-    with replaced_names(run._recorder):
-        yield run
+    # One plan, whether it fits or not: a search for one that does would take several times as long as the script.
+    options = Options(allow_out_of_memory=True, trip_counts=trip_counts or {})
+    run = ProfilingRun(target, Selection(every, min_cycles, names), BatchSplit(replicas, batch_size), options)
+    start = time.process_time()
+    try:
+        with watched(run._recorder):
+            yield run
+    finally:
+        run._recorder.is_active = False
+        run._script_seconds = time.process_time() - start

@@ -1,70 +1,34 @@
 """Record of the functions that a script compiles with JAX: signatures, how often each was called, where.
 
-Floating-point operations are counted from the shapes of a jaxpr before anything is lowered: 2 for a multiply-add, 1 for
-each element of any other result. Of a loop whose trip count is data one iteration counts, of several branches the
-largest; moves, and operations on whole numbers, count nothing.
-
-Input: calls of jitted functions. Output: a `FunctionRecord` for each function and signature.
+Input: calls, from `watched`. Output: a `FunctionRecord` for each function and signature.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from threading import Lock, local
 from typing import Any
+from weakref import ReferenceType, WeakKeyDictionary, ref
 
 import jax
-import jax.numpy as jnp
 
-from ipujax.arguments import FunctionName
-from ipujax.lowering.jax_compat import Jaxpr, JaxprEqn, is_eager, jaxprs_in_params
-from ipujax.lowering.jaxpr import elements_of, primitive_names
-from ipujax.sharding import NO_SHARDINGS, CallShardings
+from ipujax.jax_scripts.call_signatures import Signatures
+from ipujax.jax_scripts.places import CallPlace, PlaceFinder, is_defined_by_jax
+from ipujax.jax_scripts.samples import CallSamples
+from ipujax.jax_scripts.silent_callbacks import can_run_again
+from ipujax.lowering.jax_compat import ClosedJaxpr
+from ipujax.lowering.jaxpr import equations, primitive_names
+from ipujax.runtime.errors import IpuError, file_name, is_installed
+from ipujax.sharding import NO_SHARDINGS, CallShardings, ShardingSettings
 
-_COSTS_OF_MOVES = ("view", "part", "joined", "look-up")
-_MOVES = frozenset(
-    ("pad", "scatter", "select_n", "iota", "convert_element_type", "device_put", "stop_gradient", "name")
-)
-_READERS = ("reduce_", "arg", "cum", "sort", "top_k")  # prefixes of operations that cost by the elements they read
-
-
-def flops_of(jaxpr: Jaxpr) -> int:
-    """Return the floating-point operations of one evaluation."""
-    return sum(map(_flops_of_equation, jaxpr.eqns))
-
-
-def _flops_of_equation(eqn: JaxprEqn) -> int:
-    name = eqn.primitive.name
-    inner = [flops_of(getattr(nested, "jaxpr", nested)) for nested in jaxprs_in_params(eqn.params)]
-    if name == "cond":
-        return max(inner, default=0)
-    if name == "scan":
-        return int(eqn.params["length"]) * sum(inner)
-    if inner and not name.startswith(("reduce", "scatter", "custom_linear_solve", "sort")):  # a call of functions
-        return sum(inner)
-    from ipujax.lowering.primitives import record_of  # a script without functions needs no compiler
-
-    record = record_of(eqn)
-    is_move = record.cost in _COSTS_OF_MOVES or name in _MOVES
-    if is_move or not any(map(_is_inexact, eqn.outvars)):
-        return 0
-    if record.cost == "product":
-        return 2 * record.macs(eqn)
-    if name.startswith(_READERS):
-        return sum(map(elements_of, eqn.invars))
-    return sum(map(elements_of, eqn.outvars))
-
-
-def _is_inexact(atom: Any) -> bool:
-    return hasattr(atom.aval, "dtype") and bool(jnp.issubdtype(atom.aval.dtype, jnp.inexact))
-
-
-_CALLBACKS = frozenset(("debug_callback", "io_callback", "pure_callback", "debug_print"))
 _ADDRESS = re.compile(r"0x[0-9a-f]+")  # of Python functions in a jaxpr
+_CONTROL_ON_DATA = frozenset(("while", "cond"))
 
 
 @dataclass(eq=False)
@@ -72,82 +36,271 @@ class FunctionRecord:
     """A function of JAX with one signature.
 
     Args:
-        name: its name, with the file that defines it.
-        traced: its trace; None of a function that is counted alone.
-        arguments: names of its positional arguments that are not static.
-        line: line of the first call.
-        reason: reason for which it cannot be compiled for an IPU; "" if it can.
-        sample: arguments of the first call, if its loops depend on them.
+        name: its name for JAX.
+        jaxpr: its trace; None of a function that is counted alone.
+        donated: for each argument whether its buffer may be reused.
         shardings: shardings of the first call over meshes of devices.
-        is_forward_alone: True if a transformation that JAX runs operation by operation called it: what the
-            transformation adds, as a backward pass, is no part of the trace.
+        place: where the first call comes from; None if nothing of a script calls it.
+        is_of_jax: whether JAX defines it, as an operation of an array, not the script or a library.
+        reason: reason for which it cannot be compiled for an IPU; "" if it can.
+        depends_on_data: whether it may have loops or branches on data.
+        samples: arguments of calls, if it depends on them and may be run again; None else.
         calls: number of calls.
+        places: number of calls by place, of a function that JAX defines.
     """
 
-    name: FunctionName
-    traced: jax.stages.Traced | None
-    arguments: tuple[str, ...] = ()
-    line: str = ""
-    reason: str = ""
-    sample: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+    name: str
+    jaxpr: ClosedJaxpr | None
+    donated: tuple[bool, ...] = ()
     shardings: CallShardings = NO_SHARDINGS
-    is_forward_alone: bool = False
+    place: CallPlace | None = None
+    is_of_jax: bool = False
+    reason: str = ""
+    depends_on_data: bool = False
+    samples: CallSamples | None = None
     calls: int = 0
-
-    @cached_property
-    def flops(self) -> int:
-        """Floating-point operations of one call."""
-        return 0 if self.traced is None else flops_of(self.traced.jaxpr.jaxpr)
+    places: Counter[CallPlace] = field(default_factory=Counter)
 
     @property
-    def total_flops(self) -> int:
-        """Floating-point operations of all calls."""
-        return self.calls * self.flops
+    def source(self) -> str:
+        """Where the function is defined, `name at file:line`; "" if that is unknown."""
+        return "" if self.jaxpr is None else (self.jaxpr.jaxpr.debug_info.func_src_info or "")
 
+    @property
+    def inner_name(self) -> str:
+        """Name of the function that is called: that which JAX exports or maps over devices, if it does."""
+        if self.jaxpr is None:
+            return self.name
+        if self.is_of_jax:
+            for eqn in equations(self.jaxpr.jaxpr):
+                if eqn.primitive.name == "call_exported":
+                    return str(eqn.params["exported"].fun_name)
+                if eqn.primitive.name == "shard_map":
+                    return str(eqn.params["jaxpr"].debug_info.func_name)
+        is_part = self.jaxpr.jaxpr.debug_info.arg_names is None and not self.is_of_jax
+        return f"{self.name}, transformed" if is_part else self.name
 
-def loops_on_data(traced: jax.stages.Traced) -> bool:
-    """Return whether a function has loops or branches that depend on data, and can be run again: it calls nothing."""
-    names = set(primitive_names(traced.jaxpr.jaxpr))
-    return bool(names & {"while", "cond"}) and not names & _CALLBACKS and not traced.jaxpr.effects
+    @property
+    def body_name(self) -> str:
+        """Name of the script's function that a loop of JAX runs; "" of other functions."""
+        if self.jaxpr is not None and self.is_of_jax:
+            for eqn in self.jaxpr.jaxpr.eqns:
+                body = eqn.params.get({"scan": "jaxpr", "while": "body_jaxpr"}.get(eqn.primitive.name, ""))
+                if body is not None and not is_defined_by_jax(body.jaxpr.debug_info.func_src_info or ""):
+                    return str(body.jaxpr.debug_info.func_name)
+        return ""
+
+    @property
+    def definition(self) -> tuple[str, int]:
+        """Path and line of its definition; ("", 0) if these are unknown, or of JAX or a library."""
+        path, _, line = self.source.partition(" at ")[2].rpartition(":")
+        is_known = line.isdigit() and not self.is_of_jax and not is_installed(path)
+        return (path, int(line)) if is_known else ("", 0)
+
+    @property
+    def file(self) -> str:
+        """Name of the file that defines the function; that of its first call if a library does."""
+        path, _ = self.definition
+        return file_name(path) if path or self.place is None else file_name(self.place.code.co_filename)
+
+    @property
+    def line(self) -> str:
+        """Line of the first call."""
+        return "" if self.place is None else str(self.place)
+
+    @cached_property
+    def text(self) -> str:
+        """The jaxpr as text, by which equal functions are found."""
+        return "" if self.jaxpr is None else _ADDRESS.sub("", str(self.jaxpr))
+
+    @property
+    def outline(self) -> Any:
+        """What equal functions have in common, found in constant time."""
+        if self.jaxpr is None:
+            return self.name
+        avals = tuple(map(str, (*self.jaxpr.in_avals, *self.jaxpr.out_avals)))
+        return self.name, self.source, self.donated, avals, len(self.jaxpr.eqns)
 
 
 @dataclass(eq=False)
 class Recorder:
-    """Records of a run; threads add to them."""
+    """Records of a run, see `Watcher`; threads add to them."""
 
     is_active: bool = True
-    _records: dict[Any, FunctionRecord] = field(default_factory=dict)
+    _records: dict[Any, list[FunctionRecord]] = field(default_factory=dict)
+    _by_jaxpr: WeakKeyDictionary[ClosedJaxpr, FunctionRecord] = field(default_factory=WeakKeyDictionary)
+    _by_function: dict[int, tuple[ReferenceType[Any], Signatures[FunctionRecord]]] = field(default_factory=dict)
+    _own: FunctionRecord = field(default_factory=lambda: FunctionRecord("ipujax", None))  # all that ipujax itself runs
+    _finder: PlaceFinder = field(default_factory=PlaceFinder)
     _lock: Lock = field(default_factory=Lock)
     _thread: local = field(default_factory=local)
 
     @property
-    def counts_now(self) -> bool:
-        """True if a call now computes results that no recorded call has as a part."""
-        is_part = getattr(self._thread, "is_part", False)
-        return self.is_active and not is_part and not jax.config.jax_disable_jit and is_eager()  # type: ignore[attr-defined]
+    def records(self) -> list[FunctionRecord]:
+        """All records, in the order of first calls; those that differ in weak types alone are one."""
+        with self._lock:
+            return _without_weak_types([record for records in self._records.values() for record in records])
+
+    def dispatched(self, fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Count a call that C++ has run."""
+        known = self._by_function.get(id(fun))
+        if known is None:
+            if getattr(fun, "__wrapped__", None) is None or self._is_muted:
+                return  # an executable whose call `evaluated` or `called` has seen
+            known = ref(fun, self._forgetting(id(fun))), Signatures(fun)
+            self._by_function[id(fun)] = known
+        elif self._is_muted:
+            return
+        signatures = known[1]
+        record = signatures.only
+        if record is None:
+            record = signatures.find(args, kwargs, self._record_of_call)
+        self._count(record)
+
+    def evaluated(self, jaxpr: ClosedJaxpr, params: Mapping[str, Any], args: tuple[Any, ...]) -> bool:
+        """Count a call that runs next; return whether the next one has to come here too."""
+        if self._is_muted:
+            return False
+        if jaxpr not in self._by_jaxpr:
+            self._by_jaxpr[jaxpr] = self._new_record(
+                params["name"],
+                jaxpr,
+                tuple(params["donated_invars"]),
+                args,
+                (params["in_shardings"], params["out_shardings"]),
+            )
+        record = self._by_jaxpr[jaxpr]
+        self._count(record)
+        return self._sampled(record, args)
+
+    def called(self, traced: jax.stages.Traced | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Count a call of `jax.stages.Compiled`."""
+        leaves = jax.tree.leaves((args, kwargs))
+        if self._is_muted or any(isinstance(x, jax.core.Tracer) for x in leaves):
+            return
+        record = self._record_of_trace(traced, leaves)
+        self._count(record)
+        self._sampled(record, leaves)
+
+    @property
+    def _is_muted(self) -> bool:
+        return not self.is_active or getattr(self._thread, "is_muted", False)
 
     @contextmanager
-    def counting_no_parts(self) -> Iterator[None]:
-        """Count no calls of this thread inside: they are parts of a call that is counted."""
-        self._thread.is_part = True
+    def _muted(self) -> Iterator[None]:
+        """Count no calls of this thread: they are of the recorder."""
+        self._thread.is_muted = True
         try:
             yield
         finally:
-            self._thread.is_part = False
+            self._thread.is_muted = False
 
-    @property
-    def records(self) -> list[FunctionRecord]:
-        """All records, in the order of first calls."""
-        with self._lock:
-            return list(self._records.values())
+    def _forgetting(self, number: int) -> Callable[[Any], None]:
+        return lambda _: self._by_function.pop(number, None) and None
 
-    def add(self, record: FunctionRecord) -> FunctionRecord:
-        """Return the record of an equal function, a new one else: functions made in a loop are one function."""
-        text = "" if record.traced is None else _ADDRESS.sub("", str(record.traced.jaxpr))
-        with self._lock:
-            return self._records.setdefault((str(record.name), record.name.file, record.is_forward_alone, text), record)
+    def _count(self, record: FunctionRecord) -> None:
+        if not record.is_of_jax:
+            with self._lock:
+                record.calls += 1
+            return
+        place = self._finder.find(sys._getframe(1))
+        if place is not None:
+            with self._lock:
+                record.calls += 1
+                record.places[place] += 1
 
-    def count(self, record: FunctionRecord) -> None:
-        """Count a call."""
+    def _sampled(self, record: FunctionRecord, args: Sequence[Any]) -> bool:
+        """Add a call to the samples of a function; return whether the next one is wanted too."""
+        samples = record.samples
+        is_deleted = any(isinstance(x, jax.Array) and x.is_deleted() for x in args)  # JAX refuses it next
+        if samples is None or not samples.is_open or is_deleted:
+            return False
+        with self._muted(), self._lock:
+            samples.add(args)
+        return samples.is_open
+
+    def _record_of_call(self, fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> FunctionRecord:
+        """Return the record of a call that C++ has run: JAX finds its trace in a cache."""
+        with self._muted():
+            traced = fun.trace(*args, **kwargs)
+        return self._record_of_trace(traced, jax.tree.leaves((args, kwargs)))
+
+    def _record_of_trace(self, traced: jax.stages.Traced | None, leaves: Sequence[Any]) -> FunctionRecord:
+        if traced is None:
+            return self._new_record("compiled program", None, (), leaves)
+        jaxpr = traced.jaxpr
+        if jaxpr not in self._by_jaxpr:
+            donated = tuple(bool(leaf.donated) for leaf in jax.tree.leaves(traced.args_info))
+            self._by_jaxpr[jaxpr] = self._new_record(traced.fun_name, jaxpr, donated, leaves)
+        return self._by_jaxpr[jaxpr]
+
+    def _new_record(
+        self,
+        name: str,
+        jaxpr: ClosedJaxpr | None,
+        donated: tuple[bool, ...],
+        args: Sequence[Any],
+        shardings: tuple[Any, Any] = (None, None),
+    ) -> FunctionRecord:
+        """Return the record of an equal function, a new one else, `_own` for a call of ipujax itself."""
+        place = self._finder.find(sys._getframe(1))
+        if place is None:
+            return self._own
+        record = FunctionRecord(name, jaxpr, donated, NO_SHARDINGS, place)
+        if jaxpr is None:
+            record.reason = "it was compiled before the run, or read from a file"
+        else:
+            record.is_of_jax = is_defined_by_jax(record.source)
+            names = set(primitive_names(jaxpr.jaxpr))
+            record.depends_on_data = bool(names & _CONTROL_ON_DATA)
+            record.samples = CallSamples() if record.depends_on_data and can_run_again(jaxpr) else None
+            record.shardings, record.reason = _shardings_of(name, args, shardings)
         with self._lock:
-            record.calls += 1
+            equal = self._records.setdefault(record.outline, [])
+            found = next((each for each in equal if each.text == record.text), None) if equal else None
+            if found is None:
+                equal.append(record)
+            return found or record
+
+
+def _without_weak_types(records: Sequence[FunctionRecord]) -> list[FunctionRecord]:
+    """Return records with one for a function whose first call has weak types, as of Python numbers, and others not."""
+    groups: dict[Any, list[FunctionRecord]] = {}
+    for record in records:
+        avals = () if record.jaxpr is None else (*record.jaxpr.in_avals, *record.jaxpr.out_avals)
+        types = tuple(aval.str_short() for aval in avals)
+        groups.setdefault((record.name, record.source, record.donated, types), []).append(record)
+    merged = []
+    for group in groups.values():
+        if group[0].is_of_jax or len({_weak_types(record) for record in group}) < len(group):
+            merged += group  # programs of other static arguments
+        else:
+            most = max(group, key=lambda record: record.calls)
+            merged.append(replace(most, calls=sum(record.calls for record in group)))
+    return merged
+
+
+def _weak_types(record: FunctionRecord) -> tuple[bool, ...]:
+    avals: Sequence[Any] = () if record.jaxpr is None else (*record.jaxpr.in_avals, *record.jaxpr.out_avals)
+    return tuple(bool(getattr(aval, "weak_type", False)) for aval in avals)
+
+
+def _shardings_of(name: str, args: Sequence[Any], shardings: tuple[Any, Any]) -> tuple[CallShardings, str]:
+    """Return the shardings of a call over meshes, and the reason for which it cannot be compiled, "" if it can."""
+    inputs, outputs = map(_over_meshes, shardings)
+    settings = ShardingSettings(inputs, outputs)
+    if not settings.may_partition(tuple(args), {}):
+        return NO_SHARDINGS, ""
+    try:
+        return settings.of_call(name, tuple(args), {}), ""
+    except IpuError as error:
+        return NO_SHARDINGS, error.what
+
+
+def _over_meshes(shardings: Any) -> Any:
+    """Return flat shardings with None for those that are over no mesh; None without any."""
+    if shardings is None:
+        return None
+    kinds = jax.sharding.NamedSharding
+    named = tuple(sharding if isinstance(sharding, kinds) else None for sharding in shardings)
+    return named if any(named) else None

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from ipujax.arguments import argument_places, as_numbers, by_position, floating_dtype, function_name, whole_number
+from ipujax.calls import PlainCalls, is_inside_function
 from ipujax.calls.compiled_call import tree_in_words
 from ipujax.lowering.jax_compat import ClosedJaxpr, constants_as_inputs, is_float0, with_float0, without_float0
 from ipujax.lowering.jaxpr import equations, named_stages, recompute_scope
@@ -80,11 +81,14 @@ def pipelined(
         return _Call(fun, settings, args, kwargs).run()
 
     call.__name__ = call.__qualname__ = f"pipeline_{function_name(fun)}"
+    plain_calls = PlainCalls(f"ipu.pipeline of {function_name(fun)} is called outside of ipu.jit: it runs as a loop")
     jitted = jax_jit(call)  # traced once, also where a pipeline is called outside of a jitted function
 
     @functools.wraps(fun, updated=())
     @showing_user_frames
     def of_batches(*args: _P.args, **kwargs: _P.kwargs) -> Any:
+        if not is_inside_function():
+            plain_calls.notice()
         # Roles go by position: an argument passed by name has the role of its parameter.
         return jitted(*by_position(fun, args, kwargs))
 

@@ -362,8 +362,10 @@ def test_disable_jit_runs_the_function_itself() -> None:
 
 
 def test_under_a_transformation_it_says_so(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, "ipujax"):
-        jax.grad(ipu_jit(energy))(X)
+    with caplog.at_level(logging.WARNING, "ipujax"):
+        jitted = ipu_jit(energy)
+        for transformed in (jax.grad(jitted), jax.jit(jitted), jax.vmap(jitted)):  # it says so once
+            transformed(X)
         jax.grad(lambda w: f_of_two(ipu_jit(energy))(w, X))(X)
     assert [r.message for r in caplog.records if "took" not in r.message] == [
         f"{name} is called under a JAX transformation: it runs as jax.jit, without a profile"

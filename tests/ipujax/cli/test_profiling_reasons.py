@@ -48,13 +48,13 @@ FAILURES: dict[str, tuple[Any, str, Any, Exception, str]] = {
         r"its lowering failed at .* with ValueError \(one\)",
     ),
     "no text": (compiling, "find_or_lower", square, IndexError(), r"its lowering failed at .* with IndexError$"),
-    "profile": (compiling, "_has_cycles", doubled, KeyError(3), r"its profile failed at .* with KeyError \(3\)"),
+    "profile": (compiling, "_cycles_of", doubled, KeyError(3), r"its profile failed at .* with KeyError \(3\)"),
     "run": (
-        ipu.Compiled,
-        "profile_call",
+        compiling,
+        "profiles_of_calls",
         doubled,
         KeyError("x"),
-        r"its run on the arguments of the first call, for the trip counts of its loops, failed at .* with KeyError",
+        r"its run on arguments of the script's calls, for the trip counts of its loops, failed at .* with KeyError",
     ),
     "typed": (compiling, "check_jaxpr", square, ipu.ArgumentError("it is no program\nat all"), "^it is no program$"),
 }

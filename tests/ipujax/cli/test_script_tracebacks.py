@@ -15,7 +15,9 @@ import pytest
 from tests.ipujax.cli.failing_scripts import ARCHIVE, ARGUMENTS, COMPILED, LINK, SCRIPTS
 
 ROOT = str(Path(__file__).resolve().parents[3])
-_TABLES = re.compile(r"Programs of .*?:\n  none: nothing was.*\n|Functions of JAX, compiled(.|\n)*")
+_TABLES = re.compile(
+    r"Programs of .*?:\n  none: JAX ran nothing.*\n|(Functions of JAX, compiled|JAX, one operation at)(.|\n)*"
+)
 _PROFILE = "-m", "ipujax", "profile"
 
 # One process for many kinds: each is shown as a script shows it that goes on.

@@ -1,0 +1,130 @@
+"""The table of a profiled run as text.
+
+Input: rows of functions, lines of single operations. Output: lines of text.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ipujax.jax_scripts.profiled_calls import ProfiledCalls, SingleOperations
+from ipujax.jax_scripts.recorded_calls import MOST_DECISIONS
+from ipujax.runtime.errors import ProfileError
+from ipujax.runtime.profile import Row, duration, size, text_table
+
+if TYPE_CHECKING:
+    from ipujax.runtime.report import Profile
+
+PROGRAM_HEAD: Row = ("cycles", "time", "fullest tile", "limited by")
+_WORST = "worst case"
+_CALLS_HEAD: Row = ("function", "calls", "cycles of all", "cycles", _WORST, "device", *PROGRAM_HEAD[1:])
+_OTHERS_HEAD: Row = ("function", "calls", "cycles, about", "reason")
+NOTHING = (
+    "none: JAX ran nothing in this process, neither functions of jax.jit nor operations; other processes are not seen, "
+    "so profile the script that calls JAX itself"
+)
+_MOST_ROWS = 20  # of functions that stay JAX's, and of lines of operations, before the rest is counted
+_MOST_TYPES = 4  # of arguments in a name
+_TRIP_COUNTS = "--trip-count LOOP=N, Options(trip_counts=…) make them known"
+
+
+def program_cells(profile: Profile) -> Row:
+    """Return the cells of a program under `PROGRAM_HEAD`."""
+    memory = profile.memory
+    capacity_bytes = profile.target.bytes_per_tile
+    fits = "" if memory.max_tile_bytes <= capacity_bytes else ", does not fit"
+    tile = f"{size(memory.max_tile_bytes)} of {size(capacity_bytes)}, tile {memory.worst_tile}{fits}"
+    try:
+        cycles = f"{profile.cycles:,}"
+        time = duration(profile.seconds)
+        slowest = profile.operations(1)
+    except ProfileError as error:  # a trip count is data
+        return "depend on data", "", tile, f"{error.what}; {_TRIP_COUNTS}"
+    limit = [f"{op.dominant} of {op.names[0]}, {100 * op.share:.0f} %, {op.origin.line}" for op in slowest]
+    return cycles, time, tile, "".join(limit).rstrip(", ")
+
+
+def run_lines(
+    device: str, selection: str, functions: Sequence[ProfiledCalls], operations: Sequence[SingleOperations]
+) -> list[str]:
+    """Return the lines of a table.
+
+    Args:
+        device: the machine that functions were compiled for.
+        selection: which functions were chosen.
+        functions: rows of functions, in order.
+        operations: lines of single operations, in order.
+    """
+    if not functions:
+        return _lines_of_operations(operations) if operations else [f"Functions of JAX: {NOTHING}"]
+    named = list(zip(_distinct_names(functions), functions, strict=True))
+    compiled = [(name, row) for name, row in named if row.profile is not None]
+    others = [(name, row) for name, row in named if row.profile is None]
+    lines = [f"Functions of JAX, compiled for {device} ({selection}):"]
+    table = [_CALLS_HEAD, *(_cells(name, row) for name, row in compiled)]
+    if all(row.worst_cycles is None for _, row in compiled):
+        worst = _CALLS_HEAD.index(_WORST)
+        table = [(*cells[:worst], *cells[worst + 1 :]) for cells in table]
+    lines += text_table(table) if compiled else ["  none"]
+    lines += [f"  {name}: {note}" for name, row in compiled for note in _notes(row)]
+    if others:
+        lines.append("Computed by JAX alone:")
+        rows = [
+            (name, f"{row.calls:,}", f"{row.calls * row.estimated_cycles:,}", row.reason)
+            for name, row in others[:_MOST_ROWS]
+        ]
+        lines += text_table([_OTHERS_HEAD, *rows])
+        lines += [f"  and {len(others) - _MOST_ROWS} more"] if len(others) > _MOST_ROWS else []
+    return [*lines, *_lines_of_operations(operations)] if operations else lines
+
+
+def _cells(name: str, row: ProfiledCalls) -> Row:
+    assert row.profile is not None
+    cycles, time, tile, limit = program_cells(row.profile)
+    total = f"{row.total_cycles:,}" if row.total_cycles else ""
+    if row.total_cycles:
+        cycles, time = f"{row.cycles:,}", duration(row.cycles / row.profile.target.clock_hz)
+    worst = "" if row.worst_cycles is None else f"{row.worst_cycles:,}"
+    return name, f"{row.calls:,}", total, cycles, worst, row.profile.device, time, tile, limit
+
+
+def _notes(row: ProfiledCalls) -> list[str]:
+    if row.is_worst and row.total_cycles:
+        reason = f"it calls the host, or decides more than {MOST_DECISIONS:,} times a call"
+        return [f"each branch on data is the dearest, for no call was run again: {reason}"]
+    if row.sampled_calls is not None and row.sampled_calls < row.calls:
+        return [f"{row.sampled_calls:,} of {row.calls:,} calls were run again for their loops and branches on data"]
+    return []
+
+
+def _lines_of_operations(operations: Sequence[SingleOperations]) -> list[str]:
+    count = sum(row.operations for row in operations)
+    cycles = sum(row.estimated_cycles for row in operations)
+    rows: list[Row] = [
+        (f"{row.operations:,}", f"{row.estimated_cycles:,}", row.line) for row in operations[:_MOST_ROWS]
+    ]
+    hint = "jax.jit around the function that calls them makes them one program"
+    lines = [f"JAX, one operation at a time: {count:,} operations, about {cycles:,} cycles; {hint}:"]
+    lines += text_table([("operations", "cycles, about", "line"), *rows])
+    return [*lines, f"  and {len(operations) - _MOST_ROWS} more lines"] if len(operations) > _MOST_ROWS else lines
+
+
+def _distinct_names(rows: Sequence[ProfiledCalls]) -> list[str]:
+    """Return the name of each row: with line, and the types of arguments, where others have the same."""
+    by_name = Counter(row.name for row in rows)
+    by_line = Counter((row.name, row.line) for row in rows)
+    names = []
+    uses: Counter[str] = Counter()
+    for row in rows:
+        parts = [row.name]
+        if by_name[row.name] > 1:
+            parts = [f"{row.owner}.{row.name}" if row.owner else row.name, row.line]
+        if by_line[row.name, row.line] > 1:
+            more = f" and {len(row.types) - _MOST_TYPES} more" if len(row.types) > _MOST_TYPES else ""
+            parts += [" ".join(row.types[:_MOST_TYPES]) + more]
+        name = ", ".join(filter(None, parts))
+        uses[name] += 1  # as of static arguments with other values
+        names.append(name if uses[name] == 1 else f"{name}, program {uses[name]}")
+    return names
