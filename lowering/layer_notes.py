@@ -10,18 +10,27 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ipujax.lowering.jax_compat import JaxprEqn, scopes_in
-from ipujax.lowering.source_info import NOTE, RECOMPUTED, TRANSPOSED, frame_text, name_stack, without_notes
+from ipujax.lowering.source_info import NOTE, REMATERIALISED, TRANSPOSED, frame_text, name_stack, without_notes
 from ipujax.runtime.cache import remembered_small
 from ipujax.runtime.errors import is_installed, is_of_user
-from ipujax.runtime.tensor import MAX_CALLERS, OF_CALLER, Origin, caller_name, join_layers
+from ipujax.runtime.tensor import (
+    BACKWARD,
+    FORWARD,
+    MAX_CALLERS,
+    OF_CALLER,
+    RECOMPUTED,
+    Origin,
+    caller_name,
+    join_layers,
+)
 
 _SEPARATOR = "\x1f"  # between layer and names of a note; ASCII's separator of units, which no name has
 _INTERNAL = re.compile(
-    rf"ipu_(stage|phase)_\d+|ipu_recompute_\w+|ipu_micro_batches|{NOTE}.*|{RECOMPUTED}|checkpoint"
+    rf"ipu_(stage|phase)_\d+|ipu_recompute_\w+|ipu_micro_batches|{NOTE}.*|{REMATERIALISED}|checkpoint"
     r"|.*/stage \d+ [a-z]+(/.*)?|.*/result \d+",  # of parts of pipelines, and their accumulators
     re.S,
 )
@@ -42,7 +51,7 @@ def origin_of(eqn: JaxprEqn, outer: Origin) -> Origin:
         library="" if users and library == line else library or ("" if users else outer.library),
         file=file if users else outer.file,
         layer=inner_layer,
-        part=_part(path) if name_stack(eqn) and _part(path) else outer.part,
+        part=part_of_stack(name_stack(eqn)) or note.part or outer.part,
         callers=tuple(callers[:MAX_CALLERS]) if users else outer.callers,
         names=note.names,
     )
@@ -63,13 +72,13 @@ def _callers_of(outer: Origin) -> tuple[str, ...]:
 
 
 @remembered_small
-def _part(stack: str) -> str:
-    """Part of a training step by a name stack."""
-    if TRANSPOSED in stack.rpartition(RECOMPUTED)[2]:
-        return "backward"
-    if RECOMPUTED in stack:
-        return "recomputed"
-    return "forward" if "jvp(" in stack else ""
+def part_of_stack(stack: str) -> str:
+    """Part of a training step by a name stack: forward, backward, recomputed, or "" if it tells none."""
+    if TRANSPOSED in stack.rpartition(REMATERIALISED)[2]:
+        return BACKWARD
+    if REMATERIALISED in stack:
+        return RECOMPUTED
+    return FORWARD if "jvp(" in stack else ""
 
 
 def scopes_of(eqn: JaxprEqn) -> tuple[str, ...]:
@@ -93,16 +102,18 @@ class Note:
         layer: of the equation.
         names: of a call of a function that several layers call, layers inside of it; see `Origin.names`.
         lines: those that called the function the equation was inlined from.
+        part: of a training step, where the names of the stack tell none; see `step_parts`.
     """
 
     layer: str
     names: tuple[str, ...] = ()
     lines: tuple[str, ...] = ()
+    part: str = ""
 
 
 def noted(stack: Any, note: Note) -> Any:
     """Name stack with a note in place of any that it has."""
-    text = _SEPARATOR.join([note.layer, *note.names])
+    text = _SEPARATOR.join([note.part, note.layer, *note.names])
     return without_notes(stack).extend(NOTE + "\n".join([text, *note.lines]))
 
 
@@ -119,8 +130,25 @@ def _note(stack: Any) -> Note | None:
     if not notes:
         return None
     text, *lines = notes[-1].removeprefix(NOTE).split("\n")
-    layer, *names = text.split(_SEPARATOR)
-    return Note(layer, tuple(names), tuple(lines))
+    part, layer, *names = text.split(_SEPARATOR)
+    return Note(layer, tuple(names), tuple(lines), part)
+
+
+def with_part(eqn: JaxprEqn, part: str) -> JaxprEqn:
+    """Equation with a part in its note."""
+    info = eqn.source_info
+    return eqn.replace(source_info=info.replace(name_stack=_with_part(info.name_stack, part))) if part else eqn
+
+
+@remembered_small
+def _with_part(stack: Any, part: str) -> Any:
+    return noted(stack, replace(_note(stack) or Note("/".join(_scopes(stack))), part=part))
+
+
+def _common_part(notes: Sequence[Note]) -> str:
+    """Part of several notes, "" if they differ."""
+    parts = {note.part for note in notes}
+    return parts.pop() if len(parts) == 1 else ""
 
 
 def at_source_of(
@@ -140,7 +168,9 @@ def at_source_of(
     note = _note(place.source_info.name_stack)
     if note is not None:
         outer = layers or LayersOfRun("/".join(_common_start([layer_of(member).split("/") for member in eqns])))
-        stack = noted(stack, Note(outer.layer, outer.names, note.lines))
+        notes = [_note(member.source_info.name_stack) for member in eqns]
+        part = _common_part([note for note in notes if note is not None])
+        stack = noted(stack, Note(outer.layer, outer.names, note.lines, part))
     return eqn.replace(source_info=place.source_info.replace(name_stack=stack))
 
 
@@ -194,7 +224,7 @@ def in_common(runs: Sequence[Sequence[JaxprEqn]], name: str) -> tuple[list[Jaxpr
                 "/".join(note.layer.split("/")[len(prefix) :]) for note, prefix in zip(notes, prefixes, strict=True)
             )
             names = tuple(common_name(of_runs) for of_runs in zip(*(note.names for note in notes), strict=True))
-            stack = noted(stack, Note(common_name(inner_layers), names, notes[0].lines))
+            stack = noted(stack, Note(common_name(inner_layers), names, notes[0].lines, _common_part(notes)))
         eqns.append(place[0].replace(source_info=info.replace(name_stack=stack)))
     names_by_run = list(zip(*numbers, strict=True)) or [()] * len(runs)
     return eqns, [LayersOfRun("/".join(prefix), names) for prefix, names in zip(prefixes, names_by_run, strict=True)]

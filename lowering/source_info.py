@@ -15,7 +15,7 @@ from ipujax.runtime.cache import remembered_small
 from ipujax.runtime.errors import is_installed, is_of_user, shown_place
 
 TRANSPOSED = "transpose("
-RECOMPUTED = "rematted_computation"  # JAX's scope of recomputation by a checkpoint
+REMATERIALISED = "rematted_computation"  # JAX's scope of recomputation by a checkpoint
 NOTE = "ipu_layer:"  # prefix of an internal scope with the layer, and the lines of inlined calls
 
 
@@ -130,7 +130,7 @@ def as_recomputed(eqn: JaxprEqn) -> JaxprEqn:
     """Equation in the backward part, named as a checkpoint's recomputation."""
     info = eqn.source_info
     # JAX's own checkpoint makes the same names, so both are recognised in one way.
-    scope = type(info.name_stack)().transform("transpose").extend("rematted_computation")
+    scope = type(info.name_stack)().transform("transpose").extend(REMATERIALISED)
     return eqn.replace(source_info=info.replace(name_stack=scope + info.name_stack))
 
 

@@ -119,6 +119,9 @@ ROOMS: dict[str, str] = {
     "lowering.jaxpr": (
         "lowering.jax_compat lowering.layer_notes lowering.primitives lowering.source_info runtime.tensor"
     ),
+    "lowering.step_parts": (
+        "lowering.jax_compat lowering.jaxpr lowering.layer_notes lowering.source_info runtime.tensor"
+    ),
     "lowering.replicas": (
         "lowering.gcl lowering.jax_compat lowering.jaxpr lowering.popops lowering.primitives lowering.source_info"
         " runtime.analysis runtime.graph runtime.host runtime.target"
@@ -144,15 +147,16 @@ ROOMS: dict[str, str] = {
     "lowering.passes": (
         "lowering.gcl lowering.jax_compat lowering.jaxpr lowering.layer_notes lowering.offload lowering.outlining"
         " lowering.pallas_calls lowering.partition lowering.primitives lowering.recomputation lowering.refs"
-        " lowering.replicas lowering.source_info lowering.stablehlo runtime.graph runtime.logs runtime.tensor"
+        " lowering.replicas lowering.source_info lowering.stablehlo lowering.step_parts runtime.graph runtime.logs"
+        " runtime.tensor"
     ),
     "lowering.dumps": (
         "lowering.jax_compat lowering.passes lowering.source_info runtime.files runtime.graph runtime.target"
         " runtime.tensor"
     ),
     "lowering.ipus": (
-        "lowering.gcl lowering.jax_compat lowering.jaxpr lowering.layout lowering.passes lowering.source_info"
-        " runtime.graph runtime.tensor"
+        "lowering.gcl lowering.jax_compat lowering.jaxpr lowering.layer_notes lowering.layout lowering.passes"
+        " lowering.source_info runtime.graph runtime.tensor"
     ),
     "lowering.host_rows": "lowering.layout runtime.graph runtime.tensor",
     "lowering.schedules": "runtime.target runtime.tensor",

@@ -35,7 +35,6 @@ from ipujax.runtime.tensor import (
     dtype_name,
     is_key_dtype,
     join_layers,
-    part_of,
     visible_layer,
 )
 from ipujax.runtime.timeline import PHASES, Timeline
@@ -88,7 +87,7 @@ def row_key(origin: Origin, name: str) -> RowKey:
 
 def origin_of_row(origin: Origin, *, has_backward: bool) -> Origin:
     """Return the origin of a share of a step with the layer and part of rows: no part if there is no backward one."""
-    part = part_of(origin, has_backward=has_backward and bool(origin.line))  # transfers have no line
+    part = origin.part if has_backward else ""
     is_shared = origin.layer.partition("/")[0] == OF_CALLER  # a variable inside of a function that is called
     return replace(origin, layer=join_layers(SHARED * is_shared, visible_layer(origin.layer)), part=part)
 

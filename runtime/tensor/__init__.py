@@ -40,14 +40,21 @@ if TYPE_CHECKING:
         renumber_tiles as renumber_tiles,
     )
     from ipujax.runtime.tensor.origin import (
+        BACKWARD as BACKWARD,
+        COLLECTIVES as COLLECTIVES,
+        FORWARD as FORWARD,
         MAX_CALLERS as MAX_CALLERS,
         MERGED_WITH as MERGED_WITH,
         OF_CALLER as OF_CALLER,
+        PARTS as PARTS,
+        PLUMBING as PLUMBING,
+        RECOMPUTED as RECOMPUTED,
+        STREAMS as STREAMS,
+        UPDATE as UPDATE,
         Origin as Origin,
         caller_name as caller_name,
         compose as compose,
         join_layers as join_layers,
-        part_of as part_of,
         readable_name as readable_name,
         visible_layer as visible_layer,
     )

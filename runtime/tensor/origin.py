@@ -15,6 +15,15 @@ OF_CALLER = "@caller"  # in a layer, stands for the layer of whoever calls the f
 MAX_CALLERS = 8
 MERGED_WITH = "with "  # begins a scope that names the other lines of a merged collective
 
+FORWARD = "forward"
+BACKWARD = "backward"
+RECOMPUTED = "recomputed"
+UPDATE = "update"
+PLUMBING = "plumbing"  # counters, stashes and copies of pipelines and of loops over micro-batches
+COLLECTIVES = "collectives"
+STREAMS = "streams"  # between host and tiles
+PARTS = (FORWARD, BACKWARD, RECOMPUTED, UPDATE, PLUMBING, COLLECTIVES, STREAMS)  # of a training step
+
 
 @dataclass(frozen=True, slots=True)
 class Origin:
@@ -27,7 +36,7 @@ class Origin:
         file: path of the file of `line`, whose text reports show; empty when none is known.
         layer: names of scopes or functions joined by "/", outermost first, `encoder/block[3]/dense`; inside a function
             that several layers call it begins with `OF_CALLER`, see `compose`.
-        part: "forward", "backward" or "recomputed"; empty outside of a differentiated function, see `part_of`.
+        part: part of a training step, one of `PARTS`; empty where none is known, and in programs without a gradient.
         callers: the user's lines that called the function of `line`, innermost first, at most `MAX_CALLERS`.
         names: for the call of a function that several layers call, the names that `caller_name` stands for inside.
 
@@ -107,8 +116,3 @@ def readable_name(name: str) -> str:
 def _scope(name: str) -> str:
     """Return the name of a transformed scope and a slash; nothing for a scope of this compiler."""
     return "" if not name or _INTERNAL_SCOPE.fullmatch(name) else f"{name}/"
-
-
-def part_of(origin: Origin, *, has_backward: bool) -> str:
-    """Return "forward", "backward", "recomputed" or "update"; empty in a program that has no backward part."""
-    return (origin.part or "update") if has_backward else ""

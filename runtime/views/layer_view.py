@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from ipujax.runtime.profile import Figures, LayerCost
+from ipujax.runtime.tensor import PARTS as PARTS_OF_STEP
 
-PARTS = ("forward", "backward", "recomputed", "update", "")
+PARTS = (*PARTS_OF_STEP, "")
 PART_LABELS = {"": "other"}
 _NUMBER = re.compile(r"\d+")
 _LAST_NUMBER = re.compile(r"_\d+(?=/|$)")

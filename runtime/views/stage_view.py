@@ -17,8 +17,9 @@ MAX_LINKS = 2_000
 SLOW = 1.5  # times the median: a micro-batch that takes longer is named
 STAGE_HEAD = ("stage", "IPU", *STAGE_PHASES, "fill", "steady", "drain", "waits for", "slow micro-batch")
 STAGE_NOTE = (
-    "Shares of the run. Forward, backward and recomputed are its tasks; exchange and sync are between tasks; outside "
-    "is before and after the pipeline, such as the update; fill, steady and drain are parts of idle."
+    "Shares of the run. Forward, backward and recomputed are its tasks; exchange and sync are between tasks; host is "
+    "host exchange in the pipeline, arguments that before and after; outside is other work before and after it, such "
+    "as the update; fill, steady and drain are parts of idle."
 )
 
 

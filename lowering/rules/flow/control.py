@@ -6,6 +6,7 @@ Carried values and stacks are stored as `loop_state` defines.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from jax import lax
@@ -32,7 +33,8 @@ from ipujax.lowering.popops.reductions.reduce import reduce
 from ipujax.lowering.rules.base.context import Context, Rule
 from ipujax.lowering.rules.flow.row_streams import RowStreams, is_off_chip, store_rows
 from ipujax.runtime.graph import Builder, Copy, Graph, Program, Repeat, RepeatWhile, Sequence as ProgramSequence, Switch
-from ipujax.runtime.tensor import Tensor
+from ipujax.runtime.tensor import PLUMBING, UPDATE, Tensor
+from ipujax.runtime.tensor.roles import GRADIENTS
 
 
 def scan_rule(
@@ -127,7 +129,11 @@ def _states(ctx: Context, operands: Sequence[Tensor], body: Body) -> list[Tensor
         elif place is not None and place.node is x.node and sum(operand.node is x.node for operand in operands) == 1:
             states.append(place)
         else:
-            states.append(new_state(ctx.builder, x, n, in_groups))
+            # Accumulators are cleared once a step, in PopART in the fragment of its optimisers.
+            is_cleared = ctx.result_roles[n] == GRADIENTS and ctx.graph.origin.part == PLUMBING
+            origin = replace(ctx.graph.origin, part=UPDATE) if is_cleared else ctx.graph.origin
+            with ctx.graph.debug_origin(origin):
+                states.append(new_state(ctx.builder, x, n, in_groups))
     return states
 
 

@@ -329,11 +329,11 @@ def test_a_program_without_gradient_has_no_parts() -> None:
     assert {origin.part for _, origin in named(looped(block), params(2), X)} == {""}
 
 
-def test_the_update_is_outside_of_all_parts() -> None:
+def test_the_update_is_a_part() -> None:
     def step(ps: Any, x: jax.Array) -> Any:
         return jax.tree.map(lambda a, b: a - b, ps, jax.grad(looped(block))(ps, x))
 
-    (update,) = {origin.layer for eqn, origin in named(step, params(2), X) if origin.part == ""}
+    (update,) = {origin.layer for eqn, origin in named(step, params(2), X) if origin.part == "update"}
     assert update == "step"
 
 
