@@ -89,9 +89,17 @@ def scopes_of(eqn: JaxprEqn) -> tuple[str, ...]:
 @remembered_small
 def _scopes(stack: Any) -> tuple[str, ...]:
     # A Flax module may put a path in one scope, "encoder/layer_0".
-    users = (scope for scope in scopes_in(stack) if not _INTERNAL.fullmatch(scope))
+    users = (scope for scope in scopes_in(stack) if not (_INTERNAL.fullmatch(scope) or _is_einsum(scope)))
     names = (name for scope in users for name in scope.split("/"))
     return tuple(name for name in names if name)
+
+
+def _is_einsum(scope: str) -> bool:
+    """Whether a scope is the specification of a product, `bqd,bkd->bqk`, which `jnp.einsum` opens."""
+    operands, arrow, result = scope.replace(" ", "").replace("...", "").partition("->")
+    letters = operands.replace(",", "")
+    is_text = (letters + result).isalpha() or not letters + result
+    return bool(arrow) and is_text and len(set(result)) == len(result) and set(result) <= set(letters)
 
 
 @dataclass(frozen=True, slots=True)

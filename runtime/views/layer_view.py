@@ -57,6 +57,11 @@ class LayerNode:
         """Busy cycles of all parts of training."""
         return sum(self.parts.values())
 
+    @property
+    def own_cycles(self) -> int:
+        """Busy cycles without those of the layers inside it."""
+        return self.cycles - sum(child.cycles for child in self.children.values())
+
     def walk(self) -> Iterator[LayerNode]:
         """Yield this layer and all inside it, parents first."""
         yield self
@@ -117,6 +122,11 @@ class LayerKind:
     def cycles(self) -> int:
         """Busy cycles of all layers of the kind."""
         return sum(node.cycles for node in self.nodes)
+
+    @property
+    def own_cycles(self) -> int:
+        """Busy cycles of all layers of the kind, without those of the layers inside them."""
+        return sum(node.own_cycles for node in self.nodes)
 
     @property
     def parts(self) -> Counter[str]:
