@@ -14,18 +14,17 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ipujax.lowering.jax_compat import JaxprEqn, scopes_in
-from ipujax.lowering.source_info import NOTE, REMATERIALISED, TRANSPOSED, frame_text, name_stack, without_notes
+from ipujax.lowering.source_info import NOTE, frame_text, name_stack, without_notes
 from ipujax.runtime.cache import remembered_small
 from ipujax.runtime.errors import is_installed, is_of_user
 from ipujax.runtime.tensor import (
-    BACKWARD,
-    FORWARD,
     MAX_CALLERS,
     OF_CALLER,
-    RECOMPUTED,
+    REMATERIALISED,
     Origin,
     caller_name,
     join_layers,
+    part_of_name,
 )
 
 _SEPARATOR = "\x1f"  # between layer and names of a note; ASCII's separator of units, which no name has
@@ -51,7 +50,7 @@ def origin_of(eqn: JaxprEqn, outer: Origin) -> Origin:
         library="" if users and library == line else library or ("" if users else outer.library),
         file=file if users else outer.file,
         layer=inner_layer,
-        part=part_of_stack(name_stack(eqn)) or note.part or outer.part,
+        part=part_of_name(name_stack(eqn)) or note.part or outer.part,
         callers=tuple(callers[:MAX_CALLERS]) if users else outer.callers,
         names=note.names,
     )
@@ -69,16 +68,6 @@ def _lines_of(traceback: Any) -> tuple[tuple[str, ...], str, str]:
 def _callers_of(outer: Origin) -> tuple[str, ...]:
     """Lines that called the function of `outer`; none if several lines call it."""
     return () if outer.layer == OF_CALLER or not outer.line else (outer.line, *outer.callers)
-
-
-@remembered_small
-def part_of_stack(stack: str) -> str:
-    """Part of a training step by a name stack: forward, backward, recomputed, or "" if it tells none."""
-    if TRANSPOSED in stack.rpartition(REMATERIALISED)[2]:
-        return BACKWARD
-    if REMATERIALISED in stack:
-        return RECOMPUTED
-    return FORWARD if "jvp(" in stack else ""
 
 
 def scopes_of(eqn: JaxprEqn) -> tuple[str, ...]:

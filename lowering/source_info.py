@@ -13,9 +13,8 @@ from typing import Any
 from ipujax.lowering.jax_compat import Jaxpr, JaxprEqn, raw_frames, without_scopes
 from ipujax.runtime.cache import remembered_small
 from ipujax.runtime.errors import is_installed, is_of_user, shown_place
+from ipujax.runtime.tensor import REMATERIALISED
 
-TRANSPOSED = "transpose("
-REMATERIALISED = "rematted_computation"  # JAX's scope of recomputation by a checkpoint
 NOTE = "ipu_layer:"  # prefix of an internal scope with the layer, and the lines of inlined calls
 
 

@@ -1,6 +1,6 @@
 """Parts of a training step from its data flow, for equations whose name stack tells none.
 
-    forward, backward, recomputed    by JAX's names of transformations, see `layer_notes.part_of_stack`
+    forward, backward, recomputed    by JAX's names of transformations, see `part_of_name`
     update      computed from a gradient that is complete, or only read by what is; computed once a step from state
                 alone, which the step writes again: weights that are cast, a counter of steps
     forward     other values that the forward part reads, such as a scaled batch; values computed from its results
@@ -25,9 +25,9 @@ from typing import Any
 from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, JaxprEqn, Var, closed, jaxprs_in_params
 from ipujax.lowering.jaxpr import LOOPS, PIPELINE, ValueRoles, bodies, equations, equations_inside, with_inner
 from ipujax.lowering.jaxpr.control_bodies import Body, Places
-from ipujax.lowering.layer_notes import part_of_stack, with_part
+from ipujax.lowering.layer_notes import with_part
 from ipujax.lowering.source_info import name_stack
-from ipujax.runtime.tensor import BACKWARD, FORWARD, PLUMBING, RECOMPUTED, UPDATE
+from ipujax.runtime.tensor import BACKWARD, FORWARD, PLUMBING, RECOMPUTED, UPDATE, part_of_name
 from ipujax.runtime.tensor.roles import OPTIMISER_STATE, STATE, WEIGHTS
 
 # Facts of a value, as bits: what it is computed from,
@@ -67,7 +67,7 @@ def _program(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
 
 
 def _named_part(eqn: JaxprEqn) -> str:
-    return part_of_stack(name_stack(eqn))
+    return part_of_name(name_stack(eqn))
 
 
 def _inner_bodies(eqn: JaxprEqn) -> list[Body]:

@@ -91,7 +91,7 @@ ROOMS: dict[str, str] = {
     "runtime.interpreter": "runtime.analysis runtime.exchange runtime.graph runtime.host runtime.tensor",
     "lowering.jax_compat": "",
     "lowering.stored_modules": "lowering.jax_compat",
-    "lowering.source_info": "lowering.jax_compat",
+    "lowering.source_info": "lowering.jax_compat runtime.tensor",
     "lowering.layer_notes": "lowering.jax_compat lowering.source_info runtime.tensor",
     "lowering.layout": "runtime.compile runtime.exchange runtime.graph runtime.memory runtime.target runtime.tensor",
     "lowering.popops.vertices": "lowering.layout runtime.graph runtime.target runtime.tensor",

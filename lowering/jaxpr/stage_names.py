@@ -13,8 +13,9 @@ from dataclasses import dataclass
 
 from ipujax.lowering.jax_compat import Jaxpr, JaxprEqn
 from ipujax.lowering.jaxpr.nested import equations, equations_inside
-from ipujax.lowering.source_info import REMATERIALISED, TRANSPOSED, name_stack
+from ipujax.lowering.source_info import name_stack
 from ipujax.runtime.cache import remembered_small
+from ipujax.runtime.tensor import REMATERIALISED, TRANSPOSED
 
 _TOKEN = re.compile(r"ipu_stage_(\d+)")
 _PHASE = "ipu_phase_"

@@ -28,9 +28,9 @@ from typing import Any
 from ipujax.lowering.jax_compat import Atom, Jaxpr, JaxprEqn, Literal, Var, shape_of
 from ipujax.lowering.jaxpr.control_bodies import Body, bodies
 from ipujax.lowering.jaxpr.nested import variables, variables_read
-from ipujax.lowering.layer_notes import part_of_stack
 from ipujax.lowering.primitives import record_of
 from ipujax.lowering.source_info import name_stack
+from ipujax.runtime.tensor import part_of_name
 from ipujax.runtime.tensor.roles import (
     ARGUMENTS,
     GRADIENTS,
@@ -84,7 +84,7 @@ class ValueRoles:
             eqns: all equations of a body, in order.
             results: results of the body.
         """
-        parts = [part_of_stack(name_stack(eqn)) for eqn in eqns]
+        parts = [part_of_name(name_stack(eqn)) for eqn in eqns]
         read_by_gradient = set[Var]()
         read_by_rest = set(variables(results))
         for eqn, part in zip(eqns, parts, strict=True):
@@ -203,7 +203,7 @@ class _Flow:
     def through(self, jaxpr: Jaxpr, env: dict[Var, Dependence]) -> list[Dependence]:
         """Return the dependences of a jaxpr's results; `env` has those of its inputs, and gets those of all values."""
         for eqn in jaxpr.eqns:
-            part = part_of_stack(name_stack(eqn))
+            part = part_of_name(name_stack(eqn))
             mask = 0
             is_from_gradient = False
             by_shape: dict[tuple[int, ...], int] = {}

@@ -45,9 +45,9 @@ from ipujax.lowering.jaxpr import (
 from ipujax.lowering.passes.longer_lives import LiveBytes
 from ipujax.lowering.passes.value_numbers import earlier_equals
 from ipujax.lowering.primitives import record_of
-from ipujax.lowering.source_info import REMATERIALISED, name_stack
+from ipujax.lowering.source_info import name_stack
 from ipujax.runtime.graph import BYTE_COST_CYCLES
-from ipujax.runtime.tensor import MIN_BYTES_PER_TILE
+from ipujax.runtime.tensor import MIN_BYTES_PER_TILE, REMATERIALISED
 
 _HOLDERS = CONTROL_FLOW | {"replicated"}  # as in `fuse`: code of the user for tiles stays as it is
 _FIRST_ELEMENTS = 16  # by which most constants of one shape differ

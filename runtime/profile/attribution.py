@@ -28,7 +28,7 @@ from ipujax.runtime.graph import (
     VertexGroup,
     run_counts,
 )
-from ipujax.runtime.tensor import MERGED_WITH, Origin, compose
+from ipujax.runtime.tensor import MERGED_WITH, Origin, compose, without_transformations
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -130,7 +130,7 @@ def operation_name(name: str, origin: Origin) -> str:
     # The end of the stack stays if it names collectives of other lines that were merged into the operation.
     scope = origin.path.rpartition("/")[2]
     merged = f", {scope}" if scope.startswith(MERGED_WITH) else ""
-    return (name.removeprefix(f"{origin.path}/") if origin.path else name) + merged
+    return without_transformations(name.removeprefix(f"{origin.path}/") if origin.path else name) + merged
 
 
 def label(node: Program) -> tuple[Origin, str]:

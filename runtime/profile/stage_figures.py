@@ -31,14 +31,13 @@ from ipujax.runtime.files.kinds import Integer, Record, Text
 from ipujax.runtime.graph import TASK_KINDS, Program
 from ipujax.runtime.profile.attribution import Share, divide
 from ipujax.runtime.profile.task_trace import TaskTrace
-from ipujax.runtime.tensor import Origin
+from ipujax.runtime.tensor import REMATERIALISED, Origin
 from ipujax.runtime.timeline import TaskSpans, TaskTotal, Timeline
 from ipujax.runtime.timeline.clocks import GLOBAL_EXCHANGE, HOST_EXCHANGE, SYNC
 
 STAGE_PHASES = ("forward", "backward", "recomputed", "exchange", "sync", "host", "arguments", "outside", "idle")
 NO_STAGE = -1
 _Slow = tuple[int, str, float, int]  # micro-batch, kind of task, ratio of its cycles to the median, cycles beyond it
-_REMATERIALISED = "rematted_computation"  # scope name of `jax.checkpoint`
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +213,7 @@ def _recomputed_cycles(
 
 def _is_recomputed(origin: Origin, part: str) -> bool:
     """Return whether an operation is recomputed, by its own part, that of its call, or the scope of JAX."""
-    return (origin.part or part) == "recomputed" or (not origin.part and _REMATERIALISED in origin.path)
+    return (origin.part or part) == "recomputed" or (not origin.part and REMATERIALISED in origin.path)
 
 
 def _waits(spans: TaskSpans, trace: TaskTrace) -> dict[tuple[int, int], tuple[int, int, int]]:

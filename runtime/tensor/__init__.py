@@ -49,14 +49,18 @@ if TYPE_CHECKING:
         PARTS as PARTS,
         PLUMBING as PLUMBING,
         RECOMPUTED as RECOMPUTED,
+        REMATERIALISED as REMATERIALISED,
         STREAMS as STREAMS,
+        TRANSPOSED as TRANSPOSED,
         UPDATE as UPDATE,
         Origin as Origin,
         caller_name as caller_name,
         compose as compose,
         join_layers as join_layers,
+        part_of_name as part_of_name,
         readable_name as readable_name,
         visible_layer as visible_layer,
+        without_transformations as without_transformations,
     )
     from ipujax.runtime.tensor.tensor import (
         Tensor as Tensor,

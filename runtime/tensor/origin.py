@@ -9,6 +9,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from ipujax.runtime.cache import remembered_small
 from ipujax.runtime.errors import shown_place
 
 OF_CALLER = "@caller"  # in a layer, stands for the layer of whoever calls the function
@@ -99,18 +100,37 @@ def visible_layer(layer: str) -> str:
 
 
 _PLACEHOLDER = re.compile(rf"{OF_CALLER}(\d+)")
+REMATERIALISED = "rematted_computation"  # JAX's scope of recomputation by a checkpoint
+TRANSPOSED = "transpose("
 _TRANSFORMS = re.compile(r"((?:(?:transpose|jvp|vmap)\()+)([^()/,]*)\)+/?")
-_INTERNAL_SCOPE = re.compile(r"ipu_(stage|phase)_\d+")
+_INTERNAL_SCOPE = re.compile(rf"ipu_(stage|phase)_\d+|ipu_recompute_\w+|{REMATERIALISED}|checkpoint")
+_RECOMPUTED_SCOPE = re.compile(rf"(checkpoint/)?{REMATERIALISED}/|\bipu_(stage|phase)_\d+/")
 
 
 def readable_name(name: str) -> str:
     """Rewrite a debug name without transformations: `transpose(jvp(mlp))/dot` as "backward of mlp/dot"."""
     # Of merged compute sets, joined by ", ", the result is the first name and the number of further ones.
     first, *further_names = name.split(", ") if "[" not in name else [name]  # shapes have commas too
-    part = "backward of " if "transpose(" in first else "forward of " if "jvp(" in first else ""
-    scopes = _TRANSFORMS.sub(lambda match: _scope(match[2]), first).strip("/")
+    part = part_of_name(first)
+    scopes = without_transformations(first)
     suffix = f" and {len(further_names)} more" if further_names else ""
-    return f"{part if scopes else part.removesuffix(' of ')}{scopes}{suffix}"
+    return f"{part}{' of ' if part and scopes else ''}{scopes}{suffix}"
+
+
+def without_transformations(name: str) -> str:
+    """Return a debug name without JAX's transformations and internal scopes: `transpose(jvp(mlp))/dot` as `mlp/dot`."""
+    plain = _TRANSFORMS.sub(lambda match: _scope(match[2]), name) if "(" in name else name
+    return _RECOMPUTED_SCOPE.sub("", plain).strip("/")
+
+
+@remembered_small
+def part_of_name(name: str) -> str:
+    """Return the part of training that the transformations in a name stack tell: one of the first three, or ""."""
+    if TRANSPOSED in name.rpartition(REMATERIALISED)[2]:
+        return BACKWARD
+    if REMATERIALISED in name:
+        return RECOMPUTED
+    return FORWARD if "jvp(" in name else ""
 
 
 def _scope(name: str) -> str:

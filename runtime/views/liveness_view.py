@@ -12,7 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from ipujax.runtime.memory.live_item import readable_item
 from ipujax.runtime.profile import Figures
+from ipujax.runtime.tensor import readable_name
 
 MAX_STEPS = 3_000
 MAX_VARIABLES = 6  # of one step
@@ -58,7 +60,7 @@ def liveness_view(profile: Figures) -> LivenessView:
         tuple(map(_item, live["alwaysLiveVariables"])),
         live["alwaysLiveBytes"],
         tuple(_item(live["notAlwaysLiveVariables"][n]) for n in numbers),
-        tuple(step.get("name") or step["type"] for step in peaks),
+        tuple(readable_name(step.get("name") or step["type"]) for step in peaks),
         np.array([live["alwaysLiveBytes"] + step["liveBytes"] for step in peaks], np.int64),
         largest,
         len(steps),
@@ -73,4 +75,4 @@ def _steps(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _item(item: dict[str, Any]) -> Item:
-    return item["name"], item["bytes"], item["origin"]
+    return readable_item(item["name"]), item["bytes"], item["origin"]

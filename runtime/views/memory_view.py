@@ -7,13 +7,15 @@ Limits: neighbours in a grid have neighbouring numbers, which need not be neighb
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
 
 from ipujax.runtime.memory import ALWAYS_ROLES, FIXED, GAPS, BreakdownRow, LiveBytes, LiveItem, TileContents
+from ipujax.runtime.memory.live_item import readable_item
 from ipujax.runtime.profile import Figures
+from ipujax.runtime.tensor import readable_name
 
 MAX_TILES = 4_096  # whose categories are listed: the page of a pod would be too large
 _ASPECT = 2.5  # columns to rows of one chip
@@ -127,7 +129,11 @@ def memory_view(profile: Figures) -> MemoryView:
         memory.largest,
         memory.breakdown.largest(),
         memory.live_bytes,
-        memory.contents,
+        replace(
+            memory.contents,
+            items=tuple((readable_item(name), kind, line) for name, kind, line in memory.contents.items),
+            steps=tuple(map(readable_name, memory.contents.steps)),
+        ),
     )
 
 
