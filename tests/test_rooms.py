@@ -364,8 +364,8 @@ ROOMS: dict[str, str] = {
         " runtime.report runtime.target"
     ),
     "ipujax.front_end": (
-        "ipujax.arguments ipujax.jit ipujax.public ipujax.recurrent lowering.jaxpr lowering.schedules runtime.files"
-        " runtime.logs runtime.options runtime.signatures runtime.target"
+        "ipujax.arguments ipujax.jit ipujax.public ipujax.recurrent lowering.jaxpr lowering.schedules"
+        " lowering.source_info runtime.files runtime.logs runtime.options runtime.signatures runtime.target"
     ),
     "ipujax.keras.backend": "ipujax",
     "ipujax.keras.ops": "",

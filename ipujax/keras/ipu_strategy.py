@@ -27,6 +27,7 @@ from ipujax.keras.execution.model_steps import predict_step, test_step, train_st
 from ipujax.keras.execution.update_counts import CheckUpdates, check_last_batch
 from ipujax.keras.model_state import settings as model_settings
 from ipujax.keras.model_state.attributes import replace_attribute, set_untracked
+from ipujax.keras.model_state.places import record_compiled, recorded_places
 from ipujax.keras.model_state.scope_attributes import explain_missing
 from ipujax.keras.model_state.settings import settings_of
 from ipujax.keras.serving import exporter
@@ -94,6 +95,7 @@ class IPUStrategy:
             stack.enter_context(_exclusive_thread())
             self._warn_of_options()
             stack.callback(self._release)  # runs last, when Keras' methods are restored
+            stack.enter_context(recorded_places())
             for name, method in self._methods().items():
                 stack.enter_context(replace_attribute(keras.Model, name, method))
             yield self
@@ -126,6 +128,7 @@ class IPUStrategy:
             if isinstance(steps := kwargs.get("steps_per_execution"), SupportsIndex):
                 kwargs["steps_per_execution"] = index(steps)  # the cardinality of a `tf.data.Dataset` is a tensor
             keras_compile(model, *args, **kwargs)
+            record_compiled(model)
             self._models.add(model)
 
         def fit(model: Any, *args: Any, **kwargs: Any) -> Any:

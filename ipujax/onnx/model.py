@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -135,7 +137,8 @@ def load(
     _say_narrowed(graph)
     params = _params(graph, values)
     check_constants(graph, [*params, *(info.name for info in graph.inputs if info.name not in values)])
-    return Model(graph, params, values, Settings(bounds, budget=budget))
+    file = Path(model).name if isinstance(model, str | PathLike) else graph.name or "model"
+    return Model(graph, params, values, Settings(bounds, budget=budget, file=file))
 
 
 def _params(graph: Graph, static: Mapping[str, Any]) -> dict[str, jax.Array]:

@@ -141,13 +141,13 @@ def label(node: Program) -> tuple[Origin, str]:
     return node.origin, "decision"
 
 
-# Origins that differ in layer, part or names only compare equal, so these are part of the key.
-_Call = tuple[Origin, str, str, tuple[str, ...]]
-_TOP: _Call = (Origin(), "", "", ())  # outside of functions
+# Origins that differ in layer, part, names or places only compare equal, so these are part of the key.
+_Call = tuple[Origin, str, str, tuple[str, ...], tuple[str, ...]]
+_TOP: _Call = (Origin(), "", "", (), ())  # outside of functions
 
 
 def _call(origin: Origin) -> _Call:
-    return origin, origin.layer, origin.part, origin.names
+    return origin, origin.layer, origin.part, origin.names, origin.places
 
 
 def _calls_of_steps(program: Program) -> Mapping[Program, Mapping[_Call, int]]:

@@ -40,8 +40,9 @@ class Origin:
         part: part of a training step, one of `PARTS`; empty where none is known, and in programs without a gradient.
         callers: the user's lines that called the function of `line`, innermost first, at most `MAX_CALLERS`.
         names: for the call of a function that several layers call, the names that `caller_name` stands for inside.
+        places: the same of lines that a front end gives.
 
-    Two origins that differ in the last five alone are equal.
+    Two origins that differ in the last six alone are equal.
     """
 
     line: str = ""
@@ -53,6 +54,7 @@ class Origin:
     callers: tuple[str, ...] = field(default=(), compare=False, repr=False)
     # Files leave names out: they are of calls of functions, which no row of a profile is.
     names: tuple[str, ...] = field(default=(), compare=False, repr=False, metadata={"is_saved": False})
+    places: tuple[str, ...] = field(default=(), compare=False, repr=False, metadata={"is_saved": False})
 
     @classmethod
     def at(cls, place: tuple[str, int, str] | None) -> Origin:
@@ -81,7 +83,9 @@ def compose(call: Origin, inner: Origin) -> Origin:
     first, *rest = layer.split("/")
     # A layer that begins at the caller is inside the call's; any other is absolute.
     layer = join_layers(call.layer, *rest) if first == OF_CALLER else layer or call.layer
-    return replace(inner, layer=layer, part=inner.part or call.part, names=names)
+    line = _fill_placeholders(inner.line, call.places)
+    places = tuple(_fill_placeholders(place, call.places) for place in inner.places)
+    return replace(inner, line=line, layer=layer, part=inner.part or call.part, names=names, places=places)
 
 
 def caller_name(number: int) -> str:

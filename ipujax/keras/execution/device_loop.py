@@ -27,6 +27,7 @@ from ipujax.keras.execution.memory_remedies import with_keras_remedies
 from ipujax.keras.execution.model_steps import REPLICA_AXIS, Step, first_of
 from ipujax.keras.model_state.attributes import set_untracked
 from ipujax.keras.model_state.named_state import Named, StateNames
+from ipujax.keras.model_state.places import placed_step
 from ipujax.keras.model_state.settings import ModelSettings, settings_of
 from ipujax.keras.stages.stage_trace import shape_of, with_stages
 
@@ -208,6 +209,7 @@ class Execution:
     def _function(self, settings: ModelSettings) -> IpuFunction[..., Any]:
         if settings not in self._programs.functions:
             run = _loop(self._make_step(self._model, settings), self.kind, self.settings.outfeed, self._programs.names)
+            run = placed_step(self._model, run)
             run.__name__ = f"{self._model.name}_{self.kind}"
             shared: dict[str, Any] = {}
             if settings.replicas > 1:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,6 +17,7 @@ import jax
 import numpy as np
 
 import ipujax as ipu
+from ipujax.front_end import MadeAt
 from ipujax.onnx.budget import Budget, SubgraphNodes
 from ipujax.onnx.evaluation.folding import fold, is_foldable
 from ipujax.onnx.evaluation.saturation import run_narrowed
@@ -49,12 +51,14 @@ class Settings:
         logged: names of nodes whose saturated operands have been logged.
         budget: bounds on all sizes.
         subgraph_nodes: nodes of subgraphs that this evaluation may still trace; None: any number.
+        file: name of the model's file, by which profiles show nodes as lines; empty for the lines of calls.
     """
 
     max_sizes: Mapping[str, int] = field(default_factory=dict)
     logged: set[str] = field(default_factory=set)
     budget: Budget = field(default_factory=Budget)
     subgraph_nodes: SubgraphNodes | None = None
+    file: str = ""
 
     def for_evaluation(self, graph: Graph) -> Settings:
         """Return the settings of one evaluation of a graph, which counts the nodes of subgraphs."""
@@ -87,7 +91,10 @@ def run_node(node: Node, operands: Sequence[Any], scope: Mapping[str, Any], sett
     """
     entry = OPERATORS.get((node.domain, node.op_type))
     try:
-        with jax.named_scope(_scope_name(node.name)):
+        with ExitStack() as scopes:
+            if settings.file:
+                scopes.enter_context(MadeAt(f"{settings.file}:{node.name} ({node.op_type})").scope())
+            scopes.enter_context(jax.named_scope(_scope_name(node.name)))
             results = _results(entry, node, operands, scope, settings)
             check_sizes(node, results, settings.budget)
             return results
@@ -132,7 +139,8 @@ def _run_body(node: Node, operands: Sequence[Any], settings: Settings) -> tuple[
     graph = expanded(node, types)
     present = [x for x in operands if x is not None]
     names = [info.name for info in graph.inputs]
-    results = iter(evaluate(graph, dict(zip(names, present, strict=True)), settings))
+    inner = replace(settings, file="")  # its nodes are not of the file
+    results = iter(evaluate(graph, dict(zip(names, present, strict=True)), inner))
     return tuple(next(results) if name else None for name in node.outputs)
 
 
