@@ -136,11 +136,24 @@ def layer_of(eqn: JaxprEqn) -> str:
 
 @remembered_small
 def _note(stack: Any) -> Note | None:
-    """Note in a name stack, if any."""
-    notes = [name for name in scopes_in(stack) if name.startswith(NOTE)]
+    """Note in a name stack, if any; of an equation that was inlined after it got one, together with the call's."""
+    notes = [_read(name) for name in scopes_in(stack) if name.startswith(NOTE)]
     if not notes:
         return None
-    text, *lines = notes[-1].removeprefix(NOTE).split("\n")
+    *outer, inner = notes
+    for around in reversed(outer):
+        inner = replace(
+            inner,
+            layer=join_layers(around.layer, inner.layer),
+            lines=(*inner.lines, *around.lines),
+            part=inner.part or around.part,
+            made_at=inner.made_at if inner.made_at.line else around.made_at,
+        )
+    return inner
+
+
+def _read(scope: str) -> Note:
+    text, *lines = scope.removeprefix(NOTE).split("\n")
     single, *several = text.split(_END)
     part, line, file, layer = single.split(_SEPARATOR)
     names, places = (tuple(texts.split(_SEPARATOR)) if texts else () for texts in several)

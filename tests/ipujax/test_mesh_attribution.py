@@ -82,3 +82,16 @@ def test_attribution_over_a_mesh_is_that_of_one_ipu(seeds: range) -> None:
         assert lines_of(sharded, LEAST) <= traced_lines(seed), seed
         assert layers_of(single, LEAST) <= layers_of(sharded, 0), seed
         assert layers_of(sharded, LEAST) <= layers_of(single, 0), seed
+
+
+def test_attribution_of_a_mapped_function_is_within_its_callers() -> None:
+    mesh = ipu.make_mesh((4,), ("data",), axis_types=(AxisType.Auto,))
+
+    def network(x: jax.Array) -> jax.Array:
+        def mapped(x: jax.Array) -> jax.Array:
+            return jax.lax.psum(jnp.sum(x @ x.T), "data")
+
+        return jnp.sin(jax.shard_map(mapped, mesh=mesh, in_specs=P("data"), out_specs=P())(x))
+
+    profile = ipu.jit(network, device=ipu.IPUModel(num_ipus=4)).profile(jax.ShapeDtypeStruct((64, 64), jnp.float32))
+    assert {row.layer for row in profile.layers if row.cycles} == {"(no layer)", "network", "network/mapped"}
