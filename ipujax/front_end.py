@@ -12,9 +12,9 @@ A front end translates models of another library into functions of `ipu.jit`: `i
     Recompute             type of `Options.recompute`
     IpuFunction           type of the functions that `ipu.jit` returns
     named_stages          stages that the operations of a traced model are in
+    MadeAt                the line of a model that made what is traced, in place of the line of a call
     Log                   lines of the log, for requests without effect
     NotCopied             refusal of copies, for sessions and builders
-    remembered_small      a cache that `ipu.clear_caches` empties
     public_names          the `__dir__` of a module
     recurrent             cells of recurrent layers, and the scan that runs them
     write_file            files that are whole or absent, with errors of this form
@@ -29,7 +29,6 @@ from ipujax.arguments import as_numbers as as_numbers, whole_number as whole_num
 from ipujax.arguments.poplar_options import read_options as read_options
 from ipujax.jit import IpuFunction as IpuFunction
 from ipujax.public import public_names as public_names
-from ipujax.runtime.cache import remembered_small as remembered_small
 from ipujax.runtime.errors import (
     ArgumentAttributeError as ArgumentAttributeError,
     ArgumentTypeError as ArgumentTypeError,
@@ -46,5 +45,6 @@ from ipujax.runtime.target import CHIP_NAMES as CHIP_NAMES, nearest as nearest
 if TYPE_CHECKING:
     from ipujax.lowering.jaxpr import named_stages as named_stages
     from ipujax.lowering.schedules import as_schedule as as_schedule
+    from ipujax.lowering.source_info import MadeAt as MadeAt
 else:
     __getattr__ = _lazy_names(__name__)

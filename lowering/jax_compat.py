@@ -242,8 +242,8 @@ def scopes_in(stack: Any) -> list[str]:
     return [name.name for name in stack.stack if type(name).__name__ == "Scope"]
 
 
-def without_scopes(stack: Any, prefix: str) -> Any:
-    """Name stack without scopes whose names begin with a prefix."""
+def without_scopes(stack: Any, prefix: str | tuple[str, ...]) -> Any:
+    """Name stack without scopes whose names begin with a prefix, or with one of several."""
     remaining = tuple(x for x in stack.stack if type(x).__name__ != "Scope" or not x.name.startswith(prefix))
     return stack if len(remaining) == len(stack.stack) else type(stack)(remaining)
 

@@ -10,18 +10,27 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ipujax.lowering.jax_compat import JaxprEqn, scopes_in
-from ipujax.lowering.source_info import NOTE, RECOMPUTED, TRANSPOSED, frame_text, name_stack, without_notes
+from ipujax.lowering.source_info import MADE_AT, NOTE, MadeAt, frame_text, name_stack, without_notes
 from ipujax.runtime.cache import remembered_small
 from ipujax.runtime.errors import is_installed, is_of_user
-from ipujax.runtime.tensor import MAX_CALLERS, OF_CALLER, Origin, caller_name, join_layers
+from ipujax.runtime.tensor import (
+    MAX_CALLERS,
+    OF_CALLER,
+    REMATERIALISED,
+    Origin,
+    caller_name,
+    join_layers,
+    part_of_name,
+)
 
-_SEPARATOR = "\x1f"  # between layer and names of a note; ASCII's separator of units, which no name has
+_SEPARATOR = "\x1f"  # between texts of a note; ASCII's separator of units, which no name has
+_END = "\x1e"  # between groups of them
 _INTERNAL = re.compile(
-    rf"ipu_(stage|phase)_\d+|ipu_recompute_\w+|ipu_micro_batches|{NOTE}.*|{RECOMPUTED}|checkpoint"
+    rf"ipu_(stage|phase)_\d+|ipu_recompute_\w+|ipu_micro_batches|{NOTE}.*|{MADE_AT}.*|{REMATERIALISED}|checkpoint"
     r"|.*/stage \d+ [a-z]+(/.*)?|.*/result \d+",  # of parts of pipelines, and their accumulators
     re.S,
 )
@@ -33,8 +42,15 @@ def origin_of(eqn: JaxprEqn, outer: Origin) -> Origin:
     traceback = eqn.source_info.traceback
     users, file, library = _lines_of(traceback) if traceback else ((), "", "")
     # A note from inlining has the layer and calls; without one the scopes are the layer.
-    note = _note(eqn.source_info.name_stack) or Note("/".join(scopes_of(eqn)))
+    stack = eqn.source_info.name_stack
+    note = _note(stack) or Note("/".join(scopes_of(eqn)), made_at=MadeAt.of(stack))
     inner_layer = join_layers(outer.layer, note.layer)
+    part = part_of_name(name_stack(eqn)) or note.part or outer.part
+    if note.made_at.line:
+        made_at = note.made_at
+        return Origin(
+            made_at.line, path, library, made_at.file, inner_layer, part, names=note.names, places=note.places
+        )
     line, *callers = [*users, *note.lines, *_callers_of(outer)] or [""]
     return Origin(
         line=line if users else outer.line,
@@ -42,9 +58,10 @@ def origin_of(eqn: JaxprEqn, outer: Origin) -> Origin:
         library="" if users and library == line else library or ("" if users else outer.library),
         file=file if users else outer.file,
         layer=inner_layer,
-        part=_part(path) if name_stack(eqn) and _part(path) else outer.part,
+        part=part,
         callers=tuple(callers[:MAX_CALLERS]) if users else outer.callers,
         names=note.names,
+        places=note.places,
     )
 
 
@@ -62,16 +79,6 @@ def _callers_of(outer: Origin) -> tuple[str, ...]:
     return () if outer.layer == OF_CALLER or not outer.line else (outer.line, *outer.callers)
 
 
-@remembered_small
-def _part(stack: str) -> str:
-    """Part of a training step by a name stack."""
-    if TRANSPOSED in stack.rpartition(RECOMPUTED)[2]:
-        return "backward"
-    if RECOMPUTED in stack:
-        return "recomputed"
-    return "forward" if "jvp(" in stack else ""
-
-
 def scopes_of(eqn: JaxprEqn) -> tuple[str, ...]:
     """User's scopes of an equation, outermost first, without transformations and internal scopes."""
     return _scopes(eqn.source_info.name_stack)
@@ -80,9 +87,17 @@ def scopes_of(eqn: JaxprEqn) -> tuple[str, ...]:
 @remembered_small
 def _scopes(stack: Any) -> tuple[str, ...]:
     # A Flax module may put a path in one scope, "encoder/layer_0".
-    users = (scope for scope in scopes_in(stack) if not _INTERNAL.fullmatch(scope))
+    users = (scope for scope in scopes_in(stack) if not (_INTERNAL.fullmatch(scope) or _is_einsum(scope)))
     names = (name for scope in users for name in scope.split("/"))
     return tuple(name for name in names if name)
+
+
+def _is_einsum(scope: str) -> bool:
+    """Whether a scope is the specification of a product, `bqd,bkd->bqk`, which `jnp.einsum` opens."""
+    operands, arrow, result = scope.replace(" ", "").replace("...", "").partition("->")
+    letters = operands.replace(",", "")
+    is_text = (letters + result).isalpha() or not letters + result
+    return bool(arrow) and is_text and len(set(result)) == len(result) and set(result) <= set(letters)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,16 +108,23 @@ class Note:
         layer: of the equation.
         names: of a call of a function that several layers call, layers inside of it; see `Origin.names`.
         lines: those that called the function the equation was inlined from.
+        part: of a training step, where the names of the stack tell none; see `step_parts`.
+        made_at: place that a front end gave it; its line may be a placeholder.
+        places: of a call of a function, lines of such places inside of it; see `Origin.places`.
     """
 
     layer: str
     names: tuple[str, ...] = ()
     lines: tuple[str, ...] = ()
+    part: str = ""
+    made_at: MadeAt = MadeAt()
+    places: tuple[str, ...] = ()
 
 
 def noted(stack: Any, note: Note) -> Any:
     """Name stack with a note in place of any that it has."""
-    text = _SEPARATOR.join([note.layer, *note.names])
+    fields = ((note.part, note.made_at.line, note.made_at.file, note.layer), note.names, note.places)
+    text = _END.join(map(_SEPARATOR.join, fields))
     return without_notes(stack).extend(NOTE + "\n".join([text, *note.lines]))
 
 
@@ -114,13 +136,46 @@ def layer_of(eqn: JaxprEqn) -> str:
 
 @remembered_small
 def _note(stack: Any) -> Note | None:
-    """Note in a name stack, if any."""
-    notes = [name for name in scopes_in(stack) if name.startswith(NOTE)]
+    """Note in a name stack, if any; of an equation that was inlined after it got one, together with the call's."""
+    notes = [_read(name) for name in scopes_in(stack) if name.startswith(NOTE)]
     if not notes:
         return None
-    text, *lines = notes[-1].removeprefix(NOTE).split("\n")
-    layer, *names = text.split(_SEPARATOR)
-    return Note(layer, tuple(names), tuple(lines))
+    *outer, inner = notes
+    for around in reversed(outer):
+        inner = replace(
+            inner,
+            layer=join_layers(around.layer, inner.layer),
+            lines=(*inner.lines, *around.lines),
+            part=inner.part or around.part,
+            made_at=inner.made_at if inner.made_at.line else around.made_at,
+        )
+    return inner
+
+
+def _read(scope: str) -> Note:
+    text, *lines = scope.removeprefix(NOTE).split("\n")
+    single, *several = text.split(_END)
+    part, line, file, layer = single.split(_SEPARATOR)
+    names, places = (tuple(texts.split(_SEPARATOR)) if texts else () for texts in several)
+    return Note(layer, names, tuple(lines), part, MadeAt(line, file), places)
+
+
+def with_part(eqn: JaxprEqn, part: str) -> JaxprEqn:
+    """Equation with a part in its note."""
+    info = eqn.source_info
+    return eqn.replace(source_info=info.replace(name_stack=_with_part(info.name_stack, part))) if part else eqn
+
+
+@remembered_small
+def _with_part(stack: Any, part: str) -> Any:
+    note = _note(stack) or Note("/".join(_scopes(stack)), made_at=MadeAt.of(stack))
+    return noted(stack, replace(note, part=part))
+
+
+def _common_part(notes: Sequence[Note]) -> str:
+    """Part of several notes, "" if they differ."""
+    parts = {note.part for note in notes}
+    return parts.pop() if len(parts) == 1 else ""
 
 
 def at_source_of(
@@ -140,7 +195,9 @@ def at_source_of(
     note = _note(place.source_info.name_stack)
     if note is not None:
         outer = layers or LayersOfRun("/".join(_common_start([layer_of(member).split("/") for member in eqns])))
-        stack = noted(stack, Note(outer.layer, outer.names, note.lines))
+        notes = [_note(member.source_info.name_stack) for member in eqns]
+        part = _common_part([note for note in notes if note is not None])
+        stack = noted(stack, Note(outer.layer, outer.names, note.lines, part, note.made_at, outer.places))
     return eqn.replace(source_info=place.source_info.replace(name_stack=stack))
 
 
@@ -160,10 +217,12 @@ class LayersOfRun:
     Args:
         layer: common prefix of all.
         names: layers inside of it that are named otherwise in other runs, by number; see `Origin.names`.
+        places: the same of lines that a front end gave.
     """
 
     layer: str
     names: tuple[str, ...] = ()
+    places: tuple[str, ...] = ()
 
 
 def in_common(runs: Sequence[Sequence[JaxprEqn]], name: str) -> tuple[list[JaxprEqn], list[LayersOfRun]]:
@@ -179,9 +238,10 @@ def in_common(runs: Sequence[Sequence[JaxprEqn]], name: str) -> tuple[list[Jaxpr
     outer = common_stack([without_notes(eqn.source_info.name_stack) for run in runs for eqn in run])
     scope = outer.extend(name)
     prefixes = [_common_start([layer_of(eqn).split("/") for eqn in run]) for run in runs]
-    numbers: dict[tuple[str, ...], int] = {}  # of names that differ between runs: those of all runs, in order
+    names_by_number: _Numbers = {}
+    places_by_number: _Numbers = {}
 
-    def common_name(names: tuple[str, ...]) -> str:
+    def common_name(names: tuple[str, ...], numbers: _Numbers) -> str:
         return names[0] if len(set(names)) == 1 else caller_name(numbers.setdefault(names, len(numbers)))
 
     eqns = []
@@ -193,11 +253,27 @@ def in_common(runs: Sequence[Sequence[JaxprEqn]], name: str) -> tuple[list[Jaxpr
             inner_layers = tuple(
                 "/".join(note.layer.split("/")[len(prefix) :]) for note, prefix in zip(notes, prefixes, strict=True)
             )
-            names = tuple(common_name(of_runs) for of_runs in zip(*(note.names for note in notes), strict=True))
-            stack = noted(stack, Note(common_name(inner_layers), names, notes[0].lines))
+            names, places = (
+                tuple(common_name(of_runs, numbers) for of_runs in zip(*texts, strict=True))
+                for texts, numbers in (
+                    ([note.names for note in notes], names_by_number),
+                    ([note.places for note in notes], places_by_number),
+                )
+            )
+            files = {note.made_at.file for note in notes}
+            line = common_name(tuple(note.made_at.line for note in notes), places_by_number)
+            made_at = MadeAt(line, files.pop() if len(files) == 1 else "")
+            layer = common_name(inner_layers, names_by_number)
+            stack = noted(stack, Note(layer, names, notes[0].lines, _common_part(notes), made_at, places))
         eqns.append(place[0].replace(source_info=info.replace(name_stack=stack)))
-    names_by_run = list(zip(*numbers, strict=True)) or [()] * len(runs)
-    return eqns, [LayersOfRun("/".join(prefix), names) for prefix, names in zip(prefixes, names_by_run, strict=True)]
+    names_of_runs, places_of_runs = (
+        list(zip(*numbers, strict=True)) or [()] * len(runs) for numbers in (names_by_number, places_by_number)
+    )
+    layers = map("/".join, prefixes)
+    return eqns, [LayersOfRun(*of_run) for of_run in zip(layers, names_of_runs, places_of_runs, strict=True)]
+
+
+_Numbers = dict[tuple[str, ...], int]  # of texts that differ between runs: those of all runs, in order
 
 
 def _common_start(paths: Sequence[list[str]]) -> list[str]:

@@ -63,14 +63,14 @@ from ipujax.runtime.graph import (
 from ipujax.runtime.host import ALONE, Instances
 from ipujax.runtime.options import Options
 from ipujax.runtime.target import Target
-from ipujax.runtime.tensor import Origin, Tensor, concat
+from ipujax.runtime.tensor import UPDATE, Origin, Tensor, concat
 
 _PROPORTIONS = (
     (16.0, 0.1),
     (2.0, 0.15),
     (1.0, 0.3),
 )  # (least cost of a byte in cycles, proportion of a tile's memory that an operation may use at most)
-_UPDATE = Origin(path="results into donated arguments")
+_INTO_ARGUMENTS = Origin(path="results into donated arguments", part=UPDATE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,7 +300,7 @@ class _Program:
             return
         if alias is not None and home is not None and result is not home:
             self._map_linearly(result)
-            with self._graph.debug_origin(_UPDATE):
+            with self._graph.debug_origin(_INTO_ARGUMENTS):
                 name = f"{self._plan.inputs.names[alias]}/update"
                 overwrite(Builder(self._graph, self._prog, name), result, home)
             result = home
@@ -355,7 +355,7 @@ class _Program:
             if not is_safe and overwritten & set(result.variables()):
                 copy = self._home.add_variable(result.shape, result.dtype, "aside")
                 self._map_linearly(copy)
-                self._prog.add(Copy(result, copy, "aside", _UPDATE))
+                self._prog.add(Copy(result, copy, "aside", _INTO_ARGUMENTS))
                 result = copy
             safe_results.append(result)
         return safe_results

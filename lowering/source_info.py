@@ -7,16 +7,49 @@ equations with another source. The layers of a model that name stacks have are r
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
-from ipujax.lowering.jax_compat import Jaxpr, JaxprEqn, raw_frames, without_scopes
-from ipujax.runtime.cache import remembered_small
-from ipujax.runtime.errors import is_installed, is_of_user, shown_place
+import jax
 
-TRANSPOSED = "transpose("
-RECOMPUTED = "rematted_computation"  # JAX's scope of recomputation by a checkpoint
+from ipujax.lowering.jax_compat import Jaxpr, JaxprEqn, raw_frames, scopes_in, without_scopes
+from ipujax.runtime.cache import remembered_small
+from ipujax.runtime.errors import is_installed, is_of_user, shown_place, user_place
+from ipujax.runtime.tensor import REMATERIALISED
+
 NOTE = "ipu_layer:"  # prefix of an internal scope with the layer, and the lines of inlined calls
+MADE_AT = "ipu_made_at:"  # prefix of an internal scope with a `MadeAt`
+
+
+@dataclass(frozen=True, slots=True)
+class MadeAt:
+    """Place in a model that a front end evaluates: its equations have this line, and none of the call.
+
+    Args:
+        line: as `file:line (function)`, or a node of a file; empty for the lines that the equations were traced at.
+        file: path of the file of `line`, whose text reports show; empty for none.
+    """
+
+    line: str = ""
+    file: str = ""
+
+    @classmethod
+    def here(cls) -> MadeAt:
+        """Return the innermost running line of the user's."""
+        place = user_place()
+        return cls() if place is None else cls(shown_place(place), place[0])
+
+    @classmethod
+    def of(cls, stack: Any) -> MadeAt:
+        """Return the innermost place of a name stack, an empty one without any."""
+        texts = [name for name in scopes_in(stack) if name.startswith(MADE_AT)]
+        line, _, file = texts[-1].removeprefix(MADE_AT).rpartition("|") if texts else ("", "", "")
+        return cls(line, file)
+
+    def scope(self) -> AbstractContextManager[Any]:
+        """Give the place to what is traced inside."""
+        return jax.named_scope(f"{MADE_AT}{self.line}|{self.file}")
 
 
 def source_line(eqn: JaxprEqn) -> str:
@@ -93,8 +126,8 @@ def _printed(stack: Any) -> str:
 
 
 def without_notes(stack: Any) -> Any:
-    """Name stack without notes."""
-    return without_scopes(stack, NOTE)
+    """Name stack without notes and places."""
+    return without_scopes(stack, (NOTE, MADE_AT))
 
 
 def shown_calls(eqn: JaxprEqn) -> list[str]:
@@ -130,7 +163,7 @@ def as_recomputed(eqn: JaxprEqn) -> JaxprEqn:
     """Equation in the backward part, named as a checkpoint's recomputation."""
     info = eqn.source_info
     # JAX's own checkpoint makes the same names, so both are recognised in one way.
-    scope = type(info.name_stack)().transform("transpose").extend("rematted_computation")
+    scope = type(info.name_stack)().transform("transpose").extend(REMATERIALISED)
     return eqn.replace(source_info=info.replace(name_stack=scope + info.name_stack))
 
 

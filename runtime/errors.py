@@ -24,9 +24,10 @@ from ipujax.runtime.cache import remembered_small
 # Files that are not the user's: ipujax, JAX, generated code ("<string>", "<frozen …>"), and the standard library.
 _IPUJAX = f"{Path(__file__).parent.parent}{os.sep}"
 _JAX = f"{Path(jax.__file__).parent}{os.sep}"
-_SKIPPED_FILES = (_IPUJAX, _JAX, "<")
+_SCRIPTS = sysconfig.get_path("scripts") + os.sep  # of installed packages, as the command `ipujax`
+_SKIPPED_FILES = (_IPUJAX, _JAX, _SCRIPTS, "<")
 _STANDARD_LIBRARY = sysconfig.get_path("stdlib") + os.sep
-_INSTALLED = tuple({sysconfig.get_path(name) + os.sep for name in ("purelib", "platlib", "stdlib")})
+_INSTALLED = tuple({sysconfig.get_path(name) + os.sep for name in ("purelib", "platlib", "stdlib", "scripts")})
 _CONSOLE_CELL = re.compile(r"<ipython-input-(\d+)-")  # file name of a cell of an IPython console
 _NOTEBOOK_CELL = re.compile(r"In\[(\d+)\]")  # IPython's label of any cell
 _TYPED_IN = ("<stdin>", "<python-input", "<ipython-input")  # file names of lines typed into a console

@@ -91,7 +91,7 @@ ROOMS: dict[str, str] = {
     "runtime.interpreter": "runtime.analysis runtime.exchange runtime.graph runtime.host runtime.tensor",
     "lowering.jax_compat": "",
     "lowering.stored_modules": "lowering.jax_compat",
-    "lowering.source_info": "lowering.jax_compat",
+    "lowering.source_info": "lowering.jax_compat runtime.tensor",
     "lowering.layer_notes": "lowering.jax_compat lowering.source_info runtime.tensor",
     "lowering.layout": "runtime.compile runtime.exchange runtime.graph runtime.memory runtime.target runtime.tensor",
     "lowering.popops.vertices": "lowering.layout runtime.graph runtime.target runtime.tensor",
@@ -119,6 +119,9 @@ ROOMS: dict[str, str] = {
     "lowering.jaxpr": (
         "lowering.jax_compat lowering.layer_notes lowering.primitives lowering.source_info runtime.tensor"
     ),
+    "lowering.step_parts": (
+        "lowering.jax_compat lowering.jaxpr lowering.layer_notes lowering.source_info runtime.tensor"
+    ),
     "lowering.replicas": (
         "lowering.gcl lowering.jax_compat lowering.jaxpr lowering.popops lowering.primitives lowering.source_info"
         " runtime.analysis runtime.graph runtime.host runtime.target"
@@ -144,15 +147,16 @@ ROOMS: dict[str, str] = {
     "lowering.passes": (
         "lowering.gcl lowering.jax_compat lowering.jaxpr lowering.layer_notes lowering.offload lowering.outlining"
         " lowering.pallas_calls lowering.partition lowering.primitives lowering.recomputation lowering.refs"
-        " lowering.replicas lowering.source_info lowering.stablehlo runtime.graph runtime.logs runtime.tensor"
+        " lowering.replicas lowering.source_info lowering.stablehlo lowering.step_parts runtime.graph runtime.logs"
+        " runtime.tensor"
     ),
     "lowering.dumps": (
         "lowering.jax_compat lowering.passes lowering.source_info runtime.files runtime.graph runtime.target"
         " runtime.tensor"
     ),
     "lowering.ipus": (
-        "lowering.gcl lowering.jax_compat lowering.jaxpr lowering.layout lowering.passes lowering.source_info"
-        " runtime.graph runtime.tensor"
+        "lowering.gcl lowering.jax_compat lowering.jaxpr lowering.layer_notes lowering.layout lowering.passes"
+        " lowering.source_info runtime.graph runtime.tensor"
     ),
     "lowering.host_rows": "lowering.layout runtime.graph runtime.tensor",
     "lowering.schedules": "runtime.target runtime.tensor",
@@ -364,8 +368,8 @@ ROOMS: dict[str, str] = {
         " runtime.target"
     ),
     "ipujax.front_end": (
-        "ipujax.arguments ipujax.jit ipujax.public ipujax.recurrent lowering.jaxpr lowering.schedules runtime.files"
-        " runtime.logs runtime.options runtime.signatures runtime.target"
+        "ipujax.arguments ipujax.jit ipujax.public ipujax.recurrent lowering.jaxpr lowering.schedules"
+        " lowering.source_info runtime.files runtime.logs runtime.options runtime.signatures runtime.target"
     ),
     "ipujax.keras.backend": "ipujax",
     "ipujax.keras.ops": "",
@@ -374,10 +378,13 @@ ROOMS: dict[str, str] = {
     "ipujax.keras.utils": "ipujax ipujax.front_end ipujax.keras.config",
     "ipujax.keras.callbacks": "ipujax ipujax.front_end",
     "ipujax.keras.stages": "ipujax ipujax.front_end ipujax.keras.model_state",
-    "ipujax.keras.execution": "ipujax ipujax.front_end ipujax.keras.model_state ipujax.keras.stages",
+    "ipujax.keras.places": "ipujax.front_end ipujax.keras.model_state",
+    "ipujax.keras.execution": (
+        "ipujax ipujax.front_end ipujax.keras.model_state ipujax.keras.places ipujax.keras.stages"
+    ),
     "ipujax.keras.ipu_strategy": (
         "ipujax ipujax.front_end ipujax.keras.config ipujax.keras.execution ipujax.keras.model_state"
-        " ipujax.keras.stages"
+        " ipujax.keras.places ipujax.keras.stages"
     ),
     "ipujax.keras.keras": "ipujax.keras.stages",
     "ipujax.keras": (

@@ -34,6 +34,7 @@ from ipujax.keras.execution.device_loop import Execution, execution_key
 from ipujax.keras.execution.model_steps import first_of, predict_step, test_step, train_step
 from ipujax.keras.execution.update_counts import CheckUpdates, check_last_batch
 from ipujax.keras.model_state import explain_missing, replace_attribute, set_untracked, settings_of
+from ipujax.keras.places import record_compiled, recorded_places
 from ipujax.keras.stages import layer_stages, stage_assignment
 from ipujax.keras.stages.layer_stages import with_stages
 
@@ -163,6 +164,7 @@ class IPUStrategy:
             stack.enter_context(_exclusive_thread())
             self._warn_of_options()
             stack.callback(self._release)  # runs last, when Keras' methods are restored
+            stack.enter_context(recorded_places())
             for name, method in self._methods().items():
                 stack.enter_context(replace_attribute(keras.Model, name, method))
             yield self
@@ -195,6 +197,7 @@ class IPUStrategy:
             if isinstance(steps := kwargs.get("steps_per_execution"), SupportsIndex):
                 kwargs["steps_per_execution"] = index(steps)  # the cardinality of a `tf.data.Dataset` is a tensor
             keras_compile(model, *args, **kwargs)
+            record_compiled(model)
             self._models.add(model)
 
         def fit(model: Any, *args: Any, **kwargs: Any) -> Any:

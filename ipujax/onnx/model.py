@@ -12,6 +12,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -282,7 +283,8 @@ def load(
     _say_narrowed(graph)
     params = _params(graph, values)
     check_constants(graph, [*params, *(info.name for info in graph.inputs if info.name not in values)])
-    return Model(graph, params, values, Settings(bounds, budget=budget))
+    file = Path(model).name if isinstance(model, str | PathLike) else graph.name or "model"
+    return Model(graph, params, values, Settings(bounds, budget=budget, file=file))
 
 
 def _params(graph: Graph, static: Mapping[str, Any]) -> dict[str, jax.Array]:

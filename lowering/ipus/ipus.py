@@ -23,6 +23,7 @@ import numpy as np
 
 from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, JaxprEqn, Var
 from ipujax.lowering.jaxpr import variables
+from ipujax.lowering.layer_notes import origin_of
 from ipujax.lowering.layout import MemoryOrder, layout_like, linear_mapping, map_linearly, memory_order
 from ipujax.lowering.passes import traced
 from ipujax.runtime.graph import NO_TILE, ComputeSet, Copy, Graph, Sequence as ProgramSequence, VertexGroup
@@ -172,7 +173,8 @@ class Ipus:
             into: tensors that the rule writes results to if it can, by the variables of the results.
         """
         lowering = self.lowering(ipu)
-        local = {var: self.copy_to(env[var], ipu, prog) for var in variables(eqn.invars)}
+        with self.graph.debug_origin(origin_of(eqn, self.graph.origin)):
+            local = {var: self.copy_to(env[var], ipu, prog) for var in variables(eqn.invars)}
         return list(lowering.equation(eqn, [lowering.read(local, atom) for atom in eqn.invars], prog, into))
 
     def emit(

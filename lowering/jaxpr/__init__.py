@@ -57,7 +57,7 @@ if TYPE_CHECKING:
         stage_scope as stage_scope,
         stages_inside as stages_inside,
     )
-    from ipujax.lowering.jaxpr.value_roles import ValueRoles as ValueRoles, part_of_step as part_of_step
+    from ipujax.lowering.jaxpr.value_roles import ValueRoles as ValueRoles
     from ipujax.lowering.jaxpr.value_types import (
         check_values as check_values,
         elements_of as elements_of,

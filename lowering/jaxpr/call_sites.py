@@ -20,7 +20,7 @@ from ipujax.lowering.jaxpr.layer_names import LayerNames, Repetition, TracedEqua
 from ipujax.lowering.jaxpr.omitted_calls import OmittedCall, OmittedCalls, frames_of
 from ipujax.lowering.jaxpr.stage_names import is_transposed
 from ipujax.lowering.layer_notes import Note, noted
-from ipujax.lowering.source_info import name_stack, shown_calls, traced_from
+from ipujax.lowering.source_info import MadeAt, name_stack, shown_calls, traced_from
 from ipujax.runtime.errors import is_installed, is_of_user
 
 _PART_OF_NAME = re.compile(r"\.?\w+|\[[^\]]*\]")
@@ -142,7 +142,8 @@ class CallSites:
         for (eqn, site), layer in zip(pairs, names.layers, strict=True):
             key = eqn.source_info.name_stack, layer, site.lines
             if key not in notes:
-                notes[key] = noted(eqn.source_info.name_stack, Note(layer, lines=site.lines))
+                stack = eqn.source_info.name_stack
+                notes[key] = noted(stack, Note(layer, lines=site.lines, made_at=MadeAt.of(stack)))
             labelled.append(eqn.replace(source_info=eqn.source_info.replace(name_stack=notes[key])))
         return labelled
 

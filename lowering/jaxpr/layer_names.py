@@ -117,10 +117,12 @@ class LayerNames:
         self._recomputed_runs: dict[Repetition, Activation] = {}  # run of the function that a call recomputes
         self.layers = [""] * len(equations)
         forward, recomputed, backward = self._split_parts(gradient is not None)
-        self._name_forward(forward)
+        in_order, constants = self._split_constants(forward)
+        self._name_forward(in_order)
         self._sources = gradient.forward if gradient is not None else ()
         if gradient is not None:
             self._copy_forward_groups(gradient)
+        self._name_by_forward(constants, is_reversed=False)
         self._find_recomputed_runs([*chain(*recomputed), *backward])
         for numbers in recomputed:
             self._name_by_forward(numbers, is_reversed=False)
@@ -150,6 +152,13 @@ class LayerNames:
             else:
                 forward.append(n)
         return forward, list(recomputed.values()), backward
+
+    def _split_constants(self, forward: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Split off equations that read no value, at places of others: JAX traces zeros where a gradient needs them."""
+        reads = {n: any(isinstance(x, Var) for x in self._equations[n].eqn.invars) for n in forward}
+        ordered = {self._key(n) for n in forward if reads[n]}
+        constants = [n for n in forward if not reads[n] and self._key(n) in ordered]
+        return sorted({*forward}.difference(constants)), constants
 
     def _key(self, number: int) -> _Key:
         return self._equations[number].frames.places, self._scopes[number]

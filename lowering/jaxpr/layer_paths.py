@@ -2,6 +2,9 @@
 
 Input: the moments, scopes and frames of all forward equations of a jaxpr. Output: a `LayerPath` for each.
 
+Where there are scopes, functions outside of them all are left out, unless they are numbered, and so are functions for
+which a library opens a scope.
+
 A number tells iterations of a loop, places at which a function calls another, `with` blocks that open the same scope,
 or depths of a recursion apart, where no scope does. It follows the name of the repeated part: a function, a scope that
 is opened inside the loop, else `loop`.
@@ -21,6 +24,7 @@ from ipujax.lowering.jaxpr.loops_of_code import Loop, with_blocks_around
 from ipujax.runtime.cache import remembered_small
 from ipujax.runtime.errors import is_installed
 
+_NUMBER = re.compile(r"(\[\d+\])+$")
 _UPDATE = re.compile(r"\.<locals>\.update\w*$")  # update function of an optimiser, nested in its constructor
 
 Scopes = tuple[str, ...]
@@ -37,11 +41,15 @@ class Step:
         around_loop: number of scopes around its loop; None if unknown.
         opens_scope: True if its loop opens the scope after these.
         recursion: number among the depths at which it calls itself; None without recursion.
+        scopes_outside: number of scopes that callers open around its call, at most `depth`.
+        has_scope: True if a library opens the last of these for it, as for the method of a module.
     """
 
     code: CodeType
     numbers: tuple[int, ...] = ()
     depth: int = 0
+    scopes_outside: int = 0
+    has_scope: bool = False
     around_loop: int | None = None
     opens_scope: bool = False
     recursion: int | None = None
@@ -77,6 +85,12 @@ class LayerPath:
                 if step.depth and names and names[-1].rpartition(".")[2] == name:  # the scope of the function itself
                     name = names.pop()
                 names.append(name + pending)
+            elif name and step.scopes_outside and not (step.has_scope or step.is_of_library):
+                names += self.scopes[used : step.scopes_outside]
+                used = max(step.scopes_outside, used)
+                around_or_own = (*names[-1:], *self.scopes[used : step.depth][:1])
+                if name not in (_NUMBER.sub("", scope).rpartition(".")[2] for scope in around_or_own):
+                    names.append(name)
             if name:
                 pending = ""
             if _is_numbered(steps, n):
@@ -171,6 +185,7 @@ class LayerPaths:
                 opens_scope = bool(self._opened[runs[-1][0]]) and bool(around)
                 step = replace(step, around_loop=len(around) - opens_scope, opens_scope=opens_scope)
             steps.append(step)
+        steps = self._with_scopes_outside(steps, moments)
         for first, last in _recursions(codes):
             depths = list(self._depths[moments[first].activation])
             is_plain = not any(step.numbers for step in steps[first:last])
@@ -179,6 +194,20 @@ class LayerPaths:
                     number = depths.index(n - first) if n - first in depths else None
                     steps[n] = replace(steps[n], recursion=number)
         return LayerPath(tuple(steps), self._blocks.numbered(moments, plain_scopes))
+
+    def _with_scopes_outside(self, steps: Sequence[Step], moments: Moments) -> list[Step]:
+        """Return the steps with the scopes around their calls: those of all equations of a run may be its own."""
+        result = list[Step]()
+        outside = 0  # scopes around the call of the next step
+        of_user = 0  # around the last call by a function of the user's
+        for step, moment in zip(steps, moments, strict=True):
+            outside = min(outside, step.depth)
+            is_called_by_library = bool(result) and result[-1].is_of_library
+            if not is_called_by_library:
+                of_user = outside
+            result.append(replace(step, scopes_outside=outside, has_scope=is_called_by_library and outside > of_user))
+            outside = step.depth + self._blocks.num_opened(step.code, moment, step.depth)
+        return result
 
 
 class _WithBlocks:
@@ -200,6 +229,10 @@ class _WithBlocks:
         self._numbers: dict[tuple[Hashable, Scopes], list[Hashable]] = defaultdict(list)
         for block, prefix in self._prefixes.items():
             self._numbers[block[:-1], prefix].append(block)
+
+    def num_opened(self, code: CodeType, moment: Moment, depth: int) -> int:
+        """Return the number of `with` blocks around a place that open a scope inside of the first `depth` scopes."""
+        return sum(len(self._prefixes[block]) > depth for block in _blocks_of(moment, code))
 
     def numbered(self, moments: Moments, scopes: Scopes) -> Scopes:
         """Return scopes with the numbers of those that several blocks of a function open."""

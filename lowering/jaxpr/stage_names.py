@@ -13,8 +13,9 @@ from dataclasses import dataclass
 
 from ipujax.lowering.jax_compat import Jaxpr, JaxprEqn
 from ipujax.lowering.jaxpr.nested import equations, equations_inside
-from ipujax.lowering.source_info import RECOMPUTED, TRANSPOSED, name_stack
+from ipujax.lowering.source_info import name_stack
 from ipujax.runtime.cache import remembered_small
+from ipujax.runtime.tensor import REMATERIALISED, TRANSPOSED
 
 _TOKEN = re.compile(r"ipu_stage_(\d+)")
 _PHASE = "ipu_phase_"
@@ -53,7 +54,7 @@ def read_name(stack: str) -> StageName:
     # A `transpose(` after the token belongs to an inner function, not to the stage.
     end = tokens[-1].start() if tokens else len(stack)
     stage = int(tokens[-1][1]) if tokens else None
-    return StageName(stage, TRANSPOSED in stack[:end], RECOMPUTED in stack)
+    return StageName(stage, TRANSPOSED in stack[:end], REMATERIALISED in stack)
 
 
 def stage_name(eqn: JaxprEqn) -> StageName:
@@ -63,12 +64,12 @@ def stage_name(eqn: JaxprEqn) -> StageName:
 
 def is_transposed(stack: str) -> bool:
     """Return True for the name stack of a transposed equation, False for a checkpoint's recomputation for it."""
-    return TRANSPOSED in stack.rpartition(RECOMPUTED)[2]
+    return TRANSPOSED in stack.rpartition(REMATERIALISED)[2]
 
 
 def is_transposed_only(stack: str) -> bool:
     """Return True for a name stack of `jax.linear_transpose`, whose transposed function has no `jvp`."""
-    return _WITHOUT_JVP.search(stack.rpartition(RECOMPUTED)[2]) is not None
+    return _WITHOUT_JVP.search(stack.rpartition(REMATERIALISED)[2]) is not None
 
 
 def recompute_scope(mode: str) -> str:

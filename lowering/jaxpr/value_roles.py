@@ -28,10 +28,9 @@ from typing import Any
 from ipujax.lowering.jax_compat import Atom, Jaxpr, JaxprEqn, Literal, Var, shape_of
 from ipujax.lowering.jaxpr.control_bodies import Body, bodies
 from ipujax.lowering.jaxpr.nested import variables, variables_read
-from ipujax.lowering.jaxpr.stage_names import is_transposed, read_name
 from ipujax.lowering.primitives import record_of
 from ipujax.lowering.source_info import name_stack
-from ipujax.runtime.cache import remembered_small
+from ipujax.runtime.tensor import part_of_name
 from ipujax.runtime.tensor.roles import (
     ARGUMENTS,
     GRADIENTS,
@@ -55,16 +54,6 @@ _SUMS = frozenset(("psum", "all_reduce", "psum_invariant", "reduce_scatter"))  #
 # bits of the arguments of its shape that it is computed from element by element, also inside gradients.
 Dependence = tuple[int, bool, int]
 _NOTHING: Dependence = (0, False, 0)
-
-
-@remembered_small
-def part_of_step(stack: str) -> str:
-    """Return the part of a training step by a name stack: "forward", "backward", "recomputed", or "" for none."""
-    if is_transposed(stack):
-        return "backward"
-    if read_name(stack).is_recomputed:
-        return "recomputed"
-    return "forward" if "jvp(" in stack else ""
 
 
 class ValueRoles:
@@ -95,7 +84,7 @@ class ValueRoles:
             eqns: all equations of a body, in order.
             results: results of the body.
         """
-        parts = [part_of_step(name_stack(eqn)) for eqn in eqns]
+        parts = [part_of_name(name_stack(eqn)) for eqn in eqns]
         read_by_gradient = set[Var]()
         read_by_rest = set(variables(results))
         for eqn, part in zip(eqns, parts, strict=True):
@@ -214,7 +203,7 @@ class _Flow:
     def through(self, jaxpr: Jaxpr, env: dict[Var, Dependence]) -> list[Dependence]:
         """Return the dependences of a jaxpr's results; `env` has those of its inputs, and gets those of all values."""
         for eqn in jaxpr.eqns:
-            part = part_of_step(name_stack(eqn))
+            part = part_of_name(name_stack(eqn))
             mask = 0
             is_from_gradient = False
             by_shape: dict[tuple[int, ...], int] = {}

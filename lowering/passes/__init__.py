@@ -147,6 +147,7 @@ def _with_settings(settings: PassSettings, notes: PassNotes | None = None) -> li
         (None,) * 3 if notes is None else (notes.partition, notes.trades, notes.kept_apart)
     )
     with_settings: dict[Pass, Pass] = {
+        inline_and_name: partial(inline_and_name, is_micro_batch=settings.is_micro_batch),
         partition: partial(partition, shardings=settings.shardings, notes=of_partition),
         cse: partial(cse, byte_cost=settings.byte_cost, is_micro_batch=settings.is_micro_batch, kept_apart=kept_apart),
         outline: partial(outline, byte_cost=settings.byte_cost),

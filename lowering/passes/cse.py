@@ -45,9 +45,9 @@ from ipujax.lowering.jaxpr import (
 from ipujax.lowering.passes.longer_lives import LiveBytes
 from ipujax.lowering.passes.value_numbers import earlier_equals
 from ipujax.lowering.primitives import record_of
-from ipujax.lowering.source_info import RECOMPUTED, name_stack
+from ipujax.lowering.source_info import name_stack
 from ipujax.runtime.graph import BYTE_COST_CYCLES
-from ipujax.runtime.tensor import MIN_BYTES_PER_TILE
+from ipujax.runtime.tensor import MIN_BYTES_PER_TILE, REMATERIALISED
 
 _HOLDERS = CONTROL_FLOW | {"replicated"}  # as in `fuse`: code of the user for tiles stays as it is
 _FIRST_ELEMENTS = 16  # by which most constants of one shape differ
@@ -132,7 +132,7 @@ class _Parts:
 
 def checkpoints(eqns: Sequence[JaxprEqn]) -> list[tuple[int, int]]:
     """Checkpoint that computes an equation again: how many are around it, and the run of such equations in order."""
-    depths = [name_stack(eqn).count(RECOMPUTED) for eqn in eqns]
+    depths = [name_stack(eqn).count(REMATERIALISED) for eqn in eqns]
     runs = accumulate((before != after for before, after in pairwise(depths)), initial=0)
     return [(depth, run if depth else 0) for depth, run in zip(depths, runs, strict=False)]
 
@@ -183,7 +183,7 @@ def _places(eqns: Sequence[JaxprEqn], shared: Sequence[int], lives: LiveBytes) -
     for number in shared:
         operands = [definition[var] for var in variables_read(eqns[number]) if var in definition]
         place = max((places.get(operand, operand) for operand in operands), default=-1)
-        if RECOMPUTED not in name_stack(eqns[number]) and lives.begin(number, place + 1, MIN_BYTES_PER_TILE):
+        if REMATERIALISED not in name_stack(eqns[number]) and lives.begin(number, place + 1, MIN_BYTES_PER_TILE):
             places[number] = place
     return places
 

@@ -31,6 +31,7 @@ from ipujax.lowering.jax_compat import (
 )
 from ipujax.lowering.jaxpr import Bodies, CallSite, CallSites, Rewrite, once, primitive_names, with_inner
 from ipujax.lowering.source_info import jaxpr_file, source_line, with_caller
+from ipujax.lowering.step_parts import with_parts
 from ipujax.runtime.errors import GraphError, is_installed
 
 PLATFORM = "cpu"  # where the engine computes, and plain JAX too
@@ -65,8 +66,11 @@ def inline(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
     return inline_body(_without_unread_residuals(jaxpr))
 
 
-def inline_and_name(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
-    """Inlines and notes the layer of each equation while their order still tells layers apart."""
+def inline_and_name(jaxpr: ClosedJaxpr, *, is_micro_batch: bool = False) -> ClosedJaxpr:
+    """Inlines, and notes the layer and the part of each equation while their order still tells layers apart.
+
+    `is_micro_batch`: whether the jaxpr is the micro-batch of a pipeline, see `step_parts`.
+    """
 
     jaxpr = _without_unread_residuals(jaxpr)
     bodies = Bodies(jaxpr.jaxpr)
@@ -75,7 +79,7 @@ def inline_and_name(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
     def inline_body(body: ClosedJaxpr) -> ClosedJaxpr:
         return _Inliner(body, inline_body, CallSites(body.jaxpr, bodies)).run()
 
-    return inline_body(jaxpr)
+    return with_parts(inline_body(jaxpr), is_micro_batch=is_micro_batch)
 
 
 def _without_unread_residuals(jaxpr: ClosedJaxpr) -> ClosedJaxpr:

@@ -9,7 +9,7 @@ are mapped to: IPU i of a replica reduces with IPU i of the others, all at the s
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ipujax.lowering.gcl import is_reduction
 from ipujax.lowering.ipus import Ipus, IpuView, MakeLowering, assign_stages, named_stage, variables
@@ -24,7 +24,7 @@ from ipujax.lowering.rules import LastReads, reduce_across_ipus
 from ipujax.lowering.source_info import source_line
 from ipujax.runtime.errors import ArgumentError
 from ipujax.runtime.graph import Builder, Graph, Sequence as ProgramSequence
-from ipujax.runtime.tensor import Tensor
+from ipujax.runtime.tensor import PLUMBING, Tensor
 
 
 def lower_staged(
@@ -66,26 +66,27 @@ def lower_staged(
     for n, (eqn, ipu) in enumerate(zip(body.eqns, placed.ipus, strict=True)):
         lowering = ipus.lowering(ipu)
         origin = origin_of(eqn, graph.origin)
-        with graph.debug_origin(origin):
-            operands_of_eqn = [lowering.read(env, atom) for atom in eqn.invars]
-            results: Sequence[Tensor]
-            if n in placed.pipelines:
-                pipeline = placed.pipelines[n]
+        operands_of_eqn = [lowering.read(env, atom) for atom in eqn.invars]
+        results: Sequence[Tensor]
+        if n in placed.pipelines:
+            pipeline = placed.pipelines[n]
+            with graph.debug_origin(replace(origin, part=PLUMBING)):
                 results, run = lower_pipeline(ipus, pipeline, operands_of_eqn, prog, pipeline.spec.name)
-                runs.append(run)
-            elif is_reduction(eqn):
-                builder = Builder(graph, prog, origin.path or eqn.primitive.name)
+            runs.append(run)
+        elif is_reduction(eqn):
+            builder = Builder(graph, prog, origin.path or eqn.primitive.name)
+            with graph.debug_origin(origin):
                 results = _reduced_over_replicas(eqn, operands_of_eqn, ipus, ipu, builder)
-            else:
-                into = {
-                    var: overwritable[var]
-                    for var in eqn.outvars
-                    if var in overwritable
-                    and ipus.may_hold(overwritable[var], ipu)
-                    and reads.may_overwrite(overwritable[var], operands_of_eqn, n)
-                }
-                results = ipus.equation(eqn, env, ipu, prog, into)
-            lowering.note_roles(eqn.outvars, results)
+        else:
+            into = {
+                var: overwritable[var]
+                for var in eqn.outvars
+                if var in overwritable
+                and ipus.may_hold(overwritable[var], ipu)
+                and reads.may_overwrite(overwritable[var], operands_of_eqn, n)
+            }
+            results = ipus.equation(eqn, env, ipu, prog, into)
+        lowering.note_roles(eqn.outvars, results)
         reads.add(zip(eqn.outvars, results, strict=True))
         env.update(zip(eqn.outvars, results, strict=True))
     return [ipus.lowering(lowest).read(env, atom) for atom in body.outvars], tuple(runs), ipus.view(lowest)

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import lcm
 
@@ -42,7 +42,7 @@ from ipujax.lowering.popops import assign, new_stack, new_state, push
 from ipujax.lowering.recomputation import ChainTrade
 from ipujax.lowering.schedules import FORWARD, SchedulePlan, Slot
 from ipujax.runtime.graph import Builder, Call, Copy, Function, Program, Repeat, Sequence as ProgramSequence
-from ipujax.runtime.tensor import Tensor, concat
+from ipujax.runtime.tensor import BACKWARD as BACKWARD_PART, FORWARD as FORWARD_PART, UPDATE, Tensor, concat
 from ipujax.runtime.tensor.roles import GRADIENTS
 
 
@@ -207,8 +207,16 @@ class _Results:
         aval = self.pipeline.staged.partition.jaxpr.out_avals[term.number]
         if kind == "carry" or is_float0(aval):
             return
+        graph = self.pipeline.ipus.graph
+        part = FORWARD_PART if builder.part.task[1] == FORWARD else BACKWARD_PART
+        with graph.debug_origin(replace(graph.origin, part=part)):
+            self._reduce(term, kind, value, builder)
+
+    def _reduce(self, term: Term, kind: str, value: Tensor, builder: PartBuilder) -> None:
         ipus = self.pipeline.ipus
         graph = ipus.graph
+        spec = self.pipeline.staged.spec
+        aval = self.pipeline.staged.partition.jaxpr.out_avals[term.number]
         name = f"{builder.name}/result {term.number}"
         key = term.number, term.position
         map_linearly(builder.view, value)
@@ -229,7 +237,8 @@ class _Results:
         zero = builder.view.add_constant(np.zeros((), dtype), "0")
         map_linearly(builder.view, zero)
         zeros = zero.broadcast_in_dim(accumulator.shape, ())
-        self.pipeline.prog.add(Copy(zeros, accumulator, f"{name}/zero", graph.origin))
+        # Once a step, as the update: PopART clears accumulators in the fragment of its optimisers.
+        self.pipeline.prog.add(Copy(zeros, accumulator, f"{name}/zero", replace(graph.origin, part=UPDATE)))
         values = [accumulator, value, *([builder.counted()] if kind == "running_mean" else [])]
         ipus.emit(builder.ipu, partial(combine, kind), values, builder.body, name, accumulator)
 
@@ -277,7 +286,8 @@ class _Results:
             total = sum(parts[1:], parts[0])
             return total if divisor is None else total / jnp.asarray(divisor, total.dtype)
 
-        return ipus.emit(ipu, total_or_mean, local, prog, f"{self.pipeline.name}/result {number}")
+        with ipus.graph.debug_origin(replace(ipus.graph.origin, part=UPDATE)):
+            return ipus.emit(ipu, total_or_mean, local, prog, f"{self.pipeline.name}/result {number}")
 
 
 class _Blocks:

@@ -179,6 +179,7 @@ class Lowering:
             lower_jaxpr=self.jaxpr,
             lower_alone=_alone,
             into_tensors=tuple(into.get(var) for var in eqn.outvars),
+            result_roles=tuple(map(self._roles.get, eqn.outvars)),
             later=later,
         )
         rule = rule_of(eqn.primitive.name)

@@ -148,6 +148,11 @@ class Leaf(Program, ABC):
         """Origin in profiles."""
         return self.origin
 
+    @property
+    def builder_part(self) -> str:
+        """Part of training that it was added for; in profiles, transfers are a part of their own."""
+        return self.origin.part
+
 
 class Block(Program):
     """Control that runs each of its children once, in order."""

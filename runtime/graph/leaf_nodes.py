@@ -5,12 +5,12 @@ Execute | Copy | CrossReplicaCopy | StreamIn | StreamOut | RemoteIn | RemoteOut 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.graph.forms import ComputeSet, HostStream, Leaf, Program, RemoteBuffer, Tensors, describe
-from ipujax.runtime.tensor import Origin, Tensor
+from ipujax.runtime.tensor import STREAMS, Origin, Tensor
 
 SyncKind = Literal["internal", "external"]
 
@@ -37,6 +37,10 @@ class Execute(Leaf):
     @property
     def shown_origin(self) -> Origin:
         return self.compute_set.origin
+
+    @property
+    def builder_part(self) -> str:
+        return self.compute_set.origin.part
 
 
 def _check_same_type(name: str, copy: Copy | CrossReplicaCopy) -> None:
@@ -127,7 +131,8 @@ class CrossReplicaCopy(Leaf):
 
 def _origin_or_stream(origin: Origin, stream: HostStream) -> Origin:
     # The front end makes transfers of arguments and results, which have no line of the user's.
-    return Origin(path=f"host stream {stream.name}") if origin == Origin() else origin
+    shown = Origin(path=f"host stream {stream.name}") if origin == Origin() else origin
+    return replace(shown, part=STREAMS)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -199,6 +204,10 @@ class RemoteIn(Leaf):
     def label(self) -> str:
         return self.buffer.name
 
+    @property
+    def shown_origin(self) -> Origin:
+        return replace(self.origin, part=STREAMS)
+
 
 @dataclass(frozen=True, eq=False, slots=True)
 class RemoteOut(Leaf):
@@ -218,6 +227,10 @@ class RemoteOut(Leaf):
     def label(self) -> str:
         return self.buffer.name
 
+    @property
+    def shown_origin(self) -> Origin:
+        return replace(self.origin, part=STREAMS)
+
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Wait(Leaf):
@@ -233,6 +246,10 @@ class Wait(Leaf):
     @property
     def label(self) -> str:
         return "wait"
+
+    @property
+    def shown_origin(self) -> Origin:
+        return replace(self.origin, part=STREAMS)
 
 
 @dataclass(frozen=True, eq=False, slots=True)

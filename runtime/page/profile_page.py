@@ -86,8 +86,8 @@ def _totals(profile: Figures) -> Markup:
     memory = profile.memory
     tile_size = size(target.bytes_per_tile)
     rows = [
-        ("Machine", f"{target.num_ipus:,} × {target.name}, {target.num_tiles:,} tiles of {tile_size}"),
-        ("Replicas", f"{profile.replicas:,}; figures are per replica" if profile.replicas > 1 else "1"),
+        ("Machine", f"{profile.device}, {target.tiles_per_ipu:,} tiles of {tile_size} each"),
+        profile.copies,
     ]
     try:
         note = f", {profile.cycles_note}" if profile.cycles_note else ""

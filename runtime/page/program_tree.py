@@ -10,6 +10,7 @@ from ipujax.runtime.page.anchors import Anchors
 from ipujax.runtime.page.charts import bar
 from ipujax.runtime.page.document import Section, fold_buttons, sentence
 from ipujax.runtime.profile import ProgramNode
+from ipujax.runtime.tensor import readable_name
 
 MAX_CHILDREN = 1_500  # of one node; programs without loops have far longer Sequences
 _OPEN_LEVELS = 2
@@ -35,7 +36,7 @@ def _node(node: ProgramNode, total: int, level: int, anchors: Anchors) -> Markup
             tag("span", bar(node.cycles, total), class_="track"),
             tag("span", node.type, class_="kind"),
             " ",
-            tag("span", node.name, class_="name"),
+            tag("span", readable_name(node.name), class_="name"),
             " ",
             tag("span", anchors.line(node.line), class_="line") if node.line else "",
             f" {node.runs:,} ×" if node.runs != 1 else "",

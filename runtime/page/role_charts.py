@@ -15,6 +15,7 @@ from ipujax.runtime.page.anchors import Anchors
 from ipujax.runtime.page.charts import ACCENT, bar, bytes_axis, chart, format_thousands, legend
 from ipujax.runtime.page.document import bokeh, chart_place, sentence
 from ipujax.runtime.profile.text import size
+from ipujax.runtime.tensor import readable_name
 from ipujax.runtime.views import CategoryRow, MemoryView
 
 MAX_BARS = 400  # tiles, or groups of tiles, that are drawn beside each other
@@ -159,7 +160,12 @@ def _steps(view: MemoryView) -> Any:
     assert live is not None, "the chart needs bytes by step"
     steps = np.arange(1, len(live.steps) + 1)
     figure = chart("fullest", "step of the program", "bytes of the tile", 240, "hover,pan,xwheel_zoom,box_zoom")
-    source = {"left": steps - 0.5, "right": steps + 0.5, "top": live.num_bytes, "name": list(live.steps)}
+    source = {
+        "left": steps - 0.5,
+        "right": steps + 0.5,
+        "top": live.num_bytes,
+        "name": list(map(readable_name, live.steps)),
+    }
     figure.quad(left="left", right="right", top="top", bottom=0, source=source, color=ACCENT, line_color=None)
     figure.hover.tooltips = [("step", "$index{0,0}"), ("name", "@name"), ("bytes", "@top{0,0}")]
     return _with_capacity(figure, view, len(steps))

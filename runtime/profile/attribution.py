@@ -28,7 +28,7 @@ from ipujax.runtime.graph import (
     VertexGroup,
     run_counts,
 )
-from ipujax.runtime.tensor import MERGED_WITH, Origin, compose
+from ipujax.runtime.tensor import MERGED_WITH, Origin, compose, without_transformations
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -130,7 +130,7 @@ def operation_name(name: str, origin: Origin) -> str:
     # The end of the stack stays if it names collectives of other lines that were merged into the operation.
     scope = origin.path.rpartition("/")[2]
     merged = f", {scope}" if scope.startswith(MERGED_WITH) else ""
-    return (name.removeprefix(f"{origin.path}/") if origin.path else name) + merged
+    return without_transformations(name.removeprefix(f"{origin.path}/") if origin.path else name) + merged
 
 
 def label(node: Program) -> tuple[Origin, str]:
@@ -141,13 +141,13 @@ def label(node: Program) -> tuple[Origin, str]:
     return node.origin, "decision"
 
 
-# Origins that differ in layer, part or names only compare equal, so these are part of the key.
-_Call = tuple[Origin, str, str, tuple[str, ...]]
-_TOP: _Call = (Origin(), "", "", ())  # outside of functions
+# Origins that differ in layer, part, names or places only compare equal, so these are part of the key.
+_Call = tuple[Origin, str, str, tuple[str, ...], tuple[str, ...]]
+_TOP: _Call = (Origin(), "", "", (), ())  # outside of functions
 
 
 def _call(origin: Origin) -> _Call:
-    return origin, origin.layer, origin.part, origin.names
+    return origin, origin.layer, origin.part, origin.names, origin.places
 
 
 def _calls_of_steps(program: Program) -> Mapping[Program, Mapping[_Call, int]]:

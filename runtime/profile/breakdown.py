@@ -28,7 +28,7 @@ class Operation:
         phases: `cycles` by phase.
         dominant: the phase with most cycles.
         limiting_cycles: the cycles on the limiting IPU.
-        parts: `cycles` by part, "forward", "backward", "recomputed" or "update"; empty in programs without a gradient.
+        parts: `cycles` by part, one of `runtime.tensor.PARTS`; empty in programs without a gradient.
         callers: `cycles` by the line that called the function of this one.
     """
 
@@ -49,7 +49,7 @@ class LayerCost:
 
     Args:
         layer: its path, names joined by "/"; `NO_LAYER` for steps without a layer.
-        part: "forward", "backward", "recomputed" or "update"; empty in programs without a gradient.
+        part: one of `runtime.tensor.PARTS`, empty in programs without a gradient and where none is known.
         cycles: busy cycles of all IPUs of one replica.
         share: `cycles` over the busy cycles of all layers.
         limiting_cycles: the cycles on the limiting IPU.

@@ -90,7 +90,7 @@ class ExecutionTrace:
         iterations = int(self.iterations[step])
         program_steps = int(self.joined[step])
         if iterations > 1:
-            return f"{iterations:,} iterations of {name}, folded"
+            return f"{name}, {iterations:,} iterations, folded"
         return f"{name}, most of {program_steps:,} steps, folded" if program_steps > 1 else name
 
 
@@ -191,7 +191,11 @@ def _name_and_line(node: Program) -> tuple[str, str]:
         origin, name = label(node)
         return name, str(origin)
     assert isinstance(node, Loop)
-    return (f"the loop of {node.origin}" if node.origin != Origin() else "a loop"), str(node.origin)
+    # Charts show the beginning of a name that is too wide.
+    place, _, function = str(node.origin).partition(" (")
+    if node.origin == Origin():
+        return "loop", str(node.origin)
+    return f"loop in {function[:-1]} ({place})" if function else f"loop of {place}", str(node.origin)
 
 
 def _after_compute(executable: Executable, node: Program) -> np.ndarray:

@@ -46,6 +46,20 @@ class Figures(PrimaryFigures):
         return f"{machine.num_ipus:,} × {machine.name}"
 
     @property
+    def num_ipus(self) -> int:
+        """Number of IPUs of all replicas."""
+        return self.replicas * self.target.num_ipus
+
+    @property
+    def copies(self) -> tuple[str, str]:
+        """Word for copies of the program, "Mesh" or "Replicas", and how many; what other figures are of."""
+        if not self.mesh:
+            return "Replicas", f"{self.replicas:,}; figures are per replica" if self.replicas > 1 else "1"
+        axes = " × ".join(f"{name} {size:,}" for name, size in self.mesh.items())
+        device = "IPU" if self.target.num_ipus == 1 else f"device of {self.target.num_ipus:,} IPUs"
+        return "Mesh", f"{axes}; figures are of one {device}"
+
+    @property
     def seconds(self) -> float:
         """Estimated time of one run, in seconds."""
         return float(self.target.seconds(self.cycles))

@@ -23,7 +23,7 @@ from ipujax.runtime.errors import ProfileError
 from ipujax.runtime.files import runs_of
 from ipujax.runtime.files.figure_kinds import LARGE, Large, Row
 from ipujax.runtime.files.figure_records import FigureRecord, Length, figure, section
-from ipujax.runtime.files.kinds import Integer, Map, Record
+from ipujax.runtime.files.kinds import Integer, Map, Record, Text
 from ipujax.runtime.graph import ComputedAgain, ComputeSet, Execute, Program, UnmetBound
 from ipujax.runtime.host import HostData
 from ipujax.runtime.memory import Attempt, MemoryReport, ways_to_fit
@@ -188,6 +188,11 @@ class PrimaryFigures(FigureRecord):
     def replicas(self) -> Annotated[int, Integer(1)]:
         """Number of replicas that run the program."""
         return self.executable.graph.replication_factor
+
+    @figure
+    def mesh(self) -> Annotated[dict[str, int], Map(Integer(1), Text())]:
+        """Size of each axis of the mesh whose devices the replicas are, by name; empty for other replicas."""
+        return dict(self.executable.graph.replica_axes)
 
     @run_figure
     def cycles(self) -> int:

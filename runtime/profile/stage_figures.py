@@ -31,14 +31,13 @@ from ipujax.runtime.files.kinds import Integer, Record, Text
 from ipujax.runtime.graph import TASK_KINDS, Program
 from ipujax.runtime.profile.attribution import Share, divide
 from ipujax.runtime.profile.task_trace import TaskTrace
-from ipujax.runtime.tensor import Origin
+from ipujax.runtime.tensor import REMATERIALISED, Origin
 from ipujax.runtime.timeline import TaskSpans, TaskTotal, Timeline
 from ipujax.runtime.timeline.clocks import GLOBAL_EXCHANGE, HOST_EXCHANGE, SYNC
 
-STAGE_PHASES = ("forward", "backward", "recomputed", "exchange", "sync", "host", "outside", "idle")
+STAGE_PHASES = ("forward", "backward", "recomputed", "exchange", "sync", "host", "arguments", "outside", "idle")
 NO_STAGE = -1
 _Slow = tuple[int, str, float, int]  # micro-batch, kind of task, ratio of its cycles to the median, cycles beyond it
-_REMATERIALISED = "rematted_computation"  # scope name of `jax.checkpoint`
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +50,9 @@ class StageCost:
         ipu: number of its IPU.
         phases: cycles of its IPU by activity: its "forward", "backward" and "recomputed" work with the exchanges inside
             of them, "exchange" with other IPUs (stages, and collectives of its tasks), the "sync" for that with stages,
-            "host" exchange in the pipeline, work "outside" of it, such as the update, and "idle"; see the module for
-            IPUs of several stages.
+            "host" exchange in the pipeline, that of "arguments", results and first micro-batches around it, other work
+            "outside" of it, such as the update, and "idle"; see the module for IPUs of several stages. What prepares a
+            pipeline, such as its counters, is "exchange" too.
         fill_cycles: idle cycles before its first task, if that is the first of its IPU; part of "idle", as the next.
         steady_cycles: idle cycles before its other tasks.
         drain_cycles: idle cycles after its last task, if that is the last of its IPU.
@@ -159,13 +159,15 @@ def stage_costs(
             stages_of_ipu[layout.ipus[stage]].append((pipeline, stage))
     for ipu, keys in stages_of_ipu.items():
         idle = timeline.cycles - int(timeline.work[ipu].sum()) - sum(sum(waits[key]) for key in keys)
-        transfer = between[ipu]
+        transfer = between[ipu] + spans.prepared[ipu]
         outside = rest[ipu] - transfer
+        before = spans.prepared[ipu, HOST_EXCHANGE]  # the stage does not wait for loads before its pipeline
         shared = {
             "exchange": transfer.sum() - transfer[SYNC] - transfer[HOST_EXCHANGE],
             "sync": transfer[SYNC],
-            "host": transfer[HOST_EXCHANGE],
-            "outside": outside.sum(),
+            "host": transfer[HOST_EXCHANGE] - before,
+            "arguments": outside[HOST_EXCHANGE] + before,
+            "outside": outside.sum() - outside[HOST_EXCHANGE],
             "idle": idle,
         }
         weights = [sum(tasks[key].values()) for key in keys]
@@ -211,7 +213,7 @@ def _recomputed_cycles(
 
 def _is_recomputed(origin: Origin, part: str) -> bool:
     """Return whether an operation is recomputed, by its own part, that of its call, or the scope of JAX."""
-    return (origin.part or part) == "recomputed" or (not origin.part and _REMATERIALISED in origin.path)
+    return (origin.part or part) == "recomputed" or (not origin.part and REMATERIALISED in origin.path)
 
 
 def _waits(spans: TaskSpans, trace: TaskTrace) -> dict[tuple[int, int], tuple[int, int, int]]:

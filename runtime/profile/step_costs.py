@@ -35,7 +35,6 @@ from ipujax.runtime.tensor import (
     dtype_name,
     is_key_dtype,
     join_layers,
-    part_of,
     visible_layer,
 )
 from ipujax.runtime.timeline import PHASES, Timeline
@@ -88,9 +87,10 @@ def row_key(origin: Origin, name: str) -> RowKey:
 
 def origin_of_row(origin: Origin, *, has_backward: bool) -> Origin:
     """Return the origin of a share of a step with the layer and part of rows: no part if there is no backward one."""
-    part = part_of(origin, has_backward=has_backward and bool(origin.line))  # transfers have no line
+    part = origin.part if has_backward else ""
     is_shared = origin.layer.partition("/")[0] == OF_CALLER  # a variable inside of a function that is called
-    return replace(origin, layer=join_layers(SHARED * is_shared, visible_layer(origin.layer)), part=part)
+    line = "" if origin.line.startswith(OF_CALLER) else origin.line
+    return replace(origin, line=line, layer=join_layers(SHARED * is_shared, visible_layer(origin.layer)), part=part)
 
 
 def has_backward(shares_of_steps: Iterable[Sequence[Share]]) -> bool:
@@ -254,13 +254,13 @@ class StepRows:
         self._attribution = Attribution(executable, program)
         self._has_backward = has_backward(map(self._attribution.shares, executable.steps))
         self._numbers = {row_key(row.origin, row.name): number for number, row in enumerate(rows)}
-        # Origins that differ in layer, part or names only compare equal, so these are part of the key.
-        self._cached: dict[tuple[Program, Origin, str, str, tuple[str, ...]], tuple[int, ...]] = {}
+        # Origins that differ in layer, part, names or places only compare equal, so these are part of the key.
+        self._cached: dict[tuple[Program, Origin, str, str, tuple[str, ...], tuple[str, ...]], tuple[int, ...]] = {}
 
     def of(self, node: Program, caller: Origin) -> tuple[int, ...]:
         """Return the numbers of the rows of a leaf or decision, the one with its largest share first."""
         # `caller` is the origin of the call that runs it, `Origin()` outside of functions.
-        key = node, caller, caller.layer, caller.part, caller.names
+        key = node, caller, caller.layer, caller.part, caller.names, caller.places
         if key not in self._cached:
             shares = sorted(self._attribution.own_shares(node), key=lambda share: -share.weight)
             origins = [compose(caller, share.origin) if caller != Origin() else share.origin for share in shares]

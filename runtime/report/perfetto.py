@@ -38,7 +38,7 @@ _DIGITS = 6  # of microseconds: about a thousandth of a cycle
 _HOST_EXCHANGE = TRACE_PHASES.index("host_exchange")
 _IDLE = TRACE_PHASES.index("idle")
 FOLDED = (
-    "What is called 'n iterations of …, folded' or '…, most of n steps, folded' is several things as one slice; in it"
+    "What is called '…, n iterations, folded' or '…, most of n steps, folded' is several things as one slice; in it"
     " each phase is one slice for all of them, in no order of time."
 )
 

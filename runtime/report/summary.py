@@ -16,6 +16,7 @@ import numpy as np
 
 from ipujax.runtime.errors import ProfileError
 from ipujax.runtime.memory import attempt_lines
+from ipujax.runtime.memory.live_item import readable_item
 from ipujax.runtime.profile import NO_LAYER, Figures, Operation, out_of_memory
 from ipujax.runtime.profile.figures import Lines
 from ipujax.runtime.profile.text import duration, section, share, size, table
@@ -52,11 +53,11 @@ def headline(profile: Figures) -> str:
 def target(profile: Figures) -> str:
     """List the figures of the target."""
     target = profile.target
-    replicas = profile.replicas
+    per_replica = f", {target.num_ipus:,} a replica" if profile.replicas > 1 and not profile.mesh else ""
     rows = [
         ("Name", target.name),
-        ("Replicas", f"{replicas:,}; figures are per replica" if replicas > 1 else ""),
-        ("IPUs", f"{target.num_ipus:,}"),
+        profile.copies if profile.replicas > 1 else ("Replicas", ""),
+        ("IPUs", f"{profile.num_ipus:,}{per_replica}"),
         ("Tiles per IPU", f"{target.tiles_per_ipu:,}"),
         ("Tiles", f"{target.num_tiles:,}" if target.num_ipus > 1 else ""),
         ("Memory per tile", size(target.bytes_per_tile)),
@@ -282,7 +283,7 @@ def emulated(profile: Figures) -> str:
 def fallbacks(profile: Figures) -> str:
     """List the fallbacks: operations that run on one tile."""
     lines = (
-        f"{item.cycles:>15,} cycles  {item.operation} ({item.name}), {item.origin}"
+        f"{item.cycles:>15,} cycles  {item.operation} ({readable_name(item.name)}), {item.origin}"
         + (f", memory of {item.borrowed_tiles:,} tiles" if item.borrowed_tiles > 1 else "")
         for item in profile.fallbacks
     )
@@ -411,7 +412,7 @@ def variable_storage(profile: Figures) -> str:
 
 
 def _live_lines(node: Json, variables: Sequence[Json], indent: str) -> Iterator[str]:
-    yield f"{indent}{node['type']}" + (f": {node['name']}" if "name" in node else "")
+    yield f"{indent}{node['type']}" + (f": {readable_name(node['name'])}" if "name" in node else "")
     if "liveBytes" in node:
         yield f"{indent}  Live Bytes (excluding always-live): {node['liveBytes']:,}"
         yield f"{indent}  Live Vars (excluding always-live):"
@@ -421,8 +422,10 @@ def _live_lines(node: Json, variables: Sequence[Json], indent: str) -> Iterator[
 
 
 def _variable_lines(items: Sequence[Json], indent: str) -> list[str]:
-    width = max((len(item["name"]) for item in items), default=0)
-    return [f"{indent}{item['name']:<{width}}  {item['bytes']:>15,}" for item in items]
+    names = [readable_item(item["name"]) for item in items]
+    width = max(map(len, names), default=0)
+    rows = zip(names, items, strict=True)
+    return [f"{indent}{name:<{width}}  {item['bytes']:>15,}" for name, item in rows]
 
 
 def execution_steps(profile: Figures) -> str:
@@ -442,7 +445,7 @@ def execution_steps(profile: Figures) -> str:
 
 
 def _step_lines(step: Json, target: Target, vertices: Sequence[Vertices]) -> Iterator[str]:
-    name = f": {step['name']}" if step.get("name") else ""
+    name = f": {readable_name(step['name'])}" if step.get("name") else ""
     repeats = f", {step['repeats']:,} times" if step["repeats"] > 1 else ""
     overlapped = f" ({step['cyclesOverlapped']:,} overlapped with previous)" if "cyclesOverlapped" in step else ""
     yield f"  {step['type']} (cycles {step['cyclesFrom']:,} - {step['cyclesTo']:,}{repeats}){name}"

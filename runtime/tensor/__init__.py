@@ -43,9 +43,19 @@ if TYPE_CHECKING:
         write as write,
     )
     from ipujax.runtime.tensor.variable import (
+        BACKWARD as BACKWARD,
+        COLLECTIVES as COLLECTIVES,
+        FORWARD as FORWARD,
         MAX_CALLERS as MAX_CALLERS,
         MERGED_WITH as MERGED_WITH,
         OF_CALLER as OF_CALLER,
+        PARTS as PARTS,
+        PLUMBING as PLUMBING,
+        RECOMPUTED as RECOMPUTED,
+        REMATERIALISED as REMATERIALISED,
+        STREAMS as STREAMS,
+        TRANSPOSED as TRANSPOSED,
+        UPDATE as UPDATE,
         Origin as Origin,
         Variable as Variable,
         caller_name as caller_name,
@@ -54,9 +64,10 @@ if TYPE_CHECKING:
         element_bytes as element_bytes,
         is_key_dtype as is_key_dtype,
         join_layers as join_layers,
-        part_of as part_of,
+        part_of_name as part_of_name,
         readable_name as readable_name,
         visible_layer as visible_layer,
+        without_transformations as without_transformations,
     )
     from ipujax.runtime.tensor.view import (
         Concat as Concat,

@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ipujax.runtime.cache import remembered_small
 from ipujax.runtime.errors import shown_place
 from ipujax.runtime.not_copied import OfGraph
 
@@ -46,6 +47,15 @@ OF_CALLER = "@caller"  # in a layer, stands for the layer of whoever calls the f
 MAX_CALLERS = 8
 MERGED_WITH = "with "  # begins a scope that names the other lines of a merged collective
 
+FORWARD = "forward"
+BACKWARD = "backward"
+RECOMPUTED = "recomputed"
+UPDATE = "update"
+PLUMBING = "plumbing"  # counters, stashes and copies of pipelines and of loops over micro-batches
+COLLECTIVES = "collectives"
+STREAMS = "streams"  # between host and tiles
+PARTS = (FORWARD, BACKWARD, RECOMPUTED, UPDATE, PLUMBING, COLLECTIVES, STREAMS)  # of a training step
+
 
 @dataclass(frozen=True, slots=True)
 class Origin:
@@ -58,11 +68,12 @@ class Origin:
         file: path of the file of `line`, whose text reports show; empty when none is known.
         layer: names of scopes or functions joined by "/", outermost first, `encoder/block[3]/dense`; inside a function
             that several layers call it begins with `OF_CALLER`, see `compose`.
-        part: "forward", "backward" or "recomputed"; empty outside of a differentiated function, see `part_of`.
+        part: part of a training step, one of `PARTS`; empty where none is known, and in programs without a gradient.
         callers: the user's lines that called the function of `line`, innermost first, at most `MAX_CALLERS`.
         names: for the call of a function that several layers call, the names that `caller_name` stands for inside.
+        places: the same of lines that a front end gives.
 
-    Two origins that differ in the last five alone are equal.
+    Two origins that differ in the last six alone are equal.
     """
 
     line: str = ""
@@ -74,6 +85,7 @@ class Origin:
     callers: tuple[str, ...] = field(default=(), compare=False, repr=False)
     # Files leave names out: they are of calls of functions, which no row of a profile is.
     names: tuple[str, ...] = field(default=(), compare=False, repr=False, metadata={"is_saved": False})
+    places: tuple[str, ...] = field(default=(), compare=False, repr=False, metadata={"is_saved": False})
 
     @classmethod
     def at(cls, place: tuple[str, int, str] | None) -> Origin:
@@ -102,7 +114,9 @@ def compose(call: Origin, inner: Origin) -> Origin:
     first, *rest = layer.split("/")
     # A layer that begins at the caller is inside the call's; any other is absolute.
     layer = join_layers(call.layer, *rest) if first == OF_CALLER else layer or call.layer
-    return replace(inner, layer=layer, part=inner.part or call.part, names=names)
+    line = _fill_placeholders(inner.line, call.places)
+    places = tuple(_fill_placeholders(place, call.places) for place in inner.places)
+    return replace(inner, line=line, layer=layer, part=inner.part or call.part, names=names, places=places)
 
 
 def caller_name(number: int) -> str:
@@ -121,28 +135,42 @@ def visible_layer(layer: str) -> str:
 
 
 _PLACEHOLDER = re.compile(rf"{OF_CALLER}(\d+)")
+REMATERIALISED = "rematted_computation"  # JAX's scope of recomputation by a checkpoint
+TRANSPOSED = "transpose("
 _TRANSFORMS = re.compile(r"((?:(?:transpose|jvp|vmap)\()+)([^()/,]*)\)+/?")
-_INTERNAL_SCOPE = re.compile(r"ipu_(stage|phase)_\d+")
+_INTERNAL_SCOPE = re.compile(rf"ipu_(stage|phase)_\d+|ipu_recompute_\w+|{REMATERIALISED}|checkpoint")
+_RECOMPUTED_SCOPE = re.compile(rf"(checkpoint/)?{REMATERIALISED}/|\bipu_(stage|phase)_\d+/")
 
 
 def readable_name(name: str) -> str:
     """Rewrite a debug name without transformations: `transpose(jvp(mlp))/dot` as "backward of mlp/dot"."""
     # Of merged compute sets, joined by ", ", the result is the first name and the number of further ones.
     first, *further_names = name.split(", ") if "[" not in name else [name]  # shapes have commas too
-    part = "backward of " if "transpose(" in first else "forward of " if "jvp(" in first else ""
-    scopes = _TRANSFORMS.sub(lambda match: _scope(match[2]), first).strip("/")
+    part = part_of_name(first)
+    scopes = without_transformations(first)
     suffix = f" and {len(further_names)} more" if further_names else ""
-    return f"{part if scopes else part.removesuffix(' of ')}{scopes}{suffix}"
+    return f"{part}{' of ' if part and scopes else ''}{scopes}{suffix}"
+
+
+def without_transformations(name: str) -> str:
+    """Return a debug name without JAX's transformations and internal scopes: `transpose(jvp(mlp))/dot` as `mlp/dot`."""
+    plain = _TRANSFORMS.sub(lambda match: _scope(match[2]), name) if "(" in name else name
+    return _RECOMPUTED_SCOPE.sub("", plain).strip("/")
+
+
+@remembered_small
+def part_of_name(name: str) -> str:
+    """Return the part of training that the transformations in a name stack tell: one of the first three, or ""."""
+    if TRANSPOSED in name.rpartition(REMATERIALISED)[2]:
+        return BACKWARD
+    if REMATERIALISED in name:
+        return RECOMPUTED
+    return FORWARD if "jvp(" in name else ""
 
 
 def _scope(name: str) -> str:
     """Return the name of a transformed scope and a slash; nothing for a scope of this compiler."""
     return "" if not name or _INTERNAL_SCOPE.fullmatch(name) else f"{name}/"
-
-
-def part_of(origin: Origin, *, has_backward: bool) -> str:
-    """Return "forward", "backward", "recomputed" or "update"; empty in a program that has no backward part."""
-    return (origin.part or "update") if has_backward else ""
 
 
 @dataclass(frozen=True, eq=False, slots=True)

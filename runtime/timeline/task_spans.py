@@ -13,7 +13,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from ipujax.runtime.graph import Call, PipelineLayout, PipelineTask, Program, distinct, fold
+from ipujax.runtime.graph import Call, Leaf, PipelineLayout, PipelineTask, Program, distinct, fold
+from ipujax.runtime.tensor import PLUMBING
 from ipujax.runtime.timeline import maxplus
 from ipujax.runtime.timeline.clock_walk import Clocks, Runs, TimelineStep, Walk
 from ipujax.runtime.timeline.clocks import ClockStep
@@ -71,12 +72,15 @@ class TaskSpans:
         rows: one a task, in the order of the program: columns `COLUMNS`, int64[tasks, 7]. `pipeline` and `task` are
             numbers in `pipelines` and `totals`; `start` is the cycle at which its work begins, after its waits;
             `waited` is the idle cycles of its IPU from its task before, or the pipeline's start, to the task's end.
+        prepared: work for pipelines before their first and after their last tasks, such as counters, copies of
+            parameters to other IPUs, and loads of the first micro-batch, int64[num_ipus, 5].
         is_counted: whether there are too many tasks for rows.
     """
 
     totals: tuple[TaskTotal, ...]
     pipelines: tuple[PipelineSpan, ...]
     rows: np.ndarray
+    prepared: np.ndarray
     is_counted: bool = False
 
 
@@ -91,7 +95,8 @@ def task_spans(walk: Walk, max_tasks: int = MAX_TASKS) -> TaskSpans:
         ProfileError: as `Walk.run`.
     """
     if not any(isinstance(node, Call) and node.task is not None for node in distinct(walk.program)):
-        return TaskSpans((), (), np.zeros((0, len(COLUMNS)), np.int64))
+        nothing = np.zeros_like(walk.clocks_at_start().sums.work)
+        return TaskSpans((), (), np.zeros((0, len(COLUMNS)), np.int64), nothing)
     num_tasks = fold(_num_tasks)
     is_counted = num_tasks(walk.program) > max_tasks
 
@@ -153,13 +158,14 @@ class _Recorder:
         self._rows: list[tuple[int, ...]] = []
         self._pipelines: list[PipelineSpan] = []
         self._run: _Run | None = None  # of the pipeline that began last
+        self._prepared = np.zeros_like(clocks.sums.work)
         self._note_clocks()
 
     def spans(self) -> TaskSpans:
         """Return the recorded spans."""
         self._close()
         rows = np.array(self._rows, np.int64).reshape(-1, len(COLUMNS))
-        return TaskSpans(tuple(self._totals.values()), tuple(self._pipelines), rows, self._is_counted)
+        return TaskSpans(tuple(self._totals.values()), tuple(self._pipelines), rows, self._prepared, self._is_counted)
 
     def _note_clocks(self) -> None:
         """Keep the clocks of IPUs, and the work up to them, for a pipeline that begins with the next step."""
@@ -173,11 +179,18 @@ class _Recorder:
         elif step.children:  # where tasks are counted only
             for child in step.children:
                 self.add(child)
+        elif self._is_preparation(step):
+            self._prepared += self._steps[step.program].work * step.times
         elif self._run is not None and step.sums is not None:
             self._add_exchange(self._run, step, step.sums.work)
         elif self._run is not None and step.program in self._steps:
             self._add_exchange(self._run, step, self._steps[step.program].work * step.times)
         self._note_clocks()
+
+    def _is_preparation(self, step: TimelineStep) -> bool:
+        """Return whether a step is for a pipeline, but before its first or after its last task."""
+        is_between = self._run is not None and self._run.remaining_tasks > 0
+        return not is_between and isinstance(step.program, Leaf) and step.program.builder_part == PLUMBING
 
     def _add_exchange(self, run: _Run, step: TimelineStep, work: np.ndarray) -> None:
         """Record a step outside of tasks, as far as it may be before the pipeline's end."""

@@ -18,6 +18,7 @@ from ipujax.runtime.errors import ProfileError
 from ipujax.runtime.memory import LIVE, LiveItem
 from ipujax.runtime.profile import TRACE_PHASES, Figures, slices
 from ipujax.runtime.profile.text import size
+from ipujax.runtime.tensor import readable_name
 from ipujax.runtime.views.hints import MEMORY_HINTS, TIME_HINTS, WAIT_HINTS, hints
 from ipujax.runtime.views.operation_view import OperationRow, operation_rows
 from ipujax.runtime.views.part_answers import LAYER, STAGE, Answer, layer_answer, stage_answer
@@ -146,7 +147,7 @@ def _describe(item: LiveItem) -> str:
 def waiting_ipu(profile: Figures) -> Answer:
     """Name the IPU with most idle cycles, divided into filling, steady and draining."""
     if profile.target.num_ipus == 1:
-        return Answer(WAITS, "There is one IPU; it waits for no other.", section="trace")
+        return _collective_waits(profile)
     idle = idle_cycles(profile)
     by_ipu = idle.sum(1)
     total = max(1, profile.cycles)
@@ -169,6 +170,26 @@ def waiting_ipu(profile: Figures) -> Answer:
     situation = replace(program_situation(profile), wait=longest, waits_alike=waits_alike, busiest_ipu=busiest)
     hint = hints(WAIT_HINTS, situation)
     return Answer(WAITS, text, hint, f"IPU {ipu}", share, "trace")
+
+
+def _collective_waits(profile: Figures) -> Answer:
+    """Name the share of the run in which replicas of one IPU each exchange data, and the costliest such operation."""
+    if profile.num_ipus == 1:
+        return Answer(WAITS, "There is one IPU; it waits for no other.", section="trace")
+    cycles = profile.phase_cycles["global_exchange"]
+    share = cycles / max(1, profile.cycles)
+    if not cycles:
+        return Answer(
+            WAITS, f"The {profile.num_ipus:,} IPUs exchange no data; none waits for another.", section="trace"
+        )
+    rows = [row for row in profile.step_costs if row.phases.get("global_exchange")]
+    top = max(rows, key=lambda row: row.phases["global_exchange"])
+    text = (
+        f"The {profile.num_ipus:,} IPUs run one program in step; for {share:.1%} of the run ({cycles:,} of "
+        f"{profile.cycles:,} cycles) each waits for data of others in collectives. Most of that is "
+        f"{readable_name(top.name)}, {top.phases['global_exchange'] / cycles:.0%}, at {top.origin}."
+    )
+    return Answer(WAITS, text, "", "collectives", share, "trace")
 
 
 def idle_cycles(profile: Figures) -> np.ndarray:

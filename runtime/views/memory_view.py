@@ -12,13 +12,15 @@ Limits: in long programs, of a group of neighbouring steps the one with most liv
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
 
 from ipujax.runtime.memory import ALWAYS_ROLES, FIXED, GAPS, BreakdownRow, LiveBytes, LiveItem, TileContents
+from ipujax.runtime.memory.live_item import readable_item
 from ipujax.runtime.profile import Figures
+from ipujax.runtime.tensor import readable_name
 
 MAX_STEPS = 3_000
 MAX_VARIABLES = 6  # of one step
@@ -64,7 +66,7 @@ def liveness_view(profile: Figures) -> LivenessView:
         tuple(map(_item, live["alwaysLiveVariables"])),
         live["alwaysLiveBytes"],
         tuple(_item(live["notAlwaysLiveVariables"][n]) for n in numbers),
-        tuple(step.get("name") or step["type"] for step in peaks),
+        tuple(readable_name(step.get("name") or step["type"]) for step in peaks),
         np.array([live["alwaysLiveBytes"] + step["liveBytes"] for step in peaks], np.int64),
         largest,
         len(steps),
@@ -79,7 +81,7 @@ def _steps(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _item(item: dict[str, Any]) -> Item:
-    return item["name"], item["bytes"], item["origin"]
+    return readable_item(item["name"]), item["bytes"], item["origin"]
 
 
 MAX_TILES = 4_096  # whose categories are listed: the page of a pod would be too large
@@ -194,7 +196,11 @@ def memory_view(profile: Figures) -> MemoryView:
         memory.largest,
         memory.breakdown.largest(),
         memory.live_bytes,
-        memory.contents,
+        replace(
+            memory.contents,
+            items=tuple((readable_item(name), kind, line) for name, kind, line in memory.contents.items),
+            steps=tuple(map(readable_name, memory.contents.steps)),
+        ),
     )
 
 

@@ -184,7 +184,7 @@ _COARSE = 1.5  # a smaller ratio has two decimals
 
 
 def layer_answer(profile: Figures) -> Answer:
-    """Name the costliest kind of layer, the costliest innermost kind, and a layer far above the median of its kind."""
+    """Name the costliest kind of layer, that with most own cycles, and a layer far above the median of its kind."""
     root = tree_of(profile)
     total = max(1, root.cycles)
     in_layers = total - (root.children[NO_LAYER].cycles if NO_LAYER in root.children else 0)
@@ -197,11 +197,12 @@ def layer_answer(profile: Figures) -> Answer:
     if top.cycles < _SMALL_SHARE * total:
         text = f"No layer takes more than {top.cycles / total:.1%} of the busy cycles; the others are in no layer."
         return Answer(LAYER, text, "", top.path, top.cycles / total, "layers")
-    innermost = max((kind for kind in kinds if _is_innermost(kind)), key=lambda kind: kind.cycles)
-    text = f"{_describe(top, total)}{_shares(top.parts)}."
-    if innermost is not top:
-        text += f" Of innermost layers most is {_describe(innermost, total)}."
-    uneven = max((kind for kind in kinds if kind.outlier), key=_excess_cycles, default=None)
+    of_own = max(named, key=lambda kind: kind.own_cycles)
+    text = f"{_describe(top.path, len(top.nodes), top.cycles / total)}{_shares(top.parts)}."
+    if of_own is not top:
+        without = "innermost layers" if _is_innermost(of_own) else "layers without those inside them"
+        text += f" Of {without} most is {_describe(of_own.path, len(of_own.nodes), of_own.own_cycles / total)}."
+    uneven = _uneven_kind(kinds)
     if uneven is None or uneven.outlier is None or _excess_cycles(uneven) < _SMALL_SHARE * total:
         return Answer(LAYER, text, "", top.path, top.cycles / total, "layers")
     layer = uneven.outlier
@@ -212,9 +213,24 @@ def layer_answer(profile: Figures) -> Answer:
     return Answer(LAYER, text, "", layer.path, layer.cycles / total, "layers")
 
 
-def _describe(kind: LayerKind, total: int) -> str:
-    count = f" ({len(kind.nodes)} layers)" if len(kind.nodes) > 1 else ""
-    return f"{kind.path}{count} with {kind.cycles / total:.1%} of the busy cycles"
+def _uneven_kind(kinds: Sequence[LayerKind]) -> LayerKind | None:
+    """Return the kind with the layer farthest above its median: of layers in one another the inner, if it is why."""
+    uneven = [kind for kind in kinds if kind.outlier]
+    cause = max(uneven, key=_excess_cycles, default=None)
+    while cause is not None and cause.outlier is not None:
+        least = _MAJORITY * _excess_cycles(cause)
+        around = f"{cause.outlier.path}/"
+        inside = [kind for kind in uneven if kind.outlier and kind.outlier.path.startswith(around)]
+        inner = max((kind for kind in inside if _excess_cycles(kind) > least), key=_excess_cycles, default=None)
+        if inner is None:
+            break
+        cause = inner
+    return cause
+
+
+def _describe(path: str, num_layers: int, share: float) -> str:
+    count = f" ({num_layers} layers)" if num_layers > 1 else ""
+    return f"{path}{count} with {share:.1%} of the busy cycles"
 
 
 def _shares(parts: Counter[str]) -> str:

@@ -19,8 +19,9 @@ import numpy as np
 
 from ipujax.runtime.profile import STAGE_PHASES, Figures, LayerCost, PipelineCost, StageCost
 from ipujax.runtime.profile.stage_figures import NO_STAGE
+from ipujax.runtime.tensor import PARTS as PARTS_OF_STEP
 
-PARTS = ("forward", "backward", "recomputed", "update", "")
+PARTS = (*PARTS_OF_STEP, "")
 PART_LABELS = {"": "other"}
 _NUMBER = re.compile(r"\d+")
 _LAST_NUMBER = re.compile(r"_\d+(?=/|$)")
@@ -60,6 +61,11 @@ class LayerNode:
     def cycles(self) -> int:
         """Busy cycles of all parts of training."""
         return sum(self.parts.values())
+
+    @property
+    def own_cycles(self) -> int:
+        """Busy cycles without those of the layers inside it."""
+        return self.cycles - sum(child.cycles for child in self.children.values())
 
     def walk(self) -> Iterator[LayerNode]:
         """Yield this layer and all inside it, parents first."""
@@ -123,6 +129,11 @@ class LayerKind:
         return sum(node.cycles for node in self.nodes)
 
     @property
+    def own_cycles(self) -> int:
+        """Busy cycles of all layers of the kind, without those of the layers inside them."""
+        return sum(node.own_cycles for node in self.nodes)
+
+    @property
     def parts(self) -> Counter[str]:
         """Busy cycles of all layers of the kind, by part of training."""
         return sum((node.parts for node in self.nodes), Counter[str]())
@@ -183,8 +194,9 @@ MAX_LINKS = 2_000
 SLOW = 1.5  # times the median: a micro-batch that takes longer is named
 STAGE_HEAD = ("stage", "IPU", *STAGE_PHASES, "fill", "steady", "drain", "waits for", "slow micro-batch")
 STAGE_NOTE = (
-    "Shares of the run. Forward, backward and recomputed are its tasks; exchange and sync are between tasks; outside "
-    "is before and after the pipeline, such as the update; fill, steady and drain are parts of idle."
+    "Shares of the run. Forward, backward and recomputed are its tasks; exchange and sync are between tasks; host is "
+    "host exchange in the pipeline, arguments that before and after; outside is other work before and after it, such "
+    "as the update; fill, steady and drain are parts of idle."
 )
 
 

@@ -70,7 +70,9 @@ def test_slices_of_perfetto_have_layer_part_and_line(profile, slices):
     placed = [event["args"] for event in busy if "layer" in event["args"]]
     assert {(args["layer"], args["part"]) for args in placed} <= layers
     named = {layer for args in placed for layer in (args["layer"], *args.get("layers", ()))}
-    assert named == {layer for layer, part in layers if part} - {NO_LAYER} and {"block_1", "block_2"} <= named
+    assert (
+        named == {layer for layer, part in layers if part} - {NO_LAYER} and {"block_1/block", "block_2/block"} <= named
+    )
     assert {args["part"] for args in placed} == {"forward", "backward", "update"}
     assert all("line" in event["args"] for event in busy)
     merged = [event["args"]["layers"] for event in busy if "layers" in event["args"]]

@@ -25,6 +25,7 @@ import ipujax as ipu
 from ipujax.front_end import IpuFunction, Log
 from ipujax.keras.execution.model_steps import REPLICA_AXIS, Named, StateNames, Step, first_of
 from ipujax.keras.model_state import ModelSettings, set_untracked, settings_of, with_keras_remedies
+from ipujax.keras.places import placed_step
 from ipujax.keras.stages.layer_stages import shape_of, with_stages
 
 
@@ -242,6 +243,7 @@ class Execution:
     def _function(self, settings: ModelSettings) -> IpuFunction[..., Any]:
         if settings not in self._programs.functions:
             run = _loop(self._make_step(self._model, settings), self.kind, self.settings.outfeed, self._programs.names)
+            run = placed_step(self._model, run)
             run.__name__ = f"{self._model.name}_{self.kind}"
             shared: dict[str, Any] = {}
             if settings.replicas > 1:

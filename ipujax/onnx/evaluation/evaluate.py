@@ -16,6 +16,7 @@ import math
 import re
 from collections import ChainMap, defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -23,7 +24,7 @@ import jax
 import numpy as np
 
 import ipujax as ipu
-from ipujax.front_end import nearest
+from ipujax.front_end import MadeAt, nearest
 from ipujax.onnx.evaluation.saturation import run_narrowed
 from ipujax.onnx.graphs import Graph, Node
 from ipujax.onnx.onnx_errors import MAX_STATIC_ELEMENTS, Budget, OnnxError, SubgraphNodes, UnsupportedOperatorError
@@ -142,12 +143,14 @@ class Settings:
         logged: names of nodes whose saturated operands have been logged.
         budget: bounds on all sizes.
         subgraph_nodes: nodes of subgraphs that this evaluation may still trace; None: any number.
+        file: name of the model's file, by which profiles show nodes as lines; empty for the lines of calls.
     """
 
     max_sizes: Mapping[str, int] = field(default_factory=dict)
     logged: set[str] = field(default_factory=set)
     budget: Budget = field(default_factory=Budget)
     subgraph_nodes: SubgraphNodes | None = None
+    file: str = ""
 
     def for_evaluation(self, graph: Graph) -> Settings:
         """Return the settings of one evaluation of a graph, which counts the nodes of subgraphs."""
@@ -180,7 +183,10 @@ def run_node(node: Node, operands: Sequence[Any], scope: Mapping[str, Any], sett
     """
     entry = OPERATORS.get((node.domain, node.op_type))
     try:
-        with jax.named_scope(_scope_name(node.name)):
+        with ExitStack() as scopes:
+            if settings.file:
+                scopes.enter_context(MadeAt(f"{settings.file}:{node.name} ({node.op_type})").scope())
+            scopes.enter_context(jax.named_scope(_scope_name(node.name)))
             results = _results(entry, node, operands, scope, settings)
             check_sizes(node, results, settings.budget)
             return results
@@ -225,7 +231,8 @@ def _run_body(node: Node, operands: Sequence[Any], settings: Settings) -> tuple[
     graph = expanded(node, types)
     present = [x for x in operands if x is not None]
     names = [info.name for info in graph.inputs]
-    results = iter(evaluate(graph, dict(zip(names, present, strict=True)), settings))
+    inner = replace(settings, file="")  # its nodes are not of the file
+    results = iter(evaluate(graph, dict(zip(names, present, strict=True)), inner))
     return tuple(next(results) if name else None for name in node.outputs)
 
 

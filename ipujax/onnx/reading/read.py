@@ -8,13 +8,13 @@ while a model is traced.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import onnx
 from onnx import helper
 
-from ipujax.front_end import remembered_small
 from ipujax.onnx.graphs import Graph, Node
 from ipujax.onnx.onnx_errors import Budget, OnnxModelError
 from ipujax.onnx.reading.files import Source, read_model
@@ -113,7 +113,7 @@ def expanded(node: Node, operand_types: Sequence[Type | None]) -> Graph:
         return _expanded(node.proto.SerializeToString(), tuple(operand_types))
 
 
-@remembered_small
+@lru_cache(maxsize=1024)
 def _expanded(serialized: bytes, operand_types: tuple[Type | None, ...]) -> Graph:
     proto = onnx.NodeProto.FromString(serialized)
     names = [f"operand_{n}" if operand else "" for n, operand in enumerate(operand_types)]

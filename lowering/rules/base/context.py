@@ -138,6 +138,7 @@ class Context:
     functions: dict[Any, Any]  # lowered functions by callee, for the rule of calls
     # For each result the tensor it may be written to, or None; a rule that writes it there returns it
     into_tensors: tuple[Tensor | None, ...]
+    result_roles: tuple[str, ...]  # role of each result, "" where unknown
     options: Options
     later: LaterValues | None = None  # values that are read after the equation; None where unknown
 

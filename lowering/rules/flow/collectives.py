@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +17,7 @@ from ipujax.lowering.popops.maps.elementwise import elementwise
 from ipujax.lowering.popops.reductions.reduce import reduce
 from ipujax.lowering.rules.base.context import Context, Rule
 from ipujax.runtime.graph import Builder, Graph
-from ipujax.runtime.tensor import Tensor
+from ipujax.runtime.tensor import COLLECTIVES as COLLECTIVES_PART, Tensor
 
 
 def collective_rule(ctx: Context, *operands: Tensor, **params: Any) -> Sequence[Tensor]:
@@ -25,11 +27,17 @@ def collective_rule(ctx: Context, *operands: Tensor, **params: Any) -> Sequence[
     form = COLLECTIVES[ctx.primitive.name](ctx.equation, replicas)
     if form.kind == "index":
         return [graph.add_replica_constant(np.array(form.ranks, np.int32), "replica index")]
-    if form.kind == "all_reduce":
-        return _reduce(ctx, form, *operands)
-    (x,) = operands
-    result = _ADDED[form.kind](ctx.builder, form.before.of(x) if form.before else x, form)
-    return [form.after.of(result) if form.after else result]
+    with _as_part(graph):
+        if form.kind == "all_reduce":
+            return _reduce(ctx, form, *operands)
+        (x,) = operands
+        result = _ADDED[form.kind](ctx.builder, form.before.of(x) if form.before else x, form)
+        return [form.after.of(result) if form.after else result]
+
+
+def _as_part(graph: Graph) -> AbstractContextManager[None]:
+    """Gives what is added inside the context the part of collectives, whatever computes or reads their operands."""
+    return graph.debug_origin(replace(graph.origin, part=COLLECTIVES_PART))
 
 
 def _reduce(ctx: Context, form: Form, *operands: Tensor) -> Sequence[Tensor]:
@@ -44,7 +52,8 @@ def reduce_across_ipus(
 ) -> Sequence[Tensor]:
     """Reduces tensors over replicas of several IPUs; `homes` are the graph views of the operands' IPUs."""
     form = COLLECTIVES[eqn.primitive.name](eqn, builder.graph.replication_factor)
-    return _by_dtype(builder, form, operands, homes)
+    with _as_part(builder.graph):
+        return _by_dtype(builder, form, operands, homes)
 
 
 def _by_dtype(builder: Builder, form: Form, operands: Sequence[Tensor], homes: Sequence[Graph]) -> Sequence[Tensor]:

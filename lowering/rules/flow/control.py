@@ -10,6 +10,7 @@ Limits: one iteration ahead, for any `Options.prefetch_depth`: a link moves one 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from jax import lax
@@ -47,7 +48,8 @@ from ipujax.runtime.graph import (
     Switch,
     Wait,
 )
-from ipujax.runtime.tensor import Tensor
+from ipujax.runtime.tensor import PLUMBING, UPDATE, Tensor
+from ipujax.runtime.tensor.roles import GRADIENTS
 
 
 def is_off_chip(ctx: Context, stack: Tensor) -> bool:
@@ -201,7 +203,11 @@ def _states(ctx: Context, operands: Sequence[Tensor], body: Body) -> list[Tensor
         elif place is not None and place.node is x.node and sum(operand.node is x.node for operand in operands) == 1:
             states.append(place)
         else:
-            states.append(new_state(ctx.builder, x, n, in_groups))
+            # Accumulators are cleared once a step, in PopART in the fragment of its optimisers.
+            is_cleared = ctx.result_roles[n] == GRADIENTS and ctx.graph.origin.part == PLUMBING
+            origin = replace(ctx.graph.origin, part=UPDATE) if is_cleared else ctx.graph.origin
+            with ctx.graph.debug_origin(origin):
+                states.append(new_state(ctx.builder, x, n, in_groups))
     return states
 
 

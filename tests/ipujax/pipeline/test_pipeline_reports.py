@@ -62,7 +62,7 @@ def test_a_summary_has_the_shares_of_the_profile() -> None:
     text = profile.summary().split("Stages:")[1].split("\n\n")[0]
     for row in profile.stages:
         (line,) = (line.split() for line in text.splitlines() if line.split()[:2] == [f"{row.stage}", f"{row.ipu}"])
-        assert line[2:10] == [f"{cycles / profile.cycles:.1%}" for cycles in row.phases.values()]
+        assert line[2 : 2 + len(row.phases)] == [f"{cycles / profile.cycles:.1%}" for cycles in row.phases.values()]
     assert "Stages on one IPU share" in text
 
 

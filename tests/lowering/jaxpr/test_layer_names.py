@@ -162,7 +162,7 @@ def test_functions_called_at_several_places_are_numbered_where_no_scope_tells() 
             return left * dense(p, x + 1)
 
     assert {"towers/dense[0]", "towers/dense[1]"} <= layers(towers, params(1)[0], X)
-    assert layers(named_towers, params(1)[0], X) == {"left", "right"}
+    assert layers(named_towers, params(1)[0], X) == {"left/dense", "right", "right/dense"}
 
 
 def test_recomputed_equations_have_the_forward_layers() -> None:
@@ -293,7 +293,7 @@ def test_scopes_that_tell_layers_apart_need_no_number() -> None:
         return x.sum()
 
     for part in ("forward", "backward"):
-        assert layers(jax.grad(loss), params(2), X, part=part) == {"loss", "block_0", "block_1"}
+        assert layers(jax.grad(loss), params(2), X, part=part) == {"loss", "block_0/dense", "block_1/dense"}
 
 
 def test_numbers_are_among_scopes_where_the_function_is_called() -> None:
@@ -309,7 +309,7 @@ def test_numbers_are_among_scopes_where_the_function_is_called() -> None:
                 x = scoped(p, x)
         return x.sum()
 
-    expected = {f"encoder/scoped[{n}]/{name}" for n in range(2) for name in ("attention", "mlp")}
+    expected = {f"encoder/scoped[{n}]/{name}/dense" for n in range(2) for name in ("attention", "mlp")}
     for part in ("forward", "backward"):
         assert layers(jax.grad(loss), params(2), X, part=part) == {"loss"} | expected
 
@@ -329,11 +329,11 @@ def test_a_program_without_gradient_has_no_parts() -> None:
     assert {origin.part for _, origin in named(looped(block), params(2), X)} == {""}
 
 
-def test_the_update_is_outside_of_all_parts() -> None:
+def test_the_update_is_a_part() -> None:
     def step(ps: Any, x: jax.Array) -> Any:
         return jax.tree.map(lambda a, b: a - b, ps, jax.grad(looped(block))(ps, x))
 
-    (update,) = {origin.layer for eqn, origin in named(step, params(2), X) if origin.part == ""}
+    (update,) = {origin.layer for eqn, origin in named(step, params(2), X) if origin.part == "update"}
     assert update == "step"
 
 

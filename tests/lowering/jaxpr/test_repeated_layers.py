@@ -134,7 +134,7 @@ def test_blocks_that_open_the_same_scope_are_numbered() -> None:
         with jax.named_scope("head"), jax.default_matmul_precision("highest"):
             return x @ ws[2]
 
-    assert layers(fwd, [W] * 3, X) == {"layer[0]", "layer[1]", "head"}
+    assert layers(fwd, [W] * 3, X) == {"layer[0]", "layer[1]/dense", "head"}
 
 
 def test_with_blocks_around_a_place() -> None:

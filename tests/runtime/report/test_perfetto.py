@@ -112,7 +112,7 @@ def test_long_runs_are_folded_and_say_so(tmp_path):
         and "one slice for all of them" in data["otherData"]["note"]
     )
     (folded,) = [event for event in of_phase(data, "X") if "iterations" in event["args"]]
-    assert folded["name"] == f"{folded['args']['iterations']:,} iterations of the loop of model.py:18 (decode), folded"
+    assert folded["name"] == f"loop in decode (model.py:18), {folded['args']['iterations']:,} iterations, folded"
     assert folded["args"]["iterations"] > 2_500
     sums = Counter(event["cat"] for event in of_phase(data, "X"))
     assert 1_000 < sums["step"] < 5_000

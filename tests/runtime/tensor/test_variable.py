@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ipujax.runtime.tensor import OF_CALLER, Origin, caller_name, compose, part_of, visible_layer
+from ipujax.runtime.profile.step_costs import origin_of_row
+from ipujax.runtime.tensor import OF_CALLER, Origin, caller_name, compose, visible_layer
 
 
 @pytest.mark.parametrize(
@@ -48,11 +49,10 @@ def test_a_layer_without_its_caller() -> None:
     assert visible_layer("net/dense") == "net/dense"
 
 
-def test_the_update_is_a_part_of_programs_with_gradients_alone() -> None:
-    assert part_of(Origin(), has_backward=True) == "update"
-    assert part_of(Origin(), has_backward=False) == ""
-    assert part_of(Origin(part="forward"), has_backward=True) == "forward"
-    assert part_of(Origin(part="forward"), has_backward=False) == ""
+def test_parts_are_of_programs_with_gradients_alone_and_have_no_default() -> None:
+    assert origin_of_row(Origin("a.py:1 (f)"), has_backward=True).part == ""
+    assert origin_of_row(Origin(part="update"), has_backward=True).part == "update"
+    assert origin_of_row(Origin(part="forward"), has_backward=False).part == ""
 
 
 def test_layer_part_and_callers_are_no_part_of_equality() -> None:

@@ -69,7 +69,7 @@ def test_iterations_are_shown_where_they_fit_and_folded_elsewhere():
     few = execution_trace(executable, executable.spans_of(None, 8), clocks)
     labels = [few.label(step) for step in range(len(few.name))]
     assert labels[:2] == ["popops::Cheap/compute", "popops::Dear/compute"]
-    assert labels[-2] == "7 iterations of a loop, folded" and few.is_folded.sum() == 1
+    assert labels[-2] == "loop, 7 iterations, folded" and few.is_folded.sum() == 1
     # Those that are shown are where they are when all are shown.
     np.testing.assert_array_equal(few.start[:6], full.start[:6])
     np.testing.assert_array_equal(few.end[-1:], full.end[-1:])

@@ -1,0 +1,218 @@
+"""Parts of a training step from its data flow, for equations whose name stack tells none.
+
+    forward, backward, recomputed    by JAX's names of transformations, see `part_of_name`
+    update      computed from a gradient that is complete, or only read by what is; computed once a step from state
+                alone, which the step writes again: weights that are cast, a counter of steps
+    forward     other values that the forward part reads, such as a scaled batch; values computed from its results
+    backward    computed from the gradient of a micro-batch, which a loop adds up
+    plumbing    control of a loop or branch with several parts inside
+
+Input: an inlined jaxpr with notes of layers. Output: the same with parts in the notes, which all passes carry on. What
+neither reads nor is read by any of these has no part. A jaxpr without a backward part stays as it is.
+
+A loop with a gradient inside trains if its next iteration reads for its forward part what it has computed from the
+gradient, else it accumulates gradients. A loop or branch without a gradient inside is of one part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import reduce
+from operator import or_
+from typing import Any
+
+from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, JaxprEqn, Var, closed, jaxprs_in_params
+from ipujax.lowering.jaxpr import LOOPS, PIPELINE, ValueRoles, bodies, equations, equations_inside, with_inner
+from ipujax.lowering.jaxpr.control_bodies import Body, Places
+from ipujax.lowering.layer_notes import with_part
+from ipujax.lowering.source_info import name_stack
+from ipujax.runtime.tensor import BACKWARD, FORWARD, PLUMBING, RECOMPUTED, UPDATE, part_of_name
+from ipujax.runtime.tensor.roles import OPTIMISER_STATE, STATE, WEIGHTS
+
+# Facts of a value, as bits: what it is computed from,
+_STATE = 1  # what the step writes again
+_INPUT = 2  # other arguments
+_ACTIVATION = 4  # results of the forward part
+_GRADIENT = 8
+_SOURCES = _STATE | _INPUT | _ACTIVATION | _GRADIENT
+# and what reads it.
+_READ_BY_FORWARD = 16
+_READ_BY_UPDATE = 32
+_READERS = _READ_BY_FORWARD | _READ_BY_UPDATE
+
+_RESULTS_OF = {FORWARD: _ACTIVATION, RECOMPUTED: _ACTIVATION, BACKWARD: _GRADIENT}
+
+
+def with_parts(jaxpr: ClosedJaxpr, *, is_micro_batch: bool = False) -> ClosedJaxpr:
+    """Return the jaxpr with the part of each equation in its note; `is_micro_batch`: its gradients are added up."""
+    if not any(_named_part(eqn) == BACKWARD for eqn in equations(jaxpr.jaxpr)):
+        return jaxpr
+    inputs = [_INPUT] * len(jaxpr.in_avals)
+    if not is_micro_batch:
+        roles = ValueRoles(_program(jaxpr).jaxpr)
+        written = {WEIGHTS, OPTIMISER_STATE, STATE}
+        inputs = [_STATE if roles.get(var) in written else _INPUT for var in _program(jaxpr).jaxpr.invars]
+    flow = _Flow(jaxpr, inputs)
+    flow.read_backwards([0] * len(jaxpr.out_avals))
+    return flow.rewritten(BACKWARD if is_micro_batch else UPDATE)
+
+
+def _program(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
+    """Return the jaxpr that computes, inside of calls that are entire programs, as those of several replicas."""
+    eqns = jaxpr.eqns
+    if len(eqns) == 1 and (inner := _inner_bodies(eqns[0])) and eqns[0].primitive.name not in (*LOOPS, "cond"):
+        return _program(inner[0].jaxpr) if list(eqns[0].invars) == list(jaxpr.jaxpr.invars) else jaxpr
+    return jaxpr
+
+
+def _named_part(eqn: JaxprEqn) -> str:
+    return part_of_name(name_stack(eqn))
+
+
+def _inner_bodies(eqn: JaxprEqn) -> list[Body]:
+    """Return the bodies of control flow, and of other calls with operands and results of their own number."""
+    if known := bodies(eqn):
+        return known
+    counts = len(eqn.invars), len(eqn.outvars)
+    calls = [closed(inner) for inner in jaxprs_in_params(eqn.params)]
+    operands, results = (Places(slice(0, n), slice(n, n), slice(n, n)) for n in counts)
+    return [Body(x, operands, operands, results) for x in calls if (len(x.in_avals), len(x.out_avals)) == counts]
+
+
+def _is_region(eqn: JaxprEqn) -> bool:
+    """Return whether an equation without a part has equations of a gradient inside."""
+    return any(_named_part(inner) == BACKWARD for inner in equations_inside(eqn))
+
+
+@dataclass(eq=False)
+class _Flow:
+    """Facts of the values of one jaxpr.
+
+    Args:
+        jaxpr: the jaxpr.
+        inputs: facts of its inputs.
+        facts: of all values.
+        regions: flows of the bodies of equations with a gradient inside, by number of the equation.
+    """
+
+    jaxpr: ClosedJaxpr
+    inputs: Sequence[int]
+    facts: dict[Var, int] = field(default_factory=dict)
+    regions: dict[int, list[tuple[Body, _Flow]]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.facts.update(zip(self.jaxpr.jaxpr.invars, self.inputs, strict=True))
+        for number, eqn in enumerate(self.jaxpr.eqns):
+            if part := _named_part(eqn):
+                self._add(eqn.outvars, [_RESULTS_OF[part]] * len(eqn.outvars))
+            elif _is_region(eqn):
+                self._enter(number, eqn)
+            else:
+                self._add(eqn.outvars, [self._of_operands(eqn) & _SOURCES] * len(eqn.outvars))
+
+    @property
+    def results(self) -> list[int]:
+        """Facts of its results."""
+        return [self._of(atom) for atom in self.jaxpr.jaxpr.outvars]
+
+    def _of(self, atom: Atom) -> int:
+        return self.facts.get(atom, 0) if isinstance(atom, Var) else 0
+
+    def _of_operands(self, eqn: JaxprEqn) -> int:
+        return reduce(or_, map(self._of, eqn.invars), 0)
+
+    def _add(self, atoms: Sequence[Any], facts: Sequence[int]) -> None:
+        for atom, fact in zip(atoms, facts, strict=True):
+            if isinstance(atom, Var):
+                self.facts[atom] = self.facts.get(atom, 0) | fact
+
+    def _enter(self, number: int, eqn: JaxprEqn) -> None:
+        """Follow the values through the bodies of an equation; what a loop carries and updates is its state."""
+        is_loop = eqn.primitive.name in LOOPS
+        self.regions[number] = []
+        for body in _inner_bodies(eqn):
+            inputs = [self._of(atom) & _SOURCES for atom in body.of_operands(eqn.invars)]
+            if is_loop:  # gradients of an iteration are those that it computes
+                inputs = [fact if fact in (0, _STATE) else _INPUT for fact in inputs]
+                updated = _Flow(body.jaxpr, inputs).results[body.results.carries]
+                inputs[body.inputs.carries] = [
+                    _STATE if fact & _GRADIENT else old
+                    for fact, old in zip(updated, inputs[body.inputs.carries], strict=True)
+                ]
+            inside = _Flow(body.jaxpr, inputs)
+            self.regions[number].append((body, inside))
+            self._add(eqn.outvars, [fact & _SOURCES for fact in inside.results])
+
+    def read_backwards(self, readers: Sequence[int]) -> None:
+        """Add to each value what reads it; `readers` are those of the results."""
+        self._add(self.jaxpr.jaxpr.outvars, readers)
+        for number, eqn in reversed(list(enumerate(self.jaxpr.eqns))):
+            if number in self.regions:
+                for body, inside in self.regions[number]:
+                    inside.read_backwards([self._of(var) & _READERS for var in eqn.outvars])
+                    if eqn.primitive.name in LOOPS:  # the next iteration reads what this one carries
+                        carried = inside.read_by(body.inputs.carries)
+                        stacks = [0] * (body.results.stacks.stop - body.results.stacks.start)
+                        inside.read_backwards([*carried, *stacks])
+                    self._add(body.of_operands(eqn.invars), inside.read_by(slice(None)))
+                continue
+            part = self.part(number, UPDATE)
+            reader = {"": self._of_results(eqn) & _READERS, UPDATE: _READ_BY_UPDATE}.get(part, _READ_BY_FORWARD)
+            self._add(eqn.invars, [reader] * len(eqn.invars))
+
+    def read_by(self, places: slice) -> list[int]:
+        """Return what reads some of its inputs."""
+        return [self._of(var) & _READERS for var in self.jaxpr.jaxpr.invars[places]]
+
+    def _of_results(self, eqn: JaxprEqn) -> int:
+        return reduce(or_, map(self._of, eqn.outvars), 0)
+
+    def part(self, number: int, of_gradients: str) -> str:
+        """Return the part of an equation without a gradient inside; `of_gradients`: of what a gradient is used for."""
+        eqn = self.jaxpr.eqns[number]
+        if part := _named_part(eqn):
+            return part
+        sources = self._of_operands(eqn) & _SOURCES
+        readers = self._of_results(eqn) & _READERS
+        if sources & _GRADIENT:
+            return of_gradients
+        if sources == _STATE and of_gradients == UPDATE:  # weights are cast, steps counted
+            return UPDATE
+        if readers & _READ_BY_FORWARD:
+            return FORWARD
+        if readers & _READ_BY_UPDATE:
+            return of_gradients
+        return FORWARD if sources & _ACTIVATION else ""
+
+    def rewritten(self, of_gradients: str) -> ClosedJaxpr:
+        """Return the jaxpr with parts in notes."""
+        eqns = [
+            self._rewritten_region(number, eqn, of_gradients)
+            if number in self.regions
+            else eqn
+            if _named_part(eqn)
+            else with_part(eqn, self.part(number, of_gradients))
+            for number, eqn in enumerate(self.jaxpr.eqns)
+        ]
+        return ClosedJaxpr(self.jaxpr.jaxpr.replace(eqns=eqns), self.jaxpr.consts)
+
+    def _rewritten_region(self, number: int, eqn: JaxprEqn, of_gradients: str) -> JaxprEqn:
+        if eqn.primitive.name == PIPELINE:  # its micro-batch gets parts when it is cut into stages
+            return with_part(eqn, PLUMBING)
+        is_loop = eqn.primitive.name in LOOPS
+        rewritten = {
+            id(body.jaxpr.jaxpr): inside.rewritten(inside.of_gradients(body) if is_loop else of_gradients)
+            for body, inside in self.regions[number]
+        }
+
+        def rewrite(inner: ClosedJaxpr) -> ClosedJaxpr:
+            return rewritten.get(id(inner.jaxpr), inner)
+
+        return with_part(with_inner(eqn, rewrite), PLUMBING)
+
+    def of_gradients(self, body: Body) -> str:
+        """Return the part of what a loop computes from gradients: the update if it trains, backward if it adds up."""
+        carries = zip(self.results[body.results.carries], self.read_by(body.inputs.carries), strict=True)
+        trains = any(fact & _GRADIENT and reader & _READ_BY_FORWARD for fact, reader in carries)
+        return UPDATE if trains else BACKWARD
