@@ -378,13 +378,13 @@ ROOMS: dict[str, str] = {
     "ipujax.keras.utils": "ipujax ipujax.front_end ipujax.keras.config",
     "ipujax.keras.callbacks": "ipujax ipujax.front_end",
     "ipujax.keras.stages": "ipujax ipujax.front_end ipujax.keras.model_state",
-    "ipujax.keras.places": "ipujax.front_end ipujax.keras.model_state",
+    "ipujax.keras.layer_places": "ipujax.front_end ipujax.keras.model_state",
     "ipujax.keras.execution": (
-        "ipujax ipujax.front_end ipujax.keras.model_state ipujax.keras.places ipujax.keras.stages"
+        "ipujax ipujax.front_end ipujax.keras.layer_places ipujax.keras.model_state ipujax.keras.stages"
     ),
     "ipujax.keras.ipu_strategy": (
-        "ipujax ipujax.front_end ipujax.keras.config ipujax.keras.execution ipujax.keras.model_state"
-        " ipujax.keras.places ipujax.keras.stages"
+        "ipujax ipujax.front_end ipujax.keras.config ipujax.keras.execution ipujax.keras.layer_places"
+        " ipujax.keras.model_state ipujax.keras.stages"
     ),
     "ipujax.keras.keras": "ipujax.keras.stages",
     "ipujax.keras": (

@@ -33,8 +33,8 @@ from ipujax.keras.config import IPUConfig, get_ipu_config
 from ipujax.keras.execution.device_loop import Execution, execution_key
 from ipujax.keras.execution.model_steps import first_of, predict_step, test_step, train_step
 from ipujax.keras.execution.update_counts import CheckUpdates, check_last_batch
+from ipujax.keras.layer_places import record_compiled, recorded_places
 from ipujax.keras.model_state import explain_missing, replace_attribute, set_untracked, settings_of
-from ipujax.keras.places import record_compiled, recorded_places
 from ipujax.keras.stages import layer_stages, stage_assignment
 from ipujax.keras.stages.layer_stages import with_stages
 
