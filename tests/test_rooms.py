@@ -119,9 +119,6 @@ ROOMS: dict[str, str] = {
     "lowering.jaxpr": (
         "lowering.jax_compat lowering.layer_notes lowering.primitives lowering.source_info runtime.tensor"
     ),
-    "lowering.step_parts": (
-        "lowering.jax_compat lowering.jaxpr lowering.layer_notes lowering.source_info runtime.tensor"
-    ),
     "lowering.replicas": (
         "lowering.gcl lowering.jax_compat lowering.jaxpr lowering.popops lowering.primitives lowering.source_info"
         " runtime.analysis runtime.graph runtime.host runtime.target"
@@ -147,8 +144,7 @@ ROOMS: dict[str, str] = {
     "lowering.passes": (
         "lowering.gcl lowering.jax_compat lowering.jaxpr lowering.layer_notes lowering.offload lowering.outlining"
         " lowering.pallas_calls lowering.partition lowering.primitives lowering.recomputation lowering.refs"
-        " lowering.replicas lowering.source_info lowering.stablehlo lowering.step_parts runtime.graph runtime.logs"
-        " runtime.tensor"
+        " lowering.replicas lowering.source_info lowering.stablehlo runtime.graph runtime.logs runtime.tensor"
     ),
     "lowering.dumps": (
         "lowering.jax_compat lowering.passes lowering.source_info runtime.files runtime.graph runtime.target"

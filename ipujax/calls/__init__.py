@@ -24,12 +24,12 @@ from ipujax.calls.memory_kinds import (
 from ipujax.calls.nan_location import locates_nans as locates_nans, run_equations as run_equations
 from ipujax.calls.nesting import (
     Compilation as Compilation,
+    PlainCalls as PlainCalls,
     compiling as compiling,
     compiling_for as compiling_for,
     inside_function as inside_function,
     is_inside_function as is_inside_function,
 )
-from ipujax.calls.plain_calls import PlainCalls as PlainCalls
 from ipujax.calls.shardings import (
     check_jaxpr as check_jaxpr,
     check_mesh_of_devices as check_mesh_of_devices,

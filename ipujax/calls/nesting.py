@@ -19,6 +19,9 @@ from ipujax.lowering.jax_compat import ClosedJaxpr
 from ipujax.lowering.jaxpr import equations
 from ipujax.lowering.source_info import source_line
 from ipujax.runtime.errors import ArgumentError
+from ipujax.runtime.logs import Log
+
+_LOG = Log("jit")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,3 +95,21 @@ def inside_function(fun: Callable[..., Any]) -> Callable[..., Any]:
             _INSIDE.reset(token)
 
     return inside
+
+
+class PlainCalls:
+    """Calls that JAX computes alone, of which one line of the log says so, that a missing profile is no riddle.
+
+    Args:
+        what: a clause that says which function runs how.
+    """
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._is_said = False
+
+    def notice(self) -> None:
+        """Warn, the first time."""
+        if not self._is_said:
+            self._is_said = True
+            _LOG.warning("%s, without a profile", self._what)

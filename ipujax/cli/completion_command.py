@@ -16,8 +16,8 @@ from ipujax.runtime.errors import ArgumentError
 
 _SHELLS = ("bash", "zsh", "tcsh")
 _HELP = """
-Prints the script by which a shell completes commands, options and names of files. Put the line below into ~/.bashrc, or
-with zsh write the script to a file `_ipujax` in a folder of $fpath.
+Prints the script by which a shell completes commands, options and names of files: bash by a line in ~/.bashrc,
+eval "$(ipujax completion bash)", zsh by a file `_ipujax` with the script in a folder of $fpath.
 """
 
 
@@ -29,7 +29,7 @@ def add(commands: Commands[argparse.ArgumentParser]) -> None:
         _run,
         summary="print the script by which a shell completes commands",
         description=_HELP,
-        example='eval "$(ipujax completion bash)"',
+        example="ipujax completion bash",
     )
     parser.add_argument("shell", choices=_SHELLS, help="the shell")
 

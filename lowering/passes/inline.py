@@ -30,8 +30,8 @@ from ipujax.lowering.jax_compat import (
     sharding_constraint_p,
 )
 from ipujax.lowering.jaxpr import Bodies, CallSite, CallSites, Rewrite, once, primitive_names, with_inner
+from ipujax.lowering.passes.step_parts import with_parts
 from ipujax.lowering.source_info import jaxpr_file, source_line, with_caller
-from ipujax.lowering.step_parts import with_parts
 from ipujax.runtime.errors import GraphError, is_installed
 
 PLATFORM = "cpu"  # where the engine computes, and plain JAX too

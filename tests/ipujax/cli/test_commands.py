@@ -101,6 +101,25 @@ def test_compare_is_the_comparison(saved, capsys: Capture) -> None:
     assert capsys.readouterr().out == f"{ipu.compare(*saved.values())}\n"
 
 
+def test_a_comparison_is_shown_and_written_as_a_page(saved, tmp_path, capsys: Capture) -> None:
+    page = tmp_path / "page.html"
+    assert main(["compare", *saved, "--html", str(page)]) == 0
+    assert capsys.readouterr().out == f"{ipu.compare(*saved.values())}\nwrote {page}\n" and page.exists()
+
+
+def test_completion_is_a_script_of_the_shell(capsys: Capture) -> None:
+    pytest.importorskip("shtab", reason="shtab is not installed")
+    assert main(["completion", "bash"]) == 0
+    script = capsys.readouterr().out
+    assert "_shtab_ipujax_profile_pos_0_COMPGEN=_shtab_compgen_files" in script and "--trip-count" in script
+
+
+def test_completion_names_the_package_that_it_needs(monkeypatch, capsys: Capture) -> None:
+    monkeypatch.setitem(sys.modules, "shtab", None)
+    assert main(["completion", "bash"]) == 2
+    assert "pip install ipujax[completion]" in capsys.readouterr().err
+
+
 def test_three_profiles_are_compared_in_a_table(saved, tmp_path, capsys: Capture) -> None:
     first, second = saved
     assert main(["compare", first, second, first]) == 0
