@@ -75,19 +75,19 @@ def sweep(
     jobs = jobs_of(points, plan)
     file = None if path is None else SweepFile(path, _digest(work, points, plan))
     try:
-        done = {} if file is None else dict(file.done)
-        remaining = {number: job for number, job in enumerate(jobs) if number not in done}
+        costs_by_job = {} if file is None else dict(file.done)
+        remaining = {number: job for number, job in enumerate(jobs) if number not in costs_by_job}
         run = _Run(work, points, remaining)
-        line = progress_line(_Progress(len(points), jobs, done).text) if progress else nullcontext()
+        line = progress_line(_Progress(len(points), jobs, costs_by_job).text) if progress else nullcontext()
         with line:
-            for number, costs in run.here() if executor is None else run.by(executor):
-                done[number] = costs
+            for number, costs in run.in_process() if executor is None else run.by(executor):
+                costs_by_job[number] = costs
                 if file is not None:
                     file.add(number, costs)
     finally:
         if file is not None:
             file.close()
-    return Sweep.of(points, jobs, done)
+    return Sweep.of(points, jobs, costs_by_job)
 
 
 def _digest(work: Work, points: Sequence[Point], plan: Plan) -> str:
@@ -113,7 +113,7 @@ class _Run:
     points: Sequence[Point]
     jobs: Mapping[int, Job]
 
-    def here(self) -> Iterator[tuple[int, list[PointCost]]]:
+    def in_process(self) -> Iterator[tuple[int, list[PointCost]]]:
         """Yield number and costs of each job, done in this process."""
         costs: PlanCosts | None = None
         for number, job in self.jobs.items():
@@ -173,18 +173,18 @@ class _Run:
 
 
 class _Progress:
-    """Text of the line of progress of a sweep; `done` grows meanwhile."""
+    """Text of the line of progress of a sweep; `costs` grow meanwhile."""
 
-    def __init__(self, num_points: int, jobs: Sequence[Job], done: Mapping[int, Sequence[PointCost]]) -> None:
+    def __init__(self, num_points: int, jobs: Sequence[Job], costs: Mapping[int, Sequence[PointCost]]) -> None:
         self._num_points = num_points
         self._jobs = jobs
-        self._done = done
+        self._costs = costs
         self._first_share = self._share
         self._start = time.monotonic()
 
     @property
     def _share(self) -> float:
-        return sum(len(self._jobs[number].points) for number in list(self._done)) / sum(
+        return sum(len(self._jobs[number].points) for number in list(self._costs)) / sum(
             len(job.points) for job in self._jobs
         )
 
