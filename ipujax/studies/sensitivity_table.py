@@ -36,8 +36,8 @@ class Sensitivities:
             "unit", "elasticity" and "cycles_per_unit", cycles that one more of its unit adds.
         by_line: a dict for each line: "line", "cycles", and "elasticities", its part of each constant's.
         by_layer: the same for each layer: "layer", "cycles", "elasticities".
-        recompiled: rows of constants for which the function was compiled again; "other" and "other_cycles" are the value
-            that was tried, and the cycles with it.
+        recompiled: rows of constants for which the function was compiled again; "other" and "other_cycles" are the
+            value that was tried, and the cycles with it.
     """
 
     cycles: int
