@@ -70,6 +70,10 @@ def points_of(device: IPUModel, grid: Mapping[str, Sequence[Any]] | Sequence[Cha
                 raise ArgumentError(f"grid of ipu.sweep has no values for {name}", expected=expected, got=repr(values))
         rows = [dict(zip(grid, values, strict=True)) for values in product(*map(list, grid.values()))] if grid else []
     else:
+        for changes in grid:
+            if not isinstance(changes, Mapping):
+                expected = '{"exchange_bytes_per_cycle": 8}'
+                raise ArgumentError("a point of ipu.sweep is no dict of changes", expected=expected, got=repr(changes))
         rows = [dict(changes) for changes in grid]
     if not rows:
         expected = '{"exchange_bytes_per_cycle": [4, 8], …}, or a list of changes'

@@ -19,7 +19,9 @@ from multiprocessing import get_context
 from queue import SimpleQueue
 from typing import Any
 
+from ipujax.jit import IpuFunction
 from ipujax.lowering.digests import NoDigestError, digest_of, jaxpr_digest
+from ipujax.lowering.jax_compat import ClosedJaxpr
 from ipujax.runtime.errors import ArgumentError
 from ipujax.runtime.logs import progress_line
 from ipujax.runtime.signatures import checking_calls
@@ -68,12 +70,14 @@ def sweep(
         TargetError: an unknown constant, or a value that it cannot have.
         ArgumentError: no points; a function that cannot be pickled, with an executor; a job at which workers die
             twice; a file of another sweep, or one that another sweep writes to.
+        TypeError: arguments that the function does not take, as `ipu.jit` raises it.
         ProfileError: the trip count of a loop is data, and not in `Options.trip_counts`.
     """
     work = Work.of(fun, args)
     points = points_of(work.device("ipu.sweep"), grid)
     jobs = jobs_of(points, plan)
-    file = None if path is None else SweepFile(path, _digest(work, points, plan))
+    jaxpr = work.function().trace(*work.args).jaxpr  # first: a function that cannot be traced is no matter of machines
+    file = None if path is None else SweepFile(path, _digest(work.function(), jaxpr, points, plan))
     try:
         costs_by_job = {} if file is None else dict(file.done)
         remaining = {number: job for number, job in enumerate(jobs) if number not in costs_by_job}
@@ -90,13 +94,12 @@ def sweep(
     return Sweep.of(points, jobs, costs_by_job)
 
 
-def _digest(work: Work, points: Sequence[Point], plan: Plan) -> str:
+def _digest(fun: IpuFunction[Any, Any], jaxpr: ClosedJaxpr, points: Sequence[Point], plan: Plan) -> str:
     """Return a digest of all that the costs of a sweep depend on."""
-    fun = work.function()
     try:
         return digest_of(
             compiler_state(),
-            jaxpr_digest(fun.trace(*work.args).jaxpr),
+            jaxpr_digest(jaxpr),
             repr((fun.options, fun.donate_argnums, fun.offload_argnums, plan)),
             [(point.target.to_data(), point.base.to_data()) for point in points],
         )
