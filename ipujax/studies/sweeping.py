@@ -23,7 +23,7 @@ from ipujax.jit import IpuFunction
 from ipujax.lowering.digests import NoDigestError, digest_of, jaxpr_digest
 from ipujax.lowering.jax_compat import ClosedJaxpr
 from ipujax.runtime.errors import ArgumentError
-from ipujax.runtime.logs import progress_line
+from ipujax.runtime.logs.progress_line import progress_line
 from ipujax.runtime.signatures import checking_calls
 from ipujax.storage.versions import compiler_state
 from ipujax.studies.point_costs import PlanCosts, PointCost, Work, costs_in_process

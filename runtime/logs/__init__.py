@@ -10,7 +10,6 @@ from ipujax.runtime.logs.log import (
     Log as Log,
     check_environment as check_environment,
 )
-from ipujax.runtime.logs.progress_line import progress_line as progress_line
 from ipujax.runtime.logs.step import (
     attempt as attempt,
     compilation_name as compilation_name,
