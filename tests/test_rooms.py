@@ -304,8 +304,9 @@ ROOMS: dict[str, str] = {
         "ipujax.arguments ipujax.device ipujax.jit lowering.jaxpr runtime.options runtime.signatures runtime.target"
     ),
     "ipujax.studies": (
-        "ipujax.device ipujax.jit ipujax.storage lowering.digests lowering.jax_compat runtime.compile runtime.logs"
-        " runtime.many_machines runtime.markup runtime.memory runtime.page runtime.signatures runtime.target"
+        "ipujax.caching ipujax.device ipujax.jit ipujax.storage lowering.digests lowering.jax_compat runtime.compile"
+        " runtime.logs runtime.many_machines runtime.markup runtime.memory runtime.page runtime.signatures"
+        " runtime.target"
     ),
     "ipujax.pipeline": (
         "ipujax.arguments ipujax.calls ipujax.device ipujax.jit ipujax.stages lowering.jax_compat lowering.jaxpr"

@@ -8,5 +8,6 @@ from ipujax.caching.program_entry import (
     CallFigures as CallFigures,
     ProgramEntry as ProgramEntry,
     entry_of as entry_of,
+    options_data as options_data,
     program_key as program_key,
 )

@@ -19,6 +19,7 @@ from multiprocessing import get_context
 from queue import SimpleQueue
 from typing import Any
 
+from ipujax.caching import options_data
 from ipujax.jit import IpuFunction
 from ipujax.lowering.digests import NoDigestError, digest_of, jaxpr_digest
 from ipujax.lowering.jax_compat import ClosedJaxpr
@@ -100,7 +101,8 @@ def _digest(fun: IpuFunction[Any, Any], jaxpr: ClosedJaxpr, points: Sequence[Poi
         return digest_of(
             compiler_state(),
             jaxpr_digest(jaxpr),
-            repr((fun.options, fun.donate_argnums, fun.offload_argnums, plan)),
+            options_data(fun.options),
+            (fun.donate_argnums, fun.offload_argnums, plan),
             [(point.target.to_data(), point.base.to_data()) for point in points],
         )
     except NoDigestError as error:
@@ -153,23 +155,25 @@ class _Run:
                 failed.append(number)
             else:
                 yield number, costs
-        for number in sorted(failed):
-            yield number, self._alone(number, pickled)
+        if failed:
+            # One after the other in one process: if that dies, the job that it had is to blame.
+            with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+                for number in sorted(failed):
+                    yield number, self._alone(number, pickled, pool)
 
-    def _alone(self, number: int, pickled: bytes) -> list[PointCost]:
-        """Do a job in a new process of its own."""
+    def _alone(self, number: int, pickled: bytes, pool: ProcessPoolExecutor) -> list[PointCost]:
+        """Do a job in a process that has no other one."""
         job = self.jobs[number]
-        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-            try:
-                return pool.submit(costs_in_process, pickled, job.plan, self._targets(job)).result()
-            except BrokenExecutor as error:
-                changes = dict(self.points[job.points[0]].changes)
-                raise ArgumentError(
-                    f"the worker of a point of ipu.sweep died twice: {changes}",
-                    expected="a process that ends its job",
-                    got=f"{error}; {len(job.points)} points, with the program for the first",
-                    hint="more memory for each worker; with path= the other points are kept",
-                ) from error
+        try:
+            return pool.submit(costs_in_process, pickled, job.plan, self._targets(job)).result()
+        except BrokenExecutor as error:
+            changes = dict(self.points[job.points[0]].changes)
+            raise ArgumentError(
+                f"the worker of a point of ipu.sweep died twice: {changes}",
+                expected="a process that ends its job",
+                got=f"{error}; {len(job.points)} points, with the program for the first",
+                hint="more memory for each worker; with path= the other points are kept",
+            ) from error
 
     def _targets(self, job: Job) -> list[Any]:
         return [self.points[number].target for number in job.points]
