@@ -72,7 +72,7 @@ class Sensitivities:
             self[name]
         numbers = {name: np.array([float(getattr(self._target, name))]) for name in perturbed_constants(self._target)}
         numbers |= {name: np.array([float(value)]) for name, value in constants.items()}
-        return float(self._counts.cycles_on(Machines(self._target, numbers, is_exact=True))[0])
+        return float(self._counts.cycles_on(Machines(self._target, numbers, 1, is_exact=True))[0])
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Sensitivities, (self.cycles, self.rows, self.by_line, self.by_layer, self.recompiled)

@@ -102,14 +102,17 @@ class Machines:
     Args:
         target: has all constants that are equal.
         numbers: values of the others, [machines] each, int64 or float64.
+        count: number of machines.
         is_exact: whether nothing that is computed from `numbers` is rounded, see `Exact`.
     """
 
-    def __init__(self, target: Target, numbers: Mapping[str, np.ndarray], *, is_exact: bool = False) -> None:
+    def __init__(
+        self, target: Target, numbers: Mapping[str, np.ndarray], count: int, *, is_exact: bool = False
+    ) -> None:
         self.target = target
         self.numbers = dict(numbers)
+        self.count = count
         self.is_exact = is_exact
-        self.count = len(next(iter(numbers.values()))) if numbers else 1
         self._distinct: dict[tuple[str, ...], tuple[np.ndarray, np.ndarray]] = {}
 
     @classmethod
@@ -128,9 +131,7 @@ class Machines:
                 if name not in rates:
                     raise TargetError(f"machines that are costed together differ in {name}", got=repr(set(values)))
                 numbers[name] = np.array(values)
-        machines = cls(first, numbers)
-        machines.count = len(targets)
-        return machines
+        return cls(first, numbers, len(targets))
 
     def arrays(self, which: np.ndarray | slice = slice(None)) -> TargetArray:
         """Return some machines as a target of arrays [machines]."""
@@ -143,9 +144,7 @@ class Machines:
     def subset(self, which: np.ndarray) -> Machines:
         """Return some of the machines, by number."""
         chosen = {name: values[which] for name, values in self.numbers.items()}
-        machines = Machines(self.target, chosen, is_exact=self.is_exact)
-        machines.count = len(which)
-        return machines
+        return Machines(self.target, chosen, len(which), is_exact=self.is_exact)
 
     def evaluate(self, function: Callable[[Target], Any], rows: int = 1) -> np.ndarray:
         """Return a function of targets for all machines.
