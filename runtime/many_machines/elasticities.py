@@ -5,8 +5,8 @@ is a rate one that is 0.1 % larger and one that is 0.1 % smaller. Cycles are not
 that they are smooth, but for kinks where another tile becomes the slowest: a central difference has the mean of both
 sides.
 Limits: numbers of transfers stay whole, and cycles that a user's codelet declares. A constant of value 0 has no
-relative change, and is left out. Cycles of a step are divided among its lines as in profiles; those of IPUs other than the
-limiting one, and waits, belong to none.
+relative change, and is left out. Cycles of a step are divided among its lines as in profiles; those of other IPUs than
+the limiting one, and waits, belong to none.
 """
 
 from __future__ import annotations
