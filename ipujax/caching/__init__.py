@@ -3,4 +3,11 @@
 LoweringPlan ── program_key ──▶ ProgramEntry ──▶ a hit: Lowered, of stored figures          a miss: Lowered, stored
 """
 
-from ipujax.caching.program_entry import find_or_lower as find_or_lower
+from ipujax.caching.program_entry import (
+    CallFigures as CallFigures,
+    ProgramEntry as ProgramEntry,
+    entry_of as entry_of,
+    find_or_lower as find_or_lower,
+    options_data as options_data,
+    program_key as program_key,
+)

@@ -21,9 +21,9 @@ def held_on(planned: PlannedProgram, executable: Executable, device: Device) -> 
         expected = "ipu.IPUModel(...)"
         raise ArgumentError(f"{plan.settings.name} is costed on a machine", expected=expected, got=repr(device))
     check_held(plan.settings.target, device.target, plan.settings.name)
-    held = executable.on(device.target)
+    costed = executable.on(device.target)
     plan = replace(plan, settings=replace(plan.settings, target=device.target))
-    return replace(planned, plan=plan, lowered=replace(planned.lowered, graph=held.graph)), held
+    return replace(planned, plan=plan, lowered=replace(planned.lowered, graph=costed.graph)), costed
 
 
 def check_held(before: Target, after: Target, name: str) -> None:

@@ -107,11 +107,11 @@ def _shape(leaf: Any) -> Any:
 def _at(path: str) -> IpuFunction[Any, Any]:
     module, _, name = path.partition(":")
     try:
-        found = getattr(import_module(module), name)
+        function = getattr(import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
         expected = "module:name of a function that can be imported"
         raise ArgumentError(f"ipu.sweep finds no function at {path!r}", expected=expected, got=str(error)) from error
-    return found if isinstance(found, IpuFunction) else jit(found)
+    return function if isinstance(function, IpuFunction) else jit(function)
 
 
 class PlanCosts:

@@ -48,12 +48,12 @@ class Job:
     Args:
         plan: the machine for which the function is compiled.
         points: numbers of the points.
-        own: number of the point whose machine that is; None for the base of plans that are held.
+        point: number of the point whose machine that is; None for the base of plans that are held.
     """
 
     plan: Target
     points: tuple[int, ...]
-    own: int | None = None
+    point: int | None = None
 
 
 def points_of(device: IPUModel, grid: Mapping[str, Sequence[Any]] | Sequence[Changes]) -> list[Point]:
@@ -70,6 +70,10 @@ def points_of(device: IPUModel, grid: Mapping[str, Sequence[Any]] | Sequence[Cha
                 raise ArgumentError(f"grid of ipu.sweep has no values for {name}", expected=expected, got=repr(values))
         rows = [dict(zip(grid, values, strict=True)) for values in product(*map(list, grid.values()))] if grid else []
     else:
+        for changes in grid:
+            if not isinstance(changes, Mapping):
+                expected = '{"exchange_bytes_per_cycle": 8}'
+                raise ArgumentError("a point of ipu.sweep is no dict of changes", expected=expected, got=repr(changes))
         rows = [dict(changes) for changes in grid]
     if not rows:
         expected = '{"exchange_bytes_per_cycle": [4, 8], …}, or a list of changes'
@@ -84,17 +88,17 @@ def _plain(value: Any) -> Any:
 
 def point_of(base: Target, changes: Mapping[str, Any]) -> Point:
     """Return the point of a machine with changes."""
-    others = {name: value for name, value in changes.items() if name != "arch"}
+    constants = {name: value for name, value in changes.items() if name != "arch"}
     if "arch" in changes:
         base = preset(cast(Arch, changes["arch"]), base.num_ipus).replace(**base.changes())
-    if unknown := [name for name in others if name not in Target.__dataclass_fields__ or name == "sources"]:
+    if unknown := [name for name in constants if name not in Target.__dataclass_fields__ or name == "sources"]:
         raise TargetError(
             f"grid of ipu.sweep names an unknown constant: {unknown[0]!r}",
             expected="arch, num_ipus, or a field of ipu.Target",
             got=repr(unknown[0]),
             hint=nearest(unknown[0], {*Target.__dataclass_fields__, "arch"} - {"sources"}),
         )
-    target = device_of(base.replace(**others)).target if others else base
+    target = device_of(base.replace(**constants)).target if constants else base
     return Point(changes, target, held_over(target, base))
 
 

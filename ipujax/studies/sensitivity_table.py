@@ -23,7 +23,7 @@ from ipujax.studies.points import point_of
 
 Row = Mapping[str, Any]
 _STEP = 1.1  # factor of a constant for which a function is compiled again
-_SHOWN = 12
+_TABLE_ROWS = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,15 +36,15 @@ class Sensitivities:
             "unit", "elasticity" and "cycles_per_unit", cycles that one more of its unit adds.
         by_line: a dict for each line: "line", "cycles", and "elasticities", its part of each constant's.
         by_layer: the same for each layer: "layer", "cycles", "elasticities".
-        again: rows of constants for which the function was compiled again; "other" and "other_cycles" are the value
-            that was tried, and the cycles with it.
+        recompiled: rows of constants for which the function was compiled again; "other" and "other_cycles" are the
+            value that was tried, and the cycles with it.
     """
 
     cycles: int
     rows: tuple[Row, ...]
     by_line: tuple[Row, ...]
     by_layer: tuple[Row, ...]
-    again: tuple[Row, ...] = ()
+    recompiled: tuple[Row, ...] = ()
     _counts: ProgramCounts | None = field(default=None, repr=False, compare=False)
     _target: Target | None = field(default=None, repr=False, compare=False)
 
@@ -54,11 +54,11 @@ class Sensitivities:
         Raises:
             ArgumentError: it has none.
         """
-        known = {row["constant"]: row["elasticity"] for row in (*self.rows, *self.again)}
-        if constant not in known:
-            hint = nearest(constant, known)
+        elasticity = {row["constant"]: row["elasticity"] for row in (*self.rows, *self.recompiled)}
+        if constant not in elasticity:
+            hint = nearest(constant, elasticity)
             raise ArgumentError(f"there is no elasticity to {constant!r}", got=repr(constant), hint=hint)
-        return float(known[constant])
+        return float(elasticity[constant])
 
     def cycles_at(self, **constants: float) -> float:
         """Return the cycles, not rounded, on a machine with other values of constants that `rows` has.
@@ -72,16 +72,16 @@ class Sensitivities:
             self[name]
         numbers = {name: np.array([float(getattr(self._target, name))]) for name in perturbed_constants(self._target)}
         numbers |= {name: np.array([float(value)]) for name, value in constants.items()}
-        return float(self._counts.cycles_on(Machines(self._target, numbers, is_exact=True))[0])
+        return float(self._counts.cycles_on(Machines(self._target, numbers, 1, is_exact=True))[0])
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Sensitivities, (self.cycles, self.rows, self.by_line, self.by_layer, self.again)
+        return Sensitivities, (self.cycles, self.rows, self.by_line, self.by_layer, self.recompiled)
 
     def _cells(self) -> list[tuple[str, ...]]:
-        shown = [row for row in self.rows if row["elasticity"]][:_SHOWN]
+        largest = [row for row in self.rows if row["elasticity"]][:_TABLE_ROWS]
         return [
             ("constant", "value", "unit", "elasticity"),
-            *((row["constant"], f"{row['value']:,g}", row["unit"], f"{row['elasticity']:+.4f}") for row in shown),
+            *((row["constant"], f"{row['value']:,g}", row["unit"], f"{row['elasticity']:+.4f}") for row in largest),
         ]
 
     def __str__(self) -> str:
@@ -97,7 +97,7 @@ class Sensitivities:
 
 
 @checking_calls("ipu.sensitivities")
-def sensitivities(fun: Any, *args: Any, again: Sequence[str] = ()) -> Sensitivities:
+def sensitivities(fun: Any, *args: Any, recompile: Sequence[str] = ()) -> Sensitivities:
     """Return how the cycles of a function depend on each constant of its machine, the plan held; nothing is run::
 
         print(ipu.sensitivities(step, weights, batch))
@@ -108,21 +108,21 @@ def sensitivities(fun: Any, *args: Any, again: Sequence[str] = ()) -> Sensitivit
     Args:
         fun: a function of `ipu.jit`, one of plain JAX, for the default device, or the path of one, "module:name".
         args: its arguments, arrays or their shapes.
-        again: constants that programs depend on, as "tiles_per_ipu": the function is compiled again for 1.1 times
+        recompile: constants that programs depend on, as "tiles_per_ipu": the function is compiled again for 1.1 times
             each, rounded up.
 
     Raises:
-        TargetError: `again` names another constant, or one that cannot be larger.
+        TargetError: `recompile` names another constant, or one that cannot be larger.
         ProfileError: the trip count of a loop is data, and not in `Options.trip_counts`.
         TileMemoryError: the program does not fit.
     """
     work = Work.of(fun, args)
     device = work.device("ipu.sensitivities")
-    _check_again(again)
+    _check_recompiled(recompile)
     plan = PlanCosts(work, device.target)
     executable = plan.executable
     counts = ProgramCounts(executable)
-    found = elasticities(executable, counts)
+    analysis = elasticities(executable, counts)
     units = {item.name: item.metadata.get("unit", "") for item in dataclasses.fields(Target)}
     rows = [
         {
@@ -130,33 +130,33 @@ def sensitivities(fun: Any, *args: Any, again: Sequence[str] = ()) -> Sensitivit
             "value": (value := getattr(executable.target, name)),
             "unit": units[name],
             "elasticity": elasticity,
-            "cycles_per_unit": elasticity * found.cycles / value,
+            "cycles_per_unit": elasticity * analysis.cycles / value,
         }
-        for name, elasticity in found.constants.items()
+        for name, elasticity in analysis.constants.items()
     ]
     rows.sort(key=lambda row: -abs(row["elasticity"]))
     cycles = executable.timeline_of(None).cycles
-    compiled_again = tuple(_compiled_again(work, device.target, name, cycles, units[name]) for name in again)
-    by_line = _sums(found.shares, "line", lambda share: str(share.origin))
-    by_layer = _sums(found.shares, "layer", lambda share: share.origin.layer)
-    return Sensitivities(cycles, tuple(rows), by_line, by_layer, compiled_again, counts, executable.target)
+    recompiled = tuple(_recompiled(work, device.target, name, cycles, units[name]) for name in recompile)
+    by_line = _sums(analysis.shares, "line", lambda share: str(share.origin))
+    by_layer = _sums(analysis.shares, "layer", lambda share: share.origin.layer)
+    return Sensitivities(cycles, tuple(rows), by_line, by_layer, recompiled, counts, executable.target)
 
 
-def _check_again(names: Sequence[str]) -> None:
+def _check_recompiled(names: Sequence[str]) -> None:
     fields = {item.name: item for item in dataclasses.fields(Target)}
-    known = [name for name in constants_of("program", "counts") if fields[name].type in ("int", "float")]
+    names_of_numbers = [name for name in constants_of("program", "counts") if fields[name].type in ("int", "float")]
     for name in names:
-        if name not in known:
-            expected = f"one of {', '.join(known)}"
+        if name not in names_of_numbers:
+            expected = f"one of {', '.join(names_of_numbers)}"
             raise TargetError(
                 f"ipu.sensitivities cannot compile again for {name!r}",
                 expected=expected,
                 got=repr(name),
-                hint=nearest(name, known),
+                hint=nearest(name, names_of_numbers),
             )
 
 
-def _compiled_again(work: Work, target: Target, name: str, cycles: int, unit: str) -> Row:
+def _recompiled(work: Work, target: Target, name: str, cycles: int, unit: str) -> Row:
     """Return the row of a constant from a second compilation, for a larger value."""
     value = getattr(target, name)
     other = value * _STEP if isinstance(value, float) else max(value + 1, round(value * _STEP))

@@ -43,11 +43,11 @@ class Sweep:
         for number, job in enumerate(jobs):
             for point, cost in zip(job.points, costs[number], strict=True):
                 # Plans that fit before others, then by cycles, and of equals the point's own.
-                rank = not cost.fits, cost.cycles is None, cost.cycles or 0, job.own != point, number
+                rank = not cost.fits, cost.cycles is None, cost.cycles or 0, job.point != point, number
                 if point not in best or rank < best[point][0]:
                     best[point] = rank, cost, job
-        found = [best[number] for number in range(len(points))]
-        rows = (_row(point, cost, job.own) for point, (_, cost, job) in zip(points, found, strict=True))
+        chosen = [best[number] for number in range(len(points))]
+        rows = (_row(point, cost, job.point) for point, (_, cost, job) in zip(points, chosen, strict=True))
         return Sweep(tuple(rows))
 
     @property
@@ -144,19 +144,19 @@ class Sweep:
         columns = [name for name in self.columns if any(row.get(name) is not None for row in self.rows)]
         return [columns, *([_text(row.get(name)) for name in columns] for row in self.rows[:_SHOWN_ROWS])]
 
-    def _more(self) -> str:
+    def _hidden_rows(self) -> str:
         hidden = len(self.rows) - _SHOWN_ROWS
         return f"{hidden:,} more rows" if hidden > 0 else ""
 
     def _repr_html_(self) -> str:
         head, *rows = self._cells()
-        return join_markup([table(head, rows), Markup(tag("p", self._more())) if self._more() else ""])
+        return join_markup([table(head, rows), Markup(tag("p", self._hidden_rows())) if self._hidden_rows() else ""])
 
     def __str__(self) -> str:
         cells = self._cells()
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
         lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in cells]
-        return "\n".join([*lines, *filter(None, [self._more()])])
+        return "\n".join([*lines, *filter(None, [self._hidden_rows()])])
 
     def __repr__(self) -> str:
         return f'Sweep of {len(self.rows):,} machines; see .rows, .pareto("cycles", …), .to_csv(path)'

@@ -19,7 +19,10 @@ from multiprocessing import get_context
 from queue import SimpleQueue
 from typing import Any
 
+from ipujax.caching import options_data
+from ipujax.jit import IpuFunction
 from ipujax.lowering.digests import NoDigestError, digest_of, jaxpr_digest
+from ipujax.lowering.jax_compat import ClosedJaxpr
 from ipujax.runtime.errors import ArgumentError
 from ipujax.runtime.logs import progress_line
 from ipujax.runtime.signatures import checking_calls
@@ -68,36 +71,38 @@ def sweep(
         TargetError: an unknown constant, or a value that it cannot have.
         ArgumentError: no points; a function that cannot be pickled, with an executor; a job at which workers die
             twice; a file of another sweep, or one that another sweep writes to.
+        TypeError: arguments that the function does not take, as `ipu.jit` raises it.
         ProfileError: the trip count of a loop is data, and not in `Options.trip_counts`.
     """
     work = Work.of(fun, args)
     points = points_of(work.device("ipu.sweep"), grid)
     jobs = jobs_of(points, plan)
-    file = None if path is None else SweepFile(path, _digest(work, points, plan))
+    jaxpr = work.function().trace(*work.args).jaxpr  # first: a function that cannot be traced is no matter of machines
+    file = None if path is None else SweepFile(path, _digest(work.function(), jaxpr, points, plan))
     try:
-        done = {} if file is None else dict(file.done)
-        remaining = {number: job for number, job in enumerate(jobs) if number not in done}
+        costs_by_job = {} if file is None else dict(file.done)
+        remaining = {number: job for number, job in enumerate(jobs) if number not in costs_by_job}
         run = _Run(work, points, remaining)
-        line = progress_line(_Progress(len(points), jobs, done).text) if progress else nullcontext()
+        line = progress_line(_Progress(len(points), jobs, costs_by_job).text) if progress else nullcontext()
         with line:
-            for number, costs in run.here() if executor is None else run.by(executor):
-                done[number] = costs
+            for number, costs in run.in_process() if executor is None else run.by(executor):
+                costs_by_job[number] = costs
                 if file is not None:
                     file.add(number, costs)
     finally:
         if file is not None:
             file.close()
-    return Sweep.of(points, jobs, done)
+    return Sweep.of(points, jobs, costs_by_job)
 
 
-def _digest(work: Work, points: Sequence[Point], plan: Plan) -> str:
+def _digest(fun: IpuFunction[Any, Any], jaxpr: ClosedJaxpr, points: Sequence[Point], plan: Plan) -> str:
     """Return a digest of all that the costs of a sweep depend on."""
-    fun = work.function()
     try:
         return digest_of(
             compiler_state(),
-            jaxpr_digest(fun.trace(*work.args).jaxpr),
-            repr((fun.options, fun.donate_argnums, fun.offload_argnums, plan)),
+            jaxpr_digest(jaxpr),
+            options_data(fun.options),
+            (fun.donate_argnums, fun.offload_argnums, plan),
             [(point.target.to_data(), point.base.to_data()) for point in points],
         )
     except NoDigestError as error:
@@ -113,7 +118,7 @@ class _Run:
     points: Sequence[Point]
     jobs: Mapping[int, Job]
 
-    def here(self) -> Iterator[tuple[int, list[PointCost]]]:
+    def in_process(self) -> Iterator[tuple[int, list[PointCost]]]:
         """Yield number and costs of each job, done in this process."""
         costs: PlanCosts | None = None
         for number, job in self.jobs.items():
@@ -150,41 +155,43 @@ class _Run:
                 failed.append(number)
             else:
                 yield number, costs
-        for number in sorted(failed):
-            yield number, self._alone(number, pickled)
+        if failed:
+            # One after the other in one process: if that dies, the job that it had is to blame.
+            with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+                for number in sorted(failed):
+                    yield number, self._alone(number, pickled, pool)
 
-    def _alone(self, number: int, pickled: bytes) -> list[PointCost]:
-        """Do a job in a new process of its own."""
+    def _alone(self, number: int, pickled: bytes, pool: ProcessPoolExecutor) -> list[PointCost]:
+        """Do a job in a process that has no other one."""
         job = self.jobs[number]
-        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-            try:
-                return pool.submit(costs_in_process, pickled, job.plan, self._targets(job)).result()
-            except BrokenExecutor as error:
-                changes = dict(self.points[job.points[0]].changes)
-                raise ArgumentError(
-                    f"the worker of a point of ipu.sweep died twice: {changes}",
-                    expected="a process that ends its job",
-                    got=f"{error}; {len(job.points)} points, with the program for the first",
-                    hint="more memory for each worker; with path= the other points are kept",
-                ) from error
+        try:
+            return pool.submit(costs_in_process, pickled, job.plan, self._targets(job)).result()
+        except BrokenExecutor as error:
+            changes = dict(self.points[job.points[0]].changes)
+            raise ArgumentError(
+                f"the worker of a point of ipu.sweep died twice: {changes}",
+                expected="a process that ends its job",
+                got=f"{error}; {len(job.points)} points, with the program for the first",
+                hint="more memory for each worker; with path= the other points are kept",
+            ) from error
 
     def _targets(self, job: Job) -> list[Any]:
         return [self.points[number].target for number in job.points]
 
 
 class _Progress:
-    """Text of the line of progress of a sweep; `done` grows meanwhile."""
+    """Text of the line of progress of a sweep; `costs` grow meanwhile."""
 
-    def __init__(self, num_points: int, jobs: Sequence[Job], done: Mapping[int, Sequence[PointCost]]) -> None:
+    def __init__(self, num_points: int, jobs: Sequence[Job], costs: Mapping[int, Sequence[PointCost]]) -> None:
         self._num_points = num_points
         self._jobs = jobs
-        self._done = done
+        self._costs = costs
         self._first_share = self._share
         self._start = time.monotonic()
 
     @property
     def _share(self) -> float:
-        return sum(len(self._jobs[number].points) for number in list(self._done)) / sum(
+        return sum(len(self._jobs[number].points) for number in list(self._costs)) / sum(
             len(job.points) for job in self._jobs
         )
 

@@ -124,8 +124,8 @@ def _worker_cycles(vertices: Sequence[tuple[np.ndarray, np.ndarray]], target: Ta
         ordered[tile, : len(numbers)] = -np.sort(-cycles[numbers], axis=0)
     load = np.zeros((tiles, target.worker_contexts, machines), cycles.dtype)
     for rank in range(longest):
-        least = load.argmin(1)[:, None]
-        np.put_along_axis(load, least, np.take_along_axis(load, least, 1) + ordered[:, rank, None], 1)
+        idlest = load.argmin(1)[:, None]
+        np.put_along_axis(load, idlest, np.take_along_axis(load, idlest, 1) + ordered[:, rank, None], 1)
     busy = (number.sum(0) > 0)[:, None]
     return np.where(busy, target.supervisor_overhead_cycles + issue_round_cycles(target) * load.max(1), 0)
 
@@ -136,14 +136,14 @@ def compute_set_counts(graph: Graph, compute_set: ComputeSet) -> ComputeSetCount
     window = window_of(graph, groups)
     reads = field_traffics(graph, groups, False)
     writes = field_traffics(graph, groups, True)
-    found = [_distinct_vertices(group, window) for group in groups]
+    distinct = [_distinct_vertices(group, window) for group in groups]
     copied = np.concatenate([_copied(reads, window), _copied(writes, window)])
-    numbers = [on_tile for _, on_tile in found]
+    numbers = [on_tile for _, on_tile in distinct]
     counts, ipu = distinct_tiles(np.concatenate([copied, *numbers]), window)
     bounds = np.cumsum([4, *map(len, numbers)])
     vertices = tuple(
         _Vertices(group.codelet, shapes, counts[low:high])
-        for group, (shapes, _), low, high in zip(groups, found, bounds[:-1], bounds[1:], strict=True)
+        for group, (shapes, _), low, high in zip(groups, distinct, bounds[:-1], bounds[1:], strict=True)
     )
     on_any = sum((on_tile.sum(0) for on_tile in numbers), np.zeros(window.tiles, np.int64))
     return ComputeSetCounts(

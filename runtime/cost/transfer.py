@@ -217,7 +217,7 @@ def copy_counts(graph: Graph, copy: Copy) -> CopyCounts:
     variables = (*copy.source.variables(), *copy.destination.variables())
     window = Window.of([mapping_range(graph.mappings[v]) for v in variables], target)
     traffic = copy_traffic(copy.source, copy.destination, graph)
-    counts = {name: window.total([getattr(traffic, name)]) for name in _MOVED}
+    counts = {name: window.total([getattr(traffic, name)]) for name in _COPIED}
     flows = _flows(graph, copy) if window.num_ipus > 1 else None
     if flows is None or not flows.any():
         return CopyCounts(window, **counts)
@@ -225,7 +225,7 @@ def copy_counts(graph: Graph, copy: Copy) -> CopyCounts:
     return CopyCounts(window, **{**counts, "shared_bytes": window.zeros}, flows=flows, link_flows=flows)
 
 
-_MOVED = (
+_COPIED = (
     *("received_bytes", "shared_bytes", "receives", "fragments", "sent_bytes", "sends"),
     *("local_bytes", "local_fragments"),
 )
@@ -372,7 +372,7 @@ def cross_replica_counts(graph: Graph, copy: CrossReplicaCopy) -> CopyCounts:
     parts = {name: pad_tiles(getattr(pair, name), pair.window.first_tile, 2 * tiles) for name in _EXCHANGED}
     counts = {name: part[:tiles] + part[tiles:] for name, part in parts.items()}
     window = Window(0, num_ipus, target.tiles_per_ipu)
-    none = dict.fromkeys(set(_MOVED) - set(_EXCHANGED), window.zeros)
+    none = dict.fromkeys(set(_COPIED) - set(_EXCHANGED), window.zeros)
     return CopyCounts(window, **counts, **none, flows=pair_flows, link_flows=flows)
 
 

@@ -4,8 +4,9 @@ Input: an `Executable`. Output: `Elasticities`, computed in one pass over all pe
 is a rate one that is 0.1 % larger and one that is 0.1 % smaller. Cycles are not rounded there (`target.machines`), so
 that they are smooth, but for kinks where another tile becomes the slowest: a central difference has the mean of both
 sides.
-Limits: numbers of transfers stay whole. A constant of value 0 has no relative change, and is left out. Cycles of a step
-are divided among its lines as in profiles; those of IPUs other than the limiting one, and waits, belong to none.
+Limits: numbers of transfers stay whole, and cycles that a user's codelet declares. A constant of value 0 has no
+relative change, and is left out. Cycles of a step are divided among its lines as in profiles; those of other IPUs than
+the limiting one, and waits, belong to none.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ def elasticities(executable: Executable, counts: ProgramCounts) -> Elasticities:
     for number in range(len(names)):
         factors[number, 1 + 2 * number :][:2] = 1 + _STEP, 1 - _STEP
     numbers = {name: getattr(target, name) * row for name, row in zip(names, factors, strict=True)}
-    steps, slots = counts.steps(Machines(target, numbers, is_exact=True))
+    steps, slots = counts.steps(Machines(target, numbers, factors.shape[1], is_exact=True))
     cycles = MachineClocks.of(executable.program, steps, slots, executable.options.trip_counts).cycles()
 
     def per_constant(values: np.ndarray) -> dict[str, float]:

@@ -88,11 +88,11 @@ class ProgramCounts:
 
     def steps(self, machines: Machines) -> tuple[dict[Program, ClockStep], int]:
         """Return the clock steps of all leaves and decisions on some machines, and the slots beside the IPUs."""
-        known: dict[OnMachines, LeafCycles] = {}
+        cycles_of: dict[OnMachines, LeafCycles] = {}
         for on in self._leaves.values():
-            if on not in known:
-                known[on] = on(machines)
-        cycles = {leaf: known[on] for leaf, on in self._leaves.items()}
+            if on not in cycles_of:
+                cycles_of[on] = on(machines)
+        cycles = {leaf: cycles_of[on] for leaf, on in self._leaves.items()}
         return steps_of_cycles(self._executable.program, cycles, self._effects, machines.arrays())
 
     def cycles(self, targets: Sequence[Target]) -> np.ndarray:
@@ -115,7 +115,7 @@ class ProgramCounts:
             cycles = np.zeros(machines.count, np.int64)
             for kind in range(int(kinds.max()) + 1):
                 chosen = np.flatnonzero(kinds == kind)
-                cycles[chosen] = self.cycles_on(machines.some(chosen))
+                cycles[chosen] = self.cycles_on(machines.subset(chosen))
             return cycles
         trip_counts = self._executable.options.trip_counts
         return MachineClocks.of(self._executable.program, steps, slots, trip_counts).cycles()

@@ -102,14 +102,17 @@ class Machines:
     Args:
         target: has all constants that are equal.
         numbers: values of the others, [machines] each, int64 or float64.
+        count: number of machines.
         is_exact: whether nothing that is computed from `numbers` is rounded, see `Exact`.
     """
 
-    def __init__(self, target: Target, numbers: Mapping[str, np.ndarray], *, is_exact: bool = False) -> None:
+    def __init__(
+        self, target: Target, numbers: Mapping[str, np.ndarray], count: int, *, is_exact: bool = False
+    ) -> None:
         self.target = target
         self.numbers = dict(numbers)
+        self.count = count
         self.is_exact = is_exact
-        self.count = len(next(iter(numbers.values()))) if numbers else 1
         self._distinct: dict[tuple[str, ...], tuple[np.ndarray, np.ndarray]] = {}
 
     @classmethod
@@ -128,9 +131,7 @@ class Machines:
                 if name not in rates:
                     raise TargetError(f"machines that are costed together differ in {name}", got=repr(set(values)))
                 numbers[name] = np.array(values)
-        machines = cls(first, numbers)
-        machines.count = len(targets)
-        return machines
+        return cls(first, numbers, len(targets))
 
     def arrays(self, which: np.ndarray | slice = slice(None)) -> TargetArray:
         """Return some machines as a target of arrays [machines]."""
@@ -140,12 +141,10 @@ class Machines:
         count = len(np.arange(self.count)[which])
         return TargetArray(self.target, chosen, (count,))
 
-    def some(self, which: np.ndarray) -> Machines:
+    def subset(self, which: np.ndarray) -> Machines:
         """Return some of the machines, by number."""
         chosen = {name: values[which] for name, values in self.numbers.items()}
-        machines = Machines(self.target, chosen, is_exact=self.is_exact)
-        machines.count = len(which)
-        return machines
+        return Machines(self.target, chosen, len(which), is_exact=self.is_exact)
 
     def evaluate(self, function: Callable[[Target], Any], rows: int = 1) -> np.ndarray:
         """Return a function of targets for all machines.
@@ -171,22 +170,25 @@ class Machines:
 
     def evaluate_each(self, function: Callable[[Target], Any]) -> np.ndarray:
         """Return a function of one target, which may branch on its constants, for all machines, [..., machines]."""
-        known: dict[tuple[str, ...], dict[tuple[Any, ...], np.ndarray]] = {}
-        columns = [self._value_of_one(number, function, known) for number in range(self.count)]
+        values_by_constants: dict[tuple[str, ...], dict[tuple[Any, ...], np.ndarray]] = {}
+        columns = [self._value_of_one(number, function, values_by_constants) for number in range(self.count)]
         return np.stack(columns, -1)
 
     def _value_of_one(
-        self, number: int, function: Callable[[Target], Any], known: dict[tuple[str, ...], dict[Any, np.ndarray]]
+        self,
+        number: int,
+        function: Callable[[Target], Any],
+        values_by_constants: dict[tuple[str, ...], dict[Any, np.ndarray]],
     ) -> np.ndarray:
         """Return the value of one machine; that of another that has the same constants of those read for it."""
-        for names, values in known.items():
+        for names, values in values_by_constants.items():
             key = tuple(self.numbers[name][number] for name in names)
             if key in values:
                 return values[key]
         target = TargetArray(self.target, {name: values[number].item() for name, values in self.numbers.items()})
         value = np.asarray(function(target))
         names = tuple(sorted(target.noted & self.numbers.keys()))
-        known.setdefault(names, {})[tuple(self.numbers[name][number] for name in names)] = value
+        values_by_constants.setdefault(names, {})[tuple(self.numbers[name][number] for name in names)] = value
         return value
 
     def _combinations(self, names: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray]:

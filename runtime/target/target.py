@@ -86,8 +86,8 @@ def _of_same_words(name: str, known_names: Iterable[str]) -> list[str]:
     sharing = [other for other in known_names if words & set(_words(other))]
 
     def rank(other: str) -> tuple[int, int, bool, str]:
-        found = set(_words(other))
-        return -len(words & found), len(found - words), _words(other)[0] not in words, other
+        other_words = set(_words(other))
+        return -len(words & other_words), len(other_words - words), _words(other)[0] not in words, other
 
     return sorted(sharing, key=rank)
 

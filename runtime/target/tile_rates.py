@@ -17,10 +17,10 @@ from ipujax.runtime.target.target import Target
 _LOAD_PORTS = 2  # of one cycle: ordinary memory serves one of them, interleaved memory both (reference A1)
 
 
-def larger(one: Any, other: Any) -> Any:
+def larger(a: Any, b: Any) -> Any:
     """The larger of two numbers, each of which may be an array of machines: `max` for numbers, which is faster."""
-    is_array = isinstance(one, np.ndarray) or isinstance(other, np.ndarray)
-    return np.maximum(one, other) if is_array else max(one, other)
+    is_array = isinstance(a, np.ndarray) or isinstance(b, np.ndarray)
+    return np.maximum(a, b) if is_array else max(a, b)
 
 
 def issue_round_cycles(target: Target) -> Any:

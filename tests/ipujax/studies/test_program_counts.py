@@ -49,7 +49,9 @@ def test_rates_are_smooth_where_machines_are_exact() -> None:
     target = executable.target
     for name in ("exchange_bytes_per_cycle", "memcpy_bytes_per_cycle", "load_bytes_per_cycle", "clock_hz"):
         factors = 1 + np.linspace(-1e-3, 1e-3, 5)
-        cycles = counts.cycles_on(Machines(target, {name: getattr(target, name) * factors}, is_exact=True))
+        cycles = counts.cycles_on(
+            Machines(target, {name: getattr(target, name) * factors}, len(factors), is_exact=True)
+        )
         steps = np.diff(cycles)
         assert (steps != 0).all(), name
         np.testing.assert_allclose(steps, steps.mean(), rtol=0.01)

@@ -88,15 +88,15 @@ def test_lines_are_named() -> None:
 
 
 def test_constants_that_are_compiled_again() -> None:
-    found = ipu.sensitivities(layer, *ARGS, again=["tiles_per_ipu", "ipus_per_pod"])
-    tiles, pod = found.again
+    found = ipu.sensitivities(layer, *ARGS, recompile=["tiles_per_ipu", "ipus_per_pod"])
+    tiles, pod = found.recompiled
     assert tiles["other"] == 18
     device = ipu.IPUModel(tiles_per_ipu=18)
     assert tiles["other_cycles"] == layer.with_options(device=device).profile(*ARGS).cycles
     assert found["ipus_per_pod"] == pod["elasticity"] == 0
     for name in ("clock_hz", "native_dtypes", "tiles"):
         with pytest.raises(ipu.TargetError, match="cannot compile again"):
-            ipu.sensitivities(layer, *ARGS, again=[name])
+            ipu.sensitivities(layer, *ARGS, recompile=[name])
 
 
 def test_tables() -> None:

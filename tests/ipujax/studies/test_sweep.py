@@ -191,6 +191,12 @@ def test_bad_grids() -> None:
         ipu.sweep(layer, *ARGS, grid={"sources": [{}]})
     with pytest.raises(ipu.ArgumentError, match="has no values for clock_hz"):
         ipu.sweep(layer, *ARGS, grid={"clock_hz": 4})  # type: ignore[dict-item]
+    with pytest.raises(ipu.ArgumentError, match="no dict of changes"):
+        ipu.sweep(layer, *ARGS, grid=[3])  # type: ignore[list-item]
+    with pytest.raises(ipu.TargetError, match="no preset is called 'mk9'"):
+        ipu.sweep(layer, *ARGS, grid=[{"arch": "mk9"}])
+    with pytest.raises(ipu.TargetError, match="no system has 3 IPUs"):
+        ipu.sweep(layer, *ARGS, grid=[{"num_ipus": 3}])
     with pytest.raises(ipu.TargetError, match="cannot be -1"):
         ipu.sweep(layer, *ARGS, grid={"clock_hz": [1e9, -1]})
     with pytest.raises(ipu.ArgumentError, match=r"(?s)cannot be 'hold'.*'held'"):
@@ -198,6 +204,8 @@ def test_bad_grids() -> None:
 
 
 def test_bad_functions() -> None:
+    with pytest.raises(TypeError, match="missing"):
+        ipu.sweep(layer, ARGS[0], grid=GRID)
     local = ipu.jit(lambda w, x: jnp.sum(x @ w))
     with ThreadPoolExecutor(1) as threads, pytest.raises(ipu.ArgumentError, match=r"(?s)cannot be pickled.*module"):
         ipu.sweep(local, *ARGS, grid=GRID, executor=threads)

@@ -47,7 +47,7 @@ def assert_smooth(graph: Graph) -> None:
     numbers = {name: np.full(count * len(values), float(value)) for name, value in values.items()}
     for number, name in enumerate(values):
         numbers[name][number * count :][:count] *= _STEPS
-    machines = Machines(graph.target, numbers, is_exact=True)
+    machines = Machines(graph.target, numbers, count * len(values), is_exact=True)
     for compute_set, groups in graph.groups.items():
         counts = compute_set_counts(graph, compute_set)
         if any(group.codelet.costed_by != "arrays" for group in groups):
