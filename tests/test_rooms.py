@@ -407,12 +407,19 @@ ROOMS: dict[str, str] = {
         "ipujax.front_end ipujax.onnx.arguments ipujax.onnx.budget ipujax.onnx.evaluation ipujax.onnx.graphs"
         " ipujax.onnx.operators ipujax.onnx.reading ipujax.onnx.wide_values"
     ),
-    "ipujax.onnx.random_call": "ipujax ipujax.onnx.model",
+    "ipujax.onnx.sessions": (
+        "ipujax ipujax.front_end ipujax.onnx.budget ipujax.onnx.element_types ipujax.onnx.graphs ipujax.onnx.model"
+        " ipujax.onnx.onnx_errors ipujax.onnx.reading"
+    ),
+    "ipujax.onnx.random_call": "ipujax ipujax.onnx.sessions",
     "ipujax.onnx.front_end": (
         "ipujax.onnx.element_types ipujax.onnx.evaluation ipujax.onnx.graphs ipujax.onnx.reading ipujax.onnx.registry"
         " ipujax.onnx.wide_values"
     ),
-    "ipujax.onnx": "ipujax.front_end ipujax.onnx.graphs ipujax.onnx.model ipujax.onnx.onnx_errors ipujax.onnx.registry",
+    "ipujax.onnx": (
+        "ipujax.front_end ipujax.onnx.graphs ipujax.onnx.model ipujax.onnx.onnx_errors ipujax.onnx.registry"
+        " ipujax.onnx.sessions"
+    ),
     "ipujax.popart.exceptions": "ipujax ipujax.front_end",
     "ipujax.popart.enumerations": "",
     "ipujax.popart.reserved_names": "",

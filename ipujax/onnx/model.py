@@ -36,8 +36,8 @@ class Model:
     Calls can be traced: by `jax.jit`, `ipu.jit`, `jax.grad`, `jax.vmap`, in stages of `ipu.pipeline`.
 
     Attributes:
-        params: floating-point initialisers by name, as arrays: a pytree for optimisers. Integer initialisers, and
-            floating-point ones that decide shapes, are constants of the function.
+        params: floating-point weights by name, as arrays: a pytree for optimisers. They are initialisers, and values
+            of `Constant` nodes of more than one element. Integers, and what decides shapes, are constants.
         inputs: name, dtype and shape of each argument; dimensions that the file names or leaves open are text or None.
         outputs: the same of results.
 
@@ -93,6 +93,13 @@ class Model:
         arguments = checked_argument(self.inputs, inputs, sizes)
         return {**weights, **arguments}
 
+    def with_constant_scalars(self) -> Model:
+        """Return the model with parameters of one element as constants, as `Constant` nodes have them: exponents."""
+        params = {name: x for name, x in self.params.items() if x.size > 1}
+        model = Model(self._graph, params, self._static, self._settings)
+        model.__name__ = self.__name__
+        return model
+
     def __repr__(self) -> str:
         inputs, outputs = ("; ".join(map(str, infos)) for infos in (self.inputs, self.outputs))
         return f"<ONNX model {self.__name__}: ({inputs}) → ({outputs}), {len(self.params)} parameters>"
@@ -141,8 +148,10 @@ def load(
 def _params(graph: Graph, static: Mapping[str, Any]) -> dict[str, jax.Array]:
     sources = shape_sources(graph, [info.name for info in graph.inputs if info.name not in static])
     floating = {name: array for name, array in graph.constants.items() if jnp.issubdtype(array.dtype, jnp.floating)}
+    # Some exporters write weights as `Constant` nodes; scalars among these are numbers of a formula.
+    weights = {name: x for name, x in floating.items() if name in graph.initializers or x.size > 1}
     # One with values that 32 bits do not hold is a constant: a sentinel can saturate.
-    params = {name: x for name, x in floating.items() if name in graph.initializers and sides_of(x) is None}
+    params = {name: x for name, x in weights.items() if sides_of(x) is None}
     return {name: jnp.asarray(x) for name, x in params.items() if name not in sources}
 
 

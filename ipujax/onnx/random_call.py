@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
 import ipujax as ipu
-from ipujax.onnx.model import load
+from ipujax.onnx.sessions import session
 
 _OPEN_SIZE = 1
 
@@ -33,15 +32,13 @@ def random_call_profile(path: str, shapes: Sequence[str], static: Sequence[str])
     """
     input_shapes = {name: tuple(map(int, sizes)) for name, sizes in _options("shape", shapes, int).items()}
     values = {name: _scalar_or_list(numbers) for name, numbers in _options("static", static, float).items()}
-    model = load(path, input_shapes=input_shapes, static=values)
-    model.__name__ = Path(path).stem
+    model = session(path, input_shapes=input_shapes, static=values)
     inputs = [_random(info, n) for n, info in enumerate(model.inputs)]
     open_sizes = [f"{info.name}: {x.shape}" for info, x in zip(model.inputs, inputs, strict=True) if _is_open(info)]
     if open_sizes:
         text = f"open sizes are {_OPEN_SIZE}, --shape NAME=SIZES sets them: {', '.join(open_sizes)}"
         print(text, file=sys.stderr)
-    _, profile = ipu.jit(model).lower(model.params, *inputs).compile().profile_call(model.params, *inputs)
-    return profile
+    return model.profile_call(*inputs)[1]
 
 
 def _options(option: str, texts: Sequence[str], kind: type) -> Mapping[str, list[Any]]:

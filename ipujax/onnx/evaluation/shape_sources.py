@@ -43,6 +43,16 @@ SHAPE_OPERANDS: Mapping[str, tuple[int, ...] | None] = {
     **dict.fromkeys(("ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMax", "ReduceMean"), (1,)),
     **dict.fromkeys(("ReduceMin", "ReduceProd", "ReduceSum", "ReduceSumSquare"), (1,)),
 }
+# Operators of which operands at these positions decide a size or a branch, and may be traced too: with a bound, or as a
+# `lax.cond`.
+_DECIDING_OPERANDS: Mapping[str, tuple[int, ...] | None] = {
+    "Compress": (1,),
+    "If": (0,),
+    "NonMaxSuppression": None,
+    "NonZero": (0,),
+    "RoiAlign": (1, 2),
+    "Unique": (0,),
+}
 # Their results are static whatever their operands are.
 _STATIC_RESULTS = frozenset({"Shape", "Size", "SequenceLength", "OptionalHasElement"})
 
@@ -82,7 +92,9 @@ def dependent_on(nodes: Sequence[Node], traced: Collection[str]) -> set[str]:
 
 
 def _shape_operands(node: Node) -> Iterator[str]:
-    positions = SHAPE_OPERANDS.get(node.op_type, ()) if node.domain in ("", EARLY_DOMAIN) else ()
+    is_standard = node.domain in ("", EARLY_DOMAIN)
+    operands = {**_DECIDING_OPERANDS, **SHAPE_OPERANDS}
+    positions = operands.get(node.op_type, ()) if is_standard else ()
     for n in range(len(node.inputs)) if positions is None else positions:
         if n < len(node.inputs) and node.inputs[n]:
             yield node.inputs[n]
