@@ -393,6 +393,10 @@ ROOMS: dict[str, str] = {
         "ipujax.front_end ipujax.onnx.budget ipujax.onnx.element_types ipujax.onnx.onnx_errors ipujax.onnx.registry"
         " ipujax.onnx.wide_values"
     ),
+    "ipujax.onnx.machine_learning": (
+        "ipujax.onnx.element_types ipujax.onnx.onnx_errors ipujax.onnx.operators ipujax.onnx.registry"
+        " ipujax.onnx.wide_values"
+    ),
     "ipujax.onnx.reading": (
         "ipujax ipujax.front_end ipujax.onnx.budget ipujax.onnx.graphs ipujax.onnx.onnx_errors ipujax.onnx.registry"
     ),
@@ -405,7 +409,7 @@ ROOMS: dict[str, str] = {
     ),
     "ipujax.onnx.model": (
         "ipujax.front_end ipujax.onnx.arguments ipujax.onnx.budget ipujax.onnx.evaluation ipujax.onnx.graphs"
-        " ipujax.onnx.operators ipujax.onnx.reading ipujax.onnx.wide_values"
+        " ipujax.onnx.machine_learning ipujax.onnx.operators ipujax.onnx.reading ipujax.onnx.wide_values"
     ),
     "ipujax.onnx.sessions": (
         "ipujax ipujax.front_end ipujax.onnx.budget ipujax.onnx.element_types ipujax.onnx.graphs ipujax.onnx.model"
