@@ -397,6 +397,9 @@ ROOMS: dict[str, str] = {
         "ipujax.onnx.element_types ipujax.onnx.onnx_errors ipujax.onnx.operators ipujax.onnx.registry"
         " ipujax.onnx.wide_values"
     ),
+    "ipujax.onnx.microsoft": (
+        "ipujax.onnx.element_types ipujax.onnx.onnx_errors ipujax.onnx.operators ipujax.onnx.registry"
+    ),
     "ipujax.onnx.reading": (
         "ipujax ipujax.front_end ipujax.onnx.budget ipujax.onnx.graphs ipujax.onnx.onnx_errors ipujax.onnx.registry"
     ),
@@ -409,7 +412,8 @@ ROOMS: dict[str, str] = {
     ),
     "ipujax.onnx.model": (
         "ipujax.front_end ipujax.onnx.arguments ipujax.onnx.budget ipujax.onnx.evaluation ipujax.onnx.graphs"
-        " ipujax.onnx.machine_learning ipujax.onnx.operators ipujax.onnx.reading ipujax.onnx.wide_values"
+        " ipujax.onnx.machine_learning ipujax.onnx.microsoft ipujax.onnx.operators ipujax.onnx.reading"
+        " ipujax.onnx.wide_values"
     ),
     "ipujax.onnx.sessions": (
         "ipujax ipujax.front_end ipujax.onnx.budget ipujax.onnx.element_types ipujax.onnx.graphs ipujax.onnx.model"

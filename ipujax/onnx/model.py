@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ipujax.front_end import Log
-from ipujax.onnx import machine_learning as machine_learning, operators as operators
+from ipujax.onnx import machine_learning as machine_learning, microsoft as microsoft, operators as operators
 from ipujax.onnx.arguments import (
     check_input_sizes,
     check_values,

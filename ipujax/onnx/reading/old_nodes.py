@@ -12,11 +12,30 @@ import onnx
 from onnx import helper
 
 from ipujax.onnx.reading.old_node import OldNode, Rewrite
-from ipujax.onnx.reading.proto_graphs import graphs_of, replace_nodes
+from ipujax.onnx.reading.proto_graphs import all_nodes, graphs_of, replace_nodes
 from ipujax.onnx.reading.rewrites import REWRITES
 from ipujax.onnx.registry import EARLY_DOMAIN
 
 STANDARD_DOMAINS = ("", "ai.onnx")
+# Operators that ONNX Runtime has among ONNX's own, and that ONNX lacks: they are read as those of its own domain.
+# Source: ONNX Runtime, its schemas of the domain ai.onnx.
+_UNOFFICIAL = frozenset({"Affine", "ImageScaler", "ParametricSoftplus", "ScaledTanh", "SimplifiedLayerNormalization"})
+_UNOFFICIAL_DOMAIN = "com.microsoft"
+
+
+def adopt_unofficial(model: onnx.ModelProto) -> None:
+    """Move the nodes of ONNX Runtime's own operators among ONNX's to their domain, in place."""
+    in_functions = (node for function in model.functions for node in all_nodes(function.node))
+    adopted = [
+        node
+        for node in (*all_nodes(model.graph.node), *in_functions)
+        if node.op_type in _UNOFFICIAL and node.domain in STANDARD_DOMAINS
+    ]
+    for node in adopted:
+        node.domain = _UNOFFICIAL_DOMAIN
+    for importer in (model, *model.functions) if adopted else ():
+        if all(entry.domain != _UNOFFICIAL_DOMAIN for entry in importer.opset_import):
+            importer.opset_import.append(helper.make_opsetid(_UNOFFICIAL_DOMAIN, 1))
 
 
 def rewrite_old_nodes(model: onnx.ModelProto, opset: int) -> None:

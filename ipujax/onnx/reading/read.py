@@ -14,7 +14,7 @@ from ipujax.onnx.reading.attribute_values import check_attribute_values
 from ipujax.onnx.reading.files import Source, read_model
 from ipujax.onnx.reading.from_proto import graph_from_proto
 from ipujax.onnx.reading.local_functions import check_functions
-from ipujax.onnx.reading.old_nodes import rewrite_old_nodes
+from ipujax.onnx.reading.old_nodes import adopt_unofficial, rewrite_old_nodes
 from ipujax.onnx.reading.onnx_calls import onnx_step, with_inferred_shapes, with_inlined_functions
 from ipujax.onnx.reading.proto_graphs import check_depth
 from ipujax.onnx.reading.tensors import detach_weights
@@ -42,6 +42,7 @@ def read_graph(source: Source, budget: Budget = _DEFAULT_BUDGET) -> Graph:
 def graph_of_model(model: onnx.ModelProto, budget: Budget) -> Graph:
     """Return the graph of a model, which is consumed; see `read_graph`."""
     check_names(model)
+    adopt_unofficial(model)
     check_functions(model)
     check_attributes(model)
     check_order(model.graph)
