@@ -28,6 +28,6 @@ from ipujax.onnx.onnx_errors import (
     UnsupportedOperatorError as UnsupportedOperatorError,
 )
 from ipujax.onnx.registry import register as register
-from ipujax.onnx.sessions import Session as Session, session as session
+from ipujax.onnx.sessions import RepeatedCalls as RepeatedCalls, Session as Session, session as session
 
 __dir__ = _public_names(globals())

@@ -19,9 +19,8 @@ from ipujax.onnx.graphs import ValueInfo
 from ipujax.onnx.model import Model, load
 from ipujax.onnx.onnx_errors import OnnxError
 from ipujax.onnx.reading import Source
-from ipujax.onnx.sessions.states import SessionStates
-
-State = dict[str, dict[str, Any]]
+from ipujax.onnx.sessions.repeated_calls import Between, RepeatedCalls
+from ipujax.onnx.sessions.states import SessionStates, State
 
 
 class Session:
@@ -43,16 +42,17 @@ class Session:
     ) -> None:
         self._model = model
         self._states = states
+        self._settings: dict[str, Any] = {"device": device, "options": options}
         self.inputs: tuple[ValueInfo, ...] = tuple(info for info in model.inputs if info.name not in states.pairs)
         results = set(states.pairs.values())
         self.outputs: tuple[ValueInfo, ...] = tuple(info for info in model.outputs if info.name not in results)
         self._state: State | None = None
 
         def step(state: State, *inputs: Any) -> tuple[State, tuple[Any, ...]]:
-            return self._next(state, dict(zip([info.name for info in self.inputs], inputs, strict=True)))
+            return self.next_state(state, dict(zip([info.name for info in self.inputs], inputs, strict=True)))
 
         step.__name__ = model.__name__
-        self._step = ipu.jit(step, device=device, options=options, donate_argnums=0)
+        self._step = ipu.jit(step, **self._settings, donate_argnums=0)
 
     def __call__(self, *inputs: Any) -> Any:
         """Return the model's outputs.
@@ -66,8 +66,7 @@ class Session:
         Raises:
             OnnxError: arguments of other names, shapes or dtypes; a node that cannot be evaluated on its operands.
         """
-        self._check(inputs)
-        self._state, results = self._step(self._uploaded(), *inputs)
+        self._state, results = self._step(self.checked_state(inputs), *inputs)
         return results[0] if len(results) == 1 else results
 
     def run(self, names: Sequence[str] | None, feed: Mapping[str, Any]) -> list[Any]:
@@ -105,34 +104,67 @@ class Session:
 
     def profile_call(self, *inputs: Any) -> tuple[Any, ipu.Profile]:
         """Return the results of a call and the profile of its run; the state stays as it is."""
-        self._check(inputs)
-        (_, results), profile = self.lower(*inputs).compile().profile_call(self._uploaded(), *inputs)
+        state = self.checked_state(inputs)
+        (_, results), profile = self.lower(*inputs).compile().profile_call(state, *inputs)
         return results[0] if len(results) == 1 else results, profile
 
     def lower(self, *inputs: Any) -> Any:
         """Return the lowered program of a call, as `ipu.jit(…).lower`."""
-        return self._step.lower(self._initial(), *inputs)
+        return self._step.lower(self.initial_state(), *inputs)
 
-    def _check(self, inputs: Sequence[Any]) -> None:
+    def repeat(self, calls: int, between: Between) -> RepeatedCalls:
+        """Return a number of calls as one program, in a loop on the device.
+
+        Args:
+            calls: number of them.
+            between: JAX function of the inputs and the outputs of one call, both by name; returns the inputs of the
+                next call that change, by name, with the same shapes: the token of the largest score, a position.
+
+        Raises:
+            OnnxError: a number of calls below 1.
+
+        Example::
+
+            def next_token(inputs, outputs):
+                token = outputs["logits"][:, -1:].argmax(-1)
+                return {"input_ids": token, "position_ids": inputs["position_ids"] + 1}
+
+            decode = session.repeat(64, next_token)
+            logits, following = decode(token, position)
+        """
+        if isinstance(calls, bool) or not isinstance(calls, int) or calls < 1:
+            raise OnnxError("calls must be a number of calls", expected="an int ≥ 1", got=repr(calls))
+        return RepeatedCalls(self, calls, between, **self._settings)
+
+    @property
+    def name(self) -> str:
+        """Of the model: that of its file."""
+        return self._model.__name__
+
+    def checked_state(self, inputs: Sequence[Any]) -> State:
+        """Return the state on the device, uploaded if need be, for a call with these inputs; refuse wrong ones."""
         if len(inputs) != len(self.inputs):
             expected = f"{len(self.inputs)}: {'; '.join(map(str, self.inputs)) or 'none'}"
             message = "the session was called with the wrong number of inputs"
             raise OnnxError(message, expected=expected, got=len(inputs))
         by_name = dict(zip([info.name for info in self.inputs], inputs, strict=True))
         self._model.__check_arguments__({}, *(by_name.get(info.name, 0) for info in self._model.inputs))
+        # A call that failed while it ran has consumed it.
+        is_lost = self._state is None or any(x.is_deleted() for x in jax.tree.leaves(self._state))
+        state = jax.tree.map(jnp.array, self.initial_state()) if is_lost else self._state
+        assert state is not None
+        self._state = state
+        return state
 
-    def _initial(self) -> State:
+    def take_state(self, state: State) -> None:
+        """Keep the state that calls have left on the device."""
+        self._state = state
+
+    def initial_state(self) -> State:
+        """Return weights, and zeros for states."""
         return {"params": self._model.params, "states": self._states.initial()}
 
-    def _uploaded(self) -> State:
-        """Return the state on the device; a call that failed while it ran has consumed it."""
-        is_lost = self._state is None or any(x.is_deleted() for x in jax.tree.leaves(self._state))
-        if is_lost:
-            self._state = jax.tree.map(jnp.array, self._initial())
-        assert self._state is not None
-        return self._state
-
-    def _next(self, state: State, inputs: Mapping[str, Any]) -> tuple[State, tuple[Any, ...]]:
+    def next_state(self, state: State, inputs: Mapping[str, Any]) -> tuple[State, tuple[Any, ...]]:
         """Return the state after a call, and the results that are no state."""
         values = {**state["states"], **inputs}
         outputs = self._model(state["params"], *(values[info.name] for info in self._model.inputs))
@@ -143,9 +175,9 @@ class Session:
 
     def __repr__(self) -> str:
         inputs, outputs = ("; ".join(map(str, infos)) for infos in (self.inputs, self.outputs))
-        sizes = [sum(np.size(x) * x.dtype.itemsize for x in part.values()) for part in self._initial().values()]
+        sizes = [sum(np.size(x) * x.dtype.itemsize for x in part.values()) for part in self.initial_state().values()]
         parts = f"{sizes[0]:,} bytes of weights" + (f", {sizes[1]:,} of states" if self._states.pairs else "")
-        return f"<ONNX session {self._model.__name__}: ({inputs}) → ({outputs}), {parts}>"
+        return f"<ONNX session {self.name}: ({inputs}) → ({outputs}), {parts}>"
 
 
 def session(

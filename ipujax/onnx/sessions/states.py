@@ -15,6 +15,8 @@ from ipujax.onnx.graphs import ValueInfo
 from ipujax.onnx.model import Model
 from ipujax.onnx.onnx_errors import OnnxError
 
+State = dict[str, dict[str, Any]]  # "params" and "states", arrays by name
+
 
 @dataclass(frozen=True, slots=True)
 class SessionStates:
