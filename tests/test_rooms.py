@@ -388,10 +388,13 @@ ROOMS: dict[str, str] = {
     "ipujax.onnx.budget": "ipujax.onnx.onnx_errors",
     "ipujax.onnx.element_types": "ipujax.onnx.onnx_errors",
     "ipujax.onnx.wide_values": "ipujax.onnx.element_types ipujax.onnx.onnx_errors",
-    "ipujax.onnx.registry": "ipujax.front_end ipujax.onnx.onnx_errors ipujax.onnx.wide_values",
+    "ipujax.onnx.bounded_values": "ipujax.onnx.onnx_errors",
+    "ipujax.onnx.registry": (
+        "ipujax.front_end ipujax.onnx.bounded_values ipujax.onnx.onnx_errors ipujax.onnx.wide_values"
+    ),
     "ipujax.onnx.operators": (
-        "ipujax.front_end ipujax.onnx.budget ipujax.onnx.element_types ipujax.onnx.onnx_errors ipujax.onnx.registry"
-        " ipujax.onnx.wide_values"
+        "ipujax.front_end ipujax.onnx.bounded_values ipujax.onnx.budget ipujax.onnx.element_types"
+        " ipujax.onnx.onnx_errors ipujax.onnx.registry ipujax.onnx.wide_values"
     ),
     "ipujax.onnx.machine_learning": (
         "ipujax.onnx.element_types ipujax.onnx.onnx_errors ipujax.onnx.operators ipujax.onnx.registry"

@@ -147,6 +147,8 @@ def _bound(
         "output_count": lambda: len(node.outputs),
         "output_dtypes": lambda: node.output_dtypes,
         "max_size": lambda: next(bounds, None),
+        "max_sizes": lambda: {name: settings.max_sizes[name] for name in node.outputs if name in settings.max_sizes},
+        "output_names": lambda: node.outputs,
         "node_name": lambda: node.name,
         "budget": lambda: settings.budget,
     }
@@ -206,4 +208,6 @@ def _scope_name(name: str) -> str:
 def _described(value: Any) -> str:
     if value is None:
         return "none"
-    return f"({', '.join(map(_described, value))})" if isinstance(value, tuple) else f"{value.dtype}{list(value.shape)}"
+    if isinstance(value, tuple):
+        return f"({', '.join(map(_described, value))})"
+    return f"{value.dtype}{list(value.shape)}" if hasattr(value, "shape") else type(value).__name__
