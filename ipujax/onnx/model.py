@@ -24,7 +24,7 @@ from ipujax.onnx.budget import DEFAULT_MAX_BYTES, DEFAULT_MAX_UNROLLED_NODES, ch
 from ipujax.onnx.evaluation import Settings, check_constants, check_operators, evaluate, shape_sources
 from ipujax.onnx.graphs import Graph, ValueInfo
 from ipujax.onnx.reading import Source, read_graph
-from ipujax.onnx.wide_values import is_wide_enabled, narrowed, sides_of
+from ipujax.onnx.wide_values import is_text, is_wide_enabled, narrowed, sides_of
 
 _LOG = Log("jit")
 _WIDE = frozenset(map(np.dtype, ("int64", "uint64", "float64", "complex128")))
@@ -73,7 +73,7 @@ class Model:
         """
         values = self._values(params, inputs)
         if not isinstance(jnp.zeros(()), jax.core.Tracer):
-            jax.eval_shape(self._evaluated, values)  # refuses values that are too large before one is computed
+            jax.eval_shape(self._numbers, values)  # refuses values that are too large before one is computed
         arrays = self._evaluated(values)
         return arrays[0] if len(arrays) == 1 else arrays
 
@@ -86,6 +86,10 @@ class Model:
         results = evaluate(self._graph, {**values, **self._static}, settings)
         pairs = zip(results, self.outputs, strict=True)
         return tuple(narrowed(value, f"output {info.name!r}") for value, info in pairs)
+
+    def _numbers(self, values: Mapping[str, Any]) -> list[Any]:
+        """Return the outputs that are no text."""
+        return [x for x in self._evaluated(values) if not is_text(x)]
 
     def _values(self, params: Mapping[str, Any], inputs: Sequence[Any]) -> dict[str, Any]:
         sizes: dict[str, int] = {}

@@ -128,13 +128,23 @@ def not_held(number: Any, place: str) -> WideValueError:
 
 
 def narrowed(values: Any, place: str) -> Any:
-    """Return a tree of values as arrays of JAX, traced from here on; refuse those that 32 bits do not hold."""
+    """Return a tree of values as arrays of JAX, traced from here on; refuse those that 32 bits do not hold.
 
-    def as_array(value: Any) -> jax.Array:
+    Text, which JAX does not have, stays as it is.
+    """
+
+    def as_array(value: Any) -> Any:
         check_held(value, place)
+        if is_text(value):
+            return value
         return jnp.asarray(value.array if isinstance(value, Saturated) else value)
 
     return jax.tree.map(as_array, values, is_leaf=lambda value: isinstance(value, Saturated))
+
+
+def is_text(value: Any) -> bool:
+    """Return whether a value is an array of text."""
+    return isinstance(value, np.ndarray) and value.dtype.kind in "OSU"
 
 
 def typed_array(value: Any, dtype: Any, place: str) -> np.ndarray:

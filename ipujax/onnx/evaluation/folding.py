@@ -26,7 +26,8 @@ _BOUNDED_BY_OPERANDS = frozenset({
     "Or", "Pow", "Reciprocal", "ReduceL1", "ReduceL2", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd",
     "ReduceSum", "ReduceSumSquare", "Relu", "Reshape", "Round", "ScatterElements", "ScatterND", "SequenceAt",
     "SequenceConstruct", "SequenceEmpty", "SequenceErase", "SequenceInsert", "SequenceLength", "Shape", "Sign", "Sin",
-    "Size", "Slice", "Sqrt", "Squeeze", "Sub", "Sum", "Transpose", "Unsqueeze", "Where", "Xor",
+    "Size", "Slice", "Sqrt", "Squeeze", "StringConcat", "StringNormalizer", "StringSplit", "Sub", "Sum", "Transpose",
+    "Unsqueeze", "Where", "Xor",
 })  # fmt: skip
 _RANDOM = frozenset(
     {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}

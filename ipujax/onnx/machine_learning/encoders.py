@@ -15,6 +15,7 @@ from ipujax.onnx.element_types import canonical, index_dtype
 from ipujax.onnx.machine_learning.class_scores import DOMAIN
 from ipujax.onnx.onnx_errors import OnnxError
 from ipujax.onnx.operators.operand_types import Array, Value
+from ipujax.onnx.operators.texts import as_texts
 from ipujax.onnx.registry import is_static, operator
 from ipujax.onnx.wide_values import check_held
 
@@ -76,24 +77,14 @@ def label_encoder(
         default = np.asarray(default_float if values.dtype.kind == "f" else default_int64)
     default = np.asarray(default).astype(values.dtype)
     if _is_text(x):
-        table = dict(zip(map(_as_text, keys), values, strict=True))
-        found = [table.get(_as_text(text), default) for text in np.ravel(_known(x))]
+        table = dict(zip(as_texts(keys, "keys"), values, strict=True))
+        found = [table.get(text, default) for text in as_texts(x, "text").ravel()]
         return np.asarray(found, values.dtype).reshape(x.shape)
     return _looked_up(x, keys, values, default)
 
 
 def _texts(texts: Sequence[str] | None) -> np.ndarray | None:
     return None if texts is None else np.asarray(texts, object)
-
-
-def _as_text(text: Any) -> str:
-    return text.decode("utf-8", errors="surrogateescape") if isinstance(text, bytes) else str(text)
-
-
-def _known(x: Value) -> np.ndarray:
-    if not is_static(x):
-        raise OnnxError("text must be known while tracing", hint="load(static=…) with the values of the input")
-    return np.asarray(x)
 
 
 def _looked_up(x: Value, keys: np.ndarray, values: np.ndarray, default: np.ndarray) -> Array:
@@ -118,8 +109,7 @@ def one_hot_encoder(
     """A last axis with 1 at the category of each element; without one of it, all zeros if `zeros` allows it."""
     categories = _column("categories", cats_int64s, _texts(cats_strings))
     if _is_text(categories):
-        texts = np.asarray([_as_text(text) for text in np.ravel(_known(x))], object).reshape(x.shape)
-        is_known_category = texts[..., None] == np.asarray([_as_text(text) for text in categories], object)
+        is_known_category = as_texts(x, "text")[..., None] == as_texts(categories, "categories")
         _check_known(is_known_category, zeros)
         return is_known_category.astype(np.float32)
     check_held(categories, "a category")

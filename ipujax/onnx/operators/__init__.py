@@ -27,5 +27,6 @@ from ipujax.onnx.operators import (
     shapes as shapes,
     signals as signals,
     subgraphs as subgraphs,
+    texts as texts,
     training as training,
 )

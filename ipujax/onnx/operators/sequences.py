@@ -13,7 +13,7 @@ import numpy as np
 
 from ipujax.onnx.bounded_values import BoundedSequence, TracedOptional
 from ipujax.onnx.budget import Budget
-from ipujax.onnx.onnx_errors import OnnxError
+from ipujax.onnx.onnx_errors import TracedOperandError
 from ipujax.onnx.operators.operand_types import ceil_div, integers, refuse_outside
 from ipujax.onnx.operators.shapes import stops_of
 from ipujax.onnx.registry import is_static, operator, static
@@ -41,12 +41,14 @@ def sequence_empty(*, dtype: int = 1) -> tuple[Values]:
 
 
 def _as_buffer(sequence: Values, room: int) -> BoundedSequence:
-    """Return a sequence of tensors of one shape as a buffer, for a traced position."""
-    if not sequence:
-        raise OnnxError("an empty sequence has no position", expected="elements", got="none")
-    return BoundedSequence.of(
-        tuple(map(jnp.asarray, sequence)), len(sequence) + room, sequence[0], "at a traced position"
-    )
+    """Return a sequence as a buffer, for a traced position; one whose tensors differ needs a static position."""
+    forms = {(tuple(x.shape), np.dtype(x.dtype)) for x in sequence}
+    if len(forms) != 1:
+        message = "a position in a sequence of tensors that are not alike must be static"
+        hint = "name the graph input that it depends on in load(static=…)"
+        raise TracedOperandError(message, expected="a static position", got="a traced position", hint=hint)
+    elements = tuple(map(jnp.asarray, sequence))
+    return BoundedSequence.of(elements, len(elements) + room, elements[0], "read at a traced position")
 
 
 @operator("SequenceAt")
