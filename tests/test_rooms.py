@@ -397,8 +397,8 @@ ROOMS: dict[str, str] = {
         " ipujax.onnx.onnx_errors ipujax.onnx.registry ipujax.onnx.wide_values"
     ),
     "ipujax.onnx.machine_learning": (
-        "ipujax.onnx.element_types ipujax.onnx.onnx_errors ipujax.onnx.operators ipujax.onnx.registry"
-        " ipujax.onnx.wide_values"
+        "ipujax.onnx.budget ipujax.onnx.element_types ipujax.onnx.onnx_errors ipujax.onnx.operators"
+        " ipujax.onnx.registry ipujax.onnx.wide_values"
     ),
     "ipujax.onnx.microsoft": (
         "ipujax.onnx.element_types ipujax.onnx.onnx_errors ipujax.onnx.operators ipujax.onnx.registry"

@@ -1,6 +1,6 @@
 """Labels of classes, and what models do with scores before they return them.
 
-Text cannot be traced: labels of text are their positions in the node's list, which a `Session` gives as text again.
+Text cannot be traced: labels of text are their positions in the node's list.
 
 Source: the specification of ai.onnx.ml. Where it is silent, what onnxruntime returns: a single score is not transformed
 but by PROBIT, and of one score for two classes the other is its complement or its negative.

@@ -103,10 +103,11 @@ def svm_classifier(
     labels = class_labels(classlabels_ints, classlabels_strings, classes, _LABEL_NAMES)
     vectors = _matrix("support_vectors", support_vectors, sum(vectors_per_class), rows.shape[1], rows.dtype)
     weights = _matrix("coefficients", coefficients, classes - 1, len(vectors), rows.dtype)
-    pairs = list(combinations(range(classes), 2))
+    count = classes * (classes - 1) // 2
     for name, values in (("rho", rho), *((("prob_a", prob_a), ("prob_b", prob_b)) if prob_a else ())):
-        if len(values) != len(pairs):
-            raise OnnxError(f"{name} needs a value for each pair of classes", expected=len(pairs), got=len(values))
+        if len(values) != count:
+            raise OnnxError(f"{name} needs a value for each pair of classes", expected=count, got=len(values))
+    pairs = list(combinations(range(classes), 2))
     features = _kernel(rows, vectors, kernel_type, kernel_params)
     decisions = jnp.matmul(features, jnp.asarray(_pair_weights(weights, vectors_per_class, pairs)))
     decisions = as_result(decisions + jnp.asarray(np.asarray(rho, rows.dtype)))

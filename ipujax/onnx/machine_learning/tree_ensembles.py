@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from ipujax.onnx.budget import Budget
 from ipujax.onnx.machine_learning.class_scores import (
     DOMAIN,
     POST_TRANSFORMS,
@@ -97,6 +98,14 @@ def _aggregated(x: Array, tables: TreeTables, aggregate: str, base: Sequence[flo
     return total + jnp.asarray(np.asarray(base, total.dtype)) if len(base) else total
 
 
+def _check_tables(nodes: TreeNodes, targets: int, budget: Budget) -> None:
+    """Refuse trees whose tables, as wide as the largest of them, are larger than the budget."""
+    if targets < 1:
+        raise OnnxError("an ensemble needs a target", expected="an int ≥ 1", got=targets)
+    _, sizes = np.unique(nodes.tree, return_counts=True)
+    budget.check((len(sizes), int(sizes.max()), targets), np.dtype(np.float32), "the table of an ensemble's leaves")
+
+
 def _one_of(name: str, values: Any, tensor: np.ndarray | None) -> np.ndarray:
     """Return the attribute that the node has: a list of float32, or a tensor of any precision."""
     if tensor is not None and tensor.size:
@@ -128,6 +137,7 @@ def tree_ensemble_regressor(
     target_treeids: Sequence[int],
     target_weights: Sequence[float] = (),
     target_weights_as_tensor: np.ndarray | None = None,
+    budget: Budget,
     **nodes: Any,
 ) -> Array:
     """Predictions [N, targets]: sums, averages or extremes of the leaves reached."""
@@ -137,6 +147,7 @@ def tree_ensemble_regressor(
     all_nodes, identities = nodes_by_identity(**nodes)
     weights = _one_of("target_weights", target_weights, target_weights_as_tensor)
     leaves = (target_treeids, target_nodeids, target_ids, weights)
+    _check_tables(all_nodes, n_targets, budget)
     values = leaf_values("target", identities, leaves, n_targets, fill)
     tables = tree_tables(all_nodes, values, fill, rows.shape[1], rows.dtype)
     base = _one_of("base_values", base_values, base_values_as_tensor)
@@ -152,6 +163,7 @@ def tree_ensemble(
     leaf_weights: np.ndarray,
     n_targets: int = 1,
     post_transform: int = 0,
+    budget: Budget,
     **nodes: Any,
 ) -> Array:
     """Predictions [N, targets], of the form of trees since ai.onnx.ml 5."""
@@ -166,6 +178,7 @@ def tree_ensemble(
     if len(weights) != len(targets):
         raise OnnxError("leaf_weights needs a value for each leaf", expected=len(targets), got=len(weights))
     identities = {(0, n): branches + n for n in range(len(targets))}
+    _check_tables(all_nodes, n_targets, budget)
     leaves = (np.zeros_like(targets), np.arange(len(targets)), targets, weights)
     # Unlike the earlier form, this one has the operand's precision.
     values = leaf_values("leaf", identities, leaves, n_targets, _FILL[aggregate], len(all_nodes.tree), rows.dtype)
@@ -187,14 +200,16 @@ def tree_ensemble_classifier(
     classlabels_int64s: Sequence[int] | None = None,
     classlabels_strings: Sequence[str] | None = None,
     post_transform: str = "NONE",
+    budget: Budget,
     **nodes: Any,
 ) -> tuple[Array, Array]:
     """Labels [N] and scores [N, classes]; of two classes with weights of one alone, that is the second."""
     rows = as_rows(x)
     given = classlabels_int64s or classlabels_strings or ()
     classes = len(given) or 1 + max(class_ids, default=0)
-    labels = class_labels(classlabels_int64s, classlabels_strings, classes, _LABEL_NAMES)
     all_nodes, identities = nodes_by_identity(**nodes)
+    _check_tables(all_nodes, classes, budget)
+    labels = class_labels(classlabels_int64s, classlabels_strings, classes, _LABEL_NAMES)
     weights = _one_of("class_weights", class_weights, class_weights_as_tensor)
     leaves = (class_treeids, class_nodeids, class_ids, weights)
     base = _one_of("base_values", base_values, base_values_as_tensor)

@@ -112,6 +112,8 @@ def test_thresholds_in_double_precision(mode: str, threshold: float, expected: l
         ({"target_nodeids": [1, 5]}, "a value belongs to a leaf that there is not"),
         ({"target_weights": [1.0]}, "differ in length"),
         ({"base_values": [1.0, 2.0]}, "base_values needs a value for each target"),
+        ({"n_targets": 1 << 40}, "the table of an ensemble's leaves is too large"),
+        ({"n_targets": 0}, "an ensemble needs a target"),
         ({"aggregate_function": "MEDIAN"}, "'aggregate_function' is unknown"),
         ({"post_transform": "TANH"}, "'post_transform' is unknown"),
     ],
@@ -119,6 +121,16 @@ def test_thresholds_in_double_precision(mode: str, threshold: float, expected: l
 def test_refused_trees(changes: dict[str, Any], text: str):
     with pytest.raises(ipujax.onnx.OnnxError, match=text):
         results_of(stump(**changes))
+
+
+def test_refused_numbers_of_classes():
+    attributes = {name: value for name, value in STUMP.items() if name.startswith("nodes_")}
+    classes = {"class_treeids": [0], "class_nodeids": [1], "class_ids": [1 << 40], "class_weights": [1.0]}
+    with pytest.raises(ipujax.onnx.OnnxError, match="the table of an ensemble's leaves is too large"):
+        results_of(one_node("TreeEnsembleClassifier", {"x": X}, BOTH, **attributes, **classes))
+    machine = {"coefficients": [1.0], "rho": [0.0], "vectors_per_class": [0] * 100_000}
+    with pytest.raises(ipujax.onnx.OnnxError, match="coefficients has another number of values"):
+        results_of(one_node("SVMClassifier", {"x": X}, BOTH, **machine))
 
 
 LINEAR: dict[str, Any] = {"coefficients": [1.0, -1.0, 0.5], "intercepts": [0.0, 0.1, 0.2]}
