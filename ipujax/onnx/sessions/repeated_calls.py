@@ -32,6 +32,9 @@ class StatefulModel(Protocol):
     def name(self) -> str:
         """Of the model."""
 
+    def check_number(self, inputs: Sequence[Any]) -> None:
+        """Refuse a call with another number of inputs."""
+
     def initial_state(self) -> State:
         """Return weights, and zeros for states."""
 
@@ -102,6 +105,7 @@ class RepeatedCalls:
 
     def profile(self, *inputs: Any) -> ipu.Profile:
         """Return the static profile of all calls on arrays or `jax.ShapeDtypeStruct`s; nothing is run."""
+        self._session.check_number(inputs)
         return self._loop.profile(self._session.initial_state(), *inputs)
 
 

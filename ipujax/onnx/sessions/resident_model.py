@@ -110,6 +110,7 @@ class Session:
 
     def lower(self, *inputs: Any) -> Any:
         """Return the lowered program of a call, as `ipu.jit(…).lower`."""
+        self.check_number(inputs)
         return self._step.lower(self.initial_state(), *inputs)
 
     def repeat(self, calls: int, between: Between) -> RepeatedCalls:
@@ -141,12 +142,16 @@ class Session:
         """Of the model: that of its file."""
         return self._model.__name__
 
-    def checked_state(self, inputs: Sequence[Any]) -> State:
-        """Return the state on the device, uploaded if need be, for a call with these inputs; refuse wrong ones."""
+    def check_number(self, inputs: Sequence[Any]) -> None:
+        """Refuse a call with another number of inputs."""
         if len(inputs) != len(self.inputs):
             expected = f"{len(self.inputs)}: {'; '.join(map(str, self.inputs)) or 'none'}"
             message = "the session was called with the wrong number of inputs"
             raise OnnxError(message, expected=expected, got=len(inputs))
+
+    def checked_state(self, inputs: Sequence[Any]) -> State:
+        """Return the state on the device, uploaded if need be, for a call with these inputs; refuse wrong ones."""
+        self.check_number(inputs)
         by_name = dict(zip([info.name for info in self.inputs], inputs, strict=True))
         self._model.__check_arguments__({}, *(by_name.get(info.name, 0) for info in self._model.inputs))
         # A call that failed while it ran has consumed it.

@@ -99,6 +99,8 @@ def test_a_session_has_the_name_of_its_file(tmp_path: Path):
 def test_refused_calls(sessions):
     with pytest.raises(ipujax.onnx.OnnxError, match="wrong number of inputs"):
         sessions["constant"](X, X)
+    with pytest.raises(ipujax.onnx.OnnxError, match="wrong number of inputs"):
+        sessions["constant"].profile()
     with pytest.raises(ipujax.onnx.OnnxError, match="input 'x' has the wrong shape"):
         sessions["constant"](X[:3])
 
