@@ -40,6 +40,17 @@ def test_random_models(name: str, seed: int):
     check(name, seed)
 
 
+@pytest.mark.parametrize("rows", [1, 3])
+def test_probit_of_scores(rows: int):
+    x = np.random.default_rng(0).uniform(0.05, 0.95, (9, 1)).astype(np.float32)
+    case = one_node(
+        "LinearRegressor", {"x": x}, Y, coefficients=[1.0, 0.9, 0.8][:rows], targets=rows, post_transform="PROBIT"
+    )
+    session = ort.InferenceSession(case.model.SerializeToString(), providers=["CPUExecutionProvider"])
+    # Near ½ the approximation is a root of a small difference, of which single precision holds 10⁻⁴.
+    np.testing.assert_allclose(results_of(case)[0], session.run(None, {"x": x})[0], rtol=1e-4, atol=3e-4)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", GENERATORS)
 def test_many_random_models(name: str):
