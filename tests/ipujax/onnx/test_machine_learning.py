@@ -51,7 +51,6 @@ def test_probit_of_scores(rows: int):
     np.testing.assert_allclose(results_of(case)[0], session.run(None, {"x": x})[0], rtol=1e-4, atol=3e-4)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", GENERATORS)
 def test_many_random_models(name: str):
     for seed in range(SEEDS, SEEDS + MORE_SEEDS):
