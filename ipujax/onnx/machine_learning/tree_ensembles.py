@@ -91,10 +91,11 @@ def _aggregated(x: Array, tables: TreeTables, aggregate: str, base: Sequence[flo
     reached = _looked_up(tables.values, _leaves(x, tables))
     if aggregate in ("MIN", "MAX"):
         extreme = (jnp.min if aggregate == "MIN" else jnp.max)(reached, axis=1)
-        total = jnp.where(jnp.isfinite(extreme), extreme, 0)  # of a target that no leaf reached has
-    else:
-        total = jnp.sum(reached, axis=1)
-        total = total / tables.mode.shape[0] if aggregate == "AVERAGE" else total
+        shifted = extreme + jnp.asarray(np.asarray(base, extreme.dtype)) if len(base) else extreme
+        # A target that no leaf reached has is zero, without its base value, as in onnxruntime.
+        return jnp.where(jnp.isfinite(extreme), shifted, 0)
+    total = jnp.sum(reached, axis=1)
+    total = total / tables.mode.shape[0] if aggregate == "AVERAGE" else total
     return total + jnp.asarray(np.asarray(base, total.dtype)) if len(base) else total
 
 
