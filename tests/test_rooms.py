@@ -353,8 +353,9 @@ ROOMS: dict[str, str] = {
         " runtime.tensor runtime.timeline"
     ),
     "ipujax.studies": (
-        "ipujax.device ipujax.jit ipujax.storage lowering.digests runtime.compile runtime.logs runtime.many_machines"
-        " runtime.markup runtime.memory runtime.page runtime.signatures runtime.target"
+        "ipujax.caching ipujax.device ipujax.jit ipujax.storage lowering.digests lowering.jax_compat runtime.compile"
+        " runtime.logs runtime.many_machines runtime.markup runtime.memory runtime.page runtime.signatures"
+        " runtime.target"
     ),
     "ipujax": (
         "ipujax.advice ipujax.auto_sharding ipujax.checking ipujax.device ipujax.distributed ipujax.jax_scripts"
@@ -390,21 +391,51 @@ ROOMS: dict[str, str] = {
     "ipujax.onnx.onnx_errors": "ipujax.front_end",
     "ipujax.onnx.graphs": "",
     "ipujax.onnx.element_types": "ipujax.onnx.onnx_errors",
-    "ipujax.onnx.registry": "ipujax.front_end ipujax.onnx.element_types ipujax.onnx.onnx_errors",
-    "ipujax.onnx.operators": "ipujax.front_end ipujax.onnx.element_types ipujax.onnx.onnx_errors ipujax.onnx.registry",
-    "ipujax.onnx.reading": "ipujax ipujax.front_end ipujax.onnx.graphs ipujax.onnx.onnx_errors ipujax.onnx.registry",
+    "ipujax.onnx.wide_values": "ipujax.onnx.element_types ipujax.onnx.onnx_errors",
+    "ipujax.onnx.bounded_values": "ipujax.onnx.onnx_errors",
+    "ipujax.onnx.registry": (
+        "ipujax.front_end ipujax.onnx.bounded_values ipujax.onnx.onnx_errors ipujax.onnx.wide_values"
+    ),
+    "ipujax.onnx.budget": "ipujax.onnx.onnx_errors",
+    "ipujax.onnx.operators": (
+        "ipujax.front_end ipujax.onnx.bounded_values ipujax.onnx.budget ipujax.onnx.element_types"
+        " ipujax.onnx.onnx_errors ipujax.onnx.registry ipujax.onnx.wide_values"
+    ),
+    "ipujax.onnx.machine_learning": (
+        "ipujax.onnx.budget ipujax.onnx.element_types ipujax.onnx.onnx_errors ipujax.onnx.operators"
+        " ipujax.onnx.registry ipujax.onnx.wide_values"
+    ),
+    "ipujax.onnx.microsoft": (
+        "ipujax.onnx.element_types ipujax.onnx.onnx_errors ipujax.onnx.operators ipujax.onnx.registry"
+    ),
+    "ipujax.onnx.reading": (
+        "ipujax ipujax.front_end ipujax.onnx.budget ipujax.onnx.graphs ipujax.onnx.onnx_errors ipujax.onnx.registry"
+    ),
     "ipujax.onnx.evaluation": (
-        "ipujax ipujax.front_end ipujax.onnx.element_types ipujax.onnx.graphs ipujax.onnx.onnx_errors"
-        " ipujax.onnx.reading ipujax.onnx.registry"
+        "ipujax ipujax.front_end ipujax.onnx.budget ipujax.onnx.graphs ipujax.onnx.onnx_errors ipujax.onnx.reading"
+        " ipujax.onnx.registry ipujax.onnx.wide_values"
+    ),
+    "ipujax.onnx.call_arguments": (
+        "ipujax.front_end ipujax.onnx.budget ipujax.onnx.graphs ipujax.onnx.onnx_errors ipujax.onnx.wide_values"
     ),
     "ipujax.onnx.model": (
-        "ipujax ipujax.front_end ipujax.onnx.element_types ipujax.onnx.evaluation ipujax.onnx.graphs"
-        " ipujax.onnx.onnx_errors ipujax.onnx.operators ipujax.onnx.reading"
+        "ipujax.front_end ipujax.onnx.budget ipujax.onnx.call_arguments ipujax.onnx.evaluation ipujax.onnx.graphs"
+        " ipujax.onnx.machine_learning ipujax.onnx.microsoft ipujax.onnx.operators ipujax.onnx.reading"
+        " ipujax.onnx.wide_values"
     ),
+    "ipujax.onnx.sessions": (
+        "ipujax ipujax.front_end ipujax.onnx.budget ipujax.onnx.element_types ipujax.onnx.graphs ipujax.onnx.model"
+        " ipujax.onnx.onnx_errors ipujax.onnx.reading"
+    ),
+    "ipujax.onnx.random_call": "ipujax ipujax.onnx.sessions",
     "ipujax.onnx.front_end": (
         "ipujax.onnx.element_types ipujax.onnx.evaluation ipujax.onnx.graphs ipujax.onnx.reading ipujax.onnx.registry"
+        " ipujax.onnx.wide_values"
     ),
-    "ipujax.onnx": "ipujax.front_end ipujax.onnx.graphs ipujax.onnx.model ipujax.onnx.onnx_errors ipujax.onnx.registry",
+    "ipujax.onnx": (
+        "ipujax.front_end ipujax.onnx.graphs ipujax.onnx.model ipujax.onnx.onnx_errors ipujax.onnx.registry"
+        " ipujax.onnx.sessions"
+    ),
     "ipujax.popart.exceptions": "ipujax ipujax.front_end ipujax.onnx ipujax.onnx.front_end",
     "ipujax.popart.enumerations": "",
     "ipujax.popart.reserved_names": "",
@@ -453,7 +484,7 @@ ROOMS: dict[str, str] = {
     ),
     "ipujax.distributed.launcher": "ipujax.distributed.instance",
     "ipujax.cli": (
-        "ipujax.compiled_programs ipujax.device ipujax.distributed.launcher ipujax.jax_scripts ipujax.onnx.model"
+        "ipujax.compiled_programs ipujax.device ipujax.distributed.launcher ipujax.jax_scripts ipujax.onnx.random_call"
         " ipujax.storage lowering.dumps lowering.rules lowering.rules.table runtime.logs runtime.profile runtime.report"
         " runtime.target"
     ),

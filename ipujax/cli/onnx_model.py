@@ -39,7 +39,7 @@ def check_no_onnx_arguments(args: argparse.Namespace) -> None:
 def onnx_profile(path: str, args: argparse.Namespace) -> Profile:
     """Return the profile of one call of an ONNX model on random data."""
     try:
-        from ipujax.onnx.model import random_call_profile
+        from ipujax.onnx.random_call import random_call_profile
     except ImportError as error:
         raise ArgumentError(f"{path} cannot be read", got=str(error), hint="pip install 'ipujax[onnx]'") from error
     return random_call_profile(path, args.shape, args.static)

@@ -6,6 +6,9 @@
     step = ipu.jit(model)
     scores = step(model.params, images)
     print(step.profile(model.params, images).summary())
+
+    session = ipujax.onnx.session("model.onnx")  # for inference: weights are on the device
+    scores = session(images)
 """
 
 from __future__ import annotations
@@ -25,5 +28,6 @@ from ipujax.onnx.onnx_errors import (
     UnsupportedOperatorError as UnsupportedOperatorError,
 )
 from ipujax.onnx.registry import register as register
+from ipujax.onnx.sessions import RepeatedCalls as RepeatedCalls, Session as Session, session as session
 
 __dir__ = _public_names(globals())

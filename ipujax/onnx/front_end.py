@@ -9,14 +9,7 @@ OPERATORS, STANDARD_DOMAIN   the table of operators
 canonical, narrowed, sides_of, sides_beyond, Saturated, REMEDY   numbers that 32 bits do not hold
 """
 
-from ipujax.onnx.element_types import (
-    REMEDY as REMEDY,
-    Saturated as Saturated,
-    canonical as canonical,
-    narrowed as narrowed,
-    sides_beyond as sides_beyond,
-    sides_of as sides_of,
-)
+from ipujax.onnx.element_types import canonical as canonical
 from ipujax.onnx.evaluation import (
     Settings as Settings,
     check_operators as check_operators,
@@ -31,3 +24,10 @@ from ipujax.onnx.reading import (
     replace_nodes as replace_nodes,
 )
 from ipujax.onnx.registry import OPERATORS as OPERATORS, STANDARD_DOMAIN as STANDARD_DOMAIN, is_static as is_static
+from ipujax.onnx.wide_values import (
+    REMEDY as REMEDY,
+    Saturated as Saturated,
+    narrowed as narrowed,
+    sides_beyond as sides_beyond,
+    sides_of as sides_of,
+)

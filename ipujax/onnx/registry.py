@@ -27,14 +27,17 @@ import jax
 import numpy as np
 
 from ipujax.front_end import ArgumentTypeError
-from ipujax.onnx.element_types import Saturated
+from ipujax.onnx.bounded_values import BoundedSequence, TracedOptional
 from ipujax.onnx.onnx_errors import TracedOperandError
+from ipujax.onnx.wide_values import Saturated
 
 # Keyword-only parameters that are not attributes, with the values that the evaluator passes.
 NODE_FACTS: Mapping[str, str] = {
     "output_count": "int: outputs of the node, up to the last that has a name",
     "output_dtypes": "tuple of numpy.dtype: of each output, as the graph declares it; None where it does not",
     "max_size": "int or None: bound on a result size that depends on data, from `load(max_sizes=)`",
+    "max_sizes": "dict: the bounds by name of an output of the node, of those that have one",
+    "output_names": "tuple of str: names of the node's outputs",
     "budget": "Budget: bounds on what the model's values may grow to",
     "node_name": "str: name of the node, unique in its graph; seeds random operators",
 }
@@ -124,7 +127,8 @@ def static(value: Any, name: str) -> np.ndarray:
 
 def is_static(value: Any) -> bool:
     """Return whether a value is known while tracing: NumPy, Python numbers, None, and tuples of them."""
-    return all(map(is_static, value)) if isinstance(value, tuple) else not isinstance(value, jax.Array | Saturated)
+    traced = jax.Array | Saturated | BoundedSequence | TracedOptional
+    return all(map(is_static, value)) if isinstance(value, tuple) else not isinstance(value, traced)
 
 
 def data_dependent_size(max_size: int | None, result: str) -> int:

@@ -1,20 +1,13 @@
 """A graph as a function of JAX arrays.
 
-Nodes are evaluated in order, each under a name scope of its name. A node whose operands are all static is folded; all
-others are traced. Subgraphs are functions that see the values of the graphs around them.
-
-To fold a node the operator's own function runs at once, with 64-bit types, and its results become NumPy arrays: shapes
-are computed exactly whatever `jax_enable_x64` says. Large results stay traced, so that no program holds them as
-constants.
-
-All operators of a graph without an implementation are in one error, before anything is traced.
+Nodes are evaluated in order, each under a name scope of its name. A node whose operands are all static is folded, see
+`folding`; all others are traced. Subgraphs are functions that see the values of the graphs around them.
 """
 
 from __future__ import annotations
 
-import math
 import re
-from collections import ChainMap, defaultdict
+from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -24,99 +17,14 @@ import jax
 import numpy as np
 
 import ipujax as ipu
-from ipujax.front_end import MadeAt, nearest
+from ipujax.front_end import MadeAt
+from ipujax.onnx.budget import Budget, SubgraphNodes
+from ipujax.onnx.evaluation.folding import fold, is_foldable
 from ipujax.onnx.evaluation.saturation import run_narrowed
 from ipujax.onnx.graphs import Graph, Node
-from ipujax.onnx.onnx_errors import MAX_STATIC_ELEMENTS, Budget, OnnxError, SubgraphNodes, UnsupportedOperatorError
-from ipujax.onnx.reading import expanded, has_body
-from ipujax.onnx.registry import OPERATORS, Key, Operator, is_static
-
-# Their results have at most as many elements as the product, or the sum, of those of their operands: what arithmetic on
-# shapes is made of. Whatever else may grow is measured by its abstract result.
-_BOUNDED_BY_OPERANDS = frozenset({
-    "Abs", "Add", "And", "ArgMax", "ArgMin", "Cast", "CastLike", "Ceil", "Clip", "Compress", "Concat", "Cos", "CumSum",
-    "Div", "Equal", "Exp", "Flatten", "Floor", "Gather", "GatherElements", "GatherND", "Greater", "GreaterOrEqual",
-    "Identity", "Less", "LessOrEqual", "Log", "MatMul", "Max", "Mean", "Min", "Mod", "Mul", "Neg", "NonZero", "Not",
-    "Or", "Pow", "Reciprocal", "ReduceL1", "ReduceL2", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd",
-    "ReduceSum", "ReduceSumSquare", "Relu", "Reshape", "Round", "ScatterElements", "ScatterND", "SequenceAt",
-    "SequenceConstruct", "SequenceEmpty", "SequenceErase", "SequenceInsert", "SequenceLength", "Shape", "Sign", "Sin",
-    "Size", "Slice", "Sqrt", "Squeeze", "Sub", "Sum", "Transpose", "Unsqueeze", "Where", "Xor",
-})  # fmt: skip
-_RANDOM = frozenset(
-    {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
-)
-
-
-def is_foldable(node: Node, operands: Sequence[Any], function: Callable[..., Any]) -> bool:
-    """Return whether a node is evaluated at once; one with subgraphs is not: its nodes fold by themselves."""
-    if node.op_type in _RANDOM or not is_static(tuple(operands)) or next(node.subgraphs(), None) is not None:
-        return False
-    sizes = [_elements(operand) for operand in operands]
-    if sum(sizes) > MAX_STATIC_ELEMENTS:
-        return False
-    if node.op_type in _BOUNDED_BY_OPERANDS and math.prod(map(_at_least_one, sizes)) <= MAX_STATIC_ELEMENTS:
-        return True
-    return _result_elements(function, operands) <= MAX_STATIC_ELEMENTS
-
-
-def fold(function: Callable[..., Any], operands: Sequence[Any]) -> tuple[Any, ...]:
-    """Return the results of an operator as static values."""
-    with jax.ensure_compile_time_eval(), jax.enable_x64(True):
-        results = function(*operands)
-        return tuple(map(_as_static, results if isinstance(results, tuple) else (results,)))
-
-
-def _as_static(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return tuple(map(_as_static, value))
-    return None if value is None else np.asarray(value)
-
-
-def _elements(value: Any) -> int:
-    if isinstance(value, tuple):
-        return sum(map(_elements, value))
-    return 0 if value is None else np.size(value)
-
-
-def _at_least_one(elements: int) -> int:
-    return max(elements, 1)
-
-
-def _result_elements(function: Callable[..., Any], operands: Sequence[Any]) -> int:
-    with jax.enable_x64(True):
-        shapes = jax.eval_shape(lambda: function(*operands))
-    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes))
-
-
-_MAX_NAMES = 3  # of nodes of one operator, in the error
-
-
-def check_operators(graph: Graph) -> None:
-    """Refuse a graph with operators that are neither in the table nor have a function body.
-
-    Raises:
-        UnsupportedOperatorError: names all of them, with the number of nodes and names of the first.
-    """
-    missing: dict[Key, list[str]] = defaultdict(list)
-    for node in graph.all_nodes():
-        if (node.domain, node.op_type) not in OPERATORS and not has_body(node.domain, node.op_type):
-            missing[node.domain, node.op_type].append(node.name)
-    if not missing:
-        return
-    lines = [_line(key, names) for key, names in sorted(missing.items())]
-    raise UnsupportedOperatorError(
-        f"{len(missing)} operators of graph {graph.name!r} are not implemented:\n    " + "\n    ".join(lines),
-        hint="add them: @ipujax.onnx.register(domain, op_type) on a function of their inputs",
-    )
-
-
-def _line(key: Key, names: list[str]) -> str:
-    domain, op_type = key
-    listed = ", ".join(names[:_MAX_NAMES]) + (", …" if len(names) > _MAX_NAMES else "")
-    nodes = "1 node" if len(names) == 1 else f"{len(names)} nodes"
-    close = nearest(op_type, [name for each, name in OPERATORS if each == domain])
-    return f"{domain + ':' if domain else ''}{op_type}, {nodes}: {listed}" + (f" ({close})" if close else "")
-
+from ipujax.onnx.onnx_errors import OnnxError
+from ipujax.onnx.reading import expanded
+from ipujax.onnx.registry import OPERATORS, Operator
 
 _NOT_IN_SCOPES = re.compile(r"[()\[\]{}\s]+")  # brackets are JAX's own: jvp(…), transpose(…)
 
@@ -247,6 +155,8 @@ def _bound(
         "output_count": lambda: len(node.outputs),
         "output_dtypes": lambda: node.output_dtypes,
         "max_size": lambda: next(bounds, None),
+        "max_sizes": lambda: {name: settings.max_sizes[name] for name in node.outputs if name in settings.max_sizes},
+        "output_names": lambda: node.outputs,
         "node_name": lambda: node.name,
         "budget": lambda: settings.budget,
     }
@@ -306,4 +216,6 @@ def _scope_name(name: str) -> str:
 def _described(value: Any) -> str:
     if value is None:
         return "none"
-    return f"({', '.join(map(_described, value))})" if isinstance(value, tuple) else f"{value.dtype}{list(value.shape)}"
+    if isinstance(value, tuple):
+        return f"({', '.join(map(_described, value))})"
+    return f"{value.dtype}{list(value.shape)}" if hasattr(value, "shape") else type(value).__name__

@@ -5,14 +5,11 @@ from one are marked, with the value that they stand for: its result may be moved
 order elements, as long as marks on one side stand for one value. A maximum of marks alone stays marked for comparisons,
 and is the limit of 32 bits for all others. Operands that decide shapes are read exactly, those that are passed on stay
 static, and all others are refused.
-
-Floating-point initialisers that decide shapes, as scales of a `Resize` or factors on the way from one shape to another,
-are constants of a model, not parameters: a traced value cannot decide a shape.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -20,92 +17,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from ipujax.front_end import Log
-from ipujax.onnx.element_types import Saturated, check_held, is_wide_enabled, not_held, saturated, sides_of
+from ipujax.onnx.evaluation.shape_sources import SHAPE_OPERANDS, dependent_on
 from ipujax.onnx.graphs import Graph, Node
-from ipujax.onnx.registry import EARLY_DOMAIN, OPERATORS
-
-# Operator → positions of operands that decide the shape of a result; None: all.
-SHAPE_OPERANDS: Mapping[str, tuple[int, ...] | None] = {
-    "AffineGrid": (1,),
-    "BlackmanWindow": None,
-    "CenterCropPad": (1,),
-    "Col2Im": (1, 2),
-    "ConstantOfShape": None,
-    "CumProd": (1,),
-    "CumSum": (1,),
-    "DFT": (1, 2),
-    "Expand": (1,),
-    "HammingWindow": None,
-    "HannWindow": None,
-    "Loop": (0, 1),
-    "MaxUnpool": (2,),
-    "MelWeightMatrix": None,
-    "OneHot": (1,),
-    "Pad": (1, 3),
-    "Range": None,
-    "Reshape": (1,),
-    "Resize": (1, 2, 3),
-    "STFT": (1, 3),
-    "Slice": (1, 2, 3, 4),
-    "Split": (1,),
-    "SplitToSequence": (1,),
-    "Squeeze": (1,),
-    "Tile": (1,),
-    "TopK": (1,),
-    "Unsqueeze": (1,),
-    "Upsample": (1,),
-    **dict.fromkeys(("ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMax", "ReduceMean"), (1,)),
-    **dict.fromkeys(("ReduceMin", "ReduceProd", "ReduceSum", "ReduceSumSquare"), (1,)),
-}
-# Their results are static whatever their operands are.
-_STATIC_RESULTS = frozenset({"Shape", "Size", "SequenceLength", "OptionalHasElement"})
-
-
-def shape_sources(graph: Graph, traced: Collection[str] = ()) -> frozenset[str]:
-    """Return the names of values that operands which decide shapes depend on.
-
-    Args:
-        graph: a graph.
-        traced: names of inputs that are traced; values that depend on them cannot be static, and are left out.
-    """
-    nodes = list(graph.all_nodes())
-    producers = {name: node for node in nodes for name in node.outputs}
-    dependent = dependent_on(nodes, traced)
-    sources: set[str] = set()
-    pending = [name for node in nodes for name in _shape_operands(node)]
-    while pending:
-        name = pending.pop()
-        if name in sources or name in dependent:
-            continue
-        sources.add(name)
-        producer = producers.get(name)
-        if producer is not None and producer.op_type not in _STATIC_RESULTS:
-            pending += [*filter(None, producer.inputs), *_results_of_subgraphs(producer)]
-    return frozenset(sources)
-
-
-def dependent_on(nodes: Sequence[Node], traced: Collection[str]) -> set[str]:
-    """Return the names of traced values and of all that are computed from them, shapes left out."""
-    dependent = set(traced)
-    for node in nodes:
-        inner = (each for graph in node.subgraphs() for each in graph.all_nodes())
-        reads = {*node.inputs, *(name for each in inner for name in each.inputs)}
-        if node.op_type not in _STATIC_RESULTS and not dependent.isdisjoint(reads):
-            dependent.update(node.outputs)
-    return dependent
-
-
-def _shape_operands(node: Node) -> Iterator[str]:
-    positions = SHAPE_OPERANDS.get(node.op_type, ()) if node.domain in ("", EARLY_DOMAIN) else ()
-    for n in range(len(node.inputs)) if positions is None else positions:
-        if n < len(node.inputs) and node.inputs[n]:
-            yield node.inputs[n]
-
-
-def _results_of_subgraphs(node: Node) -> Iterator[str]:
-    for graph in node.subgraphs():
-        yield from (output.name for output in graph.outputs)
-
+from ipujax.onnx.registry import OPERATORS
+from ipujax.onnx.wide_values import Saturated, check_held, is_wide_enabled, not_held, saturated, sides_of
 
 _LOG = Log("jit")
 

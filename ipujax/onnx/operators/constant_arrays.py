@@ -1,7 +1,4 @@
-"""Operators without data: constants, filled arrays, ranges, shapes and sizes of arrays. Most results are static.
-
-Casts, which change the element type, are here too: Cast, CastLike, BitCast.
-"""
+"""Operators without data: constants, filled arrays, ranges, shapes and sizes of arrays. Most results are static."""
 
 from __future__ import annotations
 
@@ -9,31 +6,11 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-import onnx
 
-from ipujax.onnx.element_types import REMEDY, bit_cast, canonical, cast, element_dtype, is_floating
-from ipujax.onnx.onnx_errors import MAX_STATIC_ELEMENTS, WideValueError
+from ipujax.onnx.budget import MAX_STATIC_ELEMENTS
+from ipujax.onnx.element_types import canonical, element_dtype
 from ipujax.onnx.operators.operand_types import Array, Optional, Value, integers, numpy_for
 from ipujax.onnx.registry import operator, static
-
-
-@operator("Cast")
-def cast_to(x: Value, *, to: int, saturate: int = 1, round_mode: str = "up") -> Array:
-    return cast(x, element_dtype(to), saturate=bool(saturate), round_mode=round_mode)
-
-
-@operator("CastLike")
-def cast_like(x: Value, target: Value, *, saturate: int = 1, round_mode: str = "up") -> Array:
-    return cast(x, jnp.asarray(target).dtype, saturate=bool(saturate), round_mode=round_mode)
-
-
-@operator("BitCast")
-def reinterpret(x: Value, *, to: int) -> Array:
-    dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(to))
-    if canonical(dtype) != dtype and is_floating(x) != is_floating(np.empty(0, dtype)):
-        message = f"elements of {dtype} are computed with 32 bits, which are other bits"
-        raise WideValueError(message, expected=f"{dtype} with 64 bits", got=str(canonical(dtype)), hint=REMEDY)
-    return bit_cast(x, element_dtype(to))
 
 
 @operator("Constant")

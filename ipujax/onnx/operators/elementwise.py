@@ -12,6 +12,7 @@ from jax import lax
 
 from ipujax.onnx.element_types import is_floating
 from ipujax.onnx.operators.operand_types import Array, Optional, Value
+from ipujax.onnx.operators.texts import as_texts
 from ipujax.onnx.registry import is_static, register
 
 
@@ -93,6 +94,14 @@ def mean(*inputs: Value) -> Array:
     return variadic(jnp.add)(*inputs) / len(inputs)
 
 
+@register("", "Equal")
+def equal(a: Value, b: Value) -> Any:
+    """Whether elements are equal, of text too."""
+    if np.dtype(a.dtype).kind == "O":
+        return np.asarray(as_texts(a, "a") == as_texts(b, "b"), bool)
+    return jnp.equal(jnp.asarray(a), jnp.asarray(b))
+
+
 def unary(function: Callable[[Any], Any]) -> Callable[[Value], Array]:
     """Return the operator of one input: a JAX function without its further parameters."""
 
@@ -144,7 +153,6 @@ BINARY: Mapping[str, Callable[[Any, Any], Any]] = {
     "BitwiseOr": jnp.bitwise_or,
     "BitwiseXor": jnp.bitwise_xor,
     "Div": divide,
-    "Equal": jnp.equal,
     "Greater": jnp.greater,
     "GreaterOrEqual": jnp.greater_equal,
     "Less": jnp.less,

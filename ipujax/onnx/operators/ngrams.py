@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import jax.numpy as jnp
 import numpy as np
 
-from ipujax.onnx.onnx_errors import check_table, check_terms
+from ipujax.onnx.budget import check_table, check_terms
 from ipujax.onnx.operators.operand_types import Array, Value
 from ipujax.onnx.registry import operator
 

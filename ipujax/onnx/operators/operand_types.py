@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ipujax.onnx.onnx_errors import MAX_STATIC_ELEMENTS, OutsideError
+from ipujax.onnx.budget import MAX_STATIC_ELEMENTS
+from ipujax.onnx.onnx_errors import OutsideError
 from ipujax.onnx.registry import is_static
 
 Array = jax.Array

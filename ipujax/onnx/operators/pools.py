@@ -1,14 +1,9 @@
-"""Pooling over sliding windows, over whole images, and its partial inverse. Layouts are N C spatial.
-
-Convolutions share the windows that slide over the spatial axes of an array.
-Source: ONNX operators Conv, MaxPool and AveragePool for the formulas of padding and of result sizes.
-"""
+"""Pooling over sliding windows, over whole images, and its partial inverse. Layouts are N C spatial."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
@@ -16,147 +11,9 @@ import numpy as np
 from jax import lax
 
 from ipujax.onnx.element_types import index_dtype
-from ipujax.onnx.onnx_errors import OutsideError, check_table
-from ipujax.onnx.operators.operand_types import (
-    MAX_SIZE,
-    Array,
-    Optional,
-    Value,
-    ceil_div,
-    index_range,
-    integers,
-    numpy_for,
-    refuse_outside,
-    size_of,
-)
+from ipujax.onnx.operators.operand_types import Array, Optional, Value, index_range, integers, refuse_outside
+from ipujax.onnx.operators.window_attributes import Windows, slide
 from ipujax.onnx.registry import is_static, operator, static
-
-
-@dataclass(frozen=True, slots=True)
-class Windows:
-    """Positions of windows over spatial axes; one entry an axis in each tuple.
-
-    Args:
-        sizes: extents of the axes, without padding.
-        kernel: elements of a window.
-        strides: elements between two windows.
-        dilations: elements between two elements of a window.
-        before: padding before the first element.
-        after: padding after the last one, as the node gives it.
-        counts: windows.
-    """
-
-    sizes: tuple[int, ...]
-    kernel: tuple[int, ...]
-    strides: tuple[int, ...]
-    dilations: tuple[int, ...]
-    before: tuple[int, ...]
-    after: tuple[int, ...]
-    counts: tuple[int, ...]
-
-    @property
-    def rank(self) -> int:
-        """Number of spatial axes."""
-        return len(self.sizes)
-
-    def padding(self) -> list[tuple[int, int]]:
-        """Padding of each axis so that exactly `counts` windows fit; negative where elements are left over."""
-        return [
-            (before, (count - 1) * stride + dilation * (kernel - 1) + 1 - size - before)
-            for size, kernel, stride, dilation, before, count in zip(
-                self.sizes, self.kernel, self.strides, self.dilations, self.before, self.counts, strict=True
-            )
-        ]
-
-    def positions(self, axis: int) -> np.ndarray:
-        """Return the element of an axis at [window, element of the window]; negative or too large in the padding."""
-        check_table(max(1, self.counts[axis]) * self.kernel[axis], f"windows on spatial axis {axis}")
-        starts = np.arange(self.counts[axis]) * self.strides[axis] - self.before[axis]
-        return starts[:, None] + np.arange(self.kernel[axis]) * self.dilations[axis]
-
-    def elements(self, include_padding: bool) -> Value:
-        """Return how many elements each window has, shape `counts`; those of the node's padding on request."""
-        xp = numpy_for(size_of(self.counts))
-        result: Value = np.ones(())
-        for axis in range(self.rank):
-            positions = self.positions(axis)
-            low = -self.before[axis] if include_padding else 0
-            high = self.sizes[axis] + (self.after[axis] if include_padding else 0)
-            inside = np.sum((positions >= low) & (positions < high), axis=1)
-            result = xp.multiply(result[..., None], inside)
-        return result
-
-
-def refuse_long(*extents: int) -> None:
-    """Refuse extents and pads beyond 32 bits: JAX computes shapes with 64, which wrap around."""
-    refuse_outside(np.asarray(extents, object), -MAX_SIZE, MAX_SIZE, "extent or padding")
-
-
-def slide(
-    sizes: Sequence[int],
-    kernel: Sequence[int],
-    *,
-    strides: Sequence[int] | None = None,
-    dilations: Sequence[int] | None = None,
-    pads: Sequence[int] | None = None,
-    auto_pad: str = "NOTSET",
-    ceil_mode: int = 0,
-) -> Windows:
-    """Return the windows that a node's attributes describe."""
-    rank = len(sizes)
-    steps = tuple(strides or (1,) * rank)
-    spacing = tuple(dilations or (1,) * rank)
-    for name, values in (("kernel_shape", kernel), ("strides", steps), ("dilations", spacing)):
-        refuse_outside(np.asarray(values), 1, MAX_SIZE, name)
-    refuse_two_paddings(pads, auto_pad)
-    spans = [d * (k - 1) + 1 for d, k in zip(spacing, kernel, strict=True)]
-    refuse_long(*sizes, *spans, *(pads or ()))
-    if auto_pad.startswith("SAME"):
-        counts = tuple(map(ceil_div, sizes, steps))
-        needed = [
-            max(0, (count - 1) * step + span - size)
-            for count, step, span, size in zip(counts, steps, spans, sizes, strict=True)
-        ]
-        smaller = tuple(total // 2 for total in needed)
-        larger = tuple(total - total // 2 for total in needed)
-        before, after = (smaller, larger) if auto_pad == "SAME_UPPER" else (larger, smaller)
-        return Windows(tuple(sizes), tuple(kernel), steps, spacing, before, after, counts)
-    padding = tuple(pads or (0,) * (2 * rank)) if auto_pad == "NOTSET" else (0,) * (2 * rank)
-    before = padding[:rank]
-    after = padding[rank:]
-    counts = tuple(
-        _window_count(size, low, high, span, step, ceil_mode)
-        for size, low, high, span, step in zip(sizes, before, after, spans, steps, strict=True)
-    )
-    refuse_outside(np.asarray(counts), 1, MAX_SIZE, "the number of windows along an axis,")
-    return Windows(tuple(sizes), tuple(kernel), steps, spacing, before, after, counts)
-
-
-def refuse_two_paddings(pads: Sequence[int] | None, auto_pad: str) -> None:
-    """Refuse padding that a node gives in numbers and by a name: ONNX allows one of them."""
-    if auto_pad != "NOTSET" and any(pads or ()):
-        raise OutsideError(
-            f"pads and auto_pad {auto_pad} cannot both be met", expected="one of them", got=list(pads or ())
-        )
-
-
-def kernel_of(kernel_shape: Sequence[int] | None, w: Any) -> tuple[int, ...]:
-    """Return the extents of kernels [.., .., kernel]; refuse an attribute that says something else."""
-    extents = tuple(w.shape[2:])
-    if kernel_shape is not None and tuple(kernel_shape) != extents:
-        message = "kernel_shape is not the shape of the weights"
-        raise OutsideError(message, expected=list(extents), got=list(kernel_shape))
-    return extents
-
-
-def _window_count(size: int, before: int, after: int, span: int, stride: int, ceil_mode: int) -> int:
-    """Number of windows along an axis with padding; with `ceil_mode` the last may pass the end."""
-    room = size + before + after - span
-    if not ceil_mode:
-        return room // stride + 1
-    count = math.ceil(room / stride) + 1
-    # A window that would start in the padding behind the last element is left out.
-    return count - 1 if (count - 1) * stride >= size + before else count
 
 
 @operator("MaxPool")

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from ipujax.onnx.element_types import FLOAT4, cast, element_dtype, is_floating
+from ipujax.onnx.operators.convolution import integer_convolution
 from ipujax.onnx.operators.operand_types import Array, Optional, Value, along
-from ipujax.onnx.operators.products import integer_convolution
 from ipujax.onnx.registry import operator
 
 

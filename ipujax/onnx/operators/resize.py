@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import jax.numpy as jnp
 import numpy as np
 
+from ipujax.onnx.budget import check_table, check_terms
 from ipujax.onnx.element_types import is_floating
-from ipujax.onnx.onnx_errors import check_table, check_terms
 from ipujax.onnx.operators.operand_types import MAX_SIZE, Array, Optional, Value, axes_of, integers, refuse_outside
 from ipujax.onnx.registry import operator, static
 

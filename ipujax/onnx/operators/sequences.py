@@ -1,4 +1,7 @@
-"""Sequences, which are tuples, and optionals, whose empty one is None; both exist only while a model is traced."""
+"""Sequences, which are tuples, and optionals, whose empty one is None.
+
+Both exist only while a model is traced; where a program decides what is in them, they are `bounded_values`.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,9 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from ipujax.onnx.onnx_errors import Budget
+from ipujax.onnx.bounded_values import BoundedSequence, TracedOptional
+from ipujax.onnx.budget import Budget
+from ipujax.onnx.onnx_errors import TracedOperandError
 from ipujax.onnx.operators.operand_types import ceil_div, integers, refuse_outside
 from ipujax.onnx.operators.shapes import stops_of
 from ipujax.onnx.registry import is_static, operator, static
@@ -35,29 +40,56 @@ def sequence_empty(*, dtype: int = 1) -> tuple[Values]:
     return ((),)
 
 
+def _as_buffer(sequence: Values, room: int) -> BoundedSequence:
+    """Return a sequence as a buffer, for a traced position; one whose tensors differ needs a static position."""
+    forms = {(tuple(x.shape), np.dtype(x.dtype)) for x in sequence}
+    if len(forms) != 1:
+        message = "a position in a sequence of tensors that are not alike must be static"
+        hint = "name the graph input that it depends on in load(static=…)"
+        raise TracedOperandError(message, expected="a static position", got="a traced position", hint=hint)
+    elements = tuple(map(jnp.asarray, sequence))
+    return BoundedSequence.of(elements, len(elements) + room, elements[0], "read at a traced position")
+
+
 @operator("SequenceAt")
-def sequence_at(sequence: Values, position: Any) -> Any:
-    """Return the element at a static position."""
+def sequence_at(sequence: Values | BoundedSequence, position: Any) -> Any:
+    """Return the element at a position; a traced one needs elements of one shape."""
+    if isinstance(sequence, BoundedSequence):
+        return (sequence.at(position),)
+    if not is_static(position):
+        return (_as_buffer(sequence, 0).at(position),)
     return (sequence[_position(position, len(sequence), 0)],)
 
 
 @operator("SequenceInsert")
-def sequence_insert(sequence: Values, tensor: Any, position: Any = None) -> tuple[Values]:
-    """Return a sequence with a tensor before a static position, else at its end."""
+def sequence_insert(
+    sequence: Values | BoundedSequence, tensor: Any, position: Any = None
+) -> tuple[Values | BoundedSequence]:
+    """Return a sequence with a tensor before a position, else at its end."""
+    if isinstance(sequence, BoundedSequence):
+        return (sequence.inserted(tensor, position),)
+    if not is_static(position):
+        return (_as_buffer(sequence, 1).inserted(tensor, position),)
     index = _position(position, len(sequence), len(sequence))
     return ((*sequence[:index], tensor, *sequence[index:]),)
 
 
 @operator("SequenceErase")
-def sequence_erase(sequence: Values, position: Any = None) -> tuple[Values]:
-    """Return a sequence without the element at a static position, else without its last."""
+def sequence_erase(sequence: Values | BoundedSequence, position: Any = None) -> tuple[Values | BoundedSequence]:
+    """Return a sequence without the element at a position, else without its last."""
+    if isinstance(sequence, BoundedSequence):
+        return (sequence.erased(position),)
+    if not is_static(position):
+        return (_as_buffer(sequence, 0).erased(position),)
     index = _position(position, len(sequence), len(sequence) - 1)
     return ((*sequence[:index], *sequence[index + 1 :]),)
 
 
 @operator("SequenceLength")
-def sequence_length(sequence: Values) -> np.ndarray:
-    """Return the number of elements, int64, static."""
+def sequence_length(sequence: Values | BoundedSequence) -> Any:
+    """Return the number of elements, int64; static but of a bounded sequence."""
+    if isinstance(sequence, BoundedSequence):
+        return sequence.length
     return np.asarray(len(sequence), np.int64)
 
 
@@ -77,8 +109,10 @@ def split_to_sequence(x: Any, split: Any = None, *, axis: int = 0, keepdims: int
 
 
 @operator("ConcatFromSequence")
-def concat_from_sequence(sequence: Values, *, axis: int, new_axis: int = 0) -> Any:
+def concat_from_sequence(sequence: Values | BoundedSequence, *, axis: int, new_axis: int = 0) -> Any:
     """Return the elements joined along an axis, or stacked along a new one."""
+    if isinstance(sequence, BoundedSequence):
+        return sequence.concatenated(axis, bool(new_axis))
     xp = np if is_static(sequence) else jnp
     return xp.stack(sequence, axis) if new_axis else xp.concatenate(sequence, axis)
 
@@ -90,14 +124,18 @@ def optional(value: Any = None, *, type: Any = None) -> tuple[Any]:
 
 
 @operator("OptionalHasElement")
-def optional_has_element(value: Any = None) -> np.ndarray:
-    """Return whether an optional has a value, bool, static."""
+def optional_has_element(value: Any = None) -> Any:
+    """Return whether an optional has a value, bool; static but where a program decides it."""
+    if isinstance(value, TracedOptional):
+        return value.is_present
     return np.asarray(value is not None)
 
 
 @operator("OptionalGetElement")
 def optional_get_element(value: Any) -> tuple[Any]:
-    """Return the value of an optional; a ValueError if it is empty."""
+    """Return the value of an optional; a ValueError if it is empty, zeros where a program finds it empty."""
+    if isinstance(value, TracedOptional):
+        return (value.value,)
     if value is None:
         raise ValueError("the optional is empty")
     return (value,)

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from ipujax.onnx.budget import check_table
 from ipujax.onnx.element_types import FLOAT, canonical, element_dtype
-from ipujax.onnx.onnx_errors import check_table
 from ipujax.onnx.operators.operand_types import Array, Optional, Value, axis_of, integers, numpy_for
 from ipujax.onnx.registry import operator, register, static
 

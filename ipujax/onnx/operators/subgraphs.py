@@ -7,7 +7,7 @@ values change shape from one iteration to the next, or where its body needs them
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,9 +15,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ipujax.onnx.element_types import index_dtype, narrowed
-from ipujax.onnx.onnx_errors import Budget, OnnxError, TracedOperandError, WideValueError
+from ipujax.onnx.bounded_values import BoundedSequence, fitted, merged
+from ipujax.onnx.budget import Budget
+from ipujax.onnx.element_types import index_dtype
+from ipujax.onnx.onnx_errors import OnnxError, TracedOperandError, WideValueError
 from ipujax.onnx.registry import data_dependent_size, is_static, operator, static
+from ipujax.onnx.wide_values import narrowed
 
 Body = Callable[..., tuple[Any, ...]]
 
@@ -31,25 +34,50 @@ def _flag(condition: Any) -> bool:
 
 
 @operator("If")
-def if_else(condition: Any, *, then_branch: Body, else_branch: Body) -> tuple[Any, ...]:
+def if_else(
+    condition: Any,
+    *,
+    then_branch: Body,
+    else_branch: Body,
+    max_sizes: Mapping[str, int],
+    output_names: tuple[str, ...],
+) -> tuple[Any, ...]:
     """Evaluate one of two subgraphs; a static condition leaves the other untraced."""
     if is_static(condition):
         return then_branch() if _flag(condition) else else_branch()
     branches = (lambda: tuple(_traced(then_branch())), lambda: tuple(_traced(else_branch())))
+    flag = jnp.reshape(condition, ())
     try:
-        return jax.lax.cond(jnp.reshape(condition, ()), *branches)
+        try:
+            return jax.lax.cond(flag, *branches)
+        except TypeError:  # of `cond` alone: results of other forms; evaluation wraps those of nodes
+            return jax.lax.cond(flag, *_in_one_form(branches, max_sizes, output_names))
     except WideValueError:
         raise
     except OnnxError as error:
-        raise _needs_static_condition(error.what) from error
-    except TypeError as error:  # of `cond` alone: results of other shapes; evaluation wraps those of nodes
-        raise _needs_static_condition(str(error).partition("\n")[0]) from error
+        raise _needs_static_condition(error) from error
+    except TypeError as error:
+        raise _needs_static_condition(OnnxError(str(error).partition("\n")[0])) from error
 
 
-def _needs_static_condition(reason: str) -> TracedOperandError:
+def _in_one_form(
+    branches: Sequence[Callable[[], tuple[Any, ...]]], max_sizes: Mapping[str, int], names: Sequence[str]
+) -> list[Callable[[], tuple[Any, ...]]]:
+    """Return branches whose results have one form: padded, bounded sequences, optionals that say what they have."""
+    first, second = (jax.eval_shape(branch) for branch in branches)
+    forms = [merged(a, b, max_sizes.get(name), name) for a, b, name in zip(first, second, names, strict=False)]
+
+    def in_form(branch: Callable[[], tuple[Any, ...]]) -> Callable[[], tuple[Any, ...]]:
+        return lambda: tuple(map(fitted, branch(), forms, names))
+
+    return list(map(in_form, branches))
+
+
+def _needs_static_condition(reason: OnnxError) -> TracedOperandError:
     """Return the error of a traced `If` one of whose branches does not fit: exporters leave such for other inputs."""
     hint = "name the graph input that the condition depends on in load(static=…)"
-    text = f"the condition must be static, for its branches cannot both be traced: {reason}"
+    hint += f"; or: {reason.hint}" if reason.hint and not isinstance(reason, TracedOperandError) else ""
+    text = f"the condition must be static, for its branches cannot both be traced: {reason.what}"
     return TracedOperandError(text, expected="a condition known while tracing", got="a traced condition", hint=hint)
 
 
@@ -61,11 +89,13 @@ class _Iteration:
         condition: its condition for the next one: a bool, or None if that is traced.
         is_uniform: the carried values have the same shapes afterwards.
         scanned: shapes and dtypes of the values that are collected.
+        after: forms of the carried values after the iteration.
     """
 
     condition: bool | None
     is_uniform: bool
     scanned: tuple[jax.ShapeDtypeStruct, ...]
+    after: tuple[Any, ...]
 
 
 def _iteration(body: Body, carried: Sequence[Any]) -> _Iteration:
@@ -80,7 +110,19 @@ def _iteration(body: Body, carried: Sequence[Any]) -> _Iteration:
     index = jax.eval_shape(lambda: jnp.asarray(np.int64(0)))
     results = jax.eval_shape(step, index, *abstract)
     after = results[: len(carried)]
-    return _Iteration(conditions[0], _shapes(after) == _shapes(abstract), results[len(carried) :])
+    return _Iteration(conditions[0], _shapes(after) == _shapes(abstract), results[len(carried) :], after)
+
+
+def _bounded(
+    carried: Sequence[Any], after: Sequence[Any], max_sizes: Mapping[str, int], names: Sequence[str]
+) -> tuple[Any, ...]:
+    """Return carried values whose sequences, which grow by an iteration, are buffers of a bound."""
+    before = jax.eval_shape(lambda: tuple(_traced(carried)))
+    values = []
+    for value, old, new, name in zip(_traced(carried), before, after, names, strict=False):
+        grows = isinstance(new, tuple | BoundedSequence) and _shapes(old) != _shapes(new)
+        values.append(fitted(value, merged(old, new, max_sizes.get(name), name), name) if grows else value)
+    return (*values, *carried[len(values) :])
 
 
 def _shapes(values: Any) -> Any:
@@ -90,7 +132,14 @@ def _shapes(values: Any) -> Any:
 
 @operator("Loop")
 def loop(
-    trip_count: Any, condition: Any, *carried: Any, body: Body, max_size: int | None, budget: Budget
+    trip_count: Any,
+    condition: Any,
+    *carried: Any,
+    body: Body,
+    max_size: int | None,
+    max_sizes: Mapping[str, int],
+    output_names: tuple[str, ...],
+    budget: Budget,
 ) -> tuple[Any, ...]:
     """Repeat a subgraph `(iteration, condition, *carried) → (condition, *carried, *collected)`."""
     is_counted = trip_count is None or is_static(trip_count)
@@ -119,6 +168,9 @@ def loop(
         hint = "a trip count, or a condition that a value of the loop decides"
         raise OnnxError("Loop never ends: its condition is always true, and it has no trip count", hint=hint)
     start = True if condition is None else condition
+    if not iteration.is_uniform:
+        carried = _bounded(carried, iteration.after, max_sizes, output_names)
+        iteration = _iteration(body, carried)
     return _conditional_loop(trip_count, start, carried, body, iteration, max_size)
 
 

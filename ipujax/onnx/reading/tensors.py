@@ -9,8 +9,9 @@ from __future__ import annotations
 import numpy as np
 import onnx
 
-from ipujax.onnx.onnx_errors import Budget, OnnxModelError
-from ipujax.onnx.reading.proto_graphs import onnx_step
+from ipujax.onnx.budget import Budget
+from ipujax.onnx.onnx_errors import OnnxModelError
+from ipujax.onnx.reading.onnx_calls import onnx_step
 
 # Shape inference reads only small tensors: axes, shapes, scales.
 _MAX_ELEMENTS = 256

@@ -92,7 +92,8 @@ class InferenceSession(Session):
         return self._store.device, {}, {}
 
     def _run(self, runner: Runner, rows: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, np.ndarray[Any, Any]]:
-        return runner.infer(self._store.device, {}, {}, rows)
+        self._store.device, anchors = runner.infer(self._store.device, {}, {}, rows)
+        return anchors
 
     def _has_constant_weights(self) -> bool:
         return bool(self._options.constantWeights)

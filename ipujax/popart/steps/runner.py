@@ -97,21 +97,24 @@ class Runner:
         self.is_loaded = False  # as a program sees it: whether the engine is on the device
         self._device = device
         replicas = plan.step.replicas
+        self._is_resident = 0 not in offload  # weights in streaming memory are loaded from there, and stay there
         function = self._training() if plan.loss else self._inference()
         function.__name__ = name
         is_training = bool(plan.loss)
+        donated = (0,) if self._is_resident else ()
         # Weights and state are replicated, inputs and anchors divided by replica.
         same = (P(),) * (5 if is_training else 3)
         split = P(REPLICA_AXIS)
         settings: dict[str, Any] = {}
         if replicas > 1:
             settings = {"replicas": replicas, "in_specs": (*same, split)}
-            settings["out_specs"] = (P(), P(), P(), split) if is_training else split
+            settings["out_specs"] = (P(), P(), P(), split) if is_training else (P(), split)
         self._function: IpuFunction[..., Any] = ipu.jit(
             function,
             device=self._device,
-            # Old weights and states are freed for the new ones, which have the same size.
-            donate_argnums=(0, 1, 2) if is_training else (),
+            # Donated arguments stay on the device. Old weights and states are freed for the new ones; inference returns
+            # its weights as they are.
+            donate_argnums=(0, 1, 2) if is_training else donated,
             offload_argnums=offload,
             options=options,
             **settings,
@@ -134,7 +137,8 @@ class Runner:
         step = InferenceStep(self.plan, 1 if self.plan.placement.has_phases else self._rows_of_inference)
 
         def infer(weights: Any, buffers: Any, frozen: Any, rows: Any) -> Any:
-            return self._by_replica(step.step(weights, buffers, frozen, self._rows_of_replica(rows)))
+            anchors = step.step(weights, buffers, frozen, self._rows_of_replica(rows))
+            return weights if self._is_resident else {}, self._by_replica(anchors)
 
         return infer
 
@@ -217,16 +221,24 @@ class Runner:
             anchors.append(anchors_of_call)
         return weights, states, buffers, self._anchors_by_name(anchors)
 
-    def infer(self, weights: Arrays, buffers: Arrays, frozen: Arrays, rows: Rows) -> dict[str, Array]:
-        """Run a step of inference; return anchors by name.
+    def infer(self, weights: Arrays, buffers: Arrays, frozen: Arrays, rows: Rows) -> tuple[Arrays, dict[str, Array]]:
+        """Run a step of inference.
 
         Args:
-            weights: parameters.
+            weights: parameters; donated.
             buffers: parameters that operators update.
             frozen: other parameters.
             rows: inputs.
+
+        Returns:
+            Parameters, as they were, and anchors by name.
         """
-        return self._anchors_by_name([self._function(weights, buffers, frozen, call) for call in self._calls(rows)])
+        anchors: list[Any] = []
+        for call in self._calls(rows):
+            resident, anchors_of_call = self._function(weights, buffers, frozen, call)
+            weights = resident if self._is_resident else weights
+            anchors.append(anchors_of_call)
+        return weights, self._anchors_by_name(anchors)
 
     def _calls(self, rows: Rows) -> Any:
         """Yield the rows of each call, as a replica sees them: the axis of replicas first, where there is one."""

@@ -11,7 +11,7 @@ from onnx import helper
 
 import ipujax.onnx
 from ipujax.onnx import OnnxModelError
-from ipujax.onnx.reading.validity import _ROWS
+from ipujax.onnx.reading.attribute_values import _ROWS
 from tests.ipujax.onnx.models import OPSET, graph_of, info, model_of
 from tests.ipujax.onnx.opsets.cases import GENERATORS, draw
 

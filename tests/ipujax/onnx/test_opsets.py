@@ -16,7 +16,7 @@ from onnx import helper
 
 import ipujax.onnx
 from ipujax.onnx import OnnxModelError
-from ipujax.onnx.reading.old_nodes import REWRITES
+from ipujax.onnx.reading.rewrites import REWRITES
 from tests.ipujax.onnx.models import graph_of, info, model_of
 from tests.ipujax.onnx.opsets.cases import GENERATORS, draw, opsets_of
 from tests.ipujax.onnx.opsets.oracles import outcome

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ipujax.onnx.operators.pools import slide
+from ipujax.onnx.operators.window_attributes import slide
 
 
 @pytest.mark.parametrize("auto_pad", ["SAME_UPPER", "SAME_LOWER"])

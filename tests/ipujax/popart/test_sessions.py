@@ -121,6 +121,40 @@ def test_gradients_of_activations_are_those_of_finite_differences() -> None:
     assert slope == pytest.approx(trained.anchors[GRADIENT + model.data][1, 2], rel=2e-2)
 
 
+@pytest.mark.parametrize("pipelined", [False, True])
+def test_weights_of_inference_are_no_part_of_a_step(pipelined: bool) -> None:
+    cycles = []
+    for is_constant in (False, True):
+        builder = popart.Builder()
+        draw = np.random.default_rng(3).standard_normal
+        x = builder.addInputTensor(popart.TensorInfo("FLOAT", [4, 48]), "x")
+        value = x
+        for layer in range(2):
+            array = draw((48, 48)).astype(np.float32)
+            weight = builder.aiOnnx.constant(array) if is_constant else builder.addInitializedInputTensor(array)
+            value = builder.aiOnnx.matmul([value, weight])
+            if pipelined:
+                builder.pipelineStage(value, layer)
+                builder.virtualGraph(value, layer)
+        options = popart.SessionOptions()
+        if pipelined:
+            options.virtualGraphMode = popart.VirtualGraphMode.Manual
+            options.enablePipelining = True
+        flow = popart.DataFlow(4, {value: popart.AnchorReturnType("ALL")})
+        device = model_device(numIPUs=1 + pipelined)
+        session = popart.InferenceSession(builder.getModelProto(), flow, device, userOptions=options)
+        session.prepareDevice()
+        rows = draw((4, 4, 48)).astype(np.float32)
+        results = []
+        for _ in range(2):
+            anchors = session.initAnchorArrays()
+            session.run(popart.PyStepIO({x: rows}, anchors))
+            results.append(anchors[value])
+        np.testing.assert_array_equal(*results)
+        cycles.append(session.getReport().cycles)
+    assert max(cycles) <= 1.02 * min(cycles), cycles
+
+
 def test_inference_streams_all_batches() -> None:
     model = perceptron(stages=True)
     plain = perceptron()

@@ -1,7 +1,4 @@
-"""Products: of matrices and tensors, determinants, convolutions, their transposes, and images from columns.
-
-Layouts of convolutions are N C spatial, and C_out C_in spatial for weights.
-"""
+"""Convolutions, their transposes, and images from columns. Layouts are N C spatial, and C_out C_in spatial."""
 
 from __future__ import annotations
 
@@ -13,47 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ipujax.onnx.onnx_errors import check_table
-from ipujax.onnx.operators.images import linear_samples
+from ipujax.onnx.budget import check_table
 from ipujax.onnx.operators.operand_types import MAX_SIZE, Array, Optional, Value, along, integers, refuse_outside
-from ipujax.onnx.operators.pools import Windows, kernel_of, refuse_long, refuse_two_paddings, slide
+from ipujax.onnx.operators.sampling import linear_samples
+from ipujax.onnx.operators.window_attributes import Windows, kernel_of, refuse_long, refuse_two_paddings, slide
 from ipujax.onnx.registry import operator, static
-
-
-@operator("MatMul")
-def matmul(a: Value, b: Value) -> Array:
-    return jnp.matmul(a, b)
-
-
-@operator("Gemm")
-def gemm(
-    a: Value,
-    b: Value,
-    c: Optional = None,
-    *,
-    alpha: float = 1.0,
-    beta: float = 1.0,
-    transA: int = 0,
-    transB: int = 0,
-) -> Array:
-    """α A B + β C, either matrix transposed or not; scales of one are no operations."""
-    product = jnp.matmul(jnp.transpose(a) if transA else a, jnp.transpose(b) if transB else b)
-    scaled = _scaled(product, alpha)
-    return scaled if c is None else scaled + _scaled(jnp.asarray(c), beta)
-
-
-def _scaled(x: Array, factor: float) -> Array:
-    return x if factor == 1 else (factor * x).astype(x.dtype)
-
-
-@operator("Einsum")
-def einstein_sum(*inputs: Value, equation: str) -> Array:
-    return jnp.einsum(equation.replace(" ", ""), *map(jnp.asarray, inputs))
-
-
-@operator("Det")
-def determinant(x: Value) -> Array:
-    return jnp.linalg.det(x)
 
 
 @operator("Conv")

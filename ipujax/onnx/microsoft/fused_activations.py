@@ -1,0 +1,60 @@
+"""GELU in its forms, with a bias before it."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from ipujax.onnx.microsoft.fused_functions import DOMAIN
+from ipujax.onnx.operators.operand_types import Array, Optional, Value
+from ipujax.onnx.registry import operator
+
+
+@operator("Gelu", DOMAIN)
+def gelu(x: Value) -> Array:
+    return jax.nn.gelu(jnp.asarray(x), approximate=False)
+
+
+@operator("BiasGelu", DOMAIN)
+def bias_gelu(a: Value, b: Value) -> Array:
+    return jax.nn.gelu(jnp.asarray(a) + b, approximate=False)
+
+
+@operator("FastGelu", DOMAIN)
+def fast_gelu(x: Value, bias: Optional = None) -> Array:
+    """The approximation of GELU by a hyperbolic tangent."""
+    shifted = jnp.asarray(x) if bias is None else jnp.asarray(x) + bias
+    return jax.nn.gelu(shifted, approximate=True)
+
+
+@operator("QuickGelu", DOMAIN)
+def quick_gelu(x: Value, *, alpha: float = 1.702) -> Array:
+    """x σ(α x)."""
+    x = jnp.asarray(x)
+    return x * jax.nn.sigmoid(alpha * x)
+
+
+@operator("BiasSplitGelu", DOMAIN)
+def bias_split_gelu(x: Value, bias: Value) -> Array:
+    """The first half of x + bias, gated by GELU of the second."""
+    value, gate = jnp.split(jnp.asarray(x) + bias, 2, axis=-1)
+    return value * jax.nn.gelu(gate, approximate=False)
+
+
+@operator("BiasAdd", DOMAIN)
+def bias_add(x: Value, bias: Value, skip: Value) -> Array:
+    return jnp.asarray(x) + bias + skip
+
+
+@operator("BiasSoftmax", DOMAIN)
+def bias_softmax(data: Value, bias: Value, *, axis: int = 1, is_inner_broadcast: int) -> Array:
+    """Softmax over all dimensions from an axis on of data + bias, which is repeated within rows or over them."""
+    data = jnp.asarray(data)
+    axis = axis % data.ndim
+    rows = jnp.asarray(bias)
+    if is_inner_broadcast and rows.ndim < data.ndim:
+        missing = data.ndim - rows.ndim
+        rows = rows.reshape(*rows.shape[:1], *(1,) * missing, *rows.shape[1:])
+    shifted = data + rows
+    flat = shifted.reshape(*shifted.shape[:axis], -1)
+    return jax.nn.softmax(flat, axis=-1).reshape(shifted.shape)

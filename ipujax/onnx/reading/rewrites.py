@@ -1,0 +1,213 @@
+"""Operators whose form or meaning changed with an opset, and how a node before the change becomes one after it.
+
+`REWRITES` has a row for each change: a node of an opset before the row's is rewritten. Changes that only allow more
+(broadcasting, negative axes, element types, attributes with the earlier meaning as default) need no row.
+
+Source: ONNX, docs/Changelog.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from onnx import TensorProto, helper
+
+from ipujax.onnx.reading.old_node import (
+    Nodes,
+    OldNode,
+    Rewrite,
+    as_operands,
+    constant,
+    in_early_domain,
+    left_out,
+    scalar_like,
+    without,
+)
+from ipujax.onnx.registry import EARLY_DOMAIN
+
+
+def _broadcast(node: OldNode) -> Nodes:
+    """Say where the second operand's dimensions go: `axis` of `broadcast=1`, else the last ones."""
+    a, b = node.inputs
+    changes = left_out("axis", "broadcast", "consumed_inputs")
+    if not node.attributes.get("broadcast") or "axis" not in node.attributes:
+        return [node.changed(**changes)]
+    return [*_aligned(node, b, a, node.attributes["axis"]), node.changed([a, node.value("aligned")], **changes)]
+
+
+def _aligned(node: OldNode, operand: str, x: str, axis: int, **attributes: Any) -> Nodes:
+    names = [node.value("aligned")]
+    return [helper.make_node("AlignedOperand", [operand, x], names, domain=EARLY_DOMAIN, axis=axis, **attributes)]
+
+
+def _prelu(node: OldNode) -> Nodes:
+    """Align a slope for each channel with the second dimension; today it would be one for each last index."""
+    x, slope = node.inputs
+    aligned = _aligned(node, slope, x, 1, vectors_only=1)
+    return [*aligned, node.changed([x, node.value("aligned")], consumed_inputs=None)]
+
+
+def _batch_normalization_by_element(node: OldNode) -> Nodes:
+    """Normalise with statistics of each element, not of each channel, if `spatial` is 0."""
+    if node.attributes.get("spatial", 1):
+        return [node.changed(spatial=None)]
+    if any(node.outputs[1:]):
+        raise node.refused("trains with statistics of each element", "spatial=1, or one output", "spatial=0")
+    x, scale, bias, mean, variance = node.inputs
+    steps = [
+        ("Sub", [x, mean], "centred"),
+        ("Add", [variance, node.value("epsilon")], "shifted"),
+        ("Sqrt", [node.value("shifted")], "deviation"),
+        ("Div", [node.value("centred"), node.value("deviation")], "standard"),
+        ("Mul", [node.value("standard"), scale], "scaled"),
+    ]
+    return [
+        *scalar_like(node.value("epsilon"), node.attributes.get("epsilon", 1e-5), x),
+        *(helper.make_node(op_type, operands, [node.value(result)]) for op_type, operands, result in steps),
+        helper.make_node("Add", [node.value("scaled"), bias], node.outputs[:1], node.proto.name),
+    ]
+
+
+def _batch_normalization_by_outputs(node: OldNode) -> Nodes:
+    """Say whether the node trains: before opset 14 it does if it has further outputs."""
+    if any(node.outputs[3:]):
+        raise node.refused("gives the statistics of a batch", "at most 3 outputs", f"{len(node.outputs)}")
+    return [node.changed(training_mode=int(any(node.outputs[1:])))]
+
+
+def _cast(node: OldNode) -> Nodes:
+    return [node.changed(to=TensorProto.DataType.Value(node.attributes["to"].decode()))]
+
+
+def _clip(node: OldNode) -> Nodes:
+    """Make operands of the bounds, in the element type of the array; by default they are the largest float32."""
+    (x,) = node.inputs
+    bounds = {"min": -_LARGEST, "max": _LARGEST, **node.attributes}
+    finite = [name for name in ("min", "max") if np.isfinite(bounds[name])]
+    constants = [new for name in finite for new in scalar_like(node.value(name), bounds[name], x)]
+    operands = [node.value(name) if name in finite else "" for name in ("min", "max")]
+    return [*constants, node.changed([x, *operands], min=None, max=None)]
+
+
+def _dropout(node: OldNode) -> Nodes:
+    """Make an operand of the ratio: without an operand that says so, the node does not train."""
+    ratio = constant(node.value("ratio"), node.attributes.get("ratio", 0.5), np.float32)
+    return [ratio, node.changed([*node.inputs, node.value("ratio")], ratio=None)]
+
+
+def _dropout_mask(node: OldNode) -> Nodes:
+    """Give the mask in the element type of the array."""
+    if len(node.outputs) < 2 or not node.outputs[1]:
+        return [node.changed()]
+    y, mask = node.outputs
+    outputs = [y, node.value("mask")]
+    main = helper.make_node("Dropout", node.inputs, outputs, node.proto.name, **node.attributes)
+    return [main, helper.make_node("CastLike", [node.value("mask"), node.inputs[0]], [mask])]
+
+
+def _pad(node: OldNode) -> Nodes:
+    """Make operands of the amounts and, where the mode reads it, of the value."""
+    (x,) = node.inputs
+    changes = left_out("pads", "value")
+    operands = [x, node.value("pads")]
+    pads = constant(node.value("pads"), node.attributes["pads"])
+    if node.attributes.get("mode", b"constant") != b"constant" or not node.attributes.get("value"):
+        return [pads, node.changed(operands, **changes)]
+    value = scalar_like(node.value("value"), node.attributes["value"], x)
+    return [pads, *value, node.changed([*operands, node.value("value")], **changes)]
+
+
+def _resize(node: OldNode) -> Nodes:
+    """Resize by scales, with the positions of that time."""
+    attributes = {name: value for name, value in node.attributes.items() if name == "mode"}
+    return [helper.make_node("Resize", node.inputs, node.outputs, node.proto.name, domain=EARLY_DOMAIN, **attributes)]
+
+
+def _scatter(node: OldNode) -> Nodes:
+    attributes = {name: value for name, value in node.attributes.items() if name == "axis"}
+    return [helper.make_node("ScatterElements", node.inputs, node.outputs, node.proto.name, **attributes)]
+
+
+def _upsample_by_axes(node: OldNode) -> Nodes:
+    """Make `scales` of the scales of the last two axes; "linear" was called "bilinear"."""
+    scales = [1.0, 1.0, node.attributes["height_scale"], node.attributes["width_scale"]]
+    mode = {b"bilinear": b"linear"}.get(node.attributes.get("mode", b"nearest"), node.attributes.get("mode"))
+    return [node.changed(height_scale=None, width_scale=None, scales=scales, mode=mode)]
+
+
+def _upsample_by_attribute(node: OldNode) -> Nodes:
+    scales = constant(node.value("scales"), node.attributes["scales"], np.float32)
+    return [scales, node.changed([*node.inputs, node.value("scales")], scales=None)]
+
+
+def _tile(node: OldNode) -> Nodes:
+    """Rewrite `Tile(x, tiles, axis)`: repeats are 1 but for one axis."""
+    x, tiles, axis = node.inputs
+    roles = ("unit", "shape", "rank", "ones", "axis", "tiles", "repeats", "whole_axis", "whole_tiles")
+    unit, shape, rank, ones, index, update, repeats, whole_index, whole_update = map(node.value, roles)
+    return [
+        constant(unit, [1]),
+        helper.make_node("Shape", [x], [shape]),
+        helper.make_node("Shape", [shape], [rank]),
+        helper.make_node("Expand", [unit, rank], [ones]),
+        helper.make_node("Cast", [axis], [whole_index], to=TensorProto.INT64),
+        helper.make_node("Reshape", [whole_index, unit], [index]),
+        helper.make_node("Cast", [tiles], [whole_update], to=TensorProto.INT64),
+        helper.make_node("Reshape", [whole_update, unit], [update]),
+        helper.make_node("ScatterElements", [ones, index, update], [repeats]),
+        node.changed([x, repeats]),
+    ]
+
+
+_FLATTENING = ("Hardmax", "LogSoftmax", "Softmax")
+_ARITHMETIC = ("Add", "Div", "Mul", "Pow", "Sub")
+_LOGIC = ("And", "Equal", "Greater", "Less", "Or", "Xor")
+_REDUCTIONS = tuple(
+    f"Reduce{name}" for name in ("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "SumSquare")
+)
+_IN_PLACE = (
+    *("Abs", "Ceil", "Elu", "Exp", "Floor", "HardSigmoid", "InstanceNormalization", "LeakyRelu", "Log", "Max", "Mean"),
+    *("Min", "Neg", "Reciprocal", "Relu", "Sigmoid", "Sqrt", "Sum", "Tanh"),
+)
+_RECURRENT = ("GRU", "LSTM", "RNN")
+_LARGEST = float(np.finfo(np.float32).max)
+
+# Operator → (opset of the change, rewrite of nodes before it), earliest first.
+REWRITES: Mapping[str, Sequence[tuple[int, Rewrite]]] = {
+    **dict.fromkeys(_ARITHMETIC + _LOGIC, ((7, _broadcast),)),
+    **dict.fromkeys(_FLATTENING, ((13, in_early_domain(axis=1)),)),
+    **dict.fromkeys(_IN_PLACE, ((6, without("consumed_inputs")),)),
+    **dict.fromkeys(_RECURRENT, ((7, without("output_sequence")),)),
+    **dict.fromkeys(_REDUCTIONS, ((18, as_operands("axes")),)),
+    "BatchNormalization": (
+        (7, without("consumed_inputs", "is_test")),
+        (9, _batch_normalization_by_element),
+        (14, _batch_normalization_by_outputs),
+    ),
+    "Cast": ((6, _cast),),
+    "Clip": ((6, without("consumed_inputs", min=-np.inf, max=np.inf)), (11, _clip)),
+    "Concat": ((4, without(axis=1)),),
+    "DFT": ((20, as_operands("axis", first=2, axis=1)),),
+    "Dropout": ((7, without("consumed_inputs", "is_test")), (10, _dropout_mask), (12, _dropout)),
+    "Gemm": ((7, without("broadcast")),),
+    "GridSample": ((20, in_early_domain()),),
+    "GroupNormalization": ((21, in_early_domain()),),
+    "PRelu": ((7, _prelu),),
+    "Pad": ((2, lambda node: [node.changed(paddings=None, pads=node.attributes["paddings"])]), (11, _pad)),
+    "ReduceSum": ((13, as_operands("axes")),),
+    "Reshape": ((5, as_operands("shape", dropped=("consumed_inputs",))),),
+    "Resize": ((11, _resize),),
+    "RoiAlign": ((16, without(coordinate_transformation_mode="output_half_pixel")),),
+    "Scan": ((9, in_early_domain()),),
+    "Scatter": ((11, _scatter),),
+    "Selu": ((6, without("consumed_inputs", alpha=1.6732, gamma=1.0507)),),
+    "Slice": ((10, as_operands("starts", "ends", "axes")),),
+    "Split": ((13, as_operands("split")),),
+    "Squeeze": ((13, as_operands("axes")),),
+    "Tile": ((6, _tile),),
+    "TopK": ((10, as_operands("k")),),
+    "Unsqueeze": ((13, as_operands("axes")),),
+    "Upsample": ((7, _upsample_by_axes), (9, _upsample_by_attribute), (10, _resize)),
+}

@@ -1,0 +1,4 @@
+"""Inference sessions: a model whose weights, and values that one call hands to the next, are state on the device."""
+
+from ipujax.onnx.sessions.repeated_calls import RepeatedCalls as RepeatedCalls
+from ipujax.onnx.sessions.resident_model import Session as Session, session as session

@@ -1,0 +1,225 @@
+"""`session`: an ONNX model whose weights, and values that one call hands to the next, are state on the device.
+
+State is a donated argument of the compiled function, and a result: it is uploaded once, and no part of a call's cycles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import ipujax as ipu
+from ipujax.onnx.budget import DEFAULT_MAX_BYTES, DEFAULT_MAX_UNROLLED_NODES
+from ipujax.onnx.graphs import ValueInfo
+from ipujax.onnx.model import Model, load
+from ipujax.onnx.onnx_errors import OnnxError
+from ipujax.onnx.reading import Source
+from ipujax.onnx.sessions.repeated_calls import Between, RepeatedCalls
+from ipujax.onnx.sessions.states import SessionStates, State
+
+
+class Session:
+    """An ONNX model with its state on a device, made by `session`.
+
+    Attributes:
+        inputs: name, dtype and shape of each argument of a call: inputs of the model that are no state.
+        outputs: the same of results.
+
+    Example::
+
+        session = ipujax.onnx.session("model.onnx")
+        scores = session(images)
+        print(session.profile(images).summary())
+    """
+
+    def __init__(
+        self, model: Model, states: SessionStates, device: ipu.IPUModel | ipu.CPU | None, options: ipu.Options | None
+    ) -> None:
+        self._model = model
+        self._states = states
+        self._settings: dict[str, Any] = {"device": device, "options": options}
+        self.inputs: tuple[ValueInfo, ...] = tuple(info for info in model.inputs if info.name not in states.pairs)
+        results = set(states.pairs.values())
+        self.outputs: tuple[ValueInfo, ...] = tuple(info for info in model.outputs if info.name not in results)
+        self._state: State | None = None
+
+        def step(state: State, *inputs: Any) -> tuple[State, tuple[Any, ...]]:
+            return self.next_state(state, dict(zip([info.name for info in self.inputs], inputs, strict=True)))
+
+        step.__name__ = model.__name__
+        self._step = ipu.jit(step, **self._settings, donate_argnums=0)
+
+    def __call__(self, *inputs: Any) -> Any:
+        """Return the model's outputs.
+
+        Args:
+            inputs: one for each of `self.inputs`, as `Model` takes them.
+
+        Returns:
+            The output, or a tuple of them if there are several.
+
+        Raises:
+            OnnxError: arguments of other names, shapes or dtypes; a node that cannot be evaluated on its operands.
+        """
+        self._state, results = self._step(self.checked_state(inputs), *inputs)
+        return results[0] if len(results) == 1 else results
+
+    def run(self, names: Sequence[str] | None, feed: Mapping[str, Any]) -> list[Any]:
+        """Return outputs by name, as onnxruntime's `InferenceSession.run`.
+
+        Args:
+            names: of outputs; None for all.
+            feed: inputs by name.
+
+        Raises:
+            OnnxError: an unknown name, or as `__call__`.
+        """
+        known = [info.name for info in self.outputs]
+        for label, given, expected in (
+            ("output", names or [], known),
+            ("input", feed, [info.name for info in self.inputs]),
+        ):
+            for name in given:
+                if name not in expected:
+                    raise OnnxError(f"the session has no {label} {name!r}", expected=", ".join(expected), got=name)
+        missing = [info.name for info in self.inputs if info.name not in feed]
+        if missing:
+            raise OnnxError(f"the feed has no input {missing[0]!r}", expected=", ".join(missing))
+        results = self(*(feed[info.name] for info in self.inputs))
+        arrays = dict(zip(known, (results,) if len(known) == 1 else results, strict=True))
+        return [arrays[name] for name in names or known]
+
+    def reset(self) -> None:
+        """Upload weights and initial states again, before the next call."""
+        self._state = None
+
+    def profile(self, *inputs: Any) -> ipu.Profile:
+        """Return the static profile of a call on arrays or `jax.ShapeDtypeStruct`s; nothing is run."""
+        return self.lower(*inputs).compile().profile
+
+    def profile_call(self, *inputs: Any) -> tuple[Any, ipu.Profile]:
+        """Return the results of a call and the profile of its run; the state stays as it is."""
+        state = self.checked_state(inputs)
+        (_, results), profile = self.lower(*inputs).compile().profile_call(state, *inputs)
+        return results[0] if len(results) == 1 else results, profile
+
+    def lower(self, *inputs: Any) -> Any:
+        """Return the lowered program of a call, as `ipu.jit(…).lower`."""
+        self.check_number(inputs)
+        return self._step.lower(self.initial_state(), *inputs)
+
+    def repeat(self, calls: int, between: Between) -> RepeatedCalls:
+        """Return a number of calls as one program, in a loop on the device.
+
+        Args:
+            calls: number of them.
+            between: JAX function of the inputs and the outputs of one call, both by name; returns the inputs of the
+                next call that change, by name, with the same shapes: the token of the largest score, a position.
+
+        Raises:
+            OnnxError: a number of calls below 1.
+
+        Example::
+
+            def next_token(inputs, outputs):
+                token = outputs["logits"][:, -1:].argmax(-1)
+                return {"input_ids": token, "position_ids": inputs["position_ids"] + 1}
+
+            decode = session.repeat(64, next_token)
+            logits, following = decode(token, position)
+        """
+        if isinstance(calls, bool) or not isinstance(calls, int) or calls < 1:
+            raise OnnxError("calls must be a number of calls", expected="an int ≥ 1", got=repr(calls))
+        return RepeatedCalls(self, calls, between, **self._settings)
+
+    @property
+    def name(self) -> str:
+        """Of the model: that of its file."""
+        return self._model.__name__
+
+    def check_number(self, inputs: Sequence[Any]) -> None:
+        """Refuse a call with another number of inputs."""
+        if len(inputs) != len(self.inputs):
+            expected = f"{len(self.inputs)}: {'; '.join(map(str, self.inputs)) or 'none'}"
+            message = "the session was called with the wrong number of inputs"
+            raise OnnxError(message, expected=expected, got=len(inputs))
+
+    def checked_state(self, inputs: Sequence[Any]) -> State:
+        """Return the state on the device, uploaded if need be, for a call with these inputs; refuse wrong ones."""
+        self.check_number(inputs)
+        by_name = dict(zip([info.name for info in self.inputs], inputs, strict=True))
+        self._model.__check_arguments__({}, *(by_name.get(info.name, 0) for info in self._model.inputs))
+        # A call that failed while it ran has consumed it.
+        is_lost = self._state is None or any(x.is_deleted() for x in jax.tree.leaves(self._state))
+        state = jax.tree.map(jnp.array, self.initial_state()) if is_lost else self._state
+        assert state is not None
+        self._state = state
+        return state
+
+    def take_state(self, state: State) -> None:
+        """Keep the state that calls have left on the device."""
+        self._state = state
+
+    def initial_state(self) -> State:
+        """Return weights, and zeros for states."""
+        return {"params": self._model.params, "states": self._states.initial()}
+
+    def next_state(self, state: State, inputs: Mapping[str, Any]) -> tuple[State, tuple[Any, ...]]:
+        """Return the state after a call, and the results that are no state."""
+        values = {**state["states"], **inputs}
+        outputs = self._model(state["params"], *(values[info.name] for info in self._model.inputs))
+        arrays = (outputs,) if len(self._model.outputs) == 1 else outputs
+        by_name = dict(zip([info.name for info in self._model.outputs], arrays, strict=True))
+        states = self._states.after(state["states"], by_name)
+        return {"params": state["params"], "states": states}, tuple(by_name[info.name] for info in self.outputs)
+
+    def __repr__(self) -> str:
+        inputs, outputs = ("; ".join(map(str, infos)) for infos in (self.inputs, self.outputs))
+        sizes = [sum(np.size(x) * x.dtype.itemsize for x in part.values()) for part in self.initial_state().values()]
+        parts = f"{sizes[0]:,} bytes of weights" + (f", {sizes[1]:,} of states" if self._states.pairs else "")
+        return f"<ONNX session {self.name}: ({inputs}) → ({outputs}), {parts}>"
+
+
+def session(
+    model: Source,
+    device: ipu.IPUModel | ipu.CPU | None = None,
+    options: ipu.Options | None = None,
+    states: Mapping[str, str] | None = None,
+    input_shapes: Mapping[str, Sequence[int]] | None = None,
+    static: Mapping[str, Any] | None = None,
+    max_sizes: Mapping[str, int] | None = None,
+    max_bytes: int = DEFAULT_MAX_BYTES,
+    max_unrolled_nodes: int = DEFAULT_MAX_UNROLLED_NODES,
+) -> Session:
+    """Return an inference session: an ONNX model whose weights are on the device, wherever its exporter put them.
+
+    Args:
+        model: path of a file, its bytes, or an `onnx.ModelProto`.
+        device: it runs on; the default device if None.
+        options: of the compiler.
+        states: inputs that are state on the device, by name, and the output that each becomes for the next call: the
+            caches of keys and values of a decoder. They begin with zeros, and must have whole sizes: `input_shapes`
+            sets them. Where an output is longer than its input along one axis, as a cache with new rows behind the
+            past ones, the last rows are kept: rows that stand for none must be hidden by the model's mask.
+        input_shapes: as `load` has them.
+        static: as `load`.
+        max_sizes: as `load`.
+        max_bytes: as `load`.
+        max_unrolled_nodes: as `load`.
+
+    Returns:
+        A session, called with the model's other inputs.
+
+    Raises:
+        OnnxError: as `load`; states that do not belong to the model, or without a size.
+    """
+    loaded = load(model, input_shapes, static, max_sizes, max_bytes, max_unrolled_nodes)
+    if isinstance(model, str | Path):
+        loaded.__name__ = Path(model).stem
+    weights = loaded.with_constant_scalars()
+    return Session(weights, SessionStates.of(weights, states or {}), device, options)
