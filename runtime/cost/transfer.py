@@ -32,6 +32,7 @@ from ipujax.runtime.cost.links import link_cycles
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.exchange import (
     Traffic,
+    atom_cycles,
     copy_cycles,
     copy_traffic,
     exchange_cycles,
@@ -39,6 +40,8 @@ from ipujax.runtime.exchange import (
     independent_parts,
     mappings_of,
     receive_cycles,
+    shortest_atom,
+    slow_bytes,
 )
 from ipujax.runtime.graph import (
     Copy,
@@ -64,6 +67,7 @@ class CopyCost:
         copy_cycles: cycles of copying on the own tile.
         flows: bytes from each IPU (row) to each other (column), int64[num_ipus, num_ipus]; None when all stays inside.
         link_cycles: cycles of each IPU for data that leaves or reaches it, int64[num_ipus]; None as `flows`.
+        slow_path: why rows are copied by atoms of less than a vector, "" if none is.
     """
 
     first_ipu: int
@@ -71,6 +75,7 @@ class CopyCost:
     copy_cycles: np.ndarray
     flows: np.ndarray | None = None
     link_cycles: np.ndarray | None = None
+    slow_path: str = ""
 
     @property
     def is_global(self) -> bool:
@@ -116,14 +121,23 @@ def copy_cost(graph: Graph, copy: Copy) -> CopyCost:
     window = Window.of([mapping_range(graph.mappings[v]) for v in variables], target)
     traffic = copy_traffic(copy.source, copy.destination, graph)
     local_bytes, local_fragments = (window.total([n]) for n in (traffic.local_bytes, traffic.local_fragments))
+    uneven = shortest_atom([copy.source, copy.destination], target)
     copied_cycles = compact(copy_cycles(local_bytes, local_fragments, target))
+    slow_path = ""
+    if uneven is not None:
+        # All local bytes are copied; those of one part begin with a vector.
+        slow = window.total([slow_bytes(replace(traffic, copied_bytes=traffic.local_bytes), uneven.atom_bytes, 1)])
+        one_part = np.where(slow > 0, 0, local_bytes), np.where(slow > 0, 0, local_fragments)
+        slow_cycles = np.ceil(atom_cycles(slow, uneven.atom_bytes)).astype(np.int64)
+        copied_cycles = compact(copy_cycles(*one_part, target, slow_cycles))
+        slow_path = uneven.because("copied") if slow.any() else ""
     flows = _flows(graph, copy) if window.num_ipus > 1 else None
     if flows is None or not flows.any():
         exchange = exchange_cost([traffic], window, target)
-        return CopyCost(window.first_ipu, exchange, copied_cycles)
+        return CopyCost(window.first_ipu, exchange, copied_cycles, slow_path=slow_path)
     # That tiles share a bus is known of the exchange inside an IPU only.
     exchange = exchange_cost([replace(traffic, shared_bytes=np.zeros_like(traffic.shared_bytes))], window, target)
-    return CopyCost(window.first_ipu, exchange, copied_cycles, flows, link_cycles(flows, target))
+    return CopyCost(window.first_ipu, exchange, copied_cycles, flows, link_cycles(flows, target), slow_path)
 
 
 def stream_cost(

@@ -131,16 +131,17 @@ def exchange_cycles(receiving_cycles: Count, sent_bytes: Count, target: Target, 
     return np.where(busy_cycles > 0, busy_cycles + target.exchange_startup_cycles, 0)
 
 
-def copy_cycles(copied_bytes: Count, copied_fragments: Count, target: Target) -> Any:
+def copy_cycles(copied_bytes: Count, copied_fragments: Count, target: Target, slow_cycles: Count = 0) -> Any:
     """Return the cycles of each tile to rearrange bytes in its own memory; arrays are int64[num_tiles].
 
     Args:
-        copied_bytes: bytes copied, as `Traffic.copied_bytes`.
+        copied_bytes: bytes copied in whole vectors, as `Traffic.copied_bytes`.
         copied_fragments: contiguous parts of those.
         target: cost of a byte, of a part, and of starting at all.
+        slow_cycles: of other rows, copied in the same phase, see `atoms`.
 
     Source: reference B5, a fit to copies before and after an exchange on Mk1.
     """
     stream_cycles = np.ceil(copied_bytes / target.memcpy_bytes_per_cycle).astype(np.int64)
-    busy_cycles = target.copy_startup_cycles + stream_cycles + copied_fragments * target.copy_fragment_cycles
-    return np.where(copied_bytes > 0, busy_cycles, 0)
+    busy_cycles = stream_cycles + copied_fragments * target.copy_fragment_cycles + slow_cycles
+    return np.where(busy_cycles > 0, target.copy_startup_cycles + busy_cycles, 0)

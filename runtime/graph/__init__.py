@@ -72,6 +72,12 @@ from ipujax.runtime.graph.program import (
     WholeOperation as WholeOperation,
     direct_tensors as direct_tensors,
 )
+from ipujax.runtime.graph.repetitions import repetitions as repetitions
+from ipujax.runtime.graph.slow_paths import (
+    Repetition as Repetition,
+    SlowPath as SlowPath,
+    because_of_row as because_of_row,
+)
 from ipujax.runtime.graph.substitution import substitute as substitute
 from ipujax.runtime.graph.vertex_group import (
     NO_TILE as NO_TILE,

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from ipujax.runtime.graph.slow_paths import Repetition, SlowPath
 from ipujax.runtime.target import Target
 
 Direction = Literal["in", "out", "inout"]
@@ -90,6 +91,8 @@ class Codelet:
         ordered_axes: with `with_axes`, numbers of the axes along which the order of elements counts, as along sliced
             dimensions; along the others they may be in any order.
         language: of the code that the codelet stands for: what its cycles are estimated for. Only reports use it.
+        slow_paths: `(shapes, repetitions, target) -> slow paths` that vertices take, from the lengths of the blocks and
+            the repetition of each field. Their cycles come on top of `cycles`. None where all rows are equally fast.
         sources: for each field that is written the numbers, among the fields that are read, of those that it is
             computed from; None where each is computed from all.
     """
@@ -115,6 +118,7 @@ class Codelet:
     with_axes: Callable[[Sequence[Sequence[int]]], Codelet | None] | None = None
     ordered_axes: tuple[int, ...] = ()
     sources: tuple[frozenset[int], ...] | None = None
+    slow_paths: Callable[[BlockShapes, Sequence[Repetition | None], Target], Sequence[SlowPath]] | None = None
 
     def __repr__(self) -> str:
         return f"Codelet({self.name})"

@@ -280,6 +280,15 @@ def emulated(profile: Figures) -> str:
     return _section("Arithmetic in dtypes that the machine does not have", lines)
 
 
+def slow_paths(profile: Figures) -> str:
+    """List the operations that take slower forms of code, most cycles first; the others are one row."""
+    rows = profile.slow_paths
+    lines = [f"{row.cycles:>15,} cycles  {row.operation}: {row.reason}, {row.origin}" for row in rows[:_NUM_TYPES]]
+    others = rows[_NUM_TYPES:]
+    lines += [f"{sum(row.cycles for row in others):>15,} cycles  {len(others):,} more"] if others else []
+    return _section("Slow paths, cycles of one run of each step", lines)
+
+
 def fallbacks(profile: Figures) -> str:
     """List the fallbacks: operations that run on one tile."""
     lines = (

@@ -1,0 +1,86 @@
+"""Copies of operands before the vertices of a compute set, and of results after them, on their own tile.
+
+Input: the exchange of each field. Output: `Rearrangement`, bytes and cycles by tile. Operands in one part, and fields
+that are lists of vectors, are not copied. Parts of whole vectors arrive in place and only those of the own tile are
+copied beside them; rows that are no whole vectors are copied by atoms (`exchange.atoms`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ipujax.runtime.cost.ipu_window import Window
+from ipujax.runtime.exchange import Traffic, atom_cycles, copy_cycles, shortest_atom, slow_bytes
+from ipujax.runtime.exchange.traffic import traffic
+from ipujax.runtime.graph import NO_TILE, Field, Graph, VertexGroup
+from ipujax.runtime.target import Target
+from ipujax.runtime.tensor import Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FieldTraffic:
+    """Exchange of one field of a vertex group, which has a number among those of its compute set."""
+
+    number: int
+    group: VertexGroup
+    field: Field
+    tensor: Tensor
+    traffic: Traffic
+
+
+def field_traffics(graph: Graph, groups: Sequence[VertexGroup], results: bool) -> list[FieldTraffic]:
+    """Return the exchange of each field of some groups that is read, or with `results` of each that is written."""
+    return [
+        FieldTraffic(number, group, field, access.tensor, traffic(group, position, graph, results))
+        for number, group in enumerate(groups)
+        for position, (field, access) in enumerate(zip(group.codelet.fields, group.accesses, strict=True))
+        if (field.is_written if results else field.is_read)
+    ]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rearrangement:
+    """Copies of scattered operands, or results, on their own tile; arrays are int64[tiles]."""
+
+    num_bytes: np.ndarray
+    cycles: np.ndarray
+    slow_paths: tuple[tuple[int, str, int], ...]
+
+
+def rearrangement(rows: Sequence[FieldTraffic], results: bool, window: Window, target: Target) -> Rearrangement:
+    """Return the copies of the fields of a compute set, operands or results, for the tiles of a window."""
+    # A result that arrives in parts is one operand of its owner.
+    fast: list[Traffic] = []
+    slow_cycles = window.zeros
+    slow_bytes_of_all = window.zeros
+    slow_paths: list[tuple[int, str, int]] = []
+    for row in rows:
+        if row.field.in_pieces:
+            continue
+        part = row.traffic
+        uneven = shortest_atom([row.tensor], target)
+        if uneven is None:
+            fast.append(part)
+            continue
+        operands = 1 if results else _vertices_by_tile(row.group, len(part.received_bytes))
+        copied = window.total([slow_bytes(part, uneven.atom_bytes, operands)])
+        cycles = np.ceil(atom_cycles(copied, uneven.atom_bytes)).astype(np.int64)
+        slow_bytes_of_all = slow_bytes_of_all + copied
+        slow_cycles = slow_cycles + cycles
+        if cycles.any():
+            reason = uneven.because("result copied" if results else "operand copied")
+            slow_paths.append((row.number, reason, int(cycles.max())))
+    copied_bytes, fragments = (
+        window.total([getattr(part, name) for part in fast]) for name in ("copied_bytes", "copied_fragments")
+    )
+    if not copied_bytes.any() and not slow_paths:
+        return Rearrangement(window.zeros, window.zeros, ())
+    total_cycles = copy_cycles(copied_bytes, fragments, target, slow_cycles)
+    return Rearrangement(copied_bytes + slow_bytes_of_all, total_cycles, tuple(slow_paths))
+
+
+def _vertices_by_tile(group: VertexGroup, num_tiles: int) -> np.ndarray:
+    return np.maximum(1, np.bincount(group.tile[group.tile != NO_TILE], minlength=num_tiles))
