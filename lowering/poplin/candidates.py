@@ -126,7 +126,8 @@ class Candidates:
         moved = rearranged(self.kind, self.spec, self.target)
         blocks = self._input_bytes, self._weight_bytes
         for block, received, is_moved in zip(blocks, self._received_bytes, (moved.lhs, moved.rhs), strict=True):
-            is_part = (received > 0) & (received < block) & (not is_moved and not self.kind.uses_amp)
+            is_whole = not self.kind.uses_amp or (moved.has_halo and block is self._input_bytes)
+            is_part = (received > 0) & (received < block) & (not is_moved and is_whole)
             total += copy_cycles(np.where(is_part, block, 0), 0, self.target)
         return total
 

@@ -104,6 +104,9 @@ class Rearranged:
     lhs: bool
     rhs: bool
     result: bool
+    # Channels of a row of activations, weights and results that are no whole vectors; 0 for rows of whole vectors
+    rows: tuple[int, int, int] = (0, 0, 0)
+    has_halo: bool = False  # whether activations of larger kernels are put together in one piece, as the AMP reads them
 
 
 @dataclass(frozen=True, slots=True)

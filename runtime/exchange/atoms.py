@@ -75,15 +75,33 @@ def shortest_atom(tensors: Sequence[Tensor], target: Target) -> Row | None:
         Row(elements, width, atom_bytes_of(elements * width, target))
         for tensor in tensors
         if (width := element_bytes(tensor.dtype)) < target.vector_width_bytes
-        for elements in {_row(variable.shape) for variable in tensor.variables()}
+        for elements in {row_of(variable.shape) for variable in tensor.variables()}
     ]
     row = min(rows, key=lambda row: row.atom_bytes, default=None)
     return row if row is not None and row.atom_bytes < target.vector_width_bytes else None
 
 
-def _row(shape: tuple[int, ...]) -> int:
+def row_of(shape: Sequence[int]) -> int:
+    """Return the elements of a memory row of a variable; 0 where it is one row, which begins with a vector."""
     sizes = [size for size in shape if size > 1]
     return sizes[-1] if len(sizes) > 1 else 0
+
+
+def slow_copy_cycles(row: int, item_bytes: int, own: Any, received: Any, target: Target) -> Any:
+    """Return the cycles of putting an operand together whose rows are no whole vectors; 0 for one of other rows.
+
+    Args:
+        row: elements of a row, see `row_of`.
+        item_bytes: of an element.
+        own: elements of the operand on the tile, an int or int64 array.
+        received: elements of it that arrive.
+        target: the constants.
+    """
+    atom_bytes = atom_bytes_of(row * item_bytes, target)
+    if atom_bytes % target.vector_width_bytes == 0:
+        return np.zeros_like(np.asarray(own))
+    arriving = received * (atom_bytes < _WORD_BYTES)
+    return np.ceil(atom_cycles((own + arriving) * item_bytes, atom_bytes)).astype(np.int64)
 
 
 def slow_bytes(traffic: Traffic, atom_bytes: int, operands: np.ndarray | int) -> np.ndarray:

@@ -57,6 +57,7 @@ def superstep(
     copied_bytes: Count = 0,
     copied_fragments: Count = 0,
     compute_cycles: Count = 0,
+    slow_cycles: Count = 0,
 ) -> Superstep:
     """Cycles of one superstep, by phase.
 
@@ -67,9 +68,10 @@ def superstep(
         copied_bytes: bytes that are copied on the tile.
         copied_fragments: contiguous parts of those.
         compute_cycles: cycles of the vertices.
+        slow_cycles: of copying rows that are no whole vectors, see `atoms`.
     """
     exchange = exchange_cycles(receiving_cycles, sent_bytes, target)
-    copies = copy_cycles(copied_bytes, copied_fragments, target)
+    copies = copy_cycles(copied_bytes, copied_fragments, target, slow_cycles)
     return Superstep(sync_cycles(1, target), exchange, copies, compute_cycles)
 
 
