@@ -176,7 +176,7 @@ class Candidates:
     def temp_bytes(self) -> np.ndarray:
         """Operands, results and gathered windows on the fullest tile."""
         spec = self.spec
-        width = np.where(self.slots > 1, element_bytes(spec.partials_dtype), element_bytes(spec.out_dtype))
+        width = np.where(self.slots > 1, element_bytes(spec.partials_dtype), element_bytes(spec.vertex_dtype))
         results = product(output_lengths(self.block)) * width
         return np.asarray(self._operand_bytes + results + gathered_bytes(self.kind, spec, self.block))
 
