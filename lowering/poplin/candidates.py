@@ -169,7 +169,8 @@ class Candidates:
         extents = spec.extents
         outputs = prod((extents.batch, extents.groups, extents.out_channels, *extents.field))
         tiles = np.asarray(product(list(self.splits)))
-        cost = partials_cost(self.slots, tiles, outputs, spec.partials_dtype, spec.out_dtype, self.target)
+        dtypes = spec.partials_dtype, spec.out_dtype
+        cost = partials_cost(self.slots, tiles, outputs, *dtypes, extents.out_channels, self.target)
         return np.stack([cost.exchange_cycles, cost.compute_cycles, cost.sync_cycles])
 
     @cached_property

@@ -21,7 +21,7 @@ from ipujax.lowering.popops.vertices.elementwise_cycles import elementwise_cycle
 from ipujax.lowering.popops.vertices.reduce_cycles import reduce_cycles
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.errors import GraphError
-from ipujax.runtime.exchange import receive_cycles, superstep, sync_cycles
+from ipujax.runtime.exchange import copy_cycles, receive_cycles, slow_copy_cycles, superstep, sync_cycles
 from ipujax.runtime.graph import Builder, Graph
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Tensor, dtype_name, element_bytes
@@ -73,10 +73,12 @@ def partials_cost(
     outputs: int,
     dtype: np.dtype[Any],
     out_dtype: np.dtype[Any],
+    row: int,
     target: Target,
 ) -> PartialsCost:
     """Expected cycles to combine and cast partial results, of each candidate with `slots` an element on `tiles`."""
-    # One slot costs at most a cast. `outputs` are the elements of the result, `dtype` is that of the partials.
+    # One slot costs at most a cast. `outputs` are the elements of the result, of rows of `row`, `dtype` is that of the
+    # partials.
     share, exchange, compute, sync = (np.zeros(len(slots), np.int64) for _ in range(4))
     counts, inverse = np.unique(slots, return_inverse=True)
     for stage_before, stage_after in zip(*stages(tuple(counts.tolist())), strict=True):
@@ -91,6 +93,8 @@ def partials_cost(
         exchange += is_run * stage.exchange_cycles
         compute += is_run * stage.compute_cycles
         sync += is_run * stage.sync_cycles
+    putting = copy_cycles(0, 0, target, slow_copy_cycles(row, element_bytes(dtype), share, 0, target))
+    compute += np.where(slots > 1, putting, 0)
     if out_dtype != dtype:
         is_cast = element_bytes(dtype) > element_bytes(out_dtype)
         is_run = (slots > 1) | is_cast

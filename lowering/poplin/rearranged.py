@@ -31,7 +31,7 @@ from ipujax.lowering.poplin.vertex_kinds import (
     weight_lengths,
 )
 from ipujax.runtime.exchange import atom_bytes_of, atom_cycles, atom_name, copy_cycles
-from ipujax.runtime.graph import SlowPath, because_of_row
+from ipujax.runtime.graph import SlowPath, SlowReason
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import VECTOR_BYTES, element_bytes
 
@@ -104,7 +104,7 @@ def slow_rearrangement(
             atom = atom_bytes_of(row * width, target)
             extra = atom_cycles(num_bytes, atom) - whole_bytes / target.memcpy_bytes_per_cycle
             cycles = np.maximum(0, np.ceil(extra)).astype(np.int64)
-            text = because_of_row(f"{what} rearranged {atom_name(atom)}", row, target.vector_width_bytes // width)
+            text = SlowReason(f"{what} rearranged {atom_name(atom)}", row, target.vector_width_bytes // width)
             paths.append(SlowPath(text, cycles))
     return paths
 

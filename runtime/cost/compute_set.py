@@ -26,6 +26,7 @@ import numpy as np
 
 from ipujax.runtime.cache import recall_stored
 from ipujax.runtime.cost.ipu_window import Window, compact, is_count_by_tile, mapping_range, tile_range
+from ipujax.runtime.cost.padded_rows import padding_of_group
 from ipujax.runtime.cost.rearrangement import field_traffics, rearrangement
 from ipujax.runtime.exchange import (
     Traffic,
@@ -41,6 +42,7 @@ from ipujax.runtime.graph import (
     ComputeSet,
     Dim,
     Graph,
+    SlowReason,
     VertexGroup,
     dim_extent,
     repetitions,
@@ -101,7 +103,7 @@ class ComputeSetCost:
     vertices: np.ndarray
     before: ExchangeCost
     after: ExchangeCost
-    slow_paths: tuple[tuple[int, str, int], ...]
+    slow_paths: tuple[tuple[int, SlowReason, int], ...]
 
 
 def block_shapes(group: VertexGroup) -> BlockShapes:
@@ -184,7 +186,16 @@ def _cost_key(group: VertexGroup, graph: Graph) -> tuple[object, ...] | None:
         return None
     mapped = tuple((x.dtype, mappings_of(x, graph)) for x in tensors)
     cuts = tuple(axis.cuts.tobytes() for axis in group.axes)
-    return group.codelet, views, mapped, tuple(access.dims for access in group.accesses), cuts, group.tile.tobytes()
+    padded = tuple(graph.padded_lengths.items())
+    return (
+        group.codelet,
+        padded,
+        views,
+        mapped,
+        tuple(access.dims for access in group.accesses),
+        cuts,
+        group.tile.tobytes(),
+    )
 
 
 def _cost(graph: Graph, compute_set: ComputeSet) -> ComputeSetCost:
@@ -194,10 +205,10 @@ def _cost(graph: Graph, compute_set: ComputeSet) -> ComputeSetCost:
     reads = field_traffics(graph, groups, False)
     writes = field_traffics(graph, groups, True)
     before, after = (
-        rearrangement(rows, is_result, window, target) for rows, is_result in ((reads, False), (writes, True))
+        rearrangement(rows, is_result, window, graph) for rows, is_result in ((reads, False), (writes, True))
     )
     copied_cycles = before.cycles + after.cycles
-    vertex_cycles, active, by_group, by_codelet, vertices, slow_paths = _vertices(groups, window, target)
+    vertex_cycles, active, by_group, by_codelet, vertices, slow_paths = _vertices(graph, groups, window)
     return ComputeSetCost(
         compute_set,
         window.first_ipu,
@@ -242,17 +253,18 @@ def exchange_cost(traffics: Sequence[Traffic], window: Window, target: Target) -
 
 
 def _vertices(
-    groups: Sequence[VertexGroup], window: Window, target: Target
-) -> tuple[np.ndarray, np.ndarray, tuple[int, ...], Counter[str], np.ndarray, tuple[tuple[int, str, int], ...]]:
+    graph: Graph, groups: Sequence[VertexGroup], window: Window
+) -> tuple[np.ndarray, np.ndarray, tuple[int, ...], Counter[str], np.ndarray, tuple[tuple[int, SlowReason, int], ...]]:
     """Return cycles and active cycles by tile, cycles by group, those by codelet, vertices by tile, slow paths."""
     tiles = window.tiles
+    target = graph.target
     total, active, vertices = (np.zeros(tiles, np.int64) for _ in range(3))
     by_group: list[int] = []
     by_codelet = Counter[str]()
     worker_vertices: list[tuple[np.ndarray, np.ndarray]] = []
-    slow_paths: list[tuple[int, str, int]] = []
+    slow_paths: list[tuple[int, SlowReason, int]] = []
     for number, group in enumerate(groups):
-        part = _group_cycles(group, target)
+        part = _group_cycles(group, graph)
         tile = part.tile - window.first_tile
         on_tile = np.bincount(tile, part.cycles, tiles).astype(np.int64)
         vertices += np.bincount(tile, minlength=tiles)
@@ -284,14 +296,19 @@ class _GroupCycles:
     tile: np.ndarray
     cycles: np.ndarray  # rounded up, with those of slow paths
     idle_slots: np.ndarray | None
-    slow_paths: tuple[tuple[str, np.ndarray], ...]  # reason, cycles
+    slow_paths: tuple[tuple[SlowReason, np.ndarray], ...]  # reason, cycles
 
 
-def _group_cycles(group: VertexGroup, target: Target) -> _GroupCycles:
+def _group_cycles(group: VertexGroup, graph: Graph) -> _GroupCycles:
     codelet = group.codelet
+    target = graph.target
+    lengths = graph.padded_lengths
     shapes = block_shapes(group)
     paths = [] if codelet.slow_paths is None else codelet.slow_paths(shapes, repetitions(group), target)
+    paths = [path for path in paths if path.reason.row not in lengths]
     cycles = np.asarray(codelet.cycles(shapes, target))
+    if lengths:
+        cycles = np.ceil(cycles * padding_of_group(group, lengths))
     for path in paths:
         cycles = cycles + path.cycles
     cycles = (np.ceil(cycles) if cycles.dtype.kind == "f" else cycles).astype(np.int64)

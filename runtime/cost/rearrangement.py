@@ -2,21 +2,24 @@
 
 Input: the exchange of each field. Output: `Rearrangement`, bytes and cycles by tile. Operands in one part, and fields
 that are lists of vectors, are not copied. Parts of whole vectors arrive in place and only those of the own tile are
-copied beside them; rows that are no whole vectors are copied by atoms (`exchange.atoms`).
+copied beside them; rows that are no whole vectors are copied by atoms (`exchange.atoms`). Partial results are stored by
+blocks that begin with a vector, whatever their rows; vertices that combine them put the rows of their result together.
+Source: poplibs `poplin/ConvUtilInternal.cpp`: partials of convolutions have whole groups of channels, and results are
+put in order after their reduction (`ConvModel.cpp`, `rearrangeOutput`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from ipujax.runtime.cost.ipu_window import Window
+from ipujax.runtime.cost.padded_rows import padding_of_tensor, with_padding
 from ipujax.runtime.exchange import Traffic, atom_cycles, copy_cycles, shortest_atom, slow_bytes
 from ipujax.runtime.exchange.traffic import traffic
-from ipujax.runtime.graph import NO_TILE, Field, Graph, VertexGroup
-from ipujax.runtime.target import Target
+from ipujax.runtime.graph import NO_TILE, Field, Graph, SlowReason, VertexGroup
 from ipujax.runtime.tensor import Tensor
 
 
@@ -34,11 +37,17 @@ class FieldTraffic:
 def field_traffics(graph: Graph, groups: Sequence[VertexGroup], results: bool) -> list[FieldTraffic]:
     """Return the exchange of each field of some groups that is read, or with `results` of each that is written."""
     return [
-        FieldTraffic(number, group, field, access.tensor, traffic(group, position, graph, results))
+        FieldTraffic(number, group, field, access.tensor, padded_traffic(group, position, graph, results))
         for number, group in enumerate(groups)
         for position, (field, access) in enumerate(zip(group.codelet.fields, group.accesses, strict=True))
         if (field.is_written if results else field.is_read)
     ]
+
+
+def padded_traffic(group: VertexGroup, position: int, graph: Graph, results: bool) -> Traffic:
+    """Return the exchange of a field, padding included."""
+    factor = padding_of_tensor(group.accesses[position].tensor, graph.padded_lengths)
+    return with_padding(traffic(group, position, graph, results), factor)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,25 +56,28 @@ class Rearrangement:
 
     num_bytes: np.ndarray
     cycles: np.ndarray
-    slow_paths: tuple[tuple[int, str, int], ...]
+    slow_paths: tuple[tuple[int, SlowReason, int], ...]
 
 
-def rearrangement(rows: Sequence[FieldTraffic], results: bool, window: Window, target: Target) -> Rearrangement:
+def rearrangement(rows: Sequence[FieldTraffic], results: bool, window: Window, graph: Graph) -> Rearrangement:
     """Return the copies of the fields of a compute set, operands or results, for the tiles of a window."""
     # A result that arrives in parts is one operand of its owner.
+    target = graph.target
     fast: list[Traffic] = []
     slow_cycles = window.zeros
     slow_bytes_of_all = window.zeros
-    slow_paths: list[tuple[int, str, int]] = []
+    slow_paths: list[tuple[int, SlowReason, int]] = []
     for row in rows:
         if row.field.in_pieces:
             continue
         part = row.traffic
-        uneven = shortest_atom([row.tensor], target)
-        if uneven is None:
+        uneven = shortest_atom([row.tensor], target, graph.padded_lengths)
+        if uneven is None or _is_partial(row.tensor):
             fast.append(part)
             continue
         operands = 1 if results else _vertices_by_tile(row.group, len(part.received_bytes))
+        if results and any(_is_partial(access.tensor) for access in row.group.accesses):
+            operands, part = 0, replace(part, copied_bytes=part.local_bytes)
         copied = window.total([slow_bytes(part, uneven.atom_bytes, operands)])
         cycles = np.ceil(atom_cycles(copied, uneven.atom_bytes)).astype(np.int64)
         slow_bytes_of_all = slow_bytes_of_all + copied
@@ -80,6 +92,10 @@ def rearrangement(rows: Sequence[FieldTraffic], results: bool, window: Window, t
         return Rearrangement(window.zeros, window.zeros, ())
     total_cycles = copy_cycles(copied_bytes, fragments, target, slow_cycles)
     return Rearrangement(copied_bytes + slow_bytes_of_all, total_cycles, tuple(slow_paths))
+
+
+def _is_partial(tensor: Tensor) -> bool:
+    return any(variable.monoid is not None for variable in tensor.variables())
 
 
 def _vertices_by_tile(group: VertexGroup, num_tiles: int) -> np.ndarray:

@@ -29,6 +29,7 @@ from ipujax.runtime.cache import recall, remembered
 from ipujax.runtime.cost.compute_set import ExchangeCost, exchange_cost
 from ipujax.runtime.cost.ipu_window import Window, compact, mapping_range
 from ipujax.runtime.cost.links import link_cycles
+from ipujax.runtime.cost.padded_rows import padding_of_tensor, with_padding
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.exchange import (
     Traffic,
@@ -49,6 +50,7 @@ from ipujax.runtime.graph import (
     Graph,
     HostStream,
     RemoteBuffer,
+    SlowReason,
     SyncKind,
     of_replicas,
     substitute,
@@ -67,7 +69,7 @@ class CopyCost:
         copy_cycles: cycles of copying on the own tile.
         flows: bytes from each IPU (row) to each other (column), int64[num_ipus, num_ipus]; None when all stays inside.
         link_cycles: cycles of each IPU for data that leaves or reaches it, int64[num_ipus]; None as `flows`.
-        slow_path: why rows are copied by atoms of less than a vector, "" if none is.
+        slow_path: why rows are copied by atoms of less than a vector; None if none is.
     """
 
     first_ipu: int
@@ -75,7 +77,7 @@ class CopyCost:
     copy_cycles: np.ndarray
     flows: np.ndarray | None = None
     link_cycles: np.ndarray | None = None
-    slow_path: str = ""
+    slow_path: SlowReason | None = None
 
     @property
     def is_global(self) -> bool:
@@ -119,18 +121,20 @@ def copy_cost(graph: Graph, copy: Copy) -> CopyCost:
     target = graph.target
     variables = (*copy.source.variables(), *copy.destination.variables())
     window = Window.of([mapping_range(graph.mappings[v]) for v in variables], target)
-    traffic = copy_traffic(copy.source, copy.destination, graph)
+    lengths = graph.padded_lengths
+    factor = max(padding_of_tensor(tensor, lengths) for tensor in (copy.source, copy.destination))
+    traffic = with_padding(copy_traffic(copy.source, copy.destination, graph), factor)
     local_bytes, local_fragments = (window.total([n]) for n in (traffic.local_bytes, traffic.local_fragments))
-    uneven = shortest_atom([copy.source, copy.destination], target)
+    uneven = shortest_atom([copy.source, copy.destination], target, lengths)
     copied_cycles = compact(copy_cycles(local_bytes, local_fragments, target))
-    slow_path = ""
+    slow_path = None
     if uneven is not None:
         # All local bytes are copied; those of one part begin with a vector.
         slow = window.total([slow_bytes(replace(traffic, copied_bytes=traffic.local_bytes), uneven.atom_bytes, 1)])
         one_part = np.where(slow > 0, 0, local_bytes), np.where(slow > 0, 0, local_fragments)
         slow_cycles = np.ceil(atom_cycles(slow, uneven.atom_bytes)).astype(np.int64)
         copied_cycles = compact(copy_cycles(*one_part, target, slow_cycles))
-        slow_path = uneven.because("copied") if slow.any() else ""
+        slow_path = uneven.because("copied") if slow.any() else None
     flows = _flows(graph, copy) if window.num_ipus > 1 else None
     if flows is None or not flows.any():
         exchange = exchange_cost([traffic], window, target)

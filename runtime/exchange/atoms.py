@@ -17,14 +17,14 @@ Limits: the regression has no atoms of one byte; they are taken to cost as many 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ipujax.runtime.exchange.count import Traffic
-from ipujax.runtime.graph import because_of_row
+from ipujax.runtime.graph import SlowReason
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import VECTOR_BYTES, Tensor, element_bytes
 
@@ -63,19 +63,23 @@ class Row:
     item_bytes: int
     atom_bytes: int
 
-    def because(self, what: str) -> str:
+    def because(self, what: str) -> SlowReason:
         """Return the reason of copies by atoms: what is copied, the atom, and the row."""
         whole = VECTOR_BYTES // self.item_bytes
-        return because_of_row(f"{what} {atom_name(self.atom_bytes)}", self.elements, whole)
+        return SlowReason(f"{what} {atom_name(self.atom_bytes)}", self.elements, whole)
 
 
-def shortest_atom(tensors: Sequence[Tensor], target: Target) -> Row | None:
-    """Return the row with the smallest atom among tensors' variables; None if all rows are whole vectors."""
+def shortest_atom(tensors: Sequence[Tensor], target: Target, padded: Container[int] = ()) -> Row | None:
+    """Return the row with the smallest atom among tensors' variables; None if all rows are whole vectors.
+
+    `padded` are row lengths that are padded to whole vectors.
+    """
     rows = [
         Row(elements, width, atom_bytes_of(elements * width, target))
         for tensor in tensors
         if (width := element_bytes(tensor.dtype)) < target.vector_width_bytes
         for elements in {row_of(variable.shape) for variable in tensor.variables()}
+        if elements not in padded
     ]
     row = min(rows, key=lambda row: row.atom_bytes, default=None)
     return row if row is not None and row.atom_bytes < target.vector_width_bytes else None

@@ -27,6 +27,7 @@ from ipujax.runtime.graph.graph import (
 )
 from ipujax.runtime.graph.graph_notes import (
     ComputedAgain as ComputedAgain,
+    PaddedRows as PaddedRows,
     ReasonToRepeat as ReasonToRepeat,
     UnmetBound as UnmetBound,
 )
@@ -76,7 +77,7 @@ from ipujax.runtime.graph.repetitions import repetitions as repetitions
 from ipujax.runtime.graph.slow_paths import (
     Repetition as Repetition,
     SlowPath as SlowPath,
-    because_of_row as because_of_row,
+    SlowReason as SlowReason,
 )
 from ipujax.runtime.graph.substitution import substitute as substitute
 from ipujax.runtime.graph.vertex_group import (

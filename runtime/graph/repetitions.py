@@ -44,7 +44,7 @@ def _factors(group: VertexGroup, access: Access) -> Iterator[tuple[int, bool, in
     """Yield size, whether the operand repeats along it, and the axis if it lacks that, innermost first."""
     node = access.tensor.node
     dims = {term.axis: number for number, dim in enumerate(access.dims) for term in dim.terms if term.unit == "element"}
-    for axis in reversed(range(len(group.axes))):
+    for axis in reversed(_index_axes(group)):
         extent = group.axes[axis].extent
         if axis not in dims:
             yield extent, True, axis
@@ -52,3 +52,9 @@ def _factors(group: VertexGroup, access: Access) -> Iterator[tuple[int, bool, in
             yield from ((size, stride == 0, None) for size, stride in reversed(node.dims[dims[axis]]))
         else:
             yield extent, False, None
+
+
+def _index_axes(group: VertexGroup) -> list[int]:
+    """Return the axes that some dimension follows alone; others are the reach of windows."""
+    dims = (dim for access in group.accesses for dim in access.dims)
+    return sorted({dim.terms[0].axis for dim in dims if len(dim.terms) == 1 and not dim.is_squeezed})

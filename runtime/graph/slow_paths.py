@@ -13,16 +13,34 @@ from typing import Literal
 import numpy as np
 
 
+@dataclass(frozen=True, slots=True)
+class SlowReason:
+    """What is slow, and why; as text "C++ because the row length 197 is no multiple of 4".
+
+    Args:
+        what: form of code, or of copies.
+        row: elements of a row.
+        vector: elements of a vector.
+    """
+
+    what: str
+    row: int
+    vector: int
+
+    def __str__(self) -> str:
+        return f"{self.what} because the row length {self.row} is no multiple of {self.vector}"
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class SlowPath:
     """A slower form of code.
 
     Args:
-        reason: what is slow, and why: "C++ because the row length 197 is no multiple of 4".
+        reason: what is slow, and why.
         cycles: tile cycles of a vertex beyond `Codelet.cycles`, int64, broadcastable to the grid of vertices.
     """
 
-    reason: str
+    reason: SlowReason
     cycles: np.ndarray
 
 
@@ -40,8 +58,3 @@ class Repetition:
     repeats: Literal["elements", "rows"]
     row: int
     axes: tuple[int, ...] = ()
-
-
-def because_of_row(what: str, row: int, vector: int) -> str:
-    """Return the reason of a slow path: what is slow, and the row that is no whole number of vectors."""
-    return f"{what} because the row length {row} is no multiple of {vector}"

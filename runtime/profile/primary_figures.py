@@ -24,7 +24,7 @@ from ipujax.runtime.files.field_types import Length
 from ipujax.runtime.files.figure_kinds import LARGE, Large, Row
 from ipujax.runtime.files.figure_records import FigureRecord, figure, section
 from ipujax.runtime.files.kinds import Integer, Map, Record
-from ipujax.runtime.graph import ComputedAgain, ComputeSet, Execute, Program, UnmetBound
+from ipujax.runtime.graph import ComputedAgain, ComputeSet, Execute, PaddedRows, Program, UnmetBound
 from ipujax.runtime.host import HostData
 from ipujax.runtime.memory import Attempt, MemoryReport, ways_to_fit
 from ipujax.runtime.profile.attribution import Attribution, label
@@ -293,6 +293,11 @@ class PrimaryFigures(FigureRecord):
     def slow_paths(self) -> tuple[SlowOperation, ...]:
         """Operations whose code or copies take a slower form, with the reason, most cycles first."""
         return slow_operations(self.executable)
+
+    @figure
+    def padded_rows(self) -> tuple[PaddedRows, ...]:
+        """Rows that are padded to whole vectors, as `Options.pad_rows` allows, most slow cycles first."""
+        return tuple(self.executable.graph.notes.padded_rows)
 
     @figure
     def unmet_bounds(self) -> tuple[UnmetBound, ...]:

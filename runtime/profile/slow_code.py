@@ -95,6 +95,6 @@ def _slow_paths(executable: Executable, leaf: Leaf, cost: object) -> Iterator[Sl
         for number, reason, cycles in cost.slow_paths:
             group = groups[number]
             origin = group.origin if group.origin.line else leaf.compute_set.origin
-            yield SlowOperation(group.codelet.name, reason, cycles, origin)
-    elif isinstance(cost, CopyCost) and cost.slow_path:
-        yield SlowOperation(getattr(leaf, "name", ""), cost.slow_path, int(cost.copy_cycles.max()), leaf.origin)
+            yield SlowOperation(group.codelet.name, str(reason), cycles, origin)
+    elif isinstance(cost, CopyCost) and cost.slow_path is not None:
+        yield SlowOperation(getattr(leaf, "name", ""), str(cost.slow_path), int(cost.copy_cycles.max()), leaf.origin)

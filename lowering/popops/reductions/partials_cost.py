@@ -17,7 +17,7 @@ from ipujax.lowering.layout import ceil_div
 from ipujax.lowering.popops.vertices.reduce_cycles import reduce_cycles
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.exchange import (
-    atom_bytes_of,
+    copy_cycles,
     receive_code_bytes,
     receive_cycles,
     row_of,
@@ -166,12 +166,10 @@ def divide(
     sent = np.where(count < depth, size, size - shortest * inner) * width
     pieces = (depth - 1) * regions
     receiving = receive_cycles((depth - 1) * elements * width, 0, pieces, target)
-    # Partial results are a variable of their own, whose first dimension are the slots.
-    row = row_of((2, *shape))
-    slow = slow_copy_cycles(row, width, elements, (depth - 1) * elements, target) if row else 0
-    is_fast = atom_bytes_of(row * width, target) == target.vector_width_bytes
-    copied = elements * width * is_fast, regions * is_fast
-    cycles = superstep(target, receiving, sent, *copied, compute, slow).total_cycles
+    # Results, after the last stage, are put in rows.
+    results = slow_copy_cycles(row_of(shape), width, elements, 0, target)
+    putting = np.where(stage_slots == 1, copy_cycles(0, 0, target, results), 0)
+    cycles = superstep(target, receiving, sent, elements * width, regions, compute + putting).total_cycles
     code_bytes = receive_code_bytes(pieces, target)
     flat = (-1, len(slots))
     best = np.argmin((cycles + cycles_per_byte * code_bytes).reshape(flat), axis=0)

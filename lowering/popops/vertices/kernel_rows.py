@@ -24,7 +24,7 @@ import numpy as np
 
 from ipujax.lowering.layout import ceil_div, total_elements
 from ipujax.runtime.exchange import atom_bytes_of, atom_cycles, atom_name
-from ipujax.runtime.graph import Repetition, SlowPath, because_of_row
+from ipujax.runtime.graph import Repetition, SlowPath, SlowReason
 from ipujax.runtime.target import Target, issue_round_cycles, whole_cycles
 from ipujax.runtime.tensor import element_bytes
 
@@ -51,7 +51,7 @@ def row_slow_paths(
     if rows:
         row = min(rows)
         extra = _restarting_cycles(rows[row], block, cycles, vector, target)
-        paths.append(SlowPath(because_of_row("C++", row, vector), extra))
+        paths.append(SlowPath(SlowReason("C++", row, vector), extra))
     elements = total_elements(block)
     for repetition, dtype in repetitions:
         if repetition is not None and repetition.repeats == "rows":
@@ -61,7 +61,7 @@ def row_slow_paths(
                 vector = target.vector_width_bytes // width
                 what = f"repeated rows are copied {atom_name(atom)}"
                 copying = np.ceil(atom_cycles(elements * width, atom)).astype(np.int64)
-                paths.append(SlowPath(because_of_row(what, repetition.row, vector), copying))
+                paths.append(SlowPath(SlowReason(what, repetition.row, vector), copying))
     return paths
 
 

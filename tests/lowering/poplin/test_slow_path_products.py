@@ -29,7 +29,7 @@ def test_slow_path_of_channels_that_are_padded(channels, dtype, rate):
     block = Dims(1, 1, np.array([16]), np.array([32]), (np.array([16]),), (np.array([1]),))
     paths = slow_rearrangement(KIND, spec, block, TARGET)
     whole = rearrangement_of_whole_rows(KIND, spec, block, TARGET)
-    assert [path.reason.partition(" because")[2] for path in paths] == [
+    assert [str(path.reason).partition(" because")[2] for path in paths] == [
         f" the row length {channels} is no multiple of {8 // dtype.itemsize}"
     ] * 2
     # Both operands: 16 rows and 16 columns of 32 channels. Floats move one by one, halves by the fast transposition.
