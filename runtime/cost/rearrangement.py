@@ -76,7 +76,7 @@ def rearrangement(rows: Sequence[FieldTraffic], results: bool, window: Window, g
             fast.append(part)
             continue
         operands = 1 if results else _vertices_by_tile(row.group, len(part.received_bytes))
-        if results and any(_is_partial(access.tensor) for access in row.group.accesses):
+        if results and _combines_partials(row.group):
             operands, part = 0, replace(part, copied_bytes=part.local_bytes)
         copied = window.total([slow_bytes(part, uneven.atom_bytes, operands)])
         cycles = np.ceil(atom_cycles(copied, uneven.atom_bytes)).astype(np.int64)
@@ -92,6 +92,11 @@ def rearrangement(rows: Sequence[FieldTraffic], results: bool, window: Window, g
         return Rearrangement(window.zeros, window.zeros, ())
     total_cycles = copy_cycles(copied_bytes, fragments, target, slow_cycles)
     return Rearrangement(copied_bytes + slow_bytes_of_all, total_cycles, tuple(slow_paths))
+
+
+def _combines_partials(group: VertexGroup) -> bool:
+    pairs = zip(group.accesses, group.codelet.fields, strict=True)
+    return any(field.is_read and _is_partial(access.tensor) for access, field in pairs)
 
 
 def _is_partial(tensor: Tensor) -> bool:

@@ -17,7 +17,13 @@ from ipujax.runtime.tensor import Affine
 
 
 def repetitions(group: VertexGroup) -> tuple[Repetition | None, ...]:
-    """Return the repetition of each field of a group; None for one that repeats nothing."""
+    """Return the repetition of each field of a group; None for one that repeats nothing.
+
+    Vertices that combine partial results have none: these are stored by blocks, which begin with a vector.
+    """
+    read = (a for a, field in zip(group.accesses, group.codelet.fields, strict=True) if field.is_read)
+    if any(variable.monoid is not None for access in read for variable in access.tensor.variables()):
+        return (None,) * len(group.accesses)
     return tuple(_repetition(group, access) for access in group.accesses)
 
 

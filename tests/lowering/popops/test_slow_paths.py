@@ -91,3 +91,26 @@ def test_slow_paths_are_saved_and_named(tmp_path):
     original.save(tmp_path / "profile.json")
     assert ipu.Profile.load(tmp_path / "profile.json").slow_paths == original.slow_paths
     assert "C++ because the row length 197 is no multiple of 4" in original.summary()
+
+
+@pytest.mark.parametrize(("columns", "is_slow"), [(197, True), (22, True), (24, False), (192, False)])
+def test_slow_path_of_sums_over_rows(columns, is_slow):
+    # On one tile: the default vertex fetches each of the rows by a pointer, vector by vector, and its remainder.
+    def column_sums(x):
+        return jax.lax.reduce_sum(x, (0,))
+
+    paths = [path for path in profile(column_sums, (ROWS, columns)).slow_paths if "partials" in path.reason]
+    assert bool(paths) == is_slow
+    if is_slow:
+        reason = f"partials fetched one by one because the row length {columns} is no multiple of 4"
+        assert [path.reason for path in paths] == [reason]
+        vectors, bits = columns // 8, (columns % 8).bit_count()
+        least = vectors * 19 * ROWS + bits * 16 * ROWS
+        assert 0.5 * least < paths[0].cycles < 1.5 * least
+
+
+def test_slow_path_of_no_sum_along_a_row():
+    def row_sums(x):
+        return jax.lax.reduce_sum(x, (1,))
+
+    assert not [path for path in profile(row_sums, (ROWS, 197)).slow_paths if "partials" in path.reason]
