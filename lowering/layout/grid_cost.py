@@ -38,7 +38,7 @@ from ipujax.runtime.exchange import (
 )
 from ipujax.runtime.graph import Codelet
 from ipujax.runtime.target import Target
-from ipujax.runtime.tensor import element_bytes
+from ipujax.runtime.tensor import VECTOR_BYTES, element_bytes
 
 # Mapping of a field: on the tile that computes it, chosen by this operation, or chosen by an earlier one.
 Source = Literal["here", "free", "elsewhere"]
@@ -119,17 +119,17 @@ class Work:
         copied, pieces, slow = (np.zeros(grids.blocks.shape[1:], np.int64) for _ in range(3))
         for read, width, source in self._read_fields():
             row = row_of([span.extent for span in read])
-            is_fast = atom_bytes_of(row * width, target) == target.vector_width_bytes
+            is_fast = atom_bytes_of(row * width) == VECTOR_BYTES
             if source == "elsewhere":
                 needed = total_elements([span.lengths(block) for span in read])
                 is_scattered = fewest_runs(read, block) > 1
-                slow = slow + is_scattered * slow_copy_cycles(row, width, 0 * needed, needed, target)
+                slow = slow + is_scattered * slow_copy_cycles(row, width, 0 * needed, needed)
                 continue
             part = part_of(read, grids, block, halos, shares_of(read, grids, width))
             is_scattered = part.runs > 1
             copied = copied + is_fast * is_scattered * part.own * width
             pieces = pieces + is_fast * is_scattered * part.own_runs
-            slow = slow + is_scattered * slow_copy_cycles(row, width, part.own, part.needed - part.own, target)
+            slow = slow + is_scattered * slow_copy_cycles(row, width, part.own, part.needed - part.own)
         return copy_cycles(copied, pieces, target, slow)
 
     def _sent_bytes(self, grids: Grids) -> np.ndarray:

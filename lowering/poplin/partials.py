@@ -93,7 +93,7 @@ def partials_cost(
         exchange += is_run * stage.exchange_cycles
         compute += is_run * stage.compute_cycles
         sync += is_run * stage.sync_cycles
-    putting = copy_cycles(0, 0, target, slow_copy_cycles(row, element_bytes(dtype), share, 0, target))
+    putting = copy_cycles(0, 0, target, slow_copy_cycles(row, element_bytes(dtype), share, 0))
     compute += np.where(slots > 1, putting, 0)
     if out_dtype != dtype:
         is_cast = element_bytes(dtype) > element_bytes(out_dtype)

@@ -60,7 +60,7 @@ def rearranged(kind: VertexKind, spec: ConvSpec, target: Target) -> Rearranged:
     rows = ins, ins, outs
     dtypes = spec.lhs_dtype, spec.rhs_dtype, spec.out_dtype
     lhs_row, rhs_row, result_row = (
-        n if n * element_bytes(t) % target.vector_width_bytes else 0 for n, t in zip(rows, dtypes, strict=True)
+        n if n * element_bytes(t) % VECTOR_BYTES else 0 for n, t in zip(rows, dtypes, strict=True)
     )
     return Rearranged(lhs, rhs, is_turned or pads_outs, (lhs_row, rhs_row, result_row), not spec.is_1x1)
 
@@ -101,10 +101,10 @@ def slow_rearrangement(
     for what, row, num_bytes, whole_bytes, dtype in zip(names, rows, moved, whole, _dtypes(spec), strict=True):
         if row and np.any(num_bytes):
             width = element_bytes(dtype)
-            atom = atom_bytes_of(row * width, target)
+            atom = atom_bytes_of(row * width)
             extra = atom_cycles(num_bytes, atom) - whole_bytes / target.memcpy_bytes_per_cycle
             cycles = np.maximum(0, np.ceil(extra)).astype(np.int64)
-            text = SlowReason(f"{what} rearranged {atom_name(atom)}", row, target.vector_width_bytes // width)
+            text = SlowReason(f"{what} rearranged {atom_name(atom)}", row, VECTOR_BYTES // width)
             paths.append(SlowPath(text, cycles))
     return paths
 

@@ -71,7 +71,7 @@ def rearrangement(rows: Sequence[FieldTraffic], results: bool, window: Window, g
         if row.field.in_pieces:
             continue
         part = row.traffic
-        uneven = shortest_atom([row.tensor], target, graph.padded_lengths)
+        uneven = shortest_atom([row.tensor], graph.padded_lengths)
         if uneven is None or _is_partial(row.tensor):
             fast.append(part)
             continue

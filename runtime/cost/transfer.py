@@ -125,7 +125,7 @@ def copy_cost(graph: Graph, copy: Copy) -> CopyCost:
     factor = max(padding_of_tensor(tensor, lengths) for tensor in (copy.source, copy.destination))
     traffic = with_padding(copy_traffic(copy.source, copy.destination, graph), factor)
     local_bytes, local_fragments = (window.total([n]) for n in (traffic.local_bytes, traffic.local_fragments))
-    uneven = shortest_atom([copy.source, copy.destination], target, lengths)
+    uneven = shortest_atom([copy.source, copy.destination], lengths)
     copied_cycles = compact(copy_cycles(local_bytes, local_fragments, target))
     slow_path = None
     if uneven is not None:

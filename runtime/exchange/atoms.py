@@ -6,8 +6,8 @@ that an element is cut from: planners cut rows of whole vectors between vectors.
 
 Source: poplibs `poplin/ConvModel.cpp`, `addTransformCycleEstimate`: a regression over 10,000 random convolutions gives
 587 cycles and 5.1484, 3.125 or 0.4404 cycles a byte for atoms of 2, 4 or 8 bytes, a multiple of 8 bytes being of the
-last kind; `poplin/ConvUtilInternal.cpp`, `tools/transforms.py` for how it was made: copies before convolutions of
-operands that were not created for them (`--use-create-input=0`). Rows of whole vectors of created operands, and of
+last kind; `tools/transforms.py` says how it was made: of copies before convolutions whose operands were not created for
+them (`--use-create-input=0`). Rows of whole vectors of created operands, and of
 transposed halves (`popops/Rearrange.cpp`), move 8 bytes a cycle, so the last of these rates is not used here. The
 planner of PopLibs has by default a factor of 5/4 or 5/3 over the bytes of an element instead, which it calls a fudge
 factor of a few layers of ResNet-50: 6 times less for halves.
@@ -19,13 +19,13 @@ from __future__ import annotations
 
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
+from math import gcd
 from typing import Any
 
 import numpy as np
 
 from ipujax.runtime.exchange.count import Traffic
 from ipujax.runtime.graph import SlowReason
-from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import VECTOR_BYTES, Tensor, element_bytes
 
 _WORD_BYTES = 4  # of the exchange, reference A1
@@ -33,10 +33,9 @@ _CYCLES_PER_BYTE = {1: 2 * 5.1484, 2: 5.1484, 4: 3.125}
 _NAMES = {1: "byte by byte", 2: "by halves", 4: "by words"}
 
 
-def atom_bytes_of(row_bytes: Any, target: Target) -> Any:
-    """Return the bytes of the largest unit of at most a vector that divides a row; int, or int64 array."""
-    atom = np.gcd(row_bytes, target.vector_width_bytes)
-    return int(atom) if np.ndim(atom) == 0 else atom
+def atom_bytes_of(row_bytes: int) -> int:
+    """Return the bytes of the largest unit of at most 64 bits, a whole vector, that divides a row."""
+    return gcd(row_bytes, VECTOR_BYTES)
 
 
 def atom_cycles(num_bytes: Any, atom_bytes: int) -> Any:
@@ -69,20 +68,20 @@ class Row:
         return SlowReason(f"{what} {atom_name(self.atom_bytes)}", self.elements, whole)
 
 
-def shortest_atom(tensors: Sequence[Tensor], target: Target, padded: Container[int] = ()) -> Row | None:
+def shortest_atom(tensors: Sequence[Tensor], padded: Container[int] = ()) -> Row | None:
     """Return the row with the smallest atom among tensors' variables; None if all rows are whole vectors.
 
     `padded` are row lengths that are padded to whole vectors.
     """
     rows = [
-        Row(elements, width, atom_bytes_of(elements * width, target))
+        Row(elements, width, atom_bytes_of(elements * width))
         for tensor in tensors
-        if (width := element_bytes(tensor.dtype)) < target.vector_width_bytes
+        if (width := element_bytes(tensor.dtype)) < VECTOR_BYTES
         for elements in {row_of(variable.shape) for variable in tensor.variables()}
         if elements not in padded
     ]
     row = min(rows, key=lambda row: row.atom_bytes, default=None)
-    return row if row is not None and row.atom_bytes < target.vector_width_bytes else None
+    return row if row is not None and row.atom_bytes < VECTOR_BYTES else None
 
 
 def row_of(shape: Sequence[int]) -> int:
@@ -91,7 +90,7 @@ def row_of(shape: Sequence[int]) -> int:
     return sizes[-1] if len(sizes) > 1 else 0
 
 
-def slow_copy_cycles(row: int, item_bytes: int, own: Any, received: Any, target: Target) -> Any:
+def slow_copy_cycles(row: int, item_bytes: int, own: Any, received: Any) -> Any:
     """Return the cycles of putting an operand together whose rows are no whole vectors; 0 for one of other rows.
 
     Args:
@@ -99,10 +98,9 @@ def slow_copy_cycles(row: int, item_bytes: int, own: Any, received: Any, target:
         item_bytes: of an element.
         own: elements of the operand on the tile, an int or int64 array.
         received: elements of it that arrive.
-        target: the constants.
     """
-    atom_bytes = atom_bytes_of(row * item_bytes, target)
-    if atom_bytes % target.vector_width_bytes == 0:
+    atom_bytes = atom_bytes_of(row * item_bytes)
+    if atom_bytes == VECTOR_BYTES:
         return np.zeros_like(np.asarray(own))
     arriving = received * (atom_bytes < _WORD_BYTES)
     return np.ceil(atom_cycles((own + arriving) * item_bytes, atom_bytes)).astype(np.int64)

@@ -167,7 +167,7 @@ def divide(
     pieces = (depth - 1) * regions
     receiving = receive_cycles((depth - 1) * elements * width, 0, pieces, target)
     # Results, after the last stage, are put in rows.
-    results = slow_copy_cycles(row_of(shape), width, elements, 0, target)
+    results = slow_copy_cycles(row_of(shape), width, elements, 0)
     putting = np.where(stage_slots == 1, copy_cycles(0, 0, target, results), 0)
     cycles = superstep(target, receiving, sent, elements * width, regions, compute + putting).total_cycles
     code_bytes = receive_code_bytes(pieces, target)

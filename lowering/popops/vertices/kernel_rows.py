@@ -26,7 +26,7 @@ from ipujax.lowering.layout import ceil_div, total_elements
 from ipujax.runtime.exchange import atom_bytes_of, atom_cycles, atom_name
 from ipujax.runtime.graph import Repetition, SlowPath, SlowReason
 from ipujax.runtime.target import Target, issue_round_cycles, whole_cycles
-from ipujax.runtime.tensor import element_bytes
+from ipujax.runtime.tensor import VECTOR_BYTES, element_bytes
 
 _ROW_CYCLES = 25  # of a worker, for each row that may begin inside of a vector
 
@@ -56,9 +56,9 @@ def row_slow_paths(
     for repetition, dtype in repetitions:
         if repetition is not None and repetition.repeats == "rows":
             width = element_bytes(dtype)
-            atom = atom_bytes_of(repetition.row * width, target)
-            if atom < target.vector_width_bytes:
-                vector = target.vector_width_bytes // width
+            atom = atom_bytes_of(repetition.row * width)
+            if atom < VECTOR_BYTES:
+                vector = VECTOR_BYTES // width
                 what = f"repeated rows are copied {atom_name(atom)}"
                 copying = np.ceil(atom_cycles(elements * width, atom)).astype(np.int64)
                 paths.append(SlowPath(SlowReason(what, repetition.row, vector), copying))

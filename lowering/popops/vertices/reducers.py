@@ -24,7 +24,7 @@ from ipujax.lowering.popops.vertices.reduce_cycles import default_vertex_cycles,
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.graph import BlockShapes, Codelet, Comparison, Field, Repetition, SlowPath, SlowReason
 from ipujax.runtime.target import Target
-from ipujax.runtime.tensor import dtype_name, element_bytes
+from ipujax.runtime.tensor import VECTOR_BYTES, dtype_name, element_bytes
 
 
 def reduce_only(x: jax.Array, axes: Sequence[int]) -> jax.Array:
@@ -125,7 +125,7 @@ def reduce_codelet(monoid: str, dtype: Any, axes: tuple[int, ...]) -> Codelet:
 
     def slow_paths(shapes: BlockShapes, repetitions: Sequence[Repetition | None], target: Target) -> Sequence[SlowPath]:
         """That of rows of outputs which are no whole vectors."""
-        vector = max(1, target.vector_width_bytes // element_bytes(dtype))
+        vector = max(1, VECTOR_BYTES // element_bytes(dtype))
         row = repetitions[-1]
         if row is None or row.repeats != "rows" or not row.row % vector:
             return []

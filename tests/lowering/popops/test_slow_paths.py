@@ -114,3 +114,16 @@ def test_slow_path_of_no_sum_along_a_row():
         return jax.lax.reduce_sum(x, (1,))
 
     assert not [path for path in profile(row_sums, (ROWS, 197)).slow_paths if "partials" in path.reason]
+
+
+@pytest.mark.parametrize("vector_bytes", [4, 16])
+def test_slow_paths_on_machines_of_other_vectors(vector_bytes):
+    # Atoms are those of the source, up to 64 bits, whatever a machine's vectors are.
+    device = ipu.IPUModel(tiles_per_ipu=16, vector_width_bytes=vector_bytes)
+
+    def program(x, w):
+        y = x @ w
+        return y - y.max(-1, keepdims=True), y.sum(0)
+
+    for columns in (30, 31, 32, 33, 34):
+        assert profile(program, (24, columns), (columns, columns + 1), device=device).cycles > 0
