@@ -8,6 +8,7 @@ Compile is pure: it reads the graph and copies its tables, so a graph may grow a
 from __future__ import annotations
 
 import datetime
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -24,6 +25,7 @@ from ipujax.runtime.cost import (
     StreamCost,
     SyncCost,
     WaitCost,
+    choose_padded_rows,
     compute_set_cost,
     copy_cost,
     cross_replica_cost,
@@ -40,6 +42,7 @@ from ipujax.runtime.graph import (
     Graph,
     HostStream,
     Leaf,
+    PaddedRows,
     Program,
     RemoteBuffer,
     RemoteIn,
@@ -267,6 +270,9 @@ def _compile(graph: Graph, program: Program, options: Options, check: Callable[[
         verify(graph, program, effects, without=() if options.verify_undefined else ("undefined-read",))
     with step(_LOG, "cost", timings):
         costs = leaf_costs(graph, program)
+        if options.pad_rows:
+            graph.notes.padded_rows[:] = _padded_rows(graph, program, costs, effects)
+            costs = leaf_costs(graph, program)
     with step(_LOG, "memory", timings):
         memory = memory_report(graph, program, effects, costs)
         if _LOG.is_on(TRACE):
@@ -290,6 +296,24 @@ def _compile(graph: Graph, program: Program, options: Options, check: Callable[[
         ReadOnlyMapping(timings),
         identity=Identity(label=options.label, date=today()),
     )
+
+
+def _padded_rows(graph: Graph, program: Program, costs: Mapping[Leaf, Cost], effects: EffectsOf) -> list[PaddedRows]:
+    """Return the rows that are worth padding, by the cycles of the whole program."""
+    slow_cycles = Counter[tuple[int, int]]()
+    for cost in costs.values():
+        paths = cost.slow_paths if isinstance(cost, ComputeSetCost) else ()
+        if isinstance(cost, CopyCost) and cost.slow_path is not None:
+            paths = ((0, cost.slow_path, int(cost.copy_cycles.max())),)
+        for _, reason, cycles in paths:
+            slow_cycles[reason.row, reason.vector] += cycles
+
+    def cycles_of(lengths: Mapping[int, int]) -> int:
+        padded = graph_on(graph, graph.target)
+        padded.notes.padded_rows[:] = [PaddedRows(length, longer, 0, 0) for length, longer in lengths.items()]
+        return program_cycles(padded, program, effects=effects)
+
+    return choose_padded_rows(graph, slow_cycles, cycles_of)
 
 
 def leaf_costs(graph: Graph, program: Program) -> dict[Leaf, Cost]:

@@ -73,6 +73,8 @@ class Options:
             memory, and move one iteration's at a time, as `ipu.pipeline` does its batches. Each transfer has a latency.
             "auto" does where the program would not fit otherwise, or only in more cycles. Loops over batches of Keras
             and PopART stream unless it is False. Numbers are the same, up to the rounding of XLA's fusions.
+        pad_rows: pad rows that are no whole number of vectors in memory, as 197 halves to 200, where that saves more
+            cycles than its bytes cost; `profile.padded_rows` lists them. PopLibs pads none. Numbers are the same.
         verify_undefined: refuse a program that may read memory before it is written; otherwise it reads zeros.
 
     Raises:
@@ -96,9 +98,10 @@ class Options:
     cache_dir: str | None = None
     check: bool = False
     stream_loops: StreamLoops = "auto"
+    pad_rows: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("exact_splits", "allow_out_of_memory", "verify_undefined", "progress", "check"):
+        for name in ("exact_splits", "allow_out_of_memory", "verify_undefined", "progress", "check", "pad_rows"):
             if not isinstance(flag := getattr(self, name), bool):
                 raise ArgumentError(f"Options.{name} must be a bool", expected="True or False", got=repr(flag))
         if self.partials is not None and not (isinstance(self.partials, str) and self.partials in PARTIALS):

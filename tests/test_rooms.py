@@ -94,7 +94,7 @@ ROOMS: dict[str, str] = {
     "lowering.source_info": "lowering.jax_compat runtime.tensor",
     "lowering.layer_notes": "lowering.jax_compat lowering.source_info runtime.tensor",
     "lowering.layout": "runtime.compile runtime.exchange runtime.graph runtime.memory runtime.target runtime.tensor",
-    "lowering.popops.vertices": "lowering.layout runtime.graph runtime.target runtime.tensor",
+    "lowering.popops.vertices": "lowering.layout runtime.exchange runtime.graph runtime.target runtime.tensor",
     "lowering.popops.reductions": (
         "lowering.layout lowering.popops.vertices runtime.exchange runtime.graph runtime.target runtime.tensor"
     ),

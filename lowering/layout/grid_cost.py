@@ -27,10 +27,18 @@ from ipujax.lowering.layout.operand_parts import (
     shares_of,
     spans as spans,
 )
-from ipujax.runtime.exchange import copy_cycles, exchange_cycles, receive_cycles, sync_cycles
+from ipujax.runtime.exchange import (
+    atom_bytes_of,
+    copy_cycles,
+    exchange_cycles,
+    receive_cycles,
+    row_of,
+    slow_copy_cycles,
+    sync_cycles,
+)
 from ipujax.runtime.graph import Codelet
 from ipujax.runtime.target import Target
-from ipujax.runtime.tensor import element_bytes
+from ipujax.runtime.tensor import VECTOR_BYTES, element_bytes
 
 # Mapping of a field: on the tile that computes it, chosen by this operation, or chosen by an earlier one.
 Source = Literal["here", "free", "elsewhere"]
@@ -108,14 +116,21 @@ class Work:
 
     def _copying(self, grids: Grids, block: np.ndarray, halos: bool, target: Target) -> np.ndarray:
         """Cycles of copying a tile's own part of its operands next to the part that arrives."""
-        copied, pieces = (np.zeros(grids.blocks.shape[1:], np.int64) for _ in range(2))
+        copied, pieces, slow = (np.zeros(grids.blocks.shape[1:], np.int64) for _ in range(3))
         for read, width, source in self._read_fields():
+            row = row_of([span.extent for span in read])
+            is_fast = atom_bytes_of(row * width) == VECTOR_BYTES
             if source == "elsewhere":
+                needed = total_elements([span.lengths(block) for span in read])
+                is_scattered = fewest_runs(read, block) > 1
+                slow = slow + is_scattered * slow_copy_cycles(row, width, 0 * needed, needed)
                 continue
             part = part_of(read, grids, block, halos, shares_of(read, grids, width))
-            copied = copied + np.where(part.runs > 1, part.own * width, 0)
-            pieces = pieces + np.where(part.runs > 1, part.own_runs, 0)
-        return copy_cycles(copied, pieces, target)
+            is_scattered = part.runs > 1
+            copied = copied + is_fast * is_scattered * part.own * width
+            pieces = pieces + is_fast * is_scattered * part.own_runs
+            slow = slow + is_scattered * slow_copy_cycles(row, width, part.own, part.needed - part.own)
+        return copy_cycles(copied, pieces, target, slow)
 
     def _sent_bytes(self, grids: Grids) -> np.ndarray:
         """Bytes the first tile sends: it has the first of all blocks with several readers; without halos."""

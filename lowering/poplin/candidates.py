@@ -126,7 +126,8 @@ class Candidates:
         moved = rearranged(self.kind, self.spec, self.target)
         blocks = self._input_bytes, self._weight_bytes
         for block, received, is_moved in zip(blocks, self._received_bytes, (moved.lhs, moved.rhs), strict=True):
-            is_part = (received > 0) & (received < block) & (not is_moved and not self.kind.uses_amp)
+            is_whole = not self.kind.uses_amp or (moved.has_halo and block is self._input_bytes)
+            is_part = (received > 0) & (received < block) & (not is_moved and is_whole)
             total += copy_cycles(np.where(is_part, block, 0), 0, self.target)
         return total
 
@@ -168,14 +169,15 @@ class Candidates:
         extents = spec.extents
         outputs = prod((extents.batch, extents.groups, extents.out_channels, *extents.field))
         tiles = np.asarray(product(list(self.splits)))
-        cost = partials_cost(self.slots, tiles, outputs, spec.partials_dtype, spec.out_dtype, self.target)
+        dtypes = spec.partials_dtype, spec.out_dtype
+        cost = partials_cost(self.slots, tiles, outputs, *dtypes, extents.out_channels, self.target)
         return np.stack([cost.exchange_cycles, cost.compute_cycles, cost.sync_cycles])
 
     @cached_property
     def temp_bytes(self) -> np.ndarray:
         """Operands, results and gathered windows on the fullest tile."""
         spec = self.spec
-        width = np.where(self.slots > 1, element_bytes(spec.partials_dtype), element_bytes(spec.out_dtype))
+        width = np.where(self.slots > 1, element_bytes(spec.partials_dtype), element_bytes(spec.vertex_dtype))
         results = product(output_lengths(self.block)) * width
         return np.asarray(self._operand_bytes + results + gathered_bytes(self.kind, spec, self.block))
 

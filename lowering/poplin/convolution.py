@@ -32,6 +32,7 @@ from ipujax.lowering.poplin.product_plan import Plan, is_plan_of, plan_convoluti
 from ipujax.lowering.poplin.rearranged import rearranged
 from ipujax.lowering.poplin.serial_steps import add_in_steps
 from ipujax.lowering.poplin.spec import BATCH, FIELD, GROUPS, IN_CHANNELS, OUT_CHANNELS, ConvSpec, Dims, Window
+from ipujax.lowering.poplin.zero_padding import add_zero_padding
 from ipujax.lowering.popops.maps.constants import immediate_of
 from ipujax.runtime.cache import remembered_and_stored
 from ipujax.runtime.errors import GraphError
@@ -339,6 +340,7 @@ def _add_vertices(builder: Builder, x: Tensor, w: Tensor, planned: _PlannedConv)
         Axis(title, cut, "reduce" if number in reduced else "map")
         for number, (title, cut) in enumerate(zip(titles, grid.cuts, strict=True))
     )
+    add_zero_padding(builder, plan, windows)
     codelet = convolution_codelet(plan.kind, plan.code(graph.target), out.tensor.dtype, params)
     compute_set = graph.add_compute_set(builder.name)
     graph.add_vertices(compute_set, VertexGroup(codelet, axes, accesses, grid.tile, origin=graph.origin))

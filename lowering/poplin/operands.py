@@ -18,7 +18,7 @@ from ipujax.lowering.layout import (
     view_digits,
 )
 from ipujax.lowering.layout.place import share_out
-from ipujax.lowering.poplin.partials import combine, monoid_of
+from ipujax.lowering.poplin.partials import cast, combine, monoid_of
 from ipujax.lowering.poplin.product_plan import Grid, Plan
 from ipujax.lowering.poplin.spec import Memory
 from ipujax.runtime.cache import remembered
@@ -43,7 +43,7 @@ class Result:
     def combine_partials(self, builder: Builder, plan: Plan) -> Tensor:
         """Returns the result, after combining partial results if there are any."""
         if not self.slot:
-            return self.tensor
+            return cast(builder, self.tensor, plan.spec.out_dtype)
         (variable,) = self.tensor.variables()
         total = combine(builder, Tensor.of(variable), plan.spec.out_dtype, plan.tiles_used)
         return self.order.of_view(total)
@@ -90,7 +90,9 @@ def result_variable(
     dtype = plan.spec.partials_dtype
     if slots == 1:
         mapping = _result_mapping(grid, out_axes, reduced, order)
-        out = graph.add_variable(order.variable_shape, plan.spec.out_dtype, name, mapping)
+        out_dtype = plan.spec.vertex_dtype
+        title = name if out_dtype == plan.spec.out_dtype else f"{name}/partials"
+        out = graph.add_variable(order.variable_shape, out_dtype, title, mapping)
         return Result(order.of_view(out), (), order)
     with_slots = order.behind(slots)
     mapping = _result_mapping(grid, out_axes, reduced, with_slots)

@@ -21,7 +21,7 @@ from ipujax.lowering.popops.vertices.elementwise_cycles import elementwise_cycle
 from ipujax.lowering.popops.vertices.reduce_cycles import reduce_cycles
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.errors import GraphError
-from ipujax.runtime.exchange import receive_cycles, superstep, sync_cycles
+from ipujax.runtime.exchange import copy_cycles, receive_cycles, slow_copy_cycles, superstep, sync_cycles
 from ipujax.runtime.graph import Builder, Graph
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Tensor, dtype_name, element_bytes
@@ -73,10 +73,12 @@ def partials_cost(
     outputs: int,
     dtype: np.dtype[Any],
     out_dtype: np.dtype[Any],
+    row: int,
     target: Target,
 ) -> PartialsCost:
     """Expected cycles to combine and cast partial results, of each candidate with `slots` an element on `tiles`."""
-    # One slot costs nothing. `outputs` are the elements of the result, `dtype` is that of the partials.
+    # One slot costs at most a cast. `outputs` are the elements of the result, of rows of `row`, `dtype` is that of the
+    # partials.
     share, exchange, compute, sync = (np.zeros(len(slots), np.int64) for _ in range(4))
     counts, inverse = np.unique(slots, return_inverse=True)
     for stage_before, stage_after in zip(*stages(tuple(counts.tolist())), strict=True):
@@ -91,8 +93,12 @@ def partials_cost(
         exchange += is_run * stage.exchange_cycles
         compute += is_run * stage.compute_cycles
         sync += is_run * stage.sync_cycles
+    putting = copy_cycles(0, 0, target, slow_copy_cycles(row, element_bytes(dtype), share, 0))
+    compute += np.where(slots > 1, putting, 0)
     if out_dtype != dtype:
-        is_run = slots > 1
+        is_cast = element_bytes(dtype) > element_bytes(out_dtype)
+        is_run = (slots > 1) | is_cast
+        share = np.where(slots > 1, share, ceil_div(outputs, tiles))
         compute += is_run * elementwise_cycles("convert_element_type", dtype, 1, 0, share, target).astype(np.int64)
         sync += is_run * sync_cycles(1, target)
     return PartialsCost(exchange, compute, sync)
@@ -100,7 +106,11 @@ def partials_cost(
 
 def combine(builder: Builder, partials: Tensor, out_dtype: Any, max_tiles: int) -> Tensor:
     """Combines dimension 0 of partial results, the slots, by their variable's monoid on at most `max_tiles` tiles."""
-    total = reduce_partials(builder, partials, max_tiles)
+    return cast(builder, reduce_partials(builder, partials, max_tiles), out_dtype)
+
+
+def cast(builder: Builder, total: Tensor, out_dtype: Any) -> Tensor:
+    """Casts results of another dtype, in a compute set of their own."""
     if total.dtype == out_dtype:
         return total
     return elementwise(builder.named("cast"), _cast(np.dtype(out_dtype)), [total])

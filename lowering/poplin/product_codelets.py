@@ -18,11 +18,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ipujax.lowering.poplin.rearranged import rearrangement_cycles
+from ipujax.lowering.poplin.rearranged import rearrangement_of_whole_rows, slow_rearrangement
 from ipujax.lowering.poplin.spec import ConvSpec, Dims
 from ipujax.lowering.poplin.vertex_kinds import Block, VertexKind, block_cycles
 from ipujax.runtime.cache import remembered
-from ipujax.runtime.graph import BlockShapes, Codelet, Field
+from ipujax.runtime.graph import BlockShapes, Codelet, Field, SlowPath
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import dtype_name
 
@@ -163,7 +163,11 @@ def _codelet(
 
     def cycles(shapes: BlockShapes, target: Target) -> np.ndarray:
         block = block_of(shapes)
-        return np.asanyarray(block_cycles(kind, spec, block, target) + rearrangement_cycles(kind, spec, block, target))
+        copying = rearrangement_of_whole_rows(kind, spec, block, target)
+        return np.asanyarray(block_cycles(kind, spec, block, target) + copying)
+
+    def slow_paths(shapes: BlockShapes, repetitions: object, target: Target) -> Sequence[SlowPath]:
+        return slow_rearrangement(kind, spec, block_of(shapes), target)
 
     def operations(shapes: BlockShapes) -> np.ndarray:
         """Multiply-adds of numbers: zeros between the elements of a dilated input are none."""
@@ -180,6 +184,7 @@ def _codelet(
         flops=_MULTIPLY_ADD if prod(spec.lhs_dilation) == 1 else operations,
         is_product=True,
         language=kind.language,
+        slow_paths=slow_paths,
     )
 
 
@@ -200,8 +205,9 @@ def _unrolled_over_replicas(convolve: Callable[[jax.Array, jax.Array], jax.Array
 
 def _operands(kind: VertexKind, spec: ConvSpec, *names: str) -> Iterator[Field]:
     """Fields of operands; the AMP reads a list of vectors, one a group of channels (poplibs ConvPartial1x1Out.cpp)."""
-    for name, dtype in zip(names, (spec.lhs_dtype, spec.rhs_dtype), strict=True):
-        yield Field(name, "in", dtype, in_pieces=kind.uses_amp)
+    has_halo = spec.rearranged is not None and spec.rearranged.has_halo
+    for name, dtype, is_whole in zip(names, (spec.lhs_dtype, spec.rhs_dtype), (has_halo, False), strict=True):
+        yield Field(name, "in", dtype, in_pieces=kind.uses_amp and not is_whole)
 
 
 def _result(kind: VertexKind, dtype: Any) -> Field:

@@ -6,14 +6,18 @@ do not fill the groups of its vertices reads and writes another order. Its opera
 tile can keep them where they are used, and copied once on the tile; its results are copied on the tile.
 
 Source: poplibs `ConvModel.cpp`, `addTransformCycleEstimate`: which operands are rearranged, and that each is exchanged
-and copied; `Convolution.cpp`: a fast transpose moves 64 bits a cycle, which is the rate of any copy, and every tile
-that receives data in another order rearranges it. An atom of a copy is the largest unit that divides a run of channels:
-64, 32 or 16 bits (`addTransformCycleEstimate`, atom sizes).
+and copied; `getScaleFactorForTransform`, 5/4 cycles an element; `popops/Rearrange.cpp`, `canUseFastTranspose`: elements
+of two bytes alone have a fast transposition, of 64 bits a cycle, if rows and columns are multiples of four.
+`Convolution.cpp`: every tile that receives data in another order rearranges it. Rows of channels that are no whole
+vectors are copied by atoms, see `runtime.exchange.atoms`. `ConvVertices.cpp`, `inWindow`: the AMP reads the field of a
+group of channels in one piece, so that a part with a halo is put together.
 Limits: an operand that PopLibs rearranges once for more than seven tiles is copied by each of them; weight updates have
 no rule of their own.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 
@@ -26,9 +30,10 @@ from ipujax.lowering.poplin.vertex_kinds import (
     output_lengths,
     weight_lengths,
 )
-from ipujax.runtime.exchange import copy_cycles
+from ipujax.runtime.exchange import atom_bytes_of, atom_cycles, atom_name, copy_cycles
+from ipujax.runtime.graph import SlowPath, SlowReason
 from ipujax.runtime.target import Target
-from ipujax.runtime.tensor import element_bytes
+from ipujax.runtime.tensor import VECTOR_BYTES, element_bytes
 
 
 def rearranged(kind: VertexKind, spec: ConvSpec, target: Target) -> Rearranged:
@@ -50,7 +55,14 @@ def rearranged(kind: VertexKind, spec: ConvSpec, target: Target) -> Rearranged:
     # The operand whose blocks the AMP loads as weights has output channels, or rows where operands are swapped.
     lhs = all_operands or (pads_outs and kind.is_swapped)
     rhs = all_operands or (pads_outs and not kind.is_swapped)
-    return Rearranged(lhs, rhs, is_turned or pads_outs)
+    ins = extents.in_channels * int(product(extents.kernel) if kind.is_expanded else 1)
+    ins *= amp.in_channels // max(1, extents.in_channels) if kind.is_combined else 1
+    rows = ins, ins, outs
+    dtypes = spec.lhs_dtype, spec.rhs_dtype, spec.out_dtype
+    lhs_row, rhs_row, result_row = (
+        n if n * element_bytes(t) % VECTOR_BYTES else 0 for n, t in zip(rows, dtypes, strict=True)
+    )
+    return Rearranged(lhs, rhs, is_turned or pads_outs, (lhs_row, rhs_row, result_row), not spec.is_1x1)
 
 
 _KERNEL_ROWS_IN_GROUP = 4
@@ -63,21 +75,75 @@ def rearrangement_cycles(
 
     Partial results, of several `slots`, are not copied: the vertices that combine them write the order of the layer.
     """
-    needs_copy = rearranged(kind, spec, target) if spec.rearranged is None else spec.rearranged
+    total = rearrangement_of_whole_rows(kind, spec, block, target, slots)
+    for path in slow_rearrangement(kind, spec, block, target, slots):
+        total = total + path.cycles
+    return total
+
+
+def rearrangement_of_whole_rows(
+    kind: VertexKind, spec: ConvSpec, block: Dims[Count], target: Target, slots: Count = 1
+) -> Count:
+    """Tile cycles of `rearrangement_cycles` if rows of channels were whole vectors."""
+    lhs, rhs, results = _full_width_bytes(kind, spec, block, target, slots)
+    return copy_cycles(lhs + rhs, 0, target) + copy_cycles(results, 0, target)
+
+
+def slow_rearrangement(
+    kind: VertexKind, spec: ConvSpec, block: Dims[Count], target: Target, slots: Count = 1
+) -> list[SlowPath]:
+    """Slow paths of a block whose rows of channels are no whole vectors: they are copied by atoms."""
+    rows = _needs_copy(kind, spec, target).rows
+    moved = _moved_bytes(kind, spec, block, target, slots)
+    whole = _full_width_bytes(kind, spec, block, target, slots)
+    names = "inputs", "weights", "results"
+    paths = []
+    for what, row, num_bytes, whole_bytes, dtype in zip(names, rows, moved, whole, _dtypes(spec), strict=True):
+        if row and np.any(num_bytes):
+            width = element_bytes(dtype)
+            atom = atom_bytes_of(row * width)
+            extra = atom_cycles(num_bytes, atom) - whole_bytes / target.memcpy_bytes_per_cycle
+            cycles = np.maximum(0, np.ceil(extra)).astype(np.int64)
+            text = SlowReason(f"{what} rearranged {atom_name(atom)}", row, VECTOR_BYTES // width)
+            paths.append(SlowPath(text, cycles))
+    return paths
+
+
+def _needs_copy(kind: VertexKind, spec: ConvSpec, target: Target) -> Rearranged:
+    return rearranged(kind, spec, target) if spec.rearranged is None else spec.rearranged
+
+
+def _moved_bytes(
+    kind: VertexKind, spec: ConvSpec, block: Dims[Count], target: Target, slots: Count
+) -> tuple[Count, Count, Count]:
+    """Bytes of the inputs, weights and results of a block that are copied."""
+    needs_copy = _needs_copy(kind, spec, target)
     inputs = product(input_lengths(spec, block)) * element_bytes(spec.lhs_dtype)
-    weights = product(weight_lengths(block)) * element_bytes(spec.rhs_dtype)
-    results = product(output_lengths(block)) * element_bytes(spec.out_dtype)
     if kind.is_expanded:
         inputs = gathered_bytes(kind, spec, block)
-    before = needs_copy.lhs * _atoms(inputs, block.in_channels * element_bytes(spec.lhs_dtype), target)
-    before = before + needs_copy.rhs * _atoms(weights, block.in_channels * element_bytes(spec.rhs_dtype), target)
-    channels = product((block.batch, *block.field)) if kind.is_swapped else block.out_channels
-    after = needs_copy.result * (slots == 1) * _atoms(results, channels * element_bytes(spec.out_dtype), target)
-    return copy_cycles(before, 0, target) + copy_cycles(after, 0, target)
+    weights = product(weight_lengths(block)) * element_bytes(spec.rhs_dtype)
+    results = product(output_lengths(block)) * element_bytes(spec.out_dtype)
+    return needs_copy.lhs * inputs, needs_copy.rhs * weights, needs_copy.result * (slots == 1) * results
 
 
-def _atoms(num_bytes: Count, run_bytes: Count, target: Target) -> Count:
-    """Bytes that a full-width copy moves while bytes in runs of some length are copied atom by atom."""
-    # The largest atom is a vector, however many of its bytes are copied in a cycle.
-    atom_bytes = np.gcd(np.asarray(run_bytes).astype(np.int64), target.vector_width_bytes)
-    return num_bytes * target.vector_width_bytes // atom_bytes
+_SLOW_ELEMENT_CYCLES = 5 / 4
+
+
+def _full_width_bytes(
+    kind: VertexKind, spec: ConvSpec, block: Dims[Count], target: Target, slots: Count
+) -> tuple[Count, ...]:
+    """Bytes that a full-width copy moves in the time of `_moved_bytes`, if rows are whole vectors."""
+    moved = _moved_bytes(kind, spec, block, target, slots)
+    return tuple(_as_full_width(num_bytes, dtype) for num_bytes, dtype in zip(moved, _dtypes(spec), strict=True))
+
+
+def _as_full_width(num_bytes: Count, dtype: Any) -> Count:
+    # Only elements of two bytes have a fast transposition, of 64 bits a cycle; others move one by one.
+    width = element_bytes(dtype)
+    if width == 2:
+        return num_bytes
+    return np.ceil(num_bytes // width * (_SLOW_ELEMENT_CYCLES * VECTOR_BYTES)).astype(np.int64)
+
+
+def _dtypes(spec: ConvSpec) -> tuple[Any, Any, Any]:
+    return spec.lhs_dtype, spec.rhs_dtype, spec.out_dtype

@@ -18,6 +18,7 @@ import numpy as np
 
 from ipujax.lowering.poplin.cycles import Precision
 from ipujax.runtime.target import Target
+from ipujax.runtime.tensor import element_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +105,9 @@ class Rearranged:
     lhs: bool
     rhs: bool
     result: bool
+    # Channels of a row of activations, weights and results that are no whole vectors; 0 for rows of whole vectors
+    rows: tuple[int, int, int] = (0, 0, 0)
+    has_halo: bool = False  # whether activations of larger kernels are put together in one piece, as the AMP reads them
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +138,15 @@ class ConvSpec:
     def is_1x1(self) -> bool:
         """True if the kernel is one element."""
         return all(n == 1 for n in self.extents.kernel)
+
+    @property
+    def vertex_dtype(self) -> np.dtype[Any]:
+        """Dtype that vertices write where nothing is combined: that of partials, if results are cast to a narrower one.
+
+        Source: poplibs `poplin/Convolution.cpp`: partials that are not reduced are cast in a compute set of their own.
+        """
+        is_cast = element_bytes(self.partials_dtype) > element_bytes(self.out_dtype)
+        return self.partials_dtype if is_cast else self.out_dtype
 
     @property
     def code(self) -> ConvSpec:

@@ -97,7 +97,7 @@ class ExchangeCounts:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CopyingCounts:
-    """Bytes and fragments that are copied on the busiest tiles, int64[2, n], and the IPU of each, int64[n]."""
+    """Copies on the busiest tiles, bytes, fragments and cycles by atoms, int64[3, n], and the IPU of each, int64[n]."""
 
     copied: np.ndarray
     ipu: np.ndarray
@@ -105,12 +105,13 @@ class CopyingCounts:
 
     @staticmethod
     def by_tile(copied: np.ndarray, window: Window) -> CopyingCounts:
-        """Return the counts of copied bytes and fragments, int64[2, tiles]."""
+        """Return the counts of bytes, fragments and cycles by atoms, int64[3, tiles]."""
         counts, ipu = distinct_tiles(copied, window)
         chosen = without_lesser(counts, ipu)
         return CopyingCounts(counts[:, chosen], ipu[chosen], window.num_ipus)
 
     def cycles(self, target: Target) -> np.ndarray:
         """Return the cycles on each IPU, [num_ipus, machines]."""
-        copied_bytes, fragments = self.copied[..., None]
-        return largest_of_ipus(copy_cycles(copied_bytes, fragments, target), self.ipu, self.num_ipus)
+        copied_bytes, fragments, slow_cycles = self.copied[..., None]
+        cycles = copy_cycles(copied_bytes, fragments, target, slow_cycles)
+        return largest_of_ipus(cycles, self.ipu, self.num_ipus)

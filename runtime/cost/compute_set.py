@@ -21,14 +21,34 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 
 from ipujax.runtime.cache import recall_stored
 from ipujax.runtime.cost.ipu_window import Window, compact, is_count_by_tile, mapping_range, tile_range
-from ipujax.runtime.exchange import Traffic, copy_cycles, exchange_cycles, geometry, mappings_of, receive_cycles
-from ipujax.runtime.exchange.traffic import traffic
-from ipujax.runtime.graph import NO_TILE, BlockShapes, Codelet, ComputeSet, Dim, Field, Graph, VertexGroup, dim_extent
+from ipujax.runtime.cost.padded_rows import padding_of_group
+from ipujax.runtime.cost.rearrangement import field_traffics, rearrangement
+from ipujax.runtime.exchange import (
+    Traffic,
+    exchange_cycles,
+    geometry,
+    mappings_of,
+    receive_cycles,
+)
+from ipujax.runtime.graph import (
+    NO_TILE,
+    BlockShapes,
+    Codelet,
+    ComputeSet,
+    Dim,
+    Graph,
+    SlowPath,
+    SlowReason,
+    VertexGroup,
+    dim_extent,
+    repetitions,
+)
 from ipujax.runtime.target import Target, issue_round_cycles
 
 
@@ -69,6 +89,8 @@ class ComputeSetCost:
         vertices: vertices on each tile.
         before: exchange of operands.
         after: exchange of results that are stored on another tile.
+        slow_paths: number of the vertex group, reason and cycles, on the tile that they take longest, of each slow path
+            of its vertices and of the copies of its operands and results; these cycles are part of `compute_cycles`.
     """
 
     compute_set: ComputeSet
@@ -83,6 +105,7 @@ class ComputeSetCost:
     vertices: np.ndarray
     before: ExchangeCost
     after: ExchangeCost
+    slow_paths: tuple[tuple[int, SlowReason, int], ...]
 
 
 def block_shapes(group: VertexGroup) -> BlockShapes:
@@ -181,6 +204,7 @@ def _is_cost_of(cost: ComputeSetCost, graph: Graph, compute_set: ComputeSet) -> 
         and len(cost.active_by_group) == len(groups)
         and [name for name, _ in cost.active_by_codelet] == [*dict.fromkeys(group.codelet.name for group in groups)]
         and min((*cost.active_by_group, *(cycles for _, cycles in cost.active_by_codelet)), default=0) >= 0
+        and all(0 <= group < len(groups) and cycles > 0 for group, _, cycles in cost.slow_paths)
     )
 
 
@@ -192,7 +216,16 @@ def _cost_key(group: VertexGroup, graph: Graph) -> tuple[object, ...] | None:
         return None
     mapped = tuple((x.dtype, mappings_of(x, graph)) for x in tensors)
     cuts = tuple(axis.cuts.tobytes() for axis in group.axes)
-    return group.codelet, views, mapped, tuple(access.dims for access in group.accesses), cuts, group.tile.tobytes()
+    padded = tuple(graph.padded_lengths.items())
+    return (
+        group.codelet,
+        padded,
+        views,
+        mapped,
+        tuple(access.dims for access in group.accesses),
+        cuts,
+        group.tile.tobytes(),
+    )
 
 
 def _cost(graph: Graph, compute_set: ComputeSet) -> ComputeSetCost:
@@ -201,23 +234,25 @@ def _cost(graph: Graph, compute_set: ComputeSet) -> ComputeSetCost:
     window = window_of(graph, groups)
     reads = field_traffics(graph, groups, False)
     writes = field_traffics(graph, groups, True)
-    operand_bytes, operand_cycles = _rearrangement(reads, window, target)
-    result_bytes, result_cycles = _rearrangement(writes, window, target)
-    copied_cycles = operand_cycles + result_cycles
-    vertex_cycles, active, by_group, by_codelet, vertices = _vertices(groups, window, target)
+    before, after = (
+        rearrangement(rows, is_result, window, graph) for rows, is_result in ((reads, False), (writes, True))
+    )
+    copied_cycles = before.cycles + after.cycles
+    vertex_cycles, active, by_group, by_codelet, vertices, slow_paths = _vertices(graph, groups, window)
     return ComputeSetCost(
         compute_set,
         window.first_ipu,
         compact(vertex_cycles + copied_cycles),
         compact(copied_cycles),
-        compact(result_cycles),
-        compact(operand_bytes + result_bytes),
+        compact(after.cycles),
+        compact(before.num_bytes + after.num_bytes),
         compact(active),
         tuple(by_codelet.items()),
         by_group,
         compact(vertices),
-        exchange_cost([t for _, t in reads], window, target),
-        exchange_cost([t for _, t in writes], window, target),
+        exchange_cost([row.traffic for row in reads], window, target),
+        exchange_cost([row.traffic for row in writes], window, target),
+        (*slow_paths, *before.slow_paths, *after.slow_paths),
     )
 
 
@@ -248,75 +283,99 @@ def exchange_cost(traffics: Sequence[Traffic], window: Window, target: Target) -
     return ExchangeCost(compact(received), compact(sent), compact(receives), compact(sends), compact(cycles))
 
 
-def field_traffics(graph: Graph, groups: Sequence[VertexGroup], results: bool) -> list[tuple[Field, Traffic]]:
-    """Return the exchange of each field that vertices read, or of each that they write."""
-    return [
-        (field, traffic(group, number, graph, results))
-        for group in groups
-        for number, field in enumerate(group.codelet.fields)
-        if (field.is_written if results else field.is_read)
-    ]
-
-
-def _rearrangement(
-    traffics: Sequence[tuple[Field, Traffic]], window: Window, target: Target
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return bytes and cycles of copying scattered operands, or results, on their own tile."""
-    contiguous = [t for field, t in traffics if not field.in_pieces]
-    copied_bytes = window.total(t.copied_bytes for t in contiguous)
-    if not copied_bytes.any():
-        return window.zeros, window.zeros
-    fragments = window.total(t.copied_fragments for t in contiguous)
-    return copied_bytes, copy_cycles(copied_bytes, fragments, target)
-
-
 def _vertices(
-    groups: Sequence[VertexGroup], window: Window, target: Target
-) -> tuple[np.ndarray, np.ndarray, tuple[int, ...], Counter[str], np.ndarray]:
-    """Return cycles and active cycles by tile, cycles by group, active cycles by codelet, and vertices by tile."""
+    graph: Graph, groups: Sequence[VertexGroup], window: Window
+) -> tuple[np.ndarray, np.ndarray, tuple[int, ...], Counter[str], np.ndarray, tuple[tuple[int, SlowReason, int], ...]]:
+    """Return cycles and active cycles by tile, cycles by group, those by codelet, vertices by tile, slow paths."""
     tiles = window.tiles
+    target = graph.target
     total, active, vertices = (np.zeros(tiles, np.int64) for _ in range(3))
     by_group: list[int] = []
     by_codelet = Counter[str]()
     worker_vertices: list[tuple[np.ndarray, np.ndarray]] = []
-    for group in groups:
-        tile, cycles, idle_slots = _vertex_cycles(group, target)
-        tile = tile - window.first_tile
-        on_tile = np.bincount(tile, cycles, tiles).astype(np.int64)
+    slow_paths: list[tuple[int, SlowReason, int]] = []
+    for number, group in enumerate(groups):
+        part = _group_cycles(group, graph)
+        tile = part.tile - window.first_tile
+        on_tile = np.bincount(tile, part.cycles, tiles).astype(np.int64)
         vertices += np.bincount(tile, minlength=tiles)
         busy_slots = on_tile
-        if idle_slots is not None:  # workers whose supervisor has no part for them are not active
-            busy_slots = np.bincount(tile, cycles - idle_slots, tiles).astype(np.int64)
+        if part.idle_slots is not None:  # workers whose supervisor has no part for them are not active
+            busy_slots = np.bincount(tile, part.cycles - part.idle_slots, tiles).astype(np.int64)
         active += busy_slots
         by_group.append(int(on_tile.sum()))
         by_codelet[group.codelet.name] += int(busy_slots.sum())
+        for reason, cycles in part.slow_paths:
+            slow_cycles = int(np.bincount(tile, cycles, tiles).max())
+            slow_paths += [(number, reason, slow_cycles)] if slow_cycles else []
         if group.codelet.supervisor:
             total += on_tile
         else:
-            worker_vertices.append((tile, cycles))
+            worker_vertices.append((tile, part.cycles))
     if worker_vertices:
         tile, cycles = (np.concatenate(parts) for parts in zip(*worker_vertices, strict=True))
         busy = np.bincount(tile, minlength=tiles) > 0
         slowest = slowest_workers(tile, cycles, tiles, target.worker_contexts)
         total += np.where(busy, target.supervisor_overhead_cycles + issue_round_cycles(target) * slowest, 0)
-    return total, active, tuple(by_group), by_codelet, vertices
+    return total, active, tuple(by_group), by_codelet, vertices, tuple(slow_paths)
 
 
-def _vertex_cycles(group: VertexGroup, target: Target) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """Return tile, cycles rounded up, and idle slots, if any, of each vertex of a group: int64[num_vertices]."""
+@dataclass(frozen=True, slots=True, eq=False)
+class _GroupCycles:
+    """Cycles of the vertices of a group, int64[vertices]; `idle_slots` are None where all workers are busy."""
+
+    tile: np.ndarray
+    cycles: np.ndarray  # rounded up, with those of slow paths
+    idle_slots: np.ndarray | None
+    slow_paths: tuple[tuple[SlowReason, np.ndarray], ...]  # reason, cycles
+
+
+def _group_cycles(group: VertexGroup, graph: Graph) -> _GroupCycles:
+    codelet = group.codelet
+    target = graph.target
     shapes = block_shapes(group)
-    cycles = whole_vertex_cycles(group.codelet, shapes, target)
-    idle_slots = _idle_slots(group.codelet, shapes, cycles, target)
+    paths = slow_paths_of(group, shapes, graph)
+    slow_cycles = sum(path.cycles for path in paths)
+    cycles = whole_vertex_cycles(codelet, shapes, target, padding_of_group(group, graph.padded_lengths), slow_cycles)
+    idle_slots = _idle_slots(codelet, shapes, cycles, target)
     is_vertex = group.tile != NO_TILE
-    tile = group.tile[is_vertex].astype(np.int64)
-    # Shapes, and so cycles, broadcast to the grid: an axis that cuts nothing of the blocks has length 1.
-    cycles = np.broadcast_to(cycles, group.grid)[is_vertex]
-    return tile, cycles, None if idle_slots is None else np.broadcast_to(idle_slots, group.grid)[is_vertex]
+
+    def of_vertices(values: np.ndarray) -> np.ndarray:
+        # Shapes, and so cycles, broadcast to the grid: an axis that cuts nothing of the blocks has length 1.
+        return np.broadcast_to(values, group.grid)[is_vertex]
+
+    return _GroupCycles(
+        group.tile[is_vertex].astype(np.int64),
+        of_vertices(cycles),
+        None if idle_slots is None else of_vertices(idle_slots),
+        tuple((path.reason, of_vertices(path.cycles)) for path in paths),
+    )
 
 
-def whole_vertex_cycles(codelet: Codelet, shapes: BlockShapes, target: Target) -> np.ndarray:
-    """Return the cycles of vertices with blocks of some shapes, rounded up."""
+def slow_paths_of(group: VertexGroup, shapes: BlockShapes, graph: Graph) -> list[SlowPath]:
+    """Return the slow paths of a group's vertices, those of rows that are padded left out."""
+    if group.codelet.slow_paths is None:
+        return []
+    paths = group.codelet.slow_paths(shapes, repetitions(group), graph.target)
+    return [path for path in paths if path.reason.row not in graph.padded_lengths]
+
+
+def whole_vertex_cycles(
+    codelet: Codelet, shapes: BlockShapes, target: Target, padding: float, slow_cycles: Any
+) -> np.ndarray:
+    """Return the cycles of vertices with blocks of some shapes, rounded up.
+
+    Args:
+        codelet: its formula.
+        shapes: of the blocks of its fields.
+        target: a target, or an array of machines.
+        padding: elements with padding over those without.
+        slow_cycles: of slow paths, on top.
+    """
     cycles = np.asanyarray(codelet.cycles(shapes, target))
+    if padding > 1:
+        cycles = np.ceil(cycles * padding)
+    cycles = cycles + slow_cycles
     return (np.ceil(cycles) if cycles.dtype.kind == "f" else cycles).astype(np.int64)
 
 

@@ -9,15 +9,23 @@ Limits: vertices of code that a user has costed are computed one machine after a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from ipujax.runtime.cost.busiest_tiles import ExchangeCounts, distinct_tiles, largest_of_ipus
-from ipujax.runtime.cost.compute_set import ComputeSetCost, block_shapes, field_traffics, whole_vertex_cycles, window_of
+from ipujax.runtime.cost.compute_set import (
+    ComputeSetCost,
+    block_shapes,
+    slow_paths_of,
+    whole_vertex_cycles,
+    window_of,
+)
 from ipujax.runtime.cost.ipu_window import Window
-from ipujax.runtime.exchange import Traffic, copy_cycles
-from ipujax.runtime.graph import NO_TILE, BlockShapes, Codelet, ComputeSet, Field, Graph, VertexGroup
+from ipujax.runtime.cost.padded_rows import padding_of_group
+from ipujax.runtime.cost.rearrangement import FieldTraffic, field_traffics, rearrangement_counts
+from ipujax.runtime.exchange import copy_cycles
+from ipujax.runtime.graph import NO_TILE, BlockShapes, Codelet, ComputeSet, Graph, VertexGroup
 from ipujax.runtime.target import Machines, Target, issue_round_cycles
 from ipujax.runtime.tensor import pad_tiles
 
@@ -53,15 +61,26 @@ def slowest_of_ipus(cycles: np.ndarray, first_ipu: int, target: Target) -> np.nd
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Vertices:
-    """Vertices of one codelet: shapes of each distinct one, int64[n, 1], and how many a tile has, int64[n, tiles]."""
+    """Vertices of one codelet.
+
+    Args:
+        codelet: the codelet.
+        shapes: of each distinct vertex, int64[n, 1].
+        slow_cycles: of its slow paths, float64[n, 1].
+        padding: elements with padding over those without.
+        on_tile: how many a tile has, int64[n, tiles].
+    """
 
     codelet: Codelet
     shapes: BlockShapes
+    slow_cycles: np.ndarray
+    padding: float
     on_tile: np.ndarray
 
     def cycles(self, target: Target) -> np.ndarray:
         """Return the cycles of each distinct vertex, rounded up, [n, machines]."""
-        cycles = whole_vertex_cycles(self.codelet, self.shapes, target)
+        slow_cycles = self.slow_cycles if self.slow_cycles.any() else 0
+        cycles = whole_vertex_cycles(self.codelet, self.shapes, target, self.padding, slow_cycles)
         machines = cycles.shape[-1] if cycles.ndim else 1
         return np.broadcast_to(cycles.reshape(-1, machines), (len(self.on_tile), machines))
 
@@ -75,7 +94,8 @@ class ComputeSetCounts:
         before: exchange of operands.
         after: exchange of results.
         vertices: of each vertex group, on the distinct tiles.
-        copied: bytes and fragments of operands, then of results, that are copied on each of these tiles, int64[4, n].
+        copied: bytes, fragments and cycles by atoms of operands, then of results, that are copied on each of these
+            tiles, int64[6, n].
         ipu: IPU of each, in the window, int64[n].
         has_vertices: whether each IPU of the window has vertices.
     """
@@ -96,8 +116,8 @@ class ComputeSetCounts:
     def compute_cycles(self, target: Target) -> np.ndarray:
         """Return the cycles of vertices and of copies on each IPU, [num_ipus, machines]."""
         total = np.zeros((len(self.ipu), 1), np.int64)
-        for copied_bytes, fragments in self.copied.reshape(2, 2, len(self.ipu), 1):
-            total = total + copy_cycles(copied_bytes, fragments, target)
+        for copied_bytes, fragments, slow_cycles in self.copied.reshape(2, 3, len(self.ipu), 1):
+            total = total + copy_cycles(copied_bytes, fragments, target, slow_cycles)
         workers: list[tuple[np.ndarray, np.ndarray]] = []
         for each in self.vertices:
             if each.codelet.supervisor:
@@ -136,51 +156,52 @@ def compute_set_counts(graph: Graph, compute_set: ComputeSet) -> ComputeSetCount
     window = window_of(graph, groups)
     reads = field_traffics(graph, groups, False)
     writes = field_traffics(graph, groups, True)
-    distinct = [_distinct_vertices(group, window) for group in groups]
-    copied = np.concatenate([_copied(reads, window), _copied(writes, window)])
-    numbers = [on_tile for _, on_tile in distinct]
+    distinct = [_distinct_vertices(group, window, graph) for group in groups]
+    copied = np.concatenate([_copied(reads, False, window, graph), _copied(writes, True, window, graph)])
+    numbers = [each.on_tile for each in distinct]
     counts, ipu = distinct_tiles(np.concatenate([copied, *numbers]), window)
-    bounds = np.cumsum([4, *map(len, numbers)])
+    bounds = np.cumsum([len(copied), *map(len, numbers)])
     vertices = tuple(
-        _Vertices(group.codelet, shapes, counts[low:high])
-        for group, (shapes, _), low, high in zip(groups, distinct, bounds[:-1], bounds[1:], strict=True)
+        replace(each, on_tile=counts[low:high])
+        for each, low, high in zip(distinct, bounds[:-1], bounds[1:], strict=True)
     )
     on_any = sum((on_tile.sum(0) for on_tile in numbers), np.zeros(window.tiles, np.int64))
     return ComputeSetCounts(
         window.first_ipu,
-        ExchangeCounts.of([t for _, t in reads], window),
-        ExchangeCounts.of([t for _, t in writes], window),
+        ExchangeCounts.of([row.traffic for row in reads], window),
+        ExchangeCounts.of([row.traffic for row in writes], window),
         vertices,
-        counts[:4],
+        counts[: len(copied)],
         ipu,
         np.asarray(on_any.reshape(window.num_ipus, -1).any(1)),
     )
 
 
-def _copied(traffics: Sequence[tuple[Field, Traffic]], window: Window) -> np.ndarray:
-    """Return bytes and fragments that are copied on each tile, int64[2, tiles]; see `compute_set._rearrangement`."""
-    contiguous = [t for field, t in traffics if not field.in_pieces]
-    return np.stack(
-        [window.total(t.copied_bytes for t in contiguous), window.total(t.copied_fragments for t in contiguous)]
-    )
+def _copied(rows: Sequence[FieldTraffic], results: bool, window: Window, graph: Graph) -> np.ndarray:
+    """Return bytes, fragments and cycles by atoms that are copied on each tile, int64[3, tiles]."""
+    counts = rearrangement_counts(rows, results, window, graph)
+    return np.stack([counts.fast_bytes, counts.fast_fragments, counts.slow_cycles])
 
 
-def _distinct_vertices(group: VertexGroup, window: Window) -> tuple[BlockShapes, np.ndarray]:
-    """Return the shapes of the distinct vertices of a group, int64[n, 1], and how many a tile has, int64[n, tiles]."""
+def _distinct_vertices(group: VertexGroup, window: Window, graph: Graph) -> _Vertices:
+    """Return the distinct vertices of a group; `on_tile` has the tiles of the window."""
     shapes = block_shapes(group)
+    padding = padding_of_group(group, graph.padded_lengths)
+    slow = sum((path.cycles for path in slow_paths_of(group, shapes, graph)), np.zeros(()))
     is_vertex = group.tile != NO_TILE
     tile = group.tile[is_vertex].astype(np.int64) - window.first_tile
     if group.codelet.costed_by == "vertex":  # its formula is of the whole grid
         numbers = np.zeros((group.tile.size, window.tiles), np.int64)
         numbers[np.flatnonzero(is_vertex), tile] = 1
-        return shapes, numbers
+        return _Vertices(group.codelet, shapes, np.broadcast_to(slow, group.grid).reshape(-1, 1), padding, numbers)
     lengths = [np.broadcast_to(length, group.grid)[is_vertex] for block in shapes for length in block]
-    rows = np.stack(lengths) if lengths else np.zeros((1, len(tile)), np.int64)
+    rows = np.stack([*lengths, np.broadcast_to(slow, group.grid)[is_vertex].astype(float)])
     distinct, number = np.unique(rows, axis=1, return_inverse=True)
     numbers = np.zeros((distinct.shape[1], window.tiles), np.int64)
     np.add.at(numbers, (number.reshape(-1), tile), 1)
-    columns = iter(distinct[:, :, None])
-    return [tuple(next(columns) for _ in block) for block in shapes], numbers
+    columns = iter(distinct[:-1, :, None].astype(np.int64))
+    blocks = [tuple(next(columns) for _ in block) for block in shapes]
+    return _Vertices(group.codelet, blocks, distinct[-1][:, None], padding, numbers)
 
 
 def compute_set_cycles(counts: ComputeSetCounts, machines: Machines) -> ComputeSetCycles:

@@ -29,9 +29,11 @@ from ipujax.runtime.cache import recall, remembered
 from ipujax.runtime.cost.compute_set import ExchangeCost
 from ipujax.runtime.cost.ipu_window import Window, compact, mapping_range
 from ipujax.runtime.cost.links import link_cycles
+from ipujax.runtime.cost.padded_rows import padding_of_tensor, with_padding
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.exchange import (
     Traffic,
+    atom_cycles,
     copy_cycles,
     copy_traffic,
     exchange_cycles,
@@ -39,6 +41,8 @@ from ipujax.runtime.exchange import (
     independent_parts,
     mappings_of,
     receive_cycles,
+    shortest_atom,
+    slow_bytes,
 )
 from ipujax.runtime.graph import (
     Copy,
@@ -46,6 +50,7 @@ from ipujax.runtime.graph import (
     Graph,
     HostStream,
     RemoteBuffer,
+    SlowReason,
     SyncKind,
     of_replicas,
 )
@@ -71,6 +76,7 @@ class CopyCost:
         copy_cycles: cycles of copying on the own tile.
         flows: bytes from each IPU (row) to each other (column), int64[num_ipus, num_ipus]; None when all stays inside.
         link_cycles: cycles of each IPU for data that leaves or reaches it, int64[num_ipus]; None as `flows`.
+        slow_path: why rows are copied by atoms of less than a vector; None if none is.
     """
 
     first_ipu: int
@@ -78,6 +84,7 @@ class CopyCost:
     copy_cycles: np.ndarray
     flows: np.ndarray | None = None
     link_cycles: np.ndarray | None = None
+    slow_path: SlowReason | None = None
 
     @property
     def is_global(self) -> bool:
@@ -172,8 +179,10 @@ class CopyCounts:
         sends: contiguous parts of those.
         local_bytes: bytes that are copied on the tile.
         local_fragments: contiguous parts of those.
+        slow_cycles: cycles of rows that are copied by atoms, in the place of `local_bytes`.
         flows: bytes from each IPU (row) to each other (column), int64[num_ipus, num_ipus]; None when all stays inside.
         link_flows: the same of all IPUs whose links they load, those of other replicas too; None as `flows`.
+        slow_path: why rows are copied by atoms; None if none is.
     """
 
     window: Window
@@ -185,16 +194,19 @@ class CopyCounts:
     sends: np.ndarray
     local_bytes: np.ndarray
     local_fragments: np.ndarray
+    slow_cycles: np.ndarray
     flows: np.ndarray | None = None
     link_flows: np.ndarray | None = None
+    slow_path: SlowReason | None = None
 
     def cost(self, target: Target) -> CopyCost:
         """Return the cost on a target; that of its links is of one replica, whose links are slowest."""
-        copied_cycles = compact(copy_cycles(self.local_bytes, self.local_fragments, target))
+        copied_cycles = compact(copy_cycles(self.local_bytes, self.local_fragments, target, self.slow_cycles))
         links = None
         if self.link_flows is not None:
             links = link_cycles(self.link_flows, target).reshape(-1, target.num_ipus).max(0)
-        return CopyCost(self.window.first_ipu, self._exchange_cost(target), copied_cycles, self.flows, links)
+        exchange = self._exchange_cost(target)
+        return CopyCost(self.window.first_ipu, exchange, copied_cycles, self.flows, links, self.slow_path)
 
     def _exchange_cost(self, target: Target) -> ExchangeCost:
         if not self.received_bytes.any() and not self.sent_bytes.any():
@@ -216,13 +228,25 @@ def copy_counts(graph: Graph, copy: Copy) -> CopyCounts:
     target = graph.target
     variables = (*copy.source.variables(), *copy.destination.variables())
     window = Window.of([mapping_range(graph.mappings[v]) for v in variables], target)
-    traffic = copy_traffic(copy.source, copy.destination, graph)
+    lengths = graph.padded_lengths
+    factor = max(padding_of_tensor(tensor, lengths) for tensor in (copy.source, copy.destination))
+    traffic = with_padding(copy_traffic(copy.source, copy.destination, graph), factor)
     counts = {name: window.total([getattr(traffic, name)]) for name in _COPIED}
+    slow_cycles = window.zeros
+    uneven = shortest_atom([copy.source, copy.destination], lengths)
+    slow_path = None
+    if uneven is not None:
+        # All local bytes are copied; those of one part begin with a vector.
+        slow = window.total([slow_bytes(replace(traffic, copied_bytes=traffic.local_bytes), uneven.atom_bytes, 1)])
+        counts |= {name: np.where(slow > 0, 0, counts[name]) for name in ("local_bytes", "local_fragments")}
+        slow_cycles = np.ceil(atom_cycles(slow, uneven.atom_bytes)).astype(np.int64)
+        slow_path = uneven.because("copied") if slow.any() else None
     flows = _flows(graph, copy) if window.num_ipus > 1 else None
     if flows is None or not flows.any():
-        return CopyCounts(window, **counts)
+        return CopyCounts(window, **counts, slow_cycles=slow_cycles, slow_path=slow_path)
     # That tiles share a bus is known of the exchange inside an IPU only.
-    return CopyCounts(window, **{**counts, "shared_bytes": window.zeros}, flows=flows, link_flows=flows)
+    counts["shared_bytes"] = window.zeros
+    return CopyCounts(window, **counts, slow_cycles=slow_cycles, flows=flows, link_flows=flows, slow_path=slow_path)
 
 
 _COPIED = (
@@ -372,8 +396,8 @@ def cross_replica_counts(graph: Graph, copy: CrossReplicaCopy) -> CopyCounts:
     parts = {name: pad_tiles(getattr(pair, name), pair.window.first_tile, 2 * tiles) for name in _EXCHANGED}
     counts = {name: part[:tiles] + part[tiles:] for name, part in parts.items()}
     window = Window(0, num_ipus, target.tiles_per_ipu)
-    none = dict.fromkeys(set(_COPIED) - set(_EXCHANGED), window.zeros)
-    return CopyCounts(window, **counts, **none, flows=pair_flows, link_flows=flows)
+    moved = dict.fromkeys((*_COPIED, "slow_cycles"), window.zeros) | counts
+    return CopyCounts(window, **moved, flows=pair_flows, link_flows=flows)
 
 
 _EXCHANGED = ("received_bytes", "sent_bytes", "receives", "sends")

@@ -16,6 +16,7 @@ from ipujax.runtime.cost.compute_set_counts import of_all_ipus, slowest_of_ipus
 from ipujax.runtime.cost.links import link_cycles
 from ipujax.runtime.cost.transfer import (
     CopyCost,
+    CopyCounts,
     StreamCounts,
     copy_counts,
     cross_replica_counts,
@@ -58,8 +59,13 @@ def slowest_tiles_of_copy(cost: CopyCost, target: Target) -> CopyCycles:
 
 def copying_counts(graph: Graph, copy: Copy) -> CopyingCounts:
     """Return what a copy moves on its own tiles."""
-    parts = copy_counts(graph, copy)
-    return CopyingCounts.by_tile(np.stack([parts.local_bytes, parts.local_fragments]), parts.window)
+    return copying_of(copy_counts(graph, copy))
+
+
+def copying_of(parts: CopyCounts) -> CopyingCounts:
+    """Return the copies on own tiles among what a copy moves."""
+    copied = np.stack([parts.local_bytes, parts.local_fragments, parts.slow_cycles])
+    return CopyingCounts.by_tile(copied, parts.window)
 
 
 def copy_cycles_on(graph: Graph, copy: Copy | CrossReplicaCopy) -> Callable[[Machines], CopyCycles]:
@@ -70,7 +76,9 @@ def copy_cycles_on(graph: Graph, copy: Copy | CrossReplicaCopy) -> Callable[[Mac
     )
     received = [operands] if parts.received_bytes.any() else []
     exchange = ExchangeCounts.by_tile(received, np.stack([parts.sent_bytes, parts.sends]), parts.window)
-    copying = CopyingCounts.by_tile(np.stack([parts.local_bytes, parts.local_fragments]), parts.window)
+    copying = CopyingCounts.by_tile(
+        np.stack([parts.local_bytes, parts.local_fragments, parts.slow_cycles]), parts.window
+    )
     num_ipus = graph.target.num_ipus
 
     def link_part(target: Target) -> np.ndarray:

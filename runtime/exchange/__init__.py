@@ -1,5 +1,14 @@
 """Exchange between tiles: bytes each tile sends and receives, and pieces; the cost of a superstep."""
 
+from ipujax.runtime.exchange.atoms import (
+    atom_bytes_of as atom_bytes_of,
+    atom_cycles as atom_cycles,
+    atom_name as atom_name,
+    row_of as row_of,
+    shortest_atom as shortest_atom,
+    slow_bytes as slow_bytes,
+    slow_copy_cycles as slow_copy_cycles,
+)
 from ipujax.runtime.exchange.count import Demand as Demand, Traffic as Traffic, cut_at_homes as cut_at_homes
 from ipujax.runtime.exchange.demand import access_demand as access_demand, mappings_of as mappings_of
 from ipujax.runtime.exchange.runs import (

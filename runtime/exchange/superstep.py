@@ -57,6 +57,7 @@ def superstep(
     copied_bytes: Count = 0,
     copied_fragments: Count = 0,
     compute_cycles: Count = 0,
+    slow_cycles: Count = 0,
 ) -> Superstep:
     """Cycles of one superstep, by phase.
 
@@ -67,9 +68,10 @@ def superstep(
         copied_bytes: bytes that are copied on the tile.
         copied_fragments: contiguous parts of those.
         compute_cycles: cycles of the vertices.
+        slow_cycles: of copying rows that are no whole vectors, see `atoms`.
     """
     exchange = exchange_cycles(receiving_cycles, sent_bytes, target)
-    copies = copy_cycles(copied_bytes, copied_fragments, target)
+    copies = copy_cycles(copied_bytes, copied_fragments, target, slow_cycles)
     return Superstep(sync_cycles(1, target), exchange, copies, compute_cycles)
 
 
@@ -131,16 +133,17 @@ def exchange_cycles(receiving_cycles: Count, sent_bytes: Count, target: Target, 
     return np.where(busy_cycles > 0, busy_cycles + target.exchange_startup_cycles, 0)
 
 
-def copy_cycles(copied_bytes: Count, copied_fragments: Count, target: Target) -> Any:
+def copy_cycles(copied_bytes: Count, copied_fragments: Count, target: Target, slow_cycles: Count = 0) -> Any:
     """Return the cycles of each tile to rearrange bytes in its own memory; arrays are int64[num_tiles].
 
     Args:
-        copied_bytes: bytes copied, as `Traffic.copied_bytes`.
+        copied_bytes: bytes copied in whole vectors, as `Traffic.copied_bytes`.
         copied_fragments: contiguous parts of those.
         target: cost of a byte, of a part, and of starting at all.
+        slow_cycles: of other rows, copied in the same phase, see `atoms`.
 
     Source: reference B5, a fit to copies before and after an exchange on Mk1.
     """
     stream_cycles = np.ceil(copied_bytes / target.memcpy_bytes_per_cycle).astype(np.int64)
-    busy_cycles = target.copy_startup_cycles + stream_cycles + copied_fragments * target.copy_fragment_cycles
-    return np.where(copied_bytes > 0, busy_cycles, 0)
+    busy_cycles = stream_cycles + copied_fragments * target.copy_fragment_cycles + slow_cycles
+    return np.where(busy_cycles > 0, target.copy_startup_cycles + busy_cycles, 0)

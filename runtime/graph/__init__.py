@@ -30,6 +30,7 @@ from ipujax.runtime.graph.graph import (
 )
 from ipujax.runtime.graph.graph_notes import (
     ComputedAgain as ComputedAgain,
+    PaddedRows as PaddedRows,
     ReasonToRepeat as ReasonToRepeat,
     UnmetBound as UnmetBound,
 )
@@ -67,6 +68,12 @@ from ipujax.runtime.graph.program import (
     Switch as Switch,
     WholeOperation as WholeOperation,
     direct_tensors as direct_tensors,
+)
+from ipujax.runtime.graph.repetitions import repetitions as repetitions
+from ipujax.runtime.graph.slow_paths import (
+    Repetition as Repetition,
+    SlowPath as SlowPath,
+    SlowReason as SlowReason,
 )
 from ipujax.runtime.graph.vertex_group import (
     NO_TILE as NO_TILE,

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from ipujax.runtime.graph.slow_paths import Repetition, SlowPath
 from ipujax.runtime.target import Target
 
 Direction = Literal["in", "out", "inout"]
@@ -93,6 +94,8 @@ class Codelet:
         costed_by: what `cycles` and `parts` can be computed for at once: for "arrays" of machines and blocks; by
             "machine", for one target after another, as code of a user; by "vertex", moreover for the grid of all
             vertices of a group, as vertices of equal blocks differ.
+        slow_paths: `(shapes, repetitions, target) -> slow paths` that vertices take, from the lengths of the blocks and
+            the repetition of each field. Their cycles come on top of `cycles`. None where all rows are equally fast.
         sources: for each field that is written the numbers, among the fields that are read, of those that it is
             computed from; None where each is computed from all.
     """
@@ -119,6 +122,7 @@ class Codelet:
     ordered_axes: tuple[int, ...] = ()
     sources: tuple[frozenset[int], ...] | None = None
     costed_by: Literal["arrays", "machine", "vertex"] = "arrays"
+    slow_paths: Callable[[BlockShapes, Sequence[Repetition | None], Target], Sequence[SlowPath]] | None = None
 
     def __repr__(self) -> str:
         return f"Codelet({self.name})"

@@ -119,6 +119,11 @@ class Graph(OfGraph):
         return self.scope.origin
 
     @property
+    def padded_lengths(self) -> dict[int, int]:
+        """Elements that rows of each padded length take in memory."""
+        return {row.length: row.padded_length for row in self.notes.padded_rows}
+
+    @property
     def byte_cost_cycles(self) -> float:
         """Cost per byte on the fullest tile, which planners add now."""
         return self.scope.byte_cost_cycles

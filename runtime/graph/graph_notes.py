@@ -54,6 +54,23 @@ class ComputedAgain:
     origin: Origin
 
 
+@dataclass(frozen=True, slots=True)
+class PaddedRows:
+    """Rows of one length that are padded to whole vectors in memory, see `Options.pad_rows`.
+
+    Args:
+        length: elements of a row.
+        padded_length: elements that it takes.
+        saved_cycles: cycles of a run that padding saves, loops whose trip count is data run once.
+        added_bytes: bytes that it adds on the fullest tile at most.
+    """
+
+    length: int
+    padded_length: int
+    saved_cycles: int
+    added_bytes: int
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Notes:
     """What operations note of themselves while they are added, for profiles.
@@ -63,6 +80,7 @@ class Notes:
         gathered: primitive and line of each equation that every IPU of a mesh computes whole, for want of a rule.
         unmet_bounds: operations whose plans exceed the available memory proportion.
         computed_again: equal operations that are computed several times on purpose.
+        padded_rows: rows that are padded to whole vectors.
         libraries: op libraries that the user's program has added.
         roles: roles of variables, see `runtime.tensor.roles`; others have no known role.
     """
@@ -71,6 +89,7 @@ class Notes:
     gathered: list[tuple[str, str]] = field(default_factory=list)
     unmet_bounds: list[UnmetBound] = field(default_factory=list)
     computed_again: list[ComputedAgain] = field(default_factory=list)
+    padded_rows: list[PaddedRows] = field(default_factory=list)
     libraries: set[str] = field(default_factory=set)
     roles: dict[Variable, str] = field(default_factory=dict)
 
@@ -81,6 +100,7 @@ class Notes:
             list(self.gathered),
             list(self.unmet_bounds),
             list(self.computed_again),
+            list(self.padded_rows),
             set(self.libraries),
             dict(self.roles),
         )

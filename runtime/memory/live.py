@@ -22,12 +22,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from ipujax.runtime.analysis import Liveness, Step
-from ipujax.runtime.cost import ComputeSetCost
+from ipujax.runtime.cost import ComputeSetCost, bytes_in_memory
 from ipujax.runtime.files.figure_kinds import TileIndex
 from ipujax.runtime.graph import Execute, Graph
 from ipujax.runtime.memory.always_live import Costs
 from ipujax.runtime.memory.frames import Frames, Owner
-from ipujax.runtime.tensor import Origin, TileMapping, Variable, element_bytes
+from ipujax.runtime.tensor import Origin, TileMapping, Variable
 
 LIVE = ("variable", "message", "rearrangement", "outputEdge", "borrowed")
 
@@ -84,7 +84,8 @@ class Occupancy:
         self.borrowed: dict[tuple[str, int], Borrowed] = {}
         self._costs = costs
         # By mapping and element size, not by variable: most variables of a model share a few mappings.
-        self._bytes_by_tile: dict[tuple[TileMapping, int], tuple[int, np.ndarray]] = {}
+        self._padded_lengths = graph.padded_lengths
+        self._bytes_by_tile: dict[tuple[TileMapping, float], tuple[int, np.ndarray]] = {}
         self._peaks: dict[Owner, Peak] = {}
         self._peak_pieces: dict[Owner, list[Piece]] = {}
         self._buffers: dict[Step, tuple[Piece, ...]] = {}
@@ -92,12 +93,12 @@ class Occupancy:
     def bytes_by_tile(self, variable: Variable) -> tuple[int, np.ndarray]:
         """Return the first tile of a variable, and its bytes on each tile from there on."""
         mapping = self.graph.mappings[variable]
-        key = mapping, element_bytes(variable.dtype)
+        key = mapping, bytes_in_memory(variable, self._padded_lengths)
         if key not in self._bytes_by_tile:
             counts = mapping.elements_per_tile(self.target.num_tiles)
             tiles = np.flatnonzero(counts)
             first, stop = (int(tiles[0]), int(tiles[-1]) + 1) if len(tiles) else (0, 0)
-            self._bytes_by_tile[key] = first, counts[first:stop] * key[1]
+            self._bytes_by_tile[key] = first, np.ceil(counts[first:stop] * key[1]).astype(np.int64)
         return self._bytes_by_tile[key]
 
     def bytes_on_tile(self, variable: Variable, tile: int) -> int:

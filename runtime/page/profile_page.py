@@ -136,7 +136,7 @@ def _trace(profile: Figures, anchors: Anchors) -> Section:
 
 
 def _warnings(profile: Figures, anchors: Anchors) -> Section:
-    """Return the section on unpriced operations, fallbacks, emulated dtypes, unmet bounds, and lack of memory."""
+    """Return the section on unpriced operations, fallbacks, slow code, unmet bounds, and lack of memory."""
 
     def origin_links(origin: Origin) -> Markup:
         layer = visible_layer(origin.layer)
@@ -151,6 +151,7 @@ def _warnings(profile: Figures, anchors: Anchors) -> Section:
         for u in profile.unpriced
     ]
     emulated = [(e.dtype, ", ".join(e.operations[:4]), e.cycles, origin_links(e.origin)) for e in profile.emulated]
+    slow = [(s.operation, s.reason, s.cycles, origin_links(s.origin)) for s in profile.slow_paths]
     unmet = [(str(bound), origin_links(bound.origin)) for bound in profile.unmet_bounds]
     num_over = int((profile.memory.overflowed_bytes > 0).sum())
     parts: list[object] = []
@@ -180,6 +181,9 @@ def _warnings(profile: Figures, anchors: Anchors) -> Section:
         parts.append(
             table(("Dtype", "Codelets", "Cycles", "Line"), emulated, "Arithmetic in dtypes that the machine lacks")
         )
+    if slow:
+        columns = ("Operation", "Reason", "Cycles", "Line")
+        parts.append(table(columns, slow, "Slow paths, cycles of one run of each step"))
     if unmet:
         parts.append(table(("Operation", "Line"), unmet, "Planned with more memory than the available proportion"))
     body = tag("div", *(parts or [sentence("None.")]), data_search="warnings")

@@ -24,13 +24,13 @@ from ipujax.runtime.files import runs_of
 from ipujax.runtime.files.figure_kinds import LARGE, Large, Row
 from ipujax.runtime.files.figure_records import FigureRecord, Length, figure, section
 from ipujax.runtime.files.kinds import Integer, Map, Record, Text
-from ipujax.runtime.graph import ComputedAgain, ComputeSet, Execute, Program, UnmetBound
+from ipujax.runtime.graph import ComputedAgain, ComputeSet, Execute, PaddedRows, Program, UnmetBound
 from ipujax.runtime.host import HostData
 from ipujax.runtime.memory import Attempt, MemoryReport, ways_to_fit
 from ipujax.runtime.profile.attribution import Attribution, label
-from ipujax.runtime.profile.emulated import Emulated, emulated
 from ipujax.runtime.profile.execution_trace import TRACE_PHASES, ExecutionTrace, execution_trace
 from ipujax.runtime.profile.program_costs import PROGRAM_TREE, ProgramNode, program_costs
+from ipujax.runtime.profile.slow_code import Emulated, SlowOperation, emulated, slow_operations
 from ipujax.runtime.profile.stage_figures import PipelineCost, StageCost, pipeline_costs, stage_costs
 from ipujax.runtime.profile.step_costs import StepCost, StepRows, step_costs
 from ipujax.runtime.profile.streamed_loops import StreamedLoop, streamed_loops
@@ -303,6 +303,16 @@ class PrimaryFigures(FigureRecord):
     def emulated(self) -> tuple[Emulated, ...]:
         """Arithmetic in dtypes that the machine lacks, by line of source, in program order."""
         return emulated(self.executable)
+
+    @figure
+    def slow_paths(self) -> tuple[SlowOperation, ...]:
+        """Operations whose code or copies take a slower form, with the reason, most cycles first."""
+        return slow_operations(self.executable)
+
+    @figure
+    def padded_rows(self) -> tuple[PaddedRows, ...]:
+        """Rows that are padded to whole vectors, as `Options.pad_rows` allows, most slow cycles first."""
+        return tuple(self.executable.graph.notes.padded_rows)
 
     @figure
     def unmet_bounds(self) -> tuple[UnmetBound, ...]:

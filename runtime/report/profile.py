@@ -245,6 +245,8 @@ class Profile(Figures):
             (sections.unpriced, True),
             (sections.fallbacks, True),
             (sections.emulated, True),
+            (sections.slow_paths, True),
+            (sections.padded_rows, True),
             (sections.unmet_bounds, True),
             (sections.computed_again, show_optimizations),
             (sections.execution_steps, show_execution_steps),

@@ -280,6 +280,25 @@ def emulated(profile: Figures) -> str:
     return section("Arithmetic in dtypes that the machine does not have", lines)
 
 
+def slow_paths(profile: Figures) -> str:
+    """List the operations that take slower forms of code, most cycles first; the others are one row."""
+    rows = profile.slow_paths
+    lines = [f"{row.cycles:>15,} cycles  {row.operation}: {row.reason}, {row.origin}" for row in rows[:_NUM_TYPES]]
+    others = rows[_NUM_TYPES:]
+    lines += [f"{sum(row.cycles for row in others):>15,} cycles  {len(others):,} more"] if others else []
+    return section("Slow paths, cycles of one run of each step", lines)
+
+
+def padded_rows(profile: Figures) -> str:
+    """List the rows that are padded to whole vectors."""
+    lines = (
+        f"{row.length} → {row.padded_length} elements: {row.saved_cycles:,} cycles fewer, "
+        f"at most {size(row.added_bytes)} more on the fullest tile"
+        for row in profile.padded_rows
+    )
+    return section("Rows padded to whole vectors", lines)
+
+
 def fallbacks(profile: Figures) -> str:
     """List the fallbacks: operations that run on one tile."""
     lines = (

@@ -187,7 +187,9 @@ class _CombinationCost:
 
     def __call__(self, grids: Grids, target: Target, cycles_per_byte: float) -> np.ndarray:
         slots = np.prod(grids.blocks[self.rank :], axis=0, dtype=np.int64)
-        return combining_cost(slots, grids.lengths[: self.rank], self.dtype, "only", target, cycles_per_byte)[0]
+        return combining_cost(
+            slots, grids.lengths[: self.rank], grids.shape[: self.rank], self.dtype, "only", target, cycles_per_byte
+        )[0]
 
 
 @remembered

@@ -445,7 +445,8 @@ class _MemoryAndCombinationCost:
             return crowding
         slots = grids.blocks[self.rank]
         longest = grids.lengths[: self.rank]
-        cycles, longest = combining_cost(slots, longest, self.dtype, self.monoid, target, cycles_per_byte)
+        shape = grids.shape[: self.rank]
+        cycles, longest = combining_cost(slots, longest, shape, self.dtype, self.monoid, target, cycles_per_byte)
         if self.table == "neutral":
             return crowding + cycles
         constants = int(self.table == "constant")

@@ -243,7 +243,8 @@ def _combining_cycles(graph: Graph, dtype: Any, reduction: Reduction, layout: La
     result_dims = [d for d in range(len(shape)) if d not in reduction.axes]
     longest = tuple(int(np.diff(layout.mapping.cuts[d]).max(initial=0)) for d in result_dims)
     slots = num_slots(layout.mapping, reduction.axes)
-    return combining_cycles(slots, longest, dtype, reduction.monoid, graph.target, graph.byte_cost_cycles)
+    result_shape = tuple(shape[d] for d in result_dims)
+    return combining_cycles(slots, longest, result_shape, dtype, reduction.monoid, graph.target, graph.byte_cost_cycles)
 
 
 def _exchange_cost(

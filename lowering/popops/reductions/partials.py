@@ -70,7 +70,9 @@ def reduce_partials_in_place(builder: Builder, partials: Tensor) -> Tensor:
         owners = mapping.tile
         longest = np.array([[np.diff(cut).max()] for cut in cuts], np.int64)
         stage = np.array([slots]), np.array([stage_slots])
-        division = divide(*stage, longest, partials.dtype, monoid, graph.target, graph.byte_cost_cycles)
+        division = divide(
+            *stage, longest, partials.shape[1:], partials.dtype, monoid, graph.target, graph.byte_cost_cycles
+        )
         dim = int(division.dim[0])
         slot_cuts = even_cuts(slots, stage_slots)
         # Blocks of results are divided among the tiles of their slots: `block` has the old block of each new one,

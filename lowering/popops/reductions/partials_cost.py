@@ -7,6 +7,7 @@ Source of the stage counts: poplibs `poplin/ConvReducePlan.cpp` (reference machi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,14 @@ import numpy as np
 from ipujax.lowering.layout import ceil_div
 from ipujax.lowering.popops.vertices.reduce_cycles import reduce_cycles
 from ipujax.runtime.cache import remembered
-from ipujax.runtime.exchange import receive_code_bytes, receive_cycles, superstep
+from ipujax.runtime.exchange import (
+    copy_cycles,
+    receive_code_bytes,
+    receive_cycles,
+    row_of,
+    slow_copy_cycles,
+    superstep,
+)
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import element_bytes, frozen
 
@@ -84,17 +92,26 @@ class Division:
 
 
 def combining_cost(
-    slots: np.ndarray, longest: np.ndarray, dtype: Any, monoid: str, target: Target, cycles_per_byte: float
+    slots: np.ndarray,
+    longest: np.ndarray,
+    shape: Sequence[int],
+    dtype: Any,
+    monoid: str,
+    target: Target,
+    cycles_per_byte: float,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Estimated cycles of `reduce_partials_in_place`, and lengths of the largest block of its results, as `longest`.
 
     `slots` are partials of each result, int64[candidates], each on a tile of its own; `longest` the lengths of the
-    largest block of results, int64[dimensions, candidates]; `cycles_per_byte` is the cost of a byte of exchange code.
+    largest block of results, int64[dimensions, candidates], and `shape` those of all results; `cycles_per_byte` is the
+    cost of a byte of exchange code.
     """
     counts, inverse = np.unique(slots, return_inverse=True)
     total = np.zeros(len(slots), np.int64)
     for slots_before, slots_after in zip(*stages(tuple(counts.tolist())), strict=True):
-        division = divide(slots_before[inverse], slots_after[inverse], longest, dtype, monoid, target, cycles_per_byte)
+        division = divide(
+            slots_before[inverse], slots_after[inverse], longest, shape, dtype, monoid, target, cycles_per_byte
+        )
         is_run = slots_before[inverse] > 1
         total = total + is_run * division.cycles
         longest = np.where(is_run, division.longest, longest)
@@ -103,17 +120,24 @@ def combining_cost(
 
 @remembered
 def combining_cycles(
-    slots: int, longest: tuple[int, ...], dtype: Any, monoid: str, target: Target, cycles_per_byte: float
+    slots: int,
+    longest: tuple[int, ...],
+    shape: tuple[int, ...],
+    dtype: Any,
+    monoid: str,
+    target: Target,
+    cycles_per_byte: float,
 ) -> int:
     """Cycles of `combining_cost` for one candidate."""
     lengths = np.array(longest, np.int64)[:, None]
-    return int(combining_cost(np.array([slots]), lengths, dtype, monoid, target, cycles_per_byte)[0][0])
+    return int(combining_cost(np.array([slots]), lengths, shape, dtype, monoid, target, cycles_per_byte)[0][0])
 
 
 def divide(
     slots: np.ndarray,
     stage_slots: np.ndarray,
     longest: np.ndarray,
+    shape: Sequence[int],
     dtype: Any,
     monoid: str,
     target: Target,
@@ -142,7 +166,10 @@ def divide(
     sent = np.where(count < depth, size, size - shortest * inner) * width
     pieces = (depth - 1) * regions
     receiving = receive_cycles((depth - 1) * elements * width, 0, pieces, target)
-    cycles = superstep(target, receiving, sent, elements * width, regions, compute).total_cycles
+    # Results, after the last stage, are put in rows.
+    results = slow_copy_cycles(row_of(shape), width, elements, 0)
+    putting = np.where(stage_slots == 1, copy_cycles(0, 0, target, results), 0)
+    cycles = superstep(target, receiving, sent, elements * width, regions, compute + putting).total_cycles
     code_bytes = receive_code_bytes(pieces, target)
     flat = (-1, len(slots))
     best = np.argmin((cycles + cycles_per_byte * code_bytes).reshape(flat), axis=0)

@@ -121,4 +121,7 @@ class _CombinationCost:
     def __call__(self, grids: Grids, target: Target, cycles_per_byte: float) -> np.ndarray:
         result_dims = [d for d in range(len(grids.shape)) if d not in self.axes]
         slots = np.prod(grids.blocks[list(self.axes)], axis=0, dtype=np.int64)
-        return combining_cost(slots, grids.lengths[result_dims], self.dtype, self.monoid, target, cycles_per_byte)[0]
+        shape = [grids.shape[d] for d in result_dims]
+        return combining_cost(
+            slots, grids.lengths[result_dims], shape, self.dtype, self.monoid, target, cycles_per_byte
+        )[0]

@@ -166,21 +166,28 @@ def elementwise_cycles(
         immediates: number of scalar operands stored in the vertex.
         elements: elements of the vertex, int64 array.
     """
-    emulated = emulation(dtype, kind_of(op), target)
     cost = OP_COSTS[op]
-    cycles, vector = cost.iteration(emulated.width)
     by_scalar = immediates > 0 and operands > 0
-    if by_scalar and cost in (_ARITHMETIC, _BITWISE):
-        cycles -= _SCALAR_SAVING_CYCLES
+    emulated = emulation(dtype, kind_of(op), target)
     binary = "binary float" if emulated.width == "float" else "binary"
     loop = binary if operands > 1 else "scalar" if by_scalar else "unary"
     start = _START_CYCLES[loop] if cost.start is None else cost.start
     launch = target.supervisor_overhead_cycles + (_UNARY_SUPERVISOR_CYCLES if loop == "unary" else 0)
     iterations = ceil_div(elementwise_parts(op, dtype, elements, target), target.worker_contexts)
+    iteration_cycles, _ = elementwise_iteration(op, dtype, operands, immediates, target)
+    return launch + issue_round_cycles(target) * (start + whole_cycles(iterations * iteration_cycles))
+
+
+def elementwise_iteration(op: str, dtype: Any, operands: int, immediates: int, target: Target) -> tuple[float, int]:
+    """Cycles and elements of one iteration of a worker's loop; arguments as `elementwise_cycles`."""
+    emulated = emulation(dtype, kind_of(op), target)
+    cost = OP_COSTS[op]
+    cycles, vector = cost.iteration(emulated.width)
+    if immediates > 0 and operands > 0 and cost in (_ARITHMETIC, _BITWISE):
+        cycles -= _SCALAR_SAVING_CYCLES
     accesses = ceil_div(vector * _WIDTH_BYTES[emulated.width], VECTOR_BYTES)
     cycles_by_rate = _at_port_rates(cycles, operands * accesses, accesses, target)
-    iteration_cycles = emulated.factor * cycles_by_rate + emulated.cast_cycles * vector
-    return launch + issue_round_cycles(target) * (start + whole_cycles(iterations * iteration_cycles))
+    return emulated.factor * cycles_by_rate + emulated.cast_cycles * vector, vector
 
 
 def _at_port_rates(cycles: int, loads: int, stores: int, target: Target) -> Any:

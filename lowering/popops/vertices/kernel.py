@@ -27,11 +27,18 @@ from jax import lax
 
 from ipujax.lowering.layout import total_elements
 from ipujax.lowering.popops.vertices.emulation import kind_of
-from ipujax.lowering.popops.vertices.kernel_cycles import OpCount, kernel_cycles, kernel_language, kernel_parts
+from ipujax.lowering.popops.vertices.kernel_cycles import (
+    OpCount,
+    kernel_cycles,
+    kernel_iteration,
+    kernel_language,
+    kernel_parts,
+)
+from ipujax.lowering.popops.vertices.kernel_rows import row_slow_paths
 from ipujax.lowering.popops.vertices.reduce_cycles import LAUNCH_CYCLES, reduce_cycles, reduce_parts
 from ipujax.lowering.popops.vertices.reducers import REDUCERS, SELECTING, axes_among
 from ipujax.runtime.cache import remembered
-from ipujax.runtime.graph import BlockShapes, Codelet, Comparison, Field
+from ipujax.runtime.graph import BlockShapes, Codelet, Comparison, Field, Repetition, SlowPath
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import dtype_name, element_bytes
 
@@ -254,6 +261,14 @@ def kernel_codelet(kernel: Kernel) -> Codelet:
             largest = np.maximum(largest, shared)
         return largest
 
+    def slow_paths(shapes: BlockShapes, repetitions: Sequence[Repetition | None], target: Target) -> Sequence[SlowPath]:
+        """Those of rows by which operands are repeated."""
+        if not is_map:
+            return []
+        rows = list(zip(repetitions, (kernel.inputs[n].dtype for n in input_fields), strict=False))
+        block = _without_reach(shapes[sized], reach)
+        return row_slow_paths(rows, block, kernel_iteration(counts, read, stored, target), target)
+
     written = (*stored, *kernel.reduced_dtypes)
     fields = [Field(f"in{field}", "in", dtypes[number]) for number, field in input_fields.items()]
     outs = ["out"] if len(written) == 1 else [f"out{n}" for n in range(len(written))]
@@ -275,6 +290,7 @@ def kernel_codelet(kernel: Kernel) -> Codelet:
         language=kernel_language(counts),
         with_axes=partial(_codelet_with_axes, kernel),
         sources=kernel.sources,
+        slow_paths=slow_paths,
     )
 
 

@@ -25,7 +25,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from ipujax.lowering.layout import ceil_div
-from ipujax.lowering.popops.vertices.elementwise_cycles import OP_COSTS, elementwise_cycles, elementwise_parts
+from ipujax.lowering.popops.vertices.elementwise_cycles import (
+    OP_COSTS,
+    elementwise_cycles,
+    elementwise_iteration,
+    elementwise_parts,
+)
 from ipujax.lowering.popops.vertices.emulation import emulation, kind_of, width_of
 from ipujax.runtime.graph import Language
 from ipujax.runtime.target import Target, issue_round_cycles, larger, load_cycles, store_cycles, whole_cycles
@@ -59,15 +64,26 @@ def kernel_cycles(
     if _is_single_codelet(ops, read, written):
         (op,) = ops
         return elementwise_cycles(op.name, op.dtype, op.tensors, op.constants, elements, target)
+    cycles, vector = kernel_iteration(ops, read, written, target)
+    iterations = ceil_div(ceil_div(elements, vector), target.worker_contexts)
+    worker = _START_CYCLES + scalars + whole_cycles(iterations * cycles)
+    return target.supervisor_overhead_cycles + issue_round_cycles(target) * worker
+
+
+def kernel_iteration(
+    ops: Sequence[OpCount], read: Sequence[Any], written: Sequence[Any], target: Target
+) -> tuple[float, int]:
+    """Cycles and elements of one iteration of a worker's loop; arguments as `kernel_cycles`."""
+    if _is_single_codelet(ops, read, written):
+        (op,) = ops
+        return elementwise_iteration(op.name, op.dtype, op.tensors, op.constants, target)
     vector = _vector_elements(ops, read, written)
     dual_issued = sum(_instructions(op, vector, target) for op in ops if _is_dual_issued(op))
     single_issued = sum(_instructions(op, vector, target) for op in ops if not _is_dual_issued(op))
     loads, stores = (sum(_access_bytes(dtype, vector) for dtype in dtypes) for dtypes in (read, written))
     packing = sum(vector for dtype in (*read, *written) if dtype == np.bool_)
-    cycles = larger(dual_issued, single_issued + packing + load_cycles(loads, target) + store_cycles(stores, target))
-    iterations = ceil_div(ceil_div(elements, vector), target.worker_contexts)
-    worker = _START_CYCLES + scalars + whole_cycles(iterations * cycles)
-    return target.supervisor_overhead_cycles + issue_round_cycles(target) * worker
+    accesses = load_cycles(loads, target) + store_cycles(stores, target)
+    return larger(dual_issued, single_issued + packing + accesses), vector
 
 
 def kernel_language(ops: Sequence[OpCount]) -> Language:

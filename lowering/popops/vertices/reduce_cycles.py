@@ -2,7 +2,9 @@
 
 The cheaper of two forms: accumulating rows of outputs ("strided", poplibs `ReduceAdd` single input) and running along
 contiguous partials of one output ("continuous"). Source: poplibs `getReduceCycleEstimate` and
-`popops/reduction/CycleEstimationFunctions.cpp` (reference machine.md §1.2, §1.3).
+`popops/reduction/CycleEstimationFunctions.cpp` (reference machine.md §1.2, §1.3). Rows of outputs that are no whole
+vectors are not accumulated in strides (`popops/reduction/ReductionConnection.cpp`,
+`getReductionVertexSpecialisation`): the default vertex fetches each partial by itself, and its remainder.
 """
 
 from __future__ import annotations
@@ -48,6 +50,23 @@ def reduce_parts(monoid: str, dtype: Any, outputs: np.ndarray, reduced: np.ndarr
     vector = max(1, target.vector_width_bytes // element_bytes(dtype))
     continuous = np.where(by_part < by_output, ceil_div(reduced, vector), outputs)
     return np.where(strided <= np.minimum(by_output, by_part), ceil_div(outputs, 2 * vector), continuous)
+
+
+def default_vertex_cycles(dtype: Any, outputs: np.ndarray, reduced: np.ndarray, target: Target) -> np.ndarray:
+    """Tile cycles to accumulate rows of outputs by PopLibs' default vertex, its work shared evenly by workers.
+
+    Source: `getCyclesEstimateForReduce` of the estimation functions, for sums.
+    """
+    wide = 2 * max(1, target.vector_width_bytes // element_bytes(dtype))  # elements of an accumulator
+    levels = wide.bit_length() - 1
+    vectors = outputs // wide
+    # Zeroing, stores and the loop; of each partial a pointer, a load with its call, and an accumulation.
+    start = 33 + 24 + 2 * levels
+    worker = vectors * (6 + 2 * wide // 2 + 1 + reduced * (10 + 6 + 3))
+    for level in range(levels):
+        has_remainder = outputs // 2**level % 2
+        worker = worker + has_remainder * (5 + 2 * 2**level + reduced * (10 + 6))
+    return np.asarray(LAUNCH_CYCLES + issue_round_cycles(target) * (start + ceil_div(worker, target.worker_contexts)))
 
 
 def _forms(

@@ -20,11 +20,11 @@ import numpy as np
 from jax import lax
 
 from ipujax.lowering.layout import total_elements
-from ipujax.lowering.popops.vertices.reduce_cycles import reduce_cycles, reduce_parts
+from ipujax.lowering.popops.vertices.reduce_cycles import default_vertex_cycles, reduce_cycles, reduce_parts
 from ipujax.runtime.cache import remembered
-from ipujax.runtime.graph import BlockShapes, Codelet, Comparison, Field
+from ipujax.runtime.graph import BlockShapes, Codelet, Comparison, Field, Repetition, SlowPath, SlowReason
 from ipujax.runtime.target import Target
-from ipujax.runtime.tensor import dtype_name
+from ipujax.runtime.tensor import VECTOR_BYTES, dtype_name, element_bytes
 
 
 def reduce_only(x: jax.Array, axes: Sequence[int]) -> jax.Array:
@@ -123,6 +123,18 @@ def reduce_codelet(monoid: str, dtype: Any, axes: tuple[int, ...]) -> Codelet:
         outputs = total_elements([n for d, n in enumerate(shapes[0]) if d not in axes])
         return reduce_parts(monoid, dtype, outputs, total_elements([shapes[0][d] for d in axes]), target)
 
+    def slow_paths(shapes: BlockShapes, repetitions: Sequence[Repetition | None], target: Target) -> Sequence[SlowPath]:
+        """That of rows of outputs which are no whole vectors."""
+        vector = max(1, VECTOR_BYTES // element_bytes(dtype))
+        row = repetitions[-1]
+        if row is None or row.repeats != "rows" or not row.row % vector:
+            return []
+        outputs = total_elements([n for d, n in enumerate(shapes[0]) if d not in axes])
+        reduced = total_elements([shapes[0][d] for d in axes])
+        extra = default_vertex_cycles(dtype, outputs, reduced, target) - cycles(shapes, target)
+        reason = SlowReason("partials fetched one by one", row.row, vector)
+        return [SlowPath(reason, np.maximum(0, np.where(reduced > 1, extra, 0)))]
+
     title = f"popops::Reduce{monoid.title()}<{dtype_name(dtype)}>"
     fields = (Field("partials", "in", dtype), Field("out", "out", dtype))
     compute = partial(_reduce_block, REDUCERS[monoid], axes)
@@ -136,6 +148,7 @@ def reduce_codelet(monoid: str, dtype: Any, axes: tuple[int, ...]) -> Codelet:
         compares=comparison_of(monoid),
         parts=parts,
         with_axes=partial(_codelet_with_axes, monoid, dtype, axes),
+        slow_paths=slow_paths,
     )
 
 

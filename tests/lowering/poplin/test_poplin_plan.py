@@ -291,7 +291,7 @@ def test_plan_is_the_best_candidate(name):
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
-        ("depthwise", "ConvPartial1x1OutExpanded"),
+        ("depthwise", "ConvPartialnx1Combined"),
         ("outer product", "OuterProduct"),
         ("integers", "ConvPartialScalar"),
         ("0d", "ConvPartial1x1Out"),

@@ -181,7 +181,9 @@ def test_estimates_the_cost_of_partials_combined_in_place(slots: int, blocks: tu
             partials = graph.add_variable((slots, *shape), dtype, "partials", mapping, "add")
             cost = trial_cycles(graph, lambda builder, t=partials: reduce_partials_in_place(builder, t))
             longest = tuple(int(np.diff(cut).max()) for cut in mapping.cuts[1:])
-            assert cost == combining_cycles(slots, longest, np.dtype(dtype), "add", target, graph.byte_cost_cycles)
+            assert cost == combining_cycles(
+                slots, longest, shape, np.dtype(dtype), "add", target, graph.byte_cost_cycles
+            )
 
 
 def test_combines_a_tall_column_in_several_stages() -> None:

@@ -42,7 +42,7 @@ RUN = [
     "step_costs",
     "fallbacks",
 ]
-RUN += ["emulated", "unmet_bounds", "computed_again", "target", "brief", "host"]
+RUN += ["emulated", "slow_paths", "padded_rows", "unmet_bounds", "computed_again", "target", "brief", "host"]
 
 
 HOST = HostData(batches=8, prepared_seconds=2.0, waited_seconds=0.5, is_ahead=True)

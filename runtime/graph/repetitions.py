@@ -1,0 +1,66 @@
+"""How the fields of a vertex group repeat their operands: elements that each stand for a row, and rows.
+
+Input: a vertex group. Output: a `Repetition` for each field, by the axes that its access lacks and by the dimensions of
+its view along which that has no stride.
+Source: poplibs `popops/ElementWise.cpp`, patterns of broadcast operands: inner and outer factors.
+Limits: the innermost repetition only; a view that is a list of elements has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+
+from ipujax.runtime.graph.slow_paths import Repetition
+from ipujax.runtime.graph.vertex_group import Access, VertexGroup
+from ipujax.runtime.tensor import Affine
+
+
+def repetitions(group: VertexGroup) -> tuple[Repetition | None, ...]:
+    """Return the repetition of each field of a group; None for one that repeats nothing.
+
+    Vertices that combine partial results have none: these are stored by blocks, which begin with a vector.
+    """
+    read = (a for a, field in zip(group.accesses, group.codelet.fields, strict=True) if field.is_read)
+    if any(variable.monoid is not None for access in read for variable in access.tensor.variables()):
+        return (None,) * len(group.accesses)
+    return tuple(_repetition(group, access) for access in group.accesses)
+
+
+def _repetition(group: VertexGroup, access: Access) -> Repetition | None:
+    factors = [factor for factor in _factors(group, access) if factor[0] > 1]
+    if all(is_repeated for _, is_repeated, _ in factors):
+        return None  # a scalar, which is loaded once
+    repeated = _leading(factors, is_repeated=True)
+    row = prod(size for size, _, _ in repeated)
+    if row > 1:
+        axes = {axis for _, _, axis in repeated}
+        return Repetition("elements", row, () if None in axes else tuple(sorted(a for a in axes if a is not None)))
+    distinct = _leading(factors, is_repeated=False)
+    return Repetition("rows", prod(size for size, _, _ in distinct)) if 0 < len(distinct) < len(factors) else None
+
+
+def _leading(factors: list[tuple[int, bool, int | None]], is_repeated: bool) -> list[tuple[int, bool, int | None]]:
+    """Return the first factors that are all repeated, or none of them."""
+    other = next((n for n, (_, repeated, _) in enumerate(factors) if repeated != is_repeated), len(factors))
+    return factors[:other]
+
+
+def _factors(group: VertexGroup, access: Access) -> Iterator[tuple[int, bool, int | None]]:
+    """Yield size, whether the operand repeats along it, and the axis if it lacks that, innermost first."""
+    node = access.tensor.node
+    dims = {term.axis: number for number, dim in enumerate(access.dims) for term in dim.terms if term.unit == "element"}
+    for axis in reversed(_index_axes(group)):
+        extent = group.axes[axis].extent
+        if axis not in dims:
+            yield extent, True, axis
+        elif isinstance(node, Affine) and access.tensor.shape[dims[axis]] == extent:
+            yield from ((size, stride == 0, None) for size, stride in reversed(node.dims[dims[axis]]))
+        else:
+            yield extent, False, None
+
+
+def _index_axes(group: VertexGroup) -> list[int]:
+    """Return the axes that some dimension follows alone; others are the reach of windows."""
+    dims = (dim for access in group.accesses for dim in access.dims)
+    return sorted({dim.terms[0].axis for dim in dims if len(dim.terms) == 1 and not dim.is_squeezed})

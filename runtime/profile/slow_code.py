@@ -1,0 +1,100 @@
+"""Code that is slower than the machine's own: arithmetic in dtypes that it lacks, and slow paths of rows.
+
+Input: an executable. Output: a row for each line and dtype; a row for each line, operation and reason of a slow path.
+Codelets that only move elements compute in no dtype, as any is moved as words; nor do random number generators, and
+integers that are indices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from ipujax.runtime.compile import Executable
+from ipujax.runtime.cost import ComputeSetCost, CopyCost
+from ipujax.runtime.graph import ComputeSet, Execute, Leaf
+from ipujax.runtime.tensor import Origin, dtype_name, is_key_dtype
+
+
+@dataclass(frozen=True, slots=True)
+class Emulated:
+    """The operations of one line of source on one dtype that the target computes with others.
+
+    Args:
+        dtype: its name.
+        operations: the codelets, in program order.
+        cycles: cycles of one run of each of their compute sets, on its slowest tile.
+        origin: the line.
+    """
+
+    dtype: str
+    operations: tuple[str, ...]
+    cycles: int
+    origin: Origin
+
+
+def emulated(executable: Executable) -> tuple[Emulated, ...]:
+    """Return the arithmetic in dtypes that are not among the target's `native_dtypes`, in program order."""
+    rows: dict[tuple[str, str], Emulated] = {}
+    for leaf, cost in executable.costs.items():
+        if isinstance(leaf, Execute) and isinstance(cost, ComputeSetCost):
+            origin = leaf.compute_set.origin
+            cycles = int(cost.compute_cycles.max())
+            for dtype, operations in _foreign(executable, leaf.compute_set).items():
+                row = rows.get((dtype, str(origin)), Emulated(dtype, (), 0, origin))
+                names = tuple(dict.fromkeys((*row.operations, *operations)))
+                rows[dtype, str(origin)] = replace(row, operations=names, cycles=row.cycles + cycles)
+    return tuple(rows.values())
+
+
+def _foreign(executable: Executable, compute_set: ComputeSet) -> dict[str, list[str]]:
+    """Return the codelets of a compute set that compute in dtypes the target lacks, by dtype."""
+    codelets: dict[str, list[str]] = {}
+    for group in executable.graph.groups[compute_set]:
+        if not group.codelet.moves:
+            names = [dtype_name(item.dtype) for item in group.codelet.fields if not is_key_dtype(item.dtype)]
+            for dtype in dict.fromkeys(names):
+                if dtype not in executable.target.native_dtypes:
+                    codelets.setdefault(dtype, []).append(group.codelet.name)
+    return codelets
+
+
+@dataclass(frozen=True, slots=True)
+class SlowOperation:
+    """An operation whose code or copies take a slower form, because rows are no whole number of vectors.
+
+    Args:
+        operation: its codelet, or the name of a copy.
+        reason: what is slow, and why: "C++ because the row length 197 is no multiple of 4".
+        cycles: cycles of one run of each of its steps beyond those of rows of whole vectors, on the tile that takes
+            longest; of copies all cycles.
+        origin: the line.
+    """
+
+    operation: str
+    reason: str
+    cycles: int
+    origin: Origin
+
+
+def slow_operations(executable: Executable) -> tuple[SlowOperation, ...]:
+    """Return the slow paths of a program by operation, reason and line, most cycles first."""
+    rows: dict[tuple[str, str, str], SlowOperation] = {}
+    for leaf, cost in executable.costs.items():
+        for row in _slow_paths(executable, leaf, cost):
+            key = row.operation, row.reason, str(row.origin)
+            earlier = rows.get(key, replace(row, cycles=0))
+            rows[key] = replace(earlier, cycles=earlier.cycles + row.cycles)
+    return tuple(sorted(rows.values(), key=lambda row: -row.cycles))
+
+
+def _slow_paths(executable: Executable, leaf: Leaf, cost: object) -> Iterator[SlowOperation]:
+    """Yield the slow paths of one step, with the cycles of one execution."""
+    if isinstance(leaf, Execute) and isinstance(cost, ComputeSetCost):
+        groups = executable.graph.groups[leaf.compute_set]
+        for number, reason, cycles in cost.slow_paths:
+            group = groups[number]
+            origin = group.origin if group.origin.line else leaf.compute_set.origin
+            yield SlowOperation(group.codelet.name, str(reason), cycles, origin)
+    elif isinstance(cost, CopyCost) and cost.slow_path is not None:
+        yield SlowOperation(getattr(leaf, "name", ""), str(cost.slow_path), int(cost.copy_cycles.max()), leaf.origin)
