@@ -96,6 +96,7 @@ def _looked_up(x: Value, keys: np.ndarray, values: np.ndarray, default: np.ndarr
     unique, first = np.unique(keys.astype(array.dtype), return_index=True)
     ordered = jnp.asarray(unique)
     rows = values[first].astype(canonical(values.dtype))
+    # Behind the last key there is none to compare with.
     place = jnp.minimum(jnp.searchsorted(ordered, array), len(unique) - 1)
     key = ordered[place]
     is_found = (key == array) | ((key != key) & (array != array))

@@ -45,6 +45,7 @@ def _kernel(x: Array, vectors: np.ndarray, kind: str, parameters: Sequence[float
     gamma, offset, degree = parameters or (0.0, 0.0, 3.0)
     other = jnp.asarray(vectors)
     if kind == "RBF":
+        # Squares of differences: the difference of squares would lose digits of near vectors.
         distance = jnp.sum(jnp.square(x[:, None, :] - other[None]), axis=-1)
         return jnp.exp(-gamma * distance)
     product = jnp.matmul(x, other.T)
@@ -142,6 +143,7 @@ def _probabilities(
 ) -> Array:
     """Return probabilities of classes, [N, classes], from the logistic ones of pairs."""
     slope, offset = (np.asarray(values, decisions.dtype) for values in (a, b))
+    # Away from 0 and 1, as LIBSVM: the iteration divides by sums of their squares.
     of_pairs = jnp.clip(jax.nn.sigmoid(-(decisions * slope + offset)), _LEAST, 1 - _LEAST)
     first = np.array([pair[0] for pair in pairs])
     second = np.array([pair[1] for pair in pairs])

@@ -60,6 +60,7 @@ def _leaves(x: Array, tables: TreeTables) -> Array:
     start = jnp.zeros((x.shape[0], tables.mode.shape[0]), jnp.int32)
     if not tables.depth:
         return start
+    # A leaf follows itself, so rows that reach one early stay there.
     return lax.fori_loop(0, tables.depth, lambda _, at: _next_level(x, tables, at), start)
 
 
@@ -73,6 +74,7 @@ def _next_level(x: Array, tables: TreeTables, at: Array) -> Array:
     threshold = _looked_up(tables.threshold, at)
     mode = _looked_up(tables.mode, at) if len(tables.modes) > 1 else None
     is_true = jnp.zeros(value.shape, bool)
+    # Most ensembles have one comparison: then no code is looked up.
     for code in tables.modes:
         compared = _is_member(value, tables, at) if code == MEMBER else _COMPARISONS[code](value, threshold)
         is_true = compared if mode is None else jnp.where(mode == code, compared, is_true)

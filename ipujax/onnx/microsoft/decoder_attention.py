@@ -142,6 +142,7 @@ def _of_length(bias: Optional, length: int) -> Array | None:
 
 def _with_sink(keys: Array, values: Array, mask: Array, sink: Array, heads: int) -> tuple[Array, Array, Array]:
     """Return keys, values and mask with one more place that has a score for each head, and a value of zero."""
+    # A key of zeros scores zero with each query: its mask is the score of the sink.
     empty = jnp.zeros((*keys.shape[:2], 1, keys.shape[3]), keys.dtype)
     scores = jnp.broadcast_to(mask, (mask.shape[0], heads, *mask.shape[2:]))
     column = jnp.broadcast_to(sink.reshape(1, heads, 1, 1), (*scores.shape[:3], 1))

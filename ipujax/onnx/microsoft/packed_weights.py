@@ -51,6 +51,7 @@ def product_with_packed_weights(
         message = "packed weights have another size"
         raise OnnxError(message, expected=f"[{N}, {blocks}, {block_size * bits // 8}]", got=list(np.shape(b)))
     array = jnp.asarray(a)
+    # The last block of a row may reach beyond it.
     whole = unpacked(jnp.asarray(b).reshape(N, -1), bits).reshape(N, blocks * block_size)[:, :K]
     group = np.arange(K) // block_size if g_idx is None else jnp.asarray(g_idx)[:K]
     by_block = jnp.asarray(scales).reshape(N, blocks).astype(array.dtype)

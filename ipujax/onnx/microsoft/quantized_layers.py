@@ -14,6 +14,7 @@ from ipujax.onnx.registry import operator
 
 def _weights(x: Value, scale: Value, zero_point: Value) -> Array:
     """Return quantised weights [directions, rows, units] as float32 [directions, units, rows]."""
+    # Zero points are subtracted in integers, where 8 bits less 8 bits do not overflow.
     array = jnp.asarray(x).astype(jnp.int32)
     spread = [jnp.asarray(values).reshape(array.shape[0], 1, -1) for values in (scale, zero_point)]
     shifted = array - spread[1].astype(jnp.int32)

@@ -71,6 +71,7 @@ def quantized_gemm(
     transB: int = 0,
 ) -> Array:
     """α A B + C, C at the scale of the product; quantised, or float32 without a scale of the result."""
+    # Zero points are of whole matrices, or of columns of the product: turning comes first.
     left, right = (jnp.asarray(x).T if is_turned else x for x, is_turned in ((a, transA), (b, transB)))
     product = matmul_integer(left, right, a_zero_point, b_zero_point)
     product = product if c is None else product + c

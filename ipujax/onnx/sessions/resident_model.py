@@ -154,7 +154,8 @@ class Session:
         self.check_number(inputs)
         by_name = dict(zip([info.name for info in self.inputs], inputs, strict=True))
         self._model.__check_arguments__({}, *(by_name.get(info.name, 0) for info in self._model.inputs))
-        # A call that failed while it ran has consumed it.
+        # Copies go to the device: a call consumes them, and the model keeps its own.
+        # A call that failed while it ran has consumed them, too.
         is_lost = self._state is None or any(x.is_deleted() for x in jax.tree.leaves(self._state))
         state = jax.tree.map(jnp.array, self.initial_state()) if is_lost else self._state
         assert state is not None
