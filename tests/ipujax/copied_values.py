@@ -95,6 +95,8 @@ class _Stream(poplar.StreamCallback):
 COPIED: dict[str, Callable[[], Any]] = {
     "Advice": lambda: ipu.Advice((ipu.AdviceRow("options", 7, 8, True),)),
     "AdviceRow": lambda: ipu.AdviceRow("options", 7, 8, True),
+    "Sweep": lambda: ipu.Sweep(({"clock_hz": 1e9, "cycles": 7, "seconds": 7e-9, "fits": True},)),
+    "Sensitivities": lambda: ipu.Sensitivities(7, ({"constant": "clock_hz", "elasticity": 0.5},), (), ()),
     "CPU": ipu.CPU,
     "CheckReport": lambda: ipu.CheckReport("f", (), None, 3, 0, 0, False, ("a note",)),
     "Comparison": lambda: ipu.compare(compiled().profile, compiled().profile),
