@@ -67,17 +67,17 @@ def _cycles_of_equation(eqn: JaxprEqn, target: Target) -> float:
         return 0.0
     superstep = _superstep_cycles(target)
     read = list(map(_bytes_of, eqn.invars))
-    moved = sum(read[1:] if record.cost == "look-up" else read) + sum(map(_bytes_of, eqn.outvars))
+    moved_bytes = sum(read[1:] if record.cost == "look-up" else read) + sum(map(_bytes_of, eqn.outvars))
     rate = min(target.exchange_bytes_per_cycle, target.vector_width_bytes)
     if record.cost == "product":
         is_half = all(x.dtype.itemsize <= 2 for x in _avals(eqn))
         macs = target.fp16_amp_macs_per_cycle if is_half else target.fp32_amp_macs_per_cycle
-        return _SUPERSTEPS_OF_PRODUCT * superstep + (record.macs(eqn) / macs + moved / rate) / target.num_tiles
+        return _SUPERSTEPS_OF_PRODUCT * superstep + (record.macs(eqn) / macs + moved_bytes / rate) / target.num_tiles
     if name == "sort":
         return superstep + _cycles_of_sort(eqn, target)
     if record.problem.work is not None and eqn.invars:
         return superstep + _cycles_of_problems(record.problem, eqn, target)
-    return superstep + moved / rate / target.num_tiles
+    return superstep + moved_bytes / rate / target.num_tiles
 
 
 def _inner_cycles(eqn: JaxprEqn, target: Target) -> float | None:

@@ -257,10 +257,10 @@ class Recorder:
             record.shardings, record.reason = _shardings_of(name, args, shardings)
         with self._lock:
             equal = self._records.setdefault(record.outline, [])
-            found = next((each for each in equal if each.text == record.text), None) if equal else None
-            if found is None:
+            earlier = next((each for each in equal if each.text == record.text), None) if equal else None
+            if earlier is None:
                 equal.append(record)
-            return found or record
+            return earlier or record
 
 
 def _without_weak_types(records: Sequence[FunctionRecord]) -> list[FunctionRecord]:

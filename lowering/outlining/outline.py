@@ -214,9 +214,9 @@ class Run:
     def _casts_inside(self, slot: _Slot) -> list[JaxprEqn]:
         """The widening casts that compute an operand of all runs, which the function repeats; empty without."""
         casts = [self._definitions.get(values[slot]) for values in self._values]
-        found = [cast for cast in casts if cast is not None and widening_bytes(cast) > 0]
-        narrow = {str(cast.invars[0].aval) for cast in found}
-        return found if len(found) == len(casts) and len(narrow) == 1 else []
+        widening = [cast for cast in casts if cast is not None and widening_bytes(cast) > 0]
+        narrow = {str(cast.invars[0].aval) for cast in widening}
+        return widening if len(widening) == len(casts) and len(narrow) == 1 else []
 
     def _is_operand(self, slot: _Slot) -> bool:
         """True if a value is known before the call."""

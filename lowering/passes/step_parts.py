@@ -72,8 +72,8 @@ def _named_part(eqn: JaxprEqn) -> str:
 
 def _inner_bodies(eqn: JaxprEqn) -> list[Body]:
     """Return the bodies of control flow, and of other calls with operands and results of their own number."""
-    if known := bodies(eqn):
-        return known
+    if inner_bodies := bodies(eqn):
+        return inner_bodies
     counts = len(eqn.invars), len(eqn.outvars)
     calls = [closed(inner) for inner in jaxprs_in_params(eqn.params)]
     operands, results = (Places(slice(0, n), slice(n, n), slice(n, n)) for n in counts)

@@ -95,16 +95,18 @@ def slow_rearrangement(
     """Slow paths of a block whose rows of channels are no whole vectors: they are copied by atoms."""
     rows = _needs_copy(kind, spec, target).rows
     moved = _moved_bytes(kind, spec, block, target, slots)
-    whole = _full_width_bytes(kind, spec, block, target, slots)
+    full_width = _full_width_bytes(kind, spec, block, target, slots)
     names = "inputs", "weights", "results"
     paths = []
-    for what, row, num_bytes, whole_bytes, dtype in zip(names, rows, moved, whole, _dtypes(spec), strict=True):
+    for operand_name, row, num_bytes, whole_bytes, dtype in zip(
+        names, rows, moved, full_width, _dtypes(spec), strict=True
+    ):
         if row and np.any(num_bytes):
             width = element_bytes(dtype)
             atom = atom_bytes_of(row * width)
             extra = atom_cycles(num_bytes, atom) - whole_bytes / target.memcpy_bytes_per_cycle
             cycles = np.maximum(0, np.ceil(extra)).astype(np.int64)
-            text = SlowReason(f"{what} rearranged {atom_name(atom)}", row, VECTOR_BYTES // width)
+            text = SlowReason(f"{operand_name} rearranged {atom_name(atom)}", row, VECTOR_BYTES // width)
             paths.append(SlowPath(text, cycles))
     return paths
 

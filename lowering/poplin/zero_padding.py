@@ -61,12 +61,12 @@ def zeros_of_block(plan: Plan, windows: Sequence[Window], target: Target) -> int
             spatial[:rank], spec.strides, kernel, spec.rhs_dilation, spec.in_field, strict=True
         )
     ]
-    more = [-width % multiple if multiple else 0 for width, multiple in zip(kernel, multiples, strict=True)]
+    added = [-width % multiple if multiple else 0 for width, multiple in zip(kernel, multiples, strict=True)]
     around = [
         n * dilation + (max(0, *window.padding) if multiple or kind.is_wide else 0)
-        for n, multiple, dilation, window in zip(more, multiples, spec.rhs_dilation, windows, strict=True)
+        for n, multiple, dilation, window in zip(added, multiples, spec.rhs_dilation, windows, strict=True)
     ]
-    weights = groups * outs * ins * (prod(map(sum, zip(kernel, more, strict=True))) - prod(kernel))
+    weights = groups * outs * ins * (prod(map(sum, zip(kernel, added, strict=True))) - prod(kernel))
     inputs = batch * groups * ins * (prod(map(sum, zip(field, around, strict=True))) - prod(field))
     return int(weights + inputs)
 

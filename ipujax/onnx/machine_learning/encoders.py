@@ -78,8 +78,8 @@ def label_encoder(
     default = np.asarray(default).astype(values.dtype)
     if _is_text(x):
         table = dict(zip(as_texts(keys, "keys"), values, strict=True))
-        found = [table.get(text, default) for text in as_texts(x, "text").ravel()]
-        return np.asarray(found, values.dtype).reshape(x.shape)
+        encoded = [table.get(text, default) for text in as_texts(x, "text").ravel()]
+        return np.asarray(encoded, values.dtype).reshape(x.shape)
     return _looked_up(x, keys, values, default)
 
 

@@ -44,8 +44,8 @@ def _per_feature(name: str, values: Sequence[float], x: Array) -> Array:
 def scaler(x: Value, *, offset: Sequence[float] = (), scale: Sequence[float] = ()) -> Array:
     """(x − offset) · scale, by feature."""
     array = as_features(x)
-    moved = array - _per_feature("offset", offset or [0.0], array)
-    return as_result(moved * _per_feature("scale", scale or [1.0], array))
+    centred = array - _per_feature("offset", offset or [0.0], array)
+    return as_result(centred * _per_feature("scale", scale or [1.0], array))
 
 
 @operator("Normalizer", DOMAIN)

@@ -52,11 +52,11 @@ def product_with_packed_weights(
         raise OnnxError(message, expected=f"[{N}, {blocks}, {block_size * bits // 8}]", got=list(np.shape(b)))
     array = jnp.asarray(a)
     # The last block of a row may reach beyond it.
-    whole = unpacked(jnp.asarray(b).reshape(N, -1), bits).reshape(N, blocks * block_size)[:, :K]
+    levels = unpacked(jnp.asarray(b).reshape(N, -1), bits).reshape(N, blocks * block_size)[:, :K]
     group = np.arange(K) // block_size if g_idx is None else jnp.asarray(g_idx)[:K]
     by_block = jnp.asarray(scales).reshape(N, blocks).astype(array.dtype)
     zero = _zero_points(zero_points, N, blocks, bits, array.dtype)
-    weights = (whole.astype(array.dtype) - _of_group(zero, group)) * _of_group(by_block, group)
+    weights = (levels.astype(array.dtype) - _of_group(zero, group)) * _of_group(by_block, group)
     y = jnp.matmul(array, weights.T)
     return y if bias is None else y + bias
 
@@ -69,10 +69,10 @@ def _of_group(values: Array, group: Value) -> Array:
 def _zero_points(zero_points: Optional, rows: int, blocks: int, bits: int, dtype: np.dtype) -> Array:
     if zero_points is None:
         return jnp.full((rows, blocks), 1 << (bits - 1), dtype)
-    given = jnp.asarray(zero_points)
-    if given.dtype != jnp.uint8:
-        return given.reshape(rows, blocks).astype(dtype)
-    return unpacked(given.reshape(rows, -1), bits)[:, :blocks].astype(dtype)
+    points = jnp.asarray(zero_points)
+    if points.dtype != jnp.uint8:
+        return points.reshape(rows, blocks).astype(dtype)
+    return unpacked(points.reshape(rows, -1), bits)[:, :blocks].astype(dtype)
 
 
 @operator("GatherBlockQuantized", DOMAIN)
@@ -92,15 +92,15 @@ def gather_quantized(
     is_packed = table.dtype == jnp.uint8
     rank = table.ndim
     axis, quantized_axis = gather_axis % rank, quantize_axis % rank
-    whole = unpacked(table, bits) if is_packed else table.astype(jnp.int32)
+    levels = unpacked(table, bits) if is_packed else table.astype(jnp.int32)
     scale = jnp.asarray(scales)
     if zero_points is None:
         zero = jnp.full(scale.shape, 1 << (bits - 1) if is_packed else 0, jnp.int32)
     else:
-        given = jnp.asarray(zero_points)
-        zero = unpacked(given, bits)[..., : scale.shape[-1]] if is_packed else given.astype(jnp.int32)
-    group = np.arange(whole.shape[quantized_axis]) // block_size
-    rows, row_scales, row_zeros = (jnp.take(x, jnp.asarray(indices), axis=axis) for x in (whole, scale, zero))
+        points = jnp.asarray(zero_points)
+        zero = unpacked(points, bits)[..., : scale.shape[-1]] if is_packed else points.astype(jnp.int32)
+    group = np.arange(levels.shape[quantized_axis]) // block_size
+    rows, row_scales, row_zeros = (jnp.take(x, jnp.asarray(indices), axis=axis) for x in (levels, scale, zero))
     place = quantized_axis if quantized_axis < axis else quantized_axis + np.ndim(indices) - 1
     spread_scales, spread_zeros = (jnp.take(x, group, axis=place) for x in (row_scales, row_zeros))
     return (rows - spread_zeros).astype(scale.dtype) * spread_scales
