@@ -9,7 +9,7 @@ made outside of the scope has its name in place of a line.
 from __future__ import annotations
 
 import functools
-import inspect
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -75,6 +75,8 @@ def placed_step(model: Any, step: Callable[..., Any]) -> Callable[..., Any]:
 
 def _place_of(layer: Any) -> MadeAt | None:
     """Return the place of a layer; None for that of the layer around it."""
-    if "site-packages" not in inspect.getfile(type(layer)):
+    module = sys.modules.get(type(layer).__module__)
+    file = getattr(module, "__file__", None) or ""  # classes of a notebook have no file
+    if "site-packages" not in file:
         return MadeAt()  # the lines of its own `call`
     return layer.__dict__.get(_MADE_AT, MadeAt(f"{layer.name} ({type(layer).__name__})"))

@@ -33,7 +33,7 @@ from ipujax.runtime.graph import (
     joining_streams,
     leaves,
 )
-from ipujax.runtime.tensor import dtype_name, pad_tiles
+from ipujax.runtime.tensor import dtype_name, is_key_dtype, pad_tiles
 from ipujax.runtime.timeline.clocks import COMPUTE, EXCHANGE, GLOBAL_EXCHANGE, HOST_EXCHANGE, SYNC
 
 RETURNED = "state that is not donated"
@@ -195,7 +195,8 @@ class Removals:
     @cached_property
     def _dtypes(self) -> frozenset[str]:
         groups = (group for groups in self.executable.graph.groups.values() for group in groups)
-        return frozenset(dtype_name(item.dtype) for group in groups for item in group.codelet.fields)
+        dtypes = {item.dtype for group in groups for item in group.codelet.fields}
+        return frozenset(dtype_name(dtype) for dtype in dtypes if not is_key_dtype(dtype))
 
     def is_of(self, cause: str) -> bool:
         """Return whether the program may have cycles of a cause; others need not be tried."""

@@ -163,3 +163,8 @@ def test_streaming_memory_beside_other_work() -> None:
     figures = fun.profile({"w": array(256, 256)}, array(64))
     assert by_name(figures)["streaming memory"].alone_cycles > 0
     assert sum(cause.cycles for cause in figures.causes) == figures.cycles
+
+
+def test_keys_of_random_numbers() -> None:
+    figures = profile(lambda key: jax.random.normal(jax.random.split(key)[0], (64,)), jax.random.key(0))
+    assert sum(cause.cycles for cause in figures.causes) == figures.cycles
