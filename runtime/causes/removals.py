@@ -15,15 +15,17 @@ import numpy as np
 
 from ipujax.runtime.causes.variants import whole_work
 from ipujax.runtime.compile import Executable, graph_on
-from ipujax.runtime.cost import ComputeSetCost, CopyCost, StreamCost, compute_set_cost
+from ipujax.runtime.cost import ComputeSetCost, CopyCost, StreamCost, compute_set_cost, copy_cost
 from ipujax.runtime.graph import (
     Call,
     Collective,
     Copy,
     CrossReplicaCopy,
     Execute,
+    Graph,
     HostStream,
     Leaf,
+    PaddedRows,
     Program,
     RemoteIn,
     RemoteOut,
@@ -42,6 +44,7 @@ STREAMING = "streaming memory"
 FALLBACKS = "operations without a parallel rule"
 SINGLE_TILES = "steps on a single tile"
 EMULATION = "emulated dtypes"
+SLOW_PATHS = "slow paths of odd rows"
 COLLECTIVES = "collectives"
 UNEQUAL_IPUS = "unequal work of IPUs"
 WAITS = "IPUs that wait"
@@ -52,7 +55,7 @@ SYNCS = "sync"
 UNEQUAL_TILES = "unequal work of tiles"
 # In the order of the waterfall.
 CAUSES = (
-    *(RETURNED, HOST, STREAMING, FALLBACKS, SINGLE_TILES, EMULATION, COLLECTIVES, UNEQUAL_IPUS, WAITS),
+    *(RETURNED, HOST, STREAMING, FALLBACKS, SINGLE_TILES, EMULATION, SLOW_PATHS, COLLECTIVES, UNEQUAL_IPUS, WAITS),
     *(BETWEEN_IPUS, BETWEEN_TILES, REARRANGEMENT, SYNCS, UNEQUAL_TILES),
 )
 
@@ -83,7 +86,8 @@ class Removals:
         """Return the work of all steps without some causes, int64[steps, num_ipus, 5]; those of IPUs are no work."""
         causes = frozenset(removed)
         work = self.whole.copy()
-        work[..., COMPUTE] = self._compute_cycles(EMULATION in causes, REARRANGEMENT in causes, UNEQUAL_TILES in causes)
+        is_natural = EMULATION in causes, SLOW_PATHS in causes
+        work[..., COMPUTE] = self._compute_cycles(*is_natural, REARRANGEMENT in causes, UNEQUAL_TILES in causes)
         if RETURNED in causes:
             work[..., HOST_EXCHANGE] = self._host_cycles_of_donated
         for cause in (HOST, STREAMING, FALLBACKS, SINGLE_TILES, COLLECTIVES):
@@ -157,17 +161,18 @@ class Removals:
             cycles[number[leaf]] = counts[leaf].cycles(executable.target)[:, 0]
         return cycles
 
-    def _compute_cycles(self, is_native: bool, is_in_place: bool, is_equal: bool) -> np.ndarray:
+    def _compute_cycles(self, is_native: bool, is_fast: bool, is_in_place: bool, is_equal: bool) -> np.ndarray:
         """Return compute cycles, int64[steps, num_ipus].
 
         Args:
             is_native: whether all dtypes are computed natively.
+            is_fast: whether no row takes a slow path.
             is_in_place: whether nothing is copied on its own tile.
             is_equal: whether each tile of an IPU takes the mean of all.
         """
-        if not is_native and not is_in_place and not is_equal:
+        if not is_native and not is_fast and not is_in_place and not is_equal:
             return self.whole[..., COMPUTE]
-        costs = self._native_costs if is_native else self.executable.costs
+        costs = self._costs_of(is_native, is_fast)
         target = self.executable.target
         known: dict[int, np.ndarray] = {}  # by identity: equal compute sets share a cost
         rows = []
@@ -182,15 +187,39 @@ class Removals:
             rows.append(row)
         return np.stack(rows)
 
+    def _costs_of(self, is_native: bool, is_fast: bool) -> Mapping[Leaf, object]:
+        """Return the costs of leaves with native dtypes, each of as many words as now, or without slow paths."""
+        executable = self.executable
+        target = executable.target
+        is_native = is_native and self.is_of(EMULATION)
+        slow_rows = self._slow_rows if is_fast else frozenset()
+        if not is_native and not slow_rows:
+            return executable.costs
+        if (is_native, is_fast) not in self._costs:
+            dtypes = target.native_dtypes | self._dtypes if is_native else target.native_dtypes
+            graph = graph_on(executable.graph, replace(target, native_dtypes=dtypes))
+            # Rows that are as long with padding as without have no slow path, and no more elements.
+            graph.notes.padded_rows.extend(PaddedRows(row, row, 0, 0) for row in slow_rows)
+            self._costs[is_native, is_fast] = {
+                leaf: _cost_on(graph, leaf, cost) for leaf, cost in executable.costs.items()
+            }
+        return self._costs[is_native, is_fast]
+
     @cached_property
-    def _native_costs(self) -> Mapping[Leaf, object]:
-        """Costs of leaves on a machine that computes in all dtypes natively, each with as many words as now."""
-        graph = self.executable.graph
-        native = graph_on(graph, replace(graph.target, native_dtypes=graph.target.native_dtypes | self._dtypes))
-        return {
-            leaf: compute_set_cost(native, leaf.compute_set) if isinstance(leaf, Execute) else cost
-            for leaf, cost in self.executable.costs.items()
-        }
+    def _costs(self) -> dict[tuple[bool, bool], Mapping[Leaf, object]]:
+        """Costs of leaves that are known, by whether dtypes are native and rows fast."""
+        return {}
+
+    @cached_property
+    def _slow_rows(self) -> frozenset[int]:
+        """Lengths of rows that take slow paths."""
+        rows: set[int] = set()
+        for cost in self.executable.costs.values():
+            if isinstance(cost, ComputeSetCost):
+                rows.update(reason.row for _, reason, _ in cost.slow_paths)
+            elif isinstance(cost, CopyCost) and cost.slow_path is not None:
+                rows.add(cost.slow_path.row)
+        return frozenset(rows)
 
     @cached_property
     def _dtypes(self) -> frozenset[str]:
@@ -204,9 +233,18 @@ class Removals:
             return bool(self.tasks.any())
         if cause == WAITS:
             return self.executable.target.num_ipus > 1
+        if cause == SLOW_PATHS:
+            return bool(self._slow_rows)
         if cause == EMULATION:
             return not self._dtypes <= self.executable.target.native_dtypes
         return True
+
+
+def _cost_on(graph: Graph, leaf: Leaf, cost: object) -> object:
+    """Return the cost of a compute set or a copy on another graph; that of other leaves as it is."""
+    if isinstance(leaf, Execute):
+        return compute_set_cost(graph, leaf.compute_set)
+    return copy_cost(graph, leaf) if isinstance(leaf, Copy) else cost
 
 
 def _of_tiles(cost: ComputeSetCost | CopyCost, is_in_place: bool) -> np.ndarray:

@@ -18,7 +18,18 @@ from ipujax.runtime.views import verdict
 _MOST_IPUS = 16  # of which each has a bar
 _NAMED_SHARE = 0.08  # of the width of a bar: a narrower part has no room for its name
 # Okabe and Ito's palette, by family: host and memory, single tiles and dtypes, IPUs, exchange, tiles.
-_COLOURS = ("#0072b2", "#56b4e9", "#7f9fb5", "#d55e00", "#e69f00", "#c77c02", "#cc79a7", "#8c5a78", "#b3b3b3")
+_COLOURS = (
+    "#0072b2",
+    "#56b4e9",
+    "#7f9fb5",
+    "#d55e00",
+    "#e69f00",
+    "#c77c02",
+    "#8b5e00",
+    "#cc79a7",
+    "#8c5a78",
+    "#b3b3b3",
+)
 _FURTHER_COLOURS = ("#aa4499", "#f0e442", "#b8ad00", "#999999", "#6a8f3c")
 CAUSE_COLOURS = dict(zip(CAUSES, (*_COLOURS, *_FURTHER_COLOURS), strict=True)) | {COMPUTATION: "#009e73"}
 

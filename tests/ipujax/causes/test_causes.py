@@ -168,3 +168,16 @@ def test_streaming_memory_beside_other_work() -> None:
 def test_keys_of_random_numbers() -> None:
     figures = profile(lambda key: jax.random.normal(jax.random.split(key)[0], (64,)), jax.random.key(0))
     assert sum(cause.cycles for cause in figures.causes) == figures.cycles
+
+
+def test_slow_paths_of_odd_rows() -> None:
+    def scaled(x: Any, w: Any) -> Any:
+        return jax.nn.softmax(x * w, axis=-1) * w
+
+    odd = profile(scaled, array(256, 197), array(197), donate_argnums=(0,))
+    even = profile(scaled, array(256, 200), array(200), donate_argnums=(0,))
+    name = "slow paths of odd rows"
+    assert by_name(odd)[name].alone_cycles > 0
+    assert name not in by_name(even)
+    without = odd.device_cycles - by_name(odd)[name].alone_cycles
+    assert without == pytest.approx(even.device_cycles, rel=0.1)
