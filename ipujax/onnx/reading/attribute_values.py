@@ -57,6 +57,7 @@ _NAMES: tuple[_Row, ...] = (
     (("GridSample",), "mode", ("bilinear", "nearest", "bicubic"), 1),
     (("GridSample",), "mode", ("linear", "nearest", "cubic"), 20),
     (("GridSample",), "padding_mode", ("zeros", "border", "reflection"), 1),
+    (("StringNormalizer",), "case_change_action", ("NONE", "LOWER", "UPPER"), 1),
     (("LinearAttention",), "update_rule", ("linear", "gated", "delta", "gated_delta"), 1),
     (("Momentum",), "mode", ("nesterov", "standard"), 1),
     (("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss"), "reduction", ("none", "sum", "mean"), 1),

@@ -17,6 +17,7 @@ from tests.ipujax.onnx.gradient_cases import CASES, SINGLE, Case
 
 # Results are integers, bools, facts of shapes or random, or there are no operands.
 NO_GRADIENT = """
+StringConcat StringNormalizer StringSplit
 And ArgMax ArgMin BitCast BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor Equal Greater GreaterOrEqual IsInf IsNaN
 Less LessOrEqual Not Or Xor NonMaxSuppression NonZero Shape Size TfIdfVectorizer Unique BlackmanWindow HammingWindow
 HannWindow MelWeightMatrix Constant ConstantOfShape EyeLike Range Bernoulli Multinomial RandomNormal RandomNormalLike
