@@ -7,13 +7,14 @@ stacked, which leave the device one call at a time.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 import ipujax as ipu
+from ipujax.front_end import NotCopied
 from ipujax.onnx.graphs import ValueInfo
 from ipujax.onnx.onnx_errors import OnnxError
 from ipujax.onnx.sessions.states import State
@@ -48,7 +49,7 @@ class StatefulModel(Protocol):
         """Return the state after a call, and its outputs."""
 
 
-class RepeatedCalls:
+class RepeatedCalls(NotCopied):
     """A number of calls of a session as one program, made by `Session.repeat`.
 
     Args:
@@ -58,6 +59,8 @@ class RepeatedCalls:
         device: of the session.
         options: of the session.
     """
+
+    COPY_HINT: ClassVar[str] = "those of another session: ipujax.onnx.session(path).repeat(calls)"
 
     def __init__(
         self,

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 import ipujax as ipu
+from ipujax.front_end import NotCopied
 from ipujax.onnx.budget import DEFAULT_MAX_BYTES, DEFAULT_MAX_UNROLLED_NODES
 from ipujax.onnx.graphs import ValueInfo
 from ipujax.onnx.model import Model, load
@@ -23,7 +24,7 @@ from ipujax.onnx.sessions.repeated_calls import Between, RepeatedCalls
 from ipujax.onnx.sessions.states import SessionStates, State
 
 
-class Session:
+class Session(NotCopied):
     """An ONNX model with its state on a device, made by `session`.
 
     Attributes:
@@ -36,6 +37,8 @@ class Session:
         scores = session(images)
         print(session.profile(images).summary())
     """
+
+    COPY_HINT: ClassVar[str] = "a session of its own: ipujax.onnx.session(path)"
 
     def __init__(
         self, model: Model, states: SessionStates, device: ipu.IPUModel | ipu.CPU | None, options: ipu.Options | None

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import ipujax.onnx
-from tests.ipujax.copy_checks import WAYS, check_copy, check_errors, classes_not_in
+from tests.ipujax.copy_checks import WAYS, check_copy, check_errors, check_refused, classes_not_in
 from tests.ipujax.onnx.models import mlp
 
 COPIED: dict[str, Callable[[], Any]] = {
@@ -18,8 +18,20 @@ COPIED: dict[str, Callable[[], Any]] = {
 }
 
 
+# Their state is on a device.
+REFUSED: dict[str, Callable[[], Any]] = {
+    "onnx.Session": lambda: ipujax.onnx.session(mlp()),
+    "onnx.RepeatedCalls": lambda: ipujax.onnx.session(mlp()).repeat(2, lambda inputs, outputs: {}),
+}
+
+
 def test_table_has_all_public_classes() -> None:
-    assert not classes_not_in([".onnx"], COPIED)
+    assert not classes_not_in([".onnx"], {**COPIED, **REFUSED})
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused_copies_name_the_remedy(name: str) -> None:
+    check_refused(REFUSED[name]())
 
 
 @pytest.mark.parametrize("way", WAYS)
