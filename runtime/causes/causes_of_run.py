@@ -12,16 +12,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Annotated
 
 import numpy as np
 
 from ipujax.runtime.causes.removals import CAUSES, UNEQUAL_IPUS, WAITS, Removals
 from ipujax.runtime.causes.variants import Run, is_beside
 from ipujax.runtime.compile import Executable
+from ipujax.runtime.files.kinds import Integer
 from ipujax.runtime.graph import Leaf, Program
 from ipujax.runtime.tensor import Origin
 from ipujax.runtime.timeline import SYNC, Recording
 
+_Change = Annotated[int, Integer(-(2**53) + 1)]  # below 0 where other steps wait longer without a cause
 COMPUTATION = "computation"  # what no removal takes away: vertices, on all tiles alike
 
 
@@ -38,8 +41,8 @@ class Cause:
     """
 
     name: str
-    cycles: int
-    alone_cycles: int
+    cycles: _Change
+    alone_cycles: _Change
     origin: Origin
 
 
