@@ -19,7 +19,7 @@ Limits: each phase lasts as long as its slowest tile; phases do not overlap.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -43,6 +43,7 @@ from ipujax.runtime.graph import (
     ComputeSet,
     Dim,
     Graph,
+    Repetition,
     SlowPath,
     SlowReason,
     VertexGroup,
@@ -334,7 +335,9 @@ def _group_cycles(group: VertexGroup, graph: Graph) -> _GroupCycles:
     codelet = group.codelet
     target = graph.target
     shapes = block_shapes(group)
-    paths = slow_paths_of(group, shapes, graph)
+    has_slow_paths = codelet.slow_paths is not None
+    rows = repetitions(group) if has_slow_paths else ()
+    paths = slow_paths_of(codelet, shapes, rows, graph.padded_lengths, target)
     slow_cycles = sum(path.cycles for path in paths)
     cycles = whole_vertex_cycles(codelet, shapes, target, padding_of_group(group, graph.padded_lengths), slow_cycles)
     idle_slots = _idle_slots(codelet, shapes, cycles, target)
@@ -352,12 +355,16 @@ def _group_cycles(group: VertexGroup, graph: Graph) -> _GroupCycles:
     )
 
 
-def slow_paths_of(group: VertexGroup, shapes: BlockShapes, graph: Graph) -> list[SlowPath]:
-    """Return the slow paths of a group's vertices, those of rows that are padded left out."""
-    if group.codelet.slow_paths is None:
-        return []
-    paths = group.codelet.slow_paths(shapes, repetitions(group), graph.target)
-    return [path for path in paths if path.reason.row not in graph.padded_lengths]
+def slow_paths_of(
+    codelet: Codelet,
+    shapes: BlockShapes,
+    rows: Sequence[Repetition | None],
+    padded_rows: Collection[int],
+    target: Target,
+) -> list[SlowPath]:
+    """Return the slow paths of vertices with blocks of some shapes and repetitions of rows, without padded rows."""
+    paths = [] if codelet.slow_paths is None else codelet.slow_paths(shapes, rows, target)
+    return [path for path in paths if path.reason.row not in padded_rows]
 
 
 def whole_vertex_cycles(

@@ -25,7 +25,7 @@ from ipujax.runtime.cost.ipu_window import Window
 from ipujax.runtime.cost.padded_rows import padding_of_group
 from ipujax.runtime.cost.rearrangement import FieldTraffic, field_traffics, rearrangement_counts
 from ipujax.runtime.exchange import copy_cycles
-from ipujax.runtime.graph import NO_TILE, BlockShapes, Codelet, ComputeSet, Graph, VertexGroup
+from ipujax.runtime.graph import NO_TILE, BlockShapes, Codelet, ComputeSet, Graph, Repetition, VertexGroup, repetitions
 from ipujax.runtime.target import Machines, Target, issue_round_cycles
 from ipujax.runtime.tensor import pad_tiles
 
@@ -66,20 +66,23 @@ class _Vertices:
     Args:
         codelet: the codelet.
         shapes: of each distinct vertex, int64[n, 1].
-        slow_cycles: of its slow paths, float64[n, 1].
+        repetitions: of its fields, on which slow paths depend.
+        padded_rows: lengths of rows that are padded, and so take no slow path.
         padding: elements with padding over those without.
         on_tile: how many a tile has, int64[n, tiles].
     """
 
     codelet: Codelet
     shapes: BlockShapes
-    slow_cycles: np.ndarray
+    repetitions: tuple[Repetition | None, ...]
+    padded_rows: frozenset[int]
     padding: float
     on_tile: np.ndarray
 
     def cycles(self, target: Target) -> np.ndarray:
         """Return the cycles of each distinct vertex, rounded up, [n, machines]."""
-        slow_cycles = self.slow_cycles if self.slow_cycles.any() else 0
+        paths = slow_paths_of(self.codelet, self.shapes, self.repetitions, self.padded_rows, target)
+        slow_cycles = sum(path.cycles for path in paths)
         cycles = whole_vertex_cycles(self.codelet, self.shapes, target, self.padding, slow_cycles)
         machines = cycles.shape[-1] if cycles.ndim else 1
         return np.broadcast_to(cycles.reshape(-1, machines), (len(self.on_tile), machines))
@@ -187,21 +190,22 @@ def _distinct_vertices(group: VertexGroup, window: Window, graph: Graph) -> _Ver
     """Return the distinct vertices of a group; `on_tile` has the tiles of the window."""
     shapes = block_shapes(group)
     padding = padding_of_group(group, graph.padded_lengths)
-    slow = sum((path.cycles for path in slow_paths_of(group, shapes, graph)), np.zeros(()))
+    has_slow_paths = group.codelet.slow_paths is not None
+    rows_of = (repetitions(group) if has_slow_paths else (), frozenset(graph.padded_lengths), padding)
     is_vertex = group.tile != NO_TILE
     tile = group.tile[is_vertex].astype(np.int64) - window.first_tile
     if group.codelet.costed_by == "vertex":  # its formula is of the whole grid
         numbers = np.zeros((group.tile.size, window.tiles), np.int64)
         numbers[np.flatnonzero(is_vertex), tile] = 1
-        return _Vertices(group.codelet, shapes, np.broadcast_to(slow, group.grid).reshape(-1, 1), padding, numbers)
+        return _Vertices(group.codelet, shapes, *rows_of, numbers)
     lengths = [np.broadcast_to(length, group.grid)[is_vertex] for block in shapes for length in block]
-    rows = np.stack([*lengths, np.broadcast_to(slow, group.grid)[is_vertex].astype(float)])
+    rows = np.stack(lengths) if lengths else np.zeros((1, len(tile)), np.int64)
     distinct, number = np.unique(rows, axis=1, return_inverse=True)
     numbers = np.zeros((distinct.shape[1], window.tiles), np.int64)
     np.add.at(numbers, (number.reshape(-1), tile), 1)
-    columns = iter(distinct[:-1, :, None].astype(np.int64))
+    columns = iter(distinct[:, :, None])
     blocks = [tuple(next(columns) for _ in block) for block in shapes]
-    return _Vertices(group.codelet, blocks, distinct[-1][:, None], padding, numbers)
+    return _Vertices(group.codelet, blocks, *rows_of, numbers)
 
 
 def compute_set_cycles(counts: ComputeSetCounts, machines: Machines) -> ComputeSetCycles:

@@ -43,8 +43,8 @@ SHAPE_OPERANDS: Mapping[str, tuple[int, ...] | None] = {
     **dict.fromkeys(("ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMax", "ReduceMean"), (1,)),
     **dict.fromkeys(("ReduceMin", "ReduceProd", "ReduceSum", "ReduceSumSquare"), (1,)),
 }
-# Operators of which operands at these positions decide a size, regions or a branch, and may be traced too: with a bound,
-# or as a `lax.cond`.
+# Operators of which operands at these positions decide a size, regions or a branch, and may be traced too: with a
+# bound, or as a `lax.cond`.
 _DECIDING_OPERANDS: Mapping[str, tuple[int, ...] | None] = {
     "Compress": (1,),
     "If": (0,),

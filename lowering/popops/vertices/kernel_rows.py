@@ -80,4 +80,4 @@ def _restarting_cycles(
     iterations: Any = np.where(by_row, ceil_div(columns, vector), ceil_div(ceil_div(columns, workers), vector))
     whole = ceil_div(ceil_div(elements, vector), workers)
     worker = outer * _ROW_CYCLES + whole_cycles((outer * iterations - whole) * cycles)
-    return np.asarray(issue_round_cycles(target) * np.maximum(0, worker), np.int64)
+    return np.asanyarray(issue_round_cycles(target) * np.maximum(0, worker))
