@@ -29,6 +29,7 @@ from ipujax.runtime.tensor import (
 
 _SEPARATOR = "\x1f"  # between texts of a note; ASCII's separator of units, which no name has
 _END = "\x1e"  # between groups of them
+_LINE = "\x1d"  # before each line, as layers may have line feeds
 _INTERNAL = re.compile(
     rf"ipu_(stage|phase)_\d+|ipu_recompute_\w+|ipu_micro_batches|{NOTE}.*|{MADE_AT}.*|{REMATERIALISED}|checkpoint"
     r"|.*/stage \d+ [a-z]+(/.*)?|.*/result \d+",  # of parts of pipelines, and their accumulators
@@ -125,7 +126,7 @@ def noted(stack: Any, note: Note) -> Any:
     """Name stack with a note in place of any that it has."""
     fields = ((note.part, note.made_at.line, note.made_at.file, note.layer), note.names, note.places)
     text = _END.join(map(_SEPARATOR.join, fields))
-    return without_notes(stack).extend(NOTE + "\n".join([text, *note.lines]))
+    return without_notes(stack).extend(NOTE + _LINE.join([text, *note.lines]))
 
 
 def layer_of(eqn: JaxprEqn) -> str:
@@ -153,7 +154,7 @@ def _note(stack: Any) -> Note | None:
 
 
 def _read(scope: str) -> Note:
-    text, *lines = scope.removeprefix(NOTE).split("\n")
+    text, *lines = scope.removeprefix(NOTE).split(_LINE)
     single, *several = text.split(_END)
     part, line, file, layer = single.split(_SEPARATOR)
     names, places = (tuple(texts.split(_SEPARATOR)) if texts else () for texts in several)

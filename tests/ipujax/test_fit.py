@@ -58,7 +58,7 @@ def fits(profile: ipu.Profile) -> bool:
 
 def test_a_proportion_bounds_the_memory_of_an_operation() -> None:
     chip = ipu.IPUModel(tiles_per_ipu=16)
-    x, w = jax.ShapeDtypeStruct((512, 512), np.float32), jax.ShapeDtypeStruct((512, 1024), np.float32)
+    x, w = jax.ShapeDtypeStruct((512, 512), np.float32), jax.ShapeDtypeStruct((512, 512), np.float32)
 
     def profile(share: float | None, machine: ipu.IPUModel = chip) -> ipu.Profile:
         options = ipu.Options(available_memory_proportion=share)
