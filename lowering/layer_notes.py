@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ipujax.lowering.jax_compat import JaxprEqn, scopes_in
-from ipujax.lowering.source_info import MADE_AT, NOTE, MadeAt, frame_text, name_stack, without_notes
+from ipujax.lowering.source_info import MADE_AT, NOTE, MadeAt, frame_text, name_stack, printable, without_notes
 from ipujax.runtime.cache import remembered_small
 from ipujax.runtime.errors import is_installed, is_of_user
 from ipujax.runtime.tensor import (
@@ -29,7 +29,6 @@ from ipujax.runtime.tensor import (
 
 _SEPARATOR = "\x1f"  # between texts of a note; ASCII's separator of units, which no name has
 _END = "\x1e"  # between groups of them
-_LINE = "\x1d"  # before each line, as layers may have line feeds
 _INTERNAL = re.compile(
     rf"ipu_(stage|phase)_\d+|ipu_recompute_\w+|ipu_micro_batches|{NOTE}.*|{MADE_AT}.*|{REMATERIALISED}|checkpoint"
     r"|.*/stage \d+ [a-z]+(/.*)?|.*/result \d+",  # of parts of pipelines, and their accumulators
@@ -124,9 +123,10 @@ class Note:
 
 def noted(stack: Any, note: Note) -> Any:
     """Name stack with a note in place of any that it has."""
-    fields = ((note.part, note.made_at.line, note.made_at.file, note.layer), note.names, note.places)
+    single = note.part, note.made_at.line, note.made_at.file, printable(note.layer)
+    fields = single, note.names, note.places
     text = _END.join(map(_SEPARATOR.join, fields))
-    return without_notes(stack).extend(NOTE + _LINE.join([text, *note.lines]))
+    return without_notes(stack).extend(NOTE + "\n".join([text, *note.lines]))
 
 
 def layer_of(eqn: JaxprEqn) -> str:
@@ -154,7 +154,7 @@ def _note(stack: Any) -> Note | None:
 
 
 def _read(scope: str) -> Note:
-    text, *lines = scope.removeprefix(NOTE).split(_LINE)
+    text, *lines = scope.removeprefix(NOTE).split("\n")
     single, *several = text.split(_END)
     part, line, file, layer = single.split(_SEPARATOR)
     names, places = (tuple(texts.split(_SEPARATOR)) if texts else () for texts in several)

@@ -122,6 +122,11 @@ def name_stack(eqn: JaxprEqn) -> str:
 @remembered_small
 def _printed(stack: Any) -> str:
     text = str(without_notes(stack))
+    return printable(text)
+
+
+def printable(text: str) -> str:
+    """Text of a name scope, in which unprintable characters are escaped."""
     return text if text.isprintable() else text.encode("unicode_escape").decode()
 
 

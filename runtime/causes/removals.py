@@ -122,7 +122,9 @@ class Removals:
 
         def is_on_one_tile(node: Program) -> bool:
             cost = executable.costs[node] if isinstance(node, Execute) else None
-            return isinstance(cost, ComputeSetCost) and np.count_nonzero(cost.vertices) == 1
+            if not isinstance(cost, ComputeSetCost) or cost.compute_set in fallbacks:
+                return False
+            return np.count_nonzero(cost.vertices) == 1
 
         tests: dict[str, Callable[[Program], bool]] = {
             HOST: is_host_transfer,

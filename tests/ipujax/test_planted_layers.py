@@ -30,7 +30,7 @@ X = jax.ShapeDtypeStruct((ROWS, WIDTH), np.float32)
 
 def first_screen_of_text(profile: ipu.Profile) -> str:
     """The title and the answers of a summary."""
-    return "\n\n".join(profile.summary().split("\n\n")[:2])
+    return "\n\n".join(profile.summary().split("\n\n")[:3])
 
 
 def first_screen_of_page(profile: ipu.Profile, folder: Path) -> str:
