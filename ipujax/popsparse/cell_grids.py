@@ -38,6 +38,14 @@ from ipujax.runtime.target import Target, preset
 Span = tuple[int, int]  # first row of blocks, and the one behind the last
 
 
+_BUCKET_GRAIN = 4  # blocks: numbers of 16 bits in a vector, so that the lists of each bucket are whole vectors
+
+
+def whole_bucket(blocks: int) -> int:
+    """Return the blocks of a bucket with room for some: its lists begin and end with a vector."""
+    return -(-blocks // _BUCKET_GRAIN) * _BUCKET_GRAIN
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class CellRows:
     """Rows of blocks of a dense matrix that each cell has, as many for all cells."""

@@ -32,6 +32,7 @@ from ipujax.popsparse.cell_grids import (
     number_type,
     possible_column_parts,
     some_counts,
+    whole_bucket,
 )
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.errors import ArgumentTypeError, ArgumentValueError
@@ -275,7 +276,7 @@ def poisson_quantile(mean: float, tail: float) -> int:
 
 def _cells(plan: DynamicPlan, count: int, reads: int, writes: int) -> _Cells:
     capacity = reads * writes
-    size = max(1, round(ceil(plan.max_blocks / count) * (1 + plan.oversize)))
+    size = whole_bucket(max(1, round(ceil(plan.max_blocks / count) * (1 + plan.oversize))))
     return _Cells(count, size, capacity, plan.max_blocks * capacity * plan.block**2 / prod(plan.shape))
 
 

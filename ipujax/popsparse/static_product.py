@@ -41,6 +41,7 @@ from ipujax.popsparse.cell_grids import (
     estimated_cost,
     possible_column_parts,
     some_counts,
+    whole_bucket,
 )
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.errors import ArgumentTypeError, ArgumentValueError
@@ -172,7 +173,7 @@ def _largest_cell(loads: np.ndarray, row_parts: int, has_whole_rows: bool) -> tu
     if has_whole_rows:
         cell = band * row_parts + _parts_of_rows(loads, row_parts)[band, row]
         blocks = np.bincount(cell, weights=load).max()
-        return int(blocks), int(np.bincount(cell).max()), int(np.bincount(row).max())
+        return whole_bucket(int(blocks)), int(np.bincount(cell).max()), int(np.bincount(row).max())
     total = loads.sum(1)
     stop = loads.cumsum(1)[band, row]
     first, last = (rank * row_parts // total[band] for rank in (stop - load, stop - 1))
@@ -183,7 +184,7 @@ def _largest_cell(loads: np.ndarray, row_parts: int, has_whole_rows: bool) -> tu
     )
     writes = np.cumsum(starts - ends).max()
     terms = np.bincount(row, weights=last - first + 1).max()
-    return -(-int(total.max()) // row_parts), int(writes), int(terms)
+    return whole_bucket(-(-int(total.max()) // row_parts)), int(writes), int(terms)
 
 
 def _parts_of_rows(loads: np.ndarray, row_parts: int) -> np.ndarray:
@@ -213,7 +214,7 @@ def plan_of_cut(pattern: BlockPattern, cut: Cut) -> StaticPlan:
     writes = CellRows.of_blocks(cell, rows, num_cells)
     load = np.bincount(cell, minlength=num_cells)
     starts = np.cumsum(load) - load
-    size = int(load.max())
+    size = whole_bucket(int(load.max()))
     # A cell with fewer blocks has some of the next one, left out: consecutive blocks are one piece.
     numbers = np.minimum(starts[:, None] + np.arange(size), len(rows) - 1)
     blocks = order[numbers]

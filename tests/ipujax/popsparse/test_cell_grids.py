@@ -97,7 +97,7 @@ def phases(pattern, columns, tiles):
 
 def test_a_cell_has_sums_of_rows_with_blocks_alone():
     plan = static_plan(random_pattern(4096, 4096, 16, 1 / 256), 1472, 4, HALF)
-    assert plan.grid.writes.width <= plan.order.shape[1] < 4
+    assert plan.grid.writes.width <= plan.order.shape[1] <= 4
 
 
 def test_uneven_columns_cost_more():
