@@ -50,5 +50,5 @@ def test_text_is_a_result_of_calls_that_nothing_traces():
 def test_unknown_text_is_refused():
     nodes = [helper.make_node("StringNormalizer", ["x"], ["y"], case_change_action="SHOUT")]
     model = model_of(nodes, [text("x")], [text("y")])
-    with pytest.raises(ipujax.onnx.OnnxError, match="'case_change_action' is unknown"):
+    with pytest.raises(ipujax.onnx.OnnxError, match="unknown value of the attribute 'case_change_action'"):
         ipujax.onnx.load(model, static={"x": WORDS})({})
