@@ -181,3 +181,16 @@ def test_slow_paths_of_odd_rows() -> None:
     assert name not in by_name(even)
     without = odd.device_cycles - by_name(odd)[name].alone_cycles
     assert without == pytest.approx(even.device_cycles, rel=0.1)
+
+
+def test_the_page_and_the_summary_begin_with_the_verdict(tmp_path: Any) -> None:
+    figures = PROGRAMS["pipeline"]()
+    result = verdict(figures)
+    figures.to_html(tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert page.index(result.sentence) < page.index('class="answers"')
+    for cause in figures.causes:
+        assert cause.cycles <= 0 or f'title="{cause.name}: {cause.cycles:,} cycles' in page
+    text = figures.summary()
+    assert text.index(result.sentence) < text.index("What limits this program")
+    assert all(remedy in text and remedy in page.replace("&#x27;", "'") for remedy in result.remedies)
