@@ -98,18 +98,18 @@ def _cycles(
     run: Run, removals: Removals, totals: _Totals, variants: Sequence[tuple[str, ...]]
 ) -> dict[tuple[str, ...], int]:
     """Return the cycles of the run without each of several sets of causes."""
-    cycles: dict[tuple[str, ...], int] = {}
-    walked: dict[tuple[str, ...], np.ndarray] = {}
-    for removed in variants:
+
+    def work_of(removed: tuple[str, ...]) -> np.ndarray:
         work = removals.without(removed)
         if UNEQUAL_IPUS in removed:
             tasks = removals.tasks
             work[tasks] = _with_equal_ipus(work[tasks], totals.busy_cycles(work * tasks[:, None, None]))
-        if WAITS in removed:  # the run takes as long as its busiest IPU
-            cycles[removed] = int(totals.busy_cycles(work).max())
-        else:
-            walked[removed] = work
-    return cycles | dict(zip(walked, run.cycles(list(walked.values())), strict=True))
+        return work
+
+    walked = [removed for removed in variants if WAITS not in removed]
+    # Without waits a run takes as long as its busiest IPU.
+    cycles = {removed: int(totals.busy_cycles(work_of(removed)).max()) for removed in variants if WAITS in removed}
+    return cycles | dict(zip(walked, run.cycles(map(work_of, walked)), strict=True))
 
 
 def _with_equal_ipus(work: np.ndarray, busy_cycles: np.ndarray) -> np.ndarray:

@@ -7,8 +7,9 @@ Limits: variants of a recorded run are walked one by one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 
 import numpy as np
 
@@ -35,20 +36,23 @@ class Run:
     program: Program
     recording: Recording | None
 
-    def cycles(self, works: Sequence[np.ndarray]) -> list[int]:
+    def cycles(self, works: Iterable[np.ndarray]) -> list[int]:
         """Return the length of the run with each work of its steps.
 
         Args:
-            works: work of all steps in a variant, see `whole_work`.
+            works: work of all steps in a variant, see `whole_work`; few of them are in memory at once.
 
         Raises:
             ProfileError: a trip count is data.
         """
         if self.recording is not None:
             return [self._walked(work) for work in works]
-        at_once = max(1, _MOST_AT_ONCE_BYTES // max(1, works[0].nbytes)) if works else 1
-        parts = [works[first : first + at_once] for first in range(0, len(works), at_once)]
-        return [cycles for part in parts for cycles in self._walked_at_once(part)]
+        remaining = iter(works)
+        cycles: list[int] = []
+        while (work := next(remaining, None)) is not None:
+            at_once = max(1, _MOST_AT_ONCE_BYTES // max(1, work.nbytes))
+            cycles += self._walked_at_once([work, *islice(remaining, at_once - 1)])
+        return cycles
 
     def _walked_at_once(self, works: Sequence[np.ndarray]) -> list[int]:
         executable = self.executable
