@@ -88,7 +88,7 @@ ROOMS: dict[str, str] = {
         " runtime.schema runtime.sections runtime.signatures runtime.target runtime.tensor runtime.views"
     ),
     "runtime": "",
-    "runtime.interpreter": "runtime.analysis runtime.exchange runtime.graph runtime.host runtime.tensor",
+    "runtime.interpreter": "runtime.analysis runtime.exchange runtime.graph runtime.host runtime.memory runtime.tensor",
     "lowering.jax_compat": "",
     "lowering.stored_modules": "lowering.jax_compat",
     "lowering.source_info": "lowering.jax_compat runtime.tensor",

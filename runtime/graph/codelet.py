@@ -98,6 +98,8 @@ class Codelet:
             the repetition of each field. Their cycles come on top of `cycles`. None where all rows are equally fast.
         sources: for each field that is written the numbers, among the fields that are read, of those that it is
             computed from; None where each is computed from all.
+        in_place: whether a result may be written over an operand whose block has the same elements: the vertex reads an
+            element of the operand, and its other reads of the same index, before it writes that of the result.
     """
 
     name: str
@@ -123,6 +125,7 @@ class Codelet:
     sources: tuple[frozenset[int], ...] | None = None
     costed_by: Literal["arrays", "machine", "vertex"] = "arrays"
     slow_paths: Callable[[BlockShapes, Sequence[Repetition | None], Target], Sequence[SlowPath]] | None = None
+    in_place: bool = False
 
     def __repr__(self) -> str:
         return f"Codelet({self.name})"

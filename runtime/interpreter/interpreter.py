@@ -18,6 +18,8 @@ from typing import Any
 
 import numpy as np
 
+from ipujax.runtime.analysis import EffectsOf
+from ipujax.runtime.analysis.liveness import liveness
 from ipujax.runtime.errors import ArgumentError
 from ipujax.runtime.graph import (
     ComputeSet,
@@ -53,6 +55,8 @@ from ipujax.runtime.interpreter.tile_memory import (
     to_raw,
 )
 from ipujax.runtime.interpreter.tile_vertex import Vertex, Views, check_writable, run_vertex, type_name, vertices_of
+from ipujax.runtime.memory.frames import frames_of
+from ipujax.runtime.memory.overwritten_operands import with_results_in_place
 from ipujax.runtime.tensor import Tensor, Variable, is_key_dtype
 
 MAX_TILES = 64
@@ -104,6 +108,9 @@ def interpret(
     if memory is not None:
         for number, machine in enumerate(machines):
             machine.fill(memory if replicas == 1 else {v: value[number] for v, value in memory.items()})
+    frames = with_results_in_place(graph, frames_of(liveness(program, EffectsOf(graph))))
+    for machine in machines:  # not before: at the start all variables have the values of `memory`
+        machine.share(frames.memory)
     runner = machines[0] if replicas == 1 else Replicas(machines, host)
     runner.run(program)
     return runner.outputs
@@ -162,6 +169,10 @@ class _Machine(Runner):
                 raw = to_raw(memory[variable]) if variable in memory else np.zeros_like(raw)
                 self.store(Tensor.of(variable), raw, Sequence())
         self._remote.update({v: np.array(value) for v, value in memory.items() if v not in self._variables})
+
+    def share(self, memory: Mapping[Variable, Variable]) -> None:
+        """Let variables take the memory of others, as `Frames.memory`: from now on a write destroys what was there."""
+        self._memory.share(memory)
 
     def step(self, program: Program) -> None:
         """Run a node other than control flow."""

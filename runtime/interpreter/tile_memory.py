@@ -12,7 +12,8 @@ Limits: every variable takes tiles × elements, so it is for machines of a few t
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -155,6 +156,7 @@ class TileMemory:
     def __init__(self, graph: Graph, variables: Iterable[Variable], replica: int = 0) -> None:
         self._cells: dict[Variable, _Cells] = {}
         self._changed: set[Variable] = set()  # since the last `retire`
+        self._sharing: dict[Variable, list[Variable]] = {}  # others in the memory of a variable
         for variable in variables:
             if variable not in graph.mappings:
                 raise InterpreterError("unmapped-variable", tile_gap(graph, variable).what, where=variable.origin)
@@ -200,6 +202,22 @@ class TileMemory:
         for table in (cells.present, cells.defined, cells.fresh):
             table[tiles, elements] = True
         self._changed.add(variable)
+        is_home = tiles == cells.home[elements]
+        self._destroy_others(variable, elements[is_home])
+
+    def share(self, memory: Mapping[Variable, Variable]) -> None:
+        """Put variables in the memory of others: a write at home leaves the same elements of the others undefined."""
+        in_place: dict[Variable, list[Variable]] = defaultdict(list)
+        for variable in self._cells:
+            in_place[memory.get(variable, variable)].append(variable)
+        for variables in in_place.values():
+            self._sharing.update((x, [y for y in variables if y is not x]) for x in variables)
+
+    def _destroy_others(self, variable: Variable, elements: np.ndarray) -> None:
+        for other in self._sharing.get(variable, ()):
+            cells = self._cells[other]
+            cells.defined[cells.home[elements], elements] = False
+            self._changed.add(other)
 
     def deliver(self, messages: Messages, actor: Actor, *, to_home: bool) -> None:
         """Copy elements between tiles: operands from their homes, or results to them; refuse other senders."""
@@ -219,6 +237,8 @@ class TileMemory:
                 table[destination, element] = table[source, element]
             cells.present[destination, element] = True
             self._changed.add(variable)
+            if to_home:
+                self._destroy_others(variable, element)
 
     def check_results_home(self, actor: Actor) -> None:
         """Refuse a result of the running compute set that did not reach its home."""

@@ -11,7 +11,13 @@ from ipujax.runtime.memory.contents import TileContents as TileContents
 from ipujax.runtime.memory.frames import Owner as Owner
 from ipujax.runtime.memory.live import LIVE as LIVE, Occupancy as Occupancy, starts_and_ends as starts_and_ends
 from ipujax.runtime.memory.live_bytes import LiveBytes as LiveBytes
-from ipujax.runtime.memory.live_item import LiveItem as LiveItem
+from ipujax.runtime.memory.live_item import (
+    ALWAYS_ROLES as ALWAYS_ROLES,
+    BUFFERS as BUFFERS,
+    GAPS as GAPS,
+    ROLES as ROLES,
+    LiveItem as LiveItem,
+)
 from ipujax.runtime.memory.memory_breakdown import BreakdownRow as BreakdownRow, MemoryBreakdown as MemoryBreakdown
 from ipujax.runtime.memory.out_of_memory import (
     check_memory as check_memory,
@@ -19,9 +25,3 @@ from ipujax.runtime.memory.out_of_memory import (
     ways_to_fit as ways_to_fit,
 )
 from ipujax.runtime.memory.report import MemoryReport as MemoryReport, memory_report as memory_report
-from ipujax.runtime.memory.role_bytes import (
-    ALWAYS_ROLES as ALWAYS_ROLES,
-    BUFFERS as BUFFERS,
-    GAPS as GAPS,
-    ROLES as ROLES,
-)

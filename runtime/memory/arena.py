@@ -74,14 +74,16 @@ def wide_variables(graph: Graph) -> frozenset[Variable]:
 def _items(owner: Owner, occupancy: Occupancy, arenas: dict[Owner, Arena], wide: frozenset[Variable]) -> list[Item]:
     """Return the variables of a frame, and the frames of functions in it, as items."""
     frame = occupancy.frames.liveness[owner]
+    memory = occupancy.frames.memory
     live: dict[Variable, list[Span]] = {}
+    wide_places = {memory.get(variable, variable) for variable in wide}
     for interval in frame.intervals:
-        live.setdefault(interval.variable, []).append((interval.first, interval.last))
+        live.setdefault(memory.get(interval.variable, interval.variable), []).append((interval.first, interval.last))
     items = []
-    for variable, spans in live.items():
-        first, values = occupancy.bytes_by_tile(variable)
-        size = round_up(values, WIDE_ALIGNMENT_BYTES) if variable in wide else round_up(values)
-        items.append(Item(first, size, merge_spans(spans), variable in wide))
+    for place, spans in live.items():
+        first, values = occupancy.bytes_by_tile(place)
+        size = round_up(values, WIDE_ALIGNMENT_BYTES) if place in wide_places else round_up(values)
+        items.append(Item(first, size, merge_spans(spans), place in wide_places))
     calls: dict[Owner, list[Span]] = {}
     for position, step in enumerate(frame.steps):
         for function in occupancy.frames.functions_during(owner, step):

@@ -14,9 +14,8 @@ import numpy as np
 
 from ipujax.runtime.memory.frames import Owner
 from ipujax.runtime.memory.live import Occupancy
-from ipujax.runtime.memory.live_item import LiveItem
+from ipujax.runtime.memory.live_item import ROLES, LiveItem, role_of_variable
 from ipujax.runtime.memory.packing import ALIGNMENT_BYTES, WIDE_ALIGNMENT_BYTES, round_up
-from ipujax.runtime.memory.role_bytes import ROLES, role_of_variable
 from ipujax.runtime.tensor import Variable
 from ipujax.runtime.tensor.roles import CONSTANTS
 

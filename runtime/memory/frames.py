@@ -9,11 +9,12 @@ Source: immediate dominators of the call graph, which has no cycles.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 
 from ipujax.runtime.analysis import Liveness, Step
 from ipujax.runtime.graph import Call, Function
+from ipujax.runtime.tensor import Variable
 
 Owner = Function | None  # None is the program itself
 
@@ -26,11 +27,13 @@ class Frames:
         liveness: liveness of each frame, callers before callees.
         owner: owner of the frame of each function.
         reached: each function with all functions that it calls directly or indirectly, itself first.
+        memory: variable whose memory a variable takes, for those that take another's (`memory.overwritten_operands`).
     """
 
     liveness: Mapping[Owner, Liveness]
     owner: Mapping[Function, Owner]
     reached: Mapping[Function, tuple[Function, ...]]
+    memory: Mapping[Variable, Variable] = field(default_factory=dict)
 
     def functions_during(self, owner: Owner, step: Step) -> tuple[Function, ...]:
         """Return the functions whose frames are in the memory of `owner` during one of its steps."""

@@ -47,10 +47,10 @@ from ipujax.runtime.memory.contents import TileContents, tile_contents
 from ipujax.runtime.memory.frames import Owner, frames_of
 from ipujax.runtime.memory.live import LIVE, Borrowed, Occupancy
 from ipujax.runtime.memory.live_bytes import LiveBytes, live_bytes
-from ipujax.runtime.memory.live_item import LiveItem, TilePeak, step_name
+from ipujax.runtime.memory.live_item import ROLES, LiveItem, TilePeak, step_name
 from ipujax.runtime.memory.memory_breakdown import MemoryBreakdown, memory_breakdown
+from ipujax.runtime.memory.overwritten_operands import with_results_in_place
 from ipujax.runtime.memory.packing import round_up
-from ipujax.runtime.memory.role_bytes import ROLES
 from ipujax.runtime.not_copied import ReadOnlyMapping, Shared
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Variable, frozen
@@ -309,7 +309,8 @@ class MemoryReport(FigureRecord, Shared):
 
 def memory_report(graph: Graph, program: Program, effects: EffectsOf, costs: Costs) -> MemoryReport:
     """Return the memory report of a program."""
-    occupancy = Occupancy(graph, frames_of(liveness(program, effects)), costs)
+    frames = with_results_in_place(graph, frames_of(liveness(program, effects)))
+    occupancy = Occupancy(graph, frames, costs)
     # Constants of equal names are in the graph's order: that of a set differs from process to process.
     position = {variable: number for number, variable in enumerate(graph.variables)}
     used = tuple(sorted(constants(program, effects), key=lambda v: (v.name, position.get(v, len(position)))))

@@ -291,6 +291,7 @@ def kernel_codelet(kernel: Kernel) -> Codelet:
         with_axes=partial(_codelet_with_axes, kernel),
         sources=kernel.sources,
         slow_paths=slow_paths,
+        in_place=True,
     )
 
 

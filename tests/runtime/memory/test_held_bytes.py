@@ -3,14 +3,15 @@
 Measured are the elements that each step of a run reads and writes, loops unrolled and calls followed. A
 variable is held, on the tiles it is mapped to, from its first write to its last read before all of it is written anew,
 and while a step touches it. The measure is as coarse as the prediction: a variable is held as a whole, parts of it
-written in several steps overwrite nothing, and what a step reads overlaps with what it writes. Constants and buffers of
-messages are left out. A prediction may be more only for what a run does not do (a branch that is not taken, a loop left
-at once), and where a function is called, whose frame is there as a whole.
+written in several steps overwrite nothing, and what a step reads overlaps with what it writes, but for a result that is
+written over an operand: both are held in one place. Constants and buffers of messages are left out. A prediction may be
+more only for what a run does not do (a branch that is not taken, a loop left at once), and where a function is called,
+whose frame is there as a whole.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -68,6 +69,7 @@ class Watch:
     def __init__(self) -> None:
         self.steps: list[Touched] = []
         self.bytes_of: dict[Variable, np.ndarray] = {}
+        self.places: dict[Variable, Variable] = {}
 
     def held(self, variable: Variable) -> np.ndarray:
         """The steps during which a variable is held, bool[steps]."""
@@ -84,7 +86,11 @@ class Watch:
 
     def peak_bytes(self) -> np.ndarray:
         """The most that each tile holds at once, int64[tiles]."""
-        return sum(np.outer(self.held(v), num_bytes) for v, num_bytes in self.bytes_of.items()).max(0)
+        held: dict[Variable, np.ndarray] = {}
+        for v in self.bytes_of:
+            place = self.places.get(v, v)
+            held[place] = self.held(v) | held.get(place, np.zeros(len(self.steps), bool))
+        return sum(np.outer(steps, self.bytes_of[place]) for place, steps in held.items()).max(0)
 
 
 @contextmanager
@@ -98,6 +104,10 @@ def watching() -> Iterator[Watch]:
             for v in (v for v in variables if not v.is_constant):
                 on_tile = np.bincount(self.home(v), minlength=graph.target.num_tiles)
                 watch.bytes_of[v] = on_tile * element_bytes(v.dtype)
+
+        def share(self, memory: Mapping[Variable, Variable]) -> None:
+            watch.places.update(memory)
+            super().share(memory)
 
         def read(self, tiles: Any, variable: Variable, elements: np.ndarray, actor: Actor) -> np.ndarray:
             if elements.size:
@@ -188,7 +198,7 @@ def until_one(n: jax.Array, x: jax.Array) -> Any:
 
     def body(state: Any) -> Any:
         n, x = state
-        return jnp.where(n % 2 == 0, n // 2, 3 * n + 1), jnp.sin(x) @ x.T @ x
+        return jnp.where(n % 2 == 0, n // 2, 3 * n + 1), jnp.sin(x) @ x.T @ x / 32
 
     return lax.while_loop(lambda state: state[0] > 1, body, (n, x))
 
