@@ -65,6 +65,7 @@ def read_by_number(loop: JaxprEqn, rows: Mapping[int, Rows]) -> list[JaxprEqn]:
 
 
 def _body(loop: JaxprEqn, rows: Mapping[int, Rows], constants: list[Var]) -> ClosedJaxpr:
+    """The loop's body, which loads its rows from tables off chip and counts iterations."""
     scan = scan_body(loop.params)
     body = scan.jaxpr.jaxpr
     first_carry = scan.operands.constants.stop

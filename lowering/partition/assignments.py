@@ -167,6 +167,7 @@ def _ordered(axes: Axes, number: int, suggestions: Sequence[Mapping[int, Axes]])
 
 
 def _cycles(factors: Factors, assignment: Assignment, values: Values, mesh: MeshAxes, target: Target) -> float:
+    """Cycles of an equation on blocks, and of moving operands and results to the specs needed; inf if impossible."""
     cycles = 0.0
     required = needed_specs(factors, assignment, values.operand_specs)
     for aval, spec, needed in zip(values.operand_avals, values.operand_specs, required, strict=True):

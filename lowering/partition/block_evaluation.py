@@ -163,6 +163,7 @@ class Evaluation:
         return Block(value, whole(len(aval.shape)), aval)
 
     def _equation(self, eqn: JaxprEqn, operands: list[Block]) -> Sequence[Block]:
+        """Blocks of the results of one equation: by its factors, or gathered if it has none."""
         with source_of(eqn):
             name = eqn.primitive.name
             if name in _CONTROL:
@@ -340,6 +341,7 @@ def stacked(spec: Spec) -> Spec:
 
 
 def _scan(run: Evaluation, eqn: JaxprEqn, operands: Sequence[Block]) -> list[Block]:
+    """A loop on blocks: its body is partitioned once, with the specs of its carries and rows."""
     body = scan_body(eqn.params)
     jaxpr = body.jaxpr.jaxpr
     in_specs = list(map(run.spec_or_whole, jaxpr.invars))
@@ -353,6 +355,7 @@ def _scan(run: Evaluation, eqn: JaxprEqn, operands: Sequence[Block]) -> list[Blo
 
 
 def _while(run: Evaluation, eqn: JaxprEqn, operands: Sequence[Block]) -> list[Block]:
+    """A tested loop on blocks: condition and body share the specs of the carries."""
     condition = while_condition(eqn.params)
     body = while_body(eqn.params)
     body_specs = list(map(run.spec_or_whole, body.jaxpr.jaxpr.invars))

@@ -76,6 +76,7 @@ def _cycles(jaxpr: Jaxpr, sizes: Mapping[str, int], target: Target) -> float:
 
 
 def _equation_cycles(eqn: JaxprEqn, sizes: Mapping[str, int], target: Target) -> float:
+    """Rough cycles of an equation on one IPU: products at a share of the peak, others by bytes stored."""
     name = eqn.primitive.name
     params = eqn.params
     if name == "scan":
@@ -98,6 +99,7 @@ def _equation_cycles(eqn: JaxprEqn, sizes: Mapping[str, int], target: Target) ->
 
 
 def _collective_cycles(eqn: JaxprEqn, sizes: Mapping[str, int], target: Target) -> float:
+    """Cycles of a collective over the axes that are split, by the rounds of its chunks."""
     axes = eqn.params.get("axes", eqn.params.get("axis_name"))
     names = axes if isinstance(axes, tuple | list) else (axes,)
     split = [name for name in names if sizes.get(name, 1) > 1]

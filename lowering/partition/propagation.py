@@ -288,6 +288,7 @@ def _ties_of_bodies(eqn: JaxprEqn) -> Iterator[Tie]:
 
 
 def _while_ties(eqn: JaxprEqn) -> Iterator[Tie]:
+    """Ties of a tested loop: operands with arguments of condition and body, carries before and after an iteration."""
     condition = while_condition(eqn.params)
     body = while_body(eqn.params)
     tested_constants, tested_carries, _ = (condition.jaxpr.jaxpr.invars[places] for places in condition.inputs)

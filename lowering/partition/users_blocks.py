@@ -151,6 +151,7 @@ def custom_function(
     expected = [(local_shape(x.shape, s, axes), x.dtype) for x, s in zip(results, returned, strict=True)]
 
     def blocks(*arrays: Any) -> list[Any]:
+        """Results of the user's function on blocks, of the shapes that its shardings ask for."""
         values = list(out_tree.flatten_up_to(lower(*in_tree.unflatten(arrays))))
         actual = [(tuple(x.shape), x.dtype) for x in map(jax.typeof, values)]
         if actual != expected:

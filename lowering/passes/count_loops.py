@@ -42,6 +42,7 @@ class _Counter:
         return jaxpr if is_same else ClosedJaxpr(jaxpr.jaxpr.replace(eqns=eqns), jaxpr.consts)
 
     def _equation(self, eqn: JaxprEqn, known: Sequence[Known]) -> JaxprEqn:
+        """A scan in place of a `while` whose trip count is known here; other equations with their bodies rewritten."""
         if eqn.primitive.name == "while":
             count = trip_count(eqn, known)
             eqn = eqn if count is None else _scan(eqn, count)

@@ -186,6 +186,7 @@ class _Body:
         body: list[JaxprEqn] = []
 
         def read(atom: Atom) -> Atom:
+            """The value of the body for one outside, which becomes an operand unless it is repeated."""
             if isinstance(atom, Literal):
                 return atom
             # Views and cheap values are repeated in the body; any other value is an operand.

@@ -85,6 +85,7 @@ class _Groups:
                 waiting += self._readers[reader]
 
     def in_order(self) -> list[list[int]]:
+        """The groups, each after those that it reads; of those that are ready the one whose last member comes first."""
         waits = {group: len(sources) for group, sources in self._sources.items()}
         ready = [(self._members[group][-1], group) for group, count in waits.items() if not count]
         heapq.heapify(ready)

@@ -72,6 +72,7 @@ def _merged_replicas(eqn: JaxprEqn) -> JaxprEqn:
 
 
 def _merged(jaxpr: Jaxpr, replicas: int, rewrite: Rewrite) -> Jaxpr:
+    """The jaxpr in which sums that do not wait for each other are one collective, as each has its latency."""
     eqns = [with_inner(eqn, rewrite) for eqn in jaxpr.eqns]
     if not any(map(_is_sum, eqns)):
         return jaxpr.replace(eqns=eqns)
@@ -155,6 +156,7 @@ def _all_reduces(sums: Sequence[JaxprEqn]) -> list[JaxprEqn]:
 
 
 def _all_reduce(sums: Sequence[JaxprEqn]) -> JaxprEqn:
+    """One collective for several sums over the same replicas."""
     first = sums[0]
     params = {
         "monoid": MONOIDS[first.primitive.name],

@@ -23,6 +23,7 @@ def narrow(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
 
 
 def _narrowed(jaxpr: ClosedJaxpr, rewrite: Rewrite) -> ClosedJaxpr:
+    """The jaxpr whose gradients compute wide values again, from narrower ones that are saved instead."""
     body = jaxpr.jaxpr
     eqns = [with_inner(eqn, rewrite) for eqn in body.eqns]
     definition = {var: n for n, eqn in enumerate(eqns) for var in eqn.outvars if not isinstance(var, DropVar)}

@@ -146,6 +146,7 @@ def _places(split: Split, rank: int, ranks: int) -> tuple[tuple[int, ...], np.nd
 
 
 def _size(eqn: JaxprEqn) -> int:
+    """Number of devices of a `shard_map`, which must name all axes of its mesh."""
     mesh = eqn.params["mesh"]
     manual = eqn.params.get("newly_manual_axes", eqn.params.get("manual_axes"))
     if manual is not None and set(manual) != set(mesh.axis_names):
@@ -342,6 +343,7 @@ def _over_replicas(mesh: _Mesh, replicas: int, *, rewrites_inside: bool = True) 
 
     @once
     def rewrite(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
+        """A jaxpr whose values have types without manual axes, which rules of one IPU do not know."""
         body = jaxpr.jaxpr
         new: dict[Var, Var] = {}
 
@@ -417,6 +419,7 @@ class _Mesh:
         return x
 
     def rules(self) -> dict[str, Callable[..., Any]]:
+        """What evaluates each collective of a `shard_map`, by primitive."""
         return {
             "psum": self._reduce(lax.psum),
             "psum_invariant": self._reduce(lax.psum),

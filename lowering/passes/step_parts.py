@@ -198,6 +198,7 @@ class _Flow:
         return ClosedJaxpr(self.jaxpr.jaxpr.replace(eqns=eqns), self.jaxpr.consts)
 
     def _rewritten_region(self, number: int, eqn: JaxprEqn, of_gradients: str) -> JaxprEqn:
+        """An equation with bodies, whose equations have the parts of a step; its own work is plumbing."""
         if eqn.primitive.name == PIPELINE:  # its micro-batch gets parts when it is cut into stages
             return with_part(eqn, PLUMBING)
         is_loop = eqn.primitive.name in LOOPS

@@ -23,6 +23,7 @@ def swap_products(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
 
 
 def _swapped(jaxpr: ClosedJaxpr, rewrite: Rewrite) -> ClosedJaxpr:
+    """The jaxpr in which products that are only read transposed have their operands swapped."""
     body = jaxpr.jaxpr
     readers = Counter(atom for eqn in body.eqns for atom in eqn.invars if isinstance(atom, Var))
     readers.update(atom for atom in body.outvars if isinstance(atom, Var))

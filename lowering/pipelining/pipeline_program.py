@@ -213,6 +213,7 @@ class _Results:
             self._reduce(term, kind, value, builder)
 
     def _reduce(self, term: Term, kind: str, value: Tensor, builder: PartBuilder) -> None:
+        """Adds the reduction of one result over micro-batches; accumulators are zeroed once a step."""
         ipus = self.pipeline.ipus
         graph = ipus.graph
         spec = self.pipeline.staged.spec

@@ -48,6 +48,7 @@ def _of_vectors(params: Mapping[str, Any]) -> int:
 
 
 def _dot(eqn: JaxprEqn) -> Factors:
+    """Factors of a product: batch, contracted and outer dimensions."""
     (contracted, batch) = eqn.params["dimension_numbers"]
     ranks = [len(shape) for shape in shapes(eqn.invars)]
     numbers: list[list[int]] = []
@@ -61,6 +62,7 @@ def _dot(eqn: JaxprEqn) -> Factors:
 
 
 def _conv(eqn: JaxprEqn) -> Factors:
+    """Factors of a convolution: batch, channels and groups; its spatial dimensions stay whole."""
     params = eqn.params
     numbers = params["dimension_numbers"]
     field = shapes(eqn.invars)[0]

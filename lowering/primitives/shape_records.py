@@ -31,6 +31,7 @@ INDEX = 100  # first factor of the dimensions of indices
 
 
 def _gather(eqn: JaxprEqn) -> Factors:
+    """Factors of a gather: lookups, windows, and rows of the table, over which blocks add up."""
     numbers = eqn.params["dimension_numbers"]
     operand, indices = shapes(eqn.invars)
     dims = _operand_dims(operand, eqn.params["slice_sizes"], numbers.start_index_map)
@@ -67,6 +68,7 @@ def _rows(dims: Sequence[int | None], indexed: set[int]) -> list[int]:
 
 
 def _scatter(eqn: JaxprEqn) -> Factors:
+    """Factors of a scatter: lookups, windows, and rows of the table; lookups that are added are a reduction."""
     numbers = eqn.params["dimension_numbers"]
     operand, indices, updates = shapes(eqn.invars)
     indexed = set(numbers.scatter_dims_to_operand_dims)
