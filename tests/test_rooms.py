@@ -72,7 +72,9 @@ ROOMS: dict[str, str] = {
         "runtime.analysis runtime.compile runtime.cost runtime.exchange runtime.files runtime.graph runtime.memory"
         " runtime.target runtime.tensor runtime.timeline"
     ),
-    "runtime.causes": "runtime.compile runtime.cost runtime.files runtime.graph runtime.tensor runtime.timeline",
+    "runtime.causes": (
+        "runtime.compile runtime.cost runtime.files runtime.graph runtime.target runtime.tensor runtime.timeline"
+    ),
     "runtime.profile": (
         "runtime.causes runtime.compile runtime.cost runtime.files runtime.graph runtime.host runtime.memory"
         " runtime.sections runtime.sources runtime.target runtime.tensor runtime.timeline"
