@@ -269,6 +269,7 @@ class IpuFunction(Generic[_P, _R]):
         offload_argnums: Sequence[int] | None = None,
         device: Device | None = None,
         donate_argnums: Sequence[int] | None = None,
+        decorator: Callable[[Callable[_P, _R]], Callable[_P, _R]] | None = None,
     ) -> IpuFunction[_P, _R]:
         """Return the function with other settings; None leaves a setting unchanged.
 
@@ -277,6 +278,7 @@ class IpuFunction(Generic[_P, _R]):
             offload_argnums: positional arguments in streaming memory.
             device: `IPUModel(...)` or `CPU()`.
             donate_argnums: positional arguments whose buffers may be reused.
+            decorator: from the function to one that is traced in its place.
         """
         settings = self._settings
         donated = {} if donate_argnums is None else {"donate_argnums": as_numbers("donate_argnums", donate_argnums)}
@@ -288,7 +290,7 @@ class IpuFunction(Generic[_P, _R]):
             offload=settings.offload if offload_argnums is None else as_numbers("offload_argnums", offload_argnums),
             line="",
         )
-        return IpuFunction(self._fun, changed)
+        return IpuFunction(self._fun if decorator is None else decorator(self._fun), changed)
 
     def __copy__(self) -> IpuFunction[_P, _R]:
         return self  # as functions of Python

@@ -298,13 +298,15 @@ ROOMS: dict[str, str] = {
         "ipujax.device ipujax.jit lowering.jax_compat lowering.partition lowering.passes runtime.signatures"
         " runtime.target"
     ),
-    "ipujax.advice": (
-        "ipujax.arguments ipujax.device ipujax.jit lowering.jaxpr runtime.options runtime.signatures runtime.target"
-    ),
     "ipujax.pipeline": (
         "ipujax.arguments ipujax.calls ipujax.device ipujax.jit ipujax.stages lowering.jax_compat lowering.jaxpr"
         " lowering.pipelining lowering.refs lowering.schedules runtime.graph runtime.options runtime.report"
         " runtime.signatures runtime.target runtime.tracebacks"
+    ),
+    "ipujax.advice": (
+        "ipujax.arguments ipujax.device ipujax.jit ipujax.pipeline lowering.jaxpr lowering.schedules runtime.causes"
+        " runtime.markup runtime.options runtime.profile runtime.report runtime.signatures runtime.target"
+        " runtime.tensor runtime.views"
     ),
     "ipujax.prefetching": "ipujax.arguments runtime.host runtime.signatures",
     "ipujax.poplar.types": "runtime.graph runtime.tensor",

@@ -91,6 +91,25 @@ def verdict(profile: Figures) -> Verdict:
     return Verdict(_sentence(causes[0], total), causes, tuple(REMEDIES[each.name] for each in causes))
 
 
+def tried_changes(profile: Figures) -> list[tuple[str, str]]:
+    """Return the changes that `ipu.advise` has compiled, each with what it saves or why it cannot be compiled."""
+    total = profile.cycles
+    rows = []
+    for row in profile.advice:
+        if not row.tried or not (row.saved_cycles or row.refused or not row.fits):
+            continue
+        if row.refused is not None:
+            rows.append((row.change, f"cannot be compiled: {row.refused}"))
+        elif not row.fits:
+            rows.append((row.change, f"does not fit, {row.worst_tile_bytes:,} B on the fullest tile"))
+        else:
+            effect = "saves" if row.saved_cycles > 0 else "costs"
+            part = share(abs(row.saved_cycles), total).strip()
+            memory = f"{-row.saved_bytes:+,} B on the fullest tile"
+            rows.append((row.change, f"{effect} {abs(row.saved_cycles):,} cycles, {part}; {memory}"))
+    return rows
+
+
 def _no_cause(product_cycles: int, total: int) -> str:
     """Say that a run computes, and which part of it exchanges the operands of products."""
     if product_cycles < _SMALL_SHARE * total:
