@@ -29,6 +29,7 @@ from ipujax.runtime.tracebacks import show_user_frames, showing_user_frames
 if TYPE_CHECKING:
     from ipujax.calls import Replication, UnusedIpus
     from ipujax.checking import CheckReport
+    from ipujax.compiled_programs import TracedCall
     from ipujax.functions.function_compiler import FunctionCompiler
     from ipujax.functions.shared_compilers import SharedCompilers
     from ipujax.runtime.report import Profile
@@ -441,6 +442,11 @@ def _named(module: str, name: str) -> Any:
 def _is_named(fun: IpuFunction[..., Any]) -> bool:
     """Return whether a function stands in its module in place of the user's, as with a decorator."""
     return _named(getattr(fun, "__module__", ""), getattr(fun, "__qualname__", "")) is fun
+
+
+def function_of(call: TracedCall) -> IpuFunction[..., Any]:
+    """Return the function of a call that was traced."""
+    return IpuFunction(call.fun, call.settings)
 
 
 def _rebuilt(fun: Callable[..., Any], settings: FunctionSettings) -> IpuFunction[..., Any]:

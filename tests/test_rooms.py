@@ -280,13 +280,14 @@ ROOMS: dict[str, str] = {
         " runtime.graph runtime.interpreter runtime.tensor"
     ),
     "ipujax.functions": (
-        "ipujax.arguments ipujax.caching ipujax.calls ipujax.checking ipujax.device ipujax.distributed.instance"
-        " ipujax.lowering_plan ipujax.sharding ipujax.stages ipujax.storage lowering.dumps lowering.jax_compat"
-        " lowering.partition lowering.replicas runtime.host runtime.logs runtime.options"
+        "ipujax.arguments ipujax.caching ipujax.calls ipujax.checking ipujax.compiled_programs ipujax.device"
+        " ipujax.distributed.instance ipujax.lowering_plan ipujax.sharding ipujax.stages ipujax.storage lowering.dumps"
+        " lowering.jax_compat lowering.partition lowering.replicas runtime.host runtime.logs runtime.options"
     ),
     "ipujax.jit": (
-        "ipujax.arguments ipujax.calls ipujax.checking ipujax.device ipujax.functions ipujax.sharding ipujax.stages"
-        " runtime.options runtime.report runtime.signatures runtime.target runtime.tracebacks"
+        "ipujax.arguments ipujax.calls ipujax.checking ipujax.compiled_programs ipujax.device ipujax.functions"
+        " ipujax.sharding ipujax.stages runtime.options runtime.report runtime.signatures runtime.target"
+        " runtime.tracebacks"
     ),
     "ipujax.jax_scripts": (
         "ipujax.arguments ipujax.caching ipujax.calls ipujax.device ipujax.lowering_plan ipujax.sharding ipujax.stages"
@@ -488,9 +489,9 @@ ROOMS: dict[str, str] = {
     ),
     "ipujax.distributed.launcher": "ipujax.distributed.instance",
     "ipujax.cli": (
-        "ipujax.compiled_programs ipujax.device ipujax.distributed.launcher ipujax.jax_scripts ipujax.onnx.random_call"
-        " ipujax.storage lowering.dumps lowering.rules lowering.rules.table runtime.logs runtime.profile runtime.report"
-        " runtime.target"
+        "ipujax.advice ipujax.compiled_programs ipujax.device ipujax.distributed.launcher ipujax.jax_scripts"
+        " ipujax.jit ipujax.onnx.random_call ipujax.storage lowering.dumps lowering.rules lowering.rules.table"
+        " runtime.logs runtime.profile runtime.report runtime.target"
     ),
     "ipujax.__main__": "ipujax.cli",
 }

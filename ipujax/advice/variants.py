@@ -120,7 +120,7 @@ def repipelined(fun: IpuFunction[Any, Any], args: Sequence[Any]) -> list[Variant
     present = tuple(map(_settings_of, _pipelines(fun, args)))
     if not present or fun.target.num_ipus == 1:
         return []
-    changes = {
+    changes: dict[str, tuple[PipelineChange, tuple[PipelineOf, ...]]] = {
         f'schedule="{name}"': (PipelineChange(name), tuple((count, name) for count, _ in present))
         for name in SCHEDULE_NAMES
         if name not in {schedule for _, schedule in present} and name != "sequential"
