@@ -1,6 +1,7 @@
 """Compiled programs: their warnings, and a list of them for tools such as the command line.
 
-Input: code that compiles. Output: a `CompiledProgram` for each program of `ipu.jit`, of Keras and of Poplar engines.
+Input: code that compiles. Output: a `CompiledProgram` for each program of `ipu.jit`, of Keras and of Poplar engines; a
+`TracedCall` for each call of `ipu.jit` that is traced.
 Limits: programs of other threads are listed only if these run in a copy of the caller's context.
 """
 
@@ -11,6 +12,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+import jax
 
 from ipujax.runtime.logs import Log
 
@@ -46,6 +49,50 @@ def collected_programs() -> Iterator[list[CompiledProgram]]:
         yield programs
     finally:
         _COLLECTED.reset(token)
+
+
+@dataclass(frozen=True, slots=True)
+class TracedCall:
+    """A call of a function of `ipu.jit` that was traced.
+
+    Args:
+        fun: the user's function.
+        settings: settings of `ipu.jit`.
+        args: shapes of positional arguments, static ones as they are.
+        kwargs: those of keyword arguments.
+    """
+
+    fun: Callable[..., Any]
+    settings: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+_CALLS: ContextVar[list[TracedCall] | None] = ContextVar("ipujax_traced_calls", default=None)
+
+
+@contextmanager
+def traced_calls() -> Iterator[list[TracedCall]]:
+    """Yield a list to which each call that is traced inside is appended; equal shapes of a function are traced once."""
+    calls: list[TracedCall] = []
+    token = _CALLS.set(calls)
+    try:
+        yield calls
+    finally:
+        _CALLS.reset(token)
+
+
+def note_call(fun: Callable[..., Any], settings: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Append a call to the list of `traced_calls`, if any, with shapes in the place of arrays."""
+    if (calls := _CALLS.get()) is not None:
+        shapes, named_shapes = jax.tree.map(_as_shape, (args, kwargs))
+        calls.append(TracedCall(fun, settings, shapes, named_shapes))
+
+
+def _as_shape(x: Any) -> Any:
+    if isinstance(x, jax.ShapeDtypeStruct) or not (hasattr(x, "shape") and hasattr(x, "dtype")):
+        return x
+    return jax.ShapeDtypeStruct(x.shape, x.dtype)
 
 
 def bound_warnings(executable: Executable) -> tuple[str, ...]:

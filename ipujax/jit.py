@@ -29,6 +29,7 @@ from ipujax.runtime.tracebacks import show_user_frames, showing_user_frames
 if TYPE_CHECKING:
     from ipujax.calls import Replication, UnusedIpus
     from ipujax.checking import CheckReport
+    from ipujax.compiled_programs import TracedCall
     from ipujax.functions.function_compiler import FunctionCompiler
     from ipujax.functions.shared_compilers import SharedCompilers
     from ipujax.runtime.report import Profile
@@ -269,6 +270,7 @@ class IpuFunction(Generic[_P, _R]):
         offload_argnums: Sequence[int] | None = None,
         device: Device | None = None,
         donate_argnums: Sequence[int] | None = None,
+        decorator: Callable[[Callable[_P, _R]], Callable[_P, _R]] | None = None,
     ) -> IpuFunction[_P, _R]:
         """Return the function with other settings; None leaves a setting unchanged.
 
@@ -277,6 +279,7 @@ class IpuFunction(Generic[_P, _R]):
             offload_argnums: positional arguments in streaming memory.
             device: `IPUModel(...)` or `CPU()`.
             donate_argnums: positional arguments whose buffers may be reused.
+            decorator: from the function to one that is traced in its place.
         """
         settings = self._settings
         donated = {} if donate_argnums is None else {"donate_argnums": as_numbers("donate_argnums", donate_argnums)}
@@ -288,7 +291,7 @@ class IpuFunction(Generic[_P, _R]):
             offload=settings.offload if offload_argnums is None else as_numbers("offload_argnums", offload_argnums),
             line="",
         )
-        return IpuFunction(self._fun, changed)
+        return IpuFunction(self._fun if decorator is None else decorator(self._fun), changed)
 
     def __copy__(self) -> IpuFunction[_P, _R]:
         return self  # as functions of Python
@@ -439,6 +442,11 @@ def _named(module: str, name: str) -> Any:
 def _is_named(fun: IpuFunction[..., Any]) -> bool:
     """Return whether a function stands in its module in place of the user's, as with a decorator."""
     return _named(getattr(fun, "__module__", ""), getattr(fun, "__qualname__", "")) is fun
+
+
+def function_of(call: TracedCall) -> IpuFunction[..., Any]:
+    """Return the function of a call that was traced."""
+    return IpuFunction(call.fun, call.settings)
 
 
 def _rebuilt(fun: Callable[..., Any], settings: FunctionSettings) -> IpuFunction[..., Any]:

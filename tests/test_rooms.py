@@ -72,7 +72,9 @@ ROOMS: dict[str, str] = {
         "runtime.analysis runtime.compile runtime.cost runtime.exchange runtime.files runtime.graph runtime.memory"
         " runtime.target runtime.tensor runtime.timeline"
     ),
-    "runtime.causes": "runtime.compile runtime.cost runtime.files runtime.graph runtime.tensor runtime.timeline",
+    "runtime.causes": (
+        "runtime.compile runtime.cost runtime.files runtime.graph runtime.target runtime.tensor runtime.timeline"
+    ),
     "runtime.profile": (
         "runtime.causes runtime.compile runtime.cost runtime.files runtime.graph runtime.host runtime.memory"
         " runtime.sections runtime.sources runtime.target runtime.tensor runtime.timeline"
@@ -278,13 +280,14 @@ ROOMS: dict[str, str] = {
         " runtime.graph runtime.interpreter runtime.tensor"
     ),
     "ipujax.functions": (
-        "ipujax.arguments ipujax.caching ipujax.calls ipujax.checking ipujax.device ipujax.distributed.instance"
-        " ipujax.lowering_plan ipujax.sharding ipujax.stages ipujax.storage lowering.dumps lowering.jax_compat"
-        " lowering.partition lowering.replicas runtime.host runtime.logs runtime.options"
+        "ipujax.arguments ipujax.caching ipujax.calls ipujax.checking ipujax.compiled_programs ipujax.device"
+        " ipujax.distributed.instance ipujax.lowering_plan ipujax.sharding ipujax.stages ipujax.storage lowering.dumps"
+        " lowering.jax_compat lowering.partition lowering.replicas runtime.host runtime.logs runtime.options"
     ),
     "ipujax.jit": (
-        "ipujax.arguments ipujax.calls ipujax.checking ipujax.device ipujax.functions ipujax.sharding ipujax.stages"
-        " runtime.options runtime.report runtime.signatures runtime.target runtime.tracebacks"
+        "ipujax.arguments ipujax.calls ipujax.checking ipujax.compiled_programs ipujax.device ipujax.functions"
+        " ipujax.sharding ipujax.stages runtime.options runtime.report runtime.signatures runtime.target"
+        " runtime.tracebacks"
     ),
     "ipujax.jax_scripts": (
         "ipujax.arguments ipujax.caching ipujax.calls ipujax.device ipujax.lowering_plan ipujax.sharding ipujax.stages"
@@ -296,13 +299,15 @@ ROOMS: dict[str, str] = {
         "ipujax.device ipujax.jit lowering.jax_compat lowering.partition lowering.passes runtime.signatures"
         " runtime.target"
     ),
-    "ipujax.advice": (
-        "ipujax.arguments ipujax.device ipujax.jit lowering.jaxpr runtime.options runtime.signatures runtime.target"
-    ),
     "ipujax.pipeline": (
         "ipujax.arguments ipujax.calls ipujax.device ipujax.jit ipujax.stages lowering.jax_compat lowering.jaxpr"
         " lowering.pipelining lowering.refs lowering.schedules runtime.graph runtime.options runtime.report"
         " runtime.signatures runtime.target runtime.tracebacks"
+    ),
+    "ipujax.advice": (
+        "ipujax.arguments ipujax.device ipujax.jit ipujax.pipeline lowering.jaxpr lowering.schedules runtime.causes"
+        " runtime.markup runtime.options runtime.profile runtime.report runtime.signatures runtime.target"
+        " runtime.tensor runtime.views"
     ),
     "ipujax.prefetching": "ipujax.arguments runtime.host runtime.signatures",
     "ipujax.poplar.types": "runtime.graph runtime.tensor",
@@ -484,9 +489,9 @@ ROOMS: dict[str, str] = {
     ),
     "ipujax.distributed.launcher": "ipujax.distributed.instance",
     "ipujax.cli": (
-        "ipujax.compiled_programs ipujax.device ipujax.distributed.launcher ipujax.jax_scripts ipujax.onnx.random_call"
-        " ipujax.storage lowering.dumps lowering.rules lowering.rules.table runtime.logs runtime.profile runtime.report"
-        " runtime.target"
+        "ipujax.advice ipujax.compiled_programs ipujax.device ipujax.distributed.launcher ipujax.jax_scripts"
+        " ipujax.jit ipujax.onnx.random_call ipujax.storage lowering.dumps lowering.rules lowering.rules.table"
+        " runtime.logs runtime.profile runtime.report runtime.target"
     ),
     "ipujax.__main__": "ipujax.cli",
 }

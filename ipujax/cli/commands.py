@@ -4,7 +4,7 @@ Input: arguments. Output: the exit code:
 
     0    all is well
     2    invalid arguments, or a file that cannot be read or written: one error text on standard error
-    n    `profile` and `run`: that of the script, 1 for an exception
+    n    `profile`, `advise` and `run`: that of the script, 1 for an exception
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from importlib.metadata import version
 
 from ipujax.cli import (
+    advise_command,
     cache_command,
     completion_command,
     demo_command,
@@ -36,7 +37,7 @@ Compile and run JAX programs for a simulated Graphcore IPU.
 Texts are coloured on a terminal; NO_COLOR=1 and CLICOLOR=0 switch that off, CLICOLOR_FORCE=1 on.
 """
 _EXAMPLES = """
-The exit code is 0, or 2 for invalid arguments and files; `profile` and `run` end with that of the script.
+The exit code is 0, or 2 for invalid arguments and files; `profile`, `advise` and `run` end with that of the script.
 
 example: ipujax profile train.py --epochs 1
 """
@@ -45,6 +46,7 @@ _ADD: tuple[Callable[[argparse._SubParsersAction[argparse.ArgumentParser]], None
     info_command.add,
     demo_command.add,
     profile_command.add,
+    advise_command.add,
     report_command.add,
     primitives_command.add,
     cache_command.add,

@@ -40,6 +40,7 @@ from ipujax.calls import (
     offloaded_arguments,
     with_host_shapes,
 )
+from ipujax.compiled_programs import note_call
 from ipujax.device import CPU, Device, IPUModel, current_device
 from ipujax.distributed.instance import check_alone, to_local
 from ipujax.functions.function_settings import FunctionSettings
@@ -410,6 +411,7 @@ class FunctionCompiler:
         kwargs: dict[str, Any],
         shardings: CallShardings = NO_SHARDINGS,
     ) -> Traced:
+        note_call(self._fun, self._settings, args, kwargs)
         timings: dict[str, float] = {}
         jitted = self._plain if isinstance(device, CPU) else self._tracer(device)
         explaining = explaining_axis_errors(self._replication)

@@ -30,6 +30,7 @@ from ipujax.lowering.pipelining import (
 )
 from ipujax.lowering.refs import discharged_body, refuse_refs
 from ipujax.lowering.schedules import Schedule, as_schedule
+from ipujax.pipeline.changed_settings import PipelineChange, current_change
 from ipujax.runtime.errors import ArgumentError, ArgumentTypeError, ArgumentValueError
 from ipujax.runtime.names_at_import import jax_jit
 from ipujax.runtime.options import check_recompute
@@ -90,7 +91,9 @@ def pipelined(
         if not is_inside_function():
             plain_calls.notice()
         # Roles go by position: an argument passed by name has the role of its parameter.
-        return jitted(*by_position(fun, args, kwargs))
+        placed = by_position(fun, args, kwargs)
+        change = current_change()
+        return jitted(*placed) if change is None else _Call(fun, settings.changed(change), *placed).run()
 
     return of_batches
 
@@ -108,6 +111,11 @@ class _Settings(NamedTuple):
     reduce: Any
     dtype: Any
     recompute: str | None
+
+    def changed(self, change: PipelineChange) -> _Settings:
+        return self._replace(
+            micro_batches=change.micro_batches_of(self.micro_batches), schedule=change.schedule_of(self.schedule)
+        )
 
 
 class _Operand(NamedTuple):

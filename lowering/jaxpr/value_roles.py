@@ -7,14 +7,16 @@ Input: the jaxpr that is lowered, with JAX's names `jvp(…)` and `transpose(…
                       differentiated equations; or those whose gradient is returned
     optimiser state   arguments that are updated by a gradient, or update weights, and are not read there
     other state       other updated arguments, such as statistics of a normalisation, or random keys
-    inputs            the other arguments; `arguments` in a program without a gradient, which tells nothing of them
+    inputs            the other arguments; `arguments` in a program without a gradient, which tells little of them
     gradients         results of the backward pass in the shape of weights that the rest of the program reads, and sums
                       of these in loops and pipelines
     activations       results of the forward pass, or of a recomputation, that the backward pass reads
     results           the other results of the function
 
 An argument is updated if a result of its shape and dtype is computed from it outside of the gradient, or else element
-by element; a result with several such arguments updates the one that no other result updates. Inside loops, functions
+by element; a result with several such arguments updates the one that no other result updates. Without a gradient only
+the second counts, and only beside other arguments: a result may be the state after an input, or what became of the one
+argument. Inside loops, functions
 and branches, operands and results have the roles of those outside.
 Limits: without a gradient, weights cannot be told from inputs. Frozen weights are inputs, or other state if they are
 returned. Weights of a hand-written backward pass are not detected.
@@ -54,6 +56,8 @@ _SUMS = frozenset(("psum", "all_reduce", "psum_invariant", "reduce_scatter"))  #
 # bits of the arguments of its shape that it is computed from element by element, also inside gradients.
 Dependence = tuple[int, bool, int]
 _NOTHING: Dependence = (0, False, 0)
+_OUTSIDE_OF_GRADIENTS = 0  # numbers of fields of a dependence
+_BY_ELEMENT = 2
 
 
 class ValueRoles:
@@ -139,13 +143,15 @@ class ValueRoles:
         roles = self._roles
         arguments = list(jaxpr.invars)
         if not flow.gradient_shapes:
+            changed = _updates(arguments, jaxpr.outvars, results, (_BY_ELEMENT,))
+            changed = changed if len(changed) < len(arguments) else {}
             is_donated = donated or [False] * len(arguments)
             roles.update(
-                (var, STATE if is_overwritten else ARGUMENTS)
-                for var, is_overwritten in zip(arguments, is_donated, strict=True)
+                (var, STATE if is_overwritten or n in changed else ARGUMENTS)
+                for n, (var, is_overwritten) in enumerate(zip(arguments, is_donated, strict=True))
             )
             return
-        updates = _updates(arguments, jaxpr.outvars, results)
+        updates = _updates(arguments, jaxpr.outvars, results, (_OUTSIDE_OF_GRADIENTS, _BY_ELEMENT))
         differentiated = {n for n in range(len(arguments)) if flow.differentiated >> n & 1}
         weights = {
             n
@@ -272,15 +278,18 @@ def _kind(var: Var) -> tuple[Any, ...]:
     return aval.shape, aval.dtype
 
 
-def _updates(arguments: Sequence[Var], outs: Sequence[Atom], results: Sequence[Dependence]) -> dict[int, int]:
+def _updates(
+    arguments: Sequence[Var], outs: Sequence[Atom], results: Sequence[Dependence], evidence: Sequence[int]
+) -> dict[int, int]:
     """Number of the result that updates each argument; results with fewest candidates are assigned first."""
+    # Of `evidence`, fields of a dependence, the first counts first.
     kinds: dict[tuple[Any, ...], int] = {}
     for n, var in enumerate(arguments):
         kinds[_kind(var)] = kinds.get(_kind(var), 0) | 1 << n
     updates: dict[int, int] = {}
     assigned = 0
     matched = set[int]()
-    for field in (0, 2):  # of a dependence: outside of gradients, then element by element
+    for field in evidence:
         rows = [
             (candidates.bit_count(), number, candidates)
             for number, (out, dependence) in enumerate(zip(outs, results, strict=True))

@@ -13,9 +13,16 @@ from functools import cached_property
 
 import numpy as np
 
+from ipujax.runtime.causes.compute_set_parts import cycles_of_ipus, is_of_scalars, least_cycles, products
 from ipujax.runtime.causes.variants import whole_work
 from ipujax.runtime.compile import Executable, graph_on
-from ipujax.runtime.cost import ComputeSetCost, CopyCost, StreamCost, compute_set_cost, copy_cost
+from ipujax.runtime.cost import (
+    ComputeSetCost,
+    CopyCost,
+    StreamCost,
+    compute_set_cost,
+    copy_cost,
+)
 from ipujax.runtime.graph import (
     Call,
     Collective,
@@ -36,6 +43,7 @@ from ipujax.runtime.graph import (
     leaves,
 )
 from ipujax.runtime.tensor import dtype_name, is_key_dtype, pad_tiles
+from ipujax.runtime.tensor.roles import OPTIMISER_STATE, STATE, WEIGHTS
 from ipujax.runtime.timeline.clocks import COMPUTE, EXCHANGE, GLOBAL_EXCHANGE, HOST_EXCHANGE, SYNC
 
 RETURNED = "state that is not donated"
@@ -50,15 +58,18 @@ UNEQUAL_IPUS = "unequal work of IPUs"
 WAITS = "IPUs that wait"
 BETWEEN_IPUS = "exchange between IPUs"
 BETWEEN_TILES = "exchange between tiles"
+OF_PRODUCTS = "exchange of products"
 REARRANGEMENT = "rearrangement on tiles"
-SYNCS = "sync"
+SYNCS = "sync and start of supersteps"
 UNEQUAL_TILES = "unequal work of tiles"
 # In the order of the waterfall.
 CAUSES = (
     *(RETURNED, HOST, STREAMING, FALLBACKS, SINGLE_TILES, EMULATION, SLOW_PATHS, COLLECTIVES, UNEQUAL_IPUS, WAITS),
-    *(BETWEEN_IPUS, BETWEEN_TILES, REARRANGEMENT, SYNCS, UNEQUAL_TILES),
+    *(BETWEEN_IPUS, BETWEEN_TILES, OF_PRODUCTS, REARRANGEMENT, SYNCS, UNEQUAL_TILES),
 )
 
+_OF_COMPUTE = (EMULATION, SLOW_PATHS, REARRANGEMENT, SYNCS, UNEQUAL_TILES)
+_KEPT = frozenset((WEIGHTS, OPTIMISER_STATE, STATE))  # roles of arguments that a later call takes as they return
 Flags = np.ndarray  # of steps, bool[steps]
 
 
@@ -86,8 +97,7 @@ class Removals:
         """Return the work of all steps without some causes, int64[steps, num_ipus, 5]; those of IPUs are no work."""
         causes = frozenset(removed)
         work = self.whole.copy()
-        is_natural = EMULATION in causes, SLOW_PATHS in causes
-        work[..., COMPUTE] = self._compute_cycles(*is_natural, REARRANGEMENT in causes, UNEQUAL_TILES in causes)
+        work[..., COMPUTE] = self._compute_cycles(*(cause in causes for cause in _OF_COMPUTE))
         if RETURNED in causes:
             work[..., HOST_EXCHANGE] = self._host_cycles_of_donated
         for cause in (HOST, STREAMING, FALLBACKS, SINGLE_TILES, COLLECTIVES):
@@ -95,10 +105,14 @@ class Removals:
                 work[self._steps_of[cause]] = 0
         if BETWEEN_IPUS in causes:
             work[~self._steps_of[COLLECTIVES], :, GLOBAL_EXCHANGE] = 0
-        if BETWEEN_TILES in causes:
-            work[..., EXCHANGE] = 0
+        is_of_products = self._steps_of[OF_PRODUCTS]
+        for cause, steps in ((BETWEEN_TILES, ~is_of_products), (OF_PRODUCTS, is_of_products)):
+            if cause in causes:
+                work[steps, :, EXCHANGE] = 0
         if SYNCS in causes:
-            work[..., SYNC] = 0
+            others = ~self._of_other_causes
+            work[others, :, SYNC] = 0
+            work[others, :, EXCHANGE] = np.maximum(work[..., EXCHANGE] - self._exchange_starts, 0)[others]
         return work
 
     @cached_property
@@ -114,6 +128,7 @@ class Removals:
         executable = self.executable
         fallbacks = executable.graph.notes.fallbacks
         collective = set(_leaves_of_collectives(executable.program))
+        multiplying = products(executable.graph)
 
         def is_host_transfer(node: Program) -> bool:
             if isinstance(node, StreamIn | StreamOut):
@@ -124,7 +139,11 @@ class Removals:
             cost = executable.costs[node] if isinstance(node, Execute) else None
             if not isinstance(cost, ComputeSetCost) or cost.compute_set in fallbacks:
                 return False
-            return np.count_nonzero(cost.vertices) == 1
+            if np.count_nonzero(cost.vertices) != 1:
+                return False
+            # Few elements, though not single ones, have their place on one tile: their supersteps are small.
+            least_cycles = self._least_cycles(cost).max()
+            return cost.compute_cycles.max() >= 2 * least_cycles or is_of_scalars(executable.graph, cost.compute_set)
 
         tests: dict[str, Callable[[Program], bool]] = {
             HOST: is_host_transfer,
@@ -132,17 +151,27 @@ class Removals:
             FALLBACKS: lambda node: isinstance(node, Execute) and node.compute_set in fallbacks,
             SINGLE_TILES: is_on_one_tile,
             COLLECTIVES: lambda node: node in collective,
+            OF_PRODUCTS: lambda node: isinstance(node, Execute) and node.compute_set in multiplying,
         }
         return {cause: np.array([test(node) for node in self.nodes], bool) for cause, test in tests.items()}
 
     @cached_property
+    def _of_other_causes(self) -> Flags:
+        """The steps that are of a cause as a whole, and so not of those that other steps share."""
+        return np.logical_or.reduce([self._steps_of[cause] for cause in (FALLBACKS, SINGLE_TILES, COLLECTIVES)])
+
+    @cached_property
     def _returned(self) -> frozenset[HostStream]:
-        """Streams of arrays that come in and go out with one shape and dtype: donated, they would stay.
+        """Streams of state that comes in and goes out with one shape and dtype: donated, it would stay.
 
         As `jax.jit` pairs donated arguments with results: each result is for one argument.
         """
+        graph = self.executable.graph
         moving = [leaf for leaf in self.nodes if isinstance(leaf, StreamIn | StreamOut) and not leaf.stream.resident]
-        incoming = _by_type(leaf.stream for leaf in moving if isinstance(leaf, StreamIn))
+        # A batch may have the shape of a result too, and is another in each call.
+        incoming = _by_type(
+            leaf.stream for leaf in moving if isinstance(leaf, StreamIn) and graph.role_of(leaf.destination) in _KEPT
+        )
         outgoing = _by_type(leaf.stream for leaf in moving if isinstance(leaf, StreamOut))
         pairs = [zip(streams, outgoing.get(kind, []), strict=False) for kind, streams in incoming.items()]
         return frozenset(stream for of_kind in pairs for pair in of_kind for stream in pair)
@@ -163,30 +192,66 @@ class Removals:
             cycles[number[leaf]] = counts[leaf].cycles(executable.target)[:, 0]
         return cycles
 
-    def _compute_cycles(self, is_native: bool, is_fast: bool, is_in_place: bool, is_equal: bool) -> np.ndarray:
+    def _compute_cycles(
+        self, is_native: bool, is_fast: bool, is_in_place: bool, is_started: bool, is_equal: bool
+    ) -> np.ndarray:
         """Return compute cycles, int64[steps, num_ipus].
 
         Args:
             is_native: whether all dtypes are computed natively.
             is_fast: whether no row takes a slow path.
             is_in_place: whether nothing is copied on its own tile.
-            is_equal: whether each tile of an IPU takes the mean of all.
+            is_started: whether the vertices of each tile run without their least cycles.
+            is_equal: whether all tiles of an IPU work alike, each with its least cycles and the mean of all others.
         """
-        if not is_native and not is_fast and not is_in_place and not is_equal:
+        if not any((is_native, is_fast, is_in_place, is_started, is_equal)):
             return self.whole[..., COMPUTE]
         costs = self._costs_of(is_native, is_fast)
         target = self.executable.target
         known: dict[int, np.ndarray] = {}  # by identity: equal compute sets share a cost
         rows = []
-        for node, row in zip(self.nodes, self.whole[..., COMPUTE], strict=True):
+        for node, row, is_of_other in zip(self.nodes, self.whole[..., COMPUTE], self._of_other_causes, strict=True):
             cost = costs[node] if isinstance(node, Leaf) else None
             if isinstance(cost, ComputeSetCost | CopyCost):
                 if id(cost) not in known:
-                    cycles = _of_tiles(cost, is_in_place).reshape(-1, target.tiles_per_ipu)
-                    of_ipus = np.ceil(cycles.mean(1)).astype(np.int64) if is_equal else cycles.max(1)
+                    cycles = _of_tiles(cost, is_in_place)
+                    is_shared = not is_of_other
+                    of_ipus = cycles_of_ipus(
+                        cycles, self._least_cycles(cost), is_started and is_shared, is_equal and is_shared, target
+                    )
                     known[id(cost)] = pad_tiles(of_ipus, cost.first_ipu, target.num_ipus)
                 row = known[id(cost)]
             rows.append(row)
+        return np.stack(rows)
+
+    def _least_cycles(self, cost: ComputeSetCost | CopyCost) -> np.ndarray:
+        """Return the cycles of each tile for vertices of one element: work that is on a tile however it is spread."""
+        if isinstance(cost, CopyCost):
+            return np.zeros_like(cost.copy_cycles)
+        if id(cost.vertices) not in self._least:  # by identity: equal compute sets share it
+            graph = self.executable.graph
+            least = least_cycles(graph, cost.compute_set, cost.first_ipu, len(cost.vertices))
+            self._least[id(cost.vertices)] = least
+        return self._least[id(cost.vertices)]
+
+    @cached_property
+    def _least(self) -> dict[int, np.ndarray]:
+        """Least cycles that are known, by the identity of the vertices."""
+        return {}
+
+    @cached_property
+    def _exchange_starts(self) -> np.ndarray:
+        """Cycles to start the exchanges of all steps, int64[steps, num_ipus]."""
+        target = self.executable.target
+        rows = []
+        for node in self.nodes:
+            cost = self.executable.costs[node] if isinstance(node, Leaf) else None
+            starts = np.zeros(target.num_ipus, np.int64)
+            if isinstance(cost, ComputeSetCost | CopyCost):
+                for exchange in [cost.exchange] if isinstance(cost, CopyCost) else [cost.before, cost.after]:
+                    moves = np.asarray((exchange.cycles.reshape(-1, target.tiles_per_ipu) > 0).any(1), np.int64)
+                    starts += pad_tiles(moves, cost.first_ipu, target.num_ipus)
+            rows.append(starts * target.exchange_startup_cycles)
         return np.stack(rows)
 
     def _costs_of(self, is_native: bool, is_fast: bool) -> Mapping[Leaf, object]:

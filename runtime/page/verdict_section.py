@@ -13,7 +13,7 @@ from ipujax.runtime.markup import Markup, join_markup, table, tag
 from ipujax.runtime.page.charts import PHASE_COLOURS, legend
 from ipujax.runtime.profile import Figures
 from ipujax.runtime.profile.text import share
-from ipujax.runtime.views import verdict
+from ipujax.runtime.views import tried_changes, verdict
 
 _MOST_IPUS = 16  # of which each has a bar
 _NAMED_SHARE = 0.08  # of the width of a bar: a narrower part has no room for its name
@@ -30,7 +30,7 @@ _COLOURS = (
     "#8c5a78",
     "#b3b3b3",
 )
-_FURTHER_COLOURS = ("#aa4499", "#f0e442", "#b8ad00", "#999999", "#6a8f3c")
+_FURTHER_COLOURS = ("#aa4499", "#f0e442", "#ddcc77", "#b8ad00", "#999999", "#6a8f3c")
 CAUSE_COLOURS = dict(zip(CAUSES, (*_COLOURS, *_FURTHER_COLOURS), strict=True)) | {COMPUTATION: "#009e73"}
 
 
@@ -57,8 +57,17 @@ def verdict_lines(profile: Figures) -> Markup:
         _cause_bar(profile),
         _ipu_bars(profile),
         tries if result.causes else "",
+        _tried(profile),
         causes,
     )
+
+
+def _tried(profile: Figures) -> Markup:
+    """Return the changes that were compiled, with what each saves; nothing without any."""
+    rows = tried_changes(profile)
+    if not rows:
+        return Markup()
+    return tag("div", tag("p", "Tried by ipu.advise:"), table(("Change", "Effect"), rows, ""), class_="ways")
 
 
 def _cause_bar(profile: Figures) -> Markup:

@@ -27,6 +27,7 @@ from ipujax.runtime.files.kinds import Integer, Map, Record, Text
 from ipujax.runtime.graph import ComputedAgain, ComputeSet, Execute, PaddedRows, Program, UnmetBound
 from ipujax.runtime.host import HostData
 from ipujax.runtime.memory import Attempt, MemoryReport, ways_to_fit
+from ipujax.runtime.profile.advice_rows import AdviceRow
 from ipujax.runtime.profile.attribution import Attribution, label
 from ipujax.runtime.profile.execution_trace import TRACE_PHASES, ExecutionTrace, execution_trace
 from ipujax.runtime.profile.program_costs import PROGRAM_TREE, ProgramNode, program_costs
@@ -160,6 +161,11 @@ class PrimaryFigures(FigureRecord):
     def host(self) -> Annotated[HostData, HOST] | None:
         """Time of the host for the batches of calls; None where that was not measured."""
         return None
+
+    @figure
+    def advice(self) -> tuple[AdviceRow, ...]:
+        """Changes that `ipu.advise` has compiled, best first; empty where it was not asked."""
+        return ()
 
     @cached_property
     def timeline(self) -> Timeline:

@@ -59,6 +59,7 @@ class StepCost:
         peak_bytes: `always_bytes`, and the size of the variables that are live at the peak of all tiles together.
         limiting_cycles: the cycles on the limiting IPU.
         phases: `cycles` by phase.
+        ipus: `cycles` by the number of the IPU, of those that have any.
     """
 
     origin: Origin
@@ -74,6 +75,7 @@ class StepCost:
     peak_bytes: int = 0
     limiting_cycles: int = 0
     phases: Annotated[dict[str, int], Map(Integer(), Text(PHASES))] = field(default_factory=dict, hash=False)
+    ipus: Annotated[dict[str, int], Map(Integer())] = field(default_factory=dict, hash=False)
 
 
 RowKey = tuple[str, ...]
@@ -130,6 +132,7 @@ class _Sum:
             self.peak_bytes,
             int(self.work[limiting_ipu].sum()),
             phases,
+            {str(ipu): int(cycles) for ipu, cycles in enumerate(self.work.sum(1).tolist()) if cycles},
         )
 
     def _code_bytes(self, target: Target) -> int:

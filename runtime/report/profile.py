@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from numbers import Integral
+from pathlib import Path
 from typing import Any, Literal, Self
 
 from ipujax.runtime.errors import ArgumentError, ArgumentValueError, ProfileError, shortened
@@ -23,11 +24,13 @@ from ipujax.runtime.profile.figures import Figures, Lines
 from ipujax.runtime.profile.serialise import Where, path_name, write_cbor, write_file, write_json
 from ipujax.runtime.profile.text import coloured, duration, share, size, wants_colours
 from ipujax.runtime.report import summary as sections
+from ipujax.runtime.report.flame_graph import speedscope, tables_as_csv
 from ipujax.runtime.report.many_runs import scalars
 from ipujax.runtime.report.perfetto import perfetto
 from ipujax.runtime.report.profile_file import profile_content, read_profile
 from ipujax.runtime.report.stage_summary import stages
 from ipujax.runtime.report.verdict_text import causes
+from ipujax.runtime.report.xspace import xspace
 from ipujax.runtime.schema import saved_data
 from ipujax.runtime.signatures import checking_calls
 
@@ -171,6 +174,55 @@ class Profile(Figures):
         """
         path_name(path)
         write_json(perfetto(self), path)
+
+    def to_xspace(self, folder: FilePath) -> None:
+        """Write the planes of the IPUs for XProf and TensorBoard, as a host of the newest run in a folder.
+
+        Args:
+            folder: the folder of `jax.profiler.trace`, whose last run then has the IPUs too; without a run one is made.
+
+        Raises:
+            ArgumentTypeError: another type than a path.
+            ProfileError: a trip count is data, or a folder that cannot be written.
+        """
+        path_name(folder)
+        content = xspace(self)
+        runs = Path(folder) / "plugins" / "profile"
+        try:
+            runs.mkdir(parents=True, exist_ok=True)
+            latest = max((each for each in runs.iterdir() if each.is_dir()), default=runs / "ipujax")
+            latest.mkdir(exist_ok=True)
+        except OSError as error:
+            hint = "a folder that can be written"
+            raise ProfileError(f"{runs} cannot be made", got=error.strerror or str(error), hint=hint) from error
+        write_file(latest / "ipujax.xplane.pb", content)
+
+    def to_speedscope(self, path: FilePath) -> None:
+        """Write flame graphs of cycles and of bytes by layer and operation, which https://www.speedscope.app shows.
+
+        Args:
+            path: of a file of JSON; an existing one is replaced.
+
+        Raises:
+            ArgumentTypeError: another type than a path.
+            ProfileError: a trip count is data, or a path that cannot be written.
+        """
+        path_name(path)
+        write_json(speedscope(self), path)
+
+    def to_csv(self, folder: FilePath) -> None:
+        """Write each table that has rows as comma-separated values: operations, lines, layers, causes and others.
+
+        Args:
+            folder: an existing folder; its files of these names are replaced.
+
+        Raises:
+            ArgumentTypeError: another type than a path.
+            ProfileError: a trip count is data, or a path that cannot be written.
+        """
+        path_name(folder)
+        for name, text in tables_as_csv(self).items():
+            write_file(Path(folder) / f"{name}.csv", text.encode())
 
     def to_html(self, path: FilePath) -> None:
         """Write a page with the limits of the program, its time, memory, operations and source.

@@ -9,7 +9,7 @@ from ipujax.runtime.errors import ProfileError
 from ipujax.runtime.profile import Figures
 from ipujax.runtime.profile.text import section, share
 from ipujax.runtime.tensor import Origin
-from ipujax.runtime.views import verdict
+from ipujax.runtime.views import tried_changes, verdict
 
 
 def verdict_text(profile: Figures) -> str:
@@ -23,6 +23,9 @@ def verdict_text(profile: Figures) -> str:
     for cause, remedy in zip(result.causes, result.remedies, strict=True):
         lines.append(f"{cause.alone_cycles:>15,}  {share(cause.alone_cycles, total)}  {cause.name}")
         lines.append(f"{'':>15}  {'':>6}  try, not tried yet: {remedy}")
+    tried = tried_changes(profile)
+    lines += ["", "Tried by ipu.advise:"] if tried else []
+    lines += [f"  {change}: {effect}" for change, effect in tried]
     return section("Verdict", lines)
 
 

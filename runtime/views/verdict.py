@@ -17,6 +17,7 @@ from ipujax.runtime.causes.removals import (
     EMULATION,
     FALLBACKS,
     HOST,
+    OF_PRODUCTS,
     REARRANGEMENT,
     RETURNED,
     SINGLE_TILES,
@@ -36,7 +37,8 @@ _SMALL_SHARE = 0.03  # of a run: what a smaller cause takes is no reason to chan
 
 REMEDIES: dict[str, str] = {
     RETURNED: "donate the arguments that come back changed, donate_argnums= of ipu.jit: they stay on the tiles",
-    HOST: "several steps a call, in a lax.scan; Options(io_tiles=…), so that transfers overlap computing",
+    HOST: "several steps a call, in a lax.scan, or a larger batch; Options(io_tiles=…), so that transfers overlap "
+    "computing; donate_argnums= for arguments of which the next call takes the results",
     STREAMING: "fewer offload_argnums, or Options(io_tiles=…), so that loads overlap computing",
     FALLBACKS: "another formulation of the operation, or several at once with jax.vmap, each on its own tile",
     SINGLE_TILES: "scalars and short chains of steps on the host, or once for many steps; jax.vmap over small problems",
@@ -44,9 +46,11 @@ REMEDIES: dict[str, str] = {
     SLOW_PATHS: "sizes that are multiples of eight, or Options(pad_rows=True), which pads where that is cheaper",
     COLLECTIVES: "fewer replicas or shards, or a larger batch for each; one sum of gradients for several batches",
     UNEQUAL_IPUS: "stages of equal work: stages='auto' of ipu.pipeline, or another cut",
-    WAITS: "more micro-batches, or another schedule= of ipu.pipeline; stages without a pipeline wait for one another",
+    WAITS: "a larger batch in more micro-batches, or another schedule= of ipu.pipeline; stages without a pipeline wait "
+    "for one another",
     BETWEEN_IPUS: "stages that begin where less is handed on; global_exchange='buffered' shows what a lockstep costs",
-    BETWEEN_TILES: "fewer, larger operations, products that share operands, float16",
+    BETWEEN_TILES: "operations that read what they have on their tile, without transposes between them; float16",
+    OF_PRODUCTS: "larger products, as of a larger batch, which share more of their operands; float16",
     REARRANGEMENT: "sizes that are multiples of eight, dimensions in one order from operation to operation",
     SYNCS: "fewer, larger operations: a larger batch, or layers that are computed at once",
     UNEQUAL_TILES: "sizes that divide evenly over tiles, or more elements at once",
@@ -59,7 +63,8 @@ class Verdict:
 
     Args:
         sentence: the cause whose removal saves most, with cycles, share and line; or that no cause is worth a change.
-        causes: those whose removal saves most, at most three, most first; none below 3 % of the run.
+        causes: those whose removal saves most, at most three, most first; none below 3 % of the run, and the exchange
+            of products, which plans trade for computing, only where it takes longer than that.
         remedies: what to try against each of them; not tried.
     """
 
@@ -75,13 +80,42 @@ def verdict(profile: Figures) -> Verdict:
         ProfileError: a trip count is data.
     """
     total = profile.cycles
-    ranked = sorted((each for each in profile.causes if each.name != COMPUTATION), key=lambda each: -each.alone_cycles)
-    worth = tuple(each for each in ranked if each.alone_cycles >= _SMALL_SHARE * total and each.alone_cycles > 0)
-    causes = worth[:_NUM_CAUSES]
-    remedies = tuple(REMEDIES[each.name] for each in causes)
+    rows = {each.name: each for each in profile.causes}
+    computing_cycles = rows.pop(COMPUTATION).cycles
+    least = {name: _SMALL_SHARE * total for name in rows} | {OF_PRODUCTS: max(_SMALL_SHARE * total, computing_cycles)}
+    worth = [each for each in rows.values() if each.alone_cycles > 0 and each.alone_cycles >= least[each.name]]
+    causes = tuple(sorted(worth, key=lambda each: -each.alone_cycles)[:_NUM_CAUSES])
     if not causes:
-        return Verdict("No cause takes 3 % of the run: it computes, on all tiles alike.", (), ())
-    return Verdict(_sentence(causes[0], total), causes, remedies)
+        planned = rows[OF_PRODUCTS].alone_cycles if OF_PRODUCTS in rows else 0
+        return Verdict(_no_cause(planned, total), (), ())
+    return Verdict(_sentence(causes[0], total), causes, tuple(REMEDIES[each.name] for each in causes))
+
+
+def tried_changes(profile: Figures) -> list[tuple[str, str]]:
+    """Return the changes that `ipu.advise` has compiled, each with what it saves or why it cannot be compiled."""
+    total = profile.cycles
+    rows = []
+    for row in profile.advice:
+        if not row.tried or not (row.saved_cycles or row.refused or not row.fits):
+            continue
+        if row.refused is not None:
+            rows.append((row.change, f"cannot be compiled: {row.refused}"))
+        elif not row.fits:
+            rows.append((row.change, f"does not fit, {row.worst_tile_bytes:,} B on the fullest tile"))
+        else:
+            effect = "saves" if row.saved_cycles > 0 else "costs"
+            part = share(abs(row.saved_cycles), total).strip()
+            memory = f"{-row.saved_bytes:+,} B on the fullest tile"
+            rows.append((row.change, f"{effect} {abs(row.saved_cycles):,} cycles, {part}; {memory}"))
+    return rows
+
+
+def _no_cause(product_cycles: int, total: int) -> str:
+    """Say that a run computes, and which part of it exchanges the operands of products."""
+    if product_cycles < _SMALL_SHARE * total:
+        return "No cause takes 3 % of the run: it computes, on all tiles alike."
+    planned = f"but the exchange of products, {share(product_cycles, total).strip()}, which their plans choose"
+    return f"No cause takes 3 % of the run {planned}: it computes, on all tiles alike."
 
 
 def _sentence(cause: Cause, total: int) -> str:

@@ -1,0 +1,142 @@
+"""`ipu.advise`: changes that make a program fit, or faster, each compiled and compared.
+
+Input: a function of `ipu.jit`, and the shapes of its arguments. Output: `Advice`, a table, best first; nothing is run.
+
+    change                                       cycles            saves  worst tile
+    options=ipu.Options(recompute="auto")     5,694,825                -  428.6 KiB
+    half of the batch, twice                  5,811,020                -  391.0 KiB
+    as it is                                          -                -  640.2 KiB, does not fit
+
+Limits: changes of the function itself are hints, and not tried: stages in a function without any, phases,
+`jax.checkpoint`, a scan over layers, other sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from ipujax.advice.advice_table import Advice as Advice
+from ipujax.advice.edits import edits
+from ipujax.advice.variants import (
+    Variant,
+    as_code,
+    donating,
+    halved,
+    in_half_precision,
+    offloading,
+    padded,
+    recomputing,
+    repipelined,
+    with_more_ipus,
+)
+from ipujax.arguments import as_numbers
+from ipujax.jit import IpuFunction
+from ipujax.runtime.causes.removals import RETURNED
+from ipujax.runtime.errors import ArgumentError, IpuError, TileMemoryError
+from ipujax.runtime.options import RECOMPUTATIONS
+from ipujax.runtime.profile import AdviceRow as AdviceRow
+from ipujax.runtime.report import Profile
+from ipujax.runtime.signatures import checking_calls
+
+
+@checking_calls("ipu.advise")
+def advise(
+    fun: IpuFunction[Any, Any],
+    *args: Any,
+    batch_argnums: int | Sequence[int] = (),
+    show: bool = True,
+) -> Advice:
+    """Compile a function with several changes and compare the results.
+
+    Tried are its present options, each recomputation, donation of state that comes back, donated arguments in streaming
+    memory (all but the first, which often are the state of an optimiser; then all), padded rows where rows take slow
+    paths, float16 arguments in the place of float32 ones, for pipelines over stages the other schedules, and twice and
+    half as many micro-batches of the same batch, twice the IPUs for pipelines with automatic stages, and with
+    `batch_argnums` half of the batch, twice. If none of these fits, recomputation "auto" is combined with each of the
+    others. All but the first must fit, also with `allow_out_of_memory`. What needs an edit of the function is a hint,
+    and not tried.
+
+    Args:
+        fun: function that `ipu.jit` returned.
+        args: its arguments, or their shapes.
+        batch_argnums: positional arguments whose first axis is the batch.
+        show: whether to print the table.
+
+    Returns:
+        A row for each change, best first.
+
+    Raises:
+        ArgumentError: `fun` is not a function of `ipu.jit`, or the size of the batch is odd.
+        ProfileError: a trip count is data, and not in `Options(trip_counts=)`.
+    """
+    if not isinstance(fun, IpuFunction):
+        raise ArgumentError("ipu.advise needs a function of ipu.jit", expected="ipu.jit(fun, ...)", got=repr(fun))
+    numbers = as_numbers("batch_argnums", batch_argnums, "ipu.advise")
+    half_batch = halved(args, numbers) if numbers else None
+    traced = fun.trace(*args)
+    if traced.closes_over_tracers:
+        traced.lower()  # raises the error, which no option avoids
+    # The user's function with its options unchanged, which may allow it to exceed the memory.
+    present, profile = _compiled(Variant("as it is", fun, args))
+    causes = set() if profile is None else {cause.name for cause in profile.causes if cause.alone_cycles > 0}
+    modes = [mode for mode in RECOMPUTATIONS if mode != fun.options.recompute]
+    recomputed = [recomputing(fun, mode) for mode in modes]
+    variants = [Variant(as_code(other.options), other, args) for other in recomputed]
+    # Without causes the program does not fit: donation may make it.
+    further = [] if causes and RETURNED not in causes else donating(fun, args)
+    further += [*offloading(fun, args), *repipelined(fun, args), *with_more_ipus(fun, args)]
+    if profile is not None and profile.slow_paths and not fun.options.pad_rows:
+        further += padded(fun, args)
+    further += in_half_precision(fun, args)
+    if half_batch is not None:
+        further.append(Variant("half of the batch, twice", fun, half_batch, times=2))
+    rows = [present, *(_compiled(variant)[0] for variant in (*variants, *further))]
+    # Pairs are compiled only where no single change is enough: each compilation may take minutes.
+    if "auto" in modes and not any(row.fits for row in rows):
+        code = as_code(recomputed[modes.index("auto")].options)
+        combined = [replace(x, change=f"{x.change}, {code}", fun=recomputing(x.fun, "auto")) for x in further]
+        rows += [_compiled(variant)[0] for variant in combined]
+    advice = _advice([_beside(row, present) for row in rows], profile)
+    if show:
+        print(advice)
+    return advice
+
+
+def _advice(rows: Sequence[AdviceRow], profile: Profile | None) -> Advice:
+    """Return rows in order, with the hints of the program as it is."""
+    ranked = tuple(sorted(rows, key=_rank))
+    if profile is None:
+        return Advice(ranked)
+    hints = edits(profile)
+    return Advice(ranked, hints, profile.replaced(advice=(*ranked, *hints)))
+
+
+def _beside(row: AdviceRow, present: AdviceRow) -> AdviceRow:
+    """Return a row with what it saves of the program as it is."""
+    if row is present or row.refused is not None or present.refused is not None:
+        return row
+    saved_cycles = present.cycles - row.cycles if row.fits and present.fits else 0
+    return replace(row, saved_cycles=saved_cycles, saved_bytes=present.worst_tile_bytes - row.worst_tile_bytes)
+
+
+def _rank(row: AdviceRow) -> tuple[bool, bool, int]:
+    return row.refused is not None, not row.fits, row.cycles if row.fits else row.worst_tile_bytes
+
+
+def _compiled(variant: Variant) -> tuple[AdviceRow, Profile | None]:
+    """Compile a variant, and return its row and its profile; None for the profile if it does not fit."""
+    change = variant.change
+    try:
+        if not variant.is_changed:
+            return AdviceRow(change, refused="a function of jax.jit around the pipeline keeps its settings"), None
+        profile = variant.fun.lower(*variant.args).compile().profile
+    except TileMemoryError as error:
+        return AdviceRow(change, worst_tile_bytes=error.needed_bytes), None
+    except IpuError as error:
+        return AdviceRow(change, refused=error.what), None
+    fits = not profile.memory.lacking()  # only the first variant may be compiled without fitting
+    cycles = variant.times * profile.cycles if fits else 0
+    row = AdviceRow(change, cycles, int(profile.memory.max_tile_bytes), fits, unpriced=len(profile.unpriced))
+    return row, profile

@@ -1,0 +1,96 @@
+"""What compute sets take on the tiles of an IPU: their least cycles, equal tiles, and which of them multiply matrices.
+
+Input: a graph and its compute sets. Output: cycles of tiles and IPUs, and sets of compute sets.
+Limits: vertices of code that a user has costed have no least cycles.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ipujax.runtime.cost import block_shapes, whole_vertex_cycles
+from ipujax.runtime.graph import NO_TILE, ComputeSet, Graph, VertexGroup
+from ipujax.runtime.target import Target, issue_round_cycles
+
+
+def least_cycles(graph: Graph, compute_set: ComputeSet, first_ipu: int, num_tiles: int) -> np.ndarray:
+    """Return the cycles of each tile for vertices of one element: work that is on a tile however it is spread.
+
+    Args:
+        graph: of the compute set.
+        compute_set: with vertices on the tiles.
+        first_ipu: the IPU of the first tile.
+        num_tiles: number of tiles, all those with vertices.
+    """
+    target = graph.target
+    cycles = np.zeros(num_tiles, np.int64)
+    for group in graph.groups[compute_set]:
+        tiles = np.unique(group.tile[group.tile != NO_TILE]) - first_ipu * target.tiles_per_ipu
+        cycles[tiles] += _cycles_of_one_element(group, target)
+    return cycles
+
+
+def cycles_of_ipus(
+    cycles: np.ndarray, least: np.ndarray, is_started: bool, is_equal: bool, target: Target
+) -> np.ndarray:
+    """Return the compute cycles of each IPU from those of its tiles, int64[num_ipus].
+
+    Args:
+        cycles: of each tile of whole IPUs.
+        least: those of them that stay on a tile however work is spread.
+        is_started: whether the vertices of each tile run without their least cycles.
+        is_equal: whether each tile has its least cycles and the mean of all others.
+        target: tiles of an IPU.
+    """
+    of_tiles = cycles.reshape(-1, target.tiles_per_ipu)
+    first = np.minimum(of_tiles, least.reshape(of_tiles.shape))
+    further = of_tiles - first
+    if not is_equal:
+        return np.asarray((further if is_started else of_tiles).max(1))
+    mean = np.ceil(further.mean(1)).astype(np.int64)
+    return mean if is_started else np.minimum(of_tiles.max(1), first.max(1) + mean)
+
+
+def _cycles_of_one_element(group: VertexGroup, target: Target) -> int:
+    """Return the cycles of a vertex of a group with a block of one element in each field."""
+    codelet = group.codelet
+    if codelet.costed_by == "arrays":
+        blocks = [tuple(np.ones((1,) * len(group.grid), np.int64) for _ in block) for block in block_shapes(group)]
+        cycles = int(whole_vertex_cycles(codelet, blocks, target, 1, 0).max())
+    else:  # code of a user, which need not know such blocks
+        cycles = 0
+    if codelet.supervisor:
+        return cycles
+    return target.supervisor_overhead_cycles + int(issue_round_cycles(target)) * cycles
+
+
+def is_of_scalars(graph: Graph, compute_set: ComputeSet) -> bool:
+    """Return whether all results of a compute set are single elements."""
+    groups = graph.groups[compute_set]
+    fields = (pair for group in groups for pair in zip(group.codelet.fields, group.accesses, strict=True))
+    return all(access.tensor.size == 1 for field, access in fields if field.is_written)
+
+
+def products(graph: Graph) -> frozenset[ComputeSet]:
+    """Return the compute sets that multiply matrices, or combine partial results of those, as one plan has them."""
+    fields = [
+        (compute_set, group.codelet, field, access.tensor)
+        for compute_set, groups in graph.groups.items()
+        for group in groups
+        for field, access in zip(group.codelet.fields, group.accesses, strict=True)
+    ]
+    products = {compute_set for compute_set, codelet, _, _ in fields if codelet.is_product}
+    partials = {
+        variable
+        for _, codelet, field, tensor in fields
+        if codelet.is_product and field.is_written
+        for variable in tensor.variables()
+        if variable.monoid
+    }
+    return frozenset(
+        products.union(
+            compute_set
+            for compute_set, _, field, tensor in fields
+            if field.is_read and not partials.isdisjoint(tensor.variables())
+        )
+    )

@@ -1,0 +1,25 @@
+"""Planted causes are named by the first sentence, promise what their remedy saves, and are not seen where none is."""
+
+from __future__ import annotations
+
+import pytest
+
+from ipujax.runtime.views import verdict
+from tests.ipujax.causes.planted_programs import PLAIN, PLANTED, promised_gain
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_planted_cause_is_named_and_promises_what_its_remedy_saves(name: str) -> None:
+    planted = PLANTED[name]
+    figures = planted.profile()
+    assert verdict(figures).sentence.lower().startswith(planted.cause.lower())
+    if planted.remedied_cycles is not None:
+        saved = figures.cycles - planted.remedied_cycles()
+        assert promised_gain(figures, planted.cause) == pytest.approx(saved, rel=0.3)
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_no_change_is_proposed_where_nothing_is_planted(name: str) -> None:
+    result = verdict(PLAIN[name]())
+    assert not result.causes and not result.remedies
+    assert result.sentence.startswith("No cause takes 3 % of the run")
