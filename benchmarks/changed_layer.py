@@ -22,10 +22,12 @@ from multiprocessing import get_context
 
 import jax
 import jax.numpy as jnp
-from models.gpt import Params, Sizes, block, language_model
+from models.gpt import Sizes, language_model
 from models.model import Model
 
 import ipujax as ipu
+from ipujax.models.network_layers import Params
+from ipujax.models.transformer_block import block
 
 LAYERS = 12
 Seconds = tuple[float, float]

@@ -22,9 +22,9 @@ import jax
 import numpy as np
 import optax
 from models.digits import digits_network
-from models.layers import cross_entropy
 
 import ipujax as ipu
+from ipujax.models.network_layers import cross_entropy
 
 BATCHES = tuple(1 << n for n in range(8))
 TILES = (64, 256, 777, 1024, 1472)

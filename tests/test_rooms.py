@@ -349,6 +349,7 @@ ROOMS: dict[str, str] = {
     ),
     "ipujax.popsolver": "ipujax.public",
     "ipujax.schedules": "ipujax.public lowering.schedules",
+    "ipujax.models": "ipujax.pipeline ipujax.popnn ipujax.public runtime.target",
     "ipujax.tiles": (
         "ipujax.poplar.types ipujax.poplar.vertex lowering.jax_compat lowering.jaxpr lowering.refs lowering.rules"
         " runtime.target runtime.tensor"

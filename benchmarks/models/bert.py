@@ -21,8 +21,10 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import ipujax as ipu
+from ipujax.models.bert import BertShape, embedded, ends_init, heads, layer, padding_bias
+from ipujax.models.network_layers import Params, cross_entropy
+from ipujax.models.transformer_block import block_init
 
-from .layers import Params, cross_entropy, dense, dense_init, layer_norm, norm_init, weights
 from .model import Model, Struct, in_single
 
 HALF = jnp.float16
@@ -59,42 +61,13 @@ class Sizes:
     keeps_layers: bool = True
 
 
-def layer(p: Params, x: jax.Array, bias: jax.Array, heads: int) -> jax.Array:
-    """One encoder layer: attention and feed-forward, norms behind; `bias` hides padding."""
-    rows, length, _ = x.shape
-    q, k, v = jnp.split(dense(p["qkv"], x).reshape(rows, length, 3 * heads, -1), 3, axis=2)
-    scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) * q.shape[-1] ** -0.5 + bias
-    mixed = jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores), v).reshape(x.shape)
-    x = layer_norm(p["norm1"], x + dense(p["out"], mixed))
-    return layer_norm(p["norm2"], x + dense(p["down"], jax.nn.gelu(dense(p["up"], x))))
-
-
 def init(sizes: Sizes, key: jax.Array) -> Params:
     """All parameters."""
-    keys = iter(jax.random.split(key, 6 + 4 * sum(sizes.layers)))
-    d = sizes.width
-
-    def linear(inputs: int, outputs: int) -> Params:
-        return dense_init(next(keys), inputs, outputs, HALF)
-
-    def table(rows: int) -> jax.Array:
-        return weights(next(keys), rows, d, dtype=HALF)
-
-    def one_layer() -> Params:
-        both = {"qkv": linear(d, 3 * d), "out": linear(d, d), "up": linear(d, 4 * d), "down": linear(4 * d, d)}
-        return both | {"norm1": norm_init(d, HALF), "norm2": norm_init(d, HALF)}
-
-    return {
-        "words": table(sizes.vocabulary),
-        "places": table(sizes.length),
-        "segments": table(2),
-        "norm": norm_init(d, HALF),
-        "layers": [[one_layer() for _ in range(count)] for count in sizes.layers],
-        "pooler": linear(d, d),
-        "next": linear(d, 2),
-        "transform": linear(d, d),
-        "transform_norm": norm_init(d, HALF),
-        "word_bias": jnp.zeros(sizes.vocabulary, HALF),
+    keys = jax.random.split(key, 6 + sum(sizes.layers))
+    layers = iter(keys[6:])
+    shape = BertShape(sum(sizes.layers), sizes.width, sizes.heads, sizes.vocabulary, sizes.length, sizes.masked)
+    return ends_init(list(keys[:6]), shape, HALF) | {
+        "layers": [[block_init(next(layers), sizes.width, dtype=HALF) for _ in range(n)] for n in sizes.layers]
     }
 
 
@@ -102,13 +75,10 @@ def loss(sizes: Sizes, params: Params, batch: Params) -> jax.Array:
     """Scaled sum of the losses of both tasks, of a micro-batch."""
     each = jax.checkpoint(jax.jit(layer, static_argnums=3), static_argnums=3)
 
-    def embedded(params: Params, batch: Params) -> jax.Array:
-        x = params["words"][batch["words"]] + params["places"] + params["segments"][batch["segments"]]
-        return layer_norm(params["norm"], x)
-
     with ipu.stage(0):
-        x = (embedded if sizes.keeps_layers else jax.checkpoint(embedded))(params, batch)
-        bias = jnp.where(batch["is_word"], 0.0, -1e4).astype(HALF)[:, None, None]
+        embedding = embedded if sizes.keeps_layers else jax.checkpoint(embedded)
+        x = embedding(params, batch["words"], batch["segments"])
+        bias = padding_bias(batch["is_word"], HALF)
 
     def encoder(layers: list[Params], x: jax.Array, bias: jax.Array) -> jax.Array:
         for p in layers:
@@ -119,10 +89,7 @@ def loss(sizes: Sizes, params: Params, batch: Params) -> jax.Array:
         with ipu.stage(number):
             x = (encoder if sizes.keeps_layers else jax.checkpoint(encoder))(layers, x, bias)
     with ipu.stage(IPUS):
-        masked = jax.nn.one_hot(batch["positions"], sizes.length, dtype=HALF) @ x
-        masked = layer_norm(params["transform_norm"], jax.nn.gelu(dense(params["transform"], masked)))
-        guesses = masked @ params["words"].T + params["word_bias"]
-        follows = dense(params["next"], jnp.tanh(dense(params["pooler"], x[:, 0])))
+        guesses, follows = heads(params, x, batch["positions"])
         return LOSS_SCALE * (cross_entropy(guesses, batch["guesses"]) + cross_entropy(follows, batch["follows"]))
 
 

@@ -10,7 +10,8 @@ import numpy as np
 import optax
 from jax import lax
 
-from .layers import cross_entropy, dense, dense_init, weights
+from ipujax.models.network_layers import cross_entropy, dense, dense_init, weights
+
 from .model import Model, Struct, trained
 
 _LAYOUT = ("NHWC", "HWIO", "NHWC")

@@ -14,7 +14,8 @@ import jax
 import numpy as np
 import optax
 
-from .layers import cross_entropy
+from ipujax.models.network_layers import cross_entropy
+
 from .model import Init, Model, Struct, trained
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "digits.py"

@@ -15,7 +15,9 @@ import optax
 from jax import lax
 from jax.ops import segment_sum
 
-from .layers import cross_entropy, dense, perceptron_init
+from ipujax.models.network_layers import cross_entropy, dense
+
+from .mlp import perceptron_init
 from .model import Model, Struct, trained
 
 

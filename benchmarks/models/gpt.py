@@ -5,21 +5,20 @@ Source: Radford et al., "Language Models are Unsupervised Multitask Learners" (2
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 
-from .layers import Params, cross_entropy, dense, dense_init, layer_norm, norm_init, weights
+from ipujax.models.network_layers import Params, cross_entropy, layer_norm, norm_init, weights
+from ipujax.models.transformer_block import block, block_init
+
 from .model import Model, Struct, trained
 
 Run = Callable[[list[Params], jax.Array], jax.Array]
-Attend = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 
 
 @dataclass(frozen=True)
@@ -43,36 +42,6 @@ class Sizes:
     batch: int = 8
     vocabulary: int = 256
     has_biases: bool = True
-
-
-def block_init(key: jax.Array, width: int, has_biases: bool = True) -> Params:
-    """Parameters of `block`."""
-    shapes = {"qkv": (width, 3 * width), "out": (width, width), "up": (width, 4 * width), "down": (4 * width, width)}
-    keys = jax.random.split(key, len(shapes))
-    layers = {
-        name: dense_init(k, *shape, has_bias=has_biases) for k, (name, shape) in zip(keys, shapes.items(), strict=True)
-    }
-    return layers | {"norm1": norm_init(width), "norm2": norm_init(width)}
-
-
-def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-    """Values of the positions up to each, weighted by attention; all are [batch, length, heads, width of a head]."""
-    scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) / math.sqrt(q.shape[-1])
-    causal = jnp.tril(jnp.ones(scores.shape[-2:], bool))
-    shares = jax.nn.softmax(jnp.where(causal, scores, -1e9))
-    return jnp.einsum("bhqk,bkhd->bqhd", shares, v)
-
-
-def attention(p: Params, x: jax.Array, heads: int, attend: Attend = attend) -> jax.Array:
-    """Causal self-attention, [batch, length, width] to the same."""
-    q, k, v = (part.reshape(*part.shape[:2], heads, -1) for part in jnp.split(dense(p["qkv"], x), 3, -1))
-    return dense(p["out"], attend(q, k, v).reshape(x.shape))
-
-
-def block(p: Params, x: jax.Array, heads: int, attend: Attend = attend) -> jax.Array:
-    """Attention and a dense layer, each on normalised inputs and added to them."""
-    x = x + attention(p, layer_norm(p["norm1"], x), heads, attend)
-    return x + dense(p["down"], jax.nn.gelu(dense(p["up"], layer_norm(p["norm2"], x))))
 
 
 def language_model(name: str, sizes: Sizes, run: Run, arrange: Callable[[list[Params]], Any] = list) -> Model:

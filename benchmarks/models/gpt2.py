@@ -20,9 +20,10 @@ import optax
 from jax import lax
 
 import ipujax as ipu
+from ipujax.models.network_layers import Params, layer_norm, norm_init, weights
+from ipujax.models.transformer_block import attend, block, block_init
 
-from .gpt import Sizes, attend, block, block_init
-from .layers import Params, layer_norm, norm_init, weights
+from .gpt import Sizes
 from .model import Model, Struct, in_single
 
 HALF = jnp.float16

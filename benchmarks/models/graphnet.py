@@ -10,7 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from .layers import Params, layer_norm, norm_init, perceptron, perceptron_init
+from ipujax.models.network_layers import Params, layer_norm, norm_init
+
+from .mlp import perceptron, perceptron_init
 from .model import Model, Struct, trained
 
 

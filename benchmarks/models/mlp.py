@@ -8,8 +8,22 @@ import jax
 import numpy as np
 import optax
 
-from .layers import cross_entropy, perceptron, perceptron_init
+from ipujax.models.network_layers import Params, cross_entropy, dense, dense_init
+
 from .model import Model, Struct, trained
+
+
+def perceptron_init(key: jax.Array, *widths: int) -> list[Params]:
+    """Parameters of `perceptron`, from the inputs' width to the outputs'."""
+    keys = jax.random.split(key, len(widths) - 1)
+    return [dense_init(k, n, m) for k, n, m in zip(keys, widths[:-1], widths[1:], strict=True)]
+
+
+def perceptron(params: list[Params], x: jax.Array) -> jax.Array:
+    """Dense layers with ReLU between them."""
+    for p in params[:-1]:
+        x = jax.nn.relu(dense(p, x))
+    return dense(params[-1], x)
 
 
 def mlp(widths: tuple[int, ...] = (784, 512, 512, 10), batch: int = 128) -> Model:

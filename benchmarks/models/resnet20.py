@@ -12,32 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from .layers import conv_norm, conv_norm_init, cross_entropy, dense, dense_init
+from ipujax.models.network_layers import conv_norm, conv_norm_init, cross_entropy, dense, dense_init
+from ipujax.models.resnet import basic_block, basic_block_init
+
 from .model import Model, Struct
 
 Tree = dict[str, Any]
-
-
-def block_init(key: jax.Array, inputs: int, outputs: int) -> tuple[Tree, Tree]:
-    """Parameters and running statistics of `block`."""
-    first, second, shortcut = jax.random.split(key, 3)
-    parts = {"first": conv_norm_init(first, 3, inputs, outputs), "second": conv_norm_init(second, 3, outputs, outputs)}
-    if inputs != outputs:
-        parts["shortcut"] = conv_norm_init(shortcut, 1, inputs, outputs)
-    return {name: p for name, (p, _) in parts.items()}, {name: s for name, (_, s) in parts.items()}
-
-
-def block(p: Tree, stats: Tree, x: jax.Array) -> tuple[jax.Array, Tree]:
-    """Two convolutions beside a shortcut; where the shortcut is a convolution, height and width are halved."""
-    stride = 1
-    new = {}
-    short = x
-    if "shortcut" in p:
-        stride = 2
-        short, new["shortcut"] = conv_norm(p["shortcut"], stats["shortcut"], x, stride)
-    x, new["first"] = conv_norm(p["first"], stats["first"], x, stride)
-    x, new["second"] = conv_norm(p["second"], stats["second"], jax.nn.relu(x))
-    return jax.nn.relu(x + short), new
 
 
 def resnet20(blocks: int = 3, width: int = 16, side: int = 32, batch: int = 32) -> Model:
@@ -54,7 +34,10 @@ def resnet20(blocks: int = 3, width: int = 16, side: int = 32, batch: int = 32) 
 
     def init(key: jax.Array) -> Any:
         stem, head, *keys = jax.random.split(key, 2 + 3 * blocks)
-        parts = [block_init(k, *pair) for k, *pair in zip(keys, widths[:-1], widths[1:], strict=True)]
+        parts = [
+            basic_block_init(k, inputs, outputs, outputs, inputs != outputs)
+            for k, inputs, outputs in zip(keys, widths[:-1], widths[1:], strict=True)
+        ]
         first, first_stats = conv_norm_init(stem, 3, 3, width)
         params = {"stem": first, "blocks": [p for p, _ in parts], "head": dense_init(head, widths[-1], 10)}
         return params, {"stem": first_stats, "blocks": [s for _, s in parts]}, optimizer.init(params)
@@ -64,7 +47,7 @@ def resnet20(blocks: int = 3, width: int = 16, side: int = 32, batch: int = 32) 
         x = jax.nn.relu(x)
         new = []
         for p, old in zip(params["blocks"], stats["blocks"], strict=True):
-            x, now = block(p, old, x)
+            x, now = basic_block(2 if "shortcut" in p else 1, p, old, x)
             new.append(now)
         return cross_entropy(dense(params["head"], x.mean((1, 2))), labels), {"stem": stem, "blocks": new}
 

@@ -1,6 +1,6 @@
 """A deep transformer written in the three ways in which JAX programs are written; the numbers are the same.
 
-12 blocks of `models/gpt.py`, width 256, 128 tokens, 2 sequences, single precision, Adam.
+12 blocks of `ipujax/models/transformer_block.py`, width 256, 128 tokens, 2 sequences, single precision, Adam.
 """
 
 from __future__ import annotations
@@ -12,7 +12,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from .gpt import Params, Sizes, block, language_model
+from ipujax.models.network_layers import Params
+from ipujax.models.transformer_block import block
+
+from .gpt import Sizes, language_model
 from .model import Model
 
 WAYS = ("loop", "jit", "scan")

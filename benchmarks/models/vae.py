@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from .layers import perceptron, perceptron_init
+from .mlp import perceptron, perceptron_init
 from .model import Model, Struct
 
 

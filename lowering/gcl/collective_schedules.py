@@ -31,7 +31,7 @@ from typing import Literal
 import numpy as np
 
 from ipujax.runtime.cache import remembered
-from ipujax.runtime.cost import link_cycles
+from ipujax.runtime.cost import Flows, link_cycles
 from ipujax.runtime.exchange import least_cycles
 from ipujax.runtime.graph import Graph, of_replicas
 from ipujax.runtime.target import Target
@@ -191,7 +191,5 @@ def _cycles(schedule: Schedule, num_bytes: int, system: Target, ipus_each: int, 
 
 def _link_cycles(pairs: Pairs, num_bytes: int, system: Target, ipus_each: int) -> int:
     # Bytes from IPU to IPU; flows of one round share links, so that their sum on a link decides.
-    flows = np.zeros((system.num_ipus,) * 2, np.int64)
-    for source, destination in pairs:
-        flows[source * ipus_each, destination * ipus_each] = num_bytes
-    return int(link_cycles(flows, system).max())
+    sources, destinations = np.array(pairs, np.int64).reshape(-1, 2).T * ipus_each
+    return int(link_cycles(Flows.of(system.num_ipus, sources, destinations, num_bytes), system).max())

@@ -38,3 +38,4 @@ from ipujax.lowering.schedules.schedule_plan import (
     Slot as Slot,
     schedule_plan as schedule_plan,
 )
+from ipujax.lowering.schedules.v_shaped import Chimera as Chimera, DualPipeV as DualPipeV

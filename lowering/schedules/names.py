@@ -17,10 +17,22 @@ from ipujax.lowering.schedules.common import (
 from ipujax.lowering.schedules.graphcore import Grouped, Interleaved
 from ipujax.lowering.schedules.looped import LoopedOneForwardOneBackward
 from ipujax.lowering.schedules.schedule import Schedule
+from ipujax.lowering.schedules.v_shaped import Chimera, DualPipeV
 from ipujax.runtime.errors import ScheduleError
 from ipujax.runtime.target import GlobalExchange, nearest
 
-ScheduleName = Literal["sequential", "gpipe", "1f1b", "eager-1f1b", "grouped", "interleaved", "looped-1f1b", "zb-h1"]
+ScheduleName = Literal[
+    "sequential",
+    "gpipe",
+    "1f1b",
+    "eager-1f1b",
+    "grouped",
+    "interleaved",
+    "looped-1f1b",
+    "zb-h1",
+    "dualpipev",
+    "chimera",
+]
 SCHEDULE_NAMES: tuple[ScheduleName, ...] = get_args(ScheduleName)
 SCHEDULES: dict[str, Schedule] = {
     schedule.name: schedule
@@ -33,6 +45,8 @@ SCHEDULES: dict[str, Schedule] = {
         Interleaved(),
         LoopedOneForwardOneBackward(),
         ZeroBubbleH1(),
+        DualPipeV(),
+        Chimera(),
     )
 }
 

@@ -15,7 +15,7 @@ from ipujax.runtime.cost.compute_set_counts import (
     slowest_tiles as slowest_tiles,
 )
 from ipujax.runtime.cost.ipu_window import tile_range as tile_range
-from ipujax.runtime.cost.links import link_cycles as link_cycles
+from ipujax.runtime.cost.links import Flows as Flows, link_cycles as link_cycles
 from ipujax.runtime.cost.padded_rows import (
     bytes_in_memory as bytes_in_memory,
     choose_padded_rows as choose_padded_rows,

@@ -21,6 +21,7 @@ itself (assumed). Transfers of different steps share nothing, though they may ov
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -28,7 +29,7 @@ import numpy as np
 from ipujax.runtime.cache import recall, remembered
 from ipujax.runtime.cost.compute_set import ExchangeCost
 from ipujax.runtime.cost.ipu_window import Window, compact, mapping_range
-from ipujax.runtime.cost.links import link_cycles
+from ipujax.runtime.cost.links import Flows, link_cycles
 from ipujax.runtime.cost.padded_rows import padding_of_tensor, with_padding
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.exchange import (
@@ -74,7 +75,7 @@ class CopyCost:
         first_ipu: the IPU of the first tile of the arrays.
         exchange: data that tiles send and receive, within an IPU and beyond.
         copy_cycles: cycles of copying on the own tile.
-        flows: bytes from each IPU (row) to each other (column), int64[num_ipus, num_ipus]; None when all stays inside.
+        flows: bytes between IPUs; None when all stays inside.
         link_cycles: cycles of each IPU for data that leaves or reaches it, int64[num_ipus]; None as `flows`.
         slow_path: why rows are copied by atoms of less than a vector; None if none is.
     """
@@ -82,7 +83,7 @@ class CopyCost:
     first_ipu: int
     exchange: ExchangeCost
     copy_cycles: np.ndarray
-    flows: np.ndarray | None = None
+    flows: Flows | None = None
     link_cycles: np.ndarray | None = None
     slow_path: SlowReason | None = None
 
@@ -180,7 +181,7 @@ class CopyCounts:
         local_bytes: bytes that are copied on the tile.
         local_fragments: contiguous parts of those.
         slow_cycles: cycles of rows that are copied by atoms, in the place of `local_bytes`.
-        flows: bytes from each IPU (row) to each other (column), int64[num_ipus, num_ipus]; None when all stays inside.
+        flows: bytes between IPUs; None when all stays inside.
         link_flows: the same of all IPUs whose links they load, those of other replicas too; None as `flows`.
         slow_path: why rows are copied by atoms; None if none is.
     """
@@ -195,8 +196,8 @@ class CopyCounts:
     local_bytes: np.ndarray
     local_fragments: np.ndarray
     slow_cycles: np.ndarray
-    flows: np.ndarray | None = None
-    link_flows: np.ndarray | None = None
+    flows: Flows | None = None
+    link_flows: Flows | None = None
     slow_path: SlowReason | None = None
 
     def cost(self, target: Target) -> CopyCost:
@@ -242,7 +243,7 @@ def copy_counts(graph: Graph, copy: Copy) -> CopyCounts:
         slow_cycles = np.ceil(atom_cycles(slow, uneven.atom_bytes)).astype(np.int64)
         slow_path = uneven.because("copied") if slow.any() else None
     flows = _flows(graph, copy) if window.num_ipus > 1 else None
-    if flows is None or not flows.any():
+    if flows is None or not len(flows.senders):
         return CopyCounts(window, **counts, slow_cycles=slow_cycles, slow_path=slow_path)
     # That tiles share a bus is known of the exchange inside an IPU only.
     counts["shared_bytes"] = window.zeros
@@ -339,37 +340,50 @@ def _only_ipu(graph: Graph, tensor: Tensor) -> int | None:
     return window.first_ipu if window.num_ipus == 1 else None
 
 
-def _flows(graph: Graph, copy: Copy) -> np.ndarray:
-    """Return the bytes of a copy from each IPU (row) to each other (column), int64[num_ipus, num_ipus]."""
+def _flows(graph: Graph, copy: Copy) -> Flows:
+    """Return the bytes of a copy between IPUs."""
     # Most parts of a copy between many IPUs, such as one a stage, are between two of them.
     num = graph.target.num_ipus
-    flows = np.zeros((num, num), np.int64)
+    senders: list[int] = []
+    receivers: list[int] = []
+    num_bytes: list[int] = []
     for source, destination in independent_parts(copy.source, copy.destination):
         sender = _only_ipu(graph, source)
         receiver = _only_ipu(graph, destination)
         if sender is not None and receiver is not None and (sender == receiver or surely_disjoint([source.node])):
-            flows[sender, receiver] += source.size * element_bytes(source.dtype) * (sender != receiver)
-            continue
-        direct = _ipu_traffic(source, destination, graph)
-        sources = np.flatnonzero(direct.sent_bytes)
-        destinations = np.flatnonzero(direct.received_bytes)
-        # With one sender or one receiver its counts are the flows; else each pair needs a count of its own.
-        if len(sources) <= 1:
-            flows[np.ix_(sources, destinations)] += direct.received_bytes[destinations]
-        elif len(destinations) == 1:
-            flows[sources, destinations[0]] += direct.sent_bytes[sources]
+            rows = [sender], [receiver], [source.size * element_bytes(source.dtype)]
         else:
-            if not set(source.variables()).isdisjoint(destination.variables()):
-                raise GraphError(
-                    f"copy {copy.name} moves a variable onto itself between several IPUs",
-                    where=copy.origin,
-                    expected="different variables as source and destination",
-                )
-            # Bytes that are local after shifting the destination by -k are those that IPU s sends to IPU s + k.
-            for shift in sorted({int(d - s) % num for s in sources for d in destinations} - {0}):
-                local = _ipu_traffic(source, destination, graph, -shift).local_bytes
-                flows[sources, (sources + shift) % num] += local[sources]
-    return flows
+            rows = _flows_of_part(graph, copy, source, destination)
+        for values, more in zip((senders, receivers, num_bytes), rows, strict=True):
+            values.extend(more)
+    return Flows.of(num, senders, receivers, num_bytes)
+
+
+def _flows_of_part(
+    graph: Graph, copy: Copy, source: Tensor, destination: Tensor
+) -> tuple[Sequence[int], Sequence[int], Sequence[int]]:
+    """Return senders, receivers and bytes of a part of a copy between several IPUs."""
+    num = graph.target.num_ipus
+    direct = _ipu_traffic(source, destination, graph)
+    sources = np.flatnonzero(direct.sent_bytes)
+    destinations = np.flatnonzero(direct.received_bytes)
+    # With one sender or one receiver its counts are the flows; else each pair needs a count of its own.
+    if len(sources) <= 1:
+        received = direct.received_bytes[destinations]
+        return np.repeat(sources, len(destinations)).tolist(), destinations.tolist(), received.tolist()
+    if len(destinations) == 1:
+        return sources.tolist(), np.repeat(destinations, len(sources)).tolist(), direct.sent_bytes[sources].tolist()
+    if not set(source.variables()).isdisjoint(destination.variables()):
+        raise GraphError(
+            f"copy {copy.name} moves a variable onto itself between several IPUs",
+            where=copy.origin,
+            expected="different variables as source and destination",
+        )
+    # Bytes that are local after shifting the destination by -k are those that IPU s sends to IPU s + k.
+    shifts = sorted({int(d - s) % num for s in sources for d in destinations} - {0})
+    local = [_ipu_traffic(source, destination, graph, -shift).local_bytes[sources] for shift in shifts]
+    receivers = [(sources + shift) % num for shift in shifts]
+    return np.tile(sources, len(shifts)).tolist(), np.concatenate(receivers).tolist(), np.concatenate(local).tolist()
 
 
 def cross_replica_cost(graph: Graph, copy: CrossReplicaCopy) -> CopyCost:
@@ -384,20 +398,15 @@ def cross_replica_counts(graph: Graph, copy: CrossReplicaCopy) -> CopyCounts:
     assert pair.flows is not None or not copy.source.size, "two replicas share no IPU"
     num_ipus = target.num_ipus
     tiles = target.num_tiles
-    pair_flows = np.zeros((num_ipus, num_ipus), np.int64)
-    if pair.flows is not None:
-        pair_flows = pair.flows[:num_ipus, num_ipus:]
-    flows = np.zeros((graph.replication_factor * num_ipus,) * 2, np.int64)
-    for source, destination in copy.replica_map:
-        if source != destination:
-            rows, columns = (slice(r * num_ipus, (r + 1) * num_ipus) for r in (source, destination))
-            flows[rows, columns] += pair_flows
+    no_flows = Flows.of(2 * num_ipus, [], [], [])
+    pair_flows = no_flows if pair.flows is None else pair.flows
+    flows = pair_flows.between_replicas([(a, b) for a, b in copy.replica_map if a != b], graph.replication_factor)
     # Of the two replicas one sends and one receives; a replica of a ring does both, so it has the sum of their counts.
     parts = {name: pad_tiles(getattr(pair, name), pair.window.first_tile, 2 * tiles) for name in _EXCHANGED}
     counts = {name: part[:tiles] + part[tiles:] for name, part in parts.items()}
     window = Window(0, num_ipus, target.tiles_per_ipu)
     moved = dict.fromkeys((*_COPIED, "slow_cycles"), window.zeros) | counts
-    return CopyCounts(window, **moved, flows=pair_flows, link_flows=flows)
+    return CopyCounts(window, **moved, flows=pair_flows.folded(), link_flows=flows)
 
 
 _EXCHANGED = ("received_bytes", "sent_bytes", "receives", "sends")

@@ -13,7 +13,7 @@ import numpy as np
 
 from ipujax.runtime.cost.busiest_tiles import CopyingCounts, ExchangeCounts
 from ipujax.runtime.cost.compute_set_counts import of_all_ipus, slowest_of_ipus
-from ipujax.runtime.cost.links import link_cycles
+from ipujax.runtime.cost.links import Flows, link_cycles
 from ipujax.runtime.cost.transfer import (
     CopyCost,
     CopyCounts,
@@ -32,13 +32,13 @@ class CopyCycles:
     Args:
         ports: of sending and receiving.
         copying: of copies on tiles.
-        flows: bytes from each IPU to each other, as of `CopyCost`; None when all stays inside.
+        flows: bytes between IPUs; None when all stays inside.
         links: of data that leaves or reaches it; None as `flows`.
     """
 
     ports: np.ndarray
     copying: np.ndarray
-    flows: np.ndarray | None
+    flows: Flows | None
     links: np.ndarray | None
 
 
@@ -90,7 +90,7 @@ def copy_cycles_on(graph: Graph, copy: Copy | CrossReplicaCopy) -> Callable[[Mac
     def on(machines: Machines) -> CopyCycles:
         ports = machines.evaluate(exchange.cycles, len(exchange.ipu))
         copies = machines.evaluate(copying.cycles, len(copying.ipu))
-        links = None if parts.link_flows is None else machines.evaluate(link_part, parts.link_flows.size)
+        links = None if parts.link_flows is None else machines.evaluate(link_part, parts.link_flows.num_ipus)
         first = parts.window.first_ipu
         ports, copies = (of_all_ipus(values, first, machines.target) for values in (ports, copies))
         return CopyCycles(ports, copies, parts.flows, links)

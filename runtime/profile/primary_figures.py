@@ -50,7 +50,7 @@ from ipujax.runtime.sources import source_texts
 from ipujax.runtime.target import Target
 from ipujax.runtime.target.target_fields import TARGET
 from ipujax.runtime.tensor import Origin
-from ipujax.runtime.timeline import Recording, TaskSpans, Timeline, TimelineStep
+from ipujax.runtime.timeline import Recording, Spans, TaskSpans, Timeline, TimelineStep
 
 T = TypeVar("T")
 
@@ -409,6 +409,23 @@ class PrimaryFigures(FigureRecord):
         spans = self._ran("execution_trace").spans_of(self.recording)
         rows = list(map(self._step_rows.of_members, spans.members))
         return execution_trace(self.executable, spans, self.timeline.clocks, rows)
+
+    def single_steps(self, max_steps: int) -> Spans:
+        """Return the spans of all steps of the run, each by itself, those of all iterations of loops too.
+
+        Raises:
+            ProfileError: as `timeline`; or a run of more than `max_steps` steps, or a saved profile.
+        """
+        num_steps = sum(self.timeline.executions.values())
+        if num_steps > max_steps:
+            raise ProfileError(
+                "the run has too many steps to list each of them",
+                expected=f"at most max_steps={max_steps:,}",
+                got=f"{num_steps:,} steps",
+                hint=f"max_steps={num_steps}, or fewer micro-batches or iterations of loops",
+            )
+        # Twice as many: iterations are folded where a bound is reached.
+        return self._ran("list of all steps").spans_of(self.recording, 2 * num_steps + 1)
 
     @cached_property
     def _task_spans(self) -> TaskSpans:

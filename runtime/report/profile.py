@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from numbers import Integral
@@ -25,6 +26,7 @@ from ipujax.runtime.profile.serialise import Where, path_name, write_cbor, write
 from ipujax.runtime.profile.text import coloured, duration, share, size, wants_colours
 from ipujax.runtime.report import summary as sections
 from ipujax.runtime.report.flame_graph import speedscope, tables_as_csv
+from ipujax.runtime.report.chakra import chakra_files
 from ipujax.runtime.report.many_runs import scalars
 from ipujax.runtime.report.perfetto import perfetto
 from ipujax.runtime.report.profile_file import profile_content, read_profile
@@ -223,6 +225,36 @@ class Profile(Figures):
         path_name(folder)
         for name, text in tables_as_csv(self).items():
             write_file(Path(folder) / f"{name}.csv", text.encode())
+    @checking_calls("profile.to_chakra")
+    def to_chakra(self, directory: FilePath, *, max_steps: int = 100_000) -> list[str]:
+        """Write execution traces of Chakra, one file for each IPU, which simulators of networks read.
+
+        Args:
+            directory: of the files `trace.RANK.et`; it is made if there is none. IPU i of n of replica r has rank r·n + i.
+            max_steps: most steps of the run, each iteration of a loop counted.
+
+        Returns:
+            The paths of the files.
+
+        Raises:
+            ProfileError: a saved profile, a run of unknown length or of more steps, or a folder that cannot be written,
+                or has traces of more IPUs.
+        """
+        name = path_name(directory)
+        folder = Path(directory)
+        ranks = self.replicas * self.target.num_ipus
+        other = folder / f"trace.{ranks}.et"
+        if other.exists():
+            raise ProfileError(f"{name} has traces of more IPUs", expected=f"no {other.name}", hint="another folder")
+        files = chakra_files(self, max_steps)
+        paths = []
+        for rank, content in files:
+            with suppress(OSError):  # the first file that cannot be written says why
+                folder.mkdir(parents=True, exist_ok=True)
+            path = folder / f"trace.{rank}.et"
+            write_file(path, content)
+            paths.append(str(path))
+        return paths
 
     def to_html(self, path: FilePath) -> None:
         """Write a page with the limits of the program, its time, memory, operations and source.

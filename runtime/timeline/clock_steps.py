@@ -206,7 +206,7 @@ def _exchange_slots(costs: Costs, target: Target, rows: Iterator[int]) -> dict[V
         ):
             for variable in leaf.destination.variables():
                 slot = slots[variable] if variable in slots else slots.setdefault(variable, _Slot(next(rows), {}))
-                for receiver in np.flatnonzero(cost.flows.any(0)).tolist():
+                for receiver in np.unique(cost.flows.receivers).tolist():
                     if receiver not in slot.arrivals:
                         slot.arrivals[receiver] = next(rows)
     return slots
@@ -243,13 +243,13 @@ def _step(leaf: Leaf, cost: LeafCycles, target: Target, slots: _Slots) -> ClockS
     if target.global_exchange == "lockstep":
         return _after_sync(work, all_ipus, target)
     assert isinstance(leaf, Copy)
-    senders, receivers = (tuple(np.flatnonzero(cost.flows.any(axis)).tolist()) for axis in (1, 0))
+    senders, receivers = (tuple(np.unique(ipus).tolist()) for ipus in (cost.flows.senders, cost.flows.receivers))
     work[[ipu for ipu in range(target.num_ipus) if ipu not in senders], GLOBAL_EXCHANGE] = (
         0  # receivers wait, and do not work
     )
     ipus = tuple(sorted({*senders, *receivers, *_busy(work)}))
     filled = [slots[variable] for variable in leaf.destination.variables()]
-    senders_to = {ipu: tuple(np.flatnonzero(cost.flows[:, ipu]).tolist()) for ipu in receivers}
+    senders_to = {ipu: tuple(cost.flows.senders[cost.flows.receivers == ipu].tolist()) for ipu in receivers}
     delivers = tuple((slot.arrivals[ipu], senders_to[ipu]) for slot in filled for ipu in receivers)
     return ClockStep(work, ipus, senders=senders, fills=tuple(slot.free for slot in filled), delivers=delivers)
 
@@ -317,7 +317,7 @@ def _copy_work(cost: CopyCycles, target: Target) -> np.ndarray:
         sync = sync_cycles((ports > 0) | (copying > 0), target)
         return _work(target, compute=copying, exchange=ports, sync=sync)
     # On an IPU that exchanges with others all of its exchange counts as global: ports and links are busy together.
-    crosses = _of_ipus(cost.flows.any(0) | cost.flows.any(1), ports)
+    crosses = _of_ipus(cost.flows.crossing(), ports)
     between = np.where(crosses, np.maximum(ports, cost.links), 0)
     inside = np.where(crosses, 0, ports)
     return _work(target, compute=copying, exchange=inside, global_exchange=between)  # syncs: see `_after_sync`

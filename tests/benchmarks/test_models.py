@@ -14,12 +14,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from ipujax.models.network_layers import cross_entropy
+from ipujax.models.transformer_block import attend
+
 BENCHMARKS = str(Path(__file__).resolve().parents[2] / "benchmarks")
 sys.path.insert(0, BENCHMARKS)
 from models import COMPARED, LARGE, MODELS, Model, gpt2  # noqa: E402
 from models.bert import Sizes, bert, spread  # noqa: E402
-from models.gpt import attend  # noqa: E402
-from models.layers import cross_entropy  # noqa: E402
 from models.transformer import stacked  # noqa: E402
 
 sys.path.remove(BENCHMARKS)

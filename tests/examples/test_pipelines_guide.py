@@ -76,6 +76,7 @@ KEEPS = {
     "1": lambda stages, count, s: 1,
     "all": lambda stages, count, s: count,
     "S − s": lambda stages, count, s: stages - s,
+    "min(S/2, S − s)": lambda stages, count, s: min(stages // 2, stages - s),
     "2(S − 1 − s) + 1": lambda stages, count, s: 2 * (stages - 1 - s) + 1,
 }
 

@@ -1,7 +1,8 @@
 """Pipeline schedules against closed forms, through an independent simulator.
 
 Closed forms hold for equal stages, free copies and enough buffers: p IPUs, m micro-batches, v chunks an IPU.
-Sources: GPipe, arXiv 1811.06965; Megatron-LM, arXiv 2104.04473; zero bubble, arXiv 2401.10241; PopART, pipelining.md.
+Sources: GPipe, arXiv 1811.06965; Megatron-LM, arXiv 2104.04473; zero bubble, arXiv 2401.10241; PopART, pipelining.md;
+DualPipeV, github.com/deepseek-ai/DualPipe; Chimera, arXiv 2107.06925.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ import numpy as np
 import pytest
 
 from ipujax.lowering.schedules import BACKWARD, BACKWARD_WEIGHT, FORWARD, LoopedOneForwardOneBackward, as_schedule
+from ipujax.runtime.errors import ScheduleError
 from tests.lowering.schedules.schedule_helpers import in_domain, lists_of, plan_of
-from tests.lowering.schedules.schedule_simulator import makespan
+from tests.lowering.schedules.schedule_simulator import makespan, waits_for
 
 COSTS = [(1, 1), (1, 2), (2, 1), (3, 7), (4, 8)]
 
@@ -73,6 +75,8 @@ def test_zero_bubble_splits_all_stages_but_the_first():
         ("grouped", lambda p, m, s: 2 * (p - 1 - s) + 1),
         ("interleaved", lambda p, m, s: p - s),
         ("zb-h1", lambda p, m, s: p - s),
+        ("dualpipev", lambda p, m, s: p - s),
+        ("chimera", lambda p, m, s: min(m, p // 2, p - s)),
     ],
 )
 def test_micro_batches_in_flight_equal_the_closed_form(name, closed_form):
@@ -94,6 +98,78 @@ def test_looped_stashes_as_many_chunks_as_the_closed_form():
         for ipu, tasks in enumerate(lists_of(plan_of(LoopedOneForwardOneBackward(v), v * p, m))):
             stashed = np.cumsum([1 if kind == "F" else -1 for _, _, kind in tasks]).max()
             assert stashed == min(m * v, (v - 1) * p + 2 * (p - 1 - ipu) + 1)
+
+
+def pairs_of(tasks, num_stages):
+    """Tasks of one IPU in groups: a forward and an unsplit backward task that DualPipeV overlaps are one."""
+    groups = []
+    for task in tasks:
+        (last,) = groups[-1] if groups and len(groups[-1]) == 1 else (None,)
+        # The source does not overlap the first backward task of the last stages.
+        overlaps = last and last[2] + task[2] == "FB" and last[0] != task[0] and task[:2] != (num_stages // 2, 0)
+        if overlaps:
+            groups[-1] = [last, task]
+        else:
+            groups.append([task])
+    return groups
+
+
+def makespan_of_pairs(lists, num_stages, cost):
+    """Makespan where the tasks of a group begin and end together."""
+    groups = [pairs_of(tasks, num_stages) for tasks in lists]
+    all_tasks = {task for tasks in lists for task in tasks}
+    end = {}
+    clock = [0] * len(lists)
+    while len(end) < len(all_tasks):
+        for ipu, queue in enumerate(groups):
+            awaited = [w for task in queue[0] for w in waits_for(task, num_stages, all_tasks)] if queue else [None]
+            if all(w in end for w in awaited):
+                clock[ipu] = max([clock[ipu], *(end[w] for w in awaited)]) + sum(cost[kind] for _, _, kind in queue[0])
+                end.update(dict.fromkeys(queue.pop(0), clock[ipu]))
+    return max(clock)
+
+
+@pytest.mark.parametrize("times", [(1, 1, 1), (2, 2, 1), (3, 3, 2), (5, 5, 1)])
+def test_dualpipev_idles_as_published(times):
+    """Of 2p stages (p − 1)(F&B + B − 3W), B the whole backward task and F&B one with a forward task; less unpaired."""
+    f, i, w = times
+    b = i + w
+    cost = {"F": f, "I": i, "W": w, "B": b}
+    for stages, m in in_domain(as_schedule("dualpipev"), (2, 4, 6, 12), (2, 4, 7, 12, 25)):
+        lists = lists_of(plan_of("dualpipev", stages, m))
+        p = stages // 2
+        work = 2 * m * (f + b)
+        assert makespan_of_pairs(lists, stages, cost) == work + (p - 1) * ((f + b) + b - 3 * w), (p, m)
+        assert makespan(lists, stages, [cost] * stages) == work + (p - 1) * (f + i - w), (p, m)
+
+
+def test_dualpipev_computes_parameter_gradients_in_its_ramps_alone():
+    """One in each ramp of the first IPU at most, see the eight steps of the source: p − 1 − d and p times on IPU d."""
+    plan = plan_of("dualpipev", 8, 20)
+    split = [sum(task.kind == BACKWARD_WEIGHT for task in tasks) for tasks in plan.lists]
+    assert split == [2 * (4 - 1 - ipu) + ipu + 1 for ipu in range(4)]
+    assert plan.ipus == (0, 1, 2, 3, 3, 2, 1, 0)
+
+
+@pytest.mark.parametrize("f, b", COSTS)
+def test_chimera_idles_as_published(f, b):
+    """In units of p; of one unit (D − 2)/(2N + D − 2) with equal tasks, (D − 2)/(3N/2 + D − 2) with 1 and 2."""
+    for p in range(1, 6):
+        for units in (1, 2, 5):
+            m = units * p
+            total = makespan(lists_of(plan_of("chimera", 2 * p, m)), 2 * p, [{"F": f, "B": b}] * 2 * p)
+            idle = total - 2 * m * (f + b)
+            assert idle == 2 * (p - 1) * (max(f, b) + (units - 1) * abs(b - f)), (p, units)
+            if units == 1 and (f, b) in ((1, 1), (1, 2)):
+                depth = count = 2 * p
+                share = (depth - 2) / ((2 if f == b else 1.5) * count + depth - 2)
+                assert idle / total == pytest.approx(share, rel=1e-9)
+
+
+@pytest.mark.parametrize("name", ["dualpipev", "chimera"])
+def test_v_shaped_schedules_need_an_even_number_of_stages(name):
+    with pytest.raises(ScheduleError, match=r"two stages on every IPU(.|\n)*4 stages on 2 IPUs"):
+        plan_of(name, 3, 8)
 
 
 def test_copies_delay_1f1b_at_every_round_trip():

@@ -1,0 +1,135 @@
+"""Bidirectional schedules with one copy of each stage: p IPUs, of which IPU d has the stages d and 2p − 1 − d.
+
+    dualpipev    two directions, one forward and one backward in turn; parameter gradients fill the ramps
+    chimera      units of p micro-batches, one forward and one backward in turn
+
+A bidirectional pipeline (Chimera, DualPipe) has 2p IPUs for 2p stages and two copies of the weights of each: half of
+the micro-batches pass the IPUs downwards, half upwards. Its upper half does what its lower half does, mirrored. Cut in
+half, a micro-batch passes p IPUs downwards through the stages 0 to p − 1 and back through p to 2p − 1: as many stages
+on an IPU, but one copy of the weights, and no sum of gradients of two copies. The schedules here are such halves; their
+bubble is that of the whole on twice as many IPUs.
+
+With equal stages that take T_F, T_I for gradients of inputs, T_W for those of parameters and T_B = T_I + T_W, IPUs idle
+for
+
+    dualpipev    (p − 1)(T_F + T_I − T_W) if T_W ≤ T_F = T_I; where each forward and backward task that the source
+                 overlaps end together, (p − 1)(T_F + 2 T_I − T_W): (PP/2 − 1)(F&B + B − 3W) of PP = 2p, as published
+    chimera      2(p − 1)(max(T_F, T_B) + (k − 1)|T_B − T_F|) in k full units: of one unit, the published share
+                 (PP − 2)/(2N + PP − 2) if T_F = T_B, and (PP − 2)/(3N/2 + PP − 2) if T_B = 2 T_F, with N = PP = 2p
+
+Source: DualPipe and DualPipeV, github.com/deepseek-ai/DualPipe, and the technical report of DeepSeek-V3 (arXiv
+2412.19437); "cut in half", Sea AI Lab, hackmd.io/@ufotalent/r1lVXsa9Jg; Li and Hoefler, Chimera (arXiv 2107.06925).
+Limits: an IPU does not overlap two tasks; Chimera's doubling of forward and halving of backward tasks are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ipujax.lowering.schedules.schedule import (
+    BACKWARD,
+    BACKWARD_INPUT,
+    BACKWARD_WEIGHT,
+    FORWARD,
+    Domain,
+    Kind,
+    Schedule,
+    TaskList,
+    Times,
+    in_order,
+)
+from ipujax.runtime.errors import ScheduleError
+
+Turn = tuple[int, Kind]  # which of the two stages of an IPU, 0 downwards and 1 back, and what it does
+
+
+@dataclass(frozen=True, slots=True)
+class DualPipeV(Schedule):
+    """Both directions in turn, one forward and one backward; parameter gradients are delayed in the ramps."""
+
+    name = "dualpipev"
+
+    def domain(self, num_stages: int, training: bool) -> Domain:
+        ipus = _num_ipus(self.name, num_stages)
+        return Domain(least=2 * ipus, why=f"that many fill its {2 * ipus} stages in both directions")
+
+    def tasks(self, num_stages: int, micro_batches: int) -> Sequence[TaskList]:
+        num_ipus = num_stages // 2
+        return [self._of_ipu(ipu, num_ipus, micro_batches) for ipu in range(num_ipus)]
+
+    def _of_ipu(self, ipu: int, num_ipus: int, micro_batches: int) -> TaskList:
+        """The eight steps of the source, each a pattern that repeats."""
+        below = num_ipus - 1 - ipu
+        down, back = (0, FORWARD), (1, FORWARD)
+        down_gradient, back_gradient = (0, BACKWARD), (1, BACKWARD)
+        weight = (0, BACKWARD_WEIGHT)  # of the stage whose input gradient has waited longest, see `_task_list`
+        steps: list[tuple[list[Turn], int]] = [
+            ([down], 2 * below),
+            ([down, back], ipu + 1),
+            ([(1, BACKWARD_INPUT), weight, back], below),
+            ([down, back_gradient, back, down_gradient], micro_batches - 2 * num_ipus + ipu + 1),
+            ([back_gradient, back, down_gradient], below),
+            ([(1 - n % 2, BACKWARD if n <= ipu else BACKWARD_INPUT) for n in range(2 * ipu + 2)], 1),
+            ([weight, (0, BACKWARD_INPUT)], below),
+            ([weight], ipu + 1),
+        ]
+        return _task_list([turn for pattern, count in steps for turn in pattern * count], (ipu, 2 * num_ipus - 1 - ipu))
+
+
+def _task_list(turns: Sequence[Turn], stages: tuple[int, int]) -> TaskList:
+    """The tasks of one IPU: micro-batches of a direction in order, parameter gradients as input gradients came."""
+    rows = np.array([(direction, int(kind)) for direction, kind in turns], np.int64).reshape(-1, 2)
+    directions, kinds = rows.T.copy()
+    is_weight = kinds == BACKWARD_WEIGHT
+    micro_batches = np.zeros(len(rows), np.int64)
+    for direction in (0, 1):
+        for is_kind in (kinds == FORWARD, (kinds != FORWARD) & ~is_weight):
+            places = np.flatnonzero((directions == direction) & is_kind)
+            micro_batches[places] = np.arange(len(places))
+    is_input = kinds == BACKWARD_INPUT
+    directions[is_weight] = directions[is_input]
+    micro_batches[is_weight] = micro_batches[is_input]
+    return TaskList(np.array(stages)[directions], micro_batches, kinds)
+
+
+@dataclass(frozen=True, slots=True)
+class Chimera(Schedule):
+    """Units of p micro-batches, each of which takes turns with itself on its way back, and with the next unit."""
+
+    name = "chimera"
+
+    def domain(self, num_stages: int, training: bool) -> Domain:
+        _num_ipus(self.name, num_stages)
+        return Domain()
+
+    def tasks(self, num_stages: int, micro_batches: int) -> Sequence[TaskList]:
+        """Times on a grid of equal tasks, on which no two tasks of an IPU meet: a unit of p takes 4p of them."""
+        num_ipus = _num_ipus(self.name, num_stages)
+        units, places = np.divmod(np.arange(micro_batches), num_ipus)
+        start = 4 * num_ipus * units + 2 * places
+        last = 2 * num_stages - 1
+        return [
+            in_order(
+                [
+                    part
+                    for stage in (ipu, num_stages - 1 - ipu)
+                    for part in (Times(stage, FORWARD, start + stage), Times(stage, BACKWARD, start + last - stage))
+                ]
+            )
+            for ipu in range(num_ipus)
+        ]
+
+
+def _num_ipus(name: str, num_stages: int) -> int:
+    """Half of the stages; refuses an odd number."""
+    if num_stages % 2:
+        raise ScheduleError(
+            f"the schedule {name!r} puts two stages on every IPU, one for each direction",
+            expected="an even number of stages",
+            got=f"{num_stages} stages",
+            hint=f"{num_stages + 1} stages on {(num_stages + 1) // 2} IPUs",
+        )
+    return num_stages // 2
