@@ -64,7 +64,8 @@ MAPPED: Mapping[str, tuple[Default, str]] = MappingProxyType(
         "enableReplicatedGraphs": (_no, "`replicatedGraphCount` has an effect only with it"),
         "engineOptions": (
             dict,
-            "`debug.instrument` and `autoReport.all` turn reports on; others are warned of, unknown ones refused",
+            "`debug.instrument` and `autoReport.all` turn reports on, `autoReport.directory` says where the profile is"
+            " saved; others are warned of, unknown ones refused",
         ),
         "executionPhaseSettings": (ExecutionPhaseSettings, "`ipu.phase`; `phases` bounds the annotations"),
         "groupNormStridedChannelGrouping": (_no, "groups of every n-th channel"),

@@ -27,6 +27,8 @@ from ipujax.popart.model_graph.annotated_graph import (
     AnnotatedGraph,
     annotated_graph,
     common_settings,
+    ir_text,
+    ir_text_of_failed,
     partials_of,
     tensor_names,
 )
@@ -34,7 +36,7 @@ from ipujax.popart.model_graph.evaluation import RANDOM_OPERATORS, evaluate_grap
 from ipujax.popart.model_graph.stage_placement import Placement, placement_of
 from ipujax.popart.options import WARNED, SessionOptions
 from ipujax.popart.popart_log import logger
-from ipujax.popart.session.reports import Reports
+from ipujax.popart.session.reports import Reports, dump_ir
 from ipujax.popart.session.weight_store import WeightStore, changed_model, save_arrays, saved_variables, weights_of
 from ipujax.popart.steps.runner import Runner
 from ipujax.popart.steps.step_plan import KEY, StepPlan, anchors_of, base_names, state_of
@@ -126,7 +128,13 @@ class Session(NotCopied, Reports):
         results = dict.fromkeys([*outputs, *base_names(self._flow, tensors), *([loss] if loss else [])])
         if self._options.groupNormStridedChannelGrouping:
             use_strided_groups(copied.graph)
-        graph = annotated_graph(copied, list(results), shapes)
+        try:
+            graph = annotated_graph(copied, list(results), shapes)
+        except popart_exception as error:
+            # What cannot be prepared is what somebody wants to look at.
+            dump_ir(ir_text_of_failed(self._model, error))
+            raise
+        dump_ir(ir_text(graph))
         return graph, placement_of(graph, self._options, self._device)
 
     @cached_property

@@ -95,6 +95,7 @@ class Runner:
     ) -> None:
         self.plan = plan
         self.is_loaded = False  # as a program sees it: whether the engine is on the device
+        self.unreported_calls = 0  # calls of the function since the last report that resets the profile
         self._device = device
         replicas = plan.step.replicas
         self._is_resident = 0 not in offload  # weights in streaming memory are loaded from there, and stay there
@@ -219,6 +220,7 @@ class Runner:
         for call in self._calls(rows):
             weights, states, buffers, anchors_of_call = self._function(weights, states, buffers, frozen, values, call)
             anchors.append(anchors_of_call)
+            self.unreported_calls += 1
         return weights, states, buffers, self._anchors_by_name(anchors)
 
     def infer(self, weights: Arrays, buffers: Arrays, frozen: Arrays, rows: Rows) -> tuple[Arrays, dict[str, Array]]:
@@ -238,6 +240,7 @@ class Runner:
             resident, anchors_of_call = self._function(weights, buffers, frozen, call)
             weights = resident if self._is_resident else weights
             anchors.append(anchors_of_call)
+            self.unreported_calls += 1
         return weights, self._anchors_by_name(anchors)
 
     def _calls(self, rows: Rows) -> Any:
