@@ -476,6 +476,9 @@ ROOMS: dict[str, str] = {
         " ipujax.popart.options ipujax.popart.popart_log ipujax.popart.reserved_names ipujax.popart.steps"
         " ipujax.popart.tensor_info"
     ),
+    "ipujax.popart.gcprofile": "ipujax.front_end ipujax.popart.exceptions ipujax.popart.session",
+    "ipujax.popart.serving": "ipujax.popart.exceptions",
+    "ipujax.popart.__main__": "ipujax.popart.exceptions ipujax.popart.serving",
     "ipujax.popart": (
         "ipujax.popart.building ipujax.popart.devices ipujax.popart.enumerations ipujax.popart.exceptions"
         " ipujax.popart.flow ipujax.popart.graph_transformer ipujax.popart.optimisers ipujax.popart.options"
@@ -494,6 +497,7 @@ ROOMS: dict[str, str] = {
 # Why several files may have one name.
 SAME_NAMES = {
     "each package has one": "__init__",
+    "a package that runs as a program": "__main__",
     "an operation: its lowering rule, its library function, what Poplar programs call": (
         "collectives convolution dynamic_slices elementwise indexing matmul operands poprand reductions codelet_calls"
     ),

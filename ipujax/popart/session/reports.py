@@ -116,6 +116,10 @@ class Reports(ABC):
         """
         return self.getReport().cycles * self._prepared().calls_of_step
 
+    def getTensorTileMap(self) -> dict[str, Any]:
+        """Return the tile mapping of each variable of the device; empty on a CPU."""
+        return self._prepared().tile_map()
+
     def getSerializedGraph(self) -> bytes:
         """Return the graph profile as JSON."""
         return self.getGraphReport()

@@ -248,6 +248,9 @@ class TrainingSession(Session):
         self._store.states = states
         return anchors
 
+    def updateEngineCache(self) -> None:
+        """Return at once: each compilation reads the directory of programs (`cachePath`) as it is then."""
+
     def updateOptimizerFromHost(self, optimizer: Optimizer | None = None) -> None:
         """Go on with other values of the optimiser; nothing is compiled.
 
