@@ -470,6 +470,7 @@ ROOMS: dict[str, str] = {
         " ipujax.popart.model_graph ipujax.popart.operators ipujax.popart.optimisers ipujax.popart.options"
         " ipujax.popart.reserved_names ipujax.popart.tensor_info"
     ),
+    "ipujax.popart.numerics_report": "ipujax.popart.building ipujax.popart.exceptions ipujax.popart.tensor_info",
     "ipujax.popart.session": (
         "ipujax ipujax.front_end ipujax.popart.building ipujax.popart.devices ipujax.popart.enumerations"
         " ipujax.popart.exceptions ipujax.popart.flow ipujax.popart.model_graph ipujax.popart.optimisers"
@@ -480,8 +481,9 @@ ROOMS: dict[str, str] = {
     "ipujax.popart.serving": "ipujax.popart.exceptions",
     "ipujax.popart.__main__": "ipujax.popart.exceptions ipujax.popart.serving",
     "ipujax.popart": (
-        "ipujax.popart.building ipujax.popart.devices ipujax.popart.enumerations ipujax.popart.exceptions"
-        " ipujax.popart.flow ipujax.popart.graph_transformer ipujax.popart.optimisers ipujax.popart.options"
+        "ipujax ipujax.popart.building ipujax.popart.devices ipujax.popart.enumerations ipujax.popart.exceptions"
+        " ipujax.popart.flow ipujax.popart.graph_transformer ipujax.popart.numerics_report ipujax.popart.optimisers"
+        " ipujax.popart.options"
         " ipujax.popart.popart_log ipujax.popart.reserved_names ipujax.popart.session"
         " ipujax.popart.supported_operations ipujax.popart.tensor_info"
     ),

@@ -98,7 +98,7 @@ _LOADED_BY_SYSTEM = ctypes.CDLL  # however often the class is replaced
 def _library_class(files: Mapping[str, Path]) -> type[ctypes.CDLL]:
     """Return a class in the place of `ctypes.CDLL`, whose libraries of these names register operators."""
 
-    class Library(_LOADED_BY_SYSTEM):  # type: ignore[misc, valid-type]
+    class Library(_LOADED_BY_SYSTEM):
         """A library of the system, or operators in Python of the same name."""
 
         def __init__(self, name: Any, *arguments: Any, **keywords: Any) -> None:

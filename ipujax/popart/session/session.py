@@ -16,7 +16,7 @@ import onnx
 
 import ipujax as ipu
 from ipujax.front_end import Log, NotCopied, Recompute, write_file
-from ipujax.popart.building import read_model, use_strided_groups
+from ipujax.popart.building import read_model, use_strided_groups, weights_of
 from ipujax.popart.building.annotations import AVAILABLE_MEMORY, WITHOUT_EFFECT as ANNOTATIONS_WITHOUT_EFFECT
 from ipujax.popart.devices import DeviceInfo
 from ipujax.popart.enumerations import RecomputationType, SyntheticDataMode
@@ -37,7 +37,7 @@ from ipujax.popart.model_graph.stage_placement import Placement, placement_of
 from ipujax.popart.options import WARNED, SessionOptions
 from ipujax.popart.popart_log import logger
 from ipujax.popart.session.reports import Reports, dump_ir
-from ipujax.popart.session.weight_store import WeightStore, changed_model, save_arrays, saved_variables, weights_of
+from ipujax.popart.session.weight_store import WeightStore, changed_model, save_arrays, saved_variables
 from ipujax.popart.steps.runner import Runner
 from ipujax.popart.steps.step_plan import KEY, StepPlan, anchors_of, base_names, state_of
 from ipujax.popart.tensor_info import TensorInfo
@@ -244,6 +244,10 @@ class Session(NotCopied, Reports):
         self._runner.is_loaded = True
         _LOG.info("Engine loaded: %s", self.name)
 
+    def setEngineIsLoaded(self, isLoaded: bool) -> None:
+        """Say whether the engine is on the device; the next step loads it if not."""
+        self._prepared().is_loaded = bool(isLoaded)
+
     def _prepared(self) -> Runner:
         if self._runner is None:
             raise popart_runtime_error(f"session {self.name!r} is not prepared", hint="session.prepareDevice() first")
@@ -274,6 +278,7 @@ class Session(NotCopied, Reports):
         rows = {**self._rows(stepio), **self._keys()}
         _LOG.debug("run %s %s", self.name, debugName)
         anchors = self._run(runner, rows)
+        self._store.is_in_sync = self._store.is_in_sync and not self._changes_weights()
         self._random = replace(self._random, runs=self._random.runs + 1)
         for name, kind in kinds.items():
             stepio.write(name, kind, _as_type(anchors[name], infos[name]))
@@ -309,6 +314,9 @@ class Session(NotCopied, Reports):
 
     def _new_states(self, weights: Any) -> Any:
         return None
+
+    def _changes_weights(self) -> bool:
+        return False
 
     def _anchors(self, trained: Sequence[str], is_training: bool) -> Any:
         try:
@@ -346,6 +354,20 @@ class Session(NotCopied, Reports):
     def weightsToHost(self) -> None:
         """Copy the parameters of the device to the host."""
         self._store.to_host()
+
+    def areHostWeightsInSync(self) -> bool:
+        """Return whether the parameters of the host are those of the device."""
+        return self._store.is_in_sync
+
+    def markHostWeightsInSync(self) -> None:
+        """Say that the parameters of the host are those of the device."""
+        self._store.is_in_sync = True
+
+    def markHostWeightsOutOfSync(self) -> None:
+        """Say that the parameters of the host are not those of the device."""
+        self._store.is_in_sync = False
+
+    copyDeviceWeightsToHost = weightsToHost  # PopART has two names for the two halves of its way
 
     def readWeights(self, weights: PyWeightsIO) -> None:
         """Write parameters of the host into a program's arrays; see `weightsToHost`."""

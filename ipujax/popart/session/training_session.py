@@ -248,6 +248,9 @@ class TrainingSession(Session):
         self._store.states = states
         return anchors
 
+    def _changes_weights(self) -> bool:
+        return True
+
     def updateEngineCache(self) -> None:
         """Return at once: each compilation reads the directory of programs (`cachePath`) as it is then."""
 

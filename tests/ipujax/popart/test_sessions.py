@@ -455,3 +455,22 @@ def test_out_of_memory_has_a_summary() -> None:
         session.prepareDevice()
     assert "try" in caught.value.getSummaryReport()
     assert isinstance(caught.value, ipu.IpuError)
+
+
+def test_weights_of_host_and_device_are_in_sync_until_one_changes() -> None:
+    model = perceptron()
+    session = train(model).session
+    assert session.areHostWeightsInSync()  # read after training
+    session.run(step_of(model, session, 5))
+    assert not session.areHostWeightsInSync()
+    session.weightsToHost()
+    assert session.areHostWeightsInSync()
+    name = "w1"
+    session.writeWeights(popart.PyWeightsIO({name: np.zeros(session.getInfo(name).shape(), np.float32)}))
+    assert not session.areHostWeightsInSync()
+    session.weightsFromHost()
+    assert session.areHostWeightsInSync()
+    session.markHostWeightsOutOfSync()
+    assert not session.areHostWeightsInSync()
+    session.markHostWeightsInSync()
+    assert session.areHostWeightsInSync()
