@@ -221,8 +221,15 @@ class Session(NotCopied, Reports):
             OutOfMemoryException: it does not fit.
         """
         self._device.attach()
-        self._store.to_device(self._new_states)
-        runner = Runner(self._plan(), self._device.device, self._compiler_options(), self._offloaded(), self.name)
+        self._store.to_device(self._new_states, self._placed_states)
+        runner = Runner(
+            self._plan(),
+            self._device.device,
+            self._compiler_options(),
+            self._offloaded(),
+            self.name,
+            self._store.states,
+        )
         # Only shapes and element types matter to the compiler.
         rows = synthetic_rows(self._inputs(), self._step, SyntheticDataMode.Zeros)
         runner.compile(*self._arguments(), rows={**rows, **self._keys()})
@@ -315,6 +322,9 @@ class Session(NotCopied, Reports):
     def _new_states(self, weights: Any) -> Any:
         return None
 
+    def _placed_states(self, states: Any) -> Any:
+        return states
+
     def _changes_weights(self) -> bool:
         return False
 
@@ -348,7 +358,7 @@ class Session(NotCopied, Reports):
 
     def weightsFromHost(self) -> None:
         """Copy the parameters of the host to the device."""
-        self._store.to_device(self._new_states)
+        self._store.to_device(self._new_states, self._placed_states)
         self._has_weights = True
 
     def weightsToHost(self) -> None:

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import onnx
 
+import ipujax as ipu
 from ipujax.front_end import write_file
 from ipujax.popart.building import tensor_proto
 from ipujax.popart.exceptions import popart_exception, unknown_name
@@ -48,18 +49,19 @@ class WeightStore:
         """Return element types and shapes by name, those of the state too."""
         return {name: TensorInfo(value) for name, value in {**self.host, **self.host_states}.items()}
 
-    def to_device(self, new_states: Callable[[Arrays], Any]) -> None:
+    def to_device(self, new_states: Callable[[Arrays], Any], placed: Callable[[Any], Any]) -> None:
         """Copy parameters and state of the host to the device.
 
         Args:
             new_states: makes the optimiser's state for parameters on the device.
+            placed: the state as the device has it, which may be shards of replicas.
         """
         # Copies: the step donates its arguments, which would free the host's arrays.
         self.device = {name: jnp.array(value) for name, value in self.host.items()}
         self.is_on_device = True
         self.is_in_sync = True
         states = new_states(self.device)
-        self.states = _with_named(states, self.host_states)
+        self.states = placed(_with_named(states, self.host_states))
 
     def to_host(self) -> None:
         """Copy parameters and state of the device to the host."""
@@ -67,7 +69,7 @@ class WeightStore:
             message = "Devicex::prepare() must be called before Devicex::weightsToHost"
             raise popart_exception(message, got="no weights on the device", hint="session.prepareDevice() first")
         self.host = {name: np.asarray(value) for name, value in self.device.items()}
-        self.host_states = {name: np.asarray(value) for name, value in named_states(self.states).items()}
+        self.host_states = {name: np.asarray(x) for name, x in named_states(ipu.optim.unshard(self.states)).items()}
         self.is_in_sync = True
 
     def read(self, weights: PyWeightsIO) -> None:
