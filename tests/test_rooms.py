@@ -476,15 +476,20 @@ ROOMS: dict[str, str] = {
         " ipujax.popart.model_graph ipujax.popart.operators ipujax.popart.optimisers ipujax.popart.options"
         " ipujax.popart.reserved_names ipujax.popart.tensor_info"
     ),
+    "ipujax.popart.numerics_report": "ipujax.popart.building ipujax.popart.exceptions ipujax.popart.tensor_info",
     "ipujax.popart.session": (
         "ipujax ipujax.front_end ipujax.popart.building ipujax.popart.devices ipujax.popart.enumerations"
         " ipujax.popart.exceptions ipujax.popart.flow ipujax.popart.model_graph ipujax.popart.optimisers"
         " ipujax.popart.options ipujax.popart.popart_log ipujax.popart.reserved_names ipujax.popart.steps"
         " ipujax.popart.tensor_info"
     ),
+    "ipujax.popart.gcprofile": "ipujax.front_end ipujax.popart.exceptions ipujax.popart.session",
+    "ipujax.popart.serving": "ipujax.popart.exceptions",
+    "ipujax.popart.__main__": "ipujax.popart.exceptions ipujax.popart.serving",
     "ipujax.popart": (
-        "ipujax.popart.building ipujax.popart.devices ipujax.popart.enumerations ipujax.popart.exceptions"
-        " ipujax.popart.flow ipujax.popart.graph_transformer ipujax.popart.optimisers ipujax.popart.options"
+        "ipujax ipujax.popart.building ipujax.popart.devices ipujax.popart.enumerations ipujax.popart.exceptions"
+        " ipujax.popart.flow ipujax.popart.graph_transformer ipujax.popart.numerics_report ipujax.popart.optimisers"
+        " ipujax.popart.options"
         " ipujax.popart.popart_log ipujax.popart.reserved_names ipujax.popart.session"
         " ipujax.popart.supported_operations ipujax.popart.tensor_info"
     ),
@@ -500,6 +505,7 @@ ROOMS: dict[str, str] = {
 # Why several files may have one name.
 SAME_NAMES = {
     "each package has one": "__init__",
+    "a package that runs as a program": "__main__",
     "an operation: its lowering rule, its library function, what Poplar programs call": (
         "collectives convolution dynamic_slices elementwise indexing matmul operands poprand reductions codelet_calls"
     ),

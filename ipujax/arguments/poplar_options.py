@@ -4,6 +4,7 @@
 
 Unknown names and values out of range are refused. Which names have an effect is for the caller to say: a program brings
 options of a compiler and a machine that are not here. Values are of Python's types, or text: "true", "4", "0.5".
+Engine options of the environment, a JSON object, override those of the program, as Poplar's do.
 
 Sources: Poplar & PopLibs user guide, "Profiling options" and "Environment variables"; github:graphcore/poplibs,
 `ConvOptions.cpp`, `MatMul.cpp`, `Lstm.cpp`; programs in public repositories. `debug.exactSplits`, `streams.` are ours.
@@ -11,6 +12,8 @@ Sources: Poplar & PopLibs user guide, "Profiling options" and "Environment varia
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Callable, Container, Mapping
 from numbers import Real
 from types import MappingProxyType
@@ -252,9 +255,16 @@ GROUPS: Mapping[str, Table] = MappingProxyType(
     }
 )
 
+# Variables with engine options, the first that is set: Poplar's own name is there for its programs.
+ENVIRONMENT = ("IPUJAX_ENGINE_OPTIONS", "POPLAR_ENGINE_OPTIONS")
+
 
 def read_options(
-    group: str, options: Mapping[Any, Any] | None, used: Container[str], kind: type[IpuError] = ArgumentError
+    group: str,
+    options: Mapping[Any, Any] | None,
+    used: Container[str],
+    kind: type[IpuError] = ArgumentError,
+    environment: Mapping[str, str] | None = None,
 ) -> tuple[dict[str, Any], list[str]]:
     """Return the values of an option dictionary, and the names of those without effect.
 
@@ -263,6 +273,7 @@ def read_options(
         options: values by name; None for none.
         used: names that have an effect.
         kind: class of the errors.
+        environment: variables, whose engine options override the program's; by default those of the process.
 
     Raises:
         IpuError: of the class, for another value than a dictionary, an unknown name, with the nearest, or a value out
@@ -273,7 +284,9 @@ def read_options(
         raise kind(f"{group} options must be a mapping", expected=expected, got=repr(options))
     table = GROUPS[group]
     values = {}
-    for name, value in (options or {}).items():
+    is_engine = group == "engine"
+    overriding = _from_environment(os.environ if environment is None else environment, kind) if is_engine else {}
+    for name, value in {**(options or {}), **overriding}.items():
         if name not in table:
             listed = sorted(table)[:_NEAR_NAMES]
             more = ", …" if len(table) > len(listed) else ""
@@ -289,3 +302,18 @@ def read_options(
             what, expected = error.args
             raise kind(f"{group} option {name} must be {what}", expected=expected, got=repr(value)) from None
     return values, [name for name in values if name not in used]
+
+
+def _from_environment(environment: Mapping[str, str], kind: type[IpuError]) -> dict[str, Any]:
+    variable = next((name for name in ENVIRONMENT if environment.get(name)), None)
+    if variable is None:
+        return {}
+    text = environment[variable]
+    expected = """a JSON object, such as '{"debug.instrument": "true"}'"""
+    try:
+        options = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise kind(f"{variable} must be JSON: {error}", expected=expected, got=text) from error
+    if not isinstance(options, dict):
+        raise kind(f"{variable} must be a JSON object", expected=expected, got=text)
+    return options

@@ -10,7 +10,15 @@ Names are PopART's, in camelCase, in this package alone.
 Source: PopART user guide; names and numbers of github:graphcore/popart.
 """
 
-from ipujax.popart.building import DEFAULT_OPSET as _DEFAULT_OPSET, Builder as Builder, DebugContext as DebugContext
+from re import findall as _findall
+
+import ipujax as _ipu
+from ipujax.popart.building import (
+    DEFAULT_OPSET as _DEFAULT_OPSET,
+    AiGraphcore as _AiGraphcore,
+    Builder as Builder,
+    DebugContext as DebugContext,
+)
 from ipujax.popart.devices import (
     DeviceInfo as DeviceInfo,
     DeviceManager as DeviceManager,
@@ -43,6 +51,7 @@ from ipujax.popart.enumerations import (
     PatternsLevel as PatternsLevel,
     RecomputationType as RecomputationType,
     RecomputeType as RecomputeType,
+    RecoveryAction as RecoveryAction,
     ReductionType as ReductionType,
     ReplicatedStreamMode as ReplicatedStreamMode,
     ReplicatedTensorSharding as ReplicatedTensorSharding,
@@ -76,8 +85,10 @@ from ipujax.popart.flow import (
     PyStepIO as PyStepIO,
     PyStepIOCallback as PyStepIOCallback,
     PyWeightsIO as PyWeightsIO,
+    StepIO as _StepIO,
 )
 from ipujax.popart.graph_transformer import GraphTransformer as GraphTransformer
+from ipujax.popart.numerics_report import NumericsReport as NumericsReport
 from ipujax.popart.optimisers import (
     SGD as SGD,
     Adam as Adam,
@@ -101,6 +112,7 @@ from ipujax.popart.options import (
     SessionOptions as SessionOptions,
     TensorLocation as TensorLocation,
     TensorLocationSettings as TensorLocationSettings,
+    VariableSettings as VariableSettings,
 )
 from ipujax.popart.popart_log import (
     Logger as Logger,
@@ -123,9 +135,25 @@ from ipujax.popart.supported_operations import (
     getSupportedOperationsDefinition as getSupportedOperationsDefinition,
     getUnsupportedOperations as getUnsupportedOperations,
 )
-from ipujax.popart.tensor_info import TensorInfo as TensorInfo
+from ipujax.popart.tensor_info import TensorInfo as TensorInfo, getTensorInfo as getTensorInfo
 
 globals().update(_prefix_functions())  # reservedGradientPrefix() and its like
 
 defaultAiOnnxOpset = _DEFAULT_OPSET
+defaultAiOnnxMlOpset = 1
 defaultAiGraphcoreOpset = 1
+AiGraphcoreOpset1 = _AiGraphcore
+IStepIO = _StepIO
+IWeightsIO = PyWeightsIO  # PopART's base class, which has no other subclass
+NumIOTiles = int  # as `SessionOptions.numIOTiles` returns it
+
+
+def versionString() -> str:
+    """Return the version of ipujax: no version of PopART is behind these names."""
+    return _ipu.__version__
+
+
+def versionNumber() -> tuple[int, int, int]:
+    """Return the three numbers of the version of ipujax."""
+    major, minor, point = (int(number) for number in _findall(r"\d+", versionString())[:3])
+    return major, minor, point

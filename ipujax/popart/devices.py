@@ -181,6 +181,29 @@ class DeviceManager:
         """Return a simulated system to compile for; see `createIpuModelDevice`."""
         return _modelled(DeviceType.OfflineIpu, {k: v for k, v in opts.items() if k != "syncPattern"})
 
+    def createOfflineIpuFromDeviceInfo(self, deviceInfo: DeviceInfo) -> DeviceInfo:
+        """Return a simulated system to compile for, as that of a device.
+
+        Raises:
+            popart_exception: a device without IPUs.
+        """
+        if not isinstance(deviceInfo.device, ipu.IPUModel):
+            raise popart_exception("an offline IPU is made of a device with IPUs", got=repr(deviceInfo))
+        pattern = deviceInfo.syncPattern
+        return DeviceInfo(DeviceType.OfflineIpu, deviceInfo.numIpus, deviceInfo.device, pattern=pattern)
+
+    def createOfflineIpuFromSystemString(self, system: str, numIpus: int) -> DeviceInfo:
+        """Return a simulated system to compile for.
+
+        Args:
+            system: version of its IPUs, "ipu1", "ipu2" or "ipu21".
+            numIpus: its IPUs.
+
+        Raises:
+            popart_exception: an unknown version, with the nearest.
+        """
+        return _system(DeviceType.OfflineIpu, numIpus, 0, system)
+
     def acquireAvailableDevice(
         self,
         numIpus: int = 1,

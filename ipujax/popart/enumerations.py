@@ -319,6 +319,15 @@ class VariableRetrievalMode(IntEnum):
     AllReplicas = 2
 
 
+class RecoveryAction(IntEnum):
+    """What an error of hardware needs; simulated hardware has none."""
+
+    IPU_RESET = 0
+    LINK_RESET = 1
+    PARTITION_RESET = 2
+    FULL_RESET = 3
+
+
 class IrSerializationFormat(IntEnum):
     """Format of a serialised graph."""
 

@@ -102,6 +102,19 @@ def _dtype_and_shape(args: tuple[Any, ...]) -> tuple[Any, Sequence[int]]:
     raise popart_type_error("TensorInfo needs an element type and a shape, or an array", got=args)
 
 
+def getTensorInfo(array: np.ndarray[Any, Any]) -> TensorInfo:
+    """Return element type and shape of an array.
+
+    Args:
+        array: of NumPy, of an element type that PopART has.
+
+    Raises:
+        popart_exception: another element type.
+        popart_type_error: another value than an array.
+    """
+    return TensorInfo(array)
+
+
 def type_name(dtype: Any) -> str:
     """Return PopART's name of an element type.
 

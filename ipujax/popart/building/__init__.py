@@ -13,8 +13,10 @@ from ipujax.popart.building.models import (
     read_model as read_model,
     save_externally as save_externally,
     tensor_proto as tensor_proto,
+    weights_of as weights_of,
 )
 from ipujax.popart.building.operation_calls import DebugContext as DebugContext
+from ipujax.popart.building.opsets import AiGraphcore as AiGraphcore
 from ipujax.popart.building.plain_models import (
     Annotations as Annotations,
     detach_annotations as detach_annotations,

@@ -158,6 +158,16 @@ def save_externally(graph: onnx.GraphProto, names: Sequence[str], filename: str 
 _FLOAT_DATA_KEY = b"\x22"  # field 4, of bytes: `float_data` of a TensorProto in protobuf's wire format
 
 
+def weights_of(model: onnx.ModelProto) -> dict[str, np.ndarray[Any, Any]]:
+    """Return the parameters of a model by name.
+
+    Args:
+        model: with its weights in itself, or in files of their own.
+    """
+    with popart_step("the parameters of the model cannot be read"):
+        return {tensor.name: np.array(onnx.numpy_helper.to_array(tensor)) for tensor in model.graph.initializer}
+
+
 def tensor_proto(array: np.ndarray[Any, Any], name: str) -> onnx.TensorProto:
     """Return an array as a protobuf; float32 elements are in `float_data`, where PopART's programs read them.
 

@@ -144,17 +144,37 @@ def ir_text(graph: AnnotatedGraph) -> str:
         graph: of a session.
     """
     operations = [
-        {
-            "type": node.op_type,
-            "domain": node.domain or "ai.onnx",
-            "name": node.name,
-            "inputs": list(node.inputs),
-            "outputs": list(node.outputs),
-            "attributes": {name: str(value) for name, value in {**node.attributes, **notes}.items()},
-        }
+        _operation(node, node.inputs, node.outputs, {**node.attributes, **notes})
         for node, notes in graph.annotated_nodes()
     ]
     return json.dumps({"maingraph": operations})
+
+
+def ir_text_of_failed(model: onnx.ModelProto, error: Exception) -> str:
+    """Return the operations of a model that no session can have as JSON, as they are in the model, with the error.
+
+    Args:
+        model: as the program gave it.
+        error: of its preparation.
+    """
+    operations = [
+        _operation(node, node.input, node.output, {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute})
+        for node in model.graph.node
+    ]
+    return json.dumps({"maingraph": operations, "failed": str(error)})
+
+
+def _operation(
+    node: Node | onnx.NodeProto, inputs: Sequence[str], outputs: Sequence[str], attributes: Mapping[str, Any]
+) -> dict[str, Any]:
+    return {
+        "type": node.op_type,
+        "domain": node.domain or "ai.onnx",
+        "name": node.name,
+        "inputs": list(inputs),
+        "outputs": list(outputs),
+        "attributes": {name: str(value) for name, value in attributes.items()},
+    }
 
 
 def dot_text(graph: AnnotatedGraph) -> str:

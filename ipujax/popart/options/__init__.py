@@ -21,3 +21,7 @@ from ipujax.popart.options.tables import (
     WARNED as WARNED,
     WITHOUT_EFFECT as WITHOUT_EFFECT,
 )
+from ipujax.popart.options.variable_settings import (
+    ReplicaGrouping as ReplicaGrouping,
+    VariableSettings as VariableSettings,
+)

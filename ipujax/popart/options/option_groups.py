@@ -88,7 +88,7 @@ class TensorLocationSettings(OptionGroup):
     Args:
         location: a `TensorLocation`, or a `TensorStorage`.
         minElementsForOffChip: smaller tensors stay in tile memory.
-        minElementsForReplicatedTensorSharding: without effect, as tensors are not divided.
+        minElementsForReplicatedTensorSharding: smaller tensors are whole on each replica.
     """
 
     _names = ("location", "minElementsForOffChip", "minElementsForReplicatedTensorSharding")

@@ -26,13 +26,15 @@ OPTION_DICTIONARIES = {
     "matmulOptions": "matmul",
     "reportOptions": "report",
 }
-# Options of Poplar's engine that turn reports on; the other ones steer a compiler that is not there.
+# Options of Poplar's engine that turn reports on; all others but the directory steer a compiler that is not there.
 REPORT_SWITCHES = (
     "debug.instrument",
     "debug.instrumentCompute",
     "autoReport.all",
     "autoReport.outputExecutionProfile",
+    "autoReport.outputGraphProfile",
 )
+REPORT_DIRECTORY = "autoReport.directory"
 
 
 class SessionOptions:
@@ -103,8 +105,29 @@ class SessionOptions:
 
     def _read(self, option: str) -> list[str]:
         """Return the entries without effect of an option dictionary; refuse unknown ones."""
-        used = REPORT_SWITCHES if option == "engineOptions" else ()
-        return read_options(OPTION_DICTIONARIES[option], getattr(self, option), used, popart_exception)[1]
+        if option == "engineOptions":
+            return self._read_engine()[1]
+        return read_options(OPTION_DICTIONARIES[option], getattr(self, option), (), popart_exception)[1]
+
+    def _read_engine(self) -> tuple[dict[str, Any], list[str]]:
+        """Return the engine options, of the program and of the environment, and those without effect."""
+        used = (*REPORT_SWITCHES, REPORT_DIRECTORY)
+        values, without_effect = read_options("engine", self.engineOptions, used, popart_exception)
+        has_reports = any(values.get(name) for name in REPORT_SWITCHES)
+        unused = [REPORT_DIRECTORY] if REPORT_DIRECTORY in values and not has_reports else []
+        return values, [*without_effect, *unused]
+
+    @property
+    def has_reports(self) -> bool:
+        """True if an engine option turns reports on."""
+        values, _ = self._read_engine()
+        return any(values.get(name) for name in REPORT_SWITCHES)
+
+    @property
+    def report_directory(self) -> str:
+        """Directory of the saved profile; empty for none."""
+        values, _ = self._read_engine()
+        return str(values.get(REPORT_DIRECTORY, "")) if self.has_reports else ""
 
     def _has_changed(self, path: str) -> bool:
         option, _, field = path.partition(".")

@@ -64,7 +64,8 @@ MAPPED: Mapping[str, tuple[Default, str]] = MappingProxyType(
         "enableReplicatedGraphs": (_no, "`replicatedGraphCount` has an effect only with it"),
         "engineOptions": (
             dict,
-            "`debug.instrument` and `autoReport.all` turn reports on; others are warned of, unknown ones refused",
+            "`debug.instrument` and `autoReport.all` turn reports on, `autoReport.directory` says where the profile is"
+            " saved; others are warned of, unknown ones refused",
         ),
         "executionPhaseSettings": (ExecutionPhaseSettings, "`ipu.phase`; `phases` bounds the annotations"),
         "groupNormStridedChannelGrouping": (_no, "groups of every n-th channel"),
@@ -74,7 +75,10 @@ MAPPED: Mapping[str, tuple[Default, str]] = MappingProxyType(
             'a "running_mean" of gradients, or their mean',
         ),
         "numIOTiles": (_is(0), "`Options(io_tiles=)`"),
-        "optimizerStateTensorLocationSettings": (TensorLocationSettings, "`offload_argnums` of the state"),
+        "optimizerStateTensorLocationSettings": (
+            TensorLocationSettings,
+            "`offload_argnums` of the state; `ipu.optim.shard` of it, with `ReplicatedTensorSharding.On`",
+        ),
         "partialsTypeMatMuls": (_is(""), "`Options(partials=)`, for convolutions too"),
         "replicatedGraphCount": (_is(1), "`ipu.jit(replicas=)`"),
         "syntheticDataMode": (_is(SyntheticDataMode.Off), "inputs that the session generates"),
@@ -189,7 +193,7 @@ REFUSED: Mapping[str, tuple[Default, str]] = MappingProxyType(
 )
 
 _TILE_SETS = "tiles are chosen by the compiler, see `numIOTiles`"
-_DOMAIN = "tensors are not divided among replicas"
+_DOMAIN = "only the state of the optimiser is divided among replicas"
 _IO_SCHEDULE = "loads and stores of phases are scheduled by the compiler"
 _LOCATIONS = (
     "accumulatorTensorLocationSettings",
@@ -197,6 +201,8 @@ _LOCATIONS = (
     "optimizerStateTensorLocationSettings",
     "weightTensorLocationSettings",
 )
+
+_WHOLE = tuple(name for name in _LOCATIONS if not name.startswith("optimizerState"))  # on all replicas
 
 # Field of a mapped option → why it has no effect; the other fields of the option have one.
 FIELDS_WITHOUT_EFFECT: Mapping[str, str] = MappingProxyType(
@@ -209,10 +215,10 @@ FIELDS_WITHOUT_EFFECT: Mapping[str, str] = MappingProxyType(
         "executionPhaseSettings.stages": "a phase is computed by the IPUs of its replica",
         "executionPhaseSettings.weightIOSchedule": _IO_SCHEDULE,
         **{f"{name}.location.loadTileSet": _TILE_SETS for name in _LOCATIONS},
-        **{f"{name}.location.replicatedTensorSharding": _DOMAIN for name in _LOCATIONS},
-        **{f"{name}.location.shardingDomain": _DOMAIN for name in _LOCATIONS},
+        **{f"{name}.location.replicatedTensorSharding": _DOMAIN for name in _WHOLE},
+        **{f"{name}.location.shardingDomain": "all replicas divide tensors" for name in _LOCATIONS},
         **{f"{name}.location.storageTileSet": _TILE_SETS for name in _LOCATIONS},
-        **{f"{name}.minElementsForReplicatedTensorSharding": _DOMAIN for name in _LOCATIONS},
+        **{f"{name}.minElementsForReplicatedTensorSharding": _DOMAIN for name in _WHOLE},
     }
 )
 
@@ -222,7 +228,8 @@ WARNED = frozenset(
         "batchSerializationSettings",
         "enableStochasticRounding",
         "tensorLocationSettingsOverride",
-        *(f"{name}.location.replicatedTensorSharding" for name in _LOCATIONS),
+        *(f"{name}.location.replicatedTensorSharding" for name in _WHOLE),
+        *(f"{name}.location.shardingDomain" for name in _LOCATIONS),
     }
 )
 

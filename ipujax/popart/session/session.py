@@ -16,7 +16,7 @@ import onnx
 
 import ipujax as ipu
 from ipujax.front_end import Log, NotCopied, Recompute, write_file
-from ipujax.popart.building import read_model, use_strided_groups
+from ipujax.popart.building import read_model, use_strided_groups, weights_of
 from ipujax.popart.building.annotations import AVAILABLE_MEMORY, WITHOUT_EFFECT as ANNOTATIONS_WITHOUT_EFFECT
 from ipujax.popart.devices import DeviceInfo
 from ipujax.popart.enumerations import RecomputationType, SyntheticDataMode
@@ -27,6 +27,8 @@ from ipujax.popart.model_graph.annotated_graph import (
     AnnotatedGraph,
     annotated_graph,
     common_settings,
+    ir_text,
+    ir_text_of_failed,
     partials_of,
     tensor_names,
 )
@@ -34,8 +36,8 @@ from ipujax.popart.model_graph.evaluation import RANDOM_OPERATORS, evaluate_grap
 from ipujax.popart.model_graph.stage_placement import Placement, placement_of
 from ipujax.popart.options import WARNED, SessionOptions
 from ipujax.popart.popart_log import logger
-from ipujax.popart.session.reports import Reports
-from ipujax.popart.session.weight_store import WeightStore, changed_model, save_arrays, saved_variables, weights_of
+from ipujax.popart.session.reports import Reports, dump_ir
+from ipujax.popart.session.weight_store import WeightStore, changed_model, save_arrays, saved_variables
 from ipujax.popart.steps.runner import Runner
 from ipujax.popart.steps.step_plan import KEY, StepPlan, anchors_of, base_names, state_of
 from ipujax.popart.tensor_info import TensorInfo
@@ -126,7 +128,13 @@ class Session(NotCopied, Reports):
         results = dict.fromkeys([*outputs, *base_names(self._flow, tensors), *([loss] if loss else [])])
         if self._options.groupNormStridedChannelGrouping:
             use_strided_groups(copied.graph)
-        graph = annotated_graph(copied, list(results), shapes)
+        try:
+            graph = annotated_graph(copied, list(results), shapes)
+        except popart_exception as error:
+            # What cannot be prepared is what somebody wants to look at.
+            dump_ir(ir_text_of_failed(self._model, error))
+            raise
+        dump_ir(ir_text(graph))
         return graph, placement_of(graph, self._options, self._device)
 
     @cached_property
@@ -213,8 +221,15 @@ class Session(NotCopied, Reports):
             OutOfMemoryException: it does not fit.
         """
         self._device.attach()
-        self._store.to_device(self._new_states)
-        runner = Runner(self._plan(), self._device.device, self._compiler_options(), self._offloaded(), self.name)
+        self._store.to_device(self._new_states, self._placed_states)
+        runner = Runner(
+            self._plan(),
+            self._device.device,
+            self._compiler_options(),
+            self._offloaded(),
+            self.name,
+            self._store.states,
+        )
         # Only shapes and element types matter to the compiler.
         rows = synthetic_rows(self._inputs(), self._step, SyntheticDataMode.Zeros)
         runner.compile(*self._arguments(), rows={**rows, **self._keys()})
@@ -235,6 +250,10 @@ class Session(NotCopied, Reports):
             raise popart_runtime_error(message, hint="session.prepareDevice() first")
         self._runner.is_loaded = True
         _LOG.info("Engine loaded: %s", self.name)
+
+    def setEngineIsLoaded(self, isLoaded: bool) -> None:
+        """Say whether the engine is on the device; the next step loads it if not."""
+        self._prepared().is_loaded = bool(isLoaded)
 
     def _prepared(self) -> Runner:
         if self._runner is None:
@@ -266,6 +285,7 @@ class Session(NotCopied, Reports):
         rows = {**self._rows(stepio), **self._keys()}
         _LOG.debug("run %s %s", self.name, debugName)
         anchors = self._run(runner, rows)
+        self._store.is_in_sync = self._store.is_in_sync and not self._changes_weights()
         self._random = replace(self._random, runs=self._random.runs + 1)
         for name, kind in kinds.items():
             stepio.write(name, kind, _as_type(anchors[name], infos[name]))
@@ -302,6 +322,12 @@ class Session(NotCopied, Reports):
     def _new_states(self, weights: Any) -> Any:
         return None
 
+    def _placed_states(self, states: Any) -> Any:
+        return states
+
+    def _changes_weights(self) -> bool:
+        return False
+
     def _anchors(self, trained: Sequence[str], is_training: bool) -> Any:
         try:
             return anchors_of(self._flow, self._graph.tensors, trained, is_training)
@@ -332,12 +358,26 @@ class Session(NotCopied, Reports):
 
     def weightsFromHost(self) -> None:
         """Copy the parameters of the host to the device."""
-        self._store.to_device(self._new_states)
+        self._store.to_device(self._new_states, self._placed_states)
         self._has_weights = True
 
     def weightsToHost(self) -> None:
         """Copy the parameters of the device to the host."""
         self._store.to_host()
+
+    def areHostWeightsInSync(self) -> bool:
+        """Return whether the parameters of the host are those of the device."""
+        return self._store.is_in_sync
+
+    def markHostWeightsInSync(self) -> None:
+        """Say that the parameters of the host are those of the device."""
+        self._store.is_in_sync = True
+
+    def markHostWeightsOutOfSync(self) -> None:
+        """Say that the parameters of the host are not those of the device."""
+        self._store.is_in_sync = False
+
+    copyDeviceWeightsToHost = weightsToHost  # PopART has two names for the two halves of its way
 
     def readWeights(self, weights: PyWeightsIO) -> None:
         """Write parameters of the host into a program's arrays; see `weightsToHost`."""

@@ -12,7 +12,7 @@ import numpy as np
 
 from ipujax.popart.building.annotations import RECOMPUTE
 from ipujax.popart.devices import DeviceInfo
-from ipujax.popart.enumerations import RecomputationType, RecomputeType
+from ipujax.popart.enumerations import RecomputationType, RecomputeType, ReplicatedTensorSharding
 from ipujax.popart.exceptions import popart_exception, unknown_name
 from ipujax.popart.flow import DataFlow, InputShapeInfo
 from ipujax.popart.model_graph.gradient_paths import missing_pattern, names_with_gradients
@@ -25,7 +25,7 @@ from ipujax.popart.session.session import Session
 from ipujax.popart.session.weight_store import named_states
 from ipujax.popart.steps.runner import Runner, as_device_values
 from ipujax.popart.steps.step_plan import StepPlan
-from ipujax.popart.steps.training_step import DEFAULT_VALUES
+from ipujax.popart.steps.training_step import DEFAULT_VALUES, Transformation, sharded
 from ipujax.popart.tensor_info import TensorInfo
 
 _LOG = logger("session")
@@ -195,6 +195,20 @@ class TrainingSession(Session):
             reduction=options.accumulationAndReplicationReductionType,
             mean_strategy=options.meanAccumulationAndReplicationReductionStrategy,
             loss_scaling=options.automaticLossScalingSettings,
+            least_sharded=self._least_sharded(),
+        )
+
+    def _least_sharded(self) -> int:
+        """Return the elements of the smallest parameter whose state is sharded; 0 for none, as on one replica."""
+        settings = self._options.optimizerStateTensorLocationSettings
+        is_on = settings.location.replicatedTensorSharding == ReplicatedTensorSharding.On
+        return max(int(settings.minElementsForReplicatedTensorSharding), 1) if is_on and self._step.replicas > 1 else 0
+
+    def _placed_states(self, states: Any) -> Any:
+        plan = self._plan()
+        # The state is made already, whole: only its division is needed.
+        return sharded(Transformation(lambda _: states, lambda *_: None), plan).init(
+            {name: self._store.device[name] for name in self._trained}
         )
 
     def _frozen(self) -> tuple[str, ...]:
@@ -247,6 +261,12 @@ class TrainingSession(Session):
         self._store.device = {**self._store.device, **weights, **buffers}
         self._store.states = states
         return anchors
+
+    def _changes_weights(self) -> bool:
+        return True
+
+    def updateEngineCache(self) -> None:
+        """Return at once: each compilation reads the directory of programs (`cachePath`) as it is then."""
 
     def updateOptimizerFromHost(self, optimizer: Optimizer | None = None) -> None:
         """Go on with other values of the optimiser; nothing is compiled.

@@ -16,9 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 import onnx
 
+import ipujax as ipu
 from ipujax.front_end import write_file
 from ipujax.popart.building import tensor_proto
-from ipujax.popart.exceptions import popart_exception, popart_step, unknown_name
+from ipujax.popart.exceptions import popart_exception, unknown_name
 from ipujax.popart.flow import PyWeightsIO, as_element_type
 from ipujax.popart.tensor_info import TensorInfo
 
@@ -41,23 +42,26 @@ class WeightStore:
         self.host_states: dict[str, np.ndarray[Any, Any]] = {}
         self.device: Arrays = {}
         self.is_on_device = False
+        self.is_in_sync = False  # whether host and device have the same values
         self.states: Any = None
 
     def infos(self) -> dict[str, TensorInfo]:
         """Return element types and shapes by name, those of the state too."""
         return {name: TensorInfo(value) for name, value in {**self.host, **self.host_states}.items()}
 
-    def to_device(self, new_states: Callable[[Arrays], Any]) -> None:
+    def to_device(self, new_states: Callable[[Arrays], Any], placed: Callable[[Any], Any]) -> None:
         """Copy parameters and state of the host to the device.
 
         Args:
             new_states: makes the optimiser's state for parameters on the device.
+            placed: the state as the device has it, which may be shards of replicas.
         """
         # Copies: the step donates its arguments, which would free the host's arrays.
         self.device = {name: jnp.array(value) for name, value in self.host.items()}
         self.is_on_device = True
+        self.is_in_sync = True
         states = new_states(self.device)
-        self.states = _with_named(states, self.host_states)
+        self.states = placed(_with_named(states, self.host_states))
 
     def to_host(self) -> None:
         """Copy parameters and state of the device to the host."""
@@ -65,7 +69,8 @@ class WeightStore:
             message = "Devicex::prepare() must be called before Devicex::weightsToHost"
             raise popart_exception(message, got="no weights on the device", hint="session.prepareDevice() first")
         self.host = {name: np.asarray(value) for name, value in self.device.items()}
-        self.host_states = {name: np.asarray(value) for name, value in named_states(self.states).items()}
+        self.host_states = {name: np.asarray(x) for name, x in named_states(ipu.optim.unshard(self.states)).items()}
+        self.is_in_sync = True
 
     def read(self, weights: PyWeightsIO) -> None:
         """Write parameters of the host into a program's arrays.
@@ -97,6 +102,7 @@ class WeightStore:
                 raise unknown_name("PyWeightsIO has a weight", name, infos)
         # All are read before one is set: a wrong size changes nothing.
         values = {name: weights.read(name, infos[name]) for name in weights.weights}
+        self.is_in_sync = False
         for name, value in values.items():
             (self.host if name in self.host else self.host_states)[name] = value
 
@@ -122,6 +128,7 @@ class WeightStore:
                 raise popart_exception(message, expected=infos[name], got=TensorInfo(value))
             if name in infos:
                 as_element_type(f"weight {name!r}", value, infos[name])
+        self.is_in_sync = False
         for name, value in weights.items():
             if name in self.host:
                 self.host[name] = np.array(value)
@@ -147,16 +154,6 @@ def _with_named(states: Any, named: Mapping[str, np.ndarray[Any, Any]]) -> Any:
         for weight, parts in states["optimizer"].items()
     }
     return {**states, "optimizer": replaced}
-
-
-def weights_of(model: onnx.ModelProto) -> dict[str, np.ndarray[Any, Any]]:
-    """Return the parameters of a model by name.
-
-    Args:
-        model: with its weights in itself, or in files of their own.
-    """
-    with popart_step("the parameters of the model cannot be read"):
-        return {tensor.name: np.array(onnx.numpy_helper.to_array(tensor)) for tensor in model.graph.initializer}
 
 
 def changed_model(model: onnx.ModelProto, store: WeightStore) -> onnx.ModelProto:

@@ -88,13 +88,21 @@ class Runner:
         options: of the compiler.
         offload: positions of the arguments that are in streaming memory: 0 for weights, 1 for the optimiser's state.
         name: of the session, for profiles.
+        states: the optimiser's state, or its shapes.
     """
 
     def __init__(
-        self, plan: StepPlan, device: ipu.IPUModel | ipu.CPU, options: ipu.Options, offload: tuple[int, ...], name: str
+        self,
+        plan: StepPlan,
+        device: ipu.IPUModel | ipu.CPU,
+        options: ipu.Options,
+        offload: tuple[int, ...],
+        name: str,
+        states: Any = None,
     ) -> None:
         self.plan = plan
         self.is_loaded = False  # as a program sees it: whether the engine is on the device
+        self.unreported_calls = 0  # calls of the function since the last report that resets the profile
         self._device = device
         replicas = plan.step.replicas
         self._is_resident = 0 not in offload  # weights in streaming memory are loaded from there, and stay there
@@ -102,13 +110,14 @@ class Runner:
         function.__name__ = name
         is_training = bool(plan.loss)
         donated = (0,) if self._is_resident else ()
-        # Weights and state are replicated, inputs and anchors divided by replica.
-        same = (P(),) * (5 if is_training else 3)
+        # Weights and state are replicated, but for shards of the state; inputs and anchors are divided by replica.
+        of_states = ipu.optim.shard_specs(states)
+        same = (P(), of_states, P(), P(), P()) if is_training else (P(), P(), P())
         split = P(REPLICA_AXIS)
         settings: dict[str, Any] = {}
         if replicas > 1:
             settings = {"replicas": replicas, "in_specs": (*same, split)}
-            settings["out_specs"] = (P(), P(), P(), split) if is_training else (P(), split)
+            settings["out_specs"] = (P(), of_states, P(), split) if is_training else (P(), split)
         self._function: IpuFunction[..., Any] = ipu.jit(
             function,
             device=self._device,
@@ -219,6 +228,7 @@ class Runner:
         for call in self._calls(rows):
             weights, states, buffers, anchors_of_call = self._function(weights, states, buffers, frozen, values, call)
             anchors.append(anchors_of_call)
+            self.unreported_calls += 1
         return weights, states, buffers, self._anchors_by_name(anchors)
 
     def infer(self, weights: Arrays, buffers: Arrays, frozen: Arrays, rows: Rows) -> tuple[Arrays, dict[str, Array]]:
@@ -238,6 +248,7 @@ class Runner:
             resident, anchors_of_call = self._function(weights, buffers, frozen, call)
             weights = resident if self._is_resident else weights
             anchors.append(anchors_of_call)
+            self.unreported_calls += 1
         return weights, self._anchors_by_name(anchors)
 
     def _calls(self, rows: Rows) -> Any:

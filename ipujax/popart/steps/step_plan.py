@@ -141,6 +141,7 @@ class StepPlan:
         reduction: of gradients over accumulation and replicas.
         mean_strategy: when a mean divides.
         loss_scaling: settings of automatic loss scaling.
+        least_sharded: elements of the smallest parameter whose optimiser state is sharded over replicas; 0 for none.
     """
 
     graph: AnnotatedGraph
@@ -157,6 +158,7 @@ class StepPlan:
     reduction: ReductionType = ReductionType.Sum
     mean_strategy: MeanReductionStrategy = MeanReductionStrategy.Post
     loss_scaling: AutomaticLossScalingSettings = field(default_factory=AutomaticLossScalingSettings)
+    least_sharded: int = 0
 
     @property
     def is_mean(self) -> bool:

@@ -3,17 +3,23 @@
 Gradients of activations are those of zeros that are added to them. The loss is scaled before it is differentiated,
 gradients are divided by the scale before the update.
 
+The update is an optimiser of `init` and `update`, as optax has them, so that `ipu.optim.shard` can divide its state
+among the replicas: PopART's replicated tensor sharding.
+
 Automatic loss scaling follows the gradients: halved when many of them are large, doubled when few are.
 Source: PopART's `AutomaticLossScalingSettings`. Only gradients of weights count; PopART counts others too.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from math import prod
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+import ipujax as ipu
 from ipujax.popart.enumerations import MeanReductionStrategy
 from ipujax.popart.flow import AnchorReturnTypeId
 from ipujax.popart.model_graph.evaluation import evaluate_graph
@@ -50,6 +56,32 @@ def next_scale(gradients: Any, states: Any, settings: AutomaticLossScalingSettin
         "scale": jnp.where(is_due, changed, states["scale"]),
         "batches": jnp.where(is_due, 0, batches),
     }
+
+
+class Transformation(NamedTuple):
+    """An optimiser in the form of optax; its updates are the new weights, not differences.
+
+    Args:
+        init: state of weights.
+        update: weights and state after an update, given summed gradients, state, weights, and `values` by weight.
+    """
+
+    init: Callable[..., Any]
+    update: Callable[..., Any]
+
+
+def sharded(transformation: Transformation, plan: StepPlan) -> Any:
+    """Return the optimiser with the state of large weights divided among replicas; itself where the plan has none.
+
+    Args:
+        transformation: of whole arrays.
+        plan: of the session.
+    """
+    if not plan.least_sharded:
+        return transformation
+    return ipu.optim.shard(
+        transformation, REPLICA_AXIS, replicas=plan.step.replicas, reduce="sum", min_elements=plan.least_sharded
+    )
 
 
 DEFAULT_VALUES = ""  # values of the weights that have none of their own
@@ -126,27 +158,46 @@ class TrainingStep:
             rows: inputs of a replica, [accumulation, …].
         """
         plan = self.plan
-        values = {name: {**named, **self._constants.get(name, {})} for name, named in values.items()}
-        scale = states["scale"] if "scale" in states else values[DEFAULT_VALUES]["lossScaling"]
+        scale = self._scale(states, values)
         replicas = plan.step.replicas
         # A mean over replicas divides the loss, not the sum of gradients, which might overflow in float16.
         divided = scale / replicas if plan.is_mean and replicas > 1 else scale
         results = self._accumulated(weights, buffers, frozen, divided, rows)
         gradients = results["gradients"]
-        if replicas > 1:
+        if replicas > 1 and not plan.least_sharded:
             # One all-reduce for each update, behind the accumulation: not one for each micro-batch.
             gradients = jax.lax.psum(gradients, REPLICA_AXIS)
-        divisor = scale * self._divisor
+        transformation = sharded(Transformation(lambda _: states, self.update), plan)
+        updated, next_states = transformation.update(gradients, states, weights, values=values)
+        accumulators = self._accumulators(results["anchors"])
+        anchors = {**results["anchors"], **accumulators, **self._batch_anchors(updated, next_states["optimizer"])}
+        return updated, next_states, results["buffers"], anchors
+
+    def _scale(self, states: Any, values: Any) -> Any:
+        """Return the factor of the loss: a part of the state where it is automatic, else a value of the optimiser."""
+        return states["scale"] if "scale" in states else self._all_values(values)[DEFAULT_VALUES]["lossScaling"]
+
+    def _all_values(self, values: Any) -> Any:
+        return {name: {**named, **self._constants.get(name, {})} for name, named in values.items()}
+
+    def update(self, gradients: Any, states: Any, weights: Any, *, values: Any) -> tuple[Any, Any]:
+        """Return weights and states after an update.
+
+        Args:
+            gradients: summed over micro-batches and replicas, still scaled.
+            states: before the update.
+            weights: before the update.
+            values: of the optimiser, without constants.
+        """
+        divisor = self._scale(states, values) * self._divisor
         slopes = {
             name: g if is_constant(divisor, 1) else (g / divisor).astype(g.dtype) for name, g in gradients.items()
         }
-        updated, optimizer_states = self._update(slopes, weights, states["optimizer"], values)
+        updated, optimizer_states = self._update(slopes, weights, states["optimizer"], self._all_values(values))
         next_states = {"optimizer": optimizer_states}
         if "scale" in states:
-            next_states |= next_scale(gradients, states, plan.loss_scaling)
-        accumulators = self._accumulators(results["anchors"])
-        anchors = {**results["anchors"], **accumulators, **self._batch_anchors(updated, optimizer_states)}
-        return updated, next_states, results["buffers"], anchors
+            next_states |= next_scale(gradients, states, self.plan.loss_scaling)
+        return updated, next_states
 
     def _accumulators(self, anchors: Any) -> dict[str, jax.Array]:
         """Return the sums of gradients after each micro-batch, or what their kind of anchor asks for."""
@@ -169,7 +220,7 @@ class TrainingStep:
         anchors = self.plan.anchors
         values_by_anchor = {name: weights[name] for name in anchors.weights}
         values_by_anchor |= {
-            name: weights[weight] if prefix == UPDATED else states[weight][prefix]
+            name: weights[weight] if prefix == UPDATED else _whole(states[weight][prefix])
             for name, (prefix, weight) in anchors.states.items()
         }
         count = self.plan.step.accumulation
@@ -214,6 +265,13 @@ class TrainingStep:
             body, (weights, states, buffers, start), rows, length=self.plan.step.batches
         )
         return weights, states, buffers, {**last, **stacked}
+
+
+def _whole(x: Any) -> Any:
+    """Return an array of the state; of a shard, that of all replicas."""
+    if not isinstance(x, ipu.optim.Shard):
+        return x
+    return jax.lax.all_gather(x.value, x.axis, tiled=True)[: prod(x.shape)].reshape(x.shape)
 
 
 _ONCE = (AnchorReturnTypeId.Final, AnchorReturnTypeId.Sum)  # anchors of which a step has one value

@@ -2,8 +2,8 @@
 
 Those of a compiler that is not here are warned of.
 
-Input: a dict of option names, and `IPUJAX_ENGINE_OPTIONS`, a JSON object of the same names, which overrides the
-program's. Output: `EngineOptions`. Values are of Python's types or text, "true", "4".
+Input: a dict of option names, and `IPUJAX_ENGINE_OPTIONS` or `POPLAR_ENGINE_OPTIONS`, a JSON object of the same names,
+which overrides the program's. Output: `EngineOptions`. Values are of Python's types or text, "true", "4".
 Source: Poplar & PopLibs user guide, "Profiling options" and "Environment variables"; `streams.` names are ours.
 
 A profile has options of its summary, and is serialised to JSON and CBOR, as are the dicts of
@@ -14,8 +14,6 @@ Limits: no breakdown of exchange instructions, as in Poplar itself.
 
 from __future__ import annotations
 
-import json
-import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -83,7 +81,6 @@ def serialize_to_cbor(out: Where, profile: Mapping[str, Any]) -> None:
 
 
 _LOG = Log("compile")
-ENVIRONMENT = "IPUJAX_ENGINE_OPTIONS"
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,29 +104,10 @@ class EngineOptions:
     @classmethod
     def of(cls, options: Mapping[str, Any] | None, environment: Mapping[str, str] | None = None) -> EngineOptions:
         """Return the options of a program, overridden by those of the environment (by default that of the process)."""
-        if not isinstance(options, Mapping | None):
-            raise ArgumentError(
-                "engine options must be a dict", expected='{"debug.instrument": "true"}', got=repr(options)
-            )
-        values_by_name = dict(options or {}) | _from_environment(os.environ if environment is None else environment)
-        values, without_effect = read_options("engine", values_by_name, _FIELDS)
+        values, without_effect = read_options("engine", options, _FIELDS, environment=environment)
         if without_effect:
             _LOG.warning("engine options without effect here: %s", ", ".join(without_effect))
         return cls(**{_FIELDS[name]: value for name, value in values.items() if name in _FIELDS})
-
-
-def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
-    text = environment.get(ENVIRONMENT, "")
-    if not text:
-        return {}
-    expected = """a JSON object, such as '{"debug.instrument": "true"}'"""
-    try:
-        options = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ArgumentError(f"{ENVIRONMENT} must be JSON: {error}", expected=expected, got=text) from error
-    if not isinstance(options, dict):
-        raise ArgumentError(f"{ENVIRONMENT} must be a JSON object", expected=expected, got=text)
-    return options
 
 
 # For each option of Poplar that has an effect its field in `EngineOptions`.

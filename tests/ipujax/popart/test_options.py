@@ -103,6 +103,12 @@ def shard(name: str) -> Change:
     return lambda options: setattr(options, name, popart.TensorLocationSettings(sharded))
 
 
+def domain(name: str) -> Change:
+    """Return the change that would divide one kind of tensors among some replicas only."""
+    pairs = popart.CommGroup(popart.CommGroupType.Consecutive, 2)
+    return lambda options: setattr(getattr(options, name).location, "shardingDomain", pairs)
+
+
 def off_chip(name: str) -> Change:
     """Return the change that stores one kind of tensors in streaming memory."""
     return lambda options: setattr(options, name, popart.TensorLocationSettings(popart.TensorStorage.OffChip))
@@ -110,7 +116,8 @@ def off_chip(name: str) -> Change:
 
 LOCATIONS = tuple(name for name in ALL_OPTIONS if name.endswith("TensorLocationSettings"))
 WARNINGS: list[tuple[Change, str]] = [
-    *((shard(name), f"{name}.location.replicatedTensorSharding") for name in LOCATIONS),
+    *((shard(name), f"{name}.location.replicatedTensorSharding") for name in LOCATIONS if "State" not in name),
+    *((domain(name), f"{name}.location.shardingDomain") for name in LOCATIONS),
     (lambda o: setattr(o, "enableStochasticRounding", True), "enableStochasticRounding"),
     (lambda o: setattr(o.batchSerializationSettings, "factor", 4), "batchSerializationSettings"),
     (

@@ -282,7 +282,6 @@ def test_reports() -> None:
     profiled = inference(perceptron(), options=options)
     assert "What limits this program" in profiled.getSummaryReport()
     assert json.loads(profiled.getGraphReport())
-    assert json.loads(profiled.getExecutionReport())
     assert profiled.getGraphReport(useCbor=True)[:1] != b"{"
     assert profiled.getCycleCount() == profiled.getReport().cycles > 0
 
@@ -456,3 +455,22 @@ def test_out_of_memory_has_a_summary() -> None:
         session.prepareDevice()
     assert "try" in caught.value.getSummaryReport()
     assert isinstance(caught.value, ipu.IpuError)
+
+
+def test_weights_of_host_and_device_are_in_sync_until_one_changes() -> None:
+    model = perceptron()
+    session = train(model).session
+    assert session.areHostWeightsInSync()  # read after training
+    session.run(step_of(model, session, 5))
+    assert not session.areHostWeightsInSync()
+    session.weightsToHost()
+    assert session.areHostWeightsInSync()
+    name = "w1"
+    session.writeWeights(popart.PyWeightsIO({name: np.zeros(session.getInfo(name).shape(), np.float32)}))
+    assert not session.areHostWeightsInSync()
+    session.weightsFromHost()
+    assert session.areHostWeightsInSync()
+    session.markHostWeightsOutOfSync()
+    assert not session.areHostWeightsInSync()
+    session.markHostWeightsInSync()
+    assert session.areHostWeightsInSync()

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from ipujax import poplar, poplin, popops
-from ipujax.poplar.engine.engine_options import ENVIRONMENT, EngineOptions
+from ipujax.arguments.poplar_options import ENVIRONMENT
+from ipujax.poplar.engine.engine_options import EngineOptions
 from ipujax.poplar.program import Copy, If, PrintTensor, Repeat, RepeatWhileTrue, Sequence
 from ipujax.runtime.compile import compile
 from ipujax.runtime.errors import ArgumentError, EngineError, ProfileError, TileMemoryError, VerifyError
@@ -226,7 +227,11 @@ def test_cpu_runs_and_has_no_profile():
 
 
 def test_the_environment_overrides_the_program():
-    assert EngineOptions.of({"debug.instrument": "false"}, {ENVIRONMENT: '{"debug.instrument": "true"}'}).instrument
+    for name in ENVIRONMENT:
+        assert EngineOptions.of({"debug.instrument": "false"}, {name: '{"debug.instrument": "true"}'}).instrument
+    ours, of_poplar = ENVIRONMENT
+    both = {of_poplar: '{"debug.instrument": "false"}', ours: '{"debug.instrument": "true"}'}
+    assert EngineOptions.of(None, both).instrument
     assert EngineOptions.of({"streams.prefetchDepth": 2}, {}).prefetch_depth == 2
     assert EngineOptions.of(None, {}) == EngineOptions()
 
@@ -238,8 +243,8 @@ def test_the_environment_overrides_the_program():
         ({"debug.instrument": "yes"}, {}, "must be true or false"),
         ({"streams.prefetchDepth": -1}, {}, "must be a count"),
         ({"streams.prefetchDepth": 1.5}, {}, "must be a count"),
-        ({}, {ENVIRONMENT: "{"}, "must be JSON"),
-        ({}, {ENVIRONMENT: "[]"}, "must be a JSON object"),
+        ({}, {ENVIRONMENT[0]: "{"}, "must be JSON"),
+        ({}, {ENVIRONMENT[1]: "[]"}, "must be a JSON object"),
     ],
 )
 def test_refuses_invalid_options(options, environment, message):
