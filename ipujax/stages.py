@@ -19,7 +19,6 @@ import numpy as np
 from ipujax.arguments import FunctionName
 from ipujax.calls import Signature, Stage, Traced as Traced, check_compiled_call, locates_nans
 from ipujax.compiled_programs import announce, bound_warnings
-from ipujax.distributed.instance import check_alone, to_local
 from ipujax.lowering.dumps import LOWERED
 from ipujax.lowering.jax_compat import ClosedJaxpr, to_device
 from ipujax.lowering.jaxpr import primitive_names
@@ -50,8 +49,6 @@ if TYPE_CHECKING:
     from ipujax.runtime.memory import MemoryReport
     from ipujax.runtime.report import Profile
     from ipujax.storage import Computation
-
-_COMMUNICATING = frozenset(("replicated", "shard_map"))  # primitives whose parts exchange values
 
 
 class Lowered(Stage):
@@ -200,7 +197,6 @@ class Lowered(Stage):
             leaves: arrays of the signature's shapes and dtypes, in order; where it `runs_apart`, on the device.
             record: receives decisions of data-dependent control, see `engine_function`.
         """
-        self.check_alone()
         # XLA computes the program on device arrays; results return to their memories below.
         on_device = [without_axes(to_device(x)) for x in leaves]
         outs = self.call_program.tree_of_results(on_device, lambda operands: self.run_program(*operands, record=record))
@@ -210,11 +206,6 @@ class Lowered(Stage):
     def jaxprs(self) -> Mapping[str, ClosedJaxpr]:
         """The jaxpr as traced, and after each pass, by name."""
         return ReadOnlyMapping(self.planned.jaxprs)
-
-    def check_alone(self) -> None:
-        """Refuse processes that `ipujax run` did not start, where IPUs or replicas communicate; see `check_alone`."""
-        if self.partitioning is not None or not _COMMUNICATING.isdisjoint(self.primitives):
-            check_alone(self.name)
 
     def run_program(self, *operands: Any, record: Record | None = None) -> Sequence[Any]:
         """Return the results of the jaxpr, computed by the program, from its inputs; see `evaluate_program`."""
@@ -403,8 +394,6 @@ class Compiled(Stage):
         return self._jitted(self._record, ())
 
     def _jitted(self, record: Record | None, donated: tuple[int, ...]) -> Callable[..., Any]:
-        self.lowered.check_alone()  # before arrays of several processes are read
-
         def run(*leaves: Any) -> Any:
             return self.lowered.evaluate(*leaves, record=record)
 
@@ -434,8 +423,7 @@ class Compiled(Stage):
         if spread is None:
             return self._settled(self._call(*leaves))
         operands = spread.operands(args, kwargs, (self.lowered.signature.arguments, ()), (), shapes_only=False)
-        spread.meet(operands)
-        return to_local(self._call(*jax.tree.leaves((operands.args, operands.kwargs))))
+        return spread.call(self._call, operands, *jax.tree.leaves((operands.args, operands.kwargs)))
 
     @showing_user_frames
     def profile_call(self, *args: Any, **kwargs: Any) -> tuple[Any, Profile]:

@@ -227,7 +227,9 @@ ROOMS: dict[str, str] = {
         " lowering.replicas lowering.source_info lowering.stablehlo runtime.logs runtime.signatures runtime.tensor"
         " runtime.tracebacks"
     ),
-    "ipujax.distributed.instance": "ipujax.calls lowering.jax_compat lowering.replicas runtime.host runtime.signatures",
+    "ipujax.distributed.instance": (
+        "ipujax.calls lowering.jax_compat lowering.replicas runtime.host runtime.logs runtime.signatures"
+    ),
     "ipujax.public": "",
     "ipujax.recurrent": "",
     "ipujax.compiled_programs": "runtime.compile runtime.logs",

@@ -1,4 +1,4 @@
-"""Training by several processes, which `ipujax run` starts: functions for their script.
+"""Training by several processes, on one host or many: functions for their script.
 
     import ipujax as ipu
     ipu.distributed.init()                                          # before JAX computes anything
@@ -7,17 +7,14 @@
     loss = step(params, ipu.distributed.share(batch))               # and feeds its share of the data
     loss = ipu.distributed.all_reduce(loss, "mean")                 # on the host: Horovod's way
 
-Input: pytrees of arrays. Output: the same on all instances. A script that `ipujax run` did not start is one instance,
-and everything here works for it too.
+Input: pytrees of arrays. Output: the same on all instances, which are the processes that `jax.distributed` has joined.
+A script that is alone is one instance, and everything here works for it too.
 
-Limits: all instances run on one machine. A call here that only some instances make ends all of them with an error.
+Limits: a call here that only some instances make ends all of them with an error.
 """
 
 from __future__ import annotations
 
-import atexit
-import os
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import islice, repeat
@@ -31,17 +28,17 @@ from jax.sharding import PartitionSpec
 from ipujax.arguments import has_tracer
 from ipujax.calls import split_dims
 from ipujax.distributed.instance import (
-    EXIT_CODE,
+    TIMEOUT_SECONDS,
     Facts,
-    check_joined,
-    leave,
-    meet,
+    agree,
+    join,
+    membership,
+    naming_lost,
     over_instances,
     stable,
     to_all,
     to_local,
 )
-from ipujax.distributed.instance.membership import membership
 from ipujax.lowering.replicas import AXIS as REPLICAS
 from ipujax.public import public_names
 from ipujax.runtime.errors import ArgumentError, ArgumentTypeError, ArgumentValueError
@@ -59,47 +56,23 @@ _OPERATIONS: dict[str, Callable[[jax.Array, str], jax.Array]] = {
 _SPLIT = PartitionSpec(REPLICAS)
 _UNORDERED = (jax.dtypes.prng_key, jnp.complexfloating)
 _REFUSED = {"mean": _UNORDERED[:1], "sum": _UNORDERED[:1], "max": _UNORDERED, "min": _UNORDERED}
-_NO_LIMIT_SECONDS = 10**6  # the launcher has the timeouts
 
 
-def init() -> None:
-    """Join the run of this process; does nothing the second time, or for a single instance.
+def init(*, timeout_seconds: int = TIMEOUT_SECONDS) -> None:
+    """Join the job of this process by `jax.distributed.initialize`; does nothing if that is done, or there is no job.
+
+    JAX reads the variables of Slurm, Open MPI, Kubernetes and Cloud TPU; those of `ipujax run` are read here.
+
+    Args:
+        timeout_seconds: seconds after which processes that have not all come fail.
 
     Raises:
-        ArgumentError: JAX has computed something before, or another launcher than `ipujax run` has joined processes.
+        ArgumentError: JAX has computed something before; the processes have not met in time; their address is in use.
     """
-    me = membership()
-    if me.num_instances == 1 or jax.distributed.is_initialized():
-        return
-    meet("ipu.distributed.init")
-    atexit.register(_leave_alone)  # before JAX's own, which is registered already
-    # JAX would catch SIGTERM as a notice of preemption; here it ends the instance.
-    jax.config.update("jax_enable_preemption_service", False)
-    jax.config.update("jax_check_proxy_envs", False)  # the launcher sets them
-    try:
-        jax.distributed.initialize(
-            me.coordinator,
-            me.num_instances,
-            me.instance_index,
-            local_device_ids=[0],
-            initialization_timeout=_NO_LIMIT_SECONDS,
-            shutdown_timeout_seconds=_NO_LIMIT_SECONDS,
-            coordinator_bind_address=me.coordinator,
-        )
-    except RuntimeError as error:
-        if "must be called before" not in str(error):
-            raise
-        problem = "ipu.distributed.init() comes after JAX has started to compute"
-        raise ArgumentError(problem, hint="call it first of all, before any array is made") from error
-
-
-def _leave_alone() -> None:
-    """End an instance whose script failed at once: JAX would wait at exit for all others."""
-    code = int(os.environ.get(EXIT_CODE, 0))
-    if code and membership().num_instances > 1:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        leave(code)
+    if isinstance(timeout_seconds, bool) or not isinstance(timeout_seconds, int) or timeout_seconds < 1:
+        problem = "timeout_seconds of ipu.distributed.init must be a whole number of seconds"
+        raise ArgumentValueError(problem, expected="at least 1", got=timeout_seconds)
+    join(timeout_seconds)
 
 
 def instance_index() -> int:
@@ -113,7 +86,7 @@ def num_instances() -> int:
 
 
 def num_replicas() -> int:
-    """Return the number of replicas of all instances together, that of `ipujax run --replicas`."""
+    """Return the number of replicas of all instances together: `IPUJAX_NUM_REPLICAS`, by default one each."""
     return membership().num_replicas
 
 
@@ -217,7 +190,6 @@ def _together(action: str, combine: _Combine, tree: Any, settings: Iterable[Any]
     if has_tracer(jax.tree.leaves(tree)):
         hint = "call it between calls of compiled functions; inside, replicas reduce by jax.lax.pmean"
         raise ArgumentError(f"{action} runs on the host and cannot take a traced operand", hint=hint)
-    check_joined(action)
     paths, structure = jax.tree_util.tree_flatten_with_path(tree)
     places = [f"operand{jax.tree_util.keystr(path)}" for path, _ in paths]
     leaves = [_array(action, place, leaf) for place, (_, leaf) in zip(places, paths, strict=True)]
@@ -226,11 +198,12 @@ def _together(action: str, combine: _Combine, tree: Any, settings: Iterable[Any]
             got = f"{describe(x)} at {place}"
             raise ArgumentTypeError(f"{action} is not defined for all leaves", expected="real numbers", got=got)
     texts = [*zip(places, map(describe, leaves), strict=True), ("the structure", stable(structure))]
-    meet(action, Facts.of(texts))
+    agree(action, Facts.of(texts))
     keys = {n: jax.random.key_impl(x) for n, x in enumerate(leaves) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key)}
     arrays = [jax.random.key_data(x) if n in keys else x for n, x in enumerate(leaves)]
     leaf_settings = tuple(islice(settings, len(arrays)))
-    outs = to_local(_combined(combine, leaf_settings, [to_all(x[None], 0) for x in arrays])) if arrays else []
+    with naming_lost(action):
+        outs = to_local(_combined(combine, leaf_settings, [to_all(x[None], 0) for x in arrays])) if arrays else []
     wrapped = [jax.random.wrap_key_data(x, impl=keys[n]) if n in keys else x for n, x in enumerate(outs)]
     return jax.tree.unflatten(structure, wrapped)
 

@@ -42,7 +42,7 @@ from ipujax.calls import (
 )
 from ipujax.compiled_programs import note_call
 from ipujax.device import CPU, Device, IPUModel, current_device
-from ipujax.distributed.instance import check_alone, to_local
+from ipujax.distributed.instance import membership
 from ipujax.functions.function_settings import FunctionSettings
 from ipujax.functions.likeness import make_alike
 from ipujax.lowering.jax_compat import EVALUATION, ClosedJaxpr, find_top_trace, is_eager, is_evaluating
@@ -216,8 +216,7 @@ class FunctionCompiler:
             raise ArgumentError(problem, hint="differentiate inside of the function, or leave out replicas=")
         try:
             operands = self._operands(spread, args, kwargs)
-            spread.meet(operands)
-            return to_local(self._runner(device)(*operands.args, **operands.kwargs))
+            return spread.call(self._runner(device), operands, *operands.args, **operands.kwargs)
         except (TypeError, ValueError, RuntimeError) as error:
             self._explain(error, device, args, kwargs)
             raise
@@ -232,16 +231,16 @@ class FunctionCompiler:
     @property
     def _spread(self) -> Spread | None:
         """Distribution of replicas over instances; None if all are on this one."""
-        if self._replication is None:
+        if self._replication is None or membership().num_instances == 1:  # at each call: JAX may join it afterwards
             return None
-        check_alone(self._name)  # at each call: JAX's processes may be joined after a trace
         return self._known_spread
 
     @functools.cached_property
     def _known_spread(self) -> Spread | None:
         from ipujax.distributed.instance import Spread
 
-        return Spread.of(self._name, self._replication)
+        assert self._replication is not None
+        return Spread.of(self._name, self._replication, self._settings.current_device, self._settings.options)
 
     def _received(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """Return traced arguments as the function takes them, which instances may have wrapped."""
@@ -433,6 +432,7 @@ class FunctionCompiler:
         if traced.closes_over_tracers:
             problem = f"{self._name} uses values that a transformation of JAX is tracing"
             raise ArgumentError(problem, hint="lower it outside of that transformation, or make them arguments")
+        membership()  # read at the first compilation
         # The jaxpr itself is the key: JAX caches one for each combination of shapes, static values and settings such as
         # `jax.enable_x64`.
         programs = self._lowered.setdefault(traced.jaxpr, {})

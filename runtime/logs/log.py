@@ -133,6 +133,7 @@ MODULES: dict[str, str] = {
     "compile": "verification, costs, memory and clocks; the graph, and the fullest tiles",
     "profiling": "functions of a script that cannot be compiled",
     "cache": "programs read from a cache on disk, programs that are not cached, directories that cannot be used",
+    "distributed": "processes that a launcher started, and that are no job",
     "keras": "the cycles of each batch that a Keras model compiles",
 }
 

@@ -7,12 +7,6 @@ are not split; at the first call with new shapes also the program.
 A call reads all values that are not split once for their checksums, also results of the last call: an instance cannot
 know whether the others pass the same array or a copy. Limits: a checksum has 32 bits. Machines of all instances must
 compute equal bits.
-
-Instances are devices of JAX: a mesh with one CPU device of each process, and arrays of all processes for one XLA
-computation, which every process must start. Collectives over the axis use gloo.
-
-Limits: a process has one device in the mesh, and waits for each such computation: with two devices, or two computations
-at once, gloo was measured to hang.
 """
 
 from __future__ import annotations
@@ -20,16 +14,17 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ipujax.calls import Places, Replication, leaf_dims, split_dims
-from ipujax.distributed.instance.membership import Facts, check_joined, meet, membership, stable
+from ipujax.distributed.instance.agreement import Facts, agree, naming_lost, stable
+from ipujax.distributed.instance.arrays import over_instances, to_all, to_local
+from ipujax.distributed.instance.membership import membership
 from ipujax.lowering.jax_compat import (
     ClosedJaxpr,
     Literal,
@@ -39,62 +34,10 @@ from ipujax.lowering.jax_compat import (
     on_host_if,
     with_weak_type,
 )
-from ipujax.lowering.replicas import BlockSplit, Dims, Split, Splits, evaluate, global_shape
+from ipujax.lowering.replicas import Dims, evaluate, global_shape
 from ipujax.runtime.errors import ArgumentError, ArgumentValueError
-from ipujax.runtime.host import AXIS, Instances
+from ipujax.runtime.host import Instances
 from ipujax.runtime.signatures import describe
-
-
-@cache
-def instance_mesh() -> Mesh:
-    """Return the mesh of the first device of each process, in order of processes."""
-    first = {device.process_index: device for device in reversed(jax.devices())}
-    return Mesh(np.array([first[index] for index in sorted(first)]), (AXIS,))
-
-
-def over_instances(fun: Callable[..., Sequence[Any]], in_dims: Splits, out_dims: Splits) -> Callable[..., Any]:
-    """Return a function of arrays of all instances that calls `fun` with this instance's shares; for traces.
-
-    Args:
-        fun: function of arrays that returns a list of them; may use collectives over the axis.
-        in_dims: for each operand the dimension that is split over instances, None where it is equal on all.
-        out_dims: the same for each result.
-    """
-    in_specs, out_specs = (tuple(map(_spec, dims)) for dims in (in_dims, out_dims))
-    return jax.shard_map(
-        lambda *operands: tuple(fun(*operands)),
-        mesh=instance_mesh(),
-        in_specs=in_specs,
-        out_specs=out_specs,
-        check_vma=False,  # the analysis of replicas decides equality, see `lowering.replicas.varying`
-    )
-
-
-def to_all(array: jax.Array, dim: int | None) -> jax.Array:
-    """Return an array of all processes, split along `dim` or equal, whose part here is `array`; moves no data."""
-    device, sharding = _local_sharding(dim)
-    local = array if array.devices() == {device} else jax.device_put(array, device)
-    kind = local.sharding.memory_kind
-    sharding = sharding if kind is None else sharding.with_memory_kind(kind)
-    shape = global_shape(array.shape, dim, sharding.mesh.size)
-    return jax.make_array_from_single_device_arrays(shape, sharding, [local])
-
-
-def to_local(tree: Any) -> Any:
-    """Return this process's part of a tree of arrays of all processes, after they are computed."""
-    return jax.tree.map(lambda x: x.addressable_data(0) if isinstance(x, jax.Array) else x, jax.block_until_ready(tree))
-
-
-@cache
-def _local_sharding(dim: int | None) -> tuple[jax.Device, NamedSharding]:
-    """Return this process's device, and the sharding of arrays split along `dim`."""
-    return jax.local_devices()[0], NamedSharding(instance_mesh(), _spec(dim))
-
-
-def _spec(dim: Split) -> PartitionSpec:
-    assert not isinstance(dim, BlockSplit), "instances share replicas of in_specs, not those of a mesh"
-    return PartitionSpec() if dim is None else PartitionSpec(*[None] * dim, AXIS)
-
 
 _ARGUMENTS = (
     "each instance gives its own equal share of what is split, and the same of what is not: "
@@ -151,18 +94,18 @@ class Spread:
         name: name of the function.
         replication: its replication.
         instances: the instances that share the replicas.
+        settings: (place, text) of settings of the function that must be equal on all.
     """
 
     name: str
     replication: Replication
     instances: Instances
+    settings: tuple[tuple[str, str], ...] = ()
     _kinds: dict[Any, _Kind] = field(default_factory=dict)
 
     @staticmethod
-    def of(name: str, replication: Replication | None) -> Spread | None:
+    def of(name: str, replication: Replication, device: object, options: object) -> Spread | None:
         """Return the distribution of a function; None if it has one replica, or this process is the only instance."""
-        if replication is None:
-            return None
         count = membership().num_instances
         if replication.replicas == 1 or count == 1:
             return None
@@ -173,7 +116,8 @@ class Spread:
                 got=replication.replicas,
                 hint="replicas=ipu.distributed.num_replicas()",
             )
-        return Spread(name, replication, Instances(count))
+        settings = ("the number of replicas", str(replication.replicas)), ("the device", stable(device))
+        return Spread(name, replication, Instances(count), (*settings, ("the options", stable(options))))
 
     def operands(
         self, args: Sequence[Any], kwargs: dict[str, Any], places: Places, keywords: Collection[str], shapes_only: bool
@@ -225,15 +169,27 @@ class Spread:
                 *((place, describe(x)) for x, (place, _) in zip(leaves, places_and_dims, strict=True)),
                 *((place, stable(value)) for place, value in settings),
                 ("the structure of the arguments", stable(tree)),
+                *self.settings,
             )
         )
         return _Kind(tuple(place for place, _ in places_and_dims), tuple(dim for _, dim in places_and_dims), facts)
 
-    def meet(self, operands: Operands) -> None:
-        """Wait until every instance is about to call the function; raise on all if facts about arguments differ."""
-        check_joined(self.name)
+    def call(self, run: Callable[..., Any], operands: Operands, *args: Any, **kwargs: Any) -> Any:
+        """Return this instance's results of a call that all make together.
+
+        Args:
+            run: the computation of all instances, of `args` and `kwargs`.
+            operands: arguments of this instance's call.
+            args: positional arguments of `run`, arrays of all instances.
+            kwargs: keyword arguments of `run`.
+
+        Raises:
+            ArgumentError: on all instances: facts about arguments differ, or one has ended.
+        """
         values = ((f"the values of {place}", _digest(x)) for place, x in operands.unsplit)
-        meet(self.name, operands.facts.extended(values), _ARGUMENTS)
+        agree(self.name, operands.facts.extended(values), _ARGUMENTS)
+        with naming_lost(self.name):
+            return to_local(run(*args, **kwargs))
 
     def local_avals(
         self, avals: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any], names: Sequence[str]
@@ -282,7 +238,7 @@ def check_same_program(name: str, jaxpr: ClosedJaxpr) -> None:
     equations = [(f"equation {n}", text) for n, text in enumerate(_equations(jaxpr))]
     constants = [(f"value {n} that it closes over", _digest(value)) for n, value in enumerate(jaxpr.consts)]
     count = [("the number of equations", str(len(equations)))]
-    meet(f"{name}, compiled", Facts.of([*constants, *equations, *count]), _PROGRAMS)
+    agree(f"{name}, compiled", Facts.of([*constants, *equations, *count]), _PROGRAMS)
 
 
 def _equations(jaxpr: ClosedJaxpr | Any) -> Iterator[str]:

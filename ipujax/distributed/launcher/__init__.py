@@ -1,9 +1,8 @@
-"""`ipujax run`: starts the processes of a run, lets them meet, and ends them.
+"""`ipujax run`: starts the processes of a run on this machine, shows their output, and ends them.
 
 launch.py       the launcher: its settings, and the start of instances
 watch.py        its event loop: follows instances, and ends all when one fails
 started.py      a started instance: its process and recorded state, and its output line by line
-meeting.py      requests of instances that are about to act together, and the replies
 guardian.py     ends the instances of a launcher that was killed; runs as a script, with the standard library alone
 """
 

@@ -92,7 +92,7 @@ def launch(settings: Launch) -> int:
     """
     prefix = Prefix(settings.prefix, settings.instances)
     with watching_signals() as signals, _guardian() as guardian, _reserved_port() as port:
-        watch = Watch(signals, guardian, settings.instances, settings.timeout_seconds, settings.grace_seconds)
+        watch = Watch(signals, guardian, settings.timeout_seconds, settings.grace_seconds)
         with watch:
             for index in range(settings.instances):
                 is_shown = settings.only_stdout_from in (None, index)
@@ -102,9 +102,9 @@ def launch(settings: Launch) -> int:
 
 def _start(settings: Launch, index: int, port: int) -> Instance:
     """Start an instance as the leader of a new session, and so of a new process group."""
-    control, instance_end = socket.socketpair()
+    control, instance_end = os.pipe()
     # Closed after the start, so that the end of the instance, which inherits it, closes its last copy.
-    with instance_end:
+    with open(instance_end, "wb"):
         process = subprocess.Popen(
             [sys.executable, str(_FOLDER.parent / "instance" / "instance.py"), *settings.command],
             stdin=subprocess.DEVNULL,
@@ -112,21 +112,21 @@ def _start(settings: Launch, index: int, port: int) -> Instance:
             stderr=subprocess.PIPE,
             bufsize=0,
             start_new_session=True,
-            pass_fds=(instance_end.fileno(),),
+            pass_fds=(instance_end,),
             env={
                 "JAX_PLATFORMS": "cpu",  # where IPUs are simulated; several processes cannot share one GPU anyway
                 **os.environ,
                 **_proxy_exemption(),
                 "PYTHONUNBUFFERED": "1",  # into a pipe Python writes blocks: a stuck instance would look silent
                 LAUNCHER_PID: str(os.getpid()),
-                CONTROL_FD: str(instance_end.fileno()),
+                CONTROL_FD: str(instance_end),
                 COORDINATOR: f"127.0.0.1:{port}",
                 INSTANCE_INDEX: str(index),
                 NUM_INSTANCES: str(settings.instances),
                 NUM_REPLICAS: str(settings.replicas),
             },
         )
-    return Instance(index, process, control)
+    return Instance(index, process, open(control, "rb", buffering=0))
 
 
 def _proxy_exemption() -> dict[str, str]:

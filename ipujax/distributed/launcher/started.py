@@ -15,7 +15,6 @@ import contextlib
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -142,8 +141,8 @@ class Instance:
     Args:
         index: number of the instance.
         process: the process, leader of its group.
-        control: socket to the instance.
-        messages: joins bytes from the socket to messages.
+        control: pipe from the instance, for its messages.
+        messages: joins bytes from the pipe to messages.
         relays: its standard output and errors.
         last_sign_at: time of its last sign of life, of `time.monotonic`.
         last_sign: description of that sign.
@@ -153,7 +152,7 @@ class Instance:
 
     index: int
     process: subprocess.Popen[bytes]
-    control: socket.socket
+    control: BinaryIO
     messages: Lines = field(default_factory=lambda: Lines(None))
     relays: list[Relay] = field(default_factory=list)
     last_sign_at: float = field(default_factory=time.monotonic)

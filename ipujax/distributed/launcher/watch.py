@@ -1,8 +1,8 @@
 """The event loop of the launcher: runs until all instances have ended, and ends all when one fails.
 
-One thread waits for the next event: output, a request of an instance (`meeting.py`), the end of a process, a signal, a
-timeout. Ending an instance ends its process group. Signs of life are output, requests and the end of the script; an
-instance that gives none for too long is stuck, and so are those that wait for it.
+One thread waits for the next event: output, a message of an instance, the end of a process, a signal, a timeout.
+Ending an instance ends its process group. Signs of life are output, messages before what all instances do together, and
+the end of the script; an instance that gives none for too long is stuck, and so are those that wait for it.
 
 Limits: a process that leaves its instance's group (a daemon) is not ended.
 """
@@ -22,7 +22,6 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, BinaryIO, Self, cast
 
-from ipujax.distributed.launcher.meeting import Meetings, Replies, name_instances
 from ipujax.distributed.launcher.started import Instance, Relay
 
 TIMED_OUT = 124  # as `timeout` of the GNU coreutils
@@ -61,18 +60,14 @@ class Watch:
     Args:
         signals: receives the numbers of signals.
         guardian: file descriptor of the guardian's input.
-        instances: number of instances of the run.
         timeout_seconds: upper bound of time without a sign of life of an instance; 0 for none.
         grace_seconds: time between the signal to end and the kill.
     """
 
-    def __init__(
-        self, signals: socket.socket, guardian: int, instances: int, timeout_seconds: float, grace_seconds: float
-    ) -> None:
+    def __init__(self, signals: socket.socket, guardian: int, timeout_seconds: float, grace_seconds: float) -> None:
         self._guardian = guardian
         self._timeout = timeout_seconds
         self._grace = grace_seconds
-        self._meetings = Meetings(instances)
         self._instances: list[Instance] = []
         self._code: int | None = None  # exit code of the run, once an instance failed or a signal came
         self._first_failure: tuple[Instance, str, int] | None = None  # instance, reason and exit code
@@ -170,17 +165,11 @@ class Watch:
                 instance.send(signal.SIGKILL)
 
     def _report_silence(self, now: float) -> None:
-        """Print the last sign of life of each instance, and the instances that it waits for."""
-        waiting = self._meetings.waiting()
-        absent = [instance.index for instance in self._instances if instance.index not in waiting]
+        """Print the last sign of life of each instance."""
         self._report(f"an instance gave no sign of life for {self._timeout:g} seconds; ending all")
         for instance in self._instances:
             seconds = f"{now - instance.last_sign_at:.1f} seconds"
-            if instance.index in waiting:
-                text = f"has waited for {seconds} at {waiting[instance.index]} for {name_instances(absent)}"
-            else:
-                text = f"last sign of life {seconds} ago: {instance.last_sign}"
-            self._report(f"  instance {instance.index}: {text}")
+            self._report(f"  instance {instance.index}: last sign of life {seconds} ago: {instance.last_sign}")
 
     # --- events ---
 
@@ -208,11 +197,8 @@ class Watch:
         return has_read
 
     def _on_control(self, instance: Instance) -> None:
-        """Handle messages of an instance, or the end of its socket, which its own end closes."""
-        try:
-            piece = instance.control.recv(1 << 16)
-        except ConnectionError:
-            piece = b""
+        """Handle messages of an instance, or the end of its pipe, which its own end closes."""
+        piece = os.read(instance.control.fileno(), 1 << 16)
         if not piece:
             self._selector.unregister(instance.control)
         for line in instance.messages.add(piece):
@@ -225,8 +211,7 @@ class Watch:
                 if self._kill_at is None:
                     self._end_all(signal.SIGTERM)
             else:
-                instance.last_sign = f"{message['what']}, together with the others"
-                self._send_replies(self._meetings.arrive(instance.index, message))
+                instance.last_sign = f"it came to {message['what']}, together with the others"
 
     def _on_script_end(self, instance: Instance, code: int) -> None:
         """Record the end of a script, whose process may still run exit handlers."""
@@ -234,14 +219,6 @@ class Watch:
         instance.last_sign = "the end of the script"
         if code:
             self._record_failure(instance, f"failed with exit code {code}", code)
-        else:
-            self._send_replies(self._meetings.end(instance.index))
-
-    def _send_replies(self, replies: Replies) -> None:
-        for index, reply in replies.items():
-            self._instances[index].last_sign_at = time.monotonic()
-            with contextlib.suppress(ConnectionError):  # it died while it waited, which `_reap` reports
-                self._instances[index].control.sendall(json.dumps(reply).encode() + b"\n")
 
     def _reap(self, instance: Instance) -> None:
         """Wait for a process that has ended, kill the rest of its group, and record a failure."""
@@ -261,7 +238,7 @@ class Watch:
         if self._exiting is not None and self._exiting.is_reaped:
             self._end_all(signal.SIGTERM)
         if self._leaving is not None and self._running() == [self._leaving]:
-            self._send_replies({self._leaving.index: {"go": True}})
+            self._leaving.send(signal.SIGKILL)
 
     # --- ending ---
 
@@ -286,8 +263,8 @@ class Watch:
             for relay in instance.relays:
                 while self._on_output(instance, relay):
                     pass
-            running = [other.index for other in self._running() if other is not instance]
-            ending = f"; ending {name_instances(running)}" if running else ""
+            running = [str(other.index) for other in self._running() if other is not instance]
+            ending = f"; ending instance{'s' * (len(running) > 1)} {', '.join(running)}" if running else ""
             self._report(f"instance {instance.index} {reason}{ending}")
             self._exiting = instance
 

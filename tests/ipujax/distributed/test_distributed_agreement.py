@@ -1,0 +1,74 @@
+"""Differences between processes that act together, and how the launcher puts output together."""
+
+from __future__ import annotations
+
+import pytest
+
+import ipujax as ipu
+from ipujax.distributed.instance.agreement import Facts, difference, stable
+from ipujax.distributed.launcher.started import Lines, Prefix
+
+
+def step(**facts: str) -> dict[str, str]:
+    return {"": "step", **facts}
+
+
+def test_different_facts_are_named_with_place_and_instances():
+    found = difference([step(x="f32[4]", y="f32[2]"), step(x="f32[4]", y="f32[3]"), step(x="f32[4]", y="f32[2]")])
+    assert found["what"] == "instances disagree on y of step"
+    assert found["got"] == "f32[2] on instances 0, 2; f32[3] on instance 1"
+
+
+def test_a_fact_that_only_some_have():
+    for texts in ([step(x="f32[4]", y="f32[2]", all="x, y"), step(x="f32[4]", all="x")],):
+        assert difference(texts)["what"] == difference(texts[::-1])["what"] == "instances disagree on y of step"
+        assert difference(texts)["got"] == "f32[2] on instance 0; nothing on instance 1"
+
+
+def test_different_actions_are_named_before_their_facts():
+    found = difference([{"": "evaluate"}, step(x="f32[4]"), {"": "evaluate"}])
+    assert found["what"] == "instances are not at the same point of the program"
+    assert found["got"] == "evaluate on instances 0, 2; step on instance 1"
+    assert found["hint"] == "look for a call that only some instances make"
+    assert difference([step(), {"": "the end of the script"}])["hint"].endswith("the same number of steps")
+
+
+def test_digests_differ_with_any_text():
+    facts = Facts.of([("x", "f32[4]"), ("y", "1")])
+    assert facts.digest == Facts.of([("x", "f32[4]"), ("y", "1")]).digest
+    for other in ([("x", "f32[4]"), ("y", "2")], [("x", "f32[4]")], [("y", "1"), ("x", "f32[4]")]):
+        assert Facts.of(other).digest != facts.digest
+    assert facts.extended([("z", "1")]).digest not in (facts.digest, facts.extended([("z", "2")]).digest)
+    assert stable(object()) == stable(object())
+
+
+TEXT = b"one\ntwo\r\n\r10%\r20%\r\nlast"
+
+
+@pytest.mark.parametrize("size", range(1, len(TEXT) + 1))
+def test_lines_do_not_depend_on_the_pieces_they_come_in(size: int):
+    lines = Lines(None)
+    got = [line for start in range(0, len(TEXT), size) for line in lines.add(TEXT[start : start + size])]
+    got += lines.end()
+    assert got == [b"one\n", b"two\r\n", b"\r", b"10%\r", b"20%\r\n", b"last\n"]
+    assert list(lines.end()) == []
+
+
+@pytest.mark.parametrize(("longest", "number"), [(60_000, 2), (None, 1)])
+def test_a_line_without_end_is_cut(longest: int | None, number: int):
+    lines = Lines(longest)
+    got = [line for _ in range(100) for line in lines.add(b"x" * 1000)] + list(lines.end())
+    assert len(got) == number and all(line.endswith(b"\n") for line in got)
+    assert sum(line.count(b"x") for line in got) == 100_000
+
+
+def test_prefix_is_filled_in():
+    assert Prefix("{instance}/{instances} {stream}|", 4)(3, "err") == b"3/4 err|"
+    assert Prefix("", 4)(3, "out") == b""
+    assert len(Prefix("{time}", 4)(0, "out")) == len("12:34:56")
+
+
+@pytest.mark.parametrize("text", ["{rank}", "{", "{}", "{instance.x}"])
+def test_bad_prefix(text: str):
+    with pytest.raises(ipu.ArgumentError, match="cannot be filled in"):
+        Prefix(text, 2)
