@@ -177,7 +177,7 @@ def bind_pipeline(jaxpr: ClosedJaxpr, spec: PipelineSpec, operands: Sequence[Any
     """Binds one of the primitives to operands, arrays or tracers, with its loop traced in the caller's context."""
     loop = jax.make_jaxpr(micro_batch_loop(jaxpr, spec))(*operands)
     assert not loop.consts, "a loop over a closed jaxpr has no further constants"
-    # A mesh gives each device rows of every micro-batch, which the loop has no room to say: one stage is a pipeline too.
+    # A mesh gives each device rows of every micro-batch, which the loop cannot say: one stage is a pipeline too.
     if spec.stages is None and len(named_stages(jaxpr.jaxpr)) < 2 and not spec.rows_in_any_order:
         return list(pipeline_p.bind(*operands, spec=spec, loop=loop))
     return list(staged_pipeline_p.bind(*operands, spec=spec, loop=loop, micro_batch=MicroBatch(jaxpr)))

@@ -263,10 +263,10 @@ def _kind_of_results(eqn: JaxprEqn, kinds: Sequence[Kind]) -> Kind | None:
     name = eqn.primitive.name
     if "term" in distinct:
         return None if {"sum", "after"} & distinct else "term"
-    if "sum" in distinct and distinct <= {"sum", "zero"}:
-        # The update reads one sum of several: one accumulator.
-        if name in _ADDITIONS or record_of(eqn).keeps_sums:
-            return "sum"
+    # The update reads one sum of several: one accumulator.
+    keeps_sums = name in _ADDITIONS or record_of(eqn).keeps_sums
+    if "sum" in distinct and distinct <= {"sum", "zero"} and keeps_sums:
+        return "sum"
     if {"sum", "after"} & distinct:
         return "after"
     is_zero = bool(kinds) and distinct == {"zero"} and (name == "broadcast_in_dim" or record_of(eqn).keeps_sums)

@@ -30,15 +30,22 @@ from jax.tree_util import keystr
 from ipujax.arguments import as_numbers
 from ipujax.device import IPUModel
 from ipujax.jit import IpuFunction, jit
-from ipujax.lowering.jax_compat import ClosedJaxpr, JaxprEqn, constants_as_inputs, eval_equation, eval_jaxpr, jaxpr_as_fun
+from ipujax.lowering.jax_compat import (
+    ClosedJaxpr,
+    JaxprEqn,
+    constants_as_inputs,
+    eval_equation,
+    eval_jaxpr,
+    jaxpr_as_fun,
+)
 from ipujax.lowering.jaxpr import PIPELINE, equations, stage_scope
 from ipujax.lowering.passes.inline import inline
 from ipujax.lowering.pipelining import PipelineSpec, bind_pipeline, pipeline_p, staged_pipeline_p
 from ipujax.lowering.schedules import as_schedule
+from ipujax.plan_search.accumulation import split_step
 from ipujax.runtime.errors import ArgumentError
 from ipujax.runtime.names_at_import import jax_jit
 from ipujax.runtime.options import Options, Recompute
-from ipujax.search.accumulation import split_step
 
 DATA = "data"
 MODEL = "model"
@@ -178,16 +185,16 @@ def planned_step(
 
     def planned(*args: Any) -> Any:
         traced = traced_step(step, args)
-        return _applied(plan, traced, traced.is_of(batch), traced.is_of(donated), jax.tree.leaves(args))
+        return applied(plan, traced, traced.is_of(batch), traced.is_of(donated), jax.tree.leaves(args))
 
     planned.__name__ = planned.__qualname__ = getattr(step, "__name__", "step")
     return planned
 
 
-def _applied(
+def applied(
     plan: Plan, traced: TracedStep, is_batch: Sequence[bool], is_donated: Sequence[bool], leaves: Sequence[Any]
 ) -> Any:
-    """Results of a step under a plan."""
+    """Return the results of a step under a plan, while `ipu.jit` traces it."""
     _check_batch(plan, traced, is_batch)
     split = split_of(plan, traced, is_batch)
     mesh = mesh_of(plan)
@@ -222,9 +229,7 @@ def _applied(
             rows_in_any_order=all(split.is_sum),
         )
         reduced = bind_pipeline(jaxpr, spec, [operands[n] for n in used])
-        joined = [
-            x if is_sum else x.reshape(-1, *x.shape[2:]) for x, is_sum in zip(reduced, split.is_sum, strict=True)
-        ]
+        joined = [x if is_sum else x.reshape(-1, *x.shape[2:]) for x, is_sum in zip(reduced, split.is_sum, strict=True)]
         results = jaxpr_as_fun(split.update)(*values, *joined)
     places = result_places(traced, is_donated)
     placed = [_constrained(x, specs[places[n]], mesh) if n in places else x for n, x in enumerate(results)]
