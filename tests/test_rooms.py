@@ -365,10 +365,10 @@ ROOMS: dict[str, str] = {
     ),
     "ipujax": (
         "ipujax.advice ipujax.auto_sharding ipujax.checking ipujax.device ipujax.distributed ipujax.jax_scripts"
-        " ipujax.jit ipujax.optim ipujax.pipeline ipujax.plan_search ipujax.poplar ipujax.poplin ipujax.popnn ipujax.popops"
-        " ipujax.poprand ipujax.popsolver ipujax.popsparse ipujax.poputil ipujax.prefetching ipujax.public ipujax.schedules"
-        " ipujax.stages ipujax.storage ipujax.studies ipujax.tiles runtime.host runtime.options runtime.report"
-        " runtime.target"
+        " ipujax.jit ipujax.optim ipujax.pipeline ipujax.plan_search ipujax.poplar ipujax.poplin ipujax.popnn"
+        " ipujax.popops ipujax.poprand ipujax.popsolver ipujax.popsparse ipujax.poputil ipujax.prefetching"
+        " ipujax.public ipujax.schedules ipujax.stages ipujax.storage ipujax.studies ipujax.tiles runtime.host"
+        " runtime.options runtime.report runtime.target"
     ),
     "ipujax.front_end": (
         "ipujax.arguments ipujax.jit ipujax.public ipujax.recurrent lowering.jaxpr lowering.schedules"

@@ -234,7 +234,7 @@ class _Walk:
             results = [substituted(atom, inner.equal) for atom in jaxpr.outvars]
             after = [inner.kind(atom) for atom in results]
             if "after" in after:
-                raise _mixed(eqn)
+                raise _mixed(next(each for each in eqns if inner.place(each) == "update"))
             joined = [_JOINED.get(frozenset((a, b))) for a, b in zip(carries, after, strict=False)]
             if None in joined:
                 raise _mixed(eqn)
@@ -243,7 +243,7 @@ class _Walk:
             carries = [kind for kind in joined if kind is not None]
         outvars = [substituted(atom, inner.terms) for atom in results]
         new_body = part_of(jaxpr, jaxpr.invars, outvars, [inner.of_terms(each) for each in eqns])
-        of_results = ["sum" if kind == "sum" else "term" for kind in (*carries, *after[len(carries) :])]
+        of_results: list[Kind] = ["sum" if kind == "sum" else "term" for kind in (*carries, *after[len(carries) :])]
         self.kinds.update(zip(eqn.outvars, of_results, strict=True))
         return eqn.replace(params={**eqn.params, "jaxpr": new_body})
 

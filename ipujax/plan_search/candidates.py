@@ -42,6 +42,7 @@ class Candidates:
         reasons: axes that were left at one, and why.
         savings: fields of plans that need less memory, in the order in which they are tried.
         is_split: whether the step is micro-batches and an update.
+        least_rows: fewest rows of a micro-batch.
     """
 
     plans: tuple[Plan, ...]
@@ -49,6 +50,7 @@ class Candidates:
     reasons: tuple[str, ...] = ()
     savings: tuple[Mapping[str, Any], ...] = ()
     is_split: bool = True
+    least_rows: int = 1
 
     def smaller_plans(self, plan: Plan) -> Iterator[Plan]:
         """Yield the plan with what needs less memory."""
@@ -163,7 +165,9 @@ def candidates(
             impossible[plan] = reason
     if not plans:
         _refuse_all(impossible, rows)
-    return Candidates(tuple(plans), impossible, tuple(reasons), tuple(_savings(axes, state)), is_split)
+    least_rows = min(rows // (plan.data * plan.micro_batches) for plan in plans)
+    savings = tuple(_savings(axes, state))
+    return Candidates(tuple(plans), impossible, tuple(reasons), savings, is_split, least_rows)
 
 
 def _powers(most: int) -> tuple[int, ...]:

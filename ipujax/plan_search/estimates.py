@@ -35,6 +35,7 @@ from ipujax.lowering.replicas import unwrapped
 from ipujax.lowering.rules import Lowering
 from ipujax.lowering.schedules import SchedulePlan, as_schedule, default_schedule, schedule_plan
 from ipujax.plan_search.plan import Plan, TracedStep, applied, split_of
+from ipujax.runtime.errors import ArgumentError
 from ipujax.runtime.graph import BYTE_COST_CYCLES
 from ipujax.runtime.names_at_import import jax_jit
 from ipujax.runtime.options import Options
@@ -42,6 +43,8 @@ from ipujax.runtime.target import Target
 
 _OVERHEAD_CYCLES = 1000  # assumed: start-up, exchange and sync of an operation of the update
 _BESIDE_BYTES = 40_000  # assumed, until a plan is compiled: code and temporary values on the fullest tile
+_BESIDE_SHARE = 0.15  # assumed: of a tile's memory, for code and temporary values, in the choice of a cut
+_ANCHORS, _ANCHOR_RATIO = 3, 4  # numbers of rows whose micro-batches are lowered: the fewest, 4 and 16 times as many
 _MOST_STAGES = 2  # of the pipeline that is costed: segments do not depend on it
 
 
@@ -84,6 +87,7 @@ class StepCosts:
         is_batch: for each leaf of the arguments whether it is of the batch.
         target: the machine.
         is_split: whether the step is micro-batches and an update.
+        least_rows: fewest rows of a micro-batch of all plans.
         found: costs by rows of a micro-batch and number of shards.
     """
 
@@ -91,6 +95,7 @@ class StepCosts:
     is_batch: tuple[bool, ...]
     target: Target
     is_split: bool = True
+    least_rows: int = 1
     found: dict[tuple[int, int], MicroBatchCosts] = field(default_factory=dict)
 
     @property
@@ -105,12 +110,22 @@ class StepCosts:
 
     def _of_rows(self, rows: int, shards: int, specs: Mapping[str, Any]) -> MicroBatchCosts:
         if (rows, shards) not in self.found:
-            if rows == self.rows:  # a batch in one part has no sums over parts
-                smaller = [self._of_rows(part, shards, specs) for part in (rows // 2, rows // 4) if rows % part == 0]
-                self.found[rows, shards] = _of_more_rows(*smaller)
-            else:
-                self.found[rows, shards] = self._lowered(rows, shards, specs)
+            self.found[rows, shards] = self._between(rows, shards, specs)
         return self.found[rows, shards]
+
+    def _between(self, rows: int, shards: int, specs: Mapping[str, Any]) -> MicroBatchCosts:
+        """Costs of rows on the line through those of two anchors; those of an anchor are lowered."""
+        powers = (self.least_rows * _ANCHOR_RATIO**n for n in range(_ANCHORS))
+        # A batch in one part has no sums over parts: half of it is the largest micro-batch.
+        anchors = [n for n in powers if n < self.rows and self.rows % n == 0] or [self.rows // 2]
+        if rows in anchors:
+            return self._lowered(rows, shards, specs)
+        if len(anchors) == 1:
+            anchors.append(2 * anchors[0])
+            if anchors[1] >= self.rows:
+                return _on_line(rows, [(anchors[0], self._of_rows(anchors[0], shards, specs))])
+        last = min(max(1, sum(n < rows for n in anchors)), len(anchors) - 1)
+        return _on_line(rows, [(n, self._of_rows(n, shards, specs)) for n in anchors[last - 1 : last + 1]])
 
     def _rough(self, plan: Plan) -> Estimate:
         """Estimate of a step that is not split: an equal share of its work on each IPU."""
@@ -170,15 +185,19 @@ def _whole_step(jaxpr: ClosedJaxpr, target: Target) -> Estimate:
     return Estimate(cost.cycles, cost.num_bytes / target.tiles_per_ipu)
 
 
-def _of_more_rows(half: MicroBatchCosts, quarter: MicroBatchCosts | None = None) -> MicroBatchCosts:
-    """Costs of twice the rows, which grow as those from a quarter to a half."""
+def _on_line(rows: int, points: Sequence[tuple[int, MicroBatchCosts]]) -> MicroBatchCosts:
+    """Costs of a number of rows on the line through one or two others."""
+    (first_rows, first), (last_rows, last) = points[0], points[-1]
     fields = ("forward_cycles", "backward_cycles", "push_cycles", "pop_cycles", "crossing_bytes", "residual_bytes")
     changes = dict[str, Any]()
     for name in fields:
-        value = getattr(half.work, name)
-        before = value / 2 if quarter is None else getattr(quarter.work, name)
-        changes[name] = value + 2 * (value - before) if before.shape == value.shape else 2 * value
-    return replace(half, work=replace(half.work, **changes))
+        low, high = getattr(first.work, name), getattr(last.work, name)
+        if first_rows == last_rows or low.shape != high.shape:
+            changes[name] = high * (rows / last_rows)
+        else:
+            slope = (high - low) / (last_rows - first_rows)
+            changes[name] = np.maximum(high + slope * (rows - last_rows), 0)
+    return replace(last, work=replace(last.work, **changes))
 
 
 def _stored_bytes_per_cycle(target: Target) -> float:
@@ -197,7 +216,11 @@ def _pipeline_cost(plan: Plan, work: Work, resident: Sequence[tuple[int, int]], 
         parameters = accumulators * sum(num_bytes for _, num_bytes in work.parameter_bytes)
         return cycles, values + parameters + sum(num_bytes for _, num_bytes in resident)
     schedule = _schedule_plan(plan, work, target)
-    (cut, *_) = best_cuts(work, schedule, one_ipu, 1, resident, stores_residuals)
+    free = one_ipu.replace(bytes_per_tile=int(one_ipu.bytes_per_tile * (1 - _BESIDE_SHARE)))
+    try:
+        (cut, *_) = best_cuts(work, schedule, free, 1, resident, stores_residuals)
+    except ArgumentError:  # a cut that leaves no room for code says how much is missing
+        (cut, *_) = best_cuts(work, schedule, one_ipu, 1, resident, stores_residuals)
     return cut_cost(work, cut, schedule, one_ipu, resident, stores_residuals)
 
 

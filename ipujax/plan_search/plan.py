@@ -40,7 +40,7 @@ from ipujax.lowering.jax_compat import (
 )
 from ipujax.lowering.jaxpr import PIPELINE, equations, stage_scope
 from ipujax.lowering.passes.inline import inline
-from ipujax.lowering.pipelining import PipelineSpec, bind_pipeline, pipeline_p, staged_pipeline_p
+from ipujax.lowering.pipelining import PipelineSpec, Role, bind_pipeline, pipeline_p, staged_pipeline_p
 from ipujax.lowering.schedules import as_schedule
 from ipujax.plan_search.accumulation import split_step
 from ipujax.runtime.errors import ArgumentError
@@ -122,7 +122,7 @@ def _code(value: Any) -> str:
     return repr(value).replace("PartitionSpec(", "P(") if isinstance(value, PartitionSpec) else repr(value)
 
 
-_DEFAULTS = {f.name: {} if f.name == "specs" else f.default for f in fields(Plan)}
+_DEFAULTS: dict[str, Any] = {f.name: {} if f.name == "specs" else f.default for f in fields(Plan)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +206,7 @@ def applied(
     else:
         flags = [False] * len(traced.constants) + list(is_batch)
         operands = [jnp.arange(plan.micro_batches, dtype=jnp.int32), *values]
-        roles = ["batch" if flag else "same" for flag in (True, *flags)]
+        roles: list[Role] = ["batch" if flag else "same" for flag in (True, *flags)]
         used = [n for n, is_used in enumerate(split.used) if is_used]
         shapes = [_micro_batch_shape(operands[n], roles[n], plan.micro_batches) for n in used]
 
@@ -221,7 +221,7 @@ def applied(
         spec = PipelineSpec(
             getattr(jaxpr.jaxpr.debug_info, "func_name", "step") or "step",
             plan.micro_batches,
-            tuple(roles[n] for n in used),  # type: ignore[arg-type]
+            tuple(roles[n] for n in used),
             (),
             tuple("sum" if flag else "stack" for flag in split.is_sum),
             schedule=None if plan.schedule is None or plan.stages == 1 else as_schedule(plan.schedule),

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor
 from dataclasses import dataclass, field, replace
+from math import inf
 from typing import Any
 from zlib import crc32
 
@@ -40,6 +41,7 @@ from ipujax.studies.point_costs import PointCost
 from ipujax.studies.sweep_file import SweepFile
 
 _NEAR = 1.15  # estimates up to so many times the cycles of the best compiled plan are compiled
+_SLOWER = 1.1  # times the cycles of fewer shards, above which no more shards are tried
 _LEAST = 4  # plans that are compiled, as estimates are corrected by them
 _COMPILED = 12  # plans at most, unless `compiled` says otherwise
 _ROUND = 4  # plans that an executor has at once
@@ -101,7 +103,13 @@ def search(
     donate = as_numbers("donate_argnums", donate_argnums, "ipu.search")
     space = candidates(traced, is_batch, machine.target, given, donate)
     settings = {"batch_argnums": batch, "device": machine, "donate_argnums": donate, "options": options}
-    run = _Run(plain, tuple(args), StepCosts(traced, is_batch, machine.target, space.is_split), settings, deadline)
+    run = _Run(
+        plain,
+        tuple(args),
+        StepCosts(traced, is_batch, machine.target, space.is_split, space.least_rows),
+        settings,
+        deadline,
+    )
     run.refused.update(space.impossible)
     file = None if path is None else SweepFile(path, _digest(traced, space, settings))
     ended: Ended = "all"
@@ -166,14 +174,21 @@ class _Run:
 
     def estimate(self, space: Candidates) -> None:
         """Estimate plans, and those of less memory where one may not fit."""
-        for plan in space.plans:
+        best = dict[int, float]()  # estimated cycles of the best plan that may fit, by number of shards
+        for plan in sorted(space.plans, key=lambda plan: plan.shards):
             if self.is_over:
                 return
+            if _is_past_the_best(best, plan.shards):
+                self.refused[plan] = "fewer shards are faster"
+                continue
             self._estimate(plan)
             known = self.estimates.get(plan)
             if known is None or known.tile_bytes > _FULL_SHARE * self.bytes_per_tile:
                 for smaller in space.smaller_plans(plan):
                     self._estimate(smaller)
+            fitting = [each for each in (plan, *space.smaller_plans(plan)) if each in self.estimates]
+            cycles = [self.estimates[each].cycles for each in fitting if self.may_fit(each)]
+            best[plan.shards] = min([*cycles, best.get(plan.shards, inf)])
 
     def _estimate(self, plan: Plan) -> None:
         if plan in self.estimates or plan in self.refused:
@@ -276,6 +291,12 @@ class _Run:
 
     def _lacking(self, tile_bytes: int) -> str:
         return f"needs {max(0, tile_bytes - self.bytes_per_tile) / 1024:,.1f} KiB more"
+
+
+def _is_past_the_best(best: Mapping[int, float], shards: int) -> bool:
+    """Whether the plans of the last two smaller numbers of shards grow slower, so that more would too."""
+    smaller = [cycles for number, cycles in sorted(best.items()) if number < shards]
+    return len(smaller) > 1 and _SLOWER * min(smaller[:-1]) < smaller[-1]
 
 
 def _rank(row: SearchRow) -> tuple[Any, ...]:
