@@ -153,15 +153,16 @@ def candidates(
         "schedule": _SCHEDULES,
         **axes,
     }
-    plans: list[Plan] = []
+    plans = dict[Plan, None]()
     impossible: dict[Plan, str] = {}
     for data, shards, stages, micro_batches, schedule in product(*(values[name] for name in AXES[:5])):
+        schedule = schedule if stages > 1 else None
         plan = Plan(data, shards, stages, micro_batches, schedule, specs=specs if shards > 1 else {})
         plan = replace(plan, **{name: axes[name][0] for name in AXES[5:] if name in axes})
         reason = _impossible(plan, rows, target.num_ipus, is_split, traced.has_pipeline)
         if reason is None:
-            plans.append(plan)
-        elif reason and axes:
+            plans[plan] = None
+        elif axes:
             impossible[plan] = reason
     if not plans:
         _refuse_all(impossible, rows)
@@ -207,13 +208,11 @@ def _check_memory(traced: TracedStep, is_batch: Sequence[bool], used: Sequence[b
 
 
 def _impossible(plan: Plan, rows: int, num_ipus: int, is_split: bool, has_pipeline: bool) -> str | None:
-    """Why a plan cannot be; "" for one that says the same as another, None if it can."""
+    """Why a plan cannot be; None if it can."""
     if plan.num_ipus > num_ipus:
         return f"needs {plan.num_ipus} IPUs, of {num_ipus}"
     if rows % (plan.data * plan.micro_batches):
         return f"{rows} rows do not divide into {plan.data * plan.micro_batches} parts"
-    if plan.stages == 1 and plan.schedule is not None:
-        return ""
     if plan.stages > 1 and plan.micro_batches == 1 and not has_pipeline:
         return "a pipeline of one micro-batch has one IPU at work"
     if plan.micro_batches > 1 and not is_split:

@@ -182,13 +182,16 @@ class _Run:
                 self.refused[plan] = "fewer shards are faster"
                 continue
             self._estimate(plan)
-            known = self.estimates.get(plan)
-            if known is None or known.tile_bytes > _FULL_SHARE * self.bytes_per_tile:
+            if plan in self.refused or self._is_full(plan):
                 for smaller in space.smaller_plans(plan):
                     self._estimate(smaller)
             fitting = [each for each in (plan, *space.smaller_plans(plan)) if each in self.estimates]
             cycles = [self.estimates[each].cycles for each in fitting if self.may_fit(each)]
             best[plan.shards] = min([*cycles, best.get(plan.shards, inf)])
+
+    def _is_full(self, plan: Plan) -> bool:
+        """Whether a plan may need more memory than there is; not for one that another says too."""
+        return plan in self.estimates and self.estimates[plan].tile_bytes > _FULL_SHARE * self.bytes_per_tile
 
     def _estimate(self, plan: Plan) -> None:
         if plan in self.estimates or plan in self.refused:
