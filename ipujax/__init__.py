@@ -66,6 +66,7 @@ if _typing.TYPE_CHECKING:
         pipeline_plan as pipeline_plan,
         pipeline_tasks as pipeline_tasks,
     )
+    from ipujax.plan_search import Plan as Plan, Search as Search, SearchRow as SearchRow, search as search
     from ipujax.prefetching import prefetch as prefetch
     from ipujax.runtime.host import HostData as HostData
     from ipujax.runtime.report import Comparison as Comparison, Profile as Profile, compare as compare

@@ -455,11 +455,11 @@ def host_constants_as_inputs(jaxpr: ClosedJaxpr) -> tuple[ClosedJaxpr, tuple[Any
     return result, tuple(value for _, value, is_there in pairs if is_there)
 
 
-def part_of(jaxpr: Jaxpr, invars: list[Var], outvars: list[Var], eqns: list[JaxprEqn]) -> ClosedJaxpr:
+def part_of(jaxpr: Jaxpr, invars: list[Var], outvars: Sequence[Atom], eqns: list[JaxprEqn]) -> ClosedJaxpr:
     """Jaxpr of equations from inside another, without effects and constants."""
     names = jaxpr.debug_info.with_unknown_names()
     inner = jaxpr.replace(
-        constvars=[], invars=invars, outvars=outvars, eqns=eqns, effects=frozenset(), debug_info=names
+        constvars=[], invars=invars, outvars=list(outvars), eqns=eqns, effects=frozenset(), debug_info=names
     )
     return ClosedJaxpr(inner, ())
 

@@ -365,12 +365,18 @@ ROOMS: dict[str, str] = {
         " runtime.logs runtime.many_machines runtime.markup runtime.memory runtime.page runtime.signatures"
         " runtime.target"
     ),
+    "ipujax.plan_search": (
+        "ipujax.arguments ipujax.auto_sharding ipujax.caching ipujax.device ipujax.jit ipujax.storage ipujax.studies"
+        " lowering.digests lowering.gcl lowering.jax_compat lowering.jaxpr lowering.partition lowering.passes"
+        " lowering.pipelining lowering.primitives lowering.replicas lowering.rules lowering.schedules"
+        " lowering.source_info runtime.graph runtime.options runtime.signatures runtime.target"
+    ),
     "ipujax": (
         "ipujax.advice ipujax.auto_sharding ipujax.checking ipujax.device ipujax.distributed ipujax.jax_scripts"
-        " ipujax.jit ipujax.optim ipujax.pipeline ipujax.poplar ipujax.poplin ipujax.popnn ipujax.popops ipujax.poprand"
-        " ipujax.popsolver ipujax.popsparse ipujax.poputil ipujax.prefetching ipujax.public ipujax.schedules"
-        " ipujax.stages ipujax.storage ipujax.studies ipujax.tiles runtime.host runtime.options runtime.report"
-        " runtime.target"
+        " ipujax.jit ipujax.optim ipujax.pipeline ipujax.plan_search ipujax.poplar ipujax.poplin ipujax.popnn"
+        " ipujax.popops ipujax.poprand ipujax.popsolver ipujax.popsparse ipujax.poputil ipujax.prefetching"
+        " ipujax.public ipujax.schedules ipujax.stages ipujax.storage ipujax.studies ipujax.tiles runtime.host"
+        " runtime.options runtime.report runtime.target"
     ),
     "ipujax.front_end": (
         "ipujax.arguments ipujax.jit ipujax.public ipujax.recurrent lowering.jaxpr lowering.schedules"

@@ -164,6 +164,14 @@ class Search:
         distinct = {candidate.specs: candidate for candidate in self.evaluated.values()}
         return sorted(distinct.values(), key=self._rank)
 
+    def greedy(self, start: Sequence[PartitionSpec], shapes: Mapping[int, Sequence[int]]) -> tuple[PartitionSpec, ...]:
+        """Specs of least rank that split all of `shapes`, decided one after the other; of others those of `start`."""
+        specs: Specs = tuple(None if number in shapes else spec for number, spec in enumerate(start))
+        for number, shape in shapes.items():
+            splitting = [spec for spec in self._options(shape) if any(spec)] or [PartitionSpec()]
+            (specs, *_) = self._best(_with(specs, number, spec) for spec in splitting)
+        return self._candidate(specs).specs
+
     def _improve(self, specs: Specs, options: Mapping[int, Sequence[PartitionSpec]]) -> None:
         """Evaluates other specs of each argument, from the best ones so far, until none is better."""
         while True:

@@ -32,7 +32,15 @@ from ipujax.lowering.jaxpr import PIPELINE, equations_inside, scan_body, while_b
 from ipujax.lowering.partition.assignments import Values, axes_of, decide, needed_specs
 from ipujax.lowering.partition.block_rules import Blocks, results_of
 from ipujax.lowering.partition.pipelines import pipeline_results
-from ipujax.lowering.partition.resharding import Step, itemsize, received_blocks, reshard, transitions
+from ipujax.lowering.partition.resharding import (
+    ADDITIONS,
+    Step,
+    itemsize,
+    received_blocks,
+    reshard,
+    transitions,
+    values_that_stay_terms,
+)
 from ipujax.lowering.partition.specs import Axes, MeshAxes, Spec, in_words, local_shape, typed_spec, whole
 from ipujax.lowering.partition.users_blocks import CUSTOM_PARTITIONING, check_mesh, custom_function, shard_map_specs
 from ipujax.lowering.primitives import Factors, record_of
@@ -217,7 +225,10 @@ class Evaluation:
         """Blocks of the results, computed from blocks of the operands, and moved to the required specs."""
         # An operand may stay a term of a sum over an axis where all results may: the sum is then taken of them.
         may_stay = frozenset.intersection(*map(self._may_stay_unreduced, required, eqn.outvars))
-        operands = [self.to_spec(b, replace(b.spec, unreduced=b.spec.unreduced & may_stay), eqn) for b in operands]
+        left = [block.spec.unreduced & may_stay for block in operands]
+        if eqn.primitive.name in ADDITIONS:
+            left = [frozenset[str]().union(*left)] * len(operands)  # a term is added to a term
+        operands = [self.to_spec(b, replace(b.spec, unreduced=u), eqn) for b, u in zip(operands, left, strict=True)]
         values = Values(
             [block.aval for block in operands],
             [block.spec for block in operands],
@@ -290,15 +301,30 @@ class Evaluation:
         self, jaxpr: ClosedJaxpr, in_specs: Sequence[Spec], out_specs: Sequence[Spec], eqn: JaxprEqn
     ) -> ClosedJaxpr:
         """Jaxpr on blocks of a loop's body, or of a branch."""
-        inner = replace(self, resharded={})
+        return self.body_with_terms(jaxpr, in_specs, out_specs, [False] * len(out_specs), eqn)[0]
+
+    def body_with_terms(
+        self,
+        jaxpr: ClosedJaxpr,
+        in_specs: Sequence[Spec],
+        out_specs: Sequence[Spec],
+        are_sums: Sequence[bool],
+        eqn: JaxprEqn,
+    ) -> tuple[ClosedJaxpr, list[Spec]]:
+        """Jaxpr on blocks, and specs of its results: the given ones, of which some may stay terms of a sum."""
+        summed = [v for v, is_sum in zip(jaxpr.jaxpr.outvars, are_sums, strict=True) if is_sum and isinstance(v, Var)]
+        inner = replace(self, resharded={}, sums=values_that_stay_terms(jaxpr.jaxpr, summed))
+        specs: list[Spec] = []
 
         def fun(*arrays: Any) -> list[Any]:
-            blocks = [Block(x, spec, aval) for x, spec, aval in zip(arrays, in_specs, jaxpr.in_avals, strict=True)]
-            results = inner.run(jaxpr, blocks)
-            return [inner.to_spec(b, spec, eqn).array for b, spec in zip(results, out_specs, strict=True)]
+            results = inner.run(jaxpr, self.blocks_of(arrays, in_specs, jaxpr.in_avals))
+            for block, spec, is_sum in zip(results, out_specs, are_sums, strict=True):
+                terms = block.spec.unreduced - set(spec.axes) if is_sum else frozenset()
+                specs.append(replace(spec, unreduced=spec.unreduced | terms))
+            return [inner.to_spec(b, spec, eqn).array for b, spec in zip(results, specs, strict=True)]
 
         avals = [self.block_aval(aval, spec) for aval, spec in zip(jaxpr.in_avals, in_specs, strict=True)]
-        return self.traced(fun, avals, jaxpr.jaxpr.outvars)
+        return self.traced(fun, avals, jaxpr.jaxpr.outvars), specs
 
 
 def _check_no_statements(eqn: JaxprEqn) -> None:
@@ -349,9 +375,12 @@ def _scan(run: Evaluation, eqn: JaxprEqn, operands: Sequence[Block]) -> list[Blo
     row_result_specs = list(map(run.spec_or_whole, jaxpr.outvars[body.results.stacks]))
     outer = [*const_specs, *carry_specs, *map(stacked, row_specs)]
     arrays = [run.to_spec(b, spec, eqn).array for b, spec in zip(operands, outer, strict=True)]
-    partitioned = run.body(body.jaxpr, in_specs, [*carry_specs, *row_result_specs], eqn)
+    # The sum of a stack is taken after the loop where its reader takes it.
+    are_sums = [False] * len(carry_specs) + [var in run.sums for var in eqn.outvars[body.results.stacks]]
+    result_specs = [*carry_specs, *row_result_specs]
+    partitioned, specs = run.body_with_terms(body.jaxpr, in_specs, result_specs, are_sums, eqn)
     results = eqn.primitive.bind(*arrays, **{**eqn.params, "jaxpr": partitioned})
-    return _required_blocks(run, eqn, results, [*carry_specs, *map(stacked, row_result_specs)])
+    return _required_blocks(run, eqn, results, [*carry_specs, *map(stacked, specs[len(carry_specs) :])])
 
 
 def _while(run: Evaluation, eqn: JaxprEqn, operands: Sequence[Block]) -> list[Block]:
@@ -393,7 +422,10 @@ def _pipeline(run: Evaluation, eqn: JaxprEqn, operands: Sequence[Block]) -> list
 def _required_blocks(run: Evaluation, eqn: JaxprEqn, results: Any, specs: Sequence[Spec]) -> list[Block]:
     blocks = [Block(x, spec, var.aval) for x, spec, var in zip(results, specs, eqn.outvars, strict=True)]
     required = [run.required(var) for var in eqn.outvars]
-    return [b if spec is None else run.to_spec(b, spec, eqn) for b, spec in zip(blocks, required, strict=True)]
+    return [
+        b if spec is None or (var in run.sums and b.spec.dims == spec.dims) else run.to_spec(b, spec, eqn)
+        for b, spec, var in zip(blocks, required, eqn.outvars, strict=True)
+    ]
 
 
 def _shard_map(run: Evaluation, eqn: JaxprEqn, operands: Sequence[Block]) -> list[Block]:

@@ -50,7 +50,8 @@ def pipeline_results(run: Any, eqn: JaxprEqn, operands: Sequence[Any]) -> tuple[
     in_specs = [run.spec_or_whole(var) for var in jaxpr.jaxpr.invars]
     arrays = [
         _rows(run.to_spec(block, _with_rows(inner, ()), eqn).array, spec.micro_batches, inner, run.mesh)
-        if role == "batch" and inner.dims[0]
+        if role == "batch" and inner.dims[0] and not spec.rows_in_any_order
+        # A device's rows of the batch are its rows of the micro-batches, if those may be any.
         else run.to_spec(block, inner, eqn).array
         for block, role, inner in zip(operands, spec.roles, in_specs, strict=True)
     ]

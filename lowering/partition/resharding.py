@@ -34,6 +34,7 @@ Kind = Literal[
 ]
 _WITHOUT_COMMUNICATION = frozenset({"slice", "amid_zeros", "first_alone"})
 _SCALED_BY = frozenset({"mul", "div"})  # by a number, its second operand
+ADDITIONS = frozenset({"add", "add_any"})  # of terms, if both operands are
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,7 +292,8 @@ def values_that_stay_terms(jaxpr: Jaxpr, summed: Iterable[Var]) -> frozenset[Var
     sums = {var for var in summed if uses[var] == 1}
     for eqn in reversed(jaxpr.eqns):
         is_scaled = eqn.primitive.name in _SCALED_BY and not isinstance(eqn.invars[1], Var)
-        if (is_scaled or record_of(eqn).keeps_sums) and eqn.outvars[0] in sums:
+        keeps_sums = is_scaled or record_of(eqn).keeps_sums or eqn.primitive.name in ADDITIONS
+        if keeps_sums and eqn.outvars[0] in sums:
             sums.update(atom for atom in eqn.invars if isinstance(atom, Var) and uses[atom] == 1)
     return frozenset(sums)
 

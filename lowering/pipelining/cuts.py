@@ -85,6 +85,26 @@ def best_cuts(
     return [tuple(int(bounds[end]) for end in candidate) for candidate in best]
 
 
+def cut_cost(
+    work: Work,
+    cuts: Sequence[int],
+    plan: SchedulePlan,
+    target: Target,
+    resident: Sequence[tuple[int, int]] = (),
+    stores_residuals: bool = True,
+) -> tuple[float, float]:
+    """Cycles of the schedule with a cut, and bytes of the IPU that has most; arguments as of `best_cuts`."""
+    bounds = np.array([0, *cuts, len(work.forward_cycles)])
+    resident_bytes = _resident_bytes(work, resident, bounds)
+    stored_bytes = _range_sums(work.residual_bytes * stores_residuals, bounds)
+    ipu_bytes = np.zeros(plan.num_ipus)
+    for stage in range(plan.num_stages):
+        in_flight = plan.in_flight(stage) if plan.training else 1
+        ipu_bytes[plan.ipus[stage]] += resident_bytes[stage, stage + 1] + in_flight * stored_bytes[stage, stage + 1]
+    ranges = [(int(a), int(b)) for a, b in pairwise(bounds)]
+    return _schedule_cycles(work, ranges, plan, target), float(ipu_bytes.max())
+
+
 def _ranges(candidate: Sequence[int], bounds: np.ndarray) -> list[tuple[int, int]]:
     """Indices into `bounds` of the first and the end segment of each stage."""
     return list(pairwise((0, *candidate, len(bounds) - 1)))

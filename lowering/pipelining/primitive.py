@@ -48,6 +48,7 @@ class PipelineSpec:
         stages: number of stages to search, or "auto"; when None, equations are named after their stages.
         streamed: for each operand whether it is a batch off chip, loaded by micro-batches; none when empty.
         sent: for each result whether it is a stack off chip, stored by rows; none when empty.
+        rows_in_any_order: whether results are the same for any assignment of the batch's rows to micro-batches.
     """
 
     name: str
@@ -61,6 +62,7 @@ class PipelineSpec:
     stages: int | Literal["auto"] | None = None
     streamed: tuple[bool, ...] = ()
     sent: tuple[bool, ...] = ()
+    rows_in_any_order: bool = False
 
     @property
     def states(self) -> dict[int, int]:
@@ -175,6 +177,7 @@ def bind_pipeline(jaxpr: ClosedJaxpr, spec: PipelineSpec, operands: Sequence[Any
     """Binds one of the primitives to operands, arrays or tracers, with its loop traced in the caller's context."""
     loop = jax.make_jaxpr(micro_batch_loop(jaxpr, spec))(*operands)
     assert not loop.consts, "a loop over a closed jaxpr has no further constants"
-    if spec.stages is None and len(named_stages(jaxpr.jaxpr)) < 2:
+    # A mesh gives each device rows of every micro-batch, which the loop cannot say: one stage is a pipeline too.
+    if spec.stages is None and len(named_stages(jaxpr.jaxpr)) < 2 and not spec.rows_in_any_order:
         return list(pipeline_p.bind(*operands, spec=spec, loop=loop))
     return list(staged_pipeline_p.bind(*operands, spec=spec, loop=loop, micro_batch=MicroBatch(jaxpr)))

@@ -187,7 +187,7 @@ def elementwise_record(name: str) -> PrimitiveRecord:
         is_commutative=name in _COMMUTATIVE,
         is_cheap=name in _CHEAP,
         compares=name in _COMPARING,
-        keeps_sums=name in ("convert_element_type", "copy"),
+        keeps_sums=name in ("convert_element_type", "copy", "neg"),
     )
 
 
@@ -217,7 +217,7 @@ RECORDS: dict[str, PrimitiveRecord] = {
     "dot_general": PrimitiveRecord(_dot, cost="product", macs=_dot_macs),
     "conv_general_dilated": PrimitiveRecord(_conv, _groups_of_block, "product", macs=_conv_macs),
     **{
-        name: PrimitiveRecord(_reduce, monoid=monoid, compares=monoid in ("max", "min"))
+        name: PrimitiveRecord(_reduce, monoid=monoid, compares=monoid in ("max", "min"), keeps_sums=monoid == "add")
         for name, monoid in MONOIDS.items()
     },
     **dict.fromkeys(("argmax", "argmin"), PrimitiveRecord(_whole_axes, compares=True)),

@@ -31,6 +31,7 @@ PAGES = [
             "poplar",
             "profile",
             "quick_start",
+            "search",
             "sharding",
             "studies",
             "tiles",

@@ -1,0 +1,263 @@
+"""Candidate plans of a step on a machine: the combinations of axes that make sense, and why others are left out.
+
+Input: a traced step, its batch, the machine, axes of the user. Output: `Candidates`. By default numbers of IPUs and of
+micro-batches are powers of two. Plans that need less memory are `smaller_plans` of one that may not fit.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import product
+from math import prod
+from typing import Any
+
+from jax.sharding import AbstractMesh, AxisType, PartitionSpec
+
+from ipujax.auto_sharding.sharding_search import Search as ShardingSearch
+from ipujax.lowering.jaxpr import value_bytes
+from ipujax.lowering.schedules import SCHEDULE_NAMES
+from ipujax.plan_search.accumulation import SplitStep, split_step
+from ipujax.plan_search.plan import MODEL, Plan, TracedStep
+from ipujax.runtime.errors import ArgumentError
+from ipujax.runtime.options import RECOMPUTATIONS
+from ipujax.runtime.target import Target, nearest
+
+AXES = ("data", "shards", "stages", "micro_batches", "schedule", "recompute", "offload", "shard_state")
+_NUMBERS = AXES[:4]
+_SCHEDULES = (None, "1f1b")  # the one that suits the machine, and the one that keeps fewest micro-batches
+_MOST_SHARDS = 16
+_SMALL_SHARE = 1 / 256  # of all parameters' bytes: an argument that is smaller is not split
+_EXAMPLES = {"schedule": "1f1b", "recompute": "auto", "offload": (1,), "shard_state": True}
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """Plans to compare.
+
+    Args:
+        plans: combinations of axes, without those that only save memory.
+        impossible: plans that cannot be, and why.
+        reasons: axes that were left at one, and why.
+        savings: fields of plans that need less memory, in the order in which they are tried.
+        is_split: whether the step is micro-batches and an update.
+        least_rows: fewest rows of a micro-batch.
+    """
+
+    plans: tuple[Plan, ...]
+    impossible: Mapping[Plan, str] = field(default_factory=dict)
+    reasons: tuple[str, ...] = ()
+    savings: tuple[Mapping[str, Any], ...] = ()
+    is_split: bool = True
+    least_rows: int = 1
+
+    def smaller_plans(self, plan: Plan) -> Iterator[Plan]:
+        """Yield the plan with what needs less memory."""
+        for saving in self.savings:
+            smaller = replace(plan, **saving)
+            if smaller != plan and (plan.data > 1 or not smaller.shard_state):
+                yield smaller
+
+
+def checked_axes(axes: Mapping[str, Sequence[Any]]) -> dict[str, tuple[Any, ...]]:
+    """Return axes of the user.
+
+    Raises:
+        ArgumentError: an unknown axis, one without values, or a value that it cannot have.
+    """
+    for name, values in axes.items():
+        if name not in AXES:
+            hint = nearest(name, AXES)
+            raise ArgumentError(f"ipu.search has no axis {name!r}", expected=f"one of {', '.join(AXES)}", hint=hint)
+        if isinstance(values, str | bytes) or not hasattr(values, "__iter__") or not list(values):
+            expected = f"values to try, as {name}=[{_EXAMPLES.get(name, 1)!r}]"
+            raise ArgumentError(f"axis {name} of ipu.search has no candidates", expected=expected, got=repr(values))
+        for value in values:
+            if name in _NUMBERS and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                problem = f"axis {name} of ipu.search has a value that is no number of parts"
+                raise ArgumentError(problem, expected="whole numbers of at least 1", got=repr(value))
+            known = _VALUES.get(name)
+            if known is not None and value not in known:
+                hint = nearest(str(value), [each for each in known if isinstance(each, str)])
+                problem = f"axis {name} of ipu.search has no value {value!r}"
+                raise ArgumentError(problem, expected=f"one of {known}", got=repr(value), hint=hint)
+    return {name: tuple(values) for name, values in axes.items()}
+
+
+_VALUES: dict[str, tuple[Any, ...]] = {
+    "schedule": (None, *SCHEDULE_NAMES),
+    "recompute": RECOMPUTATIONS,
+    "shard_state": (False, True),
+}
+
+
+def rows_of(traced: TracedStep, is_batch: Sequence[bool]) -> int:
+    """Return the number of rows of the batch; refuses one without a common first axis."""
+    shapes = [aval.shape for aval, flag in zip(traced.avals, is_batch, strict=True) if flag]
+    sizes = {shape[0] if shape else 0 for shape in shapes}
+    if len(sizes) != 1 or 0 in sizes:
+        raise ArgumentError(
+            "the batch of ipu.search has no common first axis",
+            expected="batch_argnums of arrays with equally many examples",
+            got=", ".join(map(str, map(list, shapes))) or "no arrays",
+        )
+    return int(sizes.pop())
+
+
+def donated_arguments(traced: TracedStep, is_batch: Sequence[bool]) -> tuple[int, ...]:
+    """Return the arguments, but for the batch, whose arrays all come back with their shapes."""
+    free = Counter((aval.shape, str(aval.dtype)) for aval in traced.jaxpr.out_avals)
+    numbers = list[int]()
+    for number in sorted(set(traced.arguments)):
+        leaves = [n for n, argument in enumerate(traced.arguments) if argument == number]
+        needed = Counter((traced.avals[n].shape, str(traced.avals[n].dtype)) for n in leaves)
+        if not any(is_batch[n] for n in leaves) and needed <= free:
+            free -= needed
+            numbers.append(number)
+    return tuple(numbers)
+
+
+def candidates(
+    traced: TracedStep,
+    is_batch: Sequence[bool],
+    target: Target,
+    axes: Mapping[str, tuple[Any, ...]],
+    donate: Sequence[int],
+) -> Candidates:
+    """Return the plans of all combinations of axes.
+
+    Raises:
+        ArgumentError: a batch that no combination divides, or arguments that exceed the memory of the machine.
+    """
+    rows = rows_of(traced, is_batch)
+    reasons = list[str]()
+    split = _split(traced, is_batch, rows, reasons)
+    used = [True] * len(traced.paths) if split is None else split.used[1 + len(traced.constants) :]
+    _check_memory(traced, is_batch, used, target)
+    state = [
+        number
+        for number in donate
+        if not any(used[n] for n, argument in enumerate(traced.arguments) if argument == number)
+    ]
+    specs = {} if split is None or target.num_ipus == 1 else _model_specs(traced, is_batch, used, split, target)
+    if target.num_ipus > 1 and split is not None and not specs:
+        reasons.append("shards: no argument has a dimension that two IPUs divide")
+    numbers = _powers(target.num_ipus)
+    is_split = split is not None
+    values = {
+        "data": numbers,
+        "shards": tuple(n for n in numbers if n <= _MOST_SHARDS) if specs else (1,),
+        "stages": numbers if is_split or traced.has_pipeline else (1,),
+        "micro_batches": tuple(n for n in _powers(rows) if rows % n == 0) if is_split else (1,),
+        "schedule": _SCHEDULES,
+        **axes,
+    }
+    plans = dict[Plan, None]()
+    impossible: dict[Plan, str] = {}
+    for data, shards, stages, micro_batches, schedule in product(*(values[name] for name in AXES[:5])):
+        schedule = schedule if stages > 1 else None
+        plan = Plan(data, shards, stages, micro_batches, schedule, specs=specs if shards > 1 else {})
+        plan = replace(plan, **{name: axes[name][0] for name in AXES[5:] if name in axes})
+        reason = _impossible(plan, rows, target.num_ipus, is_split, traced.has_pipeline)
+        if reason is None:
+            plans[plan] = None
+        elif axes:
+            impossible[plan] = reason
+    if not plans:
+        _refuse_all(impossible, rows)
+    least_rows = min(rows // (plan.data * plan.micro_batches) for plan in plans)
+    savings = tuple(_savings(axes, state))
+    return Candidates(tuple(plans), impossible, tuple(reasons), savings, is_split, least_rows)
+
+
+def _powers(most: int) -> tuple[int, ...]:
+    return tuple(1 << n for n in range(most.bit_length()))
+
+
+def _split(traced: TracedStep, is_batch: Sequence[bool], rows: int, reasons: list[str]) -> SplitStep | None:
+    """The step in the fewest micro-batches; None if it has none, with the reason."""
+    if traced.has_pipeline:
+        reasons.append("micro_batches: the step has an ipu.pipeline, which keeps its own")
+        return None
+    parts = next((n for n in range(2, rows + 1) if rows % n == 0), 0)
+    if not parts:
+        reasons.append("micro_batches, stages: the batch has one row")
+        return None
+    try:
+        return split_step(traced.jaxpr, [False] * len(traced.constants) + list(is_batch), parts)
+    except ArgumentError as error:
+        place = f" ({error.where})" if error.where else ""
+        reasons.append(f"micro_batches, stages: {error.what}{place}")
+        return None
+
+
+def _check_memory(traced: TracedStep, is_batch: Sequence[bool], used: Sequence[bool], target: Target) -> None:
+    """Refuse parameters that exceed the memory of all IPUs."""
+    rows = zip(traced.avals, is_batch, used, strict=True)
+    num_bytes = sum(value_bytes(aval) for aval, flag, is_read in rows if is_read and not flag)
+    of_an_ipu = target.tiles_per_ipu * target.bytes_per_tile
+    if num_bytes > target.num_ipus * of_an_ipu:
+        needed = 1 << (-(-num_bytes // of_an_ipu) - 1).bit_length()
+        raise ArgumentError(
+            "the parameters of this step exceed the memory of the machine",
+            expected=f"at most {target.num_ipus * of_an_ipu:,} bytes on {target.num_ipus} IPUs",
+            got=f"{num_bytes:,} bytes that each micro-batch reads",
+            hint=f"device=ipu.IPUModel(num_ipus={needed}) or more",
+        )
+
+
+def _impossible(plan: Plan, rows: int, num_ipus: int, is_split: bool, has_pipeline: bool) -> str | None:
+    """Why a plan cannot be; None if it can."""
+    if plan.num_ipus > num_ipus:
+        return f"needs {plan.num_ipus} IPUs, of {num_ipus}"
+    if rows % (plan.data * plan.micro_batches):
+        return f"{rows} rows do not divide into {plan.data * plan.micro_batches} parts"
+    if plan.stages > 1 and plan.micro_batches == 1 and not has_pipeline:
+        return "a pipeline of one micro-batch has one IPU at work"
+    if plan.micro_batches > 1 and not is_split:
+        return "the step has no micro-batches"
+    return None
+
+
+def _refuse_all(impossible: Mapping[Plan, str], rows: int) -> None:
+    products = sorted({plan.data * plan.micro_batches for plan in impossible})
+    divisors = [n for n in range(1, rows + 1) if rows % n == 0]
+    hint = None
+    if products and all(rows % n for n in products):
+        closest = min(divisors, key=lambda n: min(abs(n - each) for each in products))
+        batch = -(-rows // products[0]) * products[0]
+        hint = f"data × micro_batches of {closest}, or a batch of {batch:,} rows"
+    raise ArgumentError(
+        "no combination of the axes of ipu.search is possible",
+        expected="axes whose IPUs the device has, and whose parts divide the batch",
+        got="; ".join(sorted(set(impossible.values()))) or None,
+        hint=hint,
+    )
+
+
+def _savings(axes: Mapping[str, tuple[Any, ...]], state: Sequence[int]) -> Iterator[dict[str, Any]]:
+    """Yield fields of plans that need less memory: the least costly first."""
+    shards = axes.get("shard_state", (False, True) if state else (False,))
+    offloads = axes.get("offload", ((), tuple(state)) if state else ((),))
+    recompute = axes.get("recompute", ("none", "auto"))
+    for mode, offload, shard in product(recompute, offloads, shards):
+        yield {"recompute": mode, "offload": tuple(offload), "shard_state": shard}
+
+
+def _model_specs(
+    traced: TracedStep, is_batch: Sequence[bool], used: Sequence[bool], split: SplitStep, target: Target
+) -> dict[str, PartitionSpec]:
+    """Split of parameters over two IPUs of least estimated cycles, by path; of large ones, one after the other."""
+    jaxpr = split.micro_batch
+    first = 1 + len(traced.constants)
+    sizes = [value_bytes(aval) for aval in traced.avals]
+    parameters = [n for n, (flag, is_read) in enumerate(zip(is_batch, used, strict=True)) if is_read and not flag]
+    least = _SMALL_SHARE * sum(sizes[n] for n in parameters)
+    large = sorted((n for n in parameters if sizes[n] >= least), key=lambda n: -sizes[n])
+    mesh = AbstractMesh((2,), (MODEL,), (AxisType.Auto,))
+    search = ShardingSearch(jaxpr, mesh, target.replace(num_ipus=2), {})
+    start = [PartitionSpec()] * len(jaxpr.in_avals)
+    shapes = {first + n: traced.avals[n].shape for n in large if prod(traced.avals[n].shape) > 1}
+    chosen = search.greedy(start, shapes)
+    return {traced.paths[n - first]: chosen[n] for n in shapes if any(chosen[n])}

@@ -1,0 +1,271 @@
+"""Estimates of plans: cycles of a step and bytes of the fullest tile, before a plan is compiled.
+
+Input: a traced step, the machine, a plan. Output: an `Estimate`. Of each number of rows and of shards one micro-batch
+is lowered once, on one IPU (`lowering/pipelining/stage_costs`); all plans share these costs:
+
+    pipeline     best cut into stages, by the clock of the schedule; without stages the sum of all segments
+    sums         gradients over `data`, by the rounds of a collective on the links of all replicas
+    update       bytes of the values that the update makes, over the tiles of the stages
+    host         a transfer for each micro-batch, offloaded arguments in and out
+
+    bytes        of the stage that has most: parameters, accumulators, other arguments, and values in flight
+
+Limits: code and temporary values of a stage are not known before it is compiled. `Calibration` learns both from the
+plans that are: the ratio of cycles, and the bytes beside, of plans of one kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from math import exp, log
+from typing import Any
+
+import numpy as np
+
+from ipujax.lowering.gcl import estimated_cycles
+from ipujax.lowering.jax_compat import ClosedJaxpr
+from ipujax.lowering.jaxpr import PIPELINE, value_bytes
+from ipujax.lowering.partition import estimate as partition_estimate
+from ipujax.lowering.passes import ready
+from ipujax.lowering.pipelining import Planning, StageSearch, Work, best_cuts, cut_cost
+from ipujax.lowering.primitives import record_of
+from ipujax.lowering.replicas import unwrapped
+from ipujax.lowering.rules import Lowering
+from ipujax.lowering.schedules import SchedulePlan, as_schedule, default_schedule, schedule_plan
+from ipujax.plan_search.plan import Plan, TracedStep, applied, split_of
+from ipujax.runtime.errors import ArgumentError
+from ipujax.runtime.graph import BYTE_COST_CYCLES
+from ipujax.runtime.names_at_import import jax_jit
+from ipujax.runtime.options import Options
+from ipujax.runtime.target import Target
+
+_OVERHEAD_CYCLES = 1000  # assumed: start-up, exchange and sync of an operation of the update
+_BESIDE_BYTES = 40_000  # assumed, until a plan is compiled: code and temporary values on the fullest tile
+_BESIDE_SHARE = 0.15  # assumed: of a tile's memory, for code and temporary values, in the choice of a cut
+_ANCHORS, _ANCHOR_RATIO = 3, 4  # numbers of rows whose micro-batches are lowered: the fewest, 4 and 16 times as many
+_MOST_STAGES = 2  # of the pipeline that is costed: segments do not depend on it
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """Estimated cost of a plan.
+
+    Args:
+        cycles: cycles of one step.
+        tile_bytes: bytes of the fullest tile.
+    """
+
+    cycles: float
+    tile_bytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatchCosts:
+    """Costs of a micro-batch of some rows, on one IPU of each shard.
+
+    Args:
+        work: costs of its segments.
+        resident: segment and bytes of each argument that it does not read.
+        gradient_bytes: bytes of the sums that it is a term of.
+        update_cycles: cycles of the update on one IPU.
+    """
+
+    work: Work
+    resident: tuple[tuple[int, int], ...]
+    gradient_bytes: int
+    update_cycles: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepCosts:
+    """Costs of a step's micro-batches, each found once.
+
+    Args:
+        traced: the step.
+        is_batch: for each leaf of the arguments whether it is of the batch.
+        target: the machine.
+        is_split: whether the step is micro-batches and an update.
+        least_rows: fewest rows of a micro-batch of all plans.
+        found: costs by rows of a micro-batch and number of shards.
+    """
+
+    traced: TracedStep
+    is_batch: tuple[bool, ...]
+    target: Target
+    is_split: bool = True
+    least_rows: int = 1
+    found: dict[tuple[int, int], MicroBatchCosts] = field(default_factory=dict)
+
+    @property
+    def rows(self) -> int:
+        """Rows of the batch."""
+        return next(aval.shape[0] for aval, flag in zip(self.traced.avals, self.is_batch, strict=True) if flag)
+
+    def of_plan(self, plan: Plan) -> MicroBatchCosts:
+        """Return the costs of a plan's micro-batch."""
+        rows = self.rows // (plan.data * plan.micro_batches)
+        return self._of_rows(rows, plan.shards, plan.specs)
+
+    def _of_rows(self, rows: int, shards: int, specs: Mapping[str, Any]) -> MicroBatchCosts:
+        if (rows, shards) not in self.found:
+            self.found[rows, shards] = self._between(rows, shards, specs)
+        return self.found[rows, shards]
+
+    def _between(self, rows: int, shards: int, specs: Mapping[str, Any]) -> MicroBatchCosts:
+        """Costs of rows on the line through those of two anchors; those of an anchor are lowered."""
+        powers = (self.least_rows * _ANCHOR_RATIO**n for n in range(_ANCHORS))
+        # A batch in one part has no sums over parts: half of it is the largest micro-batch.
+        anchors = [n for n in powers if n < self.rows and self.rows % n == 0] or [self.rows // 2]
+        if rows in anchors:
+            return self._lowered(rows, shards, specs)
+        if len(anchors) == 1:
+            anchors.append(2 * anchors[0])
+            if anchors[1] >= self.rows:
+                return _on_line(rows, [(anchors[0], self._of_rows(anchors[0], shards, specs))])
+        last = min(max(1, sum(n < rows for n in anchors)), len(anchors) - 1)
+        return _on_line(rows, [(n, self._of_rows(n, shards, specs)) for n in anchors[last - 1 : last + 1]])
+
+    def _rough(self, plan: Plan) -> Estimate:
+        """Estimate of a step that is not split: an equal share of its work on each IPU."""
+        whole = _whole_step(self.traced.jaxpr, self.target)
+        return Estimate(whole.cycles / plan.num_ipus, whole.tile_bytes / plan.num_ipus)
+
+    def _lowered(self, rows: int, shards: int, specs: Mapping[str, Any]) -> MicroBatchCosts:
+        plan = Plan(shards=shards, stages=_MOST_STAGES, micro_batches=self.rows // rows, schedule="gpipe", specs=specs)
+        split = split_of(plan, self.traced, self.is_batch)
+
+        def step(*leaves: Any) -> Any:
+            return applied(plan, self.traced, self.is_batch, [False] * len(leaves), leaves)
+
+        trace = jax_jit(step).trace(*self.traced.avals)
+        function = unwrapped(ready(trace.jaxpr, is_cut=True))
+        (number,) = (n for n, eqn in enumerate(function.jaxpr.jaxpr.eqns) if eqn.primitive.name == PIPELINE)
+        machine = self.target.replace(num_ipus=_MOST_STAGES)
+        planning = Planning(machine, partial(Lowering, options=Options()), BYTE_COST_CYCLES, replicas=shards)
+        search = StageSearch(function.jaxpr, number, planning)
+        update = [eqn for eqn in split.update.jaxpr.eqns if record_of(eqn).cost != "view"]
+        update_bytes = sum(value_bytes(var.aval) for eqn in update for var in eqn.outvars)
+        cycles = len(update) * _OVERHEAD_CYCLES + update_bytes / shards / _stored_bytes_per_cycle(self.target)
+        gradients = sum(
+            value_bytes(aval) for aval, flag in zip(split.micro_batch.out_avals, split.is_sum, strict=True) if flag
+        )
+        return MicroBatchCosts(search.work, tuple(search.resident), gradients // shards, cycles)
+
+    def estimate(self, plan: Plan) -> Estimate:
+        """Return the estimated cost of a plan.
+
+        Raises:
+            IpuError: the plan is impossible.
+        """
+        if not self.is_split:
+            return self._rough(plan)
+        costs = self.of_plan(plan)
+        state_bytes = sum(num_bytes for _, num_bytes in costs.resident)
+        kept_share = (0 if plan.offload else 1) / (plan.data if plan.shard_state else 1)
+        resident = [(segment, int(num_bytes * kept_share)) for segment, num_bytes in costs.resident]
+        cycles, ipu_bytes = _pipeline_cost(plan, costs.work, resident, self.target)
+        cycles += costs.update_cycles / plan.stages / (plan.data if plan.shard_state else 1)
+        if plan.data > 1:
+            ranks = tuple(range(0, plan.data * plan.shards, plan.shards))
+            cycles += estimated_cycles(self.target, (ranks,), max(1, costs.gradient_bytes // plan.stages), True)
+        latency = self.target.host_latency_seconds * self.target.clock_hz
+        transfers = plan.micro_batches if plan.data * plan.shards == 1 else 1
+        cycles += latency * (transfers + 1)
+        if plan.offload:
+            moved_bytes = 2 * state_bytes / plan.stages / (plan.data if plan.shard_state else 1)
+            cycles += moved_bytes / self.target.streaming_bytes_per_second * self.target.clock_hz
+        return Estimate(float(cycles), float(ipu_bytes / self.target.tiles_per_ipu))
+
+
+def _whole_step(jaxpr: ClosedJaxpr, target: Target) -> Estimate:
+    """Estimate of a step on one IPU, without lowering it."""
+    cost = partition_estimate(jaxpr, target)
+    return Estimate(cost.cycles, cost.num_bytes / target.tiles_per_ipu)
+
+
+def _on_line(rows: int, points: Sequence[tuple[int, MicroBatchCosts]]) -> MicroBatchCosts:
+    """Costs of a number of rows on the line through one or two others."""
+    (first_rows, first), (last_rows, last) = points[0], points[-1]
+    fields = ("forward_cycles", "backward_cycles", "push_cycles", "pop_cycles", "crossing_bytes", "residual_bytes")
+    changes = dict[str, Any]()
+    for name in fields:
+        low, high = getattr(first.work, name), getattr(last.work, name)
+        if first_rows == last_rows or low.shape != high.shape:
+            changes[name] = high * (rows / last_rows)
+        else:
+            slope = (high - low) / (last_rows - first_rows)
+            changes[name] = np.maximum(high + slope * (rows - last_rows), 0)
+    return replace(last, work=replace(last.work, **changes))
+
+
+def _stored_bytes_per_cycle(target: Target) -> float:
+    return target.tiles_per_ipu * target.store_bytes_per_cycle
+
+
+def _pipeline_cost(plan: Plan, work: Work, resident: Sequence[tuple[int, int]], target: Target) -> tuple[float, float]:
+    """Cycles of all micro-batches, and bytes of the IPU that has most."""
+    count = plan.micro_batches
+    stores_residuals = plan.recompute == "none"
+    one_ipu = target.replace(num_ipus=1)
+    if plan.stages == 1:
+        cycles = count * float(work.forward_cycles.sum() + work.backward_cycles.sum())
+        values = float(work.residual_bytes.sum()) * stores_residuals
+        accumulators = 2 if count > 1 else 1
+        parameters = accumulators * sum(num_bytes for _, num_bytes in work.parameter_bytes)
+        return cycles, values + parameters + sum(num_bytes for _, num_bytes in resident)
+    schedule = _schedule_plan(plan, work, target)
+    free = one_ipu.replace(bytes_per_tile=int(one_ipu.bytes_per_tile * (1 - _BESIDE_SHARE)))
+    try:
+        (cut, *_) = best_cuts(work, schedule, free, 1, resident, stores_residuals)
+    except ArgumentError:  # a cut that leaves no room for code says how much is missing
+        (cut, *_) = best_cuts(work, schedule, one_ipu, 1, resident, stores_residuals)
+    return cut_cost(work, cut, schedule, one_ipu, resident, stores_residuals)
+
+
+def _schedule_plan(plan: Plan, work: Work, target: Target) -> SchedulePlan:
+    training = work.has_gradients
+    if plan.schedule is None:
+        schedule = default_schedule(target.global_exchange, plan.stages, plan.micro_batches, training)
+    else:
+        schedule = as_schedule(plan.schedule)
+    return schedule_plan(schedule, plan.stages, plan.micro_batches, training)
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """What compiled plans say about the estimates of others.
+
+    Args:
+        ratios: logarithms of compiled cycles over estimated ones, by kind of plan.
+        beside: bytes of the fullest tile beyond the estimated ones, by kind of plan.
+    """
+
+    ratios: dict[tuple[Any, ...], list[float]] = field(default_factory=dict)
+    beside: dict[tuple[Any, ...], list[float]] = field(default_factory=dict)
+
+    def learn(self, plan: Plan, estimate: Estimate, cycles: int | None, tile_bytes: int) -> None:
+        """Add a compiled plan."""
+        for key in _kinds(plan):
+            if cycles:
+                self.ratios.setdefault(key, []).append(log(cycles / max(1.0, estimate.cycles)))
+            self.beside.setdefault(key, []).append(tile_bytes - estimate.tile_bytes)
+
+    def corrected(self, plan: Plan, estimate: Estimate) -> Estimate:
+        """Return an estimate with what the plans of the nearest kind say."""
+        ratio = next((float(np.mean(self.ratios[key])) for key in _kinds(plan) if key in self.ratios), 0.0)
+        beside = next((float(np.mean(self.beside[key])) for key in _kinds(plan) if key in self.beside), _BESIDE_BYTES)
+        return Estimate(estimate.cycles * exp(ratio), max(0.0, estimate.tile_bytes + beside))
+
+
+def _kinds(plan: Plan) -> list[tuple[Any, ...]]:
+    """Kinds of a plan, from the narrowest to that of all plans."""
+    has_stages = plan.stages > 1
+    return [
+        (plan.stages, plan.shards, plan.data > 1, plan.schedule, bool(plan.offload), plan.shard_state),
+        (plan.stages, plan.shards > 1, plan.data > 1),
+        (has_stages, plan.shards > 1),
+        (has_stages,),
+        (),
+    ]

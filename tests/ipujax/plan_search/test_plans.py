@@ -1,0 +1,120 @@
+"""Plans: steps spread over IPUs compute the numbers of one IPU, by plain JAX; other steps are refused by line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import ipujax as ipu
+from ipujax.plan_search.accumulation import split_step
+from ipujax.plan_search.plan import traced_step
+from tests.ipujax.plan_search.steps import (
+    ROWS,
+    TILES,
+    WIDTH,
+    dense_arguments,
+    dense_step,
+    scanned_arguments,
+    scanned_step,
+    scores,
+)
+
+_LAYERS = {"[0]['layers']": P(None, None, "model")}
+PLANS = (
+    ipu.Plan(),
+    ipu.Plan(micro_batches=4),
+    ipu.Plan(data=2, micro_batches=4),
+    ipu.Plan(stages=2, micro_batches=4, schedule="1f1b"),
+    ipu.Plan(data=2, stages=2, micro_batches=4, shard_state=True, offload=(1,)),
+    ipu.Plan(shards=2, micro_batches=2, specs=_LAYERS, recompute="auto"),
+    ipu.Plan(data=2, shards=2, stages=2, micro_batches=2, specs=_LAYERS),
+)
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=repr)
+def test_weights_are_those_of_one_ipu(plan: ipu.Plan) -> None:
+    params, momentum, batch = scanned_arguments()
+    device = ipu.IPUModel(plan.num_ipus, tiles_per_ipu=TILES)
+    step = plan.jit(scanned_step, batch_argnums=2, device=device)
+    got = want = params, momentum
+    for _ in range(3):
+        *got, got_loss = step(*got, batch)
+        *want, want_loss = jax.jit(scanned_step)(*want, batch)
+    largest = max(float(jnp.abs(x).max()) for x in jax.tree.leaves(want[0]))
+    for a, b in zip(jax.tree.leaves((got, got_loss)), jax.tree.leaves((want, want_loss)), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5 * largest)
+
+
+def test_inference_returns_rows_in_order() -> None:
+    weights, (x, _) = dense_arguments()
+    plan = ipu.Plan(stages=2, micro_batches=4)
+    got = plan.jit(scores, batch_argnums=1, device=ipu.IPUModel(2, tiles_per_ipu=TILES))(weights, x)
+    np.testing.assert_allclose(got, scores(weights, x), atol=1e-5)
+
+
+def test_plan_is_code() -> None:
+    plan = ipu.Plan(data=2, shards=2, schedule="1f1b", offload=(1,), specs=_LAYERS)
+    specs = "{\"[0]['layers']\": P(None, None, 'model')}"
+    code = f"ipu.Plan(data=2, shards=2, schedule='1f1b', offload=(1,), specs={specs})"
+    assert repr(plan) == code
+    assert eval(code, {"ipu": ipu, "P": P}) == plan
+
+
+def test_one_accumulator_for_two_uses_of_a_table() -> None:
+    traced = traced_step(scanned_step, scanned_arguments())
+    split = split_step(traced.jaxpr, traced.is_of([2]), 4)
+    shapes = sorted(aval.shape for aval in split.micro_batch.out_avals)
+    assert shapes == sorted([(), (WIDTH,), (32, WIDTH), (4, WIDTH, WIDTH)])
+    assert all(split.is_sum)
+
+
+def _normalised(weights: Any, batch: Any) -> Any:
+    """Batch statistics: a micro-batch needs the sum over all."""
+    x, y = batch
+    h = x @ weights[0]
+    return weights, (((h - h.mean(0)) @ weights[1] - y) ** 2).mean()
+
+
+def _by_valid_rows(weights: Any, batch: Any) -> Any:
+    """The loss of all valid rows, whose number the gradient divides by."""
+    x, y = batch
+    loss = lambda w: ((x @ w - y) ** 2 * (y > 0)).sum() / (y > 0).sum()  # noqa: E731
+    return [weights[0] - jax.grad(loss)(weights[0]), *weights[1:]], 0.0
+
+
+def _sorted_rows(weights: Any, batch: Any) -> Any:
+    """Rows in an order that depends on all of them."""
+    x, y = batch
+    return weights, ((jnp.sort(x, 0) @ weights[0] - y) ** 2).mean()
+
+
+@pytest.mark.parametrize("step", [_normalised, _by_valid_rows, _sorted_rows], ids=lambda step: step.__name__)
+def test_step_without_micro_batches_is_refused(step: Callable[..., Any]) -> None:
+    traced = traced_step(step, dense_arguments())
+    with pytest.raises(ipu.ArgumentError, match="has no micro-batches") as info:
+        split_step(traced.jaxpr, traced.is_of([1]), 4)
+    assert "test_plans.py" in str(info.value)
+
+
+def test_batch_that_does_not_divide_names_the_nearest() -> None:
+    step = ipu.Plan(micro_batches=5).jit(dense_step, batch_argnums=1, device=ipu.IPUModel(1))
+    with pytest.raises(ipu.ArgumentError, match=f"{ROWS} rows") as info:
+        step.lower(*dense_arguments())
+    assert "micro_batches=4" in str(info.value)
+    assert "20 rows" in str(info.value)
+
+
+def test_gradients_of_a_loop_are_summed_over_devices_once() -> None:
+    plan = ipu.Plan(data=2, micro_batches=8)
+    step = plan.jit(scanned_step, batch_argnums=2, device=ipu.IPUModel(2, tiles_per_ipu=TILES))
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), scanned_arguments())
+    moves = step.lower(*shapes).compile().partitioning.notes.moves
+    # Each gradient, and the loss, in one all-reduce of its bytes: none inside of the loop over layers.
+    sizes = sorted(move.num_bytes for move in moves if move.step.kind == "all_reduce")
+    assert sizes == sorted([4, 4 * WIDTH, 4 * 32 * WIDTH, 4 * 4 * WIDTH * WIDTH])

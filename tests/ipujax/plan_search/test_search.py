@@ -1,0 +1,122 @@
+"""`ipu.search`: its best plan against all plans compiled, its table, bad input, interrupts and files."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+
+import ipujax as ipu
+from ipujax.plan_search import searching
+from tests.ipujax.plan_search.steps import ROWS, TILES, dense_arguments, dense_step, scanned_arguments, scanned_step
+
+DEVICE = ipu.IPUModel(2, tiles_per_ipu=TILES)
+AXES = {"micro_batches": (1, 4), "schedule": ("1f1b",), "shards": (1,), "recompute": ("none",)}
+
+
+def _shapes(arguments: Any) -> Any:
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), arguments)
+
+
+@pytest.fixture(scope="module")
+def found() -> ipu.Search:
+    return ipu.search(dense_step, *_shapes(dense_arguments()), device=DEVICE, batch_argnums=1, axes=AXES)
+
+
+def test_best_is_the_fastest_of_all(found: ipu.Search) -> None:
+    shapes = _shapes(dense_arguments())
+    plans = [row.plan for row in found if row.figures != "none"]
+    cycles = {plan: plan.jit(dense_step, **found.settings).lower(*shapes).compile().profile.cycles for plan in plans}
+    assert len(plans) >= 4
+    assert found.best.cycles == min(cycles.values())
+    assert cycles[found.best.plan] == found.best.cycles
+
+
+def test_best_can_be_called(found: ipu.Search) -> None:
+    weights, batch = dense_arguments()
+    want, _ = jax.jit(dense_step)(weights, batch)
+    got, _ = found.function()(weights, batch)  # takes the memory of the weights
+    assert all(abs(a - b).max() < 1e-5 for a, b in zip(got, want, strict=True))
+
+
+def test_table(found: ipu.Search, tmp_path: Path) -> None:
+    text = str(found)
+    assert repr(found.best.plan) in text
+    assert "fullest tile" in text
+    found.to_csv(tmp_path / "plans.csv")
+    assert len((tmp_path / "plans.csv").read_text().splitlines()) == len(found) + 1
+    assert "ipu.Plan" in found._repr_html_()
+    assert found.best.cycles == found.pareto().rows[0]["cycles"]
+
+
+def test_interrupt_returns_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    real, calls = searching.compiled_cost, list[Any]()
+
+    def interrupted(*job: Any) -> Any:
+        calls.append(job)
+        if len(calls) > 1:
+            raise KeyboardInterrupt
+        return real(*job)
+
+    monkeypatch.setattr(searching, "compiled_cost", interrupted)
+    search = ipu.search(dense_step, *_shapes(dense_arguments()), device=DEVICE, batch_argnums=1, axes=AXES)
+    assert search.ended == "interrupt"
+    assert [row.figures for row in search].count("compiled") == 1
+    assert search.best.fits
+
+
+class _Busy:
+    """An executor that must not be asked."""
+
+    def submit(self, *job: Any) -> Any:
+        raise AssertionError("compiled again")
+
+
+def test_file_is_read_again(tmp_path: Path, found: ipu.Search) -> None:
+    shapes = _shapes(dense_arguments())
+    settings: Any = {"device": DEVICE, "batch_argnums": 1, "axes": AXES, "path": tmp_path / "plans"}
+    with ThreadPoolExecutor(1) as executor:
+        first = ipu.search(dense_step, *shapes, executor=executor, **settings)
+    again = ipu.search(dense_step, *shapes, executor=_Busy(), **settings)
+    assert again.best == first.best == found.best
+    with pytest.raises(ipu.ArgumentError, match="not a file of this"):
+        ipu.search(scanned_step, *_shapes(scanned_arguments()), **{**settings, "batch_argnums": 2})
+
+
+@pytest.mark.parametrize(
+    ("axes", "match"),
+    [
+        ({"stage": (1, 2)}, "no axis 'stage'"),
+        ({"stages": ()}, "no candidates"),
+        ({"stages": (0,)}, "no number of parts"),
+        ({"schedule": ("1f1",)}, "no value '1f1'"),
+        ({"micro_batches": (3,)}, f"{ROWS} rows do not divide into 3"),
+        ({"data": (64,)}, "needs 64 IPUs"),
+    ],
+)
+def test_axes_that_cannot_be(axes: Any, match: str) -> None:
+    with pytest.raises(ipu.ArgumentError, match=match):
+        ipu.search(dense_step, *_shapes(dense_arguments()), device=DEVICE, batch_argnums=1, axes=axes)
+
+
+def test_machine_smaller_than_the_weights_names_one_that_is_not() -> None:
+    device = ipu.IPUModel(1, tiles_per_ipu=4, bytes_per_tile=512)
+    with pytest.raises(ipu.ArgumentError, match="exceed the memory of the machine") as info:
+        ipu.search(dense_step, *_shapes(dense_arguments()), device=device, batch_argnums=1)
+    assert "num_ipus=2" in str(info.value)
+
+
+def test_no_plan_that_fits_shows_the_closest() -> None:
+    device = ipu.IPUModel(2, tiles_per_ipu=TILES, bytes_per_tile=4000)
+    search = ipu.search(dense_step, *_shapes(dense_arguments()), device=device, batch_argnums=1, axes=AXES, compiled=2)
+    with pytest.raises(ipu.ArgumentError, match="no plan that was compiled fits") as info:
+        _ = search.best
+    assert "more" in str(info.value)
+
+
+def test_seconds_end_a_search() -> None:
+    search = ipu.search(dense_step, *_shapes(dense_arguments()), device=DEVICE, batch_argnums=1, seconds=0)
+    assert search.ended == "seconds"
