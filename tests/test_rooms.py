@@ -73,9 +73,17 @@ ROOMS: dict[str, str] = {
         " runtime.target runtime.tensor runtime.timeline"
     ),
     "runtime.causes": "runtime.compile runtime.cost runtime.files runtime.graph runtime.tensor runtime.timeline",
+    "runtime.many_machines": (
+        "runtime.analysis runtime.compile runtime.cost runtime.graph runtime.memory runtime.target runtime.timeline"
+    ),
+    "runtime.uncertainty": (
+        "runtime.causes runtime.compile runtime.cost runtime.files runtime.graph runtime.many_machines runtime.target"
+        " runtime.tensor runtime.timeline"
+    ),
     "runtime.profile": (
-        "runtime.causes runtime.compile runtime.cost runtime.files runtime.graph runtime.host runtime.memory"
-        " runtime.sections runtime.sources runtime.target runtime.tensor runtime.timeline"
+        "runtime.causes runtime.compile runtime.cost runtime.files runtime.graph runtime.host runtime.many_machines"
+        " runtime.memory runtime.sections runtime.sources runtime.target runtime.tensor runtime.timeline"
+        " runtime.uncertainty"
     ),
     "runtime.schema": "runtime.files runtime.graph runtime.memory runtime.profile runtime.sections runtime.target",
     "runtime.views": "runtime.causes runtime.memory runtime.profile runtime.sources runtime.target runtime.tensor",
@@ -348,14 +356,10 @@ ROOMS: dict[str, str] = {
         "ipujax.poplar.types ipujax.poplar.vertex lowering.jax_compat lowering.jaxpr lowering.refs lowering.rules"
         " runtime.target runtime.tensor"
     ),
-    "runtime.many_machines": (
-        "runtime.analysis runtime.compile runtime.cost runtime.graph runtime.memory runtime.profile runtime.target"
-        " runtime.tensor runtime.timeline"
-    ),
     "ipujax.studies": (
         "ipujax.caching ipujax.device ipujax.jit ipujax.storage lowering.digests lowering.jax_compat runtime.compile"
-        " runtime.logs runtime.many_machines runtime.markup runtime.memory runtime.page runtime.signatures"
-        " runtime.target"
+        " runtime.logs runtime.many_machines runtime.markup runtime.memory runtime.page runtime.profile"
+        " runtime.signatures runtime.target runtime.tensor runtime.timeline"
     ),
     "ipujax": (
         "ipujax.advice ipujax.auto_sharding ipujax.checking ipujax.device ipujax.distributed ipujax.jax_scripts"
