@@ -72,12 +72,18 @@ ROOMS: dict[str, str] = {
         "runtime.analysis runtime.compile runtime.cost runtime.exchange runtime.files runtime.graph runtime.memory"
         " runtime.target runtime.tensor runtime.timeline"
     ),
-    "runtime.causes": (
-        "runtime.compile runtime.cost runtime.files runtime.graph runtime.target runtime.tensor runtime.timeline"
+    "runtime.causes": "runtime.compile runtime.cost runtime.files runtime.graph runtime.tensor runtime.timeline",
+    "runtime.many_machines": (
+        "runtime.analysis runtime.compile runtime.cost runtime.graph runtime.memory runtime.target runtime.timeline"
+    ),
+    "runtime.uncertainty": (
+        "runtime.causes runtime.compile runtime.cost runtime.files runtime.graph runtime.many_machines runtime.target"
+        " runtime.tensor runtime.timeline"
     ),
     "runtime.profile": (
-        "runtime.causes runtime.compile runtime.cost runtime.files runtime.graph runtime.host runtime.memory"
-        " runtime.sections runtime.sources runtime.target runtime.tensor runtime.timeline"
+        "runtime.causes runtime.compile runtime.cost runtime.files runtime.graph runtime.host runtime.many_machines"
+        " runtime.memory runtime.sections runtime.sources runtime.target runtime.tensor runtime.timeline"
+        " runtime.uncertainty"
     ),
     "runtime.schema": "runtime.files runtime.graph runtime.memory runtime.profile runtime.sections runtime.target",
     "runtime.views": "runtime.causes runtime.memory runtime.profile runtime.sources runtime.target runtime.tensor",
@@ -90,7 +96,7 @@ ROOMS: dict[str, str] = {
         " runtime.schema runtime.sections runtime.signatures runtime.target runtime.tensor runtime.views"
     ),
     "runtime": "",
-    "runtime.interpreter": "runtime.analysis runtime.exchange runtime.graph runtime.host runtime.memory runtime.tensor",
+    "runtime.interpreter": "runtime.analysis runtime.exchange runtime.graph runtime.host runtime.tensor",
     "lowering.jax_compat": "",
     "lowering.stored_modules": "lowering.jax_compat",
     "lowering.source_info": "lowering.jax_compat runtime.tensor",
@@ -227,9 +233,7 @@ ROOMS: dict[str, str] = {
         " lowering.replicas lowering.source_info lowering.stablehlo runtime.logs runtime.signatures runtime.tensor"
         " runtime.tracebacks"
     ),
-    "ipujax.distributed.instance": (
-        "ipujax.calls lowering.jax_compat lowering.replicas runtime.host runtime.logs runtime.signatures"
-    ),
+    "ipujax.distributed.instance": "ipujax.calls lowering.jax_compat lowering.replicas runtime.host runtime.signatures",
     "ipujax.public": "",
     "ipujax.recurrent": "",
     "ipujax.compiled_programs": "runtime.compile runtime.logs",
@@ -282,14 +286,13 @@ ROOMS: dict[str, str] = {
         " runtime.graph runtime.interpreter runtime.tensor"
     ),
     "ipujax.functions": (
-        "ipujax.arguments ipujax.caching ipujax.calls ipujax.checking ipujax.compiled_programs ipujax.device"
-        " ipujax.distributed.instance ipujax.lowering_plan ipujax.sharding ipujax.stages ipujax.storage lowering.dumps"
-        " lowering.jax_compat lowering.partition lowering.replicas runtime.host runtime.logs runtime.options"
+        "ipujax.arguments ipujax.caching ipujax.calls ipujax.checking ipujax.device ipujax.distributed.instance"
+        " ipujax.lowering_plan ipujax.sharding ipujax.stages ipujax.storage lowering.dumps lowering.jax_compat"
+        " lowering.partition lowering.replicas runtime.host runtime.logs runtime.options"
     ),
     "ipujax.jit": (
-        "ipujax.arguments ipujax.calls ipujax.checking ipujax.compiled_programs ipujax.device ipujax.functions"
-        " ipujax.sharding ipujax.stages runtime.options runtime.report runtime.signatures runtime.target"
-        " runtime.tracebacks"
+        "ipujax.arguments ipujax.calls ipujax.checking ipujax.device ipujax.functions ipujax.sharding ipujax.stages"
+        " runtime.options runtime.report runtime.signatures runtime.target runtime.tracebacks"
     ),
     "ipujax.jax_scripts": (
         "ipujax.arguments ipujax.caching ipujax.calls ipujax.device ipujax.lowering_plan ipujax.sharding ipujax.stages"
@@ -301,15 +304,13 @@ ROOMS: dict[str, str] = {
         "ipujax.device ipujax.jit lowering.jax_compat lowering.partition lowering.passes runtime.signatures"
         " runtime.target"
     ),
+    "ipujax.advice": (
+        "ipujax.arguments ipujax.device ipujax.jit lowering.jaxpr runtime.options runtime.signatures runtime.target"
+    ),
     "ipujax.pipeline": (
         "ipujax.arguments ipujax.calls ipujax.device ipujax.jit ipujax.stages lowering.jax_compat lowering.jaxpr"
         " lowering.pipelining lowering.refs lowering.schedules runtime.graph runtime.options runtime.report"
         " runtime.signatures runtime.target runtime.tracebacks"
-    ),
-    "ipujax.advice": (
-        "ipujax.arguments ipujax.device ipujax.jit ipujax.pipeline lowering.jaxpr lowering.schedules runtime.causes"
-        " runtime.markup runtime.options runtime.profile runtime.report runtime.signatures runtime.target"
-        " runtime.tensor runtime.views"
     ),
     "ipujax.prefetching": "ipujax.arguments runtime.host runtime.signatures",
     "ipujax.poplar.types": "runtime.graph runtime.tensor",
@@ -351,32 +352,21 @@ ROOMS: dict[str, str] = {
     ),
     "ipujax.popsolver": "ipujax.public",
     "ipujax.schedules": "ipujax.public lowering.schedules",
-    "ipujax.models": "ipujax.pipeline ipujax.popnn ipujax.public runtime.target",
     "ipujax.tiles": (
         "ipujax.poplar.types ipujax.poplar.vertex lowering.jax_compat lowering.jaxpr lowering.refs lowering.rules"
         " runtime.target runtime.tensor"
     ),
-    "runtime.many_machines": (
-        "runtime.analysis runtime.compile runtime.cost runtime.graph runtime.memory runtime.profile runtime.target"
-        " runtime.tensor runtime.timeline"
-    ),
     "ipujax.studies": (
         "ipujax.caching ipujax.device ipujax.jit ipujax.storage lowering.digests lowering.jax_compat runtime.compile"
-        " runtime.logs runtime.many_machines runtime.markup runtime.memory runtime.page runtime.signatures"
-        " runtime.target"
-    ),
-    "ipujax.plan_search": (
-        "ipujax.arguments ipujax.auto_sharding ipujax.caching ipujax.device ipujax.jit ipujax.storage ipujax.studies"
-        " lowering.digests lowering.gcl lowering.jax_compat lowering.jaxpr lowering.partition lowering.passes"
-        " lowering.pipelining lowering.primitives lowering.replicas lowering.rules lowering.schedules"
-        " lowering.source_info runtime.graph runtime.options runtime.signatures runtime.target"
+        " runtime.logs runtime.many_machines runtime.markup runtime.memory runtime.page runtime.profile"
+        " runtime.signatures runtime.target runtime.tensor runtime.timeline"
     ),
     "ipujax": (
         "ipujax.advice ipujax.auto_sharding ipujax.checking ipujax.device ipujax.distributed ipujax.jax_scripts"
-        " ipujax.jit ipujax.optim ipujax.pipeline ipujax.plan_search ipujax.poplar ipujax.poplin ipujax.popnn"
-        " ipujax.popops ipujax.poprand ipujax.popsolver ipujax.popsparse ipujax.poputil ipujax.prefetching"
-        " ipujax.public ipujax.schedules ipujax.stages ipujax.storage ipujax.studies ipujax.tiles runtime.host"
-        " runtime.options runtime.report runtime.target"
+        " ipujax.jit ipujax.optim ipujax.pipeline ipujax.poplar ipujax.poplin ipujax.popnn ipujax.popops ipujax.poprand"
+        " ipujax.popsolver ipujax.popsparse ipujax.poputil ipujax.prefetching ipujax.public ipujax.schedules"
+        " ipujax.stages ipujax.storage ipujax.studies ipujax.tiles runtime.host runtime.options runtime.report"
+        " runtime.target"
     ),
     "ipujax.front_end": (
         "ipujax.arguments ipujax.jit ipujax.public ipujax.recurrent lowering.jaxpr lowering.schedules"
@@ -484,28 +474,23 @@ ROOMS: dict[str, str] = {
         " ipujax.popart.model_graph ipujax.popart.operators ipujax.popart.optimisers ipujax.popart.options"
         " ipujax.popart.reserved_names ipujax.popart.tensor_info"
     ),
-    "ipujax.popart.numerics_report": "ipujax.popart.building ipujax.popart.exceptions ipujax.popart.tensor_info",
     "ipujax.popart.session": (
         "ipujax ipujax.front_end ipujax.popart.building ipujax.popart.devices ipujax.popart.enumerations"
         " ipujax.popart.exceptions ipujax.popart.flow ipujax.popart.model_graph ipujax.popart.optimisers"
         " ipujax.popart.options ipujax.popart.popart_log ipujax.popart.reserved_names ipujax.popart.steps"
         " ipujax.popart.tensor_info"
     ),
-    "ipujax.popart.gcprofile": "ipujax.front_end ipujax.popart.exceptions ipujax.popart.session",
-    "ipujax.popart.serving": "ipujax.popart.exceptions",
-    "ipujax.popart.__main__": "ipujax.popart.exceptions ipujax.popart.serving",
     "ipujax.popart": (
-        "ipujax ipujax.popart.building ipujax.popart.devices ipujax.popart.enumerations ipujax.popart.exceptions"
-        " ipujax.popart.flow ipujax.popart.graph_transformer ipujax.popart.numerics_report ipujax.popart.optimisers"
-        " ipujax.popart.options"
+        "ipujax.popart.building ipujax.popart.devices ipujax.popart.enumerations ipujax.popart.exceptions"
+        " ipujax.popart.flow ipujax.popart.graph_transformer ipujax.popart.optimisers ipujax.popart.options"
         " ipujax.popart.popart_log ipujax.popart.reserved_names ipujax.popart.session"
         " ipujax.popart.supported_operations ipujax.popart.tensor_info"
     ),
     "ipujax.distributed.launcher": "ipujax.distributed.instance",
     "ipujax.cli": (
-        "ipujax.advice ipujax.compiled_programs ipujax.device ipujax.distributed.launcher ipujax.jax_scripts"
-        " ipujax.jit ipujax.onnx.random_call ipujax.storage lowering.dumps lowering.rules lowering.rules.table"
-        " runtime.logs runtime.profile runtime.report runtime.target"
+        "ipujax.compiled_programs ipujax.device ipujax.distributed.launcher ipujax.jax_scripts ipujax.onnx.random_call"
+        " ipujax.storage lowering.dumps lowering.rules lowering.rules.table runtime.logs runtime.profile runtime.report"
+        " runtime.target"
     ),
     "ipujax.__main__": "ipujax.cli",
 }
@@ -513,7 +498,6 @@ ROOMS: dict[str, str] = {
 # Why several files may have one name.
 SAME_NAMES = {
     "each package has one": "__init__",
-    "a package that runs as a program": "__main__",
     "an operation: its lowering rule, its library function, what Poplar programs call": (
         "collectives convolution dynamic_slices elementwise indexing matmul operands poprand reductions codelet_calls"
     ),

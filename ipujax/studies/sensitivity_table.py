@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 
 from ipujax.runtime.errors import ArgumentError, TargetError
-from ipujax.runtime.many_machines import ProgramCounts, ShareElasticity, elasticities, perturbed_constants
+from ipujax.runtime.many_machines import ProgramCounts
 from ipujax.runtime.markup import Markup, table
 from ipujax.runtime.signatures import checking_calls
-from ipujax.runtime.target import Machines, Target, constants_of, nearest
+from ipujax.runtime.target import Machines, Target, constants_of, nearest, perturbed_constants
+from ipujax.studies.elasticities import ShareElasticity, elasticities
 from ipujax.studies.point_costs import PlanCosts, Work
 from ipujax.studies.points import point_of
 

@@ -1,11 +1,5 @@
 """A compiled program on many machines: counts once, and cycles from the rates of all machines together."""
 
-from ipujax.runtime.many_machines.elasticities import (
-    Elasticities as Elasticities,
-    ShareElasticity as ShareElasticity,
-    elasticities as elasticities,
-    perturbed_constants as perturbed_constants,
-)
 from ipujax.runtime.many_machines.program_counts import (
     MEMORY_CONSTANTS as MEMORY_CONSTANTS,
     Memory as Memory,

@@ -9,24 +9,23 @@ from __future__ import annotations
 from collections import Counter
 from functools import cached_property
 from numbers import Integral
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
 
 import numpy as np
 
 from ipujax.runtime.errors import ArgumentValueError, ProfileError
+from ipujax.runtime.files.figure_kinds import Real
+from ipujax.runtime.files.kinds import Map, Text
 from ipujax.runtime.graph import of_replicas
+from ipujax.runtime.many_machines import ProgramCounts
 from ipujax.runtime.profile.breakdown import LayerCost, Operation, layer_costs, line_costs
-from ipujax.runtime.profile.primary_figures import PrimaryFigures
+from ipujax.runtime.profile.primary_figures import PrimaryFigures, run_figure
 from ipujax.runtime.profile.text import duration, size
 from ipujax.runtime.sections.memory import region_bytes
+from ipujax.runtime.uncertainty import COMPILED, SPREADS, Interval, coverage_of_run, interval_of_run
 
 Lines = Literal["user", "library"]
 LINES: tuple[Lines, ...] = get_args(Lines)  # owners of the lines of source that `Figures.operations` lists
-# Cycles of code compiled from C++ over those that are counted, at least and at most. Derived: a published loop that
-# sums π took 7.9 instructions an iteration where 10.3 are counted, unrolled by its author, and 15 where 12 are, as it
-# was; the codelets of a blur up to 31 where 23 are (reference B5). One loop compiled three ways took 84, 57 and 47
-# thousand cycles: a factor of 1.79, this range has 1.76.
-COMPILED_RANGE = (7.9 / 10.3, 31 / 23)
 
 
 class Figures(PrimaryFigures):
@@ -93,6 +92,31 @@ class Figures(PrimaryFigures):
             what = "the cycles that the cost per byte adds depend on trip counts that are data"
             raise ProfileError(what, hint="ipu.Options(trip_counts={name: iterations}), see profile.cycles")
         return cost
+
+    @cached_property
+    def _counts(self) -> ProgramCounts:
+        return ProgramCounts(self.executable)
+
+    @run_figure
+    def interval(self) -> Interval:
+        """90 % interval of `cycles`, from the intervals of constants and the spreads of mechanisms; the plan is held.
+
+        Raises:
+            ProfileError: as `timeline`.
+        """
+        executable = self._program("interval")
+        is_open = bool(self.unpriced)
+        return interval_of_run(executable, self._counts, self._ran_program, self.recording, is_open=is_open)
+
+    @run_figure
+    def coverage(self) -> Annotated[dict[str, float], Map(Real(0, 1), Text())]:
+        """Share of the busy cycles of the limiting IPU by the kind of source of the constants they rest on.
+
+        Raises:
+            ProfileError: as `timeline`.
+        """
+        executable = self._program("coverage")
+        return coverage_of_run(executable, self._counts, self.timeline.executions, self.limiting_ipu)
 
     @property
     def phase_cycles(self) -> dict[str, int]:
@@ -164,9 +188,9 @@ class Figures(PrimaryFigures):
     @property
     def language_ranges(self) -> dict[str, tuple[int, int]]:
         """Least and most of `language_cycles` that a compiler may give; assembly has no spread."""
-        low, high = COMPILED_RANGE
+        spread = SPREADS[COMPILED]
         return {
-            name: (round(low * cycles), round(high * cycles)) if name == "C++" else (cycles, cycles)
+            name: (round(spread.low * cycles), round(spread.high * cycles)) if name == "C++" else (cycles, cycles)
             for name, cycles in self.language_cycles.items()
         }
 

@@ -4,6 +4,7 @@ from ipujax.runtime.target.held_constants import (
     constants_of as constants_of,
     held_constants as held_constants,
     held_over as held_over,
+    perturbed_constants as perturbed_constants,
     program_changes as program_changes,
     program_constants as program_constants,
 )
@@ -22,6 +23,7 @@ from ipujax.runtime.target.presets import (
 )
 from ipujax.runtime.target.target import (
     GlobalExchange as GlobalExchange,
+    SourceKind as SourceKind,
     SyncPattern as SyncPattern,
     Target as Target,
     nearest as nearest,

@@ -16,6 +16,13 @@ def constants_of(*parts: PartOf) -> tuple[str, ...]:
     return tuple(item.name for item in dataclasses.fields(Target) if item.metadata.get("part_of") in parts)
 
 
+def perturbed_constants(target: Target) -> tuple[str, ...]:
+    """Return the constants that are numbers, rates and not 0."""
+    rates = constants_of("rates")
+    items = (item for item in dataclasses.fields(Target) if item.name in rates and item.type in ("int", "float"))
+    return tuple(item.name for item in items if getattr(target, item.name))
+
+
 def held_constants() -> tuple[str, ...]:
     """Return the names of the constants over which programs are held."""
     return constants_of("rates", "counts")

@@ -17,7 +17,7 @@ from pathlib import Path
 from ipujax.runtime.errors import ArgumentError
 from ipujax.runtime.files import write_file
 from ipujax.runtime.target.presets import PRESETS
-from ipujax.runtime.target.target import Target
+from ipujax.runtime.target.target import Source, Target
 
 MARKER = "<!-- generated from here on by: python -m ipujax.runtime.target.machine_page docs/machine.md -->\n"
 _OMITTED = ("name", "num_ipus", "sources")  # names of columns; 1 in every preset; printed below the tables
@@ -77,14 +77,15 @@ def _peaks(presets: Mapping[str, Target]) -> Iterator[tuple[str, ...]]:
 def _paragraph(item: dataclasses.Field[object], presets: Mapping[str, Target]) -> str:
     """Return a constant's meaning, and the source of its value on each machine; machines of one source together."""
     # Most values have one source on all machines, which is then printed once.
-    machines_of_source: dict[tuple[str, str], list[str]] = {}
+    machines_of_source: dict[Source, list[str]] = {}
     for name, target in presets.items():
-        source = target.sources[item.name]
-        machines_of_source.setdefault((source.kind, source.text), []).append(name)
+        machines_of_source.setdefault(target.sources[item.name], []).append(name)
     lines = [f"- **`{item.name}`** ({item.metadata['unit']}): {item.metadata['doc']}.\n"]
-    for (kind, text), names in machines_of_source.items():
+    for source, names in machines_of_source.items():
         machines = "all" if len(names) == len(presets) else ", ".join(names)
-        lines.append(f"  - {machines}: *{kind}*: {text}.\n")
+        is_exact = source.low == source.high
+        interval = "" if is_exact else f" 90 % interval: {source.low:.3g} to {source.high:.3g} times."
+        lines.append(f"  - {machines}: *{source.kind}*: {source.text}.{interval}\n")
     return "".join(lines)
 
 

@@ -44,13 +44,17 @@ class Source:
             or carried over from the same die), `assumed` (chosen without a figure for this machine), `fitted` (to
             measurements), `user`.
         text: the source's name, and the doubts about the value.
+        low: lower end of the value's 90 % interval, over the value, at most 1.
+        high: upper end, at least 1.
 
     Raises:
-        TargetError: unknown kind, or empty text.
+        TargetError: unknown kind, empty text, or an interval without the value.
     """
 
     kind: SourceKind
     text: str
+    low: float = 1.0
+    high: float = 1.0
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(SourceKind):
@@ -58,6 +62,11 @@ class Source:
             raise TargetError("Source.kind must be a known kind", expected=expected, got=repr(self.kind))
         if not isinstance(self.text, str) or not self.text.strip():
             raise TargetError("Source.text must not be empty", expected="the name of a source", got=repr(self.text))
+        if not 0 < self.low <= 1 <= self.high < math.inf:
+            expected = "0 < low <= 1 <= high"
+            raise TargetError(
+                "Source must have an interval around 1", expected=expected, got=f"{self.low}, {self.high}"
+            )
 
 
 def constant(
@@ -252,7 +261,7 @@ class Target:
         """Return all constants with their sources, JSON-able."""
         # Sorted, so that files of equal targets are equal.
         values = {name: sorted(x) if isinstance(x, frozenset) else x for name, x in self._values().items()}
-        return values | {"sources": {name: [source.kind, source.text] for name, source in self.sources.items()}}
+        return values | {"sources": {name: list(dataclasses.astuple(source)) for name, source in self.sources.items()}}
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> Target:
@@ -261,7 +270,7 @@ class Target:
         Raises:
             TargetError: as a new target.
         """
-        sources = {name: Source(kind, text) for name, (kind, text) in data["sources"].items()}
+        sources = {name: Source(*values) for name, values in data["sources"].items()}
         values = {**data, "native_dtypes": frozenset(data["native_dtypes"])}
         return cls(**{**values, "sources": sources})
 

@@ -24,5 +24,5 @@ def _constant(kind: str, zero_ok: bool) -> Kind:
 
 TARGET = Record(
     {item.name: _constant(str(item.type), item.metadata["zero_ok"]) for item in fields(Target) if item.metadata}
-    | {"sources": Map(Row((Text(), Text())))}
+    | {"sources": Map(Row((Text(), Text(), Real(_SMALLEST, 1), Real(1))))}
 )

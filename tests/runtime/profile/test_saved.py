@@ -42,7 +42,18 @@ RUN = [
     "step_costs",
     "fallbacks",
 ]
-RUN += ["emulated", "slow_paths", "padded_rows", "unmet_bounds", "computed_again", "target", "brief", "host"]
+RUN += [
+    "emulated",
+    "slow_paths",
+    "padded_rows",
+    "unmet_bounds",
+    "computed_again",
+    "target",
+    "brief",
+    "host",
+    "interval",
+    "coverage",
+]
 
 
 HOST = HostData(batches=8, prepared_seconds=2.0, waited_seconds=0.5, is_ahead=True)

@@ -20,8 +20,8 @@ from ipujax.poplar import FLOAT, HALF, INT, InOut, Input, Output, Vector, Vector
 from ipujax.poplar.vertex.codelets import OVERHEAD_CYCLES, instructions, vertex_codelet
 from ipujax.runtime.errors import ArgumentError, GraphError
 from ipujax.runtime.graph.program import Execute
-from ipujax.runtime.profile.figures import COMPILED_RANGE
 from ipujax.runtime.target.presets import preset
+from ipujax.runtime.uncertainty import COMPILED, SPREADS
 from tests.ipujax.poplar.helpers import compiled, placed, run_both, small_graph
 
 
@@ -341,7 +341,7 @@ def test_profiles_divide_cycles_by_language(tmp_path):
 
 def test_cpp_codelets_have_the_range_of_published_loops():
     """Instructions an iteration over those that are counted: of a sum of π, rolled and unrolled, and of a blur."""
-    low, high = COMPILED_RANGE
+    low, high = SPREADS[COMPILED].low, SPREADS[COMPILED].high
     for measured, counted in ((15, 12), (9.6, 10.3), (7.9, 10.3), (31, 23), (23, 23)):
         assert low <= measured / counted <= high
     assert high / low == pytest.approx(84 / 47, rel=0.02)  # one loop compiled three ways

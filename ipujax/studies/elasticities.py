@@ -11,16 +11,15 @@ the limiting one, and waits, belong to none.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from ipujax.runtime.compile import Executable
-from ipujax.runtime.many_machines.program_counts import ProgramCounts
+from ipujax.runtime.many_machines import ProgramCounts
 from ipujax.runtime.profile import Attribution, has_backward, origin_of_row
-from ipujax.runtime.target import Machines, Target, constants_of
+from ipujax.runtime.target import Machines, perturbed_constants
 from ipujax.runtime.tensor import Origin
 from ipujax.runtime.timeline import MachineClocks
 
@@ -56,13 +55,6 @@ class Elasticities:
     cycles: float
     constants: Mapping[str, float]
     shares: tuple[ShareElasticity, ...]
-
-
-def perturbed_constants(target: Target) -> tuple[str, ...]:
-    """Return the constants that are numbers, rates and not 0."""
-    rates = constants_of("rates")
-    items = (item for item in dataclasses.fields(Target) if item.name in rates and item.type in ("int", "float"))
-    return tuple(item.name for item in items if getattr(target, item.name))
 
 
 def elasticities(executable: Executable, counts: ProgramCounts) -> Elasticities:

@@ -1,0 +1,9 @@
+"""How sure the cycles of a run are: the interval that they are in, and the sources of the constants they rest on."""
+
+from ipujax.runtime.uncertainty.coverage_of_run import coverage_of_run as coverage_of_run
+from ipujax.runtime.uncertainty.interval_of_run import (
+    Interval as Interval,
+    Uncertainty as Uncertainty,
+    interval_of_run as interval_of_run,
+)
+from ipujax.runtime.uncertainty.spreads import COMPILED as COMPILED, SPREADS as SPREADS, Spread as Spread

@@ -1,0 +1,170 @@
+"""The 90 % interval of the cycles of a run, from the intervals of constants and the spreads of mechanisms.
+
+Each constant, and each mechanism, is moved to either end of its own interval, and the run is timed again with the plan
+held. The changes below and those above the run's cycles are each added as independent errors are, as the root of the
+sum of their squares.
+Input: an executable, its counts, the program and the recording of a run. Output: `Interval`.
+Source: `spreads` for mechanisms; `Target.sources` for constants, see `target.presets`.
+Limits: constants that a program is made for are taken as exact, and the plan as that of the hardware's software. Two
+errors at once may add up to more than either where the slowest tile or IPU changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from itertools import chain
+from math import ceil, floor, hypot
+from typing import Annotated
+
+import numpy as np
+
+from ipujax.runtime.causes.variants import Run, whole_work
+from ipujax.runtime.compile import Executable
+from ipujax.runtime.files.kinds import Integer
+from ipujax.runtime.graph import Program
+from ipujax.runtime.many_machines import ProgramCounts
+from ipujax.runtime.target import Machines, Target, perturbed_constants
+from ipujax.runtime.timeline import PHASES, Recording
+from ipujax.runtime.timeline.clocks import HOST_EXCHANGE
+from ipujax.runtime.uncertainty.mechanism_work import MechanismWork
+
+_MOST_AT_ONCE_BYTES = 1 << 26  # work of the machines of which a program is costed together
+
+
+@dataclass(frozen=True, slots=True)
+class Uncertainty:
+    """A constant or a mechanism, and the cycles that its own interval takes from a run or adds to it.
+
+    Args:
+        name: the constant of `Target`, or the mechanism, see `spreads.SPREADS`.
+        low: cycles of the run at one end, below those of the run.
+        high: cycles at the other end, above them.
+    """
+
+    name: str
+    low: Annotated[int, Integer()]
+    high: Annotated[int, Integer()]
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """The 90 % interval of the cycles of a run.
+
+    Args:
+        cycles: cycles of the run.
+        low: lower end, in cycles.
+        high: upper end; None where the run has operations without a price, which may take any time.
+        uncertainties: the constants and mechanisms that it follows from, widest first.
+    """
+
+    cycles: int
+    low: Annotated[int, Integer()]
+    high: Annotated[int, Integer()] | None
+    uncertainties: tuple[Uncertainty, ...]
+
+    def __contains__(self, cycles: float) -> bool:
+        return self.low <= cycles and (self.high is None or cycles <= self.high)
+
+
+def interval_of_run(
+    executable: Executable,
+    counts: ProgramCounts,
+    program: Program,
+    recording: Recording | None,
+    *,
+    is_open: bool = False,
+    phases: Collection[str] = PHASES,
+) -> Interval:
+    """Return the interval of the cycles of a run.
+
+    Args:
+        executable: the compiled program.
+        counts: its counts.
+        program: the control tree that ran, of its steps.
+        recording: choices of data-dependent control in a run; None for the static run.
+        is_open: whether there is no upper end.
+        phases: of which the cycles are; others take none.
+
+    Raises:
+        ProfileError: a trip count is data.
+    """
+    if not executable.steps:
+        return Interval(0, 0, None if is_open else 0, ())
+    run = Run(executable, program, recording)
+    omitted_phases = [number for number, phase in enumerate(PHASES) if phase not in phases]
+    names: list[str] = []
+
+    def works() -> Iterator[np.ndarray]:
+        """Yield the work as it is, then that at both ends of each uncertainty."""
+        mechanisms = MechanismWork(executable)
+        yield _without(mechanisms.whole, omitted_phases)
+        for name, *works_at_ends in chain(mechanisms.ends(), _ends_of_constants(executable, counts)):
+            names.append(name)
+            yield from (_without(work, omitted_phases) for work in works_at_ends)
+
+    cycles, *changed = run.cycles(works())
+    pairs = zip(changed[::2], changed[1::2], strict=True)
+    rows = [
+        Uncertainty(name, cycles - min(cycles, *pair), max(cycles, *pair) - cycles)
+        for name, pair in zip(names, pairs, strict=True)
+    ]
+    rows = sorted((each for each in rows if each.low or each.high), key=lambda each: -(each.low + each.high))
+    low = max(0, floor(cycles - hypot(*(each.low for each in rows))))
+    high = None if is_open else ceil(cycles + hypot(*(each.high for each in rows)))
+    return Interval(cycles, low, high, tuple(rows))
+
+
+def _without(work: np.ndarray, phases: list[int]) -> np.ndarray:
+    if not phases:
+        return work
+    work = work.copy()
+    work[..., phases] = 0
+    return work
+
+
+def uncertain_constants(target: Target) -> list[str]:
+    """Return the rates that are not exact."""
+    return [name for name in perturbed_constants(target) if target.sources[name].low < target.sources[name].high]
+
+
+def _ends_of_constants(executable: Executable, counts: ProgramCounts) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+    """Yield constant, work of all steps at its lower end and at its upper end."""
+    target = executable.target
+    names = uncertain_constants(target)
+    whole = whole_work(executable)
+    at_once = max(1, _MOST_AT_ONCE_BYTES // (2 * whole.nbytes))
+    for start in range(0, len(names), at_once):
+        chosen = names[start : start + at_once]
+        intervals = [(target.sources[name].low, target.sources[name].high) for name in chosen]
+        work = work_on_machines(executable, counts, chosen, intervals)
+        for number, name in enumerate(chosen):
+            low, high = (np.rint(work[..., 1 + 2 * number + end] - work[..., 0]).astype(np.int64) for end in (0, 1))
+            yield name, whole + low, whole + high
+
+
+def work_on_machines(
+    executable: Executable, counts: ProgramCounts, names: list[str], factors: list[tuple[float, float]]
+) -> np.ndarray:
+    """Return the work of all steps with each constant at its two values, not rounded.
+
+    Args:
+        executable: the compiled program.
+        counts: its counts.
+        names: constants.
+        factors: two values of each, over that of the executable's machine.
+
+    Returns:
+        float[steps, num_ipus, 5, 1 + 2 · len(names)]; the first machine is the executable's.
+    """
+    target = executable.target
+    factors_of_machines = np.ones((len(names), 1 + 2 * len(names)))
+    for number, pair in enumerate(factors):
+        factors_of_machines[number, 1 + 2 * number :][:2] = pair
+    numbers = {name: getattr(target, name) * row for name, row in zip(names, factors_of_machines, strict=True)}
+    steps, _ = counts.steps(Machines(target, numbers, 1 + 2 * len(names), is_exact=True))
+    work = np.stack([np.asarray(step.work) for step in steps.values()])
+    for row, step in zip(work, steps.values(), strict=True):
+        for _, ipu, cycles in step.transfers:
+            row[ipu, HOST_EXCHANGE] = cycles
+    return work

@@ -1,0 +1,131 @@
+"""Work of a program's steps at either end of each mechanism's spread.
+
+Input: an `Executable`. Output: for each mechanism the work of all steps at the lower and the upper end of its spread,
+int64[steps, num_ipus, 5]. Phases but compute are of one mechanism each. Compute cycles of an IPU are divided by its
+slowest tile into rearrangement and vertices, and those by the cycles of vertex groups on all tiles.
+Limits: as a spread makes some tiles slower, another may become the slowest, which is not tried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from ipujax.runtime.causes.removals import SLOW_PATHS as REMOVED_SLOW_PATHS, Removals
+from ipujax.runtime.compile import Executable
+from ipujax.runtime.cost import ComputeSetCost, CopyCost
+from ipujax.runtime.graph import Codelet, Execute, Leaf
+from ipujax.runtime.tensor import pad_tiles
+from ipujax.runtime.timeline.clocks import COMPUTE, EXCHANGE, GLOBAL_EXCHANGE, HOST_EXCHANGE
+from ipujax.runtime.uncertainty import spreads
+from ipujax.runtime.uncertainty.spreads import SPREADS
+
+_OF_COMPUTE = (spreads.PRODUCT, spreads.VECTOR, spreads.COMPILED, spreads.REARRANGEMENT)
+_PHASES = {
+    spreads.EXCHANGE: EXCHANGE,
+    spreads.BETWEEN_IPUS: GLOBAL_EXCHANGE,
+    spreads.HOST: HOST_EXCHANGE,
+}
+
+
+@dataclass(frozen=True)
+class MechanismWork:
+    """The work of an executable's steps with spreads of mechanisms.
+
+    Args:
+        executable: the compiled program.
+    """
+
+    executable: Executable
+
+    @cached_property
+    def _removals(self) -> Removals:
+        return Removals(self.executable)
+
+    @property
+    def whole(self) -> np.ndarray:
+        """Work of all steps as it is, int64[steps, num_ipus, 5]."""
+        return self._removals.whole
+
+    def ends(self) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+        """Yield mechanism, work at the lower end and work at the upper end, of mechanisms that the program has."""
+        for name, spread in SPREADS.items():
+            added = self._cycles_of(name)
+            if added.any():
+                low, high = (spread.low - 1, spread.high - 1) if name != spreads.PIECES else (0, spread.piece_cycles)
+                yield name, *(self.whole + np.rint(end * added).astype(np.int64) for end in (low, high))
+
+    def _cycles_of(self, name: str) -> np.ndarray:
+        """Return the cycles of a mechanism in the work of all steps, or its pieces, float[steps, num_ipus, 5]."""
+        cycles = np.zeros(self.whole.shape)
+        if name == spreads.SLOW_PATHS:
+            removals = self._removals
+            if removals.is_of(REMOVED_SLOW_PATHS):
+                cycles += self.whole - removals.without((REMOVED_SLOW_PATHS,))
+        elif name == spreads.PIECES:
+            cycles[..., GLOBAL_EXCHANGE] = self._pieces
+        elif name in _PHASES:
+            phase = _PHASES[name]
+            cycles[..., phase] = self.whole[..., phase]
+        else:
+            cycles[..., COMPUTE] = self.whole[..., COMPUTE] * self._shares[..., _OF_COMPUTE.index(name)]
+        return cycles
+
+    @cached_property
+    def _shares(self) -> np.ndarray:
+        """Share of each of `_OF_COMPUTE` in the compute cycles of all steps, float[steps, num_ipus, 4]."""
+        num_ipus = self.executable.target.num_ipus
+        shares_by_cost: dict[int, np.ndarray] = {}  # by identity: equal compute sets share a cost
+        rows = []
+        for node in self._removals.nodes:
+            cost = self.executable.costs[node] if isinstance(node, Leaf) else None
+            row = np.zeros((num_ipus, len(_OF_COMPUTE)))
+            if isinstance(cost, CopyCost):
+                row[:, _OF_COMPUTE.index(spreads.REARRANGEMENT)] = 1
+            elif isinstance(node, Execute) and isinstance(cost, ComputeSetCost):
+                if id(cost) not in shares_by_cost:
+                    shares_by_cost[id(cost)] = _shares_of(self.executable, node, cost)
+                row = shares_by_cost[id(cost)]
+            rows.append(row)
+        return np.stack(rows)
+
+    @cached_property
+    def _pieces(self) -> np.ndarray:
+        """Pieces that each IPU sends in copies between IPUs, int64[steps, num_ipus]."""
+        target = self.executable.target
+        rows = []
+        for node in self._removals.nodes:
+            cost = self.executable.costs[node] if isinstance(node, Leaf) else None
+            row = np.zeros(target.num_ipus, np.int64)
+            if isinstance(cost, CopyCost) and cost.is_global:
+                sends = cost.exchange.sends.reshape(-1, target.tiles_per_ipu).sum(1)
+                row = pad_tiles(sends, cost.first_ipu, target.num_ipus)
+            rows.append(row)
+        return np.stack(rows)
+
+
+def mechanism_of(codelet: Codelet) -> str:
+    """Return the mechanism of a codelet's vertices."""
+    if codelet.language == "C++":
+        return spreads.COMPILED
+    return spreads.PRODUCT if codelet.is_product else spreads.VECTOR
+
+
+def _shares_of(executable: Executable, node: Execute, cost: ComputeSetCost) -> np.ndarray:
+    """Return the shares of mechanisms in the compute cycles of a compute set, float[num_ipus, 4]."""
+    target = executable.target
+    by_mechanism = np.zeros(len(_OF_COMPUTE))
+    groups = executable.graph.groups[node.compute_set]
+    for group, cycles in zip(groups, cost.active_by_group, strict=True):
+        by_mechanism[_OF_COMPUTE.index(mechanism_of(group.codelet))] += cycles
+    total, copied = (x.reshape(-1, target.tiles_per_ipu) for x in (cost.compute_cycles, cost.rearrangement_cycles))
+    slowest = total.argmax(1)[:, None]
+    of_copies = np.take_along_axis(copied, slowest, 1) / np.maximum(np.take_along_axis(total, slowest, 1), 1)
+    shares = (1 - of_copies) * by_mechanism / max(1, by_mechanism.sum())
+    shares[:, _OF_COMPUTE.index(spreads.REARRANGEMENT)] = of_copies[:, 0]
+    row = np.zeros((target.num_ipus, len(_OF_COMPUTE)))
+    row[cost.first_ipu : cost.first_ipu + len(shares)] = shares
+    return row
