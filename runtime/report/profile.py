@@ -25,8 +25,8 @@ from ipujax.runtime.profile.figures import Figures, Lines
 from ipujax.runtime.profile.serialise import Where, path_name, write_cbor, write_file, write_json
 from ipujax.runtime.profile.text import coloured, duration, share, size, wants_colours
 from ipujax.runtime.report import summary as sections
-from ipujax.runtime.report.flame_graph import speedscope, tables_as_csv
 from ipujax.runtime.report.chakra import chakra_files
+from ipujax.runtime.report.flame_graph import speedscope, tables_as_csv
 from ipujax.runtime.report.many_runs import scalars
 from ipujax.runtime.report.perfetto import perfetto
 from ipujax.runtime.report.profile_file import profile_content, read_profile
