@@ -12,7 +12,7 @@ on tiles or the host. XProf's memory viewer reads the buffers of XLA's own compi
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +29,7 @@ _CATEGORIES = {
     "compute": "custom-call",
     "exchange": "data formatting",
     "global_exchange": "all-reduce",
-    "host_exchange": "host send",
+    "host_exchange": "infeed",
     "sync": "custom-call",
 }
 _PRODUCTS = {"dot_general": "convolution fusion", "conv_general_dilated": "convolution fusion"}
@@ -81,11 +81,13 @@ class _Plane:
     def text(self) -> Iterator[str]:
         """Yield the lines of the plane."""
         profile = self.profile
-        rows = [row for row in profile.step_costs if row.ipus.get(str(self.ipu), 0)]
+        # Numbers of operations are those of the profile: XProf adds up those of equal numbers on all planes.
+        rows = {n: row for n, row in enumerate(profile.step_costs, 1) if row.ipus.get(str(self.ipu), 0)}
+        first_name = len(profile.step_costs) + 1
         names: dict[str, int] = {}
 
         def number_of(name: str) -> int:
-            return names.setdefault(name, len(rows) + 1 + len(names))
+            return names.setdefault(name, first_name + len(names))
 
         module = number_of(f"{profile.identity.function or 'program'}({_PROGRAM})")
         lines = [
@@ -100,7 +102,7 @@ class _Plane:
             yield f"lines {{ id: {number} display_id: {number} name: {json.dumps(name)} timestamp_ns: 0"
             yield from self._events(events)
             yield "}"
-        for number, row in enumerate(rows, 1):
+        for number, row in rows.items():
             yield from _metadata(number, row.name, f"{row.name}.{number}", self._statistics(number, row))
         for name, number in names.items():
             yield from _metadata(number, name, name, {})
@@ -114,13 +116,11 @@ class _Plane:
         }
         yield from _stats(capabilities)
 
-    def _operations(self, rows: Sequence[StepCost]) -> list[_Event]:
+    def _operations(self, rows: Mapping[int, StepCost]) -> list[_Event]:
         """Return an event for each operation, one after the other."""
-        cycles = [row.ipus[str(self.ipu)] for row in rows]
+        cycles = [row.ipus[str(self.ipu)] for row in rows.values()]
         ends = np.cumsum(cycles).tolist()
-        return [
-            _Event(number, end - length, end) for number, (length, end) in enumerate(zip(cycles, ends, strict=True), 1)
-        ]
+        return [_Event(number, end - length, end) for number, length, end in zip(rows, cycles, ends, strict=True)]
 
     def _spans(self, number_of: Any) -> dict[str, list[_Event]]:
         """Return the events of the steps of the program, and of each phase, in time."""
@@ -161,8 +161,9 @@ class _Plane:
             "flops": flops,
             "model_flops": flops,
             "bytes_accessed": round(row.moved_bytes * part),
-            "tf_op": row.origin.layer or row.name,
-            "source": str(row.origin),
+            # XProf counts some operations twice whose two names are equal.
+            "tf_op": f"{row.origin.layer or '(no layer)'}/{row.name}",
+            "source": str(row.origin).partition(" ")[0],  # a file and a line
         }
 
 
