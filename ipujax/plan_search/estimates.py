@@ -34,7 +34,7 @@ from ipujax.lowering.primitives import record_of
 from ipujax.lowering.replicas import unwrapped
 from ipujax.lowering.rules import Lowering
 from ipujax.lowering.schedules import SchedulePlan, as_schedule, default_schedule, schedule_plan
-from ipujax.plan_search.plan import Plan, TracedStep, applied, split_of
+from ipujax.plan_search.step_plan import Plan, TracedStep, applied, split_of
 from ipujax.runtime.errors import ArgumentError
 from ipujax.runtime.graph import BYTE_COST_CYCLES
 from ipujax.runtime.names_at_import import jax_jit
@@ -235,7 +235,7 @@ def _schedule_plan(plan: Plan, work: Work, target: Target) -> SchedulePlan:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """What compiled plans say about the estimates of others.
+    """Corrections of estimates by the plans that are compiled.
 
     Args:
         ratios: logarithms of compiled cycles over estimated ones, by kind of plan.
@@ -253,7 +253,7 @@ class Calibration:
             self.beside.setdefault(key, []).append(tile_bytes - estimate.tile_bytes)
 
     def corrected(self, plan: Plan, estimate: Estimate) -> Estimate:
-        """Return an estimate with what the plans of the nearest kind say."""
+        """Return an estimate, corrected by the plans of the nearest kind."""
         ratio = next((float(np.mean(self.ratios[key])) for key in _kinds(plan) if key in self.ratios), 0.0)
         beside = next((float(np.mean(self.beside[key])) for key in _kinds(plan) if key in self.beside), _BESIDE_BYTES)
         return Estimate(estimate.cycles * exp(ratio), max(0.0, estimate.tile_bytes + beside))

@@ -29,10 +29,10 @@ from ipujax.caching import options_data
 from ipujax.device import IPUModel, check_device, current_device, device_of
 from ipujax.jit import IpuFunction
 from ipujax.lowering.digests import NoDigestError, digest_of, jaxpr_digest
-from ipujax.plan_search.candidates import Candidates, candidates, checked_axes, donated_arguments
+from ipujax.plan_search.candidate_plans import Candidates, candidates, checked_axes, donated_arguments
 from ipujax.plan_search.estimates import Calibration, Estimate, StepCosts
-from ipujax.plan_search.plan import Plan, TracedStep, traced_step
 from ipujax.plan_search.search_table import Ended, Search, SearchRow
+from ipujax.plan_search.step_plan import Plan, TracedStep, traced_step
 from ipujax.runtime.errors import ArgumentError, IpuError, TileMemoryError
 from ipujax.runtime.options import Options
 from ipujax.runtime.signatures import checking_calls
@@ -164,7 +164,7 @@ class _Run:
 
     @property
     def is_over(self) -> bool:
-        """Whether the seconds have passed."""
+        """True once the seconds have passed."""
         return self.deadline is not None and time.monotonic() > self.deadline
 
     @property
@@ -190,7 +190,7 @@ class _Run:
             best[plan.shards] = min([*cycles, best.get(plan.shards, inf)])
 
     def _is_full(self, plan: Plan) -> bool:
-        """Whether a plan may need more memory than there is; not for one that another says too."""
+        """Return True for a plan that may need more memory than there is."""
         return plan in self.estimates and self.estimates[plan].tile_bytes > _FULL_SHARE * self.bytes_per_tile
 
     def _estimate(self, plan: Plan) -> None:
@@ -210,7 +210,7 @@ class _Run:
         return self.calibration.corrected(plan, self.estimates[plan])
 
     def may_fit(self, plan: Plan) -> bool:
-        """Whether the estimate of a plan fits."""
+        """Return True for a plan whose estimate fits."""
         return self.corrected(plan).tile_bytes <= self.bytes_per_tile
 
     def next_plan(self) -> Plan | None:
@@ -297,7 +297,7 @@ class _Run:
 
 
 def _is_past_the_best(best: Mapping[int, float], shards: int) -> bool:
-    """Whether the plans of the last two smaller numbers of shards grow slower, so that more would too."""
+    """Return True if plans grew slower with the last numbers of shards, so that those with more would too."""
     smaller = [cycles for number, cycles in sorted(best.items()) if number < shards]
     return len(smaller) > 1 and _SLOWER * min(smaller[:-1]) < smaller[-1]
 

@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 import ipujax as ipu
 from ipujax.plan_search.accumulation import split_step
-from ipujax.plan_search.plan import traced_step
+from ipujax.plan_search.step_plan import traced_step
 from tests.ipujax.plan_search.steps import (
     ROWS,
     TILES,

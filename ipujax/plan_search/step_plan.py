@@ -53,7 +53,7 @@ MODEL = "model"
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How a step is spread over IPUs; its text is code.
+    """Plan by which a step is spread over IPUs; its text is code.
 
     Args:
         data: number of equal parts of the batch that IPUs compute at once.
