@@ -19,7 +19,7 @@ from ipujax.auto_sharding.sharding_search import Search as ShardingSearch
 from ipujax.lowering.jaxpr import value_bytes
 from ipujax.lowering.schedules import SCHEDULE_NAMES
 from ipujax.plan_search.accumulation import SplitStep, split_step
-from ipujax.plan_search.step_plan import MODEL, Plan, TracedStep
+from ipujax.plan_search.search_plan import MODEL, Plan, TracedStep
 from ipujax.runtime.errors import ArgumentError
 from ipujax.runtime.options import RECOMPUTATIONS
 from ipujax.runtime.target import Target, nearest
