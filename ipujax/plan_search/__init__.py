@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ipujax.runtime.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from ipujax.plan_search.plan import Plan as Plan
+    from ipujax.plan_search.search_plan import Plan as Plan
     from ipujax.plan_search.search_table import Search as Search, SearchRow as SearchRow
     from ipujax.plan_search.searching import search as search
 else:

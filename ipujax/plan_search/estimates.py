@@ -34,7 +34,7 @@ from ipujax.lowering.primitives import record_of
 from ipujax.lowering.replicas import unwrapped
 from ipujax.lowering.rules import Lowering
 from ipujax.lowering.schedules import SchedulePlan, as_schedule, default_schedule, schedule_plan
-from ipujax.plan_search.plan import Plan, TracedStep, applied, split_of
+from ipujax.plan_search.search_plan import Plan, TracedStep, applied, split_of
 from ipujax.runtime.errors import ArgumentError
 from ipujax.runtime.graph import BYTE_COST_CYCLES
 from ipujax.runtime.names_at_import import jax_jit
@@ -55,10 +55,12 @@ class Estimate:
     Args:
         cycles: cycles of one step.
         tile_bytes: bytes of the fullest tile.
+        cuts: first segment of each stage but the first.
     """
 
     cycles: float
     tile_bytes: float
+    cuts: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +167,7 @@ class StepCosts:
         state_bytes = sum(num_bytes for _, num_bytes in costs.resident)
         kept_share = (0 if plan.offload else 1) / (plan.data if plan.shard_state else 1)
         resident = [(segment, int(num_bytes * kept_share)) for segment, num_bytes in costs.resident]
-        cycles, ipu_bytes = _pipeline_cost(plan, costs.work, resident, self.target)
+        cycles, ipu_bytes, cuts = _pipeline_cost(plan, costs.work, resident, self.target)
         cycles += costs.update_cycles / plan.stages / (plan.data if plan.shard_state else 1)
         if plan.data > 1:
             ranks = tuple(range(0, plan.data * plan.shards, plan.shards))
@@ -176,7 +178,7 @@ class StepCosts:
         if plan.offload:
             moved_bytes = 2 * state_bytes / plan.stages / (plan.data if plan.shard_state else 1)
             cycles += moved_bytes / self.target.streaming_bytes_per_second * self.target.clock_hz
-        return Estimate(float(cycles), float(ipu_bytes / self.target.tiles_per_ipu))
+        return Estimate(float(cycles), float(ipu_bytes / self.target.tiles_per_ipu), cuts)
 
 
 def _whole_step(jaxpr: ClosedJaxpr, target: Target) -> Estimate:
@@ -204,8 +206,10 @@ def _stored_bytes_per_cycle(target: Target) -> float:
     return target.tiles_per_ipu * target.store_bytes_per_cycle
 
 
-def _pipeline_cost(plan: Plan, work: Work, resident: Sequence[tuple[int, int]], target: Target) -> tuple[float, float]:
-    """Cycles of all micro-batches, and bytes of the IPU that has most."""
+def _pipeline_cost(
+    plan: Plan, work: Work, resident: Sequence[tuple[int, int]], target: Target
+) -> tuple[float, float, tuple[int, ...]]:
+    """Cycles of all micro-batches, bytes of the IPU that has most, and the cut into stages."""
     count = plan.micro_batches
     stores_residuals = plan.recompute == "none"
     one_ipu = target.replace(num_ipus=1)
@@ -214,14 +218,14 @@ def _pipeline_cost(plan: Plan, work: Work, resident: Sequence[tuple[int, int]], 
         values = float(work.residual_bytes.sum()) * stores_residuals
         accumulators = 2 if count > 1 else 1
         parameters = accumulators * sum(num_bytes for _, num_bytes in work.parameter_bytes)
-        return cycles, values + parameters + sum(num_bytes for _, num_bytes in resident)
+        return cycles, values + parameters + sum(num_bytes for _, num_bytes in resident), ()
     schedule = _schedule_plan(plan, work, target)
     free = one_ipu.replace(bytes_per_tile=int(one_ipu.bytes_per_tile * (1 - _BESIDE_SHARE)))
     try:
         (cut, *_) = best_cuts(work, schedule, free, 1, resident, stores_residuals)
     except ArgumentError:  # a cut that leaves no room for code says how much is missing
         (cut, *_) = best_cuts(work, schedule, one_ipu, 1, resident, stores_residuals)
-    return cut_cost(work, cut, schedule, one_ipu, resident, stores_residuals)
+    return *cut_cost(work, cut, schedule, one_ipu, resident, stores_residuals), cut
 
 
 def _schedule_plan(plan: Plan, work: Work, target: Target) -> SchedulePlan:
@@ -235,7 +239,7 @@ def _schedule_plan(plan: Plan, work: Work, target: Target) -> SchedulePlan:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """What compiled plans say about the estimates of others.
+    """Corrections of estimates by the plans that are compiled.
 
     Args:
         ratios: logarithms of compiled cycles over estimated ones, by kind of plan.
@@ -253,10 +257,10 @@ class Calibration:
             self.beside.setdefault(key, []).append(tile_bytes - estimate.tile_bytes)
 
     def corrected(self, plan: Plan, estimate: Estimate) -> Estimate:
-        """Return an estimate with what the plans of the nearest kind say."""
+        """Return an estimate, corrected by the plans of the nearest kind."""
         ratio = next((float(np.mean(self.ratios[key])) for key in _kinds(plan) if key in self.ratios), 0.0)
         beside = next((float(np.mean(self.beside[key])) for key in _kinds(plan) if key in self.beside), _BESIDE_BYTES)
-        return Estimate(estimate.cycles * exp(ratio), max(0.0, estimate.tile_bytes + beside))
+        return Estimate(estimate.cycles * exp(ratio), max(0.0, estimate.tile_bytes + beside), estimate.cuts)
 
 
 def _kinds(plan: Plan) -> list[tuple[Any, ...]]:

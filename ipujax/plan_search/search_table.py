@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ipujax.jit import IpuFunction
-from ipujax.plan_search.plan import Plan
+from ipujax.plan_search.search_plan import Plan
 from ipujax.runtime.errors import ArgumentError
 from ipujax.studies import Sweep
 

@@ -29,9 +29,9 @@ from ipujax.caching import options_data
 from ipujax.device import IPUModel, check_device, current_device, device_of
 from ipujax.jit import IpuFunction
 from ipujax.lowering.digests import NoDigestError, digest_of, jaxpr_digest
-from ipujax.plan_search.candidates import Candidates, candidates, checked_axes, donated_arguments
+from ipujax.plan_search.candidate_plans import Candidates, candidates, checked_axes, donated_arguments
 from ipujax.plan_search.estimates import Calibration, Estimate, StepCosts
-from ipujax.plan_search.plan import Plan, TracedStep, traced_step
+from ipujax.plan_search.search_plan import Plan, TracedStep, traced_step
 from ipujax.plan_search.search_table import Ended, Search, SearchRow
 from ipujax.runtime.errors import ArgumentError, IpuError, TileMemoryError
 from ipujax.runtime.options import Options
@@ -42,6 +42,7 @@ from ipujax.studies.sweep_file import SweepFile
 
 _NEAR = 1.15  # estimates up to so many times the cycles of the best compiled plan are compiled
 _SLOWER = 1.1  # times the cycles of fewer shards, above which no more shards are tried
+_MANY_STAGES = 8  # from which `ipu.pipeline` does not search the stages: it would lower dozens of pipelines
 _LEAST = 4  # plans that are compiled, as estimates are corrected by them
 _COMPILED = 12  # plans at most, unless `compiled` says otherwise
 _ROUND = 4  # plans that an executor has at once
@@ -164,7 +165,7 @@ class _Run:
 
     @property
     def is_over(self) -> bool:
-        """Whether the seconds have passed."""
+        """True once the seconds have passed."""
         return self.deadline is not None and time.monotonic() > self.deadline
 
     @property
@@ -190,7 +191,7 @@ class _Run:
             best[plan.shards] = min([*cycles, best.get(plan.shards, inf)])
 
     def _is_full(self, plan: Plan) -> bool:
-        """Whether a plan may need more memory than there is; not for one that another says too."""
+        """Return True for a plan that may need more memory than there is."""
         return plan in self.estimates and self.estimates[plan].tile_bytes > _FULL_SHARE * self.bytes_per_tile
 
     def _estimate(self, plan: Plan) -> None:
@@ -210,7 +211,7 @@ class _Run:
         return self.calibration.corrected(plan, self.estimates[plan])
 
     def may_fit(self, plan: Plan) -> bool:
-        """Whether the estimate of a plan fits."""
+        """Return True for a plan whose estimate fits."""
         return self.corrected(plan).tile_bytes <= self.bytes_per_tile
 
     def next_plan(self) -> Plan | None:
@@ -225,6 +226,10 @@ class _Run:
         if best is not None or not remaining:
             return None
         return min(remaining, key=lambda plan: self.corrected(plan).tile_bytes)
+
+    def compiled_plan(self, plan: Plan) -> Plan:
+        """Return a plan as it is compiled: with the cut of its estimate where a search of stages would take long."""
+        return plan if plan.stages < _MANY_STAGES else replace(plan, cuts=self.estimates[plan].cuts)
 
     def note(self, plan: Plan, cost: PointCost) -> None:
         """Add the figures of a compiled plan."""
@@ -259,7 +264,7 @@ class _Run:
 
     def _figures(self, plans: Sequence[Plan], executor: Any) -> Iterator[tuple[Plan, PointCost]]:
         best = min((cost.cycles or 0 for cost in self.compiled.values() if cost.fits), default=None)
-        jobs = [(self.step, self.args, plan, self.settings, best) for plan in plans]
+        jobs = [(self.step, self.args, self.compiled_plan(plan), self.settings, best) for plan in plans]
         if executor is None:
             yield from ((plan, compiled_cost(*job)) for plan, job in zip(plans, jobs, strict=True))
             return
@@ -280,7 +285,8 @@ class _Run:
     def _compiled_rows(self) -> Iterator[SearchRow]:
         for plan, cost in self.compiled.items():
             reason = cost.error or ("" if cost.fits else self._lacking(cost.max_tile_bytes or 0))
-            yield SearchRow(plan, cost.cycles, cost.max_tile_bytes, cost.fits, "compiled", reason)
+            code = self.compiled_plan(plan)
+            yield SearchRow(code, cost.cycles, cost.max_tile_bytes, cost.fits, "compiled", reason)
 
     def _estimated_rows(self) -> Iterator[SearchRow]:
         best = min((cost.cycles or 0 for cost in self.compiled.values() if cost.fits), default=None)
@@ -297,7 +303,7 @@ class _Run:
 
 
 def _is_past_the_best(best: Mapping[int, float], shards: int) -> bool:
-    """Whether the plans of the last two smaller numbers of shards grow slower, so that more would too."""
+    """Return True if plans grew slower with the last numbers of shards, so that those with more would too."""
     smaller = [cycles for number, cycles in sorted(best.items()) if number < shards]
     return len(smaller) > 1 and _SLOWER * min(smaller[:-1]) < smaller[-1]
 

@@ -298,20 +298,10 @@ class Evaluation:
         return jax.ShapeDtypeStruct(shape, aval.dtype, weak_type=aval.weak_type)
 
     def body(
-        self, jaxpr: ClosedJaxpr, in_specs: Sequence[Spec], out_specs: Sequence[Spec], eqn: JaxprEqn
-    ) -> ClosedJaxpr:
-        """Jaxpr on blocks of a loop's body, or of a branch."""
-        return self.body_with_terms(jaxpr, in_specs, out_specs, [False] * len(out_specs), eqn)[0]
-
-    def body_with_terms(
-        self,
-        jaxpr: ClosedJaxpr,
-        in_specs: Sequence[Spec],
-        out_specs: Sequence[Spec],
-        are_sums: Sequence[bool],
-        eqn: JaxprEqn,
+        self, jaxpr: ClosedJaxpr, in_specs: Sequence[Spec], out_specs: Sequence[Spec], eqn: JaxprEqn, *sums: bool
     ) -> tuple[ClosedJaxpr, list[Spec]]:
-        """Jaxpr on blocks, and specs of its results: the given ones, of which some may stay terms of a sum."""
+        """Jaxpr on blocks of a body, and specs of its results: the given ones; some may stay terms of `sums`."""
+        are_sums = sums or (False,) * len(out_specs)
         summed = [v for v, is_sum in zip(jaxpr.jaxpr.outvars, are_sums, strict=True) if is_sum and isinstance(v, Var)]
         inner = replace(self, resharded={}, sums=values_that_stay_terms(jaxpr.jaxpr, summed))
         specs: list[Spec] = []
@@ -378,7 +368,7 @@ def _scan(run: Evaluation, eqn: JaxprEqn, operands: Sequence[Block]) -> list[Blo
     # The sum of a stack is taken after the loop where its reader takes it.
     are_sums = [False] * len(carry_specs) + [var in run.sums for var in eqn.outvars[body.results.stacks]]
     result_specs = [*carry_specs, *row_result_specs]
-    partitioned, specs = run.body_with_terms(body.jaxpr, in_specs, result_specs, are_sums, eqn)
+    partitioned, specs = run.body(body.jaxpr, in_specs, result_specs, eqn, *are_sums)
     results = eqn.primitive.bind(*arrays, **{**eqn.params, "jaxpr": partitioned})
     return _required_blocks(run, eqn, results, [*carry_specs, *map(stacked, specs[len(carry_specs) :])])
 
@@ -396,8 +386,8 @@ def _while(run: Evaluation, eqn: JaxprEqn, operands: Sequence[Block]) -> list[Bl
     # Devices must agree on the condition. In a user's `shard_map` it may be one of each element of a batch.
     decision = whole(len(condition.jaxpr.out_avals[0].shape))
     changes = {
-        "cond_jaxpr": run.body(condition.jaxpr, [*condition_specs, *carry_specs], [decision], eqn),
-        "body_jaxpr": run.body(body.jaxpr, body_specs, carry_specs, eqn),
+        "cond_jaxpr": run.body(condition.jaxpr, [*condition_specs, *carry_specs], [decision], eqn)[0],
+        "body_jaxpr": run.body(body.jaxpr, body_specs, carry_specs, eqn)[0],
     }
     results = eqn.primitive.bind(*arrays, **{**eqn.params, **changes})
     return _required_blocks(run, eqn, results, carry_specs)
@@ -410,7 +400,7 @@ def _cond(run: Evaluation, eqn: JaxprEqn, operands: Sequence[Block]) -> list[Blo
     specs = [block.spec.reduced() for block in others]
     arrays = [run.to_spec(b, spec, eqn).array for b, spec in zip(others, specs, strict=True)]
     out_specs = [run.spec_or_whole(var) for var in eqn.outvars]
-    bodies = tuple(run.body(branch, specs, out_specs, eqn) for branch in branches)
+    bodies = tuple(run.body(branch, specs, out_specs, eqn)[0] for branch in branches)
     results = eqn.primitive.bind(index.array, *arrays, **{**eqn.params, "branches": bodies})
     return _required_blocks(run, eqn, results, out_specs)
 

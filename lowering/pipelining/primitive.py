@@ -48,6 +48,7 @@ class PipelineSpec:
         stages: number of stages to search, or "auto"; when None, equations are named after their stages.
         streamed: for each operand whether it is a batch off chip, loaded by micro-batches; none when empty.
         sent: for each result whether it is a stack off chip, stored by rows; none when empty.
+        cuts: first segment of each automatic stage but the first, as an earlier search found them; searched when empty.
         rows_in_any_order: whether results are the same for any assignment of the batch's rows to micro-batches.
     """
 
@@ -63,6 +64,7 @@ class PipelineSpec:
     streamed: tuple[bool, ...] = ()
     sent: tuple[bool, ...] = ()
     rows_in_any_order: bool = False
+    cuts: tuple[int, ...] = ()
 
     @property
     def states(self) -> dict[int, int]:

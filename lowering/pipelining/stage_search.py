@@ -70,7 +70,9 @@ def find_stages(
 
         with raised_at(source_line(outer.jaxpr.jaxpr.eqns[open_pipelines[0]])):
             start_cuts = start[len(cuts_of_pipelines)] if len(cuts_of_pipelines) < len(start) else None
-            if start_cuts is not None and search.is_candidate(start_cuts):
+            if given := search.given_cuts():
+                cuts = given
+            elif start_cuts is not None and search.is_candidate(start_cuts):
                 cuts = search.hill_climb(start_cuts)
             else:
                 cuts = search.search(lower_composed if len(open_pipelines) == 1 else None)
@@ -222,6 +224,17 @@ class StageSearch:
                     yield from next((cuts for finer in finer_fractions if (cuts := best_for(plan, finer))), [])
                     break
                 yield from cuts
+
+    def given_cuts(self) -> Cuts:
+        """The cuts that the pipeline has; refuses those of another function."""
+        cuts, count = self._spec.cuts, len(self.work.forward_cycles)
+        if cuts and (max(cuts) >= count or len(cuts) + 1 != self._spec.stages):
+            raise ArgumentError(
+                f"the cuts of ipu.pipeline({self._spec.name}) are not those of this function",
+                expected=f"{self._spec.stages} stages, of {count} segments",
+                got=cuts,
+            )
+        return cuts
 
     def is_candidate(self, cuts: Cuts) -> bool:
         """True if the program has these positions to cut at."""

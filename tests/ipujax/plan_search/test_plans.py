@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 import ipujax as ipu
 from ipujax.plan_search.accumulation import split_step
-from ipujax.plan_search.plan import traced_step
+from ipujax.plan_search.search_plan import traced_step
 from tests.ipujax.plan_search.steps import (
     ROWS,
     TILES,
@@ -30,7 +30,7 @@ PLANS = (
     ipu.Plan(),
     ipu.Plan(micro_batches=4),
     ipu.Plan(data=2, micro_batches=4),
-    ipu.Plan(stages=2, micro_batches=4, schedule="1f1b"),
+    ipu.Plan(stages=2, micro_batches=4, schedule="1f1b", cuts=(2,)),
     ipu.Plan(data=2, stages=2, micro_batches=4, shard_state=True, offload=(1,)),
     ipu.Plan(shards=2, micro_batches=2, specs=_LAYERS, recompute="auto"),
     ipu.Plan(data=2, shards=2, stages=2, micro_batches=2, specs=_LAYERS),
@@ -108,6 +108,13 @@ def test_batch_that_does_not_divide_names_the_nearest() -> None:
         step.lower(*dense_arguments())
     assert "micro_batches=4" in str(info.value)
     assert "20 rows" in str(info.value)
+
+
+def test_cuts_of_another_function_are_refused() -> None:
+    plan = ipu.Plan(stages=2, micro_batches=4, cuts=(10_000,))
+    step = plan.jit(dense_step, batch_argnums=1, device=ipu.IPUModel(2, tiles_per_ipu=TILES))
+    with pytest.raises(ipu.ArgumentError, match="cuts of ipu.pipeline"):
+        step.lower(*dense_arguments())
 
 
 def test_gradients_of_a_loop_are_summed_over_devices_once() -> None:

@@ -53,7 +53,7 @@ MODEL = "model"
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How a step is spread over IPUs; its text is code.
+    """Plan by which a step is spread over IPUs; its text is code.
 
     Args:
         data: number of equal parts of the batch that IPUs compute at once.
@@ -64,6 +64,8 @@ class Plan:
         recompute: values that gradients compute again, see `ipu.Options`.
         offload: positional arguments in streaming memory.
         shard_state: whether arguments that only the update reads are split over `data`.
+        cuts: first segment of each stage but the first, as `ipu.search` finds them for many stages; when empty,
+            `ipu.pipeline` searches the stages.
         specs: split of arrays over the mesh axis "model", by their path in the arguments, as "[0]['w']".
     """
 
@@ -76,6 +78,7 @@ class Plan:
     offload: tuple[int, ...] = ()
     shard_state: bool = False
     specs: Mapping[str, PartitionSpec] = field(default_factory=dict, hash=False)
+    cuts: tuple[int, ...] = ()
 
     @property
     def num_ipus(self) -> int:
@@ -227,6 +230,7 @@ def applied(
             schedule=None if plan.schedule is None or plan.stages == 1 else as_schedule(plan.schedule),
             stages=plan.stages if plan.stages > 1 else None,
             rows_in_any_order=all(split.is_sum),
+            cuts=plan.cuts,
         )
         reduced = bind_pipeline(jaxpr, spec, [operands[n] for n in used])
         joined = [x if is_sum else x.reshape(-1, *x.shape[2:]) for x, is_sum in zip(reduced, split.is_sum, strict=True)]

@@ -19,7 +19,7 @@ from ipujax.auto_sharding.sharding_search import Search as ShardingSearch
 from ipujax.lowering.jaxpr import value_bytes
 from ipujax.lowering.schedules import SCHEDULE_NAMES
 from ipujax.plan_search.accumulation import SplitStep, split_step
-from ipujax.plan_search.plan import MODEL, Plan, TracedStep
+from ipujax.plan_search.search_plan import MODEL, Plan, TracedStep
 from ipujax.runtime.errors import ArgumentError
 from ipujax.runtime.options import RECOMPUTATIONS
 from ipujax.runtime.target import Target, nearest
@@ -208,7 +208,7 @@ def _check_memory(traced: TracedStep, is_batch: Sequence[bool], used: Sequence[b
 
 
 def _impossible(plan: Plan, rows: int, num_ipus: int, is_split: bool, has_pipeline: bool) -> str | None:
-    """Why a plan cannot be; None if it can."""
+    """Return the reason for which a plan cannot be; None if it can."""
     if plan.num_ipus > num_ipus:
         return f"needs {plan.num_ipus} IPUs, of {num_ipus}"
     if rows % (plan.data * plan.micro_batches):
