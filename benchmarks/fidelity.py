@@ -53,6 +53,9 @@ def page(families: Sequence[Family]) -> str:
     for family in families:
         missed = ", ".join(figure.name for figure in (*family.rows, *family.bars) if not figure.is_met)
         lines.append(f"| {family.title} | {'missed: ' + missed if missed else 'all met'} |")
+    rows = [row for family in families for row in family.rows if row.interval is not None]
+    inside = sum(row.is_inside for row in rows)
+    lines += ["", f"Of {len(rows)} rows with an interval {inside} are inside it, {inside / max(1, len(rows)):.0%}."]
     return "\n".join([_HEAD, *lines, "", *(family.markdown() for family in families)])
 
 

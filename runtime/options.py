@@ -7,7 +7,7 @@ reports; none is accepted and ignored.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from numbers import Integral, Real
 from typing import Any, Literal, get_args
@@ -75,6 +75,8 @@ class Options:
             and PopART stream unless it is False. Numbers are the same, up to the rounding of XLA's fusions.
         pad_rows: pad rows that are no whole number of vectors in memory, as 197 halves to 200, where that saves more
             cycles than its bytes cost; `profile.padded_rows` lists them. PopLibs pads none. Numbers are the same.
+        metrics: metrics of your own, by name: functions of the costs of an operation of a line and layer, `StepCost`,
+            to a number. `profile.metrics` adds them up; the program is the same.
         verify_undefined: refuse a program that may read memory before it is written; otherwise it reads zeros.
 
     Raises:
@@ -99,6 +101,7 @@ class Options:
     check: bool = False
     stream_loops: StreamLoops = "auto"
     pad_rows: bool = False
+    metrics: Mapping[str, Callable[[Any], float]] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         for name in ("exact_splits", "allow_out_of_memory", "verify_undefined", "progress", "check", "pad_rows"):
@@ -141,6 +144,31 @@ class Options:
                 )
         counts = {name: int(count) for name, count in self.trip_counts.items()}
         object.__setattr__(self, "trip_counts", ReadOnlyMapping(counts))
+        object.__setattr__(self, "metrics", _checked_metrics(self.metrics))
+
+
+# Names of figures of an operation, as `StepCost` has them: no metric may have one.
+FIGURES_OF_OPERATIONS = (
+    *("origin", "name", "cycles", "moved_bytes", "variable_bytes", "exchange_code_bytes", "flops", "precision"),
+    *("tile_balance", "always_bytes", "peak_bytes", "limiting_cycles", "phases"),
+)
+
+
+def _checked_metrics(metrics: Any) -> Mapping[str, Callable[[Any], float]]:
+    if not isinstance(metrics, Mapping):
+        expected = "name to function, as {'pJ': lambda op: 0.6 * op.flops}"
+        raise ArgumentError("Options.metrics must be a mapping", expected=expected, got=type(metrics).__name__)
+    for name, metric in metrics.items():
+        check_label("a name of Options.metrics", name)
+        if not name:
+            raise ArgumentError("a metric of Options.metrics has no name", expected="a line of text", got=repr(name))
+        if name in FIGURES_OF_OPERATIONS:
+            expected = f"none of {', '.join(FIGURES_OF_OPERATIONS)}"
+            raise ArgumentError(f"Options.metrics cannot have {name!r}: the name is taken", expected=expected, got=name)
+        if not callable(metric):
+            expected = "a function of the costs of an operation to a number"
+            raise ArgumentError(f"Options.metrics[{name!r}] is no function", expected=expected, got=repr(metric))
+    return ReadOnlyMapping(dict(metrics))
 
 
 def check_recompute(name: str, value: Any) -> None:

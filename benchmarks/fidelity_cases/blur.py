@@ -16,7 +16,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from fidelity_cases.case import Family, Row, compute_set_costs, phase_cycles
+from fidelity_cases.case import Ends, Family, Row, compute_set_costs, interval_of, profile_of
 from ipujax import poplar
 from ipujax.poplar.program import Execute, Program, Sequence
 from ipujax.poplar.vertex.codelets import OVERHEAD_CYCLES
@@ -220,15 +220,19 @@ def target_of(ipus: int) -> poplar.Target:
     return poplar.IPUModel("ipu1", num_ipus=ipus).create_device().get_target()
 
 
-def phases(ipus: int, name: str) -> list[int]:
-    """Cycles of each of `_PHASES` of a step, the slowest tile or IPU."""
+def phases(ipus: int, name: str) -> list[tuple[int, Ends | None]]:
+    """Cycles of each of `_PHASES` of a step, the slowest tile or IPU, and the intervals of those that are phases."""
     graph, _, _, program = blur(target_of(ipus), _HEIGHT, _WIDTH, name)
     (step_cost,) = compute_set_costs(graph, program)
     after = step_cost.rearrangement_after_cycles
     copies = step_cost.rearrangement_cycles
     parts = (step_cost.before.cycles, copies - after, after, step_cost.compute_cycles - copies)
-    by_phase = phase_cycles(graph, program)
-    return [int(cycles.max()) for cycles in parts] + [by_phase["global_exchange"], by_phase["sync"]]
+    profile = profile_of(graph, program)
+    clocked = ("exchange", "global_exchange", "sync")
+    intervals = {phase: interval_of(profile, (phase,)) for phase in clocked if profile.phase_cycles[phase]}
+    exchange, *others = (int(cycles.max()) for cycles in parts)
+    beyond = [(profile.phase_cycles[phase], intervals.get(phase)) for phase in clocked[1:]]
+    return [(exchange, intervals.get("exchange")), *((cycles, None) for cycles in others), *beyond]
 
 
 def family() -> Family:
@@ -236,9 +240,9 @@ def family() -> Family:
     rows = []
     for (ipus, name), figures in _PUBLISHED.items():
         number = "1 IPU" if ipus == 1 else f"{ipus} IPUs"
-        for phase, published, cycles, bar in zip(_PHASES, figures, phases(ipus, name), _BARS, strict=True):
+        for phase, published, (cycles, interval), bar in zip(_PHASES, figures, phases(ipus, name), _BARS, strict=True):
             if published:
-                rows.append(Row(f"{number}, {name}: {phase}", published, cycles, bar))
+                rows.append(Row(f"{number}, {name}: {phase}", published, cycles, bar, interval=interval))
     source = "lbm-graphcore, Mk1 hardware, cycles of one step by phase (reference B5)."
     how = (
         "Each worker computes a part of its tile's rectangle from nine operands; figures are those of the slowest "

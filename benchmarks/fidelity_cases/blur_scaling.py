@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from fidelity_cases.blur import FEWEST_PIXELS, blur, strips_of, target_of
-from fidelity_cases.case import Bar, Family, Row, errors, phase_cycles
+from fidelity_cases.case import Bar, Ends, Family, Row, errors, interval_of, profile_of
 
 _STEPS = 200
 _CLOCK_HZ = 1.6e9
@@ -34,12 +34,13 @@ _PUBLISHED = {
 }
 
 
-def step_cycles(picture: str, ipus: int, name: str) -> int:
-    """Cycles of one step on the simulated machine."""
+def step_cycles(picture: str, ipus: int, name: str) -> tuple[int, Ends]:
+    """Cycles of one step on the simulated machine, and their interval."""
     height, width = (1000, 500 * ipus) if picture == _WEAK else _SIZES[picture]
     fewest_pixels = FEWEST_PIXELS if picture == _WEAK else 1  # as `run.sh` and `weak-scaling.sh` say
     graph, _, _, program = blur(target_of(ipus), height, width, name, fewest_pixels)
-    return sum(phase_cycles(graph, program).values())
+    profile = profile_of(graph, program)
+    return sum(profile.phase_cycles.values()), interval_of(profile)
 
 
 def family() -> Family:
@@ -49,7 +50,8 @@ def family() -> Family:
     for (picture, name), times in _PUBLISHED.items():
         for ipus, milliseconds in zip(_IPUS, times, strict=True):
             measured = milliseconds * 1e-3 / _STEPS * _CLOCK_HZ
-            row = Row(f"{picture}, {name}, {ipus} IPUs", round(measured), step_cycles(picture, ipus, name))
+            simulated, interval = step_cycles(picture, ipus, name)
+            row = Row(f"{picture}, {name}, {ipus} IPUs", round(measured), simulated, interval=interval)
             rows.append(row)
             if picture != _WEAK and len({strip.left for strip in strips_of(*_SIZES[picture], ipus)}) == 1:
                 cut_by_rows.append(row)

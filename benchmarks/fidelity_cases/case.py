@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -13,7 +13,12 @@ import numpy as np
 from ipujax import poplar
 from ipujax.poplar.program import Program
 from ipujax.runtime.cost.compute_set import ComputeSetCost
+from ipujax.runtime.many_machines import ProgramCounts
+from ipujax.runtime.report import Profile
+from ipujax.runtime.timeline import PHASES
+from ipujax.runtime.uncertainty import interval_of_run
 
+Ends = tuple[float, ...]  # lower and upper end
 _MEASURING = {"debug.allowOutOfMemory": "true"}  # a published case ran, so it fitted
 DATA = Path(__file__).resolve().parents[2] / "tests" / "data"
 EARLIER = "3bd7578"  # commit whose errors stand beside today's
@@ -29,6 +34,7 @@ class Row:
         simulated: the figure of the simulated machine.
         bar: largest error that is allowed; None where a bar is set for many rows together, see `Bar`.
         unit: unit of both figures.
+        interval: 90 % interval of the simulated figure, over it; None where it is not of a run.
     """
 
     name: str
@@ -36,6 +42,7 @@ class Row:
     simulated: float
     bar: float | None = None
     unit: str = "cycles"
+    interval: Ends | None = None
 
     @property
     def error(self) -> float:
@@ -46,6 +53,16 @@ class Row:
     def is_met(self) -> bool:
         """True if the error is within the row's bar, or the row has none."""
         return self.bar is None or abs(self.error) <= self.bar
+
+    @property
+    def ends(self) -> Ends | None:
+        """The interval of the simulated figure, in its unit."""
+        return None if self.interval is None else tuple(end * self.simulated for end in self.interval)
+
+    @property
+    def is_inside(self) -> bool:
+        """True if the measured figure is in the interval; one of `measured` 100 and interval 0.9 to 1.1 of 95 is."""
+        return self.ends is not None and self.ends[0] <= self.measured <= self.ends[1]
 
 
 @dataclass(frozen=True)
@@ -98,19 +115,19 @@ class Family:
         lines = [f"## {self.title}\n", f"Source: {self.source}\n", f"{self.how}\n"]
         earlier = f"error at {EARLIER}"
         lines += [
-            f"| case | measured | simulated | error | {earlier} | bar |",
-            "| --- | ---: | ---: | ---: | ---: | ---: |",
+            f"| case | measured | simulated | error | {earlier} | 90 % interval | bar |",
+            "| --- | ---: | ---: | ---: | ---: | --- | ---: |",
         ]
         for row in self.rows:
             bar = "" if row.bar is None else f"{_verdict(row.is_met)} {_within(row.bar)}"
             figures = (_figure(value, row.unit) for value in (row.measured, row.simulated))
             before = _earlier().get((self.title, row.name))
             signed = [_signed(error) for error in (row.error, None if before is None else before / row.measured - 1)]
-            lines.append(f"| {row.name} | {' | '.join([*figures, *signed])} | {bar} |")
+            lines.append(f"| {row.name} | {' | '.join([*figures, *signed])} | {_interval(row)} | {bar} |")
         for figure in self.bars:
             sign = "≥" if figure.at_least else "≤"
             verdict = f"{_verdict(figure.is_met)} {sign} {100 * figure.bar:.3g} %"
-            lines.append(f"| **{figure.name}** | | | {100 * figure.value:.2f} % | | {verdict} |")
+            lines.append(f"| **{figure.name}** | | | {100 * figure.value:.2f} % | | | {verdict} |")
         return "\n".join(lines) + "\n"
 
 
@@ -133,6 +150,13 @@ def _within(bar: float) -> str:
     return "exact" if bar == 0 else f"± {100 * bar:.3g} %"
 
 
+def _interval(row: Row) -> str:
+    if row.ends is None:
+        return ""
+    text = " to ".join(_figure(end, "cycles") for end in row.ends)
+    return text if row.is_inside else f"{text}, **outside**"
+
+
 def _figure(value: float, unit: str) -> str:
     number = f"{value:,.0f}" if value == int(value) or value >= 1e4 else f"{value:,.1f}"
     return f"{number} {unit}" if unit != "cycles" else number
@@ -143,12 +167,30 @@ def errors(rows: Sequence[Row]) -> np.ndarray:
     return np.abs([row.error for row in rows])
 
 
+def interval_of(profile: Profile, phases: Collection[str] = PHASES) -> Ends:
+    """The 90 % interval of the cycles of some phases of a program, over these cycles."""
+    executable = profile.executable
+    interval = interval_of_run(executable, ProgramCounts(executable), executable.program, None, phases=phases)
+    assert interval.high is not None
+    return interval.low / interval.cycles, interval.high / interval.cycles
+
+
+def of_rate(interval: Ends) -> Ends:
+    """The interval of a rate, from that of the cycles that it is over."""
+    return 1 / interval[1], 1 / interval[0]
+
+
+def profile_of(graph: poplar.Graph, program: Program) -> Profile:
+    """The profile of a program on the simulated machine, without running it."""
+    return poplar.Engine(graph, program, _MEASURING).profile
+
+
 def phase_cycles(graph: poplar.Graph, program: Program) -> dict[str, int]:
     """Cycles of each phase of a program on the simulated machine, without running it."""
-    return poplar.Engine(graph, program, _MEASURING).profile.phase_cycles
+    return profile_of(graph, program).phase_cycles
 
 
 def compute_set_costs(graph: poplar.Graph, program: Program) -> list[ComputeSetCost]:
     """Cost of each compute set of a program, tile by tile, in the order in which they run."""
-    costs = poplar.Engine(graph, program, _MEASURING).profile.executable.costs
+    costs = profile_of(graph, program).executable.costs
     return [cost for cost in costs.values() if isinstance(cost, ComputeSetCost)]

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 import ipujax as ipu
-from fidelity_cases.case import Family, Row
+from fidelity_cases.case import Ends, Family, Row, interval_of
 
 _WORKERS = 6
 _VECTOR = 4  # halves
@@ -44,8 +44,8 @@ def scaled_add(x: Any, y: Any, scale: Any) -> Any:
     return scale * x + y
 
 
-def compute_cycles(fun: Callable[..., Any], shapes: Sequence[tuple[tuple[int, ...], Any]]) -> int:
-    """Cycles of the compute phase of a function of arrays on one tile of an Mk2.
+def compute_profile(fun: Callable[..., Any], shapes: Sequence[tuple[tuple[int, ...], Any]]) -> ipu.Profile:
+    """Profile of a function of arrays on one tile of an Mk2.
 
     Raises:
         ValueError: if the function is not one compute set of one vertex.
@@ -54,21 +54,28 @@ def compute_cycles(fun: Callable[..., Any], shapes: Sequence[tuple[tuple[int, ..
     lowered = ipu.jit(fun, device=ipu.IPUModel(arch="mk2", tiles_per_ipu=1)).lower(*structs)
     if [len(groups) for groups in lowered.graph.groups.values()] != [1]:
         raise ValueError(f"{fun.__name__} is not one vertex")
-    return int(lowered.compile().profile.phase_cycles["compute"])
+    return lowered.compile().profile
 
 
 def cycles_per_vector(fun: Callable[..., Any], *dtypes: Any) -> float:
     """Cycles that a worker takes longer for another vector of four."""
     cycles_of_some, cycles_of_twice_as_many = (
-        compute_cycles(fun, [((times * _VECTORS * _VECTOR * _WORKERS,), dtype) for dtype in dtypes]) for times in (1, 2)
+        compute_profile(fun, [((times * _VECTORS * _VECTOR * _WORKERS,), dtype) for dtype in dtypes]).phase_cycles[
+            "compute"
+        ]
+        for times in (1, 2)
     )
     return (cycles_of_twice_as_many - cycles_of_some) / _WORKERS / _VECTORS
 
 
-def scaled_add_cycles(elements: int) -> int:
-    """Cycles of a scaled addition of floats, with those that the counters add."""
+def scaled_add_cycles(elements: int) -> tuple[int, Ends]:
+    """Cycles of a scaled addition of floats, with those that the counters add, and their interval."""
     vector = ((elements,), jnp.float32)
-    return compute_cycles(scaled_add, [vector, vector, ((), jnp.float32)]) + _COUNTERS_CYCLES
+    profile = compute_profile(scaled_add, [vector, vector, ((), jnp.float32)])
+    cycles = profile.phase_cycles["compute"]
+    with_counters = cycles + _COUNTERS_CYCLES
+    low, high = ((end * cycles + _COUNTERS_CYCLES) / with_counters for end in interval_of(profile, ("compute",)))
+    return with_counters, (low, high)
 
 
 def family() -> Family:
@@ -82,8 +89,9 @@ def family() -> Family:
         Row("gradient of ReLU", 3, cycles_per_vector(relu_grad, half, half), unit=unit),
         Row("dropout, mask given", 2, cycles_per_vector(dropout, half, jnp.bool_), unit=unit),
         *(
-            Row(f"scaled add, {elements} floats", cycles, scaled_add_cycles(elements), 0.15)
+            Row(f"scaled add, {elements} floats", cycles, simulated, 0.15, interval=interval)
             for elements, cycles in _SCALED_ADD.items()
+            for simulated, interval in [scaled_add_cycles(elements)]
         ),
     ]
     source = (

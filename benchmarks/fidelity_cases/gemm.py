@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import csv
 
-from fidelity_cases.case import DATA, Bar, Family, Row, errors, phase_cycles
+from fidelity_cases.case import DATA, Bar, Ends, Family, Row, errors, interval_of, profile_of
 from ipujax import poplar, poplin, poputil
 from ipujax.poplar.program import Sequence
 
 _LARGE = 256  # columns from which the large cases count
 
 
+_PHASES = ("compute", "exchange")
 MAPPINGS = ("created", "linear")  # operands as `createMatMulInputLHS` and `RHS` make them, or mapped linearly
 
 
-def cycles(dtype: str, m: int, k: int, n: int, mapping: str = "created") -> int:
-    """Compute and exchange cycles of [m, k] by [k, n] on a Bow; half precision with half partials."""
+def cycles(dtype: str, m: int, k: int, n: int, mapping: str = "created") -> tuple[int, Ends]:
+    """Compute and exchange cycles of [m, k] by [k, n] on a Bow, and their interval; halves have half partials."""
     graph = poplar.Graph(poplar.IPUModel("ipu21").create_device().get_target())
     program = Sequence()
     is_half = dtype == "float16"
@@ -29,8 +30,8 @@ def cycles(dtype: str, m: int, k: int, n: int, mapping: str = "created") -> int:
         for operand in operands:
             poputil.map_tensor_linearly(graph, operand)
     poplin.mat_mul(graph, *operands, program, options=options)
-    phases = phase_cycles(graph, program)
-    return phases["compute"] + phases["exchange"]
+    profile = profile_of(graph, program)
+    return sum(profile.phase_cycles[phase] for phase in _PHASES), interval_of(profile, _PHASES)
 
 
 def rows(path: str = "bow_dense_gemm.csv", mapping: str = "created") -> list[tuple[int, Row]]:
@@ -41,7 +42,8 @@ def rows(path: str = "bow_dense_gemm.csv", mapping: str = "created") -> list[tup
     for point in points:
         m, k, n = (int(point[name]) for name in "mkn")
         name = f"{point['dtype']} {m} × {k} × {n}, {mapping}"
-        results.append((n, Row(name, float(point["cycles_at_1.85GHz"]), cycles(point["dtype"], m, k, n, mapping))))
+        simulated, interval = cycles(point["dtype"], m, k, n, mapping)
+        results.append((n, Row(name, float(point["cycles_at_1.85GHz"]), simulated, interval=interval)))
     return results
 
 

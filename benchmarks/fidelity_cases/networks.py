@@ -15,7 +15,8 @@ from functools import cache
 from models import MODELS
 
 import ipujax as ipu
-from fidelity_cases.case import Family, Row
+from fidelity_cases.case import Ends, Family, Row, interval_of
+from ipujax.runtime.timeline import PHASES
 
 _CLOCK_HZ = 1.85e9  # of a Bow
 _DEFAULT_BYTE_COST = 0.5  # cycles
@@ -66,6 +67,7 @@ class Network:
                 self.example_cycles(byte_cost),
                 bars[byte_cost],
                 unit,
+                step(self, self.micro_batches[0], byte_cost)[2],
             )
             for byte_cost, how in modes.items()
         ]
@@ -80,15 +82,17 @@ class Network:
 
 
 @cache
-def step(network: Network, micro_batches: int, byte_cost: float) -> tuple[int, float]:
-    """Cycles of a step without host exchange, and the share of its memory that the fullest tile needs."""
+def step(network: Network, micro_batches: int, byte_cost: float) -> tuple[int, float, Ends]:
+    """Cycles of a step without host exchange, the share of memory on the fullest tile, and the cycles' interval."""
     model = MODELS[network.model](micro_batches=micro_batches, **network.sizes)
     options = {**model.options, "partials": "float16", "allow_out_of_memory": True, "byte_cost": byte_cost}
     chosen = ipu.Options(**options)
     fun = ipu.jit(model.step, device=model.device(), donate_argnums=model.donate_argnums, options=chosen, **model.jit)
     profile = fun.profile(*model.args)
     cycles = int(profile.cycles - profile.phase_cycles["host_exchange"])
-    return cycles, profile.memory.max_tile_bytes / profile.target.bytes_per_tile
+    is_long = micro_batches == network.micro_batches[0]  # whose interval is that of the row
+    interval = interval_of(profile, set(PHASES) - {"host_exchange"}) if is_long else (1.0, 1.0)
+    return cycles, profile.memory.max_tile_bytes / profile.target.bytes_per_tile, interval
 
 
 def _resnet(title: str, images_per_second: int, replicas: int, accumulated: int) -> Network:

@@ -8,7 +8,7 @@ from fractions import Fraction
 import numpy as np
 
 from fidelity_cases.case import DATA, Bar, Family, Row, errors
-from fidelity_cases.popsparse import phases
+from fidelity_cases.popsparse import cycles
 
 _BAR = 0.25
 _LARGE = 4096  # rows and columns of the matrices that have a row each
@@ -37,9 +37,9 @@ def rows() -> dict[int, list[Row]]:
         if density * (size // block) ** 2 > _MOST_BLOCKS:
             continue
         measured = dense[size, columns] / float(point["speedup"])
-        simulated = phases("static", block, columns, size=size, density=float(density))
+        simulated, interval = cycles("static", block, columns, size=size, density=float(density))
         name = f"block {block}, density {density}, {columns} columns"
-        row = Row(name, measured, simulated["compute"] + simulated["exchange"])
+        row = Row(name, measured, simulated, interval=interval)
         results.setdefault(size, []).append(row)
     return results
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fidelity_cases.case import Bar, Family, Row, phase_cycles
+from fidelity_cases.case import Bar, Ends, Family, Row, interval_of, of_rate, profile_of
 from ipujax import poplar
 from ipujax.poplar.program import Execute, Program, Sequence
 
@@ -45,18 +45,20 @@ def program(target: poplar.Target, floats: int) -> tuple[poplar.Graph, dict[str,
     return graph, arrays, Sequence(Execute(compute_set))
 
 
-def share(tiles: int | None = None) -> float:
-    """Bytes loaded and stored, as a share of the port's capacity in the compute phase; on all tiles when None."""
+def share(tiles: int | None = None) -> tuple[float, Ends]:
+    """Share of the port's capacity in the compute phase that moves bytes, and its interval; on all tiles when None."""
     target = poplar.IPUModel("ipu2", tiles_per_ipu=tiles).create_device().get_target()
     graph, _, triad = program(target, _FLOATS)
     port = target.load_bytes_per_cycle + target.store_bytes_per_cycle
-    return _BYTES_OF_ONE * _FLOATS / (port * phase_cycles(graph, triad)["compute"])
+    profile = profile_of(graph, triad)
+    value = _BYTES_OF_ONE * _FLOATS / (port * profile.phase_cycles["compute"])
+    return value, of_rate(interval_of(profile, ("compute",)))
 
 
 def family() -> Family:
     """The share of the port."""
-    simulated = share()
-    row = Row("share of the port", 100 * _PUBLISHED, 100 * simulated, unit="%")
+    simulated, interval = share()
+    row = Row("share of the port", 100 * _PUBLISHED, 100 * simulated, unit="%", interval=interval)
     bar = Bar("difference of the shares", abs(simulated - _PUBLISHED), 0.02)
     source = "wave (SciCoLab/WaveEquation-IPU, STREAMTriad): 46.55 TB/s on Mk2, 99.1 % of the port (reference A1)."
     how = (

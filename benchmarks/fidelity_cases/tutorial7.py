@@ -11,7 +11,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from fidelity_cases.case import Family, Row, compute_set_costs, phase_cycles
+from fidelity_cases.case import Ends, Family, Row, compute_set_costs, interval_of, profile_of
 from ipujax import poplar
 from ipujax.poplar.program import Program
 
@@ -78,18 +78,20 @@ def program(target: poplar.Target, codelets: list[Any], split: int) -> tuple[pop
     return graph, _tutorial().build_multiply_program(graph, matrix, vector, out, split)
 
 
-def model_cycles() -> int:
-    """Cycles of the tutorial on Mk1 with its own estimates, without sync delays, as it sets up the IPU Model."""
+def model_cycles() -> tuple[int, Ends]:
+    """Cycles of the tutorial on Mk1 with its estimates, and their interval; syncs take none, as it sets up."""
     target = poplar.IPUModel("ipu1", min_ipu_sync_delay=0).create_device().get_target()
     codelets = [_tutorial().DotProductVertex, _tutorial().ReduceVertex]
-    return sum(phase_cycles(*program(target, codelets, _ESTIMATES["ipu1"][0])).values())
+    profile = profile_of(*program(target, codelets, _ESTIMATES["ipu1"][0]))
+    return profile.cycles, interval_of(profile)
 
 
-def mean_compute_cycles() -> float:
-    """Compute cycles of the mean tile of an Mk2 with codelets compiled from C++."""
+def mean_compute_cycles() -> tuple[float, Ends]:
+    """Compute cycles, and their interval, of the mean tile of an Mk2 with codelets compiled from C++."""
     target = poplar.IPUModel("ipu2").create_device().get_target()
-    costs = compute_set_costs(*program(target, [DotProductVertex, ReduceVertex], _ESTIMATES["ipu2"][0]))
-    return float(sum(cost.compute_cycles.mean() for cost in costs))
+    graph, multiply = program(target, [DotProductVertex, ReduceVertex], _ESTIMATES["ipu2"][0])
+    cycles = float(sum(cost.compute_cycles.mean() for cost in compute_set_costs(graph, multiply)))
+    return cycles, interval_of(profile_of(graph, multiply), ("compute",))
 
 
 def family() -> Family:
@@ -99,8 +101,11 @@ def family() -> Family:
         for arch, figures in _ESTIMATES.items()
         for name, published, estimate in zip(_NAMES, figures, estimates(arch), strict=True)
     ]
-    rows.append(Row("ipu1: simulated, all cycles", 5071, model_cycles(), 0.03))
-    rows.append(Row("ipu2: C++ codelets, compute of the mean tile", 28300.3, mean_compute_cycles(), 0.10))
+    for name, published, bar, (simulated, interval) in (
+        ("ipu1: simulated, all cycles", 5071, 0.03, model_cycles()),
+        ("ipu2: C++ codelets, compute of the mean tile", 28300.3, 0.10, mean_compute_cycles()),
+    ):
+        rows.append(Row(name, published, simulated, bar, interval=interval))
     source = (
         "the user guide's tutorial 7 (IPU Model, Mk1); graphcore/examples tut6 for Mk2, model and hardware "
         "(reference B4)."

@@ -18,7 +18,7 @@ from ipujax.runtime.target import nearest
 from ipujax.studies.point_costs import PointCost
 from ipujax.studies.points import Job, Point
 
-COSTS = ("cycles", "seconds", "max_tile_bytes", "fits", "plan", "error")
+COSTS = ("cycles", "seconds", "joules", "max_tile_bytes", "fits", "plan", "error")
 _SHOWN_ROWS = 20
 Row = Mapping[str, Any]
 
@@ -28,10 +28,10 @@ class Sweep:
     """Machines and the costs of a function on them; its text is a table.
 
     Args:
-        rows: a dict for each point, in order: the constants that were changed; "cycles" and "seconds" of one call and
-            "max_tile_bytes", None where no program could be compiled; "fits", whether the program fits the machine;
-            "plan", the number of the point whose machine the program was compiled for, None for that of the function's
-            device; "error", why no program could be compiled, or None.
+        rows: a dict for each point, in order: the constants that were changed; "cycles" and "seconds" of one call,
+            "joules" of all IPUs meanwhile and "max_tile_bytes", None where no program could be compiled; "fits",
+            whether the program fits the machine; "plan", the number of the point whose machine the program was compiled
+            for, None for that of the function's device; "error", why no program could be compiled, or None.
     """
 
     rows: tuple[Row, ...]
@@ -164,7 +164,8 @@ class Sweep:
 
 def _row(point: Point, cost: PointCost, plan: int | None) -> Row:
     seconds = None if cost.cycles is None else point.target.seconds(cost.cycles)
-    costs = (cost.cycles, seconds, cost.max_tile_bytes, cost.fits, plan, cost.error)
+    joules = None if seconds is None else seconds * point.target.ipu_watts * point.target.num_ipus
+    costs = (cost.cycles, seconds, joules, cost.max_tile_bytes, cost.fits, plan, cost.error)
     return {**point.changes, **dict(zip(COSTS, costs, strict=True))}
 
 

@@ -169,7 +169,7 @@ def compute_set_cost(graph: Graph, compute_set: ComputeSet) -> ComputeSetCost:
 NOT_OF_TILES = frozenset(
     {
         *("name", "sources", "num_ipus", "bytes_per_tile", "memory_element_bytes", "interleaved_offset_bytes"),
-        *("clock_hz", "exchange_receive_instructions", "internal_sync_cycles", "global_sync_cycles"),
+        *("clock_hz", "ipu_watts", "exchange_receive_instructions", "internal_sync_cycles", "global_sync_cycles"),
         *("global_exchange", "sync_pattern", "ipu_link_bytes_per_second", "ipu_links_per_ipu", "ipu_link_efficiency"),
         *("global_exchange_latency_seconds", "ipus_per_pod", "ipus_per_gateway", "gateway_bytes_per_second"),
         *("host_bytes_per_second", "host_latency_seconds", "stream_buffer_limit_bytes", "streaming_memory_bytes"),

@@ -26,6 +26,7 @@ from ipujax.runtime.tensor import Origin, visible_layer
 from ipujax.runtime.views import (
     Answer,
     answers,
+    certainty,
     liveness_view,
     memory_view,
     operation_rows,
@@ -92,6 +93,7 @@ def _totals(profile: Figures) -> Markup:
     try:
         note = f", {profile.cycles_note}" if profile.cycles_note else ""
         rows += [("Cycles", f"{profile.cycles:,}{note}"), ("Estimated time", duration(profile.seconds))]
+        rows += certainty(profile)
         total = max(1, profile.cycles)
         rows += [
             (n.replace("_", " ").capitalize(), f"{c:,} ({c / total:.1%})") for n, c in profile.phase_cycles.items()

@@ -1,15 +1,23 @@
 """Costs of a run by line of source and by layer: sums of the rows of operations.
 
-Input: `StepCost` rows. Output: `Operation`s, one for each line, and `LayerCost`s, one for each layer and part of the
-training step. The cycles of either add up to the busy cycles of all IPUs.
+    Options(metrics={"nanojoules": lambda op: 4e-3 * op.moved_bytes + 6e-4 * op.flops})
+
+Input: `StepCost` rows, and metrics of the user. Output: `Operation`s, one for each line, and `LayerCost`s, one for each
+layer and part of the training step. The cycles of either add up to the busy cycles of all IPUs. A `Metric` has the sums
+of a function of rows.
+Limits: a metric that is no sum over operations, such as a maximum, has no meaning.
 """
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Annotated, Any
 
+from ipujax.runtime.errors import ArgumentError, shortened
+from ipujax.runtime.files.figure_kinds import Real
 from ipujax.runtime.profile.step_costs import StepCost
 from ipujax.runtime.tensor import Origin
 
@@ -147,3 +155,68 @@ def _phases(rows: Iterable[StepCost]) -> dict[str, int]:
     for row in rows:
         phases.update(row.phases)
     return dict(phases)
+
+
+# --- metrics of the user ---
+
+_MOST = sys.float_info.max
+_Number = Annotated[float, Real(-_MOST)]  # which may be below 0, as a saving
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """Sums of a metric of the user over the operations of a run.
+
+    Args:
+        total: sum over all operations.
+        by_line: sums by line of source, largest first; lines without any are left out.
+        by_layer: sums by layer, in program order; layers without any are left out.
+    """
+
+    total: _Number
+    by_line: dict[str, _Number] = field(hash=False)
+    by_layer: dict[str, _Number] = field(hash=False)
+
+
+def metrics_of_run(metrics: Mapping[str, Callable[[Any], float]], rows: Sequence[StepCost]) -> dict[str, Metric]:
+    """Return the sums of each metric.
+
+    Args:
+        metrics: functions of a row, by name.
+        rows: the rows of operations of a run.
+
+    Raises:
+        ArgumentError: a metric raises, or returns no finite number.
+    """
+    return {name: _metric(name, metric, rows) for name, metric in metrics.items()}
+
+
+def _metric(name: str, metric: Callable[[Any], float], rows: Sequence[StepCost]) -> Metric:
+    by_line: dict[str, float] = {}
+    by_layer: dict[str, float] = {}
+    for row in rows:
+        value = _value(name, metric, row)
+        if value:
+            line, layer = str(row.origin), row.origin.layer or NO_LAYER
+            by_line[line] = by_line.get(line, 0.0) + value
+            by_layer[layer] = by_layer.get(layer, 0.0) + value
+    lines = dict(sorted(by_line.items(), key=lambda item: -item[1]))
+    return Metric(float(sum(by_line.values())), lines, by_layer)
+
+
+def _value(name: str, metric: Callable[[Any], float], row: StepCost) -> float:
+    """Return a metric of an operation."""
+    where = f"{row.name}, {row.origin}"
+    try:
+        value: Any = metric(row)
+    except Exception as error:  # code of the user, which may raise anything
+        what = f"the metric {name!r} raised {type(error).__name__} for an operation"
+        hint = "figures of an operation may be 0, and tile_balance None; see Options.metrics"
+        raise ArgumentError(what, where=where, got=str(error), hint=hint) from error
+    if getattr(value, "ndim", 1) == 0:
+        value = value.item()  # a number of NumPy
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and -_MOST <= value <= _MOST
+    if not is_number:
+        what = f"the metric {name!r} returned no number for an operation"
+        raise ArgumentError(what, where=where, expected="a finite number", got=shortened(value))
+    return float(value)

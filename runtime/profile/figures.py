@@ -18,11 +18,19 @@ from ipujax.runtime.files.figure_kinds import Real
 from ipujax.runtime.files.kinds import Map, Text
 from ipujax.runtime.graph import of_replicas
 from ipujax.runtime.many_machines import ProgramCounts
-from ipujax.runtime.profile.breakdown import LayerCost, Operation, layer_costs, line_costs
+from ipujax.runtime.profile.breakdown import LayerCost, Metric, Operation, layer_costs, line_costs, metrics_of_run
 from ipujax.runtime.profile.primary_figures import PrimaryFigures, run_figure
 from ipujax.runtime.profile.text import duration, size
 from ipujax.runtime.sections.memory import region_bytes
-from ipujax.runtime.uncertainty import COMPILED, SPREADS, Interval, coverage_of_run, interval_of_run
+from ipujax.runtime.uncertainty import (
+    COMPILED,
+    SPREADS,
+    Energy,
+    Interval,
+    coverage_of_run,
+    energy_of_run,
+    interval_of_run,
+)
 
 Lines = Literal["user", "library"]
 LINES: tuple[Lines, ...] = get_args(Lines)  # owners of the lines of source that `Figures.operations` lists
@@ -117,6 +125,25 @@ class Figures(PrimaryFigures):
         """
         executable = self._program("coverage")
         return coverage_of_run(executable, self._counts, self.timeline.executions, self.limiting_ipu)
+
+    @run_figure
+    def metrics(self) -> dict[str, Metric]:
+        """Sums of the metrics of `Options.metrics`, by name.
+
+        Raises:
+            ArgumentError: a metric raises, or returns no finite number.
+            ProfileError: as `timeline`.
+        """
+        return metrics_of_run(self._program("metrics").options.metrics, self.step_costs)
+
+    @property
+    def energy(self) -> Energy:
+        """Energy of one run on the IPUs of all replicas, at the published power of the machine, and its interval.
+
+        Raises:
+            ProfileError: as `timeline`.
+        """
+        return energy_of_run(self.interval, self.target, self.num_ipus)
 
     @property
     def phase_cycles(self) -> dict[str, int]:

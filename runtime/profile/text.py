@@ -35,10 +35,19 @@ def size(num_bytes: float) -> str:
 
 def duration(seconds: float) -> str:
     """Return a time in the largest unit of which there is at least one."""
-    for unit, factor in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
-        if seconds >= factor:
-            return f"{seconds / factor:,.3f} {unit}"
-    return f"{seconds / 1e-9:,.1f} ns"
+    return _in_units(seconds, "s")
+
+
+def energy(joules: float) -> str:
+    """Return an energy in the largest unit of which there is at least one."""
+    return _in_units(joules, "J")
+
+
+def _in_units(value: float, unit: str) -> str:
+    for prefix, factor in (("", 1.0), ("m", 1e-3), ("µ", 1e-6)):
+        if value >= factor:
+            return f"{value / factor:,.3f} {prefix}{unit}"
+    return f"{value / 1e-9:,.1f} n{unit}"
 
 
 def text_table(rows: Sequence[Row]) -> list[str]:

@@ -136,8 +136,8 @@ class Profile(Figures):
 
         Returns:
             "memory/…" in bytes, "compile/…" in seconds and "unpriced_operations"; where trip counts are known also
-            "cycles", "seconds", "busy_cycles", "phases/…" in cycles of the limiting IPU, and "layers/…" in busy cycles
-            without the layers inside.
+            "cycles", "seconds", "busy_cycles", "phases/…" in cycles of the limiting IPU, "layers/…" in busy cycles
+            without the layers inside, and "metrics/…" of `Options.metrics`.
         """
         return scalars(self)
 

@@ -24,7 +24,7 @@ from ipujax.runtime.report.verdict_text import verdict_text
 from ipujax.runtime.sections.ids import Json
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import readable_name
-from ipujax.runtime.views import answers, tree_of
+from ipujax.runtime.views import answers, certainty, tree_of
 from ipujax.runtime.views.part_views import PART_LABELS, PARTS
 
 Vertices = dict[str, tuple[int, int]]  # of a compute set: by type, number of vertices and their active cycles
@@ -111,6 +111,8 @@ def execution(profile: Figures, operations: int, lines: Lines) -> str:
         on_device = profile.device_cycles
         seconds = on_device / profile.target.clock_hz
         rows.append(("On the device", f"{on_device:,} cycles, {duration(seconds)}, without host exchange"))
+    rows += certainty(profile)
+    rows += [(name, f"{metric.total:,.6g}, a metric of yours") for name, metric in profile.metrics.items()]
     if profile.target.num_ipus > 1:
         rows.append(("Phases of", f"IPU {profile.limiting_ipu}, which is busy for most cycles"))
     for phase, phase_cycles in profile.phase_cycles.items():

@@ -220,6 +220,12 @@ _MK1: Mapping[str, Row] = {
         "nominal; C2 servers were seen at 1.3 GHz (cookbook, reference A1)",
         _between(1.6e9, 1.3e9, 1.6e9),
     ),
+    "ipu_watts": _row(
+        150.0,
+        "published",
+        "150 W a GC2, half of a C2 card; a limit, below which an M2000 keeps by a third while it trains",
+        _between(150, 100, 150),
+    ),
     "fp16_amp_macs_per_cycle": _row(
         32, "derived", "from 124.5 TF of 1216 tiles at 1.6 GHz (apaperaday, reference A1)", _EXACT
     ),
@@ -293,6 +299,13 @@ _MK2: Mapping[str, Row] = {
         "gc-monitor under load (spmm-nb); tut6's IPUModel converts at 1.33 GHz (reference A1)",
         _between(1.325e9, 1.325e9, 1.33e9),
     ),
+    "ipu_watts": _row(
+        250.0,
+        "derived",
+        "an M2000 of four takes 1 kW while it trains BERT-Large, of a limit of 1.5 kW (S. Knowles at Hot Chips 33, "
+        "eenewseurope.com 2021), which also says 300 W a chip; a C600 card of one takes 185 W (its data sheet)",
+        _between(250, 185, 375),
+    ),
     "fp16_amp_macs_per_cycle": _row(
         64, "derived", "16 units x 4 load elements; agrees with 250 TF (reference 1.1, A1)", _EXACT
     ),
@@ -329,6 +342,12 @@ _BOW: Mapping[str, Row] = {
         _EXACT,
     ),
     "clock_hz": _row(1.85e9, "published", "tile_clock_frequency 1850000000.0, tessellate notebook (reference A1)"),
+    "ipu_watts": _row(
+        312.5,
+        "derived",
+        "a Bow-2000 of four takes 1.25 kW on average (eenewseurope.com 2022); the interval is Mk2's, over its value",
+        _between(250, 185, 375),
+    ),
     "fp16_amp_macs_per_cycle": _row(64, "published", "128 flop/cycle: tessellate, ipu21-rs (reference A1, B1)"),
     "fp32_amp_macs_per_cycle": _row(16, "published", "32 flop/cycle: ipu21-rs (reference A1)"),
     "memcpy_bytes_per_cycle": _row(

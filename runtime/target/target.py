@@ -135,6 +135,7 @@ class Target:
         unit="bytes", zero_ok=True, doc="offset of the interleaved region in tile memory; code lies below"
     )
     clock_hz: float = constant(unit="Hz", doc="tile clock")
+    ipu_watts: float = constant(unit="W", doc="power of one IPU and its share of its machine, while programs run")
     worker_contexts: int = constant(
         unit="workers", doc="worker threads of a tile, issuing in turn, one slot each", part_of="program"
     )

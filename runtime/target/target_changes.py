@@ -19,6 +19,7 @@ class TargetChanges(TypedDict, total=False):
     memory_element_bytes: int
     interleaved_offset_bytes: int
     clock_hz: float
+    ipu_watts: float
     worker_contexts: int
     worker_issue_period_cycles: int
     vector_width_bytes: int

@@ -2,8 +2,10 @@
 
 from ipujax.runtime.uncertainty.coverage_of_run import coverage_of_run as coverage_of_run
 from ipujax.runtime.uncertainty.interval_of_run import (
+    Energy as Energy,
     Interval as Interval,
     Uncertainty as Uncertainty,
+    energy_of_run as energy_of_run,
     interval_of_run as interval_of_run,
 )
 from ipujax.runtime.uncertainty.spreads import COMPILED as COMPILED, SPREADS as SPREADS, Spread as Spread

@@ -3,7 +3,7 @@
 Each constant, and each mechanism, is moved to either end of its own interval, and the run is timed again with the plan
 held. The changes below and those above the run's cycles are each added as independent errors are, as the root of the
 sum of their squares.
-Input: an executable, its counts, the program and the recording of a run. Output: `Interval`.
+Input: an executable, its counts, the program and the recording of a run. Output: `Interval`, and `Energy` from it.
 Source: `spreads` for mechanisms; `Target.sources` for constants, see `target.presets`.
 Limits: constants that a program is made for are taken as exact, and the plan as that of the hardware's software. Two
 errors at once may add up to more than either where the slowest tile or IPU changes.
@@ -65,6 +65,33 @@ class Interval:
 
     def __contains__(self, cycles: float) -> bool:
         return self.low <= cycles and (self.high is None or cycles <= self.high)
+
+
+@dataclass(frozen=True, slots=True)
+class Energy:
+    """Energy of a run: its time at the published power of the machine, whatever the program computes.
+
+    Args:
+        joules: energy of all IPUs of all replicas.
+        low: lower end of its 90 % interval, in joules.
+        high: upper end; None where that of the cycles is open.
+    """
+
+    joules: float
+    low: float
+    high: float | None
+
+
+def energy_of_run(interval: Interval, target: Target, num_ipus: int) -> Energy:
+    """Return the energy of a run on so many IPUs; errors of cycles, clock and power are independent."""
+    joules = target.seconds(interval.cycles) * target.ipu_watts * num_ipus
+    clock, power = (target.sources[name] for name in ("clock_hz", "ipu_watts"))
+    cycles = max(1, interval.cycles)
+    less = hypot(1 - interval.low / cycles, 1 - power.low, 1 - 1 / clock.high) if joules else 0.0
+    low = max(0.0, joules * (1 - less))
+    if interval.high is None:
+        return Energy(joules, low, None)
+    return Energy(joules, low, joules * (1 + hypot(interval.high / cycles - 1, power.high - 1, 1 / clock.low - 1)))
 
 
 def interval_of_run(

@@ -55,8 +55,11 @@ class MechanismWork:
         for name, spread in SPREADS.items():
             added = self._cycles_of(name)
             if added.any():
-                low, high = (spread.low - 1, spread.high - 1) if name != spreads.PIECES else (0, spread.piece_cycles)
-                yield name, *(self.whole + np.rint(end * added).astype(np.int64) for end in (low, high))
+                low, high = (0.0, spread.piece_cycles) if spread.piece_cycles else (spread.low - 1, spread.high - 1)
+                yield name, self._with(low * added), self._with(high * added)
+
+    def _with(self, added: np.ndarray) -> np.ndarray:
+        return self.whole + np.rint(added).astype(np.int64)
 
     def _cycles_of(self, name: str) -> np.ndarray:
         """Return the cycles of a mechanism in the work of all steps, or its pieces, float[steps, num_ipus, 5]."""

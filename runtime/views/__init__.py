@@ -25,6 +25,7 @@ from ipujax.runtime.views.trace_view import TraceView as TraceView, trace_view a
 from ipujax.runtime.views.verdict import (
     REMEDIES as REMEDIES,
     Verdict as Verdict,
+    certainty as certainty,
     tried_changes as tried_changes,
     verdict as verdict,
 )

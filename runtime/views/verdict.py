@@ -1,6 +1,7 @@
 """Verdict on the time of a program: the cause whose removal saves most, the next ones, and what to try.
 
-Input: `Figures`. Output: a `Verdict`. Its numbers are those of `profile.causes`: each cause is timed without it.
+Input: `Figures`. Output: a `Verdict`, and rows that say how sure the cycles are. Numbers of a verdict are those of
+`profile.causes`: each cause is timed without it.
 Limits: remedies are texts, none is compiled here (`ipu.advise` compiles some); the plan is held, so a remedy may save
 more or less.
 """
@@ -29,7 +30,7 @@ from ipujax.runtime.causes.removals import (
     WAITS,
 )
 from ipujax.runtime.profile import Figures
-from ipujax.runtime.profile.text import share
+from ipujax.runtime.profile.text import energy, share
 from ipujax.runtime.tensor import Origin
 
 _NUM_CAUSES = 3
@@ -123,3 +124,23 @@ def _sentence(cause: Cause, total: int) -> str:
     rest = f"{total - cause.alone_cycles:,} of {total:,} cycles"
     name = cause.name[0].upper() + cause.name[1:]
     return f"{name}: {share(cause.alone_cycles, total).strip()} of the run{where}. Without, it takes {rest}."
+
+
+_WIDEST = 2  # uncertainties that are named
+
+
+def certainty(profile: Figures) -> list[tuple[str, str]]:
+    """Return rows with the interval of the cycles, the sources that they rest on, and the energy of a run."""
+    interval = profile.interval
+    names = " and ".join(each.name for each in interval.uncertainties[:_WIDEST])
+    high = "any number of" if interval.high is None else f"{interval.high:,}"
+    widest = f", widest by {names}" if names else ""
+    kinds = ", ".join(f"{share(part, 1).strip()} {kind}" for kind, part in profile.coverage.items())
+    power = profile.energy
+    limits = "at least " + energy(power.low) if power.high is None else f"{energy(power.low)} to {energy(power.high)}"
+    watts = f"{profile.target.ipu_watts:g} W an IPU"
+    return [
+        ("90 % interval", f"{interval.low:,} to {high} cycles{widest}"),
+        *([("Cycles rest on", f"constants: {kinds}")] if kinds else []),
+        ("Energy", f"{energy(power.joules)}, {limits}, at {watts}"),
+    ]

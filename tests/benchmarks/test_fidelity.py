@@ -48,10 +48,10 @@ def test_rows_and_bars_name_missed_bars(case):
     family = parts.Family("Title", "a source", "how", rows, bars)
     text = family.markdown()
     assert not family.is_met and parts.Family("Title", "a source", "how", [rows[0]], [bars[1]]).is_met
-    assert "| low | 100 | 96 | -4.0 % |  | met: ± 5 % |" in text
-    assert "| high | 100 | 106 | +6.0 % |  | **missed**: ± 5 % |" in text
-    assert "| free | 2.5 % | 5 % | +100.0 % |  |  |" in text
-    assert "| **mean** | | | 7.00 % | | **missed**: ≤ 6 % |" in text and "met: ≥ 66.7 % |" in text
+    assert "| low | 100 | 96 | -4.0 % |  |  | met: ± 5 % |" in text
+    assert "| high | 100 | 106 | +6.0 % |  |  | **missed**: ± 5 % |" in text
+    assert "| free | 2.5 % | 5 % | +100.0 % |  |  |  |" in text
+    assert "| **mean** | | | 7.00 % | | | **missed**: ≤ 6 % |" in text and "met: ≥ 66.7 % |" in text
     assert "exact" in parts.Family("T", "s", "h", [parts.Row("x", 3, 3, 0)]).markdown()
 
 
@@ -119,12 +119,12 @@ def test_amp_as_measured(case, rows, measured):
 
 
 def test_triad_uses_the_port_as_measured(case):
-    assert abs(case("triad").share(tiles=8) - 0.991) < 0.02
+    assert abs(case("triad").share(tiles=8)[0] - 0.991) < 0.02
 
 
 @pytest.mark.parametrize(("dtype", "n", "measured"), [("float16", 256, 11123), ("float32", 128, 17003)])
 def test_a_matrix_multiplication_as_measured(case, dtype, n, measured):
-    assert abs(case("gemm").cycles(dtype, 1024, 1024, n) / measured - 1) < 0.15
+    assert abs(case("gemm").cycles(dtype, 1024, 1024, n)[0] / measured - 1) < 0.15
 
 
 def test_the_readme_has_the_errors_of_the_page():
@@ -242,7 +242,7 @@ def test_fused_expressions_equal_their_names(case):
 
 
 def test_a_short_scaled_addition_as_measured(case):
-    assert abs(case("fused").scaled_add_cycles(64) / 375 - 1) < 0.15
+    assert abs(case("fused").scaled_add_cycles(64)[0] / 375 - 1) < 0.15
 
 
 def test_the_triad_adds(case):
