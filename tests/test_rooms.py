@@ -72,7 +72,9 @@ ROOMS: dict[str, str] = {
         "runtime.analysis runtime.compile runtime.cost runtime.exchange runtime.files runtime.graph runtime.memory"
         " runtime.target runtime.tensor runtime.timeline"
     ),
-    "runtime.causes": "runtime.compile runtime.cost runtime.files runtime.graph runtime.tensor runtime.timeline",
+    "runtime.causes": (
+        "runtime.compile runtime.cost runtime.files runtime.graph runtime.target runtime.tensor runtime.timeline"
+    ),
     "runtime.profile": (
         "runtime.causes runtime.compile runtime.cost runtime.files runtime.graph runtime.host runtime.memory"
         " runtime.sections runtime.sources runtime.target runtime.tensor runtime.timeline"
@@ -197,6 +199,10 @@ ROOMS: dict[str, str] = {
         "lowering.rules.arrays lowering.rules.base lowering.rules.equations lowering.rules.flow lowering.rules.table"
         " lowering.rules.tiles"
     ),
+    "lowering.least_work": (
+        "lowering.jax_compat lowering.jaxpr lowering.passes lowering.poplin lowering.popops lowering.popops.vertices"
+        " lowering.primitives lowering.replicas lowering.rules.numerics runtime.graph runtime.target"
+    ),
     "lowering.pipelining": (
         "lowering.gcl lowering.host_rows lowering.ipus lowering.jax_compat lowering.jaxpr lowering.layer_notes"
         " lowering.layout lowering.offload lowering.passes lowering.popops lowering.popops.maps lowering.primitives"
@@ -252,9 +258,9 @@ ROOMS: dict[str, str] = {
     "ipujax.lowering_plan": (
         "ipujax.arguments ipujax.calls ipujax.device ipujax.distributed.instance ipujax.fit ipujax.popsparse"
         " ipujax.sharding ipujax.storage lowering.choice lowering.dumps lowering.jax_compat lowering.jaxpr"
-        " lowering.lower lowering.offload lowering.partition lowering.passes lowering.program_inputs"
-        " lowering.recomputation lowering.refs lowering.replicas lowering.rules runtime.compile runtime.graph"
-        " runtime.host runtime.logs runtime.options runtime.report runtime.target runtime.tensor"
+        " lowering.least_work lowering.lower lowering.offload lowering.partition lowering.passes"
+        " lowering.program_inputs lowering.recomputation lowering.refs lowering.replicas lowering.rules runtime.compile"
+        " runtime.graph runtime.host runtime.logs runtime.options runtime.report runtime.target runtime.tensor"
     ),
     "ipujax.program_evaluation": (
         "ipujax.calls ipujax.distributed.instance ipujax.lowering_plan runtime.compile runtime.engine runtime.graph"
