@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 from ipujax.calls import may_be_offloaded
 from ipujax.fit import TILE_BYTES, Untried, first_choice
@@ -14,6 +15,7 @@ from ipujax.lowering.choice import Choice
 from ipujax.lowering.dumps import TRACE, DumpRequest, Dumps
 from ipujax.lowering.jax_compat import ClosedJaxpr, host_constants_as_inputs
 from ipujax.lowering.jaxpr import equations
+from ipujax.lowering.least_work import least_work
 from ipujax.lowering.lower import LoweredProgram, lower
 from ipujax.lowering.offload import BATCH_BYTES, IoTiles, Offloading, Streams, could_stream_loops
 from ipujax.lowering.passes import PassNotes, PassSettings, computed_again, run_passes
@@ -149,6 +151,9 @@ def planned_program(plan: LoweringPlan, choice: Choice | None = None, probes: Pr
             of_pipelines = replace(choice, recomputation=recomputation)
             program = lower(last, settings.target, inputs, of_pipelines, settings.options, settings.line, probes)
     dumps.lowered(program.graph, program.program)
+    # Computed on demand: only profiles ask for it.
+    least = partial(least_work, dumps.jaxprs["shard_map"])
+    program.graph.notes = replace(program.graph.notes, least_work=least)
     program.graph.notes.gathered.extend(notes.partition.gathered)
     program.graph.notes.computed_again.extend(computed_again(last, notes.kept_apart))
     partitioning = Partitioning.of(

@@ -1,5 +1,6 @@
-"""Causes of the cycles of a run, each with the cycles that vanish without it."""
+"""Causes of the cycles of a run, each with the cycles that vanish without it; bounds that no plan goes below."""
 
+from ipujax.runtime.causes.bound import Bound as Bound, bound_of_run as bound_of_run
 from ipujax.runtime.causes.causes_of_run import (
     COMPUTATION as COMPUTATION,
     Cause as Cause,

@@ -6,10 +6,12 @@ ever larger bounds if no plan fits (reference machine.md §2).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
 from ipujax.runtime.graph.forms import ComputeSet
+from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Origin, Variable
 
 
@@ -71,6 +73,42 @@ class PaddedRows:
     added_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class DependencePath:
+    """Longest dependence path of a function, each compute set with a sync and a smallest vertex.
+
+    Args:
+        tile_share: weight of its own vertices; the rest of 1 is that of the mean tile's work, see `causes.bound`.
+        supersteps: compute sets one behind the other.
+        exchanges: exchanges between them.
+        vertex_cycles: cycles of the smallest vertex of each.
+        cycles: of all, as weighted.
+    """
+
+    tile_share: float
+    supersteps: int
+    exchanges: int
+    vertex_cycles: float
+    cycles: float
+
+
+@dataclass(frozen=True, slots=True)
+class LeastWork:
+    """Work of the function of one replica that no plan avoids.
+
+    Args:
+        tile_cycles: cycles of its operations at peak rates, of all tiles together.
+        smallest_vertex_cycles: cycles that each vertex takes before its first element.
+        exchange_cycles: cycles of a shortest exchange.
+        paths: its longest dependence path, by several weights.
+    """
+
+    tile_cycles: float
+    smallest_vertex_cycles: float
+    exchange_cycles: float
+    paths: tuple[DependencePath, ...]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Notes:
     """What operations note of themselves while they are added, for profiles.
@@ -83,6 +121,7 @@ class Notes:
         padded_rows: rows that are padded to whole vectors.
         libraries: op libraries that the user's program has added.
         roles: roles of variables, see `runtime.tensor.roles`; others have no known role.
+        least_work: the least work of the program's function on a target; None for programs that are built by hand.
     """
 
     fallbacks: dict[ComputeSet, str] = field(default_factory=dict)
@@ -92,6 +131,7 @@ class Notes:
     padded_rows: list[PaddedRows] = field(default_factory=list)
     libraries: set[str] = field(default_factory=set)
     roles: dict[Variable, str] = field(default_factory=dict)
+    least_work: Callable[[Target], LeastWork] | None = None
 
     def copied(self) -> Notes:
         """Return a copy, to which others may be added."""
@@ -103,4 +143,5 @@ class Notes:
             list(self.padded_rows),
             set(self.libraries),
             dict(self.roles),
+            self.least_work,
         )

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Annotated, Any, Self, TypeVar
 
-from ipujax.runtime.causes import Cause, causes_of_run
+from ipujax.runtime.causes import Bound, Cause, bound_of_run, causes_of_run
 from ipujax.runtime.compile import Executable, Identity
 from ipujax.runtime.cost import ComputeSetCost
 from ipujax.runtime.errors import ProfileError
@@ -214,6 +214,16 @@ class PrimaryFigures(FigureRecord):
         """
         executable = self._program("causes")
         return causes_of_run(executable, self._ran_program, self.recording, self.timeline.executions)
+
+    @run_figure
+    def bound(self) -> Bound:
+        """Least cycles of any plan of the function on this machine, and of the program's own supersteps.
+
+        Raises:
+            ProfileError: as `timeline`.
+        """
+        executable = self._program("bound")
+        return bound_of_run(executable, self._ran_program, self.recording, self.timeline.executions)
 
     @figure
     def attempts(self) -> tuple[Attempt, ...]:

@@ -147,7 +147,7 @@ OP_COSTS: dict[str, OpCost] = {
     "copy": OpCost((1, 2), (1, 4), (1, 2)),  # `memcpy_bytes_per_cycle`: 64 bits loaded and stored by one instruction
 }
 
-_START_CYCLES = {"unary": 17, "scalar": 20, "binary float": 29, "binary": 26}  # of a worker, before its loop
+ROW_START_CYCLES = {"unary": 17, "scalar": 20, "binary float": 29, "binary": 26}  # of a worker, before its loop
 _UNARY_SUPERVISOR_CYCLES = 9
 _WIDTH_BYTES: dict[Width, int] = {"double": 8, "float": 4, "int": 4, "half": 2, "byte": 1}
 # In add, sub, mul and bitwise operations a scalar operand is loaded once, not in every iteration.
@@ -171,7 +171,7 @@ def elementwise_cycles(
     emulated = emulation(dtype, kind_of(op), target)
     binary = "binary float" if emulated.width == "float" else "binary"
     loop = binary if operands > 1 else "scalar" if by_scalar else "unary"
-    start = _START_CYCLES[loop] if cost.start is None else cost.start
+    start = ROW_START_CYCLES[loop] if cost.start is None else cost.start
     launch = target.supervisor_overhead_cycles + (_UNARY_SUPERVISOR_CYCLES if loop == "unary" else 0)
     iterations = ceil_div(elementwise_parts(op, dtype, elements, target), target.worker_contexts)
     iteration_cycles, _ = elementwise_iteration(op, dtype, operands, immediates, target)

@@ -27,15 +27,18 @@ import numpy as np
 from ipujax.lowering.layout import ceil_div
 from ipujax.lowering.popops.vertices.elementwise_cycles import (
     OP_COSTS,
+    ROW_START_CYCLES,
     elementwise_cycles,
     elementwise_iteration,
     elementwise_parts,
 )
 from ipujax.lowering.popops.vertices.emulation import emulation, kind_of, width_of
+from ipujax.lowering.popops.vertices.reduce_cycles import LAUNCH_CYCLES
 from ipujax.runtime.graph import Language
 from ipujax.runtime.target import Target, issue_round_cycles, larger, load_cycles, store_cycles, whole_cycles
 from ipujax.runtime.tensor import VECTOR_BYTES, element_bytes
 
+_MOST_VECTOR_ELEMENTS = 4  # of an iteration: 64 bits of the narrowest dtype, which counts as two bytes at least
 _START_CYCLES = 31  # derived: instructions before the loop of PopLibs' scaled add, scalars apart
 _LOOP_CYCLES = {"unary": 4, "sum": 2, "other": 5}  # part of a row's cycles: loads, stores and the loop itself
 _SUMS = frozenset(("add", "sub", "mul", "add_any", "square", "neg"))
@@ -84,6 +87,37 @@ def kernel_iteration(
     packing = sum(vector for dtype in (*read, *written) if dtype == np.bool_)
     accesses = load_cycles(loads, target) + store_cycles(stores, target)
     return larger(dual_issued, single_issued + packing + accesses), vector
+
+
+def least_element_cycles(op: OpCount, target: Target) -> tuple[float, bool]:
+    """Tile cycles of one operation on one element, however it is fused and split; whether it issues beside loads.
+
+    Of a fused operation its instructions on a longest vector, which shorter ones do not undercut; or those of its own
+    codelet, if these are fewer.
+    """
+    alone, vector = elementwise_iteration(op.name, op.dtype, op.tensors, op.constants, target)
+    fused = _instructions(op, _MOST_VECTOR_ELEMENTS, target) / _MOST_VECTOR_ELEMENTS
+    round_share = float(issue_round_cycles(target)) / target.worker_contexts
+    return round_share * min(float(alone) / vector, fused), _is_dual_issued(op)
+
+
+def smallest_kernel_cycles(target: Target) -> float:
+    """Tile cycles that each vertex of elementwise operations or of a reduction takes before its first element."""
+    starts = [*ROW_START_CYCLES.values(), *(cost.start for cost in OP_COSTS.values() if cost.start is not None)]
+    launch = min(target.supervisor_overhead_cycles, LAUNCH_CYCLES)
+    return float(launch + issue_round_cycles(target) * min(_START_CYCLES, *starts))
+
+
+def smallest_vertex_cycles(op: OpCount, target: Target) -> float:
+    """Tile cycles of the smallest vertex that computes an operation, alone or with others, operands constant or not."""
+    one = np.asarray(1)
+    operands = op.tensors + op.constants
+    alone = [
+        elementwise_cycles(op.name, op.dtype, tensors, operands - tensors, one, target)
+        for tensors in range(1, operands + 1)
+    ]
+    fused = target.supervisor_overhead_cycles + issue_round_cycles(target) * (_START_CYCLES + 1)
+    return float(min(fused, *alone))
 
 
 def kernel_language(ops: Sequence[OpCount]) -> Language:

@@ -43,6 +43,18 @@ def reduce_cycles(monoid: str, dtype: Any, outputs: np.ndarray, reduced: np.ndar
     return np.minimum(strided, np.minimum(by_output, by_part))
 
 
+def least_reduced_cycles(monoid: str, dtype: Any, target: Target) -> float:
+    """Tile cycles to reduce one element, in whichever form and however it is split: its share of a vector."""
+    vector = max(1, target.vector_width_bytes // element_bytes(dtype))
+    round_share = float(issue_round_cycles(target)) / target.worker_contexts
+    return round_share * float(_vector_cycles(monoid, dtype, vector, target)) / vector
+
+
+def smallest_reduction_cycles(monoid: str, dtype: Any, target: Target) -> float:
+    """Tile cycles of the smallest vertex that reduces."""
+    return float(reduce_cycles(monoid, dtype, np.asarray(1), np.asarray(1), target))
+
+
 def reduce_parts(monoid: str, dtype: Any, outputs: np.ndarray, reduced: np.ndarray, target: Target) -> np.ndarray:
     """Parts that workers share in the cheapest form; arguments as `reduce_cycles`."""
     # The parts are rows of outputs, or outputs, or the vectors reduced into each.
@@ -69,6 +81,14 @@ def default_vertex_cycles(dtype: Any, outputs: np.ndarray, reduced: np.ndarray, 
     return np.asarray(LAUNCH_CYCLES + issue_round_cycles(target) * (start + ceil_div(worker, target.worker_contexts)))
 
 
+def _vector_cycles(monoid: str, dtype: Any, vector: int, target: Target) -> Any:
+    """Cycles of a worker to accumulate a vector of elements."""
+    emulated = emulation(dtype, _KINDS.get(monoid, "add"), target)
+    extra = _EXTRA_CYCLES[monoid] + (1 if emulated.width in ("int", "byte", "double") else 0)
+    loading = larger(_LEAST_VECTOR_CYCLES, load_cycles(target.vector_width_bytes, target))
+    return emulated.factor * (loading + extra) + emulated.cast_cycles * vector
+
+
 def _forms(
     monoid: str, dtype: Any, outputs: np.ndarray, reduced: np.ndarray, target: Target
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -76,10 +96,7 @@ def _forms(
     workers = target.worker_contexts
     round_cycles = issue_round_cycles(target)
     vector = max(1, target.vector_width_bytes // element_bytes(dtype))
-    emulated = emulation(dtype, _KINDS.get(monoid, "add"), target)
-    extra = _EXTRA_CYCLES[monoid] + (1 if emulated.width in ("int", "byte", "double") else 0)
-    loading = larger(_LEAST_VECTOR_CYCLES, load_cycles(target.vector_width_bytes, target))
-    vector_cycles = emulated.factor * (loading + extra) + emulated.cast_cycles * vector
+    vector_cycles = _vector_cycles(monoid, dtype, vector, target)
     accumulators = 2 * vector
     loads = accumulators // vector
     rows = ceil_div(ceil_div(outputs, accumulators), workers)

@@ -1,0 +1,316 @@
+"""Longest dependence path of a function: compute sets that follow one another in every plan.
+
+Input: a jaxpr, weights of a target. Output: the longest `Path`, a lower bound for the time of any one element.
+
+A value has the path of the element of it that is ready first. Each compute set takes a sync and a vertex. Arguments:
+
+    product       its vertices do nothing else, and read what an earlier compute set wrote: one of its own
+    elementwise   fused into one vertex with others before it, not with the product or reduction whose result it reads
+    reduction     ends the vertex of elementwise operations that it reduces
+    loop          runs each iteration by itself, so that the first vertex of one is in no vertex of the one before
+    exchange      of two products or reductions one behind the other, either some element moves to another tile, or one
+                  tile computes all elements that the second reads for one result. The latter is no shorter if these
+                  take as long as an exchange. One exchange may serve both (a sum of partial results on all tiles)
+
+Views, casts and look-ups are passed through. A joined or padded value is ready with its first part. Values of unknown
+primitives, and of loops whose trip count is data, are ready at once.
+Limits: of a loop's carries, a path through several that do not grow alike is not found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from ipujax.lowering.jax_compat import ClosedJaxpr, DropVar, JaxprEqn, Var, shape_of
+from ipujax.lowering.jaxpr import Body, bodies, scan_body
+from ipujax.lowering.least_work.equation_floor import EquationCost
+from ipujax.lowering.popops.vertices.reduce_cycles import LAUNCH_CYCLES
+from ipujax.runtime.target import Target
+
+
+class Path(NamedTuple):
+    """A path, compared by its cycles first.
+
+    Args:
+        cycles: of all of it, as weighted.
+        supersteps: compute sets.
+        exchanges: exchanges between them.
+        vertex_cycles: of the smallest vertex of each.
+    """
+
+    cycles: float = 0.0
+    supersteps: int = 0
+    exchanges: int = 0
+    vertex_cycles: float = 0.0
+
+    def plus(self, other: Path) -> Path:
+        """Return this path with another behind it."""
+        cycles, supersteps, exchanges, vertex_cycles = other
+        return Path(
+            self.cycles + cycles,
+            self.supersteps + supersteps,
+            self.exchanges + exchanges,
+            self.vertex_cycles + vertex_cycles,
+        )
+
+    def times(self, count: int) -> Path:
+        """Return the path of so many repetitions."""
+        return Path(self.cycles * count, self.supersteps * count, self.exchanges * count, self.vertex_cycles * count)
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """Weights of a path.
+
+    Args:
+        target: the machine of one replica.
+        tile_share: weight of the cycles of the path's own vertices; the rest of 1 is that of the mean tile's work, to
+            which each compute set adds a smallest vertex.
+        smallest_cycles: of the smallest vertex of any compute set.
+        exchange_cycles: of the shortest exchange.
+        costs: cost of each equation without jaxprs, by its identity.
+    """
+
+    target: Target
+    tile_share: float
+    smallest_cycles: float
+    exchange_cycles: float
+    costs: Mapping[int, EquationCost]
+
+    def compute_set(self, vertex_cycles: float) -> Path:
+        """Return the path of one compute set with a vertex."""
+        vertex = (1 - self.tile_share) * self.smallest_cycles + self.tile_share * vertex_cycles
+        return Path(self.target.internal_sync_cycles + vertex, 1, 0, vertex_cycles)
+
+    @property
+    def exchange(self) -> Path:
+        """The path of one exchange."""
+        return Path(self.exchange_cycles, 0, 1, 0.0)
+
+    def longer(self, vertex_cycles: float) -> Path:
+        """Return the path of further cycles of the same vertex."""
+        return Path(self.tile_share * vertex_cycles, 0, 0, vertex_cycles)
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """When the first element of a value is ready.
+
+    Args:
+        path: the longest path to it.
+        is_open: whether a vertex of elementwise operations computes it, which may compute those that follow too.
+        since: cycles of the path before the last product or reduction, if no exchange is known behind that.
+        element_cycles: tile cycles of one element from there on.
+    """
+
+    path: Path = Path()
+    is_open: bool = False
+    since: float | None = None
+    element_cycles: float = 0.0
+
+
+_Value = Ready | None  # None: nothing is known to be before it
+
+
+def longest_path(jaxpr: ClosedJaxpr, weights: Weights) -> Path:
+    """Return the longest path of one evaluation of a jaxpr."""
+    return _evaluate(jaxpr, [Ready()] * len(jaxpr.in_avals), weights).longest
+
+
+class _Evaluated(NamedTuple):
+    """Results of a jaxpr, and the longest path in it."""
+
+    results: list[_Value]
+    longest: Path
+
+
+def _evaluate(jaxpr: ClosedJaxpr, inputs: Sequence[_Value], weights: Weights) -> _Evaluated:
+    body = jaxpr.jaxpr
+    known: dict[Any, _Value] = dict(zip(body.invars, inputs, strict=True))
+    longest = max((x.path for x in inputs if x is not None), default=Path())
+    for eqn in body.eqns:
+        operands = [known.get(atom) if isinstance(atom, Var) else None for atom in eqn.invars]
+        evaluated = _equation(eqn, operands, weights)
+        longest = max(longest, evaluated.longest, *(x.path for x in evaluated.results if x is not None))
+        pairs = zip(eqn.outvars, evaluated.results, strict=True)
+        known.update((var, value) for var, value in pairs if not isinstance(var, DropVar))
+    results = [known.get(atom) if isinstance(atom, Var) else None for atom in body.outvars]
+    return _Evaluated(results, longest)
+
+
+def _equation(eqn: JaxprEqn, operands: Sequence[_Value], weights: Weights) -> _Evaluated:
+    """Return the results of an equation, and the longest path inside."""
+    name = eqn.primitive.name
+    if name == "scan":
+        return _scan(eqn, operands, weights)
+    if name == "while":
+        return _Evaluated([None] * len(eqn.outvars), Path())
+    if inside := bodies(eqn):
+        return _alternatives(inside, operands, weights)
+    if name == "optimization_barrier":
+        return _Evaluated(list(operands), Path())
+    result = None
+    if any(operand is not None for operand in operands):
+        result = _result(eqn, operands, weights)
+    return _Evaluated([result] * len(eqn.outvars), Path())
+
+
+def _result(eqn: JaxprEqn, operands: Sequence[_Value], weights: Weights) -> _Value:
+    """Return when the first element of any result of an equation is ready."""
+    cost = weights.costs[id(eqn)]
+    values = [operand for operand in operands if operand is not None]
+    match cost.kind:
+        case "product":
+            vertex = weights.compute_set(cost.vertex_cycles)
+            return _last([_combined(x, x.path.plus(vertex), cost, weights) for x in values])
+        case "reduction":
+            return _last([_reduction(x, cost, weights) for x in values])
+        case "map":
+            return _mapped(eqn, operands, cost, weights)
+        case "window":
+            last = _last(values)
+            return last and Ready(last.path.plus(weights.compute_set(cost.vertex_cycles)))
+        case "view":
+            return _last(values)
+        case "repeated":
+            last = _last(values)
+            return last and replace(last, element_cycles=0.0)
+        case "joined":
+            return _first(operands)
+        case "written":
+            return _first([operands[0], _last(operands[1:])])
+    return None
+
+
+def _first(operands: Sequence[_Value]) -> _Value:
+    """Return when the first of several values is ready; elements of the result are those of any."""
+    values = [operand for operand in operands if operand is not None]
+    if len(values) < len(operands) or not values:
+        return None
+    return Ready(min(x.path for x in values), any(x.is_open for x in values))
+
+
+def _last(operands: Sequence[_Value]) -> _Value:
+    """Return when the last of several values is ready, of which each element of the result reads one."""
+    values = [operand for operand in operands if operand is not None]
+    return max(values, key=lambda x: (x.path, not x.is_open, x.element_cycles), default=None)
+
+
+def _mapped(eqn: JaxprEqn, operands: Sequence[_Value], cost: EquationCost, weights: Weights) -> _Value:
+    """Return the result of an elementwise equation, in the vertex that computes the operand that is ready last."""
+    shape = shape_of(eqn.outvars[0])
+    vertex = weights.compute_set(cost.vertex_cycles)
+    results = [
+        replace(
+            operand,
+            path=operand.path if operand.is_open else operand.path.plus(vertex),
+            is_open=True,
+            # An element of an operand that is repeated is computed once for several of the result.
+            element_cycles=cost.element_cycles + (operand.element_cycles if shape_of(atom) == shape else 0.0),
+        )
+        for atom, operand in zip(eqn.invars, operands, strict=True)
+        if operand is not None
+    ]
+    return _last(results)
+
+
+def _reduction(operand: Ready, cost: EquationCost, weights: Weights) -> Ready:
+    """Return the result of a reduction, which the vertex that computes its operand may be part of."""
+    alone = cost.vertex_cycles
+    added = weights.longer(alone - LAUNCH_CYCLES) if operand.is_open else weights.compute_set(alone)
+    return _combined(operand, operand.path.plus(added), cost, weights)
+
+
+def _combined(operand: Ready, done: Path, cost: EquationCost, weights: Weights) -> Ready:
+    """Return the result of a product or reduction, which reads several elements of an operand for each of its own."""
+    on_one_tile = weights.tile_share * cost.read * operand.element_cycles
+    if operand.since is not None and operand.since + on_one_tile >= operand.path.cycles + weights.exchange_cycles:
+        return Ready(done.plus(weights.exchange))
+    return Ready(done, since=operand.path.cycles, element_cycles=cost.element_cycles)
+
+
+def _alternatives(inside: Sequence[Body], operands: Sequence[_Value], weights: Weights) -> _Evaluated:
+    """Return the results of a call, or of branches, of which the shortest may run."""
+    branches = [_evaluate(body.jaxpr, body.of_operands(list(operands)), weights) for body in inside]
+    results = [_first(values) for values in zip(*(branch.results for branch in branches), strict=True)]
+    if len(branches) == 1:
+        results = branches[0].results
+    return _Evaluated(results, min(branch.longest for branch in branches))
+
+
+def _scan(eqn: JaxprEqn, operands: Sequence[_Value], weights: Weights) -> _Evaluated:
+    """Return the results of a loop: of its last iteration carries, of its first one rows of stacks."""
+    body = scan_body(eqn.params)
+    length = eqn.params["length"]
+    operands_of_carries = list(operands[body.operands.carries])
+    inputs = body.of_operands(list(operands))
+    if not length:
+        return _Evaluated([*operands_of_carries, *[None] * len(eqn.outvars[len(operands_of_carries) :])], Path())
+    first = _evaluate(body.jaxpr, _separate(inputs), weights)
+    rows = first.results[body.results.stacks]
+    if length == 1:
+        return _Evaluated([*first.results[body.results.carries], *rows], first.longest)
+    # A carry that is not known to grow may be ready at once in a later iteration.
+    inputs[body.inputs.carries] = _grown(body, operands_of_carries, weights, length - 1)
+    last = _evaluate(body.jaxpr, _separate(inputs), weights)
+    return _Evaluated([*last.results[body.results.carries], *rows], max(first.longest, last.longest))
+
+
+def _separate(inputs: Sequence[_Value]) -> list[_Value]:
+    """Return the inputs of an iteration: none of its vertices is one of those before it."""
+    return [None if x is None else replace(x, is_open=False) for x in inputs]
+
+
+_TRIALS = 4  # sets of carries that are tried: first all, then without those that grow least
+
+
+def _grown(body: Body, begin: Sequence[_Value], weights: Weights, iterations: int) -> list[_Value]:
+    """Return the carries after some iterations, None where no growth is known.
+
+    Paths through a set of carries alone are evaluated for two iterations. An iteration on carries that are ready later
+    is as much later, so carries that all have grown by some path after two iterations grow by it every two.
+    """
+    grown: list[_Value] = [None] * len(begin)
+    deepest = _last(begin)
+    late = {n for n, x in enumerate(begin) if x is not None and deepest is not None and x.path == deepest.path}
+    for chosen in (set(range(len(begin))), late):
+        _grow(body, chosen, begin, grown, weights, iterations)
+    return grown
+
+
+def _grow(
+    body: Body, chosen: set[int], begin: Sequence[_Value], grown: list[_Value], weights: Weights, iterations: int
+) -> None:
+    """Note the growth of a set of carries, and of those of it that grow more, where it is more than is known."""
+    for _ in range(_TRIALS):
+        once, twice = _iterated(body, chosen, weights)
+        while lost := {n for n in chosen if n not in twice or n not in once}:
+            chosen = chosen - lost
+            once, twice = _iterated(body, chosen, weights)
+        if not chosen:
+            break
+        least = min(twice.values())
+        path = least.times(iterations // 2).plus(min(once.values()).times(iterations % 2))
+        first = _first([begin[n] for n in chosen])
+        ready = Ready(path if first is None else first.path.plus(path))
+        for n in chosen if path.cycles else ():
+            before = grown[n]
+            grown[n] = ready if before is None or ready.path > before.path else before
+        chosen = {n for n in chosen if twice[n] > least}
+
+
+def _iterated(body: Body, chosen: Set[int], weights: Weights) -> tuple[dict[int, Path], dict[int, Path]]:
+    """Return the paths to carries after one and after two iterations, through the chosen carries alone."""
+    inputs: list[_Value] = [None] * len(body.jaxpr.in_avals)
+    begin = body.inputs.carries.start
+    for n in chosen:
+        inputs[begin + n] = Ready()
+    rounds: list[dict[int, Path]] = []
+    for _ in range(2):
+        carries = _evaluate(body.jaxpr, _separate(inputs), weights).results[body.results.carries]
+        rounds.append({n: value.path for n in chosen if (value := carries[n]) is not None})
+        for n in chosen:
+            inputs[begin + n] = carries[n]
+    return rounds[0], rounds[1]

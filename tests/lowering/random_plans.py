@@ -1,0 +1,52 @@
+"""Planners that choose at random among their candidates, those that they reject included.
+
+A program that is lowered inside `random_planners` has the numbers of any other, and is mostly slower. What is cached
+of plans is dropped before and after.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+from ipujax.lowering.layout import choose, trial
+from ipujax.lowering.layout.grids import even_grids
+from ipujax.lowering.poplin.candidates import Candidates
+from ipujax.lowering.popops.indexing import scatter
+from ipujax.runtime.cache import clear_caches
+
+_MOST_COSTED = 4  # even grids that are offered to a trial
+
+
+@contextmanager
+def random_planners(draw: random.Random) -> Iterator[None]:
+    """Let planners of layouts, products and scatters take any of their candidates."""
+
+    def any_candidate(candidates: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
+        return candidates[draw.randrange(len(candidates))]
+
+    def any_grids(shape: Any, order: Any, work: Any, target: Any, *args: Any) -> Any:
+        count = even_grids(shape, order, target.tiles_per_ipu).blocks.shape[1]
+        numbers = tuple(draw.randrange(count) for _ in range(_MOST_COSTED))
+        return numbers, (0.0,) * len(numbers)
+
+    def any_product(candidates: Candidates, *args: Any) -> Any:
+        number = draw.randrange(len(candidates.temp_bytes))
+        return number, candidates.cost_parts(np.array([number]))[:, 0]
+
+    patches: tuple[tuple[Any, str, Callable[..., Any]], ...] = (
+        *((module, "choose_cheapest", any_candidate) for module in (choose, trial, scatter)),
+        (choose, "_ranked", any_grids),
+        (Candidates, "fastest", any_product),
+    )
+    clear_caches()
+    with ExitStack() as stack:
+        stack.callback(clear_caches)
+        for place, name, replacement in patches:
+            stack.enter_context(mock.patch.object(place, name, replacement))
+        yield
