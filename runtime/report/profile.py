@@ -225,6 +225,7 @@ class Profile(Figures):
         path_name(folder)
         for name, text in tables_as_csv(self).items():
             write_file(Path(folder) / f"{name}.csv", text.encode())
+
     @checking_calls("profile.to_chakra")
     def to_chakra(self, directory: FilePath, *, max_steps: int = 100_000) -> list[str]:
         """Write execution traces of Chakra, one file for each IPU, which simulators of networks read.
