@@ -16,6 +16,7 @@ import numpy as np
 from ipujax.runtime.errors import ArgumentValueError, ProfileError
 from ipujax.runtime.graph import of_replicas
 from ipujax.runtime.profile.breakdown import LayerCost, Operation, layer_costs, line_costs
+from ipujax.runtime.profile.pass_changes import PassChange, pass_changes
 from ipujax.runtime.profile.primary_figures import PrimaryFigures
 from ipujax.runtime.profile.text import duration, size
 from ipujax.runtime.sections.memory import region_bytes
@@ -174,6 +175,11 @@ class Figures(PrimaryFigures):
     def device_cycles(self) -> int:
         """Cycles of a run without the host exchange of the IPU that `phase_cycles` are of."""
         return self.cycles - self.phase_cycles["host_exchange"]
+
+    @cached_property
+    def pass_changes(self) -> tuple[PassChange, ...]:
+        """What each pass of the compilation changed; empty for Poplar programs, and of a saved profile."""
+        return () if self.count_equations is None else pass_changes(self.count_equations())
 
     @cached_property
     def layers(self) -> tuple[LayerCost, ...]:
