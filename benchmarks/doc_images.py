@@ -124,6 +124,7 @@ class Screenshot:
         model: name of a benchmark model.
         first: selector of the first element that is shown.
         last: selector of the last one; the first alone when empty.
+        tab: that is opened before.
         before: script that runs before.
         height: pixels that are shown at most.
         is_dark: whether the page is dark.
@@ -132,32 +133,27 @@ class Screenshot:
     model: str
     first: str
     last: str = ""
+    tab: str = "verdict"
     before: str = ""
     height: int = 1_000
     is_dark: bool = False
 
 
 _TRACE = ("#trace", "#picked")
-_TOP_OPERATION = "document.querySelector('#operations tbody .to-trace').click();"
+_FIRST_SCREEN = ("header", "#summary .ways:last-of-type")
+_TOP_OPERATION = "ipujaxPage.show(document.querySelector('#operations-table .to-trace').dataset.show);"
+_SEARCH = "document.getElementById('search').value = 'attention backward'; ipujaxPage.search();"
 SCREENSHOTS = {
-    "report_summary": Screenshot("digits-cnn", "header", "#summary .answers"),
-    "report_operations": Screenshot("digits-cnn", "#operations", height=760),
-    "bert_summary": Screenshot("bert-base", "header", "#summary .answers", height=1_050),
-    "bert_layers": Screenshot("bert-base", "#layers"),
-    "bert_stages": Screenshot("bert-base", "#stages", "#chart-tasks"),
-    "bert_trace": Screenshot("bert-base", *_TRACE, before=_TOP_OPERATION),
-    "bert_memory": Screenshot("bert-base", "#memory", "#chart-roles + .legend", is_dark=True),
-    "transformer_layers": Screenshot("transformer-loop", "#layers", height=780),
-    "transformer_search": Screenshot(
-        "transformer-loop",
-        "nav",
-        "#picked",
-        "document.getElementById('search').value = 'attention backward'; ipujaxPage.search();"
-        "document.querySelectorAll('#summary, #layers, #stages').forEach((part) => (part.hidden = true));"
-        "document.querySelectorAll('#operations h3, #chart-roofline, #operations h3 + p').forEach((x) => x.remove());"
-        "document.querySelector('#operations .scroll').style.maxHeight = '20rem';",
-        1_100,
-    ),
+    "report_summary": Screenshot("digits-cnn", *_FIRST_SCREEN),
+    "report_operations": Screenshot("digits-cnn", "#operations", tab="operations", height=760),
+    "bert_summary": Screenshot("bert-base", *_FIRST_SCREEN, height=1_050),
+    "bert_layers": Screenshot("bert-base", "#layers", tab="lines"),
+    "bert_stages": Screenshot("bert-base", "#waits", "#stages", tab="timeline"),
+    "bert_trace": Screenshot("bert-base", *_TRACE, tab="operations", before=_TOP_OPERATION),
+    "bert_memory": Screenshot("bert-base", "#memory", "#chart-roles + .legend", tab="memory", is_dark=True),
+    "transformer_layers": Screenshot("transformer-loop", "#layers", tab="lines", height=780),
+    "transformer_search": Screenshot("transformer-loop", "nav", "#operations-table", tab="operations", before=_SEARCH),
+    "transformer_summary": Screenshot("transformer-loop", *_FIRST_SCREEN),
 }
 
 
@@ -201,8 +197,10 @@ def make_screenshots(names: Sequence[str]) -> None:
 
 def _shoot(browser: Any, page: Path, part: Screenshot, path: Path) -> None:
     browser.get(page.as_uri())
-    while browser.execute_script("return document.documentElement.dataset.ready") != "true":
-        time.sleep(0.05)
+    for script in ("", f"document.getElementById('tab-{part.tab}').click()"):
+        browser.execute_script(script)
+        while browser.execute_script("return document.documentElement.dataset.ready") != "true":
+            time.sleep(0.05)
     dark = "document.getElementById('theme').click();" if part.is_dark else ""
     browser.execute_script(f"{part.before} {dark} document.querySelector('nav').style.position = 'static';")
     time.sleep(1)  # until charts are drawn again

@@ -20,6 +20,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
+from html import escape
 from typing import TYPE_CHECKING
 
 from ipujax.device import Device, IPUModel, check_device, current_device
@@ -240,7 +241,16 @@ class ProfilingRun(NotCopied):
         unused = self.unused_trip_counts
         return "\n".join([*lines, *(f"no loop of a compiled function is called {name}" for name in unused)])
 
-    __repr__ = object.__repr__
+    def __repr__(self) -> str:
+        # Without compiling anything: a debugger shows it too.
+        records = [record for record in self._recorder.records if record.calls]
+        state = "running" if self._recorder.is_active else "print(run) compiles and lists them"
+        target = self.device.target
+        return f"ProfilingRun({len(records):,} functions and operations for {target.num_ipus} × {target.name}; {state})"
+
+    def _repr_html_(self) -> str:
+        """Return the table of all functions, which notebooks show; the functions are compiled for it."""
+        return f"<pre>{escape(repr(self) if self._recorder.is_active else str(self))}</pre>"
 
 
 def _order(row: ProfiledCalls) -> tuple[bool, float]:

@@ -5,6 +5,7 @@ Input: a lowering plan, and the `Choice` of parameters of a plan. Output: `Plann
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -88,6 +89,17 @@ class PlannedProgram:
             ("Pipelines", len(self.lowered.pipelines)),
             ("Texts, by as_text(after=…)", f"{len(self.jaxprs)}: {', '.join(self.jaxprs)}"),
         ]
+
+    def count_equations(self) -> dict[str, Counter[tuple[str, str, str]]]:
+        """Count the equations of the trace and after each pass by primitive, types and line, for the profile's page."""
+        from ipujax.lowering.dumps import equation_counts
+
+        counts: dict[str, Counter[tuple[str, str, str]]] = {}
+        last: tuple[ClosedJaxpr | None, Counter[tuple[str, str, str]]] = None, Counter()
+        for name, jaxpr in self.jaxprs.items():
+            last = last if jaxpr is last[0] else (jaxpr, equation_counts(jaxpr))  # most passes change nothing
+            counts[name] = last[1]
+        return counts
 
     def host_calls(self) -> HostCalls | None:
         """Return a caller of the Python functions that the program calls; None if it has none."""

@@ -13,7 +13,7 @@ from typing import Any, overload
 
 from ipujax.runtime.errors import ArgumentError
 from ipujax.runtime.markup import Markup, join_markup, table, tag
-from ipujax.runtime.page.document import Section, bokeh, chart_place, document
+from ipujax.runtime.page.document import Section, Tab, bokeh, chart_place, document
 from ipujax.runtime.target import nearest
 from ipujax.studies.point_costs import PointCost
 from ipujax.studies.points import Job, Point
@@ -132,8 +132,8 @@ class Sweep:
         line = [[self._number(row, name) for row in front] for name in (x, y)]
         figure.line(*line, line_width=2, color="#D55E00", legend_label="no other is better in both")
         body = join_markup([chart_place("sweep", f"{y} over {x} of {len(fitting)} machines")])
-        sections = [Section("sweep", f"{y} over {x}", body, {"sweep": figure})]
-        text = document(f"{len(self.rows):,} machines", f"{y} over {x}", sections)
+        tab = Tab("sweep", f"{y} over {x}", [Section("sweep", f"{y} over {x}", body, {"sweep": figure})])
+        text = document(f"{len(self.rows):,} machines", f"{y} over {x}", [tab])
         try:
             with open(path, "w", encoding="utf-8") as file:
                 file.write(text)

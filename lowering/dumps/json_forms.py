@@ -40,6 +40,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable
 from numbers import Integral
 from typing import Any
@@ -47,6 +48,7 @@ from typing import Any
 import numpy as np
 
 from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, DropVar, Jaxpr, JaxprEqn, Literal, Var
+from ipujax.lowering.jaxpr import equations
 from ipujax.lowering.source_info import name_stack, source_line
 from ipujax.runtime.graph import (
     NO_TILE,
@@ -146,6 +148,22 @@ def _jaxprs(value: Any) -> list[Jaxpr]:
 def short_type(atom: Atom) -> str:
     """The type of a value as jaxprs show it, `f32[8,8]`."""
     return str(atom.aval.str_short(short_dtypes=True))
+
+
+def equation_counts(jaxpr: ClosedJaxpr) -> Counter[tuple[str, str, str]]:
+    """The number of equations of each primitive, types of operands and results, and line, those inside others too."""
+    types = dict[Any, str]()  # by abstract value, of which there are few
+
+    def type_of(atom: Atom) -> str:
+        if atom.aval not in types:
+            types[atom.aval] = short_type(atom)
+        return types[atom.aval]
+
+    def kind(eqn: JaxprEqn) -> tuple[str, str, str]:
+        operands, results = (" ".join(map(type_of, atoms)) for atoms in (eqn.invars, eqn.outvars))
+        return eqn.primitive.name, f"{operands} → {results}", source_line(eqn)
+
+    return Counter(map(kind, equations(jaxpr.jaxpr)))
 
 
 def literal_text(literal: Literal) -> str:

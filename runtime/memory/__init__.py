@@ -7,7 +7,7 @@ from ipujax.runtime.memory.always_live import (
     exchange_code_bytes as exchange_code_bytes,
 )
 from ipujax.runtime.memory.attempts import Attempt as Attempt, attempt_lines as attempt_lines
-from ipujax.runtime.memory.contents import TileContents as TileContents
+from ipujax.runtime.memory.contents import TileContents as TileContents, VariableTiles as VariableTiles
 from ipujax.runtime.memory.frames import Owner as Owner
 from ipujax.runtime.memory.live import LIVE as LIVE, Occupancy as Occupancy, starts_and_ends as starts_and_ends
 from ipujax.runtime.memory.live_bytes import LiveBytes as LiveBytes

@@ -1,8 +1,9 @@
-"""Contents of many tiles at once, each at its own peak: the largest items of each.
+"""Contents of many tiles at once, each at its own peak: the largest items of each; and the tiles of variables.
 
-Input: items with live ranges, and those that are always live. Output: `TileContents`, plain columns.
+Input: items with live ranges, and those that are always live. Output: `TileContents`, plain columns. From the variables
+of a graph with their mappings: `VariableTiles`; most variables share a few mappings, whose bytes stand once.
 Limits: of targets with very many tiles the fullest are listed, and of each tile the largest items; of the fullest tile
-all.
+all. Of variables the largest are listed.
 """
 
 from __future__ import annotations
@@ -14,16 +15,19 @@ from typing import Annotated
 import numpy as np
 
 from ipujax.runtime.analysis import Step
-from ipujax.runtime.files.figure_kinds import BYTES
+from ipujax.runtime.files.figure_kinds import BYTES, BytesByTile, runs_of
 from ipujax.runtime.files.figure_records import Length
 from ipujax.runtime.files.kinds import Integer, List
 from ipujax.runtime.memory.at_peak import items_at_peak
 from ipujax.runtime.memory.live import Occupancy
 from ipujax.runtime.memory.live_item import LiveItem, step_name
+from ipujax.runtime.memory.role_bytes import role_of_variable
 from ipujax.runtime.tensor import Variable
 
 MAX_TILES = 4_096
 MAX_ITEMS = 8  # of one tile
+MAX_VARIABLES = 400
+_LAYOUTS = "layouts of variables"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -97,3 +101,59 @@ def _peak_steps(occupancy: Occupancy, tiles: np.ndarray) -> list[str]:
         step: Step | None = steps[position] if steps else None
         names[position] = step_name(step)[0]
     return [names[position] for position in positions]
+
+
+@dataclass(frozen=True, slots=True)
+class MappedVariable:
+    """Variable on tiles.
+
+    Args:
+        name: with dtype and shape.
+        role: one of `memory.ROLES`.
+        line: of source.
+        num_bytes: on all tiles.
+        layout: position in `VariableTiles.layouts`.
+    """
+
+    name: str
+    role: str
+    line: str
+    num_bytes: int
+    layout: Annotated[int, Integer(below=_LAYOUTS)]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class VariableTiles:
+    """The largest variables with the tiles that they are on.
+
+    Args:
+        variables: largest first.
+        layouts: bytes on each tile, int64[num_tiles] each.
+    """
+
+    variables: tuple[MappedVariable, ...]
+    layouts: Annotated[tuple[BytesByTile, ...], Length(_LAYOUTS)]
+
+    @property
+    def runs_of_layouts(self) -> list[str]:
+        """The layouts as runs of equal numbers, see `runtime.files.figure_kinds`."""
+        return list(map(runs_of, self.layouts))
+
+
+def variable_tiles(occupancy: Occupancy, max_variables: int = MAX_VARIABLES) -> VariableTiles:
+    """Return the `max_variables` largest variables of a graph with the bytes of each tile."""
+    pieces = [(variable, *occupancy.bytes_by_tile(variable)) for variable in occupancy.graph.variables]
+    sizes = np.array([values.sum() for _, _, values in pieces], np.int64)
+    numbers: dict[tuple[int, bytes], int] = {}
+    layouts: list[np.ndarray] = []
+    variables: list[MappedVariable] = []
+    for row in np.argsort(-sizes, kind="stable")[:max_variables].tolist():
+        variable, first, values = pieces[row]
+        number = numbers.setdefault((first, values.tobytes()), len(layouts))
+        if number == len(layouts):
+            on_tiles = np.zeros(occupancy.target.num_tiles, np.int64)
+            on_tiles[first : first + len(values)] = values
+            layouts.append(on_tiles)
+        role = role_of_variable(occupancy, variable)
+        variables.append(MappedVariable(repr(variable), role, str(variable.origin), int(sizes[row]), number))
+    return VariableTiles(tuple(variables), tuple(layouts))

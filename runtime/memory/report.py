@@ -43,7 +43,7 @@ from ipujax.runtime.memory.always_live import CODE, DATA, FIXED, Costs, fixed_by
 from ipujax.runtime.memory.arena import pack_program, unshared_bytes, wide_variables
 from ipujax.runtime.memory.at_peak import ItemOnTiles, alignment_bytes, bytes_by_role, items_at_peak
 from ipujax.runtime.memory.chip import Arena
-from ipujax.runtime.memory.contents import TileContents, tile_contents
+from ipujax.runtime.memory.contents import TileContents, VariableTiles, tile_contents, variable_tiles
 from ipujax.runtime.memory.frames import Owner, frames_of
 from ipujax.runtime.memory.live import LIVE, Borrowed, Occupancy
 from ipujax.runtime.memory.live_bytes import LiveBytes, live_bytes
@@ -193,6 +193,11 @@ class MemoryReport(FigureRecord, Shared):
     def _items_on(self, selected: np.ndarray) -> Iterator[ItemOnTiles]:
         """Yield the items of the selected tiles, each tile at its own peak."""
         return items_at_peak(self.occupancy, self.constants, self._unnamed, selected)
+
+    @figure
+    def variables(self) -> VariableTiles:
+        """The largest variables with their bytes on each tile."""
+        return variable_tiles(self.occupancy)
 
     @figure
     def borrowed(self) -> tuple[Borrowed, ...]:

@@ -24,7 +24,7 @@ from ipujax.runtime.sources import line_number
 from ipujax.runtime.views import LayerNode, SourceFile, operation_rows, source_view, tree_of
 
 # The most expensive are listed; larger pages open slowly.
-MAX_OPERATIONS = 300
+MAX_OPERATIONS = 5_000
 MAX_FILES = 12
 MAX_CHILDREN = 300  # of one layer
 MAX_LAYERS = 3_000  # of all
@@ -76,24 +76,25 @@ class Anchors:
         """Return text as a link to the row of an operation; None for no operation."""
         return link(text, "" if number is None else self.operations.get(number, ""))
 
-    def trace(self, kind: str, *values: object) -> Markup:
-        """Return a link that selects slices of the trace; "" if the trace does not name them.
+    def trace_target(self, kind: str, *values: object) -> str:
+        """Return what a link to the trace selects; "" if the trace does not name it.
 
         Args:
             kind: what `values` select by: "op", "line", "layer", or "span", which needs no names in the trace.
             values: of "op" numbers of operations, of "line" its id, of "layer" its path, of "span" the IPU, the first
                 and the last cycle.
         """
-        if not values or not (self.has_trace or kind == "span"):
-            return Markup()
-        target = " ".join(map(str, (kind, *values)))
-        return tag(
-            "a", "trace", href="#trace", class_="to-trace", data_show=target, title="Show in the execution trace"
-        )
+        return " ".join(map(str, (kind, *values))) if values and (self.has_trace or kind == "span") else ""
 
-    def trace_at(self, line: str, layer: str) -> Markup:
-        """Return a link that selects the slices of all operations of a line in a layer."""
-        return self.trace("op", *self.rows.get((line, layer), ()))
+    def trace(self, kind: str, *values: object) -> Markup:
+        """Return a link that selects slices of the trace; "" if the trace does not name them; see `trace_target`."""
+        target = self.trace_target(kind, *values)
+        label = {"class_": "to-trace", "data_show": target, "title": "Show in the execution trace"}
+        return tag("a", "trace", href="#trace", **label) if target else Markup()
+
+    def trace_target_at(self, line: str, layer: str) -> str:
+        """Return what a link to the slices of all operations of a line in a layer selects."""
+        return self.trace_target("op", *self.rows.get((line, layer), ()))
 
 
 def link(text: str, anchor: str) -> Markup | str:

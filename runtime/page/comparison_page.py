@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from ipujax.runtime.markup import Markup, join_markup, tag
 from ipujax.runtime.page.charts import ACCENT, SECOND, bar
-from ipujax.runtime.page.document import Section, document, sentence
+from ipujax.runtime.page.document import Column, DataTable, Section, Tab, document, sentence
 
 Pairs = Mapping[str, tuple[float, float]]
 MAX_ROWS = 500
@@ -65,10 +65,11 @@ def comparison_page(
         ),
         Section("categories", "Memory", join_markup([sentence("Bytes on all tiles."), _pairs("Category", categories)])),
         Section("layers", "Layers", _layers(layers)),
-        Section("operations", "Operations", _operations(rows)),
+        _operations(rows),
     ]
     both = " → ".join(dict.fromkeys(names)) if all(names) else "two profiles"
-    return document(f"What changed: {both}", f"{len(rows):,} operations differ", sections)
+    tabs = [Tab(section.key, section.title, [section]) for section in sections]
+    return document(f"What changed: {both}", f"{len(rows):,} operations differ", tabs)
 
 
 def _verdict(verdict: str, totals: Pairs) -> Markup:
@@ -109,40 +110,20 @@ def _layers(layers: Pairs) -> Markup:
     return join_markup([sentence("Busy cycles of all IPUs, without those of layers inside."), _pairs("Layer", listed)])
 
 
-def _operations(rows: Sequence[ComparedFigures]) -> Markup:
-    """Return a sortable table of the operations that differ."""
+def _operations(rows: Sequence[ComparedFigures]) -> Section:
+    """Return the section of the operations that differ, with a table of their changes."""
     if not rows:
-        return sentence("No operation differs.")
-    names = list(rows[0].figures)
-    heads = ["Operation", "Line", *(name.replace("_", " ") for name in names)]
-    head = (
-        tag(
-            "th",
-            tag("button", text, type="button", data_sort=n),
-            scope="col",
-            aria_sort="descending" if n == 2 else None,  # cycles: the order of the rows
-        )
-        for n, text in enumerate(heads)
-    )
-    body = tag("tbody", *(_row(row) for row in rows[:MAX_ROWS]))
-    listing = tag("table", tag("thead", tag("tr", *head)), body, class_="sortable", id="operations-table")
-    note = f" {len(rows) - MAX_ROWS:,} smaller changes are left out." if len(rows) > MAX_ROWS else ""
-    return join_markup(
-        [
-            sentence(f"Second minus first, and both; operations are matched by line, layer and name.{note}"),
-            tag("div", listing, class_="scroll", tabindex=0, role="region", aria_label="Operations"),
-        ]
-    )
-
-
-def _row(row: ComparedFigures) -> Markup:
-    texts = (tag("td", text, data_value=text, class_="text") for text in (row.name, row.line))
-    cells = (_change(*pair) for pair in row.figures.values())
-    return tag("tr", *texts, *cells)
-
-
-def _change(before: float, after: float) -> Markup:
-    if before == after:
-        return tag("td", "–", data_value=0, class_="number")
-    both = tag("span", f"{before:,.0f} → {after:,.0f}", class_="line")
-    return tag("td", f"{after - before:+,.0f} ", both, data_value=abs(after - before), class_="number")
+        return Section("operations", "Operations", sentence("No operation differs."))
+    columns = [
+        Column("Operation", "text", [row.name for row in rows]),
+        Column("Line", "text", [row.line for row in rows]),
+    ]
+    for name in rows[0].figures:
+        title = name.replace("_", " ")
+        pairs = [row.figures[name] for row in rows]
+        columns.append(Column(title, "number", [after - before for before, after in pairs], "second minus first"))
+        columns.append(Column(f"{title} before", "number", [before for before, _ in pairs]))
+        columns.append(Column(f"{title} after", "number", [after for _, after in pairs]))
+    table = DataTable("operations-table", "Operations that differ", columns)
+    intro = "Second minus first, and both; operations are matched by line, layer and name."
+    return Section("operations", "Operations", join_markup([sentence(intro), table.place()]), data=table.data())

@@ -1,6 +1,6 @@
-"""Layers section of a page: an icicle of their cycles, and a tree that folds.
+"""Layers section of a page: a table, flame graphs of cycles and of bytes, and a tree that folds.
 
-Input: a `LayerNode`. Output: a section of markup alone: in the icicle, the width of a rectangle is the layer's cycles.
+Input: a `LayerNode`. Output: a section; in flame graphs the width of a rectangle is the layer's share.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from ipujax.runtime.markup import Markup, join_markup, tag
 from ipujax.runtime.page.anchors import Anchors
 from ipujax.runtime.page.charts import bar
-from ipujax.runtime.page.document import Section, fold_buttons, sentence
+from ipujax.runtime.page.document import Column, DataTable, Section, fold_buttons, sentence
 from ipujax.runtime.profile.text import size
 from ipujax.runtime.views import LayerNode
 from ipujax.runtime.views.part_views import PART_LABELS, PARTS
@@ -17,6 +17,7 @@ _MAX_LEVELS = 6  # of the icicle
 _MIN_SHARE = 0.002  # of the icicle's width; smaller layers are omitted
 _OPEN_LEVELS = 2
 _LARGE = 0.5  # of the program's cycles: larger layers are open at first, at any level
+_FLAMES = {"cycles": "Busy cycles", "peak_bytes": "Bytes of variables that are live when most is"}
 _SMALL = 0.001  # of the program's cycles: a smaller part of training has no column
 
 
@@ -38,7 +39,37 @@ def layer_section(root: LayerNode, limiting_ipu: int, anchors: Anchors) -> Secti
         aria_label="Layers",
         data_search="layers",
     )
-    return Section("layers", "Layers", join_markup([sentence(intro), _icicle(root, anchors), fold_buttons(), tree]))
+    flames = [
+        tag("h3", "Flame graphs"),
+        *(_icicle(root, anchors, name, unit) for name, unit in _FLAMES.items()),
+        tag("h3", "Tree"),
+    ]
+    layers = _layer_table(root, anchors)
+    body = join_markup([sentence(intro), layers.place(), *flames, fold_buttons(), tree])
+    return Section("layers", "Layers", body, data=layers.data())
+
+
+def _layer_table(root: LayerNode, anchors: Anchors) -> DataTable:
+    """Return the table of listed layers; `own` figures are without those of the layers inside."""
+    nodes = [node for node in root.walk() if node.path and node.path in anchors.layers]
+    # A part that no layer has is no column.
+    parts = [part for part in PARTS if root.parts[part]]
+    columns = [
+        Column("Layer", "link", [(node.path, anchors.layers[node.path]) for node in nodes]),
+        Column("Trace", "trace", [anchors.trace_target("layer", node.path) if node.cycles else "" for node in nodes]),
+        Column("Own cycles", "number", [node.own_cycles for node in nodes], "without the layers inside it"),
+        Column("Cycles", "number", [node.cycles for node in nodes], "with the layers inside it"),
+        *(
+            Column(PART_LABELS.get(part, part).capitalize(), "number", [node.parts[part] for node in nodes])
+            for part in parts
+            if len(parts) > 1
+        ),
+        Column("Moved", "bytes", [node.moved_bytes for node in nodes], "bytes that arrive on tiles or the host"),
+        Column("Peak", "bytes", [node.peak_bytes for node in nodes], "variables live when most is"),
+        Column("Always", "bytes", [node.always_bytes for node in nodes], "variables live during the whole run"),
+        Column("FLOP", "number", [node.flops for node in nodes]),
+    ]
+    return DataTable("layers-table", "Layers", columns, sorted_by="Own cycles")
 
 
 def _head(parts: list[str], limiting_ipu: int) -> Markup:
@@ -56,25 +87,29 @@ def _head(parts: list[str], limiting_ipu: int) -> Markup:
     )
 
 
-def _icicle(root: LayerNode, anchors: Anchors) -> Markup:
-    """Draw layers as rectangles that are links to their rows, with the layers inside each below it."""
-    cycles = max(1, root.cycles)
-    rectangles = [_rectangle(child, cycles, cycles, 1, anchors) for child in root.children.values()]
-    return tag("div", *rectangles, class_="icicle", role="group", aria_label="Cycles of layers, as listed below")
+def _icicle(root: LayerNode, anchors: Anchors, figure: str, unit: str) -> Markup:
+    """Draw layers as rectangles that are links to their rows, as wide as a figure, the layers inside each below."""
+    total = sum(getattr(child, figure) for child in root.children.values())
+    if not total:
+        return Markup()
+    rectangles = [_rectangle(child, total, total, 1, anchors, figure) for child in root.children.values()]
+    label = {"role": "group", "aria_label": f"{unit} of layers, as listed above"}
+    return join_markup([tag("p", unit, class_="hint"), tag("div", *rectangles, class_="icicle", **label)])
 
 
-def _rectangle(node: LayerNode, parent_cycles: int, total: int, level: int, anchors: Anchors) -> Markup:
-    share = node.cycles / total
+def _rectangle(node: LayerNode, parent: int, total: int, level: int, anchors: Anchors, figure: str) -> Markup:
+    amount = getattr(node, figure)
+    share = amount / total
     if share < _MIN_SHARE:
         return Markup()
-    label = tag("span", anchors.layer(node.path, node.name), title=f"{node.path}: {node.cycles:,} cycles, {share:.1%}")
+    text = f"{amount:,} cycles" if figure == "cycles" else size(amount)
+    label = tag("span", anchors.layer(node.path, node.name), title=f"{node.path}: {text}, {share:.1%}")
     children: list[object] = []
     if level < _MAX_LEVELS and node.children:
-        children = [
-            _rectangle(child, max(1, node.cycles), total, level + 1, anchors) for child in node.children.values()
-        ]
+        inside = node.children.values()
+        children = [_rectangle(child, max(1, amount), total, level + 1, anchors, figure) for child in inside]
     below = tag("div", *children, class_="below") if children else Markup()
-    return tag("div", label, below, class_="box", style=f"width:{100 * node.cycles / parent_cycles:.2f}%")
+    return tag("div", label, below, class_="box", style=f"width:{100 * amount / parent:.2f}%")
 
 
 def _lines(node: LayerNode, anchors: Anchors) -> Markup:

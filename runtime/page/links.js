@@ -1,19 +1,9 @@
-// Links between the tables and the execution trace, and the search box of the page.
+// Addresses of a page, and its search box.
 "use strict";
 (() => {
   const page = window.ipujaxPage;
-  const { data, byId, number, chart } = page;
+  const { data, byId, number, element, chart } = page;
   const { trace, operations } = data;
-  const MOST_MARKED = 4000; // slices with a frame
-  const MOST_ROWS = 12; // operations of a slice that are listed
-  const AROUND = 8; // lengths of a slice that are shown when a link leads to it
-
-  function element(name, text, attributes = {}) {
-    const made = document.createElement(name);
-    made.textContent = text;
-    for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
-    return made;
-  }
 
   // --- addresses --------------------------------------------------------------------------------------------------------
 
@@ -25,13 +15,18 @@
     }
   }
 
-  // Shows the row of an address: unfolds the nodes around it, and ends a search that hides it.
-  function reveal(hash) {
-    const row = byId(idOf(hash));
-    if (!row || row.tagName === "SECTION" || row.tagName === "MAIN") return;
-    if (row.closest("[hidden]")) clearSearch();
-    for (let part = row.parentElement; part; part = part.parentElement) if (part.tagName === "DETAILS") part.open = true;
-    row.scrollIntoView({ block: "center" });
+  // Shows the place of an address: opens its tab, unfolds the nodes around it, and ends a search that hides it.
+  async function reveal(hash) {
+    if (!hash || page.revealRow(idOf(hash))) return;
+    const place = byId(idOf(hash));
+    const panel = place?.closest("[role='tabpanel']");
+    if (!panel) return;
+    const hiding = place.closest("[hidden]");
+    if (hiding && hiding !== panel) clearSearch();
+    await page.openAround(place);
+    for (let part = place.parentElement; part; part = part.parentElement) if (part.tagName === "DETAILS") part.open = true;
+    if (place === panel) window.scrollTo({ top: 0 });
+    else place.scrollIntoView({ block: place.tagName === "SECTION" ? "start" : "center" });
   }
 
   function follow(event) {
@@ -39,158 +34,11 @@
     if (!link) return;
     if (link.dataset.show) {
       event.preventDefault();
-      history.pushState(null, "", "#trace");
-      show(link.dataset.show);
-    } else if (link.getAttribute("href") === location.hash) {
-      reveal(location.hash); // an address that stays the same is no event
-    }
-  }
-
-  // --- slices of the trace ----------------------------------------------------------------------------------------------
-
-  let spansOfSet; // numbers of slices by the number of their set of operations
-  let setsOfRow; // numbers of sets by the number of an operation
-  let chosen = null; // { title, spans, at, marked }
-
-  function prepare() {
-    if (spansOfSet) return;
-    spansOfSet = trace.sets.map(() => []);
-    setsOfRow = new Map();
-    trace.step.forEach((step, span) => spansOfSet[trace.rows[step]].push(span));
-    trace.sets.forEach((rows, set) => {
-      for (const row of rows) setsOfRow.set(row, [...(setsOfRow.get(row) ?? []), set]);
-    });
-  }
-
-  function spansOf(rows) {
-    prepare();
-    const sets = new Set(rows.flatMap((row) => setsOfRow.get(row) ?? []));
-    const spans = [...sets].flatMap((set) => spansOfSet[set]);
-    return spans.sort((a, b) => trace.start[a] - trace.start[b] || trace.ipu[a] - trace.ipu[b]);
-  }
-
-  const numbers = (isMeant) => operations.rows.flatMap((row, n) => (isMeant(row) ? [n] : []));
-
-  // Selects the slices that a link names.
-  function show(meant) {
-    if (!chart("trace")) return; // it is not drawn yet
-    const [kind, ...values] = meant.split(" ");
-    const rest = values.join(" ");
-    if (kind === "span") {
-      const [ipu, start, end] = values.map(Number);
-      const inside = (n) => trace.ipu[n] === ipu && trace.start[n] < end && trace.end[n] > start;
-      choose(`IPU ${ipu}, cycles ${number(start)} to ${number(end)}`, spansWhere(inside), [start, end]);
-    } else if (kind === "op") {
-      const rows = values.map(Number);
-      choose(operations.rows[rows[0]][0], spansOf(rows));
-    } else if (kind === "line") {
-      const line = operations.lines.findIndex(([, id]) => id === rest);
-      choose(operations.lines[line][0], spansOf(numbers((row) => row[1] === line)));
-    } else {
-      const isInside = (path) => path === rest || path.startsWith(rest + "/") || (!path && rest.startsWith("("));
-      const meantLayers = new Set(operations.layers.flatMap(([path], n) => (isInside(path) ? [n] : [])));
-      choose(rest, spansOf(numbers((row) => meantLayers.has(row[2]))));
-    }
-    byId("chart-trace").scrollIntoView({ block: "center" });
-    byId("picked").closest(".picked").querySelector("[data-pick='next']").focus({ preventScroll: true });
-  }
-
-  const spansWhere = (isMeant) => trace.step.flatMap((_, n) => (isMeant(n) ? [n] : []));
-
-  function choose(title, spans, range = null) {
-    chosen = { title, spans, at: 0, marked: spans };
-    if (!spans.length) {
-      mark([]);
-      byId("picked").replaceChildren(element("p", `${title}: no slice of the trace is of it alone; it is folded, or takes no time.`));
-    } else if (range) {
-      look(range[0], range[1]);
-      describe();
-    } else {
-      go(0);
-    }
-  }
-
-  // Goes to one of the chosen slices.
-  function go(at) {
-    const { spans } = chosen;
-    chosen.at = (at + spans.length) % spans.length;
-    const span = spans[chosen.at];
-    const margin = ((AROUND - 1) / 2) * Math.max(1, trace.end[span] - trace.start[span]);
-    look(trace.start[span] - margin, trace.end[span] + margin);
-    describe();
-  }
-
-  function look(start, end) {
-    const range = chart("trace").x_range;
-    const [first, last] = range.bounds;
-    const width = Math.min(Math.max(end - start, range.min_interval), last - first);
-    const from = Math.min(Math.max(start, first), last - width);
-    range.setv({ start: from, end: from + width });
-  }
-
-  function mark(spans) {
-    const shown = spans.slice(0, MOST_MARKED);
-    const drawn = chart("trace").renderers.find((part) => part.name === "selected");
-    drawn.data_source.data = {
-      left: shown.map((n) => trace.start[n]), right: shown.map((n) => trace.end[n]),
-      top: shown.map((n) => trace.ipu[n] - 0.4), bottom: shown.map((n) => trace.ipu[n] + 0.36),
-    };
-  }
-
-  // Describes the chosen slice, with links to the rows of its operations.
-  function describe() {
-    const { title, spans, at, marked } = chosen;
-    const span = spans[at];
-    mark(marked ?? [span]);
-    const length = trace.end[span] - trace.start[span];
-    const place = `IPU ${trace.ipu[span]}, cycles ${number(trace.start[span])} to ${number(trace.end[span])} (${number(length)})`;
-    const heading = element("p", "");
-    heading.append(element("strong", data.labels[trace.step[span]]), ` on ${place}; slice ${number(at + 1)} of ${number(spans.length)} of ${title}.`);
-    const rows = trace.sets[trace.rows[trace.step[span]]];
-    const list = element("ul", "");
-    for (const row of rows.slice(0, MOST_ROWS)) list.append(operation(row));
-    if (rows.length > MOST_ROWS) list.append(element("li", `… and ${number(rows.length - MOST_ROWS)} more operations`));
-    byId("picked").replaceChildren(heading, list);
-  }
-
-  const listed = new Set(operations?.listed);
-  const linked = (text, id) => (id ? element("a", text, { href: "#" + encodeURIComponent(id) }) : element("span", text));
-
-  function operation(row) {
-    const [name, line, layer, part] = operations.rows[row];
-    const item = element("li", "");
-    item.append(linked(name, listed.has(row) && `op-${row}`), " at ", linked(...operations.lines[line]));
-    if (operations.layers[layer][0]) item.append(" in ", linked(...operations.layers[layer]));
-    if (part) item.append(`, ${part}`);
-    return item;
-  }
-
-  function pickAt(x, y) {
-    const ipu = Math.round(y);
-    const spans = spansWhere((n) => trace.ipu[n] === ipu);
-    const at = spans.findIndex((n) => trace.start[n] <= x && x < trace.end[n]);
-    if (at >= 0) pick(ipu, spans, at);
-    else if (spans.length) byId("picked").replaceChildren(element("p", `IPU ${ipu} is idle at cycle ${number(x)}.`));
-  }
-
-  function pick(ipu, spans, at) {
-    chosen = { title: `IPU ${ipu}`, spans, at, marked: null };
-    describe();
-  }
-
-  function pickBy(step) {
-    if (step === "none") {
-      chosen = null;
-      mark([]);
-      byId("picked").replaceChildren(element("p", "No slice is chosen."));
-    } else if (step === "longest" || !chosen?.spans.length) {
-      const { start, end } = chart("trace").x_range;
-      const shown = (n) => Math.min(trace.end[n], end) - Math.max(trace.start[n], start);
-      const span = trace.step.reduce((best, _, n) => (shown(n) > shown(best) ? n : best), 0);
-      const spans = spansWhere((n) => trace.ipu[n] === trace.ipu[span]);
-      if (spans.length) pick(trace.ipu[span], spans, spans.indexOf(span));
-    } else {
-      go(chosen.at + (step === "next" ? 1 : -1));
+      if (!page.isFramed) history.pushState(null, "", "#trace");
+      page.show(link.dataset.show);
+    } else if (page.isFramed || link.getAttribute("href") === location.hash) {
+      if (page.isFramed) event.preventDefault(); // it would leave the frame
+      reveal(link.getAttribute("href")); // an address that stays the same is no event
     }
   }
 
@@ -252,16 +100,23 @@
       const section = area.closest("section");
       counts.set(section, (counts.get(section) ?? 0) + filterArea(area));
     }
+    for (const [name, count] of page.searchTables(words)) {
+      const section = byId(name)?.closest("section");
+      if (section && words.length) counts.set(section, (counts.get(section) ?? 0) + count);
+    }
     const results = [...counts].filter(([, count]) => count).map(([section, count]) => {
       return element("a", `${section.querySelector("h2").textContent} ${number(count)}`, { href: `#${section.id}` });
     });
     if (trace) {
       const text = ([name, line, layer, part]) => `${name} ${operations.lines[line][0]} ${operations.layers[layer][0]} ${part}`;
-      const spans = words.length ? spansOf(numbers((row) => has(text(row).toLowerCase()))) : [];
-      if (chart("trace")) mark(spans);
+      const spans = words.length ? page.spansWith((row) => has(text(row).toLowerCase())) : [];
+      if (chart("trace")) page.mark(spans);
       if (spans.length) {
         const link = element("a", `Trace ${number(spans.length)}`, { href: "#trace" });
-        link.addEventListener("click", () => choose(byId("search").value, spans));
+        link.addEventListener("click", async () => {
+          await page.openAround(byId("trace"));
+          page.choose(byId("search").value, spans);
+        });
         results.push(link);
       }
     }
@@ -270,6 +125,7 @@
   }
 
   function clearSearch() {
+    if (!byId("search")) return;
     byId("search").value = "";
     search();
   }
@@ -293,6 +149,8 @@
   // --- start ------------------------------------------------------------------------------------------------------------
 
   function start() {
+    document.addEventListener("click", follow);
+    window.addEventListener("hashchange", () => reveal(location.hash));
     if (!byId("search")) return;
     byId("search").parentElement.hidden = false;
     let later;
@@ -301,12 +159,8 @@
       later = setTimeout(search, 120); // not at each of several keys
     });
     document.addEventListener("keydown", keys);
-    document.addEventListener("click", follow);
-    window.addEventListener("hashchange", () => reveal(location.hash));
-    for (const button of document.querySelectorAll("[data-pick]")) button.addEventListener("click", () => pickBy(button.dataset.pick));
-    reveal(location.hash);
   }
 
   document.addEventListener("DOMContentLoaded", start);
-  Object.assign(page, { pickAt, show, search, reveal, filterAgain: (area) => words.length && filterArea(area) });
+  Object.assign(page, { search, clearSearch, reveal, filterAgain: (area) => words.length && filterArea(area) });
 })();

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ipujax.runtime.markup import Markup, join_markup, table, tag
+from ipujax.runtime.markup import Markup, join_markup, tag
 from ipujax.runtime.page.anchors import Anchors
 from ipujax.runtime.page.charts import (
     ACCENT,
@@ -23,13 +23,20 @@ from ipujax.runtime.page.charts import (
     zoom_buttons,
     zoom_by_wheel,
 )
-from ipujax.runtime.page.document import Section, bokeh, chart_place, sentence
-from ipujax.runtime.page.role_charts import breakdown_table, by_role, fullest_tile, parts_table, role_charts
+from ipujax.runtime.page.document import Column, DataTable, Section, bokeh, chart_place, sentence
+from ipujax.runtime.page.role_charts import (
+    breakdown_table,
+    by_role,
+    fullest_tile,
+    items_table,
+    parts_table,
+    role_charts,
+)
 from ipujax.runtime.profile.text import size
+from ipujax.runtime.tensor import Origin
 from ipujax.runtime.views import LivenessView, MemoryView
 
 _LABEL_ROWS = 2.0  # above a chip, for its name
-_MAX_ALWAYS = 12  # always-live variables that are listed
 
 
 def memory_section(view: MemoryView, anchors: Anchors) -> Section:
@@ -37,6 +44,9 @@ def memory_section(view: MemoryView, anchors: Anchors) -> Section:
     worst = int(view.tile_bytes.argmax())
     used = int(view.tile_bytes.max())
     num_over = _count_overflowed(view)
+    items = items_table(view, anchors)
+    breakdown = breakdown_table(view, worst)
+    variables = _variable_table(view)
     body = join_markup(
         [
             sentence(
@@ -55,16 +65,38 @@ def memory_section(view: MemoryView, anchors: Anchors) -> Section:
                 f"{size(used)}",
             ),
             _contrast(view),
-            by_role(view),
-            fullest_tile(view, anchors),
+            tag("p", tag("output", id="mapped", aria_live="polite"), class_="mapped"),
             tag("h3", "What is on a tile"),
             _tile_chooser(view, worst),
+            by_role(view),
             tag("details", tag("summary", "By category"), parts_table("Category", view.categories, worst)),
-            tag("details", tag("summary", "By variable, role, category and line"), breakdown_table(view, worst)),
+            fullest_tile(view, items),
+            tag("h3", "Tiles of a variable"),
+            sentence(f"The {len(view.variables.variables):,} largest variables. A button shows the tiles of one."),
+            variables.place(),
+            tag("h3", "By variable, role, category and line"),
+            breakdown.place(),
         ]
     )
     charts = {"chip": _chips(view), **role_charts(view)}
-    return Section("memory", "Memory", body, charts, {"memory": _data(view)})
+    tables = {name: table for each in (items, breakdown, variables) for name, table in each.data()["tables"].items()}
+    return Section("memory", "Memory", body, charts, {"memory": _data(view), "tables": tables})
+
+
+def _variable_table(view: MemoryView) -> DataTable:
+    """Return the table of the largest variables, with buttons that show their tiles."""
+    rows = view.variables.variables
+    layouts = view.variables.layouts
+    columns = (
+        Column("Variable", "text", [row.name for row in rows]),
+        Column("Tiles", "map", [*range(len(rows))], "shows its tiles on the chips"),
+        Column("Bytes", "bytes", [row.num_bytes for row in rows], "on all tiles"),
+        Column("On tiles", "number", [int(np.count_nonzero(layouts[row.layout])) for row in rows]),
+        Column("Most on a tile", "bytes", [int(layouts[row.layout].max()) for row in rows]),
+        Column("Role", "text", [row.role for row in rows]),
+        Column("Line", "text", ["" if row.line == str(Origin()) else row.line for row in rows]),
+    )
+    return DataTable("variables-table", "Variables", columns)
 
 
 def _count_overflowed(view: MemoryView) -> int:
@@ -90,7 +122,7 @@ def _contrast(view: MemoryView) -> Markup:
 
 
 def _tile_chooser(view: MemoryView, worst: int) -> Markup:
-    """Return a field for the number of a tile, and the place of its contents, which `page.js` fills."""
+    """Return a field for the number of a tile, and the place of its contents, which `memory.js` fills."""
     last = len(view.tile_bytes) - 1
     number = tag("input", type="number", id="tile", min=0, max=last, value=worst, inputmode="numeric")
     note = f"Known of the {len(view.listed):,} fullest tiles." if len(view.listed) < last + 1 else ""
@@ -104,7 +136,7 @@ def _tile_chooser(view: MemoryView, worst: int) -> Markup:
 
 
 def _data(view: MemoryView) -> dict[str, Any]:
-    """Return the data from which `page.js` lists the contents of a tile."""
+    """Return the data from which `memory.js` lists the contents of a tile."""
     contents = view.contents
     return {
         "have": view.bytes_per_tile,
@@ -126,6 +158,8 @@ def _data(view: MemoryView) -> dict[str, Any]:
             "item": contents.item.tolist(),
             "bytes": contents.num_bytes.tolist(),
         },
+        "variables": [[row.name, row.layout] for row in view.variables.variables],
+        "layouts": view.variables.runs_of_layouts,
     }
 
 
@@ -187,6 +221,7 @@ def liveness_section(view: LivenessView) -> Section:
     name = view.names[peak] if view.names else "nothing"
     slider = tag("input", type="range", id="step", min=0, max=last, value=peak, aria_label="Step of the program")
     note = f" (of {view.num_steps:,}; of neighbours the one with most)" if view.num_steps > len(view.names) else ""
+    ranges = _range_table(view)
     body = join_markup(
         [
             sentence(
@@ -197,12 +232,8 @@ def liveness_section(view: LivenessView) -> Section:
             zoom_buttons("liveness", "steps of the program"),
             tag("p", tag("label", "Step ", slider), " ", tag("output", id="step-name"), class_="wide"),
             tag("div", id="step-variables", aria_live="polite", data_search="step"),
-            tag(
-                "details",
-                tag("summary", f"Always live: {len(view.always):,} things, {size(view.always_bytes)}"),
-                table(("Name", "Bytes", "Line"), ((n, size(b), line) for n, b, line in view.always[:_MAX_ALWAYS])),
-                sentence(f"… and {len(view.always) - _MAX_ALWAYS:,} more") if len(view.always) > _MAX_ALWAYS else "",
-            ),
+            tag("h3", "By variable"),
+            ranges.place(),
         ]
     )
     data = {
@@ -211,7 +242,21 @@ def liveness_section(view: LivenessView) -> Section:
         "variables": [list(variable) for variable in view.variables],
         "largest": [list(numbers) for numbers in view.largest],
     }
-    return Section("liveness", "Liveness", body, {"liveness": _liveness(view)}, {"liveness": data})
+    return Section("liveness", "Liveness", body, {"liveness": _liveness(view)}, {"liveness": data, **ranges.data()})
+
+
+def _range_table(view: LivenessView) -> DataTable:
+    """Return the table of all that is live at some step."""
+    rows = view.ranges
+    columns = (
+        Column("Name", "text", [row.item[0] for row in rows]),
+        Column("Bytes", "bytes", [row.item[1] for row in rows], "on all tiles"),
+        Column("Live", "text", ["always" if row.is_always else "at some steps" for row in rows]),
+        Column("From step", "number", [row.first for row in rows], "of all steps of the program, from 0"),
+        Column("To step", "number", [row.last for row in rows]),
+        Column("Line", "text", [row.item[2] for row in rows]),
+    )
+    return DataTable("ranges-table", "Live variables", columns)
 
 
 def _liveness(view: LivenessView) -> Any:

@@ -1,4 +1,4 @@
-"""Operations section of a page: a table that sorts by any column, and a roofline.
+"""Operations section of a page: a table of all operations, and a roofline.
 
 Input: `OperationRow`s and a target. Output: a section.
 Limits: the roofline counts exchanged bytes alone, since a tile reads its memory at full speed.
@@ -11,27 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from ipujax.runtime.markup import Markup, join_markup, tag
+from ipujax.runtime.markup import join_markup, tag
 from ipujax.runtime.page.anchors import MAX_OPERATIONS, Anchors
-from ipujax.runtime.page.charts import ACCENT, SECOND, bar, chart
-from ipujax.runtime.page.document import Section, bokeh, chart_place, sentence
-from ipujax.runtime.profile.text import size
+from ipujax.runtime.page.charts import ACCENT, SECOND, chart
+from ipujax.runtime.page.document import Column, DataTable, Section, bokeh, chart_place, sentence
 from ipujax.runtime.target import Target
 from ipujax.runtime.views import OperationRow
 from ipujax.runtime.views.operation_view import exchange_bandwidth, peaks
 
-_HEADS = (
-    "Operation",
-    "Line",
-    "Cycles",
-    "Share",
-    "Moved",
-    "Variables",
-    "Exchange code",
-    "Balance",
-    "GFLOP/s",
-    "Of peak",
-)
+_MAX_POINTS = 300  # of the roofline, most cycles first
 
 
 def operations_section(
@@ -41,6 +29,7 @@ def operations_section(
 
     `language_cycles` are the active cycles of vertices by language.
     """
+    table = _table(rows[:MAX_OPERATIONS], anchors)
     num_omitted = len(rows) - MAX_OPERATIONS
     note = f" The {num_omitted:,} cheapest are left out." if num_omitted > 0 else ""
     body = join_markup(
@@ -48,9 +37,10 @@ def operations_section(
             sentence(
                 "A row for each operation of each line: busy cycles of all IPUs. Balance is the share of its compute "
                 "time in which a tile computes. Rates and the peaks beside them are those of one IPU; rates count the "
-                f"time of its exchanges too.{_language_note(language_cycles)}{note}"
+                f"time of its exchanges too.{_language_note(language_cycles)}{note} Fields below the headings filter: "
+                "texts that contain some letters, numbers from a value on (<5: up to it, 2..5: between)."
             ),
-            _table(rows[:MAX_OPERATIONS], anchors),
+            table.place(),
             tag("h3", "Roofline"),
             sentence(
                 "Rates of one IPU over what operations do for each byte they exchange. "
@@ -59,7 +49,7 @@ def operations_section(
             chart_place("roofline", "Roofline: rate of operations over their intensity"),
         ]
     )
-    return Section("operations", "Operations", body, {"roofline": _roofline(rows, target)})
+    return Section("operations", "Operations", body, {"roofline": _roofline(rows, target)}, table.data())
 
 
 def _language_note(cycles: Mapping[str, int]) -> str:
@@ -68,58 +58,32 @@ def _language_note(cycles: Mapping[str, int]) -> str:
     return f" Active cycles of vertices are estimated {shares}." if shares else ""
 
 
-def _table(rows: Sequence[OperationRow], anchors: Anchors) -> Markup:
-    heads = (
-        tag(
-            "th",
-            tag("button", head, type="button", data_sort=n),
-            scope="col",
-            aria_sort="descending" if n == 2 else None,
-        )
-        for n, head in enumerate(_HEADS)
+def _table(rows: Sequence[OperationRow], anchors: Anchors) -> DataTable:
+    parts = [row.layer.removeprefix(row.layer_path).removeprefix(", ") for row in rows]
+    columns = (
+        Column("Operation", "text", [row.name for row in rows]),
+        Column("Trace", "trace", [anchors.trace_target("op", row.number) for row in rows]),
+        Column("Line", "link", [(row.line, anchors.line_id(row.line, row.file)) for row in rows]),
+        Column("Layer", "link", [(row.layer_path, anchors.layers.get(row.layer_path, "")) for row in rows]),
+        Column("Part", "text", parts, "part of training"),
+        Column("Cycles", "number", [row.cycles for row in rows], "busy cycles of all IPUs"),
+        Column("Share", "share", [row.share for row in rows], "of the busy cycles of all IPUs"),
+        Column("Moved", "bytes", [row.moved_bytes for row in rows], "bytes that arrive on tiles or the host"),
+        Column("Moved from", "text", [row.largest_read for row in rows], "largest variable that its exchanges read"),
+        Column("Variables", "bytes", [row.variable_bytes for row in rows], "size of its variables"),
+        Column("Exchange code", "bytes", [row.exchange_code_bytes for row in rows], "on the tile with most of it"),
+        Column("Balance", "share", [row.balance for row in rows], "share of its compute time in which a tile computes"),
+        Column("GFLOP/s", "number", [round(row.flops_per_second / 1e9, 1) if row.flops else None for row in rows]),
+        Column("Of peak", "share", [row.peak_share if row.flops else None for row in rows], "of one IPU in its dtype"),
+        Column("Peak of", "text", [row.precision if row.flops else "" for row in rows], "dtype of the peak"),
     )
-    max_cycles = max((row.cycles for row in rows), default=0)
-    body = tag("tbody", *(_row(row, max_cycles, anchors) for row in rows))
-    table = tag("table", tag("thead", tag("tr", *heads)), body, class_="sortable", id="operations-table")
-    label = {"role": "region", "aria_label": "Operations"}
-    return tag("div", table, class_="scroll", tabindex=0, data_search="operations", **label)
-
-
-def _row(row: OperationRow, max_cycles: int, anchors: Anchors) -> Markup:
-    computes = bool(row.flops)
-    cells = (  # contents, and the value by which the column is sorted
-        (join_markup([row.name, " ", anchors.trace("op", row.number), _layer(row, anchors)]), row.name),
-        (anchors.line(row.line, row.file), row.line),
-        (join_markup([f"{row.cycles:,}", bar(row.cycles, max_cycles)]), row.cycles),
-        (f"{row.share:.1%}", row.share),
-        (size(row.moved_bytes), row.moved_bytes),
-        (size(row.variable_bytes), row.variable_bytes),
-        (size(row.exchange_code_bytes), row.exchange_code_bytes),
-        ("–" if row.balance is None else f"{row.balance:.0%}", -1 if row.balance is None else row.balance),
-        (f"{row.flops_per_second / 1e9:,.0f}" if computes else "–", row.flops_per_second),
-        (f"{row.peak_share:.1%} {row.precision}" if computes else "–", row.peak_share),
-    )
-    return tag(
-        "tr",
-        *(
-            tag("td", content, data_value=value, class_="text" if n < 2 else "number")
-            for n, (content, value) in enumerate(cells)
-        ),
-        id=f"op-{row.number}",
-    )
-
-
-def _layer(row: OperationRow, anchors: Anchors) -> Markup:
-    if not row.layer:
-        return Markup()
-    part = row.layer.removeprefix(row.layer_path)
-    layer = anchors.layer(row.layer_path) if row.layer_path else ""
-    return tag("span", layer, part, class_="line of-layer")
+    ids = [anchors.operations.get(row.number, "") for row in rows]
+    return DataTable("operations-table", "Operations", columns, ids, "Cycles")
 
 
 def _roofline(rows: Sequence[OperationRow], target: Target) -> Any:
     """Draw rates over intensities, both logarithmic, below the roofs of exchange and of the peaks."""
-    points = [(row, row.intensity) for row in rows[:MAX_OPERATIONS] if row.intensity and row.flops_per_second]
+    points = [(row, row.intensity) for row in rows[:_MAX_POINTS] if row.intensity and row.flops_per_second]
     intensities = np.array([intensity for _, intensity in points] or [1.0])
     rates = peaks(target)
     bandwidth = exchange_bandwidth(target)

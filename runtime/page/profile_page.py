@@ -1,4 +1,4 @@
-"""Page of a profile.
+"""Page of a profile: tabs of sections.
 
 Input: `Figures`. Output: HTML. A section whose figures are unknown, because a trip count is data, has the error in
 their place.
@@ -6,27 +6,26 @@ their place.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 from ipujax.runtime.errors import ProfileError
 from ipujax.runtime.markup import Markup, join_markup, table, tag
-from ipujax.runtime.page.anchors import Anchors, anchors_of, link
-from ipujax.runtime.page.document import Alarm, Section, document, sentence
+from ipujax.runtime.page.anchors import Anchors, anchors_of
+from ipujax.runtime.page.document import Alarm, Column, DataTable, Section, Tab, document, sentence
 from ipujax.runtime.page.layer_section import layer_section
 from ipujax.runtime.page.memory_charts import liveness_section, memory_section
 from ipujax.runtime.page.operation_table import operations_section
-from ipujax.runtime.page.program_tree import program_section
+from ipujax.runtime.page.program_tree import passes_section, program_section
 from ipujax.runtime.page.source_listing import source_section
 from ipujax.runtime.page.stage_section import stages_section
-from ipujax.runtime.page.time_charts import trace_section
-from ipujax.runtime.page.verdict_section import verdict_lines
+from ipujax.runtime.page.time_charts import trace_section, waits_section
+from ipujax.runtime.page.verdict_section import verdict_section
 from ipujax.runtime.profile import Figures, out_of_memory
-from ipujax.runtime.profile.text import duration, size
+from ipujax.runtime.profile.text import size
+from ipujax.runtime.target.machine_page import constant_text
 from ipujax.runtime.tensor import Origin, visible_layer
 from ipujax.runtime.views import (
-    Answer,
-    answers,
-    certainty,
     liveness_view,
     memory_view,
     operation_rows,
@@ -34,9 +33,11 @@ from ipujax.runtime.views import (
     task_view,
     trace_view,
     tree_of,
+    wait_view,
 )
 
 MakeSection = Callable[[Figures, Anchors], Section]
+_MAX_WAITS = 5_000  # that are listed, the longest
 
 
 def profile_page(profile: Figures) -> str:
@@ -44,10 +45,11 @@ def profile_page(profile: Figures) -> str:
     overflow = out_of_memory(profile.memory)
     alarm = Alarm("Out of memory", overflow, profile.ways_to_fit) if overflow else None
     anchors = anchors_of(profile)
-    sections = [_section(name, make, profile, anchors) for name, make in SECTIONS.items()]
-    return document(
-        profile.title, profile.brief, [section for section in sections if section.body], alarm, is_searched=True
-    )
+    tabs = [
+        Tab(*name, [_section(section, make, profile, anchors) for section, make in sections.items()])
+        for name, sections in TABS.items()
+    ]
+    return document(profile.title, profile.brief, tabs, alarm, is_searched=True)
 
 
 def _section(name: tuple[str, str], make: MakeSection, profile: Figures, anchors: Anchors) -> Section:
@@ -59,82 +61,17 @@ def _section(name: tuple[str, str], make: MakeSection, profile: Figures, anchors
         return Section(*name, tag("p", f"Not known: {error.what}. {error.hint or ''}", class_="missing"))
 
 
-def _summary(profile: Figures, anchors: Anchors) -> Section:
-    cards = tag("div", *(_answer(answer, anchors) for answer in answers(profile)), class_="answers")
-    try:
-        first = verdict_lines(profile)
-    except ProfileError as error:  # a trip count is data
-        first = tag("p", f"Causes of cycles are not known: {error.what}. {error.hint or ''}", class_="missing")
-    return Section("summary", "Summary", join_markup([first, cards, _totals(profile)]))
-
-
-def _answer(answer: Answer, anchors: Anchors) -> Markup:
-    row = ""
-    if answer.section == "source":
-        row = anchors.line_id(answer.subject)
-    elif answer.section == "layers":
-        row = anchors.layers.get(answer.subject, "")
-    elif answer.section == "operations":
-        row = next(iter(anchors.operations.values()), "")  # the first of the table is the most expensive
-    details = link("Show", row or answer.section)
-    hint = tag("p", "Try: ", answer.hint, class_="hint") if answer.hint else ""
-    return tag("article", tag("h3", answer.question), tag("p", answer.sentence), hint, details)
-
-
-def _totals(profile: Figures) -> Markup:
-    """Return tables of target, time, memory, and phases by IPU."""
-    target = profile.target
-    memory = profile.memory
-    tile_size = size(target.bytes_per_tile)
-    rows = [
-        ("Machine", f"{profile.device}, {target.tiles_per_ipu:,} tiles of {tile_size} each"),
-        profile.copies,
-    ]
-    try:
-        note = f", {profile.cycles_note}" if profile.cycles_note else ""
-        rows += [("Cycles", f"{profile.cycles:,}{note}"), ("Estimated time", duration(profile.seconds))]
-        rows += certainty(profile)
-        total = max(1, profile.cycles)
-        rows += [
-            (n.replace("_", " ").capitalize(), f"{c:,} ({c / total:.1%})") for n, c in profile.phase_cycles.items()
-        ]
-    except ProfileError as error:
-        rows.append(("Cycles", f"unknown: {error.what}"))
-    counts = profile.graph_counts
-    rows += [
-        ("Fullest tile", f"{memory.worst_tile:,}, {size(memory.max_tile_bytes)} of {tile_size}"),
-        ("All tiles", size(memory.total_bytes)),
-        ("Streaming memory", size(profile.streaming_memory_bytes)),
-        (
-            "Compute sets, variables, vertices",
-            ", ".join(f"{counts[n]:,}" for n in ("numComputeSets", "numVars", "numVertices")),
-        ),
-    ]
-    figures = table((), rows, "In figures; the phases are those of the IPU that is busy for most cycles")
-    return tag("div", figures, _phases_by_ipu(profile), class_="figures")
-
-
-def _phases_by_ipu(profile: Figures) -> Markup:
-    """Return a table of each phase's share of the run, for every IPU; empty for one IPU."""
-    if profile.target.num_ipus == 1:
-        return Markup()
-    try:
-        ipus = profile.ipu_phase_cycles
-    except ProfileError as error:
-        return sentence(f"Phases of the other IPUs are not known: {error.what}.")
-    names = list(ipus[0])
-    cycles = max(1, profile.cycles)
-    rows = [(f"IPU {ipu}", *(f"{phases[n] / cycles:.1%}" for n in names)) for ipu, phases in enumerate(ipus)]
-    means = (sum(phases[n] for phases in ipus) / len(ipus) / cycles for n in names)
-    rows.append(("Mean", *(f"{share:.1%}" for share in means)))
-    return table(("", *(n.replace("_", " ").capitalize() for n in names)), rows, "Phases by IPU, shares of the run")
-
-
 def _trace(profile: Figures, anchors: Anchors) -> Section:
     view = trace_view(profile)
     rows = operation_rows(profile)
     tasks = task_view(profile)
-    return trace_section(view, rows, anchors, tasks if len(tasks.start) else None)
+    waits = wait_view(profile).longest(_MAX_WAITS)
+    return trace_section(view, rows, anchors, waits, tasks if len(tasks.start) else None)
+
+
+def _waits(profile: Figures, anchors: Anchors) -> Section:
+    trace = profile.execution_trace
+    return waits_section(wait_view(profile).longest(_MAX_WAITS), trace.labels, anchors)
 
 
 def _warnings(profile: Figures, anchors: Anchors) -> Section:
@@ -192,18 +129,56 @@ def _warnings(profile: Figures, anchors: Anchors) -> Section:
     return Section("warnings", "Fallbacks and warnings", body)
 
 
-# Function of each section by its id and heading, in the order of the page.
-SECTIONS: dict[tuple[str, str], MakeSection] = {
-    ("summary", "Summary"): _summary,
-    ("layers", "Layers"): lambda profile, anchors: layer_section(tree_of(profile), profile.limiting_ipu, anchors),
-    ("operations", "Operations"): lambda profile, anchors: operations_section(
-        operation_rows(profile), profile.target, anchors, profile.language_cycles
-    ),
-    ("stages", "Stages"): stages_section,
-    ("trace", "Execution trace"): _trace,
-    ("memory", "Memory"): lambda profile, anchors: memory_section(memory_view(profile), anchors),
-    ("liveness", "Liveness"): lambda profile, _: liveness_section(liveness_view(profile)),
-    ("program", "Program"): lambda profile, anchors: program_section(profile.program_costs, anchors),
-    ("source", "Source"): lambda profile, anchors: source_section(source_view(profile), anchors),
-    ("warnings", "Fallbacks and warnings"): _warnings,
+def _machine(profile: Figures, anchors: Anchors) -> Section:
+    """Return the section of the constants of the machine, with unit, kind of source and source."""
+    target = profile.target
+    constants = [item for item in dataclasses.fields(target) if item.name in target.sources]
+    values = [getattr(target, item.name) for item in constants]
+    columns = (
+        Column("Constant", "text", [item.name for item in constants]),
+        Column("Value", "text", list(map(constant_text, values))),
+        Column("Unit", "text", [item.metadata.get("unit", "") for item in constants]),
+        Column("Kind", "text", [target.sources[item.name].kind for item in constants]),
+        Column("Meaning", "text", [item.metadata.get("doc", "") for item in constants]),
+        Column("Source", "text", [target.sources[item.name].text for item in constants]),
+    )
+    machine = DataTable("machine-table", "Constants of the machine", columns)
+    text = f"Constants of {target.name}, of which the costs are made; figures of this program are those of one replica."
+    return Section("machine", "Machine", join_markup([sentence(text), machine.place()]), data=machine.data())
+
+
+def _layers(profile: Figures, anchors: Anchors) -> Section:
+    return layer_section(tree_of(profile), profile.limiting_ipu, anchors)
+
+
+def _operations(profile: Figures, anchors: Anchors) -> Section:
+    return operations_section(operation_rows(profile), profile.target, anchors, profile.language_cycles)
+
+
+# Function of each section of each tab by its id and heading, in the order of the page.
+TABS: dict[tuple[str, str], dict[tuple[str, str], MakeSection]] = {
+    ("verdict", "Verdict"): {("summary", "Verdict"): verdict_section},
+    ("operations", "Operations"): {
+        ("operations", "Operations"): _operations,
+        ("warnings", "Fallbacks and warnings"): _warnings,
+    },
+    ("lines", "Lines & layers"): {
+        ("layers", "Layers"): _layers,
+        ("source", "Source"): lambda profile, anchors: source_section(source_view(profile), anchors),
+    },
+    ("memory", "Memory"): {
+        ("memory", "Memory"): lambda profile, anchors: memory_section(memory_view(profile), anchors),
+        ("liveness", "Liveness"): lambda profile, _: liveness_section(liveness_view(profile)),
+    },
+    ("timeline", "Timeline"): {
+        ("trace", "Execution trace"): _trace,
+        ("waits", "Waits"): _waits,
+        ("stages", "Stages"): stages_section,
+    },
+    ("program", "Program"): {
+        ("program", "Program"): lambda profile, anchors: program_section(profile.program_costs, anchors),
+        ("passes", "Passes"): lambda profile, _: passes_section(profile.pass_changes),
+    },
+    ("machine", "Machine"): {("machine", "Machine"): _machine},
 }
+SECTIONS = {name: make for sections in TABS.values() for name, make in sections.items()}

@@ -1,15 +1,17 @@
-"""Program section of a page: a tree that folds and unfolds.
+"""Program and passes sections of a page: the control program as a tree that folds, and what each pass changed.
 
-Input: `ProgramNode`. Output: a section.
+Input: `ProgramNode`, `PassChange`s. Output: sections.
 """
 
 from __future__ import annotations
 
-from ipujax.runtime.markup import Markup, join_markup, tag
+from collections.abc import Sequence
+
+from ipujax.runtime.markup import Markup, join_markup, table, tag
 from ipujax.runtime.page.anchors import Anchors
 from ipujax.runtime.page.charts import bar
-from ipujax.runtime.page.document import Section, fold_buttons, sentence
-from ipujax.runtime.profile import ProgramNode
+from ipujax.runtime.page.document import Column, DataTable, Section, fold_buttons, sentence
+from ipujax.runtime.profile import EquationKind, PassChange, ProgramNode
 from ipujax.runtime.tensor import readable_name
 
 MAX_CHILDREN = 1_500  # of one node; programs without loops have far longer Sequences
@@ -50,3 +52,36 @@ def _node(node: ProgramNode, total: int, level: int, anchors: Anchors) -> Markup
         cycles = sum(child.cycles for child in omitted)
         children.append(tag("div", f"… {len(omitted):,} more steps, {cycles:,} cycles", class_="leaf"))
     return tag("details", tag("summary", label), *children, open=level < _OPEN_LEVELS)
+
+
+def passes_section(changes: Sequence[PassChange]) -> Section:
+    """Return the section of what changed between two passes, which `tables.js` sums up; empty without passes."""
+    if not changes:
+        return Section("passes", "Passes", Markup())
+    numbers: dict[EquationKind, int] = {}
+    of_passes = [[[numbers.setdefault(kind, len(numbers)), n] for kind, n in each.changes] for each in changes]
+    intro = (
+        "Equations that were added or removed between two passes of the compilation, by primitive, types and line, "
+        "those inside loops and functions included; an equation that only moved is no change."
+    )
+    columns = (
+        Column("Added", "number", [0] * len(numbers), "equations; below 0 removed"),
+        Column("Primitive", "text", [primitive for primitive, _, _ in numbers]),
+        Column("Types", "text", [types for _, types, _ in numbers], "of operands and results"),
+        Column("Line", "text", [line for _, _, line in numbers]),
+    )
+    differences = DataTable("passes-table", "Equations that two passes changed", columns)
+    names = [each.name for each in changes]
+    totals = [(each.name, f"{each.num_equations:,}", f"{len(each.changes):,}") for each in changes]
+    body = [
+        sentence(intro),
+        tag("p", _chooser("pass-from", "After ", names, 0), _chooser("pass-to", " and after ", names, len(names) - 1)),
+        differences.place(),
+        tag("details", tag("summary", "All passes"), table(("Pass", "Equations after it", "Kinds changed"), totals)),
+    ]
+    return Section("passes", "Passes", join_markup(body), data={"passes": of_passes, **differences.data()})
+
+
+def _chooser(key: str, label: str, names: Sequence[str], chosen: int) -> Markup:
+    options = (tag("option", name, value=number, selected=number == chosen) for number, name in enumerate(names))
+    return tag("label", label, tag("select", *options, id=key))

@@ -13,7 +13,7 @@ import numpy as np
 from ipujax.runtime.markup import Markup, join_markup, table, tag
 from ipujax.runtime.page.anchors import Anchors
 from ipujax.runtime.page.charts import ACCENT, bar, bytes_axis, chart, format_thousands, legend
-from ipujax.runtime.page.document import bokeh, chart_place, sentence
+from ipujax.runtime.page.document import Column, DataTable, bokeh, chart_place, sentence
 from ipujax.runtime.profile.text import size
 from ipujax.runtime.tensor import readable_name
 from ipujax.runtime.views import CategoryRow, MemoryView
@@ -70,30 +70,28 @@ def parts_table(kind: str, parts: Sequence[CategoryRow], worst: int) -> Markup:
     return table(head, rows)
 
 
-def breakdown_table(view: MemoryView, worst: int) -> Markup:
-    """Return a table of all that is in memory at the peak; the last row is the sum of the others."""
-    head = (f"Fullest tile ({worst:,})", "Mean tile", "Name", "Items", "Role", "Category", "Line")
-    rows = (
-        (
-            f"{row.fullest_bytes:,}",
-            f"{float(row.mean_bytes):,.1f}",
-            row.readable,
-            f"{row.num_items:,}",
-            row.role,
-            row.category,
-            row.line,
-        )
-        for row in view.breakdown
+def breakdown_table(view: MemoryView, worst: int) -> DataTable:
+    """Return the table of all that is in memory at the peak; its last row is the sum of the others."""
+    rows = view.breakdown
+    columns = (
+        Column("Name", "text", [row.readable for row in rows]),
+        Column("Role", "text", [row.role for row in rows]),
+        Column("Category", "text", [row.category for row in rows]),
+        Column("Line", "text", [row.line for row in rows]),
+        Column("Items", "number", [row.num_items for row in rows]),
+        Column(f"On tile {worst:,}", "number", [row.fullest_bytes for row in rows], "bytes on the fullest tile"),
+        Column("On the mean tile", "number", [float(row.mean_bytes) for row in rows], "bytes, the mean of all tiles"),
     )
-    caption = "Bytes at the peak of each tile; the mean is that of all tiles"
-    return tag("div", table(head, rows, caption), class_="scroll", tabindex=0, role="region", aria_label=caption)
+    return DataTable("breakdown-table", "Bytes at the peak of each tile", columns)
 
 
-def fullest_tile(view: MemoryView, anchors: Anchors) -> Markup:
-    """Return the place of the chart of the fullest tile over time, and a table of its contents at the peak."""
+def fullest_tile(view: MemoryView, items: DataTable) -> Markup:
+    """Return the place of the chart of the fullest tile over time, and the table of its contents at the peak."""
     worst = int(view.tile_bytes.argmax())
     title = tag("h3", f"The fullest tile, {worst:,}", id="fullest")
-    return join_markup([title, _over_time(view), _items(view, worst, int(view.tile_bytes[worst]), anchors)])
+    used = int(view.tile_bytes[worst])
+    caption = f"All that is on tile {worst:,} at its peak: {len(view.fullest):,} things of {used:,} bytes together."
+    return join_markup([title, _over_time(view), sentence(caption), items.place()])
 
 
 def _over_time(view: MemoryView) -> Markup:
@@ -110,23 +108,26 @@ def _over_time(view: MemoryView) -> Markup:
     return join_markup([sentence(text), chart_place("fullest", f"Bytes of the fullest tile at each step. {text}")])
 
 
-def _items(view: MemoryView, worst: int, used: int, anchors: Anchors) -> Markup:
-    """Return a table of the items on the fullest tile at its peak, with links to their lines and layers."""
-    head = ("Bytes", "Of it on all tiles", "Name", "Role", "Line", "Layer")
-    rows = [
+def items_table(view: MemoryView, anchors: Anchors) -> DataTable:
+    """Return the table of the items on the fullest tile at its peak, with links to their lines and layers."""
+    rows = view.fullest
+    lines = [
         (
-            f"{item.num_bytes:,}",
-            size(item.whole_bytes) if item.whole_bytes else "",
-            join_markup([item.readable, " ", anchors.trace_at(str(item.origin), item.layer)]),
-            item.role or item.category,
-            anchors.line(str(item.origin), item.origin.file) if item.origin.line or item.origin.path else "",
-            anchors.layer(item.layer) if item.layer else "",
+            str(row.origin) if row.origin.line or row.origin.path else "",
+            anchors.line_id(str(row.origin), row.origin.file),
         )
-        for item in view.fullest
+        for row in rows
     ]
-    caption = f"All that is on tile {worst:,} at its peak: {len(rows):,} things of {used:,} bytes together"
-    label = {"role": "region", "aria_label": caption, "data_search": "memory"}
-    return tag("div", table(head, rows, caption), id="fullest-items", class_="scroll", tabindex=0, **label)
+    columns = (
+        Column("Name", "text", [row.readable for row in rows]),
+        Column("Trace", "trace", [anchors.trace_target_at(str(row.origin), row.layer) for row in rows]),
+        Column("Role", "text", [row.role or row.category for row in rows]),
+        Column("Line", "link", lines),
+        Column("Layer", "link", [(row.layer, anchors.layers.get(row.layer, "") if row.layer else "") for row in rows]),
+        Column("Bytes", "number", [row.num_bytes for row in rows]),
+        Column("Of it on all tiles", "bytes", [row.whole_bytes or None for row in rows]),
+    )
+    return DataTable("fullest-items", "All that is on the fullest tile at its peak", columns)
 
 
 def role_charts(view: MemoryView) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Source section of a page: the user's files, with cycles and bytes beside each line.
+"""Source section of a page: a table of lines, and the user's files, with cycles and bytes beside each line.
 
 Input: `SourceFile`s. Output: a section.
 """
@@ -11,7 +11,7 @@ from pathlib import Path
 from ipujax.runtime.markup import Markup, join_markup, tag
 from ipujax.runtime.page.anchors import MAX_FILES, Anchors, listed_files
 from ipujax.runtime.page.charts import bar
-from ipujax.runtime.page.document import Section, sentence
+from ipujax.runtime.page.document import Column, DataTable, Section, sentence
 from ipujax.runtime.profile.text import size
 from ipujax.runtime.views import SourceFile
 from ipujax.runtime.views.source_view import LineCost
@@ -27,7 +27,28 @@ def source_section(files: Sequence[SourceFile], anchors: Anchors) -> Section:
     num_omitted = sum(bool(file.cycles) for file in files) - MAX_FILES
     note = f"{num_omitted:,} more files are left out." if num_omitted > 0 else ""
     intro = "Cycles of a line are those of all its operations. Files are shown as they were when this page was made."
-    return Section("source", "Source", join_markup([sentence(f"{intro} {note}"), *listings]))
+    lines = _line_table(files, anchors)
+    body = join_markup([sentence(f"{intro} {note}"), lines.place(), *listings])
+    return Section("source", "Source", body, data=lines.data())
+
+
+def _line_table(files: Sequence[SourceFile], anchors: Anchors) -> DataTable:
+    """Return the table of all lines with a cost."""
+    rows = [(file, number, cost) for file in files for number, cost in file.costs.items()]
+    links = [(f"{file.name}:{number}", anchors.lines.get((file.path, number), "")) for file, number, _ in rows]
+    texts = [file.lines[number - 1].strip() if number <= len(file.lines) else "" for file, number, _ in rows]
+    columns = (
+        Column("Line", "link", links),
+        Column("Text", "text", texts),
+        Column("Trace", "trace", [anchors.trace_target("line", link) if link else "" for _, link in links]),
+        Column("Cycles", "number", [cost.cycles for *_, cost in rows], "busy cycles of all IPUs"),
+        Column("Share", "share", [cost.share for *_, cost in rows]),
+        Column("Moved", "bytes", [cost.moved_bytes for *_, cost in rows], "bytes that arrive on tiles or the host"),
+        Column("Variables", "bytes", [cost.variable_bytes for *_, cost in rows], "size of its variables"),
+        Column("Operations", "text", [", ".join(cost.names[:6]) for *_, cost in rows]),
+        Column("Layers", "text", [", ".join(cost.layers[:3]) for *_, cost in rows]),
+    )
+    return DataTable("lines-table", "Lines of source", columns, sorted_by="Cycles")
 
 
 def _file(file: SourceFile, max_cycles: int, is_open: bool, anchors: Anchors) -> Markup:

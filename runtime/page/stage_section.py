@@ -1,6 +1,6 @@
-"""Stages section of a page: a table of their phases, and the tasks of pipelines over time.
+"""Stages of pipelines on a page: the tasks over time, a picture for the first tab, and a section of tables.
 
-Input: `Figures`. Output: a section, empty without a pipeline.
+Input: `Figures`. Output: markup and charts; empty without a pipeline.
 """
 
 from __future__ import annotations
@@ -12,14 +12,23 @@ import numpy as np
 from ipujax.runtime.markup import Markup, join_markup, table, tag
 from ipujax.runtime.page.anchors import Anchors
 from ipujax.runtime.page.charts import chart, format_thousands, legend, zoom_buttons, zoom_by_wheel
-from ipujax.runtime.page.document import Section, bokeh, chart_place, sentence
-from ipujax.runtime.page.task_chart import LINES_NOTE, add_tasks, task_legend
+from ipujax.runtime.page.document import Column, DataTable, Section, bokeh, chart_place, sentence
+from ipujax.runtime.page.task_chart import LINES_NOTE, add_tasks, add_waits, task_legend, wait_legend
 from ipujax.runtime.profile import Figures, StageCost, TaskTrace
-from ipujax.runtime.views import STAGE_HEAD, STAGE_NOTE, TaskView, pipeline_sentence, stage_cells, task_view
+from ipujax.runtime.views import (
+    STAGE_HEAD,
+    STAGE_NOTE,
+    TaskView,
+    WaitView,
+    pipeline_sentence,
+    stage_cells,
+    task_view,
+    wait_view,
+)
 
 _HALF = 0.36  # half the height of a task, in rows
 _NUMBERED = 0.012  # of the run: longer tasks have the number of their micro-batch
-_MAX_LISTED = 400  # tasks
+_MAX_WAITS = 4_000  # that are drawn, the longest
 _MAX_HIGH_ROWS = 8  # IPUs; rows of more are lower
 
 
@@ -44,8 +53,10 @@ def stages_section(profile: Figures, anchors: Anchors) -> Section:
     if not len(tasks):
         return Section("stages", "Stages", join_markup(parts))
     view = task_view(profile)
-    parts += _tasks_over_time(view, anchors)
-    return Section("stages", "Stages", join_markup(parts), {"tasks": _tasks(view)})
+    tasks_table = _task_table(view, anchors)
+    title = "Tasks" if not view.num_omitted else f"Tasks, without the last {view.num_omitted:,}"
+    parts += [tag("h3", title), tasks_table.place()]
+    return Section("stages", "Stages", join_markup(parts), data=tasks_table.data())
 
 
 def _trace_of_stage(tasks: TaskTrace, row: StageCost, anchors: Anchors) -> Markup:
@@ -55,45 +66,51 @@ def _trace_of_stage(tasks: TaskTrace, row: StageCost, anchors: Anchors) -> Marku
     return anchors.trace("span", row.ipu, int(tasks.start[is_of_stage].min()), int(tasks.end[is_of_stage].max()))
 
 
-def _tasks_over_time(view: TaskView, anchors: Anchors) -> list[object]:
-    """Return the place of the chart with notes, legend and buttons, and the list of its tasks."""
-    notes = ["Numbers are micro-batches.", LINES_NOTE]
+def task_picture(profile: Figures) -> tuple[Markup, dict[str, Any]]:
+    """Return the place of a chart of the tasks of pipelines and of the waits of IPUs, and the chart; empty without."""
+    if not profile.pipelines or not len(profile.tasks):
+        return Markup(), {}
+    view = task_view(profile)
+    waits = wait_view(profile).longest(_MAX_WAITS)
+    notes = ["Numbers are micro-batches.", LINES_NOTE, "Narrower bars are waits, coloured by cause."]
     if view.num_omitted:
         notes.append(f"The last {view.num_omitted:,} tasks are left out.")
     if view.num_omitted_links:
         notes.append(f"The last {view.num_omitted_links:,} lines are left out.")
     ipus = len(np.unique(view.ipu))
-    text = f"{len(view.start):,} tasks on {ipus} IPUs over {view.cycles:,} cycles; the list below has them in words"
-    return [
-        tag("h3", "Tasks over time"),
-        sentence(" ".join(notes)),
-        legend(task_legend(view)),
+    text = f"{len(view.start):,} tasks on {ipus} IPUs over {view.cycles:,} cycles; Timeline lists them in words"
+    picture = [
+        legend(task_legend(view) | wait_legend(waits)),
         chart_place("tasks", text),
         zoom_buttons("tasks", "tasks over time"),
-        _list_tasks(view, anchors),
+        tag("p", " ".join(notes), class_="hint"),
     ]
+    return join_markup(picture), {"tasks": _tasks(view, waits)}
 
 
-def _list_tasks(view: TaskView, anchors: Anchors) -> Markup:
-    """Return the first tasks as a folded table, for readers who cannot see the chart."""
-    columns = (view.ipu, view.start, view.end, view.busy, view.waited)
-    rows = []
-    for n in range(min(_MAX_LISTED, len(view.labels))):
-        ipu, start, end, busy, waited = (int(column[n]) for column in columns)
-        name = join_markup([view.labels[n], " ", anchors.trace("span", ipu, start, end)])
-        rows.append((name, ipu, start, end, busy, waited))
-    title = f"All {len(rows):,} tasks" if len(rows) == len(view.labels) else f"The first {len(rows):,} tasks"
-    head = ("Task", "IPU", "Starts at", "Ends at", "Cycles of work", "Cycles waited before or in it")
-    label = {"role": "region", "aria_label": title, "data_search": "tasks"}
-    tasks = tag("div", table(head, rows), class_="scroll", tabindex=0, **label)
-    return tag("details", tag("summary", f"{title} in words"), tasks)
+def _task_table(view: TaskView, anchors: Anchors) -> DataTable:
+    """Return the tasks as a table, also for readers who cannot see the chart."""
+    ipus, starts, ends = (column.tolist() for column in (view.ipu, view.start, view.end))
+    spans = [anchors.trace_target("span", *span) for span in zip(ipus, starts, ends, strict=True)]
+    columns = (
+        Column("Task", "text", list(view.labels)),
+        Column("Trace", "trace", spans),
+        Column("IPU", "text", [f"IPU {ipu}" for ipu in ipus]),
+        Column("Starts at", "number", starts, "cycle at which its work begins, after its waits"),
+        Column("Ends at", "number", ends),
+        Column("Cycles of work", "number", view.busy.tolist()),
+        Column("Waited", "number", view.waited.tolist(), "idle cycles of its IPU before it or in it"),
+    )
+    return DataTable("tasks-table", "Tasks of pipelines", columns)
 
 
-def _tasks(view: TaskView) -> Any:
+def _tasks(view: TaskView, waits: WaitView) -> Any:
     ipus = np.unique(view.ipu)  # a row for each IPU with tasks
     row = np.searchsorted(ipus, view.ipu).astype(np.float64)
-    height = 110 + (44 if len(ipus) <= _MAX_HIGH_ROWS else 20) * len(ipus)  # in pixels
-    figure = chart("tasks", "cycles", "", min(900, height), y_range=(len(ipus) - 0.5, -0.5))
+    height = 100 + (36 if len(ipus) <= _MAX_HIGH_ROWS else 20) * len(ipus)  # in pixels
+    figure = chart("tasks", "cycles", "", min(420, height), y_range=(len(ipus) - 0.5, -0.5))
+    is_shown = np.isin(waits.ipu, ipus)
+    add_waits(figure, waits, np.searchsorted(ipus, np.minimum(waits.ipu, ipus[-1])), is_shown, _HALF / 2)
     add_tasks(figure, view, row, _HALF)
     _add_numbers(figure, view, row)
     figure.yaxis.ticker = list(range(len(ipus)))

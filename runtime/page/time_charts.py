@@ -13,10 +13,10 @@ import numpy as np
 from ipujax.runtime.markup import Markup, join_markup, table, tag
 from ipujax.runtime.page.anchors import Anchors
 from ipujax.runtime.page.charts import PHASE_COLOURS, chart, format_thousands, legend, zoom_buttons, zoom_by_wheel
-from ipujax.runtime.page.document import Section, bokeh, chart_place, sentence
+from ipujax.runtime.page.document import Column, DataTable, Section, bokeh, chart_place, sentence
 from ipujax.runtime.page.task_chart import LINES_NOTE, add_tasks, task_legend
 from ipujax.runtime.profile import TRACE_PHASES
-from ipujax.runtime.views import OperationRow, TaskView, TraceView
+from ipujax.runtime.views import NO_IPU, WAIT_CAUSES, OperationRow, TaskView, TraceView, WaitView
 
 _FAINT = 0.25  # of lines between tasks, which cross slices
 _HALF = 0.32  # half the height of the slices of compute tiles, in rows
@@ -31,14 +31,9 @@ _NOTES = {  # by the property of `TraceView` that must hold
 
 
 def trace_section(
-    view: TraceView, rows: Sequence[OperationRow], anchors: Anchors, tasks: TaskView | None = None
+    view: TraceView, rows: Sequence[OperationRow], anchors: Anchors, waits: WaitView, tasks: TaskView | None = None
 ) -> Section:
     """Return the section on the phases of each IPU over time, with tasks of pipelines above the slices of their IPU."""
-    head = ("IPU", *(name.replace("_", " ") for name in TRACE_PHASES))
-    phase_rows = (
-        (f"IPU {ipu}", *(f"{c:,} ({c / max(1, view.cycles):.1%})" for c in row))
-        for ipu, row in enumerate(view.phase_cycles.tolist())
-    )
     notes = [text for name, text in _NOTES.items() if getattr(view, name)]
     colours = PHASE_COLOURS if tasks is None else PHASE_COLOURS | task_legend(tasks)
     notes += [] if tasks is None else [f"Above its slices each IPU has its tasks of pipelines. {LINES_NOTE}"]
@@ -47,8 +42,8 @@ def trace_section(
             sentence(
                 " ".join(
                     [
-                        "Drag over a range, turn the wheel or use the buttons to zoom; double click to see all again. "
-                        "Click a slice to see its operations, lines and layers; links called trace lead back here.",
+                        "Drag over a range, turn the wheel or use the buttons to zoom; double click to see all. "
+                        "Click a slice to see its operations, lines and layers, idle time to see what is awaited.",
                         *notes,
                     ]
                 )
@@ -59,17 +54,67 @@ def trace_section(
             ),
             chart_place("trace", f"Phases of {view.num_ipus} IPUs over {view.cycles:,} cycles"),
             zoom_buttons("trace", "execution trace"),
-            tag("p", "Shown: ", tag("output", id="trace-range", aria_live="polite")),
             _selection(),
-            table(head, phase_rows, "Cycles of each phase, and their share of the run"),
+            tag("h3", "Sums of the shown range"),
+            _range_fields(view),
+            tag("div", _sums(view), class_="scroll", id="range-sums", tabindex=0, role="region", aria_label="Sums"),
         ]
     )
     data = {"labels": list(view.labels), "trace": _slices_of_rows(view), "operations": _operations(rows, anchors)}
+    data |= {"phases": list(TRACE_PHASES), "phaseCycles": view.phase_cycles.tolist(), "waits": _waits(waits)}
     return Section("trace", "Execution trace", body, {"trace": _trace(view, tasks)}, data)
 
 
+def _sums(view: TraceView) -> Markup:
+    """Return the cycles of each phase of the run; `trace.js` puts those of the shown range in their place."""
+    head = ("IPU", *(name.replace("_", " ") for name in TRACE_PHASES))
+    rows = (
+        (f"IPU {ipu}", *(f"{c:,} ({c / max(1, view.cycles):.1%})" for c in row))
+        for ipu, row in enumerate(view.phase_cycles.tolist())
+    )
+    return table(head, rows, "Cycles of each phase, and their share of the range")
+
+
+def _range_fields(view: TraceView) -> Markup:
+    """Return fields for the first and the last cycle of the shown range, and the place of its text."""
+    limits = {"type": "number", "min": 0, "max": view.cycles, "inputmode": "numeric"}
+    first = tag("label", "From cycle ", tag("input", id="range-from", value=0, **limits))
+    last = tag("label", " to ", tag("input", id="range-to", value=view.cycles, **limits))
+    return tag("p", first, last, " ", tag("output", id="trace-range", aria_live="polite"), class_="range")
+
+
+def _waits(view: WaitView) -> dict[str, Any]:
+    """Return the waits of IPUs, for `trace.js`."""
+    columns = {name: getattr(view, name).tolist() for name in ("ipu", "start", "end", "cause", "awaited", "step")}
+    return columns | {"causes": list(WAIT_CAUSES)}
+
+
+def waits_section(view: WaitView, labels: Sequence[str], anchors: Anchors) -> Section:
+    """Return the section that lists when each IPU waits, why, and for which other IPU; empty without waits."""
+    if not len(view):
+        return Section("waits", "Waits", Markup())
+    ipus, starts, ends, cycles = (column.tolist() for column in (view.ipu, view.start, view.end, view.cycles))
+    spans = [anchors.trace_target("span", *span) for span in zip(ipus, starts, ends, strict=True)]
+    columns = (
+        Column("IPU", "text", [f"IPU {ipu}" for ipu in ipus], "that waits"),
+        Column("Trace", "trace", spans),
+        Column("From cycle", "number", starts),
+        Column("To cycle", "number", ends),
+        Column("Cycles", "number", cycles),
+        Column("Cause", "text", [WAIT_CAUSES[cause] for cause in view.cause.tolist()]),
+        Column("For", "text", ["" if ipu == NO_IPU else f"IPU {ipu}" for ipu in view.awaited.tolist()]),
+        Column("Which runs", "text", [labels[step] if step >= 0 else "" for step in view.step.tolist()]),
+    )
+    note = (
+        "Filling is before an IPU's first computation, draining after its last; between its computations it waits for "
+        "another IPU or the host. The other IPU is the one that comes last to the step with which it goes on."
+    )
+    waits = DataTable("waits-table", "Waits of IPUs", columns, sorted_by="Cycles")
+    return Section("waits", "Waits", join_markup([sentence(note), waits.place()]), data=waits.data())
+
+
 def _selection() -> Markup:
-    """Return a place for the chosen slice, which `links.js` fills, and buttons that go from slice to slice."""
+    """Return a place for the chosen slice, which `trace.js` fills, and buttons that go from slice to slice."""
     steps = {"longest": "Longest slice shown", "previous": "Previous slice", "next": "Next slice", "none": "Clear"}
     buttons = (tag("button", text, type="button", data_pick=step) for step, text in steps.items())
     group = tag("div", *buttons, class_="zoom", role="group", aria_label="Choose a slice")
@@ -77,14 +122,14 @@ def _selection() -> Markup:
 
 
 def _slices_of_rows(view: TraceView) -> dict[str, Any]:
-    """Return the steps of the trace with the numbers of their operations, for `links.js`."""
+    """Return the steps of the trace with the numbers of their operations, for `trace.js`."""
     ipu, start, end, step = view.spans.T.tolist()
     spans = {"ipu": ipu, "start": start, "end": end, "step": step}
     return {**spans, "sets": [list(numbers) for numbers in view.row_sets], "rows": view.rows.tolist()}
 
 
 def _operations(rows: Sequence[OperationRow], anchors: Anchors) -> dict[str, Any]:
-    """Return operations by number, as [name, line, layer, part of training, cycles], for `links.js`."""
+    """Return operations by number, as [name, line, layer, part of training, cycles], for `trace.js`."""
     # Lines and layers are numbers in lists: thousands of operations share few of them.
     lines: dict[tuple[str, str], int] = {}
     layers: dict[str, int] = {}
@@ -159,7 +204,7 @@ def _hatch(figure: Any, view: TraceView) -> None:
 
 
 def _add_selection(figure: Any) -> None:
-    """Add the frame around slices that are chosen or match a search, which `links.js` fills."""
+    """Add the frame around slices that are chosen or match a search, which `trace.js` fills."""
     empty: dict[str, list[Any]] = {"left": [], "right": [], "top": [], "bottom": []}
     source = bokeh("models").ColumnDataSource(empty)
     style = {"fill_color": SELECTED, "fill_alpha": 0.3, "line_color": SELECTED, "line_width": 2}
@@ -167,7 +212,7 @@ def _add_selection(figure: Any) -> None:
 
 
 def _add_slice_labels(figure: Any) -> None:
-    """Add the names of slices that are wide enough, which `page.js` fills as the chart is zoomed."""
+    """Add the names of slices that are wide enough, which `trace.js` fills as the chart is zoomed."""
     empty: dict[str, list[Any]] = {"x": [], "y": [], "text": [], "colour": [], "back": []}
     source = bokeh("models").ColumnDataSource(empty)
     style = {

@@ -1,19 +1,33 @@
-"""First lines of a page: the verdict, causes of cycles as a stacked bar, a bar of phases for each IPU, and remedies.
+"""First tab of a page: the verdict, a picture, remedies; below them answers to questions, and figures.
 
-Input: `Figures`. Output: markup. Bars are elements of a width in percent, which need no script.
+Input: `Figures`. Output: a section. The picture is a bar of the causes of cycles, and a bar of phases for each IPU; of
+a pipeline its tasks over time instead. Bars are elements of a width in percent, which need no script.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from ipujax.runtime.causes import COMPUTATION
 from ipujax.runtime.causes.removals import CAUSES
+from ipujax.runtime.errors import ProfileError
 from ipujax.runtime.markup import Markup, join_markup, table, tag
+from ipujax.runtime.page.anchors import Anchors, link
 from ipujax.runtime.page.charts import PHASE_COLOURS, legend
+from ipujax.runtime.page.document import Section, sentence
+from ipujax.runtime.page.stage_section import task_picture
 from ipujax.runtime.profile import Figures
-from ipujax.runtime.profile.text import share
-from ipujax.runtime.views import tried_changes, verdict
+from ipujax.runtime.profile.text import duration, share, size
+from ipujax.runtime.views import (
+    Answer,
+    Verdict,
+    answers,
+    certainty,
+    pipeline_sentence,
+    tried_changes,
+    verdict,
+)
 
 _MOST_IPUS = 16  # of which each has a bar
 _NAMED_SHARE = 0.08  # of the width of a bar: a narrower part has no room for its name
@@ -30,36 +44,58 @@ _COLOURS = (
     "#8c5a78",
     "#b3b3b3",
 )
-_FURTHER_COLOURS = ("#aa4499", "#f0e442", "#ddcc77", "#b8ad00", "#999999", "#6a8f3c")
+_FURTHER_COLOURS = ("#aa4499", "#f0e442", "#b8ad00", "#999999", "#6a8f3c")
 CAUSE_COLOURS = dict(zip(CAUSES, (*_COLOURS, *_FURTHER_COLOURS), strict=True)) | {COMPUTATION: "#009e73"}
 
 
-def verdict_lines(profile: Figures) -> Markup:
-    """Return the verdict of a profile: a sentence, bars, remedies and the table of causes.
+# Lines below the sentence of the verdict, in this order; "" is left out.
+LINES: tuple[Callable[[Figures], str], ...] = (lambda profile: " ".join(map(pipeline_sentence, profile.pipelines)),)
+
+
+def verdict_section(profile: Figures, anchors: Anchors) -> Section:
+    """Return the section of the verdict; where a trip count is data, it has the answers that do not need it."""
+    cards = tag("div", *(_answer(answer, anchors) for answer in answers(profile)), class_="answers")
+    charts: dict[str, Any] = {}
+    try:
+        first, charts = _first_screen(profile)
+    except ProfileError as error:  # a trip count is data
+        if "bokeh" in error.what:
+            raise
+        first = tag("p", f"Causes of cycles are not known: {error.what}. {error.hint or ''}", class_="missing")
+    body = join_markup([first, tag("h3", "Answers"), cards, _totals(profile)])
+    return Section("summary", "Verdict", body, charts)
+
+
+def _first_screen(profile: Figures) -> tuple[Markup, dict[str, Any]]:
+    """Return the verdict of a profile with picture, remedies and table of causes, and the charts in it.
 
     Raises:
         ProfileError: a trip count is data.
     """
     result = verdict(profile)
-    total = max(1, profile.cycles)
+    lines = [tag("p", line) for line in (line_of(profile) for line_of in LINES) if line]
+    tasks, charts = task_picture(profile)
+    parts = [tag("p", result.sentence, class_="verdict"), *lines, _cause_bar(profile)]
+    return tag("div", *parts, tasks or _ipu_bars(profile), _remedies(result), _tried(profile), _all_causes(profile)), charts
+
+
+def _remedies(result: Verdict) -> Markup:
+    if not result.causes:
+        return Markup()
     pairs = zip(result.causes, result.remedies, strict=True)
     remedies = tag("ul", *(tag("li", tag("b", cause.name), f": {remedy}") for cause, remedy in pairs))
+    return tag("div", tag("p", "What to try, not tried yet (ipu.advise compiles some):"), remedies, class_="ways")
+
+
+def _all_causes(profile: Figures) -> Markup:
+    total = max(1, profile.cycles)
     rows = [
         (row.name, row.cycles, share(row.cycles, total), row.alone_cycles, str(row.origin) if row.origin.line else "")
         for row in profile.causes
     ]
     head = ("Cause", "Cycles behind those before it", "Share", "Cycles alone", "Most of them at")
-    causes = tag("details", tag("summary", "All causes"), table(head, rows, "Cycles that vanish without each cause"))
-    tries = tag("div", tag("p", "What to try, not tried yet (ipu.advise compiles some):"), remedies, class_="ways")
-    return tag(
-        "div",
-        tag("p", result.sentence, class_="verdict"),
-        _cause_bar(profile),
-        _ipu_bars(profile),
-        tries if result.causes else "",
-        _tried(profile),
-        causes,
-    )
+    causes = table(head, rows, "Cycles that vanish without each cause")
+    return tag("details", tag("summary", "All causes"), causes)
 
 
 def _tried(profile: Figures) -> Markup:
@@ -102,3 +138,65 @@ def _stacked(label: str, cycles: Mapping[str, int], colours: Mapping[str, str]) 
 
 def _used(colours: Mapping[str, str], cycles: Mapping[str, int]) -> dict[str, str]:
     return {name: colour for name, colour in colours.items() if name in cycles}
+
+
+def _answer(answer: Answer, anchors: Anchors) -> Markup:
+    row = ""
+    if answer.section == "source":
+        row = anchors.line_id(answer.subject)
+    elif answer.section == "layers":
+        row = anchors.layers.get(answer.subject, "")
+    elif answer.section == "operations":
+        row = next(iter(anchors.operations.values()), "")  # the first of the table is the most expensive
+    details = link("Show", row or answer.section)
+    hint = tag("p", "Try: ", answer.hint, class_="hint") if answer.hint else ""
+    return tag("article", tag("h3", answer.question), tag("p", answer.sentence), hint, details)
+
+
+def _totals(profile: Figures) -> Markup:
+    """Return tables of target, time, memory, and phases by IPU."""
+    target = profile.target
+    memory = profile.memory
+    tile_size = size(target.bytes_per_tile)
+    rows = [
+        ("Machine", f"{profile.device}, {target.tiles_per_ipu:,} tiles of {tile_size} each"),
+        profile.copies,
+    ]
+    try:
+        note = f", {profile.cycles_note}" if profile.cycles_note else ""
+        rows += [("Cycles", f"{profile.cycles:,}{note}"), ("Estimated time", duration(profile.seconds))]
+        rows += certainty(profile)
+        total = max(1, profile.cycles)
+        rows += [
+            (n.replace("_", " ").capitalize(), f"{c:,} ({c / total:.1%})") for n, c in profile.phase_cycles.items()
+        ]
+    except ProfileError as error:
+        rows.append(("Cycles", f"unknown: {error.what}"))
+    counts = profile.graph_counts
+    rows += [
+        ("Fullest tile", f"{memory.worst_tile:,}, {size(memory.max_tile_bytes)} of {tile_size}"),
+        ("All tiles", size(memory.total_bytes)),
+        ("Streaming memory", size(profile.streaming_memory_bytes)),
+        (
+            "Compute sets, variables, vertices",
+            ", ".join(f"{counts[n]:,}" for n in ("numComputeSets", "numVars", "numVertices")),
+        ),
+    ]
+    figures = table((), rows, "In figures; the phases are those of the IPU that is busy for most cycles")
+    return tag("div", figures, _phases_by_ipu(profile), class_="figures")
+
+
+def _phases_by_ipu(profile: Figures) -> Markup:
+    """Return a table of each phase's share of the run, for every IPU; empty for one IPU."""
+    if profile.target.num_ipus == 1:
+        return Markup()
+    try:
+        ipus = profile.ipu_phase_cycles
+    except ProfileError as error:
+        return sentence(f"Phases of the other IPUs are not known: {error.what}.")
+    names = list(ipus[0])
+    cycles = max(1, profile.cycles)
+    rows = [(f"IPU {ipu}", *(f"{phases[n] / cycles:.1%}" for n in names)) for ipu, phases in enumerate(ipus)]
+    means = (sum(phases[n] for phases in ipus) / len(ipus) / cycles for n in names)
+    rows.append(("Mean", *(f"{share:.1%}" for share in means)))
+    return table(("", *(n.replace("_", " ").capitalize() for n in names)), rows, "Phases by IPU, shares of the run")

@@ -84,6 +84,11 @@ class ExecutionTrace:
         """True for spans of several iterations or steps, bool[spans]."""
         return np.asarray((self.iterations > 1) | (self.joined > 1))[self.step]
 
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The label of each step, in order."""
+        return tuple(map(self.label, range(len(self.name))))
+
     def label(self, step: int) -> str:
         """Return the name of a step by its number, with the number of its iterations or steps if it has several."""
         name = readable_name(self.names[self.name[step]])

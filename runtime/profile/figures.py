@@ -19,6 +19,7 @@ from ipujax.runtime.files.kinds import Map, Text
 from ipujax.runtime.graph import of_replicas
 from ipujax.runtime.many_machines import ProgramCounts
 from ipujax.runtime.profile.breakdown import LayerCost, Metric, Operation, layer_costs, line_costs, metrics_of_run
+from ipujax.runtime.profile.pass_changes import PassChange, pass_changes
 from ipujax.runtime.profile.primary_figures import PrimaryFigures, run_figure
 from ipujax.runtime.profile.text import duration, size
 from ipujax.runtime.sections.memory import region_bytes
@@ -225,6 +226,11 @@ class Figures(PrimaryFigures):
     def device_cycles(self) -> int:
         """Cycles of a run without the host exchange of the IPU that `phase_cycles` are of."""
         return self.cycles - self.phase_cycles["host_exchange"]
+
+    @cached_property
+    def pass_changes(self) -> tuple[PassChange, ...]:
+        """What each pass of the compilation changed; empty for Poplar programs, and of a saved profile."""
+        return () if self.count_equations is None else pass_changes(self.count_equations())
 
     @cached_property
     def layers(self) -> tuple[LayerCost, ...]:

@@ -11,7 +11,8 @@ that of one replica. A static profile takes the costlier branch of each decision
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Annotated, Any, Self, TypeVar
@@ -30,6 +31,7 @@ from ipujax.runtime.memory import Attempt, MemoryReport, ways_to_fit
 from ipujax.runtime.profile.advice_rows import AdviceRow
 from ipujax.runtime.profile.attribution import Attribution, label
 from ipujax.runtime.profile.execution_trace import TRACE_PHASES, ExecutionTrace, execution_trace
+from ipujax.runtime.profile.pass_changes import EquationKind
 from ipujax.runtime.profile.program_costs import PROGRAM_TREE, ProgramNode, program_costs
 from ipujax.runtime.profile.slow_code import Emulated, SlowOperation, emulated, slow_operations
 from ipujax.runtime.profile.stage_figures import PipelineCost, StageCost, pipeline_costs, stage_costs
@@ -103,6 +105,7 @@ class PrimaryFigures(FigureRecord):
         ran: program of the run, of the executable's steps; the executable's program when None.
         data: the figures as a file has them, see `runtime.schema`.
         compile_again: returns the compiled program of figures from a cache.
+        count_equations: returns the equations after each pass by kind; None where there are no passes, and once saved.
     """
 
     compiled: Executable | None = None
@@ -110,6 +113,7 @@ class PrimaryFigures(FigureRecord):
     ran: Program | None = None
     data: Json | None = None
     compile_again: Callable[[], Executable] | None = None
+    count_equations: Callable[[], Mapping[str, Counter[EquationKind]]] | None = None
 
     @classmethod
     def from_data(cls, data: Json, compile_again: Callable[[], Executable] | None = None) -> Self:

@@ -21,7 +21,18 @@ from ipujax.runtime.compile import Cost, Executable
 from ipujax.runtime.cost import ComputeSetCost, block_shapes
 from ipujax.runtime.files.figure_kinds import Large
 from ipujax.runtime.files.kinds import Integer, Map, Text
-from ipujax.runtime.graph import NO_TILE, Execute, Leaf, Program, VertexGroup, is_free
+from ipujax.runtime.graph import (
+    NO_TILE,
+    Copy,
+    CrossReplicaCopy,
+    Execute,
+    Leaf,
+    Program,
+    RemoteOut,
+    StreamOut,
+    VertexGroup,
+    is_free,
+)
 from ipujax.runtime.memory import code_of_exchanges
 from ipujax.runtime.profile.attribution import Attribution, Share, divide, operation_name
 from ipujax.runtime.sections.ids import Numbering
@@ -60,6 +71,7 @@ class StepCost:
         limiting_cycles: the cycles on the limiting IPU.
         phases: `cycles` by phase.
         ipus: `cycles` by the number of the IPU, of those that have any.
+        largest_read: name of the largest variable that its exchanges read; "" for none.
     """
 
     origin: Origin
@@ -76,6 +88,7 @@ class StepCost:
     limiting_cycles: int = 0
     phases: Annotated[dict[str, int], Map(Integer(), Text(PHASES))] = field(default_factory=dict, hash=False)
     ipus: Annotated[dict[str, int], Map(Integer())] = field(default_factory=dict, hash=False)
+    largest_read: str = ""
 
 
 RowKey = tuple[str, ...]
@@ -108,6 +121,7 @@ class _Sum:
     name: str
     work: np.ndarray  # int64[num_ipus, phases]
     moved_bytes: int = 0
+    largest_read: Variable | None = None  # of its exchanges
     variable_bytes: int = 0
     always_bytes: int = 0
     peak_bytes: int = 0
@@ -133,6 +147,7 @@ class _Sum:
             int(self.work[limiting_ipu].sum()),
             phases,
             {str(ipu): int(cycles) for ipu, cycles in enumerate(self.work.sum(1).tolist()) if cycles},
+            "" if self.largest_read is None else repr(self.largest_read),
         )
 
     def _code_bytes(self, target: Target) -> int:
@@ -195,10 +210,24 @@ class _Table:
         total_bytes = runs * sum(activity.moved_bytes for _, activity in self.ids.activities.get(node, ()))
         for row, moved_bytes in zip(rows, divide(total_bytes, weights), strict=True):
             row.moved_bytes += moved_bytes
+            if moved_bytes:
+                candidates = (row.largest_read, self._largest_read(node))
+                row.largest_read = max(filter(None, candidates), key=lambda v: v.num_bytes, default=None)
         if isinstance(node, Leaf) and not is_free(node):
             self._add_code(node, rows, shares)
         if isinstance(node, Execute):
             self._add_vertices(node, rows, shares, runs)
+
+    def _largest_read(self, node: Program) -> Variable | None:
+        """Return the largest variable that a step reads; None where it reads none on tiles."""
+        if isinstance(node, Execute):
+            groups = self.executable.graph.groups[node.compute_set]
+            accesses = [pair for group in groups for pair in zip(group.codelet.fields, group.accesses, strict=True)]
+            tensors = [access.tensor for field, access in accesses if field.is_read]
+        else:
+            tensors = [node.source] if isinstance(node, Copy | CrossReplicaCopy | RemoteOut | StreamOut) else []
+        variables = (variable for tensor in tensors for variable in tensor.variables())
+        return max(variables, key=lambda variable: variable.num_bytes, default=None)
 
     def _add_code(self, leaf: Leaf, rows: list[_Sum], shares: list[Share]) -> None:
         cost = self.executable.costs[leaf]

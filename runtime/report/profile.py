@@ -20,7 +20,7 @@ from ipujax.runtime.files import FilePath
 from ipujax.runtime.host import HostData
 from ipujax.runtime.markup import table
 from ipujax.runtime.options import check_label
-from ipujax.runtime.page import profile_page
+from ipujax.runtime.page import PageFrame, profile_page
 from ipujax.runtime.profile.figures import Figures, Lines
 from ipujax.runtime.profile.serialise import Where, path_name, write_cbor, write_file, write_json
 from ipujax.runtime.profile.text import coloured, duration, share, size, wants_colours
@@ -37,6 +37,7 @@ from ipujax.runtime.schema import saved_data
 from ipujax.runtime.signatures import checking_calls
 
 _FEW_ITEMS = 5  # at the peak
+_LEAST_HEIGHT = 100  # pixels of a page in a notebook
 _FEW_LAYERS = 8  # of a summary by line
 _ALL_LAYERS = 1_000  # of a summary by layer: a bound for programs with a name scope for each equation
 
@@ -268,6 +269,22 @@ class Profile(Figures):
             ProfileError: a path that cannot be written, or the extra `report` is not installed.
         """
         write_file(path, profile_page(self).encode())
+
+    @checking_calls("profile.show")
+    def show(self, height: int = 900) -> PageFrame:
+        """Return the page of `to_html` in a frame, which a notebook shows as the value of a cell.
+
+        Args:
+            height: of the frame in pixels, at least 100.
+
+        Raises:
+            ArgumentValueError: a height that is no whole number, or below 100.
+            ProfileError: the extra `report` is not installed.
+        """
+        if not isinstance(height, Integral) or isinstance(height, bool) or height < _LEAST_HEIGHT:
+            expected = f"a whole number of at least {_LEAST_HEIGHT}"
+            raise ArgumentValueError("height of profile.show, in pixels", expected=expected, got=shortened(height))
+        return PageFrame(profile_page(self), int(height))
 
     def _graph_and_execution(self) -> dict[str, Any]:
         return {"graphProfile": self.graph(), "executionProfile": self.execution()}

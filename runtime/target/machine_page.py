@@ -30,7 +30,7 @@ def generated(presets: Mapping[str, Target] = PRESETS) -> str:
         (
             f"`{item.name}`",
             item.metadata["unit"],
-            *(_format(getattr(target, item.name)) for target in presets.values()),
+            *(constant_text(getattr(target, item.name)) for target in presets.values()),
         )
         for item in items
     ]
@@ -45,7 +45,8 @@ def generated(presets: Mapping[str, Target] = PRESETS) -> str:
     return "\n".join(parts)
 
 
-def _format(value: object) -> str:
+def constant_text(value: object) -> str:
+    """Return the value of a constant as text; sets are in order."""
     if isinstance(value, frozenset):
         return ", ".join(sorted(value))
     if isinstance(value, int):

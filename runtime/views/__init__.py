@@ -29,3 +29,9 @@ from ipujax.runtime.views.verdict import (
     tried_changes as tried_changes,
     verdict as verdict,
 )
+from ipujax.runtime.views.wait_view import (
+    NO_IPU as NO_IPU,
+    WAIT_CAUSES as WAIT_CAUSES,
+    WaitView as WaitView,
+    wait_view as wait_view,
+)

@@ -30,6 +30,7 @@ from ipujax.runtime.views.situation import (
     parts_of_tile,
     program_situation,
 )
+from ipujax.runtime.views.wait_view import wait_view
 
 
 def answers(profile: Figures) -> tuple[Answer, ...]:
@@ -56,10 +57,10 @@ UNPRICED = "Which operations have no price?"
 
 _NUM_UNPRICED = 3  # unpriced operations that are listed
 _FAR_MORE = 2  # times the cycles of the costliest operation
-_BEGUN = 0.02  # of the computation of an IPU
 _MAJORITY = 0.5  # of the cycles of a line
 _ALIKE = 0.15  # of a run: IPUs whose waits differ by less wait alike
 _SMALL_SHARE = 0.02  # of a run: a smaller part is not worth a change
+_PARTS = np.array([0, 1, 1, 2])  # of filling, steady and draining, by position in `WAIT_CAUSES`
 
 
 def limiting_operation(profile: Figures) -> Answer:
@@ -194,29 +195,10 @@ def _collective_waits(profile: Figures) -> Answer:
 
 def idle_cycles(profile: Figures) -> np.ndarray:
     """Sum the idle cycles of each IPU, int64[ipus, 3]: before its first computation, between computations, after."""
-    # Computation begins when an IPU has done a fiftieth of it, and ends when it has done all but a fiftieth: setting a
-    # counter to zero does not end the filling of a pipeline.
-    trace = profile.execution_trace
-    cut = slices(trace)
-    idle = np.zeros((len(trace.clocks), 3), np.int64)
-    is_idle, is_compute = (cut.phase == TRACE_PHASES.index(name) for name in ("idle", "compute"))
-    for ipu, clock in enumerate(trace.clocks.tolist()):
-        is_on_ipu = cut.ipu == ipu
-        first, last = _busy_period(cut.start[is_on_ipu & is_compute], cut.cycles[is_on_ipu & is_compute])
-        start = cut.start[is_on_ipu & is_idle]
-        part = np.where(start < first, 0, np.where(start > last, 2, 1))
-        idle[ipu] = np.bincount(part, cut.cycles[is_on_ipu & is_idle], 3).astype(np.int64)
-        idle[ipu, 2] += profile.cycles - clock  # the trace of an IPU ends with its last step, the run later
+    waits = wait_view(profile)
+    idle = np.zeros((len(profile.execution_trace.clocks), 3), np.int64)
+    np.add.at(idle, (waits.ipu, _PARTS[waits.cause]), waits.cycles)
     return idle
-
-
-def _busy_period(start: np.ndarray, cycles: np.ndarray) -> tuple[int, int]:
-    """Return the starts of the slices with which computation begins and ends."""
-    if not len(start):
-        return np.iinfo(np.int64).max, 0  # an IPU without computation: all its waiting is filling
-    elapsed = cycles.cumsum()
-    first, last = np.searchsorted(elapsed, [elapsed[-1] * _BEGUN, elapsed[-1] * (1 - _BEGUN)])
-    return int(start[first]), int(start[last])
 
 
 def _awaited_phase(profile: Figures, ipu: int) -> str | None:

@@ -17,15 +17,42 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ipujax.runtime.memory import ALWAYS_ROLES, FIXED, GAPS, BreakdownRow, LiveBytes, LiveItem, TileContents
+from ipujax.runtime.memory import (
+    ALWAYS_ROLES,
+    FIXED,
+    GAPS,
+    BreakdownRow,
+    LiveBytes,
+    LiveItem,
+    TileContents,
+    VariableTiles,
+)
 from ipujax.runtime.memory.live_item import readable_item
 from ipujax.runtime.profile import Figures
 from ipujax.runtime.tensor import readable_name
 
 MAX_STEPS = 3_000
 MAX_VARIABLES = 6  # of one step
+MAX_RANGES = 2_000
 
 Item = tuple[str, int, str]  # name, bytes, line
+
+
+@dataclass(frozen=True, slots=True)
+class LiveRange:
+    """Item with the steps at which it is live.
+
+    Args:
+        item: name, bytes and line.
+        is_always: it is live during the whole run.
+        first: first step, from 0, in the order of the program.
+        last: last step.
+    """
+
+    item: Item
+    is_always: bool
+    first: int
+    last: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,6 +67,7 @@ class LivenessView:
         live_bytes: at each step, always-live bytes included, int64[steps].
         largest: numbers in `variables` of the largest at each step.
         num_steps: of the program; those in the view are fewer in long programs.
+        ranges: of all items, largest first; at most `MAX_RANGES`.
     """
 
     always: tuple[Item, ...]
@@ -49,6 +77,7 @@ class LivenessView:
     live_bytes: np.ndarray
     largest: tuple[tuple[int, ...], ...]
     num_steps: int
+    ranges: tuple[LiveRange, ...]
 
 
 def liveness_view(profile: Figures) -> LivenessView:
@@ -70,7 +99,22 @@ def liveness_view(profile: Figures) -> LivenessView:
         np.array([live["alwaysLiveBytes"] + step["liveBytes"] for step in peaks], np.int64),
         largest,
         len(steps),
+        _ranges(live, steps),
     )
+
+
+def _ranges(live: dict[str, Any], steps: Sequence[dict[str, Any]]) -> tuple[LiveRange, ...]:
+    """Return the largest items with their first and last steps."""
+    first: dict[int, int] = {}
+    last: dict[int, int] = {}
+    for number, step in enumerate(steps):
+        for variable in step["liveVariables"]:
+            first.setdefault(variable, number)
+            last[variable] = number
+    rows = [LiveRange(_item(item), True, 0, len(steps) - 1) for item in live["alwaysLiveVariables"]]
+    variables = live["notAlwaysLiveVariables"]
+    rows += [LiveRange(_item(variables[n]), False, first[n], last[n]) for n in first]
+    return tuple(sorted(rows, key=lambda row: -row.item[1])[:MAX_RANGES])
 
 
 def _steps(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -129,6 +173,7 @@ class MemoryView:
         breakdown: rows of all that is in memory at the peak, and their sum.
         live: bytes of the fullest tile at each step.
         contents: the largest items of tiles.
+        variables: the largest variables with their tiles.
     """
 
     tile_bytes: np.ndarray
@@ -145,6 +190,7 @@ class MemoryView:
     breakdown: tuple[BreakdownRow, ...]
     live: LiveBytes
     contents: TileContents
+    variables: VariableTiles
 
     def chip_origin(self, ipu: int) -> tuple[int, int]:
         """Return column and row of the first tile of a chip, in cells; gaps between chips have room for labels."""
@@ -200,6 +246,10 @@ def memory_view(profile: Figures) -> MemoryView:
             memory.contents,
             items=tuple((readable_item(name), kind, line) for name, kind, line in memory.contents.items),
             steps=tuple(map(readable_name, memory.contents.steps)),
+        ),
+        replace(
+            memory.variables,
+            variables=tuple(replace(row, name=readable_item(row.name)) for row in memory.variables.variables),
         ),
     )
 

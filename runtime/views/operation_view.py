@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from ipujax.runtime.profile import Figures, StepCost
 from ipujax.runtime.target import Target
+from ipujax.runtime.tensor import readable_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,7 @@ class OperationRow:
         number: position in `Figures.step_costs`.
         layer_path: the layer alone.
         file: path of the file of `line`, "" if unknown.
+        largest_read: the largest variable that its exchanges read, "" for none.
     """
 
     name: str
@@ -55,6 +57,7 @@ class OperationRow:
     number: int = 0
     layer_path: str = ""
     file: str = ""
+    largest_read: str = ""
 
     @property
     def intensity(self) -> float | None:
@@ -113,4 +116,5 @@ def _row(number: int, step: StepCost, total: int, target: Target) -> OperationRo
         number,
         step.origin.layer,
         step.origin.file,
+        readable_name(step.largest_read) if step.largest_read else "",
     )

@@ -76,7 +76,7 @@ def trace_view(profile: Figures, max_slices: int = MAX_SLICES) -> TraceView:
     rows = np.flatnonzero(trace.moved)
     end = np.minimum(trace.end[rows], trace.start[rows] + trace.moved[rows])
     transfers = np.stack([trace.ipu[rows], trace.start[rows], end, trace.step[rows]], 1)[:max_slices]
-    labels = tuple(trace.label(step) for step in range(len(trace.name)))
+    labels = trace.labels
     columns = _repeat_folded(trace, cut, _MAX_REPEATS)
     if len(columns[0]) > max_slices:
         columns = _repeat_folded(trace, cut, 1)

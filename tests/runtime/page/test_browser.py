@@ -5,6 +5,7 @@ Needs Chromium and its driver (Debian: `apt-get install chromium chromium-driver
 
 from __future__ import annotations
 
+import csv
 import re
 import shutil
 import time
@@ -14,7 +15,7 @@ import jax.numpy as jnp
 import pytest
 
 import ipujax as ipu
-from ipujax.runtime.page.profile_page import SECTIONS
+from ipujax.runtime.page.profile_page import TABS
 from ipujax.runtime.report import Profile
 from tests.runtime.page.test_pages import evil_profile
 
@@ -89,6 +90,19 @@ def until(holds, seconds=30):
         time.sleep(0.05)
 
 
+def open_tab(browser, key):
+    """Opens a tab, and waits until its charts and tables are there."""
+    find(browser, f"#tab-{key}").click()
+    until(lambda: browser.execute_script("return document.documentElement.dataset.ready === 'true'"))
+    until(lambda: browser.execute_script(BUILT, f"#panel-{key}"))
+
+
+BUILT = """
+const tables = [...document.querySelectorAll(`${arguments[0]} [data-table]`)];
+return tables.every((place) => place.dataset.ready === "true");
+"""
+
+
 def errors(browser):
     return [row["message"] for row in browser.get_log("browser") if row["level"] in ("SEVERE", "ERROR")]
 
@@ -102,42 +116,101 @@ def click(browser, selector):
 
 
 def test_nothing_fails_and_every_section_holds_data(page, tmp_path):
+    for (tab, _), sections in TABS.items():
+        open_tab(page, tab)
+        for key, title in sections:
+            section = find(page, f"#{key}")
+            heading = section.find_element("css selector", "h2").get_attribute("textContent")
+            assert heading == title and len(section.text) > len(title) + 3
+        places = page.execute_script(f"return [...document.querySelectorAll('#panel-{tab} .chart')].map((x) => x.id)")
+        for place in places:
+            assert page.execute_script(f"{INSIDE} return all(document.getElementById('{place}')).some(isDrawn)"), place
+        assert page.execute_script("return document.documentElement.scrollWidth <= window.innerWidth"), tab
     assert errors(page) == []
-    for key, title in SECTIONS:
-        section = find(page, f"#{key}")
-        assert section.find_element("css selector", "h2").text == title and len(section.text) > len(title) + 3
-    for name in ("chip", "roles", "fullest", "liveness", "trace", "roofline"):
-        drawn = page.execute_script(f"{INSIDE} return all(document.getElementById('chart-{name}')).some(isDrawn)")
-        assert drawn, name
-    assert page.execute_script("return document.documentElement.scrollWidth <= window.innerWidth")
     page.save_screenshot(str(tmp_path / "page.png"))
     assert (tmp_path / "page.png").stat().st_size > 20_000
 
 
-def test_columns_sort_both_ways(page):
-    def column(number):
-        rows = "return [...document.querySelectorAll('#operations-table tbody tr')]"
-        return page.execute_script(f"{rows}.map((row) => row.cells[{number}].dataset.value)")
+def column(page, title, name="operations-table"):
+    """Values of a column of a table of data, of the rows that are left, in their order; links as their texts."""
+    return page.execute_script(
+        """
+        const table = ipujaxPage.dataTable(arguments[0]);
+        const at = table.getColumns().findIndex((column) => column.getDefinition().title === arguments[1]);
+        return table.getRows("active").map((row) => [row.getData()[`c${at}`]].flat()[0]);
+        """,
+        name,
+        title,
+    )
 
-    cycles = list(map(float, column(2)))
+
+def sort_by(page, title, name="operations-table"):
+    """Sorts a table by a click on a heading."""
+    headings = page.find_elements("css selector", f"#{name} .tabulator-col button")
+    next(button for button in headings if button.text == title).send_keys("\n")  # by the keyboard
+
+
+def filter_by(page, title, text, name="operations-table"):
+    """Writes into the field below a heading, and waits until the filter has been applied."""
+    field = find(page, f"#{name} input[aria-label='Filter {title}']")
+    field.clear()
+    field.send_keys(text)
+    time.sleep(0.5)  # Tabulator waits for more letters
+
+
+def test_columns_sort_both_ways(page):
+    open_tab(page, "operations")
+    cycles = column(page, "Cycles")
     assert cycles == sorted(cycles, reverse=True) and len(cycles) > 5
-    click(page, "[data-sort='4']")
-    moved = list(map(float, column(4)))
+    sort_by(page, "Moved")
+    moved = column(page, "Moved")
     assert moved == sorted(moved, reverse=True)
-    assert find(page, "#operations-table th[aria-sort]").text.startswith("Moved")
-    click(page, "[data-sort='4']")
-    assert list(map(float, column(4))) == sorted(moved)
-    click(page, "[data-sort='0']")
-    names = "return arguments[0].sort((a, b) => a.localeCompare(b))"
-    assert column(0) == page.execute_script(names, column(0)) and len(set(column(0))) > 5
-    click(page, "[data-sort='2']")
-    assert list(map(float, column(2))) == cycles
+    assert find(page, "#operations-table [aria-sort='descending']").text.startswith("Moved")
+    sort_by(page, "Moved")
+    assert column(page, "Moved") == sorted(moved)
+    sort_by(page, "Operation")
+    names = "return arguments[0].sort((a, b) => a.localeCompare(b, 'en', {numeric: true}))"
+    actual = column(page, "Operation")
+    assert actual == page.execute_script(names, actual) and len(set(actual)) > 5
+    sort_by(page, "Cycles")
+    assert column(page, "Cycles") == cycles
+
+
+def test_columns_filter_and_the_rows_that_are_left_are_saved(page, profile, tmp_path):
+    open_tab(page, "operations")
+    expected = [row for row in profile.step_costs if "dot" in row.name]
+    filter_by(page, "Operation", "DOT")
+    assert len(column(page, "Operation")) == len(expected) < len(profile.step_costs)
+    middle = sorted(row.cycles for row in expected)[len(expected) // 2]
+    for text, holds in (
+        (f"{middle:,}", lambda cycles: cycles >= middle),
+        (f"< {middle}", lambda cycles: cycles <= middle),
+        (f"1..{middle}", lambda cycles: 1 <= cycles <= middle),
+        ("nothing", lambda _: True),
+    ):
+        filter_by(page, "Cycles", text)
+        assert sorted(column(page, "Cycles")) == sorted(row.cycles for row in expected if holds(row.cycles)), text
+    filter_by(page, "Cycles", "")
+    page.execute_cdp_cmd("Page.setDownloadBehavior", {"behavior": "allow", "downloadPath": str(tmp_path)})
+    find(page, "[data-csv='operations-table']").click()
+    file = tmp_path / "operations-table.csv"
+    until(file.exists)
+    rows = list(csv.DictReader(file.read_text("utf-8-sig").splitlines()))
+    assert sorted((row["Operation"], int(row["Cycles"]), int(row["Moved"])) for row in rows) == sorted(
+        (row.name, row.cycles, row.moved_bytes) for row in expected
+    )
+    clear = next(
+        button for button in page.find_elements("css selector", "#operations-table button") if "Clear" in button.text
+    )
+    clear.click()
+    assert len(column(page, "Operation")) == len(profile.step_costs)
 
 
 def test_the_tree_folds(page):
     def count(state):
         return len(page.find_elements("css selector", f"#tree details{state}"))
 
+    open_tab(page, "program")
     click(page, "#program [data-fold='closed']")
     assert count("[open]") == 0 < count("")
     click(page, "#program [data-fold='open']")
@@ -146,8 +219,10 @@ def test_the_tree_folds(page):
     assert count("[open]") == count("") - 1
 
 
-@pytest.mark.parametrize("name", ["trace", "liveness"])
+@pytest.mark.parametrize("name", ["trace", "liveness", "tasks"])
 def test_charts_zoom_by_buttons(page, name):
+    open_tab(page, TAB_OF_CHART[name])
+
     def shown():
         return page.execute_script("const r = ipujaxPage.chart(arguments[0]).x_range; return [r.start, r.end]", name)
 
@@ -158,6 +233,9 @@ def test_charts_zoom_by_buttons(page, name):
     assert shown()[0] == pytest.approx(start + (end - start) / 8)
     click(page, f"[data-zoom='{name}'][data-step='all']")
     assert shown() == pytest.approx([start, end])
+
+
+TAB_OF_CHART = {"trace": "timeline", "liveness": "memory", "tasks": "verdict"}
 
 
 def shown(page, name="trace"):
@@ -190,6 +268,7 @@ def at(box, part):
 
 @pytest.mark.parametrize("name", ["trace", "liveness"])
 def test_dragging_zooms_to_the_range_and_a_double_click_shows_all(page, name):
+    open_tab(page, TAB_OF_CHART[name])
     full = shown(page, name)
     box = frame(page, name)
     moves = pointer(page)
@@ -209,6 +288,7 @@ def test_dragging_zooms_to_the_range_and_a_double_click_shows_all(page, name):
 
 
 def test_the_wheel_zooms_about_the_pointer_and_scrolls_an_unzoomed_chart(page):
+    open_tab(page, "timeline")
     full = shown(page)
     box = frame(page, "trace")
     length = full[1] - full[0]
@@ -242,6 +322,7 @@ return [...source.data.text];
 
 
 def test_wide_slices_have_their_names(page, profile):
+    open_tab(page, "timeline")
     page.execute_script("ipujaxPage.zoom('trace', 'all')")
     time.sleep(0.3)
     at_first = page.execute_script(LABELS)
@@ -265,6 +346,7 @@ def test_a_tile_is_chosen_by_number_and_on_the_chip(page, profile):
     def total():
         return find(page, "#tile-total").text
 
+    open_tab(page, "memory")
     worst = profile.memory.worst_tile
     assert find(page, "#tile").get_attribute("value") == str(worst)
     page.execute_script("ipujaxPage.showTile(70)")
@@ -282,15 +364,16 @@ def test_a_tile_is_chosen_by_number_and_on_the_chip(page, profile):
 
 
 def test_all_that_is_on_the_fullest_tile_is_listed(page, profile):
+    open_tab(page, "memory")
     items = profile.memory.largest
-    rows = "return [...document.querySelectorAll('#fullest-items tbody tr')].filter((row) => !row.hidden)"
-    numbers = page.execute_script(f"{rows}.map((row) => Number(row.cells[0].textContent.replaceAll(',', '')))")
+    numbers = column(page, "Bytes", "fullest-items")
     assert numbers == [item.num_bytes for item in items] and sum(numbers) == profile.memory.max_tile_bytes
     page.execute_script("ipujaxPage.showTile(arguments[0])", profile.memory.worst_tile)
     assert "things" not in find(page, "#tile-contents").text.split("The largest things then:")[1]
 
 
 def test_a_step_is_chosen_by_keys(page):
+    open_tab(page, "memory")
     slider = find(page, "#step")
     page.execute_script("arguments[0].value = 3; arguments[0].dispatchEvent(new Event('input'))", slider)
     before = find(page, "#step-name").text
@@ -304,6 +387,7 @@ def test_light_and_dark(page):
         back = page.execute_script("return getComputedStyle(document.body).backgroundColor")
         return back, page.execute_script("return ipujaxPage.chart('trace').below[0].major_label_text_color")
 
+    open_tab(page, "timeline")
     first = colours()
     click(page, "#theme")
     second = colours()
@@ -312,14 +396,24 @@ def test_light_and_dark(page):
     assert colours() == first
 
 
-def test_tabulator_reaches_every_section(page):
+def test_keys_reach_every_tab(page):
+    open_tab(page, "verdict")
     page.execute_script("document.querySelector('.skip').focus()")
+    focused = "return document.activeElement.textContent || document.activeElement.id"
     recorded = []
-    for _ in range(len(SECTIONS) + 2):
-        find(page, "body").send_keys("\ue004")  # tabulator
-        recorded.append(page.execute_script("return document.activeElement.textContent || document.activeElement.id"))
-    reference = ["Dark", *(title for _, title in SECTIONS)]
-    assert [text.replace("Light", "Dark") for text in recorded[: len(reference)]] == reference
+    for _ in range(3):
+        page.switch_to.active_element.send_keys("\ue004")  # tabulator
+        recorded.append(page.execute_script(focused).replace("Light", "Dark"))
+    assert recorded == ["Dark", "Verdict", "search"]
+    find(page, "#tab-verdict").send_keys("\ue012")  # the left arrow: from the first to the last
+    recorded = [page.execute_script(focused)]
+    for _ in TABS:
+        page.switch_to.active_element.send_keys("\ue014")  # the right arrow
+        recorded.append(page.execute_script(focused))
+        panels = page.execute_script("return [...document.querySelectorAll('[role=tabpanel]')].map((x) => x.hidden)")
+        assert panels.count(False) == 1
+    titles = [title for _, title in TABS]
+    assert recorded == [titles[-1], *titles]
 
 
 def test_narrow_windows_lose_nothing(page):
@@ -333,18 +427,23 @@ def test_narrow_windows_lose_nothing(page):
 def test_names_that_are_markup_do_nothing(browser, tmp_path):
     evil_profile().to_html(tmp_path / "evil.html")
     opened(browser, tmp_path / "evil.html")
+    open_tab(browser, "memory")
     browser.execute_script("ipujaxPage.showTile(1); ipujaxPage.stepAt(0)")
     assert errors(browser) == []  # an alert would have stopped this test
     assert browser.execute_script("return document.querySelectorAll('img').length") == 0
+    open_tab(browser, "operations")
     assert "<script>alert(1)</script>" in find(browser, "#operations").text
+    assert errors(browser) == []
 
 
 def test_comparisons_open_and_sort(browser, profile, tmp_path):
     ipu.compare(evil_profile(), profile).to_html(tmp_path / "compared.html")
     browser.get((tmp_path / "compared.html").as_uri())
-    click(browser, "[data-sort='3']")
-    assert errors(browser) == [] and re.search("Most of it is|The largest part is", find(browser, "#summary").text)
-    assert find(browser, "#operations-table th[aria-sort]").text.startswith("moved bytes")
+    assert re.search("Most of it is|The largest part is", find(browser, "#summary").text)
+    open_tab(browser, "operations")
+    sort_by(browser, "moved bytes before")
+    moved = column(browser, "moved bytes before")
+    assert moved == sorted(moved, reverse=True) and len(moved) > 2 and errors(browser) == []
 
 
 def test_a_saved_profile_opens(browser, profile, tmp_path):
@@ -357,6 +456,7 @@ def test_a_saved_profile_opens(browser, profile, tmp_path):
 def test_a_program_without_steps_has_a_page(browser, tmp_path):
     ipu.jit(lambda: (), device=ipu.IPUModel(tiles_per_ipu=4)).lower().compile().profile.to_html(tmp_path / "page.html")
     opened(browser, tmp_path / "page.html")
+    open_tab(browser, "memory")
     assert errors(browser) == [] and "0 steps of the program" in find(browser, "#liveness").text
 
 
@@ -368,6 +468,7 @@ def test_folded_iterations_are_hatched(browser, tmp_path):
     profile = ipu.jit(run, device=ipu.IPUModel(tiles_per_ipu=4)).lower(*shapes).compile().profile
     profile.to_html(tmp_path / "page.html")
     opened(browser, tmp_path / "page.html")
+    open_tab(browser, "timeline")
     time.sleep(0.3)
     drawn = browser.execute_script("""
         const part = ipujaxPage.chart("trace").renderers.find((part) => part.name === "folded");
@@ -401,6 +502,7 @@ def test_the_scale_of_the_chip_ends_at_the_memory_of_a_tile(browser, profile, tm
     for each in (profile, large):
         each.to_html(tmp_path / "page.html")
         opened(browser, tmp_path / "page.html")
+        open_tab(browser, "memory")
         low, high, colour, x, y = scale()
         ends.append((low, high, colour))
         if each is profile:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from html import unescape
 from urllib.parse import quote, unquote
@@ -22,7 +21,8 @@ from ipujax.runtime.report import Profile
 from ipujax.runtime.tensor import Origin
 from ipujax.runtime.tensor.mapping import grid
 from ipujax.runtime.views import tree_of
-from tests.runtime.page.test_pages import EVIL, Page, evil_profile, page_of
+from tests.runtime.page.page_data import data_of, table_of
+from tests.runtime.page.test_pages import EVIL, Page, addresses_of, evil_profile, page_of
 from tests.runtime.profile.profile_helpers import (
     SIZE,
     TARGET,
@@ -66,11 +66,6 @@ def text(profile, tmp_path_factory):
     return page_of(profile, tmp_path_factory.mktemp("page"))
 
 
-def data_of(text):
-    (data,) = re.findall(r'<script type="application/json" id="page-data">(.*?)</script>', text, re.DOTALL)
-    return json.loads(data)
-
-
 def section_of(text, key):
     return text.split(f'<section id="{key}"')[1].split("</section>")[0]
 
@@ -81,7 +76,7 @@ def links_of(text):
 
 def test_addresses_are_operations_lines_and_layers(profile, text):
     ids = set(Page(text).ids)
-    assert {f"op-{number}" for number in range(len(profile.step_costs))} <= ids
+    assert {f"op-{number}" for number in range(len(profile.step_costs))} <= addresses_of(text)
     assert "line-test_links.py:" + re.search(r"test_links.py:(\d+) \(dense\)", text)[1] in ids
     layers = {row.layer for row in profile.layers}
     assert {"layer-" + "_".join(layer.split()) for layer in layers} <= ids
@@ -92,9 +87,7 @@ def test_addresses_are_operations_lines_and_layers(profile, text):
     ("section", "kinds"),
     [
         ("layers", {"line-", "trace"}),
-        ("operations", {"line-", "layer-", "trace"}),
         ("stages", {"trace"}),
-        ("memory", {"line-", "layer-", "trace"}),
         ("source", {"op-", "layer-", "trace"}),
         ("warnings", {"line-", "layer-", "trace"}),
         ("program", {"line-"}),
@@ -106,6 +99,16 @@ def test_rows_link_to_the_trace_the_source_and_the_layer(profile, text, section,
     assert all(any(link.startswith(kind) for link in links) for kind in kinds)
 
 
+@pytest.mark.parametrize("name", ["operations-table", "fullest-items"])
+def test_rows_of_tables_link_to_the_trace_the_source_and_the_layer(text, name):
+    addresses = addresses_of(text)
+    rows = table_of(text, name)
+    for column, kind in (("Line", "line-"), ("Layer", "layer-")):
+        links = {row[column][1] for row in rows} - {""}
+        assert links and all(link.startswith(kind) for link in links) and links <= addresses
+    assert any(row["Trace"] for row in rows)
+
+
 def test_links_to_the_trace_mean_slices_that_are_there(profile, text):
     data = data_of(text)
     rows = data["operations"]["rows"]
@@ -114,7 +117,10 @@ def test_links_to_the_trace_mean_slices_that_are_there(profile, text):
     known = {number for numbers in trace["sets"] for number in numbers}
     lines = {line for _, line in data["operations"]["lines"]}
     paths = {path for path, _ in data["operations"]["layers"]}
-    displayed = [(kind, unescape(value)) for kind, value in re.findall(r'data-show="(\w+) ([^"]*)"', text)]
+    targets = [unescape(target) for target in re.findall(r'data-show="([^"]*)"', text)]
+    columns = [column for table in data["tables"].values() for column in table["columns"] if column["kind"] == "trace"]
+    targets += [value for column in columns for value in column["values"] if value]
+    displayed = [target.split(" ", 1) for target in targets]
     assert {kind for kind, _ in displayed} == {"op", "line", "layer", "span"}
     for kind, value in displayed:
         if kind == "op":
@@ -142,7 +148,8 @@ def test_one_search_box_is_for_all_tables(text):
     boxes = [actual for kind, actual in page.tags if kind == "input" and actual.get("type") == "search"]
     assert [box["id"] for box in boxes] == ["search"] and not any("data-filter" in actual for _, actual in page.tags)
     searched = {actual["data-search"] for _, actual in page.tags if "data-search" in actual}
-    assert searched == {"operations", "layers", "tasks", "memory", "tile", "step", "program", "source", "warnings"}
+    assert searched == {"layers", "tile", "step", "program", "source", "warnings"}
+    assert set(data_of(text)["tables"]) >= {"operations-table", "lines-table", "layers-table", "tasks-table"}
 
 
 def test_answers_lead_to_their_row(profile, text):
@@ -193,7 +200,7 @@ def test_of_many_layers_the_most_expensive_are_listed():
 def test_names_that_are_markup_have_addresses(tmp_path):
     text = page_of(evil_profile(), tmp_path)
     page = Page(text)
-    assert all(unquote(link[1:]) in page.ids for link in page.links)
+    assert all(unquote(link[1:]) in addresses_of(text) for link in page.links)
     assert any("script" in quote(actual) for actual in page.ids) or EVIL in page.text
 
 

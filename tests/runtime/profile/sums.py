@@ -28,6 +28,7 @@ from ipujax.runtime.report.perfetto import COMPUTE_TILES
 from ipujax.runtime.sources import line_number
 from ipujax.runtime.timeline import PHASES
 from ipujax.runtime.views import source_view, stage_cells, tree_of
+from tests.runtime.page.page_data import table_of
 
 ALL = 1_000_000  # lines of a summary
 MAX_LAYERS = 1_000  # of a summary
@@ -43,7 +44,9 @@ def check_sums(profile: Profile, folder: Path) -> None:
     profile.to_perfetto(folder / "trace.json")
     _check_trace(profile, json.loads((folder / "trace.json").read_text(encoding="utf-8")))
     profile.to_html(folder / "page.html")
-    _check_page(profile, Page((folder / "page.html").read_text(encoding="utf-8")))
+    text = (folder / "page.html").read_text(encoding="utf-8")
+    _check_page(profile, Page(text))
+    _check_tables(profile, text)
 
 
 # --- figures ----------------------------------------------------------------------------------------------------------
@@ -236,8 +239,6 @@ def _check_page(profile: Profile, page: Page) -> None:
     if profile.target.num_ipus > 1:
         for ipu, phases in enumerate(profile.ipu_phase_cycles):
             assert [f"IPU {ipu}", *_shares(phases.values(), profile.cycles)] in figures
-    _check_breakdown(profile, page)
-    _check_operations(profile, page)
     _check_layers(profile, page)
     _check_source(profile, page)
     if profile.stages:
@@ -247,21 +248,24 @@ def _check_page(profile: Profile, page: Page) -> None:
         assert [row for row in rows if row in expected] == expected
 
 
-def _check_breakdown(profile: Profile, page: Page) -> None:
-    rows = [row for row in page.texts("memory") if len(row) == 7 and row[0].replace(",", "").isdigit()]
-    *parts, total = rows
-    assert total[2] == "all" and len(parts) == len(profile.memory.breakdown.rows)
-    assert sum(_number(row[0]) for row in parts) == _number(total[0]) == profile.memory.max_tile_bytes
-    assert sum(_number(row[3]) for row in parts) == _number(total[3]) == len(profile.memory.breakdown.items)
-
-
-def _check_operations(profile: Profile, page: Page) -> None:
-    listed = {int(key.removeprefix("op-")): row for key, row in page.ids.items() if key.startswith("op-")}
-    assert len(listed) == min(MAX_OPERATIONS, len(profile.step_costs))
-    for number, row in listed.items():
-        assert row[2][1]["data-value"] == str(profile.step_costs[number].cycles)
-    if len(listed) == len(profile.step_costs):
-        assert sum(int(row[2][1]["data-value"] or 0) for row in listed.values()) == profile.busy_cycles
+def _check_tables(profile: Profile, text: str) -> None:
+    """Tables of data: what is in memory at the peak, operations, layers and lines."""
+    *parts, total = table_of(text, "breakdown-table")
+    assert total["Name"] == "all" and len(parts) == len(profile.memory.breakdown.rows)
+    on_fullest = f"On tile {profile.memory.worst_tile:,}"
+    assert sum(row[on_fullest] for row in parts) == total[on_fullest] == profile.memory.max_tile_bytes
+    assert sum(row["Items"] for row in parts) == total["Items"] == len(profile.memory.breakdown.items)
+    operations = table_of(text, "operations-table")
+    assert len(operations) == min(MAX_OPERATIONS, len(profile.step_costs))
+    for row in operations:
+        assert row["Cycles"] == profile.step_costs[int(row["id"].removeprefix("op-"))].cycles
+    if len(operations) == len(profile.step_costs):
+        assert sum(row["Cycles"] for row in operations) == profile.busy_cycles
+    layers = table_of(text, "layers-table")
+    if len(layers) == len(list(tree_of(profile).walk())) - 1:
+        assert sum(row["Own cycles"] for row in layers) == profile.busy_cycles
+    lines = [row for row in profile.operations() if line_number(row.origin.line) is not None]
+    assert sum(row["Cycles"] for row in table_of(text, "lines-table")) == sum(row.cycles for row in lines)
 
 
 def _check_layers(profile: Profile, page: Page) -> None:

@@ -156,3 +156,33 @@ def profile_of_iterations(count):
     a, b = variables(graph, "a", "b")
     body = Sequence(apply(graph, codelet("one", 7), a, b, 4), apply(graph, codelet("two", 5), b, a, 4))
     return Profile(compile(graph, Sequence(*inputs(a), Repeat(count, body))))
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_tiles_of_variables_are_those_of_their_mappings(program, tmp_path):
+    executable = program()
+    profile = Profile(executable)
+    rows = profile.memory.variables.variables
+    layouts = profile.memory.variables.layouts
+    graph = executable.graph
+    assert sorted(row.name for row in rows) == sorted(map(repr, graph.variables))  # there are few
+    by_name = {repr(variable): variable for variable in graph.variables}
+    for row in rows:
+        variable = by_name[row.name]
+        counts = graph.mappings[variable].elements_per_tile(executable.target.num_tiles)
+        np.testing.assert_array_equal(layouts[row.layout] > 0, counts > 0)
+        assert layouts[row.layout].sum() == row.num_bytes >= variable.num_bytes
+    profile.save(tmp_path / "saved")
+    saved = Profile.load(tmp_path / "saved").memory.variables
+    assert saved.variables == rows and all(map(np.array_equal, saved.layouts, layouts))
+
+
+def test_live_ranges_are_those_of_the_steps():
+    profile = Profile(everything())
+    view = liveness_view(profile)
+    assert sum(row.is_always for row in view.ranges) == len(view.always)
+    ranges = {row.item: (row.first, row.last) for row in view.ranges if not row.is_always}
+    for step, largest in enumerate(view.largest):  # the program is short: its steps are those of the view
+        for number in largest:
+            first, last = ranges[view.variables[number]]
+            assert first <= step <= last

@@ -1,0 +1,189 @@
+// Tables of data by Tabulator: built when their tab is first opened; sorting, filters by column, search, CSV.
+"use strict";
+(() => {
+  const page = window.ipujaxPage;
+  const { data, byId, number, size, element } = page;
+  const specs = new Map(Object.entries(data.tables ?? {}));
+  const built = new Map(); // Tabulator by name, of tables that were opened
+  let words = []; // of the search box
+
+  const percent = (value) => `${(100 * value).toFixed(1)} %`;
+  const real = (value) => (Number.isInteger(value) ? number(value) : value.toLocaleString("en-US", { maximumSignificantDigits: 4 }));
+  const NUMBERS = { number: real, bytes: size, share: percent };
+
+  const BUTTONS = new Set(["trace", "map"]); // kinds of cells without a value
+
+  // A cell as the reader sees it.
+  function textOf(kind, value) {
+    if (value === null || value === undefined) return "";
+    if (kind === "link") return value[0];
+    if (BUTTONS.has(kind)) return "";
+    return NUMBERS[kind] ? NUMBERS[kind](value) : String(value);
+  }
+
+  function rowsOf(spec) {
+    if (!spec.rows) {
+      const columns = spec.columns.map(({ values, at }) => (at ? at.map((n) => values[n]) : values));
+      spec.rows = columns[0].map((_, n) => Object.fromEntries([["id", spec.ids[n] ?? n], ...columns.map((cells, c) => [`c${c}`, cells[n]])]));
+      spec.texts = new Map();
+    }
+    return spec.rows;
+  }
+
+  // --- columns ----------------------------------------------------------------------------------------------------------
+
+  function shown(kind, value) {
+    if (kind === "map") return element("button", "Show", { type: "button", "data-map": String(value) });
+    if (kind === "trace") return value ? element("a", "trace", { href: "#trace", class: "to-trace", "data-show": value, title: "Show in the execution trace" }) : element("span", "");
+    const text = textOf(kind, value);
+    if (kind === "link" && value[1]) return element("a", text, { href: "#" + encodeURIComponent(value[1]), title: text });
+    return element("span", text, { title: text });
+  }
+
+  // Texts contain the words; numbers are at least a value, at most ("<5"), or between two ("2..5").
+  function isLeft(kind, wanted, value) {
+    if (!NUMBERS[kind]) return textOf(kind, value).toLowerCase().includes(wanted.trim().toLowerCase());
+    const [first, last] = bounds(kind, wanted);
+    return value !== null && value >= first && value <= last;
+  }
+
+  const UNITS = { k: 2 ** 10, m: 2 ** 20, g: 2 ** 30 };
+
+  function amount(kind, text) {
+    const [, digits, unit] = text.replaceAll(",", "").match(/^\s*(-?[\d.]+(?:e\d+)?)\s*([kmg%]?)/i) ?? [];
+    const factor = kind === "share" ? 0.01 : UNITS[unit?.toLowerCase()] ?? 1;
+    return digits === undefined ? NaN : Number(digits) * factor;
+  }
+
+  function bounds(kind, text) {
+    const [low, high] = text.split("..");
+    if (high !== undefined) return [amount(kind, low) || -Infinity, high.trim() ? amount(kind, high) : Infinity];
+    const bare = text.replace(/^\s*[<>≤≥]=?/, "");
+    const value = amount(kind, bare);
+    if (Number.isNaN(value)) return [-Infinity, Infinity];
+    return /^\s*[<≤]/.test(text) ? [-Infinity, value] : [value, Infinity];
+  }
+
+  function column({ title, kind, note }, n) {
+    const isNumber = kind in NUMBERS;
+    const made = {
+      title, field: `c${n}`, formatter: (cell) => shown(kind, cell.getValue()),
+      hozAlign: isNumber ? "right" : "left", headerSort: !BUTTONS.has(kind),
+      headerSortStartingDir: isNumber ? "desc" : "asc",
+      sorter: (a, b) => (isNumber ? (a ?? -Infinity) - (b ?? -Infinity) : textOf(kind, a).localeCompare(textOf(kind, b), "en", { numeric: true })),
+      // A button: the keyboard sorts as the pointer does.
+      titleFormatter: () => (BUTTONS.has(kind) ? element("span", title) : element("button", title, { type: "button", title: note ?? title })),
+      accessorDownload: (value) => (kind === "link" ? value[0] : value),
+      download: !BUTTONS.has(kind),
+      minWidth: isNumber ? 104 : 120, widthGrow: isNumber ? 1 : 3,
+    };
+    if (BUTTONS.has(kind)) return { ...made, width: 76 };
+    return {
+      ...made, headerFilter: "input", headerFilterPlaceholder: isNumber ? "≥" : "contains",
+      headerFilterParams: { elementAttributes: { "aria-label": `Filter ${title}`, title: isNumber ? "at least; <5 at most; 2..5 between; bytes also as 4k, 2m" : "contains" } },
+      headerFilterFunc: (wanted, value) => isLeft(kind, String(wanted), value), headerFilterLiveFilter: true,
+    };
+  }
+
+  // --- tables -----------------------------------------------------------------------------------------------------------
+
+  function build(place) {
+    const name = place.dataset.table;
+    if (built.has(name) || !specs.has(name)) return;
+    const spec = specs.get(name);
+    const count = element("output", "", { "aria-live": "polite" });
+    const csv = element("button", "CSV", { type: "button", "data-csv": name, title: "Save the rows that are left as CSV" });
+    const clear = element("button", "Clear filters", { type: "button" });
+    const bar = element("div", "", { class: "table-bar" });
+    bar.append(csv, clear, count);
+    const grid = element("div", "");
+    place.replaceChildren(bar, grid);
+    const sorted = spec.columns.findIndex(({ title }) => title === spec.sortedBy);
+    const table = new Tabulator(grid, {
+      data: rowsOf(spec), columns: spec.columns.map((each, n) => ({ ...column(each, n), ...(n ? {} : { frozen: true, minWidth: 190 }) })), layout: "fitColumns", maxHeight: "34rem",
+      initialSort: sorted >= 0 ? [{ column: `c${sorted}`, dir: "desc" }] : [], placeholder: "No row is left.",
+      rowFormatter: (row) => { const { id } = row.getData(); if (typeof id === "string") row.getElement().id = id; },
+    });
+    built.set(name, table);
+    const tell = (rows) => (count.textContent = rows === spec.rows.length ? `${number(rows)} rows` : `${number(rows)} of ${number(spec.rows.length)} rows`);
+    table.on("dataFiltered", (_, rows) => tell(rows.length));
+    table.on("tableBuilt", () => {
+      tell(spec.rows.length);
+      if (words.length) search(words);
+      place.dataset.ready = "true";
+    });
+    csv.addEventListener("click", () => table.download("csv", `${name}.csv`, {}, "active"));
+    clear.addEventListener("click", () => { table.clearHeaderFilter(); page.clearSearch?.(); });
+  }
+
+  // Shows the row of an address; returns whether a table has it.
+  function revealRow(id) {
+    for (const [name, spec] of specs) {
+      if (!spec.ids.includes(id)) continue;
+      page.openAround(byId(name));
+      const table = built.get(name);
+      const show = () => {
+        if (!table.getRows("active").some((row) => row.getData().id === id)) { table.clearHeaderFilter(); page.clearSearch?.(); }
+        byId(name).scrollIntoView({ block: "nearest" });
+        table.deselectRow();
+        table.scrollToRow(id, "center", true).then(() => table.selectRow(id), () => {}); // rejected where a later address came first
+      };
+      if (table.initialized) show();
+      else table.on("tableBuilt", show);
+      return true;
+    }
+    return false;
+  }
+
+  // --- search -----------------------------------------------------------------------------------------------------------
+
+  function hasWords(spec, row) {
+    if (!spec.texts.has(row.id)) {
+      spec.texts.set(row.id, spec.columns.map(({ kind }, n) => textOf(kind, row[`c${n}`])).join(" ").toLowerCase());
+    }
+    return words.every((word) => spec.texts.get(row.id).includes(word));
+  }
+
+  // Leaves the rows that have all words; returns their number by name of the table.
+  function search(wanted) {
+    words = wanted;
+    const counts = new Map();
+    for (const [name, spec] of specs) {
+      counts.set(name, words.length ? rowsOf(spec).filter((row) => hasWords(spec, row)).length : 0);
+      const table = built.get(name);
+      if (!table?.initialized) continue;
+      if (words.length) table.setFilter((row) => hasWords(spec, row));
+      else table.clearFilter();
+    }
+    return counts;
+  }
+
+  // --- passes -----------------------------------------------------------------------------------------------------------
+
+  // Leaves the kinds of equations whose number differs between two passes.
+  function comparePasses() {
+    const [from, to] = ["pass-from", "pass-to"].map((id) => Number(byId(id).value));
+    const added = new Map();
+    for (const change of data.passes.slice(Math.min(from, to) + 1, Math.max(from, to) + 1)) {
+      for (const [kind, count] of change) added.set(kind, (added.get(kind) ?? 0) + (from <= to ? count : -count));
+    }
+    const spec = specs.get("passes-table");
+    spec.rows = [...added].filter(([, count]) => count).sort((a, b) => Math.abs(b[1]) - Math.abs(a[1])).map(([kind, count]) => ({ ...spec.kinds[kind], c0: count }));
+    spec.texts = new Map();
+  }
+
+  function preparePasses() {
+    const spec = specs.get("passes-table");
+    spec.kinds = rowsOf(spec);
+    comparePasses();
+    for (const id of ["pass-from", "pass-to"]) {
+      byId(id).addEventListener("change", () => {
+        comparePasses();
+        built.get("passes-table").replaceData(spec.rows);
+      });
+    }
+  }
+
+  if (data.passes) preparePasses();
+  Object.assign(page, { buildTables: (part) => part.querySelectorAll("[data-table]").forEach(build), revealRow, searchTables: search, dataTable: (name) => built.get(name) });
+})();
