@@ -5,8 +5,8 @@ Input: a `Network`, a batch size, an optimiser. Output: a `Workload`, which `jax
     train(params, opt_state, [statistics], batch) → (params, opt_state, [statistics], loss)
     infer(params, [statistics], inputs)           → outputs
 
-Only networks with batch normalisation have running statistics. A step contains `ipu.pipeline`, which accumulates
-gradients over micro-batches, and takes stages and a schedule; under `jax.jit` it is a loop with the same numbers.
+Only networks with batch normalisation have running statistics. With micro-batches or stages a step contains
+`ipu.pipeline`, which under `jax.jit` is a loop with the same numbers; else it is plain JAX of the whole batch.
 
 Limits: no dropout, weight decay or schedule of learning rates; no master copy of weights in half precision.
 """
@@ -156,7 +156,8 @@ def training(
         batch: examples of a step, a multiple of `micro_batches`.
         optimizer: of its parameters; Adam when None.
         micro_batches: of a step, whose gradients are averaged.
-        pipelined: further arguments of `ipu.pipeline`, as `stages` and `schedule`.
+        pipelined: further arguments of `ipu.pipeline`, as `stages` and `schedule`; without any and
+            with one micro-batch there is no pipeline.
 
     Raises:
         ArgumentError: a batch that has no examples, or that micro-batches do not divide.
@@ -171,19 +172,21 @@ def training(
         outputs, new_statistics = network.apply(params, statistics, batch["inputs"], True)
         return scale * network.loss(outputs, batch["labels"]), new_statistics
 
+    def accumulated(grad_fn: Callable[..., Any], **carry: Any) -> Callable[..., Any]:
+        has_pipeline = micro_batches > 1 or pipelined
+        return pipeline(grad_fn, micro_batches=micro_batches, **carry, **pipelined) if has_pipeline else grad_fn
+
     def moved(grads: Tree, opt_state: Tree, params: Tree) -> tuple[Tree, Tree]:
         unscaled = jax.tree.map(lambda g: g.astype(jnp.float32) / scale, grads) if is_half else grads
         return chosen.update(unscaled, opt_state, params)
 
     def step(params: Tree, opt_state: Tree, batch: Tree) -> Any:
         grad_fn = jax.value_and_grad(lambda params, batch: loss(params, statistics, batch)[0])
-        value, grads = pipeline(grad_fn, micro_batches=micro_batches, **pipelined)(params, batch)
+        value, grads = accumulated(grad_fn)(params, batch)
         return *moved(grads, opt_state, params), value / scale
 
     def step_of_statistics(params: Tree, opt_state: Tree, statistics: Tree, batch: Tree) -> Any:
-        grad_fn = pipeline(
-            jax.value_and_grad(loss, has_aux=True), micro_batches=micro_batches, carry={1: (0, 1)}, **pipelined
-        )
+        grad_fn = accumulated(jax.value_and_grad(loss, has_aux=True), carry={1: (0, 1)})
         (value, statistics), grads = grad_fn(params, statistics, batch)
         return *moved(grads, opt_state, params), statistics, value / scale
 

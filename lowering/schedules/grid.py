@@ -10,7 +10,7 @@ Before a grid is made its tasks are checked; deadlocks between IPUs are detected
 
     each task has an existing stage, micro-batch and kind
     all tasks of a stage are on one IPU
-    each task occurs once; backward work is either unsplit or in two halves, and in training only
+    each task occurs once; backward work of a stage is either unsplit or in two halves, and in training only
     the tasks of a kind of a stage take the micro-batches in order (first in, first out)
     a stage runs a micro-batch forwards before backwards (a stash is written before it is read)
 """
@@ -98,6 +98,13 @@ def _check_occurrence(lists: Sequence[TaskList], num_stages: int, micro_batches:
     missing[BACKWARD_INPUT] = (counts[BACKWARD_INPUT] == 0) & (split > 0)
     missing[BACKWARD_WEIGHT] = (counts[BACKWARD_WEIGHT] == 0) & (split > 0)
     _refuse(missing, "{} is missing", lists)
+    mixed = np.flatnonzero((counts[BACKWARD] > 0).any(1) & (split > 0).any(1))
+    if len(mixed):
+        raise ScheduleError(
+            f"stage {mixed[0]} has unsplit backward tasks and tasks in two halves",
+            expected="all backward tasks of a stage unsplit, or all in two halves",
+            hint="BACKWARD_INPUT and then BACKWARD_WEIGHT in the place of BACKWARD",
+        )
 
 
 def _refuse(bad: np.ndarray, message: str, lists: Sequence[TaskList]) -> None:

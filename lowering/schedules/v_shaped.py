@@ -19,7 +19,8 @@ for
 
 Source: DualPipe and DualPipeV, github.com/deepseek-ai/DualPipe, and the technical report of DeepSeek-V3 (arXiv
 2412.19437); "cut in half", Sea AI Lab, hackmd.io/@ufotalent/r1lVXsa9Jg; Li and Hoefler, Chimera (arXiv 2107.06925).
-Limits: an IPU does not overlap two tasks; Chimera's doubling of forward and halving of backward tasks are left out.
+Limits: an IPU does not overlap two tasks; an unsplit backward task of DualPipeV is its two halves, one after the other;
+Chimera's doubling of forward and halving of backward tasks are left out.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ from ipujax.lowering.schedules.schedule import (
 from ipujax.runtime.errors import ScheduleError
 
 Turn = tuple[int, Kind]  # which of the two stages of an IPU, 0 downwards and 1 back, and what it does
+_WEIGHT: Turn = (0, BACKWARD_WEIGHT)  # of the stage and micro-batch whose input gradient has waited longest
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,20 +63,22 @@ class DualPipeV(Schedule):
         return [self._of_ipu(ipu, num_ipus, micro_batches) for ipu in range(num_ipus)]
 
     def _of_ipu(self, ipu: int, num_ipus: int, micro_batches: int) -> TaskList:
-        """The eight steps of the source, each a pattern that repeats."""
+        """The eight steps of the source, each a pattern that repeats; a backward task is its two halves."""
         below = num_ipus - 1 - ipu
-        down, back = (0, FORWARD), (1, FORWARD)
-        down_gradient, back_gradient = (0, BACKWARD), (1, BACKWARD)
-        weight = (0, BACKWARD_WEIGHT)  # of the stage whose input gradient has waited longest, see `_task_list`
+        down, back = [(0, FORWARD)], [(1, FORWARD)]
+        weight = [_WEIGHT]
+        down_input, back_input = [(0, BACKWARD_INPUT)], [(1, BACKWARD_INPUT)]
+        down_gradient, back_gradient = down_input + weight, back_input + weight
+        last_pairs = [(back_input, down_input)[n % 2] + weight * (n <= ipu) for n in range(2 * ipu + 2)]
         steps: list[tuple[list[Turn], int]] = [
-            ([down], 2 * below),
-            ([down, back], ipu + 1),
-            ([(1, BACKWARD_INPUT), weight, back], below),
-            ([down, back_gradient, back, down_gradient], micro_batches - 2 * num_ipus + ipu + 1),
-            ([back_gradient, back, down_gradient], below),
-            ([(1 - n % 2, BACKWARD if n <= ipu else BACKWARD_INPUT) for n in range(2 * ipu + 2)], 1),
-            ([weight, (0, BACKWARD_INPUT)], below),
-            ([weight], ipu + 1),
+            (down, 2 * below),
+            (down + back, ipu + 1),
+            (back_input + weight + back, below),
+            (down + back_gradient + back + down_gradient, micro_batches - 2 * num_ipus + ipu + 1),
+            (back_gradient + back + down_gradient, below),
+            ([turn for pair in last_pairs for turn in pair], 1),
+            (weight + down_input, below),
+            (weight, ipu + 1),
         ]
         return _task_list([turn for pattern, count in steps for turn in pattern * count], (ipu, 2 * num_ipus - 1 - ipu))
 
@@ -85,14 +89,18 @@ def _task_list(turns: Sequence[Turn], stages: tuple[int, int]) -> TaskList:
     directions, kinds = rows.T.copy()
     is_weight = kinds == BACKWARD_WEIGHT
     micro_batches = np.zeros(len(rows), np.int64)
+    is_input = kinds == BACKWARD_INPUT
     for direction in (0, 1):
-        for is_kind in (kinds == FORWARD, (kinds != FORWARD) & ~is_weight):
+        for is_kind in (kinds == FORWARD, is_input):
             places = np.flatnonzero((directions == direction) & is_kind)
             micro_batches[places] = np.arange(len(places))
-    is_input = kinds == BACKWARD_INPUT
     directions[is_weight] = directions[is_input]
     micro_batches[is_weight] = micro_batches[is_input]
-    return TaskList(np.array(stages)[directions], micro_batches, kinds)
+    numbers = np.array(stages)[directions]
+    # The first stage sends no gradients: its backward tasks, whose halves follow one another, stay unsplit.
+    kinds[is_weight & (numbers == 0)] = BACKWARD
+    remains = ~is_input | (numbers > 0)
+    return TaskList(numbers[remains], micro_batches[remains], kinds[remains])
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Execution traces of Chakra: one file for each IPU, of compute and communication nodes with their dependencies.
 
-Input: `Figures` with a compiled program. Output: the content of a file for each rank, which Chakra's tools and simulators
+Input: `Figures` with a compiled program. Output: the content of a file for each rank, which Chakra and simulators such
 as ASTRA-sim read. Rank r·n + i is IPU i of n of replica r. `chakra_nodes` has the nodes, `chakra_messages` the format.
 
 Attributes are those that Chakra's feeder knows: `is_cpu_op`, `tensor_size` (bytes of a transfer, or that arrive on the

@@ -232,7 +232,7 @@ class Profile(Figures):
         """Write execution traces of Chakra, one file for each IPU, which simulators of networks read.
 
         Args:
-            directory: of the files `trace.RANK.et`; it is made if there is none. IPU i of n of replica r has rank r·n + i.
+            directory: of the files `trace.RANK.et`, made if there is none. IPU i of n of replica r has rank r·n + i.
             max_steps: most steps of the run, each iteration of a loop counted.
 
         Returns:

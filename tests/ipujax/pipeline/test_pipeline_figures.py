@@ -84,7 +84,11 @@ def closed_form(schedule: str, p: int, m: int) -> float:
     return (devices - 1) / (chunks * m + devices - 1)
 
 
-@pytest.mark.parametrize("schedule", [name for name in SCHEDULES if name not in ("sequential", "zb-h1")])
+# Their bubbles depend on the cycles of tasks.
+UNEVEN = ("sequential", "zb-h1", "dualpipev", "chimera")
+
+
+@pytest.mark.parametrize("schedule", [name for name in SCHEDULES if name not in UNEVEN])
 @pytest.mark.parametrize(("stages", "micro_batches"), [(2, 4), (4, 8)])
 def test_the_ideal_is_the_closed_form(schedule: str, stages: int, micro_batches: int) -> None:
     (pipeline,) = profile_of(schedule, "buffered", stages, micro_batches).pipelines

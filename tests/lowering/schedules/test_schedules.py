@@ -7,6 +7,9 @@ DualPipeV, github.com/deepseek-ai/DualPipe; Chimera, arXiv 2107.06925.
 
 from __future__ import annotations
 
+from collections import Counter, deque
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
@@ -100,55 +103,104 @@ def test_looped_stashes_as_many_chunks_as_the_closed_form():
             assert stashed == min(m * v, (v - 1) * p + 2 * (p - 1 - ipu) + 1)
 
 
-def pairs_of(tasks, num_stages):
-    """Tasks of one IPU in groups: a forward and an unsplit backward task that DualPipeV overlaps are one."""
-    groups = []
-    for task in tasks:
-        (last,) = groups[-1] if groups and len(groups[-1]) == 1 else (None,)
-        # The source does not overlap the first backward task of the last stages.
-        overlaps = last and last[2] + task[2] == "FB" and last[0] != task[0] and task[:2] != (num_stages // 2, 0)
-        if overlaps:
-            groups[-1] = [last, task]
+def dualpipev_calls(ipu, p, m):
+    """Calls of DualPipeV's source on one IPU, each with the tasks that it runs as one; "B" is an unsplit backward task."""
+    below = p - 1 - ipu
+    count = Counter()
+    calls = []
+    waiting = deque()
+
+    def call(*tasks):
+        calls.append([])
+        for direction, kind in tasks:
+            if kind == "W":
+                calls[-1].append((*waiting.popleft(), "W"))
+                continue
+            number = direction, "F" if kind == "F" else "B"
+            task = (ipu, 2 * p - 1 - ipu)[direction], count[number]
+            count[number] += 1
+            calls[-1].append((*task, kind))
+            if kind == "I":
+                waiting.append(task)
+
+    for _ in range(2 * below):
+        call((0, "F"))
+    for _ in range(ipu + 1):
+        call((0, "F"))
+        call((1, "F"))
+    for _ in range(below):
+        call((1, "I"))
+        call((1, "W"))
+        call((1, "F"))
+    for n in range(m - 2 * p + ipu + 1):
+        if n == 0 and ipu == p - 1:  # the source does not overlap these
+            call((0, "F"))
+            call((1, "B"))
         else:
-            groups.append([task])
-    return groups
+            call((0, "F"), (1, "B"))
+        call((1, "F"), (0, "B"))
+    for _ in range(below):
+        call((1, "B"))
+        call((1, "F"), (0, "B"))
+    for n in range(2 * (ipu + 1)):
+        call((1 - n % 2, "B" if n <= ipu else "I"))
+    for _ in range(below):
+        call((0, "W"))
+        call((0, "I"))
+    for _ in range(ipu + 1):
+        call((0, "W"))
+    return calls
 
 
-def makespan_of_pairs(lists, num_stages, cost):
-    """Makespan where the tasks of a group begin and end together."""
-    groups = [pairs_of(tasks, num_stages) for tasks in lists]
-    all_tasks = {task for tasks in lists for task in tasks}
+def makespan_of_calls(calls, num_stages, cost):
+    """Makespan where the tasks of a call begin and end together."""
+    queues = [list(of_ipu) for of_ipu in calls]
+    all_tasks = {task for of_ipu in calls for call in of_ipu for task in call}
     end = {}
-    clock = [0] * len(lists)
+    clock = [0] * len(calls)
     while len(end) < len(all_tasks):
-        for ipu, queue in enumerate(groups):
-            awaited = [w for task in queue[0] for w in waits_for(task, num_stages, all_tasks)] if queue else [None]
-            if all(w in end for w in awaited):
-                clock[ipu] = max([clock[ipu], *(end[w] for w in awaited)]) + sum(cost[kind] for _, _, kind in queue[0])
+        for ipu, queue in enumerate(queues):
+            call = queue[0] if queue else []
+            awaited = [w for task in call for w in waits_for(task, num_stages, all_tasks)]
+            if call and all(w in end for w in awaited):
+                clock[ipu] = max([clock[ipu], *(end[w] for w in awaited)]) + sum(cost[kind] for _, _, kind in call)
                 end.update(dict.fromkeys(queue.pop(0), clock[ipu]))
     return max(clock)
 
 
 @pytest.mark.parametrize("times", [(1, 1, 1), (2, 2, 1), (3, 3, 2), (5, 5, 1)])
 def test_dualpipev_idles_as_published(times):
-    """Of 2p stages (p − 1)(F&B + B − 3W), B the whole backward task and F&B one with a forward task; less unpaired."""
+    """Of 2p stages (p − 1)(F&B + B − 3W), where F&B is a forward and a backward task that end together.
+
+    Tasks here are those of the source, one after the other, so that the gradients of inputs leave as soon as they are
+    there: T_I less for each of p − 1 IPUs.
+    """
     f, i, w = times
     b = i + w
     cost = {"F": f, "I": i, "W": w, "B": b}
     for stages, m in in_domain(as_schedule("dualpipev"), (2, 4, 6, 12), (2, 4, 7, 12, 25)):
         lists = lists_of(plan_of("dualpipev", stages, m))
         p = stages // 2
+        calls = [dualpipev_calls(ipu, p, m) for ipu in range(p)]
+        for tasks, of_ipu in zip(lists, calls, strict=True):
+            halves = [(*task, k) for call in of_ipu for *task, kind in call for k in ("IW" if kind == "B" else kind)]
+            # The first stage has no gradients of inputs; its halves follow one another.
+            first = {(0, j, "I"): None for j in range(m)} | {(0, j, "W"): (0, j, "B") for j in range(m)}
+            assert tasks == [first.get(task, task) for task in halves if first.get(task, task)]
         work = 2 * m * (f + b)
-        assert makespan_of_pairs(lists, stages, cost) == work + (p - 1) * ((f + b) + b - 3 * w), (p, m)
+        assert makespan_of_calls(calls, stages, cost) == work + (p - 1) * ((f + b) + b - 3 * w), (p, m)
         assert makespan(lists, stages, [cost] * stages) == work + (p - 1) * (f + i - w), (p, m)
 
 
-def test_dualpipev_computes_parameter_gradients_in_its_ramps_alone():
-    """One in each ramp of the first IPU at most, see the eight steps of the source: p − 1 − d and p times on IPU d."""
+def test_dualpipev_delays_parameter_gradients_in_its_last_ramp_alone():
+    """As the eight steps of the source: p of them on each IPU but the first, which delays none."""
     plan = plan_of("dualpipev", 8, 20)
-    split = [sum(task.kind == BACKWARD_WEIGHT for task in tasks) for tasks in plan.lists]
-    assert split == [2 * (4 - 1 - ipu) + ipu + 1 for ipu in range(4)]
     assert plan.ipus == (0, 1, 2, 3, 3, 2, 1, 0)
+    for ipu, tasks in enumerate(lists_of(plan)):
+        delayed = 0
+        for before, task in pairwise(tasks):
+            delayed += before[2] == "I" and task != (*before[:2], "W")
+        assert delayed == (4 if ipu else 0), ipu
 
 
 @pytest.mark.parametrize("f, b", COSTS)

@@ -98,6 +98,10 @@ def test_accepts_a_good_schedule():
         (([F00, F01, B00, Task(0, 0, Kind.BACKWARD_INPUT), B01], GOOD[1]), r"BACKWARD\(stage 0.*unsplit and split"),
         (([F00, F01, Task(0, 0, Kind.BACKWARD_INPUT), B01], GOOD[1]), r"BACKWARD_WEIGHT\(stage 0, .* 0\) is missing"),
         (([F00, F01, Task(0, 0, BACKWARD_WEIGHT), B01], GOOD[1]), r"BACKWARD_INPUT\(stage 0, .* 0\) is missing"),
+        (
+            ([F00, F01, B00, Task(0, 1, Kind.BACKWARD_INPUT), Task(0, 1, BACKWARD_WEIGHT)], GOOD[1]),
+            r"(?s)stage 0 has unsplit backward tasks and tasks in two halves.*in the place of BACKWARD",
+        ),
         (([F01, F00, B00, B01], GOOD[1]), r"(?s)FORWARD\(stage 0, micro-batch 0\) comes after micro-batch 1.*first in"),
         (
             ([F00, F01, B01, B00], GOOD[1]),
