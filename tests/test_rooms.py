@@ -157,8 +157,8 @@ ROOMS: dict[str, str] = {
         " lowering.replicas lowering.source_info lowering.stablehlo runtime.graph runtime.logs runtime.tensor"
     ),
     "lowering.dumps": (
-        "lowering.jax_compat lowering.passes lowering.source_info runtime.files runtime.graph runtime.target"
-        " runtime.tensor"
+        "lowering.jax_compat lowering.jaxpr lowering.passes lowering.source_info runtime.files runtime.graph"
+        " runtime.target runtime.tensor"
     ),
     "lowering.ipus": (
         "lowering.gcl lowering.jax_compat lowering.jaxpr lowering.layer_notes lowering.layout lowering.passes"

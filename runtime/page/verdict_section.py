@@ -76,7 +76,8 @@ def _first_screen(profile: Figures) -> tuple[Markup, dict[str, Any]]:
     lines = [tag("p", line) for line in (line_of(profile) for line_of in LINES) if line]
     tasks, charts = task_picture(profile)
     parts = [tag("p", result.sentence, class_="verdict"), *lines, _cause_bar(profile)]
-    return tag("div", *parts, tasks or _ipu_bars(profile), _remedies(result), _tried(profile), _all_causes(profile)), charts
+    ways = (_remedies(result), _tried(profile), _all_causes(profile))
+    return tag("div", *parts, tasks or _ipu_bars(profile), *ways), charts
 
 
 def _remedies(result: Verdict) -> Markup:
