@@ -20,8 +20,7 @@ from ipujax.runtime.files.figure_records import Length
 from ipujax.runtime.files.kinds import Integer, List
 from ipujax.runtime.memory.at_peak import items_at_peak
 from ipujax.runtime.memory.live import Occupancy
-from ipujax.runtime.memory.live_item import LiveItem, step_name
-from ipujax.runtime.memory.role_bytes import role_of_variable
+from ipujax.runtime.memory.live_item import LiveItem, role_of_variable, step_name
 from ipujax.runtime.tensor import Variable
 
 MAX_TILES = 4_096
