@@ -45,15 +45,19 @@ def verdict_lines(profile: Figures) -> Markup:
     pairs = zip(result.causes, result.remedies, strict=True)
     remedies = tag("ul", *(tag("li", tag("b", cause.name), f": {remedy}") for cause, remedy in pairs))
     rows = [
-        (row.name, row.cycles, share(row.cycles, total), row.alone_cycles, str(row.origin) if row.origin.line else "")
+        (
+            *(row.name, row.cycles, share(row.cycles, total), row.alone_cycles, row.least_cycles),
+            str(row.origin) if row.origin.line else "",
+        )
         for row in profile.causes
     ]
-    head = ("Cause", "Cycles behind those before it", "Share", "Cycles alone", "Most of them at")
+    head = ("Cause", "Cycles behind those before it", "Share", "Cycles alone", "Of any plan", "Most of them at")
     causes = tag("details", tag("summary", "All causes"), table(head, rows, "Cycles that vanish without each cause"))
     tries = tag("div", tag("p", "What to try, not tried yet (ipu.advise compiles some):"), remedies, class_="ways")
     return tag(
         "div",
         tag("p", result.sentence, class_="verdict"),
+        tag("p", result.bound),
         _cause_bar(profile),
         _ipu_bars(profile),
         tries if result.causes else "",

@@ -27,6 +27,7 @@ LINES: tuple[Lines, ...] = get_args(Lines)  # owners of the lines of source that
 # was; the codelets of a blur up to 31 where 23 are (reference B5). One loop compiled three ways took 84, 57 and 47
 # thousand cycles: a factor of 1.79, this range has 1.76.
 COMPILED_RANGE = (7.9 / 10.3, 31 / 23)
+SPLITTING = "splitting of operations"  # starts of vertices, and less work at once than peak rates take
 
 
 class Figures(PrimaryFigures):
@@ -169,6 +170,17 @@ class Figures(PrimaryFigures):
             name: (round(low * cycles), round(high * cycles)) if name == "C++" else (cycles, cycles)
             for name, cycles in self.language_cycles.items()
         }
+
+    @property
+    def gap(self) -> dict[str, int]:
+        """Cycles beyond `bound` by cause, the last of computing; they add up to `cycles - bound.cycles`.
+
+        Raises:
+            ProfileError: as `timeline`.
+        """
+        *causes, computing = self.causes
+        gaps = {each.name: each.cycles - each.least_cycles for each in causes}
+        return gaps | {SPLITTING: computing.cycles - computing.least_cycles}
 
     @property
     def device_cycles(self) -> int:

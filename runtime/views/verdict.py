@@ -61,11 +61,13 @@ class Verdict:
         sentence: the cause whose removal saves most, with cycles, share and line; or that no cause is worth a change.
         causes: those whose removal saves most, at most three, most first; none below 3 % of the run.
         remedies: what to try against each of them; not tried.
+        bound: the least cycles of any plan, and how much of the run is beyond.
     """
 
     sentence: str
     causes: tuple[Cause, ...]
     remedies: tuple[str, ...]
+    bound: str
 
 
 def verdict(profile: Figures) -> Verdict:
@@ -80,8 +82,16 @@ def verdict(profile: Figures) -> Verdict:
     causes = worth[:_NUM_CAUSES]
     remedies = tuple(REMEDIES[each.name] for each in causes)
     if not causes:
-        return Verdict("No cause takes 3 % of the run: it computes, on all tiles alike.", (), ())
-    return Verdict(_sentence(causes[0], total), causes, remedies)
+        return Verdict("No cause takes 3 % of the run: it computes, on all tiles alike.", (), (), _bound(profile))
+    return Verdict(_sentence(causes[0], total), causes, remedies, _bound(profile))
+
+
+def _bound(profile: Figures) -> str:
+    """Say how far a program is from the least cycles of any plan, and of its own supersteps."""
+    bound = profile.bound
+    ratio = f", 1/{profile.cycles / bound.cycles:.1f} of this run" if bound.cycles else ""
+    own = f"its own supersteps, each at its least, take {bound.own_steps_cycles:,}"
+    return f"Bound: no plan on this machine takes less than {bound.cycles:,} cycles{ratio}; {own}."
 
 
 def _sentence(cause: Cause, total: int) -> str:
