@@ -20,7 +20,7 @@ Limits: of a loop's carries, a path through several that do not grow alike is no
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from ipujax.lowering.jax_compat import ClosedJaxpr, DropVar, JaxprEqn, Var, shape_of
@@ -71,6 +71,7 @@ class Weights:
         smallest_cycles: of the smallest vertex of any compute set.
         exchange_cycles: of the shortest exchange.
         costs: cost of each equation without jaxprs, by its identity.
+        known: paths to the carries of a loop through some of them, by the identity of its jaxpr and their numbers.
     """
 
     target: Target
@@ -78,6 +79,7 @@ class Weights:
     smallest_cycles: float
     exchange_cycles: float
     costs: Mapping[int, EquationCost]
+    known: dict[tuple[int, frozenset[int]], tuple[dict[int, Path], dict[int, Path]]] = field(default_factory=dict)
 
     def compute_set(self, vertex_cycles: float) -> Path:
         """Return the path of one compute set with a vertex."""
@@ -241,7 +243,7 @@ def _alternatives(inside: Sequence[Body], operands: Sequence[_Value], weights: W
 
 
 def _scan(eqn: JaxprEqn, operands: Sequence[_Value], weights: Weights) -> _Evaluated:
-    """Return the results of a loop: of its last iteration carries, of its first one rows of stacks."""
+    """Return the results of a loop: carries of its last iteration, rows of stacks of the earliest."""
     body = scan_body(eqn.params)
     length = eqn.params["length"]
     operands_of_carries = list(operands[body.operands.carries])
@@ -252,7 +254,10 @@ def _scan(eqn: JaxprEqn, operands: Sequence[_Value], weights: Weights) -> _Evalu
     rows = first.results[body.results.stacks]
     if length == 1:
         return _Evaluated([*first.results[body.results.carries], *rows], first.longest)
-    # A carry that is not known to grow may be ready at once in a later iteration.
+    # A carry that is not known to grow may be ready at once in a later iteration, and so may rows that read it alone.
+    inputs[body.inputs.carries] = [None] * len(operands_of_carries)
+    later_rows = _evaluate(body.jaxpr, _separate(inputs), weights).results[body.results.stacks]
+    rows = [_first(pair) for pair in zip(rows, later_rows, strict=True)]
     inputs[body.inputs.carries] = _grown(body, operands_of_carries, weights, length - 1)
     last = _evaluate(body.jaxpr, _separate(inputs), weights)
     return _Evaluated([*last.results[body.results.carries], *rows], max(first.longest, last.longest))
@@ -303,6 +308,13 @@ def _grow(
 
 def _iterated(body: Body, chosen: Set[int], weights: Weights) -> tuple[dict[int, Path], dict[int, Path]]:
     """Return the paths to carries after one and after two iterations, through the chosen carries alone."""
+    key = id(body.jaxpr), frozenset(chosen)
+    if key not in weights.known:
+        weights.known[key] = _after_iterations(body, chosen, weights)
+    return weights.known[key]
+
+
+def _after_iterations(body: Body, chosen: Set[int], weights: Weights) -> tuple[dict[int, Path], dict[int, Path]]:
     inputs: list[_Value] = [None] * len(body.jaxpr.in_avals)
     begin = body.inputs.carries.start
     for n in chosen:

@@ -16,7 +16,20 @@ from typing import Annotated
 
 import numpy as np
 
-from ipujax.runtime.causes.removals import CAUSES, UNEQUAL_IPUS, WAITS, Removals
+from ipujax.runtime.causes.bound import Bound
+from ipujax.runtime.causes.removals import (
+    BETWEEN_IPUS,
+    BETWEEN_TILES,
+    CAUSES,
+    COLLECTIVES,
+    HOST,
+    RETURNED,
+    STREAMING,
+    SYNCS,
+    UNEQUAL_IPUS,
+    WAITS,
+    Removals,
+)
 from ipujax.runtime.causes.variants import Run, is_beside
 from ipujax.runtime.compile import Executable
 from ipujax.runtime.files.kinds import Integer
@@ -37,17 +50,19 @@ class Cause:
         cycles: cycles that vanish when it is removed behind the causes before it; those of all causes add up to the
             cycles of the run.
         alone_cycles: cycles that vanish when it alone is removed.
+        least_cycles: the part of `cycles` that every plan takes; those of all causes add up to `Bound.cycles`.
         origin: line, layer and part of the step that has most of them; `Origin()` of a cause that no step has.
     """
 
     name: str
     cycles: _Change
     alone_cycles: _Change
+    least_cycles: _Change
     origin: Origin
 
 
 def causes_of_run(
-    executable: Executable, program: Program, recording: Recording | None, runs: Mapping[Program, int]
+    executable: Executable, program: Program, recording: Recording | None, runs: Mapping[Program, int], bound: Bound
 ) -> tuple[Cause, ...]:
     """Return the causes of the cycles of a run, in the order of `CAUSES`, the computation last.
 
@@ -56,12 +71,13 @@ def causes_of_run(
         program: the control tree that ran, of its steps.
         recording: choices of data-dependent control in a run; None for the static run.
         runs: number of runs of each step.
+        bound: least cycles of any plan.
 
     Raises:
         ProfileError: a trip count is data.
     """
     if not executable.steps:
-        return (Cause(COMPUTATION, 0, 0, Origin()),)
+        return (Cause(COMPUTATION, 0, 0, 0, Origin()),)
     removals = Removals(executable)
     run = Run(executable, program, recording)
     totals = _Totals(np.array([runs.get(node, 0) for node in removals.nodes]), is_beside(executable))
@@ -69,12 +85,35 @@ def causes_of_run(
     waterfall = [tuple(present[:n]) for n in range(len(present) + 1)]
     alone = [(cause,) for cause in present]
     cycles = _cycles(run, removals, totals, [*waterfall, *alone])
-    rows = [
-        Cause(name, cycles[before] - cycles[after], cycles[()] - cycles[name,], _origin(removals, totals, name))
-        for (before, after), name in zip(pairwise(waterfall), present, strict=True)
-    ]
-    least = cycles[waterfall[-1]]
-    return (*rows, Cause(COMPUTATION, least, least, Origin()))
+    removed = {
+        name: cycles[before] - cycles[after] for (before, after), name in zip(pairwise(waterfall), present, strict=True)
+    }
+    removed[COMPUTATION] = cycles[waterfall[-1]]
+    alone_cycles = {name: cycles[()] - cycles[name,] for name in present} | {COMPUTATION: removed[COMPUTATION]}
+    origins = {name: _origin(removals, totals, name) for name in present} | {COMPUTATION: Origin()}
+    least = _least_by_cause(removed, bound)
+    return tuple(Cause(name, removed[name], alone_cycles[name], least[name], origins[name]) for name in removed)
+
+
+def _least_by_cause(cycles: Mapping[str, int], bound: Bound) -> Mapping[str, int]:
+    """Divide a bound among causes, by phases: to those of a phase first, then to others from the last, while they last.
+
+    Of a step that is removed as a whole, as one on a single tile, the sync is among the cycles of another cause.
+    """
+    least = dict.fromkeys(cycles, 0)
+    for part, names in (
+        (bound.host_cycles, (RETURNED, HOST, STREAMING)),
+        (bound.exchange_cycles, (COLLECTIVES, BETWEEN_IPUS, BETWEEN_TILES)),
+        (bound.sync_cycles, (SYNCS,)),
+        (bound.compute_cycles, (COMPUTATION,)),
+    ):
+        remaining = part
+        for name in (*(name for name in names if name in cycles), *reversed(list(cycles))):
+            taken = max(0, min(remaining, cycles[name] - least[name]))
+            least[name] += taken
+            remaining -= taken
+        least[COMPUTATION] += remaining  # where a cause makes the run shorter
+    return least
 
 
 @dataclass(frozen=True, slots=True)

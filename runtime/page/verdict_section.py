@@ -75,7 +75,7 @@ def _first_screen(profile: Figures) -> tuple[Markup, dict[str, Any]]:
     result = verdict(profile)
     lines = [tag("p", line) for line in (line_of(profile) for line_of in LINES) if line]
     tasks, charts = task_picture(profile)
-    parts = [tag("p", result.sentence, class_="verdict"), *lines, _cause_bar(profile)]
+    parts = [tag("p", result.sentence, class_="verdict"), tag("p", result.bound), *lines, _cause_bar(profile)]
     ways = (_remedies(result), _tried(profile), _all_causes(profile))
     return tag("div", *parts, tasks or _ipu_bars(profile), *ways), charts
 
@@ -91,10 +91,13 @@ def _remedies(result: Verdict) -> Markup:
 def _all_causes(profile: Figures) -> Markup:
     total = max(1, profile.cycles)
     rows = [
-        (row.name, row.cycles, share(row.cycles, total), row.alone_cycles, str(row.origin) if row.origin.line else "")
+        (
+            *(row.name, row.cycles, share(row.cycles, total), row.alone_cycles, row.least_cycles),
+            str(row.origin) if row.origin.line else "",
+        )
         for row in profile.causes
     ]
-    head = ("Cause", "Cycles behind those before it", "Share", "Cycles alone", "Most of them at")
+    head = ("Cause", "Cycles behind those before it", "Share", "Cycles alone", "Of any plan", "Most of them at")
     causes = table(head, rows, "Cycles that vanish without each cause")
     return tag("details", tag("summary", "All causes"), causes)
 

@@ -35,6 +35,7 @@ from ipujax.runtime.uncertainty import (
 
 Lines = Literal["user", "library"]
 LINES: tuple[Lines, ...] = get_args(Lines)  # owners of the lines of source that `Figures.operations` lists
+SPLITTING = "splitting of operations"  # starts of vertices, and less work at once than peak rates take
 
 
 class Figures(PrimaryFigures):
@@ -221,6 +222,17 @@ class Figures(PrimaryFigures):
             name: (round(spread.low * cycles), round(spread.high * cycles)) if name == "C++" else (cycles, cycles)
             for name, cycles in self.language_cycles.items()
         }
+
+    @property
+    def gap(self) -> dict[str, int]:
+        """Cycles beyond `bound` by cause, the last of computing; they add up to `cycles - bound.cycles`.
+
+        Raises:
+            ProfileError: as `timeline`.
+        """
+        *causes, computing = self.causes
+        gaps = {each.name: each.cycles - each.least_cycles for each in causes}
+        return gaps | {SPLITTING: computing.cycles - computing.least_cycles}
 
     @property
     def device_cycles(self) -> int:

@@ -217,7 +217,8 @@ class PrimaryFigures(FigureRecord):
             ProfileError: as `timeline`.
         """
         executable = self._program("causes")
-        return causes_of_run(executable, self._ran_program, self.recording, self.timeline.executions)
+        runs = self.timeline.executions
+        return causes_of_run(executable, self._ran_program, self.recording, runs, self.bound)
 
     @run_figure
     def bound(self) -> Bound:

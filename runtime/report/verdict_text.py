@@ -19,7 +19,7 @@ def verdict_text(profile: Figures) -> str:
     except ProfileError:
         return ""
     total = profile.cycles
-    lines = [result.sentence]
+    lines = [result.sentence, result.bound]
     for cause, remedy in zip(result.causes, result.remedies, strict=True):
         lines.append(f"{cause.alone_cycles:>15,}  {share(cause.alone_cycles, total)}  {cause.name}")
         lines.append(f"{'':>15}  {'':>6}  try, not tried yet: {remedy}")
@@ -38,9 +38,9 @@ def causes(profile: Figures) -> str:
     except ProfileError:
         return ""
     total = profile.cycles
-    head = f"{'cycles':>15}  {'share':>6}  {'alone':>15}  cause"
+    head = f"{'cycles':>15}  {'share':>6}  {'alone':>15}  {'of any plan':>15}  cause"
     lines = [
-        f"{row.cycles:>15,}  {share(row.cycles, total)}  {row.alone_cycles:>15,}  {row.name}"
+        f"{row.cycles:>15,}  {share(row.cycles, total)}  {row.alone_cycles:>15,}  {row.least_cycles:>15,}  {row.name}"
         + (f", most at {row.origin}" if row.origin != Origin() else "")
         for row in rows
     ]

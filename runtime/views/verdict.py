@@ -67,11 +67,13 @@ class Verdict:
         causes: those whose removal saves most, at most three, most first; none below 3 % of the run, and the exchange
             of products, which plans trade for computing, only where it takes longer than that.
         remedies: what to try against each of them; not tried.
+        bound: the least cycles of any plan, and how much of the run is beyond.
     """
 
     sentence: str
     causes: tuple[Cause, ...]
     remedies: tuple[str, ...]
+    bound: str
 
 
 def verdict(profile: Figures) -> Verdict:
@@ -88,8 +90,9 @@ def verdict(profile: Figures) -> Verdict:
     causes = tuple(sorted(worth, key=lambda each: -each.alone_cycles)[:_NUM_CAUSES])
     if not causes:
         planned = rows[OF_PRODUCTS].alone_cycles if OF_PRODUCTS in rows else 0
-        return Verdict(_no_cause(planned, total), (), ())
-    return Verdict(_sentence(causes[0], total), causes, tuple(REMEDIES[each.name] for each in causes))
+        return Verdict(_no_cause(planned, total), (), (), _bound(profile))
+    remedies = tuple(REMEDIES[each.name] for each in causes)
+    return Verdict(_sentence(causes[0], total), causes, remedies, _bound(profile))
 
 
 def tried_changes(profile: Figures) -> list[tuple[str, str]]:
@@ -117,6 +120,14 @@ def _no_cause(product_cycles: int, total: int) -> str:
         return "No cause takes 3 % of the run: it computes, on all tiles alike."
     planned = f"but the exchange of products, {share(product_cycles, total).strip()}, which their plans choose"
     return f"No cause takes 3 % of the run {planned}: it computes, on all tiles alike."
+
+
+def _bound(profile: Figures) -> str:
+    """Say how far a program is from the least cycles of any plan, and of its own supersteps."""
+    bound = profile.bound
+    ratio = f", 1/{profile.cycles / bound.cycles:.1f} of this run" if bound.cycles else ""
+    own = f"its own supersteps, each at its least, take {bound.own_steps_cycles:,}"
+    return f"Bound: no plan on this machine takes less than {bound.cycles:,} cycles{ratio}; {own}."
 
 
 def _sentence(cause: Cause, total: int) -> str:

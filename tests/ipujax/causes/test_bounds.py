@@ -150,6 +150,20 @@ def test_independent_iterations_take_one_path() -> None:
     assert bound.sync_cycles <= 2 * 126
 
 
+def test_a_row_is_no_later_than_that_of_another_iteration() -> None:
+    def of_rows(w: Any, x: Any) -> Any:
+        late = jnp.tanh(jnp.tanh(jnp.tanh(x[0] @ w) @ w) @ w)
+        _, rows = lax.scan(lambda h, row: (row, jnp.sin(h)), late, x)
+        return jnp.cos(rows[1])  # of an argument, while the first row is that of the products
+
+    def without(w: Any, x: Any) -> Any:
+        late = jnp.tanh(jnp.tanh(jnp.tanh(x[0] @ w) @ w) @ w)
+        return jnp.sin(late), jnp.cos(jnp.sin(x[0]))
+
+    longer, shorter = (profile(fun, array(8, 8), array(4, 2, 8)).bound for fun in (of_rows, without))
+    assert longer.sync_cycles <= shorter.sync_cycles + 126  # the loop has a vertex of its own
+
+
 def two_stages(ws: Any, x: Any) -> Any:
     with ipu.stage(0):
         h = jnp.tanh(x @ ws[0])
@@ -206,3 +220,31 @@ def test_the_bound_on_another_machine_is_that_of_it() -> None:
     fast = machine(**NO_HOST, fp32_amp_macs_per_cycle=256)
     again = ipu.jit(trained, device=fast).lower([array(64, 64)] * 2, array(64, 64)).compile()
     assert compiled.on(fast).profile.bound.cycles == again.profile.bound.cycles < compiled.profile.bound.cycles
+
+
+@pytest.mark.parametrize("name", ["training", "filter"])
+def test_the_gap_by_cause_adds_up(name: str) -> None:
+    fun, args = FUNCTIONS[name]
+    figures = profile(fun, *args, device=machine())
+    bound = figures.bound
+    assert sum(cause.least_cycles for cause in figures.causes) == bound.cycles
+    assert sum(figures.gap.values()) == figures.cycles - bound.cycles
+    assert all(0 <= cause.least_cycles <= max(0, cause.cycles) for cause in figures.causes)
+    assert list(figures.gap)[-1] == "splitting of operations"
+    least = {cause.name: cause.least_cycles for cause in figures.causes}
+    assert least["unequal work of tiles"] == 0  # another plan may be even
+    host = ("state that is not donated", "other transfers of the host")
+    assert sum(least.get(cause, 0) for cause in host) == bound.host_cycles
+    assert f"no plan on this machine takes less than {bound.cycles:,} cycles" in figures.summary()
+
+
+def test_a_program_by_hand_has_the_bound_of_its_vertices() -> None:
+    from ipujax import poplar, popops
+
+    graph = poplar.Graph(machine(8, **NO_HOST).target)
+    x = graph.add_variable(poplar.FLOAT, [64], "x")
+    graph.set_tile_mapping(x, 0)
+    sequence = poplar.program.Sequence()
+    popops.add_in_place(graph, x, x, sequence, "twice")
+    figures = poplar.Engine(graph, sequence).profile
+    assert 126 < figures.bound.cycles <= figures.bound.own_steps_cycles <= figures.cycles

@@ -1,0 +1,113 @@
+"""Looks for plans that take fewer cycles than the bound of their function: there must be none.
+
+    python benchmarks/bound_violations.py [--programs 1000] [--plans 10] [--seed 0] [--models]
+
+Programs are those of the interpreter's grammar (`tests/lowering/random_programs.py`), and those of the tests of bounds;
+each is lowered by planners that take any of their candidates, on random machines whose host takes no time. With
+`--models` the models of `models/` are compared as they are planned. Prints each violation with its seed, then the
+number of plans, and the largest ratio of bound and cycles. The exit status is 1 if there is a violation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from models import MODELS
+
+import ipujax as ipu
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from tests.ipujax.causes.test_bounds import FUNCTIONS, profile, random_machine
+from tests.lowering.random_plans import random_planners
+from tests.lowering.random_programs import Program, programs
+
+Case = tuple[str, Callable[..., Any], tuple[Any, ...]]
+
+
+def random_cases(count: int, first_seed: int) -> list[Case]:
+    """Programs of the grammar, half of them with their gradients."""
+    cases: list[Case] = []
+
+    @seed(first_seed)
+    @settings(database=None, max_examples=count, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
+    @given(programs(2, 7))
+    def draw(program: Program) -> None:
+        def fun(*args: Any) -> Any:
+            return program(*args), program.gradient(*args) if program.differentiable else ()
+
+        cases.append((f"program {len(cases)}", fun, program.arguments()))
+
+    draw()
+    return cases
+
+
+def figures_of(case: Case, plans: int, first_seed: int) -> Iterator[tuple[str, ipu.Profile]]:
+    """Profiles of random plans of a function on random machines; none where JAX or a machine refuses it."""
+    name, fun, args = case
+    for number in range(plans):
+        label = f"{first_seed} {name} {number}"
+        draw = random.Random(label)
+        try:
+            with random_planners(draw):
+                figures = profile(fun, *args, device=random_machine(draw))
+                _ = figures.cycles, figures.bound
+        except (ipu.IpuError, NotImplementedError, TypeError, ValueError):
+            continue
+        yield label, figures
+
+
+def model_figures() -> Iterator[tuple[str, ipu.Profile]]:
+    """Profiles of the models, as they are planned."""
+    for name, make in MODELS.items():
+        model = make()
+        options = ipu.Options(**model.options)
+        step = ipu.jit(
+            model.step, device=model.device(), donate_argnums=model.donate_argnums, options=options, **model.jit
+        )
+        yield name, step.profile(*model.args)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--programs", type=int, default=1000)
+    parser.add_argument("--plans", type=int, default=10)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--models", action="store_true")
+    settings_of_run = parser.parse_args()
+    warnings.simplefilter("ignore")
+    cases = [*((name, *case) for name, case in FUNCTIONS.items())]
+    cases += random_cases(settings_of_run.programs, settings_of_run.seed)
+    count = violations = 0
+    largest = 0.0
+    for number, case in enumerate([None, *cases]):
+        if case is None:
+            rows = model_figures() if settings_of_run.models else iter(())
+        else:
+            rows = figures_of(case, settings_of_run.plans, settings_of_run.seed)
+        for label, figures in rows:
+            count += 1
+            bound = figures.bound
+            least = max(bound.cycles, bound.own_steps_cycles)
+            largest = max(largest, bound.cycles / max(1, figures.cycles))
+            if case is None:
+                ratios = [figures.cycles / max(1, x) for x in (bound.cycles, bound.own_steps_cycles)]
+                print(f"{label:<24}{figures.cycles:>14,}{ratios[0]:>8.2f}{ratios[1]:>8.2f}", flush=True)
+            if least > figures.cycles:
+                violations += 1
+                print(f"violation: {label}: {figures.cycles:,} cycles, {bound}", flush=True)
+        if number % 20 == 0:
+            jax.clear_caches()
+    print(f"{count:,} plans, {violations:,} below a bound; largest bound ÷ cycles {largest:.3f}")
+    return 1 if violations else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
