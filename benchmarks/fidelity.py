@@ -41,7 +41,8 @@ _HEAD = f"""# Fidelity: the simulated machine against published measurements
 
 This page is the output of `python benchmarks/fidelity.py`. A positive error means that the simulated figure is larger
 than the measured one. [machine.md](machine.md) explains references such as "reference A1", and lists the limits of the
-model. The last column but one has the error at an earlier commit, {EARLIER}, at which rearranged operands had no cost.
+model. The error at an earlier commit, {EARLIER}, at which rearranged operands had no cost, stands beside today's. The
+90 % interval ([studies.md](studies.md#how-sure)) is that of the simulated figure where it is one of a run.
 
 ![Predicted cycles against measured ones, and the error of every row; the grey band is ± 20 %](images/fidelity.svg)
 """

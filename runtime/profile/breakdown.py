@@ -210,13 +210,13 @@ def _value(name: str, metric: Callable[[Any], float], row: StepCost) -> float:
     try:
         value: Any = metric(row)
     except Exception as error:  # code of the user, which may raise anything
-        what = f"the metric {name!r} raised {type(error).__name__} for an operation"
+        message = f"the metric {name!r} raised {type(error).__name__} for an operation"
         hint = "figures of an operation may be 0, and tile_balance None; see Options.metrics"
-        raise ArgumentError(what, where=where, got=str(error), hint=hint) from error
+        raise ArgumentError(message, where=where, got=str(error), hint=hint) from error
     if getattr(value, "ndim", 1) == 0:
         value = value.item()  # a number of NumPy
     is_number = isinstance(value, int | float) and not isinstance(value, bool) and -_MOST <= value <= _MOST
     if not is_number:
-        what = f"the metric {name!r} returned no number for an operation"
-        raise ArgumentError(what, where=where, expected="a finite number", got=shortened(value))
+        message = f"the metric {name!r} returned no number for an operation"
+        raise ArgumentError(message, where=where, expected="a finite number", got=shortened(value))
     return float(value)

@@ -39,14 +39,14 @@ def coverage_of_run(
     if not executable.steps:
         return {}
     target = executable.target
-    whole = whole_work(executable)
+    work_as_it_is = whole_work(executable)
     runs_of_steps = np.array([runs.get(node, 0) for node in executable.steps]) * ~is_beside(executable)
-    cycles = whole[:, limiting_ipu] * runs_of_steps[:, None]  # [steps, phases]
+    cycles = work_as_it_is[:, limiting_ipu] * runs_of_steps[:, None]  # [steps, phases]
     if not cycles.any():
         return {}
     names = perturbed_constants(target)
     sizes = []
-    at_once = max(1, _MOST_AT_ONCE_BYTES // (2 * whole.nbytes))
+    at_once = max(1, _MOST_AT_ONCE_BYTES // (2 * work_as_it_is.nbytes))
     for start in range(0, len(names), at_once):
         chosen = list(names[start : start + at_once])
         work = work_on_machines(executable, counts, chosen, [(1 - _STEP, 1 + _STEP)] * len(chosen))[:, limiting_ipu]

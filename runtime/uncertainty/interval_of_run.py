@@ -87,8 +87,8 @@ def energy_of_run(interval: Interval, target: Target, num_ipus: int) -> Energy:
     joules = target.seconds(interval.cycles) * target.ipu_watts * num_ipus
     clock, power = (target.sources[name] for name in ("clock_hz", "ipu_watts"))
     cycles = max(1, interval.cycles)
-    less = hypot(1 - interval.low / cycles, 1 - power.low, 1 - 1 / clock.high) if joules else 0.0
-    low = max(0.0, joules * (1 - less))
+    relative = hypot(1 - interval.low / cycles, 1 - power.low, 1 - 1 / clock.high) if joules else 0.0
+    low = max(0.0, joules * (1 - relative))
     if interval.high is None:
         return Energy(joules, low, None)
     return Energy(joules, low, joules * (1 + hypot(interval.high / cycles - 1, power.high - 1, 1 / clock.low - 1)))
@@ -159,15 +159,15 @@ def _ends_of_constants(executable: Executable, counts: ProgramCounts) -> Iterato
     """Yield constant, work of all steps at its lower end and at its upper end."""
     target = executable.target
     names = uncertain_constants(target)
-    whole = whole_work(executable)
-    at_once = max(1, _MOST_AT_ONCE_BYTES // (2 * whole.nbytes))
+    work_as_it_is = whole_work(executable)
+    at_once = max(1, _MOST_AT_ONCE_BYTES // (2 * work_as_it_is.nbytes))
     for start in range(0, len(names), at_once):
         chosen = names[start : start + at_once]
         intervals = [(target.sources[name].low, target.sources[name].high) for name in chosen]
         work = work_on_machines(executable, counts, chosen, intervals)
         for number, name in enumerate(chosen):
             low, high = (np.rint(work[..., 1 + 2 * number + end] - work[..., 0]).astype(np.int64) for end in (0, 1))
-            yield name, whole + low, whole + high
+            yield name, work_as_it_is + low, work_as_it_is + high
 
 
 def work_on_machines(
