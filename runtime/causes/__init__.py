@@ -1,5 +1,6 @@
-"""Causes of the cycles of a run, each with the cycles that vanish without it."""
+"""Causes of the cycles of a run, each with the cycles that vanish without it; rows of changes that were tried."""
 
+from ipujax.runtime.causes.advice_rows import AdviceRow as AdviceRow
 from ipujax.runtime.causes.causes_of_run import (
     COMPUTATION as COMPUTATION,
     Cause as Cause,

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Annotated, Any, Self, TypeVar
 
-from ipujax.runtime.causes import Cause, causes_of_run
+from ipujax.runtime.causes import AdviceRow, Cause, causes_of_run
 from ipujax.runtime.compile import Executable, Identity
 from ipujax.runtime.cost import ComputeSetCost
 from ipujax.runtime.errors import ProfileError
@@ -27,7 +27,6 @@ from ipujax.runtime.files.kinds import Integer, Map, Record, Text
 from ipujax.runtime.graph import ComputedAgain, ComputeSet, Execute, PaddedRows, Program, UnmetBound
 from ipujax.runtime.host import HostData
 from ipujax.runtime.memory import Attempt, MemoryReport, ways_to_fit
-from ipujax.runtime.profile.advice_rows import AdviceRow
 from ipujax.runtime.profile.attribution import Attribution, label
 from ipujax.runtime.profile.execution_trace import TRACE_PHASES, ExecutionTrace, execution_trace
 from ipujax.runtime.profile.program_costs import PROGRAM_TREE, ProgramNode, program_costs
