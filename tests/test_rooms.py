@@ -321,8 +321,7 @@ ROOMS: dict[str, str] = {
     ),
     "ipujax.advice": (
         "ipujax.arguments ipujax.device ipujax.jit ipujax.pipeline lowering.jaxpr lowering.schedules runtime.causes"
-        " runtime.markup runtime.options runtime.profile runtime.report runtime.signatures runtime.target"
-        " runtime.tensor runtime.views"
+        " runtime.markup runtime.options runtime.report runtime.signatures runtime.target runtime.tensor runtime.views"
     ),
     "ipujax.prefetching": "ipujax.arguments runtime.host runtime.signatures",
     "ipujax.poplar.types": "runtime.graph runtime.tensor",

@@ -18,8 +18,7 @@ from dataclasses import replace
 from typing import Any
 
 from ipujax.advice.advice_table import Advice as Advice
-from ipujax.advice.edits import edits
-from ipujax.advice.variants import (
+from ipujax.advice.changed_functions import (
     Variant,
     as_code,
     donating,
@@ -31,12 +30,13 @@ from ipujax.advice.variants import (
     repipelined,
     with_more_ipus,
 )
+from ipujax.advice.edits import edits
 from ipujax.arguments import as_numbers
 from ipujax.jit import IpuFunction
+from ipujax.runtime.causes import AdviceRow as AdviceRow
 from ipujax.runtime.causes.removals import RETURNED
 from ipujax.runtime.errors import ArgumentError, IpuError, TileMemoryError
 from ipujax.runtime.options import RECOMPUTATIONS
-from ipujax.runtime.profile import AdviceRow as AdviceRow
 from ipujax.runtime.report import Profile
 from ipujax.runtime.signatures import checking_calls
 

@@ -10,9 +10,9 @@ import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields
 
+from ipujax.runtime.causes import AdviceRow
 from ipujax.runtime.errors import ArgumentError
 from ipujax.runtime.markup import table
-from ipujax.runtime.profile import AdviceRow
 from ipujax.runtime.report import Profile
 
 _HEAD = ("Change", "Cycles", "Saves", "Worst tile", "Saves", "")

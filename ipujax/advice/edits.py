@@ -5,9 +5,8 @@ Input: the profile of the program as it is. Output: rows of advice that are not 
 
 from __future__ import annotations
 
-from ipujax.runtime.causes import Cause
+from ipujax.runtime.causes import AdviceRow, Cause
 from ipujax.runtime.causes.removals import RETURNED, SLOW_PATHS, STREAMING, UNEQUAL_TILES
-from ipujax.runtime.profile import AdviceRow
 from ipujax.runtime.report import Profile
 from ipujax.runtime.tensor import Origin
 from ipujax.runtime.views import REMEDIES, verdict

@@ -1,5 +1,6 @@
-"""Causes of the cycles of a run, each with the cycles that vanish without it; bounds that no plan goes below."""
+"""Causes of the cycles of a run, each with the cycles that vanish without it; bounds; rows of changes that were tried."""
 
+from ipujax.runtime.causes.advice_rows import AdviceRow as AdviceRow
 from ipujax.runtime.causes.bound import Bound as Bound, bound_of_run as bound_of_run
 from ipujax.runtime.causes.causes_of_run import (
     COMPUTATION as COMPUTATION,

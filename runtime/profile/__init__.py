@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 from ipujax.runtime.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from ipujax.runtime.profile.advice_rows import AdviceRow as AdviceRow
     from ipujax.runtime.profile.attribution import Attribution as Attribution
     from ipujax.runtime.profile.breakdown import (
         NO_LAYER as NO_LAYER,

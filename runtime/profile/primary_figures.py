@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Annotated, Any, Self, TypeVar
 
-from ipujax.runtime.causes import Bound, Cause, bound_of_run, causes_of_run
+from ipujax.runtime.causes import AdviceRow, Bound, Cause, bound_of_run, causes_of_run
 from ipujax.runtime.compile import Executable, Identity
 from ipujax.runtime.cost import ComputeSetCost
 from ipujax.runtime.errors import ProfileError
@@ -28,7 +28,6 @@ from ipujax.runtime.files.kinds import Integer, Map, Record, Text
 from ipujax.runtime.graph import ComputedAgain, ComputeSet, Execute, PaddedRows, Program, UnmetBound
 from ipujax.runtime.host import HostData
 from ipujax.runtime.memory import Attempt, MemoryReport, ways_to_fit
-from ipujax.runtime.profile.advice_rows import AdviceRow
 from ipujax.runtime.profile.attribution import Attribution, label
 from ipujax.runtime.profile.execution_trace import TRACE_PHASES, ExecutionTrace, execution_trace
 from ipujax.runtime.profile.pass_changes import EquationKind
