@@ -153,7 +153,6 @@ SCREENSHOTS = {
     "bert_memory": Screenshot("bert-base", "#memory", "#chart-roles + .legend", tab="memory", is_dark=True),
     "transformer_layers": Screenshot("transformer-loop", "#layers", tab="lines", height=780),
     "transformer_search": Screenshot("transformer-loop", "nav", "#operations-table", tab="operations", before=_SEARCH),
-    "transformer_summary": Screenshot("transformer-loop", *_FIRST_SCREEN),
 }
 
 

@@ -41,14 +41,13 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from numbers import Integral
 from typing import Any
 
 import numpy as np
 
 from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, DropVar, Jaxpr, JaxprEqn, Literal, Var
-from ipujax.lowering.jaxpr import equations
 from ipujax.lowering.source_info import name_stack, source_line
 from ipujax.runtime.graph import (
     NO_TILE,
@@ -163,7 +162,15 @@ def equation_counts(jaxpr: ClosedJaxpr) -> Counter[tuple[str, str, str]]:
         operands, results = (" ".join(map(type_of, atoms)) for atoms in (eqn.invars, eqn.outvars))
         return eqn.primitive.name, f"{operands} → {results}", source_line(eqn)
 
-    return Counter(map(kind, equations(jaxpr.jaxpr)))
+    return Counter(map(kind, _equations(jaxpr.jaxpr)))
+
+
+def _equations(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
+    for eqn in jaxpr.eqns:
+        yield eqn
+        for bodies in bodies_of(eqn).values():
+            for body in bodies:
+                yield from _equations(body)
 
 
 def literal_text(literal: Literal) -> str:
