@@ -115,9 +115,9 @@ def _of_one_micro_batch(
 ) -> tuple[Jaxpr, tuple[bool, ...]]:
     """The jaxpr of one micro-batch, its number before the arguments; and for each result whether it is rows."""
     mesh = AbstractMesh((micro_batches,), (_AXIS,), (AxisType.Auto,))
-    split, whole = NamedSharding(mesh, PartitionSpec(_AXIS)), NamedSharding(mesh, PartitionSpec())
+    rows_split, rows_whole = NamedSharding(mesh, PartitionSpec(_AXIS)), NamedSharding(mesh, PartitionSpec())
     machine = preset("mk2", 1 << (micro_batches - 1).bit_length())  # its cycles decide nothing: sums are taken once
-    after = partition(jaxpr, Shardings(tuple(split if flag else whole for flag in is_batch), (), machine))
+    after = partition(jaxpr, Shardings(tuple(rows_split if flag else rows_whole for flag in is_batch), (), machine))
     if after is jaxpr:
         raise _refusal("nothing that the step returns depends on the batch", "batch_argnums of arguments that are read")
     (eqn,) = after.eqns
@@ -224,8 +224,8 @@ class _Walk:
         body = scan_body(eqn.params)
         jaxpr = body.jaxpr.jaxpr
         carries = list(kinds[body.operands.carries])
-        others = {*kinds[body.operands.constants], *kinds[body.operands.stacks]}
-        if {"sum", "after"} & others:
+        kinds_beside = {*kinds[body.operands.constants], *kinds[body.operands.stacks]}
+        if {"sum", "after"} & kinds_beside:
             raise _mixed(eqn)
         while True:
             of_inputs = [*kinds[body.operands.constants], *carries, *kinds[body.operands.stacks]]
@@ -235,12 +235,12 @@ class _Walk:
             after = [inner.kind(atom) for atom in results]
             if "after" in after:
                 raise _mixed(next(each for each in eqns if inner.place(each) == "update"))
-            joined = [_JOINED.get(frozenset((a, b))) for a, b in zip(carries, after, strict=False)]
-            if None in joined:
+            kinds_after = [_COMMON_KINDS.get(frozenset((a, b))) for a, b in zip(carries, after, strict=False)]
+            if None in kinds_after:
                 raise _mixed(eqn)
-            if joined == carries:
+            if kinds_after == carries:
                 break
-            carries = [kind for kind in joined if kind is not None]
+            carries = [kind for kind in kinds_after if kind is not None]
         outvars = [substituted(atom, inner.terms) for atom in results]
         new_body = part_of(jaxpr, jaxpr.invars, outvars, [inner.of_terms(each) for each in eqns])
         of_results: list[Kind] = ["sum" if kind == "sum" else "term" for kind in (*carries, *after[len(carries) :])]
@@ -250,7 +250,7 @@ class _Walk:
 
 _VARYING = frozenset({"sum", "term"})
 # Kind of a carried value from those before and after an iteration; none for other pairs.
-_JOINED: dict[frozenset[Kind], Kind] = {
+_COMMON_KINDS: dict[frozenset[Kind], Kind] = {
     **{frozenset((kind,)): kind for kind in ("zero", "same", "term", "sum")},
     **{frozenset(("zero", kind)): kind for kind in ("same", "term", "sum")},
     frozenset(("same", "term")): "term",
@@ -276,8 +276,8 @@ def _kind_of_results(eqn: JaxprEqn, kinds: Sequence[Kind]) -> Kind | None:
 def _refusal(problem: str, expected: str, eqn: JaxprEqn | None = None) -> ArgumentError:
     where = None if eqn is None else source_line(eqn) or None
     hint = "ipu.pipeline in the step, which says how micro-batches are reduced"
-    what = f"a step without ipu.pipeline has no micro-batches: {problem}"
-    return ArgumentError(what, where=where, expected=expected, hint=hint)
+    problem_text = f"a step without ipu.pipeline has no micro-batches: {problem}"
+    return ArgumentError(problem_text, where=where, expected=expected, hint=hint)
 
 
 def _mixed(eqn: JaxprEqn) -> ArgumentError:

@@ -77,11 +77,11 @@ def checked_axes(axes: Mapping[str, Sequence[Any]]) -> dict[str, tuple[Any, ...]
             if name in _NUMBERS and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 problem = f"axis {name} of ipu.search has a value that is no number of parts"
                 raise ArgumentError(problem, expected="whole numbers of at least 1", got=repr(value))
-            known = _VALUES.get(name)
-            if known is not None and value not in known:
-                hint = nearest(str(value), [each for each in known if isinstance(each, str)])
+            values_allowed = _VALUES.get(name)
+            if values_allowed is not None and value not in values_allowed:
+                hint = nearest(str(value), [each for each in values_allowed if isinstance(each, str)])
                 problem = f"axis {name} of ipu.search has no value {value!r}"
-                raise ArgumentError(problem, expected=f"one of {known}", got=repr(value), hint=hint)
+                raise ArgumentError(problem, expected=f"one of {values_allowed}", got=repr(value), hint=hint)
     return {name: tuple(values) for name, values in axes.items()}
 
 
@@ -168,11 +168,13 @@ def candidates(
         _refuse_all(impossible, rows)
     least_rows = min(rows // (plan.data * plan.micro_batches) for plan in plans)
     savings = tuple(_savings(axes, state))
+    # Plans of more IPUs than there are say nothing of the step.
+    impossible = {plan: reason for plan, reason in impossible.items() if plan.num_ipus <= target.num_ipus}
     return Candidates(tuple(plans), impossible, tuple(reasons), savings, is_split, least_rows)
 
 
-def _powers(most: int) -> tuple[int, ...]:
-    return tuple(1 << n for n in range(most.bit_length()))
+def _powers(max_count: int) -> tuple[int, ...]:
+    return tuple(1 << n for n in range(max_count.bit_length()))
 
 
 def _split(traced: TracedStep, is_batch: Sequence[bool], rows: int, reasons: list[str]) -> SplitStep | None:
@@ -253,8 +255,8 @@ def _model_specs(
     first = 1 + len(traced.constants)
     sizes = [value_bytes(aval) for aval in traced.avals]
     parameters = [n for n, (flag, is_read) in enumerate(zip(is_batch, used, strict=True)) if is_read and not flag]
-    least = _SMALL_SHARE * sum(sizes[n] for n in parameters)
-    large = sorted((n for n in parameters if sizes[n] >= least), key=lambda n: -sizes[n])
+    min_bytes = _SMALL_SHARE * sum(sizes[n] for n in parameters)
+    large = sorted((n for n in parameters if sizes[n] >= min_bytes), key=lambda n: -sizes[n])
     mesh = AbstractMesh((2,), (MODEL,), (AxisType.Auto,))
     search = ShardingSearch(jaxpr, mesh, target.replace(num_ipus=2), {})
     start = [PartitionSpec()] * len(jaxpr.in_avals)

@@ -90,7 +90,7 @@ class StepCosts:
         target: the machine.
         is_split: whether the step is micro-batches and an update.
         least_rows: fewest rows of a micro-batch of all plans.
-        found: costs by rows of a micro-batch and number of shards.
+        costs_of_rows: costs by rows of a micro-batch and number of shards.
     """
 
     traced: TracedStep
@@ -98,7 +98,7 @@ class StepCosts:
     target: Target
     is_split: bool = True
     least_rows: int = 1
-    found: dict[tuple[int, int], MicroBatchCosts] = field(default_factory=dict)
+    costs_of_rows: dict[tuple[int, int], MicroBatchCosts] = field(default_factory=dict)
 
     @property
     def rows(self) -> int:
@@ -111,9 +111,9 @@ class StepCosts:
         return self._of_rows(rows, plan.shards, plan.specs)
 
     def _of_rows(self, rows: int, shards: int, specs: Mapping[str, Any]) -> MicroBatchCosts:
-        if (rows, shards) not in self.found:
-            self.found[rows, shards] = self._between(rows, shards, specs)
-        return self.found[rows, shards]
+        if (rows, shards) not in self.costs_of_rows:
+            self.costs_of_rows[rows, shards] = self._between(rows, shards, specs)
+        return self.costs_of_rows[rows, shards]
 
     def _between(self, rows: int, shards: int, specs: Mapping[str, Any]) -> MicroBatchCosts:
         """Costs of rows on the line through those of two anchors; those of an anchor are lowered."""
@@ -131,8 +131,8 @@ class StepCosts:
 
     def _rough(self, plan: Plan) -> Estimate:
         """Estimate of a step that is not split: an equal share of its work on each IPU."""
-        whole = _whole_step(self.traced.jaxpr, self.target)
-        return Estimate(whole.cycles / plan.num_ipus, whole.tile_bytes / plan.num_ipus)
+        one_ipu = _whole_step(self.traced.jaxpr, self.target)
+        return Estimate(one_ipu.cycles / plan.num_ipus, one_ipu.tile_bytes / plan.num_ipus)
 
     def _lowered(self, rows: int, shards: int, specs: Mapping[str, Any]) -> MicroBatchCosts:
         plan = Plan(shards=shards, stages=_MOST_STAGES, micro_batches=self.rows // rows, schedule="gpipe", specs=specs)

@@ -211,13 +211,15 @@ def applied(
         operands = [jnp.arange(plan.micro_batches, dtype=jnp.int32), *values]
         roles: list[Role] = ["batch" if flag else "same" for flag in (True, *flags)]
         used = [n for n, is_used in enumerate(split.used) if is_used]
+        # A part of a value of the whole batch, such as a mask that was drawn for it, belongs to certain rows.
+        in_any_order = all(split.is_sum) and not split.used[0]
         shapes = [_micro_batch_shape(operands[n], roles[n], plan.micro_batches) for n in used]
 
         def micro_batch(*arrays: Any) -> Any:
             inputs: list[Any] = [jnp.zeros(x.shape, x.dtype) for x in split.micro_batch.in_avals]
             for n, x in zip(used, arrays, strict=True):
                 inputs[n] = x[0] if n == 0 else _constrained(x, rows, mesh) if roles[n] == "batch" else x
-            with jax.named_scope(stage_scope(0)) if plan.stages == 1 else nullcontext():
+            with jax.named_scope(stage_scope(0)) if in_any_order and plan.stages == 1 else nullcontext():
                 return jaxpr_as_fun(split.micro_batch)(*inputs)
 
         jaxpr = jax.make_jaxpr(micro_batch)(*shapes)
@@ -229,12 +231,14 @@ def applied(
             tuple("sum" if flag else "stack" for flag in split.is_sum),
             schedule=None if plan.schedule is None or plan.stages == 1 else as_schedule(plan.schedule),
             stages=plan.stages if plan.stages > 1 else None,
-            rows_in_any_order=all(split.is_sum),
+            rows_in_any_order=in_any_order,
             cuts=plan.cuts,
         )
         reduced = bind_pipeline(jaxpr, spec, [operands[n] for n in used])
-        joined = [x if is_sum else x.reshape(-1, *x.shape[2:]) for x, is_sum in zip(reduced, split.is_sum, strict=True)]
-        results = jaxpr_as_fun(split.update)(*values, *joined)
+        values_of_batch = [
+            x if is_sum else x.reshape(-1, *x.shape[2:]) for x, is_sum in zip(reduced, split.is_sum, strict=True)
+        ]
+        results = jaxpr_as_fun(split.update)(*values, *values_of_batch)
     places = result_places(traced, is_donated)
     placed = [_constrained(x, specs[places[n]], mesh) if n in places else x for n, x in enumerate(results)]
     return jax.tree.unflatten(traced.out_tree, placed)
@@ -279,15 +283,17 @@ def leaf_specs(
     if mesh_of(plan) is None:
         return [None] * len(traced.paths)
     read = is_used if is_used is not None else [True] * len(traced.paths)
-    given = {path: spec for path, spec in plan.specs.items()} if plan.shards > 1 else {}
-    by_shape = {tuple(traced.avals[n].shape): given[path] for n, path in enumerate(traced.paths) if path in given}
+    user_specs = {path: spec for path, spec in plan.specs.items()} if plan.shards > 1 else {}
+    by_shape = {
+        tuple(traced.avals[n].shape): user_specs[path] for n, path in enumerate(traced.paths) if path in user_specs
+    }
     specs = list[PartitionSpec | None]()
     for path, aval, flag, is_read in zip(traced.paths, traced.avals, is_batch, read, strict=True):
         if flag:
             specs.append(PartitionSpec(DATA) if plan.data > 1 else PartitionSpec())
             continue
         # State has the split of the parameter that it belongs to, which has its shape.
-        spec = given.get(path) or by_shape.get(tuple(aval.shape), PartitionSpec())
+        spec = user_specs.get(path) or by_shape.get(tuple(aval.shape), PartitionSpec())
         if plan.shard_state and not is_read and plan.data > 1:
             spec = _with_data(spec, aval.shape, plan)
         specs.append(spec)

@@ -76,8 +76,8 @@ class Search:
         fitting = [row for row in self.rows if row.fits and row.figures == "compiled"]
         if fitting:
             return min(fitting, key=lambda row: row.cycles or 0)
-        known = [row for row in self.rows if row.max_tile_bytes is not None]
-        compiled = [row for row in known if row.figures == "compiled"] or known
+        rows_with_bytes = [row for row in self.rows if row.max_tile_bytes is not None]
+        compiled = [row for row in rows_with_bytes if row.figures == "compiled"] or rows_with_bytes
         if not compiled:
             raise ArgumentError("no plan of this search is possible", got="; ".join(self._reasons_of_rows()) or None)
         closest = min(compiled, key=lambda row: row.max_tile_bytes or 0)
@@ -125,11 +125,11 @@ class Search:
         return self.table._repr_html_()
 
     def __str__(self) -> str:
-        shown = self.rows[:_SHOWN_ROWS]
-        codes = [repr(row.plan) for row in shown]
+        shown_rows = self.rows[:_SHOWN_ROWS]
+        codes = [repr(row.plan) for row in shown_rows]
         width = max((len(code) for code in codes), default=4)
         lines = [f"{'plan':<{width}}  {'cycles':>15}  fullest tile  figures    left out"]
-        for code, row in zip(codes, shown, strict=True):
+        for code, row in zip(codes, shown_rows, strict=True):
             cycles = "-" if row.cycles is None else f"{row.cycles:,}"
             memory = "-" if row.max_tile_bytes is None else f"{row.max_tile_bytes / 1024:,.1f} KiB"
             lines.append(f"{code:<{width}}  {cycles:>15}  {memory:>12}  {row.figures:<9}  {row.left_out}".rstrip())

@@ -43,7 +43,7 @@ from ipujax.studies.sweep_file import SweepFile
 _NEAR = 1.15  # estimates up to so many times the cycles of the best compiled plan are compiled
 _SLOWER = 1.1  # times the cycles of fewer shards, above which no more shards are tried
 _MANY_STAGES = 8  # from which `ipu.pipeline` does not search the stages: it would lower dozens of pipelines
-_LEAST = 4  # plans that are compiled, as estimates are corrected by them
+_MIN_COMPILED = 4  # plans that are compiled, as estimates are corrected by them
 _COMPILED = 12  # plans at most, unless `compiled` says otherwise
 _ROUND = 4  # plans that an executor has at once
 _FULL_SHARE = 0.6  # of a tile's memory, from which plans of less memory are tried too
@@ -95,14 +95,14 @@ def search(
     machine = _device(step, device)
     plain = inspect.unwrap(step) if isinstance(step, IpuFunction) else step
     batch = as_numbers("batch_argnums", batch_argnums, "ipu.search")
-    given = checked_axes(axes or {})
+    user_axes = checked_axes(axes or {})
     deadline = None if seconds is None else time.monotonic() + seconds
     traced = traced_step(plain, args)
     is_batch = traced.is_of(batch)
     if donate_argnums is None:
         donate_argnums = step.donate_argnums if isinstance(step, IpuFunction) else donated_arguments(traced, is_batch)
     donate = as_numbers("donate_argnums", donate_argnums, "ipu.search")
-    space = candidates(traced, is_batch, machine.target, given, donate)
+    space = candidates(traced, is_batch, machine.target, user_axes, donate)
     settings = {"batch_argnums": batch, "device": machine, "donate_argnums": donate, "options": options}
     run = _Run(
         plain,
@@ -221,7 +221,7 @@ class _Run:
         fitting = [plan for plan in remaining if self.may_fit(plan)]
         if fitting:
             plan = min(fitting, key=lambda plan: self.corrected(plan).cycles)
-            is_near = best is None or len(self.compiled) < _LEAST or self.corrected(plan).cycles <= _NEAR * best
+            is_near = best is None or len(self.compiled) < _MIN_COMPILED or self.corrected(plan).cycles <= _NEAR * best
             return plan if is_near else None
         if best is not None or not remaining:
             return None
@@ -237,17 +237,17 @@ class _Run:
         if cost.max_tile_bytes is not None:
             self.calibration.learn(plan, self.estimates[plan], cost.cycles, cost.max_tile_bytes)
 
-    def compile_best(self, most: int, executor: Any, file: SweepFile | None) -> None:
+    def compile_best(self, max_plans: int, executor: Any, file: SweepFile | None) -> None:
         """Compile the best plans, until the next is no better, or the seconds have passed."""
-        done = {} if file is None else file.done
-        while not self.is_over and len(self.compiled) < most:
-            plans = list(self._round(1 if executor is None else min(_ROUND, most - len(self.compiled))))
+        file_costs = {} if file is None else file.done
+        while not self.is_over and len(self.compiled) < max_plans:
+            plans = list(self._round(1 if executor is None else min(_ROUND, max_plans - len(self.compiled))))
             if not plans:
                 return
-            known = [plan for plan in plans if _key(plan) in done]
-            for plan in known:
-                self.note(plan, done[_key(plan)][0])
-            for plan, cost in self._figures([plan for plan in plans if plan not in known], executor):
+            plans_in_file = [plan for plan in plans if _key(plan) in file_costs]
+            for plan in plans_in_file:
+                self.note(plan, file_costs[_key(plan)][0])
+            for plan, cost in self._figures([plan for plan in plans if plan not in plans_in_file], executor):
                 self.note(plan, cost)
                 if file is not None:
                     file.add(_key(plan), [cost])

@@ -225,10 +225,12 @@ class Evaluation:
         """Blocks of the results, computed from blocks of the operands, and moved to the required specs."""
         # An operand may stay a term of a sum over an axis where all results may: the sum is then taken of them.
         may_stay = frozenset.intersection(*map(self._may_stay_unreduced, required, eqn.outvars))
-        left = [block.spec.unreduced & may_stay for block in operands]
+        axes_left = [block.spec.unreduced & may_stay for block in operands]
         if eqn.primitive.name in ADDITIONS:
-            left = [frozenset[str]().union(*left)] * len(operands)  # a term is added to a term
-        operands = [self.to_spec(b, replace(b.spec, unreduced=u), eqn) for b, u in zip(operands, left, strict=True)]
+            axes_left = [frozenset[str]().union(*axes_left)] * len(operands)  # a term is added to a term
+        operands = [
+            self.to_spec(b, replace(b.spec, unreduced=u), eqn) for b, u in zip(operands, axes_left, strict=True)
+        ]
         values = Values(
             [block.aval for block in operands],
             [block.spec for block in operands],

@@ -70,8 +70,8 @@ def find_stages(
 
         with raised_at(source_line(outer.jaxpr.jaxpr.eqns[open_pipelines[0]])):
             start_cuts = start[len(cuts_of_pipelines)] if len(cuts_of_pipelines) < len(start) else None
-            if given := search.given_cuts():
-                cuts = given
+            if cuts_of_plan := search.given_cuts():
+                cuts = cuts_of_plan
             elif start_cuts is not None and search.is_candidate(start_cuts):
                 cuts = search.hill_climb(start_cuts)
             else:

@@ -51,11 +51,25 @@ def test_weights_are_those_of_one_ipu(plan: ipu.Plan) -> None:
         np.testing.assert_allclose(a, b, atol=1e-5 * largest)
 
 
-def test_inference_returns_rows_in_order() -> None:
+@pytest.mark.parametrize("plan", [ipu.Plan(micro_batches=4), ipu.Plan(stages=2, micro_batches=4)], ids=repr)
+def test_inference_returns_rows_in_order(plan: ipu.Plan) -> None:
     weights, (x, _) = dense_arguments()
-    plan = ipu.Plan(stages=2, micro_batches=4)
     got = plan.jit(scores, batch_argnums=1, device=ipu.IPUModel(2, tiles_per_ipu=TILES))(weights, x)
     np.testing.assert_allclose(got, scores(weights, x), atol=1e-5)
+
+
+@pytest.mark.parametrize("plan", [ipu.Plan(micro_batches=4), ipu.Plan(data=2, micro_batches=2)], ids=repr)
+def test_dropout_masks_belong_to_their_rows(plan: ipu.Plan) -> None:
+    def step(w: Any, key: Any, x: Any) -> Any:
+        def loss(w: Any) -> Any:
+            return jnp.mean(jnp.where(jax.random.bernoulli(key, 0.5, x.shape), x, 0.0) @ w)
+
+        return w - jax.grad(loss)(w)
+
+    w, x = jnp.ones((WIDTH, 1)), jax.random.normal(jax.random.key(2), (ROWS, WIDTH))
+    arguments = w, jax.random.key(3), x
+    got = plan.jit(step, batch_argnums=2, device=ipu.IPUModel(2, tiles_per_ipu=TILES))(*arguments)
+    np.testing.assert_allclose(got, step(*arguments), atol=1e-5)
 
 
 def test_plan_is_code() -> None:
@@ -113,7 +127,7 @@ def test_batch_that_does_not_divide_names_the_nearest() -> None:
 def test_cuts_of_another_function_are_refused() -> None:
     plan = ipu.Plan(stages=2, micro_batches=4, cuts=(10_000,))
     step = plan.jit(dense_step, batch_argnums=1, device=ipu.IPUModel(2, tiles_per_ipu=TILES))
-    with pytest.raises(ipu.ArgumentError, match=r"cuts of ipu\.pipeline"):
+    with pytest.raises(ipu.ArgumentError, match="cuts of ipu"):
         step.lower(*dense_arguments())
 
 
