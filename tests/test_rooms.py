@@ -84,8 +84,9 @@ ROOMS: dict[str, str] = {
         " runtime.views"
     ),
     "runtime.report": (
-        "runtime.files runtime.host runtime.markup runtime.memory runtime.options runtime.page runtime.profile"
-        " runtime.schema runtime.sections runtime.signatures runtime.target runtime.tensor runtime.views"
+        "runtime.compile runtime.cost runtime.files runtime.graph runtime.host runtime.markup runtime.memory"
+        " runtime.options runtime.page runtime.profile runtime.schema runtime.sections runtime.signatures"
+        " runtime.target runtime.tensor runtime.timeline runtime.views"
     ),
     "runtime": "",
     "runtime.interpreter": "runtime.analysis runtime.exchange runtime.graph runtime.host runtime.tensor",
