@@ -96,8 +96,9 @@ ROOMS: dict[str, str] = {
         " runtime.views"
     ),
     "runtime.report": (
-        "runtime.files runtime.host runtime.markup runtime.memory runtime.options runtime.page runtime.profile"
-        " runtime.schema runtime.sections runtime.signatures runtime.target runtime.tensor runtime.views"
+        "runtime.compile runtime.cost runtime.files runtime.graph runtime.host runtime.markup runtime.memory"
+        " runtime.options runtime.page runtime.profile runtime.schema runtime.sections runtime.signatures"
+        " runtime.target runtime.tensor runtime.timeline runtime.views"
     ),
     "lowering.jax_compat": "",
     "lowering.stored_modules": "lowering.jax_compat",

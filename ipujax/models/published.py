@@ -1,6 +1,6 @@
 """Published networks by name: their shapes, their numbers of parameters, and where both are published.
 
-Input: a name of `PUBLISHED`, and changes. Output: a `Network`. `python -m ipujax.models.published` prints the table.
+Input: a name of `PUBLISHED`, and changes. Output: a `Network`.
 
 Published sizes that contradict each other are read as follows: GPT-3 1.3B has 24 heads of 128 features in the paper,
 which are more than its width of 2,048, and 16 here; GPT-3 13B is 5,140 wide in the paper, which 40 heads of 128 do not
@@ -123,20 +123,16 @@ def network(name: str, *, dtype: Any = jnp.float16, recompute: bool = True, **ch
             got=f"{unknown[0]}={changes[unknown[0]]!r}",
             hint=nearest(unknown[0], known),
         )
-    if not jnp.issubdtype(dtype, jnp.floating):
-        raise ArgumentError("dtype of a network", expected="a floating-point type", got=repr(dtype))
-    return row.family(str(name).lower(), replace(row.shape, **changes), jnp.dtype(dtype), recompute)
+    return row.family(str(name).lower(), replace(row.shape, **changes), _floating(dtype), recompute)
 
 
-def table() -> str:
-    """Return the table of names as Markdown, for a guide."""
-    lines = ["| name | parameters | shape | source |", "|---|---|---|---|"]
-    for name, row in PUBLISHED.items():
-        sizes = ", ".join(f"{field.name} {getattr(row.shape, field.name)}" for field in fields(row.shape))
-        count = "–" if row.parameters is None else f"{row.parameters:,}"
-        lines.append(f"| `{name}` | {count} | {sizes} | {row.source} |")
-    return "\n".join(lines)
-
-
-if __name__ == "__main__":
-    print(table())
+def _floating(dtype: Any) -> Any:
+    """Return a dtype; refuse one that is not a floating-point type."""
+    expected = "a floating-point type, as float16"
+    try:
+        checked = jnp.dtype(dtype)
+    except TypeError as error:
+        raise ArgumentError("a network has no such dtype", expected=expected, got=repr(dtype)) from error
+    if dtype is None or not jnp.issubdtype(checked, jnp.floating):
+        raise ArgumentError("a network computes in a floating-point type", expected=expected, got=repr(dtype))
+    return checked

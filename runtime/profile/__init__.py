@@ -11,11 +11,6 @@ if TYPE_CHECKING:
         LayerCost as LayerCost,
         Operation as Operation,
     )
-    from ipujax.runtime.profile.chakra_nodes import (
-        NO_PEER as NO_PEER,
-        TraceNode as TraceNode,
-        trace_nodes as trace_nodes,
-    )
     from ipujax.runtime.profile.execution_trace import (
         TRACE_PHASES as TRACE_PHASES,
         ExecutionTrace as ExecutionTrace,

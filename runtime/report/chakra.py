@@ -14,8 +14,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ipujax.runtime.profile import NO_PEER, Figures, TraceNode, trace_nodes
+from ipujax.runtime.profile import Figures
 from ipujax.runtime.report.chakra_messages import NODE_TYPES, VERSION, trace_file
+from ipujax.runtime.report.chakra_nodes import NO_PEER, TraceNode, trace_nodes
 
 _TYPES = {
     "compute": "COMP_NODE",

@@ -25,6 +25,7 @@ PAGES = [
             "fitting",
             "frameworks",
             "ipu_in_ten_minutes",
+            "models",
             "one_gpt_block",
             "onnx",
             "pipelines",

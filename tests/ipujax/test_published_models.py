@@ -237,6 +237,7 @@ def test_a_small_step_compiles_in_stages() -> None:
         (lambda: models.network("gpt-6.7"), "try: 'gpt-6.7b'"),
         (lambda: models.network("gpt2", layer=3), "try: 'layers'"),
         (lambda: models.network("gpt2", dtype="int32"), "floating-point"),
+        (lambda: models.network("gpt2", dtype="float17"), "float17"),
         (lambda: models.training(models.network("gpt2"), 6, micro_batches=4), "batch=8"),
         (lambda: models.training(models.network("gpt2"), 0), "batch=1"),
         (lambda: models.inference(models.network("gpt2"), -2), "batch=1"),

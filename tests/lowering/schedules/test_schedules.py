@@ -104,7 +104,7 @@ def test_looped_stashes_as_many_chunks_as_the_closed_form():
 
 
 def dualpipev_calls(ipu, p, m):
-    """Calls of DualPipeV's source on one IPU, each with the tasks that it runs as one; "B" is an unsplit backward."""
+    """Calls of DualPipeV's source on one IPU, each with the tasks that it runs as one; "B" is not in halves."""
     below = p - 1 - ipu
     count = Counter()
     calls = []
