@@ -16,15 +16,16 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
+from weakref import ref
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from ipujax.calls import Places, Replication, leaf_dims, split_dims
-from ipujax.distributed.instance.agreement import Facts, agree, naming_lost, stable
-from ipujax.distributed.instance.arrays import over_instances, to_all, to_local
+from ipujax.distributed.instance.meeting import Facts, agree, naming_lost, stable
 from ipujax.distributed.instance.membership import membership
+from ipujax.distributed.instance.process_arrays import over_instances, to_all, to_local
 from ipujax.lowering.jax_compat import (
     ClosedJaxpr,
     Literal,
@@ -102,6 +103,7 @@ class Spread:
     instances: Instances
     settings: tuple[tuple[str, str], ...] = ()
     _kinds: dict[Any, _Kind] = field(default_factory=dict)
+    _equal: dict[int, tuple[ref[jax.Array], int]] = field(default_factory=dict)
 
     @staticmethod
     def of(name: str, replication: Replication, device: object, options: object) -> Spread | None:
@@ -186,10 +188,24 @@ class Spread:
         Raises:
             ArgumentError: on all instances: facts about arguments differ, or one has ended.
         """
+        facts = operands.facts
+        marks = ((place, self._mark(x) or _digest(x)) for place, x in operands.unsplit)
+        # One process may give the results of the last call, another copies of them: then their values decide.
         values = ((f"the values of {place}", _digest(x)) for place, x in operands.unsplit)
-        agree(self.name, operands.facts.extended(values), _ARGUMENTS)
+        agree(self.name, facts.extended(marks), _ARGUMENTS, lambda: (*facts.texts, *values))
         with naming_lost(self.name):
-            return to_local(run(*args, **kwargs))
+            results = run(*args, **kwargs)
+            local = to_local(results)
+        pairs = zip(jax.tree.leaves(results), jax.tree.leaves(local), strict=True)
+        kept = [x for whole, x in pairs if isinstance(x, jax.Array) and whole.is_fully_replicated]
+        self._equal.clear()
+        self._equal.update({id(x): (ref(x), n) for n, x in enumerate(kept)})
+        return local
+
+    def _mark(self, x: Any) -> str | None:
+        """Return which result of the last call an argument is: those that are not split are equal on all instances."""
+        result, number = self._equal.get(id(x), (None, 0))
+        return f"result {number} of the last call" if result is not None and result() is x else None
 
     def local_avals(
         self, avals: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any], names: Sequence[str]

@@ -136,6 +136,7 @@ class TrainingStep:
         if replicas > 1:
             # One all-reduce for each update, behind the accumulation: not one for each micro-batch.
             gradients = jax.lax.psum(gradients, REPLICA_AXIS)
+        gradients = plan.host_streams.exchanged(gradients)
         divisor = scale * self._divisor
         slopes = {
             name: g if is_constant(divisor, 1) else (g / divisor).astype(g.dtype) for name, g in gradients.items()
