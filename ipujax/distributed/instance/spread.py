@@ -11,6 +11,7 @@ compute equal bits.
 
 from __future__ import annotations
 
+import dataclasses
 import zlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -38,12 +39,14 @@ from ipujax.lowering.jax_compat import (
 from ipujax.lowering.replicas import Dims, evaluate, global_shape
 from ipujax.runtime.errors import ArgumentError, ArgumentValueError
 from ipujax.runtime.host import Instances
+from ipujax.runtime.options import Options
 from ipujax.runtime.signatures import describe
 
 _ARGUMENTS = (
     "each instance gives its own equal share of what is split, and the same of what is not: "
     "params = ipu.distributed.broadcast(params) gives all instances what instance 0 has"
 )
+_LOCAL_OPTIONS = "progress", "label", "cache_dir"  # those that change no program
 _PROGRAMS = "the function must be the same on all instances: it may not ask which one it is on"
 
 
@@ -106,7 +109,7 @@ class Spread:
     _equal: dict[int, tuple[ref[jax.Array], int]] = field(default_factory=dict)
 
     @staticmethod
-    def of(name: str, replication: Replication, device: object, options: object) -> Spread | None:
+    def of(name: str, replication: Replication, device: object, options: Options) -> Spread | None:
         """Return the distribution of a function; None if it has one replica, or this process is the only instance."""
         count = membership().num_instances
         if replication.replicas == 1 or count == 1:
@@ -119,7 +122,8 @@ class Spread:
                 hint="replicas=ipu.distributed.num_replicas()",
             )
         settings = ("the number of replicas", str(replication.replicas)), ("the device", stable(device))
-        return Spread(name, replication, Instances(count), (*settings, ("the options", stable(options))))
+        named = ((f"the option {key}", stable(value)) for key, value in _fields(options) if key not in _LOCAL_OPTIONS)
+        return Spread(name, replication, Instances(count), (*settings, *named))
 
     def operands(
         self, args: Sequence[Any], kwargs: dict[str, Any], places: Places, keywords: Collection[str], shapes_only: bool
@@ -247,6 +251,10 @@ class Spread:
             global_shape(aval.shape, dim, self.instances.count), aval.dtype, weak_type=aval.weak_type
         )
         return on_host_if(global_aval, is_on_host(aval))
+
+
+def _fields(options: Options) -> Iterator[tuple[str, object]]:
+    return ((each.name, getattr(options, each.name)) for each in dataclasses.fields(options))
 
 
 def check_same_program(name: str, jaxpr: ClosedJaxpr) -> None:
