@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -85,8 +86,8 @@ class DistributedOptimizer:
         handles = self._session.getHostReduceStreamIds()
         stores, loads = handles[: len(handles) // 2], handles[len(handles) // 2 :]
         for store, load in zip(stores, loads, strict=True):
-            self._session.connectStreamToCallback(store, lambda buffer, name=store: self._send(name, buffer))
-            self._session.connectStreamToCallback(load, lambda buffer, name=store: self._receive(name, buffer))
+            self._session.connectStreamToCallback(store, partial(self._send, store))
+            self._session.connectStreamToCallback(load, partial(self._receive, store))
 
     def _send(self, name: str, buffer: np.ndarray[Any, Any]) -> None:
         self._sent[name] = buffer

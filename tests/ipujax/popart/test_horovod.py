@@ -85,7 +85,7 @@ def test_horovod_callbacks_see_gradients_and_replace_them():
     assert len(stores) == 1 and "Gradient___w" in stores[0] and "Gradient___w" in loads[0]
     seen: list[np.ndarray] = []
     session.connectStreamToCallback(str(stores[0]), lambda buffer: seen.append(buffer.copy()))
-    session.connectStreamToCallback(str(loads[0]), lambda buffer: buffer.fill(2.0), 0)
+    session.connectStreamToCallback(str(loads[0]), lambda buffer: buffer.fill(4.0), 0)
     session.prepareDevice()
     session.weightsFromHost()
     rows = np.arange(12, dtype=np.float32).reshape(2, 2, 3)
@@ -93,7 +93,7 @@ def test_horovod_callbacks_see_gradients_and_replace_them():
     session.weightsToHost()
     read = {"w": np.zeros((3, 1), np.float32)}
     session.readWeights(popart.PyWeightsIO(read))
-    np.testing.assert_array_equal(read["w"], np.full((3, 1), 1 - 2 * 0.5 * 2))
+    np.testing.assert_array_equal(read["w"], np.full((3, 1), 1 - 2 * 0.5 * 4))
     np.testing.assert_array_equal(seen[0], rows[0].sum(0)[:, None])
     np.testing.assert_array_equal(seen[1], -rows[1].sum(0)[:, None])
 
