@@ -241,7 +241,8 @@ ROOMS: dict[str, str] = {
         " runtime.tracebacks"
     ),
     "ipujax.distributed.instance": (
-        "ipujax.calls lowering.jax_compat lowering.replicas runtime.host runtime.logs runtime.signatures"
+        "ipujax.calls lowering.jax_compat lowering.replicas runtime.host runtime.logs runtime.options"
+        " runtime.signatures"
     ),
     "ipujax.public": "",
     "ipujax.recurrent": "",

@@ -24,6 +24,7 @@ PAGES = [
             "extending",
             "fitting",
             "frameworks",
+            "hosts",
             "ipu_in_ten_minutes",
             "models",
             "one_gpt_block",

@@ -3,8 +3,8 @@
 instance.py     runs the script inside an instance of `ipujax run`; itself runs as a script, with the standard library
                 alone, so that an instance imports nothing before the user's own first line
 membership.py   the index of this process and the number of processes, as JAX has them
-arrays.py       arrays of all processes, which are devices of JAX
-agreement.py    what all agree on before they act together; processes that are lost
+process_arrays.py  arrays of all processes, which are devices of JAX
+meeting.py      what all agree on before they act together; processes that are lost
 spread.py       a function of several replicas among processes
 """
 
@@ -23,13 +23,13 @@ from ipujax.distributed.instance.membership import (
 from ipujax.runtime.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from ipujax.distributed.instance.agreement import (
+    from ipujax.distributed.instance.meeting import (
         Facts as Facts,
         agree as agree,
         naming_lost as naming_lost,
         stable as stable,
     )
-    from ipujax.distributed.instance.arrays import (
+    from ipujax.distributed.instance.process_arrays import (
         over_instances as over_instances,
         to_all as to_all,
         to_local as to_local,

@@ -11,9 +11,15 @@ Programs that a script starts inherit its environment, but are not instances: th
 
 from __future__ import annotations
 
+import atexit
 import os
+import socket
+import sys
+import zlib
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cache
+from threading import Thread
 from typing import Any
 
 import jax
@@ -30,8 +36,16 @@ TIMEOUT_SECONDS = 300  # as `jax.distributed.initialize`
 
 _HEARTBEAT_SECONDS = 6  # assumed: a cut link is then known within 10 s; JAX has 100
 _LOG = Log("distributed")
-# Variables by which launchers tell their processes how many they are.
-_COUNTS = {"SLURM_NTASKS": "srun", "OMPI_COMM_WORLD_SIZE": "mpirun", "PMI_SIZE": "mpiexec"}
+_NO_LIMIT_SECONDS = 10**6
+# Variables by which launchers tell processes how many they are, which one each is, and the job.
+_LAUNCHERS = {
+    "ipujax run": (NUM_INSTANCES, INSTANCE_INDEX, COORDINATOR),
+    "srun": ("SLURM_NTASKS", "SLURM_PROCID", "SLURM_JOB_ID"),
+    "mpirun": ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_MCA_orte_hnp_uri"),
+}
+_OTHERS = "JAX_COORDINATOR_ADDRESS", "JOB_COMPLETION_INDEX", "TPU_WORKER_ID"  # JAX finds a job by them too
+_PORT = "JAX_COORDINATOR_PORT"
+_PORTS = range(61440, 65536)  # those that JAX chooses from
 # The words of JAX's errors for which there is a better one.
 _NO_CLUSTER = "coordinator_address should be defined"
 _TOO_LATE = "must be called before"
@@ -96,7 +110,7 @@ def _is_instance(pid: int) -> bool:
 
 def _log_independence() -> None:
     """Say once that the other processes of a launcher take no part, for those who expect that they do."""
-    for name, launcher in _COUNTS.items():
+    for launcher, (name, _, _) in _LAUNCHERS.items():
         if os.environ.get(name, "1") != "1":
             text = "this process is independent of the others of %s (%s=%s); ipu.distributed.init() joins them"
             _LOG.warning(text, launcher, name, os.environ[name])
@@ -122,16 +136,68 @@ def join(timeout_seconds: int) -> None:
         address = os.environ[COORDINATOR]
         job = {"coordinator_address": address, "coordinator_bind_address": address, "local_device_ids": [0]}
         job |= {"num_processes": int(os.environ[NUM_INSTANCES]), "process_id": int(os.environ[INSTANCE_INDEX])}
+    else:
+        _check_port()
+    job |= {"initialization_timeout": _NO_LIMIT_SECONDS, "heartbeat_timeout_seconds": _HEARTBEAT_SECONDS}
+    # JAX ends the process when its own timeout is over: in a thread it can be left behind, with an error that says why.
+    outcome: Future[None] = Future()
+    Thread(target=_initialize, args=(job, outcome), daemon=True).start()
     try:
-        jax.distributed.initialize(
-            **job, initialization_timeout=timeout_seconds, heartbeat_timeout_seconds=_HEARTBEAT_SECONDS
-        )
+        outcome.result(timeout_seconds)
+    except TimeoutError:
+        atexit.register(_leave_unmet)
+        raise ArgumentError(
+            f"{_own_name()} has waited {timeout_seconds} seconds for the other processes of its job",
+            expected="every process calls ipu.distributed.init()",
+            got="at least one process, or the host of process 0, has not come",
+            hint="start all processes; a firewall may stop them; timeout_seconds= of init, if they need longer",
+        ) from None
     except (RuntimeError, ValueError) as error:
-        if _NO_CLUSTER in str(error):
+        is_job = any(name in os.environ for name in (*_OTHERS, *(names[1] for names in _LAUNCHERS.values())))
+        if _NO_CLUSTER in str(error) or (_TOO_LATE in str(error) and not is_job):
             return
         if _TOO_LATE in str(error):
             problem = "ipu.distributed.init() comes after JAX has started to compute"
             raise ArgumentError(problem, hint="call it first of all, before any array is made") from error
-        problem = f"the processes of this job have not met within {timeout_seconds} seconds"
-        hint = "every process calls ipu.distributed.init(); the port of the coordinator is free, and hosts reach it"
-        raise ArgumentError(problem, got=str(error).splitlines()[0], hint=hint) from error
+        problem = f"{_own_name()} cannot join the other processes of its job"
+        raise ArgumentError(problem, got=str(error).splitlines()[0]) from error
+
+
+def _initialize(job: dict[str, Any], outcome: Future[None]) -> None:
+    try:
+        jax.distributed.initialize(**job)
+    except Exception as error:
+        outcome.set_exception(error)
+    else:
+        outcome.set_result(None)
+
+
+def _own_name() -> str:
+    """Return the number of this process as its launcher gives it, where it has not met the others."""
+    for count, index, _ in _LAUNCHERS.values():
+        if index in os.environ and count in os.environ:
+            return f"process {os.environ[index]} of {os.environ[count]}"
+    return "this process"
+
+
+def _check_port() -> None:
+    """Refuse a port of JAX's coordinator that is in use: JAX would end the process by a segmentation fault."""
+    for _, index, job in _LAUNCHERS.values():
+        if index in os.environ and job in os.environ:
+            port = _PORTS[zlib.crc32(os.environ[job].encode()) % len(_PORTS)]
+            port = int(os.environ.setdefault(_PORT, str(port)))
+            if os.environ[index] == "0":
+                try:
+                    socket.create_server(("", port)).close()
+                except OSError as error:
+                    problem = f"port {port} of process 0, for JAX's coordinator, is in use"
+                    hint = f"set {_PORT} to a free one, the same in all processes"
+                    raise ArgumentError(problem, got=error.strerror, hint=hint) from error
+            return
+
+
+def _leave_unmet() -> None:
+    """End the process without JAX, which would wait for processes that have not come."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(1)

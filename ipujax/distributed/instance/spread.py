@@ -11,20 +11,22 @@ compute equal bits.
 
 from __future__ import annotations
 
+import dataclasses
 import zlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
+from weakref import ref
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from ipujax.calls import Places, Replication, leaf_dims, split_dims
-from ipujax.distributed.instance.agreement import Facts, agree, naming_lost, stable
-from ipujax.distributed.instance.arrays import over_instances, to_all, to_local
+from ipujax.distributed.instance.meeting import Facts, agree, naming_lost, stable
 from ipujax.distributed.instance.membership import membership
+from ipujax.distributed.instance.process_arrays import over_instances, to_all, to_local
 from ipujax.lowering.jax_compat import (
     ClosedJaxpr,
     Literal,
@@ -37,12 +39,14 @@ from ipujax.lowering.jax_compat import (
 from ipujax.lowering.replicas import Dims, evaluate, global_shape
 from ipujax.runtime.errors import ArgumentError, ArgumentValueError
 from ipujax.runtime.host import Instances
+from ipujax.runtime.options import Options
 from ipujax.runtime.signatures import describe
 
 _ARGUMENTS = (
     "each instance gives its own equal share of what is split, and the same of what is not: "
     "params = ipu.distributed.broadcast(params) gives all instances what instance 0 has"
 )
+_LOCAL_OPTIONS = "progress", "label", "cache_dir"  # those that change no program
 _PROGRAMS = "the function must be the same on all instances: it may not ask which one it is on"
 
 
@@ -102,9 +106,10 @@ class Spread:
     instances: Instances
     settings: tuple[tuple[str, str], ...] = ()
     _kinds: dict[Any, _Kind] = field(default_factory=dict)
+    _equal: dict[int, tuple[ref[jax.Array], int]] = field(default_factory=dict)
 
     @staticmethod
-    def of(name: str, replication: Replication, device: object, options: object) -> Spread | None:
+    def of(name: str, replication: Replication, device: object, options: Options) -> Spread | None:
         """Return the distribution of a function; None if it has one replica, or this process is the only instance."""
         count = membership().num_instances
         if replication.replicas == 1 or count == 1:
@@ -117,7 +122,8 @@ class Spread:
                 hint="replicas=ipu.distributed.num_replicas()",
             )
         settings = ("the number of replicas", str(replication.replicas)), ("the device", stable(device))
-        return Spread(name, replication, Instances(count), (*settings, ("the options", stable(options))))
+        named = ((f"the option {key}", stable(value)) for key, value in _fields(options) if key not in _LOCAL_OPTIONS)
+        return Spread(name, replication, Instances(count), (*settings, *named))
 
     def operands(
         self, args: Sequence[Any], kwargs: dict[str, Any], places: Places, keywords: Collection[str], shapes_only: bool
@@ -186,10 +192,24 @@ class Spread:
         Raises:
             ArgumentError: on all instances: facts about arguments differ, or one has ended.
         """
+        facts = operands.facts
+        marks = ((place, self._mark(x) or _digest(x)) for place, x in operands.unsplit)
+        # One process may give the results of the last call, another copies of them: then their values decide.
         values = ((f"the values of {place}", _digest(x)) for place, x in operands.unsplit)
-        agree(self.name, operands.facts.extended(values), _ARGUMENTS)
+        agree(self.name, facts.extended(marks), _ARGUMENTS, lambda: (*facts.texts, *values))
         with naming_lost(self.name):
-            return to_local(run(*args, **kwargs))
+            results = run(*args, **kwargs)
+            local = to_local(results)
+        pairs = zip(jax.tree.leaves(results), jax.tree.leaves(local), strict=True)
+        kept = [x for whole, x in pairs if isinstance(x, jax.Array) and whole.is_fully_replicated]
+        self._equal.clear()
+        self._equal.update({id(x): (ref(x), n) for n, x in enumerate(kept)})
+        return local
+
+    def _mark(self, x: Any) -> str | None:
+        """Return which result of the last call an argument is: those that are not split are equal on all instances."""
+        result, number = self._equal.get(id(x), (None, 0))
+        return f"result {number} of the last call" if result is not None and result() is x else None
 
     def local_avals(
         self, avals: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any], names: Sequence[str]
@@ -231,6 +251,10 @@ class Spread:
             global_shape(aval.shape, dim, self.instances.count), aval.dtype, weak_type=aval.weak_type
         )
         return on_host_if(global_aval, is_on_host(aval))
+
+
+def _fields(options: Options) -> Iterator[tuple[str, object]]:
+    return ((each.name, getattr(options, each.name)) for each in dataclasses.fields(options))
 
 
 def check_same_program(name: str, jaxpr: ClosedJaxpr) -> None:

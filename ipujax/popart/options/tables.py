@@ -69,6 +69,7 @@ MAPPED: Mapping[str, tuple[Default, str]] = MappingProxyType(
         ),
         "executionPhaseSettings": (ExecutionPhaseSettings, "`ipu.phase`; `phases` bounds the annotations"),
         "groupNormStridedChannelGrouping": (_no, "groups of every n-th channel"),
+        "hostAllReduce": (_no, "gradients go to callbacks of the host and back, `ipujax.popart.horovod`"),
         "logDir": (_is(""), "folder of dumps"),
         "meanAccumulationAndReplicationReductionStrategy": (
             _is(MeanReductionStrategy.Post),
@@ -187,7 +188,6 @@ REFUSED: Mapping[str, tuple[Default, str]] = MappingProxyType(
         "experimentalSettings": (ExperimentalSettings, "nothing"),
         "globalReplicaOffset": (_is(0), "replicatedGraphCount"),
         "globalReplicationFactor": (_is(1), "replicatedGraphCount"),
-        "hostAllReduce": (_no, "replicatedGraphCount"),
         "updatableNamedBuffers": (list, "session.writeWeights"),
     }
 )

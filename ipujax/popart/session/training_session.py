@@ -10,11 +10,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+import ipujax as ipu
 from ipujax.popart.building.annotations import RECOMPUTE
 from ipujax.popart.devices import DeviceInfo
 from ipujax.popart.enumerations import RecomputationType, RecomputeType, ReplicatedTensorSharding
 from ipujax.popart.exceptions import popart_exception, unknown_name
 from ipujax.popart.flow import DataFlow, InputShapeInfo
+from ipujax.popart.flow.host_streams import Callback, HostStreams
 from ipujax.popart.model_graph.gradient_paths import missing_pattern, names_with_gradients
 from ipujax.popart.optimisers import Optimizer
 from ipujax.popart.options import Patterns, SessionOptions
@@ -85,6 +87,10 @@ class TrainingSession(Session):
         self._check_recomputation()
         self._check_specific_values()
         self._check_tracked_tensors()
+        self._host_streams = HostStreams(self._trained if self._options.hostAllReduce else ())
+        if self._options.hostAllReduce and self._step.replicas > 1:
+            message = "hostAllReduce takes gradients of one replica in each process"
+            raise popart_exception(message, expected="replicatedGraphCount = 1", got=self._step.replicas)
         self._constants = optimizer.constants(self._trained)
         self._device_values = self._values()
         self._anchor_infos()  # refuses anchors without gradients, and a model that cannot be evaluated
@@ -195,6 +201,7 @@ class TrainingSession(Session):
             reduction=options.accumulationAndReplicationReductionType,
             mean_strategy=options.meanAccumulationAndReplicationReductionStrategy,
             loss_scaling=options.automaticLossScalingSettings,
+<<<<<<< HEAD
             least_sharded=self._least_sharded(),
         )
 
@@ -209,6 +216,9 @@ class TrainingSession(Session):
         # The state is made already, whole: only its division is needed.
         return sharded(Transformation(lambda _: states, lambda *_: None), plan).init(
             {name: self._store.device[name] for name in self._trained}
+=======
+            host_streams=self._host_streams,
+>>>>>>> hosts
         )
 
     def _frozen(self) -> tuple[str, ...]:
@@ -256,6 +266,7 @@ class TrainingSession(Session):
         return tuple(position for position, each in enumerate(settings) if each.is_off_chip(largest))
 
     def _run(self, runner: Runner, rows: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, np.ndarray[Any, Any]]:
+        self._host_streams.check()
         trained, states, buffers, frozen, values = self._arguments()
         weights, states, buffers, anchors = runner.train(trained, states, buffers, frozen, values, rows)
         self._store.device = {**self._store.device, **weights, **buffers}
@@ -287,3 +298,34 @@ class TrainingSession(Session):
                 self._optimizer = previous
                 raise unknown_name("the optimiser has values of a weight", unknown[0], self._store.host)
         self._device_values = self._values()
+
+    def getHostReduceStreamIds(self) -> list[str]:
+        """Return the streams of gradients, all to the host, then all back; none without `hostAllReduce`."""
+        return self._host_streams.handles
+
+    def connectStreamToCallback(self, streamHandle: str, callback: Callback, index: int = 0) -> None:
+        """Set the function of a stream of gradients.
+
+        Args:
+            streamHandle: one of `getHostReduceStreamIds`.
+            callback: takes the buffer as an array; reads it, or writes it where the stream goes to the device.
+            index: of the replica, 0.
+
+        Raises:
+            popart_exception: an unknown stream or replica, or no function.
+        """
+        if index != 0:
+            raise popart_exception("streams of gradients have one replica", expected="index 0", got=index)
+        self._host_streams.connect(streamHandle, callback)
+
+    def broadcastWeights(self, rootRank: int = 0) -> None:
+        """Give all processes the weights and the optimiser's state of one, on the host and on the device.
+
+        Args:
+            rootRank: number of the process with the weights.
+        """
+        self.weightsToHost()
+        store = self._store
+        host, states = ipu.distributed.broadcast((store.host, store.host_states), rootRank)
+        store.host, store.host_states = ({name: np.array(x) for name, x in each.items()} for each in (host, states))
+        self.weightsFromHost()

@@ -13,6 +13,7 @@ from types import MappingProxyType
 from ipujax.popart.enumerations import MeanReductionStrategy, ReductionType
 from ipujax.popart.exceptions import unknown_name
 from ipujax.popart.flow import AnchorReturnType, DataFlow, StepShape
+from ipujax.popart.flow.host_streams import HostStreams
 from ipujax.popart.model_graph.annotated_graph import AnnotatedGraph
 from ipujax.popart.model_graph.stage_placement import Placement
 from ipujax.popart.optimisers import Optimizer
@@ -141,7 +142,11 @@ class StepPlan:
         reduction: of gradients over accumulation and replicas.
         mean_strategy: when a mean divides.
         loss_scaling: settings of automatic loss scaling.
+<<<<<<< HEAD
         least_sharded: elements of the smallest parameter whose optimiser state is sharded over replicas; 0 for none.
+=======
+        host_streams: of gradients, for `hostAllReduce`.
+>>>>>>> hosts
     """
 
     graph: AnnotatedGraph
@@ -158,7 +163,11 @@ class StepPlan:
     reduction: ReductionType = ReductionType.Sum
     mean_strategy: MeanReductionStrategy = MeanReductionStrategy.Post
     loss_scaling: AutomaticLossScalingSettings = field(default_factory=AutomaticLossScalingSettings)
+<<<<<<< HEAD
     least_sharded: int = 0
+=======
+    host_streams: HostStreams = field(default_factory=lambda: HostStreams(()))
+>>>>>>> hosts
 
     @property
     def is_mean(self) -> bool:

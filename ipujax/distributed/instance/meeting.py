@@ -21,19 +21,18 @@ import re
 import socket
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 
 import jax
 import jax.numpy as jnp
-import jaxlib
 import numpy as np
 
-from ipujax.distributed.instance.arrays import all_of, to_all
 from ipujax.distributed.instance.instance import CONTROL_FD, EXIT_CODE, INSTANCE_PID
 from ipujax.distributed.instance.membership import membership
+from ipujax.distributed.instance.process_arrays import all_of, to_all
 from ipujax.runtime.errors import ArgumentError
 
 NOTHING = "nothing"  # text of a place that only other processes have
@@ -78,15 +77,17 @@ def stable(value: object) -> str:
 
 
 _NONE = Facts.of(())
+Texts = Iterable[tuple[str, str]]
 
 
-def agree(action: str, facts: Facts = _NONE, hint: str | None = None) -> None:
+def agree(action: str, facts: Facts = _NONE, hint: str | None = None, texts: Callable[[], Texts] | None = None) -> None:
     """Wait until every process is about to start the same joint action.
 
     Args:
         action: name of the action: "train_step".
         facts: facts that must be equal on all processes.
         hint: remedy for the message if they differ.
+        texts: what must be equal where the facts differ, in their place.
 
     Raises:
         ArgumentError: on every process, if their actions or facts differ, or one of them has ended.
@@ -94,19 +95,20 @@ def agree(action: str, facts: Facts = _NONE, hint: str | None = None) -> None:
     if membership().num_instances == 1:
         return
     _joined(os.getpid())
-    _compare(action, facts, hint)
+    _compare(action, facts, hint, texts or (lambda: facts.texts))
 
 
-def _compare(action: str, facts: Facts, hint: str | None) -> None:
+def _compare(action: str, facts: Facts, hint: str | None, texts: Callable[[], Texts]) -> None:
     """Compare digests of an action on all processes, and its texts if they differ."""
     _show_life(action)
     with naming_lost(action):
         digest = np.frombuffer(_digest((action, facts.digest)), np.uint8)
         if (_gathered(digest) == digest).all():
             return
-        texts = _gathered_texts([("", action), *facts.texts])
-    problem = difference(texts)
-    raise ArgumentError(problem.pop("what"), **{"hint": hint, **problem})
+        gathered = _gathered_texts([("", action), *texts()])
+    if any(process != gathered[0] for process in gathered):
+        problem = difference(gathered)
+        raise ArgumentError(problem.pop("what"), **{"hint": hint, **problem})
 
 
 def _gathered(values: np.ndarray) -> np.ndarray:
@@ -237,7 +239,9 @@ def _joined(pid: int) -> _Peers:
     """Compare versions and settings of all processes, once, and exchange the ports on which they listen."""
     del pid
     atexit.register(_leave)  # before JAX's own handler, which waits for the others
-    _compare("the start", Facts.of(_versions()), "install the same versions, and give all processes one environment")
+    versions = Facts.of(_versions())
+    hint = "install the same versions, and give all processes one environment"
+    _compare("the start", versions, hint, lambda: versions.texts)
     host = socket.gethostbyname(socket.gethostname())  # the address that gloo has
     listener = socket.create_server(("", 0), backlog=2 * membership().num_instances)
     listener.setblocking(False)
@@ -249,7 +253,7 @@ def _versions() -> Iterator[tuple[str, str]]:
     """Yield versions and settings that decide which program and which numbers a process has."""
     yield "the version of ipujax", importlib.metadata.version("ipujax")
     yield "the version of jax", jax.__version__
-    yield "the version of jaxlib", jaxlib.__version__
+    yield "the version of jaxlib", importlib.metadata.version("jaxlib")
     yield "the version of Python", sys.version.split()[0]
     yield "the number of replicas", str(membership().num_replicas)
     for name in (
@@ -269,7 +273,7 @@ def _leave() -> None:
     code = int(os.environ.get(EXIT_CODE, 0)) or int(has_failed)
     if not code:
         try:
-            _compare(_END, _NONE, None)
+            _compare(_END, _NONE, None, lambda: ())
         except ArgumentError as error:
             print(f"{type(error).__name__}: {error}", file=sys.stderr)
             code = 1

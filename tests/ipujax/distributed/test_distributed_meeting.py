@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import ipujax as ipu
-from ipujax.distributed.instance.agreement import Facts, difference, stable
+from ipujax.distributed.instance.meeting import Facts, difference, stable
 from ipujax.distributed.launcher.started import Lines, Prefix
 
 

@@ -1,0 +1,227 @@
+"""One script under every launcher has the weights of one process; processes that are lost or do not fit are named."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.ipujax.distributed.distributed_helpers import ROOT
+
+TRAIN = """
+import os, sys
+import jax
+import ipujax as ipu
+{join}
+import jax.numpy as jnp, numpy as np
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+d = ipu.distributed
+N = 4
+
+def loss(params, x, y):
+    with ipu.stage(0):
+        hidden = jnp.tanh(x @ params["w1"])
+    with ipu.stage(1):
+        return jnp.mean((hidden @ params["w2"] - y) ** 2)
+
+@ipu.jit(device=ipu.IPUModel(num_ipus=2 * N, tiles_per_ipu=4), replicas=N,
+         in_specs=(P(), P("replica"), P("replica")), out_specs=P(), donate_argnums=0)
+def step(params, x, y):
+    grads = ipu.pipeline(jax.grad(loss), micro_batches=2, batch_argnums=(1, 2))(params, x, y)
+    return jax.tree.map(lambda p, g: p - 0.1 * g, params, lax.pmean(grads, "replica"))
+
+rng = np.random.default_rng(0)
+x = rng.normal(size=(16, 5)).astype(np.float32)
+y = np.sin(x.sum(1, keepdims=True))
+start = {{"w1": rng.normal(size=(5, 7)), "w2": rng.normal(size=(7, 1))}}
+params = d.broadcast(jax.tree.map(lambda w: jnp.asarray(w + d.instance_index(), jnp.float32), start))
+for _ in range(3):
+    params = step(params, *d.share((x, y)))
+np.savez(f"weights.{{d.instance_index()}}.npz", **params)
+"""
+LOST = """
+import os, signal, sys
+import ipujax as ipu
+ipu.distributed.init()
+ipu.distributed.all_reduce(1.0)
+if ipu.distributed.instance_index() == 1:
+    {end}
+ipu.distributed.all_reduce(2.0)
+"""
+INIT = "ipu.distributed.init()"
+PATIENCE_SECONDS = 300.0  # assumed: what a busy machine may take
+Outputs = list[tuple[int, str]]
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+    return port
+
+
+def environment(**variables: str) -> dict[str, str]:
+    names = {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "JAX_ENABLE_COMPILATION_CACHE": "false"}
+    return {**os.environ, **names, **variables}
+
+
+def slurm(index: int, count: int, job: int) -> dict[str, str]:
+    """Return the variables that `srun` gives a process on this machine."""
+    numbers = {"SLURM_NTASKS": count, "SLURM_PROCID": index, "SLURM_LOCALID": index, "SLURM_JOB_ID": job}
+    return {name: str(number) for name, number in numbers.items()} | {"SLURM_STEP_NODELIST": socket.gethostname()}
+
+
+def outputs(folder: Path, commands: Sequence[Sequence[str]], variables: Sequence[Mapping[str, str]]) -> Outputs:
+    """Run processes side by side; their exit codes, and standard outputs with errors."""
+    started = [
+        subprocess.Popen(
+            command,
+            cwd=folder,
+            env=environment(**names),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for command, names in zip(commands, variables, strict=True)
+    ]
+    try:
+        texts = [process.communicate(timeout=PATIENCE_SECONDS)[0] for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    return [(process.returncode, text) for process, text in zip(started, texts, strict=True)]
+
+
+def run_by_slurm(folder: Path, source: str, count: int = 2, variables: Sequence[Mapping[str, str]] = ()) -> Outputs:
+    """Run a script as processes of one job."""
+    (folder / "script.py").write_text(source)
+    job = free_port()
+    each = [slurm(index, count, job) for index in range(count)]
+    for index, names in enumerate(variables):
+        each[index] |= names
+    return outputs(folder, [[sys.executable, "script.py"]] * count, each)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarray]:
+    """Weights of one process with all replicas."""
+    folder = tmp_path_factory.mktemp("alone")
+    (folder / "script.py").write_text(TRAIN.format(join=INIT))
+    ((code, text),) = outputs(folder, [[sys.executable, "script.py"]], [{}])
+    assert code == 0, text
+    return dict(np.load(folder / "weights.0.npz"))
+
+
+@pytest.mark.parametrize("launcher", ["ipujax run", "mpirun", "srun", "by hand"])
+def test_distributed_training_under_a_launcher(launcher: str, alone: dict[str, np.ndarray], tmp_path: Path):
+    join = 'jax.distributed.initialize(f"127.0.0.1:{os.environ["PORT"]}", 2, int(os.environ["INDEX"]))'
+    source = TRAIN.format(join=INIT if launcher != "by hand" else join.replace('["PORT"]', "['PORT']"))
+    (tmp_path / "script.py").write_text(source)
+    python = [sys.executable, "script.py"]
+    if launcher == "ipujax run":
+        command = [sys.executable, "-m", "ipujax", "run", "--instances", "2", "--replicas", "4", "script.py"]
+        found = outputs(tmp_path, [command], [{}])
+    elif launcher == "mpirun":
+        if shutil.which("mpirun") is None:
+            pytest.skip("needs Open MPI")
+        options = ["--allow-run-as-root", "--oversubscribe", "-n", "2"]
+        found = outputs(tmp_path, [["mpirun", *options, *python]], [{}])
+    elif launcher == "srun":
+        found = run_by_slurm(tmp_path, source)
+    else:
+        port = str(free_port())
+        found = outputs(tmp_path, [python] * 2, [{"PORT": port, "INDEX": str(index)} for index in range(2)])
+    assert [code for code, _ in found] == [0] * len(found), found
+    first, second = (dict(np.load(tmp_path / f"weights.{index}.npz")) for index in range(2))
+    for name, weights in alone.items():
+        assert np.array_equal(first[name], second[name]), "equal to the bit"
+        np.testing.assert_allclose(first[name], weights, rtol=1e-6, atol=1e-6)
+
+
+def test_distributed_processes_that_call_nothing_are_independent(tmp_path: Path):
+    source = """
+import ipujax as ipu, numpy as np
+print(ipu.jit(lambda x: 2 * x)(np.ones(2)), ipu.distributed.num_instances())
+"""
+    for code, text in run_by_slurm(tmp_path, source):
+        assert code == 0 and "[2. 2.] 1" in text
+        assert text.count("this process is independent of the others of srun (SLURM_NTASKS=2)") == 1
+
+
+@pytest.mark.parametrize(
+    ("end", "texts"),
+    [
+        ("os.kill(os.getpid(), signal.SIGKILL)", ["instance 1 ended while this one"]),
+        ("raise ValueError('no data')", ["instance 1 ended while this one"]),
+        ("sys.exit()", ["instances are not at the same point", "the end of the script on instance 1"]),
+    ],
+    ids=["killed", "failed", "ended early"],
+)
+def test_distributed_process_that_ends_is_named_by_those_that_wait(end: str, texts: list[str], tmp_path: Path):
+    count = 3 if "kill" in end else 2
+    found = run_by_slurm(tmp_path, LOST.format(end=end), count)
+    for index, (code, text) in enumerate(found):
+        assert code != 0, found
+        if index != 1 or "exit" in end:
+            assert all(each in text for each in texts), found
+            assert "ValueError: UNKNOWN" not in text.split("ArgumentError")[-1]
+
+
+def test_distributed_versions_and_settings_must_agree(tmp_path: Path):
+    source = f"import ipujax as ipu\n{INIT}\nprint(ipu.distributed.all_reduce(1.0))"
+    for code, text in run_by_slurm(tmp_path, source, variables=[{}, {"JAX_ENABLE_X64": "1"}]):
+        assert code == 1 and "instances disagree on jax_enable_x64" in text
+        assert "False on instance 0; True on instance 1" in text
+
+
+def test_distributed_options_must_agree_and_replicas_divide(tmp_path: Path):
+    source = f"""
+import ipujax as ipu
+{INIT}
+options = ipu.Options(exact_splits=bool(ipu.distributed.instance_index()))
+for replicas in (3, 2):
+    try:
+        ipu.jit(lambda x: x, replicas=replicas, device=ipu.IPUModel(num_ipus=4), options=options)(1.0)
+    except ipu.IpuError as error:
+        print(error)
+"""
+    for code, text in run_by_slurm(tmp_path, source):
+        assert code == 0, text
+        assert "3 replicas of <lambda> cannot be shared equally by 2 instances" in text
+        assert "instances disagree on the option exact_splits of <lambda>" in text
+
+
+def test_distributed_host_that_never_comes_and_a_port_in_use(tmp_path: Path):
+    (tmp_path / "script.py").write_text("import ipujax as ipu\nipu.distributed.init(timeout_seconds=3)")
+    python = [sys.executable, "script.py"]
+    with socket.create_server(("", 0)) as taken:
+        port = taken.getsockname()[1]
+        variables = [slurm(0, 2, 7) | {"JAX_COORDINATOR_PORT": str(port)}, *(slurm(n, 3, free_port()) for n in (0, 1))]
+        in_use, *late = outputs(tmp_path, [python] * 3, [*variables[:2], variables[1] | {"SLURM_PROCID": "1"}])
+    assert in_use[0] == 1 and f"port {port} of process 0, for JAX's coordinator, is in use" in in_use[1]
+    for index, (code, text) in enumerate(late):
+        assert code == 1 and f"process {index} of 3 has waited 3 seconds" in text, text
+
+
+def test_distributed_joined_after_the_first_compilation(tmp_path: Path):
+    source = f"""
+import jax, numpy as np, ipujax as ipu
+shape = jax.ShapeDtypeStruct((2,), np.float32)
+ipu.jit(lambda x: x, device=ipu.IPUModel(num_ipus=2), replicas=2).lower(shape).compile()
+{INIT}
+try:
+    ipu.distributed.num_instances()
+except ipu.ArgumentError as error:
+    print(error)
+"""
+    for code, text in run_by_slurm(tmp_path, source):
+        assert "JAX has joined this process to others after ipujax compiled for it alone" in text, (code, text)
