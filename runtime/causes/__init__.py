@@ -1,4 +1,4 @@
-"""Causes of the cycles of a run, each with the cycles that vanish without it; bounds; rows of changes that were tried."""
+"""Causes of the cycles of a run, each with the cycles that vanish without it; bounds; changes that were tried."""
 
 from ipujax.runtime.causes.advice_rows import AdviceRow as AdviceRow
 from ipujax.runtime.causes.bound import Bound as Bound, bound_of_run as bound_of_run

@@ -201,24 +201,26 @@ class TrainingSession(Session):
             reduction=options.accumulationAndReplicationReductionType,
             mean_strategy=options.meanAccumulationAndReplicationReductionStrategy,
             loss_scaling=options.automaticLossScalingSettings,
-<<<<<<< HEAD
             least_sharded=self._least_sharded(),
+            host_streams=self._host_streams,
         )
 
     def _least_sharded(self) -> int:
         """Return the elements of the smallest parameter whose state is sharded; 0 for none, as on one replica."""
         settings = self._options.optimizerStateTensorLocationSettings
         is_on = settings.location.replicatedTensorSharding == ReplicatedTensorSharding.On
-        return max(int(settings.minElementsForReplicatedTensorSharding), 1) if is_on and self._step.replicas > 1 else 0
+        if not is_on or self._step.replicas == 1:
+            return 0
+        if self._options.hostAllReduce:
+            hint = "turn one of them off"
+            raise popart_exception("hostAllReduce sends whole gradients, replicatedTensorSharding has parts", hint=hint)
+        return max(int(settings.minElementsForReplicatedTensorSharding), 1)
 
     def _placed_states(self, states: Any) -> Any:
         plan = self._plan()
         # The state is made already, whole: only its division is needed.
         return sharded(Transformation(lambda _: states, lambda *_: None), plan).init(
             {name: self._store.device[name] for name in self._trained}
-=======
-            host_streams=self._host_streams,
->>>>>>> hosts
         )
 
     def _frozen(self) -> tuple[str, ...]:

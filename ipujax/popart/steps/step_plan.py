@@ -142,11 +142,8 @@ class StepPlan:
         reduction: of gradients over accumulation and replicas.
         mean_strategy: when a mean divides.
         loss_scaling: settings of automatic loss scaling.
-<<<<<<< HEAD
         least_sharded: elements of the smallest parameter whose optimiser state is sharded over replicas; 0 for none.
-=======
         host_streams: of gradients, for `hostAllReduce`.
->>>>>>> hosts
     """
 
     graph: AnnotatedGraph
@@ -163,11 +160,8 @@ class StepPlan:
     reduction: ReductionType = ReductionType.Sum
     mean_strategy: MeanReductionStrategy = MeanReductionStrategy.Post
     loss_scaling: AutomaticLossScalingSettings = field(default_factory=AutomaticLossScalingSettings)
-<<<<<<< HEAD
     least_sharded: int = 0
-=======
     host_streams: HostStreams = field(default_factory=lambda: HostStreams(()))
->>>>>>> hosts
 
     @property
     def is_mean(self) -> bool:

@@ -167,7 +167,7 @@ class TrainingStep:
         if replicas > 1 and not plan.least_sharded:
             # One all-reduce for each update, behind the accumulation: not one for each micro-batch.
             gradients = jax.lax.psum(gradients, REPLICA_AXIS)
-<<<<<<< HEAD
+        gradients = plan.host_streams.exchanged(gradients)
         transformation = sharded(Transformation(lambda _: states, self.update), plan)
         updated, next_states = transformation.update(gradients, states, weights, values=values)
         accumulators = self._accumulators(results["anchors"])
@@ -191,10 +191,6 @@ class TrainingStep:
             values: of the optimiser, without constants.
         """
         divisor = self._scale(states, values) * self._divisor
-=======
-        gradients = plan.host_streams.exchanged(gradients)
-        divisor = scale * self._divisor
->>>>>>> hosts
         slopes = {
             name: g if is_constant(divisor, 1) else (g / divisor).astype(g.dtype) for name, g in gradients.items()
         }
