@@ -22,6 +22,7 @@ from ipujax.popart.exceptions import OutOfMemoryException, popart_exception
 from ipujax.popart.flow import AnchorReturnType, AnchorReturnTypeId
 from ipujax.popart.model_graph.evaluation import evaluate_graph
 from ipujax.popart.operators.domain import REPLICA_AXIS, of_replicas, seeded
+from ipujax.popart.steps.grouped_weights import as_rows, local, local_states, specs, states_as_rows
 from ipujax.popart.steps.micro_batches import Results, in_loop, in_pipeline, reductions
 from ipujax.popart.steps.step_plan import KEY, StepPlan
 from ipujax.popart.steps.training_step import TrainingStep
@@ -88,7 +89,8 @@ class Runner:
         options: of the compiler.
         offload: positions of the arguments that are in streaming memory: 0 for weights, 1 for the optimiser's state.
         name: of the session, for profiles.
-        states: the optimiser's state, or its shapes.
+        weights: parameters as they are on the device.
+        states: the optimiser's state there.
     """
 
     def __init__(
@@ -98,6 +100,7 @@ class Runner:
         options: ipu.Options,
         offload: tuple[int, ...],
         name: str,
+        weights: Arrays,
         states: Any = None,
     ) -> None:
         self.plan = plan
@@ -110,14 +113,21 @@ class Runner:
         function.__name__ = name
         is_training = bool(plan.loss)
         donated = (0,) if self._is_resident else ()
-        # Weights and state are replicated, but for shards of the state; inputs and anchors are divided by replica.
+        # Weights and state are replicated, but for shards of the state and what groups of replicas have of their own;
+        # inputs and anchors are divided by replica.
         of_states = ipu.optim.shard_specs(states)
-        same = (P(), of_states, P(), P(), P()) if is_training else (P(), P(), P())
+        if plan.grouped and states is not None:
+            of_states = {**of_states, "optimizer": specs(states["optimizer"], weights, plan.grouped)}
+        trained, frozen = ({name: weights[name] for name in names} for names in (plan.trained, plan.frozen))
+        of_weights = specs(trained if is_training else weights, weights, plan.grouped)
+        of_frozen = specs(frozen, weights, plan.grouped)
+        same = (of_weights, of_states, P(), of_frozen, P()) if is_training else (of_weights, P(), P())
         split = P(REPLICA_AXIS)
         settings: dict[str, Any] = {}
         if replicas > 1:
             settings = {"replicas": replicas, "in_specs": (*same, split)}
-            settings["out_specs"] = (P(), of_states, P(), split) if is_training else (P(), split)
+            of_resident = of_weights if self._is_resident else P()
+            settings["out_specs"] = (of_weights, of_states, P(), split) if is_training else (of_resident, split)
         self._function: IpuFunction[..., Any] = ipu.jit(
             function,
             device=self._device,
@@ -135,7 +145,11 @@ class Runner:
         run = step.batch if self.plan.runs_batches_on_host else step.step
 
         def train(weights: Any, states: Any, buffers: Any, frozen: Any, values: Any, rows: Any) -> Any:
-            *after, anchors = run(weights, states, buffers, frozen, values, self._rows_of_replica(rows))
+            grouped = self.plan.grouped
+            of_replica = local_states(states, weights, grouped)
+            before = local(weights, grouped), of_replica, buffers, local(frozen, grouped)
+            *after, anchors = run(*before, values, self._rows_of_replica(rows))
+            after[:2] = as_rows(after[0], grouped), states_as_rows(after[1], states) if grouped else after[1]
             after[2] = self._equal_on_replicas(after[2])
             return (*after, self._by_replica(anchors))
 
@@ -146,7 +160,8 @@ class Runner:
         step = InferenceStep(self.plan, 1 if self.plan.placement.has_phases else self._rows_of_inference)
 
         def infer(weights: Any, buffers: Any, frozen: Any, rows: Any) -> Any:
-            anchors = step.step(weights, buffers, frozen, self._rows_of_replica(rows))
+            of_replica = local(weights, self.plan.grouped)
+            anchors = step.step(of_replica, buffers, frozen, self._rows_of_replica(rows))
             return weights if self._is_resident else {}, self._by_replica(anchors)
 
         return infer

@@ -18,6 +18,7 @@ from ipujax.popart.model_graph.stage_placement import Placement
 from ipujax.popart.optimisers import Optimizer
 from ipujax.popart.options import AutomaticLossScalingSettings
 from ipujax.popart.reserved_names import ACCUMULATOR, GRADIENT, PREFIXES, UPDATED
+from ipujax.popart.steps.grouped_weights import Grouped
 from ipujax.popart.tensor_info import TensorInfo
 
 # Prefixes of the state that an optimiser has for each weight.
@@ -142,6 +143,7 @@ class StepPlan:
         mean_strategy: when a mean divides.
         loss_scaling: settings of automatic loss scaling.
         least_sharded: elements of the smallest parameter whose optimiser state is sharded over replicas; 0 for none.
+        grouped: parameters that groups of replicas have values of their own of.
     """
 
     graph: AnnotatedGraph
@@ -159,6 +161,7 @@ class StepPlan:
     mean_strategy: MeanReductionStrategy = MeanReductionStrategy.Post
     loss_scaling: AutomaticLossScalingSettings = field(default_factory=AutomaticLossScalingSettings)
     least_sharded: int = 0
+    grouped: Grouped = field(default_factory=lambda: MappingProxyType({}))
 
     @property
     def is_mean(self) -> bool:
