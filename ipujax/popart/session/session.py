@@ -14,12 +14,11 @@ import jax
 import numpy as np
 import onnx
 
-import ipujax as ipu
-from ipujax.front_end import Log, NotCopied, Recompute, write_file
+from ipujax.front_end import Log, NotCopied, write_file
 from ipujax.popart.building import read_model, use_strided_groups, weights_of
-from ipujax.popart.building.annotations import AVAILABLE_MEMORY, WITHOUT_EFFECT as ANNOTATIONS_WITHOUT_EFFECT
+from ipujax.popart.building.annotations import WITHOUT_EFFECT as ANNOTATIONS_WITHOUT_EFFECT
 from ipujax.popart.devices import DeviceInfo
-from ipujax.popart.enumerations import RecomputationType, SyntheticDataMode
+from ipujax.popart.enumerations import SyntheticDataMode
 from ipujax.popart.exceptions import popart_exception, popart_runtime_error, unknown_name
 from ipujax.popart.flow import DataFlow, InputShapeInfo, PyWeightsIO, StepIO, StepShape
 from ipujax.popart.flow.step_io import synthetic_rows
@@ -29,7 +28,6 @@ from ipujax.popart.model_graph.annotated_graph import (
     common_settings,
     ir_text,
     ir_text_of_failed,
-    partials_of,
     tensor_names,
 )
 from ipujax.popart.model_graph.evaluation import RANDOM_OPERATORS, evaluate_graph
@@ -39,19 +37,11 @@ from ipujax.popart.popart_log import logger
 from ipujax.popart.session.reports import Reports, dump_ir
 from ipujax.popart.session.weight_store import WeightStore, changed_model, save_arrays, saved_variables
 from ipujax.popart.steps.grouped_weights import Grouped, grouped_weights, keep_one_group
-from ipujax.popart.steps.runner import Runner
+from ipujax.popart.steps.runner import Runner, compiler_options
 from ipujax.popart.steps.step_plan import KEY, StepPlan, anchors_of, base_names, state_of
 from ipujax.popart.tensor_info import TensorInfo
 
 _LOG = logger("session")
-# PopART's recomputation → `Options.recompute`. Norms are among what "standard" computes again.
-_RECOMPUTE: dict[RecomputationType, Recompute] = {
-    RecomputationType.NoRecompute: "none",
-    RecomputationType.Standard: "standard",
-    RecomputationType.NormOnly: "standard",
-    RecomputationType.Pipeline: "standard",
-    RecomputationType.RecomputeAll: "all",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +221,7 @@ class Session(NotCopied, Reports):
         runner = Runner(
             self._plan(),
             self._device.device,
-            self._compiler_options(),
+            compiler_options(self._options, self._settings),
             self._offloaded(),
             self.name,
             self._store.device,
@@ -342,18 +332,6 @@ class Session(NotCopied, Reports):
             # PopART builds its graph before it looks at anchors: an operator that does not fit is the first error.
             self._tensor_infos(())
             raise
-
-    def _compiler_options(self) -> ipu.Options:
-        options = self._options
-        return ipu.Options(
-            recompute=_RECOMPUTE[RecomputationType(options.autoRecomputation)],
-            io_tiles=int(options.numIOTiles),
-            partials=partials_of(self._settings, options.partialsTypeMatMuls),
-            available_memory_proportion=self._settings.get(AVAILABLE_MEMORY),
-            progress=False,
-            cache_dir=str(options.cachePath) if options.enableEngineCaching else None,
-            stream_loops=True,  # as PopART: a batch is on the device in its own turn
-        )
 
     def _offloaded(self) -> tuple[int, ...]:
         weights = self._options.weightTensorLocationSettings

@@ -17,11 +17,15 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 import ipujax as ipu
-from ipujax.front_end import IpuFunction
+from ipujax.front_end import IpuFunction, Recompute
+from ipujax.popart.building.annotations import AVAILABLE_MEMORY
+from ipujax.popart.enumerations import RecomputationType
 from ipujax.popart.exceptions import OutOfMemoryException, popart_exception
 from ipujax.popart.flow import AnchorReturnType, AnchorReturnTypeId
+from ipujax.popart.model_graph.annotated_graph import partials_of
 from ipujax.popart.model_graph.evaluation import evaluate_graph
 from ipujax.popart.operators.domain import REPLICA_AXIS, of_replicas, seeded
+from ipujax.popart.options import SessionOptions
 from ipujax.popart.steps.grouped_weights import as_rows, local, local_states, specs, states_as_rows
 from ipujax.popart.steps.micro_batches import Results, in_loop, in_pipeline, reductions
 from ipujax.popart.steps.step_plan import KEY, StepPlan
@@ -316,6 +320,34 @@ class Runner:
         flat = by_batch.reshape(batches * accumulation, *by_batch.shape[2:])[kind.rp() - 1 :: kind.rp()]
         # NumPy cannot infer a dimension of −1 for tensors without elements.
         return flat.reshape(batches // kind.rp(), *by_batch.shape[1:])
+
+
+# PopART's recomputation → `Options.recompute`. Norms are among what "standard" computes again.
+_RECOMPUTE: dict[RecomputationType, Recompute] = {
+    RecomputationType.NoRecompute: "none",
+    RecomputationType.Standard: "standard",
+    RecomputationType.NormOnly: "standard",
+    RecomputationType.Pipeline: "standard",
+    RecomputationType.RecomputeAll: "all",
+}
+
+
+def compiler_options(options: SessionOptions, settings: Mapping[str, Any]) -> ipu.Options:
+    """Return the options of the compiler.
+
+    Args:
+        options: of the session.
+        settings: annotations that all products of the model share, see `common_settings`.
+    """
+    return ipu.Options(
+        recompute=_RECOMPUTE[RecomputationType(options.autoRecomputation)],
+        io_tiles=int(options.numIOTiles),
+        partials=partials_of(settings, options.partialsTypeMatMuls),
+        available_memory_proportion=settings.get(AVAILABLE_MEMORY),
+        progress=False,
+        cache_dir=str(options.cachePath) if options.enableEngineCaching else None,
+        stream_loops=True,  # as PopART: a batch is on the device in its own turn
+    )
 
 
 def as_device_values(values: Mapping[str, Mapping[str, Array]]) -> dict[str, dict[str, jax.Array]]:
