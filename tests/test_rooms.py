@@ -469,9 +469,10 @@ ROOMS: dict[str, str] = {
         "ipujax.front_end ipujax.onnx ipujax.onnx.front_end ipujax.popart.enumerations ipujax.popart.exceptions"
         " ipujax.popart.tensor_info"
     ),
+    "ipujax.popart.options": "ipujax.front_end ipujax.popart.enumerations ipujax.popart.exceptions",
     "ipujax.popart.building": (
         "ipujax.front_end ipujax.onnx ipujax.onnx.front_end ipujax.popart.enumerations ipujax.popart.exceptions"
-        " ipujax.popart.operators ipujax.popart.tensor_info"
+        " ipujax.popart.operators ipujax.popart.options ipujax.popart.tensor_info"
     ),
     "ipujax.popart.graph_transformer": "ipujax.popart.building ipujax.popart.exceptions ipujax.popart.tensor_info",
     "ipujax.popart.supported_operations": "ipujax.onnx.front_end ipujax.popart.building ipujax.popart.enumerations",
@@ -480,7 +481,6 @@ ROOMS: dict[str, str] = {
         " ipujax.popart.tensor_info"
     ),
     "ipujax.popart.devices": "ipujax ipujax.front_end ipujax.popart.enumerations ipujax.popart.exceptions",
-    "ipujax.popart.options": "ipujax.front_end ipujax.popart.enumerations ipujax.popart.exceptions",
     "ipujax.popart.optimisers": (
         "ipujax.popart.enumerations ipujax.popart.exceptions ipujax.popart.reserved_names ipujax.popart.tensor_info"
     ),
@@ -491,7 +491,8 @@ ROOMS: dict[str, str] = {
         " ipujax.popart.tensor_info"
     ),
     "ipujax.popart.steps": (
-        "ipujax ipujax.front_end ipujax.popart.enumerations ipujax.popart.exceptions ipujax.popart.flow"
+        "ipujax ipujax.front_end ipujax.popart.building ipujax.popart.enumerations ipujax.popart.exceptions"
+        " ipujax.popart.flow"
         " ipujax.popart.model_graph ipujax.popart.operators ipujax.popart.optimisers ipujax.popart.options"
         " ipujax.popart.reserved_names ipujax.popart.tensor_info"
     ),

@@ -13,6 +13,7 @@ from ipujax.popart.building.models import (
     read_model as read_model,
     save_externally as save_externally,
     tensor_proto as tensor_proto,
+    variable_settings_of as variable_settings_of,
     weights_of as weights_of,
 )
 from ipujax.popart.building.operation_calls import DebugContext as DebugContext

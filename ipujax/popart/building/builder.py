@@ -15,12 +15,21 @@ import onnx
 from ipujax.front_end import NotCopied, nearest, write_file
 from ipujax.popart.building.annotations import AnnotationScope, as_names
 from ipujax.popart.building.builder_operations import DEFAULT_OPSET, DOMAIN, NEWEST_OPSET, OLDEST_OPSET
-from ipujax.popart.building.models import declare_outputs, inferred_info, read_model, save_externally, tensor_proto
+from ipujax.popart.building.models import (
+    declare_outputs,
+    inferred_info,
+    read_model,
+    save_externally,
+    tensor_proto,
+    variable_settings_of,
+    write_variable_settings,
+)
 from ipujax.popart.building.node_annotations import GraphNames, NodeAnnotations
 from ipujax.popart.building.operation_calls import Operation, OperationCall, attribute_proto
 from ipujax.popart.building.opsets import AiGraphcore, AiOnnx, check_windows
 from ipujax.popart.enumerations import RecomputeType
 from ipujax.popart.exceptions import popart_attribute_error, popart_exception, popart_runtime_error, unknown_name
+from ipujax.popart.options import VariableSettings
 from ipujax.popart.tensor_info import TensorInfo, onnx_number
 
 # Version of ONNX's file format, which readers compare with their own.
@@ -52,6 +61,7 @@ class Builder(NotCopied, NodeAnnotations):
         self._version: int | None = None
         self._domains: dict[str, int] = {}
         self._producers: dict[str, onnx.NodeProto] = {}
+        self._variable_settings: dict[str, VariableSettings] = {}  # of parameters that have some
         self._from_parent: dict[str, int] = {}  # name → inputs of this graph that stand before it
         if opsets is not None:
             self._select(_checked_version(opsets.get("ai.onnx", DEFAULT_OPSET)))
@@ -78,6 +88,7 @@ class Builder(NotCopied, NodeAnnotations):
 
     def _go_on_with(self, model: onnx.ModelProto) -> None:
         self._graph.CopyFrom(model.graph)
+        self._variable_settings = variable_settings_of(model)
         for opset in model.opset_import:
             if opset.domain in ("", "ai.onnx"):
                 self._select(opset.version)
@@ -138,25 +149,34 @@ class Builder(NotCopied, NodeAnnotations):
         self._from_parent[tensorId] = len(self._graph.input)
 
     def addInitializedInputTensor(
-        self, initVal: Any, debugContext: str = "", variableSettings: Any = None, debugPrefix: str = ""
+        self,
+        initVal: Any,
+        debugContext: str | VariableSettings = "",
+        variableSettings: VariableSettings | str | None = None,
+        debugPrefix: str = "",
     ) -> str:
         """Add a parameter of the model.
 
         Args:
             initVal: its first value, an array.
             debugContext: its name.
-            variableSettings: None; a value for each group of replicas is refused.
+            variableSettings: groups of replicas with values of their own: the first axis of the array. PopART has it
+                before the name, too.
             debugPrefix: as debugContext.
 
         Returns:
             Its name.
         """
-        if not isinstance(debugContext, str) or variableSettings is not None:
-            message = "variableSettings: weights are equal on all replicas"
-            raise popart_exception(message, expected="an array and a name", got=repr(variableSettings or debugContext))
+        if isinstance(debugContext, VariableSettings):
+            debugContext, variableSettings = variableSettings or "", debugContext
+        if not isinstance(debugContext, str) or not isinstance(variableSettings, VariableSettings | None):
+            got = repr((debugContext, variableSettings))
+            raise popart_exception("a parameter needs a name", expected="a name, and VariableSettings", got=got)
         array = np.asarray(initVal)
         info = TensorInfo(array)
         name = self._names.unique(debugContext or debugPrefix or "init_input")
+        if variableSettings is not None:
+            self._variable_settings[name] = variableSettings
         self._graph.initializer.append(tensor_proto(array, name))
         self._graph.input.append(onnx.helper.make_tensor_value_info(name, onnx_number(info.data_type()), info.shape()))
         return name
@@ -295,6 +315,7 @@ class Builder(NotCopied, NodeAnnotations):
         built = onnx.helper.make_model(
             graph, opset_imports=opsets, producer_name="ipujax.popart", ir_version=_IR_VERSION
         )
+        write_variable_settings(built, self._variable_settings)
         declare_outputs(built)
         return built
 

@@ -6,7 +6,7 @@ A model that is being built has element types and shapes of its tensors.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from ipujax.onnx import OnnxError, load
 from ipujax.popart import operators as operators
 from ipujax.popart.building.plain_models import detach_annotations
 from ipujax.popart.exceptions import popart_exception, popart_step
+from ipujax.popart.options import VariableSettings
 from ipujax.popart.tensor_info import TensorInfo, of_onnx_number
 
 
@@ -156,6 +157,30 @@ def save_externally(graph: onnx.GraphProto, names: Sequence[str], filename: str 
 
 
 _FLOAT_DATA_KEY = b"\x22"  # field 4, of bytes: `float_data` of a TensorProto in protobuf's wire format
+
+
+_SETTINGS = "ipujax.popart.variableSettings "  # before the name of a parameter, in the metadata of a model
+
+
+def write_variable_settings(model: onnx.ModelProto, settings: Mapping[str, VariableSettings]) -> None:
+    """Write the groups of replicas of parameters into the metadata of a model.
+
+    Args:
+        model: model to change in place.
+        settings: by name of the parameter.
+    """
+    for name, each in settings.items():
+        model.metadata_props.add(key=_SETTINGS + name, value=each.as_text())
+
+
+def variable_settings_of(model: onnx.ModelProto) -> dict[str, VariableSettings]:
+    """Return the groups of replicas of the parameters of a model, by name of those that have some."""
+    properties = {each.key: each.value for each in model.metadata_props}
+    return {
+        key.removeprefix(_SETTINGS): VariableSettings.of_text(text)
+        for key, text in properties.items()
+        if key.startswith(_SETTINGS)
+    }
 
 
 def weights_of(model: onnx.ModelProto) -> dict[str, np.ndarray[Any, Any]]:

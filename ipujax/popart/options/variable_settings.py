@@ -11,6 +11,7 @@ Source: PopART user guide, "Grouping graph replicas"; `willow/include/popart/rep
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -190,6 +191,25 @@ class VariableSettings:
         """Return the shape of the array that a builder takes, given that of a replica."""
         groups = self.getGroupCount(replicaCount)
         return [*([groups] if groups > 1 else []), *replica_shape]
+
+    def as_text(self) -> str:
+        """Return the settings as text, for the metadata of a model."""
+        groups = self._strided or (self._domain.type, self._domain.replicaGroupSize)
+        return json.dumps([*map(int, groups), int(self._strided is not None), int(self._mode)])
+
+    @classmethod
+    def of_text(cls, text: str) -> VariableSettings:
+        """Return the settings of a text of `as_text`.
+
+        Raises:
+            popart_exception: another text.
+        """
+        try:
+            first, second, strided, mode = map(int, json.loads(text))
+            groups = (first, second) if strided else (CommGroup(CommGroupType(first), second),)
+            return cls(*groups, VariableRetrievalMode(mode))
+        except (TypeError, ValueError) as error:
+            raise popart_exception("the model has damaged variableSettings", got=text) from error
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, VariableSettings) and vars(self) == vars(other)

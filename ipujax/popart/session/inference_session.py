@@ -86,6 +86,7 @@ class InferenceSession(Session):
             anchors=self._anchors_of_session,
             step=self._step,
             frozen=tuple(self._store.host),
+            grouped=self._store.grouped,
         )
 
     def _arguments(self) -> tuple[Any, ...]:

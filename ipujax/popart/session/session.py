@@ -14,12 +14,11 @@ import jax
 import numpy as np
 import onnx
 
-import ipujax as ipu
-from ipujax.front_end import Log, NotCopied, Recompute, write_file
+from ipujax.front_end import Log, NotCopied, write_file
 from ipujax.popart.building import read_model, use_strided_groups, weights_of
-from ipujax.popart.building.annotations import AVAILABLE_MEMORY, WITHOUT_EFFECT as ANNOTATIONS_WITHOUT_EFFECT
+from ipujax.popart.building.annotations import WITHOUT_EFFECT as ANNOTATIONS_WITHOUT_EFFECT
 from ipujax.popart.devices import DeviceInfo
-from ipujax.popart.enumerations import RecomputationType, SyntheticDataMode
+from ipujax.popart.enumerations import SyntheticDataMode
 from ipujax.popart.exceptions import popart_exception, popart_runtime_error, unknown_name
 from ipujax.popart.flow import DataFlow, InputShapeInfo, PyWeightsIO, StepIO, StepShape
 from ipujax.popart.flow.step_io import synthetic_rows
@@ -29,7 +28,6 @@ from ipujax.popart.model_graph.annotated_graph import (
     common_settings,
     ir_text,
     ir_text_of_failed,
-    partials_of,
     tensor_names,
 )
 from ipujax.popart.model_graph.evaluation import RANDOM_OPERATORS, evaluate_graph
@@ -38,19 +36,12 @@ from ipujax.popart.options import WARNED, SessionOptions
 from ipujax.popart.popart_log import logger
 from ipujax.popart.session.reports import Reports, dump_ir
 from ipujax.popart.session.weight_store import WeightStore, changed_model, save_arrays, saved_variables
-from ipujax.popart.steps.runner import Runner
+from ipujax.popart.steps.grouped_weights import Grouped, grouped_weights, keep_one_group
+from ipujax.popart.steps.runner import Runner, compiler_options
 from ipujax.popart.steps.step_plan import KEY, StepPlan, anchors_of, base_names, state_of
 from ipujax.popart.tensor_info import TensorInfo
 
 _LOG = logger("session")
-# PopART's recomputation → `Options.recompute`. Norms are among what "standard" computes again.
-_RECOMPUTE: dict[RecomputationType, Recompute] = {
-    RecomputationType.NoRecompute: "none",
-    RecomputationType.Standard: "standard",
-    RecomputationType.NormOnly: "standard",
-    RecomputationType.Pipeline: "standard",
-    RecomputationType.RecomputeAll: "all",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,13 +90,16 @@ class Session(NotCopied, Reports):
         self._device = device
         self._flow = flow
         self._model = read_model(model)
-        self._graph, self._placement = self._read(shapes or InputShapeInfo(), loss)
+        grouped = grouped_weights(self._model, self._options.replicas)
+        self._graph, self._placement = self._read(shapes or InputShapeInfo(), loss, grouped)
         self._step = StepShape(flow.batchesPerStep(), self._options.accumulation, self._options.replicas)
         weights = weights_of(self._model)
         # A model that was saved after training has the state of its optimiser among its initialisers.
         saved_states = {name: x for name, x in weights.items() if state_of(name, weights)}
         parameters = {name: x for name, x in weights.items() if name not in saved_states}
-        self._store = WeightStore(self._variables(parameters), saved_states)
+        self._store = WeightStore({}, {}, grouped)
+        self._store.host = self._store.host_of_model(self._variables(parameters))
+        self._store.saved_states = self._store.host_of_model(saved_states)
         self._random = RandomState()
         self._runner: Runner | None = None
         # A program of PopART copies weights that are trained to the device itself.
@@ -119,10 +113,11 @@ class Session(NotCopied, Reports):
         if self.optionsWithoutEffect:
             _LOG.info("options without effect: %s", ", ".join(self.optionsWithoutEffect))
 
-    def _read(self, shapes: InputShapeInfo, loss: str) -> tuple[AnnotatedGraph, Placement]:
+    def _read(self, shapes: InputShapeInfo, loss: str, grouped: Grouped) -> tuple[AnnotatedGraph, Placement]:
         # Reading consumes its model, and `modelToHost` writes the original one with new weights.
         copied = onnx.ModelProto()
         copied.CopyFrom(self._model)
+        keep_one_group(copied.graph, grouped)
         tensors = tensor_names(copied.graph)
         outputs = [value.name for value in copied.graph.output if value.name in tensors]
         results = dict.fromkeys([*outputs, *base_names(self._flow, tensors), *([loss] if loss else [])])
@@ -175,7 +170,8 @@ class Session(NotCopied, Reports):
         Raises:
             popart_exception: an unknown name, with the nearest.
         """
-        infos = {**self._store.infos(), **self._graph.inputs, **self._anchor_infos()}
+        of_replica = {name: TensorInfo(x.dtype, x.shape) for name, x in self._store.replica_shapes().items()}
+        infos = {**self._store.infos(), **of_replica, **self._graph.inputs, **self._anchor_infos()}
         if name not in infos:
             raise unknown_name("a session is asked for a tensor", name, infos)
         return infos[name]
@@ -201,7 +197,7 @@ class Session(NotCopied, Reports):
     def _tensor_infos(self, names: Sequence[str]) -> dict[str, TensorInfo]:
         """Return element types and shapes of tensors for one micro-batch."""
         shapes = {name: jax.ShapeDtypeStruct(i.dims, i.dtype) for name, i in self._graph.inputs.items()}
-        shapes |= {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in self._store.host.items()}
+        shapes |= self._store.replica_shapes()
 
         def values(operands: Any) -> dict[str, Any]:
             evaluation = evaluate_graph(self._graph, Placement(), operands, {})
@@ -225,9 +221,10 @@ class Session(NotCopied, Reports):
         runner = Runner(
             self._plan(),
             self._device.device,
-            self._compiler_options(),
+            compiler_options(self._options, self._settings),
             self._offloaded(),
             self.name,
+            self._store.device,
             self._store.states,
         )
         # Only shapes and element types matter to the compiler.
@@ -336,18 +333,6 @@ class Session(NotCopied, Reports):
             self._tensor_infos(())
             raise
 
-    def _compiler_options(self) -> ipu.Options:
-        options = self._options
-        return ipu.Options(
-            recompute=_RECOMPUTE[RecomputationType(options.autoRecomputation)],
-            io_tiles=int(options.numIOTiles),
-            partials=partials_of(self._settings, options.partialsTypeMatMuls),
-            available_memory_proportion=self._settings.get(AVAILABLE_MEMORY),
-            progress=False,
-            cache_dir=str(options.cachePath) if options.enableEngineCaching else None,
-            stream_loops=True,  # as PopART: a batch is on the device in its own turn
-        )
-
     def _offloaded(self) -> tuple[int, ...]:
         weights = self._options.weightTensorLocationSettings
         # Parameters are offloaded as one argument: all of them, if the largest is over the limit.
@@ -414,7 +399,7 @@ class Session(NotCopied, Reports):
             popart_exception: constant parameters, or parameters that do not fit.
         """
         self._refuse_constant_weights("resetHostWeights")
-        weights = self._variables(weights_of(read_model(modelProtoOrFilename)))
+        weights = self._store.host_of_model(self._variables(weights_of(read_model(modelProtoOrFilename))))
         self._store.reset(weights, ignoreWeightsInModelWithoutCorrespondingHostWeight)
 
     def _has_constant_weights(self) -> bool:

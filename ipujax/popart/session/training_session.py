@@ -87,15 +87,19 @@ class TrainingSession(Session):
         self._check_recomputation()
         self._check_specific_values()
         self._check_tracked_tensors()
+<<<<<<< HEAD
         self._host_streams = HostStreams(self._trained if self._options.hostAllReduce else ())
         if self._options.hostAllReduce and self._step.replicas > 1:
             message = "hostAllReduce takes gradients of one replica in each process"
             raise popart_exception(message, expected="replicatedGraphCount = 1", got=self._step.replicas)
+=======
+        self._check_grouped_weights()
+>>>>>>> founding
         self._constants = optimizer.constants(self._trained)
         self._device_values = self._values()
         self._anchor_infos()  # refuses anchors without gradients, and a model that cannot be evaluated
-        states = jax.eval_shape(self._new_states, self._shapes())
-        zeros = {name: np.zeros(x.shape, x.dtype) for name, x in named_states(states).items()}
+        states = named_states(jax.eval_shape(self._new_states, self._store.device_shapes()))
+        zeros = {name: self._store.host_of_device(name, np.zeros(x.shape, x.dtype)) for name, x in states.items()}
         self._store.host_states = {name: self._store.saved_states.get(name, x) for name, x in zeros.items()}
         if self._placement.is_pipelined and self._step.accumulation == 1:
             _LOG.warning("pipelining without gradient accumulation: batches run one after another, updates are exact")
@@ -147,6 +151,20 @@ class TrainingSession(Session):
                 place = "automaticLossScalingSettings.toTrackTensors has a weight"
                 raise unknown_name(place, name, self._trained)
 
+    def _check_grouped_weights(self) -> None:
+        grouped = self._store.grouped
+        whole = {
+            "automaticLossScalingSettings": self._options.automaticLossScalingSettings.enabled,
+            "clip_norm_settings": bool(self._optimizer.clipNormSettings),
+            "replicatedTensorSharding": bool(self._least_sharded()),
+            "an operator that updates it": any(name in grouped for name in self._buffers),
+        }
+        for what, is_used in whole.items():
+            if grouped and is_used:
+                message = f"a parameter with values for groups of replicas does not go with {what}"
+                expected = "equal numbers on all replicas, or no VariableSettings"
+                raise popart_exception(message, expected=expected, got=", ".join(grouped))
+
     @cached_property
     def _infos(self) -> dict[str, TensorInfo]:
         anchors = self._anchors_of_session
@@ -177,7 +195,7 @@ class TrainingSession(Session):
         return infos_by_anchor
 
     def _shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
-        return {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in self._store.host.items()}
+        return self._store.replica_shapes()
 
     def _anchor_infos(self) -> dict[str, TensorInfo]:
         return self._infos
@@ -202,7 +220,11 @@ class TrainingSession(Session):
             mean_strategy=options.meanAccumulationAndReplicationReductionStrategy,
             loss_scaling=options.automaticLossScalingSettings,
             least_sharded=self._least_sharded(),
+<<<<<<< HEAD
             host_streams=self._host_streams,
+=======
+            grouped=self._store.grouped,
+>>>>>>> founding
         )
 
     def _least_sharded(self) -> int:

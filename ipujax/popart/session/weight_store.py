@@ -12,6 +12,7 @@ import io
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import onnx
@@ -21,6 +22,8 @@ from ipujax.front_end import write_file
 from ipujax.popart.building import tensor_proto
 from ipujax.popart.exceptions import popart_exception, unknown_name
 from ipujax.popart.flow import PyWeightsIO, as_element_type
+from ipujax.popart.steps.grouped_weights import Grouped, GroupedWeight
+from ipujax.popart.steps.step_plan import STATE_PREFIXES
 from ipujax.popart.tensor_info import TensorInfo
 
 Arrays = dict[str, Any]
@@ -32,18 +35,41 @@ class WeightStore:
     Args:
         weights: parameters by name.
         saved_states: parts of the optimiser's state that the model has, by name.
+        grouped: parameters that replicas have values of their own of.
     """
 
     def __init__(
-        self, weights: Mapping[str, np.ndarray[Any, Any]], saved_states: Mapping[str, np.ndarray[Any, Any]]
+        self,
+        weights: Mapping[str, np.ndarray[Any, Any]],
+        saved_states: Mapping[str, np.ndarray[Any, Any]],
+        grouped: Grouped,
     ) -> None:
         self.saved_states = saved_states
+        self.grouped = grouped
         self.host: dict[str, np.ndarray[Any, Any]] = {name: np.array(value) for name, value in weights.items()}
         self.host_states: dict[str, np.ndarray[Any, Any]] = {}
         self.device: Arrays = {}
         self.is_on_device = False
         self.is_in_sync = False  # whether host and device have the same values
         self.states: Any = None
+
+    def replica_shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """Return element types and shapes of the parameters of a replica."""
+        rows = {name: x[:1] if name in self.grouped else x[None] for name, x in self.host.items()}
+        return {name: jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for name, x in rows.items()}
+
+    def device_shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """Return element types and shapes of the parameters as they are on the device."""
+        replicas = {name: each.grouping.numReplicas for name, each in self.grouped.items()}
+        return {
+            name: jax.ShapeDtypeStruct((replicas[name], *x.shape) if name in replicas else x.shape, x.dtype)
+            for name, x in self.replica_shapes().items()
+        }
+
+    def rows_of(self, name: str) -> GroupedWeight | None:
+        """Return the rows of a parameter or of a part of its state; None where all replicas have the same."""
+        weights = (name.removeprefix(each) for each in ("", *STATE_PREFIXES) if name.startswith(each))
+        return next((self.grouped[weight] for weight in weights if weight in self.grouped), None)
 
     def infos(self) -> dict[str, TensorInfo]:
         """Return element types and shapes by name, those of the state too."""
@@ -57,20 +83,40 @@ class WeightStore:
             placed: the state as the device has it, which may be shards of replicas.
         """
         # Copies: the step donates its arguments, which would free the host's arrays.
-        self.device = {name: jnp.array(value) for name, value in self.host.items()}
+        self.device = {name: jnp.array(self._device_of_host(name, value)) for name, value in self.host.items()}
         self.is_on_device = True
         self.is_in_sync = True
         states = new_states(self.device)
-        self.states = placed(_with_named(states, self.host_states))
+        named = {name: self._device_of_host(name, value) for name, value in self.host_states.items()}
+        self.states = placed(_with_named(states, named))
 
     def to_host(self) -> None:
         """Copy parameters and state of the device to the host."""
         if not self.is_on_device:
             message = "Devicex::prepare() must be called before Devicex::weightsToHost"
             raise popart_exception(message, got="no weights on the device", hint="session.prepareDevice() first")
-        self.host = {name: np.asarray(value) for name, value in self.device.items()}
-        self.host_states = {name: np.asarray(x) for name, x in named_states(ipu.optim.unshard(self.states)).items()}
+        states = named_states(ipu.optim.unshard(self.states))
+        self.host = {name: self.host_of_device(name, np.asarray(x)) for name, x in self.device.items()}
+        self.host_states = {name: self.host_of_device(name, np.asarray(x)) for name, x in states.items()}
         self.is_in_sync = True
+
+    def _device_of_host(self, name: str, array: Any) -> Any:
+        rows = self.rows_of(name)
+        return array if rows is None or not array.ndim else rows.device_of_host(array)
+
+    def host_of_device(self, name: str, array: Any) -> Any:
+        """Return a parameter, or a part of its state, as the host has it; counters of steps have no rows."""
+        rows = self.rows_of(name)
+        return array if rows is None or not array.ndim else rows.host_of_device(array)
+
+    def host_of_model(self, weights: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, np.ndarray[Any, Any]]:
+        """Return the parameters, or parts of states, of a model as the host has them."""
+
+        def on_host(name: str, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+            rows = self.rows_of(name)
+            return array if rows is None or not array.ndim else rows.host_of_model(array)
+
+        return {name: on_host(name, x) for name, x in weights.items()}
 
     def read(self, weights: PyWeightsIO) -> None:
         """Write parameters of the host into a program's arrays.
@@ -166,7 +212,11 @@ def changed_model(model: onnx.ModelProto, store: WeightStore) -> onnx.ModelProto
     changed = onnx.ModelProto()
     changed.CopyFrom(model)
     unchanged = [tensor for tensor in changed.graph.initializer if tensor.name not in store.host]
-    values = {**store.host, **store.host_states}
+    rows = {name: store.rows_of(name) for name in (*store.host, *store.host_states)}
+    values = {
+        name: each.model_of_host(x) if (each := rows[name]) and x.ndim else x
+        for name, x in {**store.host, **store.host_states}.items()
+    }
     # The state goes into the initialisers, so that training can go on from a saved model.
     written = [tensor_proto(np.asarray(value), name) for name, value in values.items()]
     untouched = [onnx.TensorProto.FromString(tensor.SerializeToString()) for tensor in unchanged]

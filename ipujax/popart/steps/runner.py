@@ -17,11 +17,16 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 import ipujax as ipu
-from ipujax.front_end import IpuFunction
+from ipujax.front_end import IpuFunction, Recompute
+from ipujax.popart.building.annotations import AVAILABLE_MEMORY
+from ipujax.popart.enumerations import RecomputationType
 from ipujax.popart.exceptions import OutOfMemoryException, popart_exception
 from ipujax.popart.flow import AnchorReturnType, AnchorReturnTypeId
+from ipujax.popart.model_graph.annotated_graph import partials_of
 from ipujax.popart.model_graph.evaluation import evaluate_graph
 from ipujax.popart.operators.domain import REPLICA_AXIS, of_replicas, seeded
+from ipujax.popart.options import SessionOptions
+from ipujax.popart.steps.grouped_weights import as_rows, local, local_states, specs, states_as_rows
 from ipujax.popart.steps.micro_batches import Results, in_loop, in_pipeline, reductions
 from ipujax.popart.steps.step_plan import KEY, StepPlan
 from ipujax.popart.steps.training_step import TrainingStep
@@ -88,7 +93,8 @@ class Runner:
         options: of the compiler.
         offload: positions of the arguments that are in streaming memory: 0 for weights, 1 for the optimiser's state.
         name: of the session, for profiles.
-        states: the optimiser's state, or its shapes.
+        weights: parameters as they are on the device.
+        states: the optimiser's state there.
     """
 
     def __init__(
@@ -98,6 +104,7 @@ class Runner:
         options: ipu.Options,
         offload: tuple[int, ...],
         name: str,
+        weights: Arrays,
         states: Any = None,
     ) -> None:
         self.plan = plan
@@ -110,14 +117,21 @@ class Runner:
         function.__name__ = name
         is_training = bool(plan.loss)
         donated = (0,) if self._is_resident else ()
-        # Weights and state are replicated, but for shards of the state; inputs and anchors are divided by replica.
+        # Weights and state are replicated, but for shards of the state and what groups of replicas have of their own;
+        # inputs and anchors are divided by replica.
         of_states = ipu.optim.shard_specs(states)
-        same = (P(), of_states, P(), P(), P()) if is_training else (P(), P(), P())
+        if plan.grouped and states is not None:
+            of_states = {**of_states, "optimizer": specs(states["optimizer"], weights, plan.grouped)}
+        trained, frozen = ({name: weights[name] for name in names} for names in (plan.trained, plan.frozen))
+        of_weights = specs(trained if is_training else weights, weights, plan.grouped)
+        of_frozen = specs(frozen, weights, plan.grouped)
+        same = (of_weights, of_states, P(), of_frozen, P()) if is_training else (of_weights, P(), P())
         split = P(REPLICA_AXIS)
         settings: dict[str, Any] = {}
         if replicas > 1:
             settings = {"replicas": replicas, "in_specs": (*same, split)}
-            settings["out_specs"] = (P(), of_states, P(), split) if is_training else (P(), split)
+            of_resident = of_weights if self._is_resident else P()
+            settings["out_specs"] = (of_weights, of_states, P(), split) if is_training else (of_resident, split)
         self._function: IpuFunction[..., Any] = ipu.jit(
             function,
             device=self._device,
@@ -135,7 +149,11 @@ class Runner:
         run = step.batch if self.plan.runs_batches_on_host else step.step
 
         def train(weights: Any, states: Any, buffers: Any, frozen: Any, values: Any, rows: Any) -> Any:
-            *after, anchors = run(weights, states, buffers, frozen, values, self._rows_of_replica(rows))
+            grouped = self.plan.grouped
+            of_replica = local_states(states, weights, grouped)
+            before = local(weights, grouped), of_replica, buffers, local(frozen, grouped)
+            *after, anchors = run(*before, values, self._rows_of_replica(rows))
+            after[:2] = as_rows(after[0], grouped), states_as_rows(after[1], states) if grouped else after[1]
             after[2] = self._equal_on_replicas(after[2])
             return (*after, self._by_replica(anchors))
 
@@ -146,7 +164,8 @@ class Runner:
         step = InferenceStep(self.plan, 1 if self.plan.placement.has_phases else self._rows_of_inference)
 
         def infer(weights: Any, buffers: Any, frozen: Any, rows: Any) -> Any:
-            anchors = step.step(weights, buffers, frozen, self._rows_of_replica(rows))
+            of_replica = local(weights, self.plan.grouped)
+            anchors = step.step(of_replica, buffers, frozen, self._rows_of_replica(rows))
             return weights if self._is_resident else {}, self._by_replica(anchors)
 
         return infer
@@ -301,6 +320,34 @@ class Runner:
         flat = by_batch.reshape(batches * accumulation, *by_batch.shape[2:])[kind.rp() - 1 :: kind.rp()]
         # NumPy cannot infer a dimension of −1 for tensors without elements.
         return flat.reshape(batches // kind.rp(), *by_batch.shape[1:])
+
+
+# PopART's recomputation → `Options.recompute`. Norms are among what "standard" computes again.
+_RECOMPUTE: dict[RecomputationType, Recompute] = {
+    RecomputationType.NoRecompute: "none",
+    RecomputationType.Standard: "standard",
+    RecomputationType.NormOnly: "standard",
+    RecomputationType.Pipeline: "standard",
+    RecomputationType.RecomputeAll: "all",
+}
+
+
+def compiler_options(options: SessionOptions, settings: Mapping[str, Any]) -> ipu.Options:
+    """Return the options of the compiler.
+
+    Args:
+        options: of the session.
+        settings: annotations that all products of the model share, see `common_settings`.
+    """
+    return ipu.Options(
+        recompute=_RECOMPUTE[RecomputationType(options.autoRecomputation)],
+        io_tiles=int(options.numIOTiles),
+        partials=partials_of(settings, options.partialsTypeMatMuls),
+        available_memory_proportion=settings.get(AVAILABLE_MEMORY),
+        progress=False,
+        cache_dir=str(options.cachePath) if options.enableEngineCaching else None,
+        stream_loops=True,  # as PopART: a batch is on the device in its own turn
+    )
 
 
 def as_device_values(values: Mapping[str, Mapping[str, Array]]) -> dict[str, dict[str, jax.Array]]:

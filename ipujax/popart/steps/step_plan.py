@@ -19,6 +19,7 @@ from ipujax.popart.model_graph.stage_placement import Placement
 from ipujax.popart.optimisers import Optimizer
 from ipujax.popart.options import AutomaticLossScalingSettings
 from ipujax.popart.reserved_names import ACCUMULATOR, GRADIENT, PREFIXES, UPDATED
+from ipujax.popart.steps.grouped_weights import Grouped
 from ipujax.popart.tensor_info import TensorInfo
 
 # Prefixes of the state that an optimiser has for each weight.
@@ -143,7 +144,11 @@ class StepPlan:
         mean_strategy: when a mean divides.
         loss_scaling: settings of automatic loss scaling.
         least_sharded: elements of the smallest parameter whose optimiser state is sharded over replicas; 0 for none.
+<<<<<<< HEAD
         host_streams: of gradients, for `hostAllReduce`.
+=======
+        grouped: parameters that groups of replicas have values of their own of.
+>>>>>>> founding
     """
 
     graph: AnnotatedGraph
@@ -161,7 +166,11 @@ class StepPlan:
     mean_strategy: MeanReductionStrategy = MeanReductionStrategy.Post
     loss_scaling: AutomaticLossScalingSettings = field(default_factory=AutomaticLossScalingSettings)
     least_sharded: int = 0
+<<<<<<< HEAD
     host_streams: HostStreams = field(default_factory=lambda: HostStreams(()))
+=======
+    grouped: Grouped = field(default_factory=lambda: MappingProxyType({}))
+>>>>>>> founding
 
     @property
     def is_mean(self) -> bool:

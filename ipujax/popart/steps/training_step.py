@@ -27,6 +27,7 @@ from ipujax.popart.operators.domain import REPLICA_AXIS, of_replicas, seeded
 from ipujax.popart.optimisers import clip_by_norm, is_constant
 from ipujax.popart.options import AutomaticLossScalingSettings
 from ipujax.popart.reserved_names import ACCUMULATOR, GRADIENT, UPDATED
+from ipujax.popart.steps.grouped_weights import summed
 from ipujax.popart.steps.micro_batches import Results, in_loop, in_phases, in_pipeline, reductions
 from ipujax.popart.steps.step_plan import KEY, StepPlan
 
@@ -165,9 +166,13 @@ class TrainingStep:
         results = self._accumulated(weights, buffers, frozen, divided, rows)
         gradients = results["gradients"]
         if replicas > 1 and not plan.least_sharded:
+<<<<<<< HEAD
             # One all-reduce for each update, behind the accumulation: not one for each micro-batch.
             gradients = jax.lax.psum(gradients, REPLICA_AXIS)
         gradients = plan.host_streams.exchanged(gradients)
+=======
+            gradients = summed(gradients, plan.grouped, replicas, plan.is_mean)
+>>>>>>> founding
         transformation = sharded(Transformation(lambda _: states, self.update), plan)
         updated, next_states = transformation.update(gradients, states, weights, values=values)
         accumulators = self._accumulators(results["anchors"])
