@@ -87,14 +87,11 @@ class TrainingSession(Session):
         self._check_recomputation()
         self._check_specific_values()
         self._check_tracked_tensors()
-<<<<<<< HEAD
         self._host_streams = HostStreams(self._trained if self._options.hostAllReduce else ())
         if self._options.hostAllReduce and self._step.replicas > 1:
             message = "hostAllReduce takes gradients of one replica in each process"
             raise popart_exception(message, expected="replicatedGraphCount = 1", got=self._step.replicas)
-=======
         self._check_grouped_weights()
->>>>>>> founding
         self._constants = optimizer.constants(self._trained)
         self._device_values = self._values()
         self._anchor_infos()  # refuses anchors without gradients, and a model that cannot be evaluated
@@ -220,23 +217,15 @@ class TrainingSession(Session):
             mean_strategy=options.meanAccumulationAndReplicationReductionStrategy,
             loss_scaling=options.automaticLossScalingSettings,
             least_sharded=self._least_sharded(),
-<<<<<<< HEAD
             host_streams=self._host_streams,
-=======
             grouped=self._store.grouped,
->>>>>>> founding
         )
 
     def _least_sharded(self) -> int:
         """Return the elements of the smallest parameter whose state is sharded; 0 for none, as on one replica."""
         settings = self._options.optimizerStateTensorLocationSettings
         is_on = settings.location.replicatedTensorSharding == ReplicatedTensorSharding.On
-        if not is_on or self._step.replicas == 1:
-            return 0
-        if self._options.hostAllReduce:
-            hint = "turn one of them off"
-            raise popart_exception("hostAllReduce sends whole gradients, replicatedTensorSharding has parts", hint=hint)
-        return max(int(settings.minElementsForReplicatedTensorSharding), 1)
+        return max(int(settings.minElementsForReplicatedTensorSharding), 1) if is_on and self._step.replicas > 1 else 0
 
     def _placed_states(self, states: Any) -> Any:
         plan = self._plan()

@@ -144,11 +144,8 @@ class StepPlan:
         mean_strategy: when a mean divides.
         loss_scaling: settings of automatic loss scaling.
         least_sharded: elements of the smallest parameter whose optimiser state is sharded over replicas; 0 for none.
-<<<<<<< HEAD
         host_streams: of gradients, for `hostAllReduce`.
-=======
         grouped: parameters that groups of replicas have values of their own of.
->>>>>>> founding
     """
 
     graph: AnnotatedGraph
@@ -166,11 +163,8 @@ class StepPlan:
     mean_strategy: MeanReductionStrategy = MeanReductionStrategy.Post
     loss_scaling: AutomaticLossScalingSettings = field(default_factory=AutomaticLossScalingSettings)
     least_sharded: int = 0
-<<<<<<< HEAD
     host_streams: HostStreams = field(default_factory=lambda: HostStreams(()))
-=======
     grouped: Grouped = field(default_factory=lambda: MappingProxyType({}))
->>>>>>> founding
 
     @property
     def is_mean(self) -> bool:

@@ -166,13 +166,8 @@ class TrainingStep:
         results = self._accumulated(weights, buffers, frozen, divided, rows)
         gradients = results["gradients"]
         if replicas > 1 and not plan.least_sharded:
-<<<<<<< HEAD
-            # One all-reduce for each update, behind the accumulation: not one for each micro-batch.
-            gradients = jax.lax.psum(gradients, REPLICA_AXIS)
-        gradients = plan.host_streams.exchanged(gradients)
-=======
             gradients = summed(gradients, plan.grouped, replicas, plan.is_mean)
->>>>>>> founding
+        gradients = plan.host_streams.exchanged(gradients)
         transformation = sharded(Transformation(lambda _: states, self.update), plan)
         updated, next_states = transformation.update(gradients, states, weights, values=values)
         accumulators = self._accumulators(results["anchors"])
