@@ -158,8 +158,8 @@ ROOMS: dict[str, str] = {
         " lowering.replicas lowering.source_info lowering.stablehlo runtime.graph runtime.logs runtime.tensor"
     ),
     "lowering.dumps": (
-        "lowering.jax_compat lowering.jaxpr lowering.passes lowering.source_info runtime.files runtime.graph"
-        " runtime.target runtime.tensor"
+        "lowering.jax_compat lowering.passes lowering.source_info runtime.files runtime.graph runtime.target"
+        " runtime.tensor"
     ),
     "lowering.ipus": (
         "lowering.gcl lowering.jax_compat lowering.jaxpr lowering.layer_notes lowering.layout lowering.passes"
@@ -478,7 +478,7 @@ ROOMS: dict[str, str] = {
     "ipujax.popart.supported_operations": "ipujax.onnx.front_end ipujax.popart.building ipujax.popart.enumerations",
     "ipujax.popart.flow": (
         "ipujax.front_end ipujax.onnx.front_end ipujax.popart.enumerations ipujax.popart.exceptions"
-        " ipujax.popart.tensor_info"
+        " ipujax.popart.reserved_names ipujax.popart.tensor_info"
     ),
     "ipujax.popart.devices": "ipujax ipujax.front_end ipujax.popart.enumerations ipujax.popart.exceptions",
     "ipujax.popart.optimisers": (
@@ -492,9 +492,8 @@ ROOMS: dict[str, str] = {
     ),
     "ipujax.popart.steps": (
         "ipujax ipujax.front_end ipujax.popart.building ipujax.popart.enumerations ipujax.popart.exceptions"
-        " ipujax.popart.flow"
-        " ipujax.popart.model_graph ipujax.popart.operators ipujax.popart.optimisers ipujax.popart.options"
-        " ipujax.popart.reserved_names ipujax.popart.tensor_info"
+        " ipujax.popart.flow ipujax.popart.model_graph ipujax.popart.operators ipujax.popart.optimisers"
+        " ipujax.popart.options ipujax.popart.reserved_names ipujax.popart.tensor_info"
     ),
     "ipujax.popart.session": (
         "ipujax ipujax.front_end ipujax.popart.building ipujax.popart.devices ipujax.popart.enumerations"
@@ -518,6 +517,10 @@ ROOMS: dict[str, str] = {
     ),
     "ipujax.popart.serving": "ipujax.popart.exceptions",
     "ipujax.popart.__main__": "ipujax.popart.exceptions ipujax.popart.serving",
+    "ipujax.popart.horovod": (
+        "ipujax ipujax.front_end ipujax.popart.exceptions ipujax.popart.optimisers ipujax.popart.options"
+        " ipujax.popart.session"
+    ),
 }
 
 # Why several files may have one name.
