@@ -103,7 +103,8 @@ def main() -> int:
             if least > figures.cycles:
                 violations += 1
                 print(f"violation: {label}: {figures.cycles:,} cycles, {bound}", flush=True)
-        if number % 20 == 0:
+        if number % 5 == 0:
+            print(f"{number:,} of {len(cases):,} programs, {count:,} plans", file=sys.stderr, flush=True)
             jax.clear_caches()
     print(f"{count:,} plans, {violations:,} below a bound; largest bound ÷ cycles {largest:.3f}")
     return 1 if violations else 0
