@@ -84,7 +84,8 @@ def main() -> int:
     settings_of_run = parser.parse_args()
     warnings.simplefilter("ignore")
     cases = [*((name, *case) for name, case in FUNCTIONS.items())]
-    cases += random_cases(settings_of_run.programs, settings_of_run.seed)
+    if settings_of_run.programs > 0:
+        cases += random_cases(settings_of_run.programs, settings_of_run.seed)
     count = violations = 0
     largest = 0.0
     for number, case in enumerate([None, *cases]):
@@ -103,7 +104,8 @@ def main() -> int:
             if least > figures.cycles:
                 violations += 1
                 print(f"violation: {label}: {figures.cycles:,} cycles, {bound}", flush=True)
-        if number % 20 == 0:
+        if number % 5 == 0:
+            print(f"{number:,} of {len(cases):,} programs, {count:,} plans", file=sys.stderr, flush=True)
             jax.clear_caches()
     print(f"{count:,} plans, {violations:,} below a bound; largest bound ÷ cycles {largest:.3f}")
     return 1 if violations else 0

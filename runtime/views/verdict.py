@@ -125,9 +125,9 @@ def _no_cause(product_cycles: int, total: int) -> str:
 def _bound(profile: Figures) -> str:
     """Say how far a program is from the least cycles of any plan, and of its own supersteps."""
     bound = profile.bound
-    ratio = f", 1/{profile.cycles / bound.cycles:.1f} of this run" if bound.cycles else ""
+    part = share(bound.cycles, max(1, profile.cycles)).strip()
     own = f"its own supersteps, each at its least, take {bound.own_steps_cycles:,}"
-    return f"Bound: no plan on this machine takes less than {bound.cycles:,} cycles{ratio}; {own}."
+    return f"Bound: no plan on this machine takes less than {bound.cycles:,} cycles, {part} of this run; {own}."
 
 
 def _sentence(cause: Cause, total: int) -> str:
