@@ -30,8 +30,8 @@ def scalars(profile: Figures) -> dict[str, float]:
     try:
         figures |= {"cycles": profile.cycles, "seconds": profile.seconds, "busy_cycles": profile.busy_cycles}
         figures |= {f"phases/{name}": cycles for name, cycles in profile.phase_cycles.items()}
-        figures |= {f"metrics/{name}": metric.total for name, metric in profile.metrics.items()}
         figures |= {f"layers/{layer}": cycles for layer, cycles in layer_cycles(profile).items()}
+        figures |= {f"metrics/{name}": metric.total for name, metric in profile.metrics.items()}
     except ProfileError:  # a trip count is data; `profile.cycles`, the first to be read, names the loop
         return {name: float(value) for name, value in figures.items()}
     return {name: float(value) for name, value in figures.items()}

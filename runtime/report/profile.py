@@ -135,10 +135,12 @@ class Profile(Figures):
     def scalars(self) -> dict[str, float]:
         """Return the figures of the run as a flat dict, for loggers such as TensorBoard's.
 
+        Metrics of `Options.metrics` are "metrics/…".
+
         Returns:
             "memory/…" in bytes, "compile/…" in seconds and "unpriced_operations"; where trip counts are known also
-            "cycles", "seconds", "busy_cycles", "phases/…" in cycles of the limiting IPU, "layers/…" in busy cycles
-            without the layers inside, and "metrics/…" of `Options.metrics`.
+            "cycles", "seconds", "busy_cycles", "phases/…" in cycles of the limiting IPU, and "layers/…" in busy cycles
+            without the layers inside.
         """
         return scalars(self)
 

@@ -47,7 +47,9 @@ def conditional() -> Profile:
 
 @pytest.fixture(scope="module")
 def profile() -> Profile:
-    return Profile(everything()).with_host(HostData(1, 0.5, 0.1))
+    executable = everything()
+    options = replace(executable.options, metrics={"pJ": lambda op: 0.6 * op.flops})
+    return Profile(replace(executable, options=options)).with_host(HostData(1, 0.5, 0.1))
 
 
 def types(data) -> set[str]:
