@@ -16,8 +16,8 @@ import numpy as np
 from ipujax.runtime.errors import ArgumentValueError, ProfileError
 from ipujax.runtime.graph import of_replicas
 from ipujax.runtime.profile.breakdown import LayerCost, Operation, layer_costs, line_costs
-from ipujax.runtime.profile.pass_changes import PassChange, pass_changes
 from ipujax.runtime.profile.primary_figures import PrimaryFigures
+from ipujax.runtime.profile.program_costs import PassChange, pass_changes
 from ipujax.runtime.profile.text import duration, size
 from ipujax.runtime.sections.memory import region_bytes
 
