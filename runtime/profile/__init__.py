@@ -20,8 +20,11 @@ if TYPE_CHECKING:
     )
     from ipujax.runtime.profile.figures import Figures as Figures
     from ipujax.runtime.profile.headline import out_of_memory as out_of_memory
-    from ipujax.runtime.profile.pass_changes import EquationKind as EquationKind, PassChange as PassChange
-    from ipujax.runtime.profile.program_costs import ProgramNode as ProgramNode
+    from ipujax.runtime.profile.program_costs import (
+        EquationKind as EquationKind,
+        PassChange as PassChange,
+        ProgramNode as ProgramNode,
+    )
     from ipujax.runtime.profile.serialise import (
         Where as Where,
         write_cbor as write_cbor,

@@ -19,8 +19,8 @@ from ipujax.runtime.files.kinds import Map, Text
 from ipujax.runtime.graph import of_replicas
 from ipujax.runtime.many_machines import ProgramCounts
 from ipujax.runtime.profile.breakdown import LayerCost, Metric, Operation, layer_costs, line_costs, metrics_of_run
-from ipujax.runtime.profile.pass_changes import PassChange, pass_changes
 from ipujax.runtime.profile.primary_figures import PrimaryFigures, run_figure
+from ipujax.runtime.profile.program_costs import PassChange, pass_changes
 from ipujax.runtime.profile.text import duration, size
 from ipujax.runtime.sections.memory import region_bytes
 from ipujax.runtime.uncertainty import (

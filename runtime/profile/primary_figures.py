@@ -30,8 +30,7 @@ from ipujax.runtime.host import HostData
 from ipujax.runtime.memory import Attempt, MemoryReport, ways_to_fit
 from ipujax.runtime.profile.attribution import Attribution, label
 from ipujax.runtime.profile.execution_trace import TRACE_PHASES, ExecutionTrace, execution_trace
-from ipujax.runtime.profile.pass_changes import EquationKind
-from ipujax.runtime.profile.program_costs import PROGRAM_TREE, ProgramNode, program_costs
+from ipujax.runtime.profile.program_costs import PROGRAM_TREE, EquationKind, ProgramNode, program_costs
 from ipujax.runtime.profile.slow_code import Emulated, SlowOperation, emulated, slow_operations
 from ipujax.runtime.profile.stage_figures import PipelineCost, StageCost, pipeline_costs, stage_costs
 from ipujax.runtime.profile.step_costs import StepCost, StepRows, step_costs

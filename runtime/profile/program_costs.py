@@ -4,11 +4,19 @@ Input: an `Executable`, its `Numbering`, and the `Timeline` of a run. Output: `P
 without time are left out; nested sequences are one.
 Limits: a step that several calls run is in the tree at each, with cycles in proportion to the runs from it, as if data
 decided alike in all calls. In trees above `MAX_NODES`, the nodes of a function are at its first call only.
+
+What each pass of the compilation changed: the equations that it added and removed.
+
+Input: for each pass the number of equations of each kind after it. Output: a `PassChange` for each pass. Equations are
+of one kind if they agree in primitive, types and line: names of values make no difference, of which a removed equation
+changes all that follow. The changes between two passes are the sums of those from one to the other.
+Limits: equations that only moved are no change.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence as Rows
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence as Rows
 from dataclasses import dataclass
 from typing import Any
 
@@ -157,3 +165,33 @@ def _label(node: Program) -> tuple[str, str]:
 
 def _line(origin: Origin) -> str:
     return "" if origin == Origin() else str(origin)
+
+
+EquationKind = tuple[str, str, str]  # primitive, types "f32[8] f32[8] → f32[8]", line of source
+
+
+@dataclass(frozen=True, slots=True)
+class PassChange:
+    """What a pass changed.
+
+    Args:
+        name: of the pass; the first is the trace, which adds all equations.
+        num_equations: after it, those inside other equations included.
+        changes: number of equations of a kind that it added, below 0 if it removed them, most first.
+    """
+
+    name: str
+    num_equations: int
+    changes: tuple[tuple[EquationKind, int], ...]
+
+
+def pass_changes(counts: Mapping[str, Counter[EquationKind]]) -> tuple[PassChange, ...]:
+    """Return the change of each pass, from the equations after each by its name, in order."""
+    changes: list[PassChange] = []
+    before = Counter[EquationKind]()
+    for name, after in counts.items():
+        added = {kind: after[kind] - before[kind] for kind in (*after, *before)} if after is not before else {}
+        rows = sorted((row for row in added.items() if row[1]), key=lambda row: (-abs(row[1]), row))
+        changes.append(PassChange(name, after.total(), tuple(rows)))
+        before = after
+    return tuple(changes)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 import ipujax as ipu
-from ipujax.runtime.profile.pass_changes import pass_changes
+from ipujax.runtime.profile.program_costs import pass_changes
 
 ADD = ("add", "f32[4] f32[4] → f32[4]", "model.py:3")
 MUL = ("mul", "f32[4] f32[4] → f32[4]", "model.py:4")
