@@ -128,6 +128,7 @@ def _of_one_micro_batch(
     rows = PartitionSpec(_AXIS)
     results = list(after.jaxpr.outvars)
     are_rows = tuple(isinstance(v, Var) and PartitionSpec(*specs[v][:1]) == rows for v in results)
+    # A variable of the type of an index along a mesh axis.
     number = jax.make_jaxpr(jnp.int32)(0).jaxpr.invars[0]
     invars = [number, *(inputs[v] for v in after.jaxpr.invars)]
     eqns = [eqn for eqn in (_numbered(eqn, number) for eqn in inner.eqns) if eqn is not None]
@@ -202,6 +203,7 @@ class _Walk:
             self.terms.update(zip(eqn.outvars, eqn.invars, strict=True))
             self.kinds.update(dict.fromkeys(eqn.outvars, "sum"))
             return None
+        # A loop over layers has the sums of their gradients inside.
         has_collectives = any(each.primitive.name in _COLLECTIVES for each in equations_inside(eqn))
         if name == "scan" and (has_collectives or "term" in kinds):
             return self._scan(eqn, kinds)
@@ -243,6 +245,7 @@ class _Walk:
             carries = [kind for kind in kinds_after if kind is not None]
         outvars = [substituted(atom, inner.terms) for atom in results]
         new_body = part_of(jaxpr, jaxpr.invars, outvars, [inner.of_terms(each) for each in eqns])
+        # Results that do not vary are marked as if they did: the loop runs in each micro-batch.
         of_results: list[Kind] = ["sum" if kind == "sum" else "term" for kind in (*carries, *after[len(carries) :])]
         self.kinds.update(zip(eqn.outvars, of_results, strict=True))
         return eqn.replace(params={**eqn.params, "jaxpr": new_body})
@@ -269,6 +272,7 @@ def _kind_of_results(eqn: JaxprEqn, kinds: Sequence[Kind]) -> Kind | None:
         return "sum"
     if {"sum", "after"} & distinct:
         return "after"
+    # Zeros that a sum begins with are a sum of terms too.
     is_zero = bool(kinds) and distinct == {"zero"} and (name == "broadcast_in_dim" or record_of(eqn).keeps_sums)
     return "zero" if is_zero else "same"
 

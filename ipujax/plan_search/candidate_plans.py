@@ -140,6 +140,7 @@ def candidates(
         for number in donate
         if not any(used[n] for n, argument in enumerate(traced.arguments) if argument == number)
     ]
+    # Without micro-batches nothing says which arguments are parameters.
     specs = {} if split is None or target.num_ipus == 1 else _model_specs(traced, is_batch, used, split, target)
     if target.num_ipus > 1 and split is not None and not specs:
         reasons.append("shards: no argument has a dimension that two IPUs divide")
@@ -257,6 +258,7 @@ def _model_specs(
     parameters = [n for n, (flag, is_read) in enumerate(zip(is_batch, used, strict=True)) if is_read and not flag]
     min_bytes = _SMALL_SHARE * sum(sizes[n] for n in parameters)
     large = sorted((n for n in parameters if sizes[n] >= min_bytes), key=lambda n: -sizes[n])
+    # Two shards stand for all numbers: a dimension that two divide is most often a power of two.
     mesh = AbstractMesh((2,), (MODEL,), (AxisType.Auto,))
     search = ShardingSearch(jaxpr, mesh, target.replace(num_ipus=2), {})
     start = [PartitionSpec()] * len(jaxpr.in_avals)

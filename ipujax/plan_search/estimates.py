@@ -172,6 +172,7 @@ class StepCosts:
         if plan.data > 1:
             ranks = tuple(range(0, plan.data * plan.shards, plan.shards))
             cycles += estimated_cycles(self.target, (ranks,), max(1, costs.gradient_bytes // plan.stages), True)
+        # A batch over a mesh is loaded at once, before the first micro-batch.
         latency = self.target.host_latency_seconds * self.target.clock_hz
         transfers = plan.micro_batches if plan.data * plan.shards == 1 else 1
         cycles += latency * (transfers + 1)
@@ -216,6 +217,7 @@ def _pipeline_cost(
     if plan.stages == 1:
         cycles = count * float(work.forward_cycles.sum() + work.backward_cycles.sum())
         values = float(work.residual_bytes.sum()) * stores_residuals
+        # Without micro-batches a gradient is used as soon as it is computed.
         accumulators = 2 if count > 1 else 1
         parameters = accumulators * sum(num_bytes for _, num_bytes in work.parameter_bytes)
         return cycles, values + parameters + sum(num_bytes for _, num_bytes in resident), ()

@@ -208,6 +208,7 @@ def applied(
         results = eval_jaxpr(traced.jaxpr, values, lambda eqn, operands: _evaluated(plan, eqn, operands), jnp.asarray)
     else:
         flags = [False] * len(traced.constants) + list(is_batch)
+        # The first operand is the number of the micro-batch, one row of a batch of numbers.
         operands = [jnp.arange(plan.micro_batches, dtype=jnp.int32), *values]
         roles: list[Role] = ["batch" if flag else "same" for flag in (True, *flags)]
         used = [n for n, is_used in enumerate(split.used) if is_used]
@@ -239,6 +240,7 @@ def applied(
             x if is_sum else x.reshape(-1, *x.shape[2:]) for x, is_sum in zip(reduced, split.is_sum, strict=True)
         ]
         results = jaxpr_as_fun(split.update)(*values, *values_of_batch)
+    # A result in the place of a donated array has its split, so that the next call finds it there.
     places = result_places(traced, is_donated)
     placed = [_constrained(x, specs[places[n]], mesh) if n in places else x for n, x in enumerate(results)]
     return jax.tree.unflatten(traced.out_tree, placed)
@@ -321,6 +323,7 @@ def _micro_batch_shape(x: Any, role: str, micro_batches: int) -> jax.ShapeDtypeS
 
 def result_places(traced: TracedStep, is_donated: Sequence[bool]) -> dict[int, int]:
     """Return for each result that takes the place of a donated array the number of its leaf."""
+    # As under `jax.jit`, each result takes the place of one array of its type.
     free: dict[tuple[Any, ...], list[int]] = {}
     for number, (aval, flag) in enumerate(zip(traced.avals, is_donated, strict=True)):
         if flag:

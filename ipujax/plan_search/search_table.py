@@ -80,6 +80,7 @@ class Search:
         compiled = [row for row in rows_with_bytes if row.figures == "compiled"] or rows_with_bytes
         if not compiled:
             raise ArgumentError("no plan of this search is possible", got="; ".join(self._reasons_of_rows()) or None)
+        # The plan that lacks fewest bytes tells how much larger the machine must be.
         closest = min(compiled, key=lambda row: row.max_tile_bytes or 0)
         missing = max(0, (closest.max_tile_bytes or 0) - self.bytes_per_tile)
         raise ArgumentError(

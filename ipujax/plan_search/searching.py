@@ -217,6 +217,7 @@ class _Run:
     def next_plan(self) -> Plan | None:
         """Return the plan to compile next: of those that may fit the fastest, else the smallest; None for none."""
         remaining = [plan for plan in self.estimates if plan not in self.compiled]
+        # Nothing is slower than a plan that is not known yet.
         best = min((cost.cycles or 0 for cost in self.compiled.values() if cost.fits), default=None)
         fitting = [plan for plan in remaining if self.may_fit(plan)]
         if fitting:
@@ -268,6 +269,7 @@ class _Run:
         if executor is None:
             yield from ((plan, compiled_cost(*job)) for plan, job in zip(plans, jobs, strict=True))
             return
+        # All jobs of a round are submitted before the first is waited for.
         futures = [executor.submit(compiled_cost, *job) for job in jobs]
         for plan, future in zip(plans, futures, strict=True):
             try:
@@ -343,6 +345,7 @@ def compiled_cost(
         profile = first.lower(*shapes).compile().profile
         needed_bytes = int(profile.memory.max_tile_bytes)
         cycles = int(profile.cycles)
+        # The first attempt fits: `ipu.jit` would take it too.
         if not profile.memory.lacking():
             return PointCost(cycles, needed_bytes, True)
         if needed_bytes > _HOPELESS * target.bytes_per_tile or (best_cycles is not None and cycles > best_cycles):
