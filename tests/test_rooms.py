@@ -486,9 +486,9 @@ ROOMS: dict[str, str] = {
     ),
     "ipujax.distributed.launcher": "ipujax.distributed.instance",
     "ipujax.cli": (
-        "ipujax.compiled_programs ipujax.device ipujax.distributed.launcher ipujax.jax_scripts ipujax.onnx.random_call"
-        " ipujax.storage lowering.dumps lowering.rules lowering.rules.table runtime.logs runtime.profile runtime.report"
-        " runtime.target"
+        "ipujax ipujax.compiled_programs ipujax.device ipujax.distributed.launcher ipujax.jax_scripts ipujax.models"
+        " ipujax.onnx.random_call ipujax.storage lowering.dumps lowering.rules lowering.rules.table runtime.logs"
+        " runtime.profile runtime.report runtime.target"
     ),
     "ipujax.__main__": "ipujax.cli",
 }
