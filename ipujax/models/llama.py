@@ -69,7 +69,7 @@ def attention(p: Params, x: jax.Array, shape: LlamaShape) -> jax.Array:
     groups = q.reshape(rows, length, shape.key_heads, -1, head_width)
     scores = jnp.einsum("bqhgd,bkhd->bhgqk", groups, k) / math.sqrt(head_width)
     causal = jnp.tril(jnp.ones((length, length), bool))
-    shares = jax.nn.softmax(jnp.where(causal, scores, -1e9))
+    shares = jax.nn.softmax(jnp.where(causal, scores, jnp.finfo(scores.dtype).min))
     return dense(p["out"], jnp.einsum("bhgqk,bkhd->bqhgd", shares, v).reshape(rows, length, shape.width))
 
 

@@ -32,7 +32,7 @@ def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
     """Values of the positions up to each, weighted by attention; all are [batch, length, heads, width of a head]."""
     scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) / math.sqrt(q.shape[-1])
     causal = jnp.tril(jnp.ones(scores.shape[-2:], bool))
-    shares = jax.nn.softmax(jnp.where(causal, scores, -1e9))
+    shares = jax.nn.softmax(jnp.where(causal, scores, jnp.finfo(scores.dtype).min))
     return jnp.einsum("bhqk,bkhd->bqhd", shares, v)
 
 

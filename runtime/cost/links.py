@@ -26,6 +26,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import frozen
@@ -51,7 +52,7 @@ class Flows:
     num_bytes: np.ndarray
 
     @staticmethod
-    def of(num_ipus: int, senders: Sequence[int], receivers: Sequence[int], num_bytes: Sequence[int] | int) -> Flows:
+    def of(num_ipus: int, senders: ArrayLike, receivers: ArrayLike, num_bytes: ArrayLike) -> Flows:
         """Return the sums of equal pairs, without bytes of an IPU to itself and pairs of none."""
         sources, destinations, counts = np.broadcast_arrays(
             *(np.asarray(values, np.int64) for values in (senders, receivers, num_bytes))
