@@ -454,7 +454,7 @@ ROOMS: dict[str, str] = {
     "ipujax.popart.supported_operations": "ipujax.onnx.front_end ipujax.popart.building ipujax.popart.enumerations",
     "ipujax.popart.flow": (
         "ipujax.front_end ipujax.onnx.front_end ipujax.popart.enumerations ipujax.popart.exceptions"
-        " ipujax.popart.tensor_info"
+        " ipujax.popart.reserved_names ipujax.popart.tensor_info"
     ),
     "ipujax.popart.devices": "ipujax ipujax.front_end ipujax.popart.enumerations ipujax.popart.exceptions",
     "ipujax.popart.options": "ipujax.front_end ipujax.popart.enumerations ipujax.popart.exceptions",
@@ -477,6 +477,10 @@ ROOMS: dict[str, str] = {
         " ipujax.popart.exceptions ipujax.popart.flow ipujax.popart.model_graph ipujax.popart.optimisers"
         " ipujax.popart.options ipujax.popart.popart_log ipujax.popart.reserved_names ipujax.popart.steps"
         " ipujax.popart.tensor_info"
+    ),
+    "ipujax.popart.horovod": (
+        "ipujax ipujax.front_end ipujax.popart.exceptions ipujax.popart.optimisers ipujax.popart.options"
+        " ipujax.popart.session"
     ),
     "ipujax.popart": (
         "ipujax.popart.building ipujax.popart.devices ipujax.popart.enumerations ipujax.popart.exceptions"
