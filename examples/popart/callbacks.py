@@ -1,6 +1,6 @@
 """Feeds a session by callbacks, and times transfers from the host and back, for several sizes.
 
-python examples/popart/callbacks.py --sizes 1000 100000
+python examples/popart/callbacks.py --data-size 1000 100000
 """
 
 from __future__ import annotations
@@ -17,12 +17,15 @@ import ipujax.popart as popart
 def main(arguments: Sequence[str] | None = None) -> dict[int, float]:
     """Run a small graph for each size; print times and the last profile, return seconds by size."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sizes", type=int, nargs="+", default=[64, 4096, 65536], help="elements of the tensors")
+    sizes = [64, 4096, 65536]
+    parser.add_argument(
+        "--data-size", type=int, nargs="+", default=sizes, help="elements of the tensors, one after another"
+    )
     parser.add_argument("--batches", type=int, default=5, help="batches to run")
     args = parser.parse_args(arguments)
 
     seconds: dict[int, float] = {}
-    for size in args.sizes:
+    for size in args.data_size:
         builder = popart.Builder()
         a = builder.addInputTensor("FLOAT", [size], "a")
         b = builder.addInputTensor("FLOAT", [size], "b")

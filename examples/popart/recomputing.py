@@ -13,8 +13,10 @@ from collections.abc import Sequence
 import numpy as np
 
 import ipujax.popart as popart
+from ipujax.popart.gcprofile import save_popart_report
 
 LAYERS = 7
+METHODS = {"OFF": "none", "ON": "manual", "AUTO": "auto"}  # as the option names them
 
 
 def session_of(method: str, args: argparse.Namespace) -> tuple[popart.TrainingSession, str, str]:
@@ -34,6 +36,8 @@ def session_of(method: str, args: argparse.Namespace) -> tuple[popart.TrainingSe
             if layer % 2:
                 (y,) = builder.checkpointOutput([y])
     loss = builder.aiGraphcore.l1loss([y], 0.1)
+    if args.export:
+        builder.saveModelProto(args.export)
     options = popart.SessionOptions()
     if method == "auto":
         options.autoRecomputation = popart.RecomputationType.Standard
@@ -57,11 +61,20 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, int]:
     parser.add_argument("--batch-size", type=int, default=1024, help="examples of a batch")
     parser.add_argument("--width", type=int, default=64, help="units of a layer")
     parser.add_argument("--tiles", type=int, default=16, help="tiles of the IPU")
+    parser.add_argument("--recomputing", choices=METHODS, nargs="+", default=list(METHODS), help="methods, in order")
+    parser.add_argument("--export", metavar="FILE", help="save the model, of the last method")
+    parser.add_argument("--report", action="store_true", help="save graph.json, execution.json and report.profile")
+    parser.add_argument("--show-logs", action="store_true", help="print what the sessions log")
+    parser.add_argument("--test", action="store_true", help="use a small batch")
     args = parser.parse_args(arguments)
+    if args.test:
+        args.batch_size = 64
+    if args.show_logs:
+        popart.getLogger().setLevel("DEBUG")
     data = np.random.default_rng(1).normal(size=(args.batch_size, args.width)).astype(np.float32)
     used: dict[str, int] = {}
     losses = []
-    for method in ("none", "manual", "auto"):
+    for method in (METHODS[name] for name in args.recomputing):
         session, x, loss = session_of(method, args)
         results = session.initAnchorArrays()
         session.run(popart.PyStepIO({x: data}, results))
@@ -73,6 +86,8 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, int]:
         )
     # Recomputation changes memory and cycles, not results.
     np.testing.assert_allclose(losses, losses[0], rtol=1e-5)
+    if args.report:
+        save_popart_report(session)
     print(report.summary())
     return used
 

@@ -73,19 +73,19 @@ def test_pipelines_are_faster_than_shards(capsys: Printed) -> None:
 
 @pytest.mark.parametrize("io_tiles", [0, 4])
 def test_phases_need_less_memory(io_tiles: int, capsys: Printed) -> None:
-    used = phased_execution.main(["--layers", "6", "--io-tiles", str(io_tiles)])
+    used = phased_execution.main(["--num-layers", "6", "--io-tiles", str(io_tiles)])
     assert used["phased"] < used["resident"]
     assert PROFILE in capsys.readouterr().out
 
 
 def test_operators_of_the_user(capsys: Printed) -> None:
-    assert len(custom_operators.main()) == 3
+    assert len(custom_operators.main(["--alpha", "0.5", "0.1", "-0.1"])) == 3
     printed = capsys.readouterr().out
     assert "leaky ReLU: [" in printed and PROFILE in printed
 
 
 def test_callbacks(capsys: Printed) -> None:
-    assert all(seconds > 0 for seconds in callbacks.main(["--sizes", "64", "4096"]).values())
+    assert all(seconds > 0 for seconds in callbacks.main(["--data-size", "64", "4096"]).values())
     printed = capsys.readouterr().out
     assert "4,096 elements" in printed and PROFILE in printed
 
