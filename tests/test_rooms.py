@@ -72,10 +72,22 @@ ROOMS: dict[str, str] = {
         "runtime.analysis runtime.compile runtime.cost runtime.exchange runtime.files runtime.graph runtime.memory"
         " runtime.target runtime.tensor runtime.timeline"
     ),
-    "runtime.causes": "runtime.compile runtime.cost runtime.files runtime.graph runtime.tensor runtime.timeline",
+    "runtime.causes": (
+        "runtime.compile runtime.cost runtime.files runtime.graph runtime.target runtime.tensor runtime.timeline"
+    ),
+    "runtime": "",
+    "runtime.interpreter": "runtime.analysis runtime.exchange runtime.graph runtime.host runtime.memory runtime.tensor",
+    "runtime.many_machines": (
+        "runtime.analysis runtime.compile runtime.cost runtime.graph runtime.memory runtime.target runtime.timeline"
+    ),
+    "runtime.uncertainty": (
+        "runtime.causes runtime.compile runtime.cost runtime.files runtime.graph runtime.many_machines runtime.target"
+        " runtime.tensor runtime.timeline"
+    ),
     "runtime.profile": (
-        "runtime.causes runtime.compile runtime.cost runtime.files runtime.graph runtime.host runtime.memory"
-        " runtime.sections runtime.sources runtime.target runtime.tensor runtime.timeline"
+        "runtime.causes runtime.compile runtime.cost runtime.files runtime.graph runtime.host runtime.many_machines"
+        " runtime.memory runtime.sections runtime.sources runtime.target runtime.tensor runtime.timeline"
+        " runtime.uncertainty"
     ),
     "runtime.schema": "runtime.files runtime.graph runtime.memory runtime.profile runtime.sections runtime.target",
     "runtime.views": "runtime.causes runtime.memory runtime.profile runtime.sources runtime.target runtime.tensor",
@@ -88,8 +100,6 @@ ROOMS: dict[str, str] = {
         " runtime.options runtime.page runtime.profile runtime.schema runtime.sections runtime.signatures"
         " runtime.target runtime.tensor runtime.timeline runtime.views"
     ),
-    "runtime": "",
-    "runtime.interpreter": "runtime.analysis runtime.exchange runtime.graph runtime.host runtime.tensor",
     "lowering.jax_compat": "",
     "lowering.stored_modules": "lowering.jax_compat",
     "lowering.source_info": "lowering.jax_compat runtime.tensor",
@@ -218,6 +228,10 @@ ROOMS: dict[str, str] = {
         " runtime.tensor"
     ),
     "lowering": "",
+    "lowering.least_work": (
+        "lowering.jax_compat lowering.jaxpr lowering.passes lowering.poplin lowering.popops lowering.popops.vertices"
+        " lowering.primitives lowering.replicas lowering.rules.numerics runtime.graph runtime.target"
+    ),
     "ipujax.device": "runtime.signatures runtime.target",
     "ipujax.sharding": "lowering.jax_compat lowering.jaxpr lowering.partition runtime.signatures",
     "ipujax.arguments": "ipujax.device runtime.signatures runtime.target",
@@ -226,7 +240,10 @@ ROOMS: dict[str, str] = {
         " lowering.replicas lowering.source_info lowering.stablehlo runtime.logs runtime.signatures runtime.tensor"
         " runtime.tracebacks"
     ),
-    "ipujax.distributed.instance": "ipujax.calls lowering.jax_compat lowering.replicas runtime.host runtime.signatures",
+    "ipujax.distributed.instance": (
+        "ipujax.calls lowering.jax_compat lowering.replicas runtime.host runtime.logs runtime.options"
+        " runtime.signatures"
+    ),
     "ipujax.public": "",
     "ipujax.recurrent": "",
     "ipujax.compiled_programs": "runtime.compile runtime.logs",
@@ -247,15 +264,16 @@ ROOMS: dict[str, str] = {
         " runtime.options"
     ),
     "ipujax.storage": (
-        "ipujax.calls lowering.digests lowering.refs lowering.stored_modules runtime.files runtime.logs runtime.report"
-        " runtime.schema runtime.signatures"
+        "ipujax.calls lowering.digests lowering.refs lowering.stored_modules runtime.files runtime.logs"
+        " runtime.report runtime.schema runtime.signatures"
     ),
     "ipujax.lowering_plan": (
         "ipujax.arguments ipujax.calls ipujax.device ipujax.distributed.instance ipujax.fit ipujax.popsparse"
         " ipujax.sharding ipujax.storage lowering.choice lowering.dumps lowering.jax_compat lowering.jaxpr"
-        " lowering.lower lowering.offload lowering.partition lowering.passes lowering.program_inputs"
-        " lowering.recomputation lowering.refs lowering.replicas lowering.rules runtime.compile runtime.graph"
-        " runtime.host runtime.logs runtime.options runtime.report runtime.target runtime.tensor"
+        " lowering.least_work lowering.lower lowering.offload lowering.partition lowering.passes"
+        " lowering.program_inputs lowering.recomputation lowering.refs lowering.replicas lowering.rules"
+        " runtime.compile runtime.graph runtime.host runtime.logs runtime.options runtime.report runtime.target"
+        " runtime.tensor"
     ),
     "ipujax.program_evaluation": (
         "ipujax.calls ipujax.distributed.instance ipujax.lowering_plan runtime.compile runtime.engine runtime.graph"
@@ -279,31 +297,33 @@ ROOMS: dict[str, str] = {
         " runtime.graph runtime.interpreter runtime.tensor"
     ),
     "ipujax.functions": (
-        "ipujax.arguments ipujax.caching ipujax.calls ipujax.checking ipujax.device ipujax.distributed.instance"
-        " ipujax.lowering_plan ipujax.sharding ipujax.stages ipujax.storage lowering.dumps lowering.jax_compat"
-        " lowering.partition lowering.replicas runtime.host runtime.logs runtime.options"
+        "ipujax.arguments ipujax.caching ipujax.calls ipujax.checking ipujax.compiled_programs ipujax.device"
+        " ipujax.distributed.instance ipujax.lowering_plan ipujax.sharding ipujax.stages ipujax.storage lowering.dumps"
+        " lowering.jax_compat lowering.partition lowering.replicas runtime.host runtime.logs runtime.options"
     ),
     "ipujax.jit": (
-        "ipujax.arguments ipujax.calls ipujax.checking ipujax.device ipujax.functions ipujax.sharding ipujax.stages"
-        " runtime.options runtime.report runtime.signatures runtime.target runtime.tracebacks"
+        "ipujax.arguments ipujax.calls ipujax.checking ipujax.compiled_programs ipujax.device ipujax.functions"
+        " ipujax.sharding ipujax.stages runtime.options runtime.report runtime.signatures runtime.target"
+        " runtime.tracebacks"
     ),
     "ipujax.jax_scripts": (
-        "ipujax.arguments ipujax.caching ipujax.calls ipujax.device ipujax.lowering_plan ipujax.sharding ipujax.stages"
-        " lowering.jax_compat lowering.jaxpr lowering.partition lowering.primitives lowering.stablehlo runtime.files"
-        " runtime.graph runtime.host runtime.logs runtime.options runtime.profile runtime.report runtime.signatures"
-        " runtime.sources runtime.target"
+        "ipujax.arguments ipujax.caching ipujax.calls ipujax.device ipujax.lowering_plan ipujax.sharding"
+        " ipujax.stages lowering.jax_compat lowering.jaxpr lowering.partition lowering.primitives lowering.stablehlo"
+        " runtime.files runtime.graph runtime.host runtime.logs runtime.options runtime.profile runtime.report"
+        " runtime.signatures runtime.sources runtime.target"
     ),
     "ipujax.auto_sharding": (
         "ipujax.device ipujax.jit lowering.jax_compat lowering.partition lowering.passes runtime.signatures"
         " runtime.target"
     ),
-    "ipujax.advice": (
-        "ipujax.arguments ipujax.device ipujax.jit lowering.jaxpr runtime.options runtime.signatures runtime.target"
-    ),
     "ipujax.pipeline": (
         "ipujax.arguments ipujax.calls ipujax.device ipujax.jit ipujax.stages lowering.jax_compat lowering.jaxpr"
         " lowering.pipelining lowering.refs lowering.schedules runtime.graph runtime.options runtime.report"
         " runtime.signatures runtime.target runtime.tracebacks"
+    ),
+    "ipujax.advice": (
+        "ipujax.arguments ipujax.device ipujax.jit ipujax.pipeline lowering.jaxpr lowering.schedules runtime.causes"
+        " runtime.markup runtime.options runtime.report runtime.signatures runtime.target runtime.tensor runtime.views"
     ),
     "ipujax.prefetching": "ipujax.arguments runtime.host runtime.signatures",
     "ipujax.poplar.types": "runtime.graph runtime.tensor",
@@ -350,46 +370,16 @@ ROOMS: dict[str, str] = {
         "ipujax.poplar.types ipujax.poplar.vertex lowering.jax_compat lowering.jaxpr lowering.refs lowering.rules"
         " runtime.target runtime.tensor"
     ),
-    "runtime.many_machines": (
-        "runtime.analysis runtime.compile runtime.cost runtime.graph runtime.memory runtime.profile runtime.target"
-        " runtime.tensor runtime.timeline"
-    ),
     "ipujax.studies": (
         "ipujax.caching ipujax.device ipujax.jit ipujax.storage lowering.digests lowering.jax_compat runtime.compile"
-        " runtime.logs runtime.many_machines runtime.markup runtime.memory runtime.page runtime.signatures"
-        " runtime.target"
-    ),
-    "ipujax": (
-        "ipujax.advice ipujax.auto_sharding ipujax.checking ipujax.device ipujax.distributed ipujax.jax_scripts"
-        " ipujax.jit ipujax.optim ipujax.pipeline ipujax.poplar ipujax.poplin ipujax.popnn ipujax.popops ipujax.poprand"
-        " ipujax.popsolver ipujax.popsparse ipujax.poputil ipujax.prefetching ipujax.public ipujax.schedules"
-        " ipujax.stages ipujax.storage ipujax.studies ipujax.tiles runtime.host runtime.options runtime.report"
-        " runtime.target"
+        " runtime.logs runtime.many_machines runtime.markup runtime.memory runtime.page runtime.profile"
+        " runtime.signatures runtime.target runtime.tensor runtime.timeline"
     ),
     "ipujax.front_end": (
         "ipujax.arguments ipujax.jit ipujax.public ipujax.recurrent lowering.jaxpr lowering.schedules"
         " lowering.source_info runtime.files runtime.logs runtime.options runtime.signatures runtime.target"
     ),
-    "ipujax.keras.backend": "ipujax",
     "ipujax.keras.ops": "",
-    "ipujax.keras.model_state": "ipujax ipujax.front_end",
-    "ipujax.keras.config": "ipujax ipujax.front_end",
-    "ipujax.keras.utils": "ipujax ipujax.front_end ipujax.keras.config",
-    "ipujax.keras.callbacks": "ipujax ipujax.front_end",
-    "ipujax.keras.stages": "ipujax ipujax.front_end ipujax.keras.model_state",
-    "ipujax.keras.layer_places": "ipujax.front_end ipujax.keras.model_state",
-    "ipujax.keras.execution": (
-        "ipujax ipujax.front_end ipujax.keras.layer_places ipujax.keras.model_state ipujax.keras.stages"
-    ),
-    "ipujax.keras.ipu_strategy": (
-        "ipujax ipujax.front_end ipujax.keras.config ipujax.keras.execution ipujax.keras.layer_places"
-        " ipujax.keras.model_state ipujax.keras.stages"
-    ),
-    "ipujax.keras.keras": "ipujax.keras.stages",
-    "ipujax.keras": (
-        "ipujax.front_end ipujax.keras.backend ipujax.keras.callbacks ipujax.keras.config ipujax.keras.ipu_strategy"
-        " ipujax.keras.keras ipujax.keras.ops ipujax.keras.stages ipujax.keras.utils"
-    ),
     "ipujax.onnx.onnx_errors": "ipujax.front_end",
     "ipujax.onnx.graphs": "",
     "ipujax.onnx.element_types": "ipujax.onnx.onnx_errors",
@@ -410,15 +400,50 @@ ROOMS: dict[str, str] = {
     "ipujax.onnx.microsoft": (
         "ipujax.onnx.element_types ipujax.onnx.onnx_errors ipujax.onnx.operators ipujax.onnx.registry"
     ),
+    "ipujax.onnx.call_arguments": (
+        "ipujax.front_end ipujax.onnx.budget ipujax.onnx.graphs ipujax.onnx.onnx_errors ipujax.onnx.wide_values"
+    ),
+    "ipujax.popart.enumerations": "",
+    "ipujax.popart.reserved_names": "",
+    "ipujax.distributed.launcher": "ipujax.distributed.instance",
+    "ipujax.plan_search": (
+        "ipujax.arguments ipujax.auto_sharding ipujax.caching ipujax.device ipujax.jit ipujax.storage ipujax.studies"
+        " lowering.digests lowering.gcl lowering.jax_compat lowering.jaxpr lowering.partition lowering.passes"
+        " lowering.pipelining lowering.primitives lowering.replicas lowering.rules lowering.schedules"
+        " lowering.source_info runtime.graph runtime.options runtime.signatures runtime.target"
+    ),
+    "ipujax": (
+        "ipujax.advice ipujax.auto_sharding ipujax.checking ipujax.device ipujax.distributed ipujax.jax_scripts"
+        " ipujax.jit ipujax.optim ipujax.pipeline ipujax.plan_search ipujax.poplar ipujax.poplin ipujax.popnn"
+        " ipujax.popops ipujax.poprand ipujax.popsolver ipujax.popsparse ipujax.poputil ipujax.prefetching"
+        " ipujax.public ipujax.schedules ipujax.stages ipujax.storage ipujax.studies ipujax.tiles runtime.host"
+        " runtime.options runtime.report runtime.target"
+    ),
+    "ipujax.keras.backend": "ipujax",
+    "ipujax.keras.model_state": "ipujax ipujax.front_end",
+    "ipujax.keras.config": "ipujax ipujax.front_end",
+    "ipujax.keras.utils": "ipujax ipujax.front_end ipujax.keras.config",
+    "ipujax.keras.callbacks": "ipujax ipujax.front_end",
+    "ipujax.keras.stages": "ipujax ipujax.front_end ipujax.keras.model_state",
+    "ipujax.keras.layer_places": "ipujax.front_end ipujax.keras.model_state",
+    "ipujax.keras.execution": (
+        "ipujax ipujax.front_end ipujax.keras.layer_places ipujax.keras.model_state ipujax.keras.stages"
+    ),
+    "ipujax.keras.ipu_strategy": (
+        "ipujax ipujax.front_end ipujax.keras.config ipujax.keras.execution ipujax.keras.layer_places"
+        " ipujax.keras.model_state ipujax.keras.stages"
+    ),
+    "ipujax.keras.keras": "ipujax.keras.stages",
+    "ipujax.keras": (
+        "ipujax.front_end ipujax.keras.backend ipujax.keras.callbacks ipujax.keras.config ipujax.keras.ipu_strategy"
+        " ipujax.keras.keras ipujax.keras.ops ipujax.keras.stages ipujax.keras.utils"
+    ),
     "ipujax.onnx.reading": (
         "ipujax ipujax.front_end ipujax.onnx.budget ipujax.onnx.graphs ipujax.onnx.onnx_errors ipujax.onnx.registry"
     ),
     "ipujax.onnx.evaluation": (
         "ipujax ipujax.front_end ipujax.onnx.budget ipujax.onnx.graphs ipujax.onnx.onnx_errors ipujax.onnx.reading"
         " ipujax.onnx.registry ipujax.onnx.wide_values"
-    ),
-    "ipujax.onnx.call_arguments": (
-        "ipujax.front_end ipujax.onnx.budget ipujax.onnx.graphs ipujax.onnx.onnx_errors ipujax.onnx.wide_values"
     ),
     "ipujax.onnx.model": (
         "ipujax.front_end ipujax.onnx.budget ipujax.onnx.call_arguments ipujax.onnx.evaluation ipujax.onnx.graphs"
@@ -439,25 +464,23 @@ ROOMS: dict[str, str] = {
         " ipujax.onnx.sessions"
     ),
     "ipujax.popart.exceptions": "ipujax ipujax.front_end ipujax.onnx ipujax.onnx.front_end",
-    "ipujax.popart.enumerations": "",
-    "ipujax.popart.reserved_names": "",
     "ipujax.popart.tensor_info": "ipujax.popart.exceptions",
     "ipujax.popart.operators": (
         "ipujax.front_end ipujax.onnx ipujax.onnx.front_end ipujax.popart.enumerations ipujax.popart.exceptions"
         " ipujax.popart.tensor_info"
     ),
-    "ipujax.popart.building": (
-        "ipujax.front_end ipujax.onnx ipujax.onnx.front_end ipujax.popart.enumerations ipujax.popart.exceptions"
-        " ipujax.popart.operators ipujax.popart.tensor_info"
-    ),
-    "ipujax.popart.graph_transformer": "ipujax.popart.building ipujax.popart.exceptions ipujax.popart.tensor_info",
-    "ipujax.popart.supported_operations": "ipujax.onnx.front_end ipujax.popart.building ipujax.popart.enumerations",
     "ipujax.popart.flow": (
         "ipujax.front_end ipujax.onnx.front_end ipujax.popart.enumerations ipujax.popart.exceptions"
         " ipujax.popart.reserved_names ipujax.popart.tensor_info"
     ),
     "ipujax.popart.devices": "ipujax ipujax.front_end ipujax.popart.enumerations ipujax.popart.exceptions",
     "ipujax.popart.options": "ipujax.front_end ipujax.popart.enumerations ipujax.popart.exceptions",
+    "ipujax.popart.building": (
+        "ipujax.front_end ipujax.onnx ipujax.onnx.front_end ipujax.popart.enumerations ipujax.popart.exceptions"
+        " ipujax.popart.operators ipujax.popart.options ipujax.popart.tensor_info"
+    ),
+    "ipujax.popart.graph_transformer": "ipujax.popart.building ipujax.popart.exceptions ipujax.popart.tensor_info",
+    "ipujax.popart.supported_operations": "ipujax.onnx.front_end ipujax.popart.building ipujax.popart.enumerations",
     "ipujax.popart.optimisers": (
         "ipujax.popart.enumerations ipujax.popart.exceptions ipujax.popart.reserved_names ipujax.popart.tensor_info"
     ),
@@ -468,9 +491,9 @@ ROOMS: dict[str, str] = {
         " ipujax.popart.tensor_info"
     ),
     "ipujax.popart.steps": (
-        "ipujax ipujax.front_end ipujax.popart.enumerations ipujax.popart.exceptions ipujax.popart.flow"
-        " ipujax.popart.model_graph ipujax.popart.operators ipujax.popart.optimisers ipujax.popart.options"
-        " ipujax.popart.reserved_names ipujax.popart.tensor_info"
+        "ipujax ipujax.front_end ipujax.popart.building ipujax.popart.enumerations ipujax.popart.exceptions"
+        " ipujax.popart.flow ipujax.popart.model_graph ipujax.popart.operators ipujax.popart.optimisers"
+        " ipujax.popart.options ipujax.popart.reserved_names ipujax.popart.tensor_info"
     ),
     "ipujax.popart.session": (
         "ipujax ipujax.front_end ipujax.popart.building ipujax.popart.devices ipujax.popart.enumerations"
@@ -482,19 +505,22 @@ ROOMS: dict[str, str] = {
         "ipujax ipujax.front_end ipujax.popart.exceptions ipujax.popart.optimisers ipujax.popart.options"
         " ipujax.popart.session"
     ),
-    "ipujax.popart": (
-        "ipujax.popart.building ipujax.popart.devices ipujax.popart.enumerations ipujax.popart.exceptions"
-        " ipujax.popart.flow ipujax.popart.graph_transformer ipujax.popart.optimisers ipujax.popart.options"
-        " ipujax.popart.popart_log ipujax.popart.reserved_names ipujax.popart.session"
-        " ipujax.popart.supported_operations ipujax.popart.tensor_info"
-    ),
-    "ipujax.distributed.launcher": "ipujax.distributed.instance",
     "ipujax.cli": (
-        "ipujax ipujax.compiled_programs ipujax.device ipujax.distributed.launcher ipujax.jax_scripts ipujax.models"
-        " ipujax.onnx.random_call ipujax.storage lowering.dumps lowering.rules lowering.rules.table runtime.logs"
-        " runtime.profile runtime.report runtime.target"
+        "ipujax ipujax.advice ipujax.compiled_programs ipujax.device ipujax.distributed.launcher ipujax.jax_scripts"
+        " ipujax.jit ipujax.models ipujax.onnx.random_call ipujax.storage lowering.dumps lowering.rules"
+        " lowering.rules.table runtime.logs runtime.profile runtime.report runtime.target"
     ),
     "ipujax.__main__": "ipujax.cli",
+    "ipujax.popart.gcprofile": "ipujax.front_end ipujax.popart.exceptions ipujax.popart.session",
+    "ipujax.popart.numerics_report": "ipujax.popart.building ipujax.popart.exceptions ipujax.popart.tensor_info",
+    "ipujax.popart": (
+        "ipujax ipujax.popart.building ipujax.popart.devices ipujax.popart.enumerations ipujax.popart.exceptions"
+        " ipujax.popart.flow ipujax.popart.graph_transformer ipujax.popart.numerics_report ipujax.popart.optimisers"
+        " ipujax.popart.options ipujax.popart.popart_log ipujax.popart.reserved_names ipujax.popart.session"
+        " ipujax.popart.supported_operations ipujax.popart.tensor_info"
+    ),
+    "ipujax.popart.serving": "ipujax.popart.exceptions",
+    "ipujax.popart.__main__": "ipujax.popart.exceptions ipujax.popart.serving",
 }
 
 # Why several files may have one name.
