@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+from typing import Any
 
 import ipujax as ipu
 from ipujax.cli.command_parser import Commands, add_command
@@ -72,7 +73,7 @@ def _run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _size(text: str) -> tuple[str, object]:
+def _size(text: str) -> tuple[str, Any]:
     """Return name and value of a size, a number or a tuple of them."""
     name, _, value = text.partition("=")
     try:

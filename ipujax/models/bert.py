@@ -110,7 +110,8 @@ def bert(name: str, shape: BertShape, dtype: Any, recompute: bool) -> Network:
         return {"guesses": guesses, "follows": follows}, statistics
 
     def loss(outputs: Tree, labels: Tree) -> jax.Array:
-        return sum(cross_entropy(outputs[task], labels[task]) for task in ("guesses", "follows"))
+        guesses, follows = (cross_entropy(outputs[task], labels[task]) for task in ("guesses", "follows"))
+        return guesses + follows
 
     words = Struct((shape.length,), jnp.int32)
     masked = Struct((shape.masked,), jnp.int32)

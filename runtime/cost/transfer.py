@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -232,7 +233,7 @@ def copy_counts(graph: Graph, copy: Copy) -> CopyCounts:
     lengths = graph.padded_lengths
     factor = max(padding_of_tensor(tensor, lengths) for tensor in (copy.source, copy.destination))
     traffic = with_padding(copy_traffic(copy.source, copy.destination, graph), factor)
-    counts = {name: window.total([getattr(traffic, name)]) for name in _COPIED}
+    counts: dict[str, Any] = {name: window.total([getattr(traffic, name)]) for name in _COPIED}
     slow_cycles = window.zeros
     uneven = shortest_atom([copy.source, copy.destination], lengths)
     slow_path = None
@@ -350,6 +351,7 @@ def _flows(graph: Graph, copy: Copy) -> Flows:
     for source, destination in independent_parts(copy.source, copy.destination):
         sender = _only_ipu(graph, source)
         receiver = _only_ipu(graph, destination)
+        rows: tuple[Sequence[int], Sequence[int], Sequence[int]]
         if sender is not None and receiver is not None and (sender == receiver or surely_disjoint([source.node])):
             rows = [sender], [receiver], [source.size * element_bytes(source.dtype)]
         else:
