@@ -176,7 +176,8 @@ class _Run:
     def estimate(self, space: Candidates) -> None:
         """Estimate plans, and those of less memory where one may not fit."""
         best = dict[int, float]()  # estimated cycles of the best plan that may fit, by number of shards
-        for plan in sorted(space.plans, key=lambda plan: plan.shards):
+        # Plans of all IPUs first, as the seconds may end before all are estimated.
+        for plan in sorted(space.plans, key=lambda plan: (plan.shards, -plan.num_ipus)):
             if self.is_over:
                 return
             if _is_past_the_best(best, plan.shards):
