@@ -96,12 +96,12 @@ def main() -> int:
         for label, figures in rows:
             count += 1
             bound = figures.bound
-            least = max(bound.cycles, bound.own_steps_cycles)
+            smallest_ratio = max(bound.cycles, bound.own_steps_cycles)
             largest = max(largest, bound.cycles / max(1, figures.cycles))
             if case is None:
                 ratios = [figures.cycles / max(1, x) for x in (bound.cycles, bound.own_steps_cycles)]
                 print(f"{label:<24}{figures.cycles:>14,}{ratios[0]:>8.2f}{ratios[1]:>8.2f}", flush=True)
-            if least > figures.cycles:
+            if smallest_ratio > figures.cycles:
                 violations += 1
                 print(f"violation: {label}: {figures.cycles:,} cycles, {bound}", flush=True)
         if number % 5 == 0:

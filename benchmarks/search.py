@@ -158,19 +158,19 @@ def measured(case: str, ipus: int, path: Path) -> Result:
     step, params, batch, bytes_per_tile = CASES[case]
     device = ipu.IPUModel(ipus, tiles_per_ipu=64, bytes_per_tile=bytes_per_tile)
     start = time.process_time()
-    found = ipu.search(step, params, params, batch, device=device, batch_argnums=2, axes=AXES)
+    table = ipu.search(step, params, params, batch, device=device, batch_argnums=2, axes=AXES)
     seconds = time.process_time() - start
-    known = [row for row in found if row.figures != "none"]
-    costs = compiled(case, ipus, [row.plan for row in known], found.settings, path)
+    cycles_by_plan = [row for row in table if row.figures != "none"]
+    costs = compiled(case, ipus, [row.plan for row in cycles_by_plan], table.settings, path)
     fitting = {plan: cost.cycles for plan, cost in costs.items() if cost.fits and cost.cycles}
-    estimates = {repr(row.plan): row for row in known if row.figures == "estimated"}
+    estimates = {repr(row.plan): row for row in cycles_by_plan if row.figures == "estimated"}
     pairs = [
         ((fitting[a] or 0) < (fitting[b] or 0), (estimates[a].cycles or 0) < (estimates[b].cycles or 0))
         for a, b in combinations([plan for plan in estimates if plan in fitting], 2)
         if max(fitting[a] or 0, fitting[b] or 0) >= LEAST_APART * min(fitting[a] or 1, fitting[b] or 1)
     ]
     right = [row.fits == costs[plan].fits for plan, row in estimates.items() if costs[plan].error is None]
-    regret = (found.best.cycles or 0) / min(filter(None, fitting.values())) - 1
+    regret = (table.best.cycles or 0) / min(filter(None, fitting.values())) - 1
     return Result(
         case, ipus, len(costs), len(fitting), regret, _share(a == b for a, b in pairs), _share(right), seconds
     )

@@ -230,9 +230,9 @@ def phases(ipus: int, name: str) -> list[tuple[int, Ends | None]]:
     profile = profile_of(graph, program)
     clocked = ("exchange", "global_exchange", "sync")
     intervals = {phase: interval_of(profile, (phase,)) for phase in clocked if profile.phase_cycles[phase]}
-    exchange, *others = (int(cycles.max()) for cycles in parts)
+    exchange, *other_rows = (int(cycles.max()) for cycles in parts)
     beyond = [(profile.phase_cycles[phase], intervals.get(phase)) for phase in clocked[1:]]
-    return [(exchange, intervals.get("exchange")), *((cycles, None) for cycles in others), *beyond]
+    return [(exchange, intervals.get("exchange")), *((cycles, None) for cycles in other_rows), *beyond]
 
 
 def family() -> Family:

@@ -102,8 +102,8 @@ def offloading(fun: IpuFunction[Any, Any], args: Sequence[Any]) -> list[Variant]
 
 def _pipelines(fun: IpuFunction[Any, Any], args: Sequence[Any]) -> list[Any]:
     """Return the specifications of the pipelines of a function."""
-    found = equations(fun.trace(*args).jaxpr.jaxpr)
-    return [eqn.params["spec"] for eqn in found if eqn.primitive.name == PIPELINE]
+    functions_found = equations(fun.trace(*args).jaxpr.jaxpr)
+    return [eqn.params["spec"] for eqn in functions_found if eqn.primitive.name == PIPELINE]
 
 
 def with_more_ipus(fun: IpuFunction[Any, Any], args: Sequence[Any]) -> list[Variant]:

@@ -58,7 +58,7 @@ def _run(args: argparse.Namespace) -> int:
         workload = models.training(network, batch, OPTIMIZERS[args.optimizer]())
     device = ipu.IPUModel(num_ipus=args.ipus, arch=args.arch)
     say(f"{workload.name}, {network.num_parameters():,} parameters, batch {batch}, {args.ipus} × {args.arch}:\n")
-    found = ipu.search(
+    table = ipu.search(
         workload.fun,
         *workload.args,
         device=device,
@@ -66,9 +66,9 @@ def _run(args: argparse.Namespace) -> int:
         donate_argnums=workload.donate_argnums,
         seconds=args.seconds,
     )
-    say(str(found))
+    say(str(table))
     if args.csv is not None:
-        found.to_csv(args.csv)
+        table.to_csv(args.csv)
         say(f"wrote {args.csv}")
     return 0
 

@@ -115,13 +115,13 @@ def network(name: str, *, dtype: Any = jnp.float16, recompute: bool = True, **ch
             got=repr(name),
             hint=nearest(name, PUBLISHED),
         )
-    known = [field.name for field in fields(row.shape)]
-    if unknown := [change for change in changes if change not in known]:
+    size_names = [field.name for field in fields(row.shape)]
+    if unknown := [change for change in changes if change not in size_names]:
         raise ArgumentError(
             f"the network {name!r} has no size {unknown[0]!r}",
-            expected=f"one of {', '.join(known)}",
+            expected=f"one of {', '.join(size_names)}",
             got=f"{unknown[0]}={changes[unknown[0]]!r}",
-            hint=nearest(unknown[0], known),
+            hint=nearest(unknown[0], size_names),
         )
     return row.family(str(name).lower(), replace(row.shape, **changes), _floating(dtype), recompute)
 

@@ -61,8 +61,8 @@ class Network:
 
     def batch(self, examples: int) -> Tree:
         """Return shapes of the inputs and labels of a batch."""
-        one = {"inputs": self.inputs, "labels": self.labels}
-        return jax.tree.map(lambda leaf: Struct((examples, *leaf.shape), leaf.dtype), one)
+        example = {"inputs": self.inputs, "labels": self.labels}
+        return jax.tree.map(lambda leaf: Struct((examples, *leaf.shape), leaf.dtype), example)
 
 
 @dataclass(frozen=True, slots=True)

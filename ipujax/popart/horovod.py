@@ -54,8 +54,8 @@ def size() -> int:
 
 def local_rank() -> int:
     """Return the number of this process among those on its host; of `ipujax run` all are on one."""
-    found = next((os.environ[name] for name in _LOCAL_RANKS if name in os.environ), None)
-    return rank() if found is None or size() == 1 else int(found)
+    ranks_found = next((os.environ[name] for name in _LOCAL_RANKS if name in os.environ), None)
+    return rank() if ranks_found is None or size() == 1 else int(ranks_found)
 
 
 class DistributedOptimizer:

@@ -225,12 +225,12 @@ def _reduction(operand: Ready, cost: EquationCost, weights: Weights) -> Ready:
     return _combined(operand, operand.path.plus(added), cost, weights)
 
 
-def _combined(operand: Ready, done: Path, cost: EquationCost, weights: Weights) -> Ready:
+def _combined(operand: Ready, path_through: Path, cost: EquationCost, weights: Weights) -> Ready:
     """Return the result of a product or reduction, which reads several elements of an operand for each of its own."""
     on_one_tile = weights.tile_share * cost.read * operand.element_cycles
     if operand.since is not None and operand.since + on_one_tile >= operand.path.cycles + weights.exchange_cycles:
-        return Ready(done.plus(weights.exchange))
-    return Ready(done, since=operand.path.cycles, element_cycles=cost.element_cycles)
+        return Ready(path_through.plus(weights.exchange))
+    return Ready(path_through, since=operand.path.cycles, element_cycles=cost.element_cycles)
 
 
 def _alternatives(inside: Sequence[Body], operands: Sequence[_Value], weights: Weights) -> _Evaluated:

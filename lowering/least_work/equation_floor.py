@@ -263,5 +263,5 @@ def _pairs(window: Window) -> _Pairs:
     meets = (place >= 0) & (place % window.lhs_dilation == 0) & (place < window.size * window.lhs_dilation)
     total = int(meets.sum())
     # A vertex counts as many rows, or kernel elements, as a dilation leaves; all outputs may meet the same.
-    kept = window.outputs * window.kernel // window.lhs_dilation
-    return _Pairs(min(total, kept), int(meets.sum(1).min()) if window.outputs else 0)
+    pairs_kept = window.outputs * window.kernel // window.lhs_dilation
+    return _Pairs(min(total, pairs_kept), int(meets.sum(1).min()) if window.outputs else 0)

@@ -53,11 +53,11 @@ def least_work(jaxpr: ClosedJaxpr, target: Target) -> LeastWork:
 def _without_repetition(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
     """Return the jaxpr without equations that repeat others or that nothing reads, also in the loops of pipelines."""
 
-    def joined(body: ClosedJaxpr, rewrite: Rewrite) -> ClosedJaxpr:
+    def without_equal(body: ClosedJaxpr, rewrite: Rewrite) -> ClosedJaxpr:
         eqns = [with_inner(eqn, rewrite) for eqn in body.jaxpr.eqns]
         return cse(ClosedJaxpr(body.jaxpr.replace(eqns=eqns), body.consts), 0.0)
 
-    return dce(everywhere(joined)(inline(jaxpr)))
+    return dce(everywhere(without_equal)(inline(jaxpr)))
 
 
 def _shortest_exchange(target: Target) -> float:

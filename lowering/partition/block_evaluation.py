@@ -228,9 +228,8 @@ class Evaluation:
         axes_left = [block.spec.unreduced & may_stay for block in operands]
         if eqn.primitive.name in ADDITIONS:
             axes_left = [frozenset[str]().union(*axes_left)] * len(operands)  # a term is added to a term
-        operands = [
-            self.to_spec(b, replace(b.spec, unreduced=u), eqn) for b, u in zip(operands, axes_left, strict=True)
-        ]
+        pairs = zip(operands, axes_left, strict=True)
+        operands = [self.to_spec(b, replace(b.spec, unreduced=axes), eqn) for b, axes in pairs]
         values = Values(
             [block.aval for block in operands],
             [block.spec for block in operands],
@@ -327,11 +326,9 @@ def _check_no_statements(eqn: JaxprEqn) -> None:
     """
     for inner in equations_inside(eqn):
         if inner.primitive.name in STATEMENTS:
-            raise GraphError(
-                f"a sharding inside of {eqn.primitive.name}, which is not partitioned",
-                where=source_line(inner) or None,
-                hint="state shardings outside of pipelines with stages, or use jax.shard_map",
-            )
+            problem = f"a sharding inside of {eqn.primitive.name}, which is not partitioned"
+            hint = "state shardings outside of pipelines with stages, or use jax.shard_map"
+            raise GraphError(problem, where=source_line(inner) or None, hint=hint)
 
 
 def _of_flags(fun: Any, x: Any, axes: Any) -> Any:

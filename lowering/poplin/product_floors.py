@@ -26,19 +26,21 @@ _VECTOR_MACS: Mapping[Precision, int] = {"half": 8, "float": 2}
 _SLIC_MACS = 64
 _MANY = 64  # blocks of the AMP of a vertex on which its start is spread
 _FEW_ROWS = 512  # up to which every number of rows is tried; of more only the last, and the last that fill all workers
-_ONE = np.int64(1)
+_SINGLE = np.int64(1)
 
 _Smallest = Callable[[Target, Precision, bool], Any]
 # Each vertex kind on one element; the last argument says whether sums are half precision.
 _SMALLEST: tuple[_Smallest, ...] = (
-    lambda target, precision, half: formula.amp_1x1_cycles(target, precision, _ONE, _ONE, _ONE, _ONE, half),
+    lambda target, precision, half: formula.amp_1x1_cycles(target, precision, _SINGLE, _SINGLE, _SINGLE, _SINGLE, half),
     lambda target, precision, half: formula.amp_nx1_cycles(
-        target, precision, _ONE, _ONE, (_ONE,), _ONE, _ONE, _ONE, half
+        target, precision, _SINGLE, _SINGLE, (_SINGLE,), _SINGLE, _SINGLE, _SINGLE, half
     ),
-    lambda target, precision, half: formula.hmac_cycles(target, precision, _ONE, _ONE, _ONE, _ONE, _ONE, _ONE, half),
-    lambda target, precision, half: formula.vmac_cycles(target, _ONE, (_ONE,), _ONE, half),
-    lambda target, precision, half: formula.slic_cycles(target, _ONE, _ONE, (_ONE,), 1, _ONE, 1, half),
-    lambda target, precision, half: formula.outer_product_cycles(target, precision, _ONE, _ONE),
+    lambda target, precision, half: formula.hmac_cycles(
+        target, precision, _SINGLE, _SINGLE, _SINGLE, _SINGLE, _SINGLE, _SINGLE, half
+    ),
+    lambda target, precision, half: formula.vmac_cycles(target, _SINGLE, (_SINGLE,), _SINGLE, half),
+    lambda target, precision, half: formula.slic_cycles(target, _SINGLE, _SINGLE, (_SINGLE,), 1, _SINGLE, 1, half),
+    lambda target, precision, half: formula.outer_product_cycles(target, precision, _SINGLE, _SINGLE),
 )
 
 
@@ -97,5 +99,5 @@ def smallest_product_cycles(lhs_dtype: Any, rhs_dtype: Any, target: Target) -> f
     """Tile cycles of the smallest vertex of a product."""
     precision = arithmetic_of(lhs_dtype, rhs_dtype, target).precision
     if precision is None:
-        return float(formula.scalar_mac_cycles(target, 1, _ONE, _ONE))
+        return float(formula.scalar_mac_cycles(target, 1, _SINGLE, _SINGLE))
     return float(min(smallest(target, precision, half) for smallest in _SMALLEST for half in (False, True)))

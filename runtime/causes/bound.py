@@ -91,36 +91,40 @@ def bound_of_run(
     """
     phases = _least_phases(executable, runs)
     host, exchange, sync, compute = map(floor, (phases.host, phases.exchange, phases.sync, phases.compute))
-    own = Run(executable, program, recording).cycles([_own_work(executable)])[0] if executable.steps else 0
-    return Bound(host + exchange + sync + compute, host, exchange, sync, compute, own)
+    own_steps = Run(executable, program, recording).cycles([_own_work(executable)])[0] if executable.steps else 0
+    return Bound(host + exchange + sync + compute, host, exchange, sync, compute, own_steps)
 
 
 def _least_phases(executable: Executable, runs: Mapping[Program, int]) -> _Phases:
     target = executable.target
     host = _host(executable, runs)
-    least = executable.graph.notes.least_work
-    if least is None:
+    work_of_target = executable.graph.notes.least_work
+    if work_of_target is None:
         device, work = _of_compute_sets(executable, runs)
     else:
-        work_of_function = least(target)
+        work_of_function = work_of_target(target)
         device, work = _of_path(work_of_function, target), _Phases(compute=work_of_function.tile_cycles)
     if target.num_ipus == 1:
-        together = _Phases(host.moved + host.latency, device.exchange, device.sync, device.compute)
+        together = _Phases(host.moved_bytes + host.latency, device.exchange, device.sync, device.compute)
         return max(together, _Phases(host=host.overlapped), key=lambda x: x.total)
-    mean = _Phases(host=(host.moved + host.latency) / target.num_ipus, compute=work.compute / target.num_tiles)
+    mean = _Phases(host=(host.moved_bytes + host.latency) / target.num_ipus, compute=work.compute / target.num_tiles)
     overlapped = _Phases(host=host.overlapped / target.num_ipus)
     return max(mean, device, overlapped, key=lambda x: x.total)
 
 
-def _of_path(least: LeastWork, target: Target) -> _Phases:
+def _of_path(work_of_target: LeastWork, target: Target) -> _Phases:
     """Return the phases of the longest path, of one IPU with the work of the mean tile; by the best weights."""
     tiles = target.tiles_per_ipu
     # Clocks of several IPUs advance side by side: the mean tile's work is no part of one path.
-    paths = least.paths if target.num_ipus == 1 else [path for path in least.paths if path.tile_share == 1]
-    totals = [path.cycles + (1 - path.tile_share) * least.tile_cycles / tiles for path in paths]
+    paths = (
+        work_of_target.paths
+        if target.num_ipus == 1
+        else [path for path in work_of_target.paths if path.tile_share == 1]
+    )
+    totals = [path.cycles + (1 - path.tile_share) * work_of_target.tile_cycles / tiles for path in paths]
     best = max(range(len(paths)), key=totals.__getitem__)
     sync = paths[best].supersteps * float(target.internal_sync_cycles)
-    exchange = paths[best].exchanges * least.exchange_cycles
+    exchange = paths[best].exchanges * work_of_target.exchange_cycles
     return _Phases(exchange=exchange, sync=sync, compute=max(0.0, totals[best] - sync - exchange))
 
 
@@ -148,7 +152,7 @@ def _longest_vertex(cost: ComputeSetCost) -> np.ndarray:
 class _Host:
     """Cycles of the host: of bytes that nothing overlaps, of those that may, and latencies."""
 
-    moved: float
+    moved_bytes: float
     overlapped: float
     latency: float
 
@@ -170,13 +174,13 @@ def _host(executable: Executable, runs: Mapping[Program, int]) -> _Host:
         if isinstance(leaf, RemoteIn | RemoteOut):  # a plan may load a row once that this one loads again
             memory = leaf.buffer.memory
             most_of[key] = memory.size * element_bytes(memory.dtype)
-    moved = {key: min(count, most_of.get(key, count)) for key, count in bytes_of.items() if count}
+    moved_bytes = {key: min(count, most_of.get(key, count)) for key, count in bytes_of.items() if count}
     cycles_per_byte = target.clock_hz / target.host_bytes_per_second * _sharing(executable)
     may_overlap = executable.graph.io_tiles > 0
-    overlapped = sum(count for key, count in moved.items() if may_overlap and key in most_of)
-    directions = set() if may_overlap else {is_in for _, is_in in moved}
+    overlapped = sum(count for key, count in moved_bytes.items() if may_overlap and key in most_of)
+    directions = set() if may_overlap else {is_in for _, is_in in moved_bytes}
     latency = len(directions) * target.host_latency_seconds * target.clock_hz
-    return _Host((sum(moved.values()) - overlapped) * cycles_per_byte, overlapped * cycles_per_byte, latency)
+    return _Host((sum(moved_bytes.values()) - overlapped) * cycles_per_byte, overlapped * cycles_per_byte, latency)
 
 
 def _sharing(executable: Executable) -> int:

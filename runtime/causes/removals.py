@@ -110,9 +110,9 @@ class Removals:
             if cause in causes:
                 work[steps, :, EXCHANGE] = 0
         if SYNCS in causes:
-            others = ~self._of_other_causes
-            work[others, :, SYNC] = 0
-            work[others, :, EXCHANGE] = np.maximum(work[..., EXCHANGE] - self._exchange_starts, 0)[others]
+            free_of_cause = ~self._of_other_causes
+            work[free_of_cause, :, SYNC] = 0
+            work[free_of_cause, :, EXCHANGE] = np.maximum(work[..., EXCHANGE] - self._exchange_starts, 0)[free_of_cause]
         return work
 
     @cached_property
@@ -208,19 +208,19 @@ class Removals:
             return self.whole[..., COMPUTE]
         costs = self._costs_of(is_native, is_fast)
         target = self.executable.target
-        known: dict[int, np.ndarray] = {}  # by identity: equal compute sets share a cost
+        rows_by_cost: dict[int, np.ndarray] = {}  # by identity: equal compute sets share a cost
         rows = []
         for node, row, is_of_other in zip(self.nodes, self.whole[..., COMPUTE], self._of_other_causes, strict=True):
             cost = costs[node] if isinstance(node, Leaf) else None
             if isinstance(cost, ComputeSetCost | CopyCost):
-                if id(cost) not in known:
+                if id(cost) not in rows_by_cost:
                     cycles = _of_tiles(cost, is_in_place)
                     is_shared = not is_of_other
                     of_ipus = cycles_of_ipus(
                         cycles, self._least_cycles(cost), is_started and is_shared, is_equal and is_shared, target
                     )
-                    known[id(cost)] = pad_tiles(of_ipus, cost.first_ipu, target.num_ipus)
-                row = known[id(cost)]
+                    rows_by_cost[id(cost)] = pad_tiles(of_ipus, cost.first_ipu, target.num_ipus)
+                row = rows_by_cost[id(cost)]
             rows.append(row)
         return np.stack(rows)
 

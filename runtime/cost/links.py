@@ -160,8 +160,8 @@ def link_cycles(flows: Flows, target: Target) -> np.ndarray:
         # A sender and its receiver are busy until the fullest link between them is.
         starts = np.flatnonzero(np.diff(hops.pair, prepend=-1))
         fullest = latency + np.maximum.reduceat(busy, starts)
-        for ends in (flows.senders, flows.receivers):
-            np.maximum.at(cycles, ends, fullest)
+        for ipus_of_side in (flows.senders, flows.receivers):
+            np.maximum.at(cycles, ipus_of_side, fullest)
     return cycles
 
 

@@ -356,8 +356,8 @@ def _flows(graph: Graph, copy: Copy) -> Flows:
             rows = [sender], [receiver], [source.size * element_bytes(source.dtype)]
         else:
             rows = _flows_of_part(graph, copy, source, destination)
-        for values, more in zip((senders, receivers, num_bytes), rows, strict=True):
-            values.extend(more)
+        for values, new_values in zip((senders, receivers, num_bytes), rows, strict=True):
+            values.extend(new_values)
     return Flows.of(num, senders, receivers, num_bytes)
 
 

@@ -49,16 +49,16 @@ class _Shared:
 def _pairs_of(graph: Graph, frame: Liveness) -> Mapping[Pair, set[int]]:
     """Return the operands that end where a result begins which may be written over them, with these positions."""
     starts: dict[int, set[Variable]] = defaultdict(set)
-    ends: dict[int, set[Variable]] = defaultdict(set)
+    last_at: dict[int, set[Variable]] = defaultdict(set)
     for interval in frame.intervals:
         starts[interval.first].add(interval.variable)
-        ends[interval.last].add(interval.variable)
+        last_at[interval.last].add(interval.variable)
     pairs: dict[Pair, set[int]] = defaultdict(set)
-    for position in sorted(starts.keys() & ends.keys()):
+    for position in sorted(starts.keys() & last_at.keys()):
         step = frame.steps[position]
         if isinstance(step, Execute):
             for operand, result in _pairs_in(graph, graph.groups[step.compute_set]):
-                if operand in ends[position] and result in starts[position]:
+                if operand in last_at[position] and result in starts[position]:
                     pairs[operand, result].add(position)
     return pairs
 
@@ -133,9 +133,9 @@ def _place(memory: Mapping[Variable, Variable], variable: Variable) -> Variable:
     return variable
 
 
-def _common_steps(spans: Iterable[Span], others: Sequence[Span]) -> set[int]:
+def _common_steps(spans: Iterable[Span], other_spans: Sequence[Span]) -> set[int]:
     """Return the steps that lie in a span of each, or as many of them as show that there are several."""
-    overlaps = ((max(low, first), min(high, last)) for low, high in spans for first, last in others)
+    overlaps = ((max(low, first), min(high, last)) for low, high in spans for first, last in other_spans)
     return {step for low, high in overlaps if low <= high for step in (low, high)}
 
 

@@ -90,14 +90,14 @@ def task_picture(profile: Figures) -> tuple[Markup, dict[str, Any]]:
 
 def _task_table(view: TaskView, anchors: Anchors) -> DataTable:
     """Return the tasks as a table, also for readers who cannot see the chart."""
-    ipus, starts, ends = (column.tolist() for column in (view.ipu, view.start, view.end))
-    spans = [anchors.trace_target("span", *span) for span in zip(ipus, starts, ends, strict=True)]
+    ipus, starts, end_cycles = (column.tolist() for column in (view.ipu, view.start, view.end))
+    spans = [anchors.trace_target("span", *span) for span in zip(ipus, starts, end_cycles, strict=True)]
     columns = (
         Column("Task", "text", list(view.labels)),
         Column("Trace", "trace", spans),
         Column("IPU", "text", [f"IPU {ipu}" for ipu in ipus]),
         Column("Starts at", "number", starts, "cycle at which its work begins, after its waits"),
-        Column("Ends at", "number", ends),
+        Column("Ends at", "number", end_cycles),
         Column("Cycles of work", "number", view.busy.tolist()),
         Column("Waited", "number", view.waited.tolist(), "idle cycles of its IPU before it or in it"),
     )

@@ -93,13 +93,13 @@ def waits_section(view: WaitView, labels: Sequence[str], anchors: Anchors) -> Se
     """Return the section that lists when each IPU waits, why, and for which other IPU; empty without waits."""
     if not len(view):
         return Section("waits", "Waits", Markup())
-    ipus, starts, ends, cycles = (column.tolist() for column in (view.ipu, view.start, view.end, view.cycles))
-    spans = [anchors.trace_target("span", *span) for span in zip(ipus, starts, ends, strict=True)]
+    ipus, starts, end_cycles, cycles = (column.tolist() for column in (view.ipu, view.start, view.end, view.cycles))
+    spans = [anchors.trace_target("span", *span) for span in zip(ipus, starts, end_cycles, strict=True)]
     columns = (
         Column("IPU", "text", [f"IPU {ipu}" for ipu in ipus], "that waits"),
         Column("Trace", "trace", spans),
         Column("From cycle", "number", starts),
-        Column("To cycle", "number", ends),
+        Column("To cycle", "number", end_cycles),
         Column("Cycles", "number", cycles),
         Column("Cause", "text", [WAIT_CAUSES[cause] for cause in view.cause.tolist()]),
         Column("For", "text", ["" if ipu == NO_IPU else f"IPU {ipu}" for ipu in view.awaited.tolist()]),

@@ -25,13 +25,20 @@ from ipujax.runtime.files import runs_of
 from ipujax.runtime.files.figure_kinds import LARGE, Large, Row
 from ipujax.runtime.files.figure_records import FigureRecord, Length, figure, section
 from ipujax.runtime.files.kinds import Integer, Map, Record, Text
-from ipujax.runtime.graph import ComputedAgain, ComputeSet, Execute, PaddedRows, Program, UnmetBound
+from ipujax.runtime.graph import ComputedAgain, PaddedRows, Program, UnmetBound
 from ipujax.runtime.host import HostData
 from ipujax.runtime.memory import Attempt, MemoryReport, ways_to_fit
 from ipujax.runtime.profile.attribution import Attribution, label
 from ipujax.runtime.profile.execution_trace import TRACE_PHASES, ExecutionTrace, execution_trace
 from ipujax.runtime.profile.program_costs import PROGRAM_TREE, EquationKind, ProgramNode, program_costs
-from ipujax.runtime.profile.slow_code import Emulated, SlowOperation, emulated, slow_operations
+from ipujax.runtime.profile.slow_code import (
+    Emulated,
+    Fallback,
+    SlowOperation,
+    emulated,
+    fallbacks,
+    slow_operations,
+)
 from ipujax.runtime.profile.stage_figures import PipelineCost, StageCost, pipeline_costs, stage_costs
 from ipujax.runtime.profile.step_costs import StepCost, StepRows, step_costs
 from ipujax.runtime.profile.streamed_loops import StreamedLoop, streamed_loops
@@ -55,26 +62,6 @@ from ipujax.runtime.timeline import Recording, Spans, TaskSpans, Timeline, Timel
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class Fallback:
-    """An operation without a tile-parallel rule, which runs as one vertex.
-
-    Args:
-        operation: its name.
-        name: its compute set.
-        cycles: cycles of one run of its slowest tile.
-        borrowed_tiles: tiles over which its buffers are spread, 1 when they fit its own.
-        origin: origin of the compute set.
-    """
-
-    operation: str
-    name: str
-    cycles: int
-    borrowed_tiles: int
-    origin: Origin
-
-
-_GATHERED = "gathered: no partition rule, every IPU of the mesh computes it whole"
 RUN = "run"  # part of the data that depends on trip counts
 _PhaseCycles = Annotated[dict[str, int], Record(dict.fromkeys(TRACE_PHASES, Integer()))]
 _TileCycles = Annotated[dict[str, int], TILE_CYCLES]
@@ -291,18 +278,7 @@ class PrimaryFigures(FigureRecord):
     @figure
     def fallbacks(self) -> tuple[Fallback, ...]:
         """Operations that run as one vertex, in program order; then those that all IPUs of a mesh compute whole."""
-        notes = self.executable.graph.notes
-        rows: dict[ComputeSet, Fallback] = {}  # by compute set: one that runs at several places is one row
-        borrowed = {item.name: item.num_tiles for item in self.memory.borrowed}
-        for leaf, cost in self.executable.costs.items():
-            if isinstance(leaf, Execute) and isinstance(cost, ComputeSetCost) and leaf.compute_set in notes.fallbacks:
-                name = leaf.compute_set.name
-                cycles = int(cost.compute_cycles.max())
-                operation = notes.fallbacks[leaf.compute_set]
-                origin = leaf.compute_set.origin
-                rows[leaf.compute_set] = Fallback(operation, name, cycles, borrowed.get(name, 1), origin)
-        gathered = [Fallback(operation, _GATHERED, 0, 1, Origin(line=line)) for operation, line in notes.gathered]
-        return (*rows.values(), *gathered)
+        return fallbacks(self.executable, {item.name: item.num_tiles for item in self.memory.borrowed})
 
     @figure
     def streamed_loops(self) -> tuple[StreamedLoop, ...]:

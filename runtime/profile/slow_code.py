@@ -1,13 +1,14 @@
-"""Code that is slower than the machine's own: arithmetic in dtypes that it lacks, and slow paths of rows.
+"""Code that is slower than the machine's own: operations on one tile, dtypes that it lacks, and slow paths of rows.
 
-Input: an executable. Output: a row for each line and dtype; a row for each line, operation and reason of a slow path.
+Input: an executable. Output: a row for each operation that runs as one vertex, for each line and dtype, and for each
+line, operation and reason of a slow path.
 Codelets that only move elements compute in no dtype, as any is moved as words; nor do random number generators, and
 integers that are indices.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from ipujax.runtime.compile import Executable
@@ -98,3 +99,45 @@ def _slow_paths(executable: Executable, leaf: Leaf, cost: object) -> Iterator[Sl
             yield SlowOperation(group.codelet.name, str(reason), cycles, origin)
     elif isinstance(cost, CopyCost) and cost.slow_path is not None:
         yield SlowOperation(getattr(leaf, "name", ""), str(cost.slow_path), int(cost.copy_cycles.max()), leaf.origin)
+
+
+@dataclass(frozen=True, slots=True)
+class Fallback:
+    """An operation without a tile-parallel rule, which runs as one vertex.
+
+    Args:
+        operation: its name.
+        name: its compute set.
+        cycles: cycles of one run of its slowest tile.
+        borrowed_tiles: tiles over which its buffers are spread, 1 when they fit its own.
+        origin: origin of the compute set.
+    """
+
+    operation: str
+    name: str
+    cycles: int
+    borrowed_tiles: int
+    origin: Origin
+
+
+_GATHERED = "gathered: no partition rule, every IPU of the mesh computes it whole"
+
+
+def fallbacks(executable: Executable, borrowed_tiles: Mapping[str, int]) -> tuple[Fallback, ...]:
+    """Return the operations that run as one vertex, in program order, then those that all IPUs of a mesh compute whole.
+
+    Args:
+        executable: the compiled program.
+        borrowed_tiles: tiles over which the buffers of a compute set are spread, by its name.
+    """
+    notes = executable.graph.notes
+    rows: dict[ComputeSet, Fallback] = {}  # by compute set: one that runs at several places is one row
+    for leaf, cost in executable.costs.items():
+        if isinstance(leaf, Execute) and isinstance(cost, ComputeSetCost) and leaf.compute_set in notes.fallbacks:
+            name = leaf.compute_set.name
+            cycles = int(cost.compute_cycles.max())
+            operation = notes.fallbacks[leaf.compute_set]
+            origin = leaf.compute_set.origin
+            rows[leaf.compute_set] = Fallback(operation, name, cycles, borrowed_tiles.get(name, 1), origin)
+    gathered = [Fallback(operation, _GATHERED, 0, 1, Origin(line=line)) for operation, line in notes.gathered]
+    return (*rows.values(), *gathered)

@@ -76,12 +76,12 @@ def _parts(executable: Executable, node: Program, replica: int, ipu: int) -> Ite
     num_messages = 0
     if isinstance(cost, CopyCost) and cost.flows is not None:
         flows = cost.flows
-        others = _other_replicas(node, replica)
-        for kind, own, peers, replicas in (
-            ("send", flows.senders, flows.receivers, others[0]),
-            ("receive", flows.receivers, flows.senders, others[1]),
+        other_replicas = _other_replicas(node, replica)
+        for kind, own_ipus, peers, replicas in (
+            ("send", flows.senders, flows.receivers, other_replicas[0]),
+            ("receive", flows.receivers, flows.senders, other_replicas[1]),
         ):
-            for pair in np.flatnonzero(own == ipu).tolist():
+            for pair in np.flatnonzero(own_ipus == ipu).tolist():
                 num_bytes = int(flows.num_bytes[pair])
                 for other in replicas:
                     num_messages += 1

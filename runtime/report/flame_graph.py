@@ -46,15 +46,15 @@ def _stack(row: StepCost) -> list[tuple[str, str]]:
 
 
 def _flame_graph(name: str, unit: str, stacks: Sequence[list[int]], weights: Sequence[int]) -> dict[str, Any]:
-    kept = [(stack, weight) for stack, weight in zip(stacks, weights, strict=True) if weight]
+    weighted = [(stack, weight) for stack, weight in zip(stacks, weights, strict=True) if weight]
     return {
         "type": "sampled",
         "name": name,
         "unit": unit,
         "startValue": 0,
-        "endValue": sum(weight for _, weight in kept),
-        "samples": [stack for stack, _ in kept],
-        "weights": [weight for _, weight in kept],
+        "endValue": sum(weight for _, weight in weighted),
+        "samples": [stack for stack, _ in weighted],
+        "weights": [weight for _, weight in weighted],
     }
 
 

@@ -119,8 +119,8 @@ class _Plane:
     def _operations(self, rows: Mapping[int, StepCost]) -> list[_Event]:
         """Return an event for each operation, one after the other."""
         cycles = [row.ipus[str(self.ipu)] for row in rows.values()]
-        ends = np.cumsum(cycles).tolist()
-        return [_Event(number, end - length, end) for number, length, end in zip(rows, cycles, ends, strict=True)]
+        end_times = np.cumsum(cycles).tolist()
+        return [_Event(number, end - length, end) for number, length, end in zip(rows, cycles, end_times, strict=True)]
 
     def _spans(self, number_of: Any) -> dict[str, list[_Event]]:
         """Return the events of the steps of the program, and of each phase, in time."""

@@ -39,9 +39,9 @@ def _row(value: Any, kind: SourceKind, text: str, interval: tuple[float, float] 
     return value, Source(kind, text, *(interval or _INTERVALS[kind]))
 
 
-def _between(value: float, least: float, most: float) -> tuple[float, float]:
+def _between(value: float, low_value: float, high_value: float) -> tuple[float, float]:
     """Return the interval of a value from `least` to `most`, both in its unit."""
-    return least / value, most / value
+    return low_value / value, high_value / value
 
 
 # By full name, as `Target.native_dtypes` demands.

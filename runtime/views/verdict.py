@@ -85,8 +85,12 @@ def verdict(profile: Figures) -> Verdict:
     total = profile.cycles
     rows = {each.name: each for each in profile.causes}
     computing_cycles = rows.pop(COMPUTATION).cycles
-    least = {name: _SMALL_SHARE * total for name in rows} | {OF_PRODUCTS: max(_SMALL_SHARE * total, computing_cycles)}
-    worth = [each for each in rows.values() if each.alone_cycles > 0 and each.alone_cycles >= least[each.name]]
+    threshold_cycles = {name: _SMALL_SHARE * total for name in rows} | {
+        OF_PRODUCTS: max(_SMALL_SHARE * total, computing_cycles)
+    }
+    worth = [
+        each for each in rows.values() if each.alone_cycles > 0 and each.alone_cycles >= threshold_cycles[each.name]
+    ]
     causes = tuple(sorted(worth, key=lambda each: -each.alone_cycles)[:_NUM_CAUSES])
     if not causes:
         planned = rows[OF_PRODUCTS].alone_cycles if OF_PRODUCTS in rows else 0
@@ -126,8 +130,9 @@ def _bound(profile: Figures) -> str:
     """Say how far a program is from the least cycles of any plan, and of its own supersteps."""
     bound = profile.bound
     part = share(bound.cycles, max(1, profile.cycles)).strip()
-    own = f"its own supersteps, each at its least, take {bound.own_steps_cycles:,}"
-    return f"Bound: no plan on this machine takes less than {bound.cycles:,} cycles, {part} of this run; {own}."
+    own_sentence = f"its own supersteps, each at its least, take {bound.own_steps_cycles:,}"
+    least = f"no plan on this machine takes less than {bound.cycles:,} cycles, {part} of this run"
+    return f"Bound: {least}; {own_sentence}."
 
 
 def _sentence(cause: Cause, total: int) -> str:

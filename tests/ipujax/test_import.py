@@ -122,7 +122,7 @@ def source_modules() -> set[str]:
         for path in folder.rglob("*.py")
         if links.isdisjoint(path.parents)
     }
-    assets = (path for path in (ROOT / "runtime" / "page").iterdir() if path.suffix in (".css", ".js"))
+    assets = (path for path in (ROOT / "runtime" / "page").iterdir() if path.suffix in (".css", ".js", ".LICENSE"))
     page = {f"ipujax/runtime/page/{path.name}" for path in assets}
     return modules | page | {"ipujax/py.typed"}
 

@@ -201,9 +201,9 @@ class Spread:
             results = run(*args, **kwargs)
             local = to_local(results)
         pairs = zip(jax.tree.leaves(results), jax.tree.leaves(local), strict=True)
-        kept = [x for whole, x in pairs if isinstance(x, jax.Array) and whole.is_fully_replicated]
+        arrays_kept = [x for whole, x in pairs if isinstance(x, jax.Array) and whole.is_fully_replicated]
         self._equal.clear()
-        self._equal.update({id(x): (ref(x), n) for n, x in enumerate(kept)})
+        self._equal.update({id(x): (ref(x), n) for n, x in enumerate(arrays_kept)})
         return local
 
     def _mark(self, x: Any) -> str | None:

@@ -168,10 +168,10 @@ def summed(gradients: Mapping[str, jax.Array], grouped: Grouped, replicas: int, 
     """
     # One all-reduce for each update, behind the accumulation: not one for each micro-batch.
     common = jax.lax.psum({name: g for name, g in gradients.items() if name not in grouped}, REPLICA_AXIS)
-    own = {}
+    own_group = {}
     for name, each in grouped.items():
         if name in gradients:
             total = jax.lax.psum(gradients[name], REPLICA_AXIS, axis_index_groups=each.groups)
             factor = replicas // each.grouping.groupSize if is_mean else 1
-            own[name] = total if factor == 1 else total * factor
-    return {name: own.get(name, common.get(name)) for name in gradients}
+            own_group[name] = total if factor == 1 else total * factor
+    return {name: own_group.get(name, common.get(name)) for name in gradients}

@@ -110,10 +110,10 @@ def smallest_kernel_cycles(target: Target) -> float:
 
 def smallest_vertex_cycles(op: OpCount, target: Target) -> float:
     """Tile cycles of the smallest vertex that computes an operation, alone or with others, operands constant or not."""
-    one = np.asarray(1)
+    one_element = np.asarray(1)
     operands = op.tensors + op.constants
     alone = [
-        elementwise_cycles(op.name, op.dtype, tensors, operands - tensors, one, target)
+        elementwise_cycles(op.name, op.dtype, tensors, operands - tensors, one_element, target)
         for tensors in range(1, operands + 1)
     ]
     fused = target.supervisor_overhead_cycles + issue_round_cycles(target) * (_START_CYCLES + 1)

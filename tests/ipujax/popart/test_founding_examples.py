@@ -20,7 +20,7 @@ import pytest
 
 from examples.popart import mnist
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 SOURCE = os.environ.get("IPUJAX_POPART_EXAMPLES", "")
 pytestmark = pytest.mark.skipif(not SOURCE, reason="IPUJAX_POPART_EXAMPLES names no checkout of Graphcore's examples")
 
