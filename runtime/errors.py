@@ -188,6 +188,7 @@ class IpuError(Exception):
 
 def _rebuilt(kind: type[IpuError], args: tuple[Any, ...], facts: dict[str, Any]) -> IpuError:
     error = kind.__new__(kind, *args)
+    error.args = args  # an OSError leaves them to `__init__`
     error.__dict__.update(facts)
     return error
 

@@ -150,7 +150,7 @@ class Options:
 # Names of figures of an operation, as `StepCost` has them: no metric may have one.
 FIGURES_OF_OPERATIONS = (
     *("origin", "name", "cycles", "moved_bytes", "variable_bytes", "exchange_code_bytes", "flops", "precision"),
-    *("tile_balance", "always_bytes", "peak_bytes", "limiting_cycles", "phases"),
+    *("tile_balance", "always_bytes", "peak_bytes", "limiting_cycles", "phases", "ipus", "largest_read"),
 )
 
 

@@ -23,6 +23,7 @@ from ipujax.runtime.causes.removals import (
     CAUSES,
     COLLECTIVES,
     HOST,
+    OF_PRODUCTS,
     RETURNED,
     STREAMING,
     SYNCS,
@@ -103,9 +104,9 @@ def _least_by_cause(cycles: Mapping[str, int], bound: Bound) -> Mapping[str, int
     least = dict.fromkeys(cycles, 0)
     for part, names in (
         (bound.host_cycles, (RETURNED, HOST, STREAMING)),
-        (bound.exchange_cycles, (COLLECTIVES, BETWEEN_IPUS, BETWEEN_TILES)),
+        (bound.exchange_cycles, (COLLECTIVES, BETWEEN_IPUS, BETWEEN_TILES, OF_PRODUCTS)),
         (bound.sync_cycles, (SYNCS,)),
-        (bound.compute_cycles, (COMPUTATION,)),
+        (bound.compute_cycles, (COMPUTATION, SYNCS)),  # starts of vertices are among the latter
     ):
         remaining = part
         for name in (*(name for name in names if name in cycles), *reversed(list(cycles))):
