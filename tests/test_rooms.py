@@ -533,6 +533,7 @@ SAME_NAMES = {
     "programs of several replicas, in the engine and in the tile interpreter": "replicated",
     "partial results, of reductions and of products": "partials",
     "what a front end may import of the package that it stands on": "front_end",
+    "what `python -m` runs": "__main__",
 }
 
 PACKAGES = {module.removesuffix(".__init__") for module in FILES if module.endswith(".__init__")}
