@@ -89,7 +89,10 @@
     return [...area.querySelectorAll(":scope > details, :scope > .leaf")].reduce((sum, node) => sum + filterTree(node, false), 0);
   }
 
+  let later; // a search that waits for more letters
+
   function search() {
+    clearTimeout(later);
     words = byId("search").value.toLowerCase().split(/\s+/).filter(Boolean);
     if (!words.length) {
       folds.forEach((open, part) => (part.open = open));
@@ -104,8 +107,9 @@
       const section = byId(name)?.closest("section");
       if (section && words.length) counts.set(section, (counts.get(section) ?? 0) + count);
     }
-    const results = [...counts].filter(([, count]) => count).map(([section, count]) => {
-      return element("a", `${section.querySelector("h2").textContent} ${number(count)}`, { href: `#${section.id}` });
+    const found = [...document.querySelectorAll("section")].filter((section) => counts.get(section));
+    const results = found.map((section) => {
+      return element("a", `${section.querySelector("h2").textContent} ${number(counts.get(section))}`, { href: `#${section.id}` });
     });
     if (trace) {
       const text = ([name, line, layer, part]) => `${name} ${operations.lines[line][0]} ${operations.layers[layer][0]} ${part}`;
@@ -150,13 +154,12 @@
 
   function start() {
     document.addEventListener("click", follow);
-    window.addEventListener("hashchange", () => reveal(location.hash));
+    window.addEventListener("hashchange", () => reveal(location.hash || document.querySelector("[role='tab']").hash)); // without an address, the first tab
     if (!byId("search")) return;
     byId("search").parentElement.hidden = false;
-    let later;
     byId("search").addEventListener("input", () => {
       clearTimeout(later);
-      later = setTimeout(search, 120); // not at each of several keys
+      later = setTimeout(search, 120);
     });
     document.addEventListener("keydown", keys);
   }

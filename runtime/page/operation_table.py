@@ -116,5 +116,5 @@ def _roofline(rows: Sequence[OperationRow], target: Target) -> Any:
     dots = figure.scatter("x", "y", size="size", source=source, fill_color="#56B4E9", fill_alpha=0.6, line_color=ACCENT)
     figure.hover.renderers = [dots]
     figure.hover.tooltips = [("", "@name"), ("line", "@line"), ("cycles", "@cycles{0,0}"), ("GFLOP/s", "@y{0,0}")]
-    figure.legend.location = "bottom_right"
+    figure.legend.location = "top_left"  # above the roofs, where no operation can be
     return figure

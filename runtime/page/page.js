@@ -66,11 +66,11 @@ window.ipujaxPage = (() => {
       tab.tabIndex = isChosen ? 0 : -1;
       panelOf(tab).hidden = !isChosen;
     }
-    if (!prepared.has(panel)) {
-      document.documentElement.dataset.ready = "false";
-      prepared.set(panel, prepare(panel));
-    }
-    return prepared.get(panel);
+    document.documentElement.dataset.ready = "false";
+    if (!prepared.has(panel)) prepared.set(panel, prepare(panel));
+    return prepared.get(panel).then(() => {
+      if (!panel.hidden) document.documentElement.dataset.ready = "true"; // of the shown panel, not of one left meanwhile
+    });
   }
 
   async function prepare(panel) {
@@ -82,7 +82,6 @@ window.ipujaxPage = (() => {
       region.closest("details").addEventListener("toggle", see);
       see();
     }
-    document.documentElement.dataset.ready = "true";
   }
 
   const openAround = (part) => open(part.closest("[role='tabpanel']"));

@@ -183,7 +183,7 @@ def _with_capacity(figure: Any, view: MemoryView, width: int) -> Any:
     text = {"text": f"a tile has {size(capacity)}", "text_font_size": "11px", "text_color": colour}
     figure.add_layout(models.Label(name="capacity", **position, **text))
     figure.y_range.start = 0
-    figure.y_range.end = 1.05 * max(capacity, int(view.tile_bytes.max()))
+    figure.y_range.end = 1.12 * max(capacity, int(view.tile_bytes.max()))
     figure.x_range.start = 0
     figure.x_range.end = width + 0.5
     format_thousands(figure, "x")

@@ -64,8 +64,23 @@
     return /^\s*[<≤]/.test(text) ? [-Infinity, value] : [value, Infinity];
   }
 
-  function column({ title, kind, note }, n) {
+  // Widths, in pixels.
+  const LETTER = 8; // with some to spare
+  const BUTTON_WIDTH = 76;
+  const LEAST_WIDTH = 92;
+  const FIRST_WIDTH = 190; // of the column that stays where a table is scrolled
+  const MOST_LETTERS = 28; // of a text that is not cut short
+
+  // The width that three quarters of the texts need.
+  function textWidth(kind, values) {
+    const lengths = values.map((value) => textOf(kind, value).length).sort((a, b) => a - b);
+    return LETTER * Math.min(lengths[Math.floor(0.75 * lengths.length)] ?? 0, MOST_LETTERS) + 16;
+  }
+
+  function column({ title, kind, note, values }, n) {
     const isNumber = kind in NUMBERS;
+    const needed = Math.max(LEAST_WIDTH, isNumber ? 0 : textWidth(kind, values), LETTER * title.length + 44);
+    const width = BUTTONS.has(kind) ? BUTTON_WIDTH : n ? needed : FIRST_WIDTH;
     const made = {
       title, field: `c${n}`, formatter: (cell) => shown(kind, cell.getValue()),
       hozAlign: isNumber ? "right" : "left", headerSort: !BUTTONS.has(kind),
@@ -75,9 +90,9 @@
       titleFormatter: () => (BUTTONS.has(kind) ? element("span", title) : element("button", title, { type: "button", title: note ?? title })),
       accessorDownload: (value) => (kind === "link" ? value[0] : value),
       download: !BUTTONS.has(kind),
-      minWidth: isNumber ? 104 : 120, widthGrow: isNumber ? 1 : 3,
+      minWidth: width, widthGrow: isNumber ? 1 : width / 40, frozen: !n,
     };
-    if (BUTTONS.has(kind)) return { ...made, width: 76 };
+    if (BUTTONS.has(kind)) return { ...made, width };
     return {
       ...made, headerFilter: "input", headerFilterPlaceholder: isNumber ? "≥" : "contains",
       headerFilterParams: { elementAttributes: { "aria-label": `Filter ${title}`, title: isNumber ? "at least; <5 at most; 2..5 between; bytes also as 4k, 2m" : "contains" } },
@@ -100,10 +115,11 @@
     place.replaceChildren(bar, grid);
     const sorted = spec.columns.findIndex(({ title }) => title === spec.sortedBy);
     const table = new Tabulator(grid, {
-      data: rowsOf(spec), columns: spec.columns.map((each, n) => ({ ...column(each, n), ...(n ? {} : { frozen: true, minWidth: 190 }) })), layout: "fitColumns", maxHeight: "34rem",
+      data: rowsOf(spec), columns: spec.columns.map(column), layout: "fitColumns", maxHeight: "34rem",
       initialSort: sorted >= 0 ? [{ column: `c${sorted}`, dir: "desc" }] : [], placeholder: "No row is left.",
       rowFormatter: (row) => { const { id } = row.getData(); if (typeof id === "string") row.getElement().id = id; },
     });
+    grid.addEventListener("input", ({ target }) => target.dispatchEvent(new Event("keyup"))); // what is pasted by the pointer filters too
     built.set(name, table);
     const tell = (rows) => (count.textContent = rows === spec.rows.length ? `${number(rows)} rows` : `${number(rows)} of ${number(spec.rows.length)} rows`);
     table.on("dataFiltered", (_, rows) => tell(rows.length));

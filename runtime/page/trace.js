@@ -148,7 +148,9 @@
     if (kind === "span") {
       const [ipu, start, end] = values.map(Number);
       const inside = (n) => trace.ipu[n] === ipu && trace.start[n] < end && trace.end[n] > start;
-      choose(`IPU ${ipu}, cycles ${number(start)} to ${number(end)}`, spansWhere(inside), [start, end]);
+      const wait = waits.ipu.findIndex((other, n) => other === ipu && waits.start[n] === start && waits.end[n] === end);
+      if (wait >= 0) goToWait(wait);
+      else choose(`IPU ${ipu}, cycles ${number(start)} to ${number(end)}`, spansWhere(inside), [start, end]);
     } else if (kind === "op") {
       const rows = values.map(Number);
       choose(operations.rows[rows[0]][0], spansOf(rows));
@@ -245,6 +247,12 @@
     if (wait >= 0) describeWait(wait);
     else if (at >= 0) pick(ipu, spans, at);
     else if (spans.length) byId("picked").replaceChildren(element("p", `IPU ${ipu} is idle at cycle ${number(x)}.`));
+  }
+
+  function goToWait(n) {
+    const margin = (waits.end[n] - waits.start[n]) / 2; // of what the other IPUs do around it
+    look(waits.start[n] - margin, waits.end[n] + margin);
+    describeWait(n);
   }
 
   // Says for which IPU another one waits, and what that does meanwhile.

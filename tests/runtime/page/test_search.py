@@ -6,9 +6,12 @@ import pytest
 
 from tests.runtime.page.test_browser import (
     browser,
+    click,
+    column,
     errors,
     find,
     frame,
+    open_tab,
     opened,
     pointer,
     pytestmark as needs_chromium,
@@ -27,7 +30,9 @@ NODES = """
 const nodes = [...document.querySelectorAll('#layer-tree details, #layer-tree .leaf')];
 return nodes.filter((node) => !node.hidden).map((node) => node.dataset.find.split(" ")[0]);
 """
-ROWS = "return [...document.querySelectorAll('%s tbody tr')].filter((row) => !row.hidden).map((row) => row.textContent)"
+ROWS = """
+return ipujaxPage.dataTable(arguments[0]).getRows("active").map((row) => Object.values(row.getData()).flat().join(" "));
+"""
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +56,11 @@ def is_in_view(page, selector):
     return page.execute_script(f"{box} return box.height > 0 && box.top >= 0 && box.bottom <= innerHeight", selector)
 
 
+def rows(page, table):
+    """Texts of the rows of a table of data that are left."""
+    return page.execute_script(ROWS, table)
+
+
 def write(page, text):
     field = find(page, "#search")
     field.clear()
@@ -59,6 +69,7 @@ def write(page, text):
 
 
 def test_a_row_leads_to_its_slices_and_back(page, profile):
+    open_tab(page, "operations")
     products = [n for n, row in enumerate(profile.step_costs) if row.name == "dot_general"]
     number = max(products, key=lambda n: profile.step_costs[n].cycles)
     find(page, f"#op-{number} .to-trace").send_keys("\n")  # by the keyboard
@@ -70,14 +81,19 @@ def test_a_row_leads_to_its_slices_and_back(page, profile):
     first = min(spans, key=lambda n: (trace.start[n], trace.ipu[n]))
     start, end = shown(page)
     assert start <= trace.start[first] and trace.end[first] <= end and end - start < profile.cycles
-    page.execute_script("arguments[0].click()", find(page, f"#picked a[href='#op-{number}']"))
+    click(page, f"#picked a[href='#op-{number}']")
     until(lambda: is_in_view(page, f"#op-{number}"))
-    if len(spans) > 1:
-        page.execute_script("arguments[0].click()", find(page, "[data-pick='next']"))
-        assert f"slice 2 of {len(spans)}" in picked(page)
+    assert len(spans) > 1
+    open_tab(page, "timeline")  # the slices stay chosen
+    assert page.execute_script(MARKED) == len(spans) and f"slice 1 of {len(spans)}" in picked(page)
+    click(page, "[data-pick='next']")
+    assert f"slice 2 of {len(spans)}" in picked(page)
+    page.back()
+    until(lambda: is_in_view(page, f"#op-{number}"))
 
 
 def test_a_click_on_a_slice_names_its_operation_line_and_layer(page, profile):
+    open_tab(page, "timeline")
     page.execute_script("ipujaxPage.zoom('trace', 'all')")
     trace = profile.execution_trace
     span = int((trace.end - trace.start).argmax())
@@ -93,16 +109,31 @@ def test_a_click_on_a_slice_names_its_operation_line_and_layer(page, profile):
     rows = [profile.step_costs[n] for n in trace.row_sets[trace.rows[int(trace.step[span])]]]
     for row in rows[:3]:
         assert row.name in picked(page) and str(row.origin) in picked(page) and row.origin.layer in picked(page)
-    page.execute_script("arguments[0].click()", find(page, "[data-pick='none']"))
+    click(page, "[data-pick='none']")
     assert picked(page) == "No slice is chosen." and page.execute_script(MARKED) == 0
-    page.execute_script("arguments[0].click()", find(page, "[data-pick='longest']"))
+    click(page, "[data-pick='longest']")
     assert picked(page).startswith(label)
 
 
-@pytest.mark.parametrize("kind", ["layer", "line", "span"])
-def test_layers_lines_and_tasks_lead_to_the_trace(page, kind):
-    page.execute_script("arguments[0].click()", find(page, f"[data-show^='{kind}']"))
+@pytest.mark.parametrize(
+    ("tab", "table"), [("lines", "layers-table"), ("lines", "lines-table"), ("timeline", "tasks-table")]
+)
+def test_layers_lines_and_tasks_lead_to_the_trace(page, tab, table):
+    open_tab(page, tab)
+    click(page, f"#{table} [data-show]")
+    until(lambda: is_in_view(page, "#chart-trace"))
     assert page.execute_script(MARKED) > 0 and "slice 1 of" in picked(page)
+
+
+def test_waits_lead_to_the_trace(page, profile):
+    open_tab(page, "timeline")
+    first, start, end = (column(page, title, "waits-table")[0] for title in ("IPU", "From cycle", "To cycle"))
+    click(page, "#waits-table [data-show]")
+    until(lambda: is_in_view(page, "#chart-trace"))
+    assert page.execute_script(MARKED) == 1
+    assert picked(page).startswith(f"{first} waits from cycle {start:,} to {end:,}")
+    low, high = shown(page)
+    assert low <= start < end <= high
 
 
 def test_addresses_unfold_their_sections(page):
@@ -113,47 +144,84 @@ def test_addresses_unfold_their_sections(page):
 
 
 def test_one_box_searches_all_tables_and_marks_the_trace(page, profile):
+    open_tab(page, "operations")
     find(page, "body").send_keys("/")
     assert page.execute_script("return document.activeElement.id") == "search"
     write(page, "DENSE dot_general")
-    for text in page.execute_script(ROWS % "#operations"):
-        assert "dense" in text and "dot_general" in text
+    left = rows(page, "operations-table")
+    assert all("dense" in text and "dot_general" in text for text in left)
     meant = [
         n
         for n, row in enumerate(profile.step_costs)
         if row.name.startswith("dot_general") and "dense" in str(row.origin)
     ]
-    assert len(page.execute_script(ROWS % "#operations")) >= len(meant) > 0
+    assert len(left) >= len(meant) > 0
     trace = profile.execution_trace
     spans = sum(any(n in trace.row_sets[trace.rows[step]] for n in meant) for step in trace.step.tolist())
-    assert page.execute_script(MARKED) == spans and f"Trace {spans}" in find(page, "#found").text
+    assert f"Trace {spans}" in find(page, "#found").text
+    open_tab(page, "timeline")
+    assert page.execute_script(MARKED) == spans
+    open_tab(page, "memory")  # a search lasts from tab to tab
     write(page, "no such name")
-    assert page.execute_script(ROWS % "#operations") == page.execute_script(ROWS % "#fullest-items") == []
+    assert rows(page, "operations-table") == rows(page, "fullest-items") == []
     assert find(page, "#found").text == "Nothing has all these words."
     find(page, "#search").send_keys(ESCAPE)
-    assert len(page.execute_script(ROWS % "#operations")) == len(profile.step_costs)
+    assert len(rows(page, "operations-table")) == len(profile.step_costs)
     assert find(page, "#search").get_attribute("value") == find(page, "#found").text == ""
     assert page.execute_script(MARKED) == 0
+    open_tab(page, "operations")
+    until(lambda: len(page.find_elements("css selector", "#operations-table .tabulator-row")) > len(left))
+
+
+def test_results_of_a_search_lead_to_their_sections(page):
+    open_tab(page, "verdict")
+    write(page, "dot_general")
+    page.find_element("partial link text", "Operations ").click()
+    until(lambda: find(page, "#operations-table .tabulator-row").is_displayed())
+    seen = [row.text for row in page.find_elements("css selector", "#operations-table .tabulator-row")]
+    assert seen and all("dot_general" in text for text in seen)
+    page.find_element("partial link text", "Trace ").click()
+    until(lambda: "of dot_general" in picked(page))
+    assert page.execute_script(MARKED) > 0 and is_in_view(page, "#chart-trace")
+    find(page, "#search").send_keys(ESCAPE)
 
 
 def test_the_box_finds_variables_layers_and_lines(page, profile):
+    open_tab(page, "memory")
     variable = next(item for item in profile.memory.largest if item.category == "variable")
     write(page, variable.readable.upper()[:30])
-    actual = page.execute_script(ROWS % "#fullest-items")
-    assert 0 < len(actual) < len(profile.memory.largest)
-    assert all(variable.readable[:30].lower() in text.lower() for text in actual)
+    left = rows(page, "fullest-items")
+    assert 0 < len(left) < len(profile.memory.largest)
+    assert all(variable.readable[:30].lower() in text.lower() for text in left)
     write(page, "spectrum")
     nodes = page.execute_script(NODES)
     assert nodes and all("spectrum" in node or any(other.startswith(f"{node}/") for other in nodes) for node in nodes)
-    assert any("svd" in text for text in page.execute_script(ROWS % "#source"))
+    open_tab(page, "lines")  # a table that is opened later is filtered too
+    left = rows(page, "lines-table")
+    assert left and all("spectrum" in text for text in left) and any("svd" in text for text in left)
     find(page, "#search").send_keys(ESCAPE)
 
 
-def test_address_of_a_hidden_row_clears_the_search(page):
+@pytest.mark.parametrize("tab", ["operations", "verdict"])
+def test_address_of_a_hidden_row_clears_the_search(page, tab):
+    open_tab(page, tab)
     write(page, "spectrum")
-    rows = "[...document.querySelectorAll('#operations tbody tr')]"
-    hidden = page.execute_script(f"return {rows}.find((row) => row.hidden).id")
+    hidden = page.execute_script("""
+        const table = ipujaxPage.dataTable("operations-table");
+        const left = new Set(table.getRows("active").map((row) => row.getIndex()));
+        return table.getRows().map((row) => row.getIndex()).filter((id) => !left.has(id)).pop();
+    """)
     page.execute_script("location.hash = '#' + arguments[0]", hidden)
-    until(lambda: is_in_view(page, f"#{hidden}"))
+    until(lambda: page.find_elements("id", hidden) and is_in_view(page, f"#{hidden}"))
     assert find(page, "#search").get_attribute("value") == ""
+    assert find(page, f"#{hidden}").get_attribute("class").count("tabulator-selected")
     assert errors(page) == []
+
+
+def test_the_way_back_ends_at_the_first_tab(page):
+    page.execute_script("history.pushState(null, '', location.pathname)")
+    open_tab(page, "machine")
+    assert find(page, "#panel-machine").is_displayed()
+    page.back()
+    until(lambda: find(page, "#panel-verdict").is_displayed())
+    assert not find(page, "#panel-machine").is_displayed()
