@@ -341,7 +341,7 @@ expect(ipu.ArgumentError, "another shape or dtype of its argument x", lambda: co
 alone = ipu.jit(lambda x: jnp.sum(x) + index, device=ipu.IPUModel(tiles_per_ipu=16))
 assert alone(jnp.ones(3 + index)) == 3 + 2 * index, "a function of one replica is an instance's own business"
 if d.num_instances() > 1:
-    expect(ipu.ArgumentError, "no profile follows", lambda: compiled.profile_call(w, x))
+    expect(ipu.ArgumentError, "their run cannot be profiled", lambda: compiled.profile_call(w, x))
     expect(ipu.ArgumentError, "no transformation of JAX can trace", lambda: jax.grad(lambda w: fun(w, x)[0])(w))
     expect(ipu.ArgumentError, "cannot be split over its 2 replicas", lambda: fun(w, x[:3]))
     odd = ipu.jit(lambda x: x, device=DEVICES["model"], replicas=3)
