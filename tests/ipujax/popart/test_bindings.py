@@ -33,8 +33,6 @@ ABSENT: Mapping[str, str] = {
     "InferenceSession.checkInplacingAmbiguity": "values are immutable",
     "InferenceSession.updateExternallySavedTensorLocations": "a session reads parameters when it is made",
     "TrainingSession.updateExternallySavedTensorLocations": "a session reads parameters when it is made",
-    "TrainingSession.broadcastWeights": "for several hosts, see ipujax.popart.horovod",
-    "TrainingSession.connectStreamToCallback": "for several hosts, see ipujax.popart.horovod",
     "packageHash": "no package was built",
 }
 # Class → an object with the members that a class does not show: attributes of objects, and methods made on demand.
