@@ -58,7 +58,7 @@ def evaluate_program(
     # Different programs would exchange bytes of different arrays, or wait for each other for ever.
     check_same_program(settings.name, planned.jaxpr)
     together = over_instances(
-        lambda *shares: program.evaluate(shares, run, instances), program.in_dims, program.out_dims
+        lambda *shares: program.evaluate(shares, run, instances), *program.dims_of_instances(instances)
     )
     results: Sequence[Any] = together(*operands)
     return results

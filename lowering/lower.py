@@ -41,11 +41,13 @@ from ipujax.lowering.program_inputs import NO_MEMORIES, ProgramInputs
 from ipujax.lowering.recomputation import ChainTrade
 from ipujax.lowering.replicas import (
     BlockSplit,
+    Dims,
     Replicated,
     Splits,
     check_results,
     join,
     of_one_replica,
+    shared_split,
     split,
     unwrapped,
 )
@@ -104,6 +106,13 @@ class LoweredProgram:
         """Savings and costs of recomputation in the stages of pipelines."""
         return tuple(trade for run in self.pipelines for trade in run.trades)
 
+    def dims_of_instances(self, instances: Instances) -> tuple[Dims, Dims]:
+        """Return the dimension of each input, and of each result, along which instances share it."""
+        in_dims, out_dims = (
+            tuple(shared_split(dim, instances.count)[0] for dim in dims) for dims in (self.in_dims, self.out_dims)
+        )
+        return in_dims, out_dims
+
     def evaluate(
         self,
         operands: Sequence[jax.Array],
@@ -121,9 +130,12 @@ class LoweredProgram:
             outs = run(dict(zip(self.inputs, operands, strict=True)))
             return [outs[stream] for stream in self.outputs]
         replicas = instances.count_local(self.graph.replication_factor)
-        replica_operands = [split(x, dim, replicas) for x, dim in zip(operands, self.in_dims, strict=True)]
+        in_splits, out_splits = (
+            [shared_split(dim, instances.count)[1] for dim in dims] for dims in (self.in_dims, self.out_dims)
+        )
+        replica_operands = [split(x, dim, replicas) for x, dim in zip(operands, in_splits, strict=True)]
         outs = run(dict(zip(self.inputs, replica_operands, strict=True)))
-        return [join(outs[stream], dim) for stream, dim in zip(self.outputs, self.out_dims, strict=True)]
+        return [join(outs[stream], dim) for stream, dim in zip(self.outputs, out_splits, strict=True)]
 
 
 def lower(

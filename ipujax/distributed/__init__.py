@@ -29,7 +29,6 @@ from ipujax.arguments import has_tracer
 from ipujax.calls import split_dims
 from ipujax.distributed.instance import (
     TIMEOUT_SECONDS,
-    Facts,
     agree,
     join,
     membership,
@@ -198,7 +197,7 @@ def _together(action: str, combine: _Combine, tree: Any, settings: Iterable[Any]
             got = f"{describe(x)} at {place}"
             raise ArgumentTypeError(f"{action} is not defined for all leaves", expected="real numbers", got=got)
     texts = [*zip(places, map(describe, leaves), strict=True), ("the structure", stable(structure))]
-    agree(action, Facts.of(texts))
+    agree(action, texts)
     keys = {n: jax.random.key_impl(x) for n, x in enumerate(leaves) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key)}
     arrays = [jax.random.key_data(x) if n in keys else x for n, x in enumerate(leaves)]
     leaf_settings = tuple(islice(settings, len(arrays)))

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         local_shape as local_shape,
         on_one_replica as on_one_replica,
         replicated_p as replicated_p,
+        shared_split as shared_split,
         split as split,
         unwrapped as unwrapped,
     )

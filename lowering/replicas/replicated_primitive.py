@@ -121,6 +121,26 @@ def local_shape(shape: Sequence[int], dim: Split, replicas: int) -> tuple[int, .
     return tuple(n // replicas if d == dim else n for d, n in enumerate(shape))
 
 
+def shared_split(dim: Split, instances: int) -> tuple[int | None, Split]:
+    """Return the dimension along which instances share an array, None if each has all of it, and the split of a share.
+
+    Instances hold replicas in order. With a mesh in each replica, these are blocks that are shared as the replicas are.
+    """
+    if not isinstance(dim, BlockSplit):
+        return dim, dim
+    numbers = np.array(dim.blocks).reshape(instances, -1)
+    places = np.unravel_index(numbers, dim.counts)
+    for d in (None, *range(len(dim.counts))):
+        counts = tuple(n // instances if axis == d else n for axis, n in enumerate(dim.counts))
+        if prod(counts) * (1 if d is None else instances) == prod(dim.counts):
+            local_places = [place % count for place, count in zip(places, counts, strict=True)]
+            local = np.ravel_multi_index(local_places, counts)
+            owners = numbers * 0 if d is None else places[d] // counts[d] - np.arange(instances)[:, None]
+            if not owners.any() and (local == local[0]).all():
+                return d, BlockSplit(counts, tuple(local[0].tolist()))
+    raise AssertionError("replicas of an instance hold neighbouring blocks along one dimension")
+
+
 def global_shape(shape: Sequence[int], dim: Split, replicas: int) -> tuple[int, ...]:
     """Shape of an array from the shape of one replica's part."""
     if isinstance(dim, BlockSplit):

@@ -24,7 +24,6 @@ from ipujax.runtime.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from ipujax.distributed.instance.meeting import (
-        Facts as Facts,
         agree as agree,
         naming_lost as naming_lost,
         stable as stable,

@@ -43,49 +43,20 @@ _END = "the end of the script"
 _ADDRESS = re.compile(r"\b0x[0-9a-f]+\b")
 
 
-@dataclass(frozen=True, slots=True)
-class Facts:
-    """Descriptions of values that must be equal on all processes.
-
-    Args:
-        texts: (place, description) of each value, in the same order on all processes.
-        digest: hash of the texts.
-    """
-
-    texts: tuple[tuple[str, str], ...]
-    digest: bytes
-
-    @staticmethod
-    def of(texts: Iterable[tuple[str, str]]) -> Facts:
-        """Return facts of (place, description) pairs."""
-        pairs = tuple(texts)
-        return Facts(pairs, _digest(pairs))
-
-    def extended(self, texts: Iterable[tuple[str, str]]) -> Facts:
-        """Return these facts followed by further ones."""
-        pairs = tuple(texts)
-        return Facts(self.texts + pairs, _digest((self.digest, pairs)))
-
-
-def _digest(value: object) -> bytes:
-    return hashlib.blake2b(repr(value).encode(), digest_size=_DIGEST_BYTES).digest()
-
-
 def stable(value: object) -> str:
     """Return the `repr` of a value without addresses, which is equal in every process."""
     return _ADDRESS.sub("0x…", repr(value))
 
 
-_NONE = Facts.of(())
 Texts = Iterable[tuple[str, str]]
 
 
-def agree(action: str, facts: Facts = _NONE, hint: str | None = None, texts: Callable[[], Texts] | None = None) -> None:
+def agree(action: str, facts: Texts = (), hint: str | None = None, texts: Callable[[], Texts] | None = None) -> None:
     """Wait until every process is about to start the same joint action.
 
     Args:
         action: name of the action: "train_step".
-        facts: facts that must be equal on all processes.
+        facts: (place, description) of each value that must be equal on all processes, in the same order.
         hint: remedy for the message if they differ.
         texts: what must be equal where the facts differ, in their place.
 
@@ -95,17 +66,18 @@ def agree(action: str, facts: Facts = _NONE, hint: str | None = None, texts: Cal
     if membership().num_instances == 1:
         return
     _joined(os.getpid())
-    _compare(action, facts, hint, texts or (lambda: facts.texts))
+    _compare(action, facts, hint, texts)
 
 
-def _compare(action: str, facts: Facts, hint: str | None, texts: Callable[[], Texts]) -> None:
+def _compare(action: str, facts: Texts, hint: str | None = None, texts: Callable[[], Texts] | None = None) -> None:
     """Compare digests of an action on all processes, and its texts if they differ."""
-    _show_life(action)
+    _tell_launcher({"what": action})
+    described = [("", action), *facts]
     with naming_lost(action):
-        digest = np.frombuffer(_digest((action, facts.digest)), np.uint8)
+        digest = np.frombuffer(hashlib.blake2b(repr(described).encode(), digest_size=_DIGEST_BYTES).digest(), np.uint8)
         if (_gathered(digest) == digest).all():
             return
-        gathered = _gathered_texts([("", action), *texts()])
+        gathered = _gathered_texts(described if texts is None else [("", action), *texts()])
     if any(process != gathered[0] for process in gathered):
         problem = difference(gathered)
         raise ArgumentError(problem.pop("what"), **{"hint": hint, **problem})
@@ -239,9 +211,7 @@ def _joined(pid: int) -> _Peers:
     """Compare versions and settings of all processes, once, and exchange the ports on which they listen."""
     del pid
     atexit.register(_leave)  # before JAX's own handler, which waits for the others
-    versions = Facts.of(_versions())
-    hint = "install the same versions, and give all processes one environment"
-    _compare("the start", versions, hint, lambda: versions.texts)
+    _compare("the start", _versions(), "install the same versions, and give all processes one environment")
     host = socket.gethostbyname(socket.gethostname())  # the address that gloo has
     listener = socket.create_server(("", 0), backlog=2 * membership().num_instances)
     listener.setblocking(False)
@@ -273,7 +243,7 @@ def _leave() -> None:
     code = int(os.environ.get(EXIT_CODE, 0)) or int(has_failed)
     if not code:
         try:
-            _compare(_END, _NONE, None, lambda: ())
+            _compare(_END, ())
         except ArgumentError as error:
             print(f"{type(error).__name__}: {error}", file=sys.stderr)
             code = 1
@@ -288,10 +258,6 @@ def _leave() -> None:
 
 
 _LAST_SECONDS = 60.0  # assumed: the launcher ends this process long before
-
-
-def _show_life(action: str) -> None:
-    _tell_launcher({"what": action})
 
 
 def _tell_launcher(message: Mapping[str, object]) -> bool:

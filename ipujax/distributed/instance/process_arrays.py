@@ -17,7 +17,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from ipujax.lowering.replicas import BlockSplit, Split, Splits, global_shape
+from ipujax.lowering.replicas import Dims, global_shape
 from ipujax.runtime.host import AXIS
 from ipujax.runtime.names_at_import import jax_jit
 
@@ -29,7 +29,7 @@ def instance_mesh() -> Mesh:
     return Mesh(np.array([first[index] for index in sorted(first)]), (AXIS,))
 
 
-def over_instances(fun: Callable[..., Sequence[Any]], in_dims: Splits, out_dims: Splits) -> Callable[..., Any]:
+def over_instances(fun: Callable[..., Sequence[Any]], in_dims: Dims, out_dims: Dims) -> Callable[..., Any]:
     """Return a function of arrays of all instances that calls `fun` with this instance's shares; for traces.
 
     Args:
@@ -68,8 +68,7 @@ def _local_sharding(dim: int | None) -> tuple[jax.Device, NamedSharding]:
     return jax.local_devices()[0], NamedSharding(instance_mesh(), _spec(dim))
 
 
-def _spec(dim: Split) -> PartitionSpec:
-    assert not isinstance(dim, BlockSplit), "instances share replicas of in_specs, not those of a mesh"
+def _spec(dim: int | None) -> PartitionSpec:
     return PartitionSpec() if dim is None else PartitionSpec(*[None] * dim, AXIS)
 
 

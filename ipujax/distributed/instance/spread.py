@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ipujax.calls import Places, Replication, leaf_dims, split_dims
-from ipujax.distributed.instance.meeting import Facts, agree, naming_lost, stable
+from ipujax.distributed.instance.meeting import agree, naming_lost, stable
 from ipujax.distributed.instance.membership import membership
 from ipujax.distributed.instance.process_arrays import over_instances, to_all, to_local
 from ipujax.lowering.jax_compat import (
@@ -65,13 +65,13 @@ class Operands:
     Args:
         args: positional arguments as arrays of all instances; static ones unchanged.
         kwargs: keyword arguments, likewise.
-        facts: facts that must be equal on all instances at each call.
+        facts: (place, description) of what must be equal on all instances at each call.
         unsplit: (place, array) of arrays that must be equal on all instances.
     """
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    facts: Facts
+    facts: tuple[tuple[str, str], ...]
     unsplit: tuple[tuple[str, Any], ...]
 
 
@@ -87,7 +87,7 @@ class _Kind:
 
     places: tuple[str, ...]
     dims: Dims
-    facts: Facts
+    facts: tuple[tuple[str, str], ...]
 
 
 @dataclass(eq=False, slots=True)
@@ -170,13 +170,11 @@ class Spread:
         places_and_dims = leaf_dims(self.name, self.replication.in_specs, operand_tree, names)
         for x, (place, dim) in zip(leaves, places_and_dims, strict=True):
             self._check_share(place, x, dim)
-        facts = Facts.of(
-            (
-                *((place, describe(x)) for x, (place, _) in zip(leaves, places_and_dims, strict=True)),
-                *((place, stable(value)) for place, value in settings),
-                ("the structure of the arguments", stable(tree)),
-                *self.settings,
-            )
+        facts = (
+            *((place, describe(x)) for x, (place, _) in zip(leaves, places_and_dims, strict=True)),
+            *((place, stable(value)) for place, value in settings),
+            ("the structure of the arguments", stable(tree)),
+            *self.settings,
         )
         return _Kind(tuple(place for place, _ in places_and_dims), tuple(dim for _, dim in places_and_dims), facts)
 
@@ -196,7 +194,7 @@ class Spread:
         marks = ((place, self._mark(x) or _digest(x)) for place, x in operands.unsplit)
         # One process may give the results of the last call, another copies of them: then their values decide.
         values = ((f"the values of {place}", _digest(x)) for place, x in operands.unsplit)
-        agree(self.name, facts.extended(marks), _ARGUMENTS, lambda: (*facts.texts, *values))
+        agree(self.name, (*facts, *marks), _ARGUMENTS, lambda: (*facts, *values))
         with naming_lost(self.name):
             results = run(*args, **kwargs)
             local = to_local(results)
@@ -262,7 +260,7 @@ def check_same_program(name: str, jaxpr: ClosedJaxpr) -> None:
     equations = [(f"equation {n}", text) for n, text in enumerate(_equations(jaxpr))]
     constants = [(f"value {n} that it closes over", _digest(value)) for n, value in enumerate(jaxpr.consts)]
     count = [("the number of equations", str(len(equations)))]
-    agree(f"{name}, compiled", Facts.of([*constants, *equations, *count]), _PROGRAMS)
+    agree(f"{name}, compiled", [*constants, *equations, *count], _PROGRAMS)
 
 
 def _equations(jaxpr: ClosedJaxpr | Any) -> Iterator[str]:

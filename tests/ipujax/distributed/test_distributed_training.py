@@ -278,6 +278,41 @@ def test_distributed_sharded_optimiser_and_pipeline(run: Runner, tmp_path: Path)
             np.testing.assert_allclose(got[name], want, rtol=1e-6, atol=1e-6, err_msg=name)
 
 
+# A mesh of two IPUs in each replica: weights split over it, rows over the replicas, and results split over both.
+MESH = (
+    START
+    + """
+MESH = jax.sharding.AbstractMesh((2,), ("model",))
+
+def layer(w, x):
+    part = lambda w, x: lax.psum_scatter(x @ w, "model", scatter_dimension=1, tiled=True)
+    return jax.shard_map(part, mesh=MESH, in_specs=(P("model"), P(None, "model")), out_specs=P(None, "model"))(w, x)
+
+@ipu.jit(device=ipu.IPUModel(num_ipus=2 * N, tiles_per_ipu=8), replicas=N, in_specs=(P(), P("replica")),
+         out_specs=(P(), P(), P("replica"), P(None, "replica")), donate_argnums=0)
+def step(w, x):
+    value, grads = jax.value_and_grad(lambda w: jnp.mean(layer(w, jnp.tanh(layer(w, x))) ** 2))(w)
+    mean, grads = lax.pmean((value, grads), "replica")
+    rows = layer(w, x)
+    return w - 0.1 * grads, mean, rows, rows.T
+
+rng = np.random.default_rng(0)
+x, w = rng.normal(size=(2 * N, 6)).astype(np.float32), d.broadcast(jnp.asarray(rng.normal(size=(6, 6)), jnp.float32))
+for _ in range(3):
+    w, mean, rows, columns = step(w, share(x))
+save(w=w, mean=mean, **dict(zip(("rows", "columns"), d.gather((rows, columns), (P("replica"), P(None, "replica"))))))
+"""
+)
+
+
+def test_distributed_mesh_in_each_replica(run: Runner, tmp_path: Path):
+    (one,) = results(run, tmp_path, MESH, 4, 1)
+    assert one["rows"].shape == (8, 6) and one["columns"].shape == (6, 8)
+    for got in results(run, tmp_path, MESH, 4, 2):
+        for name, want in one.items():
+            np.testing.assert_allclose(got[name], want, rtol=1e-6, atol=1e-6, err_msg=name)
+
+
 # --- the stages of a function -----------------------------------------------------------------------------------------
 
 STAGES = (
@@ -306,7 +341,7 @@ expect(ipu.ArgumentError, "another shape or dtype of its argument x", lambda: co
 alone = ipu.jit(lambda x: jnp.sum(x) + index, device=ipu.IPUModel(tiles_per_ipu=16))
 assert alone(jnp.ones(3 + index)) == 3 + 2 * index, "a function of one replica is an instance's own business"
 if d.num_instances() > 1:
-    expect(ipu.ArgumentError, "no profile follows", lambda: compiled.profile_call(w, x))
+    expect(ipu.ArgumentError, "their run cannot be profiled", lambda: compiled.profile_call(w, x))
     expect(ipu.ArgumentError, "no transformation of JAX can trace", lambda: jax.grad(lambda w: fun(w, x)[0])(w))
     expect(ipu.ArgumentError, "cannot be split over its 2 replicas", lambda: fun(w, x[:3]))
     odd = ipu.jit(lambda x: x, device=DEVICES["model"], replicas=3)
