@@ -21,7 +21,7 @@ from ipujax.runtime.analysis.liveness import Interval
 from ipujax.runtime.cost import bytes_in_memory
 from ipujax.runtime.graph import Access, Execute, Graph, VertexGroup
 from ipujax.runtime.memory.frames import Frames, Owner
-from ipujax.runtime.memory.packing import Span
+from ipujax.runtime.memory.packing import Span, merge_spans
 from ipujax.runtime.tensor import Tensor, Variable, substitute
 
 Pair = tuple[Variable, Variable]  # an operand, and the result that may be written over it
@@ -119,7 +119,7 @@ def _share(frame: Liveness, pairs: Mapping[Pair, set[int]]) -> _Shared:
         is_free = result not in memory and operand not in overwritten and place is not other
         if is_free and _common_steps(spans[place], spans[other]) <= positions:
             ended = [(first, last - 1 if last in positions else last) for first, last in spans[place]]
-            spans[place] = [*ended, *spans.pop(other)]
+            spans[place] = list(merge_spans([*ended, *spans.pop(other)]))
             overwritten[operand] = positions
             memory[result] = place
     intervals = tuple(_ended_before(frame.intervals, overwritten))
