@@ -125,6 +125,7 @@ def repipelined(fun: IpuFunction[Any, Any], args: Sequence[Any]) -> list[Variant
         for name in SCHEDULE_NAMES
         if name not in {schedule for _, schedule in present} and name != "sequential"
     }
+    # Both directions: twice the micro-batches shorten the bubble, half of them have larger products.
     for change in (PipelineChange(None, 2, 1), PipelineChange(None, 1, 2)):
         pipelines = tuple((change.micro_batches_of(count), schedule) for count, schedule in present)
         counts = dict.fromkeys(str(count) for count, _ in pipelines)
@@ -156,6 +157,7 @@ def _is_single(x: Any) -> bool:
 def _as_half(x: Any) -> Any:
     if not _is_single(x):
         return x
+    # A sharded argument stays sharded, else the variant would be another program.
     sharding = x.sharding if isinstance(x, jax.ShapeDtypeStruct | jax.Array) else None
     return jax.ShapeDtypeStruct(np.shape(x), np.float16, sharding=sharding)
 
@@ -172,6 +174,7 @@ def _device_as_code(target: Target) -> str:
 
 
 def fitting(options: Options) -> Options:
+    # A change that makes a program exceed its memory is no advice.
     return replace(options, allow_out_of_memory=False)
 
 

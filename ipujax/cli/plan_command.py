@@ -51,6 +51,7 @@ def _run(args: argparse.Namespace) -> int:
     if args.name is None:
         raise ArgumentError("no network to plan", expected="NAME", hint="ipujax plan --list")
     network = models.network(args.name, dtype=args.dtype, **dict(map(_size, args.size)))
+    # Enough examples for data on each IPU, or for a pipeline with four micro-batches a stage.
     batch = 4 * args.ipus if args.batch is None else args.batch
     if args.inference:
         workload = models.inference(network, batch)

@@ -101,9 +101,11 @@ def adam(rate: float = 1e-3, decay: float = 0.9, square_decay: float = 0.999, ep
 
     def update(grads: Tree, state: Tree, params: Tree) -> tuple[Tree, Tree]:
         count = state["count"] + 1
+        # In half precision the square of a gradient of 1e-4 is 0.
         wide = jax.tree.map(lambda g: g.astype(jnp.float32), grads)
         mean = jax.tree.map(lambda m, g: decay * m + (1 - decay) * g, state["mean"], wide)
         square = jax.tree.map(lambda s, g: square_decay * s + (1 - square_decay) * g * g, state["square"], wide)
+        # Both means begin at zero: what they lack in the first steps is divided out.
         mean_scale = rate / (1 - decay**count)
         square_scale = 1 / (1 - square_decay**count)
 
@@ -165,6 +167,7 @@ def training(
     _check_batch(batch, micro_batches)
     chosen = optimizer or adam()
     params, statistics = network.shapes()
+    # Small gradients of half precision are zero: the loss is scaled, and gradients are divided in single precision.
     is_half = any(leaf.dtype == jnp.float16 for leaf in jax.tree.leaves(params))
     scale = HALF_LOSS_SCALE if is_half else 1.0
 
@@ -186,10 +189,12 @@ def training(
         return *moved(grads, opt_state, params), value / scale
 
     def step_of_statistics(params: Tree, opt_state: Tree, statistics: Tree, batch: Tree) -> Any:
+        # A micro-batch begins with the statistics that the one before it has left.
         grad_fn = accumulated(jax.value_and_grad(loss, has_aux=True), carry={1: (0, 1)})
         (value, statistics), grads = grad_fn(params, statistics, batch)
         return *moved(grads, opt_state, params), statistics, value / scale
 
+    # Shapes alone: parameters of a large network exceed the memory of a host.
     opt_state = jax.eval_shape(chosen.init, params)
     has_statistics = bool(jax.tree.leaves(statistics))
     state = (params, opt_state, statistics) if has_statistics else (params, opt_state)

@@ -87,6 +87,7 @@ def split_step(jaxpr: ClosedJaxpr, is_batch: Sequence[bool], micro_batches: int)
         ArgumentError: the step is no sum over micro-batches followed by an update.
     """
     body, are_rows = _of_one_micro_batch(jaxpr, is_batch, micro_batches)
+    # The number stands for the index along the axis of micro-batches, as that of a device along a mesh axis.
     number, *inputs = body.invars
     kinds: dict[Var, Kind] = {v: "term" if flag else "same" for v, flag in zip(inputs, is_batch, strict=True)}
     walk = _Walk({**kinds, number: "term"}, {}, {})
@@ -95,11 +96,13 @@ def split_step(jaxpr: ClosedJaxpr, is_batch: Sequence[bool], micro_batches: int)
     for atom, is_row in zip(results, are_rows, strict=True):
         if walk.kind(atom) == "term" and not is_row:
             raise _refusal("a result of the step differs between micro-batches", "sums, means, or a row an example")
+    # What the update reads of a micro-batch is accumulated or joined; all else of it is dropped after its run.
     of_update = [eqn for eqn in eqns if walk.place(eqn) == "update"]
     read = [atom for atoms in (*(eqn.invars for eqn in of_update), results) for atom in atoms]
     handed = [v for v in dict.fromkeys(atom for atom in read if isinstance(atom, Var)) if walk.kind(v) in _VARYING]
     if not handed:
         raise _refusal("nothing that the step returns depends on the batch", "batch_argnums of arguments that are read")
+    # Equations that depend on no micro-batch are in both parts: dead code elimination keeps those that are read.
     of_micro_batch = [walk.of_terms(eqn) for eqn in eqns if walk.place(eqn) != "update"]
     micro = _live(part_of(body, body.invars, [substituted(v, walk.terms) for v in handed], of_micro_batch))
     update = part_of(body, [*inputs, *handed], results, [eqn for eqn in eqns if walk.place(eqn) != "micro-batch"])
@@ -120,6 +123,7 @@ def _of_one_micro_batch(
     after = partition(jaxpr, Shardings(tuple(rows_split if flag else rows_whole for flag in is_batch), (), machine))
     if after is jaxpr:
         raise _refusal("nothing that the step returns depends on the batch", "batch_argnums of arguments that are read")
+    # `partition` binds the whole program as one `shard_map`.
     (eqn,) = after.eqns
     inner = inline(closed(eqn.params["jaxpr"])).jaxpr
     inputs = dict(zip(eqn.invars, inner.invars, strict=True))

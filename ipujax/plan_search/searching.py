@@ -97,6 +97,7 @@ def search(
     batch = as_numbers("batch_argnums", batch_argnums, "ipu.search")
     user_axes = checked_axes(axes or {})
     deadline = None if seconds is None else time.monotonic() + seconds
+    # Traced once: plans are made of its jaxpr.
     traced = traced_step(plain, args)
     is_batch = traced.is_of(batch)
     if donate_argnums is None:
@@ -185,6 +186,7 @@ class _Run:
                 continue
             self._estimate(plan)
             if plan in self.refused or self._is_full(plan):
+                # What needs less memory costs cycles: it is only tried where memory may be lacking.
                 for smaller in space.smaller_plans(plan):
                     self._estimate(smaller)
             fitting = [each for each in (plan, *space.smaller_plans(plan)) if each in self.estimates]
