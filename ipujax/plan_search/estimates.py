@@ -170,10 +170,12 @@ class StepCosts:
         cycles, ipu_bytes, cuts = _pipeline_cost(plan, costs.work, resident, self.target)
         cycles += costs.update_cycles / plan.stages / (plan.data if plan.shard_state else 1)
         if plan.data > 1:
+            # Replicas of one shard are as many IPUs apart as there are shards.
             ranks = tuple(range(0, plan.data * plan.shards, plan.shards))
             cycles += estimated_cycles(self.target, (ranks,), max(1, costs.gradient_bytes // plan.stages), True)
         # A batch over a mesh is loaded at once, before the first micro-batch.
         latency = self.target.host_latency_seconds * self.target.clock_hz
+        # Over a mesh the batch is loaded at once.
         transfers = plan.micro_batches if plan.data * plan.shards == 1 else 1
         cycles += latency * (transfers + 1)
         if plan.offload:
@@ -195,6 +197,7 @@ def _on_line(rows: int, points: Sequence[tuple[int, MicroBatchCosts]]) -> MicroB
     changes = dict[str, Any]()
     for name in fields:
         low, high = getattr(first.work, name), getattr(last.work, name)
+        # Another number of rows may have other segments: then all costs are in proportion to rows.
         if first_rows == last_rows or low.shape != high.shape:
             changes[name] = high * (rows / last_rows)
         else:
@@ -222,6 +225,7 @@ def _pipeline_cost(
         parameters = accumulators * sum(num_bytes for _, num_bytes in work.parameter_bytes)
         return cycles, values + parameters + sum(num_bytes for _, num_bytes in resident), ()
     schedule = _schedule_plan(plan, work, target)
+    # A cut that fills tiles with values alone leaves no room for code.
     free = one_ipu.replace(bytes_per_tile=int(one_ipu.bytes_per_tile * (1 - _BESIDE_SHARE)))
     try:
         (cut, *_) = best_cuts(work, schedule, free, 1, resident, stores_residuals)

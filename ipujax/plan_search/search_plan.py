@@ -164,6 +164,7 @@ def traced_step(step: Callable[..., Any], args: Sequence[Any]) -> TracedStep:
     """Trace a step with arguments or their shapes."""
     shapes = jax.tree.map(_shape, tuple(args))
     trace = jax_jit(step).trace(*shapes)
+    # As inputs: constants of a step may be large, and are split and moved like arguments.
     jaxpr, constants = constants_as_inputs(inline(trace.jaxpr))
     rows = jax.tree_util.tree_leaves_with_path(shapes)
     return TracedStep(

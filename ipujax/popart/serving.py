@@ -62,6 +62,7 @@ class _Finder(MetaPathFinder):
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> Any:
         for name, ours in MODULES.items():
+            # Not by prefix alone: `popart_extras` is another package.
             if fullname == name or fullname.startswith(f"{name}."):
                 module = ours + fullname.removeprefix(name)
                 return ModuleSpec(fullname, _Alias(module)) if find_spec(module) else None
@@ -106,6 +107,7 @@ def _library_class(files: Mapping[str, Path]) -> type[ctypes.CDLL]:
             self._has_functions = file_name not in files
             if not self._has_functions:
                 self._name = str(name)
+                # Registered when it is loaded, as a library of C++ does by its static objects.
                 runpy.run_path(str(files[file_name]))
                 return
             try:
@@ -116,6 +118,7 @@ def _library_class(files: Mapping[str, Path]) -> type[ctypes.CDLL]:
                 raise popart_library_error(message, got=str(name), hint=hint) from error
 
         def __getattr__(self, name: str) -> Any:
+            # Python looks up special names for itself.
             if self._has_functions or name.startswith("__"):
                 return super().__getattr__(name)
             message = f"{self._name} has no functions: its operators are written in Python"

@@ -128,6 +128,7 @@ def join(timeout_seconds: int) -> None:
         return
     job: dict[str, Any] = {}
     if INSTANCE_PID in os.environ:
+        # One process needs no coordinator.
         if os.environ[NUM_INSTANCES] == "1":
             return
         # JAX would catch SIGTERM as a notice of preemption; here it ends the instance.
@@ -137,6 +138,7 @@ def join(timeout_seconds: int) -> None:
         job = {"coordinator_address": address, "coordinator_bind_address": address, "local_device_ids": [0]}
         job |= {"num_processes": int(os.environ[NUM_INSTANCES]), "process_id": int(os.environ[INSTANCE_INDEX])}
     else:
+        # JAX aborts the process where another listens on its port.
         _check_port()
     job |= {"initialization_timeout": _NO_LIMIT_SECONDS, "heartbeat_timeout_seconds": _HEARTBEAT_SECONDS}
     # JAX ends the process when its own timeout is over: in a thread it can be left behind, with an error that says why.
@@ -145,6 +147,7 @@ def join(timeout_seconds: int) -> None:
     try:
         outcome.result(timeout_seconds)
     except TimeoutError:
+        # The thread still waits inside of JAX, and would hold the interpreter at its end.
         atexit.register(_leave_unmet)
         raise ArgumentError(
             f"{_own_name()} has waited {timeout_seconds} seconds for the other processes of its job",
@@ -154,6 +157,7 @@ def join(timeout_seconds: int) -> None:
         ) from None
     except (RuntimeError, ValueError) as error:
         is_job = any(name in os.environ for name in (*_OTHERS, *(names[1] for names in _LAUNCHERS.values())))
+        # Without a launcher there is nothing to join: a script runs alone as it is.
         if _NO_CLUSTER in str(error) or (_TOO_LATE in str(error) and not is_job):
             return
         if _TOO_LATE in str(error):

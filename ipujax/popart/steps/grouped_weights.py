@@ -80,6 +80,7 @@ def grouped_weights(model: onnx.ModelProto, replicas: int) -> dict[str, GroupedW
         popart_exception: groups that do not divide the replicas, or an array of another number of groups.
     """
     settings = variable_settings_of(model)
+    # One replica has the values of one group, as they are in the model.
     if replicas == 1:
         return {}
     for tensor in model.graph.initializer:
@@ -106,6 +107,7 @@ def keep_one_group(graph: onnx.GraphProto, grouped: Grouped) -> None:
     for tensor in graph.initializer:
         if tensor.name in names:
             tensor.CopyFrom(tensor_proto(onnx.numpy_helper.to_array(tensor)[0], tensor.name))
+    # Models name initializers among their inputs too, with the shape of all groups.
     for value in graph.input:
         if value.name in names:
             kind = value.type.tensor_type
@@ -115,6 +117,7 @@ def keep_one_group(graph: onnx.GraphProto, grouped: Grouped) -> None:
 
 def local(weights: Mapping[str, Any], grouped: Grouped) -> dict[str, Any]:
     """Return the weights of a replica: of grouped ones its row."""
+    # The leading axis is that of replicas, of which each has one row.
     return {name: x[0] if name in grouped else x for name, x in weights.items()}
 
 
