@@ -144,6 +144,7 @@ def candidates(
     specs = {} if split is None or target.num_ipus == 1 else _model_specs(traced, is_batch, used, split, target)
     if target.num_ipus > 1 and split is not None and not specs:
         reasons.append("shards: no argument has a dimension that two IPUs divide")
+    # Powers of two: schedules, meshes and batches divide best by them.
     numbers = _powers(target.num_ipus)
     is_split = split is not None
     values = {
@@ -157,6 +158,7 @@ def candidates(
     plans = dict[Plan, None]()
     impossible: dict[Plan, str] = {}
     for data, shards, stages, micro_batches, schedule in product(*(values[name] for name in AXES[:5])):
+        # Without stages a schedule has no effect: such plans are one.
         schedule = schedule if stages > 1 else None
         plan = Plan(data, shards, stages, micro_batches, schedule, specs=specs if shards > 1 else {})
         plan = replace(plan, **{name: axes[name][0] for name in AXES[5:] if name in axes})
@@ -256,6 +258,7 @@ def _model_specs(
     first = 1 + len(traced.constants)
     sizes = [value_bytes(aval) for aval in traced.avals]
     parameters = [n for n, (flag, is_read) in enumerate(zip(is_batch, used, strict=True)) if is_read and not flag]
+    # Splitting a small array saves no memory and may cost a collective.
     min_bytes = _SMALL_SHARE * sum(sizes[n] for n in parameters)
     large = sorted((n for n in parameters if sizes[n] >= min_bytes), key=lambda n: -sizes[n])
     # Two shards stand for all numbers: a dimension that two divide is most often a power of two.
