@@ -77,7 +77,7 @@ def search(
         batch_argnums: positional arguments whose first axis is the batch.
         axes: values of fields of `ipu.Plan` to try, by name, all combinations; others have their default: powers of two
             of IPUs and micro-batches.
-        seconds: time after which no other plan is compiled.
+        seconds: time after which no other plan is estimated or compiled.
         donate_argnums: as of `ipu.jit`; arguments whose arrays all come back, but for the batch, when None.
         compiled: most plans that are compiled.
         options: options of compiled plans.
@@ -179,7 +179,7 @@ class _Run:
         best = dict[int, float]()  # estimated cycles of the best plan that may fit, by number of shards
         # Plans of all IPUs first, as the seconds may end before all are estimated.
         for plan in sorted(space.plans, key=lambda plan: (plan.shards, -plan.num_ipus)):
-            if self.is_over:
+            if self.is_over and self.estimates:  # a table has one plan at least
                 return
             if _is_past_the_best(best, plan.shards):
                 self.refused[plan] = "fewer shards are faster"

@@ -95,6 +95,9 @@ class _Stream(poplar.StreamCallback):
 COPIED: dict[str, Callable[[], Any]] = {
     "Advice": lambda: ipu.Advice((ipu.AdviceRow("options", 7, 8, True),)),
     "AdviceRow": lambda: ipu.AdviceRow("options", 7, 8, True),
+    "Plan": lambda: ipu.Plan(data=2, stages=2, micro_batches=4),
+    "Search": lambda: ipu.Search((ipu.SearchRow(ipu.Plan(), 7, 8, True, "compiled"),), abs, {"batch_argnums": 0}, 9),
+    "SearchRow": lambda: ipu.SearchRow(ipu.Plan(data=2), None, None, False, "none", "needs 2 IPUs, of 1"),
     "Sweep": lambda: ipu.Sweep(({"clock_hz": 1e9, "cycles": 7, "seconds": 7e-9, "fits": True},)),
     "Sensitivities": lambda: ipu.Sensitivities(7, ({"constant": "clock_hz", "elasticity": 0.5},), (), ()),
     "CPU": ipu.CPU,
