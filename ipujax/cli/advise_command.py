@@ -15,8 +15,8 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from ipujax.advice import Advice, advise
 from ipujax.cli.command_parser import Commands, add_command
 from ipujax.cli.script_run import run_script
 from ipujax.cli.scripts import add_script_arguments, script_command
@@ -24,6 +24,9 @@ from ipujax.compiled_programs import TracedCall, traced_calls
 from ipujax.jit import function_of
 from ipujax.runtime.errors import ArgumentError, IpuError
 from ipujax.runtime.logs import check_environment
+
+if TYPE_CHECKING:
+    from ipujax.advice import Advice
 
 _HELP = """
 Runs a script, unchanged, and then compiles each function of `ipu.jit` that it called again, with changes: donation,
@@ -88,6 +91,8 @@ def _distinct(calls: Sequence[TracedCall]) -> list[TracedCall]:
 
 def _show(calls: Sequence[TracedCall], args: argparse.Namespace) -> None:
     """Compile changes of each function, and print and write the tables."""
+    from ipujax.advice import advise  # loads the compiler, which other commands do without
+
     logger = logging.getLogger("ipujax")
     logger.setLevel(logger.level or logging.ERROR)  # a change that cannot be compiled is a row
     tables = []
