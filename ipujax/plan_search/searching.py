@@ -20,7 +20,6 @@ from concurrent.futures import BrokenExecutor
 from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any
-from zlib import crc32
 
 import jax
 
@@ -113,7 +112,7 @@ def search(
         deadline,
     )
     run.refused.update(space.impossible)
-    file = None if path is None else SweepFile(path, _digest(traced, space, settings))
+    file = None if path is None else SweepFile(path, _digest(traced, space, settings), "search")
     ended: Ended = "all"
     try:
         run.estimate(space)
@@ -248,13 +247,13 @@ class _Run:
             plans = list(self._round(1 if executor is None else min(_ROUND, max_plans - len(self.compiled))))
             if not plans:
                 return
-            plans_in_file = [plan for plan in plans if _key(plan) in file_costs]
+            plans_in_file = [plan for plan in plans if repr(plan) in file_costs]
             for plan in plans_in_file:
-                self.note(plan, file_costs[_key(plan)][0])
+                self.note(plan, file_costs[repr(plan)][0])
             for plan, cost in self._figures([plan for plan in plans if plan not in plans_in_file], executor):
                 self.note(plan, cost)
                 if file is not None:
-                    file.add(_key(plan), [cost])
+                    file.add(repr(plan), [cost])
 
     def _round(self, count: int) -> Iterator[Plan]:
         """Yield the plans to compile next; those of one round do not know of each other."""
@@ -322,11 +321,6 @@ def _rank(row: SearchRow) -> tuple[Any, ...]:
         (row.cycles or 0) if row.fits else (row.max_tile_bytes or 0),
         not is_known,
     )
-
-
-def _key(plan: Plan) -> int:
-    """Number of a plan in a file."""
-    return crc32(repr(plan).encode())
 
 
 def compiled_cost(

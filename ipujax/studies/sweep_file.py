@@ -1,7 +1,7 @@
-"""File of a sweep: a line that identifies it, then a line for each job that is done.
+"""File of a sweep or a search: a line that identifies it, then a line for each job that is done.
 
-Input: a path, the digest of a sweep. Output: costs of jobs that an earlier run has done, and a file to add others to.
-A run that is killed leaves whole lines, and at most one that is cut, which is dropped.
+Input: a path, the digest of a sweep or search. Output: costs of jobs that an earlier run has done, and a file to add
+others to. A run that is killed leaves whole lines, and at most one that is cut, which is dropped.
 Limits: one run at a time writes to a file, which the system locks until that run ends.
 """
 
@@ -12,34 +12,37 @@ import os
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal
 
 from ipujax.runtime.errors import ArgumentError
 from ipujax.studies.point_costs import PointCost
 
-_KIND = "ipujax sweep"
+Job = int | str  # number of a job of a sweep, text of a plan of a search
+Study = Literal["sweep", "search"]
 
 
 class SweepFile:
-    """An open file of a sweep.
+    """An open file of a sweep or a search.
 
     Args:
-        path: of the file; a new one is made, an existing one must be of the same sweep.
+        path: of the file; a new one is made, an existing one must be of the same sweep or search.
         digest: of function, arguments, points and plan.
+        study: what writes it.
 
     Attributes:
-        done: costs of the points of each job that is done, by its number.
+        done: costs of the points of each job that is done.
 
     Raises:
-        ArgumentError: the file is of another sweep, none at all, in use, or cannot be opened.
+        ArgumentError: the file is of another sweep or search, none at all, in use, or cannot be opened.
     """
 
-    def __init__(self, path: str | os.PathLike[str], digest: str) -> None:
+    def __init__(self, path: str | os.PathLike[str], digest: str, study: Study = "sweep") -> None:
         self._path = path
+        self._study = study
         try:
-            self._file: BinaryIO = open(path, "a+b")  # noqa: SIM115  # open as long as the sweep runs
+            self._file: BinaryIO = open(path, "a+b")  # noqa: SIM115  # open as long as the study runs
         except OSError as error:
-            raise ArgumentError(f"ipu.sweep cannot open {os.fspath(path)!r}", got=error.strerror) from error
+            raise ArgumentError(f"ipu.{study} cannot open {os.fspath(path)!r}", got=error.strerror) from error
         try:
             self._lock()
             self.done = self._read(digest)
@@ -47,7 +50,11 @@ class SweepFile:
             self._file.close()
             raise
 
-    def add(self, job: int, costs: Sequence[PointCost]) -> None:
+    @property
+    def _kind(self) -> str:
+        return f"ipujax {self._study}"
+
+    def add(self, job: Job, costs: Sequence[PointCost]) -> None:
         """Add the costs of a job; they are on disk when this returns."""
         self._write({"job": job, "costs": [asdict(cost) for cost in costs]})
         self.done[job] = list(costs)
@@ -76,9 +83,9 @@ class SweepFile:
         except OSError as error:
             name = os.fspath(self._path)
             hint = "another path, or wait until it ends"
-            raise ArgumentError(f"another sweep is writing to {name!r}", hint=hint) from error
+            raise ArgumentError(f"another {self._study} is writing to {name!r}", hint=hint) from error
 
-    def _read(self, digest: str) -> dict[int, list[PointCost]]:
+    def _read(self, digest: str) -> dict[Job, list[PointCost]]:
         """Return the jobs that are done; begin a new file, and drop a line that is cut."""
         self._file.seek(0)
         content = self._file.read()
@@ -89,13 +96,13 @@ class SweepFile:
             os.truncate(self._file.fileno(), end)
         lines = content[:end].splitlines()
         if not lines:
-            self._write({"kind": _KIND, "digest": digest})
+            self._write({"kind": self._kind, "digest": digest})
             return {}
         head = self._fields(lines[0])
-        if head.get("kind") != _KIND:
+        if head.get("kind") != self._kind:
             raise self._foreign("something else")
         if head.get("digest") != digest:
-            raise self._foreign("another sweep: of another function, arguments, points, plan or version")
+            raise self._foreign(f"another {self._study}: of another function, arguments, points, plan or version")
         rows = map(self._fields, lines[1:])
         return {row["job"]: [PointCost(**cost) for cost in row["costs"]] for row in rows}
 
@@ -109,4 +116,4 @@ class SweepFile:
 
     def _foreign(self, content: str) -> ArgumentError:
         name = os.fspath(self._path)
-        return ArgumentError(f"{name!r} is not a file of this sweep", got=content, hint="another path")
+        return ArgumentError(f"{name!r} is not a file of this {self._study}", got=content, hint="another path")
