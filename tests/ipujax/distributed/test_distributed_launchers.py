@@ -7,7 +7,8 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -55,6 +56,16 @@ ipu.distributed.init()
 ipu.distributed.all_reduce(1.0)
 if ipu.distributed.instance_index() == 1:
     {end}
+ipu.distributed.all_reduce(2.0)
+"""
+CUT = """
+import os, time
+import ipujax as ipu
+ipu.distributed.init()
+print("sum", float(ipu.distributed.all_reduce(1.0, "sum")), flush=True)
+if ipu.distributed.instance_index() == 1:
+    print("cut", time.time(), flush=True)
+    os.system("ip link set dev ipujax1 down")
 ipu.distributed.all_reduce(2.0)
 """
 INIT = "ipu.distributed.init()"
@@ -225,3 +236,43 @@ except ipu.ArgumentError as error:
 """
     for code, text in run_by_slurm(tmp_path, source):
         assert "JAX has joined this process to others after ipujax compiled for it alone" in text, (code, text)
+
+
+@pytest.fixture
+def networks() -> Iterator[list[str]]:
+    """Two network namespaces, each an address of the host's name, which gloo binds to, and a link between them."""
+    names = [f"ipujax-{os.getpid()}-{index}" for index in (0, 1)]
+    folders = [Path("/etc/netns") / name for name in names]
+    commands = [
+        *(f"ip netns add {name}" for name in names),
+        f"ip link add ipujax0 netns {names[0]} type veth peer name ipujax1 netns {names[1]}",
+        *(f"ip -n {name} addr add 10.9.0.{n + 1}/24 dev ipujax{n}" for n, name in enumerate(names)),
+        *(f"ip -n {name} link set {link} up" for n, name in enumerate(names) for link in ("lo", f"ipujax{n}")),
+    ]
+    try:
+        for command in commands:
+            subprocess.run(command.split(), check=True, capture_output=True, text=True)
+        for index, folder in enumerate(folders):
+            folder.mkdir(parents=True)
+            (folder / "hosts").write_text(f"127.0.0.1 localhost\n10.9.0.{index + 1} {socket.gethostname()}\n")
+        yield names
+    except (subprocess.CalledProcessError, FileNotFoundError, PermissionError) as error:
+        pytest.skip(f"no network namespaces: {getattr(error, 'stderr', None) or error}")
+    finally:
+        for name, folder in zip(names, folders, strict=True):
+            shutil.rmtree(folder, ignore_errors=True)
+            if shutil.which("ip"):
+                subprocess.run(["ip", "netns", "del", name], capture_output=True)
+
+
+def test_distributed_cut_link_ends_all_within_ten_seconds(networks: list[str], tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(CUT)
+    job = free_port()
+    variables = [slurm(index, 2, job) | {"SLURM_STEP_NODELIST": "10.9.0.1"} for index in (0, 1)]
+    first, second = outputs(
+        tmp_path, [["ip", "netns", "exec", name, sys.executable, "script.py"] for name in networks], variables
+    )
+    ended = time.time()
+    cut = float(next(line for line in second[1].splitlines() if line.startswith("cut ")).split()[1])
+    assert first[0] and second[0] and ended - cut <= 10
+    assert all("sum 2.0" in text for _, text in (first, second)), first[1]
