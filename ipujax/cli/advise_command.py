@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from ipujax.cli.command_parser import Commands, add_command
 from ipujax.cli.script_run import run_script
 from ipujax.cli.scripts import add_script_arguments, script_command
+from ipujax.cli.terminal import logging_at_least
 from ipujax.compiled_programs import TracedCall, traced_calls
 from ipujax.jit import function_of
 from ipujax.runtime.errors import ArgumentError, IpuError
@@ -65,7 +66,8 @@ def _run(args: argparse.Namespace) -> int:
     with traced_calls() as calls:
 
         def show() -> None:
-            _show(_distinct(calls), args)
+            with logging_at_least(logging.ERROR):  # a change that cannot be compiled is a row
+                _show(_distinct(calls), args)
 
         try:
             return run_script(command, at_immediate_exit=show)
@@ -93,8 +95,6 @@ def _show(calls: Sequence[TracedCall], args: argparse.Namespace) -> None:
     """Compile changes of each function, and print and write the tables."""
     from ipujax.advice import advise  # loads the compiler, which other commands do without
 
-    logger = logging.getLogger("ipujax")
-    logger.setLevel(logger.level or logging.ERROR)  # a change that cannot be compiled is a row
     tables = []
     names = []
     for call in calls:

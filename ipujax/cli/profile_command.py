@@ -16,8 +16,8 @@ import os
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,6 +26,7 @@ from ipujax.cli.jax_environment import applied_environment
 from ipujax.cli.onnx_model import add_onnx_arguments, check_no_onnx_arguments, is_onnx_file, onnx_profile
 from ipujax.cli.script_run import run_script
 from ipujax.cli.scripts import add_script_arguments, script_command
+from ipujax.cli.terminal import logging_at_least
 from ipujax.compiled_programs import collected_programs
 from ipujax.device import IPUModel
 from ipujax.jax_scripts import NOTHING, PROGRAM_HEAD, ProfiledCalls, ProfilingRun, profiling, program_cells
@@ -124,7 +125,8 @@ def _run(args: argparse.Namespace) -> int:
                 print(f"{name} was changed by the script, without effect: {_SET_BEFORE}", file=sys.stderr)
             names = _distinct([program.name for program in programs])
             profiles = {name: program.profile() for name, program in zip(names, programs, strict=True)}
-            with _logging_warnings(), collecting_rarely():
+            # Scripts that log everything informative, as with absl, do not mean compilations that they know nothing of.
+            with logging_at_least(logging.WARNING), collecting_rarely():
                 _show(script, file, profiles, run, args)
 
         try:
@@ -132,19 +134,6 @@ def _run(args: argparse.Namespace) -> int:
         finally:
             if os.getpid() == process:  # else a child that the script has forked: the table is its parent's
                 show()
-
-
-@contextmanager
-def _logging_warnings() -> Iterator[None]:
-    """Log no steps of compilations to the script's handlers, unless it has set a level for ipujax."""
-    # Scripts that log everything informative, as with absl, do not mean compilations that they know nothing of.
-    logger = logging.getLogger("ipujax")
-    level = logger.level
-    logger.setLevel(level or logging.WARNING)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
 
 
 def _profiling(args: argparse.Namespace, device: IPUModel | None) -> AbstractContextManager[ProfilingRun]:

@@ -55,7 +55,8 @@ def test_pages_have_no_names_of_transformations(make: Any, tmp_path: Path) -> No
     text = profile.summary(operations=100, show_execution_steps=True, show_var_storage=True)
     own_words = Path(__file__).read_text(encoding="utf-8")  # the page lists this source
     for raw in RAW:
-        assert page.count(raw) <= own_words.count(raw) and raw not in text
+        in_names = page.count(raw) - page.count("ipu_staged_pipeline") * (raw == "ipu_stage")  # a primitive
+        assert in_names <= own_words.count(raw) and raw not in text
     assert not any(raw in row.name for row in profile.step_costs for raw in RAW)
 
 

@@ -17,6 +17,12 @@ from tests.ipujax.onnx.microsoft_cases import FAMILIES, RNG, Case, f, i, q, s, z
 ort = pytest.importorskip("onnxruntime")
 
 
+@pytest.fixture(autouse=True)
+def same_numbers_alone_and_among_others() -> None:
+    """Begin the random numbers of each test anew, whichever tests ran before it."""
+    RNG.bit_generator.state = np.random.default_rng(0).bit_generator.state
+
+
 def results_of(case: Case) -> list[np.ndarray]:
     """Return the results of a case, traced but for its static operands."""
     feeds = case.feeds()

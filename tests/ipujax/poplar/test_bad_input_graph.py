@@ -386,7 +386,7 @@ def test_refuses_an_engine_without_graph_or_program(s):
     for arguments, message in (
         ((s.graph, None), r"engine must have programs[\s\S]*got: NoneType"),
         ((Sequence(), s.graph), r"engine must have a graph[\s\S]*got: Sequence"),
-        ((s.graph, Sequence(), "debug.instrument"), r"options must be a dict[\s\S]*'debug.instrument'"),
+        ((s.graph, Sequence(), "debug.instrument"), r"options must be a mapping[\s\S]*'debug.instrument'"),
     ):
         with refused(ArgumentError, message):
             poplar.Engine(*arguments)  # here

@@ -10,6 +10,7 @@ from hypothesis import given, settings, strategies as st
 
 from ipujax.lowering.schedules import BACKWARD, BACKWARD_WEIGHT, FORWARD, Kind, Task
 from ipujax.lowering.schedules.schedule_plan import best_repetition
+from ipujax.lowering.schedules.v_shaped import Chimera, DualPipeV
 from tests.lowering.schedules.schedule_helpers import (
     ALL_SCHEDULES,
     FixedSchedule,
@@ -61,7 +62,7 @@ def test_number_of_blocks_is_independent_of_micro_batches(schedule, training):
     training=st.booleans(),
 )
 def test_blocks_unroll_to_the_tasks_for_any_numbers(schedule, scale, odd, training):
-    p = scale[0] * getattr(schedule, "chunks", 1)
+    p = scale[0] * getattr(schedule, "chunks", 2 if isinstance(schedule, DualPipeV | Chimera) else 1)
     m = scale[1] * (p if schedule.domain(p, training).multiple > 1 else 1) + odd
     for num_stages, micro_batches in in_domain(schedule, (p,), (m, m - odd), training):
         check_slots(plan_of(schedule, num_stages, micro_batches, training))
