@@ -112,7 +112,7 @@ def search(
         deadline,
     )
     run.refused.update(space.impossible)
-    file = None if path is None else SweepFile(path, _digest(traced, space, settings), "search")
+    file = None if path is None else SweepFile[str](path, _digest(traced, space, settings), "search")
     ended: Ended = "all"
     try:
         run.estimate(space)
@@ -240,7 +240,7 @@ class _Run:
         if cost.max_tile_bytes is not None:
             self.calibration.learn(plan, self.estimates[plan], cost.cycles, cost.max_tile_bytes)
 
-    def compile_best(self, max_plans: int, executor: Any, file: SweepFile | None) -> None:
+    def compile_best(self, max_plans: int, executor: Any, file: SweepFile[str] | None) -> None:
         """Compile the best plans, until the next is no better, or the seconds have passed."""
         file_costs = {} if file is None else file.done
         while not self.is_over and len(self.compiled) < max_plans:

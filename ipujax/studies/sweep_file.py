@@ -12,16 +12,16 @@ import os
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO, Generic, Literal, TypeVar
 
 from ipujax.runtime.errors import ArgumentError
 from ipujax.studies.point_costs import PointCost
 
-Job = int | str  # number of a job of a sweep, text of a plan of a search
+Job = TypeVar("Job", int, str)  # number of a job of a sweep, text of a plan of a search
 Study = Literal["sweep", "search"]
 
 
-class SweepFile:
+class SweepFile(Generic[Job]):
     """An open file of a sweep or a search.
 
     Args:
@@ -45,7 +45,7 @@ class SweepFile:
             raise ArgumentError(f"ipu.{study} cannot open {os.fspath(path)!r}", got=error.strerror) from error
         try:
             self._lock()
-            self.done = self._read(digest)
+            self.done: dict[Job, list[PointCost]] = self._read(digest)
         except BaseException:
             self._file.close()
             raise

@@ -78,7 +78,7 @@ def sweep(
     points = points_of(work.device("ipu.sweep"), grid)
     jobs = jobs_of(points, plan)
     jaxpr = work.function().trace(*work.args).jaxpr  # first: a function that cannot be traced is no matter of machines
-    file = None if path is None else SweepFile(path, _digest(work.function(), jaxpr, points, plan))
+    file = None if path is None else SweepFile[int](path, _digest(work.function(), jaxpr, points, plan))
     try:
         costs_by_job = {} if file is None else dict(file.done)
         remaining = {number: job for number, job in enumerate(jobs) if number not in costs_by_job}
