@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 RECORD = Path(__file__).with_name("durations.json")
-TEST_SECONDS = 2.5
-CASE_SECONDS = 0.4  # of a function that has many
+TEST_SECONDS = 1.5
+CASE_SECONDS = 0.3  # of a function that has many
 
 
 def is_slow(test: str, seconds: float) -> bool:
