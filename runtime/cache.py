@@ -92,11 +92,11 @@ class Memory:
         """Return the value of a key that was absent, which is in the cache from now on."""
         array_bytes = {id(array): array.nbytes for array in find_arrays((key, value))}
         entry = _Entry(value, array_bytes, next(self._clock))
-        self._add(key, entry)
+        self._add_entry(key, entry)
         entry.last_use = next(self._clock)
         return value
 
-    def _add(self, key: Hashable, entry: _Entry) -> None:
+    def _add_entry(self, key: Hashable, entry: _Entry) -> None:
         with self._lock:
             # Another thread may have added the key in the meantime.
             if self._entries.setdefault(key, entry) is not entry:
@@ -109,20 +109,20 @@ class Memory:
                     self.used_bytes += size
                 references[array_id] = count + 1
             if self.used_bytes > self._max_bytes:
-                self._shrink(3 * self._max_bytes // 4)
+                self._drop_oldest(3 * self._max_bytes // 4)
 
     def shrink(self, max_bytes: int) -> None:
         """Drop the least recently used values until the others take no more than `max_bytes`."""
         with self._lock:
-            self._shrink(max_bytes)
+            self._drop_oldest(max_bytes)
 
     def end_period(self, max_bytes: int) -> None:
         """Drop values not used since the last call, the oldest first, until all take no more than `max_bytes`."""
         with self._lock:
-            self._shrink(max_bytes, self._period_start)
+            self._drop_oldest(max_bytes, self._period_start)
             self._period_start = next(self._clock)
 
-    def _shrink(self, max_bytes: int, used_before: float = inf) -> None:
+    def _drop_oldest(self, max_bytes: int, used_before: float = inf) -> None:
         for key in self.keys() if self.used_bytes > max_bytes else ():
             if self.used_bytes <= max_bytes or self._entries[key].last_use >= used_before:
                 break

@@ -253,10 +253,12 @@ def compile(
     """
     options = options or Options()
     with watch_compilation("program", lambda: STEPS, options.progress):
-        return _compile(graph, program, options, check)
+        return _compile_checked(graph, program, options, check)
 
 
-def _compile(graph: Graph, program: Program, options: Options, check: Callable[[MemoryReport], object]) -> Executable:
+def _compile_checked(
+    graph: Graph, program: Program, options: Options, check: Callable[[MemoryReport], object]
+) -> Executable:
     timings = dict[str, float]()
     graph = graph_on(graph, graph.target)
     effects = EffectsOf(graph)

@@ -48,18 +48,18 @@ Place = tuple[str, int, str]  # file, line, function
 def user_place() -> Place | None:
     """Return the place of `user_line`; smaller than its text, for code that stores very many."""
     frame = sys._getframe(1)
-    return _innermost(frame, _is_in_project) or _innermost(frame, is_of_user)
+    return _innermost_place(frame, _is_in_project) or _innermost_place(frame, is_of_user)
 
 
 def calling_line() -> str:
     """Return the innermost running line outside of installed packages, `file:line (function)`; "" if there is none."""
-    place = _innermost(sys._getframe(1), _is_in_project)
+    place = _innermost_place(sys._getframe(1), _is_in_project)
     return "" if place is None else shown_place(place)
 
 
 def calling_file() -> str:
     """Return the file of `calling_line`, as `file_name` does; "" if there is none."""
-    place = _innermost(sys._getframe(1), _is_in_project)
+    place = _innermost_place(sys._getframe(1), _is_in_project)
     return "" if place is None else file_name(place[0])
 
 
@@ -78,7 +78,7 @@ def line_of(error: BaseException) -> str | None:
     return None if place is None else shown_place(place)
 
 
-def _innermost(frame: FrameType | None, is_wanted: Callable[[str], bool]) -> Place | None:
+def _innermost_place(frame: FrameType | None, is_wanted: Callable[[str], bool]) -> Place | None:
     """Return the place of the innermost frame that is in a wanted file, or was typed into a console."""
     while frame is not None:
         code = frame.f_code

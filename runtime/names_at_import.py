@@ -52,7 +52,7 @@ class _RecordingLoader(SourceFileLoader):
     def exec_module(self, module: ModuleType) -> None:
         super().exec_module(module)
         name = module.__name__
-        _OWNERS[name] = list(_owners(module))
+        _OWNERS[name] = list(_name_owners(module))
         functions = (value for value in vars(module).values() if isinstance(value, FunctionType))
         _FUNCTIONS[name] = {each: _parts(each) for each in functions if each.__module__ == name}
 
@@ -136,7 +136,7 @@ def _changed_functions(module: str, parts: Mapping[FunctionType, tuple[Any, ...]
             yield ReplacedName(module, function.__qualname__, _parts(function))
 
 
-def _owners(module: ModuleType) -> Iterator[_Owner]:
+def _name_owners(module: ModuleType) -> Iterator[_Owner]:
     """Yield a module, the classes that it defines, and its tables."""
     names = vars(module)
     yield _Owner(module.__name__, names, dict(names), True)

@@ -166,9 +166,9 @@ class Divergence:
                 )
                 self._write(destination, differing, received)
             case Loop():
-                self._iterations(node, differing)
+                self._visit_loop(node, differing)
             case Branch():
-                self._branches(node, differing)
+                self._visit_branches(node, differing)
 
     def _block(self, node: Block, differing: Differing) -> None:
         for child in node.children():
@@ -183,7 +183,7 @@ class Divergence:
             self.visit(body, inner)
             self._join(differing, inner)
 
-    def _iterations(self, node: Loop, differing: Differing) -> None:
+    def _visit_loop(self, node: Loop, differing: Differing) -> None:
         if node.trips == 0:
             return
         if node.test is not None:
@@ -199,7 +199,7 @@ class Divergence:
             self._refine(self._written(body), classes, differing)
             self.loop(body, differing)
 
-    def _branches(self, node: Branch, differing: Differing) -> None:
+    def _visit_branches(self, node: Branch, differing: Differing) -> None:
         classes = self._decided(node, differing)
         outcomes = []
         for branch in node.children():

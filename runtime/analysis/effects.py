@@ -72,14 +72,14 @@ def _of_leaf(reads: Iterable[Tensor], writes: Iterable[tuple[Tensor, int]]) -> E
     read = frozenset(v for tensor in reads for v in tensor.variables())
     counts: dict[Variable, int] = {}
     for tensor, elements in writes:
-        for variable, share in _shares(tensor, elements).items():
+        for variable, share in _written_elements(tensor, elements).items():
             counts[variable] = counts.get(variable, 0) + share
     # Writes of a step are disjoint, so a count of all elements is a write of all; a read comes before any write.
     kills = frozenset(v for v, count in counts.items() if count >= v.size) - read
     return Effects(read, frozenset(counts), kills)
 
 
-def _shares(tensor: Tensor, elements: int) -> dict[Variable, int]:
+def _written_elements(tensor: Tensor, elements: int) -> dict[Variable, int]:
     """Return the elements of each variable that are surely written when `elements` of a tensor are."""
     variables = tensor.variables()
     if len(variables) == 1:
@@ -157,13 +157,13 @@ class EffectsOf:
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        self._effects = fold(self._combined)
+        self._effects = fold(self._combined_effects)
 
     def __call__(self, program: Program) -> Effects:
         """Return the effects of `program`."""
         return self._effects(program)
 
-    def _combined(self, program: Program, children: list[Effects]) -> Effects:
+    def _combined_effects(self, program: Program, children: list[Effects]) -> Effects:
         """Combine the effects of the programs inside a node."""
         match program:
             case Execute(compute_set):

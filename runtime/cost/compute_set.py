@@ -155,10 +155,10 @@ def compute_set_cost(graph: Graph, compute_set: ComputeSet) -> ComputeSetCost:
     """Return the cost of one execution of a compute set; compute sets with equal vertices share one cost."""
     key = cost_key(graph, compute_set)
     if key is None:
-        return _cost(graph, compute_set)
+        return _count_and_cost(graph, compute_set)
     cost = recall_stored(
         ("compute set", key, _constants_read(graph, compute_set)),
-        lambda: _cost(graph, compute_set),
+        lambda: _count_and_cost(graph, compute_set),
         ComputeSetCost,
         lambda cost: _is_cost_of(cost, graph, compute_set),
     )
@@ -229,7 +229,7 @@ def _cost_key(group: VertexGroup, graph: Graph) -> tuple[object, ...] | None:
     )
 
 
-def _cost(graph: Graph, compute_set: ComputeSet) -> ComputeSetCost:
+def _count_and_cost(graph: Graph, compute_set: ComputeSet) -> ComputeSetCost:
     groups = graph.groups[compute_set]
     target = graph.target
     window = window_of(graph, groups)
@@ -239,7 +239,7 @@ def _cost(graph: Graph, compute_set: ComputeSet) -> ComputeSetCost:
         rearrangement(rows, is_result, window, graph) for rows, is_result in ((reads, False), (writes, True))
     )
     copied_cycles = before.cycles + after.cycles
-    vertex_cycles, active, by_group, by_codelet, vertices, slow_paths = _vertices(graph, groups, window)
+    vertex_cycles, active, by_group, by_codelet, vertices, slow_paths = _vertex_costs(graph, groups, window)
     return ComputeSetCost(
         compute_set,
         window.first_ipu,
@@ -284,7 +284,7 @@ def exchange_cost(traffics: Sequence[Traffic], window: Window, target: Target) -
     return ExchangeCost(compact(received), compact(sent), compact(receives), compact(sends), compact(cycles))
 
 
-def _vertices(
+def _vertex_costs(
     graph: Graph, groups: Sequence[VertexGroup], window: Window
 ) -> tuple[np.ndarray, np.ndarray, tuple[int, ...], Counter[str], np.ndarray, tuple[tuple[int, SlowReason, int], ...]]:
     """Return cycles and active cycles by tile, cycles by group, those by codelet, vertices by tile, slow paths."""

@@ -109,7 +109,7 @@ class _Hops:
     kind: np.ndarray
 
 
-def _hops(senders: np.ndarray, receivers: np.ndarray, target: Target) -> _Hops:
+def _links_of_routes(senders: np.ndarray, receivers: np.ndarray, target: Target) -> _Hops:
     """Return the links from each sender to its receiver, another IPU."""
     pod, gateway = target.ipus_per_pod, target.ipus_per_gateway
     is_other_pod = senders // pod != receivers // pod
@@ -148,7 +148,7 @@ def link_cycles(flows: Flows, target: Target) -> np.ndarray:
         int64[num_ipus, *machines]; 0 for IPUs that neither send nor receive.
     """
     rate = _bytes_per_cycle(target)
-    hops = _hops(flows.senders, flows.receivers, target)
+    hops = _links_of_routes(flows.senders, flows.receivers, target)
     # One row more: the last rung of an odd number of IPUs has a second side, over which a route may climb.
     load = np.zeros((flows.num_ipus + 1, len(rate)), np.int64)
     np.add.at(load, (hops.ipu, hops.kind), flows.num_bytes[hops.pair])

@@ -71,7 +71,7 @@ def _split_joined_dims(node: Affine, intervals: Sequence[Interval]) -> tuple[Aff
     return replace(node, dims=tuple(dims)), finer
 
 
-def _lines(intervals: Sequence[Interval], accesses: Sequence[SubDimAccess], rank: int) -> list[Line] | None:
+def _lines_of_access(intervals: Sequence[Interval], accesses: Sequence[SubDimAccess], rank: int) -> list[Line] | None:
     """Build the lines of an access; None where one axis of the group moves two of them."""
     lines_of_axis = sum(np.array(interval.start.shape) > 1 for interval in intervals)
     if np.any(lines_of_axis > 1):
@@ -117,7 +117,7 @@ def _find_overlap(line: Line) -> Overlap:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Tally:
-    """Overlaps of intervals and blocks along a line: the figures that `_fragments` combines.
+    """Overlaps of intervals and blocks along a line: the figures that `_count_fragments` combines.
 
     Args:
         blocks: number of blocks overlapped.
@@ -132,7 +132,7 @@ class Tally:
     step: int
 
 
-def _fragments(tallies: Sequence[Tally]) -> np.ndarray:
+def _count_fragments(tallies: Sequence[Tally]) -> np.ndarray:
     """Count fragments from the tallies of all lines, innermost last."""
     # An index of a line ends a fragment unless all lines further in are full blocks; then indices of one block continue
     # it, if they are neighbours in memory too.
@@ -145,7 +145,7 @@ def _fragments(tallies: Sequence[Tally]) -> np.ndarray:
     return full + broken
 
 
-def _homes(tallies: Sequence[Tally], parts: Sequence[Tally]) -> np.ndarray:
+def _runs_at_home(tallies: Sequence[Tally], parts: Sequence[Tally]) -> np.ndarray:
     """Count the runs of an operand on the tiles of `parts`; `tallies` are its overlaps with all tiles."""
     # An index of a line ends a run unless the lines further in overlap one block; then its blocks end them.
     inner = np.array(1)
@@ -204,7 +204,7 @@ class _Local:
         return np.where(self.elements > 0, counts, 0)
 
 
-def _local(lines: Sequence[Line], block: np.ndarray) -> _Local:
+def _local_part(lines: Sequence[Line], block: np.ndarray) -> _Local:
     # Tiles without a block count as block 0 here, and are masked by `is_local`.
     index = np.unravel_index(np.maximum(block, 0), [len(line.block_size) for line in lines])
     ranges, tallies = [], []
@@ -232,24 +232,24 @@ def count_blocks(
     needed = [Interval(extent.start, extent.length) for extent in extents(group, access)]
     node, intervals = _split_joined_dims(node, needed)
     accesses = None if blocks is None else match_subdims(node, mapping)
-    lines = None if accesses is None else _lines(intervals, accesses, len(group.axes))
+    lines = None if accesses is None else _lines_of_access(intervals, accesses, len(group.axes))
     if blocks is None or lines is None:
         return None
-    vertex_local = _local(lines, blocks[tile])
+    vertex_local = _local_part(lines, blocks[tile])
     moves_line = np.any([np.array(line.start.shape) > 1 for line in lines], axis=0)
     # Vertices along an axis that moves no line need the same elements: each of them receives a copy.
     copies = prod(blocks for blocks, moves in zip(group.grid, moves_line, strict=True) if not moves)
     remote = _by_tile(_product([line.length for line in lines]) - vertex_local.elements, tile, num_tiles)
     local = _by_tile(vertex_local.elements, tile, num_tiles)
-    local_fragments = _by_tile(vertex_local.where_any(_fragments(vertex_local.tallies)), tile, num_tiles)
+    local_fragments = _by_tile(vertex_local.where_any(_count_fragments(vertex_local.tallies)), tile, num_tiles)
     overlaps = [(_find_overlap(line), line) for line in lines]
     tallies = [Tally(overlap.count, overlap.is_block, line.length, line.step) for overlap, line in overlaps]
-    fragments = _by_tile(_fragments(tallies), tile, num_tiles)
+    fragments = _by_tile(_count_fragments(tallies), tile, num_tiles)
     rearranged = copied_parts(local, local_fragments, fragments)
-    runs = _homes(tallies, tallies) - vertex_local.where_any(_homes(tallies, vertex_local.tallies))
+    runs = _runs_at_home(tallies, tallies) - vertex_local.where_any(_runs_at_home(tallies, vertex_local.tallies))
     receives = _by_tile(runs, tile, num_tiles)
     if writes:
-        received, arriving = (_by_tile(counts, mapping.tiles, num_tiles) for counts in _arriving(lines, copies))
+        received, arriving = (_by_tile(counts, mapping.tiles, num_tiles) for counts in _arriving_counts(lines, copies))
         zeros = np.zeros(num_tiles, np.int64)
         arriving -= local_fragments
         return Traffic(
@@ -318,7 +318,7 @@ def _needed_fragments(lines: Sequence[Line]) -> np.ndarray:
     starts_of_line, full_of_line, indices_of_line = (_over_blocks(column) for column in zip(*tallies, strict=True))
     steps = [line.step for line in lines]
     rows = zip(starts_of_line, full_of_line, indices_of_line, steps, strict=True)
-    return _fragments([Tally(*row) for row in rows]).ravel()
+    return _count_fragments([Tally(*row) for row in rows]).ravel()
 
 
 def _needed_locally_only(lines: Sequence[Line], local: _Local) -> np.ndarray:
@@ -328,7 +328,7 @@ def _needed_locally_only(lines: Sequence[Line], local: _Local) -> np.ndarray:
     return np.where(local.elements > 0, _product(sums), 0)
 
 
-def _arriving(lines: Sequence[Line], copies: int) -> tuple[np.ndarray, np.ndarray]:
+def _arriving_counts(lines: Sequence[Line], copies: int) -> tuple[np.ndarray, np.ndarray]:
     """Count elements and fragments that vertices write to each block of the mapping."""
     tallies = []
     for line in lines:
@@ -346,5 +346,7 @@ def _arriving(lines: Sequence[Line], copies: int) -> tuple[np.ndarray, np.ndarra
         tallies.append((overlaps, full_blocks, cover.sum(cover.depth, line.edges[:-1], line.edges[1:])))
     overlaps_of_line, full_of_line, indices = (_over_blocks(column) for column in zip(*tallies, strict=True))
     steps = [line.step for line in lines]
-    fragments = _fragments([Tally(*row) for row in zip(overlaps_of_line, full_of_line, indices, steps, strict=True)])
+    fragments = _count_fragments(
+        [Tally(*row) for row in zip(overlaps_of_line, full_of_line, indices, steps, strict=True)]
+    )
     return copies * _product(indices).ravel(), copies * fragments.ravel()

@@ -102,7 +102,7 @@ def copy_grid(source: Tensor, destination: Tensor, graph: Graph) -> tuple[Vertex
     destination = destination.transpose(order)
     node = destination.node
     assert isinstance(node, Affine)
-    blocks = _blocks(node, destination.shape, mappings[0])
+    blocks = _mapping_blocks(node, destination.shape, mappings[0])
     if blocks is None:
         return None
     shape, cuts, tile = blocks
@@ -116,7 +116,7 @@ def _memory_order(node: Affine) -> tuple[int, ...]:
     return tuple(sorted(range(len(node.dims)), key=lambda dim: -max((abs(s) for _, s in node.dims[dim]), default=0)))
 
 
-def _blocks(
+def _mapping_blocks(
     node: Affine, shape: tuple[int, ...], mapping: TileMapping
 ) -> tuple[tuple[int, ...], tuple[np.ndarray, ...], np.ndarray] | None:
     """Return the mapping of a view as blocks: shape that the view then has, boundaries of its dimensions, tiles."""

@@ -91,7 +91,7 @@ def block_of_tile(mapping: TileMapping, num_tiles: int) -> np.ndarray | None:
     return blocks if np.array_equal(blocks[tiles], np.arange(len(tiles))) else None
 
 
-def _split(subdim: SubDim, outer: int, inner: int, candidates: Iterable[int]) -> tuple[SubDim, SubDim] | None:
+def _split_dimension(subdim: SubDim, outer: int, inner: int, candidates: Iterable[int]) -> tuple[SubDim, SubDim] | None:
     """Split a sub-dimension between strides `outer` and `inner`, at a candidate where no boundary is inside."""
     for stride in candidates:
         if not (inner < stride <= outer) or stride % subdim.stride or outer % stride:
@@ -108,7 +108,7 @@ def _split_all(subdim: SubDim, strides: Sequence[int], candidates: Sequence[int]
     """Split a sub-dimension so that each of some strides, in falling order, has a part to itself."""
     parts: list[SubDim] = []
     for outer, inner in pairwise(strides):
-        halves = _split(subdim, outer, inner, [*candidates, outer])
+        halves = _split_dimension(subdim, outer, inner, [*candidates, outer])
         if halves is None:
             return None
         parts.append(halves[0])
@@ -137,7 +137,11 @@ def match_subdims(node: Affine, mapping: TileMapping) -> tuple[SubDimAccess, ...
     accesses = [_match_subdim(subdim, low, moving) for subdim in subdims]
     matched = [p for p in accesses if p is not None]
     # The outermost sub-dimension has no row that a strided index could run into.
-    if len(matched) < len(accesses) or sum(p.axis >= 0 for p in matched) < len(moving) or any(map(_wraps, matched[1:])):
+    if (
+        len(matched) < len(accesses)
+        or sum(p.axis >= 0 for p in matched) < len(moving)
+        or any(map(_touches_next_row, matched[1:]))
+    ):
         return None
     point = SubDim(1, 1, np.array([0, 1], np.int64))
     return (*matched, *(SubDimAccess(point, axis) for axis in range(len(node.dims)) if axis not in moving))
@@ -154,7 +158,7 @@ def _match_subdim(subdim: SubDim, low: int, moving: dict[int, tuple[int, int]]) 
     return SubDimAccess(subdim, low=first)
 
 
-def _wraps(access: SubDimAccess) -> bool:
+def _touches_next_row(access: SubDimAccess) -> bool:
     """Check whether a strided index reaches first and last value of a block, so that it touches its next row."""
     if access.step == 1:
         return False

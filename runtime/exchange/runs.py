@@ -73,7 +73,7 @@ def block_runs(
         return _affine_blocks(node, block, start, length, bases, max_runs)
     # Other nodes have no strides: list the blocks' runs in row-major order, then the runs of those.
     strides = [prod(node.shape[axis + 1 :]) for axis in range(len(node.shape))]
-    view = _enumerate(block, np.zeros(len(block), np.int64), strides, start, length, max_runs)
+    view = _list_runs(block, np.zeros(len(block), np.int64), strides, start, length, max_runs)
     parts = interval_runs(node, np.arange(len(view.block)), view.start, view.length, bases, max_runs)
     return [_nested_runs(view, part) for part in parts]
 
@@ -94,7 +94,7 @@ def _affine_blocks(
     if axis is None:  # one stride a dimension: no row to cut at
         strides = [group[0][1] if group else 0 for group in node.dims]
         return [
-            _enumerate(block, np.full(len(block), bases[node.variable] + node.offset), strides, start, length, max_runs)
+            _list_runs(block, np.full(len(block), bases[node.variable] + node.offset), strides, start, length, max_runs)
         ]
     outer, *inner = node.dims[axis]
     # The outermost sub-dimension becomes a dimension of its own; the recursion cuts at the next.
@@ -140,7 +140,7 @@ def _concat_blocks(
     return runs
 
 
-def _enumerate(
+def _list_runs(
     block: np.ndarray, base: np.ndarray, strides: Sequence[int], start: np.ndarray, length: np.ndarray, max_runs: float
 ) -> Runs:
     """Return runs of blocks of a view with one stride a dimension, sorted by block where the strides nest."""
@@ -211,7 +211,7 @@ def _subdim_runs(
         return [Runs(block, base, length)]
     (_, stride), *inner = subdims
     if not inner:
-        return [_enumerate(block, base, [stride], start[:, None], length[:, None], max_runs)]
+        return [_list_runs(block, base, [stride], start[:, None], length[:, None], max_runs)]
     row = prod(size for size, _ in inner)
     head, rows, tail = _rows(start, length, row)
     first = (start + head) // row
@@ -228,7 +228,7 @@ def _subdim_runs(
         begin[:, 0] = first[complete]
         count[:, 0] = rows[complete]
         strides = [stride for _, stride in subdims]
-        runs.append(_enumerate(block[complete], base[complete], strides, begin, count, max_runs))
+        runs.append(_list_runs(block[complete], base[complete], strides, begin, count, max_runs))
     return runs
 
 

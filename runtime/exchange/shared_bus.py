@@ -98,7 +98,7 @@ def shared_runs(pieces: Runs, home: np.ndarray, block_of_tile: np.ndarray, buses
     if not len(blocks):
         return shared
     needs, need_of_bus = _distinct_rows(blocks)  # most buses of a broadcast need the same blocks
-    common, home = _intersections(pieces, home, needs)
+    common, home = _common_runs(pieces, home, needs)
     elements = scale_by_weight(common.length, common.weight)
     received = np.rint(np.bincount(common.block, elements, len(needs))).astype(np.int64)[need_of_bus]
     # An element on a tile of the bus is not received by that tile.
@@ -120,7 +120,7 @@ def _distinct_rows(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return rows[first], number
 
 
-def _intersections(pieces: Runs, home: np.ndarray, needs: np.ndarray) -> tuple[Runs, np.ndarray]:
+def _common_runs(pieces: Runs, home: np.ndarray, needs: np.ndarray) -> tuple[Runs, np.ndarray]:
     """Return the runs common to each row of blocks in `needs`, numbered by row, and the home tile of each run."""
     counts = np.bincount(pieces.block, minlength=int(needs.max()) + 1)
     first = np.cumsum(counts) - counts

@@ -193,7 +193,7 @@ def _traffic(group: VertexGroup, access: Access, graph: Graph, writes: bool) -> 
     num_tiles = last - first + 1
 
     def compute() -> Traffic:
-        return _scale_to_bytes(_counts(grid, access, homes, num_tiles, writes, buses), item_bytes)
+        return _scale_to_bytes(_count_elements(grid, access, homes, num_tiles, writes, buses), item_bytes)
 
     # Everything that the counts depend on, and nothing of the IPU or the variables: layers share one answer.
     view = geometry(tensor)
@@ -269,19 +269,19 @@ def _sum_windows(parts: Sequence[_Window], num_tiles: int) -> Traffic:
 
 def geometry(tensor: Tensor) -> tuple[object, ...] | None:
     """Return all of a view that an exchange depends on, variables by number and shape; None for a list of elements."""
-    return _geometry(tensor.node, tensor.variables())
+    return _hashable_view(tensor.node, tensor.variables())
 
 
-def _geometry(node: Node, variables: Sequence[Variable]) -> tuple[object, ...] | None:
+def _hashable_view(node: Node, variables: Sequence[Variable]) -> tuple[object, ...] | None:
     """Return a hashable form of a view, its variables by number; None for a view by indices."""
     match node:
         case Affine(variable, offset, dims):
             return variables.index(variable), variable.shape, offset, dims
         case Reshaped(source, shape):
-            inner = _geometry(source, variables)
+            inner = _hashable_view(source, variables)
             return None if inner is None else (inner, shape)
         case Concat(axis, parts, _):
-            inners = tuple(_geometry(part, variables) for part in parts)
+            inners = tuple(_hashable_view(part, variables) for part in parts)
             return None if None in inners else (axis, inners)
     return None
 
@@ -331,7 +331,7 @@ def _in_place_traffic(mapping: TileMapping, item_bytes: int) -> Traffic:
     return Traffic(zeros, zeros, zeros, zeros, zeros, *local, zeros, zeros, zeros)
 
 
-def _counts(
+def _count_elements(
     group: VertexGroup,
     access: Access,
     mappings: tuple[TileMapping, ...],

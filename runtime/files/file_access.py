@@ -59,7 +59,7 @@ def write_file(path: FilePath, content: bytes, *, is_synced: bool = True) -> Non
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), place)
     if existing is not None and not os.access(place, os.W_OK):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), place)
-    _replace(place, content, None if existing is None else stat.S_IMODE(existing.st_mode), is_synced)
+    _replace_file(place, content, None if existing is None else stat.S_IMODE(existing.st_mode), is_synced)
 
 
 def _stat(path: FilePath) -> os.stat_result | None:
@@ -69,7 +69,7 @@ def _stat(path: FilePath) -> os.stat_result | None:
         return None
 
 
-def _replace(place: str, content: bytes, mode: int | None, is_synced: bool) -> None:
+def _replace_file(place: str, content: bytes, mode: int | None, is_synced: bool) -> None:
     folder = os.path.dirname(place)
     unfinished = os.path.join(folder, f".{uuid.uuid4().hex}.ipujax-part")
     try:

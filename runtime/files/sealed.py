@@ -214,7 +214,7 @@ def read_sealed(path: FilePath, kind: FileKind, key: str | None = None, *, follo
         if start != _START:  # another file may be huge: it is not read
             raise ForeignError("it has no head of ipujax")
         line = start + file.readline(_MAX_HEAD_BYTES)
-        fields = _head(line, kind)
+        fields = _head_fields(line, kind)
         body_bytes = sum(fields["sections"].values())
         if not len(line) + body_bytes == file_bytes <= _MAX_FILE_BYTES:
             expected = f"{len(line) + body_bytes:,} bytes"
@@ -241,7 +241,7 @@ _HEAD = Record(
 )
 
 
-def _head(line: bytes, kind: FileKind) -> dict[str, Any]:
+def _head_fields(line: bytes, kind: FileKind) -> dict[str, Any]:
     """Return the fields of a head of this kind and version, without its figures checked."""
     if not line.endswith(b"\n"):
         raise DamagedError("its head has no end")

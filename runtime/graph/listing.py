@@ -99,7 +99,7 @@ class _Writer:
         in_graph = set(self._graph.variables)
         for variable, number in self._variables.items():
             parts = [f"%{number} {dtype_name(variable.dtype)}{_shape(variable.shape)} {_quoted(variable.name)}"]
-            parts.append(_placement(self._graph.mappings.get(variable)))
+            parts.append(_placement_text(self._graph.mappings.get(variable)))
             if variable.is_constant:
                 parts.append(_constant(variable))
             if variable.monoid is not None:
@@ -194,16 +194,16 @@ class _Writer:
         return _quoted(buffer.name) + ("" if offset is None else f" row {self._view(offset)}")
 
     def _view(self, tensor: Tensor) -> str:
-        return self._node(tensor.node)
+        return self._view_text(tensor.node)
 
-    def _node(self, node: Node) -> str:
+    def _view_text(self, node: Node) -> str:
         match node:
             case Affine():
                 return self._affine(node)
             case Concat(axis, parts, _):
-                return f"concat {axis} ({', '.join(map(self._node, parts))})"
+                return f"concat {axis} ({', '.join(map(self._view_text, parts))})"
             case Reshaped(source, shape):
-                return f"reshape {_shape(shape)} ({self._node(source)})"
+                return f"reshape {_shape(shape)} ({self._view_text(source)})"
             case Indexed(variables, _, _):
                 return f"elements {_shape(node.shape)} of ({', '.join(map(self._name, variables))})"
         raise AssertionError(f"unknown view {node!r}")
@@ -219,7 +219,7 @@ class _Writer:
         return f"%{self._variables.setdefault(variable, len(self._variables))}"
 
 
-def _placement(mapping: TileMapping | None) -> str:
+def _placement_text(mapping: TileMapping | None) -> str:
     if mapping is None:
         return "unmapped"
     tiles = np.unique(mapping.tiles)

@@ -24,10 +24,10 @@ def repetitions(group: VertexGroup) -> tuple[Repetition | None, ...]:
     read = (a for a, field in zip(group.accesses, group.codelet.fields, strict=True) if field.is_read)
     if any(variable.monoid is not None for access in read for variable in access.tensor.variables()):
         return (None,) * len(group.accesses)
-    return tuple(_repetition(group, access) for access in group.accesses)
+    return tuple(_repetition_of(group, access) for access in group.accesses)
 
 
-def _repetition(group: VertexGroup, access: Access) -> Repetition | None:
+def _repetition_of(group: VertexGroup, access: Access) -> Repetition | None:
     factors = [factor for factor in _factors(group, access) if factor[0] > 1]
     if all(is_repeated for _, is_repeated, _ in factors):
         return None  # a scalar, which is loaded once

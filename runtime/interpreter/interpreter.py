@@ -178,7 +178,7 @@ class _Machine(Runner):
         """Run a node other than control flow."""
         match program:
             case Execute(compute_set):
-                self._execute(compute_set)
+                self._run_compute_set(compute_set)
             case Copy(source, destination):
                 self.store(destination, self.load(source, program), program)
             case StreamIn(CallStream(call=HostCall() as call, number=number), destination):
@@ -256,7 +256,7 @@ class _Machine(Runner):
             self._memory.write(self._memory.home(variable)[elements], variable, elements, raw.ravel()[mask])
         self._memory.retire()
 
-    def _execute(self, compute_set: ComputeSet) -> None:
+    def _run_compute_set(self, compute_set: ComputeSet) -> None:
         """Run a compute set: exchange of operands, vertices in random order, exchange of results."""
         groups = self._graph.groups[compute_set]
         races = RaceLog()

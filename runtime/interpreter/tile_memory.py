@@ -307,12 +307,14 @@ def list_messages(graph: Graph, group: VertexGroup, number: int, results: bool) 
     # Of results vertices send to owners, the tiles that elements are mapped to; of operands owners send to vertices.
     access = group.accesses[number]
     demand = access_demand(group, access, graph.target.num_tiles)
-    which, element, owner, vertex = _expanded(demand, access.tensor.variables(), mappings_of(access.tensor, graph))
+    which, element, owner, vertex = _elements_of_others(
+        demand, access.tensor.variables(), mappings_of(access.tensor, graph)
+    )
     source, destination = (vertex, owner) if results else (owner, vertex)
     return Messages(access.tensor.variables(), which, element, source, destination)
 
 
-def _expanded(
+def _elements_of_others(
     demand: Demand, variables: tuple[Variable, ...], mappings: tuple[TileMapping, ...]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Return variable number, flat element, owner and demanding tile of all elements that another tile owns."""

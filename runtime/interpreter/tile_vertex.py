@@ -182,13 +182,13 @@ def _read_operand(
     by_codelet = ["pads" in vertex.group.codelet.takes and is_visible for is_visible in visible]
     low_high = [(0, 0) if skip else pad for skip, pad in zip(by_codelet, pads, strict=True)]
     strides = [1 if skip else dim.divisor for skip, dim in zip(by_codelet, access.dims, strict=True)]
-    block = _fill(raw.reshape(view.shape), low_high, strides, access, vertex.actor)
+    block = _surround_with_fill(raw.reshape(view.shape), low_high, strides, access, vertex.actor)
     visible_shape = [n for n, is_visible in zip(block.shape, visible, strict=True) if is_visible]
     visible_pads = tuple(pad for pad, is_visible in zip(pads, visible, strict=True) if is_visible)
     return from_raw(block.reshape(visible_shape), tensor.dtype), visible_pads
 
 
-def _fill(block: np.ndarray, pads: Pads, strides: list[int], access: Access, actor: Actor) -> np.ndarray:
+def _surround_with_fill(block: np.ndarray, pads: Pads, strides: list[int], access: Access, actor: Actor) -> np.ndarray:
     """Return a block with fill around it, and between its elements, which come to be `strides` apart."""
     dilated = [max(0, (n - 1) * stride + 1) for n, stride in zip(block.shape, strides, strict=True)]
     shape = tuple(low + n + high for n, (low, high) in zip(dilated, pads, strict=True))

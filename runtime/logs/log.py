@@ -54,7 +54,7 @@ class _Line:
         self._width = 0  # characters that are on the terminal now
         self._lock = Lock()  # of stream and width: `hide` runs in the thread that compiles
         self._is_over = Event()
-        self._thread = Thread(target=self._draw, name="ipujax progress", daemon=True)
+        self._thread = Thread(target=self._draw_until_over, name="ipujax progress", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
@@ -72,7 +72,7 @@ class _Line:
                 self._stream.flush()
                 self._width = 0
 
-    def _draw(self) -> None:
+    def _draw_until_over(self) -> None:
         wait = WAIT_SECONDS
         while not self._is_over.wait(wait):
             wait = _EVERY_SECONDS

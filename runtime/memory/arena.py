@@ -33,7 +33,7 @@ def pack_program(occupancy: Occupancy, always: np.ndarray) -> Arena:
     wide = wide_variables(occupancy.graph)
     arenas: dict[Owner, Arena] = {}
     for owner in reversed(list(occupancy.frames.liveness)):  # callees first: a call is an item of its caller
-        chips = _chips(owner, occupancy, arenas, wide)
+        chips = _chips_of_frame(owner, occupancy, arenas, wide)
         peak = occupancy.peak(owner).total
         arenas[owner] = pack_all(chips, peak) if owner else pack_fullest(chips, peak, always)
     packed = arenas[None]
@@ -49,10 +49,10 @@ def unshared_bytes(occupancy: Occupancy) -> np.ndarray:
     for owner in reversed(list(occupancy.frames.liveness)):
         size = np.zeros(tiles, np.int64)
         largest_buffers = np.zeros(tiles, np.int64)  # buffers of different steps are never live together
-        for item in _items(owner, occupancy, arenas, wide):
+        for item in _frame_items(owner, occupancy, arenas, wide):
             padding = (WIDE_ALIGNMENT_BYTES - ALIGNMENT_BYTES) * item.wide  # to an address that is aligned
             size[item.first : item.stop] += item.values + padding
-        for item in _buffers(owner, occupancy):
+        for item in _buffer_items(owner, occupancy):
             window = largest_buffers[item.first : item.stop]
             np.maximum(window, item.values, out=window)
         arenas[owner] = Arena(size + largest_buffers, np.zeros(tiles, np.int64))
@@ -71,7 +71,9 @@ def wide_variables(graph: Graph) -> frozenset[Variable]:
     )
 
 
-def _items(owner: Owner, occupancy: Occupancy, arenas: dict[Owner, Arena], wide: frozenset[Variable]) -> list[Item]:
+def _frame_items(
+    owner: Owner, occupancy: Occupancy, arenas: dict[Owner, Arena], wide: frozenset[Variable]
+) -> list[Item]:
     """Return the variables of a frame, and the frames of functions in it, as items."""
     frame = occupancy.frames.liveness[owner]
     memory = occupancy.frames.memory
@@ -98,7 +100,7 @@ def _items(owner: Owner, occupancy: Occupancy, arenas: dict[Owner, Arena], wide:
     return items
 
 
-def _buffers(owner: Owner, occupancy: Occupancy) -> list[Item]:
+def _buffer_items(owner: Owner, occupancy: Occupancy) -> list[Item]:
     """Return the buffers of each step that has any, as one item."""
     items = []
     for position, step in enumerate(occupancy.frames.liveness[owner].steps):
@@ -111,9 +113,11 @@ def _buffers(owner: Owner, occupancy: Occupancy) -> list[Item]:
     return items
 
 
-def _chips(owner: Owner, occupancy: Occupancy, arenas: dict[Owner, Arena], wide: frozenset[Variable]) -> list[Chip]:
+def _chips_of_frame(
+    owner: Owner, occupancy: Occupancy, arenas: dict[Owner, Arena], wide: frozenset[Variable]
+) -> list[Chip]:
     target = occupancy.target
-    items = [*_items(owner, occupancy, arenas, wide), *_buffers(owner, occupancy)]
+    items = [*_frame_items(owner, occupancy, arenas, wide), *_buffer_items(owner, occupancy)]
     chips = []
     for first in range(0, target.num_tiles, target.tiles_per_ipu):
         tiles = range(first, first + target.tiles_per_ipu)

@@ -92,18 +92,18 @@ class Chip:
     def pack_best(self, tiles: np.ndarray, enough: np.ndarray, tolerance: float, sequences: int) -> Arena:
         """Return the smallest arena of each tile over at most `sequences` sequences, fewer if it has `enough` bytes."""
         # `tolerance` is the share by which tiles that are packed as one may differ.
-        return self._search(tiles, enough, tolerance, sequences)[0]
+        return self._search_sequences(tiles, enough, tolerance, sequences)[0]
 
     def best_sequence(self, tile: int, enough_bytes: float, known: np.ndarray | None) -> np.ndarray:
         """Return the sequence of the smallest arena of a tile, or the first of at most `enough_bytes`."""
         sequences = min(_MAX_SEQUENCES, max(6 * len(ORDERS), _SEARCH_PLACEMENTS // max(1, len(self.items))))
-        return self._search(np.array([tile]), np.array([enough_bytes]), 0.0, sequences, known)[1]
+        return self._search_sequences(np.array([tile]), np.array([enough_bytes]), 0.0, sequences, known)[1]
 
     def pack_in(self, sequence: np.ndarray, tiles: np.ndarray) -> Arena:
         """Return the arena of each tile in one sequence, every tile by itself."""
         return self._arena_of(self._end_addresses(self._sizes[:, tiles - self.tiles.start], sequence, 0.0))
 
-    def _search(
+    def _search_sequences(
         self, tiles: np.ndarray, enough: np.ndarray, tolerance: float, sequences: int, known: np.ndarray | None = None
     ) -> tuple[Arena, np.ndarray]:
         """Return the smallest arena of each tile over several sequences, and the sequence whose largest is smallest."""
@@ -143,7 +143,7 @@ class Chip:
     @cached_property
     def _sizes(self) -> np.ndarray:
         """Bytes of each item on each tile of the IPU, int64[items, tiles]."""
-        return self._window([(item.first, item.values) for item in self.items])
+        return self._cut_to_tiles([(item.first, item.values) for item in self.items])
 
     def _end_addresses(self, sizes: np.ndarray, sequence: np.ndarray, tolerance: float) -> np.ndarray:
         """Pack tiles in one sequence; return the end of each item, int64[items, tiles], 0 where it has no bytes."""
@@ -163,7 +163,7 @@ class Chip:
     def _is_wide(self) -> np.ndarray:
         return np.array([item.wide for item in self.items], bool)
 
-    def _window(self, pieces: Sequence[tuple[int, np.ndarray]]) -> np.ndarray:
+    def _cut_to_tiles(self, pieces: Sequence[tuple[int, np.ndarray]]) -> np.ndarray:
         """Cut values that begin at some tile to the tiles of the IPU, int64[pieces, tiles of the IPU]."""
         rows = np.zeros((len(pieces), len(self.tiles)), np.int64)
         for row, (start, values) in zip(rows, pieces, strict=True):

@@ -32,7 +32,7 @@ def with_results_in_place(graph: Graph, frames: Frames) -> Frames:
     liveness: dict[Owner, Liveness] = {}
     memory: dict[Variable, Variable] = {}
     for owner, frame in frames.liveness.items():
-        shared = _share(frame, _pairs_of(graph, frame))
+        shared = _join_in_order(frame, _pairs_of(graph, frame))
         liveness[owner] = shared.frame
         memory.update(shared.memory)
     return replace(frames, liveness=liveness, memory=memory)
@@ -106,7 +106,7 @@ def _are_alike(graph: Graph, x: Variable, y: Variable) -> bool:
     return bytes_in_memory(x, lengths) == bytes_in_memory(y, lengths)
 
 
-def _share(frame: Liveness, pairs: Mapping[Pair, set[int]]) -> _Shared:
+def _join_in_order(frame: Liveness, pairs: Mapping[Pair, set[int]]) -> _Shared:
     """Join the pairs that are live together only where one is written over the other, the first pairs first."""
     spans: dict[Variable, list[Span]] = defaultdict(list)  # of all variables in the memory of one
     for interval in frame.intervals:

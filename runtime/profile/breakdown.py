@@ -90,11 +90,11 @@ def line_costs(rows: Iterable[StepCost], *, of_libraries: bool) -> tuple[Operati
         if row.cycles:
             lines.setdefault(str(origin), (origin, []))[1].append(row)
     total = max(1, sum(row.cycles for _, members in lines.values() for row in members))
-    operations = [_line(origin, members, total) for origin, members in lines.values()]
+    operations = [_line_cost(origin, members, total) for origin, members in lines.values()]
     return tuple(sorted(operations, key=lambda line: -line.cycles))
 
 
-def _line(origin: Origin, rows: list[StepCost], total: int) -> Operation:
+def _line_cost(origin: Origin, rows: list[StepCost], total: int) -> Operation:
     names = Counter[str]()
     parts = Counter[str]()
     callers = Counter[str]()
@@ -127,10 +127,10 @@ def layer_costs(rows: Iterable[StepCost]) -> tuple[LayerCost, ...]:
         if row.cycles or row.peak_bytes:
             layers.setdefault((row.origin.layer or NO_LAYER, row.origin.part), []).append(row)
     total = max(1, sum(row.cycles for members in layers.values() for row in members))
-    return tuple(_layer(layer, part, members, total) for (layer, part), members in layers.items())
+    return tuple(_layer_cost(layer, part, members, total) for (layer, part), members in layers.items())
 
 
-def _layer(layer: str, part: str, rows: list[StepCost], total: int) -> LayerCost:
+def _layer_cost(layer: str, part: str, rows: list[StepCost], total: int) -> LayerCost:
     cycles = sum(row.cycles for row in rows)
     lines = Counter[str]()
     for row in rows:
@@ -188,14 +188,14 @@ def metrics_of_run(metrics: Mapping[str, Callable[[Any], float]], rows: Sequence
     Raises:
         ArgumentError: a metric raises, or returns no finite number.
     """
-    return {name: _metric(name, metric, rows) for name, metric in metrics.items()}
+    return {name: _metric_sums(name, metric, rows) for name, metric in metrics.items()}
 
 
-def _metric(name: str, metric: Callable[[Any], float], rows: Sequence[StepCost]) -> Metric:
+def _metric_sums(name: str, metric: Callable[[Any], float], rows: Sequence[StepCost]) -> Metric:
     by_line: dict[str, float] = {}
     by_layer: dict[str, float] = {}
     for row in rows:
-        value = _value(name, metric, row)
+        value = _metric_value(name, metric, row)
         if value:
             line, layer = str(row.origin), row.origin.layer or NO_LAYER
             by_line[line] = by_line.get(line, 0.0) + value
@@ -204,7 +204,7 @@ def _metric(name: str, metric: Callable[[Any], float], rows: Sequence[StepCost])
     return Metric(float(sum(by_line.values())), lines, by_layer)
 
 
-def _value(name: str, metric: Callable[[Any], float], row: StepCost) -> float:
+def _metric_value(name: str, metric: Callable[[Any], float], row: StepCost) -> float:
     """Return a metric of an operation."""
     where = f"{row.name}, {row.origin}"
     try:

@@ -123,7 +123,7 @@ class _Tree:
         children = [pair for child in node.children() for pair in self.nodes(child, times * node.child_runs)]
         cycles = self.total(children)
         runs = times
-        name, line = _label(node)
+        name, line = _name_and_line(node)
         if node in self.executable.steps:
             # Runs of the step in all calls, divided by their share of its static runs.
             all_runs = self.runs.get(node, 0)
@@ -146,7 +146,7 @@ def _num_nodes(node: Program, children: list[int]) -> int:
     return 1 + sum(children)
 
 
-def _label(node: Program) -> tuple[str, str]:
+def _name_and_line(node: Program) -> tuple[str, str]:
     """Return the name and the line of a node, both empty for a sequence."""
     match node:
         case Loop(trips=int() as count):

@@ -41,14 +41,14 @@ def emulated(executable: Executable) -> tuple[Emulated, ...]:
         if isinstance(leaf, Execute) and isinstance(cost, ComputeSetCost):
             origin = leaf.compute_set.origin
             cycles = int(cost.compute_cycles.max())
-            for dtype, operations in _foreign(executable, leaf.compute_set).items():
+            for dtype, operations in _emulated_codelets(executable, leaf.compute_set).items():
                 row = rows.get((dtype, str(origin)), Emulated(dtype, (), 0, origin))
                 names = tuple(dict.fromkeys((*row.operations, *operations)))
                 rows[dtype, str(origin)] = replace(row, operations=names, cycles=row.cycles + cycles)
     return tuple(rows.values())
 
 
-def _foreign(executable: Executable, compute_set: ComputeSet) -> dict[str, list[str]]:
+def _emulated_codelets(executable: Executable, compute_set: ComputeSet) -> dict[str, list[str]]:
     """Return the codelets of a compute set that compute in dtypes the target lacks, by dtype."""
     codelets: dict[str, list[str]] = {}
     for group in executable.graph.groups[compute_set]:

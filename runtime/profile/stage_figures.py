@@ -152,7 +152,7 @@ def stage_costs(
         rest[task.ipu] -= work
         between += total.work  # work of a task on other IPUs, such as syncs of IPUs that share a decision
         between[task.ipu] -= work
-    waits = _waits(spans, trace)
+    waits = _idle_cycles(spans, trace)
     stages_of_ipu: dict[int, list[tuple[int, int]]] = defaultdict(list)
     for pipeline, layout in enumerate(trace.pipelines):
         for stage in layout.stages:
@@ -216,7 +216,7 @@ def _is_recomputed(origin: Origin, part: str) -> bool:
     return (origin.part or part) == "recomputed" or (not origin.part and REMATERIALISED in origin.path)
 
 
-def _waits(spans: TaskSpans, trace: TaskTrace) -> dict[tuple[int, int], tuple[int, int, int]]:
+def _idle_cycles(spans: TaskSpans, trace: TaskTrace) -> dict[tuple[int, int], tuple[int, int, int]]:
     """Return the idle cycles of each stage within its pipeline: fill, steady, drain."""
     waits: dict[tuple[int, int], np.ndarray] = defaultdict(lambda: np.zeros(3, np.int64))
     has_begun: set[tuple[int, int]] = set()  # (pipeline, IPU): only the first task of an IPU waits for the fill

@@ -47,10 +47,10 @@ def chakra_files(profile: Figures, max_steps: int) -> Iterator[tuple[int, bytes]
     }
     for rank in range(profile.replicas * executable.target.num_ipus):
         nodes = list(trace_nodes(executable, spans, rank))
-        yield rank, trace_file(metadata, _messages(nodes, rank, microseconds))
+        yield rank, trace_file(metadata, _node_messages(nodes, rank, microseconds))
 
 
-def _messages(nodes: Sequence[TraceNode], rank: int, microseconds: float) -> Iterator[dict[str, Any]]:
+def _node_messages(nodes: Sequence[TraceNode], rank: int, microseconds: float) -> Iterator[dict[str, Any]]:
     """Yield the fields of each node; those of a step wait for all of the step before."""
     before: list[int] = []
     now: list[int] = []
@@ -67,11 +67,11 @@ def _messages(nodes: Sequence[TraceNode], rank: int, microseconds: float) -> Ite
             "data_deps": before,
             "start_time_micros": start,
             "duration_micros": end - start,
-            "attr": [*_attributes(node, rank)],
+            "attr": [*_node_attributes(node, rank)],
         }
 
 
-def _attributes(node: TraceNode, rank: int) -> Iterator[dict[str, Any]]:
+def _node_attributes(node: TraceNode, rank: int) -> Iterator[dict[str, Any]]:
     yield {"name": "is_cpu_op", "bool_val": False}
     yield {"name": "start_cycle", "int64_val": node.start}
     yield {"name": "cycles", "int64_val": node.cycles}

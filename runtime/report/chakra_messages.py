@@ -79,10 +79,10 @@ def message(kind: str, fields: Mapping[str, Any]) -> bytes:
         kind: its name in `MESSAGES`.
         fields: values by name: numbers, texts, lists of them, dicts for messages.
     """
-    return b"".join(_field(*MESSAGES[kind][name], value) for name, value in fields.items())
+    return b"".join(_encoded_field(*MESSAGES[kind][name], value) for name, value in fields.items())
 
 
-def _field(number: int, kind: str, value: Any) -> bytes:
+def _encoded_field(number: int, kind: str, value: Any) -> bytes:
     repeated, _, each = kind.rpartition(" ")
     values: Iterable[Any] = value if repeated else (value,)
     if each in MESSAGES:

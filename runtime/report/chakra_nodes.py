@@ -61,11 +61,13 @@ def trace_nodes(executable: Executable, spans: Spans, rank: int) -> Iterator[Tra
         step = int(spans.step[row])
         node = spans.nodes[step]
         start, end = int(spans.start[row]), int(spans.end[row])
-        for kind, num_bytes, peer in _parts(executable, node, replica, ipu):
+        for kind, num_bytes, peer in _nodes_of_step(executable, node, replica, ipu):
             yield TraceNode(readable_name(label(node)[1]), kind, step, start, end - start, num_bytes, peer)
 
 
-def _parts(executable: Executable, node: Program, replica: int, ipu: int) -> Iterator[tuple[NodeKind, int, int]]:
+def _nodes_of_step(
+    executable: Executable, node: Program, replica: int, ipu: int
+) -> Iterator[tuple[NodeKind, int, int]]:
     """Yield kind, bytes and peer of the nodes of one step on an IPU; messages first."""
     cost = executable.costs.get(node) if isinstance(node, Leaf) else None
     received = int(_received_bytes(cost, executable.target)[ipu])

@@ -94,7 +94,7 @@ class _Plane:
             (_STEPS, "Steps", [_Event(number_of("0"), 0, profile.cycles)]),
             (_MODULES, "XLA Modules", [_Event(module, 0, profile.cycles)]),
             (_OPERATIONS, "XLA Ops", self._operations(rows)),
-            *((4 + n, name, events) for n, (name, events) in enumerate(self._spans(number_of).items())),
+            *((4 + n, name, events) for n, (name, events) in enumerate(self._step_events(number_of).items())),
         ]
         yield f"id: {self.ipu + 1}"
         yield f'name: "/device:TPU:{self.ipu}"'
@@ -103,7 +103,7 @@ class _Plane:
             yield from self._events(events)
             yield "}"
         for number, row in rows.items():
-            yield from _metadata(number, row.name, f"{row.name}.{number}", self._statistics(number, row))
+            yield from _metadata(number, row.name, f"{row.name}.{number}", self._operation_statistics(number, row))
         for name, number in names.items():
             yield from _metadata(number, name, name, {})
         for number, name in enumerate(_STATISTICS, 1):
@@ -122,7 +122,7 @@ class _Plane:
         end_times = np.cumsum(cycles).tolist()
         return [_Event(number, end - length, end) for number, length, end in zip(rows, cycles, end_times, strict=True)]
 
-    def _spans(self, number_of: Any) -> dict[str, list[_Event]]:
+    def _step_events(self, number_of: Any) -> dict[str, list[_Event]]:
         """Return the events of the steps of the program, and of each phase, in time."""
         trace = self.profile.execution_trace
         steps = np.flatnonzero((trace.ipu == self.ipu) & trace.work.any(1))
@@ -148,7 +148,7 @@ class _Plane:
             start, end = round(event.start * per_cycle), round(event.end * per_cycle)
             yield f"events {{ metadata_id: {event.metadata} offset_ps: {start} duration_ps: {end - start} }}"
 
-    def _statistics(self, number: int, row: StepCost) -> dict[str, Any]:
+    def _operation_statistics(self, number: int, row: StepCost) -> dict[str, Any]:
         """Return the statistics of an operation that XProf's tables read: its share on this IPU."""
         part = row.ipus[str(self.ipu)] / row.cycles
         phase = max(row.phases, key=lambda name: row.phases[name])

@@ -134,7 +134,7 @@ def _leaf_steps(
         if sync_cycles and (number == 0 or activity.type == "DoExchange"):
             rows.append({"type": "Sync", "syncType": "External" if is_global else "Internal"})
             clock += sync_cycles
-        row = _step(activity, program, clock, timeline.executions[leaf], executable.target) | origin
+        row = _simulation_step(activity, program, clock, timeline.executions[leaf], executable.target) | origin
         if "computeSet" in activity.fields:
             row["threadBalance"] = _thread_balance(ids, activity)
         rows.append(row)
@@ -151,7 +151,7 @@ def _sync_cycles(executable: Executable, leaf: Program, is_global: bool) -> int:
     return target.global_sync_cycles if is_global else target.internal_sync_cycles
 
 
-def _step(activity: Activity, program: int, start: int, runs: int, target: Target) -> Json:
+def _simulation_step(activity: Activity, program: int, start: int, runs: int, target: Target) -> Json:
     """Return a step of the simulation; balances are means over tiles divided by the largest value."""
     longest = int(activity.cycles.max(initial=0))
     active = int(np.count_nonzero(activity.cycles))

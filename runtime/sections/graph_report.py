@@ -32,7 +32,7 @@ def graph_report(executable: Executable, ids: Numbering, by_tile: ByTile = np.nd
     types = ids.vertex_types()
     sizes = {group.codelet.name: group.codelet.state_bytes for row in ids.compute_sets for group in row.groups}
     return {
-        "target": _target(executable),
+        "target": _target_fields(executable),
         "optimizationInfo": optimization_info(executable),
         "byteCost": _byte_cost(executable),
         "graph": graph_counts(executable, ids),
@@ -42,8 +42,10 @@ def graph_report(executable: Executable, ids: Numbering, by_tile: ByTile = np.nd
             "languages": [ids.vertex_type_languages()[name] for name in types],
         },
         "computeSets": _compute_sets(ids, types, target, by_tile),
-        "exchanges": _exchanges(((first, e, e.cycles) for first, e in ids.exchanges), target, "cyclesByTile", by_tile),
-        "externalExchanges": _exchanges(
+        "exchanges": _exchange_bytes(
+            ((first, e, e.cycles) for first, e in ids.exchanges), target, "cyclesByTile", by_tile
+        ),
+        "externalExchanges": _exchange_bytes(
             ((first, c.exchange, external_cycles(c, target)) for first, c in ids.external),
             target,
             "estimatedCyclesByTile",
@@ -79,7 +81,7 @@ def graph_counts(executable: Executable, ids: Numbering) -> dict[str, int]:
     }
 
 
-def _target(executable: Executable) -> Json:
+def _target_fields(executable: Executable) -> Json:
     """Return the fields of the target; `numIPUs`, `numTiles` and `totalMemory` are those of all replicas together."""
     target = executable.target
     system = executable.graph.system_target
@@ -118,7 +120,7 @@ def _compute_sets(ids: Numbering, types: list[str], target: Target, by_tile: ByT
     }
 
 
-def _exchanges(
+def _exchange_bytes(
     exchanges: Iterable[tuple[int, ExchangeCost, np.ndarray]], target: Target, name: str, by_tile: ByTile
 ) -> Json:
     """Return bytes and cycles of exchanges, each given as (first IPU, cost, cycles of each tile)."""

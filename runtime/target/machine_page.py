@@ -38,9 +38,9 @@ def generated(presets: Mapping[str, Target] = PRESETS) -> str:
         "## Constants\n",
         _table(("constant", "unit", *presets), values),
         "\n## Peak rates\n\nOne IPU; whole numbers a cycle, times tiles, times the clock.\n",
-        _table(("rate", "a cycle and tile", *presets), list(_peaks(presets))),
+        _table(("rate", "a cycle and tile", *presets), list(_peak_rows(presets))),
         "\n## Meaning and sources\n",
-        *(_paragraph(item, presets) for item in items),
+        *(_constant_paragraph(item, presets) for item in items),
     ]
     return "\n".join(parts)
 
@@ -61,7 +61,7 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def _peaks(presets: Mapping[str, Target]) -> Iterator[tuple[str, ...]]:
+def _peak_rows(presets: Mapping[str, Target]) -> Iterator[tuple[str, ...]]:
     """Yield the rows of the table of peak rates."""
     # Rates of a target are of its whole system; the page is of one IPU.
     targets = [target.replace(num_ipus=1) for target in presets.values()]
@@ -75,7 +75,7 @@ def _peaks(presets: Mapping[str, Target]) -> Iterator[tuple[str, ...]]:
         yield name, unit_work, *(f"{value:,.0f} {unit}" for value in values)
 
 
-def _paragraph(item: dataclasses.Field[object], presets: Mapping[str, Target]) -> str:
+def _constant_paragraph(item: dataclasses.Field[object], presets: Mapping[str, Target]) -> str:
     """Return a constant's meaning, and the source of its value on each machine; machines of one source together."""
     # Most values have one source on all machines, which is then printed once.
     machines_of_source: dict[Source, list[str]] = {}

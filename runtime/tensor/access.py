@@ -83,7 +83,7 @@ def joined(node: Concat) -> Joined | None:
         return None
     axis = node.axis
     shape = node.shape
-    rows, steps = _rows(parts)
+    rows, steps = _equal_rows(parts)
     if rows > 1:
         row_parts = parts[: len(steps)]
         parts = [_with_rows(part, axis, rows, step) for part, step in zip(row_parts, steps, strict=True)]
@@ -95,7 +95,7 @@ def joined(node: Concat) -> Joined | None:
     return Joined(views, kept.index(axis), tuple(shape[n] for n in order), order, shape)
 
 
-def _rows(parts: Sequence[Affine]) -> tuple[int, list[int]]:
+def _equal_rows(parts: Sequence[Affine]) -> tuple[int, list[int]]:
     """Return the number of equal rows that parts form, and the distance of rows in each part of the first."""
     count = len(parts)
     for period in (n for n in range(1, count) if count % n == 0):
@@ -157,21 +157,21 @@ def _read_affine(piece: Affine, array: jax.Array) -> jax.Array:
         array = lax.slice(array, plan.starts, plan.limits, plan.steps)
     if plan.reversed_axes:
         array = lax.rev(array, plan.reversed_axes)
-    return _arrange(piece, plan, array)
+    return _arrange_as_view(piece, plan, array)
 
 
-def _arrange(piece: Affine, plan: SlicePlan, array: jax.Array) -> jax.Array:
+def _arrange_as_view(piece: Affine, plan: SlicePlan, array: jax.Array) -> jax.Array:
     """Transpose sliced axes to the order of the view, broadcast, and reshape to the view."""
     if list(plan.axes) != sorted(plan.axes):
-        array = lax.transpose(array, _order(piece, plan))
+        array = lax.transpose(array, _order_as_view(piece, plan))
     if piece.has_broadcast:
         moving = tuple(n for n, stride in piece.subdims if stride)
-        expanded, moving_axes = _expanded(piece)
+        expanded, moving_axes = _expanded_shape(piece)
         array = lax.broadcast_in_dim(_reshape(array, moving), expanded, moving_axes)
     return _reshape(array, piece.shape)
 
 
-def _order(piece: Affine, plan: SlicePlan) -> tuple[int, ...]:
+def _order_as_view(piece: Affine, plan: SlicePlan) -> tuple[int, ...]:
     """Return the transpose of all sliced axes: axes of size 1 become the view's dimensions of size 1, the rest last."""
     moving = iter(plan.axes)
     unit = iter([i for i, n in enumerate(plan.counts) if n == 1])
@@ -185,7 +185,7 @@ def _order(piece: Affine, plan: SlicePlan) -> tuple[int, ...]:
     return (*order, *unit)
 
 
-def _expanded(piece: Affine) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _expanded_shape(piece: Affine) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the shape with each sub-dimension as a dimension, and the dimensions whose stride is not 0."""
     expanded: list[int] = []
     moving: list[int] = []
@@ -219,11 +219,11 @@ def _reshape(array: jax.Array, shape: Sequence[int]) -> jax.Array:
 def write_node(node: Node, values: Values, new: jax.Array) -> dict[Variable, jax.Array]:
     """Return the arrays of the node's variables after `new` is written to it; its elements must be distinct."""
     updated: dict[Variable, jax.Array] = {}
-    _write(node, values, new, updated)
+    _write_node(node, values, new, updated)
     return updated
 
 
-def _write(node: Node, values: Values, new: jax.Array, updated: dict[Variable, jax.Array]) -> None:
+def _write_node(node: Node, values: Values, new: jax.Array, updated: dict[Variable, jax.Array]) -> None:
     if isinstance(node, Affine):
         if piece_covers(node):  # the old value is not read, so it need not exist
             updated[node.variable] = _write_all(node, new)
@@ -236,9 +236,9 @@ def _write(node: Node, values: Values, new: jax.Array, updated: dict[Variable, j
         array = new if parts is None else parts.array(new)
         bounds = node.bounds if parts is None else parts.bounds
         for part, low, high in zip((parts or node).parts, bounds, bounds[1:], strict=False):
-            _write(part, values, lax.slice_in_dim(array, low, high, axis=axis), updated)
+            _write_node(part, values, lax.slice_in_dim(array, low, high, axis=axis), updated)
     elif isinstance(node, Reshaped):
-        _write(node.source, values, lax.reshape(new, node.source.shape), updated)
+        _write_node(node.source, values, lax.reshape(new, node.source.shape), updated)
     else:
         _write_indexed(node, values, new, updated)
 
@@ -283,14 +283,14 @@ def _write_affine(piece: Affine, array: jax.Array, new: jax.Array) -> jax.Array:
         return _reshape(_put(_reshape(array, (size,)), piece.flat_indices(), new), shape)
     block = _block(plan, new)
     if plan.window is None:
-        return _reshape(_update(_reshape(array, plan.radices), plan, block), shape)
+        return _reshape(_replace_slice(_reshape(array, plan.radices), plan, block), shape)
     first, length = plan.window
     flat = _reshape(array, (size,))
-    rows = _update(_reshape(lax.slice(flat, (first,), (first + length,)), plan.radices), plan, block)
+    rows = _replace_slice(_reshape(lax.slice(flat, (first,), (first + length,)), plan.radices), plan, block)
     return _reshape(lax.dynamic_update_slice(flat, _reshape(rows, (length,)), (first,)), shape)
 
 
-def _update(array: jax.Array, plan: SlicePlan, block: jax.Array) -> jax.Array:
+def _replace_slice(array: jax.Array, plan: SlicePlan, block: jax.Array) -> jax.Array:
     """Replace the plan's slice in an array of the plan's radices."""
     if plan.counts == plan.radices:
         return block

@@ -80,9 +80,9 @@ def slice_plan(shape: tuple[int, ...], offset: int, dims: tuple[Group, ...]) -> 
 
 def _full_plan(shape: tuple[int, ...], base: int, forward: Sequence[tuple[int, int]]) -> SlicePlan | None:
     return (
-        _fit(shape, base, forward)
-        or _fit(_refined_radices(shape, base, forward), base, forward)
-        or _fit(_stride_radices(prod(shape), forward), base, forward)
+        _plan_of_dimensions(shape, base, forward)
+        or _plan_of_dimensions(_refined_radices(shape, base, forward), base, forward)
+        or _plan_of_dimensions(_stride_radices(prod(shape), forward), base, forward)
     )
 
 
@@ -101,7 +101,9 @@ def _window_plan(size: int, base: int, forward: Sequence[tuple[int, int]]) -> Sl
     return None if plan is None else replace(plan, window=(start, length))
 
 
-def _fit(radices: tuple[int, ...] | None, base: int, forward: Sequence[tuple[int, int]]) -> SlicePlan | None:
+def _plan_of_dimensions(
+    radices: tuple[int, ...] | None, base: int, forward: Sequence[tuple[int, int]]
+) -> SlicePlan | None:
     """Plan with an axis of its own for each sub-dimension; None where two need one axis, or an index carries over."""
     if radices is None:
         return None

@@ -287,13 +287,13 @@ def _append_merged(parts: list[Node], part: Node, axis: int) -> None:
     parts.append(part)
     while len(parts) > 1:  # a merged part may merge with the one before
         last, new = parts[-2:]
-        merged = _merge(last, new, axis) if isinstance(last, Affine) and isinstance(new, Affine) else None
+        merged = _merge_pieces(last, new, axis) if isinstance(last, Affine) and isinstance(new, Affine) else None
         if merged is None:
             return
         parts[-2:] = [merged]
 
 
-def _merge(a: Affine, b: Affine, axis: int) -> Affine | None:
+def _merge_pieces(a: Affine, b: Affine, axis: int) -> Affine | None:
     if a.variable is not b.variable or a.is_empty:
         return None
     if a.dims[:axis] != b.dims[:axis] or a.dims[axis + 1 :] != b.dims[axis + 1 :]:

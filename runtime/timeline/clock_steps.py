@@ -110,7 +110,9 @@ def steps_of_cycles(
             steps[node] = _add_waits(_decision(target), node.decider.variables(), (), slots)
         elif isinstance(node, Leaf):
             effect = effects(node) if slots else Effects()  # only waits for slots need them
-            step = _transfer(node, costs[node], target, slots, io_tiles) or _step(node, costs[node], target, slots)
+            step = _transfer_step(node, costs[node], target, slots, io_tiles) or _step_of_leaf(
+                node, costs[node], target, slots
+            )
             step = _after_stores(node, step, slots)
             # A sender into a slot waits for the slot itself, not for the arrivals that it overwrites.
             steps[node] = _add_waits(step, effect.reads, () if step.fills else effect.writes, slots)
@@ -175,7 +177,7 @@ def _after_stores(leaf: Leaf, step: ClockStep, slots: _Slots) -> ClockStep:
     return replace(step, awaits=tuple((clock, row) for clock in clocks for row in stores))
 
 
-def _transfer(
+def _transfer_step(
     leaf: Leaf, cost: LeafCycles, target: Target, slots: _Slots, io_tiles: Mapping[int, int]
 ) -> ClockStep | None:
     """Return the step of a transfer on I/O tiles, None for any other leaf."""
@@ -220,7 +222,7 @@ def _add_waits(step: ClockStep, reads: Iterable[Variable], writes: Iterable[Vari
     return replace(step, frees=tuple(sorted(slot.free for slot in read)), awaits=(*step.awaits, *awaits))
 
 
-def _step(leaf: Leaf, cost: LeafCycles, target: Target, slots: _Slots) -> ClockStep:
+def _step_of_leaf(leaf: Leaf, cost: LeafCycles, target: Target, slots: _Slots) -> ClockStep:
     """Return the work of a leaf on each IPU, and the IPUs that it joins; copies between IPUs by `global_exchange`."""
     all_ipus = tuple(range(target.num_ipus))
     match cost:

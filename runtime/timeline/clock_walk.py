@@ -268,7 +268,7 @@ class Walk:
         """Advance clocks over one run of a part of the program, counted as several runs; see `run`."""
         match program:
             case Call() if self.has_tasks and program.task is not None and clocks.task_ipu is None:
-                yield self._task(program, program.task, clocks, times, caller)
+                yield self._run_task(program, program.task, clocks, times, caller)
             case Call(function, origin):
                 # As `profile.attribution` sees calls.
                 caller = compose(caller, origin) if origin != _OUTSIDE else caller
@@ -277,21 +277,21 @@ class Walk:
                 for child in program.children():
                     yield from self.visit(child, clocks, times, caller)
             case Loop(test=None):
-                yield from self._loop(program, (program.body,), clocks, times, caller)
+                yield from self._run_loop(program, (program.body,), clocks, times, caller)
             case Loop(test=Program() as condition):
                 test = _Test(program, condition)  # runs once more than the body
                 yield from self.visit(test, clocks, times, caller)
-                yield from self._loop(program, (program.body, test), clocks, times, caller)
+                yield from self._run_loop(program, (program.body, test), clocks, times, caller)
             case _Test():
                 yield from self.visit(program.test, clocks, times, caller)
-                yield self._leaf(program.loop, clocks, times, caller)
+                yield self._run_leaf(program.loop, clocks, times, caller)
             case Branch():
-                yield self._leaf(program, clocks, times, caller)
-                yield from self.visit(program.children()[self._choice(program, clocks)], clocks, times, caller)
+                yield self._run_leaf(program, clocks, times, caller)
+                yield from self.visit(program.children()[self._chosen_branch(program, clocks)], clocks, times, caller)
             case WriteUndef():  # a hint to the compiler, which does nothing
                 return
             case _:
-                yield self._leaf(program, clocks, times, caller)
+                yield self._run_leaf(program, clocks, times, caller)
 
     def _iteration(
         self, parts: Iterable[Program], clocks: Clocks, times: int, caller: Origin
@@ -299,7 +299,7 @@ class Walk:
         for part in parts:
             yield from self.visit(part, clocks, times, caller)
 
-    def _leaf(self, leaf: Program, clocks: Clocks, times: int, caller: Origin) -> TimelineStep:
+    def _run_leaf(self, leaf: Program, clocks: Clocks, times: int, caller: Origin) -> TimelineStep:
         """Advance clocks over one step; see `visit`."""
         step = self.steps[leaf]
         state = clocks.state
@@ -320,7 +320,7 @@ class Walk:
 
     # --- loops ---
 
-    def _loop(
+    def _run_loop(
         self, node: Loop, parts: tuple[Program, ...], clocks: Clocks, times: int, caller: Origin
     ) -> Iterator[TimelineStep]:
         count = self.control.trip_count(node, clocks)
@@ -379,7 +379,7 @@ class Walk:
 
     # --- branches ---
 
-    def _choice(self, node: Branch, clocks: Clocks) -> int:
+    def _chosen_branch(self, node: Branch, clocks: Clocks) -> int:
         """Return the branch of the current run of a node: the recorded one, or else the costliest from equal clocks."""
         if node in self.control.recording:
             return node.recorded_choice(_next_choice(clocks, node, str(node.origin)))
@@ -394,7 +394,7 @@ class Walk:
 
     # --- tasks ---
 
-    def _task(self, call: Call, task: PipelineTask, clocks: Clocks, times: int, caller: Origin) -> TimelineStep:
+    def _run_task(self, call: Call, task: PipelineTask, clocks: Clocks, times: int, caller: Origin) -> TimelineStep:
         """Run a task as one step."""
         ipu = task.ipu
         if self.control.is_recorded(call):

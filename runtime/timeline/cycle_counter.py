@@ -71,7 +71,7 @@ class CycleCounter:
         effect = self._waiting
         identity = maxplus.identity(len(effect))
         if (effect != identity).any():
-            arrays[self.variable] = _advanced(arrays[self.variable], effect)
+            arrays[self.variable] = _advanced_clocks(arrays[self.variable], effect)
             self._waiting = identity
 
     def write_counts(self, compute_set: ComputeSet, arrays: Arrays) -> None:
@@ -107,7 +107,7 @@ def readings(graph: Graph) -> frozenset[ComputeSet]:
     )
 
 
-def _advanced(clocks: jax.Array, effect: np.ndarray) -> jax.Array:
+def _advanced_clocks(clocks: jax.Array, effect: np.ndarray) -> jax.Array:
     """Return clocks of two words after steps with the max-plus matrix `effect`."""
     is_finite = effect >= 0
     added = np.where(is_finite, effect, 0).astype(np.uint64)

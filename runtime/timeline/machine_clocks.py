@@ -55,29 +55,29 @@ class MachineClocks:
             ProfileError: a loop whose trip count is unknown.
         """
         state = self._zeros(1)
-        self._visit(self.program, state)
+        self._run_part(self.program, state)
         return np.asarray(state[: self.num_ipus, 0].max(0))
 
     def _zeros(self, columns: int) -> np.ndarray:
         dtype = next((step.work.dtype for step in self.steps.values()), np.dtype(np.int64))
         return np.zeros((self.rows, columns, self.machines), dtype)
 
-    def _visit(self, program: Program, state: np.ndarray) -> None:
+    def _run_part(self, program: Program, state: np.ndarray) -> None:
         """Advance `state`, [rows, columns, machines], in place, over one run of a part of the program."""
         match program:
             case Call(function):
-                self._visit(function.body, state)
+                self._run_part(function.body, state)
             case Block():
                 for child in program.children():
-                    self._visit(child, state)
+                    self._run_part(child, state)
             case Loop(test=None):
-                self._repeat(program, lambda clocks: self._visit(program.body, clocks), state)
+                self._run_iterations(program, lambda clocks: self._run_part(program.body, clocks), state)
             case Loop(test=Program() as condition):
                 self._test(program, condition, state)
-                self._repeat(program, lambda clocks: self._body_and_test(program, condition, clocks), state)
+                self._run_iterations(program, lambda clocks: self._body_and_test(program, condition, clocks), state)
             case Branch():
                 self._leaf(program, state)
-                self._branch(program, state)
+                self._run_costliest_branch(program, state)
             case WriteUndef():
                 return
             case _:
@@ -89,14 +89,14 @@ class MachineClocks:
         step.finish(state)
 
     def _test(self, loop: Loop, condition: Program, state: np.ndarray) -> None:
-        self._visit(condition, state)
+        self._run_part(condition, state)
         self._leaf(loop, state)
 
     def _body_and_test(self, loop: Loop, condition: Program, state: np.ndarray) -> None:
-        self._visit(loop.body, state)
+        self._run_part(loop.body, state)
         self._test(loop, condition, state)
 
-    def _repeat(self, loop: Loop, iteration: Callable[[np.ndarray], None], state: np.ndarray) -> None:
+    def _run_iterations(self, loop: Loop, iteration: Callable[[np.ndarray], None], state: np.ndarray) -> None:
         """Run the iterations of a loop: the first step by step, the others as a matrix power."""
         count = self.control.trip_count(loop, Clocks(state, Sums.none(self.num_ipus)))
         if count:
@@ -108,7 +108,7 @@ class MachineClocks:
                 self._matrices[loop] = matrix
             state[:] = maxplus.apply_power(self._matrices[loop], count - 1, state)
 
-    def _branch(self, node: Branch, state: np.ndarray) -> None:
+    def _run_costliest_branch(self, node: Branch, state: np.ndarray) -> None:
         """Run the branch that is costliest from equal clocks, which may be another on each machine."""
         branches = node.children()
         if node not in self._choices:
@@ -118,12 +118,12 @@ class MachineClocks:
             chosen = self._choices[node] == number
             if chosen.any():
                 after = before.copy()
-                self._visit(branch, after)
+                self._run_part(branch, after)
                 state[..., chosen] = after[..., chosen]
 
     def _alone(self, branch: Program) -> np.ndarray:
         state = self._zeros(1)
-        self._visit(branch, state)
+        self._run_part(branch, state)
         return np.asarray(state.max((0, 1)))
 
 

@@ -67,7 +67,7 @@ def spans_of(walk: Walk, max_steps: int = MAX_STEPS) -> Spans:
     size_of = fold(_num_steps)
     spare_steps = _SpareSteps(max(0, max_steps - size_of(walk.program)), size_of)
     steps = replace(walk, unfolded=spare_steps.unfolded).run(walk.clocks_at_start())
-    rows = [_row(step, walk) for step in steps if step.ipus or step.sums]
+    rows = [_span_row(step, walk) for step in steps if step.ipus or step.sums]
     return _to_columns(_merge_neighbours(rows, max_steps), walk.num_ipus)
 
 
@@ -107,7 +107,7 @@ class _SpareSteps:
         return unfolded
 
 
-def _row(step: TimelineStep, walk: Walk) -> _Row:
+def _span_row(step: TimelineStep, walk: Walk) -> _Row:
     """Return the row of a leaf, or of further iterations of a loop."""
     if (sums := step.sums) is not None:
         work, transfer_cycles = sums.work, sums.overlapped

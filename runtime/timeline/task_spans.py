@@ -163,7 +163,7 @@ class _Recorder:
 
     def spans(self) -> TaskSpans:
         """Return the recorded spans."""
-        self._close()
+        self._end_pipeline()
         rows = np.array(self._rows, np.int64).reshape(-1, len(COLUMNS))
         return TaskSpans(tuple(self._totals.values()), tuple(self._pipelines), rows, self._prepared, self._is_counted)
 
@@ -236,7 +236,7 @@ class _Recorder:
         """Return the run of a task's pipeline, which begins if this is its first task."""
         if self._run is not None and self._run.remaining_tasks > 0:
             return self._run
-        self._close()
+        self._end_pipeline()
         layout = task.pipeline
         clocks = self._clocks_before
         none = np.zeros_like(clocks)
@@ -245,7 +245,7 @@ class _Recorder:
         self._run = _Run(span, len(layout.tasks) * layout.micro_batches, clocks, clocks - self._work_before)
         return self._run
 
-    def _close(self) -> None:
+    def _end_pipeline(self) -> None:
         """End a pipeline: cut waits before first tasks at its start, and idle time after last tasks at its end."""
         run = self._run
         if run is None or not run.last_end:

@@ -25,7 +25,7 @@ def cross_ipu(inventory: Inventory) -> Iterator[VerifyError]:
     ipus = IpuLookup(inventory.graph)
     for connection in inventory.fields():
         if not ipus.is_surely_local(connection.group, connection.access):
-            yield from _crossings(ipus, connection)
+            yield from _foreign_elements(ipus, connection)
 
 
 class IpuLookup:
@@ -97,7 +97,7 @@ class IpuLookup:
         return runs.block[bad], element, ipu[np.searchsorted(start, element, side="right") - 1], bases
 
 
-def _crossings(ipus: IpuLookup, connection: Connection) -> Iterator[VerifyError]:
+def _foreign_elements(ipus: IpuLookup, connection: Connection) -> Iterator[VerifyError]:
     """Yield an error for the first element on another IPU that a vertex touches through a field."""
     group = connection.group
     vertices, elements, memory_ipus, bases = ipus.foreign_elements(group, connection.access)

@@ -46,7 +46,7 @@ class _Follower:
                 for child in node.children():
                     yield from self.follow(child, state)
             case Execute(compute_set):
-                yield from self._execute(self._inventory.connections[compute_set], state)
+                yield from self._check_compute_set(self._inventory.connections[compute_set], state)
             case Loop(test=None):
                 # One iteration suffices: a later one finds more elements written, never fewer.
                 if node.trips:
@@ -76,26 +76,26 @@ class _Follower:
             if any(written is not before for written in after):
                 state[variable] = reduce(and_, after)
 
-    def _execute(self, connections: Iterable[Connection], state: State) -> Iterator[VerifyError]:
+    def _check_compute_set(self, connections: Iterable[Connection], state: State) -> Iterator[VerifyError]:
         # All vertices read before any writes: two loops.
         for connection in connections:
             if connection.field.is_read:
                 tensor = connection.access.tensor
-                yield from self._undefined(connection, tensor, state, str(connection), connection.origin)
+                yield from self._undefined_reads(connection, tensor, state, str(connection), connection.origin)
         for connection in connections:
             if connection.field.is_written:
                 self._add(connection, connection.access.tensor, state)
 
     def _read(self, node: Program, state: State) -> Iterator[VerifyError]:
         for tensor in node.reads:
-            yield from self._undefined(tensor, tensor, state, type(node).__name__, getattr(node, "origin", None))
+            yield from self._undefined_reads(tensor, tensor, state, type(node).__name__, getattr(node, "origin", None))
 
-    def _undefined(
+    def _undefined_reads(
         self, user: Connection | Tensor, tensor: Tensor, state: State, name: str, where: object
     ) -> Iterator[VerifyError]:
         for variable in tensor.variables():
             if variable in state and not _is_full(state[variable], variable):
-                touched = self._touch(user, tensor, variable)
+                touched = self._touched_elements(user, tensor, variable)
                 element = state[variable].find_lacking(touched.start, touched.stop)
                 if element is not None:
                     message = f"{element_name(element, {variable: 0})} is read before anything writes it, by {name}"
@@ -105,9 +105,9 @@ class _Follower:
     def _add(self, user: Connection | Tensor, tensor: Tensor, state: State) -> None:
         for variable in tensor.variables():
             if variable in state and not _is_full(state[variable], variable):
-                state[variable] |= self._touch(user, tensor, variable)
+                state[variable] |= self._touched_elements(user, tensor, variable)
 
-    def _touch(self, user: Connection | Tensor, tensor: Tensor, variable: Variable) -> Intervals:
+    def _touched_elements(self, user: Connection | Tensor, tensor: Tensor, variable: Variable) -> Intervals:
         """Return the elements of a variable that a field, or a whole tensor, touches; computed once."""
         if (user, variable) not in self._touched:
             bases = flat_bases(tensor.variables())
