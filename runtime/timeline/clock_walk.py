@@ -7,7 +7,8 @@ of its body (`maxplus`), which is exact. A task of a pipeline with static contro
 reads or changes, computed once and applied for every micro-batch, so that long pipelines take little time. Work is the
 same in every iteration, so phases are counted; only idle time depends on the clocks.
 Without a recording of a run, the costlier branch is assumed where the choice is data, and loops whose trip count is
-data need a count. With one, loops around such control are walked iteration by iteration.
+data need a count. With one, loops around such control are walked iteration by iteration: step by step the first, then
+by matrices of what has no such control.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 
 import numpy as np
 
@@ -33,53 +35,14 @@ from ipujax.runtime.graph import (
 )
 from ipujax.runtime.tensor import Origin, compose
 from ipujax.runtime.timeline import maxplus
-from ipujax.runtime.timeline.clocks import PHASES, ClockStep
+from ipujax.runtime.timeline.clocks import ClockStep
+from ipujax.runtime.timeline.static_effect import StaticEffect, Sums, rows_of
 
 # Choices of each data-dependent node in a run, in order: iterations of a loop, 1 or 0 of an If, the case of a Switch
 # (the number of cases for its default).
 Recording = Mapping[Program, Sequence[int]]
-Runs = Counter[tuple[str, Program]]  # of leaves and decisions, by the part of the training step of their call
 _OUTSIDE = Origin()  # of functions
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Sums:
-    """Sums over steps, to which a walk adds.
-
-    Args:
-        work: cycles of each of `clocks.PHASES` on each IPU, int64[num_ipus, 5].
-        overlapped: cycles of transfers on the I/O tiles of each IPU, int64[num_ipus].
-        runs: number of runs of each leaf and of each decision of data-dependent control.
-    """
-
-    work: np.ndarray
-    overlapped: np.ndarray
-    runs: Runs
-
-    @classmethod
-    def none(cls, num_ipus: int) -> Sums:
-        """Return the sums over no steps."""
-        return cls(np.zeros((num_ipus, len(PHASES)), np.int64), np.zeros(num_ipus, np.int64), Counter())
-
-    def add_step(self, leaf: Program, step: ClockStep, times: int, part: str) -> None:
-        """Add runs of a leaf."""
-        maxplus.check_time(times * int(step.cycles.max()))
-        self.runs[part, leaf] += times
-        self.work[:] += step.work * times
-        for _, ipu, cycles in step.transfers:
-            self.overlapped[ipu] += cycles * times
-
-    def add(self, other: Sums) -> None:
-        """Add other sums."""
-        self.work[:] += other.work
-        self.overlapped[:] += other.overlapped
-        for key, number in other.runs.items():
-            self.runs[key] += number
-
-    def times(self, count: int) -> Sums:
-        """Return the sums over `count` repetitions."""
-        runs = Counter({key: number * count for key, number in self.runs.items()})
-        return Sums(self.work * count, self.overlapped * count, runs)
+_MOST_ROWS = 256  # of the matrix of a segment, 0.5 MB; above it steps take less time than the matrix
 
 
 @dataclass(slots=True, eq=False)
@@ -180,23 +143,6 @@ def _next_choice(clocks: Clocks, node: Program, name: str) -> int:
     raise ProfileError(f"the recording ends before {name} runs for the last time")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _TaskEffect:
-    """Effect of a task with static control on the clocks.
-
-    Args:
-        rows: rows of the clock state that it reads or changes.
-        matrix: max-plus matrix over these rows, int64[rows, rows].
-        begin: row of a matrix that gives the clock of its IPU when its work begins, int64[1, rows].
-        sums: over its steps.
-    """
-
-    rows: list[int]
-    matrix: np.ndarray
-    begin: np.ndarray
-    sums: Sums
-
-
 class _Test(Program):
     """The test of a loop and the decision after it, as a node that can be walked."""
 
@@ -208,6 +154,21 @@ class _Test(Program):
 
     def children(self) -> tuple[Program, ...]:
         return (self.test,)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Segment:
+    """Consecutive parts of a program, without recorded control, or one part with it.
+
+    Args:
+        parts: in their order.
+        is_recorded: whether the part has recorded control.
+        rows: rows of the clock state that the parts read or change.
+    """
+
+    parts: tuple[Program, ...]
+    is_recorded: bool
+    rows: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -236,7 +197,10 @@ class Walk:
     has_tasks: bool = False
     costliest: dict[Program, int] = field(default_factory=dict)
     _matrices: dict[Program, np.ndarray] = field(default_factory=dict)
-    _effects: dict[PipelineTask, _TaskEffect] = field(default_factory=dict)
+    _effects: dict[PipelineTask, StaticEffect] = field(default_factory=dict)
+    _tests: dict[Loop, _Test] = field(default_factory=dict)
+    _segments: dict[Program, tuple[_Segment, ...]] = field(default_factory=dict)
+    _segment_effects: dict[tuple[_Segment, Origin], StaticEffect] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -279,7 +243,7 @@ class Walk:
             case Loop(test=None):
                 yield from self._run_loop(program, (program.body,), clocks, times, caller)
             case Loop(test=Program() as condition):
-                test = _Test(program, condition)  # runs once more than the body
+                test = self._test_of(program, condition)  # runs once more than the body
                 yield from self.visit(test, clocks, times, caller)
                 yield from self._run_loop(program, (program.body, test), clocks, times, caller)
             case _Test():
@@ -345,13 +309,84 @@ class Walk:
         runs = times if is_recorded else times * count
         children = tuple(self._iteration(parts, clocks, runs, caller))
         if is_recorded:
-            for _ in range(count - 1):
-                _run_all(self._iteration(parts, clocks, runs, caller))
+            self._run_recorded(parts, count - 1, clocks, runs, caller)
         elif count > 1:
             clocks.state[:] = maxplus.apply_power(self._matrix(node, parts), count - 1, clocks.state)
         ipus = tuple(sorted({ipu for child in children for ipu in child.ipus}))
         starts, ends = (tuple(cycles[list(ipus)].tolist()) for cycles in (before, clocks.of_ipus))
         return TimelineStep(node, ipus, starts, ends, count, children, times=times)
+
+    def _test_of(self, loop: Loop, condition: Program) -> _Test:
+        return self._tests.setdefault(loop, _Test(loop, condition))
+
+    def _run_recorded(self, parts: tuple[Program, ...], count: int, clocks: Clocks, times: int, caller: Origin) -> None:
+        """Run `parts` with recorded control, in order, `count` times, without steps for the timeline."""
+        applied = Counter[StaticEffect]()
+        for _ in range(count):
+            for part in parts:
+                self._advance(part, clocks, times, caller, applied)
+        for effect, number in applied.items():
+            clocks.sums.add(effect.sums.times(number * times))
+
+    def _advance(
+        self, program: Program, clocks: Clocks, times: int, caller: Origin, applied: Counter[StaticEffect]
+    ) -> None:
+        """Advance clocks over one run of a part, without steps; static segments are one matrix, counted in `applied`.
+
+        The sums of these segments are not added to those of the clocks: their number of runs is enough.
+        """
+        for segment in self._segments_of(program):
+            if segment.is_recorded:
+                self._advance_recorded(segment.parts[0], clocks, times, caller, applied)
+            elif len(segment.rows) > _MOST_ROWS or (clocks.task_ipu is not None and clocks.begin is None):
+                # A matrix does not tell which work of a task is its first.
+                _run_all(self._iteration(segment.parts, clocks, times, caller))
+            else:
+                key = segment, caller
+                if key not in self._segment_effects:
+                    self._segment_effects[key] = self._effect_of(segment.parts, caller)
+                effect = self._segment_effects[key]
+                effect.apply(clocks.state)
+                applied[effect] += 1
+
+    def _advance_recorded(
+        self, program: Program, clocks: Clocks, times: int, caller: Origin, applied: Counter[StaticEffect]
+    ) -> None:
+        """Advance clocks over a part with recorded control, as `visit` does; see `_advance`."""
+        match program:
+            case Call(function, origin):
+                caller = compose(caller, origin) if origin != _OUTSIDE else caller
+                self._advance(function.body, clocks, times, caller, applied)
+            case Loop(test=condition):
+                test = () if condition is None else (self._test_of(program, condition),)
+                for part in test:
+                    self._advance(part, clocks, times, caller, applied)
+                for _ in range(self.control.trip_count(program, clocks)):
+                    for part in (program.body, *test):
+                        self._advance(part, clocks, times, caller, applied)
+            case _Test():
+                self._advance(program.test, clocks, times, caller, applied)
+                self._run_leaf(program.loop, clocks, times, caller)
+            case Branch():
+                self._run_leaf(program, clocks, times, caller)
+                chosen = program.children()[self._chosen_branch(program, clocks)]
+                self._advance(chosen, clocks, times, caller, applied)
+            case Block():
+                self._advance(program, clocks, times, caller, applied)
+            case _:
+                _run_all(self.visit(program, clocks, times, caller))
+
+    def _segments_of(self, program: Program) -> tuple[_Segment, ...]:
+        """Return the parts of a block, consecutive ones without recorded control together, or the program itself."""
+        if program not in self._segments:
+            parts = program.children() if isinstance(program, Block) else (program,)
+            segments = list[_Segment]()
+            for is_recorded, group in groupby(parts, self.control.is_recorded):
+                alike = tuple(group)
+                for each in ((part,) for part in alike) if is_recorded else (alike,):
+                    segments.append(_Segment(each, is_recorded, self._rows_of(each)))
+            self._segments[program] = tuple(segments)
+        return self._segments[program]
 
     def _further_iterations(
         self, node: Loop, parts: tuple[Program, ...], count: int, clocks: Clocks, times: int, caller: Origin
@@ -405,37 +440,32 @@ class Walk:
             begin = before if inner.begin is None else inner.begin
         else:
             if task not in self._effects:
-                self._effects[task] = self._effect_of(call, ipu, caller)
+                self._effects[task] = self._effect_of((call.function.body,), caller, ipu)
             effect = self._effects[task]
             sums = effect.sums.times(times)
-            rows = clocks.state[effect.rows]
-            begin = maxplus.product(effect.begin, rows)[0]
-            clocks.state[effect.rows] = maxplus.product(effect.matrix, rows)
+            begin = effect.begin_of(clocks.state)
+            effect.apply(clocks.state)
         clocks.sums.add(sums)
         end = int(clocks.state[ipu, 0])
         return TimelineStep(call, (ipu,), (int(begin[0]),), (end,), caller=caller, times=times, sums=sums)
 
-    def _effect_of(self, call: Call, ipu: int, caller: Origin) -> _TaskEffect:
-        """Run a task with static control on the identity of the rows of its steps."""
-        rows = sorted({ipu} | {row for node in distinct(call) for row in _rows(self.steps.get(node))})
+    def _effect_of(self, parts: tuple[Program, ...], caller: Origin, task_ipu: int | None = None) -> StaticEffect:
+        """Run parts with static control, in order, on the identity of the rows of their steps."""
+        # Parts that take no time run too, and count: on one clock.
+        rows = tuple(sorted({*self._rows_of(parts), task_ipu or 0}))
         state = np.full((self.num_ipus + self.slots, len(rows)), maxplus.NEVER, np.int64)
-        state[rows, range(len(rows))] = 0
-        before = state[ipu].copy()
-        clocks = Clocks(state, Sums.none(self.num_ipus), task_ipu=ipu)
-        _run_all(self._at_once().visit(call.function.body, clocks, 1, caller))
+        state[list(rows), range(len(rows))] = 0
+        before = None if task_ipu is None else state[task_ipu].copy()
+        clocks = Clocks(state, Sums.none(self.num_ipus), task_ipu=task_ipu)
+        _run_all(self._at_once()._iteration(parts, clocks, 1, caller))
         begin = before if clocks.begin is None else clocks.begin
-        return _TaskEffect(rows, state[rows], begin[None], clocks.sums)
+        return StaticEffect(rows, state[list(rows)], None if begin is None else begin[None], clocks.sums)
+
+    def _rows_of(self, parts: tuple[Program, ...]) -> tuple[int, ...]:
+        """Return the rows of the clock state that parts read or change, rising."""
+        steps = (self.steps.get(node) for part in parts for node in distinct(part))
+        return tuple(sorted({row for step in steps for row in rows_of(step)}))
 
 
 def _run_all(steps: Iterable[TimelineStep]) -> None:
     deque(steps, maxlen=0)
-
-
-def _rows(step: ClockStep | None) -> set[int]:
-    """Return the rows of the clock state that a step reads or changes."""
-    if step is None:
-        return set()
-    rows = {*step.ipus, *np.flatnonzero(step.cycles).tolist(), *step.senders, *step.fills, *step.frees}
-    rows |= {row for pair in step.awaits for row in pair} | {row for group in step.barriers for row in group}
-    rows |= {row for arrival, senders in step.delivers for row in (arrival, *senders)}
-    return rows | {row for clock, ipu, _ in step.transfers for row in (clock, ipu)}

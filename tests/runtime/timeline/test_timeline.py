@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import ceil
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -114,19 +115,31 @@ def clock_steps(draw):
     return ClockStep(cycles, ipus, frees=draw(_slots), awaits=awaits)
 
 
-def programs(depth=3):
+class Choice(NamedTuple):
+    """Shape of a branch."""
+
+    then: object
+    otherwise: object
+
+
+def programs(depth=3, choices=False):
     if depth == 0:
         return st.just(None)
-    inner = st.deferred(lambda: programs(depth - 1))
+    inner = st.deferred(lambda: programs(depth - 1, choices))
     return st.one_of(
         st.just(None),
         st.lists(inner, min_size=1, max_size=3),
         st.tuples(st.integers(0, 9), inner),
+        *([st.builds(Choice, inner, inner)] if choices else ()),
     )
 
 
 def build(shape, draw, steps):
     """A program from a shape (None is a leaf, a list a sequence, a pair a loop) with a drawn step for each leaf."""
+    if isinstance(shape, Choice):
+        node = If(FLAG, *(build(part, draw, steps) for part in shape))
+        steps[node] = draw(clock_steps())
+        return node
     if shape is None:
         node = leaf()
         steps[node] = draw(clock_steps())
@@ -136,14 +149,14 @@ def build(shape, draw, steps):
     return Repeat(shape[0], build(shape[1], draw, steps))
 
 
-def iterate(program, steps, clocks, done):
+def iterate(program, steps, clocks, done, choose=None):
     """The living definition: every iteration, one IPU after the other, in plain integers."""
     if isinstance(program, Repeat):
         for _ in range(program.count):
-            iterate(program.body, steps, clocks, done)
+            iterate(program.body, steps, clocks, done, choose)
     elif isinstance(program, Sequence):
         for child in program.children():
-            iterate(child, steps, clocks, done)
+            iterate(child, steps, clocks, done, choose)
     else:
         step = steps[program]
         for i, slot in step.awaits:
@@ -161,6 +174,28 @@ def iterate(program, steps, clocks, done):
             clocks[slot] = max([clocks[slot], *(clocks[i] for i in step.senders or step.ipus)])
         for slot, senders in step.delivers:
             clocks[slot] = max([clocks[slot], *(clocks[i] for i in senders)])
+        if isinstance(program, If):
+            iterate(program.children()[0 if choose(program) else 1], steps, clocks, done, choose)
+
+
+@settings(max_examples=75)
+@given(programs(depth=4, choices=True), st.randoms(use_true_random=False), st.data())
+def test_recorded_control_equals_iterating(shape, random, data):
+    steps = {}
+    program = build((3, shape), data.draw, steps)
+    recording = {node: [] for node in steps if isinstance(node, If)}
+
+    def choose(node):
+        recording[node].append(random.randint(0, 1))
+        return recording[node][-1]
+
+    clocks = [0] * (NUM_IPUS + SLOTS)
+    done = np.zeros((NUM_IPUS, len(PHASES)), np.int64)
+    iterate(program, steps, clocks, done, choose)
+    actual = run(program, steps, slots=SLOTS, recording=recording)
+    assert actual.clocks.tolist() == clocks[:NUM_IPUS]
+    np.testing.assert_array_equal(actual.work, done)
+    assert {node: actual.executions.get(node, 0) for node in recording} == {n: len(c) for n, c in recording.items()}
 
 
 @settings(max_examples=75)
