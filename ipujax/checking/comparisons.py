@@ -29,7 +29,7 @@ import numpy as np
 
 from ipujax.checking.check_report import Mismatch
 from ipujax.checking.differences import Difference, difference, is_equal, rounding_sizes
-from ipujax.checking.jaxpr_values import JaxprValues, plain_results, plain_values, quick_jit, spread_of, spreads
+from ipujax.checking.jaxpr_values import JaxprValues, plain_results, plain_values, spread_of, spreads
 from ipujax.lowering.gcl import is_collective
 from ipujax.lowering.jax_compat import ClosedJaxpr, JaxprEqn, Literal, Var
 from ipujax.lowering.jaxpr import equations
@@ -40,6 +40,7 @@ from ipujax.lowering.replicas.stacked_eval import Replicas, holds_equations, sta
 from ipujax.lowering.rules import ProbedEquation
 from ipujax.lowering.source_info import source_line
 from ipujax.runtime.graph import HostStream
+from ipujax.runtime.quick_jit import quick_jit
 from ipujax.runtime.tensor import dtype_name
 
 # Primitives of meshes: on one device plain JAX cannot compute them.

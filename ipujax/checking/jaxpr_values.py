@@ -31,16 +31,7 @@ from ipujax.lowering.jax_compat import (
 from ipujax.lowering.refs import is_ref
 from ipujax.lowering.replicas import join, split, unwrapped
 from ipujax.lowering.replicas.stacked_eval import Replicas, Rounded, equation_alone, stacked_eval
-
-# Code that runs once: without XLA's slow optimisations, which takes half of the time.
-quick_jit = partial(
-    jax.jit,
-    compiler_options={
-        "xla_backend_optimization_level": 0,
-        "xla_llvm_disable_expensive_passes": True,
-        "xla_cpu_use_fusion_emitters": False,
-    },
-)
+from ipujax.runtime.quick_jit import quick_jit
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -15,7 +15,7 @@ import jax
 
 from ipujax.lowering.jax_compat import Jaxpr, jaxprs_in_params
 from ipujax.runtime.graph import Program
-from ipujax.runtime.names_at_import import jax_jit
+from ipujax.runtime.quick_jit import quick_jit
 from ipujax.sharding import run_on_one_device
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def profiles_of_calls(compiled: Compiled, calls: Sequence[tuple[Any, ...]]) -> l
             raise _TooManyDecisionsError
         decisions.setdefault(node, []).append(int(decision))
 
-    @jax_jit
+    @quick_jit
     def decide(*leaves: Any) -> tuple[()]:
         compiled.lowered.evaluate(*leaves, record=record)
         return ()
