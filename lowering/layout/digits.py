@@ -87,7 +87,17 @@ def _digits_of(group: Sequence[tuple[int, int]], shape: tuple[int, ...]) -> tupl
 def variable_blocks(
     shape: Sequence[int], digits: Sequence[Sequence[Digit]], cuts: Sequence[np.ndarray]
 ) -> tuple[tuple[np.ndarray, ...], tuple[np.ndarray, ...]]:
-    """Cuts of a variable so that each block is in one block of the view, and the numbers of those blocks."""
+    """Cuts of a variable so that each block is in one block of the view, and the numbers of those blocks.
+
+    Args:
+        shape: shape of the variable.
+        digits: digits of each dimension of the view, as by `view_digits`.
+        cuts: cuts of each dimension of the view.
+
+    Returns:
+        Cuts of each dimension of the variable, and for each dimension of the view the number of the block that has a
+        block of the variable, int64[*blocks of the variable], where it varies.
+    """
     bounds = [np.array([0, size]) for size in shape]
     for row, cut in zip(digits, cuts, strict=True):
         for digit in row:
