@@ -109,15 +109,15 @@ class Values:
 
 def decide(factors: Factors, values: Values, mesh: MeshAxes, target: Target) -> Decision:
     """The assignment of least cost among those that operands or required results suggest for each axis."""
-    return next(iter(ranked(factors, values, mesh, target)), Decision({}, 0.0))
+    return next(iter(ranked(factors, values, mesh, target)), Decision({}, cycles=0.0))
 
 
 def ranked(factors: Factors, values: Values, mesh: MeshAxes, target: Target) -> list[Decision]:
     """The assignments that operands or required results suggest, by cost."""
-    suggestions = _suggestions(factors, values, mesh)
+    suggestions = _suggested_axes(factors, values, mesh)
     decisions = (
-        Decision(assignment, _cycles(factors, assignment, values, mesh, target))
-        for assignment in _assignments(factors, suggestions, mesh)
+        Decision(assignment, _assignment_cycles(factors, assignment, values, mesh, target))
+        for assignment in _possible_assignments(factors, suggestions, mesh)
     )
     # Of equal costs the first: an axis stays where the result, then the first operand, has it.
     return sorted(decisions, key=lambda decision: decision.cycles)
@@ -131,7 +131,7 @@ def needed_specs(factors: Factors, assignment: Assignment, operand_specs: Sequen
     ]
 
 
-def _suggestions(factors: Factors, values: Values, mesh: MeshAxes) -> list[dict[int, Axes]]:
+def _suggested_axes(factors: Factors, values: Values, mesh: MeshAxes) -> list[dict[int, Axes]]:
     """Axes of factors by each value with a spec, results first."""
     pairs = [
         *(
@@ -144,7 +144,7 @@ def _suggestions(factors: Factors, values: Values, mesh: MeshAxes) -> list[dict[
     return [projected(factors, labels, spec, mesh) for labels, spec in pairs]
 
 
-def _assignments(
+def _possible_assignments(
     factors: Factors, suggestions: Sequence[Mapping[int, Axes]], mesh: MeshAxes
 ) -> Iterator[dict[int, Axes]]:
     """Assignments with each axis at one of the factors that are suggested for it, or at none (None), the last option;
@@ -164,13 +164,13 @@ def _assignments(
         for axis, chosen in zip(options, choice, strict=True):
             if chosen is not None:
                 assignment[chosen] = (*assignment.get(chosen, ()), axis)
-        ordered = {number: _ordered(axes, number, suggestions) for number, axes in assignment.items()}
+        ordered = {number: _in_suggested_order(axes, number, suggestions) for number, axes in assignment.items()}
         divides_all = all(factors.sizes[number] % mesh.size(axes) == 0 for number, axes in ordered.items())
         if divides_all and _is_contiguous(factors, ordered, mesh):
             yield ordered
 
 
-def _ordered(axes: Axes, number: int, suggestions: Sequence[Mapping[int, Axes]]) -> Axes:
+def _in_suggested_order(axes: Axes, number: int, suggestions: Sequence[Mapping[int, Axes]]) -> Axes:
     """Axes in the order of the first suggestion that has them all."""
     for suggestion in suggestions:
         suggested = suggestion.get(number, ())
@@ -179,7 +179,9 @@ def _ordered(axes: Axes, number: int, suggestions: Sequence[Mapping[int, Axes]])
     return axes
 
 
-def _cycles(factors: Factors, assignment: Assignment, values: Values, mesh: MeshAxes, target: Target) -> float:
+def _assignment_cycles(
+    factors: Factors, assignment: Assignment, values: Values, mesh: MeshAxes, target: Target
+) -> float:
     """Cycles of an equation on blocks, and of moving operands and results to the specs needed; inf if impossible."""
     cycles = 0.0
     required = needed_specs(factors, assignment, values.operand_specs)

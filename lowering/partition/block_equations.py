@@ -31,17 +31,17 @@ def equation_on_blocks(scope: Scope, eqn: JaxprEqn, operands: Sequence[Block]) -
     if name in _OF_MANUAL_VALUES:
         return [replace(operands[0], array=_OF_MANUAL_VALUES[name](operands[0].array, eqn.params))]
     if name in STATEMENTS:
-        return [_stated(scope, eqn, operands[0])]
+        return [_under_stated_spec(scope, eqn, operands[0])]
     required = [scope.required_spec(var) for var in eqn.outvars]
     if all(block.spec.is_whole for block in operands) and all(s is None or s.is_whole for s in required):
         return _on_whole_operands(scope, eqn, operands)
     factors_of = record_of(eqn).factors
     if factors_of is None:
         return _on_gathered_operands(scope, eqn, operands, required)
-    return _by_factors(scope, factors_of(eqn), eqn, operands, required)
+    return _on_blocks_by_factors(scope, factors_of(eqn), eqn, operands, required)
 
 
-def _stated(scope: Scope, eqn: JaxprEqn, block: Block) -> Block:
+def _under_stated_spec(scope: Scope, eqn: JaxprEqn, block: Block) -> Block:
     """The block under the spec that an equation states for it."""
     (result,) = eqn.outvars
     if isinstance(result, DropVar):
@@ -95,7 +95,7 @@ def _to_required(scope: Scope, block: Block, spec: Spec | None, eqn: JaxprEqn) -
     return scope.to_spec(block, block.spec.reduced() if spec is None else spec, eqn)
 
 
-def _by_factors(
+def _on_blocks_by_factors(
     scope: Scope, factors: Factors, eqn: JaxprEqn, operands: Sequence[Block], required: Sequence[Spec | None]
 ) -> list[Block]:
     """Blocks of the results, computed from blocks of the operands, and moved to the required specs.

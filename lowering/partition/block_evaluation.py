@@ -91,8 +91,8 @@ def _body_on_blocks(
         results = evaluate_on_blocks(inner, jaxpr, blocks)
         for block, spec, flag in zip(results, out_specs, flags, strict=True):
             # An axis that the result's spec splits a dimension over cannot be unreduced too: its sum is scattered.
-            left = block.spec.unreduced - set(spec.axes) if flag else frozenset()
-            result_specs.append(replace(spec, unreduced=spec.unreduced | left))
+            unreduced = block.spec.unreduced - set(spec.axes) if flag else frozenset()
+            result_specs.append(replace(spec, unreduced=spec.unreduced | unreduced))
         returned = inner.arrays_under(result_specs, results, eqn)
         # Weak types are a part of the types that inputs and results of an iteration share.
         return [with_weak_type(x, v.aval.weak_type) for x, v in zip(returned, jaxpr.jaxpr.outvars, strict=True)]
@@ -117,29 +117,29 @@ def _to_required_specs(scope: Scope, eqn: JaxprEqn, results: Sequence[Any], spec
     return blocks
 
 
-def stacked(spec: Spec) -> Spec:
-    """Spec of a stack of values, whose first dimension is whole."""
+def _spec_of_stack(spec: Spec) -> Spec:
+    """Spec of a stack, whose first dimension is whole, of values with a spec."""
     return replace(spec, dims=((), *spec.dims))
 
 
-def _scan(scope: Scope, eqn: JaxprEqn, operands: Sequence[Block]) -> list[Block]:
+def _scan_on_blocks(scope: Scope, eqn: JaxprEqn, operands: Sequence[Block]) -> list[Block]:
     """A loop on blocks: its body is partitioned once, with the specs of its carries and rows."""
     scan = scan_body(eqn.params)
     body = scan.jaxpr.jaxpr
     in_specs = list(map(scope.spec_or_whole, body.invars))
     const_specs, carry_specs, row_specs = (in_specs[places] for places in scan.inputs)
     row_result_specs = list(map(scope.spec_or_whole, body.outvars[scan.results.stacks]))
-    arrays = scope.arrays_under([*const_specs, *carry_specs, *map(stacked, row_specs)], operands, eqn)
+    arrays = scope.arrays_under([*const_specs, *carry_specs, *map(_spec_of_stack, row_specs)], operands, eqn)
     # The sum of a stack is taken after the loop where its reader takes it; a carry has one spec in all iterations.
     stacks_may_stay = [var in scope.may_stay_unreduced for var in eqn.outvars[scan.results.stacks]]
     may_stay = [*[False] * len(carry_specs), *stacks_may_stay]
     block_body = _body_on_blocks(scope, scan.jaxpr, in_specs, [*carry_specs, *row_result_specs], eqn, may_stay)
     results = eqn.primitive.bind(*arrays, **{**eqn.params, "jaxpr": block_body.jaxpr})
-    stack_specs = map(stacked, block_body.result_specs[scan.results.stacks])
+    stack_specs = map(_spec_of_stack, block_body.result_specs[scan.results.stacks])
     return _to_required_specs(scope, eqn, results, [*carry_specs, *stack_specs])
 
 
-def _while(scope: Scope, eqn: JaxprEqn, operands: Sequence[Block]) -> list[Block]:
+def _while_on_blocks(scope: Scope, eqn: JaxprEqn, operands: Sequence[Block]) -> list[Block]:
     """A tested loop on blocks: condition and body share the specs of the carries."""
     condition = while_condition(eqn.params)
     body = while_body(eqn.params)
@@ -157,7 +157,7 @@ def _while(scope: Scope, eqn: JaxprEqn, operands: Sequence[Block]) -> list[Block
     return _to_required_specs(scope, eqn, results, carry_specs)
 
 
-def _cond(scope: Scope, eqn: JaxprEqn, operands: Sequence[Block]) -> list[Block]:
+def _cond_on_blocks(scope: Scope, eqn: JaxprEqn, operands: Sequence[Block]) -> list[Block]:
     """Branches on blocks; every device has the whole index, so that all take the same branch."""
     index, *inputs = operands
     index = scope.to_spec(index, Spec(()), eqn)
@@ -169,7 +169,7 @@ def _cond(scope: Scope, eqn: JaxprEqn, operands: Sequence[Block]) -> list[Block]
     return _to_required_specs(scope, eqn, results, out_specs)
 
 
-def _pipeline(scope: Scope, eqn: JaxprEqn, operands: Sequence[Block]) -> list[Block]:
+def _pipeline_on_blocks(scope: Scope, eqn: JaxprEqn, operands: Sequence[Block]) -> list[Block]:
     """A pipeline on blocks: one micro-batch is partitioned; sums and means over micro-batches may stay unreduced."""
     spec = eqn.params["spec"]
     jaxpr = micro_batch_jaxpr(eqn)
@@ -189,7 +189,7 @@ def _pipeline(scope: Scope, eqn: JaxprEqn, operands: Sequence[Block]) -> list[Bl
     block_body = _body_on_blocks(scope, jaxpr, in_specs, out_specs, eqn, [kind in _SUMMED for kind in kinds])
     results = eqn.params["micro_batch"].bind(block_body.jaxpr, spec, arrays)
     pairs = zip(block_body.result_specs, kinds, strict=True)
-    return _to_required_specs(scope, eqn, results, [stacked(s) if kind == "stack" else s for s, kind in pairs])
+    return _to_required_specs(scope, eqn, results, [_spec_of_stack(s) if kind == "stack" else s for s, kind in pairs])
 
 
 def _rows_of_micro_batches(x: jax.Array, micro_batches: int, spec: Spec, mesh: MeshAxes) -> jax.Array:
@@ -201,7 +201,7 @@ def _rows_of_micro_batches(x: jax.Array, micro_batches: int, spec: Spec, mesh: M
     return rows.reshape(-1, *shape[1:])
 
 
-def _shard_map(scope: Scope, eqn: JaxprEqn, operands: Sequence[Block]) -> list[Block]:
+def _shard_map_on_blocks(scope: Scope, eqn: JaxprEqn, operands: Sequence[Block]) -> list[Block]:
     """A user's own code for each device."""
     check_mesh(eqn, scope.mesh)
     in_specs, out_specs = shard_map_specs(eqn, scope.mesh)
@@ -212,7 +212,7 @@ def _shard_map(scope: Scope, eqn: JaxprEqn, operands: Sequence[Block]) -> list[B
     return _to_required_specs(scope, eqn, [block.array for block in results], out_specs)
 
 
-def _custom_partitioning(scope: Scope, eqn: JaxprEqn, operands: Sequence[Block]) -> list[Block]:
+def _custom_partitioning_on_blocks(scope: Scope, eqn: JaxprEqn, operands: Sequence[Block]) -> list[Block]:
     """A user's own partitioning; each device computes the whole function inside of a user's `shard_map`."""
     if scope.is_manual:
         return evaluate_on_blocks(scope, eqn.params["call"], operands)
@@ -241,12 +241,12 @@ def _host_call(scope: Scope, eqn: JaxprEqn, operands: Sequence[Block]) -> list[B
 
 
 _EVALUATIONS = {
-    "scan": _scan,
-    "while": _while,
-    "cond": _cond,
-    "shard_map": _shard_map,
-    PIPELINE: _pipeline,
-    CUSTOM_PARTITIONING: _custom_partitioning,
+    "scan": _scan_on_blocks,
+    "while": _while_on_blocks,
+    "cond": _cond_on_blocks,
+    "shard_map": _shard_map_on_blocks,
+    PIPELINE: _pipeline_on_blocks,
+    CUSTOM_PARTITIONING: _custom_partitioning_on_blocks,
     "inspect_sharding": _inspect_sharding,
     **dict.fromkeys(HOST_CALLS, _host_call),
 }

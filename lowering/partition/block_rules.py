@@ -166,7 +166,7 @@ def _rows_written(blocks: Blocks) -> list[Any]:
     return blocks.bind(operand, indices, updates, **changes)
 
 
-def _iota(blocks: Blocks) -> list[Any]:
+def _iota_of_block(blocks: Blocks) -> list[Any]:
     """Each device counts from the first number of its block."""
     (shape,) = blocks.result_shapes
     dim = blocks.eqn.params["dimension"]
@@ -179,6 +179,6 @@ def _iota(blocks: Blocks) -> list[Any]:
 
 
 _COMPUTES: Mapping[str, Callable[[Blocks], list[Any]]] = {
-    "iota": _iota,
+    "iota": _iota_of_block,
     **dict.fromkeys(("shard_alike", "layout_constraint", "xla_metadata_value"), lambda blocks: list(blocks.operands)),
 }

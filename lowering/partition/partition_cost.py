@@ -77,13 +77,13 @@ def estimate(jaxpr: ClosedJaxpr, target: Target) -> Estimate:
     if len(body.eqns) == 1 and body.eqns[0].primitive.name == "shard_map":
         sizes = dict(body.eqns[0].params["mesh"].shape)
         body = closed(body.eqns[0].params["jaxpr"]).jaxpr
-    host_bytes = sum(map(_bytes, (*body.invars, *body.outvars)))
+    host_bytes = sum(map(_bytes_of, (*body.invars, *body.outvars)))
     sharing = min(prod(sizes.values()), target.ipus_per_gateway)  # IPUs of a machine, which has one link to the host
     host_cycles = target.clock_hz * sharing * host_bytes / target.host_bytes_per_second
-    return Estimate(_cycles(body, sizes, target) + host_cycles, _peak_bytes(body))
+    return Estimate(_jaxpr_cycles(body, sizes, target) + host_cycles, _peak_bytes(body))
 
 
-def _cycles(jaxpr: Jaxpr, sizes: Mapping[str, int], target: Target) -> float:
+def _jaxpr_cycles(jaxpr: Jaxpr, sizes: Mapping[str, int], target: Target) -> float:
     return sum(_equation_cycles(eqn, sizes, target) for eqn in jaxpr.eqns)
 
 
@@ -95,9 +95,9 @@ def _equation_cycles(eqn: JaxprEqn, sizes: Mapping[str, int], target: Target) ->
     name = eqn.primitive.name
     params = eqn.params
     if name == "scan":
-        return float(params["length"] * _cycles(params["jaxpr"].jaxpr, sizes, target))
+        return float(params["length"] * _jaxpr_cycles(params["jaxpr"].jaxpr, sizes, target))
     if name == "cond":
-        return max(_cycles(branch.jaxpr, sizes, target) for branch in params["branches"])
+        return max(_jaxpr_cycles(branch.jaxpr, sizes, target) for branch in params["branches"])
     if name in _COLLECTIVES:
         return _collective_cycles(eqn, sizes, target)
     record = record_of(eqn)
@@ -109,8 +109,8 @@ def _equation_cycles(eqn: JaxprEqn, sizes: Mapping[str, int], target: Target) ->
         return 0.0
     inner = [closed(jaxpr).jaxpr for jaxpr in jaxprs_in_params(params)]
     if inner:
-        return sum(_cycles(body, sizes, target) for body in inner)
-    return sum(map(_bytes, eqn.outvars)) / (tiles * target.store_bytes_per_cycle) + _OVERHEAD_CYCLES
+        return sum(_jaxpr_cycles(body, sizes, target) for body in inner)
+    return sum(map(_bytes_of, eqn.outvars)) / (tiles * target.store_bytes_per_cycle) + _OVERHEAD_CYCLES
 
 
 def _collective_cycles(eqn: JaxprEqn, sizes: Mapping[str, int], target: Target) -> float:
@@ -122,7 +122,7 @@ def _collective_cycles(eqn: JaxprEqn, sizes: Mapping[str, int], target: Target) 
     if ranks == 1:
         return 0.0
     collective = _COLLECTIVES[eqn.primitive.name]
-    num_bytes = collective.operands(ranks) * sum(map(_bytes, eqn.invars))
+    num_bytes = collective.operands(ranks) * sum(map(_bytes_of, eqn.invars))
     groups = ((0, 1),) if eqn.primitive.name == "ppermute" else _groups_of_ranks(split, sizes)
     return float(estimated_cycles(target, groups, num_bytes, collective.reduces_all))
 
@@ -136,7 +136,7 @@ def _groups_of_ranks(names: Sequence[str], sizes: Mapping[str, int]) -> Groups:
     return tuple(tuple(group) for group in with_groups_last.reshape(-1, group_size).tolist())
 
 
-def _bytes(atom: Any) -> int:
+def _bytes_of(atom: Any) -> int:
     if isinstance(atom, Literal | DropVar):
         return 0
     return prod(shape_of(atom)) * itemsize(atom.aval.dtype)
@@ -149,12 +149,12 @@ def _peak_bytes(jaxpr: Jaxpr) -> int:
     """
     last_use = {v: n for n, eqn in enumerate(jaxpr.eqns) for v in eqn.invars if isinstance(v, Var)}
     live_through = {v for v in (*jaxpr.invars, *jaxpr.outvars) if isinstance(v, Var)}
-    live = sum(map(_bytes, jaxpr.invars))
+    live = sum(map(_bytes_of, jaxpr.invars))
     peak = live
     for n, eqn in enumerate(jaxpr.eqns):
         is_view = record_of(eqn).cost == "view"
-        live += 0 if is_view else sum(map(_bytes, eqn.outvars))
+        live += 0 if is_view else sum(map(_bytes_of, eqn.outvars))
         peak = max(peak, live)
         ended = {v for v in eqn.invars if isinstance(v, Var) and last_use[v] == n and v not in live_through}
-        live -= 0 if is_view else sum(map(_bytes, ended))
+        live -= 0 if is_view else sum(map(_bytes_of, ended))
     return peak

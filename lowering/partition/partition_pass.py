@@ -14,7 +14,8 @@ import jax
 from jax.sharding import Mesh, NamedSharding
 
 from ipujax.lowering.jax_compat import ClosedJaxpr, Jaxpr, JaxprEqn, Var, eliminate_dead_code, shape_of
-from ipujax.lowering.jaxpr import equations, with_scalar_conditions
+from ipujax.lowering.jaxpr import equations
+from ipujax.lowering.partition.batched_loops import with_scalar_conditions
 from ipujax.lowering.partition.block_evaluation import evaluate_on_blocks
 from ipujax.lowering.partition.block_values import Block, Notes, Scope
 from ipujax.lowering.partition.pipelines import with_inlined_micro_batches
@@ -51,13 +52,13 @@ def partition(jaxpr: ClosedJaxpr, shardings: Shardings = NONE, notes: Notes | No
     function = unwrapped(jaxpr)
     notes = Notes() if notes is None else notes
     if function.replicas == 1 and function.jaxpr is jaxpr:
-        return _partitioned(jaxpr, shardings, notes)
+        return _partition_one_replica(jaxpr, shardings, notes)
     # Each replica has a mesh.
     replica_axis = _ReplicaAxis(function.axis_name, function.replicas)
-    return on_one_replica(jaxpr, lambda inner, _: _partitioned(inner, shardings, notes, replica_axis))
+    return on_one_replica(jaxpr, lambda inner, _: _partition_one_replica(inner, shardings, notes, replica_axis))
 
 
-def _partitioned(
+def _partition_one_replica(
     jaxpr: ClosedJaxpr, shardings: Shardings, notes: Notes, replica_axis: _ReplicaAxis | None = None
 ) -> ClosedJaxpr:
     """The jaxpr of one `shard_map` if shardings split a value, else the jaxpr; updates `notes`."""

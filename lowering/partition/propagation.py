@@ -87,7 +87,14 @@ class Propagation:
         open_dims: frozenset[int] = frozenset(),
         typed_axes: frozenset[str] = frozenset(),
     ) -> None:
-        """Fix the spec of a value but for open dimensions, which axes of its type do not split further."""
+        """Fix the spec of a value, but for open dimensions.
+
+        Args:
+            var: the value; nothing happens for a literal, or a result that is dropped.
+            spec: its spec.
+            open_dims: dimensions that may be split further.
+            typed_axes: axes in its type, which split no further dimension.
+        """
         if isinstance(var, Var) and not isinstance(var, DropVar):
             self.specs[var] = spec
             self.open_dims[var] = open_dims
@@ -136,10 +143,11 @@ class Propagation:
             if not (changed_forward or changed_backward):
                 return
 
-    # Methods from here on return whether they have changed a spec. Lists in `any` run all of them.
+    # Methods from here on return whether they have changed a spec.
 
     def _sweep(self, jaxpr: Jaxpr, *, is_forward: bool) -> bool:
         eqns = jaxpr.eqns if is_forward else reversed(jaxpr.eqns)
+        # A list, here and below: `any` of a generator would stop at the first change.
         return any([self._spread_over_equation(eqn, is_forward=is_forward) for eqn in eqns])
 
     def _spread_over_equation(self, eqn: JaxprEqn, *, is_forward: bool) -> bool:
@@ -167,23 +175,23 @@ class Propagation:
         check_mesh(eqn, self.mesh)
         in_specs, out_specs = shard_map_specs(eqn, self.mesh)
         pairs = [*zip(eqn.invars, in_specs, strict=True), *zip(eqn.outvars, out_specs, strict=True)]
-        return any([self._extend(atom, spec.dims) for atom, spec in pairs])
+        return any([self._extend_spec(atom, spec.dims) for atom, spec in pairs])
 
     def _equalise(self, tie: Tie) -> bool:
         """Give each value of a tie the axes of the other one."""
         num_stacked_dims = 1 if tie.is_stack else 0
-        outer = self._spec(tie.outer)
-        inner = self._spec(tie.inner)
+        outer = self._spec_so_far(tie.outer)
+        inner = self._spec_so_far(tie.inner)
         stacked_dims = outer.dims[:num_stacked_dims]
         inner_dims = ((), *inner.dims[1:]) if tie.is_batch else inner.dims
         return any(
             [
-                self._extend(tie.inner, outer.dims[num_stacked_dims:]),
-                self._extend(tie.outer, (*stacked_dims, *inner_dims)),
+                self._extend_spec(tie.inner, outer.dims[num_stacked_dims:]),
+                self._extend_spec(tie.outer, (*stacked_dims, *inner_dims)),
             ]
         )
 
-    def _spec(self, atom: Atom) -> Spec:
+    def _spec_so_far(self, atom: Atom) -> Spec:
         rank = len(shape_of(atom))
         return self.specs.get(atom, whole(rank)) if isinstance(atom, Var) else whole(rank)
 
@@ -192,14 +200,14 @@ class Propagation:
         operands = list(zip(factors.operands, eqn.invars, strict=True))
         results = list(zip(factors.results, eqn.outvars, strict=True))
         suggestions = [
-            projected(factors, labels, self._spec(atom), self.mesh) for labels, atom in (*operands, *results)
+            projected(factors, labels, self._spec_so_far(atom), self.mesh) for labels, atom in (*operands, *results)
         ]
         if not any(any(suggestion.values()) for suggestion in suggestions):
             return False
         axes = self._axes_of_factors(eqn, factors, suggestions)
         return any(
             [
-                self._extend(atom, leading_axes_of(factors, labels, axes, self.mesh))
+                self._extend_spec(atom, leading_axes_of(factors, labels, axes, self.mesh))
                 for labels, atom in (results if is_forward else operands)
             ]
         )
@@ -223,17 +231,17 @@ class Propagation:
 
     def _cheapest_axes(self, eqn: JaxprEqn, factors: Factors) -> Mapping[int, Axes]:
         """Axes of each factor in the assignment of least cost, where values conflict; notes the conflict."""
-        operands = [self._spec(atom) for atom in eqn.invars]
+        operands = [self._spec_so_far(atom) for atom in eqn.invars]
         results: list[Spec | None] = [self.specs.get(var) if isinstance(var, Var) else None for var in eqn.outvars]
         operand_avals: list[Any] = [atom.aval for atom in eqn.invars]
         values = Values(operand_avals, operands, [var.aval for var in eqn.outvars], results)
         decisions = ranked(factors, values, self.mesh, self.target)
         if not decisions:
             return {}
-        self.conflicts[id(eqn)] = _conflict(eqn, factors, decisions)
+        self.conflicts[id(eqn)] = _conflict_in_words(eqn, factors, decisions)
         return decisions[0].assignment
 
-    def _extend(self, atom: Any, dims: Sequence[Axes]) -> bool:
+    def _extend_spec(self, atom: Any, dims: Sequence[Axes]) -> bool:
         """Add axes to the dimensions of a value that may be split further; True if that changes its spec.
 
         A dimension takes all of `axes` if they begin with those that it has, so that no axis is ever moved or dropped,
@@ -241,7 +249,7 @@ class Propagation:
         """
         if not isinstance(atom, Var) or isinstance(atom, DropVar):
             return False
-        spec = self._spec(atom)
+        spec = self._spec_so_far(atom)
         open_dims = self.open_dims.get(atom)
         merged = list(spec.dims)
         for dim, axes in enumerate(dims):
@@ -280,7 +288,7 @@ def _check_divides(eqn: JaxprEqn, spec: Spec, mesh: MeshAxes) -> None:
             )
 
 
-def _conflict(eqn: JaxprEqn, factors: Factors, decisions: Sequence[Decision]) -> str:
+def _conflict_in_words(eqn: JaxprEqn, factors: Factors, decisions: Sequence[Decision]) -> str:
     """The decision of a conflict in words: the results of the assignments of least cost, and their cycles."""
     cycles: dict[str, float] = {}
     for decision in decisions:
@@ -333,6 +341,7 @@ def _while_ties(eqn: JaxprEqn) -> Iterator[Tie]:
 
 
 def _pipeline_ties(eqn: JaxprEqn) -> Iterator[Tie]:
+    """Ties of a pipeline with one of its micro-batches."""
     spec = eqn.params["spec"]
     body = micro_batch_jaxpr(eqn).jaxpr
     for outer, inner, role in zip(eqn.invars, body.invars, spec.roles, strict=True):

@@ -14,7 +14,7 @@ its block amid zeros; over another one the first device has the value, others ha
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, Literal
@@ -107,7 +107,7 @@ _RECEIVED_BLOCKS = {
 def transitions(before: Spec, after: Spec, mesh: MeshAxes) -> Iterator[tuple[Step, Spec]]:
     """Yield each step with the spec before it: of sums that are taken, of splits, of sums that begin."""
     spec = before
-    for step, following in _scatters(spec, after, before.unreduced - after.unreduced):
+    for step, following in _reduce_scatter_steps(spec, after, before.unreduced - after.unreduced):
         yield step, spec
         spec = following
     remaining = tuple(axis for axis in mesh.names if axis in spec.unreduced - after.unreduced)
@@ -138,7 +138,7 @@ def _steps_to_amid_zeros(spec: Spec, added: frozenset[str]) -> Iterator[tuple[St
             yield Step("amid_zeros", axes[kept:], dim), spec
 
 
-def _scatters(spec: Spec, after: Spec, pending: frozenset[str]) -> Iterator[tuple[Step, Spec]]:
+def _reduce_scatter_steps(spec: Spec, after: Spec, pending: frozenset[str]) -> Iterator[tuple[Step, Spec]]:
     """Reduce-scatters over unreduced axes that `after` splits a dimension over, each with the spec after it.
 
     Args:
@@ -161,7 +161,7 @@ def _next_step(spec: Spec, after: Spec, mesh: MeshAxes) -> tuple[Step, Spec]:
     """The next step between specs of different dimensions, and the spec after it; slices first, as they make blocks
     smaller without communication.
     """
-    moved = _permutation(spec, after, mesh)
+    moved = _permute_step(spec, after, mesh)
     if moved is not None:
         return moved, replace(spec, dims=after.dims)
     candidates = (_slice_step(spec, after), _all_to_all_step(spec, after), _gather_step(spec, after))
@@ -206,18 +206,15 @@ def _with_dim(spec: Spec, dim: int, axes: Axes) -> Spec:
     return replace(spec, dims=(*spec.dims[:dim], axes, *spec.dims[dim + 1 :]))
 
 
-def _permutation(spec: Spec, after: Spec, mesh: MeshAxes) -> Step | None:
+def _permute_step(spec: Spec, after: Spec, mesh: MeshAxes) -> Step | None:
     """A permute, if blocks have the same shapes and are only on other devices; else None."""
     sizes = [mesh.size(axes) for axes in spec.dims]
     if sizes != [mesh.size(axes) for axes in after.dims]:
         return None
     used = {*spec.axes, *after.axes}
     axes = tuple(axis for axis in mesh.names if axis in used)
-    holders: dict[int, list[int]] = defaultdict(list)
-    readers: dict[int, list[int]] = defaultdict(list)
-    for rank, (block, read_block) in enumerate(zip(_blocks(spec, axes, mesh), _blocks(after, axes, mesh), strict=True)):
-        holders[block].append(rank)
-        readers[read_block].append(rank)
+    holders = _ranks_of_blocks(spec, axes, mesh)
+    readers = _ranks_of_blocks(after, axes, mesh)
     # As many devices hold a block as read it. One that does both keeps it.
     pairs: list[tuple[int, int]] = []
     for block, ranks in readers.items():
@@ -228,13 +225,16 @@ def _permutation(spec: Spec, after: Spec, mesh: MeshAxes) -> Step | None:
     return Step("permute", axes, pairs=tuple(sorted(pairs)))
 
 
-def _blocks(spec: Spec, axes: Axes, mesh: MeshAxes) -> Sequence[int]:
-    """Number of the block of each rank along axes, row-major over the dimensions."""
+def _ranks_of_blocks(spec: Spec, axes: Axes, mesh: MeshAxes) -> Mapping[int, list[int]]:
+    """Ranks along axes that have each block; blocks are numbered row-major over the dimensions."""
     coordinates = np.indices([mesh.size((axis,)) for axis in axes]).reshape(len(axes), -1)
     number = np.zeros(coordinates.shape[1], np.int64)
     for axis in spec.axes:
         number = number * mesh.size((axis,)) + coordinates[axes.index(axis)]
-    return [int(n) for n in number]
+    ranks: dict[int, list[int]] = defaultdict(list)
+    for rank, block in enumerate(number.tolist()):
+        ranks[block].append(rank)
+    return ranks
 
 
 def index_along(axes: Axes, mesh: MeshAxes) -> jax.Array:

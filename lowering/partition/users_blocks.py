@@ -164,8 +164,8 @@ def custom_function(
     """
     params = eqn.params
     in_tree, out_tree = params["in_tree"], params["out_tree"]
-    operands = _sharded(eqn.invars, operand_specs, mesh)
-    results = _sharded(eqn.outvars, result_specs, mesh)
+    operands = _types_with_shardings(eqn.invars, operand_specs, mesh)
+    results = _types_with_shardings(eqn.outvars, result_specs, mesh)
     _, function, out_shardings, in_shardings = params["partition"](
         *params["static_args"], mesh, in_tree.unflatten(operands), out_tree.unflatten(results)
     )
@@ -183,8 +183,8 @@ def custom_function(
             raise ArgumentValueError(
                 "the function of blocks of a custom_partitioning returns other shapes than its shardings ask for",
                 where=source_line(eqn) or None,
-                expected=_shown(expected),
-                got=_shown(actual),
+                expected=_shapes_in_words(expected),
+                got=_shapes_in_words(actual),
                 hint="partition returns the shardings of results, then those of operands",
             )
         return values
@@ -192,7 +192,9 @@ def custom_function(
     return CustomFunction(compute, chosen_operand_specs, chosen_result_specs)
 
 
-def _sharded(atoms: Sequence[Any], specs: Sequence[Spec], mesh: Mesh | AbstractMesh) -> list[jax.ShapeDtypeStruct]:
+def _types_with_shardings(
+    atoms: Sequence[Any], specs: Sequence[Spec], mesh: Mesh | AbstractMesh
+) -> list[jax.ShapeDtypeStruct]:
     """Shapes with shardings, whose specs have an entry for each dimension."""
     parts = [[dim[0] if len(dim) == 1 else dim or None for dim in spec.dims] for spec in specs]
     return [
@@ -201,5 +203,5 @@ def _sharded(atoms: Sequence[Any], specs: Sequence[Spec], mesh: Mesh | AbstractM
     ]
 
 
-def _shown(values: Sequence[tuple[tuple[int, ...], Any]]) -> str:
+def _shapes_in_words(values: Sequence[tuple[tuple[int, ...], Any]]) -> str:
     return ", ".join(f"{dtype}{list(shape)}" for shape, dtype in values)
