@@ -75,7 +75,7 @@ def choose(
     by_estimate = work.is_exact or "elsewhere" in work.sources
     num_trials = 1 if by_estimate else _MOST_TRIALS
     grids = even_grids(shape, order, graph.target.tiles_per_ipu)
-    numbers, cycles = _ranked(shape, order, work, graph.target, graph.byte_cost_cycles, after, num_trials)
+    numbers, cycles = _rank_grids(shape, order, work, graph.target, graph.byte_cost_cycles, after, num_trials)
     grid_placements = [grids.placement(n) for n in numbers]
     candidates = list(grid_placements)
     bounds = list(cycles)
@@ -124,14 +124,14 @@ def _is_ranking(
     after: After | None,
     limit: int,
 ) -> bool:
-    """Return whether a stored value can be that of `_ranked`."""
+    """Return whether a stored value can be that of `_rank_grids`."""
     numbers, cycles = value
     count = even_grids(shape, order, target.tiles_per_ipu).blocks.shape[1]
     return len(numbers) == len(cycles) == min(limit, count) and all(0 <= n < count for n in numbers)
 
 
 @remembered_and_stored(_is_ranking)
-def _ranked(
+def _rank_grids(
     shape: tuple[int, ...],
     order: tuple[int, ...],
     work: Work,
@@ -144,7 +144,7 @@ def _ranked(
     a tile, then that of fewest tiles.
     """
     grids = even_grids(shape, order, target.tiles_per_ipu)
-    cycles = _weighted_cycles(work, grids, after, target, byte_cost) + _crowding(work, grids, target)
+    cycles = _weighted_cycles(work, grids, after, target, byte_cost) + _crowding_penalty(work, grids, target)
     tiles = np.prod(grids.blocks, axis=0)
     block_bytes = _block_bytes(work, grids)
     best = np.lexsort((tiles, np.maximum(block_bytes, MIN_BYTES_PER_TILE), cycles))[:limit]
@@ -187,7 +187,7 @@ def _piece_code_bytes(work: Work, grids: Grids, target: Target) -> np.ndarray:
     return receive_code_bytes(runs, target)
 
 
-def _crowding(work: Work, grids: Grids, target: Target) -> np.ndarray:
+def _crowding_penalty(work: Work, grids: Grids, target: Target) -> np.ndarray:
     """Penalty of grids whose block of any one field is too large for a tile."""
     largest_bytes = np.zeros(grids.blocks.shape[1:])
     for spans, field in zip(work.fields, work.codelet.fields, strict=True):
@@ -213,7 +213,7 @@ def estimated_cycles(placement: Blocked, work: Work, after: After | None, graph:
     """Estimated cost on one placement; a tile computes its blocks one after the other."""
     grid = grid_of(placement)
     target = graph.target
-    cycles = _weighted_cycles(work, grid, after, target, graph.byte_cost_cycles) + _crowding(work, grid, target)
+    cycles = _weighted_cycles(work, grid, after, target, graph.byte_cost_cycles) + _crowding_penalty(work, grid, target)
     more_blocks = int(np.bincount(placement.tile.ravel()).max()) - 1
     return float(cycles[0] + more_blocks * np.ravel(work.compute_cycles(grid.lengths, target))[0])
 

@@ -45,11 +45,11 @@ def view_digits(tensor: Tensor) -> tuple[tuple[Digit, ...], ...] | None:
         return None
     rows = [_digits_of(group, affine.variable.shape) for group in affine.dims]
     complete_rows = [row for row in rows if row is not None]
-    is_complete = len(complete_rows) == len(rows) and _count_all(complete_rows, affine.variable.shape)
+    is_complete = len(complete_rows) == len(rows) and _count_every_index(complete_rows, affine.variable.shape)
     return tuple(complete_rows) if is_complete else None
 
 
-def _count_all(digits: Sequence[Sequence[Digit]], shape: Sequence[int]) -> bool:
+def _count_every_index(digits: Sequence[Sequence[Digit]], shape: Sequence[int]) -> bool:
     """True if the digits along each dimension of the variable count through all of it exactly once."""
     reached = [1] * len(shape)
     for digit in sorted((digit for row in digits for digit in row), key=lambda digit: digit.step):

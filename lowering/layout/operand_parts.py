@@ -191,7 +191,7 @@ def part_of_block(
             reads, so that its halo is behind them.
     """
     ones = np.ones(grids.blocks.shape[1:], np.int64)
-    needed = own = runs = own_runs = ones
+    needed = own_elements = runs = own_runs = ones
     # From inner to outer dimensions: the runs of the part that they span. While each of them is read by one whole block
     # that part is contiguous, and runs end only where the owner changes; after that, with each index.
     is_contiguous = ones.astype(bool)
@@ -214,5 +214,5 @@ def part_of_block(
         own_runs = np.where(is_contiguous, 1, own_runs * own_length)
         is_contiguous = is_contiguous & (own_length == length) & ~span.skips_elements(grids)
         needed = needed * length
-        own = own * own_length
-    return Part(needed, own, runs, own_runs)
+        own_elements = own_elements * own_length
+    return Part(needed, own_elements, runs, own_runs)

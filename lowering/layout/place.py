@@ -190,11 +190,11 @@ def share_out(
     parts = 1
     for dim, cut in enumerate(cuts):
         count_limit = max(1, min(max_parts // parts, int(np.diff(cut).min()))) if dim in dims else 1
-        bounds, block, part = cut_again(cut, count_limit)
-        count = int(part.max()) + 1
-        finer_cuts.append(bounds)
-        blocks.append(block)
-        part_numbers = np.add.outer(part_numbers * count, part)
+        finer = cut_again(cut, count_limit)
+        count = int(finer.number.max()) + 1
+        finer_cuts.append(finer.cuts)
+        blocks.append(finer.block)
+        part_numbers = np.add.outer(part_numbers * count, finer.number)
         parts *= count
     # Part p of n goes to reader p · readers / n: the parts are spread evenly over the readers.
     reader = part_numbers * readers.shape[-1] // parts

@@ -62,6 +62,7 @@ def _window_of_variable(variable: Variable, views: Mapping[int, Tensor], longest
     begins = {number: tuple(map(sub, offset, low)) for number, offset in offsets.items()}
 
     def window_by(widen: _Widen) -> SharedWindow:
+        """The view from the lowest to the highest offset, and the operands that are parts of it."""
         window = Tensor.of(variable)
         for d, extent in enumerate(shape):
             window = widen(window, d, low[d], high[d] + extent)

@@ -100,9 +100,9 @@ def overlapped(batches: Sequence[Batch], io_tiles: IoTiles) -> list[JaxprEqn]:
     for batch, moves in zip(batches, _moves_of_batches(batches, io_tiles), strict=True):
         # Fetches that this batch takes come first; those for later batches may overlap with it.
         taken_vars = {var for take in moves.takes for var in variables_read(take)}
-        own = [fetch for fetch in moves.fetches if fetch.outvars[0] in taken_vars]
+        own_fetches = [fetch for fetch in moves.fetches if fetch.outvars[0] in taken_vars]
         ahead = [fetch for fetch in moves.fetches if fetch.outvars[0] not in taken_vars]
-        eqns += [*batch.early, *own, *moves.takes, *ahead, *batch.between]
+        eqns += [*batch.early, *own_fetches, *moves.takes, *ahead, *batch.between]
         eqns += _handed_over(batch.stores, io_tiles, unfinished.setdefault(batch.ipu, []))
     return [*eqns, *chain.from_iterable(unfinished.values())]
 

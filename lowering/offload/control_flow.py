@@ -97,7 +97,7 @@ def put_results(body: Jaxpr) -> list[bool]:
     return [isinstance(x, Var) and x in put for x in body.outvars]
 
 
-def _scan(eqn: JaxprEqn, outer: OuterMoves, number: int, step: int, rewrite_body: BodyRewrite) -> JaxprEqn:
+def _rewrite_scan(eqn: JaxprEqn, outer: OuterMoves, number: int, step: int, rewrite_body: BodyRewrite) -> JaxprEqn:
     """States that the body puts in streaming memory stay there; stacks there are loaded and stored by rows."""
     inside = scan_body(eqn.params)
     is_by_rows = outer.stays_off_chip(eqn)
@@ -106,7 +106,7 @@ def _scan(eqn: JaxprEqn, outer: OuterMoves, number: int, step: int, rewrite_body
     states = _put_states(inside)
     is_put = put_results(inside.jaxpr.jaxpr)
     rows = [k for k in range(len(is_put))[inside.results.stacks] if is_put[k]]
-    operands, remote_operands = _operands(eqn, outer, number, step, states, constants, by_rows)
+    operands, remote_operands = _place_operands(eqn, outer, number, step, states, constants, by_rows)
     _mark_states(eqn, outer, states, operands)
     for k in rows:
         outer.mark_hosted(eqn.outvars[k])
@@ -116,14 +116,14 @@ def _scan(eqn: JaxprEqn, outer: OuterMoves, number: int, step: int, rewrite_body
     return eqn.replace(invars=operands, params={**eqn.params, "jaxpr": body})
 
 
-def _while(eqn: JaxprEqn, outer: OuterMoves, number: int, step: int, rewrite_body: BodyRewrite) -> JaxprEqn:
+def _rewrite_while(eqn: JaxprEqn, outer: OuterMoves, number: int, step: int, rewrite_body: BodyRewrite) -> JaxprEqn:
     """States that the body puts in streaming memory stay there, and are loaded in the condition too."""
     tested = while_condition(eqn.params)
     inside = while_body(eqn.params)
     numbers = range(len(eqn.invars))
     constants = {*numbers[tested.operands.constants], *numbers[inside.operands.constants]}
     states = _put_states(inside)
-    operands, remote_operands = _operands(eqn, outer, number, step, states, constants)
+    operands, remote_operands = _place_operands(eqn, outer, number, step, states, constants)
     _mark_states(eqn, outer, states, operands)
     in_condition = [k for k, n in enumerate(tested.of_operands(numbers)) if n in remote_operands]
     input_of_operand = {n: k for k, n in enumerate(inside.of_operands(numbers))}
@@ -148,13 +148,13 @@ def _mark_states(eqn: JaxprEqn, outer: OuterMoves, states: Mapping[int, int], op
         outer.mark_hosted(eqn.outvars[k], memory)
 
 
-def _cond(eqn: JaxprEqn, outer: OuterMoves, number: int, step: int, rewrite_body: BodyRewrite) -> JaxprEqn:
+def _rewrite_cond(eqn: JaxprEqn, outer: OuterMoves, number: int, step: int, rewrite_body: BodyRewrite) -> JaxprEqn:
     """Results that all branches put in streaming memory get a buffer there, as a further operand of the branches."""
     branches: Sequence[ClosedJaxpr] = eqn.params["branches"]
     # Operand 0 is the index of the branch, which branches themselves do not get.
     is_put = [all(flags) for flags in zip(*(put_results(b.jaxpr) for b in branches), strict=True)]
     constants = range(1, len(eqn.invars))
-    operands, remote_operands = _operands(eqn, outer, number, step, {}, constants)
+    operands, remote_operands = _place_operands(eqn, outer, number, step, {}, constants)
     operand_of_result: dict[int, int] = {}
     for k, result in enumerate(eqn.outvars):
         if is_put[k]:
@@ -170,10 +170,14 @@ def _cond(eqn: JaxprEqn, outer: OuterMoves, number: int, step: int, rewrite_body
     return eqn.replace(invars=operands, params={**eqn.params, "branches": new_branches})
 
 
-_REWRITES: Mapping[str, Callable[..., JaxprEqn]] = {"scan": _scan, "while": _while, "cond": _cond}
+_REWRITES: Mapping[str, Callable[..., JaxprEqn]] = {
+    "scan": _rewrite_scan,
+    "while": _rewrite_while,
+    "cond": _rewrite_cond,
+}
 
 
-def _operands(
+def _place_operands(
     eqn: JaxprEqn,
     outer: OuterMoves,
     number: int,

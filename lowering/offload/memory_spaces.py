@@ -88,9 +88,9 @@ class _MemorySpaceRewrite:
         for atom in body.outvars:
             value = substituted(atom, self._new_value)
             has_own_put = isinstance(value, Var) and value in self._results_of_puts and value not in outvars
-            outvars.append(self._put_on_host(value, None) if is_streamed(atom.aval) and not has_own_put else value)
+            outvars.append(self._put_on_host(value, like=None) if is_streamed(atom.aval) and not has_own_put else value)
         rewritten = body.replace(invars=self._invars, constvars=self._constvars, eqns=self._eqns, outvars=outvars)
-        return ClosedJaxpr(rewritten, self._constants())
+        return ClosedJaxpr(rewritten, self._constants_on_device())
 
     def _replace_device_put(self, eqn: JaxprEqn) -> None:
         """Replaces a `device_put` from or to the host: a fetched value is the value itself, loaded when read."""
@@ -133,7 +133,7 @@ class _MemorySpaceRewrite:
         new_var = self._new_value[var] = type(var)(on_device(var.aval))
         return new_var
 
-    def _constants(self) -> list[Any]:
+    def _constants_on_device(self) -> list[Any]:
         """Captured constants, on the device; a warning names those that were on the host."""
         constants = list[Any]()
         for var, value in zip(self._original.jaxpr.constvars, self._original.consts, strict=True):

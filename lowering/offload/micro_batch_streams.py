@@ -90,13 +90,14 @@ def batch_arguments(jaxpr: ClosedJaxpr, of_loops: bool = False) -> dict[int, int
 
 
 def _row_counts(body: Jaxpr, *, of_loops: bool, is_inside_loop: bool = False) -> dict[Var, set[int]]:
-    """For each variable that is read the row counts of its readers.
+    """For each variable that is read the row counts of its readers: in how many rows each splits it.
 
     Args:
         body: the jaxpr.
         of_loops: whether loops read rows of their stacks from the host, not pipelines alone.
         is_inside_loop: whether it is the body of a loop.
     """
+    # A result goes out whole. Backwards, as a reshape reads its operand as readers of its result do.
     row_counts: dict[Var, set[int]] = {atom: {_READ_WHOLE} for atom in body.outvars if isinstance(atom, Var)}
     for eqn in reversed(body.eqns):
         counts_of_operands = _row_counts_of_operands(eqn, row_counts, of_loops, is_inside_loop)
@@ -203,12 +204,12 @@ def stream(jaxpr: ClosedJaxpr, streams: Streams = NO_STREAMS) -> ClosedJaxpr:
 
     def rewrite(body: ClosedJaxpr, sources: Sequence[int | None]) -> ClosedJaxpr:
         batches = [None if source is None or not streams.batches else streams.batches[source] for source in sources]
-        return _streamed(body, replace(streams, batches=tuple(batches)))
+        return _stream_one_replica(body, replace(streams, batches=tuple(batches)))
 
     return on_one_replica(jaxpr, rewrite)
 
 
-def _streamed(jaxpr: ClosedJaxpr, streams: Streams) -> ClosedJaxpr:
+def _stream_one_replica(jaxpr: ClosedJaxpr, streams: Streams) -> ClosedJaxpr:
     """Makes pipelines load and store by rows, and loads batches entirely for other readers."""
     body = jaxpr.jaxpr
     # Number of rows of each value on the host; a reshape of an argument is one too.

@@ -40,7 +40,7 @@ def with_moves(values: StagedValues, rewrite_body: BodyRewrite) -> Moved:
     """Returns the equations with loads and stores; `rewrite_body` adds those of loops and branches."""
     plan = plan_moves(values)
     emission = _Emission(plan, rewrite_body)
-    emission.store(plan.due.get(BEFORE_ALL, ()), 0)
+    emission.store(plan.due.get(BEFORE_ALL, ()), step=0)
     for number, (eqn, step) in enumerate(values.steps):
         if not is_view(eqn):
             emission.add_equation(eqn, number, step)
@@ -115,15 +115,15 @@ class _Emission:
     def store(self, results: Collection[int], step: int) -> None:
         """Stores results that are due, each in the buffer of its destination or a new one."""
         for number in results:
-            if self._settle(number):
+            if self._settle_result(number):
                 continue
             value = self.moved.outvars[number]
             destination = self._plan.values.destinations[number]
-            local = self.on_chip(value, step, None)
+            local = self.on_chip(value, step, user=None)
             like = self._plan.defining.get(value) if isinstance(value, Var) else None
             if destination is None:
                 is_result = not self._plan.values.is_put[number]
-                self.moved.outvars[number] = self._put(local, step, like, is_result=is_result)
+                self.moved.outvars[number] = self._put_in_new_buffer(local, step, like, is_result=is_result)
             else:
                 self.moved.outvars[number] = self._store_in(destination, local, step, like)
             self._settled.add(number)
@@ -132,22 +132,22 @@ class _Emission:
         """Loads the results that are on chip after the last step."""
         for number, value in enumerate(self._plan.values.outvars):
             is_unchanged = self.moved.outvars[number] is value
-            if is_unchanged and self._plan.values.destinations[number] is not value and not self._settle(number):
-                self.moved.outvars[number] = self.on_chip(value, step, None)
+            if is_unchanged and self._plan.values.destinations[number] is not value and not self._settle_result(number):
+                self.moved.outvars[number] = self.on_chip(value, step, user=None)
 
     def _store_in(self, destination: Var, value: Atom, step: int, like: JaxprEqn | None) -> Var:
         stored = Var(destination.aval)
         self._emit(new_equation(remote_store_p, [destination, value], [stored], {}, like), step)
         return stored
 
-    def _put(self, value: Atom, step: int, like: JaxprEqn | None, *, is_result: bool = False) -> Var:
+    def _put_in_new_buffer(self, value: Atom, step: int, like: JaxprEqn | None, *, is_result: bool = False) -> Var:
         """Stores a value in a new buffer; returns the variable that stands for it there."""
         handle = Var(value.aval)
         self._emit(new_equation(remote_put_p, [value], [handle], {"is_result": is_result}, like), step)
         self._remote[handle] = False
         return handle
 
-    def _settle(self, number: int) -> bool:
+    def _settle_result(self, number: int) -> bool:
         """Notes that a result is in its final place if it is: True if so.
 
         That is the buffer of its destination, or for a put result without one a buffer that no other result has.
@@ -181,7 +181,7 @@ class _Emission:
         local = self.on_chip(value, step, eqn)
         destination = self._destination_of(handle, number)
         if destination is None:
-            stored = self.mark_hosted(self._put(local, step, eqn))
+            stored = self.mark_hosted(self._put_in_new_buffer(local, step, eqn))
         else:
             stored = self.mark_hosted(self._store_in(destination, local, step, eqn), destination)
         self._hosted.stand_in(stored, handle)
@@ -201,7 +201,7 @@ class _Emission:
             may_overwrite = self._hosted.is_in_new_buffer(initial) or self._destination_of(result, number) is memory
             if may_overwrite and buffers_read.count(memory) == 1:  # no other operand is in the buffer
                 return initial
-        return self.mark_hosted(self._put(self.on_chip(initial, step, eqn), step, eqn))
+        return self.mark_hosted(self._put_in_new_buffer(self.on_chip(initial, step, eqn), step, eqn))
 
     def memory_for_result(self, result: Var, number: int, step: int, eqn: JaxprEqn) -> Var:
         """A buffer for a result of branches: that of the argument it replaces, or a new one."""
@@ -230,7 +230,7 @@ class _Emission:
             self._add_with_loads(eqn, step)
         for var in eqn.outvars:
             if var in self._plan.spilled and var not in self._remote:
-                self._handles[var] = self._put(var, step, eqn)
+                self._handles[var] = self._put_in_new_buffer(var, step, eqn)
 
     def _add_with_loads(self, eqn: JaxprEqn, step: int) -> None:
         """Adds an equation after loads of its operands; one that accesses rows of a table off chip moves these."""
@@ -252,13 +252,13 @@ class _Emission:
         if not isinstance(atom, Var):
             return atom
         if atom in self._remote:
-            return self._load(atom, step, user)
+            return self._load_to_chip(atom, step, user)
         definition = self._plan.defining.get(atom)
         if definition is not None and is_view(definition):
             is_slice = self._emits_slice_on_host(atom, definition, step)
-            return self._load(atom, step, user) if is_slice else self._emit_view(atom, definition, step, user)
+            return self._load_to_chip(atom, step, user) if is_slice else self._emit_view(atom, definition, step, user)
         if atom in self._handles and step > self._plan.values.steps[self._plan.number_of[atom]].step + 1:
-            return self._load(self._handles[atom], step, user)
+            return self._load_to_chip(self._handles[atom], step, user)
         return atom
 
     def _emits_slice_on_host(self, atom: Var, view: JaxprEqn, step: int) -> bool:
@@ -282,7 +282,7 @@ class _Emission:
             self._views.update(((original, step), new) for original, new in zip(view.outvars, outvars, strict=True))
         return self._views[atom, step]
 
-    def _load(self, remote: Var, step: int, user: JaxprEqn | None) -> Var:
+    def _load_to_chip(self, remote: Var, step: int, user: JaxprEqn | None) -> Var:
         """A value on chip: from a recent load, or loaded now."""
         if remote not in self._loaded:
             loaded = Var(remote.aval)

@@ -84,7 +84,9 @@ def _body_with_row_loads(loop: JaxprEqn, rows: Mapping[int, Rows], constants: li
         number = iteration
         if each.number is not None:
             number = Var(_NUMBER)
-            eqns += _traced(_number_in(loop.params["length"]), [inner_of[each.number], iteration], number, loop)
+            eqns += _traced_equations(
+                _number_in(loop.params["length"]), [inner_of[each.number], iteration], number, loop
+            )
         inner_rows[body.invars[n]] = Rows(inner_of[each.table], each.inside, number)
     kept = [x for n, x in enumerate(body.invars) if n not in rows]
     invars = [*kept[:first_carry], *inner_of.values(), *kept[first_carry:], iteration]
@@ -129,7 +131,7 @@ def _row_loads(
         number = rows[x].number
         assert number is not None, "rows of a body have a number"
         loaded[x] = Var(x.aval)
-        eqns += _traced(_row_of(shape_of(x)), [rows[x].table, number], loaded[x], loop)
+        eqns += _traced_equations(_row_of(shape_of(x)), [rows[x].table, number], loaded[x], loop)
     return eqns
 
 
@@ -144,7 +146,7 @@ def _stacks_of(eqn: JaxprEqn, rows: Mapping[Var, Rows]) -> dict[int, Rows]:
     return {n: replace(x, inside=x.inside // length) for n, x in stacks.items() if x.inside > 1}
 
 
-def _traced(fun: Callable[..., Any], operands: list[Var], result: Var, like: JaxprEqn) -> list[JaxprEqn]:
+def _traced_equations(fun: Callable[..., Any], operands: list[Var], result: Var, like: JaxprEqn) -> list[JaxprEqn]:
     return in_place_of(new_equation(remote_rows_p, operands, [result], {}, like), fun)
 
 

@@ -130,7 +130,7 @@ def offload(
 
     def rewrite(body: ClosedJaxpr, sources: Sequence[int | None]) -> ClosedJaxpr:
         grouped = [False] * len(sources) if in_groups is None else in_groups(body.jaxpr)
-        offloaded = _offloaded(body, _for_one_replica(offloading, sources, len(body.jaxpr.outvars)), grouped)
+        offloaded = _offload_one_replica(body, _for_one_replica(offloading, sources, len(body.jaxpr.outvars)), grouped)
         _check_host_puts(offloaded.jaxpr, ())
         return offloaded
 
@@ -150,7 +150,7 @@ def _for_one_replica(offloading: Offloading, sources: Sequence[int | None], num_
     return replace(offloading, inputs=inputs, hosted=hosted, aliases=aliases)
 
 
-def _offloaded(jaxpr: ClosedJaxpr, offloading: Offloading, grouped: Sequence[bool]) -> ClosedJaxpr:
+def _offload_one_replica(jaxpr: ClosedJaxpr, offloading: Offloading, grouped: Sequence[bool]) -> ClosedJaxpr:
     """Adds loads and stores to the jaxpr of one replica: planned, emitted, and put in batches."""
     body, is_put = _without_puts(jaxpr.jaxpr)
     inputs = zip(body.invars, offloading.inputs, grouped, strict=True)

@@ -40,14 +40,14 @@ def steps_of_phases(eqns: Sequence[JaxprEqn]) -> PhaseSteps:
         ArgumentError: an equation of a phase reads a value of a later one, or a phase begins in a loop or a pipeline.
     """
     for eqn in eqns:
-        _check_inside(eqn, phase_of(eqn))
+        _check_no_phase_begins_inside(eqn, phase_of(eqn))
     computing = [not is_view(eqn) for eqn in eqns]
     phases_with_compute = {phase_of(eqn) for eqn, computes in zip(eqns, computing, strict=True) if computes}
     phase_numbers = sorted(phase for phase in phases_with_compute if phase is not None)
     steps = _steps_with_gaps(eqns, phase_numbers)
     update_step = 2 * len(phase_numbers)
     used_steps = sorted({step for step, computes in zip(steps, computing, strict=True) if computes}) or [update_step]
-    # Steps of gradients mirror those of the forward parts.
+    # The gradient of the phase of step s has the step that mirrors s; steps without compute are left out.
     phases = (None if step == update_step else min(step, update_step - 1 - step) for step in used_steps)
     return PhaseSteps(tuple(_index_at_or_before(used_steps, step) for step in steps), tuple(phases))
 
@@ -70,7 +70,7 @@ def _steps_with_gaps(eqns: Sequence[JaxprEqn], phase_numbers: Sequence[int]) -> 
     steps = list[int]()
     for number, eqn in enumerate(eqns):
         of_operands = (definitions[var] for var in variables_read(eqn) if var in definitions)
-        latest = max(of_operands, default=_Definition(0, eqn), key=lambda definition: definition.step)
+        latest = max(of_operands, default=_Definition(step=0, eqn=eqn), key=lambda definition: definition.step)
         step = latest.step
         phase = phase_of(eqn)
         if phase is not None:
@@ -111,7 +111,7 @@ def _flows_back(eqn: JaxprEqn, phase: int, later: int | None, defining_eqn: Jaxp
     )
 
 
-def _check_inside(eqn: JaxprEqn, phase: int | None) -> None:
+def _check_no_phase_begins_inside(eqn: JaxprEqn, phase: int | None) -> None:
     if eqn.primitive.name in CONTROL_FLOW or is_pipeline(eqn):
         for inner in equations_inside(eqn):
             inner_phase = phase_of(inner)

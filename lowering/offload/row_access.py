@@ -109,7 +109,7 @@ def _windows_of_scatter(eqn: JaxprEqn) -> _Windows:
 
 def _windows_of_slice(eqn: JaxprEqn) -> _Windows:
     sizes = shape_of(eqn.outvars[0] if eqn.primitive.name == "dynamic_slice" else eqn.invars[1])
-    return _Windows(1, sizes, tuple(range(len(sizes))))
+    return _Windows(count=1, sizes=sizes, axes=tuple(range(len(sizes))))
 
 
 def _num_indices(eqn: JaxprEqn) -> int:
