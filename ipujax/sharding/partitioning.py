@@ -78,7 +78,7 @@ class Partitioning:
         (eqn,) = after.eqns
         if eqn.primitive.name != "shard_map":  # each replica has a mesh of its own
             return None
-        outputs = [_leaving(spec, axes) for spec, axes in zip(eqn.params["out_specs"], notes.terms, strict=True)]
+        outputs = [_leaving(spec, axes) for spec, axes in zip(eqn.params["out_specs"], notes.unreduced, strict=True)]
         # Operands may include constants, and come in any order.
         spec_of_var = dict(zip(eqn.invars, eqn.params["in_specs"], strict=True))
         specs = [PartitionSpec()] * num_leaves
@@ -142,8 +142,8 @@ class Partitioning:
 
     def placing(self, avals: Sequence[Any]) -> Callable[[Sequence[Any]], list[Any]]:
         """Return the function that puts results of these types where `placed` does."""
-        terms = iter(self.notes.terms)
-        stacked = [() if is_float0(aval) else next(terms) for aval in avals]
+        axes_of_results = iter(self.notes.unreduced)
+        stacked = [() if is_float0(aval) else next(axes_of_results) for aval in avals]
         if self.shardings.devices is None:
             return lambda results: [
                 jnp.sum(x, 0, dtype=x.dtype) if axes else x for x, axes in zip(results, stacked, strict=True)

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 from ipujax.runtime.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from ipujax.lowering.jaxpr.batched_loops import with_scalar_conditions as with_scalar_conditions
     from ipujax.lowering.jaxpr.call_sites import Bodies as Bodies, CallSite as CallSite, CallSites as CallSites
     from ipujax.lowering.jaxpr.control_bodies import (
         CONTROL_FLOW as CONTROL_FLOW,

@@ -41,7 +41,7 @@ from typing import NamedTuple
 from ipujax.lowering.jaxpr.loops_of_code import Loop, loop_around, loops_of
 from ipujax.runtime.errors import is_installed
 
-Place = tuple[CodeType, int]  # of a frame: its code, and the instruction that runs
+Place = tuple[CodeType, int]  # of a frame: its code, and the offset of the instruction that runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ class Activation:
     def next_iteration(self, loop: Loop) -> None:
         """Begin the next iteration of a loop; loops inside it start again from 0."""
         number = self.iterations.get(loop, 0) + 1
-        outside = {x: n for x, n in self.iterations.items() if not (loop[0] <= x[0] and x[1] <= loop[1])}
+        outside = {x: n for x, n in self.iterations.items() if not (loop.first <= x.first and x.last <= loop.last)}
         # A new dictionary: moments before share the old one.
         self.iterations = outside | {loop: number}
         self.repeating.add(loop)
@@ -116,7 +116,7 @@ class Moment:
     @property
     def loops(self) -> list[Loop]:
         """Loops with several iterations around the place, outer ones first; complete after the last equation."""
-        return sorted(loop for loop in self.activation.repeating if loop[0] <= self.place <= loop[1])
+        return sorted(loop for loop in self.activation.repeating if loop.has(self.place))
 
 
 Moments = tuple[Moment, ...]  # of each call of an equation
@@ -147,7 +147,10 @@ class Restart(NamedTuple):
 
 
 def moments_of_equations(items: Sequence[Traced]) -> list[Moments]:
-    """Return for each equation the moments of the functions that it was traced in."""
+    """Return for each equation the moments of the functions that it was traced in.
+
+    Iterations that the order does not tell follow from the moments so far, which change with them: until none is new.
+    """
     restarts = dict[int, Restart]()
     while True:
         moments = _moments_in_order(items, restarts)
@@ -205,7 +208,10 @@ class _Walk:
         return self._moments
 
     def _return_to_waiting(self, frames: Frames) -> bool:
-        """Return to functions that wait for equations of C code that called them, as `sum` of a generator does."""
+        """Return to functions that wait while C code that called them has equations, as `sum` of a generator does.
+
+        Returns whether there are such functions, with the frames of the next equation around them.
+        """
         runs, before = frames.runs, self._frames.runs
         if len(runs) < len(before) and before[: len(runs)] == runs:
             self._waiting = self._frames, list(self._running)
@@ -222,6 +228,7 @@ class _Walk:
         after = frames.calls
         length = min(len(before), len(after))
         differs = (n for n, is_other in enumerate(map(ne, self._frames.runs, frames.runs)) if is_other)
+        # Equal frames after a wait: the innermost function, which has waited, has come to its place again.
         same = next(differs, length - has_returned)
         if same < length and before[same].run != after[same].run:
             return self._repeat_call(frames, same, is_next_stage)
@@ -266,7 +273,7 @@ def _find_calling_place(frames: Frames, level: int) -> Restart | None:
             return None
         code, place = frames.calls[number].place
         if not frames.calls[number + 1].before and not is_installed(code.co_filename):
-            return Restart(number, (place, place))
+            return Restart(number, Loop(place, place))
     return None
 
 
@@ -284,26 +291,33 @@ def _find_loop_around(frames: Frames, level: int, loop: Loop) -> Restart | None:
 
 def _loop_outside(code: CodeType, loop: Loop) -> Loop | None:
     """Return the innermost loop around another loop of a function; None without one."""
-    return next((x for x in loops_of(code) if x != loop and x[0] <= loop[0] and loop[1] <= x[1]), None)
+    return next((x for x in loops_of(code) if x != loop and x.has(loop.first) and x.has(loop.last)), None)
 
 
 def _number_iterations(moments: list[Moments], items: Sequence[Traced], numbers: range) -> None:
-    """Number consecutive equations of one place by iteration, if their operations have a period."""
+    """Number consecutive equations of one place by iteration, if their operations have a period.
+
+    Args:
+        moments: moments of all equations; updated: those of the numbered equations get their iterations.
+        items: all equations.
+        numbers: the consecutive equations, which have one moment.
+    """
     frames = items[numbers[0]].frames
     innermost = len(frames.calls) - 1
     repeated = _find_repeating_loop(frames, innermost)
-    calling = _find_calling_place(frames, innermost) if repeated is None else None
-    if (repeated or calling) is None:
+    restart = repeated or _find_calling_place(frames, innermost)
+    if restart is None:
         return
-    level, loop = repeated or calling or Restart(0, (0, 0))
+    level, loop = restart
     first = moments[numbers[0]]
     if loop in first[level].activation.repeating:
         return  # the loop goes back at another place, which has numbered its iterations
-    period = _period([items[n].operation for n in numbers])
+    period = _shortest_period([items[n].operation for n in numbers])
     starts = numbers[::period]
     # One function may trace equal operations at one place: calls by C code read different inputs too.
     read = [{x for n in range(start, start + period) for x in items[n].inputs} for start in starts]
-    if len(starts) == 1 or (calling is not None and not all(x.difference(*read[:n]) for n, x in enumerate(read))):
+    reads_new_inputs = all(x.difference(*read[:n]) for n, x in enumerate(read))
+    if len(starts) == 1 or (repeated is None and not reads_new_inputs):
         return
     first[level].activation.repeating.add(loop)
     for iteration, start in enumerate(starts):
@@ -313,8 +327,11 @@ def _number_iterations(moments: list[Moments], items: Sequence[Traced], numbers:
             moments[n] = item
 
 
-def _period(operations: Sequence[tuple[Hashable, ...]]) -> int:
-    """Return the length of the shortest part whose repetition is all operations, or is but for their shapes."""
+def _shortest_period(operations: Sequence[tuple[Hashable, ...]]) -> int:
+    """Return the length of the shortest part whose repetition is all operations, or is but for their shapes.
+
+    That is the length of all operations if nothing is repeated.
+    """
     count = len(operations)
     lengths = [n for n in range(1, count // 2 + 1) if count % n == 0]
     exact = (n for n in lengths if operations[n:] == operations[:-n])
@@ -330,7 +347,15 @@ def _repeats_at_an_end(operations: Sequence[tuple[Hashable, ...]], length: int) 
 
 
 def _find_restarts(items: Sequence[Traced], moments: Sequence[Moments]) -> dict[int, Restart]:
-    """Find the first equations of runs after the first, of all loops without equations around them."""
+    """Find the equations at which loops run again, of loops without equations around them that would tell.
+
+    Args:
+        items: the equations.
+        moments: their moments so far, in which all iterations of such a loop seem to be of one run.
+
+    Returns:
+        By the number of the first equation of each run but the first the loop around that repeats it.
+    """
     numbers: dict[Activation, list[int]] = defaultdict(list)
     levels = dict[Activation, int]()
     for n, item in enumerate(moments):
@@ -346,29 +371,40 @@ def _find_restarts(items: Sequence[Traced], moments: Sequence[Moments]) -> dict[
             if outer is not None:
                 iterations: dict[int, list[int]] = defaultdict(list)
                 for n in members:
-                    if _is_in(moments[n][level], loop):
+                    if loop.has(moments[n][level].place):
                         iterations[moments[n][level].iterations.get(loop, 0)].append(n)
                 restarts.update((n, outer) for n in _first_of_runs(items, list(iterations.values())))
     return restarts
 
 
 def _find_outer_loop(item: Traced, members: Sequence[Moments], level: int, loop: Loop) -> Restart | None:
-    """Find the loop around a loop, if it has no equations of its own and seems to have one iteration."""
+    """Find the loop around a loop, if it has no equations of its own and seems to have one iteration.
+
+    Args:
+        item: an equation in the loop.
+        members: moments of all equations of the function's run.
+        level: number of the function among the calls of the equation.
+        loop: the loop.
+    """
     around = _loop_outside(item.frames.calls[level].place[0], loop)
-    moments = [x[level] for x in members if around is None or _is_in(x[level], around)]
-    if not all(_is_in(x, loop) for x in moments):
+    moments = [x[level] for x in members if around is None or around.has(x[level].place)]
+    if not all(loop.has(x.place) for x in moments):
         return None
     outer = _find_loop_around(item.frames, level, loop)
     # A loop that repeats already has equations that tell.
     return None if outer is None or outer.loop in members[0][outer.level].activation.repeating else outer
 
 
-def _is_in(moment: Moment, loop: Loop) -> bool:
-    return loop[0] <= moment.place <= loop[1]
-
-
 def _first_of_runs(items: Sequence[Traced], iterations: Sequence[Sequence[int]]) -> Iterator[int]:
-    """Yield the first equation of each run after the first; nothing if inputs do not tell runs apart."""
+    """Yield the first equation of each run after the first; nothing if inputs do not tell runs apart.
+
+    Runs differ in the part of a name that follows those that all iterations have in common: `[0]` and `[1]` of
+    `ps[0][0]`, `ps[0][1]`, `ps[1][0]`.
+
+    Args:
+        items: all equations.
+        iterations: numbers of the equations of each iteration, in order.
+    """
     read = [{name for n in numbers for name in items[n].inputs} for numbers in iterations]
     common = set[_Name]().union(*read[:1]).intersection(*read)
     roots = [dict.fromkeys(name[0] for name in sorted(names - common, key=str)) for names in read]
@@ -378,6 +414,7 @@ def _first_of_runs(items: Sequence[Traced], iterations: Sequence[Sequence[int]])
         length = len(_common_start(names))
         keys = [name[length] if len(name) > length else None for name in names]
         runs = [key for key, _ in groupby(keys)]
+        # Several runs, of several iterations, none of which comes twice.
         if 1 < len(runs) < len(keys) and len(set(runs)) == len(runs):
             yield from (iterations[n][0] for n in range(1, len(keys)) if keys[n] != keys[n - 1])
             return

@@ -100,7 +100,8 @@ class CallSites:
             callee: jaxpr of the called function.
             site: call site of `call`.
         """
-        if not is_installed(traced_from(callee)[1].rpartition(":")[0]):
+        _, file_and_line = traced_from(callee)
+        if not is_installed(file_and_line.rpartition(":")[0]):
             site = replace(site, lines=(*shown_calls(call), *site.lines))
         is_in_gradient = self._gradient is not None or is_transposed(name_stack(call))
         if call.primitive.name in _CHECKPOINTS and is_in_gradient:

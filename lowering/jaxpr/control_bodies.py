@@ -71,8 +71,8 @@ def bodies(eqn: JaxprEqn) -> list[Body]:
     if name == "while":
         return [while_body(params)]
     if name == "cond":
-        return [_called(branch, 1) for branch in params["branches"]]
-    return [_called(closed(params[_CALLEES[name]]), 0)] if name in _CALLEES else []
+        return [_called_body(branch, first_operand=1) for branch in params["branches"]]
+    return [_called_body(closed(params[_CALLEES[name]]), first_operand=0)] if name in _CALLEES else []
 
 
 def scan_body(params: Mapping[str, Any]) -> Body:
@@ -80,8 +80,8 @@ def scan_body(params: Mapping[str, Any]) -> Body:
     jaxpr: ClosedJaxpr = params["jaxpr"]
     constants = params["num_consts"]
     carries = params["num_carry"]
-    inputs = _places(constants, carries, len(jaxpr.in_avals) - constants - carries)
-    return Body(jaxpr, inputs, inputs, _places(0, carries, len(jaxpr.out_avals) - carries))
+    inputs = _places(constants=constants, carries=carries, stacks=len(jaxpr.in_avals) - constants - carries)
+    return Body(jaxpr, inputs, inputs, _places(carries=carries, stacks=len(jaxpr.out_avals) - carries))
 
 
 def with_scan_body(params: Mapping[str, Any], jaxpr: ClosedJaxpr, more_constants: int) -> dict[str, Any]:
@@ -94,27 +94,27 @@ def while_body(params: Mapping[str, Any]) -> Body:
     jaxpr: ClosedJaxpr = params["body_jaxpr"]
     constants = params["body_nconsts"]
     carries = len(jaxpr.out_avals)
-    operands = _places(constants, carries, 0, first=params["cond_nconsts"])
-    return Body(jaxpr, operands, _places(constants, carries, 0), _places(0, carries, 0))
+    operands = _places(first=params["cond_nconsts"], constants=constants, carries=carries)
+    return Body(jaxpr, operands, _places(constants=constants, carries=carries), _places(carries=carries))
 
 
 def while_condition(params: Mapping[str, Any]) -> Body:
     """Return the condition of a `while` from its parameters."""
     constants = params["cond_nconsts"]
     body = while_body(params)
-    inputs = _places(constants, len(body.jaxpr.out_avals), 0)
+    inputs = _places(constants=constants, carries=len(body.jaxpr.out_avals))
     operands = Places(inputs.constants, body.operands.carries, body.operands.stacks)
-    return Body(params["cond_jaxpr"], operands, inputs, _places(0, 0, 0))
+    return Body(params["cond_jaxpr"], operands, inputs, _places())
 
 
-def _called(jaxpr: ClosedJaxpr, first_operand: int) -> Body:
+def _called_body(jaxpr: ClosedJaxpr, first_operand: int) -> Body:
     """The body of a branch or a callee."""
     count = len(jaxpr.in_avals)
-    operands = _places(count, 0, 0, first=first_operand)
-    return Body(jaxpr, operands, _places(count, 0, 0), _places(len(jaxpr.out_avals), 0, 0))
+    operands = _places(first=first_operand, constants=count)
+    return Body(jaxpr, operands, _places(constants=count), _places(constants=len(jaxpr.out_avals)))
 
 
-def _places(constants: int, carries: int, stacks: int, first: int = 0) -> Places:
-    """Places of so many constants, carries and stacks, one after the other."""
+def _places(*, first: int = 0, constants: int = 0, carries: int = 0, stacks: int = 0) -> Places:
+    """Places of so many constants, carries and stacks, one after the other from number `first` on."""
     bounds = accumulate((constants, carries, stacks), initial=first)
     return Places(*(slice(start, end) for start, end in pairwise(bounds)))

@@ -36,7 +36,9 @@ class EquationNumbers:
         """Number of what an equation does with its operands, if the primitive is known."""
         results = tuple(var.aval for var in eqn.outvars)
         labels = _LABELS.get(eqn.primitive.name, ())
-        params = tuple((key, self._value(value)) for key, value in sorted(eqn.params.items()) if key not in labels)
+        params = tuple(
+            (key, self._canonical_value(value)) for key, value in sorted(eqn.params.items()) if key not in labels
+        )
         is_partitionable = eqn.ctx.threefry_partitionable  # of random numbers
         return self._number((params, results, is_partitionable, eqn.ctx.compute_type))
 
@@ -47,14 +49,14 @@ class EquationNumbers:
         value = np.asarray(literal.val)
         return literal.aval, value.dtype.name, value.tobytes()
 
-    def _value(self, value: Any) -> Hashable:
+    def _canonical_value(self, value: Any) -> Hashable:
         """Return the canonical hashable form of an equation parameter."""
         if isinstance(value, ClosedJaxpr | Jaxpr):
-            return "jaxpr", self._jaxpr(value)
+            return "jaxpr", self._number_of_jaxpr(value)
         if isinstance(value, tuple | list):
-            return type(value), *map(self._value, value)
+            return type(value), *map(self._canonical_value, value)
         if isinstance(value, Mapping):
-            return "mapping", *((key, self._value(item)) for key, item in value.items())
+            return "mapping", *((key, self._canonical_value(item)) for key, item in value.items())
         if isinstance(value, np.ndarray | np.generic | float | complex):  # to the bit: 0 and -0 differ
             array = np.asarray(value)
             return type(value), array.dtype.name, array.shape, array.tobytes()
@@ -65,21 +67,22 @@ class EquationNumbers:
             return "object", id(value)
         return type(value), value
 
-    def _jaxpr(self, jaxpr: ClosedJaxpr | Jaxpr) -> int:
+    def _number_of_jaxpr(self, jaxpr: ClosedJaxpr | Jaxpr) -> int:
         """Number of a jaxpr, equal for equal equations between equal inputs and results."""
         closed_jaxpr = closed(jaxpr)
         key = id(closed_jaxpr.jaxpr), *map(id, closed_jaxpr.consts)
         if key not in self._jaxprs:
-            self._jaxprs[key] = closed_jaxpr, self._number(self._form(closed_jaxpr))
+            self._jaxprs[key] = closed_jaxpr, self._number(self._canonical_form(closed_jaxpr))
         return self._jaxprs[key][1]
 
-    def _form(self, jaxpr: ClosedJaxpr) -> Hashable:
+    def _canonical_form(self, jaxpr: ClosedJaxpr) -> Hashable:
+        """Return a form without names of variables: each has the number of its first mention."""
         body = jaxpr.jaxpr
-        places: dict[Any, int] = {}
+        numbers: dict[Any, int] = {}
 
-        def place(atom: Atom) -> Hashable:
-            return self._literal(atom) if isinstance(atom, Literal) else places.setdefault(atom, len(places))
+        def name_of(atom: Atom) -> Hashable:
+            return self._literal(atom) if isinstance(atom, Literal) else numbers.setdefault(atom, len(numbers))
 
-        inputs = tuple((place(var), var.aval) for var in (*body.constvars, *body.invars))
-        eqns = tuple((self.of(eqn), *map(place, (*eqn.invars, *eqn.outvars))) for eqn in body.eqns)
-        return tuple(map(id, jaxpr.consts)), inputs, eqns, tuple(map(place, body.outvars))
+        inputs = tuple((name_of(var), var.aval) for var in (*body.constvars, *body.invars))
+        eqns = tuple((self.of(eqn), *map(name_of, (*eqn.invars, *eqn.outvars))) for eqn in body.eqns)
+        return tuple(map(id, jaxpr.consts)), inputs, eqns, tuple(map(name_of, body.outvars))

@@ -54,15 +54,20 @@ class GradientBodies(Generic[Names]):
             values = {
                 var: sources
                 for var, atom in zip(jaxpr.invars, body.of_operands(operands), strict=True)
-                if isinstance(atom, Var) and (sources := self._values(atom))
+                if isinstance(atom, Var) and (sources := self._values_in_forward_bodies(atom))
             }
             forward = dict.fromkeys(names for sources in values.values() for names, _ in sources)
             self._gradients[id(jaxpr)] = GradientBody(tuple(forward), values)
             self._jaxprs.append(jaxpr)
 
     def leave(self, eqn: JaxprEqn, operands: Sequence[Atom], results: Sequence[Var]) -> None:
-        """Record the values that a forward loop or branch shares with the equations around it."""
-        # The equation is from before bodies are inlined, operands and results from after.
+        """Record the values that a forward loop or branch shares with the equations around it.
+
+        Args:
+            eqn: the loop or branch, before its bodies are inlined.
+            operands: its operands after inlining.
+            results: its results after inlining.
+        """
         for body in bodies(eqn):
             jaxpr = body.jaxpr.jaxpr
             number = id(jaxpr)
@@ -88,5 +93,5 @@ class GradientBodies(Generic[Names]):
         """Return the record of a gradient's body from before inlining; None for another jaxpr."""
         return self._gradients.get(id(jaxpr))
 
-    def _values(self, var: Var) -> tuple[tuple[Names, Var], ...]:
+    def _values_in_forward_bodies(self, var: Var) -> tuple[tuple[Names, Var], ...]:
         return tuple((self._names[number], inside) for number, inside in self._inside.get(var, ()))

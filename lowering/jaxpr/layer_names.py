@@ -131,15 +131,17 @@ class LayerNames:
         self._name_by_forward(backward, is_reversed=True)
 
     def _copy_forward_groups(self, gradient: GradientBody[LayerNames]) -> None:
-        # The users of a forward value become users of the input that has it in this body.
+        """Take over groups of forward bodies; users of a value there become those of the input that has it here."""
         for source in gradient.forward:
             self._groups.update((key, dict(groups)) for key, groups in source._groups.items())
         for var, values in gradient.values.items():
             self._users[var] = [user for source, inside in values for user in source._users.get(inside, ())]
 
     def _split_parts(self, is_gradient: bool) -> tuple[list[int], list[list[int]], list[int]]:
-        """Return the numbers of forward equations, of those of each recomputed call, and of backward ones."""
-        # A body of a gradient has no forward equations.
+        """Return the numbers of forward equations, of those of each recomputed call, and of backward ones.
+
+        A body of a gradient has no forward equations.
+        """
         forward = list[int]()
         recomputed = dict[Repetition | None, list[int]]()
         backward = list[int]()
@@ -168,7 +170,7 @@ class LayerNames:
     def _name_forward(self, numbers: Sequence[int]) -> None:
         """Name the layers of forward equations, from which those of recomputed and backward ones follow."""
         items = [self._equations[n] for n in numbers]
-        all_moments = moments_of_equations([self._traced(item) for item in items])
+        all_moments = moments_of_equations([self._with_input_names(item) for item in items])
         pairs = [(moments, self._scopes[n]) for n, moments in zip(numbers, all_moments, strict=True)]
         paths = LayerPaths({pair: item.frames.codes for pair, item in zip(pairs, items, strict=True)})
         # Most equations of a layer have equal moments and scopes: their path is computed once.
@@ -181,14 +183,16 @@ class LayerNames:
             self._forward_equations.append(_ForwardEquation(n, pair[0], path))
             self._add_forward(self._key(n), self.layers[n], n, order)
 
-    def _traced(self, item: TracedEquation) -> Traced:
+    def _with_input_names(self, item: TracedEquation) -> Traced:
+        """Return an equation with the names of inputs that it reads; a result may be noted under such a name."""
         operands = dict.fromkeys(x for x in item.eqn.invars if isinstance(x, Var))
         names = tuple(self._inputs[x] for x in operands if x in self._inputs)
         if len(operands) == len(names) == 1:  # a cast of a weight, or a view, stands for the weight
             self._inputs.update((var, names[0]) for var in item.eqn.outvars)
-        return Traced(item.frames, read_name(name_stack(item.eqn)).stage, _operation(item.eqn), names)
+        return Traced(item.frames, read_name(name_stack(item.eqn)).stage, _operation_of(item.eqn), names)
 
     def _add_forward(self, key: _Key, layer: str, number: int, order: int) -> None:
+        """Add a forward equation to its group: equation `number`, which is number `order` of the forward ones."""
         group = self._groups[key].setdefault(layer, _ForwardGroup(layer, order, ()))
         group.order = order
         group.moments = self._forward_equations[order].moments
@@ -241,7 +245,8 @@ class LayerNames:
         for n in numbers:
             repetition = self._equations[n].repetition
             if repetition is not None:
-                runs = {run for x in self._match_by_values(n).values() if (run := _run(x, repetition)) is not None}
+                groups = self._match_by_values(n).values()
+                runs = {run for x in groups if (run := _run_of_repetition(x, repetition)) is not None}
                 votes[repetition].update(runs if len(runs) == 1 else ())
         self._recomputed_runs = {repetition: runs.most_common(1)[0][0] for repetition, runs in votes.items() if runs}
 
@@ -251,19 +256,23 @@ class LayerNames:
         run = self._recomputed_runs.get(repetition) if repetition is not None else None
         if repetition is None or run is None:
             return options
-        return [x for x in options if _run(x, repetition) is run] or options
+        return [x for x in options if _run_of_repetition(x, repetition) is run] or options
 
     def _name_by_forward(self, numbers: Sequence[int], is_reversed: bool) -> None:
-        """Name recomputed equations, in the order of the forward ones, or backward equations, in reverse order."""
-        users = [self._match_by_values(n) for n in numbers]
+        """Name recomputed equations, in the order of the forward ones, or backward equations, in reverse order.
+
+        Each is named after its forward group. Where values match several groups, those are left that are in order
+        between the groups of the equations before and after it that match one.
+        """
+        all_matches = [self._match_by_values(n) for n in numbers]
         limit = -1 if is_reversed else maxsize
-        following = list[int]()  # order of the next equation with one match
-        for matches in reversed(users):
-            following.append(limit)
+        limits = list[int]()  # order of the next equation with one match, of the last equation first
+        for matches in reversed(all_matches):
+            limits.append(limit)
             limit = next(iter(matches.values())).order if len(matches) == 1 else limit
         last = maxsize if is_reversed else -1  # order of the last equation with one match
         # Each rule applies only while several groups remain, and never removes all of them.
-        for n, matches, limit in zip(numbers, users, reversed(following), strict=True):
+        for n, matches, limit in zip(numbers, all_matches, reversed(limits), strict=True):
             options = list((matches or self._groups.get(self._key(n), {})).values())
             options = self._filter_by_run(n, options)
             # A sum of gradients belongs to the layer whose gradients it adds.
@@ -277,7 +286,7 @@ class LayerNames:
             if len(options) == 1:
                 last = options[0].order
                 self._producers.update((var, (self._key(n), options[0])) for var in self._equations[n].eqn.outvars)
-            self.layers[n] = _common_path([x.layer for x in options]) if options else self._unnumbered(n)
+            self.layers[n] = _common_path([x.layer for x in options]) if options else self._unnumbered_path(n)
 
     def _filter_by_producers(self, number: int, options: list[_ForwardGroup], is_reversed: bool) -> list[_ForwardGroup]:
         """Filter groups to that of an operand's producer; for recomputed equations to that of its run of a function."""
@@ -307,17 +316,17 @@ class LayerNames:
             matches = common or matches or by_layer
         return matches
 
-    def _unnumbered(self, number: int) -> str:
+    def _unnumbered_path(self, number: int) -> str:
         steps = tuple(map(Step, self._equations[number].frames.codes))
         return LayerPath(steps, self._scopes[number]).text()
 
 
-def _run(group: _ForwardGroup, repetition: Repetition) -> Activation | None:
+def _run_of_repetition(group: _ForwardGroup, repetition: Repetition) -> Activation | None:
     # The frame after those around the call is the function that it calls.
     return group.moments[repetition.depth].activation if repetition.depth < len(group.moments) else None
 
 
-def _operation(eqn: JaxprEqn) -> tuple[Hashable, ...]:  # equal for the same equation of different iterations
+def _operation_of(eqn: JaxprEqn) -> tuple[Hashable, ...]:  # equal for the same equation of different iterations
     return eqn.primitive.name, *(var.aval for var in eqn.outvars)
 
 

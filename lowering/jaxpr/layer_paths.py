@@ -16,6 +16,7 @@ import re
 from collections import defaultdict
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from types import CodeType
 from typing import Any
 
@@ -70,46 +71,72 @@ class LayerPath:
     def text(self, count: int | None = None) -> str:
         """Return the path, `encoder/block[3]/dense`; with a count that of the outermost calls alone."""
         steps = _fold_recursions(self.steps[:count])
-        names = list[str]()
-        used = 0  # number of scopes in `names`
-        pending = ""  # numbers of the frames around, for the next name
-        codes = tuple(step.code for step in steps)
         called = [n for n in range(1, len(steps)) if not steps[n].depth and _is_numbered(steps, n - 1)]
         last_outside = max(called, default=-1)  # last numbered function outside of all scopes
-        position: int | None = None  # number of scopes around the loop that numbers
-        opens_scope = False
-        for n, (name, step) in enumerate(zip(_names_in_path(codes), steps, strict=True)):
-            if name and (pending or not self.scopes or n <= last_outside):
-                names += self.scopes[used : step.depth]
-                used = max(step.depth, used)
-                if step.depth and names and names[-1].rpartition(".")[2] == name:  # the scope of the function itself
-                    name = names.pop()
-                names.append(name + pending)
+        text = _PathText(self.scopes)
+        for n, (name, step) in enumerate(zip(_names_in_path(tuple(x.code for x in steps)), steps, strict=True)):
+            if name and (text.numbers or not self.scopes or n <= last_outside):
+                text.add_function(name, step)
             elif name and step.scopes_outside and not (step.has_scope or step.is_of_library):
-                names += self.scopes[used : step.scopes_outside]
-                used = max(step.scopes_outside, used)
-                around_or_own = (*names[-1:], *self.scopes[used : step.depth][:1])
-                if name not in (_NUMBER.sub("", scope).rpartition(".")[2] for scope in around_or_own):
-                    names.append(name)
-            if name:
-                pending = ""
+                text.add_function_without_scope(name, step)
             if _is_numbered(steps, n):
-                pending += "".join(f"[{number}]" for number in step.numbers)
-                position = step.around_loop
-                opens_scope = step.opens_scope
-        if not pending:
-            return "/".join((*names, *self.scopes[used:]))
-        if position is None:  # the last scope is inside the loop
-            position = max(len(self.scopes) - 1, 0)
-            opens_scope = used < len(self.scopes)
-        names += self.scopes[used:position]
-        used = max(used, position)
-        if opens_scope and used < len(self.scopes):
-            names.append(self.scopes[used] + pending)
-            used += 1
-        else:
-            names.append(f"loop{pending}")
-        return "/".join((*names, *self.scopes[used:]))
+                text.number_next(step)
+        return text.finished()
+
+
+class _PathText:
+    """Text of a path while it is made: names of functions, and of the scopes between them.
+
+    Args:
+        scopes: all scopes of the path, outermost first.
+    """
+
+    def __init__(self, scopes: Scopes) -> None:
+        self._scopes = scopes
+        self._names = list[str]()
+        self._used = 0  # number of scopes in the names
+        self._numbering: Step | None = None  # the last function whose loop numbers its callees
+        self.numbers = ""  # of the functions around, for the next name
+
+    def _add_scopes(self, depth: int) -> None:
+        self._names += self._scopes[self._used : depth]
+        self._used = max(self._used, depth)
+
+    def add_function(self, name: str, step: Step) -> None:
+        """Add a function, numbered, inside of the scopes around its run."""
+        self._add_scopes(step.depth)
+        if step.depth and self._names and self._names[-1].rpartition(".")[2] == name:  # the function's own scope
+            name = self._names.pop()
+        self._names.append(name + self.numbers)
+        self.numbers = ""
+
+    def add_function_without_scope(self, name: str, step: Step) -> None:
+        """Add a function that is called inside of scopes, unless one of its name is around it or opened by it."""
+        self._add_scopes(step.scopes_outside)
+        around_or_own = (*self._names[-1:], *self._scopes[self._used : step.depth][:1])
+        if name not in (_NUMBER.sub("", scope).rpartition(".")[2] for scope in around_or_own):
+            self._names.append(name)
+
+    def number_next(self, step: Step) -> None:
+        """Add the numbers that a function gives its callees to the next name."""
+        self.numbers += "".join(f"[{number}]" for number in step.numbers)
+        self._numbering = step
+
+    def finished(self) -> str:
+        """Return the text, after the remaining scopes; numbers that no function has are those of a scope or `loop`."""
+        if self.numbers and self._numbering is not None:
+            position = self._numbering.around_loop  # number of scopes around the loop that numbers
+            opens_scope = self._numbering.opens_scope
+            if position is None:  # the last scope is inside the loop
+                position = max(len(self._scopes) - 1, 0)
+                opens_scope = self._used < len(self._scopes)
+            self._add_scopes(position)
+            if opens_scope and self._used < len(self._scopes):
+                self._add_scopes(self._used + 1)
+                self._names[-1] += self.numbers
+            else:
+                self._names.append(f"loop{self.numbers}")
+        return "/".join((*self._names, *self._scopes[self._used :]))
 
 
 def _fold_recursions(steps: Sequence[Step]) -> list[Step]:
@@ -142,58 +169,79 @@ class LayerPaths:
 
     def __init__(self, codes: Mapping[tuple[Moments, Scopes], Sequence[CodeType]]) -> None:
         self._blocks = _WithBlocks(codes)
-        self._around: dict[Activation, Scopes] = {}
-        self._around_iteration: dict[Hashable, Scopes] = {}
-        self._opened: dict[Hashable, set[int]] = {}  # `with` blocks in a loop, around all of its equations
-        self._depths: dict[Activation, dict[int, None]] = defaultdict(dict)  # of recursions, by their first run
+        # Scopes that all equations of a run of a function, or of an iteration of a loop, have in common.
+        self._scopes_of_run: dict[Activation, Scopes] = {}
+        self._scopes_of_iteration: dict[Hashable, Scopes] = {}
+        self._blocks_in_loop: dict[Hashable, set[int]] = {}  # `with` blocks in a loop, around all of its equations
+        self._recursion_depths: dict[Activation, dict[int, None]] = defaultdict(dict)  # by the first run
         iterations: dict[Hashable, dict[int, set[Scopes]]] = defaultdict(lambda: defaultdict(set))
         calls: dict[tuple[Activation, CodeType], dict[int, Scopes]] = defaultdict(dict)
         for (moments, plain_scopes), functions in codes.items():
             scopes = self._blocks.numbered(moments, plain_scopes)
-            for n, (moment, code) in enumerate(zip(moments, functions, strict=True)):
-                _narrow_prefix(self._around, moment.activation, scopes)
-                blocks = with_blocks_around(code, moment.place) if moment.loops else ()
+            for n, moment in enumerate(moments):
+                _narrow_prefix(self._scopes_of_run, moment.activation, scopes)
                 for run, loop in _runs_of_loops(moment):
-                    iteration = moment.iterations.get(loop, 0)
-                    iterations[run][iteration].add(scopes)
-                    # Only a function that has the equations itself opens all scopes inside its loop.
-                    if all(x.co_name.startswith("<") for x in functions[n + 1 :]):
-                        _narrow_prefix(self._around_iteration, (run, iteration), scopes)
-                        inside = {block for block in blocks if loop[0] <= block <= loop[1]}
-                        self._opened[run] = self._opened.get(run, inside) & inside
+                    iterations[run][moment.iterations.get(loop, 0)].add(scopes)
+                # Only a function that has the equations itself opens all scopes inside its loop.
+                if all(x.co_name.startswith("<") for x in functions[n + 1 :]):
+                    self._narrow_loops(moment, functions[n], scopes)
             for moment, callee in zip(moments, functions[1:], strict=False):
                 if _is_layer(callee):
                     _narrow_prefix(calls[moment.activation, callee], moment.place, scopes)
-            for first, last in _recursions(functions):
-                self._depths[moments[first].activation].setdefault(last - first)
+            for first, last in _neighbouring_calls(functions):
+                self._recursion_depths[moments[first].activation].setdefault(last - first)
         # Loops whose iterations have scopes of their own: their numbers would say it twice.
-        self._named = {key for key, scopes in iterations.items() if _are_disjoint(scopes.values())}
+        self._named_by_scopes = {key for key, scopes in iterations.items() if _are_disjoint(scopes.values())}
         # Places at which a run of a function calls another, in order, unless each has a scope.
         self._places = {key: list(scopes) for key, scopes in calls.items() if len(set(scopes.values())) < len(scopes)}
 
+    def _narrow_loops(self, moment: Moment, code: CodeType, scopes: Scopes) -> None:
+        """Narrow scopes and `with` blocks of the loops around a moment to those around another equation too."""
+        blocks = with_blocks_around(code, moment.place) if moment.loops else ()
+        for run, loop in _runs_of_loops(moment):
+            _narrow_prefix(self._scopes_of_iteration, (run, moment.iterations.get(loop, 0)), scopes)
+            inside = set(filter(loop.has, blocks))
+            self._blocks_in_loop[run] = self._blocks_in_loop.get(run, inside) & inside
+
     def of(self, moments: Moments, plain_scopes: Scopes, codes: Sequence[CodeType]) -> LayerPath:
         """Return the path of an equation."""
-        steps = list[Step]()
-        for n, (moment, code) in enumerate(zip(moments, codes, strict=True)):
-            runs = [(run, loop) for run, loop in _runs_of_loops(moment) if run not in self._named]
-            numbers = tuple(moment.iterations.get(loop, 0) for _, loop in runs)
-            callee = codes[n + 1] if n + 1 < len(codes) else None
-            if callee is not None and (places := self._places.get((moment.activation, callee))) is not None:
-                numbers += (places.index(moment.place),)
-            step = Step(code, numbers, len(self._around[moment.activation]))
-            if runs and (around := self._around_iteration.get((runs[-1][0], numbers[len(runs) - 1]))) is not None:
-                opens_scope = bool(self._opened[runs[-1][0]]) and bool(around)
-                step = replace(step, around_loop=len(around) - opens_scope, opens_scope=opens_scope)
-            steps.append(step)
+        calls = zip(moments, zip_longest(codes, codes[1:]), strict=True)  # the last one has no callee
+        steps = [self._step_of_call(moment, code, callee) for moment, (code, callee) in calls]
         steps = self._with_scopes_outside(steps, moments)
-        for first, last in _recursions(codes):
-            depths = list(self._depths[moments[first].activation])
+        steps = self._with_recursions(steps, moments)
+        return LayerPath(tuple(steps), self._blocks.numbered(moments, plain_scopes))
+
+    def _step_of_call(self, moment: Moment, code: CodeType, callee: CodeType | None) -> Step:
+        """Return a call of a path, with the numbers for calls inside it: of iterations, then of the calling place."""
+        runs = [(run, loop) for run, loop in _runs_of_loops(moment) if run not in self._named_by_scopes]
+        numbers = tuple(moment.iterations.get(loop, 0) for _, loop in runs)
+        depth = len(self._scopes_of_run[moment.activation])
+        places = None if callee is None else self._places.get((moment.activation, callee))
+        place_numbers = () if places is None else (places.index(moment.place),)
+        step = Step(code, (*numbers, *place_numbers), depth)
+        if not runs:
+            return step
+        innermost_run, _ = runs[-1]
+        around = self._scopes_of_iteration.get((innermost_run, numbers[-1]))
+        if around is None:
+            return step
+        opens_scope = bool(self._blocks_in_loop[innermost_run]) and bool(around)
+        return replace(step, around_loop=len(around) - opens_scope, opens_scope=opens_scope)
+
+    def _with_recursions(self, steps: Sequence[Step], moments: Moments) -> list[Step]:
+        """Return the steps, numbered where a function of the user's calls another that calls itself.
+
+        They are numbered if its depth differs between equations, and loops do not number them already.
+        """
+        numbered = list(steps)
+        for first, last in _neighbouring_calls([step.code for step in steps]):
+            depths = list(self._recursion_depths[moments[first].activation])
             is_plain = not any(step.numbers for step in steps[first:last])
             if len(depths) > 1 and first and is_plain and not steps[first - 1].is_of_library:
                 for n in range(first, last + 1):
                     number = depths.index(n - first) if n - first in depths else None
-                    steps[n] = replace(steps[n], recursion=number)
-        return LayerPath(tuple(steps), self._blocks.numbered(moments, plain_scopes))
+                    numbered[n] = replace(numbered[n], recursion=number)
+        return numbered
 
     def _with_scopes_outside(self, steps: Sequence[Step], moments: Moments) -> list[Step]:
         """Return the steps with the scopes around their calls: those of all equations of a run may be its own."""
@@ -254,7 +302,7 @@ def _blocks_of(moment: Moment, code: CodeType) -> list[tuple[Hashable, ...]]:
     return [(moment.activation, iterations, *blocks[: n + 1]) for n in range(len(blocks))]
 
 
-def _recursions(codes: Sequence[CodeType]) -> list[tuple[int, int]]:
+def _neighbouring_calls(codes: Sequence[CodeType]) -> list[tuple[int, int]]:
     """Return the numbers of the first and last of neighbouring calls of each function, also of a single call."""
     firsts = [n for n, code in enumerate(codes) if n == 0 or codes[n - 1] is not code]
     lasts = [n for n, code in enumerate(codes) if n + 1 == len(codes) or codes[n + 1] is not code]

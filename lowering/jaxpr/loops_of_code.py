@@ -6,8 +6,19 @@ import dis
 from collections.abc import Iterator
 from functools import lru_cache
 from types import CodeType
+from typing import NamedTuple
 
-Loop = tuple[int, int]  # the first and the last place in a function's bytecode
+
+class Loop(NamedTuple):
+    """A loop of a function, by the offsets of its first and its last instruction in the bytecode."""
+
+    first: int
+    last: int
+
+    def has(self, place: int) -> bool:
+        """Return whether the instruction at an offset is in the loop."""
+        return self.first <= place <= self.last
+
 
 _MAX_FUNCTIONS = 4096  # functions in the cache of loops
 # Backward jumps but those of `yield from` and `await`.
@@ -25,11 +36,12 @@ def loops_of(code: CodeType) -> tuple[Loop, ...]:
     last_jumps: dict[int, int] = {}  # a loop with `continue` has several jumps to its start
     for offset, target in _backward_jumps(code.co_code):
         last_jumps[target] = max(offset, last_jumps.get(target, 0))
-    return tuple(sorted(last_jumps.items(), key=lambda loop: loop[1] - loop[0]))
+    loops = (Loop(first, last) for first, last in last_jumps.items())
+    return tuple(sorted(loops, key=lambda loop: loop.last - loop.first))
 
 
-def _backward_jumps(instructions: bytes) -> Iterator[Loop]:
-    """Yield the place and target of each backward jump; `dis` would decode all instructions, ten times as slow."""
+def _backward_jumps(instructions: bytes) -> Iterator[tuple[int, int]]:
+    """Yield the offset and target of each backward jump; `dis` would decode all instructions, ten times as slow."""
     extended_bits = 0  # higher bytes of the next argument
     for offset in range(0, len(instructions), 2):
         opcode = instructions[offset]
@@ -44,12 +56,23 @@ def _backward_jumps(instructions: bytes) -> Iterator[Loop]:
 
 def loop_around(code: CodeType, *places: int) -> Loop | None:
     """Return the innermost loop of a function around all places, None if there is none."""
-    return next((loop for loop in loops_of(code) if all(loop[0] <= x <= loop[1] for x in places)), None)
+    return next((loop for loop in loops_of(code) if all(map(loop.has, places))), None)
+
+
+class _ProtectedRange(NamedTuple):
+    """Instructions whose exceptions go to one handler, by offsets in the bytecode."""
+
+    first: int
+    end: int
+    handler: int
+    is_with: bool  # of a `with` block
+
+    def has(self, place: int) -> bool:
+        return self.first <= place < self.end
 
 
 @lru_cache(maxsize=_MAX_FUNCTIONS)
-def _protected_ranges(code: CodeType) -> tuple[tuple[int, int, int, bool], ...]:
-    """Return first place, end, handler, and whether it is a `with` block's, of each protected range of a function."""
+def _protected_ranges(code: CodeType) -> tuple[_ProtectedRange, ...]:
     # Format of Python's Objects/exception_handling_notes.txt: numbers of 6 bits a byte, in units of two bytes of code.
     numbers = list[int]()
     has_more = False
@@ -57,21 +80,23 @@ def _protected_ranges(code: CodeType) -> tuple[tuple[int, int, int, bool], ...]:
         bits = byte & 63
         numbers = [*numbers[:-1], numbers[-1] << 6 | bits] if has_more else [*numbers, bits]
         has_more = bool(byte & 64)
-    ranges = list[tuple[int, int, int, bool]]()
+    ranges = list[_ProtectedRange]()
+    # The fourth number of each range is not needed.
     for start, length, handler in zip(numbers[::4], numbers[1::4], numbers[2::4], strict=True):
         is_with = code.co_code[2 * handler + 2] == _ENDS_WITH
-        ranges.append((2 * start, 2 * (start + length), 2 * handler, is_with))
+        ranges.append(_ProtectedRange(2 * start, 2 * (start + length), 2 * handler, is_with))
     return tuple(ranges)
 
 
 def with_blocks_around(code: CodeType, place: int) -> tuple[int, ...]:
-    """Return the first place of each `with` block around a place, outermost first."""
+    """Return the offset of the first instruction of each `with` block around one, outermost first."""
     if not code.co_exceptiontable:  # true of most functions
         return ()
     ranges = _protected_ranges(code)
     blocks = list[int]()
-    while (handlers := [(x[2], x[3]) for x in ranges if x[0] <= place < x[1] and x[2] > place]) != []:
-        place, is_with = handlers[0]  # the handler of a block is in the block around it
-        if is_with:
-            blocks.insert(0, min(x[0] for x in ranges if x[2] == place))
+    # Ranges do not overlap. The handler of a block is behind it, in the block around it.
+    while (around := next((x for x in ranges if x.has(place) and x.handler > place), None)) is not None:
+        if around.is_with:  # whose instructions may be several ranges
+            blocks.insert(0, min(x.first for x in ranges if x.handler == around.handler))
+        place = around.handler
     return tuple(blocks)

@@ -29,7 +29,7 @@ def with_inner(eqn: JaxprEqn, rewrite: Rewrite) -> JaxprEqn:
     # `rewrite` keeps inputs and outputs. An open jaxpr that would get constants stays, because it has no room for them.
     if not holds_jaxprs(eqn):
         return eqn
-    params = {key: _rewritten(value, rewrite) for key, value in eqn.params.items()}
+    params = {key: _rewrite_parameter(value, rewrite) for key, value in eqn.params.items()}
     return eqn if all(params[key] is value for key, value in eqn.params.items()) else eqn.replace(params=params)
 
 
@@ -44,7 +44,7 @@ def holds_jaxprs(eqn: JaxprEqn) -> bool:
     return False
 
 
-def _rewritten(value: Any, rewrite: Rewrite) -> Any:
+def _rewrite_parameter(value: Any, rewrite: Rewrite) -> Any:
     """Rewrite a parameter that is a jaxpr, or a tuple with some; one without changes stays the same object."""
     if isinstance(value, ClosedJaxpr):
         return rewrite(value)
@@ -52,7 +52,7 @@ def _rewritten(value: Any, rewrite: Rewrite) -> Any:
         rewritten = rewrite(closed(value))
         return value if rewritten.consts else rewritten.jaxpr
     if isinstance(value, tuple) and any(isinstance(item, ClosedJaxpr) for item in value):
-        items = [_rewritten(item, rewrite) for item in value]
+        items = [_rewrite_parameter(item, rewrite) for item in value]
         if all(map(operator.is_, items, value)):
             return value
         kind: Any = type(value)

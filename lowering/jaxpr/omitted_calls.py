@@ -72,10 +72,13 @@ class OmittedCalls:
         calls = dict[int, OmittedCall]()
         for function, numbers in omitted.items():
             eqns = [jaxpr.eqns[n] for n in numbers]
-            calls.update(zip(numbers, self._match(jaxpr, function, eqns), strict=False))  # empty without candidates
+            calls.update(
+                zip(numbers, self._match_calls(jaxpr, function, eqns), strict=False)
+            )  # empty without candidates
         return calls
 
-    def _match(self, jaxpr: Jaxpr, function: Root, eqns: Sequence[JaxprEqn]) -> list[OmittedCall]:
+    def _match_calls(self, jaxpr: Jaxpr, function: Root, eqns: Sequence[JaxprEqn]) -> list[OmittedCall]:
+        """Return the omitted call of each of the equations whose frames begin in a function; empty without calls."""
         candidates = self._calls_in(jaxpr).get(function, [])
         if candidates:
             return _match_by_values(eqns, candidates)
@@ -117,7 +120,14 @@ def root_of(code: CodeType) -> Root:
 
 
 def frames_of(eqn: JaxprEqn, before: Frames, is_shown: Callable[[CodeType], bool], run: int = 0) -> Frames:
-    """Return the frames of an equation that are shown, after those of call number `run` around it."""
+    """Return the frames of an equation after those of a call around it.
+
+    Args:
+        eqn: the equation.
+        before: frames of the call.
+        is_shown: whether code is the user's; places in other code are noted with the next call of the user's.
+        run: number of the call, which its callee, the outermost frame that is shown, gets.
+    """
     calls = list(before.calls)
     between = list(before.tail)
     for place in reversed(raw_frames(eqn)):
@@ -184,8 +194,10 @@ def _all_jaxprs(program: Jaxpr) -> Iterator[Jaxpr]:
 
 
 def _match_by_values(eqns: Sequence[JaxprEqn], calls: Sequence[OmittedCall]) -> list[OmittedCall]:
-    """Return for each equation the call that reads the same values."""
-    # Equations without one belong to the call of those before them, or after them from where the callee begins.
+    """Return for each equation the call that reads the same values.
+
+    Equations without one belong to the call of those before them, or after them from where the callee begins.
+    """
     readers: dict[Var, set[int]] = defaultdict(set)
     for number, call in enumerate(calls):
         for var in call.operands:

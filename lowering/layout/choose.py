@@ -71,27 +71,37 @@ def choose(
     order = tuple(order)
     if 0 in shape:
         return empty_placement(shape)
-    read_fields = [number for number, field in enumerate(work.codelet.fields) if field.is_read]
-    unmoved_placements = {
-        n: unmoved_placement(graph, x, work.fields[n], shape, order) for n, x in zip(read_fields, operands, strict=True)
-    }
+    # Operands from elsewhere are received whole on any grid, so that a trial would tell no grids apart.
     by_estimate = work.is_exact or "elsewhere" in work.sources
     num_trials = 1 if by_estimate else _MOST_TRIALS
     grids = even_grids(shape, order, graph.target.tiles_per_ipu)
-    numbers, cycles = _ranked(shape, order, work, graph.target, graph.byte_cost_cycles, after, num_trials)
-    candidates = [grids.placement(n) for n in numbers]
+    numbers, cycles = _rank_grids(shape, order, work, graph.target, graph.byte_cost_cycles, after, num_trials)
+    grid_placements = [grids.placement(n) for n in numbers]
+    candidates = list(grid_placements)
     bounds = list(cycles)
     is_exact = [by_estimate] * len(candidates)
-    for placement in dict.fromkeys(p for p in unmoved_placements.values() if p is not None):
-        unmoved = [n for n, operand_placement in unmoved_placements.items() if operand_placement is placement]
-        candidates.append(placement)
+    for placement, unmoved in _fields_unmoved_by(graph, shape, order, work, operands).items():
         local_work = work.with_free(unmoved)
         unmoved_bytes = _unmoved_bytes(placement, work, [n for n in unmoved if n in unmoved_fields])
+        candidates.append(placement)
         bounds.append(estimated_cycles(placement, local_work, after, graph) - graph.byte_cost_cycles * unmoved_bytes)
         is_exact.append(by_estimate or local_work.is_exact)
     chosen = choose_cheapest(candidates, bounds, lambda placement: _trial_cost(graph, add, placement), is_exact)
     # Only a grid may start at another tile: the placement of a mapped operand has its tiles.
-    return _on_next_tiles(graph, chosen) if any(chosen is grid for grid in candidates[: len(numbers)]) else chosen
+    return _on_next_tiles(graph, chosen) if any(chosen is grid for grid in grid_placements) else chosen
+
+
+def _fields_unmoved_by(
+    graph: Graph, shape: tuple[int, ...], order: tuple[int, ...], work: Work, operands: Sequence[Tensor]
+) -> dict[Blocked, list[int]]:
+    """Placements that mapped operands have, and the fields of the operands that do not move with each."""
+    read_fields = [number for number, field in enumerate(work.codelet.fields) if field.is_read]
+    fields: dict[Blocked, list[int]] = {}
+    for number, operand in zip(read_fields, operands, strict=True):
+        placement = unmoved_placement(graph, operand, work.fields[number], shape, order)
+        if placement is not None:
+            fields.setdefault(placement, []).append(number)
+    return fields
 
 
 def _on_next_tiles(graph: Graph, placement: Blocked) -> Blocked:
@@ -114,14 +124,14 @@ def _is_ranking(
     after: After | None,
     limit: int,
 ) -> bool:
-    """Return whether a stored value can be that of `_ranked`."""
+    """Return whether a stored value can be that of `_rank_grids`."""
     numbers, cycles = value
     count = even_grids(shape, order, target.tiles_per_ipu).blocks.shape[1]
     return len(numbers) == len(cycles) == min(limit, count) and all(0 <= n < count for n in numbers)
 
 
 @remembered_and_stored(_is_ranking)
-def _ranked(
+def _rank_grids(
     shape: tuple[int, ...],
     order: tuple[int, ...],
     work: Work,
@@ -134,7 +144,7 @@ def _ranked(
     a tile, then that of fewest tiles.
     """
     grids = even_grids(shape, order, target.tiles_per_ipu)
-    cycles = _cycles(work, grids, after, target, byte_cost) + _crowding(work, grids, target)
+    cycles = _weighted_cycles(work, grids, after, target, byte_cost) + _crowding_penalty(work, grids, target)
     tiles = np.prod(grids.blocks, axis=0)
     block_bytes = _block_bytes(work, grids)
     best = np.lexsort((tiles, np.maximum(block_bytes, MIN_BYTES_PER_TILE), cycles))[:limit]
@@ -142,14 +152,17 @@ def _ranked(
 
 
 def _block_bytes(work: Work, grids: Grids) -> np.ndarray:
+    """Bytes that the longest block reads and writes, int64[candidates]."""
     total = np.zeros(grids.blocks.shape[1:], np.int64)
     for spans, field in zip(work.fields, work.codelet.fields, strict=True):
         total = total + total_elements([span.lengths(grids.lengths) for span in spans]) * element_bytes(field.dtype)
     return total
 
 
-def _cycles(work: Work, grids: Grids, after: After | None, target: Target, byte_cost: float) -> np.ndarray:
-    """Cost of an operation with its following steps; infinite for grids that a cheaper total rules out."""
+def _weighted_cycles(work: Work, grids: Grids, after: After | None, target: Target, byte_cost: float) -> np.ndarray:
+    """Cycles of an operation with its following steps, plus the cost of its code and operands; infinite for grids that
+    a cheaper total rules out.
+    """
     code_bytes = _piece_code_bytes(work, grids, target)
     cycles = work.cycles(grids, target) + byte_cost * (code_bytes + work.placed_bytes(grids))
     if after is None:
@@ -174,7 +187,8 @@ def _piece_code_bytes(work: Work, grids: Grids, target: Target) -> np.ndarray:
     return receive_code_bytes(runs, target)
 
 
-def _crowding(work: Work, grids: Grids, target: Target) -> np.ndarray:
+def _crowding_penalty(work: Work, grids: Grids, target: Target) -> np.ndarray:
+    """Penalty of grids whose block of any one field is too large for a tile."""
     largest_bytes = np.zeros(grids.blocks.shape[1:])
     for spans, field in zip(work.fields, work.codelet.fields, strict=True):
         elements = total_elements([span.lengths(grids.lengths) for span in spans])
@@ -199,7 +213,7 @@ def estimated_cycles(placement: Blocked, work: Work, after: After | None, graph:
     """Estimated cost on one placement; a tile computes its blocks one after the other."""
     grid = grid_of(placement)
     target = graph.target
-    cycles = _cycles(work, grid, after, target, graph.byte_cost_cycles) + _crowding(work, grid, target)
+    cycles = _weighted_cycles(work, grid, after, target, graph.byte_cost_cycles) + _crowding_penalty(work, grid, target)
     more_blocks = int(np.bincount(placement.tile.ravel()).max()) - 1
     return float(cycles[0] + more_blocks * np.ravel(work.compute_cycles(grid.lengths, target))[0])
 

@@ -45,11 +45,11 @@ def view_digits(tensor: Tensor) -> tuple[tuple[Digit, ...], ...] | None:
         return None
     rows = [_digits_of(group, affine.variable.shape) for group in affine.dims]
     complete_rows = [row for row in rows if row is not None]
-    is_complete = len(complete_rows) == len(rows) and _count_all(complete_rows, affine.variable.shape)
+    is_complete = len(complete_rows) == len(rows) and _count_every_index(complete_rows, affine.variable.shape)
     return tuple(complete_rows) if is_complete else None
 
 
-def _count_all(digits: Sequence[Sequence[Digit]], shape: Sequence[int]) -> bool:
+def _count_every_index(digits: Sequence[Sequence[Digit]], shape: Sequence[int]) -> bool:
     """True if the digits along each dimension of the variable count through all of it exactly once."""
     reached = [1] * len(shape)
     for digit in sorted((digit for row in digits for digit in row), key=lambda digit: digit.step):
@@ -87,7 +87,17 @@ def _digits_of(group: Sequence[tuple[int, int]], shape: tuple[int, ...]) -> tupl
 def variable_blocks(
     shape: Sequence[int], digits: Sequence[Sequence[Digit]], cuts: Sequence[np.ndarray]
 ) -> tuple[tuple[np.ndarray, ...], tuple[np.ndarray, ...]]:
-    """Cuts of a variable so that each block is in one block of the view, and the numbers of those blocks."""
+    """Cuts of a variable so that each block is in one block of the view, and the numbers of those blocks.
+
+    Args:
+        shape: shape of the variable.
+        digits: digits of each dimension of the view, as by `view_digits`.
+        cuts: cuts of each dimension of the view.
+
+    Returns:
+        Cuts of each dimension of the variable, and for each dimension of the view the number of the block that has a
+        block of the variable, int64[*blocks of the variable], where it varies.
+    """
     bounds = [np.array([0, size]) for size in shape]
     for row, cut in zip(digits, cuts, strict=True):
         for digit in row:

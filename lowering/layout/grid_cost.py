@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from ipujax.lowering.layout.operand_parts import (
     MOST_SHARED_BYTES as MOST_SHARED_BYTES,
     Span as Span,
     fewest_runs,
-    part_of,
+    part_of_block,
     shares_of,
     spans as spans,
 )
@@ -44,12 +44,20 @@ from ipujax.runtime.tensor import VECTOR_BYTES, element_bytes
 Source = Literal["here", "free", "elsewhere"]
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class _Arriving:
-    """Cycles of receiving one operand."""
+class _ReadField(NamedTuple):
+    """A field that a vertex reads."""
 
-    alone: np.ndarray  # of a tile that shares its bus with the tile that has the block
-    with_bus: np.ndarray  # of the last tile
+    spans: tuple[Span, ...]
+    element_bytes: int
+    source: Source
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Receiving:
+    """Cycles in which a tile receives one operand, float[candidates]."""
+
+    beside_owner: np.ndarray  # of a tile on the bus of the tile that has the block
+    last_tile: np.ndarray  # of the last tile, far from the tile that has the block
     # Cut dimensions of the index space along which tiles read a block that the first of them has, bool[dimensions,
     # candidates]; none where all tiles receive something
     repeats: np.ndarray
@@ -79,21 +87,22 @@ class Work:
 
     def cycles(self, grids: Grids, target: Target) -> np.ndarray:
         """Cycles on each grid, float[candidates]; an estimate where halos are read."""
-        inner = self._inner(grids)
+        inner = self._lengths_of_inner_block(grids)
         computing = np.maximum(
-            self.compute_cycles(grids.lengths, target) + self._copying(grids, grids.lengths, False, target),
-            self.compute_cycles(inner, target) + self._copying(grids, inner, True, target),
+            self.compute_cycles(grids.lengths, target)
+            + self._copy_cycles(grids, grids.lengths, target, has_neighbours=False),
+            self.compute_cycles(inner, target) + self._copy_cycles(grids, inner, target, has_neighbours=True),
         )
-        exchange = exchange_cycles(self._receiving(grids, inner, target), self._sent_bytes(grids), target)
+        exchange = exchange_cycles(self._receive_cycles(grids, inner, target), self._sent_bytes(grids), target)
         return np.broadcast_to(computing + exchange + sync_cycles(1, target), grids.blocks.shape[1:])
 
     def placed_bytes(self, grids: Grids) -> np.ndarray:
         """Bytes on the fullest tile of the operands that this operation maps, int64[candidates]."""
         total = np.zeros(grids.blocks.shape[1:], np.int64)
-        for read, width, source in self._read_fields():
-            if source == "free":
-                needed = total_elements([span.lengths(grids.lengths) for span in read])
-                total = total + needed * width // shares_of(read, grids, width).parts
+        for field in self._read_fields():
+            if field.source == "free":
+                needed = total_elements([span.lengths(grids.lengths) for span in field.spans])
+                total = total + needed * field.element_bytes // shares_of(field.spans, grids, field.element_bytes).parts
         return total
 
     def compute_cycles(self, lengths: np.ndarray, target: Target) -> np.ndarray:
@@ -101,90 +110,129 @@ class Work:
         shapes = [tuple(span.lengths(lengths) for span in field) for field in self.fields]
         return np.ceil(self.codelet.cycles(shapes, target))
 
-    def _inner(self, grids: Grids) -> np.ndarray:
-        """Lengths of a large block with neighbours on both sides along dimensions with halos, if there is one."""
+    def _lengths_of_inner_block(self, grids: Grids) -> np.ndarray:
+        """Lengths of the longest block with neighbours on both sides along dimensions with halos.
+
+        Blocks of a dimension differ by at most one element. If several of three or more are of the longer kind, one of
+        these has two neighbours; else only a shorter one may.
+        """
         lengths = grids.lengths.copy()
         for d in {span.axis for read in self.fields for span in read if span.axis is not None and span.has_halo}:
-            inner = (grids.blocks[d] > 2) & (grids.shape[d] % grids.blocks[d] > 1)
-            lengths[d] = np.where(inner, lengths[d], grids.shape[d] // grids.blocks[d])
+            is_long = (grids.blocks[d] > 2) & (grids.shape[d] % grids.blocks[d] > 1)
+            lengths[d] = np.where(is_long, lengths[d], grids.shape[d] // grids.blocks[d])
         return lengths
 
-    def _read_fields(self) -> list[tuple[tuple[Span, ...], int, Source]]:
-        """Spans, bytes of an element and source of each field that is read."""
+    def _read_fields(self) -> list[_ReadField]:
         rows = zip(self.fields, self.codelet.fields, self.sources, strict=True)
-        return [(spans, element_bytes(field.dtype), source) for spans, field, source in rows if field.is_read]
+        return [_ReadField(spans, element_bytes(field.dtype), source) for spans, field, source in rows if field.is_read]
 
-    def _copying(self, grids: Grids, block: np.ndarray, halos: bool, target: Target) -> np.ndarray:
+    def _copy_cycles(self, grids: Grids, block: np.ndarray, target: Target, *, has_neighbours: bool) -> np.ndarray:
         """Cycles of copying a tile's own part of its operands next to the part that arrives."""
         copied, pieces, slow = (np.zeros(grids.blocks.shape[1:], np.int64) for _ in range(3))
-        for read, width, source in self._read_fields():
-            row = row_of([span.extent for span in read])
-            is_fast = atom_bytes_of(row * width) == VECTOR_BYTES
-            if source == "elsewhere":
-                needed = total_elements([span.lengths(block) for span in read])
-                is_scattered = fewest_runs(read, block) > 1
-                slow = slow + is_scattered * slow_copy_cycles(row, width, 0 * needed, needed)
+        for field in self._read_fields():
+            row = row_of([span.extent for span in field.spans])
+            is_fast = atom_bytes_of(row * field.element_bytes) == VECTOR_BYTES
+            if field.source == "elsewhere":
+                # All of it arrives; only elements that are narrower than a vector are copied, slowly.
+                needed = total_elements([span.lengths(block) for span in field.spans])
+                is_scattered = fewest_runs(field.spans, block) > 1
+                slow = slow + is_scattered * slow_copy_cycles(row, field.element_bytes, np.zeros_like(needed), needed)
                 continue
-            part = part_of(read, grids, block, halos, shares_of(read, grids, width))
+            shares = shares_of(field.spans, grids, field.element_bytes)
+            part = part_of_block(field.spans, grids, block, shares, has_neighbours=has_neighbours)
             is_scattered = part.runs > 1
-            copied = copied + is_fast * is_scattered * part.own * width
+            copied = copied + is_fast * is_scattered * part.own * field.element_bytes
             pieces = pieces + is_fast * is_scattered * part.own_runs
-            slow = slow + is_scattered * slow_copy_cycles(row, width, part.own, part.needed - part.own)
+            slow = slow + is_scattered * slow_copy_cycles(row, field.element_bytes, part.own, part.needed - part.own)
         return copy_cycles(copied, pieces, target, slow)
 
     def _sent_bytes(self, grids: Grids) -> np.ndarray:
         """Bytes the first tile sends: it has the first of all blocks with several readers; without halos."""
         first_lengths = np.array(grids.shape)[:, None] // grids.blocks
         total = np.zeros(grids.blocks.shape[1:], np.int64)
-        for read, width, source in self._read_fields():
-            shares = shares_of(read, grids, width)
-            block = total_elements([span.lengths(first_lengths) for span in read])
-            sent = np.where(shares.parts > 1, shares.shortest, np.where(shares.users > 1, block, 0))
-            total = total + np.where(source == "elsewhere", 0, sent * width)
+        for field in self._read_fields():
+            if field.source == "elsewhere":
+                continue
+            shares = shares_of(field.spans, grids, field.element_bytes)
+            block = total_elements([span.lengths(first_lengths) for span in field.spans])
+            total = total + field.element_bytes * np.select(
+                [shares.parts > 1, shares.users > 1], [shares.shortest, block], 0
+            )
         return total
 
-    def _receiving(self, grids: Grids, inner: np.ndarray, target: Target) -> np.ndarray:
-        """Cycles in which the slowest tile receives its operands, one after the other."""
-        fields = [self._arriving(field, grids, inner, target) for field in self._read_fields()]
-        total = sum((field.with_bus for field in fields), np.zeros(grids.blocks.shape[1:], np.int64))
-        cut = grids.blocks > 1
-        # The dimension along which neighbouring tile numbers differ.
-        innermost = cut & (np.cumsum(cut[::-1], axis=0)[::-1] == 1)
+    def _receive_cycles(self, grids: Grids, inner: np.ndarray, target: Target) -> np.ndarray:
+        """Cycles in which the slowest tile receives its operands, one after the other.
+
+        That is the last tile, or one on the bus of a block's owner: it receives that block alone, though other blocks
+        are its own.
+        """
+        fields = [
+            _from_elsewhere(field, grids, target)
+            if field.source == "elsewhere"
+            else _from_readers(field, grids, inner, target)
+            for field in self._read_fields()
+        ]
+        total = sum((field.last_tile for field in fields), np.zeros(grids.blocks.shape[1:], np.int64))
+        is_cut = grids.blocks > 1
+        # The dimension along which neighbouring tile numbers differ, so tiles of one bus.
+        is_innermost = is_cut & (np.cumsum(is_cut[::-1], axis=0)[::-1] == 1)
         for field in fields:
-            other_dims = (cut & ~field.repeats) | innermost
-            beside_owner = field.alone
+            # Dimensions along which a tile beside the owner of this field's block need not be the first.
+            free_dims = (is_cut & ~field.repeats) | is_innermost
+            beside_owner = field.beside_owner
             for other in fields:
-                is_receiving = ~other.repeats.any(0) | (other.repeats & other_dims).any(0)
-                beside_owner = beside_owner + np.where((other is not field) & is_receiving, other.alone, 0)
-            # The slowest is the last tile, or one on the bus of a block's owner: it receives that block
-            # alone, though other blocks are its own.
-            total = np.where(field.with_bus < field.alone, np.maximum(total, beside_owner), total)
+                # Of a block that is repeated along a free dimension another tile is the owner.
+                is_receiving = ~other.repeats.any(0) | (other.repeats & free_dims).any(0)
+                beside_owner = beside_owner + np.where((other is not field) & is_receiving, other.beside_owner, 0)
+            is_slower = field.last_tile < field.beside_owner
+            total = np.where(is_slower, np.maximum(total, beside_owner), total)
         return total
 
-    def _arriving(
-        self, field: tuple[tuple[Span, ...], int, Source], grids: Grids, inner: np.ndarray, target: Target
-    ) -> _Arriving:
-        """Cycles in which a tile receives one operand: all of it, or the part that its own tile does not have."""
-        read, width, source = field
-        shares = shares_of(read, grids, width)
-        if source == "elsewhere":
-            needed = np.broadcast_to(total_elements([span.lengths(grids.lengths) for span in read]), shares.users.shape)
-            shared = np.where(shares.by_bus(target), needed, 0)
-            cycles = receive_cycles(needed * width, shared * width, fewest_runs(read, grids.lengths), target)
-            return _Arriving(cycles, cycles, np.zeros_like(grids.blocks, bool))
-        middle = part_of(read, grids, inner, True, shares)
-        outer = part_of(read, grids, grids.lengths, False, shares)
-        # With as many parts as readers each reader has one part already.
-        missing = outer.needed - np.where(shares.parts == shares.users, shares.shortest, 0)
-        received = np.where(shares.users == 1, middle.needed - middle.own, missing)
-        runs = np.where(shares.users == 1, middle.runs - middle.own_runs, outer.runs)
-        runs = np.where(shares.parts > 1, outer.runs - outer.own_runs, runs)
-        runs = np.where(received > 0, runs, 0)
-        common, with_bus = shares.common(outer.needed, target)
-        beside_owner, last = (
-            receive_cycles(received * width, part * width, runs, target) for part in (common, with_bus)
-        )
-        axes = [span.axis for span in read]
-        # Along these dimensions all blocks read the same elements of the field.
-        unfollowed = np.array([[d not in axes] for d in range(len(grids.shape))], bool).reshape(-1, 1)
-        return _Arriving(beside_owner, last, unfollowed & (grids.blocks > 1) & (shares.parts == 1))
+
+def _from_elsewhere(field: _ReadField, grids: Grids, target: Target) -> _Receiving:
+    """Cycles of receiving a whole block of an operand that an earlier operation has mapped."""
+    spans, width, _ = field
+    shares = shares_of(spans, grids, width)
+    needed = np.broadcast_to(total_elements([span.lengths(grids.lengths) for span in spans]), shares.users.shape)
+    common = np.where(shares.are_by_bus(target), needed, 0)
+    cycles = receive_cycles(needed * width, common * width, fewest_runs(spans, grids.lengths), target)
+    return _Receiving(cycles, cycles, np.zeros_like(grids.blocks, bool))
+
+
+def _from_readers(field: _ReadField, grids: Grids, inner: np.ndarray, target: Target) -> _Receiving:
+    """Cycles of receiving the part that a tile does not have of an operand that is mapped to its readers.
+
+        readers of a block   parts of it    a tile receives
+        one                  one            the halo of its block
+        several              one            the block; its owner nothing
+        several              as many        the other parts
+        several              fewer          the block: the slowest tile has no part
+
+    Args:
+        field: the operand.
+        grids: candidate grids.
+        inner: lengths of a block that has halos on both sides.
+        target: machine whose rates count.
+    """
+    spans, width, _ = field
+    shares = shares_of(spans, grids, width)
+    haloed = part_of_block(spans, grids, inner, shares, has_neighbours=True)
+    longest = part_of_block(spans, grids, grids.lengths, shares, has_neighbours=False)
+    has_one_reader = shares.users == 1
+    received = np.select(
+        [has_one_reader, shares.parts == shares.users],
+        [haloed.needed - haloed.own, longest.needed - shares.shortest],
+        longest.needed,
+    )
+    runs = np.select(
+        [received <= 0, has_one_reader, shares.parts > 1],
+        [0, haloed.runs - haloed.own_runs, longest.runs - longest.own_runs],
+        longest.runs,
+    )
+    common = shares.common(longest.needed, target)
+    beside_owner = receive_cycles(received * width, common.on_bus_of_owner * width, runs, target)
+    last_tile = receive_cycles(received * width, common.on_other_bus * width, runs, target)
+    axes = [span.axis for span in spans]
+    # Along these dimensions all blocks read the same elements of the field.
+    is_unfollowed = np.array([[d not in axes] for d in range(len(grids.shape))], bool).reshape(-1, 1)
+    return _Receiving(beside_owner, last_tile, is_unfollowed & (grids.blocks > 1) & (shares.parts == 1))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isqrt, prod
+from typing import NamedTuple
 
 import numpy as np
 
@@ -94,18 +95,24 @@ def grids(values: Sequence[np.ndarray], max_product: int) -> np.ndarray:
     return chosen
 
 
-def cut_again(cuts: np.ndarray, parts: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+class FinerCuts(NamedTuple):
+    """Cuts of a dimension whose blocks are cut into parts."""
+
+    cuts: np.ndarray  # int64[parts + 1]
+    block: np.ndarray  # block that each part is of, int64[parts]
+    number: np.ndarray  # of each part within its block, int64[parts]
+
+
+def cut_again(cuts: np.ndarray, parts: int) -> FinerCuts:
     """Cuts every block of a dimension again, as evenly as possible.
 
     Args:
         cuts: cuts of the dimension, int64[blocks + 1].
         parts: upper bound of the parts of a block.
-
-    Returns:
-        The finer cuts, the block of each part, and its number within that block.
     """
     starts = cuts[:-1, None]
     lengths = np.diff(cuts)[:, None]
     bounds = np.unique(np.append((starts + np.arange(parts) * lengths // parts).ravel(), cuts[-1]))
     block = np.searchsorted(cuts, bounds[:-1], side="right") - 1
-    return frozen(bounds, np.int64), block, np.arange(len(block)) - np.searchsorted(block, block)
+    number = np.arange(len(block)) - np.searchsorted(block, block)  # distance from the first part of its block
+    return FinerCuts(frozen(bounds, np.int64), block, number)

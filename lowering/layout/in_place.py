@@ -47,7 +47,7 @@ def must_be_set_aside(value: Tensor, place: Tensor, overwritten: Set[Variable]) 
 
 
 def overwrite(builder: Builder, value: Tensor, place: Tensor) -> None:
-    """Copies a mapped value to the mapped tensor `place` of its shape, where they differ; `name` is a debug name."""
+    """Copies a mapped value to the mapped tensor `place` of its shape, where they differ."""
     moving = differing_elements(value, place)
     if moving is not None:
         builder.prog.add(Copy(*moving, builder.name, builder.graph.origin))

@@ -158,11 +158,11 @@ def mapping_like(graph: Graph, tensor: Tensor) -> TileMapping | None:
     mapping = graph.mappings[affine.variable]
     if tensor.is_whole_variable:
         same_shape = tensor.shape == affine.variable.shape
-        return mapping if same_shape or isinstance(mapping, Flat) else _reshaped(mapping, tensor.shape)
+        return mapping if same_shape or isinstance(mapping, Flat) else _mapping_of_reshape(mapping, tensor.shape)
     if isinstance(mapping, Flat):
         return None
     order = variable_dims(affine)
-    return None if order is None else _sliced(affine.variable, mapping, affine.offset, tensor.shape, order)
+    return None if order is None else _mapping_of_slice(affine, mapping, tensor.shape, order)
 
 
 def layout_like(graph: Graph, tensor: Tensor) -> tuple[tuple[int, ...], TileMapping] | None:
@@ -175,15 +175,27 @@ def layout_like(graph: Graph, tensor: Tensor) -> tuple[tuple[int, ...], TileMapp
     return None if mapping is None else (tensor.shape, mapping)
 
 
-def _sliced(
-    variable: Variable, mapping: Blocked, offset: int, shape: tuple[int, ...], order: tuple[int | None, ...]
+def _mapping_of_slice(
+    view: Affine, mapping: Blocked, shape: tuple[int, ...], order: tuple[int | None, ...]
 ) -> Blocked | None:
-    """Mapping of a slice in the order of its dimensions: the blocks of the variable, cut at the ends of the slice."""
-    first = [int(i) for i in np.unravel_index(offset, variable.shape)] if variable.size else [0] * len(variable.shape)
+    """Mapping of a slice in the order of its dimensions: the blocks of the variable, cut at the ends of the slice.
+
+    Args:
+        view: the slice.
+        mapping: mapping of its variable.
+        shape: shape of the slice.
+        order: the variable's dimension along each of the slice, None for one of size 1, as by `variable_dims`.
+    """
+    variable = view.variable
+    first = [0] * len(variable.shape)
+    if variable.size:
+        first = [int(i) for i in np.unravel_index(view.offset, variable.shape)]
     cuts: list[np.ndarray] = []
-    picks: list[np.ndarray] = [np.zeros(1, np.int64)] * len(variable.shape)
-    for number, start in enumerate(first):
-        picks[number] = np.searchsorted(mapping.cuts[number], np.array([start]), side="right") - 1
+    # Numbers of the variable's blocks along each dimension; one block where the slice does not follow the dimension.
+    picks = [
+        np.searchsorted(bounds, np.array([start]), side="right") - 1
+        for bounds, start in zip(mapping.cuts, first, strict=True)
+    ]
     for view_dim, dim in enumerate(order):
         if dim is None:
             cuts.append(frozen([0, shape[view_dim]], np.int64))
@@ -203,7 +215,7 @@ def _sliced(
 
 
 @remembered
-def _reshaped(mapping: Blocked, shape: tuple[int, ...]) -> TileMapping | None:
+def _mapping_of_reshape(mapping: Blocked, shape: tuple[int, ...]) -> TileMapping | None:
     """Mapping of the same flat elements in another shape: leading cuts where sizes agree, else flat."""
     old = mapping.shape
     num_equal = 0

@@ -135,11 +135,11 @@ def memory_order(tensor: Tensor) -> MemoryOrder | None:
     affine = tensor.affine
     if affine is None or tensor.size != affine.variable.size:
         return None
-    return _by_strides(affine.dims, affine.variable.size) if affine.offset == 0 else None
+    return _order_by_strides(affine.dims, affine.variable.size) if affine.offset == 0 else None
 
 
 @remembered_small
-def _by_strides(dims: Sequence[Group], size: int) -> MemoryOrder | None:
+def _order_by_strides(dims: Sequence[Group], size: int) -> MemoryOrder | None:
     """Dimensions of a view of `size` elements by falling stride; None if they leave gaps."""
     # A dimension of size 1 has no piece; the longest stride puts it outermost.
     rows = [group or ((1, size),) for group in dims]
@@ -156,16 +156,19 @@ def _by_strides(dims: Sequence[Group], size: int) -> MemoryOrder | None:
 
 def variable_like(graph: Graph, tensor: Tensor, name: str, dtype: Any = None) -> Tensor:
     """Adds a variable with the shape, memory order and mapping of a tensor; unmapped where no simple mapping fits."""
-    return _like(graph, tensor, name, dtype, None)
+    return _add_variable_like(graph, tensor, name, dtype, fallback=None)
 
 
 def add_like(graph: Graph, tensor: Tensor, name: str, dtype: Any = None) -> Tensor:
-    """Adds a variable like a mapped tensor, as `variable_like`; mapped linearly where no simple mapping fits."""
+    """Adds a variable with the shape, memory order and mapping of a mapped tensor; mapped linearly where no simple
+    mapping fits.
+    """
     dtype = tensor.dtype if dtype is None else dtype
-    return _like(graph, tensor, name, dtype, linear_mapping(graph, tensor.size, dtype))
+    return _add_variable_like(graph, tensor, name, dtype, fallback=linear_mapping(graph, tensor.size, dtype))
 
 
-def _like(graph: Graph, tensor: Tensor, name: str, dtype: Any, fallback: TileMapping | None) -> Tensor:
+def _add_variable_like(graph: Graph, tensor: Tensor, name: str, dtype: Any, *, fallback: TileMapping | None) -> Tensor:
+    """Adds a variable that stores elements in the order and on the tiles of a tensor; by `fallback` if none fits."""
     order = memory_order(tensor) or MemoryOrder.own(tensor.shape)
     in_order = order.of_variable(tensor)
     shape, mapping = layout_like(graph, in_order) or (in_order.shape, fallback)

@@ -53,7 +53,7 @@ class Part:
     """Rectangle of an operand that is a rectangle of a variable."""
 
     variable: Variable
-    dims: tuple[int | None, ...]  # its dimensions along those of the operand, None for one of size 1
+    dims: tuple[int | None, ...]  # the variable's dimension along each of the operand, None for one of size 1
     # Position in the variable minus position in the operand, along each dimension of the operand; modulo the extent
     # along a dimension of a concatenation, because a roll continues at the other end
     offsets: tuple[int, ...]
@@ -65,7 +65,7 @@ def neighbours(operands: Iterable[Tensor]) -> list[Neighbours]:
     parts: dict[Variable, list[Part]] = {}
     irregular: set[Variable] = set()
     views = list(operands)
-    # The usual case, without a look at the views.
+    # No variable is read twice: the usual case.
     if all(count == 1 for count in Counter(variable for view in views for variable in view.variables()).values()):
         return []
     for operand in views:
@@ -73,22 +73,32 @@ def neighbours(operands: Iterable[Tensor]) -> list[Neighbours]:
         for part in rectangles or ():
             parts.setdefault(part.variable, []).append(part)
         irregular.update(operand.variables() if rectangles is None else ())
-    stencils = [_stencil(variable, rectangles) for variable, rectangles in parts.items() if variable not in irregular]
+    stencils = [
+        _joint_range(variable, rectangles) for variable, rectangles in parts.items() if variable not in irregular
+    ]
     return [stencil for stencil in stencils if stencil is not None and stencil.low != stencil.high]
 
 
 def parts_of(operand: Tensor) -> list[Part] | None:
     """Rectangles of which a view is a concatenation; None for any other view."""
-    parts = _rectangles(operand.node, (0,) * operand.ndim, (False,) * operand.ndim)
+    parts = _rectangles_of_node(operand.node, (0,) * operand.ndim, (False,) * operand.ndim)
     return None if parts is None else list(parts)
 
 
-def _rectangles(node: Node, at: tuple[int, ...], joined: tuple[bool, ...]) -> Iterable[Part] | None:
-    """Rectangles of a node at position `at` of the operand, in concatenations along the dimensions `joined`."""
+def _rectangles_of_node(node: Node, at: tuple[int, ...], joined: tuple[bool, ...]) -> Iterable[Part] | None:
+    """Rectangles of which a part of an operand is a concatenation; None for any other view.
+
+    Args:
+        node: the part.
+        at: position of its first element in the operand.
+        joined: for each dimension whether a concatenation around the part joins parts along it.
+    """
     if isinstance(node, Concat):
         joined_inside = tuple(is_joined or d == node.axis for d, is_joined in enumerate(joined))
         starts = (tuple(n + bound * (d == node.axis) for d, n in enumerate(at)) for bound in node.bounds)
-        nested = [_rectangles(part, start, joined_inside) for part, start in zip(node.parts, starts, strict=False)]
+        nested = [
+            _rectangles_of_node(part, start, joined_inside) for part, start in zip(node.parts, starts, strict=False)
+        ]
         return None if None in nested else [part for parts in nested if parts is not None for part in parts]
     dims = variable_dims(node) if isinstance(node, Affine) and not node.is_empty else None
     if not isinstance(node, Affine) or dims is None:
@@ -100,17 +110,19 @@ def _rectangles(node: Node, at: tuple[int, ...], joined: tuple[bool, ...]) -> It
     first = [int(n) for n in np.unravel_index(node.offset, shape)]
     rows = zip(dims, at, joined, strict=True)
     offsets = [
-        0 if dim is None else _offset(first[dim] - position, shape[dim], is_ring) for dim, position, is_ring in rows
+        0 if dim is None else _offset_on_ring(first[dim] - position, shape[dim]) if is_joined else first[dim] - position
+        for dim, position, is_joined in rows
     ]
     return [Part(node.variable, dims, tuple(offsets), prod(node.shape))]
 
 
-def _offset(offset: int, extent: int, is_ring: bool) -> int:
-    return (offset + extent // 2) % extent - extent // 2 if is_ring else offset
+def _offset_on_ring(offset: int, extent: int) -> int:
+    """The offset of least size that is equal modulo the extent, because a roll continues at the other end."""
+    return (offset + extent // 2) % extent - extent // 2
 
 
-def _stencil(variable: Variable, parts: Sequence[Part]) -> Neighbours | None:
-    """Range of offsets over all parts of a variable; None if they follow different dimensions."""
+def _joint_range(variable: Variable, parts: Sequence[Part]) -> Neighbours | None:
+    """Range of offsets over all parts of a variable; None if they follow different dimensions, or one twice."""
     dims: list[int | None] = []
     low: list[int] = []
     high: list[int] = []
@@ -154,13 +166,15 @@ def neighbour_mappings(
     stencils = [stencil for stencil in neighbours(views) if stencil.variable not in graph.mappings]
     if not stencils:
         return []
-    grids = _grids(graph.target, stencils, shape)
+    grids = _grids_of_stencils(graph.target, stencils, shape)
     cycles = compute_cycles(total_elements([*grids.lengths])) + _moving_cycles(graph, stencils, grids)
     best = np.argsort(cycles, kind="stable")[:_MOST_GRIDS]
-    return [{stencil.variable: _mapping(stencil, grids.placement(int(n))) for stencil in stencils} for n in best]
+    return [
+        {stencil.variable: _mapping_to_blocks(stencil, grids.placement(int(n))) for stencil in stencils} for n in best
+    ]
 
 
-def _grids(target: Target, stencils: Sequence[Neighbours], shape: tuple[int, ...]) -> Grids:
+def _grids_of_stencils(target: Target, stencils: Sequence[Neighbours], shape: tuple[int, ...]) -> Grids:
     """Grids along the dimensions that every stencil follows; short rows are not cut."""
     width = max(element_bytes(stencil.variable.dtype) for stencil in stencils)
     tiles = min(target.tiles_per_ipu, max(1, prod(shape) * width // MIN_BYTES_PER_TILE))
@@ -174,9 +188,9 @@ def _moving_cycles(graph: Graph, stencils: Sequence[Neighbours], grids: Grids) -
     """Cycles of receiving the border of a block and copying the block, plus the cost of exchange code."""
     target = graph.target
     width = max(element_bytes(stencil.variable.dtype) for stencil in stencils)
-    reach = np.array([stencil.high for stencil in stencils]).max(0) - np.array(
-        [stencil.low for stencil in stencils]
-    ).min(0)
+    high = np.array([stencil.high for stencil in stencils]).max(0)
+    low = np.array([stencil.low for stencil in stencils]).min(0)
+    reach = high - low
     border = np.where(grids.blocks > 1, np.minimum(reach, grids.shape)[:, None], 0)
     elements = total_elements([*grids.lengths])
     received = (total_elements([*(grids.lengths + border)]) - elements) * width
@@ -190,7 +204,7 @@ def _moving_cycles(graph: Graph, stencils: Sequence[Neighbours], grids: Grids) -
     return receiving + copied + graph.byte_cost_cycles * receive_code_bytes(pieces, target)
 
 
-def _mapping(stencil: Neighbours, placement: Blocked) -> Blocked:
+def _mapping_to_blocks(stencil: Neighbours, placement: Blocked) -> Blocked:
     """Mapping that puts the middle of the elements a block reads on the tile of that block."""
     shape = stencil.variable.shape
     followed = [d for d, dim in enumerate(stencil.dims) if dim is not None]

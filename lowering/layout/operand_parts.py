@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -37,8 +38,8 @@ class Span:
         """True if neighbouring blocks read the same elements."""
         return self.axis is not None and self.reach > self.stride
 
-    def leaves_some(self, grids: Grids) -> np.ndarray:
-        """True if a block reads less than its part of the field, cut as the index space is: bool[candidates]."""
+    def skips_elements(self, grids: Grids) -> np.ndarray:
+        """True if blocks do not read all elements of the field's dimension: bool[candidates]."""
         if self.axis is None:
             return np.zeros(grids.blocks.shape[1:], bool)
         last = self.stride * (grids.shape[self.axis] - 1) + self.reach - 1 + self.offset
@@ -54,20 +55,22 @@ class Span:
 
     def cuts(self, cuts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Cuts of the field's dimension where blocks of the index space begin to read, and the block of each part."""
-        return _clipped(-(-(self.stride * cuts + self.offset) // self.divisor), self.extent)
+        return _clipped_cuts(-(-(self.stride * cuts + self.offset) // self.divisor), self.extent)
 
     def index_cuts(self, cuts: np.ndarray, extent: int) -> tuple[np.ndarray, np.ndarray]:
         """Cuts of the index space where its points begin to read in another block, and the block of each part."""
-        return _clipped(-(-(cuts * self.divisor - self.offset) // self.stride), extent)
+        return _clipped_cuts(-(-(cuts * self.divisor - self.offset) // self.stride), extent)
 
 
-def _clipped(bounds: np.ndarray, extent: int) -> tuple[np.ndarray, np.ndarray]:
-    inner = np.clip(bounds, 0, extent)
-    inner[0] = 0
-    inner[-1] = extent
+def _clipped_cuts(bounds: np.ndarray, extent: int) -> tuple[np.ndarray, np.ndarray]:
+    """Cuts from 0 to `extent` at bounds that may be outside, and the block of each part between two cuts."""
+    clipped = np.clip(bounds, 0, extent)
+    # The first and the last block also have what no block reads before and after them.
+    clipped[0] = 0
+    clipped[-1] = extent
     # Blocks that read nothing of the dimension disappear.
-    blocks = np.flatnonzero(np.diff(inner) > 0)
-    return np.append(inner[blocks], extent) if blocks.size else np.zeros(1, np.int64), blocks
+    blocks = np.flatnonzero(np.diff(clipped) > 0)
+    return np.append(clipped[blocks], extent) if blocks.size else np.zeros(1, np.int64), blocks
 
 
 def spans(shape: Sequence[int], dims: Sequence[int | None]) -> tuple[Span, ...]:
@@ -79,9 +82,19 @@ def spans(shape: Sequence[int], dims: Sequence[int | None]) -> tuple[Span, ...]:
 MOST_SHARED_BYTES = 16 * 1024
 
 
+class Common(NamedTuple):
+    """Elements of a block that all tiles of a bus receive, int64[candidates]."""
+
+    on_bus_of_owner: np.ndarray
+    on_other_bus: np.ndarray
+
+
 @dataclass(frozen=True, eq=False, slots=True)
 class Shares:
-    """Division of blocks of a field among the tiles that read them, as `place.place_operand` does it."""
+    """Division of blocks of a field among the tiles that read them, as `place.place_operand` does it.
+
+    Arrays are int64[candidates], for the longest block of each grid.
+    """
 
     users: np.ndarray  # tiles that read a block
     parts: np.ndarray  # shares of a block, 1 where one tile has it all
@@ -90,24 +103,34 @@ class Shares:
     longest: np.ndarray  # elements of the largest share
     in_row: np.ndarray  # consecutive tiles, from a multiple of this number on, that read one block
 
-    def by_bus(self, target: Target) -> np.ndarray:
+    def are_by_bus(self, target: Target) -> np.ndarray:
         """True if all tiles of an exchange bus read one block."""
         return self.in_row % target.tiles_per_exchange_bus == 0
 
-    def common(self, needed: np.ndarray, target: Target) -> tuple[np.ndarray, np.ndarray]:
-        """Elements of a block that all tiles of a bus receive: on the bus of its owner, and on other buses."""
-        width = target.tiles_per_exchange_bus
+    def common(self, needed: np.ndarray, target: Target) -> Common:
+        """Elements that all tiles of a bus receive of a block with `needed` elements; none unless all read it."""
+        tiles_per_bus = target.tiles_per_exchange_bus
         # Elements that tiles of the bus have already: nobody receives those from another bus.
-        present = np.where(self.parts < self.users, self.parts % width * self.longest, 0)
-        present = np.where(self.parts == self.users, self.shortest + (width - 1) * self.longest, present)
-        present = np.where(self.parts > 1, present, np.where(self.users > width, 0, needed))
-        shared = np.where(self.by_bus(target), np.maximum(needed - present, 0), 0)
-        return np.where(self.parts > 1, shared, 0), shared
+        present = np.select(
+            [
+                # One tile has the block: on a bus of its own if there are more readers than that bus has tiles.
+                (self.parts == 1) & (self.users > tiles_per_bus),
+                self.parts == 1,
+                # Each reader has a part.
+                self.parts == self.users,
+            ],
+            [0, needed, self.shortest + (tiles_per_bus - 1) * self.longest],
+            # Some readers have a part: those of the bus that is not full.
+            self.parts % tiles_per_bus * self.longest,
+        )
+        shared = np.where(self.are_by_bus(target), np.maximum(needed - present, 0), 0)
+        return Common(np.where(self.parts > 1, shared, 0), shared)
 
 
-def shares_of(spans: Sequence[Span], grids: Grids, width: int) -> Shares:
-    """Shares of the longest blocks of a field whose elements have `width` bytes."""
+def shares_of(spans: Sequence[Span], grids: Grids, element_bytes: int) -> Shares:
+    """Shares of the longest blocks of a field: a large one is cut along its outermost dimension that can be cut."""
     axes = [span.axis for span in spans]
+    # Blocks that differ along these dimensions alone read the same elements.
     unfollowed = [d for d in range(len(grids.shape)) if d not in axes]
     users = np.prod(grids.blocks[unfollowed], axis=0, dtype=np.int64)
     in_row = np.ones_like(users)
@@ -122,7 +145,8 @@ def shares_of(spans: Sequence[Span], grids: Grids, width: int) -> Shares:
     dim = np.full_like(users, -1)
     extent = np.ones_like(users)
     for number, (span, length) in enumerate(zip(spans, lengths, strict=True)):
-        is_cut = (dim < 0) & (length > 1) & (users > 1) & (size * width > MOST_SHARED_BYTES)
+        is_cut = (dim < 0) & (length > 1) & (users > 1) & (size * element_bytes > MOST_SHARED_BYTES)
+        # The shortest block has to have an element for each part.
         fewest = np.array(span.extent) if span.axis is None else span.extent // grids.blocks[span.axis]
         parts = np.where(is_cut, np.minimum(users, np.maximum(fewest, 1)), parts)
         extent = np.where(is_cut, length, extent)
@@ -145,7 +169,7 @@ def fewest_runs(spans: Sequence[Span], block: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Part:
-    """Elements of a field that a block reads, and those of them on its own tile."""
+    """Elements of a field that a block reads, and those of them on its own tile; arrays are int64[candidates]."""
 
     needed: np.ndarray  # elements read
     own: np.ndarray  # elements of these on the tile
@@ -153,32 +177,42 @@ class Part:
     own_runs: np.ndarray  # pieces of these on the tile
 
 
-def part_of(spans: Sequence[Span], grids: Grids, block: np.ndarray, halos: bool, shares: Shares) -> Part:
-    """Elements and runs that a block of these lengths reads of a field; `halos` for one that has neighbours."""
-    # A block has the first elements that it reads, so that its halo is behind them. An element ends a run unless all
-    # inner dimensions are read by one whole block.
+def part_of_block(
+    spans: Sequence[Span], grids: Grids, block: np.ndarray, shares: Shares, *, has_neighbours: bool
+) -> Part:
+    """Elements and runs that a block reads of a field that is mapped to its readers.
+
+    Args:
+        spans: map from the index space to each dimension of the field.
+        grids: candidate grids.
+        block: lengths of a block of each grid along the dimensions of the index space, int64[dimensions, candidates].
+        shares: division of the field's blocks among their readers.
+        has_neighbours: whether the block reads a halo that another tile has. A block has the first elements that it
+            reads, so that its halo is behind them.
+    """
     ones = np.ones(grids.blocks.shape[1:], np.int64)
-    needed = local = unbroken = ones
-    broken = local_broken = 0 * ones
+    needed = own_elements = runs = own_runs = ones
+    # From inner to outer dimensions: the runs of the part that they span. While each of them is read by one whole block
+    # that part is contiguous, and runs end only where the owner changes; after that, with each index.
+    is_contiguous = ones.astype(bool)
     for dim, span in reversed(list(enumerate(spans))):
-        length = local_length = span.lengths(block)
-        if halos and span.has_halo and span.axis is not None:
+        length = own_length = span.lengths(block)
+        if has_neighbours and span.has_halo and span.axis is not None:
             blocks = grids.blocks[span.axis]
-            local_length = np.minimum(length, -(-span.stride * block[span.axis] // span.divisor))
+            own_length = np.minimum(length, -(-span.stride * block[span.axis] // span.divisor))
             # Of two blocks each has a neighbour on one side alone: what lies before the first is padding.
             padding = np.where(blocks == 2, max(0, -span.offset), 0)
             length = np.maximum(length - padding, 1)
-            local_length = np.maximum(local_length - padding, 1)
-            local_length = np.where(blocks == 1, length, np.minimum(local_length, length))
+            own_length = np.maximum(own_length - padding, 1)
+            own_length = np.where(blocks == 1, length, np.minimum(own_length, length))
         # Tiles that have a part of this dimension's range: each begins a run of its own.
-        owners = -(-length // local_length)
+        owners = -(-length // own_length)
         is_shared = shares.dim == dim
-        local_length = np.where(is_shared, -(-length // shares.parts), local_length)
+        own_length = np.where(is_shared, -(-length // shares.parts), own_length)
         owners = np.where(is_shared, shares.parts, owners)
-        has_whole = (local_length == length) & ~span.leaves_some(grids)
-        broken = (owners - has_whole) * unbroken + length * broken
-        local_broken = (1 - has_whole) * unbroken + local_length * local_broken
+        runs = np.where(is_contiguous, owners, runs * length)
+        own_runs = np.where(is_contiguous, 1, own_runs * own_length)
+        is_contiguous = is_contiguous & (own_length == length) & ~span.skips_elements(grids)
         needed = needed * length
-        local = local * local_length
-        unbroken = unbroken * has_whole
-    return Part(needed, local, unbroken + broken, unbroken + local_broken)
+        own_elements = own_elements * own_length
+    return Part(needed, own_elements, runs, own_runs)

@@ -47,10 +47,11 @@ def spread(shape: tuple[int, ...], order: tuple[int, ...], block_bytes: int, til
     if 0 in shape:
         return empty_placement(shape)
     blocks = max(1, min(tiles, prod(shape) * block_bytes // MIN_BYTES_PER_TILE))
-    in_short_rows = tuple(d for d in order if prod(shape[d:]) * block_bytes > MIN_BYTES_PER_TILE)
-    in_rows = tuple(d for d in order if prod(shape[d + 1 :]) * block_bytes >= MIN_BYTES_PER_TILE)
+    between_rows = tuple(d for d in order if prod(shape[d + 1 :]) * block_bytes >= MIN_BYTES_PER_TILE)
+    of_long_rows = tuple(d for d in order if prod(shape[d:]) * block_bytes > MIN_BYTES_PER_TILE)
+    # Between rows if that gives enough blocks; else inside of long rows too if that makes blocks small; else anywhere.
     blocks_by_size = min(blocks, -(-prod(shape) * block_bytes // MOST_SHARED_BYTES))
-    preferences = ((in_rows, blocks), (in_short_rows, blocks_by_size))
+    preferences = ((between_rows, blocks), (of_long_rows, blocks_by_size))
     order = next(
         (dims for dims, blocks_needed in preferences if dims and prod(shape[d] for d in dims) >= blocks_needed), order
     )
@@ -69,7 +70,17 @@ def empty_placement(shape: Sequence[int]) -> Blocked:
 def unmoved_placement(
     graph: Graph, tensor: Tensor, spans: Sequence[Span], shape: Sequence[int], order: Sequence[int]
 ) -> Blocked | None:
-    """Placement of the index space with which a mapped operand does not move; None if it cuts another dimension."""
+    """Placement of the index space with which a mapped operand does not move.
+
+    None if the operand is not mapped in blocks, or is cut along a dimension that the index space cannot be cut along.
+
+    Args:
+        graph: mappings.
+        tensor: the operand.
+        spans: its dimensions along the index space.
+        shape: extents of the index space.
+        order: dimensions that may be cut.
+    """
     mapping = mapping_like(graph, tensor)
     if isinstance(mapping, Flat) and mapping.size:
         mapping = row_blocks(mapping, tensor.shape)
@@ -118,26 +129,26 @@ def place_operand(graph: Graph, tensor: Tensor, spans: Sequence[Span], placement
     """
     if graph.is_mapped(tensor):
         return
-    cuts, users = _blocks(spans, placement)
+    cuts, readers = _blocks_and_readers(spans, placement)
     block_bytes = prod(int(np.diff(cut).max(initial=0)) for cut in cuts) * element_bytes(tensor.dtype)
-    tile = frozen(users[..., 0], np.int32)
-    if users.shape[-1] > 1 and block_bytes > MOST_SHARED_BYTES:
+    tile = frozen(readers[..., 0], np.int32)
+    if readers.shape[-1] > 1 and block_bytes > MOST_SHARED_BYTES:
         # Only the outermost dimension is cut, as `operand_parts.shares_of` expects.
         outermost = next((d for d, cut in enumerate(cuts) if np.diff(cut).max() > 1), 0)
-        parts = min(users.shape[-1], int(np.diff(cuts[outermost]).min()))
-        cuts, tile = share_out(cuts, users[..., :parts], parts, [outermost])
+        parts = min(readers.shape[-1], int(np.diff(cuts[outermost]).min()))
+        cuts, tile = share_out(cuts, readers[..., :parts], parts, [outermost])
     map_by_plan(graph, tensor, cuts, tile)
-    map_linearly(graph, tensor)
+    map_linearly(graph, tensor)  # those of several variables
 
 
 def block_mapping(spans: Sequence[Span], placement: Blocked) -> tuple[tuple[np.ndarray, ...], np.ndarray]:
     """Cuts and tiles of a tensor by a placement; a block that several tiles read is on the first of them."""
-    cuts, users = _blocks(spans, placement)
-    return cuts, frozen(users[..., 0], np.int32)
+    cuts, readers = _blocks_and_readers(spans, placement)
+    return cuts, frozen(readers[..., 0], np.int32)
 
 
-def _blocks(spans: Sequence[Span], placement: Blocked) -> tuple[tuple[np.ndarray, ...], np.ndarray]:
-    """Cuts of a tensor's blocks, and the tiles that read each, int32[*blocks, users]."""
+def _blocks_and_readers(spans: Sequence[Span], placement: Blocked) -> tuple[tuple[np.ndarray, ...], np.ndarray]:
+    """Cuts of a tensor's blocks, and the tiles that read each, int32[*blocks, readers]."""
     if not placement.tile.size:
         cuts = [even_cuts(span.extent, 1) for span in spans]
         return tuple(cuts), np.zeros([*(len(cut) - 1 for cut in cuts), 1], np.int32)
@@ -150,21 +161,24 @@ def _blocks(spans: Sequence[Span], placement: Blocked) -> tuple[tuple[np.ndarray
         bounds, block_numbers[span.axis] = span.cuts(placement.cuts[span.axis])
         cuts.append(frozen(bounds, np.int64))
     tile = placement.tile[np.ix_(*block_numbers)]
-    used = [span.axis for span in spans if span.axis is not None]
-    unused = [d for d in range(placement.tile.ndim) if d not in used]
-    users = prod(tile.shape[d] for d in unused)
-    return tuple(cuts), np.transpose(tile, [*used, *unused]).reshape([*(len(cut) - 1 for cut in cuts), users])
+    followed = [span.axis for span in spans if span.axis is not None]
+    # Tiles that differ along other dimensions of the index space read the same block.
+    unfollowed = [d for d in range(placement.tile.ndim) if d not in followed]
+    num_readers = prod(tile.shape[d] for d in unfollowed)
+    tile = np.transpose(tile, [*followed, *unfollowed])
+    return tuple(cuts), tile.reshape([*(len(cut) - 1 for cut in cuts), num_readers])
 
 
 def share_out(
-    cuts: Sequence[np.ndarray], users: np.ndarray, max_parts: int, dims: Sequence[int]
+    cuts: Sequence[np.ndarray], readers: np.ndarray, max_parts: int, dims: Sequence[int]
 ) -> tuple[tuple[np.ndarray, ...], np.ndarray]:
     """Cuts every block into equal parts, one for each tile that reads the block.
 
     Args:
         cuts: cuts of each dimension of a tensor.
-        users: tiles that read each block, int32[*blocks, users].
-        max_parts: upper bound of the parts of a block, at most `users`; the shortest block may allow fewer.
+        readers: tiles that read each block, int32[*blocks, readers].
+        max_parts: upper bound of the parts of a block, at most the number of readers; the shortest block may allow
+            fewer.
         dims: dimensions that may be cut; outer ones are cut first.
 
     Returns:
@@ -176,14 +190,15 @@ def share_out(
     parts = 1
     for dim, cut in enumerate(cuts):
         count_limit = max(1, min(max_parts // parts, int(np.diff(cut).min()))) if dim in dims else 1
-        bounds, block, part = cut_again(cut, count_limit)
-        count = int(part.max()) + 1
-        finer_cuts.append(bounds)
-        blocks.append(block)
-        part_numbers = np.add.outer(part_numbers * count, part)
+        finer = cut_again(cut, count_limit)
+        count = int(finer.number.max()) + 1
+        finer_cuts.append(finer.cuts)
+        blocks.append(finer.block)
+        part_numbers = np.add.outer(part_numbers * count, finer.number)
         parts *= count
-    # Part p of n goes to user p · users / n: the parts are spread evenly over the users.
-    return tuple(finer_cuts), frozen(users[(*np.ix_(*blocks), part_numbers * users.shape[-1] // parts)], np.int32)
+    # Part p of n goes to reader p · readers / n: the parts are spread evenly over the readers.
+    reader = part_numbers * readers.shape[-1] // parts
+    return tuple(finer_cuts), frozen(readers[(*np.ix_(*blocks), reader)], np.int32)
 
 
 def mapped_variable(

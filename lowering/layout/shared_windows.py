@@ -36,13 +36,19 @@ def shared_windows(operands: Sequence[Tensor | None], longest: Sequence[int]) ->
         if operand is not None:
             views.setdefault(operand.variables(), {})[number] = operand
     repeated = [(key[0], group) for key, group in views.items() if len(key) == 1 and len(group) > 1]
-    windows = (_window(variable, group, longest) for variable, group in repeated)
+    windows = (_window_of_variable(variable, group, longest) for variable, group in repeated)
     return [window for window in windows if window is not None]
 
 
-def _window(variable: Variable, views: Mapping[int, Tensor], longest: Sequence[int]) -> SharedWindow | None:
-    """Smallest view that contains most views of a variable; None where these take fewer bytes."""
-    view_offsets = {number: _offset(view, len(variable.shape)) for number, view in views.items()}
+def _window_of_variable(variable: Variable, views: Mapping[int, Tensor], longest: Sequence[int]) -> SharedWindow | None:
+    """Smallest view that contains most views of a variable; None where these take fewer bytes.
+
+    Args:
+        variable: the variable.
+        views: operands that are views of it, by number.
+        longest: lengths of the largest block of the index space.
+    """
+    view_offsets = {number: _offset_of_largest_part(view, len(variable.shape)) for number, view in views.items()}
     offsets = {number: offset for number, offset in view_offsets.items() if offset is not None}
     if not offsets:
         return None
@@ -56,13 +62,14 @@ def _window(variable: Variable, views: Mapping[int, Tensor], longest: Sequence[i
     begins = {number: tuple(map(sub, offset, low)) for number, offset in offsets.items()}
 
     def window_by(widen: _Widen) -> SharedWindow:
+        """The view from the lowest to the highest offset, and the operands that are parts of it."""
         window = Tensor.of(variable)
         for d, extent in enumerate(shape):
             window = widen(window, d, low[d], high[d] + extent)
         matching = {
             number: offset
             for number, offset in begins.items()
-            if _part(window, offset, shape).node == views[number].node
+            if _part_at(window, offset, shape).node == views[number].node
         }
         return SharedWindow(window, reach, matching)
 
@@ -73,7 +80,7 @@ def _window(variable: Variable, views: Mapping[int, Tensor], longest: Sequence[i
     return best if len(best.begins) >= fewest else None
 
 
-def _offset(view: Tensor, rank: int) -> tuple[int, ...] | None:
+def _offset_of_largest_part(view: Tensor, rank: int) -> tuple[int, ...] | None:
     """Offset of the largest part of a view that follows all dimensions of its variable in order."""
     parts = parts_of(view)
     if not parts or not rank or any(part.dims != tuple(range(rank)) for part in parts):
@@ -81,7 +88,7 @@ def _offset(view: Tensor, rank: int) -> tuple[int, ...] | None:
     return max(parts, key=lambda part: part.size).offsets
 
 
-def _part(view: Tensor, begin: Sequence[int], shape: Sequence[int]) -> Tensor:
+def _part_at(view: Tensor, begin: Sequence[int], shape: Sequence[int]) -> Tensor:
     return view.slice(begin, list(map(add, begin, shape)))
 
 

@@ -102,7 +102,7 @@ class Operand:
     def of(graph: Graph, tensor: Tensor) -> Operand:
         affine = tensor.affine
         if affine is None:
-            return Operand(tensor.shape, tensor.dtype, None, None)
+            return Operand(tensor.shape, tensor.dtype, view=None, mapping=None)
         view = affine.variable.shape, affine.offset, affine.dims
         return Operand(tensor.shape, tensor.dtype, view, graph.mappings.get(affine.variable))
 

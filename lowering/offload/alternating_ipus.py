@@ -33,7 +33,16 @@ def alternate_ipus(
     batch_bytes: int,
     io_tiles: IoTiles | None = None,
 ) -> list[JaxprEqn]:
-    """The equations, named after stages, with loads ahead; `phases` are those of steps, None for updates."""
+    """The equations, named after stages, with loads ahead.
+
+    Args:
+        eqns: equations with loads and stores, in the order of their steps.
+        steps: step of each.
+        phases: phase of each step, None for updates.
+        num_ipus: IPUs that phases alternate between.
+        batch_bytes: bytes of loads, or stores, that go together.
+        io_tiles: tiles that move them, None if all tiles do.
+    """
     ipu_of_step = [None if phase is None else phase % num_ipus for phase in phases]
     pairs = zip(steps, eqns, strict=True)
     groups = [
@@ -44,7 +53,7 @@ def alternate_ipus(
     if io_tiles is None:
         named = (part.eqns if part.ipu is None else _named(part.eqns, part.ipu) for part in parts)
         return list(chain.from_iterable(batch_transfers(of_part, batch_bytes) for of_part in named))
-    batches = [in_batches(part, batch_bytes, ipu, step) for step, ipu, part in _of_one_ipu(parts)]
+    batches = [in_batches(part, batch_bytes, ipu, step) for step, ipu, part in _runs_of_one_ipu(parts)]
     return overlapped(list(chain.from_iterable(batches)), io_tiles)
 
 
@@ -62,9 +71,12 @@ def _named(eqns: Sequence[JaxprEqn], ipu: int) -> list[JaxprEqn]:
 
 
 def _with_early_loads(groups: Sequence[_Part], io_tiles: IoTiles | None) -> list[_Part]:
-    """The equations of each step; after the first computing one, loads of the next step for which there is no room."""
+    """The equations of each step, with loads of the next step behind the first computing one.
+
+    Those are all loads that can be early, or with I/O tiles the ones that these have no room for.
+    """
     parts: list[_Part] = []
-    early_loads: list[JaxprEqn] = []
+    early_loads: list[JaxprEqn] = []  # loads of this step that are in parts of the step before
     for n, group in enumerate(groups):
         remaining = [eqn for eqn in group.eqns if not any(eqn is load for load in early_loads)]
         is_last = n + 1 == len(groups) or groups[n + 1].ipu is None
@@ -73,7 +85,8 @@ def _with_early_loads(groups: Sequence[_Part], io_tiles: IoTiles | None) -> list
             parts.append(_Part(group.step, group.ipu, remaining))
             continue
         following = groups[n + 1]
-        defined = {var for eqn in (*group.eqns, *following.eqns) for var in eqn.outvars}  # such as values put in these
+        # Values that these two steps put in streaming memory are not there yet.
+        defined = {var for eqn in (*group.eqns, *following.eqns) for var in eqn.outvars}
         loads = [eqn for eqn in following.eqns if _is_load(eqn) and eqn.invars[0] not in defined]
         early_loads = loads if io_tiles is None else _beyond_room(loads, io_tiles)
         end = 1 + next((k for k, eqn in enumerate(remaining) if _computes(eqn)), len(remaining) - 1)
@@ -99,8 +112,8 @@ def _beyond_room(loads: Sequence[JaxprEqn], io_tiles: IoTiles) -> list[JaxprEqn]
     return early_loads
 
 
-def _of_one_ipu(parts: Iterable[_Part]) -> Iterator[tuple[int, int, list[JaxprEqn]]]:
-    """The equations in runs of one IPU each; equations of phases, and the moves of updates, are named after it."""
+def _runs_of_one_ipu(parts: Iterable[_Part]) -> Iterator[tuple[int, int, list[JaxprEqn]]]:
+    """Yield step, IPU and equations of each run on one IPU; equations of phases, and moves of updates, are named."""
     ipu_of: dict[Var, int] = {}
     for part in parts:
         if part.ipu is not None:

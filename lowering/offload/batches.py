@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
+from typing import NamedTuple
 
 from ipujax.lowering.jax_compat import JaxprEqn, Var, new_equation
 from ipujax.lowering.jaxpr import value_bytes, variables_read
@@ -36,14 +37,19 @@ def in_batches(eqns: Iterable[JaxprEqn], max_batch_bytes: int, ipu: int = 0, ste
     """The equations of an IPU, in one step of phases or (None) without phases, in batches of loads and stores."""
     batches = [Batch(max_batch_bytes, ipu, step)]
     for eqn in eqns:
-        if batches[-1].is_full or not batches[-1].takes(eqn):
+        if not batches[-1].can_add(eqn):
             batches.append(Batch(max_batch_bytes, ipu, step))
         batches[-1].add(eqn)
     return batches
 
 
 class Batch:
-    """Equations of an IPU around loads and stores that go together."""
+    """Equations of an IPU around loads and stores that go together.
+
+    A batch runs in this order: `early`, the equations before its first load; all loads; `between`, the other equations
+    after it; all stores. Loads have at most `max_batch_bytes` unless there is a single one. The store with which stores
+    exceed these bytes is the last equation.
+    """
 
     def __init__(self, max_batch_bytes: int, ipu: int, step: int | None) -> None:
         self.ipu = ipu
@@ -51,26 +57,23 @@ class Batch:
         self._max_batch_bytes = max_batch_bytes
         self.early: list[JaxprEqn] = []
         self.loads: list[JaxprEqn] = []
-        self.other: list[JaxprEqn] = []
+        self.between: list[JaxprEqn] = []
         self.stores: list[JaxprEqn] = []
-        self.stored = set[Var]()
+        self._stored = set[Var]()  # buffers that the batch stores to, as named before and after
         self._loaded_bytes = 0
         self._stored_bytes = 0
 
-    @property
-    def is_full(self) -> bool:
-        """True if the stores of the batch exceed its bytes."""
-        return self._stored_bytes > self._max_batch_bytes
-
-    def takes(self, eqn: JaxprEqn) -> bool:
-        """Return whether an equation may join: it reads nothing that the batch stores."""
-        # A load must fit too, and not be of a value that the batch leaves in streaming memory after its loads.
-        if any(var in self.stored for var in variables_read(eqn)):
+    def can_add(self, eqn: JaxprEqn) -> bool:
+        """True if the next equation may join, in the order in which the batch runs."""
+        is_full = self._stored_bytes > self._max_batch_bytes
+        # Stores run last, so nothing in the batch can read what they store.
+        if is_full or any(var in self._stored for var in variables_read(eqn)):
             return False
         if eqn.primitive is not remote_load_p:
             return True
-        is_of_batch = any(var in variables_read(eqn) for other_eqn in self.other for var in other_eqn.outvars)
-        return self._loaded_bytes + moved_bytes(eqn) <= self._max_batch_bytes and not is_of_batch
+        # Loads run before `between`, so they cannot load its results, such as a slice of a value on the host.
+        is_defined_between = any(var in variables_read(eqn) for other in self.between for var in other.outvars)
+        return self._loaded_bytes + moved_bytes(eqn) <= self._max_batch_bytes and not is_defined_between
 
     def add(self, eqn: JaxprEqn) -> None:
         """Adds the next equation."""
@@ -80,33 +83,45 @@ class Batch:
         elif eqn.primitive in (remote_store_p, remote_put_p):
             self.stores.append(eqn)
             # The buffer before and after the store; the last operand is the value.
-            self.stored.update(eqn.outvars, variables_read(eqn)[:-1])
+            self._stored.update(eqn.outvars, variables_read(eqn)[:-1])
             self._stored_bytes += moved_bytes(eqn)
         else:
-            (self.other if self.loads else self.early).append(eqn)
+            (self.between if self.loads else self.early).append(eqn)
 
     def in_order(self) -> list[JaxprEqn]:
-        """All equations."""
-        return [*self.early, *self.loads, *self.other, *self.stores]
+        """All equations, in the order in which they run."""
+        return [*self.early, *self.loads, *self.between, *self.stores]
 
 
 def overlapped(batches: Sequence[Batch], io_tiles: IoTiles) -> list[JaxprEqn]:
     """The equations of all batches, moved by the I/O tiles of their IPUs."""
-    fetches_of_batch, takes_of_batch = _fetched_ahead(batches, io_tiles)
     eqns: list[JaxprEqn] = []
     unfinished: dict[int, list[JaxprEqn]] = {}  # by IPU, waits for stores, the oldest first
-    for batch, fetches, takes in zip(batches, fetches_of_batch, takes_of_batch, strict=True):
+    for batch, moves in zip(batches, _moves_of_batches(batches, io_tiles), strict=True):
         # Fetches that this batch takes come first; those for later batches may overlap with it.
-        taken_vars = {var for take in takes for var in variables_read(take)}
-        ahead = [fetch for fetch in fetches if fetch.outvars[0] not in taken_vars]
-        eqns += [*batch.early, *(fetch for fetch in fetches if fetch not in ahead), *takes, *ahead, *batch.other]
+        taken_vars = {var for take in moves.takes for var in variables_read(take)}
+        own_fetches = [fetch for fetch in moves.fetches if fetch.outvars[0] in taken_vars]
+        ahead = [fetch for fetch in moves.fetches if fetch.outvars[0] not in taken_vars]
+        eqns += [*batch.early, *own_fetches, *moves.takes, *ahead, *batch.between]
         eqns += _handed_over(batch.stores, io_tiles, unfinished.setdefault(batch.ipu, []))
     return [*eqns, *chain.from_iterable(unfinished.values())]
 
 
+class _BatchMoves(NamedTuple):
+    """Moves that run at the loads of a batch.
+
+    Args:
+        fetches: fetches to I/O tiles, of values of this batch or of later ones.
+        takes: takes of the values of this batch, or loads of those that I/O tiles do not move.
+    """
+
+    fetches: list[JaxprEqn]
+    takes: list[JaxprEqn]
+
+
 @dataclass(frozen=True, slots=True)
 class _Taken:
-    """A batch of an IPU whose values have been taken from I/O tiles.
+    """A batch of an IPU whose values have been taken from I/O tiles, which frees their memory.
 
     Args:
         number: its number among the batches of all IPUs.
@@ -120,49 +135,57 @@ class _Taken:
     turn: int
     num_bytes: int
 
-    def allows(self, later: _Taken, io_tiles: IoTiles) -> bool:
-        """True if the values of a later batch may be fetched now."""
+    def allows_fetches_of(self, later: _Taken, io_tiles: IoTiles) -> bool:
+        """True if the values of a later batch may be fetched as soon as those of this one are taken."""
         has_room = later.num_bytes - self.num_bytes <= io_tiles.room_bytes
         return has_room and later.turn - self.turn <= io_tiles.depth
 
 
-def _fetched_ahead(batches: Sequence[Batch], io_tiles: IoTiles) -> tuple[list[list[JaxprEqn]], list[list[JaxprEqn]]]:
-    """For each batch the fetches that run after its own values are taken, and those takes."""
+def _moves_of_batches(batches: Sequence[Batch], io_tiles: IoTiles) -> list[_BatchMoves]:
+    """Moves of each batch: values are fetched as many batches ahead as I/O tiles have room and depth for."""
+    # The batch after which a value is defined; its fetch is in the next one at the earliest.
     batch_of_value = {
-        var: n for n, batch in enumerate(batches) for eqn in (*batch.other, *batch.stores) for var in eqn.outvars
+        var: n for n, batch in enumerate(batches) for eqn in (*batch.between, *batch.stores) for var in eqn.outvars
     }
     # Early equations of a batch run before its fetches, so these may already be of their results.
     batch_of_value |= {var: n - 1 for n, batch in enumerate(batches) for eqn in batch.early for var in eqn.outvars}
-    fetches_of_batch: list[list[JaxprEqn]] = [[] for _ in batches]
-    takes_of_batch: list[list[JaxprEqn]] = [[] for _ in batches]
+    moves = [_BatchMoves([], []) for _ in batches]
     earlier: dict[int, deque[_Taken]] = {}  # by IPU, those after which later values may be fetched
     for number, batch in enumerate(batches):
         fetched_loads = [load for load in batch.loads if io_tiles.moves(load)]
-        takes_of_batch[number] += [load for load in batch.loads if not io_tiles.moves(load)]
-        of_ipu = earlier.setdefault(batch.ipu, deque([_Taken(0, None, 0, 0)]))
+        moves[number].takes.extend(load for load in batch.loads if not io_tiles.moves(load))
+        of_ipu = earlier.setdefault(batch.ipu, deque([_Taken(number=0, step=None, turn=0, num_bytes=0)]))
         last = of_ipu[-1]
         turn = last.turn + (batch.step is None or batch.step != last.step)
         taken = _Taken(number, batch.step, turn, last.num_bytes + sum(map(moved_bytes, fetched_loads)))
-        while of_ipu and not of_ipu[0].allows(taken, io_tiles):
+        # Those that do not allow it allow no later ones either, whose numbers and bytes only rise.
+        while of_ipu and not of_ipu[0].allows_fetches_of(taken, io_tiles):
             of_ipu.popleft()
-        first = of_ipu[0].number if of_ipu else number
+        earliest = of_ipu[0].number if of_ipu else number
         of_ipu.append(taken)
         for load in fetched_loads:
             (remote,) = variables_read(load)
             buffer = Var(remote.aval)
             fetch = new_equation(remote_fetch_p, [remote], [buffer], load.params, load)
-            fetches_of_batch[max(first, batch_of_value.get(remote, -1) + 1)].append(fetch)
-            takes_of_batch[number].append(new_equation(remote_take_p, [buffer], load.outvars, load.params, load))
-    return fetches_of_batch, takes_of_batch
+            moves[max(earliest, batch_of_value.get(remote, -1) + 1)].fetches.append(fetch)
+            moves[number].takes.append(new_equation(remote_take_p, [buffer], load.outvars, load.params, load))
+    return moves
 
 
 def _handed_over(stores: Sequence[JaxprEqn], io_tiles: IoTiles, unfinished: list[JaxprEqn]) -> list[JaxprEqn]:
-    """Stores after their values were handed to I/O tiles, together if these have room; `unfinished` are their waits."""
+    """Stores after their values were handed to I/O tiles, together if these have room.
+
+    Args:
+        stores: stores of one batch.
+        io_tiles: tiles that move them.
+        unfinished: waits for earlier stores of the IPU, whose memory is live until then; updated: waits that must end
+            for want of room are returned, those for the stores are added.
+    """
     moved = [store for store in stores if io_tiles.moves(store)]
     eqns = [store for store in stores if not io_tiles.moves(store)]
     while moved:
-        ends = accumulate(map(moved_bytes, moved))
-        together = moved[: max(1, sum(end <= io_tiles.room_bytes for end in ends))]
+        total_bytes = accumulate(map(moved_bytes, moved))
+        together = moved[: max(1, sum(total <= io_tiles.room_bytes for total in total_bytes))]
         moved = moved[len(together) :]
         room_bytes = io_tiles.room_bytes - sum(map(moved_bytes, together))
         while unfinished and sum(value_bytes(wait.invars[0].aval) for wait in unfinished) > room_bytes:

@@ -12,6 +12,7 @@ Limits: a loop over a batch, which runs until its last element ends, has no stat
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, Jaxpr, JaxprEqn, Var
@@ -26,9 +27,24 @@ from ipujax.lowering.jaxpr import (
 )
 from ipujax.lowering.offload.primitives import host_put_p
 
-# Rewrites a body; further arguments are the inputs in streaming memory, the input whose memory each result goes to, and
-# the results that are stacked, and stored row by row.
-BodyRewrite = Callable[[ClosedJaxpr, Collection[int], Mapping[int, int], Collection[int]], ClosedJaxpr]
+
+@dataclass(frozen=True, slots=True)
+class BodyMemory:
+    """Inputs and results of a body in streaming memory, by number.
+
+    Args:
+        inputs: inputs that stay there around the body, which loads them.
+        input_of_result: for each result that the body stores the input whose buffer it takes.
+        stacked_results: results that the body puts on the host, a row in each iteration.
+    """
+
+    inputs: Collection[int]
+    input_of_result: Mapping[int, int] = field(default_factory=dict)
+    stacked_results: Collection[int] = ()
+
+
+# Adds the loads and stores of a body.
+BodyRewrite = Callable[[ClosedJaxpr, BodyMemory], ClosedJaxpr]
 
 
 class OuterMoves(Protocol):
@@ -63,7 +79,15 @@ def uses_streaming_memory(eqn: JaxprEqn, is_hosted: Callable[[Atom], bool]) -> b
 def rewrite_control_flow(
     eqn: JaxprEqn, outer: OuterMoves, number: int, step: int, rewrite_body: BodyRewrite
 ) -> JaxprEqn:
-    """Rewrites an equation that `uses_streaming_memory`, so that its bodies load and store."""
+    """Rewrites an equation that `uses_streaming_memory`, so that its bodies load and store.
+
+    Args:
+        eqn: a loop or a branch.
+        outer: moves of the jaxpr around it; receives loads of operands, and results in streaming memory.
+        number: number of the equation in that jaxpr.
+        step: its step of phases.
+        rewrite_body: adds the loads and stores of its bodies.
+    """
     return _REWRITES[eqn.primitive.name](eqn, outer, number, step, rewrite_body)
 
 
@@ -73,92 +97,106 @@ def put_results(body: Jaxpr) -> list[bool]:
     return [isinstance(x, Var) and x in put for x in body.outvars]
 
 
-def _scan(eqn: JaxprEqn, outer: OuterMoves, number: int, step: int, rewrite_body: BodyRewrite) -> JaxprEqn:
+def _rewrite_scan(eqn: JaxprEqn, outer: OuterMoves, number: int, step: int, rewrite_body: BodyRewrite) -> JaxprEqn:
     """States that the body puts in streaming memory stay there; stacks there are loaded and stored by rows."""
     inside = scan_body(eqn.params)
-    by_rows = outer.stays_off_chip(eqn)
+    is_by_rows = outer.stays_off_chip(eqn)
+    by_rows = [n for n in range(len(eqn.invars)) if is_by_rows[n]]
     constants, _, stacks = (range(len(eqn.invars))[places] for places in inside.operands)
     states = _put_states(inside)
     is_put = put_results(inside.jaxpr.jaxpr)
     rows = [k for k in range(len(is_put))[inside.results.stacks] if is_put[k]]
-    operands, remote_operands = _operands(eqn, outer, number, step, states, constants, by_rows)
+    operands, remote_operands = _place_operands(eqn, outer, number, step, states, constants, by_rows)
     _mark_states(eqn, outer, states, operands)
     for k in rows:
         outer.mark_hosted(eqn.outvars[k])
     assert remote_operands.isdisjoint(stacks), "stacks are read by rows"
-    body = rewrite_body(inside.jaxpr, remote_operands, states, rows)
+    # Operands and inputs of a scan have the same numbers.
+    body = rewrite_body(inside.jaxpr, BodyMemory(remote_operands, states, rows))
     return eqn.replace(invars=operands, params={**eqn.params, "jaxpr": body})
 
 
-def _while(eqn: JaxprEqn, outer: OuterMoves, number: int, step: int, rewrite_body: BodyRewrite) -> JaxprEqn:
+def _rewrite_while(eqn: JaxprEqn, outer: OuterMoves, number: int, step: int, rewrite_body: BodyRewrite) -> JaxprEqn:
     """States that the body puts in streaming memory stay there, and are loaded in the condition too."""
     tested = while_condition(eqn.params)
     inside = while_body(eqn.params)
     numbers = range(len(eqn.invars))
     constants = {*numbers[tested.operands.constants], *numbers[inside.operands.constants]}
     states = _put_states(inside)
-    by_rows = [False] * len(eqn.invars)
-    operands, remote_operands = _operands(eqn, outer, number, step, states, constants, by_rows)
+    operands, remote_operands = _place_operands(eqn, outer, number, step, states, constants)
     _mark_states(eqn, outer, states, operands)
     in_condition = [k for k, n in enumerate(tested.of_operands(numbers)) if n in remote_operands]
-    input_of = {n: k for k, n in enumerate(inside.of_operands(numbers))}
-    in_body = [k for n, k in input_of.items() if n in remote_operands]
-    condition = rewrite_body(tested.jaxpr, in_condition, {}, ())
-    body = rewrite_body(inside.jaxpr, in_body, {k: input_of[n] for k, n in states.items()}, ())
+    input_of_operand = {n: k for k, n in enumerate(inside.of_operands(numbers))}
+    in_body = [k for n, k in input_of_operand.items() if n in remote_operands]
+    condition = rewrite_body(tested.jaxpr, BodyMemory(in_condition))
+    input_of_state = {k: input_of_operand[n] for k, n in states.items()}
+    body = rewrite_body(inside.jaxpr, BodyMemory(in_body, input_of_state))
     return eqn.replace(invars=operands, params={**eqn.params, "cond_jaxpr": condition, "body_jaxpr": body})
 
 
 def _put_states(body: Body) -> dict[int, int]:
-    """The states that a loop's body puts in streaming memory: number of the operand by number of the result."""
+    """The states that a loop's body puts in streaming memory: number of the loop's operand by number of the result."""
     is_put = put_results(body.jaxpr.jaxpr)[body.results.carries]
     first = body.operands.carries.start
     return {k: first + k for k, is_state_put in enumerate(is_put) if is_state_put}
 
 
 def _mark_states(eqn: JaxprEqn, outer: OuterMoves, states: Mapping[int, int], operands: Sequence[Atom]) -> None:
+    """Notes that the results of states are in the buffers of their operands."""
     for k, n in states.items():
         (memory,) = variables(operands[n : n + 1])
         outer.mark_hosted(eqn.outvars[k], memory)
 
 
-def _cond(eqn: JaxprEqn, outer: OuterMoves, number: int, step: int, rewrite_body: BodyRewrite) -> JaxprEqn:
+def _rewrite_cond(eqn: JaxprEqn, outer: OuterMoves, number: int, step: int, rewrite_body: BodyRewrite) -> JaxprEqn:
     """Results that all branches put in streaming memory get a buffer there, as a further operand of the branches."""
     branches: Sequence[ClosedJaxpr] = eqn.params["branches"]
     # Operand 0 is the index of the branch, which branches themselves do not get.
     is_put = [all(flags) for flags in zip(*(put_results(b.jaxpr) for b in branches), strict=True)]
-    by_rows = [False] * len(eqn.invars)
-    operands, remote_operands = _operands(eqn, outer, number, step, {}, range(1, len(eqn.invars)), by_rows)
-    memories: dict[int, int] = {}
+    constants = range(1, len(eqn.invars))
+    operands, remote_operands = _place_operands(eqn, outer, number, step, {}, constants)
+    operand_of_result: dict[int, int] = {}
     for k, result in enumerate(eqn.outvars):
         if is_put[k]:
             memory = outer.memory_for_result(result, number, step, eqn)
             if not any(x is memory for x in operands[1:]):
                 operands.append(memory)
-            memories[k] = next(n for n, x in enumerate(operands) if n and x is memory)
+            operand_of_result[k] = next(n for n, x in enumerate(operands) if n and x is memory)
             outer.mark_hosted(result, memory)
-    remote_operands |= set(memories.values())
+    remote_operands |= set(operand_of_result.values())
     extra = [Var(x.aval) for x in operands[len(eqn.invars) :]]
-    remote_inputs = {n - 1 for n in remote_operands}
-    memory_of_result = {k: n - 1 for k, n in memories.items()}
-    new_branches = tuple(
-        rewrite_body(_with_inputs(branch, extra), remote_inputs, memory_of_result, ()) for branch in branches
-    )
+    memory_of_branch = BodyMemory({n - 1 for n in remote_operands}, {k: n - 1 for k, n in operand_of_result.items()})
+    new_branches = tuple(rewrite_body(_with_inputs(branch, extra), memory_of_branch) for branch in branches)
     return eqn.replace(invars=operands, params={**eqn.params, "branches": new_branches})
 
 
-_REWRITES: Mapping[str, Callable[..., JaxprEqn]] = {"scan": _scan, "while": _while, "cond": _cond}
+_REWRITES: Mapping[str, Callable[..., JaxprEqn]] = {
+    "scan": _rewrite_scan,
+    "while": _rewrite_while,
+    "cond": _rewrite_cond,
+}
 
 
-def _operands(
+def _place_operands(
     eqn: JaxprEqn,
     outer: OuterMoves,
     number: int,
     step: int,
     states: Mapping[int, int],
-    constant: Collection[int],
-    by_rows: Sequence[bool],
+    constants: Collection[int],
+    by_rows: Collection[int] = (),
 ) -> tuple[list[Atom], set[int]]:
-    """The operands, and the indices of those that stay in streaming memory entirely."""
+    """The operands, on chip or in streaming memory, and the numbers of those that stay there entirely.
+
+    Args:
+        eqn: the loop or branch.
+        outer: moves of the jaxpr around it; receives the loads of other operands.
+        number: number of the equation in that jaxpr.
+        step: its step of phases.
+        states: operands that are states in streaming memory, by the number of their result.
+        constants: operands that no iteration changes.
+        by_rows: operands that are read by rows, which stay as they are.
+    """
     result_of = {n: k for k, n in states.items()}
     operands: list[Atom] = []
     remote_operands: set[int] = set()
@@ -166,11 +204,11 @@ def _operands(
         if n in result_of:
             remote_operands.add(n)
             operands.append(outer.memory_for_state(x, eqn.outvars[result_of[n]], eqn, number, step))
-        elif n in constant and outer.is_hosted(x):
+        elif n in constants and outer.is_hosted(x):
             remote_operands.add(n)
             operands.append(x)
         else:
-            operands.append(x if by_rows[n] else outer.on_chip(x, step, eqn))
+            operands.append(x if n in by_rows else outer.on_chip(x, step, eqn))
     return operands, remote_operands
 
 

@@ -25,18 +25,20 @@ def rows_by_counter(loop: JaxprEqn) -> list[int]:
     body = scan.jaxpr.jaxpr
     constants = body.invars[scan.inputs.constants]
     definitions = {var: eqn for eqn in body.eqns for var in eqn.outvars}
-    counters = _counters(scan, definitions)
+    counters = _counters_of_iterations(scan, definitions)
     readers: dict[Var, list[JaxprEqn]] = {var: [] for var in constants}
     for eqn in body.eqns:
         for var in variables_read(eqn):
             if var in readers:
                 readers[var].append(eqn)
+
+    def reads_by_counter(eqn: JaxprEqn, table: Var) -> bool:
+        return reads_row(eqn, {table}) and _is_computed_from_counters(eqn.invars[1], definitions, counters)
+
     return [
         n
         for n, var in enumerate(constants)
-        if readers[var]
-        and var not in body.outvars
-        and all(reads_row(eqn, {var}) and _counts(eqn.invars[1], definitions, counters) for eqn in readers[var])
+        if readers[var] and var not in body.outvars and all(reads_by_counter(eqn, var) for eqn in readers[var])
     ]
 
 
@@ -49,7 +51,7 @@ def reads_row(eqn: JaxprEqn, tables: Collection[Var]) -> bool:
     return shape_of(eqn.outvars[0])[0] == 1 and not any(isinstance(x, Var) and x in tables for x in starts)
 
 
-def _counters(scan: Body, definitions: Mapping[Var, JaxprEqn]) -> set[Var]:
+def _counters_of_iterations(scan: Body, definitions: Mapping[Var, JaxprEqn]) -> set[Var]:
     """Whole numbers of a body that count its iterations: states with a constant added, and rows of stacks of them."""
     body = scan.jaxpr.jaxpr
     rows = [var for var in body.invars[scan.inputs.stacks] if _is_whole_number(var)]
@@ -69,8 +71,8 @@ def _adds_constant(atom: Atom, var: Var, definitions: Mapping[Var, JaxprEqn]) ->
     return any(x is var for x in eqn.invars) and any(isinstance(x, Literal) for x in eqn.invars)
 
 
-def _counts(atom: Atom, definitions: Mapping[Var, JaxprEqn], counters: Collection[Var]) -> bool:
-    """True if a value is computed from counters and literals alone."""
+def _is_computed_from_counters(atom: Atom, definitions: Mapping[Var, JaxprEqn], counters: Collection[Var]) -> bool:
+    """True if a value is computed from counters and literals alone, by equations without effects."""
     pending = [atom]
     while pending:
         value = pending.pop()

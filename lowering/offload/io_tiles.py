@@ -54,15 +54,20 @@ def moved_bytes(eqn: JaxprEqn) -> int:
 
 
 def check_room(eqns: Iterable[JaxprEqn], io_tiles: IoTiles) -> None:
-    """Refuses I/O tiles that have no room, with all their memory, for the values of most bytes that phases load."""
+    """Refuses I/O tiles that move less than half of the bytes that phases load, because larger values have no room.
+
+    Raises:
+        ArgumentError: with the line of a load that they would have to move too.
+    """
     io_tiles = replace(io_tiles, tile_bytes=io_tiles.most_bytes)
     loads = [eqn for eqn in eqns if eqn.primitive is remote_load_p and phase_of(eqn) is not None]
     total_bytes = sum(map(moved_bytes, loads))
     if 2 * sum(moved_bytes(load) for load in loads if io_tiles.moves(load)) >= total_bytes:
         return
     loads.sort(key=moved_bytes)
-    end_bytes = accumulate(map(moved_bytes, loads))
-    middle = next(load for load, end in zip(loads, end_bytes, strict=True) if 2 * end >= total_bytes)
+    # With room for this one they move half of the bytes.
+    bytes_up_to = accumulate(map(moved_bytes, loads))
+    middle = next(load for load, num_bytes in zip(loads, bytes_up_to, strict=True) if 2 * num_bytes >= total_bytes)
     num_bytes = moved_bytes(middle)
     needed = io_tiles.count_for(num_bytes)
     raise ArgumentError(

@@ -59,70 +59,81 @@ def _on_device(jaxpr: ClosedJaxpr, rewrite_inner: Rewrite) -> ClosedJaxpr:
 
 
 class _MemorySpaceRewrite:
-    """Rewrites one jaxpr; `rewrite_inner` rewrites those inside it."""
+    """Rewrites one jaxpr to values on the device, some of which `host_put` marks.
+
+    Args:
+        jaxpr: the jaxpr.
+        rewrite_inner: rewrites the jaxprs inside it.
+    """
 
     def __init__(self, jaxpr: ClosedJaxpr, rewrite_inner: Rewrite) -> None:
         self._original = jaxpr
         self._rewrite_inner = rewrite_inner
-        self._replacement: dict[Var, Atom] = {}
+        self._new_value: dict[Var, Atom] = {}  # in the new jaxpr, of values whose variable changes
         self._eqns = list[JaxprEqn]()
-        self._put = set[Var]()  # results of `host_put`
+        self._results_of_puts = set[Var]()
         body = jaxpr.jaxpr
-        self._invars = [self._renamed(var) for var in body.invars]
-        self._constvars = [self._renamed(var) for var in body.constvars]
+        self._invars = [self._variable_on_device(var) for var in body.invars]
+        self._constvars = [self._variable_on_device(var) for var in body.constvars]
 
     def jaxpr(self) -> ClosedJaxpr:
         """The rewritten jaxpr."""
         body = self._original.jaxpr
         for eqn in body.eqns:
             if eqn.primitive.name == "device_put" and any(is_on_host(x.aval) for x in (*eqn.invars, *eqn.outvars)):
-                self._add_moves(eqn)
+                self._replace_device_put(eqn)
             else:
-                self._add(eqn)
+                self._add_equation(eqn)
         outvars = list[Atom]()
         for atom in body.outvars:
-            value = substituted(atom, self._replacement)
-            has_own_put = isinstance(value, Var) and value in self._put and value not in outvars
-            outvars.append(self._add_put(value, None) if is_streamed(atom.aval) and not has_own_put else value)
+            value = substituted(atom, self._new_value)
+            has_own_put = isinstance(value, Var) and value in self._results_of_puts and value not in outvars
+            outvars.append(self._put_on_host(value, like=None) if is_streamed(atom.aval) and not has_own_put else value)
         rewritten = body.replace(invars=self._invars, constvars=self._constvars, eqns=self._eqns, outvars=outvars)
-        return ClosedJaxpr(rewritten, self._constants())
+        return ClosedJaxpr(rewritten, self._constants_on_device())
 
-    def _add_moves(self, eqn: JaxprEqn) -> None:
+    def _replace_device_put(self, eqn: JaxprEqn) -> None:
         """Replaces a `device_put` from or to the host: a fetched value is the value itself, loaded when read."""
         for atom, var in zip(eqn.invars, eqn.outvars, strict=True):
-            value = substituted(atom, self._replacement)
+            value = substituted(atom, self._new_value)
             is_put = is_streamed(var.aval) and not is_on_host(atom.aval)
             if not isinstance(var, DropVar):
-                self._replacement[var] = self._add_put(value, eqn) if is_put else value
+                self._new_value[var] = self._put_on_host(value, eqn) if is_put else value
 
-    def _add(self, eqn: JaxprEqn) -> None:
-        """Adds an equation on values on the device, and puts its results where they belong."""
-        operands = [substituted(atom, self._replacement) for atom in eqn.invars]
-        outvars = [self._renamed(var) for var in eqn.outvars]
+    def _add_equation(self, eqn: JaxprEqn) -> None:
+        """Adds an equation on values on the device.
+
+        Results of its bodies that are on the host are put there inside. Those that it has on the chip nevertheless, of
+        a batched loop or in rows that are too small, are put after it.
+        """
+        operands = [substituted(atom, self._new_value) for atom in eqn.invars]
+        outvars = [self._variable_on_device(var) for var in eqn.outvars]
         is_batched = _is_batched_loop(eqn)
-        body = with_inner(eqn, self._rewrite_inner)
-        body = with_inner(body, _without_puts) if is_batched else body
-        self._eqns.append(body.replace(invars=operands, outvars=outvars))
+        new_eqn = with_inner(eqn, self._rewrite_inner)
+        new_eqn = with_inner(new_eqn, _without_puts) if is_batched else new_eqn
+        self._eqns.append(new_eqn.replace(invars=operands, outvars=outvars))
         if eqn.primitive is replicated_p or eqn.primitive.name == "shard_map":  # results are put inside
-            self._put.update(outvars)
+            self._results_of_puts.update(outvars)
         for var, result in zip(eqn.outvars, outvars, strict=True):
-            is_on_chip = is_batched or _has_small_rows(eqn, var)  # by the equation on the chip
+            is_on_chip = is_batched or _has_small_rows(eqn, var)
             if is_on_chip and is_streamed(var.aval) and not isinstance(var, DropVar):
-                self._replacement[var] = self._add_put(result, eqn)
+                self._new_value[var] = self._put_on_host(result, eqn)
 
-    def _add_put(self, value: Atom, like: JaxprEqn | None) -> Var:
-        handle = Var(on_device(value.aval))
-        self._eqns.append(new_equation(host_put_p, [value], [handle], {}, like))
-        self._put.add(handle)
-        return handle
+    def _put_on_host(self, value: Atom, like: JaxprEqn | None) -> Var:
+        """Adds a `host_put` of a value, at the source of equation `like`, and returns its result."""
+        result = Var(on_device(value.aval))
+        self._eqns.append(new_equation(host_put_p, [value], [result], {}, like))
+        self._results_of_puts.add(result)
+        return result
 
-    def _renamed(self, var: Var) -> Var:
+    def _variable_on_device(self, var: Var) -> Var:
+        """The variable that stands for another in the new jaxpr: a new one if that is on the host."""
         if not is_on_host(var.aval):
             return var
-        replacement = self._replacement[var] = type(var)(on_device(var.aval))
-        return replacement
+        new_var = self._new_value[var] = type(var)(on_device(var.aval))
+        return new_var
 
-    def _constants(self) -> list[Any]:
+    def _constants_on_device(self) -> list[Any]:
         """Captured constants, on the device; a warning names those that were on the host."""
         constants = list[Any]()
         for var, value in zip(self._original.jaxpr.constvars, self._original.consts, strict=True):

@@ -70,6 +70,13 @@ class Streams:
 NO_STREAMS = Streams()
 
 
+# A value may be read from the host by rows if all of its readers split it along its leading dimension in one number of
+# rows: a pipeline in micro-batches, a loop in one row for each iteration. So for each value the *row counts* of its
+# readers are found, a set.
+
+_READ_WHOLE = 0  # row count of any other reader
+
+
 def batch_arguments(jaxpr: ClosedJaxpr, of_loops: bool = False) -> dict[int, int]:
     """Inputs of a traced function that go in by rows, with the number of these.
 
@@ -77,30 +84,68 @@ def batch_arguments(jaxpr: ClosedJaxpr, of_loops: bool = False) -> dict[int, int
         jaxpr: the traced function.
         of_loops: whether loops read rows of their stacks from the host, not pipelines alone.
     """
-    readers = _readers(jaxpr.jaxpr, of_loops)
-    counts = {n: readers.get(var, set()) for n, var in enumerate(jaxpr.jaxpr.invars)}
+    row_counts = _row_counts(jaxpr.jaxpr, of_loops=of_loops)
+    counts = {n: row_counts.get(var, set()) for n, var in enumerate(jaxpr.jaxpr.invars)}
     return {n: count for n, numbers in counts.items() if len(numbers) == 1 and (count := max(numbers)) > 1}
 
 
-def _loop_reads(loop: JaxprEqn, is_inside: bool) -> list[set[int]]:
-    """As `_reads`: a loop reads its stacks by rows, and constants of which its body reads the row of an iteration.
+def _row_counts(body: Jaxpr, *, of_loops: bool, is_inside_loop: bool = False) -> dict[Var, set[int]]:
+    """For each variable that is read the row counts of its readers: in how many rows each splits it.
+
+    Args:
+        body: the jaxpr.
+        of_loops: whether loops read rows of their stacks from the host, not pipelines alone.
+        is_inside_loop: whether it is the body of a loop.
+    """
+    # A result goes out whole. Backwards, as a reshape reads its operand as readers of its result do.
+    row_counts: dict[Var, set[int]] = {atom: {_READ_WHOLE} for atom in body.outvars if isinstance(atom, Var)}
+    for eqn in reversed(body.eqns):
+        counts_of_operands = _row_counts_of_operands(eqn, row_counts, of_loops, is_inside_loop)
+        for atom, counts in zip(eqn.invars, counts_of_operands, strict=True):
+            if isinstance(atom, Var):
+                row_counts.setdefault(atom, set()).update(counts)
+    return row_counts
+
+
+def _row_counts_of_operands(
+    eqn: JaxprEqn, row_counts: Mapping[Var, set[int]], of_loops: bool, is_inside_loop: bool
+) -> Sequence[set[int]]:
+    """The row counts of an equation as reader of each operand; those of the readers of its results are known."""
+    name = eqn.primitive.name
+    if name in _PIPELINES:
+        spec = eqn.params["spec"]
+        return [{spec.micro_batches if role == "batch" else _READ_WHOLE} for role in spec.roles]
+    if name == "scan" and of_loops:
+        return _row_counts_of_loop(eqn, is_inside_loop)
+    if is_reshape(eqn):
+        return [row_counts.get(eqn.outvars[0], set())]
+    callee = closed(eqn.params[_CALLEES[name]]).jaxpr if name in _CALLEES else None
+    if callee is None or len(callee.invars) != len(eqn.invars):
+        return [{_READ_WHOLE}] * len(eqn.invars)
+    inner = _row_counts(callee, of_loops=of_loops, is_inside_loop=is_inside_loop)
+    return [inner.get(var, set()) for var in callee.invars]
+
+
+def _row_counts_of_loop(loop: JaxprEqn, is_inside_loop: bool) -> list[set[int]]:
+    """The row counts of a loop, which reads its stacks by rows, and constants of which each iteration reads one row.
 
     Constants of a loop inside of another do not count: what changes with the outer loop has no rows by its counter.
     """
-    body = scan_body(loop.params)
-    jaxpr = body.jaxpr.jaxpr
-    readers = _readers(jaxpr, of_loops=True, is_inside=True)
-    rows = jaxpr.invars[body.inputs.stacks]
-    counts = [loop.params["length"] * _rows_inside(row, readers.get(row, set())) for row in rows]
-    reads = [*({_OTHER} for _ in range(body.operands.stacks.start)), *({count} for count in counts)]
-    for n in () if is_inside else rows_by_counter(loop):
-        reads[n] = {shape_of(loop.invars[n])[0]}
-    return reads
+    scan = scan_body(loop.params)
+    body = scan.jaxpr.jaxpr
+    inner = _row_counts(body, of_loops=True, is_inside_loop=True)
+    rows = body.invars[scan.inputs.stacks]
+    counts_of_stacks = [{loop.params["length"] * _rows_inside(row, inner.get(row, set()))} for row in rows]
+    counts = [*({_READ_WHOLE} for _ in range(scan.operands.stacks.start)), *counts_of_stacks]
+    if not is_inside_loop:
+        for n in rows_by_counter(loop):
+            counts[n] = {shape_of(loop.invars[n])[0]}
+    return counts
 
 
-def _rows_inside(row: Var, readers: set[int]) -> int:
+def _rows_inside(row: Var, row_counts: set[int]) -> int:
     """The rows in which loops inside of a loop read a row of it; 1 if anything else reads it, or other parts of it."""
-    return max(readers) if len(readers) == 1 and max(readers) in _leading_rows(row) else 1
+    return max(row_counts) if len(row_counts) == 1 and max(row_counts) in _leading_rows(row) else 1
 
 
 def _leading_rows(value: Atom) -> set[int]:
@@ -122,43 +167,14 @@ def could_stream_loops(trace: ClosedJaxpr, before: ClosedJaxpr) -> bool:
     return any(not is_pipeline(eqn) for eqn in body.eqns if not stacks.isdisjoint(eqn.outvars))
 
 
-_OTHER = 0  # stands for a reader other than a pipeline that reads a batch, or a loop that reads a stack
-
-
-def _readers(body: Jaxpr, of_loops: bool, is_inside: bool = False) -> dict[Var, set[int]]:
-    """For each variable the numbers of rows in which pipelines and loops read it, `_OTHER` for other readers."""
-    readers: dict[Var, set[int]] = {atom: {_OTHER} for atom in body.outvars if isinstance(atom, Var)}
-    for eqn in reversed(body.eqns):
-        for atom, numbers in zip(eqn.invars, _reads(eqn, readers, of_loops, is_inside), strict=True):
-            if isinstance(atom, Var):
-                readers.setdefault(atom, set()).update(numbers)
-    return readers
-
-
-def _reads(eqn: JaxprEqn, readers: Mapping[Var, set[int]], of_loops: bool, is_inside: bool) -> Sequence[set[int]]:
-    """The numbers of `_readers` for each operand of an equation; `readers` has those of its results."""
-    name = eqn.primitive.name
-    if name in _PIPELINES:
-        spec = eqn.params["spec"]
-        return [{spec.micro_batches if role == "batch" else _OTHER} for role in spec.roles]
-    if name == "scan" and of_loops:
-        return _loop_reads(eqn, is_inside)
-    if is_reshape(eqn):
-        return [readers.get(eqn.outvars[0], set())]
-    callee = closed(eqn.params[_CALLEES[name]]).jaxpr if name in _CALLEES else None
-    if callee is None or len(callee.invars) != len(eqn.invars):
-        return [{_OTHER}] * len(eqn.invars)
-    inner = _readers(callee, of_loops, is_inside)
-    return [inner.get(var, set()) for var in callee.invars]
-
-
 def sends_results(body: Jaxpr) -> list[bool]:
-    """For each result whether it is a stack, or a reshaped one, that a pipeline stores by rows."""
+    """For each result whether it is a stack, or a reshaped one, that a pipeline or a loop stores by rows."""
     definition = {var: eqn for eqn in body.eqns for var in eqn.outvars}
     return [_is_sent(atom, definition) for atom in body.outvars]
 
 
 def _is_sent(atom: Atom, definition: Mapping[Var, JaxprEqn]) -> bool:
+    """True if a value is such a stack; `definition` has the equation that defines each value."""
     eqn = definition.get(atom) if isinstance(atom, Var) else None
     if eqn is None:
         return False
@@ -188,14 +204,15 @@ def stream(jaxpr: ClosedJaxpr, streams: Streams = NO_STREAMS) -> ClosedJaxpr:
 
     def rewrite(body: ClosedJaxpr, sources: Sequence[int | None]) -> ClosedJaxpr:
         batches = [None if source is None or not streams.batches else streams.batches[source] for source in sources]
-        return _streamed(body, replace(streams, batches=tuple(batches)))
+        return _stream_one_replica(body, replace(streams, batches=tuple(batches)))
 
     return on_one_replica(jaxpr, rewrite)
 
 
-def _streamed(jaxpr: ClosedJaxpr, streams: Streams) -> ClosedJaxpr:
+def _stream_one_replica(jaxpr: ClosedJaxpr, streams: Streams) -> ClosedJaxpr:
     """Makes pipelines load and store by rows, and loads batches entirely for other readers."""
     body = jaxpr.jaxpr
+    # Number of rows of each value on the host; a reshape of an argument is one too.
     batches = {var: count for var, count in zip(body.invars, streams.batches, strict=True) if count is not None}
     for eqn in body.eqns:
         if _is_reshape_of(eqn, batches):
@@ -204,7 +221,7 @@ def _streamed(jaxpr: ClosedJaxpr, streams: Streams) -> ClosedJaxpr:
     eqns: list[JaxprEqn] = []
     for eqn in body.eqns:
         if _streams_rows(eqn, streams.of_loops):
-            eqns += _with_rows(_streaming(eqn, batches, sent), batches)
+            eqns += _with_row_loads(_with_streamed_rows(eqn, batches, sent), batches)
         elif _is_reshape_of(eqn, batches) or batches.keys().isdisjoint(variables_read(eqn)):
             eqns.append(eqn)
         else:  # another pass has made it read a batch
@@ -217,32 +234,45 @@ def _streams_rows(eqn: JaxprEqn, of_loops: bool) -> bool:
     return is_pipeline(eqn) or (of_loops and eqn.primitive.name == "scan")
 
 
-def _with_rows(eqn: JaxprEqn, batches: Mapping[Var, int]) -> list[JaxprEqn]:
-    """A pipeline, or a loop that loads the rows it reads."""
+def _with_row_loads(eqn: JaxprEqn, batches: Mapping[Var, int]) -> list[JaxprEqn]:
+    """A pipeline as it is, as its rule loads rows; a loop whose body, and loops inside, load the rows they read.
+
+    Args:
+        eqn: the pipeline or loop.
+        batches: number of rows of each value on the host.
+    """
     if eqn.primitive.name != "scan":
         return [eqn]
     *loads, loop = _with_table_reads(eqn, batches)
-    return [*loads, *_by_number(loop, batches)]
+    return [*loads, *_with_nested_row_loads(loop, batches)]
 
 
-def _by_number(eqn: JaxprEqn, num_rows: Mapping[Var, int]) -> list[JaxprEqn]:
-    """A loop, in which loops inside read their rows of batches by number, so that none is loaded for all of them."""
-    are_stacks = scan_body(eqn.params).operands.are_stacks()
-    operands = enumerate(zip(eqn.invars, are_stacks, strict=True))
-    stacks = {n: x for n, (x, is_stack) in operands if is_stack and isinstance(x, Var) and x in num_rows}
-    length = eqn.params["length"]
-    nested = {n: x for n, x in stacks.items() if num_rows[x] > length}  # loops inside divide them
+def _with_nested_row_loads(loop: JaxprEqn, batches: Mapping[Var, int]) -> list[JaxprEqn]:
+    """A loop, in which loops inside read their rows of batches by number, so that none is loaded for all of them.
+
+    Args:
+        loop: a `scan`.
+        batches: number of rows of each value on the host; more than the loop has iterations if loops inside read it.
+    """
+    are_stacks = scan_body(loop.params).operands.are_stacks()
+    operands = enumerate(zip(loop.invars, are_stacks, strict=True))
+    stacks = {n: x for n, (x, is_stack) in operands if is_stack and isinstance(x, Var) and x in batches}
+    length = loop.params["length"]
+    nested = {n: x for n, x in stacks.items() if batches[x] > length}
     if not nested:
-        return [eqn]
-    if any(num_rows[x] not in _leading_rows(x) for x in nested.values()):  # a mesh has split what they divide
-        return _with_loads(eqn, list(nested.values()))
-    tables = {x: _flat(x, num_rows[x], eqn) for x in nested.values()}
-    rows = {n: Rows(tables[x].outvars[0], num_rows[x] // length) for n, x in nested.items()}
-    return [*tables.values(), *read_by_number(eqn, rows)]
+        return [loop]
+    if any(batches[x] not in _leading_rows(x) for x in nested.values()):  # a mesh has split the rows inside
+        return _with_loads(loop, list(nested.values()))
+    tables = {x: _reshape_to_table(x, batches[x], loop) for x in nested.values()}
+    rows = {n: Rows(tables[x].outvars[0], batches[x] // length) for n, x in nested.items()}
+    return [*tables.values(), *read_by_number(loop, rows)]
 
 
 def _with_table_reads(loop: JaxprEqn, batches: Mapping[Var, int]) -> list[JaxprEqn]:
-    """A loop whose body looks rows of constants up on the host; other batches that it does not stack are loaded."""
+    """A loop whose body looks rows of constants up on the host.
+
+    If it also reads such a batch otherwise, as another pass may make it, the batches are loaded entirely before it.
+    """
     scan = scan_body(loop.params)
     body = scan.jaxpr
     kept = [x for x in loop.invars[: scan.operands.stacks.start] if isinstance(x, Var) and x in batches]
@@ -252,13 +282,12 @@ def _with_table_reads(loop: JaxprEqn, batches: Mapping[Var, int]) -> list[JaxprE
     tables = {var for var, x in pairs if x in kept}
     eqns = [each for eqn in body.jaxpr.eqns for each in (row_access(eqn) if reads_row(eqn, tables) else [eqn])]
     if any(not tables.isdisjoint(variables_read(eqn)) for eqn in eqns if eqn.primitive is not remote_rows_p):
-        *loads, loop = _with_loads(loop, kept)
-        return [*loads, loop]
+        return _with_loads(loop, kept)
     return [loop.replace(params={**loop.params, "jaxpr": ClosedJaxpr(body.jaxpr.replace(eqns=eqns), body.consts)})]
 
 
-def _flat(batch: Var, count: int, like: JaxprEqn) -> JaxprEqn:
-    """The reshape of a batch to a table of `count` rows."""
+def _reshape_to_table(batch: Var, count: int, like: JaxprEqn) -> JaxprEqn:
+    """The reshape of a batch to a table of `count` rows, by joining leading dimensions; at the source of `like`."""
     aval: Any = batch.aval
     dims = list(aval.shape)
     rows = 1
@@ -274,8 +303,11 @@ def _is_reshape_of(eqn: JaxprEqn, values: Collection[Var]) -> bool:
     return is_reshape(eqn) and isinstance(eqn.invars[0], Var) and eqn.invars[0] in values
 
 
-def _streaming(eqn: JaxprEqn, batches: Collection[Var], sent: set[Var]) -> JaxprEqn:
-    """A pipeline that loads the batches it reads, and stores its results of `sent`, by micro-batches."""
+def _with_streamed_rows(eqn: JaxprEqn, batches: Collection[Var], sent: set[Var]) -> JaxprEqn:
+    """A pipeline that loads the batches it reads, and stores its results of `sent`, by micro-batches.
+
+    A loop stores its results of `sent` by rows.
+    """
     is_sent = [var in sent for var in eqn.outvars]
     if eqn.primitive.name == PIPELINE:
         spec = eqn.params["spec"]
@@ -284,10 +316,12 @@ def _streaming(eqn: JaxprEqn, batches: Collection[Var], sent: set[Var]) -> Jaxpr
             for atom, role in zip(eqn.invars, spec.roles, strict=True)
         )
         return eqn.replace(params={**eqn.params, "spec": replace(spec, streamed=streamed, sent=tuple(is_sent))})
-    return eqn.replace(params={**eqn.params, "jaxpr": _sending(eqn.params["jaxpr"], is_sent)}) if any(is_sent) else eqn
+    return (
+        eqn.replace(params={**eqn.params, "jaxpr": _with_sends(eqn.params["jaxpr"], is_sent)}) if any(is_sent) else eqn
+    )
 
 
-def _sending(jaxpr: ClosedJaxpr, is_sent: Sequence[bool]) -> ClosedJaxpr:
+def _with_sends(jaxpr: ClosedJaxpr, is_sent: Sequence[bool]) -> ClosedJaxpr:
     """The body of a loop that sends rows of some results to the host."""
     body = jaxpr.jaxpr
     pairs = zip(body.outvars, is_sent, strict=True)
@@ -309,17 +343,17 @@ def _with_loads(eqn: JaxprEqn, batches: Collection[Var]) -> list[JaxprEqn]:
 
 def _sent_stacks(body: Jaxpr, streams: Streams) -> set[Var]:
     """Stacked results of pipelines, or loops, that are read by nothing but reshapes and the results of the jaxpr."""
-    uses = Counter(var for eqn in body.eqns for var in variables_read(eqn))
-    uses.update(atom for atom in body.outvars if isinstance(atom, Var))
+    num_readers = Counter(var for eqn in body.eqns for var in variables_read(eqn))
+    num_readers.update(atom for atom in body.outvars if isinstance(atom, Var))
     definition = {var: eqn for eqn in body.eqns for var in eqn.outvars}
     pairs = zip(body.outvars, streams.results or (False,) * len(body.outvars), strict=True)
-    stacks = (_stack_of(atom, definition, uses, streams.of_loops) for atom, is_free in pairs if is_free)
+    stacks = (_stack_of(atom, definition, num_readers, streams.of_loops) for atom, may_be_sent in pairs if may_be_sent)
     return {stack for stack in stacks if stack is not None}
 
 
-def _stack_of(atom: Atom, definition: Mapping[Var, JaxprEqn], uses: Counter[Var], of_loops: bool) -> Var | None:
+def _stack_of(atom: Atom, definition: Mapping[Var, JaxprEqn], num_readers: Counter[Var], of_loops: bool) -> Var | None:
     """The stack of a pipeline, or loop, that a result shows alone, None for other results."""
-    while isinstance(atom, Var) and uses[atom] == 1 and (eqn := definition.get(atom)) is not None:
+    while isinstance(atom, Var) and num_readers[atom] == 1 and (eqn := definition.get(atom)) is not None:
         if _streams_rows(eqn, of_loops):
             return atom if _is_stack_of_rows(eqn, eqn.outvars.index(atom)) else None
         if not is_reshape(eqn):
@@ -329,7 +363,7 @@ def _stack_of(atom: Atom, definition: Mapping[Var, JaxprEqn], uses: Counter[Var]
 
 
 def _is_stack_of_rows(eqn: JaxprEqn, number: int) -> bool:
-    """True if a result of a pipeline stacks rows that are worth a host exchange."""
+    """True if a result of a pipeline or loop stacks several rows that are worth a host exchange."""
     aval: Any = eqn.outvars[number].aval
     is_stack = (
         eqn.params["spec"].reduce[number] == "stack"

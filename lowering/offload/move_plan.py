@@ -14,7 +14,7 @@ from math import prod
 from ipujax.lowering.jax_compat import Atom, JaxprEqn, Var, shape_of
 from ipujax.lowering.jaxpr import variables, variables_read
 from ipujax.lowering.offload.primitives import host_put_p
-from ipujax.lowering.offload.row_updates import is_view, viewed_value
+from ipujax.lowering.offload.row_updates import StagedEquation, is_view, viewed_value
 
 BEFORE_ALL = -1  # in place of the number of an equation
 _MIN_ELEMENTS = 2  # of a spilled value, as of arguments that are offloaded
@@ -35,7 +35,7 @@ class StagedValues:
         in_place: results of updates by rows that stay in streaming memory, see `row_updates`.
     """
 
-    steps: Sequence[tuple[JaxprEqn, int]]
+    steps: Sequence[StagedEquation]
     outvars: Sequence[Atom]
     remote: Mapping[Var, bool]
     hosted: Collection[Var]
@@ -60,7 +60,8 @@ class MovePlan:
         defining: the equation that defines each value.
         last_read: number of the last equation that reads each value or a view of it; results are read after all.
         spilled: values that are read later than in the next step: stored where they are computed, loaded there.
-        due: numbers of the results to store after each equation; those before and after all under −1 and their number.
+        due: numbers of the results to store after each equation, by its number; those to store before the first one
+            under `BEFORE_ALL`, those after the last one under the number of equations.
     """
 
     values: StagedValues
@@ -75,13 +76,17 @@ def plan_moves(values: StagedValues) -> MovePlan:
     """Returns the plan of moves, from which equations are emitted one after the other."""
     number_of = {var: n for n, eqn in enumerate(values.eqns) for var in eqn.outvars}
     defining = {var: eqn for eqn in values.eqns for var in eqn.outvars}
-    last_read = _last_read(values)
-    spilled = _spilled(values, number_of, defining)
-    return MovePlan(values, number_of, defining, last_read, spilled, _due(values, number_of, defining, last_read))
+    last_read = _last_reads(values)
+    spilled = _spilled_values(values, number_of, defining)
+    due = _due_results(values, number_of, defining, last_read)
+    return MovePlan(values, number_of, defining, last_read, spilled, due)
 
 
-def _last_read(values: StagedValues) -> dict[Var, int]:
-    """The last equation that reads each value: after it, its buffer is free for another value."""
+def _last_reads(values: StagedValues) -> dict[Var, int]:
+    """The last equation that reads each value or a view of it: after it, its buffer is free for another value.
+
+    Results count as read behind all equations, but for an input that is returned in its own buffer.
+    """
     # A put value may still be in the buffer it was fetched from, so both have the same last read.
     last_read = {var: n for n, eqn in enumerate(values.eqns) for var in variables_read(eqn)}
     pairs = zip(values.outvars, values.destinations, strict=True)
@@ -94,7 +99,7 @@ def _last_read(values: StagedValues) -> dict[Var, int]:
     return last_read
 
 
-def _spilled(values: StagedValues, number_of: Mapping[Var, int], defining: Mapping[Var, JaxprEqn]) -> set[Var]:
+def _spilled_values(values: StagedValues, number_of: Mapping[Var, int], defining: Mapping[Var, JaxprEqn]) -> set[Var]:
     """Values that wait for a later step than the next one, and would take memory of tiles until then."""
     spilled = set[Var]()
     for eqn, step in values.steps:
@@ -102,29 +107,37 @@ def _spilled(values: StagedValues, number_of: Mapping[Var, int], defining: Mappi
             for var in variables_read(eqn):
                 value = viewed_value(var, defining)
                 number = number_of.get(value)
-                if number is not None and step > values.steps[number][1] + 1 and _is_large(value):
+                if number is not None and step > values.steps[number].step + 1 and _is_large(value):
                     spilled.add(value)
     return spilled - values.in_place
 
 
-def _due(
+def _due_results(
     values: StagedValues,
     number_of: Mapping[Var, int],
     defining: Mapping[Var, JaxprEqn],
     last_read: Mapping[Var, int],
 ) -> dict[int, list[int]]:
-    """Results to store after each equation: as early as the buffer that they take is free."""
+    """Results to store after each equation, as `MovePlan.due`.
+
+        takes the buffer of an input        once it is defined, and that input is not read again; after all equations if
+                                            it is an input in streaming memory itself, whose buffer others may need
+        put on the host by the user         once it is defined, in a new buffer; an input after all equations
+        sent off chip                       once it is defined
+
+    An input that is returned in its own buffer, and a table that is updated there, need no store.
+    """
     end = len(values.steps)
     due: dict[int, list[int]] = {}
     for number, (value, destination) in enumerate(zip(values.outvars, values.destinations, strict=True)):
         definition = number_of.get(value, BEFORE_ALL) if isinstance(value, Var) else BEFORE_ALL
         if destination is not None and value is not destination and value not in values.in_place:
-            is_old = isinstance(value, Var) and viewed_value(value, defining) in values.remote
+            is_remote_input = isinstance(value, Var) and viewed_value(value, defining) in values.remote
             free = max(definition, last_read.get(destination, BEFORE_ALL))
-            due.setdefault(end if is_old else free, []).append(number)
+            due.setdefault(end if is_remote_input else free, []).append(number)
         elif destination is None and values.is_put[number]:
-            due.setdefault(end if definition < 0 else definition, []).append(number)
-        elif destination is None and values.is_sent[number] and definition >= 0 and _is_large(value):
+            due.setdefault(end if definition == BEFORE_ALL else definition, []).append(number)
+        elif destination is None and values.is_sent[number] and definition != BEFORE_ALL and _is_large(value):
             due.setdefault(definition, []).append(number)
     return due
 

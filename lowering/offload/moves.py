@@ -40,10 +40,10 @@ def with_moves(values: StagedValues, rewrite_body: BodyRewrite) -> Moved:
     """Returns the equations with loads and stores; `rewrite_body` adds those of loops and branches."""
     plan = plan_moves(values)
     emission = _Emission(plan, rewrite_body)
-    emission.store(plan.due.get(BEFORE_ALL, ()), 0)
+    emission.store(plan.due.get(BEFORE_ALL, ()), step=0)
     for number, (eqn, step) in enumerate(values.steps):
         if not is_view(eqn):
-            emission.add(eqn, number, step)
+            emission.add_equation(eqn, number, step)
         emission.store(plan.due.get(number, ()), step)
     last_step = max((step for _, step in values.steps), default=0)
     emission.fetch_results(last_step)
@@ -98,7 +98,7 @@ class _HostedValues:
 
 
 class _Emission:
-    """Emission of equations with moves, in order; the moves around a loop or branch, see `control_flow`."""
+    """Emission of equations with moves, in order; the `OuterMoves` of loops and branches, see `control_flow`."""
 
     def __init__(self, plan: MovePlan, rewrite_body: BodyRewrite) -> None:
         self.moved = Moved([], [], list(plan.values.outvars))
@@ -108,22 +108,22 @@ class _Emission:
         self._hosted = _HostedValues(plan)
         self._settled: set[int] = set()  # results in their final place
         self._loaded: dict[Var, Var] = {}  # recent loads, in order
-        self._viewed: dict[tuple[Var, int], Var] = {}
-        self._emitted_views: set[Var] = set()
+        self._views: dict[tuple[Var, int], Var] = {}  # from a view and a step to its variable in that step
+        self._emitted_views: set[Var] = set()  # results of views as named in the plan: later steps need other names
         self._handles: dict[Var, Var] = {}  # from a spilled value to its variable in streaming memory
 
     def store(self, results: Collection[int], step: int) -> None:
         """Stores results that are due, each in the buffer of its destination or a new one."""
         for number in results:
-            if self._is_settled(number):
+            if self._settle_result(number):
                 continue
             value = self.moved.outvars[number]
             destination = self._plan.values.destinations[number]
-            local = self.on_chip(value, step, None)
+            local = self.on_chip(value, step, user=None)
             like = self._plan.defining.get(value) if isinstance(value, Var) else None
             if destination is None:
                 is_result = not self._plan.values.is_put[number]
-                self.moved.outvars[number] = self._put(local, step, like, is_result=is_result)
+                self.moved.outvars[number] = self._put_in_new_buffer(local, step, like, is_result=is_result)
             else:
                 self.moved.outvars[number] = self._store_in(destination, local, step, like)
             self._settled.add(number)
@@ -132,32 +132,35 @@ class _Emission:
         """Loads the results that are on chip after the last step."""
         for number, value in enumerate(self._plan.values.outvars):
             is_unchanged = self.moved.outvars[number] is value
-            if is_unchanged and self._plan.values.destinations[number] is not value and not self._is_settled(number):
-                self.moved.outvars[number] = self.on_chip(value, step, None)
+            if is_unchanged and self._plan.values.destinations[number] is not value and not self._settle_result(number):
+                self.moved.outvars[number] = self.on_chip(value, step, user=None)
 
     def _store_in(self, destination: Var, value: Atom, step: int, like: JaxprEqn | None) -> Var:
         stored = Var(destination.aval)
         self._emit(new_equation(remote_store_p, [destination, value], [stored], {}, like), step)
         return stored
 
-    def _put(self, value: Atom, step: int, like: JaxprEqn | None, *, is_result: bool = False) -> Var:
+    def _put_in_new_buffer(self, value: Atom, step: int, like: JaxprEqn | None, *, is_result: bool = False) -> Var:
         """Stores a value in a new buffer; returns the variable that stands for it there."""
         handle = Var(value.aval)
         self._emit(new_equation(remote_put_p, [value], [handle], {"is_result": is_result}, like), step)
         self._remote[handle] = False
         return handle
 
-    def _is_settled(self, number: int) -> bool:
-        """True if a result is in its final place: in a buffer of streaming memory that no other result has."""
+    def _settle_result(self, number: int) -> bool:
+        """Notes that a result is in its final place if it is: True if so.
+
+        That is the buffer of its destination, or for a put result without one a buffer that no other result has.
+        """
         outvars = self.moved.outvars
         destinations = self._plan.values.destinations
         value = self._hosted.resolved(outvars[number])
         if number in self._settled or value not in self._hosted:
             return number in self._settled
-        memory = self._hosted.buffer(value)
-        taken_buffers = [*destinations, *(self._hosted.buffer(outvars[n]) for n in self._settled)]
-        takes_new = destinations[number] is None and self._plan.values.is_put[number] and memory not in taken_buffers
-        if memory is destinations[number] or takes_new:
+        buffer = self._hosted.buffer(value)
+        buffers_of_results = [*destinations, *(self._hosted.buffer(outvars[n]) for n in self._settled)]
+        is_free_put = destinations[number] is None and self._plan.values.is_put[number]
+        if buffer is destinations[number] or (is_free_put and buffer not in buffers_of_results):
             outvars[number] = value
             self._settled.add(number)
         return number in self._settled
@@ -168,8 +171,8 @@ class _Emission:
         self._hosted.add(var, memory)
         return var
 
-    def _add_put(self, eqn: JaxprEqn, number: int, step: int) -> None:
-        """Stores a value where the user puts it on the host, unless it is there already."""
+    def _put_on_host(self, eqn: JaxprEqn, number: int, step: int) -> None:
+        """Stores the value of a `host_put`, equation `number`, unless it is on the host already."""
         (value,) = eqn.invars
         (handle,) = eqn.outvars
         if isinstance(value, Var) and value in self._hosted:
@@ -178,7 +181,7 @@ class _Emission:
         local = self.on_chip(value, step, eqn)
         destination = self._destination_of(handle, number)
         if destination is None:
-            stored = self.mark_hosted(self._put(local, step, eqn))
+            stored = self.mark_hosted(self._put_in_new_buffer(local, step, eqn))
         else:
             stored = self.mark_hosted(self._store_in(destination, local, step, eqn), destination)
         self._hosted.stand_in(stored, handle)
@@ -195,10 +198,10 @@ class _Emission:
             memory = self._hosted.buffer(initial)
             values_read = [viewed_value(var, self._plan.defining) for var in variables_read(eqn)]
             buffers_read = [self._hosted.buffer(value) for value in values_read]
-            takes_own = self._hosted.is_in_new_buffer(initial) or self._destination_of(result, number) is memory
-            if takes_own and buffers_read.count(memory) == 1:
+            may_overwrite = self._hosted.is_in_new_buffer(initial) or self._destination_of(result, number) is memory
+            if may_overwrite and buffers_read.count(memory) == 1:  # no other operand is in the buffer
                 return initial
-        return self.mark_hosted(self._put(self.on_chip(initial, step, eqn), step, eqn))
+        return self.mark_hosted(self._put_in_new_buffer(self.on_chip(initial, step, eqn), step, eqn))
 
     def memory_for_result(self, result: Var, number: int, step: int, eqn: JaxprEqn) -> Var:
         """A buffer for a result of branches: that of the argument it replaces, or a new one."""
@@ -215,21 +218,22 @@ class _Emission:
         """True if a value is in streaming memory because the user has put it there."""
         return atom in self._hosted
 
-    def add(self, eqn: JaxprEqn, number: int, step: int) -> None:
+    def add_equation(self, eqn: JaxprEqn, number: int, step: int) -> None:
         """Adds an equation, with loads of its operands, and stores of its results that are spilled."""
         eqn = eqn.replace(invars=list(map(self._hosted.resolved, eqn.invars)))
         if eqn.primitive is host_put_p:
-            self._add_put(eqn, number, step)
+            self._put_on_host(eqn, number, step)
             return
         if uses_streaming_memory(eqn, self.is_hosted):
             self._emit(rewrite_control_flow(eqn, self, number, step, self._rewrite_body), step)
         else:
-            self._add_computing(eqn, step)
+            self._add_with_loads(eqn, step)
         for var in eqn.outvars:
             if var in self._plan.spilled and var not in self._remote:
-                self._handles[var] = self._put(var, step, eqn)
+                self._handles[var] = self._put_in_new_buffer(var, step, eqn)
 
-    def _add_computing(self, eqn: JaxprEqn, step: int) -> None:
+    def _add_with_loads(self, eqn: JaxprEqn, step: int) -> None:
+        """Adds an equation after loads of its operands; one that accesses rows of a table off chip moves these."""
         is_off_chip = self.stays_off_chip(eqn)
         operands = [x if is_off_chip[n] else self.on_chip(x, step, eqn) for n, x in enumerate(eqn.invars)]
         local_eqn = eqn.replace(invars=operands)
@@ -248,13 +252,13 @@ class _Emission:
         if not isinstance(atom, Var):
             return atom
         if atom in self._remote:
-            return self._load(atom, step, user)
+            return self._load_to_chip(atom, step, user)
         definition = self._plan.defining.get(atom)
         if definition is not None and is_view(definition):
             is_slice = self._emits_slice_on_host(atom, definition, step)
-            return self._load(atom, step, user) if is_slice else self._view(atom, definition, step, user)
-        if atom in self._handles and step > self._plan.values.steps[self._plan.number_of[atom]][1] + 1:
-            return self._load(self._handles[atom], step, user)
+            return self._load_to_chip(atom, step, user) if is_slice else self._emit_view(atom, definition, step, user)
+        if atom in self._handles and step > self._plan.values.steps[self._plan.number_of[atom]].step + 1:
+            return self._load_to_chip(self._handles[atom], step, user)
         return atom
 
     def _emits_slice_on_host(self, atom: Var, view: JaxprEqn, step: int) -> bool:
@@ -266,19 +270,19 @@ class _Emission:
         self._remote[atom] = False
         return True
 
-    def _view(self, atom: Var, view: JaxprEqn, step: int, user: JaxprEqn | None) -> Var:
+    def _emit_view(self, atom: Var, view: JaxprEqn, step: int, user: JaxprEqn | None) -> Var:
         """A view of a value on chip, repeated in each step because the value may be loaded anew."""
-        if (atom, step) not in self._viewed:
+        if (atom, step) not in self._views:
             outvars = view.outvars
             if atom in self._emitted_views:
                 outvars = [x if isinstance(x, DropVar) else Var(x.aval) for x in view.outvars]
             self._emitted_views.update(view.outvars)
             invars = [self.on_chip(x, step, user) for x in view.invars]
             self._emit(view.replace(invars=invars, outvars=outvars), step)
-            self._viewed.update(((original, step), new) for original, new in zip(view.outvars, outvars, strict=True))
-        return self._viewed[atom, step]
+            self._views.update(((original, step), new) for original, new in zip(view.outvars, outvars, strict=True))
+        return self._views[atom, step]
 
-    def _load(self, remote: Var, step: int, user: JaxprEqn | None) -> Var:
+    def _load_to_chip(self, remote: Var, step: int, user: JaxprEqn | None) -> Var:
         """A value on chip: from a recent load, or loaded now."""
         if remote not in self._loaded:
             loaded = Var(remote.aval)

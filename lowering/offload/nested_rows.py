@@ -33,18 +33,19 @@ class Rows:
     """Rows of a stack, or a row of one in a body.
 
     Args:
-        table: what has them.
-        inside: rows of the table in a row of the stack, or in this row.
-        first: number of the stack among those of the outer loop, or of the row among all of its size; 0 for None.
+        table: table off chip, of which the stack or the row is a part.
+        inside: rows of the table in one row of the stack, or in the row.
+        number: number of this part of the table among all of its size, counted from 0: of a stack the iteration of the
+            loops around its loop, of a row that of its loop too. None for a stack that is the whole table.
     """
 
     table: Var
     inside: int
-    first: Var | None = None
+    number: Var | None = None
 
 
 def read_by_number(loop: JaxprEqn, rows: Mapping[int, Rows]) -> list[JaxprEqn]:
-    """Return an equal loop that reads rows of some stacks by their number.
+    """Return an equal loop that reads rows of some stacks by their number, after the iota that it counts by.
 
     Args:
         loop: a `scan`.
@@ -57,30 +58,38 @@ def read_by_number(loop: JaxprEqn, rows: Mapping[int, Rows]) -> list[JaxprEqn]:
     count = new_equation(
         lax.iota_p, [], [numbers], {"dtype": _NUMBER.dtype, "shape": (length,), "dimension": 0, "sharding": None}, loop
     )
-    constants = list(dict.fromkeys(x for each in rows.values() for x in (each.table, each.first) if x is not None))
+    constants = list(dict.fromkeys(x for each in rows.values() for x in (each.table, each.number) if x is not None))
     kept = [x for n, x in enumerate(loop.invars) if n not in rows]
     invars = [*kept[:first_carry], *constants, *kept[first_carry:], numbers]
-    body = _body(loop, rows, constants)
+    body = _body_with_row_loads(loop, rows, constants)
     return [count, loop.replace(invars=invars, params=with_scan_body(params, body, len(constants)))]
 
 
-def _body(loop: JaxprEqn, rows: Mapping[int, Rows], constants: list[Var]) -> ClosedJaxpr:
-    """The loop's body, which loads its rows from tables off chip and counts iterations."""
+def _body_with_row_loads(loop: JaxprEqn, rows: Mapping[int, Rows], constants: list[Var]) -> ClosedJaxpr:
+    """The loop's body, which loads its rows from tables off chip.
+
+    Args:
+        loop: a `scan`.
+        rows: rows of each stack that the body loads itself, by the number of the operand.
+        constants: tables and numbers of them, new constants of the body. Its last input is the number of the iteration.
+    """
     scan = scan_body(loop.params)
     body = scan.jaxpr.jaxpr
     first_carry = scan.operands.constants.stop
     inner_of: dict[Var, Var] = {x: Var(x.aval) for x in constants}
-    number = Var(_NUMBER)
+    iteration = Var(_NUMBER)
     eqns: list[JaxprEqn] = []
     inner_rows: dict[Var, Rows] = {}
     for n, each in rows.items():
-        first = number
-        if each.first is not None:
-            first = Var(_NUMBER)
-            eqns += _equations(_number_in(loop.params["length"]), [inner_of[each.first], number], first, loop)
-        inner_rows[body.invars[n]] = Rows(inner_of[each.table], each.inside, first)
+        number = iteration
+        if each.number is not None:
+            number = Var(_NUMBER)
+            eqns += _traced_equations(
+                _number_in(loop.params["length"]), [inner_of[each.number], iteration], number, loop
+            )
+        inner_rows[body.invars[n]] = Rows(inner_of[each.table], each.inside, number)
     kept = [x for n, x in enumerate(body.invars) if n not in rows]
-    invars = [*kept[:first_carry], *inner_of.values(), *kept[first_carry:], number]
+    invars = [*kept[:first_carry], *inner_of.values(), *kept[first_carry:], iteration]
     loading, results = _with_row_loads(body, inner_rows, loop)
     eqns += loading
     names = body.debug_info.with_unknown_names()
@@ -88,7 +97,13 @@ def _body(loop: JaxprEqn, rows: Mapping[int, Rows], constants: list[Var]) -> Clo
 
 
 def _with_row_loads(body: Jaxpr, rows: dict[Var, Rows], loop: JaxprEqn) -> tuple[list[JaxprEqn], list[Atom]]:
-    """Equations and results of a body, with loads of the rows of an iteration, by the variable of each in the body."""
+    """Equations and results of a body, with loads of the rows of an iteration where they are first read.
+
+    Args:
+        body: body of a loop.
+        rows: rows of an iteration, by the variable of each in the body; updated: their reshapes are added.
+        loop: the loop, for the source of loads.
+    """
     eqns: list[JaxprEqn] = []
     loaded: dict[Var, Var] = {}
     for eqn in body.eqns:
@@ -97,24 +112,26 @@ def _with_row_loads(body: Jaxpr, rows: dict[Var, Rows], loop: JaxprEqn) -> tuple
             rows[eqn.outvars[0]] = rows[read[0]]
             continue
         stacks = _stacks_of(eqn, rows)
-        if stacks:  # a loop inside has the rows of its iterations loaded by itself
+        if stacks:  # a loop inside loads the rows of its iterations itself
             eqns += read_by_number(eqn, stacks)
             continue
-        eqns += _loads([x for x in read if x not in loaded], rows, loaded, loop)
+        eqns += _row_loads([x for x in read if x not in loaded], rows, loaded, loop)
         eqns.append(eqn.replace(invars=[substituted(x, loaded) for x in eqn.invars]))
     returned = [x for x in variables(body.outvars) if x in rows and x not in loaded]
-    eqns += _loads(list(dict.fromkeys(returned)), rows, loaded, loop)
+    eqns += _row_loads(list(dict.fromkeys(returned)), rows, loaded, loop)
     return eqns, [substituted(x, loaded) for x in body.outvars]
 
 
-def _loads(values: Sequence[Var], rows: Mapping[Var, Rows], loaded: dict[Var, Var], loop: JaxprEqn) -> list[JaxprEqn]:
-    """Loads of rows, which are noted in `loaded`."""
+def _row_loads(
+    values: Sequence[Var], rows: Mapping[Var, Rows], loaded: dict[Var, Var], loop: JaxprEqn
+) -> list[JaxprEqn]:
+    """Loads of rows; updates `loaded`, the loaded value of each."""
     eqns: list[JaxprEqn] = []
     for x in values:
-        first = rows[x].first
-        assert first is not None, "rows of a body have a number"
+        number = rows[x].number
+        assert number is not None, "rows of a body have a number"
         loaded[x] = Var(x.aval)
-        eqns += _equations(_row_of(shape_of(x)), [rows[x].table, first], loaded[x], loop)
+        eqns += _traced_equations(_row_of(shape_of(x)), [rows[x].table, number], loaded[x], loop)
     return eqns
 
 
@@ -129,7 +146,7 @@ def _stacks_of(eqn: JaxprEqn, rows: Mapping[Var, Rows]) -> dict[int, Rows]:
     return {n: replace(x, inside=x.inside // length) for n, x in stacks.items() if x.inside > 1}
 
 
-def _equations(fun: Callable[..., Any], operands: list[Var], result: Var, like: JaxprEqn) -> list[JaxprEqn]:
+def _traced_equations(fun: Callable[..., Any], operands: list[Var], result: Var, like: JaxprEqn) -> list[JaxprEqn]:
     return in_place_of(new_equation(remote_rows_p, operands, [result], {}, like), fun)
 
 

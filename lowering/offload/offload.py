@@ -19,7 +19,7 @@ Limits: other arguments of a loop or branch are loaded entirely before it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, groupby
 
@@ -37,14 +37,14 @@ from ipujax.lowering.jax_compat import (
 from ipujax.lowering.jaxpr import PIPELINE, equations, has_phases, stage_name, variables, variables_read
 from ipujax.lowering.offload.alternating_ipus import alternate_ipus
 from ipujax.lowering.offload.batches import Batch, batch_transfers, in_batches, overlapped
-from ipujax.lowering.offload.control_flow import BodyRewrite
+from ipujax.lowering.offload.control_flow import BodyMemory, BodyRewrite
 from ipujax.lowering.offload.io_tiles import IoTiles, check_room
 from ipujax.lowering.offload.micro_batch_streams import sends_results
 from ipujax.lowering.offload.move_plan import StagedValues
 from ipujax.lowering.offload.moves import Moved, with_moves
 from ipujax.lowering.offload.phase_steps import steps_of_phases
 from ipujax.lowering.offload.primitives import host_put_p
-from ipujax.lowering.offload.row_updates import updates_in_place
+from ipujax.lowering.offload.row_updates import StagedEquation, updates_in_place
 from ipujax.lowering.replicas import on_one_replica
 from ipujax.lowering.source_info import source_line
 from ipujax.runtime.errors import ArgumentError
@@ -59,7 +59,7 @@ def depth_first(eqns: Sequence[JaxprEqn], results: Sequence[Atom]) -> list[Jaxpr
     defining_eqn = {var: n for n, eqn in enumerate(update) for var in eqn.outvars}
     order: dict[int, None] = {}
     for atom in variables(results):
-        _visit(defining_eqn.get(atom), update, defining_eqn, order)
+        _append_with_operands(defining_eqn.get(atom), update, defining_eqn, order)
     unused = [n for n in range(len(update)) if n not in order]
     return [*eqns[:start], *(update[n] for n in (*order, *unused))]
 
@@ -68,16 +68,21 @@ def _is_gradient(eqn: JaxprEqn) -> bool:
     return stage_name(eqn).is_backward or eqn.primitive.name == PIPELINE
 
 
-def _visit(root: int | None, eqns: Sequence[JaxprEqn], defining_eqn: dict[Var, int], order: dict[int, None]) -> None:
-    """Adds the index of an equation to the order, after those of its operands."""
-    # Without recursion: chains of equations may exceed Python's limit.
+def _append_with_operands(
+    root: int | None, eqns: Sequence[JaxprEqn], defining_eqn: dict[Var, int], order: dict[int, None]
+) -> None:
+    """Adds the number of equation `root`, none if None, to `order`, after those of its operands.
+
+    Without recursion: chains of equations may exceed Python's limit.
+    """
     stack = [] if root is None else [(root, False)]
     while stack:
-        number, is_ready = stack.pop()
-        if is_ready:
+        number, has_operands_in_order = stack.pop()
+        if has_operands_in_order:
             order.setdefault(number)
         elif number not in order:
             stack.append((number, True))
+            # Reversed: the first operand is popped first.
             operand_eqns = [defining_eqn[var] for var in reversed(variables_read(eqns[number])) if var in defining_eqn]
             stack += [(n, False) for n in operand_eqns if n not in order]
 
@@ -125,7 +130,7 @@ def offload(
 
     def rewrite(body: ClosedJaxpr, sources: Sequence[int | None]) -> ClosedJaxpr:
         grouped = [False] * len(sources) if in_groups is None else in_groups(body.jaxpr)
-        offloaded = _offloaded(body, _for_one_replica(offloading, sources, len(body.jaxpr.outvars)), grouped)
+        offloaded = _offload_one_replica(body, _for_one_replica(offloading, sources, len(body.jaxpr.outvars)), grouped)
         _check_host_puts(offloaded.jaxpr, ())
         return offloaded
 
@@ -145,7 +150,7 @@ def _for_one_replica(offloading: Offloading, sources: Sequence[int | None], num_
     return replace(offloading, inputs=inputs, hosted=hosted, aliases=aliases)
 
 
-def _offloaded(jaxpr: ClosedJaxpr, offloading: Offloading, grouped: Sequence[bool]) -> ClosedJaxpr:
+def _offload_one_replica(jaxpr: ClosedJaxpr, offloading: Offloading, grouped: Sequence[bool]) -> ClosedJaxpr:
     """Adds loads and stores to the jaxpr of one replica: planned, emitted, and put in batches."""
     body, is_put = _without_puts(jaxpr.jaxpr)
     inputs = zip(body.invars, offloading.inputs, grouped, strict=True)
@@ -186,21 +191,22 @@ def _batches_of_ipu(moved: Moved, batch_bytes: int, is_phased: bool) -> list[Bat
     if not is_phased:
         return in_batches(moved.eqns, batch_bytes)
     groups = groupby(zip(moved.steps, moved.eqns, strict=True), key=lambda pair: pair[0])
-    batches = [in_batches((eqn for _, eqn in group), batch_bytes, 0, step) for step, group in groups]
+    batches = [in_batches((eqn for _, eqn in group), batch_bytes, step=step) for step, group in groups]
     return list(chain.from_iterable(batches))
 
 
 def _body_rewrite(batch_bytes: int) -> BodyRewrite:
     """The function that rewrites bodies of loops and branches, see `control_flow`."""
 
-    def rewrite_body(
-        jaxpr: ClosedJaxpr, remote_inputs: Collection[int], memories: Mapping[int, int], rows: Collection[int]
-    ) -> ClosedJaxpr:
+    def rewrite_body(jaxpr: ClosedJaxpr, memory: BodyMemory) -> ClosedJaxpr:
         """Adds the loads and stores of a body to values that stay in streaming memory around it."""
         body, _ = _without_puts(jaxpr.jaxpr)
-        hosted = {body.invars[n]: False for n in remote_inputs}
-        destinations = [body.invars[memories[k]] if k in memories else None for k in range(len(body.outvars))]
-        steps, in_place = updates_in_place([(eqn, 0) for eqn in body.eqns], body.outvars, destinations)
+        hosted = {body.invars[n]: False for n in memory.inputs}
+        inputs = [memory.input_of_result.get(k) for k in range(len(body.outvars))]
+        destinations = [None if n is None else body.invars[n] for n in inputs]
+        # A body is in one step of phases.
+        staged = [StagedEquation(eqn, step=0) for eqn in body.eqns]
+        steps, in_place = updates_in_place(staged, body.outvars, destinations)
         values = StagedValues(
             steps=steps,
             outvars=body.outvars,
@@ -214,7 +220,7 @@ def _body_rewrite(batch_bytes: int) -> BodyRewrite:
         moved = with_moves(values, rewrite_body)
         eqns = batch_transfers(moved.eqns, batch_bytes)
         outvars = moved.outvars
-        for k in rows:
+        for k in memory.stacked_results:
             row = Var(outvars[k].aval)
             eqns.append(new_equation(host_put_p, [outvars[k]], [row], {}, None))
             outvars[k] = row
@@ -224,7 +230,10 @@ def _body_rewrite(batch_bytes: int) -> BodyRewrite:
 
 
 def _without_puts(body: Jaxpr) -> tuple[Jaxpr, list[bool]]:
-    """The jaxpr with results before they are put, unless something else reads them, and which results are put."""
+    """The jaxpr with results before they are put, and for each result whether it was put.
+
+    A put value that an equation reads keeps its put.
+    """
     read = {var for eqn in body.eqns for var in variables_read(eqn)}
     put = {eqn.outvars[0]: eqn for eqn in body.eqns if eqn.primitive is host_put_p}
     is_put = [isinstance(x, Var) and x in put for x in body.outvars]
@@ -240,7 +249,11 @@ def _without_puts(body: Jaxpr) -> tuple[Jaxpr, list[bool]]:
 
 
 def _check_host_puts(body: Jaxpr, stacked: Collection[Atom]) -> None:
-    """Refuses values that are put on the host in a jaxpr with moves, other than `stacked` results of a scan."""
+    """Refuses puts that are left after the pass, other than those of `stacked` results of a scan.
+
+    Raises:
+        ArgumentError: with the line of a put that the pass does not reach.
+    """
     for eqn in body.eqns:
         if eqn.primitive is host_put_p and not any(eqn.outvars[0] is x for x in stacked):
             raise ArgumentError(
@@ -253,9 +266,9 @@ def _check_host_puts(body: Jaxpr, stacked: Collection[Atom]) -> None:
             _check_host_puts(inner.jaxpr, inner.jaxpr.outvars if eqn.primitive.name == "scan" else ())
 
 
-def _in_steps(body: Jaxpr) -> tuple[list[tuple[JaxprEqn, int]], tuple[int | None, ...]]:
+def _in_steps(body: Jaxpr) -> tuple[list[StagedEquation], tuple[int | None, ...]]:
     """The equations in the order of their steps, each with its step; and the phase of each step."""
     steps = steps_of_phases(body.eqns)
     step_of = dict(zip(map(id, body.eqns), steps.of_equations, strict=True))
     eqns = depth_first(sorted(body.eqns, key=lambda eqn: step_of[id(eqn)]), body.outvars)
-    return [(eqn, step_of[id(eqn)]) for eqn in eqns], steps.phases
+    return [StagedEquation(eqn, step_of[id(eqn)]) for eqn in eqns], steps.phases

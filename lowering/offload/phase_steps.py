@@ -15,6 +15,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ipujax.lowering.jax_compat import JaxprEqn, Var
 from ipujax.lowering.jaxpr import CONTROL_FLOW, equations_inside, is_pipeline, phase_of, stage_name, variables_read
@@ -33,50 +34,61 @@ class PhaseSteps:
 
 
 def steps_of_phases(eqns: Sequence[JaxprEqn]) -> PhaseSteps:
-    """The steps of equations in order; refuses values of later phases, and phases inside loops or pipelines."""
+    """The steps of equations in order.
+
+    Raises:
+        ArgumentError: an equation of a phase reads a value of a later one, or a phase begins in a loop or a pipeline.
+    """
     for eqn in eqns:
-        _check_inside(eqn, phase_of(eqn))
+        _check_no_phase_begins_inside(eqn, phase_of(eqn))
     computing = [not is_view(eqn) for eqn in eqns]
     phases_with_compute = {phase_of(eqn) for eqn, computes in zip(eqns, computing, strict=True) if computes}
-    numbers = sorted(phase for phase in phases_with_compute if phase is not None)
-    steps = _steps(eqns, numbers)
-    end = 2 * len(numbers)
-    used_steps = sorted({step for step, computes in zip(steps, computing, strict=True) if computes}) or [end]
-    phases = (None if step == end else min(step, end - 1 - step) for step in used_steps)
-    return PhaseSteps(tuple(_index(used_steps, step) for step in steps), tuple(phases))
+    phase_numbers = sorted(phase for phase in phases_with_compute if phase is not None)
+    steps = _steps_with_gaps(eqns, phase_numbers)
+    update_step = 2 * len(phase_numbers)
+    used_steps = sorted({step for step, computes in zip(steps, computing, strict=True) if computes}) or [update_step]
+    # The gradient of the phase of step s has the step that mirrors s; steps without compute are left out.
+    phases = (None if step == update_step else min(step, update_step - 1 - step) for step in used_steps)
+    return PhaseSteps(tuple(_index_at_or_before(used_steps, step) for step in steps), tuple(phases))
 
 
-def _steps(eqns: Sequence[JaxprEqn], numbers: Sequence[int]) -> list[int]:
-    """The step of each equation, of phases with ascending numbers; some steps may have none."""
-    end = 2 * len(numbers)
+class _Definition(NamedTuple):
+    step: int
+    eqn: JaxprEqn
+
+
+def _steps_with_gaps(eqns: Sequence[JaxprEqn], phase_numbers: Sequence[int]) -> list[int]:
+    """The step of each equation, of phases with ascending numbers; some steps may have none.
+
+    Raises:
+        ArgumentError: an equation of a phase reads a value of a later one.
+    """
+    update_step = 2 * len(phase_numbers)
     # Without gradients there is no update: no equation is after the last.
     last_gradient = max((n for n, eqn in enumerate(eqns) if stage_name(eqn).is_backward), default=len(eqns))
-    definitions: dict[Var, tuple[int, JaxprEqn]] = {}
+    definitions: dict[Var, _Definition] = {}
     steps = list[int]()
     for number, eqn in enumerate(eqns):
-        latest = max(
-            (definitions[var] for var in variables_read(eqn) if var in definitions),
-            default=(0, eqn),
-            key=lambda x: x[0],
-        )
-        step = latest[0]
+        of_operands = (definitions[var] for var in variables_read(eqn) if var in definitions)
+        latest = max(of_operands, default=_Definition(step=0, eqn=eqn), key=lambda definition: definition.step)
+        step = latest.step
         phase = phase_of(eqn)
         if phase is not None:
-            phase_index = _index(numbers, phase)
+            forward_step = _index_at_or_before(phase_numbers, phase)
             is_backward = stage_name(eqn).is_backward
-            if not is_backward and step > phase_index:
-                later = numbers[step] if step < len(numbers) else None
-                raise _flows_back(eqn, phase, later, latest[1])
-            step = max(step, end - 1 - phase_index if is_backward else phase_index)
-        elif numbers and number > last_gradient:
-            step = end
+            if not is_backward and step > forward_step:
+                later = phase_numbers[step] if step < len(phase_numbers) else None
+                raise _flows_back(eqn, phase, later, latest.eqn)
+            step = max(step, update_step - 1 - forward_step if is_backward else forward_step)
+        elif phase_numbers and number > last_gradient:
+            step = update_step
         steps.append(step)
-        definitions.update(dict.fromkeys(eqn.outvars, (step, eqn)))
+        definitions.update(dict.fromkeys(eqn.outvars, _Definition(step, eqn)))
     return steps
 
 
-def _index(numbers: Sequence[int], number: int) -> int:
-    """Index of a number in ascending numbers; of the next lower one if it is not among them."""
+def _index_at_or_before(numbers: Sequence[int], number: int) -> int:
+    """Index of a number in ascending numbers; of the next lower one if it is not among them, or 0 if none is lower."""
     return max(0, bisect_right(numbers, number) - 1)
 
 
@@ -99,7 +111,7 @@ def _flows_back(eqn: JaxprEqn, phase: int, later: int | None, defining_eqn: Jaxp
     )
 
 
-def _check_inside(eqn: JaxprEqn, phase: int | None) -> None:
+def _check_no_phase_begins_inside(eqn: JaxprEqn, phase: int | None) -> None:
     if eqn.primitive.name in CONTROL_FLOW or is_pipeline(eqn):
         for inner in equations_inside(eqn):
             inner_phase = phase_of(inner)

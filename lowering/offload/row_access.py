@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -36,8 +36,8 @@ _SUMS = frozenset(("scatter-add", "scatter-sub"))
 
 def row_access(eqn: JaxprEqn) -> list[JaxprEqn]:
     """Equations that move the accessed rows, for one that `accesses_rows` of a table in streaming memory."""
-    windows_of, access = _ACCESSES[eqn.primitive.name]
-    return in_place_of(eqn, access(eqn, windows_of(eqn)))
+    access = _ACCESSES[eqn.primitive.name]
+    return in_place_of(eqn, access.function(eqn, access.windows(eqn)))
 
 
 def accesses_rows(eqn: JaxprEqn) -> bool:
@@ -45,7 +45,7 @@ def accesses_rows(eqn: JaxprEqn) -> bool:
     name = eqn.primitive.name
     if name not in _ACCESSES or (name == "scatter" and eqn.params["update_jaxpr"] is not None):
         return False
-    return not isinstance(eqn.invars[0], Literal) and _is_by_rows(eqn, _ACCESSES[name][0](eqn))
+    return not isinstance(eqn.invars[0], Literal) and _is_by_rows(eqn, _ACCESSES[name].windows(eqn))
 
 
 def writes_rows(eqn: JaxprEqn) -> bool:
@@ -80,7 +80,7 @@ class _Windows:
 
 
 def _is_by_rows(eqn: JaxprEqn, windows: _Windows) -> bool:
-    """True if the windows are entire rows of the first dimension."""
+    """True if the windows are entire rows of the first dimension, one each or few of them."""
     table = shape_of(eqn.invars[0])
     if len(table) < 2 or windows.sizes[1:] != table[1:] or windows.dropped not in ((), (0,)):
         return False
@@ -92,66 +92,67 @@ def _is_by_rows(eqn: JaxprEqn, windows: _Windows) -> bool:
     return size == 1 or is_few
 
 
-def _gathered(eqn: JaxprEqn) -> _Windows:
+def _windows_of_gather(eqn: JaxprEqn) -> _Windows:
     dims: Any = eqn.params["dimension_numbers"]
     dropped = (*dims.collapsed_slice_dims, *dims.operand_batching_dims)
     sizes = tuple(eqn.params["slice_sizes"])
-    return _Windows(_count(eqn), sizes, dims.offset_dims, dropped, dims.start_index_map, eqn.params["mode"])
+    return _Windows(_num_indices(eqn), sizes, dims.offset_dims, dropped, dims.start_index_map, eqn.params["mode"])
 
 
-def _scattered(eqn: JaxprEqn) -> _Windows:
+def _windows_of_scatter(eqn: JaxprEqn) -> _Windows:
     dims: Any = eqn.params["dimension_numbers"]
     dropped = (*dims.inserted_window_dims, *dims.operand_batching_dims)
     sizes = (*(1 for _ in dropped), *(shape_of(eqn.invars[2])[axis] for axis in dims.update_window_dims))
     indexed = dims.scatter_dims_to_operand_dims
-    return _Windows(_count(eqn), sizes, dims.update_window_dims, dropped, indexed, eqn.params["mode"])
+    return _Windows(_num_indices(eqn), sizes, dims.update_window_dims, dropped, indexed, eqn.params["mode"])
 
 
-def _sliced(eqn: JaxprEqn) -> _Windows:
+def _windows_of_slice(eqn: JaxprEqn) -> _Windows:
     sizes = shape_of(eqn.outvars[0] if eqn.primitive.name == "dynamic_slice" else eqn.invars[1])
-    return _Windows(1, sizes, tuple(range(len(sizes))))
+    return _Windows(count=1, sizes=sizes, axes=tuple(range(len(sizes))))
 
 
-def _count(eqn: JaxprEqn) -> int:
+def _num_indices(eqn: JaxprEqn) -> int:
     return prod(shape_of(eqn.invars[1])[:-1])
 
 
-def _numbers(table: Any, indices: Any, windows: _Windows) -> Any:
-    """The accessed rows, int32[count · rows]; clamped to the table unless the mode drops others."""
+def _row_numbers(table: Any, indices: Any, windows: _Windows) -> Any:
+    """Numbers of the accessed rows, int32[count · rows]; clamped to the table unless the mode drops others."""
     if len(windows.indexed) > 1:
         column = windows.indexed.index(0)
         indices = lax.slice_in_dim(indices, column, column + 1, axis=indices.ndim - 1)
-    shape = windows.count, windows.sizes[0]
-    flat = lax.reshape(indices, shape[:1])
-    max_start = flat.dtype.type(min(table.shape[0] - shape[1], jnp.iinfo(flat.dtype).max))
-    clamped = lax.clamp(flat.dtype.type(0), flat, max_start)
+    num_rows = windows.sizes[0]  # of each window
+    shape = windows.count, num_rows
+    starts = lax.reshape(indices, (windows.count,))
+    max_start = starts.dtype.type(min(table.shape[0] - num_rows, jnp.iinfo(starts.dtype).max))
+    clamped = lax.clamp(starts.dtype.type(0), starts, max_start)
     numbers = lax.convert_element_type(clamped, np.int32)
-    if shape[1] > 1:
+    if num_rows > 1:
         numbers = lax.add(lax.broadcast_in_dim(numbers, shape, (0,)), lax.broadcasted_iota(np.int32, shape, 1))
     if windows.mode == _DROPS:
-        is_inside = lax.broadcast_in_dim(lax.eq(flat, clamped), numbers.shape, (0,))
+        is_inside = lax.broadcast_in_dim(lax.eq(starts, clamped), numbers.shape, (0,))
         # Beyond any table, so that the row reads as zeros and is not written.
         numbers = lax.select(is_inside, numbers, lax.full_like(numbers, np.iinfo(np.int32).max))
     return lax.reshape(numbers, (prod(shape),))
 
 
-def _look_up(eqn: JaxprEqn, windows: _Windows) -> Callable[..., Any]:
+def _look_up_rows(eqn: JaxprEqn, windows: _Windows) -> Callable[..., Any]:
     """The function that loads the rows and gives them the shape and the fill value of the equation."""
     shape = shape_of(eqn.outvars[0])
     order = windows.order(len(shape))
 
     def look_up(table: Any, indices: Any, *_: Any) -> Any:
-        numbers = _numbers(table, indices, windows)
+        numbers = _row_numbers(table, indices, windows)
         (rows,) = remote_rows_p.bind(table, numbers)
         if windows.mode == _DROPS:
             is_inside = lax.broadcast_in_dim(lax.lt(numbers, np.int32(table.shape[0])), rows.shape, (0,))
-            rows = lax.select(is_inside, rows, lax.full_like(rows, _fill(eqn)))
+            rows = lax.select(is_inside, rows, lax.full_like(rows, _fill_value(eqn)))
         return lax.transpose(lax.reshape(rows, [shape[axis] for axis in order]), np.argsort(order))
 
     return look_up
 
 
-def _fill(eqn: JaxprEqn) -> Any:
+def _fill_value(eqn: JaxprEqn) -> Any:
     """Value of rows outside the table; by default, as in JAX, NaN, the maximum if unsigned, else the minimum."""
     out: Any = eqn.outvars[0].aval
     if eqn.params["fill_value"] is not None:
@@ -163,18 +164,20 @@ def _fill(eqn: JaxprEqn) -> Any:
     return jnp.iinfo(out.dtype).min if jnp.issubdtype(out.dtype, jnp.integer) else True
 
 
-def _add(eqn: JaxprEqn, windows: _Windows, *, combine: Callable[[Any, Any], Any] = lax.add) -> Callable[..., Any]:
+def _add_rows(eqn: JaxprEqn, windows: _Windows, *, combine: Callable[[Any, Any], Any] = lax.add) -> Callable[..., Any]:
+    """The function that loads rows, combines them with the sum of all updates of each, and stores them."""
+
     def add(table: Any, indices: Any, updates: Any) -> Any:
-        numbers = _numbers(table, indices, windows)
+        numbers = _row_numbers(table, indices, windows)
         (rows,) = remote_rows_p.bind(table, numbers)
         values = _by_rows(updates, windows, rows.shape)
-        added = values if windows.count == 1 else _sums(numbers, values)
+        added = values if windows.count == 1 else _sums_by_row(numbers, values)
         return remote_update_p.bind(table, numbers, combine(rows, added))[0]
 
     return add
 
 
-def _sums(numbers: Any, values: Any) -> Any:
+def _sums_by_row(numbers: Any, values: Any) -> Any:
     """For each row the sum of the values of all rows with its index."""
     count = numbers.shape[0]
     # A count × count comparison: each row's sum is at the first row with its index, so that duplicates are equal.
@@ -191,16 +194,18 @@ def _sums(numbers: Any, values: Any) -> Any:
     return lax.gather(sums, first, look_up, (1, *values.shape[1:]), mode=in_bounds)
 
 
-def _set(eqn: JaxprEqn, windows: _Windows) -> Callable[..., Any]:
+def _set_rows(eqn: JaxprEqn, windows: _Windows) -> Callable[..., Any]:
+    """The function that stores updates as rows."""
+
     def put(table: Any, indices: Any, updates: Any) -> Any:
-        numbers = _numbers(table, indices, windows)
+        numbers = _row_numbers(table, indices, windows)
         return remote_update_p.bind(table, numbers, _by_rows(updates, windows, (*numbers.shape, *table.shape[1:])))[0]
 
     return put
 
 
 def _set_slice(eqn: JaxprEqn, windows: _Windows) -> Callable[..., Any]:
-    put = _set(eqn, windows)
+    put = _set_rows(eqn, windows)
     return lambda table, update, start, *_: put(table, start, update)
 
 
@@ -209,13 +214,25 @@ def _by_rows(updates: Any, windows: _Windows, shape: tuple[int, ...]) -> Any:
     return lax.reshape(lax.transpose(updates, windows.order(updates.ndim)), shape)
 
 
-_ACCESSES: Mapping[str, tuple[Callable[[JaxprEqn], _Windows], Callable[[JaxprEqn, _Windows], Callable[..., Any]]]] = {
-    "gather": (_gathered, _look_up),
-    "dynamic_slice": (_sliced, _look_up),
-    "scatter": (_scattered, _set),
-    "dynamic_update_slice": (_sliced, _set_slice),
-    "scatter-add": (_scattered, _add),
-    "scatter-sub": (_scattered, partial(_add, combine=lax.sub)),
+class _Access(NamedTuple):
+    """Access of a primitive to a table.
+
+    Args:
+        windows: windows that an equation accesses.
+        function: makes of an equation and its windows the function of its operands that moves rows.
+    """
+
+    windows: Callable[[JaxprEqn], _Windows]
+    function: Callable[[JaxprEqn, _Windows], Callable[..., Any]]
+
+
+_ACCESSES: Mapping[str, _Access] = {
+    "gather": _Access(_windows_of_gather, _look_up_rows),
+    "dynamic_slice": _Access(_windows_of_slice, _look_up_rows),
+    "scatter": _Access(_windows_of_scatter, _set_rows),
+    "dynamic_update_slice": _Access(_windows_of_slice, _set_slice),
+    "scatter-add": _Access(_windows_of_scatter, _add_rows),
+    "scatter-sub": _Access(_windows_of_scatter, partial(_add_rows, combine=lax.sub)),
 }
 
 

@@ -14,25 +14,37 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from math import prod
+from typing import NamedTuple
 
 from ipujax.lowering.jax_compat import Atom, JaxprEqn, Var, shape_of, without_axes
 from ipujax.lowering.jaxpr import variables_read
 from ipujax.lowering.offload.row_access import accesses_rows, writes_rows
 from ipujax.lowering.primitives import record_of
 
-_Steps = Sequence[tuple[JaxprEqn, int]]
+
+class StagedEquation(NamedTuple):
+    """An equation and its step, see `phase_steps`."""
+
+    eqn: JaxprEqn
+    step: int
 
 
 def updates_in_place(
-    steps: _Steps, outvars: Sequence[Atom], destinations: Sequence[Var | None]
-) -> tuple[_Steps, frozenset[Var]]:
-    """The equations with reads of tables before their updates, and the tables that are updated in place."""
+    steps: Sequence[StagedEquation], outvars: Sequence[Atom], destinations: Sequence[Var | None]
+) -> tuple[Sequence[StagedEquation], frozenset[Var]]:
+    """The equations with reads of tables before their updates, and the results of updates in place.
+
+    Args:
+        steps: the equations in order.
+        outvars: results.
+        destinations: for each result the input in streaming memory whose buffer it takes, or None.
+    """
     definitions = {var: eqn for eqn, _ in steps for var in eqn.outvars}
     in_place = frozenset[Var]()
     for value, destination in zip(outvars, destinations, strict=True):
-        updates = [] if destination is None else _updates(value, destination, definitions)
-        if updates and _is_apart(updates, steps, outvars, definitions):
-            ordered = _reads_first(updates, steps, definitions, in_place)
+        updates = [] if destination is None else _updates_of_table(value, destination, definitions)
+        if updates and _is_read_by_rows_alone(updates, steps, outvars, definitions):
+            ordered = _with_reads_first(updates, steps, definitions, in_place)
             if ordered is not None:
                 steps = ordered
                 in_place = in_place.union(*(eqn.outvars for eqn in updates))
@@ -58,7 +70,7 @@ def viewed_value(var: Var, definitions: Mapping[Var, JaxprEqn]) -> Var:
     return var
 
 
-def _updates(value: Atom, destination: Var, definitions: Mapping[Var, JaxprEqn]) -> list[JaxprEqn]:
+def _updates_of_table(value: Atom, destination: Var, definitions: Mapping[Var, JaxprEqn]) -> list[JaxprEqn]:
     """The updates by rows from an input to a result, in order; empty if there are other equations."""
     updates = list[JaxprEqn]()
     while value is not destination:
@@ -70,10 +82,16 @@ def _updates(value: Atom, destination: Var, definitions: Mapping[Var, JaxprEqn])
     return updates
 
 
-def _is_apart(
-    updates: Sequence[JaxprEqn], steps: _Steps, outvars: Sequence[Atom], definitions: Mapping[Var, JaxprEqn]
+def _is_read_by_rows_alone(
+    updates: Sequence[JaxprEqn],
+    steps: Sequence[StagedEquation],
+    outvars: Sequence[Atom],
+    definitions: Mapping[Var, JaxprEqn],
 ) -> bool:
-    """True if the last table alone is a result, and results of updates are read by rows only."""
+    """True if of a table and its updates the last alone is a result, and results of updates are read by rows only.
+
+    Then no equation needs a table that a later update has overwritten in the one buffer, see `_with_reads_first`.
+    """
     new_tables = {eqn.outvars[0] for eqn in updates}
     tables = {*new_tables, updates[0].invars[0]}
     if sum(viewed_value(x, definitions) in tables for x in outvars if isinstance(x, Var)) != 1:
@@ -87,27 +105,38 @@ def _is_of_rows(eqn: JaxprEqn, tables: set[Var]) -> bool:
     return accesses_rows(eqn) and tables.isdisjoint(x for x in eqn.invars[1:] if isinstance(x, Var))
 
 
-def _reads_first(
-    updates: Iterable[JaxprEqn], steps: _Steps, definitions: Mapping[Var, JaxprEqn], in_place: frozenset[Var]
-) -> _Steps | None:
-    """The equations with all reads of a table before its update; None if impossible."""
+def _with_reads_first(
+    updates: Iterable[JaxprEqn],
+    steps: Sequence[StagedEquation],
+    definitions: Mapping[Var, JaxprEqn],
+    in_place: frozenset[Var],
+) -> Sequence[StagedEquation] | None:
+    """The equations with all reads of a table, and all that these need, before its update; None if impossible.
+
+    Args:
+        updates: updates of one table, in order.
+        steps: all equations, in order.
+        definitions: the equation that defines each value.
+        in_place: results of updates of other tables, which must not move: their reads are in order already.
+    """
     for update in updates:
-        start, step = next((n, step) for n, (eqn, step) in enumerate(steps) if eqn is update)
+        start = next(n for n, staged in enumerate(steps) if staged.eqn is update)
         needed: set[Var] = set()
-        early: list[tuple[JaxprEqn, int]] = []
-        late: list[tuple[JaxprEqn, int]] = []
-        for eqn, step_of_eqn in reversed(steps[start + 1 :]):
-            reads = not is_view(eqn) and any(
-                viewed_value(x, definitions) is update.invars[0] for x in variables_read(eqn)
-            )
-            if not reads and needed.isdisjoint(eqn.outvars):
-                late.append((eqn, step_of_eqn))
+        # In reverse order, so that an equation is seen after all that need its results.
+        early: list[StagedEquation] = []
+        late: list[StagedEquation] = []
+        for staged in reversed(steps[start + 1 :]):
+            eqn = staged.eqn
+            values_read = (viewed_value(x, definitions) for x in variables_read(eqn))
+            reads_table = not is_view(eqn) and any(value is update.invars[0] for value in values_read)
+            if not reads_table and needed.isdisjoint(eqn.outvars):
+                late.append(staged)
                 continue
-            if step_of_eqn != step or without_axes(eqn.effects) or not in_place.isdisjoint(eqn.outvars):
+            if staged.step != steps[start].step or without_axes(eqn.effects) or not in_place.isdisjoint(eqn.outvars):
                 return None
-            early.append((eqn, step_of_eqn))
+            early.append(staged)
             needed.update(variables_read(eqn))
         if not needed.isdisjoint(update.outvars):
             return None
-        steps = [*steps[:start], *early[::-1], (update, step), *late[::-1]]
+        steps = [*steps[:start], *early[::-1], steps[start], *late[::-1]]
     return steps

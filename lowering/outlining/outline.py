@@ -18,6 +18,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -60,7 +61,31 @@ from ipujax.lowering.outlining.repeats import (
 from ipujax.lowering.source_info import common_function
 from ipujax.runtime.graph import BYTE_COST_CYCLES
 
-_Slot = tuple[int, int]  # a variable of a run by its first mention: equation, position among operands and results
+
+class _Slot(NamedTuple):
+    """A variable of a run, by its first mention: equal for the variables that equal runs have in one place."""
+
+    equation: int  # number in the run
+    position: int  # among operands and results
+
+
+class _LiveOut(NamedTuple):
+    """What makes the values of a run known behind it.
+
+    Args:
+        returned: results that the call returns.
+        repeated: views and casts behind the call, by their number in the run.
+    """
+
+    returned: set[_Slot]
+    repeated: set[int]
+
+
+class _Function(NamedTuple):
+    """Function of equal runs, and the slots of its operands."""
+
+    jaxpr: ClosedJaxpr
+    operand_slots: list[_Slot]
 
 
 class Run:
@@ -71,7 +96,7 @@ class Run:
     Args:
         jaxpr: all equations.
         repeat: positions of the runs.
-        last_uses: as `dataflow.last_uses` returns it.
+        last_uses: last equation that needs each variable, as `repeats.last_uses` returns it.
         definitions: equation that computes each variable.
     """
 
@@ -83,33 +108,39 @@ class Run:
         self._definitions = definitions
         self._ends = [start + repeat.length for start in repeat.starts]
         self._runs = [jaxpr.eqns[start:end] for start, end in zip(repeat.starts, self._ends, strict=True)]
-        self._slots = _slots(self._runs[0])
+        self._slots = _slots_of_run(self._runs[0])
         self._values = [self._values_of(run) for run in self._runs]
 
     def calls(self) -> list[list[JaxprEqn]]:
         """Replacement of each run: casts of its operands, a call, and views and casts of results read behind it."""
-        params = {"jaxpr": self._function, "name": self._name, "fixed": fixed_operands(self._operands)}
-        return [self._call(number, params) for number in range(len(self._runs))]
+        params = {
+            "jaxpr": self._function.jaxpr,
+            "name": self._function_name,
+            "fixed": fixed_operands(self._operands_of_calls),
+        }
+        return [self._call_in_place_of(number, params) for number in range(len(self._runs))]
 
-    def _call(self, number: int, params: Mapping[str, object]) -> list[JaxprEqn]:
+    def _call_in_place_of(self, number: int, params: Mapping[str, object]) -> list[JaxprEqn]:
         """Call in the place of a run, with its line and layer, and the equations before and behind it."""
         run = self._runs[number]
         values = self._values[number]
-        needed, repeated = self._live_out[number]
+        live_out = self._live_out[number]
         outvars = [
-            values[slot] if slot in needed else DropVar(var.aval)
-            for slot, var in zip(self._results, self._function.jaxpr.outvars, strict=True)
+            values[slot] if slot in live_out.returned else DropVar(var.aval)
+            for slot, var in zip(self._result_slots, self._function.jaxpr.jaxpr.outvars, strict=True)
         ]
-        call = new_jaxpr_eqn(list(self._operands[number]), outvars, function_call_p, dict(params), frozenset())
-        layers = self._common_equations[1][number]
+        call = new_jaxpr_eqn(list(self._operands_of_calls[number]), outvars, function_call_p, dict(params), frozenset())
+        _, layers_of_runs = self._common_equations
+        layers = layers_of_runs[number]
         call_at_line = at_source_of(call, run[0], run, "", layers)
         if _program_part(run[0]) != _program_part(call_at_line):
             # The common name stack has lost the stage or phase: keep the stack of the first equation.
             call_at_line = at_source_of(call, run[0], run[:1], "", layers)
         before = [run[n] for n in sorted(self._casts_before)]
-        return [*before, call_at_line, *(run[n] for n in sorted(repeated))]
+        return [*before, call_at_line, *(run[n] for n in sorted(live_out.repeated))]
 
     def _values_of(self, run: Sequence[JaxprEqn]) -> dict[_Slot, Var]:
+        """Variable of a run in each slot."""
         values: dict[_Slot, Var] = {}
         for eqn, slots in zip(run, self._slots, strict=True):
             for slot, atom in zip(slots, (*eqn.invars, *eqn.outvars), strict=True):
@@ -118,33 +149,24 @@ class Run:
         return values
 
     @cached_property
-    def _live_out(self) -> list[tuple[set[_Slot], set[int]]]:
-        """Results of each run that are read behind it, and the views and casts that are repeated there."""
+    def _live_out(self) -> list[_LiveOut]:
         return [self._live_out_of(values, end) for values, end in zip(self._values, self._ends, strict=True)]
 
-    def _live_out_of(self, values: Mapping[_Slot, Var], end: int) -> tuple[set[_Slot], set[int]]:
-        """Values of a run that equations from `end` on read: results the call returns, and equations repeated."""
-        needed: set[_Slot] = set()
-        repeated: set[int] = set()
-
-        def need(slot: _Slot) -> None:
-            """Notes what makes a value known behind the run."""
-            number, _ = slot
-            eqn = self._runs[0][number]
+    def _live_out_of(self, values: Mapping[_Slot, Var], end: int) -> _LiveOut:
+        """Values of a run that equations from `end` on read."""
+        live_out = _LiveOut(set(), set())
+        pending = [slot for slot, var in values.items() if self._last_uses.get(var, -1) >= end]
+        while pending:
+            slot = pending.pop()
+            eqn = self._runs[0][slot.equation]
             if self._is_operand(slot):
-                return
+                continue
             if is_repeated_behind(eqn):
-                repeated.add(number)
-                for operand in self._slots[number][: len(eqn.invars)]:
-                    if operand is not None:
-                        need(operand)
+                live_out.repeated.add(slot.equation)
+                pending += [x for x in self._slots[slot.equation][: len(eqn.invars)] if x is not None]
             else:
-                needed.add(slot)
-
-        for slot, var in values.items():
-            if self._last_uses.get(var, -1) >= end:
-                need(slot)
-        return needed, repeated
+                live_out.returned.add(slot)
+        return live_out
 
     @cached_property
     def _casts_before(self) -> set[int]:
@@ -161,55 +183,61 @@ class Run:
         casts = set()
         for number, eqn in enumerate(run):
             operand = self._slots[number][0]
-            if widening_bytes(eqn) < 0 and operand == (number, 0) and readers[operand] == {number}:
+            # Its operand is first mentioned here, so it comes from outside of the run.
+            if widening_bytes(eqn) < 0 and operand == _Slot(number, position=0) and readers[operand] == {number}:
                 is_fixed = len({values[operand] for values in self._values}) == 1
                 casts |= set() if is_fixed else {number}
         return casts
 
     @cached_property
-    def _results(self) -> list[_Slot]:
+    def _result_slots(self) -> list[_Slot]:
         """Slots that are read behind any run."""
-        return sorted(set().union(*(needed for needed, _ in self._live_out)))
+        return sorted(set().union(*(live_out.returned for live_out in self._live_out)))
 
     @cached_property
     def _common_equations(self) -> tuple[list[JaxprEqn], list[LayersOfRun]]:
         """Equations of the function, and the layers of each run."""
-        return in_common(self._runs, self._name)
+        return in_common(self._runs, self._function_name)
 
-    @cached_property
-    def _function_and_operands(self) -> tuple[ClosedJaxpr, list[_Slot]]:
-        """The function, and the slots of its operands."""
-        variables: dict[_Slot | None, Var] = {}
-        eqns = []
-        for number, (eqn, slots) in enumerate(zip(self._common_equations[0], self._slots, strict=True)):
+    def _inner_equations(self, variables: dict[_Slot, Var]) -> list[JaxprEqn]:
+        """Equations of the function, without casts before it; updates `variables`, those of the function by slot."""
+        common, _ = self._common_equations
+        eqns: list[JaxprEqn] = []
+        for number, (eqn, slots) in enumerate(zip(common, self._slots, strict=True)):
             if number in self._casts_before:
                 continue
             for slot, atom in zip(slots, (*eqn.invars, *eqn.outvars), strict=True):
-                if slot is not None and slot not in variables:
-                    variables[slot] = Var(atom.aval)
+                if slot is not None:
+                    variables.setdefault(slot, Var(atom.aval))
             count = len(eqn.invars)
-            operands = [
-                atom if slot is None else variables[slot] for slot, atom in zip(slots[:count], eqn.invars, strict=True)
-            ]
-            results = [variables[slot] for slot in slots[count:]]
+            pairs = zip(slots[:count], eqn.invars, strict=True)
+            operands = [atom if slot is None else variables[slot] for slot, atom in pairs]
+            results = [variables[slot] for slot in slots[count:] if slot is not None]
             eqns.append(eqn.replace(invars=operands, outvars=results))
-        operand_slots = [slot for slot in variables if slot is not None and self._is_operand(slot)]
-        results = [variables[slot] for slot in self._results]
+        return eqns
+
+    @cached_property
+    def _function(self) -> _Function:
+        """The function: casts of its operands to more bytes, then the equations that its results need."""
+        variables: dict[_Slot, Var] = {}
+        eqns = self._inner_equations(variables)
+        operand_slots = [slot for slot in variables if self._is_operand(slot)]
+        results = [variables[slot] for slot in self._result_slots]
         # No run may need all results of its equations.
         live = eliminate_dead_code(
             part_of(self._jaxpr, [variables[slot] for slot in operand_slots], results, eqns).jaxpr
         )
         readers = {atom: eqn for eqn in reversed(live.eqns) for atom in eqn.invars if isinstance(atom, Var)}
         operand_slots = [slot for slot in operand_slots if variables[slot] in readers]
-        casts = []
+        casts: list[JaxprEqn] = []
         for slot in operand_slots:
-            for cast in self._casts_inside(slot)[:1]:
+            for cast in self._casts_inside(slot)[:1]:  # equal for all runs
                 wide = variables[slot]
                 variables[slot] = Var(cast.invars[0].aval)
                 source = readers[wide].source_info
                 casts.append(cast.replace(invars=[variables[slot]], outvars=[wide], source_info=source))
         invars = [variables[slot] for slot in operand_slots]
-        return ClosedJaxpr(live.replace(invars=invars, eqns=[*casts, *live.eqns]), ()), operand_slots
+        return _Function(ClosedJaxpr(live.replace(invars=invars, eqns=[*casts, *live.eqns]), ()), operand_slots)
 
     def _casts_inside(self, slot: _Slot) -> list[JaxprEqn]:
         """The widening casts that compute an operand of all runs, which the function repeats; empty without."""
@@ -220,34 +248,29 @@ class Run:
 
     def _is_operand(self, slot: _Slot) -> bool:
         """True if a value is known before the call."""
-        number, position = slot
-        return number in self._casts_before or position < len(self._runs[0][number].invars)
+        return slot.equation in self._casts_before or slot.position < len(self._runs[0][slot.equation].invars)
 
     @cached_property
-    def _name(self) -> str:
+    def _function_name(self) -> str:
         """Name of the user's function that the equations come from."""
         return common_function(self._runs[0]) or "run"
 
-    @property
-    def _function(self) -> ClosedJaxpr:
-        return self._function_and_operands[0]
-
     @cached_property
-    def _operands(self) -> list[tuple[Atom, ...]]:
-        slots = self._function_and_operands[1]
+    def _operands_of_calls(self) -> list[tuple[Atom, ...]]:
+        """Operands of the call in the place of each run."""
         by_slot = [
             [cast.invars[0] for cast in self._casts_inside(slot)] or [values[slot] for values in self._values]
-            for slot in slots
+            for slot in self._function.operand_slots
         ]
-        return list(zip(*by_slot, strict=True)) if slots else [()] * len(self._runs)
+        return list(zip(*by_slot, strict=True)) if by_slot else [()] * len(self._runs)
 
 
-def _slots(run: Sequence[JaxprEqn]) -> list[list[_Slot | None]]:
+def _slots_of_run(run: Sequence[JaxprEqn]) -> list[list[_Slot | None]]:
     """Slot of each operand and result of each equation, None for literals."""
     slots: dict[Atom, _Slot] = {}
     return [
         [
-            None if isinstance(atom, Literal) else slots.setdefault(atom, (n, position))
+            None if isinstance(atom, Literal) else slots.setdefault(atom, _Slot(n, position))
             for position, atom in enumerate((*eqn.invars, *eqn.outvars))
         ]
         for n, eqn in enumerate(run)
@@ -273,27 +296,28 @@ def outliner(byte_cost: float = BYTE_COST_CYCLES) -> Rewrite:
     numbers = EquationNumbers()
 
     def with_equations(jaxpr: ClosedJaxpr, eqns: Sequence[JaxprEqn]) -> ClosedJaxpr:
-        rewritten = [_rewritten(eqn, in_function if eqn.primitive is function_call_p else rewrite_body) for eqn in eqns]
+        """The jaxpr with other equations, and jaxprs inside of these outlined."""
+        rewritten = [
+            eqn
+            if eqn.primitive.name == _FUSED
+            else with_inner(eqn, rewrite_function if eqn.primitive is function_call_p else rewrite_body)
+            for eqn in eqns
+        ]
         # An unchanged jaxpr stays the same object, so that jaxprs shared by callers stay shared.
         is_same = len(rewritten) == len(jaxpr.eqns) and all(map(operator.is_, rewritten, jaxpr.eqns))
         return jaxpr if is_same else ClosedJaxpr(jaxpr.jaxpr.replace(eqns=rewritten), jaxpr.consts)
 
     @once
     def rewrite_body(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
-        return with_equations(jaxpr, _outlined(jaxpr.jaxpr, numbers, byte_cost))
+        eqns, _ = _with_calls(jaxpr.jaxpr, _groups_of_equations(jaxpr.jaxpr), numbers, byte_cost)
+        return with_equations(jaxpr, eqns)
 
     @once
-    def in_function(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
+    def rewrite_function(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
         """Outlines only loops of a function: its own code exists once."""
         return with_equations(jaxpr, jaxpr.eqns)
 
     return rewrite_body
-
-
-def _rewritten(eqn: JaxprEqn, rewrite: Rewrite) -> JaxprEqn:
-    if eqn.primitive.name == _FUSED:
-        return eqn
-    return with_inner(eqn, rewrite)
 
 
 def outline_placed(
@@ -318,35 +342,48 @@ def outline_placed(
     return jaxpr.replace(eqns=list(eqns)), sources
 
 
-def _outlined(jaxpr: Jaxpr, numbers: EquationNumbers, byte_cost: float) -> Sequence[JaxprEqn]:
-    return _with_calls(jaxpr, _groups(jaxpr), numbers, byte_cost)[0]
+class _Replacement(NamedTuple):
+    """Equations in the place of a run of some length."""
+
+    length: int
+    eqns: list[JaxprEqn]
 
 
 def _with_calls(
     jaxpr: Jaxpr, groups: np.ndarray, numbers: EquationNumbers, byte_cost: float
 ) -> tuple[Sequence[JaxprEqn], list[int]]:
-    """Equations with calls in place of runs, and the number of one that each replaces."""
+    """Equations with calls in place of runs, and for each the number of an equation that it replaces.
+
+    Args:
+        jaxpr: all equations.
+        groups: number of the group of each equation, −1 for none; a run has equations of one group.
+        numbers: numbers that equal equations share.
+        byte_cost: cost per byte on the fullest tile, in cycles.
+    """
     if np.count_nonzero(groups >= 0) < 2:
         return jaxpr.eqns, list(range(len(jaxpr.eqns)))
-    calls: dict[int, tuple[int, list[JaxprEqn]]] = {}  # first equation of a run → its length and its replacement
+    calls: dict[int, _Replacement] = {}  # by the first equation of a run
     uses = last_uses(jaxpr)
     definitions = {var: eqn for eqn in jaxpr.eqns for var in eqn.outvars}
     for repeat in find_repeats(Dataflow(jaxpr, numbers), groups, byte_cost):
         for start, eqns in zip(repeat.starts, Run(jaxpr, repeat, uses, definitions).calls(), strict=True):
-            calls[start] = repeat.length, eqns
+            calls[start] = _Replacement(repeat.length, eqns)
     rewritten: list[JaxprEqn] = []
     sources: list[int] = []
     position = 0
     while position < len(jaxpr.eqns):
-        length, eqns = calls.get(position, (1, [jaxpr.eqns[position]]))
-        rewritten += eqns
-        sources += [position] * len(eqns)
-        position += length
+        replacement = calls.get(position) or _Replacement(length=1, eqns=[jaxpr.eqns[position]])
+        rewritten += replacement.eqns
+        sources += [position] * len(replacement.eqns)
+        position += replacement.length
     return (rewritten if calls else jaxpr.eqns), sources
 
 
-def _groups(jaxpr: Jaxpr) -> np.ndarray:
-    """Part of the program whose runs each equation may join, −1 for none, int64[equations]."""
+def _groups_of_equations(jaxpr: Jaxpr) -> np.ndarray:
+    """Number of the part of the program whose runs each equation may join, −1 for none, int64[equations].
+
+    In a jaxpr with stages equations without one are in no run, as they are not placed yet: see `outline_placed`.
+    """
     staged = has_stages(jaxpr)
     group_numbers: dict[tuple[StageName, int | None], int] = {}
     groups = np.full(len(jaxpr.eqns), -1)

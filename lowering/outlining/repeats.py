@@ -17,8 +17,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from heapq import heappop, heappush
-from typing import Any
+from heapq import heapify, heappop, heappush
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -49,7 +49,7 @@ class Dataflow:
 
     def __init__(self, jaxpr: Jaxpr, numbers: EquationNumbers) -> None:
         self.count = len(jaxpr.eqns)
-        self._symbols = _mixed(np.array([numbers.of(eqn) for eqn in jaxpr.eqns], np.uint64))
+        self._symbols = _mixed_bits(np.array([numbers.of(eqn) for eqn in jaxpr.eqns], np.uint64))
         works = [work_of_equation(eqn) for eqn in jaxpr.eqns]
         table = np.array([[0, 0], *([work.code, work.elements] for work in works)], np.float64)
         self._works = np.cumsum(table, 0)  # before each equation
@@ -58,7 +58,10 @@ class Dataflow:
         self._find_mentions(jaxpr)
 
     def _find_mentions(self, jaxpr: Jaxpr) -> None:
-        """Tabulates mentions: equation, position, last mention, elements, variable, whether it is a read."""
+        """Tabulates mentions of variables, in order; a mention is an operand or a result of an equation.
+
+        Its variable may have been mentioned before: its last mention, in equation −1 if there is none.
+        """
         last_mention: dict[Var, tuple[int, int]] = {}
         definitions: dict[Var, int] = {}  # variable → row of the mention that defines it
         variable_numbers: dict[Var, int] = {}
@@ -73,9 +76,10 @@ class Dataflow:
                 is_read = position < len(eqn.invars)
                 rows.append((n, position, *last_mention.get(atom, (-1, 0)), elements_of(atom), variable, is_read))
                 last_mention[atom] = n, position
-        at, place, last, last_place, sizes, variables, are_reads = np.array(rows, np.int64).reshape(-1, 7).T
-        self._at = at
-        self._last = last
+        table = np.array(rows, np.int64).reshape(-1, 7)
+        equations, positions, last_equations, last_positions, sizes, variables, are_reads = table.T
+        self._at = equations
+        self._last = last_equations
         self._sizes = sizes
         self._variables = variables
         self._reads = are_reads.astype(bool)
@@ -83,28 +87,32 @@ class Dataflow:
         self._is_only_read = (reads[self._variables] == 1).astype(np.int64)
         self._first = np.searchsorted(self._at, np.arange(self.count + 1))  # the first mention in each equation
         distance = (self._at - self._last).astype(np.uint64)
-        positions = (last_place << 20 | place).astype(np.uint64)
-        self._links = _mixed(_mixed(distance) + positions) * self._powers[self._at]
+        both_positions = (last_positions << 20 | positions).astype(np.uint64)
+        self._links = _mixed_bits(_mixed_bits(distance) + both_positions) * self._powers[self._at]
         last_reads = last_uses(jaxpr)
         self._definitions = np.array(list(definitions.values()), np.int64)
         self._end = np.full(len(rows), -1)
         self._end[self._definitions] = [last_reads.get(var, -1) for var in definitions]
 
     def windows(self, length: int) -> Windows:
-        """All windows of `length` equations, by sums over mentions: time does not grow with the length."""
+        """All windows of `length` equations, by sums over mentions: time does not grow with the length.
+
+        Numbers are sums modulo 2^64 of terms that each equation and each link to a last mention adds.
+        """
         starts = max(0, self.count - length + 1)
         total = np.concatenate([[np.uint64(0)], np.cumsum(self._symbols * self._powers[:-1])])
         numbers = total[length:] - total[:starts]
         # A mention counts in the windows that contain both it and the last one.
         numbers += _over_starts(self._at - length + 1, self._last, self._links, starts)
         earliest = np.maximum(self._last, self._at - length) + 1
-        # Starts of the windows in which a read is the first mention: its value is an operand.
+        # First and last start of the windows in which a read is the first mention: its value is an operand.
         read_range = earliest[self._reads], self._at[self._reads]
         defined_at = self._at[self._definitions]
-        # Starts of the windows that contain the definition but not the last read.
+        # First and last start of those that contain the definition of a value but not its last read.
         live_out = defined_at - length + 1, np.minimum(defined_at, self._end[self._definitions] - length)
         code = self._works[length:, 0] - self._works[:starts, 0]
-        copies = _over_starts(*read_range, self._is_only_read[self._reads], starts) + _over_starts(*live_out, 1, starts)
+        copies = _over_starts(*read_range, self._is_only_read[self._reads], starts)
+        copies += _over_starts(*live_out, values=1, starts=starts)
         elements = _over_starts(*read_range, self._sizes[self._reads], starts)
         elements += _over_starts(*live_out, self._sizes[self._definitions], starts)
         # Dividing by the power of the start makes the number independent of the position.
@@ -176,7 +184,7 @@ def _over_starts(first: np.ndarray, last: np.ndarray, values: np.ndarray | int, 
     return np.cumsum(change)[:starts]
 
 
-def _mixed(x: np.ndarray) -> np.ndarray:
+def _mixed_bits(x: np.ndarray) -> np.ndarray:
     """Pseudo-random numbers of numbers, uint64 (splitmix64)."""
     x = x + np.uint64(0x9E3779B97F4A7C15)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -208,7 +216,28 @@ def find_repeats(flow: Dataflow, groups: np.ndarray, byte_cost: float) -> list[R
     return list(_Search(flow, groups, byte_cost).best_first())
 
 
+class _Candidate(NamedTuple):
+    """Equal windows that do not overlap; candidates sort by falling gain."""
+
+    negated_gain: float
+    length: int
+    starts: tuple[int, ...]
+
+    @property
+    def gain(self) -> float:
+        """Cycles that a function saves."""
+        return -self.negated_gain
+
+
 class _Search:
+    """Search for repeats, the best first.
+
+    Args:
+        flow: all equations.
+        groups: number of the group of each equation, below 0 for one that is in no run.
+        byte_cost: cost per byte on the fullest tile, in cycles.
+    """
+
     def __init__(self, flow: Dataflow, groups: np.ndarray, byte_cost: float) -> None:
         self._flow = flow
         self._groups = groups.copy()
@@ -227,15 +256,8 @@ class _Search:
 
     def best_first(self) -> Iterator[Repeat]:
         """Repeats with a gain, each the best of those that remain."""
-        waiting: list[tuple[float, int, tuple[int, ...]]] = []
-
-        def push(length: int) -> None:
-            best = self._best(length)
-            if best is not None:
-                heappush(waiting, best)
-
-        for length in self._lengths():
-            push(length)
+        waiting = [best for length in self._lengths_to_try() if (best := self._best_of_length(length)) is not None]
+        heapify(waiting)
         while waiting:
             _, length, starts = heappop(waiting)
             # No other repeat has taken any of its equations, so it is still the best.
@@ -244,31 +266,33 @@ class _Search:
                 for start in starts:
                     self._groups[start : start + length] = -1
                 self._find_room()
-            push(length)
+            next_best = self._best_of_length(length)
+            if next_best is not None:
+                heappush(waiting, next_best)
 
-    def _of(self, length: int) -> Windows:
+    def _windows_of(self, length: int) -> Windows:
         if length not in self._windows:
             self._windows[length] = self._flow.windows(length)
         return self._windows[length]
 
-    def _lengths(self) -> list[int]:
+    def _lengths_to_try(self) -> list[int]:
         """Lengths of repeats to try, those that may save most equations first."""
         gains: dict[int, int] = {}  # upper bound of equations that repeats of a length save
         size = _SHORTEST
         while size < self._flow.count:
             savings: dict[int, int] = {}
-            for distance, equal in self._stretches(size):
+            for distance, equal in self._stretches_of_equal_windows(size):
                 for length in _lengths_of(distance, equal):
                     savings[length] = savings.get(length, 0) + equal
             gains |= {length: max(equal, gains.get(length, 0)) for length, equal in savings.items()}
             size *= 2
         return sorted(gains, key=lambda length: (-gains[length], length))[:_MAX_LENGTHS]
 
-    def _stretches(self, size: int) -> Iterator[tuple[int, int]]:
+    def _stretches_of_equal_windows(self, size: int) -> Iterator[tuple[int, int]]:
         """Stretches of windows with their next equal at one distance: (distance, equal equations)."""
         starts = np.flatnonzero(self._room >= size)
         starts = starts[starts + size <= self._flow.count]
-        numbers = self._of(size).numbers[starts]
+        numbers = self._windows_of(size).numbers[starts]
         order = np.argsort(numbers, kind="stable")
         has_next = numbers[order[1:]] == numbers[order[:-1]]
         first = starts[order[:-1]][has_next]
@@ -283,9 +307,9 @@ class _Search:
         for begin, end in zip([0, *breaks.tolist()], [*breaks.tolist(), len(first)], strict=True):
             yield int(distances[begin]), end - begin + size - 1
 
-    def _best(self, length: int) -> tuple[float, int, tuple[int, ...]] | None:
-        """Equal windows of a length with the highest gain: the gain, negated, the length and the starts."""
-        windows = self._of(length)
+    def _best_of_length(self, length: int) -> _Candidate | None:
+        """Equal windows of a length with the highest gain; None without a gain. Updates the refused ones."""
+        windows = self._windows_of(length)
         starts = np.flatnonzero(self._room[: len(windows.numbers)] >= length)
         if not len(starts):
             return None
@@ -298,27 +322,27 @@ class _Search:
         first = by_kind[begins]
         counts = kind_ends - begins
         upper_bounds = gain(windows.code[first], windows.copies[first], counts, self._byte_cost)
-        best: tuple[float, int, tuple[int, ...]] = (0.0, length, ())
+        best = _Candidate(negated_gain=0.0, length=length, starts=())
         num_tried = 0
         # By falling upper bound; the real gain needs the elements that calls copy.
         for kind in np.lexsort((first, windows.elements[first], -upper_bounds)).tolist():
-            if upper_bounds[kind] <= -best[0] or num_tried == _MAX_TRIED:
+            if upper_bounds[kind] <= best.gain or num_tried == _MAX_TRIED:
                 break
             key = length, int(numbers[kind])
             if counts[kind] < 2 or key in self._refused:
                 continue
-            disjoint = _disjoint(by_kind[kind_ends[kind] - counts[kind] : kind_ends[kind]].tolist(), length)
+            disjoint = _disjoint_starts(by_kind[begins[kind] : kind_ends[kind]].tolist(), length)
             num_tried += 1
             copied = self._flow.copied(disjoint, length).tolist()
             cycles_saved = gain_of(self._flow.work(disjoint[0], length), copied, len(disjoint), self._byte_cost)
             if cycles_saved <= 0:
                 self._refused.add(key)
-            elif cycles_saved > -best[0]:
-                best = -cycles_saved, length, tuple(disjoint)
-        return best if best[2] else None
+            elif cycles_saved > best.gain:
+                best = _Candidate(-cycles_saved, length, tuple(disjoint))
+        return best if best.starts else None
 
 
-def _disjoint(starts: Sequence[int], length: int) -> list[int]:
+def _disjoint_starts(starts: Sequence[int], length: int) -> list[int]:
     """Starts, from ascending ones, whose windows do not overlap."""
     disjoint: list[int] = []
     for start in starts:
@@ -328,7 +352,10 @@ def _disjoint(starts: Sequence[int], length: int) -> list[int]:
 
 
 def _lengths_of(distance: int, equal: int) -> Iterator[int]:
-    """Candidate lengths of a stretch of equations that equal those at a distance."""
+    """Candidate lengths of a stretch of `equal` equations that equal those at a distance.
+
+    A shorter stretch than the distance occurs twice. A longer one is periodic: its period, or several if it is short.
+    """
     if distance > equal:
         yield equal
         return

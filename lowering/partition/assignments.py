@@ -1,7 +1,7 @@
 """Assignments: the mesh axes that split each factor of an equation.
 
 Splitting a factor over mesh axes splits every dimension that it runs over, and the equation is computed on blocks. If
-it is reduced, devices then have terms of the result.
+it is reduced, devices then have partial results, which combine to the result.
 Idea: sharding rules of Shardy (openxla/shardy, docs/sharding_representation.md).
 """
 
@@ -28,14 +28,18 @@ def axes_of(labels: Labels, assignment: Assignment) -> tuple[Axes, ...]:
 
 def leading_axes_of(factors: Factors, labels: Labels, assignment: Assignment, mesh: MeshAxes) -> tuple[Axes, ...]:
     """Axes of each dimension of a value, without those whose blocks would not be contiguous."""
-    return axes_of(tuple(_leading(factors, dim, assignment, mesh) for dim in labels), assignment)
+    return axes_of(tuple(_factors_of_blocks(factors, dim, assignment, mesh) for dim in labels), assignment)
 
 
-def _leading(factors: Factors, dim: tuple[int, ...], assignment: Assignment, mesh: MeshAxes) -> tuple[int, ...]:
-    """Factors of a dimension up to the first of which a block has several indices."""
-    several = (n for n, f in enumerate(dim) if mesh.size(assignment.get(f, ())) != factors.sizes[f])
-    last = next(several, None)
-    return dim if last is None else dim[: last + 1]
+def _factors_of_blocks(
+    factors: Factors, dim: tuple[int, ...], assignment: Assignment, mesh: MeshAxes
+) -> tuple[int, ...]:
+    """Factors of a dimension, major to minor, that split it in contiguous blocks.
+
+    They end with the first of which a block has several indices: a split of the next one would take a part of each.
+    """
+    with_several_indices = (n for n, f in enumerate(dim) if mesh.size(assignment.get(f, ())) != factors.sizes[f])
+    return dim[: next(with_several_indices, len(dim)) + 1]
 
 
 def _is_contiguous(factors: Factors, assignment: Assignment, mesh: MeshAxes) -> bool:
@@ -47,7 +51,14 @@ def _is_contiguous(factors: Factors, assignment: Assignment, mesh: MeshAxes) -> 
 
 
 def projected(factors: Factors, labels: Labels, spec: Spec, mesh: MeshAxes) -> dict[int, Axes]:
-    """Axes of each factor of a value by the axes of its dimensions; a dimension's last ones may fit none."""
+    """Axes of each factor of a value by the axes of its dimensions; a dimension's last ones may fit none.
+
+    Args:
+        factors: sizes of the factors.
+        labels: factors of each dimension of the value, major to minor.
+        spec: axes of each dimension, major to minor; they go to its factors in this order.
+        mesh: the mesh.
+    """
     axes_of_factor: dict[int, Axes] = {}
     for dim, dim_axes in zip(labels, spec.dims, strict=True):
         remaining = list(dim_axes)
@@ -98,15 +109,15 @@ class Values:
 
 def decide(factors: Factors, values: Values, mesh: MeshAxes, target: Target) -> Decision:
     """The assignment of least cost among those that operands or required results suggest for each axis."""
-    return next(iter(ranked(factors, values, mesh, target)), Decision({}, 0.0))
+    return next(iter(ranked(factors, values, mesh, target)), Decision({}, cycles=0.0))
 
 
 def ranked(factors: Factors, values: Values, mesh: MeshAxes, target: Target) -> list[Decision]:
     """The assignments that operands or required results suggest, by cost."""
-    suggestions = _suggestions(factors, values, mesh)
+    suggestions = _suggested_axes(factors, values, mesh)
     decisions = (
-        Decision(assignment, _cycles(factors, assignment, values, mesh, target))
-        for assignment in _assignments(factors, suggestions, mesh)
+        Decision(assignment, _assignment_cycles(factors, assignment, values, mesh, target))
+        for assignment in _possible_assignments(factors, suggestions, mesh)
     )
     # Of equal costs the first: an axis stays where the result, then the first operand, has it.
     return sorted(decisions, key=lambda decision: decision.cycles)
@@ -120,7 +131,7 @@ def needed_specs(factors: Factors, assignment: Assignment, operand_specs: Sequen
     ]
 
 
-def _suggestions(factors: Factors, values: Values, mesh: MeshAxes) -> list[dict[int, Axes]]:
+def _suggested_axes(factors: Factors, values: Values, mesh: MeshAxes) -> list[dict[int, Axes]]:
     """Axes of factors by each value with a spec, results first."""
     pairs = [
         *(
@@ -133,10 +144,12 @@ def _suggestions(factors: Factors, values: Values, mesh: MeshAxes) -> list[dict[
     return [projected(factors, labels, spec, mesh) for labels, spec in pairs]
 
 
-def _assignments(
+def _possible_assignments(
     factors: Factors, suggestions: Sequence[Mapping[int, Axes]], mesh: MeshAxes
 ) -> Iterator[dict[int, Axes]]:
-    """Assignments with each axis at one of the factors that are suggested for it, or at none."""
+    """Assignments with each axis at one of the factors that are suggested for it, or at none (None), the last option;
+    only those whose blocks are contiguous and of one size.
+    """
     options: dict[str, list[int | None]] = {}
     for suggestion in suggestions:
         for number, axes in suggestion.items():
@@ -151,13 +164,13 @@ def _assignments(
         for axis, chosen in zip(options, choice, strict=True):
             if chosen is not None:
                 assignment[chosen] = (*assignment.get(chosen, ()), axis)
-        ordered = {number: _ordered(axes, number, suggestions) for number, axes in assignment.items()}
+        ordered = {number: _in_suggested_order(axes, number, suggestions) for number, axes in assignment.items()}
         divides_all = all(factors.sizes[number] % mesh.size(axes) == 0 for number, axes in ordered.items())
         if divides_all and _is_contiguous(factors, ordered, mesh):
             yield ordered
 
 
-def _ordered(axes: Axes, number: int, suggestions: Sequence[Mapping[int, Axes]]) -> Axes:
+def _in_suggested_order(axes: Axes, number: int, suggestions: Sequence[Mapping[int, Axes]]) -> Axes:
     """Axes in the order of the first suggestion that has them all."""
     for suggestion in suggestions:
         suggested = suggestion.get(number, ())
@@ -166,7 +179,9 @@ def _ordered(axes: Axes, number: int, suggestions: Sequence[Mapping[int, Axes]])
     return axes
 
 
-def _cycles(factors: Factors, assignment: Assignment, values: Values, mesh: MeshAxes, target: Target) -> float:
+def _assignment_cycles(
+    factors: Factors, assignment: Assignment, values: Values, mesh: MeshAxes, target: Target
+) -> float:
     """Cycles of an equation on blocks, and of moving operands and results to the specs needed; inf if impossible."""
     cycles = 0.0
     required = needed_specs(factors, assignment, values.operand_specs)
@@ -174,11 +189,12 @@ def _cycles(factors: Factors, assignment: Assignment, values: Values, mesh: Mesh
         if not divides(aval.shape, needed, mesh):
             return float("inf")
         cycles += resharding_cycles(aval, spec, needed, mesh, target)
-    partial = {axis for f in factors.reductions for axis in assignment.get(f, ())}
+    # Costed as a sum, whatever the monoid.
+    reduced_axes = {axis for f in factors.reductions for axis in assignment.get(f, ())}
     for labels, aval, result_spec in zip(factors.results, values.result_avals, values.result_specs, strict=True):
         dims = axes_of(labels, assignment)
         after = Spec(dims) if result_spec is None else result_spec
-        before = Spec(dims, frozenset(partial) | after.unreduced)
+        before = Spec(dims, frozenset(reduced_axes) | after.unreduced)
         if not divides(aval.shape, before, mesh):
             return float("inf")
         cycles += resharding_cycles(aval, before, after, mesh, target)
@@ -191,5 +207,5 @@ def _compute_cycles(points: float, macs: int, target: Target) -> float:
     tiles = target.tiles_per_ipu
     if macs:
         return points * macs / (tiles * target.fp32_amp_macs_per_cycle)
-    # A word an element is loaded and stored at the ports' peak.
+    # A word of 4 bytes an element is stored at the ports' peak.
     return points * 4 / (tiles * target.store_bytes_per_cycle)

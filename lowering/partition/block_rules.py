@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -43,7 +43,12 @@ class Blocks:
     mesh: MeshAxes
 
     def bind(self, *operands: jax.Array, **changes: Any) -> list[jax.Array]:
-        """The primitive on blocks, those of the equation without `operands`, with changed parameters."""
+        """Blocks of the results of the primitive.
+
+        Args:
+            operands: a block for each operand; those of the equation when empty.
+            changes: parameters in place of the equation's.
+        """
         params = {key: None if key in _SHARDING_PARAMS else value for key, value in self.eqn.params.items()}
         shapes_of_blocks = [jnp.shape(x) for x in self.operands]
         params |= record_of(self.eqn).block_params(self.eqn, shapes_of_blocks, self.result_shapes)
@@ -62,27 +67,29 @@ def results_of(blocks: Blocks) -> list[Any]:
 
 
 def _rows_read(blocks: Blocks) -> list[Any]:
-    """Each device reads its own rows, 0 for others, and devices add up."""
+    """Each device reads its own rows, and 0 for others: partial sums, which the caller adds up over devices."""
     operand, indices = blocks.operands
     eqn = blocks.eqn
     numbers = eqn.params["dimension_numbers"]
-    rows = [d for d in numbers.start_index_map if blocks.axes.get(d)]
-    if not rows:
+    split_dims = [d for d in numbers.start_index_map if blocks.axes.get(d)]
+    if not split_dims:
         return blocks.bind()
-    local, here, outside = _local_rows(blocks, indices, numbers.start_index_map, rows, eqn.params["mode"])
+    local = _local_rows(blocks, indices, numbers.start_index_map, split_dims, eqn.params["mode"])
+    # Local indices are clipped, not in the order of the whole ones, and those of other devices' rows may coincide.
     changes = {"mode": lax.GatherScatterMode.CLIP, "indices_are_sorted": False, "unique_indices": False}
-    (found,) = blocks.bind(operand, local, **changes)
-    axes = tuple(axis for d in rows for axis in blocks.axes[d])
-    lookups = [d for d in range(found.ndim) if d not in numbers.offset_dims]
+    (rows,) = blocks.bind(operand, local.indices, **changes)
+    axes = tuple(axis for d in split_dims for axis in blocks.axes[d])
+    lookup_dims = [d for d in range(rows.ndim) if d not in numbers.offset_dims]
 
-    def spread(flags: jax.Array) -> jax.Array:
-        return lax.broadcast_in_dim(flags, found.shape, lookups)
+    def for_windows(flags: jax.Array) -> jax.Array:
+        """Flags of lookups, broadcast along the dimensions of the windows that these read."""
+        return lax.broadcast_in_dim(flags, rows.shape, lookup_dims)
 
-    zero = jnp.zeros((), found.dtype)
-    missing = jnp.full(found.shape, _fill_value(eqn, found.dtype))
+    zero = jnp.zeros((), rows.dtype)
+    fill = jnp.full(rows.shape, _fill_value(eqn, rows.dtype))
     # One device has the value of rows outside of the table, so that the sum has it once.
-    first = spread(outside & (index_along(axes, blocks.mesh) == 0))
-    return [jnp.where(spread(here), found, jnp.where(first, missing, zero))]
+    is_fill = for_windows(local.are_outside & (index_along(axes, blocks.mesh) == 0))
+    return [jnp.where(for_windows(local.are_own), rows, jnp.where(is_fill, fill, zero))]
 
 
 def _fill_value(eqn: JaxprEqn, dtype: Any) -> Any:
@@ -93,53 +100,74 @@ def _fill_value(eqn: JaxprEqn, dtype: Any) -> Any:
     if jnp.issubdtype(dtype, jnp.inexact):
         return jnp.asarray(jnp.nan, dtype)
     if jnp.issubdtype(dtype, jnp.bool_):
-        return jnp.asarray(True)
+        return jnp.ones((), bool)
     info = jnp.iinfo(dtype)
     return jnp.asarray(info.min if jnp.issubdtype(dtype, jnp.signedinteger) else info.max, dtype)
 
 
+class _LocalRows(NamedTuple):
+    """Lookups of a table, of which a device has some rows."""
+
+    indices: jax.Array  # into the device's rows; beyond them for other devices' rows
+    are_own: jax.Array  # flag of each lookup whose row the device has
+    are_outside: jax.Array  # flag of each lookup of a row outside of the table
+
+
 def _local_rows(
-    blocks: Blocks, indices: jax.Array, places: Sequence[int], rows: Sequence[int], mode: Any
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Indices into the device's rows; flags of lookups of its own rows, and of rows outside of the table."""
-    whole_operand = shapes(blocks.eqn.invars)[0]
-    columns = [indices[..., n] for n in range(len(places))]
-    shape = indices.shape[:-1]
-    here = jnp.ones(shape, bool)
-    outside = jnp.zeros(shape, bool)
-    for dim in rows:
-        column = places.index(dim)
+    blocks: Blocks, indices: jax.Array, indexed_dims: Sequence[int], split_dims: Sequence[int], mode: Any
+) -> _LocalRows:
+    """Lookups by the device's own rows.
+
+    Args:
+        blocks: a gather or a scatter, whose first operand is the table.
+        indices: int[*lookups, dims], indices into the whole table.
+        indexed_dims: dimension of the table that each column of `indices` indexes.
+        split_dims: those of them that are split over devices.
+        mode: how the equation treats rows outside of the table.
+    """
+    table_shape = shapes(blocks.eqn.invars)[0]
+    columns = [indices[..., n] for n in range(len(indexed_dims))]
+    lookups_shape = indices.shape[:-1]
+    are_own = jnp.ones(lookups_shape, bool)
+    are_outside = jnp.zeros(lookups_shape, bool)
+    for dim in split_dims:
+        column = indexed_dims.index(dim)
         row = columns[column]
-        size = whole_operand[dim]
+        size = table_shape[dim]
         if mode in _CLIPS:
             row = jnp.clip(row, 0, size - 1)
-        outside |= (row < 0) | (row >= size)
+        are_outside |= (row < 0) | (row >= size)
         local_size = size // blocks.mesh.size(blocks.axes[dim])
         row = row - (index_along(blocks.axes[dim], blocks.mesh) * local_size).astype(row.dtype)
-        here &= (row >= 0) & (row < local_size)
+        are_own &= (row >= 0) & (row < local_size)
         columns[column] = row
-    return jnp.stack(columns, -1), here & ~outside, outside
+    return _LocalRows(jnp.stack(columns, -1), are_own & ~are_outside, are_outside)
 
 
 def _rows_written(blocks: Blocks) -> list[Any]:
-    """Each device writes its own rows, and drops others; of terms of a sum the first has the table."""
+    """Each device writes its own rows, and drops others.
+
+    If lookups are split, each device adds its own updates: the results are partial sums, and the table counts once.
+    """
     operand, indices, updates = blocks.operands
     eqn = blocks.eqn
-    places = eqn.params["dimension_numbers"].scatter_dims_to_operand_dims
-    rows = [d for d in places if blocks.axes.get(d)]
+    indexed_dims = eqn.params["dimension_numbers"].scatter_dims_to_operand_dims
+    split_dims = [d for d in indexed_dims if blocks.axes.get(d)]
     changes: dict[str, Any] = {}
-    if rows:
-        local, here, _ = _local_rows(blocks, indices, places, rows, eqn.params["mode"])
+    if split_dims:
+        local = _local_rows(blocks, indices, indexed_dims, split_dims, eqn.params["mode"])
         # Negative indices are dropped, as those past the end.
-        indices = jnp.where(here[..., None], local, -1)
+        indices = jnp.where(local.are_own[..., None], local.indices, -1)
         changes = {"mode": lax.GatherScatterMode.FILL_OR_DROP, "indices_are_sorted": False}
-    terms = tuple(axis for f, axes in blocks.axes.items() if f >= INDEX for axis in axes)
-    if terms:
-        operand = jnp.where(index_along(terms, blocks.mesh) == 0, operand, jnp.zeros((), operand.dtype))
+    # Factors from `INDEX` on are those of lookups.
+    lookup_axes = tuple(axis for factor, axes in blocks.axes.items() if factor >= INDEX for axis in axes)
+    if lookup_axes:
+        operand = jnp.where(index_along(lookup_axes, blocks.mesh) == 0, operand, jnp.zeros((), operand.dtype))
     return blocks.bind(operand, indices, updates, **changes)
 
 
-def _iota(blocks: Blocks) -> list[Any]:
+def _iota_of_block(blocks: Blocks) -> list[Any]:
+    """Each device counts from the first number of its block."""
     (shape,) = blocks.result_shapes
     dim = blocks.eqn.params["dimension"]
     (numbers,) = blocks.bind()
@@ -151,6 +179,6 @@ def _iota(blocks: Blocks) -> list[Any]:
 
 
 _COMPUTES: Mapping[str, Callable[[Blocks], list[Any]]] = {
-    "iota": _iota,
+    "iota": _iota_of_block,
     **dict.fromkeys(("shard_alike", "layout_constraint", "xla_metadata_value"), lambda blocks: list(blocks.operands)),
 }

@@ -8,18 +8,20 @@ program without any that splits a value stays as it is.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from jax.sharding import Mesh, NamedSharding
 
 from ipujax.lowering.jax_compat import ClosedJaxpr, Jaxpr, JaxprEqn, Var, eliminate_dead_code, shape_of
-from ipujax.lowering.jaxpr import equations, with_scalar_conditions
-from ipujax.lowering.partition.block_evaluation import Block, Evaluation, Notes
+from ipujax.lowering.jaxpr import equations
+from ipujax.lowering.partition.batched_loops import with_scalar_conditions
+from ipujax.lowering.partition.block_evaluation import evaluate_on_blocks
+from ipujax.lowering.partition.block_values import Block, Notes, Scope
 from ipujax.lowering.partition.pipelines import with_inlined_micro_batches
 from ipujax.lowering.partition.program_shardings import NONE, Shardings, splits
 from ipujax.lowering.partition.propagation import Propagation
-from ipujax.lowering.partition.resharding import left_by_reshards, reshard
+from ipujax.lowering.partition.resharding import reshard, unreduced_by_reshards
 from ipujax.lowering.partition.specs import MeshAxes, Spec, spec_of, tracing_without_mesh, whole
 from ipujax.lowering.replicas import on_one_replica, unwrapped
 from ipujax.lowering.source_info import source_line
@@ -27,10 +29,17 @@ from ipujax.runtime.errors import GraphError
 from ipujax.runtime.target import Target, preset
 
 
+class _ReplicaAxis(NamedTuple):
+    """Axis of the replicas around a mesh, as `jax.make_jaxpr` takes it."""
+
+    name: str
+    size: int
+
+
 def partition(jaxpr: ClosedJaxpr, shardings: Shardings = NONE, notes: Notes | None = None) -> ClosedJaxpr:
     """Returns an equal jaxpr of one `shard_map` if shardings split a value, else the jaxpr.
 
-    A result that is an unreduced sum becomes the stack of its terms.
+    A result that is an unreduced sum becomes the stack of the devices' partial sums.
 
     Args:
         jaxpr: the program, inlined.
@@ -43,24 +52,46 @@ def partition(jaxpr: ClosedJaxpr, shardings: Shardings = NONE, notes: Notes | No
     function = unwrapped(jaxpr)
     notes = Notes() if notes is None else notes
     if function.replicas == 1 and function.jaxpr is jaxpr:
-        return _partitioned(jaxpr, shardings, notes)
+        return _partition_one_replica(jaxpr, shardings, notes)
     # Each replica has a mesh.
-    axis = function.axis_name, function.replicas
-    return on_one_replica(jaxpr, lambda inner, _: _partitioned(inner, shardings, notes, axis))
+    replica_axis = _ReplicaAxis(function.axis_name, function.replicas)
+    return on_one_replica(jaxpr, lambda inner, _: _partition_one_replica(inner, shardings, notes, replica_axis))
 
 
-def _partitioned(
-    jaxpr: ClosedJaxpr, shardings: Shardings, notes: Notes, axis: tuple[str, int] | None = None
+def _partition_one_replica(
+    jaxpr: ClosedJaxpr, shardings: Shardings, notes: Notes, replica_axis: _ReplicaAxis | None = None
 ) -> ClosedJaxpr:
-    """The jaxpr of one `shard_map`; `axis` has name and size of the axis of replicas around it."""
-    mesh = _mesh(jaxpr.jaxpr, shardings)
+    """The jaxpr of one `shard_map` if shardings split a value, else the jaxpr; updates `notes`."""
+    mesh = _mesh_of_shardings(jaxpr.jaxpr, shardings)
     if mesh is None:
         return jaxpr
     jaxpr = with_scalar_conditions(with_inlined_micro_batches(jaxpr))
     # A value that nothing reads would be reduced for nothing.
     jaxpr = ClosedJaxpr(eliminate_dead_code(jaxpr.jaxpr), jaxpr.consts)
     target = shardings.target or preset("mk2", mesh.num_devices)
-    replicas = 1 if axis is None else axis[1]
+    _check_fits_machine(mesh, target, 1 if replica_axis is None else replica_axis.size)
+    user_mesh = _user_mesh(jaxpr.jaxpr, shardings) or mesh.abstract()
+    specs = _propagated_specs(jaxpr, shardings, mesh, target, notes, user_mesh)
+    in_specs = tuple(_spec_or_whole(specs, var) for var in jaxpr.jaxpr.invars)
+    out_specs = _output_specs(jaxpr, shardings, specs, mesh)
+    notes.unreduced.extend(tuple(axis for axis in mesh.names if axis in spec.unreduced) for spec in out_specs)
+    may_stay = unreduced_by_reshards(jaxpr.jaxpr, specs, mesh)
+    scope = Scope(mesh, target, specs, notes, user_mesh, may_stay_unreduced=may_stay)
+
+    def on_one_device(*arrays: Any) -> list[Any]:
+        # An argument that is an unreduced sum comes reduced: resharded, one device's partial sum is all of it.
+        operands = [reshard(x, spec.reduced(), spec, mesh) for x, spec in zip(arrays, in_specs, strict=True)]
+        blocks = [Block(x, s, aval) for x, s, aval in zip(operands, in_specs, jaxpr.in_avals, strict=True)]
+        results = evaluate_on_blocks(scope, jaxpr, blocks)
+        returned = [scope.to_spec(block, spec).array for block, spec in zip(results, out_specs, strict=True)]
+        return [x[None] if axes else x for x, axes in zip(returned, notes.unreduced, strict=True)]
+
+    # A result that is an unreduced sum has one row for each device's partial sum.
+    stacks = [Spec((axes, *spec.dims)) if axes else spec for spec, axes in zip(out_specs, notes.unreduced, strict=True)]
+    return _traced_shard_map(on_one_device, jaxpr, mesh, [spec.reduced() for spec in in_specs], stacks, replica_axis)
+
+
+def _check_fits_machine(mesh: MeshAxes, target: Target, replicas: int) -> None:
     num_ipus = mesh.num_devices * replicas
     if num_ipus > target.num_ipus:
         raise GraphError(
@@ -69,77 +100,63 @@ def _partitioned(
             got=f"{mesh.num_devices} devices of the mesh" + (f", {replicas} replicas" if replicas > 1 else ""),
             hint=f"ipu.IPUModel(num_ipus={num_ipus}): one device of a mesh is one IPU",
         )
-    user_mesh = _user_mesh(jaxpr.jaxpr, shardings) or mesh.abstract()
-    specs = _specs(jaxpr, shardings, mesh, target, notes, user_mesh)
-    in_specs = tuple(_spec(specs, var) for var in jaxpr.jaxpr.invars)
-    out_specs = _output_specs(jaxpr, shardings, specs, mesh)
-    notes.terms.extend(tuple(axis for axis in mesh.names if axis in spec.unreduced) for spec in out_specs)
-    sums = left_by_reshards(jaxpr.jaxpr, specs, mesh)
-    run = Evaluation(mesh, target, specs, notes, user_mesh, sums=sums)
-
-    def local(*arrays: Any) -> list[Any]:
-        # The first device has all of an argument that is an unreduced sum.
-        terms = [reshard(x, spec.reduced(), spec, mesh) for x, spec in zip(arrays, in_specs, strict=True)]
-        blocks = [Block(x, s, aval) for x, s, aval in zip(terms, in_specs, jaxpr.in_avals, strict=True)]
-        results = run.run(jaxpr, blocks)
-        wanted = [run.to_spec(block, spec).array for block, spec in zip(results, out_specs, strict=True)]
-        return [x[None] if axes else x for x, axes in zip(wanted, notes.terms, strict=True)]
-
-    # Terms of a sum that a result leaves to be taken leave as a stack.
-    stacks = [Spec((axes, *spec.dims)) if axes else spec for spec, axes in zip(out_specs, notes.terms, strict=True)]
-    return _traced(local, jaxpr, mesh, [spec.reduced() for spec in in_specs], stacks, axis)
 
 
-def _mesh(jaxpr: Jaxpr, shardings: Shardings) -> MeshAxes | None:
-    """The one mesh whose axes split a value; None if nothing is split."""
-    places: dict[MeshAxes, JaxprEqn | None] = {}
-    for sharding, eqn in _splitting(jaxpr, shardings):
-        places.setdefault(MeshAxes.of(sharding.mesh), eqn)
-    if len(places) > 1:
-        (first, _), (other, eqn), *_ = places.items()
+def _mesh_of_shardings(jaxpr: Jaxpr, shardings: Shardings) -> MeshAxes | None:
+    """The one mesh whose axes split a value; None if nothing is split.
+
+    Raises:
+        GraphError: shardings over different meshes.
+    """
+    first_equation: dict[MeshAxes, JaxprEqn | None] = {}  # None for a sharding of an argument or a result
+    for sharding, eqn in _splitting_shardings(jaxpr, shardings):
+        first_equation.setdefault(MeshAxes.of(sharding.mesh), eqn)
+    if len(first_equation) > 1:
+        (first, _), (other, eqn), *_ = first_equation.items()
         raise GraphError(
             "one program has shardings over different meshes",
             where=(source_line(eqn) if eqn is not None else "") or None,
             expected=str(first),
             got=str(other),
         )
-    return next(iter(places), None)
+    return next(iter(first_equation), None)
 
 
 def _user_mesh(jaxpr: Jaxpr, shardings: Shardings) -> Mesh | None:
     """Mesh with devices of a sharding that splits a value; None if no sharding names devices."""
-    meshes = (sharding.mesh for sharding, _ in _splitting(jaxpr, shardings))
+    meshes = (sharding.mesh for sharding, _ in _splitting_shardings(jaxpr, shardings))
     return next((mesh for mesh in meshes if isinstance(mesh, Mesh)), None)
 
 
-def _splitting(jaxpr: Jaxpr, shardings: Shardings) -> Iterator[tuple[NamedSharding, JaxprEqn | None]]:
-    """Shardings that split a value, with the equation that has them."""
+def _splitting_shardings(jaxpr: Jaxpr, shardings: Shardings) -> Iterator[tuple[NamedSharding, JaxprEqn | None]]:
+    """Shardings that split a value, with the equation that has them; None for those of arguments and results."""
     for sharding in (*shardings.inputs, *shardings.outputs):
         if sharding is not None and splits(sharding):
             yield sharding, None
     for var in (*jaxpr.invars, *jaxpr.constvars):
-        yield from ((sharding, None) for sharding in _of_type(var))
+        yield from ((sharding, None) for sharding in _splitting_sharding_of_type(var))
     for eqn in equations(jaxpr):
         if eqn.primitive.name == "sharding_constraint" and splits(eqn.params["sharding"]):
             yield eqn.params["sharding"], eqn
-        elif eqn.primitive.name != "shard_map":
-            yield from ((sharding, eqn) for var in eqn.outvars for sharding in _of_type(var))
+        elif eqn.primitive.name != "shard_map":  # its results are whole or sharded by its own specs
+            yield from ((sharding, eqn) for var in eqn.outvars for sharding in _splitting_sharding_of_type(var))
 
 
-def _of_type(var: Any) -> Iterable[NamedSharding]:
+def _splitting_sharding_of_type(var: Any) -> Iterable[NamedSharding]:
     sharding = getattr(var.aval, "sharding", None)
     return (sharding,) if isinstance(sharding, NamedSharding) and splits(sharding) else ()
 
 
-def _specs(
+def _propagated_specs(
     jaxpr: ClosedJaxpr, shardings: Shardings, mesh: MeshAxes, target: Target, notes: Notes, user_mesh: Any
 ) -> dict[Var, Spec]:
-    """Spec of each value that has one."""
+    """Spec of each value that has one; `notes` receives the conflicts of annotations."""
     body = jaxpr.jaxpr
     propagation = Propagation(mesh, target, user_mesh=user_mesh)
     propagation.annotate_types(body)
     for atoms, given in ((body.invars, shardings.inputs), (body.outvars, shardings.outputs)):
         for var, sharding in zip(atoms, given, strict=False):
+            # A value with a spec of its type, or that is an argument and a result, keeps the first.
             if sharding is not None and isinstance(var, Var) and var not in propagation.open_dims:
                 propagation.annotate(var, spec_of(sharding.spec, len(shape_of(var)), mesh))
     propagation.spread(jaxpr)
@@ -151,27 +168,27 @@ def _output_specs(jaxpr: ClosedJaxpr, shardings: Shardings, specs: dict[Var, Spe
     """Spec of each result: that of its sharding, else that of its value."""
     outputs = shardings.outputs or (None,) * len(jaxpr.jaxpr.outvars)
     return tuple(
-        _spec(specs, var) if sharding is None else spec_of(sharding.spec, len(shape_of(var)), mesh)
+        _spec_or_whole(specs, var) if sharding is None else spec_of(sharding.spec, len(shape_of(var)), mesh)
         for var, sharding in zip(jaxpr.jaxpr.outvars, outputs, strict=True)
     )
 
 
-def _spec(specs: dict[Var, Spec], var: Any) -> Spec:
+def _spec_or_whole(specs: dict[Var, Spec], var: Any) -> Spec:
     rank = len(shape_of(var))
     return specs.get(var, whole(rank)) if isinstance(var, Var) else whole(rank)
 
 
-def _traced(
-    local: Any,
+def _traced_shard_map(
+    on_one_device: Any,
     jaxpr: ClosedJaxpr,
     mesh: MeshAxes,
     in_specs: Sequence[Spec],
     out_specs: Sequence[Spec],
-    axis: tuple[str, int] | None,
+    replica_axis: _ReplicaAxis | None,
 ) -> ClosedJaxpr:
     """Jaxpr of one `shard_map` over the mesh, with the inputs of `jaxpr`, their types without shardings."""
     mapped = jax.shard_map(
-        local,
+        on_one_device,
         mesh=mesh.abstract(),
         in_specs=tuple(spec.partition_spec() for spec in in_specs),
         out_specs=[spec.partition_spec() for spec in out_specs],
@@ -181,13 +198,13 @@ def _traced(
     avals = [jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=x.weak_type) for x in jaxpr.in_avals]
     # The mesh of the user's `jax.set_mesh` has its axes explicit.
     with tracing_without_mesh():
-        traced = jax.make_jaxpr(mapped, axis_env=() if axis is None else (axis,))(*avals)
-    eqns = [_of_no_file(eqn) if eqn.primitive.name == "shard_map" else eqn for eqn in traced.jaxpr.eqns]
+        traced = jax.make_jaxpr(mapped, axis_env=() if replica_axis is None else (replica_axis,))(*avals)
+    eqns = [_without_file(eqn) if eqn.primitive.name == "shard_map" else eqn for eqn in traced.jaxpr.eqns]
     return ClosedJaxpr(traced.jaxpr.replace(eqns=eqns, debug_info=jaxpr.jaxpr.debug_info), traced.consts)
 
 
-def _of_no_file(eqn: JaxprEqn) -> JaxprEqn:
-    """A call whose function names no file, so that its equations, traced in `local`, keep the user's lines."""
+def _without_file(eqn: JaxprEqn) -> JaxprEqn:
+    """A call whose function names no file, so that its equations, traced in this file, keep the user's lines."""
     body = eqn.params["jaxpr"]
     body = body.replace(debug_info=body.debug_info._replace(func_src_info=None))
     return eqn.replace(params={**eqn.params, "jaxpr": body})

@@ -30,7 +30,7 @@ NONE = Shardings()
 
 
 def splits(sharding: Any) -> bool:
-    """True if devices of a named sharding have different parts of a value, or terms of a sum."""
+    """True if devices of a named sharding have different parts of a value, or partial sums."""
     if not isinstance(sharding, NamedSharding) or sharding.mesh.size <= 1:  # a mesh without axes has 0
         return False
     mesh = MeshAxes.of(sharding.mesh)

@@ -17,9 +17,9 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, DropVar, Jaxpr, JaxprEqn, Var, jaxprs_in_params, shape_of
 from ipujax.lowering.jaxpr import CONTROL_FLOW, PIPELINE, bodies, while_body, while_condition
 from ipujax.lowering.partition.assignments import Decision, Values, axes_of, leading_axes_of, projected, ranked
-from ipujax.lowering.partition.block_evaluation import STATEMENTS
 from ipujax.lowering.partition.pipelines import kinds_of_results, micro_batch_jaxpr
 from ipujax.lowering.partition.specs import (
+    STATEMENTS,
     Axes,
     MeshAxes,
     Spec,
@@ -66,6 +66,8 @@ class Propagation:
         target: machine whose cycles decide.
         specs: spec of each value so far.
         open_dims: dimensions of each annotated value that may be split further; all of other values.
+        typed_axes: explicit axes in the type of a value whose mesh has automatic ones too: they split only the
+            dimensions that the type names.
         conflicts: text of each conflict that cycles have decided, by equation.
         user_mesh: mesh of the user's shardings; one without devices when None.
     """
@@ -74,7 +76,6 @@ class Propagation:
     target: Target
     specs: dict[Var, Spec] = field(default_factory=dict)
     open_dims: dict[Var, frozenset[int]] = field(default_factory=dict)
-    # Explicit axes of a mesh that has automatic ones too: they split only the dimensions that the type names.
     typed_axes: dict[Var, frozenset[str]] = field(default_factory=dict)
     conflicts: dict[int, str] = field(default_factory=dict)
     user_mesh: Mesh | AbstractMesh | None = None
@@ -86,7 +87,14 @@ class Propagation:
         open_dims: frozenset[int] = frozenset(),
         typed_axes: frozenset[str] = frozenset(),
     ) -> None:
-        """Fix the spec of a value but for open dimensions, which axes of its type do not split further."""
+        """Fix the spec of a value, but for open dimensions.
+
+        Args:
+            var: the value; nothing happens for a literal, or a result that is dropped.
+            spec: its spec.
+            open_dims: dimensions that may be split further.
+            typed_axes: axes in its type, which split no further dimension.
+        """
         if isinstance(var, Var) and not isinstance(var, DropVar):
             self.specs[var] = spec
             self.open_dims[var] = open_dims
@@ -105,6 +113,7 @@ class Propagation:
                 self.annotate_types(inner)
 
     def _annotate_type(self, var: Any) -> None:
+        """Fix the spec of a value whose type has explicit axes; automatic axes may split its dimensions further."""
         spec = typed_spec(var.aval, self.mesh)
         if spec is not None:
             self.annotate(var, spec)
@@ -115,6 +124,7 @@ class Propagation:
             self.annotate(var, spec_of(var.aval.sharding.spec, len(dims), self.mesh), dims, axes)
 
     def _annotate_constraint(self, eqn: JaxprEqn) -> None:
+        """Fix the spec of a constraint's result, but for the dimensions that it leaves open."""
         sharding = eqn.params["sharding"]
         if isinstance(sharding, NamedSharding):
             (result,) = eqn.outvars
@@ -128,26 +138,30 @@ class Propagation:
     def spread(self, jaxpr: ClosedJaxpr) -> None:
         """Sweep over a program until no spec changes."""
         for _ in range(_MAX_SWEEPS):
-            if not (self._forward(jaxpr.jaxpr) | self._backward(jaxpr.jaxpr)):
+            changed_forward = self._sweep(jaxpr.jaxpr, is_forward=True)
+            changed_backward = self._sweep(jaxpr.jaxpr, is_forward=False)
+            if not (changed_forward or changed_backward):
                 return
 
-    def _forward(self, jaxpr: Jaxpr) -> bool:
-        return any([self._equation(eqn, is_forward=True) for eqn in jaxpr.eqns])
+    # Methods from here on return whether they have changed a spec.
 
-    def _backward(self, jaxpr: Jaxpr) -> bool:
-        return any([self._equation(eqn, is_forward=False) for eqn in reversed(jaxpr.eqns)])
+    def _sweep(self, jaxpr: Jaxpr, *, is_forward: bool) -> bool:
+        eqns = jaxpr.eqns if is_forward else reversed(jaxpr.eqns)
+        # A list, here and below: `any` of a generator would stop at the first change.
+        return any([self._spread_over_equation(eqn, is_forward=is_forward) for eqn in eqns])
 
-    def _equation(self, eqn: JaxprEqn, *, is_forward: bool) -> bool:
+    def _spread_over_equation(self, eqn: JaxprEqn, *, is_forward: bool) -> bool:
+        """Give the axes of values of an equation to others: to results going forward, to operands going backward."""
         if eqn.primitive.name in _TIES:
-            changed = any([self._tie(tie) for tie in _TIES[eqn.primitive.name](eqn)])
-            inner = [self._forward(body) if is_forward else self._backward(body) for body in _inner_jaxprs(eqn)]
+            changed = any([self._equalise(tie) for tie in _TIES[eqn.primitive.name](eqn)])
+            inner = [self._sweep(body, is_forward=is_forward) for body in _inner_jaxprs(eqn)]
             return any([changed, *inner])
         if eqn.primitive.name == "shard_map":
-            return self._shard_map(eqn)
-        factors = self._factors(eqn)
-        return factors is not None and self._share(eqn, factors, is_forward=is_forward)
+            return self._extend_by_shard_map(eqn)
+        factors = self._factors_of(eqn)
+        return factors is not None and self._share_axes(eqn, factors, is_forward=is_forward)
 
-    def _factors(self, eqn: JaxprEqn) -> Factors | None:
+    def _factors_of(self, eqn: JaxprEqn) -> Factors | None:
         """Factors of an equation; None if they are not known."""
         if eqn.primitive.name == CUSTOM_PARTITIONING:
             return custom_factors(eqn, self.user_mesh or self.mesh.abstract())
@@ -156,65 +170,86 @@ class Propagation:
         factors_of = record_of(eqn).factors
         return None if factors_of is None else factors_of(eqn)
 
-    def _shard_map(self, eqn: JaxprEqn) -> bool:
+    def _extend_by_shard_map(self, eqn: JaxprEqn) -> bool:
+        """Give operands and results the axes that a user's `shard_map` names for them."""
         check_mesh(eqn, self.mesh)
         in_specs, out_specs = shard_map_specs(eqn, self.mesh)
         pairs = [*zip(eqn.invars, in_specs, strict=True), *zip(eqn.outvars, out_specs, strict=True)]
-        return any([self._extend(atom, spec.dims) for atom, spec in pairs])
+        return any([self._extend_spec(atom, spec.dims) for atom, spec in pairs])
 
-    def _tie(self, tie: Tie) -> bool:
-        first = 1 if tie.is_stack else 0
-        rank = len(shape_of(tie.outer))
-        outer = self._spec(tie.outer)
-        inner = self._spec(tie.inner)
-        prefix = outer.dims[:first] if rank else ()
-        after = ((), *inner.dims[1:]) if tie.is_batch else inner.dims
-        return any([self._extend(tie.inner, outer.dims[first:]), self._extend(tie.outer, (*prefix, *after))])
+    def _equalise(self, tie: Tie) -> bool:
+        """Give each value of a tie the axes of the other one."""
+        num_stacked_dims = 1 if tie.is_stack else 0
+        outer = self._spec_so_far(tie.outer)
+        inner = self._spec_so_far(tie.inner)
+        stacked_dims = outer.dims[:num_stacked_dims]
+        inner_dims = ((), *inner.dims[1:]) if tie.is_batch else inner.dims
+        return any(
+            [
+                self._extend_spec(tie.inner, outer.dims[num_stacked_dims:]),
+                self._extend_spec(tie.outer, (*stacked_dims, *inner_dims)),
+            ]
+        )
 
-    def _spec(self, atom: Atom) -> Spec:
+    def _spec_so_far(self, atom: Atom) -> Spec:
         rank = len(shape_of(atom))
         return self.specs.get(atom, whole(rank)) if isinstance(atom, Var) else whole(rank)
 
-    def _share(self, eqn: JaxprEqn, factors: Factors, *, is_forward: bool) -> bool:
+    def _share_axes(self, eqn: JaxprEqn, factors: Factors, *, is_forward: bool) -> bool:
         """Give the axes of factors to the values that lack them: results going forward, operands going backward."""
-        values = [*zip(factors.operands, eqn.invars, strict=True), *zip(factors.results, eqn.outvars, strict=True)]
-        suggestions = [projected(factors, labels, self._spec(atom), self.mesh) for labels, atom in values]
-        axes: dict[int, Axes] = {}
+        operands = list(zip(factors.operands, eqn.invars, strict=True))
+        results = list(zip(factors.results, eqn.outvars, strict=True))
+        suggestions = [
+            projected(factors, labels, self._spec_so_far(atom), self.mesh) for labels, atom in (*operands, *results)
+        ]
         if not any(any(suggestion.values()) for suggestion in suggestions):
             return False
+        axes = self._axes_of_factors(eqn, factors, suggestions)
+        return any(
+            [
+                self._extend_spec(atom, leading_axes_of(factors, labels, axes, self.mesh))
+                for labels, atom in (results if is_forward else operands)
+            ]
+        )
+
+    def _axes_of_factors(
+        self, eqn: JaxprEqn, factors: Factors, suggestions: Sequence[Mapping[int, Axes]]
+    ) -> Mapping[int, Axes]:
+        """Axes of each factor, from those that each value suggests: the most of them where suggestions agree."""
+        axes: dict[int, Axes] = {}
         for number in factors.sizes:
             candidates = [s[number] for s in suggestions if s.get(number)]
             longest = max(candidates, key=len, default=())
-            if all(longest[: len(candidate)] == candidate for candidate in candidates):
-                axes[number] = longest
-            else:
-                axes[number] = self._decided(eqn, factors).get(number, ())
+            agree = all(longest[: len(candidate)] == candidate for candidate in candidates)
+            axes[number] = longest if agree else self._cheapest_axes(eqn, factors).get(number, ())
         used = [axis for number in axes for axis in axes[number]]
         if len(set(used)) < len(used):
-            # Two factors claim one axis: the value that defines the result, or the cheaper one, has it.
-            decided = self._decided(eqn, factors)
+            # Two factors claim one axis.
+            decided = self._cheapest_axes(eqn, factors)
             axes = {f: decided.get(f, ()) for f in axes}
-        receivers = values[len(factors.operands) :] if is_forward else values[: len(factors.operands)]
-        return any(
-            [self._extend(atom, leading_axes_of(factors, labels, axes, self.mesh)) for labels, atom in receivers]
-        )
+        return axes
 
-    def _decided(self, eqn: JaxprEqn, factors: Factors) -> Mapping[int, Axes]:
-        operands = [self._spec(atom) for atom in eqn.invars]
+    def _cheapest_axes(self, eqn: JaxprEqn, factors: Factors) -> Mapping[int, Axes]:
+        """Axes of each factor in the assignment of least cost, where values conflict; notes the conflict."""
+        operands = [self._spec_so_far(atom) for atom in eqn.invars]
         results: list[Spec | None] = [self.specs.get(var) if isinstance(var, Var) else None for var in eqn.outvars]
         operand_avals: list[Any] = [atom.aval for atom in eqn.invars]
         values = Values(operand_avals, operands, [var.aval for var in eqn.outvars], results)
         decisions = ranked(factors, values, self.mesh, self.target)
         if not decisions:
             return {}
-        self.conflicts[id(eqn)] = _conflict(eqn, factors, decisions)
+        self.conflicts[id(eqn)] = _conflict_in_words(eqn, factors, decisions)
         return decisions[0].assignment
 
-    def _extend(self, atom: Any, dims: Sequence[Axes]) -> bool:
-        """Add axes to the dimensions of a value that may be split further; True if that changes its spec."""
+    def _extend_spec(self, atom: Any, dims: Sequence[Axes]) -> bool:
+        """Add axes to the dimensions of a value that may be split further; True if that changes its spec.
+
+        A dimension takes all of `axes` if they begin with those that it has, so that no axis is ever moved or dropped,
+        and if no other dimension has one of them.
+        """
         if not isinstance(atom, Var) or isinstance(atom, DropVar):
             return False
-        spec = self._spec(atom)
+        spec = self._spec_so_far(atom)
         open_dims = self.open_dims.get(atom)
         merged = list(spec.dims)
         for dim, axes in enumerate(dims):
@@ -253,7 +288,7 @@ def _check_divides(eqn: JaxprEqn, spec: Spec, mesh: MeshAxes) -> None:
             )
 
 
-def _conflict(eqn: JaxprEqn, factors: Factors, decisions: Sequence[Decision]) -> str:
+def _conflict_in_words(eqn: JaxprEqn, factors: Factors, decisions: Sequence[Decision]) -> str:
     """The decision of a conflict in words: the results of the assignments of least cost, and their cycles."""
     cycles: dict[str, float] = {}
     for decision in decisions:
@@ -306,6 +341,7 @@ def _while_ties(eqn: JaxprEqn) -> Iterator[Tie]:
 
 
 def _pipeline_ties(eqn: JaxprEqn) -> Iterator[Tie]:
+    """Ties of a pipeline with one of its micro-batches."""
     spec = eqn.params["spec"]
     body = micro_batch_jaxpr(eqn).jaxpr
     for outer, inner, role in zip(eqn.invars, body.invars, spec.roles, strict=True):

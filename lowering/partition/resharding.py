@@ -5,16 +5,16 @@ one all-reduce. Then, as long as dimensions differ: an axis that moves to anothe
 that splits further is a slice, without communication; other axes are gathered, those of a dimension at once. Blocks of
 the same shapes on other devices are a permute.
 
-Values stay terms of a sum on each device where their only reader takes the sum or is unreduced too.
+Values stay unreduced where their only reader adds up the partial sums, or is unreduced too.
 
-A value becomes an unreduced sum without communication: over an axis that splits it, the term of a device
-is its block amid zeros; over another one the first device has the value, others have zeros.
+A value becomes an unreduced sum without communication: over an axis that splits it, the partial sum of a device is
+its block amid zeros; over another one the first device has the value, others have zeros.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, Literal
@@ -33,8 +33,8 @@ Kind = Literal[
     "all_reduce", "reduce_scatter", "all_gather", "all_to_all", "permute", "slice", "amid_zeros", "first_alone"
 ]
 _WITHOUT_COMMUNICATION = frozenset({"slice", "amid_zeros", "first_alone"})
-_SCALED_BY = frozenset({"mul", "div"})  # by a number, its second operand
-ADDITIONS = frozenset({"add", "add_any"})  # of terms, if both operands are
+_SCALINGS = frozenset({"mul", "div"})  # linear if the second operand is a literal
+ADDITIONS = frozenset({"add", "add_any"})  # of partial sums, if both operands are
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,18 +105,16 @@ _RECEIVED_BLOCKS = {
 
 
 def transitions(before: Spec, after: Spec, mesh: MeshAxes) -> Iterator[tuple[Step, Spec]]:
-    """Yield each step with the spec before it."""
+    """Yield each step with the spec before it: of sums that are taken, of splits, of sums that begin."""
     spec = before
-    pending = before.unreduced - after.unreduced
-    for step, following in _scatters(spec, after, pending, mesh):
+    for step, following in _reduce_scatter_steps(spec, after, before.unreduced - after.unreduced):
         yield step, spec
         spec = following
     remaining = tuple(axis for axis in mesh.names if axis in spec.unreduced - after.unreduced)
     if remaining:
         yield Step("all_reduce", remaining), spec
         spec = replace(spec, unreduced=spec.unreduced - set(remaining))
-    added = after.unreduced - before.unreduced
-    for step, following in _amid_zeros(spec, added):
+    for step, following in _steps_to_amid_zeros(spec, after.unreduced - before.unreduced):
         yield step, spec
         spec = following
     while spec.dims != after.dims:
@@ -128,9 +126,10 @@ def transitions(before: Spec, after: Spec, mesh: MeshAxes) -> Iterator[tuple[Ste
         yield Step("first_alone", alone), spec
 
 
-def _amid_zeros(spec: Spec, added: frozenset[str]) -> Iterator[tuple[Step, Spec]]:
-    """The minor axes of each dimension that become axes of a sum."""
+def _steps_to_amid_zeros(spec: Spec, added: frozenset[str]) -> Iterator[tuple[Step, Spec]]:
+    """Steps after which `added` axes that split a dimension are unreduced instead, each with the spec after it."""
     for dim, axes in enumerate(spec.dims):
+        # Only the minor axes: a block that more axes split further is not contiguous in that of the others.
         kept = len(axes)
         while kept and axes[kept - 1] in added:
             kept -= 1
@@ -139,7 +138,14 @@ def _amid_zeros(spec: Spec, added: frozenset[str]) -> Iterator[tuple[Step, Spec]
             yield Step("amid_zeros", axes[kept:], dim), spec
 
 
-def _scatters(spec: Spec, after: Spec, pending: frozenset[str], mesh: MeshAxes) -> Iterator[tuple[Step, Spec]]:
+def _reduce_scatter_steps(spec: Spec, after: Spec, pending: frozenset[str]) -> Iterator[tuple[Step, Spec]]:
+    """Reduce-scatters over unreduced axes that `after` splits a dimension over, each with the spec after it.
+
+    Args:
+        spec: spec before.
+        after: spec after all steps.
+        pending: axes over which the sum has to be taken.
+    """
     for dim, axes in enumerate(after.dims):
         current = spec.dims[dim]
         scattered = axes[len(current) :]
@@ -152,14 +158,18 @@ def _scatters(spec: Spec, after: Spec, pending: frozenset[str], mesh: MeshAxes) 
 
 
 def _next_step(spec: Spec, after: Spec, mesh: MeshAxes) -> tuple[Step, Spec]:
-    moved = _permutation(spec, after, mesh)
+    """The next step between specs of different dimensions, and the spec after it; slices first, as they make blocks
+    smaller without communication.
+    """
+    moved = _permute_step(spec, after, mesh)
     if moved is not None:
         return moved, replace(spec, dims=after.dims)
-    candidates = (_slice(spec, after), _exchange(spec, after), _gather(spec, after))
+    candidates = (_slice_step(spec, after), _all_to_all_step(spec, after), _gather_step(spec, after))
     return next(candidate for candidate in candidates if candidate is not None)
 
 
-def _slice(spec: Spec, after: Spec) -> tuple[Step, Spec] | None:
+def _slice_step(spec: Spec, after: Spec) -> tuple[Step, Spec] | None:
+    """A dimension split further, by axes that split no other one."""
     for dim, (current, axes) in enumerate(zip(spec.dims, after.dims, strict=True)):
         if len(axes) > len(current) and axes[: len(current)] == current:
             free = axes[len(current) :]
@@ -169,7 +179,7 @@ def _slice(spec: Spec, after: Spec) -> tuple[Step, Spec] | None:
     return None
 
 
-def _exchange(spec: Spec, after: Spec) -> tuple[Step, Spec] | None:
+def _all_to_all_step(spec: Spec, after: Spec) -> tuple[Step, Spec] | None:
     """An axis at the end of one dimension becomes the next one of another."""
     for split_dim, (current, axes) in enumerate(zip(spec.dims, after.dims, strict=True)):
         if len(axes) <= len(current) or axes[: len(current)] != current:
@@ -182,12 +192,13 @@ def _exchange(spec: Spec, after: Spec) -> tuple[Step, Spec] | None:
     return None
 
 
-def _gather(spec: Spec, after: Spec) -> tuple[Step, Spec] | None:
+def _gather_step(spec: Spec, after: Spec) -> tuple[Step, Spec] | None:
+    """A dimension gathered over its axes from the first on that differs from those of `after`."""
     for dim, (current, axes) in enumerate(zip(spec.dims, after.dims, strict=True)):
-        common = next((n for n, (a, b) in enumerate(zip(current, axes, strict=False)) if a != b), None)
-        common = min(len(current), len(axes)) if common is None else common
-        if len(current) > common:
-            return Step("all_gather", current[common:], dim), _with_dim(spec, dim, current[:common])
+        shorter = min(len(current), len(axes))
+        num_common = next((n for n in range(shorter) if current[n] != axes[n]), shorter)
+        if len(current) > num_common:
+            return Step("all_gather", current[num_common:], dim), _with_dim(spec, dim, current[:num_common])
     return None
 
 
@@ -195,20 +206,17 @@ def _with_dim(spec: Spec, dim: int, axes: Axes) -> Spec:
     return replace(spec, dims=(*spec.dims[:dim], axes, *spec.dims[dim + 1 :]))
 
 
-def _permutation(spec: Spec, after: Spec, mesh: MeshAxes) -> Step | None:
-    """A permute, if blocks have the same shapes and are only on other devices; dimensions that agree stay."""
+def _permute_step(spec: Spec, after: Spec, mesh: MeshAxes) -> Step | None:
+    """A permute, if blocks have the same shapes and are only on other devices; else None."""
     sizes = [mesh.size(axes) for axes in spec.dims]
     if sizes != [mesh.size(axes) for axes in after.dims]:
         return None
     used = {*spec.axes, *after.axes}
     axes = tuple(axis for axis in mesh.names if axis in used)
-    holders: dict[int, list[int]] = defaultdict(list)
-    readers: dict[int, list[int]] = defaultdict(list)
-    for rank, (block, read_block) in enumerate(zip(_blocks(spec, axes, mesh), _blocks(after, axes, mesh), strict=True)):
-        holders[block].append(rank)
-        readers[read_block].append(rank)
-    # A device that has the block already keeps it.
-    pairs = []
+    holders = _ranks_of_blocks(spec, axes, mesh)
+    readers = _ranks_of_blocks(after, axes, mesh)
+    # As many devices hold a block as read it. One that does both keeps it.
+    pairs: list[tuple[int, int]] = []
     for block, ranks in readers.items():
         resident = [rank for rank in ranks if rank in holders[block]]
         sources = [*resident, *(r for r in holders[block] if r not in resident)]
@@ -217,13 +225,16 @@ def _permutation(spec: Spec, after: Spec, mesh: MeshAxes) -> Step | None:
     return Step("permute", axes, pairs=tuple(sorted(pairs)))
 
 
-def _blocks(spec: Spec, axes: Axes, mesh: MeshAxes) -> Sequence[int]:
-    """Number of the block of each rank along axes, row-major over the dimensions."""
+def _ranks_of_blocks(spec: Spec, axes: Axes, mesh: MeshAxes) -> Mapping[int, list[int]]:
+    """Ranks along axes that have each block; blocks are numbered row-major over the dimensions."""
     coordinates = np.indices([mesh.size((axis,)) for axis in axes]).reshape(len(axes), -1)
     number = np.zeros(coordinates.shape[1], np.int64)
     for axis in spec.axes:
         number = number * mesh.size((axis,)) + coordinates[axes.index(axis)]
-    return [int(n) for n in number]
+    ranks: dict[int, list[int]] = defaultdict(list)
+    for rank, block in enumerate(number.tolist()):
+        ranks[block].append(rank)
+    return ranks
 
 
 def index_along(axes: Axes, mesh: MeshAxes) -> jax.Array:
@@ -262,14 +273,14 @@ def _sliced(x: jax.Array, step: Step, mesh: MeshAxes) -> jax.Array:
     return lax.dynamic_slice(x, starts, sizes, allow_negative_indices=False)
 
 
-def _block_amid_zeros(x: jax.Array, step: Step, mesh: MeshAxes) -> jax.Array:
+def _amid_zeros(x: jax.Array, step: Step, mesh: MeshAxes) -> jax.Array:
     size = x.shape[step.dim]
     shape = [n * mesh.size(step.axes) if d == step.dim else n for d, n in enumerate(x.shape)]
     starts = [index_along(step.axes, mesh) * size if d == step.dim else 0 for d in range(x.ndim)]
     return lax.dynamic_update_slice(jnp.zeros(shape, x.dtype), x, starts, allow_negative_indices=False)
 
 
-def _first_alone(x: jax.Array, step: Step, mesh: MeshAxes) -> jax.Array:
+def _on_first_device_alone(x: jax.Array, step: Step, mesh: MeshAxes) -> jax.Array:
     return jnp.where(index_along(step.axes, mesh) == 0, x, jnp.zeros((), x.dtype))
 
 
@@ -280,29 +291,39 @@ _APPLY = {
     "all_to_all": _all_to_all,
     "permute": _permute,
     "slice": _sliced,
-    "amid_zeros": _block_amid_zeros,
-    "first_alone": _first_alone,
+    "amid_zeros": _amid_zeros,
+    "first_alone": _on_first_device_alone,
 }
 
 
-def values_that_stay_terms(jaxpr: Jaxpr, summed: Iterable[Var]) -> frozenset[Var]:
-    """Those of `summed` that nothing else reads, and values that become them alone."""
-    uses = Counter(atom for eqn in jaxpr.eqns for atom in eqn.invars if isinstance(atom, Var))
-    uses.update(atom for atom in jaxpr.outvars if isinstance(atom, Var))
-    sums = {var for var in summed if uses[var] == 1}
+def values_that_may_stay_unreduced(jaxpr: Jaxpr, results: Iterable[Var]) -> frozenset[Var]:
+    """Values of a jaxpr of which devices may keep partial sums, because those of a result are computed from them.
+
+    Args:
+        jaxpr: the jaxpr.
+        results: values that may be returned unreduced. One with another reader may not stay: that needs its sum.
+    """
+    num_readers = Counter(atom for eqn in jaxpr.eqns for atom in eqn.invars if isinstance(atom, Var))
+    num_readers.update(atom for atom in jaxpr.outvars if isinstance(atom, Var))
+    may_stay = {var for var in results if num_readers[var] == 1}
+    # Backwards: operands of a linear equation may stay if its result may.
     for eqn in reversed(jaxpr.eqns):
-        is_scaled = eqn.primitive.name in _SCALED_BY and not isinstance(eqn.invars[1], Var)
-        keeps_sums = is_scaled or record_of(eqn).keeps_sums or eqn.primitive.name in ADDITIONS
-        if keeps_sums and eqn.outvars[0] in sums:
-            sums.update(atom for atom in eqn.invars if isinstance(atom, Var) and uses[atom] == 1)
-    return frozenset(sums)
+        is_scaled = eqn.primitive.name in _SCALINGS and not isinstance(eqn.invars[1], Var)
+        is_linear = is_scaled or record_of(eqn).keeps_sums or eqn.primitive.name in ADDITIONS
+        if is_linear and eqn.outvars[0] in may_stay:
+            may_stay.update(atom for atom in eqn.invars if isinstance(atom, Var) and num_readers[atom] == 1)
+    return frozenset(may_stay)
 
 
-def left_by_reshards(jaxpr: Jaxpr, specs: Mapping[Var, Spec], mesh: MeshAxes) -> frozenset[Var]:
-    """Values without a type of their own that are resharded to an unreduced sum only."""
-    left = [
+def unreduced_by_reshards(jaxpr: Jaxpr, specs: Mapping[Var, Spec], mesh: MeshAxes) -> frozenset[Var]:
+    """Values that may stay unreduced because their one reader reshards them to an unreduced sum.
+
+    A value with an explicit type has the spec of that instead.
+    """
+    operands = [
         eqn.invars[0]
         for eqn in jaxpr.eqns
         if eqn.primitive.name == "reshard" and (spec := specs.get(eqn.outvars[0])) is not None and spec.unreduced
     ]
-    return values_that_stay_terms(jaxpr, [v for v in left if isinstance(v, Var) and typed_spec(v.aval, mesh) is None])
+    untyped = [v for v in operands if isinstance(v, Var) and typed_spec(v.aval, mesh) is None]
+    return values_that_may_stay_unreduced(jaxpr, untyped)

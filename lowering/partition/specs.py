@@ -1,8 +1,11 @@
 """Specs: the mesh axes that split each dimension of a value, and those over which it is an unreduced sum.
 
+An unreduced sum is a value of which each device has a partial sum, also called its term: the value is the sum of the
+terms of all devices along the unreduced axes, which no collective has added up so far.
+
 A mesh has named axes; a device of it is one IPU, the last axis varying fastest. A dimension split over axes (a, b) is
 in `a × b` blocks, b varying fastest. Axes of size 1 split nothing and do not occur. Devices that differ only in axes
-that a spec does not name hold equal blocks, or, over unreduced axes, terms of a sum.
+that a spec does not name hold equal blocks, or, over unreduced axes, partial sums of one block.
 Source: `jax.sharding.PartitionSpec`, jax 0.10.
 """
 
@@ -19,6 +22,9 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 Axes = tuple[str, ...]
+
+# Equations that only state the spec of a value.
+STATEMENTS = frozenset({"sharding_constraint", "reshard"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +68,7 @@ class Spec:
 
     Args:
         dims: axes of each dimension, major to minor.
-        unreduced: axes over which the value is the sum of the devices' terms.
+        unreduced: axes over which devices have partial sums; the value is the sum of these.
     """
 
     dims: tuple[Axes, ...]
@@ -108,9 +114,9 @@ def whole(rank: int) -> Spec:
 
 def spec_of(spec: PartitionSpec, rank: int, mesh: MeshAxes) -> Spec:
     """Spec of a `PartitionSpec` for a value of some rank; open dimensions (`UNCONSTRAINED`) count as not split."""
-    dims = [_used(names_of(part), mesh) for part in spec.partitions]
+    dims = [_axes_that_split(names_of(part), mesh) for part in spec.partitions]
     dims += [()] * (rank - len(dims))
-    return Spec(tuple(dims), frozenset(_used(tuple(getattr(spec, "unreduced", ()) or ()), mesh)))
+    return Spec(tuple(dims), frozenset(_axes_that_split(tuple(getattr(spec, "unreduced", ()) or ()), mesh)))
 
 
 def names_of(part: Any) -> Axes:
@@ -120,7 +126,7 @@ def names_of(part: Any) -> Axes:
     return (part,) if isinstance(part, str) else tuple(part)
 
 
-def _used(axes: Axes, mesh: MeshAxes) -> Axes:
+def _axes_that_split(axes: Axes, mesh: MeshAxes) -> Axes:
     return tuple(axis for axis in axes if mesh.size((axis,)) > 1)
 
 
@@ -143,18 +149,18 @@ def typed_spec(aval: Any, mesh: MeshAxes) -> Spec | None:
 
 
 def explicit_axes(aval: Any) -> frozenset[str]:
-    """Axes that the type of a value gives a meaning; axes of size 1 have none."""
+    """Explicit axes of the mesh in the type of a value, but for those of size 1."""
     sharding = getattr(aval, "sharding", None)
-    return frozenset(_explicit(sharding.mesh)) if isinstance(sharding, NamedSharding) else frozenset()
+    return frozenset(_explicit_axes_of(sharding.mesh)) if isinstance(sharding, NamedSharding) else frozenset()
 
 
 def _is_explicit(mesh: Mesh | AbstractMesh) -> bool:
-    return any(size > 1 for size in mesh.shape.values()) and len(_explicit(mesh)) == sum(
-        size > 1 for size in mesh.shape.values()
-    )
+    """True if the mesh splits values, and all axes that do are explicit."""
+    num_splitting = sum(size > 1 for size in mesh.shape.values())
+    return 0 < num_splitting == len(_explicit_axes_of(mesh))
 
 
-def _explicit(mesh: Mesh | AbstractMesh) -> Axes:
+def _explicit_axes_of(mesh: Mesh | AbstractMesh) -> Axes:
     kinds = dict(zip(mesh.shape, mesh.axis_types, strict=True))
     return tuple(str(name) for name, size in mesh.shape.items() if size > 1 and kinds[name] is AxisType.Explicit)
 

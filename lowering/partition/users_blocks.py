@@ -10,7 +10,7 @@ Source: jax 0.10 with Shardy, which asks the rule and never the older callbacks 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from jax.experimental.custom_partitioning import BATCHING, custom_partitioning
@@ -61,26 +61,34 @@ def check_mesh(eqn: JaxprEqn, mesh: MeshAxes) -> None:
 
 
 def custom_factors(eqn: JaxprEqn, mesh: Mesh | AbstractMesh) -> Factors:
-    """Factors that the sharding rule of an equation names; without a rule none."""
+    """Factors that the sharding rule of an equation names; without a rule none.
+
+    Args:
+        eqn: a `custom_partitioning`.
+        mesh: mesh of the user's shardings, for a rule that is a callback.
+    """
     shapes = list(map(shape_of, (*eqn.invars, *eqn.outvars)))
-    rule = _rule(eqn, mesh)
-    mappings = [()] * len(shapes) if rule is None else [*rule.operand_mappings, *rule.result_mappings]
+    num_operands = len(eqn.invars)
+    rule = _sharding_rule(eqn, mesh)
+    if rule is None:
+        no_factors = tuple(((),) * len(shape) for shape in shapes)
+        return Factors(no_factors[:num_operands], no_factors[num_operands:], {})
     numbers: dict[str, int] = {}
     sizes: dict[int, int] = {}
     labels: list[Labels] = []
-    for mapping, shape in zip(mappings, shapes, strict=True):
-        dims = list(_dims(mapping, len(shape)))
+    for mapping, shape in zip((*rule.operand_mappings, *rule.result_mappings), shapes, strict=True):
+        dims = list(_factor_names(mapping, len(shape)))
         dims += [()] * (len(shape) - len(dims))
         for names, size in zip(dims, shape, strict=True):
             for name in names:
                 number = numbers.setdefault(name, len(numbers))
-                sizes[number] = size if rule is None else rule.factor_sizes.get(name, size)
+                sizes[number] = rule.factor_sizes.get(name, size)  # it has those of dimensions with several factors
         labels.append(tuple(tuple(numbers[name] for name in names) for names in dims))
-    whole = set() if rule is None else {*rule.need_replication_factors, *rule.permutation_factors}
-    return _without({numbers[name] for name in whole}, labels, len(eqn.invars), sizes)
+    whole = {numbers[name] for name in (*rule.need_replication_factors, *rule.permutation_factors)}
+    return _without_whole(whole, labels, num_operands, sizes)
 
 
-def _rule(eqn: JaxprEqn, mesh: Mesh | AbstractMesh) -> Any:
+def _sharding_rule(eqn: JaxprEqn, mesh: Mesh | AbstractMesh) -> Any:
     """The equation's `SdyShardingRule`, which a callback may give for shapes; None for none."""
     rule = eqn.params["sharding_rule"]
     if not callable(rule):
@@ -89,13 +97,14 @@ def _rule(eqn: JaxprEqn, mesh: Mesh | AbstractMesh) -> Any:
     shapes = [[jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in values] for values in avals]
     given = rule(*eqn.params["static_args"], mesh, *shapes)
     text, settings = given if isinstance(given, tuple | list) else (given, {})
-    function = custom_partitioning(lambda: None)  # it parses a rule
+    # `def_partition` parses the text of a rule; the function itself is not called.
+    function = custom_partitioning(lambda: None)
     function.def_partition(None, sharding_rule=text, **settings)
     return function.sharding_rule
 
 
-def _dims(mapping: Sequence[Any], rank: int) -> Iterator[tuple[str, ...]]:
-    """Factors of each dimension; leading dimensions written as an ellipsis have one each, counted from the last."""
+def _factor_names(mapping: Sequence[Any], rank: int) -> Iterator[tuple[str, ...]]:
+    """Names of factors of each dimension; dimensions written as an ellipsis have one each, counted from the last."""
     for entry in mapping:
         if isinstance(entry, str) and entry.startswith(BATCHING):
             yield from ((f"{entry.removeprefix(BATCHING) or 0} {n}",) for n in range(rank - len(mapping) + 1))
@@ -103,8 +112,16 @@ def _dims(mapping: Sequence[Any], rank: int) -> Iterator[tuple[str, ...]]:
             yield (entry,) if isinstance(entry, str) else tuple(entry)
 
 
-def _without(whole: set[int], labels: Sequence[Labels], num_operands: int, sizes: dict[int, int]) -> Factors:
-    """Factors of which some are never split: minor ones of their dimension neither."""
+def _without_whole(whole: set[int], labels: Sequence[Labels], num_operands: int, sizes: dict[int, int]) -> Factors:
+    """Factors without those that stay whole, and without the minor ones of their dimension: a block of the latter has
+    several indices of the former, which are not contiguous.
+
+    Args:
+        whole: factors that are never split.
+        labels: factors of each dimension, of operands and then of results.
+        num_operands: number of operands.
+        sizes: length of each factor.
+    """
     split: list[Labels] = []
     for dims in labels:
         ends = [next((n for n, f in enumerate(factors) if f in whole), len(factors)) for factors in dims]
@@ -115,13 +132,21 @@ def _without(whole: set[int], labels: Sequence[Labels], num_operands: int, sizes
     )
 
 
+class CustomFunction(NamedTuple):
+    """A user's function of blocks: of those of operands under `operand_specs`, to those of results."""
+
+    compute: Callable[..., list[Any]]
+    operand_specs: list[Spec]
+    result_specs: list[Spec]
+
+
 def custom_function(
     eqn: JaxprEqn,
     operand_specs: Sequence[Spec],
     result_specs: Sequence[Spec],
     axes: MeshAxes,
     mesh: Mesh | AbstractMesh,
-) -> tuple[Callable[..., list[Any]], list[Spec], list[Spec]]:
+) -> CustomFunction:
     """The user's function on blocks, as `partition` chooses it.
 
     Args:
@@ -132,42 +157,44 @@ def custom_function(
         mesh: mesh of the user's shardings.
 
     Returns:
-        A function of the blocks of operands that returns those of results, and the specs that it takes and gives.
+        The function, and the specs of operands and results that `partition` chooses for it.
 
     Raises:
         ArgumentValueError: the function returns other shapes than the shardings that `partition` returns.
     """
     params = eqn.params
     in_tree, out_tree = params["in_tree"], params["out_tree"]
-    shapes = (
-        _sharded(atoms, specs, mesh) for atoms, specs in ((eqn.invars, operand_specs), (eqn.outvars, result_specs))
-    )
-    operands, results = next(shapes), next(shapes)
-    _, lower, out, into = params["partition"](
+    operands = _types_with_shardings(eqn.invars, operand_specs, mesh)
+    results = _types_with_shardings(eqn.outvars, result_specs, mesh)
+    _, function, out_shardings, in_shardings = params["partition"](
         *params["static_args"], mesh, in_tree.unflatten(operands), out_tree.unflatten(results)
     )
-    taken = [spec_of(s.spec, len(x.shape), axes) for s, x in zip(in_tree.flatten_up_to(into), operands, strict=True)]
-    returned = [spec_of(s.spec, len(x.shape), axes) for s, x in zip(out_tree.flatten_up_to(out), results, strict=True)]
-    expected = [(local_shape(x.shape, s, axes), x.dtype) for x, s in zip(results, returned, strict=True)]
+    chosen_operand_specs, chosen_result_specs = (
+        [spec_of(s.spec, len(x.shape), axes) for s, x in zip(tree.flatten_up_to(shardings), values, strict=True)]
+        for tree, shardings, values in ((in_tree, in_shardings, operands), (out_tree, out_shardings, results))
+    )
+    expected = [(local_shape(x.shape, s, axes), x.dtype) for x, s in zip(results, chosen_result_specs, strict=True)]
 
-    def blocks(*arrays: Any) -> list[Any]:
+    def compute(*arrays: Any) -> list[Any]:
         """Results of the user's function on blocks, of the shapes that its shardings ask for."""
-        values = list(out_tree.flatten_up_to(lower(*in_tree.unflatten(arrays))))
+        values = list(out_tree.flatten_up_to(function(*in_tree.unflatten(arrays))))
         actual = [(tuple(x.shape), x.dtype) for x in map(jax.typeof, values)]
         if actual != expected:
             raise ArgumentValueError(
                 "the function of blocks of a custom_partitioning returns other shapes than its shardings ask for",
                 where=source_line(eqn) or None,
-                expected=_shown(expected),
-                got=_shown(actual),
+                expected=_shapes_in_words(expected),
+                got=_shapes_in_words(actual),
                 hint="partition returns the shardings of results, then those of operands",
             )
         return values
 
-    return blocks, taken, returned
+    return CustomFunction(compute, chosen_operand_specs, chosen_result_specs)
 
 
-def _sharded(atoms: Sequence[Any], specs: Sequence[Spec], mesh: Mesh | AbstractMesh) -> list[jax.ShapeDtypeStruct]:
+def _types_with_shardings(
+    atoms: Sequence[Any], specs: Sequence[Spec], mesh: Mesh | AbstractMesh
+) -> list[jax.ShapeDtypeStruct]:
     """Shapes with shardings, whose specs have an entry for each dimension."""
     parts = [[dim[0] if len(dim) == 1 else dim or None for dim in spec.dims] for spec in specs]
     return [
@@ -176,5 +203,5 @@ def _sharded(atoms: Sequence[Any], specs: Sequence[Spec], mesh: Mesh | AbstractM
     ]
 
 
-def _shown(values: Sequence[tuple[tuple[int, ...], Any]]) -> str:
+def _shapes_in_words(values: Sequence[tuple[tuple[int, ...], Any]]) -> str:
     return ", ".join(f"{dtype}{list(shape)}" for shape, dtype in values)

@@ -26,12 +26,12 @@ from ipujax.lowering.primitives.record import (
 )
 
 
-def _record(
+def _batch_record(
     rank: Callable[[Mapping[str, Any]], int],
     work: Callable[[int], float] | None = None,
     columns: Callable[[Mapping[str, Any]], int] | None = None,
 ) -> PrimitiveRecord:
-    """The record of a primitive whose dimensions before those of a problem are a batch."""
+    """The record of a primitive whose dimensions before those of a problem are a batch; arguments as of `Problem`."""
 
     def factors(eqn: JaxprEqn) -> Factors:
         return batched(eqn, max(len(shapes(eqn.invars)[0]) - rank(eqn.params), 0))
@@ -47,53 +47,46 @@ def _of_vectors(params: Mapping[str, Any]) -> int:
     return 1
 
 
-def _dot(eqn: JaxprEqn) -> Factors:
+# First factors of the dimensions of a product; those of a batch begin with 0. A rank is less than 100.
+_CONTRACTED = 100
+_OUTER = (200, 300)  # of the dimensions that each operand has alone
+
+
+def _product_factors(eqn: JaxprEqn) -> Factors:
     """Factors of a product: batch, contracted and outer dimensions."""
     (contracted, batch) = eqn.params["dimension_numbers"]
     ranks = [len(shape) for shape in shapes(eqn.invars)]
-    numbers: list[list[int]] = []
+    factors_of_operands: list[list[int]] = []
+    outer_factors: list[int] = []
     for side, rank in enumerate(ranks):
-        # Batch dimensions are 0, 1, …; contracted ones 100, 101, …; others 200 and 300 and more, by operand.
-        factor = {d: n for n, d in enumerate(batch[side])} | {d: 100 + n for n, d in enumerate(contracted[side])}
-        numbers.append([factor.get(d, 100 * (side + 2) + d) for d in range(rank)])
-    outer = [f for side in numbers for f in side if f >= 200]
-    factors = aligned(eqn, numbers, [[*range(len(batch[0])), *outer]])
-    return replace(factors, reductions={100 + n: "add" for n in range(len(contracted[0]))}, macs=1)
+        factor = {d: n for n, d in enumerate(batch[side])}
+        factor |= {d: _CONTRACTED + n for n, d in enumerate(contracted[side])}
+        factors_of_operands.append([factor.get(d, _OUTER[side] + d) for d in range(rank)])
+        outer_factors += [_OUTER[side] + d for d in range(rank) if d not in factor]
+    factors = aligned(eqn, factors_of_operands, [[*range(len(batch[0])), *outer_factors]])
+    return replace(factors, reductions={_CONTRACTED + n: "add" for n in range(len(contracted[0]))}, macs=1)
 
 
-def _conv(eqn: JaxprEqn) -> Factors:
-    """Factors of a convolution: batch, channels and groups; its spatial dimensions stay whole."""
+_BATCH, _OUT_CHANNELS, _IN_CHANNELS, _GROUPS = range(4)  # factors of a convolution
+
+
+def _convolution_factors(eqn: JaxprEqn) -> Factors:
+    """Factors of a convolution: batch, channels or groups; spatial dimensions, and batches in groups, stay whole."""
     params = eqn.params
     numbers = params["dimension_numbers"]
-    field = shapes(eqn.invars)[0]
-    operand, kernel, result = ([None] * len(field) for _ in range(3))
-    batch, out_channels, in_channels, groups = 0, 1, 2, 3
-
-    def label(dims: list[Any], dim: int, factor: int) -> None:
-        dims[dim] = factor
-
-    grouped = params["feature_group_count"] > 1
-    if params["batch_group_count"] == 1:
-        label(operand, numbers.lhs_spec[0], batch)
-        label(result, numbers.out_spec[0], batch)
-        if grouped:
-            return _grouped_conv(eqn, (operand, kernel, result), groups)
-        label(operand, numbers.lhs_spec[1], in_channels)
-        label(kernel, numbers.rhs_spec[1], in_channels)
-        label(kernel, numbers.rhs_spec[0], out_channels)
-        label(result, numbers.out_spec[1], out_channels)
-    factors = aligned(eqn, [operand, kernel], [result])
-    return replace(factors, reductions={in_channels: "add"} if in_channels in factors.sizes else {}, macs=1)
-
-
-def _grouped_conv(eqn: JaxprEqn, dims: tuple[list[Any], ...], groups: int) -> Factors:
-    """Channels are groups, then those of a group."""
-    numbers = eqn.params["dimension_numbers"]
-    places = ((0, numbers.lhs_spec[1]), (1, numbers.rhs_spec[0]), (2, numbers.out_spec[1]))
-    for value, dim in places:
-        dims[value][dim] = groups
-    factors = aligned(eqn, dims[:2], dims[2:])
-    return replace(factors, sizes={**factors.sizes, groups: eqn.params["feature_group_count"]}, macs=1)
+    rank = len(shapes(eqn.invars)[0])
+    operand, kernel, result = (list[int | None]([None] * rank) for _ in range(3))
+    if params["batch_group_count"] > 1:
+        return replace(aligned(eqn, [operand, kernel], [result]), macs=1)
+    operand[numbers.lhs_spec[0]] = result[numbers.out_spec[0]] = _BATCH
+    if params["feature_group_count"] > 1:
+        operand[numbers.lhs_spec[1]] = kernel[numbers.rhs_spec[0]] = result[numbers.out_spec[1]] = _GROUPS
+        factors = aligned(eqn, [operand, kernel], [result])
+        # A dimension of channels runs over groups, then over the channels of a group, which stay whole.
+        return replace(factors, sizes={**factors.sizes, _GROUPS: params["feature_group_count"]}, macs=1)
+    operand[numbers.lhs_spec[1]] = kernel[numbers.rhs_spec[1]] = _IN_CHANNELS
+    kernel[numbers.rhs_spec[0]] = result[numbers.out_spec[1]] = _OUT_CHANNELS
+    return replace(aligned(eqn, [operand, kernel], [result]), reductions={_IN_CHANNELS: "add"}, macs=1)
 
 
 def _groups_of_block(eqn: JaxprEqn, operands: Shapes, results: Shapes) -> Mapping[str, Any]:
@@ -118,14 +111,14 @@ def _conv_macs(eqn: JaxprEqn) -> int:
 _OVER_DEVICES = {"add": "add", "max": "max", "min": "min", "or": "max", "and": "min"}
 
 
-def _reduce(eqn: JaxprEqn) -> Factors:
+def _reduction_factors(eqn: JaxprEqn) -> Factors:
     (shape,) = shapes(eqn.invars)
     axes = eqn.params["axes"]
     factors = aligned(eqn, [range(len(shape))], [[d for d in range(len(shape)) if d not in axes]])
     return replace(factors, reductions=dict.fromkeys(axes, _OVER_DEVICES.get(MONOIDS[eqn.primitive.name], "own")))
 
 
-def _whole_axes(eqn: JaxprEqn) -> Factors:
+def _factors_without_axes(eqn: JaxprEqn) -> Factors:
     """Reduced axes are whole: an index, or a user's function of two elements, is no collective."""
     params = eqn.params
     axes = params.get("axes", params.get("dimensions", ()))
@@ -134,22 +127,23 @@ def _whole_axes(eqn: JaxprEqn) -> Factors:
     return aligned(eqn, operands, [[d for d in range(rank) if d not in axes] for _ in eqn.outvars])
 
 
-def _along_axis(param: str) -> Any:
+def _factors_without_axis_of(param: str) -> Any:
     return lambda eqn: except_dims(eqn, (eqn.params[param] % len(shapes(eqn.outvars)[0]),))
 
 
-def _top_k(eqn: JaxprEqn) -> Factors:
+def _top_k_factors(eqn: JaxprEqn) -> Factors:
     rank = len(shapes(eqn.outvars)[0])
     axis = eqn.params.get("axis", eqn.params.get("reduction_dimension", rank - 1))
     return except_dims(eqn, (axis % rank,))
 
 
-def _windows(eqn: JaxprEqn) -> Factors:
+def _window_factors(eqn: JaxprEqn) -> Factors:
     """Dimensions whose window is one element are split; others would need neighbours' elements."""
     params = eqn.params
     result = shapes(eqn.outvars)[0]
     ones = (1,) * len(result)
-    per_dim = zip(
+    one_element = (1, 1, (0, 0), 1, 1)  # window, stride, padding, dilation of the operand and of the window
+    window_of_dim = zip(
         params["window_dimensions"],
         params.get("window_strides") or ones,
         params.get("padding") or ((0, 0),) * len(result),
@@ -157,7 +151,7 @@ def _windows(eqn: JaxprEqn) -> Factors:
         params.get("window_dilation") or ones,
         strict=True,
     )
-    return except_dims(eqn, [d for d, values in enumerate(per_dim) if values != (1, 1, (0, 0), 1, 1)])
+    return except_dims(eqn, [d for d, window in enumerate(window_of_dim) if window != one_element])
 
 
 _CHEAP = frozenset(
@@ -170,7 +164,7 @@ _COMMUTATIVE = frozenset(("add", "add_any", "mul", "max", "min", "and", "or", "x
 _COMPARING = frozenset(("eq", "ne", "lt", "le", "gt", "ge", "max", "min"))
 
 
-def _bitcast(eqn: JaxprEqn) -> Factors:
+def _bitcast_factors(eqn: JaxprEqn) -> Factors:
     (before,), (after,) = shapes(eqn.invars), shapes(eqn.outvars)
     rank = min(len(before), len(after))
     # A dtype of another size adds or drops the last dimension.
@@ -192,45 +186,51 @@ def elementwise_record(name: str) -> PrimitiveRecord:
 
 
 RECORDS: dict[str, PrimitiveRecord] = {
-    "cholesky": _record(_of_matrices, lambda n: n / 3),
-    "triangular_solve": _record(_of_matrices, lambda n: n, lambda params: -1 if params["left_side"] else -2),
-    "lu": _record(_of_matrices, lambda n: 2 * n / 3),
-    "qr": _record(_of_matrices, lambda n: 4 * n),
-    "householder_product": _record(_of_matrices, lambda n: 2 * n),
-    "ormqr": _record(_of_matrices, lambda n: 2 * n, lambda params: -1 if params["left"] else -2),
-    "eigh": _record(_of_matrices, lambda n: 9 * n),
-    "eig": _record(_of_matrices, lambda n: 25 * n),
-    "svd": _record(_of_matrices, lambda n: 20 * n),
-    "schur": _record(_of_matrices, lambda n: 25 * n),
-    "hessenberg": _record(_of_matrices, lambda n: 10 * n / 3),
-    "tridiagonal": _record(_of_matrices, lambda n: 4 * n / 3),
-    "symmetric_product": _record(_of_matrices, lambda n: n),
-    "tridiagonal_solve": _record(_of_vectors, lambda n: 8, lambda params: -1),
-    "lu_pivots_to_permutation": _record(_of_vectors, lambda n: 1),
-    "fft": _record(lambda params: len(params["fft_lengths"]), lambda n: 5 * log2(n + 1)),
+    "cholesky": _batch_record(_of_matrices, lambda n: n / 3),
+    "triangular_solve": _batch_record(
+        _of_matrices, lambda n: n, columns=lambda params: -1 if params["left_side"] else -2
+    ),
+    "lu": _batch_record(_of_matrices, lambda n: 2 * n / 3),
+    "qr": _batch_record(_of_matrices, lambda n: 4 * n),
+    "householder_product": _batch_record(_of_matrices, lambda n: 2 * n),
+    "ormqr": _batch_record(_of_matrices, lambda n: 2 * n, columns=lambda params: -1 if params["left"] else -2),
+    "eigh": _batch_record(_of_matrices, lambda n: 9 * n),
+    "eig": _batch_record(_of_matrices, lambda n: 25 * n),
+    "svd": _batch_record(_of_matrices, lambda n: 20 * n),
+    "schur": _batch_record(_of_matrices, lambda n: 25 * n),
+    "hessenberg": _batch_record(_of_matrices, lambda n: 10 * n / 3),
+    "tridiagonal": _batch_record(_of_matrices, lambda n: 4 * n / 3),
+    "symmetric_product": _batch_record(_of_matrices, lambda n: n),
+    "tridiagonal_solve": _batch_record(_of_vectors, lambda n: 8, columns=lambda params: -1),
+    "lu_pivots_to_permutation": _batch_record(_of_vectors, lambda n: 1),
+    "fft": _batch_record(lambda params: len(params["fft_lengths"]), lambda n: 5 * log2(n + 1)),
     "cholesky_update": PrimitiveRecord(problem=Problem(work=lambda n: 4)),
     **{name: elementwise_record(name) for name in OP_COSTS},
     # A dtype of another size changes the shape.
-    "bitcast_convert_type": replace(elementwise_record("bitcast_convert_type"), factors=_bitcast),
+    "bitcast_convert_type": replace(elementwise_record("bitcast_convert_type"), factors=_bitcast_factors),
     "copy": replace(elementwise_record("copy"), cost="view", view="copied"),
     **dict.fromkeys(("copy_p", "threefry2x32", "random_gamma_grad"), PrimitiveRecord(elementwise)),
-    "dot_general": PrimitiveRecord(_dot, cost="product", macs=_dot_macs),
-    "conv_general_dilated": PrimitiveRecord(_conv, _groups_of_block, "product", macs=_conv_macs),
+    "dot_general": PrimitiveRecord(_product_factors, cost="product", macs=_dot_macs),
+    "conv_general_dilated": PrimitiveRecord(_convolution_factors, _groups_of_block, "product", macs=_conv_macs),
     **{
-        name: PrimitiveRecord(_reduce, monoid=monoid, compares=monoid in ("max", "min"), keeps_sums=monoid == "add")
+        name: PrimitiveRecord(
+            _reduction_factors, monoid=monoid, compares=monoid in ("max", "min"), keeps_sums=monoid == "add"
+        )
         for name, monoid in MONOIDS.items()
     },
-    **dict.fromkeys(("argmax", "argmin"), PrimitiveRecord(_whole_axes, compares=True)),
-    "reduce": PrimitiveRecord(_whole_axes),
-    **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"), PrimitiveRecord(_along_axis("axis"))),
-    "sort": PrimitiveRecord(_along_axis("dimension")),
-    "top_k": PrimitiveRecord(_top_k),
-    "approx_top_k": PrimitiveRecord(_top_k, problem=Problem(work=lambda n: log2(n + 1))),
+    **dict.fromkeys(("argmax", "argmin"), PrimitiveRecord(_factors_without_axes, compares=True)),
+    "reduce": PrimitiveRecord(_factors_without_axes),
+    **dict.fromkeys(
+        ("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"), PrimitiveRecord(_factors_without_axis_of("axis"))
+    ),
+    "sort": PrimitiveRecord(_factors_without_axis_of("dimension")),
+    "top_k": PrimitiveRecord(_top_k_factors),
+    "approx_top_k": PrimitiveRecord(_top_k_factors, problem=Problem(work=lambda n: log2(n + 1))),
     **dict.fromkeys(
         (
             *("reduce_window_sum", "reduce_window_max", "reduce_window_min"),
             *("select_and_gather_add", "select_and_scatter_add"),
         ),
-        PrimitiveRecord(_windows),
+        PrimitiveRecord(_window_factors),
     ),
 }

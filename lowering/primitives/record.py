@@ -11,8 +11,8 @@ Limits: what a primitive costs on tiles is in the op library; how it is lowered 
 Factors are the index space of an equation. A factor is an index that runs over dimensions of operands and results: a
 product [i, k] · [k, j] → [i, j] has three. Some indices of a factor are a part of every dimension that it runs over,
 and the equation can be computed on such parts: by devices that share it, or row by row. A factor that runs over
-operands only is reduced: parts give terms of the result. A dimension without factor is computed whole. A dimension may
-have several factors, major to minor, as that of a reshape has.
+operands only is reduced: each part gives a partial result, called its term, and the result combines them. A dimension
+without factor is computed whole. A dimension may have several factors, major to minor, as that of a reshape has.
 Idea: sharding rules of Shardy (openxla/shardy, docs/sharding_representation.md).
 """
 
@@ -72,6 +72,10 @@ def aligned(
 def except_dims(eqn: JaxprEqn, whole: Sequence[int]) -> Factors:
     """One factor a dimension, but for those that are computed whole; scalars, and dimensions of size 1 that are
     broadcast, have none.
+
+    Args:
+        eqn: an equation whose operands and results have the same dimensions, but for scalars.
+        whole: dimensions that are computed whole.
     """
     operands = shapes(eqn.invars)
     results = shapes(eqn.outvars)
@@ -159,7 +163,7 @@ class PrimitiveRecord:
         is_commutative: has two operands, in either order.
         is_cheap: takes a few instructions an element, as arithmetic and choices do.
         compares: chooses by comparing values: elements of an operand, or operands if it is elementwise.
-        keeps_sums: a sum may be taken after it instead of before.
+        keeps_sums: it is linear: applied to partial sums it gives those of its result.
         monoid: what combines the elements that it reduces, or the updates of one element.
         rows: whether it reads rows of a table at indices, or writes them.
         macs: multiply-adds of an equation.

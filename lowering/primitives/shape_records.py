@@ -3,8 +3,8 @@ gathers and scatters.
 
 Factors of gathers and scatters: 0, 1, … are the dimensions of the operand, 100, 101, … those of the indices but the
 last. A dimension of the operand that is indexed one row at a time may be split: a part reads or writes its own rows,
-and the terms of what is read add up. Updates that are added may be split too: parts then give terms of the sum, the
-operand being a term of the first one.
+and reads 0 for others, so that the sum over parts has each row. Updates that are added may be split too: parts then
+give partial sums, of which the first includes the operand.
 """
 
 from __future__ import annotations
@@ -30,66 +30,71 @@ from ipujax.lowering.primitives.record import (
 INDEX = 100  # first factor of the dimensions of indices
 
 
-def _gather(eqn: JaxprEqn) -> Factors:
+def _gather_factors(eqn: JaxprEqn) -> Factors:
     """Factors of a gather: lookups, windows, and rows of the table, over which blocks add up."""
     numbers = eqn.params["dimension_numbers"]
     operand, indices = shapes(eqn.invars)
-    dims = _operand_dims(operand, eqn.params["slice_sizes"], numbers.start_index_map)
-    batches = dict(zip(numbers.start_indices_batching_dims, numbers.operand_batching_dims, strict=True))
-    for dim in numbers.operand_batching_dims:
-        dims[dim] = dim
-    index_dims = [batches.get(d, INDEX + d) for d in range(len(indices) - 1)]
-    dropped = {*numbers.collapsed_slice_dims, *numbers.operand_batching_dims}
-    windows = iter([d for d in range(len(operand)) if d not in dropped])
-    is_window = [d in numbers.offset_dims for d in range(len(shapes(eqn.outvars)[0]))]
-    lookups = iter(index_dims)
-    # A row that is looked up stays as a window of one element unless it is collapsed.
     indexed = set(numbers.start_index_map)
-    result = [_window_label(next(windows), dims, indexed) if window else next(lookups) for window in is_window]
-    factors = aligned(eqn, [dims, [*index_dims, None]], [result])
-    rows = _rows(dims, indexed)
+    table_factors = _table_factors(operand, eqn.params["slice_sizes"], indexed, numbers.operand_batching_dims)
+    batches = dict(zip(numbers.start_indices_batching_dims, numbers.operand_batching_dims, strict=True))
+    index_factors = [batches.get(d, INDEX + d) for d in range(len(indices) - 1)]
+    dropped = {*numbers.collapsed_slice_dims, *numbers.operand_batching_dims}
+    windows = (_window_factor(d, table_factors, indexed) for d in range(len(operand)) if d not in dropped)
+    lookups = iter(index_factors)
+    rank = len(shapes(eqn.outvars)[0])
+    result_factors = [next(windows) if d in numbers.offset_dims else next(lookups) for d in range(rank)]
+    factors = aligned(eqn, [table_factors, [*index_factors, None]], [result_factors])
+    rows = _row_factors(table_factors, indexed)
     return replace(factors, reductions=dict.fromkeys(rows, "add"), positions=frozenset(rows))
 
 
-def _operand_dims(shape: Sequence[int], sizes: Sequence[int], indexed: Sequence[int]) -> list[int | None]:
-    """Dimensions that are read whole, and those of which one row at a time is."""
+def _table_factors(
+    shape: Sequence[int], window: Sequence[int], indexed: set[int], batching_dims: Sequence[int]
+) -> list[int | None]:
+    """Factor of each dimension of a table: its number if windows have it whole, or one indexed row of it.
+
+    Args:
+        shape: shape of the table.
+        window: size of a window along each dimension.
+        indexed: dimensions that indices select windows along.
+        batching_dims: dimensions along which lookups and table are a batch.
+    """
     return [
-        d if (n == size and d not in indexed) or (size == 1 and d in indexed) else None
-        for d, (n, size) in enumerate(zip(shape, sizes, strict=True))
+        d if d in batching_dims or size == (1 if d in indexed else n) else None
+        for d, (n, size) in enumerate(zip(shape, window, strict=True))
     ]
 
 
-def _window_label(dim: int, dims: Sequence[int | None], indexed: set[int]) -> int | None:
-    return None if dim in indexed else dims[dim]
+def _window_factor(dim: int, table_factors: Sequence[int | None], indexed: set[int]) -> int | None:
+    # A row that is looked up stays as a window of one element unless it is collapsed.
+    return None if dim in indexed else table_factors[dim]
 
 
-def _rows(dims: Sequence[int | None], indexed: set[int]) -> list[int]:
-    return [d for d in dims if d is not None and d in indexed]
+def _row_factors(table_factors: Sequence[int | None], indexed: set[int]) -> list[int]:
+    return [d for d in table_factors if d is not None and d in indexed]
 
 
-def _scatter(eqn: JaxprEqn) -> Factors:
+def _scatter_factors(eqn: JaxprEqn) -> Factors:
     """Factors of a scatter: lookups, windows, and rows of the table; lookups that are added are a reduction."""
     numbers = eqn.params["dimension_numbers"]
     operand, indices, updates = shapes(eqn.invars)
     indexed = set(numbers.scatter_dims_to_operand_dims)
     dropped = {*numbers.inserted_window_dims, *numbers.operand_batching_dims}
-    windows = [d for d in range(len(operand)) if d not in dropped]
-    size_of = dict(zip(windows, (updates[d] for d in numbers.update_window_dims), strict=True))
-    sizes = [size_of.get(d, 1) for d in range(len(operand))]
-    dims = _operand_dims(operand, sizes, tuple(indexed))
+    window_dims = [d for d in range(len(operand)) if d not in dropped]
+    size_of = dict(zip(window_dims, (updates[d] for d in numbers.update_window_dims), strict=True))
+    window = [size_of.get(d, 1) for d in range(len(operand))]
+    table_factors = _table_factors(operand, window, indexed, numbers.operand_batching_dims)
     batches = dict(zip(numbers.scatter_indices_batching_dims, numbers.operand_batching_dims, strict=True))
-    for dim in numbers.operand_batching_dims:
-        dims[dim] = dim
     adds = SCATTER_MONOIDS.get(eqn.primitive.name) == "add"
-    index_dims = [batches.get(d, INDEX + d if adds else None) for d in range(len(indices) - 1)]
-    lookups = iter(index_dims)
-    window = iter(windows)
-    is_window = [d in numbers.update_window_dims for d in range(len(updates))]
-    update = [_window_label(next(window), dims, indexed) if flag else next(lookups) for flag in is_window]
-    factors = aligned(eqn, [dims, [*index_dims, None], update], [dims])
-    terms = [f for f in index_dims if f is not None and f >= INDEX]
-    positions = frozenset((*terms, *_rows(dims, indexed)))
-    return replace(factors, reductions=dict.fromkeys(terms, "add"), positions=positions)
+    index_factors = [batches.get(d, INDEX + d if adds else None) for d in range(len(indices) - 1)]
+    lookups = iter(index_factors)
+    windows = (_window_factor(d, table_factors, indexed) for d in window_dims)
+    update_dims = range(len(updates))
+    update_factors = [next(windows) if d in numbers.update_window_dims else next(lookups) for d in update_dims]
+    factors = aligned(eqn, [table_factors, [*index_factors, None], update_factors], [table_factors])
+    split_lookups = [f for f in index_factors if f is not None and f >= INDEX]
+    positions = frozenset((*split_lookups, *_row_factors(table_factors, indexed)))
+    return replace(factors, reductions=dict.fromkeys(split_lookups, "add"), positions=positions)
 
 
 def _windows_of_block(eqn: JaxprEqn, operands: Shapes, results: Shapes) -> Mapping[str, Any]:
@@ -100,8 +105,11 @@ def _windows_of_block(eqn: JaxprEqn, operands: Shapes, results: Shapes) -> Mappi
     return {"slice_sizes": tuple(1 if d in batching else size for d, size in enumerate(windows))}
 
 
-def _reshape(eqn: JaxprEqn) -> Factors:
-    """Factors are the common refinement of both shapes; where there is none, a group's first factor alone."""
+def _reshape_factors(eqn: JaxprEqn) -> Factors:
+    """Factors are the common refinement of both shapes: [6, 4] → [2, 12] has factors 2, 3, 4.
+
+    From the first dimensions on that have none, as 2 and 3, dimensions are whole.
+    """
     (before,), (after,) = shapes(eqn.invars[:1]), shapes(eqn.outvars)
     labels: tuple[list[tuple[int, ...]], list[tuple[int, ...]]] = ([], [])
     sizes: dict[int, int] = {}
@@ -153,34 +161,34 @@ def _with_first_factor(
     return Factors((tuple(labels[0]),), (tuple(labels[1]),), sizes)
 
 
-def _transpose(eqn: JaxprEqn) -> Factors:
+def _transpose_factors(eqn: JaxprEqn) -> Factors:
     order = eqn.params["permutation"]
     return aligned(eqn, [range(len(order))], [order])
 
 
-def _broadcast(eqn: JaxprEqn) -> Factors:
+def _broadcast_factors(eqn: JaxprEqn) -> Factors:
     (operand, *_), (result,) = shapes(eqn.invars), shapes(eqn.outvars)
     places = eqn.params["broadcast_dimensions"]
     numbers = [d if n == result[d] else None for n, d in zip(operand, places, strict=True)]
     return aligned(eqn, [numbers], [range(len(result))])
 
 
-def _squeeze(eqn: JaxprEqn) -> Factors:
+def _squeeze_factors(eqn: JaxprEqn) -> Factors:
     rank = len(shapes(eqn.invars)[0])
     dropped = {d % rank for d in eqn.params["dimensions"]}
     remaining = [d for d in range(rank) if d not in dropped]
     return aligned(eqn, [[None if d in dropped else d for d in range(rank)]], [remaining])
 
 
-def _concatenate(eqn: JaxprEqn) -> Factors:
+def _concatenate_factors(eqn: JaxprEqn) -> Factors:
     return except_dims(eqn, (eqn.params["dimension"],))
 
 
-def _split(eqn: JaxprEqn) -> Factors:
+def _split_factors(eqn: JaxprEqn) -> Factors:
     return except_dims(eqn, (eqn.params["axis"],))
 
 
-def _rev(eqn: JaxprEqn) -> Factors:
+def _rev_factors(eqn: JaxprEqn) -> Factors:
     return except_dims(eqn, eqn.params["dimensions"])
 
 
@@ -189,7 +197,7 @@ def _changed_dims(eqn: JaxprEqn) -> list[int]:
     return [d for d, (n, m) in enumerate(zip(before, after, strict=True)) if n != m]
 
 
-def _slice(eqn: JaxprEqn) -> Factors:
+def _slice_factors(eqn: JaxprEqn) -> Factors:
     return except_dims(eqn, _changed_dims(eqn))
 
 
@@ -199,30 +207,30 @@ def _slice_of_block(eqn: JaxprEqn, operands: Shapes, results: Shapes) -> Mapping
     return {"limit_indices": tuple(limit if d in changed else n for d, (n, limit) in enumerate(limits))}
 
 
-def _pad(eqn: JaxprEqn) -> Factors:
+def _pad_factors(eqn: JaxprEqn) -> Factors:
     config = eqn.params["padding_config"]
     return except_dims(eqn, [d for d, amounts in enumerate(config) if tuple(amounts) != (0, 0, 0)])
 
 
-def _dynamic_slice(eqn: JaxprEqn) -> Factors:
+def _dynamic_slice_factors(eqn: JaxprEqn) -> Factors:
     rank = len(shapes(eqn.outvars)[0])
     changed = _changed_dims(eqn)
     numbers = [None if d in changed else d for d in range(rank)]
     return aligned(eqn, [numbers, *[()] * (len(eqn.invars) - 1)], [numbers])
 
 
-def _dynamic_update_slice(eqn: JaxprEqn) -> Factors:
+def _dynamic_update_slice_factors(eqn: JaxprEqn) -> Factors:
     operand, update, *_ = shapes(eqn.invars)
     numbers = [d if n == m else None for d, (n, m) in enumerate(zip(operand, update, strict=True))]
     return aligned(eqn, [numbers, numbers, *[()] * (len(eqn.invars) - 2)], [numbers])
 
 
-def _iota(eqn: JaxprEqn) -> Factors:
+def _iota_factors(eqn: JaxprEqn) -> Factors:
     factors = aligned(eqn, [()] * len(eqn.invars), [range(len(shapes(eqn.outvars)[0]))])
     return replace(factors, positions=frozenset({eqn.params["dimension"]}))
 
 
-def _tile(eqn: JaxprEqn) -> Factors:
+def _tile_factors(eqn: JaxprEqn) -> Factors:
     return except_dims(eqn, _changed_dims(eqn))
 
 
@@ -235,23 +243,23 @@ def _shape_in(param: str) -> Any:
 _SLICE_SIZES = _shape_in("slice_sizes")
 
 RECORDS: dict[str, PrimitiveRecord] = {
-    "gather": PrimitiveRecord(_gather, _windows_of_block, "look-up", rows="read"),
-    **{name: PrimitiveRecord(_scatter, monoid=SCATTER_MONOIDS.get(name), rows="written") for name in SCATTERS},
-    "reshape": PrimitiveRecord(_reshape, _shape_in("new_sizes"), "view", "in order", keeps_sums=True),
-    "squeeze": PrimitiveRecord(_squeeze, cost="view", view="in order", keeps_sums=True),
-    "broadcast_in_dim": PrimitiveRecord(_broadcast, _shape_in("shape"), "view", "repeated"),
-    "transpose": PrimitiveRecord(_transpose, cost="view", view="permuted", keeps_sums=True),
-    "rev": PrimitiveRecord(_rev, cost="view", view="reversed"),
-    "slice": PrimitiveRecord(_slice, _slice_of_block, "part"),
-    "split": PrimitiveRecord(_split, cost="part"),
+    "gather": PrimitiveRecord(_gather_factors, _windows_of_block, "look-up", rows="read"),
+    **{name: PrimitiveRecord(_scatter_factors, monoid=SCATTER_MONOIDS.get(name), rows="written") for name in SCATTERS},
+    "reshape": PrimitiveRecord(_reshape_factors, _shape_in("new_sizes"), "view", "in order", keeps_sums=True),
+    "squeeze": PrimitiveRecord(_squeeze_factors, cost="view", view="in order", keeps_sums=True),
+    "broadcast_in_dim": PrimitiveRecord(_broadcast_factors, _shape_in("shape"), "view", "repeated"),
+    "transpose": PrimitiveRecord(_transpose_factors, cost="view", view="permuted", keeps_sums=True),
+    "rev": PrimitiveRecord(_rev_factors, cost="view", view="reversed"),
+    "slice": PrimitiveRecord(_slice_factors, _slice_of_block, "part"),
+    "split": PrimitiveRecord(_split_factors, cost="part"),
     "unstack": PrimitiveRecord(cost="part"),
-    "concatenate": PrimitiveRecord(_concatenate, cost="joined"),
+    "concatenate": PrimitiveRecord(_concatenate_factors, cost="joined"),
     "stack": PrimitiveRecord(cost="joined"),
-    "tile": PrimitiveRecord(_tile, cost="joined"),
-    "pad": PrimitiveRecord(_pad),
-    "dynamic_slice": PrimitiveRecord(_dynamic_slice, _SLICE_SIZES, "look-up"),
-    "dynamic_update_slice": PrimitiveRecord(_dynamic_update_slice, cost="look-up"),
-    "iota": PrimitiveRecord(_iota, _shape_in("shape"), "none"),
+    "tile": PrimitiveRecord(_tile_factors, cost="joined"),
+    "pad": PrimitiveRecord(_pad_factors),
+    "dynamic_slice": PrimitiveRecord(_dynamic_slice_factors, _SLICE_SIZES, "look-up"),
+    "dynamic_update_slice": PrimitiveRecord(_dynamic_update_slice_factors, cost="look-up"),
+    "iota": PrimitiveRecord(_iota_factors, _shape_in("shape"), "none"),
     "optimization_barrier": PrimitiveRecord(each_alone, cost="none"),
     "dce_sink": PrimitiveRecord(cost="none"),
     **dict.fromkeys(("name", "stop_gradient"), PrimitiveRecord(elementwise, cost="none")),

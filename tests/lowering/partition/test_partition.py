@@ -139,7 +139,7 @@ def test_sums_that_a_result_leaves_are_stacks_of_terms() -> None:
     notes = Notes()
     (result,) = partition(jaxpr, notes=notes).out_avals
     assert result.shape == (4, 8, 8)
-    assert notes.terms == [("model",)] and not notes.moves
+    assert notes.unreduced == [("model",)] and not notes.moves
 
 
 def test_dimensions_that_a_reshape_joins_are_split_in_contiguous_blocks() -> None:

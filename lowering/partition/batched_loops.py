@@ -22,23 +22,23 @@ from ipujax.lowering.jax_compat import (
     new_equation,
     shape_of,
 )
-from ipujax.lowering.jaxpr.nested import Rewrite, everywhere, spliced, with_inner
-from ipujax.lowering.jaxpr.stage_names import PIPELINE
+from ipujax.lowering.jaxpr import PIPELINE, Rewrite, everywhere, spliced, with_inner
 
 
 def with_scalar_conditions(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
     """Returns an equal jaxpr whose loops, those inside of others and of micro-batches too, have scalar conditions."""
-    return everywhere(_rewritten)(jaxpr)
+    return everywhere(_with_scalar_conditions_in)(jaxpr)
 
 
-def _rewritten(jaxpr: ClosedJaxpr, rewrite: Rewrite) -> ClosedJaxpr:
-    eqns = [_with_scalar_condition(_with_inner(eqn, rewrite)) for eqn in jaxpr.jaxpr.eqns]
+def _with_scalar_conditions_in(jaxpr: ClosedJaxpr, rewrite: Rewrite) -> ClosedJaxpr:
+    eqns = [_with_scalar_condition(_with_rewritten_bodies(eqn, rewrite)) for eqn in jaxpr.jaxpr.eqns]
     if all(new is old for new, old in zip(eqns, jaxpr.jaxpr.eqns, strict=True)):
         return jaxpr
     return ClosedJaxpr(jaxpr.jaxpr.replace(eqns=eqns), jaxpr.consts)
 
 
-def _with_inner(eqn: JaxprEqn, rewrite: Rewrite) -> JaxprEqn:
+def _with_rewritten_bodies(eqn: JaxprEqn, rewrite: Rewrite) -> JaxprEqn:
+    """Rewrites jaxprs in an equation, and the one that a pipeline has in its micro-batch."""
     if eqn.primitive.name == "shard_map":  # its values are a device's own
         return eqn
     eqn = with_inner(eqn, rewrite)
@@ -56,15 +56,16 @@ def _with_scalar_condition(eqn: JaxprEqn) -> JaxprEqn:
     num_cond = params["cond_nconsts"]
     cond_consts = eqn.invars[:num_cond]
     changes = {
-        "cond_jaxpr": _any_goes_on(params["cond_jaxpr"], eqn),
-        "body_jaxpr": _of_those_that_go_on(params["cond_jaxpr"], params["body_jaxpr"], num_cond, eqn),
+        "cond_jaxpr": _condition_of_any(params["cond_jaxpr"], eqn),
+        "body_jaxpr": _body_with_selection(params["cond_jaxpr"], params["body_jaxpr"], num_cond, eqn),
         "body_nconsts": num_cond + params["body_nconsts"],
     }
     # The body tests the state too.
     return eqn.replace(invars=[*cond_consts, *eqn.invars], params={**params, **changes})
 
 
-def _any_goes_on(cond: ClosedJaxpr, like: JaxprEqn) -> ClosedJaxpr:
+def _condition_of_any(cond: ClosedJaxpr, like: JaxprEqn) -> ClosedJaxpr:
+    """The condition, true if it is for any element of the batch."""
     body = cond.jaxpr
     (goes_on,) = body.outvars
     aval: Any = goes_on.aval
@@ -74,8 +75,15 @@ def _any_goes_on(cond: ClosedJaxpr, like: JaxprEqn) -> ClosedJaxpr:
     return ClosedJaxpr(body.replace(eqns=[*body.eqns, eqn], outvars=[any_goes_on]), cond.consts)
 
 
-def _of_those_that_go_on(cond: ClosedJaxpr, body: ClosedJaxpr, num_cond: int, like: JaxprEqn) -> ClosedJaxpr:
-    """The body, with inputs of the condition before its own, whose results are new where the predicate is true."""
+def _body_with_selection(cond: ClosedJaxpr, body: ClosedJaxpr, num_cond: int, like: JaxprEqn) -> ClosedJaxpr:
+    """The body, whose results are new where the predicate is true, and the state before elsewhere.
+
+    Args:
+        cond: the condition, with a predicate for each element of the batch.
+        body: the body; constants of the condition become its first inputs.
+        num_cond: number of these constants.
+        like: the loop, for the source of the new equations.
+    """
     state = body.jaxpr.invars[len(body.jaxpr.invars) - len(body.jaxpr.outvars) :]
     cond_consts = [Var(var.aval) for var in cond.jaxpr.invars[:num_cond]]
     constvars = [Var(var.aval) for var in cond.jaxpr.constvars]

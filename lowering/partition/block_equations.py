@@ -1,0 +1,218 @@
+"""Equations without inner jaxprs on the blocks of one device, by their factors.
+
+Operands that are needed in another split are resharded before, results whose spec is another one after. Equations
+without factors get whole operands, and are noted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+from ipujax.lowering.jax_compat import DropVar, JaxprEqn, eval_equation, shape_of
+from ipujax.lowering.jaxpr import equations_inside
+from ipujax.lowering.partition.assignments import Values, axes_of, decide, needed_specs
+from ipujax.lowering.partition.block_rules import Blocks, results_of
+from ipujax.lowering.partition.block_values import Block, Scope
+from ipujax.lowering.partition.resharding import ADDITIONS, Step
+from ipujax.lowering.partition.specs import STATEMENTS, Axes, Spec, in_words, local_shape, whole
+from ipujax.lowering.primitives import Factors, record_of
+from ipujax.lowering.source_info import source_line
+from ipujax.runtime.errors import GraphError
+
+
+def equation_on_blocks(scope: Scope, eqn: JaxprEqn, operands: Sequence[Block]) -> list[Block]:
+    """Blocks of the results of an equation: by its factors, or gathered if it has none."""
+    name = eqn.primitive.name
+    if name in _OF_MANUAL_VALUES:
+        return [replace(operands[0], array=_OF_MANUAL_VALUES[name](operands[0].array, eqn.params))]
+    if name in STATEMENTS:
+        return [_under_stated_spec(scope, eqn, operands[0])]
+    required = [scope.required_spec(var) for var in eqn.outvars]
+    if all(block.spec.is_whole for block in operands) and all(s is None or s.is_whole for s in required):
+        return _on_whole_operands(scope, eqn, operands)
+    factors_of = record_of(eqn).factors
+    if factors_of is None:
+        return _on_gathered_operands(scope, eqn, operands, required)
+    return _on_blocks_by_factors(scope, factors_of(eqn), eqn, operands, required)
+
+
+def _under_stated_spec(scope: Scope, eqn: JaxprEqn, block: Block) -> Block:
+    """The block under the spec that an equation states for it."""
+    (result,) = eqn.outvars
+    if isinstance(result, DropVar):
+        return block
+    spec = scope.required_spec(result)
+    spec = block.spec if spec is None else spec
+    # Elsewhere a spec that does not name unreduced axes asks for the sum.
+    if result in scope.may_stay_unreduced:
+        spec = replace(spec, unreduced=block.spec.unreduced - set(spec.axes))
+    return scope.to_spec(block, spec, eqn)
+
+
+def _on_whole_operands(scope: Scope, eqn: JaxprEqn, operands: Sequence[Block]) -> list[Block]:
+    """Results of an equation that every device computes alike."""
+    arrays = [block.array for block in operands]
+    if record_of(eqn).factors is None:
+        results = eval_equation(eqn, *arrays)
+    else:
+        # Without the shardings in its parameters, which blocks do not have.
+        results = Blocks(eqn, arrays, [shape_of(var) for var in eqn.outvars], {}, scope.mesh).bind()
+    return [Block(x, whole(len(shape_of(v))), v.aval) for x, v in zip(results, eqn.outvars, strict=True)]
+
+
+def _on_gathered_operands(
+    scope: Scope, eqn: JaxprEqn, operands: Sequence[Block], required: Sequence[Spec | None]
+) -> list[Block]:
+    """Blocks of the results of an equation that every device computes on whole operands, as it has no factors."""
+    _check_no_statements_inside(eqn)
+    if any(not block.spec.is_whole for block in operands):
+        scope.notes.gathered.append((eqn.primitive.name, source_line(eqn)))
+    gathered = [scope.to_spec(block, whole(len(block.spec.dims)), eqn) for block in operands]
+    results = _on_whole_operands(scope, eqn, gathered)
+    return [_to_required(scope, block, spec, eqn) for block, spec in zip(results, required, strict=True)]
+
+
+def _check_no_statements_inside(eqn: JaxprEqn) -> None:
+    """Refuse shardings inside of an equation that is computed whole, such as a pipeline with stages.
+
+    Raises:
+        GraphError: with the line of the sharding.
+    """
+    for inner in equations_inside(eqn):
+        if inner.primitive.name in STATEMENTS:
+            problem = f"a sharding inside of {eqn.primitive.name}, which is not partitioned"
+            hint = "state shardings outside of pipelines with stages, or use jax.shard_map"
+            raise GraphError(problem, where=source_line(inner) or None, hint=hint)
+
+
+def _to_required(scope: Scope, block: Block, spec: Spec | None, eqn: JaxprEqn) -> Block:
+    """Block of a result under its required spec; partial sums are added up if any spec will do."""
+    return scope.to_spec(block, block.spec.reduced() if spec is None else spec, eqn)
+
+
+def _on_blocks_by_factors(
+    scope: Scope, factors: Factors, eqn: JaxprEqn, operands: Sequence[Block], required: Sequence[Spec | None]
+) -> list[Block]:
+    """Blocks of the results, computed from blocks of the operands, and moved to the required specs.
+
+    Args:
+        scope: specs of the values around.
+        factors: factors of the equation.
+        eqn: the equation.
+        operands: block of each operand.
+        required: spec that each result must have, None for any.
+    """
+    operands = _with_sums_taken(scope, eqn, operands, required)
+    unreduced = frozenset(axis for block in operands for axis in block.spec.unreduced)
+    operand_specs = [block.spec for block in operands]
+    values = Values([block.aval for block in operands], operand_specs, [var.aval for var in eqn.outvars], required)
+    decision = decide(factors, values, scope.mesh, scope.target)
+    arrays = scope.arrays_under(needed_specs(factors, decision.assignment, operand_specs), operands, eqn)
+    specs = [Spec(axes_of(labels, decision.assignment)) for labels in factors.results]
+    shapes = [local_shape(shape_of(var), spec, scope.mesh) for var, spec in zip(eqn.outvars, specs, strict=True)]
+    results = results_of(Blocks(eqn, arrays, shapes, decision.assignment, scope.mesh))
+    monoids = decision.reduced_axes(factors)
+    # Sums stay unreduced at first: the required spec may have them scattered.
+    unreduced |= {axis for axis, monoid in monoids.items() if monoid == "add"}
+    blocks: list[Block] = []
+    for x, spec, var, required_spec in zip(results, specs, eqn.outvars, required, strict=True):
+        reduced = _reduced_over_devices(scope, monoids, Block(x, spec, var.aval), eqn)
+        block = Block(reduced, replace(spec, unreduced=unreduced), var.aval)
+        has_dims = required_spec is None or block.spec.dims == required_spec.dims
+        stays = var in scope.may_stay_unreduced and has_dims
+        blocks.append(block if stays else _to_required(scope, block, required_spec, eqn))
+    return blocks
+
+
+def _with_sums_taken(
+    scope: Scope, eqn: JaxprEqn, operands: Sequence[Block], required: Sequence[Spec | None]
+) -> list[Block]:
+    """Operands without partial sums, but over axes where all results may be partial sums: they are added up there."""
+    axes_of_results = [
+        frozenset(scope.mesh.names)
+        if var in scope.may_stay_unreduced
+        else (frozenset[str]() if spec is None else spec.unreduced)
+        for var, spec in zip(eqn.outvars, required, strict=True)
+    ]
+    may_stay = frozenset.intersection(*axes_of_results)
+    axes_left = [block.spec.unreduced & may_stay for block in operands]
+    if eqn.primitive.name in ADDITIONS:
+        # Both operands are partial sums over the same axes: a whole one would be added on every device.
+        axes_left = [frozenset[str]().union(*axes_left)] * len(operands)
+    pairs = zip(operands, axes_left, strict=True)
+    return [scope.to_spec(block, replace(block.spec, unreduced=axes), eqn) for block, axes in pairs]
+
+
+def _reduced_over_devices(scope: Scope, monoids: Mapping[str, str], block: Block, eqn: JaxprEqn) -> Any:
+    """Array of a result after all reductions over devices but sums.
+
+    Args:
+        scope: receives notes of the collectives.
+        monoids: monoid by which devices' partial results over each axis combine; empty if each device has the result.
+        block: a device's partial result.
+        eqn: equation of the result.
+    """
+    x = block.array
+    for monoid in sorted(set(monoids.values()) - {"add"}):
+        axes = tuple(axis for axis, axis_monoid in monoids.items() if axis_monoid == monoid)
+        step = Step("all_gather" if monoid == "own" else "all_reduce", axes)
+        why = f"terms of {eqn.primitive.name} over {', '.join(axes)} to {in_words(block.spec)}"
+        scope.note_collective(eqn.primitive.name, source_line(eqn), step, block.aval, block.spec, why)
+        x = _REDUCED_OVER_DEVICES[monoid](x, axes, eqn)
+    return x
+
+
+def _extreme_over_devices(collective: Any, x: Any, axes: Axes) -> Any:
+    """A maximum or minimum over devices; collectives take no bools, so these become 0 and 1."""
+    return collective(x.astype(jnp.int32), axes) != 0 if x.dtype == jnp.bool_ else collective(x, axes)
+
+
+def _reduced_after_gather(x: Any, axes: Axes, eqn: JaxprEqn) -> Any:
+    """The equation's own reduction of the partial results of all devices, for one without a collective."""
+    params = eqn.primitive.get_bind_params({**eqn.params, "axes": (0,)})
+    return eqn.primitive.bind(lax.all_gather(x, axes), **params)
+
+
+# By monoid of the partial results: (block, axes, equation) → the reduced block.
+_REDUCED_OVER_DEVICES = {
+    "max": lambda x, axes, _: _extreme_over_devices(lax.pmax, x, axes),
+    "min": lambda x, axes, _: _extreme_over_devices(lax.pmin, x, axes),
+    "own": _reduced_after_gather,
+}
+
+
+def _sum_of_axes(x: Any, params: Mapping[str, Any]) -> Any:
+    return lax.psum(x, params["axes"], axis_index_groups=params.get("axis_index_groups"))
+
+
+def _gather_of_axes(x: Any, params: Mapping[str, Any]) -> Any:
+    return lax.all_gather(
+        x,
+        params["axis_name"],
+        axis=params["all_gather_dimension"],
+        tiled=params["tiled"],
+        axis_index_groups=params.get("axis_index_groups"),
+    )
+
+
+def _scatter_of_axes(x: Any, params: Mapping[str, Any]) -> Any:
+    dim = params["scatter_dimension"]
+    return lax.psum_scatter(x, params["axis_name"], scatter_dimension=dim, tiled=params["tiled"])
+
+
+# Equations with a type of their own for values that are equal on all devices, which blocks are without.
+_OF_MANUAL_VALUES = {
+    "pvary": lambda x, params: x,
+    "pcast": lambda x, params: x,
+    "psum_invariant": _sum_of_axes,
+    "all_gather_invariant": _gather_of_axes,
+    "all_gather_reduced": _gather_of_axes,
+    "unreduced_psum": _sum_of_axes,
+    "unreduced_reduce_scatter": _scatter_of_axes,
+    **{name: lambda x, params: x for name in ("preduced", "vary_unreduced_cast_p", "reduced_vary_cast_p")},
+}
