@@ -53,7 +53,7 @@ def all_reduce(
     largest = max(sum(x.size for x in home_tensors) for home_tensors in by_home.values())
     # All IPUs of a replica take part in the same rounds: the largest value decides.
     schedule = choose(graph, groups, largest * element_bytes(dtype), reduces_all=True)
-    body = Program()
+    body = Program()  # the rounds, in place of which the engine runs `compute`
     values = [
         Part(home, _packed_value(home, home_tensors, schedule, body, builder.name))
         for home, home_tensors in by_home.items()
@@ -85,7 +85,7 @@ def reduce_scatter(builder: Builder, x: Tensor, monoid: str, groups: Groups) -> 
     schedule = choose(graph, groups, x.size * element_bytes(x.dtype), reduces_all=False)
     order = _order_of_parts(x)
     parts = order.behind(x.shape[0]).of_variable(x).reshape((x.shape[0], prod(x.shape[1:])))
-    body = Program()
+    body = Program()  # the rounds, in place of which the engine runs `compute`
     value = rounds.add_value(graph, schedule.chunks, parts.shape[1], x.dtype, f"{builder.name}/value")
     # The schedule decides at which rank a chunk ends; part n must end at rank n.
     places = schedule.places(groups).ravel()
@@ -111,7 +111,7 @@ def all_gather(builder: Builder, x: Tensor, groups: Groups) -> Tensor:
         return _empty(graph, (ranks, *x.shape), x.dtype, builder.name)
     map_linearly(graph, x)
     schedule = choose(graph, groups, ranks * x.size * element_bytes(x.dtype), reduces_all=False)
-    body = Program()
+    body = Program()  # the rounds, in place of which the engine runs `compute`
     order = memory_order(x) or MemoryOrder.own(x.shape)
     chunk = rounds.add_value(graph, (1,) * len(schedule.levels), x.size, x.dtype, f"{builder.name}/own")
     body.add(Copy(order.of_variable(x).reshape(chunk.shape), chunk, f"{builder.name}/pack", graph.origin))
@@ -138,7 +138,7 @@ def all_to_all(builder: Builder, x: Tensor, groups: Groups) -> Tensor:
     if len(groups[0]) == 1 or not x.size:
         return x
     map_linearly(graph, x)
-    body = Program()
+    body = Program()  # the rounds, in place of which the engine runs `compute`
     ranks, elements = x.shape[0], prod(x.shape[1:])
     value = rounds.add_value(graph, (ranks,), elements, x.dtype, f"{builder.name}/value")
     body.add(Copy(x.reshape(value.shape), value, f"{builder.name}/pack", graph.origin))
@@ -156,7 +156,7 @@ def permute(builder: Builder, x: Tensor, pairs: Pairs) -> Tensor:
     if not x.size:
         return x
     map_linearly(builder.graph, x)
-    body = Program()
+    body = Program()  # the rounds, in place of which the engine runs `compute`
     out = _add_same_layout(builder.graph, x, builder.name)
     rounds.permute(builder.into(body), x, out, pairs)
     sender_of = {destination: (source,) for source, destination in pairs}
