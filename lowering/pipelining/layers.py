@@ -70,7 +70,7 @@ def into_shards(jaxpr: ClosedJaxpr, spec: PipelineSpec, loops: Mapping[int, Boun
     body = jaxpr.jaxpr
     seeds = {var: bounds for n, bounds in loops.items() for var in _stacks_of(body.eqns[n])}
     bounds = spread(body, seeds)
-    return cut(jaxpr, bounds, _unsplit(body, spec, bounds))
+    return cut(jaxpr, bounds, _unsplit_values(body, spec, bounds))
 
 
 def share_bounds(jaxpr: Jaxpr, loops: Mapping[int, Bounds]) -> dict[int, Bounds]:
@@ -94,9 +94,11 @@ def _stacks_read(eqn: JaxprEqn) -> list[Var]:
     return variables(eqn.invars[scan_body(eqn.params).operands.stacks])
 
 
-def _unsplit(body: Jaxpr, spec: PipelineSpec, bounds: Mapping[Var, Bounds]) -> set[Var]:
-    """Inputs and results of a micro-batch that stay unsplit: batch rows, keys, stacked results."""
-    # A state is cut only if its next value is cut alike, because one takes the variable of the other.
+def _unsplit_values(body: Jaxpr, spec: PipelineSpec, bounds: Mapping[Var, Bounds]) -> set[Var]:
+    """Inputs and results of a micro-batch that stay unsplit: batches, keys, stacked results.
+
+    And a state whose next value is not cut alike, because one takes the variable of the other.
+    """
     states = {body.invars[operand]: body.outvars[result] for operand, result in spec.carries}
     unsplit = {var for var, role in zip(body.invars, spec.roles, strict=True) if role in ("batch", "key")}
     unsplit |= {var for var, kind in zip(body.outvars, spec.reduce, strict=True) if kind == "stack" and var in bounds}  # type: ignore[misc]
