@@ -89,6 +89,7 @@ class Form:
     @property
     def is_same(self) -> bool:
         """True if the results are equal on all replicas for any operands."""
+        # One group of all replicas, or one replica that sends to each.
         has_one_source = self.kind == "permute" and len({source for source, _ in self.pairs}) == 1
         reaches_all = len(self.pairs) == sum(map(len, self.groups))
         return (self.kind in ("all_reduce", "all_gather") and len(self.groups) == 1) or (has_one_source and reaches_all)
@@ -119,7 +120,7 @@ _STACKED: dict[str, Callable[[Form, jax.Array], jax.Array]] = {
 }
 
 
-def _groups(eqn: JaxprEqn, replicas: int, *, of_one_size: bool = True) -> Groups:
+def _checked_groups(eqn: JaxprEqn, replicas: int, *, of_one_size: bool = True) -> Groups:
     """Groups of an equation; refuses those that leave replicas out, or, for parts by rank, differ in size."""
     groups = stacked.whole(eqn.params.get("axis_index_groups"), replicas)
     sizes = sorted({len(group) for group in groups})
@@ -137,17 +138,19 @@ def _groups(eqn: JaxprEqn, replicas: int, *, of_one_size: bool = True) -> Groups
     )
 
 
-def _reduce(eqn: JaxprEqn, replicas: int) -> Form:
+def _all_reduce_form(eqn: JaxprEqn, replicas: int) -> Form:
+    """Form of a reduction over replicas, over dimensions that `vmap` made of axes, or over both."""
     axes = eqn.params["axes"]
     monoid = eqn.params.get("monoid") or MONOIDS[eqn.primitive.name]
-    # Only over axes that `vmap` made dimensions: a reduction of each replica by itself.
+    # Over axes that `vmap` made dimensions only, each replica reduces by itself.
     single_groups = tuple((replica,) for replica in range(replicas))
-    groups = _groups(eqn, replicas, of_one_size=False) if is_collective(eqn) else single_groups
+    groups = _checked_groups(eqn, replicas, of_one_size=False) if is_collective(eqn) else single_groups
     return Form("all_reduce", groups, monoid, dims=tuple(axis for axis in axes if not isinstance(axis, str)))
 
 
-def _gather(eqn: JaxprEqn, replicas: int) -> Form:
-    groups = _groups(eqn, replicas)
+def _all_gather_form(eqn: JaxprEqn, replicas: int) -> Form:
+    """Form of `all_gather`: the leading dimension of ranks becomes the gathered one, or is joined with it."""
+    groups = _checked_groups(eqn, replicas)
     dim = eqn.params["all_gather_dimension"]
     shape = (len(groups[0]), *shape_of(eqn.invars[0]))
     out = shape_of(eqn.outvars[0])
@@ -156,24 +159,25 @@ def _gather(eqn: JaxprEqn, replicas: int) -> Form:
     return Form("all_gather", groups, after=Arrangement(shape, order, out))
 
 
-def _scatter(eqn: JaxprEqn, replicas: int) -> Form:
-    groups = _groups(eqn, replicas)
+def _reduce_scatter_form(eqn: JaxprEqn, replicas: int) -> Form:
+    """Form of `reduce_scatter`: one dimension is cut into ranks, which come first."""
+    groups = _checked_groups(eqn, replicas)
     dim = eqn.params["scatter_dimension"]
     shape = shape_of(eqn.invars[0])
     ranks = len(groups[0])
-    cut = _cut(shape, dim, ranks)
+    cut = _cut_into_ranks(shape, dim, ranks)
     parts_shape = (ranks, *shape_of(eqn.outvars[0]))
-    return Form("reduce_scatter", groups, before=Arrangement(cut, _to_front(dim, len(cut)), parts_shape))
+    return Form("reduce_scatter", groups, before=Arrangement(cut, _order_to_front(dim, len(cut)), parts_shape))
 
 
-def _exchange(eqn: JaxprEqn, replicas: int) -> Form:
+def _all_to_all_form(eqn: JaxprEqn, replicas: int) -> Form:
     """Form of `all_to_all`: part r of one dimension goes to rank r, and what arrives is joined along another one."""
-    groups = _groups(eqn, replicas)
+    groups = _checked_groups(eqn, replicas)
     split_dim = eqn.params["split_axis"]
     concat_dim = eqn.params["concat_axis"]
     ranks = len(groups[0])
-    cut = _cut(shape_of(eqn.invars[0]), split_dim, ranks)
-    order = _to_front(split_dim, len(cut))
+    cut = _cut_into_ranks(shape_of(eqn.invars[0]), split_dim, ranks)
+    order = _order_to_front(split_dim, len(cut))
     parts_shape = tuple(cut[n] for n in order)
     # Moves the leading dimension of ranks to `concat_dim`, where they are joined.
     inverse = (*range(1, concat_dim + 1), 0, *range(concat_dim + 1, len(parts_shape)))
@@ -181,7 +185,7 @@ def _exchange(eqn: JaxprEqn, replicas: int) -> Form:
     return Form("all_to_all", groups, before=Arrangement(cut, order, parts_shape), after=result_arrangement)
 
 
-def _permute(eqn: JaxprEqn, replicas: int) -> Form:
+def _permute_form(eqn: JaxprEqn, replicas: int) -> Form:
     """Form of `ppermute`; refuses pairs in which a replica would send, or receive, twice."""
     pairs = tuple((int(source), int(destination)) for source, destination in eqn.params["perm"])
     sources, destinations = ([pair[side] for pair in pairs] for side in (0, 1))
@@ -197,34 +201,34 @@ def _permute(eqn: JaxprEqn, replicas: int) -> Form:
     return Form("permute", stacked.whole(None, replicas), pairs=pairs)
 
 
-def _broadcast(eqn: JaxprEqn, replicas: int) -> Form:
+def _broadcast_form(eqn: JaxprEqn, replicas: int) -> Form:
     source = eqn.params["source"]
-    groups = _groups(eqn, replicas)
+    groups = _checked_groups(eqn, replicas)
     return Form("permute", groups, pairs=tuple((group[source], r) for group in groups for r in group))
 
 
-def _index(eqn: JaxprEqn, replicas: int) -> Form:
+def _index_form(eqn: JaxprEqn, replicas: int) -> Form:
     return Form("index", stacked.whole(None, replicas), ranks=eqn.params.get("ranks", tuple(range(replicas))))
 
 
-def _cut(shape: tuple[int, ...], dim: int, ranks: int) -> tuple[int, ...]:
+def _cut_into_ranks(shape: tuple[int, ...], dim: int, ranks: int) -> tuple[int, ...]:
     """Shape with one dimension cut into [ranks, dimension // ranks]."""
     return (*shape[:dim], ranks, shape[dim] // ranks, *shape[dim + 1 :])
 
 
-def _to_front(dim: int, rank: int) -> tuple[int, ...]:
+def _order_to_front(dim: int, rank: int) -> tuple[int, ...]:
     return (dim, *(n for n in range(rank) if n != dim))
 
 
 COLLECTIVES: dict[str, Callable[[JaxprEqn, int], Form]] = {
-    **dict.fromkeys(("psum", "pmax", "pmin", "all_reduce"), _reduce),
-    "all_gather": _gather,
-    "reduce_scatter": _scatter,
-    "all_to_all": _exchange,
-    "ppermute": _permute,
-    "pbroadcast": _broadcast,
-    "axis_index": _index,
-    "axis_rank": _index,
+    **dict.fromkeys(("psum", "pmax", "pmin", "all_reduce"), _all_reduce_form),
+    "all_gather": _all_gather_form,
+    "reduce_scatter": _reduce_scatter_form,
+    "all_to_all": _all_to_all_form,
+    "ppermute": _permute_form,
+    "pbroadcast": _broadcast_form,
+    "axis_index": _index_form,
+    "axis_rank": _index_form,
 }
 
 

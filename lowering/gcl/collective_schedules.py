@@ -101,7 +101,8 @@ class Schedule:
         return tuple(level.chunks for level in self.levels)
 
     def places(self, groups: Groups) -> np.ndarray:
-        """Rank that has each chunk after the first half, int64[chunks of each level]; equal in all groups."""
+        """Rank that has each chunk after the first half, int64[chunks of each level]."""
+        # Equal in all groups, as levels treat them alike, so that the first stands for any.
         ranks = {replica: rank for rank, replica in enumerate(groups[0])}
         positions = [level.positions(1 + max(map(max, groups))) for level in self.levels]
         places = np.zeros(self.chunks, np.int64)
@@ -136,7 +137,14 @@ def _choose(target: Target, replicas: int, groups: Groups, num_bytes: int, reduc
 
 
 def candidates(system: Target, ipus_each: int, groups: Groups, reduces_all: bool) -> Iterator[Schedule]:
-    """Lists the schedules of a collective on the machine `system` of all replicas; only an all-reduce may double."""
+    """Lists the schedules of a collective.
+
+    Args:
+        system: the machine of all replicas.
+        ipus_each: IPUs of a replica.
+        groups: replicas by rank, in groups of one size.
+        reduces_all: whether it is an all-reduce, the only one that may be by doubling.
+    """
     size = len(groups[0])
     yield Schedule((Level(groups),), "ring")
     # With two ranks both orders are one ring.
@@ -170,15 +178,14 @@ def _stays_within(groups: Groups, inner: int) -> bool:
 
 
 def _cycles(schedule: Schedule, num_bytes: int, system: Target, ipus_each: int, reduces_all: bool) -> int:
-    """Cost of a schedule in cycles: of both halves of an all-reduce, else of one."""
-    # The swaps of doubling give every replica the whole sum, so that nothing is left to gather.
+    """Cost of a schedule in cycles, for values of `num_bytes`: of both halves of an all-reduce, else of one."""
     total = 0
     chunk_bytes = num_bytes
     compute_set_cycles = least_cycles(system)
     for level in schedule.levels:
         # Levels are nested: each works on the chunk that the previous one leaves.
         chunk_bytes = -(-chunk_bytes // level.chunks)
-        if level.kind == "doubling":
+        if level.kind == "doubling":  # its swaps give every replica the whole sum: nothing is left to gather
             rounds = [(swaps, 1) for swaps in level.swaps()]
         else:
             rounds = [(level.pairs, (level.size - 1) * (2 if reduces_all else 1))]
@@ -190,6 +197,6 @@ def _cycles(schedule: Schedule, num_bytes: int, system: Target, ipus_each: int, 
 
 
 def _link_cycles(pairs: Pairs, num_bytes: int, system: Target, ipus_each: int) -> int:
-    # Bytes from IPU to IPU; flows of one round share links, so that their sum on a link decides.
+    """Cycles in which the link with most bytes carries `num_bytes` from the first IPU of each source replica."""
     sources, destinations = np.array(pairs, np.int64).reshape(-1, 2).T * ipus_each
     return int(link_cycles(Flows.of(system.num_ipus, sources, destinations, num_bytes), system).max())

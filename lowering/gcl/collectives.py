@@ -1,7 +1,8 @@
 """Collectives over replicas, as operations on tensors.
 
-Input: a graph of several replicas, tensors, groups of replicas by rank. Output: tensors of the results; a `Collective`
-is added to the program. Several tensors of one dtype are reduced as one value, for fewer rounds.
+Input: a graph of several replicas, tensors, groups of replicas by rank. Output: tensors of the results. A `Collective`
+is added to the program: its body has the rounds of the machine, and the engine runs an array function in their place.
+Several tensors of one dtype are reduced as one value, for fewer rounds.
 
 Source: GCL's `allReduceCrossReplica` and its variants.
 Limits: groups have one size and cover all replicas; for sums over others see `rules.collectives`.
@@ -27,8 +28,18 @@ from ipujax.runtime.tensor import Tensor, concat, element_bytes, on_one_tile, su
 def all_reduce(
     builder: Builder, tensors: Sequence[Tensor], monoid: str, groups: Groups, homes: Sequence[Graph] = ()
 ) -> list[Tensor]:
-    """Reduces tensors of one dtype over all replicas of a group; the results have their layouts."""
-    # `homes`: for each tensor the view of its IPU, if replicas have several: each IPU reduces its own, in equal rounds.
+    """Reduces tensors over all replicas of a group.
+
+    Args:
+        builder: where the collective is added.
+        tensors: of one dtype; one that is listed twice is reduced once.
+        monoid: "add", "max" or "min".
+        groups: replicas by rank.
+        homes: for each tensor the view of its IPU, if replicas have several: each IPU reduces its own, in equal rounds.
+
+    Returns:
+        For each tensor its reduction, with its layout; a tensor itself if it is empty, or its replica alone in a group.
+    """
     graph = builder.graph
     placed = list(zip(tensors, homes or [graph] * len(tensors), strict=True))
     distinct_tensors = list(dict.fromkeys((x, home) for x, home in placed if x.size))
@@ -42,7 +53,7 @@ def all_reduce(
     largest = max(sum(x.size for x in home_tensors) for home_tensors in by_home.values())
     # All IPUs of a replica take part in the same rounds: the largest value decides.
     schedule = choose(graph, groups, largest * element_bytes(dtype), reduces_all=True)
-    body = Program()
+    body = Program()  # the rounds, in place of which the engine runs `compute`
     values = [
         Part(home, _packed_value(home, home_tensors, schedule, body, builder.name))
         for home, home_tensors in by_home.items()
@@ -58,7 +69,7 @@ def all_reduce(
 
     inputs = tuple(x for x, _ in distinct_tensors)
     outputs = tuple(results[x] for x, _ in distinct_tensors)
-    senders = _group_of_each(groups)
+    senders = _groups_by_replica(groups)
     builder.prog.add(
         Collective(body, inputs, outputs, compute, senders=senders, name=builder.name, origin=graph.origin)
     )
@@ -74,7 +85,7 @@ def reduce_scatter(builder: Builder, x: Tensor, monoid: str, groups: Groups) -> 
     schedule = choose(graph, groups, x.size * element_bytes(x.dtype), reduces_all=False)
     order = _order_of_parts(x)
     parts = order.behind(x.shape[0]).of_variable(x).reshape((x.shape[0], prod(x.shape[1:])))
-    body = Program()
+    body = Program()  # the rounds, in place of which the engine runs `compute`
     value = rounds.add_value(graph, schedule.chunks, parts.shape[1], x.dtype, f"{builder.name}/value")
     # The schedule decides at which rank a chunk ends; part n must end at rank n.
     places = schedule.places(groups).ravel()
@@ -86,12 +97,12 @@ def reduce_scatter(builder: Builder, x: Tensor, monoid: str, groups: Groups) -> 
     def compute(v: jax.Array) -> jax.Array:
         return _in_memory_order(stacked.reduce_scatter(v, monoid, groups), 1, order, chunk.shape)
 
-    _add(builder, body, x, chunk, compute, _group_of_each(groups), has_ranks=True)
+    _add_collective(builder, body, x, chunk, compute, _groups_by_replica(groups), has_ranks=True)
     return order.of_view(chunk.reshape(order.variable_shape))
 
 
 def all_gather(builder: Builder, x: Tensor, groups: Groups) -> Tensor:
-    """Gathers the tensors of all replicas of a group, [ranks, *x.shape]."""
+    """Gathers the tensors of all replicas of a group, [ranks, *x.shape], in the order of ranks."""
     graph = builder.graph
     ranks = len(groups[0])
     if ranks == 1:
@@ -100,20 +111,21 @@ def all_gather(builder: Builder, x: Tensor, groups: Groups) -> Tensor:
         return _empty(graph, (ranks, *x.shape), x.dtype, builder.name)
     map_linearly(graph, x)
     schedule = choose(graph, groups, ranks * x.size * element_bytes(x.dtype), reduces_all=False)
-    body = Program()
+    body = Program()  # the rounds, in place of which the engine runs `compute`
     order = memory_order(x) or MemoryOrder.own(x.shape)
     chunk = rounds.add_value(graph, (1,) * len(schedule.levels), x.size, x.dtype, f"{builder.name}/own")
     body.add(Copy(order.of_variable(x).reshape(chunk.shape), chunk, f"{builder.name}/pack", graph.origin))
     value = rounds.add_value(graph, schedule.chunks, x.size, x.dtype, f"{builder.name}/value")
     (value_part,) = rounds.gather([Part(graph, chunk)], [Part(graph, value)], schedule, body, builder.name)
     gathered = value_part.tensor.reshape((ranks, x.size))
+    # The schedule decides of which rank a chunk is; the result is a view of the chunks in the order of ranks.
     places = schedule.places(groups).ravel()
     chunk_of_rank = np.argsort(places)
 
     def compute(v: jax.Array) -> jax.Array:
         return _in_memory_order(stacked.all_gather(v, groups)[:, places], 2, order, value.shape)
 
-    _add(builder, body, x, value, compute, _group_of_each(groups))
+    _add_collective(builder, body, x, value, compute, _groups_by_replica(groups))
     if (chunk_of_rank != np.arange(ranks)).any():
         gathered = concat([gathered[int(n) : int(n) + 1] for n in chunk_of_rank])
     gathered_order = order.behind(ranks)
@@ -126,13 +138,16 @@ def all_to_all(builder: Builder, x: Tensor, groups: Groups) -> Tensor:
     if len(groups[0]) == 1 or not x.size:
         return x
     map_linearly(graph, x)
-    body = Program()
-    shape = (x.shape[0], prod(x.shape[1:]))
-    value = rounds.add_value(graph, shape[:1], shape[1], x.dtype, f"{builder.name}/value")
-    body.add(Copy(x.reshape(shape), value, f"{builder.name}/pack", graph.origin))
+    body = Program()  # the rounds, in place of which the engine runs `compute`
+    ranks, elements = x.shape[0], prod(x.shape[1:])
+    value = rounds.add_value(graph, (ranks,), elements, x.dtype, f"{builder.name}/value")
+    body.add(Copy(x.reshape(value.shape), value, f"{builder.name}/pack", graph.origin))
     out = rounds.exchange(builder.into(body), value, groups)
-    senders = _group_of_each(groups)
-    _add(builder, body, x, out, lambda v: stacked.all_to_all(v, groups).reshape((-1, *shape)), senders, has_ranks=True)
+
+    def compute(v: jax.Array) -> jax.Array:
+        return stacked.all_to_all(v, groups).reshape((-1, ranks, elements))
+
+    _add_collective(builder, body, x, out, compute, _groups_by_replica(groups), has_ranks=True)
     return out.reshape(x.shape)
 
 
@@ -141,16 +156,16 @@ def permute(builder: Builder, x: Tensor, pairs: Pairs) -> Tensor:
     if not x.size:
         return x
     map_linearly(builder.graph, x)
-    body = Program()
+    body = Program()  # the rounds, in place of which the engine runs `compute`
     out = _add_same_layout(builder.graph, x, builder.name)
     rounds.permute(builder.into(body), x, out, pairs)
     sender_of = {destination: (source,) for source, destination in pairs}
     senders = tuple(sender_of.get(replica, ()) for replica in range(builder.graph.replication_factor))
-    _add(builder, body, x, out, lambda v: stacked.permute(v, pairs), senders)
+    _add_collective(builder, body, x, out, lambda v: stacked.permute(v, pairs), senders)
     return out
 
 
-def _add(
+def _add_collective(
     builder: Builder,
     body: Program,
     x: Tensor,
@@ -160,7 +175,17 @@ def _add(
     *,
     has_ranks: bool = False,
 ) -> None:
-    """Adds a collective of one tensor: `body` has its rounds, `compute` what the engine computes in their place."""
+    """Adds a collective of one tensor.
+
+    Args:
+        builder: where it is added.
+        body: its rounds, from `x` to `out`.
+        x: the tensor.
+        out: the result.
+        compute: what the engine computes in place of `body`, from arrays of all replicas, [replicas, …].
+        senders: for each replica those whose `x` its `out` is computed from, by rank.
+        has_ranks: whether `out` also depends on the rank of its replica, as a part that it gets for its rank does.
+    """
     node = Collective(
         body,
         (x,),
@@ -174,14 +199,14 @@ def _add(
     builder.prog.add(node)
 
 
-def _group_of_each(groups: Groups) -> Groups:
-    """Group of each replica."""
+def _groups_by_replica(groups: Groups) -> Groups:
+    """For each replica its group: those that it receives from."""
     group_of = {replica: group for group in groups for replica in group}
     return tuple(group_of[replica] for replica in range(len(group_of)))
 
 
 def _order_of_parts(x: Tensor) -> MemoryOrder:
-    """Memory order of each part of a tensor [ranks, …] whose parts are contiguous in memory, else row-major."""
+    """Memory order of each part of a tensor [ranks, …] if each is contiguous in memory; row-major if not."""
     row_major = MemoryOrder.own(x.shape[1:])
     order = memory_order(x)
     if order is None or order.sizes[0] != (x.shape[0],):
@@ -218,14 +243,14 @@ def _add_same_layout(graph: Graph, x: Tensor, name: str) -> Tensor:
 
 
 def _packed_value(graph: Graph, tensors: Sequence[Tensor], schedule: Schedule, body: Program, name: str) -> Tensor:
-    """Adds a value of the elements of tensors, padded with zeros to equal chunks."""
+    """Adds a value of the elements of tensors, padded with zeros to equal chunks, and to `body` the copies into it."""
     flat = _concatenated([_flat_in_memory_order(x) for x in tensors])
     chunk_elements = -(-flat.size // prod(schedule.chunks))
     value = rounds.add_value(graph, schedule.chunks, chunk_elements, flat.dtype, f"{name}/value")
     flat_value = value.flatten()
     body.add(Copy(flat, flat_value[: flat.size], f"{name}/pack", graph.origin))
     if flat.size < flat_value.size:
-        # A sum of undefined elements would be an error of the verifier, though no result has them.
+        # No result has the sums of padding, but the verifier refuses to sum undefined elements.
         padding = flat_value[flat.size :]
         zero = graph.add_constant(np.zeros((), flat.dtype), "zero", on_one_tile(1, 0))
         body.add(Copy(zero.broadcast_in_dim(padding.shape, ()), padding, f"{name}/padding", graph.origin))

@@ -57,7 +57,12 @@ class Part:
 
 
 def reduce(parts: Sequence[Part], schedule: Schedule, monoid: str, prog: Program, name: str) -> list[Part]:
-    """Adds the reducing rounds of all levels; returns each replica's chunk, [1, …, 1, elements], or doubled values."""
+    """Adds the reducing rounds of all levels.
+
+    Returns:
+        For each part the chunk that a replica has reduced, [1, …, 1, elements], with a 1 for each level. A level of
+        doubling has one chunk, the reduced value, which overwrites the part.
+    """
     chunks = list(parts)
     for depth, level in enumerate(schedule.levels):
         level_values = [part.with_shape(part.tensor.shape[depth:]) for part in chunks]
@@ -68,7 +73,12 @@ def reduce(parts: Sequence[Part], schedule: Schedule, monoid: str, prog: Program
 
 
 def gather(chunks: Sequence[Part], values: Sequence[Part], schedule: Schedule, prog: Program, name: str) -> list[Part]:
-    """Adds the gathering rounds of all levels, from the chunks of `reduce` to `values`, overwriting both."""
+    """Adds the gathering rounds of all levels: from the chunks of `reduce` to `values`, which are returned.
+
+    The levels run from the innermost to the first, each into a new value that is the chunk of the one before, and the
+    first into `values`. Chunks are overwritten, as they pass on what they receive. After doubling alone nothing is
+    left to gather, and the chunks, which are reduced values, are returned.
+    """
     chunks = list(chunks)
     for depth in reversed(range(len(schedule.levels))):
         level = schedule.levels[depth]
@@ -94,8 +104,8 @@ def _add_part(like: Part, shape: tuple[int, ...], name: str) -> Part:
 
 def _reduce_on_ring(values: Sequence[Part], level: Level, monoid: str, prog: Program, name: str) -> list[Part]:
     """Adds the reduce-scatter of a level: every replica gets the chunk of its own position, reduced over its ring."""
-    # Offset −1: after n − 1 steps down from there, the chunk at the replica's own position is the one that is complete.
-    counters = [_chunk_counter(Builder(value.graph, prog, name), level, -1) for value in values]
+    # After n − 1 steps down from there, the chunk at the replica's own position is the one that is complete.
+    counters = [_new_chunk_counter(Builder(value.graph, prog, name), level, offset=-1) for value in values]
     chunks = [_chunk(value, counter, prog, name) for value, counter in zip(values, counters, strict=True)]
     received = [_add_received(chunk, name) for chunk in chunks]
     body = Program()
@@ -114,9 +124,9 @@ def _reduce_on_ring(values: Sequence[Part], level: Level, monoid: str, prog: Pro
 
 def _gather_on_ring(chunks: Sequence[Part], values: Sequence[Part], level: Level, prog: Program, name: str) -> None:
     """Adds the all-gather of a level: the chunks of all replicas of a ring, written into each one's `values`."""
-    counters = [_chunk_counter(Builder(value.graph, prog, name), level, 0) for value in values]
+    counters = [_new_chunk_counter(Builder(value.graph, prog, name), level) for value in values]
     for chunk, value, counter in zip(chunks, values, counters, strict=True):
-        # All chunks are written below, one by one: without this the value would be live before its first write.
+        # All chunks are written one by one: without this the value would be live before its first write.
         prog.add(WriteUndef(value.tensor))
         push(Builder(value.graph, prog, name), value.tensor, chunk.tensor, counter)
     received = [_add_received(chunk, name) for chunk in chunks]
@@ -130,6 +140,7 @@ def _gather_on_ring(chunks: Sequence[Part], values: Sequence[Part], level: Level
 
 
 def _reduce_by_doubling(values: Sequence[Part], level: Level, monoid: str, prog: Program, name: str) -> list[Part]:
+    """Adds the swaps of a level, each of which combines a partner's value with the own one, in place."""
     received = [_add_received(value, name) for value in values]
     for swaps in level.swaps():
         _send(values, received, swaps, prog, f"{name}/swap")
@@ -142,7 +153,7 @@ def _reduce_by_doubling(values: Sequence[Part], level: Level, monoid: str, prog:
 
 
 def _send(sources: Sequence[Part], destinations: Sequence[Part], pairs: Pairs, prog: Program, name: str) -> None:
-    """Sends the parts of all IPUs of a replica at the same time."""
+    """Adds one copy from replica to replica of the parts on all IPUs, so that these send at the same time."""
     source, destination = (_concatenated(parts) for parts in (sources, destinations))
     prog.add(CrossReplicaCopy(source, destination, pairs, name, sources[0].graph.origin))
 
@@ -152,18 +163,23 @@ def _concatenated(parts: Sequence[Part]) -> Tensor:
 
 
 def exchange(builder: Builder, value: Tensor, groups: Groups) -> Tensor:
-    """Adds an all-to-all of a value [ranks, elements]: in round d rank r sends to rank r + d; result by sender."""
+    """Adds an all-to-all of a value [ranks, elements]; returns the received chunks, [ranks, elements] by sender.
+
+    In round d rank r sends its chunk r + d to rank r + d, and receives from rank r − d.
+    """
     level = Level(groups)
     ranks, elements = value.shape
     out = add_value(builder.graph, (ranks,), elements, value.dtype, builder.name)
-    target_counter, source_counter = (_chunk_counter(builder, level, 0) for _ in range(2))
+    target_counter = _new_chunk_counter(builder, level)
+    source_counter = _new_chunk_counter(builder, level)
+    # All chunks are written one by one: without this the value would be live before its first write.
     builder.prog.add(WriteUndef(out))
     part = Part(builder.graph, value)
     # The chunk for this rank itself stays on its tiles.
     push(builder, out, _chunk(part, target_counter, builder.prog, builder.name).tensor, source_counter)
     for distance in range(1, ranks):
         pairs = tuple((group[p], group[(p + distance) % ranks]) for group in groups for p in range(ranks))
-        advance_around(builder, source_counter, ranks, ranks - 1)
+        advance_around(builder, source_counter, ranks, ranks - 1)  # down by one
         advance_around(builder, target_counter, ranks)
         sent = _chunk(part, target_counter, builder.prog, builder.name)
         received = _add_received(sent, builder.name)
@@ -173,7 +189,7 @@ def exchange(builder: Builder, value: Tensor, groups: Groups) -> Tensor:
 
 
 def permute(builder: Builder, x: Tensor, received: Tensor, pairs: Pairs) -> None:
-    """Adds one round that sends a tensor to other replicas; replicas without a source receive zeros."""
+    """Adds one round that sends `x` along pairs of replicas into `received`; zeros where no pair has a replica."""
     graph = builder.graph
     if len(pairs) < graph.replication_factor:
         zero = graph.add_constant(np.zeros((), x.dtype), "zero", on_one_tile(1, 0))
@@ -188,16 +204,16 @@ def combine(monoid: str, dtype: np.dtype) -> Op:
 
 
 def _add_received(x: Part, name: str) -> Part:
-    """Adds a tensor with the layout of `x`."""
+    """Adds a tensor with the layout of `x`, which receives what another replica has in `x`."""
     return Part(x.graph, add_like(x.graph, x.tensor, f"{name}/received"))
 
 
 def _chunk(value: Part, counter: Tensor, prog: Program, name: str) -> Part:
-    """Chunk of a value, [1, …]."""
+    """Adds the slice of a value at a counter; returns the chunk, [1, …]."""
     chunk = slot_of(Builder(value.graph, prog, name), value.tensor, counter)
     return Part(value.graph, chunk.reshape((1, *chunk.shape)))
 
 
-def _chunk_counter(builder: Builder, level: Level, offset: int) -> Tensor:
-    """Counter that starts at each replica's position on its ring plus an offset."""
+def _new_chunk_counter(builder: Builder, level: Level, *, offset: int = 0) -> Tensor:
+    """Adds a counter that starts at each replica's position on its ring plus an offset, modulo its size."""
     return new_counter(builder, (level.positions(builder.graph.replication_factor) + offset) % level.size)

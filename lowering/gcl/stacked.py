@@ -32,13 +32,13 @@ def all_reduce(x: jax.Array, monoid: str, groups: Groups) -> jax.Array:
     """Gives every replica the reduction over its group; groups may differ in size."""
     if len({len(group) for group in groups}) > 1:
         # A table of groups would be ragged; masks of all replicas have one shape.
-        members = of_group(groups).reshape(len(x), len(x), *(1 for _ in x.shape[1:]))
+        members = is_in_group(groups).reshape(len(x), len(x), *(1 for _ in x.shape[1:]))
         return reduced(jnp.where(members, x, neutral(monoid, x.dtype)), monoid, (1,))
     return reduced(x[np.array(groups)], monoid, (1,))[group_places(groups)[0]]
 
 
-def of_group(groups: Groups) -> np.ndarray:
-    """Mask of the replicas in the group of each replica, bool[replicas, replicas]."""
+def is_in_group(groups: Groups) -> np.ndarray:
+    """For each replica whether each replica is in its group, bool[replicas, replicas]."""
     replicas = sum(map(len, groups))
     mask = np.zeros((replicas, replicas), bool)
     for group in groups:
@@ -52,7 +52,7 @@ def all_gather(x: jax.Array, groups: Groups) -> jax.Array:
 
 
 def reduce_scatter(x: jax.Array, monoid: str, groups: Groups) -> jax.Array:
-    """Sums values [replicas, ranks, …] over each group; a replica gets the sum of its rank, [replicas, …]."""
+    """Reduces values [replicas, ranks, …] over each group; a replica gets the part of its rank, [replicas, …]."""
     return reduced(x[np.array(groups)], monoid, (1,))[group_places(groups)]
 
 

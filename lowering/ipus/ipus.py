@@ -1,14 +1,15 @@
 """Values on several IPUs: each IPU lowers its equations, and operands on other IPUs are copied to it.
 
-Input: a graph, and a maker of lowerings. Output: a lowering for each IPU, on its view of the graph, and `copy_to`,
-which adds copies between IPUs. A copy has the same tile mapping as the original, on the tiles of the other IPU.
+Input: a graph, a maker of lowerings, and a program. Output: a lowering for each IPU, on its view of the graph, and
+`copy_to`, which adds copies between IPUs. A copy has the same tile mapping as the original, on the tiles of the other
+IPU.
 
 A view's target has one IPU, its tiles are numbered from 0, and vertices and variables are added to the full graph, on
 the tiles of that IPU which compute; I/O tiles have a view of their own. It holds only mappings that were set through
 it, so that a value of another IPU is no operand there: it must be copied first.
 
-Limits: a value is copied once to each IPU that uses it, before its first use there; so all uses must come later in the
-same program.
+Limits: a value is copied once to each IPU that uses it, before its first use there. So all uses must come later in the
+program, or in functions that it calls later, and no value may be read that overwrites one that has been copied.
 """
 
 from __future__ import annotations
@@ -129,15 +130,22 @@ MakeLowering = Callable[[Graph, Mapping[Var, Tensor]], LowersEquations]
 
 
 class Ipus:
-    """The IPUs of a graph, each with a view and a lowering."""
+    """The IPUs of a graph, each with a view and a lowering.
 
-    def __init__(self, graph: Graph, make_lowering: MakeLowering) -> None:
+    Args:
+        graph: the graph of all IPUs.
+        make_lowering: creates the lowering of a graph.
+        prog: program that equations, and copies between IPUs, are added to.
+    """
+
+    def __init__(self, graph: Graph, make_lowering: MakeLowering, prog: ProgramSequence) -> None:
         self.graph = graph
+        self.prog = prog
         self._make_lowering = make_lowering
         self._views: dict[int, IpuView] = {}
         self._lowerings: dict[int, LowersEquations] = {}
-        self._constants: dict[tuple[Variable, int], Variable] = {}
-        self._copies: dict[tuple[Tensor, int], Tensor] = {}
+        self._local_constants: dict[tuple[Variable, int], Variable] = {}  # by the original and the IPU of the copy
+        self._copies: dict[tuple[Tensor, int], Tensor] = {}  # likewise
 
     def view(self, ipu: int) -> IpuView:
         """The view of one IPU as a graph."""
@@ -160,22 +168,20 @@ class Ipus:
         eqn: JaxprEqn,
         env: Mapping[Var, Tensor],
         ipu: int,
-        prog: ProgramSequence,
         into: Mapping[Var, Tensor] = MappingProxyType({}),
     ) -> list[Tensor]:
-        """Lowers an equation on an IPU, with copies of operands from other IPUs; returns its results.
+        """Adds an equation to the program, on an IPU, with copies of operands from other IPUs; returns its results.
 
         Args:
             eqn: the equation.
             env: tensors of its operands, on any IPU.
             ipu: number of the IPU.
-            prog: program to add to.
             into: tensors that the rule writes results to if it can, by the variables of the results.
         """
         lowering = self.lowering(ipu)
         with self.graph.debug_origin(origin_of(eqn, self.graph.origin)):
-            local = {var: self.copy_to(env[var], ipu, prog) for var in variables(eqn.invars)}
-        return list(lowering.equation(eqn, [lowering.read(local, atom) for atom in eqn.invars], prog, into))
+            local = {var: self.copy_to(env[var], ipu) for var in variables(eqn.invars)}
+        return list(lowering.equation(eqn, [lowering.read(local, atom) for atom in eqn.invars], self.prog, into))
 
     def emit(
         self,
@@ -192,7 +198,7 @@ class Ipus:
             ipu: number of the IPU; the operands are mapped to it.
             fun: the function, of one result.
             operands: its arguments.
-            prog: program to add to.
+            prog: program to add to: that of these IPUs, or of a function that it calls.
             name: debug name.
             into: tensor that the result is written to; it may be an operand, but share no element with part of another.
         """
@@ -213,33 +219,33 @@ class Ipus:
 
     def may_hold(self, tensor: Tensor, ipu: int) -> bool:
         """True if nothing of a tensor is mapped to another IPU."""
-        return not self._elsewhere(tensor, ipu)
+        return not self._foreign_variables(tensor, ipu)
 
     def copy_to(
         self,
         tensor: Tensor,
         ipu: int,
-        prog: ProgramSequence,
-        copies: Mapping[tuple[Variable, int], Variable] = MappingProxyType({}),
+        variable_copies: Mapping[tuple[Variable, int], Variable] = MappingProxyType({}),
     ) -> Tensor:
-        """The tensor on an IPU: itself if nothing of it is mapped to another, else a copy.
+        """The tensor on an IPU: itself if nothing of it is mapped to another, else a copy, added once to the program.
 
         Args:
             tensor: any view; unmapped variables may still be mapped by their first use on the IPU.
             ipu: number of the IPU.
-            prog: program that copies are added to.
-            copies: existing copies of entire variables, by variable and IPU, to be viewed instead.
+            variable_copies: existing copies of entire variables, by variable and IPU, to be viewed instead.
         """
-        foreign = self._elsewhere(tensor, ipu)
+        foreign = self._foreign_variables(tensor, ipu)
         if not foreign:
             return tensor
+        # An earlier copy has the same value, whether or not it views one of `variable_copies`.
         if (tensor, ipu) not in self._copies:
             local = self._with_local_constants(tensor, foreign, ipu)
-            replaced = {v: copies[v, ipu] for v in local.variables() if (v, ipu) in copies}
-            self._copies[tensor, ipu] = self._copied(substitute(local, replaced), ipu, prog)
+            replaced = {v: variable_copies[v, ipu] for v in local.variables() if (v, ipu) in variable_copies}
+            self._copies[tensor, ipu] = self._add_smallest_copy(substitute(local, replaced), ipu)
         return self._copies[tensor, ipu]
 
-    def _elsewhere(self, tensor: Tensor, ipu: int) -> list[Variable]:
+    def _foreign_variables(self, tensor: Tensor, ipu: int) -> list[Variable]:
+        """Variables of a tensor that are mapped to other IPUs."""
         return [v for v in tensor.variables() if self.variable_ipu(v) not in (None, ipu)]
 
     def _with_local_constants(self, tensor: Tensor, foreign: Sequence[Variable], ipu: int) -> Tensor:
@@ -247,14 +253,14 @@ class Ipus:
         table = {}
         for variable in foreign:
             if variable.is_constant:
-                if (variable, ipu) not in self._constants:
-                    self._constants[variable, ipu] = self.view(ipu).add_copy_of(variable)
-                table[variable] = self._constants[variable, ipu]
+                if (variable, ipu) not in self._local_constants:
+                    self._local_constants[variable, ipu] = self.view(ipu).add_copy_of(variable)
+                table[variable] = self._local_constants[variable, ipu]
         return substitute(tensor, table)
 
-    def _copied(self, tensor: Tensor, ipu: int, prog: ProgramSequence) -> Tensor:
-        """Copies what is mapped to other IPUs: entire variables where that is fewer elements, else the view."""
-        foreign = self._elsewhere(tensor, ipu)
+    def _add_smallest_copy(self, tensor: Tensor, ipu: int) -> Tensor:
+        """Copies entire variables of other IPUs, viewed as they were, or the view if that has fewer elements."""
+        foreign = self._foreign_variables(tensor, ipu)
         if not foreign:
             return tensor
         for variable in tensor.variables():
@@ -263,14 +269,14 @@ class Ipus:
         if sum(variable.size for variable in foreign) <= tensor.size:  # so a broadcast is sent before it is expanded
             table: dict[Variable, Variable] = {}
             for variable in foreign:
-                (table[variable],) = self._dense(Tensor.of(variable), ipu, prog).variables()
+                (table[variable],) = self._add_copy(Tensor.of(variable), ipu).variables()
             return substitute(tensor, table)
-        return self._dense(tensor, ipu, prog)
+        return self._add_copy(tensor, ipu)
 
-    def _dense(self, tensor: Tensor, ipu: int, prog: ProgramSequence) -> Tensor:
+    def _add_copy(self, tensor: Tensor, ipu: int) -> Tensor:
         copy = self.add_like(tensor, ipu, f"to IPU {ipu}")
         self.graph.note_role(copy, self.graph.role_of(tensor))
-        prog.add(Copy(tensor, copy, f"to IPU {ipu}", self.graph.origin))
+        self.prog.add(Copy(tensor, copy, f"to IPU {ipu}", self.graph.origin))
         return copy
 
     def add_like(self, tensor: Tensor, ipu: int, name: str, dtype: Any = None) -> Tensor:
@@ -284,12 +290,12 @@ class Ipus:
         """
         order = memory_order(tensor) or MemoryOrder.own(tensor.shape)
         ordered = order.of_variable(tensor)
-        shape, mapping = self._layout(ordered)
+        shape, mapping = self._layout_like(ordered)
         variable = self.view(ipu).add_variable(shape, tensor.dtype if dtype is None else dtype, name, mapping)
         return order.of_view(variable.reshape(ordered.shape))
 
-    def _layout(self, tensor: Tensor) -> tuple[Sequence[int], TileMapping]:
-        """A shape and a mapping on one IPU that follow a tensor as far as it is mapped to one IPU."""
+    def _layout_like(self, tensor: Tensor) -> tuple[Sequence[int], TileMapping]:
+        """A shape and a mapping on any IPU: those of a tensor that is mapped to one IPU, else linear."""
         ipu = self.tensor_ipu(tensor)
         layout = None if ipu is None else layout_like(self.view(ipu), tensor)
         # All views have equally many tiles, so that view 0 stands for any.

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ipujax.lowering.gcl import is_reduction
 from ipujax.lowering.jax_compat import Jaxpr, JaxprEqn, Literal, Var
@@ -56,17 +57,18 @@ def assign_stages(jaxpr: Jaxpr, spans: Mapping[int, Span] | None = None) -> tupl
     Raises:
         ArgumentError: for a stage inside a loop, or a value that flows back to an earlier stage.
     """
-    return _assignment(jaxpr, spans or {}).run()
+    return _new_assignment(jaxpr, spans or {}).run()
 
 
 def homes(jaxpr: Jaxpr, spans: Mapping[int, Span]) -> tuple[int | None, ...]:
     """The stage that uses each input first, None for one that nothing uses; arguments as of `assign_stages`."""
-    assignment = _assignment(jaxpr, spans)
+    assignment = _new_assignment(jaxpr, spans)
     assignment.run()
     return tuple(map(assignment.first_use, jaxpr.invars))
 
 
-def _assignment(jaxpr: Jaxpr, spans: Mapping[int, Span]) -> _StageAssignment:
+def _new_assignment(jaxpr: Jaxpr, spans: Mapping[int, Span]) -> _StageAssignment:
+    """An assignment that is to be run; refuses values that flow back to an earlier stage."""
     named_stages = [None if n in spans else named_stage(eqn) for n, eqn in enumerate(jaxpr.eqns)]
     if not has_phases(jaxpr):  # phases run one after the other on the same IPUs, so values may flow back
         check_flow(jaxpr, named_stages)
@@ -108,30 +110,51 @@ def named_stage(eqn: JaxprEqn) -> int | None:
 
 def check_flow(jaxpr: Jaxpr, named_stages: Sequence[int | None]) -> None:
     """Refuses a value that one stage computes on the way forward and an earlier one uses."""
-    # Latest stage that a value depends on, and the last equation there.
-    latest_origins: dict[Var, tuple[int, JaxprEqn]] = {}
+    latest_origins: dict[Var, _Origin] = {}
     for eqn, stage in zip(jaxpr.eqns, named_stages, strict=True):
-        if stage_name(eqn).is_backward:
+        if stage_name(eqn).is_backward:  # gradients do flow back
             continue
         origins = [latest_origins[v] for v in variables(eqn.invars) if v in latest_origins]
-        latest = max(origins, key=lambda origin: origin[0], default=None)
+        latest = max(origins, key=lambda origin: origin.stage, default=None)
         if stage is not None:
-            if latest is not None and latest[0] > stage:
+            if latest is not None and latest.stage > stage:
+                used = f"used by {eqn.primitive.name} in stage {stage}"
                 raise ArgumentError(
-                    f"a value of stage {latest[0]} flows back to stage {stage}",
+                    f"a value of stage {latest.stage} flows back to stage {stage}",
                     where=source_line(eqn) or None,
                     expected="values that go to later stages, on the way forward",
-                    got=f"{_described(latest[1])} in stage {latest[0]}, used by {eqn.primitive.name} in stage {stage}",
+                    got=f"{_described(latest.eqn)} in stage {latest.stage}, {used}",
                     hint="give the stage that uses it a higher number",
                 )
-            latest = (stage, eqn)
+            latest = _Origin(stage, eqn)
         if latest is not None:
             latest_origins.update(dict.fromkeys(eqn.outvars, latest))
+
+
+class _Origin(NamedTuple):
+    """Latest stage that a value depends on, and the last equation there."""
+
+    stage: int
+    eqn: JaxprEqn
 
 
 def _described(eqn: JaxprEqn) -> str:
     shapes = ", ".join(var.aval.str_short() for var in eqn.outvars)
     return f"{shapes} that {eqn.primitive.name} makes at {source_line(eqn) or 'no known line'}"
+
+
+class _Place(NamedTuple):
+    """Number of an equation, and position among its results or operands."""
+
+    eqn: int
+    position: int
+
+
+class _Weight(NamedTuple):
+    """Bytes of operands in a stage, and whether they include an argument."""
+
+    num_bytes: int = 0
+    has_argument: bool = False
 
 
 class _StageAssignment:
@@ -145,17 +168,16 @@ class _StageAssignment:
         self.lowest = min((stage for stage in (*named_stages, *ipus_of_spans) if stage is not None), default=0)
         for n, span in spans.items():
             self.stages[n] = span.results[0] if span.results else self.lowest
-        # Pairs (number of the equation, position in its results or operands).
-        self.definition = {var: (n, k) for n, eqn in enumerate(jaxpr.eqns) for k, var in enumerate(eqn.outvars)}
-        self.users: dict[Var, list[tuple[int, int]]] = {}
+        self.definition = {var: _Place(n, k) for n, eqn in enumerate(jaxpr.eqns) for k, var in enumerate(eqn.outvars)}
+        self.users: dict[Var, list[_Place]] = {}
         for n, eqn in enumerate(jaxpr.eqns):
             for k, atom in enumerate(eqn.invars):
                 if not isinstance(atom, Literal):
-                    self.users.setdefault(atom, []).append((n, k))
+                    self.users.setdefault(atom, []).append(_Place(n, k))
         self.input_stage = {var: self.first_use(var) for var in (*jaxpr.invars, *jaxpr.constvars)}
 
     def first_use(self, var: Var) -> int | None:
-        """The stage that uses a variable first."""
+        """The stage that uses a variable first, None as long as no user has one."""
         stages = (self.spans[n].inputs[k] if n in self.spans else self.stages[n] for n, k in self.users.get(var, ()))
         return next((stage for stage in stages if stage is not None), None)
 
@@ -175,12 +197,13 @@ class _StageAssignment:
     def run(self) -> tuple[int, ...]:
         """Assigns stages until each equation has one: by operands forward, by users backward, as often as it helps."""
         stages = self.stages
-        waits = True  # first only equations most of whose bytes have a stage, then all with any
+        # First only equations most of whose bytes have a stage, then all with any, then the rest.
+        waits = True
         while None in stages:
             num_open = stages.count(None)
             for n, eqn in enumerate(self.eqns):
                 if stages[n] is None:
-                    stages[n] = self.heaviest_stage(eqn, waits)
+                    stages[n] = self.heaviest_stage(eqn, waits_for_bytes=waits)
             for n in reversed(range(len(stages))):
                 if stages[n] is None:
                     user_stages = [self.first_use(var) for var in self.eqns[n].outvars]
@@ -194,17 +217,20 @@ class _StageAssignment:
                 waits = False
         return tuple(stage for stage in stages if stage is not None)
 
-    def heaviest_stage(self, eqn: JaxprEqn, waits: bool) -> int | None:
-        """Returns the stage with most bytes of an equation's operands; of equals one of an argument, then the last."""
-        # None if no operand has a stage; with `waits`, also if operands without one have more bytes than the stage's.
+    def heaviest_stage(self, eqn: JaxprEqn, *, waits_for_bytes: bool) -> int | None:
+        """Returns the stage with most bytes of an equation's operands; of equals one of an argument, then the last.
+
+        None if no operand has a stage; with `waits_for_bytes` also if those without one have more bytes than that has.
+        """
         open_bytes = 0
-        weights: dict[int, tuple[int, bool]] = {}  # bytes in a stage, and whether they include an argument
+        weights: dict[int, _Weight] = {}
         for var in variables(eqn.invars):
+            num_bytes = value_bytes(var.aval)
             stage = self.stage_of(var)
             if stage is None:
-                open_bytes += value_bytes(var.aval)
+                open_bytes += num_bytes
             else:
-                num_bytes, has_argument = weights.get(stage, (0, False))
-                weights[stage] = num_bytes + value_bytes(var.aval), has_argument or var not in self.definition
+                old = weights.get(stage, _Weight())
+                weights[stage] = _Weight(old.num_bytes + num_bytes, old.has_argument or var not in self.definition)
         best = max(weights, key=lambda stage: (*weights[stage], stage), default=None)
-        return None if best is None or (waits and open_bytes > weights[best][0]) else best
+        return None if best is None or (waits_for_bytes and open_bytes > weights[best].num_bytes) else best

@@ -142,13 +142,13 @@ class PassNotes:
 
 
 def _with_settings(settings: PassSettings, notes: PassNotes | None = None) -> list[tuple[str, Pass]]:
-    """`PASSES` with the settings of a compilation."""
-    of_partition, trades, kept_apart = (
-        (None,) * 3 if notes is None else (notes.partition, notes.trades, notes.kept_apart)
-    )
+    """`PASSES` with the settings of a compilation; while they run, passes add to `notes` if there are any."""
+    partition_notes = None if notes is None else notes.partition
+    trades = None if notes is None else notes.trades
+    kept_apart = None if notes is None else notes.kept_apart
     with_settings: dict[Pass, Pass] = {
         inline_and_name: partial(inline_and_name, is_micro_batch=settings.is_micro_batch),
-        partition: partial(partition, shardings=settings.shardings, notes=of_partition),
+        partition: partial(partition, shardings=settings.shardings, notes=partition_notes),
         cse: partial(cse, byte_cost=settings.byte_cost, is_micro_batch=settings.is_micro_batch, kept_apart=kept_apart),
         outline: partial(outline, byte_cost=settings.byte_cost),
         recompute: partial(recompute, recomputation=settings.recomputation, trades=trades),

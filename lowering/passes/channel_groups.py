@@ -10,6 +10,7 @@ Limits: a class ends at other views, loops of unknown length and branches; costs
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from ipujax.lowering.jax_compat import Atom, Jaxpr, JaxprEqn, Var, jaxprs_in_params
@@ -25,8 +26,8 @@ class _Classes:
         self._parents: dict[Var, Var] = {}
         self._marked: set[Var] = set()
 
-    def of(self, var: Var) -> Var:
-        """Representative of a variable's class."""
+    def representative(self, var: Var) -> Var:
+        """The variable that stands for a variable's class."""
         path = []
         while var in self._parents:
             path.append(var)
@@ -37,8 +38,8 @@ class _Classes:
 
     def join(self, first_atom: Atom, second_atom: Atom) -> None:
         if isinstance(first_atom, Var) and isinstance(second_atom, Var):
-            first = self.of(first_atom)
-            second = self.of(second_atom)
+            first = self.representative(first_atom)
+            second = self.representative(second_atom)
             if first is not second:
                 self._parents[first] = second
 
@@ -46,20 +47,23 @@ class _Classes:
         if isinstance(atom, Var):
             self._marked.add(atom)
 
-    def marked(self) -> set[Var]:
-        """Representatives of the classes with a marked variable."""
-        return {self.of(var) for var in self._marked}
+    def are_marked(self, variables: Sequence[Var]) -> list[bool]:
+        """For each variable whether one of its class is marked."""
+        marked = {self.representative(var) for var in self._marked}
+        return [self.representative(var) in marked for var in variables]
 
 
 def grouped_inputs(jaxpr: Jaxpr) -> list[bool]:
     """For each input whether its columns are stored in groups."""
     classes = _Classes()
-    _collect(jaxpr, classes)
-    marked = classes.marked()
-    return [_matrix(var) is not None and classes.of(var) in marked for var in jaxpr.invars]
+    _add_equations(jaxpr, classes)
+    are_marked = classes.are_marked(jaxpr.invars)
+    return [
+        _matrix_shape(var) is not None and is_marked for var, is_marked in zip(jaxpr.invars, are_marked, strict=True)
+    ]
 
 
-def _collect(jaxpr: Jaxpr, classes: _Classes) -> None:
+def _add_equations(jaxpr: Jaxpr, classes: _Classes) -> None:
     """Mark the matrices of products, and join each value with those whose columns are grouped as its own are."""
     for eqn in jaxpr.eqns:
         record = record_of(eqn)
@@ -70,12 +74,12 @@ def _collect(jaxpr: Jaxpr, classes: _Classes) -> None:
         elif record.is_elementwise or name == "optimization_barrier":
             for out in eqn.outvars:
                 for atom in eqn.invars:
-                    if _matrix(atom) == _matrix(out):
+                    if _matrix_shape(atom) == _matrix_shape(out):
                         classes.join(atom, out)
         elif record.view == "permuted":
             (operand,) = eqn.invars
             (result,) = eqn.outvars
-            if sorted(_matrix(operand) or ()) == sorted(_matrix(result) or ()):
+            if sorted(_matrix_shape(operand) or ()) == sorted(_matrix_shape(result) or ()):
                 classes.join(operand, result)
         elif record.view == "in order" or name in _KEEPING_ROWS:
             if _columns(eqn.invars[0]) == _columns(eqn.outvars[0]):
@@ -88,24 +92,27 @@ def _collect(jaxpr: Jaxpr, classes: _Classes) -> None:
         for inner in jaxprs_in_params(eqn.params):
             body: Jaxpr = getattr(inner, "jaxpr", inner)
             _join_boundary(eqn, body, classes)
-            _collect(body, classes)
+            _add_equations(body, classes)
 
 
 def _join_boundary(eqn: JaxprEqn, body: Jaxpr, classes: _Classes) -> None:
-    """Joins operands and results of an equation with inputs and outputs of a jaxpr that has as many."""
+    """Joins operands and results of an equation with inputs and outputs of a jaxpr inside that has as many.
+
+    Others correspond by rules of the primitive, as in a loop of unknown length or a branch: these classes end there.
+    """
     for outer, nested in ((eqn.invars, body.invars), (eqn.outvars, body.outvars)):
         if len(outer) == len(nested):
             for atom, var in zip(outer, nested, strict=True):
-                if _matrix(atom) == _matrix(var):
+                if _matrix_shape(atom) == _matrix_shape(var):
                     classes.join(atom, var)
 
 
 def _columns(atom: Atom) -> int:
-    matrix = _matrix(atom)
-    return matrix[-1] if matrix else 0
+    shape = _matrix_shape(atom)
+    return shape[-1] if shape else 0
 
 
-def _matrix(atom: Atom) -> tuple[int, ...] | None:
+def _matrix_shape(atom: Atom) -> tuple[int, ...] | None:
     """Last two sizes of an array; None for fewer dimensions."""
     aval: Any = atom.aval
     return tuple(aval.shape[-2:]) if len(aval.shape) > 1 else None

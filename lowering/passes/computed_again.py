@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, JaxprEqn, Var, closed, jaxprs_in_params
 from ipujax.lowering.jaxpr import CONTROL_FLOW, phase_of, stage_name, substituted
@@ -36,17 +37,19 @@ def computed_again(jaxpr: ClosedJaxpr, kept_apart: Collection[JaxprEqn]) -> tupl
     rows = Counter[ComputedAgain]()
     for body in _bodies(jaxpr):
         members = list(_expanded(body.jaxpr.eqns, {}))
-        eqns = [eqn for eqn, _ in members]
+        eqns = [member.eqn for member in members]
         runs = checkpoints(eqns)
+        # Nothing else must be equal: what separates two equations is the reason that both are there.
         for number, first in earlier_equals(eqns, constants_of(body), lambda _: True).items():
             eqn = eqns[number]
             if record_of(eqn).cost in _FREE:
                 continue
-            reason = _reason(eqns[first], eqn)
+            reason = _separation(eqns[first], eqn)
             if reason is None and runs[first] != runs[number]:
                 reason = "recomputation"
             # `narrow` and `fuse` let readers compute cheap values, in another part or another vertex.
-            is_apart = members[first][1] != members[number][1] or _is_backward(eqns[first]) != _is_backward(eqn)
+            is_other_part = stage_name(eqns[first]).is_backward != stage_name(eqn).is_backward
+            is_apart = members[first].vertex != members[number].vertex or is_other_part
             if reason is None and (_place(eqn) in places or (is_apart and record_of(eqn).is_cheap)):
                 reason = "memory"
             if reason is not None:
@@ -54,17 +57,14 @@ def computed_again(jaxpr: ClosedJaxpr, kept_apart: Collection[JaxprEqn]) -> tupl
     return tuple(replace(row, count=count) for row, count in rows.items())
 
 
-def _reason(first: JaxprEqn, eqn: JaxprEqn) -> ReasonToRepeat | None:
+def _separation(first: JaxprEqn, eqn: JaxprEqn) -> ReasonToRepeat | None:
     if stage_name(first).stage != stage_name(eqn).stage:
         return "stage"
     return "phase" if phase_of(first) != phase_of(eqn) else None
 
 
-def _is_backward(eqn: JaxprEqn) -> bool:
-    return stage_name(eqn).is_backward
-
-
 def _place(eqn: JaxprEqn) -> tuple[str, str, str]:
+    """What of an equation passes keep, by which one after all passes is found among those of `cse`."""
     return eqn.primitive.name, name_stack(eqn), source_line(eqn)
 
 
@@ -82,10 +82,15 @@ def _bodies(jaxpr: ClosedJaxpr) -> Iterator[ClosedJaxpr]:
         waiting += [closed(inner) for eqn in eqns for inner in jaxprs_in_params(eqn.params)]
 
 
-def _expanded(
-    eqns: Sequence[JaxprEqn], table: dict[Var, Atom], vertex: int | None = None
-) -> Iterator[tuple[JaxprEqn, int]]:
-    """Equations with those inside of vertices and functions, each with what identifies its vertex.
+class _Member(NamedTuple):
+    """An equation of a body, also one inside of a vertex or a function, and what identifies its vertex."""
+
+    eqn: JaxprEqn
+    vertex: int
+
+
+def _expanded(eqns: Sequence[JaxprEqn], table: dict[Var, Atom], vertex: int | None = None) -> Iterator[_Member]:
+    """Equations with those inside of vertices and functions in their place, on new variables.
 
     Args:
         eqns: equations of a body.
@@ -104,4 +109,4 @@ def _expanded(
         else:
             outvars = [Var(var.aval) for var in eqn.outvars]  # a function is called several times
             table.update(zip(eqn.outvars, outvars, strict=True))
-            yield eqn.replace(invars=invars, outvars=outvars), id(eqn) if vertex is None else vertex
+            yield _Member(eqn.replace(invars=invars, outvars=outvars), id(eqn) if vertex is None else vertex)

@@ -10,7 +10,7 @@ earlier results. Loops, branches and replicas are rewritten inside, each body by
                       also what depends on no argument, as masks, because its first reader decides on its IPU
     recomputation     what a `jax.checkpoint` computes again, from all else
     long lives        a value whose longer life raises the peak of the live bytes of its body, if these cost more than
-                      computing it again (`longer_lives`, `_cycles`), at the planners' cost of a byte
+                      computing it again (`longer_lives`, `_repeated_cycles`), at the planners' cost of a byte
 
 Passes behind it compute again on purpose: `narrow` and `fuse` for memory, `recompute` as the user asks.
 Input and output: jaxprs. Limits: a micro-batch whose stages are open stays unchanged, as its cuts are not known; of
@@ -51,7 +51,7 @@ from ipujax.runtime.tensor import MIN_BYTES_PER_TILE, REMATERIALISED
 
 _HOLDERS = CONTROL_FLOW | {"replicated"}  # as in `fuse`: code of the user for tiles stays as it is
 _FIRST_ELEMENTS = 16  # by which most constants of one shape differ
-_ELEMENTS_A_CYCLE = 2  # floats that a vector instruction reads or writes: Target.vector_bytes, as in `chain_steps`
+_ELEMENTS_PER_CYCLE = 2  # floats that a vector instruction reads or writes: Target.vector_bytes, as in `chain_steps`
 
 
 def cse(
@@ -73,22 +73,23 @@ def cse(
     if is_micro_batch and not is_staged:
         return jaxpr
 
-    def joined(body: ClosedJaxpr, rewrite: Rewrite) -> ClosedJaxpr:
+    def rewritten(body: ClosedJaxpr, rewrite: Rewrite) -> ClosedJaxpr:
         eqns = [with_inner(eqn, rewrite) if eqn.primitive.name in _HOLDERS else eqn for eqn in body.jaxpr.eqns]
         parts = _Parts(body.jaxpr, eqns, is_staged=is_staged, is_micro_batch=is_micro_batch)
-        earlier = earlier_equals(eqns, constants_of(body), parts.of)
+        earlier = earlier_equals(eqns, constants_of(body), parts.part_of)
         if not earlier and all(a is b for a, b in zip(eqns, body.jaxpr.eqns, strict=True)):
             return body
-        joined_body, apart = _joined(body.jaxpr.replace(eqns=eqns), earlier, byte_cost)
+        joined_body, apart = _join_equals(body.jaxpr.replace(eqns=eqns), earlier, byte_cost)
         if kept_apart is not None:
             kept_apart.extend(apart)
         return ClosedJaxpr(joined_body, body.consts)
 
-    return everywhere(joined)(jaxpr)
+    return everywhere(rewritten)(jaxpr)
 
 
 def constants_of(jaxpr: ClosedJaxpr) -> dict[Var, Hashable]:
     """Identity of each constant: one for equal arrays, as of a callee that is inlined twice."""
+    # Most constants differ in their first elements: all are compared only of those that do not.
     pairs = list(zip(jaxpr.jaxpr.constvars, jaxpr.consts, strict=True))
     begins = {var: (var.aval, _bytes_of(value, _FIRST_ELEMENTS) or id(value)) for var, value in pairs}
     alike = Counter(begins.values())
@@ -104,7 +105,7 @@ def _bytes_of(value: Any, most_elements: int | None = None) -> bytes | None:
 
 
 class _Parts:
-    """Parts of a body whose equations stay separate."""
+    """Parts of a body: equations of different parts stay separate."""
 
     def __init__(self, body: Jaxpr, eqns: Sequence[JaxprEqn], *, is_staged: bool, is_micro_batch: bool) -> None:
         self._eqns = eqns
@@ -112,11 +113,11 @@ class _Parts:
         self._is_micro_batch = is_micro_batch
         self._has_ipu = self._with_ipu(body) if is_staged else None
 
-    def of(self, number: int) -> Hashable | None:
+    def part_of(self, number: int) -> Hashable | None:
         """Part of an equation; None for one that is joined with no other."""
         eqn = self._eqns[number]
         name = stage_name(eqn)
-        if self._has_ipu is not None and not self._has_ipu[number]:
+        if self._has_ipu is not None and not self._has_ipu[number]:  # its first reader decides on its IPU
             return None
         return name.stage, phase_of(eqn), self._checkpoints[number], self._is_micro_batch and name.is_backward
 
@@ -137,8 +138,17 @@ def checkpoints(eqns: Sequence[JaxprEqn]) -> list[tuple[int, int]]:
     return [(depth, run if depth else 0) for depth, run in zip(depths, runs, strict=False)]
 
 
-def _joined(body: Jaxpr, earlier: Mapping[int, int], byte_cost: float) -> tuple[Jaxpr, list[JaxprEqn]]:
-    """Body without those of its equations that are equal to earlier ones, and those that cost less than the bytes."""
+def _join_equals(body: Jaxpr, earlier: Mapping[int, int], byte_cost: float) -> tuple[Jaxpr, list[JaxprEqn]]:
+    """Drops equations that are equal to earlier ones, and lets their readers read the earlier results.
+
+    Args:
+        body: the body.
+        earlier: for each equation that is equal to an earlier one the number of that.
+        byte_cost: cost per byte on the fullest tile, in cycles.
+
+    Returns:
+        The body, and the equations that stay, as they cost less than the bytes of a longer life.
+    """
     apart = list[JaxprEqn]()
     eqns = list(body.eqns)
     lives = LiveBytes(body)
@@ -148,8 +158,8 @@ def _joined(body: Jaxpr, earlier: Mapping[int, int], byte_cost: float) -> tuple[
     # Readers first: a value that only dropped equations read is not kept for them.
     for number in sorted(earlier, reverse=True):
         first = earlier[number]
-        growth = lives.growth(first, number)
-        if growth > MIN_BYTES_PER_TILE and byte_cost * growth > _cycles(eqns[number]):
+        growth = lives.growth(number, first)
+        if growth > MIN_BYTES_PER_TILE and byte_cost * growth > _repeated_cycles(eqns[number]):
             apart.append(eqns[number])
             continue
         lives.replace(number, first)
@@ -157,41 +167,44 @@ def _joined(body: Jaxpr, earlier: Mapping[int, int], byte_cost: float) -> tuple[
         shared.add(first)
         results = list(eqns[first].outvars)
         for place, (result, var) in enumerate(zip(results, eqns[number].outvars, strict=True)):
-            if isinstance(result, DropVar):
+            if isinstance(result, DropVar):  # nothing reads it yet: it becomes the variable that is read
                 results[place] = var
             elif not isinstance(var, DropVar):
                 replaced[var] = result
         eqns[first] = eqns[first].replace(outvars=results)
-    for var in reversed(replaced):  # the earliest first
+    # The replacement of a value may be replaced itself: the earliest first, each then has its final one.
+    for var in reversed(replaced):
         replaced[var] = replaced.get(replaced[var], replaced[var])
     for number, eqn in enumerate(eqns):
         if not replaced.keys().isdisjoint(variables_read(eqn)):
             eqns[number] = eqn.replace(invars=[substituted(atom, replaced) for atom in eqn.invars])
-    places = _places(eqns, sorted(shared - dropped), lives)
+    places = _earlier_places(eqns, sorted(shared - dropped), lives)
     kept = sorted(set(range(len(eqns))) - dropped, key=lambda number: (places.get(number, number), number))
     outvars = [substituted(atom, replaced) for atom in body.outvars]
     return body.replace(eqns=[eqns[number] for number in kept], outvars=outvars), apart
 
 
-def _places(eqns: Sequence[JaxprEqn], shared: Sequence[int], lives: LiveBytes) -> dict[int, int]:
-    """Equations behind which shared ones move, -1 for the start: behind their operands, where the peak allows it.
+def _earlier_places(eqns: Sequence[JaxprEqn], shared: Sequence[int], lives: LiveBytes) -> dict[int, int]:
+    """For shared equations that move the equation behind which, −1 for the start: behind the last of their operands.
 
-    The first of equal layers would compute what all share among its own equations, and so be no repeated run.
+    Else the first of equal layers would compute what all share among its own equations, and so be no repeated run.
+    Recomputed ones stay where they are, and those whose results would raise the peak.
     """
     places: dict[int, int] = {}
     definition = {var: n for n, eqn in enumerate(eqns) for var in eqn.outvars}
     for number in shared:
         operands = [definition[var] for var in variables_read(eqns[number]) if var in definition]
         place = max((places.get(operand, operand) for operand in operands), default=-1)
-        if REMATERIALISED not in name_stack(eqns[number]) and lives.begin(number, place + 1, MIN_BYTES_PER_TILE):
+        is_recomputed = REMATERIALISED in name_stack(eqns[number])
+        if not is_recomputed and lives.begin_earlier(number, place + 1, MIN_BYTES_PER_TILE):
             places[number] = place
     return places
 
 
-def _cycles(eqn: JaxprEqn) -> float:
-    """Cycles of computing an equation again, as many tiles as have its bytes."""
+def _repeated_cycles(eqn: JaxprEqn) -> float:
+    """Cycles of computing an equation again, summed over tiles, as the bytes of its results are."""
     record = record_of(eqn)
     # Functions take tens of instructions an element, many times the cost of its bytes.
     if record.cost == "elementwise" and not record.is_cheap:
         return inf
-    return work_of_equation(eqn).elements / _ELEMENTS_A_CYCLE
+    return work_of_equation(eqn).elements / _ELEMENTS_PER_CYCLE

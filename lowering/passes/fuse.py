@@ -42,6 +42,7 @@ from ipujax.lowering.jaxpr import (
     has_stages,
     phase_of,
     stage_name,
+    variables,
     variables_read,
     with_inner,
 )
@@ -51,7 +52,7 @@ from ipujax.lowering.passes.repeat_cheap import Repeated, compared_twice
 from ipujax.lowering.primitives import record_of
 from ipujax.lowering.source_info import name_stack
 
-_NAMED = 4  # operations in the name of a group
+_MOST_NAMED = 4  # operations in the name of a group
 _HOLDERS = frozenset(("scan", "while", "cond", "function_call", "replicated"))  # their jaxprs are lowered one by one
 
 
@@ -73,7 +74,6 @@ def fuse(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
 
 def fuser() -> Rewrite:
     """Pass `fuse` for several jaxprs that each run in one place; a jaxpr that several contain stays one object."""
-
     return everywhere(lambda body, rewrite: ClosedJaxpr(fuse_equations(body.jaxpr, rewrite).jaxpr, body.consts))
 
 
@@ -90,15 +90,21 @@ class Fused(NamedTuple):
 
 
 def fuse_equations(jaxpr: Jaxpr, rewrite: Rewrite, places: Sequence[Hashable] | None = None) -> Fused:
-    """Fuses one jaxpr, nested ones by `rewrite`; only equations of one of `places` are grouped, if places are given."""
+    """Fuses one jaxpr.
+
+    Args:
+        jaxpr: the jaxpr.
+        rewrite: fuses nested ones.
+        places: the IPU of each equation, as only those of one IPU are grouped; None if all run in one place.
+    """
     eqns: list[JaxprEqn] = []
     sources: list[int] = []
     for number, eqn in enumerate(jaxpr.eqns):
         if eqn.primitive.name in _HOLDERS:
             eqn = with_inner(eqn, rewrite)
-        explicit = _explicit(eqn)
-        eqns += explicit
-        sources += [number] * len(explicit)
+        with_broadcasts = _with_explicit_broadcasts(eqn)
+        eqns += with_broadcasts
+        sources += [number] * len(with_broadcasts)
     equation_places = [None if places is None else places[n] for n in sources]
     body = _Body(jaxpr, eqns, equation_places)
     fused: list[JaxprEqn] = []
@@ -120,30 +126,32 @@ class _Body:
         self._eqns = eqns
         self._places = places
         self._definition = {var: n for n, eqn in enumerate(eqns) for var in eqn.outvars if not isinstance(var, DropVar)}
-        keys_without_place = [_key(eqn) for eqn in eqns]
+        keys_without_place = [_group_key(eqn) for eqn in eqns]
         keys = [key and (key, place) for key, place in zip(keys_without_place, places, strict=True)]
-        reads = [self._read_by(eqn, key is not None) for eqn, key in zip(eqns, keys, strict=True)]
+        reads = [self._read_by(eqn, sees_through_views=key is not None) for eqn, key in zip(eqns, keys, strict=True)]
         # Equations with effects keep their order.
         for earlier, later in pairwise(n for n, eqn in enumerate(eqns) if eqn.effects):
             reads[later].append(earlier)
         self.groups = grouped(reads, keys)
-        group_of = {n: g for g, group in enumerate(self.groups) for n in group}
-        self._needed = {atom for atom in jaxpr.outvars if isinstance(atom, Var)}
-        stored = {self.source(var) for var in self._needed} | compared_twice(eqns, self.source)
+        self._group_of = {n: g for g, group in enumerate(self.groups) for n in group}
+        # Values that are results, or that equations read which are formed already; it grows from the last to the first.
+        self._needed = set(variables(jaxpr.outvars))
+        # Results, and what equations that are in no group read and define.
+        self._stored = {self.source(var) for var in self._needed} | compared_twice(eqns, self.source)
         for eqn, key in zip(eqns, keys, strict=True):
             if key is None and not is_unit_view(eqn):
-                stored.update(eqn.outvars, map(self.source, variables_read(eqn)))
+                self._stored.update(eqn.outvars, map(self.source, variables_read(eqn)))
+        self._repeated = Repeated(eqns, self._definition, self._stored, self.source, self._is_worth_repeating)
 
-        def is_worth_it(var: Var, width: int, leaves: Mapping[Var, int]) -> bool:
-            # At equal width repeating pays, unless a source in the value's own group is stored only for that.
-            group = group_of[self._definition[var]]
-            source_numbers = [self._definition.get(leaf) for leaf in leaves if leaf not in stored]
-            reads_no_own_result = all(number is None or group_of[number] != group for number in source_numbers)
-            return sum(leaves.values()) < width + reads_no_own_result
+    def _is_worth_repeating(self, var: Var, width: int, leaves: Mapping[Var, int]) -> bool:
+        """True if readers take fewer bytes from the sources of a value than from the value."""
+        # At equal width repeating pays, unless a source in the value's own group is stored only for that.
+        group = self._group_of[self._definition[var]]
+        source_numbers = [self._definition.get(leaf) for leaf in leaves if leaf not in self._stored]
+        reads_no_own_result = all(number is None or self._group_of[number] != group for number in source_numbers)
+        return sum(leaves.values()) < width + reads_no_own_result
 
-        self._repeated = Repeated(eqns, self._definition, stored, self.source, is_worth_it)
-
-    def _read_by(self, eqn: JaxprEqn, sees_through_views: bool) -> list[int]:
+    def _read_by(self, eqn: JaxprEqn, *, sees_through_views: bool) -> list[int]:
         """Equations that this one must follow: those that define its operands, or the sources of these views."""
         read = map(self.source, variables_read(eqn)) if sees_through_views else variables_read(eqn)
         return [self._definition[var] for var in read if var in self._definition]
@@ -155,10 +163,11 @@ class _Body:
         return atom
 
     def equation_of(self, group: Sequence[int]) -> JaxprEqn | None:
-        """The equation of a group; None for a group without readers."""
+        """The equation of a group; None for a group without readers. Groups behind it must have theirs already."""
         members = [self._eqns[n] for n in group]
         is_alone = len(group) == 1
-        is_elementwise = _key(members[0]) is not None
+        is_elementwise = _group_key(members[0]) is not None
+        # A single equation stays as it is, unless it repeats what it reads and so becomes several.
         if is_alone and (not is_elementwise or not self._reads_repeated(group[0])):
             (eqn,) = members
             if not self._needed.intersection(eqn.outvars) and (is_elementwise or is_unit_view(eqn)):
@@ -168,7 +177,7 @@ class _Body:
             results = [var for eqn in members for var in eqn.outvars if var in self._needed]
             if not results:
                 return None
-            replacement = self._fused(group, results)
+            replacement = self._fused_equation(group, results)
         self._needed.update(variables_read(replacement))
         return replacement
 
@@ -179,8 +188,9 @@ class _Body:
         """True if a reader computes a value itself: only on the IPU that defines it."""
         return var in self._repeated and self._places[self._definition[var]] == self._places[reader]
 
-    def _fused(self, group: Sequence[int], results: Sequence[Var]) -> JaxprEqn:
+    def _fused_equation(self, group: Sequence[int], results: Sequence[Var]) -> JaxprEqn:
         """One equation for a group, with the source line of its last equation that is not a reduction."""
+        # Filled by `read` and `define`, which call each other.
         inner: dict[Var, Var] = {}  # outer variable → variable of the fused jaxpr
         operands: list[Var] = []
         body: list[JaxprEqn] = []
@@ -200,6 +210,7 @@ class _Body:
             return inner[atom]
 
         def define(eqn: JaxprEqn) -> None:
+            """Adds an equation to the body, after those that it reads and that are repeated."""
             invars = [read(atom) for atom in eqn.invars]
             (out,) = eqn.outvars
             inner[out] = Var(out.aval)
@@ -207,7 +218,7 @@ class _Body:
 
         members = [self._eqns[n] for n in group]
         for eqn in members:
-            if eqn.outvars[0] not in inner:
+            if eqn.outvars[0] not in inner:  # else a view between members has needed it first
                 define(eqn)
         fused_jaxpr = part_of(self._jaxpr, [inner[var] for var in operands], [inner[var] for var in results], body)
         line_equation = ([eqn for eqn in members if not record_of(eqn).is_reduction] or members)[-1]
@@ -215,8 +226,8 @@ class _Body:
         return new_jaxpr_eqn(operands, list(results), fused_p, params, set(), line_equation.source_info)
 
 
-def _explicit(eqn: JaxprEqn) -> list[JaxprEqn]:
-    """An elementwise equation, with the implicit broadcasts of its operands as equations."""
+def _with_explicit_broadcasts(eqn: JaxprEqn) -> list[JaxprEqn]:
+    """An elementwise equation after one for each implicit broadcast of its operands; another equation alone."""
     shape = shape_of(eqn.outvars[0]) if len(eqn.outvars) == 1 else ()
     # A cast of bits changes the shape between widths.
     if not _is_fusible(eqn) or eqn.primitive.name == "bitcast_convert_type":
@@ -235,8 +246,12 @@ def _explicit(eqn: JaxprEqn) -> list[JaxprEqn]:
     return [*broadcasts, eqn.replace(invars=operands)]
 
 
-def _key(eqn: JaxprEqn) -> Hashable | None:
-    """Common key of the equations of a group; None for an equation that cannot be in one."""
+def _group_key(eqn: JaxprEqn) -> Hashable | None:
+    """Index space and part of an equation, equal for those of a group; None for an equation that cannot be in one.
+
+    It can if it has one result, no effects, and operands that all have the shape of what it computes: of its result,
+    or for a reduction of what that reduces.
+    """
     is_reduction = record_of(eqn).is_reduction
     operands = list(variables_read(eqn))
     if not (is_reduction or _is_fusible(eqn)) or len(eqn.outvars) != 1 or eqn.effects or not operands:
@@ -262,15 +277,16 @@ def _is_plain(aval: Any) -> bool:
 
 def is_unit_view(eqn: JaxprEqn) -> bool:
     """True if an equation only adds or drops dimensions of size 1."""
-    if not record_of(eqn).is_in_order or not isinstance(eqn.invars[0], Var) or len(eqn.invars) > 1:
+    if not record_of(eqn).is_in_order or not isinstance(eqn.invars[0], Var):
         return False
     return index_space(shape_of(eqn.invars[0])) == index_space(shape_of(eqn.outvars[0]))
 
 
 def _title(members: Sequence[JaxprEqn], line_equation: JaxprEqn) -> str:
     """Names of the first operations of a group, with the scope of those from another scope than its source line."""
-    names: dict[str, None] = {}
+    names = dict[str, None]()  # each once, in order
     for eqn in members:
         scope = name_stack(eqn)
-        names["/".join(([scope] if scope != name_stack(line_equation) else []) + [eqn.primitive.name])] = None
-    return "+".join([*list(names)[:_NAMED], *(["…"] if len(names) > _NAMED else [])])
+        name = eqn.primitive.name
+        names[name if scope == name_stack(line_equation) else f"{scope}/{name}"] = None
+    return "+".join([*list(names)[:_MOST_NAMED], *(["…"] if len(names) > _MOST_NAMED else [])])

@@ -14,19 +14,25 @@ from collections.abc import Hashable, Sequence
 
 
 def grouped(reads: Sequence[Sequence[int]], keys: Sequence[Hashable | None]) -> list[list[int]]:
-    """Groups of equations by number, in order; the key of an equation that stays alone is None."""
+    """Groups of equations by number, in an order in which they can run.
+
+    Args:
+        reads: for each equation the numbers of those that it must follow.
+        keys: key of each, None for one that stays alone; equations of different keys are in different groups.
+    """
     groups = _Groups(reads)
     for number, key in enumerate(keys):
-        groups.add(number)
+        groups.add_equation(number)
         if key is not None:
+            # The last producers first: they hold the group that the equation most likely continues.
             for producer in sorted(set(reads[number]), reverse=True):
                 if keys[producer] == key:
-                    groups.try_merge(producer, number)
+                    groups.merge_if_possible(producer, number)
     return groups.in_order()
 
 
 class _Groups:
-    """Contracted dependency graph: groups by the number of one of their equations."""
+    """Contracted dependency graph; a group has the number of one of its equations."""
 
     def __init__(self, reads: Sequence[Sequence[int]]) -> None:
         self._reads = reads
@@ -36,7 +42,8 @@ class _Groups:
         self._readers: dict[int, set[int]] = {}
         self._predecessors: dict[int, int] = {}  # group → a bit for each group that must run before it
 
-    def add(self, number: int) -> None:
+    def add_equation(self, number: int) -> None:
+        """Adds an equation as a group of its own, after all that it reads."""
         self._group.append(number)
         self._members[number] = [number]
         self._sources[number] = {self._group[read] for read in self._reads[number]}
@@ -46,15 +53,13 @@ class _Groups:
             self._readers[group].add(number)
             self._predecessors[number] |= self._predecessors[group] | 1 << group
 
-    def try_merge(self, first_equation: int, second_equation: int) -> bool:
+    def merge_if_possible(self, first_equation: int, second_equation: int) -> None:
         """Merges the groups of two equations, unless a third group depends on one and is needed by the other."""
         first = self._group[first_equation]
         second = self._group[second_equation]
-        if first == second:
-            return True
         # A group between them would have to run both before and after the merged group.
-        if self._is_far_before(first, second) or self._is_far_before(second, first):
-            return False
+        if first == second or self._has_between(first, second) or self._has_between(second, first):
+            return
         for member in self._members[second]:
             self._group[member] = first
         self._members[first] = sorted(self._members[first] + self._members.pop(second))
@@ -66,10 +71,9 @@ class _Groups:
         merged_bits = 1 << first | 1 << second
         self._predecessors[first] = (self._predecessors[first] | self._predecessors.pop(second)) & ~merged_bits
         self._tell_readers(first, 1 << second)
-        return True
 
-    def _is_far_before(self, group: int, later: int) -> bool:
-        """True if a group must run before another with a third one between them."""
+    def _has_between(self, group: int, later: int) -> bool:
+        """True if a third group must run after `group` and before `later`."""
         return any(self._predecessors[between] >> group & 1 for between in self._sources[later])
 
     def _tell_readers(self, group: int, merged_bit: int) -> None:

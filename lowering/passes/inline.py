@@ -29,7 +29,7 @@ from ipujax.lowering.jax_compat import (
     new_equation,
     sharding_constraint_p,
 )
-from ipujax.lowering.jaxpr import Bodies, CallSite, CallSites, Rewrite, once, primitive_names, with_inner
+from ipujax.lowering.jaxpr import Bodies, CallSite, CallSites, Rewrite, once, primitive_names, substituted, with_inner
 from ipujax.lowering.passes.step_parts import with_parts
 from ipujax.lowering.source_info import jaxpr_file, source_line, with_caller
 from ipujax.runtime.errors import GraphError, is_installed
@@ -90,7 +90,13 @@ def _without_unread_residuals(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
 
 
 class _Inliner:
-    """Inlines one jaxpr, nested ones by `inline_nested`; constants of callees become constants of the jaxpr."""
+    """Inlines one jaxpr.
+
+    Args:
+        jaxpr: the jaxpr; constants of callees become constants of it.
+        inline_nested: inlines bodies of loops and branches.
+        sites: gets the call site of each equation, from which their layers are named; None to name none.
+    """
 
     def __init__(self, jaxpr: ClosedJaxpr, inline_nested: Rewrite, sites: CallSites | None = None) -> None:
         self._jaxpr = jaxpr.jaxpr
@@ -101,22 +107,26 @@ class _Inliner:
         self._eqns: list[JaxprEqn] = []
 
     def run(self) -> ClosedJaxpr:
-        identity: dict[Var, Atom] = {v: v for v in (*self._jaxpr.constvars, *self._jaxpr.invars)}
-        outs = self._copy(self._jaxpr, identity, None, CallSite(), fresh=False)
+        outs = self._append(self._jaxpr, {}, None, CallSite())
         eqns = self._eqns if self._sites is None else self._sites.with_layers(self._eqns, outs)
         body = self._jaxpr.replace(constvars=self._constvars, eqns=eqns, outvars=outs)
         return ClosedJaxpr(body, self._consts)
 
-    def _copy(
-        self, jaxpr: Jaxpr, env: dict[Var, Atom], caller: JaxprEqn | None, site: CallSite, fresh: bool
-    ) -> list[Atom]:
-        """Appends the equations of `jaxpr` under the substitution `env`; returns its results."""
+    def _append(self, jaxpr: Jaxpr, env: dict[Var, Atom], caller: JaxprEqn | None, site: CallSite) -> list[Atom]:
+        """Appends the equations of a jaxpr; returns its results.
+
+        Args:
+            jaxpr: this jaxpr, or a callee of it.
+            env: what replaces the variables of the jaxpr; results of its equations are added.
+            caller: the call of a callee; None for this jaxpr, whose variables stay.
+            site: where the call is.
+        """
         of_library = caller is not None and is_installed(jaxpr_file(jaxpr))
         omitted = {} if self._sites is None else self._sites.omitted(jaxpr, of_library)
         for number, eqn in enumerate(jaxpr.eqns):
             call_site = site if self._sites is None else self._sites.of(eqn, site, of_library, omitted.get(number))
             eqn = eqn if caller is None else with_caller(eqn, caller, keep_line=not of_library)
-            operands = [_read(env, atom) for atom in eqn.invars]
+            operands = [substituted(atom, env) for atom in eqn.invars]
             # A literal index lets the branch on it be inlined next.
             if eqn.primitive.name == "platform_index":
                 env[eqn.outvars[0]] = Literal(np.int32(_platform_index(eqn)), eqn.outvars[0].aval)
@@ -125,12 +135,12 @@ class _Inliner:
             if call is not None:
                 callee, arguments = call
                 arguments = self._constrained(eqn, "in_shardings", arguments, call_site)
-                results = self._call(callee, arguments, eqn, call_site)
+                results = self._append_callee(callee, arguments, eqn, call_site)
                 results = self._constrained(eqn, "out_shardings", results, call_site)
                 env.update(zip(eqn.outvars, results, strict=True))
                 continue
             # A callee inlined twice must not define its variables twice.
-            outvars = [v if not fresh or isinstance(v, DropVar) else Var(v.aval) for v in eqn.outvars]
+            outvars = [v if caller is None or isinstance(v, DropVar) else Var(v.aval) for v in eqn.outvars]
             env.update(zip(eqn.outvars, outvars, strict=True))
             if self._sites is None:
                 rewritten = with_inner(eqn, self._inline_nested)
@@ -139,9 +149,12 @@ class _Inliner:
                     rewritten = with_inner(eqn, self._inline_nested)
                 self._sites.add(call_site)
             self._eqns.append(rewritten.replace(invars=operands, outvars=outvars))
-        return [_read(env, atom) for atom in jaxpr.outvars]
+        return [substituted(atom, env) for atom in jaxpr.outvars]
 
-    def _call(self, callee: ClosedJaxpr, operands: Sequence[Atom], caller: JaxprEqn, call_site: CallSite) -> list[Atom]:
+    def _append_callee(
+        self, callee: ClosedJaxpr, operands: Sequence[Atom], caller: JaxprEqn, call_site: CallSite
+    ) -> list[Atom]:
+        """Appends the equations of a callee, and its constants to those of this jaxpr; returns its results."""
         env: dict[Var, Atom] = dict(zip(callee.jaxpr.invars, operands, strict=True))
         for var, value in zip(callee.jaxpr.constvars, callee.consts, strict=True):
             # A callee inlined twice has its constants twice: each call site has its own substitution.
@@ -150,22 +163,25 @@ class _Inliner:
             self._constvars.append(constant)
             self._consts.append(value)
         site = call_site if self._sites is None else self._sites.inside(caller, callee.jaxpr, call_site)
-        return self._copy(callee.jaxpr, env, caller, site, fresh=True)
+        return self._append(callee.jaxpr, env, caller, site)
 
-    def _constrained(self, eqn: JaxprEqn, param: str, atoms: Sequence[Atom], site: CallSite | None) -> list[Atom]:
-        """Values of a call of `jax.jit`, with a constraint in place of each of its shardings."""
+    def _constrained(self, eqn: JaxprEqn, param: str, atoms: Sequence[Atom], site: CallSite) -> list[Atom]:
+        """Operands or results of a call; of one of `jax.jit`, constrained to the shardings that `param` has.
+
+        Appends the equations of the constraints.
+        """
         shardings = eqn.params.get(param, ()) if eqn.primitive.name == "jit" else ()
         constrained = list(atoms)
         for number, sharding in enumerate(shardings):
             atom = atoms[number]
-            # Explicit axes are in the types of values already.
             if not isinstance(atom, Var) or not isinstance(sharding, NamedSharding) or sharding.mesh.size == 1:
                 continue
+            # Explicit axes are in the types of values already.
             if AxisType.Auto in sharding.mesh.axis_types:
                 result = Var(atom.aval)
                 constrained[number] = result
-                self._eqns.append(_constraint(atom, result, sharding, eqn))
-                if self._sites is not None and site is not None:
+                self._eqns.append(_sharding_constraint(atom, result, sharding, eqn))
+                if self._sites is not None:
                     self._sites.add(site)
         return constrained
 
@@ -177,7 +193,10 @@ def callee_of(eqn: JaxprEqn) -> ClosedJaxpr | None:
 
 
 def _call_of(eqn: JaxprEqn, operands: list[Atom]) -> tuple[ClosedJaxpr, list[Atom]] | None:
-    """Jaxpr that an equation only evaluates, and its operands; None for other equations."""
+    """Jaxpr that an equation only evaluates, and the operands of that; None for other equations.
+
+    `operands` has the literals that variables stand for, so that a branch on a literal index is known.
+    """
     name = eqn.primitive.name
     params = eqn.params
     callee = callee_of(eqn)
@@ -187,8 +206,8 @@ def _call_of(eqn: JaxprEqn, operands: list[Atom]) -> tuple[ClosedJaxpr, list[Ato
         return callee, operands
     if name == "cond" and isinstance(operands[0], Literal):
         branches = params["branches"]
-        return branches[min(max(int(operands[0].val), 0), len(branches) - 1)], operands[1:]
-    if name == "custom_linear_solve":  # its other functions are for differentiation
+        return branches[min(max(int(operands[0].val), 0), len(branches) - 1)], operands[1:]  # JAX clamps the index
+    if name == "custom_linear_solve":  # operands: constants of four functions, of which `solve` computes; right sides
         matvec, vecmat, solve, transposed = params["const_lengths"]
         solve_operands = matvec + vecmat
         right_hand_side = solve_operands + solve + transposed
@@ -211,12 +230,8 @@ def _platform_index(eqn: JaxprEqn) -> int:
     )
 
 
-def _read(env: dict[Var, Atom], atom: Atom) -> Atom:
-    return atom if isinstance(atom, Literal) else env[atom]
-
-
-def _constraint(operand: Atom, result: Var, sharding: NamedSharding, like: JaxprEqn) -> JaxprEqn:
-    """The equation of `jax.lax.with_sharding_constraint`."""
+def _sharding_constraint(operand: Atom, result: Var, sharding: NamedSharding, like: JaxprEqn) -> JaxprEqn:
+    """The equation that `jax.lax.with_sharding_constraint(operand, sharding)` is traced to, at the line of `like`."""
     params: dict[str, Any] = {
         "sharding": sharding,
         "layout": None,

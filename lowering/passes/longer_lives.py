@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,11 +17,17 @@ from ipujax.lowering.jax_compat import Jaxpr, Var, is_token
 from ipujax.lowering.jaxpr import value_bytes, variables, variables_read
 from ipujax.lowering.primitives import record_of
 
-_Change = tuple[int, int, int]  # bytes more from an equation, up to before another
+
+class _Change(NamedTuple):
+    """Bytes more that are live from equation `start` to before equation `stop`; less if negative."""
+
+    start: int
+    stop: int
+    num_bytes: int
 
 
 class LiveBytes:
-    """Bytes that are live at each equation of a body."""
+    """Bytes that are live at each equation of a body, whose equations are known by number."""
 
     def __init__(self, body: Jaxpr) -> None:
         self._eqns = body.eqns
@@ -32,7 +39,7 @@ class LiveBytes:
         for var in dict.fromkeys(variables(body.outvars)):
             self._readers.setdefault(var, []).append(len(body.eqns))
         self._last: dict[Var, int] = {}  # last equation that reads a value, or a view of it
-        for number in reversed(range(len(body.eqns))):
+        for number in reversed(range(len(body.eqns))):  # views before what they view
             for var in body.eqns[number].outvars:
                 self._last[var] = self._last_of(var, self._readers.get(var, ()))
         change = np.zeros(len(body.eqns) + 2, np.int64)
@@ -42,62 +49,68 @@ class LiveBytes:
         self._live = np.cumsum(change)
         self._peak = int(self._live.max(initial=0))
 
-    def growth(self, first: int, number: int) -> int:
-        """Bytes by which the peak rises if readers of an equation read the results of an equal earlier one."""
-        changes = list(self._changes(first, number))
-        start = min((start for start, _, _ in changes), default=number)
-        end = max((end for _, end, _ in changes), default=number)
-        live = self._live[start:end].copy()
-        for begin, stop, num_bytes in changes:
-            live[begin - start : stop - start] += num_bytes
+    def growth(self, number: int, first: int) -> int:
+        """Bytes by which the peak rises if readers of an equation read the results of an equal earlier one, `first`."""
+        changes = list(self._changes(number, first))
+        start = min((change.start for change in changes), default=number)
+        stop = max((change.stop for change in changes), default=number)
+        live = self._live[start:stop].copy()
+        for change in changes:
+            live[change.start - start : change.stop - start] += change.num_bytes
         return max(0, int(live.max(initial=0)) - self._peak)
 
     def replace(self, number: int, first: int) -> None:
-        """Replaces an equation by an equal earlier one."""
-        for start, end, num_bytes in list(self._changes(first, number)):
-            self._live[start:end] += num_bytes
+        """Replaces an equation by an equal earlier one, `first`: its readers read that, and its operands live shorter.
+
+        The peak stays that of the body as it was, so that `growth` limits all replacements together.
+        """
+        for change in list(self._changes(number, first)):
+            self._live[change.start : change.stop] += change.num_bytes
         for var in dict.fromkeys(variables_read(self._eqns[number])):
             self._readers[var].remove(number)
             if var in self._definition:
                 self._last[var] = self._last_of(var, self._readers[var])
         for kept, var in zip(self._eqns[first].outvars, self._eqns[number].outvars, strict=True):
-            readers = self._readers.setdefault(kept, [])
+            readers = self._readers.setdefault(kept, [])  # stay in order, each once
             for reader in self._readers.pop(var, []):
                 place = bisect_left(readers, reader)
                 if readers[place : place + 1] != [reader]:
                     readers.insert(place, reader)
-            for viewed in self._viewed(kept, self._last[var]):
-                self._last[viewed] = self._last[var]
+            for longer in self._living_longer(kept, self._last[var]):
+                self._last[longer] = self._last[var]
 
-    def begin(self, number: int, start: int, least_bytes: int) -> bool:
-        """Lets results of an equation live from an earlier one on, if the peak allows it or they are small.
+    def begin_earlier(self, number: int, start: int, small_bytes: int) -> bool:
+        """Lets results of an equation live from an earlier one on, unless that raises the peak and they are not small.
 
         Args:
             number: the equation.
             start: the earlier one.
-            least_bytes: of results that are small.
+            small_bytes: results of up to so many bytes may raise the peak.
+
+        Returns:
+            Whether they do.
         """
         num_bytes = sum(map(self._bytes, self._eqns[number].outvars))
         peak = int(self._live[start:number].max(initial=0)) + num_bytes
-        if peak > self._peak and num_bytes > least_bytes:
+        if peak > self._peak and num_bytes > small_bytes:
             return False
         self._live[start:number] += num_bytes
         return True
 
-    def _changes(self, first: int, number: int) -> Iterator[_Change]:
-        """Changes if an equation is replaced."""
+    def _changes(self, number: int, first: int) -> Iterator[_Change]:
+        """Changes if an equation is replaced by `first`: results of that live longer, its own and its operands less."""
         for kept, var in zip(self._eqns[first].outvars, self._eqns[number].outvars, strict=True):
             last = self._last[var]
-            for viewed in self._viewed(kept, last):
-                yield self._last[viewed] + 1, last + 1, self._bytes(viewed)
-            yield number, last + 1, -self._bytes(var)
+            for longer in self._living_longer(kept, last):
+                yield _Change(self._last[longer] + 1, last + 1, self._bytes(longer))
+            yield _Change(number, last + 1, -self._bytes(var))
         for var in dict.fromkeys(variables_read(self._eqns[number])):
             if var in self._definition:
                 new_last = self._last_of(var, (reader for reader in self._readers[var] if reader != number))
-                yield new_last + 1, self._last[var] + 1, -self._bytes(var)
+                yield _Change(new_last + 1, self._last[var] + 1, -self._bytes(var))
 
-    def _viewed(self, var: Var, last: int) -> list[Var]:
-        """A value, and what it is a view of, that live longer if it is read until some equation."""
+    def _living_longer(self, var: Var, last: int) -> list[Var]:
+        """Of a value, and what it is a view of, those that live longer if it is read until equation `last`."""
         found = list[Var]()
         waiting = [var]
         while waiting:
@@ -113,6 +126,7 @@ class LiveBytes:
         return max((self._last_through(reader) for reader in readers), default=self._definition[var])
 
     def _last_through(self, reader: int) -> int:
+        """Last equation that needs what `reader` reads: itself, or of a view the last that reads that."""
         if reader == len(self._eqns) or not self._is_view(reader):
             return reader
         return max(reader, *(self._last[var] for var in self._eqns[reader].outvars))

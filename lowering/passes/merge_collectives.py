@@ -28,13 +28,13 @@ from ipujax.lowering.jax_compat import (
     make_primitive,
     new_jaxpr_eqn,
 )
-from ipujax.lowering.jaxpr import Rewrite, once, phase_of, stage_name, with_inner
+from ipujax.lowering.jaxpr import Rewrite, once, phase_of, stage_name, substituted, with_inner
 from ipujax.lowering.layer_notes import at_source_of
 from ipujax.lowering.source_info import source_line
 from ipujax.runtime.tensor import MERGED_WITH
 
 MOST_BYTES = 16 << 20  # assumed: 11 KiB of each tile of an Mk2; a round takes far longer than its sync
-_NAMED = 4  # lines that a merged equation names
+_MOST_NAMED = 4  # lines that a merged equation names
 _REDUCE = {"add": lax.psum, "max": lax.pmax, "min": lax.pmin}
 
 
@@ -77,13 +77,13 @@ def _merged(jaxpr: Jaxpr, replicas: int, rewrite: Rewrite) -> Jaxpr:
     if not any(map(_is_sum, eqns)):
         return jaxpr.replace(eqns=eqns)
     literals: dict[Var, Atom] = {}
-    eqns = [eqn for eqn in eqns if not _folds_to_literal(eqn, replicas, literals)]
-    eqns = [eqn.replace(invars=[_substituted(atom, literals) for atom in eqn.invars]) for eqn in eqns]
+    eqns = [eqn for eqn in eqns if not _fold_to_literal(eqn, replicas, literals)]
+    eqns = [eqn.replace(invars=[substituted(atom, literals) for atom in eqn.invars]) for eqn in eqns]
     merged: list[JaxprEqn] = []
     while eqns:
         sums, eqns = _until_all_wait(eqns, merged)
-        merged += [equation for group in _groups(sums) for equation in _all_reduces(group)]
-    return jaxpr.replace(eqns=merged, outvars=[_substituted(atom, literals) for atom in jaxpr.outvars])
+        merged += [equation for group in _mergeable(sums) for equation in _all_reduces(group)]
+    return jaxpr.replace(eqns=merged, outvars=[substituted(atom, literals) for atom in jaxpr.outvars])
 
 
 def _is_sum(eqn: JaxprEqn) -> bool:
@@ -91,28 +91,32 @@ def _is_sum(eqn: JaxprEqn) -> bool:
     return eqn.primitive.name in MONOIDS and all(isinstance(axis, str) for axis in eqn.params["axes"])
 
 
-def _folds_to_literal(eqn: JaxprEqn, replicas: int, literals: dict[Var, Atom]) -> bool:
-    """True if an equation is the sum of a literal; adds its result to `literals`."""
-    (literal,), (out,) = (eqn.invars, eqn.outvars) if _is_sum(eqn) else ((None,), (None,))
-    if not isinstance(literal, Literal) or out is None:
+def _fold_to_literal(eqn: JaxprEqn, replicas: int, literals: dict[Var, Atom]) -> bool:
+    """Adds the result of a sum of a literal to `literals`; returns whether the equation is one, and so needless."""
+    if not _is_sum(eqn):
         return False
-    factor, *other_sizes = {len(group) for group in whole(eqn.params["axis_index_groups"], replicas)}
-    if eqn.primitive.name != "psum":
-        factor = 1
-    # Groups of different sizes: the factor depends on the replica.
-    elif other_sizes:
+    (literal,) = eqn.invars
+    (out,) = eqn.outvars
+    if not isinstance(literal, Literal):
         return False
+    factor = 1  # of a maximum or minimum
+    if eqn.primitive.name == "psum":
+        sizes = {len(group) for group in whole(eqn.params["axis_index_groups"], replicas)}
+        if len(sizes) > 1:  # the factor depends on the replica
+            return False
+        (factor,) = sizes
     aval: Any = out.aval
     literals[out] = Literal(np.asarray(literal.val * factor, aval.dtype)[()], aval)
     return True
 
 
-def _substituted(atom: Atom, literals: dict[Var, Atom]) -> Atom:
-    return literals.get(atom, atom) if isinstance(atom, Var) else atom
-
-
 def _until_all_wait(eqns: Sequence[JaxprEqn], ready: list[JaxprEqn]) -> tuple[list[JaxprEqn], list[JaxprEqn]]:
-    """Appends to `ready` all equations that need no waiting sum; returns the waiting sums and the rest."""
+    """Appends to `ready`, in order, all equations that need none of the sums.
+
+    Returns:
+        The sums that need none of each other, and the equations that need one of them; of two equations with effects
+        the later one needs what the earlier one does.
+    """
     sums: list[JaxprEqn] = []
     blocked: list[JaxprEqn] = []
     waiting: set[Var] = set()
@@ -132,7 +136,8 @@ def _until_all_wait(eqns: Sequence[JaxprEqn], ready: list[JaxprEqn]) -> tuple[li
     return sums, blocked
 
 
-def _groups(sums: Sequence[JaxprEqn]) -> list[list[JaxprEqn]]:
+def _mergeable(sums: Sequence[JaxprEqn]) -> list[list[JaxprEqn]]:
+    """Groups of sums of one operation over the same replicas, stage and phase."""
     groups: dict[Any, list[JaxprEqn]] = {}
     for eqn in sums:
         # Joined with those of other stages, a sum would stop all of their IPUs, and wait for the last of them.
@@ -143,7 +148,7 @@ def _groups(sums: Sequence[JaxprEqn]) -> list[list[JaxprEqn]]:
 
 
 def _all_reduces(sums: Sequence[JaxprEqn]) -> list[JaxprEqn]:
-    """Equations for sums, each of up to `MOST_BYTES`."""
+    """Equations for sums, each of as many in order as have up to `MOST_BYTES` together, or of one larger sum."""
     batches: list[list[JaxprEqn]] = [[]]
     num_bytes = 0
     for eqn in sums:
@@ -175,12 +180,9 @@ def _at_line_with_most_bytes(merged: JaxprEqn, sums: Sequence[JaxprEqn]) -> Jaxp
     for eqn in sums:
         by_line.setdefault(source_line(eqn), []).append(eqn)
     lines = sorted(by_line, key=lambda line: -sum(map(_num_bytes, by_line[line])))
-    other_lines = (
-        f"{MERGED_WITH}{', '.join([*lines[1:_NAMED], *(['…'] if len(lines) > _NAMED else [])])}"
-        if len(lines) > 1
-        else ""
-    )
-    return at_source_of(merged, by_line[lines[0]][0], sums, other_lines)
+    other_lines = [*lines[1:_MOST_NAMED], *(["…"] if len(lines) > _MOST_NAMED else [])]
+    suffix = MERGED_WITH + ", ".join(other_lines) if other_lines else ""
+    return at_source_of(merged, by_line[lines[0]][0], sums, suffix)
 
 
 def _num_bytes(eqn: JaxprEqn) -> int:

@@ -9,10 +9,10 @@ their maximum, which may be rounded otherwise the second time. Limits: those of 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, DropVar, JaxprEqn, Var
-from ipujax.lowering.jaxpr import Rewrite, everywhere, phase_of, stage_name, variables_read, with_inner
+from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, DropVar, Jaxpr, JaxprEqn, Var
+from ipujax.lowering.jaxpr import Rewrite, everywhere, phase_of, stage_name, variables, variables_read, with_inner
 from ipujax.lowering.passes.repeat_cheap import Repeated, compared_twice
 from ipujax.lowering.primitives import record_of
 
@@ -27,65 +27,83 @@ def _narrowed(jaxpr: ClosedJaxpr, rewrite: Rewrite) -> ClosedJaxpr:
     body = jaxpr.jaxpr
     eqns = [with_inner(eqn, rewrite) for eqn in body.eqns]
     definition = {var: n for n, eqn in enumerate(eqns) for var in eqn.outvars if not isinstance(var, DropVar)}
-    backward_flags = [_is_backward(eqn) for eqn in eqns]
-    stored = {atom for atom in body.outvars if isinstance(atom, Var)}
-    stored |= {
-        var
-        for eqn, is_backward in zip(eqns, backward_flags, strict=True)
-        if is_backward or eqn.effects
-        for var in eqn.outvars
-    }
-    # Values that cross phases of execution are stored.
+    recomputed = _values_to_recompute(eqns, definition, _stored_values(body, eqns, definition))
+    return ClosedJaxpr(body.replace(eqns=_Recomputation(eqns, definition, recomputed).run()), jaxpr.consts)
+
+
+def _stored_values(body: Jaxpr, eqns: Sequence[JaxprEqn], definition: Mapping[Var, int]) -> set[Var]:
+    """Values that are never computed again.
+
+    Results, values of gradients and of equations with effects, and values that cross phases of execution or are
+    compared with one another.
+    """
+    stored = set(variables(body.outvars)) | compared_twice(eqns, _itself)
     phases = [phase_of(eqn) for eqn in eqns]
-    stored |= {
-        var
-        for eqn, phase in zip(eqns, phases, strict=True)
-        for var in variables_read(eqn)
-        if var in definition and phases[definition[var]] != phase
-    }
+    for eqn, phase in zip(eqns, phases, strict=True):
+        if eqn.effects or _is_backward(eqn):
+            stored.update(eqn.outvars)
+        stored.update(var for var in variables_read(eqn) if var in definition and phases[definition[var]] != phase)
+    return stored
 
-    def source(var: Var) -> Var:
-        return var
 
-    stored |= compared_twice(eqns, source)
+def _values_to_recompute(eqns: Sequence[JaxprEqn], definition: Mapping[Var, int], stored: set[Var]) -> Repeated:
+    """Set of the values that take more bytes, by element, than the sources that would be saved for them instead."""
+    # Values that need not be saved, because their own sources are no wider, are no reason to save others.
+    cheap = Repeated(eqns, definition, stored, _itself, lambda _, width, sources: sum(sources.values()) <= width)
+    read_by_gradients = {var for eqn in eqns if _is_backward(eqn) for var in variables_read(eqn)}
+    saved = {var for var in read_by_gradients if var not in cheap}
 
-    def is_worth_it(var: Var, width: int, leaves: Mapping[Var, int]) -> bool:
-        return sum(bytes_ for leaf, bytes_ in leaves.items() if leaf not in saved) < width
+    def is_worth_it(var: Var, width: int, sources: Mapping[Var, int]) -> bool:
+        return sum(num_bytes for source, num_bytes in sources.items() if source not in saved) < width
 
-    # Values that need not be saved because their own sources are no wider are no reason to save others.
-    cheap = Repeated(eqns, definition, stored, source, lambda _, width, leaves: sum(leaves.values()) <= width)
-    saved = {
-        var for eqn, is_backward in zip(eqns, backward_flags, strict=True) if is_backward for var in variables_read(eqn)
-    }
-    saved = {var for var in saved if var not in cheap}
-    recomputed = Repeated(eqns, definition, stored, source, is_worth_it)
-    rewritten: list[JaxprEqn] = []
-    copies: dict[tuple[Var, int | None], Var] = {}  # (value, stage of the reader) → its copy
+    return Repeated(eqns, definition, stored, _itself, is_worth_it)
 
-    def for_gradient(atom: Atom, reader: JaxprEqn) -> Atom:
-        """The value that a gradient reads in place of a forward value: a copy computed again, or the value itself."""
-        if not isinstance(atom, Var) or atom not in definition or backward_flags[definition[atom]]:
+
+def _itself(var: Var) -> Var:
+    """Source of a value for `Repeated`, which here looks through no views."""
+    return var
+
+
+class _Recomputation:
+    """Rewrites equations such that those of gradients read copies of the values in `recomputed`."""
+
+    def __init__(self, eqns: Sequence[JaxprEqn], definition: Mapping[Var, int], recomputed: Repeated) -> None:
+        self._eqns = eqns
+        self._definition = definition
+        self._recomputed = recomputed
+        self._rewritten: list[JaxprEqn] = []
+        self._copies: dict[tuple[Var, int | None], Var] = {}  # (value, stage of its readers) → its copy
+
+    def run(self) -> list[JaxprEqn]:
+        """The equations, with those that compute copies before their first readers."""
+        for eqn in self._eqns:
+            if _is_backward(eqn) and any(var in self._recomputed for var in variables_read(eqn)):
+                invars = [
+                    self._value_for(eqn, atom) if isinstance(atom, Var) and atom in self._recomputed else atom
+                    for atom in eqn.invars
+                ]
+                eqn = eqn.replace(invars=invars)
+            self._rewritten.append(eqn)
+        return self._rewritten
+
+    def _value_for(self, reader: JaxprEqn, atom: Atom) -> Atom:
+        """What a gradient reads in place of a value: a copy computed again before `reader`, or the value itself."""
+        if not isinstance(atom, Var) or atom not in self._definition:
             return atom
-        eqn = eqns[definition[atom]]
+        eqn = self._eqns[self._definition[atom]]
+        is_view = record_of(eqn).is_in_order
+        if _is_backward(eqn) or not (is_view or atom in self._recomputed):
+            return atom
         key = atom, stage_name(reader).stage
-        is_view = record_of(eqn).is_in_order and len(eqn.invars) == 1
-        if key not in copies and (is_view or atom in recomputed):
-            invars = [for_gradient(operand, reader) for operand in eqn.invars]
+        if key not in self._copies:
+            invars = [self._value_for(reader, operand) for operand in eqn.invars]
             # A view takes no bytes beside the saved value that it views; a broadcast would be saved at full width.
             if is_view and invars == eqn.invars and record_of(eqn).view != "repeated":
                 return atom
-            # One copy for all readers of a stage.
-            copies[key] = Var(atom.aval)
-            rewritten.append(eqn.replace(invars=invars, outvars=[copies[key]], source_info=reader.source_info))
-        return copies.get(key, atom)
-
-    for eqn, is_backward in zip(eqns, backward_flags, strict=True):
-        if is_backward and any(var in recomputed for var in variables_read(eqn)):
-            eqn = eqn.replace(
-                invars=[for_gradient(a, eqn) if isinstance(a, Var) and a in recomputed else a for a in eqn.invars]
-            )
-        rewritten.append(eqn)
-    return ClosedJaxpr(body.replace(eqns=rewritten), jaxpr.consts)
+            copy = self._copies[key] = Var(atom.aval)
+            # Views and elementwise equations have one result, which is `atom`.
+            self._rewritten.append(eqn.replace(invars=invars, outvars=[copy], source_info=reader.source_info))
+        return self._copies[key]
 
 
 def _is_backward(eqn: JaxprEqn) -> bool:

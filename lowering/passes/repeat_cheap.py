@@ -13,23 +13,33 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 from ipujax.lowering.jax_compat import JaxprEqn, Var, shape_of
 from ipujax.lowering.jaxpr import variables_read
 from ipujax.lowering.primitives import record_of
 from ipujax.runtime.tensor import element_bytes
 
-_MOST_STEPS = 3  # equations; assumed: about a store and a load, with the cost of the bytes
-_MOST_WIDENED_STEPS = 8  # equations from narrower sources; assumed: those of a softmax and of a normalisation
+_MOST_EQNS = 3  # equations; assumed: about a store and a load, with the cost of the bytes
+_MOST_WIDENED_EQNS = 8  # equations from narrower sources; assumed: those of a softmax and of a normalisation
 
 # (value, its bytes an element, stored source → its bytes for each element of the value) → whether to compute it again.
 IsWorthIt = Callable[[Var, int, Mapping[Var, int]], bool]
 
 
+class _Sources(NamedTuple):
+    """Stored values that a value is computed again from, and the number of equations that takes."""
+
+    leaves: frozenset[Var]
+    num_eqns: int
+
+
 def compared_twice(eqns: Sequence[JaxprEqn], source: Callable[[Var], Var]) -> set[Var]:
-    """Values that several equations compare with others, as a maximum and the search for its position do."""
-    # Computed again by each, they may be rounded once in a fused multiply-add in one and twice in another.
+    """Values that several equations compare with others, as a maximum and the search for its position do.
+
+    Computed again by each, they may be rounded once in a fused multiply-add in one, and twice in another. `source` is
+    as in `Repeated`.
+    """
     comparisons = Counter[Var]()
     for eqn in eqns:
         record = record_of(eqn)
@@ -42,8 +52,12 @@ def compared_twice(eqns: Sequence[JaxprEqn], source: Callable[[Var], Var]) -> se
 class Repeated:
     """Set of the values that are computed again.
 
-    `definition` has the number of the equation that defines a value, `stored` the values that are not computed again,
-    and `source` looks through dimensions of size 1; `is_worth_it` compares a value with its stored sources.
+    Args:
+        eqns: equations of a body.
+        definition: number of the equation that defines a value.
+        stored: values that are not computed again.
+        source: value in place of which a view of it counts; a value itself if it is none.
+        is_worth_it: compares a value with its stored sources.
     """
 
     def __init__(
@@ -59,19 +73,19 @@ class Repeated:
         self._stored = stored
         self._source = source
         self._is_worth_it = is_worth_it
-        self._leaves: dict[Var, tuple[frozenset[Var], int] | None] = {}
+        self._found: dict[Var, _Sources | None] = {}
 
     def __contains__(self, var: Var) -> bool:
         return self._sources_of(var) is not None
 
-    def _sources_of(self, var: Var) -> tuple[frozenset[Var], int] | None:
-        """Stored sources of a repeated value, and the number of its equations; None if it is stored."""
-        if var not in self._leaves:
-            self._leaves[var] = self._find_sources(var)
-        return self._leaves[var]
+    def _sources_of(self, var: Var) -> _Sources | None:
+        """Sources of a repeated value; None if it is stored."""
+        if var not in self._found:
+            self._found[var] = self._find_sources(var)
+        return self._found[var]
 
-    def _find_sources(self, var: Var) -> tuple[frozenset[Var], int] | None:
-        """Stored values to compute a value from again, and the steps that takes; None if it is stored itself."""
+    def _find_sources(self, var: Var) -> _Sources | None:
+        """Sources of a value that is wider than all of them, or cheap and worth it, and takes few equations."""
         if var in self._stored or var not in self._definition:
             return None
         eqn = self._eqns[self._definition[var]]
@@ -79,22 +93,22 @@ class Repeated:
         if not record.is_cheap and record.cost != "elementwise":
             return None
         leaves: frozenset[Var] = frozenset()
-        steps = 1
+        num_eqns = 1
         for atom in map(self._source, variables_read(eqn)):
             nested = self._sources_of(atom)
-            leaves |= {atom} if nested is None else nested[0]
-            steps += 0 if nested is None else nested[1]
+            leaves |= {atom} if nested is None else nested.leaves
+            num_eqns += 0 if nested is None else nested.num_eqns
         elements = max(1, prod(shape_of(var)))
         bytes_an_element = {leaf: self._bytes(leaf) // elements for leaf in leaves}  # of `var`: small leaves count none
         width = _width(var)
         is_widened = all(_width(leaf) < width for leaf, size in bytes_an_element.items() if size)
-        if is_widened and sum(bytes_an_element.values()) <= width and steps <= _MOST_WIDENED_STEPS:
-            return leaves, steps
-        is_worth_it = record.is_cheap and steps <= _MOST_STEPS and self._is_worth_it(var, width, bytes_an_element)
-        return (leaves, steps) if is_worth_it else None
+        if is_widened and sum(bytes_an_element.values()) <= width and num_eqns <= _MOST_WIDENED_EQNS:
+            return _Sources(leaves, num_eqns)
+        is_worth_it = record.is_cheap and num_eqns <= _MOST_EQNS and self._is_worth_it(var, width, bytes_an_element)
+        return _Sources(leaves, num_eqns) if is_worth_it else None
 
     def _bytes(self, var: Var) -> int:
-        """Stored bytes of a value: those of its operand for a broadcast."""
+        """Stored bytes of a value: those of its operand for a broadcast, none for a broadcast literal."""
         if var in self._definition:
             eqn = self._eqns[self._definition[var]]
             if record_of(eqn).view == "repeated":

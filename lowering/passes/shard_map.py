@@ -10,24 +10,21 @@ Source: `jax.shard_map`, jax 0.10. Limits: one mesh size for the whole program; 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from math import prod
 from typing import Any
 
 import jax
 import numpy as np
-from jax import lax
 
-from ipujax.lowering.gcl import Groups, axis_rank
 from ipujax.lowering.jax_compat import (
     Atom,
     ClosedJaxpr,
     DropVar,
     Jaxpr,
     JaxprEqn,
-    Literal,
     Var,
     call_equation,
     closed,
@@ -37,9 +34,10 @@ from ipujax.lowering.jax_compat import (
     trace_over_axis,
     without_manual_axes,
 )
-from ipujax.lowering.jaxpr import Rewrite, equations, once, with_inner
+from ipujax.lowering.jaxpr import Rewrite, equations, once, substituted, variables, variables_read, with_inner
 from ipujax.lowering.partition import sizes_of
 from ipujax.lowering.passes.inline import inline
+from ipujax.lowering.passes.replica_mesh import NO_OUTER_AXIS, OuterAxis, PartKey, ReplicaMesh, named_axes
 from ipujax.lowering.replicas import (
     AXIS,
     HOST_CALLS,
@@ -60,7 +58,7 @@ from ipujax.runtime.graph import ReplicaAxes
 
 def shard_map(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
     """Returns an equal jaxpr without `shard_map`."""
-    sizes = {_size(eqn) for eqn in _shard_maps(jaxpr.jaxpr)}
+    sizes = {_num_devices(eqn) for eqn in _shard_maps(jaxpr.jaxpr)}
     if not sizes:
         return jaxpr
     if len(sizes) > 1:
@@ -70,7 +68,7 @@ def shard_map(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
     (replicas,) = sizes
     in_dims = _split_inputs(jaxpr.jaxpr)
     out_dims = _split_results(jaxpr.jaxpr)
-    inner = inline(ClosedJaxpr(_local(jaxpr.jaxpr, replicas, in_dims, out_dims), jaxpr.consts))
+    inner = inline(ClosedJaxpr(_of_one_replica(jaxpr.jaxpr, replicas, in_dims, out_dims), jaxpr.consts))
     return _as_replicated(inner, jaxpr, in_dims, out_dims, _axes(jaxpr.jaxpr, replicas))
 
 
@@ -79,7 +77,10 @@ def _shard_maps(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
 
 
 def _with_replicas(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
-    """A jaxpr of one `replicated` equation over all devices of the meshes of its replicas."""
+    """A jaxpr of one `replicated` equation over all devices of the meshes of its replicas.
+
+    Input: a jaxpr of one `replicated` equation over replicas, each of which has a mesh.
+    """
     function = unwrapped(jaxpr)
     check_results(function)
     body = function.jaxpr.jaxpr
@@ -92,15 +93,16 @@ def _with_replicas(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
             got=list(eqn.params["mesh"].shape),
             hint=f"axis_name={'replicas' if function.axis_name != 'replicas' else 'data'!r} of ipu.jit",
         )
-    devices = _size(eqn)
+    devices = _num_devices(eqn)
     total = function.replicas * devices
-    outer = _Axis(function.axis_name, function.replicas)
+    outer = OuterAxis(function.axis_name, function.replicas)
     # Collectives inside of a `shard_map` know both axes, those outside that of the replicas only.
-    over_all = _over_replicas(_Mesh({outer.name: outer.size}, devices), total, rewrites_inside=False)(function.jaxpr)
+    mesh = ReplicaMesh({outer.name: outer.size}, devices)
+    over_all = _over_replicas(mesh, total, rewrites_inside=False)(function.jaxpr)
     body = over_all.jaxpr
     in_dims = _split_inputs(body)
     out_dims = _split_results(body)
-    inner = inline(ClosedJaxpr(_local(body, devices, in_dims, out_dims, outer), over_all.consts))
+    inner = inline(ClosedJaxpr(_of_one_replica(body, devices, in_dims, out_dims, outer), over_all.consts))
     ranks = [len(v.aval.shape) for v in (*body.invars, *body.outvars)]
     pairs = [*zip(function.in_dims, in_dims, strict=True), *zip(function.out_dims, out_dims, strict=True)]
     splits = tuple(
@@ -118,34 +120,33 @@ def _axes(jaxpr: Jaxpr, devices: int) -> ReplicaAxes:
 
 
 def _composed(outer: Split, inner: Split, rank: int, replicas: int, devices: int) -> Split:
-    """Split over replicas, and of a replica's part over the devices of its mesh."""
+    """Split of an array of `rank` dimensions over replicas, and of each part over the devices of a replica's mesh."""
     if outer is None and inner is None:
         return None
-    (outer_counts, outer_places), (inner_counts, inner_places) = (
-        _places(outer, rank, replicas),
-        _places(inner, rank, devices),
-    )
+    outer_counts, outer_places = _blocks(outer, rank, replicas)
+    inner_counts, inner_places = _blocks(inner, rank, devices)
     counts = tuple(a * b for a, b in zip(outer_counts, inner_counts, strict=True))
     places = outer_places[:, None] * np.array(inner_counts, np.int64) + inner_places[None]
     blocks = np.ravel_multi_index(tuple(places.reshape(-1, rank).T), counts)
     split = [dim for dim, count in enumerate(counts) if count > 1]
+    # Device by device along one dimension: that is all of the split.
     if len(split) == 1 and blocks.tolist() == list(range(replicas * devices)):
         return split[0]
     return BlockSplit(counts, tuple(map(int, blocks)))
 
 
-def _places(split: Split, rank: int, ranks: int) -> tuple[tuple[int, ...], np.ndarray[Any, Any]]:
-    """Number of blocks along each dimension, and the block of each rank, [ranks, dimensions]."""
+def _blocks(split: Split, rank: int, devices: int) -> tuple[tuple[int, ...], np.ndarray[Any, Any]]:
+    """Number of blocks along each dimension, and the place of each device's block, [devices, dimensions]."""
     if isinstance(split, BlockSplit):
         return split.counts, np.stack(np.unravel_index(np.array(split.blocks), split.counts), -1)
-    counts = tuple(ranks if dim == split else 1 for dim in range(rank))
-    places = np.zeros((ranks, rank), np.int64)
+    counts = tuple(devices if dim == split else 1 for dim in range(rank))
+    places = np.zeros((devices, rank), np.int64)
     if split is not None:
-        places[:, split] = np.arange(ranks)
+        places[:, split] = np.arange(devices)
     return counts, places
 
 
-def _size(eqn: JaxprEqn) -> int:
+def _num_devices(eqn: JaxprEqn) -> int:
     """Number of devices of a `shard_map`, which must name all axes of its mesh."""
     mesh = eqn.params["mesh"]
     manual = eqn.params.get("newly_manual_axes", eqn.params.get("manual_axes"))
@@ -161,108 +162,100 @@ def _size(eqn: JaxprEqn) -> int:
 
 
 def _split_dim(spec: Any, mesh: Any, rank: int) -> Split:
-    """Dimension that a spec splits over the whole mesh, or its blocks; None for one that splits nothing."""
+    """Split of an array of `rank` dimensions by a spec: None for one that splits nothing.
+
+    A dimension if that is split over the whole mesh, in the order of its devices; else blocks.
+    """
     sizes = sizes_of(mesh)
-    axes = [[n for n in names if sizes[n] > 1] for names in map(_names, spec.partitions)]
-    split = [(dim, names) for dim, names in enumerate(axes) if names]
-    used = [name for name in mesh.axis_names if sizes[name] > 1]
-    if not split:
+    axes_of_dims = [[n for n in names if sizes[n] > 1] for names in map(named_axes, spec.partitions)]
+    axes_of_mesh = [name for name in mesh.axis_names if sizes[name] > 1]
+    split_dims = [dim for dim, names in enumerate(axes_of_dims) if names]
+    if not split_dims:
         return None
-    if len(split) == 1 and split[0][1] == used:
-        return split[0][0]
-    counts = [prod(sizes[n] for n in names) for names in axes]
+    if len(split_dims) == 1 and axes_of_dims[split_dims[0]] == axes_of_mesh:
+        return split_dims[0]
+    counts = [prod(sizes[n] for n in names) for names in axes_of_dims]
     coordinates = dict(zip(mesh.axis_names, np.indices(tuple(sizes.values())), strict=True))
     block = np.zeros(mesh.size, np.int64)
-    for name in (name for names in axes for name in names):
+    # The number of a device's block, row-major: the first axis of the first dimension counts most.
+    for name in (name for names in axes_of_dims for name in names):
         block = block * sizes[name] + coordinates[name].reshape(-1)
     return BlockSplit((*counts, *(1,) * (rank - len(counts))), tuple(map(int, block)))
 
 
-Axes = tuple[str, ...]
-
-
-def _names(part: Any) -> Axes:
-    return () if part is None else (part,) if isinstance(part, str) else tuple(part)
-
-
 def _split_inputs(jaxpr: Jaxpr) -> Splits:
-    """For each input the dimension along which every use of it, a `shard_map`, splits it; else None."""
-    uses: dict[Var, list[Split]] = {var: [] for var in jaxpr.invars}
+    """For each input its split, if all equations that read it are a `shard_map` that splits it so; else None."""
+    uses: dict[Var, set[Split]] = {var: set() for var in jaxpr.invars}
     for eqn in jaxpr.eqns:
         for number, atom in enumerate(eqn.invars):
             if isinstance(atom, Var) and atom in uses:
-                sharded = eqn.primitive.name == "shard_map"
-                spec = eqn.params["in_specs"][number] if sharded else ()
-                uses[atom].append(_split_dim(spec, eqn.params["mesh"], len(shape_of(atom))) if sharded else None)
-    # A returned input is the whole array.
-    returned = {atom for atom in jaxpr.outvars if isinstance(atom, Var)}
-    return tuple(dims[0] if dims and len(set(dims)) == 1 and v not in returned else None for v, dims in uses.items())
+                is_sharded = eqn.primitive.name == "shard_map"
+                uses[atom].add(_split_by(eqn, "in_specs", number, atom) if is_sharded else None)
+    returned = set(variables(jaxpr.outvars))  # as the whole array
+    return tuple(
+        next(iter(splits)) if len(splits) == 1 and var not in returned else None for var, splits in uses.items()
+    )
 
 
 def _split_results(jaxpr: Jaxpr) -> Splits:
-    """For each result the dimension along which it leaves split, a result of `shard_map` without reader; else None."""
-    sharded_results = {
-        v: (eqn, n) for eqn in jaxpr.eqns if eqn.primitive.name == "shard_map" for n, v in enumerate(eqn.outvars)
+    """For each result its split, if it is that of a `shard_map` and no equation reads it; else None."""
+    read = {var for eqn in jaxpr.eqns for var in variables_read(eqn)}
+    splits: dict[Var, Split] = {
+        var: _split_by(eqn, "out_specs", number, var)
+        for eqn in jaxpr.eqns
+        if eqn.primitive.name == "shard_map"
+        for number, var in enumerate(eqn.outvars)
+        if var not in read
     }
-    used = {atom for eqn in jaxpr.eqns for atom in eqn.invars if isinstance(atom, Var)}
-    dims: list[Split] = []
-    for atom in jaxpr.outvars:
-        if isinstance(atom, Literal) or atom not in sharded_results or atom in used:
-            dims.append(None)
-            continue
-        eqn, number = sharded_results[atom]
-        dims.append(_split_dim(eqn.params["out_specs"][number], eqn.params["mesh"], len(shape_of(atom))))
-    return tuple(dims)
+    return tuple(splits.get(atom) if isinstance(atom, Var) else None for atom in jaxpr.outvars)
 
 
-@dataclass(frozen=True, slots=True)
-class _Axis:
-    """Axis of replicas, each of which has a mesh."""
-
-    name: str
-    size: int
+def _split_by(eqn: JaxprEqn, specs: str, number: int, atom: Atom) -> Split:
+    """Split of a value by a `shard_map`, by the spec of its number in a parameter."""
+    return _split_dim(eqn.params[specs][number], eqn.params["mesh"], len(shape_of(atom)))
 
 
-_NO_REPLICAS = _Axis("", 1)
-
-
-def _local(
-    jaxpr: Jaxpr, replicas: int, in_dims: Splits = (), out_dims: Splits = (), outer: _Axis = _NO_REPLICAS
+def _of_one_replica(
+    jaxpr: Jaxpr, devices: int, in_dims: Splits = (), out_dims: Splits = (), outer: OuterAxis = NO_OUTER_AXIS
 ) -> Jaxpr:
-    """Jaxpr with a call for each `shard_map`, on local arrays where they come or leave split."""
+    """The jaxpr of one device, with a call of what it computes in place of each `shard_map`.
+
+    Args:
+        jaxpr: the jaxpr over all devices.
+        devices: of the mesh.
+        in_dims: split of each input, which comes as the device's part; none is split when empty.
+        out_dims: split of each result, which leaves as the device's part; none is split when empty.
+        outer: replicas that each have such a mesh.
+    """
 
     @once
     def rewrite(inner: ClosedJaxpr) -> ClosedJaxpr:
-        return ClosedJaxpr(_local(inner.jaxpr, replicas, outer=outer), inner.consts)
+        return ClosedJaxpr(_of_one_replica(inner.jaxpr, devices, outer=outer), inner.consts)
 
     split = {v: d for v, d in zip(jaxpr.invars, in_dims, strict=False) if d is not None}
     leaving = {v: d for v, d in zip(jaxpr.outvars, out_dims, strict=False) if d is not None and isinstance(v, Var)}
-    new = {v: Var(_local_aval(v.aval, d, replicas)) for v, d in {**split, **leaving}.items()}
+    local = {v: Var(_local_aval(v.aval, d, devices)) for v, d in {**split, **leaving}.items()}
 
-    def renamed(atom: Any) -> Any:
-        return new.get(atom, atom) if isinstance(atom, Var) else atom
+    def localised(atoms: Sequence[Any]) -> list[Any]:
+        return [substituted(atom, local) for atom in atoms]
 
+    replicas = devices * outer.size
     eqns = []
     parts: _Parts = {}
     for eqn in jaxpr.eqns:
-        if eqn.primitive.name in HOST_CALLS:
-            call = partial(call_once, eqn, sharing=replicas)
-            eqns.append(_call(eqn, lambda *xs, call=call: call(xs), eqn.invars, eqn.outvars, replicas * outer.size))
-            continue
-        if eqn.primitive.name != "shard_map":
-            eqns.append(_with_inner(eqn, rewrite))
-            continue
-        operands = [renamed(atom) for atom in eqn.invars]
-        results = [renamed(var) for var in eqn.outvars]
-        eqns += _calls(eqn, operands, results, replicas * outer.size, outer, parts)
-    body = jaxpr.replace(
-        invars=[renamed(v) for v in jaxpr.invars], eqns=eqns, outvars=[renamed(v) for v in jaxpr.outvars]
-    )
+        if eqn.primitive.name in HOST_CALLS:  # devices of one mesh call once, as all have the operands
+            call = partial(call_once, eqn, sharing=devices)
+            eqns.append(_call(eqn, lambda *xs, call=call: call(xs), eqn.invars, eqn.outvars, replicas))
+        elif eqn.primitive.name == "shard_map":
+            eqns += _shard_map_calls(eqn, localised(eqn.invars), localised(eqn.outvars), replicas, outer, parts)
+        else:
+            eqns.append(_rewrite_bodies(eqn, rewrite))
+    body = jaxpr.replace(invars=localised(jaxpr.invars), eqns=eqns, outvars=localised(jaxpr.outvars))
     # A result that only other computations read, by its parts, is gathered for nothing.
     return eliminate_dead_code(body) if parts else body
 
 
-def _with_inner(eqn: JaxprEqn, rewrite: Rewrite) -> JaxprEqn:
+def _rewrite_bodies(eqn: JaxprEqn, rewrite: Rewrite) -> JaxprEqn:
     """Rewrite jaxprs of an equation; of a pipeline that of one micro-batch too."""
     eqn = with_inner(eqn, rewrite)
     micro_batch = eqn.params.get("micro_batch")
@@ -272,30 +265,35 @@ def _with_inner(eqn: JaxprEqn, rewrite: Rewrite) -> JaxprEqn:
     return eqn.replace(params={**eqn.params, "micro_batch": rewritten})
 
 
-def _local_aval(aval: Any, dim: Split, replicas: int) -> Any:
-    return aval.update(shape=local_shape(aval.shape, dim, replicas), sharding=None)
+def _local_aval(aval: Any, dim: Split, devices: int) -> Any:
+    return aval.update(shape=local_shape(aval.shape, dim, devices), sharding=None)
 
 
-# Part of a common result that each replica has already, by the result, the mesh, and the axes of each dimension.
-_Parts = dict[tuple[Var, ReplicaAxes, tuple[Axes, ...]], Var]
+_Parts = dict[PartKey, Var]  # parts that each device has already of values that all have
 
 
-def _calls(
-    eqn: JaxprEqn, operands: Sequence[Atom], results: Sequence[Any], replicas: int, outer: _Axis, parts: _Parts
+def _shard_map_calls(
+    eqn: JaxprEqn, operands: Sequence[Atom], results: Sequence[Any], replicas: int, outer: OuterAxis, parts: _Parts
 ) -> Iterator[JaxprEqn]:
-    """Equations of a `shard_map`: slices of common operands, the computation, gathers of common results.
+    """Equations of a `shard_map`: slices of operands that all have, the computation, gathers of results for all.
 
-    Operands are taken from `parts` where they are there, and parts of results are added.
+    Args:
+        eqn: the `shard_map`.
+        operands: its operands, local arrays where they come split.
+        results: its results, local arrays where they leave split.
+        replicas: number of devices of all meshes.
+        outer: replicas that each have such a mesh.
+        parts: parts of operands that need no slice; those of results are added.
     """
     params = eqn.params
-    mesh = _Mesh.of(params["mesh"], outer)
+    mesh = ReplicaMesh.of(params["mesh"], outer)
     body = closed(params["jaxpr"])
     local_operands: list[Atom] = []
     for atom, inner, spec in zip(operands, body.jaxpr.invars, params["in_specs"], strict=True):
         local_operands.append(atom)
         if shape_of(atom) == shape_of(inner):
             continue
-        if (part := parts.get(mesh.part_of(atom, spec))) is not None:
+        if (part := parts.get(mesh.part_key(atom, spec))) is not None:
             local_operands[-1] = part
         else:
             local_operands[-1] = Var(without_manual_axes(inner.aval))
@@ -307,7 +305,7 @@ def _calls(
     yield call_equation(local_operands, local_results, _over_replicas(mesh, replicas)(body), eqn)
     for local, var, spec in zip(local_results, results, params["out_specs"], strict=True):
         if local is not var:
-            parts[mesh.part_of(var, spec)] = local
+            parts[mesh.part_key(var, spec)] = local
             yield _call(eqn, partial(mesh.gathered, spec=spec), [local], [var], replicas)
 
 
@@ -317,13 +315,13 @@ def _call(like: JaxprEqn, fun: Callable[..., Any], operands: Any, results: Any, 
     return call_equation(operands, results, trace_over_axis(fun, shapes, AXIS, replicas)[0], like)
 
 
-def rule_axes(eqn: JaxprEqn) -> set[str]:
-    """Names of axes that an equation communicates over; of a cast all."""
+def _axes_of_rule(eqn: JaxprEqn) -> set[str]:
+    """Names of axes that an equation communicates over; of a cast of types those that it changes."""
     axes = eqn.params.get("axes", eqn.params.get("axis_name"))
-    return {axis for axis in _names(axes) if isinstance(axis, str)}
+    return {axis for axis in named_axes(axes) if isinstance(axis, str)}
 
 
-def _over_replicas(mesh: _Mesh, replicas: int, *, rewrites_inside: bool = True) -> Rewrite:
+def _over_replicas(mesh: ReplicaMesh, replicas: int, *, rewrites_inside: bool = True) -> Rewrite:
     """Rewrites collectives over mesh axes to collectives over replicas, and drops the axes from types.
 
     Args:
@@ -337,8 +335,8 @@ def _over_replicas(mesh: _Mesh, replicas: int, *, rewrites_inside: bool = True) 
         if eqn.primitive.name == "shard_map" and not rewrites_inside:
             return eqn
         rule = rules.get(eqn.primitive.name)
-        if rule is None or not (rule_axes(eqn) & mesh.sizes.keys()):
-            return _with_inner(eqn, rewrite)
+        if rule is None or not (_axes_of_rule(eqn) & mesh.sizes.keys()):
+            return _rewrite_bodies(eqn, rewrite)
         return _call(eqn, partial(rule, **eqn.params), eqn.invars, eqn.outvars, replicas)
 
     @once
@@ -366,104 +364,6 @@ def _over_replicas(mesh: _Mesh, replicas: int, *, rewrites_inside: bool = True) 
         return ClosedJaxpr(body.replace(eqns=eqns, **boundary), jaxpr.consts)
 
     return rewrite
-
-
-@dataclass(frozen=True, slots=True)
-class _Mesh:
-    """Mesh of replicas; the last axis varies fastest, and devices that no axis tells apart in turn."""
-
-    sizes: Mapping[str, int]
-    devices: int = 1  # of each point of the mesh
-
-    @staticmethod
-    def of(mesh: Any, outer: _Axis = _NO_REPLICAS) -> _Mesh:
-        return _Mesh(({outer.name: outer.size} if outer.name else {}) | sizes_of(mesh))
-
-    def groups(self, names: Sequence[str], within: Any = None) -> Groups:
-        """Groups of replicas that differ in these axes only, by rank along them; or groups of those ranks."""
-        axes = list(self.sizes)
-        # Axes that are not named first, so that each row of the table is a group.
-        shape = [*(self.sizes[n] for n in axes), self.devices]
-        numbers = np.arange(prod(shape)).reshape(shape)
-        order = [*(a for a, n in enumerate(axes) if n not in names), len(axes), *(axes.index(n) for n in names)]
-        table = numbers.transpose(order).reshape(-1, prod(self.sizes[n] for n in names))
-        tables = [table] if within is None else [table[:, list(group)] for group in within]
-        return tuple(tuple(map(int, row)) for table in tables for row in table)
-
-    def index(self, names: Sequence[str]) -> jax.Array:
-        """Rank of a replica along some axes, int32."""
-        rank_of = {replica: rank for group in self.groups(names) for rank, replica in enumerate(group)}
-        return axis_rank([rank_of[replica] for replica in range(len(rank_of))])
-
-    def part_of(self, value: Any, spec: Any) -> tuple[Any, ReplicaAxes, tuple[Axes, ...]]:
-        """A value and its split, equal for equal parts."""
-        axes = [tuple(name for name in names if self.sizes[name] > 1) for names in map(_names, spec.partitions)]
-        while axes and not axes[-1]:
-            axes.pop()
-        return value, tuple(self.sizes.items()), tuple(axes)
-
-    def part(self, x: jax.Array, spec: Any) -> jax.Array:
-        """A replica's slice of a common array."""
-        for dim, names in enumerate(map(_names, spec.partitions)):
-            ranks = prod(self.sizes[n] for n in names)
-            if ranks > 1:
-                size = x.shape[dim] // ranks
-                x = lax.dynamic_slice_in_dim(x, self.index(names) * size, size, dim)
-        return x
-
-    def gathered(self, x: jax.Array, spec: Any) -> jax.Array:
-        """The common array of the slices of all replicas."""
-        for dim, names in enumerate(map(_names, spec.partitions)):
-            if prod(self.sizes[n] for n in names) > 1:
-                x = lax.all_gather(x, AXIS, axis_index_groups=self.groups(names), axis=dim, tiled=True)
-        return x
-
-    def rules(self) -> dict[str, Callable[..., Any]]:
-        """What evaluates each collective of a `shard_map`, by primitive."""
-        return {
-            "psum": self._reduce(lax.psum),
-            "psum_invariant": self._reduce(lax.psum),
-            "pmax": self._reduce(lax.pmax),
-            "pmin": self._reduce(lax.pmin),
-            **dict.fromkeys(("pvary", "preduced", "reduced_vary_cast_p", "vary_unreduced_cast_p"), lambda x, **_: x),
-            "all_gather": self._gather,
-            "all_gather_invariant": self._gather,
-            "reduce_scatter": self._scatter,
-            "all_to_all": self._exchange,
-            "ppermute": self._permute,
-            "pbroadcast": self._broadcast,
-            "axis_index": lambda axis_name: self.index(_names(axis_name)),
-        }
-
-    def _reduce(self, fun: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-        return lambda x, axes, axis_index_groups=None: fun(
-            x, AXIS, axis_index_groups=self.groups(_names(axes), axis_index_groups)
-        )
-
-    def _gather(
-        self, x: jax.Array, *, all_gather_dimension: int, axis_name: Any, tiled: bool, **params: Any
-    ) -> jax.Array:
-        groups = self.groups(_names(axis_name), params.get("axis_index_groups"))
-        return lax.all_gather(x, AXIS, axis_index_groups=groups, axis=all_gather_dimension, tiled=tiled)
-
-    def _scatter(
-        self, x: jax.Array, *, scatter_dimension: int, axis_name: Any, tiled: bool, **params: Any
-    ) -> jax.Array:
-        groups = self.groups(_names(axis_name), params.get("axis_index_groups"))
-        return lax.psum_scatter(x, AXIS, scatter_dimension=scatter_dimension, axis_index_groups=groups, tiled=tiled)
-
-    def _exchange(self, x: jax.Array, *, split_axis: int, concat_axis: int, axis_name: Any, **params: Any) -> jax.Array:
-        groups = self.groups(_names(axis_name), params.get("axis_index_groups"))
-        return lax.all_to_all(x, AXIS, split_axis, concat_axis, axis_index_groups=groups, tiled=True)
-
-    def _permute(self, x: jax.Array, *, axis_name: Any, perm: Sequence[tuple[int, int]]) -> jax.Array:
-        # Pairs are ranks along the axis, the same in every group of replicas.
-        pairs = [(group[s], group[d]) for group in self.groups(_names(axis_name)) for s, d in perm]
-        return lax.ppermute(x, AXIS, pairs)
-
-    def _broadcast(self, x: jax.Array, *, axis_name: Any, source: int, **params: Any) -> jax.Array:
-        groups = self.groups(_names(axis_name), params.get("axis_index_groups"))
-        return lax.ppermute(x, AXIS, [(group[source], replica) for group in groups for replica in group])
 
 
 def _as_replicated(

@@ -20,7 +20,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from operator import or_
-from typing import Any
 
 from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, JaxprEqn, Var, closed, jaxprs_in_params
 from ipujax.lowering.jaxpr import LOOPS, PIPELINE, ValueRoles, bodies, equations, equations_inside, with_inner
@@ -102,37 +101,38 @@ class _Flow:
     regions: dict[int, list[tuple[Body, _Flow]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.facts.update(zip(self.jaxpr.jaxpr.invars, self.inputs, strict=True))
+        """Find what each value is computed from; `read_backwards` adds what reads it."""
+        self._add_facts(self.jaxpr.jaxpr.invars, self.inputs)
         for number, eqn in enumerate(self.jaxpr.eqns):
             if part := _named_part(eqn):
-                self._add(eqn.outvars, [_RESULTS_OF[part]] * len(eqn.outvars))
+                self._add_facts(eqn.outvars, [_RESULTS_OF[part]] * len(eqn.outvars))
             elif _is_region(eqn):
-                self._enter(number, eqn)
+                self._follow_bodies(number, eqn)
             else:
-                self._add(eqn.outvars, [self._of_operands(eqn) & _SOURCES] * len(eqn.outvars))
+                self._add_facts(eqn.outvars, [self._facts_of_any(eqn.invars) & _SOURCES] * len(eqn.outvars))
 
     @property
     def results(self) -> list[int]:
         """Facts of its results."""
-        return [self._of(atom) for atom in self.jaxpr.jaxpr.outvars]
+        return [self._facts_of(atom) for atom in self.jaxpr.jaxpr.outvars]
 
-    def _of(self, atom: Atom) -> int:
+    def _facts_of(self, atom: Atom) -> int:
         return self.facts.get(atom, 0) if isinstance(atom, Var) else 0
 
-    def _of_operands(self, eqn: JaxprEqn) -> int:
-        return reduce(or_, map(self._of, eqn.invars), 0)
+    def _facts_of_any(self, atoms: Sequence[Atom]) -> int:
+        return reduce(or_, map(self._facts_of, atoms), 0)
 
-    def _add(self, atoms: Sequence[Any], facts: Sequence[int]) -> None:
+    def _add_facts(self, atoms: Sequence[Atom], facts: Sequence[int]) -> None:
         for atom, fact in zip(atoms, facts, strict=True):
             if isinstance(atom, Var):
                 self.facts[atom] = self.facts.get(atom, 0) | fact
 
-    def _enter(self, number: int, eqn: JaxprEqn) -> None:
+    def _follow_bodies(self, number: int, eqn: JaxprEqn) -> None:
         """Follow the values through the bodies of an equation; what a loop carries and updates is its state."""
         is_loop = eqn.primitive.name in LOOPS
         self.regions[number] = []
         for body in _inner_bodies(eqn):
-            inputs = [self._of(atom) & _SOURCES for atom in body.of_operands(eqn.invars)]
+            inputs = [self._facts_of(atom) & _SOURCES for atom in body.of_operands(eqn.invars)]
             if is_loop:  # gradients of an iteration are those that it computes
                 inputs = [fact if fact in (0, _STATE) else _INPUT for fact in inputs]
                 updated = _Flow(body.jaxpr, inputs).results[body.results.carries]
@@ -142,39 +142,43 @@ class _Flow:
                 ]
             inside = _Flow(body.jaxpr, inputs)
             self.regions[number].append((body, inside))
-            self._add(eqn.outvars, [fact & _SOURCES for fact in inside.results])
+            self._add_facts(eqn.outvars, [fact & _SOURCES for fact in inside.results])
 
     def read_backwards(self, readers: Sequence[int]) -> None:
         """Add to each value what reads it; `readers` are those of the results."""
-        self._add(self.jaxpr.jaxpr.outvars, readers)
+        self._add_facts(self.jaxpr.jaxpr.outvars, readers)
         for number, eqn in reversed(list(enumerate(self.jaxpr.eqns))):
             if number in self.regions:
                 for body, inside in self.regions[number]:
-                    inside.read_backwards([self._of(var) & _READERS for var in eqn.outvars])
+                    inside.read_backwards([self._facts_of(var) & _READERS for var in eqn.outvars])
                     if eqn.primitive.name in LOOPS:  # the next iteration reads what this one carries
-                        carried = inside.read_by(body.inputs.carries)
+                        carried = inside.readers_of_inputs(body.inputs.carries)
                         stacks = [0] * (body.results.stacks.stop - body.results.stacks.start)
                         inside.read_backwards([*carried, *stacks])
-                    self._add(body.of_operands(eqn.invars), inside.read_by(slice(None)))
+                    self._add_facts(body.of_operands(eqn.invars), inside.readers_of_inputs(slice(None)))
                 continue
             part = self.part(number, UPDATE)
-            reader = {"": self._of_results(eqn) & _READERS, UPDATE: _READ_BY_UPDATE}.get(part, _READ_BY_FORWARD)
-            self._add(eqn.invars, [reader] * len(eqn.invars))
+            # What an equation of no part reads is read by the readers of its results.
+            readers_of_results = self._facts_of_any(eqn.outvars) & _READERS
+            reader = {"": readers_of_results, UPDATE: _READ_BY_UPDATE}.get(part, _READ_BY_FORWARD)
+            self._add_facts(eqn.invars, [reader] * len(eqn.invars))
 
-    def read_by(self, places: slice) -> list[int]:
-        """Return what reads some of its inputs."""
-        return [self._of(var) & _READERS for var in self.jaxpr.jaxpr.invars[places]]
-
-    def _of_results(self, eqn: JaxprEqn) -> int:
-        return reduce(or_, map(self._of, eqn.outvars), 0)
+    def readers_of_inputs(self, places: slice) -> list[int]:
+        """Return what reads some of its inputs, as facts."""
+        return [self._facts_of(var) & _READERS for var in self.jaxpr.jaxpr.invars[places]]
 
     def part(self, number: int, of_gradients: str) -> str:
-        """Return the part of an equation without a gradient inside; `of_gradients`: of what a gradient is used for."""
+        """Return the part of an equation without a gradient inside.
+
+        Args:
+            number: of the equation.
+            of_gradients: part of what is computed from gradients: the update, or backward if a loop adds them up.
+        """
         eqn = self.jaxpr.eqns[number]
         if part := _named_part(eqn):
             return part
-        sources = self._of_operands(eqn) & _SOURCES
-        readers = self._of_results(eqn) & _READERS
+        sources = self._facts_of_any(eqn.invars) & _SOURCES
+        readers = self._facts_of_any(eqn.outvars) & _READERS
         if sources & _GRADIENT:
             return of_gradients
         if sources == _STATE and of_gradients == UPDATE:  # weights are cast, steps counted
@@ -186,15 +190,14 @@ class _Flow:
         return FORWARD if sources & _ACTIVATION else ""
 
     def rewritten(self, of_gradients: str) -> ClosedJaxpr:
-        """Return the jaxpr with parts in notes."""
-        eqns = [
-            self._rewritten_region(number, eqn, of_gradients)
-            if number in self.regions
-            else eqn
-            if _named_part(eqn)
-            else with_part(eqn, self.part(number, of_gradients))
-            for number, eqn in enumerate(self.jaxpr.eqns)
-        ]
+        """Return the jaxpr with parts in notes; arguments as of `part`."""
+        eqns = []
+        for number, eqn in enumerate(self.jaxpr.eqns):
+            if number in self.regions:
+                eqn = self._rewritten_region(number, eqn, of_gradients)
+            elif not _named_part(eqn):  # others have theirs by name
+                eqn = with_part(eqn, self.part(number, of_gradients))
+            eqns.append(eqn)
         return ClosedJaxpr(self.jaxpr.jaxpr.replace(eqns=eqns), self.jaxpr.consts)
 
     def _rewritten_region(self, number: int, eqn: JaxprEqn, of_gradients: str) -> JaxprEqn:
@@ -214,6 +217,6 @@ class _Flow:
 
     def of_gradients(self, body: Body) -> str:
         """Return the part of what a loop computes from gradients: the update if it trains, backward if it adds up."""
-        carries = zip(self.results[body.results.carries], self.read_by(body.inputs.carries), strict=True)
+        carries = zip(self.results[body.results.carries], self.readers_of_inputs(body.inputs.carries), strict=True)
         trains = any(fact & _GRADIENT and reader & _READ_BY_FORWARD for fact, reader in carries)
         return UPDATE if trains else BACKWARD

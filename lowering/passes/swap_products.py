@@ -13,7 +13,7 @@ from collections import Counter
 from typing import Any
 
 from ipujax.lowering.jax_compat import ClosedJaxpr, JaxprEqn, Literal, Var, shape_of
-from ipujax.lowering.jaxpr import Rewrite, everywhere, with_inner
+from ipujax.lowering.jaxpr import Rewrite, everywhere, variables, variables_read, with_inner
 from ipujax.lowering.primitives import record_of
 
 
@@ -25,18 +25,19 @@ def swap_products(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
 def _swapped(jaxpr: ClosedJaxpr, rewrite: Rewrite) -> ClosedJaxpr:
     """The jaxpr in which products that are only read transposed have their operands swapped."""
     body = jaxpr.jaxpr
-    readers = Counter(atom for eqn in body.eqns for atom in eqn.invars if isinstance(atom, Var))
-    readers.update(atom for atom in body.outvars if isinstance(atom, Var))
+    reads = Counter(var for eqn in body.eqns for var in variables_read(eqn))
+    reads.update(variables(body.outvars))
+    # The transpose of each value that is read by nothing else.
     transposed = {
         eqn.invars[0]: eqn
         for eqn in body.eqns
-        if record_of(eqn).view == "permuted" and isinstance(eqn.invars[0], Var) and readers[eqn.invars[0]] == 1
+        if record_of(eqn).view == "permuted" and isinstance(eqn.invars[0], Var) and reads[eqn.invars[0]] == 1
     }
     eqns: list[JaxprEqn] = []
     replaced: set[Var] = set()
     for eqn in body.eqns:
         reader = transposed.get(eqn.outvars[0]) if eqn.primitive.name == "dot_general" else None
-        if reader is not None and tuple(reader.params["permutation"]) == _exchange(eqn):
+        if reader is not None and tuple(reader.params["permutation"]) == _exchange_of_free_dims(eqn):
             eqns.append(_with_swapped_operands(eqn, reader))
             # The swapped product defines the transpose's result, so the transpose is dropped.
             replaced.add(reader.outvars[0])
@@ -45,8 +46,11 @@ def _swapped(jaxpr: ClosedJaxpr, rewrite: Rewrite) -> ClosedJaxpr:
     return ClosedJaxpr(body.replace(eqns=eqns), jaxpr.consts)
 
 
-def _exchange(eqn: JaxprEqn) -> tuple[int, ...] | None:
-    """Permutation of the result that exchanges the free dimensions of both operands; None for literals."""
+def _exchange_of_free_dims(eqn: JaxprEqn) -> tuple[int, ...] | None:
+    """Permutation of a product's result that exchanges the free dimensions of its operands.
+
+    None for a product of a literal, or one with a sharding of its result, which would have to be permuted too.
+    """
     if any(isinstance(atom, Literal) for atom in eqn.invars) or eqn.params.get("out_sharding") is not None:
         return None
     (lhs_contracted, _), (lhs_batch, _) = eqn.params["dimension_numbers"]
@@ -58,6 +62,7 @@ def _exchange(eqn: JaxprEqn) -> tuple[int, ...] | None:
 
 
 def _with_swapped_operands(eqn: JaxprEqn, reader: JaxprEqn) -> JaxprEqn:
+    """The product of the operands in the other order, with the result of `reader`, its transpose."""
     (lhs_contracted, rhs_contracted), (lhs_batch, rhs_batch) = eqn.params["dimension_numbers"]
     numbers = (rhs_contracted, lhs_contracted), (rhs_batch, lhs_batch)
     precision: Any = eqn.params["precision"]

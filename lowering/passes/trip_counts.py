@@ -10,7 +10,7 @@ Limits: counters are integers that do not wrap around; a condition of several co
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -78,25 +78,25 @@ def trip_count(eqn: JaxprEqn, known: Sequence[Known]) -> int | None:
     comparison = None if tested.effects else _comparison(tested)
     if comparison is None:
         return None
-    direction, sides = comparison
     values_of_condition = known_values(condition.jaxpr, [*known[condition.operands.constants], *fixed])
     values_of_body = known_values(body.jaxpr, [*known[body.operands.constants], *fixed])
-    counters = tested.invars[condition.inputs.carries]
-    variables = computed.invars[body.inputs.carries]
-    orders = (direction, _MIRRORED[direction])
-    for (counted, bound), order in zip((sides, sides[::-1]), orders, strict=True):
+    carries_of_condition = tested.invars[condition.inputs.carries]
+    carries_of_body = computed.invars[body.inputs.carries]
+    # The loop counts if one side is a carry plus a constant, and the other is known.
+    for counted, bound, direction in (comparison, comparison.mirrored()):
         end = _integer(_value(values_of_condition, bound))
         for number, start in enumerate(map(_integer, initial)):
-            offset = _added(tested, values_of_condition, counted, counters[number])
+            offset = _added(tested, values_of_condition, counted, carries_of_condition[number])
             if start is None or end is None or offset is None:
                 continue
-            step = _added(computed, values_of_body, computed.outvars[number], variables[number])
-            count = None if step is None else iterations(start + offset, end, step, order)
+            step = _added(computed, values_of_body, computed.outvars[number], carries_of_body[number])
+            count = None if step is None else iterations(start + offset, end, step, direction)
             if count is None or step is None:
                 return None
             last = start + count * step
-            fits = _holds(counters[number], last) and _holds(counted, start + offset) and _holds(counted, last + offset)
-            return count if fits else None
+            fits_carry = _can_hold(carries_of_condition[number], last)
+            fits_comparison = _can_hold(counted, start + offset) and _can_hold(counted, last + offset)
+            return count if fits_carry and fits_comparison else None
     return None
 
 
@@ -129,8 +129,20 @@ def known_operands(values: dict[Var, Known], atoms: Sequence[Atom]) -> list[Know
     return [_value(values, atom) for atom in atoms]
 
 
-def _comparison(condition: Jaxpr) -> tuple[str, tuple[Atom, Atom]] | None:
-    """Direction and sides of the comparison that a condition is; None for other conditions."""
+class _Comparison(NamedTuple):
+    """The comparison `left direction right`; directions are named as for `iterations`."""
+
+    left: Atom
+    right: Atom
+    direction: str
+
+    def mirrored(self) -> _Comparison:
+        """The same with its sides exchanged."""
+        return _Comparison(self.right, self.left, _MIRRORED[self.direction])
+
+
+def _comparison(condition: Jaxpr) -> _Comparison | None:
+    """The comparison of integers that a condition is, also one that is negated; None for other conditions."""
     eqn = _definition(condition, condition.outvars[0])
     is_negated = False
     while eqn is not None and eqn.primitive.name == "not":
@@ -139,11 +151,14 @@ def _comparison(condition: Jaxpr) -> tuple[str, tuple[Atom, Atom]] | None:
     if eqn is None or eqn.primitive.name not in _NEGATED or not _is_scalar(eqn.invars[0]):
         return None
     name = eqn.primitive.name
-    return (_NEGATED[name] if is_negated else name), (eqn.invars[0], eqn.invars[1])
+    return _Comparison(eqn.invars[0], eqn.invars[1], _NEGATED[name] if is_negated else name)
 
 
 def _added(jaxpr: Jaxpr, values: dict[Var, Known], atom: Atom, counter: Var) -> int | None:
-    """Constant that an atom is above the counter; None for other atoms."""
+    """Constant c of an atom that is counter + c, followed through casts and additions; None for other atoms.
+
+    `values` has the known values of the jaxpr.
+    """
     if atom is counter:
         return 0
     eqn = _definition(jaxpr, atom)
@@ -153,7 +168,7 @@ def _added(jaxpr: Jaxpr, values: dict[Var, Known], atom: Atom, counter: Var) -> 
     if name == "convert_element_type":
         inner = _added(jaxpr, values, eqn.invars[0], counter)
         dtype = _dtype(eqn.invars[0])
-        # In a wider dtype a sum does not wrap around as in that of the counter.
+        # A sum that is cast may have wrapped around in the narrower dtype, which `trip_count` does not see.
         return inner if dtype == _dtype(atom) or (inner == 0 and _is_wider(dtype, _dtype(atom))) else None
     if name not in ("add", "sub"):
         return None
@@ -175,7 +190,8 @@ def _is_wider(dtype: Any, other: Any) -> bool:
     return all(np.issubdtype(x, np.integer) for x in (dtype, other)) and np.can_cast(dtype, other, "safe")
 
 
-def _holds(atom: Atom, value: int) -> bool:
+def _can_hold(atom: Atom, value: int) -> bool:
+    """True if the dtype of an atom has an integer."""
     limits = np.iinfo(_dtype(atom))
     return bool(limits.min <= value <= limits.max)
 

@@ -19,8 +19,8 @@ from ipujax.lowering.jax_compat import Atom, JaxprEqn, Literal, Var, shape_of
 from ipujax.lowering.jaxpr import CONTROL_FLOW, EquationNumbers, equations_inside
 from ipujax.lowering.primitives import RECORDS, record_of
 
-_COSTS = frozenset(("view", "part", "joined", "look-up", "elementwise", "product"))
-_NAMES = frozenset(("iota", "name", "stop_gradient"))  # of those that cost nothing, without barriers
+_PURE_COSTS = frozenset(("view", "part", "joined", "look-up", "elementwise", "product"))
+_PURE_NAMES = frozenset(("iota", "name", "stop_gradient"))  # of those that cost nothing, without barriers
 # A copy is a value of its own; `rng_uniform` has a state.
 _NOT_JOINED = frozenset(("copy", "copy_p", "rng_uniform"))
 _SAME_OPERATION = {"add_any": "add"}  # of gradients
@@ -34,7 +34,7 @@ def is_pure(eqn: JaxprEqn) -> bool:
     if name in CONTROL_FLOW:
         return all(is_pure(inner) for inner in equations_inside(eqn))
     cost = record_of(eqn).cost
-    return cost in _COSTS or name in _NAMES or (cost == "other" and name in RECORDS)
+    return cost in _PURE_COSTS or name in _PURE_NAMES or (cost == "other" and name in RECORDS)
 
 
 def earlier_equals(
@@ -46,33 +46,33 @@ def earlier_equals(
 
     Args:
         eqns: equations of a body.
-        constants: what identifies the values of constants.
-        separation: of the number of an equation, what else must be equal; None for one that is equal to no other.
+        constants: what tells the values of constants from each other.
+        separation: from the number of an equation, what else must be equal; None for one that is equal to no other.
     """
     return _ValueNumbers(constants).earlier(eqns, separation)
 
 
 class _ValueNumbers:
-    """Numbers of values and equations, given in order."""
+    """Numbers of values and equations, given in order; equal values have one number."""
 
     def __init__(self, constants: Mapping[Var, Hashable]) -> None:
-        self._values: dict[Hashable, int] = {}
-        self._of_var: dict[Var, int] = {var: self._number(key) for var, key in constants.items()}
-        self._scalars: dict[int, int] = {}  # value → the scalar that all of its elements are
+        self._numbers: dict[Hashable, int] = {}  # by what tells a value from others
+        self._of_var: dict[Var, int] = {var: self._number_of(key) for var, key in constants.items()}
+        self._scalars: dict[int, int] = {}  # number of a value → that of the scalar that all of its elements are
         self._parameters = EquationNumbers()
 
     def earlier(self, eqns: Sequence[JaxprEqn], separation: Callable[[int], Hashable]) -> dict[int, int]:
         """Return for each equation that is equal to an earlier one the number of the last such."""
         earlier: dict[int, int] = {}
-        # The parameters are compared only of equations with equal operands: most have none.
+        # Parameters are compared only of equations that are alike in all else: most are alike with no other.
         first_alike: dict[Hashable, int] = {}
         last_equal: dict[Hashable, int] = {}
         for number, eqn in enumerate(eqns):
             self._find_repeated_scalar(eqn)
-            apart = separation(number) if is_pure(eqn) else None
-            if apart is None:
+            part = separation(number) if is_pure(eqn) else None
+            if part is None:
                 continue
-            alike = (*self._operation(eqn), apart)
+            alike = (*self._operation(eqn), part)
             first = first_alike.setdefault(alike, number)
             if first == number:
                 continue
@@ -81,37 +81,39 @@ class _ValueNumbers:
             if equal in last_equal:
                 earlier[number] = last_equal[equal]
                 results = zip(eqn.outvars, eqns[last_equal[equal]].outvars, strict=True)
-                self._of_var.update({var: self._value(earlier_var) for var, earlier_var in results})
+                self._of_var.update({var: self._number_of_value(earlier_var) for var, earlier_var in results})
             last_equal[equal] = number
         return earlier
 
     def _find_repeated_scalar(self, eqn: JaxprEqn) -> None:
-        """Numbers a view of one repeated scalar by that: all parts of it are equal, as gradients of a sum are."""
+        """Numbers a view of one repeated scalar by that and its type: all such are equal, as gradients of a sum are."""
         if record_of(eqn).cost not in ("view", "part") or len(eqn.invars) != 1:
             return
-        operand = self._value(eqn.invars[0])
+        operand = self._number_of_value(eqn.invars[0])
         scalar = self._scalars.get(operand) if shape_of(eqn.invars[0]) else operand
         if scalar is not None:
             for var in eqn.outvars:
-                self._of_var[var] = self._number(("repeated", scalar, var.aval))
+                self._of_var[var] = self._number_of(("repeated", scalar, var.aval))
                 self._scalars[self._of_var[var]] = scalar
 
     def _operation(self, eqn: JaxprEqn) -> tuple[str, tuple[int, ...]]:
-        operands = [self._value(atom) for atom in eqn.invars]
+        """Name of an equation's operation, and the numbers of its operands; sorted where their order is nothing."""
+        operands = [self._number_of_value(atom) for atom in eqn.invars]
         if record_of(eqn).is_commutative:
             operands.sort()
         name = eqn.primitive.name
         return _SAME_OPERATION.get(name, name), tuple(operands)
 
-    def _value(self, atom: Atom) -> int:
+    def _number_of_value(self, atom: Atom) -> int:
+        """The number of a variable's value, a new one if none is known, or of a literal."""
         if isinstance(atom, Literal):
             value = np.asarray(atom.val)
             aval: Any = atom.aval
-            # Whether its type is weak shows in the types of results.
-            return self._number((aval.shape, aval.dtype, value.dtype.name, value.tobytes()))
+            # The type of a result shows whether that of the literal is weak.
+            return self._number_of((aval.shape, aval.dtype, value.dtype.name, value.tobytes()))
         if atom not in self._of_var:
-            self._of_var[atom] = self._number(atom)
+            self._of_var[atom] = self._number_of(atom)
         return self._of_var[atom]
 
-    def _number(self, key: Hashable) -> int:
-        return self._values.setdefault(key, len(self._values))
+    def _number_of(self, key: Hashable) -> int:
+        return self._numbers.setdefault(key, len(self._numbers))

@@ -33,6 +33,7 @@ from ipujax.runtime.target import Target
 _MAX_POSITIONS = 64
 _MAX_CANDIDATES = 256
 _PARAMETER_COPIES = 2  # a parameter and the accumulator of its gradient
+_RATIO_MARGIN = 1.5  # assumed: by which the formula may be off for stages of other ratios of forward to backward time
 
 
 def best_cuts(
@@ -43,9 +44,19 @@ def best_cuts(
     resident: Sequence[tuple[int, int]] = (),
     stores_residuals: bool = True,
 ) -> list[tuple[int, ...]]:
-    """Most promising cuts, best first; a cut is the first segment of each stage but the first."""
-    # `resident`: (segment, bytes) of arguments that are mapped to the IPU of that segment all the time.
-    # `stores_residuals`: whether all values that gradients need are stored for them.
+    """Most promising cuts, best first; a cut is the first segment of each stage but the first.
+
+    Args:
+        work: costs of the segments.
+        plan: the schedule.
+        target: with the memory of an IPU.
+        max_cuts: how many cuts to return.
+        resident: (segment, bytes) of arguments that are on the IPU of that segment all the time.
+        stores_residuals: whether all values that gradients need are stored for them.
+
+    Raises:
+        ArgumentError: if there are too few places for a cut, or no cut fits.
+    """
     num_stages = plan.num_stages
     count = len(work.forward_cycles)
     positions = cut_positions(work)
@@ -59,8 +70,9 @@ def best_cuts(
     bounds = np.array([0, *positions, count])
     resident_bytes = _resident_bytes(work, resident, bounds)
     stored_bytes = work.residual_bytes * stores_residuals
+    # For each stage, and any two bounds, whether the segments between them fit its IPU.
     in_flight = [plan.in_flight(stage) if plan.training else 1 for stage in range(num_stages)]
-    fits = [_fits(resident_bytes + number * _range_sums(stored_bytes, bounds), target) for number in in_flight]
+    fits = [_fits_ipu(resident_bytes + number * _range_sums(stored_bytes, bounds), target) for number in in_flight]
 
     def all_stages_fit(candidate: Sequence[int]) -> bool:
         return all(fit[a, b] for fit, (a, b) in zip(fits, _ranges(candidate, bounds), strict=True))
@@ -74,7 +86,7 @@ def best_cuts(
         candidates = [tuple(positions.index(cut) + 1 for cut in cuts) for cuts in combined]
         candidates = [candidate for candidate in candidates if all_stages_fit(candidate)]
     else:
-        candidates = _balanced(_times(work, bounds, plan, target), fits, plan)
+        candidates = _balanced_cuts(_stage_times(work, bounds, plan, target), fits, plan)
     if not candidates:
         raise ArgumentError(
             f"no cut into {num_stages} stages fits the memory of an IPU",
@@ -110,16 +122,22 @@ def _ranges(candidate: Sequence[int], bounds: np.ndarray) -> list[tuple[int, int
     return list(pairwise((0, *candidate, len(bounds) - 1)))
 
 
-def _balanced(times: np.ndarray, fits: Sequence[np.ndarray], plan: SchedulePlan) -> list[tuple[int, ...]]:
-    """Candidates that minimise the formula, one for each limit on the time of the slowest stage; best first."""
+def _balanced_cuts(times: np.ndarray, fits: Sequence[np.ndarray], plan: SchedulePlan) -> list[tuple[int, ...]]:
+    """Candidates that minimise the formula above, one for each limit on the time of the slowest stage; best first.
+
+    Args:
+        times: of the stage between any two bounds.
+        fits: for each stage whether its IPU holds what is between any two bounds.
+        plan: the schedule.
+    """
     costs: dict[tuple[int, ...], float] = {}
-    for limit in np.unique(times[np.isfinite(times)]):
-        candidate = _least_sum(np.where(times <= limit, times, np.inf), fits, plan.num_stages)
+    for limit in np.unique(times[np.isfinite(times)]):  # ascending
+        candidate = _cut_of_least_sum(np.where(times <= limit, times, np.inf), fits, plan.num_stages)
         if candidate is not None:
             stage_times = [times[a, b] for a, b in pairwise((0, *candidate, len(times) - 1))]
             costs.setdefault(candidate, float(sum(stage_times) + (plan.micro_batches - 1) * max(stage_times)))
-            # A slower slowest stage costs at least this much; the margin allows for other ratios than the formula's.
-            if limit * plan.micro_batches > 1.5 * min(costs.values()):
+            # With a slower slowest stage a cut costs at least that stage's time for each micro-batch.
+            if limit * plan.micro_batches > _RATIO_MARGIN * min(costs.values()):
                 break
     return sorted(costs, key=costs.__getitem__)[:_MAX_CANDIDATES]
 
@@ -134,6 +152,7 @@ def _schedule_cycles(work: Work, ranges: Sequence[tuple[int, int]], plan: Schedu
         forward = float(work.forward_cycles[a:b].sum() + has_stash * work.push_cycles[a:b].sum()) + sending
         backward = float(work.backward_cycles[a:b].sum() + has_stash * work.pop_cycles[a:b].sum())
         cycles |= {(stage, FORWARD): forward, (stage, BACKWARD): backward}
+        # Assumed: gradients of inputs and of weights take as long as each other.
         cycles |= {(stage, BACKWARD_INPUT): backward / 2, (stage, BACKWARD_WEIGHT): backward / 2}
     if target.global_exchange == "lockstep":  # the slowest task of each slot delays all IPUs
         return sum(
@@ -142,7 +161,7 @@ def _schedule_cycles(work: Work, ranges: Sequence[tuple[int, int]], plan: Schedu
             for slot in block.slots
         )
     clocks = [0.0] * plan.num_ipus
-    end_clocks: dict[tuple[int, int, bool], float] = {}
+    end_clocks: dict[tuple[int, int, bool], float] = {}  # by stage, micro-batch, and whether the task is backward
     for slot in plan.slots():
         for task in slot:
             ipu = plan.ipus[task.stage]
@@ -177,7 +196,7 @@ def cut_positions(work: Work) -> list[int]:
     return sorted({*cheapest.tolist(), *in_between})
 
 
-def _times(work: Work, bounds: np.ndarray, plan: SchedulePlan, target: Target) -> np.ndarray:
+def _stage_times(work: Work, bounds: np.ndarray, plan: SchedulePlan, target: Target) -> np.ndarray:
     """Cycles of the stage between any two bounds, stash and sends included, float64[bounds, bounds]."""
     cycles = work.forward_cycles + work.backward_cycles + plan.training * (work.push_cycles + work.pop_cycles)
     elapsed = np.concatenate([[0], np.cumsum(cycles)])[bounds]
@@ -194,32 +213,32 @@ def _range_sums(num_bytes: np.ndarray, bounds: np.ndarray) -> np.ndarray:
     return totals[None, :] - totals[:, None]
 
 
-def _resident_bytes(work: Work, others: Sequence[tuple[int, int]], bounds: np.ndarray) -> np.ndarray:
-    """Bytes of parameters and other arguments of the stage between any two bounds, float64[bounds, bounds]."""
+def _resident_bytes(work: Work, resident: Sequence[tuple[int, int]], bounds: np.ndarray) -> np.ndarray:
+    """Bytes of parameters and `resident` arguments of the stage between any two bounds, float64[bounds, bounds]."""
     count = len(work.forward_cycles)
     other_bytes = np.zeros(count)
-    for segment, size in others:
-        other_bytes[segment] += size
+    for segment, num_bytes in resident:
+        other_bytes[segment] += num_bytes
     # A parameter has a copy in each stage that uses it: indexed by previous user + 1 and user + 1, a copy counts in a
     # stage that contains the user and not the previous one.
     copies = np.zeros((count + 1, count + 1))
-    for users, size in work.parameter_bytes:
+    for users, num_bytes in work.parameter_bytes:
         for previous_user, user in pairwise((-1, *users)):
-            copies[previous_user + 1, user + 1] += _PARAMETER_COPIES * size
+            copies[previous_user + 1, user + 1] += _PARAMETER_COPIES * num_bytes
     # For a stage [a, b), user u and previous user v: v < a <= u < b.
     copy_sums = np.cumsum(np.cumsum(copies, 0), 1)
-    resident = copy_sums[bounds[:, None], bounds[None, :]] - copy_sums[bounds[:, None], bounds[:, None]]
-    return resident + _range_sums(other_bytes, bounds)
+    parameter_bytes = copy_sums[bounds[:, None], bounds[None, :]] - copy_sums[bounds[:, None], bounds[:, None]]
+    return parameter_bytes + _range_sums(other_bytes, bounds)
 
 
-def _fits(num_bytes: np.ndarray, target: Target) -> np.ndarray:
+def _fits_ipu(num_bytes: np.ndarray, target: Target) -> np.ndarray:
     """Elementwise test for byte counts that an IPU holds."""
     fits: np.ndarray = num_bytes <= target.num_tiles * target.bytes_per_tile
     return fits
 
 
-def _least_sum(times: np.ndarray, fits: Sequence[np.ndarray], num_stages: int) -> tuple[int, ...] | None:
-    """Ends of all stages but the last that minimise the sum of times; None if no cut fits."""
+def _cut_of_least_sum(times: np.ndarray, fits: Sequence[np.ndarray], num_stages: int) -> tuple[int, ...] | None:
+    """Bounds, by index, at which all stages but the last end, of least sum of times; None if no cut fits."""
     size = len(times)
     # Dynamic programming over stages: total[b] is the least sum of times of the stages that end at bound b.
     total = np.where(fits[0][0], times[0], np.inf)
@@ -240,9 +259,11 @@ def _least_sum(times: np.ndarray, fits: Sequence[np.ndarray], num_stages: int) -
 
 def name_stages(work: Work, cuts: Sequence[int]) -> CutJaxpr:
     """The micro-batch with equations named after the stages of a cut, and loops over layers split at the cuts."""
+    # By the equation's number and first row; those that belong to their users have no stage, and get one with these.
     stage_of = {key: int(np.searchsorted(cuts, n, "right")) for key, n in work.shard_segments().items() if n >= 0}
     loops: dict[int, Bounds] = {}
     for n, bounds in work.loops.items():
+        # The finest bounds between shards of different stages.
         changes = [b for a, b in pairwise(bounds[:-1]) if stage_of[n, a] != stage_of[n, b]]
         loops |= {n: (0, *changes, bounds[-1])} if changes else {}
     shards = into_shards(work.jaxpr, work.spec, share_bounds(work.jaxpr.jaxpr, loops))

@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -42,15 +42,14 @@ from ipujax.lowering.pipelining.row_shards import (
     uncut,
 )
 
-_NAME = "layer"  # of the function that layers share
+_FUNCTION_NAME = "layer"  # of the function that layers share
 _MOST_SHARDS = 32  # a loop of more iterations has several in each shard
 
 
 def is_layer_loop(eqn: JaxprEqn, trained: Collection[Var]) -> bool:
     """True if a forward equation is a loop over layers; `trained` are parameters and values computed from them."""
-    return (
-        eqn.primitive.name == "scan" and eqn.params["length"] > 1 and any(var in trained for var in _stacks(eqn, "in"))
-    )
+    is_loop = eqn.primitive.name == "scan" and eqn.params["length"] > 1
+    return is_loop and any(var in trained for var in _stacks_read(eqn))
 
 
 def finest_bounds(length: int) -> Bounds:
@@ -59,36 +58,47 @@ def finest_bounds(length: int) -> Bounds:
 
 
 def into_shards(jaxpr: ClosedJaxpr, spec: PipelineSpec, loops: Mapping[int, Bounds]) -> CutJaxpr:
-    """The micro-batch with loops over layers (equation index: bounds), and values with the same rows, in shards."""
+    """The micro-batch with loops over layers, and values with the same rows, in shards.
+
+    Args:
+        jaxpr: the micro-batch.
+        spec: how micro-batches go through it.
+        loops: bounds at which loops are cut, by the index of their equations.
+    """
     if not loops:
         return uncut(jaxpr)
     body = jaxpr.jaxpr
-    seeds = {var: bounds for n, bounds in loops.items() for var in _stacks(body.eqns[n])}
+    seeds = {var: bounds for n, bounds in loops.items() for var in _stacks_of(body.eqns[n])}
     bounds = spread(body, seeds)
-    return cut(jaxpr, bounds, _unsplit(body, spec, bounds))
+    return cut(jaxpr, bounds, _unsplit_values(body, spec, bounds))
 
 
 def share_bounds(jaxpr: Jaxpr, loops: Mapping[int, Bounds]) -> dict[int, Bounds]:
-    """The loops with bounds merged among those that share rows, so that all of them are cut alike."""
+    """The bounds of loops, by the index of their equations, merged among loops that share rows."""
+    # A stack that two loops read is cut where any of them is, so that no shard is sliced again.
     merged: dict[int, Bounds] = {}
     for n in loops:
         if n not in merged:
-            same_rows = spread(jaxpr, dict.fromkeys(_stacks(jaxpr.eqns[n]), loops[n]))
-            linked = [m for m in loops if m == n or not same_rows.keys().isdisjoint(_stacks(jaxpr.eqns[m]))]
+            same_rows = spread(jaxpr, dict.fromkeys(_stacks_of(jaxpr.eqns[n]), loops[n]))
+            linked = [m for m in loops if m == n or not same_rows.keys().isdisjoint(_stacks_of(jaxpr.eqns[m]))]
             merged |= dict.fromkeys(linked, tuple(sorted({row for m in linked for row in loops[m]})))
     return merged
 
 
-def _stacks(eqn: JaxprEqn, which: str = "both") -> list[Var]:
-    """Stacks that a loop reads and produces, or only those it reads."""
-    body = scan_body(eqn.params)
-    operands = variables(eqn.invars[body.operands.stacks])
-    return operands if which == "in" else [*operands, *eqn.outvars[body.results.stacks]]
+def _stacks_of(eqn: JaxprEqn) -> list[Var]:
+    """Stacks that a loop reads and produces."""
+    return [*_stacks_read(eqn), *eqn.outvars[scan_body(eqn.params).results.stacks]]
 
 
-def _unsplit(body: Jaxpr, spec: PipelineSpec, bounds: Mapping[Var, Bounds]) -> set[Var]:
-    """Inputs and results of a micro-batch that stay unsplit: batch rows, keys, stacked results."""
-    # A state is cut only if its next value is cut alike, because one takes the variable of the other.
+def _stacks_read(eqn: JaxprEqn) -> list[Var]:
+    return variables(eqn.invars[scan_body(eqn.params).operands.stacks])
+
+
+def _unsplit_values(body: Jaxpr, spec: PipelineSpec, bounds: Mapping[Var, Bounds]) -> set[Var]:
+    """Inputs and results of a micro-batch that stay unsplit: batches, keys, stacked results.
+
+    And a state whose next value is not cut alike, because one takes the variable of the other.
+    """
     states = {body.invars[operand]: body.outvars[result] for operand, result in spec.carries}
     unsplit = {var for var, role in zip(body.invars, spec.roles, strict=True) if role in ("batch", "key")}
     unsplit |= {var for var, kind in zip(body.outvars, spec.reduce, strict=True) if kind == "stack" and var in bounds}  # type: ignore[misc]
@@ -111,17 +121,20 @@ def replacement(eqn: JaxprEqn, shards: CutJaxpr) -> Replacement:
 
 
 def spec_of_shards(spec: PipelineSpec, shards: CutJaxpr, **changes: Any) -> PipelineSpec:
-    """The spec of a micro-batch in shards."""
-    first_in = list(accumulate(map(num_shards, shards.inputs), initial=0))
-    first_out = list(accumulate(map(num_shards, shards.outputs), initial=0))
-    roles = [role for role, at in zip(spec.roles, shards.inputs, strict=True) for _ in range(num_shards(at))]
-    kinds = [kind for kind, at in zip(spec.reduce, shards.outputs, strict=True) for _ in range(num_shards(at))]
-    streamed = [x for x, at in zip(spec.streamed, shards.inputs, strict=False) for _ in range(num_shards(at))]
-    sent = [x for x, at in zip(spec.sent, shards.outputs, strict=False) for _ in range(num_shards(at))]
+    """The spec of a micro-batch in shards: a role for each shard of an operand, a reduction for each of a result."""
+    in_counts = list(map(num_shards, shards.inputs))
+    out_counts = list(map(num_shards, shards.outputs))
+    roles = [role for role, count in zip(spec.roles, in_counts, strict=True) for _ in range(count)]
+    kinds = [kind for kind, count in zip(spec.reduce, out_counts, strict=True) for _ in range(count)]
+    # Flags of streams are empty if there are none.
+    streamed = [flag for flag, count in zip(spec.streamed, in_counts, strict=False) for _ in range(count)]
+    sent = [flag for flag, count in zip(spec.sent, out_counts, strict=False) for _ in range(count)]
+    first_in = list(accumulate(in_counts, initial=0))
+    first_out = list(accumulate(out_counts, initial=0))
     carries = [
         (first_in[operand] + k, first_out[result] + k)
         for operand, result in spec.carries
-        for k in range(num_shards(shards.inputs[operand]))
+        for k in range(in_counts[operand])
     ]
     spec = replace(spec, streamed=tuple(streamed), sent=tuple(sent))
     return replace(spec, roles=tuple(roles), reduce=tuple(kinds), carries=tuple(carries), **changes)
@@ -136,16 +149,17 @@ def _loop_of_shards(loop: ClosedJaxpr, shards: CutJaxpr) -> ClosedJaxpr:
     outvars = list[Any]()
     joins = list[JaxprEqn]()
     slices = list[JaxprEqn]()
-    for var, at in zip(body.invars, shards.inputs, strict=True):
-        operand_shards = [var] if at is None else shards_of(var, at)
+    for var, bounds in zip(body.invars, shards.inputs, strict=True):
+        operand_shards = [var] if bounds is None else shards_of(var, bounds)
         invars += operand_shards
-        if at is not None:
-            joins.append(concat_eqn(operand_shards, var, None))
-    for out, at in zip(body.outvars, shards.outputs, strict=True):
-        result_shards: Sequence[Any] = [out] if at is None else shards_of(out, at)
+        if bounds is not None:
+            joins.append(concat_eqn(operand_shards, var, like=None))
+    for out, bounds in zip(body.outvars, shards.outputs, strict=True):
+        result_shards: Sequence[Any] = [out] if bounds is None else shards_of(out, bounds)
         outvars += result_shards
-        for shard, (a, b) in zip(result_shards, pairwise(at or ()), strict=False):
-            slices.append(slice_eqn(out, shard, a, b, None))
+        if bounds is not None:
+            for shard, (a, b) in zip(result_shards, pairwise(bounds), strict=True):
+                slices.append(slice_eqn(out, shard, a, b, like=None))
     names = body.debug_info.with_unknown_names()
     eqns = [*joins, *body.eqns, *slices]
     return ClosedJaxpr(body.replace(invars=invars, outvars=outvars, eqns=eqns, debug_info=names), loop.consts)
@@ -154,32 +168,41 @@ def _loop_of_shards(loop: ClosedJaxpr, shards: CutJaxpr) -> ClosedJaxpr:
 def share_layers(shards: CutJaxpr, ipus: Sequence[int], same: Collection[Var], byte_cost: float) -> CutJaxpr:
     """Replaces loop bodies by functions, for loops with several shards on an IPU; `shards` has named stages."""
     pairs = zip(shards.jaxpr.eqns, shards.sources, strict=True)
-    loops_and_ipus = [_loop_and_ipu(eqn, source, ipus) for eqn, source in pairs]
+    loop_shards = [_loop_shard(eqn, source, ipus) for eqn, source in pairs]
     calls_of_loop = {
-        loop_and_ipu[0]: count
-        for loop_and_ipu, count in Counter(loops_and_ipus).items()
-        if loop_and_ipu is not None and count > 1
+        shard.loop: count for shard, count in Counter(loop_shards).items() if shard is not None and count > 1
     }
     bodies: dict[int, ClosedJaxpr] = {}
     eqns = []
-    for eqn, loop_and_ipu in zip(shards.jaxpr.eqns, loops_and_ipus, strict=True):
-        if loop_and_ipu is not None and loop_and_ipu[0] in calls_of_loop:
-            body = bodies.setdefault(loop_and_ipu[0], _calling(eqn, same, calls_of_loop[loop_and_ipu[0]], byte_cost))
+    for eqn, shard in zip(shards.jaxpr.eqns, loop_shards, strict=True):
+        if shard is not None and shard.loop in calls_of_loop:
+            body = bodies.setdefault(shard.loop, _body_as_call(eqn, same, calls_of_loop[shard.loop], byte_cost))
             eqn = eqn.replace(params={**eqn.params, "jaxpr": body})
         eqns.append(eqn)
     return replace(shards, jaxpr=ClosedJaxpr(shards.jaxpr.jaxpr.replace(eqns=eqns), shards.jaxpr.consts))
 
 
-def _loop_and_ipu(eqn: JaxprEqn, source: Source | None, ipus: Sequence[int]) -> tuple[int, int] | None:
-    """Index of the loop that an equation is a shard of, and its IPU; None for other equations."""
+class _LoopShard(NamedTuple):
+    """A shard of a loop over layers: index of the uncut loop, and the IPU of the shard's stage."""
+
+    loop: int
+    ipu: int
+
+
+def _loop_shard(eqn: JaxprEqn, source: Source | None, ipus: Sequence[int]) -> _LoopShard | None:
+    """The shard of a loop that an equation is; None for other equations."""
     stage = stage_name(eqn).stage
     if source is None or not source.rows or stage is None or eqn.primitive.name != "scan":
         return None
-    return source.number, ipus[stage]
+    return _LoopShard(source.number, ipus[stage])
 
 
-def _calling(eqn: JaxprEqn, same_in_all: Collection[Var], calls: int, byte_cost: float) -> ClosedJaxpr:
-    """The body of a loop as one call of a function that `calls` stages share, if that pays; else the body."""
+def _body_as_call(eqn: JaxprEqn, same_in_all: Collection[Var], calls: int, byte_cost: float) -> ClosedJaxpr:
+    """The body of a loop as one call of a function that `calls` stages share, if that pays; else the body.
+
+    Constants of the loop that are `same_in_all` micro-batches are read in place; what else the body reads, and what it
+    computes, is copied, which counts against the code that is saved.
+    """
     inside = scan_body(eqn.params)
     body = inside.jaxpr
     consts = eqn.invars[inside.operands.constants]
@@ -192,7 +215,7 @@ def _calling(eqn: JaxprEqn, same_in_all: Collection[Var], calls: int, byte_cost:
         return body
     invars = [Var(var.aval) for var in body.jaxpr.invars]
     outvars = [Var(atom.aval) for atom in body.jaxpr.outvars]
-    params = {"jaxpr": body, "name": _NAME, "fixed": fixed}
+    params = {"jaxpr": body, "name": _FUNCTION_NAME, "fixed": fixed}
     call = new_jaxpr_eqn(invars, outvars, function_call_p, params, frozenset())  # no source: several stages share it
     names = body.jaxpr.debug_info.with_unknown_names()
     calling = body.jaxpr.replace(constvars=[], invars=invars, outvars=outvars, eqns=[call], debug_info=names)

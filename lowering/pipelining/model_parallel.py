@@ -52,13 +52,13 @@ def lower_staged(
     """
     placed = _place(jaxpr, graph, recomputation)
     body = placed.body
-    ipus = Ipus(graph, make_lowering)
+    ipus = Ipus(graph, make_lowering, prog)
     env: dict[Var, Tensor] = dict(zip(body.invars, operands, strict=True))
     for var, value in zip(body.constvars, jaxpr.consts, strict=True):
         env[var] = graph.add_constant(value, "constant")
     lowest = min(placed.ipus)
     ipus.lowering(lowest).find_roles(body.eqns, body.outvars)
-    # Copies of the old value may have been sent, so nothing may read the new one.
+    # `ipus` may have copied the old value to where the new one is read, so no equation may read the new one.
     read_by_equations = {var for eqn in body.eqns for var in variables(eqn.invars)}
     overwritable = {var: x for var, x in donated.items() if var not in read_by_equations}
     reads = LastReads(last_uses(body), env.items())
@@ -71,7 +71,7 @@ def lower_staged(
         if n in placed.pipelines:
             pipeline = placed.pipelines[n]
             with graph.debug_origin(replace(origin, part=PLUMBING)):
-                results, run = lower_pipeline(ipus, pipeline, operands_of_eqn, prog, pipeline.spec.name)
+                results, run = lower_pipeline(ipus, pipeline, operands_of_eqn)
             runs.append(run)
         elif is_reduction(eqn):
             builder = Builder(graph, prog, origin.path or eqn.primitive.name)
@@ -85,7 +85,7 @@ def lower_staged(
                 and ipus.may_hold(overwritable[var], ipu)
                 and reads.may_overwrite(overwritable[var], operands_of_eqn, n)
             }
-            results = ipus.equation(eqn, env, ipu, prog, into)
+            results = ipus.equation(eqn, env, ipu, into)
         lowering.note_roles(eqn.outvars, results)
         reads.add(zip(eqn.outvars, results, strict=True))
         env.update(zip(eqn.outvars, results, strict=True))
@@ -108,7 +108,7 @@ class _Placed:
 
 
 def _place(jaxpr: ClosedJaxpr, graph: Graph, recomputation: Recomputation) -> _Placed:
-    """Assigns an IPU to each equation, before equations are outlined and fused among those of an IPU."""
+    """Assigns an IPU to each equation, then outlines runs and fuses elementwise ones among those of each IPU."""
     eqns = jaxpr.jaxpr.eqns
     byte_cost = graph.byte_cost_cycles
     staged = {
@@ -116,6 +116,7 @@ def _place(jaxpr: ClosedJaxpr, graph: Graph, recomputation: Recomputation) -> _P
     }
     stage_of = assign_stages(jaxpr.jaxpr, {n: pipeline.span() for n, pipeline in staged.items()})
     _check_fits(jaxpr, stage_of, graph.target.num_ipus)
+    # Runs of equations that are named after stages are outlined already: others had no place until now.
     unnamed_stages = [
         None if n in staged or stage_name(eqn).stage is not None else stage_of[n] for n, eqn in enumerate(eqns)
     ]
@@ -131,7 +132,7 @@ def _reduced_over_replicas(
 ) -> Sequence[Tensor]:
     """Reduces each operand on the IPU that it is mapped to, or on `ipu` if it is on none, all at the same time."""
     homes = [ipus.view(ipu if home is None else home) for home in map(ipus.tensor_ipu, operands)]
-    local = [ipus.copy_to(x, home.ipu, builder.prog) for x, home in zip(operands, homes, strict=True)]
+    local = [ipus.copy_to(x, home.ipu) for x, home in zip(operands, homes, strict=True)]
     return reduce_across_ipus(builder, eqn, local, homes)
 
 

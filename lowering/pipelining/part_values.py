@@ -50,15 +50,21 @@ class Pipeline:
         staged: its parts, their schedule and IPUs.
         ipus: the lowering of each IPU.
         operands: tensor of each input of a micro-batch.
-        prog: program before all tasks.
-        name: debug name.
     """
 
     staged: StagedPipeline
     ipus: Ipus
     operands: Mapping[Var, Tensor]
-    prog: ProgramSequence
-    name: str
+
+    @property
+    def prog(self) -> ProgramSequence:
+        """The program before all tasks."""
+        return self.ipus.prog
+
+    @property
+    def name(self) -> str:
+        """Debug name."""
+        return self.staged.spec.name
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,9 +73,9 @@ class Arrival:
 
     Args:
         landing: variables that successive micro-batches are copied to, in rotation.
-        read: variable that the part reads; the landing variable itself if there is one only.
-        receive: function that pushes the landed value into a ring, if more values can be on their way.
-        ring: that ring.
+        read: variable that the part reads, copied from the micro-batch's landing variable if there are several.
+        receive: function that pushes the one landing variable into a ring, if more values can be on their way.
+        ring: that ring, which the part reads instead.
     """
 
     landing: list[Tensor]
@@ -80,7 +86,15 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Send:
-    """A value that goes to another stage after its part has run."""
+    """A value that goes to another stage after its part has run.
+
+    Args:
+        value: what is copied.
+        arrival: where to.
+        source_ipu: IPU of the value.
+        destination_ipu: IPU of the other stage.
+        reader: task of the first part that reads it there.
+    """
 
     value: Tensor
     arrival: Arrival
@@ -193,14 +207,15 @@ class HandedOn:
         """A value that stays until it is copied after the part has run: set aside if its variable does not."""
         return value if self.volatile.isdisjoint(value.variables()) else set_aside(builder.inside, value)
 
-    def add(self, var: Var, value: Tensor, builder: PartBuilder) -> None:
-        """Stashes a value for later parts of its stage and sends it to others, from the first part that has it."""
+    def stash_and_send(self, var: Var, value: Tensor, builder: PartBuilder) -> None:
+        """Stashes a value that a part has computed or read for later parts of its stage, and sends it to others.
+
+        Only the first part of a stage that has the value stashes it, and only the part that defines it sends it.
+        """
         part = builder.part
         staged = self.pipeline.staged
         is_definer = staged.defining_part.get(var) is part
-        later_readers = [
-            q for q in staged.readers.get((var, part.stage), ()) if q is not part and staged.is_after(q, part)
-        ]
+        later_readers = [other for other in staged.readers.get((var, part.stage), ()) if staged.is_after(other, part)]
         other_stages = (
             [stage for other, stage in staged.readers if other is var and stage != part.stage] if is_definer else []
         )
@@ -209,33 +224,38 @@ class HandedOn:
             return
         map_linearly(builder.view, value)
         if later_readers:
-            self._stash(var, value, builder, max(staged.plan.depth(part.task, q.task) for q in later_readers))
+            depth = max(staged.plan.depth(part.task, reader.task) for reader in later_readers)
+            self._stash(var, value, builder, depth)
         if other_stages:
             value = self.kept(value, builder)
         for stage in other_stages:
-            self._send(var, value, builder, staged.readers[var, stage][0])
+            self._add_send(var, value, builder, staged.readers[var, stage][0])
 
     def _stash(self, var: Var, value: Tensor, builder: PartBuilder, depth: int) -> None:
+        """Adds a ring of `depth` slots, and to the part the push of a value into it."""
         ring = new_stack(builder.outside, value, depth)
         self.stashes[var, builder.part.stage] = ring
         self._note_activations(ring, builder)
         push(builder.inside, ring, value, builder.slot(depth))
 
-    def _send(self, var: Var, value: Tensor, builder: PartBuilder, reader: StagePart) -> None:
-        """Copies a value to another stage, where `reader` is the first part to read it."""
+    def _add_send(self, var: Var, value: Tensor, builder: PartBuilder, reader: StagePart) -> None:
+        """Adds the variables in which a value arrives at another stage, and notes that it is sent after the part.
+
+        `reader` is the first part there that reads it.
+        """
         staged = self.pipeline.staged
         ipu = staged.ipus[reader.stage]
         task = builder.part.task
         name = f"{builder.name}/to stage {staged.partition.numbers[reader.stage]}"
         receiver = PartBuilder(reader, self.pipeline.ipus.view(ipu), self.pipeline.prog, name)
-        arrival = self._arrival(value, receiver, task)
+        arrival = self._new_arrival(value, receiver, task)
         for variable in (*arrival.landing, arrival.read, *(() if arrival.ring is None else (arrival.ring,))):
             self._note_activations(variable, builder)
-        self.volatile.update(arrival.read.variables())
+        self.volatile.update(arrival.read.variables())  # the next arrival overwrites it
         self.arrivals[var, reader.stage] = arrival
         self.sends.setdefault(task, []).append(Send(value, arrival, builder.ipu, ipu, reader.task))
 
-    def _arrival(self, value: Tensor, receiver: PartBuilder, sender: TaskKind) -> Arrival:
+    def _new_arrival(self, value: Tensor, receiver: PartBuilder, sender: TaskKind) -> Arrival:
         """Adds variables for a value that arrives from a task: as many as can be in transit, or a ring for more."""
         staged = self.pipeline.staged
         ipus = self.pipeline.ipus
@@ -245,19 +265,20 @@ class HandedOn:
         count = min(in_transit, staged.spec.micro_batches)
         template = ipus.add_like(value, receiver.ipu, receiver.name)  # for its layout alone
 
-        def variable() -> Tensor:
+        def new_variable() -> Tensor:
             """A variable laid out like a value read from a ring, so that parts are lowered alike under any schedule."""
             return new_stack(receiver.outside, template, 1).reshape(value.shape)
 
         if count <= _MAX_LANDINGS:
-            landing = [variable() for _ in range(count)]
-            return Arrival(landing, landing[0] if count == 1 else variable())
-        landed = variable()
+            landing = [new_variable() for _ in range(count)]
+            return Arrival(landing, landing[0] if count == 1 else new_variable())
+        landed = new_variable()
         ring = new_stack(receiver.outside, landed, staged.plan.depth(sender, reader))
-        return Arrival([landed], landed, self._receive(landed, ring, receiver), ring)
+        return Arrival([landed], landed, self._receive_function(landed, ring, receiver), ring)
 
-    def _receive(self, landed: Tensor, ring: Tensor, receiver: PartBuilder) -> Function:
-        """The function that pushes a landed value into a ring."""
+    def _receive_function(self, landed: Tensor, ring: Tensor, receiver: PartBuilder) -> Function:
+        """The function that pushes a landed value into a ring, called after each copy to `landed`."""
+        # It counts micro-batches by itself: it runs when values land, not when the receiving part does.
         pushing = PartBuilder(receiver.part, receiver.view, receiver.prog, f"{receiver.name}/receive")
         slot = pushing.slot(ring.shape[0])
         push(pushing.inside, ring, landed, slot)
@@ -266,7 +287,7 @@ class HandedOn:
 
     def _note_activations(self, tensor: Tensor, builder: PartBuilder) -> None:
         """Gives the role of activations to a value that a forward part hands on in training."""
-        if self.pipeline.staged.partition.training and builder.part.task[1] == FORWARD:
+        if self.pipeline.staged.partition.training and builder.part.task.kind == FORWARD:
             self.pipeline.ipus.graph.note_role(tensor, STORED)
 
 
@@ -277,7 +298,7 @@ class PartInputs:
     Args:
         pipeline: the pipeline.
         same: values that are the same for all micro-batches, on any IPU.
-        viewed: variables of these that an IPU reads as several views.
+        viewed: (variable, IPU) for variables of these that an IPU reads as several views.
         states: variable of each state.
         handed: values of earlier parts.
         moves: gets the loads of micro-batches from the host.
@@ -295,7 +316,13 @@ class PartInputs:
     stacks: dict[tuple[Var, int], Tensor] = field(default_factory=dict)
 
     def read(self, var: Var, builder: PartBuilder, in_groups: bool = False) -> Tensor:
-        """A value on the IPU of a part that reads it; `in_groups` is the order of a micro-batch from the host."""
+        """A value on the IPU of a part that reads it.
+
+        Args:
+            var: an input of the micro-batch, or a value of an earlier part.
+            builder: the part.
+            in_groups: whether a micro-batch from the host is stored with its columns in groups.
+        """
         staged = self.pipeline.staged
         role = staged.roles.get(var)
         if var in self.same:
@@ -305,7 +332,7 @@ class PartInputs:
         if role == "batch" and (var, builder.part.stage) not in self.handed.stashes:
             return self._load(var, builder, in_groups)
         if role == "key":
-            key = self.pipeline.ipus.copy_to(self.pipeline.operands[var], builder.ipu, self.pipeline.prog)
+            key = self.pipeline.ipus.copy_to(self.pipeline.operands[var], builder.ipu)
             return self.pipeline.ipus.emit(builder.ipu, fold, [key, builder.counted()], builder.body, builder.name)
         return self.states[var] if var in staged.states_of(builder.part) else self.handed.read(var, builder)
 
@@ -320,17 +347,16 @@ class PartInputs:
         staged = self.pipeline.staged
         is_from_outside = staged.roles.get(var) in ("batch", "key") and var not in staged.streamed
         if var not in self.same and not is_from_outside:
-            self.handed.add(var, value, builder)
+            self.handed.stash_and_send(var, value, builder)
 
     def _same_on(self, value: Tensor, ipu: int) -> Tensor:
-        """A value that is the same for all micro-batches, on an IPU; several views of a variable view one copy."""
+        """A value that is the same for all micro-batches, on an IPU; views of a variable in `viewed` view one copy."""
         ipus = self.pipeline.ipus
-        prog = self.pipeline.prog
         for variable in value.variables():
-            is_elsewhere = ipus.variable_ipu(variable) not in (None, ipu) and not variable.is_constant
-            if is_elsewhere and (variable, ipu) in self.viewed and (variable, ipu) not in self.copies:
-                (self.copies[variable, ipu],) = ipus.copy_to(Tensor.of(variable), ipu, prog).variables()
-        return ipus.copy_to(value, ipu, prog, self.copies)
+            is_foreign = ipus.variable_ipu(variable) not in (None, ipu) and not variable.is_constant
+            if is_foreign and (variable, ipu) in self.viewed and (variable, ipu) not in self.copies:
+                (self.copies[variable, ipu],) = ipus.copy_to(Tensor.of(variable), ipu).variables()
+        return ipus.copy_to(value, ipu, self.copies)
 
     def _stack(self, var: Var, builder: PartBuilder) -> Tensor:
         """A batch on an IPU that reads it, [micro-batches, *shape], its slices on all tiles."""
@@ -339,7 +365,7 @@ class PartInputs:
             batch = self.pipeline.operands[var]
             count = self.pipeline.staged.spec.micro_batches
             stack = batch.reshape((count, batch.shape[0] // count, *batch.shape[1:]))
-            local = self.pipeline.ipus.copy_to(stack, ipu, self.pipeline.prog)
+            local = self.pipeline.ipus.copy_to(stack, ipu)
             map_for_slicing(builder.view, local, (0,))
             outside = Builder(builder.view, self.pipeline.prog, self.pipeline.name)
             self.stacks[var, ipu] = moved_for_slicing(outside, local)

@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from ipujax.lowering.ipus import check_flow, named_stage, variables
 from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, DropVar, JaxprEqn, Literal, Var, eliminate_dead_code
@@ -30,7 +31,12 @@ from ipujax.lowering.schedules import BACKWARD, FORWARD, Kind
 from ipujax.lowering.source_info import source_line
 from ipujax.runtime.errors import ArgumentError
 
-TaskKind = tuple[int, Kind]  # stage and kind of tasks that run the same part
+
+class TaskKind(NamedTuple):
+    """Stage and kind of the tasks that run one part, one for each micro-batch."""
+
+    stage: int
+    kind: Kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +61,7 @@ class Partition:
     # (equation, stage that uses it) for equations that are the same for all micro-batches.
     shared: tuple[tuple[JaxprEqn, int], ...]
     parts: tuple[Part, ...]  # in an order in which they can run; some may be empty
-    # For each result its terms, each reduced over micro-batches by itself and then added.
+    # For each result its terms: values of which it is the sum, one of each stage if several add to it.
     results: tuple[tuple[Atom, ...], ...]
     carried: Mapping[Var, int]  # the stage that holds each input that is a state
 
@@ -72,26 +78,27 @@ def partition(jaxpr: ClosedJaxpr, spec: PipelineSpec) -> Partition:
 
 
 def _with_equal_values_once(partition: Partition) -> Partition:
-    """Deduplicates equal shared equations of a stage, such as the masks of all its layers."""
+    """Drops all but the first of equal shared equations of a stage, such as the masks of all its layers."""
     numbers = EquationNumbers()
     shared: list[tuple[JaxprEqn, int]] = []
     first_outvars: dict[tuple[int, int, tuple[Var, ...]], list[Var]] = {}
     replaced: dict[Var, Var] = {}
 
-    def substituted_in(eqn: JaxprEqn) -> JaxprEqn:
-        is_same = replaced.keys().isdisjoint(variables(eqn.invars))
-        return eqn if is_same else eqn.replace(invars=[substituted(atom, replaced) for atom in eqn.invars])
+    def reading_first(eqn: JaxprEqn) -> JaxprEqn:
+        reads_none = replaced.keys().isdisjoint(variables(eqn.invars))
+        return eqn if reads_none else eqn.replace(invars=[substituted(atom, replaced) for atom in eqn.invars])
 
     for eqn, stage in partition.shared:
-        eqn = substituted_in(eqn)
+        eqn = reading_first(eqn)
         key = numbers.of(eqn), stage, tuple(variables(eqn.invars))
         if key in first_outvars:
             replaced.update(zip(eqn.outvars, first_outvars[key], strict=True))
             continue
         shared.append((eqn, stage))
+        # A dropped result has no variable that an equal equation's could be replaced by.
         if not any(isinstance(var, DropVar) for var in eqn.outvars):
             first_outvars[key] = eqn.outvars
-    parts = tuple(replace(part, eqns=tuple(map(substituted_in, part.eqns))) for part in partition.parts)
+    parts = tuple(replace(part, eqns=tuple(map(reading_first, part.eqns))) for part in partition.parts)
     return replace(
         partition,
         shared=tuple(shared),
@@ -101,7 +108,11 @@ def _with_equal_values_once(partition: Partition) -> Partition:
 
 
 class _Partitioner:
-    """Partitions one jaxpr; F0 … F(S−1) have ranks 0 … S−1, B(S−1) … B0 have ranks S … 2S−1."""
+    """Partitions one jaxpr of S stages.
+
+    The rank of an equation is the position of its part: F0 … F(S−1) have ranks 0 … S−1, B(S−1) … B0 have S … 2S−1.
+    Equations that are the same for all micro-batches have none.
+    """
 
     def __init__(self, jaxpr: ClosedJaxpr, spec: PipelineSpec) -> None:
         self.jaxpr = jaxpr
@@ -130,7 +141,8 @@ class _Partitioner:
         for n, (eqn, rank) in enumerate(zip(self.body.eqns, self.ranks, strict=True)):
             if rank is not None and n not in removed:
                 parts[rank].append(eqn)
-        order: list[TaskKind] = [(s, FORWARD) for s in range(stages)] + [(s, BACKWARD) for s in reversed(range(stages))]
+        order = [TaskKind(stage, FORWARD) for stage in range(stages)]
+        order += [TaskKind(stage, BACKWARD) for stage in reversed(range(stages))]
         training = any(parts[stages:])
         parts_in_order = tuple(Part(task, tuple(eqns)) for task, eqns in zip(order, parts, strict=True))
         parts_in_order = parts_in_order if training else parts_in_order[:stages]
@@ -139,7 +151,7 @@ class _Partitioner:
     def _shared(self) -> tuple[tuple[JaxprEqn, int], ...]:
         """Equations computed once, each at the stage it is named after, or else that uses it first."""
         stages: dict[int, int] = {}
-        for n, named in reversed(list(enumerate(self.named_stages))):
+        for n, named in reversed(list(enumerate(self.named_stages))):  # users before what they use
             if self.is_same[n]:
                 uses = [m for var in self.body.eqns[n].outvars for m in self.users.get(var, ())]
                 user_stages = [stages[m] if self.is_same[m] else self.stage(self.ranks[m]) for m in uses]
@@ -159,7 +171,10 @@ class _Partitioner:
         return holders
 
     def _forward_stage(self, n: int) -> int | None:
-        """The latest stage among equation `n` and those it depends on."""
+        """The latest stage that equation `n` is named after, or one that it depends on and that is no shared one.
+
+        None if none of them is.
+        """
         visited: set[int] = set()
         pending = [n]
         latest = None
@@ -182,7 +197,7 @@ class _Partitioner:
         return rank if rank < self.num_stages else 2 * self.num_stages - 1 - rank
 
     def _rank(self, carried: Mapping[Var, int]) -> None:
-        """Assigns a rank to each equation that differs between micro-batches."""
+        """Assigns a rank to each equation that differs between micro-batches; `carried` has the stage of each state."""
         for n in range(len(self.body.eqns)):
             if not self.is_same[n]:
                 self.ranks[n] = self._rank_by_operands(n, carried)
@@ -194,30 +209,27 @@ class _Partitioner:
         self._check_states(carried)
 
     def _rank_by_operands(self, n: int, carried: Mapping[Var, int]) -> int | None:
-        """The rank of an equation by its stage and those of its operands; None if neither has any."""
+        """The rank of an equation: that of its stage, but none before its operands; None if neither has any."""
         eqn = self.body.eqns[n]
         is_backward = stage_name(eqn).is_backward
         stage = self.named_stages[n]
         read = variables(eqn.invars)
         operand_ranks = [self.ranks[self.defining_eqn[var]] for var in read if var in self.defining_eqn]
+        # A forward equation stays in its stage: `_check_states` refuses a state that another one holds.
         if stage is None or is_backward:
             operand_ranks += [carried[var] for var in read if var in carried]
         min_rank = max((rank for rank in operand_ranks if rank is not None), default=None)
         if stage is None:
             return max(min_rank, self.num_stages) if min_rank is not None and is_backward else min_rank
         stage_rank = 2 * self.num_stages - 1 - stage if is_backward else stage
-        if min_rank is not None and min_rank > stage_rank:
-            self._refuse_recomputation(eqn, stage_rank, operand_ranks)
+        self._refuse_recomputation(eqn, stage_rank)
         return stage_rank if min_rank is None else max(stage_rank, min_rank)
 
-    def _refuse_recomputation(self, eqn: JaxprEqn, stage_rank: int, operand_ranks: Sequence[int | None]) -> None:
-        """Refuses a gradient that needs a value which another stage recomputes after it."""
+    def _refuse_recomputation(self, eqn: JaxprEqn, stage_rank: int) -> None:
+        """Refuses an equation whose operand is recomputed in a part after that of its stage, `stage_rank`."""
+        definitions = [self.defining_eqn[var] for var in variables(eqn.invars) if var in self.defining_eqn]
         late_eqns = [
-            self.body.eqns[self.defining_eqn[var]]
-            for var, rank in zip(
-                [v for v in variables(eqn.invars) if v in self.defining_eqn], operand_ranks, strict=False
-            )
-            if rank is not None and rank > stage_rank
+            self.body.eqns[n] for n in definitions if (rank := self.ranks[n]) is not None and rank > stage_rank
         ]
         recomputed = next((late_eqn for late_eqn in late_eqns if stage_name(late_eqn).is_recomputed), None)
         if recomputed is not None:
@@ -238,6 +250,7 @@ class _Partitioner:
             n = self.defining_eqn.get(following) if isinstance(following, Var) else None
             rank = self.ranks[n] if n is not None else None
             users = self.users.get(state, ())
+            # A forward part has the rank of its stage.
             early_users = [m for m in users if (r := self.ranks[m]) is not None and r < carried[state]]
             if (rank is not None and rank != carried[state]) or early_users:
                 eqn = self.body.eqns[early_users[0] if early_users else n or 0]
@@ -251,24 +264,30 @@ class _Partitioner:
                 )
 
     def _split_sums(self) -> tuple[set[int], list[tuple[Atom, ...]]]:
-        """Splits sums of gradients over stages: equations to remove, and the terms of each result."""
+        """Splits results that are sums of gradients of several stages, as of a weight that several use.
+
+        Returns:
+            The additions that are left out, and the terms of each result: values of one stage each, which are reduced
+            over micro-batches before they are added.
+        """
         removed: set[int] = set()
         counts = Counter(variables(self.body.outvars))
 
         def addends(atom: Atom) -> Sequence[Atom]:
-            """The operands of a sum that has no other use."""
+            """The operands of an addition of gradients that nothing else reads; none of another value."""
             n = None if isinstance(atom, Literal) else self.defining_eqn.get(atom)
             if n is None or self.is_same[n] or self.body.eqns[n].primitive.name != "add_any":
                 return ()
             has_one_use = len(self.users.get(atom, ())) + counts[atom] == 1  # type: ignore[arg-type, index]
             return self.body.eqns[n].invars if has_one_use else ()
 
-        def stages(atom: Atom) -> set[int | None]:
-            return set().union(*map(stages, addends(atom))) or {self._stage_of(atom)}
+        def stages_of_terms(atom: Atom) -> set[int | None]:
+            return set().union(*map(stages_of_terms, addends(atom))) or {self._stage_of(atom)}
 
         def terms(atom: Atom) -> tuple[Atom, ...]:
-            stages_of_terms = stages(atom)
-            if len(stages_of_terms) == 1 or None in stages_of_terms:
+            stages = stages_of_terms(atom)
+            # A term that is the same for all micro-batches has no stage, and no part to be reduced in.
+            if len(stages) == 1 or None in stages:
                 return (atom,)
             removed.add(self.defining_eqn[atom])  # type: ignore[index]
             return tuple(term for addend in addends(atom) for term in terms(addend))

@@ -34,13 +34,13 @@ class StagePart:
     @property
     def stage(self) -> int:
         """Number of its stage."""
-        return self.task[0]
+        return self.task.stage
 
 
 def stage_parts(
     partition: Partition, split: Collection[int] = (), byte_cost: float = BYTE_COST_CYCLES
 ) -> tuple[StagePart, ...]:
-    """The parts in an order in which they can run; those of stages in `split` have weight gradients apart."""
+    """The parts in an order in which they can run; backward parts of stages in `split` are two, see above."""
     parts = [half for part in partition.parts for half in _halves(part, partition, split)]
     defining_eqn = {var: eqn for part in parts for eqn in part.eqns for var in eqn.outvars}
     eqns_of_parts = [_with_views(part, defining_eqn) for part in parts]
@@ -50,7 +50,7 @@ def stage_parts(
     outline = outliner(byte_cost)
     for part, part_eqns, invars in zip(parts, eqns_of_parts, invars_of_parts, strict=True):
         outvars = [var for eqn in part.eqns for var in eqn.outvars if var in needed]
-        jaxprs.append(outline(closed(_jaxpr(partition, invars, outvars, part_eqns))).jaxpr)
+        jaxprs.append(outline(closed(_part_jaxpr(partition, invars, outvars, part_eqns))).jaxpr)
     return tuple(StagePart(part.task, jaxpr) for part, jaxpr in zip(parts, jaxprs, strict=True))
 
 
@@ -61,7 +61,7 @@ def _result_variables(partition: Partition) -> set[Var]:
 
 
 def _halves(part: Part, partition: Partition, split: Collection[int]) -> Iterable[Part]:
-    """A backward part in two: values that other parts need, and the rest."""
+    """A backward part of a stage in `split` as two parts, input gradients and weight gradients; another part alone."""
     stage, kind = part.task
     if kind != BACKWARD or stage not in split:
         return (part,)
@@ -76,13 +76,14 @@ def _halves(part: Part, partition: Partition, split: Collection[int]) -> Iterabl
             needed.update(variables(eqn.invars))
     input_gradient_ids = set(map(id, input_gradients))
     weight_gradients = tuple(eqn for eqn in part.eqns if id(eqn) not in input_gradient_ids)
-    return Part((stage, BACKWARD_INPUT), tuple(reversed(input_gradients))), Part(
-        (stage, BACKWARD_WEIGHT), weight_gradients
+    return (
+        Part(TaskKind(stage, BACKWARD_INPUT), tuple(reversed(input_gradients))),
+        Part(TaskKind(stage, BACKWARD_WEIGHT), weight_gradients),
     )
 
 
 def _with_views(part: Part, defining_eqn: dict[Var, JaxprEqn]) -> list[JaxprEqn]:
-    """The equations of a part, after those of views of values it reads."""
+    """The equations of a part, after those that define views it reads, so that it reads what they view instead."""
     outputs = part.outputs()
     views: list[JaxprEqn] = []
 
@@ -111,7 +112,7 @@ def _free_variables(eqns: Sequence[JaxprEqn]) -> list[Var]:
     return list(dict.fromkeys(var for eqn in eqns for var in variables(eqn.invars) if var not in outputs))
 
 
-def _jaxpr(partition: Partition, invars: Sequence[Var], outvars: Sequence[Var], eqns: Sequence[JaxprEqn]) -> Jaxpr:
+def _part_jaxpr(partition: Partition, invars: Sequence[Var], outvars: Sequence[Var], eqns: Sequence[JaxprEqn]) -> Jaxpr:
     body = partition.jaxpr.jaxpr
     names = body.debug_info.with_unknown_names()
     effects = frozenset().union(*(eqn.effects for eqn in eqns)) if eqns else frozenset()

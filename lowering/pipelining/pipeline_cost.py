@@ -63,7 +63,7 @@ def pipeline_cost(jaxpr: ClosedJaxpr, number: int, planning: Planning) -> tuple[
     graph = planning.graph()
     prog = ProgramSequence()
     epilogue = ProgramSequence()
-    ipus = Ipus(graph, planning.make_lowering)
+    ipus = Ipus(graph, planning.make_lowering, prog)
     # Other arguments stay on chip for the whole call, so they add to the memory of every step.
     for var, ipu in other_arguments(jaxpr, number, staged.span()):
         argument = _variable(graph, var, "beside")
@@ -79,7 +79,7 @@ def pipeline_cost(jaxpr: ClosedJaxpr, number: int, planning: Planning) -> tuple[
         else _variable(graph, atom, "operand", not isinstance(atom, Literal) and in_groups.get(atom, False))
         for atom, is_streamed in zip(eqn.invars, streamed, strict=True)
     ]
-    _, run = lower_pipeline(ipus, staged, operands, prog, staged.spec.name)
+    _, run = lower_pipeline(ipus, staged, operands)
     prog.add(epilogue)
     for variable in graph.variables:
         map_linearly(graph, Tensor.of(variable))
@@ -99,6 +99,7 @@ def other_arguments(jaxpr: ClosedJaxpr, number: int, span: Span) -> list[tuple[V
     body = jaxpr.jaxpr
     operands = {atom for atom in body.eqns[number].invars if not isinstance(atom, Literal)}
     off_chip = {atom for eqn in body.eqns if eqn.primitive in MOVES for atom in variables_read(eqn)}
+    # Other pipelines use nothing here: they may have no stages yet.
     other_pipelines = {
         n: Span((None,) * len(eqn.invars), (0,) * len(eqn.outvars)) for n, eqn in enumerate(body.eqns) if is_staged(eqn)
     }

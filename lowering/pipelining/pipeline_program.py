@@ -65,14 +65,21 @@ class PipelineRun:
     trades: tuple[ChainTrade, ...] = ()
 
 
-def lower_pipeline(
-    ipus: Ipus, staged: StagedPipeline, operands: Sequence[Tensor], prog: ProgramSequence, name: str
-) -> tuple[list[Tensor], PipelineRun]:
-    """Lowers a pipeline: its results, each on the IPU that `staged` names, and the part of the program that runs it."""
+def lower_pipeline(ipus: Ipus, staged: StagedPipeline, operands: Sequence[Tensor]) -> tuple[list[Tensor], PipelineRun]:
+    """Adds a pipeline to the program of `ipus`.
+
+    Args:
+        ipus: the IPUs.
+        staged: the pipeline.
+        operands: its operands, on any IPU.
+
+    Returns:
+        Its results, each on the IPU that `staged` names, and the part of the program that runs it.
+    """
     invars = staged.partition.jaxpr.jaxpr.invars
-    pipeline = Pipeline(staged, ipus, dict(zip(invars, operands, strict=True)), prog, name)
+    pipeline = Pipeline(staged, ipus, dict(zip(invars, operands, strict=True)))
     same = _same_values(pipeline)
-    states = _states(pipeline)
+    states = _add_states(pipeline)
     moves: TaskMoves[TaskKind] = TaskMoves()
     handed = HandedOn(pipeline, {variable for state in states.values() for variable in state.variables()})
     inputs = PartInputs(pipeline, same, staged.fully_viewed(same), states, handed, moves)
@@ -80,7 +87,7 @@ def lower_pipeline(
     fuse = fuser()
     functions: dict[TaskKind, Function] = {}
     for part in staged.parts:
-        builder = _lowered_part(part, pipeline, inputs, results, fuse)
+        builder = _lower_part(part, pipeline, inputs, results, fuse)
         for move in moves.loads.get(part.task, ()):
             map_linearly(builder.view, move.row)
         builder.count()
@@ -89,7 +96,7 @@ def lower_pipeline(
     _place_initial_states(pipeline, states)
     blocks = _Blocks(pipeline, functions, handed.sends, moves).all_tasks()
     for step in (*moves.first(), blocks, *moves.last()):
-        prog.add(step)
+        ipus.prog.add(step)
     tasks = {function: task for task, function in functions.items()}
     run = PipelineRun(blocks, staged.plan, staged.ipus, tasks, staged.trades)
     return [results.result(number) for number in range(len(staged.spec.reduce))], run
@@ -103,24 +110,24 @@ def _same_values(pipeline: Pipeline) -> dict[Var, Tensor]:
     for var, value in zip(body.constvars, partition.jaxpr.consts, strict=True):
         same[var] = pipeline.ipus.graph.add_constant(value, "constant")
     for eqn, stage in partition.shared:
-        results = pipeline.ipus.equation(eqn, same, pipeline.staged.ipus[stage], pipeline.prog)
+        results = pipeline.ipus.equation(eqn, same, pipeline.staged.ipus[stage])
         same.update(zip(variables(eqn.outvars), results, strict=True))
     return same
 
 
-def _states(pipeline: Pipeline) -> dict[Var, Tensor]:
+def _add_states(pipeline: Pipeline) -> dict[Var, Tensor]:
     """Adds a variable for each state, on the IPU of the stage that holds it."""
     states = {}
     for number, (var, stage) in enumerate(pipeline.staged.partition.carried.items()):
         ipu = pipeline.staged.ipus[stage]
-        initial = pipeline.ipus.copy_to(pipeline.operands[var], ipu, pipeline.prog)
+        initial = pipeline.ipus.copy_to(pipeline.operands[var], ipu)
         builder = Builder(pipeline.ipus.view(ipu), pipeline.prog, pipeline.name)
         states[var] = new_state(builder, initial, number)
     return states
 
 
 def _place_initial_states(pipeline: Pipeline, states: Mapping[Var, Tensor]) -> None:
-    """Maps the initial values of states like the states, if they are unmapped."""
+    """Maps the initial values of states like the states, if they are unmapped: then their copy needs no exchange."""
     for var, stage in pipeline.staged.partition.carried.items():
         view = pipeline.ipus.view(pipeline.staged.ipus[stage])
         initial = pipeline.operands[var]
@@ -131,14 +138,17 @@ def _place_initial_states(pipeline: Pipeline, states: Mapping[Var, Tensor]) -> N
             view.set_tile_mapping(initial.variables()[0], mapping)
 
 
-def _lowered_part(
+def _lower_part(
     part: StagePart,
     pipeline: Pipeline,
     inputs: PartInputs,
     results: _Results,
     fuse: Callable[[ClosedJaxpr], ClosedJaxpr],
 ) -> PartBuilder:
-    """Builds the program of a part: it reads its inputs, computes, hands values on and updates results and states."""
+    """Builds the program of a part: it reads its inputs, computes, hands values on and updates results and states.
+
+    Also adds to `inputs.handed` what the part hands on, and to `results` what it reduces.
+    """
     staged = pipeline.staged
     ipu = staged.ipus[part.stage]
     stage, kind = part.task
@@ -150,10 +160,11 @@ def _lowered_part(
     other_terms = _lower_equations(fuse(ClosedJaxpr(part.jaxpr, ())).jaxpr, env, pipeline, results, builder)
     states = staged.states_of(part)
     env.update({var: results.states[var] for var in states})
+    # States are handed on before they are replaced.
     for var in (*states, *variables(part.jaxpr.outvars), *invars):
         inputs.hand_on(var, env[var], builder)
     for term in other_terms:
-        results.add(term, inputs.value(term.atom, env, builder), builder)
+        results.add_term(term, inputs.value(term.atom, env, builder), builder)
     if states:
         following = [inputs.value(staged.next_of_state[var], env, builder) for var in states]
         assign(builder.inside, following, [results.states[var] for var in states])
@@ -165,21 +176,24 @@ def _lower_equations(
 ) -> list[Term]:
     """Lowers the equations of a part, and adds each term to its result as soon as it is computed.
 
-    So the gradients of one layer are dead before those of the next are computed. Returns the terms of no equation.
+    So the gradients of one layer are dead before those of the next are computed. Adds values to `env`; returns the
+    terms that no equation computes, as inputs that are results.
     """
     terms = pipeline.staged.terms_of(builder.part)
     computed = {var for eqn in body.eqns for var in variables(eqn.outvars)}
-    pending = [term for term in terms if isinstance(term.atom, Var) and term.atom in computed]
-    pending_atoms = {term.atom for term in pending}
+    pending = {term: term.atom for term in terms if isinstance(term.atom, Var) and term.atom in computed}
+    pending_vars = set(pending.values())
 
-    def reduce(eqn: JaxprEqn) -> None:
-        for term in () if pending_atoms.isdisjoint(variables(eqn.outvars)) else pending:
-            if isinstance(term.atom, Var) and term.atom in eqn.outvars:
-                results.add(term, env[term.atom], builder)
+    def add_terms(eqn: JaxprEqn) -> None:
+        if pending_vars.isdisjoint(variables(eqn.outvars)):
+            return
+        for term, var in pending.items():
+            if var in eqn.outvars:
+                results.add_term(term, env[var], builder)
 
     read_later = [*body.outvars, *pipeline.staged.next_of_state.values()]
-    pipeline.ipus.lowering(builder.ipu).equations(body.eqns, env, builder.body, read_later, reduce)
-    return [term for term in terms if term not in pending]
+    pipeline.ipus.lowering(builder.ipu).equations(body.eqns, env, builder.body, read_later, add_terms)
+    return [term for term in terms if not isinstance(term.atom, Var) or term.atom not in pending_vars]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -200,20 +214,24 @@ class _Results:
     moves: TaskMoves[TaskKind]
     accumulators: dict[tuple[int, int], Tensor] = field(default_factory=dict)
 
-    def add(self, term: Term, value: Tensor, builder: PartBuilder) -> None:
-        """Adds the value of a term for one micro-batch to its accumulator."""
+    def add_term(self, term: Term, value: Tensor, builder: PartBuilder) -> None:
+        """Adds to the program of a part the reduction of a term over micro-batches, into its accumulator.
+
+        Nothing is added for results that `result` takes from elsewhere: the last value of a state, from the state, and
+        one of dtype float0, which has no values.
+        """
         spec = self.pipeline.staged.spec
         kind = spec.kind_of(term.number)
         aval = self.pipeline.staged.partition.jaxpr.out_avals[term.number]
         if kind == "carry" or is_float0(aval):
             return
         graph = self.pipeline.ipus.graph
-        part = FORWARD_PART if builder.part.task[1] == FORWARD else BACKWARD_PART
+        part = FORWARD_PART if builder.part.task.kind == FORWARD else BACKWARD_PART
         with graph.debug_origin(replace(graph.origin, part=part)):
-            self._reduce(term, kind, value, builder)
+            self._add_reduction(term, kind, value, builder)
 
-    def _reduce(self, term: Term, kind: str, value: Tensor, builder: PartBuilder) -> None:
-        """Adds the reduction of one result over micro-batches; accumulators are zeroed once a step."""
+    def _add_reduction(self, term: Term, kind: str, value: Tensor, builder: PartBuilder) -> None:
+        """Adds the reduction of a term, whose result is reduced by `kind`, and its accumulator, zeroed once a step."""
         ipus = self.pipeline.ipus
         graph = ipus.graph
         spec = self.pipeline.staged.spec
@@ -227,11 +245,11 @@ class _Results:
         shared = self._shared_accumulator(term.number, builder.ipu) if kind in ("sum", "mean") else None
         if shared is not None:
             self.accumulators[key] = shared
-            ipus.emit(builder.ipu, partial(combine, kind), [shared, value], builder.body, name, shared)
+            ipus.emit(builder.ipu, partial(combine, kind), [shared, value], builder.body, name, into=shared)
             return
         dtype = value.dtype if kind == "last" else spec.accumulator_dtype(aval)
         accumulator = self.accumulators[key] = ipus.add_like(value, builder.ipu, f"{name}/{kind}", dtype)
-        graph.note_role(accumulator, "" if builder.part.task[1] == FORWARD else GRADIENTS)
+        graph.note_role(accumulator, "" if builder.part.task.kind == FORWARD else GRADIENTS)
         if kind == "last":
             builder.body.add(Copy(value, accumulator, name, graph.origin))
             return
@@ -241,7 +259,7 @@ class _Results:
         # Once a step, as the update: PopART clears accumulators in the fragment of its optimisers.
         self.pipeline.prog.add(Copy(zeros, accumulator, f"{name}/zero", replace(graph.origin, part=UPDATE)))
         values = [accumulator, value, *([builder.counted()] if kind == "running_mean" else [])]
-        ipus.emit(builder.ipu, partial(combine, kind), values, builder.body, name, accumulator)
+        ipus.emit(builder.ipu, partial(combine, kind), values, builder.body, name, into=accumulator)
 
     def _stacked(self, number: int, value: Tensor, builder: PartBuilder, name: str) -> Tensor:
         """The stack of a result: on the IPU, or on the host if it is sent there after the part has run."""
@@ -257,7 +275,7 @@ class _Results:
         return stack
 
     def _shared_accumulator(self, number: int, ipu: int) -> Tensor | None:
-        """Accumulator of another stage on the same IPU for this result, as for a tied weight."""
+        """Accumulator of another term of this result on the same IPU, as for a tied weight of two stages there."""
         of_result = [accumulator for (n, _), accumulator in self.accumulators.items() if n == number]
         variable_ipu = self.pipeline.ipus.variable_ipu
         return next((x for x in of_result if variable_ipu(x.variables()[0]) == ipu), None)
@@ -266,7 +284,6 @@ class _Results:
         """A result after all tasks: a state, a stack, or the sum or mean of its accumulators."""
         staged = self.pipeline.staged
         ipus = self.pipeline.ipus
-        prog = self.pipeline.prog
         kind = staged.spec.kind_of(number)
         aval = staged.partition.jaxpr.out_avals[number]
         terms = staged.partition.results[number]
@@ -277,18 +294,18 @@ class _Results:
             return self.states[staged.partition.jaxpr.jaxpr.invars[staged.spec.states[number]]]
         ipu = staged.result_ipu(terms)
         accumulators = (self.accumulators[number, position] for position in range(len(terms)))
-        parts = list({part.node: part for part in accumulators}.values())
-        if kind not in ("mean", "sum") or (kind == "sum" and len(parts) == 1):
-            return parts[0]
-        local = [ipus.copy_to(part, ipu, prog) for part in parts]
+        distinct = list({accumulator.node: accumulator for accumulator in accumulators}.values())
+        if kind not in ("mean", "sum") or (kind == "sum" and len(distinct) == 1):
+            return distinct[0]
+        local = [ipus.copy_to(accumulator, ipu) for accumulator in distinct]
         divisor = staged.spec.micro_batches if kind == "mean" else None
 
-        def total_or_mean(*parts: jax.Array) -> jax.Array:
-            total = sum(parts[1:], parts[0])
+        def total_or_mean(*arrays: jax.Array) -> jax.Array:
+            total = sum(arrays[1:], arrays[0])
             return total if divisor is None else total / jnp.asarray(divisor, total.dtype)
 
         with ipus.graph.debug_origin(replace(ipus.graph.origin, part=UPDATE)):
-            return ipus.emit(ipu, total_or_mean, local, prog, f"{self.pipeline.name}/result {number}")
+            return ipus.emit(ipu, total_or_mean, local, ipus.prog, f"{self.pipeline.name}/result {number}")
 
 
 class _Blocks:
@@ -315,6 +332,7 @@ class _Blocks:
     def all_tasks(self) -> ProgramSequence:
         """The program from the first task to the last: ramp-up, steady state and ramp-down."""
         blocks = ProgramSequence()
+        # An iteration of a block advances each rotation of landing variables by entire rounds, so that all are alike.
         period = lcm(*(len(send.arrival.landing) for send in self._all_sends()))
         for block in self._pipeline.staged.plan.blocks_by(period):
             steps = ProgramSequence()
@@ -330,7 +348,8 @@ class _Blocks:
 
     def _add_slot(self, slot: Slot, steps: ProgramSequence) -> None:
         """Adds the tasks that IPUs run at the same time, between loads before them and sends and stores after them."""
-        tasks = [(task, (task.stage, task.kind)) for task in slot if (task.stage, task.kind) in self._functions]
+        kinds = ((task, TaskKind(task.stage, task.kind)) for task in slot)
+        tasks = [(task, key) for task, key in kinds if key in self._functions]
         for step in self._moves.before(key for _, key in tasks):
             steps.add(step)
         for task, key in tasks:
@@ -343,14 +362,14 @@ class _Blocks:
             steps.add(step)
 
     def _add_sends(self, sends: Sequence[tuple[Send, int]], steps: ProgramSequence) -> None:
-        """Copies the results of the tasks of a slot in as few exchanges as possible, and receives them."""
+        """Adds copies of the results of a slot's tasks, in as few exchanges as possible, and then their receivers."""
         groups: dict[object, list[tuple[Tensor, Tensor]]] = {}
-        buffered = self._pipeline.ipus.graph.target.global_exchange == "buffered"
+        is_buffered = self._pipeline.ipus.graph.target.global_exchange == "buffered"
         for send, micro_batch in sends:
-            link = (send.source_ipu, send.destination_ipu)
-            crosses = link[0] != link[1]
+            crosses_ipus = send.source_ipu != send.destination_ipu
             # In lockstep all IPUs exchange at once; else a copy delays only the two IPUs of its link.
-            key = (send.value.dtype, crosses and (link if buffered else True))
+            link = (send.source_ipu, send.destination_ipu) if is_buffered and crosses_ipus else None
+            key = send.value.dtype, crosses_ipus, link
             landing = send.arrival.landing
             groups.setdefault(key, []).append((send.value, landing[micro_batch % len(landing)]))
         for pairs in groups.values():
@@ -360,8 +379,8 @@ class _Blocks:
                 steps.add(Call(send.arrival.receive, self._pipeline.ipus.graph.origin))
 
     def _copy(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> Program:
-        """One copy of several tensors; the same node if the same tensors are copied again."""
-        key = tuple(id(tensor) for pair in pairs for tensor in pair)
+        """One copy of (source, destination) pairs; the same node if the same tensors are copied again."""
+        key = tuple(id(tensor) for pair in pairs for tensor in pair)  # sends and arrivals hold them
         if key not in self._copies:
             sources, destinations = zip(*pairs, strict=True)
             if len(pairs) > 1:

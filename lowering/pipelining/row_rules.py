@@ -3,7 +3,7 @@
     each      row i of the result comes from row i of the operands: x * y, casts, transposes of the other axes
     chain     a `lax.scan`: rows are its iterations, and the carry goes from row to row
     combine   a reduction over rows, which combines those of groups of rows
-    sums      a sum over replicas of several values, each by itself
+    sums      a sum over replicas of several values: row i of each result comes from row i of its own operand
 
 Input: an equation. Output: its `Rows`, None if rows are mixed, and the parameters of the equation for some rows.
 Limits: equations whose factors are unknown mix rows; so do loops and branches, except a scan of as many iterations.
@@ -47,7 +47,7 @@ class Rows:
 def rows_of(eqn: JaxprEqn) -> Rows | None:
     """The rows of an equation, None if it mixes them."""
     if eqn.primitive.name == "scan":
-        return _scan(eqn)
+        return _rows_of_scan(eqn)
     if eqn.primitive.name in _OF_ROWS:
         return Rows("each", (True,) * len(eqn.invars), (True,) * len(eqn.outvars))
     if is_reduction(eqn):
@@ -58,11 +58,11 @@ def rows_of(eqn: JaxprEqn) -> Rows | None:
     if record.factors is None or record.cost == "statement" or has_sharding or eqn.effects:
         return None
     factors = record.factors(eqn)
-    return _each(factors) or (_combine(factors) if record.is_reduction else None)
+    return _rows_computed_alone(factors) or (_rows_reduced(factors) if record.is_reduction else None)
 
 
 def params_for(eqn: JaxprEqn, rows: Rows, count: int) -> dict[str, Any]:
-    """The parameters of an equation that computes only so many rows of another."""
+    """The parameters of an equation that computes only `count` rows of another, whose rows are `rows`."""
     if rows.kind == "chain":
         return {**eqn.params, "length": count, "unroll": min(eqn.params["unroll"], count)}
     operands, results = (
@@ -72,35 +72,38 @@ def params_for(eqn: JaxprEqn, rows: Rows, count: int) -> dict[str, Any]:
     return {**eqn.params, **record_of(eqn).block_params(eqn, operands, results)}
 
 
-def _each(factors: Factors) -> Rows | None:
-    """Rows of one factor that runs over the first dimension of all results, and over no other dimension."""
+def _rows_computed_alone(factors: Factors) -> Rows | None:
+    """Rows of one factor that is the first dimension of all results, and part of no other dimension."""
     first = {_row_factor(labels) for labels in factors.results}
-    number = first.pop() if len(first) == 1 else None
+    factor = first.pop() if len(first) == 1 else None
     values = (*factors.operands, *factors.results)
-    if number is None or number in factors.positions or any(_is_elsewhere(number, labels) for labels in values):
+    # Rows of a factor with positions are computed otherwise if they begin at another place.
+    if factor is None or factor in factors.positions or any(_is_elsewhere(factor, labels) for labels in values):
         return None
-    return Rows("each", _have_rows(number, factors.operands), _have_rows(number, factors.results))
+    return Rows("each", _have_rows(factor, factors.operands), _have_rows(factor, factors.results))
 
 
-def _combine(factors: Factors) -> Rows | None:
-    """Rows of a reduction over the first dimension."""
+def _rows_reduced(factors: Factors) -> Rows | None:
+    """Rows of a reduction over the first dimension, None of one over other dimensions only."""
     (labels,) = factors.operands
     return Rows("combine", (True,), (False,)) if _row_factor(labels) in factors.reductions else None
 
 
 def _row_factor(labels: Labels) -> int | None:
-    """The only factor of the first dimension."""
+    """The factor of the first dimension, None if it has several or none."""
     return labels[0][0] if labels and len(labels[0]) == 1 else None
 
 
-def _is_elsewhere(number: int, labels: Labels) -> bool:
-    return any(number in factors and (dim or len(factors) > 1) for dim, factors in enumerate(labels))
+def _is_elsewhere(factor: int, labels: Labels) -> bool:
+    """True if a factor runs over another dimension than the first, or over a part of the first."""
+    return any(factor in factors and (dim or len(factors) > 1) for dim, factors in enumerate(labels))
 
 
-def _have_rows(number: int, values: tuple[Labels, ...]) -> tuple[bool, ...]:
-    return tuple(labels[:1] == ((number,),) for labels in values)
+def _have_rows(factor: int, values: tuple[Labels, ...]) -> tuple[bool, ...]:
+    """For each value whether a factor is its first dimension."""
+    return tuple(labels[:1] == ((factor,),) for labels in values)
 
 
-def _scan(eqn: JaxprEqn) -> Rows | None:
+def _rows_of_scan(eqn: JaxprEqn) -> Rows:
     body = scan_body(eqn.params)
     return Rows("chain", body.operands.are_stacks(), body.results.are_stacks())

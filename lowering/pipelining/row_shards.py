@@ -39,7 +39,7 @@ from ipujax.lowering.passes import all_reduce_p
 from ipujax.lowering.pipelining.row_rules import COMBINES, Rows, params_for, rows_of
 from ipujax.lowering.primitives import record_of
 
-Bounds = tuple[int, ...]  # 0 = first row, …, number of rows
+Bounds = tuple[int, ...]  # rows at which a stack is cut: 0, the first row of each other shard, the number of rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,11 @@ def num_shards(bounds: Bounds | None) -> int:
 
 
 def spread(jaxpr: Jaxpr, seeds: Mapping[Var, Bounds]) -> dict[Var, Bounds]:
-    """Bounds of all values with the same rows as `seeds`; of several bounds the first that reach a value."""
+    """Bounds of all values that have the same rows as a seed: row i is computed from row i, or row i from it.
+
+    A value that has the rows of seeds with different bounds gets those of one of them. Any will do, as `cut` reads
+    values in shards of other bounds too, only at the cost of concatenating and slicing.
+    """
     links: dict[Var, list[list[Var]]] = {}
     for eqn in jaxpr.eqns:
         for group in _row_groups(eqn):
@@ -108,7 +112,7 @@ def spread(jaxpr: Jaxpr, seeds: Mapping[Var, Bounds]) -> dict[Var, Bounds]:
 
 
 def _row_groups(eqn: JaxprEqn) -> list[list[Var]]:
-    """Groups of variables of an equation that have the same rows."""
+    """Groups of variables of an equation whose rows it computes from each other; none if it mixes rows."""
     rows = rows_of(eqn)
     if rows is None or rows.kind == "combine":
         return []
@@ -125,12 +129,23 @@ def cut(
     unsplit: Collection[Var] = (),
     replaced: Mapping[int, Replacement] | None = None,
 ) -> CutJaxpr:
-    """Cuts values at `bounds`, except `unsplit` inputs and results; `replaced` equations are by index."""
+    """Cuts a jaxpr.
+
+    Args:
+        jaxpr: the uncut jaxpr.
+        bounds: of the values to be cut.
+        unsplit: inputs and results that are not.
+        replaced: equations in place of others, by the index of these.
+    """
     return _Cutter(jaxpr, bounds, set(unsplit), replaced or {}).run()
 
 
 class _Cutter:
-    """Cuts one jaxpr; a value is available unsplit, in shards, or both."""
+    """Cuts one jaxpr.
+
+    A value is defined unsplit, in shards of its bounds, or, by a replaced equation, of other bounds. If it is read in
+    another form, that is added once: concatenated shards (`_unsplit`), or slices of the unsplit value (`_shards`).
+    """
 
     def __init__(
         self, jaxpr: ClosedJaxpr, bounds: Mapping[Var, Bounds], unsplit: set[Var], replaced: Mapping[int, Replacement]
@@ -151,13 +166,14 @@ class _Cutter:
         invars = self._define_all(body.invars, inputs)
         for n, eqn in enumerate(body.eqns):
             if n in self._replaced:
-                self._replace(eqn, self._replaced[n], n)
+                self._add_replacement(eqn, self._replaced[n], n)
             else:
-                self._equation(eqn, rows_of(eqn), n)
+                self._add_in_shards(eqn, rows_of(eqn), n)
         outputs = tuple(map(self._bounds_of, body.outvars))
         last_eqn = body.eqns[-1] if body.eqns else None
         outvars = self._read_all(body.outvars, outputs, last_eqn)
         is_uncut = all(bounds is None for bounds in (*inputs, *outputs))
+        # Names of inputs and results fit as long as there are as many.
         names = body.debug_info if is_uncut else body.debug_info.with_unknown_names()
         body_of_cut = body.replace(invars=invars, outvars=outvars, eqns=self._eqns, debug_info=names)
         return CutJaxpr(ClosedJaxpr(body_of_cut, self._jaxpr.consts), inputs, outputs, tuple(self._sources))
@@ -188,12 +204,14 @@ class _Cutter:
         return self._shards[atom, bounds]
 
     def _define_all(self, variables: Sequence[Var], bounds: Sequence[Bounds | None]) -> list[Var]:
-        return [x for var, at in zip(variables, bounds, strict=True) for x in self._define(var, at)]
+        return [x for var, var_bounds in zip(variables, bounds, strict=True) for x in self._define(var, var_bounds)]
 
     def _read_all(self, atoms: Sequence[Atom], bounds: Sequence[Bounds | None], like: JaxprEqn | None) -> list[Atom]:
-        return [x for atom, at in zip(atoms, bounds, strict=True) for x in self._read(atom, at, like)]
+        pairs = zip(atoms, bounds, strict=True)
+        return [x for atom, atom_bounds in pairs for x in self._read(atom, atom_bounds, like)]
 
     def _read_unsplit(self, var: Var, like: JaxprEqn | None) -> Var:
+        """A value unsplit, concatenated if it was defined in shards."""
         if var not in self._unsplit:
             shards = next(shards for (other, _), shards in self._shards.items() if other is var)
             self._unsplit[var] = Var(var.aval)
@@ -204,32 +222,34 @@ class _Cutter:
         self._eqns.append(eqn)
         self._sources.append(source)
 
-    def _equation(self, eqn: JaxprEqn, rows: Rows | None, n: int) -> None:
-        """Adds an equation, or one for each shard."""
+    def _add_in_shards(self, eqn: JaxprEqn, rows: Rows | None, n: int) -> None:
+        """Adds equation `n`, whose rows are `rows`: one for each shard, or one unsplit if no value with rows is cut."""
         if rows is not None and rows.kind == "sums":
-            self._sums(eqn, n)
+            self._add_sums(eqn, n)
             return
-        bounds = None if rows is None else self._rows_cut_at(eqn, rows)
+        bounds = None if rows is None else self._bounds_of_rows(eqn, rows)
         if rows is None or bounds is None:
             invars = self._read_all(eqn.invars, [None] * len(eqn.invars), eqn)
             self._unsplit.update((var, var) for var in eqn.outvars)
             self._add(eqn.replace(invars=invars), Source(n))
             return
-        {"each": self._each, "chain": self._chain, "combine": self._combine}[rows.kind](eqn, rows, bounds, n)
+        add = {"each": self._add_rows, "chain": self._add_loops, "combine": self._add_reductions}[rows.kind]
+        add(eqn, rows, bounds, n)
 
-    def _rows_cut_at(self, eqn: JaxprEqn, rows: Rows) -> Bounds | None:
+    def _bounds_of_rows(self, eqn: JaxprEqn, rows: Rows) -> Bounds | None:
+        """Bounds at which the rows of an equation are cut: those of its first result, else operand, that is cut."""
         atoms = [x for x, has in zip((*eqn.outvars, *eqn.invars), (*rows.results, *rows.operands), strict=True) if has]
         return next((self._bounds[x] for x in atoms if not isinstance(x, Literal) and x in self._bounds), None)
 
-    def _operands(self, eqn: JaxprEqn, rows: Rows, bounds: Bounds) -> list[list[Atom]]:
-        """The operands of each shard."""
+    def _operands_of_shards(self, eqn: JaxprEqn, rows: Rows, bounds: Bounds) -> list[list[Atom]]:
+        """For each shard of an equation its operands: shards of those that have rows, the others unsplit."""
         pairs = zip(eqn.invars, rows.operands, strict=True)
         pieces = [self._read(atom, bounds if has else None, eqn) for atom, has in pairs]
         return [[x[k] if len(x) > 1 else x[0] for x in pieces] for k in range(len(bounds) - 1)]
 
-    def _each(self, eqn: JaxprEqn, rows: Rows, bounds: Bounds, n: int) -> None:
-        """Adds an equation for each shard of its rows."""
-        operands = self._operands(eqn, rows, bounds)
+    def _add_rows(self, eqn: JaxprEqn, rows: Rows, bounds: Bounds, n: int) -> None:
+        """Adds an equation for each shard of its rows, which are computed alone."""
+        operands = self._operands_of_shards(eqn, rows, bounds)
         results = [self._define(var, bounds) for var in eqn.outvars]
         for k, (a, b) in enumerate(pairwise(bounds)):
             outvars = [shards[k] for shards in results]
@@ -238,9 +258,9 @@ class _Cutter:
                 Source(n, a, b - a),
             )
 
-    def _chain(self, eqn: JaxprEqn, rows: Rows, bounds: Bounds, n: int) -> None:
+    def _add_loops(self, eqn: JaxprEqn, rows: Rows, bounds: Bounds, n: int) -> None:
         """Adds a loop for each shard of a loop's rows, each with the carry of the one before."""
-        operands = self._operands(eqn, rows, bounds)
+        operands = self._operands_of_shards(eqn, rows, bounds)
         body = scan_body(eqn.params)
         carried = eqn.outvars[body.results.carries]
         stacks = [self._define(var, bounds) for var in eqn.outvars[body.results.stacks]]
@@ -256,23 +276,23 @@ class _Cutter:
             state = list(next_state)
         self._unsplit.update(zip(carried, state, strict=True))  # type: ignore[arg-type]
 
-    def _combine(self, eqn: JaxprEqn, rows: Rows, bounds: Bounds, n: int) -> None:
+    def _add_reductions(self, eqn: JaxprEqn, rows: Rows, bounds: Bounds, n: int) -> None:
         """Adds a reduction for each shard of its rows, and combines their results to an unsplit one."""
         (out,) = eqn.outvars
         total: Var | None = None
-        for operands, (a, b) in zip(self._operands(eqn, rows, bounds), pairwise(bounds), strict=True):
+        for operands, (a, b) in zip(self._operands_of_shards(eqn, rows, bounds), pairwise(bounds), strict=True):
             reduced = Var(out.aval)
             self._add(eqn.replace(invars=operands, outvars=[reduced]), Source(n, a, b - a))
             if total is not None:
                 pair = total, reduced
                 reduced = Var(out.aval)
-                self._add(_new(pair, [reduced], COMBINES[record_of(eqn).monoid or ""], {}, eqn), None)
+                self._add(_new_eqn(pair, [reduced], COMBINES[record_of(eqn).monoid or ""], {}, eqn), None)
             total = reduced
         assert total is not None, "there is at least one shard"
         self._unsplit[out] = total
 
-    def _sums(self, eqn: JaxprEqn, n: int) -> None:
-        """Adds one sum over replicas of all shards of its operands."""
+    def _add_sums(self, eqn: JaxprEqn, n: int) -> None:
+        """Adds one sum over replicas of all shards of its operands: more shards need no more rounds."""
         bounds = [self._bounds.get(var) for var in eqn.outvars]
         invars = self._read_all(eqn.invars, bounds, eqn)
         outvars = self._define_all(eqn.outvars, bounds)
@@ -283,8 +303,8 @@ class _Cutter:
         params = {"monoid": monoid, **{name: eqn.params[name] for name in ("axes", "axis_index_groups")}}
         self._add(new_jaxpr_eqn(invars, outvars, all_reduce_p, params, eqn.effects, eqn.source_info), Source(n))
 
-    def _replace(self, eqn: JaxprEqn, new: Replacement, n: int) -> None:
-        """Adds an equation with other parameters that reads and defines shards."""
+    def _add_replacement(self, eqn: JaxprEqn, new: Replacement, n: int) -> None:
+        """Adds in place of equation `n` one with other parameters that reads and defines shards."""
         invars = self._read_all(eqn.invars, new.inputs, eqn)
         outvars = self._define_all(eqn.outvars, new.outputs)
         self._add(eqn.replace(invars=invars, outvars=outvars, params=dict(new.params)), Source(n))
@@ -300,20 +320,21 @@ def slice_eqn(stack: Atom, shard: Var, first: int, last: int, like: JaxprEqn | N
     shape = stack.aval.shape  # type: ignore[attr-defined]
     zeros = (0,) * (len(shape) - 1)
     params = {"start_indices": (first, *zeros), "limit_indices": (last, *shape[1:]), "strides": None}
-    return _new([stack], [shard], lax.slice_p, params, like)
+    return _new_eqn([stack], [shard], lax.slice_p, params, like)
 
 
 def concat_eqn(shards: Sequence[Atom], stack: Var, like: JaxprEqn | None) -> JaxprEqn:
     """The equation that concatenates the shards of a stack."""
-    return _new(shards, [stack], lax.concatenate_p, {"dimension": 0}, like)
+    return _new_eqn(shards, [stack], lax.concatenate_p, {"dimension": 0}, like)
 
 
-def _new(
+def _new_eqn(
     invars: Sequence[Atom],
     outvars: Sequence[Var],
     primitive: Primitive,
     params: dict[str, Any],
     like: JaxprEqn | None,
 ) -> JaxprEqn:
+    """A new equation without effects, with the source line of `like`."""
     info = () if like is None else (like.source_info,)
     return new_jaxpr_eqn(list(invars), list(outvars), primitive, params, frozenset(), *info)

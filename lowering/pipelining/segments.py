@@ -22,11 +22,18 @@ from ipujax.lowering.source_info import name_stack
 
 @dataclass(frozen=True, slots=True)
 class Segments:
-    """The segments of equations."""
+    """The segments of equations.
+
+    Args:
+        eqns: the equations of a micro-batch.
+        segments: segment of each equation, −1 for one that belongs to its users.
+        is_same: for each equation whether it computes the same for all micro-batches.
+        num_segments: number of segments.
+    """
 
     eqns: Sequence[JaxprEqn]
-    segments: tuple[int, ...]  # segment of each equation, −1 for one that belongs to its users
-    is_same: list[bool]  # for each equation whether it computes the same for all micro-batches
+    segments: tuple[int, ...]
+    is_same: list[bool]
     num_segments: int
 
     def rows(self) -> Iterator[tuple[JaxprEqn, int, bool]]:
@@ -37,9 +44,9 @@ class Segments:
 def find_segments(body: Jaxpr, spec: PipelineSpec) -> Segments:
     """Assigns the equations of a micro-batch to segments."""
     flow = dependence(body, spec)
-    forward = [n for n, is_forward in enumerate(flow.forward) if is_forward]
-    segments = _segments(body.eqns, forward, flow.is_same, flow.same)
-    return Segments(body.eqns, tuple(segments), flow.is_same, len(forward))
+    first_eqns = [n for n, is_forward in enumerate(flow.forward) if is_forward]
+    segments = _segment_of_each(body.eqns, first_eqns, flow.is_same)
+    return Segments(body.eqns, tuple(segments), flow.is_same, len(first_eqns))
 
 
 def layer_loops(body: Jaxpr, spec: PipelineSpec) -> dict[int, Bounds]:
@@ -65,12 +72,19 @@ def is_backward(eqn: JaxprEqn) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Dependence:
-    """Dependence of equations on parameters and on micro-batches."""
+    """Dependence of equations on parameters and on micro-batches.
 
-    same: set[Var]  # variables that are the same for all micro-batches
-    trained: set[Var]  # variables that depend on parameters
-    is_same: list[bool]  # for each equation whether it computes the same for all micro-batches
-    forward: list[bool]  # for each equation whether it is a segment
+    Args:
+        same: variables that are the same for all micro-batches.
+        trained: variables that depend on parameters.
+        is_same: for each equation whether it computes the same for all micro-batches.
+        forward: for each equation whether it begins a segment: it depends on both, and is no gradient.
+    """
+
+    same: set[Var]
+    trained: set[Var]
+    is_same: list[bool]
+    forward: list[bool]
 
 
 def dependence(body: Jaxpr, spec: PipelineSpec) -> Dependence:
@@ -92,28 +106,35 @@ def dependence(body: Jaxpr, spec: PipelineSpec) -> Dependence:
     return Dependence(same, trained, is_same, forward)
 
 
-def _segments(eqns: Sequence[JaxprEqn], forward: Sequence[int], is_same: Sequence[bool], same: set[Var]) -> list[int]:
-    """The segment of each equation."""
+def _segment_of_each(eqns: Sequence[JaxprEqn], first_eqns: Sequence[int], is_same: Sequence[bool]) -> list[int]:
+    """The segment of each equation, −1 for one that belongs to its users.
+
+    Args:
+        eqns: equations of a micro-batch.
+        first_eqns: numbers of the forward equations that begin the segments, in order.
+        is_same: for each equation whether it computes the same for all micro-batches, and so has no segment.
+    """
     segments = [-1] * len(eqns)
-    last_segment: dict[Var, int] = {}  # last segment that defines or reads a variable
-    for segment, n in enumerate(forward):
+    # Last segment that defines or reads a variable, itself or by values computed from it once for all micro-batches.
+    last_segment: dict[Var, int] = {}
+    for segment, n in enumerate(first_eqns):
         segments[n] = segment
-        for var in variables(eqns[n].invars):
+        for var in (*variables(eqns[n].invars), *eqns[n].outvars):
             last_segment[var] = segment
-        for var in eqns[n].outvars:
-            last_segment[var] = segment
-    for n in reversed(range(len(eqns))):  # an equation computed once belongs to its users
+    for n in reversed(range(len(eqns))):
         if is_same[n]:
             user_segments = [last_segment[var] for var in eqns[n].outvars if var in last_segment]
             for var in variables(eqns[n].invars):
                 last_segment[var] = max([last_segment.get(var, -1), *user_segments])
     for n, eqn in enumerate(eqns):
+        operand_segments = [last_segment[var] for var in variables(eqn.invars) if var in last_segment]
         if is_same[n]:
-            operand_segments = [last_segment[var] for var in variables(eqn.invars) if var in last_segment]
+            # What only gradients read is used last where its operands are.
             for var in eqn.outvars:
-                last_segment.setdefault(var, max(operand_segments, default=len(forward) - 1))
+                last_segment.setdefault(var, max(operand_segments, default=len(first_eqns) - 1))
         elif segments[n] < 0 and is_backward(eqn):
-            operand_segments = [last_segment[var] for var in variables(eqn.invars) if last_segment.get(var, -1) >= 0]
-            segments[n] = min(operand_segments, default=len(forward) - 1)
+            # Gradients run from the last segment to the first, so the operand of the first one is there last.
+            known = [segment for segment in operand_segments if segment >= 0]  # −1: used by no segment
+            segments[n] = min(known, default=len(first_eqns) - 1)
             last_segment.update(dict.fromkeys(eqn.outvars, segments[n]))
     return segments

@@ -68,40 +68,47 @@ def work_of(jaxpr: ClosedJaxpr, spec: PipelineSpec, planning: Planning) -> Work:
     cut_spec = spec_of_shards(spec, shards)
     segmented = find_segments(body, cut_spec)
     residuals = _residuals(segmented)
-    forward, backward, pushing, reading = _cycles(shards, segmented, residuals, planning)
+    forward, backward, pushing, reading = _segment_cycles(shards, segmented, residuals, planning)
     parameters = [var for var, role in zip(body.invars, cut_spec.roles, strict=True) if role == "same"]
     return Work(
-        live_jaxpr,
-        spec,
-        loops,
-        shards,
-        segmented.segments,
-        forward,
-        backward,
-        pushing,
-        reading,
-        _crossing(segmented),
-        _parameters(parameters, segmented),
-        _residual_bytes(residuals, segmented.num_segments),
-        any(segment >= 0 and is_backward(eqn) for eqn, segment, _ in segmented.rows()),
+        jaxpr=live_jaxpr,
+        spec=spec,
+        loops=loops,
+        shards=shards,
+        segments=segmented.segments,
+        forward_cycles=forward,
+        backward_cycles=backward,
+        push_cycles=pushing,
+        pop_cycles=reading,
+        crossing_bytes=_crossing_bytes(segmented),
+        parameter_bytes=_parameter_bytes(parameters, segmented),
+        residual_bytes=_residual_bytes(residuals, segmented.num_segments),
+        has_gradients=any(segment >= 0 and is_backward(eqn) for eqn, segment, _ in segmented.rows()),
     )
 
 
+_FORWARD, _BACKWARD, _PUSH, _POP = range(4)  # rows of the table of cycles
+
+
 class _Costed(NamedTuple):
-    """A program of a segment: row of the table of cycles, segment, and program."""
+    """A program of a segment: row of the table of cycles, segment (−1 if its costs count nowhere), and program."""
 
     row: int
     segment: int
     program: ProgramSequence
 
 
-def _cycles(
+def _segment_cycles(
     shards: CutJaxpr, segmented: Segments, residuals: Sequence[tuple[Var, int]], planning: Planning
 ) -> np.ndarray:
-    """Cycles of each segment: forward, backward, of pushing and of reading residuals, float64[4, segments]."""
+    """Cycles of each segment: forward, backward, of pushing and of reading residuals, float64[4, segments].
+
+    All are lowered into one graph, so that operands have the layouts that the equations before give them. `residuals`
+    are those of `_residuals`, each with its segment.
+    """
     graph = planning.graph()
     initial = ProgramSequence()
-    env, programs = _lowered(shards, segmented, graph, planning.make_lowering)
+    env, programs = _lower_equations(shards, segmented, graph, planning.make_lowering)
     programs += _stash_programs(residuals, env, graph, initial)
     programs += _sum_programs(shards.jaxpr.jaxpr.outvars, segmented, env, graph, initial)
     # Variables that no rule has mapped, so that the costs of all programs are defined.
@@ -118,7 +125,7 @@ def _cycles(
     return cycles
 
 
-def _lowered(
+def _lower_equations(
     shards: CutJaxpr, segmented: Segments, graph: Graph, make_lowering: MakeLowering
 ) -> tuple[dict[Var, Tensor], list[_Costed]]:
     """Tensors of all values, and the program of each equation; shards of a loop with equal rows have one program."""
@@ -133,14 +140,16 @@ def _lowered(
     programs: list[_Costed] = []
     lowered_shards: dict[tuple[int, int], tuple[Sequence[Tensor], ProgramSequence]] = {}
     for (eqn, segment, _), key in zip(segmented.rows(), _shard_keys(shards), strict=True):
-        if key is None or key not in lowered_shards:
+        lowered = None if key is None else lowered_shards.get(key)
+        if lowered is None:
             operands = [lowering.read(env, atom) for atom in eqn.invars]
             prog = ProgramSequence()
-            lowered_eqn = lowering.equation(eqn, operands, prog, {}), prog
-            lowered_shards |= {} if key is None else {key: lowered_eqn}
-        results, prog = lowered_eqn if key is None else lowered_shards[key]
+            lowered = lowering.equation(eqn, operands, prog, {}), prog
+            if key is not None:
+                lowered_shards[key] = lowered
+        results, prog = lowered
         env.update(zip(eqn.outvars, results, strict=True))
-        programs.append(_Costed(int(is_backward(eqn)), segment, prog))
+        programs.append(_Costed(_BACKWARD if is_backward(eqn) else _FORWARD, segment, prog))
     return env, programs
 
 
@@ -158,14 +167,18 @@ def _stash_programs(
             stack = new_stack(Builder(graph, initial, "stash"), value, 2)  # of any depth: the schedule is not known yet
             push(Builder(graph, pushing, "stash"), stack, value, counter)
             slot_of(Builder(graph, reading, "stash"), stack, counter)
-        programs += [_Costed(2 + k, segment, prog) for k, prog in enumerate(of_value[value])]
+        pushing, reading = of_value[value]
+        programs += [_Costed(_PUSH, segment, pushing), _Costed(_POP, segment, reading)]
     return programs
 
 
 def _sum_programs(
     results: Sequence[Atom], segmented: Segments, env: Mapping[Var, Tensor], graph: Graph, initial: ProgramSequence
 ) -> list[_Costed]:
-    """Programs that add each result to its accumulator, in the segment of the equation that defines it."""
+    """Programs that add each result to its accumulator, in the segment of the equation that defines it.
+
+    Equal values, as of shards that have one program, share it, so that it is costed once.
+    """
     definitions = {var: (eqn, segment) for eqn, segment, _ in segmented.rows() for var in eqn.outvars}
     programs: list[_Costed] = []
     of_value: dict[Tensor, ProgramSequence] = {}
@@ -177,10 +190,11 @@ def _sum_programs(
             if value not in of_value:
                 of_value[value] = ProgramSequence()
                 negated, added = Op("neg", lax.neg, aval.dtype), Op("add", lax.add, aval.dtype)
+                # An accumulator is laid out as its value, as results of elementwise operations are.
                 accumulator = elementwise(Builder(graph, initial, "accumulator"), negated, [value])
                 into = Builder(graph, of_value[value], "accumulator")
                 elementwise(into, added, [accumulator, value], accumulator)
-            programs.append(_Costed(int(is_backward(eqn)), segment, of_value[value]))
+            programs.append(_Costed(_BACKWARD if is_backward(eqn) else _FORWARD, segment, of_value[value]))
     return programs
 
 
@@ -191,6 +205,7 @@ def _shard_keys(shards: CutJaxpr) -> list[tuple[int, int] | None]:
 
 def _residuals(segmented: Segments) -> list[tuple[Var, int]]:
     """Residuals: values from forward to backward equations, each with the first segment that needs it."""
+    # Gradients run from the last segment to the first, so the first that needs a value keeps it longest.
     forward_values = {
         var
         for eqn, segment, is_same in segmented.rows()
@@ -206,9 +221,9 @@ def _residuals(segmented: Segments) -> list[tuple[Var, int]]:
     return list(needed.items())
 
 
-def _crossing(segmented: Segments) -> np.ndarray:
+def _crossing_bytes(segmented: Segments) -> np.ndarray:
     """Bytes over each cut of values that a micro-batch defines on one side and uses on the other, float64[segments]."""
-    # Cut n is the one before segment n. Equations of no segment have a negative number.
+    # Cut n is the one before segment n. First the changes of the bytes from one cut to the next, then their sums.
     bytes_over = np.zeros(segmented.num_segments + 1)
     defining_segment = {
         var: segment
@@ -216,7 +231,7 @@ def _crossing(segmented: Segments) -> np.ndarray:
         for var in eqn.outvars
         if segment >= 0 and not is_same
     }
-    reach: dict[Var, tuple[int, int]] = {}
+    reach: dict[Var, tuple[int, int]] = {}  # first and last segment that defines or reads a value
     for eqn, segment, _ in segmented.rows():
         for var in variables(eqn.invars):
             if var in defining_segment and segment >= 0:
@@ -228,7 +243,7 @@ def _crossing(segmented: Segments) -> np.ndarray:
     return np.cumsum(bytes_over)[: segmented.num_segments]
 
 
-def _parameters(parameters: Sequence[Var], segmented: Segments) -> tuple[tuple[tuple[int, ...], int], ...]:
+def _parameter_bytes(parameters: Sequence[Var], segmented: Segments) -> tuple[tuple[tuple[int, ...], int], ...]:
     """Segments that use each parameter, or a value computed from it once for all micro-batches, and its bytes."""
     users: dict[Var, set[int]] = {var: set() for var in parameters}
     parameters_of: dict[Var, set[Var]] = {var: {var} for var in parameters}  # that a value is computed from once

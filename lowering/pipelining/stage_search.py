@@ -34,7 +34,7 @@ from ipujax.runtime.logs import Log, compilation_name, step
 _LOG = Log("lowering")
 _ESTIMATED = 5  # cuts that are lowered for an estimate, of a given number of stages
 _ESTIMATED_OF_EACH = 2  # of each number of stages, if the number is searched too
-_MEMORY_FRACTIONS = 64
+_MEMORY_FRACTIONS = 64  # parts of a tile's memory, in which smaller limits are tried
 _MEMORY_STEP = 4  # if none of them fits, the best cuts for 60/64, 56/64, … of the memory are estimated
 _MAX_CANDIDATES = 256  # if there are no more cuts than this, all of them are
 _MAX_PROGRAMS = 24  # cuts that are lowered with the entire program
@@ -160,11 +160,15 @@ class StageSearch:
         return [n for n, eqn in enumerate(jaxpr.jaxpr.eqns) if is_staged(eqn)][pipeline]
 
     def search(self, lower_program: LowerProgram | None = None) -> Cuts:
-        """The best cut, or the best whose entire program fits if `lower_program` is given."""
+        """The best cut, or the best whose entire program fits if `lower_program` is given.
+
+        While recomputation is still to be chosen (`is_open`), a cut that does not fit is not improved: the choice
+        starts from it, and the search goes on with the chosen recomputation.
+        """
         candidates = self._initial_candidates()
         is_open = self._may_recompute and not self._recomputation_is_chosen
         if is_open and len(self._plans) == 1 and self.excess_and_cycles(candidates[0])[0]:
-            return candidates[0]  # the search goes on from here once recomputation is chosen
+            return candidates[0]
         best = min(candidates, key=self.excess_and_cycles)
         if is_open and self.excess_and_cycles(best)[0]:
             return best
@@ -319,12 +323,12 @@ class StageSearch:
 
 
 def _reduced(count: int, num_stages: int) -> int:
-    """The number of candidates, reduced for very many stages."""
+    """The number of candidates, reduced for many stages by the square of their number, as lowering times moves is."""
     return max(1, count * _MANY_STAGES**2 // max(_MANY_STAGES, num_stages) ** 2)
 
 
 def _with_replacement(jaxpr: ClosedJaxpr, number: int, pipeline: Replacement) -> CutJaxpr:
-    """The program with a pipeline replaced, and values that share rows with its operands cut alike."""
+    """The program with a pipeline replaced, and values that have the rows of its operands and results cut alike."""
     eqn = jaxpr.jaxpr.eqns[number]
     atoms = zip((*eqn.outvars, *eqn.invars), (*pipeline.outputs, *pipeline.inputs), strict=True)
     seeds = {atom: bounds for atom, bounds in atoms if bounds is not None and not isinstance(atom, Literal)}

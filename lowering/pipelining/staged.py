@@ -28,7 +28,13 @@ from ipujax.runtime.tensor import Tensor, Variable
 
 
 class Term(NamedTuple):
-    """A value that is added to a result: number of the result, position among its terms, and the value."""
+    """A value that is added to a result; a result has several if several stages add to it.
+
+    Args:
+        number: of the result.
+        position: among the terms of the result.
+        atom: the value, of one micro-batch.
+    """
 
     number: int
     position: int
@@ -44,7 +50,7 @@ class StagedPipeline:
     parts: tuple[StagePart, ...]  # jaxprs of the tasks, in an order in which they can run
     plan: SchedulePlan  # order of tasks on each IPU
     ipus: tuple[int, ...]  # IPU of each stage
-    trades: tuple[ChainTrade, ...] = ()  # trade-offs of recomputation in each stage whose mode is "auto"
+    trades: tuple[ChainTrade, ...] = ()  # curves of memory and recomputation, of each stage whose mode is "auto"
 
     @cached_property
     def defining_part(self) -> Mapping[Var, StagePart]:
@@ -103,7 +109,7 @@ class StagedPipeline:
         return [*read, *(var for var in handed if var in self.streamed and var not in read)]
 
     def part_with(self, atom: object) -> StagePart:
-        """The part that defines a value, or else the first of all."""
+        """The part that defines a value; the first for one that no part defines, as an input or a constant."""
         return self.defining_part.get(atom, self.parts[0]) if isinstance(atom, Var) else self.parts[0]
 
     def input_ipus(self) -> tuple[int | None, ...]:
@@ -126,7 +132,10 @@ class StagedPipeline:
         return Span(self.input_ipus(), self.result_ipus())
 
     def fully_viewed(self, same: Mapping[Var, Tensor]) -> set[tuple[Variable, int]]:
-        """(variable, IPU) pairs where the IPU reads several views, together as large as the variable."""
+        """(variable, IPU) pairs where the IPU reads several views, together as large as the variable.
+
+        Only of `same` values, those of all micro-batches. One copy of such a variable is less to send than one a view.
+        """
         views: dict[tuple[Variable, int], dict[Tensor, None]] = {}
         for part in self.parts:
             for value in (same[var] for var in part.jaxpr.invars if var in same):
@@ -143,11 +152,12 @@ class StagedPipeline:
     ) -> dict[TaskKind, PipelineTask]:
         """Marks of the calls of each kind of task, for profiles; a link is from the writer of a value to a reader."""
         numbers = self.partition.numbers
-        named_tasks = {task: (numbers[task[0]], task[1].name.lower()) for task in tasks}
+        named_tasks = {task: (numbers[task.stage], task.kind.name.lower()) for task in tasks}
         named_links = tuple(
             dict.fromkeys((named_tasks[a], named_tasks[b]) for a, b in links if a in named_tasks and b in named_tasks)
         )
         names = tuple(named_tasks.values())
+        # By the number that a stage is named by; one that is left out has the IPU of the next stage.
         ipus = tuple(self.ipus[bisect_left(numbers, number)] for number in range(numbers[-1] + 1))
         layout = PipelineLayout(name, self.plan.schedule.name, ipus, self.spec.micro_batches, names, named_links)
         return {task: PipelineTask(layout, *mark) for task, mark in named_tasks.items()}
@@ -203,13 +213,13 @@ def _recomputed(
     recomputation: Recomputation,
     trades: list[ChainTrade],
 ) -> Partition:
-    """The partition with backward parts that recompute values of their forward parts."""
+    """The partition with backward parts that recompute values of their forward parts; appends to `trades`."""
     eqns_of_task = {part.task: part.eqns for part in partitioned.parts}
     results = {var for terms in partitioned.results for var in variables(terms)}
     results |= set(variables(partitioned.jaxpr.jaxpr.outvars))
     for stage in range(partitioned.num_stages if partitioned.training else 0):
-        forward = (stage, FORWARD)
-        backward = (stage, BACKWARD)
+        forward = TaskKind(stage, FORWARD)
+        backward = TaskKind(stage, BACKWARD)
         other_eqns = (eqns for task, eqns in eqns_of_task.items() if task not in (forward, backward))
         sent = {var for eqns in other_eqns for eqn in eqns for var in variables(eqn.invars)}
         gradients = {var for eqn in eqns_of_task[backward] for var in eqn.outvars}

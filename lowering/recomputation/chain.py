@@ -82,7 +82,7 @@ class ChainPlans:
 
     @cached_property
     def _curve(self) -> Curve:
-        """The curve of the entire chain without its input, and the exact point of storing all."""
+        """The curve of the entire chain without its input, with the exact point of storing all."""
         curve = self._plans.curve
         keep_all_plan = self.keep_all()
         num_bytes = np.append(curve.num_bytes, keep_all_plan.peak_bytes - self._input_bytes)
@@ -122,15 +122,19 @@ class ChainPlans:
 def peak_bytes(
     steps: Sequence[ChainStep], result_bytes: int, actions: Sequence[tuple[Action, int]], in_flight: int = 1
 ) -> int:
-    """Peak live bytes when the parts of a chain run in an order."""
+    """Peak live bytes when the parts of a chain run in an order; arguments as of `plan_recompute` and `RecomputePlan`.
+
+    With several inputs in flight, what is stored after the forward parts counts for each of them.
+    """
     inputs = [*(step.input_bytes for step in steps), result_bytes]
     stored = {0}  # steps whose inputs are in memory
-    saved: set[int] = set()
+    saved: set[int] = set()  # steps of which all values for the backward part are
     gradient = len(steps)  # step whose input has the gradient that is in memory
     peak = 0
     stash = 0
 
-    def total(*extra_bytes: int) -> int:
+    def live_bytes(*extra_bytes: int) -> int:
+        # A stored input of a step whose predecessor is saved is among what that one has saved.
         values = sum(inputs[n] for n in stored if n - 1 not in saved)
         left_bytes = sum(step.left_bytes for step in steps[gradient:])
         return values + sum(steps[n].saved_bytes for n in saved) + inputs[gradient] + left_bytes + sum(extra_bytes)
@@ -138,19 +142,19 @@ def peak_bytes(
     for count, (action, number) in enumerate(actions):
         if count == len(steps):  # all forward parts have run once, and the result has gone on
             stored.discard(len(steps))
-            stash = total() - result_bytes
+            stash = live_bytes() - result_bytes
         step = steps[number]
         if action == "backward":
-            peak = max(peak, total(inputs[number], step.backward_temp_bytes, step.left_bytes))
+            peak = max(peak, live_bytes(inputs[number], step.backward_temp_bytes, step.left_bytes))
             saved.discard(number)
             stored = {n for n in stored if n < number}
             gradient = number
         elif action == "save":
-            peak = max(peak, total(step.saved_bytes, step.forward_temp_bytes))
+            peak = max(peak, live_bytes(step.saved_bytes, step.forward_temp_bytes))
             saved.add(number)
             stored.add(number + 1)
         else:
-            peak = max(peak, total(inputs[number + 1], step.forward_temp_bytes))
+            peak = max(peak, live_bytes(inputs[number + 1], step.forward_temp_bytes))
             stored.add(number + 1)
             if action == "forward":
                 stored.discard(number)

@@ -19,6 +19,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
@@ -40,19 +41,25 @@ _VECTOR_ELEMENTS = 2  # floats of a vector instruction, Target.vector_bytes
 
 
 class Steps:
-    """The steps between cuts; `is_summed` if gradients are added to existing accumulators, so take no bytes."""
+    """The steps between cuts.
+
+    Args:
+        flow: values of the forward part and the gradient.
+        cuts: first forward equation of each step but the first.
+        is_summed: whether gradients are added to existing accumulators, so take no bytes.
+        whole_layers: whether entire layers are recomputed, so that products of a gradient may wait for an earlier step.
+    """
 
     def __init__(self, flow: Flow, cuts: Sequence[int], *, is_summed: bool = False, whole_layers: bool = False) -> None:
         self.flow = flow
         self._starts = [0, *cuts]  # first equation of each step
-        # Whether products may wait for an earlier step; else they never do, whatever the size of their results.
         self._delays_products = whole_layers
         self._defining_eqn = {var: n for n, eqn in enumerate(flow.gradient) for var in eqn.outvars}
         bounds = pairwise([*self._starts, len(flow.forward)])
         self.forward = [flow.forward[a:b] for a, b in bounds]
         self.fixed = set(flow.fixed)  # values that are always stored
         # A value that is needed before its step runs again must be stored. That moves other equations, so repeat.
-        while late_values := self._assign():
+        while late_values := self._assign_gradient():
             self.fixed |= late_values
         self.chain = [self._chain_step(n, is_summed) for n in range(len(self._starts))]
 
@@ -64,12 +71,12 @@ class Steps:
         """The values that are read, without fixed ones."""
         return [value for value in self.flow.values_of(atoms) if value not in self.fixed]
 
-    def _assign(self) -> set[Var]:
-        """Assigns equations of the gradient to steps; returns values that must be fixed first, if any."""
+    def _assign_gradient(self) -> set[Var]:
+        """Assigns equations of the gradient to steps, `backward`; returns values that must be fixed first, if any."""
         flow = self.flow
         last = len(self._starts) - 1
         operand_eqns = list(map(self._operand_equations, flow.gradient))
-        step: dict[int, int] = {}  # of each equation of the gradient
+        step: dict[int, int] = {}  # of each equation of the gradient, by number
         gradient_free: set[int] = set()  # equations that depend on no gradient
         users: dict[int, list[int]] = {}
         # The last step in which all operands are available; the gradient goes through the steps from last to first.
@@ -79,7 +86,7 @@ class Steps:
                 gradient_free.add(n)
             for m in operands:
                 users.setdefault(m, []).append(n)
-        # Those that should run late belong to the step of their first user.
+        # Those that need no gradient, or grow, run late: in the step of their first user, which is the highest.
         for n in reversed(range(len(flow.gradient))):
             if n in users and (n in gradient_free or self._grows(flow.gradient[n])):
                 step[n] = min(step[n], max(step[m] for m in users[n]))
@@ -161,6 +168,7 @@ class Steps:
 
 def _cycles(eqn: JaxprEqn) -> float:
     """Estimated time of an equation, in units of moving an element; elementwise equations run in registers."""
+    # Elementwise is what has operands and results of one size, or scalars, and is no product.
     work = work_of_equation(eqn).elements
     num_results = elements_of(eqn.outvars[0]) if eqn.outvars else 0
     is_elementwise = all(elements_of(atom) in (1, num_results) for atom in (*eqn.invars, *eqn.outvars))
@@ -170,7 +178,13 @@ def _cycles(eqn: JaxprEqn) -> float:
 def _peak_temp_bytes(
     eqns: Sequence[JaxprEqn], counted: Collection[Var], values_of: Callable[[Sequence[Atom]], Sequence[Var]]
 ) -> int:
-    """Peak live bytes of results of equations, without those in `counted`; `values_of` operands stay live."""
+    """Peak live bytes of results of equations.
+
+    Args:
+        eqns: the equations, in order.
+        counted: results that count elsewhere.
+        values_of: values that must be in memory for operands to be read.
+    """
     uses = Counter[Var](v for eqn in eqns for v in values_of(eqn.invars))
     live: set[Var] = set()
     peak = 0
@@ -193,9 +207,12 @@ _INTERVAL_FACTOR = 0.75  # PopART's, `willow/src/intervals.cpp`
 
 
 def best_cuts(flow: Flow) -> list[int]:
-    """Cuts with fewest bytes to store, at most 31; of cuts with equally many bytes all, or every so many."""
-    # So equal layers are cut at equal positions, and the recomputed code of all of them is the same.
-    positions, num_bytes = _positions(flow)
+    """Cuts with fewest bytes to store, at most `_MAX_CUTS`.
+
+    All with equally many bytes, or if even those with fewest are too many, every so many of them: so equal layers are
+    cut at equal positions, and the recomputed code of all of them is the same.
+    """
+    positions, num_bytes = _cut_candidates(flow)
     if not len(positions):
         return []
     previous = np.append(num_bytes[0] + 1, num_bytes[:-1])
@@ -207,42 +224,53 @@ def best_cuts(flow: Flow) -> list[int]:
     for level in np.unique(num_bytes):
         equal_cuts = positions[num_bytes == level]
         if len(cuts) + len(equal_cuts) > _MAX_CUTS:
-            return sorted((cuts if len(cuts) else equal_cuts[:: -(-len(equal_cuts) // _MAX_CUTS)]).tolist())
+            stride = -(-len(equal_cuts) // _MAX_CUTS)
+            return sorted((cuts if len(cuts) else equal_cuts[::stride]).tolist())
         cuts = np.append(cuts, equal_cuts)
     return sorted(cuts.tolist())
 
 
 def between_layers(flow: Flow, cuts: Sequence[int]) -> list[int]:
-    """The cuts without those inside layers: equal consecutive runs of equations, from cut to cut."""
-    # So entire layers are recomputed, with the same code for all of them, the first and the last too.
+    """The cuts without those inside layers: equal consecutive runs of equations, from cut to cut.
+
+    So entire layers are recomputed, with the same code for all of them, the first and the last too.
+    """
     kinds = [(eqn.primitive, *(str(var.aval) for var in eqn.outvars)) for eqn in flow.forward]
     positions = [0, *cuts, len(kinds)]
     spans = [(start, end - start) for n, start in enumerate(positions) for end in positions[n + 1 :]]
-    repetitions = [(_layers(kinds, start, length, positions), length, start) for start, length in spans]
-    layers: list[range] = []
+    repetitions = [_repetitions_of(kinds, start, length, positions) for start, length in spans]
+    runs: list[range] = []
     inner_cuts: set[int] = set()
-    # Repetitions of most equations first, so that the halves of a layer are not taken for layers.
-    for count, length, start in sorted(repetitions, key=lambda row: (-row[0] * row[1], *row[1:])):
-        run = range(start, start + count * length)
-        if count > 1 and all(run.stop <= other.start or other.stop <= run.start for other in layers):
-            layers.append(run)
-            inner_cuts.update(cut for cut in cuts if cut in run and (cut - start) % length)
+    # Repetitions of most equations first, so that half a layer is none; of those the shortest, so that two are not one.
+    for found in sorted(repetitions, key=lambda x: (-x.num_runs * x.length, x.length, x.start)):
+        run = range(found.start, found.start + found.num_runs * found.length)
+        if found.num_runs > 1 and all(run.stop <= other.start or other.stop <= run.start for other in runs):
+            runs.append(run)
+            inner_cuts.update(cut for cut in cuts if cut in run and (cut - found.start) % found.length)
     return [cut for cut in cuts if cut not in inner_cuts]
 
 
-def _layers(kinds: Sequence[object], start: int, length: int, positions: Collection[int]) -> int:
-    """Number of repetitions from `start` of equations like the first `length`, each from position to position."""
+class _Repetitions(NamedTuple):
+    """Equal runs of `length` equations, several in a row."""
+
+    start: int
+    length: int
+    num_runs: int
+
+
+def _repetitions_of(kinds: Sequence[object], start: int, length: int, positions: Collection[int]) -> _Repetitions:
+    """The repetitions of the `length` equations from `start` on, each from position to position."""
     pattern = kinds[start : start + length]
     count = 1
     while start + (count + 1) * length in positions and kinds[start + count * length :][:length] == pattern:
         count += 1
-    return count
+    return _Repetitions(start, length, count)
 
 
 def standard_cuts(flow: Flow) -> list[int]:
     """PopART's cuts: of intervals of K, K − 1, … operations the position of each with the fewest bytes to store."""
     # Source: `willow/src/intervals.cpp` (reference machine.md §4), K = ⌊0.75 (⌊√(2N)⌋ − 1)⌋ of N operations.
-    positions, num_bytes = _positions(flow)
+    positions, num_bytes = _cut_candidates(flow)
     length = int(_INTERVAL_FACTOR * (int((2 * len(positions)) ** 0.5) - 1))
     cuts: list[int] = []
     start = 0
@@ -260,9 +288,12 @@ def between_phases(flow: Flow) -> list[int]:
     return [index for (_, previous), (index, phase) in pairwise(phases) if phase != previous]
 
 
-def _positions(flow: Flow) -> tuple[np.ndarray, np.ndarray]:
-    """Positions after operations, and the bytes that cross each and must be stored, int64[positions] both."""
-    # A value that the gradient reads too counts half. No position is inside a region that a user's checkpoint repeats.
+def _cut_candidates(flow: Flow) -> tuple[np.ndarray, np.ndarray]:
+    """Positions after equations with work, and the bytes that cross each and must be stored, int64[positions] both.
+
+    Bytes are doubled, so that a value that the gradient reads, and may be stored in any case, counts half. No position
+    is inside a region that a user's checkpoint repeats.
+    """
     count = len(flow.forward)
     crossing_bytes = np.zeros(count + 1, np.int64)
     num_repeated = np.zeros(count + 1, np.int64)

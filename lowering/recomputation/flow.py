@@ -20,6 +20,7 @@ from ipujax.lowering.jax_compat import Atom, DropVar, JaxprEqn, Literal, Var
 from ipujax.lowering.jaxpr import (
     holds_pipeline,
     stage_name,
+    substituted,
     value_bytes,
     variables,
     variables_read,
@@ -28,12 +29,18 @@ from ipujax.lowering.primitives import record_of
 
 
 class Flow:
-    """The values of a forward part, by the index of the equation that defines them."""
+    """The values of a forward part, and where they are defined and used, by the index of its equations.
+
+    Args:
+        forward: equations of the forward part.
+        backward: equations of the gradient.
+        external: variables of either that others need.
+    """
 
     def __init__(self, forward: Sequence[JaxprEqn], backward: Sequence[JaxprEqn], external: Collection[Var]) -> None:
         self.forward = forward
         self.backward = backward
-        self.external = external  # variables with other uses than the gradient
+        self.external = external
         self.views: dict[Var, JaxprEqn] = {}
         self.definition: dict[Var, int] = {}
         self.last_use: dict[Var, int] = {}  # last forward equation that reads a value, its definition if none does
@@ -45,13 +52,13 @@ class Flow:
                 for var in eqn.outvars:
                     if not isinstance(var, DropVar):
                         self.definition[var] = self.last_use[var] = index
-        for eqn in backward:
+        for eqn in backward:  # of views in the gradient those of forward values
             if self.is_view(eqn) and self.values_of(eqn.invars):
                 self.views.update(dict.fromkeys(eqn.outvars, eqn))
         self.gradient = [eqn for eqn in backward if not self.is_forward_view(eqn)]
         self.needed = {var for eqn in self.gradient for var in self.values_of(eqn.invars)}
-        self.fixed = self._fixed()  # values that are always stored
-        self.repeated = self._repeated()  # values that a user's checkpoint recomputes
+        self.fixed = self._fixed_values()  # that are always stored
+        self.repeated = self._repeated_values()  # that a user's checkpoint recomputes
 
     @staticmethod
     def is_view(eqn: JaxprEqn) -> bool:
@@ -72,7 +79,8 @@ class Flow:
         """True if an equation only views values or arguments of the forward part."""
         return bool(eqn.outvars) and eqn.outvars[0] in self.views
 
-    def _fixed(self) -> set[Var]:
+    def _fixed_values(self) -> set[Var]:
+        """Values with other uses, those of effects and collectives, and those that a checkpoint's policy saves."""
         fixed = set(self.values_of(list(self.external)))
         for eqn in self.forward:
             if eqn.effects or is_collective(eqn) or holds_pipeline(eqn):
@@ -81,19 +89,17 @@ class Flow:
                 fixed.update(self.values_of([*eqn.invars, *eqn.outvars]))
         return fixed
 
-    def _repeated(self) -> set[Var]:
+    def _repeated_values(self) -> set[Var]:
         """Values of which the gradient has a copy: of the same primitive, on the same operands."""
-        originals: dict[Any, Sequence[Var]] = {_identity(eqn, eqn.invars): eqn.outvars for eqn in self.forward}
-        original: dict[Atom, Atom] = {}
+        results_of: dict[Any, Sequence[Var]] = {_identity(eqn, eqn.invars): eqn.outvars for eqn in self.forward}
+        original_of: dict[Var, Atom] = {}
         repeated = set[Var]()
         # In order, so that operands of a copy are mapped to originals before the copy is looked up.
         for eqn in self.backward:
             if stage_name(eqn).is_recomputed:
-                outvars = originals.get(
-                    _identity(eqn, [original.get(v, v) if isinstance(v, Var) else v for v in eqn.invars])
-                )
+                outvars = results_of.get(_identity(eqn, [substituted(atom, original_of) for atom in eqn.invars]))
                 if outvars is not None:
-                    original.update(zip(eqn.outvars, outvars, strict=True))
+                    original_of.update(zip(eqn.outvars, outvars, strict=True))
                     repeated.update(var for var in outvars if var in self.definition)
         return repeated - self.fixed
 

@@ -61,7 +61,7 @@ def split(eqns: Sequence[JaxprEqn]) -> Parts | None:
     if not backward:
         return None
     # Equations after the first of the gradient that it does not need are moved behind it.
-    forward = _needed_first(eqns, backward, users)
+    forward = _forward_equations(eqns, backward, users)
     update = [n for n in range(len(eqns)) if n not in backward and n not in forward]
     parts = sorted(forward), sorted(backward), update
     effects_in_order = [n for part in parts for n in part if eqns[n].effects]
@@ -71,7 +71,10 @@ def split(eqns: Sequence[JaxprEqn]) -> Parts | None:
 
 
 def _gradient_and_users(eqns: Sequence[JaxprEqn]) -> tuple[set[int], set[int]]:
-    """Numbers of the equations of the gradient, and of those that need it or other such equations."""
+    """Numbers of the equations of the gradient, and of those that need it or other such equations.
+
+    Backward equations that need one of the users are users too: they belong to the gradient of a later network.
+    """
     backward: set[int] = set()
     users: set[int] = set()
     part_of: dict[Var, set[int]] = {}  # of results; what reads one, and is not backward, is among the users
@@ -85,8 +88,8 @@ def _gradient_and_users(eqns: Sequence[JaxprEqn]) -> tuple[set[int], set[int]]:
     return backward, users
 
 
-def _needed_first(eqns: Sequence[JaxprEqn], backward: Collection[int], users: Collection[int]) -> set[int]:
-    """Numbers of other equations that come before the gradient, or that it needs."""
+def _forward_equations(eqns: Sequence[JaxprEqn], backward: Collection[int], users: Collection[int]) -> set[int]:
+    """Numbers of equations, not `backward` nor `users`, that come before the gradient or that it needs."""
     first_backward = min(backward)
     needed = {var for n in backward for var in variables_read(eqns[n])}
     forward: set[int] = set()
@@ -155,7 +158,7 @@ def recompute(
     """Returns an equal jaxpr with recomputation; appends the trade-off of each gradient with `auto` to `trades`."""
 
     def with_recomputation(body: ClosedJaxpr, rewrite: Rewrite) -> ClosedJaxpr:
-        eqns = [_with_inner(eqn, rewrite) for eqn in body.jaxpr.eqns]
+        eqns = [_rewrite_bodies(eqn, rewrite) for eqn in body.jaxpr.eqns]
         new_eqns = _recomputed(eqns, set(variables(body.jaxpr.outvars)), recomputation, trades)
         is_same = len(new_eqns) == len(body.jaxpr.eqns) and set(map(id, new_eqns)) == set(map(id, body.jaxpr.eqns))
         return body if is_same else ClosedJaxpr(body.jaxpr.replace(eqns=new_eqns), body.consts)
@@ -163,7 +166,7 @@ def recompute(
     return everywhere(with_recomputation)(jaxpr)
 
 
-def _with_inner(eqn: JaxprEqn, rewrite: Rewrite) -> JaxprEqn:
+def _rewrite_bodies(eqn: JaxprEqn, rewrite: Rewrite) -> JaxprEqn:
     if eqn.primitive.name == PIPELINE:
         return eqn  # its stages are rewritten one by one when they are known
     return with_inner(eqn, rewrite)
@@ -210,7 +213,7 @@ def recomputed_parts(
         feeds_loss: whether the forward part ends in the loss.
         is_summed: whether results of the gradient are added at once to accumulators that exist already.
     """
-    mode = next((_mode(eqn, recomputation) for eqn in backward), "none")
+    mode = next((_mode(eqn, recomputation) for eqn in backward), "none")  # one for all of a gradient
     share = recomputation.share(ipu)
     if mode == "none" or (mode == "auto" and share >= 1 and trades is None):
         return list(forward), list(backward)
@@ -222,6 +225,7 @@ def recomputed_parts(
     steps = Steps(flow, cuts, is_summed=is_summed, whole_layers=whole_layers)
     if mode != "auto":
         return replay(steps, _recompute_all(len(steps.chain), saves_last=feeds_loss and mode == "standard"))
+    # 0 bytes of the result: it is the loss, or sent on.
     plans = ChainPlans(steps.chain, 0, in_flight)
     keep_all_plan = plans.keep_all()
     planned = keep_all_plan
@@ -249,8 +253,8 @@ _CUTS: Mapping[str, Callable[[Flow], list[int]]] = {
 }
 
 
-def _recompute_all(count: int, saves_last: bool) -> list[tuple[Action, int]]:
-    """Actions that store the input of each step and recompute the rest; not that of the last step if `saves_last`."""
+def _recompute_all(count: int, *, saves_last: bool) -> list[tuple[Action, int]]:
+    """Actions that store the input of each step and recompute the rest, but save all of the last if `saves_last`."""
     forward_actions: list[tuple[Action, int]] = [("keep", n) for n in range(count)]
     backward_actions: list[list[tuple[Action, int]]] = [[("save", n), ("backward", n)] for n in reversed(range(count))]
     if saves_last:

@@ -17,44 +17,51 @@ from ipujax.lowering.source_info import as_recomputed
 
 
 def replay(steps: Steps, actions: Sequence[tuple[Action, int]]) -> tuple[list[JaxprEqn], list[JaxprEqn]]:
-    """The equations of the forward and of the backward part; the first actions are the forward part's, one per step."""
-    run = _Replay(steps)
+    """The equations of the forward and of the backward part of a plan.
+
+    Its first actions, one of each step, are the forward part, whose equations are unchanged: which values it stores
+    follows from what the backward part reads.
+    """
+    replayed = _Replay(steps)
     for action, number in actions[len(steps.chain) :]:
         if action == "backward":
-            run.gradient(number)
+            replayed.add_gradient(number)
         else:
-            run.recompute(number)
-    copies = _without_unused(run.eqns, run.copied, steps.flow.external)
-    return [eqn for eqns in steps.forward for eqn in eqns], copies
+            replayed.add_copies(number)
+    backward = _without_unused(replayed.eqns, replayed.copied, steps.flow.external)
+    return [eqn for eqns in steps.forward for eqn in eqns], backward
 
 
 class _Replay:
+    """The backward part, action by action; `copied` has the results of copies in `eqns`."""
+
     def __init__(self, steps: Steps) -> None:
         self._steps = steps
         self._flow = steps.flow
         self._copy: dict[Var, Var] = {}  # latest copy of each value
-        self._viewed: dict[tuple[Var, Var | None], Var] = {}  # views of copies; of the originals in the gradient
+        # (view, copy of what it views, or None for the original) → the view of that copy.
+        self._viewed: dict[tuple[Var, Var | None], Var] = {}
         self._forward_vars = {var for eqn in steps.flow.forward for var in eqn.outvars}
         self.eqns: list[JaxprEqn] = []
         self.copied: set[Var] = set()
 
-    def recompute(self, number: int) -> None:
+    def add_copies(self, number: int) -> None:
         """Adds the forward equations of a step again, views included, so that the run equals the first one."""
         for eqn in self._steps.forward[number]:
             if self._flow.is_forward_view(eqn):
-                self._view(eqn, self._copy_of(eqn.outvars[0]))
+                self._add_view(eqn, self._copy_of(eqn.outvars[0]))
             elif not (self._steps.fixed.issuperset(eqn.outvars) or eqn.effects):
-                pairs = zip(eqn.outvars, self._repeat(eqn), strict=True)
+                pairs = zip(eqn.outvars, self._add_copy(eqn), strict=True)
                 self._copy.update((old, new) for old, new in pairs if old in self._flow.definition)
 
-    def gradient(self, number: int) -> None:
-        """Runs the backward part of a step."""
+    def add_gradient(self, number: int) -> None:
+        """Adds the backward part of a step."""
         for eqn in self._steps.backward[number]:
-            self.eqns.append(eqn.replace(invars=[self._read(atom) for atom in eqn.invars]))
+            self.eqns.append(eqn.replace(invars=[self._latest(atom) for atom in eqn.invars]))
 
-    def _repeat(self, eqn: JaxprEqn) -> list[Var]:
-        """Adds a copy of an equation; returns its results."""
-        operands = [self._read(atom) for atom in eqn.invars]
+    def _add_copy(self, eqn: JaxprEqn) -> list[Var]:
+        """Adds a copy of an equation that reads the latest copies; returns its results."""
+        operands = [self._latest(atom) for atom in eqn.invars]
         outvars = [v if isinstance(v, DropVar) else Var(v.aval) for v in eqn.outvars]
         is_forward = self._forward_vars.issuperset(eqn.outvars)
         copy = eqn.replace(invars=operands, outvars=outvars)
@@ -67,12 +74,12 @@ class _Replay:
         value = self._flow.value(atom)
         return None if value is None or value in self._steps.fixed else self._copy.get(value)
 
-    def _view(self, eqn: JaxprEqn, copy: Var | None) -> None:
-        """Adds a view of a copy."""
-        self._viewed.update(((old, copy), new) for old, new in zip(eqn.outvars, self._repeat(eqn), strict=True))
+    def _add_view(self, eqn: JaxprEqn, copy: Var | None) -> None:
+        """Adds a view of the latest copy of what an equation views, which is `copy`."""
+        self._viewed.update(((old, copy), new) for old, new in zip(eqn.outvars, self._add_copy(eqn), strict=True))
 
-    def _read(self, atom: Atom) -> Atom:
-        """The latest copy of a value, or a view of it."""
+    def _latest(self, atom: Atom) -> Atom:
+        """The latest copy of a value, or the view of that, which is added if there is none; else the atom itself."""
         if not isinstance(atom, Var):
             return atom
         copy = self._copy_of(atom)
@@ -80,12 +87,12 @@ class _Replay:
             return self._viewed[atom, copy]
         if atom not in self._flow.views or (copy is None and atom in self._forward_vars):
             return copy or atom
-        self._view(self._flow.views[atom], copy)
+        self._add_view(self._flow.views[atom], copy)
         return self._viewed[atom, copy]
 
 
 def _without_unused(eqns: Sequence[JaxprEqn], copied: Collection[Var], external: Collection[Var]) -> list[JaxprEqn]:
-    """The equations without unused copies."""
+    """The equations without copies that neither they nor others (`external`) read."""
     used = set(external)
     used_eqns: list[JaxprEqn] = []
     for eqn in reversed(eqns):

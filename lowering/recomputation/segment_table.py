@@ -12,9 +12,10 @@ Limits: best among plans that store a value until it is used, as in the source; 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -52,8 +53,13 @@ class Curve:
     cycles: np.ndarray
 
     @staticmethod
+    def best_of(curves: Sequence[Curve]) -> Curve:
+        """The trade-off curve of the points of several."""
+        return Curve.best(np.concatenate([x.num_bytes for x in curves]), np.concatenate([x.cycles for x in curves]))
+
+    @staticmethod
     def best(num_bytes: np.ndarray, cycles: np.ndarray) -> Curve:
-        """The trade-off curve of some points."""
+        """The trade-off curve of some points: those with fewer cycles than all points of at most as many bytes."""
         order = np.lexsort((cycles, num_bytes))
         num_bytes = num_bytes[order]
         cycles = cycles[order]
@@ -62,10 +68,11 @@ class Curve:
         return Curve(num_bytes[is_better], cycles[is_better])
 
     def holds(self, num_bytes: int) -> bool:
+        """True if so many bytes are enough for a point."""
         return bool(self.num_bytes[0] <= num_bytes)
 
     def cycles_in(self, num_bytes: int | np.ndarray) -> np.ndarray:
-        """Cycles within so many bytes, at least those of the first point."""
+        """Fewest cycles within so many bytes, of which the curve must hold each."""
         return self.cycles[np.searchsorted(self.num_bytes, num_bytes, side="right") - 1]
 
     def shifted(self, extra_bytes: int, min_bytes: int, extra_cycles: int) -> Curve:
@@ -73,10 +80,23 @@ class Curve:
         return Curve.best(np.maximum(self.num_bytes + extra_bytes, min_bytes), self.cycles + extra_cycles)
 
     def plus(self, other: Curve) -> Curve:
-        """The curve of both, one after the other in the same bytes."""
+        """The curve of both, one after the other in the same bytes, which must be enough for either."""
         num_bytes = np.union1d(self.num_bytes, other.num_bytes)
         num_bytes = num_bytes[num_bytes >= max(self.num_bytes[0], other.num_bytes[0])]
         return Curve.best(num_bytes, self.cycles_in(num_bytes) + other.cycles_in(num_bytes))
+
+
+class Option(NamedTuple):
+    """A way to run the steps from some step on, and its curve.
+
+    Args:
+        stored: a later step whose input is stored, while the steps before it are run again; None if all values of the
+            first step are saved.
+        curve: cycles against bytes.
+    """
+
+    stored: int | None
+    curve: Curve
 
 
 class SegmentTable:
@@ -84,49 +104,49 @@ class SegmentTable:
 
     def __init__(self, steps: tuple[ChainStep, ...], result_bytes: int) -> None:
         self.steps = steps
-        self.inputs = [*(step.input_bytes for step in steps), result_bytes]
+        self.input_bytes = [*(step.input_bytes for step in steps), result_bytes]
         left_bytes = [0, *accumulate(step.left_bytes for step in reversed(steps))]
         self.left_bytes = left_bytes[::-1]  # bytes of results of the backward parts of a step and all later ones
         self.curves: dict[tuple[int, int], Curve] = {}
         for length in range(len(steps)):  # the curve of a segment is made of those of shorter ones
             for first in range(len(steps) - length):
-                options = [curve for _, curve in self._options(first, first + length)]
-                self.curves[first, first + length] = Curve.best(
-                    np.concatenate([curve.num_bytes for curve in options]),
-                    np.concatenate([curve.cycles for curve in options]),
-                )
+                options = self._options(first, first + length)
+                self.curves[first, first + length] = Curve.best_of([option.curve for option in options])
 
     @property
     def curve(self) -> Curve:
         """The curve of the entire chain."""
         return self.curves[0, len(self.steps) - 1]
 
-    def _options(self, first: int, last: int) -> list[tuple[int | None, Curve]]:
-        """Ways to run a segment, each with its trade-off curve.
+    def _options(self, first: int, last: int) -> list[Option]:
+        """Ways to run the steps from `first` to `last`, from the curves of shorter segments.
 
-        None saves all values of the first step; a number stores the input of that later step, and recomputes the steps
-        before it.
+        Saved: the first step's forward part, the rest, its backward part. Stored: the forward parts up to that step,
+        the rest from there, and the steps before it again, in the bytes that the rest leaves.
         """
         step = self.steps[first]
-        inputs = self.inputs
+        input_bytes = self.input_bytes
         # Bytes that are live while the segment runs: the gradient of its result, and the results of later steps.
-        live_bytes = inputs[last + 1] + self.left_bytes[last + 1]
+        live_bytes = input_bytes[last + 1] + self.left_bytes[last + 1]
         forward_bytes = live_bytes + step.saved_bytes + step.forward_temp_bytes
-        backward_bytes = inputs[first + 1] + inputs[first] + step.saved_bytes + step.backward_temp_bytes
+        backward_bytes = input_bytes[first + 1] + input_bytes[first] + step.saved_bytes + step.backward_temp_bytes
         backward_bytes += self.left_bytes[first]
         peak_bytes = max(forward_bytes, backward_bytes)
         total_cycles = step.forward_cycles + step.backward_cycles
         if first == last:
-            return [(None, Curve(np.array([peak_bytes]), np.array([total_cycles])))]
+            return [Option(None, Curve(np.array([peak_bytes]), np.array([total_cycles])))]
         tail = self.curves[first + 1, last]
-        options: list[tuple[int | None, Curve]] = [(None, tail.shifted(step.saved_bytes, peak_bytes, total_cycles))]
-        min_bytes = live_bytes + inputs[first + 1] + step.forward_temp_bytes
+        options = [Option(None, tail.shifted(step.saved_bytes, peak_bytes, total_cycles))]
+        # Peak bytes and cycles of the forward parts that lead to the stored input.
+        min_bytes = live_bytes + input_bytes[first + 1] + step.forward_temp_bytes
         cycles = step.forward_cycles
         for stored in range(first + 1, last + 1):
-            tail_of_stored = self.curves[stored, last].shifted(inputs[stored], min_bytes, cycles)
-            options.append((stored, tail_of_stored.plus(self.curves[first, stored - 1])))
+            tail_of_stored = self.curves[stored, last].shifted(input_bytes[stored], min_bytes, cycles)
+            options.append(Option(stored, tail_of_stored.plus(self.curves[first, stored - 1])))
             next_step = self.steps[stored]
-            min_bytes = max(min_bytes, live_bytes + inputs[stored] + inputs[stored + 1] + next_step.forward_temp_bytes)
+            min_bytes = max(
+                min_bytes, live_bytes + input_bytes[stored] + input_bytes[stored + 1] + next_step.forward_temp_bytes
+            )
             cycles += next_step.forward_cycles
         return options
 
@@ -135,14 +155,19 @@ class SegmentTable:
         return self.actions(0, len(self.steps) - 1, num_bytes)
 
     def actions(self, first: int, last: int, num_bytes: int) -> list[tuple[Action, int]]:
-        """The actions of a segment, in order, in so many bytes."""
-        fitting = [(stored, curve) for stored, curve in self._options(first, last) if curve.holds(num_bytes)]
-        stored, _ = min(fitting, key=lambda option: int(option[1].cycles_in(num_bytes)))
+        """The actions of a segment, in order, in so many bytes, which its curve must hold."""
+        stored = fastest(self._options(first, last), num_bytes).stored
         if stored is not None:
             skipped: list[tuple[Action, int]] = [("forward", n) for n in range(first + 1, stored)]
-            tail = self.actions(stored, last, num_bytes - self.inputs[stored])
+            tail = self.actions(stored, last, num_bytes - self.input_bytes[stored])
             return [("keep", first), *skipped, *tail, *self.actions(first, stored - 1, num_bytes)]
         if first == last:
             return [("save", first), ("backward", first)]
         tail = self.actions(first + 1, last, num_bytes - self.steps[first].saved_bytes)
         return [("save", first), *tail, ("backward", first)]
+
+
+def fastest(options: Sequence[Option], num_bytes: int) -> Option:
+    """The option of fewest cycles in so many bytes, the first of equals; one must fit."""
+    fitting = [option for option in options if option.curve.holds(num_bytes)]
+    return min(fitting, key=lambda option: int(option.curve.cycles_in(num_bytes)))

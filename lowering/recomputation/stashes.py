@@ -15,7 +15,7 @@ from functools import cache, cached_property
 
 import numpy as np
 
-from ipujax.lowering.recomputation.segment_table import Action, Curve, SegmentTable
+from ipujax.lowering.recomputation.segment_table import Action, Curve, Option, SegmentTable, fastest
 
 _MAX_WORKING_SIZES = 16  # tried besides the two that are always
 
@@ -30,10 +30,10 @@ class StashPlans:
 
     @cached_property
     def _working_sizes(self) -> list[int]:
-        """Working bytes that are tried, with the fewest to store all, and the fewest to recompute all."""
-        to_store_all = max(num_bytes for num_bytes, _ in map(self._saved, range(len(self._table.steps))))
+        """Working bytes that are tried, ascending, with the fewest to store all, and the fewest to recompute all."""
+        to_store_all = max(map(self._bytes_to_save, range(len(self._table.steps))))
         sizes = np.unique(np.concatenate([curve.num_bytes for curve in self._table.curves.values()]))
-        sizes = sizes[sizes >= to_store_all]
+        sizes = sizes[sizes >= to_store_all]  # with fewer, some step could not even be saved
         samples = sizes[np.linspace(0, len(sizes) - 1, min(len(sizes), _MAX_WORKING_SIZES)).astype(int)]
         to_store_none = max(int(self._table.curve.num_bytes[0]), self._forward_bytes(0, len(self._table.steps)))
         return sorted({to_store_all, to_store_none, *samples.tolist()})
@@ -41,65 +41,71 @@ class StashPlans:
     @cached_property
     def curve(self) -> Curve:
         """Trade-off curve of the entire chain."""
-        curves = [self._stored_curves(size)[0] for size in self._working_sizes]
-        num_bytes = [c.num_bytes * self._in_flight + w for c, w in zip(curves, self._working_sizes, strict=True)]
-        return Curve.best(np.concatenate(num_bytes), np.concatenate([curve.cycles for curve in curves]))
+        stored = [(size, self._stored_curves(size)[0]) for size in self._working_sizes]
+        return Curve.best_of([Curve(x.num_bytes * self._in_flight + size, x.cycles) for size, x in stored])
 
     def plan(self, num_bytes: int) -> list[tuple[Action, int]]:
-        """The actions of the chain, in order, in so many bytes."""
-        fitting = [
-            w for w in self._working_sizes if self._stored_curves(w)[0].holds((num_bytes - w) // self._in_flight)
-        ]
-        best = min(fitting, key=lambda w: int(self._stored_curves(w)[0].cycles_in((num_bytes - w) // self._in_flight)))
-        return self._actions(best, (num_bytes - best) // self._in_flight)
+        """The actions of the chain, in order, in so many bytes, which its curve must hold."""
+        # What remains for values stored for one input, by the working bytes.
+        stored_bytes = {size: (num_bytes - size) // self._in_flight for size in self._working_sizes}
+        curves = {size: self._stored_curves(size)[0] for size in self._working_sizes}
+        fitting = [size for size, curve in curves.items() if curve.holds(stored_bytes[size])]
+        best = min(fitting, key=lambda size: int(curves[size].cycles_in(stored_bytes[size])))
+        return self._actions(best, stored_bytes[best])
 
-    def _saved(self, step: int) -> tuple[int, int]:
-        """Working bytes of a step that saves all values of its backward part, and its cycles."""
+    def _bytes_to_save(self, step: int) -> int:
+        """Working bytes of a step that saves all values of its backward part: those that are not stored for it."""
         chain_step = self._table.steps[step]
-        inputs = self._table.inputs
-        backward = inputs[step] + inputs[step + 1] + chain_step.backward_temp_bytes + self._table.left_bytes[step]
-        working_bytes = max(chain_step.forward_temp_bytes + inputs[-1], backward)
-        return working_bytes, chain_step.forward_cycles + chain_step.backward_cycles
+        input_bytes = self._table.input_bytes
+        backward = (
+            input_bytes[step] + input_bytes[step + 1] + chain_step.backward_temp_bytes + self._table.left_bytes[step]
+        )
+        # The gradient of the chain's result has its bytes from the beginning.
+        return max(chain_step.forward_temp_bytes + input_bytes[-1], backward)
 
     def _forward_bytes(self, first: int, end: int) -> int:
-        """Working bytes of the forward task in a segment of which it stores the input alone."""
-        # The gradient of the chain's result has its bytes from the beginning; the result of the last step counts as
-        # stored, unless it is the chain's.
+        """Working bytes of the forward task in the steps from `first` to before `end`, if it stores their input alone.
+
+        The result of the last of them counts as stored, unless it is the chain's.
+        """
         steps = self._table.steps
-        inputs = self._table.inputs
-        operand_bytes = [0, *inputs[first + 1 : end]]
-        result_bytes = [*inputs[first + 1 : end], inputs[end] if end == len(steps) else 0]
-        live_bytes = (
-            r + m + steps[n].forward_temp_bytes
-            for n, r, m in zip(range(first, end), operand_bytes, result_bytes, strict=True)
-        )
-        return inputs[-1] + max(live_bytes)
+        input_bytes = self._table.input_bytes
+        operand_bytes = [0, *input_bytes[first + 1 : end]]
+        result_bytes = [*input_bytes[first + 1 : end], input_bytes[end] if end == len(steps) else 0]
+        temp_bytes = [step.forward_temp_bytes for step in steps[first:end]]
+        # The gradient of the chain's result has its bytes from the beginning.
+        return input_bytes[-1] + max(map(sum, zip(operand_bytes, result_bytes, temp_bytes, strict=True)))
 
     def _stored_curves_of(self, working_bytes: int) -> list[Curve]:
-        """Curves of cycles against stored bytes, from each step on, and after the last."""
+        """Curves of cycles against stored bytes, of the steps from each one on, and of none after the last."""
         curves = [Curve(np.zeros(1, np.int64), np.zeros(1, np.int64))]
         for first in reversed(range(len(self._table.steps))):
-            options = [curve for _, curve in self._options(first, working_bytes, curves)]
-            num_bytes, cycles = ([getattr(c, name) for c in options] for name in ("num_bytes", "cycles"))
-            curves.insert(0, Curve.best(np.concatenate(num_bytes), np.concatenate(cycles)))
+            options = self._options(first, working_bytes, curves)
+            curves.insert(0, Curve.best_of([option.curve for option in options]))
         return curves
 
-    def _options(self, first: int, working_bytes: int, tails: list[Curve]) -> list[tuple[int | None, Curve]]:
-        """Curves of a first action: saving a step (None), or recomputing up to a later one; `tails` start after it."""
+    def _options(self, first: int, working_bytes: int, tails: list[Curve]) -> list[Option]:
+        """Ways to run the steps from `first` on, which save that step, or recompute those before a stored one.
+
+        Args:
+            first: the step.
+            working_bytes: for the parts of one input.
+            tails: curves of cycles against stored bytes, of the steps from `first + 1` on, and so on.
+        """
         steps = self._table.steps
-        inputs = self._table.inputs
-        options: list[tuple[int | None, Curve]] = []
-        bytes_to_save, cycles = self._saved(first)
-        if bytes_to_save <= working_bytes:
-            options.append((None, tails[0].shifted(steps[first].saved_bytes, 0, cycles)))
+        input_bytes = self._table.input_bytes
+        options: list[Option] = []
+        if self._bytes_to_save(first) <= working_bytes:
+            cycles = steps[first].forward_cycles + steps[first].backward_cycles
+            options.append(Option(None, tails[0].shifted(steps[first].saved_bytes, 0, cycles)))
         forward_cycles = 0
         for end in range(first + 1, len(steps) + 1):
             forward_cycles += steps[end - 1].forward_cycles
             segment = self._table.curves[first, end - 1]
             if segment.holds(working_bytes) and self._forward_bytes(first, end) <= working_bytes:
-                stored_bytes = inputs[end] if end < len(steps) else 0
+                stored_bytes = input_bytes[end] if end < len(steps) else 0
                 total_cycles = forward_cycles + int(segment.cycles_in(working_bytes))
-                options.append((end, tails[end - first - 1].shifted(stored_bytes, 0, total_cycles)))
+                options.append(Option(end, tails[end - first - 1].shifted(stored_bytes, 0, total_cycles)))
         return options
 
     def _actions(self, working_bytes: int, stored_bytes: int) -> list[tuple[Action, int]]:
@@ -110,11 +116,7 @@ class StashPlans:
         curves = self._stored_curves(working_bytes)
         step = 0
         while step < len(self._table.steps):
-            options = self._options(step, working_bytes, curves[step + 1 :])
-            end, _ = min(
-                ((end, curve) for end, curve in options if curve.holds(stored_bytes)),
-                key=lambda option: int(option[1].cycles_in(stored_bytes)),
-            )
+            end = fastest(self._options(step, working_bytes, curves[step + 1 :]), stored_bytes).stored
             if end is None:
                 forward.append(("save", step))
                 backward.append([("backward", step)])
@@ -123,6 +125,6 @@ class StashPlans:
             else:
                 forward += [("keep", step), *(("forward", n) for n in range(step + 1, end))]
                 backward.append(self._table.actions(step, end - 1, working_bytes))
-                stored_bytes -= self._table.inputs[end] if end < len(self._table.steps) else 0
+                stored_bytes -= self._table.input_bytes[end] if end < len(self._table.steps) else 0
                 step = end
         return [*forward, *(action for part in reversed(backward) for action in part)]

@@ -52,6 +52,7 @@ class BlockSplit:
         """Blocks of all replicas, [replicas, *local]."""
         local = self.local_shape(x.shape)
         rank = len(local)
+        # Each dimension becomes [count, size of a block]; the counts go to the front and are one number of a block.
         grid = x.reshape([n for pair in zip(self.counts, local, strict=True) for n in pair])
         blocks = grid.transpose([*range(0, 2 * rank, 2), *range(1, 2 * rank, 2)]).reshape(-1, *local)
         return blocks[np.array(self.blocks)]
@@ -61,6 +62,7 @@ class BlockSplit:
         rank = len(self.counts)
         first_holders = [self.blocks.index(block) for block in range(prod(self.counts))]
         blocks = parts[np.array(first_holders)].reshape(*self.counts, *parts.shape[1:])
+        # The count of each dimension goes in front of the size of a block along it, and both are joined.
         pairs = blocks.transpose([axis for d in range(rank) for axis in (d, rank + d)])
         return pairs.reshape([n * count for n, count in zip(parts.shape[1:], self.counts, strict=True)])
 
@@ -94,7 +96,7 @@ class Replicated:
 
 
 def split(x: jax.Array, dim: Split, replicas: int) -> jax.Array:
-    """Splits an array along a dimension to [replicas, *local]; None leaves it as it is."""
+    """Parts of an array for all replicas, [replicas, *local]; for None the array itself, which all have."""
     if dim is None:
         return x
     if isinstance(dim, BlockSplit):
@@ -104,14 +106,13 @@ def split(x: jax.Array, dim: Split, replicas: int) -> jax.Array:
 
 
 def join(parts: jax.Array, dim: Split) -> jax.Array:
-    """Joins parts [replicas, *local] along a dimension; None takes the first part."""
+    """The array of the parts of all replicas, [replicas, *local]; for None the first part, as all are equal."""
     if dim is None:
         return parts[0]
     if isinstance(dim, BlockSplit):
         return dim.join(parts)
-    parts_at_dim = jnp.moveaxis(parts, 0, dim)
-    joined_size = parts_at_dim.shape[dim] * parts_at_dim.shape[dim + 1]
-    return parts_at_dim.reshape((*parts_at_dim.shape[:dim], joined_size, *parts_at_dim.shape[dim + 2 :]))
+    replicas, *local = parts.shape
+    return jnp.moveaxis(parts, 0, dim).reshape(global_shape(local, dim, replicas))
 
 
 def local_shape(shape: Sequence[int], dim: Split, replicas: int) -> tuple[int, ...]:
@@ -124,20 +125,24 @@ def local_shape(shape: Sequence[int], dim: Split, replicas: int) -> tuple[int, .
 def shared_split(dim: Split, instances: int) -> tuple[int | None, Split]:
     """Return the dimension along which instances share an array, None if each has all of it, and the split of a share.
 
-    Instances hold replicas in order. With a mesh in each replica, these are blocks that are shared as the replicas are.
+    Args:
+        dim: the split of the array over the replicas of all instances, which hold them in order.
+        instances: number of processes.
     """
     if not isinstance(dim, BlockSplit):
         return dim, dim
-    numbers = np.array(dim.blocks).reshape(instances, -1)
+    numbers = np.array(dim.blocks).reshape(instances, -1)  # of the block of each replica, [instances, local replicas]
     places = np.unravel_index(numbers, dim.counts)
     for d in (None, *range(len(dim.counts))):
-        counts = tuple(n // instances if axis == d else n for axis, n in enumerate(dim.counts))
-        if prod(counts) * (1 if d is None else instances) == prod(dim.counts):
-            local_places = [place % count for place, count in zip(places, counts, strict=True)]
-            local = np.ravel_multi_index(local_places, counts)
-            owners = numbers * 0 if d is None else places[d] // counts[d] - np.arange(instances)[:, None]
-            if not owners.any() and (local == local[0]).all():
-                return d, BlockSplit(counts, tuple(local[0].tolist()))
+        counts = tuple(n // instances if axis == d else n for axis, n in enumerate(dim.counts))  # blocks of a share
+        if prod(counts) * (1 if d is None else instances) != prod(dim.counts):  # not divided evenly
+            continue
+        places_in_share = [place % count for place, count in zip(places, counts, strict=True)]
+        local = np.ravel_multi_index(places_in_share, counts)
+        # Share n must be all that instance n reads, and shares must be split alike.
+        reads_own_share = d is None or (places[d] // counts[d] == np.arange(instances)[:, None]).all()
+        if reads_own_share and (local == local[0]).all():
+            return d, BlockSplit(counts, tuple(local[0].tolist()))
     raise AssertionError("replicas of an instance hold neighbouring blocks along one dimension")
 
 
@@ -205,7 +210,10 @@ def on_one_replica(
 
 
 def unwrapped(jaxpr: ClosedJaxpr) -> Replicated:
-    """Opens a jaxpr of a single `replicated` equation; any other is a function of one replica."""
+    """Opens a jaxpr of a single `replicated` equation; any other is the function of the only replica.
+
+    The equation must read all inputs of the jaxpr, and its results be those of the jaxpr.
+    """
     body = jaxpr.jaxpr
     if len(body.eqns) != 1 or body.eqns[0].primitive is not replicated_p:
         return Replicated(jaxpr, 1, (None,) * len(jaxpr.in_avals), (None,) * len(jaxpr.out_avals))

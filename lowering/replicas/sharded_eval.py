@@ -154,7 +154,7 @@ class _Evaluation:
         """Results on the shards that the equation reads, else as one number if uniform, else on entire arrays."""
         name = eqn.primitive.name
         if name in EVALUATED:
-            inner = replace(self, path=(*self.path, eqn))  # shares the tables of shards and producers
+            inner = replace(self, path=(*self.path, eqn))  # with these tables of shards and producers
             return inner.jaxpr(closed(eqn.params[EVALUATED[name]]), operands)
         if name == "optimization_barrier":
             values = eval_equation(eqn, *(array.value for array in operands))
@@ -219,6 +219,7 @@ class _Evaluation:
         return self.shard_cache[key][1]
 
     def _reduced(self, monoid: str, array: ReplicaArray) -> jax.Array:
+        """The reduction of all elements of an array, []."""
         reduce, over_replicas = _REDUCTIONS[monoid]
         shard_result = reduce(self.shards.filled_shard(array, neutral(monoid, array.value.dtype)))
         if shard_result.dtype != bool:
@@ -227,14 +228,16 @@ class _Evaluation:
         return over_replicas(shard_result.astype(jnp.int32), self.shards.axis).astype(bool)
 
     def _inner_product(self, eqn: JaxprEqn, operands: list[ReplicaArray]) -> jax.Array:
+        """The sum of the products of corresponding elements of two arrays, []."""
         flat_left, flat_right = (self.shards.filled_shard(array, 0).reshape(-1) for array in operands)
         params = {key: eqn.params[key] for key in ("precision", "preferred_element_type")}
         return lax.psum(lax.dot_general(flat_left, flat_right, (((0,), (0,)), ((), ())), **params), self.shards.axis)
 
     def _cond(self, eqn: JaxprEqn, operands: list[ReplicaArray]) -> list[ReplicaArray]:
-        """Evaluates all branches; a result is a shard if it is one in any branch."""
+        """Evaluates the branch that is chosen; a result is a shard if it is one in any branch."""
         index, *arrays = operands
-        inner = self._nested(eqn)
+        # Tables of its own: arrays of a branch are traced, and mean nothing outside.
+        inner = _Evaluation(self.shards, self.refuse, (*self.path, eqn))
         kinds = [(array.shape, array.kind) for array in arrays]
         branch_results: list[list[tuple[tuple[int, ...], Kind]]] = []
 
@@ -250,7 +253,7 @@ class _Evaluation:
         values = [array.value for array in arrays]
         branches: Sequence[ClosedJaxpr] = eqn.params["branches"]
         for branch in branches:
-            # Traced without results, to find the kinds: branches of a `switch` must return equal shapes.
+            # Traced once for `branch_results` alone: branches of a `switch` must return equal shapes.
             jax.eval_shape(lambda *values, branch=branch: record_kinds(branch, *values), *values)
         result_kinds = [
             (kinds_by_branch[0][0], _common_kind([kind for _, kind in kinds_by_branch]))
@@ -265,9 +268,6 @@ class _Evaluation:
             index.value, [lambda *values, branch=branch: run(branch, *values) for branch in branches], *values
         )
         return [ReplicaArray(x, shape, kind) for x, (shape, kind) in zip(values, result_kinds, strict=True)]
-
-    def _nested(self, eqn: JaxprEqn) -> _Evaluation:
-        return _Evaluation(self.shards, self.refuse, (*self.path, eqn))
 
 
 def _is_elementwise(eqn: JaxprEqn) -> bool:
@@ -286,7 +286,7 @@ def _common_kind(kinds: Sequence[Kind]) -> Kind:
 
 def _keeps_order(eqn: JaxprEqn, operand: ReplicaArray) -> bool:
     """True for a view with the elements of its operand in the same order, each once."""
-    if record_of(eqn).view == "permuted":
+    if record_of(eqn).view == "permuted":  # only dimensions of size 1 change places
         long_dims = [d for d in eqn.params["permutation"] if operand.shape[d] != 1]
         return long_dims == sorted(long_dims)
     return record_of(eqn).is_in_order and prod(shape_of(eqn.outvars[0])) == operand.size

@@ -46,7 +46,7 @@ HOST_CALLS = frozenset({"pure_callback", "io_callback", "debug_callback", "debug
 
 
 def call_once(eqn: JaxprEqn, operands: Sequence[jax.Array], sharing: int) -> list[jax.Array]:
-    """Results of a host call on operands that `sharing` replicas have alike."""
+    """Results of a host call that each run of `sharing` replicas makes once, as all of them have its operands."""
     jaxpr = jax.make_jaxpr(lambda *values: eval_equation(eqn, *values))(*operands)
     return list(call_once_p.bind(*operands, jaxpr=jaxpr, sharing=sharing))
 
@@ -145,12 +145,9 @@ def stacked_equation(eqn: JaxprEqn, operands: Values, replicas: Replicas) -> Val
     """Results of one equation on all local replicas, from operands [local replicas, …]."""
     name = eqn.primitive.name
     if is_collective(eqn):
-        instances = replicas.instances
         all_operands = [replicas.instances.gather(x) for x in operands]
-        results = [
-            instances.take_local(x)
-            for x in COLLECTIVES[name](eqn, replicas.count).compute(all_operands, replicas.count)
-        ]
+        all_results = COLLECTIVES[name](eqn, replicas.count).compute(all_operands, replicas.count)
+        results = [replicas.instances.take_local(x) for x in all_results]
         # Sums of all replicas round with the magnitudes of all: those of each replica are not enough.
         return results if replicas.rounded is None else list(replicas.rounded(eqn, operands, results))
     if eqn.primitive is call_once_p and operands:
@@ -169,7 +166,10 @@ def stacked_equation(eqn: JaxprEqn, operands: Values, replicas: Replicas) -> Val
 
 
 def equation_alone(eqn: JaxprEqn, *operands: jax.Array, rounded: Rounded | None = None) -> Sequence[jax.Array]:
-    """Results of an equation without collectives on one replica; of each equation inside of it mapped by `rounded`."""
+    """Results of an equation without collectives on one replica; `rounded` is as in `Replicas`.
+
+    With `rounded`, equations that hold others are evaluated by those, one by one, so that each is rounded.
+    """
     if rounded is None:
         return list(eval_equation(eqn, *operands))
     one = Replicas(1, rounded=rounded)
@@ -207,6 +207,7 @@ def _while(eqn: JaxprEqn, operands: Values, replicas: Replicas) -> Values:
     body = while_body(eqn.params)
 
     def state_of(carry: Values) -> tuple[jax.Array, jax.Array, Values]:
+        """Replicas that are to run another iteration, whether any active one is, and the carry."""
         (predicates,) = stacked_eval(condition.jaxpr, [*operands[condition.operands.constants], *carry], replicas)
         return predicates, replicas.only(predicates).any_active(), carry
 
@@ -221,15 +222,15 @@ def _while(eqn: JaxprEqn, operands: Values, replicas: Replicas) -> Values:
 
 
 def _cond(eqn: JaxprEqn, operands: Values, replicas: Replicas) -> Values:
-    """The branch that all replicas choose; else each branch in turn, for the replicas that choose it."""
+    """Results of the branch that all replicas choose; else of each branch in turn, for the replicas that choose it."""
     index, *values = operands
     branches = eqn.params["branches"]
     chosen = jnp.clip(index, 0, len(branches) - 1)
 
-    def run(jaxpr: ClosedJaxpr, *inner: jax.Array) -> Values:
+    def run_branch(jaxpr: ClosedJaxpr, *inner: jax.Array) -> Values:
         return stacked_eval(jaxpr, inner, replicas)
 
-    def run_all(*inner: jax.Array) -> Values:
+    def run_each_for_some(*inner: jax.Array) -> Values:
         results = [jnp.zeros((replicas.num_local, *aval.shape), aval.dtype) for aval in branches[0].out_avals]
         for number, jaxpr in enumerate(branches):
             running = replicas.only(chosen == number)
@@ -244,7 +245,8 @@ def _cond(eqn: JaxprEqn, operands: Values, replicas: Replicas) -> Values:
     agree = (all_chosen == all_chosen[0]).all()
     # With the one branch that all choose, gradients pass through no branch that was not run.
     number = jnp.where(agree, all_chosen[0], len(branches))
-    return list(lax.switch(number, [*(partial(run, jaxpr) for jaxpr in branches), run_all], *values))
+    run_branches = [partial(run_branch, jaxpr) for jaxpr in branches]
+    return list(lax.switch(number, [*run_branches, run_each_for_some], *values))
 
 
 def _has_loop(eqn: JaxprEqn) -> bool:

@@ -43,7 +43,11 @@ class Varying:
 def varying(jaxpr: ClosedJaxpr, inputs: Sequence[bool], replicas: int, axis: str = AXIS) -> Varying:
     """Finds the results of a jaxpr that may differ; refuses a collective that not all of its replicas may reach.
 
-    Collectives over other axes, those of a mesh that each replica has, combine values of one replica.
+    Args:
+        jaxpr: the function of one replica.
+        inputs: for each input whether it is split, and so differs.
+        replicas: number of replicas.
+        axis: their axis; collectives over others, as of a mesh that each replica has, combine values of one replica.
     """
     analysis = _Analysis(replicas, axis)
     apart = agreement.apart(replicas)
@@ -75,7 +79,7 @@ class _Analysis:
         return eval_jaxpr(jaxpr, inputs, self._equation, lambda _: self.same)
 
     def _equation(self, eqn: JaxprEqn, operands: list[Classes]) -> list[Classes]:
-        """For each result the classes of replicas that agree on it, as for each operand."""
+        """For each result the classes of replicas that agree on it, from those of each operand."""
         name = eqn.primitive.name
         params = eqn.params
         if is_collective(eqn) and self.axis not in axes_of(eqn):
@@ -84,6 +88,7 @@ class _Analysis:
             return self.jaxpr(closed(params["jaxpr"]), operands)
         if is_collective(eqn):
             form = COLLECTIVES[name](eqn, self.replicas)
+            # `axis_index` and `axis_rank` have no operands.
             return [_of_collective(form, operand) for operand in operands or [self.same]]
         if name in EVALUATED:
             return self.jaxpr(closed(params[EVALUATED[name]]), operands)
@@ -99,8 +104,9 @@ class _Analysis:
         classes = agreement.apart(self.replicas) if name == "io_callback" else self.common(*operands)
         return [classes] * len(eqn.outvars)
 
-    def _joined(self, classes: Sequence[Classes], others: Sequence[Classes]) -> list[Classes]:
-        return [self.common(a, b) for a, b in zip(classes, others, strict=True)]
+    def _agree_on_both(self, values: Sequence[Classes], others: Sequence[Classes]) -> list[Classes]:
+        """For each value and its other the classes of replicas that agree on both."""
+        return [self.common(a, b) for a, b in zip(values, others, strict=True)]
 
     def _scan(self, eqn: JaxprEqn, operands: list[Classes]) -> list[Classes]:
         """Classes of a loop's results: those of its carry split until an iteration splits no more."""
@@ -108,10 +114,10 @@ class _Analysis:
         consts, carry, stacks = (operands[places] for places in body.operands)
         while True:
             results = self.jaxpr(body.jaxpr, [*consts, *carry, *stacks])
-            joined_carry = self._joined(carry, results[body.results.carries])
-            if joined_carry == carry:  # classes only split, so the iteration ends
+            next_carry = self._agree_on_both(carry, results[body.results.carries])
+            if next_carry == carry:  # classes only split, so the iteration ends
                 return [*carry, *results[body.results.stacks]]
-            carry = joined_carry
+            carry = next_carry
 
     def _while(self, eqn: JaxprEqn, operands: list[Classes]) -> list[Classes]:
         """Classes of a loop's carry; replicas that may leave it at different iterations are apart."""
@@ -122,10 +128,10 @@ class _Analysis:
             (decision,) = self.jaxpr(condition.jaxpr, [*operands[condition.operands.constants], *carry])
             results = self.jaxpr(body.jaxpr, [*operands[body.operands.constants], *carry])
             # Replicas that leave the loop at different iterations have different carries.
-            joined_carry = self._joined(carry, [self.common(x, decision) for x in results])
-            if joined_carry == carry:
+            next_carry = self._agree_on_both(carry, [self.common(x, decision) for x in results])
+            if next_carry == carry:
                 break
-            carry = joined_carry
+            carry = next_carry
         self._refuse_collectives(eqn, decision, "a loop's condition")
         return carry
 
@@ -152,7 +158,7 @@ class _Analysis:
 
 
 def _of_collective(form: Form, operand: Classes) -> Classes:
-    """Classes of a collective's result."""
+    """Classes of replicas that agree on a collective's result, from those on its operand."""
     if form.kind == "index":
         return agreement.by_key(form.ranks)
     if form.kind == "permute":

@@ -81,23 +81,24 @@ def _ipu_of_stages(lists: Sequence[TaskList], num_stages: int) -> tuple[int, ...
 
 
 def _check_occurrence(lists: Sequence[TaskList], num_stages: int, micro_batches: int, training: bool) -> None:
-    """Refuses tasks that are missing or occur twice."""
+    """Refuses tasks that are missing or occur twice, and backward work that is both unsplit and in two halves."""
+    # In training each micro-batch has, on each stage, a forward task and one BACKWARD task or both halves.
     counts = np.zeros((len(Kind), num_stages, micro_batches), np.int64)
     for tasks in lists:
         np.add.at(counts, (tasks.kinds, tasks.stages, tasks.micro_batches), 1)
-    _refuse(counts > 1, "{} occurs more than once", lists)
-    _refuse((counts[FORWARD] == 0)[None], "{} is missing", lists)
+    _refuse_first(counts > 1, "{} occurs more than once")
+    _refuse_first((counts[FORWARD] == 0)[None], "{} is missing")  # FORWARD is kind 0
     if not training:
         return
     split = counts[BACKWARD_INPUT] + counts[BACKWARD_WEIGHT]
     is_unsplit_and_split = np.zeros(counts.shape, bool)
     is_unsplit_and_split[BACKWARD] = (counts[BACKWARD] > 0) & (split > 0)
-    _refuse(is_unsplit_and_split, "{} occurs both unsplit and split", lists)
+    _refuse_first(is_unsplit_and_split, "{} occurs both unsplit and split")
     missing = np.zeros(counts.shape, bool)
     missing[BACKWARD] = (counts[BACKWARD] + split) == 0
     missing[BACKWARD_INPUT] = (counts[BACKWARD_INPUT] == 0) & (split > 0)
     missing[BACKWARD_WEIGHT] = (counts[BACKWARD_WEIGHT] == 0) & (split > 0)
-    _refuse(missing, "{} is missing", lists)
+    _refuse_first(missing, "{} is missing")
     mixed = np.flatnonzero((counts[BACKWARD] > 0).any(1) & (split > 0).any(1))
     if len(mixed):
         raise ScheduleError(
@@ -107,8 +108,8 @@ def _check_occurrence(lists: Sequence[TaskList], num_stages: int, micro_batches:
         )
 
 
-def _refuse(bad: np.ndarray, message: str, lists: Sequence[TaskList]) -> None:
-    """Raises for the first true element of bool[kinds, stages, micro-batches], by stage and micro-batch."""
+def _refuse_first(bad: np.ndarray, message: str) -> None:
+    """Raises for the task of the first true element of bool[kinds, stages, micro-batches], by stage and micro-batch."""
     stages, micro_batches, kinds = np.nonzero(bad.transpose(1, 2, 0))
     if len(kinds):
         task = Task(int(stages[0]), int(micro_batches[0]), Kind(int(kinds[0])))
@@ -119,6 +120,7 @@ def _check_order(tasks: TaskList, stage: int) -> None:
     """Refuses micro-batches out of order, and a stash that is read before it is written."""
     is_of_stage = tasks.stages == stage
     positions_of_work = []  # positions in the list, by micro-batch
+    # An unsplit backward task does the work of both halves.
     for kinds in ((FORWARD,), (BACKWARD, BACKWARD_INPUT), (BACKWARD, BACKWARD_WEIGHT)):
         positions = np.flatnonzero(is_of_stage & np.isin(tasks.kinds, kinds))
         order = tasks.micro_batches[positions]
@@ -164,20 +166,22 @@ class Grid:
 
 def grid(lists: Sequence[TaskList], num_stages: int, micro_batches: int) -> Grid:
     """The grid of lists of unique tasks; refuses a task that never becomes ready, or in too early a slot."""
-    waits = [_Waits.of(tasks, num_stages, micro_batches) for tasks in lists]
+    positions = [_Positions.of(tasks, num_stages, micro_batches) for tasks in lists]
+    # `Grid.table` flat, with an element more: the slot before all, which tasks wait for that wait for nothing.
     table = np.full(3 * num_stages * micro_batches + 1, _UNKNOWN)
-    table[-1] = -1  # awaited by tasks that wait for nothing
+    table[-1] = -1
     if lists[0].slots is None:
-        slots = _earliest(lists, waits, table, num_stages, micro_batches)
+        slots = _earliest_slots(lists, positions, table, num_stages, micro_batches)
     else:
-        slots = _checked_slots(lists, waits, table)
+        slots = _checked_slots(lists, positions, table)
     # Slots that are empty on all IPUs are dropped.
     used, numbers = np.unique(np.concatenate(slots), return_inverse=True)
     slots = np.split(numbers, np.cumsum([len(tasks) for tasks in lists])[:-1])
-    for tasks, wait, slots_of_ipu in zip(lists, waits, slots, strict=True):
-        table[wait.task] = slots_of_ipu
+    for tasks, places, slots_of_ipu in zip(lists, positions, slots, strict=True):
+        table[places.task] = slots_of_ipu
+        # An unsplit backward task does the work of weight gradients too, whose plane is the next one.
         is_unsplit = tasks.kinds == BACKWARD
-        table[wait.task[is_unsplit] + num_stages * micro_batches] = slots_of_ipu[is_unsplit]
+        table[places.task[is_unsplit] + num_stages * micro_batches] = slots_of_ipu[is_unsplit]
     planes = table[:-1].reshape(3, num_stages, micro_batches)
     for array in (*slots, planes):
         array.setflags(write=False)
@@ -185,15 +189,21 @@ def grid(lists: Sequence[TaskList], num_stages: int, micro_batches: int) -> Grid
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Waits:
-    """Positions in the flat table of slots of each task of an IPU and of the two tasks it waits for, int64[tasks]."""
+class _Positions:
+    """Positions in the flat table of slots of each task of an IPU, and of what it waits for.
+
+    Args:
+        task: of each task, int64[tasks].
+        first: of a task that it waits for, int64[tasks].
+        second: of another one, int64[tasks]; both are the last of the table where there is none.
+    """
 
     task: np.ndarray
     first: np.ndarray
     second: np.ndarray
 
     @classmethod
-    def of(cls, tasks: TaskList, num_stages: int, micro_batches: int) -> _Waits:
+    def of(cls, tasks: TaskList, num_stages: int, micro_batches: int) -> _Positions:
         """Positions by plane of the kind, stage and micro-batch; past all of them where a task waits for nothing."""
         plane = num_stages * micro_batches
         forward = tasks.stages * micro_batches + tasks.micro_batches
@@ -210,12 +220,12 @@ class _Waits:
         return cls(task, first, np.where(is_backward, next_stage, nothing))
 
 
-def _earliest(
-    lists: Sequence[TaskList], waits: Sequence[_Waits], table: np.ndarray, num_stages: int, micro_batches: int
+def _earliest_slots(
+    lists: Sequence[TaskList], positions: Sequence[_Positions], table: np.ndarray, num_stages: int, micro_batches: int
 ) -> list[np.ndarray]:
     """Each task in its earliest slot: every IPU in rotation runs as far as it can, until all tasks have run."""
-    slot_at = table.tolist()
-    rows = [(wait.task.tolist(), wait.first.tolist(), wait.second.tolist()) for wait in waits]
+    slot_at = table.tolist()  # lists, as their elements are read one by one
+    rows = [(places.task.tolist(), places.first.tolist(), places.second.tolist()) for places in positions]
     slots: list[list[int]] = [[] for _ in lists]
     has_progress = True
     while has_progress:
@@ -249,18 +259,18 @@ def _task_at(position: int, num_stages: int, micro_batches: int) -> Task:
     return Task(stage, micro_batch, (FORWARD, BACKWARD, BACKWARD_WEIGHT)[plane])
 
 
-def _checked_slots(lists: Sequence[TaskList], waits: Sequence[_Waits], table: np.ndarray) -> list[np.ndarray]:
-    """The slots that the schedule sets, checked."""
+def _checked_slots(lists: Sequence[TaskList], positions: Sequence[_Positions], table: np.ndarray) -> list[np.ndarray]:
+    """The slots that the schedule sets, which must rise on each IPU and be after those waited for; fills `table`."""
     slots = [tasks.slots for tasks in lists if tasks.slots is not None]
-    for wait, slots_of_ipu in zip(waits, slots, strict=True):
-        table[wait.task] = slots_of_ipu
-    for ipu, (tasks, wait, slots_of_ipu) in enumerate(zip(lists, waits, slots, strict=True)):
+    for places, slots_of_ipu in zip(positions, slots, strict=True):
+        table[places.task] = slots_of_ipu
+    for ipu, (tasks, places, slots_of_ipu) in enumerate(zip(lists, positions, slots, strict=True)):
         early = np.flatnonzero(np.diff(slots_of_ipu, prepend=-1) <= 0)
         if len(early):
             raise ScheduleError(
                 f"the slots of IPU {ipu} do not rise at {tasks[early[0]]}", got=f"slot {slots_of_ipu[early[0]]} for it"
             )
-        ready = np.maximum(table[wait.first], table[wait.second])
+        ready = np.maximum(table[places.first], table[places.second])
         early = np.flatnonzero(ready >= slots_of_ipu)
         if len(early):
             raise ScheduleError(

@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import gcd
+from typing import NamedTuple
 
 import numpy as np
 
@@ -47,18 +48,19 @@ class Block:
         return self._iterations(0, self.count)
 
     def by(self, multiple: int) -> tuple[Block, ...]:
-        """Equal slots in blocks whose stride is a multiple: micro-batch j then uses variable j mod `multiple`."""
+        """Equal slots in blocks whose stride is a multiple of a number, with several iterations of this block in one.
+
+        So if micro-batch j uses variable j mod `multiple`, all iterations of a slot use the same variables.
+        """
         if self.count == 1:
             return (self,)
-        iterations = multiple // gcd(multiple, self.stride)
-        count = self.count // iterations
+        joined = multiple // gcd(multiple, self.stride)  # iterations of this block in one of the new ones
+        count = self.count // joined
         parts = []
         if count:
-            parts.append(
-                Block(tuple(self._iterations(0, iterations)), count, self.stride * iterations if count > 1 else 0)
-            )
-        if count * iterations < self.count:
-            parts.append(Block(tuple(self._iterations(count * iterations, self.count))))
+            parts.append(Block(tuple(self._iterations(0, joined)), count, self.stride * joined if count > 1 else 0))
+        if count * joined < self.count:
+            parts.append(Block(tuple(self._iterations(count * joined, self.count))))
         return tuple(parts)
 
     def _iterations(self, start: int, stop: int) -> Iterator[Slot]:
@@ -70,7 +72,8 @@ class Block:
 
 def blocks(lists: Sequence[TaskList], grid: Grid) -> tuple[Block, ...]:
     """The blocks of a grid, in order."""
-    # One row a slot, with the kind, stage and micro-batch of the task of each IPU; −1 where it has none.
+    # One row a slot, with the kind, stage and micro-batch of the task of each IPU; −1 where it has none. No slot is
+    # empty on all IPUs: its first micro-batch is that of its first task.
     rows = np.full((grid.length, len(lists), 3), -1, np.int64)
     for ipu, (tasks, slots) in enumerate(zip(lists, grid.slots, strict=True)):
         rows[slots, ipu] = np.stack([tasks.kinds, tasks.stages, tasks.micro_batches], -1)
@@ -81,27 +84,41 @@ def blocks(lists: Sequence[TaskList], grid: Grid) -> tuple[Block, ...]:
     # Slots with equal numbers do the same tasks, up to a shift of all micro-batches, which `first` tells.
     number_of_row: dict[bytes, int] = {}
     numbers = np.array([number_of_row.setdefault(row.tobytes(), len(number_of_row)) for row in relative])
-    return tuple(_cut(rows, numbers, first, 0, len(rows)))
+    return tuple(_blocks_of_slots(rows, numbers, first, 0, len(rows)))
 
 
-def _cut(rows: np.ndarray, numbers: np.ndarray, first: np.ndarray, start: int, stop: int) -> Iterator[Block]:
-    """The blocks of slots `start` to `stop`."""
+def _blocks_of_slots(
+    rows: np.ndarray, numbers: np.ndarray, first: np.ndarray, start: int, stop: int
+) -> Iterator[Block]:
+    """The blocks of slots from `start` to before `stop`: the best repetition, and those before and after it."""
     repetition = best_repetition(numbers[start:stop], first[start:stop])
     if repetition is None:
         if start < stop:
             yield Block(_slots(rows[start:stop]))
         return
-    offset, period, count = repetition
-    begin = start + offset
-    end = start + offset + period * count
-    yield from _cut(rows, numbers, first, start, begin)
-    yield Block(_slots(rows[begin : begin + period]), count, int(first[begin + period] - first[begin]))
-    yield from _cut(rows, numbers, first, end, stop)
+    begin = start + repetition.offset
+    next_begin = begin + repetition.period
+    end = begin + repetition.period * repetition.iterations
+    yield from _blocks_of_slots(rows, numbers, first, start, begin)
+    yield Block(_slots(rows[begin:next_begin]), repetition.iterations, int(first[next_begin] - first[begin]))
+    yield from _blocks_of_slots(rows, numbers, first, end, stop)
 
 
-def best_repetition(numbers: np.ndarray, first: np.ndarray) -> tuple[int, int, int] | None:
-    """(offset, period, count) of the repetition that saves most slots; None if none runs three times."""
-    # Slots repeat if they have equal numbers, int64[slots], and first micro-batches at one stride, int64[slots].
+class Repetition(NamedTuple):
+    """Slots that repeat: the first of them, how many an iteration has, and how many iterations there are."""
+
+    offset: int
+    period: int
+    iterations: int
+
+
+def best_repetition(numbers: np.ndarray, first: np.ndarray) -> Repetition | None:
+    """The repetition that saves most slots; None if none runs three times.
+
+    Args:
+        numbers: of slots, equal for those with the same tasks up to a shift of all micro-batches, int64[slots].
+        first: first micro-batch of each slot; those of a repetition are at one stride, int64[slots].
+    """
     length = len(numbers)
     saved = 0
     best = None
@@ -111,17 +128,18 @@ def best_repetition(numbers: np.ndarray, first: np.ndarray) -> tuple[int, int, i
         edge = length - (saved + period + 1)  # a slot of every repetition that saves more, if no later than `saved`
         if edge <= saved and numbers[edge] != numbers[edge + period]:
             continue
+        # Slot n is followed by its repetition a period later; runs of such slots at one shift are repetitions.
         same = numbers[period:] == numbers[:-period]
         # The shift where slots repeat; elsewhere numbers that are never equal to their neighbours.
         shift = np.where(same, first[period:] - first[:-period], _NO_SHIFT - np.arange(len(same)))
-        bounds = np.flatnonzero(np.diff(shift, prepend=_NO_SHIFT + 1, append=_NO_SHIFT + 1))
-        counts = (np.diff(bounds) + period) // period
-        counts[~same[bounds[:-1]]] = 1
+        run_bounds = np.flatnonzero(np.diff(shift, prepend=_NO_SHIFT + 1, append=_NO_SHIFT + 1))
+        counts = (np.diff(run_bounds) + period) // period
+        counts[~same[run_bounds[:-1]]] = 1
         longest = int(counts.argmax())
         count = int(counts[longest])
         if count >= _MIN_REPEATS and (count - 1) * period > saved:
             saved = (count - 1) * period
-            best = (int(bounds[longest]), period, count)
+            best = Repetition(int(run_bounds[longest]), period, count)
     return best
 
 
@@ -129,7 +147,7 @@ _NO_SHIFT = np.iinfo(np.int64).min // 2
 
 
 def _slots(rows: np.ndarray) -> tuple[Slot, ...]:
-    """The tasks of an array of rows."""
+    """The tasks of rows of (kind, stage, micro-batch) by IPU."""
     return tuple(
         tuple(Task(stage, micro_batch, Kind(kind)) for kind, stage, micro_batch in row if kind >= 0)
         for row in rows.tolist()
@@ -180,7 +198,7 @@ class SchedulePlan:
         """
         writes = self.grid.of(*written)
         reads = self.grid.of(*read)
-        # Before the n-th read, n values are no longer needed of those that have been written by then.
+        # Before the n-th read, counted from 0, n values are no longer needed of those that have been written by then.
         return int((np.searchsorted(writes, reads) - np.arange(self.micro_batches)).max())
 
     def buffers(self, written: tuple[int, Kind], read: tuple[int, Kind]) -> int:

@@ -27,6 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -44,8 +45,15 @@ from ipujax.lowering.schedules.schedule import (
 )
 from ipujax.runtime.errors import ScheduleError
 
-Turn = tuple[int, Kind]  # which of the two stages of an IPU, 0 downwards and 1 back, and what it does
-_WEIGHT: Turn = (0, BACKWARD_WEIGHT)  # of the stage and micro-batch whose input gradient has waited longest
+
+class Turn(NamedTuple):
+    """What an IPU does next: which of its two stages, 0 downwards and 1 back, and a kind of work."""
+
+    direction: int
+    kind: Kind
+
+
+_WEIGHT = Turn(0, BACKWARD_WEIGHT)  # of the stage, in either direction, whose input gradient has waited longest
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +72,12 @@ class DualPipeV(Schedule):
 
     def _of_ipu(self, ipu: int, num_ipus: int, micro_batches: int) -> TaskList:
         """The eight steps of the source, each a pattern that repeats; a backward task is its two halves."""
-        below = num_ipus - 1 - ipu
-        down, back = [(0, FORWARD)], [(1, FORWARD)]
+        below = num_ipus - 1 - ipu  # IPUs further down
+        down, back = [Turn(0, FORWARD)], [Turn(1, FORWARD)]
         weight = [_WEIGHT]
-        down_input, back_input = [(0, BACKWARD_INPUT)], [(1, BACKWARD_INPUT)]
+        down_input, back_input = [Turn(0, BACKWARD_INPUT)], [Turn(1, BACKWARD_INPUT)]
         down_gradient, back_gradient = down_input + weight, back_input + weight
+        # Step 6: gradients back and downwards in turn; parameter gradients of the second half wait for steps 7 and 8.
         last_pairs = [(back_input, down_input)[n % 2] + weight * (n <= ipu) for n in range(2 * ipu + 2)]
         steps: list[tuple[list[Turn], int]] = [
             (down, 2 * below),
@@ -84,7 +93,10 @@ class DualPipeV(Schedule):
 
 
 def _task_list(turns: Sequence[Turn], stages: tuple[int, int]) -> TaskList:
-    """The tasks of one IPU: micro-batches of a direction in order, parameter gradients as input gradients came."""
+    """The tasks of one IPU with the two `stages`, downwards and back.
+
+    The tasks of a kind and direction take the micro-batches in order, parameter gradients as input gradients came.
+    """
     rows = np.array([(direction, int(kind)) for direction, kind in turns], np.int64).reshape(-1, 2)
     directions, kinds = rows.T.copy()
     is_weight = kinds == BACKWARD_WEIGHT

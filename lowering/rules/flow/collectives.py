@@ -79,7 +79,7 @@ def _reduce_unevenly(builder: Builder, form: Form, x: Tensor) -> Tensor:
     # Rounds of a reduction need groups of one size; the gather is over all replicas.
     all_replicas = stacked.whole(None, graph.replication_factor)
     gathered = collectives.all_gather(builder.named("gather"), x, all_replicas)
-    in_own_group = graph.add_replica_constant(stacked.of_group(form.groups), "own group")
+    in_own_group = graph.add_replica_constant(stacked.is_in_group(form.groups), "own group")
     neutral_value = graph.add_constant(neutral(form.monoid, x.dtype), "other groups")
     choice = Op("select_n", lax.select_n, x.dtype)
     mask = in_own_group.broadcast_in_dim(gathered.shape, (0,))

@@ -16,7 +16,7 @@ import ipujax as ipu
 from ipujax.lowering.choice import Choice
 from ipujax.lowering.jaxpr.stage_names import named_stages, stage_name
 from ipujax.lowering.lower import lower
-from ipujax.lowering.pipelining.cuts import _balanced, name_stages
+from ipujax.lowering.pipelining.cuts import _balanced_cuts, name_stages
 from ipujax.lowering.pipelining.pipeline_cost import rough_bytes
 from ipujax.lowering.pipelining.stage_search import Cuts, StageSearch
 from ipujax.runtime.graph import BYTE_COST_CYCLES
@@ -208,4 +208,4 @@ def test_balanced_cuts_are_ordered_by_their_time_over_all_micro_batches():
     times[2, 3] = 2
     fits = [np.ones((4, 4), bool)] * 2
     for micro_batches, expected in ((2, [(2,), (1,)]), (4, [(1,), (2,)])):
-        assert _balanced(times, fits, SimpleNamespace(num_stages=2, micro_batches=micro_batches)) == expected
+        assert _balanced_cuts(times, fits, SimpleNamespace(num_stages=2, micro_batches=micro_batches)) == expected
