@@ -139,4 +139,4 @@ def _codelet(
     fields = [Field(f"in{n}", "in", dtype) for n, dtype in enumerate(dtypes)]
     fields += [Field(f"out{n}", "out", dtype) for n, dtype in enumerate(out_dtypes)]
     title = f"poprand::{title}<{dtype_name(out_dtypes[0])}>"
-    return Codelet(title, tuple(fields), compute, cycles, 24, 200, takes=("origins", "shapes"))
+    return Codelet(title, tuple(fields), compute, cycles, state_bytes=24, code_bytes=200, takes=("origins", "shapes"))
