@@ -209,7 +209,15 @@ def _codelet(
     fields += [Field(f"out{n}" if n else "out", "out", dtype) for n, dtype in enumerate(out_dtypes)]
     title = f"popnn::{monoid.title()}Pooling<{dtype_name(dtypes[-1])}>"
     return Codelet(
-        title, tuple(fields), compute, cycles, 48, 900, takes=("pads",), compares=comparison_of(monoid), parts=parts
+        title,
+        tuple(fields),
+        compute,
+        cycles,
+        state_bytes=48,
+        code_bytes=900,
+        takes=("pads",),
+        compares=comparison_of(monoid),
+        parts=parts,
     )
 
 
@@ -324,7 +332,15 @@ def _scatter_codelet(dtype: Any, windows: Windows, scatter: Callable[..., jax.Ar
     fields.append(Field("out", "out", dtype))
     title = f"popnn::MaxPoolingGrad<{dtype_name(dtype)}>"
     return Codelet(
-        title, tuple(fields), compute, cycles, 48, 900, takes=("pads", "shapes"), compares="equality", parts=parts
+        title,
+        tuple(fields),
+        compute,
+        cycles,
+        state_bytes=48,
+        code_bytes=900,
+        takes=("pads", "shapes"),
+        compares="equality",
+        parts=parts,
     )
 
 

@@ -141,4 +141,14 @@ def _codelet(dtype: Any) -> Codelet:
 
     fields = (Field("out", "out", dtype),)
     title = f"popops::Iota<{dtype_name(dtype)}>"
-    return Codelet(title, fields, compute, cycles, 12, 120, takes=("origins", "shapes"), parts=parts, language="C++")
+    return Codelet(
+        title,
+        fields,
+        compute,
+        cycles,
+        state_bytes=12,
+        code_bytes=120,
+        takes=("origins", "shapes"),
+        parts=parts,
+        language="C++",
+    )

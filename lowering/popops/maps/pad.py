@@ -86,4 +86,6 @@ def _codelet(dtype: Any, interior: tuple[int, ...], constant: Frozen | None) -> 
     if constant is None:
         fields.append(Field("value", "in", dtype))
     title = f"popops::Pad<{dtype_name(dtype)}>"
-    return Codelet(title, tuple(fields), compute, cycles, 32, 300, takes=("pads",), moves=True, parts=parts)
+    return Codelet(
+        title, tuple(fields), compute, cycles, state_bytes=32, code_bytes=300, takes=("pads",), moves=True, parts=parts
+    )

@@ -165,7 +165,7 @@ def _search_codelet(monoid: str, dtype: Any, axis: int, index_dtype: Any) -> Cod
     cycles, parts = (partial(formula, monoid, dtype, axis) for formula in (_search_cycles, _search_parts))
     fields = (Field("in", "in", dtype), Field("index", "out", index_dtype))
     title = f"popops::{monoid.title()}<{dtype_name(dtype)}>"
-    return Codelet(title, fields, compute, cycles, 24, 500, compares="order", parts=parts)
+    return Codelet(title, fields, compute, cycles, state_bytes=24, code_bytes=500, compares="order", parts=parts)
 
 
 @remembered
@@ -180,7 +180,17 @@ def _pair_codelet(monoid: str, dtype: Any, axis: int, index_dtype: Any) -> Codel
     cycles, parts = (partial(formula, monoid, dtype, axis) for formula in (_search_cycles, _search_parts))
     fields = (Field("in", "in", dtype), Field("value", "out", dtype), Field("index", "out", index_dtype))
     title = f"popops::{monoid.title()}Partials<{dtype_name(dtype)}>"
-    return Codelet(title, fields, compute, cycles, 28, 500, takes=("origins",), compares="order", parts=parts)
+    return Codelet(
+        title,
+        fields,
+        compute,
+        cycles,
+        state_bytes=28,
+        code_bytes=500,
+        takes=("origins",),
+        compares="order",
+        parts=parts,
+    )
 
 
 @remembered
@@ -197,4 +207,4 @@ def _pick_codelet(monoid: str, dtype: Any, index_dtype: Any) -> Codelet:
     cycles, parts = (partial(formula, monoid, dtype, 0) for formula in (_search_cycles, _search_parts))
     fields = (Field("values", "in", dtype), Field("indices", "in", index_dtype), Field("index", "out", index_dtype))
     title = f"popops::{monoid.title()}Pick<{dtype_name(dtype)}>"
-    return Codelet(title, fields, compute, cycles, 28, 500, compares="order", parts=parts)
+    return Codelet(title, fields, compute, cycles, state_bytes=28, code_bytes=500, compares="order", parts=parts)

@@ -97,7 +97,7 @@ def constant_position(indices: Tensor) -> Position | None:
 def gather_from(table: jax.Array, position: Position, spec: GatherSpec, out_shape: Sequence[int]) -> jax.Array:
     """Window of a table at one position, for every look-up, in the shape of the result."""
     batched = spec.numbers.operand_batching_dims
-    dims = spec.kept_dims()
+    dims = spec.result_dims()
     sizes = [n if d in batched else spec.slice_sizes[d] for d, n in enumerate(table.shape)]
     starts, is_inside = _starts(table.shape, sizes, spec.indexed, position)
     if spec.mode is Mode.FILL_OR_DROP and not is_inside:

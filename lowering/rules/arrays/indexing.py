@@ -23,11 +23,11 @@ from ipujax.lowering.popops import (
     Mode,
     ScatterSpec,
     freeze,
-    gather_as_kept,
+    gather_in_memory_order,
     has_few_lookups,
     plan_in_steps,
     plan_scatter,
-    scatter_as_kept,
+    scatter_in_memory_order,
     signed,
     thawed,
 )
@@ -126,7 +126,7 @@ def gather_rule(
         fun = partial(gather_index_by_index, spec=spec, out_shape=aval.shape)
         return composed(ctx, fun, [table, indices])
     with _byte_cost(ctx.graph, indices):
-        return gather_as_kept(ctx.builder, table, indices, aval.shape, spec)
+        return gather_in_memory_order(ctx.builder, table, indices, aval.shape, spec)
 
 
 def _byte_cost(graph: Graph, indices: Tensor) -> AbstractContextManager[None]:
@@ -228,7 +228,7 @@ def scatter_rule(
     destination = ctx.into_tensors[0]
     is_free = {variable for x in (indices, updates) for variable in x.variables()}.isdisjoint(table.variables())
     in_place = destination is not None and destination.node is table.node and is_free
-    spec, table, updates, of_view = scatter_as_kept(spec, table, updates)
+    spec, table, updates, of_view = scatter_in_memory_order(spec, table, updates)
     with _byte_cost(ctx.graph, indices):
         plan = plan_scatter(ctx.graph, table, indices, updates, spec, ctx.name, in_place)
         # Tiles would need all updates: find the last of each row first, or go in steps.
