@@ -191,8 +191,11 @@ def elementwise_iteration(op: str, dtype: Any, operands: int, immediates: int, t
 
 
 def _at_port_rates(cycles: int, loads: int, stores: int, target: Target) -> Any:
-    """Cycles of an iteration on a target, of the cycles, vector loads and vector stores of a public figure."""
-    # Loads and stores that are more than the cycles issue together, by one instruction.
+    """Cycles of an iteration on a target, whose ports may be of another width than those of the public figure.
+
+    The figure is of an iteration of `cycles` with so many vector loads and stores, each of which takes a cycle; if they
+    are more than the cycles, a load and a store issue together, by one instruction.
+    """
     loads, stores = min(cycles, loads), min(cycles, stores)
     loading, storing = load_cycles(loads * VECTOR_BYTES, target), store_cycles(stores * VECTOR_BYTES, target)
     if loads + stores <= cycles:

@@ -62,8 +62,16 @@ class OpCount:
 def kernel_cycles(
     ops: Sequence[OpCount], read: Sequence[Any], written: Sequence[Any], elements: Any, target: Target, scalars: int = 0
 ) -> np.ndarray:
-    """Tile cycles of a vertex of `elements`, int64 array, in each result."""
-    # `read` and `written` are the dtypes of each load and store of an iteration; `scalars` inputs are loaded once.
+    """Tile cycles of a vertex that applies operations one after the other to each element.
+
+    Args:
+        ops: the operations.
+        read: dtype of each load of an iteration.
+        written: dtype of each store of an iteration.
+        elements: elements of the vertex, int64 array.
+        target: the machine.
+        scalars: number of inputs of one element, which are loaded once.
+    """
     if _is_single_codelet(ops, read, written):
         (op,) = ops
         return elementwise_cycles(op.name, op.dtype, op.tensors, op.constants, elements, target)
