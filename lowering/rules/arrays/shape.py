@@ -52,7 +52,7 @@ def pad_rule(
 
 def _padded_view(x: Tensor, value: Tensor, config: Config) -> Tensor:
     """Padded tensor as a view, which is costly to read where there are gaps."""
-    # Along each dimension: gaps behind the elements but the last, then edges, then those that are negative cut off.
+    # Along each dimension: gaps behind the elements but the last, then edges; negative ones are cut off.
     for d, (low, high, interior) in enumerate(config):
         outer = x.shape[:d]
         n = x.shape[d]
@@ -127,6 +127,7 @@ def split_rule(ctx: Context, x: Tensor, *, sizes: Sequence[int], axis: int) -> S
 def tile_rule(ctx: Context, x: Tensor, *, reps: Sequence[int]) -> Tensor:
     (aval,) = ctx.out_avals
     shape = (1,) * (len(reps) - x.ndim) + x.shape
+    # A dimension of repetitions before each of elements, joined with it at last.
     tiled = [n for pair in zip(reps, shape, strict=True) for n in pair]
     element_dims = tuple(2 * d + 1 for d in range(len(shape)))
     assert prod(tiled) == prod(aval.shape)

@@ -72,7 +72,7 @@ def top_k_rule(ctx: Context, x: Tensor, *, k: int, axis: int) -> Sequence[Tensor
     if not x.size or not k:
         return fallback(ctx, x)
     parts = parts_of(ctx.graph, x.shape, axis, [x.dtype])
-    # Only where the candidates of all parts are fewer than the row.
+    # Only where the k largest of each part are fewer than the row.
     if parts > 1 and k * parts < x.shape[axis]:
         return composed(ctx, partial(long_top_k, k=k, axis=axis, parts=parts), [x])
     return top_k(ctx.builder, x, k, axis)
