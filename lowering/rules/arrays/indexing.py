@@ -159,7 +159,7 @@ def gather_index_by_index(
 ) -> jax.Array:
     """Gather of windows as gather of single indices, whose table can be cut in the windows' dimensions.
 
-    The elements of a window along indexed dimensions are look-ups of their own, and are transposed to their positions in
+    The elements of a window along indexed dimensions are look-ups of their own, then transposed to their positions in
     the result.
     """
     wide = spec.wide_dims()
