@@ -78,7 +78,7 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 class JaxprList:
-    """A list of jaxprs, numbered as they are added; holding them keeps their identity."""
+    """A list of jaxprs, numbered as they are added, by identity; the list holds them, so that no other one gets it."""
 
     def __init__(self) -> None:
         self._numbers: dict[int, int] = {}
@@ -101,10 +101,9 @@ class JaxprList:
         return written
 
     def _jaxpr(self, jaxpr: Jaxpr) -> Json:
-        inputs, constants = map(self._value, jaxpr.invars), map(self._value, jaxpr.constvars)
         return {
-            "inputs": list(inputs),
-            "constants": list(constants),
+            "inputs": [self._value(var) for var in jaxpr.invars],
+            "constants": [self._value(var) for var in jaxpr.constvars],
             "equations": [self._equation(eqn) for eqn in jaxpr.eqns],
             "outputs": [self._operand(atom) for atom in jaxpr.outvars],
         }
