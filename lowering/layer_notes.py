@@ -37,7 +37,10 @@ _INTERNAL = re.compile(
 
 
 def origin_of(eqn: JaxprEqn, outer: Origin) -> Origin:
-    """Origin of an equation: the user's line, or that of `outer`, and the innermost line of a library."""
+    """Origin of an equation: the user's line, or that of `outer`, and the innermost line of a library.
+
+    `outer` is the origin of the equation that holds it, or of the program.
+    """
     path = name_stack(eqn) or outer.path
     traceback = eqn.source_info.traceback
     users, file, library = _lines_of(traceback) if traceback else ((), "", "")
@@ -274,7 +277,7 @@ def in_common(runs: Sequence[Sequence[JaxprEqn]], name: str) -> tuple[list[Jaxpr
     return eqns, [LayersOfRun(*of_run) for of_run in zip(layers, names_of_runs, places_of_runs, strict=True)]
 
 
-_Numbers = dict[tuple[str, ...], int]  # of texts that differ between runs: those of all runs, in order
+_Numbers = dict[tuple[str, ...], int]  # number of each tuple of texts, one of each run, that are not all equal
 
 
 def _common_start(paths: Sequence[list[str]]) -> list[str]:

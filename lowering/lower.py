@@ -67,11 +67,9 @@ from ipujax.runtime.options import Options
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import UPDATE, Origin, Tensor, concat
 
-_PROPORTIONS = (
-    (16.0, 0.1),
-    (2.0, 0.15),
-    (1.0, 0.3),
-)  # (least cost of a byte in cycles, proportion of a tile's memory that an operation may use at most)
+# Proportion of a tile's memory that an operation may use at most, by the least cost of a byte in cycles that it holds
+# for. Smaller operations take more code: 0.15 is best for ResNet-50 and BERT-Large, 0.1 for GPT-2 (measured).
+_PROPORTIONS = ((16.0, 0.1), (2.0, 0.15), (1.0, 0.3))
 _INTO_ARGUMENTS = Origin(path="results into donated arguments", part=UPDATE)
 
 
@@ -250,7 +248,6 @@ def _in_stages(plan: _Plan) -> LoweredProgram:
 
 def _for_planners(target: Target, choice: Choice) -> Target:
     """Return a machine for planners: the more a byte costs, the smaller the share of a tile for an operation."""
-    # Smaller operations take more code: 0.15 is best for ResNet-50 and BERT-Large, 0.1 for GPT-2 (measured).
     most = next((most for min_cost, most in _PROPORTIONS if choice.byte_cost >= min_cost), 1.0)
     return replace(
         target,
@@ -290,13 +287,13 @@ class _Program:
         graph = self._graph
         prog = self._prog
         aliases = self._plan.aliases
-        placed = self._arguments()
+        placed = self._add_arguments()
         arguments = placed.tensors
-        results, pipelines = self._results(placed)
+        results, pipelines = self._add_results(placed)
         # Before any donated argument is overwritten: a result may be a view of it.
         results = self._set_aside_arguments(results, arguments)
         for result, alias, stream in zip(results, aliases, self._outputs, strict=True):
-            self._return(result, stream, None if alias is None else arguments[alias], alias)
+            self._return_result(result, stream, None if alias is None else arguments[alias], alias)
         for variable in graph.variables:
             self._map_linearly(Tensor.of(variable))
         note_other_roles(graph, prog)
@@ -305,8 +302,15 @@ class _Program:
         dims = function.in_dims, function.out_dims
         return LoweredProgram(graph, prog, placed.streams, tuple(self._outputs), aliases, *dims, pipelines)
 
-    def _return(self, result: Tensor, stream: HostStream, home: Tensor | None, alias: int | None) -> None:
-        """Sends a result to the host; one that takes the place of an argument, `home`, is written there first."""
+    def _return_result(self, result: Tensor, stream: HostStream, home: Tensor | None, alias: int | None) -> None:
+        """Sends a result to the host; one that takes the place of an argument is written there first.
+
+        Args:
+            result: the result.
+            stream: its stream.
+            home: the argument, or None.
+            alias: number of the argument, or None.
+        """
         if not set(self._graph.off_chip).isdisjoint(result.variables()):
             self._leave_off_chip(result, stream, home)
             return
@@ -318,7 +322,7 @@ class _Program:
             result = home
         self._prog.add(StreamOut(result, stream))
 
-    def _arguments(self) -> _Arguments:
+    def _add_arguments(self) -> _Arguments:
         """Adds variables for all arguments, filled from host streams, or buffers for those off chip."""
         arguments = list[Tensor]()
         shards_of_arguments = list[tuple[Tensor, ...]]()
@@ -373,7 +377,7 @@ class _Program:
         return safe_results
 
     def _map_linearly(self, tensor: Tensor) -> None:
-        """Maps variables that no rule has mapped."""
+        """Maps the variables of a tensor that no rule has mapped."""
         for variable in tensor.variables():
             if variable not in self._graph.mappings:
                 map_linearly(self._home, Tensor.of(variable))
@@ -397,8 +401,8 @@ class _Program:
         memory = Tensor.of(buffer.memory).reshape(stream.shape)
         return (memory,) if bounds is None else tuple(memory[a:b] for a, b in pairwise(bounds))
 
-    def _results(self, arguments: _Arguments) -> tuple[list[Tensor], tuple[PipelineRun, ...]]:
-        """Tensors of all results."""
+    def _add_results(self, arguments: _Arguments) -> tuple[list[Tensor], tuple[PipelineRun, ...]]:
+        """Lowers the function on its arguments; returns the tensors of all results, and the runs of its pipelines."""
         jaxpr = self._cut.jaxpr
         graph = self._graph
         operands = list(chain.from_iterable(arguments.shards))
