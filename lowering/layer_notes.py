@@ -55,10 +55,12 @@ def origin_of(eqn: JaxprEqn, outer: Origin) -> Origin:
             made_at.line, path, library, made_at.file, inner_layer, part, names=note.names, places=note.places
         )
     line, *callers = [*users, *note.lines, *_callers_of(outer)] or [""]
+    if users and library == line:  # the innermost line is the user's own
+        library = ""
     return Origin(
         line=line if users else outer.line,
         path=path,
-        library="" if users and library == line else library or ("" if users else outer.library),
+        library=library if users else library or outer.library,
         file=file if users else outer.file,
         layer=inner_layer,
         part=part,

@@ -333,34 +333,39 @@ class _Program:
         names = inputs_of_plan.names
         grouped = iter(grouped_inputs(self._cut.jaxpr.jaxpr))
         for number, (aval, bounds) in enumerate(zip(function.jaxpr.in_avals, self._cut.inputs, strict=True)):
+            # In groups if any of its shards is wanted so.
             in_groups = any([next(grouped) for _ in range(num_shards(bounds))])
             in_dim = function.in_dims[number]
-            shared = function.replicas > 1 and in_dim is None
-            blocks = in_dim.blocks if isinstance(in_dim, BlockSplit) else None
-            resident = number in self._plan.aliases
             stream = HostStream(
-                names[number], aval.shape, aval.dtype, resident=resident, broadcast=shared, blocks=blocks
+                names[number],
+                aval.shape,
+                aval.dtype,
+                resident=number in self._plan.aliases,
+                broadcast=function.replicas > 1 and in_dim is None,
+                blocks=in_dim.blocks if isinstance(in_dim, BlockSplit) else None,
             )
             inputs.append(stream)
             if inputs_of_plan.offloaded[number] or inputs_of_plan.streamed[number]:
                 shards_of_arguments.append(self._remote_argument(number, stream, bounds))
                 arguments.append(_concatenated(shards_of_arguments[-1]))
                 continue
-            with graph.debug_origin(Origin(path=f"argument {names[number]}")):
-                shapes = {names[number]: aval.shape}
-                if bounds is not None:
-                    spans = pairwise(bounds)
-                    shapes = {f"{names[number]}[{a}:{b}]": (b - a, *aval.shape[1:]) for a, b in spans}
-                shards = tuple(
-                    MemoryOrder.for_argument(shape, in_groups).add_variable(graph, aval.dtype, name)
-                    for name, shape in shapes.items()
-                )
-            shards_of_arguments.append(shards)
-            arguments.append(_concatenated(shards))
+            shards_of_arguments.append(self._add_shards(stream, bounds, in_groups=in_groups))
+            arguments.append(_concatenated(shards_of_arguments[-1]))
             self._prog.add(StreamIn(stream, arguments[-1]))
         for var, shard in zip(self._cut.jaxpr.jaxpr.invars, chain.from_iterable(shards_of_arguments), strict=True):
             graph.note_role(shard, self._roles.get(var))
         return _Arguments(tuple(arguments), tuple(shards_of_arguments), tuple(inputs))
+
+    def _add_shards(self, stream: HostStream, bounds: Sequence[int] | None, *, in_groups: bool) -> tuple[Tensor, ...]:
+        """Adds a variable for each shard of an argument, whose rows have `bounds`; for None one for the argument."""
+        shapes = {stream.name: stream.shape}
+        if bounds is not None:
+            shapes = {f"{stream.name}[{a}:{b}]": (b - a, *stream.shape[1:]) for a, b in pairwise(bounds)}
+        with self._graph.debug_origin(Origin(path=f"argument {stream.name}")):
+            return tuple(
+                MemoryOrder.for_argument(shape, in_groups).add_variable(self._graph, stream.dtype, name)
+                for name, shape in shapes.items()
+            )
 
     def _set_aside_arguments(self, results: Sequence[Tensor], arguments: Sequence[Tensor]) -> list[Tensor]:
         """Copies results that are views of a donated argument, before that argument is overwritten."""

@@ -201,6 +201,7 @@ def _element_cycles(target: Target, size: int, rows: Count, blocks: Count, colum
 
 
 def _vector_cycles(target: Target, size: int, block: int, rows: Count, blocks: Count, columns: Count) -> np.ndarray:
+    """Cycles by vector operations of workers that share rows and blocks."""
     start, row, block_start, column = _VECTOR_CYCLES[size, block]
     worker = _worker_cycles(target, rows, blocks, start, row, block_start + column * np.asarray(columns))
     return np.asanyarray(_SUPERVISOR_CYCLES + issue_round_cycles(target) * worker)
@@ -215,6 +216,7 @@ def _worker_cycles(
 
 
 def _amp_cycles(target: Target, size: int, block: int, rows: Count, blocks: Count, columns: Count) -> np.ndarray:
+    """Cycles on the AMP, whose passes are over `_AMP_COLUMNS` columns of a block each."""
     rows, blocks = np.asarray(rows), np.asarray(blocks)
     load, first_pass, later_pass = _AMP_CYCLES[size, block]
     passes = ceil_div(columns, _AMP_COLUMNS[size])

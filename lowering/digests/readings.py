@@ -126,6 +126,7 @@ def _has_code_of_distribution(value: Any) -> bool:
 
 
 def _global_name(value: Any) -> str:
+    """Return the name of a global of a distribution, with version; refuse one that reads files or states."""
     module: str = value.__module__
     name = getattr(value, "__qualname__", None) or value.__name__
     distribution = distribution_of(module)

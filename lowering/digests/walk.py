@@ -91,7 +91,7 @@ class Digests:
         return known
 
     def text(self, value: Any) -> str:
-        """Return the text of a value: itself if it is short, or its digest."""
+        """Return the text of a value: an atom's own, that of each item of a tuple, else a digest."""
         known = self._texts.get(id(value))
         if known is not None:
             return known
@@ -322,6 +322,7 @@ def _literal_text(literal: Literal) -> str:
 
 
 def _constant_text(value: Any) -> str:
+    """Return type and digest of the bytes of a constant; refuse tracers, and values that are no arrays."""
     if isinstance(value, jax.core.Tracer):
         raise NoDigestError("it closes over a tracer")
     if not isinstance(value, _NUMBERS):

@@ -149,7 +149,7 @@ def short_type(atom: Atom) -> str:
 
 
 def equation_counts(jaxpr: ClosedJaxpr) -> Counter[tuple[str, str, str]]:
-    """The number of equations of each primitive, types of operands and results, and line, those inside others too."""
+    """The number of equations of each primitive, text of its types, and line, those inside others too."""
     types = dict[Any, str]()  # by abstract value, of which there are few
 
     def type_of(atom: Atom) -> str:

@@ -150,10 +150,12 @@ class Candidates:
         total = np.zeros(self.splits.shape[1], np.int64)
         moved = rearranged(self.kind, self.spec, self.target)
         blocks = self._input_bytes, self._weight_bytes
-        for block, received, is_moved in zip(blocks, self._received_bytes, (moved.lhs, moved.rhs), strict=True):
-            is_whole = not self.kind.uses_amp or (moved.has_halo and block is self._input_bytes)
-            is_part = (received > 0) & (received < block) & (not is_moved and is_whole)
-            total += copy_cycles(np.where(is_part, block, 0), 0, self.target)
+        are_moved = moved.lhs, moved.rhs
+        are_in_one_piece = not self.kind.uses_amp or moved.has_halo, not self.kind.uses_amp
+        rows = zip(blocks, self._received_bytes, are_moved, are_in_one_piece, strict=True)
+        for block, received, is_moved, is_in_one_piece in rows:
+            is_gathered = (received > 0) & (received < block) & (is_in_one_piece and not is_moved)
+            total += copy_cycles(np.where(is_gathered, block, 0), 0, self.target)
         return total
 
     @cached_property
@@ -214,7 +216,10 @@ class Candidates:
 
     @cached_property
     def fragments(self) -> np.ndarray:
-        """Lower bound of the exchange fragments in which the tile of the largest block receives mapped operands."""
+        """Lower bound of the exchange fragments in which the tile of the largest block receives mapped operands.
+
+        An operand that the plan maps, or that stays where it is, has none.
+        """
         spec = self.spec
         block = self.block
         total = np.zeros(self.splits.shape[1], np.int64)

@@ -123,6 +123,8 @@ def amp_1x1_cycles(
         out_channels: output channels of a group.
         groups: groups of channels.
         half_sums: whether sums are half precision.
+
+    Source of the numbers: poplibs `PerformanceEstimation.hpp`.
     """
     block = amp_block(target, precision)
     worker = worker_pass(target, precision, half_sums)
@@ -201,6 +203,8 @@ def amp_nx1_cycles(
         out_channels: output channels of a group.
         groups: groups of channels.
         half_sums: whether sums are half precision.
+
+    Source of the numbers: poplibs `PerformanceEstimation.hpp`.
     """
     block = amp_block(target, precision)
     round_cycles = issue_round_cycles(target)
@@ -270,6 +274,8 @@ def hmac_cycles(
         out_channels: output channels of a group.
         groups: groups of channels.
         half_sums: whether sums are half precision.
+
+    Source of the numbers: poplibs `PerformanceEstimation.hpp`.
     """
     at_once = 2 if half_sums and precision == "half" else 1
     dot = _dot_cycles(target, precision, in_channels, at_once)
@@ -330,6 +336,8 @@ def vmac_cycles(
         kernel: lengths of the kernel.
         groups: groups, each of one channel.
         half_sums: whether sums are half precision.
+
+    Source of the numbers: poplibs `PerformanceEstimation.hpp`.
     """
     vectors, item, start = (8, 7 + 15, 13) if half_sums else (4, 7 + 5, 19)
     # Activations and weights of four groups are a 64-bit load each.
@@ -366,6 +374,8 @@ def slic_cycles(
         groups: of channels.
         stride: of the window along the last dimension, 1 or 2.
         half_sums: whether sums are half precision.
+
+    Source of the numbers: poplibs `PerformanceEstimation.hpp`.
     """
     round_cycles = issue_round_cycles(target)
     few_units = target.conv_units_fp16 < _COMMON_PATH_UNITS
@@ -409,7 +419,10 @@ def _slic_row_cycles(width: Count, stride: int, *, is_first: bool, merges: bool)
 def outer_product_cycles(
     target: Target, precision: Precision, rows: Count, out_channels: Count, groups: Count = 1
 ) -> Count:
-    """Cycles of the outer product vertex: one input channel, every output is one product."""
+    """Cycles of the outer product vertex: one input channel, every output is one product.
+
+    Source of the numbers: poplibs `PerformanceEstimation.hpp`.
+    """
     fixed, first_channels, vector = (10, 12, 4) if precision == "half" else (11, 6, 2)
     share = ceil_div(rows, target.worker_contexts)
     # A vector is multiplied and stored by one instruction.

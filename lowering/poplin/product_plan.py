@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from math import ceil, log, log2, prod
 from typing import Any, NamedTuple
@@ -165,7 +166,7 @@ def trial_plans(
         return (best,)
     spec = spec_of_all_steps(best)
     bound = share * target.bytes_per_tile
-    bound *= 2 ** _doublings(best, bound)
+    bound *= 2 ** _doublings(best, bound)  # a bound that no plan meets has been raised
     fragment_cycles = cycles_per_byte * receive_code_bytes(1, target)
     step_cycles = best.cost.total_cycles + fragment_cycles * best.fragments
     all_cycles = best.join_cycles + best.steps * step_cycles
@@ -177,7 +178,7 @@ def trial_plans(
     if best.steps > 1:
         plans.append(plan_convolution(spec, target, share, (best.step_axis,), is_loop=False))
         stack_bytes = _stack_bytes(spec, best.step_axis, target)
-        in_steps: Callable[[Plan], Plan] = lambda plan: _in_steps_of(best, plan, stack_bytes)  # noqa: E731
+        in_steps = partial(_in_steps_of, best, stack_bytes=stack_bytes)
         searches.append(_Search(best.spec, step_cycles, bound - stack_bytes, in_steps))
     for in_groups in (False, True):
         for search in searches:
@@ -218,7 +219,7 @@ def _candidates_of_kinds(spec: ConvSpec, target: Target, *, in_groups: bool = Fa
 
 
 def _in_steps_of(best: Plan, plan: Plan, stack_bytes: int) -> Plan:
-    """Plan of one step, repeated in the steps of `best`."""
+    """Plan of one step, repeated in the steps of `best`; `stack_bytes` are those of the loop, on a tile."""
     return replace(
         plan,
         temp_bytes=plan.temp_bytes + stack_bytes,

@@ -184,6 +184,7 @@ def _amp_nx1(spec: ConvSpec, block: Block, target: Target, arith: Arithmetic) ->
 
 
 def _amp_combined(spec: ConvSpec, block: Block, target: Target, arith: Arithmetic) -> Count:
+    """Cycles where as many groups are put beside each other as fill the input channels of an AMP block."""
     amp = formula.amp_block(target, _precision(arith))
     factor = amp.in_channels // max(1, spec.extents.in_channels)
     combined = replace(

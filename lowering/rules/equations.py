@@ -237,6 +237,7 @@ def _lowered_callee(eqn: JaxprEqn) -> ClosedJaxpr | None:
 
 
 def _lower_alone(jaxpr: ClosedJaxpr, target: Target) -> tuple[Graph, ProgramSequence]:
+    """A jaxpr in a graph of its own, see `LowerAlone`: on linearly mapped operands, from which its rules go on."""
     graph = Graph(target)
     prog = ProgramSequence()
     operands = [graph.add_variable(aval.shape, aval.dtype, f"in{n}") for n, aval in enumerate(jaxpr.in_avals)]

@@ -264,6 +264,7 @@ def exported_callee(eqn: JaxprEqn) -> ClosedJaxpr | None:
 
 
 def _check_platform(exported: Any, eqn: JaxprEqn) -> None:
+    """Refuses a function that was exported for other platforms, unless its export says that any will do."""
     is_checked = jax.export.DisabledSafetyCheck.platform() not in exported.disabled_safety_checks
     if _PLATFORM not in exported.platforms and is_checked:
         raise GraphError(

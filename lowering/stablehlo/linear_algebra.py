@@ -67,6 +67,7 @@ def _eigh(x: Any, params: Parameters) -> Results:
 
 
 def _svd(algorithm: linalg.SvdAlgorithm, x: Any, params: Parameters) -> Results:
+    """Results of `gesdd` or `gesvd`: first the overwritten operand, which JAX has not, and without vectors two more."""
     modes = {ord("A"): (True, True), ord("S"): (False, True), ord("N"): (False, False)}
     if params["mode"] not in modes:
         return None

@@ -45,6 +45,7 @@ def constrained(x: Any, sharding: Any) -> Any:
 
 
 def _constrain(x: Any, mesh: AbstractMesh, spec: PartitionSpec) -> Any:
+    """An array with a sharding over a mesh; the array itself for a mesh of one device."""
     if mesh.size <= 1:  # 0 without axes
         return x
     return sharding_constraint_p.bind(

@@ -294,6 +294,7 @@ class _Form:
         return reads + table if self._overwrites else table + reads
 
     def _scatter_codelet(self) -> Codelet:
+        """Codelet of the vertices; of parts of the updates it fills a neutral table first."""
         constant = self._fill_constant()
         return scatter_codelet(
             self.table.dtype,

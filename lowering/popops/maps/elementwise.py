@@ -171,19 +171,25 @@ class _IndexSpace:
         """
         numbers = [*results, *(reduction.value for reduction in reductions)]
         unfolded, values, tensors = with_immediates(steps, numbers, operands)
-        # Results and reductions in one list: a result has an `out` or None, a reduction itself.
-        out_of: list[Tensor | None] = [*outs, *(None for _ in reductions)]
-        reduction_of: list[Reduction | None] = [*(None for _ in outs), *reductions]
-        rows = list(enumerate(zip(values, out_of, reduction_of, strict=True)))
-        stored = {n: (value, out) for n, (value, out, r) in rows if isinstance(value, int) and r is None}
-        reduced = {n: replace(r, value=value) for n, (value, _, r) in rows if isinstance(value, int) and r is not None}
-        returned = {n: self._add_constant(value, out, r) for n, (value, out, r) in rows if not isinstance(value, int)}
+        # By number of the result, reductions behind: a value that was folded is a constant, any other has a number.
+        outs_and_reductions = [*((out, None) for out in outs), *((None, reduction) for reduction in reductions)]
+        constants = {
+            n: self._add_constant(value, *outs_and_reductions[n])
+            for n, value in enumerate(values)
+            if not isinstance(value, int)
+        }
+        stored = {n: value for n, value in enumerate(values[: len(outs)]) if isinstance(value, int)}
+        reduced = [
+            replace(reduction, value=value)
+            for reduction, value in zip(reductions, values[len(outs) :], strict=True)
+            if isinstance(value, int)
+        ]
+        added: list[Tensor] = []
         if stored or reduced:
-            stored_values = tuple(value for value, _ in stored.values())
-            stored_outs = [out for _, out in stored.values()]
-            added = self._add_in_vertices(unfolded, stored_values, tensors, stored_outs, list(reduced.values()))
-            returned.update(zip((*stored, *reduced), added, strict=True))
-        return [returned[n] for n in range(len(values))]
+            stored_outs = [outs[n] for n in stored]
+            added = self._add_in_vertices(unfolded, tuple(stored.values()), tensors, stored_outs, reduced)
+        remaining = iter(added)
+        return [constants[n] if n in constants else next(remaining) for n in range(len(values))]
 
     def _add_constant(self, value: Frozen, out: Tensor | None, reduction: Reduction | None) -> Tensor:
         constant = self.builder.graph.add_constant(thawed(value), self.builder.name).broadcast_in_dim(self.shape, ())

@@ -137,6 +137,7 @@ class _PickCost:
     kind: str
 
     def __call__(self, grids: Grids, target: Target, cycles_per_byte: float) -> np.ndarray:
+        """Cycles of each candidate, 0 where the searched dimension is uncut."""
         blocks = grids.blocks[self.axis]
         size = np.prod(np.delete(grids.lengths, self.axis, 0), axis=0, dtype=np.int64)
         widths = [element_bytes(dtype) for dtype in (self.dtype, self.index_dtype)]
@@ -162,6 +163,7 @@ def _search_parts(kind: str, dtype: Any, axis: int, shapes: BlockShapes, target:
 
 @remembered
 def _search_codelet(kind: str, dtype: Any, axis: int, index_dtype: Any) -> Codelet:
+    """Codelet of a search in one stage: the index of the best element of a whole row."""
     search = _EXTREMES[kind].search
 
     def compute(x: jax.Array) -> jax.Array:

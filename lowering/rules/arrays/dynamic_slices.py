@@ -112,6 +112,7 @@ def _split_starts(
     constants: dict[int, int] = {}
     dynamic: dict[int, Tensor] = {}
     for d, (n, size, start) in enumerate(zip(shape, sizes, starts, strict=True)):
+        # A block of all elements starts at 0, whatever its start.
         value = np.zeros((), np.int32) if n == size else immediate_of(start)
         if value is None:
             dynamic[d] = start

@@ -36,10 +36,10 @@ Config = Sequence[tuple[int, int, int]]
 def pad_rule(
     ctx: Context, x: Tensor, value: Tensor, *, padding_config: Sequence[tuple[int, int, int]]
 ) -> Tensor | Sequence[Tensor]:
-    """Padding around and between the elements of a tensor."""
+    """Padding around and between the elements of a tensor; where it only removes elements, a view of the others."""
     (aval,) = ctx.out_avals
     config = [(low, high, interior) for low, high, interior in padding_config]
-    if not x.size or not aval.size:
+    if not x.size or not aval.size:  # padding alone
         return value.broadcast_in_dim(aval.shape, ())
     if all(low <= 0 and high <= 0 and not interior for low, high, interior in config):
         starts = [-low for low, _, _ in config]
@@ -104,6 +104,7 @@ def slice_rule(
     limit_indices: Sequence[int],
     strides: Sequence[int] | None,
 ) -> Tensor:
+    """View of a part at fixed positions; strides are 1 where None."""
     return x.slice(tuple(start_indices), tuple(limit_indices), None if strides is None else tuple(strides))
 
 

@@ -128,7 +128,10 @@ def _place_problems(
     shapes: Sequence[Shape],
     dims: Sequence[Dims],
 ) -> tuple[Blocked, bool]:
-    """Tiles of the problems; and whether they are spread, each in at most half a tile, so that data are on its tile."""
+    """Tiles of the problems; and whether operands and results are spread with them.
+
+    So they are where each problem needs at most half a tile; not those of a single problem, which runs on one tile.
+    """
     if prod(problems) == 1:
         tile = len(graph.groups) * _TILE_STRIDE % graph.target.tiles_per_ipu
         return blocked_mapping([even_cuts(1, 1)] * len(problems), np.full((1,) * len(problems), tile, np.int32)), False

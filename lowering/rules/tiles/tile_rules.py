@@ -191,19 +191,28 @@ def tile_put_rule(ctx: Context, x: Tensor, *, rows: tuple[int, ...], tiles: tupl
     is_cut = np.diff(is_there) | (steps != 1) & (steps != 0)
     is_cut[1:] |= np.diff(steps) != 0
     starts = [0, *(np.flatnonzero(is_cut) + 1).tolist(), len(rows)]
-    parts = [(is_there[a], _view_of_rows(x, rows[a:b]), tile[a:b]) for a, b in pairwise(starts)]
-    moving = [(part, on) for stays, part, on in parts if not stays]
+    parts = [_RowPart(is_there[a], _view_of_rows(x, rows[a:b]), tile[a:b]) for a, b in pairwise(starts)]
+    moving = [part for part in parts if not part.stays]
     if not moving:
-        return [concat([part for _, part, _ in parts], 0)]
-    moving_tile = np.concatenate([on for _, on in moving])
+        return [concat([part.view for part in parts], 0)]
+    moving_tile = np.concatenate([part.tile for part in moving])
     arrived = add_rows(graph, (len(moving_tile), *x.shape[1:]), x.dtype, ctx.name, moving_tile)
-    ctx.prog.add(Copy(concat([part for part, _ in moving], 0), arrived, ctx.name, graph.origin))
+    ctx.prog.add(Copy(concat([part.view for part in moving], 0), arrived, ctx.name, graph.origin))
     results = []
     position = 0
-    for stays, part, on in parts:
-        results.append(part if stays else arrived[position : position + len(on)])
-        position += 0 if stays else len(on)
+    for part in parts:
+        count = 0 if part.stays else len(part.tile)
+        results.append(part.view if part.stays else arrived[position : position + count])
+        position += count
     return [concat(results, 0) if len(results) > 1 else results[0]]
+
+
+class _RowPart(NamedTuple):
+    """Rows of a result of `tile_put`: whether they are on their tiles, a view of them, and these tiles."""
+
+    stays: bool
+    view: Tensor
+    tile: np.ndarray
 
 
 def _view_of_rows(x: Tensor, rows: tuple[int, ...]) -> Tensor:
