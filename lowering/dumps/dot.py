@@ -98,9 +98,9 @@ class _JaxprDrawing:
 
         An earlier one has given each its title, and edges to the first nodes of jaxprs are drawn when all have nodes.
         """
-        first, *held = jaxprs
+        first, *inner_jaxprs = jaxprs
         entries = [self._jaxpr(first, "")]
-        for number, jaxpr in enumerate(held, 1):
+        for number, jaxpr in enumerate(inner_jaxprs, 1):
             with self.dot.cluster(self._titles[number]):
                 entries.append(self._jaxpr(jaxpr, self._titles[number]))
         for node, number in self._callers:

@@ -148,13 +148,13 @@ class Candidates:
         The AMP reads an operand in pieces, but for activations with a halo; rearranged operands are copied anyway.
         """
         total = np.zeros(self.splits.shape[1], np.int64)
-        moved = rearranged(self.kind, self.spec, self.target)
+        reordered = rearranged(self.kind, self.spec, self.target)
         blocks = self._input_bytes, self._weight_bytes
-        are_moved = moved.lhs, moved.rhs
-        are_in_one_piece = not self.kind.uses_amp or moved.has_halo, not self.kind.uses_amp
-        rows = zip(blocks, self._received_bytes, are_moved, are_in_one_piece, strict=True)
-        for block, received, is_moved, is_in_one_piece in rows:
-            is_gathered = (received > 0) & (received < block) & (is_in_one_piece and not is_moved)
+        are_reordered = reordered.lhs, reordered.rhs
+        are_in_one_piece = not self.kind.uses_amp or reordered.has_halo, not self.kind.uses_amp
+        rows = zip(blocks, self._received_bytes, are_reordered, are_in_one_piece, strict=True)
+        for block, received, is_reordered, is_in_one_piece in rows:
+            is_gathered = (received > 0) & (received < block) & (is_in_one_piece and not is_reordered)
             total += copy_cycles(np.where(is_gathered, block, 0), 0, self.target)
         return total
 
@@ -165,9 +165,9 @@ class Candidates:
         rank = len(spec.in_field)
         field = self.splits[FIELD : FIELD + rank]
         kernel = self.splits[FIELD + rank :]
-        moved = rearranged(self.kind, spec, self.target)
+        reordered = rearranged(self.kind, spec, self.target)
         inputs = self._input_bytes * (not self.lhs_stays)
-        if spec.lhs_is_free and not self.lhs_stays and not moved.lhs:
+        if spec.lhs_is_free and not self.lhs_stays and not reordered.lhs:
             # Along a field dimension an input is cut as often as outputs or the kernel are, and shared by the others.
             lengths = [ceil_div(n, np.maximum(f, k)) for n, f, k in zip(spec.in_field, field, kernel, strict=True)]
             block = self.block
@@ -175,7 +175,7 @@ class Candidates:
             users = self.splits[OUT_CHANNELS] * product(list(np.minimum(field, kernel)))
             inputs = self._bytes_from_other_tiles(inputs, elements * element_bytes(spec.lhs_dtype), users)
         weights = self._weight_bytes * (not self.rhs_stays)
-        if spec.rhs_is_free and not self.rhs_stays and not moved.rhs:
+        if spec.rhs_is_free and not self.rhs_stays and not reordered.rhs:
             users = self.splits[BATCH] * product(list(field))
             weights = self._bytes_from_other_tiles(weights, weights, users)
         return inputs, weights

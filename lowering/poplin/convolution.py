@@ -400,7 +400,7 @@ def _add_vertices(builder: Builder, x: Tensor, w: Tensor, planned: _PlannedConv)
 def _map_operands(graph: Graph, x: Tensor, w: Tensor, plan: Plan, params: ConvParams) -> None:
     """Maps unmapped operands: weights to the tiles that use them, activations to those of most of their use."""
     rank = len(plan.spec.in_field)
-    moved = rearranged(plan.kind, plan.spec, graph.target)
+    reordered = rearranged(plan.kind, plan.spec, graph.target)
     cuts = list(plan.grid().cuts)
     tile = plan.grid().tile
     # The operand that steps divide stays unmapped here: it is mapped for slicing.
@@ -410,7 +410,7 @@ def _map_operands(graph: Graph, x: Tensor, w: Tensor, plan: Plan, params: ConvPa
     w_axes = _axes_of_dims(params.rhs, OUT_CHANNELS, IN_CHANNELS, kernel)
     if is_one_step or over_batch:
         w_cuts = [cuts[axis] for axis in w_axes]
-        place_by_plan(graph, w, plan, w_cuts, _for_operand(tile, w_axes), is_moved=moved.rhs)
+        place_by_plan(graph, w, plan, w_cuts, _for_operand(tile, w_axes), is_reordered=reordered.rhs)
     if not is_one_step and over_batch:
         return
     # Along a field dimension an input follows the axis that cuts it most: the output field, or the kernel.
@@ -420,7 +420,7 @@ def _map_operands(graph: Graph, x: Tensor, w: Tensor, plan: Plan, params: ConvPa
         cuts[axis], blocks = _scale_cuts(cuts[axis], size)
         tile = tile.take(blocks, axis)
     x_cuts = [cuts[axis] for axis in x_axes]
-    place_by_plan(graph, x, plan, x_cuts, _for_operand(tile, x_axes), is_moved=moved.lhs)
+    place_by_plan(graph, x, plan, x_cuts, _for_operand(tile, x_axes), is_reordered=reordered.lhs)
 
 
 def _for_operand(tile: np.ndarray, axes: Sequence[int]) -> np.ndarray:

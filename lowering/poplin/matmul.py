@@ -120,8 +120,8 @@ def _plans_on_grid(spec: ConvSpec, dims: tuple[int, ...], grid: Grid, target: Ta
 
 def _reads_in_other_order(kind: VertexKind, spec: ConvSpec, dims: tuple[int, ...], target: Target) -> bool:
     """True if a kind of vertex reads the operand `dims`, `LHS` or `RHS`, in another order than it is stored in."""
-    moved = rearranged(kind, spec, target)
-    return moved.lhs if dims == LHS else moved.rhs
+    reordered = rearranged(kind, spec, target)
+    return reordered.lhs if dims == LHS else reordered.rhs
 
 
 _G, _M, _K, _N = range(4)  # axes of the grid of `_grid`
@@ -232,15 +232,15 @@ def _add_steps(builder: Builder, a: Tensor, b: Tensor, plan: Plan, precision: An
     """Maps the operands and adds all steps of a plan."""
     graph = builder.graph
     grid = _grid(plan)
-    moved = rearranged(plan.kind, plan.spec, graph.target)
+    reordered = rearranged(plan.kind, plan.spec, graph.target)
     # The operand that steps divide stays unmapped here: it is mapped for slicing.
     by_columns = plan.step_axis == OUT_CHANNELS
     is_one_step = plan.steps == 1
     if is_one_step or by_columns:
-        place_by_plan(graph, a, plan, [grid.cuts[axis] for axis in (_G, _M, _K)], grid.tile, is_moved=moved.lhs)
+        place_by_plan(graph, a, plan, [grid.cuts[axis] for axis in (_G, _M, _K)], grid.tile, is_reordered=reordered.lhs)
     if is_one_step or not by_columns:
         tile = np.transpose(grid.tile, (_G, _K, _N, _M))
-        place_by_plan(graph, b, plan, [grid.cuts[axis] for axis in (_G, _K, _N)], tile, is_moved=moved.rhs)
+        place_by_plan(graph, b, plan, [grid.cuts[axis] for axis in (_G, _K, _N)], tile, is_reordered=reordered.rhs)
     if is_one_step:
         return _add_step(builder, a, b, plan, precision)
 

@@ -64,7 +64,7 @@ def memory_of(operand: Tensor, axes: Sequence[int]) -> Memory:
 
 
 def place_by_plan(
-    graph: Graph, operand: Tensor, plan: Plan, cuts: Sequence[np.ndarray], tile: np.ndarray, *, is_moved: bool
+    graph: Graph, operand: Tensor, plan: Plan, cuts: Sequence[np.ndarray], tile: np.ndarray, *, is_reordered: bool
 ) -> None:
     """Maps an unmapped operand: each block spread over the tiles that use it, or all evenly over the plan's tiles.
 
@@ -74,12 +74,12 @@ def place_by_plan(
         plan: the plan.
         cuts: boundaries of the blocks along each of its dimensions.
         tile: tile of each block of the plan, with the operand's dimensions first, then those that share it.
-        is_moved: whether the plan reads it in another order: no tile can use it where it is, so it is spread evenly.
+        is_reordered: whether the plan reads it in another order: no tile can use it where it is, so it is spread evenly.
     """
     if graph.is_mapped(operand):
         return
     block_bytes = prod(int(np.diff(c).max()) for c in cuts) * element_bytes(operand.dtype)
-    if plan.maps_linearly or is_moved or not is_free(graph, operand) or block_bytes < MIN_BYTES_PER_TILE:
+    if plan.maps_linearly or is_reordered or not is_free(graph, operand) or block_bytes < MIN_BYTES_PER_TILE:
         map_linearly(graph, operand, plan.tiles_used)
         return
     users = tile.reshape((*tile.shape[: operand.ndim], -1))

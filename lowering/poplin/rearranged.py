@@ -106,12 +106,12 @@ def slow_rearrangement(
 ) -> list[SlowPath]:
     """Slow paths of a block whose rows of channels are no whole vectors: they are copied by atoms."""
     rows = _rearranged_data(kind, spec, target).rows
-    moved = _moved_bytes(kind, spec, block, target, slots)
+    moved_bytes = _moved_bytes(kind, spec, block, target, slots)
     full_width = _full_width_bytes(kind, spec, block, target, slots)
     names = "inputs", "weights", "results"
     paths = []
     for operand_name, row, num_bytes, whole_bytes, dtype in zip(
-        names, rows, moved, full_width, _dtypes(spec), strict=True
+        names, rows, moved_bytes, full_width, _dtypes(spec), strict=True
     ):
         if row and np.any(num_bytes):
             width = element_bytes(dtype)
@@ -149,8 +149,8 @@ def _full_width_bytes(
     kind: VertexKind, spec: ConvSpec, block: Dims[Count], target: Target, slots: Count
 ) -> tuple[Count, ...]:
     """Bytes that a full-width copy moves in the time of `_moved_bytes`, if rows are whole vectors."""
-    moved = _moved_bytes(kind, spec, block, target, slots)
-    return tuple(_as_full_width(num_bytes, dtype) for num_bytes, dtype in zip(moved, _dtypes(spec), strict=True))
+    moved_bytes = _moved_bytes(kind, spec, block, target, slots)
+    return tuple(_as_full_width(num_bytes, dtype) for num_bytes, dtype in zip(moved_bytes, _dtypes(spec), strict=True))
 
 
 def _as_full_width(num_bytes: Count, dtype: Any) -> Count:

@@ -114,8 +114,8 @@ class Plan:
 
     def code(self, target: Target) -> ConvSpec:
         """Convolution that a codelet of the plan computes, without extents."""
-        moved = rearranged(self.kind, self.spec, target)
-        return replace(self.spec.code, rearranged=replace(moved, result=moved.result and self.slots == 1))
+        reordered = rearranged(self.kind, self.spec, target)
+        return replace(self.spec.code, rearranged=replace(reordered, result=reordered.result and self.slots == 1))
 
     def grid(self) -> Grid:
         """Blocks of a step, axes in the order of `Dims`; one object for equal plans."""

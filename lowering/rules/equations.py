@@ -122,8 +122,10 @@ class Lowering:
         destinations = places_before_updates(eqns, {**self._into, **(into or {})})
         for number, eqn in enumerate(eqns):
             operands = [self.read(env, atom) for atom in eqn.invars]
-            wanted = {var: destinations[var] for var in eqn.outvars if var in destinations}
-            free = {var: out for var, out in wanted.items() if last_reads.may_overwrite(out, operands, number)}
+            with_destination = {var: destinations[var] for var in eqn.outvars if var in destinations}
+            free = {
+                var: out for var, out in with_destination.items() if last_reads.may_overwrite(out, operands, number)
+            }
             later = LaterValues(env, last_reads, number)
             new_values = dict(zip(eqn.outvars, self.equation(eqn, operands, prog, free, later), strict=True))
             last_reads.add(new_values.items())

@@ -45,19 +45,19 @@ class Annotations(NamedTuple):
 
 def module_annotations(exported: Any) -> list[Annotations]:
     """Annotations of each operation of a `jax.export.Exported` that has some; of those inside of another first."""
-    found: list[Annotations] = []
+    annotations: list[Annotations] = []
 
     def note_annotations(op: Any) -> Any:
         values = dict(_parameter_values(op))
         if values:
             dtypes = [dtype_of(x.type) for x in op.operands] if "precision" in values else []
-            found.append(Annotations(values, dtypes))
+            annotations.append(Annotations(values, dtypes))
         return ir.WalkResult.ADVANCE
 
     module = module_of(exported.mlir_module_serialized)
     with module.context:
         module.operation.walk(note_annotations)
-    return found
+    return annotations
 
 
 def _parameter_values(op: Any) -> Iterator[tuple[str, Any]]:

@@ -254,10 +254,10 @@ def reduce_window_rule(scope: Scope, op: Any, operands: Values) -> Sequence[Any]
     if monoid.cumulative and len(axes) == 1 and all(s == ones for s in steps) and is_from_neutral:
         # A window as long as the array, which padding moves over one of its ends.
         (axis,) = axes
-        ends = [(window[axis] - 1, 0), (0, window[axis] - 1)]
+        paddings = [(window[axis] - 1, 0), (0, window[axis] - 1)]
         is_whole = window[axis] == x.shape[axis] and all(p == (0, 0) for d, p in enumerate(padding) if d != axis)
-        if is_whole and padding[axis] in ends and x.dtype != bool:
-            return [monoid.cumulative(x, axis, reverse=padding[axis] == ends[1])]
+        if is_whole and padding[axis] in paddings and x.dtype != bool:
+            return [monoid.cumulative(x, axis, reverse=padding[axis] == paddings[1])]
     return [lax.reduce_window(x, initial[0], monoid.combine, window, steps[0], padding, *steps[1:])]
 
 

@@ -165,13 +165,13 @@ def _cycles(kernel: Kernel, block: _IndexBlock, loop: _Loop, shapes: BlockShapes
 def _parts(kernel: Kernel, block: _IndexBlock, loop: _Loop, shapes: BlockShapes, target: Target) -> np.ndarray:
     """Parts of the loop or the reduction that keeps most workers busy; the others have fewer."""
     elements = block.elements(shapes)
-    most = np.asarray(0)
+    largest = np.asarray(0)
     if loop.is_run:
         loaded = (*loop.read, *_unaligned(kernel, target))
-        most = kernel_parts(loop.counts, loaded, loop.stored, elements, target)
+        largest = kernel_parts(loop.counts, loaded, loop.stored, elements, target)
     for monoid, dtype, outputs in _reductions(kernel, shapes):
-        most = np.maximum(most, reduce_parts(monoid, dtype, outputs, elements // np.maximum(1, outputs), target))
-    return most
+        largest = np.maximum(largest, reduce_parts(monoid, dtype, outputs, elements // np.maximum(1, outputs), target))
+    return largest
 
 
 def _reductions(kernel: Kernel, shapes: BlockShapes) -> Iterator[tuple[str, Any, np.ndarray]]:

@@ -214,11 +214,11 @@ def _jvp(
     def linear_part(*rows: Any) -> list[Any]:
         push = jax.tree.unflatten(push_tree, rows[: len(residuals)])
         pushed = push(*rows[len(residuals) :])
-        return [tangent for tangent, wanted in zip(pushed, is_active, strict=True) if wanted]
+        return [tangent for tangent, has_tangent in zip(pushed, is_active, strict=True) if has_tangent]
 
     flags = [*have_rows, *(stacked[n] for n in active)]
     pushed = iter(map_rows(linear_part, [*residuals, *(tangents[n] for n in active)], flags, **params))
-    return [values[n] for n in range(num_results)], [next(pushed) if wanted else None for wanted in is_active]
+    return [values[n] for n in range(num_results)], [next(pushed) if has_tangent else None for has_tangent in is_active]
 
 
 def _position(positions: dict[Any, int], var: Any) -> int | None:
