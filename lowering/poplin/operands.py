@@ -74,7 +74,7 @@ def place_by_plan(
         plan: the plan.
         cuts: boundaries of the blocks along each of its dimensions.
         tile: tile of each block of the plan, with the operand's dimensions first, then those that share it.
-        is_reordered: whether the plan reads it in another order: no tile can use it where it is, so it is spread evenly.
+        is_reordered: whether the plan reads it in another order: no tile can use its part, so it is spread evenly.
     """
     if graph.is_mapped(operand):
         return
