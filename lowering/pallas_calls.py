@@ -404,7 +404,7 @@ def _trace_scan(body: Callable[..., Values], xs: Values, params: dict[str, Any])
 def _trace_while(
     cond: Callable[..., Values], body: Callable[..., Values], xs: Values, params: dict[str, Any]
 ) -> Values:
-    """A loop of the kernel, traced again, as `_trace_scan`."""
+    """A loop of the kernel, traced again: its functions read indices of the grid, which its jaxprs cannot take."""
     tested_constants = xs[while_condition(params).operands.constants]
     constants, carries, _ = (xs[places] for places in while_body(params).operands)
     return list(

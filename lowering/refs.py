@@ -101,7 +101,13 @@ def discharge(jaxpr: ClosedJaxpr, axes: Mapping[str, int] = _NO_AXES) -> ClosedJ
 
 
 def refuse_refs(who: str, how: str, values: Sequence[Any]) -> None:
-    """Refuses Refs among values of a function that runs in parts, which have no state; `how` says how it gets them."""
+    """Refuses Refs among values of a function that runs in parts, which have no state.
+
+    Args:
+        who: name of the function.
+        how: how it gets the values: "is given", "closes over".
+        values: the values.
+    """
     for value in values:
         if isinstance(value, jax.Ref) or is_ref(jax.typeof(value)):
             raise ArgumentError(

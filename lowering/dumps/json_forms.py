@@ -336,7 +336,7 @@ def _title(control: Loop | Branch) -> str:
 
 
 def _fields(node: Program) -> Json:
-    """Return the fields that only this type of node has."""
+    """Return the fields that only this type of node has: of types that are not here, those it names itself."""
     match node:
         case CrossReplicaCopy():
             return {"replica_map": [list(pair) for pair in node.replica_map]}

@@ -157,6 +157,7 @@ def _choose_plan(
 
     plans = trial_plans(plan, target, available_memory_proportion, cycles_per_byte)
     bounds = [float(plan.lower_bound_cycles) for plan in plans]
+    # Mapped activations of one variable: a trial has no others with their mapping.
     if lhs.mapping is not None and lhs.view is not None:
         copy_cycles = _spreading_cycles(lhs, target)
         bounds += [bound + copy_cycles for bound in bounds]

@@ -105,7 +105,7 @@ def dynamic_update_slice_in_place(
         builder.prog.add(Copy(update, buffer, builder.name, graph.origin))
         return
     order = memory_order(buffer)
-    # In the order of its variable, as `dynamic_slice`.
+    # In the order of its variable, where that keeps the sliced dimensions in one piece.
     if order is not None and not order.is_own and all(len(order.sizes[d]) == 1 for d in dims):
         update = order.with_shape(update.shape).of_variable(update)
         variable_dims = [order.view_dims.index(d) for d in dims]

@@ -67,7 +67,16 @@ def gather_cycles(
 def scatter_cycles(
     kind: Kind, lookups: np.ndarray, share: np.ndarray, row_elements: np.ndarray, dtype: Any, target: Target
 ) -> np.ndarray:
-    """Tile cycles of combining rows with rows of a table; `kind` is of the operation, others as of `gather_cycles`."""
+    """Tile cycles of combining updates with rows of a table.
+
+    Args:
+        kind: kind of the operation that combines them.
+        lookups: number of updates that the tile goes through.
+        share: expected part of them that fall in the tile's rows.
+        row_elements: elements of an update.
+        dtype: their dtype.
+        target: the machine.
+    """
     emulated = emulation(dtype, kind, target)
     atoms = vectors(row_elements, dtype, target)
     updating = whole_cycles(_access_cycles(2, target) * emulated.factor * atoms)

@@ -159,7 +159,10 @@ def plan_in_steps(
     name: str,
     in_place: bool = False,
 ) -> ScatterPlan:
-    """Plans a scatter of too many updates in the fewest steps that fit, a power of 2; arguments as `plan_scatter`."""
+    """Plans a scatter of too many updates in the fewest steps that fit, a power of 2; see `plan_scatter`.
+
+    If none fits, it is the plan of most steps.
+    """
     form = _Form(table, indices, updates, spec, name, result="back" if in_place else "new")
     steps = 1
     plan = form.plan(graph)
@@ -349,7 +352,7 @@ class _Form:
         return elementwise(Builder(graph, builder.prog, self.name), op, [self.table, combined], out)
 
     def _add_vertices(self, builder: Builder, placement: Blocked) -> Tensor:
-        """Adds the vertices of all steps, and the combination of parts."""
+        """Adds the vertices of all steps, each of which has the result of the one before as its table."""
         form = self if self.steps == 1 else self._with_copied_updates(builder, placement)
         for tensor, read in form._tensors_read():
             place_operand(builder.graph, tensor, read, placement)

@@ -83,7 +83,14 @@ def write_slice_in_place(
 
 
 def write_slice(builder: Builder, x: Tensor, update: Tensor, starts: Sequence[Tensor], dims: Sequence[int]) -> Tensor:
-    """Copies `x` with a slice overwritten; returns the new tensor, other arguments as of `write_slice_in_place`."""
+    """Copies `x` with a slice overwritten, by a scatter to single indices; returns the new tensor.
+
+    Args:
+        x: tensor with at least one element.
+        update: new value of the slice, of the rank and dtype of `x`, nowhere larger than it.
+        starts: integer scalars of one dtype, the first index in each of `dims`; clamped so that the slice fits.
+        dims: dimensions of `starts`, rising; in the others `update` is as large as `x`.
+    """
     graph = builder.graph
     out = add_like(graph, x, builder.name) if graph.is_mapped(x) else graph.add_variable(x.shape, x.dtype, builder.name)
     builder.prog.add(Copy(x, out, f"{builder.name}/copy", graph.origin))

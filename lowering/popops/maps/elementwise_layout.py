@@ -324,7 +324,7 @@ def _in_rows(layout: Layout) -> Layout:
 def place_operands(
     graph: Graph, operands: Sequence[Tensor], views: Sequence[View], layout: Layout, shape: tuple[int, ...]
 ) -> None:
-    """Maps unmapped operands to the tiles that use them."""
+    """Maps unmapped operands to the tiles of a layout that use them; linearly where the layout has no such tiles."""
     mapping = layout.mapping
     for tensor, view in zip(operands, views, strict=True):
         if graph.is_mapped(tensor):

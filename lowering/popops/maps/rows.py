@@ -95,7 +95,13 @@ def sort(
 
 
 def top_k(builder: Builder, x: Tensor, k: int, axis: int) -> list[Tensor]:
-    """Finds the `k` largest elements of each row and their indices, as `lax.top_k`; arguments as `sort`."""
+    """Finds the largest elements of each row, as `lax.top_k`; returns new tensors of them and of their indices.
+
+    Args:
+        x: tensor with at least one element.
+        k: number of elements, at least 1.
+        axis: the dimension of rows.
+    """
     codelet = _top_k_codelet(x.dtype, k, axis)
     return by_rows(builder, codelet, [x], [(k, x.dtype), (k, np.dtype(np.int32))], axis)
 

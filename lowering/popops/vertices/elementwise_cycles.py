@@ -179,7 +179,10 @@ def elementwise_cycles(
 
 
 def elementwise_iteration(op: str, dtype: Any, operands: int, immediates: int, target: Target) -> tuple[float, int]:
-    """Cycles and elements of one iteration of a worker's loop; arguments as `elementwise_cycles`."""
+    """Cycles and elements of one iteration of a worker's loop.
+
+    `op` is a row of `OP_COSTS`, `operands` the number of tensors, `immediates` that of scalars stored in the vertex.
+    """
     emulated = emulation(dtype, kind_of(op), target)
     cost = OP_COSTS[op]
     cycles, vector = cost.iteration(emulated.width)
@@ -204,6 +207,6 @@ def _at_port_rates(cycles: int, loads: int, stores: int, target: Target) -> Any:
 
 
 def elementwise_parts(op: str, dtype: Any, elements: np.ndarray, target: Target) -> np.ndarray:
-    """Vectors of elements that workers share; arguments as `elementwise_cycles`."""
+    """Number of vectors of elements that workers share; `op` is a row of `OP_COSTS`."""
     _, vector = OP_COSTS[op].iteration(emulation(dtype, kind_of(op), target).width)
     return ceil_div(elements, vector)

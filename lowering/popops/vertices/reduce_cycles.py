@@ -58,7 +58,7 @@ def smallest_reduction_cycles(monoid: str, dtype: Any, target: Target) -> float:
 def reduce_parts(monoid: str, dtype: Any, outputs: np.ndarray, reduced: np.ndarray, target: Target) -> np.ndarray:
     """Parts that workers share in the cheapest form: rows of outputs, outputs, or the vectors reduced into each.
 
-    Arguments are those of `reduce_cycles`.
+    `outputs` are the results of the vertex, `reduced` the elements reduced into each, int64 arrays.
     """
     strided, by_output, by_part = _cycles_by_form(monoid, dtype, outputs, reduced, target)
     vector = max(1, target.vector_width_bytes // element_bytes(dtype))

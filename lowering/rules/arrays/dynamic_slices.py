@@ -77,7 +77,7 @@ def dynamic_update_slice_rule(ctx: Context, x: Tensor, update: Tensor, *starts: 
         return x
     map_linearly(ctx.graph, update)
     constants, dynamic = _split_starts(x.shape, update.shape, starts)
-    place = ctx.into_tensors[0]
+    place = ctx.into_tensors[0]  # the array itself, if nothing reads it later
     if place is not None and place.node is x.node and dynamic and _plans(ctx.graph, x, update.shape, dynamic):
         _overwrite(ctx, _within(place, constants, update.shape), update, dynamic, in_place=True)
         return place

@@ -212,6 +212,7 @@ def _jvp(
     is_active = [jnp.issubdtype(aval.dtype, jnp.inexact) for aval in body.out_avals]
 
     def linear_part(*rows: Any) -> list[Any]:
+        """Tangents of results, from the residuals and the tangents of active operands."""
         push = jax.tree.unflatten(push_tree, rows[: len(residuals)])
         pushed = push(*rows[len(residuals) :])
         return [tangent for tangent, has_tangent in zip(pushed, is_active, strict=True) if has_tangent]
