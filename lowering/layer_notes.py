@@ -142,7 +142,10 @@ def layer_of(eqn: JaxprEqn) -> str:
 
 @remembered_small
 def _note(stack: Any) -> Note | None:
-    """Note in a name stack, if any; of an equation that was inlined after it got one, together with the call's."""
+    """Note in a name stack; None without one.
+
+    An equation that was inlined after it got a note has the call's too, outside of its own: they are read as one.
+    """
     notes = [_read(name) for name in scopes_in(stack) if name.startswith(NOTE)]
     if not notes:
         return None

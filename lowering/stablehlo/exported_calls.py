@@ -95,7 +95,11 @@ def single_operation_rule(scope: Scope, op: Any, operands: Values) -> Sequence[A
 
 
 def custom_call_rule(scope: Scope, op: Any, operands: Values) -> Sequence[Any]:
-    """Results of a custom call, by its target."""
+    """Results of a custom call, by its target.
+
+    A marker returns its operand and a check nothing; a routine of LAPACK is a primitive of JAX, if it is called as JAX
+    does; any other call is a vertex without a price.
+    """
     target = text(op, "call_target_name")
     if target in _IDENTITIES and len(operands) == 1:
         check_is_whole(op)

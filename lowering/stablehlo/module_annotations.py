@@ -80,7 +80,7 @@ def _accuracy(attribute: Any) -> Any:
 
 
 def _values_of_frontend(attributes: dict[str, str]) -> Iterator[tuple[str, Any]]:
-    """The same of frontend attributes; those that are not JAX's own are the user's metadata."""
+    """Parameters that frontend attributes stand for; those that are not JAX's own are the user's metadata."""
     if _MACHINE in attributes:
         yield "compute_type", _COMPUTE_TYPES.get(attributes[_MACHINE], attributes[_MACHINE])
     if _STREAM in attributes:

@@ -144,17 +144,13 @@ def fused_rule(ctx: Context, *operands: Tensor, jaxpr: ClosedJaxpr, name: str) -
     tensors = [x.reshape(space) for x in operands]
     outs = [var for var in body.outvars if isinstance(var, Var)]
     title = ctx.name.removesuffix(ctx.primitive.name) + name
-    # By number of the result.
+    # By number of the result: value that is stored, reduction, or number of the operand that is returned.
     stored = {n: number[var] for n, var in enumerate(outs) if var not in reduced and number[var] >= len(operands)}
     reductions = {n: _reduction(reduced[var], number) for n, var in enumerate(outs) if var in reduced}
-    # A result that is an operand unchanged may be read later: no other result is written over it.
-    unchanged = {
-        variable
-        for n, var in enumerate(outs)
-        if n not in stored and var not in reduced
-        for variable in operands[number[var]].variables()
-    }
-    into = [None if out is None or unchanged.intersection(out.variables()) else out for out in ctx.into_tensors]
+    returned = {n: number[var] for n, var in enumerate(outs) if n not in stored and n not in reductions}
+    # An operand that is returned may be read later: no other result is written over it.
+    protected = {variable for operand in returned.values() for variable in operands[operand].variables()}
+    into = [None if out is None or protected.intersection(out.variables()) else out for out in ctx.into_tensors]
     places = [None if (out := into[n]) is None else out.reshape(space) for n in stored]
     values = list(stored.values())
     graph = ctx.graph
@@ -163,15 +159,12 @@ def fused_rule(ctx: Context, *operands: Tensor, jaxpr: ClosedJaxpr, name: str) -
     with graph.debug_origin(graph.origin, parts):
         builder = Builder(graph, ctx.prog, title)
         results = apply_steps(builder, steps, values, tensors, space, places, list(reductions.values()))
-    computed = dict(zip((*stored, *reductions), results, strict=True))
-
-    def result(n: int, var: Var, shape: tuple[int, ...]) -> Tensor:
-        place = into[n]
-        if n not in computed:
-            return tensors[number[var]].reshape(shape)
-        return computed[n].reshape(shape) if place is None or n in reductions else place
-
-    return [result(n, var, ctx.out_avals[n].shape) for n, var in enumerate(outs)]
+    views = {n: tensors[operand] for n, operand in returned.items()} | dict(
+        zip((*stored, *reductions), results, strict=True)
+    )
+    # A stored result that has a destination is there.
+    in_place = {n: place for n, place in enumerate(into) if n in stored and place is not None}
+    return [in_place[n] if n in in_place else views[n].reshape(ctx.out_avals[n].shape) for n in range(len(outs))]
 
 
 def _kernel_steps(

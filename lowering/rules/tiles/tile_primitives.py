@@ -243,6 +243,7 @@ def _transposed(
     linear_rows = _row_shapes([operands[n] for n in linear], [stacked[n] for n in linear])
 
     def pulled(*rows: Any) -> tuple[Any, ...]:
+        """Cotangents of linear operands, from the other operands and the cotangents of active results."""
         fixed = dict(zip(others, rows, strict=False))
 
         def of_linear(*values: Any) -> list[Any]:
