@@ -21,32 +21,26 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Literal
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from ipujax.lowering.layout import (
-    Grids,
     choose_cheapest,
     map_by_plan,
     map_like,
     map_linearly,
-    total_elements,
     weighted_cost,
 )
 from ipujax.lowering.layout.choose import (
     choose,
-    crowding_cycles,
     cycles_in_place,
     estimated_cycles,
     grid_of,
     source_of,
 )
 from ipujax.lowering.layout.grid_cost import Source, Span, Work, spans
-from ipujax.lowering.layout.operand_parts import fewest_runs
 from ipujax.lowering.layout.place import (
     along,
     mapped_variable,
@@ -56,6 +50,7 @@ from ipujax.lowering.layout.place import (
     whole_axis,
 )
 from ipujax.lowering.popops.indexing.gather import has_few_lookups
+from ipujax.lowering.popops.indexing.scatter_cost import COMBINATIONS, MemoryAndCombinationCost
 from ipujax.lowering.popops.indexing.scatter_vertex import (
     ScatterSpec as ScatterSpec,
     scatter_codelet,
@@ -63,12 +58,10 @@ from ipujax.lowering.popops.indexing.scatter_vertex import (
 from ipujax.lowering.popops.maps.constants import immediate_of
 from ipujax.lowering.popops.maps.elementwise import elementwise
 from ipujax.lowering.popops.reductions.partials import reduce_partials_in_place
-from ipujax.lowering.popops.reductions.partials_cost import combining_cost
 from ipujax.lowering.popops.vertices.add_vertices import add_vertices
-from ipujax.lowering.popops.vertices.elementwise_cycles import elementwise_cycles
 from ipujax.lowering.popops.vertices.kernel import Op, freeze
 from ipujax.lowering.popops.vertices.reducers import neutral
-from ipujax.runtime.exchange import receive_code_bytes, receive_cycles, superstep, sync_cycles
+from ipujax.runtime.exchange import sync_cycles
 from ipujax.runtime.graph import (
     Access,
     Axis,
@@ -79,18 +72,8 @@ from ipujax.runtime.graph import (
     block,
     element,
 )
-from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Blocked, Tensor, blocked_mapping, element_bytes, even_cuts
 
-# Operation that combines the table with an updated neutral table, by monoid: name and function.
-_COMBINE: dict[str, tuple[str, Callable[..., jax.Array]]] = {
-    "add": ("add", lax.add),
-    "signed_add": ("add", lax.add),
-    "mul": ("mul", lax.mul),
-    "min": ("min", lax.min),
-    "max": ("max", lax.max),
-}
-_FIELDS_WITHOUT_TABLE = 3  # of a vertex that fills its table itself
 _MAX_STEPS = 1 << 11  # each is a superstep of the program, assumed: 3 ms to compile
 # Assumed: updates of less than this fraction of the available memory are not the reason that a tile is full.
 _FULL_TILE_UPDATES = 8
@@ -204,7 +187,7 @@ class _Form:
         fields = tuple((read, element_bytes(field.dtype)) for read, field in rows)
         is_received = tuple(source == "elsewhere" for source in work.sources)
         source = self._table_source(graph)
-        cost = _MemoryAndCombinationCost(
+        cost = MemoryAndCombinationCost(
             fields, self.table.ndim, self.table.dtype, is_received, self.monoid, self.steps, source
         )
         operands = [tensor for tensor, _ in self._tensors_read()]
@@ -348,7 +331,8 @@ class _Form:
         if self.result != "table":
             out = graph.add_variable(combined.shape, combined.dtype, self.name, mapping)
         map_like(graph, out, combined)
-        op = Op(*_COMBINE[self.monoid], combined.dtype)
+        combination = COMBINATIONS[self.monoid]
+        op = Op(combination.name, combination.fun, combined.dtype)
         return elementwise(Builder(graph, builder.prog, self.name), op, [self.table, combined], out)
 
     def _add_vertices(self, builder: Builder, placement: Blocked) -> Tensor:
@@ -437,60 +421,6 @@ class _Form:
             else:
                 update_axes[u] = covered[u] if u in covered else next(free)
         return index_axes, update_axes
-
-
-@dataclass(frozen=True, slots=True)
-class _MemoryAndCombinationCost:
-    """Cycles of combining partial results, and of tiles that lack memory, for each candidate grid."""
-
-    fields: tuple[tuple[tuple[Span, ...], int], ...]  # spans and bytes of an element; last: indices, updates, result
-    rank: int  # of the table
-    dtype: Any  # of the table
-    is_received: tuple[bool, ...]  # for each field whether it is exchanged
-    monoid: str | None  # of partial results; None where updates are uncut
-    steps: int
-    table: Literal["neutral", "constant", "free", "elsewhere"]  # kind of the table that is combined last
-
-    def __call__(self, grids: Grids, target: Target, cycles_per_byte: float) -> np.ndarray:
-        """Cycles of each candidate that its scatter vertices do not count."""
-        # Code fits below the interleaved region only: scaled to the bytes of a full tile.
-        code_bytes = self.code_bytes(grids, target) * (target.bytes_per_tile / target.interleaved_offset_bytes)
-        crowding = crowding_cycles(np.maximum(self.needed_bytes(grids), code_bytes), target)
-        if self.monoid is None:
-            return crowding
-        parts = grids.blocks[self.rank]
-        longest = grids.lengths[: self.rank]
-        shape = grids.shape[: self.rank]
-        cycles, longest = combining_cost(parts, longest, shape, self.dtype, self.monoid, target, cycles_per_byte)
-        if self.table == "neutral":
-            return crowding + cycles
-        constants = int(self.table == "constant")
-        elements = np.prod(longest, axis=0)
-        compute = elementwise_cycles(_COMBINE[self.monoid][0], self.dtype, 2 - constants, constants, elements, target)
-        arriving = elements * element_bytes(self.dtype) if self.table == "elsewhere" else np.zeros_like(elements)
-        receiving = receive_cycles(arriving, np.zeros_like(elements), (arriving > 0).astype(np.int64), target)
-        return crowding + cycles + superstep(target, receiving, compute_cycles=compute).total_cycles
-
-    def block_bytes(self, grids: Grids) -> np.ndarray:
-        """Bytes of the longest block of each field, int64[fields, candidates]."""
-        sizes = [total_elements([span.lengths(grids.lengths) for span in read]) * width for read, width in self.fields]
-        return np.stack([np.broadcast_to(size, grids.blocks.shape[1:]) for size in sizes]).astype(np.int64)
-
-    def code_bytes(self, grids: Grids, target: Target) -> np.ndarray:
-        """Bytes of the instructions by which a tile receives its fields, in as few fragments as possible."""
-        received = [read for (read, _), is_received in zip(self.fields, self.is_received, strict=True) if is_received]
-        fragments = sum((fewest_runs(read, grids.lengths) for read in received), np.zeros((), np.int64))
-        return receive_code_bytes(fragments, target)
-
-    def needed_bytes(self, grids: Grids) -> np.ndarray:
-        """Bytes of all fields of a tile, or of a partial result with its operand, whichever is larger."""
-        blocks = self.block_bytes(grids)
-        # A later step reads the result of the first as its table.
-        reads_result = self.steps > 1 and len(self.fields) == _FIELDS_WITHOUT_TABLE
-        field_bytes = blocks.sum(0) + (blocks[-1] if reads_result else 0)
-        if self.monoid is None:
-            return field_bytes
-        return np.where(grids.blocks[self.rank] > 1, np.maximum(field_bytes, 2 * blocks[-1]), field_bytes)
 
 
 def _between(tensor: Tensor, dim: int, start: int, end: int) -> Tensor:
