@@ -273,7 +273,10 @@ def _join_cycles(spec: ConvSpec, target: Target) -> int:
 
 @remembered
 def _plan_step(spec: ConvSpec, target: Target, share: float) -> Plan:
-    """Fastest plan in one step within `share` of a tile's memory; if there is none, within the next larger bound."""
+    """Fastest plan in one step within `share` of a tile's memory; if there is none, within the next larger bound.
+
+    0 asks for the plan of least memory.
+    """
     by_kind = list(_candidates_of_kinds(spec, target))
     if share == 0:
         plans = [_plan_of(candidates, candidates.smallest()) for candidates in by_kind]

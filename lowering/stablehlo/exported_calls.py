@@ -339,7 +339,11 @@ def _run_main(module: Any, arguments: Sequence[Any]) -> Values:
 
 
 def _call_exported(exported: Any, operands: Sequence[Any]) -> Values:
-    """Results of the module of an exported function; its arguments are those in `module_kept_var_idx`."""
+    """Results of the module of an exported function.
+
+    Its arguments are the operands that the function reads; before them, in a module for several platforms, the number
+    of one.
+    """
     if exported.ordered_effects:
         raise UntranslatedError("ordered effects")
     module = module_of(exported.mlir_module_serialized)
@@ -348,7 +352,7 @@ def _call_exported(exported: Any, operands: Sequence[Any]) -> Values:
     operands = [shardy.constrained(x, sharding) for x, sharding in zip(operands, of_operands, strict=True)]
     number = exported.platforms.index(_PLATFORM) if _PLATFORM in exported.platforms else 0
     platform = [np.asarray(number, np.int32)] if len(exported.platforms) > 1 else []
-    arguments = [*platform, *(_without_keys(operands[n]) for n in exported.module_kept_var_idx)]
+    arguments = [*platform, *(_as_words(operands[n]) for n in exported.module_kept_var_idx)]
     results = _run_main(module, arguments)
     return [shardy.constrained(x, sharding) for x, sharding in zip(results, of_results, strict=True)]
 
@@ -357,7 +361,8 @@ def _is_key(dtype: Any) -> bool:
     return bool(jnp.issubdtype(dtype, jax.dtypes.prng_key))
 
 
-def _without_keys(x: Any) -> Any:
+def _as_words(x: Any) -> Any:
+    """Keys of random numbers as the module has them; others as they are."""
     return jax.random.key_data(x) if _is_key(x.dtype) else x
 
 

@@ -18,7 +18,7 @@ import jax
 import numpy as np
 from jax import lax
 
-from ipujax.lowering.layout import map_linearly, mapping_like, memory_order, total_elements
+from ipujax.lowering.layout import MemoryOrder, map_linearly, mapping_like, memory_order, total_elements
 from ipujax.lowering.layout.grid_cost import spans
 from ipujax.lowering.layout.place import (
     along,
@@ -62,13 +62,11 @@ def dynamic_slice(
     starts, dims = _in_sliced_dims(x, starts, sizes, dims)
     if not dims:
         return x
-    order = memory_order(x)
-    # In the order of its variable, where that keeps the sliced dimensions in one piece.
-    if order is not None and not order.is_own and all(len(order.sizes[d]) == 1 for d in dims):
+    order = _order_to_slice_in(x, dims)
+    if order is not None:
         slice_order = order.with_shape(sizes)
         variable_dims = [order.view_dims.index(d) for d in dims]
-        x = order.of_variable(x)
-        part = dynamic_slice(builder, x, starts, slice_order.variable_shape, variable_dims)
+        part = dynamic_slice(builder, order.of_variable(x), starts, slice_order.variable_shape, variable_dims)
         return slice_order.of_view(part)
     map_for_slicing(graph, x, dims)
     placement = _placement(graph, x, dims)
@@ -104,9 +102,8 @@ def dynamic_update_slice_in_place(
         map_linearly(graph, buffer)
         builder.prog.add(Copy(update, buffer, builder.name, graph.origin))
         return
-    order = memory_order(buffer)
-    # In the order of its variable, where that keeps the sliced dimensions in one piece.
-    if order is not None and not order.is_own and all(len(order.sizes[d]) == 1 for d in dims):
+    order = _order_to_slice_in(buffer, dims)
+    if order is not None:
         update = order.with_shape(update.shape).of_variable(update)
         variable_dims = [order.view_dims.index(d) for d in dims]
         own_buffer = order.of_variable(buffer)
@@ -155,11 +152,22 @@ def map_for_slicing(graph: Graph, tensor: Tensor, dims: Sequence[int]) -> None:
 
 def is_sliced_in_place(graph: Graph, x: Tensor, dims: Sequence[int]) -> bool:
     """True if a tensor is mapped so that slices along `dims` need no exchange of it."""
-    order = memory_order(x)
-    if order is not None and not order.is_own and all(len(order.sizes[d]) == 1 for d in dims):
+    order = _order_to_slice_in(x, dims)
+    if order is not None:
         x = order.of_variable(x)
         dims = [order.view_dims.index(d) for d in dims]
     return graph.is_mapped(x) and _placement_in_place(graph, x, dims) is not None
+
+
+def _order_to_slice_in(x: Tensor, dims: Sequence[int]) -> MemoryOrder | None:
+    """Memory order of a tensor that is sliced over the dimensions of its variable; None where these are its own.
+
+    None too where the variable has a sliced dimension in several pieces.
+    """
+    order = memory_order(x)
+    if order is None or order.is_own or any(len(order.sizes[d]) > 1 for d in dims):
+        return None
+    return order
 
 
 def _in_sliced_dims(

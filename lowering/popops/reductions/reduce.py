@@ -76,7 +76,7 @@ def reduce(builder: Builder, x: Tensor, axes: Sequence[int], monoid: str) -> Ten
         map_linearly(graph, x)
         return graph.add_constant(neutral(monoid, x.dtype), builder.name).broadcast_in_dim(out_shape, ())
     order = memory_order(x)
-    if order is not None and not order.is_own:
+    if order is not None and not order.is_own:  # over the dimensions of its variable
         variable_axes = [number for number, d in enumerate(order.view_dims) if d in axes]
         return order.without(axes).of_view(reduce(builder, order.of_variable(x), variable_axes, monoid))
     x, axes = _with_joined_dims(graph, x, axes)
