@@ -148,7 +148,10 @@ def _grid(plan: Plan) -> Grid:
 
 
 def is_plan_of(plan: Plan, spec: ConvSpec, target: Target, *_: Any, **__: Any) -> bool:
-    """Return whether a stored plan can be one of a convolution, whatever else it was chosen by."""
+    """Return whether a stored plan can be one of a convolution, whatever else it was chosen by.
+
+    A file may be damaged: each value must be in the range in which a plan can be lowered and costed.
+    """
     rank = len(spec.in_field)
     dims = (plan.spec.extents, plan.splits, plan.grains)
     has_rank = all(len(x.field) == len(x.kernel) == rank for x in dims) and len(plan.spec.in_field) == rank

@@ -270,7 +270,7 @@ def _reads_64_bits(op: Any, operands: Values) -> bool:
 
 
 def _made_on_tiles(value: Any) -> Any:
-    """Numbers that count up, or are equal, as operations that make them; others as they are."""
+    """Many numbers that count up, or are equal, as operations that make them; others as they are, stored constants."""
     if not isinstance(value, np.ndarray) or value.size <= SMALL_ELEMENTS or value.dtype.itemsize == 8:
         return value
     flat = value.reshape(-1)
