@@ -423,6 +423,7 @@ def outer_product_cycles(
 
     Source of the numbers: poplibs `PerformanceEstimation.hpp`.
     """
+    # Of a worker: cycles of a group, channels that these include, and channels of a vector.
     fixed, first_channels, vector = (10, 12, 4) if precision == "half" else (11, 6, 2)
     share = ceil_div(rows, target.worker_contexts)
     # A vector is multiplied and stored by one instruction.

@@ -237,7 +237,7 @@ class _Form:
         return "signed_add" if is_signed else monoid
 
     def _step_operands(self) -> list[tuple[Tensor, Tensor]]:
-        """Indices and updates of each step."""
+        """Indices and updates of each step: parts along the outermost dimension of look-ups that is longer than 1."""
         if self.steps == 1:
             return [(self.indices, self.updates)]
         index_dim, update_dim = next((i, u) for i, u in self.spec.lookup_dims() if self.indices.shape[i] > 1)

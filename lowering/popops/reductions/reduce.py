@@ -99,10 +99,10 @@ def reduce(builder: Builder, x: Tensor, axes: Sequence[int], monoid: str) -> Ten
 
 
 def _with_joined_dims(graph: Graph, x: Tensor, axes: tuple[int, ...]) -> tuple[Tensor, tuple[int, ...]]:
-    """View of the operand with neighbouring dimensions joined where both are reduced or neither is; its reduced ones.
+    """View of the operand with neighbouring dimensions joined where both are reduced or neither is.
 
     Fewer and longer dimensions have more even grids. An unmapped operand, and one mapped in blocks of its dimensions,
-    keeps these.
+    keeps these. Returns the view, and its reduced dimensions.
     """
     if source_of(graph, x) == "free":
         return x, axes

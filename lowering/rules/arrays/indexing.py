@@ -81,8 +81,8 @@ def scatter_last(table: jax.Array, indices: jax.Array, updates: jax.Array, *, sp
     new_rows = lax.gather(
         rows,
         jnp.maximum(last, 0)[..., None],
-        lax.GatherDimensionNumbers(offsets, (0,), (0,)),
-        (1, *rows.shape[1:]),
+        lax.GatherDimensionNumbers(offset_dims=offsets, collapsed_slice_dims=(0,), start_index_map=(0,)),
+        slice_sizes=(1, *rows.shape[1:]),
         mode=Mode.PROMISE_IN_BOUNDS,
     )
     window_dims = [d for d in range(table.ndim) if d not in indexed]

@@ -85,7 +85,7 @@ class LaterValues:
     def copy_before_call(
         self, graph: Graph, variables: Iterable[Variable], prog: ProgramSequence
     ) -> Mapping[Variable, Variable]:
-        """Copies variables, because the next call of their function overwrites them; only those that are read later.
+        """Copies those of some variables that are read later, before the next call of their function overwrites them.
 
         Values that view a copied variable become views of its copy. Returns old variable → copy.
         """
