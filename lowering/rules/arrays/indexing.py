@@ -239,6 +239,7 @@ def scatter_rule(
     )
     position = constant_position(indices)
     extents, _ = spec.windows()
+    # `scatter_to` itself makes a scatter to one row of updates that combine in order.
     is_row = bool(spec.indexed) and all(extents[d] == 1 for d in spec.indexed)
     if position is not None and not (is_row and combines_in_order(spec)):
         fun = partial(scatter_to, position=position, spec=spec, primitive=ctx.primitive, params=dict(ctx.params))

@@ -200,13 +200,12 @@ def _jvp(
         return [outs[n] for n in stored]
 
     values = dict(zip(stored, map_rows(forward_part, primals, stacked, **params), strict=True))
-    # By position behind the results; each with whether it has a row for each tile.
-    residuals: list[Any] = []
-    have_rows: list[bool] = []
-    for number in range(num_results, len(outvars)):
-        position = _position(positions, outvars[number])
-        residuals.append(values[number] if position is None else primals[position])
-        have_rows.append(position is None or stacked[position])
+    operand_of = [_position(positions, var) for var in outvars[num_results:]]
+    residuals = [
+        values[number] if operand is None else primals[operand]
+        for number, operand in enumerate(operand_of, num_results)
+    ]
+    have_rows = [operand is None or stacked[operand] for operand in operand_of]
     # The linear part that `linearize` returns is a pytree, whose leaves are the residuals.
     push_tree = jax.tree.structure(out_shape[1])
     is_active = [jnp.issubdtype(aval.dtype, jnp.inexact) for aval in body.out_avals]
