@@ -309,7 +309,7 @@ PLANTS = (
         operands("conv_general_dilated", lambda x, w: (x, w[::-1])),
     ),
     Plant(
-        "the halo of windows", ("reduce_window_max",), pooled, (IMAGES,), codelet(windows, "_codelet", _shifted_pads)
+        "the halo of windows", ("reduce_window_max",), pooled, (IMAGES,), codelet(windows, "_window_codelet", _shifted_pads)
     ),
     Plant(
         "a stride of windows",
@@ -437,7 +437,7 @@ PLANTS = (
         (SQUARE,),
         lambda: mock.patch.dict(reducers.REDUCERS, add=lax.reduce_max),
     ),
-    Plant("the pads of a codelet", ("pad",), padded, (SQUARE,), codelet(pad, "_codelet", _shifted_pads)),
+    Plant("the pads of a codelet", ("pad",), padded, (SQUARE,), codelet(pad, "_pad_codelet", _shifted_pads)),
     Plant(
         "an exponent behind a pass",
         ("integer_pow", "fused"),
@@ -479,7 +479,7 @@ PLANTS = (
         ("fft",),
         lambda x: jnp.fft.fft(x),
         (ROWS.astype(np.complex64),),
-        codelet(fallback, "_codelet", in_blocks(16, jnp.conj)),
+        codelet(fallback, "_fallback_codelet", in_blocks(16, jnp.conj)),
         True,
     ),
     Plant(
@@ -487,7 +487,7 @@ PLANTS = (
         ("cholesky",),
         lambda x: jnp.linalg.cholesky(x),
         (MATRICES,),
-        codelet(fallback, "_codelet", in_blocks(16, lambda y: -y)),
+        codelet(fallback, "_fallback_codelet", in_blocks(16, lambda y: -y)),
         True,
     ),
 )

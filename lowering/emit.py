@@ -26,7 +26,10 @@ from ipujax.runtime.tensor import Tensor, dtype_name
 def placing(graph: Graph, operands: Sequence[Tensor] = (), keeps_layouts: bool = False) -> Iterator[None]:
     """Lets operations map the variables they add, but not the caller's operands; refuses unmapped ones.
 
-    With `keeps_layouts`, results of elementwise operations are mapped as PopLibs does it; see `kept_layout`.
+    Args:
+        graph: the graph.
+        operands: the caller's operands.
+        keeps_layouts: whether results of elementwise operations are mapped as PopLibs does it; see `kept_layout`.
     """
     for tensor in operands:
         for variable in tensor.variables():
@@ -93,7 +96,7 @@ def emit(
             if target is not None and isinstance(var, Var) and len(targets) == 1
         }
         results = Lowering(graph, direct).jaxpr(jaxpr, operands, prog)
-        outs = _delivered(graph, results, targets, prog, name)
+        outs = _copy_to_targets(graph, results, targets, prog, name)
     return jax.tree.unflatten(out_tree, outs)
 
 
@@ -102,10 +105,13 @@ def _is_computed(jaxpr: ClosedJaxpr) -> bool:
     return len(jaxpr.out_avals) == 1 and any(jaxpr.jaxpr.outvars[0] in eqn.outvars for eqn in jaxpr.jaxpr.eqns)
 
 
-def _delivered(
+def _copy_to_targets(
     graph: Graph, results: Sequence[Tensor], targets: Sequence[Tensor | None], prog: ProgramSequence, name: str
 ) -> list[Tensor]:
-    """Copies results to their targets; a result that another copy would overwrite is first copied aside."""
+    """Copies results to their targets, if they have any; returns the targets, and the results without one.
+
+    A result that another copy would overwrite is first copied aside.
+    """
     copies = [(r, t) for r, t in zip(results, targets, strict=True) if t is not None and r is not t]
     written = {v for _, target in copies for v in target.variables()}
     sources = []

@@ -66,18 +66,18 @@ class TaskMoves(Generic[Task]):
 
     def before(self, tasks: Iterable[Task]) -> list[Program]:
         """Steps before tasks that start together."""
-        return _in_order([move for task in tasks for move in self.loads.get(task, ())])
+        return _copies_then_transfers([move for task in tasks for move in self.loads.get(task, ())])
 
     def after(self, tasks: Iterable[Task]) -> list[Program]:
         """Steps after tasks that have started together."""
-        return _in_order([move for task in tasks for move in self.stores.get(task, ())])
+        return _copies_then_transfers([move for task in tasks for move in self.stores.get(task, ())])
 
     def _all(self) -> Iterator[RowMove]:
         for moves in (*self.loads.values(), *self.stores.values()):
             yield from moves
 
 
-def _in_order(moves: Sequence[RowMove]) -> list[Program]:
+def _copies_then_transfers(moves: Sequence[RowMove]) -> list[Program]:
     copies = [step for move in moves for step in move.copies]
     return [*copies, *(step for move in moves for step in move.transfers)]
 
@@ -105,28 +105,36 @@ def load_of_batch(
     fetched = on_io_tiles(graph, name, memory_order(row) or MemoryOrder.own(row.shape), row.dtype)
     start = graph.add_constant(np.zeros(1, np.int32), "first row", on_one_tile(1, 0))
     moved = as_row_of(memory, fetched)
-    fetches = (RemoteIn(buffer, moved, at, graph.origin, True) for at in (start, _one(ahead())))
-    first, following = fetches
+    first, following = (RemoteIn(buffer, moved, at, graph.origin, overlaps=True) for at in (start, _one(ahead())))
     copy = Copy(fetched, row, f"{name}/row", graph.origin)
-    return RowMove(row, (first,), (copy,), (following,), (Wait(fetched, graph.origin),))
+    return RowMove(row, first=(first,), copies=(copy,), transfers=(following,), last=(Wait(fetched, graph.origin),))
 
 
 def store_of_stack(
     graph: Graph, name: str, row: Tensor, rows: int, number: Tensor, *, on_host: bool
 ) -> tuple[Tensor, RowMove]:
-    """A new stack off chip of `rows`, and stores of row `number` of it; `on_host` is that of `RemoteBuffer`."""
+    """A new stack off chip, and the move of a row to it.
+
+    Args:
+        graph: the graph, or the view of one IPU.
+        name: debug name.
+        row: the row on the tiles that compute.
+        rows: number of rows of the stack.
+        number: number of the iteration's row, int32[].
+        on_host: whether the stack is in the host's memory, see `RemoteBuffer`.
+    """
     map_linearly(graph, row)
     buffer = graph.add_off_chip((rows, *row.shape), row.dtype, f"{name}/rows", on_host=on_host)
-    return Tensor.of(buffer.memory), _stores(graph, name, row, buffer, number)
+    return Tensor.of(buffer.memory), _move_to_buffer(graph, name, row, buffer, number)
 
 
-def _stores(graph: Graph, name: str, row: Tensor, buffer: RemoteBuffer, number: Tensor) -> RowMove:
+def _move_to_buffer(graph: Graph, name: str, row: Tensor, buffer: RemoteBuffer, number: Tensor) -> RowMove:
     if not takes_row(graph, row):
         return RowMove(row, transfers=(RemoteOut(_one(row), buffer, _one(number), graph.origin),))
     handed = on_io_tiles(graph, name, memory_order(row) or MemoryOrder.own(row.shape), row.dtype)
     copy = Copy(row, handed, f"{name}/row", graph.origin)
-    transfer = RemoteOut(_one(handed), buffer, _one(number), graph.origin, True)
-    return RowMove(row, (), (copy,), (transfer,), (Wait(handed, graph.origin),))
+    transfer = RemoteOut(_one(handed), buffer, _one(number), graph.origin, overlaps=True)
+    return RowMove(row, copies=(copy,), transfers=(transfer,), last=(Wait(handed, graph.origin),))
 
 
 def on_io_tiles(graph: Graph, name: str, order: MemoryOrder, dtype: Any) -> Tensor:
@@ -151,4 +159,5 @@ def as_row_of(memory: Variable, row: Tensor) -> Tensor:
 
 
 def _one(row: Tensor) -> Tensor:
+    """A row as an array of one row."""
     return row.reshape((1, *row.shape))

@@ -89,11 +89,11 @@ def make_primitive(
     """
     primitive = _computed_primitive(name, compute)
     primitive.def_abstract_eval(lambda *avals, **params: [_core_aval(out) for out in abstract(*avals, **params)])
-    batching.primitive_batchers[primitive] = batched or partial(_mapped, compute)
+    batching.primitive_batchers[primitive] = batched or partial(_batched_by_vmap, compute)
     return primitive
 
 
-def _mapped(compute: Callable[..., Any], xs: Any, axes: Any, **params: Any) -> tuple[Sequence[Any], list[int]]:
+def _batched_by_vmap(compute: Callable[..., Any], xs: Any, axes: Any, **params: Any) -> tuple[Sequence[Any], list[int]]:
     results = jax.vmap(partial(compute, **params), axes)(*xs)
     return results, [0] * len(results)
 
@@ -397,7 +397,8 @@ def used_inputs(jaxpr: Jaxpr) -> tuple[bool, ...]:
     return tuple(_live(jaxpr, instantiate=False)[1])
 
 
-def _live(jaxpr: Jaxpr, instantiate: bool) -> tuple[Jaxpr, list[bool]]:
+def _live(jaxpr: Jaxpr, *, instantiate: bool) -> tuple[Jaxpr, list[bool]]:
+    """Jaxpr without dead code, and a flag of each input that is needed; with `instantiate` it keeps the others too."""
     # With `jax_enable_checks` JAX compares types, in which the axes of a mesh stay after `shard_map` is gone.
     with jax.enable_checks(False):
         return partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars), instantiate=instantiate)

@@ -37,7 +37,10 @@ _INTERNAL = re.compile(
 
 
 def origin_of(eqn: JaxprEqn, outer: Origin) -> Origin:
-    """Origin of an equation: the user's line, or that of `outer`, and the innermost line of a library."""
+    """Origin of an equation: the user's line, or that of `outer`, and the innermost line of a library.
+
+    `outer` is the origin of the equation that holds it, or of the program.
+    """
     path = name_stack(eqn) or outer.path
     traceback = eqn.source_info.traceback
     users, file, library = _lines_of(traceback) if traceback else ((), "", "")
@@ -52,10 +55,12 @@ def origin_of(eqn: JaxprEqn, outer: Origin) -> Origin:
             made_at.line, path, library, made_at.file, inner_layer, part, names=note.names, places=note.places
         )
     line, *callers = [*users, *note.lines, *_callers_of(outer)] or [""]
+    if users and library == line:  # the innermost line is the user's own
+        library = ""
     return Origin(
         line=line if users else outer.line,
         path=path,
-        library="" if users and library == line else library or ("" if users else outer.library),
+        library=library if users else library or outer.library,
         file=file if users else outer.file,
         layer=inner_layer,
         part=part,
@@ -137,7 +142,10 @@ def layer_of(eqn: JaxprEqn) -> str:
 
 @remembered_small
 def _note(stack: Any) -> Note | None:
-    """Note in a name stack, if any; of an equation that was inlined after it got one, together with the call's."""
+    """Note in a name stack; None without one.
+
+    An equation that was inlined after it got a note has the call's too, outside of its own: they are read as one.
+    """
     notes = [_read(name) for name in scopes_in(stack) if name.startswith(NOTE)]
     if not notes:
         return None
@@ -274,7 +282,7 @@ def in_common(runs: Sequence[Sequence[JaxprEqn]], name: str) -> tuple[list[Jaxpr
     return eqns, [LayersOfRun(*of_run) for of_run in zip(layers, names_of_runs, places_of_runs, strict=True)]
 
 
-_Numbers = dict[tuple[str, ...], int]  # of texts that differ between runs: those of all runs, in order
+_Numbers = dict[tuple[str, ...], int]  # number of each tuple of texts, one of each run, that are not all equal
 
 
 def _common_start(paths: Sequence[list[str]]) -> list[str]:

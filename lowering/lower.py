@@ -67,11 +67,9 @@ from ipujax.runtime.options import Options
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import UPDATE, Origin, Tensor, concat
 
-_PROPORTIONS = (
-    (16.0, 0.1),
-    (2.0, 0.15),
-    (1.0, 0.3),
-)  # (least cost of a byte in cycles, proportion of a tile's memory that an operation may use at most)
+# Proportion of a tile's memory that an operation may use at most, by the least cost of a byte in cycles that it holds
+# for. Smaller operations take more code: 0.15 is best for ResNet-50 and BERT-Large, 0.1 for GPT-2 (measured).
+_PROPORTIONS = ((16.0, 0.1), (2.0, 0.15), (1.0, 0.3))
 _INTO_ARGUMENTS = Origin(path="results into donated arguments", part=UPDATE)
 
 
@@ -250,7 +248,6 @@ def _in_stages(plan: _Plan) -> LoweredProgram:
 
 def _for_planners(target: Target, choice: Choice) -> Target:
     """Return a machine for planners: the more a byte costs, the smaller the share of a tile for an operation."""
-    # Smaller operations take more code: 0.15 is best for ResNet-50 and BERT-Large, 0.1 for GPT-2 (measured).
     most = next((most for min_cost, most in _PROPORTIONS if choice.byte_cost >= min_cost), 1.0)
     return replace(
         target,
@@ -290,13 +287,13 @@ class _Program:
         graph = self._graph
         prog = self._prog
         aliases = self._plan.aliases
-        placed = self._arguments()
+        placed = self._add_arguments()
         arguments = placed.tensors
-        results, pipelines = self._results(placed)
+        results, pipelines = self._add_results(placed)
         # Before any donated argument is overwritten: a result may be a view of it.
         results = self._set_aside_arguments(results, arguments)
         for result, alias, stream in zip(results, aliases, self._outputs, strict=True):
-            self._return(result, stream, None if alias is None else arguments[alias], alias)
+            self._return_result(result, stream, None if alias is None else arguments[alias], alias)
         for variable in graph.variables:
             self._map_linearly(Tensor.of(variable))
         note_other_roles(graph, prog)
@@ -305,8 +302,15 @@ class _Program:
         dims = function.in_dims, function.out_dims
         return LoweredProgram(graph, prog, placed.streams, tuple(self._outputs), aliases, *dims, pipelines)
 
-    def _return(self, result: Tensor, stream: HostStream, home: Tensor | None, alias: int | None) -> None:
-        """Sends a result to the host; one that takes the place of an argument, `home`, is written there first."""
+    def _return_result(self, result: Tensor, stream: HostStream, home: Tensor | None, alias: int | None) -> None:
+        """Sends a result to the host; one that takes the place of an argument is written there first.
+
+        Args:
+            result: the result.
+            stream: its stream.
+            home: the argument, or None.
+            alias: number of the argument, or None.
+        """
         if not set(self._graph.off_chip).isdisjoint(result.variables()):
             self._leave_off_chip(result, stream, home)
             return
@@ -318,7 +322,7 @@ class _Program:
             result = home
         self._prog.add(StreamOut(result, stream))
 
-    def _arguments(self) -> _Arguments:
+    def _add_arguments(self) -> _Arguments:
         """Adds variables for all arguments, filled from host streams, or buffers for those off chip."""
         arguments = list[Tensor]()
         shards_of_arguments = list[tuple[Tensor, ...]]()
@@ -329,34 +333,39 @@ class _Program:
         names = inputs_of_plan.names
         grouped = iter(grouped_inputs(self._cut.jaxpr.jaxpr))
         for number, (aval, bounds) in enumerate(zip(function.jaxpr.in_avals, self._cut.inputs, strict=True)):
+            # In groups if any of its shards is wanted so.
             in_groups = any([next(grouped) for _ in range(num_shards(bounds))])
             in_dim = function.in_dims[number]
-            shared = function.replicas > 1 and in_dim is None
-            blocks = in_dim.blocks if isinstance(in_dim, BlockSplit) else None
-            resident = number in self._plan.aliases
             stream = HostStream(
-                names[number], aval.shape, aval.dtype, resident=resident, broadcast=shared, blocks=blocks
+                names[number],
+                aval.shape,
+                aval.dtype,
+                resident=number in self._plan.aliases,
+                broadcast=function.replicas > 1 and in_dim is None,
+                blocks=in_dim.blocks if isinstance(in_dim, BlockSplit) else None,
             )
             inputs.append(stream)
             if inputs_of_plan.offloaded[number] or inputs_of_plan.streamed[number]:
                 shards_of_arguments.append(self._remote_argument(number, stream, bounds))
                 arguments.append(_concatenated(shards_of_arguments[-1]))
                 continue
-            with graph.debug_origin(Origin(path=f"argument {names[number]}")):
-                shapes = {names[number]: aval.shape}
-                if bounds is not None:
-                    spans = pairwise(bounds)
-                    shapes = {f"{names[number]}[{a}:{b}]": (b - a, *aval.shape[1:]) for a, b in spans}
-                shards = tuple(
-                    MemoryOrder.for_argument(shape, in_groups).add_variable(graph, aval.dtype, name)
-                    for name, shape in shapes.items()
-                )
-            shards_of_arguments.append(shards)
-            arguments.append(_concatenated(shards))
+            shards_of_arguments.append(self._add_shards(stream, bounds, in_groups=in_groups))
+            arguments.append(_concatenated(shards_of_arguments[-1]))
             self._prog.add(StreamIn(stream, arguments[-1]))
         for var, shard in zip(self._cut.jaxpr.jaxpr.invars, chain.from_iterable(shards_of_arguments), strict=True):
             graph.note_role(shard, self._roles.get(var))
         return _Arguments(tuple(arguments), tuple(shards_of_arguments), tuple(inputs))
+
+    def _add_shards(self, stream: HostStream, bounds: Sequence[int] | None, *, in_groups: bool) -> tuple[Tensor, ...]:
+        """Adds a variable for each shard of an argument, whose rows have `bounds`; for None one for the argument."""
+        shapes = {stream.name: stream.shape}
+        if bounds is not None:
+            shapes = {f"{stream.name}[{a}:{b}]": (b - a, *stream.shape[1:]) for a, b in pairwise(bounds)}
+        with self._graph.debug_origin(Origin(path=f"argument {stream.name}")):
+            return tuple(
+                MemoryOrder.for_argument(shape, in_groups).add_variable(self._graph, stream.dtype, name)
+                for name, shape in shapes.items()
+            )
 
     def _set_aside_arguments(self, results: Sequence[Tensor], arguments: Sequence[Tensor]) -> list[Tensor]:
         """Copies results that are views of a donated argument, before that argument is overwritten."""
@@ -373,7 +382,7 @@ class _Program:
         return safe_results
 
     def _map_linearly(self, tensor: Tensor) -> None:
-        """Maps variables that no rule has mapped."""
+        """Maps the variables of a tensor that no rule has mapped."""
         for variable in tensor.variables():
             if variable not in self._graph.mappings:
                 map_linearly(self._home, Tensor.of(variable))
@@ -397,8 +406,8 @@ class _Program:
         memory = Tensor.of(buffer.memory).reshape(stream.shape)
         return (memory,) if bounds is None else tuple(memory[a:b] for a, b in pairwise(bounds))
 
-    def _results(self, arguments: _Arguments) -> tuple[list[Tensor], tuple[PipelineRun, ...]]:
-        """Tensors of all results."""
+    def _add_results(self, arguments: _Arguments) -> tuple[list[Tensor], tuple[PipelineRun, ...]]:
+        """Lowers the function on its arguments; returns the tensors of all results, and the runs of its pipelines."""
         jaxpr = self._cut.jaxpr
         graph = self._graph
         operands = list(chain.from_iterable(arguments.shards))

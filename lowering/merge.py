@@ -44,7 +44,15 @@ _MAX_NAMES = 3  # compute sets in the name of a merged one
 
 @dataclass(slots=True)
 class _Step:
-    """A step of a sequence with its effects; of a compute set also its one IPU, its bytes and merged members."""
+    """A step of a sequence, which grows as later compute sets are merged into it.
+
+    Args:
+        program: the step.
+        effects: its effects, those of merged sets among them.
+        ipu: the one IPU of a compute set that may be merged; None for other steps.
+        block_bytes: bytes that its vertices read and write on a tile.
+        members: compute sets that are merged into it.
+    """
 
     program: Program
     effects: Effects
@@ -61,22 +69,22 @@ def merge_compute_sets(graph: Graph, program: Program) -> None:
     fixed = {node for outer in distinct(program) if isinstance(outer, Collective) for node in distinct(outer)}
     for node in list(distinct(program)):
         if type(node) is ProgramSequence and node not in fixed:
-            node.replace_all(_merged(graph, node, effects, max_bytes))
+            node.replace_all(_merged_steps(graph, node, effects, max_bytes))
 
 
-def _merged(graph: Graph, sequence: ProgramSequence, effects: EffectsOf, max_bytes: float) -> list[Program]:
-    """Steps of a sequence, in which every compute set that may move up is a member of an earlier step."""
+def _merged_steps(graph: Graph, sequence: ProgramSequence, effects: EffectsOf, max_bytes: float) -> list[Program]:
+    """Steps of a sequence, in which every compute set that may move up is part of an earlier step."""
     steps: list[_Step] = []
     for program in sequence.children():
         step = _Step(program, effects(program), _ipu(graph, program), _block_bytes(graph, program), [])
-        target = None if step.ipu is None else _place_for(graph, steps, step, max_bytes - step.block_bytes)
-        if target is None:
+        place = None if step.ipu is None else _place_for(graph, steps, step, max_bytes - step.block_bytes)
+        if place is None:
             steps.append(step)
             continue
-        target.effects = _union(target.effects, step.effects)
-        target.block_bytes += step.block_bytes
+        place.effects = _union(place.effects, step.effects)
+        place.block_bytes += step.block_bytes
         assert isinstance(program, Execute)
-        target.members.append(program.compute_set)
+        place.members.append(program.compute_set)
     return [_merged_step(graph, step) for step in steps]
 
 
@@ -86,7 +94,10 @@ def _max_block_bytes(graph: Graph) -> float:
 
 
 def _place_for(graph: Graph, steps: list[_Step], step: _Step, max_bytes: float) -> _Step | None:
-    """Earliest step that a compute set can be merged into, among those that read and write few enough bytes."""
+    """Earliest step that a compute set can be merged into, among those that read and write at most `max_bytes`.
+
+    None if there is none. A set passes no step that it depends on, nor other steps than compute sets and copies.
+    """
     place = None
     memory_cost_cycles = graph.byte_cost_cycles * _result_bytes(graph, step.program)
     for passed, earlier in enumerate(reversed(steps[-_MAX_PASSED - 1 :])):
@@ -94,8 +105,8 @@ def _place_for(graph: Graph, steps: list[_Step], step: _Step, max_bytes: float) 
         if not movable or not _independent(earlier.effects, step.effects):
             break
         # Next to each other nothing becomes live earlier.
-        is_worth = passed == 0 or memory_cost_cycles <= graph.target.internal_sync_cycles
-        if earlier.ipu == step.ipu and is_worth and earlier.block_bytes <= max_bytes:
+        pays = passed == 0 or memory_cost_cycles <= graph.target.internal_sync_cycles
+        if earlier.ipu == step.ipu and pays and earlier.block_bytes <= max_bytes:
             place = earlier
     return place
 

@@ -46,7 +46,7 @@ class _Blocks:
     While the grid runs, the array has the numbers of blocks as its first dimensions: a block is one slot of a stack.
 
     Args:
-        shape: of the array, whole blocks.
+        shape: of the array, padded to whole blocks.
         sizes: of a block, with all dimensions of the array.
         squeezed: dimensions that a block of the kernel does not have.
         counted: dimensions along which the index map counts blocks, not elements.
@@ -73,7 +73,7 @@ class _Blocks:
         split: list[int] = []
         for d, (n, size) in enumerate(zip(self.shape, self.sizes, strict=True)):
             split += [n // size, size] if d in self.counted else [n]
-        return lax.transpose(lax.reshape(_padded(array, self.shape), split), self._order)
+        return lax.transpose(lax.reshape(_pad_to(array, self.shape), split), self._order)
 
     def unstacked(self, stack: Any, shape: tuple[int, ...]) -> Any:
         """The array of a stack of blocks, without what pads it."""
@@ -82,6 +82,7 @@ class _Blocks:
 
     @property
     def _order(self) -> list[int]:
+        """Dimensions of the array, those in blocks cut in two: the numbers of blocks are first, elements behind."""
         positions = np.cumsum([0, *(2 if d in self.counted else 1 for d in range(len(self.shape)))])
         numbers = [int(positions[d]) for d in self.counted]
         return [*numbers, *(n for n in range(int(positions[-1])) if n not in numbers)]
@@ -94,12 +95,14 @@ class _Blocks:
 
     @property
     def _slot(self) -> tuple[int, ...]:
+        """Shape of a block as a slice of the stack."""
         return *(1 for _ in self.counted), *self.sizes
 
     def load(self, stack: Any, starts: Values) -> Any:
-        """The block at a position of a stack."""
+        """The block at a position of a stack; of a stack of one block that is no slice."""
         if stack.shape == self._slot:
             return lax.reshape(stack, self.block_shape)
+        # Where no index is negative, the primitive itself saves JAX's arithmetic for those that count from the end.
         if self.is_natural:
             slot = lax.dynamic_slice_p.bind(stack, *starts, slice_sizes=self._slot)
         else:
@@ -155,26 +158,31 @@ _SIZES: dict[str, Callable[[Any], int]] = {
 
 
 def _indices_are_reached(jaxpr: Jaxpr) -> bool:
-    """True if indices of the grid are read at places that `_evaluated` can give them to."""
+    """True if indices of the grid are read only where `_evaluate_kernel` gives them: in control flow and in calls."""
     for eqn in jaxpr.eqns:
         if _reads_indices(eqn):
-            inner = [getattr(x, "jaxpr", x) for x in _nested(eqn)]
+            inner = [getattr(x, "jaxpr", x) for x in _inner_jaxprs(eqn)]
             if eqn.primitive.name not in CONTROL_FLOW | set(CALLEES) or not all(map(_indices_are_reached, inner)):
                 return False
     return True
 
 
-def _nested(eqn: JaxprEqn) -> list[Any]:
+def _inner_jaxprs(eqn: JaxprEqn) -> list[Any]:
+    """The jaxprs among the parameters of an equation."""
     values = (x if isinstance(x, tuple | list) else (x,) for x in eqn.params.values())
     return [each for value in values for each in value if isinstance(each, Jaxpr | ClosedJaxpr)]
 
 
 def _reads_indices(eqn: JaxprEqn) -> bool:
-    return any(not _INDICES.isdisjoint(primitive_names(getattr(x, "jaxpr", x))) for x in _nested(eqn))
+    return any(not _INDICES.isdisjoint(primitive_names(getattr(x, "jaxpr", x))) for x in _inner_jaxprs(eqn))
 
 
 class _Kernel:
-    """A kernel's call, as a function of its operands."""
+    """A kernel's call, as a function of its operands.
+
+    The references of a kernel are prefetched scalars, blocks of operands, blocks of results, and scratch memory, in
+    this order, which is also that of the values that the loops carry.
+    """
 
     def __init__(self, eqn: JaxprEqn) -> None:
         self._params = eqn.params
@@ -186,13 +194,13 @@ class _Kernel:
         self._jaxpr: Jaxpr = eqn.params["jaxpr"]
         self._blocks = [self._blocks_of(mapping) for mapping in self._mappings]
         scratch = self._jaxpr.invars[self._num_scalars + len(self._blocks) :]
-        self._scratch = [_inner(var.aval) for var in scratch]
+        self._scratch = [_without_ref(var.aval) for var in scratch]
 
     def run(self, *operands: Any) -> Values:
         """Results of the call: arrays go through the loops over the grid as stacks of blocks."""
         scalars = list(operands[: self._num_scalars])
         inputs = list(operands[self._num_scalars :])
-        aliased = {out: n for n, out in self._params["input_output_aliases"]}
+        aliased = {out: n for n, out in self._params["input_output_aliases"]}  # number of the operand, by result
         results = self._mappings[len(inputs) :]
         outs = [
             operands[aliased[n]] if n in aliased else _uninitialized(mapping.array_aval)
@@ -201,7 +209,7 @@ class _Kernel:
         stacks = [blocks.stacked(x) for x, blocks in zip((*inputs, *outs), self._blocks, strict=True)]
         values = [*scalars, *stacks, *map(_uninitialized, self._scratch)]
         if prod(self._grid):
-            values = self._level(0, [], values, scalars, self._body(values))
+            values = self._run_loops([], values, scalars, self._body_without_refs(values))
         first = self._num_scalars + len(inputs)
         return [
             blocks.unstacked(values[first + n], mapping.array_aval.shape)
@@ -225,11 +233,11 @@ class _Kernel:
             squeezed=tuple(n for n, kind in enumerate(kinds) if kind == "Squeezed"),
             counted=tuple(n for n, kind in enumerate(kinds) if kind != "Element"),
             depth=max((n + 1 for n, is_used in enumerate(used) if is_used), default=0),
-            index_map=lambda indices, scalars: _of_values(index_map, indices, scalars),
+            index_map=lambda indices, scalars: _evaluate_index_map(index_map, indices, scalars),
             is_natural=all(any(x is y for y in grid_indices) for x in index_map.jaxpr.outvars),
         )
 
-    def _body(self, values: Values) -> ClosedJaxpr:
+    def _body_without_refs(self, values: Values) -> ClosedJaxpr:
         """The kernel without references: from indices and values of all references to their new values."""
         first = self._num_scalars
         shapes = [x.shape for x in values]
@@ -240,24 +248,33 @@ class _Kernel:
         def fun(indices: Values, state: Values) -> Any:
             own = [indices[n] for n in self._own_dims]
             sizes = [np.int32(self._grid[n]) for n in self._own_dims]
-            return _run_state(lambda refs: _evaluated(closed(self._jaxpr), list(refs), own, sizes))(state)
+            return _run_state(lambda refs: _evaluate_kernel(closed(self._jaxpr), list(refs), own, sizes))(state)
 
-        return _discharged(fun, indices, avals)
+        return _jaxpr_without_refs(fun, indices, avals)
 
-    def _level(self, depth: int, indices: Values, values: Values, scalars: Values, body: ClosedJaxpr) -> Values:
-        """New values of all references after the loops over the grid from a dimension on."""
+    def _run_loops(self, indices: Values, values: Values, scalars: Values, body: ClosedJaxpr) -> Values:
+        """New values of all references after the loops over the remaining dimensions of the grid.
+
+        Args:
+            indices: indices along the dimensions that outer loops go through; a further one for each inner loop.
+            values: values of all references: of arrays the stacks of their blocks, or a block that is loaded.
+            scalars: the prefetched scalars.
+            body: the kernel, from indices and values of all references to their new values.
+        """
+        depth = len(indices)
         first = self._num_scalars
         # Blocks that depend on no further dimension: loaded here, and stored after the inner loops.
         loaded = {first + n: blocks for n, blocks in enumerate(self._blocks) if blocks.depth == depth}
         padded_indices = [*indices, *(np.int32(0) for _ in self._grid[depth:])]
         starts = {n: blocks.starts(padded_indices, scalars) for n, blocks in loaded.items()}
         inner = [loaded[n].load(x, starts[n]) if n in loaded else x for n, x in enumerate(values)]
+        # The others are not carried by loops.
         changed = [n for n, x in enumerate(body.jaxpr.outvars) if x is not body.jaxpr.invars[len(self._grid) + n]]
 
         def step(index: Any, carries: Values) -> Values:
             replaced = dict(zip(changed, carries, strict=True))
             state = [replaced.get(n, x) for n, x in enumerate(inner)]
-            after = self._level(depth + 1, [*indices, index], state, scalars, body)
+            after = self._run_loops([*indices, index], state, scalars, body)
             return [after[n] for n in changed]
 
         if depth == len(self._grid):
@@ -274,7 +291,8 @@ class _Kernel:
         ]
 
 
-def _inner(aval: Any) -> Any:
+def _without_ref(aval: Any) -> Any:
+    """Abstract value of what a reference holds."""
     return getattr(aval, "inner_aval", aval)
 
 
@@ -286,8 +304,8 @@ def _uninitialized(aval: Any) -> Any:
     return lax.full(aval.shape, False if dtype == jnp.bool_ else jnp.iinfo(dtype).min, dtype)
 
 
-def _padded(x: Any, shape: tuple[int, ...]) -> Any:
-    """Array with more elements at its ends."""
+def _pad_to(x: Any, shape: tuple[int, ...]) -> Any:
+    """Array with more elements at its ends, in which nothing has been written."""
     if x.shape == shape:
         return x
     ends = [(0, m - n, 0) for m, n in zip(shape, x.shape, strict=True)]
@@ -295,6 +313,7 @@ def _padded(x: Any, shape: tuple[int, ...]) -> Any:
 
 
 def _is_natural(atom: Any) -> bool:
+    """True for a number that is known, and not negative."""
     return isinstance(atom, Literal) and int(atom.val) >= 0
 
 
@@ -304,24 +323,28 @@ def _run_state(fun: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return run_state(fun)
 
 
-def _discharged(fun: Callable[..., Any], *args: Any) -> ClosedJaxpr:
+def _jaxpr_without_refs(fun: Callable[..., Any], *args: Any) -> ClosedJaxpr:
     """Jaxpr of a function that runs another on references, with JAX's rules of references applied."""
     staged = jax.make_jaxpr(fun)(*args)
 
-    def of_values(*values: Any) -> Values:
-        return eval_jaxpr(staged, values, _implemented, lambda x: x)
+    def of_arrays(*values: Any) -> Values:
+        return eval_jaxpr(staged, values, _run_equation, lambda x: x)
 
-    return jax.make_jaxpr(of_values)(*staged.in_avals)
+    return jax.make_jaxpr(of_arrays)(*staged.in_avals)
 
 
-def _implemented(eqn: JaxprEqn, operands: Values) -> Sequence[Any]:
+def _run_equation(eqn: JaxprEqn, operands: Values) -> Sequence[Any]:
+    """Results of an equation; of a function of references by JAX's implementation, which has none."""
     if eqn.primitive.name != "run_state":
         return eval_equation(eqn, *operands)
     return eqn.primitive.impl(*operands, **eqn.params)
 
 
-def _of_values(index_map: ClosedJaxpr, indices: Values, scalars: Values) -> Values:
-    """Results of an index map, which reads prefetched scalars as references."""
+def _evaluate_index_map(index_map: ClosedJaxpr, indices: Values, scalars: Values) -> Values:
+    """Results of an index map, which reads prefetched scalars as references.
+
+    With scalars it is run on references, to which it writes its results, as JAX has rules to replace these by values.
+    """
     inner: Any = jaxpr_as_fun(index_map)
     if not scalars:
         return list(inner(*indices))
@@ -335,15 +358,15 @@ def _of_values(index_map: ClosedJaxpr, indices: Values, scalars: Values) -> Valu
 
         return _run_state(write)((scalars, results))[1]
 
-    discharged = _discharged(fun, indices, scalars, results)
+    discharged = _jaxpr_without_refs(fun, indices, scalars, results)
     return list(jaxpr_as_fun(discharged)(*indices, *scalars, *results))
 
 
-def _evaluated(jaxpr: ClosedJaxpr, operands: Values, indices: Values, sizes: Values) -> Values:
-    """Results of a kernel's jaxpr, with values for the indices of the grid."""
+def _evaluate_kernel(jaxpr: ClosedJaxpr, operands: Values, indices: Values, sizes: Values) -> Values:
+    """Results of a kernel's jaxpr, with values for the indices of the grid and for its sizes."""
 
     def nested(inner: Any) -> Callable[..., Values]:
-        return lambda *xs: _evaluated(closed(inner), list(xs), indices, sizes)
+        return lambda *xs: _evaluate_kernel(closed(inner), list(xs), indices, sizes)
 
     def equation(eqn: JaxprEqn, xs: Values) -> Sequence[Any]:
         """An equation with values for `program_id` and `num_programs`, also in the loops and branches it holds."""
@@ -357,15 +380,15 @@ def _evaluated(jaxpr: ClosedJaxpr, operands: Values, indices: Values, sizes: Val
             if name == "cond":
                 return list(lax.switch(xs[0], [nested(branch) for branch in params["branches"]], *xs[1:]))
             if name == "scan":
-                return _scan(nested(params["jaxpr"]), xs, params)
+                return _trace_scan(nested(params["jaxpr"]), xs, params)
             if name == "while":
-                return _while(nested(params["cond_jaxpr"]), nested(params["body_jaxpr"]), xs, params)
+                return _trace_while(nested(params["cond_jaxpr"]), nested(params["body_jaxpr"]), xs, params)
             return nested(params[CALLEES[name]])(*xs)
 
     return eval_jaxpr(jaxpr, operands, equation, lambda x: x)
 
 
-def _scan(body: Callable[..., Values], xs: Values, params: dict[str, Any]) -> Values:
+def _trace_scan(body: Callable[..., Values], xs: Values, params: dict[str, Any]) -> Values:
     """A loop of the kernel, traced again: its body reads indices of the grid, which its jaxpr cannot take."""
     inside = scan_body(params)
     consts, carry, stacks = (xs[places] for places in inside.operands)
@@ -378,7 +401,10 @@ def _scan(body: Callable[..., Values], xs: Values, params: dict[str, Any]) -> Va
     return [*carry, *rows]
 
 
-def _while(cond: Callable[..., Values], body: Callable[..., Values], xs: Values, params: dict[str, Any]) -> Values:
+def _trace_while(
+    cond: Callable[..., Values], body: Callable[..., Values], xs: Values, params: dict[str, Any]
+) -> Values:
+    """A loop of the kernel, traced again: its functions read indices of the grid, which its jaxprs cannot take."""
     tested_constants = xs[while_condition(params).operands.constants]
     constants, carries, _ = (xs[places] for places in while_body(params).operands)
     return list(

@@ -53,12 +53,16 @@ def per_key(
     operands: Sequence[Tensor],
     keys_rank: int,
     results: Sequence[tuple[tuple[int, ...], Any]],
+    *,
     cut_results: bool = False,
 ) -> list[Tensor]:
     """Applies a hashable function of keys to arrays of them; returns a new tensor for each result.
 
     Args:
+        fun: the function, of blocks of the operands.
+        title: name of the codelet.
         operands: tensors whose first `keys_rank` dimensions are those of the array of keys.
+        keys_rank: number of dimensions of the array of keys; 0 for operands of one draw.
         results: shape and dtype of each result; its first `keys_rank` dimensions are the keys'.
         cut_results: whether the result of one key may be cut; there is a single result then.
     """
@@ -66,7 +70,7 @@ def per_key(
     order = range(len(shape) if cut_results else keys_rank)
     key_spans = [spans(x.shape, [d if d < keys_rank else None for d in range(x.ndim)]) for x in operands]
     dtypes = tuple(x.dtype for x in operands)
-    codelet = _codelet(fun, title, dtypes, tuple(d for _, d in results), keys_rank, shape)
+    codelet = _key_codelet(fun, title, dtypes, tuple(d for _, d in results), keys_rank, shape)
     fields = (*key_spans, *[spans(shape, range(len(shape)))] * len(results))
     written: Source = "here"
     sources = [*(source_of(builder.graph, x) for x in operands), *(written for _ in results)]
@@ -75,12 +79,12 @@ def per_key(
     def add(builder: Builder, placement: Blocked) -> list[Tensor]:
         for tensor, tensor_spans in zip(operands, key_spans, strict=True):
             place_operand(builder.graph, tensor, tensor_spans, placement)
-        return _add_keys(builder, codelet, operands, keys_rank, results, placement)
+        return _add_vertices_on_keys(builder, codelet, operands, keys_rank, results, placement)
 
     return add(builder, choose(builder.graph, shape, order, work, operands, add))
 
 
-def _add_keys(
+def _add_vertices_on_keys(
     builder: Builder,
     codelet: Codelet,
     operands: Sequence[Tensor],
@@ -109,7 +113,7 @@ def _add_keys(
 
 
 @remembered
-def _codelet(
+def _key_codelet(
     fun: KeyFunction,
     title: str,
     dtypes: tuple[Any, ...],
@@ -139,4 +143,4 @@ def _codelet(
     fields = [Field(f"in{n}", "in", dtype) for n, dtype in enumerate(dtypes)]
     fields += [Field(f"out{n}", "out", dtype) for n, dtype in enumerate(out_dtypes)]
     title = f"poprand::{title}<{dtype_name(out_dtypes[0])}>"
-    return Codelet(title, tuple(fields), compute, cycles, 24, 200, takes=("origins", "shapes"))
+    return Codelet(title, tuple(fields), compute, cycles, state_bytes=24, code_bytes=200, takes=("origins", "shapes"))

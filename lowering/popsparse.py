@@ -56,7 +56,16 @@ _HALF_UNITS = 8
 
 
 def static_cycles(target: Target, dtype: Any, block: int, rows: Count, blocks: Count, columns: Count) -> np.ndarray:
-    """Tile cycles of a bucket of a static pattern."""
+    """Tile cycles of a bucket of a static pattern.
+
+    Args:
+        target: the machine.
+        dtype: dtype of the operands, half or float.
+        block: rows and columns of a block.
+        rows: rows of blocks.
+        blocks: blocks of the bucket.
+        columns: columns of the dense operand.
+    """
     size = np.dtype(dtype).itemsize
     round_cycles = issue_round_cycles(target)
     if block == 1:
@@ -70,7 +79,7 @@ def static_cycles(target: Target, dtype: Any, block: int, rows: Count, blocks: C
 
 
 def _static_block_cycles(size: int, block: int, columns: Count) -> Count:
-    """Worker cycles of one block."""
+    """Worker cycles of one block; `size` in bytes an element, `columns` are the worker's."""
     later = np.asarray(columns) - 1
     if size == 4:
         return {4: 12 + 4 * later, 8: 19 + 8 * later, 16: 2 * np.where(later == 0, 29, 37 + 8 * later)}[block]
@@ -78,7 +87,7 @@ def _static_block_cycles(size: int, block: int, columns: Count) -> Count:
 
 
 def _static_element_cycles(size: int, rows: Count, blocks: Count, columns: Count) -> Count:
-    """Worker cycles of rows with `blocks` elements each."""
+    """Worker cycles of rows with `blocks` elements each; PopLibs has faster loops for some small numbers of columns."""
     later, columns = np.asarray(blocks) - 1, np.asarray(columns)
     if size == 4:
         general = 31 + rows * (12 + columns // 4 * (10 + 3 * later) + (columns % 4 != 0) * (10 + 2 * later))
@@ -192,6 +201,7 @@ def _element_cycles(target: Target, size: int, rows: Count, blocks: Count, colum
 
 
 def _vector_cycles(target: Target, size: int, block: int, rows: Count, blocks: Count, columns: Count) -> np.ndarray:
+    """Cycles by vector operations of workers that share rows and blocks."""
     start, row, block_start, column = _VECTOR_CYCLES[size, block]
     worker = _worker_cycles(target, rows, blocks, start, row, block_start + column * np.asarray(columns))
     return np.asanyarray(_SUPERVISOR_CYCLES + issue_round_cycles(target) * worker)
@@ -206,6 +216,7 @@ def _worker_cycles(
 
 
 def _amp_cycles(target: Target, size: int, block: int, rows: Count, blocks: Count, columns: Count) -> np.ndarray:
+    """Cycles on the AMP, whose passes are over `_AMP_COLUMNS` columns of a block each."""
     rows, blocks = np.asarray(rows), np.asarray(blocks)
     load, first_pass, later_pass = _AMP_CYCLES[size, block]
     passes = ceil_div(columns, _AMP_COLUMNS[size])
@@ -230,7 +241,7 @@ _MULTIPLY_ADD = 2  # operations
 
 @remembered
 def block_products(dtype: Any, number: Any, slots: int, out_dtype: Any, most_blocks: int | None = None) -> Codelet:
-    """Codelet of sums of block products, by slot.
+    """Codelet of sums of block products, by slot: a slot is a row of blocks of the result.
 
     Fields: blocks [blocks, b, b], x [rows, b, n], row [blocks] and slot [blocks] of dtype `number`; out [slots, b, n].
     A dynamic pattern names the most blocks that are not left out; None is a static one.

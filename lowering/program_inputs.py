@@ -60,19 +60,23 @@ NO_MEMORIES = ProgramInputs()
 
 
 def donated_aliases(function: Replicated, donated: Sequence[bool]) -> tuple[int | None, ...]:
-    """For each output the first free donated input of its shape, dtype, memory and split, paired like JAX."""
-    # In order and first fit, as XLA does: other pairings would copy buffers that JAX reuses.
+    """For each output the first free donated input of its shape, dtype, memory and split, or None.
+
+    In order and first fit, as XLA does: other pairings would copy buffers that JAX reuses.
+    """
     free_inputs = [n for n, is_donated in enumerate(donated) if is_donated]
     jaxpr = function.jaxpr
     in_dims = function.in_dims
     aliases: list[int | None] = []
     for aval, dim in zip(jaxpr.out_avals, function.out_dims, strict=True):
-        match = next((n for n in free_inputs if _buffer(jaxpr.in_avals[n], in_dims[n]) == _buffer(aval, dim)), None)
+        key = _buffer_key(aval, dim)
+        match = next((n for n in free_inputs if _buffer_key(jaxpr.in_avals[n], in_dims[n]) == key), None)
         if match is not None:
             free_inputs.remove(match)
         aliases.append(match)
     return tuple(aliases)
 
 
-def _buffer(aval: Any, dim: Split) -> tuple[Any, ...]:
+def _buffer_key(aval: Any, dim: Split) -> tuple[Any, ...]:
+    """Features of a buffer; one of equal features can be reused."""
     return aval.shape, aval.dtype, dim, is_on_host(aval)

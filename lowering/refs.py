@@ -63,13 +63,13 @@ def is_ref(aval: Any) -> bool:
 
 
 def with_state(jaxpr: ClosedJaxpr) -> tuple[ClosedJaxpr, list[jax.Ref]]:
-    """Jaxpr of arrays for one that has Refs as arguments, or closes over some.
+    """Jaxpr of arrays for one that has Refs as arguments, or closes over some: it makes these Refs inside.
 
     Returns:
         The jaxpr, with the value of each Ref as input, those closed over last, and its new value as a further result in
         the same order; and the Refs closed over. The jaxpr itself and none if it has no Refs from outside.
     """
-    # JAX passes Refs as arguments, but has those of an enclosing scope among the constants.
+    # Refs that JAX does not pass as arguments, of an enclosing scope, are among the constants.
     closed_over = [value for value in jaxpr.consts if isinstance(value, jax.Ref)]
     avals = [*jaxpr.in_avals, *map(jax.typeof, closed_over)]
     if not any(map(is_ref, avals)):
@@ -88,16 +88,26 @@ def with_state(jaxpr: ClosedJaxpr) -> tuple[ClosedJaxpr, list[jax.Ref]]:
 
 
 def discharge(jaxpr: ClosedJaxpr, axes: Mapping[str, int] = _NO_AXES) -> ClosedJaxpr:
-    """Returns an equal jaxpr without Refs, which has none among its arguments."""
-    # `axes`: sizes of the named axes around it, except those of a function that is being traced.
+    """Returns an equal jaxpr without Refs.
+
+    Args:
+        jaxpr: a jaxpr that has no Ref among its arguments.
+        axes: sizes of the named axes around it, except those of a function that is being traced.
+    """
     if not any(map(_has_refs, jaxpr.jaxpr.eqns)):
         return jaxpr
     _check_conditions(jaxpr.jaxpr)
-    return _run_without(jaxpr, axes)
+    return _trace_without_refs(jaxpr, axes)
 
 
 def refuse_refs(who: str, how: str, values: Sequence[Any]) -> None:
-    """Refuses Refs among values of a function that runs in parts, which have no state; `how` says how it gets them."""
+    """Refuses Refs among values of a function that runs in parts, which have no state.
+
+    Args:
+        who: name of the function.
+        how: how it gets the values: "is given", "closes over".
+        values: the values.
+    """
     for value in values:
         if isinstance(value, jax.Ref) or is_ref(jax.typeof(value)):
             raise ArgumentError(
@@ -150,8 +160,12 @@ def _check_memories(jaxpr: ClosedJaxpr) -> None:
         )
 
 
-def _run_without(jaxpr: ClosedJaxpr, axes: Mapping[str, int]) -> ClosedJaxpr:
-    """Traces the jaxpr as run by JAX's implementation of functions of Refs."""
+def _trace_without_refs(jaxpr: ClosedJaxpr, axes: Mapping[str, int]) -> ClosedJaxpr:
+    """Traces the jaxpr as run by JAX's implementation of functions of Refs.
+
+    `run_state` turns a function of Refs into one of values. So the jaxpr is run in a function that gets Refs of its
+    inputs and results; then the equations that the implementation of `run_state` consists of are traced.
+    """
     from jax.experimental.pallas import run_state  # a slow import, and few programs have Refs
 
     opened, consts = constants_as_inputs(jaxpr)
@@ -189,8 +203,10 @@ def _run_without(jaxpr: ClosedJaxpr, axes: Mapping[str, int]) -> ClosedJaxpr:
 
 
 def _with_results_as_computed(jaxpr: Jaxpr) -> Jaxpr:
-    """Returns the jaxpr with weakly typed results in place of their copies in Refs, which are strongly typed."""
-    # A copy is `name=ipu_result` of the result, which `convert_element_type` may follow.
+    """Returns the jaxpr with weakly typed results in place of their copies in Refs, which are strongly typed.
+
+    A copy is an equation `name` of `_RESULT`, which `convert_element_type` may follow.
+    """
     producers: dict[Atom, JaxprEqn] = {var: eqn for eqn in jaxpr.eqns for var in eqn.outvars}
 
     def operand_of(primitive: str, atom: Atom) -> Atom | None:

@@ -106,9 +106,11 @@ def call_site(eqn: JaxprEqn) -> tuple[tuple[Any, int], ...]:
 
 
 def library_function(eqn: JaxprEqn) -> str:
-    """Function of an equation that is neither JAX's nor ipujax's, "" if JAX has none."""
-    # A function of an Optax optimiser has the name of its maker: `scale_by_adam` for `scale_by_adam.<locals>.update`.
-    # `optax.adam` is a closure: the local function `update` says less than its maker.
+    """Function of an equation that is neither JAX's nor ipujax's, "" if JAX has none.
+
+    The update function of an Optax optimiser is a closure, `scale_by_adam.<locals>.update`, whose name says less than
+    that of its maker, `scale_by_adam`, which stands for it.
+    """
     names: list[str] = [frame.function_name for frame in _frames(eqn) if is_of_user(frame.file_name)]
     makers = [name.partition(".<locals>.")[0] for name in names if ".<locals>.update" in name]
     return next(iter(makers + names), "")
@@ -173,7 +175,10 @@ def as_recomputed(eqn: JaxprEqn) -> JaxprEqn:
 
 
 def common_function(eqns: Sequence[JaxprEqn]) -> str:
-    """Innermost function of the user that all equations were traced in, "" if there is none."""
+    """Innermost function of the user that all equations were traced in, "" if there is none.
+
+    It is the last of the calls, from the outermost on, that all tracebacks begin with.
+    """
     common: list[tuple[str, str]] | None = None
     for eqn in eqns:
         frames = [(f.file_name, f.function_name) for f in reversed(_frames(eqn)) if not is_installed(f.file_name)]

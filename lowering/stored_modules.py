@@ -83,7 +83,7 @@ class StoredModule:
             (self.in_avals, kind.inputs, "arguments"),
             (self.out_avals, kind.results, "results"),
         ):
-            expected = [str(_type(aval)) for aval in avals]
+            expected = [str(_type_of_array(aval)) for aval in avals]
             if expected != (got := [str(each) for each in types]):
                 raise ModuleError(f"its {place} are {', '.join(got)[:200]}, not {', '.join(expected)[:200]}")
 
@@ -107,7 +107,7 @@ def _check_operations(module: Any) -> None:
     calls: dict[str, list[str]] = {}
     faults: list[str] = []
 
-    def look(op: Any) -> Any:
+    def note_faults(op: Any) -> Any:
         """Note faults and calls of an operation; an error would not pass through the parser's own code."""
         if op.name.partition(".")[0] not in _DIALECTS:
             faults.append(f"it has the operation {op.name}")
@@ -120,7 +120,7 @@ def _check_operations(module: Any) -> None:
             faults.append(f"it calls {_text_of(op, 'call_target_name')}")
         return mlir.ir.WalkResult.ADVANCE
 
-    module.operation.walk(look)
+    module.operation.walk(note_faults)
     try:
         TopologicalSorter(calls).prepare()
     except CycleError as error:
@@ -139,7 +139,7 @@ def _text_of(op: Any, name: str) -> str:
     return str(mlir.ir.StringAttr(op.attributes[name]).value)
 
 
-def _type(aval: Any) -> Any:
+def _type_of_array(aval: Any) -> Any:
     return mlir.ir.RankedTensorType.get(aval.shape, mlir.dtype_to_ir_type(np.dtype(aval.dtype)))
 
 
@@ -161,12 +161,13 @@ def stored_module(function: Callable[..., Sequence[Any]], name: str, avals: Sequ
     return StoredModule(exported.mlir_module(), name, tuple(shapes), outs)
 
 
-def _lower(ctx: Any, *operands: Any, module: StoredModule) -> Any:
+def _lower_module(ctx: Any, *operands: Any, module: StoredModule) -> Any:
+    """Adds a stored module to the one that JAX lowers to, and calls its function."""
     with ctx.module_context.context:
         parsed = mlir.ir.Module.parse(module.text)
     symbols = ctx.module_context.symbol_table
     symbol = mlir.merge_mlir_modules(ctx.module_context.module, "stored_module", parsed, dst_symtab=symbols)
-    results = [_type(aval) for aval in module.out_avals]
+    results = [_type_of_array(aval) for aval in module.out_avals]
     return func_dialect.CallOp(results, mlir.ir.FlatSymbolRefAttr.get(symbol), operands).results
 
 
@@ -176,4 +177,4 @@ _module_p.def_abstract_eval(
     lambda *_, module: [jax.core.ShapedArray(x.shape, x.dtype, weak_type=x.weak_type) for x in module.out_avals]
 )
 _module_p.def_impl(lambda *arrays, module: jax_jit(module)(*arrays))
-mlir.register_lowering(_module_p, _lower)
+mlir.register_lowering(_module_p, _lower_module)

@@ -43,6 +43,7 @@ def is_pure(module: str) -> bool:
 
 @cache  # of the process: installed packages do not change while it runs
 def _distribution_of_package(package: str) -> str | None:
+    """Return the same of a package; a package that is not imported is as one of the user's own."""
     if package == OURS:
         return OURS
     origin = _origin(package)

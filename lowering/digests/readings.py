@@ -126,6 +126,7 @@ def _has_code_of_distribution(value: Any) -> bool:
 
 
 def _global_name(value: Any) -> str:
+    """Return the name of a global of a distribution, with version; refuse one that reads files or states."""
     module: str = value.__module__
     name = getattr(value, "__qualname__", None) or value.__name__
     distribution = distribution_of(module)
@@ -147,7 +148,7 @@ def _read_array(array: np.ndarray) -> Reading:
 
 
 def _own_state(value: Any, base: type) -> tuple[Any, ...]:
-    """Return the class of a value and its attributes, if the class is not the base."""
+    """Return the class of a value and its attributes; nothing for `base` itself, whose content is read."""
     return () if type(value) is base else (type(value), dict(getattr(value, "__dict__", {})))
 
 
@@ -192,7 +193,7 @@ def _read_function(function: FunctionType) -> Reading:
     for name in sorted(reads.global_names):
         children += (name, _global_of(function, name))
     for level, name, names in sorted(reads.imports):
-        children += _imported(function, level, name, names)
+        children += _imported_values(function, level, name, names)
     return Reading(f"function {module}.{function.__qualname__}", children, reads)
 
 
@@ -205,7 +206,7 @@ def _global_of(function: FunctionType, name: str) -> Any:
     return getattr(sys.modules["builtins"], name, None)
 
 
-def _imported(function: FunctionType, level: int, name: str, names: tuple[str, ...]) -> list[Any]:
+def _imported_values(function: FunctionType, level: int, name: str, names: tuple[str, ...]) -> list[Any]:
     """Return a module that a function imports itself, the names from it, and its packages; a text where it fails."""
     package = function.__globals__.get("__package__") or ""
     try:
@@ -280,21 +281,21 @@ def _read_object(value: Any) -> Reading:
         fields = [getattr(value, field.name) for field in dataclasses.fields(kind)]
         return Reading("dataclass", (kind, *fields))
     if kind.__module__.partition(".")[0] in _WITH_TEXTS:
-        text = _text(value)
+        text = _text_of_contents(value)
         if text is not None:
             return Reading(f"{name}:{text}")
-    return Reading("object", (kind, *_content(value), *_state(value, name)))
+    return Reading("object", (kind, *_builtin_content(value), *_attributes_and_slots(value, name)))
 
 
-def _text(value: Any) -> str | None:
-    """Return the text of an object whose class has one of the contents; None for another."""
+def _text_of_contents(value: Any) -> str | None:
+    """Return the text of an object whose class shows its contents; None where it shows an address, or nothing."""
     if not any("__repr__" in vars(base) for base in type(value).__mro__[:-1]):
         return None
     text = repr(value)
     return None if any(mark in text for mark in _ADDRESS_MARKS) else text
 
 
-def _content(value: Any) -> list[Any]:
+def _builtin_content(value: Any) -> list[Any]:
     """Return the content that an object has as a dict, list, number or text."""
     base = next((base for base in _CONTAINERS if isinstance(value, base)), None)
     if base is None:
@@ -302,8 +303,11 @@ def _content(value: Any) -> list[Any]:
     return [list(dict.items(value))] if base is dict else [base(value)]
 
 
-def _state(value: Any, name: str) -> list[Any]:
-    """Return attributes and slots of an object, and what it gives to be copied where its class defines that."""
+def _attributes_and_slots(value: Any, name: str) -> list[Any]:
+    """Return attributes and slots of an object, and what it gives to be copied where its class defines that.
+
+    `name` is that of its class, for the error.
+    """
     kind = type(value)
     try:
         reduce = copyreg.dispatch_table.get(kind)

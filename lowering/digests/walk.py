@@ -61,7 +61,7 @@ class Digests:
     """
 
     def __init__(self, text_readers: TextReaders, *common: Any) -> None:
-        self._text_readers: TextReaders = {CodeType: Digests._code, **text_readers}
+        self._text_readers: TextReaders = {CodeType: Digests._code_digest, **text_readers}
         self._reader_of_class: dict[type, Callable[[Digests, Any], str] | None] = {}
         self._texts: dict[int, str] = {}  # by identity of the value
         self._lines: dict[int, str] = {}  # by identity of the code
@@ -77,11 +77,11 @@ class Digests:
         return digest_of_text(self._common + self.walk_digest(value))
 
     def once(self, value: Any, text: Callable[[Any], str]) -> str:
-        """Return a text of an object, computed once."""
+        """Return a text of an object, computed once; values inside that refer to the object get another one."""
         known = self._texts.get(id(value))
         if known is None:
             self._kept.append(value)
-            self._texts[id(value)] = f"inside {type(value).__name__}"  # for values inside that refer to it
+            self._texts[id(value)] = f"inside {type(value).__name__}"
             try:
                 known = text(value)
             except NoDigestError:
@@ -91,7 +91,7 @@ class Digests:
         return known
 
     def text(self, value: Any) -> str:
-        """Return the text of a value: itself, or its digest."""
+        """Return the text of a value: an atom's own, that of each item of a tuple, else a digest."""
         known = self._texts.get(id(value))
         if known is not None:
             return known
@@ -101,7 +101,10 @@ class Digests:
         return self.once(value, self.walk_digest) if text is None else text
 
     def context_free_text(self, value: Any) -> str | None:
-        """Return the text of a value that has one wherever it occurs; None for others."""
+        """Return the text of a value that has one wherever it occurs; None for others.
+
+        Others are walked through, since their text depends on which values the walk has met before.
+        """
         kind = type(value)
         if kind in ATOMS:
             return repr(value)
@@ -137,7 +140,7 @@ class Digests:
         lines = self._lines  # looked up here: a program has thousands of frames
         return "".join([f"{lines.get(id(code)) or self.lines(code)}@{n};" for code, n in frames])
 
-    def _code(self, code: CodeType) -> str:
+    def _code_digest(self, code: CodeType) -> str:
         """Return the digest of a function's byte code, names, lines and constants, and of those inside it."""
         names = (code.co_filename, code.co_qualname, code.co_firstlineno, code.co_names, code.co_varnames)
         lines = hashlib.sha256(code.co_code + code.co_linetable + code.co_exceptiontable).hexdigest()
@@ -155,22 +158,22 @@ class _Walk:
     def __init__(self, digests: Digests, root: Any) -> None:
         self._digests = digests
         self._root = root
-        self._pending: list[Any] = [root]
-        self._numbers: dict[int, int] = {}
-        self._kept: list[Any] = []
-        self._attributes: set[str] = set()
-        self._modules: dict[str, ModuleType] = {}
+        self._pending: list[Any] = [root]  # the next one last
+        self._numbers: dict[int, int] = {}  # by identity of the values that were reached
+        self._kept: list[Any] = []  # alive, so that no other object has their identity
+        self._attributes: set[str] = set()  # names that the code and the texts of the walk may read
+        self._modules: dict[str, ModuleType] = {}  # by name, those that were reached
         self._used: dict[str, set[str]] = {}  # attributes of each module that were reached
-        self._reads_any_name = False
+        self._reads_any_name = False  # whether code of the walk reads attributes by names that it makes
 
     def parts(self) -> Iterator[str]:
-        """Yield the text of each value."""
+        """Yield the text of each value; attributes of modules follow as long as code that reads them is reached."""
         while self._pending:
             while self._pending:
-                yield self._part(self._pending.pop())
+                yield self._text_of(self._pending.pop())
             self._add_used_attributes()
 
-    def _part(self, value: Any) -> str:
+    def _text_of(self, value: Any) -> str:
         """Return the text of a value, and put the values inside it next."""
         number = self._numbers.get(id(value))
         if number is not None:
@@ -186,7 +189,7 @@ class _Walk:
             self._numbers[id(value)] = len(self._numbers)
         self._kept.append(value)
         if isinstance(value, ModuleType):
-            return self._module(value)
+            return self._module_text(value)
         if type(value) in (set, frozenset):
             return f"{type(value).__name__} {sorted(map(self._digests.walk_digest, value))}"
         reading = read(value)
@@ -196,7 +199,7 @@ class _Walk:
         self._pending += reversed(reading.children)
         return f"{reading.label}/{len(reading.children)}"
 
-    def _module(self, module: ModuleType) -> str:
+    def _module_text(self, module: ModuleType) -> str:
         distribution = distribution_of(module.__name__)
         self._modules[module.__name__] = module
         if distribution is None and type(module) is not ModuleType:
@@ -264,48 +267,48 @@ def jaxpr_digest(jaxpr: ClosedJaxpr) -> str:
     Raises:
         NoDigestError: a constant or parameter has none.
     """
-    return _closed(value_digests(), jaxpr)
+    return _closed_digest(value_digests(), jaxpr)
 
 
-def _closed(digests: Digests, jaxpr: ClosedJaxpr) -> str:
-    constants = "".join(digests.once(x, _constant) for x in jaxpr.consts)
-    return digest_of_text(digests.once(jaxpr.jaxpr, lambda x: _jaxpr(digests, x)) + constants)
+def _closed_digest(digests: Digests, jaxpr: ClosedJaxpr) -> str:
+    constants = "".join(digests.once(x, _constant_text) for x in jaxpr.consts)
+    return digest_of_text(digests.once(jaxpr.jaxpr, lambda x: _open_jaxpr_digest(digests, x)) + constants)
 
 
-def _jaxpr(digests: Digests, jaxpr: Jaxpr) -> str:
+def _open_jaxpr_digest(digests: Digests, jaxpr: Jaxpr) -> str:
     """Digest of a jaxpr; a variable is the number of its definition, so names and identities do not matter."""
     numbers: dict[Var, int] = {}
 
     def define(variables: Iterable[Var]) -> str:
         for var in variables:
             numbers.setdefault(var, len(numbers))
-        return ",".join("_" if isinstance(var, DropVar) else digests.once(var.aval, _type) for var in variables)
+        return ",".join("_" if isinstance(var, DropVar) else digests.once(var.aval, _type_text) for var in variables)
 
     def use(atoms: Iterable[Any]) -> str:
-        return ",".join(_literal(x) if isinstance(x, Literal) else str(numbers[x]) for x in atoms)
+        return ",".join(_literal_text(x) if isinstance(x, Literal) else str(numbers[x]) for x in atoms)
 
     lines = [repr(traced_from(jaxpr)), define(jaxpr.constvars), define(jaxpr.invars)]
     for eqn in jaxpr.eqns:
-        lines.append(f"{use(eqn.invars)}>{define(eqn.outvars)} {_equation(digests, eqn)}")
+        lines.append(f"{use(eqn.invars)}>{define(eqn.outvars)} {_equation_text(digests, eqn)}")
     return digest_of_text("\n".join([*lines, use(jaxpr.outvars)]))
 
 
-def _equation(digests: Digests, eqn: JaxprEqn) -> str:
+def _equation_text(digests: Digests, eqn: JaxprEqn) -> str:
     name = eqn.primitive.name
     if name in CALLBACKS:
         raise NoDigestError(f"{name} calls a Python function")
     skipped = _OF_DERIVATIVES.get(name, frozenset())
     params = " ".join(f"{key}={digests.text(x)}" for key, x in sorted(eqn.params.items()) if key not in skipped)
     effects = sorted(type(effect).__qualname__ for effect in eqn.effects)
-    return f"{digests.text(eqn.primitive)}[{params}] {effects} {digests.text(eqn.ctx)} {_place(digests, eqn)}"
+    return f"{digests.text(eqn.primitive)}[{params}] {effects} {digests.text(eqn.ctx)} {_place_text(digests, eqn)}"
 
 
-def _primitive(digests: Digests, primitive: Primitive) -> str:
+def _primitive_text(digests: Digests, primitive: Primitive) -> str:
     """Return name and implementation of a primitive: a rule of the user's own is part of the program."""
     return f"{primitive.name}:{digests.text(implementations(primitive))}"
 
 
-def _place(digests: Digests, eqn: JaxprEqn) -> str:
+def _place_text(digests: Digests, eqn: JaxprEqn) -> str:
     info = eqn.source_info
     stack = digests.once(info.name_stack, lambda stack: repr(str(stack)))
     if info.traceback is None:
@@ -314,11 +317,12 @@ def _place(digests: Digests, eqn: JaxprEqn) -> str:
     return f"{stack} {frames}"
 
 
-def _literal(literal: Literal) -> str:
-    return f"{_type(literal.aval)}:{_bytes(np.asarray(literal.val))}"
+def _literal_text(literal: Literal) -> str:
+    return f"{_type_text(literal.aval)}:{_bytes_text(np.asarray(literal.val))}"
 
 
-def _constant(value: Any) -> str:
+def _constant_text(value: Any) -> str:
+    """Return type and digest of the bytes of a constant; refuse tracers, and values that are no arrays."""
     if isinstance(value, jax.core.Tracer):
         raise NoDigestError("it closes over a tracer")
     if not isinstance(value, _NUMBERS):
@@ -327,21 +331,21 @@ def _constant(value: Any) -> str:
     data: Any = value
     if jnp.issubdtype(aval.dtype, jax.dtypes.extended):
         data = jax.random.key_data(data)
-    return f"{_type(aval)}:{_bytes(np.asarray(data))}"
+    return f"{_type_text(aval)}:{_bytes_text(np.asarray(data))}"
 
 
-def _bytes(array: np.ndarray) -> str:
+def _bytes_text(array: np.ndarray) -> str:
     return f"{array.dtype!r}{array.shape}{hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()}"
 
 
-def _type(aval: Any) -> str:
+def _type_text(aval: Any) -> str:
     weak = "w" if getattr(aval, "weak_type", False) else ""
     return f"{type(aval).__name__} {aval.str_short()}{weak} {getattr(aval, 'memory_space', '')}"
 
 
 _TEXT_READERS: TextReaders = {
-    ClosedJaxpr: _closed,
-    Jaxpr: _jaxpr,
-    Primitive: _primitive,
-    jax.Array: lambda _, value: _constant(value),
+    ClosedJaxpr: _closed_digest,
+    Jaxpr: _open_jaxpr_digest,
+    Primitive: _primitive_text,
+    jax.Array: lambda _, value: _constant_text(value),
 }

@@ -31,7 +31,9 @@ class Dot:
 
     def __init__(self, name: str) -> None:
         self._lines = [f"digraph {quoted(name)} {{", '  node [shape=box, fontname="sans-serif", fontsize=10];']
-        self._depth, self._nodes, self._clusters = 1, 0, 0
+        self._depth = 1
+        self._nodes = 0
+        self._clusters = 0
         self._add(f'label={quoted(name)}; labelloc=t; fontname="sans-serif"; edge [fontsize=9];')
 
     def node(self, label: str, shape: str = "box") -> str:
@@ -87,15 +89,18 @@ class _JaxprDrawing:
 
     def __init__(self, name: str) -> None:
         self.dot = Dot(name)
-        self._makers: dict[str, tuple[str, str]] = {}  # value → the node that makes it, and its type
-        self._titles: dict[int, str] = {}  # number of a jaxpr → its first equation and parameter
-        self._callers: list[tuple[str, int]] = []
+        self._makers: dict[str, tuple[str, str]] = {}  # value → the node that computes it, and its type
+        self._titles: dict[int, str] = {}  # number of a jaxpr → the first equation that holds it, and its parameter
+        self._callers: list[tuple[str, int]] = []  # node of an equation, and number of a jaxpr that it holds
 
     def draw(self, jaxprs: Iterable[Json]) -> None:
-        """Draws jaxprs: the first bare, each other one, which an earlier one holds, in a cluster."""
-        first, *held = jaxprs
+        """Draws jaxprs: the first bare, each other one, which an earlier one holds, in a cluster.
+
+        An earlier one has given each its title, and edges to the first nodes of jaxprs are drawn when all have nodes.
+        """
+        first, *inner_jaxprs = jaxprs
         entries = [self._jaxpr(first, "")]
-        for number, jaxpr in enumerate(held, 1):
+        for number, jaxpr in enumerate(inner_jaxprs, 1):
             with self.dot.cluster(self._titles[number]):
                 entries.append(self._jaxpr(jaxpr, self._titles[number]))
         for node, number in self._callers:
@@ -111,6 +116,7 @@ class _JaxprDrawing:
         return [*inputs, *equations, *outputs, ""][0]
 
     def _source(self, value: Json, kind: str, title: str) -> str:
+        """Draws an input or a constant of a jaxpr, by its `kind`; returns its node."""
         role = f"{kind} of {title}" if title else kind
         node = self.dot.node(f"{role}\n{value['type']}", "ellipse")
         self._makers[value["name"]] = node, value["type"]
@@ -158,8 +164,8 @@ class _GraphDrawing:
     def __init__(self, name: str, graph: Json) -> None:
         self.dot = Dot(name)
         self._graph = graph
-        self._steps: dict[int, str] = {}
-        self._calls: list[tuple[str, int]] = []
+        self._steps: dict[int, str] = {}  # number of a step → its node
+        self._calls: list[tuple[str, int]] = []  # node of a call, and number of its function
         self._edges: list[tuple[str, int, bool]] = []  # step, variable, whether it is written
 
     def draw(self) -> None:
@@ -201,6 +207,7 @@ class _GraphDrawing:
             self._draw(child)
 
     def _draw_step(self, node: Json) -> None:
+        """Draws a step, once however many places of the program it is in."""
         if node["step"] in self._steps:
             return
         groups = self._graph["compute_sets"][node["compute_set"]]["groups"] if "compute_set" in node else []

@@ -53,21 +53,22 @@ class DumpRequest:
         """Read the request from the environment; refuse unknown passes and kinds of dumps."""
         dots = os.environ.get(DOT, "")
         dumps = os.environ.get(DUMP, "")
-        after = [_step(part.strip()) for part in dots.split(",") if part.strip()]
+        after = [_step_of(part.strip()) for part in dots.split(",") if part.strip()]
         kinds = [part.strip() for part in dumps.split(",") if part.strip()]
         for kind in kinds:
-            _check(kind, KINDS, f"{DUMP} names an unknown dump: {kind!r}")
+            _check_name(kind, KINDS, f"{DUMP} names an unknown dump: {kind!r}")
         return DumpRequest(frozenset(after), frozenset(kinds), Path(os.environ.get(FOLDER) or "."))
 
 
-def _step(part: str) -> str:
+def _step_of(part: str) -> str:
+    """The step in `after:STEP`."""
     if not part.startswith(_AFTER):
         raise ArgumentError(f"{DOT} must name a pass", expected="after:PASS, after:PASS, …", got=repr(part))
     name = part.removeprefix(_AFTER)
-    _check(name, steps(), f"{DOT} names an unknown pass: {name!r}")
+    _check_name(name, steps(), f"{DOT} names an unknown pass: {name!r}")
     return name
 
 
-def _check(name: str, valid: Sequence[str], message: str) -> None:
+def _check_name(name: str, valid: Sequence[str], message: str) -> None:
     if name not in valid:
         raise ArgumentError(message, expected=f"one of {', '.join(valid)}", got=repr(name), hint=nearest(name, valid))

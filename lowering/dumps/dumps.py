@@ -48,21 +48,22 @@ class Dumps:
         request: dumps to write.
 
     Attributes:
-        jaxprs: the jaxpr after each pass so far.
+        jaxprs: the jaxpr after each pass so far, by step of `dump_request.steps`, in their order.
     """
 
     def __init__(self, name: str, request: DumpRequest) -> None:
-        self._name, self._request = name, request
+        self._name = name
+        self._request = request
         self.jaxprs: dict[str, ClosedJaxpr] = {}
 
     def passed(self, step: str, jaxpr: ClosedJaxpr) -> None:
-        """Takes the jaxpr after a pass."""
+        """Takes the jaxpr after a pass, as soon as the pass ends; writes its drawing if it is requested."""
         self.jaxprs[step] = jaxpr
         if step in self._request.dots:
             self._write(f"{step}.dot", jaxpr_dot(jaxpr, f"{self._name} after {step}"))
 
     def lowered(self, graph: Graph, program: Program) -> None:
-        """Takes the graph and the program.
+        """Takes the graph and the program, and writes the dumps of the whole lowering that are requested.
 
         Raises:
             ArgumentError: a file that cannot be written.
@@ -76,7 +77,10 @@ class Dumps:
 
     @contextmanager
     def writing_on_failure(self) -> Iterator[None]:
-        """Around a compilation: adds the step that fails to its error, and writes the forms before that step."""
+        """Around a compilation: adds the step that fails to its error, and writes the forms before that step.
+
+        Every step but the last notes its jaxpr when it ends, so the first one without a jaxpr is the one that failed.
+        """
         try:
             yield
         except Exception as error:
@@ -85,11 +89,13 @@ class Dumps:
             if "ir" in self._request.kinds:
                 forms = intermediate_json(self._name, self.jaxprs, failure=Failure(step, error))
                 where = f"what was made before it is in {self._write('ir.json', _text(forms))}"
-            if "ir" in self._request.kinds or not isinstance(error, IpuError):  # whose error names the failure
+            # An `IpuError` names the failure itself: it needs a note only where it leads to a file.
+            if "ir" in self._request.kinds or not isinstance(error, IpuError):
                 error.add_note(f"the step {step!r} of compiling {self._name} failed; {where}")
             raise
 
     def _write(self, suffix: str, text: str) -> Path:
+        """Writes a file of the request's folder, which is made if need be; returns its path."""
         folder = self._request.folder
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -107,7 +113,14 @@ def intermediate_json(
     lowered: tuple[Graph, Program] | None = None,
     failure: Failure | None = None,
 ) -> dict[str, Any]:
-    """Return the forms of a function as JSON: the jaxpr after each pass, the graph, or the step that failed."""
+    """Return the forms of a function as JSON, see the head of this file.
+
+    Args:
+        name: name of the function.
+        jaxprs: the jaxpr after each pass, by its name.
+        lowered: graph and program; None where there are none yet.
+        failure: the step that failed; None where none did.
+    """
     numbered = JaxprList()
     passes = [{"name": step, "jaxpr": numbered.number_of(jaxpr)} for step, jaxpr in jaxprs.items()]
     failed = None

@@ -78,7 +78,7 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 class JaxprList:
-    """A list of jaxprs, numbered as they are added; holding them keeps their identity."""
+    """A list of jaxprs, numbered as they are added, by identity; the list holds them, so that no other one gets it."""
 
     def __init__(self) -> None:
         self._numbers: dict[int, int] = {}
@@ -101,10 +101,9 @@ class JaxprList:
         return written
 
     def _jaxpr(self, jaxpr: Jaxpr) -> Json:
-        inputs, constants = map(self._value, jaxpr.invars), map(self._value, jaxpr.constvars)
         return {
-            "inputs": list(inputs),
-            "constants": list(constants),
+            "inputs": [self._value(var) for var in jaxpr.invars],
+            "constants": [self._value(var) for var in jaxpr.constvars],
             "equations": [self._equation(eqn) for eqn in jaxpr.eqns],
             "outputs": [self._operand(atom) for atom in jaxpr.outvars],
         }
@@ -150,7 +149,7 @@ def short_type(atom: Atom) -> str:
 
 
 def equation_counts(jaxpr: ClosedJaxpr) -> Counter[tuple[str, str, str]]:
-    """The number of equations of each primitive, types of operands and results, and line, those inside others too."""
+    """The number of equations of each primitive, text of its types, and line, those inside others too."""
     types = dict[Any, str]()  # by abstract value, of which there are few
 
     def type_of(atom: Atom) -> str:
@@ -337,7 +336,7 @@ def _title(control: Loop | Branch) -> str:
 
 
 def _fields(node: Program) -> Json:
-    """Return the fields that only this type of node has."""
+    """Return the fields that only this type of node has: of types that are not here, those it names itself."""
     match node:
         case CrossReplicaCopy():
             return {"replica_map": [list(pair) for pair in node.replica_map]}

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
+from typing import NamedTuple
 
 import numpy as np
 
@@ -42,7 +43,7 @@ _FIRST_COSTED = 128  # candidates of least bound; assumed
 
 
 def _regions(memory: Memory, lengths: Sequence[Count]) -> np.ndarray:
-    """Contiguous regions, in a memory order, of blocks of some lengths."""
+    """Number of contiguous regions, in a memory order, of blocks of some lengths, one for each axis of the memory."""
     remaining = list(lengths)  # of each axis, outside of the dimensions already seen
     regions = np.ones((), np.int64)
     is_contiguous = np.ones((), bool)
@@ -64,23 +65,44 @@ def output_order(kind: VertexKind, rank: int) -> list[int]:
     return [OUT_CHANNELS, *outputs] if kind.is_swapped else [*outputs, OUT_CHANNELS]
 
 
+class Choice(NamedTuple):
+    """One of several candidates: its number, and its cycles by part of `PlanCost`, int64[5]."""
+
+    number: int
+    cost_parts: np.ndarray
+
+
 @dataclass(frozen=True, eq=False)
 class Candidates:
-    """Candidate plans of one kind of vertex; arrays have one entry a candidate."""
+    """Candidate plans of one kind of vertex; arrays have one entry a candidate.
+
+    Args:
+        spec: the convolution.
+        kind: the kind of vertex.
+        target: the machine.
+        grains: multiples that the cuts of each dimension are.
+        splits: blocks of each dimension, int64[dimensions, candidates].
+        block: lengths of the largest block.
+        lhs_stays: whether vertices are on the tiles of all activations that they read.
+        rhs_stays: whether vertices are on the tiles of all weights that they read.
+    """
 
     spec: ConvSpec
     kind: VertexKind
     target: Target
-    grains: Dims[int]  # multiples that the cuts of each dimension are
-    splits: np.ndarray  # blocks of each dimension, int64[dimensions, candidates]
-    block: Dims[np.ndarray]  # lengths of the largest block
-    lhs_stays: bool = False  # whether vertices are on the tiles of all activations that they read
-    rhs_stays: bool = False  # whether vertices are on the tiles of all weights that they read
+    grains: Dims[int]
+    splits: np.ndarray
+    block: Dims[np.ndarray]
+    lhs_stays: bool = False
+    rhs_stays: bool = False
 
     @staticmethod
-    def of(kind: VertexKind, spec: ConvSpec, target: Target, in_groups: bool = False) -> Candidates:
-        """Enumerates the candidates of one kind of vertex that use at most the tiles of one IPU."""
-        grain = grains(kind, spec, target, in_groups)
+    def of(kind: VertexKind, spec: ConvSpec, target: Target, *, in_groups: bool = False) -> Candidates:
+        """Enumerates the candidates of one kind of vertex that use at most the tiles of one IPU.
+
+        With `in_groups` no cut divides a group of channels of an operand.
+        """
+        grain = grains(kind, spec, target, in_groups=in_groups)
         pairs = list(zip(spec.extents, grain, strict=True))
         splittable = sum(extent > g for extent, g in pairs)
         limit = _MAX_SPLITS.get(max(1, splittable), _MANY_DIMS_MAX_SPLITS)
@@ -121,14 +143,19 @@ class Candidates:
 
     @cached_property
     def gathering_cycles(self) -> np.ndarray:
-        """Cycles to copy operands of which only a part is received to contiguous memory."""
+        """Cycles to copy operands of which only a part is received to contiguous memory.
+
+        The AMP reads an operand in pieces, but for activations with a halo; rearranged operands are copied anyway.
+        """
         total = np.zeros(self.splits.shape[1], np.int64)
-        moved = rearranged(self.kind, self.spec, self.target)
+        reordered = rearranged(self.kind, self.spec, self.target)
         blocks = self._input_bytes, self._weight_bytes
-        for block, received, is_moved in zip(blocks, self._received_bytes, (moved.lhs, moved.rhs), strict=True):
-            is_whole = not self.kind.uses_amp or (moved.has_halo and block is self._input_bytes)
-            is_part = (received > 0) & (received < block) & (not is_moved and is_whole)
-            total += copy_cycles(np.where(is_part, block, 0), 0, self.target)
+        are_reordered = reordered.lhs, reordered.rhs
+        are_in_one_piece = not self.kind.uses_amp or reordered.has_halo, not self.kind.uses_amp
+        rows = zip(blocks, self._received_bytes, are_reordered, are_in_one_piece, strict=True)
+        for block, received, is_reordered, is_in_one_piece in rows:
+            is_gathered = (received > 0) & (received < block) & (is_in_one_piece and not is_reordered)
+            total += copy_cycles(np.where(is_gathered, block, 0), 0, self.target)
         return total
 
     @cached_property
@@ -138,25 +165,31 @@ class Candidates:
         rank = len(spec.in_field)
         field = self.splits[FIELD : FIELD + rank]
         kernel = self.splits[FIELD + rank :]
-        moved = rearranged(self.kind, spec, self.target)
+        reordered = rearranged(self.kind, spec, self.target)
         inputs = self._input_bytes * (not self.lhs_stays)
-        if spec.lhs_is_free and not self.lhs_stays and not moved.lhs:
+        if spec.lhs_is_free and not self.lhs_stays and not reordered.lhs:
             # Along a field dimension an input is cut as often as outputs or the kernel are, and shared by the others.
             lengths = [ceil_div(n, np.maximum(f, k)) for n, f, k in zip(spec.in_field, field, kernel, strict=True)]
             block = self.block
             elements = block.batch * block.groups * block.in_channels * product(lengths)
             users = self.splits[OUT_CHANNELS] * product(list(np.minimum(field, kernel)))
-            inputs = self._received(inputs, elements * element_bytes(spec.lhs_dtype), users)
+            inputs = self._bytes_from_other_tiles(inputs, elements * element_bytes(spec.lhs_dtype), users)
         weights = self._weight_bytes * (not self.rhs_stays)
-        if spec.rhs_is_free and not self.rhs_stays and not moved.rhs:
-            weights = self._received(weights, weights, self.splits[BATCH] * product(list(field)))
+        if spec.rhs_is_free and not self.rhs_stays and not reordered.rhs:
+            users = self.splits[BATCH] * product(list(field))
+            weights = self._bytes_from_other_tiles(weights, weights, users)
         return inputs, weights
 
-    def _received(self, block_bytes: np.ndarray, mapped_bytes: np.ndarray, users: Count) -> np.ndarray:
+    def _bytes_from_other_tiles(self, block_bytes: np.ndarray, mapped_bytes: np.ndarray, users: Count) -> np.ndarray:
         """Bytes of a block from other tiles, when the operand is spread evenly over the tiles that use it.
 
-        A block of which each user would store less than is worth a tile is mapped to some of them only. `mapped_bytes`
-        is the part of a block that is mapped to its `users`, and not to neighbours that read it too.
+        A block of which each user would store less than is worth a tile is mapped to some of them only: others receive
+        all of it.
+
+        Args:
+            block_bytes: bytes of the block.
+            mapped_bytes: the part of it that is mapped to its users, and not to neighbours that read it too.
+            users: number of tiles that use it.
         """
         is_on_all = mapped_bytes // MIN_BYTES_PER_TILE >= users
         local_bytes = np.where(is_on_all | (product(list(self.splits)) == 1), mapped_bytes // users, 0)
@@ -183,7 +216,10 @@ class Candidates:
 
     @cached_property
     def fragments(self) -> np.ndarray:
-        """Lower bound of the exchange fragments in which the tile of the largest block receives mapped operands."""
+        """Lower bound of the exchange fragments in which the tile of the largest block receives mapped operands.
+
+        An operand that the plan maps, or that stays where it is, has none.
+        """
         spec = self.spec
         block = self.block
         total = np.zeros(self.splits.shape[1], np.int64)
@@ -202,6 +238,7 @@ class Candidates:
         return small._take(small._mac_cycles + small.exchange_cycles <= max_cycles)
 
     def _take(self, is_taken: np.ndarray) -> Candidates:
+        """The candidates for which `is_taken`; values that were computed for all are computed again."""
         numbers = np.flatnonzero(is_taken)
         return replace(self, splits=self.splits[:, numbers], block=Dims.of([x[numbers] for x in self.block]))
 
@@ -237,10 +274,10 @@ class Candidates:
         """Lower bound of the estimated cycles of all candidates."""
         return int(self.lower_bound_cycles.min())
 
-    def fastest(self, bound_bytes: float, max_cycles: int | None = None) -> tuple[int, np.ndarray] | None:
-        """Fastest candidate within a memory bound, the smaller of equals, as number and cycles by part of `PlanCost`.
+    def fastest(self, bound_bytes: float, max_cycles: int | None = None) -> Choice | None:
+        """Fastest candidate within a memory bound, of equals the smaller; None if none is within the bounds.
 
-        Candidates of more than `max_cycles` are left out; None if no candidate is within the bounds.
+        Candidates whose lower bound exceeds `max_cycles` are left out.
         """
         is_fitting = self.temp_bytes <= bound_bytes
         if max_cycles is not None:
@@ -255,13 +292,13 @@ class Candidates:
         fitting = np.union1d(promising, fitting[bounds <= best_cycles])
         parts = self.cost_parts(fitting)
         fastest = int(np.lexsort((self.temp_bytes[fitting], parts.sum(0)))[0])
-        return int(fitting[fastest]), parts[:, fastest]
+        return Choice(int(fitting[fastest]), parts[:, fastest])
 
-    def trade_off(self, bound_bytes: float, max_cycles: int, fragment_cycles: float) -> list[tuple[int, np.ndarray]]:
+    def trade_off(self, bound_bytes: float, max_cycles: int, fragment_cycles: float) -> list[Choice]:
         """Trade-off curve of cost and tiles, within bounds of memory and cycles; the cheapest candidate first.
 
-        The cost includes `fragment_cycles` for each exchange fragment. A candidate is its number and its cycles by part
-        of `PlanCost`.
+        Each further one uses fewer tiles than all cheaper ones. The cost includes `fragment_cycles` for each exchange
+        fragment.
         """
         fitting = np.flatnonzero((self.temp_bytes <= bound_bytes) & (self.lower_bound_cycles <= max_cycles))
         if not fitting.size:
@@ -275,14 +312,14 @@ class Candidates:
         # Fewest tiles of all cheaper candidates.
         cheaper_tiles = np.minimum.accumulate(np.append(np.iinfo(np.int64).max, tiles[order]))[:-1]
         unbeaten = order[tiles[order] < cheaper_tiles]
-        return [(int(fitting[n]), parts[:, n]) for n in unbeaten]
+        return [Choice(int(fitting[n]), parts[:, n]) for n in unbeaten]
 
-    def smallest(self) -> tuple[int, np.ndarray]:
+    def smallest(self) -> Choice:
         """Candidate of least memory; of equally small ones the fastest."""
         smallest = np.flatnonzero(self.temp_bytes == self.temp_bytes.min())
         parts = self.cost_parts(smallest)
         fastest = int(parts.sum(0).argmin())
-        return int(smallest[fastest]), parts[:, fastest]
+        return Choice(int(smallest[fastest]), parts[:, fastest])
 
     def cost_parts(self, numbers: np.ndarray) -> np.ndarray:
         """Cycles by part of `PlanCost` of the candidates of some numbers, int64[5, numbers]."""

@@ -17,7 +17,6 @@ import numpy as np
 from jax import lax
 
 from ipujax.lowering.layout import MemoryOrder, Operand, choose_cheapest_alone, linear_mapping
-from ipujax.lowering.poplin.bounds import record_unmet_bound
 from ipujax.lowering.poplin.operands import (
     Result,
     is_free,
@@ -28,10 +27,11 @@ from ipujax.lowering.poplin.operands import (
 )
 from ipujax.lowering.poplin.partials import check_partials, out_dtypes
 from ipujax.lowering.poplin.product_codelets import ConvParams, Layout, convolution_codelet
-from ipujax.lowering.poplin.product_plan import Plan, is_plan_of, plan_convolution, spec_of_all_steps, trial_plans
+from ipujax.lowering.poplin.product_plan import plan_convolution, trial_plans
 from ipujax.lowering.poplin.rearranged import rearranged
 from ipujax.lowering.poplin.serial_steps import add_in_steps
 from ipujax.lowering.poplin.spec import BATCH, FIELD, GROUPS, IN_CHANNELS, OUT_CHANNELS, ConvSpec, Dims, Window
+from ipujax.lowering.poplin.tile_plan import Plan, is_plan_of, record_unmet_bound, spec_of_all_steps
 from ipujax.lowering.poplin.zero_padding import add_zero_padding
 from ipujax.lowering.popops.maps.constants import immediate_of
 from ipujax.runtime.cache import remembered_and_stored
@@ -110,22 +110,16 @@ def convolution(
     check_partials(graph, x.dtype, w.dtype, x.dtype if out_dtype is None else out_dtype, partials_dtype, builder.name)
     out_dtype, partials_dtype = out_dtypes(x.dtype if out_dtype is None else out_dtype, partials_dtype)
     groups = max(feature_group_count, batch_group_count)
-    params = _params(dimension_numbers, groups, batch_group_count > 1, precision)
+    params = _conv_params(dimension_numbers, groups, precision, groups_in_batch=batch_group_count > 1)
     x = _split_groups(graph, x, params.lhs, groups, builder.name)
     w = _split_groups(graph, w, params.rhs, groups, builder.name)
-    windows = _windows(x, w, params, padding, window_strides, lhs_dilation, rhs_dilation)
-    extents = _extents(graph, x, w, params, windows, groups, builder.name)
-    out_shape = _shape_of(dimension_numbers.out_spec, extents)
+    windows = _windows_of(x, w, params, padding, window_strides, lhs_dilation, rhs_dilation)
+    extents = _matching_extents(graph, x, w, params, windows, groups, builder.name)
+    out_shape = _out_shape(dimension_numbers.out_spec, extents)
     if 0 in (*extents, *(window.size for window in windows)):
         return zeros(graph, out_shape, out_dtype, builder.name)
     x, windows = _without_skipped(builder, x, params.lhs, windows)
-    dtypes = x.dtype, w.dtype, out_dtype, partials_dtype
-    field = range(3, 3 + len(windows))
-    memory = (
-        memory_of(x, _by_dimension(params.lhs, 0, 1, 2, field)),
-        memory_of(w, _by_dimension(params.rhs, 1, 0, 2, field)),
-    )
-    spec = _spec(extents, windows, *dtypes, is_free(graph, x), is_free(graph, w), *memory)
+    spec = _conv_spec(graph, x, w, params, extents, windows, out_dtype, partials_dtype)
     plan = plan_convolution(spec, graph.target, available_memory_proportion)
     operands = Operand.of(graph, x), Operand.of(graph, w)
     plan = _choose_plan(
@@ -151,7 +145,11 @@ def _choose_plan(
     windows: tuple[Window, ...],
     cycles_per_byte: float,
 ) -> Plan:
-    """Chooses by trial the cheapest plan for operands of these views and mappings."""
+    """Chooses by trial the cheapest plan for operands of these views and mappings.
+
+    `plan` is the best by the estimate, which leaves out what views and mappings cost. Mapped activations may be copied
+    to equal parts of all tiles first.
+    """
 
     def add(builder: Builder, tensors: Sequence[Tensor], plan: Plan) -> Tensor:
         x, w = tensors
@@ -159,6 +157,7 @@ def _choose_plan(
 
     plans = trial_plans(plan, target, available_memory_proportion, cycles_per_byte)
     bounds = [float(plan.lower_bound_cycles) for plan in plans]
+    # Mapped activations of one variable: a trial has no others with their mapping.
     if lhs.mapping is not None and lhs.view is not None:
         copy_cycles = _spreading_cycles(lhs, target)
         bounds += [bound + copy_cycles for bound in bounds]
@@ -167,19 +166,22 @@ def _choose_plan(
 
 
 def _spreading_cycles(operand: Operand, target: Target) -> float:
-    """Lower bound of the cycles of `_spread`."""
+    """Lower bound of the cycles of `_copy_spread`."""
     part_bytes = prod(operand.shape) * element_bytes(operand.dtype) // target.tiles_per_ipu
     return float(sync_cycles(1, target) + exchange_cycles(0, part_bytes, target))
 
 
-def _params(numbers: lax.ConvDimensionNumbers, groups: int, groups_in_batch: bool, precision: Any) -> ConvParams:
-    lhs = _layout(numbers.lhs_spec, groups, divides_batch=groups_in_batch)
-    rhs = _layout(numbers.rhs_spec, groups, divides_batch=True)
-    out = _layout(numbers.out_spec, groups, divides_batch=False)
+def _conv_params(
+    numbers: lax.ConvDimensionNumbers, groups: int, precision: Any, *, groups_in_batch: bool
+) -> ConvParams:
+    """Layouts of operands and result with a group dimension, which divides the batch or the channels."""
+    lhs = _operand_layout(numbers.lhs_spec, groups, divides_batch=groups_in_batch)
+    rhs = _operand_layout(numbers.rhs_spec, groups, divides_batch=True)
+    out = _operand_layout(numbers.out_spec, groups, divides_batch=False)
     return ConvParams(numbers, lhs, rhs, out, groups_in_batch, precision)
 
 
-def _extents(
+def _matching_extents(
     graph: Graph, x: Tensor, w: Tensor, params: ConvParams, windows: Sequence[Window], groups: int, name: str
 ) -> Dims[int]:
     """Length of each dimension that a plan cuts; refuses weights that have other input channels than `x`."""
@@ -196,31 +198,42 @@ def _extents(
 
 
 def _add_steps(builder: Builder, x: Tensor, w: Tensor, planned: _PlannedConv) -> Tensor:
-    """Maps the operands and adds all steps of a plan; the result is in the layout `params.out`."""
+    """Maps the operands and adds all steps of a plan; the result is in the layout `params.out`.
+
+    Steps divide the batch of the activations, or the output channels of the weights.
+    """
     plan = planned.plan
     params = planned.params
     over_batch = plan.step_axis == BATCH
     if plan.spreads_lhs:
-        x = _spread(builder, x, params.lhs, "spread")
+        x = _copy_spread(builder, x, params.lhs, "spread")
     _map_operands(builder.graph, x, w, plan, params)
     if plan.steps == 1:
-        return _step(builder, x, w, planned)
+        return _add_step(builder, x, w, planned)
 
     def add_step(part: Tensor, body: ProgramSequence) -> Tensor:
-        return _step(builder.into(body), part if over_batch else x, w if over_batch else part, planned)
+        return _add_step(builder.into(body), part if over_batch else x, w if over_batch else part, planned)
 
     operand, layout = (x, params.lhs) if over_batch else (w, params.rhs)
-    out_dim = params.out.batch if over_batch else params.out.channel
-    out_dims = out_dim, params.out.channel
-    return add_in_steps(builder, operand, layout.batch, layout.channel, plan.steps, add_step, *out_dims, plan.is_loop)
+    return add_in_steps(
+        builder,
+        operand,
+        plan.steps,
+        add_step,
+        dim=layout.batch,  # of the weights it is the output channel
+        channel=layout.channel,
+        out_dim=params.out.batch if over_batch else params.out.channel,
+        out_channel=params.out.channel,
+        is_loop=plan.is_loop,
+    )
 
 
-def _step(builder: Builder, x: Tensor, w: Tensor, planned: _PlannedConv) -> Tensor:
+def _add_step(builder: Builder, x: Tensor, w: Tensor, planned: _PlannedConv) -> Tensor:
     """Adds one step of a plan."""
     return _add_vertices(builder, x, w, planned).combine_partials(builder, planned.plan)
 
 
-def _layout(spec: Sequence[int], groups: int, divides_batch: bool) -> Layout:
+def _operand_layout(spec: Sequence[int], groups: int, *, divides_batch: bool) -> Layout:
     """Layout of an operand; its group dimension, if any, comes before the dimension that it divides."""
     batch, channel, *field = spec
     if groups == 1:
@@ -231,6 +244,7 @@ def _layout(spec: Sequence[int], groups: int, divides_batch: bool) -> Layout:
 
 
 def _split_groups(graph: Graph, tensor: Tensor, layout: Layout, groups: int, name: str) -> Tensor:
+    """View of an operand with its group dimension, if the layout has one; refuses groups that do not divide it."""
     if layout.group < 0:
         return tensor
     shape = tensor.shape
@@ -241,19 +255,29 @@ def _split_groups(graph: Graph, tensor: Tensor, layout: Layout, groups: int, nam
     return tensor.reshape((*shape[:dim], groups, shape[dim] // groups, *shape[dim + 1 :]))
 
 
-def _windows(
-    x: Tensor, w: Tensor, params: ConvParams, padding: Sequence[tuple[int, int]], *geometry: Sequence[int]
+def _windows_of(
+    x: Tensor,
+    w: Tensor,
+    params: ConvParams,
+    padding: Sequence[tuple[int, int]],
+    strides: Sequence[int],
+    lhs_dilation: Sequence[int],
+    rhs_dilation: Sequence[int],
 ) -> list[Window]:
+    """Window along each field dimension."""
     sizes = [x.shape[d] for d in params.lhs.field]
     kernel = [w.shape[d] for d in params.rhs.field]
-    return [Window(*row) for row in zip(sizes, kernel, padding, *geometry, strict=True)]
+    rows = zip(sizes, kernel, padding, strides, lhs_dilation, rhs_dilation, strict=True)
+    return [Window(*row) for row in rows]
 
 
 def _without_skipped(
     builder: Builder, x: Tensor, layout: Layout, windows: Sequence[Window]
 ) -> tuple[Tensor, list[Window]]:
-    """Returns the activations without the elements that strides and dilations step over, and their windows."""
-    # Mapped activations are copied to contiguous memory: read with a step, each element would be an exchange fragment.
+    """Returns the activations without the elements that strides and dilations step over, and their windows.
+
+    Mapped activations are copied to contiguous memory: read with a step, each element would be an exchange fragment.
+    """
     graph = builder.graph
     starts = [0] * x.ndim
     strides = [1] * x.ndim
@@ -266,10 +290,10 @@ def _without_skipped(
     used = x.slice(starts, x.shape, strides)
     if not graph.is_mapped(x) or immediate_of(x) is not None:
         return used, used_windows
-    return _spread(builder, used, layout, "used"), used_windows
+    return _copy_spread(builder, used, layout, "used"), used_windows
 
 
-def _spread(builder: Builder, x: Tensor, layout: Layout, name: str) -> Tensor:
+def _copy_spread(builder: Builder, x: Tensor, layout: Layout, name: str) -> Tensor:
     """Copies activations, in groups of channels, to equal parts of all tiles.
 
     A block that several tiles receive is so put together from many parts once, on the tiles of the copy.
@@ -283,22 +307,47 @@ def _spread(builder: Builder, x: Tensor, layout: Layout, name: str) -> Tensor:
     return order.of_view(copy)
 
 
-def _spec(extents: Dims[int], windows: Sequence[Window], *operands: Any) -> ConvSpec:
-    rows = zip(*((w.size, w.stride, w.lhs_dilation, w.rhs_dilation) for w in windows), strict=True)
-    return ConvSpec(extents, *(rows if windows else ((), (), (), ())), *operands)
+def _conv_spec(
+    graph: Graph,
+    x: Tensor,
+    w: Tensor,
+    params: ConvParams,
+    extents: Dims[int],
+    windows: Sequence[Window],
+    out_dtype: np.dtype[Any],
+    partials_dtype: np.dtype[Any],
+) -> ConvSpec:
+    """What planning depends on."""
+    field = range(3, 3 + len(windows))
+    return ConvSpec(
+        extents=extents,
+        in_field=tuple(window.size for window in windows),
+        strides=tuple(window.stride for window in windows),
+        lhs_dilation=tuple(window.lhs_dilation for window in windows),
+        rhs_dilation=tuple(window.rhs_dilation for window in windows),
+        lhs_dtype=x.dtype,
+        rhs_dtype=w.dtype,
+        out_dtype=out_dtype,
+        partials_dtype=partials_dtype,
+        lhs_is_free=is_free(graph, x),
+        rhs_is_free=is_free(graph, w),
+        lhs_memory=memory_of(x, _by_dimension(params.lhs, batch=0, group=1, channel=2, field=field)),
+        rhs_memory=memory_of(w, _by_dimension(params.rhs, group=0, batch=1, channel=2, field=field)),
+    )
 
 
-def _shape_of(out_spec: Sequence[int], extents: Dims[int]) -> tuple[int, ...]:
+def _out_shape(out_spec: Sequence[int], extents: Dims[int]) -> tuple[int, ...]:
+    """Shape of the result, in the order of dimensions that `out_spec` has the positions of."""
     values = (extents.batch, extents.groups * extents.out_channels, *extents.field)
     return tuple(value for _, value in sorted(zip(out_spec, values, strict=True)))
 
 
-def _axis_of(layout: Layout, batch: int, channel: int, field: Sequence[int]) -> list[int]:
+def _axes_of_dims(layout: Layout, batch: int, channel: int, field: Sequence[int]) -> list[int]:
     """Axis of the grid that each dimension of an operand runs along."""
-    return _by_dimension(layout, batch, GROUPS, channel, field)
+    return _by_dimension(layout, batch=batch, group=GROUPS, channel=channel, field=field)
 
 
-def _by_dimension(layout: Layout, batch: int, group: int, channel: int, field: Sequence[int]) -> list[int]:
+def _by_dimension(layout: Layout, *, batch: int, group: int, channel: int, field: Sequence[int]) -> list[int]:
     """Value of each dimension of an operand, from the values of each kind of dimension."""
     rows = {layout.batch: batch, layout.channel: channel, **dict(zip(layout.field, field, strict=True))}
     if layout.group >= 0:
@@ -317,10 +366,11 @@ def _add_vertices(builder: Builder, x: Tensor, w: Tensor, planned: _PlannedConv)
     rank = len(spec.in_field)
     field = range(FIELD, FIELD + rank)
     kernel = range(FIELD + rank, FIELD + 2 * rank)
-    out_axes = _axis_of(params.out, BATCH, OUT_CHANNELS, field)
+    out_axes = _axes_of_dims(params.out, BATCH, OUT_CHANNELS, field)
     reduced = (IN_CHANNELS, *kernel)
     out = result_variable(graph, plan, grid, tuple(out_axes), reduced, OUT_CHANNELS, builder.name)
-    window = {
+    # Along a field dimension a vertex reads the elements under its windows.
+    window_dims = {
         position: Dim(
             (Term(field[d], spec.strides[d]), Term(kernel[d], spec.rhs_dilation[d])),
             -windows[d].padding[0],
@@ -328,10 +378,10 @@ def _add_vertices(builder: Builder, x: Tensor, w: Tensor, planned: _PlannedConv)
         )
         for d, position in enumerate(params.lhs.field)
     }
-    x_axes = _axis_of(params.lhs, BATCH, IN_CHANNELS, field)
+    x_axes = _axes_of_dims(params.lhs, BATCH, IN_CHANNELS, field)
     accesses = (
-        Access(x, tuple(window.get(position, element(axis)) for position, axis in enumerate(x_axes)), fill=0),
-        Access(w, tuple(map(element, _axis_of(params.rhs, OUT_CHANNELS, IN_CHANNELS, kernel)))),
+        Access(x, tuple(window_dims.get(position, element(axis)) for position, axis in enumerate(x_axes)), fill=0),
+        Access(w, tuple(map(element, _axes_of_dims(params.rhs, OUT_CHANNELS, IN_CHANNELS, kernel)))),
         Access(out.tensor, (*out.slot, *map(element, out_axes))),
     )
     titles = ("batch", "group", "out_channel", "in_channel", *(f"field{d}" for d in range(rank)))
@@ -351,25 +401,27 @@ def _add_vertices(builder: Builder, x: Tensor, w: Tensor, planned: _PlannedConv)
 def _map_operands(graph: Graph, x: Tensor, w: Tensor, plan: Plan, params: ConvParams) -> None:
     """Maps unmapped operands: weights to the tiles that use them, activations to those of most of their use."""
     rank = len(plan.spec.in_field)
-    moved = rearranged(plan.kind, plan.spec, graph.target)
+    reordered = rearranged(plan.kind, plan.spec, graph.target)
     cuts = list(plan.grid().cuts)
     tile = plan.grid().tile
     # The operand that steps divide stays unmapped here: it is mapped for slicing.
     over_batch = plan.step_axis == BATCH
     is_one_step = plan.steps == 1
     kernel = range(FIELD + rank, FIELD + 2 * rank)
-    w_axes = _axis_of(params.rhs, OUT_CHANNELS, IN_CHANNELS, kernel)
+    w_axes = _axes_of_dims(params.rhs, OUT_CHANNELS, IN_CHANNELS, kernel)
     if is_one_step or over_batch:
-        place_by_plan(graph, w, plan, moved.rhs, [cuts[axis] for axis in w_axes], _for_operand(tile, w_axes))
+        w_cuts = [cuts[axis] for axis in w_axes]
+        place_by_plan(graph, w, plan, w_cuts, _for_operand(tile, w_axes), is_reordered=reordered.rhs)
     if not is_one_step and over_batch:
         return
     # Along a field dimension an input follows the axis that cuts it most: the output field, or the kernel.
     field = [f if tile.shape[f] >= tile.shape[f + rank] else f + rank for f in range(FIELD, FIELD + rank)]
-    x_axes = _axis_of(params.lhs, BATCH, IN_CHANNELS, field)
+    x_axes = _axes_of_dims(params.lhs, BATCH, IN_CHANNELS, field)
     for axis, size in zip(field, plan.spec.in_field, strict=True):
-        cuts[axis], blocks = _scaled(cuts[axis], size)
+        cuts[axis], blocks = _scale_cuts(cuts[axis], size)
         tile = tile.take(blocks, axis)
-    place_by_plan(graph, x, plan, moved.lhs, [cuts[axis] for axis in x_axes], _for_operand(tile, x_axes))
+    x_cuts = [cuts[axis] for axis in x_axes]
+    place_by_plan(graph, x, plan, x_cuts, _for_operand(tile, x_axes), is_reordered=reordered.lhs)
 
 
 def _for_operand(tile: np.ndarray, axes: Sequence[int]) -> np.ndarray:
@@ -377,7 +429,7 @@ def _for_operand(tile: np.ndarray, axes: Sequence[int]) -> np.ndarray:
     return np.transpose(tile, (*axes, *(axis for axis in range(tile.ndim) if axis not in axes)))
 
 
-def _scaled(cuts: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
+def _scale_cuts(cuts: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
     """Boundaries scaled to another extent, without empty blocks, and the numbers of the blocks left."""
     bounds = cuts * size // cuts[-1]
     non_empty = np.flatnonzero(np.diff(bounds))

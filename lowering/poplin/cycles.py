@@ -71,10 +71,12 @@ class KernelPass:
 # Counted in poplibs' assembly, `lib/poplin/codelets/asm/conv_partial_1x1_*.S` and `conv_partial_nx1_*.S`; a bundle is
 # one instruction. The tables of `PerformanceEstimation.hpp` are of the codelet of floats of 8 units, and save the state
 # of larger kernels at each item: of a worker's call, there, it is saved once.
-_HALF_PASS = WorkerPass((12, 26, 28, 27), (10, 24, 25, 26), False, 14, 2)
-_HALF_SUMS_PASS = WorkerPass((10, 33, 33, 33), (12, 35, 35, 35), True, 10, 2)  # on an AMP of 8 units
-_FLOAT_PASS = WorkerPass((9, 44, 50, 52), (11, 46, 52, 54), True, 11, 3)
-_FLOAT_8_UNITS_PASS = WorkerPass((10, 39, 42, 46), (12, 41, 44, 48), True, 10, 2)
+_HALF_PASS = WorkerPass((12, 26, 28, 27), (10, 24, 25, 26), stores_zeros=False, state=14, input_state=2)
+_HALF_SUMS_PASS = WorkerPass(  # on an AMP of 8 units
+    (10, 33, 33, 33), (12, 35, 35, 35), stores_zeros=True, state=10, input_state=2
+)
+_FLOAT_PASS = WorkerPass((9, 44, 50, 52), (11, 46, 52, 54), stores_zeros=True, state=11, input_state=3)
+_FLOAT_8_UNITS_PASS = WorkerPass((10, 39, 42, 46), (12, 41, 44, 48), stores_zeros=True, state=10, input_state=2)
 _HALF_KERNEL = KernelPass((16, 31, 36, 36), 9)
 _HALF_SUMS_KERNEL = KernelPass((20, 30, 33, 35), 10)  # on an AMP of 8 units
 _FLOAT_KERNEL = KernelPass((17, 45, 51, 57), 10)
@@ -111,14 +113,28 @@ def amp_1x1_cycles(
     groups: Count = 1,
     half_sums: bool = False,
 ) -> Count:
-    """Cycles of the AMP vertex for kernels of one element (`ConvPartial1x1Out`); `rows` are outputs of one channel."""
+    """Cycles of the AMP vertex for kernels of one element (`ConvPartial1x1Out`).
+
+    Args:
+        target: the constants.
+        precision: of the operands.
+        rows: outputs of one channel.
+        in_channels: input channels of a group.
+        out_channels: output channels of a group.
+        groups: groups of channels.
+        half_sums: whether sums are half precision.
+
+    Source of the numbers: poplibs `PerformanceEstimation.hpp`.
+    """
     block = amp_block(target, precision)
     worker = worker_pass(target, precision, half_sums)
     half_sums_path = int(worker is _HALF_SUMS_PASS)
     ins = ceil_div(in_channels, block.in_channels)
     outs = ceil_div(out_channels, block.out_channels)
     sum_bytes = _WIDTH_BYTES["half" if half_sums else "float"]
-    adding, zeroing = (_amp_pass(target, block, worker, rows, zeroing, sum_bytes) for zeroing in (False, True))
+    adding, zeroing = (
+        _amp_pass_cycles(target, block, worker, rows, sum_bytes, is_zeroing=is_zeroing) for is_zeroing in (False, True)
+    )
     # Passes over input channels: the first one zeroes the sums, the later ones add to them.
     later_pass = 15 + half_sums_path + outs * (19 + 6 + block.load_cycles + adding)
     first_pass = 11 + outs * (18 + half_sums_path + 7 + block.load_cycles + zeroing)
@@ -144,13 +160,16 @@ def kernel_pass(target: Target, precision: Precision, half_sums: bool = False) -
 _COMMON_PATH_UNITS = 16  # an AMP of that many units adds in half as it adds in float
 
 
-def _amp_pass(target: Target, block: AmpBlock, worker: WorkerPass, rows: Count, zeroing: bool, sum_bytes: int) -> Count:
+def _amp_pass_cycles(
+    target: Target, block: AmpBlock, worker: WorkerPass, rows: Count, sum_bytes: int, *, is_zeroing: bool
+) -> Count:
+    """Tile cycles of an AMP pass whose rows workers share; `is_zeroing`: of the pass that starts the sums."""
     workers = target.worker_contexts
     round_cycles = issue_round_cycles(target)
-    table = worker.zeroing if zeroing else worker.adding
-    zeros = block.out_channels * sum_bytes if zeroing and worker.stores_zeros else 0
+    table = worker.zeroing if is_zeroing else worker.adding
+    zero_bytes = block.out_channels * sum_bytes if is_zeroing and worker.stores_zeros else 0
     busiest, idlest = (
-        _by_rows(share, table, block.row_cycles) + share * whole_cycles(store_cycles(zeros, target))
+        _by_rows(share, table, block.row_cycles) + share * whole_cycles(store_cycles(zero_bytes, target))
         for share in (ceil_div(rows, workers), rows // workers)
     )
     return np.maximum(round_cycles * np.maximum(busiest, idlest), round_cycles * np.minimum(busiest, idlest) + 14)
@@ -172,9 +191,21 @@ def amp_nx1_cycles(
     groups: Count = 1,
     half_sums: bool = False,
 ) -> Count:
-    """Cycles of the AMP vertex for larger kernels (`ConvPartialnx1`), with the filter height that is best."""
-    # `rows` are rows of output elements, batch and outer field dimensions together, each of `width` elements; `kernel`
-    # are the lengths of the kernel, in at least one dimension.
+    """Cycles of the AMP vertex for larger kernels (`ConvPartialnx1`), with the filter height that is best.
+
+    Args:
+        target: the constants.
+        precision: of the operands.
+        rows: rows of output elements, batch and outer field dimensions together.
+        width: elements of a row.
+        kernel: lengths of the kernel, in at least one dimension.
+        in_channels: input channels of a group.
+        out_channels: output channels of a group.
+        groups: groups of channels.
+        half_sums: whether sums are half precision.
+
+    Source of the numbers: poplibs `PerformanceEstimation.hpp`.
+    """
     block = amp_block(target, precision)
     round_cycles = issue_round_cycles(target)
     outs = ceil_div(out_channels, block.out_channels)
@@ -228,9 +259,24 @@ def hmac_cycles(
     groups: Count = 1,
     half_sums: bool = False,
 ) -> Count:
-    """Cycles of the dot product vertex without AMP (`ConvPartialHorizontalMac`), zeroing of its partials included."""
-    # One output channel after the other, two at once where sums are half precision. `rows` are rows of output elements,
-    # each of `width`; a worker reads a work list of rows and parts of rows.
+    """Cycles of the dot product vertex without AMP (`ConvPartialHorizontalMac`), zeroing of its partials included.
+
+    It computes one output channel after the other, two at once where sums are half precision. A worker reads a work
+    list of rows and parts of rows.
+
+    Args:
+        target: the constants.
+        precision: of the operands.
+        rows: rows of output elements.
+        width: elements of a row.
+        kernel_positions: elements of the kernel.
+        in_channels: input channels of a group.
+        out_channels: output channels of a group.
+        groups: groups of channels.
+        half_sums: whether sums are half precision.
+
+    Source of the numbers: poplibs `PerformanceEstimation.hpp`.
+    """
     at_once = 2 if half_sums and precision == "half" else 1
     dot = _dot_cycles(target, precision, in_channels, at_once)
     round_cycles = issue_round_cycles(target)
@@ -247,16 +293,18 @@ _HMAC_STATE_CYCLES = 6  # saved by state that workers keep from one kernel posit
 
 
 def _row_shares(rows: Count, width: Count, workers: int) -> tuple[Count, Count, Count]:
-    """Whole rows of a worker, how many parts of rows it has beside them, and the width of a part."""
-    # Each row is cut in as many parts as make the parts of all rows a multiple of the workers (poplibs
-    # `estimateConvPartialHorizontalMacInnerLoopCycles`).
+    """Whole rows of a worker, how many parts of rows it has beside them, and the width of a part.
+
+    Each row is cut in as many parts as make the parts of all rows a multiple of the workers (poplibs
+    `estimateConvPartialHorizontalMacInnerLoopCycles`).
+    """
     parts = workers // np.gcd(workers, np.asarray(rows).astype(np.int64))
     share = ceil_div(rows * parts, workers)
     return share // parts, share % parts, ceil_div(width, parts)
 
 
 def _dot_cycles(target: Target, precision: Precision, length: Count, at_once: int) -> Count:
-    """Cycles of a dot product: 64 bits of each operand a cycle; other lengths take narrower loads, in two forms."""
+    """Cycles of one or two dot products: 64 bits of each operand a cycle; other lengths take narrower loads."""
     width = _VECTOR_BYTES // _WIDTH_BYTES[precision]
     # One instruction multiplies 64 bits, however much more the ports load.
     vector_cycles = larger(1, wide_load_cycles(2 * _VECTOR_BYTES, target))
@@ -277,9 +325,20 @@ def vmac_cycles(
     groups: Count,
     half_sums: bool = False,
 ) -> Count:
-    """Cycles of the depthwise vertex of half operands (`ConvPartialVerticalMac`): one channel of each group."""
-    # Groups are the vector dimension, four at once, or eight where sums are half precision. A worker has a work list of
-    # rows of windows for its outputs; each has sums of its own of all outputs, which are zeroed before and added after.
+    """Cycles of the depthwise vertex of half operands (`ConvPartialVerticalMac`): one channel of each group.
+
+    Groups are the vector dimension, four at once, or eight where sums are half precision. A worker has a work list of
+    rows of windows for its outputs; each has sums of its own of all outputs, which are zeroed before and added after.
+
+    Args:
+        target: the constants.
+        outputs: outputs of one channel.
+        kernel: lengths of the kernel.
+        groups: groups, each of one channel.
+        half_sums: whether sums are half precision.
+
+    Source of the numbers: poplibs `PerformanceEstimation.hpp`.
+    """
     vectors, item, start = (8, 7 + 15, 13) if half_sums else (4, 7 + 5, 19)
     # Activations and weights of four groups are a 64-bit load each.
     position = wide_load_cycles(2 * _VECTOR_BYTES * (vectors // 4), target) + 1
@@ -315,6 +374,8 @@ def slic_cycles(
         groups: of channels.
         stride: of the window along the last dimension, 1 or 2.
         half_sums: whether sums are half precision.
+
+    Source of the numbers: poplibs `PerformanceEstimation.hpp`.
     """
     round_cycles = issue_round_cycles(target)
     few_units = target.conv_units_fp16 < _COMMON_PATH_UNITS
@@ -327,9 +388,9 @@ def slic_cycles(
     start = 17 + (2 if merges else 0)
     item = 9 if merges else (10 if half_sums else 13)
 
-    def worker(is_first: bool) -> Count:
+    def worker(*, is_first: bool) -> Count:
         """Cycles of a worker for one position of the window; the first one starts the sums."""
-        row = _slic_row_cycles(item_width, stride, is_first, merges) - (not half_sums)
+        row = _slic_row_cycles(item_width, stride, is_first=is_first, merges=merges) - (not half_sums)
         return start + items * (item + is_first + passes * row)
 
     merging = (2 + 2 * rows * width) if merges else 0
@@ -337,17 +398,19 @@ def slic_cycles(
     passes_of_groups = ceil_div(groups, beside)
     supervisor = (25 if merges else 28) + (12 if merges else 15) * passes_of_groups + 6 * (passes_of_groups - 1) + 1
     supervisor = supervisor + position * positions + 6 * (positions - 1) + 1
-    workers = round_cycles * (worker(True) + (positions - 1) * worker(False))
+    workers = round_cycles * (worker(is_first=True) + (positions - 1) * worker(is_first=False))
     return supervisor + passes_of_groups * (workers + merging)
 
 
 _SLIC_CHANNELS, _SLIC_WINDOW = 4, 4  # channels of a pass, and positions of a row of the kernel
 
 
-def _slic_row_cycles(width: Count, stride: int, is_first: bool, merges: bool) -> Count:
-    """Cycles of a pass over a row of outputs: a loop of one cycle an element, and what starts and ends it."""
-    # Outputs of less than the depth of the units take as long as these, within two cycles; one output has a path of its
-    # own.
+def _slic_row_cycles(width: Count, stride: int, *, is_first: bool, merges: bool) -> Count:
+    """Cycles of a pass over a row of outputs: a loop of one cycle an element, and what starts and ends it.
+
+    Outputs of less than the depth of the units take as long as these, within two cycles; one output has a path of its
+    own.
+    """
     if stride != 1:
         return np.where(np.asarray(width) == 1, 13, 15 + 2 * np.maximum(width - 3, 0))
     return np.where(np.asarray(width) == 1, 13, 10 + np.maximum(width, 5) + (0 if is_first else 3 * merges))
@@ -356,7 +419,11 @@ def _slic_row_cycles(width: Count, stride: int, is_first: bool, merges: bool) ->
 def outer_product_cycles(
     target: Target, precision: Precision, rows: Count, out_channels: Count, groups: Count = 1
 ) -> Count:
-    """Cycles of the outer product vertex: one input channel, every output is one product."""
+    """Cycles of the outer product vertex: one input channel, every output is one product.
+
+    Source of the numbers: poplibs `PerformanceEstimation.hpp`.
+    """
+    # Of a worker: cycles of a group, channels that these include, and channels of a vector.
     fixed, first_channels, vector = (10, 12, 4) if precision == "half" else (11, 6, 2)
     share = ceil_div(rows, target.worker_contexts)
     # A vector is multiplied and stored by one instruction.
@@ -366,7 +433,10 @@ def outer_product_cycles(
 
 
 def scalar_mac_cycles(target: Target, instructions_per_mac: int, outputs: Count, reduced: Count) -> Count:
-    """Cycles of a plain C++ dot product vertex, for dtypes without a vector or AMP form."""
+    """Cycles of a plain C++ dot product vertex, for dtypes without a vector or AMP form.
+
+    `outputs` are those of the vertex, `reduced` the products of each.
+    """
     # Four instructions a multiply-add reproduce the tutorial's measured dot product within 4 % (reference, "what a
     # first-principles model was found to need").
     share = ceil_div(outputs, target.worker_contexts)

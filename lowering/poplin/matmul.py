@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 
 from ipujax.lowering.layout import Operand, choose_cheapest_alone, mapping_like
-from ipujax.lowering.poplin.bounds import record_unmet_bound
 from ipujax.lowering.poplin.candidates import Candidates
 from ipujax.lowering.poplin.operands import (
     Result,
@@ -29,18 +28,11 @@ from ipujax.lowering.poplin.operands import (
 )
 from ipujax.lowering.poplin.partials import check_partials
 from ipujax.lowering.poplin.product_codelets import matmul_codelet
-from ipujax.lowering.poplin.product_plan import (
-    Grid,
-    Plan,
-    PlanCost,
-    is_plan_of,
-    plan_matmul,
-    spec_of_all_steps,
-    trial_plans,
-)
+from ipujax.lowering.poplin.product_plan import plan_matmul, trial_plans
 from ipujax.lowering.poplin.rearranged import rearranged
 from ipujax.lowering.poplin.serial_steps import add_in_steps
 from ipujax.lowering.poplin.spec import FIELD, GROUPS, IN_CHANNELS, OUT_CHANNELS, ConvSpec, Dims, arithmetic
+from ipujax.lowering.poplin.tile_plan import Grid, Plan, PlanCost, is_plan_of, record_unmet_bound, spec_of_all_steps
 from ipujax.lowering.poplin.vertex_kinds import KINDS, VertexKind
 from ipujax.runtime.cache import remembered, remembered_and_stored
 from ipujax.runtime.errors import GraphError
@@ -63,7 +55,7 @@ RHS = (GROUPS, IN_CHANNELS, OUT_CHANNELS)
 
 
 def blocks_of(graph: Graph, matrices: Tensor) -> Blocked | None:
-    """Mapping of [groups, rows, columns] in blocks, one a tile; None for another mapping."""
+    """Mapping of [groups, rows, columns] in several blocks, one a tile; None for another mapping, and without one."""
     if not graph.is_mapped(matrices):
         return None
     mapping = mapping_like(graph, matrices)
@@ -84,13 +76,22 @@ def _with_group(mapping: Blocked) -> Blocked:
 def aligned_plan(
     spec: ConvSpec, dims: tuple[int, ...], blocks: Blocked, target: Target, bound_bytes: float
 ) -> Plan | None:
-    """Fastest plan on the tiles of an operand, `LHS` or `RHS`, that is mapped in `blocks`."""
+    """Fastest plan on the tiles of an operand, within a bound of memory; None if there is none.
+
+    Args:
+        spec: the product.
+        dims: which operand, `LHS` or `RHS`.
+        blocks: its mapping.
+        target: the machine.
+        bound_bytes: bytes of a tile that the plan may use.
+    """
     grid = _aligned_grid(spec, dims, blocks)
-    plans = [plan for plan in _plans(spec, dims, grid, target) if plan.temp_bytes <= bound_bytes]
+    plans = [plan for plan in _plans_on_grid(spec, dims, grid, target) if plan.temp_bytes <= bound_bytes]
     return min(plans, key=lambda plan: plan.total_cycles, default=None)
 
 
 def _aligned_grid(spec: ConvSpec, dims: tuple[int, ...], blocks: Blocked) -> Grid:
+    """Grid of the blocks of an operand, other dimensions uncut."""
     extents = list(spec.extents)
     cuts = [blocks.cuts[dims.index(d)] if d in dims else frozen([0, n], np.int64) for d, n in enumerate(extents)]
     other_dims = [d for d in range(len(extents)) if d not in dims]
@@ -100,16 +101,16 @@ def _aligned_grid(spec: ConvSpec, dims: tuple[int, ...], blocks: Blocked) -> Gri
     return Grid(tuple(cuts), frozen(tile, np.int32))
 
 
-def _plans(spec: ConvSpec, dims: tuple[int, ...], grid: Grid, target: Target) -> Iterator[Plan]:
-    """Plan of each kind of vertex that reads the operand where it is, by its grid, other dimensions uncut."""
+def _plans_on_grid(spec: ConvSpec, dims: tuple[int, ...], grid: Grid, target: Target) -> Iterator[Plan]:
+    """Plan of each kind of vertex that reads the operand where it is, by the operand's grid."""
     splits = Dims.of([len(cut) - 1 for cut in grid.cuts])
     longest = Dims.of([np.array([int(np.diff(cut).max())]) for cut in grid.cuts])
     ones = Dims.of((1,) * len(grid.cuts))
     stays: dict[str, Any] = {"lhs_stays": dims == LHS, "rhs_stays": dims == RHS}
     for kind in KINDS:
-        if kind.applies(spec, arithmetic(spec, target)) and not _is_moved(kind, spec, dims, target):
+        if kind.applies(spec, arithmetic(spec, target)) and not _reads_in_other_order(kind, spec, dims, target):
             splits_array = np.array(list(splits), np.int64)[:, None]
-            candidate = Candidates(spec, kind, target, ones, splits_array, longest, **stays)
+            candidate = Candidates(spec, kind, target, ones, splits_array, longest, **stays)  # a single one
             cost = PlanCost(*(int(n) for n in candidate.cost_parts(np.zeros(1, np.int64))[:, 0]))
             temp_bytes = int(candidate.temp_bytes[0])
             yield Plan(
@@ -117,12 +118,13 @@ def _plans(spec: ConvSpec, dims: tuple[int, ...], grid: Grid, target: Target) ->
             )
 
 
-def _is_moved(kind: VertexKind, spec: ConvSpec, dims: tuple[int, ...], target: Target) -> bool:
-    moved = rearranged(kind, spec, target)
-    return moved.lhs if dims == LHS else moved.rhs
+def _reads_in_other_order(kind: VertexKind, spec: ConvSpec, dims: tuple[int, ...], target: Target) -> bool:
+    """True if a kind of vertex reads the operand `dims`, `LHS` or `RHS`, in another order than it is stored in."""
+    reordered = rearranged(kind, spec, target)
+    return reordered.lhs if dims == LHS else reordered.rhs
 
 
-_G, _M, _K, _N = range(4)
+_G, _M, _K, _N = range(4)  # axes of the grid of `_grid`
 
 
 def matmul(
@@ -199,7 +201,10 @@ def _choose_plan(
     available_memory_proportion: float | None,
     cycles_per_byte: float,
 ) -> Plan:
-    """Chooses by trial the cheapest plan for operands of these views and mappings."""
+    """Chooses by trial the cheapest plan for operands of these views and mappings.
+
+    `plan` is the best by the estimate, which leaves out what views and mappings cost.
+    """
     plans = list(trial_plans(plan, target, available_memory_proportion, cycles_per_byte))
     share = target.available_memory_proportion if available_memory_proportion is None else available_memory_proportion
     if share > 0:
@@ -225,28 +230,32 @@ def _aligned_plans(spec: ConvSpec, target: Target, bound_bytes: float, operands:
 
 def _add_steps(builder: Builder, a: Tensor, b: Tensor, plan: Plan, precision: Any) -> Tensor:
     """Maps the operands and adds all steps of a plan."""
+    graph = builder.graph
     grid = _grid(plan)
-    moved = rearranged(plan.kind, plan.spec, builder.graph.target)
+    reordered = rearranged(plan.kind, plan.spec, graph.target)
     # The operand that steps divide stays unmapped here: it is mapped for slicing.
     by_columns = plan.step_axis == OUT_CHANNELS
     is_one_step = plan.steps == 1
     if is_one_step or by_columns:
-        place_by_plan(builder.graph, a, plan, moved.lhs, [grid.cuts[axis] for axis in (_G, _M, _K)], grid.tile)
+        place_by_plan(graph, a, plan, [grid.cuts[axis] for axis in (_G, _M, _K)], grid.tile, is_reordered=reordered.lhs)
     if is_one_step or not by_columns:
-        columns = np.transpose(grid.tile, (_G, _K, _N, _M))
-        place_by_plan(builder.graph, b, plan, moved.rhs, [grid.cuts[axis] for axis in (_G, _K, _N)], columns)
+        tile = np.transpose(grid.tile, (_G, _K, _N, _M))
+        place_by_plan(graph, b, plan, [grid.cuts[axis] for axis in (_G, _K, _N)], tile, is_reordered=reordered.rhs)
     if is_one_step:
-        return _step(builder, a, b, plan, precision)
+        return _add_step(builder, a, b, plan, precision)
 
     def add_step(part: Tensor, body: ProgramSequence) -> Tensor:
         lhs, rhs = (a, part) if by_columns else (part, b)
-        return _step(builder.into(body), lhs, rhs, plan, precision)
+        return _add_step(builder.into(body), lhs, rhs, plan, precision)
 
-    operand, dim, out_dim = (b, 2, 2) if by_columns else (a, 1, 1)
-    return add_in_steps(builder, operand, dim, 2, plan.steps, add_step, out_dim, 2, plan.is_loop)
+    # Steps divide the columns of the second operand, or the rows of the first, and so those of the result.
+    operand, dim = (b, 2) if by_columns else (a, 1)
+    return add_in_steps(
+        builder, operand, plan.steps, add_step, dim=dim, channel=2, out_dim=dim, out_channel=2, is_loop=plan.is_loop
+    )
 
 
-def _step(builder: Builder, a: Tensor, b: Tensor, plan: Plan, precision: Any) -> Tensor:
+def _add_step(builder: Builder, a: Tensor, b: Tensor, plan: Plan, precision: Any) -> Tensor:
     """Adds one step of a plan."""
     return _add_products(builder, a, b, plan, precision).combine_partials(builder, plan)
 

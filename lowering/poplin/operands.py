@@ -18,9 +18,9 @@ from ipujax.lowering.layout import (
     view_digits,
 )
 from ipujax.lowering.layout.place import share_out
-from ipujax.lowering.poplin.partials import cast, combine, monoid_of
-from ipujax.lowering.poplin.product_plan import Grid, Plan
+from ipujax.lowering.poplin.partials import cast_results, combine_and_cast, monoid_of
 from ipujax.lowering.poplin.spec import Memory
+from ipujax.lowering.poplin.tile_plan import Grid, Plan
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.graph import Builder, Dim, Graph, Term
 from ipujax.runtime.tensor import (
@@ -43,9 +43,9 @@ class Result:
     def combine_partials(self, builder: Builder, plan: Plan) -> Tensor:
         """Returns the result, after combining partial results if there are any."""
         if not self.slot:
-            return cast(builder, self.tensor, plan.spec.out_dtype)
+            return cast_results(builder, self.tensor, plan.spec.out_dtype)
         (variable,) = self.tensor.variables()
-        total = combine(builder, Tensor.of(variable), plan.spec.out_dtype, plan.tiles_used)
+        total = combine_and_cast(builder, Tensor.of(variable), plan.spec.out_dtype, plan.tiles_used)
         return self.order.of_view(total)
 
 
@@ -64,15 +64,22 @@ def memory_of(operand: Tensor, axes: Sequence[int]) -> Memory:
 
 
 def place_by_plan(
-    graph: Graph, operand: Tensor, plan: Plan, is_moved: bool, cuts: Sequence[np.ndarray], tile: np.ndarray
+    graph: Graph, operand: Tensor, plan: Plan, cuts: Sequence[np.ndarray], tile: np.ndarray, *, is_reordered: bool
 ) -> None:
-    """Maps an unmapped operand: each block spread over the tiles that use it, or all evenly over the plan's tiles."""
-    # An operand that the plan reads in another order, `is_moved`, is spread evenly: no tile can use it where it is.
-    # `cuts` are the boundaries of its dimensions; `tile` has the operand's dimensions, then those that share it.
+    """Maps an unmapped operand: each block spread over the tiles that use it, or all evenly over the plan's tiles.
+
+    Args:
+        graph: the graph.
+        operand: the operand; one that is mapped stays where it is.
+        plan: the plan.
+        cuts: boundaries of the blocks along each of its dimensions.
+        tile: tile of each block of the plan, with the operand's dimensions first, then those that share it.
+        is_reordered: whether the plan reads it in another order: no tile can use its part, so it is spread evenly.
+    """
     if graph.is_mapped(operand):
         return
     block_bytes = prod(int(np.diff(c).max()) for c in cuts) * element_bytes(operand.dtype)
-    if plan.maps_linearly or is_moved or not is_free(graph, operand) or block_bytes < MIN_BYTES_PER_TILE:
+    if plan.maps_linearly or is_reordered or not is_free(graph, operand) or block_bytes < MIN_BYTES_PER_TILE:
         map_linearly(graph, operand, plan.tiles_used)
         return
     users = tile.reshape((*tile.shape[: operand.ndim], -1))
@@ -83,8 +90,17 @@ def place_by_plan(
 def result_variable(
     graph: Graph, plan: Plan, grid: Grid, out_axes: tuple[int, ...], reduced: tuple[int, ...], channel: int, name: str
 ) -> Result:
-    """Adds the variable of the result, or of partial results with one slot for each block of the `reduced` axes."""
-    # `out_axes` are the axes of the result's dimensions, `channel` that of its output channels.
+    """Adds the variable of the result, or of partial results with one slot for each block of the reduced axes.
+
+    Args:
+        graph: graph to add to.
+        plan: the plan.
+        grid: its blocks.
+        out_axes: axis of the grid for each dimension of the result.
+        reduced: axes of the grid that are reduced, in the order in which blocks are numbered.
+        channel: axis of the output channels.
+        name: debug name.
+    """
     order = _result_order([grid.cuts[axis] for axis in out_axes], out_axes.index(channel))
     slots = plan.slots
     dtype = plan.spec.partials_dtype

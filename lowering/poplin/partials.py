@@ -47,9 +47,11 @@ def out_dtypes(out_dtype: Any, partials_dtype: Any = None) -> tuple[np.dtype[Any
 def check_partials(
     graph: Graph, lhs_dtype: Any, rhs_dtype: Any, out_dtype: Any, partials_dtype: Any, name: str
 ) -> None:
-    """Refuses partial results of a dtype that no codelet has; None is valid for all operands."""
-    # Half operands have codelets with half and with float partials, other floats up to 32 bits with float ones; a plain
-    # C++ codelet adds in the dtype of the result (poplibs `ConvVertexType.cpp`).
+    """Refuses partial results of a dtype that no codelet has; None, the default, is valid for all operands.
+
+    Half operands have codelets with half and with float partials, other floats up to 32 bits with float ones; a plain
+    C++ codelet adds in the dtype of the result (poplibs `ConvVertexType.cpp`).
+    """
     if partials_dtype is None:
         return
     precision = arithmetic_of(lhs_dtype, rhs_dtype, graph.target).precision
@@ -76,15 +78,23 @@ def partials_cost(
     row: int,
     target: Target,
 ) -> PartialsCost:
-    """Expected cycles to combine and cast partial results, of each candidate with `slots` an element on `tiles`."""
-    # One slot costs at most a cast. `outputs` are the elements of the result, of rows of `row`, `dtype` is that of the
-    # partials.
+    """Expected cycles to combine and cast partial results; a single one costs at most a cast.
+
+    Args:
+        slots: partial results of each element, int64[candidates].
+        tiles: number of tiles, likewise.
+        outputs: elements of the result.
+        dtype: dtype of the partial results.
+        out_dtype: dtype of the result.
+        row: elements of a row of the result.
+        target: the machine.
+    """
     share, exchange, compute, sync = (np.zeros(len(slots), np.int64) for _ in range(4))
     counts, inverse = np.unique(slots, return_inverse=True)
     for stage_before, stage_after in zip(*stages(tuple(counts.tolist())), strict=True):
         slots_before = stage_before[inverse]
         slots_after = stage_after[inverse]
-        is_run = slots_before > 1
+        is_run = slots_before > 1  # candidates with fewer stages have one slot by then
         depth = ceil_div(slots_before, slots_after)
         share = np.where(is_run, longest_share(outputs, slots_before, slots_after, dtype, tiles), share)
         receiving = receive_cycles(share * depth * element_bytes(dtype), 0, 0, target)
@@ -104,18 +114,18 @@ def partials_cost(
     return PartialsCost(exchange, compute, sync)
 
 
-def combine(builder: Builder, partials: Tensor, out_dtype: Any, max_tiles: int) -> Tensor:
+def combine_and_cast(builder: Builder, partials: Tensor, out_dtype: Any, max_tiles: int) -> Tensor:
     """Combines dimension 0 of partial results, the slots, by their variable's monoid on at most `max_tiles` tiles."""
-    return cast(builder, reduce_partials(builder, partials, max_tiles), out_dtype)
+    return cast_results(builder, reduce_partials(builder, partials, max_tiles), out_dtype)
 
 
-def cast(builder: Builder, total: Tensor, out_dtype: Any) -> Tensor:
+def cast_results(builder: Builder, total: Tensor, out_dtype: Any) -> Tensor:
     """Casts results of another dtype, in a compute set of their own."""
     if total.dtype == out_dtype:
         return total
-    return elementwise(builder.named("cast"), _cast(np.dtype(out_dtype)), [total])
+    return elementwise(builder.named("cast"), _cast_op(np.dtype(out_dtype)), [total])
 
 
 @remembered
-def _cast(dtype: np.dtype[Any]) -> Op:
+def _cast_op(dtype: np.dtype[Any]) -> Op:
     return Op("convert_element_type", lambda x: lax.convert_element_type(x, dtype), dtype, ("cast", dtype.name))

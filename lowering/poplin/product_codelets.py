@@ -57,7 +57,7 @@ class ConvParams:
 
 
 def _without_groups(array: jax.Array, group: int) -> jax.Array:
-    """Joins the group dimension with the one it divides, which follows it."""
+    """Joins the group dimension, if there is one, with the one it divides, which follows it."""
     if group < 0:
         return array
     shape = array.shape
@@ -65,6 +65,7 @@ def _without_groups(array: jax.Array, group: int) -> jax.Array:
 
 
 def _with_groups(array: jax.Array, group: int, groups: int) -> jax.Array:
+    """Inverse of `_without_groups`."""
     if group < 0:
         return array
     shape = array.shape
@@ -73,7 +74,7 @@ def _with_groups(array: jax.Array, group: int, groups: int) -> jax.Array:
 
 @remembered
 def matmul_codelet(kind: VertexKind, spec: ConvSpec, out_dtype: Any, precision: Any) -> Codelet:
-    """Codelet of [g, m, k] by [g, k, n]; the extents of `spec` do not matter."""
+    """Codelet of [g, m, k] by [g, k, n]; of `spec` only dtypes and rearranged operands matter, not the extents."""
 
     def compute(a: jax.Array, b: jax.Array) -> jax.Array:
         if a.shape[0] == 1:  # XLA's fast path is the product without a batch dimension
@@ -82,21 +83,25 @@ def matmul_codelet(kind: VertexKind, spec: ConvSpec, out_dtype: Any, precision: 
         dims = (((2,), (1,)), ((0,), (0,)))
         return lax.dot_general(a, b, dims, precision=precision, preferred_element_type=out_dtype)
 
-    def block_of(shapes: BlockShapes) -> Block:
+    def extents_of(shapes: BlockShapes) -> Block:
+        """Extents of a vertex's product as a convolution, from the shapes of both operands."""
         groups, rows, inner = shapes[0]
         columns = shapes[1][2]
         single = np.int64(1)
         return Dims(single, groups, columns, inner, (rows,), (single,))
 
-    codelet = _codelet(kind, spec, out_dtype, ("a", "b"), compute, block_of)
+    codelet = _product_codelet(kind, spec, out_dtype, ("a", "b"), compute, extents_of)
+    # An array kept in other axes would need another dot product, with a transposition by XLA.
     own_axes = [(axis,) for axis in range(4)]
     return replace(codelet, with_axes=lambda sources: codelet if list(sources) == own_axes else None)
 
 
 def _makes_xla_abort(lengths: Sequence[int], windows: Sequence[int], dilation: Sequence[int]) -> bool:
-    """True if XLA may abort: a dilated input that is shorter than the window along a dimension."""
-    # Its simplifier swaps operands into a window that does not fit (`Window dimensions do not match RHS shape`,
-    # jax 0.10.2). Padded before it, behind an optimization barrier, all run.
+    """True if XLA may abort: a dilated input that is shorter than the window along a dimension.
+
+    Its simplifier swaps operands into a window that does not fit (`Window dimensions do not match RHS shape`,
+    jax 0.10.2). Padded before it, behind an optimization barrier, all run.
+    """
     is_short = any(length < window for length, window in zip(lengths, windows, strict=True))
     return is_short and any(step > 1 and length > 1 for length, step in zip(lengths, dilation, strict=True))
 
@@ -105,36 +110,7 @@ def _makes_xla_abort(lengths: Sequence[int], windows: Sequence[int], dilation: S
 def convolution_codelet(kind: VertexKind, spec: ConvSpec, out_dtype: Any, params: ConvParams) -> Codelet:
     """Codelet of a convolution of blocks in the layouts of `params`; the extents of `spec` do not matter."""
 
-    def compute(x: jax.Array, w: jax.Array, *, pads: Sequence[Sequence[tuple[int, int]]]) -> jax.Array:
-        """JAX's convolution of a block, padded before it where XLA would abort."""
-        groups = x.shape[params.lhs.group] if params.lhs.group >= 0 else 1
-        field_pads = [pads[0][d] for d in params.lhs.field]
-        dilation = spec.lhs_dilation
-        lengths = [x.shape[d] for d in params.lhs.field]
-        windows = [w.shape[d] for d in params.rhs.field]
-        if 0 in lengths or _makes_xla_abort(lengths, windows, dilation):
-            dilation_of = dict(zip(params.lhs.field, dilation, strict=True))
-            config = [(*pads[0][d], dilation_of.get(d, 1) - 1) for d in range(x.ndim)]
-            x = lax.optimization_barrier(lax.pad(x, np.zeros((), x.dtype), config))
-            field_pads = [(0, 0)] * len(field_pads)
-            dilation = (1,) * len(dilation)
-        convolve = partial(
-            lax.conv_general_dilated,
-            window_strides=spec.strides,
-            padding=field_pads,
-            lhs_dilation=dilation,
-            rhs_dilation=spec.rhs_dilation,
-            dimension_numbers=params.dimension_numbers,
-            feature_group_count=1 if params.groups_in_batch else groups,
-            batch_group_count=groups if params.groups_in_batch else 1,
-            precision=params.precision,
-            preferred_element_type=out_dtype,
-        )
-        operands = _without_groups(x, params.lhs.group), _without_groups(w, params.rhs.group)
-        result = _unrolled_over_replicas(convolve)(*operands)
-        return _with_groups(result, params.out.group, groups)
-
-    def block_of(shapes: BlockShapes) -> Block:
+    def extents_of(shapes: BlockShapes) -> Block:
         """Extents of a vertex's convolution, from the shapes of its weights and its results."""
         _, weights, results = shapes
         groups = results[params.out.group] if params.out.group >= 0 else np.int64(1)
@@ -147,39 +123,89 @@ def convolution_codelet(kind: VertexKind, spec: ConvSpec, out_dtype: Any, params
             tuple(weights[d] for d in params.rhs.field),
         )
 
-    return _codelet(kind, spec, out_dtype, ("x", "w"), compute, block_of, takes=("pads",))
+    compute = partial(_convolve_block, spec, out_dtype, params)
+    return _product_codelet(kind, spec, out_dtype, ("x", "w"), compute, extents_of, takes=("pads",))
 
 
-def _codelet(
+def _convolve_block(
+    spec: ConvSpec,
+    out_dtype: Any,
+    params: ConvParams,
+    x: jax.Array,
+    w: jax.Array,
+    *,
+    pads: Sequence[Sequence[tuple[int, int]]],
+) -> jax.Array:
+    """JAX's convolution of a block, padded before it where XLA would abort."""
+    groups = x.shape[params.lhs.group] if params.lhs.group >= 0 else 1
+    field_pads = [pads[0][d] for d in params.lhs.field]
+    dilation = spec.lhs_dilation
+    lengths = [x.shape[d] for d in params.lhs.field]
+    windows = [w.shape[d] for d in params.rhs.field]
+    if 0 in lengths or _makes_xla_abort(lengths, windows, dilation):
+        dilation_of = dict(zip(params.lhs.field, dilation, strict=True))
+        config = [(*pads[0][d], dilation_of.get(d, 1) - 1) for d in range(x.ndim)]
+        x = lax.optimization_barrier(lax.pad(x, np.zeros((), x.dtype), config))
+        field_pads = [(0, 0)] * len(field_pads)
+        dilation = (1,) * len(dilation)
+    convolve = partial(
+        lax.conv_general_dilated,
+        window_strides=spec.strides,
+        padding=field_pads,
+        lhs_dilation=dilation,
+        rhs_dilation=spec.rhs_dilation,
+        dimension_numbers=params.dimension_numbers,
+        feature_group_count=1 if params.groups_in_batch else groups,
+        batch_group_count=groups if params.groups_in_batch else 1,
+        precision=params.precision,
+        preferred_element_type=out_dtype,
+    )
+    operands = _without_groups(x, params.lhs.group), _without_groups(w, params.rhs.group)
+    result = _unrolled_over_replicas(convolve)(*operands)
+    return _with_groups(result, params.out.group, groups)
+
+
+def _product_codelet(
     kind: VertexKind,
     spec: ConvSpec,
     out_dtype: Any,
     names: tuple[str, str],
     compute: Callable[..., jax.Array],
-    block_of: Callable[[BlockShapes], Block],
+    extents_of: Callable[[BlockShapes], Block],
     takes: tuple[Literal["pads"], ...] = (),
 ) -> Codelet:
-    """Codelet of a product: cycles by the kind of vertex, from the extents that `block_of` reads off block shapes."""
+    """Codelet of a product.
+
+    Args:
+        kind: kind of vertex, for the cycles.
+        spec: the convolution.
+        out_dtype: dtype of the results.
+        names: names of the operands.
+        compute: function of the blocks of both.
+        extents_of: function from the block shapes of all fields to the extents of the vertex's convolution.
+        takes: as of `Codelet`.
+    """
 
     def cycles(shapes: BlockShapes, target: Target) -> np.ndarray:
-        block = block_of(shapes)
+        block = extents_of(shapes)
+        # Rows that are no whole vectors take longer: see `slow_paths`.
         copying = rearrangement_of_whole_rows(kind, spec, block, target)
         return np.asanyarray(block_cycles(kind, spec, block, target) + copying)
 
     def slow_paths(shapes: BlockShapes, repetitions: object, target: Target) -> Sequence[SlowPath]:
-        return slow_rearrangement(kind, spec, block_of(shapes), target)
+        return slow_rearrangement(kind, spec, extents_of(shapes), target)
 
     def operations(shapes: BlockShapes) -> np.ndarray:
         """Multiply-adds of numbers: zeros between the elements of a dilated input are none."""
-        return np.asarray(_MULTIPLY_ADD * prod(block_of(shapes)) // prod(spec.lhs_dilation))
+        return np.asarray(_MULTIPLY_ADD * prod(extents_of(shapes)) // prod(spec.lhs_dilation))
 
     return Codelet(
         f"poplin::{kind.name}<{dtype_name(spec.lhs_dtype)},{dtype_name(out_dtype)}>",
-        (*_operands(kind, spec, *names), _result(kind, out_dtype)),
+        (*_operand_fields(kind, spec, *names), _result_field(kind, out_dtype)),
         compute,
         cycles,
-        _STATE_BYTES,
-        _CODE_BYTES,
+        state_bytes=_STATE_BYTES,
+        code_bytes=_CODE_BYTES,
         takes=takes,
         flops=_MULTIPLY_ADD if prod(spec.lhs_dilation) == 1 else operations,
         is_product=True,
@@ -189,9 +215,11 @@ def _codelet(
 
 
 def _unrolled_over_replicas(convolve: Callable[[jax.Array, jax.Array], jax.Array]) -> Callable[..., jax.Array]:
-    """Runs a convolution of a few replicas one after the other, where both operands differ by replica."""
-    # JAX's batching rule makes one convolution in groups, which XLA's CPU backend does three times slower (measured
-    # with the gradient of 3 x 3 x 16 x 32 weights for 8 replicas).
+    """Runs a convolution of a few replicas one after the other, where both operands differ by replica.
+
+    JAX's batching rule makes one convolution in groups, which XLA's CPU backend does three times slower (measured with
+    the gradient of 3 x 3 x 16 x 32 weights for 8 replicas).
+    """
     mapped = jax.custom_batching.custom_vmap(convolve)
 
     @mapped.def_vmap
@@ -203,13 +231,13 @@ def _unrolled_over_replicas(convolve: Callable[[jax.Array, jax.Array], jax.Array
     return mapped
 
 
-def _operands(kind: VertexKind, spec: ConvSpec, *names: str) -> Iterator[Field]:
+def _operand_fields(kind: VertexKind, spec: ConvSpec, *names: str) -> Iterator[Field]:
     """Fields of operands; the AMP reads a list of vectors, one a group of channels (poplibs ConvPartial1x1Out.cpp)."""
     has_halo = spec.rearranged is not None and spec.rearranged.has_halo
     for name, dtype, is_whole in zip(names, (spec.lhs_dtype, spec.rhs_dtype), (has_halo, False), strict=True):
         yield Field(name, "in", dtype, in_pieces=kind.uses_amp and not is_whole)
 
 
-def _result(kind: VertexKind, dtype: Any) -> Field:
+def _result_field(kind: VertexKind, dtype: Any) -> Field:
     """Field of results; the AMP accesses its partials 128 bits at a time (poplibs ConvPartial1x1Out.cpp)."""
     return Field("out", "out", dtype, interleaved=kind.uses_amp, in_pieces=kind.uses_amp)

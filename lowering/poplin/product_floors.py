@@ -78,6 +78,10 @@ def multiply_add_cycles(
 
 @remembered
 def _amp_cycles(precision: Precision, rows: int, inner: int, vertex_cycles: float, target: Target) -> float:
+    """Least cycles of a multiply-add on the AMP, over numbers of rows and of inner products up to those of the vertex.
+
+    Output channels and groups are so many that the start of a vertex is spread; kernels are of one element, or larger.
+    """
     block = formula.amp_block(target, precision)
     lengths = {*range(1, min(rows, _FEW_ROWS) + 1), rows, rows - rows % target.worker_contexts} - {0}
     counts = np.array(sorted(lengths), np.int64)

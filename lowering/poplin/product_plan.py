@@ -14,144 +14,38 @@ Limits: one IPU; steps (serial splits) of powers of two that divide one dimensio
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
+from functools import partial
 from itertools import count
 from math import ceil, log, log2, prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ipujax.lowering.layout import GROUP_CHANNELS
-from ipujax.lowering.poplin.candidates import Candidates, output_order
+from ipujax.lowering.poplin.candidates import Candidates, Choice
 from ipujax.lowering.poplin.cycles import ceil_div
 from ipujax.lowering.poplin.partials import out_dtypes
-from ipujax.lowering.poplin.rearranged import rearranged
 from ipujax.lowering.poplin.spec import (
     BATCH,
     FIELD,
-    GROUPS,
-    IN_CHANNELS,
     OUT_CHANNELS,
     ConvSpec,
     Dims,
     Memory,
     arithmetic,
 )
-from ipujax.lowering.poplin.vertex_kinds import KINDS, VertexKind
+from ipujax.lowering.poplin.tile_plan import STEPS, Plan, PlanCost, is_plan_of, spec_of_all_steps
+from ipujax.lowering.poplin.vertex_kinds import KINDS
 from ipujax.runtime.cache import remembered, remembered_and_stored
 from ipujax.runtime.errors import ArgumentError
 from ipujax.runtime.exchange import receive_code_bytes, receive_cycles, superstep
 from ipujax.runtime.target import Target
-from ipujax.runtime.tensor import element_bytes, even_cuts, frozen
+from ipujax.runtime.tensor import element_bytes
 
 MATMUL_STEP_AXES = (OUT_CHANNELS, FIELD)  # columns and rows of the result
-_STEPS = (2, 4, 8, 16)
-_MAX_GRAIN = 2**20  # far beyond the blocks of any AMP
-_MAX_COUNT = 2**53  # of cycles, bytes or fragments
 _MAX_TRIAL_COST = 1.05  # of the best estimated cost: plans beyond are not worth a trial; assumed
 _RELATIVE_STEP = 0.01  # of plans whose costs differ by less, the one of fewest tiles is tried; assumed
-
-
-@dataclass(frozen=True, slots=True)
-class PlanCost:
-    """Estimated cycles of a plan by category; they add up."""
-
-    exchange_cycles: int
-    compute_cycles: int
-    reduce_exchange_cycles: int
-    reduce_compute_cycles: int
-    sync_cycles: int
-
-    @property
-    def total_cycles(self) -> int:
-        return (
-            self.exchange_cycles
-            + self.compute_cycles
-            + self.reduce_exchange_cycles
-            + self.reduce_compute_cycles
-            + self.sync_cycles
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """Split of a convolution over tiles."""
-
-    spec: ConvSpec  # the convolution of one step
-    kind: VertexKind
-    splits: Dims[int]  # blocks of each dimension
-    grains: Dims[int]  # multiples that the cuts of each dimension are
-    cost: PlanCost  # estimated cycles of one step
-    temp_bytes: int  # operands, results and gathered windows on the fullest tile of a step
-    memory_bound_met: bool  # whether `temp_bytes` is within the requested proportion of tile memory
-    memory_binds: bool  # whether a larger proportion would give a faster plan
-    steps: int = 1  # number of steps, one after the other
-    step_axis: int = 0  # position in `Dims` of the dimension that steps divide evenly
-    is_loop: bool = True  # whether steps are a loop, of less code, or follow one another, of fewer cycles
-    join_cycles: int = 0  # estimated cycles to copy the results of the steps to one variable
-    # Whether the plan maps unmapped operands linearly to its tiles, else block by block
-    maps_linearly: bool = False
-    # Whether the mapped activations are first copied, in groups of channels, to equal parts of all tiles
-    spreads_lhs: bool = False
-    # Lower bound of the exchange fragments in which a tile receives mapped operands, in a step
-    fragments: int = 0
-    # Blocks on the tiles of an operand; None for even blocks on the first tiles
-    aligned_grid: Grid | None = None
-
-    @property
-    def total_cycles(self) -> int:
-        """Estimated cycles of all steps."""
-        return self.steps * self.cost.total_cycles + self.join_cycles
-
-    @property
-    def lower_bound_cycles(self) -> int:
-        """Lower-bound estimate of the plan's cost in cycles."""
-        # Half of the operands may already be on the tiles that use them, or reach two tiles of a bus at once; one
-        # partial result may be on the tile that combines them all.
-        avoidable = self.cost.exchange_cycles // 2 + self.cost.reduce_exchange_cycles // self.slots
-        return self.total_cycles - self.steps * avoidable
-
-    @property
-    def tiles_used(self) -> int:
-        return prod(self.splits)
-
-    @property
-    def slots(self) -> int:
-        """Partial results of each output element."""
-        return self.splits.in_channels * prod(self.splits.kernel)
-
-    def code(self, target: Target) -> ConvSpec:
-        """Convolution that a codelet of the plan computes, without extents."""
-        moved = rearranged(self.kind, self.spec, target)
-        return replace(self.spec.code, rearranged=replace(moved, result=moved.result and self.slots == 1))
-
-    def grid(self) -> Grid:
-        """Blocks of a step, axes in the order of `Dims`; one object for equal plans."""
-        return _grid(self) if self.aligned_grid is None else self.aligned_grid
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class Grid:
-    """Blocks and their tiles; equal only to itself, so that values derived from it can be cached.
-
-    Args:
-        cuts: boundaries along each axis, int64[blocks + 1].
-        tile: tile of each block, int32, one dimension an axis.
-    """
-
-    cuts: tuple[np.ndarray, ...]
-    tile: np.ndarray
-
-
-@remembered
-def _grid(plan: Plan) -> Grid:
-    rows = zip(plan.spec.extents, plan.splits, plan.grains, strict=True)
-    cuts = tuple(even_cuts(extent, blocks, grain) for extent, blocks, grain in rows)
-    counts = list(plan.splits)
-    rank = len(plan.splits.field)
-    order = [GROUPS, IN_CHANNELS, *range(FIELD + rank, FIELD + 2 * rank), *output_order(plan.kind, rank)]
-    numbers = np.arange(prod(counts)).reshape([counts[axis] for axis in order])
-    return Grid(cuts, frozen(np.transpose(numbers, np.argsort(order)), np.int32))
 
 
 def plan_matmul(
@@ -181,44 +75,6 @@ def plan_matmul(
     return plan_convolution(spec, target, available_memory_proportion, MATMUL_STEP_AXES)
 
 
-def is_plan_of(plan: Plan, spec: ConvSpec, target: Target, *_: Any, **__: Any) -> bool:
-    """Return whether a stored plan can be one of a convolution, whatever else it was chosen by."""
-    rank = len(spec.in_field)
-    dims = (plan.spec.extents, plan.splits, plan.grains)
-    has_rank = all(len(x.field) == len(x.kernel) == rank for x in dims) and len(plan.spec.in_field) == rank
-    if not has_rank or plan.steps not in (1, *_STEPS) or not 0 <= plan.step_axis < 4 + 2 * rank:
-        return False
-    extents = list(plan.spec.extents)
-    blocks = list(plan.splits)
-    counts = [getattr(plan.cost, item.name) for item in fields(plan.cost)]
-    counts += [plan.temp_bytes, plan.join_cycles, plan.fragments]
-    return (
-        min(extents) >= 1
-        and spec_of_all_steps(plan) == spec
-        and plan.kind.applies(plan.spec, arithmetic(plan.spec, target))
-        and all(1 <= n <= extent for n, extent in zip(blocks, extents, strict=True))
-        and 1 <= min(plan.grains) <= max(plan.grains) <= _MAX_GRAIN
-        and plan.tiles_used <= target.tiles_per_ipu
-        and 0 <= min(counts) <= max(counts) <= _MAX_COUNT
-        and (plan.aligned_grid is None or _is_grid(plan.aligned_grid, extents, blocks, target))
-    )
-
-
-def _is_grid(grid: Grid, extents: Sequence[int], blocks: Sequence[int], target: Target) -> bool:
-    """Return whether a grid has so many blocks of these extents, on tiles of the target."""
-    if len(grid.cuts) != len(extents) or grid.tile.dtype != np.int32 or grid.tile.shape != tuple(blocks):
-        return False
-    rows = zip(grid.cuts, extents, blocks, strict=True)
-    are_cuts = all(
-        cut.dtype == np.int64
-        and cut.shape == (count + 1,)
-        and (cut[0], cut[-1]) == (0, extent)
-        and bool((np.diff(cut) > 0).all())
-        for cut, extent, count in rows
-    )
-    return are_cuts and bool(grid.tile.min() >= 0 and grid.tile.max() < target.num_tiles)
-
-
 @remembered_and_stored(is_plan_of)
 def plan_convolution(
     spec: ConvSpec,
@@ -227,10 +83,19 @@ def plan_convolution(
     step_axes: tuple[int, ...] = (BATCH, OUT_CHANNELS),
     is_loop: bool = True,
 ) -> Plan:
-    """Finds the fastest plan of a convolution within a memory bound; a proportion of 0 asks for the least memory."""
-    # Where memory limits the plan, plans in several steps are compared too. If none fits, the bound is doubled up to
-    # twice a tile's memory, then dropped; `memory_bound_met` says so. `step_axes` are positions in `Dims` of dimensions
-    # that steps may divide, of the field only one with windows of 1. A loop needs memory for its slices and its stack.
+    """Finds the fastest plan of a convolution within a memory bound.
+
+    Where memory limits the plan, plans in several steps are compared too. If none fits, the bound is doubled up to
+    twice a tile's memory, then dropped; `memory_bound_met` says so.
+
+    Args:
+        spec: the convolution.
+        target: the machine.
+        available_memory_proportion: the bound, as a part of a tile's memory; None for the target's. 0 asks for the plan
+            of least memory.
+        step_axes: positions in `Dims` of dimensions that steps may divide, of the field only one with windows of 1.
+        is_loop: whether steps are a loop, which needs memory for its slices and its stack.
+    """
     share = target.available_memory_proportion if available_memory_proportion is None else available_memory_proportion
     if not 0 <= share <= 1:
         raise ArgumentError(
@@ -239,78 +104,100 @@ def plan_convolution(
     asks_for_least = share == 0
 
     def rank(plan: Plan) -> tuple[int, int]:
-        excess_bytes = plan.temp_bytes if asks_for_least else _excess(plan, share * target.bytes_per_tile)
-        return excess_bytes, plan.total_cycles
+        excess = plan.temp_bytes if asks_for_least else _excess(plan, share * target.bytes_per_tile)
+        return excess, plan.total_cycles
 
     best = _plan_step(spec, target, share)
     for axis in step_axes if best.memory_binds or asks_for_least else ():
-        for steps in _STEPS:
+        for steps in STEPS:
             if not _divides(list(spec.extents)[axis], steps, axis):
                 break
-            stacks = _stack_bytes(spec, axis, target) if is_loop else 0
-            step_share = share - stacks / target.bytes_per_tile
+            stack_bytes = _stack_bytes(spec, axis, target) if is_loop else 0
+            step_share = share - stack_bytes / target.bytes_per_tile
             plan = _plan_step(_step_spec(spec, axis, steps), target, step_share if step_share > 0 else share)
             plan = replace(plan, steps=steps, step_axis=axis, is_loop=is_loop, join_cycles=_join_cycles(spec, target))
-            is_met = plan.temp_bytes + stacks <= share * target.bytes_per_tile
+            is_met = plan.temp_bytes + stack_bytes <= share * target.bytes_per_tile
             plan = replace(
                 plan,
-                temp_bytes=plan.temp_bytes + stacks,
+                temp_bytes=plan.temp_bytes + stack_bytes,
                 memory_binds=plan.memory_binds or not is_met,
                 memory_bound_met=plan.memory_bound_met and is_met,
             )
             best = min(best, plan, key=rank)
-            if not plan.memory_binds:
+            if not plan.memory_binds:  # more steps would take more cycles
                 break
     return best
 
 
-# Convolution, bound of its cycles, bound of its memory in bytes, and conversion of its plans.
-_Search = tuple[ConvSpec, float, float, Callable[[Plan], Plan]]
+class _Search(NamedTuple):
+    """Search for plans that are worth a trial.
+
+    Args:
+        spec: the convolution.
+        best_cycles: cost of the best plan known; plans of much more are not worth a trial.
+        bound_bytes: bytes of a tile that plans may use.
+        convert: conversion of the plans found to plans of the convolution of `trial_plans`.
+    """
+
+    spec: ConvSpec
+    best_cycles: float
+    bound_bytes: float
+    convert: Callable[[Plan], Plan]
 
 
 @remembered
 def trial_plans(
     best: Plan, target: Target, available_memory_proportion: float | None, cycles_per_byte: float
 ) -> tuple[Plan, ...]:
-    """Plans worth a trial, in the order of their lower bounds, with those of `best`, the plan of `plan_convolution`."""
-    # The estimate leaves out the cost of gathering scattered operands on a tile. So the plan of fewest tiles for each
-    # level of estimated cycles, up to a little more than the best, is tried: with its operands mapped block by block
-    # and, if they are unmapped, linearly. For a plan in steps these are plans with equal steps, and plans in one.
-    # `cycles_per_byte` is the cost of a byte of exchange code.
+    """Plans worth a trial, in the order of their lower bounds, `best` among them.
+
+    The estimate leaves out the cost of gathering scattered operands on a tile. So the plan of fewest tiles for each
+    level of estimated cycles, up to a little more than the best, is tried: with its operands mapped block by block and,
+    if they are unmapped, linearly. For a plan in steps these are plans with equal steps, and plans in one.
+
+    Args:
+        best: the plan of `plan_convolution`.
+        target: the machine.
+        available_memory_proportion: as of `plan_convolution`.
+        cycles_per_byte: cost of a byte of exchange code.
+    """
     share = target.available_memory_proportion if available_memory_proportion is None else available_memory_proportion
     if share == 0:
         return (best,)
     spec = spec_of_all_steps(best)
     bound = share * target.bytes_per_tile
-    bound *= 2 ** _doublings(best, bound)
+    bound *= 2 ** _doublings(best, bound)  # a bound that no plan meets has been raised
     fragment_cycles = cycles_per_byte * receive_code_bytes(1, target)
-    step_cycles = best.cost.total_cycles + fragment_cycles * best.fragments  # no plan worth a trial takes much more
+    step_cycles = best.cost.total_cycles + fragment_cycles * best.fragments
     all_cycles = best.join_cycles + best.steps * step_cycles
-    searches: list[_Search] = [(spec, all_cycles, bound, lambda plan: plan)]
+    searches = [_Search(spec, all_cycles, bound, lambda plan: plan)]
     if spec.lhs_is_free or spec.rhs_is_free:
         mapped = replace(spec, lhs_is_free=False, rhs_is_free=False)
-        searches.append((mapped, all_cycles, bound, lambda plan: replace(plan, spec=spec, maps_linearly=True)))
+        searches.append(_Search(mapped, all_cycles, bound, lambda plan: replace(plan, spec=spec, maps_linearly=True)))
     plans = [best]
     if best.steps > 1:
         plans.append(plan_convolution(spec, target, share, (best.step_axis,), is_loop=False))
-        stacks = _stack_bytes(spec, best.step_axis, target)
-        searches.append((best.spec, step_cycles, bound - stacks, lambda plan: _in_steps_of(best, plan, stacks)))
+        stack_bytes = _stack_bytes(spec, best.step_axis, target)
+        in_steps = partial(_in_steps_of, best, stack_bytes=stack_bytes)
+        searches.append(_Search(best.spec, step_cycles, bound - stack_bytes, in_steps))
     for in_groups in (False, True):
-        for searched, max_cycles, bound_bytes, convert in searches:
-            plans += map(convert, _trade_off(searched, target, max_cycles, bound_bytes, in_groups, fragment_cycles))
+        for search in searches:
+            plans += map(search.convert, _trade_off(search, target, fragment_cycles, in_groups=in_groups))
     return tuple(sorted(dict.fromkeys(plans), key=lambda plan: plan.lower_bound_cycles))
 
 
-def _trade_off(
-    spec: ConvSpec, target: Target, best_cycles: float, bound_bytes: float, in_groups: bool, fragment_cycles: float
-) -> list[Plan]:
-    """Plan of fewest tiles for each relative step of estimated cycles, up to little more than `best_cycles`."""
-    max_cycles = int(_MAX_TRIAL_COST * best_cycles)  # in more cycles no plan is cheaper, even with one fragment
+def _trade_off(search: _Search, target: Target, fragment_cycles: float, *, in_groups: bool) -> list[Plan]:
+    """Plan of fewest tiles for each relative step of estimated cycles, up to little more than the best cost known.
+
+    The cost of a plan is that of its cycles and, of each exchange fragment, `fragment_cycles`. With `in_groups` plans
+    cut no group of channels.
+    """
+    max_cycles = int(_MAX_TRIAL_COST * search.best_cycles)  # in more cycles no plan is cheaper, even with one fragment
     plans = [
-        _plan_of(candidates, *choice)
-        for all_candidates in _candidates(spec, target, in_groups)
-        for candidates in [all_candidates.within(bound_bytes, max_cycles)]
-        for choice in candidates.trade_off(bound_bytes, max_cycles, fragment_cycles)
+        _plan_of(candidates, choice)
+        for all_candidates in _candidates_of_kinds(search.spec, target, in_groups=in_groups)
+        for candidates in [all_candidates.within(search.bound_bytes, max_cycles)]
+        for choice in candidates.trade_off(search.bound_bytes, max_cycles, fragment_cycles)
     ]
     curve: list[Plan] = []
 
@@ -326,13 +213,13 @@ def _trade_off(
     return list(steps.values())
 
 
-def _candidates(spec: ConvSpec, target: Target, in_groups: bool = False) -> Iterator[Candidates]:
+def _candidates_of_kinds(spec: ConvSpec, target: Target, *, in_groups: bool = False) -> Iterator[Candidates]:
     arith = arithmetic(spec, target)
-    return (Candidates.of(kind, spec, target, in_groups) for kind in KINDS if kind.applies(spec, arith))
+    return (Candidates.of(kind, spec, target, in_groups=in_groups) for kind in KINDS if kind.applies(spec, arith))
 
 
 def _in_steps_of(best: Plan, plan: Plan, stack_bytes: int) -> Plan:
-    """Plan of one step, repeated in the steps of `best`."""
+    """Plan of one step, repeated in the steps of `best`; `stack_bytes` are those of the loop, on a tile."""
     return replace(
         plan,
         temp_bytes=plan.temp_bytes + stack_bytes,
@@ -368,14 +255,6 @@ def _step_spec(spec: ConvSpec, axis: int, steps: int) -> ConvSpec:
     return replace(spec, extents=Dims.of(extents), in_field=in_field)
 
 
-def spec_of_all_steps(plan: Plan) -> ConvSpec:
-    """Convolution of all steps of a plan together."""
-    extents = list(plan.spec.extents)
-    extents[plan.step_axis] *= plan.steps
-    in_field = (extents[FIELD],) if plan.steps > 1 and plan.step_axis == FIELD else plan.spec.in_field
-    return replace(plan.spec, extents=Dims.of(extents), in_field=in_field)
-
-
 def _stack_bytes(spec: ConvSpec, axis: int, target: Target) -> int:
     """Bytes on a tile of the operand that steps divide, in the order in which it is sliced, and of all results."""
     e = spec.extents
@@ -394,10 +273,13 @@ def _join_cycles(spec: ConvSpec, target: Target) -> int:
 
 @remembered
 def _plan_step(spec: ConvSpec, target: Target, share: float) -> Plan:
-    """Fastest plan in one step within `share` of a tile's memory; if there is none, within the next larger bound."""
-    by_kind = list(_candidates(spec, target))
+    """Fastest plan in one step within `share` of a tile's memory; if there is none, within the next larger bound.
+
+    0 asks for the plan of least memory.
+    """
+    by_kind = list(_candidates_of_kinds(spec, target))
     if share == 0:
-        plans = [_plan_of(candidates, *candidates.smallest()) for candidates in by_kind]
+        plans = [_plan_of(candidates, candidates.smallest()) for candidates in by_kind]
         return min(plans, key=lambda plan: (plan.temp_bytes, plan.cost.total_cycles))
     by_kind.sort(key=lambda candidates: candidates.min_bound_cycles)
     unbounded = _fastest(by_kind, float("inf"))
@@ -411,32 +293,32 @@ def _plan_step(spec: ConvSpec, target: Target, share: float) -> Plan:
 
 
 def _fastest(by_kind: Sequence[Candidates], bound_bytes: float) -> Plan | None:
-    """Fastest plan of all kinds of vertices within a memory bound."""
+    """Fastest plan of all kinds of vertices within a memory bound, of equals the smaller; None if none fits.
+
+    `by_kind` is in the order of lower bounds, so that an early plan rules out most candidates of later kinds.
+    """
     best: Plan | None = None
     for candidates in by_kind:
         choice = candidates.fastest(bound_bytes, best.cost.total_cycles if best else None)
-        plan = None if choice is None else _plan_of(candidates, *choice)
+        plan = None if choice is None else _plan_of(candidates, choice)
         if plan is not None and (best is None or _rank(plan) < _rank(best)):
             best = plan
     return best
 
 
-def _plan_of(candidates: Candidates, number: int, cost_parts: np.ndarray) -> Plan:
-    """One of the candidates, which are columns of arrays, as a plan."""
-    splits = Dims.of([int(n) for n in candidates.splits[:, number]])
-    temp_bytes = int(candidates.temp_bytes[number])
-    cost = PlanCost(*(int(n) for n in cost_parts))
-    fragments = int(candidates.fragments[number])
+def _plan_of(candidates: Candidates, choice: Choice) -> Plan:
+    """One of the candidates, which are columns of arrays, as a plan in one step."""
+    number = choice.number
     return Plan(
-        candidates.spec,
-        candidates.kind,
-        splits,
-        candidates.grains,
-        cost,
-        temp_bytes,
+        spec=candidates.spec,
+        kind=candidates.kind,
+        splits=Dims.of([int(n) for n in candidates.splits[:, number]]),
+        grains=candidates.grains,
+        cost=PlanCost(*(int(n) for n in choice.cost_parts)),
+        temp_bytes=int(candidates.temp_bytes[number]),
         memory_bound_met=True,
         memory_binds=False,
-        fragments=fragments,
+        fragments=int(candidates.fragments[number]),
     )
 
 
@@ -445,6 +327,7 @@ def _rank(plan: Plan) -> tuple[int, int]:
 
 
 def _memory_bounds(bound: float, bytes_per_tile: int) -> Iterator[float]:
+    """A bound, and its doubles up to the first of twice a tile's memory."""
     yield bound
     while bound < 2 * bytes_per_tile:
         bound *= 2

@@ -40,10 +40,11 @@ def rearranged(kind: VertexKind, spec: ConvSpec, target: Target) -> Rearranged:
     """Operands and result that a kind of vertex has in another order than the layer."""
     arith = arithmetic(spec, target)
     if arith.precision is None:
-        return Rearranged(False, False, False)  # a plain loop over elements has no order of its own
+        return Rearranged(lhs=False, rhs=False, result=False)  # a plain loop over elements has no order of its own
+    # Of the other form than the layer usually runs in.
     is_turned = kind.is_swapped != spec.is_product or kind.is_combined
     if not kind.uses_amp:
-        return Rearranged(is_turned, is_turned, is_turned)
+        return Rearranged(lhs=is_turned, rhs=is_turned, result=is_turned)
     amp = amp_block(target, arith.precision)
     extents = spec.extents
     # Of several kernel rows, up to four are put side by side in a group: see `amp_nx1_cycles`.
@@ -55,14 +56,20 @@ def rearranged(kind: VertexKind, spec: ConvSpec, target: Target) -> Rearranged:
     # The operand whose blocks the AMP loads as weights has output channels, or rows where operands are swapped.
     lhs = all_operands or (pads_outs and kind.is_swapped)
     rhs = all_operands or (pads_outs and not kind.is_swapped)
+    # Channels of a row of activations and weights, and of results.
     ins = extents.in_channels * int(product(extents.kernel) if kind.is_expanded else 1)
     ins *= amp.in_channels // max(1, extents.in_channels) if kind.is_combined else 1
     rows = ins, ins, outs
-    dtypes = spec.lhs_dtype, spec.rhs_dtype, spec.out_dtype
     lhs_row, rhs_row, result_row = (
-        n if n * element_bytes(t) % VECTOR_BYTES else 0 for n, t in zip(rows, dtypes, strict=True)
+        n if n * element_bytes(dtype) % VECTOR_BYTES else 0 for n, dtype in zip(rows, _dtypes(spec), strict=True)
     )
-    return Rearranged(lhs, rhs, is_turned or pads_outs, (lhs_row, rhs_row, result_row), not spec.is_1x1)
+    return Rearranged(
+        lhs=lhs,
+        rhs=rhs,
+        result=is_turned or pads_outs,
+        rows=(lhs_row, rhs_row, result_row),
+        has_halo=not spec.is_1x1,
+    )
 
 
 _KERNEL_ROWS_IN_GROUP = 4
@@ -73,7 +80,12 @@ def rearrangement_cycles(
 ) -> Count:
     """Tile cycles of copying the operands of a block before it is computed, and its results after that.
 
-    Partial results, of several `slots`, are not copied: the vertices that combine them write the order of the layer.
+    Args:
+        kind: kind of vertex.
+        spec: the convolution.
+        block: lengths of the block.
+        target: the machine.
+        slots: partial results of each element; several are not copied: combining them writes the layer's order.
     """
     total = rearrangement_of_whole_rows(kind, spec, block, target, slots)
     for path in slow_rearrangement(kind, spec, block, target, slots):
@@ -93,25 +105,27 @@ def slow_rearrangement(
     kind: VertexKind, spec: ConvSpec, block: Dims[Count], target: Target, slots: Count = 1
 ) -> list[SlowPath]:
     """Slow paths of a block whose rows of channels are no whole vectors: they are copied by atoms."""
-    rows = _needs_copy(kind, spec, target).rows
-    moved = _moved_bytes(kind, spec, block, target, slots)
+    rows = _rearranged_data(kind, spec, target).rows
+    moved_bytes = _moved_bytes(kind, spec, block, target, slots)
     full_width = _full_width_bytes(kind, spec, block, target, slots)
     names = "inputs", "weights", "results"
     paths = []
     for operand_name, row, num_bytes, whole_bytes, dtype in zip(
-        names, rows, moved, full_width, _dtypes(spec), strict=True
+        names, rows, moved_bytes, full_width, _dtypes(spec), strict=True
     ):
         if row and np.any(num_bytes):
             width = element_bytes(dtype)
             atom = atom_bytes_of(row * width)
+            # Whole rows are counted by `rearrangement_of_whole_rows`.
             extra = atom_cycles(num_bytes, atom) - whole_bytes / target.memcpy_bytes_per_cycle
             cycles = np.maximum(0, np.ceil(extra)).astype(np.int64)
-            text = SlowReason(f"{operand_name} rearranged {atom_name(atom)}", row, VECTOR_BYTES // width)
-            paths.append(SlowPath(text, cycles))
+            reason = SlowReason(f"{operand_name} rearranged {atom_name(atom)}", row, VECTOR_BYTES // width)
+            paths.append(SlowPath(reason, cycles))
     return paths
 
 
-def _needs_copy(kind: VertexKind, spec: ConvSpec, target: Target) -> Rearranged:
+def _rearranged_data(kind: VertexKind, spec: ConvSpec, target: Target) -> Rearranged:
+    """The data that are copied: those of a chosen plan, else what the extents decide."""
     return rearranged(kind, spec, target) if spec.rearranged is None else spec.rearranged
 
 
@@ -119,24 +133,24 @@ def _moved_bytes(
     kind: VertexKind, spec: ConvSpec, block: Dims[Count], target: Target, slots: Count
 ) -> tuple[Count, Count, Count]:
     """Bytes of the inputs, weights and results of a block that are copied."""
-    needs_copy = _needs_copy(kind, spec, target)
+    is_copied = _rearranged_data(kind, spec, target)
     inputs = product(input_lengths(spec, block)) * element_bytes(spec.lhs_dtype)
     if kind.is_expanded:
         inputs = gathered_bytes(kind, spec, block)
     weights = product(weight_lengths(block)) * element_bytes(spec.rhs_dtype)
     results = product(output_lengths(block)) * element_bytes(spec.out_dtype)
-    return needs_copy.lhs * inputs, needs_copy.rhs * weights, needs_copy.result * (slots == 1) * results
+    return is_copied.lhs * inputs, is_copied.rhs * weights, is_copied.result * (slots == 1) * results
 
 
-_SLOW_ELEMENT_CYCLES = 5 / 4
+_SLOW_ELEMENT_CYCLES = 5 / 4  # poplibs `getScaleFactorForTransform`
 
 
 def _full_width_bytes(
     kind: VertexKind, spec: ConvSpec, block: Dims[Count], target: Target, slots: Count
 ) -> tuple[Count, ...]:
     """Bytes that a full-width copy moves in the time of `_moved_bytes`, if rows are whole vectors."""
-    moved = _moved_bytes(kind, spec, block, target, slots)
-    return tuple(_as_full_width(num_bytes, dtype) for num_bytes, dtype in zip(moved, _dtypes(spec), strict=True))
+    moved_bytes = _moved_bytes(kind, spec, block, target, slots)
+    return tuple(_as_full_width(num_bytes, dtype) for num_bytes, dtype in zip(moved_bytes, _dtypes(spec), strict=True))
 
 
 def _as_full_width(num_bytes: Count, dtype: Any) -> Count:

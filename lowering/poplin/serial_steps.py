@@ -21,19 +21,30 @@ from ipujax.runtime.tensor import Blocked, Tensor, concat
 def add_in_steps(
     builder: Builder,
     operand: Tensor,
-    dim: int,
-    channel: int,
     steps: int,
     add_step: Callable[[Tensor, ProgramSequence], Tensor],
+    *,
+    dim: int,
+    channel: int,
     out_dim: int,
     out_channel: int,
     is_loop: bool,
 ) -> Tensor:
-    """Adds steps over equal parts of an operand along `dim`; their results follow one another along `out_dim`."""
-    # `channel` and `out_channel` are the dimensions of channels, by which operand and result are stored.
+    """Adds steps over equal parts of an operand; returns their results, one after the other.
+
+    Args:
+        operand: the operand that steps divide.
+        steps: number of steps.
+        add_step: adds a step to a sequence, from its part of the operand; returns its result.
+        dim: dimension of the operand that is divided.
+        channel: dimension of its channels, by which it is stored.
+        out_dim: dimension of results along which they follow one another.
+        out_channel: dimension of channels of the results.
+        is_loop: whether the steps are a loop, or follow one another with code of their own.
+    """
     if not is_loop:
-        results = [add_step(part, builder.prog) for part in _slices(builder, operand, dim, steps)]
-        return _join(builder, results, out_dim, out_channel)
+        results = [add_step(part, builder.prog) for part in _equal_parts(builder, operand, dim, steps)]
+        return _join_results(builder, results, out_dim, out_channel)
     stack = _stack_of(builder, operand, dim, channel, steps)
     body = ProgramSequence()
     counter = new_counter(builder, 0)
@@ -42,6 +53,7 @@ def add_in_steps(
     push(builder.into(body), stacked, result, counter)
     advance(builder.into(body), counter, 1)
     builder.prog.add(Repeat(steps, body, builder.graph.origin))
+    # The slots, which are first, belong directly before the dimension that they divide.
     order = [*range(1, out_dim + 1), 0, *range(out_dim + 1, stacked.ndim)]
     shape = tuple(steps * n if d == out_dim else n for d, n in enumerate(result.shape))
     return stacked.transpose(order).reshape(shape)
@@ -50,7 +62,7 @@ def add_in_steps(
 def _stack_of(builder: Builder, operand: Tensor, dim: int, channel: int, steps: int) -> Tensor:
     """Parts of an operand as a stack that is sliced without exchange."""
     graph = builder.graph
-    stack = _divided(builder, operand, dim, steps)
+    stack = _divide_operand(builder, operand, dim, steps)
     order = slots_first(stack)
     mapping = None if order is None else mapping_like(graph, order.of_variable(stack))
     if isinstance(mapping, Blocked) and len(mapping.cuts[0]) == 2:  # one block of all slots
@@ -62,7 +74,7 @@ def _stack_of(builder: Builder, operand: Tensor, dim: int, channel: int, steps: 
     return copy
 
 
-def _divided(builder: Builder, operand: Tensor, dim: int, steps: int) -> Tensor:
+def _divide_operand(builder: Builder, operand: Tensor, dim: int, steps: int) -> Tensor:
     """Parts of an operand in a leading dimension; maps an unmapped operand so that each part is spread evenly."""
     shape = operand.shape
     divided = operand.reshape((*shape[:dim], steps, shape[dim] // steps, *shape[dim + 1 :]))
@@ -72,13 +84,13 @@ def _divided(builder: Builder, operand: Tensor, dim: int, steps: int) -> Tensor:
     return stack
 
 
-def _slices(builder: Builder, operand: Tensor, dim: int, steps: int) -> list[Tensor]:
-    stack = _divided(builder, operand, dim, steps)
+def _equal_parts(builder: Builder, operand: Tensor, dim: int, steps: int) -> list[Tensor]:
+    stack = _divide_operand(builder, operand, dim, steps)
     limits = stack.shape[1:]
     return [stack.slice([n, *[0] * len(limits)], [n + 1, *limits]).reshape(limits) for n in range(steps)]
 
 
-def _join(builder: Builder, results: Sequence[Tensor], dim: int, channel: int) -> Tensor:
+def _join_results(builder: Builder, results: Sequence[Tensor], dim: int, channel: int) -> Tensor:
     """Copies the results of steps to one variable, of which any view can be taken."""
     graph = builder.graph
     joined = concat(results, dim)

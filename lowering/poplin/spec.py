@@ -27,6 +27,14 @@ class Window:
 
     Output y and kernel element k meet the input element `(y · stride + k · rhs_dilation − padding[0]) / lhs_dilation`,
     or zero where there is none.
+
+    Args:
+        size: elements of the input.
+        kernel: elements of the kernel.
+        padding: elements before and after the dilated input; removed where negative.
+        stride: distance of neighbouring outputs, in elements of the dilated input.
+        lhs_dilation: distance of neighbouring elements of the input, likewise.
+        rhs_dilation: distance of neighbouring elements of the kernel, likewise.
     """
 
     size: int
@@ -44,8 +52,11 @@ class Window:
         return max(0, (dilated + sum(self.padding) - window) // self.stride + 1)
 
     def without_skipped(self) -> tuple[int, int, Window]:
-        """Returns first element and step of the input that windows meet, and the window over these elements."""
-        # All steps of a window may have a common divisor. Its padding after the input has no meaning.
+        """Returns first element and step of the input that windows meet, and the window over these elements.
+
+        Where the steps of outputs and of the kernel have a common divisor, windows step over elements. The padding
+        after the input has no meaning in the new window.
+        """
         steps = (self.stride if self.outputs > 1 else 0, self.rhs_dilation if self.kernel > 1 else 0)
         step = gcd(*steps)
         if self.lhs_dilation > 1 or step == 1 or self.size == 0:
@@ -164,20 +175,21 @@ class ConvSpec:
 _ANY_EXTENT = 2**62  # clips no block
 
 
+# Instructions of a multiply-add in a C++ codelet, by kind and size of the dtype. 4, of other dtypes, is measured (the
+# tutorial's dot product, reference); the others are assumed: 64-bit integers as four 32-bit products, complex likewise,
+# doubles in software.
+_MAC_INSTRUCTIONS = {("i", 8): 16, ("u", 8): 16, ("f", 8): 64, ("c", 8): 16, ("c", 16): 256}
+_FEWEST_MAC_INSTRUCTIONS = 4
+
+
 @dataclass(frozen=True, slots=True)
 class Arithmetic:
     """Arithmetic of a target on the operands of a convolution."""
 
     # Precision of the AMP and vector codelets; None when only a scalar loop has the dtypes
     precision: Precision | None
-    instructions_per_mac: int  # instructions of a multiply-add of that scalar loop
     casts: bool  # whether operands are first cast to the precision, on the tile
-
-
-# Instructions of a multiply-add in a C++ codelet, by kind and size of the dtype. 4 is measured (the tutorial's dot
-# product, reference); the others are assumed: 64-bit integers as four 32-bit products, complex likewise, doubles in
-# software.
-_MAC_INSTRUCTIONS = {("i", 8): 16, ("u", 8): 16, ("f", 8): 64, ("c", 8): 16, ("c", 16): 256}
+    instructions_per_mac: int = _FEWEST_MAC_INSTRUCTIONS  # instructions of a multiply-add of that scalar loop
 
 
 def arithmetic(spec: ConvSpec, target: Target) -> Arithmetic:
@@ -191,7 +203,8 @@ def arithmetic_of(lhs_dtype: Any, rhs_dtype: Any, target: Target) -> Arithmetic:
     wide = max(dtypes, key=lambda dtype: dtype.itemsize)
     is_float = [dtype.kind in "fV" for dtype in dtypes]  # kind V: bfloat16 and 8-bit floats
     if not all(is_float) or wide.itemsize > 4:
-        return Arithmetic(None, _MAC_INSTRUCTIONS.get((wide.kind, wide.itemsize), 4), False)
+        instructions = _MAC_INSTRUCTIONS.get((wide.kind, wide.itemsize), _FEWEST_MAC_INSTRUCTIONS)
+        return Arithmetic(precision=None, casts=False, instructions_per_mac=instructions)
     if all(dtype == np.float16 for dtype in dtypes) and "float16" in target.native_dtypes:
-        return Arithmetic("half", 4, False)
-    return Arithmetic("float", 4, any(dtype != np.float32 for dtype in dtypes))
+        return Arithmetic("half", casts=False)
+    return Arithmetic("float", casts=any(dtype != np.float32 for dtype in dtypes))

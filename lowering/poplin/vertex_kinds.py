@@ -90,9 +90,9 @@ def gathered_bytes(kind: VertexKind, spec: ConvSpec, block: Block) -> Count:
     return windows * element_bytes(spec.lhs_dtype)
 
 
-def grains(kind: VertexKind, spec: ConvSpec, target: Target, in_groups: bool = False) -> Dims[int]:
+def grains(kind: VertexKind, spec: ConvSpec, target: Target, *, in_groups: bool = False) -> Dims[int]:
     """Multiples of the cuts of each dimension; with `in_groups` multiples of the operands' channel groups too."""
-    grain = _kind_grains(kind, spec, target, in_groups)
+    grain = _kind_grains(kind, spec, target, in_groups=in_groups)
     if not in_groups:
         return grain
     # Half a group is an exchange fragment for each element of the dimension around it.
@@ -100,8 +100,11 @@ def grains(kind: VertexKind, spec: ConvSpec, target: Target, in_groups: bool = F
     return Dims.of([max(n, sizes.get(axis, 1)) for axis, n in enumerate(grain)])
 
 
-def _kind_grains(kind: VertexKind, spec: ConvSpec, target: Target, in_groups: bool) -> Dims[int]:
-    """Block lengths that leave no unit of a vertex idle: channels of the AMP, rows where operands are swapped."""
+def _kind_grains(kind: VertexKind, spec: ConvSpec, target: Target, *, in_groups: bool) -> Dims[int]:
+    """Block lengths that leave no unit of a vertex idle: channels of the AMP, rows where operands are swapped.
+
+    Output channels are stored in groups, which are never cut; input channels with `in_groups` only.
+    """
     arith = arithmetic(spec, target)
     extents = spec.extents
     ones = Dims.of((1,) * (4 + 2 * len(extents.field)))
@@ -131,7 +134,10 @@ def _rows_of(spec: ConvSpec) -> dict[int, int]:
 
 
 def _group_size(memory: Memory, positions: Mapping[int, int]) -> dict[int, int]:
-    """Size of the groups of the dimension that an operand stores in groups, by position in `Dims`."""
+    """Size of the groups of the dimension that an operand stores in groups, by position in `Dims`.
+
+    Empty where the innermost dimension of its memory is not a part of another one.
+    """
     axes = [axis for axis, _ in memory]
     inner, size = memory[-1] if memory else (-1, 1)
     return {positions[inner]: size} if axes.count(inner) > 1 and inner in positions else {}
@@ -178,6 +184,7 @@ def _amp_nx1(spec: ConvSpec, block: Block, target: Target, arith: Arithmetic) ->
 
 
 def _amp_combined(spec: ConvSpec, block: Block, target: Target, arith: Arithmetic) -> Count:
+    """Cycles where as many groups are put beside each other as fill the input channels of an AMP block."""
     amp = formula.amp_block(target, _precision(arith))
     factor = amp.in_channels // max(1, spec.extents.in_channels)
     combined = replace(
@@ -202,7 +209,7 @@ def _vmac(spec: ConvSpec, block: Block, target: Target, arith: Arithmetic) -> Co
 
 
 def _slic(spec: ConvSpec, block: Block, target: Target, arith: Arithmetic) -> Count:
-    """Cycles of a SLIC vertex; its formula takes one number of channels, so it is evaluated for each that occurs."""
+    """Cycles of a SLIC vertex; its formula is for one number of channels, so it is evaluated for each that occurs."""
     rows, width = _rows_and_width(spec, block)
     # A block that has fewer channels than the convolution fills no more of the units.
     channels = np.maximum(block.in_channels, block.out_channels)

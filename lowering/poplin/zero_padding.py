@@ -19,8 +19,8 @@ from math import prod
 import numpy as np
 
 from ipujax.lowering.poplin.cycles import amp_block
-from ipujax.lowering.poplin.product_plan import Plan
 from ipujax.lowering.poplin.spec import Window, arithmetic
+from ipujax.lowering.poplin.tile_plan import Plan
 from ipujax.runtime.graph import Builder, Copy
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import blocked_mapping, even_cuts, frozen

@@ -57,8 +57,8 @@ from ipujax.lowering.popops.indexing.slice_by_index import (
     write_slice_in_place as write_slice_in_place,
 )
 from ipujax.lowering.popops.indexing.table_order import (
-    gather_as_kept as gather_as_kept,
-    scatter_as_kept as scatter_as_kept,
+    gather_in_memory_order as gather_in_memory_order,
+    scatter_in_memory_order as scatter_in_memory_order,
 )
 from ipujax.lowering.popops.indexing.windows import (
     Windows as Windows,

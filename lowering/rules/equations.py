@@ -105,6 +105,8 @@ class Lowering:
     ) -> None:
         """Lowers equations in order.
 
+        A result is written to its destination only where nothing still reads what the destination holds.
+
         Args:
             eqns: the equations.
             env: tensors of their operands; those of their results are added.
@@ -116,21 +118,23 @@ class Lowering:
         self.find_roles(eqns, results)
         last_read = {atom: n for n, eqn in enumerate(eqns) for atom in eqn.invars if isinstance(atom, Var)}
         last_read.update((atom, len(eqns)) for atom in results if isinstance(atom, Var))
-        reads = LastReads(last_read, env.items())
-        places = places_before_updates(eqns, {**self._into, **(into or {})})
+        last_reads = LastReads(last_read, env.items())
+        destinations = places_before_updates(eqns, {**self._into, **(into or {})})
         for number, eqn in enumerate(eqns):
             operands = [self.read(env, atom) for atom in eqn.invars]
-            free = {var: places[var] for var in eqn.outvars if var in places}
-            free = {var: out for var, out in free.items() if reads.may_overwrite(out, operands, number)}
-            later = LaterValues(env, reads, number)
+            with_destination = {var: destinations[var] for var in eqn.outvars if var in destinations}
+            free = {
+                var: out for var, out in with_destination.items() if last_reads.may_overwrite(out, operands, number)
+            }
+            later = LaterValues(env, last_reads, number)
             new_values = dict(zip(eqn.outvars, self.equation(eqn, operands, prog, free, later), strict=True))
-            reads.add(new_values.items())
+            last_reads.add(new_values.items())
             env.update(new_values)
             after(eqn)
             count_part("equations")
-        # The next call of a function, after these equations, overwrites its results: those that are read later move.
+        # The next call of a function, after these equations, overwrites its results.
         overwritten = [variable for function in self._functions.values() for variable in function.owned_results]
-        LaterValues(env, reads, len(eqns) - 1).move_out(self._graph, overwritten, prog)
+        LaterValues(env, last_reads, len(eqns) - 1).copy_before_call(self._graph, overwritten, prog)
 
     def equation(
         self,
@@ -153,9 +157,9 @@ class Lowering:
         with graph.debug_origin(origin_of(eqn, graph.origin)):
             if self._probes is None:
                 return self._apply_rule(eqn, operands, prog, into, later)
-            streams = self._probes.enter(graph, prog, eqn, operands)
+            operand_streams = self._probes.enter(graph, prog, eqn, operands)
             results = self._apply_rule(eqn, operands, prog, into, later)
-            self._probes.leave(graph, prog, streams, results)
+            self._probes.leave(graph, prog, operand_streams, results)
             return results
 
     def _apply_rule(
@@ -177,14 +181,14 @@ class Lowering:
             functions=self._functions,
             options=self._options,
             lower_jaxpr=self.jaxpr,
-            lower_alone=_alone,
+            lower_alone=_lower_alone,
             into_tensors=tuple(into.get(var) for var in eqn.outvars),
             result_roles=tuple(map(self._roles.get, eqn.outvars)),
             later=later,
         )
         rule = rule_of(eqn.primitive.name)
         with eqn.ctx.manager:  # the user's settings, such as `jax.threefry_partitionable`
-            results = self._unknown(context, operands) if rule is None else rule(context, *operands, **eqn.params)
+            results = self._without_rule(context, operands) if rule is None else rule(context, *operands, **eqn.params)
         results = [results] if isinstance(results, Tensor) else list(results)
         results = [copied_if_huge(Builder(self._graph, prog, context.name), result) for result in results]
         for result, var in zip(results, eqn.outvars, strict=True):
@@ -202,13 +206,14 @@ class Lowering:
         for var, tensor in zip(values, tensors, strict=True):
             self._graph.note_role(tensor, self._roles.get(var))
 
-    def _unknown(self, ctx: Context, operands: Sequence[Tensor]) -> list[Tensor]:
-        """Lowers a primitive without a rule: what it is made of if that is known, else the fallback."""
+    def _without_rule(self, ctx: Context, operands: Sequence[Tensor]) -> list[Tensor]:
+        """Lowers a primitive without a rule: the equations that implement it if they are known, else the fallback."""
         name = ctx.primitive.name
         if has_work(name):
             return fallback(ctx, *operands)
-        for open_call in (traced_impl, _lowered_callee):
-            callee = open_call(ctx.equation)
+        for implementation_of in (traced_impl, _lowered_callee):
+            callee = implementation_of(ctx.equation)
+            # One that binds the primitive itself would be lowered without end.
             if callee is not None and name not in primitive_names(callee.jaxpr):
                 return self.jaxpr(inline(discharge(callee)), operands, ctx.prog)
         return fallback(ctx, *operands, is_priced=False)
@@ -219,9 +224,9 @@ class Lowering:
             return env[atom]
         aval: Any = atom.aval
         value = np.asarray(atom.val, aval.dtype)
-        key = (value.dtype.name, value.tobytes()) if value.ndim == 0 else None
-        if key is None:
+        if value.ndim > 0:
             return self._graph.add_constant(value, "literal")
+        key = value.dtype.name, value.tobytes()
         if key not in self._scalars:
             self._scalars[key] = self._graph.add_constant(value, str(value))
         return self._scalars[key]
@@ -233,7 +238,8 @@ def _lowered_callee(eqn: JaxprEqn) -> ClosedJaxpr | None:
     return lowered_callee(eqn)
 
 
-def _alone(jaxpr: ClosedJaxpr, target: Target) -> tuple[Graph, ProgramSequence]:
+def _lower_alone(jaxpr: ClosedJaxpr, target: Target) -> tuple[Graph, ProgramSequence]:
+    """A jaxpr in a graph of its own, see `LowerAlone`: on linearly mapped operands, from which its rules go on."""
     graph = Graph(target)
     prog = ProgramSequence()
     operands = [graph.add_variable(aval.shape, aval.dtype, f"in{n}") for n, aval in enumerate(jaxpr.in_avals)]

@@ -38,7 +38,7 @@ _SCATTERS: dict[str, Callable[..., Any]] = {
 }
 
 
-def known(value: Any) -> tuple[int, ...]:
+def known_integers(value: Any) -> tuple[int, ...]:
     """Integers of an operand that must be known while a module is read."""
     if not isinstance(value, np.ndarray):
         raise UntranslatedError("a shape that only a run knows")
@@ -54,13 +54,13 @@ def constant_rule(scope: Scope, op: Any, operands: Values) -> Sequence[Any]:
 def iota_rule(scope: Scope, op: Any, operands: Values) -> Sequence[Any]:
     """Numbers along a dimension."""
     kind = op.results[0].type
-    shape = known(operands[0]) if operands else static_shape(kind)
+    shape = known_integers(operands[0]) if operands else static_shape(kind)
     return [lax.broadcasted_iota(dtype_of(kind), shape, integer(op, "iota_dimension"))]
 
 
 def broadcast_rule(scope: Scope, op: Any, operands: Values) -> Sequence[Any]:
     """Broadcast to the shape of the result."""
-    shape = known(operands[1]) if len(operands) > 1 else static_shape(op.results[0].type)
+    shape = known_integers(operands[1]) if len(operands) > 1 else static_shape(op.results[0].type)
     dims = ints(op, "broadcast_dimensions")
     is_same = operands[0].shape == shape and dims == tuple(range(len(shape)))
     return [operands[0] if is_same else lax.broadcast_in_dim(operands[0], shape, dims)]
@@ -68,7 +68,7 @@ def broadcast_rule(scope: Scope, op: Any, operands: Values) -> Sequence[Any]:
 
 def reshape_rule(scope: Scope, op: Any, operands: Values) -> Sequence[Any]:
     """Other shape of the same elements."""
-    shape = known(operands[1]) if len(operands) > 1 else static_shape(op.results[0].type)
+    shape = known_integers(operands[1]) if len(operands) > 1 else static_shape(op.results[0].type)
     return [operands[0] if operands[0].shape == shape else lax.reshape(operands[0], shape)]
 
 
@@ -84,7 +84,7 @@ def slice_rule(scope: Scope, op: Any, operands: Values) -> Sequence[Any]:
 
 def real_dynamic_slice_rule(scope: Scope, op: Any, operands: Values) -> Sequence[Any]:
     """Part at a position that is known when the module is read."""
-    return [lax.slice(operands[0], *map(known, operands[1:]))]
+    return [lax.slice(operands[0], *map(known_integers, operands[1:]))]
 
 
 def dynamic_slice_rule(scope: Scope, op: Any, operands: Values) -> Sequence[Any]:
@@ -107,7 +107,7 @@ def pad_rule(scope: Scope, op: Any, operands: Values) -> Sequence[Any]:
     """Array with a border, or without its rim where it is negative."""
     x, value, *amounts = operands
     names = ("edge_padding_low", "edge_padding_high", "interior_padding")
-    sizes = [known(n) for n in amounts] if amounts else [ints(op, name) for name in names]
+    sizes = [known_integers(n) for n in amounts] if amounts else [ints(op, name) for name in names]
     config = list(zip(*sizes, strict=True))
     return [lax.pad(x, value, config) if any(map(any, config)) else x]
 
@@ -132,13 +132,13 @@ def gather_rule(scope: Scope, op: Any, operands: Values) -> Sequence[Any]:
     x, indices, *sizes = operands
     attribute = stablehlo.GatherDimensionNumbers(op.attributes["dimension_numbers"])
     numbers = lax.GatherDimensionNumbers(
-        tuple(attribute.offset_dims),
-        tuple(attribute.collapsed_slice_dims),
-        tuple(attribute.start_index_map),
-        tuple(attribute.operand_batching_dims),
-        tuple(attribute.start_indices_batching_dims),
+        offset_dims=tuple(attribute.offset_dims),
+        collapsed_slice_dims=tuple(attribute.collapsed_slice_dims),
+        start_index_map=tuple(attribute.start_index_map),
+        operand_batching_dims=tuple(attribute.operand_batching_dims),
+        start_indices_batching_dims=tuple(attribute.start_indices_batching_dims),
     )
-    slice_sizes = known(sizes[0]) if sizes else ints(op, "slice_sizes")
+    slice_sizes = known_integers(sizes[0]) if sizes else ints(op, "slice_sizes")
     vectors = _with_vectors_last(indices, attribute.index_vector_dim)
     is_sorted = flag(op, "indices_are_sorted")
     mode = lax.GatherScatterMode.CLIP
@@ -153,11 +153,11 @@ def scatter_rule(scope: Scope, op: Any, operands: Values) -> Sequence[Any]:
     x, indices, updates = operands
     attribute = stablehlo.ScatterDimensionNumbers(op.attributes["scatter_dimension_numbers"])
     numbers = lax.ScatterDimensionNumbers(
-        tuple(attribute.update_window_dims),
-        tuple(attribute.inserted_window_dims),
-        tuple(attribute.scattered_dims_to_operand_dims),
-        tuple(attribute.input_batching_dims),
-        tuple(attribute.scatter_indices_batching_dims),
+        update_window_dims=tuple(attribute.update_window_dims),
+        inserted_window_dims=tuple(attribute.inserted_window_dims),
+        scatter_dims_to_operand_dims=tuple(attribute.scattered_dims_to_operand_dims),
+        operand_batching_dims=tuple(attribute.input_batching_dims),
+        scatter_indices_batching_dims=tuple(attribute.scatter_indices_batching_dims),
     )
     vectors = _with_vectors_last(indices, attribute.index_vector_dim)
     hints = {name: flag(op, name) for name in ("indices_are_sorted", "unique_indices")}
@@ -165,6 +165,7 @@ def scatter_rule(scope: Scope, op: Any, operands: Values) -> Sequence[Any]:
 
 
 def _with_vectors_last(indices: Any, dim: int) -> Any:
+    """Indices with the dimension of index vectors last, as JAX has them; a further one of size 1 if they have none."""
     if dim == indices.ndim:
         return lax.expand_dims(indices, (dim,))
     order = [*(n for n in range(indices.ndim) if n != dim), dim]

@@ -91,11 +91,15 @@ def single_operation_rule(scope: Scope, op: Any, operands: Values) -> Sequence[A
     """Results of an operation that XLA computes as it is."""
     if not op.name.startswith(_DIALECTS):
         raise UntranslatedError(f"the operation {op.name}")
-    return _bound(scope, op, operands, op.name.partition(".")[2], work_of="", is_priced=True)
+    return _bind_module(scope, op, operands, op.name.partition(".")[2], work_of="", is_priced=True)
 
 
 def custom_call_rule(scope: Scope, op: Any, operands: Values) -> Sequence[Any]:
-    """Results of a custom call, by its target."""
+    """Results of a custom call, by its target.
+
+    A marker returns its operand and a check nothing; a routine of LAPACK is a primitive of JAX, if it is called as JAX
+    does; any other call is a vertex without a price.
+    """
     target = text(op, "call_target_name")
     if target in _IDENTITIES and len(operands) == 1:
         check_is_whole(op)
@@ -109,7 +113,7 @@ def custom_call_rule(scope: Scope, op: Any, operands: Values) -> Sequence[Any]:
         return results
     routine = _LAPACK.fullmatch(target)
     work_of = _PRIMITIVES.get(routine[1] if routine else target, "")
-    return _bound(scope, op, operands, target, work_of, is_priced=False)
+    return _bind_module(scope, op, operands, target, work_of=work_of, is_priced=False)
 
 
 def composite_rule(scope: Scope, op: Any, operands: Values) -> Sequence[Any]:
@@ -125,20 +129,33 @@ def composite_rule(scope: Scope, op: Any, operands: Values) -> Sequence[Any]:
     return scope.function(text(op, "decomposition"), operands)
 
 
-def _bound(scope: Scope, op: Any, operands: Values, label: str, work_of: str, is_priced: bool) -> Sequence[Any]:
+def _bind_module(
+    scope: Scope, op: Any, operands: Values, label: str, *, work_of: str, is_priced: bool
+) -> Sequence[Any]:
+    """Results of an operation as a module of its own.
+
+    Args:
+        scope: the scope of the operation.
+        op: the operation.
+        operands: its operands.
+        label: name in reports.
+        work_of: primitive of JAX whose work it has; "" for none.
+        is_priced: whether it has the cost of XLA's analysis.
+    """
     if any(x.dtype != dtype_of(operand.type) for x, operand in zip(operands, op.operands, strict=True)):
         raise UntranslatedError(f"the operation {op.name} on numbers of 64 bits")
-    module = _module(scope, op, operands, label)
-    flops = _flops(module) if is_priced else None
+    module = _module_of_operation(scope, op, operands, label)
+    flops = _flops_of_module(module) if is_priced else None
     return module_operation_p.bind(*operands, module=module, label=label, work_of=work_of, flops=flops)
 
 
-def _flops(module: StoredModule) -> int | None:
+def _flops_of_module(module: StoredModule) -> int | None:
+    """Operations by XLA's analysis; None where it has none."""
     analysis = jax_jit(module).lower(*module.in_avals).compile().cost_analysis()
     return None if analysis is None else int(max(0.0, analysis.get("flops", 0.0)))
 
 
-def _module(scope: Scope, op: Any, operands: Values, name: str) -> StoredModule:
+def _module_of_operation(scope: Scope, op: Any, operands: Values, name: str) -> StoredModule:
     """A module for XLA, whose main is one operation; functions that it names and constants that it reads are copied."""
     in_avals = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in operands)
     out_avals = tuple(jax.ShapeDtypeStruct(static_shape(x.type), dtype_of(x.type)) for x in op.results)
@@ -146,7 +163,7 @@ def _module(scope: Scope, op: Any, operands: Values, name: str) -> StoredModule:
     with op.context, ir.Location.unknown():
         module = ir.Module.create()
         with ir.InsertionPoint(module.body):
-            for function in _reached(scope, named):
+            for function in _reached_functions(scope, named):
                 scope.functions[function].clone()
             types = [ir.RankedTensorType.get(x.shape, mlir.dtype_to_ir_type(x.dtype)) for x in in_avals]
             main: Any = func.FuncOp("main", (types, [x.type for x in op.results]))
@@ -161,7 +178,7 @@ def _module(scope: Scope, op: Any, operands: Values, name: str) -> StoredModule:
                 copy.operands[n] = argument
             for attribute in [name for name in copy.attributes if name.startswith(_OF_MESHES)]:
                 del copy.attributes[attribute]
-            for inner in _operations(copy):
+            for inner in _inner_operations(copy):
                 for n, x in enumerate(inner.operands):
                     if x in copies:
                         inner.operands[n] = copies[x]
@@ -172,7 +189,7 @@ def _module(scope: Scope, op: Any, operands: Values, name: str) -> StoredModule:
 _CONSTANT = "stablehlo.constant"
 
 
-def _reached(scope: Scope, names: Sequence[str]) -> list[str]:
+def _reached_functions(scope: Scope, names: Sequence[str]) -> list[str]:
     """Functions that names reach, directly or through other functions."""
     reached: list[str] = []
     remaining = list(names)
@@ -184,19 +201,21 @@ def _reached(scope: Scope, names: Sequence[str]) -> list[str]:
     return reached
 
 
-def _operations(op: Any) -> list[Any]:
+def _inner_operations(op: Any) -> list[Any]:
     return [
         nested
         for region in op.regions
         for block in region.blocks
         for inner in block.operations
-        for nested in (inner.operation, *_operations(inner.operation))
+        for nested in (inner.operation, *_inner_operations(inner.operation))
     ]
 
 
 def _read_from_outside(region: Any) -> list[Any]:
     """Values that a region reads and does not define."""
-    operations = [x for block in region.blocks for op in block.operations for x in (op.operation, *_operations(op))]
+    operations = [
+        x for block in region.blocks for op in block.operations for x in (op.operation, *_inner_operations(op))
+    ]
     inside = {x for block in region.blocks for x in block.arguments}
     inside |= {x for op in operations for x in op.results}
     inside |= {x for op in operations for inner in op.regions for block in inner.blocks for x in block.arguments}
@@ -229,7 +248,7 @@ def exported_callee(eqn: JaxprEqn) -> ClosedJaxpr | None:
     results: list[Any] = [var.aval for var in eqn.outvars]
 
     def fun(*operands: Any) -> Sequence[Any]:
-        return [_of_type(x, aval) for x, aval in zip(_call(exported, operands), results, strict=True)]
+        return [_as_result(x, aval) for x, aval in zip(_call_exported(exported, operands), results, strict=True)]
 
     _check_platform(exported, eqn)
     if eqn.effects and exported.nr_devices == 1:
@@ -240,7 +259,7 @@ def exported_callee(eqn: JaxprEqn) -> ClosedJaxpr | None:
         return jax.make_jaxpr(fun)(*avals)
     except UntranslatedError as error:
         if exported.nr_devices > 1:
-            raise _refusal(exported, str(error), eqn) from error
+            raise _no_counterpart(exported, str(error), eqn) from error
         _LOG.info("the exported function %s has %s: it is not priced (%s)", exported.fun_name, error, source_line(eqn))
     captured = np.zeros(_captured_bytes(exported), np.uint8)
     outs = tuple(jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in results)
@@ -249,6 +268,7 @@ def exported_callee(eqn: JaxprEqn) -> ClosedJaxpr | None:
 
 
 def _check_platform(exported: Any, eqn: JaxprEqn) -> None:
+    """Refuses a function that was exported for other platforms, unless its export says that any will do."""
     is_checked = jax.export.DisabledSafetyCheck.platform() not in exported.disabled_safety_checks
     if _PLATFORM not in exported.platforms and is_checked:
         raise GraphError(
@@ -266,7 +286,7 @@ def _without_sharding(aval: Any) -> Any:
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype) if is_array else aval
 
 
-def _refusal(exported: Any, part: str, eqn: JaxprEqn) -> GraphError:
+def _no_counterpart(exported: Any, part: str, eqn: JaxprEqn) -> GraphError:
     return GraphError(
         f"{exported.fun_name}, exported for {exported.nr_devices} devices, has no counterpart on IPUs",
         where=source_line(eqn) or None,
@@ -280,13 +300,13 @@ def _captured_bytes(exported: Any) -> int:
     """Bytes of the arrays in the module of an exported function."""
     sizes: list[int] = []
 
-    def look(op: Any) -> Any:
+    def note_constant(op: Any) -> Any:
         if op.name == "stablehlo.constant":
             kind = op.results[0].type
             sizes.append(prod(static_shape(kind)) * dtype_of(kind).itemsize)
         return mlir.ir.WalkResult.ADVANCE
 
-    module_of(exported.mlir_module_serialized).operation.walk(look)
+    module_of(exported.mlir_module_serialized).operation.walk(note_constant)
     return sum(sizes)
 
 
@@ -307,19 +327,23 @@ def lowered_callee(eqn: JaxprEqn) -> ClosedJaxpr | None:
     shapes = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
     try:
         module = function.trace(*shapes).lower(lowering_platforms=(_PLATFORM,)).compiler_ir("stablehlo")
-        return jax.make_jaxpr(lambda *operands: _run(module, operands))(*avals)
+        return jax.make_jaxpr(lambda *operands: _run_main(module, operands))(*avals)
     except (UntranslatedError, NotImplementedError) as error:
         _LOG.info("%s is not priced: %s (%s)", eqn.primitive.name, error, source_line(eqn))
         return None
 
 
-def _run(module: Any, arguments: Sequence[Any]) -> Values:
+def _run_main(module: Any, arguments: Sequence[Any]) -> Values:
     with module.context:
         return Scope(functions_of(module), RULES, {}, shardy.meshes_of(module)).function("main", arguments)
 
 
-def _call(exported: Any, operands: Sequence[Any]) -> Values:
-    """Results of the module of an exported function; its arguments are those in `module_kept_var_idx`."""
+def _call_exported(exported: Any, operands: Sequence[Any]) -> Values:
+    """Results of the module of an exported function.
+
+    Its arguments are the operands that the function reads; before them, in a module for several platforms, the number
+    of one.
+    """
     if exported.ordered_effects:
         raise UntranslatedError("ordered effects")
     module = module_of(exported.mlir_module_serialized)
@@ -328,8 +352,8 @@ def _call(exported: Any, operands: Sequence[Any]) -> Values:
     operands = [shardy.constrained(x, sharding) for x, sharding in zip(operands, of_operands, strict=True)]
     number = exported.platforms.index(_PLATFORM) if _PLATFORM in exported.platforms else 0
     platform = [np.asarray(number, np.int32)] if len(exported.platforms) > 1 else []
-    arguments = [*platform, *(_data(operands[n]) for n in exported.module_kept_var_idx)]
-    results = _run(module, arguments)
+    arguments = [*platform, *(_as_words(operands[n]) for n in exported.module_kept_var_idx)]
+    results = _run_main(module, arguments)
     return [shardy.constrained(x, sharding) for x, sharding in zip(results, of_results, strict=True)]
 
 
@@ -337,11 +361,12 @@ def _is_key(dtype: Any) -> bool:
     return bool(jnp.issubdtype(dtype, jax.dtypes.prng_key))
 
 
-def _data(x: Any) -> Any:
+def _as_words(x: Any) -> Any:
+    """Keys of random numbers as the module has them; others as they are."""
     return jax.random.key_data(x) if _is_key(x.dtype) else x
 
 
-def _implementation(aval: Any) -> str:
+def _generator_of_keys(aval: Any) -> str:
     """Name of the generator of keys."""
     with jax.ensure_compile_time_eval():
         names = [name for name in _GENERATORS if jax.random.key(0, impl=name).dtype == aval.dtype]
@@ -350,10 +375,13 @@ def _implementation(aval: Any) -> str:
     return names[0]
 
 
-def _of_type(x: Any, aval: Any) -> Any:
-    """Result as the equation has it: keys of random numbers, and gradients of whole numbers, are other arrays there."""
+def _as_result(x: Any, aval: Any) -> Any:
+    """Result as the equation has it: keys of random numbers, and gradients of whole numbers, are other arrays there.
+
+    `aval` is the abstract value of the equation's result.
+    """
     if is_float0(aval):
         return np.zeros(aval.shape, jax.dtypes.float0)
     if _is_key(aval.dtype):
-        return jax.random.wrap_key_data(x, impl=_implementation(aval))
+        return jax.random.wrap_key_data(x, impl=_generator_of_keys(aval))
     return x

@@ -67,6 +67,7 @@ def _eigh(x: Any, params: Parameters) -> Results:
 
 
 def _svd(algorithm: linalg.SvdAlgorithm, x: Any, params: Parameters) -> Results:
+    """Results of `gesdd` or `gesvd`: first the overwritten operand, which JAX has not, and without vectors two more."""
     modes = {ord("A"): (True, True), ord("S"): (False, True), ord("N"): (False, False)}
     if params["mode"] not in modes:
         return None
@@ -171,9 +172,9 @@ def lapack_results(scope: Scope, op: Any, operands: Values) -> Sequence[Any] | N
     name = routine[1]
     operands = operands[: len(operands) - len(op.results)] if _SHAPE_OPERANDS in op.attributes else operands
     if name == "getrf":
-        return _lu(scope, op, operands)
+        return _lu_results(scope, op, operands)
     if name == "geqrf":
-        return _qr(scope, op, operands)
+        return _qr_results(scope, op, operands)
     # The `geqrf` before it is lowered as an entire `qr`, whose q is this result.
     if name in ("orgqr", "ungqr") and ("q", op.operands[1]) in scope.values:
         return [scope.values["q", op.operands[1]]]
@@ -251,7 +252,8 @@ def _is_constant(value: Any, test: Callable[[Any], Any]) -> bool:
     return getattr(op, "name", "") == "stablehlo.constant" and bool(np.all(test(constant_value(op))))
 
 
-def _lu(scope: Scope, op: Any, operands: Values) -> Sequence[Any] | None:
+def _lu_results(scope: Scope, op: Any, operands: Values) -> Sequence[Any] | None:
+    """Results of `getrf`; notes the permutation of `lu` for the loop that makes it of the pivots."""
     if not _is_masked(op):
         return None
     factors, pivots, permutation = linalg.lu(operands[0])
@@ -285,17 +287,20 @@ def _loop_of_jax(shape: tuple[int, ...], size: int) -> Signature:
     functions = functions_of(module)
     signatures: list[Signature] = []
 
-    def look(op: Any) -> Any:
+    def note_loop(op: Any) -> Any:
         if op.name == "stablehlo.while":
             signatures.append(loop_signature(op, functions))
         return ir.WalkResult.ADVANCE
 
-    module.operation.walk(look)
+    module.operation.walk(note_loop)
     return signatures[0]
 
 
-def _qr(scope: Scope, op: Any, operands: Values) -> Sequence[Any] | None:
-    """The triangle of `qr`, whose other factor is that of the `orgqr` after it."""
+def _qr_results(scope: Scope, op: Any, operands: Values) -> Sequence[Any] | None:
+    """Results of `geqrf`, of which the first is the triangle of `qr`; notes the other factor for the `orgqr` after it.
+
+    None where another operation reads what `qr` does not have: the packed reflectors.
+    """
     (x,) = operands
     rows, columns = x.shape[-2:]
     products = [reader for reader in _readers(op.results[1]) if text(reader, "call_target_name").endswith("gqr_ffi")]

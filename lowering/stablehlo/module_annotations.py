@@ -1,6 +1,9 @@
 """Annotations of JAX that stand in the module of an exported function, as parameters of equations.
 
-Output: for each operation that has some, their values by the names of JAX's parameters.
+A program is warned of annotations that have no effect on an IPU: accuracies, algorithms of products, machines and
+metadata. Equations have them as parameters; a function that was exported has only its module.
+
+Input: an exported function. Output: for each operation that has some, their values by the names of JAX's parameters.
 Source: jax 0.10, which writes metadata and machines as frontend attributes of operations.
 Limits: memory kinds, which modules for CPUs have of results alone, and unrolled loops are not seen.
 """
@@ -8,7 +11,7 @@ Limits: memory kinds, which modules for CPUs have of results alone, and unrolled
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from jax import lax
 
@@ -27,41 +30,45 @@ _COMPUTE_TYPES = {"host": "device_host", "sparseoffload": "tpu_sparsecore", "den
 _OF_JAX = (_MACHINE, _STREAM, "_xla_buffer_placement", "inlineable", "num_batch_dims")
 _OF_MESHES = "xla.sdy."
 
-Annotations = tuple[dict[str, Any], list[Any]]  # values by parameter, and dtypes of the operands of a product
+
+class Annotations(NamedTuple):
+    """Annotations of an operation.
+
+    Args:
+        values: by parameter: `accuracy`, `precision` as the name of an algorithm, `compute_type`, `xla_metadata_kvs`.
+        operand_dtypes: of a product with a `precision`, the dtypes of its operands; empty for other operations.
+    """
+
+    values: dict[str, Any]
+    operand_dtypes: list[Any]
 
 
 def module_annotations(exported: Any) -> list[Annotations]:
-    """Annotations of each operation of an exported function that has some.
+    """Annotations of each operation of a `jax.export.Exported` that has some; of those inside of another first."""
+    annotations: list[Annotations] = []
 
-    Args:
-        exported: a `jax.export.Exported`.
-
-    Returns:
-        values by parameter: `accuracy`, `precision` as the name of an algorithm, `compute_type` and `xla_metadata_kvs`;
-        and the dtypes of the operands of a product.
-    """
-    found: list[Annotations] = []
-
-    def look(op: Any) -> Any:
-        values = dict(_values(op))
+    def note_annotations(op: Any) -> Any:
+        values = dict(_parameter_values(op))
         if values:
-            found.append((values, [dtype_of(x.type) for x in op.operands] if "precision" in values else []))
+            dtypes = [dtype_of(x.type) for x in op.operands] if "precision" in values else []
+            annotations.append(Annotations(values, dtypes))
         return ir.WalkResult.ADVANCE
 
     module = module_of(exported.mlir_module_serialized)
     with module.context:
-        module.operation.walk(look)
-    return found
+        module.operation.walk(note_annotations)
+    return annotations
 
 
-def _values(op: Any) -> Iterator[tuple[str, Any]]:
+def _parameter_values(op: Any) -> Iterator[tuple[str, Any]]:
+    """Parameters of JAX that the attributes of an operation stand for, with their values."""
     if _ACCURACY in op.attributes:
         yield "accuracy", _accuracy(stablehlo.ResultAccuracyAttr(op.attributes[_ACCURACY]))
     if _ALGORITHM in op.attributes and op.name.startswith("stablehlo.dot"):
         yield "precision", algorithm_name(stablehlo.DotAlgorithm(op.attributes[_ALGORITHM]))
     if _FRONTEND in op.attributes:
         frontend: Any = ir.DictAttr(op.attributes[_FRONTEND])
-        yield from _of_frontend({x.name: ir.StringAttr(x.attr).value for x in frontend})
+        yield from _values_of_frontend({x.name: ir.StringAttr(x.attr).value for x in frontend})
 
 
 def _accuracy(attribute: Any) -> Any:
@@ -72,7 +79,8 @@ def _accuracy(attribute: Any) -> Any:
     return lax.Tolerance(attribute.atol, attribute.rtol, attribute.ulps)
 
 
-def _of_frontend(attributes: dict[str, str]) -> Iterator[tuple[str, Any]]:
+def _values_of_frontend(attributes: dict[str, str]) -> Iterator[tuple[str, Any]]:
+    """Parameters that frontend attributes stand for; those that are not JAX's own are the user's metadata."""
     if _MACHINE in attributes:
         yield "compute_type", _COMPUTE_TYPES.get(attributes[_MACHINE], attributes[_MACHINE])
     if _STREAM in attributes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 
 from ipujax.lowering.jax_compat import mlir, stablehlo
-from ipujax.lowering.stablehlo.arrays import known
+from ipujax.lowering.stablehlo.arrays import known_integers
 from ipujax.lowering.stablehlo.elementwise import Words64
 from ipujax.lowering.stablehlo.regions import (
     only_operation,
@@ -44,36 +44,72 @@ def _with_truths(of_numbers: Fun, of_truths: Fun) -> Fun:
     return lambda x, *rest: (of_truths if x.dtype == bool else of_numbers)(x, *rest)
 
 
-def _smallest(dtype: Any) -> Any:
+def _smallest_number(dtype: Any) -> Any:
     return -np.inf if jnp.issubdtype(dtype, jnp.inexact) else False if dtype == jnp.bool_ else jnp.iinfo(dtype).min
 
 
-def _largest(dtype: Any) -> Any:
+def _largest_number(dtype: Any) -> Any:
     return np.inf if jnp.issubdtype(dtype, jnp.inexact) else True if dtype == jnp.bool_ else jnp.iinfo(dtype).max
 
 
-# By the operation of the region: reduction, operation of two arrays, neutral element, cumulative reduction.
-_MONOIDS: dict[str, tuple[Fun, Fun, Fun, Fun | None]] = {
-    "stablehlo.add": (
+class _Monoid(NamedTuple):
+    """Functions of JAX for a monoid.
+
+    Args:
+        reduction: reduction of an array over dimensions.
+        combine: operation of two arrays.
+        neutral: neutral element of a dtype.
+        cumulative: running results along a dimension; None where JAX has none.
+    """
+
+    reduction: Fun
+    combine: Fun
+    neutral: Fun
+    cumulative: Fun | None = None
+
+
+# By the operation of the region.
+_MONOIDS = {
+    "stablehlo.add": _Monoid(
         _with_truths(lax.reduce_sum, lax.reduce_or),
         _with_truths(lax.add, lax.bitwise_or),
         lambda _: 0,
         lax.cumsum,
     ),
-    "stablehlo.multiply": (
+    "stablehlo.multiply": _Monoid(
         _with_truths(lax.reduce_prod, lax.reduce_and),
         _with_truths(lax.mul, lax.bitwise_and),
         lambda _: 1,
         lax.cumprod,
     ),
-    "stablehlo.maximum": (_with_truths(lax.reduce_max, lax.reduce_or), lax.max, _smallest, lax.cummax),
-    "stablehlo.minimum": (_with_truths(lax.reduce_min, lax.reduce_and), lax.min, _largest, lax.cummin),
-    "stablehlo.and": (lax.reduce_and, lax.bitwise_and, lambda dtype: True if dtype == jnp.bool_ else -1, None),
-    "stablehlo.or": (lax.reduce_or, lax.bitwise_or, lambda _: 0, None),
-    "stablehlo.xor": (lax.reduce_xor, lax.bitwise_xor, lambda _: 0, None),
+    "stablehlo.maximum": _Monoid(_with_truths(lax.reduce_max, lax.reduce_or), lax.max, _smallest_number, lax.cummax),
+    "stablehlo.minimum": _Monoid(_with_truths(lax.reduce_min, lax.reduce_and), lax.min, _largest_number, lax.cummin),
+    "stablehlo.and": _Monoid(lax.reduce_and, lax.bitwise_and, lambda dtype: True if dtype == jnp.bool_ else -1),
+    "stablehlo.or": _Monoid(lax.reduce_or, lax.bitwise_or, lambda _: 0),
+    "stablehlo.xor": _Monoid(lax.reduce_xor, lax.bitwise_xor, lambda _: 0),
 }
 
-_POSITIONS = ((lax.argmax, position_of_maximum, _smallest), (lax.argmin, position_of_minimum, _largest))
+
+class _PositionSearch(NamedTuple):
+    """Functions of JAX for the position of an extremum.
+
+    Args:
+        search: the position.
+        of_vector: the same of a one-dimensional array, for the region that JAX makes for it.
+        extremum: the extremum itself.
+        initial: number that the search starts from.
+    """
+
+    search: Fun
+    of_vector: Fun
+    extremum: Fun
+    initial: Fun
+
+
+_POSITIONS = (
+    _PositionSearch(lax.argmax, position_of_maximum, lax.reduce_max, _smallest_number),
+    _PositionSearch(lax.argmin, position_of_minimum, lax.reduce_min, _largest_number),
+)
 
 
 def algorithm_name(algorithm: Any) -> str:
@@ -83,7 +119,7 @@ def algorithm_name(algorithm: Any) -> str:
     return "_".join([*(str(kind).upper() for kind in kinds), *([f"X{count}"] if count > 1 else [])])
 
 
-def _preset(algorithm: Any) -> lax.DotAlgorithmPreset:
+def _dot_algorithm(algorithm: Any) -> lax.DotAlgorithmPreset:
     """Algorithm of a product in JAX."""
     name = algorithm_name(algorithm)
     if name not in lax.DotAlgorithmPreset.__members__:
@@ -91,9 +127,9 @@ def _preset(algorithm: Any) -> lax.DotAlgorithmPreset:
     return lax.DotAlgorithmPreset[name]
 
 
-def _precision(op: Any) -> Any:
+def _precision_of(op: Any) -> Any:
     if "algorithm" in op.attributes:
-        return _preset(stablehlo.DotAlgorithm(op.attributes["algorithm"]))
+        return _dot_algorithm(stablehlo.DotAlgorithm(op.attributes["algorithm"]))
     if "precision_config" not in op.attributes:
         return None
     return tuple(lax.Precision[stablehlo.PrecisionAttr(x).value] for x in op.attributes["precision_config"])
@@ -106,12 +142,12 @@ def dot_general_rule(scope: Scope, op: Any, operands: Values) -> Sequence[Any]:
     batch = (tuple(numbers.lhs_batching_dimensions), tuple(numbers.rhs_batching_dimensions))
     dtype = dtype_of(op.results[0].type)
     lhs, rhs = operands
-    return [lax.dot_general(lhs, rhs, (contracted, batch), precision=_precision(op), preferred_element_type=dtype)]
+    return [lax.dot_general(lhs, rhs, (contracted, batch), precision=_precision_of(op), preferred_element_type=dtype)]
 
 
 def dot_rule(scope: Scope, op: Any, operands: Values) -> Sequence[Any]:
     """Product of matrices or vectors."""
-    return [lax.dot(*operands, precision=_precision(op), preferred_element_type=dtype_of(op.results[0].type))]
+    return [lax.dot(*operands, precision=_precision_of(op), preferred_element_type=dtype_of(op.results[0].type))]
 
 
 def convolution_rule(scope: Scope, op: Any, operands: Values) -> Sequence[Any]:
@@ -135,15 +171,15 @@ def convolution_rule(scope: Scope, op: Any, operands: Values) -> Sequence[Any]:
         lax.conv_general_dilated(
             x,
             lax.rev(kernel, dims) if dims else kernel,
-            ints(op, "window_strides", ones),
-            _padding(op, padding, spatial),
-            ints(op, "lhs_dilation", ones),
-            ints(op, "rhs_dilation", ones),
-            numbers,
-            integer(op, "feature_group_count", 1),
-            integer(op, "batch_group_count", 1),
-            _precision(op),
-            dtype_of(op.results[0].type),
+            window_strides=ints(op, "window_strides", ones),
+            padding=_padding(op, padding, spatial),
+            lhs_dilation=ints(op, "lhs_dilation", ones),
+            rhs_dilation=ints(op, "rhs_dilation", ones),
+            dimension_numbers=numbers,
+            feature_group_count=integer(op, "feature_group_count", 1),
+            batch_group_count=integer(op, "batch_group_count", 1),
+            precision=_precision_of(op),
+            preferred_element_type=dtype_of(op.results[0].type),
         )
     ]
 
@@ -151,7 +187,7 @@ def convolution_rule(scope: Scope, op: Any, operands: Values) -> Sequence[Any]:
 def _padding(op: Any, operand: Values, spatial: int) -> list[tuple[int, int]]:
     if not operand:
         return pairs(op, "padding", spatial)
-    sizes = known(operand[0])
+    sizes = known_integers(operand[0])
     return list(zip(sizes[::2], sizes[1::2], strict=True))
 
 
@@ -162,33 +198,37 @@ def reduce_rule(scope: Scope, op: Any, operands: Values) -> Sequence[Any]:
     dims = ints(op, "dimensions")
     monoid = _MONOIDS.get(only_operation(op.regions[0])) if count == 1 else None
     if monoid is not None:
-        reduction, combine, neutral, _ = monoid
-        result = reduction(arrays[0], dims)
-        if _is(initial[0], neutral(result.dtype)):
+        result = monoid.reduction(arrays[0], dims)
+        if _equals(initial[0], monoid.neutral(result.dtype)):
             return [result]
-        return [combine(result, lax.broadcast(initial[0], result.shape))]
+        return [monoid.combine(result, lax.broadcast(initial[0], result.shape))]
     position = _position_rule(op, arrays, initial, dims)
     if position is not None:
         return position
     return list(lax.reduce(arrays, initial, lambda a, b: scope.block(op.regions[0], [*a, *b]), dims))
 
 
-def _is(value: Any, expected: Any) -> bool:
+def _equals(value: Any, expected: Any) -> bool:
+    """True for a value that is known while the module is read, and is the expected number."""
     return isinstance(value, np.ndarray) and bool(value == np.asarray(expected).astype(value.dtype))
 
 
 def _position_rule(op: Any, arrays: Values, initial: Values, dims: tuple[int, ...]) -> Sequence[Any] | None:
-    """Extremum and its position, as JAX writes it: the reduction of numbers and their positions together."""
+    """Extremum and its position, as JAX writes it: the reduction of numbers and their positions together.
+
+    None for another reduction.
+    """
     if len(arrays) != 2 or len(dims) != 1 or arrays[1].dtype != np.int32 or arrays[0].dtype == bool:
         return None
     numbers = op.operands[1].owner
     if getattr(numbers, "name", "") != "stablehlo.iota" or integer(numbers, "iota_dimension") != dims[0]:
         return None
-    for fun, of_vector, neutral in _POSITIONS:
-        region = region_of_jax("stablehlo.reduce", of_vector, str(arrays[0].dtype))
-        if region == signature(op.regions[0]) and _is(initial[1], 0) and _is(initial[0], neutral(arrays[0].dtype)):
-            extremum = lax.reduce_max if fun is lax.argmax else lax.reduce_min
-            return [extremum(arrays[0], dims), fun(arrays[0], dims[0], np.int32)]
+    x = arrays[0]
+    for position in _POSITIONS:
+        region = region_of_jax("stablehlo.reduce", position.of_vector, str(x.dtype))
+        is_start = _equals(initial[1], 0) and _equals(initial[0], position.initial(x.dtype))
+        if region == signature(op.regions[0]) and is_start:
+            return [position.extremum(x, dims), position.search(x, dims[0], np.int32)]
     return None
 
 
@@ -208,16 +248,17 @@ def reduce_window_rule(scope: Scope, op: Any, operands: Values) -> Sequence[Any]
             return scope.block(op.regions[0], [*a, *b])
 
         return list(lax.reduce_window(arrays, initial, combine_any, window, steps[0], padding, *steps[1:]))
-    _, combine, neutral, cumulative = monoid
     x = arrays[0]
     axes = [d for d, n in enumerate(window) if n > 1]
-    if cumulative and len(axes) == 1 and all(s == ones for s in steps) and _is(initial[0], neutral(x.dtype)):
+    is_from_neutral = _equals(initial[0], monoid.neutral(x.dtype))
+    if monoid.cumulative and len(axes) == 1 and all(s == ones for s in steps) and is_from_neutral:
+        # A window as long as the array, which padding moves over one of its ends.
         (axis,) = axes
-        ends = [(window[axis] - 1, 0), (0, window[axis] - 1)]
+        paddings = [(window[axis] - 1, 0), (0, window[axis] - 1)]
         is_whole = window[axis] == x.shape[axis] and all(p == (0, 0) for d, p in enumerate(padding) if d != axis)
-        if is_whole and padding[axis] in ends and x.dtype != bool:
-            return [cumulative(x, axis, reverse=padding[axis] == ends[1])]
-    return [lax.reduce_window(x, initial[0], combine, window, steps[0], padding, *steps[1:])]
+        if is_whole and padding[axis] in paddings and x.dtype != bool:
+            return [monoid.cumulative(x, axis, reverse=padding[axis] == paddings[1])]
+    return [lax.reduce_window(x, initial[0], monoid.combine, window, steps[0], padding, *steps[1:])]
 
 
 def select_and_scatter_rule(scope: Scope, op: Any, operands: Values) -> Sequence[Any]:
@@ -229,7 +270,7 @@ def select_and_scatter_rule(scope: Scope, op: Any, operands: Values) -> Sequence
     primitives = {"GE": lax.ge_p, "LE": lax.le_p}
     if comparison != "stablehlo.compare" or direction not in primitives or only_operation(scatter) != "stablehlo.add":
         raise UntranslatedError("a select_and_scatter by other functions")
-    if not _is(initial, 0):
+    if not _equals(initial, 0):
         raise UntranslatedError("a select_and_scatter from another value than 0")
     return [
         lax.select_and_scatter_add_p.bind(
@@ -261,7 +302,7 @@ def fft_rule(scope: Scope, op: Any, operands: Values) -> Sequence[Any]:
 
 
 def rng_bit_generator_rule(scope: Scope, op: Any, operands: Values) -> Sequence[Any]:
-    """Random bits, and the next state."""
+    """The next state, and random bits; a state of 64-bit numbers is pairs of words where JAX has none."""
     (state,) = operands
     if isinstance(state, np.ndarray) and state.dtype == np.uint64 and not has_64_bits():
         state = Words64(jnp.asarray(state.view(np.uint32).reshape(-1, 2)))

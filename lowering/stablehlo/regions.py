@@ -24,7 +24,10 @@ Signature = tuple[Any, ...]
 
 
 def only_operation(region: Any) -> str:
-    """Name of the operation of a region that applies one to its two arguments, "" of the second itself, else "?"."""
+    """Name of the operation of a region that applies one to its two arguments.
+
+    "" for a region that returns its second argument, "?" for any other.
+    """
     block = region.blocks[0]
     result = block.operations[len(block.operations) - 1].operands[0]
     left, right = (block.arguments[n] for n in (0, len(block.arguments) // 2))
@@ -48,24 +51,26 @@ def signature(region: Any, functions: Mapping[str, Any] | None = None) -> Signat
     """
     block = region.blocks[0]
     known = {argument: ("argument", n, str(argument.type)) for n, argument in enumerate(block.arguments)}
-    return tuple(_of_value(x, known, functions or {}) for x in block.operations[len(block.operations) - 1].operands)
+    return tuple(
+        _computation_of(x, known, functions or {}) for x in block.operations[len(block.operations) - 1].operands
+    )
 
 
 def loop_signature(loop: Any, functions: Mapping[str, Any]) -> Signature:
     """Computation of a loop on its first carry, which may be any array of its type."""
     known = {loop.operands[0]: ("carry", str(loop.operands[0].type))}
-    initial = tuple(_of_value(x, known, functions) for x in loop.operands)
+    initial = tuple(_computation_of(x, known, functions) for x in loop.operands)
     return (initial, *(signature(region, functions) for region in loop.regions))
 
 
-def _of_value(value: Any, known: dict[Any, Signature], functions: Mapping[str, Any]) -> Signature:
+def _computation_of(value: Any, known: dict[Any, Signature], functions: Mapping[str, Any]) -> Signature:
     """Computation of a value as nested tuples; `known` has those of values met before, and gets this one."""
     if value in known:
         return known[value]
     op = value.owner
     if isinstance(op, ir.Block):
         return ("outside",)
-    operands = [_of_value(x, known, functions) for x in op.operands]
+    operands = [_computation_of(x, known, functions) for x in op.operands]
     callee = str(op.attributes["callee"]).lstrip("@") if op.name == "func.call" else ""
     if callee in functions:
         known[value] = (op.name, value.result_number, signature(functions[callee].regions[0], functions), *operands)
@@ -82,12 +87,12 @@ def region_of_jax(operation: str, fun: Callable[..., Any], *dtypes: str) -> Sign
     module: Any = jax_jit(fun).lower(*shapes).compiler_ir("stablehlo")
     signatures: list[Signature] = []
 
-    def look(op: Any) -> Any:
+    def note_signature(op: Any) -> Any:
         if op.name == operation:
             signatures.append(signature(op.regions[0]))
         return ir.WalkResult.ADVANCE
 
-    module.operation.walk(look)
+    module.operation.walk(note_signature)
     return signatures[0]
 
 
@@ -108,7 +113,7 @@ def position_of_minimum(x: jax.Array) -> jax.Array:
 
 
 def while_rule(scope: Scope, op: Any, initial: Values) -> Sequence[Any]:
-    """Loop over the carries that its iterations change."""
+    """Loop over the carries that its iterations change; the others are values from outside of it."""
     body = op.regions[1].blocks[0]
     returned = list(body.operations[len(body.operations) - 1].operands)
     is_fixed = [x == argument for x, argument in zip(returned, body.arguments, strict=True)]
@@ -128,7 +133,11 @@ def while_rule(scope: Scope, op: Any, initial: Values) -> Sequence[Any]:
 
 
 def case_rule(scope: Scope, op: Any, operands: Values) -> Sequence[Any]:
-    """Branch by a number; the last one for numbers of none."""
+    """Branch by a number; the last one for numbers of none.
+
+    A number that is known while the module is read takes its branch at once. One that is a converted truth, of two
+    branches, is the condition of JAX that it was made of.
+    """
     (index,) = operands
     count = len(op.regions)
     if isinstance(index, np.ndarray):

@@ -22,15 +22,15 @@ _TILES_OF_GSPMD = re.compile(r"devices=\[([\d,]+)\]")
 def meshes_of(module: Any) -> dict[str, AbstractMesh]:
     """Mesh by name, of those that a module defines."""
     operations = [op.operation for op in module.body.operations if op.operation.name == "sdy.mesh"]
-    return {text(op, "sym_name"): _mesh(sdy.MeshAttr(op.attributes["mesh"])) for op in operations}
+    return {text(op, "sym_name"): _mesh_of_attribute(sdy.MeshAttr(op.attributes["mesh"])) for op in operations}
 
 
-def _mesh(attribute: Any) -> AbstractMesh:
+def _mesh_of_attribute(attribute: Any) -> AbstractMesh:
     axes = [sdy.MeshAxisAttr(axis) for axis in attribute.axes]
-    return _automatic(tuple(int(axis.size) for axis in axes), tuple(str(axis.name) for axis in axes))
+    return _automatic_mesh(tuple(int(axis.size) for axis in axes), tuple(str(axis.name) for axis in axes))
 
 
-def _automatic(sizes: tuple[int, ...], names: tuple[str, ...]) -> AbstractMesh:
+def _automatic_mesh(sizes: tuple[int, ...], names: tuple[str, ...]) -> AbstractMesh:
     return AbstractMesh(sizes, names, axis_types=(AxisType.Auto,) * len(names))
 
 
@@ -40,11 +40,12 @@ def constrained(x: Any, sharding: Any) -> Any:
         return x
     if not isinstance(sharding, NamedSharding):
         raise UntranslatedError(f"the sharding {sharding}")
-    mesh = _automatic(tuple(sharding.mesh.axis_sizes), tuple(sharding.mesh.axis_names))
-    return _bound(x, mesh, sharding.spec)
+    mesh = _automatic_mesh(tuple(sharding.mesh.axis_sizes), tuple(sharding.mesh.axis_names))
+    return _constrain(x, mesh, sharding.spec)
 
 
-def _bound(x: Any, mesh: AbstractMesh, spec: PartitionSpec) -> Any:
+def _constrain(x: Any, mesh: AbstractMesh, spec: PartitionSpec) -> Any:
+    """An array with a sharding over a mesh; the array itself for a mesh of one device."""
     if mesh.size <= 1:  # 0 without axes
         return x
     return sharding_constraint_p.bind(
@@ -70,13 +71,13 @@ def constraint_rule(scope: Scope, op: Any, operands: Values) -> Sequence[Any]:
     attribute = sdy.TensorShardingAttr(op.attributes["sharding"])
     reference = attribute.mesh_or_ref
     name = str(reference).lstrip("@")
-    mesh = _mesh(sdy.MeshAttr(reference)) if sdy.MeshAttr.isinstance(reference) else scope.meshes.get(name)
+    mesh = _mesh_of_attribute(sdy.MeshAttr(reference)) if sdy.MeshAttr.isinstance(reference) else scope.meshes.get(name)
     if mesh is None or list(attribute.unreduced_axes):
         raise UntranslatedError(f"the sharding {attribute}")
-    return [_bound(operands[0], mesh, PartitionSpec(*map(_part, attribute.dimension_shardings)))]
+    return [_constrain(operands[0], mesh, PartitionSpec(*map(_axes_of_dimension, attribute.dimension_shardings)))]
 
 
-def _part(attribute: Any) -> Any:
+def _axes_of_dimension(attribute: Any) -> Any:
     """Axes that split a dimension."""
     dimension = sdy.DimensionShardingAttr(attribute)
     axes = [sdy.AxisRefAttr(axis) for axis in dimension.axes]

@@ -122,14 +122,14 @@ def constant_value(op: Any, *, is_broadcast: bool = False) -> Any:
     shape = static_shape(kind)
     is_of_numpy = dtype.kind in "biuf" and "int2" not in dtype.name and "int4" not in dtype.name
     # A copy: the attribute ends with its module.
-    value = np.array(op.attributes["value"]).astype(dtype) if is_of_numpy else _computed(op, shape, dtype)
+    value = np.array(op.attributes["value"]).astype(dtype) if is_of_numpy else _constant_by_xla(op, shape, dtype)
     first = value.reshape(-1)[:1]
     if is_broadcast and value.size > SMALL_ELEMENTS and bool((value == first).all()):
         return jax.lax.full(shape, first[0], dtype)
     return value.reshape(shape)
 
 
-def _computed(op: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
+def _constant_by_xla(op: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
     """Array of a constant that XLA computes: MLIR gives Python no buffer of these dtypes."""
     kind = str(op.results[0].type)
     line = str(op).partition(" = ")[2]
@@ -223,7 +223,11 @@ class Scope:
             return self._results_of(self.rules[SINGLE], op, operands)
 
     def _results_of(self, rule: Rule, op: Any, operands: Values) -> Values:
-        """Results by a rule: at once, as numbers, for indices and shapes; else as operations of JAX."""
+        """Results by a rule: at once, as numbers, for indices and shapes; else as operations of JAX.
+
+        Where JAX has no numbers of 64 bits, an operation on them is computed at once if it can be, else it has no
+        counterpart.
+        """
         if any(isinstance(x, Success) for x in operands):
             return _after_success(op, operands)
         is_wide = not has_64_bits() and _reads_64_bits(op, operands)
@@ -236,19 +240,23 @@ class Scope:
         else:
             results = list(rule(self, op, operands))
         for result, value in zip(op.results, results, strict=True):
-            _check(op, result.type, value)
+            _check_type(op, result.type, value)
         return results
 
 
 def _after_success(op: Any, operands: Values) -> Values:
+    """Results of an operation that reads the report of a routine: a selection takes what holds after success."""
     if op.name == "stablehlo.select":
         return [operands[1]]
     return [Success(shape_of(result.type), dtype_of(result.type)) for result in op.results]
 
 
 def _is_computed_now(op: Any, operands: Values, is_wide: bool) -> bool:
-    """True for operations on indices and shapes: small arrays of whole numbers or truths that are values already."""
-    # JAX counts the elements of random numbers with 64 bits, even where it has none: these are values too.
+    """True for operations on indices and shapes: small arrays of whole numbers or truths that are values already.
+
+    Also for operations on values of 64 bits of any size, `is_wide`, that JAX does not have here: by these it counts the
+    elements of random numbers.
+    """
     are_values = all(isinstance(x, np.ndarray) for x in operands) and op.name not in _AT_RUN_TIME
     are_small = all(isinstance(x, np.ndarray) and x.size <= SMALL_ELEMENTS and x.dtype.kind in "biu" for x in operands)
     return are_values and not op.regions and (is_wide or (are_small and bool(operands)))
@@ -262,7 +270,7 @@ def _reads_64_bits(op: Any, operands: Values) -> bool:
 
 
 def _made_on_tiles(value: Any) -> Any:
-    """Numbers that count up, or are equal, as operations that make them; others as they are."""
+    """Many numbers that count up, or are equal, as operations that make them; others as they are, stored constants."""
     if not isinstance(value, np.ndarray) or value.size <= SMALL_ELEMENTS or value.dtype.itemsize == 8:
         return value
     flat = value.reshape(-1)
@@ -273,7 +281,7 @@ def _made_on_tiles(value: Any) -> Any:
     return value
 
 
-def _check(op: Any, kind: Any, value: Any) -> None:
+def _check_type(op: Any, kind: Any, value: Any) -> None:
     """Refuse a result of another type than the module's: a wrong translation, or 64 bits that JAX does not have."""
     if value is None or not isinstance(kind, ir.RankedTensorType):
         return

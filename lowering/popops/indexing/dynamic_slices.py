@@ -18,7 +18,7 @@ import jax
 import numpy as np
 from jax import lax
 
-from ipujax.lowering.layout import map_linearly, mapping_like, memory_order, total_elements
+from ipujax.lowering.layout import MemoryOrder, map_linearly, mapping_like, memory_order, total_elements
 from ipujax.lowering.layout.grid_cost import spans
 from ipujax.lowering.layout.place import (
     along,
@@ -59,23 +59,21 @@ def dynamic_slice(
         dims: dimensions of `starts`, all when None; in the others the slice is as large as `x`.
     """
     graph = builder.graph
-    starts, dims = _partial_dims(x, starts, sizes, dims)
+    starts, dims = _in_sliced_dims(x, starts, sizes, dims)
     if not dims:
         return x
-    order = memory_order(x)
-    # In the order of its variable, where that keeps the sliced dimensions in one piece.
-    if order is not None and not order.is_own and all(len(order.sizes[d]) == 1 for d in dims):
+    order = _order_to_slice_in(x, dims)
+    if order is not None:
         slice_order = order.with_shape(sizes)
         variable_dims = [order.view_dims.index(d) for d in dims]
-        x = order.of_variable(x)
-        part = dynamic_slice(builder, x, starts, slice_order.variable_shape, variable_dims)
+        part = dynamic_slice(builder, order.of_variable(x), starts, slice_order.variable_shape, variable_dims)
         return slice_order.of_view(part)
     map_for_slicing(graph, x, dims)
     placement = _placement(graph, x, dims)
     out_dims = [None if d in dims else d for d in range(x.ndim)]
     out = mapped_variable(graph, tuple(sizes), x.dtype, builder.name, out_dims, placement)
-    codelet = _slice_codelet(x.dtype, _sliced(x.ndim, dims), starts[0].dtype)
-    _add(builder, codelet, x, out, starts, dims, placement)
+    codelet = _slice_codelet(x.dtype, _sliced_in_order(x.ndim, dims), starts[0].dtype)
+    _add_vertices(builder, codelet, x, out, starts, dims, placement)
     return out
 
 
@@ -98,15 +96,14 @@ def dynamic_update_slice_in_place(
         may_read_buffer: False where `update` is never computed from values of the buffer.
     """
     graph = builder.graph
-    starts, dims = _partial_dims(buffer, starts, update.shape, dims)
+    starts, dims = _in_sliced_dims(buffer, starts, update.shape, dims)
     if not dims:
         map_linearly(graph, update)
         map_linearly(graph, buffer)
         builder.prog.add(Copy(update, buffer, builder.name, graph.origin))
         return
-    order = memory_order(buffer)
-    # In the order of its variable, as `dynamic_slice`.
-    if order is not None and not order.is_own and all(len(order.sizes[d]) == 1 for d in dims):
+    order = _order_to_slice_in(buffer, dims)
+    if order is not None:
         update = order.with_shape(update.shape).of_variable(update)
         variable_dims = [order.view_dims.index(d) for d in dims]
         own_buffer = order.of_variable(buffer)
@@ -118,14 +115,22 @@ def dynamic_update_slice_in_place(
     placement = _placement(graph, buffer, dims)
     update_dims = [None if d in dims else d for d in range(buffer.ndim)]
     place_operand(graph, update, spans(update.shape, update_dims), placement)
-    codelet = _update_codelet(buffer.dtype, _sliced(buffer.ndim, dims), starts[0].dtype, may_read_buffer)
-    _add(builder, codelet, buffer, update, starts, dims, placement)
+    sliced = _sliced_in_order(buffer.ndim, dims)
+    codelet = _update_codelet(buffer.dtype, sliced, starts[0].dtype, may_read_buffer=may_read_buffer)
+    _add_vertices(builder, codelet, buffer, update, starts, dims, placement)
 
 
 def dynamic_update_slice(
     builder: Builder, x: Tensor, update: Tensor, starts: Sequence[Tensor], dims: Sequence[int] | None = None
 ) -> Tensor:
-    """Copies `x` with a slice overwritten, as `lax.dynamic_update_slice`; arguments as the function in place."""
+    """Copies `x` with a slice overwritten, as `lax.dynamic_update_slice`; returns the new tensor.
+
+    Args:
+        x: tensor with at least one element.
+        update: new value of the slice, of the rank and dtype of `x`, nowhere larger than it.
+        starts: integer scalars of one dtype, the first index in each of `dims`; clamped so that the slice fits.
+        dims: dimensions of `starts`, all when None; in the others `update` is as large as `x`.
+    """
     graph = builder.graph
     sliced_dims = [d for d, n in enumerate(x.shape) if n != update.shape[d]]
     map_for_slicing(graph, x, sliced_dims)
@@ -147,35 +152,48 @@ def map_for_slicing(graph: Graph, tensor: Tensor, dims: Sequence[int]) -> None:
 
 def is_sliced_in_place(graph: Graph, x: Tensor, dims: Sequence[int]) -> bool:
     """True if a tensor is mapped so that slices along `dims` need no exchange of it."""
-    order = memory_order(x)
-    if order is not None and not order.is_own and all(len(order.sizes[d]) == 1 for d in dims):
+    order = _order_to_slice_in(x, dims)
+    if order is not None:
         x = order.of_variable(x)
         dims = [order.view_dims.index(d) for d in dims]
     return graph.is_mapped(x) and _placement_in_place(graph, x, dims) is not None
 
 
-def _partial_dims(
+def _order_to_slice_in(x: Tensor, dims: Sequence[int]) -> MemoryOrder | None:
+    """Memory order of a tensor that is sliced over the dimensions of its variable; None where these are its own.
+
+    None too where the variable has a sliced dimension in several pieces.
+    """
+    order = memory_order(x)
+    if order is None or order.is_own or any(len(order.sizes[d]) > 1 for d in dims):
+        return None
+    return order
+
+
+def _in_sliced_dims(
     x: Tensor, starts: Sequence[Tensor], sizes: Sequence[int], dims: Sequence[int] | None
 ) -> tuple[list[Tensor], tuple[int, ...]]:
-    """Starts and dimensions in which the slice is smaller than the tensor."""
+    """Starts and dimensions without those along which the slice is all of the tensor, so that its start is 0."""
     dims = range(x.ndim) if dims is None else dims
     pairs = [(start, d) for start, d in zip(starts, dims, strict=True) if sizes[d] != x.shape[d]]
     return [start for start, _ in pairs], tuple(d for _, d in pairs)
 
 
 def _placement_in_place(graph: Graph, x: Tensor, dims: Sequence[int]) -> Blocked | None:
+    """Placement of vertices on the tiles of a mapped tensor; None if its mapping cuts `dims`."""
     order = tuple(d for d in range(x.ndim) if d not in dims)
     return unmoved_placement(graph, x, spans(x.shape, range(x.ndim)), x.shape, order)
 
 
 def _placement(graph: Graph, x: Tensor, dims: Sequence[int]) -> Blocked:
+    """Placement of vertices that slice along `dims`: on the tensor's own tiles if possible, else spread over all."""
     order = tuple(d for d in range(x.ndim) if d not in dims)
-    # A suitable mapping is used however uneven it is: to move the tensor costs more than any slice of it.
+    # Its own tiles are used however uneven they are: to move the tensor costs more than any slice of it.
     in_place = _placement_in_place(graph, x, dims) if graph.is_mapped(x) else None
     return in_place or spread(x.shape, order, element_bytes(x.dtype), graph.target.tiles_per_ipu)
 
 
-def _add(
+def _add_vertices(
     builder: Builder,
     codelet: Codelet,
     tensor: Tensor,
@@ -195,6 +213,7 @@ def _add(
 
 
 def _all_starts(starts: Sequence[jax.Array], dims: tuple[int, ...], rank: int) -> list[jax.Array]:
+    """Start along every dimension, 0 along those that are not in `dims`."""
     start_of = dict(zip(dims, starts, strict=True))
     return [start_of.get(d, lax.full((), 0, starts[0].dtype)) for d in range(rank)]
 
@@ -238,21 +257,26 @@ class _Sliced:
         return (*self.dims, *range(rank, rank + len(self.dims)))
 
     def with_axes(self, sources: Sequence[Sequence[int]]) -> _Sliced | None:
-        """Return the dimensions on other axes, those of the tensor in order; see `Codelet.with_axes`."""
+        """Return the dimensions on other axes, those of the tensor in order; see `Codelet.with_axes`.
+
+        None where a sliced dimension would be joined with another: a slice of the joint dimension is not one piece.
+        """
         rank = len(self.part_dims)
         if any(len(axes) > 1 and not set(axes).isdisjoint(self.ordered_axes) for axes in sources):
             return None
         tensor_axes = [axes[0] for axes in sources if axes[0] < rank]
         part_axes = [axes[0] for axes in sources if axes[0] not in self.dims]
-        # Both have the other axes in the same order.
-        others = iter([number for number, axis in enumerate(part_axes) if axis < rank])
+        # Tensor and part have the axes that are not sliced in the same order.
+        unsliced = iter([number for number, axis in enumerate(part_axes) if axis < rank])
         part_dims = (
-            part_axes.index(rank + self.dims.index(axis)) if axis in self.dims else next(others) for axis in tensor_axes
+            part_axes.index(rank + self.dims.index(axis)) if axis in self.dims else next(unsliced)
+            for axis in tensor_axes
         )
         return _Sliced(tuple(map(tensor_axes.index, self.dims)), tuple(part_dims))
 
 
-def _sliced(rank: int, dims: tuple[int, ...]) -> _Sliced:
+def _sliced_in_order(rank: int, dims: tuple[int, ...]) -> _Sliced:
+    """Sliced dimensions of a tensor whose part has its dimensions in the same order."""
     return _Sliced(dims, tuple(range(rank)))
 
 
@@ -271,21 +295,24 @@ def _slice_codelet(dtype: Any, sliced: _Sliced, index_dtype: Any) -> Codelet:
     scalars = [Field(f"start{d}", "in", index_dtype) for d in dims]
     fields = (Field("x", "in", dtype), Field("out", "out", dtype), *scalars)
     title = f"popops::DynamicSlice<{dtype_name(dtype)}>"
-    codelet = Codelet(title, fields, compute, cycles, 32, 300, takes=("shapes",), moves=True, parts=parts)
-    other = partial(_with_axes, sliced, lambda new: _slice_codelet(dtype, new, index_dtype))
-    return replace(codelet, with_axes=other, ordered_axes=sliced.ordered_axes)
+    codelet = Codelet(
+        title, fields, compute, cycles, state_bytes=32, code_bytes=300, takes=("shapes",), moves=True, parts=parts
+    )
+    with_axes = partial(_codelet_with_axes, sliced, lambda new: _slice_codelet(dtype, new, index_dtype))
+    return replace(codelet, with_axes=with_axes, ordered_axes=sliced.ordered_axes)
 
 
-def _with_axes(
+def _codelet_with_axes(
     sliced: _Sliced, codelet: Callable[[_Sliced], Codelet], sources: Sequence[Sequence[int]]
 ) -> Codelet | None:
+    """The codelet on other axes, see `Codelet.with_axes`; `codelet` makes it from its dimensions."""
     new = sliced.with_axes(sources)
     return None if new is None else codelet(new)
 
 
 @remembered
-def _update_codelet(dtype: Any, sliced: _Sliced, index_dtype: Any, may_read_buffer: bool) -> Codelet:
-    """Codelet that overwrites a slice of a block in place; the update may be computed from the buffer itself."""
+def _update_codelet(dtype: Any, sliced: _Sliced, index_dtype: Any, *, may_read_buffer: bool) -> Codelet:
+    """Codelet that overwrites a slice of a block in place; `may_read_buffer`: the update may be computed from it."""
     dims = sliced.dims
 
     def compute(buffer: jax.Array, update: jax.Array, *starts: jax.Array) -> jax.Array:
@@ -298,6 +325,9 @@ def _update_codelet(dtype: Any, sliced: _Sliced, index_dtype: Any, may_read_buff
     scalars = [Field(f"start{d}", "in", index_dtype) for d in dims]
     fields = (Field("buffer", "inout", dtype), Field("update", "in", dtype), *scalars)
     title = f"popops::DynamicUpdateSlice<{dtype_name(dtype)}>"
-    codelet = Codelet(title, fields, compute, cycles, 32, 300, moves=True, parts=parts)
-    other = partial(_with_axes, sliced, lambda new: _update_codelet(dtype, new, index_dtype, may_read_buffer))
-    return replace(codelet, with_axes=other, ordered_axes=sliced.ordered_axes)
+    codelet = Codelet(title, fields, compute, cycles, state_bytes=32, code_bytes=300, moves=True, parts=parts)
+
+    def on_dims(new: _Sliced) -> Codelet:
+        return _update_codelet(dtype, new, index_dtype, may_read_buffer=may_read_buffer)
+
+    return replace(codelet, with_axes=partial(_codelet_with_axes, sliced, on_dims), ordered_axes=sliced.ordered_axes)

@@ -54,7 +54,16 @@ Mode = lax.GatherScatterMode
 class GatherSpec:
     """Parameters of a gather: those of `lax.gather`, with full slices along dimensions that are not indexed.
 
-    `uncut` are dimensions of the table that are never cut.
+    Args:
+        numbers: dimension numbers of `lax.gather`, as are the following parameters up to the table's shape.
+        slice_sizes: size of a slice in each dimension of the table.
+        mode: what happens for an index beyond the table.
+        fill: value of a slice that is not within the table; None for that of `lax.gather`, see `fill_of`.
+        indices_are_sorted: the user's promise.
+        unique_indices: likewise.
+        table_shape: shape of the whole table.
+        out_rank: number of dimensions of the result.
+        uncut: dimensions of the table that are never cut.
     """
 
     numbers: lax.GatherDimensionNumbers
@@ -73,12 +82,15 @@ class GatherSpec:
         return tuple(self.numbers.start_index_map)
 
     def out_dims(self) -> tuple[tuple[int | None, ...], tuple[int, ...]]:
-        """For each dimension of the table, then of the indices, its dimension of the result, or None."""
-        of_table = [None if d in self.indexed else out for d, out in enumerate(self.kept_dims())]
+        """Dimension of the result that is cut with each dimension of the table, and with each of the look-ups.
+
+        None for an indexed dimension of the table, of which any look-up may read any element.
+        """
+        of_table = [None if d in self.indexed else out for d, out in enumerate(self.result_dims())]
         return tuple(of_table), self._lookup_dims()
 
-    def kept_dims(self) -> tuple[int | None, ...]:
-        """Dimension of the result that follows each dimension of the table; None for a collapsed dimension."""
+    def result_dims(self) -> tuple[int | None, ...]:
+        """Dimension of the result that each dimension of the table becomes; None for one that slices collapse."""
         numbers = self.numbers
         of_indices = self._lookup_dims()
         of_table: list[int | None] = [None] * len(self.table_shape)
@@ -89,7 +101,7 @@ class GatherSpec:
         return tuple(of_table)
 
     def _lookup_dims(self) -> tuple[int, ...]:
-        """Dimensions of the result that are those of the indices."""
+        """Dimensions of the result that are those of the index vectors, in their order."""
         return tuple(d for d in range(self.out_rank) if d not in self.numbers.offset_dims)
 
     def wide_dims(self) -> list[tuple[int, int]]:
@@ -103,33 +115,40 @@ class GatherSpec:
         return list(zip(window_dims, self.numbers.offset_dims, strict=True))
 
     def row_dim(self) -> int | None:
-        """Longest indexed dimension along which slices have length 1: its rows may be cut."""
+        """Longest indexed dimension along which slices have length 1, whose rows may be cut; None without one."""
         rows = [d for d in self.indexed if self.slice_sizes[d] == 1]
         return max(rows, key=lambda d: self.table_shape[d], default=None)
 
 
 def gather(builder: Builder, table: Tensor, indices: Tensor, out_shape: Sequence[int], spec: GatherSpec) -> Tensor:
-    """Looks up slices of a table of `spec.table_shape`; the last dimension of `indices` has index vectors."""
-    # Callers have handled tensors without elements.
+    """Looks up slices of a table, on the partition of least cost; returns a new tensor.
+
+    Args:
+        table: tensor of shape `spec.table_shape` with at least one element.
+        indices: integer tensor, index vectors in its last dimension.
+        out_shape: shape of the result, which has elements.
+        spec: parameters of the gather.
+    """
     graph = builder.graph
     table_dims, index_dims = spec.out_dims()
     out_shape = tuple(out_shape)
     rank = len(out_shape)
     row_dim = None if is_key_dtype(table.dtype) else spec.row_dim()
+    # Partitions cut the dimensions of the result, and the rows behind them.
     space = out_shape if row_dim is None else (*out_shape, table.shape[row_dim])
     table_spans = spans(table.shape, [rank if d == row_dim else dim for d, dim in enumerate(table_dims)])
     index_spans = spans(indices.shape, [*index_dims, None])
-    codelet = _codelet(table.dtype, indices.dtype, spec, row_dim)
+    codelet = _gather_codelet(table.dtype, indices.dtype, spec, row_dim)
     fields = (table_spans, index_spans, spans(out_shape, range(rank)))
     work = Work(codelet, fields, (source_of(graph, table), source_of(graph, indices), "here"))
 
     def add(builder: Builder, placement: Blocked) -> Tensor:
         place_operand(builder.graph, table, table_spans, placement)
         place_operand(builder.graph, indices, index_spans, placement)
-        return _look_up(builder, table, indices, spec, row_dim, placement)
+        return _add_lookups(builder, table, indices, spec, row_dim, placement)
 
     unmoved = [0] if has_few_lookups(graph, indices) else []  # the table is used where it is mapped
-    uncut = {spec.kept_dims()[d] for d in spec.uncut}
+    uncut = {spec.result_dims()[d] for d in spec.uncut}
     order = [d for d in range(len(space)) if d not in uncut]
     combination = _CombinationCost(table.dtype, rank)
     return add(builder, choose(graph, space, order, work, [table, indices], add, combination, unmoved))
@@ -140,60 +159,68 @@ def has_few_lookups(graph: Graph, indices: Tensor) -> bool:
     return prod(indices.shape[:-1]) <= graph.target.worker_contexts
 
 
-def _look_up(
+def _add_lookups(
     builder: Builder, table: Tensor, indices: Tensor, spec: GatherSpec, row_dim: int | None, placement: Blocked
 ) -> Tensor:
-    """Adds vertices on a partition of the result's dimensions, followed by the rows if these may be cut."""
+    """Adds vertices on a partition of the result's dimensions, followed by the rows if these may be cut.
+
+    Where it cuts rows, each block of them gives a partial result, and these are combined.
+    """
     table_dims, index_dims = spec.out_dims()
     rank = spec.out_rank
     axes = placed_axes(placement)
+    # An axis for each dimension of the table: of the result's or of rows, else a new one that is not cut.
     table_axes: list[int] = []
     for d, (n, dim) in enumerate(zip(table.shape, table_dims, strict=True)):
         table_axes.append(rank if d == row_dim else len(axes) if dim is None else dim)
         if dim is None and d != row_dim:
             axes.append(whole_axis(f"table{d}", n))
-    slots = 1 if row_dim is None else axes[rank].blocks
+    row_blocks = 1 if row_dim is None else axes[rank].blocks
     if row_dim is not None:
-        axes[rank] = Axis(f"table{row_dim}", axes[rank].cuts, "reduce" if slots > 1 else "map")
+        axes[rank] = Axis(f"table{row_dim}", axes[rank].cuts, "reduce" if row_blocks > 1 else "map")
     axes.append(whole_axis("index", indices.shape[-1]))
-    out, out_access = _result(builder.graph, table.dtype, placement, rank, slots, builder.name)
+    out, out_access = _add_result(builder.graph, table.dtype, placement, rank, row_blocks, builder.name)
     accesses = (along(table, table_axes), along(indices, [*index_dims, len(axes) - 1]), out_access)
-    origins = (*([axes[rank].name] if slots > 1 else []), *(axes[out].name for _, out in spec.wide_dims()))
-    codelet = _codelet(table.dtype, indices.dtype, spec, row_dim if slots > 1 else None)
+    origins = (*([axes[rank].name] if row_blocks > 1 else []), *(axes[out].name for _, out in spec.wide_dims()))
+    codelet = _gather_codelet(table.dtype, indices.dtype, spec, row_dim if row_blocks > 1 else None)
     grid = placement.tile.reshape([axis.blocks for axis in axes])
     add_vertices(builder, codelet, axes, accesses, grid, origins)
-    return out if slots == 1 else reduce_partials_in_place(builder, out)
+    return out if row_blocks == 1 else reduce_partials_in_place(builder, out)
 
 
-def _result(graph: Graph, dtype: Any, placement: Blocked, rank: int, slots: int, name: str) -> tuple[Tensor, Access]:
-    """Result, or partial results for each block of rows, and the access that writes it."""
+def _add_result(
+    graph: Graph, dtype: Any, placement: Blocked, rank: int, row_blocks: int, name: str
+) -> tuple[Tensor, Access]:
+    """Adds the result, or a partial result for each block of rows; returns it and the access that writes it."""
     cuts = placement.cuts[:rank]
     shape = placement.shape[:rank]
-    tiles = placement.tile.reshape([*placement.tile.shape[:rank], slots])
-    if slots == 1:
+    tiles = placement.tile.reshape([*placement.tile.shape[:rank], row_blocks])
+    if row_blocks == 1:
         out = graph.add_variable(shape, dtype, name, blocked_mapping(cuts, tiles[..., 0]))
         return out, along(out, range(rank))
-    mapping = blocked_mapping((even_cuts(slots, slots), *cuts), np.moveaxis(tiles, -1, 0))
-    out = graph.add_variable((slots, *shape), dtype, f"{name}/partials", mapping, "only")
+    mapping = blocked_mapping((even_cuts(row_blocks, row_blocks), *cuts), np.moveaxis(tiles, -1, 0))
+    # Monoid "only": of all partial results of a look-up one alone is not zero bits.
+    out = graph.add_variable((row_blocks, *shape), dtype, f"{name}/partials", mapping, "only")
     return out, Access(out, (block(rank), *map(element, range(rank))))
 
 
 @dataclass(frozen=True, slots=True)
 class _CombinationCost:
-    """Cycles of combining the look-ups of blocks of rows, for each candidate grid."""
+    """Cycles of combining the look-ups of blocks of rows, for each candidate grid; `rank` is that of the result."""
 
     dtype: Any
     rank: int
 
     def __call__(self, grids: Grids, target: Target, cycles_per_byte: float) -> np.ndarray:
-        slots = np.prod(grids.blocks[self.rank :], axis=0, dtype=np.int64)
-        return combining_cost(
-            slots, grids.lengths[: self.rank], grids.shape[: self.rank], self.dtype, "only", target, cycles_per_byte
-        )[0]
+        row_blocks = np.prod(grids.blocks[self.rank :], axis=0, dtype=np.int64)
+        lengths = grids.lengths[: self.rank]
+        shape = grids.shape[: self.rank]
+        cycles, _ = combining_cost(row_blocks, lengths, shape, self.dtype, "only", target, cycles_per_byte)
+        return cycles
 
 
 @remembered
-def _codelet(dtype: Any, index_dtype: Any, spec: GatherSpec, row_dim: int | None) -> Codelet:
+def _gather_codelet(dtype: Any, index_dtype: Any, spec: GatherSpec, row_dim: int | None) -> Codelet:
     """Codelet that looks up rows in a block of the table; `row_dim` is the indexed dimension that is cut, if one is."""
     wide = spec.wide_dims()
 
@@ -213,10 +240,11 @@ def _codelet(dtype: Any, index_dtype: Any, spec: GatherSpec, row_dim: int | None
         if part_origins:
             indices = _part_indices(indices, spec, part_origins)
         if row_dim is None or table.shape[row_dim] == spec.table_shape[row_dim]:
-            return _lookup(table, indices, spec, sizes, spec.unique_indices and not part_origins)
+            return _gather_block(table, indices, spec, sizes, are_changed=bool(part_origins))
         return _masked_lookup(table, indices, spec, sizes, row_dim, origins[0])
 
     def row_elements(shapes: BlockShapes) -> np.ndarray:
+        """Elements that one look-up copies to the block of the result."""
         table = shapes[0]
         out = shapes[-1]
         elements = np.ones((), np.int64)
@@ -236,7 +264,9 @@ def _codelet(dtype: Any, index_dtype: Any, spec: GatherSpec, row_dim: int | None
     fields = (Field("table", "in", dtype), Field("indices", "in", index_dtype), Field("out", "out", dtype))
     title = f"popops::MultiSlice<{dtype_name(dtype)}>"
     takes: tuple[Extras, ...] = ("origins", "shapes") if wide else () if row_dim is None else ("origins",)
-    return Codelet(title, fields, compute, cycles, 36, 500, takes=takes, moves=True, parts=lookups)
+    return Codelet(
+        title, fields, compute, cycles, state_bytes=36, code_bytes=500, takes=takes, moves=True, parts=lookups
+    )
 
 
 def _slice_sizes(spec: GatherSpec, shape: Sequence[Any]) -> list[Any]:
@@ -246,7 +276,10 @@ def _slice_sizes(spec: GatherSpec, shape: Sequence[Any]) -> list[Any]:
 
 
 def _part_indices(indices: jax.Array, spec: GatherSpec, part_origins: Mapping[int, Any]) -> jax.Array:
-    """Index vectors of a part of each slice; -1 or clamped where the full slice is not within the table."""
+    """Index vectors of a part of each slice.
+
+    Where the full slice is not within the table it is clamped, or −1 in a mode that fills it as a whole.
+    """
     indices = signed(indices)
     limits = np.array([spec.table_shape[d] - spec.slice_sizes[d] for d in spec.indexed], indices.dtype)
     clamped = lax.clamp(jnp.zeros_like(indices), indices, jnp.broadcast_to(limits, indices.shape))
@@ -256,15 +289,17 @@ def _part_indices(indices: jax.Array, spec: GatherSpec, part_origins: Mapping[in
     return jnp.where((clamped == indices).all(-1, keepdims=True), shifted, -1)
 
 
-def _lookup(table: jax.Array, indices: jax.Array, spec: GatherSpec, sizes: Sequence[int], unique: bool) -> jax.Array:
-    """JAX's gather on a block; `unique` if its block-local indices are, as the user may promise for all."""
+def _gather_block(
+    table: jax.Array, indices: jax.Array, spec: GatherSpec, sizes: Sequence[int], *, are_changed: bool
+) -> jax.Array:
+    """JAX's gather on a block; `are_changed`: what the user promises of indices does not hold for these."""
     return lax.gather(
         table,
         indices,
         spec.numbers,
         tuple(sizes),
-        indices_are_sorted=spec.indices_are_sorted and unique == spec.unique_indices,
-        unique_indices=unique,
+        indices_are_sorted=spec.indices_are_sorted and not are_changed,
+        unique_indices=spec.unique_indices and not are_changed,
         mode=spec.mode,
         fill_value=None if spec.fill is None else thawed(spec.fill)[()],
     )
@@ -283,7 +318,7 @@ def _masked_lookup(
         row = jnp.clip(row, 0, extent - 1)
     local_row = row - jnp.asarray(origin, row.dtype)
     local_indices = indices.at[..., column].set(jnp.clip(local_row, 0, block_rows - 1))
-    values = _lookup(table, local_indices, spec, sizes, unique=False)
+    values = _gather_block(table, local_indices, spec, sizes, are_changed=True)
     is_in_block = (local_row >= 0) & (local_row < block_rows)
     result = jnp.where(_like_result(is_in_block, spec), values, zero_bits(values.dtype))
     if spec.mode is not Mode.FILL_OR_DROP:

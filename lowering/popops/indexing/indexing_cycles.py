@@ -50,28 +50,45 @@ def _access_cycles(loads: int, target: Target) -> Any:
 def gather_cycles(
     lookups: np.ndarray, share: np.ndarray, row_elements: np.ndarray, dtype: Any, target: Target
 ) -> np.ndarray:
-    """Tile cycles of looking up rows; `share` is the expected part of the look-ups that fall in the tile's rows."""
-    # `share` assumes that indices are uniform: rows of the tile over rows of the table.
+    """Tile cycles of looking up rows.
+
+    Args:
+        lookups: number of look-ups that the tile goes through.
+        share: expected part of them that fall in the tile's rows: of uniform indices, the tile's part of all rows.
+        row_elements: elements of a row.
+        dtype: their dtype.
+        target: the machine.
+    """
     copying = whole_cycles(_access_cycles(1, target) * vectors(row_elements, dtype, target))
-    row = _GATHER_IN_RANGE_CYCLES + copying
-    return _by_range(_GATHER_WORKER_CYCLES, row, _GATHER_OUT_OF_RANGE_CYCLES, lookups, share, target)
+    hit_cycles = _GATHER_IN_RANGE_CYCLES + copying
+    return _lookup_cycles(_GATHER_WORKER_CYCLES, hit_cycles, _GATHER_OUT_OF_RANGE_CYCLES, lookups, share, target)
 
 
 def scatter_cycles(
     kind: Kind, lookups: np.ndarray, share: np.ndarray, row_elements: np.ndarray, dtype: Any, target: Target
 ) -> np.ndarray:
-    """Tile cycles of combining rows with rows of a table by an operation of a kind; arguments as `gather_cycles`."""
+    """Tile cycles of combining updates with rows of a table.
+
+    Args:
+        kind: kind of the operation that combines them.
+        lookups: number of updates that the tile goes through.
+        share: expected part of them that fall in the tile's rows.
+        row_elements: elements of an update.
+        dtype: their dtype.
+        target: the machine.
+    """
     emulated = emulation(dtype, kind, target)
     atoms = vectors(row_elements, dtype, target)
     updating = whole_cycles(_access_cycles(2, target) * emulated.factor * atoms)
-    row = _SCATTER_IN_RANGE_CYCLES + updating + emulated.cast_cycles * row_elements
-    return _by_range(_SCATTER_WORKER_CYCLES, row, _SCATTER_OUT_OF_RANGE_CYCLES, lookups, share, target)
+    hit_cycles = _SCATTER_IN_RANGE_CYCLES + updating + emulated.cast_cycles * row_elements
+    return _lookup_cycles(_SCATTER_WORKER_CYCLES, hit_cycles, _SCATTER_OUT_OF_RANGE_CYCLES, lookups, share, target)
 
 
-def _by_range(
-    start_cycles: int, in_range: np.ndarray, out_of_range: int, lookups: np.ndarray, share: np.ndarray, target: Target
+def _lookup_cycles(
+    start_cycles: int, hit_cycles: np.ndarray, miss_cycles: int, lookups: np.ndarray, share: np.ndarray, target: Target
 ) -> np.ndarray:
+    """Tile cycles of workers that share look-ups, of which a share hits rows of the tile."""
     worker_lookups = -(-lookups // target.worker_contexts)
     hits = np.ceil(worker_lookups * share).astype(np.int64)
-    loop = start_cycles + hits * in_range + (worker_lookups - hits) * out_of_range
+    loop = start_cycles + hits * hit_cycles + (worker_lookups - hits) * miss_cycles
     return np.asanyarray(target.supervisor_overhead_cycles + issue_round_cycles(target) * loop)

@@ -44,9 +44,11 @@ _ADD = Op("add", lax.add, _COUNTER)
 
 
 def new_state(builder: Builder, initial: Tensor, number: int, in_groups: bool = False) -> Tensor:
-    """Adds state `number` of a loop, a variable that starts as `initial` and is overwritten in each iteration."""
-    # It stays unmapped where `initial` has no layout or one that nobody chose, so that its first use in the loop maps
-    # it. `in_groups`: whether its columns are stored in groups, whatever those of the first value are.
+    """Adds state `number` of a loop, a variable that starts as `initial` and is overwritten in each iteration.
+
+    It has the layout of `initial`; but it stays unmapped, so that its first use in the loop maps it, where no planner
+    chose that layout, or where `in_groups` asks for columns stored in groups and those of `initial` are not.
+    """
     graph = builder.graph
     title = f"{builder.name}/carry{number}"
     order = MemoryOrder.with_channels(initial.shape, initial.ndim - 1)
@@ -106,11 +108,11 @@ def advance(builder: Builder, counter: Tensor, step: int) -> None:
 def advance_around(builder: Builder, slot: Tensor, slots: int, step: int = 1) -> None:
     """Adds `step` of 0 to `slots` to the slot number of a ring, in place; the first slot follows the last."""
     # One vertex: Poplar's `popops::map` makes one codelet of an expression (assumed to cost what its selection does).
-    elementwise(builder.named("slot"), _wrapping(slots, step), [slot], slot)
+    elementwise(builder.named("slot"), _ring_step(slots, step), [slot], slot)
 
 
 @remembered
-def _wrapping(slots: int, step: int) -> Op:
+def _ring_step(slots: int, step: int) -> Op:
     def following(slot: jax.Array) -> jax.Array:
         return lax.select(slot + step >= slots, slot + (step - slots), slot + step)
 
@@ -119,10 +121,10 @@ def _wrapping(slots: int, step: int) -> Op:
 
 def slot_of(builder: Builder, stack: Tensor, slot: Tensor | None) -> Tensor:
     """Slices slot number `slot`, int32[], of a stack [slots, *shape]; None for a stack of one, which is not sliced."""
-    # A stack that is a view of a differently shaped variable is sliced in the variable.
     graph = builder.graph
     if slot is None:
         return stack.reshape(stack.shape[1:])
+    # A stack that is a view of a differently shaped variable is sliced in the variable.
     order, buffer = _as_sliced(graph, stack)
     part = dynamic_slice(builder.named("slice"), buffer, [slot], (1, *buffer.shape[1:]), dims=(0,))
     graph.note_role(part, graph.role_of(stack))
@@ -131,8 +133,10 @@ def slot_of(builder: Builder, stack: Tensor, slot: Tensor | None) -> Tensor:
 
 
 def moved_for_slicing(builder: Builder, stack: Tensor) -> Tensor:
-    """Returns a mapped stack, [slots, *shape], or a copy of it where slices of it would move between tiles."""
-    # The copy belongs before the loop.
+    """Returns a mapped stack, [slots, *shape], or a copy of it where slices of it would move between tiles.
+
+    `builder` is that of the program before the loop, where the copy is made once.
+    """
     graph = builder.graph
     order, buffer = _as_sliced(graph, stack)
     is_repeated = sum(variable.size for variable in stack.variables()) < stack.size  # a copy would be larger
@@ -170,15 +174,15 @@ def slots_first(stack: Tensor) -> MemoryOrder | None:
 
 def new_stack(builder: Builder, value: Tensor, slots: int) -> Tensor:
     """Adds an empty stack for values of equal layout, [slots, *shape]; maps unmapped variables of `value`."""
-    # Its memory becomes live in the builder's program, before all loops that write it.
     graph = builder.graph
     map_linearly(graph, value)
     order = memory_order(value) or MemoryOrder.own(value.shape)
     memory = order.of_variable(value)
     mapping = mapping_like(graph, memory)
     shape = memory.shape if isinstance(mapping, Blocked) else (memory.size,)
-    stack_mapping = _stacked(graph, value, mapping, slots)
+    stack_mapping = _mapping_of_stack(graph, value, mapping, slots)
     stack = graph.add_variable((slots, *shape), value.dtype, f"{builder.name}/stack", stack_mapping)
+    # Makes its memory live in the builder's program, before all loops that write it.
     builder.prog.add(WriteUndef(stack))
     return order.behind(slots).of_view(stack.reshape((slots, *memory.shape)))
 
@@ -196,7 +200,8 @@ def push(builder: Builder, stack: Tensor, value: Tensor, slot: Tensor | None) ->
         dynamic_update_slice_in_place(builder.named("push"), buffer, update, [slot], (0,), may_read_buffer=False)
 
 
-def _stacked(graph: Graph, value: Tensor, mapping: TileMapping | None, slots: int) -> Blocked:
+def _mapping_of_stack(graph: Graph, value: Tensor, mapping: TileMapping | None, slots: int) -> Blocked:
+    """The mapping of a value with an uncut dimension of slots before it; one of no slots has no tiles."""
     uncut = even_cuts(slots, 1)
     if isinstance(mapping, Blocked):
         return blocked_mapping((uncut, *mapping.cuts), mapping.tile[None] if slots else mapping.tile[None][:0])

@@ -21,32 +21,26 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Literal
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from ipujax.lowering.layout import (
-    Grids,
     choose_cheapest,
     map_by_plan,
     map_like,
     map_linearly,
-    total_elements,
     weighted_cost,
 )
 from ipujax.lowering.layout.choose import (
     choose,
-    crowding_cycles,
     cycles_in_place,
     estimated_cycles,
     grid_of,
     source_of,
 )
 from ipujax.lowering.layout.grid_cost import Source, Span, Work, spans
-from ipujax.lowering.layout.operand_parts import fewest_runs
 from ipujax.lowering.layout.place import (
     along,
     mapped_variable,
@@ -56,6 +50,7 @@ from ipujax.lowering.layout.place import (
     whole_axis,
 )
 from ipujax.lowering.popops.indexing.gather import has_few_lookups
+from ipujax.lowering.popops.indexing.scatter_cost import COMBINATIONS, MemoryAndCombinationCost
 from ipujax.lowering.popops.indexing.scatter_vertex import (
     ScatterSpec as ScatterSpec,
     scatter_codelet,
@@ -63,12 +58,10 @@ from ipujax.lowering.popops.indexing.scatter_vertex import (
 from ipujax.lowering.popops.maps.constants import immediate_of
 from ipujax.lowering.popops.maps.elementwise import elementwise
 from ipujax.lowering.popops.reductions.partials import reduce_partials_in_place
-from ipujax.lowering.popops.reductions.partials_cost import combining_cost
 from ipujax.lowering.popops.vertices.add_vertices import add_vertices
-from ipujax.lowering.popops.vertices.elementwise_cycles import elementwise_cycles
 from ipujax.lowering.popops.vertices.kernel import Op, freeze
 from ipujax.lowering.popops.vertices.reducers import neutral
-from ipujax.runtime.exchange import receive_code_bytes, receive_cycles, superstep, sync_cycles
+from ipujax.runtime.exchange import sync_cycles
 from ipujax.runtime.graph import (
     Access,
     Axis,
@@ -79,18 +72,8 @@ from ipujax.runtime.graph import (
     block,
     element,
 )
-from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Blocked, Tensor, blocked_mapping, element_bytes, even_cuts
 
-# Operation that combines the table with an updated neutral table, by monoid: name and function.
-_COMBINE: dict[str, tuple[str, Callable[..., jax.Array]]] = {
-    "add": ("add", lax.add),
-    "signed_add": ("add", lax.add),
-    "mul": ("mul", lax.mul),
-    "min": ("min", lax.min),
-    "max": ("max", lax.max),
-}
-_FIELDS_WITHOUT_TABLE = 3  # of a vertex that fills its table itself
 _MAX_STEPS = 1 << 11  # each is a superstep of the program, assumed: 3 ms to compile
 # Assumed: updates of less than this fraction of the available memory are not the reason that a tile is full.
 _FULL_TILE_UPDATES = 8
@@ -131,6 +114,7 @@ def plan_scatter(
         indices: integer tensor, index vectors in its last dimension.
         updates: tensor of shape `spec.update_shape` with at least one element.
         spec: parameters of the scatter.
+        name: debug name.
         in_place: whether the table, a writable tensor, is overwritten and returned.
     """
     uncut = _Form(table, indices, updates, spec, name, result="table" if in_place else "new")
@@ -158,7 +142,10 @@ def plan_in_steps(
     name: str,
     in_place: bool = False,
 ) -> ScatterPlan:
-    """Plans a scatter of too many updates in the fewest steps that fit, a power of 2; arguments as `plan_scatter`."""
+    """Plans a scatter of too many updates in the fewest steps that fit, a power of 2; see `plan_scatter`.
+
+    If none fits, it is the plan of most steps.
+    """
     form = _Form(table, indices, updates, spec, name, result="back" if in_place else "new")
     steps = 1
     plan = form.plan(graph)
@@ -171,9 +158,13 @@ def plan_in_steps(
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Form:
-    """Scatter in steps, or one whose updates may be cut along dimension `cut` of the indices.
+    """Form of a scatter that a plan may have: the partition is still to be chosen.
 
-    `result` is a new variable, the table that vertices overwrite, or a new variable that is copied back to the table.
+    Args:
+        table: as the following, an argument of `plan_scatter`.
+        steps: number of steps, each with a part of the updates.
+        cut: dimension of the indices along which updates may be cut; None for uncut ones, as those of steps.
+        result: a "new" variable; the "table", which vertices overwrite; or a new one that is copied "back" to it.
     """
 
     table: Tensor
@@ -186,27 +177,27 @@ class _Form:
     result: Literal["new", "table", "back"] = "new"
 
     def plan(self, graph: Graph) -> ScatterPlan:
-        """Plan on the partition of least cost."""
-        space = self._space()
+        """Plan on the partition of least cost, or on the tiles of a table that need not move to be overwritten."""
+        space = self._index_space()
         order = self.spec.cuttable()
-        work = self._work(graph)
+        work = self._vertex_work(graph)
         if self.cut is not None:
             order = [*order, self.table.ndim]
         rows = zip(work.fields, work.codelet.fields, strict=True)
         fields = tuple((read, element_bytes(field.dtype)) for read, field in rows)
         is_received = tuple(source == "elsewhere" for source in work.sources)
         source = self._table_source(graph)
-        cost = _MemoryAndCombinationCost(
+        cost = MemoryAndCombinationCost(
             fields, self.table.ndim, self.table.dtype, is_received, self.monoid, self.steps, source
         )
-        operands = [tensor for tensor, _ in self._reads()]
+        operands = [tensor for tensor, _ in self._tensors_read()]
         placement = self._table_placement(graph, order)
         if placement is not None:
             cycles = cycles_in_place(placement, work, len(operands) - 1, cost, graph)
         else:
-            has_table = self._constant() is None and not self._overwrites
+            has_table = self._fill_constant() is None and not self._overwrites
             unmoved = [0] if has_table and has_few_lookups(graph, self.indices) else []
-            placement = choose(graph, space, order, work, operands, self._add, cost, unmoved)
+            placement = choose(graph, space, order, work, operands, self._add_scatter, cost, unmoved)
             cycles = estimated_cycles(placement, work, cost, graph)
         if self.result == "back":
             cycles += sync_cycles(1, graph.target)
@@ -214,7 +205,7 @@ class _Form:
         blocks = int(np.bincount(placement.tile.ravel()).max())  # on the busiest tile
         target = graph.target
         return ScatterPlan(
-            add=lambda builder: self._add(builder, placement),
+            add=lambda builder: self._add_scatter(builder, placement),
             cycles=cycles,
             is_exact=work.is_exact and blocks == 1 and cost.table != "elsewhere" and self.result == "new",
             needed_bytes=blocks * int(cost.needed_bytes(grid)[0]),
@@ -225,14 +216,14 @@ class _Form:
     @property
     def _overwrites(self) -> bool:
         """True if the vertices themselves overwrite the table."""
-        return self.result == "table" and self._constant() is None
+        return self.result == "table" and self._fill_constant() is None
 
     def _table_placement(self, graph: Graph, order: Sequence[int]) -> Blocked | None:
-        """Partition in which an overwritten table need not move, if it has such."""
+        """Partition in which an overwritten table need not move; None if it has no such."""
         if not self._overwrites or not graph.is_mapped(self.table):
             return None
         return unmoved_placement(
-            graph, self.table, spans(self.table.shape, range(self.table.ndim)), self._space(), order
+            graph, self.table, spans(self.table.shape, range(self.table.ndim)), self._index_space(), order
         )
 
     @property
@@ -246,7 +237,7 @@ class _Form:
         return "signed_add" if is_signed else monoid
 
     def _step_operands(self) -> list[tuple[Tensor, Tensor]]:
-        """Indices and updates of each step."""
+        """Indices and updates of each step: parts along the outermost dimension of look-ups that is longer than 1."""
         if self.steps == 1:
             return [(self.indices, self.updates)]
         index_dim, update_dim = next((i, u) for i, u in self.spec.lookup_dims() if self.indices.shape[i] > 1)
@@ -256,37 +247,41 @@ class _Form:
             for start, end in pairwise(cuts)
         ]
 
-    def _space(self) -> tuple[int, ...]:
+    def _index_space(self) -> tuple[int, ...]:
         """Dimensions of the table, then that of the updates that may be cut."""
         return self.table.shape if self.cut is None else (*self.table.shape, self.indices.shape[self.cut])
 
-    def _constant(self) -> np.ndarray | None:
+    def _fill_constant(self) -> np.ndarray | None:
         """Constant that a vertex fills its table with; None where it reads the table."""
         return immediate_of(self.table) if self.monoid is None else neutral(self.monoid, self.table.dtype)
 
     def _table_source(self, graph: Graph) -> Literal["neutral", "constant", "free", "elsewhere"]:
-        """Kind of table that the combined updates are still to be combined with; "neutral" if with none."""
+        """Table that the combined updates are still to be combined with.
+
+        "neutral": none; a "constant"; "free": an unmapped table, which is mapped as suits; "elsewhere": a mapped one.
+        """
         constant = immediate_of(self.table)
-        fill = self._constant()
+        fill = self._fill_constant()
         if self.monoid is None or (constant is not None and fill is not None and freeze(constant) == freeze(fill)):
             return "neutral"
         if constant is not None:
             return "constant"
         return "free" if source_of(graph, self.table) == "free" else "elsewhere"
 
-    def _reads(self) -> list[tuple[Tensor, tuple[Span, ...]]]:
-        """Tensors that vertices read, with their spans of the index space."""
-        depth = len(self._space())
-        index_axes, update_axes = self._axes()
-        table = [(self.table, spans(self.table.shape, range(self.table.ndim)))] if self._constant() is None else []
+    def _tensors_read(self) -> list[tuple[Tensor, tuple[Span, ...]]]:
+        """Tensors of the fields that vertices read, in the order of fields, with their spans of the index space."""
+        depth = len(self._index_space())
+        index_axes, update_axes = self._operand_axes()
+        table = [(self.table, spans(self.table.shape, range(self.table.ndim)))] if self._fill_constant() is None else []
         reads = [
             (tensor, spans(tensor.shape, [axes[d] if axes[d] < depth else None for d in range(tensor.ndim)]))
             for tensor, axes in ((self.indices, index_axes), (self.updates, update_axes))
         ]
         return reads + table if self._overwrites else table + reads
 
-    def _codelet(self) -> Codelet:
-        constant = self._constant()
+    def _scatter_codelet(self) -> Codelet:
+        """Codelet of the vertices; of parts of the updates it fills a neutral table first."""
+        constant = self._fill_constant()
         return scatter_codelet(
             self.table.dtype,
             self.indices.dtype,
@@ -296,20 +291,20 @@ class _Form:
             in_place=self._overwrites,
         )
 
-    def _work(self, graph: Graph) -> Work:
+    def _vertex_work(self, graph: Graph) -> Work:
         """Blocks that a vertex of each candidate partition reads and writes; of several steps those of the longest."""
-        reads = self._reads()
+        reads = self._tensors_read()
         sources: list[Source] = [source_of(graph, tensor) for tensor, _ in reads]
         if self.steps > 1:
             sources[-2:] = ["free", "free"]  # copied to the tiles of the steps first, if need be
         indices, updates = max(self._step_operands(), key=lambda part: part[0].size)
-        longest = [read for _, read in replace(self, indices=indices, updates=updates, steps=1)._reads()]
+        longest = [read for _, read in replace(self, indices=indices, updates=updates, steps=1)._tensors_read()]
         if self._overwrites:
-            return Work(self._codelet(), tuple(longest), tuple(sources))
+            return Work(self._scatter_codelet(), tuple(longest), tuple(sources))
         out = spans(self.table.shape, range(self.table.ndim))
-        return Work(self._codelet(), (*longest, out), (*sources, "here"))
+        return Work(self._scatter_codelet(), (*longest, out), (*sources, "here"))
 
-    def _add(self, builder: Builder, placement: Blocked) -> Tensor:
+    def _add_scatter(self, builder: Builder, placement: Blocked) -> Tensor:
         """Adds the scatter, and the copy back to the table if there is one."""
         result = self._add_result(builder, placement)
         if self.result == "new" or result is self.table:
@@ -319,7 +314,10 @@ class _Form:
         return self.table
 
     def _add_result(self, builder: Builder, placement: Blocked) -> Tensor:
-        """Adds the vertices; a result that they began from neutral elements is then combined with the table."""
+        """Adds the vertices; a result that they began from neutral elements is then combined with the table.
+
+        An unmapped table gets the mapping of that result.
+        """
         graph = builder.graph
         source = self._table_source(graph)
         combined = self._add_vertices(builder, placement)
@@ -333,24 +331,25 @@ class _Form:
         if self.result != "table":
             out = graph.add_variable(combined.shape, combined.dtype, self.name, mapping)
         map_like(graph, out, combined)
-        op = Op(*_COMBINE[self.monoid], combined.dtype)
+        combination = COMBINATIONS[self.monoid]
+        op = Op(combination.name, combination.fun, combined.dtype)
         return elementwise(Builder(graph, builder.prog, self.name), op, [self.table, combined], out)
 
     def _add_vertices(self, builder: Builder, placement: Blocked) -> Tensor:
-        """Adds the vertices of all steps, and the combination of parts."""
+        """Adds the vertices of all steps, each of which has the result of the one before as its table."""
         form = self if self.steps == 1 else self._with_copied_updates(builder, placement)
-        for tensor, read in form._reads():
+        for tensor, read in form._tensors_read():
             place_operand(builder.graph, tensor, read, placement)
         table = self.table
         for indices, updates in form._step_operands():
-            table = replace(self, table=table, indices=indices, updates=updates, steps=1)._step(builder, placement)
+            table = replace(self, table=table, indices=indices, updates=updates, steps=1)._add_step(builder, placement)
         return table
 
     def _with_copied_updates(self, builder: Builder, placement: Blocked) -> _Form:
         """Copies indices and updates to the tiles of the steps, so that each step receives few fragments."""
         graph = builder.graph
         operands = []
-        for tensor, read in self._reads()[-2:]:
+        for tensor, read in self._tensors_read()[-2:]:
             operand = tensor
             if source_of(graph, tensor) == "elsewhere" and immediate_of(tensor) is None:
                 operand = graph.add_variable(tensor.shape, tensor.dtype, f"{self.name}/moved")
@@ -360,51 +359,51 @@ class _Form:
             operands.append(operand)
         return replace(self, indices=operands[0], updates=operands[1])
 
-    def _step(self, builder: Builder, placement: Blocked) -> Tensor:
+    def _add_step(self, builder: Builder, placement: Blocked) -> Tensor:
         """Add the vertices, and the sum of their partial results where look-ups are cut; returns the table."""
         graph = builder.graph
         rank = self.table.ndim
-        index_axes, update_axes = self._axes()
+        index_axes, update_axes = self._operand_axes()
         axes = placed_axes(placement)
-        slots = axes[rank].blocks if self.cut is not None else 1
-        if slots > 1:
+        parts = axes[rank].blocks if self.cut is not None else 1
+        if parts > 1:
             axes[rank] = Axis("lookups", axes[rank].cuts, "reduce")
         depth = len(axes)
         axes += [whole_axis(f"index{d}", self.indices.shape[d]) for d in index_axes if index_axes[d] >= depth]
         shared = {*range(depth), *index_axes.values()}
         axes += [whole_axis(f"update{d}", self.updates.shape[d]) for d in update_axes if update_axes[d] not in shared]
-        out, written = self._result(graph, placement, slots)
+        out, written = self._add_result_variable(graph, placement, parts)
         accesses = (
-            *([along(self.table, range(rank))] if self._constant() is None and not self._overwrites else []),
+            *([along(self.table, range(rank))] if self._fill_constant() is None and not self._overwrites else []),
             along(self.indices, [index_axes[d] for d in range(self.indices.ndim)]),
             along(self.updates, [update_axes[d] for d in range(self.updates.ndim)]),
             written,
         )
         tile = placement.tile.reshape([axis.blocks for axis in axes])
         origins = [f"d{d}" for d in self.spec.indexed]
-        add_vertices(Builder(graph, builder.prog, self.name), self._codelet(), axes, accesses, tile, origins)
-        return out if slots == 1 else reduce_partials_in_place(Builder(graph, builder.prog, self.name), out)
+        add_vertices(Builder(graph, builder.prog, self.name), self._scatter_codelet(), axes, accesses, tile, origins)
+        return out if parts == 1 else reduce_partials_in_place(Builder(graph, builder.prog, self.name), out)
 
-    def _result(self, graph: Graph, placement: Blocked, slots: int) -> tuple[Tensor, Access]:
+    def _add_result_variable(self, graph: Graph, placement: Blocked, parts: int) -> tuple[Tensor, Access]:
         """Result, or one for each block of updates, and the access that writes it."""
         shape = self.table.shape
         dtype = self.table.dtype
         rank = self.table.ndim
         if self._overwrites:
             return self.table, along(self.table, range(rank))
-        if slots == 1:
+        if parts == 1:
             out = mapped_variable(graph, shape, dtype, self.name, range(rank), placement)
             return out, along(out, range(rank))
-        mapping = blocked_mapping((even_cuts(slots, slots), *placement.cuts[:rank]), np.moveaxis(placement.tile, -1, 0))
-        out = graph.add_variable((slots, *shape), dtype, f"{self.name}/partials", mapping, self.monoid)
+        mapping = blocked_mapping((even_cuts(parts, parts), *placement.cuts[:rank]), np.moveaxis(placement.tile, -1, 0))
+        out = graph.add_variable((parts, *shape), dtype, f"{self.name}/partials", mapping, self.monoid)
         return out, Access(out, (block(rank), *map(element, range(rank))))
 
-    def _axes(self) -> tuple[dict[int, int], dict[int, int]]:
+    def _operand_axes(self) -> tuple[dict[int, int], dict[int, int]]:
         """Axis of each dimension of indices and updates: one of the index space's, or a new one after them."""
         spec = self.spec
         numbers = spec.numbers
         index_shape = self.indices.shape
-        depth = len(self._space())
+        depth = len(self._index_space())
         space_axes = dict(zip(numbers.scatter_indices_batching_dims, numbers.operand_batching_dims, strict=True))
         if self.cut is not None:
             space_axes[self.cut] = self.table.ndim
@@ -422,60 +421,6 @@ class _Form:
             else:
                 update_axes[u] = covered[u] if u in covered else next(free)
         return index_axes, update_axes
-
-
-@dataclass(frozen=True, slots=True)
-class _MemoryAndCombinationCost:
-    """Cycles of combining partial results, and of tiles that lack memory, for each candidate grid."""
-
-    fields: tuple[tuple[tuple[Span, ...], int], ...]  # spans and bytes of an element; last: indices, updates, result
-    rank: int  # of the table
-    dtype: Any  # of the table
-    is_received: tuple[bool, ...]  # for each field whether it is exchanged
-    monoid: str | None  # of partial results; None where updates are uncut
-    steps: int
-    table: Literal["neutral", "constant", "free", "elsewhere"]  # kind of the table that is combined last
-
-    def __call__(self, grids: Grids, target: Target, cycles_per_byte: float) -> np.ndarray:
-        """Cycles of each candidate that its scatter vertices do not count."""
-        # Code fits below the interleaved region only: scaled to the bytes of a full tile.
-        code_bytes = self.code_bytes(grids, target) * (target.bytes_per_tile / target.interleaved_offset_bytes)
-        crowding = crowding_cycles(np.maximum(self.needed_bytes(grids), code_bytes), target)
-        if self.monoid is None:
-            return crowding
-        slots = grids.blocks[self.rank]
-        longest = grids.lengths[: self.rank]
-        shape = grids.shape[: self.rank]
-        cycles, longest = combining_cost(slots, longest, shape, self.dtype, self.monoid, target, cycles_per_byte)
-        if self.table == "neutral":
-            return crowding + cycles
-        constants = int(self.table == "constant")
-        elements = np.prod(longest, axis=0)
-        compute = elementwise_cycles(_COMBINE[self.monoid][0], self.dtype, 2 - constants, constants, elements, target)
-        arriving = elements * element_bytes(self.dtype) if self.table == "elsewhere" else np.zeros_like(elements)
-        receiving = receive_cycles(arriving, np.zeros_like(elements), (arriving > 0).astype(np.int64), target)
-        return crowding + cycles + superstep(target, receiving, compute_cycles=compute).total_cycles
-
-    def block_bytes(self, grids: Grids) -> np.ndarray:
-        """Bytes of the longest block of each field, int64[fields, candidates]."""
-        sizes = [total_elements([span.lengths(grids.lengths) for span in read]) * width for read, width in self.fields]
-        return np.stack([np.broadcast_to(size, grids.blocks.shape[1:]) for size in sizes]).astype(np.int64)
-
-    def code_bytes(self, grids: Grids, target: Target) -> np.ndarray:
-        """Bytes of the instructions by which a tile receives its fields, in as few fragments as possible."""
-        received = [read for (read, _), is_received in zip(self.fields, self.is_received, strict=True) if is_received]
-        fragments = sum((fewest_runs(read, grids.lengths) for read in received), np.zeros((), np.int64))
-        return receive_code_bytes(fragments, target)
-
-    def needed_bytes(self, grids: Grids) -> np.ndarray:
-        """Bytes of all fields of a tile, or of a partial result with its operand, whichever is larger."""
-        blocks = self.block_bytes(grids)
-        # A later step reads the result of the first as its table.
-        reads_result = self.steps > 1 and len(self.fields) == _FIELDS_WITHOUT_TABLE
-        field_bytes = blocks.sum(0) + (blocks[-1] if reads_result else 0)
-        if self.monoid is None:
-            return field_bytes
-        return np.where(grids.blocks[self.rank] > 1, np.maximum(field_bytes, 2 * blocks[-1]), field_bytes)
 
 
 def _between(tensor: Tensor, dim: int, start: int, end: int) -> Tensor:

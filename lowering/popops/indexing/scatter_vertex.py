@@ -51,10 +51,20 @@ _KINDS: dict[str, Kind] = {"scatter": "move", "scatter-mul": "multiply"}
 
 @dataclass(frozen=True, slots=True)
 class ScatterSpec:
-    """Parameters of a scatter: the row of `SCATTERS`, the parameters of that function, and the shapes.
+    """Parameters of a scatter, those of `lax.scatter` among them.
 
-    `uncut` are dimensions of the table that are never cut. `function` replaces that of `SCATTERS`: the user's jaxpr in
-    the primitive, from an element of the table and one of the updates to the new element.
+    Args:
+        kind: name of the primitive, a key of `SCATTERS`.
+        numbers: dimension numbers.
+        mode: what happens for an index beyond the table.
+        indices_are_sorted: the user's promise.
+        unique_indices: likewise.
+        table_shape: shape of the whole table.
+        update_shape: shape of all updates.
+        dtype: dtype of the table and the updates.
+        function: the user's jaxpr in the primitive, from an element of the table and one of the updates to the new
+            element, in place of the function in `SCATTERS`; None without one.
+        uncut: dimensions of the table that are never cut.
     """
 
     kind: str
@@ -81,14 +91,18 @@ class ScatterSpec:
         of_update = [None if d in skipped else next(dims) for d in range(len(self.table_shape))]
         return tuple(1 if u is None else self.update_shape[u] for u in of_update), tuple(of_update)
 
-    def repeats(self) -> int:
-        """Look-ups of each batch."""
+    def lookups_per_batch(self) -> int:
+        """Number of updates of each batch, any of which may be of one element of the table."""
         numbers = self.numbers
         lookups = prod(n for u, n in enumerate(self.update_shape) if u not in numbers.update_window_dims)
         return lookups // prod(self.table_shape[d] for d in numbers.operand_batching_dims)
 
     def cuttable(self) -> list[int]:
-        """Dimensions of the table that may be cut: batched, covered in full by an update, or indexed."""
+        """Dimensions of the table that may be cut, in the order in which they are tried.
+
+        First those that divide the updates as well, which are batched or covered in full by an update; then those that
+        are indexed, the longest first.
+        """
         sizes, of_update = self.windows()
         batched = list(self.numbers.operand_batching_dims)
         covered = [
@@ -108,7 +122,7 @@ class ScatterSpec:
     def is_narrow_sum(self) -> bool:
         """True if updates of one element are rounded one after the other to less than 32 bits."""
         is_narrow = jnp.issubdtype(self.dtype, jnp.floating) and self.dtype.itemsize < 4
-        return bool(is_narrow and SCATTER_MONOIDS.get(self.kind) in ("add", "mul") and self.repeats() > 1)
+        return bool(is_narrow and SCATTER_MONOIDS.get(self.kind) in ("add", "mul") and self.lookups_per_batch() > 1)
 
     def monoid(self) -> str | None:
         """Monoid by which results of parts of the updates combine; None where their order matters."""
@@ -130,9 +144,13 @@ def scatter_codelet(
 ) -> Codelet:
     """Codelet that combines updates with a block of a table.
 
-    The table is read where `constant` is None, else every element of it is that constant. `is_part` adds the cost of
-    filling a table, for blocks of updates that get a neutral table each. With `in_place` the table is the last field,
-    which is overwritten.
+    Args:
+        dtype: dtype of table and updates.
+        index_dtype: dtype of the indices.
+        spec: parameters of the scatter.
+        constant: value of every element of the table, which is not read; None for a table that is read.
+        is_part: whether the updates are a part of all, combined with a neutral table of their own, which costs filling.
+        in_place: whether the table is the last field, which is overwritten.
     """
     result = Field("table", "inout", dtype) if in_place else Field("out", "out", dtype)
     fields = [Field("indices", "in", index_dtype), Field("updates", "in", dtype), result]
@@ -149,7 +167,7 @@ def scatter_codelet(
         moves=spec.kind == "scatter" and spec.function is None,
         compares=comparison_of(SCATTER_MONOIDS.get(spec.kind, "")),
         flops=partial(_update_flops, spec),
-        parts=_lookups,
+        parts=_lookups_in_block,
     )
 
 
@@ -167,19 +185,20 @@ def _update_table(
     table = tables[0] if constant is None else lax.full(shapes[0], thawed(constant), dtype)
     if all(table.shape[d] == spec.table_shape[d] for d in spec.indexed):
         hints = {"unique_indices": spec.unique_indices, "indices_are_sorted": spec.indices_are_sorted}
-        return _scatter(spec, table, indices, updates, spec.mode, hints)
+        return _scatter_block(spec, table, indices, updates, spec.mode, hints)
     # An update of several rows may overlap the block in part: a margin takes the others, and is cropped.
     sizes, _ = spec.windows()
     margin = [sizes[d] - 1 if d in spec.indexed else 0 for d in range(table.ndim)]
     padded = lax.pad(table, jnp.zeros((), dtype), [(n, n, 0) for n in margin])
-    padded = _scatter(spec, padded, _local_indices(spec, indices, origins), updates, Mode.FILL_OR_DROP, {})
+    local_indices = _local_indices(spec, indices, origins)
+    padded = _scatter_block(spec, padded, local_indices, updates, Mode.FILL_OR_DROP, hints={})
     return lax.slice(padded, margin, [n + m for n, m in zip(margin, table.shape, strict=True)])
 
 
-def _scatter(
+def _scatter_block(
     spec: ScatterSpec, table: Any, indices: Any, updates: Any, mode: Mode, hints: Mapping[str, bool]
 ) -> jax.Array:
-    """JAX's scatter on a block, by a known operation or the user's function."""
+    """JAX's scatter on a block, by a known operation or the user's function; `hints` are promises about its indices."""
     if prod(indices.shape[:-1]) == 1:  # for XLA an update of a slice
         updates = before_writing(updates)
     if spec.function is None:
@@ -209,16 +228,17 @@ def _local_indices(spec: ScatterSpec, indices: jax.Array, origins: tuple[Any, ..
 
 
 def _update_cycles(spec: ScatterSpec, dtype: Any, is_part: bool, shapes: BlockShapes, target: Target) -> np.ndarray:
-    """Cycles of the updates expected in a block, if indices are uniform; `is_part` if it is first filled."""
+    """Cycles of the updates expected in a block, if indices are uniform; `is_part`: the block is filled first."""
     indices, updates, table = shapes[-3:]
     sizes, _ = spec.windows()
     lookups = total_elements(indices[:-1])
     share = np.ones(())  # expected part of the look-ups that fall in the block
-    row = -(-total_elements(updates) // np.maximum(lookups, 1))
+    row_elements = -(-total_elements(updates) // np.maximum(lookups, 1))
     for d in spec.indexed:
+        # An update that begins before the block may reach into it.
         share = share * np.minimum(1.0, (table[d] + sizes[d] - 1) / spec.table_shape[d])
-        row = np.ceil(row * np.minimum(1.0, table[d] / sizes[d])).astype(np.int64)
-    cycles = scatter_cycles(_KINDS.get(spec.kind, "add"), lookups, share, row, dtype, target)
+        row_elements = np.ceil(row_elements * np.minimum(1.0, table[d] / sizes[d])).astype(np.int64)
+    cycles = scatter_cycles(_KINDS.get(spec.kind, "add"), lookups, share, row_elements, dtype, target)
     filled_bytes = total_elements(table) * element_bytes(dtype)
     return cycles + whole_cycles(store_cycles(filled_bytes, target)) if is_part else cycles
 
@@ -230,6 +250,6 @@ def _update_flops(spec: ScatterSpec, shapes: BlockShapes) -> np.ndarray:
     return total_elements(updates) * in_block // prod(spec.table_shape[d] for d in spec.indexed)
 
 
-def _lookups(shapes: BlockShapes, target: Target) -> np.ndarray:
+def _lookups_in_block(shapes: BlockShapes, target: Target) -> np.ndarray:
     del target
     return total_elements(shapes[-3][:-1])

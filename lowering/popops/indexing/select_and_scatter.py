@@ -44,14 +44,22 @@ def select_and_scatter_block(
     padding: Sequence[tuple[int, int]],
     functions: tuple[Function, Function],
 ) -> jax.Array:
-    """Combines each element of a source with the element of `x` that its window selects; returns an array like `x`."""
-    # No window selects padding. `start` is the initial value of all results. The first function says whether a selected
-    # element stays selected against another, the second combines results.
+    """Combines each element of a source with the element of `x` that its window selects; returns an array like `x`.
+
+    Args:
+        x: the elements under the windows.
+        source: an element for each window.
+        start: initial value of all results, a scalar.
+        sizes: elements of a window in each dimension.
+        strides: distance of neighbouring windows.
+        padding: elements added around `x`, which no window selects.
+        functions: whether a selected element stays selected against another, and the combination of two results.
+    """
     stays_selected, combine = functions
     offsets = jnp.asarray(np.array(list(np.ndindex(*sizes)), np.int32))
     widths = [(low, high, 0) for low, high in padding]
     padded = lax.pad(x, jnp.zeros((), x.dtype), widths)
-    is_element = lax.pad(jnp.ones(x.shape, bool), False, widths)
+    is_element = lax.pad(jnp.ones(x.shape, bool), np.zeros((), bool), widths)
     reach = [(n - 1) * stride + 1 for n, stride in zip(source.shape, strides, strict=True)]
     stride_gaps = [(0, 0, stride - 1) for stride in strides]
 
@@ -73,7 +81,7 @@ def select_and_scatter_block(
         # From the last offset to the first: the windows over an element are then combined in their own order.
         number = len(offsets) - 1 - iteration
         current = lax.dynamic_slice(out, offsets[number], reach)
-        is_hit = lax.pad(best_offset == number, False, stride_gaps)
+        is_hit = lax.pad(best_offset == number, np.zeros((), bool), stride_gaps)
         combined = combine(current, lax.pad(source, jnp.zeros((), source.dtype), stride_gaps))
         return lax.dynamic_update_slice(out, jnp.where(is_hit, combined, current), offsets[number])
 

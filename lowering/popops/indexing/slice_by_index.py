@@ -18,7 +18,7 @@ from jax import lax
 from ipujax.lowering.layout import add_like, map_like
 from ipujax.lowering.popops.indexing.gather import GatherSpec, Mode, signed
 from ipujax.lowering.popops.indexing.scatter import ScatterSpec, plan_in_steps, plan_scatter
-from ipujax.lowering.popops.indexing.table_order import gather_as_kept, scatter_as_kept
+from ipujax.lowering.popops.indexing.table_order import gather_in_memory_order, scatter_in_memory_order
 from ipujax.lowering.popops.maps.elementwise import elementwise
 from ipujax.lowering.popops.vertices.kernel import Op
 from ipujax.runtime.cache import remembered
@@ -29,23 +29,52 @@ from ipujax.runtime.tensor import Tensor, concat
 def look_up_slice(
     builder: Builder, x: Tensor, starts: Sequence[Tensor], sizes: Sequence[int], dims: Sequence[int]
 ) -> Tensor:
-    """Slices a tensor at dynamic indices; arguments and result as `dynamic_slice`, `dims` rising."""
-    numbers = lax.GatherDimensionNumbers(_other_dims(x, dims), tuple(dims), tuple(dims))
-    slices = tuple(1 if d in dims else n for d, n in enumerate(x.shape))
-    spec = GatherSpec(numbers, slices, Mode.CLIP, None, True, True, x.shape, x.ndim)
+    """Slices a tensor at dynamic indices, by a gather of single indices; returns a new tensor.
+
+    Args:
+        x: tensor with at least one element.
+        starts: integer scalars of one dtype, the first index in each of `dims`; clamped so that the slice fits.
+        sizes: size of the slice in every dimension of `x`, at least 1.
+        dims: dimensions of `starts`, rising; in the others the slice is as large as `x`.
+    """
+    spec = GatherSpec(
+        numbers=lax.GatherDimensionNumbers(_other_dims(x, dims), tuple(dims), tuple(dims)),
+        slice_sizes=tuple(1 if d in dims else n for d, n in enumerate(x.shape)),
+        mode=Mode.CLIP,
+        fill=None,
+        indices_are_sorted=True,
+        unique_indices=True,
+        table_shape=x.shape,
+        out_rank=x.ndim,  # a dimension of look-ups for each sliced one
+    )
     indices = _index_vectors(builder, x, starts, sizes, dims)
-    return gather_as_kept(builder, x, indices, tuple(sizes), spec)
+    return gather_in_memory_order(builder, x, indices, tuple(sizes), spec)
 
 
 def write_slice_in_place(
     builder: Builder, buffer: Tensor, update: Tensor, starts: Sequence[Tensor], dims: Sequence[int]
 ) -> Tensor:
-    """Overwrites a slice of a buffer and returns it; arguments as `dynamic_update_slice_in_place`, `dims` rising."""
+    """Overwrites a slice of a buffer, by a scatter to single indices; returns the buffer.
+
+    Args:
+        buffer: writable tensor, changed.
+        update: new value of the slice, of the buffer's rank and dtype, nowhere larger than it.
+        starts: integer scalars of one dtype, the first index in each of `dims`; clamped so that the slice fits.
+        dims: dimensions of `starts`, rising; in the others `update` is as large as the buffer.
+    """
     graph = builder.graph
     indices = _index_vectors(builder, buffer, starts, update.shape, dims)
-    numbers = lax.ScatterDimensionNumbers(_other_dims(buffer, dims), tuple(dims), tuple(dims))
-    spec = ScatterSpec("scatter", numbers, Mode.CLIP, True, True, buffer.shape, update.shape, buffer.dtype)
-    spec, table, updates, _ = scatter_as_kept(spec, buffer, update)
+    spec = ScatterSpec(
+        kind="scatter",
+        numbers=lax.ScatterDimensionNumbers(_other_dims(buffer, dims), tuple(dims), tuple(dims)),
+        mode=Mode.CLIP,
+        indices_are_sorted=True,
+        unique_indices=True,
+        table_shape=buffer.shape,
+        update_shape=update.shape,
+        dtype=buffer.dtype,
+    )
+    spec, table, updates, _ = scatter_in_memory_order(spec, buffer, update)
     plan = plan_scatter(graph, table, indices, updates, spec, builder.name, in_place=True)
     if plan.has_too_many_updates:
         plan = plan_in_steps(graph, table, indices, updates, spec, builder.name, in_place=True)
@@ -54,12 +83,19 @@ def write_slice_in_place(
 
 
 def write_slice(builder: Builder, x: Tensor, update: Tensor, starts: Sequence[Tensor], dims: Sequence[int]) -> Tensor:
-    """Copies `x` with a slice overwritten; arguments as the function in place."""
+    """Copies `x` with a slice overwritten, by a scatter to single indices; returns the new tensor.
+
+    Args:
+        x: tensor with at least one element.
+        update: new value of the slice, of the rank and dtype of `x`, nowhere larger than it.
+        starts: integer scalars of one dtype, the first index in each of `dims`; clamped so that the slice fits.
+        dims: dimensions of `starts`, rising; in the others `update` is as large as `x`.
+    """
     graph = builder.graph
     out = add_like(graph, x, builder.name) if graph.is_mapped(x) else graph.add_variable(x.shape, x.dtype, builder.name)
     builder.prog.add(Copy(x, out, f"{builder.name}/copy", graph.origin))
     write_slice_in_place(builder, out, update, starts, dims)
-    map_like(graph, x, out)
+    map_like(graph, x, out)  # an unmapped tensor gets the mapping that its copy got by the write
     return out
 
 
@@ -70,21 +106,25 @@ def _other_dims(x: Tensor, dims: Sequence[int]) -> tuple[int, ...]:
 def _index_vectors(
     builder: Builder, x: Tensor, starts: Sequence[Tensor], sizes: Sequence[int], dims: Sequence[int]
 ) -> Tensor:
-    """Index vectors of a slice within `x`, [*sizes of dims, len(dims)]."""
+    """Index vector of each element of a slice along `dims`, [*sizes of dims, len(dims)].
+
+    A start is clamped before offsets are added, so that the whole slice is within `x`.
+    """
     sizes_of_dims = tuple(sizes[d] for d in dims)
-    if set(sizes_of_dims) == {1}:  # gather and scatter clamp an index
+    if set(sizes_of_dims) == {1}:  # gather and scatter clamp a single index themselves
         vector = concat([start.reshape((1,)) for start in starts], 0)
         return vector.reshape((*sizes_of_dims, len(dims)))
     columns = []
     for n, (d, start) in enumerate(zip(dims, starts, strict=True)):
         offsets = builder.graph.add_constant(np.arange(sizes[d], dtype=np.int32), "offsets")
-        rows = elementwise(builder.named("rows"), _rows(x.shape[d], sizes[d], start.dtype), [start, offsets])
+        op = _clamped_rows(x.shape[d], sizes[d], start.dtype)
+        rows = elementwise(builder.named("rows"), op, [start, offsets])
         columns.append(rows.broadcast_in_dim(sizes_of_dims, (n,)).reshape((*sizes_of_dims, 1)))
     return concat(columns, len(sizes_of_dims))
 
 
 @remembered
-def _rows(extent: int, size: int, dtype: np.dtype) -> Op:
+def _clamped_rows(extent: int, size: int, dtype: np.dtype) -> Op:
     """Operation from a start and offsets to indices; the start is clamped so that `size` rows are within `extent`."""
 
     def rows(start: jax.Array, offset: jax.Array) -> jax.Array:

@@ -1,8 +1,9 @@
 """Look-ups and scatters of a table in the memory order of its variable, where that is not the table's.
 
-Rows of the table are stored in groups of columns (`layout.memory_order`). The operation is over the dimensions of its
-variable, and its rows have the memory order of the table, with the dimensions of look-ups in the position of the
-table's rows. Dimensions that are indexed or batched are not cut; those that are cut are copied in full.
+A table may be a view whose variable stores the columns of rows in groups (`layout.memory_order`): each column dimension
+of the table is then cut into two dimensions of the variable, groups and columns of a group. The operation is over the
+dimensions of the variable, and its rows have the memory order of the table, with the dimensions of look-ups in the
+position of the table's rows. Dimensions that are indexed or batched are not cut; those that are cut are copied in full.
 
 Input: arguments as of `gather` and `plan_scatter`. Output: the same, with results in the memory order of the table.
 """
@@ -11,6 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from jax import lax
 
 from ipujax.lowering.layout import MemoryOrder, memory_order
 from ipujax.lowering.popops.indexing.gather import GatherSpec, gather
@@ -22,22 +26,28 @@ from ipujax.runtime.tensor import Tensor
 
 @dataclass(frozen=True, slots=True)
 class RowOrder:
-    """Table and its rows over the dimensions of its variable."""
+    """Table, and its looked-up rows or its updates, over the dimensions of its variable.
 
-    table: MemoryOrder  # memory order of the table
-    rows: MemoryOrder  # memory order of the look-ups, or of the updates
-    windows: tuple[int, ...]  # dimensions of rows, as `rows` has them, that are the table's
-    starts: tuple[int, ...]  # dimension of the variable with which each dimension of the table begins
+    Args:
+        table: memory order of the table.
+        rows: memory order of the rows, whose dimensions of look-ups are in the position of the table's rows.
+        windows: dimensions of the variable of rows that they have in common with the table.
+        outermost: for each dimension of the table the first of the variable's dimensions that it is cut into.
+    """
+
+    table: MemoryOrder
+    rows: MemoryOrder
+    windows: tuple[int, ...]
+    outermost: tuple[int, ...]
 
     @property
     def in_groups(self) -> tuple[int, ...]:
         """Dimensions of the variable that run inside a group."""
-        outer = set(self.starts)
-        return tuple(d for d in range(len(self.table.order)) if d not in outer)
+        return tuple(d for d in range(len(self.table.order)) if d not in self.outermost)
 
     def variable_dims(self, dims: Sequence[int]) -> tuple[int, ...]:
-        """Dimensions of the variable for uncut dimensions of the table."""
-        return tuple(self.starts[d] for d in dims)
+        """Dimensions of the variable for dimensions of the table that are not cut into groups."""
+        return tuple(self.outermost[d] for d in dims)
 
     def paired(self, dims: Sequence[int], partners: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Dimensions of the variable in rising order, and the dimensions of another tensor paired with them."""
@@ -48,9 +58,17 @@ class RowOrder:
 def _row_order(
     table: MemoryOrder, window_of: Sequence[int | None], fixed: Sequence[int], row_shape: Sequence[int]
 ) -> RowOrder | None:
-    """Order of the rows of a table; None where a dimension that is `fixed`, or not copied in full, is cut."""
-    # `window_of`: dimension of the table → that of the rows, None for one that rows do not have. `fixed` dimensions are
-    # indexed or batched. `row_shape` has the sizes of the rows, look-ups among them.
+    """Order of the rows of a table over its variable.
+
+    None where the table has the dimensions of its variable already, or where a dimension that is cut into groups is
+    fixed or not copied in full, so that no operation over the variable's dimensions is the same.
+
+    Args:
+        table: memory order of the table.
+        window_of: for each dimension of the table that of the rows; None for one that rows do not have.
+        fixed: dimensions of the table that are indexed or batched.
+        row_shape: shape of the rows, dimensions of look-ups included.
+    """
     cut = [d for d, sizes in enumerate(table.sizes) if len(sizes) > 1]
     table_dim = {window: d for d, window in enumerate(window_of) if window is not None}
     copied = [d for window, d in table_dim.items() if d not in fixed and row_shape[window] == table.shape[d]]
@@ -71,11 +89,11 @@ def _row_order(
         if window is not None:
             windows.append(len(order))
             order.append(row_firsts[window] + finer - table_firsts[d])
-    starts = tuple(table.order.index(first) for first in table_firsts)
-    return RowOrder(table, MemoryOrder(tuple(sizes), tuple(order)), tuple(windows), starts)
+    outermost = tuple(table.order.index(first) for first in table_firsts)
+    return RowOrder(table, MemoryOrder(tuple(sizes), tuple(order)), tuple(windows), outermost)
 
 
-def gather_in_order(
+def gather_over_variable(
     spec: GatherSpec, table: MemoryOrder, out_shape: Sequence[int]
 ) -> tuple[GatherSpec, RowOrder] | None:
     """Rewrites a gather over the dimensions of its table's variable; None where it cannot be, or is that already."""
@@ -94,22 +112,26 @@ def gather_in_order(
     sizes = tuple(
         n if len(table.sizes[d]) > 1 else spec.slice_sizes[d] for n, d in zip(shape, table.view_dims, strict=True)
     )
-    numbers = numbers.__class__(
-        row_order.windows,
-        tuple(sorted(row_order.variable_dims(numbers.collapsed_slice_dims))),
-        row_order.variable_dims(numbers.start_index_map),
-        batching,
-        of_indices,
+    numbers = lax.GatherDimensionNumbers(
+        offset_dims=row_order.windows,
+        collapsed_slice_dims=tuple(sorted(row_order.variable_dims(numbers.collapsed_slice_dims))),
+        start_index_map=row_order.variable_dims(numbers.start_index_map),
+        operand_batching_dims=batching,
+        start_indices_batching_dims=of_indices,
     )
-    rank = len(row_order.rows.order)
-    spec = replace(
-        spec, numbers=numbers, slice_sizes=sizes, table_shape=shape, out_rank=rank, uncut=row_order.in_groups
+    rewritten = replace(
+        spec,
+        numbers=numbers,
+        slice_sizes=sizes,
+        table_shape=shape,
+        out_rank=len(row_order.rows.order),
+        uncut=row_order.in_groups,  # the columns of a group are contiguous: a tile has all of them
     )
-    return spec, row_order
+    return rewritten, row_order
 
 
-def scatter_in_order(spec: ScatterSpec, table: MemoryOrder) -> tuple[ScatterSpec, RowOrder] | None:
-    """Rewrites a scatter over the dimensions of its table's variable; None as `gather_in_order`."""
+def scatter_over_variable(spec: ScatterSpec, table: MemoryOrder) -> tuple[ScatterSpec, RowOrder] | None:
+    """Rewrites a scatter over the dimensions of its table's variable; None where it cannot be, or is that already."""
     numbers = spec.numbers
     _, window_of = spec.windows()
     fixed = (*spec.indexed, *numbers.operand_batching_dims)
@@ -117,51 +139,73 @@ def scatter_in_order(spec: ScatterSpec, table: MemoryOrder) -> tuple[ScatterSpec
     if row_order is None:
         return None
     batching, of_indices = row_order.paired(numbers.operand_batching_dims, numbers.scatter_indices_batching_dims)
-    numbers = numbers.__class__(
-        row_order.windows,
-        tuple(sorted(row_order.variable_dims(numbers.inserted_window_dims))),
-        row_order.variable_dims(numbers.scatter_dims_to_operand_dims),
-        batching,
-        of_indices,
+    numbers = lax.ScatterDimensionNumbers(
+        update_window_dims=row_order.windows,
+        inserted_window_dims=tuple(sorted(row_order.variable_dims(numbers.inserted_window_dims))),
+        scatter_dims_to_operand_dims=row_order.variable_dims(numbers.scatter_dims_to_operand_dims),
+        operand_batching_dims=batching,
+        scatter_indices_batching_dims=of_indices,
     )
-    spec = replace(
+    rewritten = replace(
         spec,
         numbers=numbers,
         table_shape=table.variable_shape,
         update_shape=row_order.rows.variable_shape,
-        uncut=row_order.in_groups,
+        uncut=row_order.in_groups,  # the columns of a group are contiguous: a tile has all of them
     )
-    return spec, row_order
+    return rewritten, row_order
 
 
-def gather_as_kept(
+def gather_in_memory_order(
     builder: Builder, table: Tensor, indices: Tensor, out_shape: Sequence[int], spec: GatherSpec
 ) -> Tensor:
-    """Looks up slices of a table in its memory order; arguments and result as `gather`."""
+    """Looks up slices of a table of `spec.table_shape`, over the dimensions of its variable where that is possible.
+
+    Args:
+        table: tensor with at least one element.
+        indices: integer tensor, index vectors in its last dimension.
+        out_shape: shape of the result.
+        spec: parameters of the gather.
+    """
     order = memory_order(table)
-    ordered = None if order is None else gather_in_order(spec, order, out_shape)
-    if order is None or ordered is None:
+    rewritten = None if order is None else gather_over_variable(spec, order, out_shape)
+    if order is None or rewritten is None:
         return gather(builder, table, indices, out_shape, spec)
-    spec, row_order = ordered
+    variable_spec, row_order = rewritten
     rows = row_order.rows
-    result = gather(builder, order.of_variable(table), indices, rows.variable_shape, spec)
+    result = gather(builder, order.of_variable(table), indices, rows.variable_shape, variable_spec)
     return rows.of_view(result)
 
 
-def scatter_as_kept(
-    spec: ScatterSpec, table: Tensor, updates: Tensor
-) -> tuple[ScatterSpec, Tensor, Tensor, Callable[[Tensor], Tensor]]:
-    """Rewrites a scatter for the memory order of its table; the function returns the result in the table's shape."""
+class OrderedScatter(NamedTuple):
+    """Scatter over the dimensions of its table's variable, or the scatter as it was.
+
+    Args:
+        spec: its parameters.
+        table: the table in the shape of the scatter.
+        updates: the updates likewise.
+        view_result: function from the result of the scatter to the same in the shape that the table had.
+    """
+
+    spec: ScatterSpec
+    table: Tensor
+    updates: Tensor
+    view_result: Callable[[Tensor], Tensor]
+
+
+def scatter_in_memory_order(spec: ScatterSpec, table: Tensor, updates: Tensor) -> OrderedScatter:
+    """Rewrites a scatter over the dimensions of its table's variable, where that is possible."""
     order = _order_of_table(table, updates)
-    ordered = scatter_in_order(spec, order)
-    if ordered is None:
-        return spec, table, updates, lambda result: result
-    spec, row_order = ordered
-    return spec, order.of_variable(table), row_order.rows.of_variable(updates), order.of_view
+    rewritten = scatter_over_variable(spec, order)
+    if rewritten is None:
+        return OrderedScatter(spec, table, updates, lambda result: result)
+    variable_spec, row_order = rewritten
+    ordered_updates = row_order.rows.of_variable(updates)
+    return OrderedScatter(variable_spec, order.of_variable(table), ordered_updates, order.of_view)
 
 
 def _order_of_table(table: Tensor, updates: Tensor) -> MemoryOrder:
-    """Memory order of a table; of one that is a single constant that of its updates."""
+    """Memory order of a table; one that is a single constant has no memory, and gets an order like its updates."""
     if immediate_of(table) is None:
         return memory_order(table) or MemoryOrder.own(table.shape)
     update_order = memory_order(updates)

@@ -42,6 +42,7 @@ from ipujax.lowering.popops.vertices.reducers import comparison_of
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.graph import (
     Access,
+    Axis,
     BlockShapes,
     Builder,
     Codelet,
@@ -85,11 +86,11 @@ class Windows:
         return is_plain and self.sizes[d] == self.strides[d] == 1
 
     def select_dims(self, dims: Sequence[int]) -> Windows:
-        """Windows of a view whose dimensions are, or are parts of, `dims` of this tensor."""
+        """Windows of a view whose dimension n is, or is part of, dimension `dims[n]` of this tensor."""
         return Windows(*(tuple(getattr(self, field.name)[d] for d in dims) for field in fields(self)))
 
     def span(self, d: int, extent: int) -> Span:
-        """Span of dimension `d` of a tensor over windows."""
+        """Span of dimension `d`, of `extent` elements, over windows: what a range of windows reads of it."""
         reach = (self.sizes[d] - 1) * self.window_dilation[d] + 1
         return Span(d, extent, self.strides[d], reach, -self.padding[d][0], self.base_dilation[d])
 
@@ -102,16 +103,20 @@ class Windows:
         return Span(d, extent, 1, 1 + (self.sizes[d] - 1) // self.strides[d])
 
     def halo(self, d: int) -> tuple[int, int]:
-        """Elements before and after a row of cells that share a window with the row."""
+        """Elements before and after a row of cells along dimension `d` that share a window with the row."""
         stride = self.strides[d]
         return (self.sizes[d] - 1) // stride * stride, max(0, self.sizes[d] - stride)
 
 
-def _order(tensors: Sequence[Tensor], windows: Windows) -> MemoryOrder | None:
-    """Memory order of the first tensor, where it is not row-major and windows can run along its dimensions."""
+def _order_of_variable(tensors: Sequence[Tensor], windows: Windows) -> MemoryOrder | None:
+    """Memory order of the first tensor, where it is not row-major and windows can run along its variable's dimensions.
+
+    None where that is not so: then windows run along the dimensions of the tensors as they are.
+    """
     order = memory_order(tensors[0])
     if order is None or order.is_own or not all(order.with_shape(x.shape).can_cut(x) for x in tensors):
         return None
+    # A window over a dimension that is cut finer would reach over the cuts.
     return order if all(len(row) == 1 or windows.is_elementwise(d) for d, row in enumerate(order.sizes)) else None
 
 
@@ -141,20 +146,21 @@ def reduce_window(
         `starts`.
     """
     x = operands[0]
-    dtypes = tuple(t.dtype for t in starts) or (operands[-1].dtype,)
+    out_dtypes = tuple(t.dtype for t in starts) or (operands[-1].dtype,)
     shape = windows.result_shape(x.shape)
     rank = x.ndim
-    order = _order(operands, windows)
+    order = _order_of_variable(operands, windows)
     if order is not None:
         tensors = [order.of_variable(tensor) for tensor in operands]
         variable_windows = windows.select_dims(order.view_dims)
         results = reduce_window(builder, tensors, variable_windows, monoid, reducer, starts)
         return [order.with_shape(shape).of_view(result) for result in results]
-    codelet = _codelet(tuple(t.dtype for t in operands), tuple(t.dtype for t in starts), windows, monoid, reducer)
+    start_dtypes = tuple(t.dtype for t in starts)
+    codelet = _window_codelet(tuple(t.dtype for t in operands), start_dtypes, windows, monoid, reducer)
     read = tuple(windows.span(d, n) for d, n in enumerate(x.shape))
     sources: list[Source] = [source_of(builder.graph, t) for t in (*operands, *starts)]
-    sources += ["here"] * len(dtypes)
-    fields = (*[read] * len(operands), *[()] * len(starts), *[spans(shape, range(rank))] * len(dtypes))
+    sources += ["here"] * len(out_dtypes)
+    fields = (*[read] * len(operands), *[()] * len(starts), *[spans(shape, range(rank))] * len(out_dtypes))
     work = Work(codelet, fields, tuple(sources))
 
     def add(builder: Builder, placement: Blocked) -> list[Tensor]:
@@ -164,7 +170,7 @@ def reduce_window(
             place_operand(graph, tensor, read, placement)
         for tensor in starts:
             map_linearly(graph, tensor)
-        outs = [mapped_variable(graph, shape, dtype, builder.name, range(rank), placement) for dtype in dtypes]
+        outs = [mapped_variable(graph, shape, dtype, builder.name, range(rank), placement) for dtype in out_dtypes]
         windowed = [d for d in range(rank) if windows.sizes[d] > 1]
         axes = placed_axes(placement) + [whole_axis(f"window{d}", windows.sizes[d]) for d in windowed]
         dims = tuple(_window_dim(windows, d, rank + windowed.index(d) if d in windowed else None) for d in range(rank))
@@ -187,11 +193,11 @@ def _window_dim(windows: Windows, d: int, window_axis: int | None) -> Dim:
 
 
 @remembered
-def _codelet(
-    dtypes: tuple[Any, ...], starts: tuple[Any, ...], windows: Windows, monoid: str, reducer: WindowReducer
+def _window_codelet(
+    dtypes: tuple[Any, ...], start_dtypes: tuple[Any, ...], windows: Windows, monoid: str, reducer: WindowReducer
 ) -> Codelet:
-    """Codelet of a reduction over windows; it pads a hull that reaches beyond the tensor."""
-    out_dtypes = starts or dtypes[-1:]
+    """Codelet of a reduction over windows; it pads the elements that its windows read, where they reach beyond it."""
+    out_dtypes = start_dtypes or dtypes[-1:]
 
     def compute(*blocks: jax.Array, pads: Sequence[Pads]) -> Any:
         results = reducer(*blocks, replace(windows, padding=tuple(pads[0])))
@@ -205,11 +211,19 @@ def _codelet(
         depth = np.asarray(prod(windows.sizes) * len(dtypes), np.int64)
         return reduce_parts(monoid, dtypes[-1], total_elements(shapes[-1]), depth, target)
 
-    fields = [Field(f"in{n}", "in", dtype) for n, dtype in enumerate((*dtypes, *starts))]
+    fields = [Field(f"in{n}", "in", dtype) for n, dtype in enumerate((*dtypes, *start_dtypes))]
     fields += [Field(f"out{n}" if n else "out", "out", dtype) for n, dtype in enumerate(out_dtypes)]
     title = f"popnn::{monoid.title()}Pooling<{dtype_name(dtypes[-1])}>"
     return Codelet(
-        title, tuple(fields), compute, cycles, 48, 900, takes=("pads",), compares=comparison_of(monoid), parts=parts
+        title,
+        tuple(fields),
+        compute,
+        cycles,
+        state_bytes=48,
+        code_bytes=900,
+        takes=("pads",),
+        compares=comparison_of(monoid),
+        parts=parts,
     )
 
 
@@ -231,66 +245,76 @@ def select_and_scatter(
         start: initial value of every element of the result; 0 when None, and `scatter` is called without it.
     """
     rank = x.ndim
-    order = _order([x, source], windows)
+    order = _order_of_variable([x, source], windows)
     if order is not None:
         x_order = order.with_shape(x.shape)
         source_variable = order.with_shape(source.shape).of_variable(source)
         variable_windows = windows.select_dims(order.view_dims)
         result = select_and_scatter(builder, source_variable, x_order.of_variable(x), variable_windows, scatter, start)
         return x_order.of_view(result)
+    # Partitions cut the gradient into blocks of cells.
     cells = [windows.cell_span(d, n) for d, n in enumerate(x.shape)]
     windows_read = tuple(windows.windows_over_cell(d, n) for d, n in enumerate(source.shape))
-    read = tuple(replace(cell, reach=cell.stride + sum(windows.halo(d))) for d, cell in enumerate(cells))
-    codelet = _scatter_codelet(x.dtype, windows, scatter, start is not None)
+    x_read = tuple(replace(cell, reach=cell.stride + sum(windows.halo(d))) for d, cell in enumerate(cells))
+    codelet = _scatter_codelet(x.dtype, windows, scatter, has_start=start is not None)
     starts = [] if start is None else [start]
     operands = [source, x, *starts]
     sources: list[Source] = [*(source_of(builder.graph, tensor) for tensor in operands), "here"]
-    work = Work(codelet, (windows_read, read, *(() for _ in starts), tuple(cells)), tuple(sources))
+    work = Work(codelet, (windows_read, x_read, *(() for _ in starts), tuple(cells)), tuple(sources))
 
     def add(builder: Builder, placement: Blocked) -> Tensor:
         """Adds the vertices of a placement: each reads the windows over its block, and `x` under those windows."""
         graph = builder.graph
-        place_operand(graph, x, cells, placement)
+        place_operand(graph, x, cells, placement)  # without halos, which would be on several tiles
         place_operand(graph, source, windows_read, placement)
         for tensor in starts:
             map_linearly(graph, tensor)
         blocks = Blocked(*block_mapping(cells, placement))
         out = mapped_variable(graph, x.shape, x.dtype, builder.name, range(rank), blocks)
         axes = placed_axes(blocks)
-        source_dims: list[Dim] = []
-        x_dims: list[Dim] = []
-        for d in range(rank):
-            low, high = windows.halo(d)
-            size = windows.sizes[d]
-            stride = windows.strides[d]
-            # The windows that cover element i begin at i - size + 1 + padding … i + padding.
-            begins = [Term(d)]
-            under_windows = [Term(d)]
-            if size > 1:
-                begins.append(Term(len(axes)))
-                axes.append(whole_axis(f"window{d}", size))
-            if low + high:
-                under_windows.append(Term(len(axes)))
-                axes.append(whole_axis(f"halo{d}", 1 + low + high))
-            source_dims.append(Dim(tuple(begins), windows.padding[d][0] - size + 1, stride))
-            x_dims.append(Dim(tuple(under_windows), -low))
+        source_dims, x_dims = _dims_under_windows(windows, axes)
         fill = np.zeros((), x.dtype)
-        tile = tile_grid(blocks, len(axes) - rank)
         accesses = (
-            Access(source, tuple(source_dims), fill),
-            Access(x, tuple(x_dims), fill),
+            Access(source, source_dims, fill),
+            Access(x, x_dims, fill),
             *map(scalar, starts),
             along(out, range(rank)),
         )
+        tile = tile_grid(blocks, len(axes) - rank)
         add_vertices(builder, codelet, axes, accesses, tile)
         return out
 
-    shape = [max(1, -(-(n - cell.offset) // cell.stride)) for n, cell in zip(x.shape, cells, strict=True)]
-    return add(builder, choose(builder.graph, shape, range(rank), work, operands, add))
+    num_cells = [max(1, -(-(n - cell.offset) // cell.stride)) for n, cell in zip(x.shape, cells, strict=True)]
+    return add(builder, choose(builder.graph, num_cells, range(rank), work, operands, add))
+
+
+def _dims_under_windows(windows: Windows, axes: list[Axis]) -> tuple[tuple[Dim, ...], tuple[Dim, ...]]:
+    """Windows that cover an element of a block, and elements under these windows, along each dimension.
+
+    Args:
+        windows: the windows.
+        axes: an axis for each dimension of the block; updated, with axes of windows and of halos behind them.
+    """
+    source_dims: list[Dim] = []
+    x_dims: list[Dim] = []
+    for d, size in enumerate(windows.sizes):
+        low, high = windows.halo(d)
+        # The windows that cover element i begin at i - size + 1 + padding … i + padding.
+        begins = [Term(d)]
+        under_windows = [Term(d)]
+        if size > 1:
+            begins.append(Term(len(axes)))
+            axes.append(whole_axis(f"window{d}", size))
+        if low + high:
+            under_windows.append(Term(len(axes)))
+            axes.append(whole_axis(f"halo{d}", 1 + low + high))
+        source_dims.append(Dim(tuple(begins), windows.padding[d][0] - size + 1, windows.strides[d]))
+        x_dims.append(Dim(tuple(under_windows), -low))
+    return tuple(source_dims), tuple(x_dims)
 
 
 @remembered
-def _scatter_codelet(dtype: Any, windows: Windows, scatter: Callable[..., jax.Array], has_start: bool) -> Codelet:
+def _scatter_codelet(dtype: Any, windows: Windows, scatter: Callable[..., jax.Array], *, has_start: bool) -> Codelet:
     """Codelet of a block of the gradient of a maximum over windows."""
 
     def compute(
@@ -300,17 +324,19 @@ def _scatter_codelet(dtype: Any, windows: Windows, scatter: Callable[..., jax.Ar
         initial = start[0] if start else jnp.zeros((), dtype)
         if 0 in source.shape:  # no window covers the block
             return lax.broadcast(initial, shapes[0])
-        sizes = zip(source.shape, x.shape, *pads[:2], strict=True)
-        bounds = [_window_bounds(windows, d, *row) for d, row in enumerate(sizes)]
+        counts_and_pads = zip(source.shape, *pads[:2], strict=True)
+        # Elements of `x` under the windows of the block; where these reach beyond `x` they are padded.
+        bounds = [_window_bounds(windows, d, *row) for d, row in enumerate(counts_and_pads)]
         begins = [max(0, begin) for begin, _ in bounds]
         ends = [min(n, max(0, end)) for n, (_, end) in zip(x.shape, bounds, strict=True)]
         padding = [(begin - low, high - end) for (low, high), begin, end in zip(bounds, begins, ends, strict=True)]
         block_windows = replace(windows, padding=tuple(padding))
         result = scatter(source, lax.slice(x, begins, ends), *start, block_windows)
         # The windows may reach beyond the block: that is cropped. Elements that no window reaches are the start.
-        lows = [windows.halo(d)[0] - pads[1][d][0] for d in range(x.ndim)]
-        rows = zip(begins, lows, result.shape, shapes[0], strict=True)
-        return lax.pad(result, initial, [(s - low, n - (s - low) - m, 0) for s, low, m, n in rows])
+        block_starts = [windows.halo(d)[0] - pads[1][d][0] for d in range(x.ndim)]
+        befores = [begin - block_start for begin, block_start in zip(begins, block_starts, strict=True)]
+        rows = zip(befores, result.shape, shapes[0], strict=True)
+        return lax.pad(result, initial, [(before, n - before - size, 0) for before, size, n in rows])
 
     def cycles(shapes: BlockShapes, target: Target) -> np.ndarray:
         # Comparing the elements of every window, then clearing and adding: two more passes over results (assumed).
@@ -324,14 +350,30 @@ def _scatter_codelet(dtype: Any, windows: Windows, scatter: Callable[..., jax.Ar
     fields.append(Field("out", "out", dtype))
     title = f"popnn::MaxPoolingGrad<{dtype_name(dtype)}>"
     return Codelet(
-        title, tuple(fields), compute, cycles, 48, 900, takes=("pads", "shapes"), compares="equality", parts=parts
+        title,
+        tuple(fields),
+        compute,
+        cycles,
+        state_bytes=48,
+        code_bytes=900,
+        takes=("pads", "shapes"),
+        compares="equality",
+        parts=parts,
     )
 
 
 def _window_bounds(
-    windows: Windows, d: int, count: int, size: int, source_pads: tuple[int, int], x_pads: tuple[int, int]
+    windows: Windows, d: int, count: int, source_pads: tuple[int, int], x_pads: tuple[int, int]
 ) -> tuple[int, int]:
-    """Bounds of the windows of a block within its part of `x`, along one dimension."""
+    """First element of the windows of a block, and end of the last window, within its part of `x` along dimension `d`.
+
+    Args:
+        windows: the windows of all of `x`.
+        d: the dimension.
+        count: windows of the block.
+        source_pads: windows that the block lacks before and after, at the edges of `x`.
+        x_pads: elements that the part of `x` lacks likewise.
+    """
     low, _ = windows.halo(d)
     begin = low - x_pads[0] + source_pads[0] - windows.sizes[d] + 1
     return begin, begin + (count - 1) * windows.strides[d] + windows.sizes[d]

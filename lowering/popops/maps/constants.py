@@ -69,7 +69,11 @@ def immediate_of(tensor: Tensor) -> np.ndarray | None:
 def with_immediates(
     steps: Sequence[Step], results: Sequence[int], operands: Sequence[Tensor]
 ) -> tuple[tuple[Step, ...], list[int | Frozen], list[Tensor]]:
-    """Folds steps on constants; returns the other steps, results by number or constant, and the other operands."""
+    """Folds steps on constants; returns the other steps, results by number or constant, and the other operands.
+
+    Values are numbered as in a `Kernel`, operands and then steps; afterwards without those that are constant, and with
+    equal operands once.
+    """
     values: list[int | Frozen] = []
     tensors: list[Tensor] = []  # operands that are not constants, each once
     for operand in operands:
@@ -83,8 +87,8 @@ def with_immediates(
         if any(isinstance(x, int) for x in arguments):
             unfolded.append(Step(step.op, arguments))
             values.append(len(tensors) + len(unfolded) - 1)
-            continue
-        values.append(freeze(fold(step.op, [thawed(x) for x in arguments if not isinstance(x, int)])))
+        else:
+            values.append(freeze(fold(step.op, [thawed(x) for x in arguments if not isinstance(x, int)])))
     return tuple(unfolded), [values[x] for x in results], tensors
 
 
@@ -111,7 +115,7 @@ _VECTOR_CYCLES = 2  # of the 3 of a vector, one stores it
 
 def iota(builder: Builder, dtype: Any, size: int) -> Tensor:
     """Adds the numbers 0 … size − 1, at least one, in a tensor of shape (size,) that is spread over tiles."""
-    codelet = _codelet(dtype)
+    codelet = _iota_codelet(dtype)
     field = spans((size,), (0,))
 
     def add(builder: Builder, placement: Blocked) -> Tensor:
@@ -124,7 +128,7 @@ def iota(builder: Builder, dtype: Any, size: int) -> Tensor:
 
 
 @remembered
-def _codelet(dtype: Any) -> Codelet:
+def _iota_codelet(dtype: Any) -> Codelet:
     """Codelet of rising numbers, which begin at the first index of the block."""
 
     def compute(origins: tuple[Any, ...], shapes: tuple[tuple[int, ...], ...]) -> jax.Array:
@@ -141,4 +145,14 @@ def _codelet(dtype: Any) -> Codelet:
 
     fields = (Field("out", "out", dtype),)
     title = f"popops::Iota<{dtype_name(dtype)}>"
-    return Codelet(title, fields, compute, cycles, 12, 120, takes=("origins", "shapes"), parts=parts, language="C++")
+    return Codelet(
+        title,
+        fields,
+        compute,
+        cycles,
+        state_bytes=12,
+        code_bytes=120,
+        takes=("origins", "shapes"),
+        parts=parts,
+        language="C++",
+    )

@@ -26,12 +26,13 @@ from ipujax.lowering.layout import (
 from ipujax.lowering.layout.place import along
 from ipujax.lowering.popops.maps.constants import with_immediates
 from ipujax.lowering.popops.maps.elementwise_layout import (
+    Grid,
     choose_layout,
     flat_cycles,
     grid_of,
     kept_layout,
-    narrow_view,
     place_operands,
+    unrepeated_view,
 )
 from ipujax.lowering.popops.maps.emission import emit_or_replay
 from ipujax.lowering.popops.reductions.partials import reduce_partials_in_place
@@ -44,9 +45,9 @@ from ipujax.lowering.popops.vertices.kernel import (
     Op,
     Reduction,
     Step,
-    kernel_codelet,
     thawed,
 )
+from ipujax.lowering.popops.vertices.kernel_codelet import kernel_codelet
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.graph import Builder, Copy, Graph, Sequence as ProgramSequence
 from ipujax.runtime.tensor import Tensor, TileMapping, Variable, blocked_mapping, element_bytes
@@ -73,12 +74,19 @@ def elementwise(builder: Builder, op: Op, operands: Sequence[Tensor], out: Tenso
 def kept_result(graph: Graph, operands: Sequence[Tensor], shape: tuple[int, ...], dtype: Any, name: str) -> Tensor:
     """New tensor for an elementwise result, in the order in memory and on the tiles of one of its operands.
 
-    See `kept_layout`; operands are those of the function in its order, and count if no element of them is repeated.
+    Args:
+        graph: graph to add to.
+        operands: operands of the operation, in its order; they count if no element of them is repeated.
+        shape: shape of the result.
+        dtype: its dtype.
+        name: its debug name.
+
+    Source: PopLibs' choice of the operand, see `kept_layout`.
     """
     full = [x.reshape(shape) for x in operands if x.size == prod(shape)]
-    order = _order(full, (), shape)
-    views = [order.of_variable(x) for x in full]
-    layout = kept_layout(graph, views, [narrow_view(x) for x in views], order.variable_shape, dtype)
+    order = _commonest_order(full, (), shape)
+    in_order = [order.of_variable(x) for x in full]
+    layout = kept_layout(graph, in_order, [unrepeated_view(x) for x in in_order], order.variable_shape, dtype)
     result = graph.add_variable(layout.shape, dtype, name, layout.mapping)
     return order.of_view(result.reshape(order.variable_shape))
 
@@ -126,7 +134,7 @@ class _Operation:
 
     def add(self, builder: Builder, operands: Sequence[Tensor], outs: Sequence[Tensor | None]) -> list[Tensor]:
         """Adds the operation to a program, in the order of dimensions in memory."""
-        order = _order(operands, outs, self.shape)
+        order = _commonest_order(operands, outs, self.shape)
         variable_operands = [order.of_variable(x) for x in operands]
         variable_outs = [None if out is None else order.of_variable(out) for out in outs]
         variable_reductions = [
@@ -157,36 +165,42 @@ class _IndexSpace:
         outs: Sequence[Tensor | None],
         reductions: Sequence[Reduction],
     ) -> list[Tensor]:
-        """Adds operations: folds those of constants, and adds the others in vertices."""
+        """Adds operations: folds those of constants, and adds the others in vertices.
+
+        Results and reductions are added at once, and returned in the order of their arguments.
+        """
         numbers = [*results, *(reduction.value for reduction in reductions)]
         unfolded, values, tensors = with_immediates(steps, numbers, operands)
-        # Results and reductions in one list: a result has an `out` or None, a reduction itself.
-        out_of: list[Tensor | None] = [*outs, *(None for _ in reductions)]
-        reduction_of: list[Reduction | None] = [*(None for _ in outs), *reductions]
-        rows = list(enumerate(zip(values, out_of, reduction_of, strict=True)))
-        stored = {n: (value, out) for n, (value, out, r) in rows if isinstance(value, int) and r is None}
-        reduced = {n: replace(r, value=value) for n, (value, _, r) in rows if isinstance(value, int) and r is not None}
-        returned = {n: self._constant(value, out, r) for n, (value, out, r) in rows if not isinstance(value, int)}
+        # By number of the result, reductions behind: a value that was folded is a constant, any other has a number.
+        outs_and_reductions = [*((out, None) for out in outs), *((None, reduction) for reduction in reductions)]
+        constants = {
+            n: self._add_constant(value, *outs_and_reductions[n])
+            for n, value in enumerate(values)
+            if not isinstance(value, int)
+        }
+        stored = {n: value for n, value in enumerate(values[: len(outs)]) if isinstance(value, int)}
+        reduced = [
+            replace(reduction, value=value)
+            for reduction, value in zip(reductions, values[len(outs) :], strict=True)
+            if isinstance(value, int)
+        ]
+        added: list[Tensor] = []
         if stored or reduced:
-            stored_values = tuple(value for value, _ in stored.values())
-            stored_outs = [out for _, out in stored.values()]
-            added = self._in_vertices(unfolded, stored_values, tensors, stored_outs, list(reduced.values()))
-            returned.update(zip((*stored, *reduced), added, strict=True))
-        return [returned[n] for n in range(len(values))]
+            stored_outs = [outs[n] for n in stored]
+            added = self._add_in_vertices(unfolded, tuple(stored.values()), tensors, stored_outs, reduced)
+        remaining = iter(added)
+        return [constants[n] if n in constants else next(remaining) for n in range(len(values))]
 
-    def _constant(self, value: Frozen, out: Tensor | None, reduction: Reduction | None) -> Tensor:
+    def _add_constant(self, value: Frozen, out: Tensor | None, reduction: Reduction | None) -> Tensor:
         constant = self.builder.graph.add_constant(thawed(value), self.builder.name).broadcast_in_dim(self.shape, ())
         if reduction is not None:
-            return self._reduced(constant, reduction)
-        return constant if out is None else _copied(self.builder, constant, out)
+            return self._add_reduction(constant, reduction)
+        return constant if out is None else _add_copy(self.builder, constant, out)
 
-    def _reduced(self, x: Tensor, reduction: Reduction) -> Tensor:
+    def _add_reduction(self, x: Tensor, reduction: Reduction) -> Tensor:
         return reduce(self.builder.named(reduction.monoid), x, reduction.axes, reduction.monoid)
 
-    def _name_of(self, reduction: Reduction) -> str:
-        return f"{self.builder.name}/{reduction.monoid}"
-
-    def _in_vertices(
+    def _add_in_vertices(
         self,
         steps: tuple[Step, ...],
         results: tuple[int, ...],
@@ -194,18 +208,18 @@ class _IndexSpace:
         outs: Sequence[Tensor | None],
         reductions: Sequence[Reduction],
     ) -> list[Tensor]:
-        """Adds operations in the cheapest layout."""
+        """Adds operations in the cheapest layout; where that cannot reduce values, they are stored first."""
         graph = self.builder.graph
         shape = self.shape
-        narrow = [narrow_view(x) for x in operands]
+        views = [unrepeated_view(x) for x in operands]
         flat = Kernel(1, tuple(Input(x.dtype, (0,)) for x in operands), steps, results)
         self._place_neighbours(flat, operands, outs, reductions)
-        layout = choose_layout(graph, flat, operands, narrow, outs, shape, reductions)
+        layout = choose_layout(graph, flat, operands, views, outs, shape, reductions)
         # A vertex knows the size of its block from a result or from an operand that is not repeated.
-        is_sized = bool(results) or any(view.is_whole for view in narrow)
+        is_sized = bool(results) or any(view.is_whole for view in views)
         if not is_sized or not all(layout.can_reduce(shape, r.axes) for r in reductions):
-            return self._stored_then_reduced(steps, results, operands, outs, reductions)
-        place_operands(graph, operands, narrow, layout, shape)
+            return self._store_then_reduce(steps, results, operands, outs, reductions)
+        place_operands(graph, operands, views, layout, shape)
         for out in outs:
             if out is not None:
                 map_alike(graph, out.reshape(layout.shape), layout.mapping)
@@ -215,11 +229,22 @@ class _IndexSpace:
             else out
             for out, dtype in zip(outs, flat.result_dtypes, strict=True)
         ]
-        grid = grid_of(layout, operands, narrow, tensors, shape)
-        grid_reductions = tuple(replace(r, axes=grid.axes_of(r.axes, shape)) for r in reductions)
+        grid = grid_of(layout, operands, views, tensors, shape)
+        return [*tensors, *self._add_grid(flat, grid, reductions)]
+
+    def _add_grid(self, flat: Kernel, grid: Grid, reductions: Sequence[Reduction]) -> list[Tensor]:
+        """Adds the vertices of a grid, and the combination of their partial results; returns the reductions."""
+        grid_reductions = tuple(replace(r, axes=grid.axes_of(r.axes, self.shape)) for r in reductions)
         placement = blocked_mapping([axis.cuts for axis in grid.axes], grid.tile)
         partials = [
-            partial_results(graph, placement, r.axes, flat.dtype_of(r.value), r.monoid, self._name_of(r))
+            partial_results(
+                self.builder.graph,
+                placement,
+                r.axes,
+                flat.dtype_of(r.value),
+                r.monoid,
+                f"{self.builder.name}/{r.monoid}",
+            )
             for r in grid_reductions
         ]
         inputs = grid.kernel_inputs()
@@ -229,11 +254,10 @@ class _IndexSpace:
         axes = [replace(axis, kind="reduce") if n in reduced else axis for n, axis in enumerate(axes)]
         accesses += [*(along(view.tensor, view.axes) for view in grid.results), *(access for _, access in partials)]
         add_vertices(self.builder, codelet, axes, accesses, tile)
-        combined = [
+        return [
             reduce_partials_in_place(self.builder, out) if num_slots(placement, r.axes) > 1 else out
             for (out, _), r in zip(partials, grid_reductions, strict=True)
         ]
-        return [*tensors, *combined]
 
     def _place_neighbours(
         self,
@@ -249,19 +273,19 @@ class _IndexSpace:
             return
         linear = {variable: linear_mapping(graph, variable.size, variable.dtype) for variable in blocked[0]}
 
-        # Halos make closed formulas inexact, so that each proposal is added to a scratch graph and costed there.
         def cost(mappings: Mapping[Variable, TileMapping]) -> int:
             def add(builder: Builder) -> None:
-                _map_all(builder.graph, mappings)
+                _map_variables(builder.graph, mappings)
                 space = _IndexSpace(builder, self.shape)
-                space._in_vertices(kernel.steps, kernel.results, operands, outs, reductions)
+                space._add_in_vertices(kernel.steps, kernel.results, operands, outs, reductions)
 
             return weighted_cost(graph, add)
 
+        # Halos make closed formulas inexact, so that each proposal is added to a scratch graph and costed there.
         proposals: list[Mapping[Variable, TileMapping]] = [linear, *blocked]
-        _map_all(graph, min(proposals, key=cost))
+        _map_variables(graph, min(proposals, key=cost))
 
-    def _stored_then_reduced(
+    def _store_then_reduce(
         self,
         steps: tuple[Step, ...],
         results: tuple[int, ...],
@@ -273,13 +297,16 @@ class _IndexSpace:
         values = tuple(dict.fromkeys(r.value for r in reductions if r.value >= len(operands)))
         stored = (*results, *values)
         stored_outs = [*outs, *(None for _ in values)]
-        tensors = self._in_vertices(steps, stored, operands, stored_outs, ()) if stored else []
+        tensors = self._add_in_vertices(steps, stored, operands, stored_outs, ()) if stored else []
         of_value = {**dict(enumerate(operands)), **dict(zip(values, tensors[len(outs) :], strict=True))}
-        return [*tensors[: len(outs)], *(self._reduced(of_value[r.value], r) for r in reductions)]
+        return [*tensors[: len(outs)], *(self._add_reduction(of_value[r.value], r) for r in reductions)]
 
 
-def _order(operands: Sequence[Tensor], outs: Sequence[Tensor | None], shape: tuple[int, ...]) -> MemoryOrder:
-    """Order of dimensions in which most bytes are stored; of two with equal bytes not that of `shape`."""
+def _commonest_order(operands: Sequence[Tensor], outs: Sequence[Tensor | None], shape: tuple[int, ...]) -> MemoryOrder:
+    """Order of dimensions in which most bytes are stored; of two with equal bytes not that of `shape`.
+
+    That of `shape` where some tensor has no affine view in the commonest order.
+    """
     row_major = MemoryOrder.own(shape)
     tensors = [x for x in (*operands, *(out for out in outs if out is not None)) if x.size > 1]
     orders = [row_major if order is not None and order.is_own else order for order in map(memory_order, tensors)]
@@ -292,12 +319,12 @@ def _order(operands: Sequence[Tensor], outs: Sequence[Tensor | None], shape: tup
     return commonest if commonest == row_major or all(can_cut) else row_major
 
 
-def _map_all(graph: Graph, mappings: Mapping[Variable, TileMapping]) -> None:
+def _map_variables(graph: Graph, mappings: Mapping[Variable, TileMapping]) -> None:
     for variable, mapping in mappings.items():
         map_alike(graph, Tensor.of(variable), mapping)
 
 
-def _copied(builder: Builder, source: Tensor, destination: Tensor) -> Tensor:
+def _add_copy(builder: Builder, source: Tensor, destination: Tensor) -> Tensor:
     for tensor in (source, destination):
         map_linearly(builder.graph, tensor)
     builder.prog.add(Copy(source, destination, builder.name, builder.graph.origin))
@@ -305,6 +332,7 @@ def _copied(builder: Builder, source: Tensor, destination: Tensor) -> Tensor:
 
 
 def _common_shape(graph: Graph, operands: Sequence[Tensor], name: str) -> tuple[int, ...]:
+    """Shape that operands are broadcast to; scalars have any."""
     rank = max(t.ndim for t in operands)
     shapes = [t.shape for t in operands if t.ndim]
     shape = tuple(max((n for n in sizes if n != 1), default=1) for sizes in zip(*shapes, strict=False))

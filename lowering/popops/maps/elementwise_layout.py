@@ -19,7 +19,8 @@ from ipujax.lowering.layout.grid_cost import spans
 from ipujax.lowering.layout.place import along, place_operand, row_blocks, spread, whole_axis
 from ipujax.lowering.popops.reductions.partials_cost import combining_cycles
 from ipujax.lowering.popops.reductions.reduce import num_slots
-from ipujax.lowering.popops.vertices.kernel import Input, Kernel, Reduction, kernel_codelet
+from ipujax.lowering.popops.vertices.kernel import Input, Kernel, Reduction
+from ipujax.lowering.popops.vertices.kernel_codelet import kernel_codelet
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.exchange import access_traffic, exchange_cycles, receive_code_bytes, receive_cycles, send_code_bytes
 from ipujax.runtime.graph import Access, Axis, Dim, Graph, Term, element
@@ -39,17 +40,26 @@ from ipujax.runtime.tensor import (
 
 
 class View(NamedTuple):
-    """Tensor, and the dimensions of an index space that its own run along; whole if it has all of them."""
+    """Part of an operand that is different elements, and where it is in the index space.
+
+    Args:
+        tensor: the operand without dimensions along which it is repeated.
+        axes: for each of its dimensions that of the index space.
+        is_whole: whether it is the operand itself, with all dimensions of the index space.
+    """
 
     tensor: Tensor
     axes: tuple[int, ...]
     is_whole: bool = True
 
 
-def narrow_view(tensor: Tensor) -> View:
-    """View of a tensor without its repeated dimensions, each element once."""
+def unrepeated_view(tensor: Tensor) -> View:
+    """View of an operand without the dimensions along which it is repeated.
+
+    Only repetitions along entire dimensions are found: those of an affine view with stride 0.
+    """
     affine = tensor.affine
-    repeated = [] if affine is None else [d for d, group in enumerate(affine.dims) if _repeats(group)]
+    repeated = [] if affine is None else [d for d, group in enumerate(affine.dims) if _has_no_stride(group)]
     if not repeated or not tensor.size:
         return View(tensor, tuple(range(tensor.ndim)))
     axes = tuple(d for d in range(tensor.ndim) if d not in repeated)
@@ -58,7 +68,8 @@ def narrow_view(tensor: Tensor) -> View:
     return View(first.reshape(tuple(tensor.shape[d] for d in axes)), axes, is_whole=False)
 
 
-def _repeats(group: tuple[tuple[int, int], ...]) -> bool:
+def _has_no_stride(group: tuple[tuple[int, int], ...]) -> bool:
+    """True for a dimension, given by sizes and strides of its pieces, of which all elements are one."""
     return bool(group) and all(stride == 0 for _, stride in group)
 
 
@@ -82,30 +93,40 @@ def choose_layout(
     graph: Graph,
     kernel: Kernel,
     operands: Sequence[Tensor],
-    narrow: Sequence[View],
+    views: Sequence[View],
     outs: Sequence[Tensor | None],
     shape: tuple[int, ...],
     reductions: Sequence[Reduction] = (),
 ) -> Layout:
     """Chooses the cheapest layout: that of a mapped tensor of `outs`, or of an operand, or an even one.
 
-    A graph that keeps layouts has no choice: see `kept_layout`. `narrow` has the operands without repeated dimensions.
+    A graph that keeps layouts has no choice, see `kept_layout`.
+
+    Args:
+        graph: the graph.
+        kernel: the operations and reductions, over one dimension.
+        operands: tensors of `shape`.
+        views: `unrepeated_view` of each operand.
+        outs: for each result the tensor to overwrite with it, or None.
+        shape: shape of the index space.
+        reductions: reductions with their axes in the index space.
     """
     mapped_outs = [out for out in outs if out is not None and graph.is_mapped(out)]
     if graph.keeps_layouts and not reductions:
         dtype = kernel.dtype_of(kernel.results[0])
         if mapped_outs:
             return _layout_of_view(graph, mapped_outs[0])
-        return kept_layout(graph, operands, narrow, shape, dtype)
-    unrepeated = [x for x, view in zip(operands, narrow, strict=True) if view.is_whole]
+        return kept_layout(graph, operands, views, shape, dtype)
+    unrepeated = [x for x, view in zip(operands, views, strict=True) if view.is_whole]
     proposals = _commonest([x for view in mapped_outs or unrepeated if (x := _layout_of(graph, view)) is not None])
-    # Values that no vertex can reduce are stored first: even layouts that exceed the bound take less than that.
+    # Values that no vertex can reduce are stored first: an even layout that exceeds a tile takes less memory than that.
     must_fit = any(all(x.can_reduce(shape, r.axes) for r in reductions) for x in proposals)
-    proposals += [] if mapped_outs and proposals else _even(graph, kernel, shape, reductions, must_fit)
+    if not (mapped_outs and proposals):
+        proposals += _even_layouts(graph, kernel, shape, reductions, must_fit=must_fit)
     needs_rows = len(unrepeated) < len(operands) or bool(reductions)
-    layouts = _for_vertices(proposals, shape, reductions, needs_rows)
+    layouts = _for_vertices(proposals, shape, reductions, needs_rows=needs_rows)
     if not reductions and not (mapped_outs and proposals):
-        layouts += _finest(graph, kernel, layouts, shape, needs_rows)
+        layouts += _finest_layout(graph, kernel, layouts, shape, needs_rows=needs_rows)
     if len(layouts) == 1:
         return layouts[0]
 
@@ -113,17 +134,18 @@ def choose_layout(
         evenness = _evenness(layout.mapping, graph.target.num_tiles)
         cycles = _compute_cycles(kernel, layout.mapping, graph.target)
         cycles += sum(_combining_cycles(graph, kernel.dtype_of(r.value), r, layout, shape) for r in reductions)
-        return cycles + _exchange_cost(graph, operands, narrow, layout, shape), evenness.worst, -evenness.tiles
+        return cycles + _exchange_cost(graph, operands, views, layout, shape), evenness.worst, -evenness.tiles
 
     return min(layouts, key=rank)
 
 
-def _finest(
-    graph: Graph, kernel: Kernel, layouts: Sequence[Layout], shape: tuple[int, ...], needs_rows: bool
+def _finest_layout(
+    graph: Graph, kernel: Kernel, layouts: Sequence[Layout], shape: tuple[int, ...], *, needs_rows: bool
 ) -> list[Layout]:
     """Layout on all tiles, in parts below the least share of a tile, where functions of many instructions gain by it.
 
-    It saves more than a tile takes that reads all results, as a look-up reads indices, for the parts that it adds.
+    Empty where it does not save more than a tile takes that reads all results, as a look-up reads indices, for the
+    parts that it adds.
     """
     target = graph.target
     tiles = target.tiles_per_ipu
@@ -133,9 +155,9 @@ def _finest(
         mapping = spread(shape, tuple(range(len(shape))), MIN_BYTES_PER_TILE, tiles)
     best = min(layouts, key=lambda layout: _compute_cycles(kernel, layout.mapping, target))
     saved = _compute_cycles(kernel, best.mapping, target) - _compute_cycles(kernel, mapping, target)
-    added, present = (_evenness(x, target.num_tiles).tiles for x in (mapping, best.mapping))
+    finest_tiles, best_tiles = (_evenness(x, target.num_tiles).tiles for x in (mapping, best.mapping))
     part_cycles = target.exchange_receive_cycles + graph.byte_cost_cycles * receive_code_bytes(1, target)
-    return [Layout(shape, mapping)] if saved > part_cycles * max(0, added - present) else []
+    return [Layout(shape, mapping)] if saved > part_cycles * max(0, finest_tiles - best_tiles) else []
 
 
 def _commonest(proposals: Sequence[Layout]) -> list[Layout]:
@@ -145,7 +167,7 @@ def _commonest(proposals: Sequence[Layout]) -> list[Layout]:
 
 
 def _for_vertices(
-    proposals: Sequence[Layout], shape: tuple[int, ...], reductions: Sequence[Reduction], needs_rows: bool
+    proposals: Sequence[Layout], shape: tuple[int, ...], reductions: Sequence[Reduction], *, needs_rows: bool
 ) -> list[Layout]:
     """Distinct layouts, in rows where vertices need them; those in which vertices can reduce, if there are any."""
     layouts = list(dict.fromkeys(_in_rows(x) if needs_rows and x.shape == shape else x for x in proposals))
@@ -153,7 +175,7 @@ def _for_vertices(
 
 
 def kept_layout(
-    graph: Graph, operands: Sequence[Tensor], narrow: Sequence[View], shape: tuple[int, ...], dtype: Any
+    graph: Graph, operands: Sequence[Tensor], views: Sequence[View], shape: tuple[int, ...], dtype: Any
 ) -> Layout:
     """Layout of a result by PopLibs' rule: that of the operand of fewest elements on its fullest tile.
 
@@ -162,7 +184,7 @@ def kept_layout(
 
     Source: poplibs `popops/ElementWiseUtil.cpp`, createOutputForElementWiseOp.
     """
-    mapped = [(x, view) for x, view in zip(operands, narrow, strict=True) if graph.is_mapped(x)]
+    mapped = [(x, view) for x, view in zip(operands, views, strict=True) if graph.is_mapped(x)]
     layouts = list(dict.fromkeys(_layout_of_view(graph, x) for x, view in mapped if view.is_whole))
     if not layouts and mapped and prod(shape) == 1:
         return _layout_of_view(graph, mapped[0][0])
@@ -174,7 +196,7 @@ def kept_layout(
         return evenness.worst, -evenness.tiles, len(layout.mapping.runs()[0])
 
     kept = min(layouts, key=rank)
-    has_repeated = not all(view.is_whole for view in narrow)
+    has_repeated = not all(view.is_whole for view in views)
     return _in_rows(kept) if has_repeated and kept.shape == shape else kept
 
 
@@ -185,11 +207,12 @@ def _layout_of_view(graph: Graph, tensor: Tensor) -> Layout:
 
 
 def _mapping_of_elements(graph: Graph, tensor: Tensor) -> Flat:
-    which, index = (numbers.reshape(-1) for numbers in tensor.flat_indices())
+    """Mapping of a view, found by listing the tile of each element."""
+    variable_numbers, element_numbers = (numbers.reshape(-1) for numbers in tensor.flat_indices())
     tiles = np.zeros(tensor.size, np.int32)
     for number, variable in enumerate(tensor.variables()):
-        is_of_variable = which == number
-        tiles[is_of_variable] = owners(graph.mappings[variable])[index[is_of_variable]]
+        is_of_variable = variable_numbers == number
+        tiles[is_of_variable] = owners(graph.mappings[variable])[element_numbers[is_of_variable]]
     starts = np.flatnonzero(np.diff(tiles, prepend=-1))
     return flat_mapping(tensor.size, starts, tiles[starts])
 
@@ -199,10 +222,13 @@ def _spread_by_vectors(size: int, width: int, num_tiles: int) -> Flat:
     return flat_mapping(size, starts, np.arange(len(starts), dtype=np.int32))
 
 
-def _even(
-    graph: Graph, kernel: Kernel, shape: tuple[int, ...], reductions: Sequence[Reduction], must_fit: bool
+def _even_layouts(
+    graph: Graph, kernel: Kernel, shape: tuple[int, ...], reductions: Sequence[Reduction], *, must_fit: bool
 ) -> list[Layout]:
-    """Even layouts: linear, or in blocks; where all values are reduced, also without cuts along the reduced axes."""
+    """Even layouts: linear, or with reductions in blocks; where all values are reduced, also without cuts along axes.
+
+    Of blocks those that fit a tile; if none does, all of them with `must_fit`, else the first.
+    """
     dtype = kernel.dtype_of([*kernel.results, *(reduction.value for reduction in reductions)][0])
     if not reductions:
         return [Layout(shape, linear_mapping(graph, prod(shape), dtype))]
@@ -221,13 +247,15 @@ def _even(
 
 
 def _layout_of(graph: Graph, tensor: Tensor) -> Layout | None:
+    """Layout of a view whose mapping has a closed form; None for others, and without a mapping."""
     layout = layout_like(graph, tensor)
     return None if layout is None else Layout(*layout)
 
 
 def _compute_cycles(kernel: Kernel, mapping: TileMapping, target: Target) -> int:
-    worst, _, pieces = _evenness(mapping, target.num_tiles)  # a vertex for each piece, one after the other
-    return pieces * int(flat_cycles(kernel, np.asarray(-(-worst // pieces)), target))
+    """Cycles of the fullest tile: a vertex for each piece, one after the other."""
+    elements, _, pieces = _evenness(mapping, target.num_tiles)
+    return pieces * int(flat_cycles(kernel, np.asarray(-(-elements // pieces)), target))
 
 
 def flat_cycles(kernel: Kernel, elements: np.ndarray, target: Target) -> np.ndarray:
@@ -242,23 +270,23 @@ def _combining_cycles(graph: Graph, dtype: Any, reduction: Reduction, layout: La
         return 0
     result_dims = [d for d in range(len(shape)) if d not in reduction.axes]
     longest = tuple(int(np.diff(layout.mapping.cuts[d]).max(initial=0)) for d in result_dims)
-    slots = num_slots(layout.mapping, reduction.axes)
+    num_partials = num_slots(layout.mapping, reduction.axes)
     result_shape = tuple(shape[d] for d in result_dims)
-    return combining_cycles(slots, longest, result_shape, dtype, reduction.monoid, graph.target, graph.byte_cost_cycles)
+    return combining_cycles(
+        num_partials, longest, result_shape, dtype, reduction.monoid, graph.target, graph.byte_cost_cycles
+    )
 
 
 def _exchange_cost(
-    graph: Graph, operands: Sequence[Tensor], narrow: Sequence[View], layout: Layout, shape: tuple[int, ...]
+    graph: Graph, operands: Sequence[Tensor], views: Sequence[View], layout: Layout, shape: tuple[int, ...]
 ) -> float:
     """Cycles to receive the mapped operands, and the cost of the code for that."""
     target = graph.target
-    grid = grid_of(layout, operands, narrow, (), shape)
-    receiving = np.zeros(target.num_tiles, np.int64)  # cycles by tile
-    sent = np.zeros(target.num_tiles, np.int64)
-    sends = np.zeros(target.num_tiles, np.int64)
-    code_bytes = np.zeros(target.num_tiles, np.int64)
-    axes, tile, read = grid.with_windows()
-    for access in read:
+    grid = grid_of(layout, operands, views, (), shape)
+    # Of each tile: cycles to receive, bytes sent, messages sent, bytes of exchange code.
+    receiving, sent, sends, code_bytes = (np.zeros(target.num_tiles, np.int64) for _ in range(4))
+    axes, tile, accesses = grid.with_windows()
+    for access in accesses:
         if graph.is_mapped(access.tensor):
             traffic = access_traffic(axes, tile, access, graph)
             receiving = receiving + receive_cycles(
@@ -294,11 +322,11 @@ def _in_rows(layout: Layout) -> Layout:
 
 
 def place_operands(
-    graph: Graph, operands: Sequence[Tensor], narrow: Sequence[View], layout: Layout, shape: tuple[int, ...]
+    graph: Graph, operands: Sequence[Tensor], views: Sequence[View], layout: Layout, shape: tuple[int, ...]
 ) -> None:
-    """Maps unmapped operands to the tiles that use them."""
+    """Maps unmapped operands to the tiles of a layout that use them; linearly where the layout has no such tiles."""
     mapping = layout.mapping
-    for tensor, view in zip(operands, narrow, strict=True):
+    for tensor, view in zip(operands, views, strict=True):
         if graph.is_mapped(tensor):
             continue
         if view.is_whole:
@@ -318,7 +346,7 @@ class Grid(NamedTuple):
     windows: tuple[SharedWindow, ...] = ()  # blocks that vertices read once for several operands
 
     def kernel_inputs(self) -> tuple[Input, ...]:
-        """Inputs of the kernel."""
+        """Inputs of the kernel; those that are parts of a window share a field, that of the first of them."""
         inputs = [Input(read.tensor.dtype, read.axes) for read in self.inputs]
         for window in self.windows:
             for number, begins in window.begins.items():
@@ -351,11 +379,11 @@ class Grid(NamedTuple):
 def grid_of(
     layout: Layout,
     operands: Sequence[Tensor],
-    narrow: Sequence[View],
+    views: Sequence[View],
     results: Sequence[Tensor],
     shape: tuple[int, ...],
 ) -> Grid:
-    """Grid of one vertex a block of a layout."""
+    """Grid of one vertex a block of a layout; one of a flat mapping has a single axis."""
     mapping = layout.mapping
     if isinstance(mapping, Flat):
         bounds = np.append(mapping.starts, mapping.size) if mapping.size else np.zeros(1, np.int64)
@@ -364,8 +392,9 @@ def grid_of(
     axes = tuple(Axis(f"d{d}", cut) for d, cut in enumerate(mapping.cuts))
     dims = tuple(range(len(layout.shape)))
     read, written = (tuple(View(x.reshape(layout.shape), dims) for x in tensors) for tensors in (operands, results))
-    if layout.shape != shape:  # not over the dimensions along which operands repeat or shift
+    # In another shape the dimensions along which operands repeat or are shifted are not to be seen.
+    if layout.shape != shape:
         return Grid(axes, mapping.tile, read, written)
     longest = [int(np.diff(cut).max(initial=0)) for cut in mapping.cuts]
-    unrepeated = [x if view.is_whole else None for x, view in zip(operands, narrow, strict=True)]
-    return Grid(axes, mapping.tile, tuple(narrow), written, tuple(shared_windows(unrepeated, longest)))
+    unrepeated = [x if view.is_whole else None for x, view in zip(operands, views, strict=True)]
+    return Grid(axes, mapping.tile, tuple(views), written, tuple(shared_windows(unrepeated, longest)))

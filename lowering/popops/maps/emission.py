@@ -49,11 +49,17 @@ class Emission:
 
 
 def emit_or_replay(builder: Builder, operation: Hashable, operands: Sequence[Tensor | None], add: Add) -> list[Tensor]:
-    """Results of an operation that `add` plans and adds; planned once for operands of equal views and mappings."""
-    # `operation` is all that planning depends on besides operands and graph; an operand is None for a new result.
+    """Results of an operation, which is planned once for operands of equal views and mappings.
+
+    Args:
+        builder: graph, program and debug name.
+        operation: all that planning depends on besides operands and graph.
+        operands: its operands, and tensors to overwrite; None in the place of a new result.
+        add: plans the operation on these operands and adds it to a sequence; returns the results.
+    """
     graph = builder.graph
     numbers: dict[Variable, int] = {}
-    forms = [None if x is None else _form(graph, x, numbers) for x in operands]
+    forms = [None if x is None else _planning_key(graph, x, numbers) for x in operands]
     if () in forms or not graph.maps_automatically:
         return add(builder.prog)
     # The next tile is part of the key: small variables and partial results start there.
@@ -68,14 +74,18 @@ def emit_or_replay(builder: Builder, operation: Hashable, operands: Sequence[Ten
     results = add(sequence)
     for step in sequence.children():
         builder.prog.add(step)
-    emission = _recorded(builder.into(sequence), variables, graph.variables[first_variable:], results)
+    emission = _record_emission(builder.into(sequence), variables, graph.variables[first_variable:], results)
+    # One that takes the next tile would start another time at another.
     if emission is not None and graph.next_tile == next_tile:
         graph.emissions[key] = emission
     return results
 
 
-def _form(graph: Graph, tensor: Tensor, numbers: dict[Variable, int]) -> tuple[object, ...]:
-    """Features of a tensor that planning depends on; empty where a list of elements is among them."""
+def _planning_key(graph: Graph, tensor: Tensor, numbers: dict[Variable, int]) -> tuple[object, ...]:
+    """Features of a tensor that planning depends on; empty where a list of elements is among them.
+
+    `numbers`, by which variables are told apart, gets those of the tensor that are new.
+    """
     view = geometry(tensor)
     variables = tensor.variables()
     if view is None:
@@ -85,7 +95,7 @@ def _form(graph: Graph, tensor: Tensor, numbers: dict[Variable, int]) -> tuple[o
     return view, tensor.dtype, variable_numbers, constants, tuple(map(graph.mappings.get, variables))
 
 
-def _recorded(
+def _record_emission(
     builder: Builder, operands: tuple[Variable, ...], variables: Sequence[Variable], results: Sequence[Tensor]
 ) -> Emission | None:
     """Emission to replay on other operands; None for a program of more than vertices on mapped variables."""

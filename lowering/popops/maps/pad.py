@@ -35,17 +35,26 @@ from ipujax.runtime.graph import (
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Blocked, Tensor, dtype_name
 
-Config = Sequence[tuple[int, int, int]]
+Config = Sequence[tuple[int, int, int]]  # low, high, interior
 
 
 def pad(builder: Builder, x: Tensor, value: Tensor, config: Config, out_shape: Sequence[int]) -> Tensor:
-    """Pads a tensor, as `lax.pad`, by `(low, high, interior)` of each dimension; returns a new one of `out_shape`."""
-    # Operand and result have at least one element.
+    """Pads a tensor, as `lax.pad`; returns a new one.
+
+    Args:
+        x: tensor with at least one element.
+        value: scalar of its dtype, which fills the padding.
+        config: `(low, high, interior)` of each dimension: elements before, after, and between neighbours.
+        out_shape: shape of the result, which has elements.
+    """
     rank = x.ndim
     constant = immediate_of(value)
     immediate = None if constant is None else freeze(constant)
-    codelet = _codelet(x.dtype, tuple(interior for _, _, interior in config), immediate)
-    read = tuple(Span(d, n, 1, 1, -c[0], c[2] + 1) for d, (n, c) in enumerate(zip(x.shape, config, strict=True)))
+    codelet = _pad_codelet(x.dtype, tuple(interior for _, _, interior in config), immediate)
+    read = tuple(
+        Span(d, n, 1, 1, -low, interior + 1)
+        for d, (n, (low, _, interior)) in enumerate(zip(x.shape, config, strict=True))
+    )
     fields = [read, spans(out_shape, range(rank))] + ([()] if constant is None else [])
     sources: list[Source] = [source_of(builder.graph, x), "here"] + ["elsewhere"] * (constant is None)
     work = Work(codelet, tuple(fields), tuple(sources))
@@ -68,7 +77,7 @@ def pad(builder: Builder, x: Tensor, value: Tensor, config: Config, out_shape: S
 
 
 @remembered
-def _codelet(dtype: Any, interior: tuple[int, ...], constant: Frozen | None) -> Codelet:
+def _pad_codelet(dtype: Any, interior: tuple[int, ...], constant: Frozen | None) -> Codelet:
     """Codelet that copies elements apart and fills the gaps, with an immediate or, without one, a scalar operand."""
     immediate = None if constant is None else thawed(constant)
 
@@ -86,4 +95,6 @@ def _codelet(dtype: Any, interior: tuple[int, ...], constant: Frozen | None) -> 
     if constant is None:
         fields.append(Field("value", "in", dtype))
     title = f"popops::Pad<{dtype_name(dtype)}>"
-    return Codelet(title, tuple(fields), compute, cycles, 32, 300, takes=("pads",), moves=True, parts=parts)
+    return Codelet(
+        title, tuple(fields), compute, cycles, state_bytes=32, code_bytes=300, takes=("pads",), moves=True, parts=parts
+    )

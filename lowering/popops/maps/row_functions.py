@@ -48,12 +48,13 @@ def reduce_by_function(
         fun: hashable function of blocks and starts, to the blocks reduced over their last dimension.
         operations: number of operations of `fun` for one element.
     """
+    # A view with the reduced dimensions joined at its end: a row for each element of the results.
     shape = operands[0].shape
     result_dims = [d for d in range(len(shape)) if d not in axes]
     sizes = tuple(shape[d] for d in result_dims)
     rows = [x.transpose((*result_dims, *axes)).reshape((*sizes, prod(shape[d] for d in axes))) for x in operands]
     dtypes = tuple(x.dtype for x in operands)
-    codelet = _codelet("Reduce", fun, (*dtypes, *dtypes), dtypes, len(operands), operations, True)
+    codelet = _row_codelet("Reduce", fun, (*dtypes, *dtypes), dtypes, len(operands), operations, reduces=True)
     outs = by_rows(builder, codelet, rows, [(1, dtype) for dtype in dtypes], len(result_dims), starts)
     return [out.reshape(sizes) for out in outs]
 
@@ -75,21 +76,33 @@ def each_row(
         results: length of the rows of each result, and its dtype.
         operations: number of operations of `fun` for one element of `x`.
     """
-    codelet = _codelet(title, fun, (x.dtype,), tuple(dtype for _, dtype in results), 1, operations, False)
+    out_dtypes = tuple(dtype for _, dtype in results)
+    codelet = _row_codelet(title, fun, (x.dtype,), out_dtypes, 1, operations, reduces=False)
     return by_rows(builder, codelet, [x], results, axis)
 
 
 @remembered
-def _codelet(
+def _row_codelet(
     title: str,
     fun: RowFunction,
     dtypes: tuple[Any, ...],
     out_dtypes: tuple[Any, ...],
     num_operands: int,
     operations: int,
+    *,
     reduces: bool,
 ) -> Codelet:
-    """Codelet of a function of rows; if it `reduces` them, a worker has entire rows, else any elements."""
+    """Codelet of a function of rows, the last dimension of blocks.
+
+    Args:
+        title: name of the codelet.
+        fun: the function.
+        dtypes: dtypes of the operands, then of their starts.
+        out_dtypes: dtypes of the results.
+        num_operands: number of operands.
+        operations: number of operations for one element.
+        reduces: whether it reduces each row to one element, so that a worker has entire rows; else it has any elements.
+    """
 
     def compute(*blocks: jax.Array) -> tuple[jax.Array, ...]:
         results = fun(*blocks)
@@ -119,8 +132,8 @@ def _codelet(
         tuple(fields),
         compute,
         cycles,
-        32,
-        600,
+        state_bytes=32,
+        code_bytes=600,
         moves=not operates,
         compares="equality" if operates else "nothing",
         parts=parts,

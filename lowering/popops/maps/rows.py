@@ -58,7 +58,14 @@ _SWAP_CYCLES = 4  # of one more tensor, assumed: two loads and two stores
 
 
 def cumulative(builder: Builder, x: Tensor, axis: int, kind: str, reverse: bool) -> Tensor:
-    """Adds cumulative results along one dimension, in a tensor like `x`, which has elements; `kind` of `CUMULATIVE`."""
+    """Adds cumulative results along one dimension; returns a new tensor of the shape and dtype of `x`.
+
+    Args:
+        x: tensor with at least one element.
+        axis: the dimension.
+        kind: name of the primitive, a key of `CUMULATIVE`.
+        reverse: whether results run from the last element to the first.
+    """
     codelet = _cumulative_codelet(kind, x.dtype, axis, reverse)
     (out,) = by_rows(builder, codelet, [x], [(x.shape[axis], x.dtype)], axis)
     return out
@@ -69,6 +76,7 @@ def sort(
     operands: Sequence[Tensor],
     axis: int,
     num_keys: int,
+    *,
     is_stable: bool,
     has_sorted_halves: bool = False,
 ) -> list[Tensor]:
@@ -87,7 +95,13 @@ def sort(
 
 
 def top_k(builder: Builder, x: Tensor, k: int, axis: int) -> list[Tensor]:
-    """Finds the `k` largest elements of each row and their indices, as `lax.top_k`; arguments as `sort`."""
+    """Finds the largest elements of each row, as `lax.top_k`; returns new tensors of them and of their indices.
+
+    Args:
+        x: tensor with at least one element.
+        k: number of elements, at least 1.
+        axis: the dimension of rows.
+    """
     codelet = _top_k_codelet(x.dtype, k, axis)
     return by_rows(builder, codelet, [x], [(k, x.dtype), (k, np.dtype(np.int32))], axis)
 
@@ -100,7 +114,15 @@ def by_rows(
     axis: int,
     scalars: Sequence[Tensor] = (),
 ) -> list[Tensor]:
-    """Runs a codelet on full rows of `operands` and on `scalars`; `results` are row length and dtype of each result."""
+    """Runs a codelet on full rows, spread over tiles; returns a new tensor for each result.
+
+    Args:
+        codelet: its fields are the operands, the scalars and the results, in this order.
+        operands: tensors of one shape.
+        results: row length and dtype of each result, otherwise of the operands' shape.
+        axis: the dimension of rows, which is not cut.
+        scalars: tensors that every vertex reads as a whole.
+    """
     shape = operands[0].shape
     rank = len(shape)
     row = tuple(Span(None if d == axis else d, n) for d, n in enumerate(shape))
@@ -132,36 +154,36 @@ def _add_rows(
     """Adds vertices on entire rows; results whose rows have another length get an axis of it."""
     shape = operands[0].shape
     rank = len(shape)
-    extents = sorted({extent for extent, _ in results if extent != shape[axis]})
-    axes = placed_axes(placement) + [whole_axis(f"row{n}", n) for n in extents]
+    other_lengths = sorted({length for length, _ in results if length != shape[axis]})
+    axes = placed_axes(placement) + [whole_axis(f"row{n}", n) for n in other_lengths]
     accesses = [*(along(x, range(rank)) for x in operands), *map(scalar, scalars)]
     outs = []
-    for extent, dtype in results:
-        row_axis = axis if extent == shape[axis] else rank + extents.index(extent)
-        out_shape = (*shape[:axis], extent, *shape[axis + 1 :])
+    for length, dtype in results:
+        row_axis = axis if length == shape[axis] else rank + other_lengths.index(length)
+        out_shape = (*shape[:axis], length, *shape[axis + 1 :])
         dims = [None if d == axis else d for d in range(rank)]
         outs.append(mapped_variable(builder.graph, out_shape, dtype, builder.name, dims, placement))
         accesses.append(along(outs[-1], [row_axis if d == axis else d for d in range(rank)]))
-    tile = tile_grid(placement, len(extents))
+    tile = tile_grid(placement, len(other_lengths))
     add_vertices(builder, codelet, axes, accesses, tile)
     return outs
 
 
-def _rows_and_length(shapes: BlockShapes, axis: int) -> tuple[np.ndarray, np.ndarray]:
+def _row_count_and_length(shapes: BlockShapes, axis: int) -> tuple[np.ndarray, np.ndarray]:
     lengths = shapes[0]
     return total_elements([n for d, n in enumerate(lengths) if d != axis]), lengths[axis]
 
 
-def _rows(axis: int, shapes: BlockShapes, target: Target) -> np.ndarray:
-    """Rows of a block, the parts of a codelet that goes through each row in order."""
+def _rows_in_block(axis: int, shapes: BlockShapes, target: Target) -> np.ndarray:
+    """`parts` of a codelet that goes through each row of its block in order."""
     del target
-    return _rows_and_length(shapes, axis)[0]
+    return _row_count_and_length(shapes, axis)[0]
 
 
-def _pairs(axis: int, shapes: BlockShapes, target: Target) -> np.ndarray:
-    """Pairs of elements along the rows of a block, the parts of each stage of a sort."""
+def _pairs_in_block(axis: int, shapes: BlockShapes, target: Target) -> np.ndarray:
+    """`parts` of a codelet that compares pairs of elements along the rows of its block."""
     del target
-    rows, length = _rows_and_length(shapes, axis)
+    rows, length = _row_count_and_length(shapes, axis)
     return rows * -(-length // 2)
 
 
@@ -174,7 +196,7 @@ def _cumulative_codelet(kind: str, dtype: Any, axis: int, reverse: bool) -> Code
         return fun(x, axis=axis, reverse=reverse)
 
     def cycles(shapes: BlockShapes, target: Target) -> np.ndarray:
-        rows, length = _rows_and_length(shapes, axis)
+        rows, length = _row_count_and_length(shapes, axis)
         emulated = emulation(dtype, "multiply" if kind == "cumprod" else "add", target)
         loop = -(-rows // target.worker_contexts) * length * (emulated.factor * element_cycles + emulated.cast_cycles)
         return target.supervisor_overhead_cycles + issue_round_cycles(target) * (_WORKER_START_CYCLES + loop)
@@ -182,8 +204,10 @@ def _cumulative_codelet(kind: str, dtype: Any, axis: int, reverse: bool) -> Code
     fields = (Field("in", "in", dtype), Field("out", "out", dtype))
     title = f"popops::{kind.title()}<{dtype_name(dtype)}>"
     compares: Comparison = "order" if kind in ("cummax", "cummin") else "nothing"
-    parts = partial(_rows, axis)
-    return Codelet(title, fields, compute, cycles, 24, 300, compares=compares, parts=parts, language="C++")
+    parts = partial(_rows_in_block, axis)
+    return Codelet(
+        title, fields, compute, cycles, state_bytes=24, code_bytes=300, compares=compares, parts=parts, language="C++"
+    )
 
 
 @remembered
@@ -199,8 +223,9 @@ def _sort_codelet(
     keys = max(num_keys, 2) if is_stable and len(dtypes) > 1 else num_keys
 
     def cycles(shapes: BlockShapes, target: Target) -> np.ndarray:
-        rows, length = _rows_and_length(shapes, axis)
+        rows, length = _row_count_and_length(shapes, axis)
         levels = np.ceil(np.log2(np.maximum(length, 2))).astype(np.int64)
+        # Level n has n stages; rows with sorted halves need the last level alone.
         stages = levels if has_sorted_halves else levels * (levels + 1) // 2
         pairs = -(-rows * -(-length // 2) // target.worker_contexts)
         compared = [emulation(dtype, "add", target) for dtype in dtypes[:num_keys]]
@@ -210,7 +235,7 @@ def _sort_codelet(
 
     def comparisons(shapes: BlockShapes) -> np.ndarray:
         """Comparisons that a sort needs, as XLA counts them: one an element for each level of merging."""
-        rows, length = _rows_and_length(shapes, axis)
+        rows, length = _row_count_and_length(shapes, axis)
         levels = 1 if has_sorted_halves else np.ceil(np.log2(np.maximum(length, 2))).astype(np.int64)
         return np.asarray(rows * length * levels)
 
@@ -222,11 +247,11 @@ def _sort_codelet(
         tuple(fields),
         compute,
         cycles,
-        32,
-        700,
+        state_bytes=32,
+        code_bytes=700,
         compares="order",
         flops=comparisons,
-        parts=partial(_pairs, axis),
+        parts=partial(_pairs_in_block, axis),
         language="C++",
     )
 
@@ -247,7 +272,7 @@ def _top_k_codelet(dtype: Any, k: int, axis: int) -> Codelet:
         return tuple(lax.top_k(x, k, axis=axis))
 
     def cycles(shapes: BlockShapes, target: Target) -> np.ndarray:
-        rows, length = _rows_and_length(shapes, axis)
+        rows, length = _row_count_and_length(shapes, axis)
         stages = int(np.ceil(np.log2(max(2, k))))
         # Bitonic sorts of runs of k, then a merge that halves the runs: one more pass over the row (assumed).
         pairs = rows * (-(-length // 2) * (stages * (stages + 1) // 2) + length)
@@ -258,5 +283,12 @@ def _top_k_codelet(dtype: Any, k: int, axis: int) -> Codelet:
 
     fields = (Field("in", "in", dtype), Field("values", "out", dtype), Field("indices", "out", np.dtype(np.int32)))
     return Codelet(
-        f"popops::TopK<{dtype_name(dtype)}>", fields, compute, cycles, 32, 900, compares="order", language="C++"
+        f"popops::TopK<{dtype_name(dtype)}>",
+        fields,
+        compute,
+        cycles,
+        state_bytes=32,
+        code_bytes=900,
+        compares="order",
+        language="C++",
     )

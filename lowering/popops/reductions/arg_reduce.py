@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -34,7 +34,6 @@ from ipujax.runtime.graph import (
     Builder,
     Codelet,
     Field,
-    Graph,
     block,
     element,
 )
@@ -43,81 +42,87 @@ from ipujax.runtime.tensor import Blocked, Tensor, blocked_mapping, dtype_name, 
 
 _PASSES = 2  # assumed: one for the value and one for the index
 
-# Search, reduction to the value, and monoid of that reduction, for its cost.
-_Row = tuple[Callable[..., jax.Array], Callable[..., jax.Array], str]
-_REDUCERS: dict[str, _Row] = {
-    "argmax": (lax.argmax, lax.reduce_max, "max"),
-    "argmin": (lax.argmin, lax.reduce_min, "min"),
+
+class _Extreme(NamedTuple):
+    """Functions of a primitive.
+
+    Args:
+        search: index of the extreme element.
+        reduce: the element itself.
+        monoid: monoid of that reduction, for its cost.
+    """
+
+    search: Callable[..., jax.Array]
+    reduce: Callable[..., jax.Array]
+    monoid: str
+
+
+_EXTREMES = {
+    "argmax": _Extreme(lax.argmax, lax.reduce_max, "max"),
+    "argmin": _Extreme(lax.argmin, lax.reduce_min, "min"),
 }
 
 
-def arg_reduce(builder: Builder, x: Tensor, axis: int, monoid: str, index_dtype: Any) -> Tensor:
-    """Finds the index of the extreme element along one dimension ("argmax" or "argmin"), in a tensor without it."""
+def arg_reduce(builder: Builder, x: Tensor, axis: int, kind: str, index_dtype: Any) -> Tensor:
+    """Finds the index of the extreme element along one dimension; returns a new tensor without that dimension.
+
+    Args:
+        x: tensor with at least one element.
+        axis: the dimension.
+        kind: "argmax" or "argmin".
+        index_dtype: dtype of the result.
+    """
     result_dims = [d for d in range(x.ndim) if d != axis]
     read = spans(x.shape, range(x.ndim))
-    codelet = _search_codelet(monoid, x.dtype, axis, index_dtype)
+    codelet = _search_codelet(kind, x.dtype, axis, index_dtype)
     work = Work(codelet, (read, tuple(read[d] for d in result_dims)), (source_of(builder.graph, x), "here"))
 
     def add(builder: Builder, placement: Blocked) -> Tensor:
         place_operand(builder.graph, x, read, placement)
-        return _search(builder, x, axis, placement, monoid, index_dtype)
+        return _add_search(builder, x, axis, placement, kind, index_dtype)
 
-    pick_cost = _PickCost(axis, x.dtype, index_dtype, monoid)
+    pick_cost = _PickCost(axis, x.dtype, index_dtype, kind)
     return add(builder, choose(builder.graph, x.shape, range(x.ndim), work, [x], add, after=pick_cost))
 
 
-def _search(builder: Builder, x: Tensor, axis: int, placement: Blocked, monoid: str, index_dtype: Any) -> Tensor:
+def _add_search(builder: Builder, x: Tensor, axis: int, placement: Blocked, kind: str, index_dtype: Any) -> Tensor:
     """Adds the search by a placement; where it cuts `axis`, of a pair (element, index) in each block, then of pairs."""
     result_dims = [d for d in range(x.ndim) if d != axis]
     axes = placed_axes(placement)
     axes[axis] = Axis(axes[axis].name, axes[axis].cuts, "reduce")
     shape = tuple(x.shape[d] for d in result_dims)
-    slots = axes[axis].blocks
-    if slots == 1:
+    blocks = axes[axis].blocks
+    if blocks == 1:
         out = mapped_variable(builder.graph, shape, index_dtype, builder.name, result_dims, placement)
-        codelet = _search_codelet(monoid, x.dtype, axis, index_dtype)
+        codelet = _search_codelet(kind, x.dtype, axis, index_dtype)
         accesses = (along(x, range(x.ndim)), along(out, result_dims))
         add_vertices(builder, codelet, axes, accesses, placement.tile)
         return out
+    # A result for each block of the searched dimension, on the tile that computes it.
+    cuts = (even_cuts(blocks, blocks), *(placement.cuts[d] for d in result_dims))
+    mapping = blocked_mapping(cuts, np.transpose(placement.tile, [axis, *result_dims]))
     values, indices = (
-        _partials(builder.graph, shape, slots, dtype, monoid, result_dims, axis, placement, builder.name)
+        builder.graph.add_variable((blocks, *shape), dtype, f"{builder.name}/partials", mapping, kind)
         for dtype in (x.dtype, index_dtype)
     )
     dims = (block(axis), *map(element, result_dims))
     pair_accesses = (along(x, range(x.ndim)), Access(values, dims), Access(indices, dims))
-    codelet = _pair_codelet(monoid, x.dtype, axis, index_dtype)
+    codelet = _pair_codelet(kind, x.dtype, axis, index_dtype)
     add_vertices(builder, codelet, axes, pair_accesses, placement.tile, [axes[axis].name])
-    return _pick(builder, values, indices, monoid)
+    return _add_pick(builder, values, indices, kind)
 
 
-def _partials(
-    graph: Graph,
-    shape: tuple[int, ...],
-    slots: int,
-    dtype: Any,
-    monoid: str,
-    result_dims: list[int],
-    axis: int,
-    placement: Blocked,
-    name: str,
-) -> Tensor:
-    """Variable of one result for each block of the reduced dimension, mapped to the tile that computes it."""
-    cuts = (even_cuts(slots, slots), *(placement.cuts[d] for d in result_dims))
-    mapping = blocked_mapping(cuts, np.transpose(placement.tile, [axis, *result_dims]))
-    return graph.add_variable((slots, *shape), dtype, f"{name}/partials", mapping, monoid)
-
-
-def _pick(builder: Builder, values: Tensor, indices: Tensor, monoid: str) -> Tensor:
-    """Picks among the slots of pairs: each block of results on the tile of its first pairs."""
+def _add_pick(builder: Builder, values: Tensor, indices: Tensor, kind: str) -> Tensor:
+    """Picks the best of the pairs along dimension 0, each block of results on the tile of its first pairs."""
     mapping = mapping_like(builder.graph, values)
     assert isinstance(mapping, Blocked), "partials are mapped in blocks"
-    slots, *shape = values.shape
+    num_pairs, *shape = values.shape
     cuts = mapping.cuts[1:]
     tile = mapping.tile[:1]
     out = builder.graph.add_variable(shape, indices.dtype, builder.name, blocked_mapping(cuts, tile[0]))
-    axes = [Axis("slot", even_cuts(slots, 1), "reduce"), *(Axis(f"d{d}", cut) for d, cut in enumerate(cuts))]
+    axes = [Axis("slot", even_cuts(num_pairs, 1), "reduce"), *(Axis(f"d{d}", cut) for d, cut in enumerate(cuts))]
     pairs = (along(t, range(t.ndim)) for t in (values, indices))
-    codelet = _pick_codelet(monoid, values.dtype, indices.dtype)
+    codelet = _pick_codelet(kind, values.dtype, indices.dtype)
     add_vertices(builder.named("pick"), codelet, axes, (*pairs, along(out, range(1, values.ndim))), tile)
     return out
 
@@ -129,64 +134,76 @@ class _PickCost:
     axis: int
     dtype: Any
     index_dtype: Any
-    monoid: str
+    kind: str
 
     def __call__(self, grids: Grids, target: Target, cycles_per_byte: float) -> np.ndarray:
-        slots = grids.blocks[self.axis]
+        """Cycles of each candidate, 0 where the searched dimension is uncut."""
+        blocks = grids.blocks[self.axis]
         size = np.prod(np.delete(grids.lengths, self.axis, 0), axis=0, dtype=np.int64)
         widths = [element_bytes(dtype) for dtype in (self.dtype, self.index_dtype)]
-        compute = _PASSES * reduce_cycles(_REDUCERS[self.monoid][2], self.dtype, size, slots, target)
+        compute = _PASSES * reduce_cycles(_EXTREMES[self.kind].monoid, self.dtype, size, blocks, target)
         # The first pair of each result is on the tile already; no two tiles receive the same pairs.
         shared = np.zeros_like(size)
-        payload = sum(receive_cycles((slots - 1) * size * width, shared, slots - 1, target) for width in widths)
+        payload = sum(receive_cycles((blocks - 1) * size * width, shared, blocks - 1, target) for width in widths)
         step = superstep(target, payload, 0, size * sum(widths), len(widths), compute)
-        return np.where(slots > 1, step.total_cycles, 0.0)
+        return np.where(blocks > 1, step.total_cycles, 0.0)
 
 
-def _search_cycles(monoid: str, dtype: Any, axis: int, shapes: BlockShapes, target: Target) -> np.ndarray:
+def _search_cycles(kind: str, dtype: Any, axis: int, shapes: BlockShapes, target: Target) -> np.ndarray:
     lengths = shapes[0]
     outputs = total_elements([n for d, n in enumerate(lengths) if d != axis])
-    return _PASSES * reduce_cycles(_REDUCERS[monoid][2], dtype, outputs, lengths[axis], target)
+    return _PASSES * reduce_cycles(_EXTREMES[kind].monoid, dtype, outputs, lengths[axis], target)
 
 
-def _search_parts(monoid: str, dtype: Any, axis: int, shapes: BlockShapes, target: Target) -> np.ndarray:
+def _search_parts(kind: str, dtype: Any, axis: int, shapes: BlockShapes, target: Target) -> np.ndarray:
     lengths = shapes[0]
     outputs = total_elements([n for d, n in enumerate(lengths) if d != axis])
-    return reduce_parts(_REDUCERS[monoid][2], dtype, outputs, lengths[axis], target)
+    return reduce_parts(_EXTREMES[kind].monoid, dtype, outputs, lengths[axis], target)
 
 
 @remembered
-def _search_codelet(monoid: str, dtype: Any, axis: int, index_dtype: Any) -> Codelet:
-    search = _REDUCERS[monoid][0]
+def _search_codelet(kind: str, dtype: Any, axis: int, index_dtype: Any) -> Codelet:
+    """Codelet of a search in one stage: the index of the best element of a whole row."""
+    search = _EXTREMES[kind].search
 
     def compute(x: jax.Array) -> jax.Array:
         return search(x, axis, index_dtype)
 
-    cycles, parts = (partial(formula, monoid, dtype, axis) for formula in (_search_cycles, _search_parts))
+    cycles, parts = (partial(formula, kind, dtype, axis) for formula in (_search_cycles, _search_parts))
     fields = (Field("in", "in", dtype), Field("index", "out", index_dtype))
-    title = f"popops::{monoid.title()}<{dtype_name(dtype)}>"
-    return Codelet(title, fields, compute, cycles, 24, 500, compares="order", parts=parts)
+    title = f"popops::{kind.title()}<{dtype_name(dtype)}>"
+    return Codelet(title, fields, compute, cycles, state_bytes=24, code_bytes=500, compares="order", parts=parts)
 
 
 @remembered
-def _pair_codelet(monoid: str, dtype: Any, axis: int, index_dtype: Any) -> Codelet:
+def _pair_codelet(kind: str, dtype: Any, axis: int, index_dtype: Any) -> Codelet:
     """Codelet of the first stage: the best value of a block, and its index in the whole tensor."""
-    search, reducer, _ = _REDUCERS[monoid]
+    extreme = _EXTREMES[kind]
 
     def compute(x: jax.Array, origins: tuple[Any, ...]) -> tuple[jax.Array, jax.Array]:
-        index = search(x, axis, index_dtype)
-        return reducer(x, axes=(axis,)), index + jnp.asarray(origins[0], index_dtype)
+        index = extreme.search(x, axis, index_dtype)
+        return extreme.reduce(x, axes=(axis,)), index + jnp.asarray(origins[0], index_dtype)
 
-    cycles, parts = (partial(formula, monoid, dtype, axis) for formula in (_search_cycles, _search_parts))
+    cycles, parts = (partial(formula, kind, dtype, axis) for formula in (_search_cycles, _search_parts))
     fields = (Field("in", "in", dtype), Field("value", "out", dtype), Field("index", "out", index_dtype))
-    title = f"popops::{monoid.title()}Partials<{dtype_name(dtype)}>"
-    return Codelet(title, fields, compute, cycles, 28, 500, takes=("origins",), compares="order", parts=parts)
+    title = f"popops::{kind.title()}Partials<{dtype_name(dtype)}>"
+    return Codelet(
+        title,
+        fields,
+        compute,
+        cycles,
+        state_bytes=28,
+        code_bytes=500,
+        takes=("origins",),
+        compares="order",
+        parts=parts,
+    )
 
 
 @remembered
-def _pick_codelet(monoid: str, dtype: Any, index_dtype: Any) -> Codelet:
+def _pick_codelet(kind: str, dtype: Any, index_dtype: Any) -> Codelet:
     """Codelet of the second stage: the index that came with the best of the blocks' values."""
-    search = _REDUCERS[monoid][0]
+    search = _EXTREMES[kind].search
 
     def compute(values: jax.Array, indices: jax.Array) -> jax.Array:
         if values.shape[0] == 1:
@@ -194,7 +211,7 @@ def _pick_codelet(monoid: str, dtype: Any, index_dtype: Any) -> Codelet:
         slot = search(values, 0, np.dtype(np.int32))
         return jnp.take_along_axis(indices, slot[None], 0)[0]
 
-    cycles, parts = (partial(formula, monoid, dtype, 0) for formula in (_search_cycles, _search_parts))
+    cycles, parts = (partial(formula, kind, dtype, 0) for formula in (_search_cycles, _search_parts))
     fields = (Field("values", "in", dtype), Field("indices", "in", index_dtype), Field("index", "out", index_dtype))
-    title = f"popops::{monoid.title()}Pick<{dtype_name(dtype)}>"
-    return Codelet(title, fields, compute, cycles, 28, 500, compares="order", parts=parts)
+    title = f"popops::{kind.title()}Pick<{dtype_name(dtype)}>"
+    return Codelet(title, fields, compute, cycles, state_bytes=28, code_bytes=500, compares="order", parts=parts)

@@ -1,5 +1,7 @@
 """Cost of combining partial results: stages, the division of each over tiles, and its cycles.
 
+Partial results of one output are called slots, as in `partials`.
+
 Input: numbers of partial results and lengths of blocks of results, of all candidates of a choice at once. Output:
 cycles, and the division of results, as arrays of one column a candidate. `partials` adds these stages to a graph.
 Source of the stage counts: poplibs `poplin/ConvReducePlan.cpp` (reference machine.md §1.2).
@@ -47,7 +49,10 @@ def slots_after_stages(slots: int) -> tuple[int, ...]:
 
 
 def spread_blocks(size: int, slots: Any, stage_slots: Any, dtype: Any, tiles: Any) -> Any:
-    """Tiles, for each slot after a stage of `reduce_partials`, that its `size` outputs are spread over."""
+    """Number of tiles that the `size` outputs of each slot after a stage of `reduce_partials` are spread over.
+
+    Other arguments are those of `longest_share`, and `tiles` the tiles of all slots.
+    """
     return np.maximum(1, np.minimum(tiles // stage_slots, -(-size // _min_outputs(slots, stage_slots, dtype))))
 
 
@@ -72,7 +77,10 @@ def grain(dtype: Any) -> int:
 
 @remembered
 def stages(slots: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-    """Partials of one output before and after each stage, int64[stages, slots]; 1 for stages that do not run."""
+    """Partials of one output before and after each stage, for each number in `slots`; 1 for stages that do not run.
+
+    Two arrays, int64[stages, len(slots)].
+    """
     counts = [slots_after_stages(count) for count in slots]
     table = np.ones((max(map(len, counts), default=0), len(slots)), np.int64)
     for column, stage_slots in enumerate(counts):
@@ -82,13 +90,19 @@ def stages(slots: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Division:
-    """Division of blocks of results among the tiles of their partials, one entry a candidate."""
+    """Division of blocks of results among the tiles of their partials, one entry a candidate.
 
-    dim: np.ndarray  # dimension that is cut, of those after the slots, int64[candidates]
-    count: np.ndarray  # number of parts, int64[candidates]
-    # Lengths of the longest part, int64[dimensions, candidates]; of a result without dimensions one of 1
+    Args:
+        dim: dimension that is cut, of those after the slots, int64[candidates].
+        count: number of parts, int64[candidates].
+        longest: lengths of the longest part, int64[dimensions, candidates]; of a result without dimensions one of 1.
+        cycles: estimated cycles of the stage, int64[candidates].
+    """
+
+    dim: np.ndarray
+    count: np.ndarray
     longest: np.ndarray
-    cycles: np.ndarray  # estimated cycles of the stage, int64[candidates]
+    cycles: np.ndarray
 
 
 def combining_cost(
@@ -102,9 +116,14 @@ def combining_cost(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Estimated cycles of `reduce_partials_in_place`, and lengths of the largest block of its results, as `longest`.
 
-    `slots` are partials of each result, int64[candidates], each on a tile of its own; `longest` the lengths of the
-    largest block of results, int64[dimensions, candidates], and `shape` those of all results; `cycles_per_byte` is the
-    cost of a byte of exchange code.
+    Args:
+        slots: partials of each result, each on a tile of its own, int64[candidates].
+        longest: lengths of the largest block of results before it is divided, int64[dimensions, candidates].
+        shape: shape of all results.
+        dtype: their dtype.
+        monoid: monoid by which partials combine.
+        target: the machine.
+        cycles_per_byte: cost of a byte of exchange code.
     """
     counts, inverse = np.unique(slots, return_inverse=True)
     total = np.zeros(len(slots), np.int64)
@@ -143,17 +162,25 @@ def divide(
     target: Target,
     cycles_per_byte: float,
 ) -> Division:
-    """Cheapest division of one stage, in at most one part for each partial; arguments as `combining_cost`."""
+    """Cheapest division of one stage, in at most one part for each partial.
+
+    Args:
+        slots: partials of each result before the stage, int64[candidates].
+        stage_slots: partials of each result after it, likewise.
+        longest: as the following, an argument of `combining_cost`.
+    """
     longest = longest if len(longest) else np.ones((1, len(slots)), np.int64)
-    depth = ceil_div(slots, stage_slots)
+    depth = ceil_div(slots, stage_slots)  # partials that are combined into one
     width = element_bytes(dtype)
     size = np.prod(longest, axis=0)
     max_parts = np.minimum(slots // stage_slots, longest)
     max_parts = np.minimum(max_parts, ceil_div(size * width * depth, _MIN_RECEIVED_BYTES))
     # Powers of two up to the bound, and the bound, for each dimension: int64[dimensions, powers, candidates].
+    # Arrays from here on have these axes.
     powers = 1 << np.arange(int(max_parts.max(initial=1)).bit_length() + 1)
     count = np.minimum(powers[:, None], np.maximum(1, max_parts)[:, None])
     extent = longest[:, None]
+    # Elements outside of the cut dimension, and inside of it for each of its indices.
     outer = np.cumprod(np.vstack((np.ones_like(size), longest)), axis=0)[:-1, None]
     length = ceil_div(extent, count)
     shortest = extent // count

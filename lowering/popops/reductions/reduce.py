@@ -37,8 +37,16 @@ def num_slots(placement: Blocked, axes: Sequence[int]) -> int:
 def partial_results(
     graph: Graph, placement: Blocked, axes: Sequence[int], dtype: Any, monoid: str, name: str
 ) -> tuple[Tensor, Access]:
-    """Variable of the result, or of partial results with slots in dimension 0, and the access that writes it."""
-    # `axes` are the reduced dimensions of `placement`, in order; the partial results combine by `monoid`.
+    """Adds a variable of the result, or of partial results with slots in dimension 0, and the access that writes it.
+
+    Args:
+        graph: graph to add to.
+        placement: blocks of the operand, and their tiles.
+        axes: reduced dimensions, in order.
+        dtype: dtype of the result.
+        monoid: monoid by which partial results combine.
+        name: debug name.
+    """
     result_dims = [d for d in range(len(placement.cuts)) if d not in axes]
     cuts = tuple(placement.cuts[d] for d in result_dims)
     slots = num_slots(placement, axes)
@@ -57,7 +65,10 @@ def partial_results(
 
 
 def reduce(builder: Builder, x: Tensor, axes: Sequence[int], monoid: str) -> Tensor:
-    """Reduces a tensor over some of its dimensions by a key of `REDUCERS`; returns a new tensor of equal dtype."""
+    """Reduces a tensor over some of its dimensions by a key of `REDUCERS`; returns a new tensor of equal dtype.
+
+    Of a tensor without elements the result is a constant, the neutral element.
+    """
     graph = builder.graph
     axes = tuple(sorted(axes))
     out_shape = tuple(n for d, n in enumerate(x.shape) if d not in axes)
@@ -65,10 +76,10 @@ def reduce(builder: Builder, x: Tensor, axes: Sequence[int], monoid: str) -> Ten
         map_linearly(graph, x)
         return graph.add_constant(neutral(monoid, x.dtype), builder.name).broadcast_in_dim(out_shape, ())
     order = memory_order(x)
-    if order is not None and not order.is_own:
+    if order is not None and not order.is_own:  # over the dimensions of its variable
         variable_axes = [number for number, d in enumerate(order.view_dims) if d in axes]
         return order.without(axes).of_view(reduce(builder, order.of_variable(x), variable_axes, monoid))
-    x, axes = _view(graph, x, axes)
+    x, axes = _with_joined_dims(graph, x, axes)
     result_dims = [d for d in range(x.ndim) if d not in axes]
     codelet = reduce_codelet(monoid, x.dtype, axes)
     read = spans(x.shape, range(x.ndim))
@@ -87,10 +98,12 @@ def reduce(builder: Builder, x: Tensor, axes: Sequence[int], monoid: str) -> Ten
     return add(builder, placement).reshape(out_shape)
 
 
-def _view(graph: Graph, x: Tensor, axes: tuple[int, ...]) -> tuple[Tensor, tuple[int, ...]]:
-    """View of the operand to reduce, and its reduced dimensions."""
-    # A blocked mapping keeps its dimensions. Any other is seen flat, or with neighbouring dimensions joined where both
-    # are reduced or neither is: fewer and longer dimensions have more even grids.
+def _with_joined_dims(graph: Graph, x: Tensor, axes: tuple[int, ...]) -> tuple[Tensor, tuple[int, ...]]:
+    """View of the operand with neighbouring dimensions joined where both are reduced or neither is.
+
+    Fewer and longer dimensions have more even grids. An unmapped operand, and one mapped in blocks of its dimensions,
+    keeps these. Returns the view, and its reduced dimensions.
+    """
     if source_of(graph, x) == "free":
         return x, axes
     map_linearly(graph, x)
@@ -100,14 +113,14 @@ def _view(graph: Graph, x: Tensor, axes: tuple[int, ...]) -> tuple[Tensor, tuple
     if isinstance(mapping, Flat) and len(axes) == x.ndim:
         return x.flatten(), (0,)
     sizes: list[int] = []
-    kinds: list[bool] = []
+    is_reduced: list[bool] = []
     for d, size in enumerate(x.shape):
-        if kinds and kinds[-1] == (d in axes):
+        if is_reduced and is_reduced[-1] == (d in axes):
             sizes[-1] *= size
         else:
             sizes.append(size)
-            kinds.append(d in axes)
-    return x.reshape(tuple(sizes)), tuple(d for d, kind in enumerate(kinds) if kind)
+            is_reduced.append(d in axes)
+    return x.reshape(tuple(sizes)), tuple(d for d, reduced in enumerate(is_reduced) if reduced)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +135,6 @@ class _CombinationCost:
         result_dims = [d for d in range(len(grids.shape)) if d not in self.axes]
         slots = np.prod(grids.blocks[list(self.axes)], axis=0, dtype=np.int64)
         shape = [grids.shape[d] for d in result_dims]
-        return combining_cost(
-            slots, grids.lengths[result_dims], shape, self.dtype, self.monoid, target, cycles_per_byte
-        )[0]
+        lengths = grids.lengths[result_dims]
+        cycles, _ = combining_cost(slots, lengths, shape, self.dtype, self.monoid, target, cycles_per_byte)
+        return cycles

@@ -24,14 +24,14 @@ def add_vertices(
     tile: np.ndarray,
     origins: Sequence[str] = (),
 ) -> None:
-    """Adds a compute set of one vertex group, and executes it.
+    """Adds a compute set of one vertex group to the graph, and its execution to the program.
 
     Args:
         codelet: code of the vertices.
         axes: axes of the group.
         accesses: tensors that its fields are connected to, in order.
-        tile: tile of each vertex, int32[blocks of each axis].
-        origins: names of the axes whose first index is a scalar field.
+        tile: tile of each vertex, int32[blocks of each axis]; −1 where there is none.
+        origins: names of the axes along which the codelet gets the first index of its block.
     """
     graph = builder.graph
     compute_set = graph.add_compute_set(builder.name)

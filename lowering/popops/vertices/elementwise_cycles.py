@@ -179,7 +179,10 @@ def elementwise_cycles(
 
 
 def elementwise_iteration(op: str, dtype: Any, operands: int, immediates: int, target: Target) -> tuple[float, int]:
-    """Cycles and elements of one iteration of a worker's loop; arguments as `elementwise_cycles`."""
+    """Cycles and elements of one iteration of a worker's loop.
+
+    `op` is a row of `OP_COSTS`, `operands` the number of tensors, `immediates` that of scalars stored in the vertex.
+    """
     emulated = emulation(dtype, kind_of(op), target)
     cost = OP_COSTS[op]
     cycles, vector = cost.iteration(emulated.width)
@@ -191,8 +194,11 @@ def elementwise_iteration(op: str, dtype: Any, operands: int, immediates: int, t
 
 
 def _at_port_rates(cycles: int, loads: int, stores: int, target: Target) -> Any:
-    """Cycles of an iteration on a target, of the cycles, vector loads and vector stores of a public figure."""
-    # Loads and stores that are more than the cycles issue together, by one instruction.
+    """Cycles of an iteration on a target, whose ports may be of another width than those of the public figure.
+
+    The figure is of an iteration of `cycles` with so many vector loads and stores, each of which takes a cycle; if they
+    are more than the cycles, a load and a store issue together, by one instruction.
+    """
     loads, stores = min(cycles, loads), min(cycles, stores)
     loading, storing = load_cycles(loads * VECTOR_BYTES, target), store_cycles(stores * VECTOR_BYTES, target)
     if loads + stores <= cycles:
@@ -201,6 +207,6 @@ def _at_port_rates(cycles: int, loads: int, stores: int, target: Target) -> Any:
 
 
 def elementwise_parts(op: str, dtype: Any, elements: np.ndarray, target: Target) -> np.ndarray:
-    """Vectors of elements that workers share; arguments as `elementwise_cycles`."""
+    """Number of vectors of elements that workers share; `op` is a row of `OP_COSTS`."""
     _, vector = OP_COSTS[op].iteration(emulation(dtype, kind_of(op), target).width)
     return ceil_div(elements, vector)

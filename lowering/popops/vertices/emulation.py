@@ -77,7 +77,10 @@ def is_native(dtype: Any, target: Target) -> bool:
 
 
 def emulation(dtype: Any, kind: Kind, target: Target) -> Emulation:
-    """Emulation of an operation of a kind on a target; the operation itself where the dtype is native."""
+    """Emulation of an operation of a kind on a target; the operation itself where the dtype is native.
+
+    A move of any dtype is native: it is of words.
+    """
     if kind == "move" or is_native(dtype, target):
         return Emulation(width_of(dtype))
     dtype = np.dtype(dtype)

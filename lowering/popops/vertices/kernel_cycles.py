@@ -62,8 +62,16 @@ class OpCount:
 def kernel_cycles(
     ops: Sequence[OpCount], read: Sequence[Any], written: Sequence[Any], elements: Any, target: Target, scalars: int = 0
 ) -> np.ndarray:
-    """Tile cycles of a vertex of `elements`, int64 array, in each result."""
-    # `read` and `written` are the dtypes of each load and store of an iteration; `scalars` inputs are loaded once.
+    """Tile cycles of a vertex that applies operations one after the other to each element.
+
+    Args:
+        ops: the operations.
+        read: dtype of each load of an iteration.
+        written: dtype of each store of an iteration.
+        elements: elements of the vertex, int64 array.
+        target: the machine.
+        scalars: number of inputs of one element, which are loaded once.
+    """
     if _is_single_codelet(ops, read, written):
         (op,) = ops
         return elementwise_cycles(op.name, op.dtype, op.tensors, op.constants, elements, target)
@@ -76,7 +84,10 @@ def kernel_cycles(
 def kernel_iteration(
     ops: Sequence[OpCount], read: Sequence[Any], written: Sequence[Any], target: Target
 ) -> tuple[float, int]:
-    """Cycles and elements of one iteration of a worker's loop; arguments as `kernel_cycles`."""
+    """Cycles and elements of one iteration of a worker's loop over operations.
+
+    `read` and `written` are the dtypes of each load and store of the iteration.
+    """
     if _is_single_codelet(ops, read, written):
         (op,) = ops
         return elementwise_iteration(op.name, op.dtype, op.tensors, op.constants, target)
@@ -139,7 +150,7 @@ def scalar_instructions(name: str, dtype: Any, operands: int) -> int:
 def kernel_parts(
     ops: Sequence[OpCount], read: Sequence[Any], written: Sequence[Any], elements: Any, target: Target
 ) -> np.ndarray:
-    """Iterations that workers share; arguments as `kernel_cycles`."""
+    """Iterations that workers share, for vertices of `elements`; `read`, `written`: dtypes of each load and store."""
     if _is_single_codelet(ops, read, written):
         return elementwise_parts(ops[0].name, ops[0].dtype, elements, target)
     return np.asarray(ceil_div(elements, _vector_elements(ops, read, written)))

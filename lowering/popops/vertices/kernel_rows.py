@@ -75,9 +75,10 @@ def _restarting_cycles(
         columns = total_elements([block[axis] for axis in repetition.axes])
     rows = ceil_div(elements, np.maximum(1, columns))
     workers = target.worker_contexts
+    # Workers share short rows, or each row if it has a vector for all of them.
     by_row = columns < workers * vector
     outer: Any = np.where(by_row, ceil_div(rows, workers), rows)
     iterations: Any = np.where(by_row, ceil_div(columns, vector), ceil_div(ceil_div(columns, workers), vector))
-    whole = ceil_div(ceil_div(elements, vector), workers)
-    worker = outer * _ROW_CYCLES + whole_cycles((outer * iterations - whole) * cycles)
+    unbroken_iterations = ceil_div(ceil_div(elements, vector), workers)
+    worker = outer * _ROW_CYCLES + whole_cycles((outer * iterations - unbroken_iterations) * cycles)
     return np.asanyarray(issue_round_cycles(target) * np.maximum(0, worker))

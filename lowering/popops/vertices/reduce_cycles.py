@@ -39,7 +39,7 @@ def reduce_cycles(monoid: str, dtype: Any, outputs: np.ndarray, reduced: np.ndar
         outputs: results of the vertex, int64 array.
         reduced: elements reduced into each result, int64 array.
     """
-    strided, by_output, by_part = _forms(monoid, dtype, outputs, reduced, target)
+    strided, by_output, by_part = _cycles_by_form(monoid, dtype, outputs, reduced, target)
     return np.minimum(strided, np.minimum(by_output, by_part))
 
 
@@ -56,9 +56,11 @@ def smallest_reduction_cycles(monoid: str, dtype: Any, target: Target) -> float:
 
 
 def reduce_parts(monoid: str, dtype: Any, outputs: np.ndarray, reduced: np.ndarray, target: Target) -> np.ndarray:
-    """Parts that workers share in the cheapest form; arguments as `reduce_cycles`."""
-    # The parts are rows of outputs, or outputs, or the vectors reduced into each.
-    strided, by_output, by_part = _forms(monoid, dtype, outputs, reduced, target)
+    """Parts that workers share in the cheapest form: rows of outputs, outputs, or the vectors reduced into each.
+
+    `outputs` are the results of the vertex, `reduced` the elements reduced into each, int64 arrays.
+    """
+    strided, by_output, by_part = _cycles_by_form(monoid, dtype, outputs, reduced, target)
     vector = max(1, target.vector_width_bytes // element_bytes(dtype))
     continuous = np.where(by_part < by_output, ceil_div(reduced, vector), outputs)
     return np.where(strided <= np.minimum(by_output, by_part), ceil_div(outputs, 2 * vector), continuous)
@@ -72,9 +74,11 @@ def default_vertex_cycles(dtype: Any, outputs: np.ndarray, reduced: np.ndarray, 
     wide = 2 * max(1, target.vector_width_bytes // element_bytes(dtype))  # elements of an accumulator
     levels = wide.bit_length() - 1
     vectors = outputs // wide
-    # Zeroing, stores and the loop; of each partial a pointer, a load with its call, and an accumulation.
+    # Zeroing, stores and the loop; of each partial a pointer, a load with its call, and an accumulation: the source's
+    # numbers.
     start = 33 + 24 + 2 * levels
     worker = vectors * (6 + 2 * wide // 2 + 1 + reduced * (10 + 6 + 3))
+    # Outputs beyond whole accumulators: at most one remainder of each power of 2.
     for level in range(levels):
         has_remainder = outputs // 2**level % 2
         worker = worker + has_remainder * (5 + 2 * 2**level + reduced * (10 + 6))
@@ -89,7 +93,7 @@ def _vector_cycles(monoid: str, dtype: Any, vector: int, target: Target) -> Any:
     return emulated.factor * (loading + extra) + emulated.cast_cycles * vector
 
 
-def _forms(
+def _cycles_by_form(
     monoid: str, dtype: Any, outputs: np.ndarray, reduced: np.ndarray, target: Target
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Tile cycles of the strided form, and of the continuous one where workers share outputs, or each of them."""

@@ -102,7 +102,7 @@ def neutral(monoid: str, dtype: Any) -> np.ndarray:
 
 
 def _extreme(dtype: Any, side: Literal["min", "max"]) -> np.ndarray:
-    """Lowest or highest number of a dtype, an infinity where it has them."""
+    """Lowest ("min") or highest ("max") number of a dtype, an infinity where it has them."""
     if dtype == np.bool_:
         return np.asarray(side == "max")
     if not jnp.issubdtype(dtype, jnp.inexact):
@@ -113,26 +113,28 @@ def _extreme(dtype: Any, side: Literal["min", "max"]) -> np.ndarray:
 
 @remembered
 def reduce_codelet(monoid: str, dtype: Any, axes: tuple[int, ...]) -> Codelet:
-    """Codelet that reduces dimensions `axes` of its block by `monoid`."""
+    """Codelet that reduces dimensions `axes` of its block by `monoid`, a key of `REDUCERS`."""
+
+    def outputs_and_reduced(shapes: BlockShapes) -> tuple[np.ndarray, np.ndarray]:
+        """Number of results, and of elements reduced into each."""
+        outputs = total_elements([n for d, n in enumerate(shapes[0]) if d not in axes])
+        return outputs, total_elements([shapes[0][d] for d in axes])
 
     def cycles(shapes: BlockShapes, target: Target) -> np.ndarray:
-        outputs = total_elements([n for d, n in enumerate(shapes[0]) if d not in axes])
-        return reduce_cycles(monoid, dtype, outputs, total_elements([shapes[0][d] for d in axes]), target)
+        return reduce_cycles(monoid, dtype, *outputs_and_reduced(shapes), target)
 
     def parts(shapes: BlockShapes, target: Target) -> np.ndarray:
-        outputs = total_elements([n for d, n in enumerate(shapes[0]) if d not in axes])
-        return reduce_parts(monoid, dtype, outputs, total_elements([shapes[0][d] for d in axes]), target)
+        return reduce_parts(monoid, dtype, *outputs_and_reduced(shapes), target)
 
     def slow_paths(shapes: BlockShapes, repetitions: Sequence[Repetition | None], target: Target) -> Sequence[SlowPath]:
-        """That of rows of outputs which are no whole vectors."""
+        """Slow path of rows of outputs that are no whole vectors: PopLibs takes its default vertex for them."""
         vector = max(1, VECTOR_BYTES // element_bytes(dtype))
-        row = repetitions[-1]
-        if row is None or row.repeats != "rows" or not row.row % vector:
+        of_output = repetitions[-1]
+        if of_output is None or of_output.repeats != "rows" or not of_output.row % vector:
             return []
-        outputs = total_elements([n for d, n in enumerate(shapes[0]) if d not in axes])
-        reduced = total_elements([shapes[0][d] for d in axes])
+        outputs, reduced = outputs_and_reduced(shapes)
         extra = default_vertex_cycles(dtype, outputs, reduced, target) - cycles(shapes, target)
-        reason = SlowReason("partials fetched one by one", row.row, vector)
+        reason = SlowReason("partials fetched one by one", of_output.row, vector)
         return [SlowPath(reason, np.maximum(0, np.where(reduced > 1, extra, 0)))]
 
     title = f"popops::Reduce{monoid.title()}<{dtype_name(dtype)}>"

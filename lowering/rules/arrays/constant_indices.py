@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -67,13 +67,20 @@ RULES: dict[str, Rule] = {"take_rows": take_rows_rule}
 Position = Sequence[int]  # a component for each indexed dimension
 _MOST_COMPARED = 4096  # indices that are compared; assumed: more are rarely all equal
 
-# Combination of the updates of one position with each other, and then with the table.
-_COMBINE: dict[str, tuple[Callable[..., jax.Array], Callable[..., jax.Array]]] = {
-    "scatter-add": (lax.reduce_sum, lax.add),
-    "scatter-sub": (lax.reduce_sum, lax.sub),
-    "scatter-mul": (lax.reduce_prod, lax.mul),
-    "scatter-min": (lax.reduce_min, lax.min),
-    "scatter-max": (lax.reduce_max, lax.max),
+
+class _Combination(NamedTuple):
+    """Functions that combine the updates of one position with each other, and then with the table."""
+
+    of_updates: Callable[..., jax.Array]
+    with_table: Callable[..., jax.Array]
+
+
+_COMBINATIONS = {
+    "scatter-add": _Combination(lax.reduce_sum, lax.add),
+    "scatter-sub": _Combination(lax.reduce_sum, lax.sub),
+    "scatter-mul": _Combination(lax.reduce_prod, lax.mul),
+    "scatter-min": _Combination(lax.reduce_min, lax.min),
+    "scatter-max": _Combination(lax.reduce_max, lax.max),
 }
 
 
@@ -97,9 +104,9 @@ def constant_position(indices: Tensor) -> Position | None:
 def gather_from(table: jax.Array, position: Position, spec: GatherSpec, out_shape: Sequence[int]) -> jax.Array:
     """Window of a table at one position, for every look-up, in the shape of the result."""
     batched = spec.numbers.operand_batching_dims
-    dims = spec.kept_dims()
+    dims = spec.result_dims()
     sizes = [n if d in batched else spec.slice_sizes[d] for d, n in enumerate(table.shape)]
-    starts, is_inside = _starts(table.shape, sizes, spec.indexed, position)
+    starts, is_inside = _clamped_starts(table.shape, sizes, spec.indexed, position)
     if spec.mode is Mode.FILL_OR_DROP and not is_inside:
         return lax.broadcast(fill_of(spec.fill, table.dtype), out_shape)
     window = lax.slice(table, starts, [start + n for start, n in zip(starts, sizes, strict=True)])
@@ -128,29 +135,31 @@ def scatter_to(
     numbers = spec.numbers
     extents, of_update = spec.windows()
     sizes = [n if d in numbers.operand_batching_dims else extents[d] for d, n in enumerate(table.shape)]
-    starts, is_inside = _starts(table.shape, sizes, spec.indexed, position)
+    starts, is_inside = _clamped_starts(table.shape, sizes, spec.indexed, position)
     if spec.mode is not Mode.CLIP and not is_inside:
         return table
     window = lax.dynamic_slice(table, starts, sizes)
     lookups = [u for u in range(updates.ndim) if u not in numbers.update_window_dims]
     batched = zip(numbers.operand_batching_dims, numbers.scatter_indices_batching_dims, strict=True)
     batch_dims = {d: lookups[i] for d, i in batched}
+    # Dimension of the updates for each of the table; None for one that they do not have.
     dims = [batch_dims.get(d, u) for d, u in enumerate(of_update)]
     repeats = [u for u in lookups if u not in batch_dims.values()]  # along these all updates meet in the window
     if combines_in_order(spec):
         window = _in_order(window, updates, spec, primitive, params)
-    elif spec.kind in _COMBINE:
-        reduce, combine = _COMBINE[spec.kind]
-        combined = reduce(updates, repeats) if repeats else updates
-        window = combine(window, _like_window(combined, dims, repeats, sizes))
+    elif spec.kind in _COMBINATIONS:
+        combination = _COMBINATIONS[spec.kind]
+        combined = combination.of_updates(updates, repeats) if repeats else updates
+        window = combination.with_table(window, _like_window(combined, dims, repeats, sizes))
     else:
+        # Of updates that replace the last counts.
         first = [n - 1 if u in repeats else 0 for u, n in enumerate(updates.shape)]
         last_update = lax.squeeze(lax.slice(updates, first, updates.shape), repeats)
         window = _like_window(last_update, dims, repeats, sizes)
     return lax.dynamic_update_slice(table, window, starts)
 
 
-def _starts(
+def _clamped_starts(
     shape: Sequence[int], sizes: Sequence[int], indexed: Sequence[int], position: Position
 ) -> tuple[list[int], bool]:
     """Start of the window, clamped so that it fits, and whether it fits unclamped."""
@@ -161,7 +170,14 @@ def _starts(
 
 
 def _like_window(updates: jax.Array, dims: Sequence[int | None], reduced: Sequence[int], shape: Sequence[int]) -> Any:
-    """Updates without dimensions that are reduced already, in the order of the table's dimensions."""
+    """Updates in the shape of a window.
+
+    Args:
+        updates: updates without their dimensions `reduced`.
+        dims: dimension of the updates, with these, for each of the table; None for one that they do not have.
+        reduced: dimensions along which they were combined.
+        shape: shape of the window, of size 1 where updates have no dimension.
+    """
     remaining = [u for u in range(updates.ndim + len(reduced)) if u not in reduced]
     return lax.transpose(updates, [remaining.index(u) for u in dims if u is not None]).reshape(shape)
 
@@ -169,16 +185,19 @@ def _like_window(updates: jax.Array, dims: Sequence[int | None], reduced: Sequen
 def _in_order(
     window: jax.Array, updates: jax.Array, spec: ScatterSpec, primitive: Primitive, params: dict[str, Any]
 ) -> jax.Array:
-    """All updates of the window in their order, by the scatter itself: at index 0 of a further dimension of size 1."""
+    """All updates of the window in their order, by the scatter itself.
+
+    The window gets a further dimension of size 1, in which all updates have index 0.
+    """
     old = spec.numbers
     rank = window.ndim
     lookups = [n for u, n in enumerate(updates.shape) if u not in old.update_window_dims]
     numbers = lax.ScatterDimensionNumbers(
-        old.update_window_dims,
-        (*old.inserted_window_dims, rank),
-        (rank,),
-        old.operand_batching_dims,
-        old.scatter_indices_batching_dims,
+        update_window_dims=old.update_window_dims,
+        inserted_window_dims=(*old.inserted_window_dims, rank),
+        scatter_dims_to_operand_dims=(rank,),
+        operand_batching_dims=old.operand_batching_dims,
+        scatter_indices_batching_dims=old.scatter_indices_batching_dims,
     )
     indices = lax.full((*lookups, 1), 0, np.int32)
     window_params = {**params, "dimension_numbers": numbers, "unique_indices": False}

@@ -40,12 +40,12 @@ _SMALL_BYTES = 512  # derived: received in 128 cycles, less than the launch of a
 _EVEN = 2  # assumed: an array is evenly spread if no tile has more than twice its share
 
 Dims = tuple[int, ...]
-Starts = Mapping[int, Tensor]  # by dimension
+Starts = Mapping[int, Tensor]  # dynamic start by dimension, in the order of dimensions
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Dimensions that are sliced at once: uncut on every tile, or looked up index by index with any mapping."""
+    """Dimensions that are sliced at once: uncut on every tile, or with `by_index` looked up, with any mapping."""
 
     dims: Dims
     by_index: bool = False
@@ -59,21 +59,16 @@ def dynamic_slice_rule(ctx: Context, x: Tensor, *starts: Tensor, slice_sizes: Se
     sizes = tuple(slice_sizes)
     if 0 in sizes:
         return x.slice([0] * x.ndim, sizes)
-    constants, dynamic = _starts_of(x.shape, sizes, starts)
+    constants, dynamic = _split_starts(x.shape, sizes, starts)
     x = _within(x, constants, sizes)
     # A row too long for every plan is looked up by index, until the remaining array is small enough.
     while dynamic and not (plans := _plans(ctx.graph, x, sizes, dynamic)):
-        dim = _too_long(ctx.graph, x, sizes, dynamic)[0]
+        dim = _too_long_dims(ctx.graph, x, sizes, dynamic)[0]
         x = composed(ctx, partial(_looked_up, dim=dim, size=sizes[dim]), [x, dynamic[dim]])[0]
         del dynamic[dim]
     if not dynamic:
         return x
-    return _cheapest(
-        ctx,
-        plans,
-        x,
-        lambda builder, plan: _sliced(Builder(builder.graph, builder.prog, ctx.name), plan, x, sizes, dynamic),
-    )
+    return _add_by_cheapest(ctx, plans, x, lambda builder, plan: _add_slices(builder, plan, x, sizes, dynamic))
 
 
 def dynamic_update_slice_rule(ctx: Context, x: Tensor, update: Tensor, *starts: Tensor) -> Tensor:
@@ -81,43 +76,43 @@ def dynamic_update_slice_rule(ctx: Context, x: Tensor, update: Tensor, *starts: 
     if not update.size:
         return x
     map_linearly(ctx.graph, update)
-    constants, dynamic = _starts_of(x.shape, update.shape, starts)
-    place = ctx.into_tensors[0]
+    constants, dynamic = _split_starts(x.shape, update.shape, starts)
+    place = ctx.into_tensors[0]  # the array itself, if nothing reads it later
     if place is not None and place.node is x.node and dynamic and _plans(ctx.graph, x, update.shape, dynamic):
-        _update(ctx, _within(place, constants, update.shape), update, dynamic, in_place=True)
+        _overwrite(ctx, _within(place, constants, update.shape), update, dynamic, in_place=True)
         return place
-    return _around(x, _update(ctx, _within(x, constants, update.shape), update, dynamic), constants)
+    part = _overwrite(ctx, _within(x, constants, update.shape), update, dynamic, in_place=False)
+    return _with_part(x, part, constants)
 
 
-def _update(ctx: Context, x: Tensor, update: Tensor, dynamic: Starts, in_place: bool = False) -> Tensor:
-    """`x` with a block overwritten by the cheapest plan; if there is none, by index along a dimension too long."""
+def _overwrite(ctx: Context, x: Tensor, update: Tensor, dynamic: Starts, *, in_place: bool) -> Tensor:
+    """`x`, or a copy of it, with a block overwritten by the cheapest plan.
+
+    If there is no plan, a copy is updated by index along a dimension too long, never in place.
+    """
     if not dynamic:
         return update
     if plans := _plans(ctx.graph, x, update.shape, dynamic):
-        return _cheapest(
-            ctx,
-            plans,
-            x,
-            lambda builder, plan: _updated(
-                Builder(builder.graph, builder.prog, ctx.name), plan, x, update, dynamic, in_place
-            ),
+        return _add_by_cheapest(
+            ctx, plans, x, lambda builder, plan: _add_update(builder, plan, x, update, dynamic, in_place=in_place)
         )
     # Where other dimensions are dynamic too, the block is looked up, updated along those, and then written.
-    dim = _too_long(ctx.graph, x, update.shape, dynamic)[0]
+    dim = _too_long_dims(ctx.graph, x, update.shape, dynamic)[0]
     other_starts = {d: start for d, start in dynamic.items() if d != dim}
     size = update.shape[dim]
     block = composed(ctx, partial(_looked_up, dim=dim, size=size), [x, dynamic[dim]])[0] if other_starts else x
-    update = _update(ctx, block, update, other_starts) if other_starts else update
+    update = _overwrite(ctx, block, update, other_starts, in_place=False) if other_starts else update
     return composed(ctx, partial(_written, dim=dim, size=size), [x, update, dynamic[dim]])[0]
 
 
-def _starts_of(
+def _split_starts(
     shape: Sequence[int], sizes: Sequence[int], starts: Sequence[Tensor]
 ) -> tuple[dict[int, int], dict[int, Tensor]]:
-    """Starts of a block by dimension: constants, and tensors of dynamic dimensions."""
+    """Starts of a block by dimension: constants, clamped so that the block fits, and tensors of dynamic dimensions."""
     constants: dict[int, int] = {}
     dynamic: dict[int, Tensor] = {}
     for d, (n, size, start) in enumerate(zip(shape, sizes, starts, strict=True)):
+        # A block of all elements starts at 0, whatever its start.
         value = np.zeros((), np.int32) if n == size else immediate_of(start)
         if value is None:
             dynamic[d] = start
@@ -132,8 +127,8 @@ def _within(x: Tensor, constants: Mapping[int, int], sizes: Sequence[int]) -> Te
     return x.slice([constants.get(d, 0) for d in range(x.ndim)], stops)
 
 
-def _around(x: Tensor, part: Tensor, constants: Mapping[int, int]) -> Tensor:
-    """`x` with a part of it replaced, at constant starts."""
+def _with_part(x: Tensor, part: Tensor, constants: Mapping[int, int]) -> Tensor:
+    """View of `x` with a part of it replaced, at constant starts; in other dimensions the part is as large as `x`."""
     for d, start in constants.items():
         stop = start + part.shape[d]
         # The part already has the full extent of earlier dimensions, its own of later ones.
@@ -145,21 +140,31 @@ def _around(x: Tensor, part: Tensor, constants: Mapping[int, int]) -> Tensor:
     return part
 
 
-def _cheapest(ctx: Context, plans: Sequence[Plan], x: Tensor, add: Callable[[Builder, Plan], Tensor]) -> Tensor:
-    """Adds an operation by the plan with the lowest cost for the mapping the tensor has, or gets."""
+def _add_by_cheapest(ctx: Context, plans: Sequence[Plan], x: Tensor, add: Callable[[Builder, Plan], Tensor]) -> Tensor:
+    """Adds an operation by the plan with the lowest cost for the mapping that tensor `x` has, or gets.
+
+    `add` adds the operation by a plan, for the trials of several plans to scratch graphs.
+    """
     graph = ctx.graph
 
+    def add_named(builder: Builder, plan: Plan) -> Tensor:
+        return add(Builder(builder.graph, builder.prog, ctx.name), plan)
+
     def cost(plan: Plan) -> int:
-        return weighted_cost(graph, lambda builder: add(builder, plan), [x])
+        return weighted_cost(graph, lambda builder: add_named(builder, plan), [x])
 
     with graph.byte_cost_of_iteration():
-        return add(ctx.builder, min(plans, key=cost) if len(plans) > 1 else plans[0])
+        return add_named(ctx.builder, min(plans, key=cost) if len(plans) > 1 else plans[0])
 
 
 def _plans(graph: Graph, x: Tensor, sizes: Sequence[int], dynamic: Starts) -> list[Plan]:
-    """Candidate plans: all dynamic dimensions at once, one by one, or by index; empty if rows are too long for all."""
+    """Candidate plans: all dynamic dimensions at once, one by one, or by index; empty if rows are too long for all.
+
+    Plans by index are left out where an array moves little or not at all without them.
+    """
+    # The slice that shortens the array most comes first.
     order = sorted(dynamic, key=lambda d: sizes[d] / x.shape[d])
-    long_dims = _too_long(graph, x, sizes, dynamic)
+    long_dims = _too_long_dims(graph, x, sizes, dynamic)
     plans: list[Plan] = [] if long_dims else [[_Part(tuple(dynamic))]]
     if len(order) > 1 and not long_dims:
         plans.append([_Part((d,)) for d in order])
@@ -185,20 +190,21 @@ def _moves_little(graph: Graph, x: Tensor, dims: Dims) -> bool:
     return uncut_bytes <= _SMALL_BYTES or (not graph.is_mapped(x) and uncut_bytes <= _EVEN * even_bytes)
 
 
-def _sliced(builder: Builder, plan: Plan, x: Tensor, sizes: Sequence[int], dynamic: Starts) -> Tensor:
+def _add_slices(builder: Builder, plan: Plan, x: Tensor, sizes: Sequence[int], dynamic: Starts) -> Tensor:
+    """Slice of `x` of `sizes` along the dimensions of a plan."""
     for part in plan:
-        box = [sizes[d] if d in part.dims else n for d, n in enumerate(x.shape)]
+        part_sizes = [sizes[d] if d in part.dims else n for d, n in enumerate(x.shape)]
         read = look_up_slice if part.by_index else dynamic_slice
-        x = read(builder, x, [dynamic[d] for d in part.dims], box, part.dims)
+        x = read(builder, x, [dynamic[d] for d in part.dims], part_sizes, part.dims)
     return x
 
 
-def _updated(builder: Builder, plan: Plan, x: Tensor, update: Tensor, dynamic: Starts, in_place: bool) -> Tensor:
-    """`x` overwritten by a plan: its first part is read, updated by the later parts, and written back."""
+def _add_update(builder: Builder, plan: Plan, x: Tensor, update: Tensor, dynamic: Starts, *, in_place: bool) -> Tensor:
+    """`x`, or a copy of it, overwritten by a plan: its first part is read, updated by the later parts, and written."""
     first, *later_parts = plan
     if later_parts:
-        block = _sliced(builder, [first], x, update.shape, dynamic)
-        update = _updated(builder, later_parts, block, update, dynamic, in_place=True)
+        block = _add_slices(builder, [first], x, update.shape, dynamic)
+        update = _add_update(builder, later_parts, block, update, dynamic, in_place=True)
     starts = [dynamic[d] for d in first.dims]
     if first.by_index:
         write = write_slice_in_place if in_place else write_slice
@@ -209,7 +215,7 @@ def _updated(builder: Builder, plan: Plan, x: Tensor, update: Tensor, dynamic: S
     return x
 
 
-def _too_long(graph: Graph, x: Tensor, sizes: Sequence[int], dynamic: Starts) -> list[int]:
+def _too_long_dims(graph: Graph, x: Tensor, sizes: Sequence[int], dynamic: Starts) -> list[int]:
     """Dynamic dimensions with rows that exceed a planner's share of a tile."""
     target = graph.target
     long_dims: list[int] = []
@@ -228,7 +234,8 @@ def _most_bytes(graph: Graph, shape: Sequence[int], dims: Dims, dtype: Any) -> i
     return -(-prod(shape) // (uncut * graph.target.tiles_per_ipu)) * uncut * element_bytes(dtype)
 
 
-def _rows(start: jax.Array, extent: int, size: int) -> jax.Array:
+def _index_vectors(start: jax.Array, extent: int, size: int) -> jax.Array:
+    """The indices of a slice, [size, 1]; its start is clamped so that it is within `extent`."""
     start = signed(start)
     start = lax.clamp(np.zeros((), start.dtype), start, np.asarray(extent - size, start.dtype))
     return (start + lax.iota(start.dtype, size))[:, None]
@@ -239,16 +246,16 @@ def _looked_up(x: jax.Array, start: jax.Array, *, dim: int, size: int) -> jax.Ar
     window_dims = tuple(d for d in range(x.ndim) if d != dim)
     numbers = lax.GatherDimensionNumbers(window_dims, (dim,), (dim,))
     sizes = [1 if d == dim else n for d, n in enumerate(x.shape)]
-    rows = _rows(start, x.shape[dim], size)
-    return lax.gather(x, rows, numbers, sizes, indices_are_sorted=True, unique_indices=True, mode="clip")
+    indices = _index_vectors(start, x.shape[dim], size)
+    return lax.gather(x, indices, numbers, sizes, indices_are_sorted=True, unique_indices=True, mode="clip")
 
 
 def _written(x: jax.Array, update: jax.Array, start: jax.Array, *, dim: int, size: int) -> jax.Array:
     """The update of a slice as updates of single indices of a dimension."""
     window_dims = tuple(d for d in range(x.ndim) if d != dim)
     numbers = lax.ScatterDimensionNumbers(window_dims, (dim,), (dim,))
-    rows = _rows(start, x.shape[dim], size)
-    return lax.scatter(x, rows, update, numbers, indices_are_sorted=True, unique_indices=True, mode="clip")
+    indices = _index_vectors(start, x.shape[dim], size)
+    return lax.scatter(x, indices, update, numbers, indices_are_sorted=True, unique_indices=True, mode="clip")
 
 
 RULES: dict[str, Rule] = {

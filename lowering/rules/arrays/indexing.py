@@ -23,11 +23,11 @@ from ipujax.lowering.popops import (
     Mode,
     ScatterSpec,
     freeze,
-    gather_as_kept,
+    gather_in_memory_order,
     has_few_lookups,
     plan_in_steps,
     plan_scatter,
-    scatter_as_kept,
+    scatter_in_memory_order,
     signed,
     thawed,
 )
@@ -57,25 +57,32 @@ def can_find_last(spec: ScatterSpec) -> bool:
 
 
 def scatter_last(table: jax.Array, indices: jax.Array, updates: jax.Array, *, spec: ScatterSpec) -> jax.Array:
-    """Table with rows replaced, each by the last of its updates; `spec` must satisfy `can_find_last`."""
+    """Table with rows replaced, each by the last of its updates; `spec` must satisfy `can_find_last`.
+
+    A scatter-max of the updates' numbers finds the last of each row; the new rows are gathered from the updates.
+    """
     numbers = spec.numbers
     indexed = sorted(spec.indexed)
     lookups = [u for _, u in spec.lookup_dims()]
     count = prod(updates.shape[u] for u in lookups)
-    single = lax.ScatterDimensionNumbers((), tuple(range(len(indexed))), tuple(indexed.index(d) for d in spec.indexed))
+    of_numbers = lax.ScatterDimensionNumbers(
+        update_window_dims=(),
+        inserted_window_dims=tuple(range(len(indexed))),
+        scatter_dims_to_operand_dims=tuple(indexed.index(d) for d in spec.indexed),
+    )
     # For each row the number of its last update, the largest; the least integer if it has none.
     update_numbers = lax.iota(_NUMBER, count).reshape([updates.shape[u] for u in lookups])
     no_update = lax.full([table.shape[d] for d in indexed], np.iinfo(_NUMBER).min, _NUMBER)
     hints = {"unique_indices": spec.unique_indices, "indices_are_sorted": spec.indices_are_sorted}
-    last = lax.scatter_max(no_update, indices, update_numbers, single, mode=spec.mode, **hints)
+    last = lax.scatter_max(no_update, indices, update_numbers, of_numbers, mode=spec.mode, **hints)
     window = list(numbers.update_window_dims)
     rows = lax.transpose(updates, [*lookups, *window]).reshape([count, *(updates.shape[u] for u in window)])
     offsets = tuple(range(len(indexed), table.ndim))
     new_rows = lax.gather(
         rows,
         jnp.maximum(last, 0)[..., None],
-        lax.GatherDimensionNumbers(offsets, (0,), (0,)),
-        (1, *rows.shape[1:]),
+        lax.GatherDimensionNumbers(offset_dims=offsets, collapsed_slice_dims=(0,), start_index_map=(0,)),
+        slice_sizes=(1, *rows.shape[1:]),
         mode=Mode.PROMISE_IN_BOUNDS,
     )
     window_dims = [d for d in range(table.ndim) if d not in indexed]
@@ -109,28 +116,31 @@ def gather_rule(
     table = table.slice([0] * table.ndim, limits)
     dtype = _WORDS if is_key_dtype(table.dtype) else table.dtype
     spec = GatherSpec(
-        dimension_numbers,
-        tuple(slice_sizes),
-        mode,
-        None if fill_value is None else freeze(np.asarray(fill_value, dtype)),
-        indices_are_sorted,
-        unique_indices,
-        table.shape,
-        len(aval.shape),
+        numbers=dimension_numbers,
+        slice_sizes=tuple(slice_sizes),
+        mode=mode,
+        fill=None if fill_value is None else freeze(np.asarray(fill_value, dtype)),
+        indices_are_sorted=indices_are_sorted,
+        unique_indices=unique_indices,
+        table_shape=table.shape,
+        out_rank=len(aval.shape),
     )
     position = constant_position(indices)
-    is_key = is_key_dtype(table.dtype)
-    if position is not None and not (is_key and position):
+    # Keys have no fill value, which a position beyond the table may need.
+    if position is not None and not (is_key_dtype(table.dtype) and position):
         return composed(ctx, lambda x: gather_from(x, position, spec, aval.shape), [table])
     if spec.wide_dims() and _exceeds_tile(ctx.graph, table, spec):
         fun = partial(gather_index_by_index, spec=spec, out_shape=aval.shape)
         return composed(ctx, fun, [table, indices])
     with _byte_cost(ctx.graph, indices):
-        return gather_as_kept(ctx.builder, table, indices, aval.shape, spec)
+        return gather_in_memory_order(ctx.builder, table, indices, aval.shape, spec)
 
 
 def _byte_cost(graph: Graph, indices: Tensor) -> AbstractContextManager[None]:
-    """Sets the cost per byte of a table: for few look-ups that of an iteration of the loops around them."""
+    """Sets the cost per byte of a table: for few look-ups that of an iteration of the loops around them.
+
+    That is divided by their trip counts, because memory is used once and cycles are spent in each iteration.
+    """
     return graph.byte_cost_of_iteration() if has_few_lookups(graph, indices) else nullcontext()
 
 
@@ -147,7 +157,11 @@ def _exceeds_tile(graph: Graph, table: Tensor, spec: GatherSpec) -> bool:
 def gather_index_by_index(
     table: jax.Array, indices: jax.Array, *, spec: GatherSpec, out_shape: Sequence[int]
 ) -> jax.Array:
-    """Gather of windows as gather of single indices, whose table can be cut in the windows' dimensions."""
+    """Gather of windows as gather of single indices, whose table can be cut in the windows' dimensions.
+
+    The elements of a window along indexed dimensions are look-ups of their own, then transposed to their positions in
+    the result.
+    """
     wide = spec.wide_dims()
     numbers = spec.numbers
     starts = signed(indices)
@@ -166,16 +180,16 @@ def gather_index_by_index(
     outs = dict(wide)
     lookups = [out for out in range(len(out_shape)) if out not in numbers.offset_dims] + [out for _, out in wide]
     other_dims = [out for out in numbers.offset_dims if out not in outs.values()]
-    single = lax.GatherDimensionNumbers(
-        tuple(range(len(lookups), len(out_shape))),
-        tuple(sorted((*numbers.collapsed_slice_dims, *outs))),
-        numbers.start_index_map,
-        numbers.operand_batching_dims,
-        numbers.start_indices_batching_dims,
+    of_single_indices = lax.GatherDimensionNumbers(
+        offset_dims=tuple(range(len(lookups), len(out_shape))),
+        collapsed_slice_dims=tuple(sorted((*numbers.collapsed_slice_dims, *outs))),
+        start_index_map=numbers.start_index_map,
+        operand_batching_dims=numbers.operand_batching_dims,
+        start_indices_batching_dims=numbers.start_indices_batching_dims,
     )
     fill = None if spec.fill is None else thawed(spec.fill)[()]
     slices = [1 if d in outs else n for d, n in enumerate(spec.slice_sizes)]
-    gathered = lax.gather(table, positions, single, slices, mode=spec.mode, fill_value=fill)
+    gathered = lax.gather(table, positions, of_single_indices, slices, mode=spec.mode, fill_value=fill)
     return lax.transpose(gathered, np.argsort([*lookups, *other_dims]).tolist())
 
 
@@ -192,7 +206,11 @@ def scatter_rule(
     update_jaxpr: Any,
     update_consts: Sequence[Any],
 ) -> Tensor | Sequence[Tensor]:
-    """Table combined with updates at computed indices, by a user's function too."""
+    """Table combined with updates at computed indices, by a user's function too.
+
+    Keys are scattered as words; updates at one constant position are combined with a slice of the table; all others are
+    scattered by a plan of `popops`, in place where nothing reads the table later.
+    """
     assert not update_consts, "JAX refuses functions that close over arrays"
     kind = ctx.primitive.name
     if not table.size or not updates.size:
@@ -209,35 +227,41 @@ def scatter_rule(
             return table
         return fallback(ctx, table, indices, updates)
     spec = ScatterSpec(
-        kind,
-        dimension_numbers,
-        mode,
-        indices_are_sorted,
-        unique_indices,
-        table.shape,
-        updates.shape,
-        table.dtype,
-        update_jaxpr if kind == "scatter" else None,
+        kind=kind,
+        numbers=dimension_numbers,
+        mode=mode,
+        indices_are_sorted=indices_are_sorted,
+        unique_indices=unique_indices,
+        table_shape=table.shape,
+        update_shape=updates.shape,
+        dtype=table.dtype,
+        function=update_jaxpr if kind == "scatter" else None,
     )
     position = constant_position(indices)
     extents, _ = spec.windows()
+    # `scatter_to` itself makes a scatter to one row of updates that combine in order.
     is_row = bool(spec.indexed) and all(extents[d] == 1 for d in spec.indexed)
     if position is not None and not (is_row and combines_in_order(spec)):
         fun = partial(scatter_to, position=position, spec=spec, primitive=ctx.primitive, params=dict(ctx.params))
         return composed(ctx, fun, [table, updates])
+    return _scatter_by_plan(ctx, spec, table, indices, updates)
+
+
+def _scatter_by_plan(ctx: Context, spec: ScatterSpec, table: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
+    """Adds a scatter by its cheapest plan; returns the new table, the old one itself where that may be overwritten."""
     destination = ctx.into_tensors[0]
     is_free = {variable for x in (indices, updates) for variable in x.variables()}.isdisjoint(table.variables())
     in_place = destination is not None and destination.node is table.node and is_free
-    spec, table, updates, of_view = scatter_as_kept(spec, table, updates)
+    spec, table, updates, view_result = scatter_in_memory_order(spec, table, updates)
     with _byte_cost(ctx.graph, indices):
         plan = plan_scatter(ctx.graph, table, indices, updates, spec, ctx.name, in_place)
         # Tiles would need all updates: find the last of each row first, or go in steps.
         if plan.has_too_many_updates and can_find_last(spec):
             (out,) = composed(ctx, partial(scatter_last, spec=spec), [table, indices, updates])
-            return of_view(out)
+            return view_result(out)
         if plan.has_too_many_updates:
             plan = plan_in_steps(ctx.graph, table, indices, updates, spec, ctx.name, in_place)
-    result = of_view(plan.add(ctx.builder))
+    result = view_result(plan.add(ctx.builder))
     return destination if in_place and destination is not None else result
 
 
@@ -245,16 +269,16 @@ def scatter_keys(
     table: jax.Array, indices: jax.Array, updates: jax.Array, *, numbers: lax.ScatterDimensionNumbers, **hints: Any
 ) -> jax.Array:
     """Keys written over others, as words: a last dimension that every update covers completely."""
-    words = numbers.__class__(
-        (*numbers.update_window_dims, updates.ndim),
-        numbers.inserted_window_dims,
-        numbers.scatter_dims_to_operand_dims,
-        numbers.operand_batching_dims,
-        numbers.scatter_indices_batching_dims,
+    of_words = lax.ScatterDimensionNumbers(
+        update_window_dims=(*numbers.update_window_dims, updates.ndim),
+        inserted_window_dims=numbers.inserted_window_dims,
+        scatter_dims_to_operand_dims=numbers.scatter_dims_to_operand_dims,
+        operand_batching_dims=numbers.operand_batching_dims,
+        scatter_indices_batching_dims=numbers.scatter_indices_batching_dims,
     )
     old = jax.random.key_data(table)
     new = jax.random.key_data(updates)
-    return jax.random.wrap_key_data(lax.scatter(old, indices, new, words, **hints), impl=jax.random.key_impl(table))
+    return jax.random.wrap_key_data(lax.scatter(old, indices, new, of_words, **hints), impl=jax.random.key_impl(table))
 
 
 RULES: dict[str, Rule] = {"gather": gather_rule, **dict.fromkeys(SCATTERS, scatter_rule)}

@@ -36,10 +36,10 @@ Config = Sequence[tuple[int, int, int]]
 def pad_rule(
     ctx: Context, x: Tensor, value: Tensor, *, padding_config: Sequence[tuple[int, int, int]]
 ) -> Tensor | Sequence[Tensor]:
-    """Padding around and between the elements of a tensor."""
+    """Padding around and between the elements of a tensor; where it only removes elements, a view of the others."""
     (aval,) = ctx.out_avals
     config = [(low, high, interior) for low, high, interior in padding_config]
-    if not x.size or not aval.size:
+    if not x.size or not aval.size:  # padding alone
         return value.broadcast_in_dim(aval.shape, ())
     if all(low <= 0 and high <= 0 and not interior for low, high, interior in config):
         starts = [-low for low, _, _ in config]
@@ -52,7 +52,7 @@ def pad_rule(
 
 def _padded_view(x: Tensor, value: Tensor, config: Config) -> Tensor:
     """Padded tensor as a view, which is costly to read where there are gaps."""
-    # Along each dimension: gaps behind the elements but the last, then edges, then those that are negative cut off.
+    # Along each dimension: gaps behind the elements but the last, then edges; negative ones are cut off.
     for d, (low, high, interior) in enumerate(config):
         outer = x.shape[:d]
         n = x.shape[d]
@@ -104,6 +104,7 @@ def slice_rule(
     limit_indices: Sequence[int],
     strides: Sequence[int] | None,
 ) -> Tensor:
+    """View of a part at fixed positions; strides are 1 where None."""
     return x.slice(tuple(start_indices), tuple(limit_indices), None if strides is None else tuple(strides))
 
 
@@ -127,6 +128,7 @@ def split_rule(ctx: Context, x: Tensor, *, sizes: Sequence[int], axis: int) -> S
 def tile_rule(ctx: Context, x: Tensor, *, reps: Sequence[int]) -> Tensor:
     (aval,) = ctx.out_avals
     shape = (1,) * (len(reps) - x.ndim) + x.shape
+    # A dimension of repetitions before each of elements, joined with it at last.
     tiled = [n for pair in zip(reps, shape, strict=True) for n in pair]
     element_dims = tuple(2 * d + 1 for d in range(len(shape)))
     assert prod(tiled) == prod(aval.shape)

@@ -18,7 +18,7 @@ from ipujax.lowering.rules.base.long_rows import (
     blocks_of,
     joined_parts,
     long_top_k,
-    merges,
+    merge_steps,
     pairs_of,
     parts_of,
     sorted_parts,
@@ -35,22 +35,28 @@ def sort_rule(ctx: Context, *operands: Tensor, dimension: int, is_stable: bool, 
         return fallback(ctx, *operands)
     parts = parts_of(ctx.graph, operands[0].shape, dimension, [x.dtype for x in operands], _MOST_PARTS)
     if parts > 1:
-        return _sort_in_parts(ctx, operands, dimension, num_keys, parts, is_stable)
-    return sort(ctx.builder, operands, dimension, num_keys, is_stable)
+        return _sort_in_parts(ctx, operands, dimension, num_keys, parts, is_stable=is_stable)
+    return sort(ctx.builder, operands, dimension, num_keys, is_stable=is_stable)
 
 
 def _sort_in_parts(
-    ctx: Context, operands: Sequence[Tensor], axis: int, num_keys: int, parts: int, is_stable: bool
+    ctx: Context, operands: Sequence[Tensor], axis: int, num_keys: int, parts: int, *, is_stable: bool
 ) -> Sequence[Tensor]:
-    """Rows sorted in parts that are then merged; equal keys keep their order."""
+    """Rows sorted in parts that are then merged; equal keys keep their order.
+
+    The machine's steps are those of the parts; XLA computes the sort of whole rows at once.
+    """
     count = operands[0].shape[axis]
     keys = num_keys + EXTRA_KEYS
     inside = ctx.into(ProgramSequence())
     blocks = composed(inside, partial(sorted_parts, axis=axis, num_keys=num_keys, parts=parts), operands)
-    for size, mirrored in merges(parts):
-        pairs = composed(inside, partial(pairs_of, size=size, mirrored=mirrored), blocks)
-        merged = sort(inside.builder.named("merge"), pairs, pairs[0].ndim - 1, keys, False, True)
-        blocks = composed(inside, partial(blocks_of, mirrored=mirrored), merged)
+    for step in merge_steps(parts):
+        pairs = composed(inside, partial(pairs_of, step=step), blocks)
+        # A pair is two sorted rows; the added keys make all elements distinct.
+        merged = sort(
+            inside.builder.named("merge"), pairs, pairs[0].ndim - 1, keys, is_stable=False, has_sorted_halves=True
+        )
+        blocks = composed(inside, partial(blocks_of, step=step), merged)
     results = composed(inside, partial(joined_parts, count=count, axis=axis, num_keys=num_keys), blocks)
 
     def compute(arrays: list[jax.Array]) -> list[jax.Array]:
@@ -66,7 +72,7 @@ def top_k_rule(ctx: Context, x: Tensor, *, k: int, axis: int) -> Sequence[Tensor
     if not x.size or not k:
         return fallback(ctx, x)
     parts = parts_of(ctx.graph, x.shape, axis, [x.dtype])
-    # Only where the candidates of all parts are fewer than the row.
+    # Only where the k largest of each part are fewer than the row.
     if parts > 1 and k * parts < x.shape[axis]:
         return composed(ctx, partial(long_top_k, k=k, axis=axis, parts=parts), [x])
     return top_k(ctx.builder, x, k, axis)

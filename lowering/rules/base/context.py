@@ -35,67 +35,77 @@ from ipujax.runtime.tensor import Tensor, Variable, compose, is_key_dtype, subst
 class LastReads:
     """Last equation that reads each variable, through any view, from the last reads of values and their tensors."""
 
-    def __init__(self, last_read: Mapping[Var, int], values: Iterable[tuple[Var, Tensor]]) -> None:
-        self._last_read = last_read
-        self._last: dict[Variable, int] = {}
-        self._values: dict[Variable, list[Var]] = {}
+    def __init__(self, last_reads: Mapping[Var, int], values: Iterable[tuple[Var, Tensor]]) -> None:
+        self._last_reads = last_reads
+        self._last_reads_of_variables: dict[Variable, int] = {}
+        self._values_viewing: dict[Variable, list[Var]] = {}
         self.add(values)
 
     def add(self, values: Iterable[tuple[Var, Tensor]]) -> None:
+        """Adds values with their tensors; a variable is read as late as any value that views it."""
         for var, tensor in values:
-            last = self._last_read.get(var, -1)
             for variable in tensor.variables():
-                self._last[variable] = max(last, self._last.get(variable, -1))
-                self._values.setdefault(variable, []).append(var)
+                last = max(self._last_reads.get(var, -1), self.last(variable))
+                self._last_reads_of_variables[variable] = last
+                self._values_viewing.setdefault(variable, []).append(var)
 
     def last(self, variable: Variable) -> int:
-        """The last equation that reads a variable, as far as values have been made; −1 for none."""
-        return self._last.get(variable, -1)
+        """Number of the last equation that reads a variable through the values added so far; −1 for none."""
+        return self._last_reads_of_variables.get(variable, -1)
 
-    def moved_from(self, variable: Variable) -> list[Var]:
-        """Removes and returns the values that see a variable."""
-        self._last.pop(variable, None)
-        return self._values.pop(variable, [])
+    def remove_values_viewing(self, variable: Variable) -> list[Var]:
+        """Removes and returns the values whose tensors view a variable."""
+        self._last_reads_of_variables.pop(variable, None)
+        return self._values_viewing.pop(variable, [])
 
-    def may_overwrite(self, out: Tensor, operands: Sequence[Tensor], number: int) -> bool:
-        """True if equation `number` may write tensor `out`: nothing later reads it, and the equation no part of it."""
-        # An operand that is the very tensor is read, element by element, before it is written.
+    def may_overwrite(self, out: Tensor, operands: Sequence[Tensor], equation_number: int) -> bool:
+        """True if an equation may write its result to `out`: no later equation reads it, nor do its own operands.
+
+        An operand that is `out` itself is allowed: a rule reads each element of it before it writes that element.
+        """
         variables = set(out.variables())
         is_free = all(x.node is out.node or variables.isdisjoint(x.variables()) for x in operands)
-        return is_free and all(self._last.get(variable, -1) <= number for variable in variables)
+        return is_free and all(self.last(variable) <= equation_number for variable in variables)
 
 
 class LaterValues:
-    """Values that are read after equation `number`; `env` has the tensors of all values, `reads` their last reads."""
+    """Values that are read after an equation.
 
-    def __init__(self, env: MutableMapping[Var, Tensor], reads: LastReads, number: int) -> None:
+    Args:
+        env: tensors of all values; updated as values move to copies.
+        last_reads: the last equation that reads each value; updated likewise.
+        equation_number: number of the equation.
+    """
+
+    def __init__(self, env: MutableMapping[Var, Tensor], last_reads: LastReads, equation_number: int) -> None:
         self._env = env
-        self._reads = reads
-        self._number = number
+        self._last_reads = last_reads
+        self._equation_number = equation_number
 
-    def move_out(
+    def copy_before_call(
         self, graph: Graph, variables: Iterable[Variable], prog: ProgramSequence
     ) -> Mapping[Variable, Variable]:
-        """Copies the variables that are read later, in `prog`; returns old variable → copy."""
+        """Copies those of some variables that are read later, before the next call of their function overwrites them.
+
+        Values that view a copied variable become views of its copy. Returns old variable → copy.
+        """
         copies: dict[Variable, Variable] = {}
         for old in variables:
-            if self._reads.last(old) > self._number:
+            if self._last_reads.last(old) > self._equation_number:
                 name = f"{old.name}/kept"
                 with graph.debug_origin(compose(graph.origin, old.origin)):
                     new = graph.add_variable(old.shape, old.dtype, name, graph.mappings[old])
                     copy_in_vertices(Builder(graph, prog, name), Tensor.of(old), new)
                 (copies[old],) = new.variables()
         for old in copies:
-            # From here on these values are views of the copies.
-            values = {var: substitute(self._env[var], copies) for var in self._reads.moved_from(old)}
+            values = {var: substitute(self._env[var], copies) for var in self._last_reads.remove_values_viewing(old)}
             self._env.update(values)
-            self._reads.add(values.items())
+            self._last_reads.add(values.items())
         return copies
 
 
 def copy_in_vertices(builder: Builder, source: Tensor, destination: Tensor) -> None:
-    """Copies in vertices, so that adjacent copies share a compute set."""
-    # Keys have no codelet.
+    """Copies in vertices, so that adjacent copies share a compute set; keys, which have no codelet, by exchange."""
     if is_key_dtype(source.dtype):
         builder.prog.add(Copy(source, destination, builder.name, builder.graph.origin))
     else:

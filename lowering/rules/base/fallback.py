@@ -45,7 +45,7 @@ from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Blocked, Tensor, blocked_mapping, element_bytes, even_cuts
 
 Shape = tuple[int, ...]
-Dims = tuple[int | None, ...]  # for each dimension of a tensor its axis of problems, None inside of a problem
+Dims = tuple[int | None, ...]  # for each dimension of a tensor its axis of problems; None for one inside of a problem
 _LOG = Log("lowering")
 _TILE_STRIDE = 617  # prime, so that successive fallbacks walk over all tiles
 _INSTRUCTIONS_PER_ELEMENT = 4  # assumed: load, compute, store, count; a C++ codelet issues one instruction a cycle
@@ -71,36 +71,41 @@ def fallback(ctx: Context, *operands: Tensor, is_priced: bool = True) -> list[Te
     for aval in ctx.out_avals:
         check_is_array(aval, f"a result of {name}", graph.origin)
     shapes = [*(x.shape for x in operands), *(tuple(aval.shape) for aval in ctx.out_avals)]
-    problems, dims = _problems(name, ctx.params, shapes, len(operands))
-    codelet = _codelet(ctx, operands, shapes, dims, label, is_priced)
-    placement, is_shared = _placement(graph, codelet, problems, operands, shapes, dims)
+    problems, dims = _independent_problems(name, ctx.params, shapes, len(operands))
+    codelet = _fallback_codelet(ctx, operands, shapes, dims, label, is_priced=is_priced)
+    placement, is_spread = _place_problems(graph, codelet, problems, operands, shapes, dims)
     outs = []
     for aval, tensor_dims in zip(ctx.out_avals, dims[len(operands) :], strict=True):
-        if is_shared:
+        if is_spread:
             outs.append(mapped_variable(graph, aval.shape, aval.dtype, ctx.name, tensor_dims, placement))
         else:
             linear = linear_mapping(graph, prod(aval.shape), aval.dtype)
             outs.append(graph.add_variable(aval.shape, aval.dtype, ctx.name, linear))
     if outs and not any(x.size for x in outs):
         return outs
-    for x, tensor_dims in zip(operands, dims, strict=False):
-        if is_shared:
+    for x, tensor_dims in zip(operands, dims, strict=False):  # `dims` go on with the results
+        if is_spread:
             place_operand(graph, x, spans(x.shape, tensor_dims), placement)
         map_linearly(graph, x)
     compute_set = graph.add_compute_set(ctx.name)
-    if not is_shared:
+    if not is_spread:
         if label not in graph.notes.fallbacks.values():
             _LOG.info("%s has no tile-parallel rule: it runs on one tile (%s)", label, graph.origin)
         graph.notes.fallbacks[compute_set] = label
-    graph.add_vertices(compute_set, _group(graph, codelet, [*operands, *outs], dims, placement))
+    graph.add_vertices(compute_set, _vertex_group(graph, codelet, [*operands, *outs], dims, placement))
     ctx.prog.add(Execute(compute_set))
     return outs
 
 
-def _problems(
+def _independent_problems(
     name: str, params: Mapping[str, Any], shapes: Sequence[Shape], num_operands: int
 ) -> tuple[Shape, list[Dims]]:
-    """Number of independent problems along each axis, and the axis that each dimension of each tensor follows."""
+    """Number of independent problems along each axis, and the axis that each dimension of each tensor follows.
+
+    The axes are the leading, batch dimensions of all tensors, which are common to them, then that of the columns of
+    the last operand and the only result, if the primitive solves each column by itself. `shapes` are those of operands
+    and results. A primitive that is not known to be batched, or without elements, is a single problem.
+    """
     problem = record_of(name).problem
     if problem.rank is None or not all(map(prod, shapes)):
         return (1,), [(None,) * len(shape) for shape in shapes]
@@ -115,7 +120,7 @@ def _problems(
     return problems or (1,), dims
 
 
-def _placement(
+def _place_problems(
     graph: Graph,
     codelet: Codelet,
     problems: Shape,
@@ -123,7 +128,10 @@ def _placement(
     shapes: Sequence[Shape],
     dims: Sequence[Dims],
 ) -> tuple[Blocked, bool]:
-    """Tiles of the problems; and whether they are spread, each in less than half a tile."""
+    """Tiles of the problems; and whether operands and results are spread with them.
+
+    So they are where each problem needs at most half a tile; not those of a single problem, which runs on one tile.
+    """
     if prod(problems) == 1:
         tile = len(graph.groups) * _TILE_STRIDE % graph.target.tiles_per_ipu
         return blocked_mapping([even_cuts(1, 1)] * len(problems), np.full((1,) * len(problems), tile, np.int32)), False
@@ -149,7 +157,7 @@ def check_is_array(aval: Any, name: str, where: object = None) -> None:
         )
 
 
-def _group(
+def _vertex_group(
     graph: Graph, codelet: Codelet, tensors: Sequence[Tensor], dims: Sequence[Dims], placement: Blocked
 ) -> VertexGroup:
     """Vertices connected to their problems' part of each tensor; uncut dimensions of one size share an axis."""
@@ -164,12 +172,13 @@ def _group(
     return VertexGroup(codelet, tuple(axes), accesses, tile_grid(placement, len(extents)), origin=graph.origin)
 
 
-def _codelet(
+def _fallback_codelet(
     ctx: Context,
     operands: Sequence[Tensor],
     shapes: Sequence[Shape],
     dims: Sequence[Dims],
     label: str,
+    *,
     is_priced: bool,
 ) -> Codelet:
     """Codelet that calls the primitive; its cycles are estimated from operations an element of its largest block."""
@@ -177,22 +186,23 @@ def _codelet(
     params = dict(ctx.params)
     num_operands = len(operands)
     dtypes = [x.dtype for x in (*operands, *ctx.out_avals)]
-    connected = [n for n, shape in enumerate(shapes) if prod(shape)]
+    connected = [n for n, shape in enumerate(shapes) if prod(shape)]  # tensors without elements have no edge
 
     def compute(*blocks: jax.Array) -> tuple[jax.Array, ...]:
         remaining = iter(blocks)
-        # An operand without elements has no edge.
         arrays = [next(remaining) if n in connected else jnp.zeros(shapes[n], dtypes[n]) for n in range(num_operands)]
         result = primitive.bind(*arrays, **primitive.get_bind_params(params))
         results = result if primitive.multiple_results else [result]
         return tuple(value for n, value in enumerate(results, num_operands) if n in connected)
 
-    operations_an_element, counted = _work(params.get("work_of", primitive.name), params, shapes, dims, connected)
+    operations_an_element, counted = _estimated_work(
+        params.get("work_of", primitive.name), params, shapes, dims, connected
+    )
 
     def operations(blocks: BlockShapes) -> np.ndarray:
         if not is_priced:
             return np.zeros((), np.int64)
-        if params.get("flops") is not None:
+        if params.get("flops") is not None:  # known for an operation of StableHLO
             return np.asarray(params["flops"], np.int64)
         elements = [total_elements(blocks[n]) for n in counted]
         largest = np.maximum.reduce(np.broadcast_arrays(*elements)) if elements else np.zeros(())
@@ -210,8 +220,8 @@ def _codelet(
         tuple(fields),
         compute,
         cycles,
-        64,
-        _CODE_BYTES,
+        state_bytes=64,
+        code_bytes=_CODE_BYTES,
         compares="equality",
         flops=operations,
         language="C++",
@@ -219,17 +229,21 @@ def _codelet(
     )
 
 
-def _work(
+def _estimated_work(
     name: str, params: Mapping[str, Any], shapes: Sequence[Shape], dims: Sequence[Dims], connected: Sequence[int]
 ) -> tuple[float, list[int]]:
-    """Estimated operations an element, and the fields whose largest block has the elements."""
+    """Estimated operations an element, and the fields whose largest block has the elements.
+
+    `connected` are the numbers, among operands and results, of the tensors of fields.
+    """
     problem = record_of(name).problem
     problem_shape = [n for n, d in zip(shapes[0], dims[0], strict=True) if d is None] if shapes else []
+    # The size of a problem as `Problem.work` defines it.
     size = prod(problem_shape) if name == "fft" else min(problem_shape, default=1)
     with_columns = (len(shapes) - 2, len(shapes) - 1) if problem.columns is not None else ()
-    columns = [f for f, n in enumerate(connected) if n in with_columns]
+    fields_with_columns = [field for field, n in enumerate(connected) if n in with_columns]
     operations = 1.0 if problem.work is None else problem.work(size)
-    return max(1.0, operations), columns or list(range(len(connected)))
+    return max(1.0, operations), fields_with_columns or list(range(len(connected)))
 
 
 def module_operation_rule(

@@ -20,7 +20,7 @@ from ipujax.lowering.jax_compat import JaxprEqn, Literal
 from ipujax.runtime.graph import Graph, HostStream, Sequence as ProgramSequence, StreamOut
 from ipujax.runtime.tensor import Origin, Tensor
 
-_DECISIONS = ("while", "cond")  # primitives whose control depends on data
+_DATA_DEPENDENT = ("while", "cond")  # primitives that run their equations as often as data say
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -45,8 +45,14 @@ class ProbedEquation:
 
 
 @dataclass(slots=True)
-class _Probed:
-    """Streams of the tensors of one sequence; tensors by identity, since a view is a value of its own."""
+class _ProbedSequence:
+    """Streams of one sequence of a program.
+
+    Args:
+        prog: the sequence.
+        was_run: stream of a flag that is sent first of all whenever the sequence is run.
+        streams: tensor and stream by identity of the tensor, since a view is a value of its own.
+    """
 
     prog: ProgramSequence
     was_run: HostStream
@@ -57,19 +63,22 @@ class Probes:
     """Adds probes to programs while they are lowered.
 
     Attributes:
-        equations: the equations lowered so far, in order.
+        equations: the probed equations, in the order in which they were left.
     """
 
     def __init__(self) -> None:
         self.equations: list[ProbedEquation] = []
-        self._sequences: dict[int, _Probed] = {}
-        self._holders: list[JaxprEqn] = []
+        self._sequences: dict[int, _ProbedSequence] = {}  # by identity of the sequence
+        self._holders: list[JaxprEqn] = []  # equations that were entered and not left yet, outermost first
 
     def enter(
         self, graph: Graph, prog: ProgramSequence, eqn: JaxprEqn, operands: Sequence[Tensor]
     ) -> tuple[HostStream | None, ...]:
-        """Add probes of the operands of an equation that is lowered next; returns their streams."""
-        if self._is_decided(graph):
+        """Add probes of the operands of an equation that is lowered next; returns their streams, for `leave`.
+
+        Adds nothing, and returns no streams, where replicas may run the equation unequally often.
+        """
+        if self._may_run_unequally(graph):
             self._holders.append(eqn)
             return ()
         atoms = zip(eqn.invars, operands, strict=True)
@@ -81,37 +90,56 @@ class Probes:
         self,
         graph: Graph,
         prog: ProgramSequence,
-        operands: tuple[HostStream | None, ...],
+        operand_streams: tuple[HostStream | None, ...],
         results: Sequence[Tensor],
     ) -> None:
-        """Add probes of the results of the equation that was entered last."""
+        """Add probes of the results of the equation that was entered last, and add it to `equations`.
+
+        Adds nothing where replicas may run the equation unequally often.
+
+        Args:
+            graph: graph of the equation.
+            prog: sequence that the equation was lowered to.
+            operand_streams: what `enter` returned for the equation.
+            results: tensors of its results.
+        """
         eqn = self._holders.pop()
-        if self._is_decided(graph):
+        if self._may_run_unequally(graph):
             return
-        was_run = self._of_sequence(graph, prog).was_run
+        was_run = self._probed_sequence(graph, prog).was_run
+        # A result may be the tensor of an operand, updated in place: its stream has the value of before.
         streams = tuple(self._stream(graph, prog, x, is_new=True) for x in results)
         holders = tuple(self._holders)
-        self.equations.append(ProbedEquation(eqn, graph.origin, holders, was_run, operands, streams))
+        self.equations.append(ProbedEquation(eqn, graph.origin, holders, was_run, operand_streams, streams))
 
-    def _is_decided(self, graph: Graph) -> bool:
-        """Return whether a replica decides by itself how often the equations are run that are lowered now."""
-        is_inside = any(holder.primitive.name in _DECISIONS for holder in self._holders)
+    def _may_run_unequally(self, graph: Graph) -> bool:
+        """Return whether replicas may run the equations that are lowered now unequally often.
+
+        They reach a stream together, so there can be none.
+        """
+        is_inside = any(holder.primitive.name in _DATA_DEPENDENT for holder in self._holders)
         return is_inside and graph.replication_factor > 1
 
-    def _stream(self, graph: Graph, prog: ProgramSequence, tensor: Tensor, is_new: bool = False) -> HostStream | None:
-        """Return the stream of a tensor in a sequence, added if it has none or `is_new`; None without elements."""
+    def _stream(
+        self, graph: Graph, prog: ProgramSequence, tensor: Tensor, *, is_new: bool = False
+    ) -> HostStream | None:
+        """Return the stream of a tensor in a sequence, added if it has none or `is_new`.
+
+        None for a tensor without elements, and for one in streaming memory.
+        """
         if tensor.size == 0 or not set(graph.off_chip).isdisjoint(tensor.variables()):
             return None
-        streams = self._of_sequence(graph, prog).streams
+        streams = self._probed_sequence(graph, prog).streams
         if id(tensor) not in streams or is_new:
             stream = HostStream("probe", tensor.shape, tensor.dtype)
             streams[id(tensor)] = tensor, stream
             prog.add(StreamOut(tensor, stream, graph.origin))
         return streams[id(tensor)][1]
 
-    def _of_sequence(self, graph: Graph, prog: ProgramSequence) -> _Probed:
+    def _probed_sequence(self, graph: Graph, prog: ProgramSequence) -> _ProbedSequence:
+        """Return the streams of a sequence; its flag is added at the first call for it, before all other probes."""
         if id(prog) not in self._sequences:
             was_run = HostStream("probe/was_run", (), np.dtype(bool))
             prog.add(StreamOut(graph.add_constant(np.ones((), bool), "probe"), was_run, graph.origin))
-            self._sequences[id(prog)] = _Probed(prog, was_run)
+            self._sequences[id(prog)] = _ProbedSequence(prog, was_run)
         return self._sequences[id(prog)]

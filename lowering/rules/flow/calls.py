@@ -1,8 +1,8 @@
 """Rule for repeated computations: a function of the control program, lowered at its first call.
 
-A function has one set of variables for all its calls, so operands are copied there. Results are read in the
-function's variables, and values still needed at its next call are copied before it. Unmapped operands of the first
-call are mapped as the function needs them.
+A function has one set of variables for all its calls, so operands are copied there; fixed ones, which are the same
+tensor at several calls, are read in place. Results are read in the function's variables, and values still needed at
+its next call are copied before it. Unmapped operands of the first call are mapped as the function needs them.
 """
 
 from __future__ import annotations
@@ -19,12 +19,20 @@ from ipujax.runtime.tensor import OF_CALLER, Origin, Tensor, Variable, substitut
 
 @dataclass(frozen=True, slots=True)
 class LoweredFunction:
-    """Function with the tensors of its operands and results."""
+    """Function with the tensors of its operands and results.
+
+    Args:
+        function: the function.
+        operands: a tensor for each operand, which a call copies there; a fixed one is the caller's tensor.
+        results: a tensor for each result.
+        owned_results: variables that only the function writes and of which each element is one of a result. Callers
+            read them in place until the next call, before which those that are read later are copied; other results
+            are copied after each call.
+    """
 
     function: Function
     operands: tuple[Tensor, ...]
     results: tuple[Tensor, ...]
-    # Variables that only the function writes and of which each element is one of a result
     owned_results: tuple[Variable, ...]
 
 
@@ -35,16 +43,16 @@ def function_call_rule(
     graph = ctx.graph
     prog = ctx.prog
     path = ctx.name.removesuffix(ctx.primitive.name) + name
-    settled = _settled(ctx, operands, fixed)
+    arguments = _with_fixed_copied(ctx, operands, fixed)
     # A fixed operand is read in place, so calls with another one need another function.
-    key = jaxpr.jaxpr, *(x.node for x, is_fixed in zip(settled, fixed, strict=True) if is_fixed)
+    key = jaxpr.jaxpr, *(x.node for x, is_fixed in zip(arguments, fixed, strict=True) if is_fixed)
     if key not in ctx.functions:
-        ctx.functions[key] = _lower(ctx, settled, jaxpr, name, fixed)
+        ctx.functions[key] = _lower_function(ctx, arguments, jaxpr, name, fixed)
     lowered: LoweredFunction = ctx.functions[key]
     if ctx.later is not None:
-        ctx.later.move_out(graph, lowered.owned_results, prog)
+        ctx.later.copy_before_call(graph, lowered.owned_results, prog)
     with graph.debug_origin(_in_layer(graph.origin, 0)):
-        for number, (operand, tensor, is_fixed) in enumerate(zip(settled, lowered.operands, fixed, strict=True)):
+        for number, (operand, tensor, is_fixed) in enumerate(zip(arguments, lowered.operands, fixed, strict=True)):
             if not is_fixed:
                 map_like(graph, operand, tensor)
                 copy_in_vertices(Builder(graph, prog, f"{path}/operand{number}"), operand, tensor)
@@ -66,20 +74,23 @@ def _in_layer(origin: Origin, number: int) -> Origin:
     return origin if origin.layer or not origin.names else replace(origin, layer=origin.names[number])
 
 
-def _settled(ctx: Context, operands: Sequence[Tensor], fixed: Sequence[bool]) -> list[Tensor]:
-    """Operands, of which fixed ones are moved out of the way of other functions' next calls."""
+def _with_fixed_copied(ctx: Context, operands: Sequence[Tensor], fixed: Sequence[bool]) -> list[Tensor]:
+    """Operands, of which fixed ones that are results of a function are copied: its next call overwrites them."""
     if ctx.later is None:
         return list(operands)
     read = {v for x, is_fixed in zip(operands, fixed, strict=True) if is_fixed for v in x.variables()}
     overwritten = [v for function in ctx.functions.values() for v in function.owned_results if v in read]
-    copies = ctx.later.move_out(ctx.graph, overwritten, ctx.prog)
+    copies = ctx.later.copy_before_call(ctx.graph, overwritten, ctx.prog)
     return [substitute(x, copies) for x in operands]
 
 
-def _lower(
+def _lower_function(
     ctx: Context, operands: Sequence[Tensor], jaxpr: ClosedJaxpr, name: str, fixed: Sequence[bool]
 ) -> LoweredFunction:
-    """Lowers a callee on variables of its own, mapped as the operands of this first call."""
+    """Lowers a callee on variables of its own, mapped as the operands of this first call.
+
+    Operands that are `fixed`, the same tensor at each call of this function, are read where the caller has them.
+    """
     graph = ctx.graph
     body = ProgramSequence()
     with graph.debug_origin(replace(graph.origin, path=name, layer=OF_CALLER, part="")):
@@ -91,6 +102,7 @@ def _lower(
     for tensor in (*function_operands, *results):
         map_linearly(graph, tensor)
     operand_variables = {v for x in function_operands for v in x.variables()}
+    # A result without a memory order repeats or skips elements of its variable: it is copied after each call.
     result_variables = dict.fromkeys(v for x in results if memory_order(x) is not None for v in x.variables())
     owned_results = tuple(v for v in result_variables if v not in operand_variables and not v.is_constant)
     return LoweredFunction(graph.add_function(body, name), function_operands, results, owned_results)

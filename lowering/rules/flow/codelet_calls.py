@@ -56,13 +56,16 @@ def _batched(
     tiles: tuple[int, ...] | None,
     outs: Outs,
 ) -> tuple[list[jax.Array], list[int]]:
-    """The calls for all indices of a batch as one call with as many times the vertices."""
+    """The calls for all indices of a batch as one call with as many times the vertices.
+
+    An operand that is common to the batch and to all vertices stays so; of others each vertex gets its own row.
+    """
     batch = next(x.shape[axis] for x, axis in zip(operands, axes, strict=True) if axis is not None)
     arrays: list[jax.Array] = []
-    rows: list[bool] = []
+    are_stacked: list[bool] = []
     for x, axis, is_stacked in zip(operands, axes, stacked, strict=True):
         is_shared = axis is None and not is_stacked
-        rows.append(not is_shared)
+        are_stacked.append(not is_shared)
         if is_shared:
             arrays.append(x)
             continue
@@ -72,7 +75,7 @@ def _batched(
     results = codelet_call_p.bind(
         *arrays,
         codelet=codelet,
-        stacked=tuple(rows),
+        stacked=tuple(are_stacked),
         num_vertices=batch * num_vertices,
         tiles=None if tiles is None else tiles * batch,
         outs=outs,
@@ -92,14 +95,17 @@ def codelet_call_rule(
     tiles: tuple[int, ...] | None,
     outs: Outs,
 ) -> list[Tensor]:
-    """Connects operands to the fields that are read, in order, and new tensors to those that are written."""
+    """Connects operands to the fields that are read, in order, and new tensors to those that are written.
+
+    A field that is both is connected to a new tensor that begins as a copy of its operand.
+    """
     graph = ctx.graph
-    tile = _tiles(ctx, codelet, num_vertices, tiles)
+    tile = _tile_of_vertices(ctx, codelet, num_vertices, tiles)
     for tensor in operands:
         map_linearly(graph, tensor)
     remaining_operands = iter(zip(operands, stacked, strict=True))
     remaining_results = iter(outs)
-    connected: list[tuple[Tensor, bool]] = []
+    connected: list[tuple[Tensor, bool]] = []  # of each field the tensor, and whether it has a row for each vertex
     results: list[Tensor] = []
     for field in codelet.fields:
         operand = next(remaining_operands) if field.is_read else None
@@ -117,7 +123,7 @@ def codelet_call_rule(
     return results
 
 
-def _tiles(ctx: Context, codelet: Codelet, num_vertices: int, tiles: tuple[int, ...] | None) -> np.ndarray:
+def _tile_of_vertices(ctx: Context, codelet: Codelet, num_vertices: int, tiles: tuple[int, ...] | None) -> np.ndarray:
     """Tile of each vertex: the user's, else vertices spread over all tiles of one IPU."""
     num_tiles = ctx.graph.target.num_tiles
     if tiles is None:
@@ -133,23 +139,31 @@ def rows_variable(ctx: Context, shape: tuple[int, ...], dtype: Any, name: str, t
     """Adds a variable with each row on a tile."""
     size = int(np.prod(shape))
     # Consecutive rows on one tile are one region.
-    first = np.flatnonzero(np.diff(tile, prepend=-1))
-    return ctx.graph.add_variable(shape, dtype, name, flat_mapping(size, first * (size // shape[0]), tile[first]))
+    first_rows = np.flatnonzero(np.diff(tile, prepend=-1))
+    mapping = flat_mapping(size, first_rows * (size // shape[0]), tile[first_rows])
+    return ctx.graph.add_variable(shape, dtype, name, mapping)
 
 
 def rows_group(
     ctx: Context, codelet: Codelet, connected: Sequence[tuple[Tensor, bool]], tile: np.ndarray
 ) -> VertexGroup:
-    """Vertices, one a tile of `tile`, connected each to its row of tensors that have rows, and to all of the others."""
-    shapes = [tensor.shape[1:] if rows else tensor.shape for tensor, rows in connected]
-    # An axis for each dimension of blocks by its length: none is split, and no access has one twice.
-    extents = sorted({dim for shape in shapes for dim in enumerate(shape)})
-    axes = (Axis("vertex", even_cuts(len(tile), len(tile))), *(Axis(f"n{n}", even_cuts(n, 1)) for _, n in extents))
+    """Vertex group of a codelet, one vertex a row.
+
+    Args:
+        ctx: context of the call.
+        codelet: the codelet.
+        connected: for each field its tensor, and whether it has a row for each vertex or is common to all.
+        tile: tile of each vertex, int32[rows].
+    """
+    shapes = [tensor.shape[1:] if has_rows else tensor.shape for tensor, has_rows in connected]
+    # An unsplit axis for each pair of dimension and length: fields share it, and no access has one twice.
+    block_dims = sorted({dim for shape in shapes for dim in enumerate(shape)})
+    axes = (Axis("vertex", even_cuts(len(tile), len(tile))), *(Axis(f"n{n}", even_cuts(n, 1)) for _, n in block_dims))
     accesses = []
-    for (tensor, rows), shape in zip(connected, shapes, strict=True):
-        dims = tuple(element(1 + extents.index(dim)) for dim in enumerate(shape))
-        accesses.append(Access(tensor, (block(0), *dims) if rows else dims))
-    grid = tile.reshape(-1, *(1 for _ in extents))
+    for (tensor, has_rows), shape in zip(connected, shapes, strict=True):
+        dims = tuple(element(1 + block_dims.index(dim)) for dim in enumerate(shape))
+        accesses.append(Access(tensor, (block(0), *dims) if has_rows else dims))
+    grid = tile.reshape(-1, *(1 for _ in block_dims))
     return VertexGroup(codelet, axes, tuple(accesses), grid, origin=ctx.graph.origin)
 
 

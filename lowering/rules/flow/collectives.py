@@ -29,9 +29,9 @@ def collective_rule(ctx: Context, *operands: Tensor, **params: Any) -> Sequence[
         return [graph.add_replica_constant(np.array(form.ranks, np.int32), "replica index")]
     with _as_part(graph):
         if form.kind == "all_reduce":
-            return _reduce(ctx, form, *operands)
+            return _all_reduce(ctx, form, *operands)
         (x,) = operands
-        result = _ADDED[form.kind](ctx.builder, form.before.of(x) if form.before else x, form)
+        result = _ADD_COLLECTIVE[form.kind](ctx.builder, form.before.of(x) if form.before else x, form)
         return [form.after.of(result) if form.after else result]
 
 
@@ -40,11 +40,11 @@ def _as_part(graph: Graph) -> AbstractContextManager[None]:
     return graph.debug_origin(replace(graph.origin, part=COLLECTIVES_PART))
 
 
-def _reduce(ctx: Context, form: Form, *operands: Tensor) -> Sequence[Tensor]:
-    """Reduces the operands over replicas, one collective for those of each dtype."""
+def _all_reduce(ctx: Context, form: Form, *operands: Tensor) -> Sequence[Tensor]:
+    """Reduces the operands over replicas, and before over dimensions of each replica if the form has some."""
     if form.dims:
         operands = tuple(reduce(ctx.builder, x, form.dims, form.monoid) for x in operands)
-    return _by_dtype(ctx.builder, form, operands, [ctx.graph] * len(operands))
+    return _all_reduce_by_dtype(ctx.builder, form, operands, [ctx.graph] * len(operands))
 
 
 def reduce_across_ipus(
@@ -53,14 +53,16 @@ def reduce_across_ipus(
     """Reduces tensors over replicas of several IPUs; `homes` are the graph views of the operands' IPUs."""
     form = COLLECTIVES[eqn.primitive.name](eqn, builder.graph.replication_factor)
     with _as_part(builder.graph):
-        return _by_dtype(builder, form, operands, homes)
+        return _all_reduce_by_dtype(builder, form, operands, homes)
 
 
-def _by_dtype(builder: Builder, form: Form, operands: Sequence[Tensor], homes: Sequence[Graph]) -> Sequence[Tensor]:
+def _all_reduce_by_dtype(
+    builder: Builder, form: Form, operands: Sequence[Tensor], homes: Sequence[Graph]
+) -> Sequence[Tensor]:
     """One collective for all operands of a dtype, which costs less than one each; uneven groups cannot share one."""
     if form.is_uneven:
         return [
-            _reduce_unevenly(Builder(home, builder.prog, builder.name), form, x)
+            _all_reduce_uneven_groups(Builder(home, builder.prog, builder.name), form, x)
             for x, home in zip(operands, homes, strict=True)
         ]
     results: dict[int, Tensor] = {}
@@ -73,10 +75,12 @@ def _by_dtype(builder: Builder, form: Form, operands: Sequence[Tensor], homes: S
     return [results[n] for n in range(len(operands))]
 
 
-def _reduce_unevenly(builder: Builder, form: Form, x: Tensor) -> Tensor:
-    """Reduces over groups of different sizes: every replica gathers all values, and combines those of its group."""
+def _all_reduce_uneven_groups(builder: Builder, form: Form, x: Tensor) -> Tensor:
+    """Reduces over groups of different sizes: every replica gathers all values, and combines those of its group.
+
+    The rounds of `all_reduce` need groups of one size; a gather over all replicas has a single group.
+    """
     graph = builder.graph
-    # Rounds of a reduction need groups of one size; the gather is over all replicas.
     all_replicas = stacked.whole(None, graph.replication_factor)
     gathered = collectives.all_gather(builder.named("gather"), x, all_replicas)
     in_own_group = graph.add_replica_constant(stacked.is_in_group(form.groups), "own group")
@@ -88,7 +92,7 @@ def _reduce_unevenly(builder: Builder, form: Form, x: Tensor) -> Tensor:
     return reduce(builder, chosen, (0,), form.monoid)
 
 
-_ADDED: dict[str, Callable[[Builder, Tensor, Form], Tensor]] = {
+_ADD_COLLECTIVE: dict[str, Callable[[Builder, Tensor, Form], Tensor]] = {
     "all_gather": lambda builder, x, form: collectives.all_gather(builder, x, form.groups),
     "reduce_scatter": lambda builder, x, form: collectives.reduce_scatter(builder, x, form.monoid, form.groups),
     "all_to_all": lambda builder, x, form: collectives.all_to_all(builder, x, form.groups),

@@ -60,7 +60,10 @@ def is_off_chip(ctx: Context, stack: Tensor) -> bool:
 def store_rows(
     ctx: Context, body: ProgramSequence, row: Tensor, counter: Tensor, rows: int, *, on_host: bool
 ) -> tuple[Tensor, RowMove]:
-    """Adds a stack of `rows` off chip, of which `body` stores row `counter` in each iteration."""
+    """Adds a stack of `rows` off chip, of which `body` stores row `counter` in each iteration.
+
+    Returns the stack and the row's move, whose last steps the caller adds after the loop.
+    """
     stack, stores = store_of_stack(ctx.graph, ctx.name, row, rows, counter, on_host=on_host)
     for step in (*stores.copies, *stores.transfers):
         body.add(step)
@@ -68,13 +71,24 @@ def store_rows(
 
 
 class RowStreams:
-    """Rows of stacks that one loop reads: row `counter` in each iteration, from `start` on in steps of `step`."""
+    """Rows of stacks in streaming memory that one loop reads, row `counter` in each iteration.
+
+    First `row` is called for each stack, then `fetch_ahead` once, and `finish` once the loop is in the program.
+
+    Args:
+        ctx: context of the loop.
+        body: sequence of an iteration.
+        counter: number of the iteration's row, int32[].
+        start: number of the first row.
+        step: 1, or −1 for a loop from the last row to the first.
+    """
 
     def __init__(self, ctx: Context, body: ProgramSequence, counter: Tensor, start: int, step: int) -> None:
         self._ctx = ctx
         self._body = body
         self._counter = counter
         self._step = step
+        # Number of the row to fetch, one iteration ahead of `counter`; None without I/O tiles.
         self._ahead = new_counter(ctx.builder, start) if ctx.graph.io_view is not None else None
         self._fetched: list[tuple[Tensor, Tensor]] = []  # (stack, its row on I/O tiles)
 
@@ -120,47 +134,59 @@ def scan_rule(
 ) -> Sequence[Tensor]:
     """Loop with a fixed trip count that reads and writes slices of stacks."""
     inside = scan_body(params)  # parameters that it does not read, such as `unroll`, are advice for XLA
-    jaxpr = inside.jaxpr
     graph = ctx.graph
-    name = ctx.name
     carries = _states(ctx, operands, inside)
-    stacks = list(operands[inside.operands.stacks])
-    for n, stack in enumerate(stacks):
-        if not is_off_chip(ctx, stack):
-            map_for_slicing(graph, stack, (0,))
-            # A stack that is read once is not worth a copy.
-            stacks[n] = moved_for_slicing(Builder(graph, ctx.prog, name), stack) if length > 1 else stack
-    first, step = (length - 1, -1) if reverse else (0, 1)
-    counter = new_counter(Builder(graph, ctx.prog, name), first)
+    stacks = [_sliceable_stack(ctx, stack, length) for stack in operands[inside.operands.stacks]]
+    first_slot, step = (length - 1, -1) if reverse else (0, 1)
+    counter = new_counter(ctx.builder, first_slot)
     body = ProgramSequence()
-    slices: list[Tensor] = []
-    streams = RowStreams(ctx, body, counter, first, step)
-    for stack, in_groups in zip(stacks, grouped_inputs(jaxpr.jaxpr)[inside.inputs.stacks], strict=True):
-        is_remote = is_off_chip(ctx, stack)
-        slices.append(
-            streams.row(stack, in_groups) if is_remote else slot_of(Builder(graph, body, name), stack, counter)
-        )
-    streams.fetch_ahead()
+    in_body = Builder(graph, body, ctx.name)
+    row_streams = RowStreams(ctx, body, counter, first_slot, step)
+    slices = [
+        row_streams.row(stack, in_groups) if is_off_chip(ctx, stack) else slot_of(in_body, stack, counter)
+        for stack, in_groups in zip(stacks, grouped_inputs(inside.jaxpr.jaxpr)[inside.inputs.stacks], strict=True)
+    ]
+    row_streams.fetch_ahead()
+    constants = operands[inside.operands.constants]
     with graph.inside_loop(length):
-        results = ctx.lower_jaxpr(jaxpr, [*operands[inside.operands.constants], *carries, *slices], body, carries)
-    pushed: list[Tensor] = []
-    last_steps: list[Program] = []
-    is_put, is_sent = put_results(jaxpr.jaxpr), sent_rows(jaxpr.jaxpr)
-    for value, is_row_put, is_row_sent in list(zip(results, is_put, is_sent, strict=True))[inside.results.stacks]:
-        if is_row_put or is_row_sent:
-            stack, stores = store_rows(ctx, body, value, counter, length, on_host=is_row_sent)
-            pushed.append(stack)
-            last_steps += stores.last
-            continue
-        pushed.append(new_stack(Builder(graph, ctx.prog, name), value, length))
-        push(Builder(graph, body, name), pushed[-1], value, counter)
-    assign(Builder(graph, body, name), results[inside.results.carries], carries)
-    advance(Builder(graph, body, name), counter, step)
+        results = ctx.lower_jaxpr(inside.jaxpr, [*constants, *carries, *slices], body, carries)
+    result_stacks, last_steps = _store_slices(ctx, body, inside, results, counter, length)
+    assign(in_body, results[inside.results.carries], carries)
+    advance(in_body, counter, step)
     ctx.prog.add(Repeat(length, body, graph.origin))
-    streams.finish()
-    for step_after in last_steps:
-        ctx.prog.add(step_after)
-    return [*carries, *pushed]
+    row_streams.finish()
+    for last_step in last_steps:
+        ctx.prog.add(last_step)
+    return [*carries, *result_stacks]
+
+
+def _sliceable_stack(ctx: Context, stack: Tensor, length: int) -> Tensor:
+    """A stack that a loop of `length` iterations reads, or a copy of it where slices would move between tiles."""
+    if is_off_chip(ctx, stack):
+        return stack
+    map_for_slicing(ctx.graph, stack, (0,))
+    # A stack that is read once is not worth a copy.
+    return moved_for_slicing(ctx.builder, stack) if length > 1 else stack
+
+
+def _store_slices(
+    ctx: Context, body: ProgramSequence, inside: Body, results: Sequence[Tensor], counter: Tensor, length: int
+) -> tuple[list[Tensor], list[Program]]:
+    """Adds stacks of results, of which `body` stores slot `counter`; returns them, and steps to add after the loop."""
+    stacks: list[Tensor] = []
+    last_steps: list[Program] = []
+    jaxpr = inside.jaxpr.jaxpr
+    # For each result whether its row goes to streaming memory, and whether to the host's memory.
+    rows = list(zip(results, put_results(jaxpr), sent_rows(jaxpr), strict=True))
+    for value, is_put, is_sent in rows[inside.results.stacks]:
+        if is_put or is_sent:
+            stack, stores = store_rows(ctx, body, value, counter, length, on_host=is_sent)
+            last_steps += stores.last
+        else:
+            stack = new_stack(ctx.builder, value, length)
+            push(Builder(ctx.graph, body, ctx.name), stack, value, counter)
+        stacks.append(stack)
+    return stacks, last_steps
 
 
 def while_rule(
@@ -168,8 +194,11 @@ def while_rule(
     *operands: Tensor,
     **params: Any,
 ) -> Sequence[Tensor]:
-    """Loop that runs while a computed scalar is true."""
-    # A batched loop has a predicate for each element of the batch: it runs while any is true, and changes only those.
+    """Loop that runs while a computed scalar is true.
+
+    A batched loop has a predicate for each element of the batch: it runs while any is true, and changes the carries of
+    those elements alone.
+    """
     inside = while_body(params)
     tested = while_condition(params)
     tested_consts = operands[tested.operands.constants]
@@ -180,11 +209,14 @@ def while_rule(
         (predicate,) = ctx.lower_jaxpr(tested.jaxpr, [*tested_consts, *carries], condition)
         is_batched = predicate.ndim > 0
         consts = operands[inside.operands.constants]
+        # Old carries of a batch are read once more after the body, so it may not overwrite them.
         results = ctx.lower_jaxpr(inside.jaxpr, [*consts, *carries], body, () if is_batched else carries)
     if is_batched:
         # The body needs the predicate of each element, the condition only whether any is true.
         (running,) = ctx.lower_jaxpr(tested.jaxpr, [*tested_consts, *carries], body)
-        results = [_where(ctx.into(body), running, new, old) for new, old in zip(results, carries, strict=True)]
+        results = [
+            _select_running(ctx.into(body), running, new, old) for new, old in zip(results, carries, strict=True)
+        ]
         predicate = reduce(ctx.builder.into(condition).named("any"), predicate, range(predicate.ndim), "or")
     map_linearly(ctx.graph, predicate)
     assign(ctx.builder.into(body), results, carries)
@@ -195,12 +227,14 @@ def while_rule(
 def _states(ctx: Context, operands: Sequence[Tensor], body: Body) -> list[Tensor]:
     """Carries of a loop: its initial operands themselves where nothing else reads them, else new variables."""
     states: list[Tensor] = []
-    in_groups_of_inputs = grouped_inputs(body.jaxpr.jaxpr)[body.inputs.carries]
-    for n, (x, in_groups) in enumerate(zip(operands[body.operands.carries], in_groups_of_inputs, strict=True)):
+    are_in_groups = grouped_inputs(body.jaxpr.jaxpr)[body.inputs.carries]
+    for n, (x, in_groups) in enumerate(zip(operands[body.operands.carries], are_in_groups, strict=True)):
+        # Set, to the operand itself, where nothing after the loop reads the operand, see `LastReads.may_overwrite`.
         place = ctx.into_tensors[n]
+        is_read_once = sum(operand.node is x.node for operand in operands) == 1
         if is_off_chip(ctx, x):
             states.append(x)
-        elif place is not None and place.node is x.node and sum(operand.node is x.node for operand in operands) == 1:
+        elif place is not None and place.node is x.node and is_read_once:
             states.append(place)
         else:
             # Accumulators are cleared once a step, in PopART in the fragment of its optimisers.
@@ -211,8 +245,8 @@ def _states(ctx: Context, operands: Sequence[Tensor], body: Body) -> list[Tensor
     return states
 
 
-def _where(ctx: Context, running: Tensor, new: Tensor, old: Tensor) -> Tensor:
-    """`new` in those elements of the batch, the leading dimensions, that still run."""
+def _select_running(ctx: Context, running: Tensor, new: Tensor, old: Tensor) -> Tensor:
+    """`new` for those elements of the batch, along the leading dimensions, that still run, `old` for the others."""
     is_running = running.broadcast_in_dim(new.shape, tuple(range(running.ndim)))
     return elementwise(ctx.builder.named("where"), Op("select_n", lax.select_n, new.dtype), [is_running, old, new])
 
@@ -231,8 +265,8 @@ def cond_rule(
             assert all(x.node == candidates[0].node for x in candidates), "branches store to one buffer"
             outs.append(candidates[0])
             continue
-        # All branches write one variable, mapped as one of their results.
-        out = add_like(ctx.graph, _placed_simply(ctx.graph, candidates), ctx.name)
+        # All branches write one variable, mapped as one of their results, since any may run.
+        out = add_like(ctx.graph, _simplest_layout(ctx.graph, candidates), ctx.name)
         for prog, value in zip(programs, candidates, strict=True):
             map_linearly(ctx.graph, value)
             prog.add(Copy(value, out, f"{ctx.name}/result", ctx.graph.origin))
@@ -241,8 +275,8 @@ def cond_rule(
     return outs
 
 
-def _placed_simply(graph: Graph, candidates: Sequence[Tensor]) -> Tensor:
-    """First candidate with a memory order and a mapping, else the first."""
+def _simplest_layout(graph: Graph, candidates: Sequence[Tensor]) -> Tensor:
+    """First candidate with a memory order and a mapping, which a new variable can have too; else the first."""
     return next((x for x in candidates if memory_order(x) and graph.is_mapped(x)), candidates[0])
 
 

@@ -26,7 +26,11 @@ from ipujax.runtime.tensor import Tensor, is_key_dtype
 
 
 def callback_rule(ctx: Context, *operands: Tensor, sharing: int = 1, **params: Any) -> Sequence[Tensor]:
-    """Lowers `pure_callback`, `io_callback`, `debug.callback` and `debug.print`."""
+    """Lowers `pure_callback`, `io_callback`, `debug.callback` and `debug.print`.
+
+    Operands are sent to the host one by one, then results received; the host calls the function in between. `sharing`
+    is the number of replicas that make one call together.
+    """
     operands = tuple(composed(ctx, key_data, [x])[0] if is_key_dtype(x.dtype) else x for x in operands)
     graph = ctx.graph
     prog = ctx.prog

@@ -103,6 +103,7 @@ def remote_update_rule(ctx: Context, remote: Tensor, rows: Tensor, values: Tenso
 
 
 def _store(ctx: Context, value: Tensor, buffer: RemoteBuffer, rows: Tensor | None = None) -> None:
+    """Stores a value in rows of a buffer, or in all of it; from I/O tiles in parallel with other steps."""
     io_view = ctx.graph.io_view
     overlaps = io_view is not None and io_view.is_mapped(value)
     if not overlaps:
@@ -111,12 +112,13 @@ def _store(ctx: Context, value: Tensor, buffer: RemoteBuffer, rows: Tensor | Non
 
 
 def _buffer(ctx: Context, remote: Tensor) -> RemoteBuffer:
+    """The buffer whose memory a tensor views."""
     (memory,) = remote.variables()
     return ctx.graph.off_chip[memory]
 
 
 def _rows_of(ctx: Context, remote: Tensor) -> Tensor | None:
-    """Numbers of the rows of its buffer that a tensor views, None for all of them."""
+    """Numbers of the rows of its buffer that a tensor views, int32[rows]; None for all of them."""
     if remote.is_whole_variable:
         return None
     assert remote.affine is not None, "consecutive rows"

@@ -35,7 +35,14 @@ from ipujax.runtime.tensor import Origin, Tensor
 def fused_parts(
     fused: JaxprEqn, computing: list[tuple[JaxprEqn, str]], origin: Origin, target: Target
 ) -> tuple[VertexPart, ...]:
-    """Parts of a fused vertex, by the rows or monoids of its equations; none if all have one line and layer."""
+    """Parts of a fused vertex, one for each equation that it computes; none if all have one line and layer.
+
+    Args:
+        fused: the fused equation.
+        computing: the equations that it computes, each with its row of `OP_COSTS` or its monoid.
+        origin: origin of the vertex.
+        target: the machine, for the weights of parts.
+    """
     outer_layer = origin.layer.removesuffix(layer_of(fused)).rstrip("/")
     origins = [origin_of(eqn, replace(origin, layer=outer_layer)) for eqn, _ in computing]
     if len({(origin, origin.layer, origin.part) for origin in origins}) < 2:
@@ -47,7 +54,7 @@ def fused_parts(
 
 
 def _cycles_alone(eqn: JaxprEqn, row: str, target: Target) -> int:
-    """Cycles of one equation on a tile, its elements spread over all tiles of an IPU."""
+    """Cycles of one equation on a tile, its elements spread over all tiles; `row` of `OP_COSTS`, or its monoid."""
     operands: list[Any] = [atom.aval for atom in eqn.invars]
     result: Any = eqn.outvars[0].aval
     elements = _per_tile(max((aval.size for aval in operands), default=result.size), target)
@@ -87,6 +94,7 @@ _POWERS: dict[complex, str] = {-1.0: "div", -0.5: "rsqrt", 0.5: "sqrt", 2.0: "sq
 
 
 def _cost_row(eqn: JaxprEqn) -> str:
+    """Row of `OP_COSTS`: that of its primitive, but of a power with a known exponent that of a simpler operation."""
     name = eqn.primitive.name
     exponent = eqn.invars[-1] if eqn.invars else None
     if name != "pow" or not isinstance(exponent, Literal) or np.size(exponent.val) != 1:
@@ -96,9 +104,10 @@ def _cost_row(eqn: JaxprEqn) -> str:
 
 @remembered
 def _bound_op(row: str, primitive: Primitive, params: tuple[tuple[str, Hashable], ...], out_dtype: np.dtype) -> Op:
+    """Operation of a primitive with its parameters, by name; equal arguments give one object."""
     key = (row, primitive.name, params)
-    has_none = all(value is None for _, value in params)
-    return Op(row, partial(primitive.bind, **dict(params)), out_dtype, key, has_none)
+    has_no_params = all(value is None for _, value in params)
+    return Op(row, partial(primitive.bind, **dict(params)), out_dtype, key, is_primitive=has_no_params)
 
 
 def unchanged_operand(eqn: JaxprEqn) -> int | None:
@@ -121,27 +130,27 @@ def unchanged_operand(eqn: JaxprEqn) -> int | None:
 
 
 def fused_rule(ctx: Context, *operands: Tensor, jaxpr: ClosedJaxpr, name: str) -> Sequence[Tensor]:
-    """Elementwise equations over one index space and reductions of their results, in one vertex a tile."""
+    """Elementwise equations over one index space and reductions of their results, in one vertex a tile.
+
+    A result is a stored value, a reduction, or an operand that the equations return unchanged.
+    """
     body = jaxpr.jaxpr
     reduced = {eqn.outvars[0]: eqn for eqn in body.eqns if eqn.primitive.name in MONOIDS}
     mapped = [eqn for eqn in body.eqns if eqn.primitive.name not in MONOIDS]
     space = index_space(shape_of(mapped[0].outvars[0]))
-    computed_eqns, steps, number = _steps(body.invars, mapped)
+    computed_eqns, steps, number = _kernel_steps(body.invars, mapped)
     computing = [(eqn, MONOIDS[eqn.primitive.name]) for eqn in reduced.values()]
     computing += [(eqn, step.op.name) for eqn, step in zip(computed_eqns, steps, strict=True)]
     tensors = [x.reshape(space) for x in operands]
     outs = [var for var in body.outvars if isinstance(var, Var)]
     title = ctx.name.removesuffix(ctx.primitive.name) + name
+    # By number of the result: value that is stored, reduction, or number of the operand that is returned.
     stored = {n: number[var] for n, var in enumerate(outs) if var not in reduced and number[var] >= len(operands)}
     reductions = {n: _reduction(reduced[var], number) for n, var in enumerate(outs) if var in reduced}
-    # A result that is an operand unchanged may be read later: no other result is written over it.
-    unchanged = {
-        variable
-        for n, var in enumerate(outs)
-        if n not in stored and var not in reduced
-        for variable in operands[number[var]].variables()
-    }
-    into = [None if out is None or unchanged.intersection(out.variables()) else out for out in ctx.into_tensors]
+    returned = {n: number[var] for n, var in enumerate(outs) if n not in stored and n not in reductions}
+    # An operand that is returned may be read later: no other result is written over it.
+    protected = {variable for operand in returned.values() for variable in operands[operand].variables()}
+    into = [None if out is None or protected.intersection(out.variables()) else out for out in ctx.into_tensors]
     places = [None if (out := into[n]) is None else out.reshape(space) for n in stored]
     values = list(stored.values())
     graph = ctx.graph
@@ -150,21 +159,20 @@ def fused_rule(ctx: Context, *operands: Tensor, jaxpr: ClosedJaxpr, name: str) -
     with graph.debug_origin(graph.origin, parts):
         builder = Builder(graph, ctx.prog, title)
         results = apply_steps(builder, steps, values, tensors, space, places, list(reductions.values()))
-    computed = dict(zip((*stored, *reductions), results, strict=True))
-
-    def result(n: int, var: Var, shape: tuple[int, ...]) -> Tensor:
-        place = into[n]
-        if n not in computed:
-            return tensors[number[var]].reshape(shape)
-        return computed[n].reshape(shape) if place is None or n in reductions else place
-
-    return [result(n, var, ctx.out_avals[n].shape) for n, var in enumerate(outs)]
+    views = {n: tensors[operand] for n, operand in returned.items()} | dict(
+        zip((*stored, *reductions), results, strict=True)
+    )
+    # A stored result that has a destination is there.
+    in_place = {n: place for n, place in enumerate(into) if n in stored and place is not None}
+    return [in_place[n] if n in in_place else views[n].reshape(ctx.out_avals[n].shape) for n in range(len(outs))]
 
 
-def _steps(invars: Sequence[Var], eqns: Sequence[JaxprEqn]) -> tuple[list[JaxprEqn], list[Step], Mapping[Var, int]]:
+def _kernel_steps(
+    invars: Sequence[Var], eqns: Sequence[JaxprEqn]
+) -> tuple[list[JaxprEqn], list[Step], Mapping[Var, int]]:
     """The equations that compute, a step of the vertex for each, and the number of each value among operands and steps.
 
-    Other equations return an operand unchanged.
+    Other equations return an operand unchanged: their result has the operand's number.
     """
     number: dict[Var, int] = {var: n for n, var in enumerate(invars)}
     computing: list[JaxprEqn] = []
@@ -188,7 +196,7 @@ def _steps(invars: Sequence[Var], eqns: Sequence[JaxprEqn]) -> tuple[list[JaxprE
 
 
 def _reduction(eqn: JaxprEqn, number: Mapping[Var, int]) -> Reduction:
-    """Reduction in the index space, which has no dimensions of size 1."""
+    """Reduction in the index space, which lacks the equation's dimensions of size 1; `number` is that of each value."""
     (source,) = eqn.invars
     assert isinstance(source, Var)
     shape = shape_of(source)
@@ -206,14 +214,14 @@ def bitcast_convert_type_rule(ctx: Context, x: Tensor, **params: Any) -> Tensor 
         return fallback(ctx, x)
     parts = aval.shape[-1] if aval.ndim > x.ndim else 1
     rows = x.reshape((*x.shape, 1)) if aval.ndim > x.ndim else x
-    fun = _bitcast_of_rows(aval.dtype, aval.ndim > x.ndim)
+    fun = _bitcast_of_rows(aval.dtype, splits=aval.ndim > x.ndim)
     (out,) = each_row(ctx.builder, "Bitcast", rows, rows.ndim - 1, fun, [(parts, aval.dtype)])
     return out.reshape(aval.shape)
 
 
 @remembered
-def _bitcast_of_rows(dtype: Any, splits: bool) -> RowFunction:
-    """Function from rows of one element to rows of its parts, or back."""
+def _bitcast_of_rows(dtype: Any, *, splits: bool) -> RowFunction:
+    """Function from rows of one element to rows of its narrower parts if it `splits` them, else back."""
     if splits:
         return lambda x: (lax.bitcast_convert_type(lax.squeeze(x, (x.ndim - 1,)), dtype),)
     return lambda x: (lax.expand_dims(lax.bitcast_convert_type(x, dtype), (x.ndim - 1,)),)

@@ -33,16 +33,24 @@ def ragged_dot_general_rule(ctx: Context, *operands: Tensor, **params: Any) -> S
 
 
 def ragged_dot(lhs: jax.Array, rhs: jax.Array, sizes: jax.Array, *, numbers: Any, **params: Any) -> jax.Array:
-    """Product of operands, one dimension of which is cut into groups of sizes `sizes[..., group]`."""
+    """Product of operands, one dimension of which is cut into groups.
+
+    Args:
+        lhs: the operand whose dimension is ragged: its indices are those of the first group, then of the second, …
+        rhs: the other operand.
+        sizes: sizes of the groups, [..., groups]; leading dimensions are those of `lhs` before the ragged one.
+        numbers: JAX's ragged dimension numbers.
+        params: parameters of `lax.dot_general` beside its dimension numbers.
+    """
     (lhs_contracted, rhs_contracted), (lhs_batch, rhs_batch) = numbers.dot_dimension_numbers
     (ragged,) = numbers.lhs_ragged_dimensions
     product: Callable[..., jax.Array] = partial(lax.dot_general, **params)
-    if ragged in lhs_batch:
+    if ragged in lhs_batch:  # each index has its own product, whatever its group
         return product(lhs, rhs, dimension_numbers=numbers.dot_dimension_numbers)
     if ragged in lhs_contracted:  # a result for each group, in a further dimension
-        other = rhs_contracted[list(lhs_contracted).index(ragged)]
+        rhs_ragged = rhs_contracted[list(lhs_contracted).index(ragged)]
         a = _by_group(lhs, sizes, ragged, [*lhs_batch, *_preceding(lhs_contracted, ragged)])
-        b = _by_group(rhs, sizes, other, [*rhs_batch, *_preceding(rhs_contracted, other)])
+        b = _by_group(rhs, sizes, rhs_ragged, [*rhs_batch, *_preceding(rhs_contracted, rhs_ragged)])
         batch = [0, *_shifted(lhs_batch)], [0, *_shifted(rhs_batch)]
         return product(a, b, dimension_numbers=((_shifted(lhs_contracted), _shifted(rhs_contracted)), batch))
     # Groups are a further contracted dimension: every row of a result is of one group.
@@ -54,7 +62,10 @@ def ragged_dot(lhs: jax.Array, rhs: jax.Array, sizes: jax.Array, *, numbers: Any
 
 
 def _by_group(x: jax.Array, sizes: jax.Array, ragged: int, prefix: Sequence[int]) -> jax.Array:
-    """`x` once for each group, the first dimension, with zeros outside of the group."""
+    """`x` once for each group, the first dimension, with zeros outside of the group.
+
+    `prefix` are the dimensions of `x` that the leading dimensions of `sizes` are those of, if `sizes` has any.
+    """
     group_ends = jnp.moveaxis(jnp.cumsum(sizes, -1, dtype=sizes.dtype), -1, 0)
     starts = jnp.concatenate([jnp.zeros_like(group_ends[:1]), group_ends[:-1]])
     shape = (group_ends.shape[0], *x.shape)
@@ -62,11 +73,14 @@ def _by_group(x: jax.Array, sizes: jax.Array, ragged: int, prefix: Sequence[int]
     position = lax.broadcasted_iota(sizes.dtype, shape, ragged + 1)
     # Dimensions before the ragged one are in the order of the sizes, which need not be rising.
     order = sorted(range(len(prefix_dims)), key=lambda n: prefix_dims[n])
-    low, high = (lax.broadcast_in_dim(e.transpose(order), shape, sorted(prefix_dims)) for e in (starts, group_ends))
+    low, high = (
+        lax.broadcast_in_dim(bounds.transpose(order), shape, sorted(prefix_dims)) for bounds in (starts, group_ends)
+    )
     return jnp.where((low <= position) & (position < high), x, jnp.zeros((), x.dtype))
 
 
 def _preceding(dims: Sequence[int], dim: int) -> Sequence[int]:
+    """Those of some dimensions that are before one of them."""
     return list(dims)[: list(dims).index(dim)]
 
 

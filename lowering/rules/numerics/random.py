@@ -19,21 +19,22 @@ from ipujax.runtime.tensor import Tensor
 def _draw(
     ctx: Context, operands: Sequence[Tensor], keys_rank: int, params: dict[str, Any], *, cut_results: bool
 ) -> Sequence[Tensor]:
+    """Lowers an equation that draws from keys, `per_key`; without elements its fallback."""
     results = [(tuple(aval.shape), aval.dtype) for aval in ctx.out_avals]
     if not all(tensor.size for tensor in operands) or not all(aval.size for aval in ctx.out_avals):
         return fallback(ctx, *operands)
-    fun = _drawing(ctx.primitive, ctx.equation.ctx.threefry_partitionable, **params)
+    fun = _drawing_function(ctx.primitive, ctx.equation.ctx.threefry_partitionable, **params)
     title = ctx.primitive.name.title().replace("_", "")
-    return per_key(ctx.builder, fun, title, operands, keys_rank, results, cut_results)
+    return per_key(ctx.builder, fun, title, operands, keys_rank, results, cut_results=cut_results)
 
 
 @remembered
-def _drawing(primitive: Primitive, is_partitionable: bool, /, **params: Any) -> Callable[..., Any]:
+def _drawing_function(primitive: Primitive, is_partitionable: bool, /, **params: Any) -> Callable[..., Any]:
     """A primitive with parameters; equal ones give one function, which caches can compare."""
-    return partial(_drawn, primitive, is_partitionable, params)
+    return partial(_bind_drawing, primitive, is_partitionable, params)
 
 
-def _drawn(primitive: Primitive, is_partitionable: bool, params: dict[str, Any], *operands: jax.Array) -> Any:
+def _bind_drawing(primitive: Primitive, is_partitionable: bool, params: dict[str, Any], *operands: jax.Array) -> Any:
     with jax.threefry_partitionable(is_partitionable):  # as the user had it where the equation was traced
         return primitive.bind(*operands, **params)
 
@@ -56,20 +57,26 @@ def convert_rule(ctx: Context, x: Tensor, **params: Any) -> Sequence[Tensor]:
 
 
 def rng_bit_generator_rule(ctx: Context, state: Tensor, **params: Any) -> Sequence[Tensor]:
-    """The next state, computed by one tile, and bits, computed by each tile for its own block."""
+    """The next state, computed by one tile, and bits, computed by each tile for its own block.
+
+    A tile computes all bits of the stream and slices its block out, so that they are the same however bits are cut.
+    """
     if not all(aval.size for aval in ctx.out_avals):
         return fallback(ctx, state)
+    next_state, bits = ctx.out_avals
     outs = []
-    # A vertex group each: the state is not split, the bits are.
-    for number, aval in enumerate(ctx.out_avals):
-        fun = _one_result(ctx.primitive, number, **params)
+    # Compute sets of their own, as the state is not cut.
+    for number, (aval, is_cut) in enumerate([(next_state, False), (bits, True)]):
+        fun = _function_of_result(ctx.primitive, number, **params)
         result = [(tuple(aval.shape), aval.dtype)]
-        outs += per_key(ctx.builder, fun, "RngBitGenerator", [state], 0, result, number == 1)
+        # The state is no array of keys, but an operand of a single draw.
+        outs += per_key(ctx.builder, fun, "RngBitGenerator", [state], 0, result, cut_results=is_cut)
     return outs
 
 
 @remembered
-def _one_result(primitive: Primitive, number: int, /, **params: Any) -> Callable[..., Any]:
+def _function_of_result(primitive: Primitive, number: int, /, **params: Any) -> Callable[..., Any]:
+    """Function from a state to result `number` of a primitive; equal ones give one function."""
     return lambda state: primitive.bind(state, **params)[number]
 
 

@@ -44,7 +44,7 @@ def reduce_window_rule(ctx: Context, x: Tensor, **geometry: Any) -> Tensor | Seq
 def reduce_window_by_function_rule(
     ctx: Context, *operands: Tensor, jaxpr: Any, consts: Sequence[Any], **geometry: Any
 ) -> Sequence[Tensor]:
-    """Each window reduced by a user's function, one tensor or several together."""
+    """Each window reduced by a user's function, one tensor or several together; operands are arrays, then starts."""
     count = len(operands) // 2
     arrays = operands[:count]
     starts = operands[count:]
@@ -55,7 +55,8 @@ def reduce_window_by_function_rule(
         return [start.broadcast_in_dim(aval.shape, ()) for start, aval in zip(starts, ctx.out_avals, strict=True)]
     reducer = primitive_reducer(ctx.primitive, jaxpr=jaxpr, consts=())
     windows = _windows(arrays[0].ndim, **geometry)
-    return reduce_window(ctx.builder, arrays, windows, "mul", reducer, starts)
+    monoid = "mul"  # for the cost; the function is unknown
+    return reduce_window(ctx.builder, arrays, windows, monoid, reducer, starts)
 
 
 def select_and_gather_add_rule(
@@ -150,7 +151,7 @@ def reduce_rule(ctx: Context, x: Tensor, *, monoid: str, axes: Sequence[int], **
 def reduce_by_function_rule(
     ctx: Context, *operands: Tensor, dimensions: Sequence[int], jaxpr: ClosedJaxpr, **params: Any
 ) -> Sequence[Tensor]:
-    """`lax.reduce` by a user's function, on one tensor or several together."""
+    """`lax.reduce` by a user's function, on one tensor or several together; operands are arrays, then starts."""
     count = len(operands) // 2
     arrays = operands[:count]
     starts = operands[count:]

@@ -57,7 +57,7 @@ def _jvp_put(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> 
 def _transposed_put(
     cotangents: Sequence[Any], operands: Sequence[Any], is_linear: Sequence[bool], *, rows: tuple[int, ...], **_: Any
 ) -> list[Any]:
-    """Cotangent of the rows: one that was put on several tiles gets the sum of theirs."""
+    """Cotangent of the rows: one that was put on several tiles gets the sum of theirs, one on none gets zeros."""
     (cotangent,) = cotangents
     (x,) = operands
     if cotangent is None:
@@ -132,19 +132,19 @@ def map_rows(
         tiles: the tiles, or None.
         name: name of the function.
     """
-    body = _body(fun, operands, stacked)
+    body = _jaxpr_of_rows(fun, operands, stacked)
     params = {"stacked": tuple(stacked), "num_tiles": num_tiles, "tiles": tiles, "name": name}
     return list(tile_map_p.bind(*operands, body=body, **params))
 
 
-def _body(fun: Callable[..., Any], operands: Sequence[Any], stacked: Sequence[bool]) -> ClosedJaxpr:
-    return jax.make_jaxpr(fun)(*_rows(operands, stacked))
+def _jaxpr_of_rows(fun: Callable[..., Any], operands: Sequence[Any], stacked: Sequence[bool]) -> ClosedJaxpr:
+    return jax.make_jaxpr(fun)(*_row_shapes(operands, stacked))
 
 
-def _rows(operands: Sequence[Any], stacked: Sequence[bool]) -> list[jax.ShapeDtypeStruct]:
-    """Shape and dtype of a row of each operand."""
+def _row_shapes(operands: Sequence[Any], stacked: Sequence[bool]) -> list[jax.ShapeDtypeStruct]:
+    """Shape and dtype of a row of each operand; of one that is common to all tiles its own."""
     pairs = zip(operands, stacked, strict=True)
-    return [jax.ShapeDtypeStruct(x.shape[1:] if rows else x.shape, x.dtype) for x, rows in pairs]
+    return [jax.ShapeDtypeStruct(x.shape[1:] if has_rows else x.shape, x.dtype) for x, has_rows in pairs]
 
 
 def _compute(*operands: jax.Array, body: ClosedJaxpr, stacked: Flags, num_tiles: int, **_: Any) -> list[jax.Array]:
@@ -174,7 +174,10 @@ def _batched(
 def _jvp(
     primals: Sequence[Any], tangents: Sequence[Any], *, body: ClosedJaxpr, stacked: Flags, **params: Any
 ) -> tuple[Sequence[Any], Sequence[Any]]:
-    """Derivative in two mapped functions: results with residuals, and the linear part, which has a transpose."""
+    """Derivative in two mapped functions: results with residuals, and the linear part, which has a transpose.
+
+    The first returns the function's results, then the residuals: what the linear part needs of the primals.
+    """
     active = [n for n, tangent in enumerate(tangents) if tangent is not None]
     run = jaxpr_as_fun(body)
 
@@ -185,7 +188,7 @@ def _jvp(
 
         return jax.linearize(of_active, *(rows[n] for n in active))
 
-    forward, out_shape = jax.make_jaxpr(linearized, return_shape=True)(*_rows(primals, stacked))
+    forward, out_shape = jax.make_jaxpr(linearized, return_shape=True)(*_row_shapes(primals, stacked))
     num_results = len(body.out_avals)
     outvars = forward.jaxpr.outvars
     # A residual that is an operand is read from there, and not stored a second time.
@@ -197,27 +200,29 @@ def _jvp(
         return [outs[n] for n in stored]
 
     values = dict(zip(stored, map_rows(forward_part, primals, stacked, **params), strict=True))
-    residuals: list[Any] = []
-    have_rows: list[bool] = []
-    for number in range(num_results, len(outvars)):
-        position = _position(positions, outvars[number])
-        residuals.append(values[number] if position is None else primals[position])
-        have_rows.append(position is None or stacked[position])
-    # The linear part is a pytree, whose leaves are the residuals.
+    operand_of = [_position(positions, var) for var in outvars[num_results:]]
+    residuals = [
+        values[number] if operand is None else primals[operand]
+        for number, operand in enumerate(operand_of, num_results)
+    ]
+    have_rows = [operand is None or stacked[operand] for operand in operand_of]
+    # The linear part that `linearize` returns is a pytree, whose leaves are the residuals.
     push_tree = jax.tree.structure(out_shape[1])
     is_active = [jnp.issubdtype(aval.dtype, jnp.inexact) for aval in body.out_avals]
 
     def linear_part(*rows: Any) -> list[Any]:
+        """Tangents of results, from the residuals and the tangents of active operands."""
         push = jax.tree.unflatten(push_tree, rows[: len(residuals)])
         pushed = push(*rows[len(residuals) :])
-        return [tangent for tangent, wanted in zip(pushed, is_active, strict=True) if wanted]
+        return [tangent for tangent, has_tangent in zip(pushed, is_active, strict=True) if has_tangent]
 
     flags = [*have_rows, *(stacked[n] for n in active)]
     pushed = iter(map_rows(linear_part, [*residuals, *(tangents[n] for n in active)], flags, **params))
-    return [values[n] for n in range(num_results)], [next(pushed) if wanted else None for wanted in is_active]
+    return [values[n] for n in range(num_results)], [next(pushed) if has_tangent else None for has_tangent in is_active]
 
 
 def _position(positions: dict[Any, int], var: Any) -> int | None:
+    """Number of the operand that a result is; None if it is none."""
     return None if hasattr(var, "val") else positions.get(var)  # a literal has no hash
 
 
@@ -234,9 +239,10 @@ def _transposed(
     linear = [n for n, is_one in enumerate(is_linear) if is_one]
     others = [n for n, is_one in enumerate(is_linear) if not is_one]
     active = [n for n, cotangent in enumerate(cotangents) if cotangent is not None]
-    linear_rows = _rows([operands[n] for n in linear], [stacked[n] for n in linear])
+    linear_rows = _row_shapes([operands[n] for n in linear], [stacked[n] for n in linear])
 
     def pulled(*rows: Any) -> tuple[Any, ...]:
+        """Cotangents of linear operands, from the other operands and the cotangents of active results."""
         fixed = dict(zip(others, rows, strict=False))
 
         def of_linear(*values: Any) -> list[Any]:

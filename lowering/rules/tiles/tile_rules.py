@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from math import prod
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -73,7 +73,7 @@ def tile_cost(lower_alone: LowerAlone, body: ClosedJaxpr, target: Target) -> Til
     connected_bytes = sum(prod(x.shape) * element_bytes(x.dtype) for x in (*body.in_avals, *body.out_avals))
     live_bytes = int(memory.shared_bytes.max())
     return TileCost(
-        cycles=partial(_cycles, _parts(graph, program, costs)),
+        cycles=partial(_cycles_of_steps, _step_costs(graph, program, costs)),
         scratch_bytes=max(0, live_bytes - connected_bytes),
         code_bytes=sum(codelets.values()),
         is_priced=not data_loops(program),
@@ -81,24 +81,30 @@ def tile_cost(lower_alone: LowerAlone, body: ClosedJaxpr, target: Target) -> Til
     )
 
 
-_Parts = Sequence[tuple[int, Callable[[Target], np.ndarray]]]  # runs of each step, and its cycles on the tile
+class _StepCost(NamedTuple):
+    """Cost of a step of a program of one tile: how often it is run, and its cycles by tile on a target."""
+
+    runs: int
+    cycles: Callable[[Target], np.ndarray]
 
 
-def _parts(graph: Graph, program: Program, costs: Mapping[Leaf, Cost]) -> _Parts:
-    """Return the vertices and the copies of a program of one tile."""
+def _step_costs(graph: Graph, program: Program, costs: Mapping[Leaf, Cost]) -> list[_StepCost]:
+    """Return the costs of the vertices and the copies of a program; its other steps take no time of a vertex."""
     runs = static_runs(graph, program, costs)
     vertices = [
-        (runs.get(leaf, 0), compute_set_counts(graph, leaf.compute_set).compute_cycles)
+        _StepCost(runs.get(leaf, 0), compute_set_counts(graph, leaf.compute_set).compute_cycles)
         for leaf in costs
         if isinstance(leaf, Execute)
     ]
-    copies = [(runs.get(leaf, 0), copying_counts(graph, leaf).cycles) for leaf in costs if isinstance(leaf, Copy)]
+    copies = [
+        _StepCost(runs.get(leaf, 0), copying_counts(graph, leaf).cycles) for leaf in costs if isinstance(leaf, Copy)
+    ]
     return [*vertices, *copies]
 
 
-def _cycles(parts: _Parts, target: Target) -> np.ndarray:
+def _cycles_of_steps(steps: Sequence[_StepCost], target: Target) -> np.ndarray:
     """Return the cycles of vertices and copies on the only tile, int64[machines]."""
-    return sum((times * cycles(target)[0] for times, cycles in parts), np.zeros(1, np.int64))
+    return sum((step.runs * step.cycles(target)[0] for step in steps), np.zeros(1, np.int64))
 
 
 UNKNOWN = -1
@@ -125,6 +131,7 @@ def tile_of_rows(graph: Graph, tensor: Tensor) -> np.ndarray:
 
 
 def _tile_of(graph: Graph, tensor: Tensor) -> int:
+    """The only tile of a tensor, else `UNKNOWN`."""
     mapping = mapping_like(graph, tensor)
     tiles = set() if mapping is None else set(mapping.tiles.reshape(-1).tolist())
     return tiles.pop() if len(tiles) == 1 else UNKNOWN
@@ -169,7 +176,10 @@ _COUNT_CYCLES = 12  # assumed: two reads of the counter's words, two stores, ent
 
 
 def tile_put_rule(ctx: Context, x: Tensor, *, rows: tuple[int, ...], tiles: tuple[int, ...]) -> list[Tensor]:
-    """Copies rows to their tiles; a row that is on its tile stays where it is."""
+    """Copies rows to their tiles; a row that is on its tile stays where it is.
+
+    Row i of the result is row `rows[i]` of `x`, on tile `tiles[i]`.
+    """
     graph = ctx.graph
     tile = tiles_in_range(graph, tiles, "tile_put")
     if rows == tuple(range(x.shape[0])) and not graph.is_mapped(x):
@@ -177,28 +187,38 @@ def tile_put_rule(ctx: Context, x: Tensor, *, rows: tuple[int, ...], tiles: tupl
     map_linearly(graph, x)
     is_there = tile_of_rows(graph, x)[list(rows)] == tile
     steps = np.diff(rows)
-    # A part is rows in a row, or one row several times.
+    # The result is joined of parts: each is consecutive rows, or one row several times, that all stay or all move.
     is_cut = np.diff(is_there) | (steps != 1) & (steps != 0)
     is_cut[1:] |= np.diff(steps) != 0
     starts = [0, *(np.flatnonzero(is_cut) + 1).tolist(), len(rows)]
-    parts = [(is_there[a], _part(x, rows[a:b]), tile[a:b]) for a, b in pairwise(starts)]
-    moving = [(part, on) for stays, part, on in parts if not stays]
+    parts = [_RowPart(is_there[a], _view_of_rows(x, rows[a:b]), tile[a:b]) for a, b in pairwise(starts)]
+    moving = [part for part in parts if not part.stays]
     if not moving:
-        return [concat([part for _, part, _ in parts], 0)]
-    moving_tile = np.concatenate([on for _, on in moving])
+        return [concat([part.view for part in parts], 0)]
+    moving_tile = np.concatenate([part.tile for part in moving])
     arrived = add_rows(graph, (len(moving_tile), *x.shape[1:]), x.dtype, ctx.name, moving_tile)
-    ctx.prog.add(Copy(concat([part for part, _ in moving], 0), arrived, ctx.name, graph.origin))
+    ctx.prog.add(Copy(concat([part.view for part in moving], 0), arrived, ctx.name, graph.origin))
     results = []
     position = 0
-    for stays, part, on in parts:
-        results.append(part if stays else arrived[position : position + len(on)])
-        position += 0 if stays else len(on)
+    for part in parts:
+        count = 0 if part.stays else len(part.tile)
+        results.append(part.view if part.stays else arrived[position : position + count])
+        position += count
     return [concat(results, 0) if len(results) > 1 else results[0]]
 
 
-def _part(x: Tensor, rows: tuple[int, ...]) -> Tensor:
-    first = x[rows[0] : rows[-1] + 1]
-    return first.broadcast(len(rows)) if rows[0] == rows[-1] else first
+class _RowPart(NamedTuple):
+    """Rows of a result of `tile_put`: whether they are on their tiles, a view of them, and these tiles."""
+
+    stays: bool
+    view: Tensor
+    tile: np.ndarray
+
+
+def _view_of_rows(x: Tensor, rows: tuple[int, ...]) -> Tensor:
+    """Consecutive rows of a tensor, or one row several times."""
+    distinct = x[rows[0] : rows[-1] + 1]
+    return distinct.broadcast(len(rows)) if rows[0] == rows[-1] else distinct
 
 
 def tile_map_rule(
@@ -212,7 +232,7 @@ def tile_map_rule(
 ) -> list[Tensor]:
     """Adds a vertex for each tile, connected to its row of each operand and of each result."""
     graph = ctx.graph
-    tile = _tiles(ctx, operands, stacked, num_tiles, tiles)
+    tile = _tile_of_vertices(ctx, operands, stacked, num_tiles, tiles)
     for x, rows in zip(operands, stacked, strict=True):
         if rows and not graph.is_mapped(x):
             place_rows(graph, x, tile)
@@ -221,12 +241,12 @@ def tile_map_rule(
     outs = [add_rows(graph, aval.shape, aval.dtype, f"{ctx.name}/out{n}", tile) for n, aval in enumerate(ctx.out_avals)]
     connected = [*zip(operands, stacked, strict=True), *((out, True) for out in outs)]
     compute_set = graph.add_compute_set(ctx.name)
-    graph.add_vertices(compute_set, rows_group(ctx, _codelet(body, name, cost), connected, tile))
+    graph.add_vertices(compute_set, rows_group(ctx, _tile_map_codelet(body, name, cost), connected, tile))
     ctx.prog.add(Execute(compute_set))
     return outs
 
 
-def _tiles(
+def _tile_of_vertices(
     ctx: Context, operands: Sequence[Tensor], stacked: Sequence[bool], num_tiles: int, tiles: tuple[int, ...] | None
 ) -> np.ndarray:
     """The user's tiles; else those of the rows of the first operand that has each row on a tile of its own."""
@@ -240,7 +260,7 @@ def _tiles(
     return tiles_in_range(graph, range(num_tiles), "tile_map")
 
 
-def _codelet(body: ClosedJaxpr, name: str, cost: TileCost) -> Codelet:
+def _tile_map_codelet(body: ClosedJaxpr, name: str, cost: TileCost) -> Codelet:
     """Codelet of a function of rows; block shapes are those of its jaxpr, so its cost is one number."""
     run = jaxpr_as_fun(body)
 
@@ -273,7 +293,7 @@ def cycle_count_rule(ctx: Context, *operands: Tensor, num_tiles: int) -> list[Te
     graph = ctx.graph
     for x in operands:
         map_linearly(graph, x)
-    tile = _tiles(ctx, operands[:1], [True], num_tiles, None)
+    tile = _tile_of_vertices(ctx, operands[:1], [True], num_tiles, tiles=None)
     count = add_rows(graph, (num_tiles, COUNT_WORDS), np.dtype(np.uint32), f"{ctx.name}/count", tile)
     compute_set = graph.add_compute_set(ctx.name)
     graph.add_vertices(compute_set, rows_group(ctx, _CYCLE_COUNTER, [(count, True)], tile))

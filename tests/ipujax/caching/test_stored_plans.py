@@ -18,8 +18,9 @@ import numpy as np
 import pytest
 
 import ipujax as ipu
-from ipujax.lowering.poplin.product_plan import Grid, Plan, is_plan_of, plan_convolution
+from ipujax.lowering.poplin.product_plan import plan_convolution
 from ipujax.lowering.poplin.spec import ConvSpec, Dims
+from ipujax.lowering.poplin.tile_plan import Grid, Plan, is_plan_of
 from ipujax.lowering.poplin.vertex_kinds import KINDS, VertexKind
 from ipujax.poplar import FLOAT, Input, Output, Vector, Vertex
 from ipujax.runtime.files import DamagedError

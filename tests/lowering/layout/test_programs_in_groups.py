@@ -15,7 +15,7 @@ from ipujax.lowering.jaxpr import equations
 from ipujax.lowering.layout import MemoryOrder
 from ipujax.lowering.popops import ScatterSpec
 from ipujax.lowering.popops.indexing.gather import GatherSpec
-from ipujax.lowering.popops.indexing.table_order import gather_in_order, scatter_in_order
+from ipujax.lowering.popops.indexing.table_order import gather_over_variable, scatter_over_variable
 from tests.lowering.helpers import check, lowered, small_target
 
 RNG = np.random.default_rng(0)
@@ -107,7 +107,7 @@ def test_gathers_over_the_dimensions_of_the_variable(batched: bool) -> None:
         order.shape,
         out.ndim,
     )
-    reordered = gather_in_order(spec, order, out.shape)
+    reordered = gather_over_variable(spec, order, out.shape)
     assert reordered is not None
     gather, orders = reordered
     assert orders.rows.shape == out.shape and gather.uncut == (len(order.order) - 1,)
@@ -122,13 +122,13 @@ def test_does_not_reorder_a_table_stored_by_rows() -> None:
     numbers = lax.ScatterDimensionNumbers((1,), (0,), (0,))
     mode = lax.GatherScatterMode.CLIP
     spec = ScatterSpec("scatter-add", numbers, mode, False, False, (7, 32), (5, 32), np.dtype(np.float32))
-    assert scatter_in_order(spec, MemoryOrder.own((7, 32))) is None
+    assert scatter_over_variable(spec, MemoryOrder.own((7, 32))) is None
     order = MemoryOrder.with_channels((7, 32), 1)
-    reordered = scatter_in_order(spec, order)
+    reordered = scatter_over_variable(spec, order)
     assert reordered is not None and reordered[0].update_shape == (2, 5, 16) and reordered[0].table_shape == (2, 7, 16)
     columns = lax.ScatterDimensionNumbers((0,), (1,), (1,))
     by_column = ScatterSpec("scatter-add", columns, mode, False, False, (7, 32), (7, 5), np.dtype(np.float32))
-    assert scatter_in_order(by_column, order) is None, "the indexed dimension is not cut"
+    assert scatter_over_variable(by_column, order) is None, "the indexed dimension is not cut"
 
 
 def test_stores_gathered_rows_in_the_order_of_the_table() -> None:

@@ -12,7 +12,8 @@ from jax import lax
 
 import ipujax as ipu
 from ipujax.lowering.layout import shared_windows
-from ipujax.lowering.popops.vertices.kernel import Input, Kernel, Op, Step, kernel_codelet
+from ipujax.lowering.popops.vertices.kernel import Input, Kernel, Op, Step
+from ipujax.lowering.popops.vertices.kernel_codelet import kernel_codelet
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.tensor import Tensor, concat
 from tests.lowering.helpers import check, lowered, small_target

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 from jax import lax
 
-from ipujax.lowering.popops.indexing.dynamic_slices import _slice_codelet, _sliced, _update_codelet
-from ipujax.lowering.popops.vertices.kernel import Input, Kernel, Op, Reduction, Step, kernel_codelet
+from ipujax.lowering.popops.indexing.dynamic_slices import _slice_codelet, _sliced_in_order, _update_codelet
+from ipujax.lowering.popops.vertices.kernel import Input, Kernel, Op, Reduction, Step
+from ipujax.lowering.popops.vertices.kernel_codelet import kernel_codelet
 from ipujax.lowering.popops.vertices.reducers import axes_among, reduce_codelet
 
 FLOAT = np.dtype(np.float32)
@@ -105,8 +106,8 @@ def test_slices(sources: Sequence[Sequence[int]]) -> None:
 
     of_tensor = partial(moved, without=3)
     of_part = partial(moved, without=1)
-    slicing = _slice_codelet(FLOAT, _sliced(3, (1,)), np.dtype(np.int32))
-    updating = _update_codelet(FLOAT, _sliced(3, (1,)), np.dtype(np.int32), True)
+    slicing = _slice_codelet(FLOAT, _sliced_in_order(3, (1,)), np.dtype(np.int32))
+    updating = _update_codelet(FLOAT, _sliced_in_order(3, (1,)), np.dtype(np.int32), may_read_buffer=True)
     assert slicing.with_axes is not None and updating.with_axes is not None
     other_slicing, other_updating = slicing.with_axes(sources), updating.with_axes(sources)
     assert other_slicing is not None and other_updating is not None
@@ -118,5 +119,5 @@ def test_slices(sources: Sequence[Sequence[int]]) -> None:
 
 
 def test_sliced_dimensions_are_not_joined() -> None:
-    codelet = _slice_codelet(FLOAT, _sliced(3, (1,)), np.dtype(np.int32))
+    codelet = _slice_codelet(FLOAT, _sliced_in_order(3, (1,)), np.dtype(np.int32))
     assert codelet.with_axes is not None and codelet.with_axes(((0, 1), (2,), (3,))) is None

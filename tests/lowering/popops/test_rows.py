@@ -56,7 +56,7 @@ def test_sort_costs_a_bitonic_network(tensors: int, num_keys: int, is_stable: bo
         graph = Graph(small_target(1))
         target = small_target(1)
         operands = [graph.add_variable((rows, 64), np.float32, f"x{n}") for n in range(tensors)]
-        sort(Builder(graph, Sequence(), "sort"), operands, 1, num_keys, is_stable)
+        sort(Builder(graph, Sequence(), "sort"), operands, 1, num_keys, is_stable=is_stable)
         ((group,),) = graph.groups.values()
         shapes = [tuple(np.asarray(n) for n in (rows, 64))] * 2 * tensors
         stage = 19 + 6 * (23 + -(-32 * rows // 6) * pair_cycles)

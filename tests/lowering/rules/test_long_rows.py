@@ -84,7 +84,7 @@ def test_costs_a_merge_as_the_last_level_of_a_sort() -> None:
             graph = Graph(small_target(1))
             prog = Sequence()
             x = graph.add_variable((1, length), np.float32, "x")
-            sort(Builder(graph, prog, "sort"), [x], 1, 1, False, merges)
+            sort(Builder(graph, prog, "sort"), [x], 1, 1, is_stable=False, has_sorted_halves=merges)
             ((group,),) = graph.groups.values()
             shapes = [tuple(np.asarray(n) for n in (1, length))] * 2
             costs[merges].append(int(group.codelet.cycles(shapes, graph.target)))

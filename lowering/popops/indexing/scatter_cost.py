@@ -1,0 +1,107 @@
+"""Costs of a scatter beside those of its vertices: partial results, their combination with the table, full tiles.
+
+Input: the fields of its vertices, and candidate grids. Output: cycles and bytes of each candidate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import jax
+import numpy as np
+from jax import lax
+
+from ipujax.lowering.layout import Grids, total_elements
+from ipujax.lowering.layout.choose import crowding_cycles
+from ipujax.lowering.layout.grid_cost import Span
+from ipujax.lowering.layout.operand_parts import fewest_runs
+from ipujax.lowering.popops.reductions.partials_cost import combining_cost
+from ipujax.lowering.popops.vertices.elementwise_cycles import elementwise_cycles
+from ipujax.runtime.exchange import receive_code_bytes, receive_cycles, superstep
+from ipujax.runtime.target import Target
+from ipujax.runtime.tensor import element_bytes
+
+
+class Combination(NamedTuple):
+    """Operation that combines the table with an updated neutral table: its row of `OP_COSTS`, and its function."""
+
+    name: str
+    fun: Callable[..., jax.Array]
+
+
+# By monoid.
+COMBINATIONS = {
+    "add": Combination("add", lax.add),
+    "signed_add": Combination("add", lax.add),
+    "mul": Combination("mul", lax.mul),
+    "min": Combination("min", lax.min),
+    "max": Combination("max", lax.max),
+}
+_FIELDS_WITHOUT_TABLE = 3  # of a vertex that fills its table itself
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryAndCombinationCost:
+    """Cycles of combining partial results, and of tiles that lack memory, for each candidate grid.
+
+    Args:
+        fields: spans of each field, and bytes of an element; the last are indices, updates, result.
+        rank: number of dimensions of the table.
+        dtype: dtype of the table.
+        is_received: for each field whether it is exchanged.
+        monoid: monoid of partial results; None where updates are uncut.
+        steps: number of steps.
+        table: table that is combined last: "neutral" for none, a "constant", unmapped ("free"), or mapped "elsewhere".
+    """
+
+    fields: tuple[tuple[tuple[Span, ...], int], ...]
+    rank: int
+    dtype: Any
+    is_received: tuple[bool, ...]
+    monoid: str | None
+    steps: int
+    table: Literal["neutral", "constant", "free", "elsewhere"]
+
+    def __call__(self, grids: Grids, target: Target, cycles_per_byte: float) -> np.ndarray:
+        """Cycles of each candidate that its scatter vertices do not count."""
+        # Code fits below the interleaved region only: scaled to the bytes of a full tile.
+        code_bytes = self.code_bytes(grids, target) * (target.bytes_per_tile / target.interleaved_offset_bytes)
+        crowding = crowding_cycles(np.maximum(self.needed_bytes(grids), code_bytes), target)
+        if self.monoid is None:
+            return crowding
+        parts = grids.blocks[self.rank]
+        longest = grids.lengths[: self.rank]
+        shape = grids.shape[: self.rank]
+        cycles, longest = combining_cost(parts, longest, shape, self.dtype, self.monoid, target, cycles_per_byte)
+        if self.table == "neutral":
+            return crowding + cycles
+        constants = int(self.table == "constant")
+        elements = np.prod(longest, axis=0)
+        operation = COMBINATIONS[self.monoid].name
+        compute = elementwise_cycles(operation, self.dtype, 2 - constants, constants, elements, target)
+        arriving = elements * element_bytes(self.dtype) if self.table == "elsewhere" else np.zeros_like(elements)
+        receiving = receive_cycles(arriving, np.zeros_like(elements), (arriving > 0).astype(np.int64), target)
+        return crowding + cycles + superstep(target, receiving, compute_cycles=compute).total_cycles
+
+    def block_bytes(self, grids: Grids) -> np.ndarray:
+        """Bytes of the longest block of each field, int64[fields, candidates]."""
+        sizes = [total_elements([span.lengths(grids.lengths) for span in read]) * width for read, width in self.fields]
+        return np.stack([np.broadcast_to(size, grids.blocks.shape[1:]) for size in sizes]).astype(np.int64)
+
+    def code_bytes(self, grids: Grids, target: Target) -> np.ndarray:
+        """Bytes of the instructions by which a tile receives its fields, in as few fragments as possible."""
+        received = [read for (read, _), is_received in zip(self.fields, self.is_received, strict=True) if is_received]
+        fragments = sum((fewest_runs(read, grids.lengths) for read in received), np.zeros((), np.int64))
+        return receive_code_bytes(fragments, target)
+
+    def needed_bytes(self, grids: Grids) -> np.ndarray:
+        """Bytes of all fields of a tile, or of a partial result with its operand, whichever is larger."""
+        blocks = self.block_bytes(grids)
+        # A later step reads the result of the first as its table.
+        reads_result = self.steps > 1 and len(self.fields) == _FIELDS_WITHOUT_TABLE
+        field_bytes = blocks.sum(0) + (blocks[-1] if reads_result else 0)
+        if self.monoid is None:
+            return field_bytes
+        return np.where(grids.blocks[self.rank] > 1, np.maximum(field_bytes, 2 * blocks[-1]), field_bytes)

@@ -1,0 +1,243 @@
+"""Codelets of kernels, with one field for each block that is read, for each result and for each reduction.
+
+Input: a `Kernel`. Output: its codelet. A vertex goes through the elements of its block in one loop, which applies all
+steps; then each reduction goes through them once more.
+
+Source: PopLibs' `popops::map`, which makes one codelet of an expression (`popops/ExpressionGenerator.cpp`).
+Limits: PopLibs' expressions have no reductions. The cost of one is that of a vertex that only reduces, without its
+launch: an accumulation is in one bundle with a load there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+
+from ipujax.lowering.layout import total_elements
+from ipujax.lowering.popops.vertices.emulation import kind_of
+from ipujax.lowering.popops.vertices.kernel import Kernel, Step
+from ipujax.lowering.popops.vertices.kernel_cycles import (
+    OpCount,
+    kernel_cycles,
+    kernel_iteration,
+    kernel_language,
+    kernel_parts,
+)
+from ipujax.lowering.popops.vertices.kernel_rows import row_slow_paths
+from ipujax.lowering.popops.vertices.reduce_cycles import LAUNCH_CYCLES, reduce_cycles, reduce_parts
+from ipujax.lowering.popops.vertices.reducers import SELECTING
+from ipujax.runtime.cache import remembered
+from ipujax.runtime.graph import BlockShapes, Codelet, Comparison, Field, Repetition, SlowPath
+from ipujax.runtime.target import Target
+from ipujax.runtime.tensor import dtype_name, element_bytes
+
+_CODE_BYTES = 400  # assumed: one assembly codelet with its dispatch, from the size of popops objects
+_CODE_BYTES_PER_STEP = 16  # assumed: an instruction in the vector loop, and one for the remainder
+_CODE_BYTES_PER_REDUCTION = 200  # assumed: a third of the codelet that only reduces
+_STATE_BYTES = 16  # default of `Codelet.state_bytes`, which pays for three fields
+_FREE_FIELDS = 3
+_POINTER_BYTES = 4  # assumed: of each further field
+_TESTING_EQUALITY = frozenset(("eq", "ne"))
+_ORDERING = frozenset(("lt", "le", "gt", "ge", "max", "min"))
+_MAX_TITLE_NAMES = 4  # operations that the name of a codelet lists
+
+
+@remembered
+def kernel_codelet(kernel: Kernel) -> Codelet:
+    """Codelet of a kernel, with `Kernel.fields`, then a field for each result, then one for each reduction.
+
+    An input of the kernel's rank or a result must exist: from its block follow the elements of the index space's.
+    """
+    input_fields = kernel.fields
+    block = _index_block(kernel)
+    loop = _Loop(
+        counts=tuple(_count(kernel, step) for step in kernel.steps),
+        read=tuple(x.dtype for x in kernel.inputs if x.axes),
+        stored=kernel.result_dtypes,
+        scalars=sum(not x.axes for x in kernel.inputs),
+    )
+    written = (*kernel.result_dtypes, *kernel.reduced_dtypes)
+    fields = [Field(f"in{field}", "in", kernel.inputs[number].dtype) for number, field in input_fields.items()]
+    outs = ["out"] if len(written) == 1 else [f"out{n}" for n in range(len(written))]
+    fields += [Field(name, "out", dtype) for name, dtype in zip(outs, written, strict=True)]
+    computing = [step for step in kernel.steps if kind_of(step.op.name) != "move"]
+    code_bytes = _CODE_BYTES + _CODE_BYTES_PER_STEP * max(0, len(kernel.steps) - 1)
+    return Codelet(
+        _title(kernel, loop.counts),
+        tuple(fields),
+        partial(_compute, kernel, block),
+        partial(_cycles, kernel, block, loop),
+        state_bytes=_STATE_BYTES + _POINTER_BYTES * max(0, len(fields) - _FREE_FIELDS),
+        code_bytes=code_bytes + _CODE_BYTES_PER_REDUCTION * len(kernel.reductions),
+        takes=() if block.is_input else ("shapes",),
+        moves=not kernel.reductions and not computing,
+        compares=_comparison(kernel),
+        flops=len(computing) + len(kernel.reductions),
+        parts=partial(_parts, kernel, block, loop),
+        language=kernel_language(loop.counts),
+        with_axes=partial(_codelet_with_axes, kernel),
+        sources=kernel.sources,
+        slow_paths=partial(_slow_paths, kernel, block, loop),
+        in_place=True,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _IndexBlock:
+    """Where a vertex finds the lengths of its block of the index space.
+
+    Args:
+        field: the field whose block has them: of an input of the kernel's rank if there is one, else the first result.
+        is_input: whether the field is read.
+        reach: in each dimension the elements by which the field's block is longer; empty where it is not.
+    """
+
+    field: int
+    is_input: bool
+    reach: tuple[int, ...] = ()
+
+    def lengths(self, field_lengths: Sequence[Any]) -> Sequence[Any]:
+        """Lengths of the index space's block, from those of the field's."""
+        return [n - extra for n, extra in zip(field_lengths, self.reach, strict=True)] if self.reach else field_lengths
+
+    def elements(self, shapes: BlockShapes) -> np.ndarray:
+        """Elements of the index space's block, from the lengths of the blocks of all fields."""
+        return total_elements(self.lengths(shapes[self.field]))
+
+
+def _index_block(kernel: Kernel) -> _IndexBlock:
+    input_fields = kernel.fields
+    for number, field in input_fields.items():
+        if len(kernel.inputs[number].axes) == kernel.rank:
+            return _IndexBlock(field, is_input=True, reach=kernel.inputs[number].reach)
+    return _IndexBlock(len(input_fields), is_input=False)
+
+
+@dataclass(frozen=True, slots=True)
+class _Loop:
+    """The loop of a vertex over the elements of its block, which applies all steps.
+
+    Args:
+        counts: features of each step.
+        read: dtypes of the inputs that it loads.
+        stored: dtypes of the values that it stores.
+        scalars: inputs of one element, loaded once before it.
+    """
+
+    counts: tuple[OpCount, ...]
+    read: tuple[Any, ...]
+    stored: tuple[Any, ...]
+    scalars: int
+
+    @property
+    def is_run(self) -> bool:
+        """False for a kernel that only reduces its inputs."""
+        return bool(self.counts or self.stored)
+
+
+def _compute(
+    kernel: Kernel, block: _IndexBlock, *arrays: jax.Array, shapes: Sequence[tuple[int, ...]] = ()
+) -> jax.Array | tuple[jax.Array, ...]:
+    """Results and reductions of a block; `shapes`, those of the results, are given where no input has its lengths."""
+    shape = block.lengths(arrays[block.field].shape) if block.is_input else shapes[0]
+    results = kernel.evaluate(arrays, tuple(shape))
+    return results[0] if len(results) == 1 else tuple(results)
+
+
+def _cycles(kernel: Kernel, block: _IndexBlock, loop: _Loop, shapes: BlockShapes, target: Target) -> np.ndarray:
+    """Cycles of the loop over all steps, then of each reduction, in one launch."""
+    elements = block.elements(shapes)
+    total = np.asarray(0)
+    if loop.is_run:
+        loaded = (*loop.read, *_unaligned(kernel, target))
+        total = total + kernel_cycles(loop.counts, loaded, loop.stored, elements, target, loop.scalars)
+    for monoid, dtype, outputs in _reductions(kernel, shapes):
+        total = total + reduce_cycles(monoid, dtype, outputs, elements // np.maximum(1, outputs), target)
+    launches = loop.is_run + len(kernel.reductions)
+    return total - (launches - 1) * LAUNCH_CYCLES
+
+
+def _parts(kernel: Kernel, block: _IndexBlock, loop: _Loop, shapes: BlockShapes, target: Target) -> np.ndarray:
+    """Parts of the loop or the reduction that keeps most workers busy; the others have fewer."""
+    elements = block.elements(shapes)
+    largest = np.asarray(0)
+    if loop.is_run:
+        loaded = (*loop.read, *_unaligned(kernel, target))
+        largest = kernel_parts(loop.counts, loaded, loop.stored, elements, target)
+    for monoid, dtype, outputs in _reductions(kernel, shapes):
+        largest = np.maximum(largest, reduce_parts(monoid, dtype, outputs, elements // np.maximum(1, outputs), target))
+    return largest
+
+
+def _reductions(kernel: Kernel, shapes: BlockShapes) -> Iterator[tuple[str, Any, np.ndarray]]:
+    """Monoid, dtype and number of results of each reduction, whose fields are behind those of inputs and results."""
+    first_field = len(kernel.fields) + len(kernel.results)
+    for reduction, dtype, shape in zip(kernel.reductions, kernel.reduced_dtypes, shapes[first_field:], strict=True):
+        yield reduction.monoid, dtype, total_elements(shape)
+
+
+def _slow_paths(
+    kernel: Kernel,
+    block: _IndexBlock,
+    loop: _Loop,
+    shapes: BlockShapes,
+    repetitions: Sequence[Repetition | None],
+    target: Target,
+) -> Sequence[SlowPath]:
+    """Slow paths of the rows by which inputs are repeated."""
+    if not loop.is_run:
+        return []
+    dtypes = (kernel.inputs[number].dtype for number in kernel.fields)
+    rows = list(zip(repetitions, dtypes, strict=False))  # repetitions go on with those of results
+    iteration = kernel_iteration(loop.counts, loop.read, loop.stored, target)
+    return row_slow_paths(rows, block.lengths(shapes[block.field]), iteration, target)
+
+
+def _codelet_with_axes(kernel: Kernel, sources: Sequence[Sequence[int]]) -> Codelet | None:
+    """Codelet of the kernel on other axes, see `Codelet.with_axes`."""
+    other = kernel.with_axes(sources)
+    return None if other is None else kernel_codelet(other)
+
+
+def _comparison(kernel: Kernel) -> Comparison:
+    """What steps and reductions compare of different values."""
+    steps = [step for step in kernel.steps if len({x for x in step.operands if isinstance(x, int)}) > 1]
+    names = {step.op.name for step in steps}
+    if not names.isdisjoint(_TESTING_EQUALITY):
+        return "equality"
+    selects = any(reduction.monoid in SELECTING for reduction in kernel.reductions)
+    return "order" if selects or not names.isdisjoint(_ORDERING) else "nothing"
+
+
+def _unaligned(kernel: Kernel, target: Target) -> list[Any]:
+    """Dtypes of the inputs that begin inside a vector: each takes a second load (assumed)."""
+    parts = [x for x in kernel.inputs if x.begins]
+    return [x.dtype for x in parts if x.begins[-1] * element_bytes(x.dtype) % target.vector_width_bytes]
+
+
+def _count(kernel: Kernel, step: Step) -> OpCount:
+    """Features of a step that its cycles depend on."""
+    op = step.op
+    tensors = [x for x in step.operands if isinstance(x, int)]
+    # A comparison computes in the dtype of its operands, a cast of an integer in that of the integer.
+    operand_dtype = kernel.dtype_of(tensors[-1] if tensors else step.operands[-1])
+    from_integer = op.name == "convert_element_type" and not jax.numpy.issubdtype(operand_dtype, np.inexact)
+    dtype = operand_dtype if op.out_dtype == np.bool_ or from_integer else op.out_dtype
+    return OpCount(op.name, dtype, len(tensors), len(step.operands) - len(tensors))
+
+
+def _title(kernel: Kernel, counts: Sequence[OpCount]) -> str:
+    """Name of the codelet: that of its only step, else a map of the first steps and reductions."""
+    names = [step.op.name.title().replace("_", "") for step in kernel.steps]
+    names += [f"Reduce{reduction.monoid.title()}" for reduction in kernel.reductions]
+    dtype = dtype_name(counts[-1].dtype if counts else kernel.inputs[-1].dtype)
+    if len(names) == 1 and not kernel.reductions:
+        return f"popops::{names[0]}<{dtype}>"
+    omitted = len(names) - _MAX_TITLE_NAMES
+    listed = [*names[:_MAX_TITLE_NAMES], f"{omitted} more"] if omitted > 1 else names
+    return f"popops::Map<{dtype}>({', '.join(listed)})"
