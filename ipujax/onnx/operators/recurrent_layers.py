@@ -96,7 +96,7 @@ def _activation(
     return function
 
 
-def _run(
+def run_directions(
     cell_name: str,
     operands: tuple[Value, Value, Value, Optional, Optional],
     starts: Sequence[Optional],
@@ -105,8 +105,12 @@ def _run(
     layout: int,
     hidden_size: int | None,
     step_settings: Sequence[Mapping[str, Any]] = ({}, {}),
+    multiplied: Callable[[Array], Array] | None = None,
 ) -> tuple[Array, ...]:
-    """Outputs of all times, [time, directions, N, hidden], and last states, [directions, N, hidden]."""
+    """Outputs of all times, [time, directions, N, hidden], and last states, [directions, N, hidden].
+
+    `multiplied`, where there is one, makes from the output before what the products of the next step multiply.
+    """
     x, w, r = map(jnp.asarray, operands[:3])
     b, lengths = operands[3:]
     hidden = r.shape[-1]
@@ -131,7 +135,8 @@ def _run(
     lasts = []
     for index, backward in enumerate(directions):
         start = tuple(state[index] for state in states)
-        directed = replace(cell, step=partial(cell.step, **step_settings[index]))
+        step = cell.step if multiplied is None else partial(_step_of_multiplied, cell.step, multiplied)
+        directed = replace(cell, step=partial(step, **step_settings[index]))
         weights = recurrent.CellWeights(order, inputs[index], outputs[index], *biases[index])
         ordered = _backward(x, checked) if backward else x
         output, last, _ = recurrent.run_layer(directed, weights, functions[index], ordered, start, running)
@@ -143,6 +148,17 @@ def _run(
         y = jnp.moveaxis(y, 2, 0)
         last_states = [jnp.swapaxes(state, 0, 1) for state in last_states]
     return y, *last_states
+
+
+def _step_of_multiplied(
+    step: Callable[..., Any],
+    multiplied: Callable[[Array], Array],
+    groups: Sequence[recurrent.Group],
+    state: recurrent.State,
+    functions: recurrent.Functions,
+    **settings: Any,
+) -> tuple[recurrent.State, recurrent.State]:
+    return step(groups, (multiplied(state[0]), *state[1:]), functions, **settings)
 
 
 def _backward(x: Array, lengths: Array | None) -> Array:
@@ -172,7 +188,7 @@ def rnn(
     """Elman layer: hidden = f(W x + R hidden + b)."""
     functions = Activations(activations, activation_alpha, activation_beta, clip)
     operands = (x, w, r, b, sequence_lens)
-    return _run("rnn", operands, [initial_h], functions, direction, layout, hidden_size)[:output_count]
+    return run_directions("rnn", operands, [initial_h], functions, direction, layout, hidden_size)[:output_count]
 
 
 @operator("GRU")
@@ -198,7 +214,7 @@ def gru(
     functions = Activations(activations, activation_alpha, activation_beta, clip)
     operands = (x, w, r, b, sequence_lens)
     cell_name = "gru_reset_after" if linear_before_reset else "gru"
-    return _run(cell_name, operands, [initial_h], functions, direction, layout, hidden_size)[:output_count]
+    return run_directions(cell_name, operands, [initial_h], functions, direction, layout, hidden_size)[:output_count]
 
 
 @operator("LSTM")
@@ -225,10 +241,15 @@ def lstm(
     """Long short-term memory, units in the order input, output, forget, cell; peepholes in `p`, without cell."""
     functions = Activations(activations, activation_alpha, activation_beta, clip)
     operands = (x, w, r, b, sequence_lens)
+    settings = lstm_settings(p, direction, bool(input_forget))
+    states = [initial_h, initial_c]
+    return run_directions("lstm", operands, states, functions, direction, layout, hidden_size, settings)[:output_count]
+
+
+def lstm_settings(p: Optional, direction: str, couples_gates: bool) -> list[dict[str, Any]]:
+    """Return what a step of an LSTM takes beside its groups and state, for each direction."""
     peepholes: list[Mapping[str, Array]] = [{}, {}]
     if p is not None:
         by_direction = jnp.asarray(p).reshape(len(DIRECTIONS[direction]), 3, -1)
         peepholes = [dict(zip(ORDERS["lstm"], gates, strict=False)) for gates in by_direction]
-    settings = [{"peepholes": each, "couples_gates": bool(input_forget)} for each in peepholes]
-    states = [initial_h, initial_c]
-    return _run("lstm", operands, states, functions, direction, layout, hidden_size, settings)[:output_count]
+    return [{"peepholes": each, "couples_gates": couples_gates} for each in peepholes]
