@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from ipujax.onnx.microsoft.fused_functions import DOMAIN
-from ipujax.onnx.operators.operand_types import Array, Optional, Value
+from ipujax.onnx.operators.operand_types import Array, Optional, Value, axis_of, on_axis
 from ipujax.onnx.registry import operator
 
 
@@ -17,13 +17,13 @@ def gelu(x: Value) -> Array:
 
 @operator("BiasGelu", DOMAIN)
 def bias_gelu(a: Value, b: Value) -> Array:
-    return jax.nn.gelu(jnp.asarray(a) + b, approximate=False)
+    return jax.nn.gelu(jnp.asarray(a) + on_axis(b, a, -1, "the bias"), approximate=False)
 
 
 @operator("FastGelu", DOMAIN)
 def fast_gelu(x: Value, bias: Optional = None) -> Array:
     """The approximation of GELU by a hyperbolic tangent."""
-    shifted = jnp.asarray(x) if bias is None else jnp.asarray(x) + bias
+    shifted = jnp.asarray(x) if bias is None else jnp.asarray(x) + on_axis(bias, x, -1, "the bias")
     return jax.nn.gelu(shifted, approximate=True)
 
 
@@ -50,7 +50,7 @@ def bias_add(x: Value, bias: Value, skip: Value) -> Array:
 def bias_softmax(data: Value, bias: Value, *, axis: int = 1, is_inner_broadcast: int) -> Array:
     """Softmax over all dimensions from an axis on of data + bias, which is repeated within rows or over them."""
     data = jnp.asarray(data)
-    axis = axis % data.ndim
+    axis = axis_of(axis, data.ndim)
     rows = jnp.asarray(bias)
     if is_inner_broadcast and rows.ndim < data.ndim:
         missing = data.ndim - rows.ndim

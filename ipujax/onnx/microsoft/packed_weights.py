@@ -11,7 +11,7 @@ import numpy as np
 from ipujax.onnx.element_types import is_floating
 from ipujax.onnx.microsoft.fused_functions import DOMAIN
 from ipujax.onnx.onnx_errors import OnnxError
-from ipujax.onnx.operators.operand_types import Array, Optional, Value, ceil_div
+from ipujax.onnx.operators.operand_types import MAX_SIZE, Array, Optional, Value, ceil_div, on_axis, refuse_outside
 from ipujax.onnx.operators.quantization import rounded_to_signed
 from ipujax.onnx.registry import is_static, operator
 
@@ -49,6 +49,9 @@ def product_with_packed_weights(
     """Product [..., N] of a [..., K] and packed weights [N, blocks, bytes of a block], and a bias."""
     if weight_prepacked:
         raise OnnxError("weights packed for one processor are not supported", expected="weight_prepacked=0")
+    refuse_outside(np.asarray(block_size), 16, MAX_SIZE, "the size of a block")
+    if np.shape(a)[-1] != K:
+        raise OnnxError("the rows of the operand have another length", expected=f"K={K}", got=np.shape(a)[-1])
     blocks = ceil_div(K, block_size)
     if np.size(b) != N * blocks * block_size * bits // 8:
         message = "packed weights have another size"
@@ -63,7 +66,7 @@ def product_with_packed_weights(
     zero = _zero_points(zero_points, N, blocks, bits, array.dtype)
     weights = (levels.astype(array.dtype) - _of_group(zero, group)) * _of_group(by_block, group)
     y = jnp.matmul(array, weights.T)
-    return y if bias is None else y + bias
+    return y if bias is None else y + on_axis(bias, y, -1, "the bias")
 
 
 def _rounds_operand(

@@ -13,7 +13,7 @@ from jax import lax
 
 from ipujax.onnx.element_types import FLOAT4, cast, element_dtype, is_floating
 from ipujax.onnx.operators.convolution import integer_convolution
-from ipujax.onnx.operators.operand_types import Array, Optional, Value, along
+from ipujax.onnx.operators.operand_types import Array, Optional, Value, along, on_axis
 from ipujax.onnx.registry import operator
 
 
@@ -197,7 +197,7 @@ def quantized_convolution(
         strides=strides,
     )
     if b is not None:
-        y = y + along(jnp.asarray(b), 1, y.ndim)
+        y = y + on_axis(b, y, 1, "the bias")
     weights = jnp.asarray(w_scale)
     channel = along(weights, 1, y.ndim) if weights.ndim == 1 else weights
     scale = jnp.asarray(x_scale) * channel / jnp.asarray(y_scale)

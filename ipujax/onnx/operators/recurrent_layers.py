@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from ipujax.front_end import recurrent
 from ipujax.onnx.onnx_errors import OutsideError
@@ -122,6 +123,18 @@ def run_directions(
     steps, batch, _ = x.shape
     order = ORDERS[cell_name]
     directions = DIRECTIONS[direction]
+    rows = len(order) * hidden
+    expected = {
+        "W": (w, (len(directions), rows, x.shape[2])),
+        "R": (r, (len(directions), rows, hidden)),
+        "B": (b, (len(directions), 2 * rows)),
+        "sequence_lens": (lengths, (batch,)),
+    }
+    expected |= {f"initial state {n}": (state, (len(directions), batch, hidden)) for n, state in enumerate(starts)}
+    for name, (operand, shape) in expected.items():
+        if operand is not None and np.shape(operand) != shape:
+            message = f"{name} has another shape than the layer needs"
+            raise OutsideError(message, expected=list(shape), got=list(np.shape(operand)))
     zeros = jnp.zeros((len(directions), batch, hidden), x.dtype)
     states = [zeros if state is None else jnp.asarray(state) for state in starts]
     biases = jnp.zeros((len(r), 2, len(order), hidden), x.dtype) if b is None else jnp.asarray(b)
