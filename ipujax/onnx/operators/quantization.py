@@ -104,10 +104,15 @@ def _levels_of_bytes(x: Array, axis: int | None) -> tuple[Array, Array, Array]:
     return jnp.clip(jnp.round(x / safe) + zero_point, 0, 255), scale, zero_point
 
 
-def rounded_to_unsigned(x: Array, axis: int | None = None) -> Array:
-    """Return an array with the values that it has as uint8, quantised as a whole or each slice along an axis."""
+def centred_levels(x: Array, axis: int | None = None) -> tuple[Array, Array]:
+    """Return whole numbers and a scale whose products are the values that an array has as uint8.
+
+    Args:
+        x: the array, quantised as a whole or each slice along an axis.
+        axis: of the slices; None for the whole array.
+    """
     levels, scale, zero_point = _levels_of_bytes(x, axis)
-    return _with_gradient_of(x, (levels - zero_point) * scale)
+    return _with_gradient_of(x / jnp.where(scale == 0, 1, scale), levels - zero_point), scale
 
 
 def rounded_to_signed(x: Array, block_size: int) -> Array:
@@ -122,8 +127,8 @@ def rounded_to_signed(x: Array, block_size: int) -> Array:
 
 
 def _with_gradient_of(x: Array, rounded: Array) -> Array:
-    # That of a step function is zero everywhere, which no training wants.
-    return x + lax.stop_gradient(rounded - x)
+    # That of a step function is zero everywhere, which no training wants. The difference is zero, and nothing rounds.
+    return lax.stop_gradient(rounded) + (x - lax.stop_gradient(x))
 
 
 @operator("MatMulInteger")

@@ -106,11 +106,11 @@ def run_directions(
     layout: int,
     hidden_size: int | None,
     step_settings: Sequence[Mapping[str, Any]] = ({}, {}),
-    multiplied: Callable[[Array], Array] | None = None,
+    step: Callable[..., tuple[recurrent.State, recurrent.State]] | None = None,
 ) -> tuple[Array, ...]:
     """Outputs of all times, [time, directions, N, hidden], and last states, [directions, N, hidden].
 
-    `multiplied`, where there is one, makes from the output before what the products of the next step multiply.
+    `step` replaces that of the cell.
     """
     x, w, r = map(jnp.asarray, operands[:3])
     b, lengths = operands[3:]
@@ -148,8 +148,7 @@ def run_directions(
     lasts = []
     for index, backward in enumerate(directions):
         start = tuple(state[index] for state in states)
-        step = cell.step if multiplied is None else partial(_step_of_multiplied, cell.step, multiplied)
-        directed = replace(cell, step=partial(step, **step_settings[index]))
+        directed = replace(cell, step=partial(step or cell.step, **step_settings[index]))
         weights = recurrent.CellWeights(order, inputs[index], outputs[index], *biases[index])
         ordered = _backward(x, checked) if backward else x
         output, last, _ = recurrent.run_layer(directed, weights, functions[index], ordered, start, running)
@@ -161,17 +160,6 @@ def run_directions(
         y = jnp.moveaxis(y, 2, 0)
         last_states = [jnp.swapaxes(state, 0, 1) for state in last_states]
     return y, *last_states
-
-
-def _step_of_multiplied(
-    step: Callable[..., Any],
-    multiplied: Callable[[Array], Array],
-    groups: Sequence[recurrent.Group],
-    state: recurrent.State,
-    functions: recurrent.Functions,
-    **settings: Any,
-) -> tuple[recurrent.State, recurrent.State]:
-    return step(groups, (multiplied(state[0]), *state[1:]), functions, **settings)
 
 
 def _backward(x: Array, lengths: Array | None) -> Array:
