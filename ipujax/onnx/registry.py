@@ -57,14 +57,18 @@ class Operator:
         key: domain and type.
         function: of inputs and attributes.
         max_inputs: number of positional parameters; None: any.
+        required_inputs: number of positional parameters without a default.
         attributes: names of keyword-only parameters that are attributes; None: any.
+        required_attributes: those without a default.
         node_facts: names of NODE_FACTS among the parameters.
     """
 
     key: Key
     function: Callable[..., Any]
     max_inputs: int | None
+    required_inputs: int
     attributes: frozenset[str] | None
+    required_attributes: frozenset[str]
     node_facts: frozenset[str]
 
 
@@ -150,10 +154,13 @@ def _described(key: Key, function: Callable[..., Any]) -> Operator:
     kinds = {parameter.kind for parameter in parameters}
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     keywords = {p.name for p in parameters if p.kind is p.KEYWORD_ONLY}
+    required = {p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty}
     return Operator(
         key=key,
         function=function,
         max_inputs=None if inspect.Parameter.VAR_POSITIONAL in kinds else len(positional),
+        required_inputs=sum(p.default is p.empty for p in positional),
         attributes=None if inspect.Parameter.VAR_KEYWORD in kinds else frozenset(keywords - set(NODE_FACTS)),
+        required_attributes=frozenset(required - set(NODE_FACTS)),
         node_facts=frozenset(keywords & set(NODE_FACTS)),
     )

@@ -108,7 +108,9 @@ def run_node(node: Node, operands: Sequence[Any], scope: Mapping[str, Any], sett
     except _OPERAND_ERRORS as error:
         message = f"{node.label} cannot be evaluated on these operands"
         got = f"{', '.join(map(_described, operands))} ({type(error).__name__}: {str(error).partition(chr(10))[0]})"
-        raise OnnxError(message, got=got, hint="compare the shapes and dtypes with the operator's") from error
+        raise OnnxError(
+            message, expected="shapes, dtypes and values that the operator is defined for", got=got
+        ) from error
 
 
 def _results(
@@ -177,6 +179,13 @@ def _check_signature(entry: Operator, node: Node, operands: Sequence[Any]) -> No
     if unknown:
         expected = f"one of {', '.join(sorted(entry.attributes or ()))}"
         raise OnnxError(f"{node.label} has an attribute {unknown[0]!r} that is not implemented", expected=expected)
+    missing = sorted(entry.required_attributes - set(node.attributes))
+    if missing:
+        message = f"{node.label} has no attribute {missing[0]!r}"
+        raise OnnxError(message, expected=f"{', '.join(missing)}", got=f"{', '.join(node.attributes) or 'none'}")
+    if len(operands) < entry.required_inputs:
+        message = f"{node.label} has too few inputs"
+        raise OnnxError(message, expected=f"at least {entry.required_inputs}", got=len(operands))
     if entry.max_inputs is not None and len(operands) > entry.max_inputs:
         message = f"{node.label} has too many inputs"
         raise OnnxError(message, expected=f"at most {entry.max_inputs}", got=len(operands))

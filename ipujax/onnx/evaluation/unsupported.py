@@ -26,9 +26,12 @@ def check_operators(graph: Graph) -> None:
     if not missing:
         return
     lines = [_line(key, names) for key, names in sorted(missing.items())]
+    first = ", ".join(map(repr, min(missing)))
     raise UnsupportedOperatorError(
         f"{len(missing)} operators of graph {graph.name!r} are not implemented:\n    " + "\n    ".join(lines),
-        hint="add them: @ipujax.onnx.register(domain, op_type) on a function of their inputs",
+        expected="operators of the table in docs/onnx.md, or registered ones",
+        got=", ".join(map(_full_name, sorted(missing))),
+        hint=f"add them: @ipujax.onnx.register({first}) on a function of the node's inputs",
     )
 
 
@@ -37,4 +40,9 @@ def _line(key: Key, names: list[str]) -> str:
     listed = ", ".join(names[:_MAX_NAMES]) + (", …" if len(names) > _MAX_NAMES else "")
     nodes = "1 node" if len(names) == 1 else f"{len(names)} nodes"
     close = nearest(op_type, [name for each, name in OPERATORS if each == domain])
-    return f"{domain + ':' if domain else ''}{op_type}, {nodes}: {listed}" + (f" ({close})" if close else "")
+    return f"{_full_name(key)}, {nodes}: {listed}" + (f" ({close})" if close else "")
+
+
+def _full_name(key: Key) -> str:
+    domain, op_type = key
+    return f"{domain or 'ai.onnx'}:{op_type}"

@@ -34,7 +34,7 @@ def checked_name(attribute: str, name: str, allowed: Sequence[str]) -> str:
 def class_labels(
     integers: Sequence[int] | None, texts: Sequence[str] | None, classes: int, names: tuple[str, str]
 ) -> np.ndarray:
-    """Return the labels of classes, int64: positions for text, and where the node has none.
+    """Return the labels of classes, int64: positions for text.
 
     Args:
         integers: labels that are numbers.
@@ -43,11 +43,12 @@ def class_labels(
         names: of the two attributes, for errors.
 
     Raises:
-        OnnxError: both kinds of labels, another number of them, a label twice, or one that 32 bits do not hold.
+        OnnxError: no labels or both kinds, another number of them, a label twice, or one that 32 bits do not hold.
     """
-    if integers and texts:
-        raise OnnxError("the node has labels of both kinds", expected=" or ".join(names), got="both")
-    labels: Sequence[Any] = integers or texts or range(classes)
+    if bool(integers) == bool(texts):
+        kinds = "both kinds" if integers else "neither kind"
+        raise OnnxError(f"the node has labels of {kinds}", expected=" or ".join(names), got=kinds)
+    labels: Sequence[Any] = integers or texts or ()
     if len(labels) != classes:
         raise OnnxError("the node has another number of labels than classes", expected=classes, got=len(labels))
     if len(set(labels)) < len(labels):

@@ -73,6 +73,8 @@ def imputer(
 ) -> Array:
     """Missing values replaced, by feature: those that are NaN, or equal another marker."""
     array = jnp.asarray(x)
+    if imputed_value_floats and imputed_value_int64s:
+        raise OnnxError("the node has values of both kinds", expected="one attribute imputed_value_…", got="both")
     values, marker = (
         (imputed_value_floats, replaced_value_float)
         if is_floating(array)

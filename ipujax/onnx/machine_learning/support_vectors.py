@@ -24,7 +24,7 @@ from ipujax.onnx.machine_learning.class_scores import (
 )
 from ipujax.onnx.machine_learning.features import as_result, as_rows
 from ipujax.onnx.onnx_errors import OnnxError
-from ipujax.onnx.operators.operand_types import Array, Value
+from ipujax.onnx.operators.operand_types import MAX_SIZE, Array, Value, refuse_outside
 from ipujax.onnx.registry import operator
 
 KERNELS = ("LINEAR", "POLY", "RBF", "SIGMOID")
@@ -42,6 +42,8 @@ def _matrix(name: str, values: Sequence[float], rows: int, columns: int, dtype: 
 def _kernel(x: Array, vectors: np.ndarray, kind: str, parameters: Sequence[float]) -> Array:
     """Return the kernel of rows [N, features] and vectors [S, features], [N, S]."""
     checked_name("kernel_type", kind, KERNELS)
+    if len(parameters) not in (0, 3):
+        raise OnnxError("kernel_params needs gamma, offset and degree", expected="3 numbers", got=list(parameters))
     gamma, offset, degree = parameters or (0.0, 0.0, 3.0)
     other = jnp.asarray(vectors)
     if kind == "RBF":
@@ -69,6 +71,7 @@ def svm_regressor(
 ) -> Array:
     """A weighted sum of kernels, [N, 1]; its sign, of one class."""
     rows = as_rows(x)
+    refuse_outside(np.asarray(n_supports), 0, MAX_SIZE, "n_supports")
     if n_supports:
         vectors = _matrix("support_vectors", support_vectors, n_supports, rows.shape[1], rows.dtype)
         features = _kernel(rows, vectors, kernel_type, kernel_params)
@@ -101,6 +104,7 @@ def svm_classifier(
     if not vectors_per_class:
         return _linear(rows, classlabels_ints, classlabels_strings, coefficients, post_transform, rho)
     classes = len(vectors_per_class)
+    refuse_outside(np.asarray(vectors_per_class), 0, MAX_SIZE, "vectors_per_class:")
     labels = class_labels(classlabels_ints, classlabels_strings, classes, _LABEL_NAMES)
     vectors = _matrix("support_vectors", support_vectors, sum(vectors_per_class), rows.shape[1], rows.dtype)
     weights = _matrix("coefficients", coefficients, classes - 1, len(vectors), rows.dtype)

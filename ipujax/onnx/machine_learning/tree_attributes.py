@@ -41,11 +41,11 @@ def nodes_by_identity(
     # Hit rates are hints to implementations, without part in the result.
     size = len(nodes_nodeids)
     if not size:
-        raise OnnxError("the ensemble has no node", expected="trees")
+        raise OnnxError("the ensemble has no node", expected="trees", got="0 nodes")
     tree = _column("nodes_treeids", nodes_treeids, size, np.int64)
     identities = {identity: n for n, identity in enumerate(zip(nodes_treeids, nodes_nodeids, strict=True))}
     if len(identities) < size:
-        raise OnnxError("two nodes of a tree have one number", expected="a number for each node")
+        raise OnnxError("two nodes of a tree have one number", expected=f"{size} numbers", got=len(identities))
     codes = {name: code for code, name in enumerate((*BRANCHES[:MEMBER], "LEAF"))}
     codes["LEAF"] = LEAF
     unknown = sorted(set(nodes_modes) - set(codes))
@@ -74,7 +74,7 @@ def nodes_by_identity(
 
 def _child(identities: Mapping[Identity, int], child: Identity, parent: str) -> int:
     if child not in identities:
-        message = f"node {parent} has a child that its tree does not have"
+        message = f"the ensemble's node {parent} has a child that its tree does not have"
         raise OnnxError(message, expected=f"a node of tree {child[0]}", got=child[1])
     return identities[child]
 
@@ -109,7 +109,7 @@ def nodes_by_position(
         outside = (number < 0) | (number >= np.where(is_leaf, leaves, size))
         if outside.any():
             n = int(np.flatnonzero(outside)[0])
-            message = f"node {n} has a child that the ensemble does not have"
+            message = f"the ensemble's node {n} has a child that the ensemble does not have"
             raise OnnxError(message, expected=f"one of {size} nodes, {leaves} leaves", got=int(number[n]))
         links.append(np.concatenate([np.where(is_leaf, size + number, number), size + np.arange(leaves)]))
     features = np.concatenate([np.asarray(nodes_featureids, np.int64), np.zeros(leaves, np.int64)])
@@ -123,18 +123,20 @@ def nodes_by_position(
     is_missing = np.concatenate([missing, np.zeros(leaves, bool)])
     used = tree >= 0
     if not used.all():
-        raise OnnxError(f"node {names[int(np.flatnonzero(~used)[0])]} belongs to no tree", expected="trees")
+        message = f"the ensemble's node {names[int(np.flatnonzero(~used)[0])]} belongs to no tree"
+        raise OnnxError(message, expected="a root that leads to it", got=list(tree_roots))
     return TreeNodes(tree, names, mode, features, threshold, links[0], links[1], is_missing, members), size
 
 
 def _trees(roots: Sequence[int], links: Sequence[np.ndarray], branches: int) -> np.ndarray:
     """Return the tree of each node, −1 for those that no root leads to; a node is visited once, cycles too."""
     if not roots or min(roots) < 0 or max(roots) >= max(branches, 1):
-        raise OnnxError("tree_roots names a node that the ensemble does not have", expected=f"0 to {branches - 1}")
+        message = "tree_roots names a node that the ensemble does not have"
+        raise OnnxError(message, expected=f"0 to {branches - 1}", got=list(roots))
     tree = np.full(len(links[0]), -1)
     level = np.asarray(roots, np.int64)
     if len(np.unique(level)) < len(level):
-        raise OnnxError("tree_roots names a node twice", expected="a root for each tree")
+        raise OnnxError("tree_roots names a node twice", expected="a root for each tree", got=list(roots))
     tree[level] = np.arange(len(level))
     while len(level):
         children = np.concatenate([link[level] for link in links])

@@ -93,7 +93,7 @@ def tree_tables(nodes: TreeNodes, values: np.ndarray, fill: float, features: int
     outside = ~is_leaf & ((nodes.feature < 0) | (nodes.feature >= features))
     if outside.any():
         node = int(np.flatnonzero(outside)[0])
-        message = f"node {nodes.names[node]} compares a feature that the operand does not have"
+        message = f"the ensemble's node {nodes.names[node]} compares a feature that the operand does not have"
         raise OnnxError(message, expected=f"0 to {features - 1}", got=int(nodes.feature[node]))
     # Roots first within each tree, all else in the order of the file.
     children = np.concatenate([nodes.when_true[~is_leaf], nodes.when_false[~is_leaf]])
@@ -158,7 +158,8 @@ def _checked_depth(nodes: TreeNodes, is_leaf: np.ndarray) -> int:
 
 
 def _no_tree(nodes: TreeNodes, node: int, fault: str) -> OnnxError:
-    return OnnxError(f"node {nodes.names[node]} {fault}: the ensemble is no forest", expected="trees")
+    message = f"the ensemble's node {nodes.names[node]} {fault}"
+    return OnnxError(message, expected="trees, whose nodes have one parent", got="no forest")
 
 
 def _comparable(threshold: np.ndarray, mode: np.ndarray, dtype: Any) -> np.ndarray:

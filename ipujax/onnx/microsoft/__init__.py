@@ -3,7 +3,7 @@
 from ipujax.onnx.microsoft import (
     decoder_attention as decoder_attention,
     encoder_attention as encoder_attention,
-    fused_activations as fused_activations,
+    fused_functions as fused_functions,
     fused_products as fused_products,
     packed_weights as packed_weights,
     quantized_arithmetic as quantized_arithmetic,

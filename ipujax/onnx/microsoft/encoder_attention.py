@@ -15,7 +15,7 @@ import numpy as np
 from ipujax.onnx.microsoft.fused_functions import DOMAIN
 from ipujax.onnx.onnx_errors import OnnxError
 from ipujax.onnx.operators.attention import attention, rotary_embedding
-from ipujax.onnx.operators.operand_types import Array, Optional, Value
+from ipujax.onnx.operators.operand_types import Array, Optional, Value, on_axis
 from ipujax.onnx.registry import operator, static
 
 MASKED = -10000.0  # default of mask_filter_value
@@ -132,7 +132,7 @@ def projected_attention(
     if past_present_share_buffer or past_sequence_length is not None:
         raise OnnxError("a shared buffer of past and present is not supported", expected="past of its own length")
     projected = jnp.matmul(jnp.asarray(x), jnp.asarray(weights))
-    projected = projected if bias is None else projected + bias
+    projected = projected if bias is None else projected + on_axis(bias, projected, -1, "the bias")
     total = projected.shape[-1]
     sizes = list(qkv_hidden_sizes or [total // 3] * 3)
     if sum(sizes) != total:

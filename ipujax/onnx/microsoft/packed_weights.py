@@ -8,12 +8,16 @@ from __future__ import annotations
 import jax.numpy as jnp
 import numpy as np
 
+from ipujax.onnx.element_types import is_floating
 from ipujax.onnx.microsoft.fused_functions import DOMAIN
 from ipujax.onnx.onnx_errors import OnnxError
-from ipujax.onnx.operators.operand_types import Array, Optional, Value, ceil_div
-from ipujax.onnx.registry import operator
+from ipujax.onnx.operators.operand_types import MAX_SIZE, Array, Optional, Value, ceil_div, on_axis, refuse_outside
+from ipujax.onnx.operators.quantization import rounded_to_signed
+from ipujax.onnx.registry import is_static, operator
 
 _BITS = (2, 4, 8)
+_INTEGERS = 4  # the `accuracy_level` of products in integers
+_INTEGER_BLOCKS = {2: (32, 64, 128), 4: (16, 32, 64, 128, 256), 8: (16, 32, 64, 128, 256)}
 
 
 def unpacked(x: Value, bits: int) -> Array:
@@ -43,14 +47,18 @@ def product_with_packed_weights(
     weight_prepacked: int = 0,
 ) -> Array:
     """Product [..., N] of a [..., K] and packed weights [N, blocks, bytes of a block], and a bias."""
-    # `accuracy_level` allows lower precision, and does not ask for it.
     if weight_prepacked:
         raise OnnxError("weights packed for one processor are not supported", expected="weight_prepacked=0")
+    refuse_outside(np.asarray(block_size), 16, MAX_SIZE, "the size of a block")
+    if np.shape(a)[-1] != K:
+        raise OnnxError("the rows of the operand have another length", expected=f"K={K}", got=np.shape(a)[-1])
     blocks = ceil_div(K, block_size)
     if np.size(b) != N * blocks * block_size * bits // 8:
         message = "packed weights have another size"
         raise OnnxError(message, expected=f"[{N}, {blocks}, {block_size * bits // 8}]", got=list(np.shape(b)))
     array = jnp.asarray(a)
+    if _rounds_operand(accuracy_level, bits, block_size, b, zero_points, g_idx):
+        array = rounded_to_signed(array.astype(jnp.float32), block_size).astype(array.dtype)
     # The last block of a row may reach beyond it.
     levels = unpacked(jnp.asarray(b).reshape(N, -1), bits).reshape(N, blocks * block_size)[:, :K]
     group = np.arange(K) // block_size if g_idx is None else jnp.asarray(g_idx)[:K]
@@ -58,7 +66,18 @@ def product_with_packed_weights(
     zero = _zero_points(zero_points, N, blocks, bits, array.dtype)
     weights = (levels.astype(array.dtype) - _of_group(zero, group)) * _of_group(by_block, group)
     y = jnp.matmul(array, weights.T)
-    return y if bias is None else y + bias
+    return y if bias is None else y + on_axis(bias, y, -1, "the bias")
+
+
+def _rounds_operand(
+    accuracy_level: int, bits: int, block_size: int, b: Value, zero_points: Optional, g_idx: Optional
+) -> bool:
+    """Whether onnxruntime has a kernel in integers for a node, which rounds the operand to int8, block by block."""
+    # Source: ONNX Runtime 1.32, MlasIsQNBitGemmAvailable of x86, and what MatMulNBits packs before it runs.
+    if accuracy_level != _INTEGERS or g_idx is not None or not is_static(b):
+        return False
+    has_floating_zeros = zero_points is not None and is_floating(zero_points)
+    return block_size in _INTEGER_BLOCKS[bits] and not has_floating_zeros
 
 
 def _of_group(values: Array, group: Value) -> Array:

@@ -2,23 +2,62 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 
+from ipujax.front_end import recurrent
 from ipujax.onnx.microsoft.fused_functions import DOMAIN
 from ipujax.onnx.operators.operand_types import Array, Optional, Value
-from ipujax.onnx.operators.recurrent_layers import lstm
+from ipujax.onnx.operators.quantization import centred_levels
+from ipujax.onnx.operators.recurrent_layers import Activations, lstm_settings, run_directions
 from ipujax.onnx.registry import operator
 
 
-def _weights(x: Value, scale: Value, zero_point: Value) -> Array:
-    """Return quantised weights [directions, rows, units] as float32 [directions, units, rows]."""
+@dataclass(frozen=True, slots=True)
+class _QuantizedGroup(recurrent.Group):
+    """Units whose products are of whole numbers, which float32 adds exactly, as onnxruntime does in integers.
+
+    Args:
+        input_scales: of the products with inputs, [units, out].
+        output_scales: of the weights of outputs, [units, out].
+        total_biases: of both products, [units, out].
+    """
+
+    input_scales: Array
+    output_scales: Array
+    total_biases: Array
+
+    def sums(self, h: Array) -> recurrent.Stack:
+        """Return x W + b + h U + b', h quantised to uint8, each sequence by itself."""
+        levels, scale = centred_levels(h, -1)
+        products = jnp.einsum("bi,kio->bko", levels, self.weights)
+        scaled = self.inputs.array * self.input_scales + products * (scale[..., None] * self.output_scales)
+        return recurrent.Stack(self.inputs.units, scaled + self.total_biases)
+
+
+def _quantized_step(
+    groups: Sequence[recurrent.Group],
+    state: recurrent.State,
+    functions: recurrent.Functions,
+    *,
+    scales: tuple[Array, Array, Array],
+    **settings: Any,
+) -> tuple[recurrent.State, recurrent.State]:
+    (group,) = groups
+    quantized = _QuantizedGroup(group.inputs, group.weights, group.biases, group.joined, *scales)
+    return recurrent.lstm_step([quantized], state, functions, **settings)
+
+
+def _whole_weights(x: Value, zero_point: Value) -> Array:
+    """Return quantised weights [directions, rows, units] as whole numbers in float32, [directions, units, rows]."""
     # Zero points are subtracted in integers, where 8 bits less 8 bits do not overflow.
     array = jnp.asarray(x).astype(jnp.int32)
-    spread = [jnp.asarray(values).reshape(array.shape[0], 1, -1) for values in (scale, zero_point)]
-    shifted = array - spread[1].astype(jnp.int32)
-    return jnp.swapaxes(shifted.astype(jnp.float32) * spread[0], 1, 2)
+    zero = jnp.asarray(zero_point).reshape(array.shape[0], 1, -1).astype(jnp.int32)
+    return jnp.swapaxes((array - zero).astype(jnp.float32), 1, 2)
 
 
 @operator("DynamicQuantizeLSTM", DOMAIN)
@@ -36,12 +75,47 @@ def lstm_with_quantized_weights(
     r_scale: Value,
     r_zero_point: Value,
     *,
+    activation_alpha: Sequence[float] | None = None,
+    activation_beta: Sequence[float] | None = None,
+    activations: Sequence[str] | None = None,
+    clip: float | None = None,
+    direction: str = "forward",
+    hidden_size: int | None = None,
+    input_forget: int = 0,
     output_count: int = 1,
-    **attributes: Any,
 ) -> tuple[Array, ...]:
-    """As LSTM, with weights [directions, rows, 4 · hidden]; their products are computed with the weights' real values.
+    """As LSTM, with weights [directions, rows, 4 · hidden]; the other operands of its products are rounded to uint8.
 
-    onnxruntime also rounds the other operand of each product to 8 bits: results differ by that, some 10⁻².
+    The inputs of all times have one scale; outputs have one each time and sequence, as onnxruntime's of one sequence,
+    or of no more sequences than threads: it divides longer batches among threads, and each part has one scale.
     """
-    inputs, outputs = _weights(w, w_scale, w_zero_point), _weights(r, r_scale, r_zero_point)
-    return lstm(x, inputs, outputs, b, sequence_lens, initial_h, initial_c, p, output_count=output_count, **attributes)
+    array = jnp.asarray(x)
+    if sequence_lens is not None:
+        # What follows the longest sequence is not quantised, and is no part of the range.
+        is_read = np.arange(len(array)) < jnp.max(jnp.asarray(sequence_lens))
+        array = jnp.where(is_read[:, None, None], array, 0)
+    levels, x_scale = centred_levels(array)
+    outputs = _whole_weights(r, r_zero_point)
+    count, _, hidden = outputs.shape
+    shape = count, 4, -1
+    units = jnp.ones((count, 4, hidden), jnp.float32)
+    input_scales, output_scales = (
+        jnp.asarray(each).reshape(shape if np.size(each) > count else (count, 1, 1)) * units
+        for each in (w_scale, r_scale)
+    )
+    biases = 0 * units if b is None else jnp.asarray(b).reshape(count, 2, 4, hidden).sum(1)
+    of_directions = zip(x_scale * input_scales, output_scales, biases, strict=True)
+    plain = lstm_settings(p, direction, bool(input_forget))
+    settings = [{**each, "scales": scales} for each, scales in zip(plain, of_directions, strict=False)]
+    results = run_directions(
+        "lstm",
+        (levels, _whole_weights(w, w_zero_point), outputs, None, sequence_lens),
+        [initial_h, initial_c],
+        Activations(activations, activation_alpha, activation_beta, clip),
+        direction,
+        0,
+        hidden_size,
+        settings,
+        _quantized_step,
+    )
+    return results[:output_count]

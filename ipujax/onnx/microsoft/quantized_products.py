@@ -12,7 +12,7 @@ from ipujax.onnx.microsoft.encoder_attention import MASKED, projected_attention
 from ipujax.onnx.microsoft.fused_functions import DOMAIN
 from ipujax.onnx.microsoft.fused_products import channels_first, channels_last
 from ipujax.onnx.microsoft.quantized_arithmetic import real
-from ipujax.onnx.operators.operand_types import Array, Optional, Value, along
+from ipujax.onnx.operators.operand_types import Array, Optional, Value, along, on_axis
 from ipujax.onnx.operators.quantization import (
     dynamic_quantize_linear,
     matmul_integer,
@@ -42,7 +42,7 @@ def float_product_of_integers(
     product = matmul_integer(a, b, a_zero_point, b_zero_point)
     scale = jnp.asarray(a_scale).reshape(()) * _columns(b_scale, product)
     y = product.astype(scale.dtype) * scale
-    return y if bias is None else y + bias
+    return y if bias is None else y + on_axis(bias, y, -1, "the bias")
 
 
 @operator("DynamicQuantizeMatMul", DOMAIN)

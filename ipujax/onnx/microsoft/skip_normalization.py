@@ -8,13 +8,13 @@ from jax import lax
 from ipujax.onnx.element_types import element_dtype, working_dtype
 from ipujax.onnx.microsoft.fused_functions import DOMAIN
 from ipujax.onnx.operators.normalization import layer_normalization
-from ipujax.onnx.operators.operand_types import Array, Optional, Value, axis_of, refuse_outside_axis
+from ipujax.onnx.operators.operand_types import Array, Optional, Value, axis_of, on_axis, refuse_outside_axis
 from ipujax.onnx.registry import operator
 
 
 def _total(x: Value, skip: Value, bias: Optional) -> Array:
     total = jnp.asarray(x) + skip
-    return total if bias is None else total + bias
+    return total if bias is None else total + on_axis(bias, total, -1, "the bias")
 
 
 @operator("SkipLayerNormalization", DOMAIN)
@@ -30,6 +30,7 @@ def skip_layer_normalization(
 ) -> tuple[Array, ...]:
     """Layer norm of x + skip + bias; also mean, reciprocal deviation, and the sum."""
     total = _total(x, skip, bias)
+    on_axis(gamma, total, -1, "gamma")
     y, mean, inverse = layer_normalization(total, gamma, beta, epsilon=epsilon, output_count=3)
     return (y, mean, inverse, total)[:output_count]
 
@@ -48,6 +49,7 @@ def skip_simplified_layer_normalization(
 ) -> tuple[Array, ...]:
     """Root mean square norm of x + skip + bias; also zero for a mean, the reciprocal of the norm, and the sum."""
     total = _total(x, skip, bias)
+    on_axis(gamma, total, -1, "gamma")
     y, inverse = _root_mean_square_norm(total, gamma, epsilon, (-1,))
     return (y, jnp.zeros_like(inverse), inverse, total)[:output_count]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from ipujax.onnx.operators import (
     activation_functions as activation_functions,
     attention as attention,
-    casts as casts,
     constant_arrays as constant_arrays,
     convolution as convolution,
     detection as detection,
@@ -13,9 +12,7 @@ from ipujax.onnx.operators import (
     elementwise as elementwise,
     images as images,
     indexing as indexing,
-    losses as losses,
     matmul as matmul,
-    ngrams as ngrams,
     normalization as normalization,
     pools as pools,
     quantization as quantization,

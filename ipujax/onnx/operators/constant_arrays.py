@@ -9,6 +9,7 @@ import numpy as np
 
 from ipujax.onnx.budget import MAX_STATIC_ELEMENTS
 from ipujax.onnx.element_types import canonical, element_dtype
+from ipujax.onnx.onnx_errors import OutsideError
 from ipujax.onnx.operators.operand_types import Array, Optional, Value, integers, numpy_for
 from ipujax.onnx.registry import operator, static
 
@@ -57,6 +58,8 @@ def number_range(start: Value, limit: Value, delta: Value, *, stash_type: int = 
     first, last, step = (
         np.ravel(static(each, name))[0] for each, name in ((start, "start"), (limit, "limit"), (delta, "delta"))
     )
+    if step == 0:
+        raise OutsideError("a range has no end", expected="a delta that is not 0", got=step)
     dtype = first.dtype
     integral = np.issubdtype(dtype, np.integer)
     wide = np.dtype(np.int64) if integral else np.promote_types(np.float32, dtype if dtype.itemsize > 2 else np.float32)

@@ -11,7 +11,16 @@ import numpy as np
 from jax import lax
 
 from ipujax.onnx.budget import check_table
-from ipujax.onnx.operators.operand_types import MAX_SIZE, Array, Optional, Value, along, integers, refuse_outside
+from ipujax.onnx.operators.operand_types import (
+    MAX_SIZE,
+    Array,
+    Optional,
+    Value,
+    along,
+    integers,
+    on_axis,
+    refuse_outside,
+)
 from ipujax.onnx.operators.sampling import linear_samples
 from ipujax.onnx.operators.window_attributes import Windows, kernel_of, refuse_long, refuse_two_paddings, slide
 from ipujax.onnx.registry import operator, static
@@ -44,7 +53,7 @@ def convolve(x: Array, w: Array, windows: Windows, group: int) -> Array:
 
 
 def _with_bias(y: Array, b: Optional) -> Array:
-    return y if b is None else y + along(jnp.asarray(b), 1, y.ndim)
+    return y if b is None else y + on_axis(b, y, 1, "the bias")
 
 
 @operator("ConvInteger")

@@ -1,4 +1,4 @@
-"""Elementwise arithmetic: functions of one, two or any number of arrays, which broadcast as in NumPy."""
+"""Elementwise operators: functions of one, two or any number of arrays, which broadcast as in NumPy; casts."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+import onnx
 from jax import lax
 
-from ipujax.onnx.element_types import is_floating
+from ipujax.onnx.element_types import bit_cast, canonical, cast, element_dtype, is_floating
+from ipujax.onnx.onnx_errors import OutsideError, WideValueError
 from ipujax.onnx.operators.operand_types import Array, Optional, Value
 from ipujax.onnx.operators.texts import as_texts
-from ipujax.onnx.registry import is_static, register
+from ipujax.onnx.registry import is_static, operator, register
+from ipujax.onnx.wide_values import REMEDY
 
 
 def divide(a: Value, b: Value) -> Array:
@@ -55,6 +58,9 @@ def reciprocal(x: Value) -> Array:
 
 def clip(x: Value, low: Optional = None, high: Optional = None) -> Array:
     """Elements limited to an interval; to its upper end where the interval is empty."""
+    for bound, name in ((low, "min"), (high, "max")):
+        if bound is not None and np.size(bound) != 1:
+            raise OutsideError(f"{name} is no number", expected="one element", got=list(np.shape(bound)))
     raised = x if low is None else jnp.maximum(x, low)
     return jnp.asarray(raised if high is None else jnp.minimum(raised, high))
 
@@ -184,3 +190,22 @@ TABLES: tuple[tuple[Mapping[str, Callable[..., Any]], Callable[..., Callable[...
 for _functions, _adapter in TABLES:
     for _name, _function in _functions.items():
         register("", _name)(_adapter(_function))
+
+
+@operator("Cast")
+def cast_to(x: Value, *, to: int, saturate: int = 1, round_mode: str = "up") -> Array:
+    return cast(x, element_dtype(to), saturate=bool(saturate), round_mode=round_mode)
+
+
+@operator("CastLike")
+def cast_like(x: Value, target: Value, *, saturate: int = 1, round_mode: str = "up") -> Array:
+    return cast(x, jnp.asarray(target).dtype, saturate=bool(saturate), round_mode=round_mode)
+
+
+@operator("BitCast")
+def reinterpret(x: Value, *, to: int) -> Array:
+    dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(to))
+    if canonical(dtype) != dtype and is_floating(x) != is_floating(np.empty(0, dtype)):
+        message = f"elements of {dtype} are computed with 32 bits, which are other bits"
+        raise WideValueError(message, expected=f"{dtype} with 64 bits", got=str(canonical(dtype)), hint=REMEDY)
+    return bit_cast(x, element_dtype(to))

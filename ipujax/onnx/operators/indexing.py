@@ -11,7 +11,9 @@ import numpy as np
 from jax import lax
 
 from ipujax.onnx.element_types import index_dtype, is_floating
+from ipujax.onnx.onnx_errors import OutsideError
 from ipujax.onnx.operators.operand_types import (
+    MAX_SIZE,
     Array,
     Optional,
     Value,
@@ -48,6 +50,8 @@ def _element_index(indices: Value, shape: tuple[int, ...], axis: int) -> tuple[A
     """Index of an element for each entry: its own position on all axes but one."""
     rank = len(shape)
     along = axis_of(axis, rank)
+    if indices.ndim != rank:
+        raise OutsideError("the indices have another rank than the array", expected=rank, got=indices.ndim)
     positions = [
         np.arange(size).reshape([-1 if a == each else 1 for a in range(rank)])
         for each, size in enumerate(indices.shape)
@@ -156,6 +160,7 @@ def tensor_scatter(
 def one_hot(indices: Value, depth: Value, values: Value, *, axis: int = -1) -> Array:
     """On where the position on the new axis is the index, off elsewhere; `values` is (off, on)."""
     size = integers(static(depth, "depth"))[0]
+    refuse_outside(np.asarray(size), 0, MAX_SIZE, "depth")
     off, on = jnp.asarray(values)
     expanded = jnp.expand_dims(_from_start(indices, size), axis)
     along = axis_of(axis, expanded.ndim)

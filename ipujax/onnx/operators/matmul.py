@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import jax.numpy as jnp
+import numpy as np
 
+from ipujax.onnx.onnx_errors import OutsideError
 from ipujax.onnx.operators.operand_types import Array, Optional, Value
 from ipujax.onnx.registry import operator
 
@@ -25,9 +27,15 @@ def gemm(
     transB: int = 0,
 ) -> Array:
     """α A B + β C, either matrix transposed or not; scales of one are no operations."""
+    for matrix, name in ((a, "A"), (b, "B")):
+        if np.ndim(matrix) != 2:
+            raise OutsideError(f"{name} is no matrix", expected="2 dimensions", got=list(np.shape(matrix)))
     product = jnp.matmul(jnp.transpose(a) if transA else a, jnp.transpose(b) if transB else b)
     scaled = _scaled(product, alpha)
-    return scaled if c is None else scaled + _scaled(jnp.asarray(c), beta)
+    if c is None:
+        return scaled
+    addend = jnp.broadcast_to(c, product.shape) if np.ndim(c) > 2 else jnp.asarray(c)
+    return scaled + _scaled(addend, beta)
 
 
 def _scaled(x: Array, factor: float) -> Array:

@@ -9,7 +9,8 @@ import numpy as np
 from jax import lax
 
 from ipujax.onnx.element_types import element_dtype, working_dtype
-from ipujax.onnx.operators.operand_types import Array, Optional, Value, along, axis_of
+from ipujax.onnx.onnx_errors import OutsideError
+from ipujax.onnx.operators.operand_types import Array, Optional, Value, along, axis_of, on_axis
 from ipujax.onnx.registry import operator
 
 
@@ -45,9 +46,11 @@ def batch_normalization(
 
 def _normalized(x: Array, scale: Value, bias: Value, mean: Value, variance: Value, epsilon: float) -> Array:
     """Array normalised by statistics of channels, all [C]: one factor and two offsets a channel."""
+    for values, name in ((scale, "scale"), (variance, "input_var")):
+        on_axis(values, x, 1, name)
     factor = jnp.asarray(scale) * lax.rsqrt(jnp.asarray(variance) + epsilon)
-    centred = x - along(jnp.asarray(mean), 1, x.ndim)
-    return (centred * along(factor, 1, x.ndim) + along(jnp.asarray(bias), 1, x.ndim)).astype(x.dtype)
+    centred = x - on_axis(mean, x, 1, "input_mean")
+    return (centred * along(factor, 1, x.ndim) + on_axis(bias, x, 1, "bias")).astype(x.dtype)
 
 
 @operator("InstanceNormalization")
@@ -57,7 +60,7 @@ def instance_normalization(x: Value, scale: Value, bias: Value, *, epsilon: floa
     axes = tuple(range(2, x.ndim))
     wide = x.astype(working_dtype(x.dtype))
     standard = _standardized(wide, axes, epsilon)[0].astype(x.dtype)
-    return standard * along(jnp.asarray(scale), 1, x.ndim) + along(jnp.asarray(bias), 1, x.ndim)
+    return standard * on_axis(scale, x, 1, "scale") + on_axis(bias, x, 1, "bias")
 
 
 def _standardized(x: Array, axes: tuple[int, ...], epsilon: float) -> tuple[Array, Array, Array]:
@@ -74,9 +77,11 @@ def group_normalization(
 ) -> Array:
     """Each group of channels of each sample normalised, computed in `stash_type`."""
     x = jnp.asarray(x)
+    if x.shape[1] % num_groups:
+        raise OutsideError("groups do not divide the channels", expected=f"a multiple of {num_groups}", got=x.shape[1])
     groups = x.reshape(x.shape[0], num_groups, -1).astype(element_dtype(stash_type))
     standard = _standardized(groups, (2,), epsilon)[0].astype(x.dtype).reshape(x.shape)
-    return standard * along(jnp.asarray(scale), 1, x.ndim) + along(jnp.asarray(bias), 1, x.ndim)
+    return standard * on_axis(scale, x, 1, "scale") + on_axis(bias, x, 1, "bias")
 
 
 @operator("LayerNormalization")

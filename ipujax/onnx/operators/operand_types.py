@@ -63,6 +63,15 @@ def along(values: Any, axis: int, rank: int) -> Any:
     return values.reshape(shape)
 
 
+def on_axis(values: Any, x: Any, axis: int, name: str) -> Array:
+    """Return a vector with a value for each position on an axis, shaped to broadcast; refuse another shape."""
+    vector = jnp.asarray(values)
+    if vector.shape != (x.shape[axis],):
+        message = f"{name} needs a value for each position on axis {axis % x.ndim}"
+        raise OutsideError(message, expected=[x.shape[axis]], got=list(vector.shape))
+    return along(vector, axis, x.ndim)
+
+
 def ceil_div(a: int, b: int) -> int:
     """Return ⌈a / b⌉."""
     return -(-a // b)

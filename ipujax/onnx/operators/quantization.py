@@ -9,10 +9,11 @@ from collections.abc import Sequence
 
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from ipujax.onnx.element_types import FLOAT4, cast, element_dtype, is_floating
 from ipujax.onnx.operators.convolution import integer_convolution
-from ipujax.onnx.operators.operand_types import Array, Optional, Value, along
+from ipujax.onnx.operators.operand_types import Array, Optional, Value, along, on_axis
 from ipujax.onnx.registry import operator
 
 
@@ -88,15 +89,46 @@ def dequantize_linear(
 @operator("DynamicQuantizeLinear")
 def dynamic_quantize_linear(x: Value) -> tuple[Array, Array, Array]:
     """Array in uint8, with the scale and zero point that its range, extended to zero, needs."""
-    x = jnp.asarray(x)
-    low = jnp.minimum(0, jnp.min(x))
-    high = jnp.maximum(0, jnp.max(x))
+    levels, scale, zero_point = _levels_of_bytes(jnp.asarray(x), None)
+    return levels.astype(jnp.uint8), scale, zero_point.astype(jnp.uint8)
+
+
+def _levels_of_bytes(x: Array, axis: int | None) -> tuple[Array, Array, Array]:
+    """Levels 0 to 255 as floats, with scale and zero point, of the whole array or of each slice along an axis."""
+    low = jnp.minimum(0, jnp.min(x, axis, keepdims=axis is not None))
+    high = jnp.maximum(0, jnp.max(x, axis, keepdims=axis is not None))
     scale = (high - low) / 255
     # An array of zeros has scale 0: its elements stay at the zero point.
     safe = jnp.where(scale == 0, 1, scale)
     zero_point = jnp.clip(jnp.round(-low / safe), 0, 255)
-    y = jnp.clip(jnp.round(x / safe) + zero_point, 0, 255)
-    return y.astype(jnp.uint8), scale, zero_point.astype(jnp.uint8)
+    return jnp.clip(jnp.round(x / safe) + zero_point, 0, 255), scale, zero_point
+
+
+def centred_levels(x: Array, axis: int | None = None) -> tuple[Array, Array]:
+    """Return whole numbers and a scale whose products are the values that an array has as uint8.
+
+    Args:
+        x: the array, quantised as a whole or each slice along an axis.
+        axis: of the slices; None for the whole array.
+    """
+    levels, scale, zero_point = _levels_of_bytes(x, axis)
+    return _with_gradient_of(x / jnp.where(scale == 0, 1, scale), levels - zero_point), scale
+
+
+def rounded_to_signed(x: Array, block_size: int) -> Array:
+    """Return an array with the values that it has as int8, each block of the last axis with a scale and no offset."""
+    length = x.shape[-1]
+    blocks = jnp.pad(x, [*[(0, 0)] * (x.ndim - 1), (0, -length % block_size)])
+    blocks = blocks.reshape(*x.shape[:-1], -1, block_size)
+    largest = jnp.max(jnp.abs(blocks), -1, keepdims=True)
+    levels = jnp.round(blocks * (127 / jnp.where(largest == 0, 1, largest)))
+    rounded = (levels * (largest / 127)).reshape(*x.shape[:-1], -1)[..., :length]
+    return _with_gradient_of(x, rounded)
+
+
+def _with_gradient_of(x: Array, rounded: Array) -> Array:
+    # That of a step function is zero everywhere, which no training wants. The difference is zero, and nothing rounds.
+    return lax.stop_gradient(rounded) + (x - lax.stop_gradient(x))
 
 
 @operator("MatMulInteger")
@@ -170,7 +202,7 @@ def quantized_convolution(
         strides=strides,
     )
     if b is not None:
-        y = y + along(jnp.asarray(b), 1, y.ndim)
+        y = y + on_axis(b, y, 1, "the bias")
     weights = jnp.asarray(w_scale)
     channel = along(weights, 1, y.ndim) if weights.ndim == 1 else weights
     scale = jnp.asarray(x_scale) * channel / jnp.asarray(y_scale)

@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from ipujax.front_end import recurrent
 from ipujax.onnx.onnx_errors import OutsideError
@@ -96,7 +97,7 @@ def _activation(
     return function
 
 
-def _run(
+def run_directions(
     cell_name: str,
     operands: tuple[Value, Value, Value, Optional, Optional],
     starts: Sequence[Optional],
@@ -105,8 +106,12 @@ def _run(
     layout: int,
     hidden_size: int | None,
     step_settings: Sequence[Mapping[str, Any]] = ({}, {}),
+    step: Callable[..., tuple[recurrent.State, recurrent.State]] | None = None,
 ) -> tuple[Array, ...]:
-    """Outputs of all times, [time, directions, N, hidden], and last states, [directions, N, hidden]."""
+    """Outputs of all times, [time, directions, N, hidden], and last states, [directions, N, hidden].
+
+    `step` replaces that of the cell.
+    """
     x, w, r = map(jnp.asarray, operands[:3])
     b, lengths = operands[3:]
     hidden = r.shape[-1]
@@ -118,6 +123,18 @@ def _run(
     steps, batch, _ = x.shape
     order = ORDERS[cell_name]
     directions = DIRECTIONS[direction]
+    rows = len(order) * hidden
+    expected = {
+        "W": (w, (len(directions), rows, x.shape[2])),
+        "R": (r, (len(directions), rows, hidden)),
+        "B": (b, (len(directions), 2 * rows)),
+        "sequence_lens": (lengths, (batch,)),
+    }
+    expected |= {f"initial state {n}": (state, (len(directions), batch, hidden)) for n, state in enumerate(starts)}
+    for name, (operand, shape) in expected.items():
+        if operand is not None and np.shape(operand) != shape:
+            message = f"{name} has another shape than the layer needs"
+            raise OutsideError(message, expected=list(shape), got=list(np.shape(operand)))
     zeros = jnp.zeros((len(directions), batch, hidden), x.dtype)
     states = [zeros if state is None else jnp.asarray(state) for state in starts]
     biases = jnp.zeros((len(r), 2, len(order), hidden), x.dtype) if b is None else jnp.asarray(b)
@@ -131,7 +148,7 @@ def _run(
     lasts = []
     for index, backward in enumerate(directions):
         start = tuple(state[index] for state in states)
-        directed = replace(cell, step=partial(cell.step, **step_settings[index]))
+        directed = replace(cell, step=partial(step or cell.step, **step_settings[index]))
         weights = recurrent.CellWeights(order, inputs[index], outputs[index], *biases[index])
         ordered = _backward(x, checked) if backward else x
         output, last, _ = recurrent.run_layer(directed, weights, functions[index], ordered, start, running)
@@ -172,7 +189,7 @@ def rnn(
     """Elman layer: hidden = f(W x + R hidden + b)."""
     functions = Activations(activations, activation_alpha, activation_beta, clip)
     operands = (x, w, r, b, sequence_lens)
-    return _run("rnn", operands, [initial_h], functions, direction, layout, hidden_size)[:output_count]
+    return run_directions("rnn", operands, [initial_h], functions, direction, layout, hidden_size)[:output_count]
 
 
 @operator("GRU")
@@ -198,7 +215,7 @@ def gru(
     functions = Activations(activations, activation_alpha, activation_beta, clip)
     operands = (x, w, r, b, sequence_lens)
     cell_name = "gru_reset_after" if linear_before_reset else "gru"
-    return _run(cell_name, operands, [initial_h], functions, direction, layout, hidden_size)[:output_count]
+    return run_directions(cell_name, operands, [initial_h], functions, direction, layout, hidden_size)[:output_count]
 
 
 @operator("LSTM")
@@ -225,10 +242,15 @@ def lstm(
     """Long short-term memory, units in the order input, output, forget, cell; peepholes in `p`, without cell."""
     functions = Activations(activations, activation_alpha, activation_beta, clip)
     operands = (x, w, r, b, sequence_lens)
+    settings = lstm_settings(p, direction, bool(input_forget))
+    states = [initial_h, initial_c]
+    return run_directions("lstm", operands, states, functions, direction, layout, hidden_size, settings)[:output_count]
+
+
+def lstm_settings(p: Optional, direction: str, couples_gates: bool) -> list[dict[str, Any]]:
+    """Return what a step of an LSTM takes beside its groups and state, for each direction."""
     peepholes: list[Mapping[str, Array]] = [{}, {}]
     if p is not None:
         by_direction = jnp.asarray(p).reshape(len(DIRECTIONS[direction]), 3, -1)
         peepholes = [dict(zip(ORDERS["lstm"], gates, strict=False)) for gates in by_direction]
-    settings = [{"peepholes": each, "couples_gates": bool(input_forget)} for each in peepholes]
-    states = [initial_h, initial_c]
-    return _run("lstm", operands, states, functions, direction, layout, hidden_size, settings)[:output_count]
+    return [{"peepholes": each, "couples_gates": couples_gates} for each in peepholes]

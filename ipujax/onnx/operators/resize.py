@@ -13,6 +13,7 @@ import numpy as np
 
 from ipujax.onnx.budget import check_table, check_terms
 from ipujax.onnx.element_types import is_floating
+from ipujax.onnx.onnx_errors import OutsideError
 from ipujax.onnx.operators.operand_types import MAX_SIZE, Array, Optional, Value, axes_of, integers, refuse_outside
 from ipujax.onnx.registry import operator, static
 
@@ -105,6 +106,8 @@ def resize(
     """Array with other sizes along some axes, interpolated; sizes, scales and region must be static."""
     x = jnp.asarray(x)
     chosen = axes_of(range(x.ndim) if axes is None else axes, x.ndim)
+    if not any(each is not None and np.size(each) for each in (scales, sizes)):
+        raise OutsideError("neither scales nor sizes are given", expected="one of them", got="none")
     cropped = coordinate_transformation_mode == "tf_crop_and_resize"
     region = static(roi, "roi") if cropped and roi is not None else None
     result = x if is_floating(x) else x.astype(jnp.float32)

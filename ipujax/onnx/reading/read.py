@@ -18,7 +18,14 @@ from ipujax.onnx.reading.old_nodes import adopt_unofficial, rewrite_old_nodes
 from ipujax.onnx.reading.onnx_calls import onnx_step, with_inferred_shapes, with_inlined_functions
 from ipujax.onnx.reading.proto_graphs import check_depth
 from ipujax.onnx.reading.tensors import detach_weights
-from ipujax.onnx.reading.validity import check_attributes, check_model, check_names, check_order, fill_types
+from ipujax.onnx.reading.validity import (
+    check_attributes,
+    check_domains,
+    check_model,
+    check_names,
+    check_order,
+    fill_types,
+)
 
 _DEFAULT_BUDGET = Budget()
 _OLDEST_IR_WITH_FREE_INITIALIZERS = 4  # before, every initialiser had to be a graph input too
@@ -44,6 +51,7 @@ def graph_of_model(model: onnx.ModelProto, budget: Budget) -> Graph:
     check_names(model)
     adopt_unofficial(model)
     check_functions(model)
+    check_domains(model)
     check_attributes(model)
     check_order(model.graph)
     # The checker copies the model; weights of gigabytes would be serialised each time, up to 2 GiB.

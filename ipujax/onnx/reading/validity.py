@@ -14,6 +14,7 @@ from itertools import chain
 import onnx
 
 from ipujax.onnx.onnx_errors import OnnxModelError
+from ipujax.onnx.reading.old_nodes import STANDARD_DOMAINS
 from ipujax.onnx.reading.onnx_calls import run_checker, with_inferred_shapes
 from ipujax.onnx.reading.proto_graphs import all_nodes, graphs_of, subgraphs_of
 from ipujax.onnx.registry import EARLY_DOMAIN
@@ -88,6 +89,17 @@ def check_names(model: onnx.ModelProto) -> None:
             raise OnnxModelError("a name of the model is no text", expected="UTF-8", got=repr(name))
 
 
+def check_domains(model: onnx.ModelProto) -> None:
+    """Refuse nodes of a domain of which the model imports no version."""
+    imported = {entry.domain for entry in model.opset_import}
+    known = imported | (set(STANDARD_DOMAINS) if imported & set(STANDARD_DOMAINS) else set())
+    for n, node in enumerate(all_nodes(model.graph.node)):
+        if node.domain not in known:
+            message = f"{_label(node, n)} is of domain {node.domain!r}, of which the model imports no opset"
+            hint = f"add it: model.opset_import.append(onnx.helper.make_opsetid({node.domain!r}, 1))"
+            raise OnnxModelError(message, expected=node.domain, got=", ".join(map(repr, sorted(imported))), hint=hint)
+
+
 def check_attributes(model: onnx.ModelProto) -> None:
     """Refuse attributes that onnx does not check before it counts up to them: axes, and the number of parts."""
     in_functions = (node for function in model.functions for node in all_nodes(function.node))
@@ -152,7 +164,10 @@ def check_model(model: onnx.ModelProto) -> None:
             _complete(value)
         for node in graph.node:
             # Deprecated before opset 21 for a fault of its body; exporters wrote it, and it is defined.
-            node.domain = EARLY_DOMAIN if node.op_type == "GroupNormalization" and not node.domain else node.domain
+            is_deprecated = node.op_type == "GroupNormalization" and not node.domain
+            # What ONNX does not have may be registered; if not, all of it is refused in one error, after this.
+            is_unknown = not onnx.defs.has(node.op_type, "" if node.domain in STANDARD_DOMAINS else node.domain)
+            node.domain = EARLY_DOMAIN if is_deprecated or is_unknown else node.domain
     checked.opset_import.append(onnx.helper.make_opsetid(EARLY_DOMAIN, 1))
     run_checker(checked)
 

@@ -23,7 +23,7 @@ class Case:
         operands: its inputs, None for those that are left out.
         attributes: of the node.
         outputs: whether each result is compared; others have no name.
-        static: positions of operands that are known while tracing.
+        constants: positions of operands that are initialisers; the others are inputs.
         steps: of quantised results, by which they may differ.
         tolerance: absolute.
         domain: of the node.
@@ -33,7 +33,7 @@ class Case:
     operands: Sequence[Operand]
     attributes: Mapping[str, Any]
     outputs: Sequence[bool] = (True,)
-    static: Sequence[int] = ()
+    constants: Sequence[int] = ()
     steps: int = 0
     tolerance: float = 1e-5
     domain: str = DOMAIN
@@ -45,16 +45,17 @@ class Case:
         node = helper.make_node(self.op_type, names, outputs, "node", domain=self.domain, **self.attributes)
         inputs = [
             helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(x.dtype), x.shape)
-            for name, x in zip(names, self.operands, strict=True)
-            if x is not None
+            for name, x in self.feeds().items()
         ]
+        tensors = [onnx.numpy_helper.from_array(np.asarray(self.operands[n]), f"x{n}") for n in self.constants]
         results = [onnx.ValueInfoProto(name=name) for name in outputs if name]
         opsets = [helper.make_opsetid("", 17), helper.make_opsetid(DOMAIN, 1)]
-        return helper.make_model(helper.make_graph([node], "case", inputs, results), opset_imports=opsets, ir_version=8)
+        graph = helper.make_graph([node], "case", inputs, results, tensors)
+        return helper.make_model(graph, opset_imports=opsets, ir_version=8)
 
     def feeds(self) -> dict[str, np.ndarray]:
-        """Return the operands by name."""
-        return {f"x{n}": x for n, x in enumerate(self.operands) if x is not None}
+        """Return the operands that are inputs, by name."""
+        return {f"x{n}": x for n, x in enumerate(self.operands) if x is not None and n not in self.constants}
 
 
 RNG = np.random.default_rng(0)
@@ -204,7 +205,7 @@ def quantized() -> Iterator[Case]:
         softmax = [a, s(0.03), z(zero, dtype), s(1 / 256), z(0, dtype)]
         yield Case("QLinearSoftmax", softmax, {"axis": -1, "opset": 13}, steps=1)
         parts = [*ends, a, s(0.05), z(zero, dtype), b, s(0.02), z(3, dtype)]
-        yield Case("QLinearConcat", parts, {"axis": 1}, steps=1, static=(0, 1, 3, 4, 6, 7))
+        yield Case("QLinearConcat", parts, {"axis": 1}, steps=1, constants=(0, 1, 3, 4, 6, 7))
         image = [q(1, 3, 6, 6, dtype=dtype), s(0.05), z(zero, dtype), *ends]
         yield Case("QLinearGlobalAveragePool", image, {"channels_last": 0}, steps=1)
         last = [q(1, 6, 6, 3, dtype=dtype), s(0.05), z(zero, dtype), *ends]
@@ -227,6 +228,19 @@ def quantized() -> Iterator[Case]:
     yield Case("QLinearConv", conv, {"channels_last": 1}, steps=1)
 
 
+def recurrent() -> Iterator[Case]:
+    """Yield LSTMs with quantised weights; onnxruntime quantises the parts of a batch that its threads have."""
+    hidden, size = 5, 4
+    three = (True, True, True)
+    for direction, dtype, lengths in (("forward", np.int8, None), ("bidirectional", np.uint8, i([3]))):
+        count = 1 + (direction == "bidirectional")
+        weights = [q(count, rows, 4 * hidden, dtype=dtype) for rows in (size, hidden)]
+        scales = [f(count) ** 2 / 99, np.full(count, 7, dtype)]
+        operands = [f(4, 1, size), *weights, f(count, 8 * hidden), lengths, None, None, None, *scales, *scales]
+        constants = (1, 2, 3, 8, 9, 10, 11)
+        yield Case("DynamicQuantizeLSTM", operands, {"hidden_size": hidden, "direction": direction}, three, constants)
+
+
 def packed() -> Iterator[Case]:
     """Yield weights of few bits."""
     for bits in (4, 8):
@@ -235,6 +249,12 @@ def packed() -> Iterator[Case]:
             operands = [f(2, 3, 90), q(5, 3, blob), f(5, 3, scale=0.1), zero_points]
             attributes = {"K": 90, "N": 5, "bits": bits, "block_size": 32}
             yield Case("MatMulNBits", operands, attributes, tolerance=1e-3)
+    # Of products in integers onnxruntime rounds the operand to int8, where it has a kernel for the size of a block.
+    for bits, block_size in ((2, 16), (2, 64), (4, 16), (4, 128), (8, 32), (8, 512)):
+        blocks = -(-200 // block_size)
+        operands = [f(2, 3, 200), q(5, blocks, block_size * bits // 8), f(5, blocks, scale=0.1)]
+        attributes = {"K": 200, "N": 5, "bits": bits, "block_size": block_size, "accuracy_level": 4}
+        yield Case("MatMulNBits", operands, attributes, constants=(1, 2), tolerance=1e-3)
     with_bias = [f(3, 64), q(5, 2, 16), f(5, 2, scale=0.1), None, None, f(5)]
     yield Case("MatMulNBits", with_bias, {"K": 64, "N": 5, "bits": 4, "block_size": 32}, tolerance=1e-3)
     table = [q(6, 16), np.asarray([[1, 5], [0, 2]]), f(6, 2)]
@@ -245,16 +265,17 @@ def packed() -> Iterator[Case]:
 def others() -> Iterator[Case]:
     """Yield small operators."""
     yield Case("Inverse", [f(2, 3, 3)], {}, tolerance=1e-3)
-    yield Case("ExpandDims", [f(2, 3), i(1)], {}, static=(1,))
+    yield Case("ExpandDims", [f(2, 3), i(1)], {}, constants=(1,))
     yield Case("CDist", [f(3, 4), f(5, 4)], {"metric": "euclidean"}, tolerance=1e-4)
     yield Case("CDist", [f(3, 4), f(5, 4)], {"metric": "sqeuclidean"}, tolerance=1e-4)
-    yield Case("Trilu", [f(3, 4), np.asarray(1)], {"upper": 0}, static=(1,))
+    yield Case("Trilu", [f(3, 4), np.asarray(1)], {"upper": 0}, constants=(1,))
     yield Case("GatherND", [f(3, 4), np.asarray([[0, 1], [2, 3]])], {})
-    yield Case("Range", [s(1), s(9), s(2)], {}, static=(0, 1, 2))
-    yield Case("Pad", [f(3, 4), np.asarray([1, 0, 2, 1]), s(0.5)], {}, static=(1,))
+    yield Case("Range", [s(1), s(9), s(2)], {}, constants=(0, 1, 2))
+    yield Case("Pad", [f(3, 4), np.asarray([1, 0, 2, 1]), s(0.5)], {}, constants=(1,))
     yield Case("GridSample", [f(1, 2, 4, 4), f(1, 3, 3, 2, scale=0.5)], {"mode": "bilinear"})
 
 
 FAMILIES: Mapping[str, Callable[[], Iterator[Case]]] = {
-    each.__name__: each for each in (activations, attentions, decoders, norms, others, packed, products, quantized)
+    each.__name__: each
+    for each in (activations, attentions, decoders, norms, others, packed, products, quantized, recurrent)
 }

@@ -12,7 +12,7 @@ from onnx import helper
 
 import ipujax as ipu
 import ipujax.onnx
-from ipujax.onnx import OnnxError, OnnxModelError, UnsupportedOperatorError
+from ipujax.onnx import OnnxError, OnnxModelError, UnsupportedOperatorError, registry
 from ipujax.onnx.reading import files
 from tests.ipujax.onnx.models import graph_of, info, mlp, model_of
 
@@ -115,9 +115,45 @@ def test_refuses_unknown_operators_all_at_once():
     assert "ipujax.onnx.register" in text
 
 
-def test_refuses_an_unknown_standard_operator():
-    with pytest.raises(OnnxModelError, match="Reluu"):
-        ipujax.onnx.load(model_of([helper.make_node("Reluu", ["x"], ["y"])], [X], [Y]))
+@pytest.mark.parametrize(("domain", "op_type", "near"), [("", "Reluu", "Relu"), ("ai.onnx.ml", "Scalar", "Scaler")])
+def test_refuses_an_unknown_operator_of_onnx(domain, op_type, near):
+    node = helper.make_node(op_type, ["x"], ["y"], "one", domain=domain)
+    with pytest.raises(UnsupportedOperatorError) as caught:
+        ipujax.onnx.load(model_of([node], [X], [Y], domains=[domain] if domain else []))
+    text = str(caught.value)
+    assert f"{domain or 'ai.onnx'}:{op_type}, 1 node: one ('{near}'" in text
+    assert f"@ipujax.onnx.register({domain!r}, {op_type!r})" in text
+
+
+def test_runs_an_operator_that_onnx_lacks_and_a_user_registers(monkeypatch):
+    monkeypatch.setitem(registry.OPERATORS, ("", "Double"), None)  # the table is restored
+    ipujax.onnx.register("", "Double")(lambda x: 2 * x)
+    model = ipujax.onnx.load(model_of([helper.make_node("Double", ["x"], ["y"])], [X], [Y]))
+    np.testing.assert_array_equal(model({}, np.ones(4, np.float32)), np.full(4, 2, np.float32))
+
+
+def test_refuses_a_domain_that_is_not_imported():
+    node = helper.make_node("Double", ["x"], ["y"], "one", domain="com.example")
+    with pytest.raises(OnnxModelError, match=r"node 'one'.* of domain 'com.example', of which the model imports no"):
+        ipujax.onnx.load(model_of([node], [X], [Y]))
+
+
+@pytest.mark.parametrize(
+    ("node", "text"),
+    [
+        (helper.make_node("Softmax", ["x"], ["y"], "one", axes=[0]), "axes"),
+        (helper.make_node("Cast", ["x"], ["y"], "one"), "node 'one'.* no attribute 'to'|Required attribute 'to'"),
+        (helper.make_node("Where", ["x"], ["y"], "one"), "node 'one'.* too few inputs|has input size 1"),
+        (helper.make_node("FusedGemm", ["x"], ["y"], "one", domain="com.microsoft"), "node 'one'.* too few inputs"),
+        (
+            helper.make_node("QLinearReduceMean", ["x"] * 5, ["y"], "one", domain="com.microsoft"),
+            "node 'one'.* no attribute 'axes'",
+        ),
+    ],
+)
+def test_refuses_absent_attributes_and_inputs(node, text):
+    with pytest.raises(OnnxError, match=text):
+        ipujax.onnx.load(model_of([node], [X], [Y], domains=["com.microsoft"]))({}, np.ones(4, np.float32))
 
 
 def test_refuses_a_newer_opset():

@@ -138,7 +138,8 @@ def test_refused_numbers_of_classes():
     classes = {"class_treeids": [0], "class_nodeids": [1], "class_ids": [1 << 40], "class_weights": [1.0]}
     with pytest.raises(ipujax.onnx.OnnxError, match="the table of an ensemble's leaves is too large"):
         results_of(one_node("TreeEnsembleClassifier", {"x": X}, BOTH, **attributes, **classes))
-    machine = {"coefficients": [1.0], "rho": [0.0], "vectors_per_class": [0] * 100_000}
+    count = 100_000
+    machine = {"coefficients": [1.0], "rho": [0.0], "vectors_per_class": [0] * count, "classlabels_ints": range(count)}
     with pytest.raises(ipujax.onnx.OnnxError, match="coefficients has another number of values"):
         results_of(one_node("SVMClassifier", {"x": X}, BOTH, **machine))
 
@@ -149,6 +150,7 @@ LINEAR: dict[str, Any] = {"coefficients": [1.0, -1.0, 0.5], "intercepts": [0.0, 
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
+        ({}, "labels of neither kind"),
         ({"classlabels_ints": [1, 2]}, "another number of labels than classes"),
         ({"classlabels_ints": [1, 2, 2]}, "two classes have one label"),
         ({"classlabels_ints": [1, 2, 1 << 40]}, "1099511627776, which 32 bits do not hold"),
@@ -193,6 +195,14 @@ def test_categories_are_positions_of_their_text():
         ("LabelEncoder", {"keys_floats": [1.0], "values_floats": [1.0, 2.0]}, "another number of keys than values"),
         ("LabelEncoder", {"keys_floats": [1.0]}, "a table needs values of one kind"),
         ("SVMRegressor", {"coefficients": [1.0], "n_supports": 1, "rho": [0.0]}, "support_vectors has another number"),
+        ("SVMRegressor", {"coefficients": [1.0] * 3, "n_supports": -2, "rho": [0.0]}, "n_supports -2 is out of range"),
+        (
+            "SVMRegressor",
+            {"coefficients": [1.0], "n_supports": 1, "support_vectors": [1.0], "kernel_params": [1.0]},
+            "kernel_params needs gamma, offset and degree",
+        ),
+        ("Imputer", {"imputed_value_floats": [1.0], "imputed_value_int64s": [1]}, "values of both kinds"),
+        ("ZipMap", {}, "labels of neither kind"),
         ("ZipMap", {"classlabels_int64s": [1, 2]}, "another number of labels than classes"),
     ],
 )
