@@ -3,53 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
-from ipujax.front_end import recurrent
 from ipujax.onnx.microsoft.fused_functions import DOMAIN
 from ipujax.onnx.operators.operand_types import Array, Optional, Value
 from ipujax.onnx.operators.quantization import centred_levels
-from ipujax.onnx.operators.recurrent_layers import Activations, lstm_settings, run_directions
+from ipujax.onnx.operators.recurrent_layers import (
+    Activations,
+    lstm_settings,
+    quantized_lstm_step,
+    run_directions,
+)
 from ipujax.onnx.registry import operator
-
-
-@dataclass(frozen=True, slots=True)
-class _QuantizedGroup(recurrent.Group):
-    """Units whose products are of whole numbers, which float32 adds exactly, as onnxruntime does in integers.
-
-    Args:
-        input_scales: of the products with inputs, [units, out].
-        output_scales: of the weights of outputs, [units, out].
-        total_biases: of both products, [units, out].
-    """
-
-    input_scales: Array
-    output_scales: Array
-    total_biases: Array
-
-    def sums(self, h: Array) -> recurrent.Stack:
-        """Return x W + b + h U + b', h quantised to uint8, each sequence by itself."""
-        levels, scale = centred_levels(h, -1)
-        products = jnp.einsum("bi,kio->bko", levels, self.weights)
-        scaled = self.inputs.array * self.input_scales + products * (scale[..., None] * self.output_scales)
-        return recurrent.Stack(self.inputs.units, scaled + self.total_biases)
-
-
-def _quantized_step(
-    groups: Sequence[recurrent.Group],
-    state: recurrent.State,
-    functions: recurrent.Functions,
-    *,
-    scales: tuple[Array, Array, Array],
-    **settings: Any,
-) -> tuple[recurrent.State, recurrent.State]:
-    (group,) = groups
-    quantized = _QuantizedGroup(group.inputs, group.weights, group.biases, group.joined, *scales)
-    return recurrent.lstm_step([quantized], state, functions, **settings)
 
 
 def _whole_weights(x: Value, zero_point: Value) -> Array:
@@ -116,6 +83,6 @@ def lstm_with_quantized_weights(
         0,
         hidden_size,
         settings,
-        _quantized_step,
+        quantized_lstm_step,
     )
     return results[:output_count]

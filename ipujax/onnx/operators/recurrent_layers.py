@@ -19,6 +19,7 @@ from ipujax.front_end import recurrent
 from ipujax.onnx.onnx_errors import OutsideError
 from ipujax.onnx.operators.activation_functions import elu, hard_sigmoid, leaky_relu, softsign
 from ipujax.onnx.operators.operand_types import Array, Optional, Value
+from ipujax.onnx.operators.quantization import centred_levels
 from ipujax.onnx.operators.shapes import checked_lengths, reversed_in_time
 from ipujax.onnx.registry import operator
 
@@ -254,3 +255,39 @@ def lstm_settings(p: Optional, direction: str, couples_gates: bool) -> list[dict
         by_direction = jnp.asarray(p).reshape(len(DIRECTIONS[direction]), 3, -1)
         peepholes = [dict(zip(ORDERS["lstm"], gates, strict=False)) for gates in by_direction]
     return [{"peepholes": each, "couples_gates": couples_gates} for each in peepholes]
+
+
+@dataclass(frozen=True, slots=True)
+class _QuantizedGroup(recurrent.Group):
+    """Units whose products are of whole numbers, which float32 adds exactly, as onnxruntime does in integers.
+
+    Args:
+        input_scales: of the products with inputs, [units, out].
+        output_scales: of the weights of outputs, [units, out].
+        total_biases: of both products, [units, out].
+    """
+
+    input_scales: Array
+    output_scales: Array
+    total_biases: Array
+
+    def sums(self, h: Array) -> recurrent.Stack:
+        """Return x W + b + h U + b', h quantised to uint8, each sequence by itself."""
+        levels, scale = centred_levels(h, -1)
+        products = jnp.einsum("bi,kio->bko", levels, self.weights)
+        scaled = self.inputs.array * self.input_scales + products * (scale[..., None] * self.output_scales)
+        return recurrent.Stack(self.inputs.units, scaled + self.total_biases)
+
+
+def quantized_lstm_step(
+    groups: Sequence[recurrent.Group],
+    state: recurrent.State,
+    functions: recurrent.Functions,
+    *,
+    scales: tuple[Array, Array, Array],
+    **settings: Any,
+) -> tuple[recurrent.State, recurrent.State]:
+    """Run one step of an LSTM of whole numbers; `scales` are the last three arguments of `_QuantizedGroup`."""
+    (group,) = groups
+    quantized = _QuantizedGroup(group.inputs, group.weights, group.biases, group.joined, *scales)
+    return recurrent.lstm_step([quantized], state, functions, **settings)
