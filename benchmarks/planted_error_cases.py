@@ -309,7 +309,11 @@ PLANTS = (
         operands("conv_general_dilated", lambda x, w: (x, w[::-1])),
     ),
     Plant(
-        "the halo of windows", ("reduce_window_max",), pooled, (IMAGES,), codelet(windows, "_window_codelet", _shifted_pads)
+        "the halo of windows",
+        ("reduce_window_max",),
+        pooled,
+        (IMAGES,),
+        codelet(windows, "_window_codelet", _shifted_pads),
     ),
     Plant(
         "a stride of windows",
