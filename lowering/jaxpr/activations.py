@@ -208,14 +208,17 @@ class _Walk:
         return self._moments
 
     def _return_to_waiting(self, frames: Frames) -> bool:
-        """Return to functions that wait while C code that called them has equations, as `sum` of a generator does.
+        """Return to the frames of a generator that C code resumes, such as `sum`; returns whether it has.
 
-        Returns whether there are such functions, with the frames of the next equation around them.
+        An addition that `sum` traces has the frames of its caller alone, while the generator waits. The equation after
+        it, inside the generator again, belongs to the run of before: not to another call.
         """
         runs, before = frames.runs, self._frames.runs
-        if len(runs) < len(before) and before[: len(runs)] == runs:
+        has_left_inner = len(runs) < len(before) and before[: len(runs)] == runs
+        has_entered_inner = runs[: len(before)] == before
+        if has_left_inner:
             self._waiting = self._frames, list(self._running)
-        elif self._waiting is not None and runs[: len(before)] == before:
+        elif self._waiting is not None and has_entered_inner:
             self._frames, self._running = self._waiting
             return True
         else:

@@ -28,7 +28,10 @@ GROUP_CHANNELS = 16
 
 @dataclass(frozen=True, slots=True)
 class MemoryOrder:
-    """Dimensions of a view, cut finer, in the order of a variable."""
+    """Dimensions of a view, cut finer, in the order of a variable.
+
+    A dimension of the view with several parts, as channels in groups, is several dimensions of the variable.
+    """
 
     sizes: tuple[tuple[int, ...], ...]  # for each dimension of the view the sizes of its parts, outermost first
     order: tuple[int, ...]  # number of the finer dimension that is the variable's first, second, …

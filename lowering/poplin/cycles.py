@@ -204,7 +204,7 @@ def amp_nx1_cycles(
         groups: groups of channels.
         half_sums: whether sums are half precision.
 
-    Source of the numbers: poplibs `PerformanceEstimation.hpp`.
+    Source of the numbers, supervisor cycles around each loop: poplibs `PerformanceEstimation.hpp`.
     """
     block = amp_block(target, precision)
     round_cycles = issue_round_cycles(target)
@@ -214,9 +214,11 @@ def amp_nx1_cycles(
         _KERNEL_CALL + items * _by_rows(item_width, worker.items, block.row_cycles)
         for items, item_width in _worker_rows(rows, width, target.worker_contexts)
     )
+    # Of one position of the kernel, which all workers compute together.
     position = np.maximum(round_cycles * busiest, round_cycles * idlest + 9)
     totals = []
     for height, extra in _FILTER_HEIGHTS:
+        # Rows of the filter take the place of input channels in the units.
         ins = ceil_div(in_channels, max(1, block.in_channels // height))
         outer = product([ceil_div(kernel[0], height), *kernel[1:-1]]) if len(kernel) > 1 else 1
         inner_most = kernel[-1] if len(kernel) > 1 else ceil_div(kernel[0], height)

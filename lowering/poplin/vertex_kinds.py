@@ -114,10 +114,12 @@ def _kind_grains(kind: VertexKind, spec: ConvSpec, target: Target, *, in_groups:
         return replace(ones, out_channels=outs, in_channels=ins)
     assert arith.precision is not None, "AMP kinds apply to half and float only"
     amp = formula.amp_block(target, arith.precision)
+    # An expanded kind turns elements of the kernel into input channels, which fill the units where channels are few.
     if extents.in_channels >= amp.in_channels or not kind.is_expanded:
         ins = max(ins, amp.in_channels)
     if not kind.is_swapped:
         return Dims(1, 1, max(outs, amp.out_channels), ins, ones.field, ones.kernel)
+    # Swapped, rows of the activations are the output channels of the AMP: the longest dimension fills its units.
     rows = [extents.batch, *extents.field]
     longest = max(range(len(rows)), key=rows.__getitem__)
     row_grains = [min(amp.out_channels, n) if d == longest else 1 for d, n in enumerate(rows)]

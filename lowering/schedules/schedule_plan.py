@@ -90,7 +90,15 @@ def blocks(lists: Sequence[TaskList], grid: Grid) -> tuple[Block, ...]:
 def _blocks_of_slots(
     rows: np.ndarray, numbers: np.ndarray, first: np.ndarray, start: int, stop: int
 ) -> Iterator[Block]:
-    """The blocks of slots from `start` to before `stop`: the best repetition, and those before and after it."""
+    """The blocks of slots from `start` to before `stop`: the best repetition, and those before and after it.
+
+    Args:
+        rows: kind, stage and micro-batch of the task of each IPU in each slot, int64[slots, IPUs, 3].
+        numbers: of slots, equal for those with the same tasks up to a shift of all micro-batches, int64[slots].
+        first: micro-batch of the first task of each slot, int64[slots].
+        start: first slot of the range.
+        stop: slot after it.
+    """
     repetition = best_repetition(numbers[start:stop], first[start:stop])
     if repetition is None:
         if start < stop:
@@ -100,7 +108,9 @@ def _blocks_of_slots(
     next_begin = begin + repetition.period
     end = begin + repetition.period * repetition.iterations
     yield from _blocks_of_slots(rows, numbers, first, start, begin)
-    yield Block(_slots(rows[begin:next_begin]), repetition.iterations, int(first[next_begin] - first[begin]))
+    # An iteration has the micro-batches of the one before, plus the stride; there are several iterations.
+    stride = int(first[next_begin] - first[begin])
+    yield Block(_slots(rows[begin:next_begin]), repetition.iterations, stride)
     yield from _blocks_of_slots(rows, numbers, first, end, stop)
 
 

@@ -162,9 +162,12 @@ def _as_sliced(graph: Graph, stack: Tensor) -> tuple[MemoryOrder, Tensor]:
 
 
 def slots_first(stack: Tensor) -> MemoryOrder | None:
-    """Memory order of a stack, if its slots are one after the other in memory; None otherwise."""
+    """Memory order of a stack, [slots, *shape], if its slots are one after the other in memory; None otherwise.
+
+    Of a stack of one slot too, whose dimension of size 1 has no position of its own, the slot is outermost.
+    """
     order = memory_order(stack)
-    if order is None or len(order.sizes[0]) > 1:
+    if order is None or len(order.sizes[0]) > 1:  # slots in groups
         return None
     # Dimensions of size 1 are at any position of the order, so they are set directly after the slots.
     singles = [d for d in order.order if order.variable_shape[order.order.index(d)] == 1 and d != 0]
