@@ -133,26 +133,35 @@ def shares_of(spans: Sequence[Span], grids: Grids, element_bytes: int) -> Shares
     # Blocks that differ along these dimensions alone read the same elements.
     unfollowed = [d for d in range(len(grids.shape)) if d not in axes]
     users = np.prod(grids.blocks[unfollowed], axis=0, dtype=np.int64)
-    in_row = np.ones_like(users)
-    is_repeated = np.ones_like(users, bool)
-    for d in reversed(range(len(grids.shape))):
-        # Tiles are numbered in row-major order: innermost dimensions vary first.
-        is_repeated = is_repeated & ((grids.blocks[d] == 1) | (d in unfollowed))
-        in_row = np.where(is_repeated, in_row * grids.blocks[d], in_row)
     lengths = [span.lengths(grids.lengths) for span in spans]
     size = np.broadcast_to(total_elements(lengths), users.shape)
     parts = np.ones_like(users)
     dim = np.full_like(users, -1)
-    extent = np.ones_like(users)
+    length_along_dim = np.ones_like(users)
     for number, (span, length) in enumerate(zip(spans, lengths, strict=True)):
         is_cut = (dim < 0) & (length > 1) & (users > 1) & (size * element_bytes > MOST_SHARED_BYTES)
         # The shortest block has to have an element for each part.
         fewest = np.array(span.extent) if span.axis is None else span.extent // grids.blocks[span.axis]
         parts = np.where(is_cut, np.minimum(users, np.maximum(fewest, 1)), parts)
-        extent = np.where(is_cut, length, extent)
+        length_along_dim = np.where(is_cut, length, length_along_dim)
         dim = np.where(is_cut, number, dim)
-    inner = size // extent
-    return Shares(users, parts, dim, extent // parts * inner, -(-extent // parts) * inner, in_row)
+    elements_of_slice = size // length_along_dim  # at one index of the dimension that is cut
+    shortest = length_along_dim // parts * elements_of_slice
+    longest = -(-length_along_dim // parts) * elements_of_slice
+    return Shares(users, parts, dim, shortest, longest, _consecutive_readers(grids, unfollowed))
+
+
+def _consecutive_readers(grids: Grids, unfollowed: Sequence[int]) -> np.ndarray:
+    """Consecutive tiles that read one block: those along the innermost dimensions, as long as these are unfollowed.
+
+    Tiles are numbered in row-major order, so innermost dimensions vary first; dimensions of one block do not count.
+    """
+    tiles = np.ones(grids.blocks.shape[1:], np.int64)
+    reads_one_block = np.ones(grids.blocks.shape[1:], bool)
+    for d in reversed(range(len(grids.shape))):
+        reads_one_block = reads_one_block & ((grids.blocks[d] == 1) | (d in unfollowed))
+        tiles = np.where(reads_one_block, tiles * grids.blocks[d], tiles)
+    return tiles
 
 
 def fewest_runs(spans: Sequence[Span], block: np.ndarray) -> np.ndarray:

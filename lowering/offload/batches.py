@@ -103,7 +103,7 @@ def overlapped(batches: Sequence[Batch], io_tiles: IoTiles) -> list[JaxprEqn]:
         own_fetches = [fetch for fetch in moves.fetches if fetch.outvars[0] in taken_vars]
         ahead = [fetch for fetch in moves.fetches if fetch.outvars[0] not in taken_vars]
         eqns += [*batch.early, *own_fetches, *moves.takes, *ahead, *batch.between]
-        eqns += _handed_over(batch.stores, io_tiles, unfinished.setdefault(batch.ipu, []))
+        eqns += _with_stores_by_io_tiles(batch.stores, io_tiles, unfinished.setdefault(batch.ipu, []))
     return [*eqns, *chain.from_iterable(unfinished.values())]
 
 
@@ -172,7 +172,9 @@ def _moves_of_batches(batches: Sequence[Batch], io_tiles: IoTiles) -> list[_Batc
     return moves
 
 
-def _handed_over(stores: Sequence[JaxprEqn], io_tiles: IoTiles, unfinished: list[JaxprEqn]) -> list[JaxprEqn]:
+def _with_stores_by_io_tiles(
+    stores: Sequence[JaxprEqn], io_tiles: IoTiles, unfinished: list[JaxprEqn]
+) -> list[JaxprEqn]:
     """Stores after their values were handed to I/O tiles, together if these have room.
 
     Args:

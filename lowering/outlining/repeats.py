@@ -289,7 +289,10 @@ class _Search:
         return sorted(gains, key=lambda length: (-gains[length], length))[:_MAX_LENGTHS]
 
     def _stretches_of_equal_windows(self, size: int) -> Iterator[tuple[int, int]]:
-        """Stretches of windows with their next equal at one distance: (distance, equal equations)."""
+        """Yield (distance, equations) of each stretch of consecutive windows whose next equal is at one distance.
+
+        Its equations equal those at this distance.
+        """
         starts = np.flatnonzero(self._room >= size)
         starts = starts[starts + size <= self._flow.count]
         numbers = self._windows_of(size).numbers[starts]
@@ -297,9 +300,9 @@ class _Search:
         has_next = numbers[order[1:]] == numbers[order[:-1]]
         first = starts[order[:-1]][has_next]
         next_equal = starts[order[1:]][has_next]
-        in_order = np.argsort(first)
-        distances = (next_equal - first)[in_order]
-        first = first[in_order]
+        by_start = np.argsort(first)
+        distances = (next_equal - first)[by_start]
+        first = first[by_start]
         if not len(first):
             return
         # A stretch ends where starts are not consecutive or the distance changes.
