@@ -58,9 +58,17 @@ def all_reduce(
 
     inputs = tuple(x for x, _ in distinct_tensors)
     outputs = tuple(results[x] for x, _ in distinct_tensors)
-    senders = _group_of_each(groups)
     builder.prog.add(
-        Collective(body, inputs, outputs, compute, senders=senders, name=builder.name, origin=graph.origin)
+        Collective(
+            body,
+            inputs,
+            outputs,
+            compute,
+            senders=_group_of_each(groups),
+            is_sum=monoid == "add" and len(groups) == 1,
+            name=builder.name,
+            origin=graph.origin,
+        )
     )
     return [results.get(x, x) for x in tensors]
 

@@ -146,11 +146,12 @@ def stacked_equation(eqn: JaxprEqn, operands: Values, replicas: Replicas) -> Val
     name = eqn.primitive.name
     if is_collective(eqn):
         instances = replicas.instances
-        all_operands = [replicas.instances.gather(x) for x in operands]
-        results = [
-            instances.take_local(x)
-            for x in COLLECTIVES[name](eqn, replicas.count).compute(all_operands, replicas.count)
-        ]
+        form = COLLECTIVES[name](eqn, replicas.count)
+        if form.is_sum and instances.count > 1:
+            results = [instances.sum(x) for x in operands]
+        else:
+            all_operands = [instances.gather(x) for x in operands]
+            results = [instances.take_local(x) for x in form.compute(all_operands, replicas.count)]
         # Sums of all replicas round with the magnitudes of all: those of each replica are not enough.
         return results if replicas.rounded is None else list(replicas.rounded(eqn, operands, results))
     if eqn.primitive is call_once_p and operands:
