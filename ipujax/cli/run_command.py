@@ -11,8 +11,7 @@ import argparse
 
 from ipujax.cli.command_parser import Commands, add_command
 from ipujax.cli.scripts import add_script_arguments, script_command
-from ipujax.distributed.launcher import DEFAULT_PREFIX, Launch
-from ipujax.distributed.launcher.launch import launch
+from ipujax.distributed.launcher import DEFAULT_PREFIX, Launch, launch
 
 _HELP = """
 Runs a script as several processes that train together, as poprun does for IPUs: each instance holds an equal share of
