@@ -171,8 +171,6 @@ class _Run:
             "PYTHONFAULTHANDLER": "1",  # prints the stack at SIGABRT
             # gRPC, which connects JAX's processes on this machine, must not use a network's proxy.
             "no_grpc_proxy": f"{os.environ.get('no_proxy', '')},127.0.0.1",
-            # Threads of XLA: more than there are cores wait for one another.
-            "PJRT_NPROC": os.environ.get("PJRT_NPROC", str(max(1, _num_cores() // self._settings.instances))),
             membership.LAUNCHER_PID: str(os.getpid()),
             membership.SIGN_FD: str(sign_end),
             membership.HOST: "127.0.0.1",
@@ -287,10 +285,6 @@ class _Run:
     def _report(self, text: str) -> None:
         with contextlib.suppress(BrokenPipeError):
             print(f"ipujax run: {text}", file=sys.stderr, flush=True)
-
-
-def _num_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def whole_lines(pieces: Iterable[bytes]) -> Iterator[list[bytes]]:

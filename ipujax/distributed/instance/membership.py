@@ -114,8 +114,9 @@ def join(timeout_seconds: int) -> None:
             # One process needs no coordinator.
             if count == 1:
                 return
-            settings["coordinator_address"] = meet(count, index, os.environ[names[2]], timeout_seconds)
-            settings |= {"num_processes": count, "process_id": index}
+            address, num_neighbours = meet(count, index, os.environ[names[2]], timeout_seconds)
+            settings |= {"coordinator_address": address, "num_processes": count, "process_id": index}
+            _share_cores(num_neighbours)
             break
     try:
         jax.distributed.initialize(**settings)
@@ -128,6 +129,13 @@ def join(timeout_seconds: int) -> None:
         hint = "call it first of all, before any array is made"
         raise ArgumentError(f"ipu.distributed.init() {problem}", got=str(error).split("\n")[0], hint=hint) from error
     atexit.register(_leave_if_failed)  # before JAX's own handler, which waits for the others
+
+
+def _share_cores(num_processes: int) -> None:
+    """Give XLA its share of the cores of this host, unless the launcher has: more threads wait for one another."""
+    cores = os.cpu_count() or 1
+    if not hasattr(os, "sched_getaffinity") or len(os.sched_getaffinity(0)) == cores:
+        os.environ.setdefault("PJRT_NPROC", str(max(1, cores // num_processes)))
 
 
 def _leave_if_failed() -> None:

@@ -2,7 +2,7 @@
 
 JAX ends a process whose job is incomplete after its timeout, and says of no process that it is missing. Process 0
 therefore listens on the port of the job, and tells all who have come who has not; when all have, also on which port
-JAX's coordinator will listen.
+JAX's coordinator will listen, and how many processes share each host.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import socket
 import time
 import zlib
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from ipujax.runtime.errors import ArgumentError
 
@@ -26,16 +27,21 @@ _RETRY_SECONDS = 0.05  # assumed
 _HOST = re.compile(r"(?:.*?tcp://)?([^,:\[]+)(?:\[(\w+))?")
 
 
-def meet(count: int, index: int, hosts: str, timeout_seconds: float) -> str:
-    """Wait until all have come to the host that a launcher's variable names; return that of JAX's coordinator."""
+def meet(count: int, index: int, hosts: str, timeout_seconds: float) -> tuple[str, int]:
+    """Wait until all have come to the host that a launcher's variable names.
+
+    Returns:
+        The address of JAX's coordinator in process 0, and the number of processes on the host of this one.
+    """
     host = "".join(_HOST.match(hosts).groups(""))  # type: ignore[union-attr]
     # All processes of a job, and of no other, have these variables.
     chosen = _PORTS[zlib.crc32(f"{hosts} {os.environ.get('SLURM_JOB_ID')}".encode()) % len(_PORTS)]
     address = host, int(os.environ.get(PORT, chosen))
     deadline = time.monotonic() + timeout_seconds
-    coordinator, missing = _report(address, index, deadline) if index else _call_roll(address, count, deadline)
+    news = _report(address, index, deadline) if index else _call_roll(address, count, deadline)
+    coordinator, missing, num_neighbours = news
     if coordinator:
-        return f"{host}:{coordinator}"
+        return f"{host}:{coordinator}", num_neighbours
     names = f"process{'es' if len(missing) > 1 else ''} {', '.join(map(str, missing))}"
     raise ArgumentError(
         f"process {index} of {count} has waited {timeout_seconds} seconds for {names}",
@@ -45,39 +51,51 @@ def meet(count: int, index: int, hosts: str, timeout_seconds: float) -> str:
     )
 
 
-def _call_roll(address: tuple[str, int], count: int, deadline: float) -> tuple[int, Sequence[int]]:
-    """Collect reports in process 0; return a free port, or 0 and the processes that have not come."""
+class _News(NamedTuple):
+    """News of process 0: a free port when all have come, who has not, how many are on the host of the reader."""
+
+    port: int
+    missing: Sequence[int]
+    num_neighbours: int = 1
+
+
+def _call_roll(address: tuple[str, int], count: int, deadline: float) -> _News:
+    """Collect reports in process 0, and answer them."""
     try:
         server = socket.create_server(("", address[1]), backlog=count)
     except OSError as error:
         problem = f"port {address[1]} of process 0, where it meets the others, is in use"
         hint = f"set {PORT} to a free one, the same in all processes"
         raise ArgumentError(problem, got=error.strerror, hint=hint) from error
-    port, missing = 0, set(range(1, count))
-    connections: list[socket.socket] = []
+    hosts = {0: socket.gethostname()}
+    connections: dict[int, socket.socket] = {}
+    news = _News(0, [*range(1, count)])
     with server, contextlib.ExitStack() as stack:
-        while missing and (left := deadline - time.monotonic()) > 0:
+        while news.missing and (left := deadline - time.monotonic()) > 0:
             server.settimeout(left)
             with contextlib.suppress(OSError, ValueError):  # silence, or another program
-                connections.append(stack.enter_context(server.accept()[0]))
-                connections[-1].settimeout(_WAIT_SECONDS)
-                missing.discard(int(connections[-1].recv(16)))
+                connection = stack.enter_context(server.accept()[0])
+                connection.settimeout(_WAIT_SECONDS)
+                index, host = json.loads(connection.recv(1 << 10))
+                connections[index], hosts[index] = connection, host
             with socket.create_server(("", 0)) as free:
-                port = 0 if missing else free.getsockname()[1]
-            for each in connections:
+                missing = [n for n in range(count) if n not in hosts]
+                news = _News(0 if missing else free.getsockname()[1], missing)
+            for index, connection in connections.items():
+                news = news._replace(num_neighbours=[*hosts.values()].count(hosts[index]))
                 with contextlib.suppress(OSError):  # it has given up
-                    each.sendall(json.dumps([port, sorted(missing)]).encode() + b"\n")
-    return port, sorted(missing)
+                    connection.sendall(json.dumps(news).encode() + b"\n")
+    return news._replace(num_neighbours=[*hosts.values()].count(hosts[0]))
 
 
-def _report(address: tuple[str, int], index: int, deadline: float) -> tuple[int, Sequence[int]]:
-    """Report to process 0; return the port that it has chosen, or 0 and the processes that have not come."""
-    port, missing = 0, [0]
-    while not port and (left := deadline - time.monotonic()) > 0:
+def _report(address: tuple[str, int], index: int, deadline: float) -> _News:
+    """Report to process 0, and return its last news."""
+    news = _News(0, [0])
+    while not news.port and (left := deadline - time.monotonic()) > 0:
         with contextlib.suppress(OSError, ValueError), socket.create_connection(address, left) as server:
-            server.sendall(str(index).encode())
+            server.sendall(json.dumps([index, socket.gethostname()]).encode())
             for line in server.makefile():
-                port, missing = json.loads(line)
+                news = _News(*json.loads(line))
                 server.settimeout(max(deadline - time.monotonic(), _RETRY_SECONDS))
-        time.sleep(0.0 if port else _RETRY_SECONDS)
-    return port, missing
+        time.sleep(0.0 if news.port else _RETRY_SECONDS)
+    return news
