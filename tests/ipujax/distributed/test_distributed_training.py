@@ -441,7 +441,7 @@ def test_distributed_killed_instances_leave_nothing(run: Runner):
 def test_distributed_stuck_instance_ends_all(run: Runner):
     steps = "import time\nfor n in range(10):\n    if n == 5 and index: time.sleep(10000)\n    step(params, batch)"
     source = START + FUNCTION + steps
-    assert run(source, "--replicas", "2", "--timeout", "10") == 124
+    assert run(source, "--replicas", "2", "--timeout", "25") == 124  # on a busy machine imports are silent for long
     assert any("instance 0: last sign of life" in line and "it came to step" in line for line in run.err), run.err
     assert any("in <module>" in line and line.startswith("[1]") for line in run.err), "where it is"
     assert clear_of(run.printed("pid"))
