@@ -55,6 +55,7 @@ OPTIONS = {
     "popart/alexnet": "--batch-size 2 --batches 2 --width 0.03",
     "popart/callbacks": "--data-size 64 4096",
     "popart/custom_operators": "",
+    "popart/distributed_training": "--epochs 2",
     "popart/kernel_benchmarks": "--kernel lstm --size 8 --steps 4",
     "popart/mnist": "--epochs 2",
     "popart/phased_execution": "--num-layers 6",

@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ipujax.calls import locates_nans, run_equations
-from ipujax.distributed.instance import check_same_program, over_instances
 from ipujax.lowering_plan.planned_program import PlannedProgram
 from ipujax.runtime.compile import cycle_counter
 from ipujax.runtime.engine import engine_function
@@ -55,6 +54,9 @@ def evaluate_program(
     if calls is not None:
         problem = f"{settings.name} calls Python functions while it runs, and its replicas are on several instances"
         raise ArgumentError(problem, hint="return the arguments of these functions as results")
+    from ipujax.distributed.instance.process_arrays import over_instances  # for functions of several replicas alone
+    from ipujax.distributed.instance.spread import check_same_program
+
     # Different programs would exchange bytes of different arrays, or wait for each other for ever.
     check_same_program(settings.name, planned.jaxpr)
     together = over_instances(

@@ -38,7 +38,7 @@ from ipujax.sharding import Partitioning, run_on_one_device, without_axes
 # Imported by the methods that need them: a program of the cache is called without.
 if TYPE_CHECKING:
     from ipujax.device import Device
-    from ipujax.distributed.instance import Spread
+    from ipujax.distributed.instance.spread import Spread
     from ipujax.lowering.choice import Choice
     from ipujax.lowering.pipelining import PipelineRun
     from ipujax.lowering.recomputation import ChainTrade
@@ -422,8 +422,8 @@ class Compiled(Stage):
         spread = self.lowered.spread
         if spread is None:
             return self._settled(self._call(*leaves))
-        operands = spread.operands(args, kwargs, (self.lowered.signature.arguments, ()), (), shapes_only=False)
-        return spread.call(self._call, operands, *jax.tree.leaves((operands.args, operands.kwargs)))
+        arguments = spread.arguments(args, kwargs, (self.lowered.signature.arguments, ()))
+        return spread.call(lambda *args, **kwargs: self._call(*jax.tree.leaves((args, kwargs))), arguments)
 
     @showing_user_frames
     def profile_call(self, *args: Any, **kwargs: Any) -> tuple[Any, Profile]:

@@ -15,46 +15,26 @@ Limits: a call here that only some instances make ends all of them with an error
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
-from itertools import islice, repeat
+from collections.abc import Callable
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jax.sharding import PartitionSpec
 
 from ipujax.arguments import has_tracer
 from ipujax.calls import split_dims
-from ipujax.distributed.instance import (
-    TIMEOUT_SECONDS,
-    agree,
-    join,
-    membership,
-    naming_lost,
-    over_instances,
-    stable,
-    to_all,
-    to_local,
-)
+from ipujax.distributed.instance.meeting import agree, naming_lost, stable
+from ipujax.distributed.instance.membership import TIMEOUT_SECONDS, join, membership
+from ipujax.distributed.instance.process_arrays import gathered
 from ipujax.lowering.replicas import AXIS as REPLICAS
 from ipujax.public import public_names
 from ipujax.runtime.errors import ArgumentError, ArgumentTypeError, ArgumentValueError
-from ipujax.runtime.host import AXIS
-from ipujax.runtime.names_at_import import jax_jit
 from ipujax.runtime.signatures import describe
 
-_Combine = Callable[[jax.Array, Any], jax.Array]
-_OPERATIONS: dict[str, Callable[[jax.Array, str], jax.Array]] = {
-    "mean": lax.pmean,
-    "sum": lax.psum,
-    "max": lax.pmax,
-    "min": lax.pmin,
-}
+# Of arrays stacked along the first dimension.
+_OPERATIONS: dict[str, Callable[..., jax.Array]] = {"mean": jnp.mean, "sum": jnp.sum, "max": jnp.max, "min": jnp.min}
 _SPLIT = PartitionSpec(REPLICAS)
-_UNORDERED = (jax.dtypes.prng_key, jnp.complexfloating)
-_REFUSED = {"mean": _UNORDERED[:1], "sum": _UNORDERED[:1], "max": _UNORDERED, "min": _UNORDERED}
 
 
 def init(*, timeout_seconds: int = TIMEOUT_SECONDS) -> None:
@@ -91,7 +71,7 @@ def num_replicas() -> int:
 
 def local_replicas() -> int:
     """Return the number of replicas of this instance."""
-    return membership().local_replicas
+    return num_replicas() // num_instances()
 
 
 def broadcast(tree: Any, root: int = 0) -> Any:
@@ -112,7 +92,8 @@ def broadcast(tree: Any, root: int = 0) -> Any:
         raise ArgumentValueError(
             "root of ipu.distributed.broadcast must be the number of an instance", expected=expected, got=root
         )
-    return _together(f"ipu.distributed.broadcast from instance {root}", _share_of, tree, repeat(root))
+    leaves, structure = _stacked(f"ipu.distributed.broadcast from instance {root}", tree)
+    return jax.tree.unflatten(structure, [x[root] for x in leaves])
 
 
 def all_reduce(tree: Any, op: Literal["mean", "sum", "max", "min"] = "mean") -> Any:
@@ -123,7 +104,7 @@ def all_reduce(tree: Any, op: Literal["mean", "sum", "max", "min"] = "mean") -> 
         op: "mean", "sum", "max" or "min".
 
     Returns:
-        The reduced tree, equal on all instances; dtypes are those of `jax.lax.pmean` and its like.
+        The reduced tree, equal on all instances; dtypes are those of `jax.numpy.mean` and its like.
 
     Raises:
         ArgumentError: another operation, leaves that are not arrays, or a transformation of JAX; on all instances:
@@ -133,7 +114,9 @@ def all_reduce(tree: Any, op: Literal["mean", "sum", "max", "min"] = "mean") -> 
         raise ArgumentValueError(
             "unknown reduction over instances", expected=f"one of {', '.join(_OPERATIONS)}", got=repr(op)
         )
-    return _together(f'ipu.distributed.all_reduce "{op}"', _reduced, tree, repeat(op), _REFUSED[op])
+    unordered = () if op in ("mean", "sum") else (jnp.complexfloating,)
+    leaves, structure = _stacked(f'ipu.distributed.all_reduce "{op}"', tree, (jax.dtypes.prng_key, *unordered))
+    return jax.tree.unflatten(structure, [_OPERATIONS[op](x, axis=0) for x in leaves])
 
 
 def share(tree: Any, specs: Any = _SPLIT) -> Any:
@@ -181,61 +164,41 @@ def gather(tree: Any, specs: Any = _SPLIT) -> Any:
         if dim is not None and dim >= jnp.ndim(x):
             problem = f"operand{jax.tree_util.keystr(path)} has no dimension {dim} along which to gather it"
             raise ArgumentValueError(problem, expected=f"{dim + 1} dimensions or more", got=describe(x))
-    return _together("ipu.distributed.gather", _all_shares, tree, dims)
+    leaves, structure = _stacked("ipu.distributed.gather", tree)
+    whole = [x[0] if dim is None else jnp.concatenate(x, dim) for x, dim in zip(leaves, dims, strict=True)]
+    return jax.tree.unflatten(structure, whole)
 
 
-def _together(action: str, combine: _Combine, tree: Any, settings: Iterable[Any], refused: Sequence[Any] = ()) -> Any:
-    """Combine the leaves of all instances' trees, each with its setting."""
+def _stacked(action: str, tree: Any, refused: tuple[Any, ...] = ()) -> tuple[list[jax.Array], Any]:
+    """Return the leaves of all instances' trees, [instances, *shape], and the structure of the tree."""
     if has_tracer(jax.tree.leaves(tree)):
         hint = "call it between calls of compiled functions; inside, replicas reduce by jax.lax.pmean"
         raise ArgumentError(f"{action} runs on the host and cannot take a traced operand", hint=hint)
     paths, structure = jax.tree_util.tree_flatten_with_path(tree)
     places = [f"operand{jax.tree_util.keystr(path)}" for path, _ in paths]
-    leaves = [_array(action, place, leaf) for place, (_, leaf) in zip(places, paths, strict=True)]
-    for place, x in zip(places, leaves, strict=True):
-        if any(jnp.issubdtype(x.dtype, kind) for kind in refused):
-            got = f"{describe(x)} at {place}"
-            raise ArgumentTypeError(f"{action} is not defined for all leaves", expected="real numbers", got=got)
-    texts = [*zip(places, map(describe, leaves), strict=True), ("the structure", stable(structure))]
-    agree(action, texts)
-    keys = {n: jax.random.key_impl(x) for n, x in enumerate(leaves) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key)}
-    arrays = [jax.random.key_data(x) if n in keys else x for n, x in enumerate(leaves)]
-    leaf_settings = tuple(islice(settings, len(arrays)))
+    leaves = [_array(action, place, leaf, refused) for place, (_, leaf) in zip(places, paths, strict=True)]
+    # Arrays of different shapes would abort the process inside gloo.
+    agree(action, [*zip(places, map(describe, leaves), strict=True), ("the structure", stable(structure))])
     with naming_lost(action):
-        outs = to_local(_combined(combine, leaf_settings, [to_all(x[None], 0) for x in arrays])) if arrays else []
-    wrapped = [jax.random.wrap_key_data(x, impl=keys[n]) if n in keys else x for n, x in enumerate(outs)]
-    return jax.tree.unflatten(structure, wrapped)
+        return [_gathered(x) for x in leaves], structure
 
 
-def _array(action: str, place: str, leaf: Any) -> jax.Array:
+def _array(action: str, place: str, leaf: Any, refused: tuple[Any, ...]) -> jax.Array:
     try:
-        return jnp.asarray(leaf)
+        array = jnp.asarray(leaf)
     except TypeError as error:
         got = f"{describe(leaf)} at {place}"
         raise ArgumentTypeError(f"{action} takes arrays", expected="arrays or numbers", got=got) from error
+    if any(jnp.issubdtype(array.dtype, kind) for kind in refused):
+        got = f"{describe(array)} at {place}"
+        raise ArgumentTypeError(f"{action} is not defined for all leaves", expected="real numbers", got=got)
+    return array
 
 
-@partial(jax_jit, static_argnums=(0, 1))
-def _combined(combine: _Combine, settings: tuple[Any, ...], stacked: list[jax.Array]) -> Sequence[jax.Array]:
-    """Combine arrays [instances, *local] over instances; results are equal on all instances."""
-
-    def local_results(*shares: jax.Array) -> list[jax.Array]:
-        return [combine(x[0], setting) for x, setting in zip(shares, settings, strict=True)]
-
-    result: Sequence[jax.Array] = over_instances(local_results, (0,) * len(stacked), (None,) * len(stacked))(*stacked)
-    return result
-
-
-def _all_shares(x: jax.Array, dim: int | None) -> jax.Array:
-    return x if dim is None else lax.all_gather(x, AXIS, axis=dim, tiled=True)
-
-
-def _share_of(x: jax.Array, root: int) -> jax.Array:
-    return lax.all_gather(x, AXIS)[root]
-
-
-def _reduced(x: jax.Array, op: str) -> jax.Array:
-    return _OPERATIONS[op](x, AXIS)
+def _gathered(x: jax.Array) -> jax.Array:
+    if not jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        return gathered(x)
+    return jax.random.wrap_key_data(gathered(jax.random.key_data(x)), impl=jax.random.key_impl(x))
 
 
 __all__ = [

@@ -9,7 +9,7 @@ Input: settings of the function, and arguments of calls. Output: results, `Trace
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakSet, ref
@@ -42,7 +42,7 @@ from ipujax.calls import (
 )
 from ipujax.compiled_programs import note_call
 from ipujax.device import CPU, Device, IPUModel, current_device
-from ipujax.distributed.instance import membership
+from ipujax.distributed.instance.membership import membership
 from ipujax.functions.function_settings import FunctionSettings
 from ipujax.functions.likeness import make_alike
 from ipujax.lowering.jax_compat import EVALUATION, ClosedJaxpr, find_top_trace, is_eager, is_evaluating
@@ -58,7 +58,7 @@ from ipujax.stages import Compiled, Lowered, Traced
 
 if TYPE_CHECKING:
     from ipujax.checking import CheckReport
-    from ipujax.distributed.instance import Operands, Spread
+    from ipujax.distributed.instance.spread import Spread
     from ipujax.functions.partitioned_calls import PartitionedCalls
     from ipujax.runtime.host import HostCalls
 
@@ -97,6 +97,7 @@ class FunctionCompiler:
         self._tracers: dict[IPUModel, Any] = {}
         # By jaxpr, which JAX holds until it would trace again; a value that refers to its key would never be freed.
         self._lowered: WeakKeyDictionary[ClosedJaxpr, dict[Any, Lowered]] = WeakKeyDictionary()
+        self._known_places: dict[int, Places] = {}  # by the number of positional arguments
         self.unused_ipus = UnusedIpus(self._name)
         self._plain_calls = PlainCalls(f"{self._name} is called under a JAX transformation: it runs as jax.jit")
         self._checked: WeakSet[Lowered] = WeakSet()
@@ -215,18 +216,15 @@ class FunctionCompiler:
             problem = f"{self._name} runs on several instances together, which no transformation of JAX can trace"
             raise ArgumentError(problem, hint="differentiate inside of the function, or leave out replicas=")
         try:
-            operands = self._operands(spread, args, kwargs)
-            return spread.call(self._runner(device), operands, *operands.args, **operands.kwargs)
+            arguments = spread.arguments(args, kwargs, self._places(args), self._static_keywords)
+            return spread.call(self._runner(device), arguments)
         except (TypeError, ValueError, RuntimeError) as error:
             self._explain(error, device, args, kwargs)
             raise
 
-    def _operands(
-        self, spread: Spread, args: tuple[Any, ...], kwargs: dict[str, Any], shapes_only: bool = False
-    ) -> Operands:
-        """Return the arguments as arrays of all instances, of which this one has its share."""
-        keywords = static_keywords(self._fun, *self._settings.static)
-        return spread.operands(args, kwargs, self._places(args), keywords, shapes_only)
+    @functools.cached_property
+    def _static_keywords(self) -> Collection[str]:
+        return static_keywords(self._fun, *self._settings.static)
 
     @property
     def _spread(self) -> Spread | None:
@@ -237,19 +235,10 @@ class FunctionCompiler:
 
     @functools.cached_property
     def _known_spread(self) -> Spread | None:
-        from ipujax.distributed.instance import Spread
+        from ipujax.distributed.instance.spread import Spread
 
         assert self._replication is not None
         return Spread.of(self._name, self._replication, self._settings.current_device, self._settings.options)
-
-    def _received(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        """Return traced arguments as the function takes them, which instances may have wrapped."""
-        if self._replication is None:
-            return args, kwargs
-        from ipujax.distributed.instance import received
-
-        unwrapped: tuple[Any, Any] = received((args, kwargs))
-        return unwrapped
 
     def trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Traced:
         """Trace for the shapes of arguments; see `IpuFunction.trace`."""
@@ -260,8 +249,9 @@ class FunctionCompiler:
         try:
             operands: Any = with_host_shapes(shapes, named_shapes)
             if self._spread is not None:
-                global_operands = self._operands(self._spread, operands[0], operands[1], shapes_only=True)
-                operands = global_operands.args, global_operands.kwargs
+                shares, named = operands
+                arguments = self._spread.arguments(shares, named, self._places(shares), self._static_keywords)
+                operands = self._spread.avals(arguments)
             with self._watching():
                 traced = self._trace(self._settings.current_device, operands[0], operands[1], shardings)
             if traced.closes_over_tracers:
@@ -336,7 +326,6 @@ class FunctionCompiler:
         """Return the jitted function in plain JAX, with the results of all replicas."""
 
         def run(*args: Any, **kwargs: Any) -> Any:
-            args, kwargs = self._received(args, kwargs)
             do = evaluate if self._spread is None else self._spread.evaluate
             return replication.apply(do, inside_function(self._fun), args, kwargs, self._places(args), self._name)
 
@@ -359,7 +348,6 @@ class FunctionCompiler:
             def run(*args: Any, **kwargs: Any) -> Any:
                 if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
                     return self._plain(*args, **kwargs)
-                args, kwargs = self._received(args, kwargs)
                 with self._watching():
                     shardings = self._shardings.of_whole_call(
                         self._name, tuple(self._dynamic(args, kwargs)[0].values())
@@ -454,7 +442,9 @@ class FunctionCompiler:
         return LoweringPlan.of(settings, traced)
 
     def _places(self, args: Sequence[Any]) -> Places:
-        return argument_places(self._fun, args, *self._settings.static)
+        if len(args) not in self._known_places:
+            self._known_places[len(args)] = argument_places(self._fun, args, *self._settings.static)
+        return self._known_places[len(args)]
 
     def _dynamic(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[dict[int, Any], dict[str, Any]]:
         return dynamic_arguments(self._fun, args, kwargs, *self._settings.static)

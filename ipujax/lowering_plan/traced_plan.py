@@ -23,7 +23,7 @@ from ipujax.runtime.target import Target
 from ipujax.sharding import PlanShardings, mesh_of_constraints, without_splits
 
 if TYPE_CHECKING:
-    from ipujax.distributed.instance import Spread
+    from ipujax.distributed.instance.spread import Spread
 
 
 def compilation_steps() -> tuple[str, ...]:

@@ -95,6 +95,11 @@ class Form:
         return (self.kind in ("all_reduce", "all_gather") and len(self.groups) == 1) or (has_one_source and reaches_all)
 
     @property
+    def is_sum(self) -> bool:
+        """True if each result is the sum of its operand over all replicas, and over nothing else."""
+        return self.kind == "all_reduce" and self.monoid == "add" and len(self.groups) == 1 and not self.dims
+
+    @property
     def is_uneven(self) -> bool:
         """True if the groups differ in size."""
         return len({len(group) for group in self.groups}) > 1

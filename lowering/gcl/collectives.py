@@ -69,9 +69,17 @@ def all_reduce(
 
     inputs = tuple(x for x, _ in distinct_tensors)
     outputs = tuple(results[x] for x, _ in distinct_tensors)
-    senders = _groups_by_replica(groups)
     builder.prog.add(
-        Collective(body, inputs, outputs, compute, senders=senders, name=builder.name, origin=graph.origin)
+        Collective(
+            body,
+            inputs,
+            outputs,
+            compute,
+            senders=_groups_by_replica(groups),
+            is_sum=monoid == "add" and len(groups) == 1,
+            name=builder.name,
+            origin=graph.origin,
+        )
     )
     return [results.get(x, x) for x in tensors]
 

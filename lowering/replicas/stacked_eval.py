@@ -145,9 +145,13 @@ def stacked_equation(eqn: JaxprEqn, operands: Values, replicas: Replicas) -> Val
     """Results of one equation on all local replicas, from operands [local replicas, …]."""
     name = eqn.primitive.name
     if is_collective(eqn):
-        all_operands = [replicas.instances.gather(x) for x in operands]
-        all_results = COLLECTIVES[name](eqn, replicas.count).compute(all_operands, replicas.count)
-        results = [replicas.instances.take_local(x) for x in all_results]
+        instances = replicas.instances
+        form = COLLECTIVES[name](eqn, replicas.count)
+        if form.is_sum and instances.count > 1:
+            results = [instances.sum(x) for x in operands]
+        else:
+            all_operands = [instances.gather(x) for x in operands]
+            results = [instances.take_local(x) for x in form.compute(all_operands, replicas.count)]
         # Sums of all replicas round with the magnitudes of all: those of each replica are not enough.
         return results if replicas.rounded is None else list(replicas.rounded(eqn, operands, results))
     if eqn.primitive is call_once_p and operands:

@@ -253,6 +253,9 @@ class ReplicatedProgram(EngineProgram):
         match step:
             case CrossReplicaCopy():
                 self._cross_replica_copy(step, values)
+            case Collective(inputs=inputs, outputs=outputs, is_sum=True) if self._instances.count > 1:
+                for source, tensor in zip(inputs, outputs, strict=True):
+                    values.store(tensor, self._instances.sum(values.load(source)))
             case Collective(inputs=inputs, outputs=outputs):
                 results = step.compute([self._instances.gather(values.load(tensor)) for tensor in inputs])
                 for tensor, value in zip(outputs, results, strict=True):

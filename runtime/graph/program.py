@@ -205,11 +205,12 @@ class Collective(WholeOperation):
         compute: function from the arrays of inputs to those of outputs.
         senders: for each replica those whose inputs its outputs are computed from, by rank; output n from input n.
         has_ranks: whether outputs depend on the rank of a replica among its senders, too.
+        is_sum: whether each output is the sum of its input over all replicas.
         name: debug name.
         origin: source line, layer and part.
     """
 
-    __slots__ = ("has_ranks", "name", "origin", "senders")
+    __slots__ = ("has_ranks", "is_sum", "name", "origin", "senders")
 
     def __init__(
         self,
@@ -220,12 +221,14 @@ class Collective(WholeOperation):
         *,
         senders: tuple[tuple[int, ...], ...],
         has_ranks: bool = False,
+        is_sum: bool = False,
         name: str,
         origin: Origin,
     ) -> None:
         super().__init__(body, inputs, outputs, compute)
         self.senders = senders
         self.has_ranks = has_ranks
+        self.is_sum = is_sum
         self.name = name
         self.origin = origin
 

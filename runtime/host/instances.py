@@ -2,10 +2,10 @@
 
 Arrays of replicas have a leading axis of the local ones. Where replicas meet, one `jax.lax` collective over the axis
 "instance" gathers the values of all; every instance then computes the same from them, so numbers do not depend on the
-number of instances.
+number of instances. Sums over all replicas are sums of the instances' sums, and so differ by their rounding.
 
 Limits: with several instances all methods must be traced inside a `jax.shard_map` over that axis. At each meeting point
-the values of all replicas are in the memory of each instance.
+but sums the values of all replicas are in the memory of each instance.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 
 AXIS = "instance"  # of a mesh with one device a process
@@ -36,6 +37,14 @@ class Instances:
     def gather(self, local_values: jax.Array) -> jax.Array:
         """Return the values of all replicas, [replicas, …], from those of the local ones, [local, …]."""
         return local_values if self.count == 1 else lax.all_gather(local_values, AXIS, tiled=True)
+
+    def sum(self, local_values: jax.Array) -> jax.Array:
+        """Return the sum of the values of all replicas, for each local one, [local, …]."""
+        dtype = local_values.dtype
+        # Sums of half precision round once, as those of one instance.
+        wide = jnp.promote_types(dtype, jnp.float32) if jnp.issubdtype(dtype, jnp.floating) else dtype
+        total = lax.psum(jnp.sum(local_values, axis=0, dtype=wide), AXIS).astype(dtype)
+        return jnp.broadcast_to(total, local_values.shape)
 
     def take_local(self, all_values: jax.Array) -> jax.Array:
         """Return the values of the local replicas, [local, …], from those of all, [replicas, …]."""

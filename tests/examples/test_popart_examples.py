@@ -11,6 +11,7 @@ from examples.popart import (
     alexnet,
     callbacks,
     custom_operators,
+    distributed_training,
     kernel_benchmarks,
     mnist,
     phased_execution,
@@ -19,7 +20,9 @@ from examples.popart import (
     sharding,
     simple_addition,
 )
+from tests.ipujax.distributed.distributed_helpers import ROOT, Runner, run
 
+__all__ = ["run"]  # a fixture
 Printed = pytest.CaptureFixture[str]
 PROFILE = "What limits this program"
 
@@ -47,6 +50,25 @@ def test_alexnet_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ca
     assert len(losses) == 2 and np.isfinite(losses).all()
     printed = capsys.readouterr().out
     assert "inference: probabilities (2, 2, 1000)" in printed and PROFILE in printed
+
+
+FLAGS = "--num-ipus 2 --pipeline --simulation --syn-data-type zeros --test-mode inference --log-graph-trace"
+
+
+def test_processes_train_together(run: Runner) -> None:
+    source = (ROOT / "examples" / "popart" / "distributed_training.py").read_text(encoding="utf-8")
+    assert run(source, "--timeout", "300", arguments=["--epochs", "2", "--batch-size", "8"]) == 0, run.err
+    (line,) = (line for line in run.out if "epoch 1" in line)
+    # Both processes together see the batches of one, in another order.
+    one = distributed_training.main(["--epochs", "2"])[-1]
+    assert one > 0.7 and abs(float(line.split("accuracy ")[1].strip("%")) - 100 * one) < 3
+    assert sum(PROFILE in line for line in run.out) == 1
+
+
+def test_flags_of_distributed_training(capsys: Printed) -> None:
+    settings = "--epochs 1 --batches-per-step 2 --batch-size 4"
+    assert len(distributed_training.main(f"{settings} {FLAGS}".split())) == 1
+    assert PROFILE in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("kernel", ["lstm", "conv"])

@@ -4,9 +4,8 @@ A collective between processes that disagree hangs, mixes up bytes or aborts. So
 collective of fixed size: a digest of its name and facts. Where digests differ, all gather the texts, padded to one
 length, and raise the same error. The end of the script is such an action too: who ends early is named.
 
-A process that waits for one that has died gets an error of gloo, which names no process. Each process therefore listens
-on a port, and accepts nothing while all is well: where nobody listens any more, the process is lost. Who notices tells
-the others, so that all name the first that was lost and not those that ended because of it.
+A process that waits for one that has died gets an error of gloo, which names no process. Process 0 therefore holds a
+connection to each other one, which ends with it, and tells the others who was lost first.
 """
 
 from __future__ import annotations
@@ -18,29 +17,28 @@ import importlib.metadata
 import json
 import os
 import re
+import select
 import socket
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import cache
+from threading import Thread
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from ipujax.distributed.instance.instance import CONTROL_FD, EXIT_CODE, INSTANCE_PID
-from ipujax.distributed.instance.membership import membership
-from ipujax.distributed.instance.process_arrays import all_of, to_all
+from ipujax.distributed.instance.membership import SIGN_FD, is_instance, leave_at_once, membership
+from ipujax.distributed.instance.process_arrays import gathered
 from ipujax.runtime.errors import ArgumentError
 
-NOTHING = "nothing"  # text of a place that only other processes have
-_DIGEST_BYTES = 16
-_PROBE_SECONDS = 1.0  # assumed: for a connection to a host that is alive
+_NOTHING = "nothing"  # text of a place that only other processes have
+_NEWS_SECONDS = 1.0  # assumed: for the news of a process that has ended
+_MEETING_SECONDS = 60.0  # assumed: for connections to process 0, when all have come
 _FAILURES = "Gloo", "coordination", "UNAVAILABLE", "Connection"  # words in errors of JAX about other processes
 _END = "the end of the script"
 _ADDRESS = re.compile(r"\b0x[0-9a-f]+\b")
+_SETTINGS = "enable_x64", "default_matmul_precision", "default_prng_impl", "numpy_dtype_promotion"  # of JAX
 
 
 def stable(value: object) -> str:
@@ -63,63 +61,53 @@ def agree(action: str, facts: Texts = (), hint: str | None = None, texts: Callab
     Raises:
         ArgumentError: on every process, if their actions or facts differ, or one of them has ended.
     """
-    if membership().num_instances == 1:
-        return
-    _joined(os.getpid())
-    _compare(action, facts, hint, texts)
+    if membership().num_instances > 1:
+        _news(os.getpid())
+        _compare(action, facts, hint, texts)
 
 
 def _compare(action: str, facts: Texts, hint: str | None = None, texts: Callable[[], Texts] | None = None) -> None:
     """Compare digests of an action on all processes, and its texts if they differ."""
-    _tell_launcher({"what": action})
+    if is_instance():
+        with contextlib.suppress(OSError):  # the launcher is gone: so is this process soon
+            os.write(int(os.environ[SIGN_FD]), action.encode() + b"\n")
     described = [("", action), *facts]
     with naming_lost(action):
-        digest = np.frombuffer(hashlib.blake2b(repr(described).encode(), digest_size=_DIGEST_BYTES).digest(), np.uint8)
-        if (_gathered(digest) == digest).all():
+        digest = np.frombuffer(hashlib.blake2b(repr(described).encode(), digest_size=16).digest(), np.uint8)
+        if (np.asarray(gathered(digest)) == digest).all():
             return
-        gathered = _gathered_texts(described if texts is None else [("", action), *texts()])
-    if any(process != gathered[0] for process in gathered):
-        problem = difference(gathered)
+        of_all = _gathered_texts(described if texts is None else [("", action), *texts()])
+    if any(process != of_all[0] for process in of_all):
+        problem = difference(of_all)
         raise ArgumentError(problem.pop("what"), **{"hint": hint, **problem})
-
-
-def _gathered(values: np.ndarray) -> np.ndarray:
-    """Return the arrays of all processes, of one shape, stacked; as `process_allgather`, but also inside of a trace."""
-    with jax.ensure_compile_time_eval():
-        return np.asarray(all_of(to_all(jnp.asarray(values[None]), 0)).addressable_data(0))
 
 
 def _gathered_texts(texts: Sequence[tuple[str, str]]) -> list[Mapping[str, str]]:
     """Return the texts of all processes by place; gloo aborts where arrays differ in size."""
     data = np.frombuffer(json.dumps(texts).encode(), np.uint8)
-    sizes = _gathered(np.array([data.size], np.int32))[:, 0]
-    padded = _gathered(np.pad(data, (0, int(sizes.max()) - data.size)))
+    sizes = np.asarray(gathered(np.array(data.size, np.int32)))
+    padded = np.asarray(gathered(np.pad(data, (0, int(sizes.max()) - data.size))))
     return [dict(json.loads(bytes(row[:size]))) for row, size in zip(padded, sizes, strict=True)]
 
 
 def difference(texts: Sequence[Mapping[str, str]]) -> dict[str, str]:
-    """Return the first difference between the actions and facts of processes, as parts of an error.
-
-    Args:
-        texts: for each process the text of each place; that of "" is the action.
-    """
+    """Return the first difference between texts of processes by place, of "" their actions, as parts of an error."""
     actions = [process[""] for process in texts]
     if len(set(actions)) > 1:
+        same_steps = "give all instances the same number of steps"
         return {
             "what": "instances are not at the same point of the program",
             "expected": "every instance makes the same calls in the same order",
             "got": _group_by_text(actions),
-            "hint": "give all instances the same number of steps"
-            if _END in actions
-            else "look for a call that only some instances make",
+            "hint": same_steps if _END in actions else "look for a call that only some instances make",
         }
     # The process with most places comes first: a part that another lacks is reported before its container.
     places = dict.fromkeys(place for process in sorted(texts, key=len, reverse=True) for place in process)
-    place = next(place for place in places if len({process.get(place, NOTHING) for process in texts}) > 1)
+    place = next(place for place in places if len({process.get(place, _NOTHING) for process in texts}) > 1)
     return {
         "what": f"instances disagree on {place} of {actions[0]}",
         "expected": "the same on every instance",
-        "got": _group_by_text([process.get(place, NOTHING) for process in texts]),
+        "got": _group_by_text([process.get(place, _NOTHING) for process in texts]),
     }
 
 
@@ -135,22 +123,15 @@ def _names(instances: Sequence[int]) -> str:
     return f"instance{'s' if len(instances) > 1 else ''} {', '.join(map(str, instances))}"
 
 
-# --- processes that are lost ---
-
-
 @contextmanager
 def naming_lost(action: str) -> Iterator[None]:
-    """Raise an error that names the processes that are lost, in place of one of gloo.
-
-    Args:
-        action: what all processes do inside.
-    """
+    """Raise an error that names the processes that are lost, in place of one of gloo in what all do together."""
     try:
         yield
     except (ValueError, RuntimeError) as error:  # JAX raises both
         if not any(word in str(error) for word in _FAILURES) or isinstance(error, ArgumentError):
             raise
-        lost = _joined(os.getpid()).lost()
+        lost = _lost(_NEWS_SECONDS)
         who = _names(lost) if lost else "another instance"
         raise ArgumentError(
             f"{who} ended while this one, instance {membership().instance_index}, waits for it",
@@ -160,110 +141,77 @@ def naming_lost(action: str) -> Iterator[None]:
         ) from error
 
 
-@dataclass(frozen=True, slots=True)
-class _Peers:
-    """Ports on which the processes of this job listen, by process.
-
-    Args:
-        listener: socket of this process.
-        addresses: (host, port) of each process, this one's too.
-        known_lost: numbers of processes of which an error has said that they have ended.
-    """
-
-    listener: socket.socket
-    addresses: tuple[tuple[str, int], ...]
-    known_lost: set[int] = field(default_factory=set)
-
-    def lost(self) -> list[int]:
-        """Return the numbers of processes that have ended; of those that another process has told, if any has."""
-        told = set() if self.known_lost else self._told()
-        if not self.known_lost and not told:
-            told = {index for index in range(len(self.addresses)) if not self._tell(index, b"")}
-            for index in range(len(self.addresses)) if told else ():
-                self._tell(index, json.dumps(sorted(told)).encode())
-        self.known_lost.update(told)
-        return sorted(self.known_lost)
-
-    def _told(self) -> set[int]:
-        told: set[int] = set()
-        with contextlib.suppress(BlockingIOError):
-            while True:
-                connection, _ = self.listener.accept()
-                connection.settimeout(_PROBE_SECONDS)
-                with connection, contextlib.suppress(OSError, ValueError):
-                    told |= set(json.loads(connection.makefile("rb").read(1 << 12) or b"[]"))
-        return told
-
-    def _tell(self, index: int, message: bytes) -> bool:
-        """Send a message to a process, and return whether it lives."""
-        if index == membership().instance_index:
-            return True
-        try:
-            with socket.create_connection(self.addresses[index], _PROBE_SECONDS) as connection:
-                connection.sendall(message)
-        except OSError:
-            return False
-        return True
+def _lost(timeout_seconds: float) -> list[int]:
+    """Return the numbers of the processes that were lost first; without news in time, none."""
+    if not _news.cache_info().currsize:  # lost before the first meeting
+        return []
+    connection = _news(os.getpid())
+    connection.settimeout(timeout_seconds)
+    line = b""
+    try:
+        line = connection.recv(1 << 12, socket.MSG_PEEK)  # the first line stays the first
+    except (TimeoutError, BlockingIOError):
+        return []
+    except OSError:
+        pass
+    lost: list[int] = json.loads(line.split(b"\n")[0] or b"[0]")
+    return lost
 
 
 @cache
-def _joined(pid: int) -> _Peers:
-    """Compare versions and settings of all processes, once, and exchange the ports on which they listen."""
-    del pid
+def _news(pid: int) -> socket.socket:
+    """Return a connection by which process 0 says who is lost, and which ends with it.
+
+    Once, before: compares versions and settings of all processes.
+    """
+    del pid  # a fork is another process
     atexit.register(_leave)  # before JAX's own handler, which waits for the others
-    _compare("the start", _versions(), "install the same versions, and give all processes one environment")
+    texts = [(f"the version of {name}", importlib.metadata.version(name)) for name in ("ipujax", "jax", "jaxlib")]
+    texts += [("the version of Python", sys.version.split()[0])]
+    texts += [("the number of replicas", str(membership().num_replicas))]
+    texts += [(f"jax_{name}", str(getattr(jax.config, f"jax_{name}"))) for name in _SETTINGS]
+    _compare("the start", texts, "install the same versions, and give all processes one environment")
     host = socket.gethostbyname(socket.gethostname())  # the address that gloo has
-    listener = socket.create_server(("", 0), backlog=2 * membership().num_instances)
-    listener.setblocking(False)
-    texts = _gathered_texts([("host", host), ("port", str(listener.getsockname()[1]))])
-    return _Peers(listener, tuple((text["host"], int(text["port"])) for text in texts))
+    with socket.create_server(("", 0), backlog=membership().num_instances) as server:
+        server.settimeout(_MEETING_SECONDS)
+        first = _gathered_texts([("host", host), ("port", str(server.getsockname()[1]))])[0]
+        if membership().instance_index:
+            connection = socket.create_connection((first["host"], int(first["port"])), _MEETING_SECONDS)
+            connection.sendall(str(membership().instance_index).encode())
+            return connection
+        # All have joined, and come at once: whoever does not is a failure of the network.
+        accepted = [server.accept()[0] for _ in range(1, membership().num_instances)]
+    # Process 0 reads the news as the others do.
+    here, connection = socket.socketpair()
+    others = {int(each.recv(16)): each for each in accepted}
+    Thread(target=_tell_lost, args=({**others, 0: here},), daemon=True).start()
+    return connection
 
 
-def _versions() -> Iterator[tuple[str, str]]:
-    """Yield versions and settings that decide which program and which numbers a process has."""
-    yield "the version of ipujax", importlib.metadata.version("ipujax")
-    yield "the version of jax", jax.__version__
-    yield "the version of jaxlib", importlib.metadata.version("jaxlib")
-    yield "the version of Python", sys.version.split()[0]
-    yield "the number of replicas", str(membership().num_replicas)
-    for name in (
-        "jax_enable_x64",
-        "jax_default_matmul_precision",
-        "jax_default_prng_impl",
-        "jax_numpy_dtype_promotion",
-    ):
-        yield name, str(getattr(jax.config, name))
+def _tell_lost(connections: dict[int, socket.socket]) -> None:
+    """Wait in process 0 for processes that end, and tell the others."""
+    while len(connections) > 1:
+        readable, _, _ = select.select(connections.values(), [], [])
+        lost = [n for n, connection in connections.items() if connection in readable]
+        # Nobody writes to process 0: what can be read is an end.
+        for n in lost:
+            connections.pop(n).close()
+        for connection in connections.values():
+            with contextlib.suppress(OSError):
+                connection.sendall(json.dumps(lost).encode() + b"\n")
 
 
 def _leave() -> None:
-    """End this process together with the others; at once if its script has failed, because JAX would wait for them."""
-    if not jax.distributed.is_initialized():  # the script has left the job itself
-        return
-    has_failed = getattr(sys, "last_value", None) is not None or bool(_joined(os.getpid()).known_lost)
-    code = int(os.environ.get(EXIT_CODE, 0)) or int(has_failed)
-    if not code:
+    """End this process together with the others; at once if its script has failed, or one of them is lost."""
+    # The script may have left the job itself.
+    if jax.distributed.is_initialized():
+        is_first = membership().instance_index == 0
+        lost = bool(_lost(0.0))
+        # JAX would wait for the others at its own end, and they for this process.
+        if lost or getattr(sys, "last_value", None) is not None:
+            leave_at_once(lost or is_first)
         try:
             _compare(_END, ())
         except ArgumentError as error:
             print(f"{type(error).__name__}: {error}", file=sys.stderr)
-            code = 1
-    if code:
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError, ValueError):
-                stream.flush()
-        # Under `ipujax run` instance 0, which has JAX's coordinator, ends last: others abort without it.
-        if membership().instance_index == 0 and _tell_launcher({"leaving": code}):
-            time.sleep(_LAST_SECONDS)
-        os._exit(code)
-
-
-_LAST_SECONDS = 60.0  # assumed: the launcher ends this process long before
-
-
-def _tell_launcher(message: Mapping[str, object]) -> bool:
-    """Send a message to `ipujax run`, and return whether it has started this process."""
-    if os.environ.get(INSTANCE_PID) != str(os.getpid()):
-        return False
-    with contextlib.suppress(OSError):  # the launcher is gone: so is this process soon
-        os.write(int(os.environ[CONTROL_FD]), json.dumps(message).encode() + b"\n")
-    return True
+            leave_at_once(is_first)

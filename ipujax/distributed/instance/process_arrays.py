@@ -13,6 +13,7 @@ from functools import cache
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -23,8 +24,7 @@ from ipujax.runtime.names_at_import import jax_jit
 
 
 @cache
-def instance_mesh() -> Mesh:
-    """Return the mesh of the first device of each process, in order of processes."""
+def _mesh() -> Mesh:
     first = {device.process_index: device for device in reversed(jax.devices())}
     return Mesh(np.array([first[index] for index in sorted(first)]), (AXIS,))
 
@@ -38,12 +38,9 @@ def over_instances(fun: Callable[..., Sequence[Any]], in_dims: Dims, out_dims: D
         out_dims: the same for each result.
     """
     in_specs, out_specs = (tuple(map(_spec, dims)) for dims in (in_dims, out_dims))
+    # Unchecked: the analysis of replicas decides equality, see `lowering.replicas.varying`.
     return jax.shard_map(
-        lambda *operands: tuple(fun(*operands)),
-        mesh=instance_mesh(),
-        in_specs=in_specs,
-        out_specs=out_specs,
-        check_vma=False,  # the analysis of replicas decides equality, see `lowering.replicas.varying`
+        lambda *xs: tuple(fun(*xs)), mesh=_mesh(), in_specs=in_specs, out_specs=out_specs, check_vma=False
     )
 
 
@@ -62,10 +59,16 @@ def to_local(tree: Any) -> Any:
     return jax.tree.map(lambda x: x.addressable_data(0) if isinstance(x, jax.Array) else x, jax.block_until_ready(tree))
 
 
+def gathered(array: jax.Array | np.ndarray) -> jax.Array:
+    """Return the arrays of all processes, of one shape, stacked; as `process_allgather`, but also inside of a trace."""
+    with jax.ensure_compile_time_eval():
+        stacked: jax.Array = to_local(_all_of(to_all(jnp.asarray(array[None]), 0)))
+    return stacked
+
+
 @cache
 def _local_sharding(dim: int | None) -> tuple[jax.Device, NamedSharding]:
-    """Return this process's device, and the sharding of arrays split along `dim`."""
-    return jax.local_devices()[0], NamedSharding(instance_mesh(), _spec(dim))
+    return jax.local_devices()[0], NamedSharding(_mesh(), _spec(dim))
 
 
 def _spec(dim: int | None) -> PartitionSpec:
@@ -73,6 +76,5 @@ def _spec(dim: int | None) -> PartitionSpec:
 
 
 @jax_jit
-def all_of(array: jax.Array) -> Any:
-    """Return on all processes the rows of an array that is split over them."""
+def _all_of(array: jax.Array) -> Any:
     return over_instances(lambda x: [lax.all_gather(x, AXIS, tiled=True)], (0,), (None,))(array)[0]

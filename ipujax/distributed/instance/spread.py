@@ -4,19 +4,18 @@ Input: the arguments of one instance's call. Output: arrays of all instances, fo
 together. Before, instances compare facts that must be equal on all: at each call shapes, and checksums of values that
 are not split; at the first call with new shapes also the program.
 
-A call reads all values that are not split once for their checksums, also results of the last call: an instance cannot
-know whether the others pass the same array or a copy. Limits: a checksum has 32 bits. Machines of all instances must
-compute equal bits.
+A call reads all values that are not split once for their checksums, unless they are results of the last call. Limits: a
+checksum has 32 bits. Machines of all instances must compute equal bits.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import zlib
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import ref
 
 import jax
@@ -50,44 +49,28 @@ _LOCAL_OPTIONS = "progress", "label", "cache_dir"  # those that change no progra
 _PROGRAMS = "the function must be the same on all instances: it may not ask which one it is on"
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class _Weak:
-    """A weakly typed array: arrays of several processes have no weak types."""
-
-    array: jax.Array
-
-
-@dataclass(frozen=True, slots=True)
-class Operands:
-    """Arguments of a call.
-
-    Args:
-        args: positional arguments as arrays of all instances; static ones unchanged.
-        kwargs: keyword arguments, likewise.
-        facts: (place, description) of what must be equal on all instances at each call.
-        unsplit: (place, array) of arrays that must be equal on all instances.
-    """
-
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    facts: tuple[tuple[str, str], ...]
-    unsplit: tuple[tuple[str, Any], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _Kind:
-    """Properties of all calls with arguments of equal shapes.
-
-    Args:
-        places: Python expression of each leaf.
-        dims: dimension of each leaf that is split, None where it is not.
-        facts: see `Operands`.
-    """
+class _Kind(NamedTuple):
+    """Properties of calls with arguments of equal shapes: of each leaf expression and split; what must be equal."""
 
     places: tuple[str, ...]
     dims: Dims
     facts: tuple[tuple[str, str], ...]
+
+
+class Arguments(NamedTuple):
+    """Arguments of one instance's call: their leaves, with the function that puts others in their place."""
+
+    leaves: list[Any]
+    kind: _Kind
+    rebuilt: Callable[[Iterable[Any]], tuple[list[Any], dict[str, Any]]]
+
+
+class _Result(NamedTuple):
+    """A result of the last call that is equal on all instances: this one's array, its number, and that of all."""
+
+    local: ref[jax.Array]
+    number: int
+    of_all: jax.Array
 
 
 @dataclass(eq=False, slots=True)
@@ -106,7 +89,7 @@ class Spread:
     instances: Instances
     settings: tuple[tuple[str, str], ...] = ()
     _kinds: dict[Any, _Kind] = field(default_factory=dict)
-    _equal: dict[int, tuple[ref[jax.Array], int]] = field(default_factory=dict)
+    _last_results: dict[int, _Result] = field(default_factory=dict)
 
     @staticmethod
     def of(name: str, replication: Replication, device: object, options: Options) -> Spread | None:
@@ -121,21 +104,22 @@ class Spread:
                 got=replication.replicas,
                 hint="replicas=ipu.distributed.num_replicas()",
             )
-        settings = ("the number of replicas", str(replication.replicas)), ("the device", stable(device))
-        named = ((f"the option {key}", stable(value)) for key, value in _fields(options) if key not in _LOCAL_OPTIONS)
-        return Spread(name, replication, Instances(count), (*settings, *named))
+        settings = [("the number of replicas", str(replication.replicas)), ("the device", stable(device))]
+        for each in dataclasses.fields(options):
+            if each.name not in _LOCAL_OPTIONS:
+                settings.append((f"the option {each.name}", stable(getattr(options, each.name))))
+        return Spread(name, replication, Instances(count), tuple(settings))
 
-    def operands(
-        self, args: Sequence[Any], kwargs: dict[str, Any], places: Places, keywords: Collection[str], shapes_only: bool
-    ) -> Operands:
-        """Return the arguments of one instance's call as arrays of all instances.
+    def arguments(
+        self, args: Sequence[Any], kwargs: dict[str, Any], places: Places, keywords: Collection[str] = ()
+    ) -> Arguments:
+        """Check and return the arguments of a call.
 
         Args:
             args: positional arguments.
             kwargs: keyword arguments.
             places: names of positional arguments, and positions of static ones.
             keywords: names of static keyword arguments.
-            shapes_only: return shapes and dtypes instead of arrays.
 
         Raises:
             ArgumentError: a share that this instance's replicas cannot split.
@@ -143,78 +127,79 @@ class Spread:
         names, static = places
         dynamic = [n for n in range(len(args)) if n not in static]
         arrays = {key: value for key, value in kwargs.items() if key not in keywords}
-        operand_tree = tuple(args[n] for n in dynamic), arrays
-        leaves, tree = jax.tree.flatten(operand_tree)
+        operands = tuple(args[n] for n in dynamic), arrays
+        leaves, tree = jax.tree.flatten(operands)
         settings = [(f"static argument {names[n]}", args[n]) for n in sorted(static)]
         settings += [(f"static argument {key}", kwargs[key]) for key in sorted(kwargs) if key not in arrays]
         key = tree, tuple(map(_form, leaves)), tuple(settings)
         if key not in self._kinds:
-            self._kinds[key] = self._kind(operand_tree, [names[n] for n in dynamic], settings)
-        kind = self._kinds[key]
-        convert = self._global_shape if shapes_only else _to_all
-        global_args = list(args)
-        positional, named = jax.tree.unflatten(tree, map(convert, leaves, kind.dims))
-        for n, value in zip(dynamic, positional, strict=True):
-            global_args[n] = value
-        unsplit = tuple((place, x) for x, place, dim in zip(leaves, kind.places, kind.dims, strict=True) if dim is None)
-        return Operands(tuple(global_args), {**kwargs, **named}, kind.facts, unsplit)
+            self._kinds[key] = self._kind(operands, [names[n] for n in dynamic], settings)
+        return Arguments(leaves, self._kinds[key], partial(_rebuilt, tree, dynamic, args, kwargs))
 
-    def _kind(
-        self,
-        operand_tree: tuple[tuple[Any, ...], dict[str, Any]],
-        names: Sequence[str],
-        settings: Sequence[tuple[str, Any]],
-    ) -> _Kind:
-        """Check this instance's arguments, and return their places, dimensions and facts that must be equal on all."""
-        leaves, tree = jax.tree.flatten(operand_tree)
-        places_and_dims = leaf_dims(self.name, self.replication.in_specs, operand_tree, names)
-        for x, (place, dim) in zip(leaves, places_and_dims, strict=True):
-            self._check_share(place, x, dim)
-        facts = (
-            *((place, describe(x)) for x, (place, _) in zip(leaves, places_and_dims, strict=True)),
-            *((place, stable(value)) for place, value in settings),
-            ("the structure of the arguments", stable(tree)),
-            *self.settings,
-        )
-        return _Kind(tuple(place for place, _ in places_and_dims), tuple(dim for _, dim in places_and_dims), facts)
-
-    def call(self, run: Callable[..., Any], operands: Operands, *args: Any, **kwargs: Any) -> Any:
-        """Return this instance's results of a call that all make together.
-
-        Args:
-            run: the computation of all instances, of `args` and `kwargs`.
-            operands: arguments of this instance's call.
-            args: positional arguments of `run`, arrays of all instances.
-            kwargs: keyword arguments of `run`.
+    def call(self, run: Callable[..., Any], arguments: Arguments) -> Any:
+        """Return this instance's results of a computation of all instances, `run`, that all make together.
 
         Raises:
             ArgumentError: on all instances: facts about arguments differ, or one has ended.
         """
-        facts = operands.facts
-        marks = ((place, self._mark(x) or _digest(x)) for place, x in operands.unsplit)
+        leaves, kind, rebuilt = arguments
+        again = [self._last_result(x, dim) for x, dim in zip(leaves, kind.dims, strict=True)]
+        placed = list(zip(kind.places, leaves, kind.dims, again, strict=True))
+        all_args, all_kwargs = rebuilt([old.of_all if old else _to_all(x, dim) for _, x, dim, old in placed])
+        unsplit = [(place, x, old) for place, x, dim, old in placed if dim is None]
+        marks = ((place, f"result {old.number} of the last call" if old else _digest(x)) for place, x, old in unsplit)
         # One process may give the results of the last call, another copies of them: then their values decide.
-        values = ((f"the values of {place}", _digest(x)) for place, x in operands.unsplit)
-        agree(self.name, (*facts, *marks), _ARGUMENTS, lambda: (*facts, *values))
+        values = ((f"the values of {place}", _digest(x)) for place, x, _ in unsplit)
+        agree(self.name, (*kind.facts, *marks), _ARGUMENTS, lambda: (*kind.facts, *values))
         with naming_lost(self.name):
-            results = run(*args, **kwargs)
+            results = run(*all_args, **all_kwargs)
             local = to_local(results)
-        pairs = zip(jax.tree.leaves(results), jax.tree.leaves(local), strict=True)
-        arrays_kept = [x for whole, x in pairs if isinstance(x, jax.Array) and whole.is_fully_replicated]
-        self._equal.clear()
-        self._equal.update({id(x): (ref(x), n) for n, x in enumerate(arrays_kept)})
+        # Kept while the user keeps them: in the next call they need no checksum, and no new array of all instances.
+        self._last_results = {}
+        for number, (of_all, x) in enumerate(zip(jax.tree.leaves(results), jax.tree.leaves(local), strict=True)):
+            if isinstance(x, jax.Array) and of_all.is_fully_replicated:
+                forget = partial(_forget, self._last_results, id(x))
+                self._last_results[id(x)] = _Result(ref(x, forget), number, of_all)
         return local
 
-    def _mark(self, x: Any) -> str | None:
-        """Return which result of the last call an argument is: those that are not split are equal on all instances."""
-        result, number = self._equal.get(id(x), (None, 0))
-        return f"result {number} of the last call" if result is not None and result() is x else None
+    def _last_result(self, x: Any, dim: int | None) -> _Result | None:
+        """Return the result of the last call that an argument is, if both are equal on all instances."""
+        result = self._last_results.get(id(x)) if dim is None else None
+        return result if result is not None and result.local() is x else None
+
+    def avals(self, arguments: Arguments) -> tuple[list[Any], dict[str, Any]]:
+        """Return the arguments of a trace: shapes and dtypes of all instances, from those of this one."""
+        return arguments.rebuilt(map(self._aval_of_all, arguments.leaves, arguments.kind.dims))
+
+    def _kind(self, operands: Any, names: Sequence[str], settings: Sequence[tuple[str, Any]]) -> _Kind:
+        """Check this instance's arguments, and return their places, dimensions and facts that must be equal on all."""
+        leaves, tree = jax.tree.flatten(operands)
+        places_and_dims = leaf_dims(self.name, self.replication.in_specs, operands, names)
+        num_local = self.instances.count_local(self.replication.replicas)
+        for x, (place, dim) in zip(leaves, places_and_dims, strict=True):
+            size = 0 if dim is None or dim >= jnp.ndim(x) else jnp.shape(x)[dim]
+            if size % num_local:
+                raise ArgumentValueError(
+                    f"this instance's share of argument {place} cannot be split over its {num_local} replicas",
+                    expected=f"a multiple of {num_local} in dimension {dim}",
+                    got=describe(x),
+                    hint=f"a share of {-(-size // num_local) * num_local}",
+                )
+        places, dims = (tuple(each) for each in zip(*places_and_dims, strict=True)) if leaves else ((), ())
+        facts = (
+            *zip(places, map(describe, leaves), strict=True),
+            *((place, stable(value)) for place, value in settings),
+            ("the structure of the arguments", stable(tree)),
+            *self.settings,
+        )
+        return _Kind(places, dims, facts)
 
     def local_avals(
         self, avals: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any], names: Sequence[str]
     ) -> tuple[Any, ...]:
         """Return shapes and dtypes of this instance's shares of arguments, from those of all instances."""
-        places_and_dims = leaf_dims(self.name, self.replication.in_specs, (args, kwargs), names)
-        return tuple(self._share(aval, dim) for aval, (_, dim) in zip(avals, places_and_dims, strict=True))
+        dims = leaf_dims(self.name, self.replication.in_specs, (args, kwargs), names)
+        return tuple(self._share(aval, dim) for aval, (_, dim) in zip(avals, dims, strict=True))
 
     def local_results(self, results: Any) -> Any:
         """Return shapes and dtypes of this instance's shares of results, from a tree of those of all instances."""
@@ -226,33 +211,22 @@ class Spread:
         count = self.instances.count
         return aval.update(shape=tuple(n // count if d == dim else n for d, n in enumerate(aval.shape)))
 
+    def _aval_of_all(self, x: Any, dim: int | None) -> Any:
+        aval = x if isinstance(x, jax.core.ShapedArray) else jax.typeof(x)
+        shape = global_shape(aval.shape, dim, self.instances.count)
+        of_all = jax.core.ShapedArray(shape, aval.dtype, weak_type=aval.weak_type)
+        return on_host_if(of_all, is_on_host(aval))
+
     def evaluate(self, *operands: Any, jaxpr: ClosedJaxpr, in_dims: Dims, out_dims: Dims, **params: Any) -> Any:
         """Compute all replicas in plain JAX on operands of all instances, see `replicated_primitive`."""
         check_same_program(self.name, jaxpr)
         local = partial(evaluate, jaxpr=jaxpr, in_dims=in_dims, out_dims=out_dims, instances=self.instances, **params)
         return list(over_instances(local, in_dims, out_dims)(*operands))
 
-    def _check_share(self, place: str, x: Any, dim: int | None) -> None:
-        shape = jnp.shape(x)
-        num_local = self.instances.count_local(self.replication.replicas)
-        if dim is not None and dim < len(shape) and shape[dim] % num_local:
-            raise ArgumentValueError(
-                f"this instance's share of argument {place} cannot be split over its {num_local} replicas",
-                expected=f"a multiple of {num_local} in dimension {dim}",
-                got=describe(x),
-                hint=f"a share of {-(-shape[dim] // num_local) * num_local}",
-            )
 
-    def _global_shape(self, x: Any, dim: int | None) -> Any:
-        aval = x if isinstance(x, jax.core.ShapedArray) else jax.typeof(x)
-        global_aval = jax.core.ShapedArray(
-            global_shape(aval.shape, dim, self.instances.count), aval.dtype, weak_type=aval.weak_type
-        )
-        return on_host_if(global_aval, is_on_host(aval))
-
-
-def _fields(options: Options) -> Iterator[tuple[str, object]]:
-    return ((each.name, getattr(options, each.name)) for each in dataclasses.fields(options))
+def _forget(results: dict[int, _Result], key: int, _: object) -> None:
+    """Drop a result that the user has dropped."""
+    results.pop(key, None)
 
 
 def check_same_program(name: str, jaxpr: ClosedJaxpr) -> None:
@@ -272,25 +246,24 @@ def _equations(jaxpr: ClosedJaxpr | Any) -> Iterator[str]:
             yield from _equations(inner)
 
 
-def received(tree: Any) -> Any:
-    """Return traced arguments of `Operands` with their weak types."""
-    return jax.tree.map(
-        lambda x: with_weak_type(x.array, True) if isinstance(x, _Weak) else x,
-        tree,
-        is_leaf=lambda x: isinstance(x, _Weak),
-    )
+def _rebuilt(
+    tree: Any, dynamic: Sequence[int], args: Any, kwargs: Any, leaves: Any
+) -> tuple[list[Any], dict[str, Any]]:
+    """Return the arguments of a call with other leaves in the place of those that are not static."""
+    positional, named = jax.tree.unflatten(tree, leaves)
+    by_position = dict(zip(dynamic, positional, strict=True))
+    return [by_position.get(n, value) for n, value in enumerate(args)], {**kwargs, **named}
 
 
 def _to_all(x: Any, dim: int | None) -> Any:
     """Return an argument as array of all instances; Python numbers and float0 are unchanged."""
-    if isinstance(x, jax.Array):
-        array = x
-    elif is_float0(jax.typeof(x)) or (isinstance(x, bool | int | float | complex) and not isinstance(x, np.generic)):
-        return x
-    else:
-        array = jnp.asarray(x)
-    global_array = to_all(array, dim)
-    return _Weak(global_array) if getattr(array, "weak_type", False) else global_array  # keys have no weak_type
+    if not isinstance(x, jax.Array):
+        is_number = isinstance(x, bool | int | float | complex) and not isinstance(x, np.generic)
+        if is_number or is_float0(jax.typeof(x)):
+            return x
+        x = jnp.asarray(x)
+    of_all = to_all(x, dim)
+    return with_weak_type(of_all, True) if getattr(x, "weak_type", False) else of_all  # keys have no weak_type
 
 
 def _form(x: Any) -> Any:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,8 +14,6 @@ from pathlib import Path
 import pytest
 
 from ipujax.cli import main
-from ipujax.distributed.launcher.started import Instance
-from ipujax.distributed.launcher.watch import Watch
 from tests.ipujax.distributed.distributed_helpers import (
     PATIENCE_SECONDS,
     ROOT,
@@ -144,11 +141,11 @@ FAILURES = (
     ("sys.exit(3)", 3, "failed with exit code 3"),
     ("sys.exit('no data')", 1, "failed with exit code 1"),
     ("raise ValueError('no data')", 1, "failed with exit code 1"),
-    ("os._exit(4)", 4, "ended with exit code 4"),
+    ("os._exit(4)", 4, "failed with exit code 4"),
     ("os.kill(os.getpid(), signal.SIGKILL)", 137, "was killed by signal 9 (SIGKILL)"),
     ("os.abort()", 134, "was killed by signal 6 (SIGABRT)"),
-    ("import atexit; atexit.register(os._exit, 5)", 5, "ended with exit code 5"),
-    ("raise KeyboardInterrupt", 130, "failed with exit code 130"),
+    ("import atexit; atexit.register(os._exit, 5)", 5, "failed with exit code 5"),
+    ("raise KeyboardInterrupt", 130, "was killed by signal 2 (SIGINT)"),
 )
 
 
@@ -158,40 +155,6 @@ def test_first_failure_ends_all_and_gives_the_exit_code(run: Runner, statement: 
     assert run(source, "--grace", "10000", instances=3) == code, "SIGTERM was not enough"
     assert f"ipujax run: instance 1 {how}; ending instances 0, 2" in run.err
     assert len(run.printed("pid")) == 6 and clear_of(run.printed("pid"))
-
-
-@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-def test_a_killed_instance_is_blamed_whatever_is_known_first(order: tuple[int, int], monkeypatch, capfd):
-    """The other fails for lack of it: it reports so, and then dies. Each end comes while the other one dies."""
-    monkeypatch.setattr(Instance, "is_dying", lambda self: self.script_code is None and not self.is_reaped)
-    signals = socket.socketpair()
-    with open(os.devnull, "wb") as guardian, Watch(signals[0], guardian.fileno(), 0, 5) as watch:
-        for index in range(2):
-            process = subprocess.Popen([sys.executable, "-c", "pass"], start_new_session=True)
-            watch._instances.append(Instance(index, process, Path(os.devnull).open("rb", buffering=0)))  # noqa: SIM115
-        killed, other = watch._instances
-        for index in order:
-            if index:
-                watch._on_script_end(other, 1)
-            else:
-                watch._record_failure(killed, "was killed by signal 9 (SIGKILL)", 137)
-                killed.end()
-    for each in signals:
-        each.close()
-    assert watch._code == 137 and "instance 0 was killed by signal 9" in capfd.readouterr().err
-
-
-def test_traceback_is_that_of_the_script(run: Runner):
-    assert run("def f():\n    raise ValueError('no data')\n\nf()", instances=1) == 1
-    assert run.err[0] == "[0] Traceback (most recent call last):"
-    assert run.err[1].endswith('script.py", line 4, in <module>')
-    assert "[0] ValueError: no data" in run.err
-    assert not any("runpy" in line or "instance.py" in line for line in run.err)
-
-
-def test_syntax_error_is_shown(run: Runner):
-    assert run("x = = 1", instances=1) == 1
-    assert any("SyntaxError" in line for line in run.err)
 
 
 def test_exit_handlers_of_the_first_failure_run(run: Runner):
@@ -204,18 +167,6 @@ def test_exit_codes_of_success(run: Runner):
     for statement in ("pass", "sys.exit()", "sys.exit(0)", "os._exit(0)"):
         assert run(f"import os, sys\n{statement}") == 0
         assert run.err == []
-
-
-def test_systems_without_waitid(run: Runner, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.delattr(os, "waitid")
-    assert run(PREAMBLE + "start_helper()\nif index: sys.exit(3)\nhang()") == 3
-    assert clear_of(run.printed("pid"))
-
-
-def test_safe_path_is_kept(run: Runner, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("PYTHONSAFEPATH", "1")
-    assert run("import os, sys; print(os.path.dirname(__file__) in sys.path)", instances=1) == 0
-    assert run.out == ["[0] False"]
 
 
 def test_helpers_of_a_script_that_ended_are_ended(run: Runner):
@@ -289,49 +240,25 @@ def test_killed_launcher_leaves_nothing(run: Runner):
     assert ended(process)[0] == -signal.SIGKILL
 
 
-def test_instances_die_with_a_launcher_whose_guardian_is_dead_too(run: Runner):
-    process, pids = running(run, "hang()", processes=2)
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    (guardian,) = {int(child) for child in children} - pids
-    os.kill(guardian, signal.SIGKILL)
-    process.kill()
-    assert clear_of(pids)
-    ended(process)
-
-
 # --- stuck instances --------------------------------------------------------------------------------------------------
 
 
 def test_silence_ends_all_and_says_where_they_are(run: Runner):
     source = PREAMBLE + "def stuck_here(): hang()\nstuck_here()"
     assert run(source, "--timeout", "2") == 124
-    assert any("no sign of life for 2 seconds" in line for line in run.err)
+    assert "ipujax run: no instance gave a sign of life for 2 seconds; ending all" in run.err
+    assert "ipujax run:   instance 1: last sign of life: output" in run.err
     assert sum("in stuck_here" in line for line in run.err) == 2
     assert clear_of(run.printed("pid"))
 
 
-def test_one_silent_instance_is_enough(run: Runner):
-    source = PREAMBLE + "if index: hang()\nfor n in range(10000): print(n); time.sleep(0.1)"
-    assert run(source, "--timeout", "1") == 124
-
-
-def test_output_is_a_sign_of_life(run: Runner):
-    assert run("import time\nfor n in range(60): print(n); time.sleep(0.1)", "--timeout", "3") == 0
+def test_output_of_one_is_a_sign_of_life(run: Runner):
+    source = PREAMBLE + "if index: time.sleep(6)\nelse:\n    for n in range(60): print(n); time.sleep(0.1)"
+    assert run(source, "--timeout", "3") == 0
 
 
 def test_silence_may_last_for_ever(run: Runner):
     assert run("import time; time.sleep(1)", "--timeout", "0") == 0
-
-
-def test_one_that_ended_may_wait_for_the_others(run: Runner):
-    source = PREAMBLE + "import atexit\nif index:\n    for n in range(60): print(n); time.sleep(0.1)"
-    assert run(source + "\nelse: atexit.register(time.sleep, 6)", "--timeout", "3") == 0
-
-
-def test_stuck_at_exit(run: Runner):
-    source = PREAMBLE + "import atexit; atexit.register(hang)"
-    assert run(source, "--timeout", "1") == 124
-    assert clear_of(run.printed("pid"))
 
 
 def test_time_in_which_the_launcher_is_held_up_is_no_silence(run: Runner):
@@ -362,9 +289,9 @@ BAD = (
     (("-m",), "no module is named"),
     (("-m", "nowhere.at.all"), "there is no module nowhere"),
     (("--instances", "2", "--replicas", "3", __file__), "3 replicas cannot be shared equally by 2 instances"),
-    (("--instances", "0", __file__), "instances of a run must be positive"),
+    (("--instances", "0", __file__), "instances of a run"),
     (("--instances", "two", __file__), "invalid int value"),
-    (("--replicas", "-1", __file__), "replicas of a run must be positive"),
+    (("--replicas", "-1", __file__), "replicas of a run"),
     (("--timeout", "-1", __file__), "timeout_seconds must be a finite number"),
     (("--timeout", "nan", __file__), "timeout_seconds must be a finite number"),
     (("--grace", "inf", __file__), "grace_seconds must be a finite number"),

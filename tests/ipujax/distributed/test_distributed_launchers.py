@@ -28,22 +28,28 @@ from jax.sharding import PartitionSpec as P
 d = ipu.distributed
 N = 4
 
+MESH = jax.sharding.AbstractMesh((2,), ("model",))
+
+def dense(w, x):
+    part = lambda w, x: lax.psum(x @ w, "model")
+    return jax.shard_map(part, mesh=MESH, in_specs=(P("model"), P(None, "model")), out_specs=P())(w, x)
+
 def loss(params, x, y):
     with ipu.stage(0):
-        hidden = jnp.tanh(x @ params["w1"])
+        hidden = jnp.tanh(dense(params["w1"], x))
     with ipu.stage(1):
-        return jnp.mean((hidden @ params["w2"] - y) ** 2)
+        return jnp.mean((dense(params["w2"], hidden) - y) ** 2)
 
-@ipu.jit(device=ipu.IPUModel(num_ipus=2 * N, tiles_per_ipu=4), replicas=N,
+@ipu.jit(device=ipu.IPUModel(num_ipus=4 * N, tiles_per_ipu=4), replicas=N,
          in_specs=(P(), P("replica"), P("replica")), out_specs=P(), donate_argnums=0)
 def step(params, x, y):
     grads = ipu.pipeline(jax.grad(loss), micro_batches=2, batch_argnums=(1, 2))(params, x, y)
     return jax.tree.map(lambda p, g: p - 0.1 * g, params, lax.pmean(grads, "replica"))
 
 rng = np.random.default_rng(0)
-x = rng.normal(size=(16, 5)).astype(np.float32)
+x = rng.normal(size=(16, 6)).astype(np.float32)
 y = np.sin(x.sum(1, keepdims=True))
-start = {{"w1": rng.normal(size=(5, 7)), "w2": rng.normal(size=(7, 1))}}
+start = {{"w1": rng.normal(size=(6, 8)), "w2": rng.normal(size=(8, 1))}}
 params = d.broadcast(jax.tree.map(lambda w: jnp.asarray(w + d.instance_index(), jnp.float32), start))
 for _ in range(3):
     params = step(params, *d.share((x, y)))
@@ -212,15 +218,23 @@ for replicas in (3, 2):
 
 
 def test_distributed_host_that_never_comes_and_a_port_in_use(tmp_path: Path):
-    (tmp_path / "script.py").write_text("import ipujax as ipu\nipu.distributed.init(timeout_seconds=3)")
-    python = [sys.executable, "script.py"]
+    """Each process that has come names the one that has not, or the port, in time."""
+    (tmp_path / "script.py").write_text("import ipujax as ipu\nipu.distributed.init(timeout_seconds=5)")
+    first, second = free_port(), free_port()
     with socket.create_server(("", 0)) as taken:
         port = taken.getsockname()[1]
-        variables = [slurm(0, 2, 7) | {"JAX_COORDINATOR_PORT": str(port)}, *(slurm(n, 3, free_port()) for n in (0, 1))]
-        in_use, *late = outputs(tmp_path, [python] * 3, [*variables[:2], variables[1] | {"SLURM_PROCID": "1"}])
-    assert in_use[0] == 1 and f"port {port} of process 0, for JAX's coordinator, is in use" in in_use[1]
-    for index, (code, text) in enumerate(late):
-        assert code == 1 and f"process {index} of 3 has waited 3 seconds" in text, text
+        in_use = [slurm(index, 2, 7) | {"JAX_COORDINATOR_PORT": str(port)} for index in (0, 1)]
+        late = [slurm(0, 3, first), slurm(1, 3, first), slurm(1, 2, second)]
+        found = outputs(tmp_path, [[sys.executable, "script.py"]] * 5, [*in_use, *late])
+    texts = [
+        f"port {port} of process 0, where it meets the others, is in use",
+        f"got: no answer of process 0 at {socket.gethostname()}:{port}\n",
+        "process 0 of 3 has waited 5 seconds for process 2",
+        "process 1 of 3 has waited 5 seconds for process 2",
+        "process 1 of 2 has waited 5 seconds for process 0",
+    ]
+    for (code, output), text in zip(found, texts, strict=True):
+        assert code == 1 and text in output, (text, output)
 
 
 def test_distributed_joined_after_the_first_compilation(tmp_path: Path):

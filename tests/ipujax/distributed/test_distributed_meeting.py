@@ -6,7 +6,7 @@ import pytest
 
 import ipujax as ipu
 from ipujax.distributed.instance.meeting import difference, stable
-from ipujax.distributed.launcher.started import Lines, Prefix
+from ipujax.distributed.launcher import Launch, whole_lines
 
 
 def step(**facts: str) -> dict[str, str]:
@@ -42,28 +42,24 @@ TEXT = b"one\ntwo\r\n\r10%\r20%\r\nlast"
 
 @pytest.mark.parametrize("size", range(1, len(TEXT) + 1))
 def test_lines_do_not_depend_on_the_pieces_they_come_in(size: int):
-    lines = Lines(None)
-    got = [line for start in range(0, len(TEXT), size) for line in lines.add(TEXT[start : start + size])]
-    got += lines.end()
+    pieces = [TEXT[start : start + size] for start in range(0, len(TEXT), size)]
+    got = [line for lines in whole_lines(pieces) for line in lines]
     assert got == [b"one\n", b"two\r\n", b"\r", b"10%\r", b"20%\r\n", b"last\n"]
-    assert list(lines.end()) == []
 
 
-@pytest.mark.parametrize(("longest", "number"), [(60_000, 2), (None, 1)])
-def test_a_line_without_end_is_cut(longest: int | None, number: int):
-    lines = Lines(longest)
-    got = [line for _ in range(100) for line in lines.add(b"x" * 1000)] + list(lines.end())
-    assert len(got) == number and all(line.endswith(b"\n") for line in got)
+def test_a_line_without_end_is_cut():
+    got = [line for lines in whole_lines([b"x" * 1000] * 100) for line in lines]
+    assert len(got) == 2 and all(line.endswith(b"\n") for line in got)
     assert sum(line.count(b"x") for line in got) == 100_000
 
 
 def test_prefix_is_filled_in():
-    assert Prefix("{instance}/{instances} {stream}|", 4)(3, "err") == b"3/4 err|"
-    assert Prefix("", 4)(3, "out") == b""
-    assert len(Prefix("{time}", 4)(0, "out")) == len("12:34:56")
+    assert Launch(("x",), 4, 4, prefix="{instance}/{instances} {stream}|").prefix_of(3, "err") == b"3/4 err|"
+    assert Launch(("x",), 4, 4, prefix="").prefix_of(3, "out") == b""
+    assert len(Launch(("x",), 4, 4, prefix="{time}").prefix_of(0, "out")) == len("12:34:56")
 
 
 @pytest.mark.parametrize("text", ["{rank}", "{", "{}", "{instance.x}"])
 def test_bad_prefix(text: str):
     with pytest.raises(ipu.ArgumentError, match="cannot be filled in"):
-        Prefix(text, 2)
+        Launch(("x",), 2, 2, prefix=text)

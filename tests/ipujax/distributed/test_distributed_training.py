@@ -1,6 +1,7 @@
 """Replicas among processes: the numbers of one process, errors before anything hangs, and nothing left of a killed run.
 
-Scripts run twice: as one instance that holds all replicas, which other tests compare with plain JAX, and as several.
+Programs run twice: in one instance that holds all replicas, which other tests compare with plain JAX, and in several.
+All of them are one script: to start JAX costs more than most.
 """
 
 from __future__ import annotations
@@ -34,22 +35,24 @@ DEVICES = {"model": ipu.IPUModel(num_ipus=N, tiles_per_ipu=16), "cpu": ipu.CPU()
 def share(x, dim=0):
     return np.split(np.asarray(x), d.num_instances(), dim)[index]
 
-def save(**arrays):
-    np.savez(f"{sys.argv[1]}.{index}.npz", **arrays)
+def expect(error, text, do):
+    try:
+        do()
+    except error as found:
+        assert text in str(found), found
+    else:
+        raise AssertionError(f"no {text}")
 """
 
 # Momentum on a small network, with dropout: keys, donated arguments, replicas that differ.
-TRAIN = (
-    START
-    + """
+TRAIN = """
 def loss(params, x, y, key):
     hidden = jnp.tanh(x @ params["w1"] + params["b1"])
     kept = jax.random.bernoulli(jax.random.fold_in(key, lax.axis_index("replica")), 0.9, hidden.shape)
     return jnp.mean((jnp.where(kept, hidden, 0) @ params["w2"] - y) ** 2)
 
-@ipu.jit(device=DEVICES[sys.argv[3]], replicas=N, in_specs=(P(), P(), P("replica"), P("replica"), P()),
-         out_specs=(P(), P(), P(), P("replica")), donate_argnums=(0, 1),
-         options=ipu.Options(exact_splits=len(sys.argv) > 4))
+@ipu.jit(device=DEVICES[device], replicas=N, in_specs=(P(), P(), P("replica"), P("replica"), P()),
+         out_specs=(P(), P(), P(), P("replica")), donate_argnums=(0, 1), options=ipu.Options(exact_splits=exact))
 def step(params, momentum, x, y, key):
     own, grads = jax.value_and_grad(loss)(params, x, y, key)
     mean, grads = lax.pmean((own, grads), "replica")
@@ -63,7 +66,7 @@ start = {"w1": rng.normal(size=(5, 7)), "b1": np.zeros(7), "w2": rng.normal(size
 params = d.broadcast(jax.tree.map(lambda a: jnp.asarray(a + index, jnp.float32), start))
 momentum = jax.tree.map(jnp.zeros_like, params)
 means, owns = [], []
-for number in range(int(sys.argv[2])):
+for number in range(steps):
     last, key = params, jax.random.fold_in(jax.random.key(0), number)
     params, momentum, mean, own = step(params, momentum, share(x), share(y), key)
     assert all(held.is_deleted() for held in jax.tree.leaves(last)), "donated"
@@ -73,61 +76,10 @@ for number in range(int(sys.argv[2])):
     print("step", number)
 save(means=np.stack(means), owns=np.stack(owns), **params)
 """
-)
 
 
-Results = list[dict[str, np.ndarray]]
-
-
-def results(run: Runner, folder: Path, source: str, replicas: int, instances: int, *settings: str) -> Results:
-    """Arrays that each instance saved in a run."""
-    name = str(folder / f"by{instances}")
-    assert run(source, "--replicas", str(replicas), arguments=[name, *settings], instances=instances) == 0, run.err
-    assert clear_of(run.printed("pid"))
-    return [dict(np.load(f"{name}.{index}.npz")) for index in range(instances)]
-
-
-def check_training(run: Runner, folder: Path, *settings: str, instances: int = 2, replicas: int = 4) -> None:
-    """Several instances have the numbers of one."""
-    (one,) = results(run, folder, TRAIN, replicas, 1, *settings)
-    several = results(run, folder, TRAIN, replicas, instances, *settings)
-    assert len(one["means"]) > 1 and one["means"][-1] < one["means"][0]
-    for got in several:
-        for name in ("means", "w1", "b1", "w2"):
-            np.testing.assert_allclose(got[name], one[name], rtol=1e-6, atol=1e-6, err_msg=name)
-            assert np.array_equal(got[name], several[0][name]), "instances agree to the bit"
-    owns = np.concatenate([got["owns"] for got in several], axis=1)
-    np.testing.assert_allclose(owns, one["owns"], rtol=1e-6, atol=1e-6)
-    assert len(np.unique(owns[0])) == replicas
-
-
-def test_distributed_smoke_of_replicas(run: Runner, tmp_path: Path):
-    """Mean of gradients over replicas of two instances, against NumPy."""
-    source = (
-        START
-        + """
-step = ipu.jit(lambda w, x: w - 0.1 * lax.pmean(jnp.mean(x * (x * w - 1)), "replica"),
-               device=DEVICES["model"], replicas=N, in_specs=(P(), P("replica")), donate_argnums=0)
-x, w = np.arange(8.0, dtype=np.float32) / 8, d.broadcast(jnp.asarray(float(index)))
-for _ in range(4):
-    w = step(w, share(x))
-save(w=w)
-"""
-    )
-    x = np.arange(8.0) / 8
-    w = 0.0
-    for _ in range(4):
-        w -= 0.1 * np.mean(x * (x * w - 1))
-    got = results(run, tmp_path, source, 4, 2)
-    assert got[0]["w"] == got[1]["w"]
-    np.testing.assert_allclose(got[0]["w"], w, rtol=1e-6)
-
-
-def test_distributed_none_and_values_that_change(run: Runner, tmp_path: Path):
-    """`None` in arguments and results; each call compares values that are not split, from any source."""
-    source = (
-        START
-        + """
+# `None` in arguments and results; each call compares values that are not split, from any source.
+NONE = """
 @ipu.jit(device=DEVICES["cpu"], replicas=N, in_specs=(P(), P("replica"), None, {"a": None, "b": P()}),
          out_specs=({"w": P(), "scale": None}, P()), donate_argnums=0)
 def step(state, x, mask, rest):
@@ -135,42 +87,25 @@ def step(state, x, mask, rest):
     w = state["w"] - 0.1 * lax.pmean(jnp.mean(x * state["w"]), "replica") * rest["b"]
     return {"w": w, "scale": None}, mask
 
-state, x = {"w": jnp.ones(3), "scale": None}, np.arange(12.0, dtype=np.float32).reshape(4, 3)
+whole = np.arange(24.0, dtype=np.float32).reshape(8, 3)
+state, x, want = {"w": jnp.ones(3), "scale": None}, share(whole), np.ones(3)
 for n in range(4):
-    state, mask = step(state, share(x), None, {"a": None, "b": np.float32(n)})
+    want = want - 0.1 * np.mean(whole * want) * n
+    state, mask = step(state, x, None, {"a": None, "b": np.float32(n)})
     if n == 2 and index:
         state = jax.tree.map(np.array, state)  # as from a checkpoint: equal, but not what the call returned
 assert mask is state["scale"] is None
+np.testing.assert_allclose(state["w"], want, rtol=1e-5)
+# A weakly typed array yields to the type of the other operand, as in one process.
+scaled = ipu.jit(lambda x, scale: x * scale, device=DEVICES["cpu"], replicas=N, in_specs=(P("replica"), P()),
+                 out_specs=P("replica"))(jnp.ones(N // d.num_instances(), jnp.bfloat16), jnp.asarray(2.0))
+assert scaled.dtype == jnp.bfloat16
 save(w=state["w"])
 """
-    )
-    x = np.arange(12.0).reshape(4, 3)
-    w = np.ones(3)
-    for n in range(4):
-        w = w - 0.1 * np.mean(x * w) * n
-    for got in results(run, tmp_path, source, 2, 2):
-        np.testing.assert_allclose(got["w"], w, rtol=1e-5)
-
-
-@pytest.mark.parametrize("device", ["model", "cpu"])
-def test_distributed_200_steps_are_those_of_one_process(run: Runner, tmp_path: Path, device: str):
-    check_training(run, tmp_path, "200", device)
-
-
-@pytest.mark.parametrize(("instances", "replicas"), [(4, 4), (2, 8)])
-def test_distributed_among_more_instances(run: Runner, tmp_path: Path, instances: int, replicas: int):
-    check_training(run, tmp_path, "5", "model", instances=instances, replicas=replicas)
-
-
-def test_distributed_with_the_very_splits_of_the_machine(run: Runner, tmp_path: Path):
-    """Collectives then run as their rounds of copies between replicas."""
-    check_training(run, tmp_path, "3", "model", "exact")
 
 
 # Every kind of collective, also in control flow; values of all kinds of arguments and results.
-COLLECTIVES = (
-    START
-    + """
+COLLECTIVES = """
 def every_kind(x, table, scale, key, count, *, bias):
     r = lax.axis_index("replica")
     pairs = [(i, (i + 1) % N) for i in range(N)]
@@ -213,27 +148,10 @@ for name, device in DEVICES.items():
     saved[f"{name} cut"] = cut
 save(**saved)
 """
-)
-
-
-def test_distributed_collectives_are_those_of_one_process(run: Runner, tmp_path: Path):
-    (one,) = results(run, tmp_path, COLLECTIVES, 4, 1)
-    two = results(run, tmp_path, COLLECTIVES, 4, 2)
-    assert len(one) > 30
-    for name, want in one.items():
-        if " same " in name:
-            got = two[0][name]
-            assert np.array_equal(two[1][name], got)
-        else:
-            got = np.concatenate([two[0][name], two[1][name]], axis=1 if "cut" in name else 0)
-        assert got.dtype == want.dtype and got.shape == want.shape, name
-        np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-6, err_msg=name)
 
 
 # An optimiser of which each replica, and so each instance, keeps its part; stages on two IPUs a replica; accumulation.
-SHARDED = (
-    START
-    + """
+SHARDED = """
 import optax
 
 def loss(params, x, y):
@@ -267,21 +185,10 @@ for _ in range(10):
 held = ipu.optim.unshard(d.gather(state, specs))
 save(losses=np.stack(losses), **params, **{f"state {n}": leaf for n, leaf in enumerate(jax.tree.leaves(held))})
 """
-)
-
-
-def test_distributed_sharded_optimiser_and_pipeline(run: Runner, tmp_path: Path):
-    (one,) = results(run, tmp_path, SHARDED, 4, 1)
-    for got in results(run, tmp_path, SHARDED, 4, 2):
-        assert got.keys() == one.keys() and len(got) > 6
-        for name, want in one.items():
-            np.testing.assert_allclose(got[name], want, rtol=1e-6, atol=1e-6, err_msg=name)
 
 
 # A mesh of two IPUs in each replica: weights split over it, rows over the replicas, and results split over both.
-MESH = (
-    START
-    + """
+MESH = """
 MESH = jax.sharding.AbstractMesh((2,), ("model",))
 
 def layer(w, x):
@@ -302,30 +209,11 @@ for _ in range(3):
     w, mean, rows, columns = step(w, share(x))
 save(w=w, mean=mean, **dict(zip(("rows", "columns"), d.gather((rows, columns), (P("replica"), P(None, "replica"))))))
 """
-)
-
-
-def test_distributed_mesh_in_each_replica(run: Runner, tmp_path: Path):
-    (one,) = results(run, tmp_path, MESH, 4, 1)
-    assert one["rows"].shape == (8, 6) and one["columns"].shape == (6, 8)
-    for got in results(run, tmp_path, MESH, 4, 2):
-        for name, want in one.items():
-            np.testing.assert_allclose(got[name], want, rtol=1e-6, atol=1e-6, err_msg=name)
 
 
 # --- the stages of a function -----------------------------------------------------------------------------------------
 
-STAGES = (
-    START
-    + """
-def expect(error, text, do):
-    try:
-        do()
-    except error as found:
-        assert text in str(found), found
-    else:
-        raise AssertionError(f"no {text}")
-
+STAGES = """
 @ipu.jit(device=DEVICES["model"], replicas=N, in_specs=(P(), P("replica")), out_specs=(P(), P("replica")))
 def fun(w, x):
     return lax.pmean(jnp.sum(x * w), "replica"), x + w
@@ -351,15 +239,78 @@ if d.num_instances() > 1:
     expect(ipu.IpuError, "", lambda: calling(w))
 save(mean=first[0], own=first[1], cycles=np.asarray(compiled.profile.cycles))
 """
-)
 
 
-def test_distributed_stages_of_a_function(run: Runner, tmp_path: Path):
-    (one,) = results(run, tmp_path, STAGES, 4, 1)
-    two = results(run, tmp_path, STAGES, 4, 2)
-    assert one["cycles"] == two[0]["cycles"] == two[1]["cycles"], "the profile is that of all replicas"
-    np.testing.assert_allclose(two[0]["mean"], one["mean"], rtol=1e-6)
-    np.testing.assert_allclose(np.concatenate([got["own"] for got in two]), one["own"], rtol=1e-6)
+# Momentum in the memory of the host.
+HOSTED = """
+host = jax.sharding.SingleDeviceSharding(jax.local_devices()[0], memory_kind="pinned_host")
+HOST, DEVICE = jax.memory.Space.Host, jax.memory.Space.Device
+
+@ipu.jit(device=DEVICES["model"], replicas=N, in_specs=(P(), P("replica")), out_specs=P())
+def step(momentum, x):
+    mean = lax.pmean(x.sum(0), "replica")
+    return jax.device_put(jax.device_put(momentum, DEVICE) * 0.9 + mean, HOST)
+
+momentum = jax.device_put(np.ones((4, 3), np.float32), host)
+x = share(np.arange(6 * N, dtype=np.float32).reshape(2 * N, 3))
+shape = jax.ShapeDtypeStruct((4, 3), np.float32, sharding=host)
+assert step.lower(shape, x).compile().profile.streaming_memory_bytes == 96
+for _ in range(2):
+    momentum = step(momentum, x)
+assert momentum.sharding.memory_kind == "pinned_host"
+save(momentum=np.asarray(momentum))
+"""
+
+
+PROGRAMS: dict[str, tuple[dict[str, object], str]] = {
+    "training": ({"steps": 200, "device": "model", "exact": False}, TRAIN),
+    "training in plain JAX": ({"steps": 200, "device": "cpu", "exact": False}, TRAIN),
+    # Collectives then run as their rounds of copies between replicas.
+    "the very splits of the machine": ({"steps": 3, "device": "model", "exact": True}, TRAIN),
+    "none": ({}, NONE),
+    "collectives": ({}, COLLECTIVES),
+    "sharded optimiser and pipeline": ({}, SHARDED),
+    "mesh in each replica": ({}, MESH),
+    "stages of a function": ({}, STAGES),
+    "state on the host": ({}, HOSTED),
+}
+ALL = """
+import functools
+def save_as(name, **arrays):
+    np.savez(f"{sys.argv[1]}.{name}.{index}.npz", **arrays)
+for name, (settings, program) in PROGRAMS.items():
+    exec(program, {**globals(), **settings, "save": functools.partial(save_as, name)})
+"""
+
+
+def results(run: Runner, folder: Path, instances: int, *names: str) -> dict[str, list[dict[str, np.ndarray]]]:
+    """Arrays that each instance saved in programs of four replicas."""
+    base = str(folder / f"by{instances}")
+    source = f"{START}PROGRAMS = { ({name: PROGRAMS[name] for name in names})!r}\n{ALL}"
+    assert run(source, "--replicas", "4", arguments=[base], instances=instances) == 0, run.err
+    assert clear_of(run.printed("pid"))
+    return {name: [dict(np.load(f"{base}.{name}.{index}.npz")) for index in range(instances)] for name in names}
+
+
+def whole(parts: list[np.ndarray], shape: tuple[int, ...]) -> np.ndarray:
+    """An array from the parts of all instances, which are equal to the bit if they are not split."""
+    split = [axis for axis, (part, of_all) in enumerate(zip(parts[0].shape, shape, strict=True)) if part != of_all]
+    assert split or all(np.array_equal(part, parts[0], equal_nan=part.dtype.kind == "f") for part in parts)
+    return np.concatenate(parts, split[0]) if split else parts[0]
+
+
+@pytest.mark.parametrize(("instances", "names"), [(2, tuple(PROGRAMS)), (4, ("the very splits of the machine",))])
+def test_distributed_numbers_are_those_of_one_process(
+    run: Runner, tmp_path: Path, instances: int, names: tuple[str, ...]
+):
+    one = results(run, tmp_path, 1, *names)
+    several = results(run, tmp_path, instances, *names)
+    assert all(one[name][0] for name in names)
+    for name in names:
+        for key, want in one[name][0].items():
+            got = whole([arrays[key] for arrays in several[name]], want.shape)
+            assert got.dtype == want.dtype and got.shape == want.shape, (name, key)
+            np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-6, err_msg=f"{key} of {name}")
 
 
 # --- instances that disagree ------------------------------------------------------------------------------------------
@@ -417,56 +368,55 @@ DISAGREEMENTS = {
         "instances are not at the same point of the program",
         'got: ipu.distributed.all_reduce "mean" on instance 0; step on instance 1',
     ),
-    "steps": (
-        "for _ in range(5 - index): step(params, batch)",
-        "instances are not at the same point of the program",
-        "got: step on instance 0; the end of the script on instance 1",
-    ),
 }
 
 
-@pytest.mark.parametrize(
-    "case",
-    DISAGREEMENTS,
-)
-def test_distributed_disagreement_of_a_replicated_function(run: Runner, case: str):
-    statement, *texts = DISAGREEMENTS[case]
-    source = START + FUNCTION + "rows = jnp.arange(4.0) + index\n" + statement
+DISAGREE = """
+rows = jnp.arange(4.0) + index
+for name, statement in STATEMENTS.items():
+    try:
+        exec(statement)
+    except ipu.ArgumentError as error:
+        print(f"case {name}:", str(error).replace(chr(10), " "))
+"""
+
+
+def test_distributed_disagreements_are_errors_on_all(run: Runner):
+    """Before anything is computed; processes that catch them go on together, until one ends early."""
+    statements = {name: statement for name, (statement, *_) in DISAGREEMENTS.items()}
+    source = f"{START}{FUNCTION}STATEMENTS = {statements!r}\n{DISAGREE}\nfor _ in range(5 - index): step(params, batch)"
     assert run(source, "--replicas", "2", "--timeout", "100") == 1, run.err
-    for text in texts:
-        assert any(text in line and line.startswith("[") for line in run.err), run.err
-    assert set(run.printed("called")) == ({0, 1, 2} if "later" in case else set())
+    for name, (_, *texts) in DISAGREEMENTS.items():
+        lines = [line for line in run.out if f"case {name}:" in line]
+        assert len(lines) == 2 and all(text in line for line in lines for text in texts), (name, lines)
+    assert sorted(set(run.printed("called"))) == [0, 1, 2]
+    end = "got: step on instance 0; the end of the script on instance 1"
+    assert sum(end in line for line in run.err) == 2, run.err
     assert clear_of(run.printed("pid"))
 
 
 def test_distributed_long_programs_are_compared_too(run: Runner):
-    """Messages of instances about them are longer than any line that they print."""
-    long = """
+    """Before XLA compiles them."""
+    chain = """
 def chain(x):
     for n in range(4000):
-        x = lax.cond(x > 0, lambda x: x + 1, lambda x: x - 1, x) if n == 3000 else jnp.sin(x) * 1.5
+        x = lax.cond(x > 0, lambda x: x + 1, lambda x: x - 1, x) if n == 3000 + index else jnp.sin(x) * 1.5
     return x
-print("value", float(ipu.jit(chain, device=DEVICES["cpu"], replicas=N)(0.5)))
+ipu.jit(chain, device=DEVICES["cpu"], replicas=N)(0.5)
 """
-    assert run(START + long, "--replicas", "2", "--timeout", "200") == 0, run.err
-    assert len({line[4:] for line in run.out if "value" in line}) == 1
-    broken = long.replace("n == 3000", "n == 3000 + index")
-    assert run(START + broken, "--replicas", "2", "--timeout", "200") == 1
+    assert run(START + chain, "--replicas", "2", "--timeout", "200") == 1
     assert any("instances disagree on equation" in line for line in run.err)
-
-
-def test_distributed_function_without_init_joins_by_itself(run: Runner):
-    assert run((START + FUNCTION + "step(params, batch)").replace("d.init()", ""), "--replicas", "2") == 0, run.err
 
 
 # --- ends -------------------------------------------------------------------------------------------------------------
 
 
-def test_distributed_killed_instances_leave_nothing(run: Runner, tmp_path: Path):
-    """One instance is killed, at a random step or before the first, ten times."""
+def test_distributed_killed_instances_leave_nothing(run: Runner):
+    """One instance is killed, at a random step or before the first, five times."""
     rng = random.Random(0)
-    for turn in range(10):
-        process = run.start(TRAIN, "--replicas", "4", arguments=[str(tmp_path / "saved"), "100000", "model"])
+    source = f"{START}steps, device, exact, save = 100000, 'model', False, print\n{TRAIN}"
+    for turn in range(5):
+        process = run.start(source, "--replicas", "4")
         assert process.stdout is not None and process.stderr is not None
         pids: dict[int, int] = {}
         after = rng.choice([-1, rng.randrange(400)])  # -1: as soon as both are there
@@ -491,38 +441,7 @@ def test_distributed_killed_instances_leave_nothing(run: Runner, tmp_path: Path)
 def test_distributed_stuck_instance_ends_all(run: Runner):
     steps = "import time\nfor n in range(10):\n    if n == 5 and index: time.sleep(10000)\n    step(params, batch)"
     source = START + FUNCTION + steps
-    assert run(source, "--replicas", "2", "--timeout", "10") == 124
+    assert run(source, "--replicas", "2", "--timeout", "25") == 124  # on a busy machine imports are silent for long
     assert any("instance 0: last sign of life" in line and "it came to step" in line for line in run.err), run.err
     assert any("in <module>" in line and line.startswith("[1]") for line in run.err), "where it is"
     assert clear_of(run.printed("pid"))
-
-
-HOSTED = (
-    START
-    + """
-host = jax.sharding.SingleDeviceSharding(jax.local_devices()[0], memory_kind="pinned_host")
-HOST, DEVICE = jax.memory.Space.Host, jax.memory.Space.Device
-
-@ipu.jit(device=DEVICES["model"], replicas=N, in_specs=(P(), P("replica")), out_specs=P())
-def step(momentum, x):
-    mean = lax.pmean(x.sum(0), "replica")
-    return jax.device_put(jax.device_put(momentum, DEVICE) * 0.9 + mean, HOST)
-
-momentum = jax.device_put(np.ones((4, 3), np.float32), host)
-x = share(np.arange(6 * N, dtype=np.float32).reshape(2 * N, 3))
-shape = jax.ShapeDtypeStruct((4, 3), np.float32, sharding=host)
-assert step.lower(shape, x).compile().profile.streaming_memory_bytes == 96
-for _ in range(2):
-    momentum = step(momentum, x)
-assert momentum.sharding.memory_kind == "pinned_host"
-save(momentum=np.asarray(momentum))
-"""
-)
-
-
-def test_distributed_state_on_the_host(run: Runner, tmp_path: Path):
-    for instances in (1, 2):
-        assert run(HOSTED, "--replicas", "4", arguments=[str(tmp_path / str(instances))], instances=instances) == 0
-    alone, *shares = (np.load(tmp_path / name)["momentum"] for name in ("1.0.npz", "2.0.npz", "2.1.npz"))
-    for each in shares:
-        np.testing.assert_allclose(each, alone, rtol=1e-5)
