@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from ipujax.checking.check_report import CheckReport, Mismatch, ResultDifference
 from ipujax.checking.comparisons import PassValues, compare_equations, compare_passes, type_text
 from ipujax.checking.differences import Difference, difference, is_equal
-from ipujax.checking.jaxpr_values import results_one_by_one
+from ipujax.checking.jaxpr_values import quick_jit, results_one_by_one
 from ipujax.lowering.jax_compat import ClosedJaxpr, is_float0, to_device
 from ipujax.lowering.layer_notes import layer_of
 from ipujax.lowering.lower import LoweredProgram
@@ -132,7 +132,7 @@ def _by_engine(
         written[:] = [stream for stream in streams if stream in outs]
         return results, [outs[stream] for stream in written]
 
-    results, values = jax.jit(run)(operands)
+    results, values = quick_jit(run)(operands)
     return _Run(results, dict(zip(written, _stacked(program, values), strict=True)))
 
 
