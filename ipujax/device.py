@@ -161,6 +161,9 @@ def default_device(device: Device) -> Iterator[None]:
         _DEFAULT.reset(token)
 
 
+device_of_context = _DEFAULT.get  # that of `default_device`, None outside; for each call, which a function would slow
+
+
 def current_device() -> Device:
     """Return the device of functions without one: that of `default_device`, else one Mk2."""
     return _DEFAULT.get() or _single_mk2()

@@ -153,7 +153,8 @@ def find_arrays(value: object) -> list[np.ndarray]:
                 item = item.base
             arrays.append(item)
         else:
-            pending += [getattr(item, name) for name in _array_fields(kind)]  # type: ignore[arg-type]
+            for name in _array_fields(kind):  # type: ignore[arg-type]
+                pending.append(getattr(item, name))  # no comprehension: most classes have no such field
     return arrays
 
 

@@ -247,6 +247,8 @@ def _errors(runs: Sequence[_Run], replicas: int) -> Iterator[tuple[_Run, tuple[i
         for run, expected in zip(runs, all_expected, strict=True)
         if not all(is_equal(_of_run(run, x), _of_run(run, y)) for x, y in zip(run.results, expected, strict=True))
     ]
+    if not differ:
+        return
     all_sizes = quick_jit(compute_sizes)([(run.operands, expected) for run, expected in differ])
     for (run, expected), sizes in zip(differ, all_sizes, strict=True):
         is_sampled = holds_equations(run.probed.equation)

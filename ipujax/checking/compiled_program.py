@@ -30,6 +30,7 @@ from ipujax.runtime.engine import engine_function
 from ipujax.runtime.errors import ArgumentError
 from ipujax.runtime.graph import HostStream
 from ipujax.runtime.interpreter.interpreter import MAX_TILES, interpret
+from ipujax.runtime.quick_jit import quick_jit
 from ipujax.stages import Compiled, Lowered
 
 _PROGRAM = "the lowered program"
@@ -132,7 +133,7 @@ def _by_engine(
         written[:] = [stream for stream in streams if stream in outs]
         return results, [outs[stream] for stream in written]
 
-    results, values = jax.jit(run)(operands)
+    results, values = quick_jit(run)(operands)
     return _Run(results, dict(zip(written, _stacked(program, values), strict=True)))
 
 

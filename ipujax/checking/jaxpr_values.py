@@ -19,6 +19,7 @@ from ipujax.checking.differences import SAMPLES, is_inexact, random_rounding
 from ipujax.lowering.jax_compat import (
     ClosedJaxpr,
     DropVar,
+    JaxprEqn,
     Var,
     eval_jaxpr,
     is_float0,
@@ -32,6 +33,9 @@ from ipujax.lowering.refs import is_ref
 from ipujax.lowering.replicas import join, split, unwrapped
 from ipujax.lowering.replicas.stacked_eval import Replicas, Rounded, equation_alone, stacked_eval
 from ipujax.runtime.quick_jit import quick_jit
+
+# Results of equations by their primitive, parameters and operands; with the objects whose ids the key has.
+Computed = dict[tuple[Any, ...], tuple[Any, Sequence[Any]]]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -68,14 +72,18 @@ def plain_values(
         operands: arrays of the inputs.
         one_by_one: whether XLA compiles each outermost equation by itself.
     """
-    evaluations: list[Any] = [(lambda xs, jaxpr=jaxpr: (_results(jaxpr, *xs), []), []) for jaxpr in with_calls]
+    evaluations: list[Any] = [(lambda xs, _, jaxpr=jaxpr: (_results(jaxpr, *xs), []), []) for jaxpr in with_calls]
     evaluations += [_evaluation(jaxpr) for jaxpr in jaxprs]
-    # In one computation: XLA computes equations that several jaxprs have only once.
-    compile_together = (lambda run: run) if one_by_one else quick_jit
-    computed = compile_together(lambda arrays: [evaluate(arrays) for evaluate, _ in evaluations])(operands)
+
+    def run(arrays: Sequence[Any]) -> list[Any]:
+        # Passes keep most equations: in one computation those that several jaxprs have are computed once.
+        computed: Computed = {}
+        return [evaluate(arrays, computed) for evaluate, _ in evaluations]
+
+    values = (run if one_by_one else quick_jit(run))(operands)
     return [
         JaxprValues(results, dict(zip(variables, values, strict=True)))
-        for (_, variables), (results, values) in zip(evaluations, computed, strict=True)
+        for (_, variables), (results, values) in zip(evaluations, values, strict=True)
     ]
 
 
@@ -86,7 +94,7 @@ def spreads(jaxpr: ClosedJaxpr, operands: Sequence[Any], seed: int = 0) -> Jaxpr
         Of floats the largest change of each element; of others True for elements that change.
     """
     evaluate, variables = _evaluation(jaxpr)
-    results, changes = quick_jit(lambda xs: spread_of(lambda rounded: evaluate(xs, rounded), seed))(operands)
+    results, changes = quick_jit(lambda xs: spread_of(lambda rounded: evaluate(xs, None, rounded), seed))(operands)
     return JaxprValues(results, dict(zip(variables, changes, strict=True)))
 
 
@@ -106,7 +114,7 @@ def spread_of(evaluate: Callable[[Rounded | None], Any], seed: int = 0) -> Any:
 def results_one_by_one(jaxpr: ClosedJaxpr, operands: Sequence[Any]) -> Sequence[Any]:
     """Return the results of a jaxpr whose outermost equations XLA compiles one by one."""
     evaluate, _ = _evaluation(jaxpr)
-    return evaluate(operands)[0]
+    return evaluate(operands, None)[0]
 
 
 def _results(jaxpr: ClosedJaxpr, *operands: Any) -> list[Any]:
@@ -124,10 +132,13 @@ def _evaluation(jaxpr: ClosedJaxpr) -> tuple[Callable[..., tuple[list[Any], list
     )
     replicas = function.replicas
 
-    def evaluate(operands: Sequence[Any], rounded: Rounded | None = None) -> tuple[list[Any], list[Any]]:
+    def evaluate(
+        operands: Sequence[Any], computed: Computed | None, rounded: Rounded | None = None
+    ) -> tuple[list[Any], list[Any]]:
         if replicas == 1:
             typed = [to_memory_of(x, var.aval) for x, var in zip(operands, body.invars, strict=True)]
-            one = eval_jaxpr(with_all, typed, lambda eqn, xs: equation_alone(eqn, *xs, rounded=rounded), jnp.asarray)
+            equation = partial(_computed_once, computed=computed, rounded=rounded)
+            one = eval_jaxpr(with_all, typed, equation, jnp.asarray)
             variables_of_one = [x[None] for x in one[len(body.outvars) :]]
             return list(map(to_device, one[: len(body.outvars)])), variables_of_one
         rows = [
@@ -140,6 +151,20 @@ def _evaluation(jaxpr: ClosedJaxpr) -> tuple[Callable[..., tuple[list[Any], list
         return [join(x, dim) for x, dim in zip(results, function.out_dims, strict=True)], values[len(body.outvars) :]
 
     return evaluate, variables
+
+
+def _computed_once(
+    eqn: JaxprEqn, operands: list[Any], computed: Computed | None, rounded: Rounded | None
+) -> Sequence[Any]:
+    """Return the results of an equation, those in `computed` if an equal one has been computed; it gets new ones."""
+    if computed is None:
+        return equation_alone(eqn, *operands, rounded=rounded)
+    # A literal is a new array each time; passes that replace operands keep parameters and literals.
+    sources = [x if isinstance(atom, Var) else atom for atom, x in zip(eqn.invars, operands, strict=True)]
+    key = eqn.primitive, id(eqn.params), *map(id, sources)
+    if key not in computed:
+        computed[key] = (eqn.params, sources), equation_alone(eqn, *operands, rounded=rounded)
+    return computed[key][1]
 
 
 def _is_array(var: Var) -> bool:

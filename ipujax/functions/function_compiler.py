@@ -41,7 +41,7 @@ from ipujax.calls import (
     with_host_shapes,
 )
 from ipujax.compiled_programs import note_call
-from ipujax.device import CPU, Device, IPUModel, current_device
+from ipujax.device import CPU, Device, IPUModel, device_of_context
 from ipujax.distributed.instance.membership import membership
 from ipujax.functions.function_settings import FunctionSettings
 from ipujax.functions.likeness import make_alike
@@ -49,6 +49,7 @@ from ipujax.lowering.jax_compat import EVALUATION, ClosedJaxpr, find_top_trace, 
 from ipujax.lowering.partition import tracing_without_mesh
 from ipujax.lowering.replicas import evaluate, replicated_p
 from ipujax.lowering_plan import LoweringPlan, ProgramSettings, compilation_steps
+from ipujax.runtime.cache import release_freed_memory
 from ipujax.runtime.errors import ArgumentError, calling_line
 from ipujax.runtime.garbage import collecting_rarely
 from ipujax.runtime.logs import Log, step, watch_compilation
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
     from ipujax.runtime.host import HostCalls
 
 _LOG = Log("jit")
+_NO_CALL = object()  # in the place of the device of the latest call
 _DONATED_TWICE = "donate", "Execute()"  # words in XLA's error about a donated array that a call has twice
 
 
@@ -93,7 +95,8 @@ class FunctionCompiler:
         self._one_replica = self._jitted(lambda *args, **kwargs: inside_function(self._fun)(*args, **kwargs))
         self._plain = self._one_replica if self._replication is None else self._all_replicas(self._replication)
         self._runners: dict[Device, Callable[..., Any]] = {}
-        self._latest: tuple[Device | None, Callable[..., Any]] = (None, self._plain)  # see `call`
+        self._latest: tuple[object, Callable[..., Any]] = (_NO_CALL, self._plain)  # see `call`
+        self._has_compiled = False  # since the last call that looked, see `_call`
         self._tracers: dict[IPUModel, Any] = {}
         # By jaxpr, which JAX holds until it would trace again; a value that refers to its key would never be freed.
         self._lowered: WeakKeyDictionary[ClosedJaxpr, dict[Any, Lowered]] = WeakKeyDictionary()
@@ -130,14 +133,13 @@ class FunctionCompiler:
         """Run the function for the arguments of a call."""
         # Constant time, below a microsecond: JAX's dispatch flattens the arguments and compares them with the compiled
         # signature; where it refuses them, `_explain` raises an error that names the argument.
-        device = self._settings.device or current_device()
         known, run = self._latest
-        if device is not known or find_top_trace(()) is not EVALUATION:
-            return self._call(device, args, kwargs)
+        if device_of_context() is not known or find_top_trace(()) is not EVALUATION:
+            return self._call(self._settings.current_device, args, kwargs)
         try:
-            outs = run(*args, **kwargs)
+            outs = run(*args, **kwargs) if kwargs else run(*args)  # an empty dictionary would be copied
         except (RunsApart, TypeError, ValueError, RuntimeError) as error:
-            return self._after(error, device, args, kwargs)
+            return self._after(error, self._settings.current_device, args, kwargs)
         return outs if self._calls is None else self._waited(outs)
 
     @functools.cached_property
@@ -173,11 +175,15 @@ class FunctionCompiler:
             self._plain_calls.notice()
         run = self._plain if is_traced else self._runners.get(device) or self._runner(device)
         if self._needs_dispatch_alone and not is_traced:
-            self._latest = device, run
+            self._latest = device_of_context(), run
         try:
             outs = run(*args, **kwargs)
         except (RunsApart, TypeError, ValueError, RuntimeError) as error:
             return self._after(error, "a transformation of JAX" if is_traced else device, args, kwargs)
+        if self._has_compiled:
+            # XLA has compiled, too. Half of the process may be freed memory, which nothing would return to the system.
+            self._has_compiled = False
+            release_freed_memory()
         return outs if is_traced or self._calls is None else self._waited(outs)
 
     def _after(self, error: Exception, where: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -308,7 +314,7 @@ class FunctionCompiler:
         self._one_replica.clear_cache()
         self._plain.clear_cache()
         self._runners.clear()
-        self._latest = None, self._plain
+        self._latest = _NO_CALL, self._plain
         self._tracers.clear()
         self._lowered.clear()
         self.__dict__.pop("_partitioned", None)
@@ -357,6 +363,8 @@ class FunctionCompiler:
                 if compiled is None:
                     self._plain_calls.notice()
                     return self._plain(*args, **kwargs)
+                self._has_compiled = True
+                self._latest = _NO_CALL, self._plain  # so that the next call goes through `_call`
                 lowered = compiled.lowered
                 if lowered.call_program.runs_apart(None):
                     raise RunsApart(compiled)

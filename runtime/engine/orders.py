@@ -138,11 +138,9 @@ def _dims_of_copy(orders: Orders, source: Tensor, destination: Tensor) -> Dims:
 def _unfit_variables(program: Program, groups_of: GroupsOf, orders: Orders) -> set[Variable]:
     """Return the variables whose order is their own, and those with a view that does not fit their order."""
     unfit = {variable for variable, order in orders.items() if order.is_own}
-    for tensor in _tensors(program, groups_of):
-        for piece in leaves(tensor.node):
-            if isinstance(piece, Affine) and piece.variable in orders and orders[piece.variable].view(piece) is None:
-                unfit.add(piece.variable)
-    return unfit
+    nodes = (node for tensor in _tensors(program, groups_of) for node in leaves(tensor.node))
+    views = {node for node in nodes if isinstance(node, Affine) and node.variable in orders}  # many are equal
+    return unfit.union(view.variable for view in views if orders[view.variable].view(view) is None)
 
 
 def _tensors(program: Program, groups_of: GroupsOf) -> Iterator[Tensor]:

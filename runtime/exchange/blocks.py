@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import cached_property, reduce
 from math import prod
 
 import numpy as np
@@ -28,6 +28,44 @@ from ipujax.runtime.tensor import Affine, Group, TileMapping
 
 
 @dataclass(frozen=True, eq=False, slots=True)
+class Overlap:
+    """Blocks of the mapping of a line that each vertex' interval overlaps.
+
+    Args:
+        filled: the blocks that contain an index.
+        first: number in `filled` of the first block overlapped; undefined where none is.
+        count: number of blocks overlapped.
+        is_block: whether the interval equals one block.
+    """
+
+    filled: np.ndarray
+    first: np.ndarray
+    count: np.ndarray
+    is_block: np.ndarray
+
+
+class _Cover:
+    """Number of intervals that cover each index, and its sums over ranges."""
+
+    def __init__(self, starts: np.ndarray, lengths: np.ndarray) -> None:
+        used = lengths.ravel() > 0
+        start = starts.ravel()[used]
+        stop = (starts + lengths).ravel()[used]
+        ends = np.concatenate([start, stop])
+        order = np.argsort(ends, kind="stable")
+        self.points = ends[order]
+        self.depth = np.cumsum(np.where(order < len(start), 1, -1))
+
+    def sums_below(self, density: np.ndarray, limits: np.ndarray) -> np.ndarray:
+        """Sum, over the indices below each limit, a density that is constant from each of `points` to the next."""
+        if len(self.points) == 0:
+            return np.zeros_like(limits)
+        before = np.concatenate([[0], np.cumsum(np.diff(self.points) * density[:-1])])
+        at = np.searchsorted(self.points, limits, side="right") - 1
+        return np.where(at < 0, 0, before[at] + (limits - self.points[at]) * density[at])
+
+
+@dataclass(frozen=True, eq=False)
 class Line:
     """Intervals that vertices need and blocks of the mapping along one sub-dimension, in rising indices.
 
@@ -44,6 +82,27 @@ class Line:
     edges: np.ndarray
     block_size: np.ndarray
     step: int
+
+    @cached_property
+    def overlap(self) -> Overlap:
+        """Blocks of the mapping that each vertex' interval overlaps."""
+        filled = np.flatnonzero(np.diff(self.edges))
+        starts = self.edges[filled]
+        first = np.searchsorted(starts, self.start, side="right") - 1
+        last = np.searchsorted(starts, self.start + self.length - 1, side="right") - 1
+        count = np.where(self.length > 0, last - first + 1, 0)
+        equals_block = (count == 1) & (self.block_size[filled[np.clip(first, 0, None)]] == self.length)
+        return Overlap(filled, first, count, equals_block & ((self.step == 1) | (self.length == 1)))
+
+    @cached_property
+    def cover(self) -> _Cover:
+        """Number of intervals that cover each index."""
+        return _Cover(self.start, self.length)
+
+    @cached_property
+    def needed(self) -> np.ndarray:
+        """Number of indices in each block of the mapping that some vertex needs."""
+        return np.diff(self.cover.sums_below(self.cover.depth > 0, self.edges))
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -89,33 +148,6 @@ def _lines_of_access(intervals: Sequence[Interval], accesses: Sequence[SubDimAcc
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Overlap:
-    """Blocks of a line's mapping that each vertex' interval overlaps.
-
-    Args:
-        filled: the blocks that contain an index.
-        first: number in `filled` of the first block overlapped; undefined where none is.
-        count: number of blocks overlapped.
-        is_block: whether the interval equals one block.
-    """
-
-    filled: np.ndarray
-    first: np.ndarray
-    count: np.ndarray
-    is_block: np.ndarray
-
-
-def _find_overlap(line: Line) -> Overlap:
-    filled = np.flatnonzero(np.diff(line.edges))
-    starts = line.edges[filled]
-    first = np.searchsorted(starts, line.start, side="right") - 1
-    last = np.searchsorted(starts, line.start + line.length - 1, side="right") - 1
-    count = np.where(line.length > 0, last - first + 1, 0)
-    equals_block = (count == 1) & (line.block_size[filled[np.clip(first, 0, None)]] == line.length)
-    return Overlap(filled, first, count, equals_block & ((line.step == 1) | (line.length == 1)))
-
-
-@dataclass(frozen=True, eq=False, slots=True)
 class Tally:
     """Overlaps of intervals and blocks along a line: the figures that `_count_fragments` combines.
 
@@ -158,31 +190,6 @@ def _runs_at_home(tallies: Sequence[Tally], parts: Sequence[Tally]) -> np.ndarra
 
 def _product(factors: Sequence[np.ndarray]) -> np.ndarray:
     return reduce(np.multiply, factors, np.array(1))
-
-
-class _Cover:
-    """Number of intervals of a line that cover each index, and its sums over ranges."""
-
-    def __init__(self, line: Line) -> None:
-        used = line.length.ravel() > 0
-        start = line.start.ravel()[used]
-        stop = (line.start + line.length).ravel()[used]
-        ends = np.concatenate([start, stop])
-        order = np.argsort(ends, kind="stable")
-        self.points = ends[order]
-        self.depth = np.cumsum(np.where(order < len(start), 1, -1))
-
-    def sum(self, density: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
-        """Sum, over the indices in [low, high), a density that is constant from each of `points` to the next."""
-        if len(self.points) == 0:
-            return np.zeros_like(low)
-        before = np.concatenate([[0], np.cumsum(np.diff(self.points) * density[:-1])])
-
-        def sum_below(x: np.ndarray) -> np.ndarray:
-            at = np.searchsorted(self.points, x, side="right") - 1
-            return np.where(at < 0, 0, before[at] + (x - self.points[at]) * density[at])
-
-        return sum_below(high) - sum_below(low)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -242,8 +249,7 @@ def count_blocks(
     remote = _by_tile(_product([line.length for line in lines]) - vertex_local.elements, tile, num_tiles)
     local = _by_tile(vertex_local.elements, tile, num_tiles)
     local_fragments = _by_tile(vertex_local.where_any(_count_fragments(vertex_local.tallies)), tile, num_tiles)
-    overlaps = [(_find_overlap(line), line) for line in lines]
-    tallies = [Tally(overlap.count, overlap.is_block, line.length, line.step) for overlap, line in overlaps]
+    tallies = [Tally(line.overlap.count, line.overlap.is_block, line.length, line.step) for line in lines]
     fragments = _by_tile(_count_fragments(tallies), tile, num_tiles)
     rearranged = copied_parts(local, local_fragments, fragments)
     runs = _runs_at_home(tallies, tallies) - vertex_local.where_any(_runs_at_home(tallies, vertex_local.tallies))
@@ -288,16 +294,14 @@ def _over_blocks(per_line: Sequence[np.ndarray]) -> list[np.ndarray]:
 
 def _needed_by_any(lines: Sequence[Line]) -> np.ndarray:
     """Count the elements of each block of the mapping that some vertex needs."""
-    covers = [_Cover(line) for line in lines]
-    sums = [c.sum(c.depth > 0, line.edges[:-1], line.edges[1:]) for c, line in zip(covers, lines, strict=True)]
-    return _product(_over_blocks(sums)).ravel()
+    return _product(_over_blocks([line.needed for line in lines])).ravel()
 
 
 def _needed_fragments(lines: Sequence[Line]) -> np.ndarray:
     """Count the fragments of each block of the mapping that some vertex needs, those of one start once."""
     tallies = []
     for line in lines:
-        overlap = _find_overlap(line)
+        overlap = line.overlap
         used = overlap.count > 0
         first = overlap.first[used]
         blocks = len(line.block_size)
@@ -312,9 +316,7 @@ def _needed_fragments(lines: Sequence[Line]) -> np.ndarray:
         continues[overlap.filled] = np.cumsum(change)[: len(overlap.filled)] > 0
         is_full = np.zeros(blocks, np.int64)
         is_full[overlap.filled[overlap.first[overlap.is_block]]] = 1
-        cover = _Cover(line)
-        indices = cover.sum(cover.depth > 0, line.edges[:-1], line.edges[1:])
-        tallies.append((begins + (continues & ~at_edge), is_full, indices))
+        tallies.append((begins + (continues & ~at_edge), is_full, line.needed))
     starts_of_line, full_of_line, indices_of_line = (_over_blocks(column) for column in zip(*tallies, strict=True))
     steps = [line.step for line in lines]
     rows = zip(starts_of_line, full_of_line, indices_of_line, steps, strict=True)
@@ -323,8 +325,10 @@ def _needed_fragments(lines: Sequence[Line]) -> np.ndarray:
 
 def _needed_locally_only(lines: Sequence[Line], local: _Local) -> np.ndarray:
     """Count the elements on the tile of each vertex that this vertex needs and no other."""
-    covers = [_Cover(line) for line in lines]
-    sums = [c.sum(c.depth == 1, low, high) for c, (low, high) in zip(covers, local.ranges, strict=True)]
+    sums = []
+    for line, (low, high) in zip(lines, local.ranges, strict=True):
+        alone = line.cover.depth == 1
+        sums.append(line.cover.sums_below(alone, high) - line.cover.sums_below(alone, low))
     return np.where(local.elements > 0, _product(sums), 0)
 
 
@@ -332,8 +336,7 @@ def _arriving_counts(lines: Sequence[Line], copies: int) -> tuple[np.ndarray, np
     """Count elements and fragments that vertices write to each block of the mapping."""
     tallies = []
     for line in lines:
-        overlap = _find_overlap(line)
-        cover = _Cover(line)
+        overlap = line.overlap
         blocks = len(line.block_size)
         used = overlap.count > 0
         first = overlap.first[used]
@@ -343,10 +346,11 @@ def _arriving_counts(lines: Sequence[Line], copies: int) -> tuple[np.ndarray, np
         overlaps = np.zeros(blocks, np.int64)
         overlaps[overlap.filled] = np.cumsum(change)[: len(overlap.filled)]
         full_blocks = np.bincount(overlap.filled[overlap.first[overlap.is_block]], minlength=blocks)
-        tallies.append((overlaps, full_blocks, cover.sum(cover.depth, line.edges[:-1], line.edges[1:])))
-    overlaps_of_line, full_of_line, indices = (_over_blocks(column) for column in zip(*tallies, strict=True))
+        indices = np.diff(line.cover.sums_below(line.cover.depth, line.edges))
+        tallies.append((overlaps, full_blocks, indices))
+    overlaps_of_line, full_of_line, all_indices = (_over_blocks(column) for column in zip(*tallies, strict=True))
     steps = [line.step for line in lines]
     fragments = _count_fragments(
-        [Tally(*row) for row in zip(overlaps_of_line, full_of_line, indices, steps, strict=True)]
+        [Tally(*row) for row in zip(overlaps_of_line, full_of_line, all_indices, steps, strict=True)]
     )
-    return copies * _product(indices).ravel(), copies * fragments.ravel()
+    return copies * _product(all_indices).ravel(), copies * fragments.ravel()

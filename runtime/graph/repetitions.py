@@ -24,11 +24,12 @@ def repetitions(group: VertexGroup) -> tuple[Repetition | None, ...]:
     read = (a for a, field in zip(group.accesses, group.codelet.fields, strict=True) if field.is_read)
     if any(variable.monoid is not None for access in read for variable in access.tensor.variables()):
         return (None,) * len(group.accesses)
-    return tuple(_repetition_of(group, access) for access in group.accesses)
+    index_axes = _index_axes(group)
+    return tuple(_repetition_of(group, access, index_axes) for access in group.accesses)
 
 
-def _repetition_of(group: VertexGroup, access: Access) -> Repetition | None:
-    factors = [factor for factor in _factors(group, access) if factor[0] > 1]
+def _repetition_of(group: VertexGroup, access: Access, index_axes: list[int]) -> Repetition | None:
+    factors = [factor for factor in _factors(group, access, index_axes) if factor[0] > 1]
     if all(is_repeated for _, is_repeated, _ in factors):
         return None  # a scalar, which is loaded once
     repeated = _leading(factors, is_repeated=True)
@@ -46,11 +47,11 @@ def _leading(factors: list[tuple[int, bool, int | None]], is_repeated: bool) -> 
     return factors[:other]
 
 
-def _factors(group: VertexGroup, access: Access) -> Iterator[tuple[int, bool, int | None]]:
+def _factors(group: VertexGroup, access: Access, index_axes: list[int]) -> Iterator[tuple[int, bool, int | None]]:
     """Yield size, whether the operand repeats along it, and the axis if it lacks that, innermost first."""
     node = access.tensor.node
     dims = {term.axis: number for number, dim in enumerate(access.dims) for term in dim.terms if term.unit == "element"}
-    for axis in reversed(_index_axes(group)):
+    for axis in reversed(index_axes):
         extent = group.axes[axis].extent
         if axis not in dims:
             yield extent, True, axis

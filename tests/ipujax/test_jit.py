@@ -620,3 +620,17 @@ def test_callables_check_their_own_arguments(wrap):
     assert double(np.float32(2)) == 4
     with pytest.raises(ValueError, match="negative"):
         double(np.float32(-2))
+
+
+def test_memory_that_a_compilation_freed_is_returned_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    released: list[str] = []
+    monkeypatch.setattr(
+        "ipujax.functions.function_compiler.release_freed_memory", lambda: released.append("after a call")
+    )
+    f = ipu_jit(lambda x: x + 1)
+    for _ in range(3):
+        f(jnp.ones(3))
+    assert len(released) == 1
+    for _ in range(3):  # a new shape is compiled inside of JAX's dispatch: the call after it returns the memory
+        f(jnp.ones(4))
+    assert len(released) == 2
