@@ -354,7 +354,8 @@ def on_host_if(aval: Any, is_there: bool) -> Any:
 
 def shape_of(atom: Atom) -> tuple[int, ...]:
     """Shape of a variable or a literal."""
-    return tuple(_shape_of(atom).shape)
+    aval: Any = atom.aval
+    return tuple(aval.shape)
 
 
 # Of a value that varies over no axis of a mesh; JAX has no public name for it.
