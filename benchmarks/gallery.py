@@ -70,6 +70,7 @@ OPTIONS = {
     "poplar/tut5_ml": "--epochs 2 --tiles 64",
     "poplar/tut6_matrix_vector": "40 50",
     "poplar/tut7_matrix_vector_opt": "1000 100",
+    "studies/peak_rates": "--tiles 64 --sizes 64 512",
     "studies/sram_and_exchange": "--models perceptron convolution --tiles 8 --memory 40 624 --exchange 2 8",
     "studies/training_step": "--batch 16 --tiles 8 --no-host",
     "tile_level/jacobi_stencil": "--tiles 4 --rows 2 --columns 8 --iterations 5",

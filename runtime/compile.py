@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 
@@ -71,6 +71,7 @@ from ipujax.runtime.timeline.task_spans import task_spans
 from ipujax.runtime.timeline.timeline import timeline
 from ipujax.runtime.verify import verify
 
+T = TypeVar("T")
 Cost = ComputeSetCost | CopyCost | StreamCost | SyncCost | WaitCost
 STEPS = ("verify", "cost", "memory", "clocks")
 _LOG = Log("compile")
@@ -186,6 +187,17 @@ class Executable(Shared):
     def streaming_memory_bytes(self) -> int:
         """Bytes of remote buffers in streaming memory; those in the memory of the host do not count."""
         return sum(_streaming_bytes(self.graph, self.program).values())
+
+    def once(self, function: Callable[[Executable], T]) -> T:
+        """Return the value of a function of this executable, which is computed when it is first asked for."""
+        if function not in self._values:
+            self._values[function] = function(self)
+        value: T = self._values[function]
+        return value
+
+    @cached_property
+    def _values(self) -> dict[Callable[[Executable], Any], Any]:
+        return {}
 
     @cached_property
     def function(self) -> Callable[[Mapping[HostStream, Any]], dict[HostStream, jax.Array]]:

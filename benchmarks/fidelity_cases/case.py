@@ -13,7 +13,6 @@ import numpy as np
 from ipujax import poplar
 from ipujax.poplar.program import Program
 from ipujax.runtime.cost.compute_set import ComputeSetCost
-from ipujax.runtime.many_machines import ProgramCounts
 from ipujax.runtime.report import Profile
 from ipujax.runtime.timeline import PHASES
 from ipujax.runtime.uncertainty import interval_of_run
@@ -170,7 +169,7 @@ def errors(rows: Sequence[Row]) -> np.ndarray:
 def interval_of(profile: Profile, phases: Collection[str] = PHASES) -> Ends:
     """The 90 % interval of the cycles of some phases of a program, over these cycles."""
     executable = profile.executable
-    interval = interval_of_run(executable, ProgramCounts(executable), executable.program, None, phases=phases)
+    interval = interval_of_run(executable, executable.program, None, phases=phases)
     assert interval.high is not None
     return interval.low / interval.cycles, interval.high / interval.cycles
 

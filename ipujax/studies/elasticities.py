@@ -57,8 +57,8 @@ class Elasticities:
     shares: tuple[ShareElasticity, ...]
 
 
-def elasticities(executable: Executable, counts: ProgramCounts) -> Elasticities:
-    """Return the elasticities of a compiled program, whose counts are `counts`.
+def elasticities(executable: Executable) -> Elasticities:
+    """Return the elasticities of a compiled program.
 
     Raises:
         ProfileError: the trip count of a loop is data and not in `Options.trip_counts`.
@@ -69,7 +69,7 @@ def elasticities(executable: Executable, counts: ProgramCounts) -> Elasticities:
     for number in range(len(names)):
         factors[number, 1 + 2 * number :][:2] = 1 + _STEP, 1 - _STEP
     numbers = {name: getattr(target, name) * row for name, row in zip(names, factors, strict=True)}
-    steps, slots = counts.steps(Machines(target, numbers, factors.shape[1], is_exact=True))
+    steps, slots = executable.once(ProgramCounts).steps(Machines(target, numbers, factors.shape[1], is_exact=True))
     cycles = MachineClocks.of(executable.program, steps, slots, executable.options.trip_counts).cycles()
 
     def per_constant(values: np.ndarray) -> dict[str, float]:

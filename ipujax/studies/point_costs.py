@@ -166,7 +166,7 @@ class PlanCosts:
         if key not in self._counts:
             executable = self.executable
             is_same = key == _counted(executable.target)
-            self._counts[key] = ProgramCounts(executable if is_same else executable.on(target))
+            self._counts[key] = (executable if is_same else executable.on(target)).once(ProgramCounts)
         return self._counts[key]
 
 

@@ -122,8 +122,8 @@ def sensitivities(fun: Any, *args: Any, recompile: Sequence[str] = ()) -> Sensit
     _check_recompiled(recompile)
     plan = PlanCosts(work, device.target)
     executable = plan.executable
-    counts = ProgramCounts(executable)
-    analysis = elasticities(executable, counts)
+    counts = executable.once(ProgramCounts)
+    analysis = elasticities(executable)
     units = {item.name: item.metadata.get("unit", "") for item in dataclasses.fields(Target)}
     rows = [
         {

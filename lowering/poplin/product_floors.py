@@ -17,7 +17,7 @@ import numpy as np
 from ipujax.lowering.poplin import cycles as formula
 from ipujax.lowering.poplin.cycles import Precision
 from ipujax.lowering.poplin.spec import arithmetic_of
-from ipujax.runtime.cache import remembered
+from ipujax.runtime.cache import remembered, remembered_small
 from ipujax.runtime.target import Target, issue_round_cycles
 
 # Multiply-adds of one instruction without the AMP, derived: 64 bits of both operands in a dot product, 8 groups of half
@@ -59,6 +59,7 @@ class ProductExtents:
     is_slic: bool = False
 
 
+@remembered_small
 def multiply_add_cycles(
     lhs_dtype: Any, rhs_dtype: Any, extents: ProductExtents, vertex_cycles: float, target: Target
 ) -> float:
@@ -99,6 +100,7 @@ def _amp_cycles(precision: Precision, rows: int, inner: int, vertex_cycles: floa
     return float(min(unit.min() for unit in units))
 
 
+@remembered_small
 def smallest_product_cycles(lhs_dtype: Any, rhs_dtype: Any, target: Target) -> float:
     """Tile cycles of the smallest vertex of a product."""
     precision = arithmetic_of(lhs_dtype, rhs_dtype, target).precision

@@ -115,12 +115,7 @@ def _least_phases(executable: Executable, runs: Mapping[Program, int]) -> _Phase
 def _of_path(work_of_target: LeastWork, target: Target) -> _Phases:
     """Return the phases of the longest path, of one IPU with the work of the mean tile; by the best weights."""
     tiles = target.tiles_per_ipu
-    # Clocks of several IPUs advance side by side: the mean tile's work is no part of one path.
-    paths = (
-        work_of_target.paths
-        if target.num_ipus == 1
-        else [path for path in work_of_target.paths if path.tile_share == 1]
-    )
+    paths = work_of_target.paths
     totals = [path.cycles + (1 - path.tile_share) * work_of_target.tile_cycles / tiles for path in paths]
     best = max(range(len(paths)), key=totals.__getitem__)
     sync = paths[best].supersteps * float(target.internal_sync_cycles)

@@ -9,7 +9,7 @@ rounded up step by step.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated
@@ -79,19 +79,18 @@ def causes_of_run(
     """
     if not executable.steps:
         return (Cause(COMPUTATION, 0, 0, 0, Origin()),)
-    removals = Removals(executable)
-    run = Run(executable, program, recording)
+    removals = executable.once(Removals)
     totals = _Totals(np.array([runs.get(node, 0) for node in removals.nodes]), is_beside(executable))
-    present = [cause for cause in CAUSES if removals.is_of(cause) and _takes_cycles(removals, cause)]
-    waterfall = [tuple(present[:n]) for n in range(len(present) + 1)]
-    alone = [(cause,) for cause in present]
-    cycles = _cycles(run, removals, totals, [*waterfall, *alone])
+    origins: dict[str, Origin] = {}
+    cycles = _cycles(Run(executable, program, recording), removals, totals, _variants(removals, totals, origins))
+    present = list(origins)
+    waterfall = _waterfall(present)
     removed = {
         name: cycles[before] - cycles[after] for (before, after), name in zip(pairwise(waterfall), present, strict=True)
     }
     removed[COMPUTATION] = cycles[waterfall[-1]]
     alone_cycles = {name: cycles[()] - cycles[name,] for name in present} | {COMPUTATION: removed[COMPUTATION]}
-    origins = {name: _origin(removals, totals, name) for name in present} | {COMPUTATION: Origin()}
+    origins[COMPUTATION] = Origin()
     least = _least_by_cause(removed, bound)
     return tuple(Cause(name, removed[name], alone_cycles[name], least[name], origins[name]) for name in removed)
 
@@ -130,26 +129,47 @@ class _Totals:
         return busy
 
 
-def _takes_cycles(removals: Removals, cause: str) -> bool:
-    return cause in (UNEQUAL_IPUS, WAITS) or not np.array_equal(removals.without((cause,)), removals.whole)
+_Variant = tuple[tuple[str, ...], np.ndarray]  # causes, and the work of all steps without them
 
 
-def _cycles(
-    run: Run, removals: Removals, totals: _Totals, variants: Sequence[tuple[str, ...]]
-) -> dict[tuple[str, ...], int]:
+def _variants(removals: Removals, totals: _Totals, origins: dict[str, Origin]) -> Iterator[_Variant]:
+    """Yield the work without each cause that the run has, then that of the waterfall; note origins of the causes."""
+    for cause in CAUSES:
+        if not removals.is_of(cause):
+            continue
+        work = removals.without((cause,))
+        if cause in (UNEQUAL_IPUS, WAITS) or not np.array_equal(work, removals.whole):
+            origins[cause] = _origin(removals, totals, work)
+            yield (cause,), work
+    for removed in _waterfall(list(origins)):
+        if len(removed) != 1:
+            yield removed, removals.without(removed)
+
+
+def _waterfall(present: Sequence[str]) -> list[tuple[str, ...]]:
+    """Return the causes that are removed together, from none to all."""
+    return [tuple(present[:n]) for n in range(len(present) + 1)]
+
+
+def _cycles(run: Run, removals: Removals, totals: _Totals, variants: Iterable[_Variant]) -> dict[tuple[str, ...], int]:
     """Return the cycles of the run without each of several sets of causes."""
+    cycles: dict[tuple[str, ...], int] = {}
+    walked: list[tuple[str, ...]] = []
 
-    def work_of(removed: tuple[str, ...]) -> np.ndarray:
-        work = removals.without(removed)
-        if UNEQUAL_IPUS in removed:
-            tasks = removals.tasks
-            work[tasks] = _with_equal_ipus(work[tasks], totals.busy_cycles(work * tasks[:, None, None]))
-        return work
+    def works() -> Iterator[np.ndarray]:
+        """Yield the work of variants that are walked; without waits a run takes as long as its busiest IPU."""
+        for removed, work in variants:
+            if UNEQUAL_IPUS in removed:
+                tasks = removals.tasks
+                work[tasks] = _with_equal_ipus(work[tasks], totals.busy_cycles(work * tasks[:, None, None]))
+            if WAITS in removed:
+                cycles[removed] = int(totals.busy_cycles(work).max())
+            else:
+                walked.append(removed)
+                yield work
 
-    walked = [removed for removed in variants if WAITS not in removed]
-    # Without waits a run takes as long as its busiest IPU.
-    cycles = {removed: int(totals.busy_cycles(work_of(removed)).max()) for removed in variants if WAITS in removed}
-    return cycles | dict(zip(walked, run.cycles(map(work_of, walked)), strict=True))
+    of_walked = run.cycles(works())
+    return cycles | dict(zip(walked, of_walked, strict=True))
 
 
 def _with_equal_ipus(work: np.ndarray, busy_cycles: np.ndarray) -> np.ndarray:
@@ -161,9 +181,9 @@ def _with_equal_ipus(work: np.ndarray, busy_cycles: np.ndarray) -> np.ndarray:
     return equal
 
 
-def _origin(removals: Removals, totals: _Totals, cause: str) -> Origin:
-    """Return the origin of the steps that lose most cycles without a cause."""
-    saved = (removals.whole - removals.without((cause,))).sum(2).max(1) * totals.runs
+def _origin(removals: Removals, totals: _Totals, work: np.ndarray) -> Origin:
+    """Return the origin of the steps that lose most cycles with the work that is left without a cause."""
+    saved = (removals.whole - work).sum(2).max(1) * totals.runs
     by_origin: dict[Origin, int] = {}
     for node, cycles in zip(removals.nodes, saved.tolist(), strict=True):
         if cycles > 0 and isinstance(node, Leaf):

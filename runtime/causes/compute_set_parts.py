@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from ipujax.runtime.cost import block_shapes, whole_vertex_cycles
-from ipujax.runtime.graph import NO_TILE, ComputeSet, Graph, VertexGroup
+from ipujax.runtime.cache import remembered
+from ipujax.runtime.cost import whole_vertex_cycles
+from ipujax.runtime.graph import NO_TILE, Codelet, ComputeSet, Graph, VertexGroup
 from ipujax.runtime.target import Target, issue_round_cycles
 
 
@@ -55,13 +56,19 @@ def _cycles_of_one_element(group: VertexGroup, target: Target) -> int:
     """Return the cycles of a vertex of a group with a block of one element in each field."""
     codelet = group.codelet
     if codelet.costed_by == "arrays":
-        blocks = [tuple(np.ones((1,) * len(group.grid), np.int64) for _ in block) for block in block_shapes(group)]
-        cycles = int(whole_vertex_cycles(codelet, blocks, target, 1, 0).max())
+        ranks = tuple(sum(not dim.is_squeezed for dim in access.dims) for access in group.accesses)
+        cycles = _cycles_of_ranks(codelet, ranks, len(group.grid), target)
     else:  # code of a user, which need not know such blocks
         cycles = 0
     if codelet.supervisor:
         return cycles
     return target.supervisor_overhead_cycles + int(issue_round_cycles(target)) * cycles
+
+
+@remembered
+def _cycles_of_ranks(codelet: Codelet, ranks: tuple[int, ...], grid_rank: int, target: Target) -> int:
+    one = np.ones((1,) * grid_rank, np.int64)
+    return int(whole_vertex_cycles(codelet, [(one,) * rank for rank in ranks], target, 1, 0).max())
 
 
 def is_of_scalars(graph: Graph, compute_set: ComputeSet) -> bool:

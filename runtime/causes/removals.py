@@ -204,8 +204,11 @@ class Removals:
             is_started: whether the vertices of each tile run without their least cycles.
             is_equal: whether all tiles of an IPU work alike, each with its least cycles and the mean of all others.
         """
-        if not any((is_native, is_fast, is_in_place, is_started, is_equal)):
+        flags = is_native, is_fast, is_in_place, is_started, is_equal
+        if not any(flags):
             return self.whole[..., COMPUTE]
+        if flags in self._compute:
+            return self._compute[flags]
         costs = self._costs_of(is_native, is_fast)
         target = self.executable.target
         rows_by_cost: dict[int, np.ndarray] = {}  # by identity: equal compute sets share a cost
@@ -222,7 +225,13 @@ class Removals:
                     rows_by_cost[id(cost)] = pad_tiles(of_ipus, cost.first_ipu, target.num_ipus)
                 row = rows_by_cost[id(cost)]
             rows.append(row)
-        return np.stack(rows)
+        self._compute[flags] = np.stack(rows)
+        return self._compute[flags]
+
+    @cached_property
+    def _compute(self) -> dict[tuple[bool, ...], np.ndarray]:
+        """Compute cycles that are known, by the arguments of `_compute_cycles`."""
+        return {}
 
     def _least_cycles(self, cost: ComputeSetCost | CopyCost) -> np.ndarray:
         """Return the cycles of each tile for vertices of one element: work that is on a tile however it is spread."""

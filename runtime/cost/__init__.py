@@ -35,6 +35,7 @@ from ipujax.runtime.cost.transfer_counts import (
     CopyCycles as CopyCycles,
     StreamCycles as StreamCycles,
     copy_cycles_on as copy_cycles_on,
+    copy_key as copy_key,
     copying_counts as copying_counts,
     slowest_tiles_of_copy as slowest_tiles_of_copy,
     stream_cycles_on as stream_cycles_on,

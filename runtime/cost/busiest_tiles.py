@@ -19,12 +19,29 @@ from ipujax.runtime.target import Target
 _MOST_COMPARED = 256  # tiles: their comparison with each other takes the square of their number
 
 
+def distinct_columns(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the distinct columns of int64[k, n] in lexical order, [k, distinct], and the number of each, [n]."""
+    if not rows.size:
+        return rows[:, :1], np.zeros(rows.shape[1], np.int64)
+    # Tiles mostly equal the one before them, and mostly in all counts but a few: few columns and rows are sorted.
+    is_new = np.concatenate([[True], (rows[:, 1:] != rows[:, :-1]).any(0)])
+    runs = rows[:, is_new]
+    varying = runs[(runs != runs[:, :1]).any(1)]
+    if not len(varying):
+        return runs[:, :1], np.zeros(rows.shape[1], np.int64)
+    order = np.lexsort(varying[::-1])
+    ordered = varying[:, order]
+    begins = np.concatenate([[True], (ordered[:, 1:] != ordered[:, :-1]).any(0)])
+    number_of_run = np.empty(len(order), np.int64)
+    number_of_run[order] = np.cumsum(begins) - 1
+    return runs[:, order[begins]], number_of_run[np.cumsum(is_new) - 1]
+
+
 def distinct_tiles(counts: np.ndarray, window: Window) -> tuple[np.ndarray, np.ndarray]:
     """Return the distinct tiles of each IPU of a window, by counts int64[k, tiles]: counts [k, n] and IPUs [n]."""
     ipu = np.arange(window.tiles) // window.tiles_per_ipu
     busy = counts.any(0)
-    rows = np.concatenate([ipu[None, busy], counts[:, busy]])
-    columns = np.unique(rows, axis=1) if rows.size else rows
+    columns, _ = distinct_columns(np.concatenate([ipu[None, busy], counts[:, busy]]))
     return columns[1:], columns[0]
 
 

@@ -33,7 +33,7 @@ from ipujax.runtime.exchange import (
     Traffic,
     exchange_cycles,
     geometry,
-    mappings_of,
+    mappings_from,
     receive_cycles,
 )
 from ipujax.runtime.graph import (
@@ -187,9 +187,15 @@ def _constants_read(graph: Graph, compute_set: ComputeSet) -> object:
     return target.num_ipus, *(getattr(target, name) for name in _OF_TILES)
 
 
-def cost_key(graph: Graph, compute_set: ComputeSet) -> tuple[object, ...] | None:
-    """Return all but the target that the cost of a compute set depends on; None where that is not hashable."""
-    key = tuple(_cost_key(group, graph) for group in graph.groups[compute_set])
+def cost_key(graph: Graph, compute_set: ComputeSet, first_tile: int = 0) -> tuple[object, ...] | None:
+    """Return all but the target that the cost of a compute set depends on; None where that is not hashable.
+
+    Args:
+        graph: of the compute set.
+        compute_set: the compute set.
+        first_tile: from which tiles are counted, so that layers on several IPUs are equal.
+    """
+    key = tuple(_cost_key(group, graph, first_tile) for group in graph.groups[compute_set])
     return None if None in key else key
 
 
@@ -209,13 +215,14 @@ def _is_cost_of(cost: ComputeSetCost, graph: Graph, compute_set: ComputeSet) -> 
     )
 
 
-def _cost_key(group: VertexGroup, graph: Graph) -> tuple[object, ...] | None:
+def _cost_key(group: VertexGroup, graph: Graph, first_tile: int) -> tuple[object, ...] | None:
     """Return everything that the cost of a group depends on; None where a list of elements is part of that."""
     tensors = [access.tensor for access in group.accesses]
     views = tuple(map(geometry, tensors))
     if None in views:
         return None
-    mapped = tuple((x.dtype, mappings_of(x, graph)) for x in tensors)
+    mapped = tuple((x.dtype, mappings_from(first_tile, x, graph)) for x in tensors)
+    tile = np.where(group.tile == NO_TILE, NO_TILE, group.tile - first_tile) if first_tile else group.tile
     cuts = tuple(axis.cuts.tobytes() for axis in group.axes)
     padded = tuple(graph.padded_lengths.items())
     return (
@@ -225,7 +232,7 @@ def _cost_key(group: VertexGroup, graph: Graph) -> tuple[object, ...] | None:
         mapped,
         tuple(access.dims for access in group.accesses),
         cuts,
-        group.tile.tobytes(),
+        tile.tobytes(),
     )
 
 

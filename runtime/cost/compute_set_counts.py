@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ipujax.runtime.cost.busiest_tiles import ExchangeCounts, distinct_tiles, largest_of_ipus
+from ipujax.runtime.cost.busiest_tiles import ExchangeCounts, distinct_columns, distinct_tiles, largest_of_ipus
 from ipujax.runtime.cost.compute_set import (
     ComputeSetCost,
     block_shapes,
@@ -200,9 +200,9 @@ def _distinct_vertices(group: VertexGroup, window: Window, graph: Graph) -> _Ver
         return _Vertices(group.codelet, shapes, *rows_of, numbers)
     lengths = [np.broadcast_to(length, group.grid)[is_vertex] for block in shapes for length in block]
     rows = np.stack(lengths) if lengths else np.zeros((1, len(tile)), np.int64)
-    distinct, number = np.unique(rows, axis=1, return_inverse=True)
-    numbers = np.zeros((distinct.shape[1], window.tiles), np.int64)
-    np.add.at(numbers, (number.reshape(-1), tile), 1)
+    distinct, number = distinct_columns(rows)
+    kinds = distinct.shape[1]
+    numbers = np.bincount(number * window.tiles + tile, minlength=kinds * window.tiles).reshape(kinds, window.tiles)
     columns = iter(distinct[:, :, None])
     blocks = [tuple(next(columns) for _ in block) for block in shapes]
     return _Vertices(group.codelet, blocks, *rows_of, numbers)

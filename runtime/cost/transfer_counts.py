@@ -21,6 +21,7 @@ from ipujax.runtime.cost.transfer import (
     copy_counts,
     cross_replica_counts,
 )
+from ipujax.runtime.exchange import geometry, mappings_from
 from ipujax.runtime.graph import Copy, CrossReplicaCopy, Graph
 from ipujax.runtime.target import Machines, Target
 
@@ -66,6 +67,18 @@ def copying_of(parts: CopyCounts) -> CopyingCounts:
     """Return the copies on own tiles among what a copy moves."""
     copied = np.stack([parts.local_bytes, parts.local_fragments, parts.slow_cycles])
     return CopyingCounts.by_tile(copied, parts.window)
+
+
+def copy_key(graph: Graph, copy: Copy, first_tile: int) -> object | None:
+    """Return all that the counts of a copy inside an IPU depend on, with its tiles counted from the first.
+
+    None where a list of elements is part of that.
+    """
+    tensors = (copy.source, copy.destination)
+    views = tuple(map(geometry, tensors))
+    if None in views:
+        return None
+    return "copy", views, copy.source.dtype, *(mappings_from(first_tile, tensor, graph) for tensor in tensors)
 
 
 def copy_cycles_on(graph: Graph, copy: Copy | CrossReplicaCopy) -> Callable[[Machines], CopyCycles]:

@@ -35,4 +35,5 @@ from ipujax.runtime.exchange.traffic import (
     copy_traffic as copy_traffic,
     geometry as geometry,
     independent_parts as independent_parts,
+    mappings_from as mappings_from,
 )

@@ -244,6 +244,12 @@ def _shift_tiles(mapping: TileMapping, shift: int) -> TileMapping:
     return mapping.on_tiles(mapping.tiles - shift)
 
 
+def mappings_from(first_tile: int, tensor: Tensor, graph: Graph) -> tuple[TileMapping, ...]:
+    """Return the mappings of a tensor's variables with tiles counted from one."""
+    mappings = mappings_of(tensor, graph)
+    return tuple(_shift_tiles(mapping, first_tile) for mapping in mappings) if first_tile else mappings
+
+
 def _on_all_tiles(part: _Window, num_tiles: int) -> Traffic:
     members = [getattr(part.traffic, item.name) for item in fields(Traffic)]
     # All members without traffic are one array, `_scale_to_bytes` sees to it: an identity test saves the padding.

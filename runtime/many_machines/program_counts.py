@@ -1,8 +1,8 @@
 """Counts of a compiled program, and its cycles and memory on machines that differ in rates.
 
 Input: an `Executable`. Output: `ProgramCounts`, whose `cycles` and `memory` are those of `Executable.on` each machine.
-Compute sets of equal vertices are counted once; the cycles of a phase are computed once for each combination of the
-constants that it reads. Clocks of all machines are walked together.
+Equal compute sets, and equal copies, are counted once, on whichever IPU they are; the cycles of a phase are computed
+once for each combination of the constants that it reads. Clocks of all machines are walked together.
 Limits: trip counts that are data are those of `Options.trip_counts`; branches that data decide are the costliest.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 
@@ -18,12 +18,16 @@ from ipujax.runtime.analysis import EffectsOf
 from ipujax.runtime.compile import Executable, held_graph
 from ipujax.runtime.cost import (
     ComputeSetCost,
+    ComputeSetCycles,
+    CopyCost,
+    CopyCycles,
     StreamCost,
     SyncCost,
     WaitCost,
     compute_set_counts,
     compute_set_cycles,
     copy_cycles_on,
+    copy_key,
     cost_key,
     stream_cycles_on,
 )
@@ -34,6 +38,7 @@ from ipujax.runtime.timeline import ClockStep, MachineClocks, equal_ipus
 from ipujax.runtime.timeline.clock_steps import LeafCycles, steps_of_cycles
 
 OnMachines = Callable[[Machines], LeafCycles]
+Counted = tuple[OnMachines, int]  # from machines to the cycles of a leaf, and how many IPUs further this one is
 _MOST_AT_ONCE = 1024  # machines of which the steps of a program are in memory: 40 bytes a step, IPU and machine
 MEMORY_CONSTANTS = ("bytes_per_tile", "interleaved_offset_bytes", "exchange_receive_instructions")
 
@@ -56,31 +61,48 @@ class ProgramCounts:
     def __init__(self, executable: Executable) -> None:
         self._executable = executable
         self._memories: dict[tuple[int, ...], Memory] = {}
+        self._firsts: dict[object, Counted] = {}  # first of equal leaves, with its IPU
+        self._sets: dict[ComputeSet, Counted] = {}
 
     @cached_property
-    def _leaves(self) -> Mapping[Leaf, OnMachines]:
-        """From machines to the cycles of each leaf; counts are made when a function is first called."""
+    def _leaves(self) -> Mapping[Leaf, Counted]:
         executable = self._executable
-        graph = executable.graph
-        sets: dict[ComputeSet, OnMachines] = {}
-        of_equals: dict[object, OnMachines] = {}
-        leaves: dict[Leaf, OnMachines] = {}
+        leaves: dict[Leaf, Counted] = {}
         for leaf, cost in executable.costs.items():
             match leaf, cost:
                 case Execute(compute_set), ComputeSetCost():
-                    if compute_set not in sets:
-                        key = cost_key(graph, compute_set) or compute_set
-                        if key not in of_equals:
-                            of_equals[key] = _of_compute_set(executable, compute_set)
-                        sets[compute_set] = of_equals[key]
-                    leaves[leaf] = sets[compute_set]
-                case Copy() | CrossReplicaCopy(), _:
-                    leaves[leaf] = copy_cycles_on(graph, leaf)
+                    leaves[leaf] = self._of_compute_set(compute_set, cost.first_ipu)
+                case Copy(), CopyCost():
+                    leaves[leaf] = self._of_copy(leaf, cost)
+                case CrossReplicaCopy(), _:
+                    leaves[leaf] = copy_cycles_on(executable.graph, leaf), 0
                 case _, StreamCost():
-                    leaves[leaf] = stream_cycles_on(cost.counts)
+                    leaves[leaf] = stream_cycles_on(cost.counts), 0
                 case _, SyncCost() | WaitCost():
-                    leaves[leaf] = _constantly(cost)
+                    leaves[leaf] = partial(_constantly, cost), 0
         return leaves
+
+    def _of_compute_set(self, compute_set: ComputeSet, first_ipu: int) -> Counted:
+        """Return the cycles of a compute set, counted once for all that are equal but for their IPUs."""
+        if compute_set not in self._sets:
+            graph = self._executable.graph
+            key = cost_key(graph, compute_set, first_ipu * graph.target.tiles_per_ipu) or compute_set
+            if key not in self._firsts:
+                self._firsts[key] = partial(compute_set_cycles, compute_set_counts(graph, compute_set)), first_ipu
+            on, ipu = self._firsts[key]
+            self._sets[compute_set] = on, first_ipu - ipu
+        return self._sets[compute_set]
+
+    def _of_copy(self, copy: Copy, cost: CopyCost) -> Counted:
+        """Return the cycles of a copy, counted once for all that are equal but for the IPU that they are inside of."""
+        graph = self._executable.graph
+        tiles_per_ipu = graph.target.tiles_per_ipu
+        is_inside = len(cost.copy_cycles) == tiles_per_ipu
+        key = (copy_key(graph, copy, cost.first_ipu * tiles_per_ipu) if is_inside else None) or copy
+        if key not in self._firsts:
+            self._firsts[key] = copy_cycles_on(graph, copy), cost.first_ipu
+        on, ipu = self._firsts[key]
+        return on, cost.first_ipu - ipu
 
     @cached_property
     def _effects(self) -> EffectsOf:
@@ -88,11 +110,13 @@ class ProgramCounts:
 
     def steps(self, machines: Machines) -> tuple[dict[Program, ClockStep], int]:
         """Return the clock steps of all leaves and decisions on some machines, and the slots beside the IPUs."""
-        cycles_of: dict[OnMachines, LeafCycles] = {}
-        for on in self._leaves.values():
-            if on not in cycles_of:
-                cycles_of[on] = on(machines)
-        cycles = {leaf: cycles_of[on] for leaf, on in self._leaves.items()}
+        cycles_of: dict[Counted, LeafCycles] = {}
+        for on, ipus in self._leaves.values():
+            if (on, 0) not in cycles_of:
+                cycles_of[on, 0] = on(machines)
+            if (on, ipus) not in cycles_of:
+                cycles_of[on, ipus] = _on_further_ipu(cycles_of[on, 0], ipus)
+        cycles = {leaf: cycles_of[counted] for leaf, counted in self._leaves.items()}
         return steps_of_cycles(self._executable.program, cycles, self._effects, machines.arrays())
 
     def cycles(self, targets: Sequence[Target]) -> np.ndarray:
@@ -136,10 +160,15 @@ class ProgramCounts:
         return replace(memory, fits=memory.fits and self._executable.streaming_memory_bytes <= available_bytes)
 
 
-def _of_compute_set(executable: Executable, compute_set: ComputeSet) -> OnMachines:
-    counts = compute_set_counts(executable.graph, compute_set)
-    return lambda machines: compute_set_cycles(counts, machines)
+def _on_further_ipu(cycles: LeafCycles, ipus: int) -> LeafCycles:
+    """Return the cycles of a compute set, or of a copy inside an IPU, that is so many IPUs further."""
+    match cycles:
+        case ComputeSetCycles(before, after, compute, has_vertices):
+            return ComputeSetCycles(*(np.roll(x, ipus, 0) for x in (before, after, compute, has_vertices)))
+        case CopyCycles(ports, copying, None, None):
+            return CopyCycles(np.roll(ports, ipus, 0), np.roll(copying, ipus, 0), None, None)
+    raise AssertionError("leaves of other kinds are not moved")
 
 
-def _constantly(cost: SyncCost | WaitCost) -> OnMachines:
-    return lambda machines: cost
+def _constantly(cost: SyncCost | WaitCost, machines: Machines) -> LeafCycles:
+    return cost

@@ -219,9 +219,10 @@ def _after_compute(executable: Executable, node: Program) -> np.ndarray:
 
 def _live_bytes(executable: Executable) -> dict[Program, int]:
     """Return the live bytes at each step, the maximum over its calls."""
-    tree = liveness_tree(executable)
+    tree = executable.once(liveness_tree)
+    always_bytes = tree.always_bytes
     live: dict[Program, int] = {}
     for node in tree.root.walk():
         if node.live_bytes is not None:
-            live[node.program] = max(live.get(node.program, 0), tree.always_bytes + node.live_bytes)
+            live[node.program] = max(live.get(node.program, 0), always_bytes + node.live_bytes)
     return live

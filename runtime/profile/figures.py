@@ -17,7 +17,6 @@ from ipujax.runtime.errors import ArgumentValueError, ProfileError
 from ipujax.runtime.files.figure_kinds import Real
 from ipujax.runtime.files.kinds import Map, Text
 from ipujax.runtime.graph import of_replicas
-from ipujax.runtime.many_machines import ProgramCounts
 from ipujax.runtime.profile.breakdown import LayerCost, Metric, Operation, layer_costs, line_costs, metrics_of_run
 from ipujax.runtime.profile.primary_figures import PrimaryFigures, run_figure
 from ipujax.runtime.profile.program_costs import PassChange, pass_changes
@@ -26,11 +25,11 @@ from ipujax.runtime.sections.memory import region_bytes
 from ipujax.runtime.uncertainty import (
     COMPILED,
     SPREADS,
+    Certainty,
     Energy,
     Interval,
-    coverage_of_run,
+    certainty_of_run,
     energy_of_run,
-    interval_of_run,
 )
 
 Lines = Literal["user", "library"]
@@ -103,10 +102,6 @@ class Figures(PrimaryFigures):
             raise ProfileError(what, hint="ipu.Options(trip_counts={name: iterations}), see profile.cycles")
         return cost
 
-    @cached_property
-    def _counts(self) -> ProgramCounts:
-        return ProgramCounts(self.executable)
-
     @run_figure
     def interval(self) -> Interval:
         """90 % interval of `cycles`, from the intervals of constants and the spreads of mechanisms; the plan is held.
@@ -114,9 +109,7 @@ class Figures(PrimaryFigures):
         Raises:
             ProfileError: as `timeline`.
         """
-        executable = self._program("interval")
-        is_open = bool(self.unpriced)
-        return interval_of_run(executable, self._counts, self._ran_program, self.recording, is_open=is_open)
+        return self._certainty.interval
 
     @run_figure
     def coverage(self) -> Annotated[dict[str, float], Map(Real(0, 1), Text())]:
@@ -125,8 +118,13 @@ class Figures(PrimaryFigures):
         Raises:
             ProfileError: as `timeline`.
         """
-        executable = self._program("coverage")
-        return coverage_of_run(executable, self._counts, self.timeline.executions, self.limiting_ipu)
+        return self._certainty.coverage
+
+    @cached_property
+    def _certainty(self) -> Certainty:
+        executable = self._program("interval")
+        run = (self._ran_program, self.recording, self.timeline.executions, self.limiting_ipu)
+        return certainty_of_run(executable, *run, is_open=bool(self.unpriced))
 
     @run_figure
     def metrics(self) -> dict[str, Metric]:

@@ -166,7 +166,7 @@ def step_costs(
         table.add_step(node, shares, timeline.executions.get(node, 0))
     for variable in executable.graph.variables:
         table.sum_of_variable(variable).variable_bytes += variable.num_bytes
-    liveness = liveness_tree(executable)
+    liveness = executable.once(liveness_tree)
     always = [item.variable for item in liveness.always if item.variable is not None]
     at_peak = [item.variable for item in liveness.at_peak if item.variable is not None]
     for variable in always:
@@ -208,10 +208,11 @@ class _Table:
             for row, cycles in zip(rows, divide(int(work[ipu, phase]) * runs, weights), strict=True):
                 row.work[ipu, phase] += cycles
         total_bytes = runs * sum(activity.moved_bytes for _, activity in self.ids.activities.get(node, ()))
+        largest_read = self._largest_read(node) if total_bytes else None
         for row, moved_bytes in zip(rows, divide(total_bytes, weights), strict=True):
             row.moved_bytes += moved_bytes
             if moved_bytes:
-                candidates = (row.largest_read, self._largest_read(node))
+                candidates = (row.largest_read, largest_read)
                 row.largest_read = max(filter(None, candidates), key=lambda v: v.num_bytes, default=None)
         if isinstance(node, Leaf) and not is_free(node):
             self._add_code(node, rows, shares)

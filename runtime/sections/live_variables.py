@@ -8,10 +8,12 @@ Limits: bytes are those of variables, without gaps; a step that becomes several 
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, count
+from operator import itemgetter
 
 from ipujax.runtime.analysis import Liveness
 from ipujax.runtime.compile import Executable
@@ -94,7 +96,7 @@ def liveness_tree(executable: Executable) -> LivenessTree:
     always += [LiveItem.of(v, v.num_bytes, "variable") for v in variables]
     fixed = ((name, int(tile_bytes.sum())) for name, tile_bytes in memory.fixed.items() if name != "constant")
     always += [LiveItem.without_variable(num_bytes, name) for name, num_bytes in fixed]
-    return LivenessTree(_sort_items(always), _Frame(memory.occupancy, None, variables, 0).node(executable.program))
+    return LivenessTree(_sort_items(always), _Frame(memory.occupancy, None, variables, {}).node(executable.program))
 
 
 def _always_live(frame: Liveness) -> Collection[Variable]:
@@ -109,15 +111,23 @@ def _always_live(frame: Liveness) -> Collection[Variable]:
 
 def liveness_section(executable: Executable, ids: Numbering) -> Json:
     """Return the tree as JSON-able data: `liveVariables` are positions in `notAlwaysLiveVariables`."""
-    tree = liveness_tree(executable)
+    tree = executable.once(liveness_tree)
     table: dict[LiveItem, int] = {}  # positions, in the order of first use
+    positions: dict[int, int] = {}  # the same by identity: steps share items, whose hash takes long
+    lists: dict[int, list[int]] = {}  # by the identity of the items of a step: calls share those of a function
+
+    def position(item: LiveItem) -> int:
+        if id(item) not in positions:
+            positions[id(item)] = table.setdefault(item, len(table))
+        return positions[id(item)]
 
     def data(node: LiveNode) -> Json:
         entry: Json = {"type": ids.type_of(node.program), "programs": ids.programs_of(node.program)}
         entry |= {"name": node.name} if node.name else {}
         if node.live_bytes is not None:
-            numbers = [table.setdefault(item, len(table)) for item in node.live]
-            entry |= {"liveBytes": node.live_bytes, "liveVariables": numbers}
+            if id(node.live) not in lists:
+                lists[id(node.live)] = list(map(position, node.live))
+            entry |= {"liveBytes": node.live_bytes, "liveVariables": list(lists[id(node.live)])}
         children = [data(child) for child in node.children if ids.programs_of(child.program)]
         return entry | ({"children": children} if children else {})
 
@@ -144,6 +154,20 @@ def _sort_items(items: Iterable[LiveItem]) -> Items:
     return tuple(sorted((i for i in items if i.num_bytes), key=lambda item: (-item.num_bytes, item.name)))
 
 
+SortKey = tuple[int, str, int]  # largest first, then by name, then by start
+
+
+def _sort_key(item: LiveItem, number: int) -> SortKey:
+    return -item.num_bytes, item.name, number
+
+
+def _with_caller(node: LiveNode, caller_bytes: int) -> LiveNode:
+    """Return the node of a function with the bytes that are live at a call of it."""
+    num_bytes = None if node.live_bytes is None else caller_bytes + node.live_bytes
+    children = tuple([_with_caller(child, caller_bytes) for child in node.children])
+    return LiveNode(node.program, node.name, num_bytes, node.live, children)
+
+
 class _Frame:
     """Walk of a program, or of a function, in the order of its steps.
 
@@ -151,16 +175,20 @@ class _Frame:
         occupancy: buffers, and the liveness of all frames.
         owner: the function of the frame; None for the program.
         always: variables to omit.
-        caller_bytes: live at the call of the function, without always-live ones.
+        bodies: the nodes of functions that were walked, without the bytes of callers.
     """
 
-    def __init__(self, occupancy: Occupancy, owner: Owner, always: Collection[Variable], caller_bytes: int) -> None:
+    def __init__(
+        self, occupancy: Occupancy, owner: Owner, always: Collection[Variable], bodies: dict[Owner, LiveNode]
+    ) -> None:
         self.occupancy = occupancy
         self.frame = occupancy.frames.liveness[owner]
         self.always = always
-        self.caller_bytes = caller_bytes
+        self.bodies = bodies
         self.starts, self.ends = starts_and_ends(self.frame)
-        self.live: dict[Variable, LiveItem] = {}
+        self.live: dict[Variable, tuple[SortKey, LiveItem]] = {}
+        self.ordered: list[tuple[SortKey, LiveItem]] = []  # of `live` those with bytes, as `_sort_items` sorts them
+        self.number = count()
         self.position = 0  # of the next step
 
     def node(self, node: Program) -> LiveNode:
@@ -170,10 +198,14 @@ class _Frame:
         test = node.test if isinstance(node, Loop) else None  # runs before the decision, so its steps come first
         before = () if test is None else (self.node(test),)
         items = self.step(node)
-        num_bytes = self.caller_bytes + sum(item.num_bytes for item in items)
+        num_bytes = sum(item.num_bytes for item in items)
         if isinstance(node, Call):
-            inner = _Frame(self.occupancy, node.function, self.always, num_bytes)
-            return LiveNode(node, node.function.name, num_bytes, items, (inner.node(node.function.body),))
+            function = node.function
+            if function not in self.bodies:
+                frame = _Frame(self.occupancy, function, self.always, self.bodies)
+                self.bodies[function] = frame.node(function.body)
+            body = _with_caller(self.bodies[function], num_bytes)
+            return LiveNode(node, function.name, num_bytes, items, (body,))
         children = node.children()[len(before) :]
         name = node.label if isinstance(node, Leaf) else ""
         return LiveNode(node, name, num_bytes, items, (*before, *map(self.node, children)))
@@ -183,10 +215,20 @@ class _Frame:
         step = self.frame.steps[self.position]
         assert step is node, "steps of another program"  # two walks of one tree that must agree
         for variable in self.ends[self.position]:
-            self.live.pop(variable, None)
+            if (entry := self.live.pop(variable, None)) is not None and entry[1].num_bytes:
+                del self.ordered[bisect_left(self.ordered, entry[0], key=itemgetter(0))]
         for variable in self.starts[self.position]:
-            if variable not in self.always:
-                self.live[variable] = LiveItem.of(variable, variable.num_bytes, "variable")
+            if variable not in self.always and variable not in self.live:
+                item = LiveItem.of(variable, variable.num_bytes, "variable")
+                entry = self.live[variable] = _sort_key(item, next(self.number)), item
+                if item.num_bytes:
+                    insort(self.ordered, entry, key=itemgetter(0))
         self.position += 1
         buffers = [LiveItem.buffer(step, int(values.sum()), name) for name, _, values in self.occupancy.buffers(step)]
-        return _sort_items([*self.live.values(), *buffers])
+        rows = self.ordered
+        if any(item.num_bytes for item in buffers):
+            rows = rows.copy()
+            for item in buffers:
+                if item.num_bytes:
+                    insort(rows, (_sort_key(item, next(self.number)), item), key=itemgetter(0))
+        return tuple([item for _, item in rows])

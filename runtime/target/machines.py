@@ -38,8 +38,11 @@ class Exact(np.ndarray):
             return self
         if ufunc is np.floor_divide:
             ufunc = np.true_divide
-        # `out=` too: an operation in place.
-        return exact(getattr(ufunc, method)(*_plain(inputs), **{name: _plain(x) for name, x in settings.items()}))
+        # `out=` too: an operation in place. Operands are single arrays and numbers, of which most calls have two.
+        operands = [x.view(np.ndarray) if type(x) is Exact else x for x in inputs]
+        chosen = {name: _plain(x) for name, x in settings.items()} if settings else settings
+        result = getattr(ufunc, method)(*operands, **chosen)
+        return result.view(Exact) if type(result) is np.ndarray and result.dtype.kind == "f" else exact(result)
 
     def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         return exact(func(*_plain(args), **{name: _plain(value) for name, value in kwargs.items()}))
@@ -114,6 +117,7 @@ class Machines:
         self.count = count
         self.is_exact = is_exact
         self._distinct: dict[tuple[str, ...], tuple[np.ndarray, np.ndarray]] = {}
+        self._arrays: dict[tuple[int, ...], dict[str, np.ndarray]] = {}
 
     @classmethod
     def of(cls, targets: Sequence[Target]) -> Machines:
@@ -135,11 +139,14 @@ class Machines:
 
     def arrays(self, which: np.ndarray | slice = slice(None)) -> TargetArray:
         """Return some machines as a target of arrays [machines]."""
-        chosen = {name: values[which] for name, values in self.numbers.items()}
-        if self.is_exact:
-            chosen = {name: exact(values.astype(float)) for name, values in chosen.items()}
-        count = len(np.arange(self.count)[which])
-        return TargetArray(self.target, chosen, (count,))
+        number = np.arange(self.count)[which]
+        key = tuple(number.tolist())
+        if key not in self._arrays:
+            chosen = {name: values[number] for name, values in self.numbers.items()}
+            if self.is_exact:
+                chosen = {name: exact(values.astype(float)) for name, values in chosen.items()}
+            self._arrays[key] = chosen
+        return TargetArray(self.target, self._arrays[key], (len(number),))
 
     def subset(self, which: np.ndarray) -> Machines:
         """Return some of the machines, by number."""

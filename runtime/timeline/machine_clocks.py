@@ -2,7 +2,7 @@
 
 Input: a program, and a `ClockStep` for each of its leaves whose work has an entry for each machine. Output: clocks, and
 the runs of each leaf. It is the walk of `clock_walk` without steps, phases and recordings: loops are powers of max-plus
-matrices, and of branches that data decide each machine takes its costliest.
+matrices, functions that are called often are one, and of branches that data decide each machine takes its costliest.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ipujax.runtime.graph import Block, Branch, Call, Loop, Program, WriteUndef
+from ipujax.runtime.graph import Block, Branch, Call, Function, Loop, Program, WriteUndef
 from ipujax.runtime.timeline import maxplus
 from ipujax.runtime.timeline.clock_walk import Clocks, Control
 from ipujax.runtime.timeline.clocks import ClockStep
@@ -38,7 +38,8 @@ class MachineClocks:
     num_ipus: int
     machines: int
     control: Control
-    _matrices: dict[Program, np.ndarray] = field(default_factory=dict)
+    _matrices: dict[Program | Function, np.ndarray] = field(default_factory=dict)
+    _calls: dict[Function, int] = field(default_factory=dict)
     _choices: dict[Program, np.ndarray] = field(default_factory=dict)
 
     @classmethod
@@ -67,7 +68,7 @@ class MachineClocks:
         """Advance `state`, [rows, columns, machines], in place, over one run of a part of the program."""
         match program:
             case Call(function):
-                self._run_part(function.body, state)
+                self._run_call(function, state)
             case Block():
                 for child in program.children():
                     self._run_part(child, state)
@@ -83,6 +84,18 @@ class MachineClocks:
                 return
             case _:
                 self._leaf(program, state)
+
+    def _run_call(self, function: Function, state: np.ndarray) -> None:
+        """Run a function: step by step, then, once it ran as often as a matrix has columns, by its matrix."""
+        calls = self._calls[function] = self._calls.get(function, 0) + state.shape[1]
+        if calls <= self.rows:
+            self._run_part(function.body, state)
+            return
+        if function not in self._matrices:
+            matrix = self._zeros(self.rows) + maxplus.identity(self.rows)[:, :, None]
+            self._run_part(function.body, matrix)
+            self._matrices[function] = matrix
+        state[:] = maxplus.product(self._matrices[function], state)
 
     def _leaf(self, leaf: Program, state: np.ndarray) -> None:
         step = self.steps[leaf]

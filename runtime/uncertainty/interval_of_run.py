@@ -3,7 +3,7 @@
 Each constant, and each mechanism, is moved to either end of its own interval, and the run is timed again with the plan
 held. The changes below and those above the run's cycles are each added as independent errors are, as the root of the
 sum of their squares.
-Input: an executable, its counts, the program and the recording of a run. Output: `Interval`, and `Energy` from it.
+Input: an executable, the program and the recording of a run. Output: `Interval`, and `Energy` from it.
 Source: `spreads` for mechanisms; `Target.sources` for constants, see `target.presets`.
 Limits: constants that a program is made for are taken as exact, and the plan as that of the hardware's software. Two
 errors at once may add up to more than either where the slowest tile or IPU changes.
@@ -11,7 +11,7 @@ errors at once may add up to more than either where the slowest tile or IPU chan
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from math import ceil, floor, hypot
@@ -23,13 +23,12 @@ from ipujax.runtime.causes.variants import Run, whole_work
 from ipujax.runtime.compile import Executable
 from ipujax.runtime.files.kinds import Integer
 from ipujax.runtime.graph import Program
-from ipujax.runtime.many_machines import ProgramCounts
-from ipujax.runtime.target import Machines, Target, perturbed_constants
+from ipujax.runtime.target import Target
 from ipujax.runtime.timeline import PHASES, Recording
-from ipujax.runtime.timeline.clocks import HOST_EXCHANGE
+from ipujax.runtime.uncertainty.constant_work import interval_ends, works_of_constants
 from ipujax.runtime.uncertainty.mechanism_work import MechanismWork
 
-_MOST_AT_ONCE_BYTES = 1 << 26  # work of the machines of which a program is costed together
+Ends = tuple[str, np.ndarray, np.ndarray]  # what is uncertain, and the work of all steps at both ends of its interval
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,22 +95,22 @@ def energy_of_run(interval: Interval, target: Target, num_ipus: int) -> Energy:
 
 def interval_of_run(
     executable: Executable,
-    counts: ProgramCounts,
     program: Program,
     recording: Recording | None,
     *,
     is_open: bool = False,
     phases: Collection[str] = PHASES,
+    constants: Iterable[Ends] | None = None,
 ) -> Interval:
     """Return the interval of the cycles of a run.
 
     Args:
         executable: the compiled program.
-        counts: its counts.
         program: the control tree that ran, of its steps.
         recording: choices of data-dependent control in a run; None for the static run.
         is_open: whether there is no upper end.
         phases: of which the cycles are; others take none.
+        constants: work of all steps at both ends of each constant; `ends_of_constants` when None.
 
     Raises:
         ProfileError: a trip count is data.
@@ -126,7 +125,8 @@ def interval_of_run(
         """Yield the work as it is, then that at both ends of each uncertainty."""
         mechanisms = MechanismWork(executable)
         yield _without(mechanisms.whole, omitted_phases)
-        for name, *works_at_ends in chain(mechanisms.ends(), _ends_of_constants(executable, counts)):
+        of_constants = ends_of_constants(executable) if constants is None else constants
+        for name, *works_at_ends in chain(mechanisms.ends(), of_constants):
             names.append(name)
             yield from (_without(work, omitted_phases) for work in works_at_ends)
 
@@ -150,48 +150,14 @@ def _without(work: np.ndarray, phases: list[int]) -> np.ndarray:
     return work
 
 
-def uncertain_constants(target: Target) -> list[str]:
-    """Return the rates that are not exact."""
-    return [name for name in perturbed_constants(target) if target.sources[name].low < target.sources[name].high]
-
-
-def _ends_of_constants(executable: Executable, counts: ProgramCounts) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+def ends_of_constants(executable: Executable) -> Iterator[Ends]:
     """Yield constant, work of all steps at its lower end and at its upper end."""
-    target = executable.target
-    names = uncertain_constants(target)
+    for name, work, changed in works_of_constants(executable, interval_ends(executable.target)):
+        yield changed_ends(executable, name, work, changed)
+
+
+def changed_ends(executable: Executable, name: str, work: np.ndarray, changed: np.ndarray) -> Ends:
+    """Return a constant with the work of all steps at both ends, from work that is not rounded."""
+    low, high = (np.rint(changed[..., end] - work).astype(np.int64) for end in (0, 1))
     work_as_it_is = whole_work(executable)
-    at_once = max(1, _MOST_AT_ONCE_BYTES // (2 * work_as_it_is.nbytes))
-    for start in range(0, len(names), at_once):
-        chosen = names[start : start + at_once]
-        intervals = [(target.sources[name].low, target.sources[name].high) for name in chosen]
-        work = work_on_machines(executable, counts, chosen, intervals)
-        for number, name in enumerate(chosen):
-            low, high = (np.rint(work[..., 1 + 2 * number + end] - work[..., 0]).astype(np.int64) for end in (0, 1))
-            yield name, work_as_it_is + low, work_as_it_is + high
-
-
-def work_on_machines(
-    executable: Executable, counts: ProgramCounts, names: list[str], factors: list[tuple[float, float]]
-) -> np.ndarray:
-    """Return the work of all steps with each constant at its two values, not rounded.
-
-    Args:
-        executable: the compiled program.
-        counts: its counts.
-        names: constants.
-        factors: two values of each, over that of the executable's machine.
-
-    Returns:
-        float[steps, num_ipus, 5, 1 + 2 · len(names)]; the first machine is the executable's.
-    """
-    target = executable.target
-    factors_of_machines = np.ones((len(names), 1 + 2 * len(names)))
-    for number, pair in enumerate(factors):
-        factors_of_machines[number, 1 + 2 * number :][:2] = pair
-    numbers = {name: getattr(target, name) * row for name, row in zip(names, factors_of_machines, strict=True)}
-    steps, _ = counts.steps(Machines(target, numbers, 1 + 2 * len(names), is_exact=True))
-    work = np.stack([np.asarray(step.work) for step in steps.values()])
-    for row, step in zip(work, steps.values(), strict=True):
-        for _, ipu, cycles in step.transfers:
-            row[ipu, HOST_EXCHANGE] = cycles
-    return work
+    return name, work_as_it_is + low, work_as_it_is + high

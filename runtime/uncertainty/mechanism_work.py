@@ -43,7 +43,7 @@ class MechanismWork:
 
     @cached_property
     def _removals(self) -> Removals:
-        return Removals(self.executable)
+        return self.executable.once(Removals)
 
     @property
     def whole(self) -> np.ndarray:

@@ -34,6 +34,7 @@ from ipujax.lowering.popops.vertices.elementwise_cycles import (
 )
 from ipujax.lowering.popops.vertices.emulation import emulation, kind_of, width_of
 from ipujax.lowering.popops.vertices.reduce_cycles import LAUNCH_CYCLES
+from ipujax.runtime.cache import remembered_small
 from ipujax.runtime.graph import Language
 from ipujax.runtime.target import Target, issue_round_cycles, larger, load_cycles, store_cycles, whole_cycles
 from ipujax.runtime.tensor import VECTOR_BYTES, element_bytes
@@ -100,6 +101,7 @@ def kernel_iteration(
     return larger(dual_issued, single_issued + packing + accesses), vector
 
 
+@remembered_small
 def least_element_cycles(op: OpCount, target: Target) -> tuple[float, bool]:
     """Tile cycles of one operation on one element, however it is fused and split; whether it issues beside loads.
 
@@ -112,6 +114,7 @@ def least_element_cycles(op: OpCount, target: Target) -> tuple[float, bool]:
     return round_share * min(float(alone) / vector, fused), _is_dual_issued(op)
 
 
+@remembered_small
 def smallest_kernel_cycles(target: Target) -> float:
     """Tile cycles that each vertex of elementwise operations or of a reduction takes before its first element."""
     starts = [*ROW_START_CYCLES.values(), *(cost.start for cost in OP_COSTS.values() if cost.start is not None)]
@@ -119,6 +122,7 @@ def smallest_kernel_cycles(target: Target) -> float:
     return float(launch + issue_round_cycles(target) * min(_START_CYCLES, *starts))
 
 
+@remembered_small
 def smallest_vertex_cycles(op: OpCount, target: Target) -> float:
     """Tile cycles of the smallest vertex that computes an operation, alone or with others, operands constant or not."""
     one_element = np.asarray(1)
