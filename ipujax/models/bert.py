@@ -22,7 +22,7 @@ from ipujax.models.network_layers import (
     through_layers,
     weights,
 )
-from ipujax.models.transformer_block import block_init
+from ipujax.models.transformer_block import block_init, queries_keys_values
 from ipujax.models.workload import Network, Struct, Tree
 
 
@@ -49,8 +49,7 @@ class BertShape:
 
 def layer(p: Params, x: jax.Array, bias: jax.Array, heads: int) -> jax.Array:
     """One encoder layer: attention and feed-forward, norms behind; `bias` hides padding."""
-    rows, length, _ = x.shape
-    q, k, v = jnp.split(dense(p["qkv"], x).reshape(rows, length, 3 * heads, -1), 3, axis=2)
+    q, k, v = queries_keys_values(p["qkv"], x, heads)
     scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) * q.shape[-1] ** -0.5 + bias
     mixed = jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores), v).reshape(x.shape)
     x = layer_norm(p["norm1"], x + dense(p["out"], mixed))

@@ -4,8 +4,10 @@ Input: a name of `PUBLISHED`, and changes. Output: a `Network`.
 
 Published sizes that contradict each other are read as follows: GPT-3 1.3B has 24 heads of 128 features in the paper,
 which are more than its width of 2,048, and 16 here; GPT-3 13B is 5,140 wide in the paper, which 40 heads of 128 do not
-fill, and 5,120 here. Parameters are those of the source, of the whole network that it describes; heads for training
-that are not part of that number are in `Network.num_parameters`.
+fill, and 5,120 here. The vocabulary of GPT-3, which the paper does not state, is here the 50,257 tokens of GPT-2 and 47
+rows that no text uses, so that up to 128 IPUs can share the table (Megatron-LM does so, option
+`--make-vocab-size-divisible-by`). Parameters are those of the source, of the whole network that it describes; heads for
+training that are not part of that number are in `Network.num_parameters`.
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ _BERT = "Devlin et al., arXiv 1810.04805, section 3; parameters of huggingface.c
 _VIT = "Dosovitskiy et al., arXiv 2010.11929, table 1; parameters of torchvision.models"
 _CONFORMER = "Gulati et al., arXiv 2005.08100, table 1, with a decoder of one LSTM layer"
 _RESNET = "He et al., arXiv 1512.03385, table 1; parameters of torchvision.models"
+_PADDED = 50_304  # tokens of the vocabulary of GPT-2, up to a multiple of 128
 _U_NET = "Ronneberger et al., arXiv 1505.04597, figure 1"
 
 
@@ -61,14 +64,14 @@ PUBLISHED: Mapping[str, PublishedNetwork] = {
     "gpt2-medium": PublishedNetwork(gpt, GptShape(24, 1024, 16), 354_823_168, _GPT2),
     "gpt2-large": PublishedNetwork(gpt, GptShape(36, 1280, 20), 774_030_080, _GPT2),
     "gpt2-xl": PublishedNetwork(gpt, GptShape(48, 1600, 25), 1_557_611_200, _GPT2),
-    "gpt-125m": PublishedNetwork(gpt, GptShape(12, 768, 12, length=2048), 125_000_000, _GPT3),
-    "gpt-350m": PublishedNetwork(gpt, GptShape(24, 1024, 16, length=2048), 350_000_000, _GPT3),
-    "gpt-760m": PublishedNetwork(gpt, GptShape(24, 1536, 16, length=2048), 760_000_000, _GPT3),
-    "gpt-1.3b": PublishedNetwork(gpt, GptShape(24, 2048, 16, length=2048), 1_300_000_000, _GPT3),
-    "gpt-2.7b": PublishedNetwork(gpt, GptShape(32, 2560, 32, length=2048), 2_700_000_000, _GPT3),
-    "gpt-6.7b": PublishedNetwork(gpt, GptShape(32, 4096, 32, length=2048), 6_700_000_000, _GPT3),
-    "gpt-13b": PublishedNetwork(gpt, GptShape(40, 5120, 40, length=2048), 13_000_000_000, _GPT3),
-    "gpt-175b": PublishedNetwork(gpt, GptShape(96, 12_288, 96, length=2048), 175_000_000_000, _GPT3),
+    "gpt-125m": PublishedNetwork(gpt, GptShape(12, 768, 12, _PADDED, 2048), 125_000_000, _GPT3),
+    "gpt-350m": PublishedNetwork(gpt, GptShape(24, 1024, 16, _PADDED, 2048), 350_000_000, _GPT3),
+    "gpt-760m": PublishedNetwork(gpt, GptShape(24, 1536, 16, _PADDED, 2048), 760_000_000, _GPT3),
+    "gpt-1.3b": PublishedNetwork(gpt, GptShape(24, 2048, 16, _PADDED, 2048), 1_300_000_000, _GPT3),
+    "gpt-2.7b": PublishedNetwork(gpt, GptShape(32, 2560, 32, _PADDED, 2048), 2_700_000_000, _GPT3),
+    "gpt-6.7b": PublishedNetwork(gpt, GptShape(32, 4096, 32, _PADDED, 2048), 6_700_000_000, _GPT3),
+    "gpt-13b": PublishedNetwork(gpt, GptShape(40, 5120, 40, _PADDED, 2048), 13_000_000_000, _GPT3),
+    "gpt-175b": PublishedNetwork(gpt, GptShape(96, 12_288, 96, _PADDED, 2048), 175_000_000_000, _GPT3),
     "llama-7b": PublishedNetwork(llama, LlamaShape(32, 4096, 32, 32, 11_008), 6_738_415_616, _LLAMA),
     "llama-13b": PublishedNetwork(llama, LlamaShape(40, 5120, 40, 40, 13_824), 13_015_864_320, _LLAMA),
     "llama-70b": PublishedNetwork(llama, LlamaShape(80, 8192, 64, 8, 28_672, length=4096), 68_976_648_192, _LLAMA2),

@@ -42,9 +42,15 @@ def attend_all(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
     return jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores), v)
 
 
+def queries_keys_values(p: Params, x: jax.Array, heads: int) -> list[jax.Array]:
+    """Queries, keys and values of all heads, each [batch, length, heads, width of a head], by one dense layer."""
+    # Those of a head are side by side: IPUs among which the outputs of the layer are split have whole heads.
+    return jnp.split(dense(p, x).reshape(*x.shape[:2], heads, -1), 3, -1)
+
+
 def attention(p: Params, x: jax.Array, heads: int, attend: Attend = attend) -> jax.Array:
     """Self-attention, causal by default, [batch, length, width] to the same."""
-    q, k, v = (part.reshape(*part.shape[:2], heads, -1) for part in jnp.split(dense(p["qkv"], x), 3, -1))
+    q, k, v = queries_keys_values(p["qkv"], x, heads)
     return dense(p["out"], attend(q, k, v).reshape(x.shape))
 
 

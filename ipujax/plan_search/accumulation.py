@@ -64,15 +64,22 @@ class SplitStep:
     Args:
         micro_batch: jaxpr of the number of the micro-batch, int32[1], and the step's arguments, those of the batch with
             the rows of one micro-batch, to terms of sums and rows of results.
-        is_sum: for each result of a micro-batch whether it is a term of a sum, else rows.
         update: jaxpr of the step's arguments and the micro-batches' results, added or joined, to the step's results.
         used: for each input of a micro-batch whether it is read.
+        in_dims: for each argument the dimension that is split over micro-batches, None for one that each reads whole.
+        out_dims: for each result of a micro-batch the dimension along which it is joined; None for a term of a sum.
     """
 
     micro_batch: ClosedJaxpr
-    is_sum: tuple[bool, ...]
     update: ClosedJaxpr
     used: tuple[bool, ...]
+    in_dims: tuple[int | None, ...]
+    out_dims: tuple[int | None, ...]
+
+    @property
+    def is_sum(self) -> tuple[bool, ...]:
+        """For each result of a micro-batch whether it is a term of a sum, else rows."""
+        return tuple(dim is None for dim in self.out_dims)
 
 
 def split_step(jaxpr: ClosedJaxpr, is_batch: Sequence[bool], micro_batches: int) -> SplitStep:
@@ -86,15 +93,39 @@ def split_step(jaxpr: ClosedJaxpr, is_batch: Sequence[bool], micro_batches: int)
     Raises:
         ArgumentError: the step is no sum over micro-batches followed by an update.
     """
-    body, are_rows = _of_one_micro_batch(jaxpr, is_batch, micro_batches)
+    specs = [PartitionSpec(_AXIS) if flag else PartitionSpec() for flag in is_batch]
+    split = split_along(jaxpr, specs, micro_batches)
+    if any(split.out_dims):  # results of the batch have its rows first
+        raise _refusal("a result of the step differs between micro-batches", "sums, means, or a row an example")
+    return split
+
+
+def along(dim: int) -> PartitionSpec:
+    """Return the split of a dimension over parts, for `split_along`."""
+    return PartitionSpec(*[None] * dim, _AXIS)
+
+
+def split_along(jaxpr: ClosedJaxpr, specs: Sequence[PartitionSpec | None], parts: int) -> SplitStep:
+    """Return a program as equal parts, computed one after the other, and what follows them.
+
+    Args:
+        jaxpr: the program, without calls and constants.
+        specs: split of each argument, `along` a dimension or `PartitionSpec()` for none; None for that which suits the
+            others.
+        parts: number of parts.
+
+    Raises:
+        ArgumentError: the program is no sum over parts followed by an update.
+    """
+    body, in_dims, result_dims = _of_one_part(jaxpr, specs, parts)
     # The number stands for the index along the axis of micro-batches, as that of a device along a mesh axis.
     number, *inputs = body.invars
-    kinds: dict[Var, Kind] = {v: "term" if flag else "same" for v, flag in zip(inputs, is_batch, strict=True)}
+    kinds: dict[Var, Kind] = {v: "same" if dim is None else "term" for v, dim in zip(inputs, in_dims, strict=True)}
     walk = _Walk({**kinds, number: "term"}, {}, {})
     eqns = walk.equations(body)
     results = [substituted(atom, walk.equal) for atom in body.outvars]
-    for atom, is_row in zip(results, are_rows, strict=True):
-        if walk.kind(atom) == "term" and not is_row:
+    for atom, dim in zip(results, result_dims, strict=True):
+        if walk.kind(atom) == "term" and dim is None:
             raise _refusal("a result of the step differs between micro-batches", "sums, means, or a row an example")
     # What the update reads of a micro-batch is accumulated or joined; all else of it is dropped after its run.
     of_update = [eqn for eqn in eqns if walk.place(eqn) == "update"]
@@ -106,21 +137,25 @@ def split_step(jaxpr: ClosedJaxpr, is_batch: Sequence[bool], micro_batches: int)
     of_micro_batch = [walk.of_terms(eqn) for eqn in eqns if walk.place(eqn) != "update"]
     micro = _live(part_of(body, body.invars, [substituted(v, walk.terms) for v in handed], of_micro_batch))
     update = part_of(body, [*inputs, *handed], results, [eqn for eqn in eqns if walk.place(eqn) != "micro-batch"])
-    return SplitStep(micro, tuple(walk.kind(v) == "sum" for v in handed), _live(update), used_inputs(micro.jaxpr))
+    # The update reads sums alone: what differs between parts is handed to results.
+    dims = {atom: dim for atom, dim in zip(results, result_dims, strict=True) if isinstance(atom, Var)}
+    out_dims = tuple(None if walk.kind(v) == "sum" else dims[v] for v in handed)
+    return SplitStep(micro, _live(update), used_inputs(micro.jaxpr), in_dims, out_dims)
 
 
 def _live(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
     return ClosedJaxpr(eliminate_dead_code(jaxpr.jaxpr), jaxpr.consts)
 
 
-def _of_one_micro_batch(
-    jaxpr: ClosedJaxpr, is_batch: Sequence[bool], micro_batches: int
-) -> tuple[Jaxpr, tuple[bool, ...]]:
-    """The jaxpr of one micro-batch, its number before the arguments; and for each result whether it is rows."""
-    mesh = AbstractMesh((micro_batches,), (_AXIS,), (AxisType.Auto,))
-    rows_split, rows_whole = NamedSharding(mesh, PartitionSpec(_AXIS)), NamedSharding(mesh, PartitionSpec())
-    machine = preset("mk2", 1 << (micro_batches - 1).bit_length())  # its cycles decide nothing: sums are taken once
-    after = partition(jaxpr, Shardings(tuple(rows_split if flag else rows_whole for flag in is_batch), (), machine))
+Dims = tuple[int | None, ...]
+
+
+def _of_one_part(jaxpr: ClosedJaxpr, specs: Sequence[PartitionSpec | None], parts: int) -> tuple[Jaxpr, Dims, Dims]:
+    """The jaxpr of one part, its number before the arguments; the dimension that is split of each argument, result."""
+    mesh = AbstractMesh((parts,), (_AXIS,), (AxisType.Auto,))
+    machine = preset("mk2", 1 << (parts - 1).bit_length())  # its cycles decide nothing: sums are taken once
+    shardings = tuple(None if spec is None else NamedSharding(mesh, spec) for spec in specs)
+    after = partition(jaxpr, Shardings(shardings, (), machine))
     if after is jaxpr:
         raise _refusal("nothing that the step returns depends on the batch", "batch_argnums of arguments that are read")
     # `partition` binds the whole program as one `shard_map`.
@@ -128,17 +163,24 @@ def _of_one_micro_batch(
     inner = inline(closed(eqn.params["jaxpr"])).jaxpr
     inputs = dict(zip(eqn.invars, inner.invars, strict=True))
     outvars = dict(zip(eqn.outvars, inner.outvars, strict=True))
-    specs = dict(zip(eqn.outvars, eqn.params["out_specs"], strict=True))
-    rows = PartitionSpec(_AXIS)
+    dims: dict[Atom, int | None] = {
+        **dict(zip(eqn.invars, map(_split_dim, eqn.params["in_specs"]), strict=True)),
+        **dict(zip(eqn.outvars, map(_split_dim, eqn.params["out_specs"]), strict=True)),
+    }
     results = list(after.jaxpr.outvars)
-    are_rows = tuple(isinstance(v, Var) and PartitionSpec(*specs[v][:1]) == rows for v in results)
     # A variable of the type of an index along a mesh axis.
     number = jax.make_jaxpr(jnp.int32)(0).jaxpr.invars[0]
     invars = [number, *(inputs[v] for v in after.jaxpr.invars)]
     eqns = [eqn for eqn in (_numbered(eqn, number) for eqn in inner.eqns) if eqn is not None]
     places = {eqn.outvars[0]: number for eqn in inner.eqns if eqn.primitive.name == _NUMBER}
     eqns = [eqn.replace(invars=[substituted(atom, places) for atom in eqn.invars]) for eqn in eqns]
-    return part_of(inner, invars, [substituted(outvars[v], places) for v in results], eqns).jaxpr, are_rows
+    part = part_of(inner, invars, [substituted(outvars[v], places) for v in results], eqns).jaxpr
+    in_dims = tuple(dims[v] for v in after.jaxpr.invars)
+    return part, in_dims, tuple(dims[v] if isinstance(v, Var) else None for v in results)
+
+
+def _split_dim(spec: PartitionSpec) -> int | None:
+    return next((dim for dim, axes in enumerate(spec) if axes in (_AXIS, (_AXIS,))), None)
 
 
 def _numbered(eqn: JaxprEqn, number: Var) -> JaxprEqn | None:

@@ -20,6 +20,7 @@ from ipujax.lowering.jaxpr import value_bytes
 from ipujax.lowering.schedules import SCHEDULE_NAMES
 from ipujax.plan_search.accumulation import SplitStep, split_step
 from ipujax.plan_search.search_plan import MODEL, Plan, TracedStep
+from ipujax.plan_search.serial_parts import LargeValue, large_value
 from ipujax.runtime.errors import ArgumentError
 from ipujax.runtime.options import RECOMPUTATIONS
 from ipujax.runtime.target import Target, nearest
@@ -43,6 +44,7 @@ class Candidates:
         savings: fields of plans that need less memory, in the order in which they are tried.
         is_split: whether the step is micro-batches and an update.
         least_rows: fewest rows of a micro-batch.
+        large: its largest value.
     """
 
     plans: tuple[Plan, ...]
@@ -51,6 +53,7 @@ class Candidates:
     savings: tuple[Mapping[str, Any], ...] = ()
     is_split: bool = True
     least_rows: int = 1
+    large: LargeValue = LargeValue()
 
     def smaller_plans(self, plan: Plan) -> Iterator[Plan]:
         """Yield the plan with what needs less memory."""
@@ -144,6 +147,7 @@ def candidates(
     specs = {} if split is None or target.num_ipus == 1 else _model_specs(traced, is_batch, used, split, target)
     if target.num_ipus > 1 and split is not None and not specs:
         reasons.append("shards: no argument has a dimension that two IPUs divide")
+    large = LargeValue() if split is None else _large_value(traced, is_batch, split)
     # Powers of two: schedules, meshes and batches divide best by them.
     numbers = _powers(target.num_ipus)
     is_split = split is not None
@@ -164,7 +168,8 @@ def candidates(
         plan = replace(plan, **{name: axes[name][0] for name in AXES[5:] if name in axes})
         reason = _impossible(plan, rows, target.num_ipus, is_split, traced.has_pipeline)
         if reason is None:
-            plans[plan] = None
+            parts = large.parts(rows // (data * micro_batches), shards, target)
+            plans[replace(plan, serial=parts)] = None
         elif axes:
             impossible[plan] = reason
     if not plans:
@@ -173,7 +178,7 @@ def candidates(
     savings = tuple(_savings(axes, state))
     # Plans of more IPUs than there are say nothing of the step.
     impossible = {plan: reason for plan, reason in impossible.items() if plan.num_ipus <= target.num_ipus}
-    return Candidates(tuple(plans), impossible, tuple(reasons), savings, is_split, least_rows)
+    return Candidates(tuple(plans), impossible, tuple(reasons), savings, is_split, least_rows, large)
 
 
 def _powers(max_count: int) -> tuple[int, ...]:
@@ -195,6 +200,12 @@ def _split(traced: TracedStep, is_batch: Sequence[bool], rows: int, reasons: lis
         place = f" ({error.where})" if error.where else ""
         reasons.append(f"micro_batches, stages: {error.what}{place}")
         return None
+
+
+def _large_value(traced: TracedStep, is_batch: Sequence[bool], split: SplitStep) -> LargeValue:
+    varies = [True, *[False] * len(traced.constants), *is_batch]
+    rows = next(x.shape[0] for x, flag in zip(split.micro_batch.in_avals, varies, strict=True) if flag and x.shape)
+    return large_value(split.micro_batch, varies, rows)
 
 
 def _check_memory(traced: TracedStep, is_batch: Sequence[bool], used: Sequence[bool], target: Target) -> None:

@@ -35,6 +35,7 @@ from ipujax.lowering.replicas import unwrapped
 from ipujax.lowering.rules import Lowering
 from ipujax.lowering.schedules import SchedulePlan, as_schedule, default_schedule, schedule_plan
 from ipujax.plan_search.search_plan import Plan, TracedStep, applied, split_of
+from ipujax.plan_search.serial_parts import LargeValue
 from ipujax.runtime.errors import ArgumentError
 from ipujax.runtime.graph import BYTE_COST_CYCLES
 from ipujax.runtime.names_at_import import jax_jit
@@ -90,6 +91,7 @@ class StepCosts:
         target: the machine.
         is_split: whether the step is micro-batches and an update.
         least_rows: fewest rows of a micro-batch of all plans.
+        large: largest value of a micro-batch.
         costs_of_rows: costs by rows of a micro-batch and number of shards.
     """
 
@@ -98,6 +100,7 @@ class StepCosts:
     target: Target
     is_split: bool = True
     least_rows: int = 1
+    large: LargeValue = LargeValue()
     costs_of_rows: dict[tuple[int, int], MicroBatchCosts] = field(default_factory=dict)
 
     @property
@@ -135,11 +138,16 @@ class StepCosts:
         return Estimate(one_ipu.cycles / plan.num_ipus, one_ipu.tile_bytes / plan.num_ipus)
 
     def _lowered(self, rows: int, shards: int, specs: Mapping[str, Any]) -> MicroBatchCosts:
-        plan = Plan(shards=shards, stages=_MOST_STAGES, micro_batches=self.rows // rows, schedule="gpipe", specs=specs)
+        parts = self.large.parts(rows, shards, self.target)
+        micro_batches = self.rows // rows
+        plan = Plan(
+            1, shards, _MOST_STAGES, micro_batches, schedule="gpipe", serial=parts, specs=specs if shards > 1 else {}
+        )
         split = split_of(plan, self.traced, self.is_batch)
+        assert split is not None, "a step without micro-batches is estimated whole"
 
         def step(*leaves: Any) -> Any:
-            return applied(plan, self.traced, self.is_batch, [False] * len(leaves), leaves)
+            return applied(plan, self.traced, split, self.is_batch, [False] * len(leaves), leaves)
 
         trace = jax_jit(step).trace(*self.traced.avals)
         function = unwrapped(ready(trace.jaxpr, is_cut=True))

@@ -7,6 +7,7 @@ Every axis keeps the global meaning of the step, so that its numbers stay those 
     data, shards     axes of a mesh: the batch is split over one, arguments by `specs` over the other (pass `partition`)
     shard_state      arguments that only the update reads are split over `data` too: each IPU updates its part
     micro_batches    the step's sums over the batch are accumulated, see `accumulation`
+    serial           the largest values of a micro-batch, as logits, are computed in parts, see `serial_parts`
     stages           micro-batches go through a pipeline with so many automatic stages, by `schedule`
     recompute        `Options.recompute`
     offload          `offload_argnums` of `ipu.jit`
@@ -42,7 +43,8 @@ from ipujax.lowering.jaxpr import PIPELINE, equations, stage_scope
 from ipujax.lowering.passes.inline import inline
 from ipujax.lowering.pipelining import PipelineSpec, Role, bind_pipeline, pipeline_p, staged_pipeline_p
 from ipujax.lowering.schedules import as_schedule
-from ipujax.plan_search.accumulation import split_step
+from ipujax.plan_search.accumulation import SplitStep, split_step
+from ipujax.plan_search.serial_parts import in_parts
 from ipujax.runtime.errors import ArgumentError
 from ipujax.runtime.names_at_import import jax_jit
 from ipujax.runtime.options import Options, Recompute
@@ -61,6 +63,8 @@ class Plan:
         stages: number of stages of the pipeline.
         micro_batches: number of parts of the batch that are computed one after the other.
         schedule: name of the pipeline's schedule; the one that suits the machine when None.
+        serial: number of parts in which the largest values of a micro-batch, as logits, are computed one after the
+            other.
         recompute: values that gradients compute again, see `ipu.Options`.
         offload: positional arguments in streaming memory.
         shard_state: whether arguments that only the update reads are split over `data`.
@@ -74,6 +78,7 @@ class Plan:
     stages: int = 1
     micro_batches: int = 1
     schedule: str | None = None
+    serial: int = 1
     recompute: Recompute = "none"
     offload: tuple[int, ...] = ()
     shard_state: bool = False
@@ -189,30 +194,38 @@ def planned_step(
 
     def planned(*args: Any) -> Any:
         traced = traced_step(step, args)
-        return applied(plan, traced, traced.is_of(batch), traced.is_of(donated), jax.tree.leaves(args))
+        is_batch = traced.is_of(batch)
+        _check_batch(plan, traced, is_batch)
+        split = split_of(plan, traced, is_batch)
+        return applied(plan, traced, split, is_batch, traced.is_of(donated), jax.tree.leaves(args))
 
     planned.__name__ = planned.__qualname__ = getattr(step, "__name__", "step")
     return planned
 
 
 def applied(
-    plan: Plan, traced: TracedStep, is_batch: Sequence[bool], is_donated: Sequence[bool], leaves: Sequence[Any]
+    plan: Plan,
+    traced: TracedStep,
+    split: SplitStep | None,
+    is_batch: Sequence[bool],
+    is_donated: Sequence[bool],
+    leaves: Sequence[Any],
 ) -> Any:
-    """Return the results of a step under a plan, while `ipu.jit` traces it."""
-    _check_batch(plan, traced, is_batch)
-    split = split_of(plan, traced, is_batch)
+    """Return the results of a step under a plan, while `ipu.jit` traces it; `split` as of `split_of`."""
     mesh = mesh_of(plan)
     specs = leaf_specs(plan, traced, is_batch, None if split is None else split.used[1 + len(traced.constants) :])
     rows = PartitionSpec(DATA) if plan.data > 1 else PartitionSpec()
     values = [*traced.constants, *(_constrained(x, spec, mesh) for x, spec in zip(leaves, specs, strict=True))]
+    flags = [False] * len(traced.constants) + list(is_batch)
     if split is None:
-        results = eval_jaxpr(traced.jaxpr, values, lambda eqn, operands: _evaluated(plan, eqn, operands), jnp.asarray)
+        jaxpr = in_parts(traced.jaxpr, flags, plan.serial)
+        results = eval_jaxpr(jaxpr, values, lambda eqn, operands: _evaluated(plan, eqn, operands), jnp.asarray)
     else:
-        flags = [False] * len(traced.constants) + list(is_batch)
         # The first operand is the number of the micro-batch, one row of a batch of numbers.
         operands = [jnp.arange(plan.micro_batches, dtype=jnp.int32), *values]
         roles: list[Role] = ["batch" if flag else "same" for flag in (True, *flags)]
         used = [n for n, is_used in enumerate(split.used) if is_used]
+        micro_batch_jaxpr = in_parts(split.micro_batch, (True, *flags), plan.serial)
         # A part of a value of the whole batch, such as a mask that was drawn for it, belongs to certain rows.
         in_any_order = all(split.is_sum) and not split.used[0]
         shapes = [_micro_batch_shape(operands[n], roles[n], plan.micro_batches) for n in used]
@@ -222,7 +235,7 @@ def applied(
             for n, x in zip(used, arrays, strict=True):
                 inputs[n] = x[0] if n == 0 else _constrained(x, rows, mesh) if roles[n] == "batch" else x
             with jax.named_scope(stage_scope(0)) if in_any_order and plan.stages == 1 else nullcontext():
-                return jaxpr_as_fun(split.micro_batch)(*inputs)
+                return jaxpr_as_fun(micro_batch_jaxpr)(*inputs)
 
         jaxpr = jax.make_jaxpr(micro_batch)(*shapes)
         spec = PipelineSpec(
@@ -259,7 +272,7 @@ def _evaluated(plan: Plan, eqn: JaxprEqn, operands: Sequence[Any]) -> Sequence[A
     )
 
 
-def split_of(plan: Plan, traced: TracedStep, is_batch: Sequence[bool]) -> Any:
+def split_of(plan: Plan, traced: TracedStep, is_batch: Sequence[bool]) -> SplitStep | None:
     """Return the step as micro-batches and an update; None for a step that stays whole, or has its own pipeline."""
     if traced.has_pipeline or (plan.micro_batches == 1 and plan.stages == 1):
         return None

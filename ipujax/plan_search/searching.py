@@ -107,7 +107,7 @@ def search(
     run = _Run(
         plain,
         tuple(args),
-        StepCosts(traced, is_batch, machine.target, space.is_split, space.least_rows),
+        StepCosts(traced, is_batch, machine.target, space.is_split, space.least_rows, space.large),
         settings,
         deadline,
     )

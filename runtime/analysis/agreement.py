@@ -70,7 +70,11 @@ def of_results(senders: Sequence[Sequence[int]], classes: Classes, *, has_ranks:
         classes: classes of the operands.
         has_ranks: whether the result depends on the rank of a replica among its senders, too.
     """
-    return by_key(
-        (tuple(classes[sender] for sender in group), group.index(replica) if has_ranks else 0)
-        for replica, group in enumerate(senders)
-    )
+    # Many replicas share one long group: each group is read once.
+    groups = {id(group): group for group in senders}
+    keys = by_key(tuple(classes[sender] for sender in group) for group in groups.values())
+    key_of = dict(zip(groups, keys, strict=True))
+    if not has_ranks:
+        return by_key(key_of[id(group)] for group in senders)
+    ranks = {number: {sender: rank for rank, sender in enumerate(group)} for number, group in groups.items()}
+    return by_key((key_of[id(group)], ranks[id(group)][replica]) for replica, group in enumerate(senders))

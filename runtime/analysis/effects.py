@@ -182,5 +182,5 @@ class EffectsOf:
         effects = _of_leaf(program.reads, [(tensor, tensor.size) for tensor in program.writes])
         replicas = self.graph.replication_factor
         # A replica that no other sends to keeps its destination, so the copy may do nothing.
-        is_partial = isinstance(program, CrossReplicaCopy) and None in program.sources(replicas)
+        is_partial = isinstance(program, CrossReplicaCopy) and not program.reaches_all(replicas)
         return effects.maybe() if is_partial else effects

@@ -18,7 +18,7 @@ from ipujax.runtime.exchange.homes import home_table, in_tile_order
 from ipujax.runtime.graph import Access, VertexGroup, element
 from ipujax.runtime.tensor import Affine, TileMapping, surely_disjoint
 
-_MAX_ELEMENTS = 1 << 26  # of a variable, assumed: 2 CPU s and 2 GB; a sample of runs serves for more
+_MAX_ELEMENTS = 1 << 24  # of a variable, assumed: 0.6 CPU s and 0.5 GB; a sample of runs serves for more
 _MAX_RUN_ELEMENTS = 16  # beyond, sorting runs was faster (measured: 4 million elements, 1,472 tiles)
 
 

@@ -116,6 +116,11 @@ class CrossReplicaCopy(Leaf):
         source_of = {destination: source for source, destination in self.replica_map}
         return tuple(source_of.get(replica) for replica in range(replicas))
 
+    def reaches_all(self, replicas: int) -> bool:
+        """Return whether each replica receives something."""
+        # Each receives once at most: pairs are counted, not looked at, as there may be thousands.
+        return len(self.replica_map) == replicas
+
     @property
     def reads(self) -> Tensors:
         return (self.source,)

@@ -63,7 +63,7 @@ class _Follower:
                 yield from self._read(node, state)
                 # A copy that writes in some replicas only leaves the others undefined.
                 replicas = self._inventory.graph.replication_factor
-                if not (isinstance(node, CrossReplicaCopy) and None in node.sources(replicas)):
+                if not (isinstance(node, CrossReplicaCopy) and not node.reaches_all(replicas)):
                     for tensor in node.writes:
                         self._add(tensor, tensor, state)
 

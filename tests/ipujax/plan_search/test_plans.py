@@ -34,6 +34,8 @@ PLANS = (
     ipu.Plan(data=2, stages=2, micro_batches=4, shard_state=True, offload=(1,)),
     ipu.Plan(shards=2, micro_batches=2, specs=_LAYERS, recompute="auto"),
     ipu.Plan(data=2, shards=2, stages=2, micro_batches=2, specs=_LAYERS),
+    ipu.Plan(serial=4),
+    ipu.Plan(data=2, shards=2, stages=2, micro_batches=2, serial=2, specs={**_LAYERS, "[0]['table']": P("model")}),
 )
 
 
@@ -139,3 +141,13 @@ def test_gradients_of_a_loop_are_summed_over_devices_once() -> None:
     # Each gradient, and the loss, in one all-reduce of its bytes: none inside of the loop over layers.
     sizes = sorted(move.num_bytes for move in moves if move.step.kind == "all_reduce")
     assert sizes == sorted([4, 4 * WIDTH, 4 * 32 * WIDTH, 4 * 4 * WIDTH * WIDTH])
+
+
+def test_gradients_in_half_precision_that_are_read_in_single_are_accumulated_in_it() -> None:
+    def step(w: Any, x: Any) -> Any:
+        grads = jax.grad(lambda w: jnp.mean(jnp.tanh(x @ w)))(w)
+        return w - (0.1 * grads.astype(jnp.float32)).astype(w.dtype)
+
+    traced = traced_step(step, (jax.ShapeDtypeStruct((8, 8), jnp.float16), jax.ShapeDtypeStruct((4, 8), jnp.float16)))
+    split = split_step(traced.jaxpr, (False, True), 2)
+    assert [aval.dtype for aval in split.micro_batch.out_avals] == [jnp.float32]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 import pytest
@@ -46,6 +47,26 @@ def test_results_of_collectives_agree_where_their_numbers_do(has_ranks: bool) ->
         results = [(*values[list(senders[r])], senders[r].index(r) if has_ranks else 0) for r in range(REPLICAS)]
         expected = {(a, b) for a, b in combinations(range(REPLICAS), 2) if results[a] == results[b]}
         assert equal_pairs(agreement.of_results(senders, classes, has_ranks=has_ranks)) == expected
+
+
+class _Reads(tuple[int, ...]):
+    """Classes that count how often they are read."""
+
+    count = 0
+
+    def __getitem__(self, index: Any) -> Any:
+        _Reads.count += 1
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("has_ranks", [False, True])
+def test_a_group_is_read_once_for_all_of_its_replicas(has_ranks: bool) -> None:
+    replicas = 512
+    group = tuple(range(replicas))
+    _Reads.count = 0
+    classes = agreement.of_results([group] * replicas, _Reads(agreement.apart(replicas)), has_ranks=has_ranks)
+    assert classes == (agreement.apart(replicas) if has_ranks else agreement.same(replicas))
+    assert _Reads.count == replicas
 
 
 def test_pairs_join_groups() -> None:

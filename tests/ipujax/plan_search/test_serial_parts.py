@@ -1,0 +1,98 @@
+"""Serial parts: the program has the same numbers, and no value as large as before; others are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import ipujax as ipu
+from ipujax.lowering.jax_compat import ClosedJaxpr, jaxpr_as_fun
+from ipujax.lowering.jaxpr import equations
+from ipujax.lowering.pipelining.segments import is_backward
+from ipujax.plan_search.search_plan import traced_step
+from ipujax.plan_search.serial_parts import in_parts, large_value
+from ipujax.runtime.target import preset
+
+KEYS = jax.random.split(jax.random.key(0), 3)
+TABLE = jax.random.normal(KEYS[0], (96, 16))
+X = jax.random.normal(KEYS[1], (2, 8, 16))
+LABELS = jax.random.randint(KEYS[2], (2, 8), 0, 96)
+
+
+def head(table: Any, x: Any, labels: Any) -> Any:
+    """Loss and gradients of logits that share their table with an embedding."""
+
+    def loss(table: Any, x: Any) -> Any:
+        logits = (x + table[labels]) @ table.T
+        chosen = jnp.take_along_axis(logits, labels[..., None], -1)[..., 0]
+        return jnp.mean(jax.nn.logsumexp(logits, -1) - chosen)
+
+    return jax.value_and_grad(loss, (0, 1))(table, x)
+
+
+def flat_head(table: Any, x: Any, labels: Any) -> Any:
+    """The same of rows without batches."""
+    return head(table, x.reshape(-1, 16), labels.reshape(-1))
+
+
+def masked_head(table: Any, x: Any, labels: Any) -> Any:
+    """Logits of some rows, which are whole results too."""
+    logits = jnp.where(labels[..., None] > 40, 0.0, x @ table.T)
+    return jnp.tanh(logits).sum(-1), logits.max(-1)
+
+
+def traced(fun: Callable[..., Any], *args: Any) -> ClosedJaxpr:
+    return traced_step(fun, args).jaxpr
+
+
+@pytest.mark.parametrize("parts", [2, 8])
+@pytest.mark.parametrize("fun", [head, flat_head, masked_head])
+def test_numbers_stay_and_large_values_do_not(fun: Callable[..., Any], parts: int) -> None:
+    jaxpr = traced(fun, TABLE, X, LABELS)
+    divided = in_parts(jaxpr, (False, True, True), parts)
+    for got, want in zip(jaxpr_as_fun(divided)(TABLE, X, LABELS), jax.tree.leaves(fun(TABLE, X, LABELS)), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+    logits = X.size // 16 * 96
+    sizes = [v.aval.size for eqn in equations(divided.jaxpr) for v in eqn.outvars]
+    assert logits in [v.aval.size for eqn in equations(jaxpr.jaxpr) for v in eqn.outvars]
+    assert logits // parts in sizes
+    assert max(size for size in sizes if size != TABLE.size) < logits
+
+
+def test_equations_of_the_backward_pass_stay_known() -> None:
+    jaxpr = traced(head, TABLE, X, LABELS)
+    divided = in_parts(jaxpr, (False, True, True), 4)
+    products = [eqn for eqn in equations(divided.jaxpr) if eqn.primitive.name == "dot_general"]
+    assert sorted(map(is_backward, products)) == [False, True, True]
+
+
+def test_sums_of_halves_are_taken_in_single_precision() -> None:
+    halves = TABLE.astype(jnp.bfloat16), X.astype(jnp.bfloat16), LABELS
+    jaxpr = traced(head, *halves)
+    whole, divided = (jaxpr_as_fun(each)(*halves)[1] for each in (jaxpr, in_parts(jaxpr, (False, True, True), 8)))
+    want = jax.grad(lambda table: head(table, X, LABELS)[0])(TABLE)
+    errors = [float(jnp.abs(got.astype(jnp.float32) - want).max()) for got in (whole, divided)]
+    assert errors[1] <= 1.2 * errors[0]
+
+
+def test_large_value_is_that_of_the_logits() -> None:
+    large = large_value(traced(head, TABLE, X, LABELS), (False, True, True), 2)
+    assert large.row_bytes == 8 * 96 * 4
+    # Eight tokens, of which two rows may be a part of each micro-batch.
+    assert large.most_parts == 4
+    small = preset("mk2").replace(tiles_per_ipu=4, bytes_per_tile=4096)
+    assert [large.parts(rows, 1, small) for rows in (1, 64)] == [4, 4]
+    assert large.parts(1, 1, preset("mk2")) == 1
+
+
+def test_normalised_rows_are_refused() -> None:
+    def step(x: Any) -> Any:
+        return jax.nn.softmax(x @ TABLE.T, 0)
+
+    with pytest.raises(ipu.ArgumentError, match="can be computed in 3 parts"):
+        in_parts(traced(step, X[0]), (False, True), 3)
