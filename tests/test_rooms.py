@@ -85,9 +85,8 @@ ROOMS: dict[str, str] = {
         " runtime.tensor runtime.timeline"
     ),
     "runtime.profile": (
-        "runtime.causes runtime.compile runtime.cost runtime.files runtime.graph runtime.host runtime.many_machines"
-        " runtime.memory runtime.sections runtime.sources runtime.target runtime.tensor runtime.timeline"
-        " runtime.uncertainty"
+        "runtime.causes runtime.compile runtime.cost runtime.files runtime.graph runtime.host runtime.memory"
+        " runtime.sections runtime.sources runtime.target runtime.tensor runtime.timeline runtime.uncertainty"
     ),
     "runtime.schema": "runtime.files runtime.graph runtime.memory runtime.profile runtime.sections runtime.target",
     "runtime.views": "runtime.causes runtime.memory runtime.profile runtime.sources runtime.target runtime.tensor",
@@ -248,8 +247,7 @@ ROOMS: dict[str, str] = {
     "ipujax.recurrent": "",
     "ipujax.compiled_programs": "runtime.compile runtime.logs",
     "ipujax.distributed": (
-        "ipujax.arguments ipujax.calls ipujax.distributed.instance ipujax.public lowering.replicas runtime.host"
-        " runtime.signatures"
+        "ipujax.arguments ipujax.calls ipujax.distributed.instance ipujax.public lowering.replicas runtime.signatures"
     ),
     "ipujax.poplar.library": (
         "lowering.emit lowering.layout runtime.graph runtime.signatures runtime.target runtime.tensor"
@@ -264,16 +262,15 @@ ROOMS: dict[str, str] = {
         " runtime.options"
     ),
     "ipujax.storage": (
-        "ipujax.calls lowering.digests lowering.refs lowering.stored_modules runtime.files runtime.logs"
-        " runtime.report runtime.schema runtime.signatures"
+        "ipujax.calls lowering.digests lowering.refs lowering.stored_modules runtime.files runtime.logs runtime.report"
+        " runtime.schema runtime.signatures"
     ),
     "ipujax.lowering_plan": (
         "ipujax.arguments ipujax.calls ipujax.device ipujax.distributed.instance ipujax.fit ipujax.popsparse"
         " ipujax.sharding ipujax.storage lowering.choice lowering.dumps lowering.jax_compat lowering.jaxpr"
         " lowering.least_work lowering.lower lowering.offload lowering.partition lowering.passes"
-        " lowering.program_inputs lowering.recomputation lowering.refs lowering.replicas lowering.rules"
-        " runtime.compile runtime.graph runtime.host runtime.logs runtime.options runtime.report runtime.target"
-        " runtime.tensor"
+        " lowering.program_inputs lowering.recomputation lowering.refs lowering.replicas lowering.rules runtime.compile"
+        " runtime.graph runtime.host runtime.logs runtime.options runtime.report runtime.target runtime.tensor"
     ),
     "ipujax.program_evaluation": (
         "ipujax.calls ipujax.distributed.instance ipujax.lowering_plan runtime.compile runtime.engine runtime.graph"
@@ -290,40 +287,6 @@ ROOMS: dict[str, str] = {
         "ipujax.compiled_programs ipujax.lowering_plan ipujax.stages ipujax.storage lowering.digests lowering.dumps"
         " lowering.jax_compat lowering.partition lowering.refs runtime.files runtime.logs runtime.options"
         " runtime.report runtime.schema runtime.sources"
-    ),
-    "ipujax.checking": (
-        "ipujax.lowering_plan ipujax.stages lowering.gcl lowering.jax_compat lowering.jaxpr lowering.layer_notes"
-        " lowering.lower lowering.refs lowering.replicas lowering.rules lowering.source_info runtime.engine"
-        " runtime.graph runtime.interpreter runtime.tensor"
-    ),
-    "ipujax.functions": (
-        "ipujax.arguments ipujax.caching ipujax.calls ipujax.checking ipujax.compiled_programs ipujax.device"
-        " ipujax.distributed.instance ipujax.lowering_plan ipujax.sharding ipujax.stages ipujax.storage lowering.dumps"
-        " lowering.jax_compat lowering.partition lowering.replicas runtime.host runtime.logs runtime.options"
-    ),
-    "ipujax.jit": (
-        "ipujax.arguments ipujax.calls ipujax.checking ipujax.compiled_programs ipujax.device ipujax.functions"
-        " ipujax.sharding ipujax.stages runtime.options runtime.report runtime.signatures runtime.target"
-        " runtime.tracebacks"
-    ),
-    "ipujax.jax_scripts": (
-        "ipujax.arguments ipujax.caching ipujax.calls ipujax.device ipujax.lowering_plan ipujax.sharding"
-        " ipujax.stages lowering.jax_compat lowering.jaxpr lowering.partition lowering.primitives lowering.stablehlo"
-        " runtime.files runtime.graph runtime.host runtime.logs runtime.options runtime.profile runtime.report"
-        " runtime.signatures runtime.sources runtime.target"
-    ),
-    "ipujax.auto_sharding": (
-        "ipujax.device ipujax.jit lowering.jax_compat lowering.partition lowering.passes runtime.signatures"
-        " runtime.target"
-    ),
-    "ipujax.pipeline": (
-        "ipujax.arguments ipujax.calls ipujax.device ipujax.jit ipujax.stages lowering.jax_compat lowering.jaxpr"
-        " lowering.pipelining lowering.refs lowering.schedules runtime.graph runtime.options runtime.report"
-        " runtime.signatures runtime.target runtime.tracebacks"
-    ),
-    "ipujax.advice": (
-        "ipujax.arguments ipujax.device ipujax.jit ipujax.pipeline lowering.jaxpr lowering.schedules runtime.causes"
-        " runtime.markup runtime.options runtime.report runtime.signatures runtime.target runtime.tensor runtime.views"
     ),
     "ipujax.prefetching": "ipujax.arguments runtime.host runtime.signatures",
     "ipujax.poplar.types": "runtime.graph runtime.tensor",
@@ -365,11 +328,51 @@ ROOMS: dict[str, str] = {
     ),
     "ipujax.popsolver": "ipujax.public",
     "ipujax.schedules": "ipujax.public lowering.schedules",
-    "ipujax.models": "ipujax.pipeline ipujax.popnn ipujax.public runtime.target",
     "ipujax.tiles": (
         "ipujax.poplar.types ipujax.poplar.vertex lowering.jax_compat lowering.jaxpr lowering.refs lowering.rules"
         " runtime.target runtime.tensor"
     ),
+    "ipujax.keras.ops": "",
+    "ipujax.onnx.graphs": "",
+    "ipujax.popart.enumerations": "",
+    "ipujax.popart.reserved_names": "",
+    "ipujax.distributed.launcher": "ipujax.arguments ipujax.distributed.instance",
+    "runtime.quick_jit": "",
+    "ipujax.checking": (
+        "ipujax.lowering_plan ipujax.stages lowering.gcl lowering.jax_compat lowering.jaxpr lowering.layer_notes"
+        " lowering.lower lowering.refs lowering.replicas lowering.rules lowering.source_info runtime.engine"
+        " runtime.graph runtime.interpreter runtime.quick_jit runtime.tensor"
+    ),
+    "ipujax.functions": (
+        "ipujax.arguments ipujax.caching ipujax.calls ipujax.checking ipujax.compiled_programs ipujax.device"
+        " ipujax.distributed.instance ipujax.lowering_plan ipujax.sharding ipujax.stages ipujax.storage lowering.dumps"
+        " lowering.jax_compat lowering.partition lowering.replicas runtime.host runtime.logs runtime.options"
+    ),
+    "ipujax.jit": (
+        "ipujax.arguments ipujax.calls ipujax.checking ipujax.compiled_programs ipujax.device ipujax.functions"
+        " ipujax.sharding ipujax.stages runtime.options runtime.report runtime.signatures runtime.target"
+        " runtime.tracebacks"
+    ),
+    "ipujax.jax_scripts": (
+        "ipujax.arguments ipujax.caching ipujax.calls ipujax.device ipujax.lowering_plan ipujax.sharding ipujax.stages"
+        " lowering.jax_compat lowering.jaxpr lowering.partition lowering.primitives lowering.stablehlo runtime.files"
+        " runtime.graph runtime.host runtime.logs runtime.options runtime.profile runtime.quick_jit runtime.report"
+        " runtime.signatures runtime.sources runtime.target"
+    ),
+    "ipujax.auto_sharding": (
+        "ipujax.device ipujax.jit lowering.jax_compat lowering.partition lowering.passes runtime.signatures"
+        " runtime.target"
+    ),
+    "ipujax.pipeline": (
+        "ipujax.arguments ipujax.calls ipujax.device ipujax.jit ipujax.stages lowering.jax_compat lowering.jaxpr"
+        " lowering.pipelining lowering.refs lowering.schedules runtime.graph runtime.options runtime.report"
+        " runtime.signatures runtime.target runtime.tracebacks"
+    ),
+    "ipujax.advice": (
+        "ipujax.arguments ipujax.device ipujax.jit ipujax.pipeline lowering.jaxpr lowering.schedules runtime.causes"
+        " runtime.markup runtime.options runtime.report runtime.signatures runtime.target runtime.tensor runtime.views"
+    ),
+    "ipujax.models": "ipujax.pipeline ipujax.popnn ipujax.public runtime.target",
     "ipujax.studies": (
         "ipujax.caching ipujax.device ipujax.jit ipujax.storage lowering.digests lowering.jax_compat runtime.compile"
         " runtime.logs runtime.many_machines runtime.markup runtime.memory runtime.page runtime.profile"
@@ -379,9 +382,7 @@ ROOMS: dict[str, str] = {
         "ipujax.arguments ipujax.jit ipujax.public ipujax.recurrent lowering.jaxpr lowering.schedules"
         " lowering.source_info runtime.files runtime.logs runtime.options runtime.signatures runtime.target"
     ),
-    "ipujax.keras.ops": "",
     "ipujax.onnx.onnx_errors": "ipujax.front_end",
-    "ipujax.onnx.graphs": "",
     "ipujax.onnx.element_types": "ipujax.onnx.onnx_errors",
     "ipujax.onnx.wide_values": "ipujax.onnx.element_types ipujax.onnx.onnx_errors",
     "ipujax.onnx.bounded_values": "ipujax.onnx.onnx_errors",
@@ -403,9 +404,6 @@ ROOMS: dict[str, str] = {
     "ipujax.onnx.call_arguments": (
         "ipujax.front_end ipujax.onnx.budget ipujax.onnx.graphs ipujax.onnx.onnx_errors ipujax.onnx.wide_values"
     ),
-    "ipujax.popart.enumerations": "",
-    "ipujax.popart.reserved_names": "",
-    "ipujax.distributed.launcher": "ipujax.distributed.instance",
     "ipujax.plan_search": (
         "ipujax.arguments ipujax.auto_sharding ipujax.caching ipujax.device ipujax.jit ipujax.storage ipujax.studies"
         " lowering.digests lowering.gcl lowering.jax_compat lowering.jaxpr lowering.partition lowering.passes"
