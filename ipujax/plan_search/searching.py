@@ -41,6 +41,7 @@ from ipujax.studies.sweep_file import SweepFile
 
 _NEAR = 1.15  # estimates up to so many times the cycles of the best compiled plan are compiled
 _SLOWER = 1.1  # times the cycles of fewer shards, above which no more shards are tried
+_FAR = 2.0  # times the cycles of the best estimate, above which the least cycles of a plan rule it out
 _MANY_STAGES = 8  # from which `ipu.pipeline` does not search the stages: it would lower dozens of pipelines
 _MIN_COMPILED = 4  # plans that are compiled, as estimates are corrected by them
 _COMPILED = 12  # plans at most, unless `compiled` says otherwise
@@ -182,6 +183,10 @@ class _Run:
                 return
             if _is_past_the_best(best, plan.shards):
                 self.refused[plan] = "fewer shards are faster"
+                continue
+            # The cut of a plan into stages takes up to seconds: it is left out where it cannot matter.
+            if self.costs.least_cycles(plan) > _FAR * min(best.values(), default=inf):
+                self.refused[plan] = "slower, whatever its stages"
                 continue
             self._estimate(plan)
             if plan in self.refused or self._is_full(plan):

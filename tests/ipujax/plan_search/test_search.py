@@ -11,6 +11,8 @@ import pytest
 
 import ipujax as ipu
 from ipujax.plan_search import searching
+from ipujax.plan_search.estimates import StepCosts
+from ipujax.plan_search.search_plan import traced_step
 from tests.ipujax.plan_search.steps import ROWS, TILES, dense_arguments, dense_step, scanned_arguments, scanned_step
 
 DEVICE = ipu.IPUModel(2, tiles_per_ipu=TILES)
@@ -120,3 +122,12 @@ def test_no_plan_that_fits_shows_the_closest() -> None:
 def test_seconds_end_a_search() -> None:
     search = ipu.search(dense_step, *_shapes(dense_arguments()), device=DEVICE, batch_argnums=1, seconds=0)
     assert search.ended == "seconds"
+
+
+def test_no_estimate_is_below_the_least_cycles_of_its_plan() -> None:
+    traced = traced_step(scanned_step, _shapes(scanned_arguments()))
+    is_batch = traced.is_of((2,))
+    costs = StepCosts(traced, is_batch, DEVICE.target)
+    plans = [ipu.Plan(stages=stages, micro_batches=count) for stages in (1, 2) for count in (4, 8)]
+    for plan in [*plans, ipu.Plan(data=2)]:
+        assert 0 < costs.least_cycles(plan) <= costs.estimate(plan).cycles
