@@ -65,7 +65,7 @@ def output_order(kind: VertexKind, rank: int) -> list[int]:
     return [OUT_CHANNELS, *outputs] if kind.is_swapped else [*outputs, OUT_CHANNELS]
 
 
-class Choice(NamedTuple):
+class CostedCandidate(NamedTuple):
     """One of several candidates: its number, and its cycles by part of `PlanCost`, int64[5]."""
 
     number: int
@@ -274,7 +274,7 @@ class Candidates:
         """Lower bound of the estimated cycles of all candidates."""
         return int(self.lower_bound_cycles.min())
 
-    def fastest(self, bound_bytes: float, max_cycles: int | None = None) -> Choice | None:
+    def fastest(self, bound_bytes: float, max_cycles: int | None = None) -> CostedCandidate | None:
         """Fastest candidate within a memory bound, of equals the smaller; None if none is within the bounds.
 
         Candidates whose lower bound exceeds `max_cycles` are left out.
@@ -292,9 +292,9 @@ class Candidates:
         fitting = np.union1d(promising, fitting[bounds <= best_cycles])
         parts = self.cost_parts(fitting)
         fastest = int(np.lexsort((self.temp_bytes[fitting], parts.sum(0)))[0])
-        return Choice(int(fitting[fastest]), parts[:, fastest])
+        return CostedCandidate(int(fitting[fastest]), parts[:, fastest])
 
-    def trade_off(self, bound_bytes: float, max_cycles: int, fragment_cycles: float) -> list[Choice]:
+    def trade_off(self, bound_bytes: float, max_cycles: int, fragment_cycles: float) -> list[CostedCandidate]:
         """Trade-off curve of cost and tiles, within bounds of memory and cycles; the cheapest candidate first.
 
         Each further one uses fewer tiles than all cheaper ones. The cost includes `fragment_cycles` for each exchange
@@ -312,14 +312,14 @@ class Candidates:
         # Fewest tiles of all cheaper candidates.
         cheaper_tiles = np.minimum.accumulate(np.append(np.iinfo(np.int64).max, tiles[order]))[:-1]
         unbeaten = order[tiles[order] < cheaper_tiles]
-        return [Choice(int(fitting[n]), parts[:, n]) for n in unbeaten]
+        return [CostedCandidate(int(fitting[n]), parts[:, n]) for n in unbeaten]
 
-    def smallest(self) -> Choice:
+    def smallest(self) -> CostedCandidate:
         """Candidate of least memory; of equally small ones the fastest."""
         smallest = np.flatnonzero(self.temp_bytes == self.temp_bytes.min())
         parts = self.cost_parts(smallest)
         fastest = int(parts.sum(0).argmin())
-        return Choice(int(smallest[fastest]), parts[:, fastest])
+        return CostedCandidate(int(smallest[fastest]), parts[:, fastest])
 
     def cost_parts(self, numbers: np.ndarray) -> np.ndarray:
         """Cycles by part of `PlanCost` of the candidates of some numbers, int64[5, numbers]."""

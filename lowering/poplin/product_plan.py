@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ipujax.lowering.layout import GROUP_CHANNELS
-from ipujax.lowering.poplin.candidates import Candidates, Choice
+from ipujax.lowering.poplin.candidates import Candidates, CostedCandidate
 from ipujax.lowering.poplin.cycles import ceil_div
 from ipujax.lowering.poplin.partials import out_dtypes
 from ipujax.lowering.poplin.spec import (
@@ -306,7 +306,7 @@ def _fastest(by_kind: Sequence[Candidates], bound_bytes: float) -> Plan | None:
     return best
 
 
-def _plan_of(candidates: Candidates, choice: Choice) -> Plan:
+def _plan_of(candidates: Candidates, choice: CostedCandidate) -> Plan:
     """One of the candidates, which are columns of arrays, as a plan in one step."""
     number = choice.number
     return Plan(

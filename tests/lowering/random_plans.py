@@ -16,7 +16,7 @@ import numpy as np
 
 from ipujax.lowering.layout import choose, trial
 from ipujax.lowering.layout.grids import even_grids
-from ipujax.lowering.poplin.candidates import Candidates
+from ipujax.lowering.poplin.candidates import Candidates, CostedCandidate
 from ipujax.lowering.popops.indexing import scatter
 from ipujax.runtime.cache import clear_caches
 
@@ -37,11 +37,11 @@ def random_planners(draw: random.Random) -> Iterator[None]:
 
     def any_product(candidates: Candidates, *args: Any) -> Any:
         number = draw.randrange(len(candidates.temp_bytes))
-        return number, candidates.cost_parts(np.array([number]))[:, 0]
+        return CostedCandidate(number, candidates.cost_parts(np.array([number]))[:, 0])
 
     patches: tuple[tuple[Any, str, Callable[..., Any]], ...] = (
         *((module, "choose_cheapest", any_candidate) for module in (choose, trial, scatter)),
-        (choose, "_ranked", any_grids),
+        (choose, "_rank_grids", any_grids),
         (Candidates, "fastest", any_product),
     )
     clear_caches()
