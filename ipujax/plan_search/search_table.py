@@ -11,6 +11,7 @@ Input: rows. Output: a table, best first, with the plan as code.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -23,6 +24,7 @@ from ipujax.studies import Sweep
 Figures = Literal["compiled", "estimated", "none"]
 Ended = Literal["all", "seconds", "interrupt"]
 _SHOWN_ROWS = 24
+_SPECS = re.compile(r"specs=\{[^}]*\}")  # a line for each argument would be too much in a table
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +129,7 @@ class Search:
 
     def __str__(self) -> str:
         shown_rows = self.rows[:_SHOWN_ROWS]
-        codes = [repr(row.plan) for row in shown_rows]
+        codes = [_SPECS.sub("specs={…}", repr(row.plan)) for row in shown_rows]
         width = max((len(code) for code in codes), default=4)
         lines = [f"{'plan':<{width}}  {'cycles':>15}  fullest tile  figures    left out"]
         for code, row in zip(codes, shown_rows, strict=True):
@@ -136,6 +138,8 @@ class Search:
             lines.append(f"{code:<{width}}  {cycles:>15}  {memory:>12}  {row.figures:<9}  {row.left_out}".rstrip())
         if len(self.rows) > _SHOWN_ROWS:
             lines.append(f"{len(self.rows) - _SHOWN_ROWS:,} more rows")
+        if any("{…}" in code for code in codes):
+            lines.append("specs={…}: in full in the plans of rows, and in the file that to_csv writes")
         return "\n".join([*lines, *self.reasons])
 
     def __repr__(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,16 @@ def test_table(found: ipu.Search, tmp_path: Path) -> None:
     assert len((tmp_path / "plans.csv").read_text().splitlines()) == len(found) + 1
     assert "ipu.Plan" in found._repr_html_()
     assert found.best.cycles == found.pareto().rows[0]["cycles"]
+
+
+def test_shardings_of_a_plan_are_short_in_the_text_alone(found: ipu.Search, tmp_path: Path) -> None:
+    plan = ipu.Plan(shards=2, specs={f"[0]['layer{n}']": jax.P(None, "model") for n in range(9)}, recompute="auto")
+    table = replace(found, rows=(replace(found.rows[0], plan=plan),))
+    first, row, note = str(table).splitlines()
+    assert row.startswith("ipu.Plan(shards=2, recompute='auto', specs={…})") and len(row) < 120
+    assert "specs={…}: in full" in note and "figures" in first
+    table.to_csv(tmp_path / "plans.csv")
+    assert "layer8" in (tmp_path / "plans.csv").read_text()
 
 
 def test_interrupt_returns_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
