@@ -80,6 +80,7 @@ def _svd(algorithm: linalg.SvdAlgorithm, x: Any, params: Parameters) -> Results:
 
 
 def _schur(x: Any, params: Parameters) -> Results:
+    """Results of `gees`: in the place of eigenvalues and their sorted number, which JAX's primitive lacks, None."""
     if not _is_letter(params, "sort", "N"):
         return None
     has_vectors = _is_letter(params, "mode", "V")
@@ -89,6 +90,7 @@ def _schur(x: Any, params: Parameters) -> Results:
 
 
 def _eig(x: Any, params: Parameters) -> Results:
+    """Results of `geev`: eigenvalues, of real matrices in two parts, then left and right vectors, or None."""
     sides = [_is_letter(params, name, "V") for name in ("compute_left", "compute_right")]
     values, *vectors = linalg.eig(x, compute_left_eigenvectors=sides[0], compute_right_eigenvectors=sides[1])
     remaining = iter(vectors)

@@ -270,7 +270,8 @@ class _Sliced:
     def with_axes(self, sources: Sequence[Sequence[int]]) -> _Sliced | None:
         """Return the dimensions on other axes, those of the tensor in order; see `Codelet.with_axes`.
 
-        None where a sliced dimension would be joined with another: a slice of the joint dimension is not one piece.
+        `sources` has for each new axis the old ones that it joins. None where a sliced dimension would be
+        joined with another: a slice of the joint dimension is not one piece.
         """
         rank = len(self.part_dims)
         if any(len(axes) > 1 and not set(axes).isdisjoint(self.ordered_axes) for axes in sources):

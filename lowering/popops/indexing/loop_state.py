@@ -198,7 +198,10 @@ def new_stack(builder: Builder, value: Tensor, slots: int) -> Tensor:
 
 
 def push(builder: Builder, stack: Tensor, value: Tensor, slot: Tensor | None) -> None:
-    """Writes a value to slot number `slot`, int32[], of a stack that `new_stack` returned; None for a stack of one."""
+    """Writes a value to slot number `slot`, int32[], of a stack that `new_stack` returned; None for a stack of one.
+
+    The value has the layout for which the stack was made.
+    """
     buffer = Tensor.of(*stack.variables())
     order = memory_order(stack)
     assert order is not None, "a stack is a view of one variable in full"
