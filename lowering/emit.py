@@ -85,7 +85,7 @@ def emit(
                 expected=expected,
                 got=got,
             )
-    with placing(graph, [*operands, *(t for t in targets if t is not None)], keeps_layouts):
+    with placing(graph, [*operands, *(t for t in targets if t is not None)], keeps_layouts=keeps_layouts):
         if keeps_layouts and not into and operands and _is_computed(jaxpr):
             (aval,) = jaxpr.out_avals
             targets = [kept_result(graph, operands, aval.shape, aval.dtype, name)]

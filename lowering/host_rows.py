@@ -85,7 +85,7 @@ def _copies_then_transfers(moves: Sequence[RowMove]) -> list[Program]:
 def load_of_batch(
     graph: Graph, name: str, batch: Tensor, in_groups: bool, number: Tensor, ahead: Callable[[], Tensor]
 ) -> RowMove:
-    """Loads of a micro-batch in each iteration.
+    """Loads of a micro-batch in each iteration, with I/O tiles one iteration ahead.
 
     Args:
         graph: the graph, or the view of one IPU.
@@ -100,7 +100,7 @@ def load_of_batch(
     shape = (batch.shape[0] // memory.shape[0], *batch.shape[1:])
     row = MemoryOrder.for_argument(shape, in_groups).add_variable(graph, batch.dtype, name)
     graph.note_role(row, graph.role_of(batch))
-    if not takes_row(graph, row):
+    if not takes_row(graph, row):  # I/O tiles are missing, or too small
         return RowMove(row, transfers=(RemoteIn(buffer, as_row_of(memory, row), _one(number), graph.origin),))
     fetched = on_io_tiles(graph, name, memory_order(row) or MemoryOrder.own(row.shape), row.dtype)
     start = graph.add_constant(np.zeros(1, np.int32), "first row", on_one_tile(1, 0))

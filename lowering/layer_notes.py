@@ -49,7 +49,7 @@ def origin_of(eqn: JaxprEqn, outer: Origin) -> Origin:
     note = _note(stack) or Note("/".join(scopes_of(eqn)), made_at=MadeAt.of(stack))
     inner_layer = join_layers(outer.layer, note.layer)
     part = part_of_name(name_stack(eqn)) or note.part or outer.part
-    if note.made_at.line:
+    if note.made_at.line:  # a front end's place stands for the user's line: the frames are those of the front end
         made_at = note.made_at
         return Origin(
             made_at.line, path, library, made_at.file, inner_layer, part, names=note.names, places=note.places
@@ -190,14 +190,14 @@ def _common_part(notes: Sequence[Note]) -> str:
 def at_source_of(
     eqn: JaxprEqn, place: JaxprEqn, eqns: Sequence[JaxprEqn], name: str, layers: LayersOfRun | None = None
 ) -> JaxprEqn:
-    """Equation at the line of `place`, under the common prefix of names of several, and a name if any.
+    """Equation that stands for several, with the source of these: a line, the scopes in common, and a layer.
 
     Args:
-        eqn: equation.
+        eqn: the equation.
         place: equation whose line and calling lines it gets.
-        eqns: equations whose common prefix of names, and of layers without `layers`, it gets.
-        name: further scope, or "".
-        layers: those of the run that the equation calls.
+        eqns: the equations that it stands for.
+        name: scope inside of those in common, "" for none.
+        layers: layer of the equations, if they are a run that is called; None for the common prefix of their layers.
     """
     stack = common_stack([without_notes(member.source_info.name_stack) for member in eqns])
     stack = stack.extend(name) if name else stack
@@ -275,6 +275,7 @@ def in_common(runs: Sequence[Sequence[JaxprEqn]], name: str) -> tuple[list[Jaxpr
             layer = common_name(inner_layers, names_by_number)
             stack = noted(stack, Note(layer, names, notes[0].lines, _common_part(notes), made_at, places))
         eqns.append(place[0].replace(source_info=info.replace(name_stack=stack)))
+    # From the names of a number in all runs to the names of a run by number.
     names_of_runs, places_of_runs = (
         list(zip(*numbers, strict=True)) or [()] * len(runs) for numbers in (names_by_number, places_by_number)
     )

@@ -226,7 +226,7 @@ class _Plan:
 
 
 def _in_stages(plan: _Plan) -> LoweredProgram:
-    """Lowers a function with stages; where these are open, candidates are lowered to find the best cuts."""
+    """Lowers a function with stages; where boundaries are to be found, candidates are lowered to find the best cuts."""
     latest: dict[ClosedJaxpr, LoweredProgram] = {}  # at most one: most often the first fits, and is requested again
 
     def lowered_of(candidate: CutJaxpr) -> LoweredProgram:
@@ -283,7 +283,7 @@ class _Program:
         ]
 
     def lowered(self) -> LoweredProgram:
-        """Lowers the program."""
+        """Lowers the program, once: arguments, equations, results, then what holds for the entire graph."""
         graph = self._graph
         prog = self._prog
         aliases = self._plan.aliases
@@ -308,8 +308,8 @@ class _Program:
         Args:
             result: the result.
             stream: its stream.
-            home: the argument, or None.
-            alias: number of the argument, or None.
+            home: tensor of the donated argument whose place it takes; None without one.
+            alias: number of that argument.
         """
         if not set(self._graph.off_chip).isdisjoint(result.variables()):
             self._leave_off_chip(result, stream, home)
@@ -333,7 +333,7 @@ class _Program:
         names = inputs_of_plan.names
         grouped = iter(grouped_inputs(self._cut.jaxpr.jaxpr))
         for number, (aval, bounds) in enumerate(zip(function.jaxpr.in_avals, self._cut.inputs, strict=True)):
-            # In groups if any of its shards is wanted so.
+            # In groups if any of its shards is wanted so; a list, as `any` alone would leave later shards in `grouped`.
             in_groups = any([next(grouped) for _ in range(num_shards(bounds))])
             in_dim = function.in_dims[number]
             stream = HostStream(
@@ -389,6 +389,7 @@ class _Program:
 
     def _leave_off_chip(self, result: Tensor, stream: HostStream, home: Tensor | None) -> None:
         """Lets the host read a result from streaming memory: from an argument's buffer, or one of its own."""
+        # An argument's buffer has its reader since it was added, see `_remote_argument`.
         assert result is home or (home is None and len(result.variables()) == 1), "it has been stored"
         if home is None:
             (memory,) = result.variables()
@@ -407,7 +408,10 @@ class _Program:
         return (memory,) if bounds is None else tuple(memory[a:b] for a, b in pairwise(bounds))
 
     def _add_results(self, arguments: _Arguments) -> tuple[list[Tensor], tuple[PipelineRun, ...]]:
-        """Lowers the function on its arguments; returns the tensors of all results, and the runs of its pipelines."""
+        """Lowers the function on its arguments; returns the tensors of all results, and the runs of its pipelines.
+
+        With stages it sets `_home`, the graph that maps what no rule has mapped.
+        """
         jaxpr = self._cut.jaxpr
         graph = self._graph
         operands = list(chain.from_iterable(arguments.shards))

@@ -76,8 +76,8 @@ def _merged_steps(graph: Graph, sequence: ProgramSequence, effects: EffectsOf, m
     """Steps of a sequence, in which every compute set that may move up is part of an earlier step."""
     steps: list[_Step] = []
     for program in sequence.children():
-        step = _Step(program, effects(program), _ipu(graph, program), _block_bytes(graph, program), [])
-        place = None if step.ipu is None else _place_for(graph, steps, step, max_bytes - step.block_bytes)
+        step = _Step(program, effects(program), _ipu_of_mergeable(graph, program), _block_bytes(graph, program), [])
+        place = None if step.ipu is None else _find_earlier_step(graph, steps, step, max_bytes - step.block_bytes)
         if place is None:
             steps.append(step)
             continue
@@ -93,10 +93,16 @@ def _max_block_bytes(graph: Graph) -> float:
     return graph.target.operation_bytes * _MIN_BYTE_COST_CYCLES / max(graph.byte_cost_cycles, _MIN_BYTE_COST_CYCLES)
 
 
-def _place_for(graph: Graph, steps: list[_Step], step: _Step, max_bytes: float) -> _Step | None:
+def _find_earlier_step(graph: Graph, steps: list[_Step], step: _Step, max_bytes: float) -> _Step | None:
     """Earliest step that a compute set can be merged into, among those that read and write at most `max_bytes`.
 
     None if there is none. A set passes no step that it depends on, nor other steps than compute sets and copies.
+
+    Args:
+        graph: the graph.
+        steps: the steps before the set, in order.
+        step: the compute set.
+        max_bytes: limit for the earlier step without this one.
     """
     place = None
     memory_cost_cycles = graph.byte_cost_cycles * _result_bytes(graph, step.program)
@@ -104,7 +110,7 @@ def _place_for(graph: Graph, steps: list[_Step], step: _Step, max_bytes: float) 
         movable = isinstance(earlier.program, Execute | Copy) and not _reads_clock(graph, earlier.program)
         if not movable or not _independent(earlier.effects, step.effects):
             break
-        # Next to each other nothing becomes live earlier.
+        # A set that passes steps makes its results live earlier: that may cost no more than the sync that it saves.
         pays = passed == 0 or memory_cost_cycles <= graph.target.internal_sync_cycles
         if earlier.ipu == step.ipu and pays and earlier.block_bytes <= max_bytes:
             place = earlier
@@ -123,7 +129,7 @@ def _union(left: Effects, right: Effects) -> Effects:
     return Effects(left.reads | right.reads, left.writes | right.writes, left.kills | right.kills)
 
 
-def _ipu(graph: Graph, program: Program) -> int | None:
+def _ipu_of_mergeable(graph: Graph, program: Program) -> int | None:
     """IPU of all vertices of a compute set that may be merged; None for other steps.
 
     Fallbacks are not merged, which a profile lists by name, nor readings of the cycle counter.

@@ -197,7 +197,10 @@ class _Kernel:
         self._scratch = [_without_ref(var.aval) for var in scratch]
 
     def run(self, *operands: Any) -> Values:
-        """Results of the call: arrays go through the loops over the grid as stacks of blocks."""
+        """Results of the call: arrays go through the loops over the grid as stacks of blocks.
+
+        A result begins as the operand that it aliases, else uninitialized; it stays so if the grid is empty.
+        """
         scalars = list(operands[: self._num_scalars])
         inputs = list(operands[self._num_scalars :])
         aliased = {out: n for n, out in self._params["input_output_aliases"]}  # number of the operand, by result
@@ -363,12 +366,19 @@ def _evaluate_index_map(index_map: ClosedJaxpr, indices: Values, scalars: Values
 
 
 def _evaluate_kernel(jaxpr: ClosedJaxpr, operands: Values, indices: Values, sizes: Values) -> Values:
-    """Results of a kernel's jaxpr, with values for the indices of the grid and for its sizes."""
+    """Results of a kernel's jaxpr, with values for `program_id` and `num_programs`.
 
-    def nested(inner: Any) -> Callable[..., Values]:
+    Args:
+        jaxpr: the kernel, or a jaxpr inside it.
+        operands: a value for each input.
+        indices: index along each dimension of the grid.
+        sizes: size of each dimension of the grid.
+    """
+
+    def with_indices(inner: Any) -> Callable[..., Values]:
         return lambda *xs: _evaluate_kernel(closed(inner), list(xs), indices, sizes)
 
-    def equation(eqn: JaxprEqn, xs: Values) -> Sequence[Any]:
+    def evaluate_equation(eqn: JaxprEqn, xs: Values) -> Sequence[Any]:
         """An equation with values for `program_id` and `num_programs`, also in the loops and branches it holds."""
         name = eqn.primitive.name
         params = eqn.params
@@ -378,14 +388,15 @@ def _evaluate_kernel(jaxpr: ClosedJaxpr, operands: Values, indices: Values, size
             if not _reads_indices(eqn):
                 return eval_equation(eqn, *xs)
             if name == "cond":
-                return list(lax.switch(xs[0], [nested(branch) for branch in params["branches"]], *xs[1:]))
+                return list(lax.switch(xs[0], [with_indices(branch) for branch in params["branches"]], *xs[1:]))
             if name == "scan":
-                return _trace_scan(nested(params["jaxpr"]), xs, params)
+                return _trace_scan(with_indices(params["jaxpr"]), xs, params)
             if name == "while":
-                return _trace_while(nested(params["cond_jaxpr"]), nested(params["body_jaxpr"]), xs, params)
-            return nested(params[CALLEES[name]])(*xs)
+                cond, body = with_indices(params["cond_jaxpr"]), with_indices(params["body_jaxpr"])
+                return _trace_while(cond, body, xs, params)
+            return with_indices(params[CALLEES[name]])(*xs)
 
-    return eval_jaxpr(jaxpr, operands, equation, lambda x: x)
+    return eval_jaxpr(jaxpr, operands, evaluate_equation, constant=lambda x: x)
 
 
 def _trace_scan(body: Callable[..., Values], xs: Values, params: dict[str, Any]) -> Values:

@@ -58,6 +58,8 @@ _HALF_UNITS = 8
 def static_cycles(target: Target, dtype: Any, block: int, rows: Count, blocks: Count, columns: Count) -> np.ndarray:
     """Tile cycles of a bucket of a static pattern.
 
+    Source of the numbers: poplibs `lib/popsparse/StaticMatMulPartitioner.cpp`, `matmulComputeCycles`.
+
     Args:
         target: the machine.
         dtype: dtype of the operands, half or float.
@@ -74,6 +76,7 @@ def static_cycles(target: Target, dtype: Any, block: int, rows: Count, blocks: C
     start, row_start = _STATIC_STARTS[size, block]
     load = ceil_div(block * block * size, target.amp_weight_load_bytes_per_cycle)
     worker = _static_block_cycles(size, block, ceil_div(columns, target.worker_contexts))
+    # Of the supervisor: 30 for the vertex, 17 for each row of blocks, 16 for each block beside loading its weights.
     cycles = 30 + start * round_cycles + rows * (row_start * round_cycles + 17)
     return np.asanyarray(cycles + blocks * (16 + load + worker * round_cycles))
 
@@ -106,7 +109,11 @@ def codelet_parts(size: int, block: int) -> int:
 
 
 def dynamic_cycles(target: Target, dtype: Any, block: int, rows: Count, blocks: Count, columns: Count) -> np.ndarray:
-    """Tile cycles of a full bucket of a dynamic pattern, one subgroup of it for the tile."""
+    """Tile cycles of a full bucket of a dynamic pattern, one subgroup of it for the tile; see `static_cycles`.
+
+    Source of the numbers: poplibs `lib/popsparse/PerformanceEstimation.hpp`, `sparseDenseBlockMultiply` and
+    `sparseDenseElementwiseMultiply`.
+    """
     size = np.dtype(dtype).itemsize
     round_cycles = issue_round_cycles(target)
     if block == 1:
@@ -123,7 +130,16 @@ def dynamic_cycles(target: Target, dtype: Any, block: int, rows: Count, blocks: 
 
 
 def _dynamic_element_cycles(size: int, rows: Count, blocks: Count, columns: Count) -> Count:
-    """Cycles of a worker on blocks of one element: loops over vectors of columns, then the columns that remain."""
+    """Cycles of a worker on blocks of one element: loops over vectors of columns, then the columns that remain.
+
+    Source of the numbers: poplibs `lib/popsparse/PerformanceEstimation.hpp`, `sparseDenseElementwiseMultiply`.
+
+    Args:
+        size: bytes of an element.
+        rows: rows of the worker.
+        blocks: blocks of a row.
+        columns: columns of the dense operand; special loops are for one vector, or half of one.
+    """
     blocks, columns = np.asarray(blocks), np.asarray(columns)
     if size == 4:
         general = (columns >= 4) * (12 + columns // 4 * 3 * blocks) + (columns & 2 > 0) * (
@@ -244,7 +260,13 @@ def block_products(dtype: Any, number: Any, slots: int, out_dtype: Any, most_blo
     """Codelet of sums of block products, by slot: a slot is a row of blocks of the result.
 
     Fields: blocks [blocks, b, b], x [rows, b, n], row [blocks] and slot [blocks] of dtype `number`; out [slots, b, n].
-    A dynamic pattern names the most blocks that are not left out; None is a static one.
+
+    Args:
+        dtype: dtype of the operands.
+        number: integer dtype of the rows and slots that blocks name.
+        slots: number of slots.
+        out_dtype: dtype of the result; sums are float32.
+        most_blocks: for a dynamic pattern the most blocks that are not left out; None for a static one.
     """
 
     def compute(blocks: jax.Array, x: jax.Array, row: jax.Array, slot: jax.Array) -> jax.Array:
@@ -276,7 +298,12 @@ def sampled_products(dtype: Any, number: Any, out_dtype: Any, most_blocks: int |
     """Codelet of the products that blocks of a sparse result need: the gradient of blocks; zeros for those left out.
 
     Fields: left [slots, b, n], right [rows, b, n], slot and row [blocks] of dtype `number`; out [blocks, b, b].
-    At most `most_blocks` are not left out, if that is known.
+
+    Args:
+        dtype: dtype of the operands.
+        number: integer dtype of the slots and rows that blocks name; a number past the last leaves the block out.
+        out_dtype: dtype of the result; sums are float32.
+        most_blocks: the most blocks that are not left out; None for all.
     """
 
     def compute(left: jax.Array, right: jax.Array, slot: jax.Array, row: jax.Array) -> jax.Array:

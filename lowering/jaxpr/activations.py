@@ -149,7 +149,8 @@ class Restart(NamedTuple):
 def moments_of_equations(items: Sequence[Traced]) -> list[Moments]:
     """Return for each equation the moments of the functions that it was traced in.
 
-    Iterations that the order does not tell follow from the moments so far, which change with them: until none is new.
+    Iterations that the order does not tell (restarts) follow from the moments so far, which change with them: both are
+    computed again until no restart is new.
     """
     restarts = dict[int, Restart]()
     while True:
@@ -157,7 +158,7 @@ def moments_of_equations(items: Sequence[Traced]) -> list[Moments]:
         further = _find_restarts(items, moments)
         if further.keys() <= restarts.keys():
             return moments
-        restarts = further | restarts
+        restarts = further | restarts  # those found first stay as they are, so each round adds some and the loop ends
 
 
 def _moments_in_order(items: Sequence[Traced], restarts: Mapping[int, Restart]) -> list[Moments]:
@@ -167,7 +168,7 @@ def _moments_in_order(items: Sequence[Traced], restarts: Mapping[int, Restart]) 
         items: the equations.
         restarts: iterations that the order does not tell, by the number of the equation with which they begin.
     """
-    # Consecutive equations of one place share an object.
+    # Consecutive equations of one place share an object: they are numbered together.
     walk = _Walk()
     moments = [walk.advance(item, restarts.get(n)) for n, item in enumerate(items)]
     start = 0
@@ -190,18 +191,24 @@ class _Walk:
         self._waiting: tuple[Frames, list[Activation]] | None = None
 
     def advance(self, item: Traced, restart: Restart | None) -> Moments:
-        """Advance to the next equation; returns its moments."""
+        """Advance to the next equation; returns its moments.
+
+        Args:
+            item: the equation.
+            restart: the loop whose next iteration begins here, where the order of equations does not tell; else None.
+        """
         frames = item.frames
+        # Equations of one place share the tuple: `_moments_in_order` compares it by identity.
         if restart is None and (frames is self._frames or frames.runs == self._frames.runs):
             return self._moments
         is_next_stage = item.stage != self._stage
         if restart is not None:
-            same = self._repeat_loop(frames, restart.level, restart.loop, is_next_stage=False)
+            num_continued = self._repeat_loop(frames, restart.level, restart.loop, is_next_stage=False)
         else:
             has_returned = self._return_to_waiting(frames)
-            same = self._count_continued(frames, is_next_stage, has_returned)
+            num_continued = self._count_continued(frames, is_next_stage=is_next_stage, has_returned=has_returned)
         self._stage = item.stage
-        self._running[same:] = [Activation() for _ in frames.calls[same:]]
+        self._running[num_continued:] = [Activation() for _ in frames.calls[num_continued:]]
         self._frames = frames
         pairs = zip(self._running, frames.calls, strict=True)
         self._moments = tuple(Moment(run, call.place[1], run.iterations) for run, call in pairs)
@@ -225,8 +232,14 @@ class _Walk:
             self._waiting = None
         return False
 
-    def _count_continued(self, frames: Frames, is_next_stage: bool, has_returned: bool) -> int:
-        """Return the number of outer calls that continue; advances the loop of the innermost one if it repeats."""
+    def _count_continued(self, frames: Frames, *, is_next_stage: bool, has_returned: bool) -> int:
+        """Return the number of outer calls that continue; advances the loop of the innermost one if it repeats.
+
+        Args:
+            frames: frames of the next equation, before `_frames` has become them.
+            is_next_stage: whether a stage begins there: the loop around the one that repeats is meant, if there is one.
+            has_returned: whether it follows the resumption of a generator, see `_return_to_waiting`.
+        """
         before = self._frames.calls
         after = frames.calls
         length = min(len(before), len(after))
@@ -234,7 +247,7 @@ class _Walk:
         # Equal frames after a wait: the innermost function, which has waited, has come to its place again.
         same = next(differs, length - has_returned)
         if same < length and before[same].run != after[same].run:
-            return self._repeat_call(frames, same, is_next_stage)
+            return self._repeat_call(frames, same, is_next_stage=is_next_stage)
         if same == length or before[same].place[0] is not after[same].place[0]:
             return same
         code, place = after[same].place
@@ -242,15 +255,15 @@ class _Walk:
             return same + 1
         loop = loop_around(code, place, before[same].place[1])
         if loop is None:
-            return self._repeat_call(frames, same, is_next_stage)
-        return self._repeat_loop(frames, same, loop, is_next_stage)
+            return self._repeat_call(frames, same, is_next_stage=is_next_stage)
+        return self._repeat_loop(frames, same, loop, is_next_stage=is_next_stage)
 
-    def _repeat_call(self, frames: Frames, number: int, is_next_stage: bool) -> int:
+    def _repeat_call(self, frames: Frames, number: int, *, is_next_stage: bool) -> int:
         """Advance the loop that calls a function again; returns the number of calls that continue."""
         repeated = _find_repeating_loop(frames, number - 1) or _find_calling_place(frames, number - 1)
-        return number if repeated is None else self._repeat_loop(frames, *repeated, is_next_stage)
+        return number if repeated is None else self._repeat_loop(frames, *repeated, is_next_stage=is_next_stage)
 
-    def _repeat_loop(self, frames: Frames, level: int, loop: Loop, is_next_stage: bool) -> int:
+    def _repeat_loop(self, frames: Frames, level: int, loop: Loop, *, is_next_stage: bool) -> int:
         """Advance a loop, or the one around it at the next stage; returns the number of calls that continue."""
         around = _find_loop_around(frames, level, loop) if is_next_stage else None
         level, loop = around or (level, loop)
@@ -325,9 +338,9 @@ def _number_iterations(moments: list[Moments], items: Sequence[Traced], numbers:
     first[level].activation.repeating.add(loop)
     for iteration, start in enumerate(starts):
         moment = replace(first[level], iterations=first[level].iterations | {loop: iteration})
-        item = (*first[:level], moment, *first[level + 1 :])
+        numbered = (*first[:level], moment, *first[level + 1 :])
         for n in range(start, start + period):
-            moments[n] = item
+            moments[n] = numbered
 
 
 def _shortest_period(operations: Sequence[tuple[Hashable, ...]]) -> int:

@@ -73,7 +73,11 @@ class ArgumentFlow:
         self.results = self._walk_equations(jaxpr, arguments)
 
     def _walk_equations(self, jaxpr: Jaxpr, dependences: dict[Var, Dependence]) -> list[Dependence]:
-        """Return the dependences of a jaxpr's results; updates `dependences`, of its inputs, by those of all values."""
+        """Return the dependences of a jaxpr's results; updates `dependences`, of its inputs, by those of all values.
+
+        An equation of a gradient, one with a part of training, ends the dependence on arguments, which are noted as
+        differentiated; its results depend on a gradient if their operands do or it is of the backward pass.
+        """
         for eqn in jaxpr.eqns:
             part = part_of_name(name_stack(eqn))
             of_operands, by_element_of_shape = _dependence_on_operands(eqn, dependences)
@@ -103,7 +107,7 @@ class ArgumentFlow:
         self.gradient_shapes.update(shape_of(var) for var in variables_of_rest if var in self._backward)
 
     def _walk_body(self, body: Body, eqn: JaxprEqn, dependences: dict[Var, Dependence]) -> None:
-        """Update the dependences of an equation's results by a body in it.
+        """Update the dependences of an equation's results by a body in it: of several bodies, branches, their union.
 
         A loop is walked twice: in the second iteration its carries depend on what the first one has computed.
         """

@@ -116,7 +116,8 @@ class LayerNames:
         self._forward_equations: list[_ForwardEquation] = []
         self._recomputed_runs: dict[Repetition, Activation] = {}  # run of the function that a call recomputes
         self.layers = [""] * len(equations)
-        forward, recomputed, backward = self._split_parts(gradient is not None)
+        # The order of the steps counts: each matches its equations with the groups that those before it have added.
+        forward, recomputed, backward = self._split_parts(is_gradient=gradient is not None)
         in_order, constants = self._split_constants(forward)
         self._name_forward(in_order)
         self._sources = gradient.forward if gradient is not None else ()
@@ -137,7 +138,7 @@ class LayerNames:
         for var, values in gradient.values.items():
             self._users[var] = [user for source, inside in values for user in source._users.get(inside, ())]
 
-    def _split_parts(self, is_gradient: bool) -> tuple[list[int], list[list[int]], list[int]]:
+    def _split_parts(self, *, is_gradient: bool) -> tuple[list[int], list[list[int]], list[int]]:
         """Return the numbers of forward equations, of those of each recomputed call, and of backward ones.
 
         A body of a gradient has no forward equations.
@@ -168,7 +169,11 @@ class LayerNames:
     # --- forward ---
 
     def _name_forward(self, numbers: Sequence[int]) -> None:
-        """Name the layers of forward equations, from which those of recomputed and backward ones follow."""
+        """Name the layers of forward equations, and add them to the groups that the other equations are matched with.
+
+        Args:
+            numbers: numbers of the forward equations, in the order of tracing.
+        """
         items = [self._equations[n] for n in numbers]
         all_moments = moments_of_equations([self._with_input_names(item) for item in items])
         pairs = [(moments, self._scopes[n]) for n, moments in zip(numbers, all_moments, strict=True)]
@@ -221,9 +226,11 @@ class LayerNames:
             self._add_forward(key, name, self._forward_equations[order].number, order)
 
     def _add_groups_before(self, key: _Key) -> None:
-        """Add to a key without any forward equation the last equation before its place in each run of its function."""
-        # As of a `custom_vjp` that computes nothing in the forward pass.
-        *outside, (code, place) = key[0] or ((None, 0),)
+        """Add to a key without any forward equation the last equation before its place in each run of its function.
+
+        A `custom_vjp` that computes nothing in the forward pass has such a key.
+        """
+        *outside, (code, place) = key[0] or ((None, 0),)  # no equation matches a key without frames
         last = dict[str, int]()
         for order, (n, _, path) in enumerate(self._forward_equations):
             places = self._equations[n].frames.places
@@ -238,7 +245,10 @@ class LayerNames:
     # --- recomputed and backward equations ---
 
     def _find_recomputed_runs(self, numbers: Sequence[int]) -> None:
-        """Find the runs of functions that calls recompute, by a vote of the equations in a call that match one run."""
+        """Find the run of a function that each recomputing call repeats.
+
+        Each equation in the call has a vote, if the forward groups that share a value with it are of one run.
+        """
         for key in {self._key(n) for n in numbers}.difference(self._groups):
             self._add_inner_groups(key)
         votes: dict[Repetition, Counter[Activation]] = defaultdict(Counter)
@@ -258,11 +268,16 @@ class LayerNames:
             return options
         return [x for x in options if _run_of_repetition(x, repetition) is run] or options
 
-    def _name_by_forward(self, numbers: Sequence[int], is_reversed: bool) -> None:
-        """Name recomputed equations, in the order of the forward ones, or backward equations, in reverse order.
+    def _name_by_forward(self, numbers: Sequence[int], *, is_reversed: bool) -> None:
+        """Name equations after the forward group, equations of one place in one iteration, that each derives from.
 
-        Each is named after its forward group. Where values match several groups, those are left that are in order
-        between the groups of the equations before and after it that match one.
+        The candidates are the groups of the same frames and scopes, first those with a common value. Several are
+        narrowed by rules, one of which is order: the group is between those of the neighbouring equations that have one
+        candidate. An equation that keeps several gets what their paths have in common.
+
+        Args:
+            numbers: numbers of the equations, in order; the results of those with one group get it in `_producers`.
+            is_reversed: True for backward equations, whose groups are in falling order; False for recomputed ones.
         """
         all_matches = [self._match_by_values(n) for n in numbers]
         limit = -1 if is_reversed else maxsize
@@ -282,14 +297,20 @@ class LayerNames:
             if len(options) > 1:
                 options = [x for x in options if min(last, limit) <= x.order <= max(last, limit)] or options
             if len(options) > 1:
-                options = self._filter_by_producers(n, options, is_reversed)
+                options = self._filter_by_producers(n, options, is_reversed=is_reversed)
             if len(options) == 1:
                 last = options[0].order
                 self._producers.update((var, (self._key(n), options[0])) for var in self._equations[n].eqn.outvars)
             self.layers[n] = _common_path([x.layer for x in options]) if options else self._unnumbered_path(n)
 
-    def _filter_by_producers(self, number: int, options: list[_ForwardGroup], is_reversed: bool) -> list[_ForwardGroup]:
-        """Filter groups to that of an operand's producer; for recomputed equations to that of its run of a function."""
+    def _filter_by_producers(
+        self, number: int, options: list[_ForwardGroup], *, is_reversed: bool
+    ) -> list[_ForwardGroup]:
+        """Filter groups to the one of an operand's producer; all of them if that does not leave one.
+
+        A backward equation belongs to the same group as the producer of the same frames; a recomputed one to the group
+        in the same run of its innermost function.
+        """
         producers = list(self._operand_producers(number))
         if is_reversed:
             same = [x for x in options if any(group is x for key, group in producers if key == self._key(number))]

@@ -69,7 +69,11 @@ class LayerPath:
     scopes: Scopes
 
     def text(self, count: int | None = None) -> str:
-        """Return the path, `encoder/block[3]/dense`; with a count that of the outermost calls alone."""
+        """Return the path, `encoder/block[3]/dense`; with a count that of the outermost calls alone.
+
+        Without scopes all functions are in it. Else there are those outside of all scopes up to the last one that is
+        numbered, and inside of scopes those that take a number, and the user's for which no library opens a scope.
+        """
         steps = _fold_recursions(self.steps[:count])
         called = [n for n in range(1, len(steps)) if not steps[n].depth and _is_numbered(steps, n - 1)]
         last_outside = max(called, default=-1)  # last numbered function outside of all scopes
@@ -123,7 +127,10 @@ class _PathText:
         self._numbering = step
 
     def finished(self) -> str:
-        """Return the text, after the remaining scopes; numbers that no function has are those of a scope or `loop`."""
+        """Return the text, with all remaining scopes.
+
+        Numbers that no function took are those of the scope that the loop opens, else of a part of their own, `loop`.
+        """
         if self.numbers and self._numbering is not None:
             position = self._numbering.around_loop  # number of scopes around the loop that numbers
             opens_scope = self._numbering.opens_scope
@@ -173,8 +180,11 @@ class LayerPaths:
         self._scopes_of_run: dict[Activation, Scopes] = {}
         self._scopes_of_iteration: dict[Hashable, Scopes] = {}
         self._blocks_in_loop: dict[Hashable, set[int]] = {}  # `with` blocks in a loop, around all of its equations
-        self._recursion_depths: dict[Activation, dict[int, None]] = defaultdict(dict)  # by the first run
+        # Numbers of calls of a function by itself, by the outermost run; keys in the order of tracing, without values.
+        self._recursion_depths: dict[Activation, dict[int, None]] = defaultdict(dict)
+        # By run of a loop and iteration: the scopes of all equations there.
         iterations: dict[Hashable, dict[int, set[Scopes]]] = defaultdict(lambda: defaultdict(set))
+        # By run of a function and callee: the calling places, each with the scopes that its equations have in common.
         calls: dict[tuple[Activation, CodeType], dict[int, Scopes]] = defaultdict(dict)
         for (moments, plain_scopes), functions in codes.items():
             scopes = self._blocks.numbered(moments, plain_scopes)
@@ -231,11 +241,12 @@ class LayerPaths:
     def _with_recursions(self, steps: Sequence[Step], moments: Moments) -> list[Step]:
         """Return the steps, numbered where a function of the user's calls another that calls itself.
 
-        They are numbered if its depth differs between equations, and loops do not number them already.
+        They are numbered if its depth differs between equations, and loops do not number them already. The number is
+        the position of the depth among those of all equations, in the order of tracing.
         """
         numbered = list(steps)
         for first, last in _neighbouring_calls([step.code for step in steps]):
-            depths = list(self._recursion_depths[moments[first].activation])
+            depths = list(self._recursion_depths[moments[first].activation])  # 0: the function does not call itself
             is_plain = not any(step.numbers for step in steps[first:last])
             if len(depths) > 1 and first and is_plain and not steps[first - 1].is_of_library:
                 for n in range(first, last + 1):
@@ -244,7 +255,10 @@ class LayerPaths:
         return numbered
 
     def _with_scopes_outside(self, steps: Sequence[Step], moments: Moments) -> list[Step]:
-        """Return the steps with the scopes around their calls: those of all equations of a run may be its own."""
+        """Return the steps with `scopes_outside` and `has_scope`, from the scopes that callers' `with` blocks open.
+
+        The scopes around a run, `depth`, do not tell: the run may have opened some of them itself.
+        """
         result = list[Step]()
         outside = 0  # scopes around the call of the next step
         of_user = 0  # around the last call by a function of the user's
@@ -259,7 +273,13 @@ class LayerPaths:
 
 
 class _WithBlocks:
-    """Numbers of `with` blocks of one function that open the same scope."""
+    """Numbers of `with` blocks of one function that open the same scope.
+
+    A block is a key from `_blocks_of`; its prefix is the scopes that all equations inside it begin with.
+
+    Args:
+        codes: for the moments and scopes of each equation the codes of its frames.
+    """
 
     def __init__(self, codes: Mapping[tuple[Moments, Scopes], Sequence[CodeType]]) -> None:
         # Blocks of each call of an equation; most calls are in none.
@@ -274,6 +294,7 @@ class _WithBlocks:
             for _, blocks in self._blocks[moments]:
                 for block in blocks:
                     _narrow_prefix(self._prefixes, block, scopes)
+        # Blocks of equal surroundings and prefix, in the order of tracing: only a number tells them apart.
         self._numbers: dict[tuple[Hashable, Scopes], list[Hashable]] = defaultdict(list)
         for block, prefix in self._prefixes.items():
             self._numbers[block[:-1], prefix].append(block)

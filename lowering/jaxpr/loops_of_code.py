@@ -89,7 +89,12 @@ def _protected_ranges(code: CodeType) -> tuple[_ProtectedRange, ...]:
 
 
 def with_blocks_around(code: CodeType, place: int) -> tuple[int, ...]:
-    """Return the offset of the first instruction of each `with` block around one, outermost first."""
+    """Return the `with` blocks around an instruction, outermost first: each by the offset of its first instruction.
+
+    Args:
+        code: code of the function.
+        place: offset of the instruction.
+    """
     if not code.co_exceptiontable:  # true of most functions
         return ()
     ranges = _protected_ranges(code)

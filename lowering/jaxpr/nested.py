@@ -50,6 +50,7 @@ def _rewrite_parameter(value: Any, rewrite: Rewrite) -> Any:
         return rewrite(value)
     if isinstance(value, Jaxpr) and not value.constvars:
         rewritten = rewrite(closed(value))
+        # The parameter has no place for constants: where the rewrite adds some, the jaxpr stays as it is.
         return value if rewritten.consts else rewritten.jaxpr
     if isinstance(value, tuple) and any(isinstance(item, ClosedJaxpr) for item in value):
         items = [_rewrite_parameter(item, rewrite) for item in value]

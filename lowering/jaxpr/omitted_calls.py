@@ -62,7 +62,10 @@ class OmittedCalls:
         self._number = 0  # of calls
 
     def of(self, jaxpr: Jaxpr) -> dict[int, OmittedCall]:
-        """Return the omitted calls of a jaxpr's equations, by number of the equation."""
+        """Return the omitted calls of a jaxpr's equations, by number of the equation.
+
+        An equation has one if its frames begin in another function than that of the jaxpr, of which a call is found.
+        """
         omitted: dict[Root, list[int]] = defaultdict(list)
         root = traced_from(jaxpr)
         for number, eqn in enumerate(jaxpr.eqns):
@@ -72,9 +75,8 @@ class OmittedCalls:
         calls = dict[int, OmittedCall]()
         for function, numbers in omitted.items():
             eqns = [jaxpr.eqns[n] for n in numbers]
-            calls.update(
-                zip(numbers, self._match_calls(jaxpr, function, eqns), strict=False)
-            )  # empty without candidates
+            matched = self._match_calls(jaxpr, function, eqns)
+            calls.update(zip(numbers, matched, strict=False))  # `matched` is empty if no call is found
         return calls
 
     def _match_calls(self, jaxpr: Jaxpr, function: Root, eqns: Sequence[JaxprEqn]) -> list[OmittedCall]:
@@ -97,7 +99,7 @@ class OmittedCalls:
         return self._jaxprs[root]
 
     def _calls_in(self, jaxpr: Jaxpr) -> dict[Root, list[OmittedCall]]:
-        """Return by called function the calls in a jaxpr and in its callees."""
+        """Return by called function the calls in a jaxpr and in its callees, found once for each."""
         if id(jaxpr) not in self._calls:
             calls: dict[Root, list[OmittedCall]] = defaultdict(list)
             for eqn in jaxpr.eqns:
@@ -219,7 +221,13 @@ def _match_by_values(eqns: Sequence[JaxprEqn], calls: Sequence[OmittedCall]) -> 
 
 
 def _find_reader(eqn: JaxprEqn, readers: dict[Var, set[int]], calls: Sequence[OmittedCall]) -> OmittedCall | None:
-    """Return the call that reads the same operands as an equation; None for several."""
+    """Return the call that reads the same operands as an equation; None if none or several do.
+
+    Args:
+        eqn: the equation.
+        readers: numbers of the calls that read each value.
+        calls: the calls; those with equal `runs` count as one.
+    """
     common = set[int]()
     for var in eqn.invars:
         numbers = readers.get(var, set()) if isinstance(var, Var) else set[int]()
@@ -240,14 +248,17 @@ def _match_by_order(eqns: Sequence[JaxprEqn], calls: Sequence[OmittedCall]) -> l
 
 
 def _common_call(calls: Sequence[OmittedCall]) -> OmittedCall:
-    """Return one call for all: their common frames, and last the function that differs, at no place (-1) of it."""
+    """Return one call for several that cannot be told apart: the outer frames that they have in common.
+
+    Where they differ only in the place in a function, its frame is the last, at no place (-1).
+    """
     if len({call.frames.places for call in calls}) == 1:
         return OmittedCall(calls[0].frames, calls[0].lines)
     common = list(calls[0].frames.calls)
     for call in calls[1:]:
-        other = call.frames.calls
-        length = min(len(common), len(other))
-        same = next((n for n in range(length) if common[n].place != other[n].place), length)
-        is_one_function = same < length and common[same].place[0] is other[same].place[0]
+        frames = call.frames.calls
+        length = min(len(common), len(frames))
+        same = next((n for n in range(length) if common[n].place != frames[n].place), length)
+        is_one_function = same < length and common[same].place[0] is frames[same].place[0]
         common[same:] = [Call((common[same].place[0], -1))] if is_one_function else []
     return OmittedCall(Frames(tuple(common)))

@@ -52,7 +52,7 @@ def work_of_equation(eqn: JaxprEqn) -> Work:
     """Return the work of one equation."""
     cost = record_of(eqn).cost
     inner = [work_of(getattr(nested, "jaxpr", nested)) for nested in jaxprs_in_params(eqn.params)]
-    if cost == "body":
+    if cost == "body":  # control flow or a call: only a `scan` has a length, its trip count
         return reduce(add, inner, Work()).times(eqn.params.get("length", 1))
     if cost in _FREE:
         return Work()
@@ -61,6 +61,6 @@ def work_of_equation(eqn: JaxprEqn) -> Work:
     if cost == "product":
         contracted = sqrt(read[0] * read[1] / written) if written else 0  # inner dimension: m·k · k·n / (m·n) = k²
         return Work(_PRODUCT_BYTES, sum(read) + written + written * contracted / _MACS_PER_ELEMENT)
-    if cost == "look-up":
+    if cost == "look-up":  # of the table, the first operand, only the elements that are copied to the result
         return Work(_STEP_BYTES, sum(read[1:]) + written)
     return Work(_STEP_BYTES, sum(read) + written)

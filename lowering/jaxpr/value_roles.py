@@ -80,7 +80,9 @@ class ValueRoles:
         return "" if isinstance(var, Literal) else self._roles.get(var, "")
 
     def read(self, eqns: Sequence[JaxprEqn], results: Sequence[Atom]) -> None:
-        """Find the roles of the results of equations.
+        """Find the roles of the results of equations; a role that a value has already stays.
+
+        Bodies of control flow are not walked: their inputs and results get the roles outside, for their own `read`.
 
         Args:
             eqns: all equations of a body, in order.
@@ -97,9 +99,12 @@ class ValueRoles:
             for var in eqn.outvars:
                 role = source_role
                 if role not in _LASTING_ROLES:
-                    is_read_by_gradient = var in read_by_gradient
-                    is_read_by_rest = var in read_by_rest
-                    role = self._role_of_result(var, part, is_read_by_gradient, is_read_by_rest)
+                    role = self._role_of_result(
+                        var,
+                        part,
+                        is_read_by_gradient=var in read_by_gradient,
+                        is_read_by_rest=var in read_by_rest,
+                    )
                 if role:
                     self._roles.setdefault(var, role)
             for body in bodies(eqn):
@@ -112,8 +117,11 @@ class ValueRoles:
             if (operand := _STORES.get(eqn.primitive.name)) is not None:
                 self._copy_roles(eqn.invars[:1], eqn.invars[operand : operand + 1])
 
-    def _role_of_result(self, var: Var, part: str, is_read_by_gradient: bool, is_read_by_rest: bool) -> str:
+    def _role_of_result(self, var: Var, part: str, *, is_read_by_gradient: bool, is_read_by_rest: bool) -> str:
         """Return the role of a result of an equation, "" for none.
+
+        A gradient of weights has their shape, and the rest of the program reads it; other results of the backward pass
+        have no role.
 
         Args:
             var: the result.
@@ -146,7 +154,10 @@ class ValueRoles:
             self._roles[var] = STATE if is_donated[n] or n in updated else ARGUMENTS
 
     def _find_arguments_by_gradient(self, jaxpr: Jaxpr, flow: ArgumentFlow) -> None:
-        """Find the roles of arguments by how results are computed from them, and of results that update them."""
+        """Find the roles of arguments by how results are computed from them, and of results that update them.
+
+        The module's docstring has the rules. Arguments are bits in the masks of `flow`: bit n is argument n.
+        """
         arguments = jaxpr.invars
         roles = self._roles
         outside_of_gradients = [x.arguments for x in flow.results]
@@ -206,13 +217,15 @@ def _type_of(var: Var) -> tuple[Any, ...]:
 
 
 def _match_updates(arguments: Sequence[Var], outs: Sequence[Atom], evidence: Sequence[Sequence[int]]) -> dict[int, int]:
-    """Number of the result that updates each argument; results with fewest candidates are assigned first.
+    """Return by argument the number of the result that updates it: at most one argument for each result.
+
+    Results with fewest candidates are assigned first. A candidate has the shape and dtype of the result.
 
     Args:
         arguments: all arguments.
         outs: all results.
-        evidence: bits of the arguments that each result may update, of its shape and dtype or others; of several such
-            lists the first counts first.
+        evidence: lists of a bit mask for each result: bit n is set if it may update argument n, as far as its
+            computation tells. A later list assigns only what the lists before it have left.
     """
     arguments_of_type: dict[tuple[Any, ...], int] = {}
     for n, var in enumerate(arguments):

@@ -163,7 +163,16 @@ _COMMON_PATH_UNITS = 16  # an AMP of that many units adds in half as it adds in 
 def _amp_pass_cycles(
     target: Target, block: AmpBlock, worker: WorkerPass, rows: Count, sum_bytes: int, *, is_zeroing: bool
 ) -> Count:
-    """Tile cycles of an AMP pass whose rows workers share; `is_zeroing`: of the pass that starts the sums."""
+    """Tile cycles of an AMP pass whose rows workers share, from its start to the end of its last worker.
+
+    Args:
+        target: the constants.
+        block: the weights of the pass.
+        worker: instructions of a worker.
+        rows: rows of activations, of all workers.
+        sum_bytes: bytes of a sum.
+        is_zeroing: whether it is the pass that starts the sums.
+    """
     workers = target.worker_contexts
     round_cycles = issue_round_cycles(target)
     table = worker.zeroing if is_zeroing else worker.adding
@@ -172,11 +181,14 @@ def _amp_pass_cycles(
         _by_rows(share, table, block.row_cycles) + share * whole_cycles(store_cycles(zero_bytes, target))
         for share in (ceil_div(rows, workers), rows // workers)
     )
-    return np.maximum(round_cycles * np.maximum(busiest, idlest), round_cycles * np.minimum(busiest, idlest) + 14)
+    # A worker of fewer rows may take longer, see the tables. The extra of a pass, which poplibs adds to the least
+    # worker's cycles, counts where the others take hardly longer.
+    slowest, fastest = np.maximum(busiest, idlest), np.minimum(busiest, idlest)
+    return np.maximum(round_cycles * slowest, round_cycles * fastest + 14)
 
 
 def _by_rows(rows: Count, table: _ByRows, row_cycles: Count) -> Count:
-    """Worker cycles: `table` up to 3 rows, from there a loop."""
+    """Worker cycles for rows of activations: from `table` up to 3, then `row_cycles` more for each further row."""
     return np.asarray(table)[np.clip(rows, 0, 3)] + row_cycles * np.maximum(0, np.asarray(rows) - 3)
 
 
@@ -214,11 +226,12 @@ def amp_nx1_cycles(
         _KERNEL_CALL + items * _by_rows(item_width, worker.items, block.row_cycles)
         for items, item_width in _worker_rows(rows, width, target.worker_contexts)
     )
-    # Of one position of the kernel, which all workers compute together.
+    # Of one position of the kernel, which all workers compute together; 9 is the extra that `_amp_pass_cycles` has too.
     position = np.maximum(round_cycles * busiest, round_cycles * idlest + 9)
     totals = []
     for height, extra in _FILTER_HEIGHTS:
-        # Rows of the filter take the place of input channels in the units.
+        # Rows of the filter take the place of input channels in the units. The loops, from outside: groups of input
+        # channels, of output channels, then `outer` and `inner_most` positions of the kernel.
         ins = ceil_div(in_channels, max(1, block.in_channels // height))
         outer = product([ceil_div(kernel[0], height), *kernel[1:-1]]) if len(kernel) > 1 else 1
         inner_most = kernel[-1] if len(kernel) > 1 else ceil_div(kernel[0], height)
@@ -282,6 +295,8 @@ def hmac_cycles(
     at_once = 2 if half_sums and precision == "half" else 1
     dot = _dot_cycles(target, precision, in_channels, at_once)
     round_cycles = issue_round_cycles(target)
+    # Of a worker: 16 for a pass and for each position of the kernel, 19 for an item of its work list, 7 for an output
+    # beside its dot products. Of the supervisor: 23 for a group, 15 for its input channels, 10 for an output channel.
     whole, parts, part_width = _row_shares(rows, width, target.worker_contexts)
     items = whole * (19 + width * (7 + dot)) + np.where(parts > 0, 19 + parts * part_width * (7 + dot), 0)
     worker = 16 + kernel_positions * (16 - (_HMAC_STATE_CYCLES if precision == "half" else 0) + items)
@@ -306,7 +321,11 @@ def _row_shares(rows: Count, width: Count, workers: int) -> tuple[Count, Count, 
 
 
 def _dot_cycles(target: Target, precision: Precision, length: Count, at_once: int) -> Count:
-    """Cycles of one or two dot products: 64 bits of each operand a cycle; other lengths take narrower loads."""
+    """Worker cycles of `at_once`, one or two, dot products that share an operand.
+
+    Lengths of full vectors take 64 bits of each operand a cycle; others take pairs (of half, if the length is even) or
+    single elements all along.
+    """
     width = _VECTOR_BYTES // _WIDTH_BYTES[precision]
     # One instruction multiplies 64 bits, however much more the ports load.
     vector_cycles = larger(1, wide_load_cycles(2 * _VECTOR_BYTES, target))
@@ -341,17 +360,18 @@ def vmac_cycles(
 
     Source of the numbers: poplibs `PerformanceEstimation.hpp`.
     """
-    vectors, item, start = (8, 7 + 15, 13) if half_sums else (4, 7 + 5, 19)
+    groups_at_once, item, start = (8, 7 + 15, 13) if half_sums else (4, 7 + 5, 19)
     # Activations and weights of four groups are a 64-bit load each.
-    position = wide_load_cycles(2 * _VECTOR_BYTES * (vectors // 4), target) + 1
+    position = wide_load_cycles(2 * _VECTOR_BYTES * (groups_at_once // 4), target) + 1
     round_cycles = issue_round_cycles(target)
     workers = target.worker_contexts
+    # Of a worker: cycles of its outputs for one row of the kernel, then of all rows.
     items = ceil_div(outputs, workers) * (item + 3 + position * (kernel[-1] - 1))
     worker = start + whole_cycles(product(kernel[:-1]) * items)
     adding = (7 + round_cycles - 1) if half_sums else (9 + 2 * (round_cycles - 1))  # sums of every issue slot
     zeroing = 4 + ceil_div(outputs, 4 if half_sums else 2)
-    combining = (10 if half_sums else 9) + adding * ceil_div(outputs, workers) // vectors
-    passes = ceil_div(groups, vectors)
+    combining = (10 if half_sums else 9) + adding * ceil_div(outputs, workers) // groups_at_once
+    passes = ceil_div(groups, groups_at_once)
     return 61 + 14 + (25 if half_sums else 26) + passes * (zeroing + 32 + 24 + round_cycles * worker + combining)
 
 
@@ -383,6 +403,7 @@ def slic_cycles(
     few_units = target.conv_units_fp16 < _COMMON_PATH_UNITS
     passes = 1 if half_sums and not few_units else 2  # over the input: two of four chains of units, or all at once
     merges = half_sums and few_units  # two passes write two results, which are merged
+    # Groups that one pass has beside each other: as many, of a power of 2 of channels, as fill its channels.
     beside = max(1, _SLIC_CHANNELS // (1 << max(0, channels - 1).bit_length()))
     loading = 16 + (18 if beside == 1 else 21 + (12 if beside == 2 else 10) * round_cycles)
     positions = product(kernel[:-1]) * ceil_div(kernel[-1], _SLIC_WINDOW)
@@ -396,6 +417,7 @@ def slic_cycles(
         return start + items * (item + is_first + passes * row)
 
     merging = (2 + 2 * rows * width) if merges else 0
+    # Of the supervisor: for each position of the window, then for the vertex, its groups, and all positions.
     position = loading + (0 if merges else 4) + 2 + 6 + 1 + 6 + 1
     passes_of_groups = ceil_div(groups, beside)
     supervisor = (25 if merges else 28) + (12 if merges else 15) * passes_of_groups + 6 * (passes_of_groups - 1) + 1
@@ -437,7 +459,11 @@ def outer_product_cycles(
 def scalar_mac_cycles(target: Target, instructions_per_mac: int, outputs: Count, reduced: Count) -> Count:
     """Cycles of a plain C++ dot product vertex, for dtypes without a vector or AMP form.
 
-    `outputs` are those of the vertex, `reduced` the products of each.
+    Args:
+        target: the constants.
+        instructions_per_mac: instructions of a multiply-add.
+        outputs: outputs of the vertex, which its workers share.
+        reduced: products that each output adds.
     """
     # Four instructions a multiply-add reproduce the tutorial's measured dot product within 4 % (reference, "what a
     # first-principles model was found to need").

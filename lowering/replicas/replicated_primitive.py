@@ -167,6 +167,7 @@ def evaluate(
     """Evaluates all replicas, as JAX operations that can be traced, differentiated and mapped.
 
     With several instances, operands and results are those of the local replicas, inside a `jax.shard_map` over them.
+    `is_checked`, `axis_name` and `mesh` are parameters of the primitive that change no result.
     """
     from ipujax.lowering.replicas.stacked_eval import Replicas, stacked_eval  # for functions of replicas alone
 

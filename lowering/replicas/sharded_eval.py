@@ -151,7 +151,11 @@ class _Evaluation:
         return eval_jaxpr(jaxpr, operands, self._equation, lambda x: _entire(jnp.asarray(x)))
 
     def _equation(self, eqn: JaxprEqn, operands: list[ReplicaArray]) -> list[ReplicaArray]:
-        """Results on the shards that the equation reads, else as one number if uniform, else on entire arrays."""
+        """Results on the shards that the equation reads, else as one number if uniform, else on entire arrays.
+
+        Entire arrays that an elementwise equation computes are noted in `producers`: if a shard of one is needed, it is
+        computed from shards of the operands.
+        """
         name = eqn.primitive.name
         if name in EVALUATED:
             inner = replace(self, path=(*self.path, eqn))  # with these tables of shards and producers
@@ -171,7 +175,6 @@ class _Evaluation:
             return [ReplicaArray(number, shape, "uniform")]
         results = [_entire(x) for x in eval_equation(eqn, *map(self.shards.as_whole, operands))]
         if _is_elementwise(eqn) and all(array.shape in ((), shape) for array in operands):
-            # A later equation with a shard computes this array's shard from shards of the operands.
             self.producers.update((id(array), (array, eqn, operands)) for array in results)
         return results
 
@@ -201,7 +204,10 @@ class _Evaluation:
         return [ReplicaArray(x, shape, "shard") for x in results]
 
     def _shard_of(self, array: ReplicaArray, shape: tuple[int, ...]) -> jax.Array:
-        """This replica's shard of an array, broadcast to a shape; of operands' shards where it can be."""
+        """This replica's shard of an array that is broadcast to a shape; a scalar stays one.
+
+        It is computed from the operands' shards, if the array has a producer, else cut from the array.
+        """
         if array.kind == "shard":
             return array.value
         if array.kind == "uniform":
@@ -234,7 +240,10 @@ class _Evaluation:
         return lax.psum(lax.dot_general(flat_left, flat_right, (((0,), (0,)), ((), ())), **params), self.shards.axis)
 
     def _cond(self, eqn: JaxprEqn, operands: list[ReplicaArray]) -> list[ReplicaArray]:
-        """Evaluates the branch that is chosen; a result is a shard if it is one in any branch."""
+        """Evaluates the branch that is chosen; a result is a shard if it is one in any branch.
+
+        Branches are traced twice: first for the kinds of their results, which must be the same for all, then to run.
+        """
         index, *arrays = operands
         # Tables of its own: arrays of a branch are traced, and mean nothing outside.
         inner = _Evaluation(self.shards, self.refuse, (*self.path, eqn))

@@ -142,7 +142,10 @@ def _named_equation(eqn: JaxprEqn, operands: Values, replicas: Replicas) -> Valu
 
 
 def stacked_equation(eqn: JaxprEqn, operands: Values, replicas: Replicas) -> Values:
-    """Results of one equation on all local replicas, from operands [local replicas, …]."""
+    """Results of one equation on all local replicas, from operands [local replicas, …].
+
+    An equation without collectives is mapped over the replicas; one with some inside is evaluated by what it holds.
+    """
     name = eqn.primitive.name
     if is_collective(eqn):
         instances = replicas.instances

@@ -31,7 +31,10 @@ _WITH_RULES = frozenset({"linear_call", "custom_linear_solve"})  # of JAX: their
 
 
 def gradient_sums(jaxpr: Jaxpr, axis_name: str) -> list[tuple[str, str]]:
-    """Returns (primitive, user's line or "") of the collectives that sum a gradient over replicas, each line once."""
+    """Returns (primitive, user's line or "") of the collectives that sum a gradient over replicas, each line once.
+
+    The primitive is that of the forward pass, of which the sum is the transpose.
+    """
     forward = dict[object, str]()
     backward = list[tuple[JaxprEqn, str]]()
     for eqn, stack in _collectives(jaxpr, axis_name):

@@ -170,7 +170,15 @@ class Lowering:
         into: Mapping[Var, Tensor],
         later: LaterValues | None,
     ) -> Sequence[Tensor]:
-        """Results by the primitive's rule, else its fallback; checked to be of the types that the equation says."""
+        """Results by the primitive's rule, else its fallback; checked to be of the types that the equation says.
+
+        Args:
+            eqn: the equation.
+            operands: a tensor for each of its operands.
+            prog: sequence to add its program to.
+            into: tensors that the rule may write its results to, by their variables.
+            later: values that equations after this one read; None where these are unknown.
+        """
         stack = name_stack(eqn)
         context = Context(
             graph=self._graph,

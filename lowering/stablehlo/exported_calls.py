@@ -190,7 +190,7 @@ _CONSTANT = "stablehlo.constant"
 
 
 def _reached_functions(scope: Scope, names: Sequence[str]) -> list[str]:
-    """Functions that names reach, directly or through other functions."""
+    """Names of the module's functions that some names reach, directly or by calls inside them, each once."""
     reached: list[str] = []
     remaining = list(names)
     while remaining:
@@ -235,9 +235,9 @@ RULES: dict[str, Rule] = {
 
 
 def exported_callee(eqn: JaxprEqn) -> ClosedJaxpr | None:
-    """Jaxpr of a call of an exported function; None for a call with effects.
+    """Jaxpr of a call of an exported function; None for a call with effects, on one device.
 
-    A module without a counterpart in JAX, which is logged, stays a call: with an operand of the bytes that it captured.
+    A module with operations without a counterpart in JAX, which is logged, stays a call, one unpriced vertex.
 
     Raises:
         GraphError: a call that could not run either: a module for several devices without a counterpart, or one for
@@ -261,6 +261,7 @@ def exported_callee(eqn: JaxprEqn) -> ClosedJaxpr | None:
         if exported.nr_devices > 1:
             raise _no_counterpart(exported, str(error), eqn) from error
         _LOG.info("the exported function %s has %s: it is not priced (%s)", exported.fun_name, error, source_line(eqn))
+    # In the place of the module's constants, so that the profile counts their bytes.
     captured = np.zeros(_captured_bytes(exported), np.uint8)
     outs = tuple(jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in results)
     params = {"call": partial(eval_equation, eqn), "outs": outs, "label": f"exported {exported.fun_name}"}
@@ -319,7 +320,11 @@ opaque_call_p = make_primitive(
 
 
 def lowered_callee(eqn: JaxprEqn) -> ClosedJaxpr | None:
-    """Jaxpr of a primitive as JAX lowers it for the CPU; None if that is a call of code that no module holds."""
+    """Jaxpr of a primitive's equation, translated from the module that JAX lowers it to for the CPU.
+
+    None where that has an operation without a counterpart in JAX, such as a call of compiled code, which is logged, or
+    where operands are keys or no arrays.
+    """
     avals: list[Any] = [atom.aval for atom in eqn.invars]
     if any(not isinstance(aval, jax.core.ShapedArray) or _is_key(aval.dtype) for aval in avals):
         return None
@@ -339,10 +344,10 @@ def _run_main(module: Any, arguments: Sequence[Any]) -> Values:
 
 
 def _call_exported(exported: Any, operands: Sequence[Any]) -> Values:
-    """Results of the module of an exported function.
+    """Results of the module of an exported function, its operations bound as JAX's primitives.
 
-    Its arguments are the operands that the function reads; before them, in a module for several platforms, the number
-    of one.
+    The module's arguments are the operands that the function reads; before them, in a module for several platforms, the
+    number of the platform to run for.
     """
     if exported.ordered_effects:
         raise UntranslatedError("ordered effects")

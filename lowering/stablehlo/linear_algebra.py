@@ -80,6 +80,7 @@ def _svd(algorithm: linalg.SvdAlgorithm, x: Any, params: Parameters) -> Results:
 
 
 def _schur(x: Any, params: Parameters) -> Results:
+    """Results of `gees`: in the place of eigenvalues and their sorted number, which JAX's primitive lacks, None."""
     if not _is_letter(params, "sort", "N"):
         return None
     has_vectors = _is_letter(params, "mode", "V")
@@ -89,6 +90,7 @@ def _schur(x: Any, params: Parameters) -> Results:
 
 
 def _eig(x: Any, params: Parameters) -> Results:
+    """Results of `geev`: eigenvalues, of real matrices in two parts, then left and right vectors, or None."""
     sides = [_is_letter(params, name, "V") for name in ("compute_left", "compute_right")]
     values, *vectors = linalg.eig(x, compute_left_eigenvectors=sides[0], compute_right_eigenvectors=sides[1])
     remaining = iter(vectors)
@@ -163,6 +165,9 @@ _ROUTINES: dict[str, _Routine] = {
 def lapack_results(scope: Scope, op: Any, operands: Values) -> Sequence[Any] | None:
     """Results of a custom call by primitives of JAX.
 
+    A routine that reports failure has a counterpart only if its results are masked by the report, as primitives do it
+    themselves.
+
     Returns:
         A value for each result, None for one that nothing reads; None for a call without a counterpart.
     """
@@ -192,7 +197,10 @@ def lapack_results(scope: Scope, op: Any, operands: Values) -> Sequence[Any] | N
 
 
 def _is_as_jax_calls(op: Any, operands: Values) -> bool:
-    """True if the matrices are column by column, as JAX passes them, and the operands are those of the module."""
+    """True if the matrices are column by column, as JAX passes them, and the operands have the module's dtypes.
+
+    Dtypes differ where the module has 64 bits and JAX does not have them here.
+    """
     if "operand_layouts" not in op.attributes or "mhlo.backend_config" not in op.attributes:
         return False
     layouts = [*op.attributes["operand_layouts"], *op.attributes["result_layouts"]]
@@ -222,7 +230,11 @@ def _readers(value: Any) -> list[Any]:
 
 
 def _is_masked(op: Any) -> bool:
-    """True if the report of a call is only read to put NaN in place of its results, as JAX does."""
+    """True if the report of a call, its last result, is only read to put NaN in place of its results, as JAX does.
+
+    Follows the report from reader to reader: through comparisons with success and operations that forward it, to
+    selections between results of the call and NaN.
+    """
     remaining = list(_readers(op.results[len(op.results) - 1]))
     while remaining:
         reader = remaining.pop()
@@ -262,7 +274,10 @@ def _lu_results(scope: Scope, op: Any, operands: Values) -> Sequence[Any] | None
 
 
 def permutation_results(scope: Scope, op: Any, operands: Values) -> Sequence[Any] | None:
-    """Results of a loop that makes the permutation of pivots of `getrf`; None for other loops."""
+    """Results of a loop that makes the permutation of pivots of `getrf`; None for other loops.
+
+    The permutation is a result of the primitive that `getrf` has become, noted in `scope.values` with its pivots.
+    """
     pivots = op.operands[0]
     minus_one = pivots.owner
     if getattr(minus_one, "name", "") != "stablehlo.subtract":
@@ -319,7 +334,12 @@ def _qr_results(scope: Scope, op: Any, operands: Values) -> Sequence[Any] | None
 
 
 def _is_triangle_read(value: Any, product: Any) -> bool:
-    """True if, of packed factors, only a product of reflectors reads more than the upper triangle."""
+    """True if, of the packed factors of a QR, only a product of reflectors reads more than the upper triangle.
+
+    Args:
+        value: the packed factors, or a slice of them from the first element on.
+        product: the operation that multiplies the reflectors, below the diagonal.
+    """
     for reader in _readers(value):
         if reader == product:
             continue

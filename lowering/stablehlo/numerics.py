@@ -198,6 +198,7 @@ def reduce_rule(scope: Scope, op: Any, operands: Values) -> Sequence[Any]:
     dims = ints(op, "dimensions")
     monoid = _MONOIDS.get(only_operation(op.regions[0])) if count == 1 else None
     if monoid is not None:
+        # It starts from the neutral element; another initial value is combined with its result.
         result = monoid.reduction(arrays[0], dims)
         if _equals(initial[0], monoid.neutral(result.dtype)):
             return [result]

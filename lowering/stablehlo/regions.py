@@ -26,7 +26,7 @@ Signature = tuple[Any, ...]
 def only_operation(region: Any) -> str:
     """Name of the operation of a region that applies one to its two arguments.
 
-    "" for a region that returns its second argument, "?" for any other.
+    "" for a region that returns its second argument (of several arrays, that of the first array), "?" for any other.
     """
     block = region.blocks[0]
     result = block.operations[len(block.operations) - 1].operands[0]
@@ -133,7 +133,7 @@ def while_rule(scope: Scope, op: Any, initial: Values) -> Sequence[Any]:
 
 
 def case_rule(scope: Scope, op: Any, operands: Values) -> Sequence[Any]:
-    """Branch by a number; the last one for numbers of none.
+    """The branch of a number; the last branch for a number that has none.
 
     A number that is known while the module is read takes its branch at once. One that is a converted truth, of two
     branches, is the condition of JAX that it was made of.

@@ -58,7 +58,10 @@ def _constrain(x: Any, mesh: AbstractMesh, spec: PartitionSpec) -> Any:
 
 
 def shardings_of(exported: Any, meshes: Mapping[str, AbstractMesh]) -> tuple[Sequence[Any], Sequence[Any]]:
-    """Shardings of the arguments and the results of an exported function; None for those without."""
+    """Shardings of the arguments and the results of an exported function; None for those without.
+
+    Exports name axes of meshes, or have shardings of HLO, to which the module's only mesh gives names.
+    """
     is_named = all(x is None for x in (*exported.in_shardings_hlo, *exported.out_shardings_hlo))
     if not is_named and len(meshes) != 1:
         raise UntranslatedError("shardings without a mesh")

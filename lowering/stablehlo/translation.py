@@ -116,7 +116,7 @@ def word(op: Any, name: str) -> str:
 
 
 def constant_value(op: Any, *, is_broadcast: bool = False) -> Any:
-    """Array of a constant; with `is_broadcast` one of many equal elements is no stored array."""
+    """Array of a constant; with `is_broadcast` one of many equal elements is an operation that fills it."""
     kind = op.results[0].type
     dtype = dtype_of(kind)
     shape = static_shape(kind)
@@ -231,7 +231,7 @@ class Scope:
         if any(isinstance(x, Success) for x in operands):
             return _after_success(op, operands)
         is_wide = not has_64_bits() and _reads_64_bits(op, operands)
-        if _is_computed_now(op, operands, is_wide):
+        if _is_computed_now(op, operands, is_wide=is_wide):
             with jax.ensure_compile_time_eval(), jax.enable_x64(is_wide or has_64_bits()):
                 results = [np.asarray(x) if isinstance(x, jax.Array) else x for x in rule(self, op, operands)]
             results = [_made_on_tiles(x) if is_wide else x for x in results]
@@ -251,7 +251,7 @@ def _after_success(op: Any, operands: Values) -> Values:
     return [Success(shape_of(result.type), dtype_of(result.type)) for result in op.results]
 
 
-def _is_computed_now(op: Any, operands: Values, is_wide: bool) -> bool:
+def _is_computed_now(op: Any, operands: Values, *, is_wide: bool) -> bool:
     """True for operations on indices and shapes: small arrays of whole numbers or truths that are values already.
 
     Also for operations on values of 64 bits of any size, `is_wide`, that JAX does not have here: by these it counts the
@@ -270,7 +270,10 @@ def _reads_64_bits(op: Any, operands: Values) -> bool:
 
 
 def _made_on_tiles(value: Any) -> Any:
-    """Many numbers that count up, or are equal, as operations that make them; others as they are, stored constants."""
+    """Many numbers that count up, or are equal, as operations that make them; others as they are, stored constants.
+
+    Numbers of 64 bits stay too: JAX may not have them here.
+    """
     if not isinstance(value, np.ndarray) or value.size <= SMALL_ELEMENTS or value.dtype.itemsize == 8:
         return value
     flat = value.reshape(-1)

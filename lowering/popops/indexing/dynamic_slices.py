@@ -132,6 +132,7 @@ def dynamic_update_slice(
         dims: dimensions of `starts`, all when None; in the others `update` is as large as `x`.
     """
     graph = builder.graph
+    # Along other dimensions the slice is all of `x`, whatever their starts.
     sliced_dims = [d for d, n in enumerate(x.shape) if n != update.shape[d]]
     map_for_slicing(graph, x, sliced_dims)
     out = graph.add_variable(
@@ -202,7 +203,17 @@ def _add_vertices(
     dims: tuple[int, ...],
     placement: Blocked,
 ) -> None:
-    """Add a vertex for each block of a tensor, which reads or writes the part of it at `starts` along `dims`."""
+    """Add a vertex for each block of a tensor, which reads or writes the part of it at `starts` along `dims`.
+
+    Args:
+        builder: graph, program and name.
+        codelet: of a slice or an update: fields for the block, the part and each start.
+        tensor: the tensor; partitions do not cut it along `dims`.
+        part: the slice that is read out of it, or the new value of the slice.
+        starts: first index of the slice along each of `dims`.
+        dims: dimensions along which the part is shorter.
+        placement: blocks of the tensor, and their tiles.
+    """
     for start in starts:
         map_linearly(builder.graph, start)
     axes = placed_axes(placement) + [whole_axis(f"part{d}", part.shape[d]) for d in dims]
@@ -259,7 +270,8 @@ class _Sliced:
     def with_axes(self, sources: Sequence[Sequence[int]]) -> _Sliced | None:
         """Return the dimensions on other axes, those of the tensor in order; see `Codelet.with_axes`.
 
-        None where a sliced dimension would be joined with another: a slice of the joint dimension is not one piece.
+        `sources` has for each new axis the old ones that it joins. None where a sliced dimension would be
+        joined with another: a slice of the joint dimension is not one piece.
         """
         rank = len(self.part_dims)
         if any(len(axes) > 1 and not set(axes).isdisjoint(self.ordered_axes) for axes in sources):

@@ -134,7 +134,8 @@ def gather(builder: Builder, table: Tensor, indices: Tensor, out_shape: Sequence
     out_shape = tuple(out_shape)
     rank = len(out_shape)
     row_dim = None if is_key_dtype(table.dtype) else spec.row_dim()
-    # Partitions cut the dimensions of the result, and the rows behind them.
+    # Partitions cut the dimensions of the result and, last, the rows of the table: then each block of rows makes a
+    # partial result, and these are combined.
     space = out_shape if row_dim is None else (*out_shape, table.shape[row_dim])
     table_spans = spans(table.shape, [rank if d == row_dim else dim for d, dim in enumerate(table_dims)])
     index_spans = spans(indices.shape, [*index_dims, None])
@@ -147,7 +148,7 @@ def gather(builder: Builder, table: Tensor, indices: Tensor, out_shape: Sequence
         place_operand(builder.graph, indices, index_spans, placement)
         return _add_lookups(builder, table, indices, spec, row_dim, placement)
 
-    unmoved = [0] if has_few_lookups(graph, indices) else []  # the table is used where it is mapped
+    unmoved = [0] if has_few_lookups(graph, indices) else []  # operand 0, the table, is used where it is mapped
     uncut = {spec.result_dims()[d] for d in spec.uncut}
     order = [d for d in range(len(space)) if d not in uncut]
     combination = _CombinationCost(table.dtype, rank)
@@ -230,7 +231,10 @@ def _gather_codelet(dtype: Any, index_dtype: Any, spec: GatherSpec, row_dim: int
         origins: tuple[Any, ...] = (),
         shapes: tuple[tuple[int, ...], ...] = (),
     ) -> jax.Array:
-        """Look-ups in a block: of a cut slice a part, of cut rows those of the block and zero bits for the others."""
+        """Look-ups in a block: of a cut slice a part, of cut rows those of the block and zero bits for the others.
+
+        `origins` has the block's first row, if rows are cut, and its first index along each wide dimension.
+        """
         sizes = _slice_sizes(spec, table.shape)
         part_origins: dict[int, Any] = {}  # first index of the block within a slice, by dimension of the table
         for (d, out), origin in zip(wide, origins[len(origins) - len(wide) :], strict=True):
@@ -308,7 +312,16 @@ def _gather_block(
 def _masked_lookup(
     table: jax.Array, indices: jax.Array, spec: GatherSpec, sizes: Sequence[int], row_dim: int, origin: Any
 ) -> jax.Array:
-    """Look-ups that fall in the rows of a block; zero bits for the others."""
+    """Look-ups that fall in the rows of a block; zero bits for the others, which other blocks have.
+
+    Args:
+        table: block of the table.
+        indices: index vectors into the whole table.
+        spec: parameters of the gather.
+        sizes: sizes of the slices in the block.
+        row_dim: the indexed dimension that is cut into blocks.
+        origin: first row of the block.
+    """
     column = spec.indexed.index(row_dim)
     extent = spec.table_shape[row_dim]
     block_rows = table.shape[row_dim]

@@ -139,7 +139,8 @@ def moved_for_slicing(builder: Builder, stack: Tensor) -> Tensor:
     """
     graph = builder.graph
     order, buffer = _as_sliced(graph, stack)
-    is_repeated = sum(variable.size for variable in stack.variables()) < stack.size  # a copy would be larger
+    # A view that repeats elements, as a broadcast: a copy would take more memory than it.
+    is_repeated = sum(variable.size for variable in stack.variables()) < stack.size
     if not stack.size or is_repeated or is_sliced_in_place(graph, buffer, (0,)):
         return stack
     variable = graph.add_variable(order.variable_shape, stack.dtype, f"{builder.name}/stack")
@@ -150,7 +151,10 @@ def moved_for_slicing(builder: Builder, stack: Tensor) -> Tensor:
 
 
 def _as_sliced(graph: Graph, stack: Tensor) -> tuple[MemoryOrder, Tensor]:
-    """Memory order of a stack, and its memory in the shape of its variable, if that is a stack as well."""
+    """Memory order of a stack, and its memory as slices of it are cut: in the shape of its variable, if that has slots.
+
+    Without slots in the variable, the memory has the shape of the order.
+    """
     order = slots_first(stack) or MemoryOrder.own(stack.shape)
     buffer = order.of_variable(stack)
     layout = layout_like(graph, buffer)
@@ -176,7 +180,10 @@ def slots_first(stack: Tensor) -> MemoryOrder | None:
 
 
 def new_stack(builder: Builder, value: Tensor, slots: int) -> Tensor:
-    """Adds an empty stack for values of equal layout, [slots, *shape]; maps unmapped variables of `value`."""
+    """Adds an empty stack, [slots, *shape], for values of the layout of `value`, whose unmapped variables it maps.
+
+    Its slots are outermost in memory, each in the memory order of the value.
+    """
     graph = builder.graph
     map_linearly(graph, value)
     order = memory_order(value) or MemoryOrder.own(value.shape)
@@ -191,7 +198,10 @@ def new_stack(builder: Builder, value: Tensor, slots: int) -> Tensor:
 
 
 def push(builder: Builder, stack: Tensor, value: Tensor, slot: Tensor | None) -> None:
-    """Writes a value to slot number `slot`, int32[], of a stack that `new_stack` returned; None for a stack of one."""
+    """Writes a value to slot number `slot`, int32[], of a stack that `new_stack` returned; None for a stack of one.
+
+    The value has the layout for which the stack was made.
+    """
     buffer = Tensor.of(*stack.variables())
     order = memory_order(stack)
     assert order is not None, "a stack is a view of one variable in full"

@@ -142,9 +142,10 @@ def plan_in_steps(
     name: str,
     in_place: bool = False,
 ) -> ScatterPlan:
-    """Plans a scatter of too many updates in the fewest steps that fit, a power of 2; see `plan_scatter`.
+    """Plans a scatter of too many updates in the fewest steps that fit; see `plan_scatter`.
 
-    If none fits, it is the plan of most steps.
+    Each step scatters a part of the updates, along their outermost dimension of look-ups. The number of steps is a
+    power of 2, or the most that there may be, which is the plan if none fits.
     """
     form = _Form(table, indices, updates, spec, name, result="back" if in_place else "new")
     steps = 1
@@ -177,7 +178,10 @@ class _Form:
     result: Literal["new", "table", "back"] = "new"
 
     def plan(self, graph: Graph) -> ScatterPlan:
-        """Plan on the partition of least cost, or on the tiles of a table that need not move to be overwritten."""
+        """Plan on the partition of least cost, or on the tiles of a table that need not move to be overwritten.
+
+        Its cycles are a lower bound, but exact where a new table is computed, one block on each tile.
+        """
         space = self._index_space()
         order = self.spec.cuttable()
         work = self._vertex_work(graph)
@@ -270,13 +274,14 @@ class _Form:
 
     def _tensors_read(self) -> list[tuple[Tensor, tuple[Span, ...]]]:
         """Tensors of the fields that vertices read, in the order of fields, with their spans of the index space."""
-        depth = len(self._index_space())
+        depth = len(self._index_space())  # an axis from there on is not cut
         index_axes, update_axes = self._operand_axes()
         table = [(self.table, spans(self.table.shape, range(self.table.ndim)))] if self._fill_constant() is None else []
         reads = [
             (tensor, spans(tensor.shape, [axes[d] if axes[d] < depth else None for d in range(tensor.ndim)]))
             for tensor, axes in ((self.indices, index_axes), (self.updates, update_axes))
         ]
+        # A table that is overwritten is the last field, see `scatter_codelet`.
         return reads + table if self._overwrites else table + reads
 
     def _scatter_codelet(self) -> Codelet:
@@ -296,7 +301,7 @@ class _Form:
         reads = self._tensors_read()
         sources: list[Source] = [source_of(graph, tensor) for tensor, _ in reads]
         if self.steps > 1:
-            sources[-2:] = ["free", "free"]  # copied to the tiles of the steps first, if need be
+            sources[-2:] = ["free", "free"]  # indices and updates: copied to the tiles of the steps first, if need be
         indices, updates = max(self._step_operands(), key=lambda part: part[0].size)
         longest = [read for _, read in replace(self, indices=indices, updates=updates, steps=1)._tensors_read()]
         if self._overwrites:
@@ -399,7 +404,11 @@ class _Form:
         return out, Access(out, (block(rank), *map(element, range(rank))))
 
     def _operand_axes(self) -> tuple[dict[int, int], dict[int, int]]:
-        """Axis of each dimension of indices and updates: one of the index space's, or a new one after them."""
+        """Axis of each dimension of indices and updates: one of the index space's, or a new one after them.
+
+        Partitions cut the index space: a dimension has an axis of it if it is cut with the table, or is `cut` itself.
+        Dimensions of look-ups have one axis in indices and updates.
+        """
         spec = self.spec
         numbers = spec.numbers
         index_shape = self.indices.shape

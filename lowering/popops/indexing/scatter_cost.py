@@ -65,7 +65,11 @@ class MemoryAndCombinationCost:
     table: Literal["neutral", "constant", "free", "elsewhere"]
 
     def __call__(self, grids: Grids, target: Target, cycles_per_byte: float) -> np.ndarray:
-        """Cycles of each candidate that its scatter vertices do not count."""
+        """Cycles of each candidate partition beside those of its scatter vertices.
+
+        They are those of crowded tiles and, where updates are cut, those that combine the partial tables, and their
+        combination with the table itself, unless that is neutral.
+        """
         # Code fits below the interleaved region only: scaled to the bytes of a full tile.
         code_bytes = self.code_bytes(grids, target) * (target.bytes_per_tile / target.interleaved_offset_bytes)
         crowding = crowding_cycles(np.maximum(self.needed_bytes(grids), code_bytes), target)

@@ -180,10 +180,20 @@ def _update_table(
     origins: tuple[Any, ...],
     shapes: tuple[tuple[int, ...], ...],
 ) -> jax.Array:
-    """Combine updates with the block of the table that begins at `origins`."""
+    """Combine updates with the block of the table that begins at `origins`.
+
+    Args:
+        spec: parameters of the scatter.
+        dtype: dtype of the table.
+        constant: number that fills the block first, which then is no operand; None without.
+        in_place: whether the block is overwritten: then it is the last operand, as its field is written.
+        blocks: blocks of the table, unless it is a constant, of the indices and of the updates.
+        origins: first index of the block along each indexed dimension.
+        shapes: shape of each block that is written: of the table's alone.
+    """
     indices, updates, *tables = blocks if in_place else (*blocks[-2:], *blocks[:-2])
     table = tables[0] if constant is None else lax.full(shapes[0], thawed(constant), dtype)
-    if all(table.shape[d] == spec.table_shape[d] for d in spec.indexed):
+    if all(table.shape[d] == spec.table_shape[d] for d in spec.indexed):  # uncut: indices are those of the block
         hints = {"unique_indices": spec.unique_indices, "indices_are_sorted": spec.indices_are_sorted}
         return _scatter_block(spec, table, indices, updates, spec.mode, hints)
     # An update of several rows may overlap the block in part: a margin takes the others, and is cropped.
@@ -216,12 +226,15 @@ def _scatter_block(
 
 
 def _local_indices(spec: ScatterSpec, indices: jax.Array, origins: tuple[Any, ...]) -> jax.Array:
-    """Return indices into a block with its margin; those that fall elsewhere are out of its range."""
+    """Return indices into a block of the table with its margin; those that fall elsewhere are out of its range.
+
+    The margin, `sizes - 1` rows on each side, takes updates that begin before the block or end behind it.
+    """
     sizes, _ = spec.windows()
     indices = signed(indices)
     limits = np.array([spec.table_shape[d] - sizes[d] for d in spec.indexed], indices.dtype)
     clipped = jnp.clip(indices, 0, limits)
-    if spec.mode is not Mode.CLIP:
+    if spec.mode is not Mode.CLIP:  # an update beyond the table is dropped: its index is negative for every block
         clipped = jnp.where(clipped == indices, indices, -max(spec.table_shape))
     margin = np.array([sizes[d] - 1 for d in spec.indexed], indices.dtype)
     return clipped + margin - jnp.stack([jnp.asarray(origin, indices.dtype) for origin in origins])

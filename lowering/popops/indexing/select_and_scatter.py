@@ -68,7 +68,7 @@ def select_and_scatter_block(
         return lax.slice(lax.dynamic_slice(array, offset, reach), [0] * x.ndim, reach, strides)
 
     def select(number: Any, selection: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        best, best_offset = selection
+        best, best_offset = selection  # the offset is −1 where a window has selected no element yet
         value = window_elements(padded, offsets[number])
         is_better = (best_offset < 0) | ~stays_selected(best, value)
         is_selected = window_elements(is_element, offsets[number]) & is_better

@@ -108,7 +108,8 @@ def _index_vectors(
 ) -> Tensor:
     """Index vector of each element of a slice along `dims`, [*sizes of dims, len(dims)].
 
-    A start is clamped before offsets are added, so that the whole slice is within `x`.
+    A start is clamped before offsets are added, so that the whole slice is within `x`. `sizes` are those of the slice
+    in every dimension of `x`.
     """
     sizes_of_dims = tuple(sizes[d] for d in dims)
     if set(sizes_of_dims) == {1}:  # gather and scatter clamp a single index themselves

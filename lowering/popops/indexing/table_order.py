@@ -58,7 +58,7 @@ class RowOrder:
 def _row_order(
     table: MemoryOrder, window_of: Sequence[int | None], fixed: Sequence[int], row_shape: Sequence[int]
 ) -> RowOrder | None:
-    """Order of the rows of a table over its variable.
+    """Order of looked-up rows that lets an operation on a table work on the table's variable, in memory order.
 
     None where the table has the dimensions of its variable already, or where a dimension that is cut into groups is
     fixed or not copied in full, so that no operation over the variable's dimensions is the same.
@@ -79,8 +79,9 @@ def _row_order(
     row_firsts = [sum(len(row) for row in sizes[:w]) for w in range(len(sizes))]
     table_firsts = [sum(len(row) for row in table.sizes[:d]) for d in range(len(table.sizes))]
     lookups = [row_firsts[w] for w in range(len(sizes)) if w not in table_dim]
+    # The rows have the order of the table, with the look-ups in the place of the first fixed dimension.
     order: list[int] = []
-    windows: list[int] = []
+    windows: list[int] = []  # positions in `order` that are dimensions of the table
     lookup_position = min((table.order.index(table_firsts[d]) for d in fixed), default=0)
     for position, (finer, d) in enumerate(zip(table.order, table.view_dims, strict=True)):
         if position == lookup_position:

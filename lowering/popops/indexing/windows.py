@@ -252,7 +252,7 @@ def select_and_scatter(
         variable_windows = windows.select_dims(order.view_dims)
         result = select_and_scatter(builder, source_variable, x_order.of_variable(x), variable_windows, scatter, start)
         return x_order.of_view(result)
-    # Partitions cut the gradient into blocks of cells.
+    # Partitions cut the gradient into blocks of cells: as many elements as a stride, in which one window begins.
     cells = [windows.cell_span(d, n) for d, n in enumerate(x.shape)]
     windows_read = tuple(windows.windows_over_cell(d, n) for d, n in enumerate(source.shape))
     x_read = tuple(replace(cell, reach=cell.stride + sum(windows.halo(d))) for d, cell in enumerate(cells))

@@ -85,8 +85,11 @@ _COMBINATIONS = {
 
 
 def constant_position(indices: Tensor) -> Position | None:
-    """Index vector of all look-ups if it is one constant, else None."""
-    if not indices.shape[-1]:
+    """Index vector of all look-ups if it is one constant, else None.
+
+    Only few indices, `_MOST_COMPARED`, are compared.
+    """
+    if not indices.shape[-1]:  # no dimension is indexed
         return ()
     variables = indices.variables()
     constant = all(v.is_constant and not v.by_replica for v in variables)

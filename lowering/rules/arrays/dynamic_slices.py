@@ -143,7 +143,7 @@ def _with_part(x: Tensor, part: Tensor, constants: Mapping[int, int]) -> Tensor:
 def _add_by_cheapest(ctx: Context, plans: Sequence[Plan], x: Tensor, add: Callable[[Builder, Plan], Tensor]) -> Tensor:
     """Adds an operation by the plan with the lowest cost for the mapping that tensor `x` has, or gets.
 
-    `add` adds the operation by a plan, for the trials of several plans to scratch graphs.
+    `add` adds the operation by a plan: with several plans also to scratch graphs, which tell the cost of each.
     """
     graph = ctx.graph
 

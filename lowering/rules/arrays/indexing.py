@@ -249,7 +249,7 @@ def scatter_rule(
 
 def _scatter_by_plan(ctx: Context, spec: ScatterSpec, table: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
     """Adds a scatter by its cheapest plan; returns the new table, the old one itself where that may be overwritten."""
-    destination = ctx.into_tensors[0]
+    destination = ctx.into_tensors[0]  # where the result may be written; the table itself if nothing reads it later
     is_free = {variable for x in (indices, updates) for variable in x.variables()}.isdisjoint(table.variables())
     in_place = destination is not None and destination.node is table.node and is_free
     spec, table, updates, view_result = scatter_in_memory_order(spec, table, updates)

@@ -85,7 +85,7 @@ class LaterValues:
     def copy_before_call(
         self, graph: Graph, variables: Iterable[Variable], prog: ProgramSequence
     ) -> Mapping[Variable, Variable]:
-        """Copies those of some variables that are read later, before the next call of their function overwrites them.
+        """Copies those of some variables of a function's results that are read later, before a call overwrites them.
 
         Values that view a copied variable become views of its copy. Returns old variable → copy.
         """

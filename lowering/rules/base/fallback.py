@@ -128,9 +128,19 @@ def _place_problems(
     shapes: Sequence[Shape],
     dims: Sequence[Dims],
 ) -> tuple[Blocked, bool]:
-    """Tiles of the problems; and whether operands and results are spread with them.
+    """Tiles of the independent problems of a fallback.
 
-    So they are where each problem needs at most half a tile; not those of a single problem, which runs on one tile.
+    Args:
+        graph: the graph.
+        codelet: codelet of a vertex, which solves one or several problems.
+        problems: number of problems along each axis.
+        operands: tensors of the operands.
+        shapes: shapes of operands and results.
+        dims: for each dimension of these the axis of problems that it follows; None for one inside of a problem.
+
+    Returns:
+        The tiles; and whether operands and results are mapped to the tiles of their problems, which they are where
+        those of one vertex take at most half a tile. A single problem runs on one tile, and they stay where they are.
     """
     if prod(problems) == 1:
         tile = len(graph.groups) * _TILE_STRIDE % graph.target.tiles_per_ipu
@@ -232,9 +242,14 @@ def _fallback_codelet(
 def _estimated_work(
     name: str, params: Mapping[str, Any], shapes: Sequence[Shape], dims: Sequence[Dims], connected: Sequence[int]
 ) -> tuple[float, list[int]]:
-    """Estimated operations an element, and the fields whose largest block has the elements.
+    """Estimated operations an element, and the numbers of the fields whose largest block has these elements.
 
-    `connected` are the numbers, among operands and results, of the tensors of fields.
+    Args:
+        name: primitive.
+        params: its parameters.
+        shapes: shapes of operands and results.
+        dims: for each dimension of these the axis of problems that it follows; None for one inside of a problem.
+        connected: for each field of the codelet the number of its tensor, among operands and results.
     """
     problem = record_of(name).problem
     problem_shape = [n for n, d in zip(shapes[0], dims[0], strict=True) if d is None] if shapes else []

@@ -143,14 +143,17 @@ def pairs_of(*blocks: jax.Array, step: MergeStep) -> list[jax.Array]:
     split = [x.reshape((*batch, parts // size, 2, size // 2, length)) for x in blocks]
     dim = len(batch) + 1
     halves = [[lax.index_in_dim(x, half, dim, keepdims=False) for half in range(2)] for x in split]
-    return [jnp.concatenate([first, _mirrored_if(second, mirrored)], -1) for first, second in halves]
+    return [jnp.concatenate([first, _mirrored_if(second, mirrored=mirrored)], -1) for first, second in halves]
 
 
 def blocks_of(*pairs: jax.Array, step: MergeStep) -> list[jax.Array]:
     """Blocks of merged pairs in the positions of before the step, those of second halves with the larger elements."""
     *batch, groups, half, double = pairs[0].shape
     length = double // 2
-    halves = [jnp.stack([x[..., :length], _mirrored_if(x[..., length:], step.mirrored)], len(batch) + 1) for x in pairs]
+    halves = [
+        jnp.stack([x[..., :length], _mirrored_if(x[..., length:], mirrored=step.mirrored)], len(batch) + 1)
+        for x in pairs
+    ]
     return [x.reshape((*batch, groups * 2 * half, length)) for x in halves]
 
 
@@ -161,5 +164,5 @@ def joined_parts(*blocks: jax.Array, count: int, axis: int, num_keys: int) -> li
     return [jnp.moveaxis(x, -1, axis) for x in (*rows[1 : num_keys + 1], *rows[num_keys + EXTRA_KEYS :])]
 
 
-def _mirrored_if(x: jax.Array, mirrored: bool) -> jax.Array:
+def _mirrored_if(x: jax.Array, *, mirrored: bool) -> jax.Array:
     return lax.rev(x, (x.ndim - 2,)) if mirrored else x

@@ -76,7 +76,8 @@ class Probes:
     ) -> tuple[HostStream | None, ...]:
         """Add probes of the operands of an equation that is lowered next; returns their streams, for `leave`.
 
-        Adds nothing, and returns no streams, where replicas may run the equation unequally often.
+        Adds nothing, and returns no streams, where replicas may run the equation unequally often. `leave` must follow,
+        after `enter` and `leave` of the equations inside it.
         """
         if self._may_run_unequally(graph):
             self._holders.append(eqn)

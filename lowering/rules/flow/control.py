@@ -92,8 +92,15 @@ class RowStreams:
         self._ahead = new_counter(ctx.builder, start) if ctx.graph.io_view is not None else None
         self._fetched: list[tuple[Tensor, Tensor]] = []  # (stack, its row on I/O tiles)
 
-    def row(self, stack: Tensor, in_groups: bool) -> Tensor:
-        """The iteration's row of a stack in streaming memory, with its columns in groups or not."""
+    def row(self, stack: Tensor, *, in_groups: bool) -> Tensor:
+        """Adds to the body the load of the iteration's row of a stack in streaming memory; returns the row.
+
+        A row that I/O tiles take is fetched one iteration ahead, see `fetch_ahead`: here it is only copied from them.
+
+        Args:
+            stack: the stack, rows along its first dimension.
+            in_groups: whether the columns of the row are stored in groups.
+        """
         ctx = self._ctx
         row = MemoryOrder.for_argument(stack.shape[1:], in_groups).add_variable(ctx.graph, stack.dtype, ctx.name)
         if not takes_row(ctx.graph, row):
@@ -132,7 +139,15 @@ def scan_rule(
     reverse: bool,
     **params: Any,
 ) -> Sequence[Tensor]:
-    """Loop with a fixed trip count that reads and writes slices of stacks."""
+    """Loop with a fixed trip count that reads and writes slices of stacks.
+
+    Args:
+        ctx: the equation.
+        operands: constants, carries and stacks, as `scan_body` tells.
+        length: trip count.
+        reverse: whether the first iteration reads and writes the last slot of all stacks.
+        params: the other parameters of the primitive, the jaxpr of the body among them.
+    """
     inside = scan_body(params)  # parameters that it does not read, such as `unroll`, are advice for XLA
     graph = ctx.graph
     carries = _states(ctx, operands, inside)
@@ -143,7 +158,7 @@ def scan_rule(
     in_body = Builder(graph, body, ctx.name)
     row_streams = RowStreams(ctx, body, counter, first_slot, step)
     slices = [
-        row_streams.row(stack, in_groups) if is_off_chip(ctx, stack) else slot_of(in_body, stack, counter)
+        row_streams.row(stack, in_groups=in_groups) if is_off_chip(ctx, stack) else slot_of(in_body, stack, counter)
         for stack, in_groups in zip(stacks, grouped_inputs(inside.jaxpr.jaxpr)[inside.inputs.stacks], strict=True)
     ]
     row_streams.fetch_ahead()

@@ -36,7 +36,7 @@ def callback_rule(ctx: Context, *operands: Tensor, sharing: int = 1, **params: A
     prog = ctx.prog
     # JAX's wrapper of the user's function; for debugging the primitive's eager implementation, which also formats.
     fun = partial(ctx.primitive.impl, **params) if "debug" in ctx.primitive.name else params["callback"]
-    if jax.dtypes.canonicalize_dtype(np.int64) != np.int64:
+    if jax.dtypes.canonicalize_dtype(np.int64) != np.int64:  # without 64 bits in JAX, NumPy's results are narrowed
         fun = partial(_narrowed, fun)
     if not operands:  # an operand tells the host when to call
         operands = (graph.add_constant(np.ones((), bool), ctx.name),)

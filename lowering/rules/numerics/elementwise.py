@@ -172,7 +172,8 @@ def _kernel_steps(
 ) -> tuple[list[JaxprEqn], list[Step], Mapping[Var, int]]:
     """The equations that compute, a step of the vertex for each, and the number of each value among operands and steps.
 
-    Other equations return an operand unchanged: their result has the operand's number.
+    Operands have the first numbers, then each step one, which later steps name as operand. Other equations return an
+    operand unchanged: their result has the operand's number.
     """
     number: dict[Var, int] = {var: n for n, var in enumerate(invars)}
     computing: list[JaxprEqn] = []

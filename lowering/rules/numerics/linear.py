@@ -64,7 +64,11 @@ def ragged_dot(lhs: jax.Array, rhs: jax.Array, sizes: jax.Array, *, numbers: Any
 def _by_group(x: jax.Array, sizes: jax.Array, ragged: int, prefix: Sequence[int]) -> jax.Array:
     """`x` once for each group, the first dimension, with zeros outside of the group.
 
-    `prefix` are the dimensions of `x` that the leading dimensions of `sizes` are those of, if `sizes` has any.
+    Args:
+        x: an operand.
+        sizes: sizes of the groups, [*prefix, groups] or [groups]: along the ragged dimension one follows the other.
+        ragged: the dimension of `x` that is cut into groups.
+        prefix: the dimensions of `x` that the leading dimensions of `sizes` belong to, if it has any.
     """
     group_ends = jnp.moveaxis(jnp.cumsum(sizes, -1, dtype=sizes.dtype), -1, 0)
     starts = jnp.concatenate([jnp.zeros_like(group_ends[:1]), group_ends[:-1]])

@@ -93,7 +93,7 @@ def select_and_scatter_rule(
     padding: Sequence[tuple[int, int]],
     **geometry: Any,
 ) -> Tensor | Sequence[Tensor]:
-    """Elements that windows select, combined with a source by the user's function."""
+    """Elements that windows select, combined with a source by the user's function; all `start` without windows."""
     assert not select_consts and not scatter_consts, "JAX refuses functions that close over arrays"
     if not x.size or not source.size:
         return start.broadcast_in_dim(x.shape, ())

@@ -129,7 +129,7 @@ def map_rows(
         operands: the arrays.
         stacked: whether an operand has a row for each tile.
         num_tiles: number of tiles.
-        tiles: the tiles, or None.
+        tiles: the tile of each row; None leaves rows on the tiles that have them.
         name: name of the function.
     """
     body = _jaxpr_of_rows(fun, operands, stacked)
@@ -235,7 +235,7 @@ def _transposed(
     stacked: Flags,
     **params: Any,
 ) -> list[Any]:
-    """Cotangents of the operands that the function is linear in, computed on its tiles."""
+    """Cotangents of the operands that the function is linear in, None for others; computed on the function's tiles."""
     linear = [n for n, is_one in enumerate(is_linear) if is_one]
     others = [n for n, is_one in enumerate(is_linear) if not is_one]
     active = [n for n, cotangent in enumerate(cotangents) if cotangent is not None]
@@ -243,7 +243,7 @@ def _transposed(
 
     def pulled(*rows: Any) -> tuple[Any, ...]:
         """Cotangents of linear operands, from the other operands and the cotangents of active results."""
-        fixed = dict(zip(others, rows, strict=False))
+        fixed = dict(zip(others, rows, strict=False))  # `rows` go on with the cotangents
 
         def of_linear(*values: Any) -> list[Any]:
             inputs = fixed | dict(zip(linear, values, strict=True))

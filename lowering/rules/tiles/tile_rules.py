@@ -61,7 +61,10 @@ class TileCost:
 
 @remembered
 def tile_cost(lower_alone: LowerAlone, body: ClosedJaxpr, target: Target) -> TileCost:
-    """Cost of a jaxpr on one tile of a target; its operands and results are not counted as scratch."""
+    """Cost of a jaxpr on one tile of a target; its operands and results are not counted as scratch.
+
+    It is lowered by `lower_alone`, as an entire program for a machine of one tile, which the cycles are read off.
+    """
     alone = target.replace(num_ipus=1, tiles_per_ipu=1)
     jaxpr, _ = traced(jaxpr_as_fun(body), body.in_avals)
     graph, program = lower_alone(jaxpr, alone)
@@ -230,7 +233,10 @@ def tile_map_rule(
     tiles: tuple[int, ...] | None,
     name: str,
 ) -> list[Tensor]:
-    """Adds a vertex for each tile, connected to its row of each operand and of each result."""
+    """Adds a vertex for each tile, connected to its row of each result and of each operand that is `stacked`.
+
+    An operand that is not has no rows: each vertex reads all of it.
+    """
     graph = ctx.graph
     tile = _tile_of_vertices(ctx, operands, stacked, num_tiles, tiles)
     for x, rows in zip(operands, stacked, strict=True):
@@ -289,7 +295,10 @@ def tile_barrier_rule(ctx: Context, *operands: Tensor) -> list[Tensor]:
 
 
 def cycle_count_rule(ctx: Context, *operands: Tensor, num_tiles: int) -> list[Tensor]:
-    """Adds a vertex on the tile of each row of the first operand that reads the counter."""
+    """Adds a vertex on the tile of each row of the first operand, which reads the cycle counter of its tile.
+
+    Returns the operands as they are, and the counters, [tiles, words].
+    """
     graph = ctx.graph
     for x in operands:
         map_linearly(graph, x)
