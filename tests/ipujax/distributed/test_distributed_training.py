@@ -69,7 +69,8 @@ means, owns = [], []
 for number in range(steps):
     last, key = params, jax.random.fold_in(jax.random.key(0), number)
     params, momentum, mean, own = step(params, momentum, share(x), share(y), key)
-    assert all(held.is_deleted() for held in jax.tree.leaves(last)), "donated"
+    kept = [name for name, held in last.items() if not held.is_deleted()]
+    assert not kept, f"step {number} was to delete {kept}"
     assert all(len(held.devices()) == 1 for held in jax.tree.leaves((params, mean, own)))
     means.append(mean)
     owns.append(own)
