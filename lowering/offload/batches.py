@@ -49,6 +49,11 @@ class Batch:
     A batch runs in this order: `early`, the equations before its first load; all loads; `between`, the other equations
     after it; all stores. Loads have at most `max_batch_bytes` unless there is a single one. The store with which stores
     exceed these bytes is the last equation.
+
+    Args:
+        max_batch_bytes: most bytes of all loads, and of all stores.
+        ipu: whose equations these are.
+        step: their step of phases, None without phases.
     """
 
     def __init__(self, max_batch_bytes: int, ipu: int, step: int | None) -> None:
@@ -59,7 +64,7 @@ class Batch:
         self.loads: list[JaxprEqn] = []
         self.between: list[JaxprEqn] = []
         self.stores: list[JaxprEqn] = []
-        self._stored = set[Var]()  # buffers that the batch stores to, as named before and after
+        self._stored = set[Var]()  # buffers that the batch stores to: each before the store, and after it
         self._loaded_bytes = 0
         self._stored_bytes = 0
 

@@ -42,13 +42,16 @@ def equation_on_blocks(scope: Scope, eqn: JaxprEqn, operands: Sequence[Block]) -
 
 
 def _under_stated_spec(scope: Scope, eqn: JaxprEqn, block: Block) -> Block:
-    """The block under the spec that an equation states for it."""
+    """The array of each device under the spec that an equation states for its result, as `with_sharding_constraint`.
+
+    A result of which nothing needs the sum yet stays a partial result along the axes that the spec does not use.
+    """
     (result,) = eqn.outvars
     if isinstance(result, DropVar):
         return block
     spec = scope.required_spec(result)
     spec = block.spec if spec is None else spec
-    # Elsewhere a spec that does not name unreduced axes asks for the sum.
+    # Of any other result a spec that does not name unreduced axes asks for the sum.
     if result in scope.may_stay_unreduced:
         spec = replace(spec, unreduced=block.spec.unreduced - set(spec.axes))
     return scope.to_spec(block, spec, eqn)

@@ -60,6 +60,7 @@ def merge_collectives(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
 
 
 def _merged_replicas(eqn: JaxprEqn) -> JaxprEqn:
+    """A `replicated` equation with fewer collectives in its jaxpr and those inside, each of which is rewritten once."""
     if eqn.primitive.name != "replicated":
         return eqn
     replicas = eqn.params["replicas"]

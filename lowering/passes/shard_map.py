@@ -98,16 +98,17 @@ def _with_replicas(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
     outer = OuterAxis(function.axis_name, function.replicas)
     # Collectives inside of a `shard_map` know both axes, those outside that of the replicas only.
     mesh = ReplicaMesh({outer.name: outer.size}, devices)
+    # Still with its `shard_map`s, and with the shapes of one replica.
     over_all = _over_replicas(mesh, total, rewrites_inside=False)(function.jaxpr)
-    body = over_all.jaxpr
-    in_dims = _split_inputs(body)
-    out_dims = _split_results(body)
-    inner = inline(ClosedJaxpr(_of_one_replica(body, devices, in_dims, out_dims, outer), over_all.consts))
-    ranks = [len(v.aval.shape) for v in (*body.invars, *body.outvars)]
+    of_replica = over_all.jaxpr
+    in_dims = _split_inputs(of_replica)
+    out_dims = _split_results(of_replica)
+    inner = inline(ClosedJaxpr(_of_one_replica(of_replica, devices, in_dims, out_dims, outer), over_all.consts))
+    ranks = [len(v.aval.shape) for v in (*of_replica.invars, *of_replica.outvars)]
     pairs = [*zip(function.in_dims, in_dims, strict=True), *zip(function.out_dims, out_dims, strict=True)]
     splits = tuple(
-        _composed(first, second, rank, function.replicas, devices)
-        for (first, second), rank in zip(pairs, ranks, strict=True)
+        _composed(over_replicas, over_devices, rank, function.replicas, devices)
+        for (over_replicas, over_devices), rank in zip(pairs, ranks, strict=True)
     )
     axes = (outer.name, outer.size), *_axes(function.jaxpr.jaxpr, devices)
     return _as_replicated(inner, jaxpr, splits[: len(in_dims)], splits[len(in_dims) :], axes)

@@ -145,7 +145,11 @@ class _Flow:
             self._add_facts(eqn.outvars, [fact & _SOURCES for fact in inside.results])
 
     def read_backwards(self, readers: Sequence[int]) -> None:
-        """Add to each value what reads it; `readers` are those of the results."""
+        """Add to the facts of each value the parts that read it, of `_READERS`; `readers` are those of the results.
+
+        What reads a carry in the next iteration is added once: a part that reads it two iterations later only, through
+        another carry, is left out.
+        """
         self._add_facts(self.jaxpr.jaxpr.outvars, readers)
         for number, eqn in reversed(list(enumerate(self.jaxpr.eqns))):
             if number in self.regions:
@@ -157,7 +161,7 @@ class _Flow:
                         inside.read_backwards([*carried, *stacks])
                     self._add_facts(body.of_operands(eqn.invars), inside.readers_of_inputs(slice(None)))
                 continue
-            part = self.part(number, UPDATE)
+            part = self.part(number, of_gradients=UPDATE)
             # What an equation of no part reads is read by the readers of its results.
             readers_of_results = self._facts_of_any(eqn.outvars) & _READERS
             reader = {"": readers_of_results, UPDATE: _READ_BY_UPDATE}.get(part, _READ_BY_FORWARD)

@@ -430,10 +430,11 @@ _SLIC_CHANNELS, _SLIC_WINDOW = 4, 4  # channels of a pass, and positions of a ro
 
 
 def _slic_row_cycles(width: Count, stride: int, *, is_first: bool, merges: bool) -> Count:
-    """Cycles of a pass over a row of outputs: a loop of one cycle an element, and what starts and ends it.
+    """Cycles of a pass over a row of outputs, `is_first` to start the sums; the others add to these, or to partial sums
+    that are merged at the end (`merges`).
 
-    Outputs of less than the depth of the units take as long as these, within two cycles; one output has a path of its
-    own.
+    A loop of one cycle an element, two with a stride, and what starts and ends it. A row shorter than the 5 stages of
+    the units takes as long as one of 5; a single output has a path of its own. Source as of `slic_cycles`.
     """
     if stride != 1:
         return np.where(np.asarray(width) == 1, 13, 15 + 2 * np.maximum(width - 3, 0))

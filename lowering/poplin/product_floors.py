@@ -82,13 +82,15 @@ def _amp_cycles(precision: Precision, rows: int, inner: int, vertex_cycles: floa
     """Least cycles of a multiply-add on the AMP, over numbers of rows and of inner products up to those of the vertex.
 
     Output channels and groups are so many that the start of a vertex is spread; kernels are of one element, or larger.
+    Cycles a row are fewest for few rows, whose workers leave the loop early, or for as many as share evenly: those
+    are tried. `vertex_cycles`, the least of any vertex, are part of another floor.
     """
     block = formula.amp_block(target, precision)
     lengths = {*range(1, min(rows, _FEW_ROWS) + 1), rows, rows - rows % target.worker_contexts} - {0}
     counts = np.array(sorted(lengths), np.int64)
     channels = _MANY * block.out_channels
-    kernel = (np.int64(16), np.int64(16))  # of which all rows fill the heights that a pass may have
-    units = []
+    kernel = (np.int64(16), np.int64(16))  # 16 is a multiple of the 1, 2 or 4 rows of a filter in one pass
+    units = []  # cycles of a multiply-add
     for half_sums in (False, True):
         for length in {inner, inner - inner % block.in_channels} - {0}:
             cycles = formula.amp_1x1_cycles(target, precision, counts, length, channels, _MANY, half_sums)
@@ -96,7 +98,7 @@ def _amp_cycles(precision: Precision, rows: int, inner: int, vertex_cycles: floa
         length = _MANY * block.in_channels
         lengths_of_field = (1, counts, kernel, length, channels, _MANY, half_sums)
         cycles = formula.amp_nx1_cycles(target, precision, *lengths_of_field)
-        units.append((cycles - vertex_cycles) / (counts * length * channels * _MANY * 256))
+        units.append((cycles - vertex_cycles) / (counts * length * channels * _MANY * np.prod(kernel)))
     return float(min(unit.min() for unit in units))
 
 

@@ -213,7 +213,7 @@ def _vmac(spec: ConvSpec, block: Block, target: Target, arith: Arithmetic) -> Co
 def _slic(spec: ConvSpec, block: Block, target: Target, arith: Arithmetic) -> Count:
     """Cycles of a SLIC vertex; its formula is for one number of channels, so it is evaluated for each that occurs."""
     rows, width = _rows_and_width(spec, block)
-    # A block that has fewer channels than the convolution fills no more of the units.
+    # Groups are as many output as input channels: a block with fewer of one kind leaves units idle.
     channels = np.maximum(block.in_channels, block.out_channels)
     counts = [int(n) for n in np.unique(channels)]
     by_count = [

@@ -31,7 +31,11 @@ INDEX = 100  # first factor of the dimensions of indices
 
 
 def _gather_factors(eqn: JaxprEqn) -> Factors:
-    """Factors of a gather: lookups, windows, and rows of the table, over which blocks add up."""
+    """Factors of a gather: lookups, windows, and rows of the table, over which blocks add up.
+
+    Rows are indexed dimensions of which a window has one element: a device looks up those that it has, at its own
+    positions, and zeros for the others. Windows have the other dimensions whole.
+    """
     numbers = eqn.params["dimension_numbers"]
     operand, indices = shapes(eqn.invars)
     indexed = set(numbers.start_index_map)

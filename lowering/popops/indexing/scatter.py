@@ -262,8 +262,10 @@ class _Form:
     def _table_source(self, graph: Graph) -> Literal["neutral", "constant", "free", "elsewhere"]:
         """Table that the combined updates are still to be combined with.
 
-        "neutral": none; a "constant"; "free": an unmapped table, which is mapped as suits; "elsewhere": a mapped one.
+        "neutral": none, as vertices begin with its elements; a "constant"; "free": an unmapped table, which is mapped
+        as suits; "elsewhere": a mapped one.
         """
+        # Without a monoid each update takes the place of an element of the table that the vertex holds.
         constant = immediate_of(self.table)
         fill = self._fill_constant()
         if self.monoid is None or (constant is not None and fill is not None and freeze(constant) == freeze(fill)):
