@@ -51,6 +51,7 @@ from ipujax.runtime.target import preset
 
 Kind = Literal["zero", "same", "term", "sum", "after"]
 _AXIS = "micro_batch"
+_FREE = 1e18  # bytes a second
 _NUMBER = "axis_index"
 _SUM = "psum"
 _COLLECTIVES = frozenset({_SUM, "pmax", "pmin", "all_gather", "reduce_scatter", "all_to_all", "ppermute"})
@@ -153,7 +154,8 @@ Dims = tuple[int | None, ...]
 def _of_one_part(jaxpr: ClosedJaxpr, specs: Sequence[PartitionSpec | None], parts: int) -> tuple[Jaxpr, Dims, Dims]:
     """The jaxpr of one part, its number before the arguments; the dimension that is split of each argument, result."""
     mesh = AbstractMesh((parts,), (_AXIS,), (AxisType.Auto,))
-    machine = preset("mk2", 1 << (parts - 1).bit_length())  # its cycles decide nothing: sums are taken once
+    # Sums are taken once, so their bytes cost nothing: otherwise small operands would be gathered in their place.
+    machine = preset("mk2", 1 << (parts - 1).bit_length()).replace(ipu_link_bytes_per_second=_FREE)
     shardings = tuple(None if spec is None else NamedSharding(mesh, spec) for spec in specs)
     after = partition(jaxpr, Shardings(shardings, (), machine))
     if after is jaxpr:

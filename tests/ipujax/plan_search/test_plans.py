@@ -12,6 +12,8 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import ipujax as ipu
+import ipujax.models
+from ipujax.models.workload import OPTIMIZERS
 from ipujax.plan_search.accumulation import split_step
 from ipujax.plan_search.search_plan import traced_step
 from tests.ipujax.plan_search.steps import (
@@ -51,6 +53,14 @@ def test_weights_are_those_of_one_ipu(plan: ipu.Plan) -> None:
     largest = max(float(jnp.abs(x).max()) for x in jax.tree.leaves(want[0]))
     for a, b in zip(jax.tree.leaves((got, got_loss)), jax.tree.leaves((want, want_loss)), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-5 * largest)
+
+
+@pytest.mark.parametrize("name", ["vit-b16", "bert-base", "u-net", "gpt2", "llama-7b"])
+def test_published_networks_without_batch_normalisation_have_micro_batches(name: str) -> None:
+    sizes = {} if name == "u-net" else {"layers": 1}
+    training = ipu.models.training(ipu.models.network(name, **sizes), 4, OPTIMIZERS["sgd"]())
+    plan = ipu.Plan(micro_batches=2)
+    assert plan.jit(training.fun, batch_argnums=training.batch_argnums, device=ipu.IPUModel(1)).trace(*training.args)
 
 
 @pytest.mark.parametrize("plan", [ipu.Plan(micro_batches=4), ipu.Plan(stages=2, micro_batches=4)], ids=repr)
