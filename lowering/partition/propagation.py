@@ -70,6 +70,7 @@ class Propagation:
             dimensions that the type names.
         conflicts: text of each conflict that cycles have decided, by equation.
         user_mesh: mesh of the user's shardings; one without devices when None.
+        settled: specs of the values of equations that changed no spec, by equation and direction of the sweep.
     """
 
     mesh: MeshAxes
@@ -79,6 +80,7 @@ class Propagation:
     typed_axes: dict[Var, frozenset[str]] = field(default_factory=dict)
     conflicts: dict[int, str] = field(default_factory=dict)
     user_mesh: Mesh | AbstractMesh | None = None
+    settled: dict[tuple[int, bool], tuple[Spec | None, ...]] = field(default_factory=dict)
 
     def annotate(
         self,
@@ -158,8 +160,15 @@ class Propagation:
             return any([changed, *inner])
         if eqn.primitive.name == "shard_map":
             return self._extend_by_shard_map(eqn)
+        # What an equation shares depends on the specs of its values alone; most have the same in the next sweep.
+        specs = tuple(self.specs.get(atom) if isinstance(atom, Var) else None for atom in (*eqn.invars, *eqn.outvars))
+        if self.settled.get((id(eqn), is_forward)) == specs:
+            return False
         factors = self._factors_of(eqn)
-        return factors is not None and self._share_axes(eqn, factors, is_forward=is_forward)
+        if factors is not None and self._share_axes(eqn, factors, is_forward=is_forward):
+            return True
+        self.settled[id(eqn), is_forward] = specs
+        return False
 
     def _factors_of(self, eqn: JaxprEqn) -> Factors | None:
         """Factors of an equation; None if they are not known."""
