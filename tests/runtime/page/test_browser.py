@@ -20,9 +20,11 @@ from ipujax.runtime.report import Profile
 from tests.runtime.page.test_pages import evil_profile
 
 pytest.importorskip("selenium", reason="selenium is not installed")
+from selenium.common.exceptions import NoSuchElementException, StaleElementReferenceException
 from selenium.webdriver import ActionChains
 from selenium.webdriver.common.actions.action_builder import ActionBuilder
 from selenium.webdriver.common.actions.wheel_input import ScrollOrigin
+from selenium.webdriver.support.ui import WebDriverWait
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
 CHROMIUM = shutil.which("chromium")
@@ -83,11 +85,10 @@ def opened(browser, path):
 
 
 def until(holds, seconds=30):
-    """Waits until something holds."""
-    end = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < end, "it never came"
-        time.sleep(0.05)
+    """Waits until something holds; elements that it looks for may come, and be made again, while it waits."""
+    WebDriverWait(None, seconds, 0.05, [NoSuchElementException, StaleElementReferenceException]).until(
+        lambda _: holds(), "it never came"
+    )
 
 
 def open_tab(browser, key):
