@@ -42,7 +42,6 @@ from ipujax.runtime.timeline.static_effect import StaticEffect, Sums, rows_of
 # (the number of cases for its default).
 Recording = Mapping[Program, Sequence[int]]
 _OUTSIDE = Origin()  # of functions
-_MOST_ROWS = 256  # of the matrix of a segment, 0.5 MB; above it steps take less time than the matrix
 
 
 @dataclass(slots=True, eq=False)
@@ -163,12 +162,10 @@ class _Segment:
     Args:
         parts: in their order.
         is_recorded: whether the part has recorded control.
-        rows: rows of the clock state that the parts read or change.
     """
 
     parts: tuple[Program, ...]
     is_recorded: bool
-    rows: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -200,7 +197,7 @@ class Walk:
     _effects: dict[PipelineTask, StaticEffect] = field(default_factory=dict)
     _tests: dict[Loop, _Test] = field(default_factory=dict)
     _segments: dict[Program, tuple[_Segment, ...]] = field(default_factory=dict)
-    _segment_effects: dict[tuple[_Segment, Origin], StaticEffect] = field(default_factory=dict)
+    _segment_effects: dict[tuple[tuple[Program, ...], Origin], StaticEffect] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -338,16 +335,31 @@ class Walk:
         for segment in self._segments_of(program):
             if segment.is_recorded:
                 self._advance_recorded(segment.parts[0], clocks, times, caller, applied)
-            elif len(segment.rows) > _MOST_ROWS or (clocks.task_ipu is not None and clocks.begin is None):
-                # A matrix does not tell which work of a task is its first.
-                _run_all(self._iteration(segment.parts, clocks, times, caller))
             else:
-                key = segment, caller
-                if key not in self._segment_effects:
-                    self._segment_effects[key] = self._effect_of(segment.parts, caller)
-                effect = self._segment_effects[key]
-                effect.apply(clocks.state)
-                applied[effect] += 1
+                self._advance_static(segment.parts, 1, clocks, times, caller, applied)
+
+    def _advance_static(
+        self,
+        parts: tuple[Program, ...],
+        count: int,
+        clocks: Clocks,
+        times: int,
+        caller: Origin,
+        applied: Counter[StaticEffect],
+    ) -> None:
+        """Run parts without recorded control, in order, `count` times; see `_advance`."""
+        if count and clocks.task_ipu is not None and clocks.begin is None:
+            # A matrix does not tell which work of a task is its first.
+            _run_all(self._iteration(parts, clocks, times, caller))
+            count -= 1
+        if not count:
+            return
+        key = parts, caller
+        if key not in self._segment_effects:
+            self._segment_effects[key] = self._effect_of(parts, caller)
+        effect = self._segment_effects[key]
+        effect.apply(clocks.state, count)
+        applied[effect] += count
 
     def _advance_recorded(
         self, program: Program, clocks: Clocks, times: int, caller: Origin, applied: Counter[StaticEffect]
@@ -361,8 +373,13 @@ class Walk:
                 test = () if condition is None else (self._test_of(program, condition),)
                 for part in test:
                     self._advance(part, clocks, times, caller, applied)
-                for _ in range(self.control.trip_count(program, clocks)):
-                    for part in (program.body, *test):
+                count = self.control.trip_count(program, clocks)
+                parts = (program.body, *test)
+                if not any(map(self.control.is_recorded, parts)):
+                    self._advance_static(parts, count, clocks, times, caller, applied)
+                    return
+                for _ in range(count):
+                    for part in parts:
                         self._advance(part, clocks, times, caller, applied)
             case _Test():
                 self._advance(program.test, clocks, times, caller, applied)
@@ -384,7 +401,7 @@ class Walk:
             for is_recorded, group in groupby(parts, self.control.is_recorded):
                 alike = tuple(group)
                 for each in ((part,) for part in alike) if is_recorded else (alike,):
-                    segments.append(_Segment(each, is_recorded, self._rows_of(each)))
+                    segments.append(_Segment(each, is_recorded))
             self._segments[program] = tuple(segments)
         return self._segments[program]
 
@@ -451,8 +468,9 @@ class Walk:
 
     def _effect_of(self, parts: tuple[Program, ...], caller: Origin, task_ipu: int | None = None) -> StaticEffect:
         """Run parts with static control, in order, on the identity of the rows of their steps."""
+        steps = (self.steps.get(node) for part in parts for node in distinct(part))
         # Parts that take no time run too, and count: on one clock.
-        rows = tuple(sorted({*self._rows_of(parts), task_ipu or 0}))
+        rows = tuple(sorted({task_ipu or 0}.union(*map(rows_of, steps))))
         state = np.full((self.num_ipus + self.slots, len(rows)), maxplus.NEVER, np.int64)
         state[list(rows), range(len(rows))] = 0
         before = None if task_ipu is None else state[task_ipu].copy()
@@ -460,11 +478,6 @@ class Walk:
         _run_all(self._at_once()._iteration(parts, clocks, 1, caller))
         begin = before if clocks.begin is None else clocks.begin
         return StaticEffect(rows, state[list(rows)], None if begin is None else begin[None], clocks.sums)
-
-    def _rows_of(self, parts: tuple[Program, ...]) -> tuple[int, ...]:
-        """Return the rows of the clock state that parts read or change, rising."""
-        steps = (self.steps.get(node) for part in parts for node in distinct(part))
-        return tuple(sorted({row for step in steps for row in rows_of(step)}))
 
 
 def _run_all(steps: Iterable[TimelineStep]) -> None:

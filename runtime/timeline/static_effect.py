@@ -74,10 +74,10 @@ class StaticEffect:
     begin: np.ndarray | None
     sums: Sums
 
-    def apply(self, state: np.ndarray) -> None:
-        """Advance the clocks of `state`, int64[IPUs + slots, k] cycles, in place."""
+    def apply(self, state: np.ndarray, count: int = 1) -> None:
+        """Advance the clocks of `state`, int64[IPUs + slots, k] cycles, in place, over `count` runs of the parts."""
         rows = list(self.rows)
-        state[rows] = maxplus.product(self.matrix, state[rows])
+        state[rows] = maxplus.apply_power(self.matrix, count, state[rows])
 
     def begin_of(self, state: np.ndarray) -> np.ndarray:
         """Return the clock of the task's IPU when its work begins, int64[k] cycles, if it is run on `state`."""

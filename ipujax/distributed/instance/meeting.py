@@ -147,13 +147,12 @@ def _lost(timeout_seconds: float) -> list[int]:
         return []
     connection = _news(os.getpid())
     connection.settimeout(timeout_seconds)
-    line = b""
     try:
         line = connection.recv(1 << 12, socket.MSG_PEEK)  # the first line stays the first
     except (TimeoutError, BlockingIOError):
         return []
     except OSError:
-        pass
+        line = b""  # the end of the connection: process 0 is lost
     lost: list[int] = json.loads(line.split(b"\n")[0] or b"[0]")
     return lost
 

@@ -416,6 +416,13 @@ def test_recorded_loop_of_static_body_is_jumped_over():
     assert actual.cycles == 4 + 14 * 10**9
 
 
+def test_recorded_loops_of_static_bodies_inside_others_are_jumped_over():
+    loop, steps = loop_with()
+    actual = run(Repeat(3, loop), steps, recording={loop: [1, 10**9, 0]})
+    assert actual.cycles == 3 * 4 + 14 * (1 + 10**9)
+    assert actual.executions[loop] == 3 + 1 + 10**9
+
+
 def test_phases_are_kept_apart():
     node = leaf()
     actual = run(node, {node: ClockStep(work(compute=(1, 0, 0), exchange=(20, 0, 0), sync=(300, 0, 0)), (0,))})
