@@ -37,4 +37,5 @@ from ipujax.lowering.layout.trial import (
     choose_cheapest_alone as choose_cheapest_alone,
     trial_cycles as trial_cycles,
     weighted_cost as weighted_cost,
+    weighted_cost_with_data as weighted_cost_with_data,
 )

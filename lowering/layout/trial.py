@@ -7,13 +7,14 @@ is cached is tried on a graph that has nothing but the operands, described as `O
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from ipujax.lowering.layout.mapping import map_linearly
-from ipujax.runtime.compile import leaf_costs, program_cycles
-from ipujax.runtime.graph import Builder, Graph, Sequence as ProgramSequence
+from ipujax.runtime.compile import Cost, leaf_costs, program_cycles
+from ipujax.runtime.cost import ComputeSetCost
+from ipujax.runtime.graph import Builder, Graph, Leaf, Sequence as ProgramSequence
 from ipujax.runtime.memory import code_of_exchanges
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Affine, Group, Tensor, TileMapping, Variable, element_bytes
@@ -35,13 +36,37 @@ def weighted_cost(graph: Graph, add: Callable[[Builder], object], placed: Sequen
         placed: operands whose memory counts besides exchange code: the bytes the operation maps to the fullest tile.
     """
     scratch, prog = _scratch(graph, add)
-    costs = leaf_costs(scratch, prog)
-    code_bytes = int(code_of_exchanges(costs.values(), graph.target).max(initial=0))
     placed_variables = {
         v for tensor in placed for v in tensor.variables() if v in scratch.mappings and v not in graph.mappings
     }
-    data_bytes = sum(_most_bytes(scratch, variable) for variable in placed_variables)
-    return program_cycles(scratch, prog, costs=costs) + int(graph.byte_cost_cycles * (code_bytes + data_bytes))
+    costs = leaf_costs(scratch, prog)
+    return _cycles_and_bytes(scratch, prog, costs, sum(_most_bytes(scratch, v) for v in placed_variables))
+
+
+def weighted_cost_with_data(graph: Graph, add: Callable[[Builder], object]) -> int:
+    """Cycles of the steps that `add` adds, plus the cost of all their bytes on the fullest tile.
+
+    These are exchange code, the variables that the operation adds or maps, and the buffers of the step that has most:
+    what tells apart plans that store different values, or move different operands. Arguments are as above.
+    """
+    scratch, prog = _scratch(graph, add)
+    costs = leaf_costs(scratch, prog)
+    added_variables = scratch.mappings.keys() - graph.mappings.keys()
+    buffer_bytes = max((_most_buffer_bytes(cost) for cost in costs.values()), default=0)
+    data_bytes = sum(_most_bytes(scratch, v) for v in added_variables) + buffer_bytes
+    return _cycles_and_bytes(scratch, prog, costs, data_bytes)
+
+
+def _cycles_and_bytes(scratch: Graph, prog: ProgramSequence, costs: Mapping[Leaf, Cost], data_bytes: int) -> int:
+    code_bytes = int(code_of_exchanges(costs.values(), scratch.target).max(initial=0))
+    return program_cycles(scratch, prog, costs=costs) + int(scratch.byte_cost_cycles * (code_bytes + data_bytes))
+
+
+def _most_buffer_bytes(cost: Cost) -> int:
+    """Bytes on the fullest tile that a step of vertices receives, and of the copies that order its operands."""
+    if not isinstance(cost, ComputeSetCost):
+        return 0
+    return int((cost.before.received_bytes + cost.rearrangement_bytes).max(initial=0))
 
 
 def _most_bytes(graph: Graph, variable: Variable) -> int:

@@ -9,7 +9,7 @@ immediates of the vertex, and an operation on constants alone is folded at compi
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
@@ -22,14 +22,18 @@ from ipujax.lowering.layout import (
     memory_order,
     neighbour_mappings,
     weighted_cost,
+    weighted_cost_with_data,
 )
 from ipujax.lowering.layout.place import along
 from ipujax.lowering.popops.maps.constants import with_immediates
 from ipujax.lowering.popops.maps.elementwise_layout import (
     Grid,
+    Layout,
+    View,
     choose_layout,
     flat_cycles,
     grid_of,
+    has_operands_in,
     kept_layout,
     place_operands,
     unrepeated_view,
@@ -219,6 +223,33 @@ class _IndexSpace:
         is_sized = bool(results) or any(view.is_whole for view in views)
         if not is_sized or not all(layout.can_reduce(shape, r.axes) for r in reductions):
             return self._store_then_reduce(steps, results, operands, outs, reductions)
+        if not reductions or has_operands_in(graph, layout, operands, views):
+            return self._add_in_layout(flat, layout, views, operands, outs, reductions)
+
+        # To reduce in these vertices all operands move; reduced apart, the reduced values alone do.
+        def cost_of(add: Callable[[_IndexSpace], object]) -> int:
+            return weighted_cost_with_data(graph, lambda builder: add(replace(self, builder=builder)))
+
+        def add_at_once(space: _IndexSpace) -> list[Tensor]:
+            return space._add_in_layout(flat, layout, views, operands, outs, reductions)
+
+        def add_apart(space: _IndexSpace) -> list[Tensor]:
+            return space._store_then_reduce(steps, results, operands, outs, reductions)
+
+        return min((add_at_once, add_apart), key=cost_of)(self)
+
+    def _add_in_layout(
+        self,
+        flat: Kernel,
+        layout: Layout,
+        views: Sequence[View],
+        operands: Sequence[Tensor],
+        outs: Sequence[Tensor | None],
+        reductions: Sequence[Reduction],
+    ) -> list[Tensor]:
+        """Adds operations and reductions in vertices of one layout, which can reduce."""
+        graph = self.builder.graph
+        shape = self.shape
         place_operands(graph, operands, views, layout, shape)
         for out in outs:
             if out is not None:

@@ -130,11 +130,14 @@ def choose_layout(
     if len(layouts) == 1:
         return layouts[0]
 
+    stored_bytes = sum(element_bytes(dtype) for dtype in kernel.result_dtypes)  # of each element
+
     def rank(layout: Layout) -> tuple[float, int, int]:
         evenness = _evenness(layout.mapping, graph.target.num_tiles)
-        cycles = _compute_cycles(kernel, layout.mapping, graph.target)
-        cycles += sum(_combining_cycles(graph, kernel.dtype_of(r.value), r, layout, shape) for r in reductions)
-        return cycles + _exchange_cost(graph, operands, views, layout, shape), evenness.worst, -evenness.tiles
+        cost = _compute_cycles(kernel, layout.mapping, graph.target)
+        cost += sum(_combining_cycles(graph, kernel.dtype_of(r.value), r, layout, shape) for r in reductions)
+        cost += _exchange_cost(graph, operands, views, layout, shape)
+        return cost + graph.byte_cost_cycles * evenness.worst * stored_bytes, evenness.worst, -evenness.tiles
 
     return min(layouts, key=rank)
 
@@ -280,11 +283,11 @@ def _combining_cycles(graph: Graph, dtype: Any, reduction: Reduction, layout: La
 def _exchange_cost(
     graph: Graph, operands: Sequence[Tensor], views: Sequence[View], layout: Layout, shape: tuple[int, ...]
 ) -> float:
-    """Cycles to receive the mapped operands, and the cost of the code for that."""
+    """Cycles to receive the mapped operands, and the cost of the code and of the buffers for that."""
     target = graph.target
     grid = grid_of(layout, operands, views, (), shape)
-    # Of each tile: cycles to receive, bytes sent, messages sent, bytes of exchange code.
-    receiving, sent, sends, code_bytes = (np.zeros(target.num_tiles, np.int64) for _ in range(4))
+    # Of each tile: cycles to receive, bytes sent, messages sent, bytes of exchange code and of buffers.
+    receiving, sent, sends, needed_bytes = (np.zeros(target.num_tiles, np.int64) for _ in range(4))
     axes, tile, accesses = grid.with_windows()
     for access in accesses:
         if graph.is_mapped(access.tensor):
@@ -294,9 +297,9 @@ def _exchange_cost(
             )
             sent = sent + traffic.sent_bytes
             sends = sends + traffic.sends
-            code_bytes = code_bytes + receive_code_bytes(traffic.receives, target)
-    code_bytes = code_bytes + send_code_bytes(sends, sent)
-    return float(exchange_cycles(receiving, sent, target, sends).max() + graph.byte_cost_cycles * code_bytes.max())
+            needed_bytes = needed_bytes + receive_code_bytes(traffic.receives, target) + traffic.received_bytes
+    needed_bytes = needed_bytes + send_code_bytes(sends, sent)
+    return float(exchange_cycles(receiving, sent, target, sends).max() + graph.byte_cost_cycles * needed_bytes.max())
 
 
 class _Evenness(NamedTuple):
@@ -319,6 +322,12 @@ def _in_rows(layout: Layout) -> Layout:
     if isinstance(layout.mapping, Blocked) or not layout.mapping.size:
         return layout
     return Layout(layout.shape, row_blocks(layout.mapping, layout.shape) or layout.mapping)
+
+
+def has_operands_in(graph: Graph, layout: Layout, operands: Sequence[Tensor], views: Sequence[View]) -> bool:
+    """True if all mapped operands of which no element is repeated have a layout, so that none of them moves."""
+    whole = [x for x, view in zip(operands, views, strict=True) if view.is_whole and graph.is_mapped(x)]
+    return all(_layout_of(graph, x) == layout for x in whole)
 
 
 def place_operands(
