@@ -21,12 +21,16 @@ from ipujax.lowering.layout.grids import even_grids
 from ipujax.lowering.layout.trial import trial_cycles
 from ipujax.lowering.popops.indexing import gather, scatter, windows
 from ipujax.lowering.popops.maps import pad, rows
+from ipujax.lowering.popops.maps.elementwise import apply_steps
 from ipujax.lowering.popops.reductions import arg_reduce, reduce as reduce_module
 from ipujax.lowering.popops.reductions.reduce import reduce
-from ipujax.runtime.compile import compile
+from ipujax.lowering.popops.vertices.kernel import Op, Reduction, Step
+from ipujax.runtime.compile import compile, leaf_costs
+from ipujax.runtime.cost import ComputeSetCost
+from ipujax.runtime.graph import Builder, Sequence
 from ipujax.runtime.graph.graph import Graph
 from ipujax.runtime.report.profile import Profile
-from ipujax.runtime.tensor.mapping import Blocked, grid
+from ipujax.runtime.tensor.mapping import Blocked, flat_mapping, grid
 from tests.lowering.helpers import lowered, small_target
 
 TILES = (*range(1, 18), 31, 32, 33, 64, 100, 256, 777, 1472)
@@ -239,3 +243,43 @@ def test_reduces_rows_on_their_own_tiles() -> None:
     by_rows = trial_cycles(graph, lambda builder: reduce(builder, x, (1,), "add"))
     target = graph.target
     assert by_rows < target.internal_sync_cycles + target.exchange_startup_cycles + 2 * 64 * 6
+
+
+def reduced_sum(graph: Graph, operands: int, mapping: Any) -> tuple[int, int]:
+    """Number of compute sets of x0·x1·…, stored and summed over rows, and bytes that its fullest tile receives."""
+    shape = (64, 256)
+    tensors = [graph.add_variable(shape, F32, f"x{n}", mapping) for n in range(operands)]
+    product = Op("mul", lax.mul, np.dtype(F32))
+    steps = [Step(product, (0 if n == 1 else operands + n - 2, n)) for n in range(1, operands)]
+    last = operands + len(steps) - 1
+    prog = Sequence()
+    apply_steps(Builder(graph, prog, "f"), steps, [last], tensors, shape, [None], [Reduction(last, "add", (0,))])
+    costs = [cost for cost in leaf_costs(graph, prog).values() if isinstance(cost, ComputeSetCost)]
+    return len(costs), max(int(cost.before.received_bytes.max()) for cost in costs)
+
+
+def test_reduces_apart_where_all_operands_would_move() -> None:
+    """In pieces of 1,100 elements no vertex can sum columns: operands stay, and the product alone moves."""
+    size = 64 * 256
+    starts = np.arange(0, size, 1100)
+    pieces = flat_mapping(size, starts, np.arange(len(starts), dtype=np.int32))
+    _, received = reduced_sum(Graph(small_target(16), byte_cost_cycles=4.0), 6, pieces)
+    assert 0 < received <= 2 * 1100 * 4
+    columns = grid((64, 256), (1, 16))
+    _, received_in_columns = reduced_sum(Graph(small_target(16), byte_cost_cycles=4.0), 6, columns)
+    assert received_in_columns == 0  # where vertices can reduce, nothing is reduced apart
+
+
+def test_results_are_spread_where_bytes_are_dear() -> None:
+    """A result follows the operand on half of the tiles only while its bytes cost less than moving that operand."""
+    shape = (64, 256)
+    tiles = {}
+    for byte_cost in (0.0, 64.0):
+        graph = Graph(small_target(16), byte_cost_cycles=byte_cost)
+        few = [graph.add_variable(shape, F16, f"few{n}", grid(shape, (2, 2))) for n in range(2)]
+        even = graph.add_variable(shape, F16, "even", grid(shape, (16, 1)))
+        steps = [Step(Op("add", lax.add, np.dtype(F16)), (0, 1)), Step(Op("add", lax.add, np.dtype(F16)), (3, 2))]
+        results = apply_steps(Builder(graph, Sequence(), "f"), steps, [4], [*few, even], shape, [None])
+        (variable,) = results[0].variables()
+        tiles[byte_cost] = int(np.count_nonzero(graph.mappings[variable].elements_per_tile(16)))
+    assert tiles[0.0] <= tiles[64.0] == 16
