@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -33,6 +34,7 @@ from tests.lowering.random_programs import Program
 from tests.lowering.test_random_programs import with_bytes
 
 Case = tuple[Any, tuple[Any, ...]]  # function of `ipu.jit`, arguments
+ITERATIONS = 4  # of a streamed loop
 MESH = ipu.make_mesh((2,), ("model",), axis_types=(AxisType.Auto,))
 
 
@@ -173,6 +175,81 @@ def refs(program: Program, tiles: int, options: ipu.Options) -> Case:
 
     device = ipu.IPUModel(tiles_per_ipu=tiles)
     return ipu.jit(fun, device=device, options=options), (state, *program.arguments())
+
+
+def _scanned(body: Any, w: Any, rows: Any) -> Any:
+    return lax.scan(body, w, rows)
+
+
+def _reversed(body: Any, w: Any, rows: Any) -> Any:
+    return lax.scan(body, w, rows, reverse=True)
+
+
+def _nested(body: Any, w: Any, rows: Any) -> Any:
+    halves = [row.reshape(2, ITERATIONS // 2, *row.shape[1:]) for row in rows]
+    return lax.scan(lambda w, half: lax.scan(body, w, half), w, halves)
+
+
+def _in_branch(body: Any, w: Any, rows: Any) -> Any:
+    return lax.cond(jnp.sum(w) > 0, partial(_scanned, body), partial(_reversed, body), w, rows)
+
+
+def _twice(body: Any, w: Any, rows: Any) -> Any:
+    w, first = lax.scan(body, w, rows)
+    w, second = lax.scan(body, w, rows)
+    return w, (first, second)
+
+
+def _in_stages(body: Any, w: Any, rows: Any) -> Any:
+    with ipu.stage(0):
+        w, first = lax.scan(body, w, rows)
+    with ipu.stage(1):
+        w, second = lax.scan(body, w * 2, rows)
+    return w, (first, second)
+
+
+FORMS = (_scanned, _reversed, _nested, _in_branch, _twice, _in_stages)
+
+
+def streamed_loop(program: Program, tiles: int, options: ipu.Options) -> Case | None:
+    """A program as the body of a loop that streams; in one of the forms, on replicas, with a Ref, or neither."""
+    if not stays_on_device(program.steps):
+        return None
+    columns = arguments_of_each(program, ITERATIONS)
+    rows = [np.stack(column) for column in columns[1:]]
+    rng = np.random.default_rng(program.seed)
+    form = FORMS[int(rng.integers(len(FORMS)))]
+    surroundings = ("replicas", "ref", "none")[int(rng.integers(3))]
+
+    def body(w: Any, row: Any) -> Any:
+        results = program(w, *row)
+        floats = [jnp.tanh(y).sum() for y in results if y.dtype == jnp.float32 and y.size]
+        return w * 0.5 + sum(floats, jnp.float32(0)), results
+
+    options = replace(options, stream_loops=True)
+    num_ipus = (REPLICAS if surroundings == "replicas" else 1) * (2 if form is _in_stages else 1)
+    device = ipu.IPUModel(num_ipus, tiles_per_ipu=tiles)
+    if surroundings == "replicas":
+
+        def replica(w: Any, rows: Any) -> Any:
+            mine, results = form(body, w, [row + row.dtype.type(1) for row in rows])
+            return lax.pmean(mine, "replica"), results
+
+        in_specs = (P(), P(None))
+        fun = ipu.jit(replica, device=device, replicas=REPLICAS, in_specs=in_specs, out_specs=P(), options=options)
+        return fun, (columns[0][0], rows)
+    if surroundings == "ref":
+        total = jax.new_ref(jnp.zeros(3, jnp.float32))
+
+        def counted(total: Any, w: Any, rows: Any) -> Any:
+            def adding(w: Any, row: Any) -> Any:
+                total[1] += jnp.sum(w)
+                return body(w, row)
+
+            return form(adding, w, rows), total[...]
+
+        return ipu.jit(counted, device=device, options=options), (total, columns[0][0], rows)
+    return ipu.jit(partial(form, body), device=device, options=options), (columns[0][0], rows)
 
 
 # Of ten programs the kinds of each; programs of the grammar have operations with Refs and memory kinds, too.

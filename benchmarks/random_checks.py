@@ -1,6 +1,6 @@
 """Random programs by `ipu.check`: plain JAX, every pass, the lowered program, and the tile interpreter.
 
-    python benchmarks/random_checks.py [--count N] [--seed S]
+    python benchmarks/random_checks.py [--count N] [--seed S] [--kind streamed_loop]
 
 Programs come from the grammars of the tests, on one IPU, on replicas, in pipelines and over meshes, with `tile_map`,
 popsparse, Refs and the memories of the host. All run by the default path; every third also with `exact_splits`, and
@@ -15,7 +15,7 @@ import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +27,11 @@ import ipujax as ipu
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for `tests`
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from random_check_cases import KINDS, Case
+from random_check_cases import KINDS, Case, streamed_loop
 
 from tests.lowering.random_programs import Program, programs
+
+Kind = Callable[[Program, int, ipu.Options], Case | None]
 
 _TILES = 72  # more than the interpreter runs
 _FEW_TILES = 16
@@ -75,9 +77,11 @@ def outcome_of(case: Case) -> tuple[str, str]:
     return ("agrees on tiles" if report.on_tiles else "agrees"), ""
 
 
-def check_program(number: int, program: Program, outcomes: Counter[tuple[str, str, str]]) -> None:
+def check_program(
+    number: int, program: Program, kinds: Sequence[Kind], outcomes: Counter[tuple[str, str, str]]
+) -> None:
     """Check a program in all its ways, and count outcomes by kind and way."""
-    kind = KINDS[number % len(KINDS)]
+    kind = kinds[number % len(kinds)]
     for way, tiles, options in ways_of(number):
         case = kind(program, tiles, options)
         outcome, text = ("left out", "") if case is None else outcome_of(case)
@@ -92,7 +96,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=300, help="programs (default 300)")
     parser.add_argument("--seed", type=int, default=0, help="of all programs (default 0)")
+    parser.add_argument("--kind", choices=[streamed_loop.__name__], help="this kind alone, which is in no mixture")
     args = parser.parse_args()
+    kinds = KINDS if args.kind is None else (streamed_loop,)
     outcomes = Counter[tuple[str, str, str]]()
     numbers = iter(range(sys.maxsize))
     start_seconds = time.monotonic()
@@ -109,7 +115,7 @@ def main() -> int:
     @given(programs(4, 9))
     def run(program: Any) -> None:
         number = next(numbers)
-        check_program(number, program, outcomes)
+        check_program(number, program, kinds, outcomes)
         if number % _PROGRAMS_A_CACHE == _PROGRAMS_A_CACHE - 1:
             jax.clear_caches()
             ipu.clear_caches()
@@ -118,7 +124,7 @@ def main() -> int:
     seconds = time.monotonic() - start_seconds
     cpu_seconds = time.process_time() - start_cpu_seconds
     for (kind, way, outcome), count in sorted(outcomes.items()):
-        print(f"{kind:<10}{way:<14}{outcome:<17}{count:>6,}")
+        print(f"{kind:<15}{way:<14}{outcome:<17}{count:>6,}")
     totals = Counter[str]()
     for (_, _, outcome), count in outcomes.items():
         totals[outcome] += count
