@@ -124,7 +124,7 @@ def _by_engine(
     program: LoweredProgram, operands: Sequence[Any], streams: Sequence[HostStream], exact_splits: bool
 ) -> _Run:
     """Run a probed program by XLA."""
-    engine = engine_function(program.graph, program.program, exact_splits=exact_splits)
+    engine = engine_function(program.graph, program.program, exact_splits=exact_splits, observed=frozenset(streams))
     written: list[HostStream] = []
 
     def run(arrays: Sequence[Any]) -> tuple[list[Any], list[Any]]:

@@ -41,7 +41,9 @@ from ipujax.runtime.graph import (
     Dim,
     Execute,
     Graph,
+    HostStream,
     Program,
+    StreamOut,
     Term,
     VertexGroup,
     direct_tensors,
@@ -210,6 +212,13 @@ def compared_variables(graph: Graph, program: Program) -> frozenset[Variable]:
         return frozenset()
     reads = (access for group in groups for access in group.accesses)
     variables = (v for access in reads for v in access.tensor.variables() if not v.is_constant)
+    return frozenset(v for v in variables if jnp.issubdtype(v.dtype, jnp.inexact))
+
+
+def observed_variables(program: Program, observed: Collection[HostStream]) -> frozenset[Variable]:
+    """Return the variables of inexact dtypes that some output streams read."""
+    sent = (node.source for node in distinct(program) if isinstance(node, StreamOut) and node.stream in observed)
+    variables = (v for tensor in sent for v in tensor.variables() if not v.is_constant)
     return frozenset(v for v in variables if jnp.issubdtype(v.dtype, jnp.inexact))
 
 

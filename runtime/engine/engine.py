@@ -42,6 +42,7 @@ def engine_function(
     calls: HostCalls | None = None,
     instances: Instances = ALONE,
     clock: StepClock | None = None,
+    observed: Collection[HostStream] = (),
 ) -> Callable[[Mapping[HostStream, Any]], Streams]:
     """Return the function that runs a program.
 
@@ -56,6 +57,8 @@ def engine_function(
         instances: processes among which replicas are shared; with several, the function must be traced inside a
             `jax.shard_map` over them.
         clock: clocks that codelets read; without it those codelets read zeros.
+        observed: output streams whose values are those that later steps read: XLA, which may compute a value again for
+            each reader, and round it otherwise there, computes them once.
 
     Returns:
         `run(inputs)`: takes an array of shape and dtype of each stream that the program reads, and returns one for each
@@ -66,7 +69,9 @@ def engine_function(
         VerifyError: replicas may not reach a meeting point together, see `verify.replicas`.
     """
     outside = Outside(record, None, calls or HostCalls(guarded=False), clock)
-    return prepare_engine(graph, program, outside, exact_splits=exact_splits, instances=instances).run
+    return prepare_engine(
+        graph, program, outside, exact_splits=exact_splits, instances=instances, observed=observed
+    ).run
 
 
 def prepare_engine(
@@ -77,9 +82,10 @@ def prepare_engine(
     *,
     exact_splits: bool = False,
     instances: Instances = ALONE,
+    observed: Collection[HostStream] = (),
 ) -> EngineProgram:
     """Prepare a program for tracing; `persistent` lasts beyond a run, other arguments as of `engine_function`."""
-    single = EngineProgram(EnginePlan.of(graph, program, exact_splits, persistent), outside or Outside())
+    single = EngineProgram(EnginePlan.of(graph, program, exact_splits, persistent, observed), outside or Outside())
     if graph.replication_factor > 1 or any(isinstance(node, CrossReplicaCopy) for node in distinct(program)):
         # A program may come here without the verifier; these two rules keep a trace from wrong numbers.
         inventory = Inventory.of(graph, program, EffectsOf(graph))

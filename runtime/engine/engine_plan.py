@@ -18,6 +18,7 @@ from ipujax.runtime.engine.collapse import (
     compared_variables,
     executed_groups,
     find_collapsible,
+    observed_variables,
     one_slot,
 )
 from ipujax.runtime.engine.orders import ChosenOrders, choose_orders, reorder_group
@@ -84,7 +85,14 @@ class EnginePlan:
     compared: frozenset[Variable]
 
     @classmethod
-    def of(cls, graph: Graph, program: Program, exact_splits: bool, persistent: Collection[Variable]) -> EnginePlan:
+    def of(
+        cls,
+        graph: Graph,
+        program: Program,
+        exact_splits: bool,
+        persistent: Collection[Variable],
+        observed: Collection[HostStream],
+    ) -> EnginePlan:
         """Return the plan of a program; `persistent` are the variables that last beyond a run."""
         effects = EffectsOf(graph)
         order = {variable: number for number, variable in enumerate(graph.variables)}
@@ -111,7 +119,7 @@ class EnginePlan:
             outputs=stream_variables(program, StreamOut),
             has_failed=Variable((), jnp.dtype(bool), "host has failed"),
             called_around=called_around(program),
-            compared=compared_variables(graph, program),
+            compared=compared_variables(graph, program) | observed_variables(program, observed),
         )
 
     def in_order(self, variables: Collection[Variable]) -> list[Variable]:
