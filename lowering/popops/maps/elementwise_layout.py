@@ -134,7 +134,7 @@ def choose_layout(
 
     def rank(layout: Layout) -> tuple[float, int, int]:
         evenness = _evenness(layout.mapping, graph.target.num_tiles)
-        cost = _compute_cycles(kernel, layout.mapping, graph.target)
+        cost = float(_compute_cycles(kernel, layout.mapping, graph.target))
         cost += sum(_combining_cycles(graph, kernel.dtype_of(r.value), r, layout, shape) for r in reductions)
         cost += _exchange_cost(graph, operands, views, layout, shape)
         return cost + graph.byte_cost_cycles * evenness.worst * stored_bytes, evenness.worst, -evenness.tiles
