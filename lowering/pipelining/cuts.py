@@ -24,7 +24,7 @@ from ipujax.lowering.jax_compat import ClosedJaxpr
 from ipujax.lowering.jaxpr import stage_scope
 from ipujax.lowering.pipelining.layers import into_shards, share_bounds
 from ipujax.lowering.pipelining.row_shards import Bounds, CutJaxpr
-from ipujax.lowering.pipelining.stage_costs import Work
+from ipujax.lowering.pipelining.stage_costs import SegmentedBatch, Work
 from ipujax.lowering.schedules import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, Kind, SchedulePlan
 from ipujax.lowering.source_info import in_scope
 from ipujax.runtime.errors import ArgumentError
@@ -257,16 +257,16 @@ def _cut_of_least_sum(times: np.ndarray, fits: Sequence[np.ndarray], num_stages:
     return tuple(reversed(cuts))
 
 
-def name_stages(work: Work, cuts: Sequence[int]) -> CutJaxpr:
+def name_stages(batch: SegmentedBatch, cuts: Sequence[int]) -> CutJaxpr:
     """The micro-batch with equations named after the stages of a cut, and loops over layers split at the cuts."""
     # By the equation's number and first row; those that belong to their users have no stage, and get one with these.
-    stage_of = {key: int(np.searchsorted(cuts, n, "right")) for key, n in work.shard_segments().items() if n >= 0}
+    stage_of = {key: int(np.searchsorted(cuts, n, "right")) for key, n in batch.shard_segments().items() if n >= 0}
     loops: dict[int, Bounds] = {}
-    for n, bounds in work.loops.items():
+    for n, bounds in batch.loops.items():
         # The finest bounds between shards of different stages.
         changes = [b for a, b in pairwise(bounds[:-1]) if stage_of[n, a] != stage_of[n, b]]
         loops |= {n: (0, *changes, bounds[-1])} if changes else {}
-    shards = into_shards(work.jaxpr, work.spec, share_bounds(work.jaxpr.jaxpr, loops))
+    shards = into_shards(batch.jaxpr, batch.spec, share_bounds(batch.jaxpr.jaxpr, loops))
     eqns = []
     for eqn, source in zip(shards.jaxpr.jaxpr.eqns, shards.sources, strict=True):
         stage = None if source is None else stage_of.get((source.number, source.first))

@@ -147,7 +147,7 @@ def test_chooses_the_number_of_stages() -> None:
 def test_assigns_gradients_to_the_stage_of_their_parameters() -> None:
     loss, args = chain(WIDTHS["even"])
     fun = ipu.pipeline(jax.value_and_grad(loss), micro_batches=8, stages=3)
-    jaxpr = name_stages(search_of(fun, args, small_target(4)).work, (3, 6)).jaxpr
+    jaxpr = name_stages(search_of(fun, args, small_target(4)).batch, (3, 6)).jaxpr
     assert named_stages(jaxpr.jaxpr) == {0, 1, 2}
     products: dict[bool, list[int]] = {False: [], True: []}
     for eqn in jaxpr.jaxpr.eqns:

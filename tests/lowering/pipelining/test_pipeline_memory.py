@@ -96,8 +96,8 @@ def test_assigns_state_of_stacks_to_each_layer() -> None:
         return OPTIMIZER.update(grads, state, params)
 
     search = search_of(update, (params, OPTIMIZER.init(params), batch(8)), target_of(624 << 10))
-    (loop,) = search.work.loops
-    segments = search.work.shard_segments()
+    (loop,) = search.batch.loops
+    segments = search.batch.shard_segments()
     for row in range(5):
         sizes = sorted(size for segment, size in search.resident if segment == segments[loop, row] and size > 4)
         assert sizes == [4 * 6, 4 * 6, 4 * 6 * 6, 4 * 6 * 6]
