@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
 import pytest
 
 import ipujax as ipu
-from ipujax.plan_search import searching
+from ipujax.plan_search import plan_costs, search_run, searching
 from ipujax.plan_search.estimates import StepCosts
 from ipujax.plan_search.search_plan import traced_step
+from ipujax.runtime.logs import deadline
 from tests.ipujax.plan_search.steps import ROWS, TILES, dense_arguments, dense_step, scanned_arguments, scanned_step
 
 DEVICE = ipu.IPUModel(2, tiles_per_ipu=TILES)
@@ -66,19 +69,32 @@ def test_shardings_of_a_plan_are_short_in_the_text_alone(found: ipu.Search, tmp_
 
 
 def test_interrupt_returns_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    real, calls = searching.compiled_cost, list[Any]()
+    real, calls = search_run.compiled_cost, list[Any]()
 
-    def interrupted(*job: Any) -> Any:
+    def interrupted(job: Any) -> Any:
         calls.append(job)
         if len(calls) > 1:
             raise KeyboardInterrupt
-        return real(*job)
+        return real(job)
 
-    monkeypatch.setattr(searching, "compiled_cost", interrupted)
+    monkeypatch.setattr(search_run, "compiled_cost", interrupted)
     search = ipu.search(dense_step, *_shapes(dense_arguments()), device=DEVICE, batch_argnums=1, axes=AXES)
     assert search.ended == "interrupt"
     assert [row.figures for row in search].count("compiled") == 1
     assert search.best.fits
+    assert "interrupted" in str(search)
+
+
+def test_interrupt_before_the_first_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(searching, "candidates", interrupted)
+    search = ipu.search(dense_step, *_shapes(dense_arguments()), device=DEVICE, batch_argnums=1, axes=AXES)
+    assert (search.ended, len(search)) == ("interrupt", 0)
+    assert "interrupted" in str(search)
+    with pytest.raises(ipu.ArgumentError, match="interrupted"):
+        _ = search.best
 
 
 class _Busy:
@@ -130,9 +146,37 @@ def test_no_plan_that_fits_shows_the_closest() -> None:
     assert "more" in str(info.value)
 
 
-def test_seconds_end_a_search() -> None:
-    search = ipu.search(dense_step, *_shapes(dense_arguments()), device=DEVICE, batch_argnums=1, seconds=0)
+@pytest.mark.parametrize("checks", [0, 1, 30, 100, 200])
+def test_seconds_end_a_search_in_the_middle_of_a_plan(
+    monkeypatch: pytest.MonkeyPatch, found: ipu.Search, checks: int
+) -> None:
+    clock = count()
+    # A second passes at each look at the clock: before steps and after equations, for instance.
+    time = SimpleNamespace(monotonic=clock.__next__, time=lambda: 0.0)
+    for module in (deadline, search_run, searching, plan_costs):
+        monkeypatch.setattr(module, "time", time)
+    shapes = _shapes(dense_arguments())
+    search = ipu.search(dense_step, *shapes, device=DEVICE, batch_argnums=1, axes=AXES, seconds=checks)
     assert search.ended == "seconds"
+    # At the end there is no more to do than the table.
+    assert next(clock) <= checks + 10
+    plans = {replace(row.plan, cuts=()) for row in search}
+    assert not plans or plans == {replace(row.plan, cuts=()) for row in found}
+    assert "seconds" in str(search)
+    if not any(row.figures == "compiled" for row in search):
+        with pytest.raises(ipu.ArgumentError, match="seconds"):
+            _ = search.best
+
+
+def test_seconds_that_suffice_change_nothing(found: ipu.Search) -> None:
+    search = ipu.search(dense_step, *_shapes(dense_arguments()), device=DEVICE, batch_argnums=1, axes=AXES, seconds=1e6)
+    assert (search.ended, search.rows) == ("all", found.rows)
+
+
+def test_seconds_end_a_job_of_an_executor() -> None:
+    search = {"batch_argnums": (1,), "device": DEVICE, "donate_argnums": (), "options": None}
+    job = plan_costs.PlanJob(dense_step, _shapes(dense_arguments()), ipu.Plan(data=2), search, deadline=0.0)
+    assert plan_costs.compiled_cost(job) is None
 
 
 def test_no_estimate_is_below_the_least_cycles_of_its_plan() -> None:
