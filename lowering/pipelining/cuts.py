@@ -125,21 +125,26 @@ def _ranges(candidate: Sequence[int], bounds: np.ndarray) -> list[tuple[int, int
 def _balanced_cuts(times: np.ndarray, fits: Sequence[np.ndarray], plan: SchedulePlan) -> list[tuple[int, ...]]:
     """Candidates that minimise the formula above, one for each limit on the time of the slowest stage; best first.
 
+    From the highest limit down: a cut is of least sum for all limits that are not below the time of its slowest stage.
+
     Args:
         times: of the stage between any two bounds.
         fits: for each stage whether its IPU holds what is between any two bounds.
         plan: the schedule.
     """
     costs: dict[tuple[int, ...], float] = {}
-    for limit in np.unique(times[np.isfinite(times)]):  # ascending
-        candidate = _cut_of_least_sum(np.where(times <= limit, times, np.inf), fits, plan.num_stages)
-        if candidate is not None:
-            stage_times = [times[a, b] for a, b in pairwise((0, *candidate, len(times) - 1))]
-            costs.setdefault(candidate, float(sum(stage_times) + (plan.micro_batches - 1) * max(stage_times)))
-            # With a slower slowest stage a cut costs at least that stage's time for each micro-batch.
-            if limit * plan.micro_batches > _RATIO_MARGIN * min(costs.values()):
-                break
-    return sorted(costs, key=costs.__getitem__)[:_MAX_CANDIDATES]
+    slowest_cycles: dict[tuple[int, ...], float] = {}
+    limit = np.inf
+    while (candidate := _cut_of_least_sum(np.where(times <= limit, times, np.inf), fits, plan.num_stages)) is not None:
+        stage_times = [times[a, b] for a, b in pairwise((0, *candidate, len(times) - 1))]
+        slowest = max(stage_times)
+        costs[candidate] = float(sum(stage_times) + (plan.micro_batches - 1) * slowest)
+        slowest_cycles[candidate] = slowest
+        limit = np.nextafter(slowest, 0)
+    # With a slower slowest stage a cut costs at least that stage's time for each micro-batch.
+    most = _RATIO_MARGIN * min(costs.values(), default=0.0)
+    near = [candidate for candidate in costs if slowest_cycles[candidate] * plan.micro_batches <= most]
+    return sorted(near, key=costs.__getitem__)[:_MAX_CANDIDATES]
 
 
 def _schedule_cycles(work: Work, ranges: Sequence[tuple[int, int]], plan: SchedulePlan, target: Target) -> float:
