@@ -2,7 +2,8 @@
 
 Input: the plans of a search, costs of its step. Output: `Search`, at any time: what is known of all plans.
 
-    estimate          all plans, those of all IPUs first; of those that may not fit those with less memory too
+    estimate          all plans, those first that may be fastest; of those that may not fit those with less memory too;
+                      none that is far slower than the best, whatever its cut into stages
     compile           of the plans that may fit that of fewest estimated cycles, which corrects the estimates of others;
                       as it is planned first, until no estimate is near the best
     compile to fit    those that did not fit and would be faster than the best: planned again, along all attempts
@@ -84,8 +85,7 @@ class SearchRun:
     def run(self, max_plans: int, executor: Any, file: SweepFile[str] | None) -> None:
         """Estimate all plans and compile the best; raises `OutOfTime` at the deadline."""
         self.refused.update(self.space.impossible)
-        # Plans of all IPUs first, as the seconds may end before all are estimated.
-        self.pending.extend(sorted(self.space.plans, key=lambda plan: (plan.shards, -plan.num_ipus)))
+        self.pending.extend(sorted(self.space.plans, key=lambda plan: plan.shards))
         while True:
             self._estimate_pending()
             self._compile_best(max_plans, executor, file)
@@ -102,19 +102,38 @@ class SearchRun:
                 detail = f"estimating plan {count - len(self.pending) + 1} of {count}"
                 # The first estimate may take all of the time: without one nothing can be compiled.
                 with ending_at(enough if self.estimates else self.deadline), step(_LOG, "estimate", detail=detail):
-                    self._estimate_with_smaller(self.pending[0])
+                    if self.pending[0].shards not in self.best:
+                        self._begin_shards(self.pending[0].shards)
+                    if self.pending[0] not in self.refused:
+                        self._estimate_with_smaller(self.pending[0])
             except OutOfTime:
                 if not self.estimates or time.monotonic() > self.deadline:
                     raise
                 return
             self.pending.popleft()
 
+    def _begin_shards(self, shards: int) -> None:
+        """Order the plans of a number of shards, those first that may be fastest; refuse those that cannot be."""
+        plans = [plan for plan in self.pending if plan.shards == shards]
+        least_cycles = dict.fromkeys(plans, inf)
+        is_past = _is_past_the_best(self.best, shards)
+        for plan in plans:
+            if is_past:
+                self.refused[plan] = "fewer shards are faster"
+                continue
+            try:
+                least_cycles[plan] = self.costs.least_cycles(plan)
+            except IpuError as error:
+                self.refused[plan] = error.what
+        # Plans of other shards come later.
+        others = [plan for plan in self.pending if plan.shards != shards]
+        self.pending.clear()
+        self.pending.extend([*sorted(plans, key=lambda plan: least_cycles[plan]), *others])
+        self.best[shards] = inf
+
     def _estimate_with_smaller(self, plan: Plan) -> None:
         """Estimate a plan, and those of less memory if it may not fit."""
         best = self.best
-        if _is_past_the_best(best, plan.shards):
-            self.refused[plan] = "fewer shards are faster"
-            return
         # The cut of a plan into stages takes up to seconds: it is left out where it cannot matter.
         if self.costs.least_cycles(plan) > _FAR * min(best.values(), default=inf):
             self.refused[plan] = "slower, whatever its stages"

@@ -186,3 +186,21 @@ def test_no_estimate_is_below_the_least_cycles_of_its_plan() -> None:
     plans = [ipu.Plan(stages=stages, micro_batches=count) for stages in (1, 2) for count in (4, 8)]
     for plan in [*plans, ipu.Plan(data=2)]:
         assert 0 < costs.least_cycles(plan) <= costs.estimate(plan).cycles
+
+
+@pytest.mark.parametrize(
+    ("rows", "axes"),
+    [
+        (9, {"micro_batches": (1,)}),
+        (9, {"micro_batches": (3, 9)}),
+        (8, {"micro_batches": (2, 4)}),
+        (7, {"micro_batches": (1, 7)}),
+        (2, {"micro_batches": (1, 2)}),
+    ],
+)
+def test_batches_of_few_divisors_have_estimates(rows: int, axes: Any) -> None:
+    weights, batch = _shapes(dense_arguments())
+    batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct((rows, *x.shape[1:]), x.dtype), batch)
+    axes = {**axes, "data": (1,), "shards": (1,), "stages": (1,)}
+    search = ipu.search(dense_step, weights, batch, device=DEVICE, batch_argnums=1, axes=axes, compiled=1)
+    assert {row.plan.micro_batches for row in search if row.cycles} == set(axes["micro_batches"])
