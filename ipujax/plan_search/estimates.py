@@ -46,6 +46,7 @@ _OVERHEAD_CYCLES = 1000  # assumed: start-up, exchange and sync of an operation 
 _BESIDE_BYTES = 40_000  # assumed, until a plan is compiled: code and temporary values on the fullest tile
 _BESIDE_SHARE = 0.15  # assumed: of a tile's memory, for code and temporary values, in the choice of a cut
 _ANCHORS, _ANCHOR_RATIO = 3, 4  # numbers of rows whose micro-batches are lowered: the fewest, 4 and 16 times as many
+_FIXED_SHARE = 0.1  # assumed: of cycles, below which those of more rows are in proportion, and not lowered
 _FEWEST_ANCHORS = 2  # for a plan that may be ruled out
 _MOST_STAGES = 2  # of the pipeline that is costed: segments do not depend on it
 
@@ -80,6 +81,11 @@ class MicroBatchCosts:
     resident: tuple[tuple[int, int], ...]
     gradient_bytes: int
     update_cycles: float
+
+    @property
+    def cycles(self) -> float:
+        """Cycles of the micro-batch on one IPU."""
+        return float(self.work.forward_cycles.sum() + self.work.backward_cycles.sum())
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +128,8 @@ class StepCosts:
         # A batch in one part has no sums over parts: the largest micro-batch is that of the fewest parts.
         divisors = [n for n in range(1, self.rows) if self.rows % n == 0]
         anchors = [n for n in powers if n in divisors] or divisors[-1:]
+        if rows > max(anchors[:2]) and self._is_in_proportion(anchors[:2], shards, specs):
+            anchors = anchors[:2]
         if rows in anchors:
             return self._of_anchor(rows, shards, specs)
         if len(anchors) == 1:
@@ -129,6 +137,14 @@ class StepCosts:
         last = min(max(1, sum(n < rows for n in anchors)), len(anchors) - 1)
         points = anchors[max(0, last - 1) : last + 1]
         return _on_line(rows, [(n, self._of_anchor(n, shards, specs)) for n in points])
+
+    def _is_in_proportion(self, anchors: Sequence[int], shards: int, specs: Mapping[str, Any]) -> bool:
+        """Return True if cycles that do not depend on the number of rows are few at the last of two anchors."""
+        if len(anchors) == 1:
+            return False
+        (first, low), (last, high) = ((n, self._of_anchor(n, shards, specs).cycles) for n in anchors)
+        fixed_cycles = high - (high - low) / (last - first) * last
+        return fixed_cycles < _FIXED_SHARE * high
 
     def _of_anchor(self, rows: int, shards: int, specs: Mapping[str, Any]) -> MicroBatchCosts:
         if (rows, shards) not in self.costs_of_rows:
@@ -207,7 +223,6 @@ class StepCosts:
             moved_bytes = 2 * state_bytes / plan.stages / (plan.data if plan.shard_state else 1)
             cycles += moved_bytes / self.target.streaming_bytes_per_second * self.target.clock_hz
         return Estimate(float(cycles), float(ipu_bytes / self.target.tiles_per_ipu), cuts)
-
 
     def _schedule(self, plan: Plan, training: bool) -> SchedulePlan:
         key = plan.schedule, plan.stages, plan.micro_batches

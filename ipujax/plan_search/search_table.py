@@ -89,6 +89,10 @@ class Search:
                 got=f"about {self.rows[0].cycles:,} cycles, by an estimate, with {self.rows[0].plan!r}",
                 hint="more seconds, or axes={...} with fewer values",
             )
+        failed = [row for row in self.rows if row.figures == "compiled" and row.max_tile_bytes is None]
+        if failed and not any(row.figures == "compiled" and row not in failed for row in self.rows):
+            reasons = "; ".join(sorted({row.left_out for row in failed}))
+            raise ArgumentError("no plan of this search could be compiled", got=reasons)
         rows_with_bytes = [row for row in self.rows if row.max_tile_bytes is not None]
         compiled = [row for row in rows_with_bytes if row.figures == "compiled"] or rows_with_bytes
         if not compiled:

@@ -15,18 +15,17 @@ import inspect
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from math import inf
 from typing import Any
 
-from ipujax.arguments import as_numbers
 from ipujax.caching import options_data
 from ipujax.device import IPUModel, check_device, current_device
 from ipujax.jit import IpuFunction
 from ipujax.lowering.digests import NoDigestError, digest_of, jaxpr_digest
-from ipujax.plan_search.candidate_plans import Candidates, candidates, checked_axes, donated_arguments
+from ipujax.plan_search.candidate_plans import Candidates, candidates, donated_arguments
 from ipujax.plan_search.estimates import StepCosts
 from ipujax.plan_search.search_plan import TracedStep, traced_step
 from ipujax.plan_search.search_run import SearchRun
+from ipujax.plan_search.search_settings import check_search, checked_axes, checked_positions, checked_seconds
 from ipujax.plan_search.search_table import ENDS, Ended, Search
 from ipujax.runtime.errors import ArgumentError
 from ipujax.runtime.logs import OutOfTime, ending_at, watch_compilation
@@ -80,12 +79,16 @@ def search(
         ArgumentError: an unknown axis, one without values, a batch that no plan divides, arguments that exceed the
             memory of the machine.
     """
+    deadline = time.monotonic() + checked_seconds(seconds)
+    check_search(step, compiled, options, executor)
     machine = _device(step, device)
     plain = inspect.unwrap(step) if isinstance(step, IpuFunction) else step
-    batch = as_numbers("batch_argnums", batch_argnums, "ipu.search")
-    user_axes = checked_axes(axes or {})
-    deadline = inf if seconds is None else time.monotonic() + seconds
-    settings = {"batch_argnums": batch, "device": machine, "donate_argnums": donate_argnums, "options": options}
+    batch = checked_positions("batch_argnums", batch_argnums, args)
+    user_axes = checked_axes({} if axes is None else axes, args, batch)
+    if donate_argnums is None and isinstance(step, IpuFunction):
+        donate_argnums = step.donate_argnums
+    donate = None if donate_argnums is None else checked_positions("donate_argnums", donate_argnums, args)
+    settings = {"batch_argnums": batch, "device": machine, "donate_argnums": donate, "options": options}
     progress = (options or Options()).progress
     run: SearchRun | None = None
     file: SweepFile[str] | None = None
@@ -95,10 +98,8 @@ def search(
             # Traced once: plans are made of its jaxpr.
             traced = traced_step(plain, args)
             is_batch = traced.is_of(batch)
-            if donate_argnums is None:
-                of_step = step.donate_argnums if isinstance(step, IpuFunction) else None
-                donate_argnums = donated_arguments(traced, is_batch) if of_step is None else of_step
-            donate = settings["donate_argnums"] = as_numbers("donate_argnums", donate_argnums, "ipu.search")
+            if donate is None:
+                donate = settings["donate_argnums"] = donated_arguments(traced, is_batch)
             space = candidates(traced, is_batch, machine.target, user_axes, donate)
             costs = StepCosts(traced, is_batch, machine.target, space.is_split, space.least_rows, space.large)
             run = SearchRun(plain, tuple(args), space, costs, settings, deadline)

@@ -123,12 +123,54 @@ def test_file_is_read_again(tmp_path: Path, found: ipu.Search) -> None:
         ({"stages": (0,)}, "no number of parts"),
         ({"schedule": ("1f1",)}, "no value '1f1'"),
         ({"micro_batches": (3,)}, f"{ROWS} rows do not divide into 3"),
-        ({"data": (64,)}, "needs 64 IPUs"),
+        ({"data": (64,)}, r"needs 64 IPUs[^±]*num_ipus=64"),
+        ({"stages": (2,), "micro_batches": (1,)}, r"one IPU at work[^±]*micro_batches of 2"),
+        ({"offload": (0,)}, "no tuple of arguments"),
+        ({"offload": ((2,),)}, "offload of ipu.search"),
+        ({"offload": ((1,),)}, "names the batch"),
+        ([("stages", (1,))], "must be a dictionary"),
     ],
 )
 def test_axes_that_cannot_be(axes: Any, match: str) -> None:
     with pytest.raises(ipu.ArgumentError, match=match):
         ipu.search(dense_step, *_shapes(dense_arguments()), device=DEVICE, batch_argnums=1, axes=axes)
+
+
+@pytest.mark.parametrize(
+    ("settings", "match"),
+    [
+        ({"batch_argnums": 2}, "batch_argnums of ipu.search"),
+        ({"batch_argnums": -3}, "batch_argnums of ipu.search"),
+        ({"donate_argnums": 2}, "donate_argnums of ipu.search"),
+        ({"seconds": -1}, "seconds of ipu.search"),
+        ({"seconds": float("nan")}, "seconds of ipu.search"),
+        ({"seconds": "60"}, "seconds of ipu.search"),
+        ({"seconds": True}, "seconds of ipu.search"),
+        ({"compiled": 0}, "compiled"),
+        ({"compiled": 1.5}, "compiled"),
+        ({"options": {}}, "ipu.Options"),
+        ({"executor": 3}, "submit"),
+    ],
+)
+def test_settings_that_cannot_be(settings: Any, match: str) -> None:
+    with pytest.raises(ipu.ArgumentError, match=match):
+        ipu.search(dense_step, *_shapes(dense_arguments()), **{"device": DEVICE, "batch_argnums": 1, **settings})
+
+
+def test_axes_may_be_iterators(found: ipu.Search) -> None:
+    axes = {name: iter(values) for name, values in AXES.items()}
+    search = ipu.search(dense_step, *_shapes(dense_arguments()), device=DEVICE, batch_argnums=1, axes=axes, seconds=0)
+    assert {replace(row.plan, cuts=()) for row in search} <= {replace(row.plan, cuts=()) for row in found}
+
+
+def test_arguments_may_be_numbers() -> None:
+    def scaled_step(weights: Any, batch: Any, factor: Any) -> Any:
+        weights, value = dense_step(weights, batch)
+        return jax.tree.map(lambda w: w * factor, weights), value
+
+    axes = {"data": (1,), "shards": (1,), "stages": (1,), "micro_batches": (1,)}
+    search = ipu.search(scaled_step, *_shapes(dense_arguments()), 0.5, device=DEVICE, batch_argnums=1, axes=axes)
+    assert search.best.fits
 
 
 def test_machine_smaller_than_the_weights_names_one_that_is_not() -> None:
