@@ -8,10 +8,11 @@ is lowered once, on one IPU (`lowering/pipelining/stage_costs`); all plans share
     update       bytes of the values that the update makes, over the tiles of the stages
     host         a transfer for each micro-batch, offloaded arguments in and out
 
-    bytes        of the stage that has most: parameters, accumulators, other arguments, and values in flight
+    bytes        of the stage that has most: parameters, accumulators, other arguments, values in flight, and the code
+                 and buffers of exchanges
 
-Limits: code and temporary values of a stage are not known before it is compiled. `Calibration` learns both from the
-plans that are: the ratio of cycles, and the bytes beside, of plans of one kind.
+Limits: temporary values of a stage and the code of the update are not known before it is compiled. `Calibration` learns
+from the plans that are: the ratio of cycles, and the bytes beside, of plans of one kind.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from ipujax.lowering.jax_compat import ClosedJaxpr
 from ipujax.lowering.jaxpr import PIPELINE, value_bytes
 from ipujax.lowering.partition import estimate as partition_estimate
 from ipujax.lowering.passes import ready
-from ipujax.lowering.pipelining import Planning, StageSearch, Work, best_cuts, cut_cost
+from ipujax.lowering.pipelining import Planning, StageSearch, Work, best_cuts, cut_cost, exchange_bytes
 from ipujax.lowering.primitives import record_of
 from ipujax.lowering.replicas import unwrapped
 from ipujax.lowering.rules import Lowering
@@ -43,8 +44,8 @@ from ipujax.runtime.options import Options
 from ipujax.runtime.target import Target
 
 _OVERHEAD_CYCLES = 1000  # assumed: start-up, exchange and sync of an operation of the update
-_BESIDE_BYTES = 40_000  # assumed, until a plan is compiled: code and temporary values on the fullest tile
-_BESIDE_SHARE = 0.15  # assumed: of a tile's memory, for code and temporary values, in the choice of a cut
+_BESIDE_BYTES = 40_000  # assumed, until a plan is compiled: vertex code and temporary values on the fullest tile
+_BESIDE_SHARE = 0.15  # assumed: of a tile's memory, for vertex code and temporary values, in the choice of a cut
 _ANCHORS, _ANCHOR_RATIO = 3, 4  # numbers of rows whose micro-batches are lowered: the fewest, 4 and 16 times as many
 _FIXED_SHARE = 0.1  # assumed: of cycles, below which those of more rows are in proportion, and not lowered
 _FEWEST_ANCHORS = 2  # for a plan that may be ruled out
@@ -245,9 +246,10 @@ def _whole_step(jaxpr: ClosedJaxpr, target: Target) -> Estimate:
 def _on_line(rows: int, points: Sequence[tuple[int, MicroBatchCosts]]) -> MicroBatchCosts:
     """Costs of a number of rows on the line through one or two others."""
     (first_rows, first), (last_rows, last) = points[0], points[-1]
-    fields = ("forward_cycles", "backward_cycles", "push_cycles", "pop_cycles", "crossing_bytes", "residual_bytes")
+    cycles = ("forward_cycles", "backward_cycles", "push_cycles", "pop_cycles")
+    num_bytes = ("crossing_bytes", "residual_bytes", "buffer_bytes")
     changes = dict[str, Any]()
-    for name in fields:
+    for name in (*cycles, *num_bytes):
         low, high = getattr(first.work, name), getattr(last.work, name)
         # Another number of rows may have other segments: then all costs are in proportion to rows.
         if first_rows == last_rows or low.shape != high.shape:
@@ -275,13 +277,18 @@ def _pipeline_cost(
         # Without micro-batches a gradient is used as soon as it is computed.
         accumulators = 2 if count > 1 else 1
         parameters = accumulators * sum(num_bytes for _, num_bytes in work.parameter_bytes)
-        return cycles, values + parameters + sum(num_bytes for _, num_bytes in resident), ()
-    # A cut that fills tiles with values alone leaves no room for code.
+        bounds = np.array([0, len(work.forward_cycles)])
+        exchanges = one_ipu.num_tiles * float(exchange_bytes(work, bounds)[0, 1])
+        return cycles, values + parameters + exchanges + sum(num_bytes for _, num_bytes in resident), ()
+    # A cut that fills tiles with values alone leaves no room for code; without any other it says how much is missing.
     free = one_ipu.replace(bytes_per_tile=int(one_ipu.bytes_per_tile * (1 - _BESIDE_SHARE)))
-    try:
-        (cut, *_) = best_cuts(work, schedule, free, 1, resident, stores_residuals)
-    except ArgumentError:  # a cut that leaves no room for code says how much is missing
-        (cut, *_) = best_cuts(work, schedule, one_ipu, 1, resident, stores_residuals)
+    for machine, counts_code in ((free, True), (free, False), (one_ipu, False)):
+        try:
+            (cut, *_) = best_cuts(work, schedule, machine, 1, resident, stores_residuals, counts_code)
+            break
+        except ArgumentError:
+            if machine is one_ipu:
+                raise
     return *cut_cost(work, cut, schedule, one_ipu, resident, stores_residuals), cut
 
 

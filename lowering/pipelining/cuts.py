@@ -43,6 +43,7 @@ def best_cuts(
     max_cuts: int,
     resident: Sequence[tuple[int, int]] = (),
     stores_residuals: bool = True,
+    counts_code: bool = False,
 ) -> list[tuple[int, ...]]:
     """Most promising cuts, best first; a cut is the first segment of each stage but the first.
 
@@ -53,6 +54,7 @@ def best_cuts(
         max_cuts: how many cuts to return.
         resident: (segment, bytes) of arguments that are on the IPU of that segment all the time.
         stores_residuals: whether all values that gradients need are stored for them.
+        counts_code: whether code and buffers of exchanges are counted beside arguments and residuals.
 
     Raises:
         ArgumentError: if there are too few places for a cut, or no cut fits.
@@ -69,6 +71,8 @@ def best_cuts(
         )
     bounds = np.array([0, *positions, count])
     resident_bytes = _resident_bytes(work, resident, bounds)
+    if counts_code:
+        resident_bytes = resident_bytes + target.num_tiles * exchange_bytes(work, bounds)
     stored_bytes = work.residual_bytes * stores_residuals
     # For each stage, and any two bounds, whether the segments between them fit its IPU.
     in_flight = [plan.in_flight(stage) if plan.training else 1 for stage in range(num_stages)]
@@ -105,9 +109,9 @@ def cut_cost(
     resident: Sequence[tuple[int, int]] = (),
     stores_residuals: bool = True,
 ) -> tuple[float, float]:
-    """Cycles of the schedule with a cut, and bytes of the IPU that has most; arguments as of `best_cuts`."""
+    """Cycles of the schedule with a cut, and bytes of the IPU that has most, with code; arguments as of `best_cuts`."""
     bounds = np.array([0, *cuts, len(work.forward_cycles)])
-    resident_bytes = _resident_bytes(work, resident, bounds)
+    resident_bytes = _resident_bytes(work, resident, bounds) + target.num_tiles * exchange_bytes(work, bounds)
     stored_bytes = _range_sums(work.residual_bytes * stores_residuals, bounds)
     ipu_bytes = np.zeros(plan.num_ipus)
     for stage in range(plan.num_stages):
@@ -224,16 +228,37 @@ def _resident_bytes(work: Work, resident: Sequence[tuple[int, int]], bounds: np.
     other_bytes = np.zeros(count)
     for segment, num_bytes in resident:
         other_bytes[segment] += num_bytes
-    # A parameter has a copy in each stage that uses it: indexed by previous user + 1 and user + 1, a copy counts in a
-    # stage that contains the user and not the previous one.
+    parameter_bytes = _PARAMETER_COPIES * _copied_bytes(work.parameter_bytes, count, bounds)
+    return parameter_bytes + _range_sums(other_bytes, bounds)
+
+
+def exchange_bytes(work: Work, bounds: np.ndarray) -> np.ndarray:
+    """Bytes of exchange code and buffers on a tile, of the stage between any two bounds, float64[bounds, bounds]."""
+    count = len(work.forward_cycles)
+    most_received = np.zeros((len(bounds), len(bounds)))
+    for n, first in enumerate(bounds):
+        most = np.maximum.accumulate(np.concatenate([[0.0], work.buffer_bytes[first:count]]))
+        most_received[n, n:] = most[bounds[n:] - first]
+    return _copied_bytes(work.code_bytes, count, bounds) + most_received
+
+
+def _copied_bytes(users_of: Sequence[tuple[tuple[int, ...], int]], count: int, bounds: np.ndarray) -> np.ndarray:
+    """Bytes of what each stage that uses it has a copy of, of the stage between any two bounds.
+
+    Args:
+        users_of: segments that use each, in order, and its bytes.
+        count: number of segments.
+        bounds: the bounds.
+    """
+    # Indexed by previous user + 1 and user + 1, a copy counts in a stage that contains the user and not the previous.
     copies = np.zeros((count + 1, count + 1))
-    for users, num_bytes in work.parameter_bytes:
+    for users, num_bytes in users_of:
         for previous_user, user in pairwise((-1, *users)):
-            copies[previous_user + 1, user + 1] += _PARAMETER_COPIES * num_bytes
+            copies[previous_user + 1, user + 1] += num_bytes
     # For a stage [a, b), user u and previous user v: v < a <= u < b.
     copy_sums = np.cumsum(np.cumsum(copies, 0), 1)
-    parameter_bytes = copy_sums[bounds[:, None], bounds[None, :]] - copy_sums[bounds[:, None], bounds[:, None]]
-    return parameter_bytes + _range_sums(other_bytes, bounds)
+    sums: np.ndarray = copy_sums[bounds[:, None], bounds[None, :]] - copy_sums[bounds[:, None], bounds[:, None]]
+    return sums
 
 
 def _fits_ipu(num_bytes: np.ndarray, target: Target) -> np.ndarray:

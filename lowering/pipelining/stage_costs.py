@@ -29,8 +29,9 @@ from ipujax.lowering.pipelining.segments import Segments, find_segments, is_back
 from ipujax.lowering.popops import Op, new_counter, new_stack, push, slot_of
 from ipujax.lowering.popops.maps.elementwise import elementwise
 from ipujax.runtime.analysis import EffectsOf
-from ipujax.runtime.compile import program_cycles
+from ipujax.runtime.compile import leaf_costs, program_cycles
 from ipujax.runtime.graph import Builder, Graph, Sequence as ProgramSequence
+from ipujax.runtime.memory import code_of_exchanges, received_at_once
 from ipujax.runtime.tensor import Tensor
 
 
@@ -89,6 +90,9 @@ class Work:
     # (segments that use it, in order, bytes) of each parameter.
     parameter_bytes: tuple[tuple[tuple[int, ...], int], ...]
     residual_bytes: np.ndarray  # of the residuals of each segment, float64[segments]
+    # (segments that run it, in order, bytes on the fullest tile) of the exchange code of each program.
+    code_bytes: tuple[tuple[tuple[int, ...], int], ...]
+    buffer_bytes: np.ndarray  # that a tile receives at once, at most, in each segment, float64[segments]
     has_gradients: bool  # whether there are backward equations
 
 
@@ -96,7 +100,8 @@ def work_of(batch: SegmentedBatch, planning: Planning) -> Work:
     """Costs of the segments of a micro-batch on one IPU of each replica: what the search for stages reads."""
     segmented = batch.segmented
     residuals = _residuals(segmented)
-    forward, backward, pushing, reading = _segment_cycles(batch.shards, segmented, residuals, planning)
+    costs = _segment_costs(batch.shards, segmented, residuals, planning)
+    forward, backward, pushing, reading = costs.cycles
     roles = spec_of_shards(batch.spec, batch.shards).roles
     parameters = [var for var, role in zip(batch.shards.jaxpr.jaxpr.invars, roles, strict=True) if role == "same"]
     return Work(
@@ -107,6 +112,8 @@ def work_of(batch: SegmentedBatch, planning: Planning) -> Work:
         crossing_bytes=_crossing_bytes(segmented),
         parameter_bytes=_parameter_bytes(parameters, segmented),
         residual_bytes=_residual_bytes(residuals, segmented.num_segments),
+        code_bytes=costs.code_bytes,
+        buffer_bytes=costs.buffer_bytes,
         has_gradients=batch.has_gradients,
     )
 
@@ -122,13 +129,20 @@ class _Costed(NamedTuple):
     program: ProgramSequence
 
 
-def _segment_cycles(
-    shards: CutJaxpr, segmented: Segments, residuals: Sequence[tuple[Var, int]], planning: Planning
-) -> np.ndarray:
-    """Cycles of each segment: forward, backward, of pushing and of reading residuals, float64[4, segments].
+class _SegmentCosts(NamedTuple):
+    """Costs of segments: cycles, forward, backward, of pushing and of reading residuals, and memory as of `Work`."""
 
-    All are lowered into one graph, so that operands have the layouts that the equations before give them. `residuals`
-    are those of `_residuals`, each with its segment.
+    cycles: np.ndarray  # float64[4, segments]
+    code_bytes: tuple[tuple[tuple[int, ...], int], ...]
+    buffer_bytes: np.ndarray  # float64[segments]
+
+
+def _segment_costs(
+    shards: CutJaxpr, segmented: Segments, residuals: Sequence[tuple[Var, int]], planning: Planning
+) -> _SegmentCosts:
+    """Costs of each segment; `residuals` are those of `_residuals`, each with its segment.
+
+    All are lowered into one graph, so that operands have the layouts that the equations before give them.
     """
     graph = planning.graph()
     initial = ProgramSequence()
@@ -140,13 +154,23 @@ def _segment_cycles(
         map_linearly(graph, Tensor.of(variable))
     effects = EffectsOf(graph)
     cycles = np.zeros((4, segmented.num_segments))
+    buffer_bytes = np.zeros(segmented.num_segments)
     cycles_of_program: dict[ProgramSequence, int] = {}
+    received_bytes: dict[ProgramSequence, int] = {}
+    code_bytes: dict[ProgramSequence, int] = {}
+    segments_of_program: dict[ProgramSequence, set[int]] = {}
     for row, segment, prog in programs:
         if segment >= 0 and prog.children():
             if prog not in cycles_of_program:
-                cycles_of_program[prog] = program_cycles(graph, prog, effects=effects)
+                costs = leaf_costs(graph, prog)
+                cycles_of_program[prog] = program_cycles(graph, prog, costs=costs, effects=effects)
+                received_bytes[prog] = max(map(received_at_once, costs.values()), default=0)
+                code_bytes[prog] = int(code_of_exchanges(costs.values(), graph.target).max())
             cycles[row, segment] += cycles_of_program[prog]
-    return cycles
+            buffer_bytes[segment] = max(buffer_bytes[segment], received_bytes[prog])
+            segments_of_program.setdefault(prog, set()).add(segment)
+    code = tuple((tuple(sorted(users)), code_bytes[prog]) for prog, users in segments_of_program.items())
+    return _SegmentCosts(cycles, code, buffer_bytes)
 
 
 def _lower_equations(
