@@ -70,8 +70,8 @@ class Plan:
         recompute: values that gradients compute again, see `ipu.Options`.
         offload: positional arguments in streaming memory.
         shard_state: whether arguments that only the update reads are split over `data`.
-        cuts: first segment of each stage but the first, as `ipu.search` finds them for many stages; when empty,
-            `ipu.pipeline` searches the stages.
+        cuts: first segment of each stage but the first, as `ipu.search` finds them; when empty, `ipu.pipeline` searches
+            the stages.
         specs: split of arrays over the mesh axis "model", by their path in the arguments, as "[0]['w']".
     """
 
