@@ -59,7 +59,7 @@ class SearchRun:
         compiled: figures of plans.
         fitted: plans that were planned again.
         pending: plans that are to be estimated.
-        best: estimated cycles of the best plan that may fit, by number of shards.
+        best: estimated cycles of the best plan that may fit when it is planned again, by number of shards.
         calibration: corrections of estimates.
     """
 
@@ -144,7 +144,8 @@ class SearchRun:
             for smaller in self.space.smaller_plans(plan):
                 self._estimate(smaller)
         fitting = [each for each in (plan, *self.space.smaller_plans(plan)) if each in self.estimates]
-        cycles = [self.estimates[each].cycles for each in fitting if self.may_fit(each)]
+        # A program that does not fit is planned again: one that needs less than this may fit then.
+        cycles = [self.estimates[each].cycles for each in fitting if self.may_fit(each, _HOPELESS)]
         best[plan.shards] = min([*cycles, best.get(plan.shards, inf)])
 
     def _is_full(self, plan: Plan) -> bool:
@@ -167,9 +168,9 @@ class SearchRun:
         """Return the estimate of a plan, corrected by those that are compiled."""
         return self.calibration.corrected(plan, self.estimates[plan])
 
-    def may_fit(self, plan: Plan) -> bool:
-        """Return True for a plan whose estimate fits."""
-        return self.corrected(plan).tile_bytes <= self.bytes_per_tile
+    def may_fit(self, plan: Plan, memories: float = 1.0) -> bool:
+        """Return True for a plan whose estimate fits a tile of so many times the memory."""
+        return self.corrected(plan).tile_bytes <= memories * self.bytes_per_tile
 
     @property
     def best_cycles(self) -> int | None:

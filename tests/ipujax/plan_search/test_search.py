@@ -10,9 +10,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import jax
+import numpy as np
 import pytest
 
 import ipujax as ipu
+from ipujax.lowering.pipelining import exchange_bytes
 from ipujax.plan_search import plan_costs, search_run, searching
 from ipujax.plan_search.estimates import StepCosts
 from ipujax.plan_search.search_plan import traced_step
@@ -246,3 +248,20 @@ def test_batches_of_few_divisors_have_estimates(rows: int, axes: Any) -> None:
     axes = {**axes, "data": (1,), "shards": (1,), "stages": (1,)}
     search = ipu.search(dense_step, weights, batch, device=DEVICE, batch_argnums=1, axes=axes, compiled=1)
     assert {row.plan.micro_batches for row in search if row.cycles} == set(axes["micro_batches"])
+
+
+@pytest.mark.parametrize("step", [dense_step, scanned_step], ids=lambda step: step.__name__)
+def test_estimates_know_the_code_and_buffers_of_exchanges(step: Any) -> None:
+    args = _shapes(dense_arguments() if step is dense_step else scanned_arguments())
+    batch = len(args) - 1
+    traced = traced_step(step, args)
+    costs = StepCosts(traced, traced.is_of((batch,)), DEVICE.target)
+    plan = ipu.Plan(stages=2, micro_batches=4)
+    plan = replace(plan, cuts=costs.estimate(plan).cuts)
+    work = costs.of_plan(plan).work
+    bounds = np.array([0, *plan.cuts, len(work.forward_cycles)])
+    memory = plan.jit(step, batch_argnums=batch, device=DEVICE).lower(*args).compile().profile.memory
+    used = memory.by_category["internalExchangeCode"] + memory.by_category["message"]
+    for stage, bytes_of_tiles in enumerate(used.reshape(2, -1)):
+        # The program has copies to other stages, and the update, beside.
+        assert 0.5 < exchange_bytes(work, bounds)[stage, stage + 1] / bytes_of_tiles.max() < 1.5
