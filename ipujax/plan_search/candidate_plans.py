@@ -58,6 +58,14 @@ class Candidates:
             if smaller != plan and (plan.data > 1 or not smaller.shard_state):
                 yield smaller
 
+    def smallest(self, plan: Plan) -> Plan:
+        """Return the one of `smaller_plans` that needs least memory, or the plan if there is none."""
+        return max((plan, *self.smaller_plans(plan)), key=_saved)
+
+
+def _saved(plan: Plan) -> tuple[int, bool, bool]:
+    return len(plan.offload), plan.shard_state, plan.recompute != "none"
+
 
 def rows_of(traced: TracedStep, is_batch: Sequence[bool]) -> int:
     """Return the number of rows of the batch; refuses one without a common first axis."""

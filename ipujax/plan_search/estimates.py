@@ -127,7 +127,8 @@ class StepCosts:
         """Costs of rows on the line through those of two anchors; those of an anchor are lowered."""
         powers = (self.least_rows * _ANCHOR_RATIO**n for n in range(most_anchors))
         # A batch in one part has no sums over parts: the largest micro-batch is that of the fewest parts.
-        divisors = [n for n in range(1, self.rows) if self.rows % n == 0]
+        batch = self.rows
+        divisors = [n for n in range(1, batch) if batch % n == 0]
         anchors = [n for n in powers if n in divisors] or divisors[-1:]
         if rows > max(anchors[:2]) and self._is_in_proportion(anchors[:2], shards, specs):
             anchors = anchors[:2]

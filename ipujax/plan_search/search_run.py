@@ -140,9 +140,12 @@ class SearchRun:
             return
         self._estimate(plan)
         if plan in self.refused or self._is_full(plan):
-            # What needs less memory costs cycles: it is only tried where memory may be lacking.
-            for smaller in self.space.smaller_plans(plan):
-                self._estimate(smaller)
+            # What needs less memory costs cycles: it is only tried where memory may be lacking, and may suffice then.
+            smallest = self.space.smallest(plan)
+            self._estimate(smallest)
+            if smallest in self.estimates and self.may_fit(smallest, _HOPELESS):
+                for smaller in self.space.smaller_plans(plan):
+                    self._estimate(smaller)
         fitting = [each for each in (plan, *self.space.smaller_plans(plan)) if each in self.estimates]
         # A program that does not fit is planned again: one that needs less than this may fit then.
         cycles = [self.estimates[each].cycles for each in fitting if self.may_fit(each, _HOPELESS)]

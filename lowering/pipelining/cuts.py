@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from itertools import combinations, islice, pairwise
 from math import comb
 
@@ -228,21 +229,31 @@ def _resident_bytes(work: Work, resident: Sequence[tuple[int, int]], bounds: np.
     other_bytes = np.zeros(count)
     for segment, num_bytes in resident:
         other_bytes[segment] += num_bytes
-    parameter_bytes = _PARAMETER_COPIES * _copied_bytes(work.parameter_bytes, count, bounds)
+    parameter_bytes = _PARAMETER_COPIES * _copied_bytes(work.parameter_bytes, count, tuple(bounds.tolist()))
     return parameter_bytes + _range_sums(other_bytes, bounds)
 
 
 def exchange_bytes(work: Work, bounds: np.ndarray) -> np.ndarray:
     """Bytes of exchange code and buffers on a tile, of the stage between any two bounds, float64[bounds, bounds]."""
-    count = len(work.forward_cycles)
-    most_received = np.zeros((len(bounds), len(bounds)))
+    places = tuple(bounds.tolist())
+    code_bytes = _copied_bytes(work.code_bytes, len(work.forward_cycles), places)
+    return code_bytes + _most_between(tuple(work.buffer_bytes.tolist()), places)
+
+
+# A search asks for the bytes of the same segments once for each plan.
+@lru_cache(maxsize=64)
+def _most_between(values: tuple[float, ...], bounds: tuple[int, ...]) -> np.ndarray:
+    """Largest value of the segments between any two bounds, float64[bounds, bounds]."""
+    most = np.zeros((len(bounds), len(bounds)))
     for n, first in enumerate(bounds):
-        most = np.maximum.accumulate(np.concatenate([[0.0], work.buffer_bytes[first:count]]))
-        most_received[n, n:] = most[bounds[n:] - first]
-    return _copied_bytes(work.code_bytes, count, bounds) + most_received
+        most_until = np.maximum.accumulate(np.array([0.0, *values[first:]]))
+        most[n, n:] = most_until[np.array(bounds[n:]) - first]
+    most.setflags(write=False)
+    return most
 
 
-def _copied_bytes(users_of: Sequence[tuple[tuple[int, ...], int]], count: int, bounds: np.ndarray) -> np.ndarray:
+@lru_cache(maxsize=64)
+def _copied_bytes(users_of: tuple[tuple[tuple[int, ...], int], ...], count: int, bounds: tuple[int, ...]) -> np.ndarray:
     """Bytes of what each stage that uses it has a copy of, of the stage between any two bounds.
 
     Args:
@@ -257,7 +268,9 @@ def _copied_bytes(users_of: Sequence[tuple[tuple[int, ...], int]], count: int, b
             copies[previous_user + 1, user + 1] += num_bytes
     # For a stage [a, b), user u and previous user v: v < a <= u < b.
     copy_sums = np.cumsum(np.cumsum(copies, 0), 1)
-    sums: np.ndarray = copy_sums[bounds[:, None], bounds[None, :]] - copy_sums[bounds[:, None], bounds[:, None]]
+    low, high = np.array(bounds)[:, None], np.array(bounds)[None, :]
+    sums: np.ndarray = copy_sums[low, high] - copy_sums[low, low]
+    sums.setflags(write=False)
     return sums
 
 
