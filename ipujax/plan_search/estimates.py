@@ -37,7 +37,7 @@ from ipujax.lowering.rules import Lowering
 from ipujax.lowering.schedules import SchedulePlan, as_schedule, default_schedule, schedule_plan
 from ipujax.plan_search.search_plan import Plan, TracedStep, applied, split_of
 from ipujax.plan_search.serial_parts import LargeValue
-from ipujax.runtime.errors import ArgumentError
+from ipujax.runtime.errors import ArgumentError, IpuError
 from ipujax.runtime.graph import BYTE_COST_CYCLES
 from ipujax.runtime.names_at_import import jax_jit
 from ipujax.runtime.options import Options
@@ -101,6 +101,7 @@ class StepCosts:
         least_rows: fewest rows of a micro-batch of all plans.
         large: largest value of a micro-batch.
         costs_of_rows: costs by rows of a micro-batch and number of shards.
+        errors_of_rows: errors of those that cannot be.
         schedules: plans of schedules, by name and numbers of stages and micro-batches.
     """
 
@@ -111,6 +112,7 @@ class StepCosts:
     least_rows: int = 1
     large: LargeValue = LargeValue()
     costs_of_rows: dict[tuple[int, int], MicroBatchCosts] = field(default_factory=dict)
+    errors_of_rows: dict[tuple[int, int], IpuError] = field(default_factory=dict)
     schedules: dict[tuple[str | None, int, int], SchedulePlan] = field(default_factory=dict)
 
     @property
@@ -149,8 +151,15 @@ class StepCosts:
         return fixed_cycles < _FIXED_SHARE * high
 
     def _of_anchor(self, rows: int, shards: int, specs: Mapping[str, Any]) -> MicroBatchCosts:
+        # One that cannot be lowered is not tried again for each plan.
+        if (rows, shards) in self.errors_of_rows:
+            raise self.errors_of_rows[rows, shards]
         if (rows, shards) not in self.costs_of_rows:
-            self.costs_of_rows[rows, shards] = self._lowered(rows, shards, specs)
+            try:
+                self.costs_of_rows[rows, shards] = self._lowered(rows, shards, specs)
+            except IpuError as error:
+                self.errors_of_rows[rows, shards] = error
+                raise
         return self.costs_of_rows[rows, shards]
 
     def _rough(self, plan: Plan) -> Estimate:

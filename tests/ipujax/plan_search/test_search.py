@@ -265,3 +265,12 @@ def test_estimates_know_the_code_and_buffers_of_exchanges(step: Any) -> None:
     for stage, bytes_of_tiles in enumerate(used.reshape(2, -1)):
         # The program has copies to other stages, and the update, beside.
         assert 0.5 < exchange_bytes(work, bounds)[stage, stage + 1] / bytes_of_tiles.max() < 1.5
+
+
+def test_shards_that_nothing_divides_by_are_left_out() -> None:
+    axes = {"shards": (1, 3), "data": (1,), "stages": (1,), "micro_batches": (2, 4)}
+    device = ipu.IPUModel(4, tiles_per_ipu=TILES)
+    search = ipu.search(dense_step, *_shapes(dense_arguments()), device=device, batch_argnums=1, axes=axes, compiled=1)
+    assert search.best.plan.shards == 1
+    assert all("divisible by 3" in row.left_out for row in search if row.plan.shards == 3)
+    assert {row.plan.shards for row in search} == {1, 3}
