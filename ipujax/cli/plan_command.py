@@ -36,7 +36,7 @@ def add(commands: Commands[argparse.ArgumentParser]) -> None:
     parser.add_argument("--size", action="append", default=[], metavar="NAME=VALUE", help="another size, as layers=4")
     parser.add_argument("--inference", action="store_true", help="plan inference, not a training step")
     parser.add_argument("--optimizer", choices=["adam", "sgd"], default="adam", help="of training (default adam)")
-    parser.add_argument("--seconds", type=float, metavar="S", help="compile no other plan after this time")
+    parser.add_argument("--seconds", type=float, metavar="S", help="end after this time, with what is known by then")
     parser.add_argument("--csv", metavar="PATH", help="also write the table as comma-separated values")
 
 

@@ -17,20 +17,16 @@ from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 from ipujax.auto_sharding.sharding_search import Search as ShardingSearch
 from ipujax.lowering.jaxpr import value_bytes
-from ipujax.lowering.schedules import SCHEDULE_NAMES
 from ipujax.plan_search.accumulation import SplitStep, split_step
 from ipujax.plan_search.search_plan import MODEL, Plan, TracedStep
+from ipujax.plan_search.search_settings import AXES
 from ipujax.plan_search.serial_parts import LargeValue, large_value
 from ipujax.runtime.errors import ArgumentError
-from ipujax.runtime.options import RECOMPUTATIONS
-from ipujax.runtime.target import Target, nearest
+from ipujax.runtime.target import Target
 
-AXES = ("data", "shards", "stages", "micro_batches", "schedule", "recompute", "offload", "shard_state")
-_NUMBERS = AXES[:4]
 _SCHEDULES = (None, "1f1b")  # the one that suits the machine, and the one that keeps fewest micro-batches
 _MOST_SHARDS = 16
 _SMALL_SHARE = 1 / 256  # of all parameters' bytes: an argument that is smaller is not split
-_EXAMPLES = {"schedule": "1f1b", "recompute": "auto", "offload": (1,), "shard_state": True}
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,37 +58,13 @@ class Candidates:
             if smaller != plan and (plan.data > 1 or not smaller.shard_state):
                 yield smaller
 
-
-def checked_axes(axes: Mapping[str, Sequence[Any]]) -> dict[str, tuple[Any, ...]]:
-    """Return axes of the user.
-
-    Raises:
-        ArgumentError: an unknown axis, one without values, or a value that it cannot have.
-    """
-    for name, values in axes.items():
-        if name not in AXES:
-            hint = nearest(name, AXES)
-            raise ArgumentError(f"ipu.search has no axis {name!r}", expected=f"one of {', '.join(AXES)}", hint=hint)
-        if isinstance(values, str | bytes) or not hasattr(values, "__iter__") or not list(values):
-            expected = f"values to try, as {name}=[{_EXAMPLES.get(name, 1)!r}]"
-            raise ArgumentError(f"axis {name} of ipu.search has no candidates", expected=expected, got=repr(values))
-        for value in values:
-            if name in _NUMBERS and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                problem = f"axis {name} of ipu.search has a value that is no number of parts"
-                raise ArgumentError(problem, expected="whole numbers of at least 1", got=repr(value))
-            values_allowed = _VALUES.get(name)
-            if values_allowed is not None and value not in values_allowed:
-                hint = nearest(str(value), [each for each in values_allowed if isinstance(each, str)])
-                problem = f"axis {name} of ipu.search has no value {value!r}"
-                raise ArgumentError(problem, expected=f"one of {values_allowed}", got=repr(value), hint=hint)
-    return {name: tuple(values) for name, values in axes.items()}
+    def smallest(self, plan: Plan) -> Plan:
+        """Return the one of `smaller_plans` that needs least memory, or the plan if there is none."""
+        return max((plan, *self.smaller_plans(plan)), key=_saved)
 
 
-_VALUES: dict[str, tuple[Any, ...]] = {
-    "schedule": (None, *SCHEDULE_NAMES),
-    "recompute": RECOMPUTATIONS,
-    "shard_state": (False, True),
-}
+def _saved(plan: Plan) -> tuple[int, bool, bool]:
+    return len(plan.offload), plan.shard_state, plan.recompute != "none"
 
 
 def rows_of(traced: TracedStep, is_batch: Sequence[bool]) -> int:
@@ -173,7 +145,7 @@ def candidates(
         elif axes:
             impossible[plan] = reason
     if not plans:
-        _refuse_all(impossible, rows)
+        _refuse_all(impossible, rows, target.num_ipus)
     least_rows = min(rows // (plan.data * plan.micro_batches) for plan in plans)
     savings = tuple(_savings(axes, state))
     # Plans of more IPUs than there are say nothing of the step.
@@ -214,7 +186,7 @@ def _check_memory(traced: TracedStep, is_batch: Sequence[bool], used: Sequence[b
     num_bytes = sum(value_bytes(aval) for aval, flag, is_read in rows if is_read and not flag)
     of_an_ipu = target.tiles_per_ipu * target.bytes_per_tile
     if num_bytes > target.num_ipus * of_an_ipu:
-        needed = 1 << (-(-num_bytes // of_an_ipu) - 1).bit_length()
+        needed = _ceil_power(-(-num_bytes // of_an_ipu))
         raise ArgumentError(
             "the parameters of this step exceed the memory of the machine",
             expected=f"at most {target.num_ipus * of_an_ipu:,} bytes on {target.num_ipus} IPUs",
@@ -236,20 +208,33 @@ def _impossible(plan: Plan, rows: int, num_ipus: int, is_split: bool, has_pipeli
     return None
 
 
-def _refuse_all(impossible: Mapping[Plan, str], rows: int) -> None:
-    products = sorted({plan.data * plan.micro_batches for plan in impossible})
-    divisors = [n for n in range(1, rows + 1) if rows % n == 0]
+def _refuse_all(impossible: Mapping[Plan, str], rows: int, num_ipus: int) -> None:
+    """Raise the error of axes without a plan, with the nearest that works."""
     hint = None
-    if products and all(rows % n for n in products):
+    fewest_ipus = min((plan.num_ipus for plan in impossible), default=0)
+    fitting = [plan for plan in impossible if plan.num_ipus <= num_ipus]
+    products = sorted({plan.data * plan.micro_batches for plan in fitting})
+    if fewest_ipus > num_ipus:
+        hint = (
+            f"data × shards × stages of at most {num_ipus}, or device=ipu.IPUModel(num_ipus={_ceil_power(fewest_ipus)})"
+        )
+    elif products and all(rows % n for n in products):
+        divisors = [n for n in range(1, rows + 1) if rows % n == 0]
         closest = min(divisors, key=lambda n: min(abs(n - each) for each in products))
         batch = -(-rows // products[0]) * products[0]
         hint = f"data × micro_batches of {closest}, or a batch of {batch:,} rows"
+    elif all(plan.micro_batches == 1 < plan.stages for plan in fitting):
+        hint = "micro_batches of 2 or more"
     raise ArgumentError(
         "no combination of the axes of ipu.search is possible",
         expected="axes whose IPUs the device has, and whose parts divide the batch",
         got="; ".join(sorted(set(impossible.values()))) or None,
         hint=hint,
     )
+
+
+def _ceil_power(count: int) -> int:
+    return 1 << (count - 1).bit_length()
 
 
 def _savings(axes: Mapping[str, tuple[Any, ...]], state: Sequence[int]) -> Iterator[dict[str, Any]]:

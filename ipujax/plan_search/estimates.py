@@ -8,10 +8,11 @@ is lowered once, on one IPU (`lowering/pipelining/stage_costs`); all plans share
     update       bytes of the values that the update makes, over the tiles of the stages
     host         a transfer for each micro-batch, offloaded arguments in and out
 
-    bytes        of the stage that has most: parameters, accumulators, other arguments, and values in flight
+    bytes        of the stage that has most: parameters, accumulators, other arguments, values in flight, and the code
+                 and buffers of exchanges
 
-Limits: code and temporary values of a stage are not known before it is compiled. `Calibration` learns both from the
-plans that are: the ratio of cycles, and the bytes beside, of plans of one kind.
+Limits: temporary values of a stage and the code of the update are not known before it is compiled. `Calibration` learns
+from the plans that are: the ratio of cycles, and the bytes beside, of plans of one kind.
 """
 
 from __future__ import annotations
@@ -29,23 +30,25 @@ from ipujax.lowering.jax_compat import ClosedJaxpr
 from ipujax.lowering.jaxpr import PIPELINE, value_bytes
 from ipujax.lowering.partition import estimate as partition_estimate
 from ipujax.lowering.passes import ready
-from ipujax.lowering.pipelining import Planning, StageSearch, Work, best_cuts, cut_cost
+from ipujax.lowering.pipelining import Planning, StageSearch, Work, best_cuts, cut_cost, exchange_bytes
 from ipujax.lowering.primitives import record_of
 from ipujax.lowering.replicas import unwrapped
 from ipujax.lowering.rules import Lowering
 from ipujax.lowering.schedules import SchedulePlan, as_schedule, default_schedule, schedule_plan
 from ipujax.plan_search.search_plan import Plan, TracedStep, applied, split_of
 from ipujax.plan_search.serial_parts import LargeValue
-from ipujax.runtime.errors import ArgumentError
+from ipujax.runtime.errors import ArgumentError, IpuError
 from ipujax.runtime.graph import BYTE_COST_CYCLES
 from ipujax.runtime.names_at_import import jax_jit
 from ipujax.runtime.options import Options
 from ipujax.runtime.target import Target
 
 _OVERHEAD_CYCLES = 1000  # assumed: start-up, exchange and sync of an operation of the update
-_BESIDE_BYTES = 40_000  # assumed, until a plan is compiled: code and temporary values on the fullest tile
-_BESIDE_SHARE = 0.15  # assumed: of a tile's memory, for code and temporary values, in the choice of a cut
+_BESIDE_BYTES = 40_000  # assumed, until a plan is compiled: vertex code and temporary values on the fullest tile
+_BESIDE_SHARE = 0.15  # assumed: of a tile's memory, for vertex code and temporary values, in the choice of a cut
 _ANCHORS, _ANCHOR_RATIO = 3, 4  # numbers of rows whose micro-batches are lowered: the fewest, 4 and 16 times as many
+_FIXED_SHARE = 0.1  # assumed: of cycles, below which those of more rows are in proportion, and not lowered
+_FEWEST_ANCHORS = 2  # for a plan that may be ruled out
 _MOST_STAGES = 2  # of the pipeline that is costed: segments do not depend on it
 
 
@@ -80,6 +83,11 @@ class MicroBatchCosts:
     gradient_bytes: int
     update_cycles: float
 
+    @property
+    def cycles(self) -> float:
+        """Cycles of the micro-batch on one IPU."""
+        return float(self.work.forward_cycles.sum() + self.work.backward_cycles.sum())
+
 
 @dataclass(frozen=True, slots=True)
 class StepCosts:
@@ -93,6 +101,8 @@ class StepCosts:
         least_rows: fewest rows of a micro-batch of all plans.
         large: largest value of a micro-batch.
         costs_of_rows: costs by rows of a micro-batch and number of shards.
+        errors_of_rows: errors of those that cannot be.
+        schedules: plans of schedules, by name and numbers of stages and micro-batches.
     """
 
     traced: TracedStep
@@ -102,35 +112,55 @@ class StepCosts:
     least_rows: int = 1
     large: LargeValue = LargeValue()
     costs_of_rows: dict[tuple[int, int], MicroBatchCosts] = field(default_factory=dict)
+    errors_of_rows: dict[tuple[int, int], IpuError] = field(default_factory=dict)
+    schedules: dict[tuple[str | None, int, int], SchedulePlan] = field(default_factory=dict)
 
     @property
     def rows(self) -> int:
         """Rows of the batch."""
         return next(aval.shape[0] for aval, flag in zip(self.traced.avals, self.is_batch, strict=True) if flag)
 
-    def of_plan(self, plan: Plan) -> MicroBatchCosts:
-        """Return the costs of a plan's micro-batch."""
+    def of_plan(self, plan: Plan, most_anchors: int = _ANCHORS) -> MicroBatchCosts:
+        """Return the costs of a plan's micro-batch, from at most so many that are lowered."""
         rows = self.rows // (plan.data * plan.micro_batches)
-        return self._of_rows(rows, plan.shards, plan.specs)
+        return self._of_rows(rows, plan.shards, plan.specs, most_anchors)
 
-    def _of_rows(self, rows: int, shards: int, specs: Mapping[str, Any]) -> MicroBatchCosts:
-        if (rows, shards) not in self.costs_of_rows:
-            self.costs_of_rows[rows, shards] = self._between(rows, shards, specs)
-        return self.costs_of_rows[rows, shards]
-
-    def _between(self, rows: int, shards: int, specs: Mapping[str, Any]) -> MicroBatchCosts:
+    def _of_rows(self, rows: int, shards: int, specs: Mapping[str, Any], most_anchors: int) -> MicroBatchCosts:
         """Costs of rows on the line through those of two anchors; those of an anchor are lowered."""
-        powers = (self.least_rows * _ANCHOR_RATIO**n for n in range(_ANCHORS))
-        # A batch in one part has no sums over parts: half of it is the largest micro-batch.
-        anchors = [n for n in powers if n < self.rows and self.rows % n == 0] or [self.rows // 2]
+        powers = (self.least_rows * _ANCHOR_RATIO**n for n in range(most_anchors))
+        # A batch in one part has no sums over parts: the largest micro-batch is that of the fewest parts.
+        batch = self.rows
+        divisors = [n for n in range(1, batch) if batch % n == 0]
+        anchors = [n for n in powers if n in divisors] or divisors[-1:]
+        if rows > max(anchors[:2]) and self._is_in_proportion(anchors[:2], shards, specs):
+            anchors = anchors[:2]
         if rows in anchors:
-            return self._lowered(rows, shards, specs)
+            return self._of_anchor(rows, shards, specs)
         if len(anchors) == 1:
-            anchors.append(2 * anchors[0])
-            if anchors[1] >= self.rows:
-                return _on_line(rows, [(anchors[0], self._of_rows(anchors[0], shards, specs))])
+            anchors += [n for n in divisors if n > anchors[0]][:1]
         last = min(max(1, sum(n < rows for n in anchors)), len(anchors) - 1)
-        return _on_line(rows, [(n, self._of_rows(n, shards, specs)) for n in anchors[last - 1 : last + 1]])
+        points = anchors[max(0, last - 1) : last + 1]
+        return _on_line(rows, [(n, self._of_anchor(n, shards, specs)) for n in points])
+
+    def _is_in_proportion(self, anchors: Sequence[int], shards: int, specs: Mapping[str, Any]) -> bool:
+        """Return True if cycles that do not depend on the number of rows are few at the last of two anchors."""
+        if len(anchors) == 1:
+            return False
+        (first, low), (last, high) = ((n, self._of_anchor(n, shards, specs).cycles) for n in anchors)
+        fixed_cycles = high - (high - low) / (last - first) * last
+        return fixed_cycles < _FIXED_SHARE * high
+
+    def _of_anchor(self, rows: int, shards: int, specs: Mapping[str, Any]) -> MicroBatchCosts:
+        # One that cannot be lowered is not tried again for each plan.
+        if (rows, shards) in self.errors_of_rows:
+            raise self.errors_of_rows[rows, shards]
+        if (rows, shards) not in self.costs_of_rows:
+            try:
+                self.costs_of_rows[rows, shards] = self._lowered(rows, shards, specs)
+            except IpuError as error:
+                self.errors_of_rows[rows, shards] = error
+                raise
+        return self.costs_of_rows[rows, shards]
 
     def _rough(self, plan: Plan) -> Estimate:
         """Estimate of a step that is not split: an equal share of its work on each IPU."""
@@ -164,11 +194,17 @@ class StepCosts:
         return MicroBatchCosts(search.work, tuple(search.resident), gradients // shards, cycles)
 
     def least_cycles(self, plan: Plan) -> float:
-        """Return the cycles of a plan with equal stages that never wait: less than any cut of it takes."""
+        """Return less than the cycles of any cut of a plan into stages, whatever it does to save memory.
+
+        No cut is better than equal stages that never wait, and a micro-batch goes through all stages one after the
+        other; of gradients, which a schedule may split, through those of inputs, assumed to be half of them. Costs of
+        many rows are extrapolated from few, as lowering many takes longest.
+        """
         if not self.is_split:
             return 0.0
-        work = self.of_plan(plan).work
-        return plan.micro_batches * float(work.forward_cycles.sum() + work.backward_cycles.sum()) / plan.stages
+        work = self.of_plan(plan, _FEWEST_ANCHORS).work
+        forward, backward = float(work.forward_cycles.sum()), float(work.backward_cycles.sum())
+        return max(plan.micro_batches * (forward + backward) / plan.stages, forward + backward / 2)
 
     def estimate(self, plan: Plan) -> Estimate:
         """Return the estimated cost of a plan.
@@ -182,7 +218,8 @@ class StepCosts:
         state_bytes = sum(num_bytes for _, num_bytes in costs.resident)
         kept_share = (0 if plan.offload else 1) / (plan.data if plan.shard_state else 1)
         resident = [(segment, int(num_bytes * kept_share)) for segment, num_bytes in costs.resident]
-        cycles, ipu_bytes, cuts = _pipeline_cost(plan, costs.work, resident, self.target)
+        schedule = None if plan.stages == 1 else self._schedule(plan, costs.work.has_gradients)
+        cycles, ipu_bytes, cuts = _pipeline_cost(plan, costs.work, resident, schedule, self.target)
         cycles += costs.update_cycles / plan.stages / (plan.data if plan.shard_state else 1)
         if plan.data > 1:
             # Replicas of one shard are as many IPUs apart as there are shards.
@@ -198,6 +235,17 @@ class StepCosts:
             cycles += moved_bytes / self.target.streaming_bytes_per_second * self.target.clock_hz
         return Estimate(float(cycles), float(ipu_bytes / self.target.tiles_per_ipu), cuts)
 
+    def _schedule(self, plan: Plan, training: bool) -> SchedulePlan:
+        key = plan.schedule, plan.stages, plan.micro_batches
+        if key not in self.schedules:
+            numbers = plan.stages, plan.micro_batches, training
+            if plan.schedule is None:
+                schedule = default_schedule(self.target.global_exchange, *numbers)
+            else:
+                schedule = as_schedule(plan.schedule)
+            self.schedules[key] = schedule_plan(schedule, *numbers)
+        return self.schedules[key]
+
 
 def _whole_step(jaxpr: ClosedJaxpr, target: Target) -> Estimate:
     """Estimate of a step on one IPU, without lowering it."""
@@ -208,9 +256,10 @@ def _whole_step(jaxpr: ClosedJaxpr, target: Target) -> Estimate:
 def _on_line(rows: int, points: Sequence[tuple[int, MicroBatchCosts]]) -> MicroBatchCosts:
     """Costs of a number of rows on the line through one or two others."""
     (first_rows, first), (last_rows, last) = points[0], points[-1]
-    fields = ("forward_cycles", "backward_cycles", "push_cycles", "pop_cycles", "crossing_bytes", "residual_bytes")
+    cycles = ("forward_cycles", "backward_cycles", "push_cycles", "pop_cycles")
+    num_bytes = ("crossing_bytes", "residual_bytes", "buffer_bytes")
     changes = dict[str, Any]()
-    for name in fields:
+    for name in (*cycles, *num_bytes):
         low, high = getattr(first.work, name), getattr(last.work, name)
         # Another number of rows may have other segments: then all costs are in proportion to rows.
         if first_rows == last_rows or low.shape != high.shape:
@@ -226,36 +275,31 @@ def _stored_bytes_per_cycle(target: Target) -> float:
 
 
 def _pipeline_cost(
-    plan: Plan, work: Work, resident: Sequence[tuple[int, int]], target: Target
+    plan: Plan, work: Work, resident: Sequence[tuple[int, int]], schedule: SchedulePlan | None, target: Target
 ) -> tuple[float, float, tuple[int, ...]]:
-    """Cycles of all micro-batches, bytes of the IPU that has most, and the cut into stages."""
+    """Cycles of all micro-batches, bytes of the IPU that has most, and the cut into stages; no schedule for one."""
     count = plan.micro_batches
     stores_residuals = plan.recompute == "none"
     one_ipu = target.replace(num_ipus=1)
-    if plan.stages == 1:
+    if schedule is None:
         cycles = count * float(work.forward_cycles.sum() + work.backward_cycles.sum())
         values = float(work.residual_bytes.sum()) * stores_residuals
         # Without micro-batches a gradient is used as soon as it is computed.
         accumulators = 2 if count > 1 else 1
         parameters = accumulators * sum(num_bytes for _, num_bytes in work.parameter_bytes)
-        return cycles, values + parameters + sum(num_bytes for _, num_bytes in resident), ()
-    schedule = _schedule_plan(plan, work, target)
-    # A cut that fills tiles with values alone leaves no room for code.
+        bounds = np.array([0, len(work.forward_cycles)])
+        exchanges = one_ipu.num_tiles * float(exchange_bytes(work, bounds)[0, 1])
+        return cycles, values + parameters + exchanges + sum(num_bytes for _, num_bytes in resident), ()
+    # A cut that fills tiles with values alone leaves no room for code; without any other it says how much is missing.
     free = one_ipu.replace(bytes_per_tile=int(one_ipu.bytes_per_tile * (1 - _BESIDE_SHARE)))
-    try:
-        (cut, *_) = best_cuts(work, schedule, free, 1, resident, stores_residuals)
-    except ArgumentError:  # a cut that leaves no room for code says how much is missing
-        (cut, *_) = best_cuts(work, schedule, one_ipu, 1, resident, stores_residuals)
+    for machine, counts_code in ((free, True), (free, False), (one_ipu, False)):
+        try:
+            (cut, *_) = best_cuts(work, schedule, machine, 1, resident, stores_residuals, counts_code)
+            break
+        except ArgumentError:
+            if machine is one_ipu:
+                raise
     return *cut_cost(work, cut, schedule, one_ipu, resident, stores_residuals), cut
-
-
-def _schedule_plan(plan: Plan, work: Work, target: Target) -> SchedulePlan:
-    training = work.has_gradients
-    if plan.schedule is None:
-        schedule = default_schedule(target.global_exchange, plan.stages, plan.micro_batches, training)
-    else:
-        schedule = as_schedule(plan.schedule)
-    return schedule_plan(schedule, plan.stages, plan.micro_batches, training)
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,12 +329,11 @@ class Calibration:
 
 
 def _kinds(plan: Plan) -> list[tuple[Any, ...]]:
-    """Kinds of a plan, from the narrowest to that of all plans."""
+    """Kinds of a plan, from the narrowest to that of all plans with stages, or without."""
     has_stages = plan.stages > 1
     return [
         (plan.stages, plan.shards, plan.data > 1, plan.schedule, bool(plan.offload), plan.shard_state),
         (plan.stages, plan.shards > 1, plan.data > 1),
         (has_stages, plan.shards > 1),
         (has_stages,),
-        (),
     ]

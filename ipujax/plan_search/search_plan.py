@@ -28,7 +28,7 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 from jax.tree_util import keystr
 
-from ipujax.arguments import as_numbers
+from ipujax.arguments import as_numbers, whole_number
 from ipujax.device import IPUModel
 from ipujax.jit import IpuFunction, jit
 from ipujax.lowering.jax_compat import (
@@ -44,10 +44,12 @@ from ipujax.lowering.passes.inline import inline
 from ipujax.lowering.pipelining import PipelineSpec, Role, bind_pipeline, pipeline_p, staged_pipeline_p
 from ipujax.lowering.schedules import as_schedule
 from ipujax.plan_search.accumulation import SplitStep, split_step
+from ipujax.plan_search.search_settings import checked_positions
 from ipujax.plan_search.serial_parts import in_parts
-from ipujax.runtime.errors import ArgumentError
+from ipujax.runtime.errors import ArgumentError, ArgumentValueError
 from ipujax.runtime.names_at_import import jax_jit
-from ipujax.runtime.options import Options, Recompute
+from ipujax.runtime.options import RECOMPUTATIONS, Options, Recompute
+from ipujax.runtime.target import nearest
 
 DATA = "data"
 MODEL = "model"
@@ -68,8 +70,8 @@ class Plan:
         recompute: values that gradients compute again, see `ipu.Options`.
         offload: positional arguments in streaming memory.
         shard_state: whether arguments that only the update reads are split over `data`.
-        cuts: first segment of each stage but the first, as `ipu.search` finds them for many stages; when empty,
-            `ipu.pipeline` searches the stages.
+        cuts: first segment of each stage but the first, as `ipu.search` finds them; when empty, `ipu.pipeline` searches
+            the stages.
         specs: split of arrays over the mesh axis "model", by their path in the arguments, as "[0]['w']".
     """
 
@@ -84,6 +86,19 @@ class Plan:
     shard_state: bool = False
     specs: Mapping[str, PartitionSpec] = field(default_factory=dict, hash=False)
     cuts: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("data", "shards", "stages", "micro_batches", "serial"):
+            whole_number(f"{name} of ipu.Plan", getattr(self, name), 1)
+        if self.recompute not in RECOMPUTATIONS:
+            expected = f"one of {', '.join(map(repr, RECOMPUTATIONS))}"
+            hint = nearest(str(self.recompute), RECOMPUTATIONS)
+            raise ArgumentValueError("recompute of ipu.Plan", expected=expected, got=repr(self.recompute), hint=hint)
+        axes = {axis for spec in self.specs.values() for part in spec for axis in _axes_of(part)}
+        if axes - {MODEL}:
+            raise ArgumentValueError(
+                "specs of ipu.Plan", expected=f"splits over the mesh axis {MODEL!r}", got=repr(dict(self.specs))
+            )
 
     @property
     def num_ipus(self) -> int:
@@ -124,6 +139,11 @@ class Plan:
         )
 
 
+def _axes_of(part: Any) -> tuple[Any, ...]:
+    """Mesh axes of one dimension of a spec."""
+    return () if part is None else part if isinstance(part, tuple) else (part,)
+
+
 def _code(value: Any) -> str:
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{key!r}: {_code(spec)}" for key, spec in value.items()) + "}"
@@ -159,15 +179,13 @@ class TracedStep:
         return self.jaxpr.in_avals[len(self.constants) :]
 
     def is_of(self, numbers: Sequence[int]) -> tuple[bool, ...]:
-        """Return for each leaf whether it is of one of some arguments, by their position."""
-        count = max(self.arguments, default=-1) + 1
-        places = {number % count if count else number for number in numbers}
-        return tuple(argument in places for argument in self.arguments)
+        """Return for each leaf whether it is of one of some arguments, by their position from 0."""
+        return tuple(argument in numbers for argument in self.arguments)
 
 
 def traced_step(step: Callable[..., Any], args: Sequence[Any]) -> TracedStep:
     """Trace a step with arguments or their shapes."""
-    shapes = jax.tree.map(_shape, tuple(args))
+    shapes = jax.tree.map(shape_of, tuple(args))
     trace = jax_jit(step).trace(*shapes)
     # As inputs: constants of a step may be large, and are split and moved like arguments.
     jaxpr, constants = constants_as_inputs(inline(trace.jaxpr))
@@ -182,7 +200,8 @@ def traced_step(step: Callable[..., Any], args: Sequence[Any]) -> TracedStep:
     )
 
 
-def _shape(x: Any) -> jax.ShapeDtypeStruct:
+def shape_of(x: Any) -> jax.ShapeDtypeStruct:
+    """Return shape and type of an array or a number."""
     aval = x if isinstance(x, jax.ShapeDtypeStruct) else jax.typeof(x)
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=getattr(aval, "weak_type", False))
 
@@ -194,10 +213,12 @@ def planned_step(
 
     def planned(*args: Any) -> Any:
         traced = traced_step(step, args)
-        is_batch = traced.is_of(batch)
+        is_batch = traced.is_of(checked_positions("batch_argnums", batch, args, "ipu.Plan.jit"))
+        is_donated = traced.is_of(checked_positions("donate_argnums", donated, args, "ipu.Plan.jit"))
         _check_batch(plan, traced, is_batch)
+        _check_paths(plan, traced)
         split = split_of(plan, traced, is_batch)
-        return applied(plan, traced, split, is_batch, traced.is_of(donated), jax.tree.leaves(args))
+        return applied(plan, traced, split, is_batch, is_donated, jax.tree.leaves(args))
 
     planned.__name__ = planned.__qualname__ = getattr(step, "__name__", "step")
     return planned
@@ -349,16 +370,28 @@ def result_places(traced: TracedStep, is_donated: Sequence[bool]) -> dict[int, i
     return places
 
 
+def _check_paths(plan: Plan, traced: TracedStep) -> None:
+    """Refuse specs of arguments that a step does not have."""
+    for path in plan.specs:
+        if path not in traced.paths:
+            raise ArgumentError(
+                f"specs of ipu.Plan name no argument: {path!r}",
+                expected=f"paths of arrays in the arguments, as {traced.paths[0]!r}" if traced.paths else "arguments",
+                got=repr(path),
+                hint=nearest(path, traced.paths),
+            )
+
+
 def _check_batch(plan: Plan, traced: TracedStep, is_batch: Sequence[bool]) -> None:
     """Refuse a batch that a plan does not divide."""
     parts = plan.data * (1 if traced.has_pipeline else plan.micro_batches)
     for path, aval, flag in zip(traced.paths, traced.avals, is_batch, strict=True):
         if flag and (not aval.shape or aval.shape[0] % parts):
             rows = aval.shape[0] if aval.shape else 0
-            nearest = max((n for n in range(1, parts + 1) if rows and rows % n == 0), default=1)
+            closest = max((n for n in range(1, parts + 1) if rows and rows % n == 0), default=1)
             raise ArgumentError(
                 f"the batch does not divide: args{path} has {rows:,} rows",
                 expected=f"a multiple of {parts:,}: data={plan.data} × micro_batches={plan.micro_batches}",
                 got=f"{aval.dtype}{list(aval.shape)}",
-                hint=f"data × micro_batches={nearest:,}, or a batch of {(rows // parts + 1) * parts:,} rows",
+                hint=f"data × micro_batches={closest:,}, or a batch of {(rows // parts + 1) * parts:,} rows",
             )

@@ -23,6 +23,11 @@ from ipujax.studies import Sweep
 
 Figures = Literal["compiled", "estimated", "none"]
 Ended = Literal["all", "seconds", "interrupt"]
+ENDS: dict[Ended, str] = {
+    "all": "the search has ended",
+    "seconds": "the seconds of the search were over",
+    "interrupt": "the search was interrupted",
+}
 _SHOWN_ROWS = 24
 _SPECS = re.compile(r"specs=\{[^}]*\}")  # a line for each argument would be too much in a table
 
@@ -78,10 +83,21 @@ class Search:
         fitting = [row for row in self.rows if row.fits and row.figures == "compiled"]
         if fitting:
             return min(fitting, key=lambda row: row.cycles or 0)
+        if self.ended != "all" and self.rows and self.rows[0].figures == "estimated" and self.rows[0].fits:
+            raise ArgumentError(
+                f"no plan that fits was compiled: {ENDS[self.ended]}",
+                got=f"about {self.rows[0].cycles:,} cycles, by an estimate, with {self.rows[0].plan!r}",
+                hint="more seconds, or axes={...} with fewer values",
+            )
+        failed = [row for row in self.rows if row.figures == "compiled" and row.max_tile_bytes is None]
+        if failed and not any(row.figures == "compiled" and row not in failed for row in self.rows):
+            reasons = "; ".join(sorted({row.left_out for row in failed}))
+            raise ArgumentError("no plan of this search could be compiled", got=reasons)
         rows_with_bytes = [row for row in self.rows if row.max_tile_bytes is not None]
         compiled = [row for row in rows_with_bytes if row.figures == "compiled"] or rows_with_bytes
         if not compiled:
-            raise ArgumentError("no plan of this search is possible", got="; ".join(self._reasons_of_rows()) or None)
+            problem = "no plan of this search is possible" if self.ended == "all" else f"no plan: {ENDS[self.ended]}"
+            raise ArgumentError(problem, got="; ".join(self._reasons_of_rows()) or None)
         # The plan that lacks fewest bytes tells how much larger the machine must be.
         closest = min(compiled, key=lambda row: row.max_tile_bytes or 0)
         missing = max(0, (closest.max_tile_bytes or 0) - self.bytes_per_tile)
@@ -140,7 +156,15 @@ class Search:
             lines.append(f"{len(self.rows) - _SHOWN_ROWS:,} more rows")
         if any("{…}" in code for code in codes):
             lines.append("specs={…}: in full in the plans of rows, and in the file that to_csv writes")
+        if self.ended != "all" and self.rows:
+            lines.append(
+                f"{ENDS[self.ended]}: {self._counted('estimated')} estimated, {self._counted('compiled')} compiled"
+            )
         return "\n".join([*lines, *self.reasons])
+
+    def _counted(self, figures: Figures) -> str:
+        count = sum(row.figures == figures for row in self.rows)
+        return f"{count:,} plan{'' if count == 1 else 's'}"
 
     def __repr__(self) -> str:
         return f"Search of {len(self.rows):,} plans; see .best, .rows, .pareto(), .to_csv(path)"

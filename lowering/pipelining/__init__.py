@@ -3,7 +3,11 @@
 jaxpr of one micro-batch ── partition ──▶ parts by stage and task ── lower, with a schedule ──▶ functions, rings, copies
 """
 
-from ipujax.lowering.pipelining.cuts import best_cuts as best_cuts, cut_cost as cut_cost
+from ipujax.lowering.pipelining.cuts import (
+    best_cuts as best_cuts,
+    cut_cost as cut_cost,
+    exchange_bytes as exchange_bytes,
+)
 from ipujax.lowering.pipelining.model_parallel import lower_staged as lower_staged
 from ipujax.lowering.pipelining.pipeline_cost import Planning as Planning
 from ipujax.lowering.pipelining.pipeline_program import PipelineRun as PipelineRun

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from itertools import combinations, islice, pairwise
 from math import comb
 
@@ -24,7 +25,7 @@ from ipujax.lowering.jax_compat import ClosedJaxpr
 from ipujax.lowering.jaxpr import stage_scope
 from ipujax.lowering.pipelining.layers import into_shards, share_bounds
 from ipujax.lowering.pipelining.row_shards import Bounds, CutJaxpr
-from ipujax.lowering.pipelining.stage_costs import Work
+from ipujax.lowering.pipelining.stage_costs import SegmentedBatch, Work
 from ipujax.lowering.schedules import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, Kind, SchedulePlan
 from ipujax.lowering.source_info import in_scope
 from ipujax.runtime.errors import ArgumentError
@@ -43,6 +44,7 @@ def best_cuts(
     max_cuts: int,
     resident: Sequence[tuple[int, int]] = (),
     stores_residuals: bool = True,
+    counts_code: bool = False,
 ) -> list[tuple[int, ...]]:
     """Most promising cuts, best first; a cut is the first segment of each stage but the first.
 
@@ -53,6 +55,7 @@ def best_cuts(
         max_cuts: how many cuts to return.
         resident: (segment, bytes) of arguments that are on the IPU of that segment all the time.
         stores_residuals: whether all values that gradients need are stored for them.
+        counts_code: whether code and buffers of exchanges are counted beside arguments and residuals.
 
     Raises:
         ArgumentError: if there are too few places for a cut, or no cut fits.
@@ -69,6 +72,8 @@ def best_cuts(
         )
     bounds = np.array([0, *positions, count])
     resident_bytes = _resident_bytes(work, resident, bounds)
+    if counts_code:
+        resident_bytes = resident_bytes + target.num_tiles * exchange_bytes(work, bounds)
     stored_bytes = work.residual_bytes * stores_residuals
     # For each stage, and any two bounds, whether the segments between them fit its IPU.
     in_flight = [plan.in_flight(stage) if plan.training else 1 for stage in range(num_stages)]
@@ -105,9 +110,9 @@ def cut_cost(
     resident: Sequence[tuple[int, int]] = (),
     stores_residuals: bool = True,
 ) -> tuple[float, float]:
-    """Cycles of the schedule with a cut, and bytes of the IPU that has most; arguments as of `best_cuts`."""
+    """Cycles of the schedule with a cut, and bytes of the IPU that has most, with code; arguments as of `best_cuts`."""
     bounds = np.array([0, *cuts, len(work.forward_cycles)])
-    resident_bytes = _resident_bytes(work, resident, bounds)
+    resident_bytes = _resident_bytes(work, resident, bounds) + target.num_tiles * exchange_bytes(work, bounds)
     stored_bytes = _range_sums(work.residual_bytes * stores_residuals, bounds)
     ipu_bytes = np.zeros(plan.num_ipus)
     for stage in range(plan.num_stages):
@@ -125,21 +130,26 @@ def _ranges(candidate: Sequence[int], bounds: np.ndarray) -> list[tuple[int, int
 def _balanced_cuts(times: np.ndarray, fits: Sequence[np.ndarray], plan: SchedulePlan) -> list[tuple[int, ...]]:
     """Candidates that minimise the formula above, one for each limit on the time of the slowest stage; best first.
 
+    From the highest limit down: a cut is of least sum for all limits that are not below the time of its slowest stage.
+
     Args:
         times: of the stage between any two bounds.
         fits: for each stage whether its IPU holds what is between any two bounds.
         plan: the schedule.
     """
     costs: dict[tuple[int, ...], float] = {}
-    for limit in np.unique(times[np.isfinite(times)]):  # ascending
-        candidate = _cut_of_least_sum(np.where(times <= limit, times, np.inf), fits, plan.num_stages)
-        if candidate is not None:
-            stage_times = [times[a, b] for a, b in pairwise((0, *candidate, len(times) - 1))]
-            costs.setdefault(candidate, float(sum(stage_times) + (plan.micro_batches - 1) * max(stage_times)))
-            # With a slower slowest stage a cut costs at least that stage's time for each micro-batch.
-            if limit * plan.micro_batches > _RATIO_MARGIN * min(costs.values()):
-                break
-    return sorted(costs, key=costs.__getitem__)[:_MAX_CANDIDATES]
+    slowest_cycles: dict[tuple[int, ...], float] = {}
+    limit = np.inf
+    while (candidate := _cut_of_least_sum(np.where(times <= limit, times, np.inf), fits, plan.num_stages)) is not None:
+        stage_times = [times[a, b] for a, b in pairwise((0, *candidate, len(times) - 1))]
+        slowest = max(stage_times)
+        costs[candidate] = float(sum(stage_times) + (plan.micro_batches - 1) * slowest)
+        slowest_cycles[candidate] = slowest
+        limit = np.nextafter(slowest, 0)
+    # With a slower slowest stage a cut costs at least that stage's time for each micro-batch.
+    most = _RATIO_MARGIN * min(costs.values(), default=0.0)
+    near = [candidate for candidate in costs if slowest_cycles[candidate] * plan.micro_batches <= most]
+    return sorted(near, key=costs.__getitem__)[:_MAX_CANDIDATES]
 
 
 def _schedule_cycles(work: Work, ranges: Sequence[tuple[int, int]], plan: SchedulePlan, target: Target) -> float:
@@ -219,16 +229,49 @@ def _resident_bytes(work: Work, resident: Sequence[tuple[int, int]], bounds: np.
     other_bytes = np.zeros(count)
     for segment, num_bytes in resident:
         other_bytes[segment] += num_bytes
-    # A parameter has a copy in each stage that uses it: indexed by previous user + 1 and user + 1, a copy counts in a
-    # stage that contains the user and not the previous one.
+    parameter_bytes = _PARAMETER_COPIES * _copied_bytes(work.parameter_bytes, count, tuple(bounds.tolist()))
+    return parameter_bytes + _range_sums(other_bytes, bounds)
+
+
+def exchange_bytes(work: Work, bounds: np.ndarray) -> np.ndarray:
+    """Bytes of exchange code and buffers on a tile, of the stage between any two bounds, float64[bounds, bounds]."""
+    places = tuple(bounds.tolist())
+    code_bytes = _copied_bytes(work.code_bytes, len(work.forward_cycles), places)
+    return code_bytes + _most_between(tuple(work.buffer_bytes.tolist()), places)
+
+
+# A search asks for the bytes of the same segments once for each plan.
+@lru_cache(maxsize=64)
+def _most_between(values: tuple[float, ...], bounds: tuple[int, ...]) -> np.ndarray:
+    """Largest value of the segments between any two bounds, float64[bounds, bounds]."""
+    most = np.zeros((len(bounds), len(bounds)))
+    for n, first in enumerate(bounds):
+        most_until = np.maximum.accumulate(np.array([0.0, *values[first:]]))
+        most[n, n:] = most_until[np.array(bounds[n:]) - first]
+    most.setflags(write=False)
+    return most
+
+
+@lru_cache(maxsize=64)
+def _copied_bytes(users_of: tuple[tuple[tuple[int, ...], int], ...], count: int, bounds: tuple[int, ...]) -> np.ndarray:
+    """Bytes of what each stage that uses it has a copy of, of the stage between any two bounds.
+
+    Args:
+        users_of: segments that use each, in order, and its bytes.
+        count: number of segments.
+        bounds: the bounds.
+    """
+    # Indexed by previous user + 1 and user + 1, a copy counts in a stage that contains the user and not the previous.
     copies = np.zeros((count + 1, count + 1))
-    for users, num_bytes in work.parameter_bytes:
+    for users, num_bytes in users_of:
         for previous_user, user in pairwise((-1, *users)):
-            copies[previous_user + 1, user + 1] += _PARAMETER_COPIES * num_bytes
+            copies[previous_user + 1, user + 1] += num_bytes
     # For a stage [a, b), user u and previous user v: v < a <= u < b.
     copy_sums = np.cumsum(np.cumsum(copies, 0), 1)
-    parameter_bytes = copy_sums[bounds[:, None], bounds[None, :]] - copy_sums[bounds[:, None], bounds[:, None]]
-    return parameter_bytes + _range_sums(other_bytes, bounds)
+    low, high = np.array(bounds)[:, None], np.array(bounds)[None, :]
+    sums: np.ndarray = copy_sums[low, high] - copy_sums[low, low]
+    sums.setflags(write=False)
+    return sums
 
 
 def _fits_ipu(num_bytes: np.ndarray, target: Target) -> np.ndarray:
@@ -257,16 +300,16 @@ def _cut_of_least_sum(times: np.ndarray, fits: Sequence[np.ndarray], num_stages:
     return tuple(reversed(cuts))
 
 
-def name_stages(work: Work, cuts: Sequence[int]) -> CutJaxpr:
+def name_stages(batch: SegmentedBatch, cuts: Sequence[int]) -> CutJaxpr:
     """The micro-batch with equations named after the stages of a cut, and loops over layers split at the cuts."""
     # By the equation's number and first row; those that belong to their users have no stage, and get one with these.
-    stage_of = {key: int(np.searchsorted(cuts, n, "right")) for key, n in work.shard_segments().items() if n >= 0}
+    stage_of = {key: int(np.searchsorted(cuts, n, "right")) for key, n in batch.shard_segments().items() if n >= 0}
     loops: dict[int, Bounds] = {}
-    for n, bounds in work.loops.items():
+    for n, bounds in batch.loops.items():
         # The finest bounds between shards of different stages.
         changes = [b for a, b in pairwise(bounds[:-1]) if stage_of[n, a] != stage_of[n, b]]
         loops |= {n: (0, *changes, bounds[-1])} if changes else {}
-    shards = into_shards(work.jaxpr, work.spec, share_bounds(work.jaxpr.jaxpr, loops))
+    shards = into_shards(batch.jaxpr, batch.spec, share_bounds(batch.jaxpr.jaxpr, loops))
     eqns = []
     for eqn, source in zip(shards.jaxpr.jaxpr.eqns, shards.sources, strict=True):
         stage = None if source is None else stage_of.get((source.number, source.first))

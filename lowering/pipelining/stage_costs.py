@@ -1,8 +1,8 @@
 """Costs of the segments of a micro-batch, between which it may be cut into stages.
 
-Input: an inlined jaxpr without stages. Output: `Work`: the segment of each equation, see `segments`; the cycles of each
-segment on one IPU, the bytes of its residuals, and the bytes that cross each cut. Loops over layers are cut between
-iterations, see `layers`; every iteration costs as much as the first.
+Input: an inlined jaxpr without stages. Output: `SegmentedBatch`: the segment of each equation, see `segments`, where
+loops over layers are cut between iterations, see `layers`. `Work`: the cycles of each segment on one IPU, the bytes of
+its residuals, and the bytes that cross each cut; every iteration of a loop costs as much as the first.
 
 Limits: the state of an optimiser is not known here. Loops whose trip count is data count as one iteration.
 """
@@ -29,20 +29,59 @@ from ipujax.lowering.pipelining.segments import Segments, find_segments, is_back
 from ipujax.lowering.popops import Op, new_counter, new_stack, push, slot_of
 from ipujax.lowering.popops.maps.elementwise import elementwise
 from ipujax.runtime.analysis import EffectsOf
-from ipujax.runtime.compile import program_cycles
+from ipujax.runtime.compile import leaf_costs, program_cycles
 from ipujax.runtime.graph import Builder, Graph, Sequence as ProgramSequence
+from ipujax.runtime.memory import code_of_exchanges, received_at_once
 from ipujax.runtime.tensor import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentedBatch:
+    """A micro-batch in segments, without their costs.
+
+    Args:
+        jaxpr: the micro-batch, without dead equations.
+        spec: how micro-batches go through it.
+        loops: bounds at which its loops over layers may be cut, by the index of their equations.
+        shards: the jaxpr with these loops cut.
+        segmented: the segments of the equations of the shards.
+    """
+
+    jaxpr: ClosedJaxpr
+    spec: PipelineSpec
+    loops: Mapping[int, Bounds]
+    shards: CutJaxpr
+    segmented: Segments
+
+    @property
+    def num_segments(self) -> int:
+        """Number of segments."""
+        return self.segmented.num_segments
+
+    @property
+    def has_gradients(self) -> bool:
+        """Whether there are backward equations."""
+        return any(segment >= 0 and is_backward(eqn) for eqn, segment, _ in self.segmented.rows())
+
+    def shard_segments(self) -> dict[tuple[int, int], int]:
+        """The segment of each shard, by equation of the uncut jaxpr and first row."""
+        pairs = zip(self.shards.sources, self.segmented.segments, strict=True)
+        return {(source.number, source.first): segment for source, segment in pairs if source is not None}
+
+
+def segmented_batch(jaxpr: ClosedJaxpr, spec: PipelineSpec) -> SegmentedBatch:
+    """Finds the segments of a micro-batch."""
+    live_jaxpr = ClosedJaxpr(eliminate_dead_code(jaxpr.jaxpr), jaxpr.consts)
+    loops = layer_loops(live_jaxpr.jaxpr, spec)
+    shards = into_shards(live_jaxpr, spec, loops)
+    segmented = find_segments(shards.jaxpr.jaxpr, spec_of_shards(spec, shards))
+    return SegmentedBatch(live_jaxpr, spec, loops, shards, segmented)
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
     """Costs of segments: their forward equations and the backward equations that belong to them."""
 
-    jaxpr: ClosedJaxpr  # the micro-batch, without dead equations
-    spec: PipelineSpec  # how micro-batches go through it
-    loops: Mapping[int, Bounds]  # bounds at which its loops over layers may be cut, by the index of their equations
-    shards: CutJaxpr  # the jaxpr with these loops cut
-    segments: tuple[int, ...]  # segment of each equation of the shards, −1 for one that belongs to its users
     forward_cycles: np.ndarray  # of each segment, float64[segments]
     backward_cycles: np.ndarray  # of the backward equations of each segment, float64[segments]
     push_cycles: np.ndarray  # of pushing the residuals of each segment to a ring, float64[segments]
@@ -51,31 +90,21 @@ class Work:
     # (segments that use it, in order, bytes) of each parameter.
     parameter_bytes: tuple[tuple[tuple[int, ...], int], ...]
     residual_bytes: np.ndarray  # of the residuals of each segment, float64[segments]
+    # (segments that run it, in order, bytes on the fullest tile) of the exchange code of each program.
+    code_bytes: tuple[tuple[tuple[int, ...], int], ...]
+    buffer_bytes: np.ndarray  # that a tile receives at once, at most, in each segment, float64[segments]
     has_gradients: bool  # whether there are backward equations
 
-    def shard_segments(self) -> dict[tuple[int, int], int]:
-        """The segment of each shard, by equation of the uncut jaxpr and first row."""
-        pairs = zip(self.shards.sources, self.segments, strict=True)
-        return {(source.number, source.first): segment for source, segment in pairs if source is not None}
 
-
-def work_of(jaxpr: ClosedJaxpr, spec: PipelineSpec, planning: Planning) -> Work:
-    """Segments of a micro-batch, and their costs on one IPU of each replica: all that the search for stages reads."""
-    live_jaxpr = ClosedJaxpr(eliminate_dead_code(jaxpr.jaxpr), jaxpr.consts)
-    loops = layer_loops(live_jaxpr.jaxpr, spec)
-    shards = into_shards(live_jaxpr, spec, loops)
-    body = shards.jaxpr.jaxpr
-    cut_spec = spec_of_shards(spec, shards)
-    segmented = find_segments(body, cut_spec)
+def work_of(batch: SegmentedBatch, planning: Planning) -> Work:
+    """Costs of the segments of a micro-batch on one IPU of each replica: what the search for stages reads."""
+    segmented = batch.segmented
     residuals = _residuals(segmented)
-    forward, backward, pushing, reading = _segment_cycles(shards, segmented, residuals, planning)
-    parameters = [var for var, role in zip(body.invars, cut_spec.roles, strict=True) if role == "same"]
+    costs = _segment_costs(batch.shards, segmented, residuals, planning)
+    forward, backward, pushing, reading = costs.cycles
+    roles = spec_of_shards(batch.spec, batch.shards).roles
+    parameters = [var for var, role in zip(batch.shards.jaxpr.jaxpr.invars, roles, strict=True) if role == "same"]
     return Work(
-        jaxpr=live_jaxpr,
-        spec=spec,
-        loops=loops,
-        shards=shards,
-        segments=segmented.segments,
         forward_cycles=forward,
         backward_cycles=backward,
         push_cycles=pushing,
@@ -83,7 +112,9 @@ def work_of(jaxpr: ClosedJaxpr, spec: PipelineSpec, planning: Planning) -> Work:
         crossing_bytes=_crossing_bytes(segmented),
         parameter_bytes=_parameter_bytes(parameters, segmented),
         residual_bytes=_residual_bytes(residuals, segmented.num_segments),
-        has_gradients=any(segment >= 0 and is_backward(eqn) for eqn, segment, _ in segmented.rows()),
+        code_bytes=costs.code_bytes,
+        buffer_bytes=costs.buffer_bytes,
+        has_gradients=batch.has_gradients,
     )
 
 
@@ -98,13 +129,20 @@ class _Costed(NamedTuple):
     program: ProgramSequence
 
 
-def _segment_cycles(
-    shards: CutJaxpr, segmented: Segments, residuals: Sequence[tuple[Var, int]], planning: Planning
-) -> np.ndarray:
-    """Cycles of each segment: forward, backward, of pushing and of reading residuals, float64[4, segments].
+class _SegmentCosts(NamedTuple):
+    """Costs of segments: cycles, forward, backward, of pushing and of reading residuals, and memory as of `Work`."""
 
-    All are lowered into one graph, so that operands have the layouts that the equations before give them. `residuals`
-    are those of `_residuals`, each with its segment.
+    cycles: np.ndarray  # float64[4, segments]
+    code_bytes: tuple[tuple[tuple[int, ...], int], ...]
+    buffer_bytes: np.ndarray  # float64[segments]
+
+
+def _segment_costs(
+    shards: CutJaxpr, segmented: Segments, residuals: Sequence[tuple[Var, int]], planning: Planning
+) -> _SegmentCosts:
+    """Costs of each segment; `residuals` are those of `_residuals`, each with its segment.
+
+    All are lowered into one graph, so that operands have the layouts that the equations before give them.
     """
     graph = planning.graph()
     initial = ProgramSequence()
@@ -116,13 +154,23 @@ def _segment_cycles(
         map_linearly(graph, Tensor.of(variable))
     effects = EffectsOf(graph)
     cycles = np.zeros((4, segmented.num_segments))
+    buffer_bytes = np.zeros(segmented.num_segments)
     cycles_of_program: dict[ProgramSequence, int] = {}
+    received_bytes: dict[ProgramSequence, int] = {}
+    code_bytes: dict[ProgramSequence, int] = {}
+    segments_of_program: dict[ProgramSequence, set[int]] = {}
     for row, segment, prog in programs:
         if segment >= 0 and prog.children():
             if prog not in cycles_of_program:
-                cycles_of_program[prog] = program_cycles(graph, prog, effects=effects)
+                costs = leaf_costs(graph, prog)
+                cycles_of_program[prog] = program_cycles(graph, prog, costs=costs, effects=effects)
+                received_bytes[prog] = max(map(received_at_once, costs.values()), default=0)
+                code_bytes[prog] = int(code_of_exchanges(costs.values(), graph.target).max())
             cycles[row, segment] += cycles_of_program[prog]
-    return cycles
+            buffer_bytes[segment] = max(buffer_bytes[segment], received_bytes[prog])
+            segments_of_program.setdefault(prog, set()).add(segment)
+    code = tuple((tuple(sorted(users)), code_bytes[prog]) for prog, users in segments_of_program.items())
+    return _SegmentCosts(cycles, code, buffer_bytes)
 
 
 def _lower_equations(

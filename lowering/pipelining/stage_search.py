@@ -22,7 +22,7 @@ from ipujax.lowering.pipelining.pipeline_cost import Planning, other_arguments, 
 from ipujax.lowering.pipelining.primitive import PipelineSpec
 from ipujax.lowering.pipelining.row_shards import Bounds, CutJaxpr, Replacement, cut, num_shards, spread, uncut
 from ipujax.lowering.pipelining.segments import same_values
-from ipujax.lowering.pipelining.stage_costs import Work, work_of
+from ipujax.lowering.pipelining.stage_costs import SegmentedBatch, Work, segmented_batch, work_of
 from ipujax.lowering.pipelining.staged import ipus_of_stages, is_staged, micro_batch_of, plan_of
 from ipujax.lowering.recomputation import modes
 from ipujax.lowering.schedules import SchedulePlan
@@ -101,9 +101,14 @@ class StageSearch:
                 got=f"stages={self._spec.stages!r}, and stages {', '.join(map(str, sorted(stages)))} in the function",
             )
         self._modes = modes(micro_batch.jaxpr.eqns, planning.recomputation)
-        self.work = work_of(micro_batch, self._spec, planning.on_one_ipu())
+        self.batch = segmented_batch(micro_batch, self._spec)
         self._programs: dict[Cuts, CutJaxpr] = {}
         self._estimates: dict[Cuts, tuple[int, int]] = {}
+
+    @cached_property
+    def work(self) -> Work:
+        """Costs of the segments; given cuts need none."""
+        return work_of(self.batch, self._planning.on_one_ipu())
 
     @property
     def _eqn(self) -> JaxprEqn:
@@ -128,9 +133,9 @@ class StageSearch:
     def rewrite(self, cuts: Cuts) -> CutJaxpr:
         """The program with the stages of a cut."""
         if cuts not in self._programs:
-            shards = name_stages(self.work, cuts)
+            shards = name_stages(self.batch, cuts)
             spec = self._spec
-            plan = plan_of(spec, len(cuts) + 1, self.work.has_gradients, self._planning.target)
+            plan = plan_of(spec, len(cuts) + 1, self.batch.has_gradients, self._planning.target)
             same = same_values(shards.jaxpr.jaxpr, spec_of_shards(spec, shards))
             ipus = ipus_of_stages(self._eqn, plan, self._planning.target.num_ipus)
             shards = share_layers(shards, ipus, same, self._planning.byte_cost)
@@ -231,7 +236,7 @@ class StageSearch:
 
     def given_cuts(self) -> Cuts:
         """The cuts that the pipeline has; refuses those of another function."""
-        cuts, count = self._spec.cuts, len(self.work.forward_cycles)
+        cuts, count = self._spec.cuts, self.batch.num_segments
         if cuts and (max(cuts) >= count or len(cuts) + 1 != self._spec.stages):
             raise ArgumentError(
                 f"the cuts of ipu.pipeline({self._spec.name}) are not those of this function",
@@ -272,7 +277,7 @@ class StageSearch:
     def _plans(self) -> list[SchedulePlan]:
         """The schedule for the given number of stages, or one for each number up to that of IPUs."""
         spec = self._spec
-        training = self.work.has_gradients
+        training = self.batch.has_gradients
         if spec.stages != "auto":
             assert spec.stages is not None
             plan = plan_of(spec, spec.stages, training, self._planning.target)
@@ -317,8 +322,8 @@ class StageSearch:
     @cached_property
     def resident(self) -> list[tuple[int, int]]:
         """Segment and bytes of each other argument, placed as if each segment were a stage."""
-        program = _with_replacement(self._jaxpr, self._number, replacement(self._eqn, self.work.shards)).jaxpr
-        arguments = other_arguments(program, self._pipeline_index(program), _span_of_segments(self.work))
+        program = _with_replacement(self._jaxpr, self._number, replacement(self._eqn, self.batch.shards)).jaxpr
+        arguments = other_arguments(program, self._pipeline_index(program), _span_of_segments(self.batch))
         return [(home, value_bytes(var.aval)) for var, home in arguments]
 
 
@@ -335,12 +340,12 @@ def _with_replacement(jaxpr: ClosedJaxpr, number: int, pipeline: Replacement) ->
     return cut(jaxpr, spread(jaxpr.jaxpr, seeds), (), {number: pipeline})
 
 
-def _span_of_segments(work: Work) -> Span:
+def _span_of_segments(batch: SegmentedBatch) -> Span:
     """The pipeline's span if each segment were a stage on an IPU of its own."""
-    body = work.shards.jaxpr.jaxpr
+    body = batch.shards.jaxpr.jaxpr
     first_segment: dict[Var, int] = {}
     defining_segment: dict[Var, int] = {}
-    for eqn, segment in zip(body.eqns, work.segments, strict=True):
+    for eqn, segment in zip(body.eqns, batch.segmented.segments, strict=True):
         defining_segment.update(dict.fromkeys(eqn.outvars, max(segment, 0)))
         for atom in eqn.invars:
             if segment >= 0 and not isinstance(atom, Literal):

@@ -152,17 +152,19 @@ def slowest_workers(tile: np.ndarray, cycles: np.ndarray, num_tiles: int, worker
 
 
 def compute_set_cost(graph: Graph, compute_set: ComputeSet) -> ComputeSetCost:
-    """Return the cost of one execution of a compute set; compute sets with equal vertices share one cost."""
-    key = cost_key(graph, compute_set)
+    """Return the cost of one execution of a compute set; those with equal vertices, on any IPUs, share one cost."""
+    window = window_of(graph, graph.groups[compute_set])
+    key = cost_key(graph, compute_set, window.first_tile)
     if key is None:
         return _count_and_cost(graph, compute_set)
+    # As if its first IPU were the first of all: stages that are equal on other IPUs have equal costs.
     cost = recall_stored(
         ("compute set", key, _constants_read(graph, compute_set)),
-        lambda: _count_and_cost(graph, compute_set),
+        lambda: replace(_count_and_cost(graph, compute_set), first_ipu=0),
         ComputeSetCost,
         lambda cost: _is_cost_of(cost, graph, compute_set),
     )
-    return replace(cost, compute_set=compute_set)
+    return replace(cost, compute_set=compute_set, first_ipu=window.first_ipu)
 
 
 # What no cost of vertices, exchanges and copies on tiles reads: a cost is recalled for machines that differ in it.
@@ -200,13 +202,13 @@ def cost_key(graph: Graph, compute_set: ComputeSet, first_tile: int = 0) -> tupl
 
 
 def _is_cost_of(cost: ComputeSetCost, graph: Graph, compute_set: ComputeSet) -> bool:
-    """Return whether a cost is of the tiles, groups and codelets of a compute set."""
+    """Return whether a cost, as of the first IPU, is of the tiles, groups and codelets of a compute set."""
     groups = graph.groups[compute_set]
     window = window_of(graph, groups)
     exchanges = (getattr(exchange, item.name) for exchange in (cost.before, cost.after) for item in fields(exchange))
     by_tile = [value for item in fields(cost) if isinstance(value := getattr(cost, item.name), np.ndarray)]
     return (
-        cost.first_ipu == window.first_ipu
+        cost.first_ipu == 0
         and all(is_count_by_tile(values, window.tiles) for values in (*by_tile, *exchanges))
         and len(cost.active_by_group) == len(groups)
         and [name for name, _ in cost.active_by_codelet] == [*dict.fromkeys(group.codelet.name for group in groups)]

@@ -232,14 +232,16 @@ def copy_counts(graph: Graph, copy: Copy) -> CopyCounts:
     window = Window.of([mapping_range(graph.mappings[v]) for v in variables], target)
     lengths = graph.padded_lengths
     factor = max(padding_of_tensor(tensor, lengths) for tensor in (copy.source, copy.destination))
-    traffic = with_padding(copy_traffic(copy.source, copy.destination, graph), factor)
-    counts: dict[str, Any] = {name: window.total([getattr(traffic, name)]) for name in _COPIED}
+    # Of the IPUs that take part: a pod has many more.
+    tiles = range(window.first_tile, window.first_tile + window.tiles)
+    traffic = with_padding(copy_traffic(copy.source, copy.destination, graph, tiles), factor)
+    counts: dict[str, Any] = {name: getattr(traffic, name) for name in _COPIED}
     slow_cycles = window.zeros
     uneven = shortest_atom([copy.source, copy.destination], lengths)
     slow_path = None
     if uneven is not None:
         # All local bytes are copied; those of one part begin with a vector.
-        slow = window.total([slow_bytes(replace(traffic, copied_bytes=traffic.local_bytes), uneven.atom_bytes, 1)])
+        slow = slow_bytes(replace(traffic, copied_bytes=traffic.local_bytes), uneven.atom_bytes, 1)
         counts |= {name: np.where(slow > 0, 0, counts[name]) for name in ("local_bytes", "local_fragments")}
         slow_cycles = np.ceil(atom_cycles(slow, uneven.atom_bytes)).astype(np.int64)
         slow_path = uneven.because("copied") if slow.any() else None

@@ -79,15 +79,19 @@ def access_traffic(axes: Sequence[Axis], tile: np.ndarray, access: Access, graph
     return _on_all_tiles(_traffic(grid_of(tuple(axes), tile), access, graph, False), graph.target.num_tiles)
 
 
-def copy_traffic(source: Tensor, destination: Tensor, graph: Graph) -> Traffic:
+def copy_traffic(source: Tensor, destination: Tensor, graph: Graph, tiles: range | None = None) -> Traffic:
     """Return the exchange of a copy between tensors of one shape.
 
-    All local bytes are copied on their tile; `copied_bytes` has no meaning for copies.
+    All local bytes are copied on their tile; `copied_bytes` has no meaning for copies. `tiles` are those that are
+    counted: whole IPUs, with all tiles that take part; all of the graph when None.
 
     Raises:
         GraphError: a variable without a tile mapping.
     """
-    return _sum_windows(_copy_windows(source, destination, graph), graph.target.num_tiles)
+    windows = _copy_windows(source, destination, graph)
+    if tiles is None:
+        return _sum_windows(windows, graph.target.num_tiles)
+    return _sum_windows([replace(part, first=part.first - tiles.start) for part in windows], len(tiles))
 
 
 def _copy_windows(source: Tensor, destination: Tensor, graph: Graph) -> list[_Window]:

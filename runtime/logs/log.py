@@ -131,6 +131,7 @@ MODULES: dict[str, str] = {
     "poplin": "products whose plan needs more memory than it may take",
     "fit": "each attempt to fit a program: cost per byte, the tile that it is planned for, whether it fits",
     "compile": "verification, costs, memory and clocks; the graph, and the fullest tiles",
+    "search": "each plan that a search estimates and compiles",
     "profiling": "functions of a script that cannot be compiled",
     "cache": "programs read from a cache on disk, programs that are not cached, directories that cannot be used",
     "distributed": "processes that a launcher started, and that are no job",

@@ -1,4 +1,4 @@
-"""Steps of a compilation: timed, logged when they end, shown as progress while they run.
+"""Steps of a compilation: timed, logged when they end, shown as progress while they run, ended at a deadline.
 
 Input: name of the program, names of its steps, and each step around its work. Output: seconds by name, log lines at
 INFO, a line of progress. A compilation within another belongs to the outer one. A program that does not fit its tiles
@@ -14,6 +14,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 
 from ipujax.runtime.errors import IpuError
+from ipujax.runtime.logs.deadline import check_deadline
 from ipujax.runtime.logs.log import Log, progress_line
 
 _LOG = Log("jit")
@@ -113,6 +114,7 @@ def step(log: Log, name: str, timings: dict[str, float] | None = None, detail: s
         timings: dict to which its seconds are added, by name.
         detail: text for the line of progress; the name when empty.
     """
+    check_deadline()
     compilation = _COMPILATION.get()
     start = time.perf_counter()
     outer = () if compilation is None else compilation.running
@@ -140,7 +142,8 @@ def attempt(log: Log, number: int, cycles_per_byte: float) -> Iterator[None]:
 
 
 def count_part(parts_name: str) -> None:
-    """Count a finished part of the innermost step, such as one of "equations", for the line of progress."""
+    """Count a finished part of the innermost step, such as one of "equations": for progress, and for the deadline."""
+    check_deadline()
     if (compilation := _COMPILATION.get()) is not None:
         compilation.num_parts += 1
         compilation.parts_name = parts_name

@@ -5,6 +5,7 @@ from ipujax.runtime.memory.always_live import (
     FIXED as FIXED,
     code_of_exchanges as code_of_exchanges,
     exchange_code_bytes as exchange_code_bytes,
+    received_at_once as received_at_once,
 )
 from ipujax.runtime.memory.attempts import Attempt as Attempt, attempt_lines as attempt_lines
 from ipujax.runtime.memory.contents import TileContents as TileContents, VariableTiles as VariableTiles

@@ -117,6 +117,13 @@ def code_of_exchanges(costs: Iterable[Cost], target: Target) -> np.ndarray:
     return np.asarray(sum(sizes[name] for name in EXCHANGE_CODE), np.int64)
 
 
+def received_at_once(cost: Cost) -> int:
+    """Return the bytes that a tile receives, at most, in one exchange between tiles of a leaf."""
+    if isinstance(cost, ComputeSetCost):
+        return int(max(cost.before.received_bytes.max(), cost.after.received_bytes.max()))
+    return int(cost.exchange.received_bytes.max()) if isinstance(cost, CopyCost) else 0
+
+
 def exchange_code_bytes(exchange: ExchangeCost, target: Target) -> np.ndarray:
     """Return the bytes of the send and receive instructions of an exchange, int64[tiles of the exchange]."""
     return receive_code_bytes(exchange.receives, target) + send_code_bytes(exchange.sends, exchange.sent_bytes)

@@ -136,6 +136,35 @@ def test_batch_that_does_not_divide_names_the_nearest() -> None:
     assert "20 rows" in str(info.value)
 
 
+@pytest.mark.parametrize(
+    ("settings", "match"),
+    [
+        ({"micro_batches": 0}, "micro_batches of ipu.Plan"),
+        ({"data": -1}, "data of ipu.Plan"),
+        ({"stages": 2.0}, "stages of ipu.Plan"),
+        ({"serial": True}, "serial of ipu.Plan"),
+        ({"recompute": "some"}, "recompute of ipu.Plan"),
+        ({"shards": 2, "specs": {"[0]['layers']": P("data")}}, "mesh axis 'model'"),
+    ],
+)
+def test_plans_that_cannot_be(settings: Any, match: str) -> None:
+    with pytest.raises(ipu.ArgumentError, match=match):
+        ipu.Plan(**settings)
+
+
+@pytest.mark.parametrize(
+    ("plan", "batch", "match"),
+    [
+        (ipu.Plan(shards=2, specs={"[0]['layer']": P("model")}), 2, r"name no argument[^±]*'layers'"),
+        (ipu.Plan(data=2), 3, "batch_argnums of ipu.Plan.jit"),
+    ],
+)
+def test_plans_of_other_arguments_are_refused(plan: ipu.Plan, batch: int, match: str) -> None:
+    function = plan.jit(scanned_step, batch_argnums=batch, device=ipu.IPUModel(2, tiles_per_ipu=TILES))
+    with pytest.raises(ipu.ArgumentError, match=match):
+        function.lower(*scanned_arguments())
+
+
 def test_cuts_of_another_function_are_refused() -> None:
     plan = ipu.Plan(stages=2, micro_batches=4, cuts=(10_000,))
     step = plan.jit(dense_step, batch_argnums=1, device=ipu.IPUModel(2, tiles_per_ipu=TILES))

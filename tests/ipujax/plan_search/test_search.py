@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
+import numpy as np
 import pytest
 
 import ipujax as ipu
-from ipujax.plan_search import searching
+from ipujax.lowering.pipelining import exchange_bytes
+from ipujax.plan_search import plan_costs, search_run, searching
 from ipujax.plan_search.estimates import StepCosts
 from ipujax.plan_search.search_plan import traced_step
+from ipujax.runtime.logs import deadline
 from tests.ipujax.plan_search.steps import ROWS, TILES, dense_arguments, dense_step, scanned_arguments, scanned_step
 
 DEVICE = ipu.IPUModel(2, tiles_per_ipu=TILES)
@@ -66,19 +71,32 @@ def test_shardings_of_a_plan_are_short_in_the_text_alone(found: ipu.Search, tmp_
 
 
 def test_interrupt_returns_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    real, calls = searching.compiled_cost, list[Any]()
+    real, calls = search_run.compiled_cost, list[Any]()
 
-    def interrupted(*job: Any) -> Any:
+    def interrupted(job: Any) -> Any:
         calls.append(job)
         if len(calls) > 1:
             raise KeyboardInterrupt
-        return real(*job)
+        return real(job)
 
-    monkeypatch.setattr(searching, "compiled_cost", interrupted)
+    monkeypatch.setattr(search_run, "compiled_cost", interrupted)
     search = ipu.search(dense_step, *_shapes(dense_arguments()), device=DEVICE, batch_argnums=1, axes=AXES)
     assert search.ended == "interrupt"
     assert [row.figures for row in search].count("compiled") == 1
     assert search.best.fits
+    assert "interrupted" in str(search)
+
+
+def test_interrupt_before_the_first_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(searching, "candidates", interrupted)
+    search = ipu.search(dense_step, *_shapes(dense_arguments()), device=DEVICE, batch_argnums=1, axes=AXES)
+    assert (search.ended, len(search)) == ("interrupt", 0)
+    assert "interrupted" in str(search)
+    with pytest.raises(ipu.ArgumentError, match="interrupted"):
+        _ = search.best
 
 
 class _Busy:
@@ -107,12 +125,54 @@ def test_file_is_read_again(tmp_path: Path, found: ipu.Search) -> None:
         ({"stages": (0,)}, "no number of parts"),
         ({"schedule": ("1f1",)}, "no value '1f1'"),
         ({"micro_batches": (3,)}, f"{ROWS} rows do not divide into 3"),
-        ({"data": (64,)}, "needs 64 IPUs"),
+        ({"data": (64,)}, r"needs 64 IPUs[^±]*num_ipus=64"),
+        ({"stages": (2,), "micro_batches": (1,)}, r"one IPU at work[^±]*micro_batches of 2"),
+        ({"offload": (0,)}, "no tuple of arguments"),
+        ({"offload": ((2,),)}, "offload of ipu.search"),
+        ({"offload": ((1,),)}, "names the batch"),
+        ([("stages", (1,))], "must be a dictionary"),
     ],
 )
 def test_axes_that_cannot_be(axes: Any, match: str) -> None:
     with pytest.raises(ipu.ArgumentError, match=match):
         ipu.search(dense_step, *_shapes(dense_arguments()), device=DEVICE, batch_argnums=1, axes=axes)
+
+
+@pytest.mark.parametrize(
+    ("settings", "match"),
+    [
+        ({"batch_argnums": 2}, "batch_argnums of ipu.search"),
+        ({"batch_argnums": -3}, "batch_argnums of ipu.search"),
+        ({"donate_argnums": 2}, "donate_argnums of ipu.search"),
+        ({"seconds": -1}, "seconds of ipu.search"),
+        ({"seconds": float("nan")}, "seconds of ipu.search"),
+        ({"seconds": "60"}, "seconds of ipu.search"),
+        ({"seconds": True}, "seconds of ipu.search"),
+        ({"compiled": 0}, "compiled"),
+        ({"compiled": 1.5}, "compiled"),
+        ({"options": {}}, "ipu.Options"),
+        ({"executor": 3}, "submit"),
+    ],
+)
+def test_settings_that_cannot_be(settings: Any, match: str) -> None:
+    with pytest.raises(ipu.ArgumentError, match=match):
+        ipu.search(dense_step, *_shapes(dense_arguments()), **{"device": DEVICE, "batch_argnums": 1, **settings})
+
+
+def test_axes_may_be_iterators(found: ipu.Search) -> None:
+    axes = {name: iter(values) for name, values in AXES.items()}
+    search = ipu.search(dense_step, *_shapes(dense_arguments()), device=DEVICE, batch_argnums=1, axes=axes, seconds=0)
+    assert {replace(row.plan, cuts=()) for row in search} <= {replace(row.plan, cuts=()) for row in found}
+
+
+def test_arguments_may_be_numbers() -> None:
+    def scaled_step(weights: Any, batch: Any, factor: Any) -> Any:
+        weights, value = dense_step(weights, batch)
+        return jax.tree.map(lambda w: w * factor, weights), value
+
+    axes = {"data": (1,), "shards": (1,), "stages": (1,), "micro_batches": (1,)}
+    search = ipu.search(scaled_step, *_shapes(dense_arguments()), 0.5, device=DEVICE, batch_argnums=1, axes=axes)
+    assert search.best.fits
 
 
 def test_machine_smaller_than_the_weights_names_one_that_is_not() -> None:
@@ -130,9 +190,37 @@ def test_no_plan_that_fits_shows_the_closest() -> None:
     assert "more" in str(info.value)
 
 
-def test_seconds_end_a_search() -> None:
-    search = ipu.search(dense_step, *_shapes(dense_arguments()), device=DEVICE, batch_argnums=1, seconds=0)
+@pytest.mark.parametrize("checks", [0, 1, 30, 100, 200])
+def test_seconds_end_a_search_in_the_middle_of_a_plan(
+    monkeypatch: pytest.MonkeyPatch, found: ipu.Search, checks: int
+) -> None:
+    clock = count()
+    # A second passes at each look at the clock: before steps and after equations, for instance.
+    time = SimpleNamespace(monotonic=clock.__next__, time=lambda: 0.0)
+    for module in (deadline, search_run, searching, plan_costs):
+        monkeypatch.setattr(module, "time", time)
+    shapes = _shapes(dense_arguments())
+    search = ipu.search(dense_step, *shapes, device=DEVICE, batch_argnums=1, axes=AXES, seconds=checks)
     assert search.ended == "seconds"
+    # At the end there is no more to do than the table.
+    assert next(clock) <= checks + 10
+    plans = {replace(row.plan, cuts=()) for row in search}
+    assert not plans or plans == {replace(row.plan, cuts=()) for row in found}
+    assert "seconds" in str(search)
+    if not any(row.figures == "compiled" for row in search):
+        with pytest.raises(ipu.ArgumentError, match="seconds"):
+            _ = search.best
+
+
+def test_seconds_that_suffice_change_nothing(found: ipu.Search) -> None:
+    search = ipu.search(dense_step, *_shapes(dense_arguments()), device=DEVICE, batch_argnums=1, axes=AXES, seconds=1e6)
+    assert (search.ended, search.rows) == ("all", found.rows)
+
+
+def test_seconds_end_a_job_of_an_executor() -> None:
+    search = {"batch_argnums": (1,), "device": DEVICE, "donate_argnums": (), "options": None}
+    job = plan_costs.PlanJob(dense_step, _shapes(dense_arguments()), ipu.Plan(data=2), search, deadline=0.0)
+    assert plan_costs.compiled_cost(job) is None
 
 
 def test_no_estimate_is_below_the_least_cycles_of_its_plan() -> None:
@@ -142,3 +230,47 @@ def test_no_estimate_is_below_the_least_cycles_of_its_plan() -> None:
     plans = [ipu.Plan(stages=stages, micro_batches=count) for stages in (1, 2) for count in (4, 8)]
     for plan in [*plans, ipu.Plan(data=2)]:
         assert 0 < costs.least_cycles(plan) <= costs.estimate(plan).cycles
+
+
+@pytest.mark.parametrize(
+    ("rows", "axes"),
+    [
+        (9, {"micro_batches": (1,)}),
+        (9, {"micro_batches": (3, 9)}),
+        (8, {"micro_batches": (2, 4)}),
+        (7, {"micro_batches": (1, 7)}),
+        (2, {"micro_batches": (1, 2)}),
+    ],
+)
+def test_batches_of_few_divisors_have_estimates(rows: int, axes: Any) -> None:
+    weights, batch = _shapes(dense_arguments())
+    batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct((rows, *x.shape[1:]), x.dtype), batch)
+    axes = {**axes, "data": (1,), "shards": (1,), "stages": (1,)}
+    search = ipu.search(dense_step, weights, batch, device=DEVICE, batch_argnums=1, axes=axes, compiled=1)
+    assert {row.plan.micro_batches for row in search if row.cycles} == set(axes["micro_batches"])
+
+
+@pytest.mark.parametrize("step", [dense_step, scanned_step], ids=lambda step: step.__name__)
+def test_estimates_know_the_code_and_buffers_of_exchanges(step: Any) -> None:
+    args = _shapes(dense_arguments() if step is dense_step else scanned_arguments())
+    batch = len(args) - 1
+    traced = traced_step(step, args)
+    costs = StepCosts(traced, traced.is_of((batch,)), DEVICE.target)
+    plan = ipu.Plan(stages=2, micro_batches=4)
+    plan = replace(plan, cuts=costs.estimate(plan).cuts)
+    work = costs.of_plan(plan).work
+    bounds = np.array([0, *plan.cuts, len(work.forward_cycles)])
+    memory = plan.jit(step, batch_argnums=batch, device=DEVICE).lower(*args).compile().profile.memory
+    used = memory.by_category["internalExchangeCode"] + memory.by_category["message"]
+    for stage, bytes_of_tiles in enumerate(used.reshape(2, -1)):
+        # The program has copies to other stages, and the update, beside.
+        assert 0.5 < exchange_bytes(work, bounds)[stage, stage + 1] / bytes_of_tiles.max() < 1.5
+
+
+def test_shards_that_nothing_divides_by_are_left_out() -> None:
+    axes = {"shards": (1, 3), "data": (1,), "stages": (1,), "micro_batches": (2, 4)}
+    device = ipu.IPUModel(4, tiles_per_ipu=TILES)
+    search = ipu.search(dense_step, *_shapes(dense_arguments()), device=device, batch_argnums=1, axes=axes, compiled=1)
+    assert search.best.plan.shards == 1
+    assert all("divisible by 3" in row.left_out for row in search if row.plan.shards == 3)
+    assert {row.plan.shards for row in search} == {1, 3}

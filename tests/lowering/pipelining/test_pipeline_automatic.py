@@ -147,7 +147,7 @@ def test_chooses_the_number_of_stages() -> None:
 def test_assigns_gradients_to_the_stage_of_their_parameters() -> None:
     loss, args = chain(WIDTHS["even"])
     fun = ipu.pipeline(jax.value_and_grad(loss), micro_batches=8, stages=3)
-    jaxpr = name_stages(search_of(fun, args, small_target(4)).work, (3, 6)).jaxpr
+    jaxpr = name_stages(search_of(fun, args, small_target(4)).batch, (3, 6)).jaxpr
     assert named_stages(jaxpr.jaxpr) == {0, 1, 2}
     products: dict[bool, list[int]] = {False: [], True: []}
     for eqn in jaxpr.jaxpr.eqns:
@@ -209,3 +209,22 @@ def test_balanced_cuts_are_ordered_by_their_time_over_all_micro_batches():
     fits = [np.ones((4, 4), bool)] * 2
     for micro_batches, expected in ((2, [(2,), (1,)]), (4, [(1,), (2,)])):
         assert _balanced_cuts(times, fits, SimpleNamespace(num_stages=2, micro_batches=micro_batches)) == expected
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_balanced_cuts_are_those_of_all_cuts(seed):
+    random = np.random.default_rng(seed)
+    # Few distinct times, as of equal layers, and stages that do not fit.
+    elapsed = np.concatenate([[0], np.cumsum(random.integers(1, 4 if seed % 2 else 1000, 9))])
+    times = np.where(np.tri(10, dtype=bool), np.inf, elapsed[None, :] - elapsed[:, None] + random.integers(0, 9, 10))
+    fits = [random.random((10, 10)) < 0.8 for _ in range(4)]
+    micro_batches = int(random.choice([2, 8, 64]))
+
+    def cost(candidate):
+        ranges = list(pairwise((0, *candidate, 9)))
+        stage_times = [times[a, b] if fits[stage][a, b] else np.inf for stage, (a, b) in enumerate(ranges)]
+        return sum(stage_times) + (micro_batches - 1) * max(stage_times)
+
+    least = min(map(cost, combinations(range(1, 9), 3)))
+    found = _balanced_cuts(times, fits, SimpleNamespace(num_stages=4, micro_batches=micro_batches))
+    assert [cost(candidate) for candidate in found[:1]] == ([least] if np.isfinite(least) else [])

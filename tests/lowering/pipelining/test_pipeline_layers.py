@@ -49,8 +49,8 @@ def search_for(fun: Any, args: Any, ipus: int, make: Any = Lowering) -> StageSea
 
 def cut_at(search: StageSearch, layers: tuple[int, ...]) -> CutJaxpr:
     """The program with stages that begin at these iterations of the first loop."""
-    first = min(search.work.loops)
-    return search.rewrite(tuple(search.work.shard_segments()[first, row] for row in layers))
+    first = min(search.batch.loops)
+    return search.rewrite(tuple(search.batch.shard_segments()[first, row] for row in layers))
 
 
 def into_shards(values: Any, cuts: Any) -> list[Any]:
@@ -335,8 +335,8 @@ class Counting(Lowering):
 
 def test_iterations_of_equal_cost_are_segments() -> None:
     search = search_for(gradients("plain", 6, stages=3), arguments(6), 4)
-    (loop,) = search.work.loops
-    segments = [search.work.shard_segments()[loop, row] for row in range(6)]
+    (loop,) = search.batch.loops
+    segments = [search.batch.shard_segments()[loop, row] for row in range(6)]
     assert segments == list(range(segments[0], segments[0] + 6))
     assert len(set(search.work.forward_cycles[segments])) == len(set(search.work.backward_cycles[segments])) == 1
     assert set(segments) <= set(range(len(search.work.forward_cycles)))

@@ -96,8 +96,8 @@ def test_assigns_state_of_stacks_to_each_layer() -> None:
         return OPTIMIZER.update(grads, state, params)
 
     search = search_of(update, (params, OPTIMIZER.init(params), batch(8)), target_of(624 << 10))
-    (loop,) = search.work.loops
-    segments = search.work.shard_segments()
+    (loop,) = search.batch.loops
+    segments = search.batch.shard_segments()
     for row in range(5):
         sizes = sorted(size for segment, size in search.resident if segment == segments[loop, row] and size > 4)
         assert sizes == [4 * 6, 4 * 6, 4 * 6 * 6, 4 * 6 * 6]
@@ -119,7 +119,7 @@ def test_counts_a_parameter_in_each_stage_that_uses_it() -> None:
     rng = np.random.default_rng(0)
     count = 6
     parameters = [(tuple(sorted(rng.choice(count, size=1 + n % 3, replace=False).tolist())), 10**n) for n in range(5)]
-    work = SimpleNamespace(forward_cycles=np.zeros(count), parameter_bytes=parameters)
+    work = SimpleNamespace(forward_cycles=np.zeros(count), parameter_bytes=tuple(parameters))
     bounds = np.arange(count + 1)
     resident = _resident_bytes(work, [(2, 7)], bounds)  # type: ignore[arg-type]
     for first, stop in combinations(range(count + 1), 2):
