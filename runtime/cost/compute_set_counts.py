@@ -26,7 +26,7 @@ from ipujax.runtime.cost.padded_rows import padding_of_group
 from ipujax.runtime.cost.rearrangement import FieldTraffic, field_traffics, rearrangement_counts
 from ipujax.runtime.exchange import copy_cycles
 from ipujax.runtime.graph import NO_TILE, BlockShapes, Codelet, ComputeSet, Graph, Repetition, VertexGroup, repetitions
-from ipujax.runtime.target import Machines, Target, issue_round_cycles
+from ipujax.runtime.target import Machines, Target, issue_round_cycles, recalled_value
 from ipujax.runtime.tensor import pad_tiles
 
 
@@ -80,7 +80,13 @@ class _Vertices:
     on_tile: np.ndarray
 
     def cycles(self, target: Target) -> np.ndarray:
-        """Return the cycles of each distinct vertex, rounded up, [n, machines]."""
+        """Return the cycles of each distinct vertex, rounded up, [n, machines]; those of equal vertices are equal."""
+        shapes = tuple(tuple((length.shape, length.tobytes()) for length in block) for block in self.shapes)
+        key = self.codelet, shapes, self.repetitions, self.padded_rows, self.padding, len(self.on_tile)
+        cycles: np.ndarray = recalled_value(target, key, self._compute_cycles)
+        return cycles
+
+    def _compute_cycles(self, target: Target) -> np.ndarray:
         paths = slow_paths_of(self.codelet, self.shapes, self.repetitions, self.padded_rows, target)
         slow_cycles = sum(path.cycles for path in paths)
         cycles = whole_vertex_cycles(self.codelet, self.shapes, target, self.padding, slow_cycles)
