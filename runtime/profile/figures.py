@@ -253,7 +253,7 @@ class Figures(PrimaryFigures):
     @cached_property
     def pass_changes(self) -> tuple[PassChange, ...]:
         """What each pass of the compilation changed; empty for Poplar programs, and of a saved profile."""
-        return () if self.count_equations is None else pass_changes(self.count_equations())
+        return () if self.list_equations is None else pass_changes(self.list_equations())
 
     @cached_property
     def layers(self) -> tuple[LayerCost, ...]:

@@ -11,8 +11,7 @@ that of one replica. A static profile takes the costlier branch of each decision
 from __future__ import annotations
 
 import copy
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Annotated, Any, Self, TypeVar
@@ -90,7 +89,7 @@ class PrimaryFigures(FigureRecord):
         ran: program of the run, of the executable's steps; the executable's program when None.
         data: the figures as a file has them, see `runtime.schema`.
         compile_again: returns the compiled program of figures from a cache.
-        count_equations: returns the equations after each pass by kind; None where there are no passes, and once saved.
+        list_equations: returns the equations after each pass in order; None where there are no passes, and once saved.
     """
 
     compiled: Executable | None = None
@@ -98,7 +97,7 @@ class PrimaryFigures(FigureRecord):
     ran: Program | None = None
     data: Json | None = None
     compile_again: Callable[[], Executable] | None = None
-    count_equations: Callable[[], Mapping[str, Counter[EquationKind]]] | None = None
+    list_equations: Callable[[], Mapping[str, Sequence[tuple[EquationKind, int]]]] | None = None
 
     @classmethod
     def from_data(cls, data: Json, compile_again: Callable[[], Executable] | None = None) -> Self:

@@ -5,6 +5,7 @@ function of targets once for each combination of the constants that it reads, al
 
     Machines.evaluate(f)  ::=  f of one machine, noting the constants that it reads
                                f of the distinct combinations of those, as arrays; a column for each machine
+                          |    f of all machines at once, where its arrays are small
 
 Arrays of machines are the last dimension of everything: a function of counts [n, 1] returns [n, machines].
 Limits: a function may not branch on a constant that differs, which NumPy refuses; `evaluate_each` is for those that do.
@@ -24,6 +25,7 @@ from ipujax.runtime.target.target import Target
 
 _NAMES = tuple(item.name for item in dataclasses.fields(Target) if item.name != "sources")
 _NUMBERS = frozenset(item.name for item in dataclasses.fields(Target) if item.type in ("int", "float"))
+_FEW_ELEMENTS = 1 << 13  # of an array of which NumPy's calls take longer than its elements: no constants are noted
 _MOST_ELEMENTS = 1 << 21  # of one array of a formula, some 16 MiB: more machines are computed one part after another
 
 
@@ -186,8 +188,10 @@ class Machines:
             rows: elements of its largest array, for one machine.
 
         Returns:
-            [..., machines]; [..., 1] where it reads no constant that differs.
+            [..., machines]; or [..., 1] where it reads no constant that differs.
         """
+        if rows * self.count <= _FEW_ELEMENTS:
+            return np.asarray(function(self.arrays()))
         probe = self.arrays(slice(0, 1))
         value = np.asarray(function(probe))
         names = tuple(sorted(probe.noted & self.numbers.keys()))
