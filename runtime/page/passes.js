@@ -23,9 +23,13 @@
     spec.texts = new Map();
   }
 
+  // Numbers of kinds that are equal but for their line: an inlined equation has that of its call.
+  let likes = [];
+
   // The lines of two texts in order, as [sign, line]: by the greedy search of Myers, all replaced where it is too long.
   function difference(before, after) {
-    const same = (a, b) => Math.floor(before[a] / LEVELS) === Math.floor(after[b] / LEVELS);
+    const like = (line) => likes[Math.floor(line / LEVELS)];
+    const same = (a, b) => like(before[a]) === like(after[b]);
     let begin = 0;
     while (begin < before.length && begin < after.length && same(begin, begin)) begin += 1;
     let [endBefore, endAfter] = [before.length, after.length];
@@ -102,6 +106,8 @@
 
   function prepare() {
     const { spec, rows: kinds } = page.tableSpec("passes-table");
+    const numbers = new Map();
+    likes = kinds.map(({ c1, c2 }) => { const text = `${c1} ${c2}`; if (!numbers.has(text)) numbers.set(text, numbers.size); return numbers.get(text); });
     compareCounts(spec, kinds);
     let isSeen = false; // a text is compared when it is first in sight
     new IntersectionObserver(([{ isIntersecting }]) => {

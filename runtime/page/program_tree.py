@@ -6,7 +6,8 @@ Input: `ProgramNode`, `PassChange`s. Output: sections.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import groupby
 
 from ipujax.runtime.markup import Markup, join_markup, table, tag
 from ipujax.runtime.page.anchors import Anchors
@@ -16,9 +17,11 @@ from ipujax.runtime.profile import EquationKind, PassChange, ProgramNode
 from ipujax.runtime.tensor import readable_name
 
 MAX_CHILDREN = 1_500  # of one node; programs without loops have far longer Sequences
-MAX_EQUATIONS = 60_000  # of all passes together whose order a page has, some 350 KB
+MAX_EQUATIONS = 120_000  # of all passes together whose order a page has, some 700 KB
 LEVELS = 8  # of equations inside others that are told apart; deeper ones are shown as the last
 _OPEN_LEVELS = 2
+_SMALL_SHARE = 1e-3  # of all cycles: steps that take less are folded
+_MANY_STEPS = 4  # behind one another
 
 
 def program_section(root: ProgramNode, anchors: Anchors) -> Section:
@@ -49,12 +52,34 @@ def _node(node: ProgramNode, total: int, level: int, anchors: Anchors) -> Markup
     )
     if not node.children:
         return tag("div", label, class_="leaf")
-    children = [_node(child, total, level + 1, anchors) for child in node.children[:MAX_CHILDREN]]
+    children = [part for run in _runs(node, total) for part in _run(run, total, level + 1, anchors)]
     omitted = node.children[MAX_CHILDREN:]
     if omitted:
         cycles = sum(child.cycles for child in omitted)
         children.append(tag("div", f"… {len(omitted):,} more steps, {cycles:,} cycles", class_="leaf"))
     return tag("details", tag("summary", label), *children, open=level < _OPEN_LEVELS)
+
+
+def _runs(node: ProgramNode, total: int) -> Iterator[list[ProgramNode]]:
+    """Yield the children of a node that are shown: small steps behind one another together, others alone."""
+
+    def is_small(child: ProgramNode) -> bool:
+        return not child.children and child.cycles < _SMALL_SHARE * total
+
+    for small, run in groupby(node.children[:MAX_CHILDREN], is_small):
+        steps = list(run)
+        yield from [steps] if small else [[step] for step in steps]
+
+
+def _run(run: Sequence[ProgramNode], total: int, level: int, anchors: Anchors) -> list[Markup]:
+    """Return the nodes of some steps behind one another, folded if they are many."""
+    nodes = [_node(child, total, level, anchors) for child in run]
+    if len(nodes) < _MANY_STEPS:
+        return nodes
+    cycles = sum(child.cycles for child in run)
+    names = ("cycles", f"{cycles:,}"), ("share", f"{cycles / max(1, total):.1%}"), ("track", bar(cycles, total))
+    parts = [*(tag("span", text, class_=name) for name, text in names), f"{len(run):,} small steps"]
+    return [tag("details", tag("summary", *parts), *nodes)]
 
 
 def passes_section(changes: Sequence[PassChange]) -> Section:
