@@ -348,7 +348,7 @@ class Compiled(Stage):
             data = self._store.profile() if self._store is not None and self._is_stored else None
             if data is not None:
                 return Profile.from_data(data, lambda: self.executable)
-            profile = Profile(self.executable, count_equations=self.lowered.planned.count_equations)
+            profile = Profile(self.executable, list_equations=self.lowered.planned.list_equations)
             if self._store is not None:
                 self._store.put_profile(profile)
         return profile
@@ -443,8 +443,8 @@ class Compiled(Stage):
             outs = jax.block_until_ready(self._profiled_call(*leaves))
             jax.effects_barrier()  # decisions arrive by callbacks, which may run after the results are ready
             self._settled(outs)
-            counting = self.lowered.planned.count_equations
-            return outs, Profile(self.executable, self._decisions, count_equations=counting)
+            listing = self.lowered.planned.list_equations
+            return outs, Profile(self.executable, self._decisions, list_equations=listing)
 
     @showing_user_frames
     def save(self, path: str | os.PathLike[str]) -> None:

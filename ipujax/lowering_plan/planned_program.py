@@ -5,7 +5,6 @@ Input: a lowering plan, and the `Choice` of parameters of a plan. Output: `Plann
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -90,16 +89,21 @@ class PlannedProgram:
             ("Texts, by as_text(after=…)", f"{len(self.jaxprs)}: {', '.join(self.jaxprs)}"),
         ]
 
-    def count_equations(self) -> dict[str, Counter[tuple[str, str, str]]]:
-        """Count the equations of the trace and after each pass by primitive, types and line, for the profile's page."""
-        from ipujax.lowering.dumps import equation_counts
+    def list_equations(self) -> dict[str, list[tuple[tuple[str, str, str], int]]]:
+        """List the equations of the trace and after each pass, in order, for the profile's page.
 
-        counts: dict[str, Counter[tuple[str, str, str]]] = {}
-        last: tuple[ClosedJaxpr | None, Counter[tuple[str, str, str]]] = None, Counter()
+        Each is primitive, types and line, and the number of equations that it is inside. A pass that changes nothing
+        has the list before it.
+        """
+        from ipujax.lowering.dumps import EquationKinds
+
+        kinds = EquationKinds()
+        lists: dict[str, list[tuple[tuple[str, str, str], int]]] = {}
+        jaxpr_before = None
         for name, jaxpr in self.jaxprs.items():
-            last = last if jaxpr is last[0] else (jaxpr, equation_counts(jaxpr))  # most passes change nothing
-            counts[name] = last[1]
-        return counts
+            lists[name] = list(lists.values())[-1] if jaxpr is jaxpr_before else kinds.of(jaxpr)
+            jaxpr_before = jaxpr
+        return lists
 
     def host_calls(self) -> HostCalls | None:
         """Return a caller of the Python functions that the program calls; None if it has none."""

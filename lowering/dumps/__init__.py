@@ -20,6 +20,6 @@ if TYPE_CHECKING:
         intermediate_json as intermediate_json,
         write_json as write_json,
     )
-    from ipujax.lowering.dumps.json_forms import equation_counts as equation_counts, tile_map as tile_map
+    from ipujax.lowering.dumps.json_forms import EquationKinds as EquationKinds, tile_map as tile_map
 else:
     __getattr__ = lazy_names(__name__)

@@ -40,7 +40,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from numbers import Integral
 from typing import Any
@@ -133,14 +132,15 @@ class JaxprList:
 
 def bodies_of(eqn: JaxprEqn) -> dict[str, list[Jaxpr]]:
     """The jaxprs that an equation holds, by parameter."""
-    found = {key: _jaxprs(value) for key, value in eqn.params.items()}
-    return {key: jaxprs for key, jaxprs in found.items() if jaxprs}
+    return {key: jaxprs for key, value in eqn.params.items() if (jaxprs := _jaxprs(value))}
 
 
 def _jaxprs(value: Any) -> list[Jaxpr]:
-    items = value if isinstance(value, tuple | list) else (value,)
-    opened = (item.jaxpr if isinstance(item, ClosedJaxpr) else item for item in items)
-    return [item for item in opened if isinstance(item, Jaxpr)]
+    if isinstance(value, tuple | list):
+        return [jaxpr for item in value for jaxpr in _jaxprs(item)]
+    if isinstance(value, ClosedJaxpr):
+        return [value.jaxpr]
+    return [value] if isinstance(value, Jaxpr) else []
 
 
 def short_type(atom: Atom) -> str:
@@ -148,28 +148,45 @@ def short_type(atom: Atom) -> str:
     return str(atom.aval.str_short(short_dtypes=True))
 
 
-def equation_counts(jaxpr: ClosedJaxpr) -> Counter[tuple[str, str, str]]:
-    """The number of equations of each primitive, text of its types, and line, those inside others too."""
-    types = dict[Any, str]()  # by abstract value, of which there are few
-
-    def type_of(atom: Atom) -> str:
-        if atom.aval not in types:
-            types[atom.aval] = short_type(atom)
-        return types[atom.aval]
-
-    def kind(eqn: JaxprEqn) -> tuple[str, str, str]:
-        operands, results = (" ".join(map(type_of, atoms)) for atoms in (eqn.invars, eqn.outvars))
-        return eqn.primitive.name, f"{operands} → {results}", source_line(eqn)
-
-    return Counter(map(kind, _equations(jaxpr.jaxpr)))
+EquationKind = tuple[str, str, str]  # primitive, text of its types, line
 
 
-def _equations(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
+class EquationKinds:
+    """The kinds of equations, those inside others too; passes keep most equations, or their traces."""
+
+    def __init__(self) -> None:
+        self._types = dict[Any, str]()  # by abstract value, of which there are few
+        self._lines = dict[Any, str]()  # by traceback
+        self._kinds = dict[int, tuple[JaxprEqn, EquationKind]]()  # by the identity of an equation, which is kept
+
+    def of(self, jaxpr: ClosedJaxpr) -> list[tuple[EquationKind, int]]:
+        """The kinds of the equations of a jaxpr in its order, each with the number of equations that it is inside."""
+        return [(self._kind(eqn), level) for eqn, level in _equations(jaxpr.jaxpr, 0)]
+
+    def _kind(self, eqn: JaxprEqn) -> EquationKind:
+        if id(eqn) not in self._kinds:
+            operands, results = (" ".join(map(self._type, atoms)) for atoms in (eqn.invars, eqn.outvars))
+            self._kinds[id(eqn)] = eqn, (eqn.primitive.name, f"{operands} → {results}", self._line(eqn))
+        return self._kinds[id(eqn)][1]
+
+    def _type(self, atom: Atom) -> str:
+        if atom.aval not in self._types:
+            self._types[atom.aval] = short_type(atom)
+        return self._types[atom.aval]
+
+    def _line(self, eqn: JaxprEqn) -> str:
+        trace = eqn.source_info.traceback
+        if trace not in self._lines:
+            self._lines[trace] = source_line(eqn)
+        return self._lines[trace]
+
+
+def _equations(jaxpr: Jaxpr, level: int) -> Iterator[tuple[JaxprEqn, int]]:
     for eqn in jaxpr.eqns:
-        yield eqn
+        yield eqn, level
         for bodies in bodies_of(eqn).values():
             for body in bodies:
-                yield from _equations(body)
+                yield from _equations(body, level + 1)
 
 
 def literal_text(literal: Literal) -> str:

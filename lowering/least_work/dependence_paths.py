@@ -20,7 +20,7 @@ Limits: of a loop's carries, a path through several that do not grow alike is no
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ipujax.lowering.jax_compat import ClosedJaxpr, DropVar, JaxprEqn, Var, shape_of
@@ -72,6 +72,7 @@ class Weights:
         exchange_cycles: of the shortest exchange.
         costs: cost of each equation without jaxprs, by its identity.
         known: paths to the carries of a loop through some of them, by the identity of its jaxpr and their numbers.
+        compute_sets: paths of one compute set, by the cycles of its vertex.
     """
 
     target: Target
@@ -80,11 +81,15 @@ class Weights:
     exchange_cycles: float
     costs: Mapping[int, EquationCost]
     known: dict[tuple[int, frozenset[int]], tuple[dict[int, Path], dict[int, Path]]] = field(default_factory=dict)
+    compute_sets: dict[float, Path] = field(default_factory=dict)
 
     def compute_set(self, vertex_cycles: float) -> Path:
         """Return the path of one compute set with a vertex."""
-        vertex = (1 - self.tile_share) * self.smallest_cycles + self.tile_share * vertex_cycles
-        return Path(self.target.internal_sync_cycles + vertex, 1, 0, vertex_cycles)
+        if vertex_cycles not in self.compute_sets:
+            vertex = (1 - self.tile_share) * self.smallest_cycles + self.tile_share * vertex_cycles
+            path = Path(self.target.internal_sync_cycles + vertex, 1, 0, vertex_cycles)
+            self.compute_sets[vertex_cycles] = path
+        return self.compute_sets[vertex_cycles]
 
     @property
     def exchange(self) -> Path:
@@ -96,8 +101,7 @@ class Weights:
         return Path(self.tile_share * vertex_cycles, 0, 0, vertex_cycles)
 
 
-@dataclass(frozen=True, slots=True)
-class Ready:
+class Ready(NamedTuple):
     """When the first element of a value is ready.
 
     Args:
@@ -135,9 +139,12 @@ def _evaluate(jaxpr: ClosedJaxpr, inputs: Sequence[_Value], weights: Weights) ->
     for eqn in body.eqns:
         operands = [known.get(atom) if isinstance(atom, Var) else None for atom in eqn.invars]
         evaluated = _equation(eqn, operands, weights)
-        longest = max(longest, evaluated.longest, *(x.path for x in evaluated.results if x is not None))
-        pairs = zip(eqn.outvars, evaluated.results, strict=True)
-        known.update((var, value) for var, value in pairs if not isinstance(var, DropVar))
+        longest = max(longest, evaluated.longest)
+        for var, value in zip(eqn.outvars, evaluated.results, strict=True):
+            if value is not None:
+                longest = max(longest, value.path)
+            if not isinstance(var, DropVar):
+                known[var] = value
     results = [known.get(atom) if isinstance(atom, Var) else None for atom in body.outvars]
     return _Evaluated(results, longest)
 
@@ -178,7 +185,7 @@ def _result(eqn: JaxprEqn, operands: Sequence[_Value], weights: Weights) -> _Val
             return _last(values)
         case "repeated":
             last = _last(values)
-            return last and replace(last, element_cycles=0.0)
+            return last and last._replace(element_cycles=0.0)
         case "joined":
             return _first(operands)
         case "written":
@@ -197,7 +204,9 @@ def _first(operands: Sequence[_Value]) -> _Value:
 def _last(operands: Sequence[_Value]) -> _Value:
     """Return when the last of several values is ready, of which each element of the result reads one."""
     values = [operand for operand in operands if operand is not None]
-    return max(values, key=lambda x: (x.path, not x.is_open, x.element_cycles), default=None)
+    if len(values) < 2:
+        return values[0] if values else None
+    return max(values, key=lambda x: (x.path, not x.is_open, x.element_cycles))
 
 
 def _mapped(eqn: JaxprEqn, operands: Sequence[_Value], cost: EquationCost, weights: Weights) -> _Value:
@@ -205,12 +214,12 @@ def _mapped(eqn: JaxprEqn, operands: Sequence[_Value], cost: EquationCost, weigh
     shape = shape_of(eqn.outvars[0])
     vertex = weights.compute_set(cost.vertex_cycles)
     results = [
-        replace(
-            operand,
-            path=operand.path if operand.is_open else operand.path.plus(vertex),
-            is_open=True,
+        Ready(
+            operand.path if operand.is_open else operand.path.plus(vertex),
+            True,
+            operand.since,
             # An element of an operand that is repeated is computed once for several of the result.
-            element_cycles=cost.element_cycles + (operand.element_cycles if shape_of(atom) == shape else 0.0),
+            cost.element_cycles + (operand.element_cycles if shape_of(atom) == shape else 0.0),
         )
         for atom, operand in zip(eqn.invars, operands, strict=True)
         if operand is not None
@@ -265,7 +274,7 @@ def _scan(eqn: JaxprEqn, operands: Sequence[_Value], weights: Weights) -> _Evalu
 
 def _separate(inputs: Sequence[_Value]) -> list[_Value]:
     """Return the inputs of an iteration: none of its vertices is one of those before it."""
-    return [None if x is None else replace(x, is_open=False) for x in inputs]
+    return [x and x._replace(is_open=False) for x in inputs]
 
 
 _TRIALS = 4  # sets of carries that are tried: first all, then without those that grow least

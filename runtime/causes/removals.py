@@ -276,8 +276,10 @@ class Removals:
             graph = graph_on(executable.graph, replace(target, native_dtypes=dtypes))
             # Rows that are as long with padding as without have no slow path, and no more elements.
             graph.notes.padded_rows.extend(PaddedRows(row, row, 0, 0) for row in slow_rows)
+            # Without slow paths, and in the same dtypes, a cost is as it is.
             self._costs[is_native, is_fast] = {
-                leaf: _cost_on(graph, leaf, cost) for leaf, cost in executable.costs.items()
+                leaf: _cost_on(graph, leaf, cost) if is_native or _slow_rows_of(cost) else cost
+                for leaf, cost in executable.costs.items()
             }
         return self._costs[is_native, is_fast]
 
@@ -289,13 +291,7 @@ class Removals:
     @cached_property
     def _slow_rows(self) -> frozenset[int]:
         """Lengths of rows that take slow paths."""
-        rows: set[int] = set()
-        for cost in self.executable.costs.values():
-            if isinstance(cost, ComputeSetCost):
-                rows.update(reason.row for _, reason, _ in cost.slow_paths)
-            elif isinstance(cost, CopyCost) and cost.slow_path is not None:
-                rows.add(cost.slow_path.row)
-        return frozenset(rows)
+        return frozenset(row for cost in self.executable.costs.values() for row in _slow_rows_of(cost))
 
     @cached_property
     def _dtypes(self) -> frozenset[str]:
@@ -314,6 +310,13 @@ class Removals:
         if cause == EMULATION:
             return not self._dtypes <= self.executable.target.native_dtypes
         return True
+
+
+def _slow_rows_of(cost: object) -> list[int]:
+    """Return the lengths of rows that take slow paths in a compute set or a copy."""
+    if isinstance(cost, CopyCost):
+        return [] if cost.slow_path is None else [cost.slow_path.row]
+    return [reason.row for _, reason, _ in cost.slow_paths] if isinstance(cost, ComputeSetCost) else []
 
 
 def _cost_on(graph: Graph, leaf: Leaf, cost: object) -> object:

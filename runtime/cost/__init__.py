@@ -10,6 +10,7 @@ from ipujax.runtime.cost.compute_set import (
 )
 from ipujax.runtime.cost.compute_set_counts import (
     ComputeSetCycles as ComputeSetCycles,
+    KnownCounts as KnownCounts,
     compute_set_counts as compute_set_counts,
     compute_set_cycles as compute_set_cycles,
     slowest_tiles as slowest_tiles,

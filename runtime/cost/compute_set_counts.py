@@ -24,9 +24,9 @@ from ipujax.runtime.cost.compute_set import (
 from ipujax.runtime.cost.ipu_window import Window
 from ipujax.runtime.cost.padded_rows import padding_of_group
 from ipujax.runtime.cost.rearrangement import FieldTraffic, field_traffics, rearrangement_counts
-from ipujax.runtime.exchange import copy_cycles
+from ipujax.runtime.exchange import Traffic, copy_cycles
 from ipujax.runtime.graph import NO_TILE, BlockShapes, Codelet, ComputeSet, Graph, Repetition, VertexGroup, repetitions
-from ipujax.runtime.target import Machines, Target, issue_round_cycles
+from ipujax.runtime.target import Machines, Target, issue_round_cycles, recalled_value
 from ipujax.runtime.tensor import pad_tiles
 
 
@@ -80,7 +80,13 @@ class _Vertices:
     on_tile: np.ndarray
 
     def cycles(self, target: Target) -> np.ndarray:
-        """Return the cycles of each distinct vertex, rounded up, [n, machines]."""
+        """Return the cycles of each distinct vertex, rounded up, [n, machines]; those of equal vertices are equal."""
+        shapes = tuple(tuple((length.shape, length.tobytes()) for length in block) for block in self.shapes)
+        key = self.codelet, shapes, self.repetitions, self.padded_rows, self.padding, len(self.on_tile)
+        cycles: np.ndarray = recalled_value(target, key, self._compute_cycles)
+        return cycles
+
+    def _compute_cycles(self, target: Target) -> np.ndarray:
         paths = slow_paths_of(self.codelet, self.shapes, self.repetitions, self.padded_rows, target)
         slow_cycles = sum(path.cycles for path in paths)
         cycles = whole_vertex_cycles(self.codelet, self.shapes, target, self.padding, slow_cycles)
@@ -153,31 +159,71 @@ def _worker_cycles(vertices: Sequence[tuple[np.ndarray, np.ndarray]], target: Ta
     return np.where(busy, target.supervisor_overhead_cycles + issue_round_cycles(target) * load.max(1), 0)
 
 
-def compute_set_counts(graph: Graph, compute_set: ComputeSet) -> ComputeSetCounts:
-    """Return the counts of one execution of a compute set."""
+@dataclass(frozen=True, slots=True, eq=False)
+class GroupCounts:
+    """Counts of a vertex group on the tiles of a window.
+
+    Args:
+        vertices: distinct vertices, and how many of each a tile has.
+        reads: traffic of the fields that are read.
+        writes: traffic of the fields that are written.
+        copied: bytes, fragments and cycles by atoms of operands, then of results, that are copied, int64[6, tiles].
+    """
+
+    vertices: _Vertices
+    reads: Sequence[Traffic]
+    writes: Sequence[Traffic]
+    copied: np.ndarray
+
+
+KnownCounts = dict[object, GroupCounts]  # by window and key of the group
+
+
+def compute_set_counts(
+    graph: Graph, compute_set: ComputeSet, keys: Sequence[object] | None = None, known: KnownCounts | None = None
+) -> ComputeSetCounts:
+    """Return the counts of one execution of a compute set.
+
+    Args:
+        graph: of the compute set.
+        compute_set: the compute set.
+        keys: of its groups, equal for those of equal counts in a window, see `cost_key`; None for none.
+        known: counts of groups of other compute sets, to which these are added.
+    """
     groups = graph.groups[compute_set]
     window = window_of(graph, groups)
-    reads = field_traffics(graph, groups, False)
-    writes = field_traffics(graph, groups, True)
-    distinct = [_distinct_vertices(group, window, graph) for group in groups]
-    copied = np.concatenate([_copied(reads, False, window, graph), _copied(writes, True, window, graph)])
-    numbers = [each.on_tile for each in distinct]
+    known = {} if known is None or keys is None else known
+    counts_of_groups = []
+    for group, key in zip(groups, keys or range(len(groups)), strict=True):
+        place = window.first_tile, window.tiles, key
+        if place not in known:
+            known[place] = _group_counts(group, window, graph)
+        counts_of_groups.append(known[place])
+    copied = sum((each.copied for each in counts_of_groups), np.zeros((6, window.tiles), np.int64))
+    numbers = [each.vertices.on_tile for each in counts_of_groups]
     counts, ipu = distinct_tiles(np.concatenate([copied, *numbers]), window)
     bounds = np.cumsum([len(copied), *map(len, numbers)])
     vertices = tuple(
-        replace(each, on_tile=counts[low:high])
-        for each, low, high in zip(distinct, bounds[:-1], bounds[1:], strict=True)
+        replace(each.vertices, on_tile=counts[low:high])
+        for each, low, high in zip(counts_of_groups, bounds[:-1], bounds[1:], strict=True)
     )
     on_any = sum((on_tile.sum(0) for on_tile in numbers), np.zeros(window.tiles, np.int64))
     return ComputeSetCounts(
         window.first_ipu,
-        ExchangeCounts.of([row.traffic for row in reads], window),
-        ExchangeCounts.of([row.traffic for row in writes], window),
+        ExchangeCounts.of([traffic for each in counts_of_groups for traffic in each.reads], window),
+        ExchangeCounts.of([traffic for each in counts_of_groups for traffic in each.writes], window),
         vertices,
         counts[: len(copied)],
         ipu,
         np.asarray(on_any.reshape(window.num_ipus, -1).any(1)),
     )
+
+
+def _group_counts(group: VertexGroup, window: Window, graph: Graph) -> GroupCounts:
+    reads, writes = (field_traffics(graph, [group], is_result) for is_result in (False, True))
+    copied = np.concatenate([_copied(reads, False, window, graph), _copied(writes, True, window, graph)])
+    traffics = ([row.traffic for row in rows] for rows in (reads, writes))
+    return GroupCounts(_distinct_vertices(group, window, graph), *traffics, copied)
 
 
 def _copied(rows: Sequence[FieldTraffic], results: bool, window: Window, graph: Graph) -> np.ndarray:

@@ -21,6 +21,7 @@ from ipujax.runtime.cost import (
     ComputeSetCycles,
     CopyCost,
     CopyCycles,
+    KnownCounts,
     StreamCost,
     SyncCost,
     WaitCost,
@@ -68,10 +69,11 @@ class ProgramCounts:
     def _leaves(self) -> Mapping[Leaf, Counted]:
         executable = self._executable
         leaves: dict[Leaf, Counted] = {}
+        groups: KnownCounts = {}  # vertex groups of compute sets that are merged differ less than these
         for leaf, cost in executable.costs.items():
             match leaf, cost:
                 case Execute(compute_set), ComputeSetCost():
-                    leaves[leaf] = self._of_compute_set(compute_set, cost.first_ipu)
+                    leaves[leaf] = self._of_compute_set(compute_set, cost.first_ipu, groups)
                 case Copy(), CopyCost():
                     leaves[leaf] = self._of_copy(leaf, cost)
                 case CrossReplicaCopy(), _:
@@ -82,13 +84,15 @@ class ProgramCounts:
                     leaves[leaf] = partial(_constantly, cost), 0
         return leaves
 
-    def _of_compute_set(self, compute_set: ComputeSet, first_ipu: int) -> Counted:
+    def _of_compute_set(self, compute_set: ComputeSet, first_ipu: int, groups: KnownCounts) -> Counted:
         """Return the cycles of a compute set, counted once for all that are equal but for their IPUs."""
         if compute_set not in self._sets:
             graph = self._executable.graph
-            key = cost_key(graph, compute_set, first_ipu * graph.target.tiles_per_ipu) or compute_set
+            keys = cost_key(graph, compute_set, first_ipu * graph.target.tiles_per_ipu)
+            key = keys or compute_set
             if key not in self._firsts:
-                self._firsts[key] = partial(compute_set_cycles, compute_set_counts(graph, compute_set)), first_ipu
+                counts = compute_set_counts(graph, compute_set, keys, groups)
+                self._firsts[key] = partial(compute_set_cycles, counts), first_ipu
             on, ipu = self._firsts[key]
             self._sets[compute_set] = on, first_ipu - ipu
         return self._sets[compute_set]

@@ -21,7 +21,7 @@ from ipujax.runtime.errors import ProfileError
 from ipujax.runtime.markup import Markup, escaped, join_markup, tag
 
 STYLES = ("tabulator.min.css", "page.css")
-SCRIPTS = ("page.js", "tables.js", "memory.js", "trace.js", "links.js")
+SCRIPTS = ("page.js", "tables.js", "passes.js", "memory.js", "trace.js", "links.js")
 # `<` would end the script in `</script>`, the separators would end a line of it; & and > for old parsers.
 _JS_ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 Kind = Literal["text", "number", "bytes", "share", "link", "trace", "map"]

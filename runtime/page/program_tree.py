@@ -1,11 +1,13 @@
 """Program and passes sections of a page: the control program as a tree that folds, and what each pass changed.
 
+Equations of two passes are compared by primitive, types and line, as variables have other names after a pass.
 Input: `ProgramNode`, `PassChange`s. Output: sections.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import groupby
 
 from ipujax.runtime.markup import Markup, join_markup, table, tag
 from ipujax.runtime.page.anchors import Anchors
@@ -15,7 +17,11 @@ from ipujax.runtime.profile import EquationKind, PassChange, ProgramNode
 from ipujax.runtime.tensor import readable_name
 
 MAX_CHILDREN = 1_500  # of one node; programs without loops have far longer Sequences
+MAX_EQUATIONS = 120_000  # of all passes together whose order a page has, some 700 KB
+LEVELS = 8  # of equations inside others that are told apart; deeper ones are shown as the last
 _OPEN_LEVELS = 2
+_SMALL_SHARE = 1e-3  # of all cycles: steps that take less are folded
+_MANY_STEPS = 4  # behind one another
 
 
 def program_section(root: ProgramNode, anchors: Anchors) -> Section:
@@ -46,7 +52,7 @@ def _node(node: ProgramNode, total: int, level: int, anchors: Anchors) -> Markup
     )
     if not node.children:
         return tag("div", label, class_="leaf")
-    children = [_node(child, total, level + 1, anchors) for child in node.children[:MAX_CHILDREN]]
+    children = [part for run in _runs(node, total) for part in _run(run, total, level + 1, anchors)]
     omitted = node.children[MAX_CHILDREN:]
     if omitted:
         cycles = sum(child.cycles for child in omitted)
@@ -54,16 +60,42 @@ def _node(node: ProgramNode, total: int, level: int, anchors: Anchors) -> Markup
     return tag("details", tag("summary", label), *children, open=level < _OPEN_LEVELS)
 
 
+def _runs(node: ProgramNode, total: int) -> Iterator[list[ProgramNode]]:
+    """Yield the children of a node that are shown: small steps behind one another together, others alone."""
+
+    def is_small(child: ProgramNode) -> bool:
+        return not child.children and child.cycles < _SMALL_SHARE * total
+
+    for small, run in groupby(node.children[:MAX_CHILDREN], is_small):
+        steps = list(run)
+        yield from [steps] if small else [[step] for step in steps]
+
+
+def _run(run: Sequence[ProgramNode], total: int, level: int, anchors: Anchors) -> list[Markup]:
+    """Return the nodes of some steps behind one another, folded if they are many."""
+    nodes = [_node(child, total, level, anchors) for child in run]
+    if len(nodes) < _MANY_STEPS:
+        return nodes
+    cycles = sum(child.cycles for child in run)
+    names = ("cycles", f"{cycles:,}"), ("share", f"{cycles / max(1, total):.1%}"), ("track", bar(cycles, total))
+    parts = [*(tag("span", text, class_=name) for name, text in names), f"{len(run):,} small steps"]
+    return [tag("details", tag("summary", *parts), *nodes)]
+
+
 def passes_section(changes: Sequence[PassChange]) -> Section:
-    """Return the section of what changed between two passes, which `tables.js` sums up; empty without passes."""
+    """Return the section of what changed between two passes, which `passes.js` compares; empty without passes."""
     if not changes:
         return Section("passes", "Passes", Markup())
     numbers: dict[EquationKind, int] = {}
     of_passes = [[[numbers.setdefault(kind, len(numbers)), n] for kind, n in each.changes] for each in changes]
     intro = (
         "Equations that were added or removed between two passes of the compilation, by primitive, types and line, "
-        "those inside loops and functions included; an equation that only moved is no change."
+        "those inside loops and functions included. Below, both texts beside each other: lines with − are of the first "
+        "pass, lines with + of the second."
     )
+    for each in changes:
+        for kind, _ in each.equations:
+            numbers.setdefault(kind, len(numbers))
     columns = (
         Column("Added", "number", [0] * len(numbers), "equations; below 0 removed"),
         Column("Primitive", "text", [primitive for primitive, _, _ in numbers]),
@@ -72,14 +104,39 @@ def passes_section(changes: Sequence[PassChange]) -> Section:
     )
     differences = DataTable("passes-table", "Equations that two passes changed", columns)
     names = [each.name for each in changes]
+    orders = _orders(changes, numbers)
     totals = [(each.name, f"{each.num_equations:,}", f"{len(each.changes):,}") for each in changes]
+    label = {"tabindex": 0, "role": "region", "aria_label": "Difference"}
     body = [
         sentence(intro),
         tag("p", _chooser("pass-from", "After ", names, 0), _chooser("pass-to", " and after ", names, len(names) - 1)),
         differences.place(),
+        tag("pre", class_="difference scroll", id="pass-difference", **label),
         tag("details", tag("summary", "All passes"), table(("Pass", "Equations after it", "Kinds changed"), totals)),
     ]
-    return Section("passes", "Passes", join_markup(body), data={"passes": of_passes, **differences.data()})
+    data = {"passes": of_passes, "orders": orders, **differences.data()}
+    return Section("passes", "Passes", join_markup(body), data=data)
+
+
+def _orders(changes: Sequence[PassChange], numbers: dict[EquationKind, int]) -> list[list[int] | int | None]:
+    """Return the equations after each pass in order, each its kind times `LEVELS` and its level.
+
+    A pass that changes nothing has the number of the pass that it equals; those beyond `MAX_EQUATIONS` are left out.
+    """
+    orders: list[list[int] | int | None] = []
+    firsts: dict[int, int] = {}  # passes by the identity of their equations
+    remaining = MAX_EQUATIONS
+    for number, each in enumerate(changes):
+        first = firsts.setdefault(id(each.equations), number)
+        if first < number:
+            orders.append(first)
+            continue
+        remaining -= each.num_equations
+        rows = each.equations if remaining >= 0 else None
+        orders.append(
+            None if rows is None else [numbers[kind] * LEVELS + min(level, LEVELS - 1) for kind, level in rows]
+        )
+    return orders
 
 
 def _chooser(key: str, label: str, names: Sequence[str], chosen: int) -> Markup:

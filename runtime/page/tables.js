@@ -174,32 +174,5 @@
     return counts;
   }
 
-  // --- passes -----------------------------------------------------------------------------------------------------------
-
-  // Leaves the kinds of equations whose number differs between two passes.
-  function comparePasses() {
-    const [from, to] = ["pass-from", "pass-to"].map((id) => Number(byId(id).value));
-    const added = new Map();
-    for (const change of data.passes.slice(Math.min(from, to) + 1, Math.max(from, to) + 1)) {
-      for (const [kind, count] of change) added.set(kind, (added.get(kind) ?? 0) + (from <= to ? count : -count));
-    }
-    const spec = specs.get("passes-table");
-    spec.rows = [...added].filter(([, count]) => count).sort((a, b) => Math.abs(b[1]) - Math.abs(a[1])).map(([kind, count]) => ({ ...spec.kinds[kind], c0: count }));
-    spec.texts = new Map();
-  }
-
-  function preparePasses() {
-    const spec = specs.get("passes-table");
-    spec.kinds = rowsOf(spec);
-    comparePasses();
-    for (const id of ["pass-from", "pass-to"]) {
-      byId(id).addEventListener("change", () => {
-        comparePasses();
-        built.get("passes-table").replaceData(spec.rows);
-      });
-    }
-  }
-
-  if (data.passes) preparePasses();
-  Object.assign(page, { buildTables: (part) => part.querySelectorAll("[data-table]").forEach(build), revealRow, searchTables: search, dataTable: (name) => built.get(name) });
+  Object.assign(page, { buildTables: (part) => part.querySelectorAll("[data-table]").forEach(build), revealRow, searchTables: search, dataTable: (name) => built.get(name), tableSpec: (name) => ({ spec: specs.get(name), rows: rowsOf(specs.get(name)) }) });
 })();

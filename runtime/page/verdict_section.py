@@ -113,7 +113,13 @@ def _tried(profile: Figures) -> Markup:
 def _cause_bar(profile: Figures) -> Markup:
     """Return the waterfall as parts of one bar; a cause that makes a run shorter has none."""
     cycles = {row.name: row.cycles for row in profile.causes if row.cycles > 0}
-    return join_markup([_stacked("Cycles by cause", cycles, CAUSE_COLOURS), legend(_used(CAUSE_COLOURS, cycles))])
+    note = (
+        "The parts add up to the run: each is what goes behind those to its left. The sentence above is of one cause "
+        "that goes alone, so a cause whose cycles overlap those of others has a smaller part here."
+    )
+    bar = _stacked("Cycles by cause", cycles, CAUSE_COLOURS)
+    overlaps = any(row.alone_cycles != row.cycles for row in profile.causes)
+    return join_markup([bar, legend(_used(CAUSE_COLOURS, cycles)), tag("p", note, class_="hint") if overlaps else ""])
 
 
 def _ipu_bars(profile: Figures) -> Markup:
@@ -152,7 +158,7 @@ def _answer(answer: Answer, anchors: Anchors) -> Markup:
         row = anchors.layers.get(answer.subject, "")
     elif answer.section == "operations":
         row = next(iter(anchors.operations.values()), "")  # the first of the table is the most expensive
-    details = link("Show", row or answer.section)
+    details = link("Show", row or answer.section) if answer.section else ""
     hint = tag("p", "Try: ", answer.hint, class_="hint") if answer.hint else ""
     return tag("article", tag("h3", answer.question), tag("p", answer.sentence), hint, details)
 

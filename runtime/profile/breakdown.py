@@ -151,10 +151,11 @@ def _layer_cost(layer: str, part: str, rows: list[StepCost], total: int) -> Laye
 
 
 def _phases(rows: Iterable[StepCost]) -> dict[str, int]:
-    phases = Counter[str]()
+    phases: dict[str, int] = {}
     for row in rows:
-        phases.update(row.phases)
-    return dict(phases)
+        for name, cycles in row.phases.items():
+            phases[name] = phases.get(name, 0) + cycles
+    return phases
 
 
 # --- metrics of the user ---

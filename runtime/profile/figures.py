@@ -7,9 +7,10 @@ Limits: memory is that of one replica. A static profile takes the costlier branc
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from functools import cached_property
 from numbers import Integral
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 import numpy as np
 
@@ -32,6 +33,7 @@ from ipujax.runtime.uncertainty import (
     energy_of_run,
 )
 
+T = TypeVar("T")
 Lines = Literal["user", "library"]
 LINES: tuple[Lines, ...] = get_args(Lines)  # owners of the lines of source that `Figures.operations` lists
 SPLITTING = "splitting of operations"  # starts of vertices, and less work at once than peak rates take
@@ -39,6 +41,17 @@ SPLITTING = "splitting of operations"  # starts of vertices, and less work at on
 
 class Figures(PrimaryFigures):
     """The figures of one run of an executable, computed from it or read from a file."""
+
+    def once(self, view: Callable[[Figures], T]) -> T:
+        """Return a view of these figures, whose label and host it does not read: computed when first asked for."""
+        if view not in self._views:
+            self._views[view] = view(self)
+        value: T = self._views[view]
+        return value
+
+    @cached_property
+    def _views(self) -> dict[Callable[[Figures], Any], Any]:
+        return {}
 
     @property
     def title(self) -> str:
@@ -240,7 +253,7 @@ class Figures(PrimaryFigures):
     @cached_property
     def pass_changes(self) -> tuple[PassChange, ...]:
         """What each pass of the compilation changed; empty for Poplar programs, and of a saved profile."""
-        return () if self.count_equations is None else pass_changes(self.count_equations())
+        return () if self.list_equations is None else pass_changes(self.list_equations())
 
     @cached_property
     def layers(self) -> tuple[LayerCost, ...]:

@@ -11,8 +11,7 @@ that of one replica. A static profile takes the costlier branch of each decision
 from __future__ import annotations
 
 import copy
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Annotated, Any, Self, TypeVar
@@ -47,7 +46,7 @@ from ipujax.runtime.profile.unpriced import Unpriced, unpriced, unpriced_section
 from ipujax.runtime.sections.execution import execution_report, tile_balance, tile_cycles, vertex_type_cycles
 from ipujax.runtime.sections.graph_report import graph_counts, graph_report, optimization_info
 from ipujax.runtime.sections.ids import Json, Numbering
-from ipujax.runtime.sections.live_variables import liveness_section
+from ipujax.runtime.sections.live_variables import liveness_section, liveness_tree
 from ipujax.runtime.sections.memory import vertex_type_bytes
 from ipujax.runtime.sections.programs import active_cycles, numbering
 from ipujax.runtime.sections.saved_graph import saved_languages, saved_vertex_bytes, saved_vertices, with_lists
@@ -90,7 +89,7 @@ class PrimaryFigures(FigureRecord):
         ran: program of the run, of the executable's steps; the executable's program when None.
         data: the figures as a file has them, see `runtime.schema`.
         compile_again: returns the compiled program of figures from a cache.
-        count_equations: returns the equations after each pass by kind; None where there are no passes, and once saved.
+        list_equations: returns the equations after each pass in order; None where there are no passes, and once saved.
     """
 
     compiled: Executable | None = None
@@ -98,7 +97,7 @@ class PrimaryFigures(FigureRecord):
     ran: Program | None = None
     data: Json | None = None
     compile_again: Callable[[], Executable] | None = None
-    count_equations: Callable[[], Mapping[str, Counter[EquationKind]]] | None = None
+    list_equations: Callable[[], Mapping[str, Sequence[tuple[EquationKind, int]]]] | None = None
 
     @classmethod
     def from_data(cls, data: Json, compile_again: Callable[[], Executable] | None = None) -> Self:
@@ -383,6 +382,16 @@ class PrimaryFigures(FigureRecord):
         if graph is not None:
             return copy.deepcopy(graph["memory"]["liveness"])
         return liveness_section(self.executable, self.numbering)
+
+    @property
+    def always_live_share(self) -> float:
+        """Bytes that are live at every step over those at the step with most."""
+        graph = self._saved_graph
+        if graph is None:
+            tree = self.executable.once(liveness_tree)
+            return tree.always_bytes / max(1, tree.max_bytes)
+        live = graph["memory"]["liveness"]
+        return float(live["alwaysLiveBytes"] / max(1, live["maxLiveBytes"]))
 
     @cached_property
     def _step_rows(self) -> StepRows:

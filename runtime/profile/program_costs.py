@@ -176,22 +176,30 @@ class PassChange:
 
     Args:
         name: of the pass; the first is the trace, which adds all equations.
-        num_equations: after it, those inside other equations included.
+        equations: after it in order, each with the number of equations that it is inside.
         changes: number of equations of a kind that it added, below 0 if it removed them, most first.
     """
 
     name: str
-    num_equations: int
+    equations: Rows[tuple[EquationKind, int]]
     changes: tuple[tuple[EquationKind, int], ...]
 
+    @property
+    def num_equations(self) -> int:
+        """Number of equations after it, those inside other equations included."""
+        return len(self.equations)
 
-def pass_changes(counts: Mapping[str, Counter[EquationKind]]) -> tuple[PassChange, ...]:
+
+def pass_changes(lists: Mapping[str, Rows[tuple[EquationKind, int]]]) -> tuple[PassChange, ...]:
     """Return the change of each pass, from the equations after each by its name, in order."""
     changes: list[PassChange] = []
+    equations_before: Rows[tuple[EquationKind, int]] = ()
     before = Counter[EquationKind]()
-    for name, after in counts.items():
-        added = {kind: after[kind] - before[kind] for kind in (*after, *before)} if after is not before else {}
+    for name, equations in lists.items():
+        is_same = equations is equations_before
+        after = before if is_same else Counter(kind for kind, _ in equations)
+        added = {} if is_same else {kind: after[kind] - before[kind] for kind in (*after, *before)}
         rows = sorted((row for row in added.items() if row[1]), key=lambda row: (-abs(row[1]), row))
-        changes.append(PassChange(name, after.total(), tuple(rows)))
-        before = after
+        changes.append(PassChange(name, equations, tuple(rows)))
+        before, equations_before = after, equations
     return tuple(changes)

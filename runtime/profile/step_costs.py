@@ -37,7 +37,6 @@ from ipujax.runtime.memory import code_of_exchanges
 from ipujax.runtime.profile.attribution import Attribution, Share, divide, operation_name
 from ipujax.runtime.sections.ids import Numbering
 from ipujax.runtime.sections.live_variables import liveness_tree
-from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import (
     OF_CALLER,
     Origin,
@@ -125,12 +124,12 @@ class _Sum:
     variable_bytes: int = 0
     always_bytes: int = 0
     peak_bytes: int = 0
-    codes: dict[object, tuple[Cost, float]] = field(default_factory=dict)  # exchanges, and this row's fraction of them
+    codes: dict[object, tuple[np.ndarray, float]] = field(default_factory=dict)  # of tiles, and this row's fraction
     flops: dict[str, int] = field(default_factory=lambda: {"float32": 0, "float16": 0})  # by precision
     busy: int = 0  # cycles in which tiles compute
     available: int = 0  # cycles of all tiles in its compute phases
 
-    def row(self, target: Target, limiting_ipu: int) -> StepCost:
+    def row(self, limiting_ipu: int) -> StepCost:
         phases = {name: int(cycles) for name, cycles in zip(PHASES, self.work.sum(0), strict=True) if cycles}
         return StepCost(
             self.origin,
@@ -138,7 +137,7 @@ class _Sum:
             sum(phases.values()),
             self.moved_bytes,
             self.variable_bytes,
-            self._code_bytes(target),
+            self._code_bytes(),
             sum(self.flops.values()),
             max(self.flops, key=lambda name: self.flops[name]),
             self.busy / self.available if self.available else None,
@@ -150,8 +149,8 @@ class _Sum:
             "" if self.largest_read is None else repr(self.largest_read),
         )
 
-    def _code_bytes(self, target: Target) -> int:
-        total = sum(code_of_exchanges([cost], target) * fraction for cost, fraction in self.codes.values())
+    def _code_bytes(self) -> int:
+        total = sum(tile_bytes * fraction for tile_bytes, fraction in self.codes.values())
         return round(float(np.max(total))) if self.codes else 0
 
 
@@ -173,7 +172,7 @@ def step_costs(
         table.sum_of_variable(variable).always_bytes += variable.num_bytes
     for variable in (*always, *at_peak):
         table.sum_of_variable(variable).peak_bytes += variable.num_bytes
-    return tuple(row.row(executable.target, limiting_ipu) for row in table.sums.values())
+    return tuple(row.row(limiting_ipu) for row in table.sums.values())
 
 
 class _Table:
@@ -184,6 +183,7 @@ class _Table:
         self.ids = ids
         self.has_backward = has_backward
         self.sums: dict[RowKey, _Sum] = {}
+        self._codes: dict[tuple[int, ...], np.ndarray] = {}  # code of tiles, by the identity of exchanges
 
     def sum_of(self, origin: Origin, name: str) -> _Sum:
         """Return the sums of an operation, of a new row if there is none."""
@@ -231,11 +231,19 @@ class _Table:
         return max(variables, key=lambda variable: variable.num_bytes, default=None)
 
     def _add_code(self, leaf: Leaf, rows: list[_Sum], shares: list[Share]) -> None:
-        cost = self.executable.costs[leaf]
+        tile_bytes = self._code_of(self.executable.costs[leaf])
         key = leaf.compute_set if isinstance(leaf, Execute) else leaf
         for row, share in zip(rows, shares, strict=True):
             fraction = row.codes[key][1] if key in row.codes else 0.0
-            row.codes[key] = cost, fraction + share.code
+            row.codes[key] = tile_bytes, fraction + share.code
+
+    def _code_of(self, cost: Cost) -> np.ndarray:
+        """Return the exchange code of a leaf on each tile; equal compute sets share their exchanges."""
+        parts = (cost.before, cost.after) if isinstance(cost, ComputeSetCost) else (cost,)
+        key = tuple(map(id, parts))
+        if key not in self._codes:
+            self._codes[key] = code_of_exchanges([cost], self.executable.target)
+        return self._codes[key]
 
     def _add_vertices(self, node: Execute, rows: list[_Sum], shares: list[Share], runs: int) -> None:
         """Add compute cycles and arithmetic of a compute set."""
@@ -285,7 +293,7 @@ class StepRows:
 
     def __init__(self, executable: Executable, program: Program, rows: Sequence[StepCost]) -> None:
         self._attribution = Attribution(executable, program)
-        self._has_backward = has_backward(map(self._attribution.shares, executable.steps))
+        self._has_backward = any(row.origin.part == "backward" for row in rows)
         self._numbers = {row_key(row.origin, row.name): number for number, row in enumerate(rows)}
         # Origins that differ in layer, part, names or places only compare equal, so these are part of the key.
         self._cached: dict[tuple[Program, Origin, str, str, tuple[str, ...], tuple[str, ...]], tuple[int, ...]] = {}

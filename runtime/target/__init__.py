@@ -12,6 +12,7 @@ from ipujax.runtime.target.machines import (
     Machines as Machines,
     TargetArray as TargetArray,
     machines_of as machines_of,
+    recalled_value as recalled_value,
 )
 from ipujax.runtime.target.presets import (
     CHIP_NAMES as CHIP_NAMES,

@@ -5,6 +5,7 @@ function of targets once for each combination of the constants that it reads, al
 
     Machines.evaluate(f)  ::=  f of one machine, noting the constants that it reads
                                f of the distinct combinations of those, as arrays; a column for each machine
+                          |    f of all machines at once, where its arrays are small
 
 Arrays of machines are the last dimension of everything: a function of counts [n, 1] returns [n, machines].
 Limits: a function may not branch on a constant that differs, which NumPy refuses; `evaluate_each` is for those that do.
@@ -13,7 +14,7 @@ Limits: a function may not branch on a constant that differs, which NumPy refuse
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from ipujax.runtime.target.target import Target
 
 _NAMES = tuple(item.name for item in dataclasses.fields(Target) if item.name != "sources")
 _NUMBERS = frozenset(item.name for item in dataclasses.fields(Target) if item.type in ("int", "float"))
+_FEW_ELEMENTS = 1 << 13  # of an array of which NumPy's calls take longer than its elements: no constants are noted
 _MOST_ELEMENTS = 1 << 21  # of one array of a formula, some 16 MiB: more machines are computed one part after another
 
 
@@ -69,18 +71,37 @@ def _plain(values: Any) -> Any:
 class TargetArray(Target):
     """A target whose numbers may be arrays [machines]; equal to itself alone. It notes the constants that are read."""
 
-    __slots__ = ("dtype", "noted", "shape")
+    __slots__ = ("dtype", "noted", "recalled", "shape")
 
     noted: set[str]
+    recalled: dict[Hashable, tuple[Any, set[str]]]  # values of `recall`, and the constants that were read for each
     shape: tuple[int, ...]  # of the arrays
     dtype: Any  # of cycles
 
-    def __init__(self, target: Target, numbers: Mapping[str, np.ndarray], shape: tuple[int, ...] = ()) -> None:
+    def __init__(
+        self,
+        target: Target,
+        numbers: Mapping[str, np.ndarray],
+        shape: tuple[int, ...] = (),
+        recalled: dict[Hashable, tuple[Any, set[str]]] | None = None,
+    ) -> None:
         for name in (*_NAMES, "sources"):
             object.__setattr__(self, name, numbers[name] if name in numbers else getattr(target, name))
         is_exact = any(isinstance(values, Exact) for values in numbers.values())
-        for name, value in (("noted", set()), ("shape", shape), ("dtype", np.dtype(float if is_exact else np.int64))):
+        dtype = np.dtype(float if is_exact else np.int64)
+        values = {"noted": set(), "recalled": {} if recalled is None else recalled, "shape": shape, "dtype": dtype}
+        for name, value in values.items():
             object.__setattr__(self, name, value)
+
+    def recall(self, key: Hashable, function: Callable[[Target], Any]) -> Any:
+        """Return a function of this target, which is computed once for a key, and note the constants that it reads."""
+        noted_before = self.noted
+        if key not in self.recalled:
+            object.__setattr__(self, "noted", set())
+            self.recalled[key] = function(self), self.noted
+        value, noted = self.recalled[key]
+        object.__setattr__(self, "noted", noted_before | noted)
+        return value
 
     def __getattribute__(self, name: str) -> Any:
         if name in _NUMBERS:
@@ -92,6 +113,11 @@ class TargetArray(Target):
 
     def __hash__(self) -> int:
         return id(self)
+
+
+def recalled_value(target: Target, key: Hashable, function: Callable[[Target], Any]) -> Any:
+    """Return a function of a target; of arrays of machines it is computed once for a key."""
+    return target.recall(key, function) if isinstance(target, TargetArray) else function(target)
 
 
 def machines_of(target: Target) -> tuple[tuple[int, ...], Any]:
@@ -117,7 +143,7 @@ class Machines:
         self.count = count
         self.is_exact = is_exact
         self._distinct: dict[tuple[str, ...], tuple[np.ndarray, np.ndarray]] = {}
-        self._arrays: dict[tuple[int, ...], dict[str, np.ndarray]] = {}
+        self._arrays: dict[tuple[int, ...], tuple[dict[str, np.ndarray], dict[Hashable, Any]]] = {}
 
     @classmethod
     def of(cls, targets: Sequence[Target]) -> Machines:
@@ -145,8 +171,9 @@ class Machines:
             chosen = {name: values[number] for name, values in self.numbers.items()}
             if self.is_exact:
                 chosen = {name: exact(values.astype(float)) for name, values in chosen.items()}
-            self._arrays[key] = chosen
-        return TargetArray(self.target, self._arrays[key], (len(number),))
+            self._arrays[key] = chosen, {}
+        chosen, recalled = self._arrays[key]
+        return TargetArray(self.target, chosen, (len(number),), recalled)
 
     def subset(self, which: np.ndarray) -> Machines:
         """Return some of the machines, by number."""
@@ -161,8 +188,10 @@ class Machines:
             rows: elements of its largest array, for one machine.
 
         Returns:
-            [..., machines]; [..., 1] where it reads no constant that differs.
+            [..., machines]; or [..., 1] where it reads no constant that differs.
         """
+        if rows * self.count <= _FEW_ELEMENTS:
+            return np.asarray(function(self.arrays()))
         probe = self.arrays(slice(0, 1))
         value = np.asarray(function(probe))
         names = tuple(sorted(probe.noted & self.numbers.keys()))

@@ -176,7 +176,7 @@ def waiting_ipu(profile: Figures) -> Answer:
 def _collective_waits(profile: Figures) -> Answer:
     """Name the share of the run in which replicas of one IPU each exchange data, and the costliest such operation."""
     if profile.num_ipus == 1:
-        return Answer(WAITS, "There is one IPU; it waits for no other.", section="trace")
+        return Answer(WAITS, "")  # it waits for no other
     cycles = profile.phase_cycles["global_exchange"]
     share = cycles / max(1, profile.cycles)
     if not cycles:

@@ -57,6 +57,11 @@ def _is_dense(at: Situation) -> bool:
 
 
 # For the operation or the line with most cycles. All that hold are shown, in this order: the most specific first.
+# In the words of each front end: a profile does not know by which its program was made.
+SEVERAL_BATCHES = (
+    "several batches a call, in a loop (lax.scan; Keras: steps_per_execution; PopART: batches per step; Poplar: Repeat)"
+)
+
 TIME_HINTS = {
     "fallback": Hint(
         "{fallback} has no parallel rule and runs on one tile: another formulation, or several at once with jax.vmap, "
@@ -117,7 +122,7 @@ TIME_HINTS = {
         lambda at: at.phase == "global_exchange" and at.num_ipus > 1,
     ),
     "fewer replicas": Hint(
-        "fewer replicas, or a larger batch for each: they exchange as much for a small batch as for a large one",
+        "fewer replicas or shards, or a larger batch for each: they exchange as much for a small batch as for a large",
         lambda at: at.phase == "global_exchange" and at.replicas > 1,
     ),
     "donate": Hint(
@@ -125,7 +130,7 @@ TIME_HINTS = {
         lambda at: at.phase == "host_exchange" and at.updates_arguments,
     ),
     "scan": Hint(
-        "run several steps in a lax.scan, so that a call serves all of them",
+        SEVERAL_BATCHES,
         lambda at: at.phase == "host_exchange" and not at.has_loop,
     ),
     "overlap": Hint(

@@ -92,6 +92,10 @@ def operation_rows(profile: Figures) -> tuple[OperationRow, ...]:
     Raises:
         ProfileError: a loop whose trip count is unknown.
     """
+    return profile.once(_operation_rows)
+
+
+def _operation_rows(profile: Figures) -> tuple[OperationRow, ...]:
     total = max(1, profile.busy_cycles)
     rows = [_row(number, step, total, profile.target) for number, step in enumerate(profile.step_costs)]
     return tuple(sorted(rows, key=lambda row: (-row.cycles, -row.moved_bytes, -row.variable_bytes)))

@@ -25,6 +25,7 @@ PARTS = (*PARTS_OF_STEP, "")
 PART_LABELS = {"": "other"}
 _NUMBER = re.compile(r"\d+")
 _LAST_NUMBER = re.compile(r"_\d+(?=/|$)")
+_ANY_NUMBER = re.compile(rf"(?P<last>{_LAST_NUMBER.pattern})|\d+")
 _OUTLIER = 1.15  # times the median of its kind: a layer with more is named, unless the others differ as much
 _SPREAD = 3  # times the median deviation of its kind
 
@@ -176,8 +177,19 @@ def layer_kinds(root: LayerNode) -> tuple[LayerKind, ...]:
 
 
 def _path_of_kind(nodes: Sequence[LayerNode]) -> str:
+    """Return the path of some layers, with `*` for numbers but those of a word, as `conv2d`, which all have."""
+    if len(nodes) == 1:
+        return nodes[0].path
+    numbers_of_words = zip(*(_numbers(_LAST_NUMBER.sub("", node.path)) for node in nodes), strict=True)
+    are_equal = [len(set(numbers)) == 1 for numbers in numbers_of_words]
     # Of `dense` and `dense_1` the longer path has the place of the number.
-    return max((_NUMBER.sub("*", node.path) for node in nodes), key=len) if len(nodes) > 1 else nodes[0].path
+    longest = max((node.path for node in nodes), key=lambda path: len(_NUMBER.sub("*", path)))
+    words = iter(are_equal)
+
+    def shown(match: re.Match[str]) -> str:
+        return "_*" if match["last"] else match[0] if next(words) else "*"
+
+    return _ANY_NUMBER.sub(shown, longest)
 
 
 def tree_of(profile: Figures) -> LayerNode:

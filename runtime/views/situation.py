@@ -96,6 +96,10 @@ class Situation:
 
 def program_situation(profile: Figures) -> Situation:
     """Return the situation of a program whose trip counts are known."""
+    return profile.once(_program_situation)
+
+
+def _program_situation(profile: Figures) -> Situation:
     steps = profile.step_costs
     # Functions that no derivative is taken of inside of the program have no parts: there the names tell.
     names = [f"{step.origin.path}/{step.name}" for step in steps]
@@ -115,7 +119,6 @@ def program_situation(profile: Figures) -> Situation:
 def memory_situation(profile: Figures) -> Situation:
     """Return the figures of memory alone, which need no trip counts."""
     memory = profile.memory
-    live = profile.liveness
     crowding, crowding_share = _crowding(memory)
     stored_bytes = sum(num_bytes for num_bytes, name in parts_of_tile(memory) if name == STORED)
     return Situation(
@@ -127,7 +130,7 @@ def memory_situation(profile: Figures) -> Situation:
         stores_activations=stored_bytes >= _STORED_SHARE * memory.max_tile_bytes > 0,
         crowding=crowding,
         crowding_share=crowding_share,
-        always_live_share=live["alwaysLiveBytes"] / max(1, live["maxLiveBytes"]),
+        always_live_share=profile.always_live_share,
         cycles_per_byte=profile.byte_cost,
     )
 

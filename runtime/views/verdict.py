@@ -32,14 +32,16 @@ from ipujax.runtime.causes.removals import (
 from ipujax.runtime.profile import Figures
 from ipujax.runtime.profile.text import energy, share
 from ipujax.runtime.tensor import Origin
+from ipujax.runtime.views.hints import SEVERAL_BATCHES
+from ipujax.runtime.views.situation import program_situation
 
 _NUM_CAUSES = 3
 _SMALL_SHARE = 0.03  # of a run: what a smaller cause takes is no reason to change a program
 
 REMEDIES: dict[str, str] = {
     RETURNED: "donate the arguments that come back changed, donate_argnums= of ipu.jit: they stay on the tiles",
-    HOST: "several steps a call, in a lax.scan, or a larger batch; Options(io_tiles=…), so that transfers overlap "
-    "computing; donate_argnums= for arguments of which the next call takes the results",
+    HOST: "a larger batch; Options(io_tiles=…), so that transfers overlap computing; arrays that no call changes as "
+    "constants that the function closes over; donate_argnums= for arguments of which the next call takes the results",
     STREAMING: "fewer offload_argnums, or Options(io_tiles=…), so that loads overlap computing",
     FALLBACKS: "another formulation of the operation, or several at once with jax.vmap, each on its own tile",
     SINGLE_TILES: "scalars and short chains of steps on the host, or once for many steps; jax.vmap over small problems",
@@ -95,8 +97,14 @@ def verdict(profile: Figures) -> Verdict:
     if not causes:
         planned = rows[OF_PRODUCTS].alone_cycles if OF_PRODUCTS in rows else 0
         return Verdict(_no_cause(planned, total), (), (), _bound(profile))
-    remedies = tuple(REMEDIES[each.name] for each in causes)
+    remedies = tuple(_remedy(each.name, profile) for each in causes)
     return Verdict(_sentence(causes[0], total), causes, remedies, _bound(profile))
+
+
+def _remedy(cause: str, profile: Figures) -> str:
+    """Return what to try against a cause: one batch a call first where no loop has several."""
+    is_of_calls = cause == HOST and not program_situation(profile).has_loop
+    return f"{SEVERAL_BATCHES}; {REMEDIES[cause]}" if is_of_calls else REMEDIES[cause]
 
 
 def tried_changes(profile: Figures) -> list[tuple[str, str]]:

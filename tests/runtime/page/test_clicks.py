@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import re
+from collections import Counter
+from difflib import SequenceMatcher
 
 import jax
 import jax.numpy as jnp
@@ -217,17 +219,47 @@ def test_tiles_of_a_variable(reader, profile):
     assert np.nansum(drawn) == profile.memory.total_bytes
 
 
-def test_what_changed_between_two_passes(reader, page, profile):
+def choose_passes(reader, profile, first, second):
+    """Chooses two passes to be compared."""
     names = [each.name for each in profile.pass_changes]
-    reader.tab("program")
-    for field, number in (("#pass-from", names.index("trace")), ("#pass-to", names.index("inline"))):
+    for field, name in (("#pass-from", first), ("#pass-to", second)):
         reader.clicks += 1
-        page.execute_script(
+        reader.page.execute_script(
             "const field = document.querySelector(arguments[0]); field.value = arguments[1];"
             "field.dispatchEvent(new Event('change'))",
             field,
-            str(number),
+            str(names.index(name)),
         )
+
+
+def text_of(equation):
+    """The text of an equation in a difference, without its level and line."""
+    (primitive, types, _), _ = equation
+    return f"{primitive}  {types}"
+
+
+@pytest.mark.parametrize(("first", "second"), [("trace", "inline"), ("inline", "trace"), ("inline", "cse")])
+def test_the_texts_of_two_passes_beside_each_other(reader, profile, first, second):
+    reader.tab("program")
+    choose_passes(reader, profile, first, second)
+    shown = reader.shown("#pass-difference").splitlines()
+    before, after = ([text_of(x) for x in each.equations] for each in by_name(profile, first, second))
+    removed, added = ([row[1:].split("  # ")[0].strip() for row in shown if row.startswith(sign)] for sign in "−+")
+    blocks = SequenceMatcher(None, before, after, autojunk=False).get_matching_blocks()
+    assert Counter(before) - Counter(removed) == Counter(after) - Counter(added)  # what is left of each is the same
+    assert len(removed) <= len(before) - sum(block.size for block in blocks)  # no longer than another difference
+    assert (removed or added) or before == after
+
+
+def by_name(profile, *names):
+    changes = {each.name: each for each in profile.pass_changes}
+    return [changes[name] for name in names]
+
+
+def test_what_changed_between_two_passes(reader, page, profile):
+    names = [each.name for each in profile.pass_changes]
+    reader.tab("program")
+    choose_passes(reader, profile, "trace", "inline")
     expected = sum(len(profile.pass_changes[n].changes) for n in range(1, names.index("inline") + 1))
     until(lambda: 0 < len(reader.rows("passes-table")) <= expected)
     added = sum(int(row[0].replace(",", "")) for row in reader.rows("passes-table"))

@@ -16,7 +16,10 @@ from ipujax.runtime.errors import ArgumentTypeError, ProfileError
 from ipujax.runtime.graph.graph import Graph
 from ipujax.runtime.graph.program import Repeat, Sequence
 from ipujax.runtime.markup import Markup, escaped, table, tag
+from ipujax.runtime.page.anchors import anchors_of
 from ipujax.runtime.page.profile_page import SECTIONS
+from ipujax.runtime.page.program_tree import program_section
+from ipujax.runtime.profile import ProgramNode
 from ipujax.runtime.report import Profile
 from ipujax.runtime.tensor.mapping import on_one_tile
 from ipujax.runtime.tensor.roles import UNKNOWN
@@ -113,8 +116,27 @@ def test_a_page_holds_every_section_and_needs_no_network(name, tmp_path):
     assert len(page.ids) == len(set(page.ids))
     assert all(link.startswith("#") and unquote(link[1:]) in addresses_of(text) for link in page.links)
     assert "Not known" not in page.text
-    for question in ("limits this model", "line should change", "tile is fullest", "IPU wait"):
+    several = ("IPU wait",) if profile.num_ipus > 1 else ()
+    for question in ("limits this model", "line should change", "tile is fullest", *several):
         assert question in page.text
+    assert text.count(">Show</a>") == text.count(">Show<")  # none leads nowhere
+
+
+def test_small_steps_behind_one_another_are_folded_and_none_is_lost():
+    def step(name, cycles):
+        return ProgramNode("OnTileExecute", name, "", cycles, 1)
+
+    steps = [
+        *(step(f"small {n}", 1) for n in range(5)),
+        step("large", 10_000),
+        *(step(f"few {n}", 1) for n in range(2)),
+    ]
+    root = ProgramNode("Sequence", "all", "", 10_007, 1, tuple(steps))
+    section = program_section(root, anchors_of(PROFILES["trained"]()))
+    assert [each.name in section.body for each in steps] == [True] * 8
+    assert section.body.count("small steps") == 1 and "5 small steps" in section.body
+    folded = section.body.split("5 small steps")[1].split("</details>")[0]
+    assert [each.name for each in steps if each.name in folded] == [f"small {n}" for n in range(5)]
 
 
 def test_the_guide_describes_every_section_in_order():

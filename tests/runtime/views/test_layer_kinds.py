@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from ipujax.runtime.profile import LayerCost
 from ipujax.runtime.views.part_views import layer_kinds, layer_tree
 
@@ -26,3 +28,17 @@ def test_the_part_of_training_in_which_a_layer_is_slow_is_named() -> None:
     rows[3] = row("block[1]", "backward", 300)
     (kind,) = layer_kinds(layer_tree(rows))
     assert kind.outlier is not None and kind.outlier.path == "block[1]" and kind.excess_part == "backward"
+
+
+@pytest.mark.parametrize(
+    ("paths", "shown"),
+    [
+        (("conv2d", "conv2d_1"), "conv2d_*"),
+        (("net/conv2d_0/mm", "net/conv2d_1/mm"), "net/conv2d_*/mm"),
+        (("block1a/conv2d", "block2a/conv2d"), "block*a/conv2d"),
+        (("h0/mlp", "h11/mlp"), "h*/mlp"),
+    ],
+)
+def test_numbers_of_words_stay_where_all_layers_have_them(paths: tuple[str, ...], shown: str) -> None:
+    kinds = layer_kinds(layer_tree([row(path, "forward", 10) for path in paths]))
+    assert shown in [kind.path for kind in kinds]
