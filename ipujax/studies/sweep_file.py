@@ -39,6 +39,8 @@ class SweepFile(Generic[Job]):
     def __init__(self, path: str | os.PathLike[str], digest: str, study: Study = "sweep") -> None:
         self._path = path
         self._study = study
+        if os.path.exists(path) and not os.path.isfile(path):
+            raise ArgumentError(f"ipu.{study} cannot open {os.fspath(path)!r}", got="no file, but something else")
         try:
             self._file: BinaryIO = open(path, "a+b")  # noqa: SIM115  # open as long as the study runs
         except OSError as error:
@@ -92,7 +94,7 @@ class SweepFile(Generic[Job]):
         end = content.rfind(b"\n") + 1
         if end < len(content):
             if end == 0:
-                raise self._foreign("something else")
+                raise self.foreign("something else")
             os.truncate(self._file.fileno(), end)
         lines = content[:end].splitlines()
         if not lines:
@@ -100,20 +102,24 @@ class SweepFile(Generic[Job]):
             return {}
         head = self._fields(lines[0])
         if head.get("kind") != self._kind:
-            raise self._foreign("something else")
+            raise self.foreign("something else")
         if head.get("digest") != digest:
-            raise self._foreign(f"another {self._study}: of another function, arguments, points, plan or version")
-        rows = map(self._fields, lines[1:])
-        return {row["job"]: [PointCost(**cost) for cost in row["costs"]] for row in rows}
+            raise self.foreign(f"another {self._study}: of another function, arguments, points, plan or version")
+        try:
+            rows = map(self._fields, lines[1:])
+            return {row["job"]: [PointCost.of_fields(cost) for cost in row["costs"]] for row in rows}
+        except (KeyError, TypeError, ValueError) as error:
+            raise self.foreign("something else") from error
 
     def _fields(self, line: bytes) -> dict[str, Any]:
         fields = None
         with suppress(ValueError):
             fields = json.loads(line)
         if not isinstance(fields, dict):
-            raise self._foreign("something else")
+            raise self.foreign("something else")
         return fields
 
-    def _foreign(self, content: str) -> ArgumentError:
+    def foreign(self, content: str) -> ArgumentError:
+        """Return the error of a file that has other content."""
         name = os.fspath(self._path)
         return ArgumentError(f"{name!r} is not a file of this {self._study}", got=content, hint="another path")
