@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from jax import lax
 
+import ipujax as ipu
 from ipujax import poplar, poplin
 from ipujax.poplar.program import Sequence
 from ipujax.runtime.errors import GraphError
@@ -144,3 +145,14 @@ def test_wrong_operands():
         with pytest.raises(GraphError, match=message) as error:
             call()
         assert "test_poplin_passes.py" in str(error.value)
+
+
+def test_created_operands_have_channels_in_rows():
+    params = poplin.ConvParams(poplar.FLOAT, 1, (30, 49), (3, 3), 4, 4, padding_lower=(1, 1), padding_upper=(1, 1))
+    graph = poplar.Graph(ipu.IPUModel(tiles_per_ipu=16).target)
+    prog = Sequence()
+    x = poplin.create_input(graph, params)
+    weights = poplin.create_weights(graph, params)
+    assert (x.shape, weights.shape) == (params.input_shape, params.weights_shape)
+    prog.add(poplar.program.Copy(poplin.convolution(graph, x, weights, params, prog), x))
+    assert not poplar.Engine(graph, prog).profile.slow_paths  # rows of 49 or of 3 elements would be copied by words
