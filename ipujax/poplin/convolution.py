@@ -162,8 +162,17 @@ def transposed_and_flipped(weights: Tensor) -> Tensor:
 def _convolve(
     graph: Graph, x: Tensor, weights: Tensor, params: ConvParams, prog: Program, name: str, options: Options
 ) -> Tensor:
+    """Return the result, whose variable has the channels of an element of its field in one row, as the input's has.
+
+    Source: poplibs `Convolution.cpp`, whose internal shape of activations is [group, batch, field…, channels].
+    """
     kernels = weights.reshape((weights.shape[0] * weights.shape[1], *weights.shape[2:]))
-    return _convolution(Builder(graph, prog, name), x, kernels, **params.keywords(), **settings("convolution", options))
+    rank = len(params.kernel_shape)
+    channels_last = (0, rank + 1, *range(1, rank + 1))  # positions of batch, channels and field
+    numbers = lax.ConvDimensionNumbers(channels_last, tuple(range(rank + 2)), channels_last)
+    keywords = params.keywords() | {"dimension_numbers": numbers} | settings("convolution", options)
+    x = x.transpose((0, *range(2, rank + 2), 1))
+    return _channels_second(_convolution(Builder(graph, prog, name), x, kernels, **keywords))
 
 
 def create_input(graph: Graph, params: ConvParams, name: str = "input", options: Options = None) -> Tensor:
@@ -171,7 +180,7 @@ def create_input(graph: Graph, params: ConvParams, name: str = "input", options:
 
     Source: poplin::createInput, whose variable has a group of channels innermost.
     """
-    return _input_view(_create_operand(graph, params, 0, name, options))
+    return _channels_second(_create_operand(graph, params, 0, name, options))
 
 
 def create_weights(graph: Graph, params: ConvParams, name: str = "weights", options: Options = None) -> Tensor:
@@ -187,7 +196,7 @@ def _create_operand(graph: Graph, params: ConvParams, position: int, name: str, 
 
     def build(scratch: Graph, operands: Sequence[Tensor]) -> None:
         x, weights = operands
-        _convolve(scratch, _input_view(x), _weights_view(weights), params, Program(), name, options)
+        _convolve(scratch, _channels_second(x), _weights_view(weights), params, Program(), name, options)
 
     batch, channels, *field = params.input_shape
     groups, outs, ins, *kernel = params.weights_shape
@@ -195,8 +204,8 @@ def _create_operand(graph: Graph, params: ConvParams, position: int, name: str, 
     return create_mapped_operands(graph, shapes, build, [position], [name])[0]
 
 
-def _input_view(x: Tensor) -> Tensor:
-    """Return a view [batch, channels, field…] of a variable [batch, field…, channels]."""
+def _channels_second(x: Tensor) -> Tensor:
+    """Return a view [batch, channels, field…] of a tensor [batch, field…, channels]."""
     return x.transpose((0, x.ndim - 1, *range(1, x.ndim - 1)))
 
 
