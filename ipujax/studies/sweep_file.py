@@ -12,7 +12,7 @@ import os
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
-from typing import Any, BinaryIO, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 from ipujax.runtime.errors import ArgumentError
 from ipujax.studies.point_costs import PointCost
@@ -42,7 +42,8 @@ class SweepFile(Generic[Job]):
         if os.path.exists(path) and not os.path.isfile(path):
             raise ArgumentError(f"ipu.{study} cannot open {os.fspath(path)!r}", got="no file, but something else")
         try:
-            self._file: BinaryIO = open(path, "a+b")  # noqa: SIM115  # open as long as the study runs
+            # Open as long as the study runs; without a buffer, so that to close it writes nothing.
+            self._file = open(path, "a+b", buffering=0)  # noqa: SIM115
         except OSError as error:
             raise ArgumentError(f"ipu.{study} cannot open {os.fspath(path)!r}", got=error.strerror) from error
         try:
@@ -57,7 +58,11 @@ class SweepFile(Generic[Job]):
         return f"ipujax {self._study}"
 
     def add(self, job: Job, costs: Sequence[PointCost]) -> None:
-        """Add the costs of a job; they are on disk when this returns."""
+        """Add the costs of a job; they are on disk when this returns.
+
+        Raises:
+            ArgumentError: they cannot be written.
+        """
         self._write({"job": job, "costs": [asdict(cost) for cost in costs]})
         self.done[job] = list(costs)
 
@@ -66,9 +71,15 @@ class SweepFile(Generic[Job]):
         self._file.close()
 
     def _write(self, fields: dict[str, Any]) -> None:
-        self._file.write(json.dumps(fields).encode() + b"\n")
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        line = json.dumps(fields).encode() + b"\n"
+        try:
+            while line:
+                line = line[self._file.write(line) :]
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            name = os.fspath(self._path)
+            hint = "what is there is kept: the same call goes on after it"
+            raise ArgumentError(f"ipu.{self._study} cannot write {name!r}", got=error.strerror, hint=hint) from error
 
     def _lock(self) -> None:
         """Lock the file for this run; the system unlocks it when the run ends, killed or not."""

@@ -6,6 +6,8 @@ import csv
 import json
 import multiprocessing
 import pickle
+import resource
+import signal
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -195,6 +197,24 @@ def test_files_with_other_rows(case: str, tmp_path: Path) -> None:
 def test_a_device_is_no_file() -> None:
     with pytest.raises(ipu.ArgumentError, match="cannot open '/dev/full'"):
         ipu.sweep(layer, *ARGS, grid=GRID, path="/dev/full")
+
+
+def test_a_full_disk(tmp_path: Path) -> None:
+    """The limit of a file's size stands for it; the same sweep goes on after what is there."""
+    path = tmp_path / "sweep.jsonl"
+    expected = ipu.sweep(layer, *ARGS, grid=GRID, plan="again", path=path)
+    most, content = resource.getrlimit(resource.RLIMIT_FSIZE), path.read_bytes()
+    path.unlink()
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(content) // 2, most[1]))
+    try:
+        with pytest.raises(ipu.ArgumentError, match=r"(?s)cannot write.*the same call goes on"):
+            ipu.sweep(layer, *ARGS, grid=GRID, plan="again", path=path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, most)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert ipu.sweep(layer, *ARGS, grid=GRID, plan="again", path=path) == expected
+    assert path.read_bytes() == content
 
 
 def test_two_sweeps_into_one_file(tmp_path: Path) -> None:
