@@ -197,10 +197,23 @@ def _counted(target: Target) -> tuple[Any, ...]:
 
 
 def costs_in_process(work: bytes, plan: Target, targets: Sequence[Target]) -> list[PointCost]:
-    """Return the costs of pickled work, in a process of an executor; successive jobs of one plan compile it once."""
+    """Return the costs of pickled work, in a process of an executor; successive jobs of one plan compile it once.
+
+    Raises:
+        ArgumentError: this process cannot import the function.
+    """
     return _plan_costs(work, plan).on(targets)
 
 
 @lru_cache(maxsize=1)
 def _plan_costs(work: bytes, plan: Target) -> PlanCosts:
-    return PlanCosts(pickle.loads(work), plan)
+    try:
+        loaded = pickle.loads(work)
+    except Exception as error:
+        raise ArgumentError(
+            "a process of ipu.sweep cannot import the function, or an argument",
+            expected="a function of a module; notebooks and python -c have none that another process can import",
+            got=str(error),
+            hint='write it to a module, and import it or pass its path: ipu.sweep("module:function", …)',
+        ) from error
+    return PlanCosts(loaded, plan)

@@ -18,6 +18,7 @@ import pytest
 
 import ipujax as ipu
 from ipujax.runtime.target import program_constants
+from ipujax.studies.point_costs import Work, costs_in_process
 from ipujax.studies.sweep_file import SweepFile
 from tests.ipujax.studies.swept_functions import ARGS, KILLS, deadly, layer
 
@@ -140,6 +141,17 @@ def test_a_worker_that_dies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     refused = pytest.raises(ipu.ArgumentError, match=r"(?s)died twice: \{'internal_sync_cycles': 20\}.*__main__")
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as processes, refused:
         ipu.sweep(deadly, *ARGS, grid=grid, plan="again", executor=processes)
+
+
+def test_a_function_that_workers_cannot_import() -> None:
+    """As that of a notebook, which pickle finds here, and no other process does."""
+    work = Work.of(layer, ARGS).pickled().replace(b"swept_functions", b"other_functions")
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as processes:
+        future = processes.submit(costs_in_process, work, layer.lower(*ARGS).compile().executable.target, [])
+        with pytest.raises(
+            ipu.ArgumentError, match=r"(?s)cannot import the function.*other_functions.*module:function"
+        ):
+            future.result()
 
 
 def test_a_killed_sweep_goes_on(tmp_path: Path) -> None:
