@@ -29,6 +29,7 @@ CASES = (
     "tutorial7",
     "blur",
     "blur_scaling",
+    "convolution",
     "gemm",
     "popsparse",
     "static_sparse",
