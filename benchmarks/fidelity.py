@@ -17,8 +17,9 @@ import importlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 
-from fidelity_cases.case import EARLIER, Family
+from fidelity_cases.case import EARLIER, Family, Row
 
 CASES = (
     "peaks",
@@ -28,6 +29,7 @@ CASES = (
     "tutorial7",
     "blur",
     "blur_scaling",
+    "convolution",
     "gemm",
     "popsparse",
     "static_sparse",
@@ -54,10 +56,24 @@ def page(families: Sequence[Family]) -> str:
     for family in families:
         missed = ", ".join(figure.name for figure in (*family.rows, *family.bars) if not figure.is_met)
         lines.append(f"| {family.title} | {'missed: ' + missed if missed else 'all met'} |")
-    rows = [row for family in families for row in family.rows if row.interval is not None]
+    return "\n".join([_HEAD, *lines, "", *_inside(families), "", *(family.markdown() for family in families)])
+
+
+def _inside(families: Sequence[Family]) -> list[str]:
+    """How many rows are inside their intervals, and how wide these are, by family."""
+    lines = ["| case | rows with an interval | inside | median half-width |", "| --- | ---: | ---: | ---: |"]
+    of_all: list[Row] = []
+    for family in families:
+        if rows := [row for row in family.rows if row.interval is not None]:
+            lines.append(_inside_row(family.title, rows))
+            of_all += rows
+    return [*lines, _inside_row("**all**", of_all)] if of_all else []
+
+
+def _inside_row(title: str, rows: Sequence[Row]) -> str:
     inside = sum(row.is_inside for row in rows)
-    lines += ["", f"Of {len(rows)} rows with an interval {inside} are inside it, {inside / max(1, len(rows)):.0%}."]
-    return "\n".join([_HEAD, *lines, "", *(family.markdown() for family in families)])
+    half_width = median((row.interval[-1] - row.interval[0]) / 2 for row in rows if row.interval is not None)
+    return f"| {title} | {len(rows)} | {inside} ({inside / len(rows):.0%}) | {half_width:.0%} |"
 
 
 def main() -> int:

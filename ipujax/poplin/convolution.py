@@ -162,27 +162,56 @@ def transposed_and_flipped(weights: Tensor) -> Tensor:
 def _convolve(
     graph: Graph, x: Tensor, weights: Tensor, params: ConvParams, prog: Program, name: str, options: Options
 ) -> Tensor:
+    """Return the result, whose variable has the channels of an element of its field in one row, as the input's has.
+
+    Source: poplibs `Convolution.cpp`, whose internal shape of activations is [group, batch, field…, channels].
+    """
     kernels = weights.reshape((weights.shape[0] * weights.shape[1], *weights.shape[2:]))
-    return _convolution(Builder(graph, prog, name), x, kernels, **params.keywords(), **settings("convolution", options))
+    rank = len(params.kernel_shape)
+    channels_last = (0, rank + 1, *range(1, rank + 1))  # positions of batch, channels and field
+    numbers = lax.ConvDimensionNumbers(channels_last, tuple(range(rank + 2)), channels_last)
+    keywords = params.keywords() | {"dimension_numbers": numbers} | settings("convolution", options)
+    x = x.transpose((0, *range(2, rank + 2), 1))
+    return _channels_second(_convolution(Builder(graph, prog, name), x, kernels, **keywords))
 
 
 def create_input(graph: Graph, params: ConvParams, name: str = "input", options: Options = None) -> Tensor:
-    """Create an input tensor mapped as `convolution` uses it."""
-    return _create_operand(graph, params, 0, name, options)
+    """Create an input tensor mapped as `convolution` uses it, the channels of an element of its field in one row.
+
+    Source: poplin::createInput, whose variable has a group of channels innermost.
+    """
+    return _channels_second(_create_operand(graph, params, 0, name, options))
 
 
 def create_weights(graph: Graph, params: ConvParams, name: str = "weights", options: Options = None) -> Tensor:
-    """Create a weights tensor mapped as `convolution` uses it."""
-    return _create_operand(graph, params, 1, name, options)
+    """Create a weights tensor mapped as `convolution` uses it, the channels of an element of the kernel in one row.
+
+    Source: poplin::createWeights, whose variable has groups of output and of input channels innermost.
+    """
+    return _weights_view(_create_operand(graph, params, 1, name, options))
 
 
 def _create_operand(graph: Graph, params: ConvParams, position: int, name: str, options: Options) -> Tensor:
+    """Return a new variable of an operand, [batch, field…, channels] or [groups, kernel…, out, in]."""
+
     def build(scratch: Graph, operands: Sequence[Tensor]) -> None:
         x, weights = operands
-        _convolve(scratch, x, weights, params, Program(), name, options)
+        _convolve(scratch, _channels_second(x), _weights_view(weights), params, Program(), name, options)
 
-    shapes = [(params.input_shape, params.dtype), (params.weights_shape, params.dtype)]
+    batch, channels, *field = params.input_shape
+    groups, outs, ins, *kernel = params.weights_shape
+    shapes = [((batch, *field, channels), params.dtype), ((groups, *kernel, outs, ins), params.dtype)]
     return create_mapped_operands(graph, shapes, build, [position], [name])[0]
+
+
+def _channels_second(x: Tensor) -> Tensor:
+    """Return a view [batch, channels, field…] of a tensor [batch, field…, channels]."""
+    return x.transpose((0, x.ndim - 1, *range(1, x.ndim - 1)))
+
+
+def _weights_view(weights: Tensor) -> Tensor:
+    """Return a view [groups, out, in, kernel…] of a variable [groups, kernel…, out, in]."""
+    return weights.transpose((0, weights.ndim - 2, weights.ndim - 1, *range(1, weights.ndim - 2)))
 
 
 def create_biases(graph: Graph, activations: Tensor, name: str = "biases") -> Tensor:

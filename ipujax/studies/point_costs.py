@@ -41,6 +41,21 @@ class PointCost:
     fits: bool
     error: str | None = None
 
+    @staticmethod
+    def of_fields(fields: Any) -> PointCost:
+        """Return a cost that was written to a file.
+
+        Raises:
+            ValueError: the fields are not those of a cost.
+        """
+        if not isinstance(fields, dict) or set(fields) != set(PointCost.__slots__):
+            raise ValueError("other fields than those of a cost")
+        cost = PointCost(**fields)
+        is_number = all(type(x) in (int, type(None)) for x in (cost.cycles, cost.max_tile_bytes))
+        if not is_number or not isinstance(cost.fits, bool) or not isinstance(cost.error, str | None):
+            raise ValueError("values that no cost has")
+        return cost
+
 
 @dataclass(frozen=True, slots=True)
 class Work:
@@ -56,7 +71,14 @@ class Work:
 
     @staticmethod
     def of(fun: Any, args: tuple[Any, ...]) -> Work:
-        """Return the work of a sweep of a function of `ipu.jit` or of plain JAX, or of the path of one."""
+        """Return the work of a sweep of a function of `ipu.jit` or of plain JAX, or of the path of one.
+
+        Raises:
+            ArgumentError: `fun` is none of them.
+        """
+        if not isinstance(fun, str | IpuFunction) and not callable(fun):
+            expected = 'a function, or its path "module:function"'
+            raise ArgumentError("a study needs a function", expected=expected, got=repr(fun))
         function = fun if isinstance(fun, str | IpuFunction) else jit(fun)
         return Work(function, jax.tree.map(_shape, args))
 
@@ -175,10 +197,23 @@ def _counted(target: Target) -> tuple[Any, ...]:
 
 
 def costs_in_process(work: bytes, plan: Target, targets: Sequence[Target]) -> list[PointCost]:
-    """Return the costs of pickled work, in a process of an executor; successive jobs of one plan compile it once."""
+    """Return the costs of pickled work, in a process of an executor; successive jobs of one plan compile it once.
+
+    Raises:
+        ArgumentError: this process cannot import the function.
+    """
     return _plan_costs(work, plan).on(targets)
 
 
 @lru_cache(maxsize=1)
 def _plan_costs(work: bytes, plan: Target) -> PlanCosts:
-    return PlanCosts(pickle.loads(work), plan)
+    try:
+        loaded = pickle.loads(work)
+    except Exception as error:
+        raise ArgumentError(
+            "a process of ipu.sweep cannot import the function, or an argument",
+            expected="a function of a module; notebooks and python -c have none that another process can import",
+            got=str(error),
+            hint='write it to a module, and import it or pass its path: ipu.sweep("module:function", …)',
+        ) from error
+    return PlanCosts(loaded, plan)

@@ -12,7 +12,7 @@ Limits: points of plans that are held are costed in jobs of at most `JOB_POINTS`
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any, Literal, cast, get_args
@@ -63,20 +63,23 @@ def points_of(device: IPUModel, grid: Mapping[str, Sequence[Any]] | Sequence[Cha
         TargetError: an unknown constant, or a value that it cannot have.
         ArgumentError: no points, or values that are no lists.
     """
+    expected = '{"exchange_bytes_per_cycle": [4, 8], …}, or a list of changes'
     if isinstance(grid, Mapping):
         for name, values in grid.items():
             if isinstance(values, str | bytes) or not hasattr(values, "__iter__"):
-                expected = f"{name}=[{values!r}], values to try"
-                raise ArgumentError(f"grid of ipu.sweep has no values for {name}", expected=expected, got=repr(values))
+                hint = f"{name}=[{values!r}], values to try"
+                raise ArgumentError(f"grid of ipu.sweep has no values for {name}", expected=hint, got=repr(values))
         rows = [dict(zip(grid, values, strict=True)) for values in product(*map(list, grid.values()))] if grid else []
+    elif isinstance(grid, str) or not isinstance(grid, Iterable):
+        raise ArgumentError("grid of ipu.sweep has no points", expected=expected, got=repr(grid))
     else:
-        for changes in grid:
+        points = list(grid)
+        for changes in points:
             if not isinstance(changes, Mapping):
-                expected = '{"exchange_bytes_per_cycle": 8}'
-                raise ArgumentError("a point of ipu.sweep is no dict of changes", expected=expected, got=repr(changes))
-        rows = [dict(changes) for changes in grid]
+                hint = '{"exchange_bytes_per_cycle": 8}'
+                raise ArgumentError("a point of ipu.sweep is no dict of changes", expected=hint, got=repr(changes))
+        rows = [dict(changes) for changes in points]
     if not rows:
-        expected = '{"exchange_bytes_per_cycle": [4, 8], …}, or a list of changes'
         raise ArgumentError("grid of ipu.sweep has no points", expected=expected, got=repr(grid))
     return [point_of(device.target, {name: _plain(value) for name, value in row.items()}) for row in rows]
 

@@ -6,7 +6,7 @@ Input: a function and shapes of its arguments. Output: `Sensitivities`, a table.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf, log
 from typing import Any
@@ -114,6 +114,7 @@ def sensitivities(fun: Any, *args: Any, recompile: Sequence[str] = ()) -> Sensit
 
     Raises:
         TargetError: `recompile` names another constant, or one that cannot be larger.
+        ArgumentError: `recompile` is no list.
         ProfileError: the trip count of a loop is data, and not in `Options.trip_counts`.
         TileMemoryError: the program does not fit.
     """
@@ -146,6 +147,9 @@ def sensitivities(fun: Any, *args: Any, recompile: Sequence[str] = ()) -> Sensit
 def _check_recompiled(names: Sequence[str]) -> None:
     fields = {item.name: item for item in dataclasses.fields(Target)}
     names_of_numbers = [name for name in constants_of("program", "counts") if fields[name].type in ("int", "float")]
+    if isinstance(names, str) or not isinstance(names, Iterable):
+        expected = '["tiles_per_ipu"], names of constants'
+        raise ArgumentError("recompile of ipu.sensitivities is no list", expected=expected, got=repr(names))
     for name in names:
         if name not in names_of_numbers:
             expected = f"one of {', '.join(names_of_numbers)}"

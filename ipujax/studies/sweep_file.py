@@ -12,7 +12,7 @@ import os
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
-from typing import Any, BinaryIO, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 from ipujax.runtime.errors import ArgumentError
 from ipujax.studies.point_costs import PointCost
@@ -39,8 +39,11 @@ class SweepFile(Generic[Job]):
     def __init__(self, path: str | os.PathLike[str], digest: str, study: Study = "sweep") -> None:
         self._path = path
         self._study = study
+        if os.path.exists(path) and not os.path.isfile(path):
+            raise ArgumentError(f"ipu.{study} cannot open {os.fspath(path)!r}", got="no file, but something else")
         try:
-            self._file: BinaryIO = open(path, "a+b")  # noqa: SIM115  # open as long as the study runs
+            # Open as long as the study runs; without a buffer, so that to close it writes nothing.
+            self._file = open(path, "a+b", buffering=0)  # noqa: SIM115
         except OSError as error:
             raise ArgumentError(f"ipu.{study} cannot open {os.fspath(path)!r}", got=error.strerror) from error
         try:
@@ -55,7 +58,11 @@ class SweepFile(Generic[Job]):
         return f"ipujax {self._study}"
 
     def add(self, job: Job, costs: Sequence[PointCost]) -> None:
-        """Add the costs of a job; they are on disk when this returns."""
+        """Add the costs of a job; they are on disk when this returns.
+
+        Raises:
+            ArgumentError: they cannot be written.
+        """
         self._write({"job": job, "costs": [asdict(cost) for cost in costs]})
         self.done[job] = list(costs)
 
@@ -64,9 +71,15 @@ class SweepFile(Generic[Job]):
         self._file.close()
 
     def _write(self, fields: dict[str, Any]) -> None:
-        self._file.write(json.dumps(fields).encode() + b"\n")
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        line = json.dumps(fields).encode() + b"\n"
+        try:
+            while line:
+                line = line[self._file.write(line) :]
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            name = os.fspath(self._path)
+            hint = "what is there is kept: the same call goes on after it"
+            raise ArgumentError(f"ipu.{self._study} cannot write {name!r}", got=error.strerror, hint=hint) from error
 
     def _lock(self) -> None:
         """Lock the file for this run; the system unlocks it when the run ends, killed or not."""
@@ -92,7 +105,7 @@ class SweepFile(Generic[Job]):
         end = content.rfind(b"\n") + 1
         if end < len(content):
             if end == 0:
-                raise self._foreign("something else")
+                raise self.foreign("something else")
             os.truncate(self._file.fileno(), end)
         lines = content[:end].splitlines()
         if not lines:
@@ -100,20 +113,24 @@ class SweepFile(Generic[Job]):
             return {}
         head = self._fields(lines[0])
         if head.get("kind") != self._kind:
-            raise self._foreign("something else")
+            raise self.foreign("something else")
         if head.get("digest") != digest:
-            raise self._foreign(f"another {self._study}: of another function, arguments, points, plan or version")
-        rows = map(self._fields, lines[1:])
-        return {row["job"]: [PointCost(**cost) for cost in row["costs"]] for row in rows}
+            raise self.foreign(f"another {self._study}: of another function, arguments, points, plan or version")
+        try:
+            rows = map(self._fields, lines[1:])
+            return {row["job"]: [PointCost.of_fields(cost) for cost in row["costs"]] for row in rows}
+        except (KeyError, TypeError, ValueError) as error:
+            raise self.foreign("something else") from error
 
     def _fields(self, line: bytes) -> dict[str, Any]:
         fields = None
         with suppress(ValueError):
             fields = json.loads(line)
         if not isinstance(fields, dict):
-            raise self._foreign("something else")
+            raise self.foreign("something else")
         return fields
 
-    def _foreign(self, content: str) -> ArgumentError:
+    def foreign(self, content: str) -> ArgumentError:
+        """Return the error of a file that has other content."""
         name = os.fspath(self._path)
         return ArgumentError(f"{name!r} is not a file of this {self._study}", got=content, hint="another path")

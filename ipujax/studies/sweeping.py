@@ -80,7 +80,7 @@ def sweep(
     jaxpr = work.function().trace(*work.args).jaxpr  # first: a function that cannot be traced is no matter of machines
     file = None if path is None else SweepFile[int](path, _digest(work.function(), jaxpr, points, plan))
     try:
-        costs_by_job = {} if file is None else dict(file.done)
+        costs_by_job = {} if file is None else _done(file, jobs)
         remaining = {number: job for number, job in enumerate(jobs) if number not in costs_by_job}
         run = _Run(work, points, remaining)
         line = progress_line(_Progress(len(points), jobs, costs_by_job).text) if progress else nullcontext()
@@ -93,6 +93,14 @@ def sweep(
         if file is not None:
             file.close()
     return Sweep.of(points, jobs, costs_by_job)
+
+
+def _done(file: SweepFile[int], jobs: Sequence[Job]) -> dict[int, list[PointCost]]:
+    """Return the costs of jobs in a file, each with one for each of its points."""
+    for number, costs in file.done.items():
+        if number not in range(len(jobs)) or len(costs) != len(jobs[number].points):
+            raise file.foreign("costs of other jobs")
+    return dict(file.done)
 
 
 def _digest(fun: IpuFunction[Any, Any], jaxpr: ClosedJaxpr, points: Sequence[Point], plan: Plan) -> str:
@@ -128,7 +136,7 @@ class _Run:
 
     def by(self, executor: Any) -> Iterator[tuple[int, list[PointCost]]]:
         """Yield number and costs of each job as an executor ends it; a job that fails is done once more."""
-        if not hasattr(executor, "submit"):
+        if not hasattr(executor, "submit") or isinstance(executor, type):
             expected = "an executor, as those of concurrent.futures"
             raise ArgumentError("executor of ipu.sweep has no method submit", expected=expected, got=repr(executor))
         pickled = self.work.pickled()
@@ -147,6 +155,9 @@ class _Run:
                 submitted += 1
             except BrokenExecutor:
                 failed.append(number)
+            except RuntimeError as error:
+                expected = "an executor that is not shut down"
+                raise ArgumentError("executor of ipu.sweep takes no job", expected=expected, got=str(error)) from error
         for _ in range(submitted):
             number, future = ended.get()
             try:
@@ -172,7 +183,8 @@ class _Run:
                 f"the worker of a point of ipu.sweep died twice: {changes}",
                 expected="a process that ends its job",
                 got=f"{error}; {len(job.points)} points, with the program for the first",
-                hint="more memory for each worker; with path= the other points are kept",
+                hint='a script calls it below if __name__ == "__main__"; or more memory for each worker; '
+                "with path= the other points are kept",
             ) from error
 
     def _targets(self, job: Job) -> list[Any]:

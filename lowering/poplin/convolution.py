@@ -207,7 +207,7 @@ def _add_steps(builder: Builder, x: Tensor, w: Tensor, planned: _PlannedConv) ->
     over_batch = plan.step_axis == BATCH
     if plan.spreads_lhs:
         x = _copy_spread(builder, x, params.lhs, "spread")
-    _map_operands(builder.graph, x, w, plan, params)
+    _map_operands(builder.graph, x, w, planned)
     if plan.steps == 1:
         return _add_step(builder, x, w, planned)
 
@@ -398,8 +398,10 @@ def _add_vertices(builder: Builder, x: Tensor, w: Tensor, planned: _PlannedConv)
     return out
 
 
-def _map_operands(graph: Graph, x: Tensor, w: Tensor, plan: Plan, params: ConvParams) -> None:
+def _map_operands(graph: Graph, x: Tensor, w: Tensor, planned: _PlannedConv) -> None:
     """Maps unmapped operands: weights to the tiles that use them, activations to those of most of their use."""
+    plan = planned.plan
+    params = planned.params
     rank = len(plan.spec.in_field)
     reordered = rearranged(plan.kind, plan.spec, graph.target)
     cuts = list(plan.grid().cuts)
@@ -417,8 +419,13 @@ def _map_operands(graph: Graph, x: Tensor, w: Tensor, plan: Plan, params: ConvPa
     # Along a field dimension an input follows the axis that cuts it most: the output field, or the kernel.
     field = [f if tile.shape[f] >= tile.shape[f + rank] else f + rank for f in range(FIELD, FIELD + rank)]
     x_axes = _axes_of_dims(params.lhs, BATCH, IN_CHANNELS, field)
-    for axis, size in zip(field, plan.spec.in_field, strict=True):
-        cuts[axis], blocks = _scale_cuts(cuts[axis], size)
+    for axis, size, window in zip(field, plan.spec.in_field, planned.windows, strict=True):
+        if axis < FIELD + rank:
+            bounds = _input_bounds(cuts[axis], window, is_innermost=axis == FIELD + rank - 1)
+        else:
+            bounds = cuts[axis] * size // cuts[axis][-1]
+        blocks = np.flatnonzero(np.diff(bounds))
+        cuts[axis] = np.append(bounds[blocks], size)
         tile = tile.take(blocks, axis)
     x_cuts = [cuts[axis] for axis in x_axes]
     place_by_plan(graph, x, plan, x_cuts, _for_operand(tile, x_axes), is_reordered=reordered.lhs)
@@ -429,8 +436,16 @@ def _for_operand(tile: np.ndarray, axes: Sequence[int]) -> np.ndarray:
     return np.transpose(tile, (*axes, *(axis for axis in range(tile.ndim) if axis not in axes)))
 
 
-def _scale_cuts(cuts: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Boundaries scaled to another extent, without empty blocks, and the numbers of the blocks left."""
-    bounds = cuts * size // cuts[-1]
-    non_empty = np.flatnonzero(np.diff(bounds))
-    return np.append(bounds[non_empty], size), non_empty
+def _input_bounds(cuts: np.ndarray, window: Window, *, is_innermost: bool) -> np.ndarray:
+    """Boundaries of the input between blocks of outputs.
+
+    Two blocks share the elements between the first that the later one reads and the last that the earlier one does.
+    Along the innermost dimension of the field they are all on the tiles of the earlier one, along others half of them.
+    Source: poplibs `TensorUseTracker.cpp`, OptimizeHaloRegions, by which poplin::createInput maps.
+    """
+    later_begin = cuts[1:-1] * window.stride - window.padding[0]
+    earlier_end = later_begin - window.stride + (window.kernel - 1) * window.rhs_dilation + 1
+    shared = np.maximum(0, earlier_end - later_begin)
+    bounds = later_begin + (shared if is_innermost else shared // 2)
+    inner = np.clip(-(-bounds // window.lhs_dilation), 0, window.size)
+    return np.concatenate([[0], inner, [window.size]])

@@ -420,8 +420,11 @@ _READERS: Mapping[str, tuple[str, Callable[[object], object]]] = MappingProxyTyp
 )
 
 
-def _in_range(number: float, zero_ok: bool, maximum: float | None) -> bool:
-    return (number >= 0 if zero_ok else number > 0) and (maximum is None or number <= maximum)
+# Smallest and largest number by unit, assumed: far beyond any machine, and cycles stay within whole numbers of 64 bits.
+_LIMITS: Mapping[str, tuple[float, float]] = MappingProxyType(
+    {"Hz": (1, 1e12), "s": (1e-15, 1e6), "B/s": (1e3, math.inf), "B/cycle/tile": (1e-6, math.inf), "bytes": (1, 1e18)}
+)
+_OTHER_LIMITS = 1e-9, 1e12
 
 
 def _check_value(item: dataclasses.Field[Any], value: object) -> object:
@@ -429,9 +432,15 @@ def _check_value(item: dataclasses.Field[Any], value: object) -> object:
     unit, zero_ok, maximum = (item.metadata[key] for key in ("unit", "zero_ok", "maximum"))
     result = read(value)
     if item.type in ("int", "float"):
+        smallest, largest = _LIMITS.get(unit, _OTHER_LIMITS)
+        largest = min(largest, maximum or math.inf)
         expected += " of at least 0" if zero_ok else " above 0"
         expected += "" if maximum is None else f", at most {maximum:,g}"
-        result = result if isinstance(result, (int, float)) and _in_range(result, zero_ok, maximum) else None
+        number = result if isinstance(result, (int, float)) and (result > 0 or (zero_ok and result == 0)) else None
+        if number and not smallest <= number <= largest:
+            expected += f", from {smallest:g} to {largest:g}" if maximum is None else ""
+            number = None
+        result = number
     if result is None:
         got = f"{value!r} ({type(value).__name__})"
         hint = f"leave {item.name} out for the preset's value"

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import jax
 import numpy as np
 import pytest
 from jax import lax
 
+import ipujax as ipu
 from ipujax import poplar, poplin
 from ipujax.poplar.program import Sequence
 from ipujax.runtime.errors import GraphError
@@ -144,3 +147,34 @@ def test_wrong_operands():
         with pytest.raises(GraphError, match=message) as error:
             call()
         assert "test_poplin_passes.py" in str(error.value)
+
+
+def test_created_operands_have_channels_in_rows():
+    params = poplin.ConvParams(poplar.FLOAT, 1, (30, 49), (3, 3), 4, 4, padding_lower=(1, 1), padding_upper=(1, 1))
+    graph = poplar.Graph(ipu.IPUModel(tiles_per_ipu=16).target)
+    prog = Sequence()
+    x = poplin.create_input(graph, params)
+    weights = poplin.create_weights(graph, params)
+    assert (x.shape, weights.shape) == (params.input_shape, params.weights_shape)
+    prog.add(poplar.program.Copy(poplin.convolution(graph, x, weights, params, prog), x))
+    assert not poplar.Engine(graph, prog).profile.slow_paths  # rows of 49 or of 3 elements would be copied by words
+
+
+@pytest.mark.parametrize(("kernel", "padding", "stride"), [(3, 1, 1), (5, 2, 1), (3, 1, 2)])
+def test_what_two_blocks_read_is_on_tiles_of_the_earlier(kernel, padding, stride):
+    params = poplin.ConvParams(
+        poplar.FLOAT, 1, (40, 64), (kernel,) * 2, 4, 4, 1, (stride,) * 2, (padding,) * 2, (padding,) * 2
+    )
+    graph = poplar.Graph(ipu.IPUModel(tiles_per_ipu=16).target)
+    x = poplin.create_input(graph, params)
+    out = poplin.convolution(graph, x, poplin.create_weights(graph, params), params, Sequence())
+    of_input, of_output = (graph.mappings[tensor.variables()[0]].cuts[1:3] for tensor in (x, out))
+    for dim, (bounds, cuts) in enumerate(zip(of_input, of_output, strict=True)):
+        assert len(cuts) > 2
+        read = [
+            {y * stride + k - padding for y in range(begin, end) for k in range(kernel)}
+            for begin, end in pairwise(cuts)
+        ]
+        for bound, earlier, later in zip(bounds[1:-1], read, read[1:], strict=False):
+            shared = len(earlier & later)
+            assert bound == min(later) + (shared if dim == 1 else shared // 2)  # rows are shared by halves

@@ -97,6 +97,9 @@ def test_constants_that_are_compiled_again() -> None:
     for name in ("clock_hz", "native_dtypes", "tiles"):
         with pytest.raises(ipu.TargetError, match="cannot compile again"):
             ipu.sensitivities(layer, *ARGS, recompile=[name])
+    for names in ("tiles_per_ipu", None):
+        with pytest.raises(ipu.ArgumentError, match="is no list"):
+            ipu.sensitivities(layer, *ARGS, recompile=names)  # type: ignore[arg-type]
 
 
 def test_tables() -> None:

@@ -6,7 +6,10 @@ import csv
 import json
 import multiprocessing
 import pickle
+import resource
+import signal
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ import pytest
 
 import ipujax as ipu
 from ipujax.runtime.target import program_constants
+from ipujax.studies.point_costs import Work, costs_in_process
 from ipujax.studies.sweep_file import SweepFile
 from tests.ipujax.studies.swept_functions import ARGS, KILLS, deadly, layer
 
@@ -134,9 +138,20 @@ def test_a_worker_that_dies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         assert ipu.sweep(deadly, *ARGS, grid=grid, plan="again", executor=processes) == expected
     assert (tmp_path / "mark").exists()
     monkeypatch.setenv(KILLS, "always")
-    refused = pytest.raises(ipu.ArgumentError, match=r"died twice: \{'internal_sync_cycles': 20\}")
+    refused = pytest.raises(ipu.ArgumentError, match=r"(?s)died twice: \{'internal_sync_cycles': 20\}.*__main__")
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as processes, refused:
         ipu.sweep(deadly, *ARGS, grid=grid, plan="again", executor=processes)
+
+
+def test_a_function_that_workers_cannot_import() -> None:
+    """As that of a notebook, which pickle finds here, and no other process does."""
+    work = Work.of(layer, ARGS).pickled().replace(b"swept_functions", b"other_functions")
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as processes:
+        future = processes.submit(costs_in_process, work, layer.lower(*ARGS).compile().executable.target, [])
+        with pytest.raises(
+            ipu.ArgumentError, match=r"(?s)cannot import the function.*other_functions.*module:function"
+        ):
+            future.result()
 
 
 def test_a_killed_sweep_goes_on(tmp_path: Path) -> None:
@@ -170,6 +185,50 @@ def test_files_of_others(tmp_path: Path) -> None:
         ipu.sweep(layer, *ARGS, grid=GRID, path=tmp_path / "none" / "sweep.jsonl")
 
 
+COST = {"cycles": 1, "max_tile_bytes": 1, "fits": True, "error": None}
+CORRUPT: dict[str, dict[str, Any]] = {
+    "no job": {"x": 1},
+    "no costs": {"job": 0, "costs": None},
+    "costs of no point": {"job": 0, "costs": []},
+    "a job that the sweep has not": {"job": 7, "costs": [COST]},
+    "other fields": {"job": 0, "costs": [{"cycles": 1}]},
+    "no number": {"job": 0, "costs": [COST | {"cycles": "1"}]},
+}
+
+
+@pytest.mark.parametrize("case", CORRUPT)
+def test_files_with_other_rows(case: str, tmp_path: Path) -> None:
+    path = tmp_path / "sweep.jsonl"
+    ipu.sweep(layer, *ARGS, grid=GRID, path=path)
+    head = path.read_text().splitlines()[0]
+    path.write_text(f"{head}\n{json.dumps(CORRUPT[case])}\n")
+    with pytest.raises(ipu.ArgumentError, match="is not a file of this sweep"):
+        ipu.sweep(layer, *ARGS, grid=GRID, path=path)
+
+
+def test_a_device_is_no_file() -> None:
+    with pytest.raises(ipu.ArgumentError, match="cannot open '/dev/full'"):
+        ipu.sweep(layer, *ARGS, grid=GRID, path="/dev/full")
+
+
+def test_a_full_disk(tmp_path: Path) -> None:
+    """The limit of a file's size stands for it; the same sweep goes on after what is there."""
+    path = tmp_path / "sweep.jsonl"
+    expected = ipu.sweep(layer, *ARGS, grid=GRID, plan="again", path=path)
+    most, content = resource.getrlimit(resource.RLIMIT_FSIZE), path.read_bytes()
+    path.unlink()
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(content) // 2, most[1]))
+    try:
+        with pytest.raises(ipu.ArgumentError, match=r"(?s)cannot write.*the same call goes on"):
+            ipu.sweep(layer, *ARGS, grid=GRID, plan="again", path=path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, most)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert ipu.sweep(layer, *ARGS, grid=GRID, plan="again", path=path) == expected
+    assert path.read_bytes() == content
+
+
 def test_two_sweeps_into_one_file(tmp_path: Path) -> None:
     path = tmp_path / "sweep.jsonl"
     file = SweepFile(path, "digest")
@@ -178,10 +237,32 @@ def test_two_sweeps_into_one_file(tmp_path: Path) -> None:
     file.close()
 
 
-@pytest.mark.parametrize("grid", [{}, [], {"clock_hz": []}])
+@pytest.mark.parametrize("grid", [{}, [], {"clock_hz": []}, None, 3, "clock_hz"])
 def test_empty_grids(grid: Any) -> None:
     with pytest.raises(ipu.ArgumentError, match="no points"):
         ipu.sweep(layer, *ARGS, grid=grid)
+
+
+def test_points_may_come_one_by_one() -> None:
+    points = [{"clock_hz": 1e9}, {"clock_hz": 2e9}]
+    assert ipu.sweep(layer, *ARGS, grid=(each for each in points)) == ipu.sweep(layer, *ARGS, grid=points)  # type: ignore[arg-type]
+
+
+# Beyond them cycles would overflow, and were negative, or a figure was left out without a word.
+EXTREME = [
+    ("clock_hz", 1e308),
+    ("clock_hz", 5e-324),
+    ("exchange_bytes_per_cycle", 5e-324),
+    ("host_latency_seconds", 1e12),
+    ("host_bytes_per_second", 5e-324),
+    ("internal_sync_cycles", 10**400),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), EXTREME)
+def test_extreme_constants(name: str, value: float) -> None:
+    with pytest.raises(ipu.TargetError, match=f"{name} cannot be"):
+        ipu.sweep(layer, *ARGS, grid={name: [value]})
 
 
 def test_bad_grids() -> None:
@@ -209,8 +290,16 @@ def test_bad_functions() -> None:
     local = ipu.jit(lambda w, x: jnp.sum(x @ w))
     with ThreadPoolExecutor(1) as threads, pytest.raises(ipu.ArgumentError, match=r"(?s)cannot be pickled.*module"):
         ipu.sweep(local, *ARGS, grid=GRID, executor=threads)
-    with pytest.raises(ipu.ArgumentError, match="no method submit"):
-        ipu.sweep(layer, *ARGS, grid=GRID, executor=4)
+    for no_executor in (4, ThreadPoolExecutor):
+        with pytest.raises(ipu.ArgumentError, match="no method submit"):
+            ipu.sweep(layer, *ARGS, grid=GRID, executor=no_executor)
+    with ThreadPoolExecutor(1) as threads:
+        pass
+    with pytest.raises(ipu.ArgumentError, match="takes no job"):
+        ipu.sweep(layer, *ARGS, grid=GRID, executor=threads)
+    for study in (ipu.sensitivities, partial(ipu.sweep, grid=GRID)):
+        with pytest.raises(ipu.ArgumentError, match="needs a function"):
+            study(None, *ARGS)
     with pytest.raises(ipu.ArgumentError, match="finds no function at 'tests:none'"):
         ipu.sweep("tests:none", *ARGS, grid=GRID)
     with pytest.raises(ipu.ArgumentError, match="costs machines"):
