@@ -23,7 +23,7 @@ from jax import lax
 
 from ipujax.lowering.layout import Grids, total_elements
 from ipujax.lowering.layout.choose import choose, source_of
-from ipujax.lowering.layout.grid_cost import Work, spans
+from ipujax.lowering.layout.grid_cost import FieldUse, Work, spans
 from ipujax.lowering.layout.place import along, place_operand, placed_axes, whole_axis
 from ipujax.lowering.popops.indexing.indexing_cycles import gather_cycles
 from ipujax.lowering.popops.reductions.partials import reduce_partials_in_place
@@ -140,8 +140,8 @@ def gather(builder: Builder, table: Tensor, indices: Tensor, out_shape: Sequence
     table_spans = spans(table.shape, [rank if d == row_dim else dim for d, dim in enumerate(table_dims)])
     index_spans = spans(indices.shape, [*index_dims, None])
     codelet = _gather_codelet(table.dtype, indices.dtype, spec, row_dim)
-    fields = (table_spans, index_spans, spans(out_shape, range(rank)))
-    work = Work(codelet, fields, (source_of(graph, table), source_of(graph, indices), "here"))
+    read = FieldUse(table_spans, source_of(graph, table)), FieldUse(index_spans, source_of(graph, indices))
+    work = Work(codelet, (*read, FieldUse(spans(out_shape, range(rank)))))
 
     def add(builder: Builder, placement: Blocked) -> Tensor:
         place_operand(builder.graph, table, table_spans, placement)
@@ -152,7 +152,8 @@ def gather(builder: Builder, table: Tensor, indices: Tensor, out_shape: Sequence
     uncut = {spec.result_dims()[d] for d in spec.uncut}
     order = [d for d in range(len(space)) if d not in uncut]
     combination = _CombinationCost(table.dtype, rank)
-    return add(builder, choose(graph, space, order, work, [table, indices], add, combination, unmoved))
+    placement = choose(graph, space, order, work, [table, indices], add, cost_after=combination, unmoved_fields=unmoved)
+    return add(builder, placement)
 
 
 def has_few_lookups(graph: Graph, indices: Tensor) -> bool:
@@ -216,8 +217,7 @@ class _CombinationCost:
         row_blocks = np.prod(grids.blocks[self.rank :], axis=0, dtype=np.int64)
         lengths = grids.lengths[: self.rank]
         shape = grids.shape[: self.rank]
-        cycles, _ = combining_cost(row_blocks, lengths, shape, self.dtype, "only", target, cycles_per_byte)
-        return cycles
+        return combining_cost(row_blocks, lengths, shape, self.dtype, "only", target, cycles_per_byte).cycles
 
 
 @remembered

@@ -134,9 +134,8 @@ def gather_over_variable(
 def scatter_over_variable(spec: ScatterSpec, table: MemoryOrder) -> tuple[ScatterSpec, RowOrder] | None:
     """Rewrites a scatter over the dimensions of its table's variable; None where it cannot be, or is that already."""
     numbers = spec.numbers
-    _, window_of = spec.windows()
     fixed = (*spec.indexed, *numbers.operand_batching_dims)
-    row_order = _row_order(table, window_of, fixed, spec.update_shape)
+    row_order = _row_order(table, spec.update_dims(), fixed, spec.update_shape)
     if row_order is None:
         return None
     batching, of_indices = row_order.paired(numbers.operand_batching_dims, numbers.scatter_indices_batching_dims)
