@@ -10,7 +10,7 @@ An array that several equations, one after the other, update in part has one des
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from ipujax.lowering.passes.inline import inline
 from ipujax.lowering.popops import SCATTERS
 from ipujax.lowering.popops.maps.huge_views import copied_if_huge
 from ipujax.lowering.refs import discharge
-from ipujax.lowering.rules.base.context import Context, LastReads, LaterValues
+from ipujax.lowering.rules.base.context import Context, FunctionKey, LastReads, LaterValues, LoweredFunction
 from ipujax.lowering.rules.base.fallback import fallback, has_work
 from ipujax.lowering.rules.base.probes import Probes
 from ipujax.lowering.rules.table import rule_of
@@ -47,12 +47,17 @@ def places_before_updates(eqns: Sequence[JaxprEqn], places: Mapping[Var, Tensor]
     return destinations
 
 
+class _ScalarBits(NamedTuple):
+    dtype: str
+    data: bytes
+
+
 class Lowering:
     """Lowers jaxprs into one graph.
 
     Args:
         graph: graph to add to.
-        into: tensors that may be written at once, by the variables of jaxprs whose values go there.
+        destinations: tensors that may be written at once, by the variables of jaxprs whose values go there.
         options: the user's options.
         roles: roles of values.
         probes: adds probes of all values to the program; None for a program without.
@@ -61,18 +66,18 @@ class Lowering:
     def __init__(
         self,
         graph: Graph,
-        into: Mapping[Var, Tensor] | None = None,
+        destinations: Mapping[Var, Tensor] | None = None,
         options: Options | None = None,
         roles: ValueRoles | None = None,
         probes: Probes | None = None,
     ) -> None:
         self._graph = graph
-        self._into = into or {}
+        self._destinations = destinations or {}
         self._options = options or Options()
         self._roles = roles or ValueRoles()
         self._probes = probes
-        self._scalars: dict[tuple[str, bytes], Tensor] = {}
-        self._functions: dict[Any, Any] = {}
+        self._scalars: dict[_ScalarBits, Tensor] = {}  # the one constant of all equal scalars
+        self._functions: dict[FunctionKey, LoweredFunction] = {}  # callees that were lowered by now
 
     def jaxpr(
         self, jaxpr: ClosedJaxpr, operands: Sequence[Tensor], prog: ProgramSequence, into: Sequence[Tensor] = ()
@@ -119,7 +124,7 @@ class Lowering:
         last_read = {atom: n for n, eqn in enumerate(eqns) for atom in eqn.invars if isinstance(atom, Var)}
         last_read.update((atom, len(eqns)) for atom in results if isinstance(atom, Var))
         last_reads = LastReads(last_read, env.items())
-        destinations = places_before_updates(eqns, {**self._into, **(into or {})})
+        destinations = places_before_updates(eqns, {**self._destinations, **(into or {})})
         for number, eqn in enumerate(eqns):
             operands = [self.read(env, atom) for atom in eqn.invars]
             with_destination = {var: destinations[var] for var in eqn.outvars if var in destinations}
@@ -234,10 +239,10 @@ class Lowering:
         value = np.asarray(atom.val, aval.dtype)
         if value.ndim > 0:
             return self._graph.add_constant(value, "literal")
-        key = value.dtype.name, value.tobytes()
-        if key not in self._scalars:
-            self._scalars[key] = self._graph.add_constant(value, str(value))
-        return self._scalars[key]
+        bits = _ScalarBits(value.dtype.name, value.tobytes())  # not the value: 0.0 equals -0.0, and NaN not itself
+        if bits not in self._scalars:
+            self._scalars[bits] = self._graph.add_constant(value, str(value))
+        return self._scalars[bits]
 
 
 def _lowered_callee(eqn: JaxprEqn) -> ClosedJaxpr | None:
@@ -254,6 +259,6 @@ def _lower_alone(jaxpr: ClosedJaxpr, target: Target) -> tuple[Graph, ProgramSequ
     for x in operands:
         map_linearly(graph, x)
     Lowering(graph).jaxpr(jaxpr, operands, prog)
-    for variable in graph.variables:
+    for variable in graph.variables:  # results and intermediates that no rule has mapped; others keep their mapping
         map_linearly(graph, Tensor.of(variable))
     return graph, prog
