@@ -172,24 +172,26 @@ def gather_index_by_index(
         # A window that is not inside is filled as a whole: send all its indices outside.
         clamped = jnp.where((clamped == starts).all(-1, keepdims=True), clamped, -max(table.shape))
     batch = indices.shape[:-1]
-    sizes = [spec.slice_sizes[d] for d, _ in wide]
+    sizes = [spec.slice_sizes[dim.of_table] for dim in wide]
     shape = (*batch, *sizes, len(spec.indexed))
     positions = lax.broadcast_in_dim(clamped, shape, (*range(len(batch)), len(shape) - 1))
-    for n, (d, _) in enumerate(wide):
+    for n, dim in enumerate(wide):
         step = lax.broadcasted_iota(starts.dtype, shape, len(batch) + n)
-        positions = positions + step * (np.arange(len(spec.indexed)) == spec.indexed.index(d)).astype(starts.dtype)
-    outs = dict(wide)
-    lookups = [out for out in range(len(out_shape)) if out not in numbers.offset_dims] + [out for _, out in wide]
-    other_dims = [out for out in numbers.offset_dims if out not in outs.values()]
+        is_of_dim = np.arange(len(spec.indexed)) == spec.indexed.index(dim.of_table)
+        positions = positions + step * is_of_dim.astype(starts.dtype)
+    wide_dims = [dim.of_table for dim in wide]
+    wide_outs = [dim.of_result for dim in wide]
+    lookups = [out for out in range(len(out_shape)) if out not in numbers.offset_dims] + wide_outs
+    other_dims = [out for out in numbers.offset_dims if out not in wide_outs]
     of_single_indices = lax.GatherDimensionNumbers(
         offset_dims=tuple(range(len(lookups), len(out_shape))),
-        collapsed_slice_dims=tuple(sorted((*numbers.collapsed_slice_dims, *outs))),
+        collapsed_slice_dims=tuple(sorted((*numbers.collapsed_slice_dims, *wide_dims))),
         start_index_map=numbers.start_index_map,
         operand_batching_dims=numbers.operand_batching_dims,
         start_indices_batching_dims=numbers.start_indices_batching_dims,
     )
     fill = None if spec.fill is None else thawed(spec.fill)[()]
-    slices = [1 if d in outs else n for d, n in enumerate(spec.slice_sizes)]
+    slices = [1 if d in wide_dims else n for d, n in enumerate(spec.slice_sizes)]
     gathered = lax.gather(table, positions, of_single_indices, slices, mode=spec.mode, fill_value=fill)
     return lax.transpose(gathered, np.argsort([*lookups, *other_dims]).tolist())
 
