@@ -280,7 +280,7 @@ def _add_products(builder: Builder, a: Tensor, b: Tensor, plan: Plan, precision:
     graph = builder.graph
     grid = _grid(plan)
     cuts = grid.cuts
-    out = result_variable(graph, plan, grid, (_G, _M, _N), (_K,), _N, builder.name)
+    out = result_variable(graph, plan, grid, out_axes=(_G, _M, _N), reduced=(_K,), channel=_N, name=builder.name)
     axes = (Axis("g", cuts[_G]), Axis("m", cuts[_M]), Axis("k", cuts[_K], "reduce"), Axis("n", cuts[_N]))
     accesses = (
         Access(a, (element(_G), element(_M), element(_K))),

@@ -109,7 +109,9 @@ def partials_cost(
         is_cast = element_bytes(dtype) > element_bytes(out_dtype)
         is_run = (slots > 1) | is_cast
         share = np.where(slots > 1, share, ceil_div(outputs, tiles))
-        compute += is_run * elementwise_cycles("convert_element_type", dtype, 1, 0, share, target).astype(np.int64)
+        compute += is_run * elementwise_cycles(
+            "convert_element_type", dtype, operands=1, immediates=0, elements=share, target=target
+        ).astype(np.int64)
         sync += is_run * sync_cycles(1, target)
     return PartialsCost(exchange, compute, sync)
 

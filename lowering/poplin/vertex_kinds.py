@@ -59,7 +59,9 @@ def block_cycles(kind: VertexKind, spec: ConvSpec, block: Block, target: Target)
     total = kind.cycles(spec, block, target, arith)
     if arith.casts:
         elements = np.asarray(product(input_lengths(spec, block)) + product(weight_lengths(block)))
-        total = total + elementwise_cycles("convert_element_type", np.float32, 1, 0, elements, target)
+        total = total + elementwise_cycles(
+            "convert_element_type", np.float32, operands=1, immediates=0, elements=elements, target=target
+        )
     return total
 
 
