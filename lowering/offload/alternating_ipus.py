@@ -122,7 +122,7 @@ def _beyond_room(loads: Sequence[JaxprEqn], io_tiles: IoTiles) -> list[JaxprEqn]
 
 
 def _runs_of_one_ipu(parts: Iterable[_Part]) -> Iterator[_IpuRun]:
-    """Yield the runs of equations on one IPU; equations of phases, and moves of updates, are named."""
+    """Yield the runs of equations on one IPU; those of phases, and moves of updates, are named after its stage."""
     ipu_of: dict[Var, int] = {}
     for part in parts:
         if part.ipu is not None:

@@ -165,7 +165,7 @@ def _propagated_specs(
     for atoms, given in ((body.invars, shardings.inputs), (body.outvars, shardings.outputs)):
         for var, sharding in zip(atoms, given, strict=False):
             # A value with a spec of its type, or that is an argument and a result, keeps the first.
-            if sharding is not None and isinstance(var, Var) and var not in propagation.open_dims:
+            if sharding is not None and isinstance(var, Var) and not propagation.is_annotated(var):
                 propagation.annotate(var, spec_of(sharding.spec, len(shape_of(var)), mesh))
     propagation.spread(jaxpr)
     notes.conflicts.extend(propagation.conflicts.values())
