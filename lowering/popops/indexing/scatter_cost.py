@@ -80,10 +80,17 @@ class MemoryAndCombinationCost:
         cycles, longest = combining_cost(parts, longest, shape, self.dtype, self.monoid, target, cycles_per_byte)
         if self.table == "neutral":
             return crowding + cycles
-        constants = int(self.table == "constant")
+        # Of the table, a constant or a tensor, and the updated neutral table.
+        immediates = int(self.table == "constant")
         elements = np.prod(longest, axis=0)
-        operation = COMBINATIONS[self.monoid].name
-        compute = elementwise_cycles(operation, self.dtype, 2 - constants, constants, elements, target)
+        compute = elementwise_cycles(
+            COMBINATIONS[self.monoid].name,
+            self.dtype,
+            operands=2 - immediates,
+            immediates=immediates,
+            elements=elements,
+            target=target,
+        )
         arriving = elements * element_bytes(self.dtype) if self.table == "elsewhere" else np.zeros_like(elements)
         receiving = receive_cycles(arriving, np.zeros_like(elements), (arriving > 0).astype(np.int64), target)
         return crowding + cycles + superstep(target, receiving, compute_cycles=compute).total_cycles

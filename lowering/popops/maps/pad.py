@@ -86,7 +86,9 @@ def _pad_codelet(dtype: Any, interior: tuple[int, ...], constant: Frozen | None)
         return lax.pad(x, value, [(*pair, gap) for pair, gap in zip(pads[0], interior, strict=True)])
 
     def cycles(shapes: BlockShapes, target: Target) -> np.ndarray:
-        return elementwise_cycles("copy", dtype, 1, 0, total_elements(shapes[1]), target)
+        return elementwise_cycles(
+            "copy", dtype, operands=1, immediates=0, elements=total_elements(shapes[1]), target=target
+        )
 
     def parts(shapes: BlockShapes, target: Target) -> np.ndarray:
         return elementwise_parts("copy", dtype, total_elements(shapes[1]), target)
