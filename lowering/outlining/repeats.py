@@ -15,6 +15,7 @@ additions of arrays for all windows of a length.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
@@ -316,16 +317,16 @@ class _Search:
 
     def _lengths_to_try(self) -> list[int]:
         """Lengths of repeats to try, those that may save most equations first."""
-        gains: dict[int, int] = {}  # upper bound of equations that repeats of a length save
+        most_saved: dict[int, int] = {}  # upper bound of equations that repeats of a length save
         size = _SHORTEST
         while size < self._flow.count:
-            savings: dict[int, int] = {}
+            saved = Counter[int]()  # likewise, by windows of this size
             for stretch in self._stretches_of_equal_windows(size):
                 for length in _lengths_of(stretch):
-                    savings[length] = savings.get(length, 0) + stretch.equations
-            gains |= {length: max(equal, gains.get(length, 0)) for length, equal in savings.items()}
+                    saved[length] += stretch.equations
+            most_saved |= {length: max(count, most_saved.get(length, 0)) for length, count in saved.items()}
             size *= 2
-        return sorted(gains, key=lambda length: (-gains[length], length))[:_MAX_LENGTHS]
+        return sorted(most_saved, key=lambda length: (-most_saved[length], length))[:_MAX_LENGTHS]
 
     def _stretches_of_equal_windows(self, size: int) -> Iterator[_Stretch]:
         """Yield each stretch of consecutive windows whose next equal is at one distance."""
