@@ -268,7 +268,8 @@ def _join_cycles(spec: ConvSpec, target: Target) -> int:
     extents = spec.extents
     outputs = prod((extents.batch, extents.groups, extents.out_channels, *extents.field))
     share = ceil_div(outputs * element_bytes(spec.out_dtype), target.tiles_per_ipu)
-    return int(superstep(target, receive_cycles(share, 0, 0, target)).total_cycles)
+    receiving = receive_cycles(share, shared_bytes=0, receives=0, target=target)
+    return int(superstep(target, receiving_cycles=receiving).total_cycles)
 
 
 @remembered
