@@ -404,7 +404,7 @@ class _Form:
         parts = axes[rank].blocks if self.cut is not None else 1
         if parts > 1:
             axes[rank] = Axis("lookups", axes[rank].cuts, "reduce")
-        depth = len(axes)
+        depth = len(axes)  # axes from here on are not cut
         axes += [whole_axis(f"index{d}", self.indices.shape[d]) for d in index_axes if index_axes[d] >= depth]
         shared = {*range(depth), *index_axes.values()}
         axes += [whole_axis(f"update{d}", self.updates.shape[d]) for d in update_axes if update_axes[d] not in shared]

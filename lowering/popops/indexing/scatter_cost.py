@@ -92,7 +92,8 @@ class MemoryAndCombinationCost:
             target=target,
         )
         arriving = elements * element_bytes(self.dtype) if self.table == "elsewhere" else np.zeros_like(elements)
-        receiving = receive_cycles(arriving, np.zeros_like(elements), (arriving > 0).astype(np.int64), target)
+        receives = (arriving > 0).astype(np.int64)
+        receiving = receive_cycles(arriving, shared_bytes=0, receives=receives, target=target)
         return crowding + cycles + superstep(target, receiving, compute_cycles=compute).total_cycles
 
     def block_bytes(self, grids: Grids) -> np.ndarray:

@@ -145,9 +145,17 @@ class _PickCost:
         widths = [element_bytes(dtype) for dtype in (self.dtype, self.index_dtype)]
         compute = _PASSES * reduce_cycles(_EXTREMES[self.kind].monoid, self.dtype, size, blocks, target)
         # The first pair of each result is on the tile already; no two tiles receive the same pairs.
-        shared = np.zeros_like(size)
-        payload = sum(receive_cycles((blocks - 1) * size * width, shared, blocks - 1, target) for width in widths)
-        step = superstep(target, payload, 0, size * sum(widths), len(widths), compute)
+        payload = sum(
+            receive_cycles((blocks - 1) * size * width, shared_bytes=0, receives=blocks - 1, target=target)
+            for width in widths
+        )
+        step = superstep(
+            target,
+            receiving_cycles=payload,
+            copied_bytes=size * sum(widths),
+            copied_fragments=len(widths),
+            compute_cycles=compute,
+        )
         return np.where(blocks > 1, step.total_cycles, 0.0)
 
 

@@ -205,15 +205,22 @@ def divide(
     # A tile that combines no part sends all its partials.
     sent = np.where(count < depth, size, size - shortest * inner) * width
     pieces = (depth - 1) * regions
-    receiving = receive_cycles((depth - 1) * elements * width, 0, pieces, target)
+    receiving = receive_cycles((depth - 1) * elements * width, shared_bytes=0, receives=pieces, target=target)
     # Results, after the last stage, are put in rows.
-    results = slow_copy_cycles(row_of(shape), width, elements, 0)
-    putting = np.where(slots_after == 1, copy_cycles(0, 0, target, results), 0)
-    cycles = superstep(target, receiving, sent, elements * width, regions, compute + putting).total_cycles
+    results = slow_copy_cycles(row_of(shape), width, own=elements, received=0)
+    putting_cycles = copy_cycles(copied_bytes=0, copied_fragments=0, target=target, slow_cycles=results)
+    cycles = superstep(
+        target,
+        receiving_cycles=receiving,
+        sent_bytes=sent,
+        copied_bytes=elements * width,
+        copied_fragments=regions,
+        compute_cycles=compute + np.where(slots_after == 1, putting_cycles, 0),
+    ).total_cycles
     code_bytes = receive_code_bytes(pieces, target)
-    flat = (-1, len(slots))
-    best = np.argmin((cycles + cycles_per_byte * code_bytes).reshape(flat), axis=0)
-    count, cycles, length = (x.reshape(flat)[best, np.arange(len(slots))] for x in (count, cycles, length))
+    all_options = (-1, len(slots))  # dimensions and powers, as one axis
+    best = np.argmin((cycles + cycles_per_byte * code_bytes).reshape(all_options), axis=0)
+    count, cycles, length = (x.reshape(all_options)[best, np.arange(len(slots))] for x in (count, cycles, length))
     dim = best // len(powers)
     cut = np.arange(len(longest))[:, None] == dim
     return Division(dim, count, np.where(cut, length, longest), cycles.astype(np.int64))
