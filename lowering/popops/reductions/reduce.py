@@ -88,9 +88,9 @@ def reduce(builder: Builder, x: Tensor, axes: Sequence[int], monoid: str) -> Ten
 
     def add(builder: Builder, placement: Blocked) -> Tensor:
         place_operand(builder.graph, x, read, placement)
-        out, written = partial_results(builder.graph, placement, axes, x.dtype, monoid, builder.name)
+        out, out_access = partial_results(builder.graph, placement, axes, x.dtype, monoid, builder.name)
         grid = [replace(a, kind="reduce") if d in axes else a for d, a in enumerate(placed_axes(placement))]
-        accesses = (along(x, range(x.ndim)), written)
+        accesses = (along(x, range(x.ndim)), out_access)
         add_vertices(builder, codelet, grid, accesses, placement.tile)
         return reduce_partials_in_place(builder, out) if num_slots(placement, axes) > 1 else out
 
