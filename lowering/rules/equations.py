@@ -10,6 +10,7 @@ An array that several equations, one after the other, update in part has one des
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -52,6 +53,7 @@ class _ScalarBits(NamedTuple):
     data: bytes
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class Lowering:
     """Lowers jaxprs into one graph.
 
@@ -63,21 +65,13 @@ class Lowering:
         probes: adds probes of all values to the program; None for a program without.
     """
 
-    def __init__(
-        self,
-        graph: Graph,
-        destinations: Mapping[Var, Tensor] | None = None,
-        options: Options | None = None,
-        roles: ValueRoles | None = None,
-        probes: Probes | None = None,
-    ) -> None:
-        self._graph = graph
-        self._destinations = destinations or {}
-        self._options = options or Options()
-        self._roles = roles or ValueRoles()
-        self._probes = probes
-        self._scalars: dict[_ScalarBits, Tensor] = {}  # the one constant of all equal scalars
-        self._functions: dict[FunctionKey, LoweredFunction] = {}  # callees that were lowered by now
+    graph: Graph
+    destinations: Mapping[Var, Tensor] = field(default_factory=dict)
+    options: Options = field(default_factory=Options)
+    roles: ValueRoles = field(default_factory=ValueRoles)
+    probes: Probes | None = None
+    _scalars: dict[_ScalarBits, Tensor] = field(default_factory=dict, init=False)  # the one constant of equal scalars
+    _functions: dict[FunctionKey, LoweredFunction] = field(default_factory=dict, init=False)  # callees lowered by now
 
     def jaxpr(
         self, jaxpr: ClosedJaxpr, operands: Sequence[Tensor], prog: ProgramSequence, into: Sequence[Tensor] = ()
@@ -94,7 +88,7 @@ class Lowering:
         env: dict[Var, Tensor] = dict(zip(body.invars, operands, strict=True))
         self.note_roles(body.invars, operands)
         for var, value in zip(body.constvars, jaxpr.consts, strict=True):
-            env[var] = self._graph.add_constant(value, "constant")
+            env[var] = self.graph.add_constant(value, "constant")
         places = {var: out for var, out in zip(body.outvars, into, strict=False) if isinstance(var, Var)}
         self.equations(body.eqns, env, prog, body.outvars, into=places)
         return [self.read(env, atom) for atom in body.outvars]
@@ -124,7 +118,7 @@ class Lowering:
         last_read = {atom: n for n, eqn in enumerate(eqns) for atom in eqn.invars if isinstance(atom, Var)}
         last_read.update((atom, len(eqns)) for atom in results if isinstance(atom, Var))
         last_reads = LastReads(last_read, env.items())
-        destinations = places_before_updates(eqns, {**self._destinations, **(into or {})})
+        destinations = places_before_updates(eqns, {**self.destinations, **(into or {})})
         for number, eqn in enumerate(eqns):
             operands = [self.read(env, atom) for atom in eqn.invars]
             with_destination = {var: destinations[var] for var in eqn.outvars if var in destinations}
@@ -139,7 +133,7 @@ class Lowering:
             count_part("equations")
         # The next call of a function, after these equations, overwrites its results.
         overwritten = [variable for function in self._functions.values() for variable in function.owned_results]
-        LaterValues(env, last_reads, len(eqns) - 1).copy_before_call(self._graph, overwritten, prog)
+        LaterValues(env, last_reads, len(eqns) - 1).copy_before_call(self.graph, overwritten, prog)
 
     def equation(
         self,
@@ -158,13 +152,13 @@ class Lowering:
             into: tensors that its rule may write, by the variables of its results.
             later: values that are read after it; None where unknown.
         """
-        graph = self._graph
+        graph = self.graph
         with graph.debug_origin(origin_of(eqn, graph.origin)):
-            if self._probes is None:
+            if self.probes is None:
                 return self._apply_rule(eqn, operands, prog, into, later)
-            operand_streams = self._probes.enter(graph, prog, eqn, operands)
+            operand_streams = self.probes.enter(graph, prog, eqn, operands)
             results = self._apply_rule(eqn, operands, prog, into, later)
-            self._probes.leave(graph, prog, operand_streams, results)
+            self.probes.leave(graph, prog, operand_streams, results)
             return results
 
     def _apply_rule(
@@ -186,24 +180,24 @@ class Lowering:
         """
         stack = name_stack(eqn)
         context = Context(
-            graph=self._graph,
+            graph=self.graph,
             prog=prog,
             name=f"{stack}/{eqn.primitive.name}" if stack else eqn.primitive.name,
             equation=eqn,
             out_avals=tuple(var.aval for var in eqn.outvars),
             functions=self._functions,
-            options=self._options,
+            options=self.options,
             lower_jaxpr=self.jaxpr,
             lower_alone=_lower_alone,
             into_tensors=tuple(into.get(var) for var in eqn.outvars),
-            result_roles=tuple(map(self._roles.get, eqn.outvars)),
+            result_roles=tuple(map(self.roles.get, eqn.outvars)),
             later=later,
         )
         rule = rule_of(eqn.primitive.name)
         with eqn.ctx.manager:  # the user's settings, such as `jax.threefry_partitionable`
             results = self._without_rule(context, operands) if rule is None else rule(context, *operands, **eqn.params)
         results = [results] if isinstance(results, Tensor) else list(results)
-        results = [copied_if_huge(Builder(self._graph, prog, context.name), result) for result in results]
+        results = [copied_if_huge(Builder(self.graph, prog, context.name), result) for result in results]
         for result, var in zip(results, eqn.outvars, strict=True):
             aval: Any = var.aval
             assert (result.shape, result.dtype) == (aval.shape, aval.dtype), f"{context.name}: {result}, not {aval}"
@@ -212,12 +206,12 @@ class Lowering:
 
     def find_roles(self, eqns: Sequence[JaxprEqn], results: Sequence[Atom]) -> None:
         """Finds the roles of the values of a body before its equations are lowered; `results` are read after them."""
-        self._roles.read(eqns, results)
+        self.roles.read(eqns, results)
 
     def note_roles(self, values: Sequence[Var], tensors: Sequence[Tensor]) -> None:
         """Notes the roles of values in the graph, for their tensors."""
         for var, tensor in zip(values, tensors, strict=True):
-            self._graph.note_role(tensor, self._roles.get(var))
+            self.graph.note_role(tensor, self.roles.get(var))
 
     def _without_rule(self, ctx: Context, operands: Sequence[Tensor]) -> list[Tensor]:
         """Lowers a primitive without a rule: the equations that implement it if they are known, else the fallback."""
@@ -238,10 +232,10 @@ class Lowering:
         aval: Any = atom.aval
         value = np.asarray(atom.val, aval.dtype)
         if value.ndim > 0:
-            return self._graph.add_constant(value, "literal")
+            return self.graph.add_constant(value, "literal")
         bits = _ScalarBits(value.dtype.name, value.tobytes())  # not the value: 0.0 equals -0.0, and NaN not itself
         if bits not in self._scalars:
-            self._scalars[bits] = self._graph.add_constant(value, str(value))
+            self._scalars[bits] = self.graph.add_constant(value, str(value))
         return self._scalars[bits]
 
 
