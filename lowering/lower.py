@@ -107,7 +107,7 @@ class LoweredProgram:
     def dims_of_instances(self, instances: Instances) -> tuple[Dims, Dims]:
         """Return the dimension of each input, and of each result, along which instances share it."""
         in_dims, out_dims = (
-            tuple(shared_split(dim, instances.count)[0] for dim in dims) for dims in (self.in_dims, self.out_dims)
+            tuple(shared_split(dim, instances.count).dim for dim in dims) for dims in (self.in_dims, self.out_dims)
         )
         return in_dims, out_dims
 
@@ -128,8 +128,9 @@ class LoweredProgram:
             outs = run(dict(zip(self.inputs, operands, strict=True)))
             return [outs[stream] for stream in self.outputs]
         replicas = instances.count_local(self.graph.replication_factor)
+        # This instance has a share of each array: the splits are those of a share over the replicas here.
         in_splits, out_splits = (
-            [shared_split(dim, instances.count)[1] for dim in dims] for dims in (self.in_dims, self.out_dims)
+            [shared_split(dim, instances.count).of_share for dim in dims] for dims in (self.in_dims, self.out_dims)
         )
         replica_operands = [split(x, dim, replicas) for x, dim in zip(operands, in_splits, strict=True)]
         outs = run(dict(zip(self.inputs, replica_operands, strict=True)))

@@ -19,7 +19,7 @@ import numpy as np
 from jax import lax
 
 from ipujax.lowering.popops import (
-    Source,
+    FieldUse,
     Work,
     add_vertices,
     along,
@@ -71,10 +71,9 @@ def per_key(
     key_spans = [spans(x.shape, [d if d < keys_rank else None for d in range(x.ndim)]) for x in operands]
     dtypes = tuple(x.dtype for x in operands)
     codelet = _key_codelet(fun, title, dtypes, tuple(d for _, d in results), keys_rank, shape)
-    fields = (*key_spans, *[spans(shape, range(len(shape)))] * len(results))
-    written: Source = "here"
-    sources = [*(source_of(builder.graph, x) for x in operands), *(written for _ in results)]
-    work = Work(codelet, fields, tuple(sources))
+    read = [FieldUse(s, source_of(builder.graph, x)) for x, s in zip(operands, key_spans, strict=True)]
+    written = [FieldUse(spans(shape, range(len(shape))))] * len(results)
+    work = Work(codelet, (*read, *written))
 
     def add(builder: Builder, placement: Blocked) -> list[Tensor]:
         for tensor, tensor_spans in zip(operands, key_spans, strict=True):

@@ -260,6 +260,7 @@ def block_products(dtype: Any, number: Any, slots: int, out_dtype: Any, most_blo
     """Codelet of sums of block products, by slot: a slot is a row of blocks of the result.
 
     Fields: blocks [blocks, b, b], x [rows, b, n], row [blocks] and slot [blocks] of dtype `number`; out [slots, b, n].
+    A block is left out by a slot past the last, whatever its row: its product is computed, and added to no slot.
 
     Args:
         dtype: dtype of the operands.
@@ -270,7 +271,7 @@ def block_products(dtype: Any, number: Any, slots: int, out_dtype: Any, most_blo
     """
 
     def compute(blocks: jax.Array, x: jax.Array, row: jax.Array, slot: jax.Array) -> jax.Array:
-        operands = jnp.take(x, row.astype(np.int32), axis=0, mode="clip")
+        operands = jnp.take(x, row.astype(np.int32), axis=0, mode="clip")  # that of a block left out may be past x
         products = jnp.einsum("bmk,bkn->bmn", blocks, operands, preferred_element_type=jnp.float32)
         return jax.ops.segment_sum(products, slot.astype(np.int32), num_segments=slots).astype(out_dtype)
 

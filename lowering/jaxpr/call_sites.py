@@ -14,7 +14,7 @@ from types import CodeType
 from typing import Any
 
 from ipujax.lowering.jax_compat import Atom, Jaxpr, JaxprEqn, Var
-from ipujax.lowering.jaxpr.activations import Frames
+from ipujax.lowering.jaxpr.function_runs import Frames
 from ipujax.lowering.jaxpr.gradient_bodies import GradientBodies
 from ipujax.lowering.jaxpr.layer_names import LayerNames, Repetition, TracedEquation
 from ipujax.lowering.jaxpr.omitted_calls import OmittedCall, OmittedCalls, frames_of
@@ -87,8 +87,8 @@ class CallSites:
         key = site, eqn.source_info.traceback, of_library, omitted
         if key not in self._site_of:
             outer = site if omitted is None else _nest_call(site, omitted)
-            run = 0 if omitted is None else omitted.number
-            frames = frames_of(eqn, outer.frames, _no_code if of_library else _is_user_code, run)
+            number = 0 if omitted is None else omitted.number
+            frames = frames_of(eqn, outer.frames, _no_code if of_library else _is_user_code, number)
             self._site_of[key] = replace(outer, frames=frames)
         return self._site_of[key]
 

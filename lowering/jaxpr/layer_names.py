@@ -6,7 +6,7 @@ path for each, `encoder/block[3]/dense`.
 A path has the scopes of the name stack; an equation without scopes has the user's functions, outermost first, then
 those of a library. A function that is called in a Python loop, or on several lines of one function, is numbered. Where
 there are scopes too, it is added between those scopes that all equations of a call have in common. Forward equations
-are in the order of tracing, see `activations`. Equations of a gradient, and those that a checkpoint recomputes, have
+are in the order of tracing, see `function_runs`. Equations of a gradient, and those that a checkpoint recomputes, have
 the frames of the forward equations that they derive from. They belong to forward equations of the same functions with a
 common operand or result; without one the order decides, which is the reverse in a gradient.
 Limits: where neither decides, a function has no number.
@@ -23,7 +23,7 @@ from sys import maxsize
 from typing import NamedTuple
 
 from ipujax.lowering.jax_compat import JaxprEqn, Var
-from ipujax.lowering.jaxpr.activations import Activation, Frames, Moments, Place, Traced, moments_of_equations
+from ipujax.lowering.jaxpr.function_runs import Frames, FunctionRun, Place, RunStates, Traced, run_states_of_equations
 from ipujax.lowering.jaxpr.gradient_bodies import GradientBody
 from ipujax.lowering.jaxpr.layer_paths import LayerPath, LayerPaths, Step
 from ipujax.lowering.jaxpr.stage_names import is_transposed, read_name
@@ -74,22 +74,45 @@ class _ForwardGroup:
     Args:
         layer: path of their layer.
         order: number of the last of them, among forward equations.
-        moments: runs of functions that it was traced in.
+        states: states of the function runs that it was traced in, outermost first.
     """
 
     layer: str
     order: int
-    moments: Moments
+    states: RunStates
+
+    @property
+    def innermost_run(self) -> FunctionRun | None:
+        """Run of the innermost function; None without frames."""
+        return self.states[-1].run if self.states else None
+
+
+class _Location(NamedTuple):
+    """Place in the source that an equation was traced at: equal for forward equations and those derived from them.
+
+    Args:
+        places: code and place of each call around it, outermost first.
+        scopes: scopes around it.
+    """
+
+    places: tuple[Place, ...]
+    scopes: tuple[str, ...]
+
+
+class _Member(NamedTuple):
+    """An equation of a group, also one that derives from its equations: its location, and the group."""
+
+    location: _Location
+    group: _ForwardGroup
 
 
 class _ForwardEquation(NamedTuple):
     number: int
-    moments: Moments
+    states: RunStates
     path: LayerPath
 
 
 _NO_INPUTS: Mapping[Var, tuple[Hashable, ...]] = {}
-_Key = tuple[tuple[Place, ...], tuple[str, ...]]  # frames and scopes: equal for forward and backward equations
 
 
 class LayerNames:
@@ -110,11 +133,11 @@ class LayerNames:
         self._equations = equations
         self._inputs = dict(inputs)
         self._scopes = [_scopes_of(x) for x in equations]
-        self._groups: dict[_Key, dict[str, _ForwardGroup]] = defaultdict(dict)
-        self._users: dict[Var, list[tuple[_Key, _ForwardGroup]]] = defaultdict(list)
-        self._producers: dict[Var, tuple[_Key, _ForwardGroup]] = {}  # of results of recomputed and backward equations
+        self._groups: dict[_Location, dict[str, _ForwardGroup]] = defaultdict(dict)
+        self._users: dict[Var, list[_Member]] = defaultdict(list)
+        self._producers: dict[Var, _Member] = {}  # of results of recomputed and backward equations
         self._forward_equations: list[_ForwardEquation] = []
-        self._recomputed_runs: dict[Repetition, Activation] = {}  # run of the function that a call recomputes
+        self._recomputed_runs: dict[Repetition, FunctionRun] = {}  # run of the function that a call recomputes
         self.layers = [""] * len(equations)
         # The order of the steps counts: each matches its equations with the groups that those before it have added.
         forward, recomputed, backward = self._split_parts(is_gradient=gradient is not None)
@@ -134,7 +157,7 @@ class LayerNames:
     def _copy_forward_groups(self, gradient: GradientBody[LayerNames]) -> None:
         """Take over groups of forward bodies; users of a value there become those of the input that has it here."""
         for source in gradient.forward:
-            self._groups.update((key, dict(groups)) for key, groups in source._groups.items())
+            self._groups.update((location, dict(groups)) for location, groups in source._groups.items())
         for var, values in gradient.values.items():
             self._users[var] = [user for source, inside in values for user in source._users.get(inside, ())]
 
@@ -159,12 +182,12 @@ class LayerNames:
     def _split_constants(self, forward: Sequence[int]) -> tuple[list[int], list[int]]:
         """Split off equations that read no value, at places of others: JAX traces zeros where a gradient needs them."""
         reads = {n: any(isinstance(x, Var) for x in self._equations[n].eqn.invars) for n in forward}
-        ordered = {self._key(n) for n in forward if reads[n]}
-        constants = [n for n in forward if not reads[n] and self._key(n) in ordered]
+        ordered = {self._location_of(n) for n in forward if reads[n]}
+        constants = [n for n in forward if not reads[n] and self._location_of(n) in ordered]
         return sorted({*forward}.difference(constants)), constants
 
-    def _key(self, number: int) -> _Key:
-        return self._equations[number].frames.places, self._scopes[number]
+    def _location_of(self, number: int) -> _Location:
+        return _Location(self._equations[number].frames.places, self._scopes[number])
 
     # --- forward ---
 
@@ -175,18 +198,18 @@ class LayerNames:
             numbers: numbers of the forward equations, in the order of tracing.
         """
         items = [self._equations[n] for n in numbers]
-        all_moments = moments_of_equations([self._with_input_names(item) for item in items])
-        pairs = [(moments, self._scopes[n]) for n, moments in zip(numbers, all_moments, strict=True)]
+        all_states = run_states_of_equations([self._with_input_names(item) for item in items])
+        pairs = [(states, self._scopes[n]) for n, states in zip(numbers, all_states, strict=True)]
         paths = LayerPaths({pair: item.frames.codes for pair, item in zip(pairs, items, strict=True)})
-        # Most equations of a layer have equal moments and scopes: their path is computed once.
-        of_pair: dict[tuple[Moments, tuple[str, ...]], tuple[LayerPath, str]] = {}
+        # Most equations of a layer have equal states and scopes: their path is computed once.
+        of_pair: dict[tuple[RunStates, tuple[str, ...]], tuple[LayerPath, str]] = {}
         for order, (n, pair) in enumerate(zip(numbers, pairs, strict=True)):
             if pair not in of_pair:
                 path = paths.of(*pair, items[order].frames.codes)
                 of_pair[pair] = path, path.text()
             path, self.layers[n] = of_pair[pair]
             self._forward_equations.append(_ForwardEquation(n, pair[0], path))
-            self._add_forward(self._key(n), self.layers[n], n, order)
+            self._add_forward(self._location_of(n), self.layers[n], n, order)
 
     def _with_input_names(self, item: TracedEquation) -> Traced:
         """Return an equation with the names of inputs that it reads; a result may be noted under such a name."""
@@ -196,51 +219,51 @@ class LayerNames:
             self._inputs.update((var, names[0]) for var in item.eqn.outvars)
         return Traced(item.frames, read_name(name_stack(item.eqn)).stage, _operation_of(item.eqn), names)
 
-    def _add_forward(self, key: _Key, layer: str, number: int, order: int) -> None:
+    def _add_forward(self, location: _Location, layer: str, number: int, order: int) -> None:
         """Add a forward equation to its group: equation `number`, which is number `order` of the forward ones."""
-        group = self._groups[key].setdefault(layer, _ForwardGroup(layer, order, ()))
+        group = self._groups[location].setdefault(layer, _ForwardGroup(layer, order, ()))
         group.order = order
-        group.moments = self._forward_equations[order].moments
+        group.states = self._forward_equations[order].states
         for var in self._equations[number].variables:
-            self._users[var].append((key, group))
+            self._users[var].append(_Member(location, group))
 
-    def _add_inner_groups(self, key: _Key) -> None:
-        """Add to a key without forward equations, as by `custom_vjp`, those that have more frames inside of it."""
+    def _add_inner_groups(self, location: _Location) -> None:
+        """Add to a location without forward equations, as by `custom_vjp`, those that have more frames inside of it."""
         for source in self._sources:
-            source._add_inner_groups(key)
-            self._groups[key].update(source._groups.get(key, {}))
-        calls, scopes = key
-        count = len(calls)
-        around = dict[int, tuple[str, str]]()
+            source._add_inner_groups(location)
+            self._groups[location].update(source._groups.get(location, {}))
+        count = len(location.places)
+        # By order: the layer of the location's frames, and the equation's own.
+        layers_inside = dict[int, tuple[str, str]]()
         for order, (n, _, path) in enumerate(self._forward_equations):
-            if self._scopes[n] == scopes and self._equations[n].frames.places[:count] == calls:
-                around[order] = path.text(count), self.layers[n]
-        if not around:
-            self._add_groups_before(key)
+            if self._scopes[n] == location.scopes and self._equations[n].frames.places[:count] == location.places:
+                layers_inside[order] = path.text(count), self.layers[n]
+        if not layers_inside:
+            self._add_groups_before(location)
         inner: dict[str, set[str]] = defaultdict(set)
-        for outer, layer in around.values():
+        for outer, layer in layers_inside.values():
             inner[outer].add(layer)
-        # The layer inside names the key if it is the only one; else only the frames of the key do.
-        for order, (outer, layer) in around.items():
+        # The layer inside names the location if it is the only one; else only the frames of the location do.
+        for order, (outer, layer) in layers_inside.items():
             name = layer if len(inner[outer]) == 1 else outer
-            self._add_forward(key, name, self._forward_equations[order].number, order)
+            self._add_forward(location, name, self._forward_equations[order].number, order)
 
-    def _add_groups_before(self, key: _Key) -> None:
-        """Add to a key without any forward equation the last equation before its place in each run of its function.
+    def _add_groups_before(self, location: _Location) -> None:
+        """Add to a location without any forward equation the last one before its place in each run of its function.
 
-        A `custom_vjp` that computes nothing in the forward pass has such a key.
+        A `custom_vjp` that computes nothing in the forward pass has such a location.
         """
-        *outside, (code, place) = key[0] or ((None, 0),)  # no equation matches a key without frames
+        *outside, (code, offset) = location.places or ((None, 0),)  # no equation matches one without frames
         last = dict[str, int]()
         for order, (n, _, path) in enumerate(self._forward_equations):
             places = self._equations[n].frames.places
             count = len(outside)
-            if self._scopes[n] != key[1] or len(places) <= count or list(places[:count]) != outside:
+            if self._scopes[n] != location.scopes or len(places) <= count or list(places[:count]) != outside:
                 continue
-            if places[count][0] is code and places[count][1] < place:
+            if places[count][0] is code and places[count][1] < offset:
                 last[path.text(count + 1)] = order
         for name, order in last.items():
-            self._add_forward(key, name, self._forward_equations[order].number, order)
+            self._add_forward(location, name, self._forward_equations[order].number, order)
 
     # --- recomputed and backward equations ---
 
@@ -249,13 +272,14 @@ class LayerNames:
 
         Each equation in the call has a vote, if the forward groups that share a value with it are of one run.
         """
-        for key in {self._key(n) for n in numbers}.difference(self._groups):
-            self._add_inner_groups(key)
-        votes: dict[Repetition, Counter[Activation]] = defaultdict(Counter)
+        # First: equations are matched with groups of their location, and these may have none yet.
+        for location in {self._location_of(n) for n in numbers}.difference(self._groups):
+            self._add_inner_groups(location)
+        votes: dict[Repetition, Counter[FunctionRun]] = defaultdict(Counter)
         for n in numbers:
             repetition = self._equations[n].repetition
             if repetition is not None:
-                groups = self._match_by_values(n).values()
+                groups = self._groups_with_common_value(n).values()
                 runs = {run for x in groups if (run := _run_of_repetition(x, repetition)) is not None}
                 votes[repetition].update(runs if len(runs) == 1 else ())
         self._recomputed_runs = {repetition: runs.most_common(1)[0][0] for repetition, runs in votes.items() if runs}
@@ -279,7 +303,7 @@ class LayerNames:
             numbers: numbers of the equations, in order; the results of those with one group get it in `_producers`.
             is_reversed: True for backward equations, whose groups are in falling order; False for recomputed ones.
         """
-        all_matches = [self._match_by_values(n) for n in numbers]
+        all_matches = [self._groups_with_common_value(n) for n in numbers]
         limit = -1 if is_reversed else maxsize
         limits = list[int]()  # order of the next equation with one match, of the last equation first
         for matches in reversed(all_matches):
@@ -288,11 +312,11 @@ class LayerNames:
         last = maxsize if is_reversed else -1  # order of the last equation with one match
         # Each rule applies only while several groups remain, and never removes all of them.
         for n, matches, limit in zip(numbers, all_matches, reversed(limits), strict=True):
-            options = list((matches or self._groups.get(self._key(n), {})).values())
+            options = list((matches or self._groups.get(self._location_of(n), {})).values())
             options = self._filter_by_run(n, options)
             # A sum of gradients belongs to the layer whose gradients it adds.
             if len(options) > 1 and self._equations[n].eqn.primitive.name == "add_any":
-                summed = {group.layer for _, group in self._operand_producers(n)}.intersection(x.layer for x in options)
+                summed = {x.group.layer for x in self._operand_producers(n)}.intersection(x.layer for x in options)
                 options = [x for x in options if x.layer in summed] if len(summed) == 1 else options
             if len(options) > 1:
                 options = [x for x in options if min(last, limit) <= x.order <= max(last, limit)] or options
@@ -300,38 +324,41 @@ class LayerNames:
                 options = self._filter_by_producers(n, options, is_reversed=is_reversed)
             if len(options) == 1:
                 last = options[0].order
-                self._producers.update((var, (self._key(n), options[0])) for var in self._equations[n].eqn.outvars)
+                producer = _Member(self._location_of(n), options[0])
+                self._producers.update(dict.fromkeys(self._equations[n].eqn.outvars, producer))
             self.layers[n] = _common_path([x.layer for x in options]) if options else self._unnumbered_path(n)
 
     def _filter_by_producers(
         self, number: int, options: list[_ForwardGroup], *, is_reversed: bool
     ) -> list[_ForwardGroup]:
-        """Filter groups to the one of an operand's producer; all of them if that does not leave one.
+        """Filter groups to the one that the producers of the operands tell; all of them if they do not leave one.
 
-        A backward equation belongs to the same group as the producer of the same frames; a recomputed one to the group
-        in the same run of its innermost function.
+        A backward equation belongs to the same group as the producer traced at its location; a recomputed one to the
+        group in the same run of its innermost function.
         """
         producers = list(self._operand_producers(number))
         if is_reversed:
-            same = [x for x in options if any(group is x for key, group in producers if key == self._key(number))]
+            location = self._location_of(number)
+            groups_there = [producer.group for producer in producers if producer.location == location]
+            same = [group for group in options if group in groups_there]
         else:
-            runs = {group.moments[-1].activation for _, group in producers if group.moments}
-            same = [x for x in options if x.moments and x.moments[-1].activation in runs]
+            runs = {producer.group.innermost_run for producer in producers} - {None}
+            same = [group for group in options if group.innermost_run in runs]
         return same if len(same) == 1 else options
 
-    def _operand_producers(self, number: int) -> Iterable[tuple[_Key, _ForwardGroup]]:
+    def _operand_producers(self, number: int) -> Iterable[_Member]:
         operands = (x for x in self._equations[number].eqn.invars if isinstance(x, Var))
         return (self._producers[x] for x in operands if x in self._producers)
 
-    def _match_by_values(self, number: int) -> dict[str, _ForwardGroup]:
-        """Return by layer the forward groups of an equation's key that share an operand or result with it."""
-        key = self._key(number)
+    def _groups_with_common_value(self, number: int) -> dict[str, _ForwardGroup]:
+        """Return by layer the forward groups of an equation's location that share an operand or result with it."""
+        location = self._location_of(number)
         matches = dict[str, _ForwardGroup]()
         for var in self._equations[number].variables:
             users = self._users.get(var, ())
             if len(users) > _MAX_READERS:
                 continue
-            by_layer = {group.layer: group for other, group in users if other == key}
+            by_layer = {user.group.layer: user.group for user in users if user.location == location}
             # Each value narrows the matches; one that contradicts the others is ignored.
             common = {layer: group for layer, group in by_layer.items() if layer in matches}
             matches = common or matches or by_layer
@@ -342,9 +369,9 @@ class LayerNames:
         return LayerPath(steps, self._scopes[number]).text()
 
 
-def _run_of_repetition(group: _ForwardGroup, repetition: Repetition) -> Activation | None:
+def _run_of_repetition(group: _ForwardGroup, repetition: Repetition) -> FunctionRun | None:
     # The frame after those around the call is the function that it calls.
-    return group.moments[repetition.depth].activation if repetition.depth < len(group.moments) else None
+    return group.states[repetition.depth].run if repetition.depth < len(group.states) else None
 
 
 def _operation_of(eqn: JaxprEqn) -> tuple[Hashable, ...]:  # equal for the same equation of different iterations

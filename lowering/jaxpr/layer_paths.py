@@ -1,6 +1,6 @@
 """Paths of layers: the scopes, functions and numbers that name an equation.
 
-Input: the moments, scopes and frames of all forward equations of a jaxpr. Output: a `LayerPath` for each.
+Input: the run states, scopes and frames of all forward equations of a jaxpr. Output: a `LayerPath` for each.
 
 Where there are scopes, functions outside of them all are left out, unless they are numbered, and so are functions for
 which a library opens a scope.
@@ -20,7 +20,7 @@ from itertools import zip_longest
 from types import CodeType
 from typing import Any
 
-from ipujax.lowering.jaxpr.activations import Activation, Moment, Moments
+from ipujax.lowering.jaxpr.function_runs import FunctionRun, RunState, RunStates
 from ipujax.lowering.jaxpr.loops_of_code import Loop, with_blocks_around
 from ipujax.runtime.cache import remembered_small
 from ipujax.runtime.errors import is_installed
@@ -171,63 +171,63 @@ class LayerPaths:
     """Paths of all forward equations of a jaxpr.
 
     Args:
-        codes: for the moments and scopes of each equation the codes of its frames.
+        codes: for the states and scopes of each equation the codes of its frames.
     """
 
-    def __init__(self, codes: Mapping[tuple[Moments, Scopes], Sequence[CodeType]]) -> None:
+    def __init__(self, codes: Mapping[tuple[RunStates, Scopes], Sequence[CodeType]]) -> None:
         self._blocks = _WithBlocks(codes)
         # Scopes that all equations of a run of a function, or of an iteration of a loop, have in common.
-        self._scopes_of_run: dict[Activation, Scopes] = {}
+        self._scopes_of_run: dict[FunctionRun, Scopes] = {}
         self._scopes_of_iteration: dict[Hashable, Scopes] = {}
         self._blocks_in_loop: dict[Hashable, set[int]] = {}  # `with` blocks in a loop, around all of its equations
         # Numbers of calls of a function by itself, by the outermost run; keys in the order of tracing, without values.
-        self._recursion_depths: dict[Activation, dict[int, None]] = defaultdict(dict)
+        self._recursion_depths: dict[FunctionRun, dict[int, None]] = defaultdict(dict)
         # By run of a loop and iteration: the scopes of all equations there.
         iterations: dict[Hashable, dict[int, set[Scopes]]] = defaultdict(lambda: defaultdict(set))
         # By run of a function and callee: the calling places, each with the scopes that its equations have in common.
-        calls: dict[tuple[Activation, CodeType], dict[int, Scopes]] = defaultdict(dict)
-        for (moments, plain_scopes), functions in codes.items():
-            scopes = self._blocks.numbered(moments, plain_scopes)
-            for n, moment in enumerate(moments):
-                _narrow_prefix(self._scopes_of_run, moment.activation, scopes)
-                for run, loop in _runs_of_loops(moment):
-                    iterations[run][moment.iterations.get(loop, 0)].add(scopes)
+        calls: dict[tuple[FunctionRun, CodeType], dict[int, Scopes]] = defaultdict(dict)
+        for (states, plain_scopes), functions in codes.items():
+            scopes = self._blocks.numbered(states, plain_scopes)
+            for n, state in enumerate(states):
+                _narrow_prefix(self._scopes_of_run, state.run, scopes)
+                for run, loop in _runs_of_loops(state):
+                    iterations[run][state.iterations.get(loop, 0)].add(scopes)
                 # Only a function that has the equations itself opens all scopes inside its loop.
                 if all(x.co_name.startswith("<") for x in functions[n + 1 :]):
-                    self._narrow_loops(moment, functions[n], scopes)
-            for moment, callee in zip(moments, functions[1:], strict=False):
+                    self._narrow_loops(state, functions[n], scopes)
+            for state, callee in zip(states, functions[1:], strict=False):
                 if _is_layer(callee):
-                    _narrow_prefix(calls[moment.activation, callee], moment.place, scopes)
+                    _narrow_prefix(calls[state.run, callee], state.offset, scopes)
             for first, last in _neighbouring_calls(functions):
-                self._recursion_depths[moments[first].activation].setdefault(last - first)
+                self._recursion_depths[states[first].run].setdefault(last - first)
         # Loops whose iterations have scopes of their own: their numbers would say it twice.
         self._named_by_scopes = {key for key, scopes in iterations.items() if _are_disjoint(scopes.values())}
         # Places at which a run of a function calls another, in order, unless each has a scope.
         self._places = {key: list(scopes) for key, scopes in calls.items() if len(set(scopes.values())) < len(scopes)}
 
-    def _narrow_loops(self, moment: Moment, code: CodeType, scopes: Scopes) -> None:
-        """Narrow scopes and `with` blocks of the loops around a moment to those around another equation too."""
-        blocks = with_blocks_around(code, moment.place) if moment.loops else ()
-        for run, loop in _runs_of_loops(moment):
-            _narrow_prefix(self._scopes_of_iteration, (run, moment.iterations.get(loop, 0)), scopes)
+    def _narrow_loops(self, state: RunState, code: CodeType, scopes: Scopes) -> None:
+        """Narrow scopes and `with` blocks of the loops around a call to those around another equation too."""
+        blocks = with_blocks_around(code, state.offset) if state.loops else ()
+        for run, loop in _runs_of_loops(state):
+            _narrow_prefix(self._scopes_of_iteration, (run, state.iterations.get(loop, 0)), scopes)
             inside = set(filter(loop.has, blocks))
             self._blocks_in_loop[run] = self._blocks_in_loop.get(run, inside) & inside
 
-    def of(self, moments: Moments, plain_scopes: Scopes, codes: Sequence[CodeType]) -> LayerPath:
+    def of(self, states: RunStates, plain_scopes: Scopes, codes: Sequence[CodeType]) -> LayerPath:
         """Return the path of an equation."""
-        calls = zip(moments, zip_longest(codes, codes[1:]), strict=True)  # the last one has no callee
-        steps = [self._step_of_call(moment, code, callee) for moment, (code, callee) in calls]
-        steps = self._with_scopes_outside(steps, moments)
-        steps = self._with_recursions(steps, moments)
-        return LayerPath(tuple(steps), self._blocks.numbered(moments, plain_scopes))
+        calls = zip(states, zip_longest(codes, codes[1:]), strict=True)  # the last one has no callee
+        steps = [self._step_of_call(state, code, callee) for state, (code, callee) in calls]
+        steps = self._with_scopes_outside(steps, states)
+        steps = self._with_recursions(steps, states)
+        return LayerPath(tuple(steps), self._blocks.numbered(states, plain_scopes))
 
-    def _step_of_call(self, moment: Moment, code: CodeType, callee: CodeType | None) -> Step:
+    def _step_of_call(self, state: RunState, code: CodeType, callee: CodeType | None) -> Step:
         """Return a call of a path, with the numbers for calls inside it: of iterations, then of the calling place."""
-        runs = [(run, loop) for run, loop in _runs_of_loops(moment) if run not in self._named_by_scopes]
-        numbers = tuple(moment.iterations.get(loop, 0) for _, loop in runs)
-        depth = len(self._scopes_of_run[moment.activation])
-        places = None if callee is None else self._places.get((moment.activation, callee))
-        place_numbers = () if places is None else (places.index(moment.place),)
+        runs = [(run, loop) for run, loop in _runs_of_loops(state) if run not in self._named_by_scopes]
+        numbers = tuple(state.iterations.get(loop, 0) for _, loop in runs)
+        depth = len(self._scopes_of_run[state.run])
+        places = None if callee is None else self._places.get((state.run, callee))
+        place_numbers = () if places is None else (places.index(state.offset),)
         step = Step(code, (*numbers, *place_numbers), depth)
         if not runs:
             return step
@@ -238,7 +238,7 @@ class LayerPaths:
         opens_scope = bool(self._blocks_in_loop[innermost_run]) and bool(around)
         return replace(step, around_loop=len(around) - opens_scope, opens_scope=opens_scope)
 
-    def _with_recursions(self, steps: Sequence[Step], moments: Moments) -> list[Step]:
+    def _with_recursions(self, steps: Sequence[Step], states: RunStates) -> list[Step]:
         """Return the steps, numbered where a function of the user's calls another that calls itself.
 
         They are numbered if its depth differs between equations, and loops do not number them already. The number is
@@ -246,7 +246,7 @@ class LayerPaths:
         """
         numbered = list(steps)
         for first, last in _neighbouring_calls([step.code for step in steps]):
-            depths = list(self._recursion_depths[moments[first].activation])  # 0: the function does not call itself
+            depths = list(self._recursion_depths[states[first].run])  # 0: the function does not call itself
             is_plain = not any(step.numbers for step in steps[first:last])
             if len(depths) > 1 and first and is_plain and not steps[first - 1].is_of_library:
                 for n in range(first, last + 1):
@@ -254,7 +254,7 @@ class LayerPaths:
                     numbered[n] = replace(numbered[n], recursion=number)
         return numbered
 
-    def _with_scopes_outside(self, steps: Sequence[Step], moments: Moments) -> list[Step]:
+    def _with_scopes_outside(self, steps: Sequence[Step], states: RunStates) -> list[Step]:
         """Return the steps with `scopes_outside` and `has_scope`, from the scopes that callers' `with` blocks open.
 
         The scopes around a run, `depth`, do not tell: the run may have opened some of them itself.
@@ -262,13 +262,13 @@ class LayerPaths:
         result = list[Step]()
         outside = 0  # scopes around the call of the next step
         of_user = 0  # around the last call by a function of the user's
-        for step, moment in zip(steps, moments, strict=True):
+        for step, state in zip(steps, states, strict=True):
             outside = min(outside, step.depth)
             is_called_by_library = bool(result) and result[-1].is_of_library
             if not is_called_by_library:
                 of_user = outside
             result.append(replace(step, scopes_outside=outside, has_scope=is_called_by_library and outside > of_user))
-            outside = step.depth + self._blocks.num_opened(step.code, moment, step.depth)
+            outside = step.depth + self._blocks.num_opened(step.code, state, step.depth)
         return result
 
 
@@ -278,20 +278,20 @@ class _WithBlocks:
     A block is a key from `_blocks_of`; its prefix is the scopes that all equations inside it begin with.
 
     Args:
-        codes: for the moments and scopes of each equation the codes of its frames.
+        codes: for the states and scopes of each equation the codes of its frames.
     """
 
-    def __init__(self, codes: Mapping[tuple[Moments, Scopes], Sequence[CodeType]]) -> None:
+    def __init__(self, codes: Mapping[tuple[RunStates, Scopes], Sequence[CodeType]]) -> None:
         # Blocks of each call of an equation; most calls are in none.
-        self._blocks: dict[Moments, list[tuple[CodeType, list[tuple[Hashable, ...]]]]] = {}
+        self._blocks: dict[RunStates, list[tuple[CodeType, list[tuple[Hashable, ...]]]]] = {}
         self._prefixes: dict[tuple[Hashable, ...], Scopes] = {}
-        for (moments, scopes), functions in codes.items():
-            if moments not in self._blocks:
-                pairs = zip(moments, functions, strict=True)
-                self._blocks[moments] = [
-                    (code, _blocks_of(moment, code)) for moment, code in pairs if with_blocks_around(code, moment.place)
+        for (states, scopes), functions in codes.items():
+            if states not in self._blocks:
+                pairs = zip(states, functions, strict=True)
+                self._blocks[states] = [
+                    (code, _blocks_of(state, code)) for state, code in pairs if with_blocks_around(code, state.offset)
                 ]
-            for _, blocks in self._blocks[moments]:
+            for _, blocks in self._blocks[states]:
                 for block in blocks:
                     _narrow_prefix(self._prefixes, block, scopes)
         # Blocks of equal surroundings and prefix, in the order of tracing: only a number tells them apart.
@@ -299,14 +299,14 @@ class _WithBlocks:
         for block, prefix in self._prefixes.items():
             self._numbers[block[:-1], prefix].append(block)
 
-    def num_opened(self, code: CodeType, moment: Moment, depth: int) -> int:
+    def num_opened(self, code: CodeType, state: RunState, depth: int) -> int:
         """Return the number of `with` blocks around a place that open a scope inside of the first `depth` scopes."""
-        return sum(len(self._prefixes[block]) > depth for block in _blocks_of(moment, code))
+        return sum(len(self._prefixes[block]) > depth for block in _blocks_of(state, code))
 
-    def numbered(self, moments: Moments, scopes: Scopes) -> Scopes:
+    def numbered(self, states: RunStates, scopes: Scopes) -> Scopes:
         """Return scopes with the numbers of those that several blocks of a function open."""
         numbered = list(scopes)
-        for code, blocks in self._blocks[moments]:
+        for code, blocks in self._blocks[states]:
             for depth, block in enumerate(blocks, 1):
                 prefix = self._prefixes[block]
                 alike = self._numbers[block[:-1], prefix]
@@ -316,11 +316,11 @@ class _WithBlocks:
         return tuple(numbered)
 
 
-def _blocks_of(moment: Moment, code: CodeType) -> list[tuple[Hashable, ...]]:
+def _blocks_of(state: RunState, code: CodeType) -> list[tuple[Hashable, ...]]:
     """Return the keys of the `with` blocks around a place, outermost first; each begins with that of the one around."""
-    blocks = with_blocks_around(code, moment.place)
-    iterations = tuple(moment.iterations.get(loop, 0) for loop in moment.loops)
-    return [(moment.activation, iterations, *blocks[: n + 1]) for n in range(len(blocks))]
+    blocks = with_blocks_around(code, state.offset)
+    iterations = tuple(state.iterations.get(loop, 0) for loop in state.loops)
+    return [(state.run, iterations, *blocks[: n + 1]) for n in range(len(blocks))]
 
 
 def _neighbouring_calls(codes: Sequence[CodeType]) -> list[tuple[int, int]]:
@@ -330,11 +330,11 @@ def _neighbouring_calls(codes: Sequence[CodeType]) -> list[tuple[int, int]]:
     return list(zip(firsts, lasts, strict=True))
 
 
-def _runs_of_loops(moment: Moment) -> list[tuple[Hashable, Loop]]:
-    """Return the loops around a moment, each with a key of its run: the iterations of the loops around it."""
-    loops = moment.loops
-    numbers = [moment.iterations.get(loop, 0) for loop in loops]
-    return [((moment.activation, loop, *numbers[:n]), loop) for n, loop in enumerate(loops)]
+def _runs_of_loops(state: RunState) -> list[tuple[Hashable, Loop]]:
+    """Return the loops around a call's place, each with a key of its run: the iterations of the loops around it."""
+    loops = state.loops
+    numbers = [state.iterations.get(loop, 0) for loop in loops]
+    return [((state.run, loop, *numbers[:n]), loop) for n, loop in enumerate(loops)]
 
 
 def _are_disjoint(sets: Collection[set[Scopes]]) -> bool:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from types import CodeType
 
 from ipujax.lowering.jax_compat import CALLEES, Jaxpr, JaxprEqn, Var, closed, jaxprs_in_params, raw_frames
-from ipujax.lowering.jaxpr.activations import Call, Frames, Place
+from ipujax.lowering.jaxpr.function_runs import Call, Frames, Place
 from ipujax.lowering.source_info import shown_calls, traced_from
 from ipujax.runtime.errors import is_of_user
 
@@ -44,9 +44,9 @@ class OmittedCall:
     number: int = 0
 
     @property
-    def runs(self) -> Hashable:
+    def identity(self) -> Hashable:
         """Places and numbers of the calls: equal for calls that cannot be distinguished."""
-        return self.frames.runs, self.number
+        return self.frames.numbered_places, self.number
 
 
 _MAX_READERS = 64  # a value with more distinguishes no calls: a mask of all layers, a constant
@@ -121,22 +121,22 @@ def root_of(code: CodeType) -> Root:
     return code.co_name, f"{code.co_filename}:{code.co_firstlineno}"
 
 
-def frames_of(eqn: JaxprEqn, before: Frames, is_shown: Callable[[CodeType], bool], run: int = 0) -> Frames:
+def frames_of(eqn: JaxprEqn, before: Frames, is_shown: Callable[[CodeType], bool], number: int = 0) -> Frames:
     """Return the frames of an equation after those of a call around it.
 
     Args:
         eqn: the equation.
         before: frames of the call.
         is_shown: whether code is the user's; places in other code are noted with the next call of the user's.
-        run: number of the call, which its callee, the outermost frame that is shown, gets.
+        number: number of the call, which its callee, the outermost frame that is shown, gets.
     """
     calls = list(before.calls)
     between = list(before.tail)
     for place in reversed(raw_frames(eqn)):
         if is_shown(place[0]):
-            calls.append(Call(place, tuple(between), run))
+            calls.append(Call(place, tuple(between), number))
             between = []
-            run = 0
+            number = 0
         else:
             between.append(place)
     return Frames(tuple(calls), tuple(between))
@@ -170,14 +170,14 @@ def _make_call(eqn: JaxprEqn, number: int) -> OmittedCall:
 def _nest_call(call: OmittedCall, inner: OmittedCall) -> OmittedCall:
     """Return a call of a callee as a call of the jaxpr that calls the callee."""
     first, *further = inner.frames.calls
-    first = replace(first, before=(*call.frames.tail, *first.before), run=call.number)
+    first = replace(first, before=(*call.frames.tail, *first.before), number=call.number)
     frames = Frames((*call.frames.calls, first, *further), inner.frames.tail)
     return replace(call, frames=frames, lines=(*inner.lines, *call.lines), number=0)
 
 
 def _remove_duplicates(calls: Sequence[OmittedCall]) -> list[OmittedCall]:
     # One of each set of calls that cannot be distinguished.
-    return list({call.runs: call for call in calls}.values())
+    return list({call.identity: call for call in calls}.values())
 
 
 def _all_jaxprs(program: Jaxpr) -> Iterator[Jaxpr]:
@@ -226,7 +226,7 @@ def _find_reader(eqn: JaxprEqn, readers: dict[Var, set[int]], calls: Sequence[Om
     Args:
         eqn: the equation.
         readers: numbers of the calls that read each value.
-        calls: the calls; those with equal `runs` count as one.
+        calls: the calls; those with equal `identity` count as one.
     """
     common = set[int]()
     for var in eqn.invars:
@@ -234,7 +234,7 @@ def _find_reader(eqn: JaxprEqn, readers: dict[Var, set[int]], calls: Sequence[Om
         # Each operand narrows the calls; one that contradicts the others is ignored.
         if 0 < len(numbers) <= _MAX_READERS:
             common = common & numbers or common or numbers
-    return calls[min(common)] if len({calls[n].runs for n in common}) == 1 else None
+    return calls[min(common)] if len({calls[n].identity for n in common}) == 1 else None
 
 
 def _match_by_order(eqns: Sequence[JaxprEqn], calls: Sequence[OmittedCall]) -> list[OmittedCall]:
@@ -259,6 +259,6 @@ def _common_call(calls: Sequence[OmittedCall]) -> OmittedCall:
         frames = call.frames.calls
         length = min(len(common), len(frames))
         same = next((n for n in range(length) if common[n].place != frames[n].place), length)
-        is_one_function = same < length and common[same].place[0] is frames[same].place[0]
-        common[same:] = [Call((common[same].place[0], -1))] if is_one_function else []
+        is_one_function = same < length and common[same].code is frames[same].code
+        common[same:] = [Call((common[same].code, -1))] if is_one_function else []
     return OmittedCall(Frames(tuple(common)))

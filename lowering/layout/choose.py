@@ -32,11 +32,11 @@ _CROWDING_CYCLES = 1e12  # above the cost of any operation
 # Adds the operation by a placement.
 Add = Callable[[Builder, Blocked], object]
 # Cost of the steps after the operation, such as combining partials: (grids, target, cost per byte) → float[candidates].
-After = Callable[[Grids, Target, float], np.ndarray]
+CostAfter = Callable[[Grids, Target, float], np.ndarray]
 
 
 def source_of(graph: Graph, tensor: Tensor) -> Source:
-    """'free' if an operation may map an operand: an unmapped view of one whole variable; else 'elsewhere'."""
+    """An unmapped view of one whole variable, which an operation may map, is "free"; others are from "elsewhere"."""
     return "elsewhere" if graph.is_mapped(tensor) or view_digits(tensor) is None else "free"
 
 
@@ -47,7 +47,7 @@ def choose(
     work: Work,
     operands: Sequence[Tensor],
     add: Add,
-    after: After | None = None,
+    cost_after: CostAfter | None = None,
     unmoved_fields: Sequence[int] = (),
 ) -> Blocked:
     """Cuts an index space into blocks and places each on a tile, at the lowest cost.
@@ -56,10 +56,10 @@ def choose(
         graph: target and mappings of the operands.
         shape: extents of the index space, each at least 1.
         order: dimensions that may be cut.
-        work: codelet, spans and sources of the operation's fields.
+        work: codelet of the operation, and the use of its fields.
         operands: tensor of each field that is read, in the order of fields.
         add: adds the operation by a placement to a graph and a program, for trials.
-        after: cycles of the steps that `add` adds behind the operation itself; hashable.
+        cost_after: cycles of the steps that `add` adds behind the operation itself, as combining partials; hashable.
         unmoved_fields: fields whose bytes are not counted where they are mapped. Others count as if placed, which
             spreads operations on large parts of them; without that, steps of small networks took up to 4 % more
             cycles.
@@ -72,10 +72,10 @@ def choose(
     if 0 in shape:
         return empty_placement(shape)
     # Operands from elsewhere are received whole on any grid, so that a trial would tell no grids apart.
-    by_estimate = work.is_exact or "elsewhere" in work.sources
+    by_estimate = work.is_exact or work.has_mapped_fields
     num_trials = 1 if by_estimate else _MOST_TRIALS
     grids = even_grids(shape, order, graph.target.tiles_per_ipu)
-    numbers, cycles = _rank_grids(shape, order, work, graph.target, graph.byte_cost_cycles, after, num_trials)
+    numbers, cycles = _rank_grids(shape, order, work, graph.target, graph.byte_cost_cycles, cost_after, num_trials)
     grid_placements = [grids.placement(n) for n in numbers]
     candidates = list(grid_placements)
     bounds = list(cycles)
@@ -84,7 +84,9 @@ def choose(
         local_work = work.with_free(unmoved)
         unmoved_bytes = _unmoved_bytes(placement, work, [n for n in unmoved if n in unmoved_fields])
         candidates.append(placement)
-        bounds.append(estimated_cycles(placement, local_work, after, graph) - graph.byte_cost_cycles * unmoved_bytes)
+        bounds.append(
+            estimated_cycles(placement, local_work, cost_after, graph) - graph.byte_cost_cycles * unmoved_bytes
+        )
         is_exact.append(by_estimate or local_work.is_exact)
     chosen = choose_cheapest(candidates, bounds, lambda placement: _trial_cost(graph, add, placement), is_exact)
     # Only a grid may start at another tile: the placement of a mapped operand has its tiles.
@@ -98,7 +100,7 @@ def _fields_unmoved_by(
     read_fields = [number for number, field in enumerate(work.codelet.fields) if field.is_read]
     fields: dict[Blocked, list[int]] = {}
     for number, operand in zip(read_fields, operands, strict=True):
-        placement = unmoved_placement(graph, operand, work.fields[number], shape, order)
+        placement = unmoved_placement(graph, operand, work.fields[number].spans, shape, order)
         if placement is not None:
             fields.setdefault(placement, []).append(number)
     return fields
@@ -121,7 +123,7 @@ def _is_ranking(
     work: Work,
     target: Target,
     byte_cost: float,
-    after: After | None,
+    cost_after: CostAfter | None,
     limit: int,
 ) -> bool:
     """Return whether a stored value can be that of `_rank_grids`."""
@@ -137,14 +139,14 @@ def _rank_grids(
     work: Work,
     target: Target,
     byte_cost: float,
-    after: After | None,
+    cost_after: CostAfter | None,
     limit: int,
 ) -> tuple[tuple[int, ...], tuple[float, ...]]:
     """Numbers of even grids of lowest estimate, and the estimates; of equals first that with the smallest blocks worth
     a tile, then that of fewest tiles.
     """
     grids = even_grids(shape, order, target.tiles_per_ipu)
-    cycles = _weighted_cycles(work, grids, after, target, byte_cost) + _crowding_penalty(work, grids, target)
+    cycles = _weighted_cycles(work, grids, cost_after, target, byte_cost) + _crowding_penalty(work, grids, target)
     tiles = np.prod(grids.blocks, axis=0)
     block_bytes = _block_bytes(work, grids)
     best = np.lexsort((tiles, np.maximum(block_bytes, MIN_BYTES_PER_TILE), cycles))[:limit]
@@ -154,18 +156,20 @@ def _rank_grids(
 def _block_bytes(work: Work, grids: Grids) -> np.ndarray:
     """Bytes that the longest block reads and writes, int64[candidates]."""
     total = np.zeros(grids.blocks.shape[1:], np.int64)
-    for spans, field in zip(work.fields, work.codelet.fields, strict=True):
-        total = total + total_elements([span.lengths(grids.lengths) for span in spans]) * element_bytes(field.dtype)
+    for use, field in zip(work.fields, work.codelet.fields, strict=True):
+        total = total + total_elements([span.lengths(grids.lengths) for span in use.spans]) * element_bytes(field.dtype)
     return total
 
 
-def _weighted_cycles(work: Work, grids: Grids, after: After | None, target: Target, byte_cost: float) -> np.ndarray:
+def _weighted_cycles(
+    work: Work, grids: Grids, cost_after: CostAfter | None, target: Target, byte_cost: float
+) -> np.ndarray:
     """Cycles of an operation with its following steps, plus the cost of its code and operands; infinite for grids that
     a cheaper total rules out.
     """
     code_bytes = _piece_code_bytes(work, grids, target)
     cycles = work.cycles(grids, target) + byte_cost * (code_bytes + work.placed_bytes(grids))
-    if after is None:
+    if cost_after is None:
         return cycles
     total = np.full(cycles.shape, np.inf)
     order = np.argsort(cycles, kind="stable")
@@ -174,24 +178,24 @@ def _weighted_cycles(work: Work, grids: Grids, after: After | None, target: Targ
         # The remaining grids already cost more without the following steps than the best one with them.
         if cycles[batch[0]] > total.min():
             break
-        total[batch] = cycles[batch] + after(grids.of(batch), target, byte_cost)
+        total[batch] = cycles[batch] + cost_after(grids.of(batch), target, byte_cost)
     return total
 
 
 def _piece_code_bytes(work: Work, grids: Grids, target: Target) -> np.ndarray:
     """Bytes of code that moves operands and results in pieces; a result as if its reader took one block."""
     runs = np.zeros(grids.blocks.shape[1:])
-    for spans, field, source in zip(work.fields, work.codelet.fields, work.sources, strict=True):
-        if field.is_written or source == "elsewhere":
-            runs = runs + fewest_runs(spans, grids.lengths)
+    for use, field in zip(work.fields, work.codelet.fields, strict=True):
+        if field.is_written or use.source == "elsewhere":
+            runs = runs + fewest_runs(use.spans, grids.lengths)
     return receive_code_bytes(runs, target)
 
 
 def _crowding_penalty(work: Work, grids: Grids, target: Target) -> np.ndarray:
     """Penalty of grids whose block of any one field is too large for a tile."""
     largest_bytes = np.zeros(grids.blocks.shape[1:])
-    for spans, field in zip(work.fields, work.codelet.fields, strict=True):
-        elements = total_elements([span.lengths(grids.lengths) for span in spans])
+    for use, field in zip(work.fields, work.codelet.fields, strict=True):
+        elements = total_elements([span.lengths(grids.lengths) for span in use.spans])
         largest_bytes = np.maximum(largest_bytes, elements * element_bytes(field.dtype))
     return crowding_cycles(largest_bytes, target)
 
@@ -209,18 +213,20 @@ def grid_of(placement: Blocked) -> Grids:
     return Grids(placement.shape, blocks, longest)
 
 
-def estimated_cycles(placement: Blocked, work: Work, after: After | None, graph: Graph) -> float:
+def estimated_cycles(placement: Blocked, work: Work, cost_after: CostAfter | None, graph: Graph) -> float:
     """Estimated cost on one placement; a tile computes its blocks one after the other."""
     grid = grid_of(placement)
     target = graph.target
-    cycles = _weighted_cycles(work, grid, after, target, graph.byte_cost_cycles) + _crowding_penalty(work, grid, target)
+    cycles = _weighted_cycles(work, grid, cost_after, target, graph.byte_cost_cycles) + _crowding_penalty(
+        work, grid, target
+    )
     more_blocks = int(np.bincount(placement.tile.ravel()).max()) - 1
     return float(cycles[0] + more_blocks * np.ravel(work.compute_cycles(grid.lengths, target))[0])
 
 
-def cycles_in_place(placement: Blocked, work: Work, number: int, after: After | None, graph: Graph) -> float:
+def cycles_in_place(placement: Blocked, work: Work, number: int, cost_after: CostAfter | None, graph: Graph) -> float:
     """Estimated cost on the placement of a mapped operand, given by the number of its field."""
-    cycles = estimated_cycles(placement, work.with_free([number]), after, graph)
+    cycles = estimated_cycles(placement, work.with_free([number]), cost_after, graph)
     return cycles - graph.byte_cost_cycles * _unmoved_bytes(placement, work, [number])
 
 

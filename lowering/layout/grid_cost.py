@@ -44,6 +44,19 @@ from ipujax.runtime.tensor import VECTOR_BYTES, element_bytes
 Source = Literal["here", "free", "elsewhere"]
 
 
+@dataclass(frozen=True, slots=True)
+class FieldUse:
+    """What vertices read or write of a field, for a block of the index space; results are on their tiles.
+
+    Args:
+        spans: of each dimension of the field; none for a scalar.
+        source: who maps the field.
+    """
+
+    spans: tuple[Span, ...]
+    source: Source = "here"
+
+
 class _ReadField(NamedTuple):
     """A field that a vertex reads."""
 
@@ -68,22 +81,25 @@ class Work:
     """Vertices of an operation, without a placement."""
 
     codelet: Codelet
-    fields: tuple[tuple[Span, ...], ...]  # of each field of the codelet
-    sources: tuple[Source, ...]  # of each field of the codelet
+    fields: tuple[FieldUse, ...]  # in the order of the codelet's
 
     @property
     def is_exact(self) -> bool:
         """True if `cycles` equals the cost model on every grid, up to rounding and to shares of blocks on one bus."""
-        read = self.codelet.fields
-        halos = any(span.has_halo for spans, f in zip(self.fields, read, strict=True) if f.is_read for span in spans)
-        return "elsewhere" not in self.sources and not halos
+        has_halos = any(span.has_halo for field in self._read_fields() for span in field.spans)
+        return not self.has_mapped_fields and not has_halos
+
+    @property
+    def has_mapped_fields(self) -> bool:
+        """True if an earlier operation has mapped a field."""
+        return any(field.source == "elsewhere" for field in self.fields)
 
     def with_free(self, numbers: Sequence[int]) -> Work:
         """Work in which some fields, given by number, are mapped to the tiles that read them."""
-        sources = list(self.sources)
+        fields = list(self.fields)
         for number in numbers:
-            sources[number] = "free"
-        return replace(self, sources=tuple(sources))
+            fields[number] = replace(fields[number], source="free")
+        return replace(self, fields=tuple(fields))
 
     def cycles(self, grids: Grids, target: Target) -> np.ndarray:
         """Cycles on each grid, float[candidates]; an estimate where halos are read."""
@@ -107,7 +123,7 @@ class Work:
 
     def compute_cycles(self, lengths: np.ndarray, target: Target) -> np.ndarray:
         """Cycles of one vertex on blocks of these lengths of the index space."""
-        shapes = [tuple(span.lengths(lengths) for span in field) for field in self.fields]
+        shapes = [tuple(span.lengths(lengths) for span in field.spans) for field in self.fields]
         return np.ceil(self.codelet.cycles(shapes, target))
 
     def _lengths_of_inner_block(self, grids: Grids) -> np.ndarray:
@@ -117,14 +133,15 @@ class Work:
         these has two neighbours; else only a shorter one may.
         """
         lengths = grids.lengths.copy()
-        for d in {span.axis for read in self.fields for span in read if span.axis is not None and span.has_halo}:
+        axes_with_halo = {s.axis for field in self.fields for s in field.spans if s.axis is not None and s.has_halo}
+        for d in axes_with_halo:
             is_long = (grids.blocks[d] > 2) & (grids.shape[d] % grids.blocks[d] > 1)
             lengths[d] = np.where(is_long, lengths[d], grids.shape[d] // grids.blocks[d])
         return lengths
 
     def _read_fields(self) -> list[_ReadField]:
-        rows = zip(self.fields, self.codelet.fields, self.sources, strict=True)
-        return [_ReadField(spans, element_bytes(field.dtype), source) for spans, field, source in rows if field.is_read]
+        pairs = zip(self.fields, self.codelet.fields, strict=True)
+        return [_ReadField(use.spans, element_bytes(field.dtype), use.source) for use, field in pairs if field.is_read]
 
     def _copy_cycles(self, grids: Grids, block: np.ndarray, target: Target, *, has_neighbours: bool) -> np.ndarray:
         """Cycles of copying a tile's own part of its operands next to the part that arrives."""

@@ -53,8 +53,17 @@ def alternate_ipus(
     if io_tiles is None:
         named = (part.eqns if part.ipu is None else _named(part.eqns, part.ipu) for part in parts)
         return list(chain.from_iterable(batch_transfers(of_part, batch_bytes) for of_part in named))
-    batches = [in_batches(part, batch_bytes, ipu, step) for step, ipu, part in _runs_of_one_ipu(parts)]
+    batches = [in_batches(run.eqns, batch_bytes, run.ipu, run.step) for run in _runs_of_one_ipu(parts)]
     return overlapped(list(chain.from_iterable(batches)), io_tiles)
+
+
+@dataclass(frozen=True, slots=True)
+class _IpuRun:
+    """Equations that follow each other on one IPU, in one step."""
+
+    step: int
+    ipu: int
+    eqns: Sequence[JaxprEqn]
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +121,8 @@ def _beyond_room(loads: Sequence[JaxprEqn], io_tiles: IoTiles) -> list[JaxprEqn]
     return early_loads
 
 
-def _runs_of_one_ipu(parts: Iterable[_Part]) -> Iterator[tuple[int, int, list[JaxprEqn]]]:
-    """Yield step, IPU and equations of each run on one IPU; equations of phases, and moves of updates, are named."""
+def _runs_of_one_ipu(parts: Iterable[_Part]) -> Iterator[_IpuRun]:
+    """Yield the runs of equations on one IPU; those of phases, and moves of updates, are named after its stage."""
     ipu_of: dict[Var, int] = {}
     for part in parts:
         if part.ipu is not None:
@@ -121,11 +130,12 @@ def _runs_of_one_ipu(parts: Iterable[_Part]) -> Iterator[tuple[int, int, list[Ja
                 for var in variables_read(eqn):
                     ipu_of.setdefault(var, part.ipu)
                 ipu_of.update(dict.fromkeys(eqn.outvars, part.ipu))
-            yield part.step, part.ipu, _named(part.eqns, part.ipu)
+            yield _IpuRun(part.step, part.ipu, _named(part.eqns, part.ipu))
             continue
         pairs = zip(_ipus_of_update(part.eqns, ipu_of), part.eqns, strict=True)
         for ipu, run in groupby(pairs, key=lambda pair: pair[0]):
-            yield part.step, ipu, [in_scope(eqn, stage_scope(ipu)) if eqn.primitive in MOVES else eqn for _, eqn in run]
+            eqns = [in_scope(eqn, stage_scope(ipu)) if eqn.primitive in MOVES else eqn for _, eqn in run]
+            yield _IpuRun(part.step, ipu, eqns)
 
 
 def _ipus_of_update(eqns: Sequence[JaxprEqn], ipu_of_value: Mapping[Var, int]) -> list[int]:

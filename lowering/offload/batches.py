@@ -125,25 +125,36 @@ class _BatchMoves(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class _Taken:
+class _TakenBatch:
     """A batch of an IPU whose values have been taken from I/O tiles, which frees their memory.
 
     Args:
         number: its number among the batches of all IPUs.
         step: its step, None without phases.
-        turn: number of its step, or of itself without phases, among those of the IPU, from 1.
-        num_bytes: of all values that were taken on the IPU up to there.
+        steps_so_far: steps of the IPU up to there, its own included; without phases each batch counts as one.
+        bytes_so_far: bytes of all values that were taken on the IPU up to there, its own included.
     """
 
     number: int
     step: int | None
-    turn: int
-    num_bytes: int
+    steps_so_far: int
+    bytes_so_far: int
 
-    def allows_fetches_of(self, later: _Taken, io_tiles: IoTiles) -> bool:
+    def may_precede_fetches_of(self, later: _TakenBatch, io_tiles: IoTiles) -> bool:
         """True if the values of a later batch may be fetched as soon as those of this one are taken."""
-        has_room = later.num_bytes - self.num_bytes <= io_tiles.room_bytes
-        return has_room and later.turn - self.turn <= io_tiles.depth
+        has_room = later.bytes_so_far - self.bytes_so_far <= io_tiles.room_bytes
+        return has_room and later.steps_so_far - self.steps_so_far <= io_tiles.depth
+
+
+_BEFORE_ALL = _TakenBatch(number=0, step=None, steps_so_far=0, bytes_so_far=0)
+
+
+def _take_batch(number: int, batch: Batch, previous: _TakenBatch, num_bytes: int) -> _TakenBatch:
+    """The batch after another of its IPU, which takes `num_bytes` from I/O tiles."""
+    begins_step = batch.step is None or batch.step != previous.step
+    return _TakenBatch(
+        number, batch.step, previous.steps_so_far + begins_step, bytes_so_far=previous.bytes_so_far + num_bytes
+    )
 
 
 def _moves_of_batches(batches: Sequence[Batch], io_tiles: IoTiles) -> list[_BatchMoves]:
@@ -155,19 +166,17 @@ def _moves_of_batches(batches: Sequence[Batch], io_tiles: IoTiles) -> list[_Batc
     # Early equations of a batch run before its fetches, so these may already be of their results.
     batch_of_value |= {var: n - 1 for n, batch in enumerate(batches) for eqn in batch.early for var in eqn.outvars}
     moves = [_BatchMoves([], []) for _ in batches]
-    earlier: dict[int, deque[_Taken]] = {}  # by IPU, those after which later values may be fetched
+    earlier_of_ipu: dict[int, deque[_TakenBatch]] = {}  # those after which later values may be fetched
     for number, batch in enumerate(batches):
         fetched_loads = [load for load in batch.loads if io_tiles.moves(load)]
         moves[number].takes.extend(load for load in batch.loads if not io_tiles.moves(load))
-        of_ipu = earlier.setdefault(batch.ipu, deque([_Taken(number=0, step=None, turn=0, num_bytes=0)]))
-        last = of_ipu[-1]
-        turn = last.turn + (batch.step is None or batch.step != last.step)
-        taken = _Taken(number, batch.step, turn, last.num_bytes + sum(map(moved_bytes, fetched_loads)))
-        # Those that do not allow it allow no later ones either, whose numbers and bytes only rise.
-        while of_ipu and not of_ipu[0].allows_fetches_of(taken, io_tiles):
-            of_ipu.popleft()
-        earliest = of_ipu[0].number if of_ipu else number
-        of_ipu.append(taken)
+        earlier = earlier_of_ipu.setdefault(batch.ipu, deque([_BEFORE_ALL]))
+        taken = _take_batch(number, batch, earlier[-1], sum(map(moved_bytes, fetched_loads)))
+        # One too early for this batch is too early for all later ones: steps and bytes so far only rise.
+        while earlier and not earlier[0].may_precede_fetches_of(taken, io_tiles):
+            earlier.popleft()
+        earliest = earlier[0].number if earlier else number
+        earlier.append(taken)
         for load in fetched_loads:
             (remote,) = variables_read(load)
             buffer = Var(remote.aval)

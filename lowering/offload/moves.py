@@ -104,10 +104,11 @@ class _Emission:
         self.moved = Moved([], [], list(plan.values.outvars))
         self._plan = plan
         self._rewrite_body = rewrite_body
-        self._remote = dict(plan.values.remote)  # as `StagedValues.remote`, of all values that are there by now
+        # Values in streaming memory by now, each with whether its columns are in channel groups on tiles.
+        self._in_groups_of = dict(plan.values.remote)
         self._hosted = _HostedValues(plan)
         self._settled: set[int] = set()  # results in their final place
-        self._loaded: dict[Var, Var] = {}  # recent loads, in order
+        self._recent_loads: dict[Var, Var] = {}  # loaded variables by those in streaming memory, oldest first
         self._views: dict[tuple[Var, int], Var] = {}  # from a view and a step to its variable in that step
         self._emitted_views: set[Var] = set()  # results of views as named in the plan: later steps need other names
         self._handles: dict[Var, Var] = {}  # from a spilled value to its variable in streaming memory
@@ -144,7 +145,7 @@ class _Emission:
         """Stores a value in a new buffer; returns the variable that stands for it there."""
         handle = Var(value.aval)
         self._emit(new_equation(remote_put_p, [value], [handle], {"is_result": is_result}, like), step)
-        self._remote[handle] = False
+        self._in_groups_of[handle] = False
         return handle
 
     def _settle_result(self, number: int) -> bool:
@@ -167,7 +168,7 @@ class _Emission:
 
     def mark_hosted(self, var: Var, memory: Var | None = None) -> Var:
         """Notes that the user has put a value on the host, in the buffer of an earlier value or (None) a new one."""
-        self._remote[var] = False
+        self._in_groups_of[var] = False
         self._hosted.add(var, memory)
         return var
 
@@ -229,7 +230,7 @@ class _Emission:
         else:
             self._add_with_loads(eqn, step)
         for var in eqn.outvars:
-            if var in self._plan.spilled and var not in self._remote:
+            if var in self._plan.spilled and var not in self._in_groups_of:
                 self._handles[var] = self._put_in_new_buffer(var, step, eqn)
 
     def _add_with_loads(self, eqn: JaxprEqn, step: int) -> None:
@@ -244,14 +245,14 @@ class _Emission:
         """For each operand whether it stays off chip: a table whose rows move, or a stack that a loop reads by rows."""
         in_place = self._plan.values.in_place
         pairs = zip(_operands_by_rows(eqn, in_place), eqn.invars, strict=True)
-        return [is_by_rows and (x in self._remote or x in in_place) for is_by_rows, x in pairs]
+        return [is_by_rows and (x in self._in_groups_of or x in in_place) for is_by_rows, x in pairs]
 
     def on_chip(self, atom: Atom, step: int, user: JaxprEqn | None) -> Atom:
         """The variable on chip that stands for another in a step."""
         atom = self._hosted.resolved(atom)
         if not isinstance(atom, Var):
             return atom
-        if atom in self._remote:
+        if atom in self._in_groups_of:
             return self._load_to_chip(atom, step, user)
         definition = self._plan.defining.get(atom)
         if definition is not None and is_view(definition):
@@ -267,7 +268,7 @@ class _Emission:
         if not is_slice_of_rows(view) or source not in self._hosted:
             return False
         self._emit(view.replace(invars=[source]), step)
-        self._remote[atom] = False
+        self._in_groups_of[atom] = False
         return True
 
     def _emit_view(self, atom: Var, view: JaxprEqn, step: int, user: JaxprEqn | None) -> Var:
@@ -283,15 +284,19 @@ class _Emission:
         return self._views[atom, step]
 
     def _load_to_chip(self, remote: Var, step: int, user: JaxprEqn | None) -> Var:
-        """A value on chip: from a recent load, or loaded now."""
-        if remote not in self._loaded:
+        """A value on chip: from a recent load, or loaded now at the source of `user`.
+
+        A value occupies tiles from its load to its last reader, so older loads are not read again, but repeated.
+        """
+        if remote not in self._recent_loads:
             loaded = Var(remote.aval)
-            params = {"in_groups": self._remote[remote]}
+            params = {"in_groups": self._in_groups_of[remote]}
             self._emit(new_equation(remote_load_p, [remote], [loaded], params, user), step)
-            self._loaded[remote] = loaded
-            while len(self._loaded) > _MAX_RECENT_LOADS:
-                self._loaded.pop(next(iter(self._loaded)))
-        return self._loaded[remote]
+            self._recent_loads[remote] = loaded
+            if len(self._recent_loads) > _MAX_RECENT_LOADS:
+                oldest = next(iter(self._recent_loads))
+                del self._recent_loads[oldest]
+        return self._recent_loads[remote]
 
     def _emit(self, eqn: JaxprEqn, step: int) -> None:
         self.moved.eqns.append(eqn)

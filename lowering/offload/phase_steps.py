@@ -44,12 +44,37 @@ def steps_of_phases(eqns: Sequence[JaxprEqn]) -> PhaseSteps:
     computing = [not is_view(eqn) for eqn in eqns]
     phases_with_compute = {phase_of(eqn) for eqn, computes in zip(eqns, computing, strict=True) if computes}
     phase_numbers = sorted(phase for phase in phases_with_compute if phase is not None)
-    steps = _steps_with_gaps(eqns, phase_numbers)
-    update_step = 2 * len(phase_numbers)
-    used_steps = sorted({step for step, computes in zip(steps, computing, strict=True) if computes}) or [update_step]
-    # The gradient of the phase of step s has the step that mirrors s; steps without compute are left out.
-    phases = (None if step == update_step else min(step, update_step - 1 - step) for step in used_steps)
-    return PhaseSteps(tuple(_index_at_or_before(used_steps, step) for step in steps), tuple(phases))
+    order = _StepOrder(len(phase_numbers))
+    steps = _steps_with_gaps(eqns, phase_numbers, order)
+    used_steps = {step for step, computes in zip(steps, computing, strict=True) if computes} or {order.update_step}
+    step_numbers = sorted(used_steps)
+    phases = tuple(map(order.phase_of_step, step_numbers))
+    return PhaseSteps(tuple(_index_at_or_before(step_numbers, step) for step in steps), phases)
+
+
+@dataclass(frozen=True, slots=True)
+class _StepOrder:
+    """Order of steps, if none is left out: a forward part of each phase, their gradients from last to first, an update.
+
+    Phases are counted without gaps, so that the number of one is also the step of its forward part.
+    """
+
+    num_phases: int
+
+    @property
+    def update_step(self) -> int:
+        """Step after all gradients."""
+        return 2 * self.num_phases
+
+    def gradient_step(self, phase: int) -> int:
+        """Step of the gradient of a phase: the last of the forward parts is the first of the gradients."""
+        return self.update_step - 1 - phase
+
+    def phase_of_step(self, step: int) -> int | None:
+        """Phase whose forward part or gradient a step is; None for the update."""
+        if step == self.update_step:
+            return None
+        return step if step < self.num_phases else self.update_step - 1 - step
 
 
 class _Definition(NamedTuple):
@@ -57,13 +82,17 @@ class _Definition(NamedTuple):
     eqn: JaxprEqn
 
 
-def _steps_with_gaps(eqns: Sequence[JaxprEqn], phase_numbers: Sequence[int]) -> list[int]:
-    """The step of each equation, of phases with ascending numbers; some steps may have none.
+def _steps_with_gaps(eqns: Sequence[JaxprEqn], phase_numbers: Sequence[int], order: _StepOrder) -> list[int]:
+    """The step of each equation; some steps may have none.
+
+    Args:
+        eqns: the equations.
+        phase_numbers: the user's numbers of the phases, ascending.
+        order: order of the steps of so many phases.
 
     Raises:
         ArgumentError: an equation of a phase reads a value of a later one.
     """
-    update_step = 2 * len(phase_numbers)
     # Without gradients there is no update: no equation is after the last.
     last_gradient = max((n for n, eqn in enumerate(eqns) if stage_name(eqn).is_backward), default=len(eqns))
     definitions: dict[Var, _Definition] = {}
@@ -72,16 +101,16 @@ def _steps_with_gaps(eqns: Sequence[JaxprEqn], phase_numbers: Sequence[int]) -> 
         of_operands = (definitions[var] for var in variables_read(eqn) if var in definitions)
         latest = max(of_operands, default=_Definition(step=0, eqn=eqn), key=lambda definition: definition.step)
         step = latest.step
-        phase = phase_of(eqn)
-        if phase is not None:
-            forward_step = _index_at_or_before(phase_numbers, phase)
+        phase_number = phase_of(eqn)
+        if phase_number is not None:
+            phase = _index_at_or_before(phase_numbers, phase_number)
             is_backward = stage_name(eqn).is_backward
-            if not is_backward and step > forward_step:
+            if not is_backward and step > phase:
                 later = phase_numbers[step] if step < len(phase_numbers) else None
-                raise _flows_back(eqn, phase, later, latest.eqn)
-            step = max(step, update_step - 1 - forward_step if is_backward else forward_step)
+                raise _flows_back(eqn, phase_number, later, latest.eqn)
+            step = max(step, order.gradient_step(phase) if is_backward else phase)
         elif phase_numbers and number > last_gradient:
-            step = update_step
+            step = order.update_step
         steps.append(step)
         definitions.update(dict.fromkeys(eqn.outvars, _Definition(step, eqn)))
     return steps

@@ -96,15 +96,28 @@ def _windows_of_gather(eqn: JaxprEqn) -> _Windows:
     dims: Any = eqn.params["dimension_numbers"]
     dropped = (*dims.collapsed_slice_dims, *dims.operand_batching_dims)
     sizes = tuple(eqn.params["slice_sizes"])
-    return _Windows(_num_indices(eqn), sizes, dims.offset_dims, dropped, dims.start_index_map, eqn.params["mode"])
+    return _Windows(
+        count=_num_indices(eqn),
+        sizes=sizes,
+        axes=dims.offset_dims,
+        dropped=dropped,
+        indexed=dims.start_index_map,
+        mode=eqn.params["mode"],
+    )
 
 
 def _windows_of_scatter(eqn: JaxprEqn) -> _Windows:
     dims: Any = eqn.params["dimension_numbers"]
     dropped = (*dims.inserted_window_dims, *dims.operand_batching_dims)
     sizes = (*(1 for _ in dropped), *(shape_of(eqn.invars[2])[axis] for axis in dims.update_window_dims))
-    indexed = dims.scatter_dims_to_operand_dims
-    return _Windows(_num_indices(eqn), sizes, dims.update_window_dims, dropped, indexed, eqn.params["mode"])
+    return _Windows(
+        count=_num_indices(eqn),
+        sizes=sizes,
+        axes=dims.update_window_dims,
+        dropped=dropped,
+        indexed=dims.scatter_dims_to_operand_dims,
+        mode=eqn.params["mode"],
+    )
 
 
 def _windows_of_slice(eqn: JaxprEqn) -> _Windows:
@@ -249,4 +262,5 @@ def in_place_of(eqn: JaxprEqn, fun: Callable[..., Any]) -> list[JaxprEqn]:
     # The traced body reads the operands of the equation, and defines its result.
     (result,) = body.jaxpr.outvars
     table = dict(zip((*body.jaxpr.invars, result), (*eqn.invars, *eqn.outvars), strict=True))
-    return [inner.replace(source_info=eqn.source_info) for inner in spliced(body.jaxpr, table)[0]]
+    eqns, _ = spliced(body.jaxpr, table)
+    return [inner.replace(source_info=eqn.source_info) for inner in eqns]

@@ -38,7 +38,6 @@ from ipujax.lowering.jax_compat import (
 from ipujax.lowering.jaxpr import (
     EquationNumbers,
     Rewrite,
-    StageName,
     equations_inside,
     has_stages,
     once,
@@ -277,10 +276,17 @@ def _slots_of_run(run: Sequence[JaxprEqn]) -> list[list[_Slot | None]]:
     ]
 
 
-def _program_part(eqn: JaxprEqn) -> tuple[int | None, bool, int | None]:
-    """Part of the program that an equation belongs to."""
+class _ProgramPart(NamedTuple):
+    """Part of a program that equations of one run belong to."""
+
+    stage: int | None
+    is_backward: bool
+    phase: int | None
+
+
+def _program_part(eqn: JaxprEqn) -> _ProgramPart:
     name = stage_name(eqn)
-    return name.stage, name.is_backward, phase_of(eqn)
+    return _ProgramPart(name.stage, name.is_backward, phase_of(eqn))
 
 
 _FUSED = "fused"  # the primitive of pass `fuse`: one vertex, which calls nothing
@@ -385,14 +391,13 @@ def _groups_of_equations(jaxpr: Jaxpr) -> np.ndarray:
     In a jaxpr with stages equations without one are in no run, as they are not placed yet: see `outline_placed`.
     """
     staged = has_stages(jaxpr)
-    group_numbers: dict[tuple[StageName, int | None], int] = {}
+    group_numbers: dict[_ProgramPart, int] = {}
     groups = np.full(len(jaxpr.eqns), -1)
     for n, eqn in enumerate(jaxpr.eqns):
         name = stage_name(eqn)
         apart = _is_apart(eqn) or (staged and (name.stage is None or stages_inside(eqn)))
         if not apart:
-            part = StageName(name.stage, name.is_backward, is_recomputed=False)
-            groups[n] = group_numbers.setdefault((part, phase_of(eqn)), len(group_numbers))
+            groups[n] = group_numbers.setdefault(_program_part(eqn), len(group_numbers))
     return groups
 
 

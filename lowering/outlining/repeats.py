@@ -15,6 +15,7 @@ additions of arrays for all windows of a length.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
@@ -44,6 +45,31 @@ class Windows:
     elements: np.ndarray  # elements of all operands of a window and of its results read behind it, int64[starts]
 
 
+class _Mention(NamedTuple):
+    """A mention of a variable by an equation, or a column of each figure of all mentions.
+
+    Args:
+        equation: number of the equation.
+        position: position of the variable among its operands and results.
+        last_equation: equation of the mention before, −1 without one.
+        last_position: position there.
+        elements: elements of the variable.
+        variable: its number.
+        is_read: whether it is an operand.
+    """
+
+    equation: Any
+    position: Any
+    last_equation: Any = -1
+    last_position: Any = 0
+    elements: Any = 0
+    variable: Any = -1
+    is_read: Any = False
+
+
+_NOT_MENTIONED = _Mention(equation=-1, position=0)
+
+
 class Dataflow:
     """Equations of a jaxpr and their mentions of variables; `numbers` gives equal equations one number."""
 
@@ -62,10 +88,10 @@ class Dataflow:
 
         Its variable may have been mentioned before: its last mention, in equation −1 if there is none.
         """
-        last_mention: dict[Var, tuple[int, int]] = {}
+        last_mention: dict[Var, _Mention] = {}
         definitions: dict[Var, int] = {}  # variable → row of the mention that defines it
         variable_numbers: dict[Var, int] = {}
-        rows: list[tuple[int, ...]] = []
+        rows: list[_Mention] = []
         for n, eqn in enumerate(jaxpr.eqns):
             for position, atom in enumerate((*eqn.invars, *eqn.outvars)):
                 if isinstance(atom, Literal | DropVar):
@@ -73,21 +99,28 @@ class Dataflow:
                 if position >= len(eqn.invars) and not is_repeated_behind(eqn):
                     definitions[atom] = len(rows)
                 variable = variable_numbers.setdefault(atom, len(variable_numbers))
-                is_read = position < len(eqn.invars)
-                rows.append((n, position, *last_mention.get(atom, (-1, 0)), elements_of(atom), variable, is_read))
-                last_mention[atom] = n, position
-        table = np.array(rows, np.int64).reshape(-1, 7)
-        equations, positions, last_equations, last_positions, sizes, variables, are_reads = table.T
-        self._at = equations
-        self._last = last_equations
-        self._sizes = sizes
-        self._variables = variables
-        self._reads = are_reads.astype(bool)
+                last = last_mention.get(atom, _NOT_MENTIONED)
+                last_mention[atom] = _Mention(
+                    equation=n,
+                    position=position,
+                    last_equation=last.equation,
+                    last_position=last.position,
+                    elements=elements_of(atom),
+                    variable=variable,
+                    is_read=position < len(eqn.invars),
+                )
+                rows.append(last_mention[atom])
+        columns = _Mention(*np.array(rows, np.int64).reshape(-1, len(_Mention._fields)).T)
+        self._at = columns.equation
+        self._last = columns.last_equation
+        self._sizes = columns.elements
+        self._variables = columns.variable
+        self._reads = columns.is_read.astype(bool)
         reads = np.bincount(self._variables[self._reads], minlength=len(variable_numbers))
         self._is_only_read = (reads[self._variables] == 1).astype(np.int64)
         self._first = np.searchsorted(self._at, np.arange(self.count + 1))  # the first mention in each equation
         distance = (self._at - self._last).astype(np.uint64)
-        both_positions = (last_positions << 20 | positions).astype(np.uint64)
+        both_positions = (columns.last_position << 20 | columns.position).astype(np.uint64)
         self._links = _mixed_bits(_mixed_bits(distance) + both_positions) * self._powers[self._at]
         last_reads = last_uses(jaxpr)
         self._definitions = np.array(list(definitions.values()), np.int64)
@@ -229,6 +262,13 @@ class _Candidate(NamedTuple):
         return -self.negated_gain
 
 
+class _Stretch(NamedTuple):
+    """Consecutive equations that equal those at a distance: the distance, and their number."""
+
+    distance: int
+    equations: int
+
+
 class _Search:
     """Search for repeats, the best first.
 
@@ -277,22 +317,19 @@ class _Search:
 
     def _lengths_to_try(self) -> list[int]:
         """Lengths of repeats to try, those that may save most equations first."""
-        gains: dict[int, int] = {}  # upper bound of equations that repeats of a length save
+        most_saved: dict[int, int] = {}  # upper bound of equations that repeats of a length save
         size = _SHORTEST
         while size < self._flow.count:
-            savings: dict[int, int] = {}
-            for distance, equal in self._stretches_of_equal_windows(size):
-                for length in _lengths_of(distance, equal):
-                    savings[length] = savings.get(length, 0) + equal
-            gains |= {length: max(equal, gains.get(length, 0)) for length, equal in savings.items()}
+            saved = Counter[int]()  # likewise, by windows of this size
+            for stretch in self._stretches_of_equal_windows(size):
+                for length in _lengths_of(stretch):
+                    saved[length] += stretch.equations
+            most_saved |= {length: max(count, most_saved.get(length, 0)) for length, count in saved.items()}
             size *= 2
-        return sorted(gains, key=lambda length: (-gains[length], length))[:_MAX_LENGTHS]
+        return sorted(most_saved, key=lambda length: (-most_saved[length], length))[:_MAX_LENGTHS]
 
-    def _stretches_of_equal_windows(self, size: int) -> Iterator[tuple[int, int]]:
-        """Yield (distance, equations) of each stretch of consecutive windows whose next equal is at one distance.
-
-        Its equations equal those at this distance.
-        """
+    def _stretches_of_equal_windows(self, size: int) -> Iterator[_Stretch]:
+        """Yield each stretch of consecutive windows whose next equal is at one distance."""
         starts = np.flatnonzero(self._room >= size)
         starts = starts[starts + size <= self._flow.count]
         numbers = self._windows_of(size).numbers[starts]
@@ -308,7 +345,7 @@ class _Search:
         # A stretch ends where starts are not consecutive or the distance changes.
         breaks = np.flatnonzero((np.diff(first) != 1) | (np.diff(distances) != 0)) + 1
         for begin, end in zip([0, *breaks.tolist()], [*breaks.tolist(), len(first)], strict=True):
-            yield int(distances[begin]), end - begin + size - 1
+            yield _Stretch(int(distances[begin]), end - begin + size - 1)
 
     def _best_of_length(self, length: int) -> _Candidate | None:
         """Equal windows of a length with the highest gain; None without a gain. Updates the refused ones."""
@@ -354,16 +391,17 @@ def _disjoint_starts(starts: Sequence[int], length: int) -> list[int]:
     return disjoint
 
 
-def _lengths_of(distance: int, equal: int) -> Iterator[int]:
-    """Candidate lengths of a stretch of `equal` equations that equal those at a distance.
+def _lengths_of(stretch: _Stretch) -> Iterator[int]:
+    """Candidate lengths of repeats in a stretch.
 
     A shorter stretch than the distance occurs twice. A longer one is periodic: its period, or several if it is short.
     """
-    if distance > equal:
-        yield equal
+    distance, equations = stretch
+    if distance > equations:
+        yield equations
         return
     length = distance
-    while length <= max(distance, min(_SHORT_PERIOD, equal)):
+    while length <= max(distance, min(_SHORT_PERIOD, equations)):
         if length >= _SHORTEST:
             yield length
         length *= 2

@@ -17,7 +17,7 @@ from ipujax.lowering.jax_compat import DropVar, JaxprEqn, eval_equation, shape_o
 from ipujax.lowering.jaxpr import equations_inside
 from ipujax.lowering.partition.assignments import Values, axes_of, decide, needed_specs
 from ipujax.lowering.partition.block_rules import Blocks, results_of
-from ipujax.lowering.partition.block_values import Block, Scope
+from ipujax.lowering.partition.block_values import Block, GatheredEquation, Scope
 from ipujax.lowering.partition.resharding import ADDITIONS, Step
 from ipujax.lowering.partition.specs import STATEMENTS, Axes, Spec, in_words, local_shape, whole
 from ipujax.lowering.primitives import Factors, record_of
@@ -74,7 +74,7 @@ def _on_gathered_operands(
     """Blocks of the results of an equation that every device computes on whole operands, as it has no factors."""
     _check_no_statements_inside(eqn)
     if any(not block.spec.is_whole for block in operands):
-        scope.notes.gathered.append((eqn.primitive.name, source_line(eqn)))
+        scope.notes.gathered.append(GatheredEquation(eqn.primitive.name, source_line(eqn)))
     gathered = [scope.to_spec(block, whole(len(block.spec.dims)), eqn) for block in operands]
     results = _on_whole_operands(scope, eqn, gathered)
     return [_to_required(scope, block, spec, eqn) for block, spec in zip(results, required, strict=True)]

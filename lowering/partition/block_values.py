@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 from jax.sharding import AbstractMesh, Mesh
 
@@ -56,21 +56,35 @@ class Move:
     why: str = ""
 
 
+class GatheredEquation(NamedTuple):
+    """An equation that is computed whole for want of factors, by its primitive and its line of source."""
+
+    primitive: str
+    line: str
+
+
 @dataclass(frozen=True, slots=True)
 class Notes:
     """Record of a partitioning.
 
     Args:
         moves: collectives, in order.
-        gathered: primitive and line of each equation that is computed whole for want of factors.
+        gathered: equations that are computed whole, on gathered operands.
         unreduced: for each result the axes over which it is a stack of the devices' partial sums; () for others.
         conflicts: conflicts of annotations that cycles have decided, in words.
     """
 
     moves: list[Move] = field(default_factory=list)
-    gathered: list[tuple[str, str]] = field(default_factory=list)
+    gathered: list[GatheredEquation] = field(default_factory=list)
     unreduced: list[Axes] = field(default_factory=list)
     conflicts: list[str] = field(default_factory=list)
+
+
+class _Resharded(NamedTuple):
+    """An array under another spec, and the original, which is kept so that no other array gets its id."""
+
+    original: Any
+    array: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +99,8 @@ class Scope:
         user_mesh: mesh of the user's shardings.
         is_manual: True inside of a user's `shard_map`, where every value is a device's own.
         may_stay_unreduced: values of which devices may keep partial sums, because their only reader adds these up.
-        resharded: by id and spec of a block's array, the array and the resharded one: a value that several equations
-            gather is gathered once. It keeps the array, so that no other one gets its id; each jaxpr has its own,
-            because values of one trace must not be read in another.
+        resharded: arrays under other specs, by id of the original and spec: a value that several equations gather is
+            gathered once. Each jaxpr has its own, because values of one trace must not be read in another.
     """
 
     mesh: MeshAxes
@@ -97,7 +110,7 @@ class Scope:
     user_mesh: Mesh | AbstractMesh
     is_manual: bool = False
     may_stay_unreduced: frozenset[Var] = frozenset()
-    resharded: dict[tuple[int, Spec], tuple[Any, Any]] = field(default_factory=dict)
+    resharded: dict[tuple[int, Spec], _Resharded] = field(default_factory=dict)
 
     def required_spec(self, var: Any) -> Spec | None:
         """Spec that a value must have; None for any."""
@@ -118,8 +131,8 @@ class Scope:
         key = id(block.array), spec
         if key not in self.resharded:
             self._note_resharding(block, spec, eqn)
-            self.resharded[key] = block.array, reshard(block.array, block.spec, spec, self.mesh)
-        return Block(self.resharded[key][1], spec, block.aval)
+            self.resharded[key] = _Resharded(block.array, reshard(block.array, block.spec, spec, self.mesh))
+        return Block(self.resharded[key].array, spec, block.aval)
 
     def arrays_under(self, specs: Sequence[Spec], blocks: Sequence[Block], eqn: JaxprEqn) -> list[Any]:
         """Arrays of the operands of an equation under the specs that it needs."""
@@ -128,7 +141,7 @@ class Scope:
     def _note_resharding(self, block: Block, spec: Spec, eqn: JaxprEqn | None) -> None:
         name, line = ("result", "") if eqn is None else (eqn.primitive.name, source_line(eqn))
         why = f"{in_words(block.spec)} to {in_words(spec)}"
-        for step, before in transitions(block.spec, spec, self.mesh):
+        for step, before, _ in transitions(block.spec, spec, self.mesh):
             if step.communicates:
                 self.note_collective(name, line, step, block.aval, before, why)
 

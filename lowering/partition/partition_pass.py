@@ -109,8 +109,8 @@ def _mesh_of_shardings(jaxpr: Jaxpr, shardings: Shardings) -> MeshAxes | None:
         GraphError: shardings over different meshes.
     """
     first_equation: dict[MeshAxes, JaxprEqn | None] = {}  # None for a sharding of an argument or a result
-    for sharding, eqn in _splitting_shardings(jaxpr, shardings):
-        first_equation.setdefault(MeshAxes.of(sharding.mesh), eqn)
+    for stated in _splitting_shardings(jaxpr, shardings):
+        first_equation.setdefault(MeshAxes.of(stated.sharding.mesh), stated.eqn)
     if len(first_equation) > 1:
         (first, _), (other, eqn), *_ = first_equation.items()
         raise GraphError(
@@ -124,22 +124,30 @@ def _mesh_of_shardings(jaxpr: Jaxpr, shardings: Shardings) -> MeshAxes | None:
 
 def _user_mesh(jaxpr: Jaxpr, shardings: Shardings) -> Mesh | None:
     """Mesh with devices of a sharding that splits a value; None if no sharding names devices."""
-    meshes = (sharding.mesh for sharding, _ in _splitting_shardings(jaxpr, shardings))
+    meshes = (stated.sharding.mesh for stated in _splitting_shardings(jaxpr, shardings))
     return next((mesh for mesh in meshes if isinstance(mesh, Mesh)), None)
 
 
-def _splitting_shardings(jaxpr: Jaxpr, shardings: Shardings) -> Iterator[tuple[NamedSharding, JaxprEqn | None]]:
-    """Shardings that split a value, with the equation that has them; None for those of arguments and results."""
+class _StatedSharding(NamedTuple):
+    """A sharding, and the equation that states it; None for that of an argument or a result."""
+
+    sharding: NamedSharding
+    eqn: JaxprEqn | None = None
+
+
+def _splitting_shardings(jaxpr: Jaxpr, shardings: Shardings) -> Iterator[_StatedSharding]:
+    """Shardings that split a value."""
     for sharding in (*shardings.inputs, *shardings.outputs):
         if sharding is not None and splits(sharding):
-            yield sharding, None
+            yield _StatedSharding(sharding)
     for var in (*jaxpr.invars, *jaxpr.constvars):
-        yield from ((sharding, None) for sharding in _splitting_sharding_of_type(var))
+        yield from map(_StatedSharding, _splitting_sharding_of_type(var))
     for eqn in equations(jaxpr):
         if eqn.primitive.name == "sharding_constraint" and splits(eqn.params["sharding"]):
-            yield eqn.params["sharding"], eqn
+            yield _StatedSharding(eqn.params["sharding"], eqn)
         elif eqn.primitive.name != "shard_map":  # its results are whole or sharded by its own specs
-            yield from ((sharding, eqn) for var in eqn.outvars for sharding in _splitting_sharding_of_type(var))
+            for var in eqn.outvars:
+                yield from (_StatedSharding(sharding, eqn) for sharding in _splitting_sharding_of_type(var))
 
 
 def _splitting_sharding_of_type(var: Any) -> Iterable[NamedSharding]:
@@ -157,7 +165,7 @@ def _propagated_specs(
     for atoms, given in ((body.invars, shardings.inputs), (body.outvars, shardings.outputs)):
         for var, sharding in zip(atoms, given, strict=False):
             # A value with a spec of its type, or that is an argument and a result, keeps the first.
-            if sharding is not None and isinstance(var, Var) and var not in propagation.open_dims:
+            if sharding is not None and isinstance(var, Var) and not propagation.is_annotated(var):
                 propagation.annotate(var, spec_of(sharding.spec, len(shape_of(var)), mesh))
     propagation.spread(jaxpr)
     notes.conflicts.extend(propagation.conflicts.values())

@@ -102,6 +102,10 @@ class Propagation:
             self.open_dims[var] = open_dims
             self.typed_axes[var] = typed_axes
 
+    def is_annotated(self, var: Var) -> bool:
+        """True if the spec of a value is fixed."""
+        return var in self.open_dims
+
     def annotate_types(self, jaxpr: Jaxpr) -> None:
         """Fix the specs of values with explicit types, and of results of constraints."""
         for var in (*jaxpr.invars, *jaxpr.constvars):

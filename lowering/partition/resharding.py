@@ -17,7 +17,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -63,7 +63,7 @@ class Step:
 
 def steps(before: Spec, after: Spec, mesh: MeshAxes) -> tuple[Step, ...]:
     """Collectives from one spec to another; sums over axes that both have unreduced stay."""
-    return tuple(step for step, _ in transitions(before, after, mesh))
+    return tuple(transition.step for transition in transitions(before, after, mesh))
 
 
 def reshard(x: jax.Array, before: Spec, after: Spec, mesh: MeshAxes) -> jax.Array:
@@ -77,7 +77,7 @@ def resharding_cycles(aval: Any, before: Spec, after: Spec, mesh: MeshAxes, targ
     """Cycles of a resharding: received bytes at the rate of all IPU-Links of an IPU, and a sync a collective."""
     bytes_per_cycle = target.global_exchange_bytes_per_second / target.clock_hz
     cycles = 0.0
-    for step, spec in transitions(before, after, mesh):
+    for step, spec, _ in transitions(before, after, mesh):
         local_bytes = prod(local_shape(aval.shape, spec, mesh)) * itemsize(aval.dtype)
         if step.communicates:
             cycles += target.global_sync_cycles + received_blocks(step, mesh) * local_bytes / bytes_per_cycle
@@ -104,42 +104,52 @@ _RECEIVED_BLOCKS = {
 }
 
 
-def transitions(before: Spec, after: Spec, mesh: MeshAxes) -> Iterator[tuple[Step, Spec]]:
-    """Yield each step with the spec before it: of sums that are taken, of splits, of sums that begin."""
+class Transition(NamedTuple):
+    """A step of a resharding, with the specs of the value before and after it."""
+
+    step: Step
+    before: Spec
+    after: Spec
+
+
+def transitions(before: Spec, after: Spec, mesh: MeshAxes) -> Iterator[Transition]:
+    """Yield the transitions of sums that are taken, of splits, of sums that begin."""
     spec = before
-    for step, following in _reduce_scatter_steps(spec, after, before.unreduced - after.unreduced):
-        yield step, spec
-        spec = following
+    for transition in _reduce_scatter_steps(spec, after, before.unreduced - after.unreduced):
+        yield transition
+        spec = transition.after
     remaining = tuple(axis for axis in mesh.names if axis in spec.unreduced - after.unreduced)
     if remaining:
-        yield Step("all_reduce", remaining), spec
-        spec = replace(spec, unreduced=spec.unreduced - set(remaining))
-    for step, following in _steps_to_amid_zeros(spec, after.unreduced - before.unreduced):
-        yield step, spec
-        spec = following
+        reduced = replace(spec, unreduced=spec.unreduced - set(remaining))
+        yield Transition(Step("all_reduce", remaining), spec, reduced)
+        spec = reduced
+    for transition in _steps_to_amid_zeros(spec, after.unreduced - before.unreduced):
+        yield transition
+        spec = transition.after
     while spec.dims != after.dims:
-        step, following = _next_step(spec, after, mesh)
-        yield step, spec
-        spec = following
+        transition = _next_step(spec, after, mesh)
+        yield transition
+        spec = transition.after
     alone = tuple(axis for axis in mesh.names if axis in after.unreduced - spec.unreduced)
     if alone:
-        yield Step("first_alone", alone), spec
+        yield Transition(Step("first_alone", alone), spec, after)
 
 
-def _steps_to_amid_zeros(spec: Spec, added: frozenset[str]) -> Iterator[tuple[Step, Spec]]:
-    """Steps after which `added` axes that split a dimension are unreduced instead, each with the spec after it."""
+def _steps_to_amid_zeros(spec: Spec, added: frozenset[str]) -> Iterator[Transition]:
+    """Steps after which `added` axes that split a dimension are unreduced instead."""
     for dim, axes in enumerate(spec.dims):
         # Only the minor axes: a block that more axes split further is not contiguous in that of the others.
         kept = len(axes)
         while kept and axes[kept - 1] in added:
             kept -= 1
         if kept < len(axes):
-            spec = _with_dim(replace(spec, unreduced=spec.unreduced | set(axes[kept:])), dim, axes[:kept])
-            yield Step("amid_zeros", axes[kept:], dim), spec
+            following = _with_dim(replace(spec, unreduced=spec.unreduced | set(axes[kept:])), dim, axes[:kept])
+            yield Transition(Step("amid_zeros", axes[kept:], dim), spec, following)
+            spec = following
 
 
-def _reduce_scatter_steps(spec: Spec, after: Spec, pending: frozenset[str]) -> Iterator[tuple[Step, Spec]]:
-    """Reduce-scatters over unreduced axes that `after` splits a dimension over, each with the spec after it.
+def _reduce_scatter_steps(spec: Spec, after: Spec, pending: frozenset[str]) -> Iterator[Transition]:
+    """Reduce-scatters over unreduced axes that `after` splits a dimension over.
 
     Args:
         spec: spec before.
@@ -153,33 +163,34 @@ def _reduce_scatter_steps(spec: Spec, after: Spec, pending: frozenset[str]) -> I
         prefix = scattered[: next((n for n, a in enumerate(scattered) if a not in pending), len(scattered))]
         if prefix and axes[: len(current)] == current:
             following = _with_dim(replace(spec, unreduced=spec.unreduced - set(prefix)), dim, current + prefix)
-            yield Step("reduce_scatter", prefix, dim), following
+            yield Transition(Step("reduce_scatter", prefix, dim), spec, following)
             spec = following
 
 
-def _next_step(spec: Spec, after: Spec, mesh: MeshAxes) -> tuple[Step, Spec]:
-    """The next step between specs of different dimensions, and the spec after it; slices first, as they make blocks
-    smaller without communication.
+def _next_step(spec: Spec, after: Spec, mesh: MeshAxes) -> Transition:
+    """The next step between specs of different dimensions.
+
+    Slices come first, as they make blocks smaller without communication.
     """
     moved = _permute_step(spec, after, mesh)
     if moved is not None:
-        return moved, replace(spec, dims=after.dims)
+        return Transition(moved, spec, replace(spec, dims=after.dims))
     candidates = (_slice_step(spec, after), _all_to_all_step(spec, after), _gather_step(spec, after))
     return next(candidate for candidate in candidates if candidate is not None)
 
 
-def _slice_step(spec: Spec, after: Spec) -> tuple[Step, Spec] | None:
+def _slice_step(spec: Spec, after: Spec) -> Transition | None:
     """A dimension split further, by axes that split no other one."""
     for dim, (current, axes) in enumerate(zip(spec.dims, after.dims, strict=True)):
         if len(axes) > len(current) and axes[: len(current)] == current:
             free = axes[len(current) :]
             free = free[: next((n for n, a in enumerate(free) if a in spec.axes), len(free))]
             if free:
-                return Step("slice", free, dim), _with_dim(spec, dim, current + free)
+                return Transition(Step("slice", free, dim), spec, _with_dim(spec, dim, current + free))
     return None
 
 
-def _all_to_all_step(spec: Spec, after: Spec) -> tuple[Step, Spec] | None:
+def _all_to_all_step(spec: Spec, after: Spec) -> Transition | None:
     """An axis at the end of one dimension becomes the next one of another."""
     for split_dim, (current, axes) in enumerate(zip(spec.dims, after.dims, strict=True)):
         if len(axes) <= len(current) or axes[: len(current)] != current:
@@ -188,17 +199,18 @@ def _all_to_all_step(spec: Spec, after: Spec) -> tuple[Step, Spec] | None:
         for dim, others in enumerate(spec.dims):
             if others and others[-1] == axis and after.dims[dim][: len(others)] != others:
                 following = _with_dim(_with_dim(spec, dim, others[:-1]), split_dim, (*current, axis))
-                return Step("all_to_all", (axis,), dim, split_dim), following
+                return Transition(Step("all_to_all", (axis,), dim, split_dim), spec, following)
     return None
 
 
-def _gather_step(spec: Spec, after: Spec) -> tuple[Step, Spec] | None:
+def _gather_step(spec: Spec, after: Spec) -> Transition | None:
     """A dimension gathered over its axes from the first on that differs from those of `after`."""
     for dim, (current, axes) in enumerate(zip(spec.dims, after.dims, strict=True)):
         shorter = min(len(current), len(axes))
         num_common = next((n for n in range(shorter) if current[n] != axes[n]), shorter)
         if len(current) > num_common:
-            return Step("all_gather", current[num_common:], dim), _with_dim(spec, dim, current[:num_common])
+            gathered = _with_dim(spec, dim, current[:num_common])
+            return Transition(Step("all_gather", current[num_common:], dim), spec, gathered)
     return None
 
 

@@ -83,7 +83,13 @@ def _bodies(jaxpr: ClosedJaxpr) -> Iterator[ClosedJaxpr]:
 
 
 class _Member(NamedTuple):
-    """An equation of a body, also one inside of a vertex or a function, and what identifies its vertex."""
+    """An equation of a body, also one inside of a vertex or a function.
+
+    Args:
+        eqn: the equation.
+        vertex: identity of the original equation that is its vertex: one for all equations that are fused to it, and
+            for all calls of the function that it is in.
+    """
 
     eqn: JaxprEqn
     vertex: int
@@ -95,7 +101,7 @@ def _expanded(eqns: Sequence[JaxprEqn], table: dict[Var, Atom], vertex: int | No
     Args:
         eqns: equations of a body.
         table: what replaces its variables; results are added.
-        vertex: identity of the vertex of all; None if each has its own.
+        vertex: identity of the vertex that all are fused to; None if each is a vertex.
     """
     for eqn in eqns:
         invars = [substituted(atom, table) for atom in eqn.invars]
@@ -103,8 +109,7 @@ def _expanded(eqns: Sequence[JaxprEqn], table: dict[Var, Atom], vertex: int | No
         if name in ("fused", "function_call"):
             callee = closed(eqn.params["jaxpr"]).jaxpr
             inner = dict[Var, Atom](zip(callee.invars, invars, strict=True))
-            # The vertices of a function are those of its own equations.
-            yield from _expanded(callee.eqns, inner, id(eqn) if name == "fused" else None)
+            yield from _expanded(callee.eqns, inner, vertex=id(eqn) if name == "fused" else None)
             table.update(zip(eqn.outvars, [substituted(atom, inner) for atom in callee.outvars], strict=True))
         else:
             outvars = [Var(var.aval) for var in eqn.outvars]  # a function is called several times

@@ -242,18 +242,20 @@ def _of_one_replica(
 
     replicas = devices * outer.size
     eqns = []
-    parts: _Parts = {}
+    local_parts: _LocalParts = {}
     for eqn in jaxpr.eqns:
-        if eqn.primitive.name in HOST_CALLS:  # devices of one mesh call once, as all have the operands
+        # A split value is read, or computed, by `shard_map`s alone, see `_split_inputs` and `_split_results`: all other
+        # equations are of values that every device has entirely.
+        if eqn.primitive.name in HOST_CALLS:  # devices of one mesh call once
             call = partial(call_once, eqn, sharing=devices)
             eqns.append(_call(eqn, lambda *xs, call=call: call(xs), eqn.invars, eqn.outvars, replicas))
         elif eqn.primitive.name == "shard_map":
-            eqns += _shard_map_calls(eqn, localised(eqn.invars), localised(eqn.outvars), replicas, outer, parts)
+            eqns += _shard_map_calls(eqn, localised(eqn.invars), localised(eqn.outvars), replicas, outer, local_parts)
         else:
             eqns.append(_rewrite_bodies(eqn, rewrite))
     body = jaxpr.replace(invars=localised(jaxpr.invars), eqns=eqns, outvars=localised(jaxpr.outvars))
     # A result that only other computations read, by its parts, is gathered for nothing.
-    return eliminate_dead_code(body) if parts else body
+    return eliminate_dead_code(body) if local_parts else body
 
 
 def _rewrite_bodies(eqn: JaxprEqn, rewrite: Rewrite) -> JaxprEqn:
@@ -270,11 +272,16 @@ def _local_aval(aval: Any, dim: Split, devices: int) -> Any:
     return aval.update(shape=local_shape(aval.shape, dim, devices), sharding=None)
 
 
-_Parts = dict[PartKey, Var]  # parts that each device has already of values that all have
+_LocalParts = dict[PartKey, Var]  # the part of each device, where known, of values that all devices have entirely
 
 
 def _shard_map_calls(
-    eqn: JaxprEqn, operands: Sequence[Atom], results: Sequence[Any], replicas: int, outer: OuterAxis, parts: _Parts
+    eqn: JaxprEqn,
+    operands: Sequence[Atom],
+    results: Sequence[Any],
+    replicas: int,
+    outer: OuterAxis,
+    local_parts: _LocalParts,
 ) -> Iterator[JaxprEqn]:
     """Equations of a `shard_map`: slices of operands that all have, the computation, gathers of results for all.
 
@@ -284,7 +291,7 @@ def _shard_map_calls(
         results: its results, local arrays where they leave split.
         replicas: number of devices of all meshes.
         outer: replicas that each have such a mesh.
-        parts: parts of operands that need no slice; those of results are added.
+        local_parts: parts of operands that need no slice; those of results are added.
     """
     params = eqn.params
     mesh = ReplicaMesh.of(params["mesh"], outer)
@@ -294,7 +301,7 @@ def _shard_map_calls(
         local_operands.append(atom)
         if shape_of(atom) == shape_of(inner):
             continue
-        if (part := parts.get(mesh.part_key(atom, spec))) is not None:
+        if (part := local_parts.get(mesh.part_key(atom, spec))) is not None:
             local_operands[-1] = part
         else:
             local_operands[-1] = Var(without_manual_axes(inner.aval))
@@ -306,7 +313,7 @@ def _shard_map_calls(
     yield call_equation(local_operands, local_results, _over_replicas(mesh, replicas)(body), eqn)
     for local, var, spec in zip(local_results, results, params["out_specs"], strict=True):
         if local is not var:
-            parts[mesh.part_key(var, spec)] = local
+            local_parts[mesh.part_key(var, spec)] = local
             yield _call(eqn, partial(mesh.gathered, spec=spec), [local], [var], replicas)
 
 

@@ -327,8 +327,9 @@ class PartInputs:
         role = staged.roles.get(var)
         if var in self.same:
             return self._same_on(self.same[var], builder.ipu)
-        if role == "batch" and var not in staged.streamed:
+        if role == "batch" and var not in staged.streamed:  # all micro-batches are on chip
             return slot_of(builder.inside, self._stack(var, builder), builder.counted())
+        # The first part of a stage that reads a micro-batch loads it, and stashes it for later ones.
         if role == "batch" and (var, builder.part.stage) not in self.handed.stashes:
             return self._load(var, builder, in_groups)
         if role == "key":

@@ -51,6 +51,13 @@ class Part:
         return {var for eqn in self.eqns for var in eqn.outvars}
 
 
+class SharedEquation(NamedTuple):
+    """An equation that is the same for all micro-batches, and the stage that computes it, once."""
+
+    eqn: JaxprEqn
+    stage: int
+
+
 @dataclass(frozen=True, slots=True)
 class Partition:
     """The parts of a micro-batch."""
@@ -58,8 +65,7 @@ class Partition:
     jaxpr: ClosedJaxpr  # the partitioned jaxpr, without dead equations
     numbers: tuple[int, ...]  # of each stage, by which it is named: ascending, and some may be left out
     training: bool  # whether there are backward parts
-    # (equation, stage that uses it) for equations that are the same for all micro-batches.
-    shared: tuple[tuple[JaxprEqn, int], ...]
+    shared: tuple[SharedEquation, ...]
     parts: tuple[Part, ...]  # in an order in which they can run; some may be empty
     # For each result its terms: values of which it is the sum, one of each stage if several add to it.
     results: tuple[tuple[Atom, ...], ...]
@@ -80,7 +86,7 @@ def partition(jaxpr: ClosedJaxpr, spec: PipelineSpec) -> Partition:
 def _with_equal_values_once(partition: Partition) -> Partition:
     """Drops all but the first of equal shared equations of a stage, such as the masks of all its layers."""
     numbers = EquationNumbers()
-    shared: list[tuple[JaxprEqn, int]] = []
+    shared: list[SharedEquation] = []
     first_outvars: dict[tuple[int, int, tuple[Var, ...]], list[Var]] = {}
     replaced: dict[Var, Var] = {}
 
@@ -94,7 +100,7 @@ def _with_equal_values_once(partition: Partition) -> Partition:
         if key in first_outvars:
             replaced.update(zip(eqn.outvars, first_outvars[key], strict=True))
             continue
-        shared.append((eqn, stage))
+        shared.append(SharedEquation(eqn, stage))
         # A dropped result has no variable that an equal equation's could be replaced by.
         if not any(isinstance(var, DropVar) for var in eqn.outvars):
             first_outvars[key] = eqn.outvars
@@ -146,9 +152,17 @@ class _Partitioner:
         training = any(parts[stages:])
         parts_in_order = tuple(Part(task, tuple(eqns)) for task, eqns in zip(order, parts, strict=True))
         parts_in_order = parts_in_order if training else parts_in_order[:stages]
-        return Partition(self.jaxpr, self.numbers, training, self._shared(), parts_in_order, tuple(results), carried)
+        return Partition(
+            jaxpr=self.jaxpr,
+            numbers=self.numbers,
+            training=training,
+            shared=self._shared(),
+            parts=parts_in_order,
+            results=tuple(results),
+            carried=carried,
+        )
 
-    def _shared(self) -> tuple[tuple[JaxprEqn, int], ...]:
+    def _shared(self) -> tuple[SharedEquation, ...]:
         """Equations computed once, each at the stage it is named after, or else that uses it first."""
         stages: dict[int, int] = {}
         for n, named in reversed(list(enumerate(self.named_stages))):  # users before what they use
@@ -156,7 +170,7 @@ class _Partitioner:
                 uses = [m for var in self.body.eqns[n].outvars for m in self.users.get(var, ())]
                 user_stages = [stages[m] if self.is_same[m] else self.stage(self.ranks[m]) for m in uses]
                 stages[n] = named if named is not None else min(user_stages, default=0)
-        return tuple((self.body.eqns[n], stages[n]) for n in sorted(stages))
+        return tuple(SharedEquation(self.body.eqns[n], stages[n]) for n in sorted(stages))
 
     def _holders_of_states(self) -> dict[Var, int]:
         """The stage that holds each state: that which computes its next value, else that which uses it first."""

@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import lcm
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -308,6 +309,13 @@ class _Results:
             return ipus.emit(ipu, total_or_mean, local, ipus.prog, f"{self.pipeline.name}/result {number}")
 
 
+class _CopiedPair(NamedTuple):
+    """A tensor that is copied, and where to."""
+
+    source: Tensor
+    destination: Tensor
+
+
 class _Blocks:
     """Calls of the functions of parts and copies of their results, in the order of the schedule."""
 
@@ -348,22 +356,26 @@ class _Blocks:
 
     def _add_slot(self, slot: Slot, steps: ProgramSequence) -> None:
         """Adds the tasks that IPUs run at the same time, between loads before them and sends and stores after them."""
-        kinds = ((task, TaskKind(task.stage, task.kind)) for task in slot)
-        tasks = [(task, key) for task, key in kinds if key in self._functions]
-        for step in self._moves.before(key for _, key in tasks):
+        of_slot = ((task, TaskKind(task.stage, task.kind)) for task in slot)
+        tasks = [(task, kind) for task, kind in of_slot if kind in self._functions]
+        for step in self._moves.before(kind for _, kind in tasks):
             steps.add(step)
-        for task, key in tasks:
-            for arrival in self._arriving[key]:
+        for task, kind in tasks:
+            for arrival in self._arriving[kind]:
                 if len(arrival.landing) > 1:
-                    steps.add(self._copy([(arrival.landing[task.micro_batch % len(arrival.landing)], arrival.read)]))
-            steps.add(Call(self._functions[key], self._pipeline.ipus.graph.origin, self._marks[key]))
-        self._add_sends([(send, task.micro_batch) for task, key in tasks for send in self._sends.get(key, ())], steps)
-        for step in self._moves.after(key for _, key in tasks):
+                    landed = arrival.landing[task.micro_batch % len(arrival.landing)]
+                    steps.add(self._copy([_CopiedPair(landed, arrival.read)]))
+            steps.add(Call(self._functions[kind], self._pipeline.ipus.graph.origin, self._marks[kind]))
+        self._add_sends([(send, task.micro_batch) for task, kind in tasks for send in self._sends.get(kind, ())], steps)
+        for step in self._moves.after(kind for _, kind in tasks):
             steps.add(step)
 
     def _add_sends(self, sends: Sequence[tuple[Send, int]], steps: ProgramSequence) -> None:
-        """Adds copies of the results of a slot's tasks, in as few exchanges as possible, and then their receivers."""
-        groups: dict[object, list[tuple[Tensor, Tensor]]] = {}
+        """Adds copies of the results of a slot's tasks, in as few exchanges as possible, and then their receivers.
+
+        `sends` has the micro-batch of each.
+        """
+        groups: dict[object, list[_CopiedPair]] = {}
         is_buffered = self._pipeline.ipus.graph.target.global_exchange == "buffered"
         for send, micro_batch in sends:
             crosses_ipus = send.source_ipu != send.destination_ipu
@@ -371,16 +383,16 @@ class _Blocks:
             link = (send.source_ipu, send.destination_ipu) if is_buffered and crosses_ipus else None
             key = send.value.dtype, crosses_ipus, link
             landing = send.arrival.landing
-            groups.setdefault(key, []).append((send.value, landing[micro_batch % len(landing)]))
+            groups.setdefault(key, []).append(_CopiedPair(send.value, landing[micro_batch % len(landing)]))
         for pairs in groups.values():
             steps.add(self._copy(pairs))
         for send, _ in sends:
             if send.arrival.receive is not None:
                 steps.add(Call(send.arrival.receive, self._pipeline.ipus.graph.origin))
 
-    def _copy(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> Program:
-        """One copy of (source, destination) pairs; the same node if the same tensors are copied again."""
-        key = tuple(id(tensor) for pair in pairs for tensor in pair)  # sends and arrivals hold them
+    def _copy(self, pairs: Sequence[_CopiedPair]) -> Program:
+        """One copy of several tensors; the same node if the same tensors are copied again."""
+        key = tuple(id(tensor) for pair in pairs for tensor in pair)  # sends and arrivals keep them alive
         if key not in self._copies:
             sources, destinations = zip(*pairs, strict=True)
             if len(pairs) > 1:

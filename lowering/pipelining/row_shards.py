@@ -116,9 +116,9 @@ def _row_groups(eqn: JaxprEqn) -> list[list[Var]]:
     rows = rows_of(eqn)
     if rows is None or rows.kind == "combine":
         return []
-    operands = [atom for atom, has in zip(eqn.invars, rows.operands, strict=True) if has]
-    results = [var for var, has in zip(eqn.outvars, rows.results, strict=True) if has]
-    if rows.kind == "sums":
+    operands = [atom for atom, has_rows in zip(eqn.invars, rows.operands, strict=True) if has_rows]
+    results = [var for var, has_rows in zip(eqn.outvars, rows.results, strict=True) if has_rows]
+    if rows.kind == "sums":  # each result is the sum of its own operand
         return [[x, y] for x, y in zip(operands, results, strict=True) if not isinstance(x, Literal)]
     return [[atom for atom in (*operands, *results) if not isinstance(atom, Literal)]]
 

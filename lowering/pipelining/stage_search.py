@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from itertools import chain, pairwise
+from typing import NamedTuple
 
 from ipujax.lowering.ipus import Span, value_bytes
 from ipujax.lowering.jax_compat import ClosedJaxpr, JaxprEqn, Literal, Var
@@ -43,6 +44,13 @@ _MANY_STAGES = 16  # beyond this fewer cuts are tried: lowering and the number o
 
 Cuts = tuple[int, ...]  # the first segment of each stage but the first
 LowerProgram = Callable[[CutJaxpr], tuple[Graph, Program]]
+
+
+class ExcessAndCycles(NamedTuple):
+    """Estimate of a cut: the lower the better, first by bytes above the memory of a tile, then by cycles."""
+
+    excess_bytes: int
+    cycles: int
 
 
 def find_stages(
@@ -89,6 +97,11 @@ class StageSearch:
     """Candidate cuts of the pipeline at `jaxpr.eqns[number]`, each lowered once for an estimate."""
 
     def __init__(self, jaxpr: ClosedJaxpr, number: int, planning: Planning) -> None:
+        """Refuses a pipeline whose function has stages already.
+
+        What is computed for a cut is kept: in `_programs` the rewritten program, in `_estimates` the bytes of its
+        fullest tile and its cycles.
+        """
         self._jaxpr = jaxpr
         self._number = number
         self._planning = planning
@@ -142,10 +155,10 @@ class StageSearch:
             self._programs[cuts] = _with_replacement(self._jaxpr, self._number, replacement(self._eqn, shards))
         return self._programs[cuts]
 
-    def excess_and_cycles(self, cuts: Cuts, extra_bytes: int = 0) -> tuple[int, int]:
-        """Bytes by which a cut exceeds the memory of a tile, `extra_bytes` included, and its cycles."""
+    def excess_and_cycles(self, cuts: Cuts, extra_bytes: int = 0) -> ExcessAndCycles:
+        """Estimate of a cut, with `extra_bytes` on its fullest tile; the first for each cut lowers the pipeline."""
         num_bytes, cycles = self._bytes_and_cycles(cuts)
-        return max(0, num_bytes + extra_bytes - self._planning.target.bytes_per_tile), cycles
+        return ExcessAndCycles(max(0, num_bytes + extra_bytes - self._planning.target.bytes_per_tile), cycles)
 
     def _bytes_and_cycles(self, cuts: Cuts) -> tuple[int, int]:
         """Estimated bytes of the fullest tile, and cycles."""
@@ -172,21 +185,20 @@ class StageSearch:
         """
         candidates = self._initial_candidates()
         is_open = self._may_recompute and not self._recomputation_is_chosen
-        if is_open and len(self._plans) == 1 and self.excess_and_cycles(candidates[0])[0]:
+        if is_open and len(self._plans) == 1 and self.excess_and_cycles(candidates[0]).excess_bytes:
             return candidates[0]
         best = min(candidates, key=self.excess_and_cycles)
-        if is_open and self.excess_and_cycles(best)[0]:
+        if is_open and self.excess_and_cycles(best).excess_bytes:
             return best
-        if self.excess_and_cycles(best)[0]:  # none fits
+        if self.excess_and_cycles(best).excess_bytes:  # none fits
             further_candidates = chain(self._low_memory_candidates(), self._all_candidates(best))
-            fitting = next((cuts for cuts in further_candidates if not self.excess_and_cycles(cuts)[0]), best)
-            best = min(self._estimates, key=self.excess_and_cycles) if self.excess_and_cycles(fitting)[0] else fitting
+            fitting = (cuts for cuts in further_candidates if not self.excess_and_cycles(cuts).excess_bytes)
+            first_fitting = next(fitting, None)
+            best = min(self._estimates, key=self.excess_and_cycles) if first_fitting is None else first_fitting
         best = self.hill_climb(best)
-        return (
-            best
-            if lower_program is None or self._recomputation_is_chosen
-            else self._best_that_fits(best, lower_program)
-        )
+        if lower_program is None or self._recomputation_is_chosen:
+            return best
+        return self._best_that_fits(best, lower_program)
 
     def _best_that_fits(self, best: Cuts, lower_program: LowerProgram) -> Cuts:
         """The best cut whose entire program fits, else the best."""
@@ -197,13 +209,14 @@ class StageSearch:
             ):
                 max_extra = max(extra_bytes.values(), default=0)
                 min_extra = min(extra_bytes.values(), default=0)
-                if all(self.excess_and_cycles(cuts, min_extra)[0] for cuts in remaining):
+                if all(self.excess_and_cycles(cuts, min_extra).excess_bytes for cuts in remaining):
                     break  # none is expected to fit
                 cuts = min(remaining, key=lambda candidate: self.excess_and_cycles(candidate, max_extra))
                 num_bytes = rough_bytes(*lower_program(self.rewrite(cuts)))
                 if num_bytes <= self._planning.target.bytes_per_tile:
                     return cuts
-                extra_bytes[cuts] = num_bytes - self._bytes_and_cycles(cuts)[0]
+                estimated_bytes, _ = self._bytes_and_cycles(cuts)
+                extra_bytes[cuts] = num_bytes - estimated_bytes
         return best
 
     def _candidate_batches(self, best: Cuts) -> Iterator[list[Cuts]]:
@@ -251,14 +264,13 @@ class StageSearch:
 
     def hill_climb(self, best: Cuts) -> Cuts:
         """The best cut reached by moving one position at a time to a neighbour (hill climbing)."""
-        if self._may_recompute and (self._recomputation_is_chosen or self.excess_and_cycles(best)[0]):
+        # Recomputation is chosen for the IPUs of one cut, so no other one is compared with it. While it is open, a cut
+        # that does not fit is not improved, see `search`.
+        if self._may_recompute and (self._recomputation_is_chosen or self.excess_and_cycles(best).excess_bytes):
             return best
-        limit = len(self._estimates) + _reduced(_MAX_MOVES, len(best) + 1)
-        while len(self._estimates) < limit:
-            neighbours = [
-                cuts for cuts in self._neighbours(best) if cuts in self._estimates or len(self._estimates) < limit
-            ]
-            better = min([best, *neighbours], key=self.excess_and_cycles)
+        max_estimates = len(self._estimates) + _reduced(_MAX_MOVES, len(best) + 1)
+        while len(self._estimates) < max_estimates:  # which `excess_and_cycles` of a new cut adds to
+            better = min([best, *self._neighbours(best)], key=self.excess_and_cycles)
             if better == best:
                 break
             best = better

@@ -142,9 +142,9 @@ class StagedPipeline:
                 if len(value.variables()) == 1:
                     views.setdefault((value.variables()[0], self.ipus[part.stage]), {})[value] = None
         return {
-            key
-            for key, distinct_views in views.items()
-            if len(distinct_views) > 1 and sum(x.size for x in distinct_views) >= key[0].size
+            (variable, ipu)
+            for (variable, ipu), distinct_views in views.items()
+            if len(distinct_views) > 1 and sum(x.size for x in distinct_views) >= variable.size
         }
 
     def marks(

@@ -65,6 +65,13 @@ def output_order(kind: VertexKind, rank: int) -> list[int]:
     return [OUT_CHANNELS, *outputs] if kind.is_swapped else [*outputs, OUT_CHANNELS]
 
 
+class _OfOperands(NamedTuple):
+    """A figure of the inputs and of the weights, for each candidate."""
+
+    inputs: np.ndarray
+    weights: np.ndarray
+
+
 class CostedCandidate(NamedTuple):
     """One of several candidates: its number, and its cycles by part of `PlanCost`, int64[5]."""
 
@@ -126,7 +133,7 @@ class Candidates:
         return np.asarray(exchange_cycles(receiving, 0, self.target))
 
     @cached_property
-    def _shared_on_bus(self) -> tuple[np.ndarray, np.ndarray]:
+    def _shared_on_bus(self) -> _OfOperands:
         """True where the tiles of a bus read equal inputs, and equal weights.
 
         Neighbouring tiles differ in the innermost axis that is split, if that is split evenly among those of a bus.
@@ -139,7 +146,7 @@ class Candidates:
             is_even = is_innermost & (self.splits[axis] > 1) & (self.splits[axis] % width == 0)
             (inputs if axis == OUT_CHANNELS else weights)[is_even] = True
             is_innermost &= self.splits[axis] == 1
-        return inputs, weights
+        return _OfOperands(inputs, weights)
 
     @cached_property
     def gathering_cycles(self) -> np.ndarray:
@@ -159,7 +166,7 @@ class Candidates:
         return total
 
     @cached_property
-    def _received_bytes(self) -> tuple[np.ndarray, np.ndarray]:
+    def _received_bytes(self) -> _OfOperands:
         """Bytes of inputs and of weights that the tile of the largest block receives."""
         spec = self.spec
         rank = len(spec.in_field)
@@ -178,7 +185,7 @@ class Candidates:
         if spec.rhs_is_free and not self.rhs_stays and not reordered.rhs:
             users = self.splits[BATCH] * product(list(field))
             weights = self._bytes_from_other_tiles(weights, weights, users)
-        return inputs, weights
+        return _OfOperands(inputs, weights)
 
     def _bytes_from_other_tiles(self, block_bytes: np.ndarray, mapped_bytes: np.ndarray, users: Count) -> np.ndarray:
         """Bytes of a block from other tiles, when the operand is spread evenly over the tiles that use it.

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -223,8 +223,8 @@ def amp_nx1_cycles(
     outs = ceil_div(out_channels, block.out_channels)
     worker = kernel_pass(target, precision, half_sums)
     busiest, idlest = (
-        _KERNEL_CALL + items * _by_rows(item_width, worker.items, block.row_cycles)
-        for items, item_width in _worker_rows(rows, width, target.worker_contexts)
+        _KERNEL_CALL + share.items * _by_rows(share.item_width, worker.items, block.row_cycles)
+        for share in _extreme_shares(rows, width, target.worker_contexts)
     )
     # Of one position of the kernel, which all workers compute together; 9 is the extra that `_amp_pass_cycles` has too.
     position = np.maximum(round_cycles * busiest, round_cycles * idlest + 9)
@@ -255,11 +255,18 @@ def amp_nx1_cycles(
 _ZEROING_STATE = 9  # instructions to load the state that a worker keeps between zeroings, once
 
 
-def _worker_rows(rows: Count, width: Count, workers: int) -> tuple[tuple[Count, Count], tuple[Count, Count]]:
-    """Rows and width of the busiest and of the idlest worker: full rows, or parts of rows when there are few."""
+class _WorkerShare(NamedTuple):
+    """Items of a worker's list: full rows, or parts of rows when there are few."""
+
+    items: Count
+    item_width: Count
+
+
+def _extreme_shares(rows: Count, width: Count, workers: int) -> tuple[_WorkerShare, _WorkerShare]:
+    """Shares of the busiest and of the idlest worker."""
     parts = np.maximum(1, workers // np.maximum(rows, 1))
-    busiest = ceil_div(rows, workers), ceil_div(width, parts)
-    idlest = np.where(np.asarray(rows) >= workers, rows // workers, 1), width // parts
+    busiest = _WorkerShare(ceil_div(rows, workers), ceil_div(width, parts))
+    idlest = _WorkerShare(np.where(np.asarray(rows) >= workers, rows // workers, 1), width // parts)
     return busiest, idlest
 
 
@@ -297,8 +304,9 @@ def hmac_cycles(
     round_cycles = issue_round_cycles(target)
     # Of a worker: 16 for a pass and for each position of the kernel, 19 for an item of its work list, 7 for an output
     # beside its dot products. Of the supervisor: 23 for a group, 15 for its input channels, 10 for an output channel.
-    whole, parts, part_width = _row_shares(rows, width, target.worker_contexts)
-    items = whole * (19 + width * (7 + dot)) + np.where(parts > 0, 19 + parts * part_width * (7 + dot), 0)
+    share = _row_share(rows, width, target.worker_contexts)
+    items = share.whole_rows * (19 + width * (7 + dot))
+    items = items + np.where(share.parts > 0, 19 + share.parts * share.part_width * (7 + dot), 0)
     worker = 16 + kernel_positions * (16 - (_HMAC_STATE_CYCLES if precision == "half" else 0) + items)
     channels = ceil_div(out_channels, at_once) * (10 + round_cycles * worker)
     setup = (65 if precision == "half" else 58) + round_cycles * (10 + _HMAC_STATE_CYCLES if half_sums else 9)
@@ -309,15 +317,23 @@ def hmac_cycles(
 _HMAC_STATE_CYCLES = 6  # saved by state that workers keep from one kernel position to the next
 
 
-def _row_shares(rows: Count, width: Count, workers: int) -> tuple[Count, Count, Count]:
-    """Whole rows of a worker, how many parts of rows it has beside them, and the width of a part.
+class _RowShare(NamedTuple):
+    """Whole rows of a worker, how many parts of rows it has beside them, and the width of a part."""
+
+    whole_rows: Count
+    parts: Count
+    part_width: Count
+
+
+def _row_share(rows: Count, width: Count, workers: int) -> _RowShare:
+    """Share of the busiest worker.
 
     Each row is cut in as many parts as make the parts of all rows a multiple of the workers (poplibs
     `estimateConvPartialHorizontalMacInnerLoopCycles`).
     """
     parts = workers // np.gcd(workers, np.asarray(rows).astype(np.int64))
     share = ceil_div(rows * parts, workers)
-    return share // parts, share % parts, ceil_div(width, parts)
+    return _RowShare(share // parts, share % parts, ceil_div(width, parts))
 
 
 def _dot_cycles(target: Target, precision: Precision, length: Count, at_once: int) -> Count:
@@ -407,7 +423,7 @@ def slic_cycles(
     beside = max(1, _SLIC_CHANNELS // (1 << max(0, channels - 1).bit_length()))
     loading = 16 + (18 if beside == 1 else 21 + (12 if beside == 2 else 10) * round_cycles)
     positions = product(kernel[:-1]) * ceil_div(kernel[-1], _SLIC_WINDOW)
-    (items, item_width), _ = _worker_rows(rows, width, target.worker_contexts)
+    (items, item_width), _ = _extreme_shares(rows, width, target.worker_contexts)
     start = 17 + (2 if merges else 0)
     item = 9 if merges else (10 if half_sums else 13)
 

@@ -12,6 +12,7 @@ that does not fit at once goes in several steps, along M or N.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -28,11 +29,11 @@ from ipujax.lowering.poplin.operands import (
 )
 from ipujax.lowering.poplin.partials import check_partials
 from ipujax.lowering.poplin.product_codelets import matmul_codelet
-from ipujax.lowering.poplin.product_plan import plan_matmul, trial_plans
+from ipujax.lowering.poplin.product_plan import plan_matmul, plan_of_candidate, trial_plans
 from ipujax.lowering.poplin.rearranged import rearranged
 from ipujax.lowering.poplin.serial_steps import add_in_steps
 from ipujax.lowering.poplin.spec import FIELD, GROUPS, IN_CHANNELS, OUT_CHANNELS, ConvSpec, Dims, arithmetic
-from ipujax.lowering.poplin.tile_plan import Grid, Plan, PlanCost, is_plan_of, record_unmet_bound, spec_of_all_steps
+from ipujax.lowering.poplin.tile_plan import Grid, Plan, is_plan_of, record_unmet_bound, spec_of_all_steps
 from ipujax.lowering.poplin.vertex_kinds import KINDS, VertexKind
 from ipujax.runtime.cache import remembered, remembered_and_stored
 from ipujax.runtime.errors import GraphError
@@ -103,19 +104,23 @@ def _aligned_grid(spec: ConvSpec, dims: tuple[int, ...], blocks: Blocked) -> Gri
 
 def _plans_on_grid(spec: ConvSpec, dims: tuple[int, ...], grid: Grid, target: Target) -> Iterator[Plan]:
     """Plan of each kind of vertex that reads the operand where it is, by the operand's grid."""
-    splits = Dims.of([len(cut) - 1 for cut in grid.cuts])
+    splits = np.array([[len(cut) - 1] for cut in grid.cuts], np.int64)
     longest = Dims.of([np.array([int(np.diff(cut).max())]) for cut in grid.cuts])
-    ones = Dims.of((1,) * len(grid.cuts))
-    stays: dict[str, Any] = {"lhs_stays": dims == LHS, "rhs_stays": dims == RHS}
+    any_cut = Dims.of((1,) * len(grid.cuts))  # the operand's cuts need not be multiples of what suits a vertex
     for kind in KINDS:
         if kind.applies(spec, arithmetic(spec, target)) and not _reads_in_other_order(kind, spec, dims, target):
-            splits_array = np.array(list(splits), np.int64)[:, None]
-            candidate = Candidates(spec, kind, target, ones, splits_array, longest, **stays)  # a single one
-            cost = PlanCost(*(int(n) for n in candidate.cost_parts(np.zeros(1, np.int64))[:, 0]))
-            temp_bytes = int(candidate.temp_bytes[0])
-            yield Plan(
-                spec, kind, splits, ones, cost, temp_bytes, memory_bound_met=True, memory_binds=False, aligned_grid=grid
+            single_candidate = Candidates(
+                spec,
+                kind,
+                target,
+                grains=any_cut,
+                splits=splits,
+                block=longest,
+                lhs_stays=dims == LHS,
+                rhs_stays=dims == RHS,
             )
+            plan = plan_of_candidate(single_candidate, single_candidate.smallest())
+            yield replace(plan, aligned_grid=grid)
 
 
 def _reads_in_other_order(kind: VertexKind, spec: ConvSpec, dims: tuple[int, ...], target: Target) -> bool:
@@ -275,7 +280,7 @@ def _add_products(builder: Builder, a: Tensor, b: Tensor, plan: Plan, precision:
     graph = builder.graph
     grid = _grid(plan)
     cuts = grid.cuts
-    out = result_variable(graph, plan, grid, (_G, _M, _N), (_K,), _N, builder.name)
+    out = result_variable(graph, plan, grid, out_axes=(_G, _M, _N), reduced=(_K,), channel=_N, name=builder.name)
     axes = (Axis("g", cuts[_G]), Axis("m", cuts[_M]), Axis("k", cuts[_K], "reduce"), Axis("n", cuts[_N]))
     accesses = (
         Access(a, (element(_G), element(_M), element(_K))),

@@ -82,7 +82,8 @@ def place_by_plan(
     if plan.maps_linearly or is_reordered or not is_free(graph, operand) or block_bytes < MIN_BYTES_PER_TILE:
         map_linearly(graph, operand, plan.tiles_used)
         return
-    users = tile.reshape((*tile.shape[: operand.ndim], -1))
+    users = tile.reshape((*tile.shape[: operand.ndim], -1))  # of each block of the operand, along the last axis
+    # As many of them as get a part that is worth a tile.
     tiles = max(1, min(users.shape[-1], block_bytes // MIN_BYTES_PER_TILE))
     map_by_plan(graph, operand, *share_out(cuts, users, tiles, range(operand.ndim)))
 

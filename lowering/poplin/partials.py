@@ -97,19 +97,22 @@ def partials_cost(
         is_run = slots_before > 1  # candidates with fewer stages have one slot by then
         depth = ceil_div(slots_before, slots_after)
         share = np.where(is_run, longest_share(outputs, slots_before, slots_after, dtype, tiles), share)
-        receiving = receive_cycles(share * depth * element_bytes(dtype), 0, 0, target)
+        receiving = receive_cycles(share * depth * element_bytes(dtype), shared_bytes=0, receives=0, target=target)
         adding = reduce_cycles(monoid_of(dtype), dtype, share, depth, target)
         stage = superstep(target, receiving, compute_cycles=adding)
         exchange += is_run * stage.exchange_cycles
         compute += is_run * stage.compute_cycles
         sync += is_run * stage.sync_cycles
-    putting = copy_cycles(0, 0, target, slow_copy_cycles(row, element_bytes(dtype), share, 0))
+    slow_cycles = slow_copy_cycles(row, element_bytes(dtype), own=share, received=0)
+    putting = copy_cycles(copied_bytes=0, copied_fragments=0, target=target, slow_cycles=slow_cycles)
     compute += np.where(slots > 1, putting, 0)
     if out_dtype != dtype:
         is_cast = element_bytes(dtype) > element_bytes(out_dtype)
         is_run = (slots > 1) | is_cast
         share = np.where(slots > 1, share, ceil_div(outputs, tiles))
-        compute += is_run * elementwise_cycles("convert_element_type", dtype, 1, 0, share, target).astype(np.int64)
+        compute += is_run * elementwise_cycles(
+            "convert_element_type", dtype, operands=1, immediates=0, elements=share, target=target
+        ).astype(np.int64)
         sync += is_run * sync_cycles(1, target)
     return PartialsCost(exchange, compute, sync)
 

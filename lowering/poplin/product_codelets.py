@@ -115,12 +115,12 @@ def convolution_codelet(kind: VertexKind, spec: ConvSpec, out_dtype: Any, params
         _, weights, results = shapes
         groups = results[params.out.group] if params.out.group >= 0 else np.int64(1)
         return Dims(
-            results[params.out.batch],
-            groups,
-            results[params.out.channel],
-            weights[params.rhs.channel],
-            tuple(results[d] for d in params.out.field),
-            tuple(weights[d] for d in params.rhs.field),
+            batch=results[params.out.batch],
+            groups=groups,
+            out_channels=results[params.out.channel],
+            in_channels=weights[params.rhs.channel],
+            field=tuple(results[d] for d in params.out.field),
+            kernel=tuple(weights[d] for d in params.rhs.field),
         )
 
     compute = partial(_convolve_block, spec, out_dtype, params)

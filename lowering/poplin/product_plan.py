@@ -194,7 +194,7 @@ def _trade_off(search: _Search, target: Target, fragment_cycles: float, *, in_gr
     """
     max_cycles = int(_MAX_TRIAL_COST * search.best_cycles)  # in more cycles no plan is cheaper, even with one fragment
     plans = [
-        _plan_of(candidates, choice)
+        plan_of_candidate(candidates, choice)
         for all_candidates in _candidates_of_kinds(search.spec, target, in_groups=in_groups)
         for candidates in [all_candidates.within(search.bound_bytes, max_cycles)]
         for choice in candidates.trade_off(search.bound_bytes, max_cycles, fragment_cycles)
@@ -268,7 +268,8 @@ def _join_cycles(spec: ConvSpec, target: Target) -> int:
     extents = spec.extents
     outputs = prod((extents.batch, extents.groups, extents.out_channels, *extents.field))
     share = ceil_div(outputs * element_bytes(spec.out_dtype), target.tiles_per_ipu)
-    return int(superstep(target, receive_cycles(share, 0, 0, target)).total_cycles)
+    receiving = receive_cycles(share, shared_bytes=0, receives=0, target=target)
+    return int(superstep(target, receiving_cycles=receiving).total_cycles)
 
 
 @remembered
@@ -279,7 +280,7 @@ def _plan_step(spec: ConvSpec, target: Target, share: float) -> Plan:
     """
     by_kind = list(_candidates_of_kinds(spec, target))
     if share == 0:
-        plans = [_plan_of(candidates, candidates.smallest()) for candidates in by_kind]
+        plans = [plan_of_candidate(candidates, candidates.smallest()) for candidates in by_kind]
         return min(plans, key=lambda plan: (plan.temp_bytes, plan.cost.total_cycles))
     by_kind.sort(key=lambda candidates: candidates.min_bound_cycles)
     unbounded = _fastest(by_kind, float("inf"))
@@ -300,13 +301,13 @@ def _fastest(by_kind: Sequence[Candidates], bound_bytes: float) -> Plan | None:
     best: Plan | None = None
     for candidates in by_kind:
         choice = candidates.fastest(bound_bytes, best.cost.total_cycles if best else None)
-        plan = None if choice is None else _plan_of(candidates, choice)
+        plan = None if choice is None else plan_of_candidate(candidates, choice)
         if plan is not None and (best is None or _rank(plan) < _rank(best)):
             best = plan
     return best
 
 
-def _plan_of(candidates: Candidates, choice: CostedCandidate) -> Plan:
+def plan_of_candidate(candidates: Candidates, choice: CostedCandidate) -> Plan:
     """One of the candidates, which are columns of arrays, as a plan in one step."""
     number = choice.number
     return Plan(
@@ -316,8 +317,6 @@ def _plan_of(candidates: Candidates, choice: CostedCandidate) -> Plan:
         grains=candidates.grains,
         cost=PlanCost(*(int(n) for n in choice.cost_parts)),
         temp_bytes=int(candidates.temp_bytes[number]),
-        memory_bound_met=True,
-        memory_binds=False,
         fragments=int(candidates.fragments[number]),
     )
 

@@ -17,7 +17,7 @@ no rule of their own.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -97,8 +97,9 @@ def rearrangement_of_whole_rows(
     kind: VertexKind, spec: ConvSpec, block: Dims[Count], target: Target, slots: Count = 1
 ) -> Count:
     """Tile cycles of `rearrangement_cycles` if rows of channels were whole vectors."""
-    lhs, rhs, results = _full_width_bytes(kind, spec, block, target, slots)
-    return copy_cycles(lhs + rhs, 0, target) + copy_cycles(results, 0, target)
+    full_width = _full_width_bytes(kind, spec, block, target, slots)
+    operands = full_width.inputs + full_width.weights
+    return copy_cycles(operands, 0, target) + copy_cycles(full_width.results, 0, target)
 
 
 def slow_rearrangement(
@@ -129,17 +130,23 @@ def _rearranged_data(kind: VertexKind, spec: ConvSpec, target: Target) -> Rearra
     return rearranged(kind, spec, target) if spec.rearranged is None else spec.rearranged
 
 
-def _moved_bytes(
-    kind: VertexKind, spec: ConvSpec, block: Dims[Count], target: Target, slots: Count
-) -> tuple[Count, Count, Count]:
-    """Bytes of the inputs, weights and results of a block that are copied."""
+class _MovedBytes(NamedTuple):
+    """Bytes of a block that are copied."""
+
+    inputs: Count
+    weights: Count
+    results: Count
+
+
+def _moved_bytes(kind: VertexKind, spec: ConvSpec, block: Dims[Count], target: Target, slots: Count) -> _MovedBytes:
+    """Bytes that rearrangement copies."""
     is_copied = _rearranged_data(kind, spec, target)
     inputs = product(input_lengths(spec, block)) * element_bytes(spec.lhs_dtype)
     if kind.is_expanded:
         inputs = gathered_bytes(kind, spec, block)
     weights = product(weight_lengths(block)) * element_bytes(spec.rhs_dtype)
     results = product(output_lengths(block)) * element_bytes(spec.out_dtype)
-    return is_copied.lhs * inputs, is_copied.rhs * weights, is_copied.result * (slots == 1) * results
+    return _MovedBytes(is_copied.lhs * inputs, is_copied.rhs * weights, is_copied.result * (slots == 1) * results)
 
 
 _SLOW_ELEMENT_CYCLES = 5 / 4  # poplibs `getScaleFactorForTransform`
@@ -147,10 +154,10 @@ _SLOW_ELEMENT_CYCLES = 5 / 4  # poplibs `getScaleFactorForTransform`
 
 def _full_width_bytes(
     kind: VertexKind, spec: ConvSpec, block: Dims[Count], target: Target, slots: Count
-) -> tuple[Count, ...]:
+) -> _MovedBytes:
     """Bytes that a full-width copy moves in the time of `_moved_bytes`, if rows are whole vectors."""
     moved_bytes = _moved_bytes(kind, spec, block, target, slots)
-    return tuple(_as_full_width(num_bytes, dtype) for num_bytes, dtype in zip(moved_bytes, _dtypes(spec), strict=True))
+    return _MovedBytes(*map(_as_full_width, moved_bytes, _dtypes(spec)))
 
 
 def _as_full_width(num_bytes: Count, dtype: Any) -> Count:

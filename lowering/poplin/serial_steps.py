@@ -45,7 +45,7 @@ def add_in_steps(
     if not is_loop:
         results = [add_step(part, builder.prog) for part in _equal_parts(builder, operand, dim, steps)]
         return _join_results(builder, results, out_dim, out_channel)
-    stack = _stack_of(builder, operand, dim, channel, steps)
+    stack = _stack_of(builder, operand, dim, channel=channel, steps=steps)
     body = ProgramSequence()
     counter = new_counter(builder, 0)
     result = add_step(slot_of(builder.into(body), stack, counter), body)
@@ -59,13 +59,16 @@ def add_in_steps(
     return stacked.transpose(order).reshape(shape)
 
 
-def _stack_of(builder: Builder, operand: Tensor, dim: int, channel: int, steps: int) -> Tensor:
-    """Parts of an operand as a stack that is sliced without exchange."""
+def _stack_of(builder: Builder, operand: Tensor, dim: int, *, channel: int, steps: int) -> Tensor:
+    """Parts of an operand, divided along `dim`, as a stack that is sliced without exchange.
+
+    That is the operand itself if each tile has its share of all parts, else a copy, with its channels in groups.
+    """
     graph = builder.graph
     stack = _divide_operand(builder, operand, dim, steps)
     order = slots_first(stack)
     mapping = None if order is None else mapping_like(graph, order.of_variable(stack))
-    if isinstance(mapping, Blocked) and len(mapping.cuts[0]) == 2:  # one block of all slots
+    if isinstance(mapping, Blocked) and len(mapping.cuts[0]) == 2:  # all parts are in one block
         return stack
     part_order = MemoryOrder.with_channels(stack.shape[1:], channel)
     part = part_order.of_view(graph.add_variable(part_order.variable_shape, operand.dtype, f"{builder.name}/part"))

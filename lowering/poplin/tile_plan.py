@@ -29,7 +29,7 @@ _MAX_COUNT = 2**53  # of cycles, bytes or fragments
 
 @dataclass(frozen=True, slots=True)
 class PlanCost:
-    """Estimated cycles of a plan by category; they add up."""
+    """Estimated cycles of a plan by category; they add up. `Candidates.cost_parts` has the categories in this order."""
 
     exchange_cycles: int
     compute_cycles: int
@@ -59,8 +59,9 @@ class Plan:
         grains: multiples that the cuts of each dimension are.
         cost: estimated cycles of one step.
         temp_bytes: operands, results and gathered windows on the fullest tile of a step.
-        memory_bound_met: whether `temp_bytes` is within the requested proportion of tile memory.
-        memory_binds: whether a larger proportion would give a faster plan.
+        memory_bound_met: whether `temp_bytes` is within the requested proportion of tile memory; True until a planner
+            that has to exceed it says otherwise.
+        memory_binds: whether a larger proportion would give a faster plan; likewise.
         steps: number of steps, one after the other.
         step_axis: position in `Dims` of the dimension that steps divide evenly.
         is_loop: whether steps are a loop, of less code, or follow one another, of fewer cycles.
@@ -77,8 +78,8 @@ class Plan:
     grains: Dims[int]
     cost: PlanCost
     temp_bytes: int
-    memory_bound_met: bool
-    memory_binds: bool
+    memory_bound_met: bool = True
+    memory_binds: bool = False
     steps: int = 1
     step_axis: int = 0
     is_loop: bool = True

@@ -59,7 +59,9 @@ def block_cycles(kind: VertexKind, spec: ConvSpec, block: Block, target: Target)
     total = kind.cycles(spec, block, target, arith)
     if arith.casts:
         elements = np.asarray(product(input_lengths(spec, block)) + product(weight_lengths(block)))
-        total = total + elementwise_cycles("convert_element_type", np.float32, 1, 0, elements, target)
+        total = total + elementwise_cycles(
+            "convert_element_type", np.float32, operands=1, immediates=0, elements=elements, target=target
+        )
     return total
 
 
@@ -167,9 +169,15 @@ def _amp_1x1_swapped(spec: ConvSpec, block: Block, target: Target, arith: Arithm
 
 
 def _amp(spec: ConvSpec, block: Block, target: Target, arith: Arithmetic, rows: Count, out_channels: Count) -> Count:
-    channels = block.in_channels * product(_useful_kernel(spec, block))
-    lengths = rows, channels, out_channels, block.groups
-    return formula.amp_1x1_cycles(target, _precision(arith), *lengths, sums_in_half(spec))
+    return formula.amp_1x1_cycles(
+        target,
+        _precision(arith),
+        rows=rows,
+        in_channels=block.in_channels * product(_useful_kernel(spec, block)),
+        out_channels=out_channels,
+        groups=block.groups,
+        half_sums=sums_in_half(spec),
+    )
 
 
 def sums_in_half(spec: ConvSpec) -> bool:
@@ -181,8 +189,18 @@ _HALF_BYTES = 2
 
 
 def _amp_nx1(spec: ConvSpec, block: Block, target: Target, arith: Arithmetic) -> Count:
-    lengths = *_rows_and_width(spec, block), block.kernel, block.in_channels, block.out_channels, block.groups
-    return formula.amp_nx1_cycles(target, _precision(arith), *lengths, sums_in_half(spec))
+    rows, width = _rows_and_width(spec, block)
+    return formula.amp_nx1_cycles(
+        target,
+        _precision(arith),
+        rows=rows,
+        width=width,
+        kernel=block.kernel,
+        in_channels=block.in_channels,
+        out_channels=block.out_channels,
+        groups=block.groups,
+        half_sums=sums_in_half(spec),
+    )
 
 
 def _amp_combined(spec: ConvSpec, block: Block, target: Target, arith: Arithmetic) -> Count:
@@ -199,15 +217,25 @@ def _amp_combined(spec: ConvSpec, block: Block, target: Target, arith: Arithmeti
 
 
 def _hmac(spec: ConvSpec, block: Block, target: Target, arith: Arithmetic) -> Count:
-    # Each kernel position meets only the outputs that `_rows_and_width` counts, so that all positions are counted.
-    channels = block.in_channels, block.out_channels, block.groups
-    lengths = *_rows_and_width(spec, block), product(block.kernel), *channels
-    return formula.hmac_cycles(target, _precision(arith), *lengths, sums_in_half(spec))
+    rows, width = _rows_and_width(spec, block)
+    return formula.hmac_cycles(
+        target,
+        _precision(arith),
+        rows=rows,
+        width=width,
+        kernel_positions=product(block.kernel),  # all of them, as each meets only the outputs counted here
+        in_channels=block.in_channels,
+        out_channels=block.out_channels,
+        groups=block.groups,
+        half_sums=sums_in_half(spec),
+    )
 
 
 def _vmac(spec: ConvSpec, block: Block, target: Target, arith: Arithmetic) -> Count:
     kernel = _useful_kernel(spec, block)
-    return formula.vmac_cycles(target, _rows(block), kernel, block.groups, sums_in_half(spec))
+    return formula.vmac_cycles(
+        target, outputs=_rows(block), kernel=kernel, groups=block.groups, half_sums=sums_in_half(spec)
+    )
 
 
 def _slic(spec: ConvSpec, block: Block, target: Target, arith: Arithmetic) -> Count:
@@ -218,7 +246,14 @@ def _slic(spec: ConvSpec, block: Block, target: Target, arith: Arithmetic) -> Co
     counts = [int(n) for n in np.unique(channels)]
     by_count = [
         formula.slic_cycles(
-            target, rows, width, block.kernel, count, block.groups, spec.strides[-1], sums_in_half(spec)
+            target,
+            rows=rows,
+            width=width,
+            kernel=block.kernel,
+            channels=count,
+            groups=block.groups,
+            stride=spec.strides[-1],
+            half_sums=sums_in_half(spec),
         )
         for count in counts
     ]

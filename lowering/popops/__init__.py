@@ -6,7 +6,7 @@ that runs them, and their debug name; `target` is the machine of a cost. "Args" 
 
 from ipujax.lowering.layout import total_elements as total_elements
 from ipujax.lowering.layout.choose import choose as choose, source_of as source_of
-from ipujax.lowering.layout.grid_cost import Source as Source, Work as Work, spans as spans
+from ipujax.lowering.layout.grid_cost import FieldUse as FieldUse, Work as Work, spans as spans
 from ipujax.lowering.layout.place import (
     along as along,
     mapped_variable as mapped_variable,

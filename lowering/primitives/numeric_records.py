@@ -18,10 +18,10 @@ from ipujax.lowering.primitives.record import (
     PrimitiveRecord,
     Problem,
     Shapes,
-    aligned,
     batched,
     elementwise,
-    except_dims,
+    factors_by_number,
+    factors_except,
     shapes,
 )
 
@@ -63,7 +63,7 @@ def _product_factors(eqn: JaxprEqn) -> Factors:
         factor |= {d: _CONTRACTED + n for n, d in enumerate(contracted[side])}
         factors_of_operands.append([factor.get(d, _OUTER[side] + d) for d in range(rank)])
         outer_factors += [_OUTER[side] + d for d in range(rank) if d not in factor]
-    factors = aligned(eqn, factors_of_operands, [[*range(len(batch[0])), *outer_factors]])
+    factors = factors_by_number(eqn, factors_of_operands, [[*range(len(batch[0])), *outer_factors]])
     return replace(factors, reductions={_CONTRACTED + n: "add" for n in range(len(contracted[0]))}, macs=1)
 
 
@@ -77,16 +77,16 @@ def _convolution_factors(eqn: JaxprEqn) -> Factors:
     rank = len(shapes(eqn.invars)[0])
     operand, kernel, result = (list[int | None]([None] * rank) for _ in range(3))
     if params["batch_group_count"] > 1:
-        return replace(aligned(eqn, [operand, kernel], [result]), macs=1)
+        return replace(factors_by_number(eqn, [operand, kernel], [result]), macs=1)
     operand[numbers.lhs_spec[0]] = result[numbers.out_spec[0]] = _BATCH
     if params["feature_group_count"] > 1:
         operand[numbers.lhs_spec[1]] = kernel[numbers.rhs_spec[0]] = result[numbers.out_spec[1]] = _GROUPS
-        factors = aligned(eqn, [operand, kernel], [result])
+        factors = factors_by_number(eqn, [operand, kernel], [result])
         # A dimension of channels runs over groups, then over the channels of a group, which stay whole.
         return replace(factors, sizes={**factors.sizes, _GROUPS: params["feature_group_count"]}, macs=1)
     operand[numbers.lhs_spec[1]] = kernel[numbers.rhs_spec[1]] = _IN_CHANNELS
     kernel[numbers.rhs_spec[0]] = result[numbers.out_spec[1]] = _OUT_CHANNELS
-    return replace(aligned(eqn, [operand, kernel], [result]), reductions={_IN_CHANNELS: "add"}, macs=1)
+    return replace(factors_by_number(eqn, [operand, kernel], [result]), reductions={_IN_CHANNELS: "add"}, macs=1)
 
 
 def _groups_of_block(eqn: JaxprEqn, operands: Shapes, results: Shapes) -> Mapping[str, Any]:
@@ -114,7 +114,7 @@ _OVER_DEVICES = {"add": "add", "max": "max", "min": "min", "or": "max", "and": "
 def _reduction_factors(eqn: JaxprEqn) -> Factors:
     (shape,) = shapes(eqn.invars)
     axes = eqn.params["axes"]
-    factors = aligned(eqn, [range(len(shape))], [[d for d in range(len(shape)) if d not in axes]])
+    factors = factors_by_number(eqn, [range(len(shape))], [[d for d in range(len(shape)) if d not in axes]])
     return replace(factors, reductions=dict.fromkeys(axes, _OVER_DEVICES.get(MONOIDS[eqn.primitive.name], "own")))
 
 
@@ -124,17 +124,17 @@ def _factors_without_axes(eqn: JaxprEqn) -> Factors:
     axes = params.get("axes", params.get("dimensions", ()))
     rank = len(shapes(eqn.outvars)[0]) + len(axes)
     operands = [[None if d in axes else d for d in range(rank)] if shape else [] for shape in shapes(eqn.invars)]
-    return aligned(eqn, operands, [[d for d in range(rank) if d not in axes] for _ in eqn.outvars])
+    return factors_by_number(eqn, operands, [[d for d in range(rank) if d not in axes] for _ in eqn.outvars])
 
 
 def _factors_without_axis_of(param: str) -> Any:
-    return lambda eqn: except_dims(eqn, (eqn.params[param] % len(shapes(eqn.outvars)[0]),))
+    return lambda eqn: factors_except(eqn, (eqn.params[param] % len(shapes(eqn.outvars)[0]),))
 
 
 def _top_k_factors(eqn: JaxprEqn) -> Factors:
     rank = len(shapes(eqn.outvars)[0])
     axis = eqn.params.get("axis", eqn.params.get("reduction_dimension", rank - 1))
-    return except_dims(eqn, (axis % rank,))
+    return factors_except(eqn, (axis % rank,))
 
 
 def _window_factors(eqn: JaxprEqn) -> Factors:
@@ -151,7 +151,7 @@ def _window_factors(eqn: JaxprEqn) -> Factors:
         params.get("window_dilation") or ones,
         strict=True,
     )
-    return except_dims(eqn, [d for d, window in enumerate(window_of_dim) if window != one_element])
+    return factors_except(eqn, [d for d, window in enumerate(window_of_dim) if window != one_element])
 
 
 _CHEAP = frozenset(
@@ -169,7 +169,7 @@ def _bitcast_factors(eqn: JaxprEqn) -> Factors:
     rank = min(len(before), len(after))
     # A dtype of another size adds or drops the last dimension.
     numbers = [[d if d < rank else None for d in range(len(shape))] for shape in (before, after)]
-    return aligned(eqn, numbers[:1], numbers[1:])
+    return factors_by_number(eqn, numbers[:1], numbers[1:])
 
 
 def elementwise_record(name: str) -> PrimitiveRecord:

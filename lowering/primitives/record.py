@@ -54,10 +54,16 @@ def shapes(atoms: Sequence[Any]) -> list[tuple[int, ...]]:
     return [tuple(atom.aval.shape) for atom in atoms]
 
 
-def aligned(
+def factors_by_number(
     eqn: JaxprEqn, operands: Sequence[Sequence[int | None]], results: Sequence[Sequence[int | None]]
 ) -> Factors:
-    """Factors of an equation whose dimensions have at most one factor each, given by its number, or None."""
+    """Factors of an equation whose dimensions have at most one factor each.
+
+    Args:
+        eqn: the equation.
+        operands: for each operand the number of each dimension's factor; None for one that is computed whole.
+        results: for each result likewise.
+    """
     sizes: dict[int, int] = {}
     labels_of: list[tuple[Labels, ...]] = []
     for atoms, numbers in ((eqn.invars, operands), (eqn.outvars, results)):
@@ -69,36 +75,37 @@ def aligned(
     return Factors(labels_of[0], labels_of[1], sizes)
 
 
-def except_dims(eqn: JaxprEqn, whole: Sequence[int]) -> Factors:
-    """One factor a dimension, but for those that are computed whole; scalars, and dimensions of size 1 that are
-    broadcast, have none.
+def factors_except(eqn: JaxprEqn, whole_dims: Sequence[int]) -> Factors:
+    """One factor a dimension, of which parts may be computed alone, except for dimensions that are computed whole.
 
     Args:
-        eqn: an equation whose operands and results have the same dimensions, but for scalars.
-        whole: dimensions that are computed whole.
+        eqn: an equation whose operands and results have the same dimensions, but for scalars, which have no factors.
+        whole_dims: dimensions that are computed whole.
     """
     operands = shapes(eqn.invars)
     results = shapes(eqn.outvars)
     longest = [max(sizes) for sizes in zip(*(s for s in (*operands, *results) if s), strict=False)]
 
-    def labels(shape: Sequence[int]) -> list[int | None]:
-        return [None if d in whole or n != longest[d] else d for d, n in enumerate(shape)]
+    def factor_numbers(shape: Sequence[int]) -> list[int | None]:
+        """The factor of each dimension, which has its number; None for one that is whole, or of size 1 and repeated."""
+        return [None if d in whole_dims or n != longest[d] else d for d, n in enumerate(shape)]
 
-    return aligned(eqn, list(map(labels, operands)), list(map(labels, results)))
+    return factors_by_number(eqn, list(map(factor_numbers, operands)), list(map(factor_numbers, results)))
 
 
 def elementwise(eqn: JaxprEqn) -> Factors:
     """One factor a dimension."""
-    return except_dims(eqn, ())
+    return factors_except(eqn, ())
 
 
 def batched(eqn: JaxprEqn, batch: int) -> Factors:
     """One factor for each of the first dimensions, which count independent problems."""
 
-    def labels(shape: Sequence[int]) -> list[int | None]:
+    def factor_numbers(shape: Sequence[int]) -> list[int | None]:
         return [d if d < batch else None for d in range(len(shape))]
 
-    return aligned(eqn, [labels(s) for s in shapes(eqn.invars)], [labels(s) for s in shapes(eqn.outvars)])
+    operands, results = (list(map(factor_numbers, shapes(atoms))) for atoms in (eqn.invars, eqn.outvars))
+    return factors_by_number(eqn, operands, results)
 
 
 def each_alone(eqn: JaxprEqn) -> Factors:
@@ -108,12 +115,12 @@ def each_alone(eqn: JaxprEqn) -> Factors:
     for shape in shapes(eqn.invars):
         numbers.append(range(first, first + len(shape)))
         first += len(shape)
-    return aligned(eqn, numbers, numbers)
+    return factors_by_number(eqn, numbers, numbers)
 
 
 def none_split(eqn: JaxprEqn) -> Factors:
     """Every dimension is computed whole, by each device, without communication."""
-    return aligned(eqn, *([[None] * len(s) for s in shapes(atoms)] for atoms in (eqn.invars, eqn.outvars)))
+    return factors_by_number(eqn, *([[None] * len(s) for s in shapes(atoms)] for atoms in (eqn.invars, eqn.outvars)))
 
 
 Cost = Literal["view", "part", "joined", "none", "body", "product", "look-up", "elementwise", "statement", "other"]

@@ -19,10 +19,10 @@ from ipujax.lowering.primitives.record import (
     Factors,
     PrimitiveRecord,
     Shapes,
-    aligned,
     each_alone,
     elementwise,
-    except_dims,
+    factors_by_number,
+    factors_except,
     none_split,
     shapes,
 )
@@ -47,7 +47,7 @@ def _gather_factors(eqn: JaxprEqn) -> Factors:
     lookups = iter(index_factors)
     rank = len(shapes(eqn.outvars)[0])
     result_factors = [next(windows) if d in numbers.offset_dims else next(lookups) for d in range(rank)]
-    factors = aligned(eqn, [table_factors, [*index_factors, None]], [result_factors])
+    factors = factors_by_number(eqn, [table_factors, [*index_factors, None]], [result_factors])
     rows = _row_factors(table_factors, indexed)
     return replace(factors, reductions=dict.fromkeys(rows, "add"), positions=frozenset(rows))
 
@@ -95,7 +95,7 @@ def _scatter_factors(eqn: JaxprEqn) -> Factors:
     windows = (_window_factor(d, table_factors, indexed) for d in window_dims)
     update_dims = range(len(updates))
     update_factors = [next(windows) if d in numbers.update_window_dims else next(lookups) for d in update_dims]
-    factors = aligned(eqn, [table_factors, [*index_factors, None], update_factors], [table_factors])
+    factors = factors_by_number(eqn, [table_factors, [*index_factors, None], update_factors], [table_factors])
     split_lookups = [f for f in index_factors if f is not None and f >= INDEX]
     positions = frozenset((*split_lookups, *_row_factors(table_factors, indexed)))
     return replace(factors, reductions=dict.fromkeys(split_lookups, "add"), positions=positions)
@@ -167,33 +167,33 @@ def _with_first_factor(
 
 def _transpose_factors(eqn: JaxprEqn) -> Factors:
     order = eqn.params["permutation"]
-    return aligned(eqn, [range(len(order))], [order])
+    return factors_by_number(eqn, [range(len(order))], [order])
 
 
 def _broadcast_factors(eqn: JaxprEqn) -> Factors:
     (operand, *_), (result,) = shapes(eqn.invars), shapes(eqn.outvars)
     places = eqn.params["broadcast_dimensions"]
     numbers = [d if n == result[d] else None for n, d in zip(operand, places, strict=True)]
-    return aligned(eqn, [numbers], [range(len(result))])
+    return factors_by_number(eqn, [numbers], [range(len(result))])
 
 
 def _squeeze_factors(eqn: JaxprEqn) -> Factors:
     rank = len(shapes(eqn.invars)[0])
     dropped = {d % rank for d in eqn.params["dimensions"]}
     remaining = [d for d in range(rank) if d not in dropped]
-    return aligned(eqn, [[None if d in dropped else d for d in range(rank)]], [remaining])
+    return factors_by_number(eqn, [[None if d in dropped else d for d in range(rank)]], [remaining])
 
 
 def _concatenate_factors(eqn: JaxprEqn) -> Factors:
-    return except_dims(eqn, (eqn.params["dimension"],))
+    return factors_except(eqn, (eqn.params["dimension"],))
 
 
 def _split_factors(eqn: JaxprEqn) -> Factors:
-    return except_dims(eqn, (eqn.params["axis"],))
+    return factors_except(eqn, (eqn.params["axis"],))
 
 
 def _rev_factors(eqn: JaxprEqn) -> Factors:
-    return except_dims(eqn, eqn.params["dimensions"])
+    return factors_except(eqn, eqn.params["dimensions"])
 
 
 def _changed_dims(eqn: JaxprEqn) -> list[int]:
@@ -202,7 +202,7 @@ def _changed_dims(eqn: JaxprEqn) -> list[int]:
 
 
 def _slice_factors(eqn: JaxprEqn) -> Factors:
-    return except_dims(eqn, _changed_dims(eqn))
+    return factors_except(eqn, _changed_dims(eqn))
 
 
 def _slice_of_block(eqn: JaxprEqn, operands: Shapes, results: Shapes) -> Mapping[str, Any]:
@@ -213,29 +213,29 @@ def _slice_of_block(eqn: JaxprEqn, operands: Shapes, results: Shapes) -> Mapping
 
 def _pad_factors(eqn: JaxprEqn) -> Factors:
     config = eqn.params["padding_config"]
-    return except_dims(eqn, [d for d, amounts in enumerate(config) if tuple(amounts) != (0, 0, 0)])
+    return factors_except(eqn, [d for d, amounts in enumerate(config) if tuple(amounts) != (0, 0, 0)])
 
 
 def _dynamic_slice_factors(eqn: JaxprEqn) -> Factors:
     rank = len(shapes(eqn.outvars)[0])
     changed = _changed_dims(eqn)
     numbers = [None if d in changed else d for d in range(rank)]
-    return aligned(eqn, [numbers, *[()] * (len(eqn.invars) - 1)], [numbers])
+    return factors_by_number(eqn, [numbers, *[()] * (len(eqn.invars) - 1)], [numbers])
 
 
 def _dynamic_update_slice_factors(eqn: JaxprEqn) -> Factors:
     operand, update, *_ = shapes(eqn.invars)
     numbers = [d if n == m else None for d, (n, m) in enumerate(zip(operand, update, strict=True))]
-    return aligned(eqn, [numbers, numbers, *[()] * (len(eqn.invars) - 2)], [numbers])
+    return factors_by_number(eqn, [numbers, numbers, *[()] * (len(eqn.invars) - 2)], [numbers])
 
 
 def _iota_factors(eqn: JaxprEqn) -> Factors:
-    factors = aligned(eqn, [()] * len(eqn.invars), [range(len(shapes(eqn.outvars)[0]))])
+    factors = factors_by_number(eqn, [()] * len(eqn.invars), [range(len(shapes(eqn.outvars)[0]))])
     return replace(factors, positions=frozenset({eqn.params["dimension"]}))
 
 
 def _tile_factors(eqn: JaxprEqn) -> Factors:
-    return except_dims(eqn, _changed_dims(eqn))
+    return factors_except(eqn, _changed_dims(eqn))
 
 
 def _shape_in(param: str) -> Any:

@@ -15,4 +15,4 @@ from ipujax.lowering.recomputation.recompute import (
     recompute as recompute,
     recomputed_parts as recomputed_parts,
 )
-from ipujax.lowering.recomputation.segment_table import Action as Action, ChainStep as ChainStep
+from ipujax.lowering.recomputation.segment_table import ChainStep as ChainStep

@@ -12,10 +12,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from numbers import Integral
+from typing import NamedTuple
 
 import numpy as np
 
-from ipujax.lowering.recomputation.segment_table import Action, ChainStep, Curve, SegmentTable
+from ipujax.lowering.recomputation.segment_table import ChainStep, Curve, SegmentTable, StepAction
 from ipujax.lowering.recomputation.stashes import StashPlans
 from ipujax.runtime.errors import ArgumentTypeError, ArgumentValueError, shortened
 
@@ -25,13 +26,12 @@ class RecomputePlan:
     """The order in which the parts of a chain run.
 
     Args:
-        actions: (action, index of a step) pairs. "forward" stores the result alone, "keep" also the input of the step,
-            "save" all values that its backward part needs, "backward" runs that.
+        actions: the parts, in order.
         cycles: of all of them.
         peak_bytes: peak live bytes, the chain's input included.
     """
 
-    actions: tuple[tuple[Action, int], ...]
+    actions: tuple[StepAction, ...]
     cycles: int
     peak_bytes: int
 
@@ -56,8 +56,15 @@ def plan_recompute(
     return ChainPlans(steps, result_bytes, in_flight).plan(budget_bytes)
 
 
-def trade_off(steps: Sequence[ChainStep], result_bytes: int, in_flight: int = 1) -> list[tuple[int, int]]:
-    """Trade-off curve: all budgets, in bytes, at which fewer cycles are possible than below, each with these cycles.
+class TradeOff(NamedTuple):
+    """A budget at which fewer cycles are possible than below, and these cycles."""
+
+    budget_bytes: int
+    cycles: int
+
+
+def trade_off(steps: Sequence[ChainStep], result_bytes: int, in_flight: int = 1) -> list[TradeOff]:
+    """Trade-off curve of a chain, in rising budgets.
 
     Arguments and errors are those of `plan_recompute`.
     """
@@ -90,15 +97,20 @@ class ChainPlans:
 
     def keep_all(self) -> RecomputePlan:
         """The plan without recomputation."""
-        saves: list[tuple[Action, int]] = [("save", n) for n in range(len(self._steps))]
-        actions = (*saves, *(("backward", n) for n in reversed(range(len(self._steps)))))
+        saves = [StepAction("save", n) for n in range(len(self._steps))]
+        actions = (*saves, *(StepAction("backward", n) for n in reversed(range(len(self._steps)))))
         return self._plan_of(actions)
 
     @property
-    def points(self) -> list[tuple[int, int]]:
-        """Budgets and cycles, see `trade_off`."""
-        curve = self._curve
-        return [(int(b) + self._input_bytes, int(c)) for b, c in zip(curve.num_bytes, curve.cycles, strict=True)]
+    def points(self) -> list[TradeOff]:
+        """Trade-off curve, see `trade_off`."""
+        pairs = zip(self._curve.num_bytes, self._curve.cycles, strict=True)
+        return [TradeOff(int(num_bytes) + self._input_bytes, int(cycles)) for num_bytes, cycles in pairs]
+
+    @property
+    def least_bytes(self) -> int:
+        """Smallest budget that a plan fits."""
+        return int(self._curve.num_bytes[0]) + self._input_bytes
 
     def plan(self, budget_bytes: int) -> RecomputePlan:
         """The best plan in a budget."""
@@ -108,20 +120,17 @@ class ChainPlans:
         if keep_all_plan.peak_bytes <= budget_bytes:
             return keep_all_plan
         if not self._curve.holds(available_bytes):
-            min_bytes = int(self._curve.num_bytes[0]) + self._input_bytes
             message = "no order of recomputation fits the budget"
-            raise ArgumentValueError(message, expected=f"at least {min_bytes:,} bytes", got=f"{budget_bytes:,}")
+            raise ArgumentValueError(message, expected=f"at least {self.least_bytes:,} bytes", got=f"{budget_bytes:,}")
         return self._plan_of(tuple(self._plans.plan(available_bytes)))
 
-    def _plan_of(self, actions: tuple[tuple[Action, int], ...]) -> RecomputePlan:
+    def _plan_of(self, actions: tuple[StepAction, ...]) -> RecomputePlan:
         steps = self._steps
         cycles = sum(steps[n].backward_cycles if a == "backward" else steps[n].forward_cycles for a, n in actions)
         return RecomputePlan(actions, cycles, peak_bytes(steps, self._result_bytes, actions, self._in_flight))
 
 
-def peak_bytes(
-    steps: Sequence[ChainStep], result_bytes: int, actions: Sequence[tuple[Action, int]], in_flight: int = 1
-) -> int:
+def peak_bytes(steps: Sequence[ChainStep], result_bytes: int, actions: Sequence[StepAction], in_flight: int = 1) -> int:
     """Peak live bytes when the parts of a chain run in an order; arguments as of `plan_recompute` and `RecomputePlan`.
 
     With several inputs in flight, what is stored after the forward parts counts for each of them.

@@ -69,7 +69,7 @@ class Steps:
 
     def _unfixed(self, atoms: Sequence[Atom]) -> list[Var]:
         """The values that are read, without fixed ones."""
-        return [value for value in self.flow.values_of(atoms) if value not in self.fixed]
+        return [value for value in self.flow.forward_values(atoms) if value not in self.fixed]
 
     def _assign_gradient(self) -> set[Var]:
         """Assigns equations of the gradient to steps, `backward`; returns values that must be fixed first, if any."""
@@ -108,7 +108,7 @@ class Steps:
         flow = self.flow
         unfixed = self._unfixed(eqn.invars)
         defined = max((self.step_of(flow.definition[value]) for value in unfixed), default=0)
-        fixed = [value for value in flow.values_of(eqn.invars) if value in self.fixed]
+        fixed = [value for value in flow.forward_values(eqn.invars) if value in self.fixed]
         last_uses = [self.step_of(flow.last_use[value]) for value in unfixed]
         return last_uses + [max(defined, self.step_of(flow.last_use[value])) for value in fixed]
 
@@ -121,21 +121,26 @@ class Steps:
 
     def _live_operands(self, atoms: Sequence[Atom]) -> list[Var]:
         """Values that an equation of the gradient needs in memory: its operands, or the values that these view."""
-        gradient = self.flow.gradient
         live = dict[Var, None]()
-        for atom in atoms:
-            while isinstance(atom, Var) and (n := self._defining_eqn.get(atom)) is not None:
-                if not self.flow.is_view(gradient[n]):
-                    break
-                (atom,) = variables_read(gradient[n])
-            value = self.flow.value(atom)
-            if value is not None or (isinstance(atom, Var) and atom in self._defining_eqn):
-                live[atom if value is None else value] = None  # type: ignore[index]
+        for atom in map(self._behind_views, atoms):
+            forward_value = self.flow.forward_value(atom)
+            if forward_value is not None:
+                live[forward_value] = None
+            elif isinstance(atom, Var) and atom in self._defining_eqn:
+                live[atom] = None
         return list(live)
+
+    def _behind_views(self, atom: Atom) -> Atom:
+        """What a variable views through views of the gradient; the variable itself if none defines it."""
+        while isinstance(atom, Var) and (n := self._defining_eqn.get(atom)) is not None:
+            if not self.flow.is_view(self.flow.gradient[n]):
+                break
+            (atom,) = variables_read(self.flow.gradient[n])
+        return atom
 
     def operands(self, atoms: Sequence[Atom]) -> list[Var]:
         """The variables that are read, with forward values in place of their views."""
-        return [v if (value := self.flow.value(v)) is None else value for v in variables(atoms)]
+        return [v if (value := self.flow.forward_value(v)) is None else value for v in variables(atoms)]
 
     def crossing(self, step: int) -> set[Var]:
         """The values that cross into a step and are not fixed."""
@@ -150,7 +155,7 @@ class Steps:
         gradient = self.backward[n]
         defined = {v for eqn in eqns for v in eqn.outvars if v in flow.definition and v not in self.fixed}
         leaving = self.crossing(n + 1) & defined if n + 1 < len(self._starts) else set[Var]()
-        saved = leaving | {value for eqn in gradient for value in flow.values_of(eqn.invars) if value in defined}
+        saved = leaving | {value for eqn in gradient for value in flow.forward_values(eqn.invars) if value in defined}
         results = {var for eqn in gradient for var in eqn.outvars if var in flow.external}
         earlier_operands = {
             var for eqns_of_step in self.backward[:n] for eqn in eqns_of_step for var in variables_read(eqn)
@@ -160,7 +165,7 @@ class Steps:
             backward_cycles=round(sum(map(_cycles, gradient))),
             input_bytes=bytes_of(self.crossing(n)) if n else 0,
             saved_bytes=bytes_of(saved),
-            forward_temp_bytes=_peak_temp_bytes(eqns, saved | self.fixed, flow.values_of),
+            forward_temp_bytes=_peak_temp_bytes(eqns, saved | self.fixed, flow.forward_values),
             backward_temp_bytes=_peak_temp_bytes(gradient, results | earlier_operands, self._live_operands),
             left_bytes=0 if is_summed else bytes_of(results),
         )

@@ -48,32 +48,32 @@ class Flow:
             if self.is_view(eqn):
                 self.views.update(dict.fromkeys(eqn.outvars, eqn))
             else:
-                self.last_use.update((var, index) for var in self.values_of(eqn.invars))
+                self.last_use.update((var, index) for var in self.forward_values(eqn.invars))
                 for var in eqn.outvars:
                     if not isinstance(var, DropVar):
                         self.definition[var] = self.last_use[var] = index
         for eqn in backward:  # of views in the gradient those of forward values
-            if self.is_view(eqn) and self.values_of(eqn.invars):
+            if self.is_view(eqn) and self.forward_values(eqn.invars):
                 self.views.update(dict.fromkeys(eqn.outvars, eqn))
         self.gradient = [eqn for eqn in backward if not self.is_forward_view(eqn)]
-        self.needed = {var for eqn in self.gradient for var in self.values_of(eqn.invars)}
+        self.needed = {var for eqn in self.gradient for var in self.forward_values(eqn.invars)}
         self.fixed = self._fixed_values()  # that are always stored
         self.repeated = self._repeated_values()  # that a user's checkpoint recomputes
 
     @staticmethod
     def is_view(eqn: JaxprEqn) -> bool:
-        """True if an equation only views its operand."""
+        """True if an equation only views its operand, the one variable that it reads."""
         return record_of(eqn).cost in ("view", "part") and len(variables_read(eqn)) == 1
 
-    def value(self, atom: Atom) -> Var | None:
-        """The value that a variable views, None if the forward part does not define it."""
+    def forward_value(self, atom: Atom) -> Var | None:
+        """The forward value that a variable is or views; None for others, as an argument or a gradient."""
         while not isinstance(atom, Literal) and atom in self.views:
             (atom,) = variables_read(self.views[atom])
         return atom if isinstance(atom, Var) and atom in self.definition else None
 
-    def values_of(self, atoms: Sequence[Atom]) -> list[Var]:
-        """The values that variables view, each once."""
-        return list(dict.fromkeys(value for atom in atoms if (value := self.value(atom)) is not None))
+    def forward_values(self, atoms: Sequence[Atom]) -> list[Var]:
+        """The forward values that variables are or view, each once."""
+        return list(dict.fromkeys(value for atom in atoms if (value := self.forward_value(atom)) is not None))
 
     def is_forward_view(self, eqn: JaxprEqn) -> bool:
         """True if an equation only views values or arguments of the forward part."""
@@ -81,12 +81,12 @@ class Flow:
 
     def _fixed_values(self) -> set[Var]:
         """Values with other uses, those of effects and collectives, and those that a checkpoint's policy saves."""
-        fixed = set(self.values_of(list(self.external)))
+        fixed = set(self.forward_values(list(self.external)))
         for eqn in self.forward:
             if eqn.effects or is_collective(eqn) or holds_pipeline(eqn):
                 fixed.update(var for var in eqn.outvars if var in self.definition)
             if _is_saved_by_policy(eqn):
-                fixed.update(self.values_of([*eqn.invars, *eqn.outvars]))
+                fixed.update(self.forward_values([*eqn.invars, *eqn.outvars]))
         return fixed
 
     def _repeated_values(self) -> set[Var]:

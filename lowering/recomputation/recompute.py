@@ -42,7 +42,7 @@ from ipujax.lowering.recomputation.chain import ChainPlans, RecomputePlan
 from ipujax.lowering.recomputation.chain_steps import Steps, best_cuts, between_layers, between_phases, standard_cuts
 from ipujax.lowering.recomputation.flow import Flow
 from ipujax.lowering.recomputation.replay import replay
-from ipujax.lowering.recomputation.segment_table import Action
+from ipujax.lowering.recomputation.segment_table import StepAction
 from ipujax.lowering.source_info import name_stack
 
 
@@ -145,7 +145,7 @@ class ChainTrade:
     @property
     def least_bytes(self) -> int:
         """Peak bytes of the smallest plan."""
-        return self.plans.points[0][0]
+        return self.plans.least_bytes
 
     def bytes_with(self, share: float) -> int:
         """Peak bytes with a share of those without recomputation, or with as few as possible."""
@@ -230,7 +230,7 @@ def recomputed_parts(
     keep_all_plan = plans.keep_all()
     planned = keep_all_plan
     if share < 1:
-        planned = plans.plan(max(plans.points[0][0], int(share * keep_all_plan.peak_bytes)))
+        planned = plans.plan(max(plans.least_bytes, int(share * keep_all_plan.peak_bytes)))
     if trades is not None:
         trades.append(ChainTrade(ipu, plans, keep_all_plan.peak_bytes, planned))
     keeps_all = planned.actions == keep_all_plan.actions
@@ -253,11 +253,11 @@ _CUTS: Mapping[str, Callable[[Flow], list[int]]] = {
 }
 
 
-def _recompute_all(count: int, *, saves_last: bool) -> list[tuple[Action, int]]:
+def _recompute_all(count: int, *, saves_last: bool) -> list[StepAction]:
     """Actions that store the input of each step and recompute the rest, but save all of the last if `saves_last`."""
-    forward_actions: list[tuple[Action, int]] = [("keep", n) for n in range(count)]
-    backward_actions: list[list[tuple[Action, int]]] = [[("save", n), ("backward", n)] for n in reversed(range(count))]
+    forward_actions = [StepAction("keep", n) for n in range(count)]
+    backward_actions = [[StepAction("save", n), StepAction("backward", n)] for n in reversed(range(count))]
     if saves_last:
-        forward_actions[-1] = ("save", count - 1)
-        backward_actions[0] = [("backward", count - 1)]
+        forward_actions[-1] = StepAction("save", count - 1)
+        backward_actions[0] = [StepAction("backward", count - 1)]
     return [*forward_actions, *chain.from_iterable(backward_actions)]

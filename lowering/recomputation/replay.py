@@ -12,11 +12,11 @@ from collections.abc import Collection, Sequence
 from ipujax.lowering.jax_compat import Atom, DropVar, JaxprEqn, Var
 from ipujax.lowering.jaxpr import variables_read
 from ipujax.lowering.recomputation.chain_steps import Steps
-from ipujax.lowering.recomputation.segment_table import Action
+from ipujax.lowering.recomputation.segment_table import StepAction
 from ipujax.lowering.source_info import as_recomputed
 
 
-def replay(steps: Steps, actions: Sequence[tuple[Action, int]]) -> tuple[list[JaxprEqn], list[JaxprEqn]]:
+def replay(steps: Steps, actions: Sequence[StepAction]) -> tuple[list[JaxprEqn], list[JaxprEqn]]:
     """The equations of the forward and of the backward part of a plan.
 
     Its first actions, one of each step, are the forward part, whose equations are unchanged: which values it stores
@@ -71,7 +71,7 @@ class _Replay:
 
     def _copy_of(self, atom: Atom) -> Var | None:
         """The latest copy of the value that a variable views, None for the original."""
-        value = self._flow.value(atom)
+        value = self._flow.forward_value(atom)
         return None if value is None or value in self._steps.fixed else self._copy.get(value)
 
     def _add_view(self, eqn: JaxprEqn, copy: Var | None) -> None:

@@ -22,6 +22,17 @@ import numpy as np
 Action = Literal["forward", "keep", "save", "backward"]
 
 
+class StepAction(NamedTuple):
+    """Run of a part of a step, given by its number in the chain.
+
+    "forward" stores the result alone, "keep" also the input of the step, "save" all values that its backward part
+    needs, "backward" runs that.
+    """
+
+    action: Action
+    step: int
+
+
 @dataclass(frozen=True, slots=True)
 class ChainStep:
     """A step of a chain.
@@ -150,21 +161,21 @@ class SegmentTable:
             cycles += next_step.forward_cycles
         return options
 
-    def plan(self, num_bytes: int) -> list[tuple[Action, int]]:
+    def plan(self, num_bytes: int) -> list[StepAction]:
         """The actions of the chain, in order, in so many bytes."""
         return self.actions(0, len(self.steps) - 1, num_bytes)
 
-    def actions(self, first: int, last: int, num_bytes: int) -> list[tuple[Action, int]]:
+    def actions(self, first: int, last: int, num_bytes: int) -> list[StepAction]:
         """The actions of a segment, in order, in so many bytes, which its curve must hold."""
         stored = fastest(self._options(first, last), num_bytes).stored
         if stored is not None:
-            skipped: list[tuple[Action, int]] = [("forward", n) for n in range(first + 1, stored)]
+            skipped = [StepAction("forward", n) for n in range(first + 1, stored)]
             tail = self.actions(stored, last, num_bytes - self.input_bytes[stored])
-            return [("keep", first), *skipped, *tail, *self.actions(first, stored - 1, num_bytes)]
+            return [StepAction("keep", first), *skipped, *tail, *self.actions(first, stored - 1, num_bytes)]
         if first == last:
-            return [("save", first), ("backward", first)]
+            return [StepAction("save", first), StepAction("backward", first)]
         tail = self.actions(first + 1, last, num_bytes - self.steps[first].saved_bytes)
-        return [("save", first), *tail, ("backward", first)]
+        return [StepAction("save", first), *tail, StepAction("backward", first)]
 
 
 def fastest(options: Sequence[Option], num_bytes: int) -> Option:

@@ -15,7 +15,7 @@ from functools import cache, cached_property
 
 import numpy as np
 
-from ipujax.lowering.recomputation.segment_table import Action, Curve, Option, SegmentTable, fastest
+from ipujax.lowering.recomputation.segment_table import Curve, Option, SegmentTable, StepAction, fastest
 
 _MAX_WORKING_SIZES = 16  # tried besides the two that are always
 
@@ -41,14 +41,18 @@ class StashPlans:
     @cached_property
     def curve(self) -> Curve:
         """Trade-off curve of the entire chain."""
-        stored = [(size, self._stored_curves(size)[0]) for size in self._working_sizes]
+        stored = [(size, self._stored_curve(size)) for size in self._working_sizes]
         return Curve.best_of([Curve(x.num_bytes * self._in_flight + size, x.cycles) for size, x in stored])
 
-    def plan(self, num_bytes: int) -> list[tuple[Action, int]]:
+    def _stored_curve(self, working_bytes: int) -> Curve:
+        """Curve of cycles against stored bytes of the entire chain, whose steps are all from the first one on."""
+        return self._stored_curves(working_bytes)[0]
+
+    def plan(self, num_bytes: int) -> list[StepAction]:
         """The actions of the chain, in order, in so many bytes, which its curve must hold."""
         # What remains for values stored for one input, by the working bytes.
         stored_bytes = {size: (num_bytes - size) // self._in_flight for size in self._working_sizes}
-        curves = {size: self._stored_curves(size)[0] for size in self._working_sizes}
+        curves = {size: self._stored_curve(size) for size in self._working_sizes}
         fitting = [size for size, curve in curves.items() if curve.holds(stored_bytes[size])]
         best = min(fitting, key=lambda size: int(curves[size].cycles_in(stored_bytes[size])))
         return self._actions(best, stored_bytes[best])
@@ -108,22 +112,22 @@ class StashPlans:
                 options.append(Option(end, tails[end - first - 1].shifted(stored_bytes, 0, total_cycles)))
         return options
 
-    def _actions(self, working_bytes: int, stored_bytes: int) -> list[tuple[Action, int]]:
+    def _actions(self, working_bytes: int, stored_bytes: int) -> list[StepAction]:
         """The fastest actions of the chain, in order; an input of the pipeline stores `stored_bytes` between tasks."""
         # The backward task runs in reverse order: each action of the forward task adds a part to its front.
-        forward: list[tuple[Action, int]] = []
-        backward: list[list[tuple[Action, int]]] = []
+        forward: list[StepAction] = []
+        backward: list[list[StepAction]] = []
         curves = self._stored_curves(working_bytes)
         step = 0
         while step < len(self._table.steps):
             end = fastest(self._options(step, working_bytes, curves[step + 1 :]), stored_bytes).stored
             if end is None:
-                forward.append(("save", step))
-                backward.append([("backward", step)])
+                forward.append(StepAction("save", step))
+                backward.append([StepAction("backward", step)])
                 stored_bytes -= self._table.steps[step].saved_bytes
                 step += 1
             else:
-                forward += [("keep", step), *(("forward", n) for n in range(step + 1, end))]
+                forward += [StepAction("keep", step), *(StepAction("forward", n) for n in range(step + 1, end))]
                 backward.append(self._table.actions(step, end - 1, working_bytes))
                 stored_bytes -= self._table.input_bytes[end] if end < len(self._table.steps) else 0
                 step = end

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -122,15 +122,27 @@ def local_shape(shape: Sequence[int], dim: Split, replicas: int) -> tuple[int, .
     return tuple(n // replicas if d == dim else n for d, n in enumerate(shape))
 
 
-def shared_split(dim: Split, instances: int) -> tuple[int | None, Split]:
-    """Return the dimension along which instances share an array, None if each has all of it, and the split of a share.
+class SharedSplit(NamedTuple):
+    """Division of an array among instances, and of the share of each among its replicas.
+
+    Args:
+        dim: dimension along which instances share it; None if each has all of it.
+        of_share: split of a share.
+    """
+
+    dim: int | None
+    of_share: Split
+
+
+def shared_split(dim: Split, instances: int) -> SharedSplit:
+    """Divide the split of an array in two steps, over instances and over the replicas of each.
 
     Args:
         dim: the split of the array over the replicas of all instances, which hold them in order.
         instances: number of processes.
     """
     if not isinstance(dim, BlockSplit):
-        return dim, dim
+        return SharedSplit(dim, dim)
     numbers = np.array(dim.blocks).reshape(instances, -1)  # of the block of each replica, [instances, local replicas]
     places = np.unravel_index(numbers, dim.counts)
     for d in (None, *range(len(dim.counts))):
@@ -142,7 +154,7 @@ def shared_split(dim: Split, instances: int) -> tuple[int | None, Split]:
         # Share n must be all that instance n reads, and shares must be split alike.
         reads_own_share = d is None or (places[d] // counts[d] == np.arange(instances)[:, None]).all()
         if reads_own_share and (local == local[0]).all():
-            return d, BlockSplit(counts, tuple(local[0].tolist()))
+            return SharedSplit(d, BlockSplit(counts, tuple(local[0].tolist())))
     raise AssertionError("replicas of an instance hold neighbouring blocks along one dimension")
 
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
+from typing import NamedTuple
 
 from ipujax.lowering.gcl import axis_of, is_collective
 from ipujax.lowering.jax_compat import Jaxpr, JaxprEqn, jaxprs_in_params, raw_frames
@@ -30,11 +31,20 @@ _TRANSPOSE_OF: Mapping[str, str] = MappingProxyType({"psum": "psum", "reduce_sca
 _WITH_RULES = frozenset({"linear_call", "custom_linear_solve"})  # of JAX: their authors define the transpose
 
 
-def gradient_sums(jaxpr: Jaxpr, axis_name: str) -> list[tuple[str, str]]:
-    """Returns (primitive, user's line or "") of the collectives that sum a gradient over replicas, each line once.
+class GradientSum(NamedTuple):
+    """A collective that sums a gradient over replicas.
 
-    The primitive is that of the forward pass, of which the sum is the transpose.
+    Args:
+        primitive: that of the forward pass, of which the sum is the transpose.
+        line: the user's line; empty if it is not known.
     """
+
+    primitive: str
+    line: str
+
+
+def gradient_sums(jaxpr: Jaxpr, axis_name: str) -> list[GradientSum]:
+    """Returns the collectives that sum a gradient over replicas, one of each line."""
     forward = dict[object, str]()
     backward = list[tuple[JaxprEqn, str]]()
     for eqn, stack in _collectives(jaxpr, axis_name):
@@ -47,7 +57,7 @@ def gradient_sums(jaxpr: Jaxpr, axis_name: str) -> list[tuple[str, str]]:
         # A transposed collective keeps the call site of the one that it is the transpose of.
         if name := forward.get(call_site(eqn)) or _linearly_transposed(eqn, stack):
             lines.setdefault(source_line(eqn), name)
-    return [(name, line) for line, name in lines.items()]
+    return [GradientSum(name, line) for line, name in lines.items()]
 
 
 def _linearly_transposed(eqn: JaxprEqn, stack: str) -> str:

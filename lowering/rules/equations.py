@@ -10,7 +10,8 @@ An array that several equations, one after the other, update in part has one des
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,7 +23,7 @@ from ipujax.lowering.passes.inline import inline
 from ipujax.lowering.popops import SCATTERS
 from ipujax.lowering.popops.maps.huge_views import copied_if_huge
 from ipujax.lowering.refs import discharge
-from ipujax.lowering.rules.base.context import Context, LastReads, LaterValues
+from ipujax.lowering.rules.base.context import Context, FunctionKey, LastReads, LaterValues, LoweredFunction
 from ipujax.lowering.rules.base.fallback import fallback, has_work
 from ipujax.lowering.rules.base.probes import Probes
 from ipujax.lowering.rules.table import rule_of
@@ -47,32 +48,30 @@ def places_before_updates(eqns: Sequence[JaxprEqn], places: Mapping[Var, Tensor]
     return destinations
 
 
+class _ScalarBits(NamedTuple):
+    dtype: str
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Lowering:
     """Lowers jaxprs into one graph.
 
     Args:
         graph: graph to add to.
-        into: tensors that may be written at once, by the variables of jaxprs whose values go there.
+        destinations: tensors that may be written at once, by the variables of jaxprs whose values go there.
         options: the user's options.
         roles: roles of values.
         probes: adds probes of all values to the program; None for a program without.
     """
 
-    def __init__(
-        self,
-        graph: Graph,
-        into: Mapping[Var, Tensor] | None = None,
-        options: Options | None = None,
-        roles: ValueRoles | None = None,
-        probes: Probes | None = None,
-    ) -> None:
-        self._graph = graph
-        self._into = into or {}
-        self._options = options or Options()
-        self._roles = roles or ValueRoles()
-        self._probes = probes
-        self._scalars: dict[tuple[str, bytes], Tensor] = {}
-        self._functions: dict[Any, Any] = {}
+    graph: Graph
+    destinations: Mapping[Var, Tensor] = field(default_factory=dict)
+    options: Options = field(default_factory=Options)
+    roles: ValueRoles = field(default_factory=ValueRoles)
+    probes: Probes | None = None
+    _scalars: dict[_ScalarBits, Tensor] = field(default_factory=dict, init=False)  # the one constant of equal scalars
+    _functions: dict[FunctionKey, LoweredFunction] = field(default_factory=dict, init=False)  # callees lowered by now
 
     def jaxpr(
         self, jaxpr: ClosedJaxpr, operands: Sequence[Tensor], prog: ProgramSequence, into: Sequence[Tensor] = ()
@@ -89,7 +88,7 @@ class Lowering:
         env: dict[Var, Tensor] = dict(zip(body.invars, operands, strict=True))
         self.note_roles(body.invars, operands)
         for var, value in zip(body.constvars, jaxpr.consts, strict=True):
-            env[var] = self._graph.add_constant(value, "constant")
+            env[var] = self.graph.add_constant(value, "constant")
         places = {var: out for var, out in zip(body.outvars, into, strict=False) if isinstance(var, Var)}
         self.equations(body.eqns, env, prog, body.outvars, into=places)
         return [self.read(env, atom) for atom in body.outvars]
@@ -119,7 +118,7 @@ class Lowering:
         last_read = {atom: n for n, eqn in enumerate(eqns) for atom in eqn.invars if isinstance(atom, Var)}
         last_read.update((atom, len(eqns)) for atom in results if isinstance(atom, Var))
         last_reads = LastReads(last_read, env.items())
-        destinations = places_before_updates(eqns, {**self._into, **(into or {})})
+        destinations = places_before_updates(eqns, {**self.destinations, **(into or {})})
         for number, eqn in enumerate(eqns):
             operands = [self.read(env, atom) for atom in eqn.invars]
             with_destination = {var: destinations[var] for var in eqn.outvars if var in destinations}
@@ -134,7 +133,7 @@ class Lowering:
             count_part("equations")
         # The next call of a function, after these equations, overwrites its results.
         overwritten = [variable for function in self._functions.values() for variable in function.owned_results]
-        LaterValues(env, last_reads, len(eqns) - 1).copy_before_call(self._graph, overwritten, prog)
+        LaterValues(env, last_reads, len(eqns) - 1).copy_before_call(self.graph, overwritten, prog)
 
     def equation(
         self,
@@ -153,13 +152,13 @@ class Lowering:
             into: tensors that its rule may write, by the variables of its results.
             later: values that are read after it; None where unknown.
         """
-        graph = self._graph
+        graph = self.graph
         with graph.debug_origin(origin_of(eqn, graph.origin)):
-            if self._probes is None:
+            if self.probes is None:
                 return self._apply_rule(eqn, operands, prog, into, later)
-            operand_streams = self._probes.enter(graph, prog, eqn, operands)
+            operand_streams = self.probes.enter(graph, prog, eqn, operands)
             results = self._apply_rule(eqn, operands, prog, into, later)
-            self._probes.leave(graph, prog, operand_streams, results)
+            self.probes.leave(graph, prog, operand_streams, results)
             return results
 
     def _apply_rule(
@@ -181,24 +180,24 @@ class Lowering:
         """
         stack = name_stack(eqn)
         context = Context(
-            graph=self._graph,
+            graph=self.graph,
             prog=prog,
             name=f"{stack}/{eqn.primitive.name}" if stack else eqn.primitive.name,
             equation=eqn,
             out_avals=tuple(var.aval for var in eqn.outvars),
             functions=self._functions,
-            options=self._options,
+            options=self.options,
             lower_jaxpr=self.jaxpr,
             lower_alone=_lower_alone,
             into_tensors=tuple(into.get(var) for var in eqn.outvars),
-            result_roles=tuple(map(self._roles.get, eqn.outvars)),
+            result_roles=tuple(map(self.roles.get, eqn.outvars)),
             later=later,
         )
         rule = rule_of(eqn.primitive.name)
         with eqn.ctx.manager:  # the user's settings, such as `jax.threefry_partitionable`
             results = self._without_rule(context, operands) if rule is None else rule(context, *operands, **eqn.params)
         results = [results] if isinstance(results, Tensor) else list(results)
-        results = [copied_if_huge(Builder(self._graph, prog, context.name), result) for result in results]
+        results = [copied_if_huge(Builder(self.graph, prog, context.name), result) for result in results]
         for result, var in zip(results, eqn.outvars, strict=True):
             aval: Any = var.aval
             assert (result.shape, result.dtype) == (aval.shape, aval.dtype), f"{context.name}: {result}, not {aval}"
@@ -207,12 +206,12 @@ class Lowering:
 
     def find_roles(self, eqns: Sequence[JaxprEqn], results: Sequence[Atom]) -> None:
         """Finds the roles of the values of a body before its equations are lowered; `results` are read after them."""
-        self._roles.read(eqns, results)
+        self.roles.read(eqns, results)
 
     def note_roles(self, values: Sequence[Var], tensors: Sequence[Tensor]) -> None:
         """Notes the roles of values in the graph, for their tensors."""
         for var, tensor in zip(values, tensors, strict=True):
-            self._graph.note_role(tensor, self._roles.get(var))
+            self.graph.note_role(tensor, self.roles.get(var))
 
     def _without_rule(self, ctx: Context, operands: Sequence[Tensor]) -> list[Tensor]:
         """Lowers a primitive without a rule: the equations that implement it if they are known, else the fallback."""
@@ -233,11 +232,11 @@ class Lowering:
         aval: Any = atom.aval
         value = np.asarray(atom.val, aval.dtype)
         if value.ndim > 0:
-            return self._graph.add_constant(value, "literal")
-        key = value.dtype.name, value.tobytes()
-        if key not in self._scalars:
-            self._scalars[key] = self._graph.add_constant(value, str(value))
-        return self._scalars[key]
+            return self.graph.add_constant(value, "literal")
+        bits = _ScalarBits(value.dtype.name, value.tobytes())  # not the value: 0.0 equals -0.0, and NaN not itself
+        if bits not in self._scalars:
+            self._scalars[bits] = self.graph.add_constant(value, str(value))
+        return self._scalars[bits]
 
 
 def _lowered_callee(eqn: JaxprEqn) -> ClosedJaxpr | None:
@@ -254,6 +253,6 @@ def _lower_alone(jaxpr: ClosedJaxpr, target: Target) -> tuple[Graph, ProgramSequ
     for x in operands:
         map_linearly(graph, x)
     Lowering(graph).jaxpr(jaxpr, operands, prog)
-    for variable in graph.variables:
+    for variable in graph.variables:  # results and intermediates that no rule has mapped; others keep their mapping
         map_linearly(graph, Tensor.of(variable))
     return graph, prog

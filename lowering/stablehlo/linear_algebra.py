@@ -365,8 +365,12 @@ def _is_below(mask: Any) -> bool:
     if getattr(shifted, "name", "") != "stablehlo.add" or not _is_constant(shifted.operands[1], lambda x: x == -1):
         return False
     row = shifted.operands[0].owner
-    numbers = [getattr(x, "name", "") == "stablehlo.iota" and integer(x, "iota_dimension") for x in (row, column)]
-    return numbers == [0, 1] and numbers[0] is not False
+    return _counted_dim(row) == 0 and _counted_dim(column) == 1
+
+
+def _counted_dim(op: Any) -> int | None:
+    """Dimension whose numbers an iota has; None for another operation."""
+    return integer(op, "iota_dimension") if getattr(op, "name", "") == "stablehlo.iota" else None
 
 
 def triangular_solve_rule(scope: Scope, op: Any, operands: Values) -> Sequence[Any]:

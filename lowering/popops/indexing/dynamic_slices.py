@@ -31,7 +31,7 @@ from ipujax.lowering.layout.place import (
     unmoved_placement,
     whole_axis,
 )
-from ipujax.lowering.popops.indexing.before_writing import before_writing
+from ipujax.lowering.popops.indexing.before_writing import computed_before_writing
 from ipujax.lowering.popops.indexing.indexing_cycles import slice_cycles, vectors
 from ipujax.lowering.popops.vertices.add_vertices import add_vertices
 from ipujax.runtime.cache import remembered
@@ -329,7 +329,7 @@ def _update_codelet(dtype: Any, sliced: _Sliced, index_dtype: Any, *, may_read_b
 
     def compute(buffer: jax.Array, update: jax.Array, *starts: jax.Array) -> jax.Array:
         if may_read_buffer:
-            update = before_writing(update)
+            update = computed_before_writing(update)
         first = _all_starts(starts, dims, buffer.ndim)
         return lax.dynamic_update_slice(buffer, sliced.as_tensor(update), first, allow_negative_indices=False)
 

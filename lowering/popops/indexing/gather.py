@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,7 @@ from jax import lax
 
 from ipujax.lowering.layout import Grids, total_elements
 from ipujax.lowering.layout.choose import choose, source_of
-from ipujax.lowering.layout.grid_cost import Work, spans
+from ipujax.lowering.layout.grid_cost import FieldUse, Work, spans
 from ipujax.lowering.layout.place import along, place_operand, placed_axes, whole_axis
 from ipujax.lowering.popops.indexing.indexing_cycles import gather_cycles
 from ipujax.lowering.popops.reductions.partials import reduce_partials_in_place
@@ -48,6 +48,13 @@ from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Blocked, Tensor, blocked_mapping, dtype_name, even_cuts, is_key_dtype
 
 Mode = lax.GatherScatterMode
+
+
+class WindowDim(NamedTuple):
+    """Dimension of slices of a table: its number among the dimensions of the table, and among those of the result."""
+
+    of_table: int
+    of_result: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,15 +111,15 @@ class GatherSpec:
         """Dimensions of the result that are those of the index vectors, in their order."""
         return tuple(d for d in range(self.out_rank) if d not in self.numbers.offset_dims)
 
-    def wide_dims(self) -> list[tuple[int, int]]:
-        """Indexed dimensions along which slices are longer than 1, each with its dimension of the result."""
-        return [(d, out) for d, out in self._window_dims() if d in self.indexed and self.slice_sizes[d] > 1]
+    def wide_dims(self) -> list[WindowDim]:
+        """Indexed dimensions along which slices are longer than 1."""
+        return [d for d in self._window_dims() if d.of_table in self.indexed and self.slice_sizes[d.of_table] > 1]
 
-    def _window_dims(self) -> list[tuple[int, int]]:
-        """Dimensions of the table that slices keep, each with its dimension of the result."""
+    def _window_dims(self) -> list[WindowDim]:
+        """Dimensions that slices keep."""
         absent = self.numbers.collapsed_slice_dims + self.numbers.operand_batching_dims
         window_dims = [d for d in range(len(self.table_shape)) if d not in absent]
-        return list(zip(window_dims, self.numbers.offset_dims, strict=True))
+        return list(map(WindowDim, window_dims, self.numbers.offset_dims))
 
     def row_dim(self) -> int | None:
         """Longest indexed dimension along which slices have length 1, whose rows may be cut; None without one."""
@@ -140,8 +147,8 @@ def gather(builder: Builder, table: Tensor, indices: Tensor, out_shape: Sequence
     table_spans = spans(table.shape, [rank if d == row_dim else dim for d, dim in enumerate(table_dims)])
     index_spans = spans(indices.shape, [*index_dims, None])
     codelet = _gather_codelet(table.dtype, indices.dtype, spec, row_dim)
-    fields = (table_spans, index_spans, spans(out_shape, range(rank)))
-    work = Work(codelet, fields, (source_of(graph, table), source_of(graph, indices), "here"))
+    read = FieldUse(table_spans, source_of(graph, table)), FieldUse(index_spans, source_of(graph, indices))
+    work = Work(codelet, (*read, FieldUse(spans(out_shape, range(rank)))))
 
     def add(builder: Builder, placement: Blocked) -> Tensor:
         place_operand(builder.graph, table, table_spans, placement)
@@ -152,7 +159,8 @@ def gather(builder: Builder, table: Tensor, indices: Tensor, out_shape: Sequence
     uncut = {spec.result_dims()[d] for d in spec.uncut}
     order = [d for d in range(len(space)) if d not in uncut]
     combination = _CombinationCost(table.dtype, rank)
-    return add(builder, choose(graph, space, order, work, [table, indices], add, combination, unmoved))
+    placement = choose(graph, space, order, work, [table, indices], add, cost_after=combination, unmoved_fields=unmoved)
+    return add(builder, placement)
 
 
 def has_few_lookups(graph: Graph, indices: Tensor) -> bool:
@@ -182,7 +190,7 @@ def _add_lookups(
     axes.append(whole_axis("index", indices.shape[-1]))
     out, out_access = _add_result(builder.graph, table.dtype, placement, rank, row_blocks, builder.name)
     accesses = (along(table, table_axes), along(indices, [*index_dims, len(axes) - 1]), out_access)
-    origins = (*([axes[rank].name] if row_blocks > 1 else []), *(axes[out].name for _, out in spec.wide_dims()))
+    origins = (*([axes[rank].name] if row_blocks > 1 else []), *(axes[dim.of_result].name for dim in spec.wide_dims()))
     codelet = _gather_codelet(table.dtype, indices.dtype, spec, row_dim if row_blocks > 1 else None)
     grid = placement.tile.reshape([axis.blocks for axis in axes])
     add_vertices(builder, codelet, axes, accesses, grid, origins)
@@ -216,8 +224,7 @@ class _CombinationCost:
         row_blocks = np.prod(grids.blocks[self.rank :], axis=0, dtype=np.int64)
         lengths = grids.lengths[: self.rank]
         shape = grids.shape[: self.rank]
-        cycles, _ = combining_cost(row_blocks, lengths, shape, self.dtype, "only", target, cycles_per_byte)
-        return cycles
+        return combining_cost(row_blocks, lengths, shape, self.dtype, "only", target, cycles_per_byte).cycles
 
 
 @remembered
@@ -237,10 +244,11 @@ def _gather_codelet(dtype: Any, index_dtype: Any, spec: GatherSpec, row_dim: int
         """
         sizes = _slice_sizes(spec, table.shape)
         part_origins: dict[int, Any] = {}  # first index of the block within a slice, by dimension of the table
-        for (d, out), origin in zip(wide, origins[len(origins) - len(wide) :], strict=True):
-            if shapes[0][out] < sizes[d]:
-                sizes[d] = shapes[0][out]
-                part_origins[d] = origin
+        for dim, origin in zip(wide, origins[len(origins) - len(wide) :], strict=True):
+            part_size = shapes[0][dim.of_result]
+            if part_size < sizes[dim.of_table]:
+                sizes[dim.of_table] = part_size
+                part_origins[dim.of_table] = origin
         if part_origins:
             indices = _part_indices(indices, spec, part_origins)
         if row_dim is None or table.shape[row_dim] == spec.table_shape[row_dim]:
@@ -252,7 +260,7 @@ def _gather_codelet(dtype: Any, index_dtype: Any, spec: GatherSpec, row_dim: int
         table = shapes[0]
         out = shapes[-1]
         elements = np.ones((), np.int64)
-        result_dim = dict(wide)
+        result_dim = {dim.of_table: dim.of_result for dim in wide}
         for d, size in enumerate(_slice_sizes(spec, [None] * len(table))):
             elements = elements * (table[d] if size is None else out[result_dim[d]] if d in result_dim else size)
         return elements

@@ -203,10 +203,11 @@ def push(builder: Builder, stack: Tensor, value: Tensor, slot: Tensor | None) ->
 
     The value has the layout for which the stack was made.
     """
-    buffer = Tensor.of(*stack.variables())
+    buffer = Tensor.of(*stack.variables())  # `new_stack` has made slots its outermost dimension
     order = memory_order(stack)
     assert order is not None, "a stack is a view of one variable in full"
-    update = order.without([0]).of_variable(value).reshape((1, *buffer.shape[1:]))
+    slot_order = order.without([0])
+    update = slot_order.of_variable(value).reshape((1, *buffer.shape[1:]))
     if slot is None:
         builder.prog.add(Copy(update, buffer, f"{builder.name}/push", builder.graph.origin))
     else:

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -40,7 +40,7 @@ from ipujax.lowering.layout.choose import (
     grid_of,
     source_of,
 )
-from ipujax.lowering.layout.grid_cost import Source, Span, Work, spans
+from ipujax.lowering.layout.grid_cost import FieldUse, Source, Span, Work, spans
 from ipujax.lowering.layout.place import (
     along,
     mapped_variable,
@@ -50,7 +50,7 @@ from ipujax.lowering.layout.place import (
     whole_axis,
 )
 from ipujax.lowering.popops.indexing.gather import has_few_lookups
-from ipujax.lowering.popops.indexing.scatter_cost import COMBINATIONS, MemoryAndCombinationCost
+from ipujax.lowering.popops.indexing.scatter_cost import COMBINATIONS, INDICES_AND_UPDATES, MemoryAndCombinationCost
 from ipujax.lowering.popops.indexing.scatter_vertex import (
     ScatterSpec as ScatterSpec,
     scatter_codelet,
@@ -72,7 +72,7 @@ from ipujax.runtime.graph import (
     block,
     element,
 )
-from ipujax.runtime.tensor import Blocked, Tensor, blocked_mapping, element_bytes, even_cuts
+from ipujax.runtime.tensor import Blocked, Tensor, blocked_mapping, even_cuts
 
 _MAX_STEPS = 1 << 11  # each is a superstep of the program, assumed: 3 ms to compile
 # Assumed: updates of less than this fraction of the available memory are not the reason that a tile is full.
@@ -105,6 +105,7 @@ def plan_scatter(
     updates: Tensor,
     spec: ScatterSpec,
     name: str,
+    *,
     in_place: bool = False,
 ) -> ScatterPlan:
     """Plans a combination of updates with a table: the cheapest plan that fits, the smallest if none does.
@@ -119,7 +120,8 @@ def plan_scatter(
     """
     uncut = _Form(table, indices, updates, spec, name, result="table" if in_place else "new")
     forms = [uncut]
-    longest = max((i for i, _ in spec.lookup_dims()), key=lambda i: indices.shape[i], default=None)
+    lookup_dims = [dim.of_indices for dim in spec.lookup_dims()]
+    longest = max(lookup_dims, key=lambda i: indices.shape[i], default=None)
     if spec.monoid() is not None and longest is not None and indices.shape[longest] > 1:
         forms.append(replace(uncut, cut=longest))
     if in_place and graph.is_mapped(table):  # a partition of its own and a copy back may cost less
@@ -140,6 +142,7 @@ def plan_in_steps(
     updates: Tensor,
     spec: ScatterSpec,
     name: str,
+    *,
     in_place: bool = False,
 ) -> ScatterPlan:
     """Plans a scatter of too many updates in the fewest steps that fit; see `plan_scatter`.
@@ -150,11 +153,26 @@ def plan_in_steps(
     form = _Form(table, indices, updates, spec, name, result="back" if in_place else "new")
     steps = 1
     plan = form.plan(graph)
-    max_steps = min(_MAX_STEPS, next((indices.shape[i] for i, _ in spec.lookup_dims() if indices.shape[i] > 1), 1))
+    lengths = (indices.shape[dim.of_indices] for dim in spec.lookup_dims())
+    max_steps = min(_MAX_STEPS, next((length for length in lengths if length > 1), 1))
     while plan.has_too_many_updates and steps < max_steps:
         steps = min(2 * steps, max_steps)
         plan = replace(form, steps=steps).plan(graph)
     return plan
+
+
+class _Read(NamedTuple):
+    """Operand that vertices read, and what a block of the index space reads of each of its dimensions."""
+
+    tensor: Tensor
+    spans: tuple[Span, ...]
+
+
+class _OperandAxes(NamedTuple):
+    """Axis of each dimension of indices, and of updates."""
+
+    indices: dict[int, int]
+    updates: dict[int, int]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -187,34 +205,38 @@ class _Form:
         work = self._vertex_work(graph)
         if self.cut is not None:
             order = [*order, self.table.ndim]
-        rows = zip(work.fields, work.codelet.fields, strict=True)
-        fields = tuple((read, element_bytes(field.dtype)) for read, field in rows)
-        is_received = tuple(source == "elsewhere" for source in work.sources)
-        source = self._table_source(graph)
         cost = MemoryAndCombinationCost(
-            fields, self.table.ndim, self.table.dtype, is_received, self.monoid, self.steps, source
+            work=work,
+            rank=self.table.ndim,
+            dtype=self.table.dtype,
+            monoid=self.monoid,
+            steps=self.steps,
+            table=self._table_source(graph),
         )
-        operands = [tensor for tensor, _ in self._tensors_read()]
+        operands = [read.tensor for read in self._tensors_read()]
         placement = self._table_placement(graph, order)
         if placement is not None:
-            cycles = cycles_in_place(placement, work, len(operands) - 1, cost, graph)
+            overwritten = len(operands) - 1  # the table, which is the last field
+            cycles = cycles_in_place(placement, work, overwritten, cost, graph)
         else:
             has_table = self._fill_constant() is None and not self._overwrites
             unmoved = [0] if has_table and has_few_lookups(graph, self.indices) else []
-            placement = choose(graph, space, order, work, operands, self._add_scatter, cost, unmoved)
+            placement = choose(
+                graph, space, order, work, operands, self._add_scatter, cost_after=cost, unmoved_fields=unmoved
+            )
             cycles = estimated_cycles(placement, work, cost, graph)
         if self.result == "back":
             cycles += sync_cycles(1, graph.target)
         grid = grid_of(placement)
         blocks = int(np.bincount(placement.tile.ravel()).max())  # on the busiest tile
-        target = graph.target
+        index_and_update_bytes = cost.block_bytes(grid)[INDICES_AND_UPDATES]
         return ScatterPlan(
             add=lambda builder: self._add_scatter(builder, placement),
             cycles=cycles,
             is_exact=work.is_exact and blocks == 1 and cost.table != "elsewhere" and self.result == "new",
             needed_bytes=blocks * int(cost.needed_bytes(grid)[0]),
-            update_bytes=blocks * int(cost.block_bytes(grid)[-3:-1].sum()),
-            available_bytes=int(target.operation_bytes),
+            update_bytes=blocks * int(index_and_update_bytes.sum()),
+            available_bytes=int(graph.target.operation_bytes),
         )
 
     @property
@@ -226,9 +248,7 @@ class _Form:
         """Partition in which an overwritten table need not move; None if it has no such."""
         if not self._overwrites or not graph.is_mapped(self.table):
             return None
-        return unmoved_placement(
-            graph, self.table, spans(self.table.shape, range(self.table.ndim)), self._index_space(), order
-        )
+        return unmoved_placement(graph, self.table, self._table_spans(), self._index_space(), order)
 
     @property
     def monoid(self) -> str | None:
@@ -240,14 +260,20 @@ class _Form:
         is_signed = monoid == "add" and jnp.issubdtype(self.table.dtype, jnp.inexact) and not is_zero
         return "signed_add" if is_signed else monoid
 
-    def _step_operands(self) -> list[tuple[Tensor, Tensor]]:
-        """Indices and updates of each step: parts along the outermost dimension of look-ups that is longer than 1."""
+    def _step_forms(self) -> list[_Form]:
+        """Each step as a scatter in one step, of a part along the outermost dimension of look-ups longer than 1."""
         if self.steps == 1:
-            return [(self.indices, self.updates)]
-        index_dim, update_dim = next((i, u) for i, u in self.spec.lookup_dims() if self.indices.shape[i] > 1)
+            return [self]
+        dims = self.spec.lookup_dims()
+        index_dim, update_dim = next(dim for dim in dims if self.indices.shape[dim.of_indices] > 1)
         cuts = even_cuts(self.indices.shape[index_dim], self.steps).tolist()
         return [
-            (_between(self.indices, index_dim, start, end), _between(self.updates, update_dim, start, end))
+            replace(
+                self,
+                indices=_between(self.indices, index_dim, start, end),
+                updates=_between(self.updates, update_dim, start, end),
+                steps=1,
+            )
             for start, end in pairwise(cuts)
         ]
 
@@ -274,17 +300,20 @@ class _Form:
             return "constant"
         return "free" if source_of(graph, self.table) == "free" else "elsewhere"
 
-    def _tensors_read(self) -> list[tuple[Tensor, tuple[Span, ...]]]:
-        """Tensors of the fields that vertices read, in the order of fields, with their spans of the index space."""
+    def _tensors_read(self) -> list[_Read]:
+        """Tensors of the fields that vertices read, in the order of fields."""
         depth = len(self._index_space())  # an axis from there on is not cut
         index_axes, update_axes = self._operand_axes()
-        table = [(self.table, spans(self.table.shape, range(self.table.ndim)))] if self._fill_constant() is None else []
+        table = [_Read(self.table, self._table_spans())] if self._fill_constant() is None else []
         reads = [
-            (tensor, spans(tensor.shape, [axes[d] if axes[d] < depth else None for d in range(tensor.ndim)]))
+            _Read(tensor, spans(tensor.shape, [axes[d] if axes[d] < depth else None for d in range(tensor.ndim)]))
             for tensor, axes in ((self.indices, index_axes), (self.updates, update_axes))
         ]
         # A table that is overwritten is the last field, see `scatter_codelet`.
         return reads + table if self._overwrites else table + reads
+
+    def _table_spans(self) -> tuple[Span, ...]:
+        return spans(self.table.shape, range(self.table.ndim))
 
     def _scatter_codelet(self) -> Codelet:
         """Codelet of the vertices; of parts of the updates it fills a neutral table first."""
@@ -300,16 +329,15 @@ class _Form:
 
     def _vertex_work(self, graph: Graph) -> Work:
         """Blocks that a vertex of each candidate partition reads and writes; of several steps those of the longest."""
-        reads = self._tensors_read()
-        sources: list[Source] = [source_of(graph, tensor) for tensor, _ in reads]
+        sources: list[Source] = [source_of(graph, read.tensor) for read in self._tensors_read()]
         if self.steps > 1:
             sources[-2:] = ["free", "free"]  # indices and updates: copied to the tiles of the steps first, if need be
-        indices, updates = max(self._step_operands(), key=lambda part: part[0].size)
-        longest = [read for _, read in replace(self, indices=indices, updates=updates, steps=1)._tensors_read()]
-        if self._overwrites:
-            return Work(self._scatter_codelet(), tuple(longest), tuple(sources))
-        out = spans(self.table.shape, range(self.table.ndim))
-        return Work(self._scatter_codelet(), (*longest, out), (*sources, "here"))
+        longest_step = max(self._step_forms(), key=lambda form: form.indices.size)
+        pairs = zip(longest_step._tensors_read(), sources, strict=True)
+        fields = [FieldUse(read.spans, source) for read, source in pairs]
+        if not self._overwrites:
+            fields.append(FieldUse(self._table_spans()))
+        return Work(self._scatter_codelet(), tuple(fields))
 
     def _add_scatter(self, builder: Builder, placement: Blocked) -> Tensor:
         """Adds the scatter, and the copy back to the table if there is one."""
@@ -345,17 +373,18 @@ class _Form:
     def _add_vertices(self, builder: Builder, placement: Blocked) -> Tensor:
         """Adds the vertices of all steps, each of which has the result of the one before as its table."""
         form = self if self.steps == 1 else self._with_copied_updates(builder, placement)
-        for tensor, read in form._tensors_read():
-            place_operand(builder.graph, tensor, read, placement)
+        for read in form._tensors_read():
+            place_operand(builder.graph, read.tensor, read.spans, placement)
         table = self.table
-        for indices, updates in form._step_operands():
-            table = replace(self, table=table, indices=indices, updates=updates, steps=1)._add_step(builder, placement)
+        for step in form._step_forms():
+            table = replace(step, table=table)._add_step(builder, placement)
         return table
 
     def _with_copied_updates(self, builder: Builder, placement: Blocked) -> _Form:
         """Copies indices and updates to the tiles of the steps, so that each step receives few fragments."""
         graph = builder.graph
         operands = []
+        # The last two are indices and updates: steps write a new table, see `plan_in_steps`.
         for tensor, read in self._tensors_read()[-2:]:
             operand = tensor
             if source_of(graph, tensor) == "elsewhere" and immediate_of(tensor) is None:
@@ -375,7 +404,7 @@ class _Form:
         parts = axes[rank].blocks if self.cut is not None else 1
         if parts > 1:
             axes[rank] = Axis("lookups", axes[rank].cuts, "reduce")
-        depth = len(axes)
+        depth = len(axes)  # axes from here on are not cut
         axes += [whole_axis(f"index{d}", self.indices.shape[d]) for d in index_axes if index_axes[d] >= depth]
         shared = {*range(depth), *index_axes.values()}
         axes += [whole_axis(f"update{d}", self.updates.shape[d]) for d in update_axes if update_axes[d] not in shared]
@@ -392,7 +421,13 @@ class _Form:
         return out if parts == 1 else reduce_partials_in_place(Builder(graph, builder.prog, self.name), out)
 
     def _add_result_variable(self, graph: Graph, placement: Blocked, parts: int) -> tuple[Tensor, Access]:
-        """Result, or one for each block of updates, and the access that writes it."""
+        """Adds the result, or a partial result for each block of updates; returns it and the access that writes it.
+
+        Args:
+            graph: graph to add to.
+            placement: blocks of the index space, see `_index_space`: with several parts its last axis is that of parts.
+            parts: number of blocks that the updates are cut into.
+        """
         shape = self.table.shape
         dtype = self.table.dtype
         rank = self.table.ndim
@@ -401,11 +436,12 @@ class _Form:
         if parts == 1:
             out = mapped_variable(graph, shape, dtype, self.name, range(rank), placement)
             return out, along(out, range(rank))
-        mapping = blocked_mapping((even_cuts(parts, parts), *placement.cuts[:rank]), np.moveaxis(placement.tile, -1, 0))
-        out = graph.add_variable((parts, *shape), dtype, f"{self.name}/partials", mapping, self.monoid)
+        tile_by_part = np.moveaxis(placement.tile, -1, 0)
+        mapping = blocked_mapping((even_cuts(parts, parts), *placement.cuts[:rank]), tile_by_part)
+        out = graph.add_variable((parts, *shape), dtype, f"{self.name}/partials", mapping, monoid=self.monoid)
         return out, Access(out, (block(rank), *map(element, range(rank))))
 
-    def _operand_axes(self) -> tuple[dict[int, int], dict[int, int]]:
+    def _operand_axes(self) -> _OperandAxes:
         """Axis of each dimension of indices and updates: one of the index space's, or a new one after them.
 
         Partitions cut the index space: a dimension has an axis of it if it is cut with the table, or is `cut` itself.
@@ -420,10 +456,9 @@ class _Form:
             space_axes[self.cut] = self.table.ndim
         free = iter(range(depth, depth + len(index_shape) + len(spec.update_shape)))
         index_axes = {d: space_axes[d] if d in space_axes else next(free) for d in range(len(index_shape))}
-        _, of_update = spec.windows()
         # Dimensions of a table that updates cover in full are cut together with theirs.
         cuttable = [d for d in spec.cuttable() if d not in spec.indexed]
-        covered = {u: d for d, u in enumerate(of_update) if u is not None and d in cuttable}
+        covered = {u: d for d, u in enumerate(spec.update_dims()) if u is not None and d in cuttable}
         lookups = iter(range(len(index_shape) - 1))
         update_axes: dict[int, int] = {}
         for u in range(len(spec.update_shape)):
@@ -431,7 +466,7 @@ class _Form:
                 update_axes[u] = index_axes[next(lookups)]
             else:
                 update_axes[u] = covered[u] if u in covered else next(free)
-        return index_axes, update_axes
+        return _OperandAxes(index_axes, update_axes)
 
 
 def _between(tensor: Tensor, dim: int, start: int, end: int) -> Tensor:

@@ -15,7 +15,7 @@ from jax import lax
 
 from ipujax.lowering.layout import Grids, total_elements
 from ipujax.lowering.layout.choose import crowding_cycles
-from ipujax.lowering.layout.grid_cost import Span
+from ipujax.lowering.layout.grid_cost import Work
 from ipujax.lowering.layout.operand_parts import fewest_runs
 from ipujax.lowering.popops.reductions.partials_cost import combining_cost
 from ipujax.lowering.popops.vertices.elementwise_cycles import elementwise_cycles
@@ -39,6 +39,7 @@ COMBINATIONS = {
     "min": Combination("min", lax.min),
     "max": Combination("max", lax.max),
 }
+INDICES_AND_UPDATES = slice(-3, -1)  # of all fields; the last is the result, or the table that is overwritten
 _FIELDS_WITHOUT_TABLE = 3  # of a vertex that fills its table itself
 
 
@@ -47,19 +48,17 @@ class MemoryAndCombinationCost:
     """Cycles of combining partial results, and of tiles that lack memory, for each candidate grid.
 
     Args:
-        fields: spans of each field, and bytes of an element; the last are indices, updates, result.
+        work: vertices of one step.
         rank: number of dimensions of the table.
         dtype: dtype of the table.
-        is_received: for each field whether it is exchanged.
         monoid: monoid of partial results; None where updates are uncut.
         steps: number of steps.
         table: table that is combined last: "neutral" for none, a "constant", unmapped ("free"), or mapped "elsewhere".
     """
 
-    fields: tuple[tuple[tuple[Span, ...], int], ...]
+    work: Work
     rank: int
     dtype: Any
-    is_received: tuple[bool, ...]
     monoid: str | None
     steps: int
     table: Literal["neutral", "constant", "free", "elsewhere"]
@@ -81,30 +80,42 @@ class MemoryAndCombinationCost:
         cycles, longest = combining_cost(parts, longest, shape, self.dtype, self.monoid, target, cycles_per_byte)
         if self.table == "neutral":
             return crowding + cycles
-        constants = int(self.table == "constant")
+        # Of the table, a constant or a tensor, and the updated neutral table.
+        immediates = int(self.table == "constant")
         elements = np.prod(longest, axis=0)
-        operation = COMBINATIONS[self.monoid].name
-        compute = elementwise_cycles(operation, self.dtype, 2 - constants, constants, elements, target)
+        compute = elementwise_cycles(
+            COMBINATIONS[self.monoid].name,
+            self.dtype,
+            operands=2 - immediates,
+            immediates=immediates,
+            elements=elements,
+            target=target,
+        )
         arriving = elements * element_bytes(self.dtype) if self.table == "elsewhere" else np.zeros_like(elements)
-        receiving = receive_cycles(arriving, np.zeros_like(elements), (arriving > 0).astype(np.int64), target)
+        receives = (arriving > 0).astype(np.int64)
+        receiving = receive_cycles(arriving, shared_bytes=0, receives=receives, target=target)
         return crowding + cycles + superstep(target, receiving, compute_cycles=compute).total_cycles
 
     def block_bytes(self, grids: Grids) -> np.ndarray:
         """Bytes of the longest block of each field, int64[fields, candidates]."""
-        sizes = [total_elements([span.lengths(grids.lengths) for span in read]) * width for read, width in self.fields]
+        pairs = zip(self.work.fields, self.work.codelet.fields, strict=True)
+        sizes = [
+            total_elements([span.lengths(grids.lengths) for span in use.spans]) * element_bytes(field.dtype)
+            for use, field in pairs
+        ]
         return np.stack([np.broadcast_to(size, grids.blocks.shape[1:]) for size in sizes]).astype(np.int64)
 
     def code_bytes(self, grids: Grids, target: Target) -> np.ndarray:
         """Bytes of the instructions by which a tile receives its fields, in as few fragments as possible."""
-        received = [read for (read, _), is_received in zip(self.fields, self.is_received, strict=True) if is_received]
-        fragments = sum((fewest_runs(read, grids.lengths) for read in received), np.zeros((), np.int64))
+        received = [field.spans for field in self.work.fields if field.source == "elsewhere"]
+        fragments = sum((fewest_runs(spans, grids.lengths) for spans in received), np.zeros((), np.int64))
         return receive_code_bytes(fragments, target)
 
     def needed_bytes(self, grids: Grids) -> np.ndarray:
         """Bytes of all fields of a tile, or of a partial result with its operand, whichever is larger."""
         blocks = self.block_bytes(grids)
         # A later step reads the result of the first as its table.
-        reads_result = self.steps > 1 and len(self.fields) == _FIELDS_WITHOUT_TABLE
+        reads_result = self.steps > 1 and len(self.work.fields) == _FIELDS_WITHOUT_TABLE
         field_bytes = blocks.sum(0) + (blocks[-1] if reads_result else 0)
         if self.monoid is None:
             return field_bytes

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ import numpy as np
 from jax import lax
 
 from ipujax.lowering.layout import total_elements
-from ipujax.lowering.popops.indexing.before_writing import before_writing
+from ipujax.lowering.popops.indexing.before_writing import computed_before_writing
 from ipujax.lowering.popops.indexing.gather import Mode, signed
 from ipujax.lowering.popops.indexing.indexing_cycles import scatter_cycles
 from ipujax.lowering.popops.vertices.emulation import Kind
@@ -47,6 +47,13 @@ SCATTER_MONOIDS = {
     "scatter-max": "max",
 }
 _KINDS: dict[str, Kind] = {"scatter": "move", "scatter-mul": "multiply"}
+
+
+class LookupDim(NamedTuple):
+    """Dimension of look-ups: its number among the dimensions of the indices, and among those of the updates."""
+
+    of_indices: int
+    of_updates: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,13 +90,16 @@ class ScatterSpec:
         """Dimensions of the table that indices point into."""
         return tuple(self.numbers.scatter_dims_to_operand_dims)
 
-    def windows(self) -> tuple[tuple[int, ...], tuple[int | None, ...]]:
-        """For each dimension of the table the extent of an update, and its dimension in the updates or None."""
+    def update_dims(self) -> tuple[int | None, ...]:
+        """For each dimension of the table that of the updates; None for one along which an update is one row."""
         numbers = self.numbers
         skipped = (*numbers.inserted_window_dims, *numbers.operand_batching_dims)
         dims = iter(numbers.update_window_dims)
-        of_update = [None if d in skipped else next(dims) for d in range(len(self.table_shape))]
-        return tuple(1 if u is None else self.update_shape[u] for u in of_update), tuple(of_update)
+        return tuple(None if d in skipped else next(dims) for d in range(len(self.table_shape)))
+
+    def update_sizes(self) -> tuple[int, ...]:
+        """Extent of one update along each dimension of the table."""
+        return tuple(1 if u is None else self.update_shape[u] for u in self.update_dims())
 
     def lookups_per_batch(self) -> int:
         """Number of updates of each batch, any of which may be of one element of the table."""
@@ -103,20 +113,21 @@ class ScatterSpec:
         First those that divide the updates as well, which are batched or covered in full by an update; then those that
         are indexed, the longest first.
         """
-        sizes, of_update = self.windows()
+        sizes = self.update_sizes()
         batched = list(self.numbers.operand_batching_dims)
         covered = [
             d
             for d, n in enumerate(self.table_shape)
-            if of_update[d] is not None and d not in (*self.indexed, *self.uncut) and sizes[d] == n
+            if self.update_dims()[d] is not None and d not in (*self.indexed, *self.uncut) and sizes[d] == n
         ]
         return batched + covered + sorted(self.indexed, key=lambda d: -self.table_shape[d])
 
-    def lookup_dims(self) -> list[tuple[int, int]]:
-        """Dimensions of the indices that are not batches, in order, each paired with its dimension of the updates."""
+    def lookup_dims(self) -> list[LookupDim]:
+        """Dimensions of look-ups, outermost first; those of batches are none."""
         numbers = self.numbers
         of_updates = (u for u in range(len(self.update_shape)) if u not in numbers.update_window_dims)
-        return [(i, u) for i, u in enumerate(of_updates) if i not in numbers.scatter_indices_batching_dims]
+        dims = (LookupDim(i, u) for i, u in enumerate(of_updates))
+        return [dim for dim in dims if dim.of_indices not in numbers.scatter_indices_batching_dims]
 
     @property
     def is_narrow_sum(self) -> bool:
@@ -197,7 +208,7 @@ def _update_table(
         hints = {"unique_indices": spec.unique_indices, "indices_are_sorted": spec.indices_are_sorted}
         return _scatter_block(spec, table, indices, updates, spec.mode, hints)
     # An update of several rows may overlap the block in part: a margin takes the others, and is cropped.
-    sizes, _ = spec.windows()
+    sizes = spec.update_sizes()
     margin = [sizes[d] - 1 if d in spec.indexed else 0 for d in range(table.ndim)]
     padded = lax.pad(table, jnp.zeros((), dtype), [(n, n, 0) for n in margin])
     local_indices = _local_indices(spec, indices, origins)
@@ -209,8 +220,9 @@ def _scatter_block(
     spec: ScatterSpec, table: Any, indices: Any, updates: Any, mode: Mode, hints: Mapping[str, bool]
 ) -> jax.Array:
     """JAX's scatter on a block, by a known operation or the user's function; `hints` are promises about its indices."""
-    if prod(indices.shape[:-1]) == 1:  # for XLA an update of a slice
-        updates = before_writing(updates)
+    # XLA writes a single update as a slice, whose fused computation would read elements already overwritten.
+    if prod(indices.shape[:-1]) == 1:
+        updates = computed_before_writing(updates)
     if spec.function is None:
         return SCATTERS[spec.kind](table, indices, updates, spec.numbers, mode=mode, **hints)
     return lax.scatter_p.bind(
@@ -230,7 +242,7 @@ def _local_indices(spec: ScatterSpec, indices: jax.Array, origins: tuple[Any, ..
 
     The margin, `sizes - 1` rows on each side, takes updates that begin before the block or end behind it.
     """
-    sizes, _ = spec.windows()
+    sizes = spec.update_sizes()
     indices = signed(indices)
     limits = np.array([spec.table_shape[d] - sizes[d] for d in spec.indexed], indices.dtype)
     clipped = jnp.clip(indices, 0, limits)
@@ -243,7 +255,7 @@ def _local_indices(spec: ScatterSpec, indices: jax.Array, origins: tuple[Any, ..
 def _update_cycles(spec: ScatterSpec, dtype: Any, is_part: bool, shapes: BlockShapes, target: Target) -> np.ndarray:
     """Cycles of the updates expected in a block, if indices are uniform; `is_part`: the block is filled first."""
     indices, updates, table = shapes[-3:]
-    sizes, _ = spec.windows()
+    sizes = spec.update_sizes()
     lookups = total_elements(indices[:-1])
     share = np.ones(())  # expected part of the look-ups that fall in the block
     row_elements = -(-total_elements(updates) // np.maximum(lookups, 1))

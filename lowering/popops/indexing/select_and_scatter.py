@@ -8,7 +8,7 @@ each offset, the last offset first, since that is the order of the windows over 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,10 +21,22 @@ from ipujax.runtime.cache import remembered
 Function = Callable[[jax.Array, jax.Array], jax.Array]
 
 
+class UserFunctions(NamedTuple):
+    """Functions of arrays of one shape, element by element.
+
+    Args:
+        stays_selected: whether a selected element stays selected against another.
+        combine: combination of two results.
+    """
+
+    stays_selected: Function
+    combine: Function
+
+
 @remembered
-def functions_of(select: Jaxpr, scatter: Jaxpr) -> tuple[Function, Function]:
-    """Converts jaxprs of two scalars to functions of arrays of one shape."""
-    return _elementwise(select), _elementwise(scatter)
+def functions_of(select: Jaxpr, scatter: Jaxpr) -> UserFunctions:
+    """Converts the two jaxprs of scalars that the primitive has."""
+    return UserFunctions(_elementwise(select), _elementwise(scatter))
 
 
 def _elementwise(jaxpr: Jaxpr) -> Function:
@@ -42,7 +54,7 @@ def select_and_scatter_block(
     sizes: Sequence[int],
     strides: Sequence[int],
     padding: Sequence[tuple[int, int]],
-    functions: tuple[Function, Function],
+    functions: UserFunctions,
 ) -> jax.Array:
     """Combines each element of a source with the element of `x` that its window selects; returns an array like `x`.
 
@@ -53,9 +65,8 @@ def select_and_scatter_block(
         sizes: elements of a window in each dimension.
         strides: distance of neighbouring windows.
         padding: elements added around `x`, which no window selects.
-        functions: whether a selected element stays selected against another, and the combination of two results.
+        functions: the user's functions.
     """
-    stays_selected, combine = functions
     offsets = jnp.asarray(np.array(list(np.ndindex(*sizes)), np.int32))
     widths = [(low, high, 0) for low, high in padding]
     padded = lax.pad(x, jnp.zeros((), x.dtype), widths)
@@ -70,7 +81,7 @@ def select_and_scatter_block(
     def select(number: Any, selection: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         best, best_offset = selection  # the offset is −1 where a window has selected no element yet
         value = window_elements(padded, offsets[number])
-        is_better = (best_offset < 0) | ~stays_selected(best, value)
+        is_better = (best_offset < 0) | ~functions.stays_selected(best, value)
         is_selected = window_elements(is_element, offsets[number]) & is_better
         return jnp.where(is_selected, value, best), jnp.where(is_selected, number, best_offset)
 
@@ -82,7 +93,7 @@ def select_and_scatter_block(
         number = len(offsets) - 1 - iteration
         current = lax.dynamic_slice(out, offsets[number], reach)
         is_hit = lax.pad(best_offset == number, np.zeros((), bool), stride_gaps)
-        combined = combine(current, lax.pad(source, jnp.zeros((), source.dtype), stride_gaps))
+        combined = functions.combine(current, lax.pad(source, jnp.zeros((), source.dtype), stride_gaps))
         return lax.dynamic_update_slice(out, jnp.where(is_hit, combined, current), offsets[number])
 
     out = lax.fori_loop(0, len(offsets), scatter, lax.broadcast(start, padded.shape))

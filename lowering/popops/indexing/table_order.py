@@ -94,9 +94,21 @@ def _row_order(
     return RowOrder(table, MemoryOrder(tuple(sizes), tuple(order)), tuple(windows), outermost)
 
 
-def gather_over_variable(
-    spec: GatherSpec, table: MemoryOrder, out_shape: Sequence[int]
-) -> tuple[GatherSpec, RowOrder] | None:
+class GatherOverVariable(NamedTuple):
+    """Gather over the dimensions of its table's variable, and the order of its rows there."""
+
+    spec: GatherSpec
+    row_order: RowOrder
+
+
+class ScatterOverVariable(NamedTuple):
+    """Scatter over the dimensions of its table's variable, and the order of its updates there."""
+
+    spec: ScatterSpec
+    row_order: RowOrder
+
+
+def gather_over_variable(spec: GatherSpec, table: MemoryOrder, out_shape: Sequence[int]) -> GatherOverVariable | None:
     """Rewrites a gather over the dimensions of its table's variable; None where it cannot be, or is that already."""
     numbers = spec.numbers
     absent = (*numbers.collapsed_slice_dims, *numbers.operand_batching_dims)
@@ -128,15 +140,14 @@ def gather_over_variable(
         out_rank=len(row_order.rows.order),
         uncut=row_order.in_groups,  # the columns of a group are contiguous: a tile has all of them
     )
-    return rewritten, row_order
+    return GatherOverVariable(rewritten, row_order)
 
 
-def scatter_over_variable(spec: ScatterSpec, table: MemoryOrder) -> tuple[ScatterSpec, RowOrder] | None:
+def scatter_over_variable(spec: ScatterSpec, table: MemoryOrder) -> ScatterOverVariable | None:
     """Rewrites a scatter over the dimensions of its table's variable; None where it cannot be, or is that already."""
     numbers = spec.numbers
-    _, window_of = spec.windows()
     fixed = (*spec.indexed, *numbers.operand_batching_dims)
-    row_order = _row_order(table, window_of, fixed, spec.update_shape)
+    row_order = _row_order(table, spec.update_dims(), fixed, spec.update_shape)
     if row_order is None:
         return None
     batching, of_indices = row_order.paired(numbers.operand_batching_dims, numbers.scatter_indices_batching_dims)
@@ -154,7 +165,7 @@ def scatter_over_variable(spec: ScatterSpec, table: MemoryOrder) -> tuple[Scatte
         update_shape=row_order.rows.variable_shape,
         uncut=row_order.in_groups,  # the columns of a group are contiguous: a tile has all of them
     )
-    return rewritten, row_order
+    return ScatterOverVariable(rewritten, row_order)
 
 
 def gather_in_memory_order(
@@ -172,9 +183,8 @@ def gather_in_memory_order(
     rewritten = None if order is None else gather_over_variable(spec, order, out_shape)
     if order is None or rewritten is None:
         return gather(builder, table, indices, out_shape, spec)
-    variable_spec, row_order = rewritten
-    rows = row_order.rows
-    result = gather(builder, order.of_variable(table), indices, rows.variable_shape, variable_spec)
+    rows = rewritten.row_order.rows
+    result = gather(builder, order.of_variable(table), indices, rows.variable_shape, rewritten.spec)
     return rows.of_view(result)
 
 
@@ -200,9 +210,8 @@ def scatter_in_memory_order(spec: ScatterSpec, table: Tensor, updates: Tensor) -
     rewritten = scatter_over_variable(spec, order)
     if rewritten is None:
         return OrderedScatter(spec, table, updates, lambda result: result)
-    variable_spec, row_order = rewritten
-    ordered_updates = row_order.rows.of_variable(updates)
-    return OrderedScatter(variable_spec, order.of_variable(table), ordered_updates, order.of_view)
+    ordered_updates = rewritten.row_order.rows.of_variable(updates)
+    return OrderedScatter(rewritten.spec, order.of_variable(table), ordered_updates, order.of_view)
 
 
 def _order_of_table(table: Tensor, updates: Tensor) -> MemoryOrder:

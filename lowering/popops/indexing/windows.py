@@ -24,7 +24,7 @@ from jax import lax
 from ipujax.lowering.jax_compat import Jaxpr
 from ipujax.lowering.layout import MemoryOrder, map_linearly, memory_order, total_elements
 from ipujax.lowering.layout.choose import choose, source_of
-from ipujax.lowering.layout.grid_cost import Source, Span, Work, spans
+from ipujax.lowering.layout.grid_cost import FieldUse, Span, Work, spans
 from ipujax.lowering.layout.place import (
     along,
     block_mapping,
@@ -158,10 +158,10 @@ def reduce_window(
     start_dtypes = tuple(t.dtype for t in starts)
     codelet = _window_codelet(tuple(t.dtype for t in operands), start_dtypes, windows, monoid, reducer)
     read = tuple(windows.span(d, n) for d, n in enumerate(x.shape))
-    sources: list[Source] = [source_of(builder.graph, t) for t in (*operands, *starts)]
-    sources += ["here"] * len(out_dtypes)
-    fields = (*[read] * len(operands), *[()] * len(starts), *[spans(shape, range(rank))] * len(out_dtypes))
-    work = Work(codelet, fields, tuple(sources))
+    fields = [FieldUse(read, source_of(builder.graph, tensor)) for tensor in operands]
+    fields += [FieldUse((), source_of(builder.graph, tensor)) for tensor in starts]
+    fields += [FieldUse(spans(shape, range(rank)))] * len(out_dtypes)
+    work = Work(codelet, tuple(fields))
 
     def add(builder: Builder, placement: Blocked) -> list[Tensor]:
         """Adds the vertices of a placement; each reads the hull of its windows."""
@@ -259,8 +259,10 @@ def select_and_scatter(
     codelet = _scatter_codelet(x.dtype, windows, scatter, has_start=start is not None)
     starts = [] if start is None else [start]
     operands = [source, x, *starts]
-    sources: list[Source] = [*(source_of(builder.graph, tensor) for tensor in operands), "here"]
-    work = Work(codelet, (windows_read, x_read, *(() for _ in starts), tuple(cells)), tuple(sources))
+    operand_spans = (windows_read, x_read, *(() for _ in starts))
+    pairs = zip(operand_spans, operands, strict=True)
+    read = [FieldUse(operand_span, source_of(builder.graph, tensor)) for operand_span, tensor in pairs]
+    work = Work(codelet, (*read, FieldUse(tuple(cells))))
 
     def add(builder: Builder, placement: Blocked) -> Tensor:
         """Adds the vertices of a placement: each reads the windows over its block, and `x` under those windows."""

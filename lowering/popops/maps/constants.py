@@ -19,7 +19,7 @@ import numpy as np
 from jax import lax
 
 from ipujax.lowering.layout.choose import choose
-from ipujax.lowering.layout.grid_cost import Work, spans
+from ipujax.lowering.layout.grid_cost import FieldUse, Work, spans
 from ipujax.lowering.layout.place import along, mapped_variable, placed_axes
 from ipujax.lowering.popops.vertices.add_vertices import add_vertices
 from ipujax.lowering.popops.vertices.kernel import Frozen, Op, Step, freeze, thawed
@@ -116,7 +116,7 @@ _VECTOR_CYCLES = 2  # of the 3 of a vector, one stores it
 def iota(builder: Builder, dtype: Any, size: int) -> Tensor:
     """Adds the numbers 0 … size − 1, at least one, in a tensor of shape (size,) that is spread over tiles."""
     codelet = _iota_codelet(dtype)
-    field = spans((size,), (0,))
+    work = Work(codelet, (FieldUse(spans((size,), (0,))),))
 
     def add(builder: Builder, placement: Blocked) -> Tensor:
         out = mapped_variable(builder.graph, (size,), dtype, builder.name, (0,), placement)
@@ -124,7 +124,7 @@ def iota(builder: Builder, dtype: Any, size: int) -> Tensor:
         add_vertices(builder, codelet, placed_axes(placement), accesses, placement.tile, ["d0"])
         return out
 
-    return add(builder, choose(builder.graph, (size,), (0,), Work(codelet, (field,), ("here",)), (), add))
+    return add(builder, choose(builder.graph, (size,), (0,), work, (), add))
 
 
 @remembered

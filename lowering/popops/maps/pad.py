@@ -16,7 +16,7 @@ from jax import lax
 
 from ipujax.lowering.layout import map_linearly, total_elements
 from ipujax.lowering.layout.choose import choose, source_of
-from ipujax.lowering.layout.grid_cost import Source, Span, Work, spans
+from ipujax.lowering.layout.grid_cost import FieldUse, Span, Work, spans
 from ipujax.lowering.layout.place import along, mapped_variable, place_operand, placed_axes, scalar
 from ipujax.lowering.popops.maps.constants import immediate_of
 from ipujax.lowering.popops.vertices.add_vertices import add_vertices
@@ -55,9 +55,9 @@ def pad(builder: Builder, x: Tensor, value: Tensor, config: Config, out_shape: S
         Span(d, n, 1, 1, -low, interior + 1)
         for d, (n, (low, _, interior)) in enumerate(zip(x.shape, config, strict=True))
     )
-    fields = [read, spans(out_shape, range(rank))] + ([()] if constant is None else [])
-    sources: list[Source] = [source_of(builder.graph, x), "here"] + ["elsewhere"] * (constant is None)
-    work = Work(codelet, tuple(fields), tuple(sources))
+    fields = [FieldUse(read, source_of(builder.graph, x)), FieldUse(spans(out_shape, range(rank)))]
+    fields += [FieldUse((), "elsewhere")] * (constant is None)
+    work = Work(codelet, tuple(fields))
 
     def add(builder: Builder, placement: Blocked) -> Tensor:
         """Adds the vertices of a placement; each reads the elements that fall in its block of the result."""
@@ -86,7 +86,9 @@ def _pad_codelet(dtype: Any, interior: tuple[int, ...], constant: Frozen | None)
         return lax.pad(x, value, [(*pair, gap) for pair, gap in zip(pads[0], interior, strict=True)])
 
     def cycles(shapes: BlockShapes, target: Target) -> np.ndarray:
-        return elementwise_cycles("copy", dtype, 1, 0, total_elements(shapes[1]), target)
+        return elementwise_cycles(
+            "copy", dtype, operands=1, immediates=0, elements=total_elements(shapes[1]), target=target
+        )
 
     def parts(shapes: BlockShapes, target: Target) -> np.ndarray:
         return elementwise_parts("copy", dtype, total_elements(shapes[1]), target)

@@ -22,7 +22,7 @@ from jax import lax
 
 from ipujax.lowering.layout import map_linearly, total_elements
 from ipujax.lowering.layout.choose import choose, source_of
-from ipujax.lowering.layout.grid_cost import Source, Span, Work
+from ipujax.lowering.layout.grid_cost import FieldUse, Span, Work
 from ipujax.lowering.layout.place import (
     along,
     mapped_variable,
@@ -126,10 +126,10 @@ def by_rows(
     shape = operands[0].shape
     rank = len(shape)
     row = tuple(Span(None if d == axis else d, n) for d, n in enumerate(shape))
-    out_rows = [(*row[:axis], Span(None, extent), *row[axis + 1 :]) for extent, _ in results]
-    written: Source = "here"
-    sources = [*(source_of(builder.graph, x) for x in (*operands, *scalars)), *(written for _ in results)]
-    work = Work(codelet, (*[row] * len(operands), *[()] * len(scalars), *out_rows), tuple(sources))
+    read = [FieldUse(row, source_of(builder.graph, x)) for x in operands]
+    read += [FieldUse((), source_of(builder.graph, x)) for x in scalars]
+    written = [FieldUse((*row[:axis], Span(None, extent), *row[axis + 1 :])) for extent, _ in results]
+    work = Work(codelet, (*read, *written))
 
     def add(builder: Builder, placement: Blocked) -> list[Tensor]:
         for tensor in operands:

@@ -21,7 +21,7 @@ from jax import lax
 
 from ipujax.lowering.layout import Grids, mapping_like, total_elements
 from ipujax.lowering.layout.choose import choose, source_of
-from ipujax.lowering.layout.grid_cost import Work, spans
+from ipujax.lowering.layout.grid_cost import FieldUse, Work, spans
 from ipujax.lowering.layout.place import along, mapped_variable, place_operand, placed_axes
 from ipujax.lowering.popops.vertices.add_vertices import add_vertices
 from ipujax.lowering.popops.vertices.reduce_cycles import reduce_cycles, reduce_parts
@@ -75,14 +75,16 @@ def arg_reduce(builder: Builder, x: Tensor, axis: int, kind: str, index_dtype: A
     result_dims = [d for d in range(x.ndim) if d != axis]
     read = spans(x.shape, range(x.ndim))
     codelet = _search_codelet(kind, x.dtype, axis, index_dtype)
-    work = Work(codelet, (read, tuple(read[d] for d in result_dims)), (source_of(builder.graph, x), "here"))
+    written = tuple(read[d] for d in result_dims)
+    work = Work(codelet, (FieldUse(read, source_of(builder.graph, x)), FieldUse(written)))
 
     def add(builder: Builder, placement: Blocked) -> Tensor:
         place_operand(builder.graph, x, read, placement)
         return _add_search(builder, x, axis, placement, kind, index_dtype)
 
     pick_cost = _PickCost(axis, x.dtype, index_dtype, kind)
-    return add(builder, choose(builder.graph, x.shape, range(x.ndim), work, [x], add, after=pick_cost))
+    placement = choose(builder.graph, x.shape, range(x.ndim), work, [x], add, cost_after=pick_cost)
+    return add(builder, placement)
 
 
 def _add_search(builder: Builder, x: Tensor, axis: int, placement: Blocked, kind: str, index_dtype: Any) -> Tensor:
@@ -143,9 +145,17 @@ class _PickCost:
         widths = [element_bytes(dtype) for dtype in (self.dtype, self.index_dtype)]
         compute = _PASSES * reduce_cycles(_EXTREMES[self.kind].monoid, self.dtype, size, blocks, target)
         # The first pair of each result is on the tile already; no two tiles receive the same pairs.
-        shared = np.zeros_like(size)
-        payload = sum(receive_cycles((blocks - 1) * size * width, shared, blocks - 1, target) for width in widths)
-        step = superstep(target, payload, 0, size * sum(widths), len(widths), compute)
+        payload = sum(
+            receive_cycles((blocks - 1) * size * width, shared_bytes=0, receives=blocks - 1, target=target)
+            for width in widths
+        )
+        step = superstep(
+            target,
+            receiving_cycles=payload,
+            copied_bytes=size * sum(widths),
+            copied_fragments=len(widths),
+            compute_cycles=compute,
+        )
         return np.where(blocks > 1, step.total_cycles, 0.0)
 
 

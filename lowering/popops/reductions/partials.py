@@ -11,8 +11,8 @@ not depend on the number of tiles.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import prod
+from typing import NamedTuple
 
 import numpy as np
 
@@ -40,6 +40,18 @@ from ipujax.runtime.tensor import (
 )
 
 
+class _StageGrid(NamedTuple):
+    """Vertices of a stage.
+
+    Args:
+        cuts: where they cut each dimension of the partials, slots first.
+        tile: tile of each vertex.
+    """
+
+    cuts: tuple[np.ndarray, ...]
+    tile: np.ndarray
+
+
 def reduce_partials(builder: Builder, partials: Tensor, max_tiles: int | None = None) -> Tensor:
     """Combines partial results by their variable's monoid; returns a new tensor without the slots.
 
@@ -51,18 +63,19 @@ def reduce_partials(builder: Builder, partials: Tensor, max_tiles: int | None = 
     shape = partials.shape[1:]
     tiles = max_tiles or builder.graph.target.tiles_per_ipu
     flat = partials.reshape((partials.shape[0], prod(shape)))
-    for stage_slots in slots_after_stages(partials.shape[0]) or (1,):  # a single partial result is copied
+    for slots_after in slots_after_stages(partials.shape[0]) or (1,):  # a single partial result is copied
         slots, size = flat.shape
-        slot_cuts = even_cuts(slots, stage_slots)
-        slot_blocks = len(slot_cuts) - 1
-        cuts = even_cuts(size, int(spread_blocks(size, slots, slot_blocks, flat.dtype, tiles)), grain(flat.dtype))
-        counts = slot_blocks, len(cuts) - 1
+        slot_cuts = even_cuts(slots, slots_after)
+        num_blocks = spread_blocks(size, slots=slots, slots_after=slots_after, dtype=flat.dtype, tiles=tiles)
+        cuts = even_cuts(size, int(num_blocks), grain(flat.dtype))
+        counts = slots_after, len(cuts) - 1
         tile = frozen(np.arange(prod(counts)).reshape(counts) % tiles, np.int32)
-        is_last = stage_slots == 1
-        mapping: TileMapping = blocked_mapping((even_cuts(stage_slots, stage_slots), cuts), tile)
+        is_last = slots_after == 1
+        mapping: TileMapping = blocked_mapping((even_cuts(slots_after, slots_after), cuts), tile)
         if is_last:
             mapping = flat_mapping(size, cuts[:-1], tile[0])
-        flat = _add_stage(builder, flat, monoid, (slot_cuts, cuts), tile, mapping, shape if is_last else None)
+        grid = _StageGrid((slot_cuts, cuts), tile)
+        flat = _add_stage(builder, flat, monoid, grid, mapping, result_shape=shape if is_last else None)
     return flat
 
 
@@ -76,31 +89,27 @@ def reduce_partials_in_place(builder: Builder, partials: Tensor) -> Tensor:
     monoid = _monoid(partials)
     if not isinstance(mapping, Blocked) or len(mapping.cuts[0]) - 1 != partials.shape[0] or not partials.size:
         return reduce_partials(builder, partials)
-    for stage_slots in slots_after_stages(partials.shape[0]):
-        grid_cuts, tile = _divide_among_owners(graph, partials, mapping, monoid, stage_slots)
-        if stage_slots == 1:
-            mapping = blocked_mapping(grid_cuts[1:], tile[0])
-            return _add_stage(builder, partials, monoid, grid_cuts, tile, mapping, partials.shape[1:])
-        mapping = blocked_mapping((even_cuts(stage_slots, stage_slots), *grid_cuts[1:]), tile)
-        partials = _add_stage(builder, partials, monoid, grid_cuts, tile, mapping, None)
+    for slots_after in slots_after_stages(partials.shape[0]):
+        grid = _divide_among_owners(graph, partials, mapping, monoid, slots_after)
+        _, *result_cuts = grid.cuts
+        if slots_after == 1:
+            mapping = blocked_mapping(tuple(result_cuts), grid.tile[0])
+            return _add_stage(builder, partials, monoid, grid, mapping, result_shape=partials.shape[1:])
+        mapping = blocked_mapping((even_cuts(slots_after, slots_after), *result_cuts), grid.tile)
+        partials = _add_stage(builder, partials, monoid, grid, mapping, result_shape=None)
     return partials.reshape(partials.shape[1:])
 
 
-def _divide_among_owners(
-    graph: Graph, partials: Tensor, mapping: Blocked, monoid: str, stage_slots: int
-) -> tuple[tuple[np.ndarray, ...], np.ndarray]:
-    """Divides each block of results of a stage among the tiles that have a partial result of it.
-
-    Returns the cuts of the grid of vertices, slots first, and the tile of each.
-    """
+def _divide_among_owners(graph: Graph, partials: Tensor, mapping: Blocked, monoid: str, slots_after: int) -> _StageGrid:
+    """Divides each block of results of a stage among the tiles that have a partial result of it."""
     slots = partials.shape[0]
     cuts = list(mapping.cuts[1:])
     owners = mapping.tile
     longest = np.array([[np.diff(cut).max()] for cut in cuts], np.int64)
-    stage = np.array([slots]), np.array([stage_slots])
+    stage = np.array([slots]), np.array([slots_after])
     division = divide(*stage, longest, partials.shape[1:], partials.dtype, monoid, graph.target, graph.byte_cost_cycles)
     dim = int(division.dim[0])
-    slot_cuts = even_cuts(slots, stage_slots)
+    slot_cuts = even_cuts(slots, slots_after)
     part = np.zeros(1, np.int64)  # number of each part within its block
     if cuts:
         cuts[dim], old_block, part = cut_again(cuts[dim], int(division.count[0]))
@@ -113,7 +122,7 @@ def _divide_among_owners(
     if cuts:
         shape[1 + dim] = len(part)
     tile = frozen(np.take_along_axis(owners, slot.reshape(shape), 0), np.int32)
-    return (slot_cuts, *cuts), tile
+    return _StageGrid((slot_cuts, *cuts), tile)
 
 
 def _monoid(partials: Tensor) -> str:
@@ -126,10 +135,10 @@ def _add_stage(
     builder: Builder,
     partials: Tensor,
     monoid: str,
-    cuts: Sequence[np.ndarray],
-    tile: np.ndarray,
+    grid: _StageGrid,
     mapping: TileMapping,
-    shape: tuple[int, ...] | None,
+    *,
+    result_shape: tuple[int, ...] | None,
 ) -> Tensor:
     """Adds one stage; returns its results.
 
@@ -137,21 +146,21 @@ def _add_stage(
         builder: graph, program and debug name.
         partials: partial results before the stage.
         monoid: monoid by which they combine.
-        cuts: cuts of the grid of vertices, slots first.
-        tile: tile of each vertex.
+        grid: the vertices.
         mapping: mapping of the results.
-        shape: shape of the final result in the last stage; None before it, for partial results again.
+        result_shape: shape of the final result in the last stage; None before it, for partial results again.
     """
     elements = [element(d) for d in range(1, partials.ndim)]
-    if shape is None:
-        stage_shape = (len(cuts[0]) - 1, *partials.shape[1:])
+    slot_cuts, *result_cuts = grid.cuts
+    if result_shape is None:
+        stage_shape = (len(slot_cuts) - 1, *partials.shape[1:])
         out = builder.graph.add_variable(stage_shape, partials.dtype, f"{builder.name}/partials", mapping, monoid)
         access = Access(out, (Dim((Term(0, 1, "block"),)), *elements))
     else:
-        out = builder.graph.add_variable(shape, partials.dtype, builder.name, mapping)
+        out = builder.graph.add_variable(result_shape, partials.dtype, builder.name, mapping)
         access = Access(out.reshape(partials.shape[1:]), tuple(elements))
-    axes = (Axis("slot", cuts[0], "reduce"), *(Axis(f"d{d}", cut) for d, cut in enumerate(cuts[1:])))
+    axes = (Axis("slot", slot_cuts, "reduce"), *(Axis(f"d{d}", cut) for d, cut in enumerate(result_cuts)))
     codelet = reduce_codelet(monoid, partials.dtype, (0,))
     accesses = (Access(partials, (element(0), *elements)), access)
-    add_vertices(builder.named("reduce"), codelet, axes, accesses, tile)
+    add_vertices(builder.named("reduce"), codelet, axes, accesses, grid.tile)
     return out

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -48,26 +48,26 @@ def slots_after_stages(slots: int) -> tuple[int, ...]:
     return (*counts, 1)
 
 
-def spread_blocks(size: int, slots: Any, stage_slots: Any, dtype: Any, tiles: Any) -> Any:
+def spread_blocks(size: int, slots: Any, slots_after: Any, dtype: Any, tiles: Any) -> Any:
     """Number of tiles that the `size` outputs of each slot after a stage of `reduce_partials` are spread over.
 
     Other arguments are those of `longest_share`, and `tiles` the tiles of all slots.
     """
-    return np.maximum(1, np.minimum(tiles // stage_slots, -(-size // _min_outputs(slots, stage_slots, dtype))))
+    return np.maximum(1, np.minimum(tiles // slots_after, -(-size // _min_outputs(slots, slots_after, dtype))))
 
 
-def longest_share(size: int, slots: Any, stage_slots: Any, dtype: Any, tiles: Any) -> Any:
+def longest_share(size: int, slots: Any, slots_after: Any, dtype: Any, tiles: Any) -> Any:
     """Outputs of the busiest tile of a stage of `reduce_partials`, of `size` in total.
 
-    `slots` and `stage_slots` are the partials of each output before and after the stage, int or int64 arrays.
+    `slots` and `slots_after` are the partials of each output before and after the stage, int or int64 arrays.
     """
     grains = -(-size // grain(dtype))
-    return np.minimum(size, -(-grains // spread_blocks(size, slots, stage_slots, dtype, tiles)) * grain(dtype))
+    return np.minimum(size, -(-grains // spread_blocks(size, slots, slots_after, dtype, tiles)) * grain(dtype))
 
 
-def _min_outputs(slots: Any, stage_slots: Any, dtype: Any) -> Any:
+def _min_outputs(slots: Any, slots_after: Any, dtype: Any) -> Any:
     """Smallest number of outputs that a tile is used for."""
-    return np.maximum(grain(dtype), -(-_MIN_RECEIVED_BYTES // (element_bytes(dtype) * (slots // stage_slots))))
+    return np.maximum(grain(dtype), -(-_MIN_RECEIVED_BYTES // (element_bytes(dtype) * (slots // slots_after))))
 
 
 def grain(dtype: Any) -> int:
@@ -83,8 +83,8 @@ def stages(slots: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
     """
     counts = [slots_after_stages(count) for count in slots]
     table = np.ones((max(map(len, counts), default=0), len(slots)), np.int64)
-    for column, stage_slots in enumerate(counts):
-        table[: len(stage_slots), column] = stage_slots
+    for column, slots_after in enumerate(counts):
+        table[: len(slots_after), column] = slots_after
     return frozen(np.vstack((slots, table))[:-1], np.int64), frozen(table, np.int64)
 
 
@@ -105,6 +105,18 @@ class Division:
     cycles: np.ndarray
 
 
+class CombiningCost(NamedTuple):
+    """Cost of `reduce_partials_in_place`, one entry a candidate.
+
+    Args:
+        cycles: estimated cycles, int64[candidates].
+        longest: lengths of the largest block of its results, int64[dimensions, candidates].
+    """
+
+    cycles: np.ndarray
+    longest: np.ndarray
+
+
 def combining_cost(
     slots: np.ndarray,
     longest: np.ndarray,
@@ -113,8 +125,8 @@ def combining_cost(
     monoid: str,
     target: Target,
     cycles_per_byte: float,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Estimated cycles of `reduce_partials_in_place`, and lengths of the largest block of its results, as `longest`.
+) -> CombiningCost:
+    """Estimated cost of `reduce_partials_in_place`.
 
     Args:
         slots: partials of each result, each on a tile of its own, int64[candidates].
@@ -134,7 +146,7 @@ def combining_cost(
         is_run = slots_before[inverse] > 1
         total = total + is_run * division.cycles
         longest = np.where(is_run, division.longest, longest)
-    return total, longest
+    return CombiningCost(total, longest)
 
 
 @remembered
@@ -149,12 +161,13 @@ def combining_cycles(
 ) -> int:
     """Cycles of `combining_cost` for one candidate."""
     lengths = np.array(longest, np.int64)[:, None]
-    return int(combining_cost(np.array([slots]), lengths, shape, dtype, monoid, target, cycles_per_byte)[0][0])
+    cost = combining_cost(np.array([slots]), lengths, shape, dtype, monoid, target, cycles_per_byte)
+    return int(cost.cycles[0])
 
 
 def divide(
     slots: np.ndarray,
-    stage_slots: np.ndarray,
+    slots_after: np.ndarray,
     longest: np.ndarray,
     shape: Sequence[int],
     dtype: Any,
@@ -166,14 +179,14 @@ def divide(
 
     Args:
         slots: partials of each result before the stage, int64[candidates].
-        stage_slots: partials of each result after it, likewise.
+        slots_after: partials of each result after it, likewise.
         longest: as the following, an argument of `combining_cost`.
     """
     longest = longest if len(longest) else np.ones((1, len(slots)), np.int64)
-    depth = ceil_div(slots, stage_slots)  # partials that are combined into one
+    depth = ceil_div(slots, slots_after)  # partials that are combined into one
     width = element_bytes(dtype)
     size = np.prod(longest, axis=0)
-    max_parts = np.minimum(slots // stage_slots, longest)
+    max_parts = np.minimum(slots // slots_after, longest)
     max_parts = np.minimum(max_parts, ceil_div(size * width * depth, _MIN_RECEIVED_BYTES))
     # Powers of two up to the bound, and the bound, for each dimension: int64[dimensions, powers, candidates].
     # Arrays from here on have these axes.
@@ -192,15 +205,22 @@ def divide(
     # A tile that combines no part sends all its partials.
     sent = np.where(count < depth, size, size - shortest * inner) * width
     pieces = (depth - 1) * regions
-    receiving = receive_cycles((depth - 1) * elements * width, 0, pieces, target)
+    receiving = receive_cycles((depth - 1) * elements * width, shared_bytes=0, receives=pieces, target=target)
     # Results, after the last stage, are put in rows.
-    results = slow_copy_cycles(row_of(shape), width, elements, 0)
-    putting = np.where(stage_slots == 1, copy_cycles(0, 0, target, results), 0)
-    cycles = superstep(target, receiving, sent, elements * width, regions, compute + putting).total_cycles
+    results = slow_copy_cycles(row_of(shape), width, own=elements, received=0)
+    putting_cycles = copy_cycles(copied_bytes=0, copied_fragments=0, target=target, slow_cycles=results)
+    cycles = superstep(
+        target,
+        receiving_cycles=receiving,
+        sent_bytes=sent,
+        copied_bytes=elements * width,
+        copied_fragments=regions,
+        compute_cycles=compute + np.where(slots_after == 1, putting_cycles, 0),
+    ).total_cycles
     code_bytes = receive_code_bytes(pieces, target)
-    flat = (-1, len(slots))
-    best = np.argmin((cycles + cycles_per_byte * code_bytes).reshape(flat), axis=0)
-    count, cycles, length = (x.reshape(flat)[best, np.arange(len(slots))] for x in (count, cycles, length))
+    all_options = (-1, len(slots))  # dimensions and powers, as one axis
+    best = np.argmin((cycles + cycles_per_byte * code_bytes).reshape(all_options), axis=0)
+    count, cycles, length = (x.reshape(all_options)[best, np.arange(len(slots))] for x in (count, cycles, length))
     dim = best // len(powers)
     cut = np.arange(len(longest))[:, None] == dim
     return Division(dim, count, np.where(cut, length, longest), cycles.astype(np.int64))

@@ -18,7 +18,7 @@ import numpy as np
 
 from ipujax.lowering.layout import Grids, map_linearly, mapping_like, memory_order
 from ipujax.lowering.layout.choose import choose, source_of
-from ipujax.lowering.layout.grid_cost import Work, spans
+from ipujax.lowering.layout.grid_cost import FieldUse, Work, spans
 from ipujax.lowering.layout.place import along, place_operand, placed_axes
 from ipujax.lowering.popops.reductions.partials import reduce_partials_in_place
 from ipujax.lowering.popops.reductions.partials_cost import combining_cost
@@ -83,18 +83,19 @@ def reduce(builder: Builder, x: Tensor, axes: Sequence[int], monoid: str) -> Ten
     result_dims = [d for d in range(x.ndim) if d not in axes]
     codelet = reduce_codelet(monoid, x.dtype, axes)
     read = spans(x.shape, range(x.ndim))
-    work = Work(codelet, (read, tuple(read[d] for d in result_dims)), (source_of(graph, x), "here"))
+    written = tuple(read[d] for d in result_dims)
+    work = Work(codelet, (FieldUse(read, source_of(graph, x)), FieldUse(written)))
 
     def add(builder: Builder, placement: Blocked) -> Tensor:
         place_operand(builder.graph, x, read, placement)
-        out, written = partial_results(builder.graph, placement, axes, x.dtype, monoid, builder.name)
+        out, out_access = partial_results(builder.graph, placement, axes, x.dtype, monoid, builder.name)
         grid = [replace(a, kind="reduce") if d in axes else a for d, a in enumerate(placed_axes(placement))]
-        accesses = (along(x, range(x.ndim)), written)
+        accesses = (along(x, range(x.ndim)), out_access)
         add_vertices(builder, codelet, grid, accesses, placement.tile)
         return reduce_partials_in_place(builder, out) if num_slots(placement, axes) > 1 else out
 
     combination = _CombinationCost(axes, x.dtype, monoid)
-    placement = choose(graph, x.shape, range(x.ndim), work, [x], add, after=combination)
+    placement = choose(graph, x.shape, range(x.ndim), work, [x], add, cost_after=combination)
     return add(builder, placement).reshape(out_shape)
 
 
@@ -136,5 +137,4 @@ class _CombinationCost:
         slots = np.prod(grids.blocks[list(self.axes)], axis=0, dtype=np.int64)
         shape = [grids.shape[d] for d in result_dims]
         lengths = grids.lengths[result_dims]
-        cycles, _ = combining_cost(slots, lengths, shape, self.dtype, self.monoid, target, cycles_per_byte)
-        return cycles
+        return combining_cost(slots, lengths, shape, self.dtype, self.monoid, target, cycles_per_byte).cycles

@@ -136,7 +136,7 @@ def scatter_to(
 ) -> jax.Array:
     """Table combined with updates that all have one position; `primitive` and `params` are those of the scatter."""
     numbers = spec.numbers
-    extents, of_update = spec.windows()
+    extents = spec.update_sizes()
     sizes = [n if d in numbers.operand_batching_dims else extents[d] for d, n in enumerate(table.shape)]
     starts, is_inside = _clamped_starts(table.shape, sizes, spec.indexed, position)
     if spec.mode is not Mode.CLIP and not is_inside:
@@ -146,7 +146,7 @@ def scatter_to(
     batched = zip(numbers.operand_batching_dims, numbers.scatter_indices_batching_dims, strict=True)
     batch_dims = {d: lookups[i] for d, i in batched}
     # Dimension of the updates for each of the table; None for one that they do not have.
-    dims = [batch_dims.get(d, u) for d, u in enumerate(of_update)]
+    dims = [batch_dims.get(d, u) for d, u in enumerate(spec.update_dims())]
     repeats = [u for u in lookups if u not in batch_dims.values()]  # along these all updates meet in the window
     if combines_in_order(spec):
         window = _in_order(window, updates, spec, primitive, params)

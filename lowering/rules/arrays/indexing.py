@@ -42,8 +42,9 @@ _NUMBER = np.dtype(np.int32)
 
 def can_find_last(spec: ScatterSpec) -> bool:
     """True if updates replace whole rows, so that only the last update of a row counts."""
-    sizes, of_update = spec.windows()
-    lookups = prod(spec.update_shape[u] for _, u in spec.lookup_dims())
+    sizes = spec.update_sizes()
+    update_dims = spec.update_dims()
+    lookups = prod(spec.update_shape[dim.of_updates] for dim in spec.lookup_dims())
     is_whole = all(sizes[d] == n for d, n in enumerate(spec.table_shape) if d not in spec.indexed)
     return (
         spec.kind == "scatter"
@@ -51,7 +52,7 @@ def can_find_last(spec: ScatterSpec) -> bool:
         and not spec.numbers.operand_batching_dims
         and bool(spec.indexed)
         and is_whole
-        and all(of_update[d] is None for d in spec.indexed)
+        and all(update_dims[d] is None for d in spec.indexed)
         and lookups <= np.iinfo(_NUMBER).max
     )
 
@@ -63,7 +64,7 @@ def scatter_last(table: jax.Array, indices: jax.Array, updates: jax.Array, *, sp
     """
     numbers = spec.numbers
     indexed = sorted(spec.indexed)
-    lookups = [u for _, u in spec.lookup_dims()]
+    lookups = [dim.of_updates for dim in spec.lookup_dims()]
     count = prod(updates.shape[u] for u in lookups)
     of_numbers = lax.ScatterDimensionNumbers(
         update_window_dims=(),
@@ -171,24 +172,26 @@ def gather_index_by_index(
         # A window that is not inside is filled as a whole: send all its indices outside.
         clamped = jnp.where((clamped == starts).all(-1, keepdims=True), clamped, -max(table.shape))
     batch = indices.shape[:-1]
-    sizes = [spec.slice_sizes[d] for d, _ in wide]
+    sizes = [spec.slice_sizes[dim.of_table] for dim in wide]
     shape = (*batch, *sizes, len(spec.indexed))
     positions = lax.broadcast_in_dim(clamped, shape, (*range(len(batch)), len(shape) - 1))
-    for n, (d, _) in enumerate(wide):
+    for n, dim in enumerate(wide):
         step = lax.broadcasted_iota(starts.dtype, shape, len(batch) + n)
-        positions = positions + step * (np.arange(len(spec.indexed)) == spec.indexed.index(d)).astype(starts.dtype)
-    outs = dict(wide)
-    lookups = [out for out in range(len(out_shape)) if out not in numbers.offset_dims] + [out for _, out in wide]
-    other_dims = [out for out in numbers.offset_dims if out not in outs.values()]
+        is_of_dim = np.arange(len(spec.indexed)) == spec.indexed.index(dim.of_table)
+        positions = positions + step * is_of_dim.astype(starts.dtype)
+    wide_dims = [dim.of_table for dim in wide]
+    wide_outs = [dim.of_result for dim in wide]
+    lookups = [out for out in range(len(out_shape)) if out not in numbers.offset_dims] + wide_outs
+    other_dims = [out for out in numbers.offset_dims if out not in wide_outs]
     of_single_indices = lax.GatherDimensionNumbers(
         offset_dims=tuple(range(len(lookups), len(out_shape))),
-        collapsed_slice_dims=tuple(sorted((*numbers.collapsed_slice_dims, *outs))),
+        collapsed_slice_dims=tuple(sorted((*numbers.collapsed_slice_dims, *wide_dims))),
         start_index_map=numbers.start_index_map,
         operand_batching_dims=numbers.operand_batching_dims,
         start_indices_batching_dims=numbers.start_indices_batching_dims,
     )
     fill = None if spec.fill is None else thawed(spec.fill)[()]
-    slices = [1 if d in outs else n for d, n in enumerate(spec.slice_sizes)]
+    slices = [1 if d in wide_dims else n for d, n in enumerate(spec.slice_sizes)]
     gathered = lax.gather(table, positions, of_single_indices, slices, mode=spec.mode, fill_value=fill)
     return lax.transpose(gathered, np.argsort([*lookups, *other_dims]).tolist())
 
@@ -238,7 +241,7 @@ def scatter_rule(
         function=update_jaxpr if kind == "scatter" else None,
     )
     position = constant_position(indices)
-    extents, _ = spec.windows()
+    extents = spec.update_sizes()
     # `scatter_to` itself makes a scatter to one row of updates that combine in order.
     is_row = bool(spec.indexed) and all(extents[d] == 1 for d in spec.indexed)
     if position is not None and not (is_row and combines_in_order(spec)):
@@ -254,13 +257,13 @@ def _scatter_by_plan(ctx: Context, spec: ScatterSpec, table: Tensor, indices: Te
     in_place = destination is not None and destination.node is table.node and is_free
     spec, table, updates, view_result = scatter_in_memory_order(spec, table, updates)
     with _byte_cost(ctx.graph, indices):
-        plan = plan_scatter(ctx.graph, table, indices, updates, spec, ctx.name, in_place)
+        plan = plan_scatter(ctx.graph, table, indices, updates, spec, ctx.name, in_place=in_place)
         # Tiles would need all updates: find the last of each row first, or go in steps.
         if plan.has_too_many_updates and can_find_last(spec):
             (out,) = composed(ctx, partial(scatter_last, spec=spec), [table, indices, updates])
             return view_result(out)
         if plan.has_too_many_updates:
-            plan = plan_in_steps(ctx.graph, table, indices, updates, spec, ctx.name, in_place)
+            plan = plan_in_steps(ctx.graph, table, indices, updates, spec, ctx.name, in_place=in_place)
     result = view_result(plan.add(ctx.builder))
     return destination if in_place and destination is not None else result
 

@@ -26,7 +26,7 @@ from ipujax.lowering.passes.inline import inline
 from ipujax.lowering.popops import Op
 from ipujax.lowering.popops.maps.elementwise import elementwise
 from ipujax.runtime.cache import remembered
-from ipujax.runtime.graph import Builder, Copy, Graph, Sequence as ProgramSequence
+from ipujax.runtime.graph import Builder, Copy, Function, Graph, Sequence as ProgramSequence
 from ipujax.runtime.options import Options
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Tensor, Variable, compose, is_key_dtype, substitute
@@ -135,6 +135,29 @@ class LowerAlone(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class LoweredFunction:
+    """Function with the tensors of its operands and results.
+
+    Args:
+        function: the function.
+        operands: a tensor for each operand, which a call copies there; a fixed one is the caller's tensor.
+        results: a tensor for each result.
+        owned_results: variables that only the function writes and of which each element is one of a result. Callers
+            read them in place until the next call, before which those that are read later are copied; other results
+            are copied after each call.
+    """
+
+    function: Function
+    operands: tuple[Tensor, ...]
+    results: tuple[Tensor, ...]
+    owned_results: tuple[Variable, ...]
+
+
+# Jaxpr of a callee, and the nodes of operands that it reads in place.
+FunctionKey = tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Context:
     """Context of one equation."""
 
@@ -145,7 +168,7 @@ class Context:
     out_avals: tuple[Any, ...]  # shape and dtype of each result
     lower_jaxpr: LowerJaxpr  # lowers the nested jaxprs of control flow
     lower_alone: LowerAlone  # lowers a jaxpr that one tile runs by itself, for its cost
-    functions: dict[Any, Any]  # lowered functions by callee, for the rule of calls
+    functions: dict[FunctionKey, LoweredFunction]  # callees that were lowered by now, for the rule of calls
     # For each result the tensor it may be written to, or None; a rule that writes it there returns it
     into_tensors: tuple[Tensor | None, ...]
     result_roles: tuple[str, ...]  # role of each result, "" where unknown

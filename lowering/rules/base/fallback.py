@@ -24,6 +24,7 @@ import numpy as np
 
 from ipujax.lowering.layout import linear_mapping, map_linearly
 from ipujax.lowering.popops import (
+    FieldUse,
     Work,
     along,
     choose,
@@ -146,8 +147,9 @@ def _place_problems(
         tile = len(graph.groups) * _TILE_STRIDE % graph.target.tiles_per_ipu
         return blocked_mapping([even_cuts(1, 1)] * len(problems), np.full((1,) * len(problems), tile, np.int32)), False
     rows = tuple(tuple(spans(shape, tensor_dims)) for shape, tensor_dims in zip(shapes, dims, strict=True))
-    sources = [source_of(graph, x) for x in operands] + ["here"] * (len(shapes) - len(operands))
-    work = Work(codelet, rows, tuple(sources))
+    read = [FieldUse(row, source_of(graph, x)) for row, x in zip(rows, operands, strict=False)]
+    written = [FieldUse(row) for row in rows[len(operands) :]]
+    work = Work(codelet, (*read, *written))
     placement = choose(graph, problems, range(len(problems)), work, operands, lambda *_: None)  # no halo, so no trial
     longest = np.array([np.diff(cut).max() for cut in placement.cuts])
     elements = [prod(int(span.lengths(longest)) for span in row) for row in rows]

@@ -8,32 +8,13 @@ its next call are copied before it. Unmapped operands of the first call are mapp
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ipujax.lowering.jax_compat import ClosedJaxpr, DropVar
 from ipujax.lowering.layout import add_like, map_like, map_linearly, memory_order, variable_like
-from ipujax.lowering.rules.base.context import Context, Rule, copy_in_vertices
-from ipujax.runtime.graph import Builder, Call, Function, Sequence as ProgramSequence
-from ipujax.runtime.tensor import OF_CALLER, Origin, Tensor, Variable, substitute
-
-
-@dataclass(frozen=True, slots=True)
-class LoweredFunction:
-    """Function with the tensors of its operands and results.
-
-    Args:
-        function: the function.
-        operands: a tensor for each operand, which a call copies there; a fixed one is the caller's tensor.
-        results: a tensor for each result.
-        owned_results: variables that only the function writes and of which each element is one of a result. Callers
-            read them in place until the next call, before which those that are read later are copied; other results
-            are copied after each call.
-    """
-
-    function: Function
-    operands: tuple[Tensor, ...]
-    results: tuple[Tensor, ...]
-    owned_results: tuple[Variable, ...]
+from ipujax.lowering.rules.base.context import Context, LoweredFunction, Rule, copy_in_vertices
+from ipujax.runtime.graph import Builder, Call, Sequence as ProgramSequence
+from ipujax.runtime.tensor import OF_CALLER, Origin, Tensor, substitute
 
 
 def function_call_rule(
@@ -48,7 +29,7 @@ def function_call_rule(
     key = jaxpr.jaxpr, *(x.node for x, is_fixed in zip(arguments, fixed, strict=True) if is_fixed)
     if key not in ctx.functions:
         ctx.functions[key] = _lower_function(ctx, arguments, jaxpr, name, fixed)
-    lowered: LoweredFunction = ctx.functions[key]
+    lowered = ctx.functions[key]
     if ctx.later is not None:
         ctx.later.copy_before_call(graph, lowered.owned_results, prog)
     with graph.debug_origin(_in_layer(graph.origin, 0)):

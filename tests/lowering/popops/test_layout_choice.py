@@ -214,21 +214,21 @@ def test_estimates_the_cost_of_grids(name: str, tiles: int, monkeypatch: pytest.
         work: Work,
         operands: Any,
         add: Any,
-        after: Any = None,
-        taken: Any = (),
+        cost_after: Any = None,
+        unmoved_fields: Any = (),
     ) -> Blocked:
         nonlocal compared
         grids = even_grids(tuple(shape), tuple(order), tiles)
         estimates = work.cycles(grids, graph.target)
-        if after is not None:
-            estimates = estimates + after(grids, graph.target, graph.byte_cost_cycles)
+        if cost_after is not None:
+            estimates = estimates + cost_after(grids, graph.target, graph.byte_cost_cycles)
         count = len(estimates)
         for n in np.unique([*np.argsort(estimates)[:4], *np.random.default_rng(tiles).integers(0, count, 8)]):
             placement = grids.placement(int(n))
             cost_cycles = trial_cycles(graph, lambda builder, placement=placement: add(builder, placement))
             assert (1 - ESTIMATED[name]) * estimates[n] <= cost_cycles <= estimates[n], grids.blocks[:, n]
             compared += 1
-        return choose(graph, shape, order, work, operands, add, after, taken)
+        return choose(graph, shape, order, work, operands, add, cost_after, unmoved_fields)
 
     for module in (arg_reduce, gather, pad, reduce_module, rows, scatter, windows):
         monkeypatch.setattr(module, "choose", compare)

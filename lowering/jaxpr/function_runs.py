@@ -1,7 +1,7 @@
-"""Iterations of the Python loops that equations were traced in, inferred from the order of equations.
+"""Runs of the Python functions that equations were traced in, with the iterations of their loops.
 
-Input: for each equation, in the order of tracing, the frames it was traced in. Output: for each frame the numbers of
-the iterations of the loops around its place.
+Input: for each equation, in the order of tracing, the frames it was traced in. Output: for each frame the run of its
+function, and the numbers of the iterations of the loops around its place, inferred from the order of equations.
 
     for p in params:          dot_general   loss@12 > block@4     the first iteration of the loop around loss@12
         x = block(p, x)       tanh          loss@12 > block@9
@@ -51,12 +51,22 @@ class Call:
     Args:
         place: code of the function, and the place in it.
         before: frames of JAX between its caller's frame and this one.
-        run: number of the call, where calls at one place are distinguished by it; 0 elsewhere.
+        number: number of the call, where calls at one place are distinguished by it; 0 elsewhere.
     """
 
     place: Place
     before: tuple[Place, ...] = ()
-    run: int = 0
+    number: int = 0
+
+    @property
+    def code(self) -> CodeType:
+        """Code of the function."""
+        return self.place[0]
+
+    @property
+    def offset(self) -> int:
+        """Offset of the instruction that runs."""
+        return self.place[1]
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +84,7 @@ class Frames:
     @cached_property
     def codes(self) -> tuple[CodeType, ...]:
         """Code of each call."""
-        return tuple(call.place[0] for call in self.calls)
+        return tuple(call.code for call in self.calls)
 
     @cached_property
     def places(self) -> tuple[Place, ...]:
@@ -82,44 +92,54 @@ class Frames:
         return tuple(call.place for call in self.calls)
 
     @cached_property
-    def runs(self) -> tuple[tuple[Place, int], ...]:
+    def numbered_places(self) -> tuple[tuple[Place, int], ...]:
         """Code, place and number of each call."""
-        return tuple((call.place, call.run) for call in self.calls)
+        return tuple((call.place, call.number) for call in self.calls)
 
 
-class Activation:
-    """Run of a function: the iterations of its loops, and the loops with more than one iteration."""
+class FunctionRun:
+    """Run of a function, from its call to its return; equal only to itself.
 
-    __slots__ = ("iterations", "repeating")
+    Its `iterations` are the numbers of those that its loops are in, at the equation reached so far; `repeated_loops`
+    are those with more than one iteration, complete after the last equation.
+    """
+
+    __slots__ = ("iterations", "repeated_loops")
 
     def __init__(self) -> None:
         self.iterations: dict[Loop, int] = {}
-        self.repeating: set[Loop] = set()
+        self.repeated_loops: set[Loop] = set()
 
     def next_iteration(self, loop: Loop) -> None:
         """Begin the next iteration of a loop; loops inside it start again from 0."""
         number = self.iterations.get(loop, 0) + 1
         outside = {x: n for x, n in self.iterations.items() if not (loop.first <= x.first and x.last <= loop.last)}
-        # A new dictionary: moments before share the old one.
+        # A new dictionary: states of earlier equations share the old one.
         self.iterations = outside | {loop: number}
-        self.repeating.add(loop)
+        self.repeated_loops.add(loop)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Moment:
-    """Run of a function at the time of an equation: the place in its code, and the iterations of its loops."""
+class RunState:
+    """Run of a function at the time of an equation.
 
-    activation: Activation
-    place: int
+    Args:
+        run: the run.
+        offset: offset of the instruction that runs.
+        iterations: number of the iteration of each loop.
+    """
+
+    run: FunctionRun
+    offset: int
     iterations: dict[Loop, int]
 
     @property
     def loops(self) -> list[Loop]:
-        """Loops with several iterations around the place, outer ones first; complete after the last equation."""
-        return sorted(loop for loop in self.activation.repeating if loop.has(self.place))
+        """Loops with several iterations around the instruction, outer ones first; complete after the last equation."""
+        return sorted(loop for loop in self.run.repeated_loops if loop.has(self.offset))
 
 
-Moments = tuple[Moment, ...]  # of each call of an equation
+RunStates = tuple[RunState, ...]  # of each call around an equation, outermost first
 _Name = tuple[Hashable, ...]  # of an input, as a path
 
 
@@ -140,29 +160,34 @@ class Traced(NamedTuple):
 
 
 class Restart(NamedTuple):
-    """Iteration of a loop that begins at an equation: number of the call that has the loop, and the loop."""
+    """Next iteration of a loop, which begins at an equation.
 
-    level: int
+    Args:
+        call_number: number of the call around the equation whose function has the loop.
+        loop: the loop.
+    """
+
+    call_number: int
     loop: Loop
 
 
-def moments_of_equations(items: Sequence[Traced]) -> list[Moments]:
-    """Return for each equation the moments of the functions that it was traced in.
+def run_states_of_equations(items: Sequence[Traced]) -> list[RunStates]:
+    """Return for each equation the states of the function runs that it was traced in.
 
-    Iterations that the order does not tell (restarts) follow from the moments so far, which change with them: both are
+    Iterations that the order does not tell (restarts) follow from the states so far, which change with them: both are
     computed again until no restart is new.
     """
     restarts = dict[int, Restart]()
     while True:
-        moments = _moments_in_order(items, restarts)
-        further = _find_restarts(items, moments)
+        states_of = _run_states_in_order(items, restarts)
+        further = _find_restarts(items, states_of)
         if further.keys() <= restarts.keys():
-            return moments
+            return states_of
         restarts = further | restarts  # those found first stay as they are, so each round adds some and the loop ends
 
 
-def _moments_in_order(items: Sequence[Traced], restarts: Mapping[int, Restart]) -> list[Moments]:
-    """Return the moments of equations as their order tells them.
+def _run_states_in_order(items: Sequence[Traced], restarts: Mapping[int, Restart]) -> list[RunStates]:
+    """Return the states of equations as their order tells them.
 
     Args:
         items: the equations.
@@ -170,14 +195,14 @@ def _moments_in_order(items: Sequence[Traced], restarts: Mapping[int, Restart]) 
     """
     # Consecutive equations of one place share an object: they are numbered together.
     walk = _Walk()
-    moments = [walk.advance(item, restarts.get(n)) for n, item in enumerate(items)]
+    states_of = [walk.advance(item, restarts.get(n)) for n, item in enumerate(items)]
     start = 0
     for n in range(1, len(items) + 1):
-        if n == len(items) or moments[n] is not moments[start]:
-            if n - start > 1 and moments[start]:
-                _number_iterations(moments, items, range(start, n))
+        if n == len(items) or states_of[n] is not states_of[start]:
+            if n - start > 1 and states_of[start]:
+                _number_iterations(states_of, items, range(start, n))
             start = n
-    return moments
+    return states_of
 
 
 class _Walk:
@@ -185,34 +210,34 @@ class _Walk:
 
     def __init__(self) -> None:
         self._frames = Frames()
-        self._running: list[Activation] = []
-        self._moments: Moments = ()
+        self._running: list[FunctionRun] = []
+        self._states: RunStates = ()
         self._stage: int | None = None
-        self._waiting: tuple[Frames, list[Activation]] | None = None
+        self._waiting: tuple[Frames, list[FunctionRun]] | None = None
 
-    def advance(self, item: Traced, restart: Restart | None) -> Moments:
-        """Advance to the next equation; returns its moments.
+    def advance(self, item: Traced, restart: Restart | None) -> RunStates:
+        """Advance to the next equation; returns its states.
 
         Args:
             item: the equation.
             restart: the loop whose next iteration begins here, where the order of equations does not tell; else None.
         """
         frames = item.frames
-        # Equations of one place share the tuple: `_moments_in_order` compares it by identity.
-        if restart is None and (frames is self._frames or frames.runs == self._frames.runs):
-            return self._moments
+        # Equations of one place share the tuple: `_run_states_in_order` compares it by identity.
+        if restart is None and (frames is self._frames or frames.numbered_places == self._frames.numbered_places):
+            return self._states
         is_next_stage = item.stage != self._stage
         if restart is not None:
-            num_continued = self._repeat_loop(frames, restart.level, restart.loop, is_next_stage=False)
+            num_continued = self._repeat_loop(frames, restart, is_next_stage=False)
         else:
             has_returned = self._return_to_waiting(frames)
             num_continued = self._count_continued(frames, is_next_stage=is_next_stage, has_returned=has_returned)
         self._stage = item.stage
-        self._running[num_continued:] = [Activation() for _ in frames.calls[num_continued:]]
+        self._running[num_continued:] = [FunctionRun() for _ in frames.calls[num_continued:]]
         self._frames = frames
         pairs = zip(self._running, frames.calls, strict=True)
-        self._moments = tuple(Moment(run, call.place[1], run.iterations) for run, call in pairs)
-        return self._moments
+        self._states = tuple(RunState(run, call.offset, run.iterations) for run, call in pairs)
+        return self._states
 
     def _return_to_waiting(self, frames: Frames) -> bool:
         """Return to the frames of a generator that C code resumes, such as `sum`; returns whether it has.
@@ -220,9 +245,9 @@ class _Walk:
         An addition that `sum` traces has the frames of its caller alone, while the generator waits. The equation after
         it, inside the generator again, belongs to the run of before: not to another call.
         """
-        runs, before = frames.runs, self._frames.runs
-        has_left_inner = len(runs) < len(before) and before[: len(runs)] == runs
-        has_entered_inner = runs[: len(before)] == before
+        after, before = frames.numbered_places, self._frames.numbered_places
+        has_left_inner = len(after) < len(before) and before[: len(after)] == after
+        has_entered_inner = after[: len(before)] == before
         if has_left_inner:
             self._waiting = self._frames, list(self._running)
         elif self._waiting is not None and has_entered_inner:
@@ -243,37 +268,37 @@ class _Walk:
         before = self._frames.calls
         after = frames.calls
         length = min(len(before), len(after))
-        differs = (n for n, is_other in enumerate(map(ne, self._frames.runs, frames.runs)) if is_other)
+        differences = map(ne, self._frames.numbered_places, frames.numbered_places)
+        differs = (n for n, is_other in enumerate(differences) if is_other)
         # Equal frames after a wait: the innermost function, which has waited, has come to its place again.
         same = next(differs, length - has_returned)
-        if same < length and before[same].run != after[same].run:
+        if same < length and before[same].number != after[same].number:
             return self._repeat_call(frames, same, is_next_stage=is_next_stage)
-        if same == length or before[same].place[0] is not after[same].place[0]:
+        if same == length or before[same].code is not after[same].code:
             return same
-        code, place = after[same].place
-        if place > before[same].place[1]:
+        if after[same].offset > before[same].offset:
             return same + 1
-        loop = loop_around(code, place, before[same].place[1])
+        loop = loop_around(after[same].code, after[same].offset, before[same].offset)
         if loop is None:
             return self._repeat_call(frames, same, is_next_stage=is_next_stage)
-        return self._repeat_loop(frames, same, loop, is_next_stage=is_next_stage)
+        return self._repeat_loop(frames, Restart(same, loop), is_next_stage=is_next_stage)
 
     def _repeat_call(self, frames: Frames, number: int, *, is_next_stage: bool) -> int:
         """Advance the loop that calls a function again; returns the number of calls that continue."""
         repeated = _find_repeating_loop(frames, number - 1) or _find_calling_place(frames, number - 1)
-        return number if repeated is None else self._repeat_loop(frames, *repeated, is_next_stage=is_next_stage)
+        return number if repeated is None else self._repeat_loop(frames, repeated, is_next_stage=is_next_stage)
 
-    def _repeat_loop(self, frames: Frames, level: int, loop: Loop, *, is_next_stage: bool) -> int:
+    def _repeat_loop(self, frames: Frames, restart: Restart, *, is_next_stage: bool) -> int:
         """Advance a loop, or the one around it at the next stage; returns the number of calls that continue."""
-        around = _find_loop_around(frames, level, loop) if is_next_stage else None
-        level, loop = around or (level, loop)
-        self._running[level].next_iteration(loop)
-        return level + 1
+        around = _find_loop_around(frames, restart) if is_next_stage else None
+        call_number, loop = around or restart
+        self._running[call_number].next_iteration(loop)
+        return call_number + 1
 
 
-def _find_repeating_loop(frames: Frames, level: int) -> Restart | None:
-    """Return the number of a call and its innermost loop that can repeat calls inside; None if a loop of JAX may."""
-    for number in range(level, -1, -1):
+def _find_repeating_loop(frames: Frames, innermost: int) -> Restart | None:
+    """Return the innermost loop of calls up to `innermost` that can repeat calls inside; None if a loop of JAX may."""
+    for number in range(innermost, -1, -1):
         if _is_in_loop_of_jax(frames, number):
             return None
         loop = loop_around(*frames.calls[number].place)
@@ -282,14 +307,14 @@ def _find_repeating_loop(frames: Frames, level: int) -> Restart | None:
     return None
 
 
-def _find_calling_place(frames: Frames, level: int) -> Restart | None:
+def _find_calling_place(frames: Frames, innermost: int) -> Restart | None:
     """Return the innermost call of the user's that calls another one with nothing of JAX between, as a loop there."""
-    for number in range(min(level, len(frames.calls) - 2), -1, -1):
+    for number in range(min(innermost, len(frames.calls) - 2), -1, -1):
         if _is_in_loop_of_jax(frames, number):
             return None
-        code, place = frames.calls[number].place
-        if not frames.calls[number + 1].before and not is_installed(code.co_filename):
-            return Restart(number, Loop(place, place))
+        call = frames.calls[number]
+        if not frames.calls[number + 1].before and not is_installed(call.code.co_filename):
+            return Restart(number, Loop(call.offset, call.offset))
     return None
 
 
@@ -299,10 +324,10 @@ def _is_in_loop_of_jax(frames: Frames, number: int) -> bool:
     return any(loop_around(*place) for place in inside)
 
 
-def _find_loop_around(frames: Frames, level: int, loop: Loop) -> Restart | None:
-    """Return the number of a call and its innermost loop around a loop of call `level`; None without one."""
-    around = _loop_outside(frames.calls[level].place[0], loop)
-    return Restart(level, around) if around else _find_repeating_loop(frames, level - 1)
+def _find_loop_around(frames: Frames, inner: Restart) -> Restart | None:
+    """Return the innermost loop around another, of the same call or of one around it; None without one."""
+    around = _loop_outside(frames.calls[inner.call_number].code, inner.loop)
+    return Restart(inner.call_number, around) if around else _find_repeating_loop(frames, inner.call_number - 1)
 
 
 def _loop_outside(code: CodeType, loop: Loop) -> Loop | None:
@@ -310,13 +335,13 @@ def _loop_outside(code: CodeType, loop: Loop) -> Loop | None:
     return next((x for x in loops_of(code) if x != loop and x.has(loop.first) and x.has(loop.last)), None)
 
 
-def _number_iterations(moments: list[Moments], items: Sequence[Traced], numbers: range) -> None:
+def _number_iterations(states_of: list[RunStates], items: Sequence[Traced], numbers: range) -> None:
     """Number consecutive equations of one place by iteration, if their operations have a period.
 
     Args:
-        moments: moments of all equations; updated: those of the numbered equations get their iterations.
+        states_of: states of each equation; updated: those of the numbered equations get their iterations.
         items: all equations.
-        numbers: the consecutive equations, which have one moment.
+        numbers: the consecutive equations, which share their states.
     """
     frames = items[numbers[0]].frames
     innermost = len(frames.calls) - 1
@@ -324,9 +349,10 @@ def _number_iterations(moments: list[Moments], items: Sequence[Traced], numbers:
     restart = repeated or _find_calling_place(frames, innermost)
     if restart is None:
         return
-    level, loop = restart
-    first = moments[numbers[0]]
-    if loop in first[level].activation.repeating:
+    call_number, loop = restart
+    shared = states_of[numbers[0]]
+    state = shared[call_number]
+    if loop in state.run.repeated_loops:
         return  # the loop goes back at another place, which has numbered its iterations
     period = _shortest_period([items[n].operation for n in numbers])
     starts = numbers[::period]
@@ -335,12 +361,12 @@ def _number_iterations(moments: list[Moments], items: Sequence[Traced], numbers:
     reads_new_inputs = all(x.difference(*read[:n]) for n, x in enumerate(read))
     if len(starts) == 1 or (repeated is None and not reads_new_inputs):
         return
-    first[level].activation.repeating.add(loop)
+    state.run.repeated_loops.add(loop)
     for iteration, start in enumerate(starts):
-        moment = replace(first[level], iterations=first[level].iterations | {loop: iteration})
-        numbered = (*first[:level], moment, *first[level + 1 :])
+        in_iteration = replace(state, iterations=state.iterations | {loop: iteration})
+        numbered = (*shared[:call_number], in_iteration, *shared[call_number + 1 :])
         for n in range(start, start + period):
-            moments[n] = numbered
+            states_of[n] = numbered
 
 
 def _shortest_period(operations: Sequence[tuple[Hashable, ...]]) -> int:
@@ -362,53 +388,54 @@ def _repeats_at_an_end(operations: Sequence[tuple[Hashable, ...]], length: int) 
     return first == second or operations[-length:] == operations[-2 * length : -length]
 
 
-def _find_restarts(items: Sequence[Traced], moments: Sequence[Moments]) -> dict[int, Restart]:
+def _find_restarts(items: Sequence[Traced], states_of: Sequence[RunStates]) -> dict[int, Restart]:
     """Find the equations at which loops run again, of loops without equations around them that would tell.
 
     Args:
         items: the equations.
-        moments: their moments so far, in which all iterations of such a loop seem to be of one run.
+        states_of: their states so far, in which all iterations of such a loop seem to be of one run of its function.
 
     Returns:
-        By the number of the first equation of each run but the first the loop around that repeats it.
+        By the number of the first equation of each run of such a loop but the first, the loop around that repeats it.
     """
-    numbers: dict[Activation, list[int]] = defaultdict(list)
-    levels = dict[Activation, int]()
-    for n, item in enumerate(moments):
-        for level, moment in enumerate(item):
-            if moment.activation.repeating:
-                numbers[moment.activation].append(n)
-                levels[moment.activation] = level
+    equations_of: dict[FunctionRun, list[int]] = defaultdict(list)
+    call_number_of = dict[FunctionRun, int]()  # equal for all equations of a run
+    for n, states in enumerate(states_of):
+        for call_number, state in enumerate(states):
+            if state.run.repeated_loops:
+                equations_of[state.run].append(n)
+                call_number_of[state.run] = call_number
     restarts = dict[int, Restart]()
-    for activation, members in numbers.items():
-        level = levels[activation]
-        for loop in activation.repeating:
-            outer = _find_outer_loop(items[members[0]], [moments[n] for n in members], level, loop)
+    for run, numbers in equations_of.items():
+        call_number = call_number_of[run]
+        for loop in run.repeated_loops:
+            inner = Restart(call_number, loop)
+            outer = _find_outer_loop(items[numbers[0]].frames, [states_of[n] for n in numbers], inner)
             if outer is not None:
                 iterations: dict[int, list[int]] = defaultdict(list)
-                for n in members:
-                    if loop.has(moments[n][level].place):
-                        iterations[moments[n][level].iterations.get(loop, 0)].append(n)
+                for n in numbers:
+                    state = states_of[n][call_number]
+                    if loop.has(state.offset):
+                        iterations[state.iterations.get(loop, 0)].append(n)
                 restarts.update((n, outer) for n in _first_of_runs(items, list(iterations.values())))
     return restarts
 
 
-def _find_outer_loop(item: Traced, members: Sequence[Moments], level: int, loop: Loop) -> Restart | None:
+def _find_outer_loop(frames: Frames, states_in_run: Sequence[RunStates], inner: Restart) -> Restart | None:
     """Find the loop around a loop, if it has no equations of its own and seems to have one iteration.
 
     Args:
-        item: an equation in the loop.
-        members: moments of all equations of the function's run.
-        level: number of the function among the calls of the equation.
-        loop: the loop.
+        frames: frames of an equation in the loop.
+        states_in_run: states of all equations of the function's run.
+        inner: the loop, and the call of its function.
     """
-    around = _loop_outside(item.frames.calls[level].place[0], loop)
-    moments = [x[level] for x in members if around is None or around.has(x[level].place)]
-    if not all(loop.has(x.place) for x in moments):
+    around = _loop_outside(frames.calls[inner.call_number].code, inner.loop)
+    offsets = [states[inner.call_number].offset for states in states_in_run]
+    if not all(inner.loop.has(offset) for offset in offsets if around is None or around.has(offset)):
         return None
-    outer = _find_loop_around(item.frames, level, loop)
+    outer = _find_loop_around(frames, inner)
     # A loop that repeats already has equations that tell.
-    return None if outer is None or outer.loop in members[0][outer.level].activation.repeating else outer
+    return None if outer is None or outer.loop in states_in_run[0][outer.call_number].run.repeated_loops else outer
 
 
 def _first_of_runs(items: Sequence[Traced], iterations: Sequence[Sequence[int]]) -> Iterator[int]:
