@@ -445,9 +445,9 @@ def test_calls_and_profiles_of_calls_trace_once(monkeypatch: pytest.MonkeyPatch)
     traces: list[bool] = []
     original = program_evaluation.engine_function
 
-    def counting(*args: Any, record: Any, **kwargs: Any) -> Any:
-        traces.append(record is not None)
-        return original(*args, record=record, **kwargs)
+    def counting(*args: Any, log: Any, **kwargs: Any) -> Any:
+        traces.append(log is not None)
+        return original(*args, log=log, **kwargs)
 
     monkeypatch.setattr(program_evaluation, "engine_function", counting)
     compiled = ipu.jit(collatz, device=DEVICE).lower(jnp.int32(3)).compile()
