@@ -100,6 +100,24 @@ def test_profile_command_finds_functions_wherever_they_were_jitted() -> None:
     assert (row.name, row.calls) == ("step", 1) and row.total_cycles == row.profile.cycles  # type: ignore[union-attr]
 
 
+class Scale:
+    def __call__(self, x: Any) -> Any:
+        return jnp.tanh(x @ x)
+
+
+def test_profile_command_names_functions_that_jax_does_not() -> None:
+    scale = jax.jit(Scale())
+    mapped = jax.pmap(step)
+    with ipu.profiling(DEVICE, every=True) as run:
+        scale(X)
+        scale(X)
+        mapped(X[None])
+    rows = {row.name: row.calls for row in run.functions}
+    assert rows["__call__"] == 2 and rows["step"] == 1
+    assert not any("Scale" in row.line or "scale" in row.line for row in run.operations)
+    assert sum(row.calls for row in run.functions if row.profile is not None) == 3
+
+
 # Functions with loops and branches on data, with arguments of some calls.
 SOLVERS: dict[str, tuple[Any, list[tuple[Any, ...]]]] = {
     "bounded loop": (
