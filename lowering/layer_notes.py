@@ -170,6 +170,12 @@ def _read(scope: str) -> Note:
     return Note(layer, names, tuple(lines), part, MadeAt(line, file), places)
 
 
+def step_part(eqn: JaxprEqn) -> str:
+    """Part of an equation in a training step, by its name stack or its note; "" for none."""
+    note = _note(eqn.source_info.name_stack)
+    return part_of_name(name_stack(eqn)) or (note.part if note is not None else "")
+
+
 def with_part(eqn: JaxprEqn, part: str) -> JaxprEqn:
     """Equation with a part in its note."""
     info = eqn.source_info
