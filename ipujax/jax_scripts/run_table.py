@@ -39,11 +39,24 @@ def program_cells(profile: Profile) -> Row:
     try:
         cycles = f"{profile.cycles:,}"
         time = duration(profile.seconds)
-        slowest = profile.operations(1)
+        slowest = next(iter(profile.operations(1)), None)
     except ProfileError as error:  # a trip count is data
         return "depend on data", "", tile, f"{error.what}; {_TRIP_COUNTS}"
-    limit = [f"{op.dominant} of {op.names[0]}, {100 * op.share:.0f} %, {op.origin.line}" for op in slowest]
-    return cycles, time, tile, "".join(limit).rstrip(", ")
+    if slowest is None:
+        return cycles, time, tile, ""
+    line = slowest.origin.line
+    layer = _layer_inside(profile, line)
+    limit = f"{slowest.dominant} of {slowest.names[0]}", f"{100 * slowest.share:.0f} %", line
+    return cycles, time, tile, ", ".join(filter(None, (*limit, layer and f"most in layer {layer}")))
+
+
+def _layer_inside(profile: Profile, line: str) -> str:
+    """Return the layer of most cycles among what a library computes for a line, as for `model.fit`; "" without any."""
+    cycles: Counter[str] = Counter()
+    for row in profile.step_costs:
+        if line and row.origin.line == line and row.origin.library and row.origin.layer:
+            cycles[row.origin.layer] += row.cycles
+    return max(cycles, key=cycles.__getitem__, default="")
 
 
 def run_lines(
