@@ -26,6 +26,7 @@ NOTHING = (
     "so profile the script that calls JAX itself"
 )
 _MOST_ROWS = 20  # of functions that stay JAX's, and of lines of operations, before the rest is counted
+_MOST_NAMES = 3  # of a layer
 _MOST_TYPES = 4  # of arguments in a name
 _TRIP_COUNTS = "--trip-count LOOP=N, Options(trip_counts=…) make them known"
 
@@ -56,7 +57,8 @@ def _layer_inside(profile: Profile, line: str) -> str:
     for row in profile.step_costs:
         if line and row.origin.line == line and row.origin.library and row.origin.layer:
             cycles[row.origin.layer] += row.cycles
-    return max(cycles, key=cycles.__getitem__, default="")
+    names = max(cycles, key=cycles.__getitem__, default="").split("/")
+    return "/".join(names if len(names) <= _MOST_NAMES else ["…", *names[-_MOST_NAMES:]])
 
 
 def run_lines(
