@@ -245,6 +245,7 @@ def _run(
         "MPLBACKEND": "Agg",
         "KERAS_BACKEND": "jax",
     }
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # an installed package has byte code
     arguments = [repository, str(path), str(results), str(steps), *ARGUMENTS.get(file, ())]
     start = time.perf_counter()
     cpu_start = _cpu_seconds_of_children()

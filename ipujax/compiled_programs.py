@@ -2,16 +2,15 @@
 
 Input: code that compiles. Output: a `CompiledProgram` for each program of `ipu.jit`, of Keras and of Poplar engines; a
 `TracedCall` for each call of `ipu.jit` that is traced.
-Limits: programs of other threads are listed only if these run in a copy of the caller's context.
+All threads of the process append to these lists, the innermost ones if they are nested.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
 
@@ -20,6 +19,7 @@ from ipujax.runtime.logs import Log
 if TYPE_CHECKING:
     from ipujax.runtime.compile import Executable
 
+_T = TypeVar("_T")
 _LOG = Log("poplin")
 
 
@@ -36,19 +36,16 @@ class CompiledProgram:
     profile: Callable[[], Any]
 
 
-# Per context: programs that other threads compile at the same time are not the caller's.
-_COLLECTED: ContextVar[list[CompiledProgram] | None] = ContextVar("ipujax_compiled_programs", default=None)
+# Of the process, innermost last: threads of a script compile too.
+_COLLECTED: list[list[CompiledProgram]] = []
+_CALLS: list[list[TracedCall]] = []
 
 
 @contextmanager
 def collected_programs() -> Iterator[list[CompiledProgram]]:
     """Yield a list to which each program that is compiled inside is appended."""
-    programs: list[CompiledProgram] = []
-    token = _COLLECTED.set(programs)
-    try:
+    with _innermost(_COLLECTED) as programs:
         yield programs
-    finally:
-        _COLLECTED.reset(token)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,25 +65,29 @@ class TracedCall:
     kwargs: dict[str, Any]
 
 
-_CALLS: ContextVar[list[TracedCall] | None] = ContextVar("ipujax_traced_calls", default=None)
-
-
 @contextmanager
 def traced_calls() -> Iterator[list[TracedCall]]:
     """Yield a list to which each call that is traced inside is appended; equal shapes of a function are traced once."""
-    calls: list[TracedCall] = []
-    token = _CALLS.set(calls)
-    try:
+    with _innermost(_CALLS) as calls:
         yield calls
+
+
+@contextmanager
+def _innermost(lists: list[list[_T]]) -> Iterator[list[_T]]:
+    """Yield an empty list, which is the last of `lists` inside."""
+    new: list[_T] = []
+    lists.append(new)
+    try:
+        yield new
     finally:
-        _CALLS.reset(token)
+        lists[:] = [each for each in lists if each is not new]
 
 
 def note_call(fun: Callable[..., Any], settings: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Append a call to the list of `traced_calls`, if any, with shapes in the place of arrays."""
-    if (calls := _CALLS.get()) is not None:
+    if _CALLS:
         shapes, named_shapes = jax.tree.map(_as_shape, (args, kwargs))
-        calls.append(TracedCall(fun, settings, shapes, named_shapes))
+        _CALLS[-1].append(TracedCall(fun, settings, shapes, named_shapes))
 
 
 def _as_shape(x: Any) -> Any:
@@ -112,5 +113,5 @@ def announce(name: str, warnings: Sequence[str], profile: Callable[[], Any]) -> 
     # Called for the program that is run, not for attempts that did not fit.
     for line in warnings:
         _LOG.warning("%s", line)
-    if (programs := _COLLECTED.get()) is not None:
-        programs.append(CompiledProgram(name, profile))
+    if _COLLECTED:
+        _COLLECTED[-1].append(CompiledProgram(name, profile))

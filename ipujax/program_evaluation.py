@@ -5,15 +5,14 @@ Input: a lowered program, its jaxprs, and arrays of their inputs. Output: an arr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from ipujax.calls import locates_nans, run_equations
 from ipujax.lowering_plan.planned_program import PlannedProgram
 from ipujax.runtime.compile import cycle_counter
-from ipujax.runtime.engine import engine_function
+from ipujax.runtime.engine import DecisionLog, engine_function
 from ipujax.runtime.errors import ArgumentError
-from ipujax.runtime.graph import Program
 from ipujax.runtime.host import ALONE, HostCalls
 
 
@@ -21,7 +20,7 @@ def evaluate_program(
     planned: PlannedProgram,
     operands: Sequence[Any],
     calls: HostCalls | None,
-    record: Callable[[Program, Any], None] | None,
+    log: DecisionLog | None,
 ) -> Sequence[Any]:
     """Return an array for each result of a program; see `nan_location` for `jax.debug_nans`.
 
@@ -29,7 +28,7 @@ def evaluate_program(
         planned: the program.
         operands: arrays of the inputs of its jaxprs.
         calls: caller of its Python functions.
-        record: receives decisions of data-dependent control, see `engine_function`.
+        log: takes the decisions of data-dependent control, see `engine_function`.
 
     Raises:
         ArgumentError: the program calls Python functions, and its replicas are on several instances.
@@ -44,7 +43,7 @@ def evaluate_program(
         program.graph,
         program.program,
         exact_splits=settings.options.exact_splits,
-        record=record,
+        log=log,
         calls=calls,
         instances=instances,
         clock=cycle_counter(program.graph, program.program),

@@ -23,7 +23,7 @@ from ipujax.lowering.dumps import LOWERED
 from ipujax.lowering.jax_compat import ClosedJaxpr, to_device
 from ipujax.lowering.jaxpr import primitive_names
 from ipujax.lowering_plan import LoweringPlan
-from ipujax.lowering_plan.call_program import CallProgram, Record, Store
+from ipujax.lowering_plan.call_program import CallProgram, Store
 from ipujax.runtime.errors import ArgumentError
 from ipujax.runtime.garbage import collecting_rarely
 from ipujax.runtime.logs import watch_compilation
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from ipujax.lowering.recomputation import ChainTrade
     from ipujax.lowering_plan.planned_program import PlannedProgram
     from ipujax.runtime.compile import Executable
+    from ipujax.runtime.engine import DecisionLog
     from ipujax.runtime.graph import Graph, Program
     from ipujax.runtime.host import HostCalls
     from ipujax.runtime.memory import MemoryReport
@@ -190,33 +191,33 @@ class Lowered(Stage):
 
         return tile_map(self.graph)
 
-    def evaluate(self, *leaves: Any, record: Record | None = None) -> Any:
+    def evaluate(self, *leaves: Any, log: DecisionLog | None = None) -> Any:
         """Compute the results of the program in JAX operations that can be traced.
 
         Args:
             leaves: arrays of the signature's shapes and dtypes, in order; where it `runs_apart`, on the device.
-            record: receives decisions of data-dependent control, see `engine_function`.
+            log: takes the decisions of data-dependent control, see `engine_function`.
         """
         # XLA computes the program on device arrays; results return to their memories below.
         on_device = [without_axes(to_device(x)) for x in leaves]
-        outs = self.call_program.tree_of_results(on_device, lambda operands: self.run_program(*operands, record=record))
-        return outs if self.call_program.runs_apart(record) else self.call_program.to_memories(outs)
+        outs = self.call_program.tree_of_results(on_device, lambda operands: self.run_program(*operands, log=log))
+        return outs if self.call_program.runs_apart(log) else self.call_program.to_memories(outs)
 
     @property
     def jaxprs(self) -> Mapping[str, ClosedJaxpr]:
         """The jaxpr as traced, and after each pass, by name."""
         return ReadOnlyMapping(self.planned.jaxprs)
 
-    def run_program(self, *operands: Any, record: Record | None = None) -> Sequence[Any]:
+    def run_program(self, *operands: Any, log: DecisionLog | None = None) -> Sequence[Any]:
         """Return the results of the jaxpr, computed by the program, from its inputs; see `evaluate_program`."""
-        computation = None if record is not None or locates_nans() else self.stored_computation
+        computation = None if log is not None or locates_nans() else self.stored_computation
         if computation is not None:
             results: Sequence[Any] = computation(*operands)
             return results
         from ipujax.program_evaluation import evaluate_program
 
         with collecting_rarely():
-            return evaluate_program(self.planned, operands, self.calls, record)
+            return evaluate_program(self.planned, operands, self.calls, log)
 
     @cached_property
     def stored_computation(self) -> Computation | None:
@@ -307,8 +308,7 @@ class Compiled(Stage):
         self.lowered = lowered
         self._compile_now = compile_now
         self._store = store
-        self._decisions: dict[Program, list[int]] = {}  # of data-dependent control in one profiled call
-        self._profiling = Lock()  # calls share the dict of decisions
+        self._profiling = Lock()  # calls share the log of decisions
 
     @cached_property
     def executable(self) -> Executable:
@@ -390,24 +390,27 @@ class Compiled(Stage):
         return self._jitted(None, tuple(np.flatnonzero(self.lowered.signature.donated).tolist()))
 
     @cached_property
-    def _profiled_call(self) -> Callable[..., Any]:
-        return self._jitted(self._record, ())
+    def _log(self) -> DecisionLog:
+        from ipujax.runtime.engine import DecisionLog
 
-    def _jitted(self, record: Record | None, donated: tuple[int, ...]) -> Callable[..., Any]:
+        return DecisionLog()
+
+    @cached_property
+    def _profiled_call(self) -> Callable[..., Any]:
+        return self._jitted(self._log, ())
+
+    def _jitted(self, log: DecisionLog | None, donated: tuple[int, ...]) -> Callable[..., Any]:
         def run(*leaves: Any) -> Any:
-            return self.lowered.evaluate(*leaves, record=record)
+            return self.lowered.evaluate(*leaves, log=log)
 
         run.__name__ = self.lowered.name
         # A profiled call donates nothing, so that the same arguments can be passed again.
         jitted = jax_jit(run, donate_argnums=donated, **self.signature.for_xla)
-        if not self.lowered.call_program.runs_apart(record):
+        if not self.lowered.call_program.runs_apart(log):
             return jitted
         if self.partitioning is not None:
             return lambda *leaves: self.lowered.call_program.to_memories(run_on_one_device(jitted, leaves, donated))
         return lambda *leaves: self.lowered.call_program.to_memories(jitted(*map(to_device, leaves)))
-
-    def _record(self, node: Program, decision: Any) -> None:
-        self._decisions.setdefault(node, []).append(int(decision))
 
     @showing_user_frames
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -439,12 +442,11 @@ class Compiled(Stage):
             problem = f"replicas of {self.lowered.name} are on several instances: their run cannot be profiled"
             raise ArgumentError(problem, hint="compiled.profile is that of all replicas; or --instances 1")
         with self._profiling:
-            self._decisions = {}
+            self._log.clear()
             outs = jax.block_until_ready(self._profiled_call(*leaves))
-            jax.effects_barrier()  # decisions arrive by callbacks, which may run after the results are ready
             self._settled(outs)
             listing = self.lowered.planned.list_equations
-            return outs, Profile(self.executable, self._decisions, list_equations=listing)
+            return outs, Profile(self.executable, self._log.decisions, list_equations=listing)
 
     @showing_user_frames
     def save(self, path: str | os.PathLike[str]) -> None:

@@ -9,11 +9,12 @@ Input: equations of JAX. Output: origins of what they are lowered to, and equati
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from operator import is_
 from typing import Any
 
-from ipujax.lowering.jax_compat import JaxprEqn, scopes_in
+from ipujax.lowering.jax_compat import ClosedJaxpr, Jaxpr, JaxprEqn, jaxprs_in_params, scopes_in
 from ipujax.lowering.source_info import MADE_AT, NOTE, MadeAt, frame_text, name_stack, printable, without_notes
 from ipujax.runtime.cache import remembered_small
 from ipujax.runtime.errors import is_installed, is_of_user
@@ -169,6 +170,12 @@ def _read(scope: str) -> Note:
     return Note(layer, names, tuple(lines), part, MadeAt(line, file), places)
 
 
+def step_part(eqn: JaxprEqn) -> str:
+    """Part of an equation in a training step, by its name stack or its note; "" for none."""
+    note = _note(eqn.source_info.name_stack)
+    return part_of_name(name_stack(eqn)) or (note.part if note is not None else "")
+
+
 def with_part(eqn: JaxprEqn, part: str) -> JaxprEqn:
     """Equation with a part in its note."""
     info = eqn.source_info
@@ -253,6 +260,30 @@ def in_common(runs: Sequence[Sequence[JaxprEqn]], name: str) -> tuple[list[Jaxpr
     def common_name(names: tuple[str, ...], numbers: _Numbers) -> str:
         return names[0] if len(set(names)) == 1 else caller_name(numbers.setdefault(names, len(numbers)))
 
+    def common_note(notes: Sequence[Note], layers: tuple[str, ...]) -> Note:
+        names, places = (
+            tuple(common_name(of_runs, numbers) for of_runs in zip(*texts, strict=True))
+            for texts, numbers in (
+                ([note.names for note in notes], names_by_number),
+                ([note.places for note in notes], places_by_number),
+            )
+        )
+        files = {note.made_at.file for note in notes}
+        line = common_name(tuple(note.made_at.line for note in notes), places_by_number)
+        made_at = MadeAt(line, files.pop() if len(files) == 1 else "")
+        layer = common_name(layers, names_by_number)
+        return Note(layer, names, notes[0].lines, _common_part(notes), made_at, places)
+
+    def common_inside(place: Sequence[JaxprEqn]) -> JaxprEqn:
+        """Equation of a body, whose layer is relative to that of the loop or branch."""
+        eqn = _with_common_jaxprs(place, common_inside)
+        stacks = [each.source_info.name_stack for each in place]
+        notes = [_note(stack) or Note("/".join(_scopes(stack)), made_at=MadeAt.of(stack)) for stack in stacks]
+        if all(replace(note, lines=notes[0].lines) == notes[0] for note in notes):
+            return eqn
+        stack = noted(_common_ends(list(map(without_notes, stacks))), common_note(notes, tuple(x.layer for x in notes)))
+        return eqn.replace(source_info=eqn.source_info.replace(name_stack=stack))
+
     eqns = []
     for place in zip(*runs, strict=True):
         info = place[0].source_info
@@ -262,25 +293,44 @@ def in_common(runs: Sequence[Sequence[JaxprEqn]], name: str) -> tuple[list[Jaxpr
             inner_layers = tuple(
                 "/".join(note.layer.split("/")[len(prefix) :]) for note, prefix in zip(notes, prefixes, strict=True)
             )
-            names, places = (
-                tuple(common_name(of_runs, numbers) for of_runs in zip(*texts, strict=True))
-                for texts, numbers in (
-                    ([note.names for note in notes], names_by_number),
-                    ([note.places for note in notes], places_by_number),
-                )
-            )
-            files = {note.made_at.file for note in notes}
-            line = common_name(tuple(note.made_at.line for note in notes), places_by_number)
-            made_at = MadeAt(line, files.pop() if len(files) == 1 else "")
-            layer = common_name(inner_layers, names_by_number)
-            stack = noted(stack, Note(layer, names, notes[0].lines, _common_part(notes), made_at, places))
-        eqns.append(place[0].replace(source_info=info.replace(name_stack=stack)))
+            stack = noted(stack, common_note(notes, inner_layers))
+        eqn = _with_common_jaxprs(place, common_inside)
+        eqns.append(eqn.replace(source_info=info.replace(name_stack=stack)))
     # From the names of a number in all runs to the names of a run by number.
     names_of_runs, places_of_runs = (
         list(zip(*numbers, strict=True)) or [()] * len(runs) for numbers in (names_by_number, places_by_number)
     )
     layers = map("/".join, prefixes)
     return eqns, [LayersOfRun(*of_run) for of_run in zip(layers, names_of_runs, places_of_runs, strict=True)]
+
+
+def _with_common_jaxprs(place: Sequence[JaxprEqn], common: Callable[[Sequence[JaxprEqn]], JaxprEqn]) -> JaxprEqn:
+    """First of equal equations, whose bodies have equations that `common` makes of those at a place of each."""
+
+    def of_jaxprs(jaxprs: Sequence[Jaxpr]) -> Jaxpr:
+        first = jaxprs[0]
+        if all(jaxpr is first for jaxpr in jaxprs):
+            return first
+        eqns = list(map(common, zip(*(jaxpr.eqns for jaxpr in jaxprs), strict=True)))
+        return first if all(map(is_, eqns, first.eqns)) else first.replace(eqns=eqns)
+
+    def of_values(values: Sequence[Any]) -> Any:
+        first = values[0]
+        if isinstance(first, ClosedJaxpr):
+            jaxpr = of_jaxprs([value.jaxpr for value in values])
+            return first if jaxpr is first.jaxpr else ClosedJaxpr(jaxpr, first.consts)
+        if isinstance(first, Jaxpr):
+            return of_jaxprs(values)
+        if type(first) is tuple and any(isinstance(item, ClosedJaxpr) for item in first):
+            items = tuple(map(of_values, zip(*values, strict=True)))
+            return first if all(map(is_, items, first)) else items
+        return first
+
+    eqn = place[0]
+    if not any(jaxprs_in_params(eqn.params)):
+        return eqn
+    params = {key: of_values([each.params[key] for each in place]) for key in eqn.params}
+    return eqn if all(params[key] is value for key, value in eqn.params.items()) else eqn.replace(params=params)
 
 
 _Numbers = dict[tuple[str, ...], int]  # number of each tuple of texts, one of each run, that are not all equal

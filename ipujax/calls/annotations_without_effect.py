@@ -1,7 +1,8 @@
 """Annotations of JAX that have no effect on an IPU: a program that has one is told so, with the line.
 
 Input: a traced jaxpr. Output: a warning for each kind of annotation, or an error for memories that cannot be had.
-Those of an exported function are in its module, and have the line of its first call.
+Those of an exported function are in its module, and have the line of its first call; those of a library's equations
+without a line have that of the call around them.
 Parameters of primitives that are not in the table mean on an IPU what they mean to `jax.jit`.
 
 Source: jax 0.10. Limits: of equal annotations on several lines the first is named.
@@ -16,12 +17,12 @@ import jax
 from jax.experimental.layout import Layout
 
 from ipujax.calls.memory_kinds import check_policies, memories_without_effect
-from ipujax.lowering.jax_compat import ClosedJaxpr, JaxprEqn
-from ipujax.lowering.jaxpr import equations, equations_inside
+from ipujax.lowering.jax_compat import ClosedJaxpr, Jaxpr, JaxprEqn, jaxprs_in_params
 from ipujax.lowering.source_info import source_line
 from ipujax.runtime.logs import Log
 
 _LOG = Log("passes")
+_Nested = tuple[JaxprEqn, ...]  # an equation, and those around it
 _EXPORTED = "call_exported"
 _METADATA_CALL = "xla_metadata_call"
 _DEVICE = "device"  # of jax.experimental.compute_on
@@ -118,32 +119,31 @@ CONTEXT_WITHOUT_EFFECT: Mapping[str, Callable[[Any], Iterator[str]]] = {
 
 def check_annotations(who: str, jaxpr: ClosedJaxpr) -> None:
     """Warns of annotations without effect; refuses policies that offload to other than streaming memory."""
-    eqns = list(equations(jaxpr.jaxpr))
-    check_policies(who, eqns)
-    asking: dict[str, JaxprEqn] = {}
-    for eqn in eqns:
-        for text in _texts(eqn):
-            asking.setdefault(text, eqn)
-    for exported, eqn in _exported_functions(eqns):
+    nested = list(_with_callers(jaxpr.jaxpr))
+    check_policies(who, [eqn for eqn, *_ in nested])
+    asking: dict[str, _Nested] = {}
+    for eqns in nested:
+        for text in _texts(eqns[0]):
+            asking.setdefault(text, eqns)
+    calls = [eqns for eqns in nested if eqns[0].primitive.name == _EXPORTED]
+    for eqns in {id(eqns[0].params["exported"]): eqns for eqns in reversed(calls)}.values():
         from ipujax.lowering.stablehlo.module_annotations import module_annotations  # few programs have a module
 
-        for values, dtypes in module_annotations(exported):
+        for values, dtypes in module_annotations(eqns[0].params["exported"]):
             for text in _texts_of(_EXPORTED, values, dtypes):
-                asking.setdefault(text, eqn)
-    for text, eqn in asking.items():
-        _LOG.warning("%s %s (%s)", who, text, source_line(eqn) or "no known line")
+                asking.setdefault(text, eqns)
+    for text, eqns in asking.items():
+        line = next(filter(None, map(source_line, eqns)), "no known line")
+        _LOG.warning("%s %s (%s)", who, text, line)
 
 
-def _exported_functions(eqns: Sequence[JaxprEqn]) -> list[tuple[Any, JaxprEqn]]:
-    """Exported functions that equations call, each with the equation that has the line of its first call."""
-    calls = [eqn for eqn in eqns if eqn.primitive.name == _EXPORTED]
-    with_line = {id(eqn): eqn for eqn in calls}
-    for outer in eqns if calls else ():  # JAX has a call in an equation with derivatives, which has the line
-        for eqn in equations_inside(outer):
-            if eqn.primitive.name == _EXPORTED and source_line(outer) and not source_line(eqn):
-                with_line[id(eqn)] = outer
-    first_calls = {id(eqn.params["exported"]): eqn for eqn in reversed(calls)}
-    return [(eqn.params["exported"], with_line[id(eqn)]) for eqn in first_calls.values()]
+def _with_callers(jaxpr: Jaxpr, callers: _Nested = ()) -> Iterator[_Nested]:
+    """Yield each equation with those around it, the innermost first: equations of libraries may have no line."""
+    for eqn in jaxpr.eqns:
+        nested = (eqn, *callers)
+        yield nested
+        for inner in jaxprs_in_params(eqn.params):
+            yield from _with_callers(getattr(inner, "jaxpr", inner), nested)
 
 
 def _texts(eqn: JaxprEqn) -> Iterator[str]:

@@ -5,7 +5,7 @@
 
 Input: a script or module and its arguments, or an ONNX model. Output: the script's output, then a table on standard
 error, which leaves standard output to the script; with `--save`, a file for each program.
-Limits: programs of `ipu.jit` that other threads compile are not listed.
+Limits: programs of other processes are not listed.
 """
 
 from __future__ import annotations

@@ -81,9 +81,13 @@ def _kind_of(file: str) -> int:
 
 
 def is_defined_by_jax(source: str) -> bool:
-    """Return whether the source of a jaxpr, `name at file:line`, is a file of JAX, or none at all."""
-    _, _, place = source.partition(" at ")
-    return not place or place.startswith(_JAX_FOLDER)
+    """Return whether the source of a jaxpr, `name at file:line`, is a file of JAX."""
+    return source.partition(" at ")[2].startswith(_JAX_FOLDER)
+
+
+def has_place(source: str) -> bool:
+    """Return whether JAX knows where a function is defined; not of a callable object."""
+    return " at " in source
 
 
 def defining_class(path: str, line: int) -> str:

@@ -2,8 +2,8 @@
 
 Input: a compiled function, flat arguments of calls. Output: the profile of each call, as `Compiled.profile_call`
 returns it. The results are left out, and with them what XLA finds that they alone need.
-Limits: each decision takes about 0.2 ms, so there are at most `MOST_DECISIONS`: calls beyond are not run, and one call
-of more has no profile.
+Limits: the clocks take some 20 µs for a decision, so there are at most `MOST_DECISIONS`: calls beyond are not run, and
+one call of more has no profile.
 """
 
 from __future__ import annotations
@@ -11,10 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import jax
-
 from ipujax.lowering.jax_compat import Jaxpr, jaxprs_in_params
-from ipujax.runtime.graph import Program
 from ipujax.runtime.quick_jit import quick_jit
 from ipujax.sharding import run_on_one_device
 
@@ -23,11 +20,7 @@ if TYPE_CHECKING:
     from ipujax.stages import Compiled
 
 
-MOST_DECISIONS = 20_000  # of all calls of one function
-
-
-class _TooManyDecisionsError(Exception):
-    """Ends a run."""
+MOST_DECISIONS = 200_000  # of all calls of one function
 
 
 def least_decisions(jaxpr: Jaxpr) -> int:
@@ -50,35 +43,27 @@ def profiles_of_calls(compiled: Compiled, calls: Sequence[tuple[Any, ...]]) -> l
     Raises:
         IpuError: a function that the program calls on the host has failed.
     """
+    from ipujax.runtime.engine import DecisionLog
     from ipujax.runtime.host import wait_for_calls
     from ipujax.runtime.report import Profile
 
-    decisions: dict[Program, list[int]] = {}
-    remaining = MOST_DECISIONS
-
-    def record(node: Program, decision: Any) -> None:
-        nonlocal remaining
-        remaining -= 1
-        if remaining < 0:
-            raise _TooManyDecisionsError
-        decisions.setdefault(node, []).append(int(decision))
+    log = DecisionLog(most=MOST_DECISIONS)
 
     @quick_jit
     def decide(*leaves: Any) -> tuple[()]:
-        compiled.lowered.evaluate(*leaves, record=record)
+        compiled.lowered.evaluate(*leaves, log=log)
         return ()
 
     profiles = []
+    remaining = MOST_DECISIONS
     for args in calls:
-        try:
-            run_on_one_device(decide, args, ())
-            jax.effects_barrier()  # decisions arrive by callbacks
-        except jax.errors.JaxRuntimeError:
-            if remaining >= 0:
-                raise
+        run_on_one_device(decide, args, ())
+        decisions = log.decisions
+        remaining -= sum(map(len, decisions.values()))
+        if remaining < 0:
             break
         if compiled.lowered.calls is not None:
             wait_for_calls((), [compiled.lowered.calls])
-        profiles.append(Profile(compiled.executable, dict(decisions)))
-        decisions.clear()
+        profiles.append(Profile(compiled.executable, decisions))
+        log.clear()
     return profiles

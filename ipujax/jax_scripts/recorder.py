@@ -19,11 +19,12 @@ from weakref import ReferenceType, WeakKeyDictionary, ref
 import jax
 
 from ipujax.jax_scripts.call_signatures import Signatures
-from ipujax.jax_scripts.places import CallPlace, PlaceFinder, is_defined_by_jax
+from ipujax.jax_scripts.places import CallPlace, PlaceFinder, has_place, is_defined_by_jax
 from ipujax.jax_scripts.samples import CallSamples
 from ipujax.jax_scripts.silent_callbacks import can_run_again
-from ipujax.lowering.jax_compat import ClosedJaxpr
+from ipujax.lowering.jax_compat import ClosedJaxpr, Jaxpr
 from ipujax.lowering.jaxpr import equations, primitive_names
+from ipujax.lowering.source_info import common_function, source_line
 from ipujax.runtime.errors import IpuError, file_name, is_installed
 from ipujax.sharding import NO_SHARDINGS, CallShardings, ShardingSettings
 
@@ -76,9 +77,10 @@ class FunctionRecord:
                 if eqn.primitive.name == "call_exported":
                     return str(eqn.params["exported"].fun_name)
                 if eqn.primitive.name == "shard_map":
-                    return str(eqn.params["jaxpr"].debug_info.func_name)
+                    return _function_name(eqn.params["jaxpr"])
         is_part = self.jaxpr.jaxpr.debug_info.arg_names is None and not self.is_of_jax
-        return f"{self.name}, transformed" if is_part else self.name
+        name = self.name if has_place(self.source) else _function_name(self.jaxpr.jaxpr)
+        return f"{name}, transformed" if is_part else name
 
     @property
     def body_name(self) -> str:
@@ -87,7 +89,7 @@ class FunctionRecord:
             for eqn in self.jaxpr.jaxpr.eqns:
                 body = eqn.params.get({"scan": "jaxpr", "while": "body_jaxpr"}.get(eqn.primitive.name, ""))
                 if body is not None and not is_defined_by_jax(body.jaxpr.debug_info.func_src_info or ""):
-                    return str(body.jaxpr.debug_info.func_name)
+                    return _function_name(body.jaxpr)
         return ""
 
     @property
@@ -250,7 +252,10 @@ class Recorder:
         if jaxpr is None:
             record.reason = "it was compiled before the run, or read from a file"
         else:
-            record.is_of_jax = is_defined_by_jax(record.source)
+            # What JAX calls by itself is its own, where it does not know the definition.
+            record.is_of_jax = is_defined_by_jax(record.source) or (
+                not has_place(record.source) and place.function != ""
+            )
             names = set(primitive_names(jaxpr.jaxpr))
             record.depends_on_data = bool(names & _CONTROL_ON_DATA)
             record.samples = CallSamples() if record.depends_on_data and can_run_again(jaxpr) else None
@@ -278,6 +283,14 @@ def _without_weak_types(records: Sequence[FunctionRecord]) -> list[FunctionRecor
             most = max(group, key=lambda record: record.calls)
             merged.append(replace(most, calls=sum(record.calls for record in group)))
     return merged
+
+
+def _function_name(jaxpr: Jaxpr) -> str:
+    """Return the name of the script's function that a jaxpr was traced from, also where a function of JAX calls it."""
+    source = jaxpr.debug_info.func_src_info or ""
+    if has_place(source) and not is_defined_by_jax(source):
+        return str(jaxpr.debug_info.func_name)
+    return common_function([eqn for eqn in jaxpr.eqns if source_line(eqn)]) or str(jaxpr.debug_info.func_name)
 
 
 def _weak_types(record: FunctionRecord) -> tuple[bool, ...]:

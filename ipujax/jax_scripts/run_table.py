@@ -26,6 +26,7 @@ NOTHING = (
     "so profile the script that calls JAX itself"
 )
 _MOST_ROWS = 20  # of functions that stay JAX's, and of lines of operations, before the rest is counted
+_MOST_NAMES = 3  # of a layer
 _MOST_TYPES = 4  # of arguments in a name
 _TRIP_COUNTS = "--trip-count LOOP=N, Options(trip_counts=…) make them known"
 
@@ -39,11 +40,25 @@ def program_cells(profile: Profile) -> Row:
     try:
         cycles = f"{profile.cycles:,}"
         time = duration(profile.seconds)
-        slowest = profile.operations(1)
+        slowest = next(iter(profile.operations(1)), None)
     except ProfileError as error:  # a trip count is data
         return "depend on data", "", tile, f"{error.what}; {_TRIP_COUNTS}"
-    limit = [f"{op.dominant} of {op.names[0]}, {100 * op.share:.0f} %, {op.origin.line}" for op in slowest]
-    return cycles, time, tile, "".join(limit).rstrip(", ")
+    if slowest is None:
+        return cycles, time, tile, ""
+    line = slowest.origin.line
+    layer = _layer_inside(profile, line)
+    limit = f"{slowest.dominant} of {slowest.names[0]}", f"{100 * slowest.share:.0f} %", line
+    return cycles, time, tile, ", ".join(filter(None, (*limit, layer and f"most in layer {layer}")))
+
+
+def _layer_inside(profile: Profile, line: str) -> str:
+    """Return the layer of most cycles among what a library computes for a line, as for `model.fit`; "" without any."""
+    cycles: Counter[str] = Counter()
+    for row in profile.step_costs:
+        if line and row.origin.line == line and row.origin.library and row.origin.layer:
+            cycles[row.origin.layer] += row.cycles
+    names = max(cycles, key=cycles.__getitem__, default="").split("/")
+    return "/".join(names if len(names) <= _MOST_NAMES else ["…", *names[-_MOST_NAMES:]])
 
 
 def run_lines(

@@ -21,12 +21,10 @@ from ipujax.sharding import Partitioning, with_axes
 # Imported by the methods that need them: a program of the cache is called without.
 if TYPE_CHECKING:
     from ipujax.lowering_plan.planned_program import PlannedProgram
-    from ipujax.runtime.graph import Program
+    from ipujax.runtime.engine import DecisionLog
     from ipujax.runtime.host import HostCalls
     from ipujax.runtime.report import Profile
     from ipujax.storage import Computation
-
-Record = Callable[["Program", Any], None]
 
 
 class Store(Protocol):
@@ -79,9 +77,9 @@ class CallProgram:
         """True if arrays in the host's memory, or Refs, are inputs beside the arguments."""
         return bool(self.constants or self.plan.refs)
 
-    def runs_apart(self, record: Record | None) -> bool:
+    def runs_apart(self, log: DecisionLog | None) -> bool:
         """Return whether arrays move outside the XLA computation: to and from host memory, or a mesh of devices."""
-        has_callbacks = record is not None or self.calls is not None
+        has_callbacks = log is not None or self.calls is not None
         return self.partitioning is not None or moves_apart(self.plan.signature, has_callbacks)
 
     def to_memories(self, outs: Any) -> Any:

@@ -42,6 +42,7 @@ from ipujax.lowering.jaxpr import (
     with_inner,
     work_of_equation,
 )
+from ipujax.lowering.layer_notes import step_part, with_part
 from ipujax.lowering.passes.longer_lives import LiveBytes
 from ipujax.lowering.passes.value_numbers import earlier_equals
 from ipujax.lowering.primitives import record_of
@@ -171,7 +172,9 @@ def _join_equals(body: Jaxpr, earlier: Mapping[int, int], byte_cost: float) -> t
                 results[place] = var
             elif not isinstance(var, DropVar):
                 replaced[var] = result
-        eqns[first] = eqns[first].replace(outvars=results)
+        joined = eqns[first].replace(outvars=results)
+        # A loss beside its gradient is of no part by itself, but the forward part of the gradient reads it now.
+        eqns[first] = joined if step_part(joined) else with_part(joined, step_part(eqns[number]))
     # The replacement of a value may be replaced itself: the earliest first, each then has its final one.
     for var in reversed(replaced):
         replaced[var] = replaced.get(replaced[var], replaced[var])

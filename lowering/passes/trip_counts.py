@@ -17,7 +17,7 @@ import numpy as np
 
 from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 from ipujax.lowering.jaxpr import Body, while_body, while_condition
-from ipujax.lowering.primitives import record_of
+from ipujax.lowering.primitives import exact_value, record_of
 
 Known = Any  # a NumPy scalar, None for a value that is data
 
@@ -111,9 +111,14 @@ def known_values(jaxpr: ClosedJaxpr, known: Sequence[Known]) -> dict[Var, Known]
             continue
         operands = [_value(values, atom) for atom in eqn.invars]
         if all(x is not None for x in operands):
-            with jax.ensure_compile_time_eval(), jax.enable_x64(True):
-                values[eqn.outvars[0]] = np.asarray(eqn.primitive.bind(*operands, **eqn.params))
+            exact = exact_value(eqn.primitive.name, [np.asarray(x) for x in operands], _dtype(eqn.outvars[0]))
+            values[eqn.outvars[0]] = _computed(eqn, operands) if exact is None else exact
     return values
+
+
+def _computed(eqn: JaxprEqn, operands: Sequence[Known]) -> np.ndarray:
+    with jax.ensure_compile_time_eval(), jax.enable_x64(True):
+        return np.asarray(eqn.primitive.bind(*operands, **eqn.params))
 
 
 def fixed_carries(body: Body, known: Sequence[Known]) -> list[Known]:

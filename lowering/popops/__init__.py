@@ -67,7 +67,7 @@ from ipujax.lowering.popops.indexing.windows import (
     reduce_window as reduce_window,
     scatter_by_functions as scatter_by_functions,
 )
-from ipujax.lowering.popops.maps.constants import immediate_of as immediate_of
+from ipujax.lowering.popops.maps.constants import exact_value as exact_value, immediate_of as immediate_of
 from ipujax.lowering.popops.maps.elementwise import kept_result as kept_result
 from ipujax.lowering.popops.maps.row_functions import (
     RowFunction as RowFunction,

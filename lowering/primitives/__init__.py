@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from ipujax.runtime.lazy_names import lazy_names
 
 if TYPE_CHECKING:
+    from ipujax.lowering.popops import exact_value as exact_value
     from ipujax.lowering.primitives.record import (
         Factors as Factors,
         Labels as Labels,

@@ -1,5 +1,6 @@
 """The engine: a whole program as one JAX function, for one replica or several."""
 
+from ipujax.runtime.engine.decision_log import DecisionLog as DecisionLog
 from ipujax.runtime.engine.engine import (
     StateFunction as StateFunction,
     engine_function as engine_function,

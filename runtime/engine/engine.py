@@ -23,10 +23,11 @@ from typing import Any
 import jax
 
 from ipujax.runtime.analysis import EffectsOf
+from ipujax.runtime.engine.decision_log import DecisionLog
 from ipujax.runtime.engine.engine_plan import EnginePlan
 from ipujax.runtime.engine.replicated import ReplicatedProgram
 from ipujax.runtime.engine.single import EngineProgram, Streams
-from ipujax.runtime.engine.values import Outside, Record, StepClock
+from ipujax.runtime.engine.values import Outside, StepClock
 from ipujax.runtime.graph import CrossReplicaCopy, Graph, HostStream, Program, RemoteIn, RemoteOut, distinct
 from ipujax.runtime.host import ALONE, GuardedHost, HostCalls, Instances
 from ipujax.runtime.tensor import Variable
@@ -38,7 +39,7 @@ def engine_function(
     program: Program,
     *,
     exact_splits: bool = False,
-    record: Record | None = None,
+    log: DecisionLog | None = None,
     calls: HostCalls | None = None,
     instances: Instances = ALONE,
     clock: StepClock | None = None,
@@ -50,9 +51,7 @@ def engine_function(
         graph: holds the vertex groups and constants.
         program: the program; not to be changed afterwards.
         exact_splits: compute every vertex by itself instead of unsplit: slower, with the splits of the machine.
-        record: called, in program order, with each node of data-dependent control and its outcome: trip count of a
-            loop, 1 or 0 of an `If`, case of a `Switch` (number of cases for its default). Each call is a slow host
-            callback. Of several replicas the first is recorded.
+        log: takes the decisions of data-dependent control, of several replicas those of the first.
         calls: calls the host's functions; their exceptions pass through XLA when None.
         instances: processes among which replicas are shared; with several, the function must be traced inside a
             `jax.shard_map` over them.
@@ -68,7 +67,7 @@ def engine_function(
     Raises:
         VerifyError: replicas may not reach a meeting point together, see `verify.replicas`.
     """
-    outside = Outside(record, None, calls or HostCalls(guarded=False), clock)
+    outside = Outside(log, None, calls or HostCalls(guarded=False), clock)
     return prepare_engine(
         graph, program, outside, exact_splits=exact_splits, instances=instances, observed=observed
     ).run
@@ -104,7 +103,7 @@ class StateFunction:
         persistent: the variables, of tiles or remote buffers, that may be read after a run.
         host: answers transfers as they happen.
         exact_splits: see `engine_function`.
-        record: see `engine_function`.
+        log: see `engine_function`.
 
     Attributes:
         reads: variables whose values before a run it depends on.
@@ -119,9 +118,9 @@ class StateFunction:
         host: GuardedHost,
         *,
         exact_splits: bool = False,
-        record: Record | None = None,
+        log: DecisionLog | None = None,
     ) -> None:
-        self._engine = prepare_engine(graph, program, Outside(record, host), persistent, exact_splits=exact_splits)
+        self._engine = prepare_engine(graph, program, Outside(log, host), persistent, exact_splits=exact_splits)
         self._program = program
         self._persistent = frozenset(persistent)
         effects = EffectsOf(graph)(program)
@@ -138,6 +137,7 @@ class StateFunction:
         """Trace one run of the program; takes an array for each of `reads`, and returns one for each of `writes`."""
         values = self._engine.load_values({variable: state[variable] for variable in self.reads})
         self._engine.run_program(self._program, values, self._persistent)
+        self._engine.end(values)
         return self._engine.export(values, self.writes)
 
 

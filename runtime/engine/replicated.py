@@ -14,7 +14,7 @@ all replicas (`Divergence`) are computed once: parameters of data-parallel train
 gradients and their next use. Where replicas are spread over processes (`runtime/host/instances.py`) the axis is of the
 local ones; copies and collectives gather all of them.
 
-Limits: with a recorder, the decisions of the first local replica are recorded, and each replica is traced separately.
+Limits: with a log, the decisions of the first local replica are recorded, and each replica is traced separately.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ class ReplicatedProgram(EngineProgram):
         outside = single.outside
         super().__init__(plan, outside)
         self._single = single
-        self._unrecorded = EngineProgram(plan, replace(outside, record=None))  # for replicas of unrecorded decisions
+        self._unrecorded = EngineProgram(plan, replace(outside, log=None))  # for replicas of unrecorded decisions
         self._all_replicas = replicas
         self._instances = instances
         self._replicas = instances.count_local(replicas)
@@ -302,8 +302,8 @@ class ReplicatedProgram(EngineProgram):
         """Trace steps without meeting; `after` are the variables on which replicas may disagree after them."""
         changed = self._state([program], live)
         differ = [self._originals.get(v, v) in after or v in self._always_stacked for v in changed]
-        if self.outside.record is not None:
-            # `vmap` has no rule for the ordered callbacks of a recorder.
+        if self.outside.log is not None:
+            # `vmap` has no rule for the ordered callbacks of a log.
             by_replica = [self._run_replica(r, program, values, live, changed) for r in range(self._replicas)]
             results = [
                 jnp.stack(arrays) if d else arrays[0]
@@ -369,8 +369,8 @@ class ReplicatedProgram(EngineProgram):
 
         start = *inside(values), jnp.zeros((), jnp.int32), [values[v] for v in variables]
         *_, trips, arrays = lax.while_loop(lambda state: state[1], iteration, start)
-        self._record_outcome(step, trips, values)
         values.update(zip(variables, arrays, strict=True))
+        self._record_outcome(step, trips, values)
 
     def _branch_apart(self, step: Branch, values: StackedValues, live: Live) -> None:
         """Trace the programs of a branch one after the other, each for the replicas that choose it."""
@@ -387,7 +387,9 @@ class ReplicatedProgram(EngineProgram):
 
             def run(arrays: State, active: jax.Array = active, program: Program = program) -> State:
                 # Each program begins with the values before the branch, not with those of another one.
-                inner = values.running(active, variables, before)
+                # What no replica has of its own, as the log of decisions, goes on.
+                start = [b if v in values.stacked else a for v, a, b in zip(variables, arrays, before, strict=True)]
+                inner = values.running(active, variables, start)
                 self.run_program(program, inner, live)
                 return values.of_active(active, variables, inner.as_carry(variables, values), arrays)
 
@@ -399,14 +401,11 @@ class ReplicatedProgram(EngineProgram):
         return self._instances.gather(active).any()
 
     def _record_outcome(self, step: Program, outcome: jax.Array, values: Values) -> None:
-        if self.outside.record is None:
+        if self.outside.log is None:
             return
         assert isinstance(values, StackedValues)
-        record = partial(super()._record_outcome, step, outcome, values)
-        if values.active is None:
-            record()
-        else:
-            lax.cond(values.active[0], record, lambda: None)
+        is_on = True if values.active is None else values.active[0]
+        self.outside.log.write(step, outcome, values, self.plan.has_failed, is_on)
 
     # --- meetings ---
 

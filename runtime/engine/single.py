@@ -21,7 +21,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.experimental import io_callback
 from jax.experimental.xla_metadata import set_xla_metadata
 
 from ipujax.runtime.engine.collapse import computed_once
@@ -32,6 +31,7 @@ from ipujax.runtime.graph import (
     Branch,
     Call,
     Copy,
+    Decision,
     Execute,
     Function,
     HostStream,
@@ -105,6 +105,7 @@ class EngineProgram:
                 value = values.broadcast(value) if source.broadcast else value
                 values[buffer.memory] = self._reshaped(value, source.shape, buffer.memory.shape)
         self.run_program(self.plan.program, values, frozenset())
+        self.end(values)
         sent = {stream: values[variable] for stream, variable in self.plan.outputs.items()}
         read = {buffer.read_into: buffer.memory for buffer in remote if buffer.read_into is not None}
         return sent | {
@@ -146,13 +147,18 @@ class EngineProgram:
         if self.outside.clock is not None:
             self.outside.clock.settle(values)
 
+    def end(self, values: Values) -> None:
+        """Trace what follows the last step of a run."""
+        if self.outside.log is not None:
+            self.outside.log.end(values)
+
     def _is_whole(self, program: Program) -> bool:
         """Return whether a program is one step: a whole operation, or a call that stays a call."""
         if isinstance(program, WholeOperation):
-            return not self.plan.exact_splits and self.outside.record is None and self.outside.clock is None
+            return not self.plan.exact_splits and self.outside.log is None and self.outside.clock is None
         # Calls with host transfers are inlined.
         stays = isinstance(program, Call) and program.function in self.plan.called_around
-        return stays and self.outside.record is None and not self._side_state(program)
+        return stays and self.outside.log is None and not self._side_state(program)
 
     def _state(self, programs: Collection[Program], live: Live) -> list[Variable]:
         """Return the variables that programs write and that may be read later, in a fixed order."""
@@ -161,7 +167,7 @@ class EngineProgram:
         return list(dict.fromkeys([*variables, *(v for program in programs for v in self._side_state(program))]))
 
     def _side_state(self, program: Program) -> list[Variable]:
-        """Return the variables for output streams, off-chip memory and a failed host that a program changes."""
+        """Return the variables for output streams, off-chip memory, a failed host and a log that a program changes."""
         if program not in self._side_states:
             variables: dict[Variable, None] = {}  # an ordered set
             for node in distinct(program):
@@ -171,6 +177,8 @@ class EngineProgram:
                     variables[self.plan.has_failed] = None
                 elif isinstance(node, StreamOut):
                     variables[self.plan.outputs[node.stream]] = None
+                elif isinstance(node, Decision) and self.outside.log is not None:
+                    variables |= dict.fromkeys((self.outside.log.rows, self.outside.log.count, self.plan.has_failed))
             if self.outside.clock is not None:
                 variables[self.outside.clock.variable] = None
             self._side_states[program] = list(variables)
@@ -336,8 +344,8 @@ class EngineProgram:
 
         start = self._continues(step, values), jnp.zeros((), jnp.int32), [values[v] for v in variables]
         _, trips, state = lax.while_loop(lambda state: state[0], iteration, start)
-        self._record_outcome(step, trips, values)
         values.update(zip(variables, state, strict=True))
+        self._record_outcome(step, trips, values)
 
     def _decide(self, step: RepeatWhile, values: Values) -> None:
         if self.outside.clock is not None:
@@ -349,9 +357,8 @@ class EngineProgram:
         return is_true & ~values[self.plan.has_failed] if self._side_state(step) else is_true
 
     def _record_outcome(self, step: Program, outcome: jax.Array, values: Values) -> None:
-        del values  # those of several replicas decide
-        if self.outside.record is not None:
-            io_callback(partial(self.outside.record, step), None, outcome, ordered=True)
+        if self.outside.log is not None:
+            self.outside.log.write(step, outcome, values, self.plan.has_failed)
 
     def _branch(
         self,

@@ -1,17 +1,18 @@
 """Arrays of variables while a program is traced, and values of host streams, whose variables are made here.
 
-What is outside of a traced program: the host, a recorder, clocks.
+What is outside of a traced program: the host, a log of decisions, clocks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 
+from ipujax.runtime.engine.decision_log import DecisionLog
 from ipujax.runtime.engine.orders import reordered
 from ipujax.runtime.errors import ArgumentError
 from ipujax.runtime.graph import ComputeSet, HostStream, Program, StreamIn, StreamOut, distinct
@@ -97,9 +98,6 @@ def check_input(stream: HostStream, inputs: Mapping[HostStream, Any], shape: tup
     return value
 
 
-Record = Callable[[Program, Any], None]
-
-
 class StepClock(Protocol):
     """Clocks that are traced with a program, see `timeline.cycle_counter`."""
 
@@ -120,13 +118,13 @@ class Outside:
     """What a traced program talks to.
 
     Args:
-        record: is called with each node of data-dependent control and its outcome, see `engine_function`.
+        log: takes the decisions of data-dependent control, see `engine_function`.
         host: answers transfers as they happen; without it a stream has one value a run.
         calls: calls the host's functions.
         clock: clocks that codelets read; without it those codelets read zeros.
     """
 
-    record: Record | None = None
+    log: DecisionLog | None = None
     host: GuardedHost | None = None
     calls: HostCalls = field(default_factory=lambda: HostCalls(guarded=False))
     clock: StepClock | None = None

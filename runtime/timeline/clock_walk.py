@@ -7,16 +7,15 @@ of its body (`maxplus`), which is exact. A task of a pipeline with static contro
 reads or changes, computed once and applied for every micro-batch, so that long pipelines take little time. Work is the
 same in every iteration, so phases are counted; only idle time depends on the clocks.
 Without a recording of a run, the costlier branch is assumed where the choice is data, and loops whose trip count is
-data need a count. With one, loops around such control are walked iteration by iteration: step by step the first, then
-by matrices of what has no such control.
+data need a count. With one, loops around such control are walked step by step in the first iteration, then by matrices
+of runs that decide alike (`recorded_runs`).
 """
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import groupby
 
 import numpy as np
 
@@ -36,12 +35,12 @@ from ipujax.runtime.graph import (
 from ipujax.runtime.tensor import Origin, compose
 from ipujax.runtime.timeline import maxplus
 from ipujax.runtime.timeline.clocks import ClockStep
+from ipujax.runtime.timeline.recorded_runs import OUTSIDE, LoopTest, RecordedRuns
 from ipujax.runtime.timeline.static_effect import StaticEffect, Sums, rows_of
 
 # Choices of each data-dependent node in a run, in order: iterations of a loop, 1 or 0 of an If, the case of a Switch
 # (the number of cases for its default).
 Recording = Mapping[Program, Sequence[int]]
-_OUTSIDE = Origin()  # of functions
 
 
 @dataclass(slots=True, eq=False)
@@ -90,7 +89,7 @@ class TimelineStep:
     ends: tuple[int, ...]
     repeats: int = 1
     children: tuple[TimelineStep, ...] = ()
-    caller: Origin = _OUTSIDE
+    caller: Origin = OUTSIDE
     times: int = 1
     sums: Sums | None = None
 
@@ -135,37 +134,11 @@ class Control:
         return counts[0]
 
 
-def _next_choice(clocks: Clocks, node: Program, name: str) -> int:
+def _next_choice(clocks: Clocks, node: Program, name: object) -> int:
     """Return the recorded choice of the current run of a node."""
     for choice in clocks.choices[node]:
         return int(choice)
     raise ProfileError(f"the recording ends before {name} runs for the last time")
-
-
-class _Test(Program):
-    """The test of a loop and the decision after it, as a node that can be walked."""
-
-    __slots__ = ("loop", "test")
-
-    def __init__(self, loop: Loop, test: Program) -> None:
-        self.loop = loop
-        self.test = test
-
-    def children(self) -> tuple[Program, ...]:
-        return (self.test,)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Segment:
-    """Consecutive parts of a program, without recorded control, or one part with it.
-
-    Args:
-        parts: in their order.
-        is_recorded: whether the part has recorded control.
-    """
-
-    parts: tuple[Program, ...]
-    is_recorded: bool
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -195,9 +168,8 @@ class Walk:
     costliest: dict[Program, int] = field(default_factory=dict)
     _matrices: dict[Program, np.ndarray] = field(default_factory=dict)
     _effects: dict[PipelineTask, StaticEffect] = field(default_factory=dict)
-    _tests: dict[Loop, _Test] = field(default_factory=dict)
-    _segments: dict[Program, tuple[_Segment, ...]] = field(default_factory=dict)
-    _segment_effects: dict[tuple[tuple[Program, ...], Origin], StaticEffect] = field(default_factory=dict)
+    _tests: dict[Loop, LoopTest] = field(default_factory=dict)
+    _runs: RecordedRuns = field(default_factory=RecordedRuns)
 
     @classmethod
     def of(
@@ -223,7 +195,7 @@ class Walk:
         Raises:
             ProfileError: a loop whose trip count is unknown, a recording that is too short, or 2^60 cycles or more.
         """
-        return self.visit(self.program, clocks, 1, _OUTSIDE)
+        return self.visit(self.program, clocks, 1, OUTSIDE)
 
     def visit(self, program: Program, clocks: Clocks, times: int, caller: Origin) -> Iterator[TimelineStep]:
         """Advance clocks over one run of a part of the program, counted as several runs; see `run`."""
@@ -232,7 +204,7 @@ class Walk:
                 yield self._run_task(program, program.task, clocks, times, caller)
             case Call(function, origin):
                 # As `profile.attribution` sees calls.
-                caller = compose(caller, origin) if origin != _OUTSIDE else caller
+                caller = compose(caller, origin) if origin != OUTSIDE else caller
                 yield from self.visit(function.body, clocks, times, caller)
             case Block():
                 for child in program.children():
@@ -240,15 +212,15 @@ class Walk:
             case Loop(test=None):
                 yield from self._run_loop(program, (program.body,), clocks, times, caller)
             case Loop(test=Program() as condition):
-                test = self._test_of(program, condition)  # runs once more than the body
+                test = self.test_of(program, condition)  # runs once more than the body
                 yield from self.visit(test, clocks, times, caller)
                 yield from self._run_loop(program, (program.body, test), clocks, times, caller)
-            case _Test():
+            case LoopTest():
                 yield from self.visit(program.test, clocks, times, caller)
                 yield self._run_leaf(program.loop, clocks, times, caller)
             case Branch():
                 yield self._run_leaf(program, clocks, times, caller)
-                yield from self.visit(program.children()[self._chosen_branch(program, clocks)], clocks, times, caller)
+                yield from self.visit(program.children()[self.chosen_branch(program, clocks)], clocks, times, caller)
             case WriteUndef():  # a hint to the compiler, which does nothing
                 return
             case _:
@@ -313,97 +285,16 @@ class Walk:
         starts, ends = (tuple(cycles[list(ipus)].tolist()) for cycles in (before, clocks.of_ipus))
         return TimelineStep(node, ipus, starts, ends, count, children, times=times)
 
-    def _test_of(self, loop: Loop, condition: Program) -> _Test:
-        return self._tests.setdefault(loop, _Test(loop, condition))
+    def test_of(self, loop: Loop, condition: Program) -> LoopTest:
+        return self._tests.setdefault(loop, LoopTest(loop, condition))
 
     def _run_recorded(self, parts: tuple[Program, ...], count: int, clocks: Clocks, times: int, caller: Origin) -> None:
         """Run `parts` with recorded control, in order, `count` times, without steps for the timeline."""
-        applied = Counter[StaticEffect]()
-        for _ in range(count):
-            for part in parts:
-                self._advance(part, clocks, times, caller, applied)
-        for effect, number in applied.items():
-            clocks.sums.add(effect.sums.times(number * times))
-
-    def _advance(
-        self, program: Program, clocks: Clocks, times: int, caller: Origin, applied: Counter[StaticEffect]
-    ) -> None:
-        """Advance clocks over one run of a part, without steps; static segments are one matrix, counted in `applied`.
-
-        The sums of these segments are not added to those of the clocks: their number of runs is enough.
-        """
-        for segment in self._segments_of(program):
-            if segment.is_recorded:
-                self._advance_recorded(segment.parts[0], clocks, times, caller, applied)
-            else:
-                self._advance_static(segment.parts, 1, clocks, times, caller, applied)
-
-    def _advance_static(
-        self,
-        parts: tuple[Program, ...],
-        count: int,
-        clocks: Clocks,
-        times: int,
-        caller: Origin,
-        applied: Counter[StaticEffect],
-    ) -> None:
-        """Run parts without recorded control, in order, `count` times; see `_advance`."""
-        if count and clocks.task_ipu is not None and clocks.begin is None:
+        while count and clocks.task_ipu is not None and clocks.begin is None:
             # A matrix does not tell which work of a task is its first.
             _run_all(self._iteration(parts, clocks, times, caller))
             count -= 1
-        if not count:
-            return
-        key = parts, caller
-        if key not in self._segment_effects:
-            self._segment_effects[key] = self._effect_of(parts, caller)
-        effect = self._segment_effects[key]
-        effect.apply(clocks.state, count)
-        applied[effect] += count
-
-    def _advance_recorded(
-        self, program: Program, clocks: Clocks, times: int, caller: Origin, applied: Counter[StaticEffect]
-    ) -> None:
-        """Advance clocks over a part with recorded control, as `visit` does; see `_advance`."""
-        match program:
-            case Call(function, origin):
-                caller = compose(caller, origin) if origin != _OUTSIDE else caller
-                self._advance(function.body, clocks, times, caller, applied)
-            case Loop(test=condition):
-                test = () if condition is None else (self._test_of(program, condition),)
-                for part in test:
-                    self._advance(part, clocks, times, caller, applied)
-                count = self.control.trip_count(program, clocks)
-                parts = (program.body, *test)
-                if not any(map(self.control.is_recorded, parts)):
-                    self._advance_static(parts, count, clocks, times, caller, applied)
-                    return
-                for _ in range(count):
-                    for part in parts:
-                        self._advance(part, clocks, times, caller, applied)
-            case _Test():
-                self._advance(program.test, clocks, times, caller, applied)
-                self._run_leaf(program.loop, clocks, times, caller)
-            case Branch():
-                self._run_leaf(program, clocks, times, caller)
-                chosen = program.children()[self._chosen_branch(program, clocks)]
-                self._advance(chosen, clocks, times, caller, applied)
-            case Block():
-                self._advance(program, clocks, times, caller, applied)
-            case _:
-                _run_all(self.visit(program, clocks, times, caller))
-
-    def _segments_of(self, program: Program) -> tuple[_Segment, ...]:
-        """Return the parts of a block, consecutive ones without recorded control together, or the program itself."""
-        if program not in self._segments:
-            parts = program.children() if isinstance(program, Block) else (program,)
-            segments = list[_Segment]()
-            for is_recorded, group in groupby(parts, self.control.is_recorded):
-                alike = tuple(group)
-                for each in ((part,) for part in alike) if is_recorded else (alike,):
-                    segments.append(_Segment(each, is_recorded))
-            self._segments[program] = tuple(segments)
-        return self._segments[program]
+        clocks.sums.add(self._runs.advance(self, parts, count, clocks, caller).times(times))
 
     def _further_iterations(
         self, node: Loop, parts: tuple[Program, ...], count: int, clocks: Clocks, times: int, caller: Origin
@@ -425,21 +316,21 @@ class Walk:
         """Return the max-plus matrix of one run of `parts`, the body of `node`."""
         if node not in self._matrices:
             clocks = Clocks(maxplus.identity(self.num_ipus + self.slots), Sums.none(self.num_ipus))
-            _run_all(self._at_once()._iteration(parts, clocks, 1, _OUTSIDE))
+            _run_all(self._at_once()._iteration(parts, clocks, 1, OUTSIDE))
             self._matrices[node] = clocks.state
         return self._matrices[node]
 
     # --- branches ---
 
-    def _chosen_branch(self, node: Branch, clocks: Clocks) -> int:
+    def chosen_branch(self, node: Branch, clocks: Clocks) -> int:
         """Return the branch of the current run of a node: the recorded one, or else the costliest from equal clocks."""
         if node in self.control.recording:
-            return node.recorded_choice(_next_choice(clocks, node, str(node.origin)))
+            return node.recorded_choice(_next_choice(clocks, node, node.origin))
         if node not in self.costliest:
             costs = []
             for branch in node.children():
                 start = replace(self.clocks_at_start(), choices=clocks.choices)
-                _run_all(self._at_once().visit(branch, start, 1, _OUTSIDE))
+                _run_all(self._at_once().visit(branch, start, 1, OUTSIDE))
                 costs.append(int(start.state.max()))
             self.costliest[node] = int(np.argmax(costs))
         return self.costliest[node]
@@ -457,7 +348,7 @@ class Walk:
             begin = before if inner.begin is None else inner.begin
         else:
             if task not in self._effects:
-                self._effects[task] = self._effect_of((call.function.body,), caller, ipu)
+                self._effects[task] = self.effect_of((call.function.body,), caller, ipu)
             effect = self._effects[task]
             sums = effect.sums.times(times)
             begin = effect.begin_of(clocks.state)
@@ -466,18 +357,27 @@ class Walk:
         end = int(clocks.state[ipu, 0])
         return TimelineStep(call, (ipu,), (int(begin[0]),), (end,), caller=caller, times=times, sums=sums)
 
-    def _effect_of(self, parts: tuple[Program, ...], caller: Origin, task_ipu: int | None = None) -> StaticEffect:
+    def effect_of(self, parts: tuple[Program, ...], caller: Origin, task_ipu: int | None = None) -> StaticEffect:
         """Run parts with static control, in order, on the identity of the rows of their steps."""
-        steps = (self.steps.get(node) for part in parts for node in distinct(part))
-        # Parts that take no time run too, and count: on one clock.
-        rows = tuple(sorted({task_ipu or 0}.union(*map(rows_of, steps))))
-        state = np.full((self.num_ipus + self.slots, len(rows)), maxplus.NEVER, np.int64)
-        state[list(rows), range(len(rows))] = 0
-        before = None if task_ipu is None else state[task_ipu].copy()
-        clocks = Clocks(state, Sums.none(self.num_ipus), task_ipu=task_ipu)
+        nodes = (node for part in parts for node in distinct(part))
+        rows, clocks = self._identity(nodes, task_ipu)
+        before = None if task_ipu is None else clocks.state[task_ipu].copy()
         _run_all(self._at_once()._iteration(parts, clocks, 1, caller))
         begin = before if clocks.begin is None else clocks.begin
-        return StaticEffect(rows, state[list(rows)], None if begin is None else begin[None], clocks.sums)
+        return StaticEffect(rows, clocks.state[list(rows)], None if begin is None else begin[None], clocks.sums)
+
+    def effect_of_leaf(self, leaf: Program, caller: Origin) -> StaticEffect:
+        """Run a leaf, or the decision of a node without its children, on the identity of its rows."""
+        rows, clocks = self._identity((leaf,))
+        self._run_leaf(leaf, clocks, 1, caller)
+        return StaticEffect(rows, clocks.state[list(rows)], None, clocks.sums)
+
+    def _identity(self, nodes: Iterable[Program], task_ipu: int | None = None) -> tuple[tuple[int, ...], Clocks]:
+        """Return the rows of the steps of nodes, and clocks of which each is a column of the identity."""
+        # Parts that take no time run too, and count: on one clock.
+        rows = tuple(sorted({task_ipu or 0}.union(*map(rows_of, map(self.steps.get, nodes)))))
+        state = maxplus.identity(self.num_ipus + self.slots)[:, rows]
+        return rows, Clocks(state, Sums.none(self.num_ipus), task_ipu=task_ipu)
 
 
 def _run_all(steps: Iterable[TimelineStep]) -> None:

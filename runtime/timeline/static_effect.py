@@ -76,14 +76,19 @@ class StaticEffect:
 
     def apply(self, state: np.ndarray, count: int = 1) -> None:
         """Advance the clocks of `state`, int64[IPUs + slots, k] cycles, in place, over `count` runs of the parts."""
-        rows = list(self.rows)
-        state[rows] = maxplus.apply_power(self.matrix, count, state[rows])
+        apply_to_rows(self.matrix, self.rows, state, count)
 
     def begin_of(self, state: np.ndarray) -> np.ndarray:
         """Return the clock of the task's IPU when its work begins, int64[k] cycles, if it is run on `state`."""
         assert self.begin is not None, "the effect is of a task"
         begin: np.ndarray = maxplus.product(self.begin, state[list(self.rows)])[0]
         return begin
+
+
+def apply_to_rows(matrix: np.ndarray, rows: tuple[int, ...], state: np.ndarray, count: int) -> None:
+    """Advance clocks, int64[n, k], in place: `matrix` over `rows`, `count` times."""
+    chosen = list(rows)
+    state[chosen] = maxplus.apply_power(matrix, count, state[chosen])
 
 
 def rows_of(step: ClockStep | None) -> set[int]:

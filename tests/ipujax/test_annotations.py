@@ -346,6 +346,16 @@ def test_annotation(name: str, caplog: pytest.LogCaptureFixture) -> None:
         assert row.text in warning and ".py:" in warning
 
 
+def test_annotations_inside_a_function_of_jax_have_the_line_of_its_call(caplog: pytest.LogCaptureFixture) -> None:
+    def call(x: Any) -> Any:
+        return jnp.polyval(jnp.arange(3.0), jnp.tanh(x))  # its loop asks for unroll=16
+
+    with caplog.at_level(logging.WARNING, logger="ipujax"):
+        ipu.jit(call, device=DEVICE).lower(X)
+    (warning,) = warnings_of(caplog.records)
+    assert "unroll=16" in warning and f"({Path(__file__).name}:" in warning
+
+
 def exported(function: Any) -> Any:
     return jax.export.export(jax.jit(function))(X).call
 

@@ -196,6 +196,43 @@ def test_the_slow_block_of_twelve_is_named(framework: str, slow: int, tmp_path: 
     check_named(profile, actual[0], tmp_path)
 
 
+# --- scopes inside the bodies of equal control ------------------------------------------------------------------------
+
+
+def chosen(layer: Callable[..., jax.Array], x: jax.Array, w: jax.Array) -> jax.Array:
+    return jax.lax.cond(x.sum() > 0, lambda x: layer(x, w), lambda x: x * 1.0, x)
+
+
+def switched(layer: Callable[..., jax.Array], x: jax.Array, w: jax.Array) -> jax.Array:
+    return jax.lax.switch(jnp.int32(x.sum() > 0), [lambda x: layer(x, w), lambda x: x * 1.0], x)
+
+
+def repeated_in_branch(layer: Callable[..., jax.Array], x: jax.Array, w: jax.Array) -> jax.Array:
+    return chosen(lambda x, w: jax.lax.fori_loop(0, 3, lambda _, x: layer(x, w), x), x, w)
+
+
+@pytest.mark.parametrize("run", [chosen, switched, repeated_in_branch])
+def test_scopes_inside_equal_control_keep_their_names(run: Callable[..., jax.Array]) -> None:
+    """The branches differ in the names of their scopes alone, so they are one function of the device."""
+
+    def model(weights: list[jax.Array], x: jax.Array) -> jax.Array:
+        for n, w in enumerate(weights):
+
+            def layer(x: jax.Array, w: jax.Array, scope: str = f"layer_{n}") -> jax.Array:
+                with jax.named_scope(scope):
+                    return jnp.tanh(x @ w)
+
+            x = run(layer, x, w)
+        return x
+
+    weights = [jax.ShapeDtypeStruct((WIDTH, WIDTH), np.float32)] * 4
+    cycles = {f"layer_{n}": 0 for n in range(4)}
+    for row in ipu.jit(model, device=DEVICE).profile(weights, X).layers:
+        for name in set(row.layer.split("/")) & cycles.keys():
+            cycles[name] += row.cycles
+    assert len(set(cycles.values())) == 1 and min(cycles.values()) > 0, cycles
+
+
 # --- a slow stage of four ---------------------------------------------------------------------------------------------
 
 

@@ -445,9 +445,9 @@ def test_calls_and_profiles_of_calls_trace_once(monkeypatch: pytest.MonkeyPatch)
     traces: list[bool] = []
     original = program_evaluation.engine_function
 
-    def counting(*args: Any, record: Any, **kwargs: Any) -> Any:
-        traces.append(record is not None)
-        return original(*args, record=record, **kwargs)
+    def counting(*args: Any, log: Any, **kwargs: Any) -> Any:
+        traces.append(log is not None)
+        return original(*args, log=log, **kwargs)
 
     monkeypatch.setattr(program_evaluation, "engine_function", counting)
     compiled = ipu.jit(collatz, device=DEVICE).lower(jnp.int32(3)).compile()
@@ -460,6 +460,24 @@ def test_calls_and_profiles_of_calls_trace_once(monkeypatch: pytest.MonkeyPatch)
     recorded = [list(profile.recording[loop]) for profile in profiles if profile.recording]
     assert recorded == [[len(collatz_in_python(n))] for n in (6, 7, 6)]
     assert profiles[0].cycles == profiles[2].cycles < profiles[1].cycles
+
+
+def test_more_decisions_than_the_host_takes_at_once() -> None:
+    def step(state: Any) -> Any:
+        n, x = state
+        return n - 1, jax.lax.cond(n % 3 == 0, lambda x: x + 1, lambda x: x * 0.5, x)
+
+    def loop(n: jax.Array) -> Any:
+        return jax.lax.while_loop(lambda state: state[0] > 0, step, (n, jnp.float32(0)))
+
+    count = 10_000
+    compiled = ipu.jit(loop, device=DEVICE).lower(jnp.int32(3)).compile()
+    _, profile = compiled.profile_call(jnp.int32(count))
+    [while_node] = nodes(compiled, RepeatWhile)
+    [branch] = nodes(compiled, Switch)
+    assert profile.recording is not None
+    assert list(profile.recording[while_node]) == [count]
+    assert list(profile.recording[branch]) == [int(n % 3 == 0) for n in range(count, 0, -1)]
 
 
 def test_profiles_of_calls_in_two_threads_keep_apart() -> None:

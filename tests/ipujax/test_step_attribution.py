@@ -103,6 +103,20 @@ def test_attribution_by_data_flow(step: Callable[..., Any], part: str) -> None:
     assert sorts == {part}
 
 
+def test_attribution_of_a_loss_beside_its_gradient() -> None:
+    """Both compute one forward part, which is that of the gradient."""
+
+    def loss(w: jax.Array, x: jax.Array) -> jax.Array:
+        return jnp.mean(jnp.tanh(x @ w) ** 2)
+
+    def step(w: jax.Array, x: jax.Array) -> Any:
+        before = loss(w, x)
+        return w - 0.1 * jax.grad(loss)(w, x), before
+
+    parts = parts_of(ipu.jit(step).profile(W, X))
+    assert parts["forward"] > 0 and parts[""] == 0
+
+
 def test_attribution_without_a_gradient() -> None:
     assert set(parts_of(ipu.jit(lambda w, x: jnp.sort(x @ w)).profile(W, X))) == {""}
 

@@ -17,6 +17,7 @@ import jax
 import numpy as np
 
 from ipujax.runtime.compile import Executable
+from ipujax.runtime.engine import DecisionLog
 from ipujax.runtime.errors import ArgumentError, ProfileError
 from ipujax.runtime.graph import Program, Repeat, Sequence, data_loops
 from ipujax.runtime.report import Profile
@@ -28,7 +29,7 @@ class Runs:
 
     def __init__(self) -> None:
         self._order: list[list[int]] = []  # pairs: index of a program, number of consecutive runs
-        self._choices: dict[Program, list[int]] = {}  # trip counts and branches by node, in the order of execution
+        self.log = DecisionLog()
 
     def start(self, index: int) -> None:
         """Record the start of a program."""
@@ -37,14 +38,10 @@ class Runs:
         else:
             self._order.append([index, 1])
 
-    def record(self, node: Program, choice: Any) -> None:
-        """Record a trip count or a branch of a node of data-dependent control flow; see `StateFunction`."""
-        self._choices.setdefault(node, []).append(int(choice))
-
     def reset(self) -> None:
         """Discard all records."""
         self._order.clear()
-        self._choices.clear()
+        self.log.clear()
 
     def profile(self, executable: Executable, programs: Items[Program], *, is_recorded: bool) -> Profile:
         """Return the profile of all runs; raises ProfileError for an unrecorded loop of data-dependent trip count."""
@@ -54,7 +51,7 @@ class Runs:
                 message = "the trip count of a loop that ran was not recorded"
                 raise ProfileError(message, where=loop.origin, hint='Engine(…, {"debug.instrument": "true"})')
         steps = [programs[i] if count == 1 else Repeat(count, programs[i]) for i, count in self._order]
-        return Profile(executable, dict(self._choices) if is_recorded else None, Sequence(*steps))
+        return Profile(executable, dict(self.log.decisions) if is_recorded else None, Sequence(*steps))
 
 
 Values = dict[Variable, jax.Array]

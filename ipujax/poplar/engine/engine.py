@@ -103,7 +103,7 @@ class Engine(NotCopied):
                 self._compiled.persistent,
                 self._guard,
                 exact_splits=self._options.exact_splits,
-                record=self._history.record if self._options.instrument else None,
+                log=self._history.log if self._options.instrument else None,
             )
 
             # By number: JAX sorts the keys of dicts, and variables have no order.

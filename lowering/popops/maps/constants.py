@@ -28,9 +28,11 @@ from ipujax.runtime.graph import BlockShapes, Builder, Codelet, Field
 from ipujax.runtime.target import Target, issue_round_cycles, store_cycles, whole_cycles
 from ipujax.runtime.tensor import Blocked, Tensor, dtype_name, element_bytes, is_key_dtype
 
-_FLOAT = ("float32",)
-_BITS = ("bool", "int32", "uint32")
-_NUMBERS = ("int32", "uint32", "float32")
+_FLOATS = ("float32", "float64")
+_SIGNED = ("int32", "int64")
+_INTEGERS = (*_SIGNED, "uint32")
+_BITS = ("bool", *_INTEGERS)
+_NUMBERS = (*_INTEGERS, *_FLOATS)
 _ALL = ("bool", *_NUMBERS)
 # Operations whose results NumPy gives bit by bit as XLA does, and the dtypes for which it does.
 _EXACT: Mapping[str, tuple[Callable[..., Any], tuple[str, ...]]] = MappingProxyType(
@@ -38,8 +40,16 @@ _EXACT: Mapping[str, tuple[Callable[..., Any], tuple[str, ...]]] = MappingProxyT
         "add": (np.add, _NUMBERS),
         "sub": (np.subtract, _NUMBERS),
         "mul": (np.multiply, _NUMBERS),
-        "div": (np.divide, _FLOAT),  # JAX rounds quotients of integers towards zero
+        "div": (np.divide, _FLOATS),  # JAX rounds quotients of integers towards zero
         "neg": (np.negative, _NUMBERS),
+        "sign": (np.sign, _SIGNED),
+        "abs": (np.abs, _SIGNED),
+        "min": (np.minimum, _INTEGERS),  # of floats the sign of zeros is open
+        "max": (np.maximum, _INTEGERS),
+        "ceil": (np.ceil, _FLOATS),
+        "floor": (np.floor, _FLOATS),
+        "nextafter": (np.nextafter, _FLOATS),
+        "is_finite": (np.isfinite, _FLOATS),
         "eq": (np.equal, _ALL),
         "ne": (np.not_equal, _ALL),
         "lt": (np.less, _ALL),
@@ -51,6 +61,8 @@ _EXACT: Mapping[str, tuple[Callable[..., Any], tuple[str, ...]]] = MappingProxyT
         "xor": (np.bitwise_xor, _BITS),
         "not": (np.invert, _BITS),
         "select_n": (lambda index, *cases: cases[int(index)], _ALL),
+        "convert_element_type": (lambda x: x, _ALL),
+        "copy": (lambda x: x, _ALL),
     }
 )
 
@@ -94,19 +106,31 @@ def with_immediates(
 
 def fold(op: Op, operands: Sequence[np.ndarray]) -> np.ndarray:
     """Result of an operation on constant scalars."""
-    exact, dtypes = _EXACT.get(op.name, (None, ()))
-    if exact is not None and op.is_primitive and all(x.dtype.name in dtypes for x in operands):
-        with np.errstate(all="ignore"):  # infinities and NaNs are results like any other
-            result = np.asarray(exact(*operands), op.out_dtype)
-        if not any(_is_subnormal(x) for x in (*operands, result)):
-            return result
+    result = exact_value(op.name, operands, op.out_dtype) if op.is_primitive else None
+    if result is not None:
+        return result
     with jax.ensure_compile_time_eval():  # lowering runs while JAX traces
         return np.asarray(op.fun(*operands), op.out_dtype)
 
 
+def exact_value(name: str, operands: Sequence[np.ndarray], out_dtype: Any) -> np.ndarray | None:
+    """Result of a primitive without further parameters on constant scalars; None where NumPy may differ from XLA."""
+    function, dtypes = _EXACT.get(name, (None, ()))
+    if function is None or np.dtype(out_dtype).name not in _ALL or any(x.dtype.name not in dtypes for x in operands):
+        return None
+    is_float = operands[0].dtype.name in _FLOATS
+    if name == "convert_element_type" and is_float and np.dtype(out_dtype).name not in _FLOATS:
+        limits = np.iinfo(np.int32)  # XLA keeps to the range of integers
+        if out_dtype not in (np.int32, np.int64) or not limits.min < operands[0] < limits.max:
+            return None
+    with np.errstate(all="ignore"):  # infinities and NaNs are results like any other
+        result: np.ndarray = np.asarray(function(*operands)).astype(out_dtype)
+    return None if any(_is_subnormal(x) for x in (*operands, result)) else result
+
+
 def _is_subnormal(value: np.ndarray) -> bool:
     """True if XLA flushes a float to zero."""
-    return value.dtype == np.float32 and bool(0 < abs(value) < np.finfo(np.float32).tiny)
+    return value.dtype.name in _FLOATS and bool(0 < abs(value) < np.finfo(value.dtype).tiny)
 
 
 _BASE_CYCLES = 14

@@ -102,11 +102,14 @@ def _cost_row(eqn: JaxprEqn) -> str:
     return _POWERS.get(np.asarray(exponent.val).item(), name)
 
 
+_OF_RESULT = ("new_dtype", "weak_type")  # parameters that the dtype of the result has
+
+
 @remembered
 def _bound_op(row: str, primitive: Primitive, params: tuple[tuple[str, Hashable], ...], out_dtype: np.dtype) -> Op:
     """Operation of a primitive with its parameters, by name; equal arguments give one object."""
     key = (row, primitive.name, params)
-    has_no_params = all(value is None for _, value in params)
+    has_no_params = all(value is None for name, value in params if name not in _OF_RESULT)
     return Op(row, partial(primitive.bind, **dict(params)), out_dtype, key, is_primitive=has_no_params)
 
 

@@ -140,3 +140,17 @@ def test_programs_are_collected_inside_alone() -> None:
     with collected_programs() as outer, collected_programs() as inner:
         names["step"].lower(jnp.ones((2, 2))).compile()
     assert [program.name for program in inner] == ["step"] and not outer
+
+
+def test_programs_of_threads_are_listed(tmp_path: Path, capsys: Capture) -> None:
+    source = """
+        import threading
+        import jax.numpy as jnp, ipujax as ipu
+        @ipu.jit(device=ipu.IPUModel(tiles_per_ipu=4))
+        def step(x):
+            return jnp.tanh(x)
+        thread = threading.Thread(target=lambda: step(jnp.ones(4)))
+        thread.start()
+    """
+    assert main(["profile", written(tmp_path, source)]) == 0
+    assert list(rows(capsys.readouterr().err)) == ["step"]

@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import keras
 import numpy as np
 import pytest
 from jax import export
@@ -98,6 +99,34 @@ def test_profile_command_finds_functions_wherever_they_were_jitted() -> None:
         call()
     (row,) = run.functions
     assert (row.name, row.calls) == ("step", 1) and row.total_cycles == row.profile.cycles  # type: ignore[union-attr]
+
+
+class Scale:
+    def __call__(self, x: Any) -> Any:
+        return jnp.tanh(x @ x)
+
+
+def test_profile_command_names_functions_that_jax_does_not() -> None:
+    scale = jax.jit(Scale())
+    mapped = jax.pmap(step)
+    with ipu.profiling(DEVICE, every=True) as run:
+        scale(X)
+        scale(X)
+        mapped(X[None])
+    rows = {row.name: row.calls for row in run.functions}
+    assert rows["__call__"] == 2 and rows["step"] == 1
+    assert not any("Scale" in row.line or "scale" in row.line for row in run.operations)
+    assert sum(row.calls for row in run.functions if row.profile is not None) == 3
+
+
+def test_profile_command_names_the_layer_where_one_line_calls_a_library() -> None:
+    layers = [keras.layers.Dense(n, name=name) for name, n in (("narrow", 8), ("wide", 512), ("head", 2))]
+    model = keras.Sequential([keras.Input((64,)), *layers])
+    model.compile("sgd", "mse")
+    with ipu.profiling(DEVICE) as run:
+        model.fit(np.ones((32, 64)), np.ones((32, 2)), batch_size=32, verbose=0)
+    (cells,) = (line for line in str(run).splitlines() if line.startswith("  train_step "))
+    assert f"{Path(__file__).name}:" in cells and cells.endswith("most in layer wide")
 
 
 # Functions with loops and branches on data, with arguments of some calls.

@@ -22,22 +22,50 @@ SAMPLES: dict[str, tuple[Any, ...]] = {
     "int32": (0, 1, -1, 7, -(2**31), 2**31 - 1),
     "uint32": (0, 1, 7, 2**31, 2**32 - 1),
     "bool": (False, True),
+    "float64": (
+        0.0,
+        -0.0,
+        1.0,
+        -1.5,
+        1e-310,
+        -5e-324,
+        2.2250738585072014e-308,
+        1.7e308,
+        1 / 3,
+        np.inf,
+        -np.inf,
+        np.nan,
+    ),
+    "int64": (0, 1, -1, 7, -(2**63), 2**63 - 1),
 }
 ARITHMETIC = (lax.add, lax.sub, lax.mul)
 COMPARISONS = (lax.eq, lax.ne, lax.lt, lax.le, lax.gt, lax.ge)
 BITWISE = (lax.bitwise_and, lax.bitwise_or, lax.bitwise_xor)
 BINARY = {
-    "float32": (*ARITHMETIC, *COMPARISONS, lax.div),
-    "int32": (*ARITHMETIC, *COMPARISONS, *BITWISE, lax.div),
-    "uint32": (*ARITHMETIC, *COMPARISONS, *BITWISE),
+    "float32": (*ARITHMETIC, *COMPARISONS, lax.div, lax.nextafter),
+    "int32": (*ARITHMETIC, *COMPARISONS, *BITWISE, lax.div, lax.min, lax.max),
+    "uint32": (*ARITHMETIC, *COMPARISONS, *BITWISE, lax.min, lax.max),
+    "float64": (*ARITHMETIC, *COMPARISONS, lax.div, lax.nextafter),
+    "int64": (*ARITHMETIC, *COMPARISONS, *BITWISE, lax.div, lax.min, lax.max),
     "bool": (*COMPARISONS, *BITWISE),
 }
-UNARY = {"float32": (lax.neg,), "int32": (lax.neg, lax.bitwise_not), "uint32": (lax.neg,), "bool": (lax.bitwise_not,)}
+FLOATS = (lax.neg, lax.floor, lax.ceil, lax.is_finite)
+SIGNED = (lax.neg, lax.bitwise_not, lax.sign, lax.abs)
+UNARY = {
+    "float32": FLOATS,
+    "int32": SIGNED,
+    "uint32": (lax.neg,),
+    "bool": (lax.bitwise_not,),
+    "float64": FLOATS,
+    "int64": SIGNED,
+}
 
 
 def bits(values: np.ndarray) -> np.ndarray:
     """Bits of floats; all NaNs are equal."""
-    return np.where(np.isnan(values), -1, values.view(np.int32)) if values.dtype == np.float32 else values
+    if values.dtype.kind != "f":
+        return values
+    return np.where(np.isnan(values), -1, values.view(f"int{8 * values.itemsize}"))
 
 
 def op(fun: Callable[..., Any], *operands: np.ndarray) -> Op:
@@ -50,11 +78,18 @@ def op(fun: Callable[..., Any], *operands: np.ndarray) -> Op:
 def test_folds_to_the_bits_of_jax(dtype: str) -> None:
     values = np.array(SAMPLES[dtype], dtype)
     pairs = [np.array(column, dtype) for column in zip(*product(values, values), strict=True)]
-    for fun, operands in [(f, pairs) for f in BINARY[dtype]] + [(f, [values]) for f in UNARY[dtype]]:
-        rows = list(zip(*operands, strict=True))
-        operation = op(fun, *rows[0])
-        got = np.stack([fold(operation, [np.asarray(x) for x in scalars]) for scalars in rows])
-        np.testing.assert_array_equal(bits(got), bits(np.asarray(fun(*operands))), err_msg=f"{fun} {dtype}")
+    with jax.enable_x64(True):
+        for fun, operands in [(f, pairs) for f in BINARY[dtype]] + [(f, [values]) for f in UNARY[dtype]]:
+            check_bits(fun, *operands)
+        for other in sorted(SAMPLES.keys() - {dtype}):
+            check_bits(lambda x, other=other: lax.convert_element_type(x, other), values)
+
+
+def check_bits(fun: Callable[..., Any], *operands: np.ndarray) -> None:
+    rows = list(zip(*operands, strict=True))
+    operation = op(fun, *rows[0])
+    got = np.stack([fold(operation, [np.asarray(x) for x in scalars]) for scalars in rows])
+    np.testing.assert_array_equal(bits(got), bits(np.asarray(fun(*operands))), err_msg=f"{fun} {operands[0].dtype}")
 
 
 def test_folds_a_selection() -> None:

@@ -13,7 +13,7 @@ from ipujax.lowering.dumps.json_forms import graph_json
 from ipujax.runtime.analysis.effects import EffectsOf
 from ipujax.runtime.analysis.liveness import liveness
 from ipujax.runtime.compile import compile
-from ipujax.runtime.engine.engine import engine_function
+from ipujax.runtime.engine import DecisionLog, engine_function
 from ipujax.runtime.errors import ProfileError, VerifyError
 from ipujax.runtime.graph import Loop, distinct
 from ipujax.runtime.graph.codelet import Codelet, Field
@@ -84,11 +84,11 @@ def counting(until, limit=5, dtype=BOOL):
 def test_engine_and_interpreter_count_to_the_limit(until, limit):
     case = counting(until, limit)
     start = {COUNT: np.int32(0)}
-    recorded = []
-    engine = engine_function(case.graph, case.program, record=lambda node, trips: recorded.append((node, int(trips))))
+    log = DecisionLog()
+    engine = engine_function(case.graph, case.program, log=log)
     for outputs in (engine(start), interpret(case.graph, case.program, start)):
         assert outputs[OUT] == limit and outputs[FLAG_OUT] == until
-    assert recorded == [(case.loop, limit), (case.loop, 0)]
+    assert log.decisions == {case.loop: [limit, 0]}
 
 
 def test_analyses_are_equal():
