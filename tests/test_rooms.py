@@ -103,7 +103,9 @@ ROOMS: dict[str, str] = {
     "lowering.stored_modules": "lowering.jax_compat",
     "lowering.source_info": "lowering.jax_compat runtime.tensor",
     "lowering.layer_notes": "lowering.jax_compat lowering.source_info runtime.tensor",
-    "lowering.layout": "runtime.compile runtime.exchange runtime.graph runtime.memory runtime.target runtime.tensor",
+    "lowering.layout": (
+        "runtime.compile runtime.cost runtime.exchange runtime.graph runtime.memory runtime.target runtime.tensor"
+    ),
     "lowering.popops.vertices": "lowering.layout runtime.exchange runtime.graph runtime.target runtime.tensor",
     "lowering.popops.reductions": (
         "lowering.layout lowering.popops.vertices runtime.exchange runtime.graph runtime.target runtime.tensor"
@@ -270,18 +272,18 @@ ROOMS: dict[str, str] = {
         " ipujax.sharding ipujax.storage lowering.choice lowering.dumps lowering.jax_compat lowering.jaxpr"
         " lowering.least_work lowering.lower lowering.offload lowering.partition lowering.passes"
         " lowering.program_inputs lowering.recomputation lowering.refs lowering.replicas lowering.rules runtime.compile"
-        " runtime.graph runtime.host runtime.logs runtime.options runtime.report runtime.target runtime.tensor"
+        " runtime.engine runtime.graph runtime.host runtime.logs runtime.options runtime.report runtime.target"
+        " runtime.tensor"
     ),
     "ipujax.program_evaluation": (
-        "ipujax.calls ipujax.distributed.instance ipujax.lowering_plan runtime.compile runtime.engine runtime.graph"
-        " runtime.host"
+        "ipujax.calls ipujax.distributed.instance ipujax.lowering_plan runtime.compile runtime.engine runtime.host"
     ),
     "ipujax.stages": (
         "ipujax.arguments ipujax.calls ipujax.compiled_programs ipujax.device ipujax.distributed.instance ipujax.fit"
         " ipujax.lowering_plan ipujax.program_evaluation ipujax.sharding ipujax.storage lowering.choice lowering.dumps"
-        " lowering.jax_compat lowering.jaxpr lowering.pipelining lowering.recomputation runtime.compile runtime.graph"
-        " runtime.host runtime.logs runtime.markup runtime.memory runtime.report runtime.signatures runtime.target"
-        " runtime.tracebacks"
+        " lowering.jax_compat lowering.jaxpr lowering.pipelining lowering.recomputation runtime.compile runtime.engine"
+        " runtime.graph runtime.host runtime.logs runtime.markup runtime.memory runtime.report runtime.signatures"
+        " runtime.target runtime.tracebacks"
     ),
     "ipujax.caching": (
         "ipujax.compiled_programs ipujax.lowering_plan ipujax.stages ipujax.storage lowering.digests lowering.dumps"
@@ -293,7 +295,8 @@ ROOMS: dict[str, str] = {
     "ipujax.poplar.program": "ipujax.poplar.types ipujax.public runtime.graph runtime.tensor",
     "ipujax.poplar.device": "runtime.signatures runtime.target",
     "ipujax.poplar.vertex": (
-        "ipujax.poplar.types lowering.passes lowering.popops runtime.graph runtime.target runtime.tensor runtime.verify"
+        "ipujax.poplar.types lowering.passes lowering.popops runtime.graph runtime.target runtime.tensor"
+        " runtime.verify"
     ),
     "ipujax.poplar.graph": (
         "ipujax.poplar.device ipujax.poplar.types ipujax.poplar.vertex runtime.graph runtime.target runtime.tensor"
@@ -355,9 +358,9 @@ ROOMS: dict[str, str] = {
     ),
     "ipujax.jax_scripts": (
         "ipujax.arguments ipujax.caching ipujax.calls ipujax.device ipujax.lowering_plan ipujax.sharding ipujax.stages"
-        " lowering.jax_compat lowering.jaxpr lowering.partition lowering.primitives lowering.stablehlo runtime.files"
-        " runtime.graph runtime.host runtime.logs runtime.options runtime.profile runtime.quick_jit runtime.report"
-        " runtime.signatures runtime.sources runtime.target"
+        " lowering.jax_compat lowering.jaxpr lowering.partition lowering.primitives lowering.source_info"
+        " lowering.stablehlo runtime.engine runtime.files runtime.graph runtime.host runtime.logs runtime.options"
+        " runtime.profile runtime.quick_jit runtime.report runtime.signatures runtime.sources runtime.target"
     ),
     "ipujax.auto_sharding": (
         "ipujax.device ipujax.jit lowering.jax_compat lowering.partition lowering.passes runtime.signatures"
@@ -408,7 +411,7 @@ ROOMS: dict[str, str] = {
         "ipujax.arguments ipujax.auto_sharding ipujax.caching ipujax.device ipujax.jit ipujax.storage ipujax.studies"
         " lowering.digests lowering.gcl lowering.jax_compat lowering.jaxpr lowering.partition lowering.passes"
         " lowering.pipelining lowering.primitives lowering.replicas lowering.rules lowering.schedules"
-        " lowering.source_info runtime.graph runtime.options runtime.signatures runtime.target"
+        " lowering.source_info runtime.graph runtime.logs runtime.options runtime.signatures runtime.target"
     ),
     "ipujax": (
         "ipujax.advice ipujax.auto_sharding ipujax.checking ipujax.device ipujax.distributed ipujax.jax_scripts"
