@@ -222,8 +222,8 @@ def compute_set_counts(
 def _group_counts(group: VertexGroup, window: Window, graph: Graph) -> GroupCounts:
     reads, writes = (field_traffics(graph, [group], is_result) for is_result in (False, True))
     copied = np.concatenate([_copied(reads, False, window, graph), _copied(writes, True, window, graph)])
-    traffics = ([row.traffic for row in rows] for rows in (reads, writes))
-    return GroupCounts(_distinct_vertices(group, window, graph), *traffics, copied)
+    of_reads, of_writes = ([row.traffic for row in rows] for rows in (reads, writes))
+    return GroupCounts(_distinct_vertices(group, window, graph), of_reads, of_writes, copied)
 
 
 def _copied(rows: Sequence[FieldTraffic], results: bool, window: Window, graph: Graph) -> np.ndarray:
