@@ -194,7 +194,8 @@ def _pass_settings(
         inputs.whole_off_chip, aliases, num_ipus, batch_bytes, io_tiles, whole_on_host(plan, inputs.batches)
     )
     streams = Streams(tuple(inputs.batches), tuple(alias is None for alias in aliases), choice.stream_loops)
-    return PassSettings(choice.byte_cost, recomputation, offloading, streams, plan.shardings.of_values)
+    shardings = plan.shardings.of_values
+    return PassSettings(choice.byte_cost, recomputation, offloading, streams, shardings, num_tiles=target.tiles_per_ipu)
 
 
 def _io_tiles(plan: LoweringPlan, choice: Choice) -> IoTiles | None:

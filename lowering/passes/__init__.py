@@ -47,6 +47,7 @@ from ipujax.lowering.passes.fuse import (
     index_space as index_space,
     is_unit_view as is_unit_view,
 )
+from ipujax.lowering.passes.hoist_products import NUM_TILES, hoist_products
 from ipujax.lowering.passes.inline import inline_and_name
 from ipujax.lowering.passes.merge_collectives import (
     MOST_BYTES as MOST_BYTES,
@@ -78,6 +79,8 @@ PASSES: tuple[tuple[str, Pass], ...] = (
     ("narrow", narrow),
     ("dce", dce),
     ("recompute", recompute),
+    # Behind `recompute`, which decides on products that gradients compute again.
+    ("hoist_products", hoist_products),
     ("swap_products", swap_products),
     # Before `fuse`: a group that spans the boundary of a run would hide that the run is repeated.
     ("outline", outline),
@@ -113,6 +116,7 @@ class PassSettings:
         streams: values that go between host and tiles by micro-batches.
         shardings: of arguments and results.
         is_micro_batch: whether the jaxpr is the micro-batch of a pipeline, which is cut into stages.
+        num_tiles: tiles of an IPU.
     """
 
     byte_cost: float = BYTE_COST_CYCLES
@@ -121,6 +125,7 @@ class PassSettings:
     streams: Streams = NO_STREAMS
     shardings: Shardings = NONE
     is_micro_batch: bool = False
+    num_tiles: int = NUM_TILES
 
 
 _DEFAULTS = PassSettings()
@@ -150,12 +155,25 @@ def _with_settings(settings: PassSettings, notes: PassNotes | None = None) -> li
         inline_and_name: partial(inline_and_name, is_micro_batch=settings.is_micro_batch),
         partition: partial(partition, shardings=settings.shardings, notes=partition_notes),
         cse: partial(cse, byte_cost=settings.byte_cost, is_micro_batch=settings.is_micro_batch, kept_apart=kept_apart),
+        hoist_products: partial(
+            hoist_products,
+            byte_cost=settings.byte_cost,
+            num_tiles=settings.num_tiles,
+            streams_rows=_streams_rows(settings),
+        ),
         outline: partial(outline, byte_cost=settings.byte_cost),
         recompute: partial(recompute, recomputation=settings.recomputation, trades=trades),
         stream: partial(stream, streams=settings.streams),
         offload: partial(offload, offloading=settings.offloading, in_groups=grouped_inputs),
     }
     return [(name, with_settings.get(run, run)) for name, run in PASSES]
+
+
+def _streams_rows(settings: PassSettings) -> bool:
+    """True if loops may read rows of arguments that are not on the chip as a whole."""
+    streams = settings.streams
+    has_batches = any(rows is not None for rows in streams.batches)
+    return streams.of_loops or has_batches or any(settings.offloading.inputs)
 
 
 def run_passes(

@@ -217,6 +217,11 @@ def test_auto_streams_where_the_program_does_not_fit() -> None:
 
 
 def test_replicas_stream_rows_of_their_own() -> None:
+    """Numbers differ by rounding: products of rows that are on the chip are computed before the loop."""
+
+    def assert_close(got: Any, right: Any) -> None:
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6), got, right)
+
     def fun(w: Any, xs: Any) -> Any:
         w, ys = lax.scan(lambda w, x: (w - 0.1 * lax.pmean(x.T @ x, "replica"), x @ w), w, jnp.swapaxes(xs, 0, 1))
         return lax.pmean(w, "replica"), ys[None]
@@ -230,13 +235,11 @@ def test_replicas_stream_rows_of_their_own() -> None:
     settings: Any = {"replicas": 2, "in_specs": (P(), P("replica")), "out_specs": (P(), P("replica"))}
     whole = jitted(rows_first, False, device, **settings)
     streamed = jitted(rows_first, True, device, **settings)
-    jax.tree.map(np.testing.assert_array_equal, whole(WEIGHTS, xs), streamed(WEIGHTS, xs))
+    assert_close(whole(WEIGHTS, xs), streamed(WEIGHTS, xs))
     assert streamed.profile(WEIGHTS, xs).memory.max_tile_bytes < whole.profile(WEIGHTS, xs).memory.max_tile_bytes
     swapped = xs.swapaxes(1, 2)  # rows are not contiguous: they stay whole
-    jax.tree.map(
-        np.testing.assert_array_equal,
-        jitted(lambda w, xs: fun(w, xs[0]), False, device, **settings)(WEIGHTS, swapped),
-        jitted(lambda w, xs: fun(w, xs[0]), True, device, **settings)(WEIGHTS, swapped),
+    assert_close(
+        *(jitted(lambda w, xs: fun(w, xs[0]), way, device, **settings)(WEIGHTS, swapped) for way in (False, True))
     )
 
 

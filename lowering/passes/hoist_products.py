@@ -1,0 +1,220 @@
+"""Pass `hoist_products`: products in a loop that do not depend on its carries are computed before it.
+
+    scan: h' = tanh(x[t] @ w + h @ u)          y = x @ w
+                                               scan: h' = tanh(y[t] + h @ u)
+
+A product of a row of a stack with a constant of the loop is computed for all rows at once, as the input product of a
+recurrent layer is in cuDNN and popnn; one of constants once. Equations whose results such a product reads move with
+it, and elementwise ones that read it, as the sum with a bias: where the loop read rows of x it reads rows of y.
+Input and output: jaxprs; those in loops, branches, replicas too. Products stay that `jax.checkpoint` computes again,
+those of a stage, and those whose results for all iterations cost more bytes than the supersteps that they save.
+Limits: products that only results of a loop read, as the gradients of weights, are not moved behind it.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import inf
+
+import jax
+
+from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, Jaxpr, JaxprEqn, Var, is_on_host, jaxpr_as_fun, part_of, trace
+from ipujax.lowering.jaxpr import (
+    CONTROL_FLOW,
+    Rewrite,
+    elements_of,
+    everywhere,
+    primitive_names,
+    scan_body,
+    spliced,
+    stage_name,
+    substituted,
+    value_bytes,
+    variables,
+    variables_read,
+    with_inner,
+)
+from ipujax.lowering.primitives import record_of
+from ipujax.lowering.source_info import name_stack
+from ipujax.runtime.graph import BYTE_COST_CYCLES
+from ipujax.runtime.tensor import REMATERIALISED
+
+_HOLDERS = CONTROL_FLOW | {"replicated"}  # as in `cse`
+NUM_TILES = 1472  # published: of a GC200, the machine of programs that know no other
+_SUPERSTEP_CYCLES = 350  # of an LSTM's smallest supersteps: sync 126, exchange 118, start of vertices 107; simulated
+_VIEWS = frozenset(("view", "part"))
+_BEFORE_A_PRODUCT = _VIEWS | {"joined", "elementwise", "product"}
+
+
+def hoist_products(
+    jaxpr: ClosedJaxpr,
+    byte_cost: float = BYTE_COST_CYCLES,
+    *,
+    num_tiles: int = NUM_TILES,
+    streams_rows: bool = False,
+) -> ClosedJaxpr:
+    """Returns an equal jaxpr whose loops have no products that can be computed before them.
+
+    Args:
+        jaxpr: the jaxpr, without calls.
+        byte_cost: cost per byte on the fullest tile, in cycles.
+        num_tiles: tiles over which results are spread.
+        streams_rows: whether loops may read rows of arguments in streaming memory; all loops then stay as they are.
+    """
+    if streams_rows or "scan" not in primitive_names(jaxpr.jaxpr):
+        return jaxpr
+    most_bytes = _SUPERSTEP_CYCLES * num_tiles / byte_cost if byte_cost else inf
+
+    def rewritten(body: ClosedJaxpr, rewrite: Rewrite) -> ClosedJaxpr:
+        eqns = list[JaxprEqn]()
+        for eqn in body.jaxpr.eqns:
+            inner = with_inner(eqn, rewrite) if eqn.primitive.name in _HOLDERS else eqn
+            eqns += _hoisted(inner, most_bytes) if inner.primitive.name == "scan" else [inner]
+        is_same = len(eqns) == len(body.jaxpr.eqns) and all(map(operator.is_, eqns, body.jaxpr.eqns))
+        return body if is_same else ClosedJaxpr(body.jaxpr.replace(eqns=eqns), body.consts)
+
+    return everywhere(rewritten)(jaxpr)
+
+
+@dataclass(slots=True)
+class _Movable:
+    """Values of a body that can be computed before the loop.
+
+    Args:
+        once: those that are equal in all iterations, constants of the loop among them.
+        by_row: those of a row of stacks, and maybe of values in `once`.
+        makers: equation of each value that is no input.
+    """
+
+    once: set[Var]
+    by_row: set[Var]
+    makers: dict[Var, JaxprEqn] = field(default_factory=dict)
+
+    def add(self, eqn: JaxprEqn) -> None:
+        """Adds the results of an equation of movable operands."""
+        read = variables_read(eqn)
+        results = self.once if self.once.issuperset(read) else self.by_row
+        results.update(eqn.outvars)
+        self.makers.update(dict.fromkeys(eqn.outvars, eqn))
+
+    def holds(self, atoms: Iterable[Atom]) -> bool:
+        """True if all variables among the operands are movable."""
+        return all(var in self.once or var in self.by_row for var in variables(atoms))
+
+
+def _hoisted(scan: JaxprEqn, most_bytes: float) -> list[JaxprEqn]:
+    """A loop, behind the equations that it does not have to compute itself.
+
+    Args:
+        scan: the loop.
+        most_bytes: of a result in an iteration, on all tiles.
+    """
+    inside = scan_body(scan.params)
+    body = inside.jaxpr.jaxpr
+    movable = _Movable(set(body.invars[inside.inputs.constants]), set(body.invars[inside.inputs.stacks]))
+    for eqn in body.eqns:
+        if _may_move(eqn) and movable.holds(eqn.invars) and _is_small(eqn, most_bytes):
+            movable.add(eqn)
+    moved = _moved_equations(body.eqns, movable)
+    if not moved or scan.params["length"] < 2:
+        return [scan]
+    before = _Before(scan, movable, dict(zip(body.invars, scan.invars, strict=True)))
+    return before.split(moved)
+
+
+def _may_move(eqn: JaxprEqn) -> bool:
+    """True for views, elementwise equations and products on the chip: of no stage, and not of a `jax.checkpoint`."""
+    is_on_chip = not any(is_on_host(var.aval) for var in (*eqn.invars, *eqn.outvars))
+    is_movable = record_of(eqn).cost in _BEFORE_A_PRODUCT and not eqn.effects and bool(variables_read(eqn))
+    is_bound = stage_name(eqn).stage is not None or REMATERIALISED in name_stack(eqn)
+    return is_on_chip and is_movable and not is_bound
+
+
+def _is_small(eqn: JaxprEqn, most_bytes: float) -> bool:
+    return sum(value_bytes(var.aval) for var in eqn.outvars) <= most_bytes
+
+
+def _moved_equations(eqns: Sequence[JaxprEqn], movable: _Movable) -> list[JaxprEqn]:
+    """Movable products, what they read, and elementwise equations that read them, in order."""
+    moved = set[int]()
+
+    def move(eqn: JaxprEqn) -> None:
+        if id(eqn) not in moved:
+            moved.add(id(eqn))
+            for maker in makers_of(eqn):
+                move(maker)
+
+    def makers_of(eqn: JaxprEqn) -> list[JaxprEqn]:
+        return [movable.makers[var] for var in variables_read(eqn) if var in movable.makers]
+
+    for eqn in eqns:
+        if eqn.outvars[:1] and eqn.outvars[0] in movable.makers:
+            reads_product = any(id(maker) in moved and _is_as_large(maker, eqn) for maker in makers_of(eqn))
+            if record_of(eqn).cost == "product" or (record_of(eqn).is_elementwise and reads_product):
+                move(eqn)
+    return [eqn for eqn in eqns if id(eqn) in moved]
+
+
+def _is_as_large(maker: JaxprEqn, reader: JaxprEqn) -> bool:
+    """True if the result of an equation has as many elements as that of its reader, and is not only a view."""
+    sizes = [elements_of(eqn.outvars[0]) for eqn in (maker, reader)]
+    return sizes[0] == sizes[1] and record_of(maker).cost not in _VIEWS
+
+
+@dataclass(frozen=True, slots=True)
+class _Before:
+    """Part of a loop that is computed before it.
+
+    Args:
+        scan: the loop.
+        movable: values that can be computed before it.
+        operands: what each input of its body comes from: constants, initial carries and stacks.
+    """
+
+    scan: JaxprEqn
+    movable: _Movable
+    operands: Mapping[Var, Atom]
+
+    def split(self, moved: Sequence[JaxprEqn]) -> list[JaxprEqn]:
+        """The moved equations, for all rows, and the loop of the others."""
+        inside = scan_body(self.scan.params)
+        body = inside.jaxpr.jaxpr
+        ids = set(map(id, moved))
+        left = [eqn for eqn in body.eqns if id(eqn) not in ids]
+        read = {var for eqn in left for var in variables_read(eqn)}.union(variables(body.outvars))
+        results = [var for eqn in moved for var in eqn.outvars if var in read]
+        made_once = [eqn for eqn in moved if eqn.outvars[0] in self.movable.once]
+        by_row = [eqn for eqn in moved if eqn.outvars[0] in self.movable.by_row]
+        table = dict(self.operands)
+        eqns, _ = spliced(body.replace(eqns=made_once, outvars=[]), table)
+        for old, new in zip(made_once, eqns, strict=True):
+            table.update(zip(old.outvars, new.outvars, strict=True))
+        rows = [var for var in results if var in self.movable.by_row]
+        stacking, stacks = self._for_all_rows(body, by_row, rows, table)
+        table.update(zip(rows, stacks, strict=True))
+        kept = [var for var in body.invars[inside.inputs.stacks] if var in read]
+        constants = [*body.invars[inside.inputs.constants], *(var for var in results if var in self.movable.once)]
+        inputs = [*constants, *body.invars[inside.inputs.carries], *kept, *rows]
+        names = body.debug_info.with_unknown_names()
+        jaxpr = ClosedJaxpr(body.replace(invars=inputs, eqns=left, debug_info=names), inside.jaxpr.consts)
+        params = {**self.scan.params, "jaxpr": jaxpr, "num_consts": len(constants)}
+        loop = self.scan.replace(params=params, invars=[substituted(var, table) for var in inputs])
+        return [*eqns, *stacking, loop]
+
+    def _for_all_rows(
+        self, body: Jaxpr, eqns: list[JaxprEqn], results: Sequence[Var], table: Mapping[Var, Atom]
+    ) -> tuple[list[JaxprEqn], list[Atom]]:
+        """Equations that compute rows, mapped over all rows; and the stacks of their results.
+
+        `table` has what replaces stacks, constants and values that are equal in all iterations.
+        """
+        own = {var for eqn in eqns for var in eqn.outvars}
+        inputs = list(dict.fromkeys(var for eqn in eqns for var in variables_read(eqn) if var not in own))
+        axes = [0 if var in self.movable.by_row else None for var in inputs]
+        one_row = jaxpr_as_fun(part_of(body, inputs, results, eqns))
+        every_row = jax.vmap(one_row, in_axes=axes, axis_size=self.scan.params["length"])
+        operands = [substituted(var, table) for var in inputs]
+        stacked = trace(every_row, [atom.aval for atom in operands], {}, ()).jaxpr
+        return spliced(stacked.jaxpr, dict(zip(stacked.jaxpr.invars, operands, strict=True)))

@@ -1,0 +1,152 @@
+"""Pass `hoist_products`: products of rows and constants of a loop are computed before it, once for all rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import ipujax as ipu
+from ipujax.lowering.jax_compat import ClosedJaxpr, check_jaxpr, jaxpr_as_fun
+from ipujax.lowering.jaxpr import primitive_names, scan_body
+from ipujax.lowering.passes.hoist_products import hoist_products
+from ipujax.lowering.passes.inline import inline
+from tests.lowering.helpers import check
+
+RNG = np.random.default_rng(3)
+STEPS, BATCH, FEATURES, UNITS = 5, 2, 3, 4
+X = RNG.normal(size=(STEPS, BATCH, FEATURES)).astype(np.float32)
+W = RNG.normal(size=(FEATURES, UNITS)).astype(np.float32)
+U = RNG.normal(size=(UNITS, UNITS)).astype(np.float32)
+B = RNG.normal(size=UNITS).astype(np.float32)
+START = np.zeros((BATCH, UNITS), np.float32)
+
+Step = Callable[[Any, Any], Any]
+
+
+def scanned(step: Callable[..., Any], **settings: Any) -> Callable[..., Any]:
+    """A loop over x whose step reads x[t], w, u and b."""
+
+    def run(x: Any, w: Any, u: Any, b: Any) -> Any:
+        return lax.scan(lambda h, row: (step(h, row, w, u, b),) * 2, START, x, **settings)
+
+    return run
+
+
+def elman(h: Any, row: Any, w: Any, u: Any, b: Any) -> Any:
+    return jnp.tanh(row @ w + b + h @ u)
+
+
+def batch_last(h: Any, row: Any, w: Any, u: Any, b: Any) -> Any:
+    return jnp.tanh((w.T @ row.T).T + h @ u)
+
+
+def deep(h: Any, row: Any, w: Any, u: Any, b: Any) -> Any:
+    return jnp.tanh(jax.nn.relu(row @ w + b) @ u + h)
+
+
+def of_constants(h: Any, row: Any, w: Any, u: Any, b: Any) -> Any:
+    return jnp.tanh(row @ (w @ u) + h * (b @ u))
+
+
+def gradient(x: Any, w: Any, u: Any, b: Any) -> Any:
+    return jax.grad(lambda w: (scanned(elman)(x, w, u, b)[0] ** 2).sum())(w)
+
+
+def nested(x: Any, w: Any, u: Any, b: Any) -> Any:
+    return lax.scan(lambda h, _: (scanned(elman)(x, w, u, b)[0] + h, None), START, None, length=3)
+
+
+ARGS = X, W, U, B
+# Products left in the loop, and moved before it.
+HOISTED = {
+    "a recurrent layer": (scanned(elman), 1, 1),
+    "from the last row": (scanned(elman, reverse=True), 1, 1),
+    "a row as the second operand": (scanned(batch_last), 1, 1),
+    "a chain of products": (scanned(deep), 0, 2),
+    "products of constants": (scanned(of_constants), 0, 3),
+}
+
+
+def hoisted(fun: Callable[..., Any], *args: Any, **settings: Any) -> ClosedJaxpr:
+    jaxpr = hoist_products(inline(jax.make_jaxpr(fun)(*args)), **settings)
+    check_jaxpr(jaxpr.jaxpr)
+    return jaxpr
+
+
+def products(jaxpr: ClosedJaxpr) -> tuple[int, int]:
+    """Numbers of products inside loops, and outside."""
+    inside = [scan_body(eqn.params).jaxpr.jaxpr for eqn in jaxpr.jaxpr.eqns if eqn.primitive.name == "scan"]
+    in_loops = sum(list(primitive_names(body)).count("dot_general") for body in inside)
+    return in_loops, list(primitive_names(jaxpr.jaxpr)).count("dot_general") - in_loops
+
+
+@pytest.mark.parametrize("name", HOISTED)
+def test_moves_products_before_the_loop(name: str) -> None:
+    fun, left, moved = HOISTED[name]
+    jaxpr = hoisted(fun, *ARGS)
+    assert products(jaxpr) == (left, moved)
+    for got, expected in zip(jaxpr_as_fun(jaxpr)(*ARGS), fun(*ARGS), strict=True):
+        np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
+    check(fun, *ARGS, tiles=(1, 7), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("fun", [gradient, nested])
+def test_keeps_numbers_of_gradients_and_of_loops_in_loops(fun: Callable[..., Any]) -> None:
+    jaxpr = hoisted(fun, *ARGS)
+    assert products(jaxpr)[1] >= 1
+    expected = jax.tree.leaves(fun(*ARGS))
+    for got, leaf in zip(jaxpr_as_fun(jaxpr)(*ARGS), expected, strict=True):
+        np.testing.assert_allclose(got, leaf, rtol=1e-5, atol=1e-5)
+
+
+def test_moves_the_bias_with_its_product_and_drops_the_stack() -> None:
+    """The loop reads rows of x w + b in place of rows of x."""
+    jaxpr = hoisted(scanned(elman), *ARGS)
+    (scan,) = (eqn for eqn in jaxpr.jaxpr.eqns if eqn.primitive.name == "scan")
+    inside = scan_body(scan.params)
+    assert [var.aval.shape for var in scan.invars[inside.operands.stacks]] == [(STEPS, BATCH, UNITS)]
+    assert list(primitive_names(inside.jaxpr.jaxpr)).count("add") == 1
+
+
+def test_keeps_products_that_a_checkpoint_computes_again() -> None:
+    def loss(w: Any) -> Any:
+        step = jax.checkpoint(lambda h, row: elman(h, row, w, U, B), prevent_cse=False)
+        return (lax.scan(lambda h, row: (step(h, row), None), START, X)[0] ** 2).sum()
+
+    in_loops, _ = products(hoisted(jax.grad(loss), W, num_tiles=0))
+    assert products(hoisted(jax.grad(loss), W))[0] == in_loops - 1  # that of the forward part has moved
+
+
+@pytest.mark.parametrize("settings", [{"num_tiles": 1, "byte_cost": 1e3}, {"streams_rows": True}])
+def test_keeps_products_where_memory_is_short(settings: dict[str, Any]) -> None:
+    assert products(hoisted(scanned(elman), *ARGS, **settings)) == (2, 0)
+
+
+def test_loop_costs_what_it_costs_with_the_product_before_it() -> None:
+    """An LSTM's cell with its input product inside takes the cycles of one that gets the products as rows."""
+    steps, batch, features, units = 16, 8, 32, 64
+    shapes = [(steps, batch, features), (features, 4 * units), (units, 4 * units)]
+    arrays = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+
+    def cell(state: Any, gates: Any) -> Any:
+        i, f, g, o = jnp.split(gates, 4, 1)
+        c = jax.nn.sigmoid(f) * state[1] + jax.nn.sigmoid(i) * jnp.tanh(g)
+        h = jax.nn.sigmoid(o) * jnp.tanh(c)
+        return (h, c), h
+
+    def inside(x: Any, w: Any, u: Any) -> Any:
+        start = (jnp.zeros((batch, units)),) * 2
+        return lax.scan(lambda s, row: cell(s, row @ w + s[0] @ u), start, x)[1]
+
+    def before(x: Any, w: Any, u: Any) -> Any:
+        start = (jnp.zeros((batch, units)),) * 2
+        return lax.scan(lambda s, row: cell(s, row + s[0] @ u), start, x @ w)[1]
+
+    cycles = [ipu.jit(fun).profile(*arrays).device_cycles for fun in (inside, before)]
+    assert cycles[0] == pytest.approx(cycles[1], rel=0.02)
