@@ -4,7 +4,8 @@ Operands and results of products, and values combined with them element by eleme
 the optimiser state), move in fewer pieces if all have one memory order. Two values are in one class if an equation
 maps elements of one to the same elements of the other, passes one to a nested jaxpr as the other, gathers or
 scatters rows between them, transposes matrices, or slices or joins rows, on one replica or several (the shards of
-an optimiser): each is then stored with its own columns in groups. Source of groups: as `layout.memory_order`.
+an optimiser), or columns, as those of the gates of a recurrent layer: each is then stored with its own columns in
+groups. Source of groups: as `layout.memory_order`.
 Limits: a class ends at other views, loops of unknown length and branches; costs are not compared.
 """
 
@@ -84,6 +85,9 @@ def _add_equations(jaxpr: Jaxpr, classes: _Classes) -> None:
         elif record.view == "in order" or name in _KEEPING_ROWS:
             if _columns(eqn.invars[0]) == _columns(eqn.outvars[0]):
                 classes.join(eqn.invars[0], eqn.outvars[0])
+        elif name in ("slice", "split", "concatenate"):
+            for atom in (*eqn.invars, *eqn.outvars):
+                classes.join(eqn.invars[0], atom)
         elif record.rows is not None:
             table, _, *updates = eqn.invars
             for rows in (*updates, *eqn.outvars):

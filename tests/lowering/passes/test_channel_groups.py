@@ -60,6 +60,24 @@ def test_groups_stacked_layers_of_a_scan_and_its_carry() -> None:
     assert grouped(layers, MATRIX, jax.ShapeDtypeStruct((3, 64, 64), jnp.float32)) == [True, True]
 
 
+@pytest.mark.parametrize("columns", [32, 20])
+def test_groups_values_combined_with_columns_of_a_product(columns: int) -> None:
+    """The cell state of an LSTM, which is combined with gates."""
+    part = jax.ShapeDtypeStruct((32, columns), jnp.float32)
+
+    def step(x: jax.Array, w: jax.Array, cell: jax.Array, other: jax.Array) -> Any:
+        y = x @ w
+        first, second = jnp.split(y, [columns], 1)
+        return first * cell, jnp.concatenate([second, second], 1), jnp.sin(other)
+
+    assert grouped(step, MATRIX, SQUARE, part, part) == [True, True, True, False]
+
+
+def test_groups_operands_that_are_joined_along_columns() -> None:
+    half = jax.ShapeDtypeStruct((32, 32), jnp.float32)
+    assert grouped(lambda x, h, w: jnp.concatenate([x, h], 1) @ w, half, half, SQUARE) == [True, True, True]
+
+
 def test_training_step_with_groups_matches_jax() -> None:
     """Weight and momentum are stored in groups and updated in place, with the numbers of JAX."""
 
