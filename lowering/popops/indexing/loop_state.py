@@ -91,18 +91,19 @@ def set_aside(builder: Builder, value: Tensor) -> Tensor:
 def new_counter(builder: Builder, start: int | np.ndarray) -> Tensor:
     """Adds an integer on one tile, int32[], initially `start`; an array `start` has one value a replica."""
     graph = builder.graph
-    counter = graph.add_variable((), _COUNTER, f"{builder.name}/counter", on_one_tile(1, 0))
+    # Most operations that leave tiles idle leave the last ones idle: the counter advances there beside them.
+    last = graph.target.tiles_per_ipu - 1
+    counter = graph.add_variable((), _COUNTER, f"{builder.name}/counter", on_one_tile(1, last))
     add = graph.add_constant if np.ndim(start) == 0 else graph.add_replica_constant
-    initial = add(np.asarray(start, _COUNTER), "start", on_one_tile(1, 0))
+    initial = add(np.asarray(start, _COUNTER), "start", on_one_tile(1, last))
     builder.prog.add(Copy(initial, counter, f"{builder.name}/counter", graph.origin))
     return counter
 
 
 def advance(builder: Builder, counter: Tensor, step: int) -> None:
-    """Adds `step` to a counter."""
+    """Adds `step` to a counter, in place."""
     constant = builder.graph.add_constant(np.asarray(step, _COUNTER), "step")
-    following = elementwise(builder.named("counter"), _ADD, [counter, constant])
-    builder.prog.add(Copy(following, counter, f"{builder.name}/counter", builder.graph.origin))
+    elementwise(builder.named("counter"), _ADD, [counter, constant], counter)
 
 
 def advance_around(builder: Builder, slot: Tensor, slots: int, step: int = 1) -> None:

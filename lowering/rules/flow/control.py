@@ -153,26 +153,39 @@ def scan_rule(
     carries = _states(ctx, operands, inside)
     stacks = [_sliceable_stack(ctx, stack, length) for stack in operands[inside.operands.stacks]]
     first_slot, step = (length - 1, -1) if reverse else (0, 1)
-    counter = new_counter(ctx.builder, first_slot)
     body = ProgramSequence()
     in_body = Builder(graph, body, ctx.name)
-    row_streams = RowStreams(ctx, body, counter, first_slot, step)
-    slices = [
-        row_streams.row(stack, in_groups=in_groups) if is_off_chip(ctx, stack) else slot_of(in_body, stack, counter)
-        for stack, in_groups in zip(stacks, grouped_inputs(inside.jaxpr.jaxpr)[inside.inputs.stacks], strict=True)
-    ]
-    row_streams.fetch_ahead()
+    slices, row_streams = _read_rows(ctx, body, inside, stacks, first_slot, step)
     constants = operands[inside.operands.constants]
     with graph.inside_loop(length):
         results = ctx.lower_jaxpr(inside.jaxpr, [*constants, *carries, *slices], body, carries)
-    result_stacks, last_steps = _store_slices(ctx, body, inside, results, counter, length)
+    result_stacks, last_steps = _store_slices(ctx, body, inside, results, length, first_slot, step)
     assign(in_body, results[inside.results.carries], carries)
-    advance(in_body, counter, step)
     ctx.prog.add(Repeat(length, body, graph.origin))
-    row_streams.finish()
+    if row_streams is not None:
+        row_streams.finish()
     for last_step in last_steps:
         ctx.prog.add(last_step)
     return [*carries, *result_stacks]
+
+
+def _read_rows(
+    ctx: Context, body: ProgramSequence, inside: Body, stacks: Sequence[Tensor], first_slot: int, step: int
+) -> tuple[list[Tensor], RowStreams | None]:
+    """Adds to `body` what reads a row of each stack; returns the rows, and the streams of those off chip."""
+    if not stacks:
+        return [], None
+    in_body = Builder(ctx.graph, body, ctx.name)
+    counter = new_counter(ctx.builder, first_slot)
+    row_streams = RowStreams(ctx, body, counter, first_slot, step)
+    are_in_groups = grouped_inputs(inside.jaxpr.jaxpr)[inside.inputs.stacks]
+    rows = [
+        row_streams.row(stack, in_groups=in_groups) if is_off_chip(ctx, stack) else slot_of(in_body, stack, counter)
+        for stack, in_groups in zip(stacks, are_in_groups, strict=True)
+    ]
+    row_streams.fetch_ahead()
+    advance(in_body, counter, step)
+    return rows, row_streams
 
 
 def _sliceable_stack(ctx: Context, stack: Tensor, length: int) -> Tensor:
@@ -185,11 +198,22 @@ def _sliceable_stack(ctx: Context, stack: Tensor, length: int) -> Tensor:
 
 
 def _store_slices(
-    ctx: Context, body: ProgramSequence, inside: Body, results: Sequence[Tensor], counter: Tensor, length: int
+    ctx: Context,
+    body: ProgramSequence,
+    inside: Body,
+    results: Sequence[Tensor],
+    length: int,
+    first_slot: int,
+    step: int,
 ) -> tuple[list[Tensor], list[Program]]:
-    """Adds stacks of results, of which `body` stores slot `counter`; returns them, and steps to add after the loop."""
+    """Adds stacks of results, of which `body` stores a slot; returns them, and steps to add after the loop."""
+    if not results[inside.results.stacks]:
+        return [], []
     stacks: list[Tensor] = []
     last_steps: list[Program] = []
+    # As that of rows that are read, it advances beside vertices that do not read it, here those before the stores.
+    counter = new_counter(ctx.builder, first_slot - step)
+    advance(Builder(ctx.graph, body, ctx.name), counter, step)
     jaxpr = inside.jaxpr.jaxpr
     # For each result whether its row goes to streaming memory, and whether to the host's memory.
     rows = list(zip(results, put_results(jaxpr), sent_rows(jaxpr), strict=True))

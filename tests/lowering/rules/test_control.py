@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from jax import lax
 
+from ipujax.runtime.graph import distinct
 from ipujax.runtime.graph.program import Repeat, RepeatWhile, Switch
 from tests.lowering.helpers import check, lowered, small_target
 
@@ -233,3 +234,14 @@ def test_writes_a_stack_in_place() -> None:
         return [type(node).__name__ for node in loop.body.children()]
 
     assert vertices_in_body(3) == vertices_in_body(300)
+
+
+def test_counters_of_rows_take_no_step_of_a_loop() -> None:
+    """A loop reads a row, adds it and stores the sum: counters advance beside that, a loop without rows has none."""
+
+    def steps_of(fun: Callable[..., Any], *args: Any) -> list[int]:
+        program = lowered(fun, args, small_target(16)).program
+        return [len(node.body.children()) for node in distinct(program) if isinstance(node, Repeat)]
+
+    assert steps_of(lambda xs, c: lax.scan(lambda c, x: (c + x, c + x), c, xs), X, X[0]) == [3]
+    assert steps_of(lambda c: lax.fori_loop(0, 5, lambda _, c: jnp.cos(c), c), X) == [1]
