@@ -42,7 +42,7 @@ def add(commands: Commands[argparse.ArgumentParser]) -> None:
     help_replicas = "number of replicas of all instances together (default: as many as instances)"
     add("--replicas", "--num-replicas", type=int, metavar="N", help=help_replicas)
     help_timeout = (
-        "end all when no instance gives a sign of life for so long: no output, no call of a replicated function, no "
+        "end all when an instance gives no sign of life for so long: no output, no call of a replicated function, no "
         f"collective (default {defaults.timeout_seconds:g}; 0: never). A call that computes for longer counts as stuck"
     )
     add("--timeout", type=float, default=defaults.timeout_seconds, metavar="SECONDS", help=help_timeout)

@@ -1,7 +1,8 @@
 """`ipujax run`: starts the instances of a run on this machine, shows their output, and ends all when one fails.
 
 Input: `Launch`. Output: the exit code. A thread follows each pipe and each process; the main thread handles their
-events, signals and timeouts. Ending an instance ends its process group. If the launcher is killed, its guardian does.
+events, signals and timeouts. Ending an instance ends its process group. If the launcher is killed, a guardian in each
+group does, whose pipe from the launcher then ends.
 
 Limits: a process that leaves its instance's group (a daemon) is not ended. Text without an end of line is shown when
 its line, or its process, ends.
@@ -35,8 +36,12 @@ _DRAIN_SECONDS = 1.0  # assumed: for remaining output in a pipe that a daemon of
 _PIPE_BYTES = 1 << 16
 # Signal to the launcher → signal to instances.
 _FORWARDED = {signal.SIGINT: signal.SIGINT, signal.SIGTERM: signal.SIGTERM, signal.SIGHUP: signal.SIGTERM}
-# Kills the process groups of the last line of its input, when that ends: with the launcher.
-_GUARDIAN = 'while read -r line; do groups=$line; done; [ -z "$groups" ] || kill -9 $groups'
+# Starts a guardian as nobody's child, which kills the process group when standard input ends; becomes the instance.
+_GUARDED = """
+exec 3<&0 </dev/null
+((trap '' INT TERM HUP; read -r _ <&3; kill -9 0) >/dev/null 2>&1 &)
+exec "$@" 3<&-
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +52,7 @@ class Launch:
         command: a script and its arguments, or "-m", a module and its arguments.
         instances: number of processes that run it.
         replicas: number of replicas of all instances, a multiple of `instances`.
-        timeout_seconds: time without a sign of life of any instance after which all are ended; 0 for no limit.
+        timeout_seconds: time without a sign of life of one instance after which all are ended; 0 for no limit.
         grace_seconds: time between the signal to end and the kill.
         prefix: text before each line; may name {instance}, {instances}, {stream} ("out" or "err") and {time}.
         only_stdout_from: instance whose standard output is shown; all when None. Standard errors are always shown.
@@ -99,19 +104,16 @@ def launch(settings: Launch) -> int:
     """Run instances to their end, in the main thread: only it may set signal handlers.
 
     Returns:
-        The exit code: 0, or that of the first instance that failed (128 + n if signal n killed it); 124 if all were
+        The exit code: 0, or that of the first instance that failed (128 + n if signal n killed it); 124 if one was
         stuck, 128 + n if signal n ended the launcher. No process of any instance's group is left.
     """
-    with subprocess.Popen(
-        ["sh", "-c", _GUARDIAN], stdin=subprocess.PIPE, bufsize=0, start_new_session=True
-    ) as guardian:
-        run = _Run(settings, guardian.stdin)
-        handlers = {number: signal.signal(number, run.on_signal) for number in _FORWARDED}
-        try:
-            return run.run()
-        finally:
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
+    run = _Run(settings)
+    handlers = {number: signal.signal(number, run.on_signal) for number in _FORWARDED}
+    try:
+        return run.run()
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 @dataclass(eq=False, slots=True)
@@ -122,6 +124,7 @@ class _Instance:
     process: subprocess.Popen[bytes]
     relays: tuple[Thread, ...] = ()
     last_sign: str = "its start"
+    silent_seconds: float = 0.0
 
     def send(self, number: int) -> None:
         # Others that it started would die of the signal at which Python prints its stack.
@@ -133,16 +136,14 @@ class _Instance:
 class _Run:
     """The event loop over running instances."""
 
-    def __init__(self, settings: Launch, guardian: Any) -> None:
+    def __init__(self, settings: Launch) -> None:
         self._settings = settings
-        self._guardian = guardian
         # An instance that has ended; or exit code, text and signal of another reason to end all.
         self._events: queue.SimpleQueue[_Instance | tuple[int, str, int]] = queue.SimpleQueue()
         self._showing = Lock()
         self._running: list[_Instance] = []
         self._code: int | None = None  # exit code of the run, once all must end
         self._steps: list[tuple[float, int]] = []  # times of signals to all
-        self._silent_seconds = 0.0
 
     def on_signal(self, number: int, _: object) -> None:
         """Handle a signal to the launcher."""
@@ -153,18 +154,22 @@ class _Run:
         """Start all instances, and return the exit code when they have ended."""
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
+        # Nobody writes to it: it ends with the launcher.
+        life, life_end = os.pipe()
         try:
             for index in range(self._settings.instances):
-                self._start(index, port)
+                self._start(index, port, life)
+            os.close(life)
             while self._running:
                 self._handle_event()
         finally:
             for instance in self._running:
                 instance.send(signal.SIGKILL)
+            os.close(life_end)
         return self._code or 0
 
-    def _start(self, index: int, port: int) -> None:
-        """Start an instance as the leader of a new session, and so of a new process group."""
+    def _start(self, index: int, port: int, life: int) -> None:
+        """Start an instance as the leader of a new session, and so of a process group, whose guardian reads `life`."""
         signs, sign_end = os.pipe()
         variables = {
             "PYTHONUNBUFFERED": "1",  # into a pipe Python writes blocks: a stuck instance would look silent
@@ -180,8 +185,8 @@ class _Run:
             membership.NUM_REPLICAS: str(self._settings.replicas),
         }
         process = subprocess.Popen(
-            [sys.executable, *self._settings.command],
-            stdin=subprocess.DEVNULL,
+            ["sh", "-c", _GUARDED, "sh", sys.executable, *self._settings.command],
+            stdin=life,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,
@@ -192,7 +197,6 @@ class _Run:
         os.close(sign_end)
         instance = _Instance(index, process)
         self._running.append(instance)
-        self._tell_guardian()
         streams = ((process.stdout, "out"), (process.stderr, "err"), (os.fdopen(signs, "rb"), "sign"))
         instance.relays = tuple(Thread(target=self._relay, args=(instance, *each), daemon=True) for each in streams)
         for thread in (*instance.relays, Thread(target=self._wait, args=(instance,), daemon=True)):
@@ -208,7 +212,7 @@ class _Run:
         is_shown = name == "err" or (name == "out" and self._settings.only_stdout_from in (None, instance.index))
         with stream:
             for lines in whole_lines(iter(lambda: os.read(stream.fileno(), _PIPE_BYTES), b"")):
-                self._silent_seconds = 0.0
+                instance.silent_seconds = 0.0
                 instance.last_sign = f"it came to {lines[-1].decode().strip()}" if name == "sign" else "output"
                 if is_shown:
                     prefix = self._settings.prefix_of(instance.index, name)
@@ -236,9 +240,12 @@ class _Run:
             event = self._events.get(timeout=max(0.0, min(tick_seconds, due - time.monotonic())))
         except queue.Empty:
             # Counted in ticks: neither the time in which the launcher is stopped, nor that of a slow reader.
-            self._silent_seconds += 0.0 if self._showing.locked() else tick_seconds
-            if timeout_seconds and self._silent_seconds > timeout_seconds and self._code is None:
-                self._report(f"no instance gave a sign of life for {timeout_seconds:g} seconds; ending all")
+            for each in self._running:
+                each.silent_seconds += 0.0 if self._showing.locked() else tick_seconds
+            silent = [each for each in self._running if each.silent_seconds > timeout_seconds > 0]
+            if silent and self._code is None:
+                who = ", ".join(str(each.index) for each in silent)
+                self._report(f"no sign of life for {timeout_seconds:g} seconds of instance {who}; ending all")
                 for each in self._running:
                     self._report(f"  instance {each.index}: last sign of life: {each.last_sign}")
                 self._end(_TIMED_OUT, signal.SIGABRT)
@@ -260,7 +267,6 @@ class _Run:
         """Kill the rest of the group of a process that has ended; the first that fails ends all."""
         instance.send(signal.SIGKILL)
         self._running.remove(instance)
-        self._tell_guardian()
         # The reason comes after the last words of the instance.
         for relay in instance.relays:
             relay.join(_DRAIN_SECONDS)
@@ -276,11 +282,6 @@ class _Run:
         self._code = code
         at = time.monotonic() + after_seconds
         self._steps = [(at, number), (at + self._settings.grace_seconds, signal.SIGKILL)]
-
-    def _tell_guardian(self) -> None:
-        with contextlib.suppress(BrokenPipeError):  # the guardian was killed
-            groups = " ".join(f"-{instance.process.pid}" for instance in self._running)
-            self._guardian.write(f"{groups}\n".encode())
 
     def _report(self, text: str) -> None:
         with contextlib.suppress(BrokenPipeError):

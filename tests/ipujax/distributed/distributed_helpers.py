@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -68,15 +69,19 @@ def run(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.M
 def in_sessions(leaders: Iterable[int]) -> list[int]:
     """Processes of some sessions that still run: each is led by an instance, and has the processes that it starts."""
     reference = set(leaders)
-    actual = []
+    return [pid for pid, (state, _, _, session) in statuses() if int(session) in reference and state != "Z"]
+
+
+def children_of(parent: int) -> set[int]:
+    """Processes that another has started itself, and that still run."""
+    return {pid for pid, (state, number, _, _) in statuses() if int(number) == parent and state != "Z"}
+
+
+def statuses() -> Iterator[tuple[int, list[str]]]:
+    """Each process with its state, and the numbers of its parent, group and session."""
     for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            state, _, _, session = (folder / "stat").read_text().rpartition(")")[2].split()[:4]
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        if int(session) in reference and state != "Z":
-            actual.append(int(folder.name))
-    return actual
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            yield int(folder.name), (folder / "stat").read_text().rpartition(")")[2].split()[:4]
 
 
 def soon(holds: Callable[[], bool]) -> bool:
