@@ -24,6 +24,7 @@ _HINT_NODES = "ipujax.onnx.load(…, max_unrolled_nodes=n) sets another bound"
 MAX_STATIC_ELEMENTS = 1 << 16  # assumed: more than any shape or table of indices, less than weights that matter
 _MAX_TERMS = 1 << 10  # assumed: more than the taps of any filter; each is a few equations
 _MAX_TABLE_ELEMENTS = 1 << 22  # assumed: 32 MiB in double precision, of which an operator makes several
+_MAX_INDEX_ELEMENTS = 1 << 26  # assumed: 256 MiB of 32-bit indices, of which an operator makes several
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,14 @@ def check_table(elements: int, table: str) -> None:
     if elements > _MAX_TABLE_ELEMENTS:
         expected = f"at most {_MAX_TABLE_ELEMENTS:,} elements"
         raise OnnxError(f"{table} cannot be computed while tracing", expected=expected, got=f"{elements:,}")
+
+
+def check_indices(elements: int, table: str) -> None:
+    """Refuse a table of indices that a program computes, where it is too large for a constant."""
+    if elements > _MAX_INDEX_ELEMENTS:
+        raise OnnxError(
+            f"{table} is too large", expected=f"at most {_MAX_INDEX_ELEMENTS:,} elements", got=f"{elements:,}"
+        )
 
 
 def check_terms(terms: int, operator: str) -> None:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ipujax.onnx.budget import check_table
+from ipujax.onnx.budget import check_indices
 from ipujax.onnx.operators.operand_types import (
     MAX_SIZE,
     Array,
@@ -18,8 +18,10 @@ from ipujax.onnx.operators.operand_types import (
     Value,
     along,
     integers,
+    numpy_for,
     on_axis,
     refuse_outside,
+    size_of,
 )
 from ipujax.onnx.operators.sampling import linear_samples
 from ipujax.onnx.operators.window_attributes import Windows, kernel_of, refuse_long, refuse_two_paddings, slide
@@ -209,19 +211,21 @@ def deformable_convolution(
     return _with_bias(y.reshape(batch, outputs, *windows.counts), b)
 
 
-def _grid(windows: Windows) -> np.ndarray:
+def _grid(windows: Windows) -> Value:
     """Position of each element of each window, [kernel, spatial axis, windows]."""
     rank = windows.rank
-    check_table(rank * math.prod(windows.kernel) * math.prod(windows.counts), "elements of all windows")
+    table = rank, math.prod(windows.kernel), math.prod(windows.counts)
+    check_indices(size_of(table), "the table of all windows")
+    xp = numpy_for(size_of(table))
     axes = []
     for axis in range(rank):
         positions = windows.positions(axis)  # [window, element]
         shape = [1] * (2 * rank)
         shape[axis] = windows.kernel[axis]
         shape[rank + axis] = windows.counts[axis]
-        full = np.broadcast_to(positions.T.reshape(shape), windows.kernel + windows.counts)
-        axes.append(full.reshape(math.prod(windows.kernel), math.prod(windows.counts)))
-    return np.stack(axes, 1)
+        full = xp.broadcast_to(positions.T.reshape(shape), windows.kernel + windows.counts)
+        axes.append(full.reshape(table[1:]))
+    return xp.stack(axes, 1)
 
 
 @operator("Col2Im")
@@ -242,10 +246,10 @@ def image_of_columns(
     batch, rows, columns = x.shape
     taps = math.prod(block)
     grid = _grid(windows)
-    inside = np.all((grid >= 0) & (grid < np.array(sizes)[:, None]), axis=1)
-    flat = np.ravel_multi_index(tuple(np.moveaxis(grid, 1, 0)), sizes, mode="clip")
+    inside = ((grid >= 0) & (grid < np.array(sizes)[:, None])).all(axis=1)
+    flat = sum(grid[:, axis] * math.prod(sizes[axis + 1 :]) for axis in range(len(sizes)))
     # Values in the padding are added to one more element, which is cut off.
-    targets = np.where(inside, flat, math.prod(sizes)).ravel()
+    targets = numpy_for(grid.size).where(inside, flat, math.prod(sizes)).ravel()
     image = jnp.zeros((batch, rows // taps, math.prod(sizes) + 1), x.dtype)
     added = image.at[:, :, targets].add(x.reshape(batch, rows // taps, taps * columns))
     return added[:, :, :-1].reshape(batch, rows // taps, *sizes)

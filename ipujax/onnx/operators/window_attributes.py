@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ipujax.onnx.budget import check_table
+from ipujax.onnx.budget import check_indices
 from ipujax.onnx.onnx_errors import OutsideError
 from ipujax.onnx.operators.operand_types import MAX_SIZE, Value, ceil_div, numpy_for, refuse_outside, size_of
 
@@ -53,22 +53,22 @@ class Windows:
             )
         ]
 
-    def positions(self, axis: int) -> np.ndarray:
+    def positions(self, axis: int) -> Value:
         """Return the element of an axis at [window, element of the window]; negative or too large in the padding."""
-        check_table(max(1, self.counts[axis]) * self.kernel[axis], f"windows on spatial axis {axis}")
-        starts = np.arange(self.counts[axis]) * self.strides[axis] - self.before[axis]
-        return starts[:, None] + np.arange(self.kernel[axis]) * self.dilations[axis]
+        shape = self.counts[axis], self.kernel[axis]
+        check_indices(max(1, shape[0]) * shape[1], f"the table of windows on spatial axis {axis}")
+        xp = numpy_for(size_of(shape))
+        starts = xp.arange(shape[0]) * self.strides[axis] - self.before[axis]
+        return starts[:, None] + xp.arange(shape[1]) * self.dilations[axis]
 
     def elements(self, include_padding: bool) -> Value:
         """Return how many elements each window has, shape `counts`; those of the node's padding on request."""
-        xp = numpy_for(size_of(self.counts))
         result: Value = np.ones(())
         for axis in range(self.rank):
             positions = self.positions(axis)
             low = -self.before[axis] if include_padding else 0
             high = self.sizes[axis] + (self.after[axis] if include_padding else 0)
-            inside = np.sum((positions >= low) & (positions < high), axis=1)
-            result = xp.multiply(result[..., None], inside)
+            result = result[..., None] * ((positions >= low) & (positions < high)).sum(axis=1)
         return result
 
 
