@@ -28,7 +28,14 @@ from threading import Thread
 import jax
 import numpy as np
 
-from ipujax.distributed.instance.membership import SIGN_FD, is_instance, leave_at_once, membership
+from ipujax.distributed.instance.membership import (
+    SIGN_FD,
+    exit_codes,
+    is_instance,
+    leave_at_once,
+    leave_if_failed,
+    membership,
+)
 from ipujax.distributed.instance.process_arrays import gathered
 from ipujax.runtime.errors import ArgumentError
 
@@ -68,6 +75,7 @@ def agree(action: str, facts: Texts = (), hint: str | None = None, texts: Callab
 
 def _compare(action: str, facts: Texts, hint: str | None = None, texts: Callable[[], Texts] | None = None) -> None:
     """Compare digests of an action on all processes, and its texts if they differ."""
+    exit_codes().clear()  # an exit before this was caught
     if is_instance():
         with contextlib.suppress(OSError):  # the launcher is gone: so is this process soon
             os.write(int(os.environ[SIGN_FD]), action.encode() + b"\n")
@@ -204,13 +212,12 @@ def _leave() -> None:
     """End this process together with the others; at once if its script has failed, or one of them is lost."""
     # The script may have left the job itself.
     if jax.distributed.is_initialized():
-        is_first = membership().instance_index == 0
-        lost = bool(_lost(0.0))
         # JAX would wait for the others at its own end, and they for this process.
-        if lost or getattr(sys, "last_value", None) is not None:
-            leave_at_once(lost or is_first)
+        leave_if_failed()
+        if _lost(0.0):
+            leave_at_once(is_last=True)
         try:
             _compare(_END, ())
         except ArgumentError as error:
             print(f"{type(error).__name__}: {error}", file=sys.stderr)
-            leave_at_once(is_first)
+            leave_at_once(membership().instance_index == 0)

@@ -16,7 +16,7 @@ import os
 import sys
 import time
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import jax
 
@@ -128,7 +128,8 @@ def join(timeout_seconds: int) -> None:
         problem = "comes after JAX has started to compute" if is_late else "cannot join the processes of its job"
         hint = "call it first of all, before any array is made"
         raise ArgumentError(f"ipu.distributed.init() {problem}", got=str(error).split("\n")[0], hint=hint) from error
-    atexit.register(_leave_if_failed)  # before JAX's own handler, which waits for the others
+    exit_codes()
+    atexit.register(leave_if_failed)  # before JAX's own handler, which waits for the others
 
 
 def _share_cores(num_processes: int) -> None:
@@ -138,12 +139,29 @@ def _share_cores(num_processes: int) -> None:
         os.environ.setdefault("PJRT_NPROC", str(max(1, cores // num_processes)))
 
 
-def _leave_if_failed() -> None:
-    if getattr(sys, "last_value", None) is not None and jax.distributed.is_initialized():
-        leave_at_once(jax.process_index() == 0)
+@cache
+def exit_codes() -> list[int]:
+    """Return a list of the codes of later calls of `sys.exit`: Python tells no handler with which code it ends."""
+    codes = list[int]()
+    leave = sys.exit
+
+    def noting_exit(code: object = None, /) -> NoReturn:
+        codes.append(code if isinstance(code, int) else int(code is not None))
+        leave(code)  # type: ignore[arg-type]
+
+    sys.exit = noting_exit
+    return codes
 
 
-def leave_at_once(is_last: bool) -> None:
+def leave_if_failed() -> None:
+    """End a process whose script has raised an error, or called `sys.exit` with another code than 0."""
+    codes = [1] if getattr(sys, "last_value", None) is not None else exit_codes()
+    code = codes[-1] if codes else 0
+    if code and jax.distributed.is_initialized():
+        leave_at_once(jax.process_index() == 0, code)
+
+
+def leave_at_once(is_last: bool, code: int = 1) -> NoReturn:
     """End a process that failed without the exit handlers of JAX, which wait for the others; the last lets them see.
 
     Process 0 is last: it has JAX's coordinator, without which the others abort.
@@ -152,4 +170,4 @@ def leave_at_once(is_last: bool) -> None:
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
     time.sleep(_LAST_SECONDS if is_last else 0.0)
-    os._exit(1)
+    os._exit(code)

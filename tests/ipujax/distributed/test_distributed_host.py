@@ -204,3 +204,26 @@ def test_distributed_bad_operands():
         ipu.distributed.all_reduce(1j, "max")
     with pytest.raises(ipu.ArgumentError, match="not defined for all leaves"):
         ipu.distributed.all_reduce(jax.random.key(0))
+
+
+@pytest.mark.parametrize("leaving", [0, 1])
+def test_exit_code_of_one_instance_is_that_of_the_run(run: Runner, leaving: int):
+    """The others wait for it, and fail too: with another code, and later."""
+    source = f"""
+import sys
+ipu.distributed.all_reduce(jnp.ones(3))
+try:
+    sys.exit(5)
+except SystemExit:  # one that is caught is none
+    ipu.distributed.all_reduce(jnp.ones(3))
+if index == {leaving}:
+    sys.exit(3)
+ipu.distributed.all_reduce(jnp.ones(3))
+"""
+    assert run(START + source) == 3, run.err
+    assert f"ipujax run: instance {leaving} failed with exit code 3; ending instance {1 - leaving}" in run.err
+
+
+def test_exit_that_all_make_is_their_code(run: Runner):
+    assert run(START + "import sys\nipu.distributed.all_reduce(jnp.ones(3))\nsys.exit(0)") == 0, run.err
+    assert run(START + "import sys\nipu.distributed.all_reduce(jnp.ones(3))\nsys.exit(4)") == 4, run.err
