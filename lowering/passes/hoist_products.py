@@ -7,7 +7,7 @@ A product of a row of a stack with a constant of the loop is computed for all ro
 recurrent layer is in cuDNN and popnn; one of constants once. Equations whose results such a product reads move with
 it, and elementwise ones that read it, as the sum with a bias: where the loop read rows of x it reads rows of y.
 Input and output: jaxprs; those in loops, branches, replicas too. Products stay that `jax.checkpoint` computes again,
-and those whose results for all iterations cost more bytes than the supersteps that they save.
+those of a stage, and those whose results for all iterations cost more bytes than the supersteps that they save.
 Limits: products that only results of a loop read, as the gradients of weights, are not moved behind it.
 """
 
@@ -29,6 +29,7 @@ from ipujax.lowering.jaxpr import (
     primitive_names,
     scan_body,
     spliced,
+    stage_name,
     substituted,
     value_bytes,
     variables,
@@ -124,10 +125,11 @@ def _hoisted(scan: JaxprEqn, most_bytes: float) -> list[JaxprEqn]:
 
 
 def _may_move(eqn: JaxprEqn) -> bool:
-    """True for views, elementwise equations and products on the chip that no `jax.checkpoint` computes again."""
+    """True for views, elementwise equations and products on the chip: of no stage, and not of a `jax.checkpoint`."""
     is_on_chip = not any(is_on_host(var.aval) for var in (*eqn.invars, *eqn.outvars))
     is_movable = record_of(eqn).cost in _BEFORE_A_PRODUCT and not eqn.effects and bool(variables_read(eqn))
-    return is_on_chip and is_movable and REMATERIALISED not in name_stack(eqn)
+    is_bound = stage_name(eqn).stage is not None or REMATERIALISED in name_stack(eqn)
+    return is_on_chip and is_movable and not is_bound
 
 
 def _is_small(eqn: JaxprEqn, most_bytes: float) -> bool:
