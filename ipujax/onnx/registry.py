@@ -42,6 +42,7 @@ NODE_FACTS: Mapping[str, str] = {
     "node_name": "str: name of the node, unique in its graph; seeds random operators",
 }
 STANDARD_DOMAIN = ""  # ai.onnx; both names mean it in files
+MICROSOFT_DOMAIN = "com.microsoft"  # of ONNX Runtime
 EARLY_DOMAIN = "ipujax.early"  # operators of early opsets that no node of the newest stands for
 _ALIASES = {"ai.onnx": STANDARD_DOMAIN}
 

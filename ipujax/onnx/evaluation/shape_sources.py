@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from ipujax.onnx.graphs import Graph, Node
-from ipujax.onnx.registry import EARLY_DOMAIN
+from ipujax.onnx.registry import EARLY_DOMAIN, MICROSOFT_DOMAIN
 
 # Operator → positions of operands that decide the shape of a result; None: all.
 SHAPE_OPERANDS: Mapping[str, tuple[int, ...] | None] = {
@@ -43,6 +43,8 @@ SHAPE_OPERANDS: Mapping[str, tuple[int, ...] | None] = {
     **dict.fromkeys(("ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMax", "ReduceMean"), (1,)),
     **dict.fromkeys(("ReduceMin", "ReduceProd", "ReduceSum", "ReduceSumSquare"), (1,)),
 }
+# The same of `com.microsoft`, of floats.
+_SHAPE_OPERANDS_OF_MICROSOFT: Mapping[str, tuple[int, ...] | None] = {"Range": None}
 # Operators of which operands at these positions decide a size, regions or a branch, and may be traced too: with a
 # bound, or as a `lax.cond`.
 _DECIDING_OPERANDS: Mapping[str, tuple[int, ...] | None] = {
@@ -94,8 +96,8 @@ def dependent_on(nodes: Sequence[Node], traced: Collection[str]) -> set[str]:
 
 def _shape_operands(node: Node) -> Iterator[str]:
     is_standard = node.domain in ("", EARLY_DOMAIN)
-    operands = {**_DECIDING_OPERANDS, **SHAPE_OPERANDS}
-    positions = operands.get(node.op_type, ()) if is_standard else ()
+    operands = {**_DECIDING_OPERANDS, **SHAPE_OPERANDS} if is_standard else _SHAPE_OPERANDS_OF_MICROSOFT
+    positions = operands.get(node.op_type, ()) if is_standard or node.domain == MICROSOFT_DOMAIN else ()
     for n in range(len(node.inputs)) if positions is None else positions:
         if n < len(node.inputs) and node.inputs[n]:
             yield node.inputs[n]

@@ -16,10 +16,9 @@ from ipujax.onnx.microsoft.encoder_attention import (
     static_number,
     summed,
 )
-from ipujax.onnx.microsoft.fused_functions import DOMAIN
 from ipujax.onnx.onnx_errors import OnnxError
 from ipujax.onnx.operators.operand_types import Array, Optional, Value
-from ipujax.onnx.registry import data_dependent_size, is_static, operator
+from ipujax.onnx.registry import MICROSOFT_DOMAIN as DOMAIN, data_dependent_size, is_static, operator
 
 
 @operator("GroupQueryAttention", DOMAIN)

@@ -12,11 +12,10 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from ipujax.onnx.microsoft.fused_functions import DOMAIN
 from ipujax.onnx.onnx_errors import OnnxError
 from ipujax.onnx.operators.attention import attention, rotary_embedding
 from ipujax.onnx.operators.operand_types import Array, Optional, Value, on_axis
-from ipujax.onnx.registry import operator, static
+from ipujax.onnx.registry import MICROSOFT_DOMAIN as DOMAIN, operator, static
 
 MASKED = -10000.0  # default of mask_filter_value
 

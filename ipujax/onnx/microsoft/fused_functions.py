@@ -1,4 +1,4 @@
-"""The name of the domain, non-linearities that its fused operators call by name, and GELU in its forms."""
+"""Non-linearities that its fused operators call by name, and GELU in its forms."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ import jax.numpy as jnp
 from ipujax.onnx.onnx_errors import OnnxError
 from ipujax.onnx.operators.activation_functions import hard_sigmoid, leaky_relu
 from ipujax.onnx.operators.operand_types import Array, Optional, Value, axis_of, on_axis
-from ipujax.onnx.registry import operator
-
-DOMAIN = "com.microsoft"
+from ipujax.onnx.registry import MICROSOFT_DOMAIN as DOMAIN, operator
 
 _FUSED: Mapping[str, tuple[int, Callable[..., Array]]] = {  # number of parameters, function
     "Relu": (0, jax.nn.relu),

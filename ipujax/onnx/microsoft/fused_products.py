@@ -7,12 +7,12 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from ipujax.onnx.microsoft.fused_functions import DOMAIN, activated
+from ipujax.onnx.microsoft.fused_functions import activated
 from ipujax.onnx.operators.convolution import convolution
 from ipujax.onnx.operators.matmul import gemm
 from ipujax.onnx.operators.operand_types import Array, Optional, Value
 from ipujax.onnx.operators.pools import max_pool
-from ipujax.onnx.registry import operator
+from ipujax.onnx.registry import MICROSOFT_DOMAIN as DOMAIN, operator
 
 
 def _turned(x: Value, is_batch_turned: int, is_turned: int) -> Array:

@@ -9,14 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from ipujax.onnx.element_types import is_floating
-from ipujax.onnx.microsoft.fused_functions import DOMAIN
 from ipujax.onnx.onnx_errors import OnnxError
 from ipujax.onnx.operators.operand_types import MAX_SIZE, Array, Optional, Value, ceil_div, on_axis, refuse_outside
 from ipujax.onnx.operators.quantization import rounded_to_signed
-from ipujax.onnx.registry import is_static, operator
+from ipujax.onnx.registry import MICROSOFT_DOMAIN as DOMAIN, is_static, operator
 
 _BITS = (2, 4, 8)
 _INTEGERS = 4  # the `accuracy_level` of products in integers
+# On processors with AVX-512 VNNI blocks of 512 are rounded too, which no file has.
 _INTEGER_BLOCKS = {2: (32, 64, 128), 4: (16, 32, 64, 128, 256), 8: (16, 32, 64, 128, 256)}
 
 

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import jax.numpy as jnp
 import numpy as np
 
-from ipujax.onnx.microsoft.fused_functions import DOMAIN
 from ipujax.onnx.operators.operand_types import Array, Optional, Value
 from ipujax.onnx.operators.quantization import centred_levels
 from ipujax.onnx.operators.recurrent_layers import (
@@ -16,7 +15,7 @@ from ipujax.onnx.operators.recurrent_layers import (
     quantized_lstm_step,
     run_directions,
 )
-from ipujax.onnx.registry import operator
+from ipujax.onnx.registry import MICROSOFT_DOMAIN as DOMAIN, operator
 
 
 def _whole_weights(x: Value, zero_point: Value) -> Array:

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from ipujax.onnx.microsoft.encoder_attention import MASKED, projected_attention
-from ipujax.onnx.microsoft.fused_functions import DOMAIN
 from ipujax.onnx.microsoft.fused_products import channels_first, channels_last
 from ipujax.onnx.microsoft.quantized_arithmetic import real
 from ipujax.onnx.operators.operand_types import Array, Optional, Value, along, on_axis
@@ -19,7 +18,7 @@ from ipujax.onnx.operators.quantization import (
     quantize_linear,
     quantized_convolution,
 )
-from ipujax.onnx.registry import operator
+from ipujax.onnx.registry import MICROSOFT_DOMAIN as DOMAIN, operator
 
 
 def _columns(values: Value, product: Array) -> Array:

@@ -6,10 +6,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from ipujax.onnx.element_types import element_dtype, working_dtype
-from ipujax.onnx.microsoft.fused_functions import DOMAIN
 from ipujax.onnx.operators.normalization import layer_normalization
 from ipujax.onnx.operators.operand_types import Array, Optional, Value, axis_of, on_axis, refuse_outside_axis
-from ipujax.onnx.registry import operator
+from ipujax.onnx.registry import MICROSOFT_DOMAIN as DOMAIN, operator
 
 
 def _total(x: Value, skip: Value, bias: Optional) -> Array:

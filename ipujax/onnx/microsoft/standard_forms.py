@@ -9,12 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ipujax.onnx.microsoft.fused_functions import DOMAIN
 from ipujax.onnx.onnx_errors import OnnxError
 from ipujax.onnx.operators.images import grid_sample
 from ipujax.onnx.operators.indexing import gather_nd
 from ipujax.onnx.operators.operand_types import Array, Optional, Value, along
-from ipujax.onnx.registry import operator, static
+from ipujax.onnx.registry import MICROSOFT_DOMAIN as DOMAIN, operator, static
 
 
 @operator("Inverse", DOMAIN)

@@ -14,13 +14,12 @@ from onnx import helper
 from ipujax.onnx.reading.old_node import OldNode, Rewrite
 from ipujax.onnx.reading.proto_graphs import all_nodes, graphs_of, replace_nodes
 from ipujax.onnx.reading.rewrites import REWRITES
-from ipujax.onnx.registry import EARLY_DOMAIN
+from ipujax.onnx.registry import EARLY_DOMAIN, MICROSOFT_DOMAIN
 
 STANDARD_DOMAINS = ("", "ai.onnx")
 # Operators that ONNX Runtime has among ONNX's own, and that ONNX lacks: they are read as those of its own domain.
 # Source: ONNX Runtime, its schemas of the domain ai.onnx.
 _UNOFFICIAL = frozenset({"Affine", "ImageScaler", "ParametricSoftplus", "ScaledTanh", "SimplifiedLayerNormalization"})
-_UNOFFICIAL_DOMAIN = "com.microsoft"
 
 
 def adopt_unofficial(model: onnx.ModelProto) -> None:
@@ -32,10 +31,10 @@ def adopt_unofficial(model: onnx.ModelProto) -> None:
         if node.op_type in _UNOFFICIAL and node.domain in STANDARD_DOMAINS
     ]
     for node in adopted:
-        node.domain = _UNOFFICIAL_DOMAIN
+        node.domain = MICROSOFT_DOMAIN
     for importer in (model, *model.functions) if adopted else ():
-        if all(entry.domain != _UNOFFICIAL_DOMAIN for entry in importer.opset_import):
-            importer.opset_import.append(helper.make_opsetid(_UNOFFICIAL_DOMAIN, 1))
+        if all(entry.domain != MICROSOFT_DOMAIN for entry in importer.opset_import):
+            importer.opset_import.append(helper.make_opsetid(MICROSOFT_DOMAIN, 1))
 
 
 def rewrite_old_nodes(model: onnx.ModelProto, opset: int) -> None:
