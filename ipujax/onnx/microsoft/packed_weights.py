@@ -16,7 +16,7 @@ from ipujax.onnx.registry import MICROSOFT_DOMAIN as DOMAIN, is_static, operator
 
 _BITS = (2, 4, 8)
 _INTEGERS = 4  # the `accuracy_level` of products in integers
-# On processors with AVX-512 VNNI blocks of 512 are rounded too, which no file has.
+# Blocks of 512 are rounded on some processors alone (with AVX-512 VNNI), and so not here.
 _INTEGER_BLOCKS = {2: (32, 64, 128), 4: (16, 32, 64, 128, 256), 8: (16, 32, 64, 128, 256)}
 
 
