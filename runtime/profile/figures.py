@@ -22,6 +22,7 @@ from ipujax.runtime.profile.breakdown import LayerCost, Metric, Operation, layer
 from ipujax.runtime.profile.primary_figures import PrimaryFigures, run_figure
 from ipujax.runtime.profile.program_costs import PassChange, pass_changes
 from ipujax.runtime.profile.text import duration, size
+from ipujax.runtime.sections.live_variables import liveness_tree
 from ipujax.runtime.sections.memory import region_bytes
 from ipujax.runtime.uncertainty import (
     COMPILED,
@@ -244,6 +245,16 @@ class Figures(PrimaryFigures):
         *causes, computing = self.causes
         gaps = {each.name: each.cycles - each.least_cycles for each in causes}
         return gaps | {SPLITTING: computing.cycles - computing.least_cycles}
+
+    @property
+    def always_live_share(self) -> float:
+        """Bytes that are live at every step over those at the step with most."""
+        graph = self._saved_graph
+        if graph is None:
+            tree = self.executable.once(liveness_tree)
+            return tree.always_bytes / max(1, tree.max_bytes)
+        live = graph["memory"]["liveness"]
+        return float(live["alwaysLiveBytes"] / max(1, live["maxLiveBytes"]))
 
     @property
     def device_cycles(self) -> int:

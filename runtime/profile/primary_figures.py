@@ -46,7 +46,7 @@ from ipujax.runtime.profile.unpriced import Unpriced, unpriced, unpriced_section
 from ipujax.runtime.sections.execution import execution_report, tile_balance, tile_cycles, vertex_type_cycles
 from ipujax.runtime.sections.graph_report import graph_counts, graph_report, optimization_info
 from ipujax.runtime.sections.ids import Json, Numbering
-from ipujax.runtime.sections.live_variables import liveness_section, liveness_tree
+from ipujax.runtime.sections.live_variables import liveness_section
 from ipujax.runtime.sections.memory import vertex_type_bytes
 from ipujax.runtime.sections.programs import active_cycles, numbering
 from ipujax.runtime.sections.saved_graph import saved_languages, saved_vertex_bytes, saved_vertices, with_lists
@@ -382,16 +382,6 @@ class PrimaryFigures(FigureRecord):
         if graph is not None:
             return copy.deepcopy(graph["memory"]["liveness"])
         return liveness_section(self.executable, self.numbering)
-
-    @property
-    def always_live_share(self) -> float:
-        """Bytes that are live at every step over those at the step with most."""
-        graph = self._saved_graph
-        if graph is None:
-            tree = self.executable.once(liveness_tree)
-            return tree.always_bytes / max(1, tree.max_bytes)
-        live = graph["memory"]["liveness"]
-        return float(live["alwaysLiveBytes"] / max(1, live["maxLiveBytes"]))
 
     @cached_property
     def _step_rows(self) -> StepRows:

@@ -43,7 +43,7 @@ def arguments(seed: int = 0) -> tuple[list[np.ndarray], np.ndarray]:
 
 
 def device(bytes_per_tile: int) -> ipu.IPUModel:
-    return ipu.IPUModel(tiles_per_ipu=4, bytes_per_tile=bytes_per_tile, interleaved_offset_bytes=14_000)
+    return ipu.IPUModel(tiles_per_ipu=8, bytes_per_tile=bytes_per_tile, interleaved_offset_bytes=14_000)
 
 
 def at_cost(bytes_per_tile: int, byte_cost: float, fun: Any = layers) -> ipu.Profile:
@@ -229,7 +229,7 @@ def test_nothing_climbs_where_nothing_has_to_fit() -> None:
 
 
 def test_refuses_a_program_that_fits_at_no_byte_cost() -> None:
-    bytes_per_tile = 25_000
+    bytes_per_tile = 10_000
     lowered = ipu.jit(layers, device=device(bytes_per_tile)).lower(*arguments())
     with pytest.raises(ipu.TileMemoryError) as error:
         lowered.compile()
@@ -255,7 +255,7 @@ def test_refuses_a_program_that_fits_at_no_byte_cost() -> None:
 
 def test_refuses_a_program_that_is_far_too_large_after_two_attempts(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO", logger="ipujax.fit"), pytest.raises(ipu.TileMemoryError):
-        ipu.jit(layers, device=device(5_000)).lower(*arguments()).compile()
+        ipu.jit(layers, device=device(3_000)).lower(*arguments()).compile()
     attempts = [record.getMessage() for record in caplog.records if "does not fit, the" in record.getMessage()]
     assert len(attempts) == 2 and "at 16 cycles per byte" in attempts[1] and "tiles of 39 KiB" in attempts[1]
 
