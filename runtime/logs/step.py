@@ -148,7 +148,7 @@ def attempt(log: Log, number: int, cycles_per_byte: float) -> Iterator[None]:
 
 
 def count_part(parts_name: str) -> None:
-    """Count a finished part of the innermost step, such as one of "equations": for progress, and to end in its middle."""
+    """Count a finished part of the innermost step, such as one of "equations": for progress, and early ends."""
     _check_end()
     if (compilation := _COMPILATION.get()) is not None:
         compilation.num_parts += 1
