@@ -93,9 +93,7 @@ def add(commands: Commands[argparse.ArgumentParser]) -> None:
         metavar="LOOP=N",
         help="iterations of a loop whose count is data, by its name, in place of those of the calls",
     )
-    page_help = (
-        "write the page of the function of jax.jit of most cycles of all calls; without any, of another program"
-    )
+    page_help = "write the page of the function of jax.jit of most cycles of all calls; without any, of another program"
     add("--html", metavar="PATH", help=page_help)
     add_onnx_arguments(parser)
     add_script_arguments(parser)
