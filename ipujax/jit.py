@@ -264,6 +264,7 @@ class IpuFunction(Generic[_P, _R]):
         """Warning of devices that have more IPUs than the function uses."""
         return self._compiler.unused_ipus
 
+    @checking_calls("with_options")
     def with_options(
         self,
         options: Options | None = None,

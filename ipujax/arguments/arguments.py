@@ -13,6 +13,7 @@ import inspect
 import operator
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import is_dataclass
 from functools import partial
 from types import MethodType
 from typing import Any
@@ -338,7 +339,9 @@ def shown_array(who: str, place: str, leaf: Any, hint: str, expected: str = _AN_
         raise ArgumentOverflowError(problem, expected=expected, got=f"{leaf} ({error})", hint=remedy) from error
     except TypeError as error:
         dtype = f" of {leaf.dtype}" if hasattr(leaf, "dtype") else ""
-        got = f"{type(leaf).__name__}{dtype} {leaf!r:.60}"
+        got = f"{type(leaf).__name__}{dtype} {' '.join(repr(leaf).split()):.60}"
+        if is_dataclass(leaf):
+            hint = f"jax.tree_util.register_dataclass({type(leaf).__name__}) if it has arrays; or {hint}"
         problem = f"argument {place} of {who} is not an array"
         raise ArgumentTypeError(problem, expected=expected, got=got, hint=hint) from error
 

@@ -51,13 +51,13 @@ def _run(args: argparse.Namespace) -> int:
     if args.name is None:
         raise ArgumentError("no network to plan", expected="NAME", hint="ipujax plan --list")
     network = models.network(args.name, dtype=args.dtype, **dict(map(_size, args.size)))
+    device = ipu.IPUModel(num_ipus=args.ipus, arch=args.arch)
     # Enough examples for data on each IPU, or for a pipeline with four micro-batches a stage.
     batch = 4 * args.ipus if args.batch is None else args.batch
     if args.inference:
         workload = models.inference(network, batch)
     else:
         workload = models.training(network, batch, OPTIMIZERS[args.optimizer]())
-    device = ipu.IPUModel(num_ipus=args.ipus, arch=args.arch)
     say(f"{workload.name}, {network.num_parameters():,} parameters, batch {batch}, {args.ipus} × {args.arch}:\n")
     table = ipu.search(
         workload.fun,

@@ -17,7 +17,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,7 +31,7 @@ from ipujax.compiled_programs import collected_programs
 from ipujax.device import IPUModel
 from ipujax.jax_scripts import NOTHING, PROGRAM_HEAD, ProfiledCalls, ProfilingRun, profiling, program_cells
 from ipujax.lowering.dumps import DumpRequest
-from ipujax.runtime.errors import ArgumentError
+from ipujax.runtime.errors import ArgumentError, ProfileError
 from ipujax.runtime.garbage import collecting_rarely
 from ipujax.runtime.logs import check_environment
 from ipujax.runtime.profile import Row, coloured, text_table, wants_colours
@@ -93,7 +93,8 @@ def add(commands: Commands[argparse.ArgumentParser]) -> None:
         metavar="LOOP=N",
         help="iterations of a loop whose count is data, by its name, in place of those of the calls",
     )
-    add("--html", metavar="PATH", help="write the page of the function of jax.jit with most cycles of all calls")
+    page_help = "write the page of the function of jax.jit of most cycles of all calls; without any, of another program"
+    add("--html", metavar="PATH", help=page_help)
     add_onnx_arguments(parser)
     add_script_arguments(parser)
 
@@ -206,12 +207,26 @@ def _show(
             run.to_html(args.html)
             print(f"  wrote {args.html}, the page of {compiled[0].name}", file=sys.stderr)
         elif args.html is not None:
-            print(f"  {args.html} is not written: no function of jax.jit was compiled", file=sys.stderr)
+            _write_page(args.html, profiles)
     if args.save is not None:
         for name, profile in profiles.items():
             path = Path(args.save) / f"{name}{_SUFFIX}"
             profile.save(path)
             print(f"  saved {path}", file=sys.stderr)
+
+
+def _write_page(path: str, profiles: Mapping[str, Profile]) -> None:
+    """Write the page of the program of most cycles, where no function of `jax.jit` was compiled."""
+    cycles: dict[str, int] = {}
+    for name, profile in profiles.items():
+        with suppress(ProfileError):  # a trip count is data
+            cycles[name] = profile.cycles
+    if not cycles:
+        print(f"  {path} is not written: no function whose cycles are known was compiled", file=sys.stderr)
+        return
+    name = max(cycles, key=cycles.__getitem__)
+    profiles[name].to_html(path)
+    print(f"  wrote {path}, the page of {name}", file=sys.stderr)
 
 
 # --- the table --------------------------------------------------------------------------------------------------------

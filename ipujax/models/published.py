@@ -18,6 +18,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from ipujax.arguments import whole_number
 from ipujax.models.bert import BertShape, bert
 from ipujax.models.conformer import ConformerShape, conformer
 from ipujax.models.gpt import GptShape, gpt
@@ -104,7 +105,8 @@ def network(name: str, *, dtype: Any = jnp.float16, recompute: bool = True, **ch
         changes: sizes to set otherwise, fields of its shape as `layers` or `length`.
 
     Raises:
-        ArgumentError: a name, or a size, that does not exist, or a dtype that is not a floating-point type.
+        ArgumentError: a name, or a size, that does not exist, a size that is not above 0, or a dtype that is not a
+            floating-point type.
 
     Example:
         >>> network("gpt2").num_parameters()
@@ -126,7 +128,24 @@ def network(name: str, *, dtype: Any = jnp.float16, recompute: bool = True, **ch
             got=f"{unknown[0]}={changes[unknown[0]]!r}",
             hint=nearest(unknown[0], size_names),
         )
+    for size, value in changes.items():
+        _check_size(size, value, getattr(row.shape, size))
     return row.family(str(name).lower(), replace(row.shape, **changes), _floating(dtype), recompute)
+
+
+def _check_size(name: str, value: Any, published: Any) -> None:
+    """Refuse a size that is of another kind than the published one, or not above 0."""
+    if isinstance(published, tuple):
+        if not isinstance(value, tuple) or not value:
+            raise ArgumentError(f"size {name} of a network", expected=f"numbers, as {published}", got=repr(value))
+        for each in value:
+            _check_size(name, each, published[0])
+    elif isinstance(published, bool | float):
+        is_same = isinstance(value, bool) == isinstance(published, bool) and isinstance(value, int | float)
+        if not is_same or value < 0:
+            raise ArgumentError(f"size {name} of a network", expected=f"a value like {published}", got=repr(value))
+    else:
+        whole_number(f"size {name} of a network", value, 1)
 
 
 def _floating(dtype: Any) -> Any:

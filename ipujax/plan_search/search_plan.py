@@ -49,12 +49,14 @@ from ipujax.plan_search.serial_parts import in_parts
 from ipujax.runtime.errors import ArgumentError, ArgumentValueError
 from ipujax.runtime.names_at_import import jax_jit
 from ipujax.runtime.options import RECOMPUTATIONS, Options, Recompute
+from ipujax.runtime.signatures import checking_calls
 from ipujax.runtime.target import nearest
 
 DATA = "data"
 MODEL = "model"
 
 
+@checking_calls("ipu.Plan")
 @dataclass(frozen=True, slots=True)
 class Plan:
     """Plan by which a step is spread over IPUs; its text is code.
@@ -94,6 +96,8 @@ class Plan:
             expected = f"one of {', '.join(map(repr, RECOMPUTATIONS))}"
             hint = nearest(str(self.recompute), RECOMPUTATIONS)
             raise ArgumentValueError("recompute of ipu.Plan", expected=expected, got=repr(self.recompute), hint=hint)
+        if self.schedule is not None:
+            as_schedule(self.schedule)
         axes = {axis for spec in self.specs.values() for part in spec for axis in _axes_of(part)}
         if axes - {MODEL}:
             raise ArgumentValueError(
@@ -110,6 +114,7 @@ class Plan:
         texts = [f"{name}={_code(value)}" for name, value in changed]
         return f"ipu.Plan({', '.join(texts)})"
 
+    @checking_calls("Plan.jit")
     def jit(
         self,
         step: Callable[..., Any],

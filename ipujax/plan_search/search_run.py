@@ -313,11 +313,10 @@ def _is_past_the_best(best: Mapping[int, float], shards: int) -> bool:
 
 
 def _rank(row: SearchRow) -> tuple[Any, ...]:
-    is_known = row.max_tile_bytes is not None
     return (
+        row.max_tile_bytes is None,  # those that were to be compiled, and could not be, are no better than others
         row.figures == "none",
         not row.fits,
         row.figures != "compiled",
         (row.cycles or 0) if row.fits else (row.max_tile_bytes or 0),
-        not is_known,
     )

@@ -173,5 +173,5 @@ def _text(value: Any) -> str:
     if value is None:
         return "-"
     if isinstance(value, bool) or not isinstance(value, int | float):
-        return str(value)
+        return str(value).partition("\n")[0]  # errors go on with details, which rows and files have
     return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"

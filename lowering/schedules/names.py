@@ -69,7 +69,7 @@ def as_schedule(schedule: str | Schedule) -> Schedule:
         if isinstance(schedule, str)
         else "schedule must be a name or a Schedule",
         expected=f"one of {', '.join(map(repr, SCHEDULES))}, or a Schedule",
-        got=None if isinstance(schedule, str) else repr(schedule),
+        got=repr(schedule),
         hint=nearest(schedule, SCHEDULES)
         if isinstance(schedule, str)
         else f"{schedule.__name__}()"

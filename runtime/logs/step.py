@@ -1,4 +1,4 @@
-"""Steps of a compilation: timed, logged when they end, shown as progress while they run, ended at a deadline.
+"""Steps of a compilation: timed, logged when they end, shown as progress while they run, ended by an interrupt or at a
 
 Input: name of the program, names of its steps, and each step around its work. Output: seconds by name, log lines at
 INFO, a line of progress. A compilation within another belongs to the outer one. A program that does not fit its tiles
@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from ipujax.runtime.errors import IpuError
 from ipujax.runtime.logs.deadline import check_deadline
+from ipujax.runtime.logs.interrupts import check_interrupt, keeping_interrupts
 from ipujax.runtime.logs.log import Log, progress_line
 
 _LOG = Log("jit")
@@ -94,7 +95,7 @@ def watch_compilation(
     compilation = _Compilation(name, step_names, spent_seconds=spent_seconds)
     token = _COMPILATION.set(compilation)
     try:
-        with progress_line(compilation.text) if progress else nullcontext():
+        with keeping_interrupts(), progress_line(compilation.text) if progress else nullcontext():
             yield
     except Exception as error:
         message = error.what if isinstance(error, IpuError) else error
@@ -102,6 +103,11 @@ def watch_compilation(
         raise
     finally:
         _COMPILATION.reset(token)
+
+
+def _check_end() -> None:
+    check_deadline()
+    check_interrupt()
 
 
 @contextmanager
@@ -114,7 +120,7 @@ def step(log: Log, name: str, timings: dict[str, float] | None = None, detail: s
         timings: dict to which its seconds are added, by name.
         detail: text for the line of progress; the name when empty.
     """
-    check_deadline()
+    _check_end()
     compilation = _COMPILATION.get()
     start = time.perf_counter()
     outer = () if compilation is None else compilation.running
@@ -142,8 +148,8 @@ def attempt(log: Log, number: int, cycles_per_byte: float) -> Iterator[None]:
 
 
 def count_part(parts_name: str) -> None:
-    """Count a finished part of the innermost step, such as one of "equations": for progress, and for the deadline."""
-    check_deadline()
+    """Count a finished part of the innermost step, such as one of "equations": for progress, and early ends."""
+    _check_end()
     if (compilation := _COMPILATION.get()) is not None:
         compilation.num_parts += 1
         compilation.parts_name = parts_name

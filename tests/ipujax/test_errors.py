@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 import re
@@ -727,3 +728,13 @@ def test_a_pipeline_under_vmap() -> None:
     fun = ipu.jit(many, device=ipu.IPUModel(num_ipus=2, tiles_per_ipu=4))
     error = error_of(lambda: fun(jnp.ones((4, 4)), jnp.ones((3, 4, 4))))
     assert "an ipu.pipeline with stages is under a jax.vmap" in str(error) and "test_errors.py" in str(error.where)
+
+
+def test_dataclass_that_is_no_pytree_names_the_way_to_make_it_one() -> None:
+    @dataclasses.dataclass
+    class Weights:
+        matrix: Any
+
+    error = error_of(lambda: ipu.jit(lambda w: w.matrix, device=DEVICE)(Weights(jnp.eye(9))), ipu.IpuError)
+    assert "jax.tree_util.register_dataclass(Weights)" in str(error.hint)
+    assert "\n" not in str(error.got)

@@ -33,6 +33,9 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str, str]] = {
     "a field of a target": (lambda: ipu.IPUModel().target.replace(clock=1), "clock=1", "'clock_hz'"),
     "a loop": (lambda: compiled({"whille[0]": 5}), "'whille[0]'", "'while[0]'"),
     "an option": (lambda: ipu.Options(exact_split=True), "exact_split=True", "'exact_splits'"),
+    "a changed setting": (lambda: ipu.jit(loop).with_options(option=None), "option=NoneType", "'options'"),
+    "a field of a plan": (lambda: ipu.Plan(micro_batch=4), "micro_batch=4", "'micro_batches'"),
+    "a schedule of a plan": (lambda: ipu.Plan(stages=2, schedule="1f1"), "'1f1'", "'1f1b'"),
     "a setting": (lambda: ipu.jit(loop, replica=3), "replica=3", "'replicas'"),
     "a pass": (lambda: ipu.jit(loop).lower(X).as_text(after="outlin"), "'outlin'", "'outline'"),
 }

@@ -38,7 +38,11 @@ def test_plans_of_a_small_network_are_a_table(capsys: Capture, monkeypatch, tmp_
         (["gpt-6.7"], "try: 'gpt-6.7b'"),
         (["gpt2", "--size", "layers"], "--size NAME=VALUE"),
         (["gpt2", "--size", "layer=2"], "try: 'layers'"),
+        (["gpt2", "--size", "layers=0"], "size layers of a network"),
+        (["gpt2", "--size", "width=64.0"], "a whole number from 1"),
+        (["resnet-50", "--size", "groups=2"], "numbers, as (3, 4, 6, 3)"),
         (["gpt2", "--batch", "0"], "batch=0"),
+        (["gpt2", "--ipus", "0"], "num_ipus"),
         (["gpt2", "--dtype", "int8"], "floating-point"),
     ],
 )

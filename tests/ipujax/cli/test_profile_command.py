@@ -154,3 +154,13 @@ def test_programs_of_threads_are_listed(tmp_path: Path, capsys: Capture) -> None
     """
     assert main(["profile", written(tmp_path, source)]) == 0
     assert list(rows(capsys.readouterr().err)) == ["step"]
+
+
+def test_page_is_that_of_the_program_of_most_cycles(script: Path, tmp_path: Path, capsys: Capture) -> None:
+    page = tmp_path / "page.html"
+    assert main(["profile", "--html", str(page), str(script)]) == 0
+    output = capsys.readouterr().err
+    cycles = {name: int(cells[1].replace(",", "")) for name, cells in rows(output).items() if cells[1][0].isdigit()}
+    name = max(cycles, key=cycles.__getitem__)
+    assert f"wrote {page}, the page of {name}" in output
+    assert f"<title>{name.partition('-')[0]}" in page.read_text(encoding="utf-8")

@@ -190,6 +190,24 @@ def test_no_plan_that_fits_shows_the_closest() -> None:
     assert "more" in str(info.value)
 
 
+def test_plans_that_cannot_be_compiled_are_below_those_with_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = ipu.IPUModel(2, tiles_per_ipu=TILES, bytes_per_tile=4000)
+    compiled = search_run.compiled_cost
+    numbers = count()
+
+    def first_fails(job: Any) -> Any:
+        cost = compiled(job)
+        return cost if next(numbers) else replace(cost, cycles=None, max_tile_bytes=None, error="no")
+
+    monkeypatch.setattr(search_run, "compiled_cost", first_fails)
+    rows = ipu.search(
+        dense_step, *_shapes(dense_arguments()), device=device, batch_argnums=1, axes=AXES, compiled=2
+    ).rows
+    is_known = [row.max_tile_bytes is not None for row in rows]
+    assert "no" in [row.left_out for row in rows]
+    assert is_known == sorted(is_known, reverse=True)
+
+
 @pytest.mark.parametrize("checks", [0, 1, 30, 100, 200])
 def test_seconds_end_a_search_in_the_middle_of_a_plan(
     monkeypatch: pytest.MonkeyPatch, found: ipu.Search, checks: int
