@@ -5,6 +5,7 @@ fewest cycles, compiled.
 
     cost per byte    cycles that planners add for each byte of the fullest tile
     tile bytes       memory of a tile that planners assume, of which an operation may use a share
+                     where it is less than the largest, loops keep products that could be computed before them
     recomputation    "auto" stores fewer bytes for gradients
 
 The memory of the target's tiles does not change an attempt, only whether it fits. A program that fits therefore fits

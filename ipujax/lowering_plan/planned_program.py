@@ -199,7 +199,15 @@ def _pass_settings(
     )
     streams = Streams(tuple(inputs.batches), tuple(alias is None for alias in aliases), choice.stream_loops)
     shardings = plan.shardings.of_values
-    return PassSettings(choice.byte_cost, recomputation, offloading, streams, shardings, num_tiles=target.tiles_per_ipu)
+    return PassSettings(
+        choice.byte_cost,
+        recomputation,
+        offloading,
+        streams,
+        shardings,
+        num_tiles=target.tiles_per_ipu,
+        is_memory_short=choice.tile_bytes < TILE_BYTES[0],
+    )
 
 
 def _io_tiles(plan: LoweringPlan, choice: Choice) -> IoTiles | None:

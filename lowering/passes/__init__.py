@@ -117,6 +117,7 @@ class PassSettings:
         shardings: of arguments and results.
         is_micro_batch: whether the jaxpr is the micro-batch of a pipeline, which is cut into stages.
         num_tiles: tiles of an IPU.
+        is_memory_short: whether plans are for less memory than a tile has.
     """
 
     byte_cost: float = BYTE_COST_CYCLES
@@ -126,6 +127,7 @@ class PassSettings:
     shardings: Shardings = NONE
     is_micro_batch: bool = False
     num_tiles: int = NUM_TILES
+    is_memory_short: bool = False
 
 
 _DEFAULTS = PassSettings()
@@ -159,7 +161,7 @@ def _with_settings(settings: PassSettings, notes: PassNotes | None = None) -> li
             hoist_products,
             byte_cost=settings.byte_cost,
             num_tiles=settings.num_tiles,
-            streams_rows=_streams_rows(settings),
+            keeps_loops=settings.is_memory_short or _streams_rows(settings),
         ),
         outline: partial(outline, byte_cost=settings.byte_cost),
         recompute: partial(recompute, recomputation=settings.recomputation, trades=trades),

@@ -53,7 +53,7 @@ def hoist_products(
     byte_cost: float = BYTE_COST_CYCLES,
     *,
     num_tiles: int = NUM_TILES,
-    streams_rows: bool = False,
+    keeps_loops: bool = False,
 ) -> ClosedJaxpr:
     """Returns an equal jaxpr whose loops have no products that can be computed before them.
 
@@ -61,9 +61,10 @@ def hoist_products(
         jaxpr: the jaxpr, without calls.
         byte_cost: cost per byte on the fullest tile, in cycles.
         num_tiles: tiles over which results are spread.
-        streams_rows: whether loops may read rows of arguments in streaming memory; all loops then stay as they are.
+        keeps_loops: whether all loops stay as they are: where they may read rows of arguments in streaming memory, or
+            memory is short.
     """
-    if streams_rows or "scan" not in primitive_names(jaxpr.jaxpr):
+    if keeps_loops or "scan" not in primitive_names(jaxpr.jaxpr):
         return jaxpr
     most_bytes = _SUPERSTEP_CYCLES * num_tiles / byte_cost if byte_cost else inf
 

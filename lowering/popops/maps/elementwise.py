@@ -324,13 +324,23 @@ class _IndexSpace:
         outs: Sequence[Tensor | None],
         reductions: Sequence[Reduction],
     ) -> list[Tensor]:
-        """Adds operations that store their values, then reductions of these: for a layout that cannot reduce them."""
+        """Adds operations that store their values, then reductions of these: for a layout that cannot reduce them.
+
+        An operand that a result overwrites is reduced before them.
+        """
+        overwritten = {variable for out in outs if out is not None for variable in out.variables()}
+        read_first = {
+            r: self._add_reduction(operands[r.value], r)
+            for r in reductions
+            if r.value < len(operands) and not overwritten.isdisjoint(operands[r.value].variables())
+        }
         values = tuple(dict.fromkeys(r.value for r in reductions if r.value >= len(operands)))
         stored = (*results, *values)
         stored_outs = [*outs, *(None for _ in values)]
         tensors = self._add_in_vertices(steps, stored, operands, stored_outs, ()) if stored else []
         of_value = {**dict(enumerate(operands)), **dict(zip(values, tensors[len(outs) :], strict=True))}
-        return [*tensors[: len(outs)], *(self._add_reduction(of_value[r.value], r) for r in reductions)]
+        reduced = (read_first[r] if r in read_first else self._add_reduction(of_value[r.value], r) for r in reductions)
+        return [*tensors[: len(outs)], *reduced]
 
 
 def _commonest_order(operands: Sequence[Tensor], outs: Sequence[Tensor | None], shape: tuple[int, ...]) -> MemoryOrder:

@@ -123,9 +123,22 @@ def test_keeps_products_that_a_checkpoint_computes_again() -> None:
     assert products(hoisted(jax.grad(loss), W))[0] == in_loops - 1  # that of the forward part has moved
 
 
-@pytest.mark.parametrize("settings", [{"num_tiles": 1, "byte_cost": 1e3}, {"streams_rows": True}])
+@pytest.mark.parametrize("settings", [{"num_tiles": 1, "byte_cost": 1e3}, {"keeps_loops": True}])
 def test_keeps_products_where_memory_is_short(settings: dict[str, Any]) -> None:
     assert products(hoisted(scanned(elman), *ARGS, **settings)) == (2, 0)
+
+
+def test_a_loop_fits_that_would_not_with_its_products_before_it() -> None:
+    """Products of all rows take 40 times the memory of the rows, more than the machine has at any cost per byte."""
+    steps, units = 4096, 40
+    device = ipu.IPUModel(tiles_per_ipu=8, bytes_per_tile=64 * 1024, interleaved_offset_bytes=16 * 1024)
+
+    def run(x: Any, w: Any) -> Any:
+        return lax.scan(lambda h, row: (jnp.maximum(h, row @ w), None), jnp.zeros(units), jnp.sin(x))[0]
+
+    arrays = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((steps, 1), (1, units))]
+    compiled = ipu.jit(run, device=device, options=ipu.Options(stream_loops=False)).lower(*arrays).compile()
+    assert not compiled.profile.memory.lacking()
 
 
 def test_loop_costs_what_it_costs_with_the_product_before_it() -> None:

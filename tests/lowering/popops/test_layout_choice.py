@@ -27,8 +27,10 @@ from ipujax.lowering.popops.reductions.reduce import reduce
 from ipujax.lowering.popops.vertices.kernel import Op, Reduction, Step
 from ipujax.runtime.compile import compile, leaf_costs
 from ipujax.runtime.cost import ComputeSetCost
-from ipujax.runtime.graph import Builder, Sequence
+from ipujax.runtime.engine import engine_function
+from ipujax.runtime.graph import Builder, HostStream, Sequence, StreamIn, StreamOut
 from ipujax.runtime.graph.graph import Graph
+from ipujax.runtime.interpreter.interpreter import interpret
 from ipujax.runtime.report.profile import Profile
 from ipujax.runtime.tensor.mapping import Blocked, flat_mapping, grid
 from tests.lowering.helpers import lowered, small_target
@@ -268,6 +270,26 @@ def test_reduces_apart_where_all_operands_would_move() -> None:
     columns = grid((64, 256), (1, 16))
     _, received_in_columns = reduced_sum(Graph(small_target(16), byte_cost_cycles=4.0), 6, columns)
     assert received_in_columns == 0  # where vertices can reduce, nothing is reduced apart
+
+
+@pytest.mark.parametrize("is_reduced_apart", [True, False])
+def test_reduces_an_operand_before_a_result_overwrites_it(is_reduced_apart: bool) -> None:
+    """A result in place of its operand x leaves the sum of x, in the same vertices or apart, that of the old x."""
+    shape = (4, 32)
+    pieces = flat_mapping(128, np.arange(0, 128, 20), np.arange(7, dtype=np.int32))
+    graph = Graph(small_target(8), byte_cost_cycles=4.0)
+    x = graph.add_variable(shape, F32, "x", pieces if is_reduced_apart else grid(shape, (1, 8)))
+    source, product, total = (HostStream(name, s, F32) for name, s in (("x", shape), ("xx", shape), ("sum", (32,))))
+    prog = Sequence(StreamIn(source, x))
+    step = Step(Op("mul", lax.mul, np.dtype(F32)), (0, 0))
+    results = apply_steps(Builder(graph, prog, "f"), [step], [1], [x], shape, [x], [Reduction(0, "add", (0,))])
+    assert (len(prog.children()) > 2) == is_reduced_apart
+    for result, stream in zip(results, (product, total), strict=True):
+        prog.add(StreamOut(result, stream))
+    value = np.arange(128, dtype=np.float32).reshape(shape)
+    for outs in (engine_function(graph, prog)({source: value}), interpret(graph, prog, {source: value})):
+        np.testing.assert_array_equal(outs[product], value * value)
+        np.testing.assert_array_equal(outs[total], value.sum(0))
 
 
 def test_results_are_spread_where_bytes_are_dear() -> None:
