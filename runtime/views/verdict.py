@@ -102,9 +102,12 @@ def verdict(profile: Figures) -> Verdict:
 
 
 def _remedy(cause: str, profile: Figures) -> str:
-    """Return what to try against a cause: one batch a call first where no loop has several."""
-    is_of_calls = cause == HOST and not program_situation(profile).has_loop
-    return f"{SEVERAL_BATCHES}; {REMEDIES[cause]}" if is_of_calls else REMEDIES[cause]
+    """Return what to try against a cause: several batches a call first where no loop has them."""
+    situation = program_situation(profile)
+    is_of_calls = cause == HOST and not situation.has_loop
+    remedy = f"{SEVERAL_BATCHES}; {REMEDIES[cause]}" if is_of_calls else REMEDIES[cause]
+    # Many remedies, as a larger batch, need memory.
+    return remedy if situation.fits else f"once the program fits: {remedy}"
 
 
 def tried_changes(profile: Figures) -> list[tuple[str, str]]:
