@@ -295,8 +295,7 @@ ROOMS: dict[str, str] = {
     "ipujax.poplar.program": "ipujax.poplar.types ipujax.public runtime.graph runtime.tensor",
     "ipujax.poplar.device": "runtime.signatures runtime.target",
     "ipujax.poplar.vertex": (
-        "ipujax.poplar.types lowering.passes lowering.popops runtime.graph runtime.target runtime.tensor"
-        " runtime.verify"
+        "ipujax.poplar.types lowering.passes lowering.popops runtime.graph runtime.target runtime.tensor runtime.verify"
     ),
     "ipujax.poplar.graph": (
         "ipujax.poplar.device ipujax.poplar.types ipujax.poplar.vertex runtime.graph runtime.target runtime.tensor"
@@ -375,7 +374,7 @@ ROOMS: dict[str, str] = {
         "ipujax.arguments ipujax.device ipujax.jit ipujax.pipeline lowering.jaxpr lowering.schedules runtime.causes"
         " runtime.markup runtime.options runtime.report runtime.signatures runtime.target runtime.tensor runtime.views"
     ),
-    "ipujax.models": "ipujax.pipeline ipujax.popnn ipujax.public runtime.target",
+    "ipujax.models": "ipujax.arguments ipujax.pipeline ipujax.popnn ipujax.public runtime.target",
     "ipujax.studies": (
         "ipujax.caching ipujax.device ipujax.jit ipujax.storage lowering.digests lowering.jax_compat runtime.compile"
         " runtime.logs runtime.many_machines runtime.markup runtime.memory runtime.page runtime.profile"
