@@ -115,7 +115,7 @@ def _resnet(title: str, images_per_second: int, replicas: int, accumulated: int)
 
 
 NETWORKS = (
-    Network("BERT-Base, phase 1, Pod16", "bert-base", 16_391, 4, 32, (24, 16), 16, "SDK 3.1, PopART"),
+    Network("BERT-Base, phase 1, Pod16", "bert-base", 16_391, 4, 32, (24, 16), 2, "SDK 3.1, PopART"),
     Network("BERT-Large, phase 1, Pod16", "bert-large", 5_179, 4, 8, (24, 16), 4, "before SDK 2.5, PopART"),
     _resnet("ResNet-50 v1.5, Pod16, whole steps of 6", 42_029, 16, 6),
     _resnet("ResNet-50 v1.5, Pod64, whole steps of 2", 145_287, 64, 2),

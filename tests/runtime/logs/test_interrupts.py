@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -19,6 +19,14 @@ DEVICE = ipu.IPUModel(1, tiles_per_ipu=4)
 
 class _Garbage:
     """An object whose end may be watched."""
+
+
+@pytest.fixture(autouse=True)
+def handler_of_python() -> Iterator[None]:
+    """Handle SIGINT as Python does: a shell that starts the tests in the background ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture
