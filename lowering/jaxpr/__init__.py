@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from ipujax.lowering.jaxpr.call_sites import Bodies as Bodies, CallSite as CallSite, CallSites as CallSites
     from ipujax.lowering.jaxpr.control_bodies import (
         CONTROL_FLOW as CONTROL_FLOW,
+        HOLDERS as HOLDERS,
         LOOPS as LOOPS,
         Body as Body,
         bodies as bodies,

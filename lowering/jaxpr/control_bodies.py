@@ -26,6 +26,8 @@ Item = TypeVar("Item")
 
 LOOPS = frozenset(("scan", "while"))
 CONTROL_FLOW = LOOPS | {"cond"}
+# Equations whose jaxprs passes rewrite; code of the user for tiles stays as it is.
+HOLDERS = CONTROL_FLOW | {"replicated"}
 _CALLEES = {"function_call": "jaxpr", PIPELINE: "loop"}  # calls that are lowered as such; `inline` expands the others
 
 

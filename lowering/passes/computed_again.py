@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, JaxprEqn, Var, closed, jaxprs_in_params
-from ipujax.lowering.jaxpr import CONTROL_FLOW, phase_of, stage_name, substituted
+from ipujax.lowering.jaxpr import HOLDERS, phase_of, stage_name, substituted
 from ipujax.lowering.layer_notes import origin_of
 from ipujax.lowering.passes.cse import checkpoints, constants_of
 from ipujax.lowering.passes.value_numbers import earlier_equals
@@ -22,7 +22,6 @@ from ipujax.lowering.source_info import name_stack, source_line
 from ipujax.runtime.graph import ComputedAgain, ReasonToRepeat
 from ipujax.runtime.tensor import Origin
 
-_HOLDERS = CONTROL_FLOW | {"replicated"}
 _FREE = frozenset(("view", "part", "joined", "none"))
 
 
@@ -78,7 +77,7 @@ def _bodies(jaxpr: ClosedJaxpr) -> Iterator[ClosedJaxpr]:
             continue
         seen.add(id(body.jaxpr))
         yield body
-        eqns = [eqn for eqn in body.jaxpr.eqns if eqn.primitive.name in _HOLDERS]
+        eqns = [eqn for eqn in body.jaxpr.eqns if eqn.primitive.name in HOLDERS]
         waiting += [closed(inner) for eqn in eqns for inner in jaxprs_in_params(eqn.params)]
 
 

@@ -31,7 +31,7 @@ import numpy as np
 
 from ipujax.lowering.jax_compat import ClosedJaxpr, DropVar, Jaxpr, JaxprEqn, Var
 from ipujax.lowering.jaxpr import (
-    CONTROL_FLOW,
+    HOLDERS,
     Rewrite,
     everywhere,
     has_stages,
@@ -50,7 +50,6 @@ from ipujax.lowering.source_info import name_stack
 from ipujax.runtime.graph import BYTE_COST_CYCLES
 from ipujax.runtime.tensor import MIN_BYTES_PER_TILE, REMATERIALISED
 
-_HOLDERS = CONTROL_FLOW | {"replicated"}  # as in `fuse`: code of the user for tiles stays as it is
 _FIRST_ELEMENTS = 16  # by which most constants of one shape differ
 _ELEMENTS_PER_CYCLE = 2  # floats that a vector instruction reads or writes: Target.vector_bytes, as in `chain_steps`
 
@@ -75,7 +74,7 @@ def cse(
         return jaxpr
 
     def rewritten(body: ClosedJaxpr, rewrite: Rewrite) -> ClosedJaxpr:
-        eqns = [with_inner(eqn, rewrite) if eqn.primitive.name in _HOLDERS else eqn for eqn in body.jaxpr.eqns]
+        eqns = [with_inner(eqn, rewrite) if eqn.primitive.name in HOLDERS else eqn for eqn in body.jaxpr.eqns]
         parts = _Parts(body.jaxpr, eqns, is_staged=is_staged, is_micro_batch=is_micro_batch)
         earlier = earlier_equals(eqns, constants_of(body), parts.part_of)
         if not earlier and all(a is b for a, b in zip(eqns, body.jaxpr.eqns, strict=True)):
@@ -172,9 +171,9 @@ def _join_equals(body: Jaxpr, earlier: Mapping[int, int], byte_cost: float) -> t
                 results[place] = var
             elif not isinstance(var, DropVar):
                 replaced[var] = result
-        joined = eqns[first].replace(outvars=results)
+        merged = eqns[first].replace(outvars=results)
         # A loss beside its gradient is of no part by itself, but the forward part of the gradient reads it now.
-        eqns[first] = joined if step_part(joined) else with_part(joined, step_part(eqns[number]))
+        eqns[first] = merged if step_part(merged) else with_part(merged, step_part(eqns[number]))
     # The replacement of a value may be replaced itself: the earliest first, each then has its final one.
     for var in reversed(replaced):
         replaced[var] = replaced.get(replaced[var], replaced[var])

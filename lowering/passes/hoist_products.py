@@ -22,7 +22,7 @@ import jax
 
 from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, Jaxpr, JaxprEqn, Var, is_on_host, jaxpr_as_fun, part_of, trace
 from ipujax.lowering.jaxpr import (
-    CONTROL_FLOW,
+    HOLDERS,
     Rewrite,
     elements_of,
     everywhere,
@@ -35,14 +35,15 @@ from ipujax.lowering.jaxpr import (
     variables,
     variables_read,
     with_inner,
+    with_scan_body,
 )
 from ipujax.lowering.primitives import record_of
 from ipujax.lowering.source_info import name_stack
 from ipujax.runtime.graph import BYTE_COST_CYCLES
+from ipujax.runtime.target import PRESETS
 from ipujax.runtime.tensor import REMATERIALISED
 
-_HOLDERS = CONTROL_FLOW | {"replicated"}  # as in `cse`
-NUM_TILES = 1472  # published: of a GC200, the machine of programs that know no other
+NUM_TILES = PRESETS["mk2"].tiles_per_ipu  # of programs that know no machine
 _SUPERSTEP_CYCLES = 350  # of an LSTM's smallest supersteps: sync 126, exchange 118, start of vertices 107; simulated
 _VIEWS = frozenset(("view", "part"))
 _BEFORE_A_PRODUCT = _VIEWS | {"joined", "elementwise", "product"}
@@ -71,7 +72,7 @@ def hoist_products(
     def rewritten(body: ClosedJaxpr, rewrite: Rewrite) -> ClosedJaxpr:
         eqns = list[JaxprEqn]()
         for eqn in body.jaxpr.eqns:
-            inner = with_inner(eqn, rewrite) if eqn.primitive.name in _HOLDERS else eqn
+            inner = with_inner(eqn, rewrite) if eqn.primitive.name in HOLDERS else eqn
             eqns += _hoisted(inner, most_bytes) if inner.primitive.name == "scan" else [inner]
         is_same = len(eqns) == len(body.jaxpr.eqns) and all(map(operator.is_, eqns, body.jaxpr.eqns))
         return body if is_same else ClosedJaxpr(body.jaxpr.replace(eqns=eqns), body.consts)
@@ -118,11 +119,11 @@ def _hoisted(scan: JaxprEqn, most_bytes: float) -> list[JaxprEqn]:
     for eqn in body.eqns:
         if _may_move(eqn) and movable.holds(eqn.invars) and _is_small(eqn, most_bytes):
             movable.add(eqn)
-    moved = _moved_equations(body.eqns, movable)
-    if not moved or scan.params["length"] < 2:
+    hoisted = _hoisted_equations(body.eqns, movable)
+    if not hoisted or scan.params["length"] < 2:
         return [scan]
     before = _Before(scan, movable, dict(zip(body.invars, scan.invars, strict=True)))
-    return before.split(moved)
+    return before.split(hoisted)
 
 
 def _may_move(eqn: JaxprEqn) -> bool:
@@ -137,13 +138,13 @@ def _is_small(eqn: JaxprEqn, most_bytes: float) -> bool:
     return sum(value_bytes(var.aval) for var in eqn.outvars) <= most_bytes
 
 
-def _moved_equations(eqns: Sequence[JaxprEqn], movable: _Movable) -> list[JaxprEqn]:
+def _hoisted_equations(eqns: Sequence[JaxprEqn], movable: _Movable) -> list[JaxprEqn]:
     """Movable products, what they read, and elementwise equations that read them, in order."""
-    moved = set[int]()
+    hoisted_ids = set[int]()
 
     def move(eqn: JaxprEqn) -> None:
-        if id(eqn) not in moved:
-            moved.add(id(eqn))
+        if id(eqn) not in hoisted_ids:
+            hoisted_ids.add(id(eqn))
             for maker in makers_of(eqn):
                 move(maker)
 
@@ -152,10 +153,10 @@ def _moved_equations(eqns: Sequence[JaxprEqn], movable: _Movable) -> list[JaxprE
 
     for eqn in eqns:
         if eqn.outvars[:1] and eqn.outvars[0] in movable.makers:
-            reads_product = any(id(maker) in moved and _is_as_large(maker, eqn) for maker in makers_of(eqn))
+            reads_product = any(id(maker) in hoisted_ids and _is_as_large(maker, eqn) for maker in makers_of(eqn))
             if record_of(eqn).cost == "product" or (record_of(eqn).is_elementwise and reads_product):
                 move(eqn)
-    return [eqn for eqn in eqns if id(eqn) in moved]
+    return [eqn for eqn in eqns if id(eqn) in hoisted_ids]
 
 
 def _is_as_large(maker: JaxprEqn, reader: JaxprEqn) -> bool:
@@ -178,16 +179,16 @@ class _Before:
     movable: _Movable
     operands: Mapping[Var, Atom]
 
-    def split(self, moved: Sequence[JaxprEqn]) -> list[JaxprEqn]:
-        """The moved equations, for all rows, and the loop of the others."""
+    def split(self, hoisted: Sequence[JaxprEqn]) -> list[JaxprEqn]:
+        """The hoisted equations, for all rows, and the loop of the others."""
         inside = scan_body(self.scan.params)
         body = inside.jaxpr.jaxpr
-        ids = set(map(id, moved))
-        left = [eqn for eqn in body.eqns if id(eqn) not in ids]
-        read = {var for eqn in left for var in variables_read(eqn)}.union(variables(body.outvars))
-        results = [var for eqn in moved for var in eqn.outvars if var in read]
-        made_once = [eqn for eqn in moved if eqn.outvars[0] in self.movable.once]
-        by_row = [eqn for eqn in moved if eqn.outvars[0] in self.movable.by_row]
+        ids = set(map(id, hoisted))
+        remaining = [eqn for eqn in body.eqns if id(eqn) not in ids]
+        read = {var for eqn in remaining for var in variables_read(eqn)}.union(variables(body.outvars))
+        results = [var for eqn in hoisted for var in eqn.outvars if var in read]
+        made_once = [eqn for eqn in hoisted if eqn.outvars[0] in self.movable.once]
+        by_row = [eqn for eqn in hoisted if eqn.outvars[0] in self.movable.by_row]
         table = dict(self.operands)
         eqns, _ = spliced(body.replace(eqns=made_once, outvars=[]), table)
         for old, new in zip(made_once, eqns, strict=True):
@@ -195,12 +196,13 @@ class _Before:
         rows = [var for var in results if var in self.movable.by_row]
         stacking, stacks = self._for_all_rows(body, by_row, rows, table)
         table.update(zip(rows, stacks, strict=True))
-        kept = [var for var in body.invars[inside.inputs.stacks] if var in read]
-        constants = [*body.invars[inside.inputs.constants], *(var for var in results if var in self.movable.once)]
-        inputs = [*constants, *body.invars[inside.inputs.carries], *kept, *rows]
+        read_stacks = [var for var in body.invars[inside.inputs.stacks] if var in read]
+        made_constants = [var for var in results if var in self.movable.once]
+        constants = [*body.invars[inside.inputs.constants], *made_constants]
+        inputs = [*constants, *body.invars[inside.inputs.carries], *read_stacks, *rows]
         names = body.debug_info.with_unknown_names()
-        jaxpr = ClosedJaxpr(body.replace(invars=inputs, eqns=left, debug_info=names), inside.jaxpr.consts)
-        params = {**self.scan.params, "jaxpr": jaxpr, "num_consts": len(constants)}
+        jaxpr = ClosedJaxpr(body.replace(invars=inputs, eqns=remaining, debug_info=names), inside.jaxpr.consts)
+        params = with_scan_body(self.scan.params, jaxpr, len(made_constants))
         loop = self.scan.replace(params=params, invars=[substituted(var, table) for var in inputs])
         return [*eqns, *stacking, loop]
 
@@ -211,8 +213,8 @@ class _Before:
 
         `table` has what replaces stacks, constants and values that are equal in all iterations.
         """
-        own = {var for eqn in eqns for var in eqn.outvars}
-        inputs = list(dict.fromkeys(var for eqn in eqns for var in variables_read(eqn) if var not in own))
+        computed = {var for eqn in eqns for var in eqn.outvars}
+        inputs = list(dict.fromkeys(var for eqn in eqns for var in variables_read(eqn) if var not in computed))
         axes = [0 if var in self.movable.by_row else None for var in inputs]
         one_row = jaxpr_as_fun(part_of(body, inputs, results, eqns))
         every_row = jax.vmap(one_row, in_axes=axes, axis_size=self.scan.params["length"])
