@@ -156,7 +156,8 @@ ROOMS: dict[str, str] = {
     "lowering.passes": (
         "lowering.gcl lowering.jax_compat lowering.jaxpr lowering.layer_notes lowering.offload lowering.outlining"
         " lowering.pallas_calls lowering.partition lowering.primitives lowering.recomputation lowering.refs"
-        " lowering.replicas lowering.source_info lowering.stablehlo runtime.graph runtime.logs runtime.tensor"
+        " lowering.replicas lowering.source_info lowering.stablehlo runtime.graph runtime.logs runtime.target"
+        " runtime.tensor"
     ),
     "lowering.dumps": (
         "lowering.jax_compat lowering.passes lowering.source_info runtime.files runtime.graph runtime.target"

@@ -47,7 +47,7 @@ def profiles_of_calls(compiled: Compiled, calls: Sequence[tuple[Any, ...]]) -> l
     from ipujax.runtime.host import wait_for_calls
     from ipujax.runtime.report import Profile
 
-    log = DecisionLog(most=MOST_DECISIONS)
+    log = DecisionLog(most_decisions=MOST_DECISIONS)
 
     @quick_jit
     def decide(*leaves: Any) -> tuple[()]:

@@ -25,13 +25,14 @@ from ipujax.plan_search.candidate_plans import Candidates
 from ipujax.plan_search.estimates import Calibration, Estimate, StepCosts
 from ipujax.plan_search.plan_costs import PlanJob, compiled_cost
 from ipujax.plan_search.search_plan import Plan
-from ipujax.plan_search.search_table import ENDS, Ended, Search, SearchRow
+from ipujax.plan_search.search_table import ENDINGS, Ended, Search, SearchRow
 from ipujax.runtime.errors import IpuError
 from ipujax.runtime.logs import Log, OutOfTime, ending_at, step
 from ipujax.studies.point_costs import PointCost
 from ipujax.studies.sweep_file import SweepFile
 
 _LOG = Log("search")
+# All are assumed: what leaving out plans by them costs was not measured.
 _NEAR = 1.15  # estimates up to so many times the cycles of the best compiled plan are compiled
 _SLOWER = 1.1  # times the cycles of fewer shards, above which no more shards are tried
 _FAR = 2.0  # times the cycles of the best estimate, above which the least cycles of a plan rule it out
@@ -39,7 +40,7 @@ _MIN_COMPILED = 4  # plans that are compiled, as estimates are corrected by them
 _ROUND = 4  # plans that an executor has at once
 _FULL_SHARE = 0.6  # of a tile's memory, from which plans of less memory are tried too
 _HOPELESS = 2.0  # times a tile's memory, above which a plan is not planned again
-_ESTIMATE_SHARE = 0.5  # assumed: of the seconds, after which plans are compiled that are estimated by then
+_ESTIMATE_SHARE = 0.5  # of the seconds, after which plans are compiled that are estimated by then
 _UNKNOWN = PointCost(None, None, False)
 
 
@@ -126,9 +127,9 @@ class SearchRun:
             except IpuError as error:
                 self.refused[plan] = error.what
         # Plans of other shards come later.
-        others = [plan for plan in self.pending if plan.shards != shards]
+        later_plans = [plan for plan in self.pending if plan.shards != shards]
         self.pending.clear()
-        self.pending.extend([*sorted(plans, key=lambda plan: least_cycles[plan]), *others])
+        self.pending.extend([*sorted(plans, key=lambda plan: least_cycles[plan]), *later_plans])
         self.best[shards] = inf
 
     def _estimate_with_smaller(self, plan: Plan) -> None:
@@ -280,7 +281,7 @@ class SearchRun:
     def result(self, reasons: Sequence[str], ended: Ended) -> Search:
         """Return the table."""
         rows = [*self._compiled_rows(), *self._estimated_rows()]
-        not_tried = dict.fromkeys(self.pending, f"not tried: {ENDS[ended]}")
+        not_tried = dict.fromkeys(self.pending, f"not tried: {ENDINGS[ended]}")
         refused = {**self.refused, **{plan: text for plan, text in not_tried.items() if plan not in self.estimates}}
         rows += [SearchRow(plan, None, None, False, "none", reason) for plan, reason in refused.items()]
         rows.sort(key=_rank)

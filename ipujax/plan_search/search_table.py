@@ -23,7 +23,7 @@ from ipujax.studies import Sweep
 
 Figures = Literal["compiled", "estimated", "none"]
 Ended = Literal["all", "seconds", "interrupt"]
-ENDS: dict[Ended, str] = {
+ENDINGS: dict[Ended, str] = {
     "all": "the search has ended",
     "seconds": "the seconds of the search were over",
     "interrupt": "the search was interrupted",
@@ -85,7 +85,7 @@ class Search:
             return min(fitting, key=lambda row: row.cycles or 0)
         if self.ended != "all" and self.rows and self.rows[0].figures == "estimated" and self.rows[0].fits:
             raise ArgumentError(
-                f"no plan that fits was compiled: {ENDS[self.ended]}",
+                f"no plan that fits was compiled: {ENDINGS[self.ended]}",
                 got=f"about {self.rows[0].cycles:,} cycles, by an estimate, with {self.rows[0].plan!r}",
                 hint="more seconds, or axes={...} with fewer values",
             )
@@ -96,7 +96,7 @@ class Search:
         rows_with_bytes = [row for row in self.rows if row.max_tile_bytes is not None]
         compiled = [row for row in rows_with_bytes if row.figures == "compiled"] or rows_with_bytes
         if not compiled:
-            problem = "no plan of this search is possible" if self.ended == "all" else f"no plan: {ENDS[self.ended]}"
+            problem = "no plan of this search is possible" if self.ended == "all" else f"no plan: {ENDINGS[self.ended]}"
             raise ArgumentError(problem, got="; ".join(self._reasons_of_rows()) or None)
         # The plan that lacks fewest bytes tells how much larger the machine must be.
         closest = min(compiled, key=lambda row: row.max_tile_bytes or 0)
@@ -158,7 +158,7 @@ class Search:
             lines.append("specs={…}: in full in the plans of rows, and in the file that to_csv writes")
         if self.ended != "all" and self.rows:
             lines.append(
-                f"{ENDS[self.ended]}: {self._counted('estimated')} estimated, {self._counted('compiled')} compiled"
+                f"{ENDINGS[self.ended]}: {self._counted('estimated')} estimated, {self._counted('compiled')} compiled"
             )
         return "\n".join([*lines, *self.reasons])
 

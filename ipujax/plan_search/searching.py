@@ -26,7 +26,7 @@ from ipujax.plan_search.estimates import StepCosts
 from ipujax.plan_search.search_plan import TracedStep, traced_step
 from ipujax.plan_search.search_run import SearchRun
 from ipujax.plan_search.search_settings import check_search, checked_axes, checked_positions, checked_seconds
-from ipujax.plan_search.search_table import ENDS, Ended, Search
+from ipujax.plan_search.search_table import ENDINGS, Ended, Search
 from ipujax.runtime.errors import ArgumentError
 from ipujax.runtime.logs import OutOfTime, ending_at, watch_compilation
 from ipujax.runtime.options import Options
@@ -114,7 +114,7 @@ def search(
         if file is not None:
             file.close()
     if run is None:
-        return Search((), plain, settings, machine.target.bytes_per_tile, (f"no plan: {ENDS[ended]}",), ended)
+        return Search((), plain, settings, machine.target.bytes_per_tile, (f"no plan: {ENDINGS[ended]}",), ended)
     return run.result(run.space.reasons, ended)
 
 

@@ -80,7 +80,7 @@ def sweep(
     jaxpr = work.function().trace(*work.args).jaxpr  # first: a function that cannot be traced is no matter of machines
     file = None if path is None else SweepFile[int](path, _digest(work.function(), jaxpr, points, plan))
     try:
-        costs_by_job = {} if file is None else _done(file, jobs)
+        costs_by_job = {} if file is None else _costs_in_file(file, jobs)
         remaining = {number: job for number, job in enumerate(jobs) if number not in costs_by_job}
         run = _Run(work, points, remaining)
         line = progress_line(_Progress(len(points), jobs, costs_by_job).text) if progress else nullcontext()
@@ -95,7 +95,7 @@ def sweep(
     return Sweep.of(points, jobs, costs_by_job)
 
 
-def _done(file: SweepFile[int], jobs: Sequence[Job]) -> dict[int, list[PointCost]]:
+def _costs_in_file(file: SweepFile[int], jobs: Sequence[Job]) -> dict[int, list[PointCost]]:
     """Return the costs of jobs in a file, each with one for each of its points."""
     for number, costs in file.done.items():
         if number not in range(len(jobs)) or len(costs) != len(jobs[number].points):

@@ -147,8 +147,8 @@ def _balanced_cuts(times: np.ndarray, fits: Sequence[np.ndarray], plan: Schedule
         slowest_cycles[candidate] = slowest
         limit = np.nextafter(slowest, 0)
     # With a slower slowest stage a cut costs at least that stage's time for each micro-batch.
-    most = _RATIO_MARGIN * min(costs.values(), default=0.0)
-    near = [candidate for candidate in costs if slowest_cycles[candidate] * plan.micro_batches <= most]
+    limit_cycles = _RATIO_MARGIN * min(costs.values(), default=0.0)
+    near = [candidate for candidate in costs if slowest_cycles[candidate] * plan.micro_batches <= limit_cycles]
     return sorted(near, key=costs.__getitem__)[:_MAX_CANDIDATES]
 
 
@@ -244,12 +244,12 @@ def exchange_bytes(work: Work, bounds: np.ndarray) -> np.ndarray:
 @lru_cache(maxsize=64)
 def _most_between(values: tuple[float, ...], bounds: tuple[int, ...]) -> np.ndarray:
     """Largest value of the segments between any two bounds, float64[bounds, bounds]."""
-    most = np.zeros((len(bounds), len(bounds)))
+    largest = np.zeros((len(bounds), len(bounds)))
     for n, first in enumerate(bounds):
         most_until = np.maximum.accumulate(np.array([0.0, *values[first:]]))
-        most[n, n:] = most_until[np.array(bounds[n:]) - first]
-    most.setflags(write=False)
-    return most
+        largest[n, n:] = most_until[np.array(bounds[n:]) - first]
+    largest.setflags(write=False)
+    return largest
 
 
 @lru_cache(maxsize=64)

@@ -180,7 +180,10 @@ KnownCounts = dict[object, GroupCounts]  # by window and key of the group
 
 
 def compute_set_counts(
-    graph: Graph, compute_set: ComputeSet, keys: Sequence[object] | None = None, known: KnownCounts | None = None
+    graph: Graph,
+    compute_set: ComputeSet,
+    keys: Sequence[object] | None = None,
+    earlier_counts: KnownCounts | None = None,
 ) -> ComputeSetCounts:
     """Return the counts of one execution of a compute set.
 
@@ -188,17 +191,17 @@ def compute_set_counts(
         graph: of the compute set.
         compute_set: the compute set.
         keys: of its groups, equal for those of equal counts in a window, see `cost_key`; None for none.
-        known: counts of groups of other compute sets, to which these are added.
+        earlier_counts: counts of groups of other compute sets, to which these are added.
     """
     groups = graph.groups[compute_set]
     window = window_of(graph, groups)
-    known = {} if known is None or keys is None else known
+    by_group = {} if earlier_counts is None or keys is None else earlier_counts
     counts_of_groups = []
     for group, key in zip(groups, keys or range(len(groups)), strict=True):
         place = window.first_tile, window.tiles, key
-        if place not in known:
-            known[place] = _group_counts(group, window, graph)
-        counts_of_groups.append(known[place])
+        if place not in by_group:
+            by_group[place] = _group_counts(group, window, graph)
+        counts_of_groups.append(by_group[place])
     copied = sum((each.copied for each in counts_of_groups), np.zeros((6, window.tiles), np.int64))
     numbers = [each.vertices.on_tile for each in counts_of_groups]
     counts, ipu = distinct_tiles(np.concatenate([copied, *numbers]), window)

@@ -28,16 +28,16 @@ class DecisionLog:
     """Decisions of the runs of programs that are traced with it.
 
     Args:
-        most: decisions after which a run ends, with results that mean nothing; None for no limit.
+        most_decisions: number after which a run ends, with results that mean nothing; None for no limit.
 
     Attributes:
         rows, count: variables for rows that the host has not taken, int32[rows, 2], and their number, int32[].
     """
 
-    def __init__(self, most: int | None = None) -> None:
+    def __init__(self, most_decisions: int | None = None) -> None:
         self.rows = Variable((_ROWS, 2), jnp.dtype(jnp.int32), "decisions")
         self.count = Variable((), jnp.dtype(jnp.int32), "number of decisions")
-        self._most = most
+        self._most_decisions = most_decisions
         self._nodes: dict[Program, int] = {}
         self._total = 0
         self._decisions: dict[Program, list[int]] = {}
@@ -75,15 +75,15 @@ class DecisionLog:
         self._sent(values[self.rows], values[self.count], jnp.zeros((), bool))
 
     def _sent(self, rows: jax.Array, count: jax.Array, has_failed: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        ends = io_callback(self._take, jax.ShapeDtypeStruct((), bool), rows, count, ordered=True)
-        return rows, jnp.zeros_like(count), has_failed | ends
+        is_over = io_callback(self._take, jax.ShapeDtypeStruct((), bool), rows, count, ordered=True)
+        return rows, jnp.zeros_like(count), has_failed | is_over
 
     def _take(self, rows: Any, count: Any) -> np.ndarray:
         """Add rows to the decisions; return whether the run should end."""
-        taken = np.asarray(rows)[: int(count)]
-        self._total += len(taken)
+        decisions = np.asarray(rows)[: int(count)]
+        self._total += len(decisions)
         nodes = list(self._nodes)
-        for number in np.unique(taken[:, 0]).tolist():
-            outcomes = taken[taken[:, 0] == number, 1].tolist()
+        for number in np.unique(decisions[:, 0]).tolist():
+            outcomes = decisions[decisions[:, 0] == number, 1].tolist()
             self._decisions.setdefault(nodes[number], []).extend(outcomes)
-        return np.asarray(self._most is not None and self._total > self._most)
+        return np.asarray(self._most_decisions is not None and self._total > self._most_decisions)

@@ -123,29 +123,29 @@ class RecordedRuns:
 class _Reader:
     """Reads the choices of runs, and returns their effects."""
 
-    kept: RecordedRuns
+    runs: RecordedRuns
     walk: Walk
     clocks: Clocks
 
     def in_a_row(self, parts: tuple[Program, ...], count: int, caller: Origin) -> Iterator[tuple[_Effect, int]]:
         """Yield the effects of `count` runs of parts, each with the number of equal ones in a row."""
-        runs = (self._joined(self._parts_of(parts, caller)) for _ in range(count))
-        return _with_counts((run, 1) for run in runs)
+        effects = (self._effect_of(self._parts_of(parts, caller)) for _ in range(count))
+        return _with_counts((effect, 1) for effect in effects)
 
-    def _joined(self, parts: Iterator[tuple[_Effect, int]]) -> _Effect:
-        return self.kept.run_of(tuple(_with_counts(parts)), self.walk.num_ipus + self.walk.slots)
+    def _effect_of(self, parts: Iterator[tuple[_Effect, int]]) -> _Effect:
+        return self.runs.run_of(tuple(_with_counts(parts)), self.walk.num_ipus + self.walk.slots)
 
     def _parts_of(self, parts: tuple[Program, ...], caller: Origin) -> Iterator[tuple[_Effect, int]]:
         """Yield the effects of parts in order, of which those with recorded control stand alone."""
         for part in parts:
             if not self.walk.control.is_recorded(part):
-                yield self.kept.static(self.walk, (part,), caller), 1
+                yield self.runs.static(self.walk, (part,), caller), 1
             elif isinstance(part, Block):
-                for segment in self.kept.segments(self.walk, part):
+                for segment in self.runs.segments(self.walk, part):
                     if len(segment) == 1 and self.walk.control.is_recorded(segment[0]):
-                        yield self._joined(self._recorded(segment[0], caller)), 1
+                        yield self._effect_of(self._recorded(segment[0], caller)), 1
                     else:
-                        yield self.kept.static(self.walk, segment, caller), 1
+                        yield self.runs.static(self.walk, segment, caller), 1
             else:
                 yield from self._recorded(part, caller)
 
@@ -164,12 +164,12 @@ class _Reader:
                 if any(map(walk.control.is_recorded, body)):
                     yield from self.in_a_row(body, count, caller)
                 elif count:
-                    yield self.kept.static(walk, body, caller), count
+                    yield self.runs.static(walk, body, caller), count
             case LoopTest():
                 yield from self._parts_of((part.test,), caller)
-                yield self.kept.decision(walk, part.loop, caller), 1
+                yield self.runs.decision(walk, part.loop, caller), 1
             case Branch():
-                yield self.kept.decision(walk, part, caller), 1
+                yield self.runs.decision(walk, part, caller), 1
                 yield from self._parts_of((part.children()[walk.chosen_branch(part, self.clocks)],), caller)
             case _:
                 yield from self._parts_of((part,), caller)

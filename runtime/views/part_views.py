@@ -186,10 +186,10 @@ def _path_of_kind(nodes: Sequence[LayerNode]) -> str:
     longest = max((node.path for node in nodes), key=lambda path: len(_NUMBER.sub("*", path)))
     words = iter(are_equal)
 
-    def shown(match: re.Match[str]) -> str:
+    def shared_text(match: re.Match[str]) -> str:
         return "_*" if match["last"] else match[0] if next(words) else "*"
 
-    return _ANY_NUMBER.sub(shown, longest)
+    return _ANY_NUMBER.sub(shared_text, longest)
 
 
 def tree_of(profile: Figures) -> LayerNode:

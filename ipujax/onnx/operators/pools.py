@@ -77,8 +77,8 @@ def _patches(x: Array, windows: Windows, fill: Any) -> Array:
     for axis in range(rank):
         # the windows of the axis replace it, their elements go to the end
         positions = windows.positions(axis)
-        taken = jnp.take(patches, positions.clip(0, windows.sizes[axis] - 1), axis=2 + axis)
-        patches = jnp.moveaxis(taken, 3 + axis, -1)
+        rows = jnp.take(patches, positions.clip(0, windows.sizes[axis] - 1), axis=2 + axis)
+        patches = jnp.moveaxis(rows, 3 + axis, -1)
         inside = (positions >= 0) & (positions < windows.sizes[axis])
         shape = [1] * patches.ndim
         shape[2 + axis], shape[-1] = inside.shape

@@ -326,8 +326,8 @@ def _in_rows(layout: Layout) -> Layout:
 
 def has_operands_in(graph: Graph, layout: Layout, operands: Sequence[Tensor], views: Sequence[View]) -> bool:
     """True if all mapped operands of which no element is repeated have a layout, so that none of them moves."""
-    whole = [x for x, view in zip(operands, views, strict=True) if view.is_whole and graph.is_mapped(x)]
-    return all(_layout_of(graph, x) == layout for x in whole)
+    unrepeated = [x for x, view in zip(operands, views, strict=True) if view.is_whole and graph.is_mapped(x)]
+    return all(_layout_of(graph, x) == layout for x in unrepeated)
 
 
 def place_operands(
