@@ -1,7 +1,7 @@
 """`ipu.jit`: a JAX function, compiled for a simulated IPU.
 
 Input: a function and settings, which are checked at once. Output: a callable with the results of `jax.jit`. The
-compiler is imported at its first call: see `FunctionCompiler`.
+compiler is imported at its first call: see `FunctionCalls`.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from ipujax.calls import Replication, UnusedIpus
     from ipujax.checking import CheckReport
     from ipujax.compiled_programs import TracedCall
-    from ipujax.functions.function_compiler import FunctionCompiler
-    from ipujax.functions.shared_compilers import SharedCompilers
+    from ipujax.functions.function_calls import FunctionCalls
+    from ipujax.functions.shared_calls import SharedCalls
     from ipujax.runtime.report import Profile
     from ipujax.sharding import ShardingSettings
     from ipujax.stages import Lowered, Traced
@@ -183,8 +183,8 @@ class IpuFunction(Generic[_P, _R]):
         "__weakref__",
         "_compiled_function",
         "_fun",
-        "_made_compiler",
-        "_making_compiler",
+        "_made_calls",
+        "_making_calls",
         "_settings",
     )
 
@@ -203,25 +203,25 @@ class IpuFunction(Generic[_P, _R]):
         functools.update_wrapper(self, fun, updated=("__dict__",) if inspect.isroutine(fun) else ())
         self._fun = fun
         self._settings = replace(settings, line=settings.line or calling_line())
-        self._compiled_function: Callable[_P, _R] | None = None  # equal to `_fun`; the compiler does not keep it
-        self._made_compiler: FunctionCompiler | None = None
-        self._making_compiler = Lock()  # threads may make the first calls
+        self._compiled_function: Callable[_P, _R] | None = None  # equal to `_fun`; its calls do not keep it
+        self._made_calls: FunctionCalls | None = None
+        self._making_calls = Lock()  # threads may make the first calls
         self.__name__ = settings.name_of(fun)
 
     @property
-    def _compiler(self) -> FunctionCompiler:
-        """Compiler of the function and others of equal settings, imported and made when it is first needed."""
-        if self._made_compiler is None:
-            compilers = _shared_compilers()
-            with self._making_compiler:
-                if self._made_compiler is None:
-                    compiler, self._compiled_function = compilers.find(self._fun, self._settings)
-                    self._made_compiler = compiler
-        return self._made_compiler
+    def _calls(self) -> FunctionCalls:
+        """Calls of the function and others of equal settings, imported and made when they are first needed."""
+        if self._made_calls is None:
+            shared = _shared_calls()
+            with self._making_calls:
+                if self._made_calls is None:
+                    calls, self._compiled_function = shared.find(self._fun, self._settings)
+                    self._made_calls = calls
+        return self._made_calls
 
     def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _R:
         try:
-            result: _R = (self._made_compiler or self._compiler).call(args, kwargs)
+            result: _R = (self._made_calls or self._calls).call(args, kwargs)
         except Exception as error:
             show_user_frames(error)
             raise
@@ -262,7 +262,7 @@ class IpuFunction(Generic[_P, _R]):
     @property
     def unused_ipus(self) -> UnusedIpus:
         """Warning of devices that have more IPUs than the function uses."""
-        return self._compiler.unused_ipus
+        return self._calls.compiler.unused_ipus
 
     @checking_calls("with_options")
     def with_options(
@@ -346,7 +346,7 @@ class IpuFunction(Generic[_P, _R]):
             UnexpectedTracerError: JAX's, for a tracer, closed over or among the arguments, of a transformation
                 or branch that has ended.
         """
-        return self._compiler.trace(args, kwargs)
+        return self._calls.compiler.trace(args, kwargs)
 
     @showing_user_frames
     def lower(self, *args: _P.args, **kwargs: _P.kwargs) -> Lowered:
@@ -356,7 +356,7 @@ class IpuFunction(Generic[_P, _R]):
             ArgumentError: for arguments that are not arrays, for a function that closes over tracers, or on a `CPU`
                 device, which has no graph.
         """
-        return self._compiler.lower(args, kwargs)
+        return self._calls.compiler.lower(args, kwargs)
 
     @showing_user_frames
     def profile(self, *args: _P.args, **kwargs: _P.kwargs) -> Profile:
@@ -370,7 +370,7 @@ class IpuFunction(Generic[_P, _R]):
         Raises:
             ArgumentError: as `ipu.check`.
         """
-        return self._compiler.check(args, kwargs)
+        return self._calls.check(args, kwargs)
 
     @showing_user_frames
     def eval_shape(self, *args: _P.args, **kwargs: _P.kwargs) -> Any:
@@ -379,11 +379,11 @@ class IpuFunction(Generic[_P, _R]):
         Raises:
             ArgumentError: as `trace`.
         """
-        return self._compiler.eval_shape(args, kwargs)
+        return self._calls.compiler.eval_shape(args, kwargs)
 
     def clear_cache(self) -> None:
         """Drop all traces, lowered programs and compiled computations of the function with its settings."""
-        self._compiler.clear_cache()
+        self._calls.clear_cache()
 
 
 @showing_user_frames
@@ -424,12 +424,12 @@ def check(fun: Callable[_P, Any], /, *args: _P.args, **kwargs: _P.kwargs) -> Che
 
 
 @functools.cache
-def _shared_compilers() -> SharedCompilers:
+def _shared_calls() -> SharedCalls:
     """Import the compiler."""
     with collecting_rarely():
-        from ipujax.functions.shared_compilers import SHARED_COMPILERS
+        from ipujax.functions.shared_calls import SHARED_CALLS
 
-        return SHARED_COMPILERS
+        return SHARED_CALLS
 
 
 def _named(module: str, name: str) -> Any:

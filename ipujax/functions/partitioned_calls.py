@@ -4,26 +4,25 @@ The program of all IPUs is computed on one device of the host. A call moves its 
 the results on the devices of the mesh. JAX finds the program by shapes and its settings, as for any jitted function;
 what JAX does not see there, the shardings of arguments and the meshes that are set, are looked up here.
 
-Input: the arguments of a call. Output: its results. Programs are compiled at the first call by a function of shapes and
-shardings.
+Input: the arguments of a call. Output: its results. Programs are compiled at the first call by shapes and shardings.
 Limits: a program that is not partitioned after all, as for copies on all devices, is looked up by tracing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
+from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 
+from ipujax.functions.function_compiler import FunctionCompiler
 from ipujax.lowering.jax_compat import to_device, to_memory_of
 from ipujax.lowering.partition import running_without_mesh
 from ipujax.sharding import current_mesh, to_one_device
 from ipujax.stages import Compiled, Lowered
-
-_Dynamic = tuple[dict[int, Any], dict[str, Any]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,20 +89,11 @@ class PartitionedCalls:
     """Calls of one function.
 
     Args:
-        jitted: jits a function of the arguments with the settings of the user's.
-        compiled: the program of a call.
-        dynamic: arguments of a call that are not static, by position and by name.
+        compiler: compiles the function for shapes and shardings.
     """
 
-    def __init__(
-        self,
-        jitted: Callable[[Callable[..., Any]], Any],
-        compiled: Callable[[tuple[Any, ...], dict[str, Any]], Compiled],
-        dynamic: Callable[[tuple[Any, ...], dict[str, Any]], _Dynamic],
-    ) -> None:
-        self._jitted = jitted
-        self._compiled = compiled
-        self._dynamic = dynamic
+    def __init__(self, compiler: FunctionCompiler) -> None:
+        self._compiler = compiler
         self._runners: dict[Hashable, Callable[..., _Outcome]] = {}
 
     def __call__(self, device: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -113,16 +103,17 @@ class PartitionedCalls:
         key = device, current_mesh(), jax.sharding.get_abstract_mesh(), shardings
         runner = self._runners.get(key)
         if runner is not None:
-            try:
+            with suppress(
+                _NeedsProgramError
+            ):  # then below: outside of the trace, and in the mesh that the user has set
                 return self._run(runner, leaves, tree, args, kwargs)
-            except _NeedsProgramError:
-                pass  # below: outside of the trace, and in the mesh that the user has set
-        program = self._compiled(args, kwargs)
+        program = self._compiler.lower(args, kwargs).compile()
         if program.partitioning is None:
-            positional, named = self._dynamic(args, kwargs)
+            positional, named = self._compiler.user.dynamic(args, kwargs)
             return program(*positional.values(), **named)
         # A function for each key: JAX would find the programs of another key by the same one.
-        runner = self._runners.setdefault(key, self._jitted(lambda *args, **kwargs: self._traced(args, kwargs)))
+        jitted = self._compiler.user.jitted(lambda *args, **kwargs: self._traced(args, kwargs))
+        runner = self._runners.setdefault(key, jitted)
         token = _PROGRAM.set(program)
         try:
             return self._run(runner, leaves, tree, args, kwargs)
@@ -144,7 +135,7 @@ class PartitionedCalls:
         if program is None or program.partitioning is None:
             raise _NeedsProgramError
         lowered = program.lowered
-        positional, named = self._dynamic(args, kwargs)
+        positional, named = self._compiler.user.dynamic(args, kwargs)
         arguments = [*enumerate(args), *sorted(kwargs.items())]  # in the order of their leaves
         is_dynamic = [name in positional or name in named for name, x in arguments for _ in jax.tree.leaves(x)]
         dynamic = tuple(n for n, flag in enumerate(is_dynamic) if flag)

@@ -624,9 +624,7 @@ def test_callables_check_their_own_arguments(wrap):
 
 def test_memory_that_a_compilation_freed_is_returned_once(monkeypatch: pytest.MonkeyPatch) -> None:
     released: list[str] = []
-    monkeypatch.setattr(
-        "ipujax.functions.function_compiler.release_freed_memory", lambda: released.append("after a call")
-    )
+    monkeypatch.setattr("ipujax.functions.function_calls.release_freed_memory", lambda: released.append("after a call"))
     f = ipu_jit(lambda x: x + 1)
     for _ in range(3):
         f(jnp.ones(3))

@@ -1,0 +1,94 @@
+"""The user's function of an `ipu.jit` function, and how its arguments are read by its settings.
+
+Input: a function and settings. Output: parts of a call (static, donated, dynamic arguments), and wrappers that are
+jitted in the place of the function.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import ref
+
+from ipujax.arguments import FunctionName, argument_places, dynamic_arguments, own_check, static_keywords
+from ipujax.calls import Places, Replication
+from ipujax.functions.function_settings import FunctionSettings
+from ipujax.functions.likeness import make_alike
+from ipujax.runtime.names_at_import import jax_jit
+from ipujax.sharding import UNSET, ShardingSettings
+
+Function = Callable[..., Any]
+
+
+@dataclass(frozen=True, eq=False)
+class UserFunction:
+    """A user's function with its settings.
+
+    The function is kept by those who call it, not here: what JAX keeps of a jitted wrapper would keep it too.
+
+    Attributes:
+        reference: returns the function; None if nobody has it any more.
+        name: name in errors and logs.
+        settings: settings of `ipu.jit`.
+    """
+
+    reference: Callable[[], Function | None]
+    name: FunctionName
+    settings: FunctionSettings
+    _known_places: dict[int, Places] = field(default_factory=dict)  # by the number of positional arguments
+
+    @classmethod
+    def of(cls, fun: Function, settings: FunctionSettings) -> UserFunction:
+        """Return a function with settings."""
+        return cls(_weak_reference(fun), settings.name_of(fun), settings)
+
+    @property
+    def fun(self) -> Function:
+        """The function, in a call: the caller keeps it."""
+        fun = self.reference()
+        assert fun is not None, f"{self.name} is called, and was not kept"
+        return fun
+
+    @property
+    def replication(self) -> Replication | None:
+        """Replicas and their specs; None for a function without an axis of replicas."""
+        return self.settings.replication
+
+    @property
+    def shardings(self) -> ShardingSettings:
+        """Shardings of `ipu.jit`."""
+        return self.settings.shardings or UNSET
+
+    @functools.cached_property
+    def has_own_check(self) -> bool:
+        """Whether the user's callable object checks its arguments before JAX traces it."""
+        return own_check(self.fun) is not None
+
+    @functools.cached_property
+    def static_keywords(self) -> Collection[str]:
+        """Names of the static arguments that are passed by name."""
+        return static_keywords(self.fun, *self.settings.static)
+
+    def places(self, args: Sequence[Any]) -> Places:
+        """Return the names of positional arguments, and the positions of static ones."""
+        if len(args) not in self._known_places:
+            self._known_places[len(args)] = argument_places(self.fun, args, *self.settings.static)
+        return self._known_places[len(args)]
+
+    def dynamic(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[dict[int, Any], dict[str, Any]]:
+        """Return the arguments that are not static, by position and by name."""
+        return dynamic_arguments(self.fun, args, kwargs, *self.settings.static)
+
+    def jitted(self, wrapper: Function) -> Any:
+        """Return a wrapper of the function with its name and signature, jitted by JAX with its settings."""
+        make_alike(wrapper, self.fun, self.name)
+        return jax_jit(wrapper, **self.settings.of_jax)
+
+
+def _weak_reference(fun: Function) -> Callable[[], Function | None]:
+    try:
+        return ref(fun)
+    except TypeError:  # objects without weak references
+        return lambda: fun
