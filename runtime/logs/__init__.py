@@ -3,7 +3,7 @@
 step begins ──▶ progress line          step ends ──▶ its seconds, a log line at INFO          Log ──▶ other lines
 """
 
-from ipujax.runtime.logs.deadline import OutOfTime as OutOfTime, ending_at as ending_at
+from ipujax.runtime.logs.early_ends import OutOfTime as OutOfTime, ending_at as ending_at
 from ipujax.runtime.logs.log import (
     DEBUG as DEBUG,
     INFO as INFO,

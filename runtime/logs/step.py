@@ -14,8 +14,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 
 from ipujax.runtime.errors import IpuError
-from ipujax.runtime.logs.deadline import check_deadline
-from ipujax.runtime.logs.interrupts import check_interrupt, keeping_interrupts
+from ipujax.runtime.logs.early_ends import check_deadline, check_interrupt, keeping_interrupts
 from ipujax.runtime.logs.log import Log, progress_line
 
 _LOG = Log("jit")

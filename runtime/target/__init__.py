@@ -1,17 +1,15 @@
 """The machine: constants of a target with their sources, presets of real chips, and the page of them."""
 
-from ipujax.runtime.target.held_constants import (
-    constants_of as constants_of,
-    held_constants as held_constants,
-    held_over as held_over,
-    perturbed_constants as perturbed_constants,
-    program_changes as program_changes,
-    program_constants as program_constants,
-)
 from ipujax.runtime.target.machines import (
     Machines as Machines,
     TargetArray as TargetArray,
+    constants_of as constants_of,
+    held_constants as held_constants,
+    held_over as held_over,
     machines_of as machines_of,
+    perturbed_constants as perturbed_constants,
+    program_changes as program_changes,
+    program_constants as program_constants,
     recalled_value as recalled_value,
 )
 from ipujax.runtime.target.presets import (

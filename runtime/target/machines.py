@@ -1,7 +1,7 @@
 """Machines that differ in some numbers, as arrays: cost formulas read them as they read one target.
 
-Input: targets that differ in rates, which are numbers. Output: `Machines`, whose `evaluate` computes a
-function of targets once for each combination of the constants that it reads, all combinations at once.
+Input: targets that differ in rates, which are numbers. Output: `Machines`, whose `evaluate` computes a function of
+targets once for each combination of the constants that it reads, all combinations at once.
 
     Machines.evaluate(f)  ::=  f of one machine, noting the constants that it reads
                                f of the distinct combinations of those, as arrays; a column for each machine
@@ -9,6 +9,8 @@ function of targets once for each combination of the constants that it reads, al
 
 Arrays of machines are the last dimension of everything: a function of counts [n, 1] returns [n, machines].
 Limits: a function may not branch on a constant that differs, which NumPy refuses; `evaluate_each` is for those that do.
+`target.constant` says of each field whether programs are held over it: machines that differ in no others run the same
+program.
 """
 
 from __future__ import annotations
@@ -20,8 +22,42 @@ from typing import Any
 import numpy as np
 
 from ipujax.runtime.errors import TargetError
-from ipujax.runtime.target.held_constants import constants_of
-from ipujax.runtime.target.target import Target
+from ipujax.runtime.target.target import PartOf, Target
+
+
+def constants_of(*parts: PartOf) -> tuple[str, ...]:
+    """Return the names of the constants that are part of "rates", "counts" or "program"."""
+    return tuple(item.name for item in dataclasses.fields(Target) if item.metadata.get("part_of") in parts)
+
+
+def perturbed_constants(target: Target) -> tuple[str, ...]:
+    """Return the constants that are numbers, rates and not 0."""
+    rates = constants_of("rates")
+    items = (item for item in dataclasses.fields(Target) if item.name in rates and item.type in ("int", "float"))
+    return tuple(item.name for item in items if getattr(target, item.name))
+
+
+def held_constants() -> tuple[str, ...]:
+    """Return the names of the constants over which programs are held."""
+    return constants_of("rates", "counts")
+
+
+def program_constants() -> tuple[str, ...]:
+    """Return the names of the constants that a program depends on: on another value it is compiled again."""
+    return constants_of("program")
+
+
+def program_changes(before: Target, after: Target) -> tuple[str, ...]:
+    """Return the constants of two targets that differ, and over which no program is held."""
+    return tuple(name for name in program_constants() if getattr(before, name) != getattr(after, name))
+
+
+def held_over(target: Target, machine: Target) -> Target:
+    """Return a target with those constants of another machine, and their sources, over which programs are held."""
+    names = held_constants()
+    sources = {**target.sources, **{name: machine.sources[name] for name in names}}
+    return dataclasses.replace(target, **{name: getattr(machine, name) for name in names}, sources=sources)
+
 
 _NAMES = tuple(item.name for item in dataclasses.fields(Target) if item.name != "sources")
 _NUMBERS = frozenset(item.name for item in dataclasses.fields(Target) if item.type in ("int", "float"))

@@ -18,7 +18,7 @@ from ipujax.lowering.pipelining import exchange_bytes
 from ipujax.plan_search import plan_costs, search_run, searching
 from ipujax.plan_search.estimates import StepCosts
 from ipujax.plan_search.search_plan import traced_step
-from ipujax.runtime.logs import deadline
+from ipujax.runtime.logs import early_ends
 from tests.ipujax.plan_search.steps import ROWS, TILES, dense_arguments, dense_step, scanned_arguments, scanned_step
 
 DEVICE = ipu.IPUModel(2, tiles_per_ipu=TILES)
@@ -215,7 +215,7 @@ def test_seconds_end_a_search_in_the_middle_of_a_plan(
     clock = count()
     # A second passes at each look at the clock: before steps and after equations, for instance.
     time = SimpleNamespace(monotonic=clock.__next__, time=lambda: 0.0)
-    for module in (deadline, search_run, searching, plan_costs):
+    for module in (early_ends, search_run, searching, plan_costs):
         monkeypatch.setattr(module, "time", time)
     shapes = _shapes(dense_arguments())
     search = ipu.search(dense_step, *shapes, device=DEVICE, batch_argnums=1, axes=AXES, seconds=checks)

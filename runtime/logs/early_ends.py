@@ -1,20 +1,55 @@
-"""Interrupts by Ctrl-C that Python would lose, kept until the next check of a compilation.
+"""Early ends of a compilation: its deadline, and interrupts by Ctrl-C that Python would lose.
 
-Python prints an exception of a callback of its garbage collector or of a weak reference, and goes on. JAX has such
-callbacks, and a compilation collects so often that one in eleven interrupts fell into them (44 searches were tried).
+    with ending_at(time.monotonic() + 60):
+        compile(graph, program)  # raises `OutOfTime` if it is not over within a minute
 
-Input: the handler of SIGINT. Output: `KeyboardInterrupt` where it was raised, or at the next check.
+Both are checked where steps of a compilation begin, and where parts of them end. Python prints an exception of a
+callback of its garbage collector or of a weak reference, and goes on. JAX has such callbacks, and a compilation
+collects so often that one in eleven interrupts fell into them (44 searches were tried): these are kept until the check.
+
+Input: a time of `time.monotonic`, or the handler of SIGINT. Output: `OutOfTime`, or `KeyboardInterrupt` where it was
+raised or at the next check.
+Limits: work in other threads, which the block has not started itself, has no deadline; what has neither steps nor parts
+ends first.
 """
 
 from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from math import inf
 from types import FrameType
+
+
+class OutOfTime(BaseException):
+    """The deadline of a compilation has passed.
+
+    Not an `Exception`: code that goes on with another way where one fails must not go on here, as after an interrupt.
+    """
+
+
+_DEADLINE: ContextVar[float] = ContextVar("ipujax_deadline", default=inf)
+
+
+@contextmanager
+def ending_at(deadline: float) -> Iterator[None]:
+    """Raise `OutOfTime` at the next check after a time of `time.monotonic`, or after that of an outer block."""
+    token = _DEADLINE.set(min(deadline, _DEADLINE.get()))
+    try:
+        yield
+    finally:
+        _DEADLINE.reset(token)
+
+
+def check_deadline() -> None:
+    """Raise `OutOfTime` after the deadline."""
+    if time.monotonic() > _DEADLINE.get():
+        raise OutOfTime
 
 
 @dataclass(slots=True)

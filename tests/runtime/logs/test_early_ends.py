@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import pytest
 
 import ipujax as ipu
-from ipujax.runtime.logs import OutOfTime, deadline, ending_at
+from ipujax.runtime.logs import OutOfTime, early_ends, ending_at
 
 DEVICE = ipu.IPUModel(1, tiles_per_ipu=4)
 
@@ -27,7 +27,7 @@ def _cycles() -> int:
 @pytest.mark.parametrize("checks", [0, 1, 5, 17])
 def test_compilation_ends_at_the_deadline(monkeypatch: pytest.MonkeyPatch, checks: int) -> None:
     clock = count()
-    monkeypatch.setattr(deadline, "time", SimpleNamespace(monotonic=clock.__next__))
+    monkeypatch.setattr(early_ends, "time", SimpleNamespace(monotonic=clock.__next__))
     with pytest.raises(OutOfTime), ending_at(checks - 1):
         _cycles()
     assert next(clock) == checks + 1
