@@ -27,7 +27,7 @@ from ipujax.runtime.target import Target
 from ipujax.runtime.tracebacks import show_user_frames, showing_user_frames
 
 if TYPE_CHECKING:
-    from ipujax.calls import Replication, UnusedIpus
+    from ipujax.calls import Replication, UnusedSettings
     from ipujax.checking import CheckReport
     from ipujax.compiled_programs import TracedCall
     from ipujax.functions.function_calls import FunctionCalls
@@ -260,9 +260,9 @@ class IpuFunction(Generic[_P, _R]):
         return device.target
 
     @property
-    def unused_ipus(self) -> UnusedIpus:
-        """Warning of devices that have more IPUs than the function uses."""
-        return self._calls.compiler.unused_ipus
+    def unused_settings(self) -> UnusedSettings:
+        """Warnings of IPUs and options that the function does not use."""
+        return self._calls.compiler.unused_settings
 
     @checking_calls("with_options")
     def with_options(

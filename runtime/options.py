@@ -29,7 +29,7 @@ PARTIALS: tuple[Partials, ...] = get_args(Partials)
 @checking_calls("ipu.Options")
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Choices for one compilation.
+    """Choices for one compilation. One that is set and changes nothing of a program is named in a warning.
 
     Args:
         exact_splits: compute every axis block by block as the tiles do, instead of whole. Numbers then round as on the

@@ -101,7 +101,7 @@ _LEVEL = 1  # of compression: the profile of 4 layers has 0.17 MB, 0.12 at level
 PROGRAM_FILE = FileKind(
     PROGRAM,
     {_COMPUTATION: replace(COMPUTATION, may_lack=True)},
-    Record({"used_ipus": Integer(1), "warnings": List(Text())}),
+    Record({"used_ipus": Integer(1), "unused_options": List(Text()), "warnings": List(Text())}),
 )
 
 
@@ -111,10 +111,12 @@ class CallFigures:
 
     Args:
         used_ipus: IPUs of the device that it uses.
+        unused_options: a line for each option without effect on it.
         warnings: lines about memory bounds that it exceeds.
     """
 
     used_ipus: int
+    unused_options: tuple[str, ...]
     warnings: tuple[str, ...]
 
 
@@ -143,7 +145,7 @@ class ProgramEntry:
         figures = file.figures
         self._content = file.sections.get(_COMPUTATION)
         _LOG.info("%s is in the cache: %s", self._name, self._key)
-        return CallFigures(figures["used_ipus"], tuple(figures["warnings"]))
+        return CallFigures(figures["used_ipus"], tuple(figures["unused_options"]), tuple(figures["warnings"]))
 
     def computation(self) -> Computation | None:
         """Return the program as a function of the jaxpr's inputs; None if it is not stored, or damaged."""
@@ -180,7 +182,7 @@ class ProgramEntry:
         calls = lowered.call_program
         if calls.calls is not None or calls.partitioning is not None or calls.closes_over_host_arrays:
             return
-        figures = CallFigures(calls.used_ipus, bound_warnings(compiled.executable))
+        figures = CallFigures(calls.used_ipus, calls.unused_options, bound_warnings(compiled.executable))
         sections: dict[str, bytes] = {}
         if not calls.runs_apart(None):
             try:
@@ -228,9 +230,8 @@ def find_or_lower(plan: LoweringPlan) -> Lowered:
         if figures is not None:
             # Stored programs have results without Refs, and close over no arrays of the host.
             are_weak = tuple(aval.weak_type for aval in plan.jaxpr.out_avals)
-            stored = CallProgram(
-                plan, figures.used_ipus, are_weak, (), None, None, timings, figures.warnings, is_stored=True
-            )
+            notes = figures.unused_options, figures.warnings
+            stored = CallProgram(plan, figures.used_ipus, are_weak, (), None, None, timings, *notes, is_stored=True)
             return Lowered(plan, partial(_lowered_later, plan), entry, stored)
     # Imported here, as a program of the cache is called without the compiler.
     from ipujax.lowering_plan.planned_program import planned_program

@@ -19,7 +19,7 @@ from ipujax.calls import (
     CallArguments,
     Compilation,
     Replication,
-    UnusedIpus,
+    UnusedSettings,
     check_jaxpr,
     check_live,
     check_live_arguments,
@@ -59,7 +59,7 @@ class FunctionCompiler:
         user: the function and its settings.
         one_replica: the function of one replica as JAX computes it.
         plain: the function as JAX computes it: with the results of all replicas, if it has any.
-        unused_ipus: warning of devices that have more IPUs than the function uses.
+        unused_settings: warnings of IPUs and options that the function does not use.
     """
 
     def __init__(self, user: UserFunction) -> None:
@@ -67,7 +67,7 @@ class FunctionCompiler:
         # A lambda: `jitted` renames it, and must not rename the user's function.
         self.one_replica = user.jitted(lambda *args, **kwargs: inside_function(user.fun)(*args, **kwargs))
         self.plain = self.one_replica if user.replication is None else self._all_replicas(user.replication)
-        self.unused_ipus = UnusedIpus(user.name)
+        self.unused_settings = UnusedSettings(user.name)
         self._tracers: dict[IPUModel, Any] = {}
         # By jaxpr, which JAX holds until it would trace again; a value that refers to its key would never be freed.
         self._lowered: WeakKeyDictionary[ClosedJaxpr, dict[Any, Lowered]] = WeakKeyDictionary()
@@ -192,7 +192,8 @@ class FunctionCompiler:
         if key not in programs:
             with collecting_rarely(), self.watching(sum(traced.timings.values())), tracing_without_mesh():
                 lowered = find_or_lower(self._plan(device, traced))
-            self.unused_ipus.check(device, lowered.call_program.used_ipus, device.target.num_ipus)
+            self.unused_settings.check_ipus(device, lowered.call_program.used_ipus, device.target.num_ipus)
+            self.unused_settings.check_options(lowered.call_program.unused_options)
             programs.setdefault(key, lowered)
         return programs[key]
 

@@ -75,7 +75,8 @@ def exporter(strategy_of: Callable[[], Any]) -> Callable[..., ipu.LoadedProgram]
 
         predict.__name__ = f"{model.name}_serving"
         function = ipu.jit(predict, device=strategy.device, options=strategy.options)
-        function.unused_ipus.may_idle(strategy.device)
+        function.unused_settings.ignore_options()
+        function.unused_settings.may_idle(strategy.device)
         folder = Path(export_dir)
         folder.mkdir(parents=True, exist_ok=True)
         function.lower(*shapes).compile().save(folder / FILE)

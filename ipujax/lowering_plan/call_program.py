@@ -48,6 +48,7 @@ class CallProgram:
         partitioning: how shardings partition it; None if they do not.
         calls: caller of its Python functions; None if it has none.
         timings: seconds of the steps up to lowering.
+        unused_options: a line for each option without effect on it.
         warnings: lines about memory bounds that it exceeds, where they are known before it is compiled.
         is_stored: whether it is in a cache.
     """
@@ -59,18 +60,29 @@ class CallProgram:
     partitioning: Partitioning | None
     calls: HostCalls | None
     timings: Mapping[str, float]
+    unused_options: tuple[str, ...]
     warnings: tuple[str, ...] = ()
     is_stored: bool = False
 
     @staticmethod
     def of(planned: PlannedProgram) -> CallProgram:
         """Return what calls read of a program that is lowered."""
+        from ipujax.lowering_plan.unused_options import unused_options
+
         # Of the discharged jaxpr: the value of a Ref may be weakly typed, the Ref is not.
         are_weak = tuple(aval.weak_type for aval in planned.jaxprs["discharge"].out_avals)
         constants = tuple(map(fetched, planned.plan.constants))
         calls = planned.host_calls()
-        used_ipus = planned.graph.num_used_ipus
-        return CallProgram(planned.plan, used_ipus, are_weak, constants, planned.partitioning, calls, planned.timings)
+        return CallProgram(
+            planned.plan,
+            planned.graph.num_used_ipus,
+            are_weak,
+            constants,
+            planned.partitioning,
+            calls,
+            planned.timings,
+            unused_options(planned),
+        )
 
     @property
     def closes_over_host_arrays(self) -> bool:

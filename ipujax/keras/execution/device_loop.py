@@ -253,7 +253,8 @@ class Execution:
             if options.stream_loops == "auto":  # a batch of the loop is on the device in its own turn
                 options = replace(options, stream_loops=True)
             function = ipu.jit(run, device=self._device, options=options, donate_argnums=0, **shared)
-            function.unused_ipus.may_idle(self._device)  # the room `stages` warns of idle IPUs itself
+            function.unused_settings.ignore_options()
+            function.unused_settings.may_idle(self._device)  # the room `stages` warns of idle IPUs itself
             self._programs.functions[settings] = function
         return self._programs.functions[settings]
 

@@ -142,6 +142,7 @@ class Runner:
             options=options,
             **settings,
         )
+        self._function.unused_settings.ignore_options()  # the session names those of PopART
         self._compiled: Any = None
 
     def _training(self) -> Callable[..., Any]:

@@ -1,10 +1,11 @@
-"""Warning of devices that have more IPUs than a function uses.
+"""Warnings of settings that a function does not use: IPUs of its device, and options of its compiler.
 
-Input: devices, and the number of IPUs that a program uses. Output: a line of the log, once for each device.
+Input: what the program of a function uses. Output: a line of the log, once for each device and each option.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from ipujax.runtime.logs import Log
@@ -12,8 +13,8 @@ from ipujax.runtime.logs import Log
 _LOG = Log("jit")
 
 
-class UnusedIpus:
-    """Devices for which a function has warned, or need not warn.
+class UnusedSettings:
+    """Devices and options of which a function has warned, or need not warn.
 
     Args:
         name: name of the function.
@@ -22,12 +23,18 @@ class UnusedIpus:
     def __init__(self, name: str) -> None:
         self._name = name
         self._settled_devices: set[Any] = set()
+        self._named_options: set[str] = set()
+        self._names_options = True
 
     def may_idle(self, device: Any) -> None:
         """Do not warn for a device whose other IPUs another function uses."""
         self._settled_devices.add(device)
 
-    def check(self, device: Any, num_used: int, num_ipus: int) -> None:
+    def ignore_options(self) -> None:
+        """Do not warn of options: a front end sets them for all of its functions."""
+        self._names_options = False
+
+    def check_ipus(self, device: Any, num_used: int, num_ipus: int) -> None:
         """Warn, once for each device, if a smaller device is enough.
 
         Args:
@@ -41,3 +48,11 @@ class UnusedIpus:
             self._settled_devices.add(device)
             text = "%s uses %d of the %d IPUs of its device; num_ipus=%d is enough (replicas=, or stages, use more)"
             _LOG.warning(text, self._name, num_used, num_ipus, enough)
+
+    def check_options(self, lines: Sequence[str]) -> None:
+        """Warn of options without effect, each once: a line each, of `unused_options`."""
+        if self._names_options:
+            for line in lines:
+                if line not in self._named_options:
+                    self._named_options.add(line)
+                    _LOG.warning("%s: %s", self._name, line)

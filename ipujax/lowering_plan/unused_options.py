@@ -1,0 +1,97 @@
+"""Options that are set and have no effect on a program, each with the reason.
+
+Input: a program that was planned. Output: a line for each such option.
+Limits: options that ask for nothing, such as "auto", and those that only change how numbers round or are checked, are
+not named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ipujax.lowering.jax_compat import JaxprEqn
+from ipujax.lowering.jaxpr import equations
+from ipujax.lowering.offload import could_stream_loops
+from ipujax.lowering.primitives import record_of
+from ipujax.lowering.recomputation import Recomputation, modes
+from ipujax.runtime.options import Options
+
+if TYPE_CHECKING:
+    from ipujax.lowering_plan.planned_program import PlannedProgram
+
+
+@dataclass(frozen=True, slots=True)
+class OptionUse:
+    """Use of an option by programs.
+
+    Args:
+        is_set: whether options ask for an effect.
+        is_used: whether a program with these options has it.
+        reason: why a program has not.
+    """
+
+    is_set: Callable[[Options], bool]
+    is_used: Callable[[PlannedProgram], bool]
+    reason: str
+
+
+def unused_options(planned: PlannedProgram) -> tuple[str, ...]:
+    """Return a line for each option that is set and has no effect on a program."""
+    options = planned.plan.settings.options
+    return tuple(
+        f"Options({name}={getattr(options, name)!r}) has no effect: {use.reason}"
+        for name, use in _USES.items()
+        if use.is_set(options) and not use.is_used(planned)
+    )
+
+
+def _equations(planned: PlannedProgram) -> list[JaxprEqn]:
+    return list(equations(planned.jaxprs["dce"].jaxpr))
+
+
+def _recomputes(planned: PlannedProgram) -> bool:
+    mode = planned.plan.settings.options.recompute
+    return mode in modes(_equations(planned), Recomputation(mode))
+
+
+def _streams_loops(planned: PlannedProgram) -> bool:
+    return could_stream_loops(planned.jaxprs["trace"], planned.jaxprs["fuse"])
+
+
+def _is_half_product(eqn: JaxprEqn) -> bool:
+    halves = (getattr(atom.aval, "dtype", None) == np.float16 for atom in (*eqn.invars[:2], *eqn.outvars))
+    return record_of(eqn).macs is not None and all(halves)
+
+
+# A pipeline with a `recompute` of its own has no use for the option.
+_USES: Mapping[str, OptionUse] = {
+    "recompute": OptionUse(
+        lambda options: options.recompute in ("all", "standard"),
+        _recomputes,
+        "no gradient of the function is recomputed by it",
+    ),
+    "stream_loops": OptionUse(
+        lambda options: options.stream_loops is True,
+        _streams_loops,
+        "no loop reads rows of an argument once each, or stacks a result that leaves the program",
+    ),
+    "prefetch_depth": OptionUse(
+        lambda options: options.prefetch_depth != 1,
+        lambda planned: planned.plan.settings.options.io_tiles > 0,
+        "without io_tiles nothing is loaded ahead",
+    ),
+    "partials": OptionUse(
+        lambda options: options.partials is not None,
+        lambda planned: any(map(_is_half_product, _equations(planned))),
+        "the function has no product of half precision",
+    ),
+    "pad_rows": OptionUse(
+        lambda options: options.pad_rows,
+        lambda planned: bool(planned.graph.notes.padded_rows),
+        "no row is cheaper padded",
+    ),
+}

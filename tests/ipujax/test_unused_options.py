@@ -1,0 +1,81 @@
+"""Options without effect on a program are named in a warning; those with an effect are not."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import ipujax as ipu
+
+DEVICE = ipu.IPUModel(tiles_per_ipu=8)
+X = jnp.ones((6, 4))
+HALF = jnp.ones((4, 4), jnp.float16)
+
+
+def double(x: Any) -> Any:
+    return 2 * x
+
+
+def summed_rows(x: Any) -> Any:
+    return jax.lax.scan(lambda total, row: (total + row, row * 2), jnp.zeros(4), x)
+
+
+def gradient(x: Any) -> Any:
+    return jax.grad(lambda x: jnp.tanh(jnp.sin(x) @ x.T).sum())(x)
+
+
+def product(x: Any) -> Any:
+    return x @ x
+
+
+# Option → a value, a function without use for it, the reason, and a function that uses it with its argument.
+ROWS: dict[str, tuple[Any, Callable[..., Any], str, Callable[..., Any], Any]] = {
+    "recompute": ("all", double, "no gradient", gradient, X),
+    "stream_loops": (True, double, "no loop reads rows", summed_rows, X),
+    "prefetch_depth": (3, double, "without io_tiles", double, X),
+    "partials": ("float16", product, "no product of half precision", product, HALF),
+    "pad_rows": (True, double, "no row is cheaper padded", double, X),
+}
+
+
+def warnings_of(caplog: pytest.LogCaptureFixture, run: Callable[[], Any]) -> list[str]:
+    with caplog.at_level(logging.WARNING, "ipujax"):
+        caplog.clear()
+        run()
+    return [record.getMessage() for record in caplog.records if "has no effect" in record.getMessage()]
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_an_option_without_effect_is_named_once(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    value, function, reason, _, _ = ROWS[name]
+    jitted = ipu.jit(function, device=DEVICE, options=ipu.Options(**{name: value}))
+    (line,) = warnings_of(caplog, lambda: jitted(X[:4]))
+    assert line.startswith(f"{function.__name__}: Options({name}={value!r}) has no effect: ")
+    assert reason in line
+    assert not warnings_of(caplog, lambda: jitted(X[:4, :4].astype(jnp.float32) + 1))
+    assert not warnings_of(caplog, lambda: jitted(jnp.ones((2, 2))))
+
+
+@pytest.mark.parametrize("name", ["recompute", "stream_loops", "partials"])
+def test_an_option_with_effect_is_not_named(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    value, _, _, function, argument = ROWS[name]
+    jitted = ipu.jit(function, device=DEVICE, options=ipu.Options(**{name: value}))
+    assert not warnings_of(caplog, lambda: jitted(argument))
+
+
+def test_io_tiles_have_a_depth(caplog: pytest.LogCaptureFixture) -> None:
+    jitted = ipu.jit(double, device=DEVICE, options=ipu.Options(io_tiles=2, prefetch_depth=3))
+    assert not warnings_of(caplog, lambda: jitted(X))
+
+
+def test_a_program_of_the_cache_names_it_too(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    options = ipu.Options(recompute="all", cache_dir=str(tmp_path))
+    for _ in range(2):
+        ipu.clear_caches()
+        assert warnings_of(caplog, lambda: ipu.jit(double, device=DEVICE, options=options)(X))
