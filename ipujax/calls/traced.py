@@ -6,6 +6,7 @@ shapes and dtypes of arguments and results; compilation stages share its attribu
 
 from __future__ import annotations
 
+import operator
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -275,6 +276,15 @@ class Traced(Stage):
     @property
     def closes_over_tracers(self) -> bool:
         return len(self.jaxpr.in_avals) != self._call.tree.num_leaves  # JAX makes such tracers inputs of the jaxpr
+
+    @property
+    def arguments_on_chip(self) -> list[str]:
+        """Names of the arguments of `offload_argnums` of which nothing is moved: no array is large enough, or read."""
+        signature = self.signature
+        moved = map(operator.and_, signature.offloaded, signature.used)
+        numbers = [n for n, count in enumerate(self._call.counts) for _ in range(count)]
+        of_moved = {number for number, is_moved in zip(numbers, moved, strict=True) if is_moved}
+        return [self._arguments[number] for number in sorted(self._offloaded - of_moved)]
 
     @cached_property
     def signature(self) -> Signature:

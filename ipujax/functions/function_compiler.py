@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from ipujax.distributed.instance.spread import Spread
 
 _LOG = Log("jit")
+_NO_LOADS = "keys, single elements and arrays that are not read stay on the chip"
 
 
 class FunctionCompiler:
@@ -193,7 +194,8 @@ class FunctionCompiler:
             with collecting_rarely(), self.watching(sum(traced.timings.values())), tracing_without_mesh():
                 lowered = find_or_lower(self._plan(device, traced))
             self.unused_settings.check_ipus(device, lowered.call_program.used_ipus, device.target.num_ipus)
-            self.unused_settings.check_options(lowered.call_program.unused_options)
+            on_chip = (f"offload_argnums has no effect on {name}: {_NO_LOADS}" for name in traced.arguments_on_chip)
+            self.unused_settings.check_options([*lowered.call_program.unused_options, *on_chip])
             programs.setdefault(key, lowered)
         return programs[key]
 

@@ -1,4 +1,4 @@
-"""Options that are set and have no effect on a program, each with the reason.
+"""Options that are set, of a function or of pipelines, and have no effect on a program, each with the reason.
 
 Input: a program that was planned. Output: a line for each such option.
 Limits: options that ask for nothing, such as "auto", and those that only change how numbers round or are checked, are
@@ -7,21 +7,24 @@ not named.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ipujax.lowering.jax_compat import JaxprEqn
-from ipujax.lowering.jaxpr import equations
+from ipujax.lowering.jaxpr import equations, recompute_mode
 from ipujax.lowering.offload import could_stream_loops
 from ipujax.lowering.primitives import record_of
 from ipujax.lowering.recomputation import Recomputation, modes
+from ipujax.lowering.source_info import name_stack
 from ipujax.runtime.options import Options
 
 if TYPE_CHECKING:
     from ipujax.lowering_plan.planned_program import PlannedProgram
+
+_NO_GRADIENT = "no gradient of the function is recomputed by it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,15 +45,23 @@ class OptionUse:
 def unused_options(planned: PlannedProgram) -> tuple[str, ...]:
     """Return a line for each option that is set and has no effect on a program."""
     options = planned.plan.settings.options
-    return tuple(
-        f"Options({name}={getattr(options, name)!r}) has no effect: {use.reason}"
+    unused = [
+        (f"Options({name}={getattr(options, name)!r})", use.reason)
         for name, use in _USES.items()
         if use.is_set(options) and not use.is_used(planned)
-    )
+    ]
+    unused += [(f'recompute="{mode}" of ipu.pipeline', _NO_GRADIENT) for mode in _unused_modes(_equations(planned))]
+    return tuple(f"{setting} has no effect: {reason}" for setting, reason in unused)
 
 
 def _equations(planned: PlannedProgram) -> list[JaxprEqn]:
     return list(equations(planned.jaxprs["dce"].jaxpr))
+
+
+def _unused_modes(eqns: Sequence[JaxprEqn]) -> list[str]:
+    """Return the ways of recomputation that pipelines name, and no gradient in them has."""
+    named = {mode for eqn in eqns if (mode := recompute_mode(name_stack(eqn)))} - {"none", "auto"}
+    return sorted(named - modes(eqns, Recomputation("none"))) if named else []
 
 
 def _recomputes(planned: PlannedProgram) -> bool:
@@ -72,7 +83,7 @@ _USES: Mapping[str, OptionUse] = {
     "recompute": OptionUse(
         lambda options: options.recompute in ("all", "standard"),
         _recomputes,
-        "no gradient of the function is recomputed by it",
+        _NO_GRADIENT,
     ),
     "stream_loops": OptionUse(
         lambda options: options.stream_loops is True,

@@ -79,3 +79,28 @@ def test_a_program_of_the_cache_names_it_too(tmp_path: Path, caplog: pytest.LogC
     for _ in range(2):
         ipu.clear_caches()
         assert warnings_of(caplog, lambda: ipu.jit(double, device=DEVICE, options=options)(X))
+
+
+def loss(w: Any, x: Any) -> Any:
+    with ipu.stage(0):
+        h = x @ w
+    with ipu.stage(1):
+        return (h**2).mean()
+
+
+@pytest.mark.parametrize("is_gradient", [False, True])
+def test_recomputation_of_a_pipeline_needs_a_gradient(is_gradient: bool, caplog: pytest.LogCaptureFixture) -> None:
+    fun = jax.value_and_grad(loss) if is_gradient else loss
+    step = ipu.pipeline(fun, micro_batches=3, recompute="all")
+    jitted = ipu.jit(step, device=ipu.IPUModel(num_ipus=2, tiles_per_ipu=8))
+    lines = warnings_of(caplog, lambda: jitted.lower(jnp.ones((4, 4)), X))
+    assert lines == [] if is_gradient else 'recompute="all" of ipu.pipeline has no effect' in lines[0]
+
+
+@pytest.mark.parametrize(("fun", "argument"), [(lambda x, s: x * s, 2.0), (lambda x, s: x, X), (lambda x, s: x, ())])
+def test_an_offloaded_argument_that_stays_on_the_chip_is_named(
+    fun: Callable[..., Any], argument: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    jitted = ipu.jit(fun, device=DEVICE, offload_argnums=(0, 1))
+    (line,) = warnings_of(caplog, lambda: jitted(X, argument))
+    assert "offload_argnums has no effect on s:" in line
