@@ -37,7 +37,11 @@ _MIN_RECEIVED_BYTES = 256  # assumed: a tile that receives less is not worth its
 
 @remembered
 def slots_after_stages(slots: int) -> tuple[int, ...]:
-    """Partials of one output after each stage, 1 after the last; no stage for one partial."""
+    """Number of partial results of one output after each stage that combines them; the last stage leaves 1.
+
+    `slots` is their number before the first stage; one needs no stage. Stages keep the numbers that a tile receives
+    and combines at once small.
+    """
     if slots <= 1:
         return ()
     stages = next((n for bound, n in _STAGES if slots < bound), _MAX_STAGES)
@@ -77,9 +81,13 @@ def grain(dtype: Any) -> int:
 
 @remembered
 def stages(slots: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-    """Partials of one output before and after each stage, for each number in `slots`; 1 for stages that do not run.
+    """`slots_after_stages` of many candidates as tables: partial results of one output before and after each stage.
 
-    Two arrays, int64[stages, len(slots)].
+    Args:
+        slots: number of partial results of an output, for each candidate.
+
+    Returns:
+        Two arrays, int64[stages, candidates]; 1 in both where a candidate has no such stage.
     """
     counts = [slots_after_stages(count) for count in slots]
     table = np.ones((max(map(len, counts), default=0), len(slots)), np.int64)
@@ -126,7 +134,7 @@ def combining_cost(
     target: Target,
     cycles_per_byte: float,
 ) -> CombiningCost:
-    """Estimated cost of `reduce_partials_in_place`.
+    """Estimated cost of `reduce_partials_in_place` after each of many candidate partitions of an operation.
 
     Args:
         slots: partials of each result, each on a tile of its own, int64[candidates].
@@ -137,7 +145,7 @@ def combining_cost(
         target: the machine.
         cycles_per_byte: cost of a byte of exchange code.
     """
-    counts, inverse = np.unique(slots, return_inverse=True)
+    counts, inverse = np.unique(slots, return_inverse=True)  # candidates with equally many have equal stages
     total = np.zeros(len(slots), np.int64)
     for slots_before, slots_after in zip(*stages(tuple(counts.tolist())), strict=True):
         division = divide(
@@ -159,7 +167,7 @@ def combining_cycles(
     target: Target,
     cycles_per_byte: float,
 ) -> int:
-    """Cycles of `combining_cost` for one candidate."""
+    """Cycles of `combining_cost` for one partition: its `slots`, and the lengths of its longest block of results."""
     lengths = np.array(longest, np.int64)[:, None]
     cost = combining_cost(np.array([slots]), lengths, shape, dtype, monoid, target, cycles_per_byte)
     return int(cost.cycles[0])
@@ -175,15 +183,23 @@ def divide(
     target: Target,
     cycles_per_byte: float,
 ) -> Division:
-    """Cheapest division of one stage, in at most one part for each partial.
+    """Cheapest division of each block of results among the tiles that have its partial results, for one stage.
+
+    A block is cut into equal parts along one dimension; each part is combined by one of the tiles, which receives it
+    from the others. All dimensions and several numbers of parts are tried, at most one part for each partial result.
 
     Args:
-        slots: partials of each result before the stage, int64[candidates].
-        slots_after: partials of each result after it, likewise.
-        longest: as the following, an argument of `combining_cost`.
+        slots: partial results of each result before the stage, int64[candidates].
+        slots_after: partial results of each result after it, likewise.
+        longest: lengths of the largest block of results, int64[dimensions, candidates].
+        shape: shape of all results.
+        dtype: their dtype.
+        monoid: monoid by which partial results combine.
+        target: the machine.
+        cycles_per_byte: cost of a byte of exchange code.
     """
-    longest = longest if len(longest) else np.ones((1, len(slots)), np.int64)
-    depth = ceil_div(slots, slots_after)  # partials that are combined into one
+    longest = longest if len(longest) else np.ones((1, len(slots)), np.int64)  # a scalar as one dimension
+    depth = ceil_div(slots, slots_after)  # partial results that are combined into one
     width = element_bytes(dtype)
     size = np.prod(longest, axis=0)
     max_parts = np.minimum(slots // slots_after, longest)
@@ -193,7 +209,7 @@ def divide(
     powers = 1 << np.arange(int(max_parts.max(initial=1)).bit_length() + 1)
     count = np.minimum(powers[:, None], np.maximum(1, max_parts)[:, None])
     extent = longest[:, None]
-    # Elements outside of the cut dimension, and inside of it for each of its indices.
+    # Of a row-major block: elements outside of the cut dimension, and inside of it for each of its indices.
     outer = np.cumprod(np.vstack((np.ones_like(size), longest)), axis=0)[:-1, None]
     length = ceil_div(extent, count)
     shortest = extent // count
@@ -206,7 +222,7 @@ def divide(
     sent = np.where(count < depth, size, size - shortest * inner) * width
     pieces = (depth - 1) * regions
     receiving = receive_cycles((depth - 1) * elements * width, shared_bytes=0, receives=pieces, target=target)
-    # Results, after the last stage, are put in rows.
+    # Results of the last stage are copied from parts of blocks into rows of the whole result.
     results = slow_copy_cycles(row_of(shape), width, own=elements, received=0)
     putting_cycles = copy_cycles(copied_bytes=0, copied_fragments=0, target=target, slow_cycles=results)
     cycles = superstep(

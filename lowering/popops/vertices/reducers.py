@@ -113,7 +113,7 @@ def _extreme(dtype: Any, side: Literal["min", "max"]) -> np.ndarray:
 
 @remembered
 def reduce_codelet(monoid: str, dtype: Any, axes: tuple[int, ...]) -> Codelet:
-    """Codelet that reduces dimensions `axes` of its block by `monoid`, a key of `REDUCERS`."""
+    """Codelet that reduces dimensions `axes` of its block of partial results by `monoid`, a key of `REDUCERS`."""
 
     def outputs_and_reduced(shapes: BlockShapes) -> tuple[np.ndarray, np.ndarray]:
         """Number of results, and of elements reduced into each."""
