@@ -65,7 +65,11 @@ def grouped_inputs(jaxpr: Jaxpr) -> list[bool]:
 
 
 def _add_equations(jaxpr: Jaxpr, classes: _Classes) -> None:
-    """Mark the matrices of products, and join each value with those whose columns are grouped as its own are."""
+    """Adds the equations of a jaxpr, and of those inside, to classes of values whose columns are stored alike.
+
+    Operands and results of products are marked: products read and write columns in groups of channels. Each value is
+    joined with those that an equation computes from it and that keep its columns, so that groups can pass through.
+    """
     for eqn in jaxpr.eqns:
         record = record_of(eqn)
         name = eqn.primitive.name
@@ -88,7 +92,7 @@ def _add_equations(jaxpr: Jaxpr, classes: _Classes) -> None:
         elif name in ("slice", "split", "concatenate"):
             for atom in (*eqn.invars, *eqn.outvars):
                 classes.join(eqn.invars[0], atom)
-        elif record.rows is not None:
+        elif record.rows is not None:  # a look-up or an update of rows
             table, _, *updates = eqn.invars
             for rows in (*updates, *eqn.outvars):
                 if _columns(table) == _columns(rows):
