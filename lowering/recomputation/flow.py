@@ -38,11 +38,12 @@ class Flow:
     """
 
     def __init__(self, forward: Sequence[JaxprEqn], backward: Sequence[JaxprEqn], external: Collection[Var]) -> None:
+        """Finds the definition and last use of each forward value, the views of values, and which must be stored."""
         self.forward = forward
         self.backward = backward
         self.external = external
-        self.views: dict[Var, JaxprEqn] = {}
-        self.definition: dict[Var, int] = {}
+        self.views: dict[Var, JaxprEqn] = {}  # variable that only views a value → the equation that views it
+        self.definition: dict[Var, int] = {}  # value → number of the forward equation that computes it
         self.last_use: dict[Var, int] = {}  # last forward equation that reads a value, its definition if none does
         for index, eqn in enumerate(forward):
             if self.is_view(eqn):
@@ -90,7 +91,10 @@ class Flow:
         return fixed
 
     def _repeated_values(self) -> set[Var]:
-        """Values of which the gradient has a copy: of the same primitive, on the same operands."""
+        """Forward values that a user's `jax.checkpoint` computes again in the gradient, by copies of their equations.
+
+        A copy has the same primitive and the same operands, or copies of them.
+        """
         results_of: dict[Any, Sequence[Var]] = {_identity(eqn, eqn.invars): eqn.outvars for eqn in self.forward}
         original_of: dict[Var, Atom] = {}
         repeated = set[Var]()

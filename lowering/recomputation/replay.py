@@ -17,10 +17,10 @@ from ipujax.lowering.source_info import as_recomputed
 
 
 def replay(steps: Steps, actions: Sequence[StepAction]) -> tuple[list[JaxprEqn], list[JaxprEqn]]:
-    """The equations of the forward and of the backward part of a plan.
+    """Makes the equations of a recomputation plan: of the forward part, and of the gradient with recomputed values.
 
-    Its first actions, one of each step, are the forward part, whose equations are unchanged: which values it stores
-    follows from what the backward part reads.
+    The plan's first actions, one for each step, are the forward part, whose equations are unchanged: which values it
+    stores follows from what the backward part reads. Of the others each adds a step's gradient, or runs a step again.
     """
     replayed = _Replay(steps)
     for action, number in actions[len(steps.chain) :]:
@@ -79,7 +79,10 @@ class _Replay:
         self._viewed.update(((old, copy), new) for old, new in zip(eqn.outvars, self._add_copy(eqn), strict=True))
 
     def _latest(self, atom: Atom) -> Atom:
-        """The latest copy of a value, or the view of that, which is added if there is none; else the atom itself."""
+        """What an equation of the backward part is to read for an atom of the forward part: its latest recomputed copy.
+
+        Of a view it is the same view of that copy, which is added if there is none yet; an atom without copy stays.
+        """
         if not isinstance(atom, Var):
             return atom
         copy = self._copy_of(atom)
