@@ -28,7 +28,17 @@ from ipujax.runtime.errors import ScheduleError
 
 
 def validate(lists: Sequence[TaskList], num_stages: int, micro_batches: int, training: bool) -> tuple[int, ...]:
-    """Checks the tasks of each IPU; returns the IPU of each stage, or raises with the first bad task."""
+    """Checks that the tasks of a pipeline are complete and in a possible order; raises with the first bad one.
+
+    Args:
+        lists: tasks of each IPU, in order.
+        num_stages: stages of the model.
+        micro_batches: micro-batches of a step.
+        training: whether there are backward tasks.
+
+    Returns:
+        The IPU of each stage.
+    """
     if not lists:
         raise ScheduleError("the schedule has no list of tasks", expected=f"{num_stages} stages")
     if len({tasks.slots is None for tasks in lists}) != 1:
@@ -44,10 +54,10 @@ def validate(lists: Sequence[TaskList], num_stages: int, micro_batches: int, tra
 
 
 def _check_existence(ipu: int, tasks: TaskList, num_stages: int, micro_batches: int, training: bool) -> None:
-    """Refuses tasks of a stage, micro-batch or kind that does not exist."""
+    """Raises for an IPU without tasks, and for a task of a stage, micro-batch or kind that does not exist."""
     if not len(tasks):
         raise ScheduleError(f"the schedule has no tasks for IPU {ipu}", hint="leave the IPU out")
-    kinds = len(Kind) if training else 1
+    kinds = len(Kind) if training else 1  # kind 0 is forward
     for noun, values, number in (
         ("stage", tasks.stages, num_stages),
         ("micro-batch", tasks.micro_batches, micro_batches),
@@ -67,7 +77,7 @@ def _check_existence(ipu: int, tasks: TaskList, num_stages: int, micro_batches: 
 
 
 def _ipu_of_stages(lists: Sequence[TaskList], num_stages: int) -> tuple[int, ...]:
-    """The IPU of each stage; refuses a stage on several."""
+    """The IPU of each stage, which is the one that has its tasks; raises if several or none have."""
     ipus = np.full(num_stages, -1)
     for ipu, tasks in enumerate(lists):
         on_other_ipu = np.flatnonzero((ipus >= 0)[tasks.stages])
@@ -81,8 +91,12 @@ def _ipu_of_stages(lists: Sequence[TaskList], num_stages: int) -> tuple[int, ...
 
 
 def _check_occurrence(lists: Sequence[TaskList], num_stages: int, micro_batches: int, training: bool) -> None:
-    """Refuses tasks that are missing or occur twice, and backward work that is both unsplit and in two halves."""
-    # In training each micro-batch has, on each stage, a forward task and one BACKWARD task or both halves.
+    """Raises for tasks that are missing or occur twice, and for backward work both unsplit and in two halves.
+
+    In training each micro-batch has, on each stage, a forward task and one `BACKWARD` task, or instead of that both of
+    its halves, the gradient of inputs and that of weights; all micro-batches of a stage alike.
+    """
+    # How often each task occurs.
     counts = np.zeros((len(Kind), num_stages, micro_batches), np.int64)
     for tasks in lists:
         np.add.at(counts, (tasks.kinds, tasks.stages, tasks.micro_batches), 1)
@@ -117,7 +131,10 @@ def _refuse_first(bad: np.ndarray, message: str) -> None:
 
 
 def _check_order(tasks: TaskList, stage: int) -> None:
-    """Refuses micro-batches out of order, and a stash that is read before it is written."""
+    """Raises if a stage takes micro-batches out of order, or reads a stash before the task that writes it.
+
+    `tasks` are all of the stage's IPU. A stash is written by the forward task, and by the first half of a backward one.
+    """
     is_of_stage = tasks.stages == stage
     positions_of_work = []  # positions in the list, by micro-batch
     # An unsplit backward task does the work of both halves.
@@ -165,9 +182,18 @@ class Grid:
 
 
 def grid(lists: Sequence[TaskList], num_stages: int, micro_batches: int) -> Grid:
-    """The grid of lists of unique tasks; refuses a task that never becomes ready, or in too early a slot."""
+    """Gives each task of a pipeline a slot, such that all that it waits for is in earlier slots.
+
+    Slots are those that the schedule sets, or the earliest possible ones. Raises for a task that never becomes ready (a
+    deadlock), or that the schedule sets too early.
+
+    Args:
+        lists: tasks of each IPU, in order, which `validate` has checked.
+        num_stages: stages of the model.
+        micro_batches: micro-batches of a step.
+    """
     positions = [_Positions.of(tasks, num_stages, micro_batches) for tasks in lists]
-    # `Grid.table` flat, with an element more: the slot before all, which tasks wait for that wait for nothing.
+    # `Grid.table` flat, the slot of each task, with one element more: slot −1, for tasks that wait for nothing.
     table = np.full(3 * num_stages * micro_batches + 1, _UNKNOWN)
     table[-1] = -1
     if lists[0].slots is None:
@@ -204,7 +230,11 @@ class _Positions:
 
     @classmethod
     def of(cls, tasks: TaskList, num_stages: int, micro_batches: int) -> _Positions:
-        """Positions by plane of the kind, stage and micro-batch; past all of them where a task waits for nothing."""
+        """Computes the position of each task of an IPU in the flat table of slots, and of the tasks that it waits for.
+
+        The table has a plane for each kind of work, in it a row for each stage, and in that the micro-batches; then one
+        element past all planes, for tasks that wait for nothing.
+        """
         plane = num_stages * micro_batches
         forward = tasks.stages * micro_batches + tasks.micro_batches
         task = _PLANE[tasks.kinds] * plane + forward
@@ -223,7 +253,20 @@ class _Positions:
 def _earliest_slots(
     lists: Sequence[TaskList], positions: Sequence[_Positions], table: np.ndarray, num_stages: int, micro_batches: int
 ) -> list[np.ndarray]:
-    """Each task in its earliest slot: every IPU in rotation runs as far as it can, until all tasks have run."""
+    """Puts each task in the earliest slot: after the task before it on its IPU, and after all that it waits for.
+
+    The IPUs are simulated in rotation, each as far as it can run, until none can; raises if tasks are left then.
+
+    Args:
+        lists: tasks of each IPU, in order.
+        positions: for each IPU the positions in `table` of its tasks and of those that they wait for.
+        table: slot of each task, `_UNKNOWN` at first; −1 at the position for nothing.
+        num_stages: for the error, as the next.
+        micro_batches: see there.
+
+    Returns:
+        Slots of the tasks of each IPU, rising.
+    """
     slot_at = table.tolist()  # lists, as their elements are read one by one
     rows = [(places.task.tolist(), places.first.tolist(), places.second.tolist()) for places in positions]
     slots: list[list[int]] = [[] for _ in lists]
@@ -260,7 +303,13 @@ def _task_at(position: int, num_stages: int, micro_batches: int) -> Task:
 
 
 def _checked_slots(lists: Sequence[TaskList], positions: Sequence[_Positions], table: np.ndarray) -> list[np.ndarray]:
-    """The slots that the schedule sets, which must rise on each IPU and be after those waited for; fills `table`."""
+    """The slots that a schedule sets for its tasks, checked: they rise on each IPU, and come after all waited for.
+
+    Args:
+        lists: tasks of each IPU, in order, with slots.
+        positions: for each IPU the positions in `table` of its tasks and of those that they wait for.
+        table: slot of each task, filled here; −1 at the position for nothing.
+    """
     slots = [tasks.slots for tasks in lists if tasks.slots is not None]
     for places, slots_of_ipu in zip(positions, slots, strict=True):
         table[places.task] = slots_of_ipu
