@@ -56,15 +56,16 @@ _HALF_UNITS = 8
 
 
 def static_cycles(target: Target, dtype: Any, block: int, rows: Count, blocks: Count, columns: Count) -> np.ndarray:
-    """Tile cycles of a bucket of a static pattern.
+    """Tile cycles of a vertex that multiplies a bucket, the blocks of a sparse matrix on a tile, with a dense operand.
 
+    The pattern of blocks is static: known when the program is compiled.
     Source of the numbers: poplibs `lib/popsparse/StaticMatMulPartitioner.cpp`, `matmulComputeCycles`.
 
     Args:
         target: the machine.
         dtype: dtype of the operands, half or float.
         block: rows and columns of a block.
-        rows: rows of blocks.
+        rows: rows of blocks in the bucket.
         blocks: blocks of the bucket.
         columns: columns of the dense operand.
     """
@@ -109,8 +110,9 @@ def codelet_parts(size: int, block: int) -> int:
 
 
 def dynamic_cycles(target: Target, dtype: Any, block: int, rows: Count, blocks: Count, columns: Count) -> np.ndarray:
-    """Tile cycles of a full bucket of a dynamic pattern, one subgroup of it for the tile; see `static_cycles`.
+    """Tile cycles of `static_cycles` for a dynamic pattern, whose blocks are named by operands when the program runs.
 
+    The bucket is full, and has one subgroup of blocks, all for this tile.
     Source of the numbers: poplibs `lib/popsparse/PerformanceEstimation.hpp`, `sparseDenseBlockMultiply` and
     `sparseDenseElementwiseMultiply`.
     """
@@ -120,6 +122,7 @@ def dynamic_cycles(target: Target, dtype: Any, block: int, rows: Count, blocks: 
         worker_rows = ceil_div(rows, target.worker_contexts)
         worker = _dynamic_element_cycles(size, worker_rows, ceil_div(blocks, rows), columns)
         return np.asanyarray(30 + 47 + 46 + round_cycles * worker)
+    # There are codelets of few block sizes: a larger block is several of theirs along each side.
     parts = codelet_parts(size, block)
     block, rows, blocks = block // parts, parts * np.asarray(rows), parts**2 * np.asarray(blocks)
     start, block_start, column_cycles = _DYNAMIC_STARTS[size, block]
@@ -130,7 +133,7 @@ def dynamic_cycles(target: Target, dtype: Any, block: int, rows: Count, blocks: 
 
 
 def _dynamic_element_cycles(size: int, rows: Count, blocks: Count, columns: Count) -> Count:
-    """Cycles of a worker on blocks of one element: loops over vectors of columns, then the columns that remain.
+    """Cycles of a worker of a dynamic pattern on blocks of one element: loops over vectors of columns, then the others.
 
     Source of the numbers: poplibs `lib/popsparse/PerformanceEstimation.hpp`, `sparseDenseElementwiseMultiply`.
 
@@ -177,7 +180,9 @@ _AMP_RUN_CYCLES = 8
 def sampled_cycles(
     target: Target, dtype: Any, block: int, rows: Count, reads: Count, blocks: Count, columns: Count
 ) -> np.ndarray:
-    """Tile cycles of sampled products of a bucket.
+    """Tile cycles of a vertex that computes the blocks of a product of two dense matrices that a sparse pattern needs.
+
+    Such products are the gradient of the blocks of a sparse matrix. The fewer cycles of vectors and of the AMP count.
 
     Args:
         target: the machine.
@@ -203,7 +208,10 @@ def sampled_cycles(
 
 
 def _element_cycles(target: Target, size: int, rows: Count, blocks: Count, columns: Count) -> np.ndarray:
-    """Cycles on blocks of one element; PopLibs has faster loops for some small numbers of columns."""
+    """Cycles of `sampled_cycles` on blocks of one element of `size` bytes: a dot product over the columns for each.
+
+    PopLibs has faster loops for some small numbers of columns.
+    """
     columns = np.asarray(columns)
     if size == 4:
         element = 9 + columns // 2 + columns % 2
@@ -232,7 +240,10 @@ def _worker_cycles(
 
 
 def _amp_cycles(target: Target, size: int, block: int, rows: Count, blocks: Count, columns: Count) -> np.ndarray:
-    """Cycles on the AMP, whose passes are over `_AMP_COLUMNS` columns of a block each."""
+    """Cycles of `sampled_cycles` on the AMP, the matrix unit, which takes `_AMP_COLUMNS` columns of a block a pass.
+
+    `size` is the bytes of an element, `block` the rows and columns of a block, `rows` and `blocks` those of the vertex.
+    """
     rows, blocks = np.asarray(rows), np.asarray(blocks)
     load, first_pass, later_pass = _AMP_CYCLES[size, block]
     passes = ceil_div(columns, _AMP_COLUMNS[size])
@@ -257,9 +268,10 @@ _MULTIPLY_ADD = 2  # operations
 
 @remembered
 def block_products(dtype: Any, number: Any, slots: int, out_dtype: Any, most_blocks: int | None = None) -> Codelet:
-    """Codelet of sums of block products, by slot: a slot is a row of blocks of the result.
+    """Codelet of a block-sparse matrix times a dense one: products of blocks, summed by the slot of each block.
 
-    Fields: blocks [blocks, b, b], x [rows, b, n], row [blocks] and slot [blocks] of dtype `number`; out [slots, b, n].
+    A slot is a row of blocks of the result. Fields: blocks [blocks, b, b], x [rows, b, n], row [blocks] and slot
+    [blocks] of dtype `number`; out [slots, b, n].
     A block is left out by a slot past the last, whatever its row: its product is computed, and added to no slot.
 
     Args:
@@ -296,9 +308,10 @@ def block_products(dtype: Any, number: Any, slots: int, out_dtype: Any, most_blo
 
 @remembered
 def sampled_products(dtype: Any, number: Any, out_dtype: Any, most_blocks: int | None = None) -> Codelet:
-    """Codelet of the products that blocks of a sparse result need: the gradient of blocks; zeros for those left out.
+    """Codelet of those blocks of a product of dense matrices that a sparse pattern has: the gradient of sparse blocks.
 
-    Fields: left [slots, b, n], right [rows, b, n], slot and row [blocks] of dtype `number`; out [blocks, b, b].
+    Blocks that are left out are zero. Fields: left [slots, b, n], right [rows, b, n], slot and row [blocks] of dtype
+    `number`; out [blocks, b, b].
 
     Args:
         dtype: dtype of the operands.
