@@ -281,9 +281,10 @@ class _SlicedDims:
         rank = len(self.part_dims)
         if any(len(axes) > 1 and not set(axes).isdisjoint(self.ordered_axes) for axes in sources):
             return None
+        # The first old axis of each new axis of the tensor, and of each new axis of the part: these two share those of
+        # dimensions that are not sliced, in the same order.
         tensor_axes = [axes[0] for axes in sources if axes[0] < rank]
         part_axes = [axes[0] for axes in sources if axes[0] not in self.dims]
-        # Tensor and part have the axes that are not sliced in the same order.
         unsliced = iter([number for number, axis in enumerate(part_axes) if axis < rank])
         part_dims = (
             part_axes.index(rank + self.dims.index(axis)) if axis in self.dims else next(unsliced)

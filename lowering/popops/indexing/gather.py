@@ -431,5 +431,5 @@ def fill_of(fill: Frozen | None, dtype: Any) -> jax.Array:
             value = True
         else:
             info = jnp.iinfo(dtype)
-            value = info.max if info.min == 0 else info.min
+            value = info.max if info.min == 0 else info.min  # highest unsigned, lowest signed number
     return jnp.asarray(value, dtype)

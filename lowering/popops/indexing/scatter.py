@@ -268,10 +268,7 @@ class _ScatterForm:
         return "signed_add" if is_signed else monoid
 
     def _step_forms(self) -> list[_ScatterForm]:
-        """Each of `steps` as a scatter of its own, of a part of the indices and updates.
-
-        They are cut along the outermost dimension of look-ups that is longer than 1.
-        """
+        """Each step as a scatter of its own, of a part along the outermost dimension of look-ups longer than 1."""
         if self.steps == 1:
             return [self]
         dims = self.spec.lookup_dims()
@@ -338,10 +335,7 @@ class _ScatterForm:
         )
 
     def _vertex_work(self, graph: Graph) -> Work:
-        """Codelet of the scatter vertices and use of its fields, by which candidate partitions are compared.
-
-        Of several steps those of the longest, as all run on one partition.
-        """
+        """Codelet and fields of the scatter vertices, to compare partitions; of several steps those of the longest."""
         sources: list[Source] = [source_of(graph, read.tensor) for read in self._tensors_read()]
         if self.steps > 1:
             sources[-2:] = ["free", "free"]  # indices and updates: copied to the tiles of the steps first, if need be
@@ -441,24 +435,27 @@ class _ScatterForm:
         return out if parts == 1 else reduce_partials_in_place(Builder(graph, builder.prog, self.name), out)
 
     def _add_result_variable(self, graph: Graph, placement: Blocked, parts: int) -> tuple[Tensor, Access]:
-        """Adds the result, or a partial result for each block of updates; returns it and the access that writes it.
+        """Adds the variable that vertices write: the new table, or partial tables if updates are cut.
 
         Args:
             graph: graph to add to.
-            placement: blocks of the index space, see `_index_space`: with several parts its last axis is that of parts.
-            parts: number of blocks that the updates are cut into.
+            placement: blocks of the vertices: along the table's dimensions and, if updates may be cut, then along them.
+            parts: number of blocks that the updates are cut into; partial tables have them as dimension 0.
+
+        Returns:
+            The variable, each block on the tile of its vertex, and the access that writes it. A table that vertices
+            overwrite is the variable itself.
         """
-        shape = self.table.shape
-        dtype = self.table.dtype
-        rank = self.table.ndim
+        table = self.table
+        rank = table.ndim
         if self._overwrites:
-            return self.table, along(self.table, range(rank))
+            return table, along(table, range(rank))
         if parts == 1:
-            out = mapped_variable(graph, shape, dtype, self.name, range(rank), placement)
+            out = mapped_variable(graph, table.shape, table.dtype, self.name, range(rank), placement)
             return out, along(out, range(rank))
         tile_by_part = np.moveaxis(placement.tile, -1, 0)
         mapping = blocked_mapping((even_cuts(parts, parts), *placement.cuts[:rank]), tile_by_part)
-        out = graph.add_variable((parts, *shape), dtype, f"{self.name}/partials", mapping, monoid=self.monoid)
+        out = graph.add_variable((parts, *table.shape), table.dtype, f"{self.name}/partials", mapping, self.monoid)
         return out, Access(out, (block(rank), *map(element, range(rank))))
 
     def _operand_axes(self) -> _OperandAxes:

@@ -77,10 +77,10 @@ def _row_order(
     if table.is_own or not set(cut) <= set(copied):
         return None
     sizes = [table.sizes[table_dim[w]] if table_dim.get(w) in cut else (n,) for w, n in enumerate(row_shape)]
-    # The first of the finer dimensions that each dimension of the rows, and of the table, is cut into.
+    # Number of the first of the finer dimensions that each dimension of the rows, and of the table, is cut into.
     row_firsts = [sum(len(row) for row in sizes[:w]) for w in range(len(sizes))]
     table_firsts = [sum(len(row) for row in table.sizes[:d]) for d in range(len(table.sizes))]
-    lookups = [row_firsts[w] for w in range(len(sizes)) if w not in table_dim]
+    lookups = [row_firsts[w] for w in range(len(sizes)) if w not in table_dim]  # dimensions of look-ups
     # The rows have the order of the table, with the look-ups in the place of the first fixed dimension.
     order: list[int] = []
     windows: list[int] = []  # positions in `order` that are dimensions of the table
@@ -119,7 +119,7 @@ def gather_over_variable(spec: GatherSpec, table: MemoryOrder, out_shape: Sequen
     numbers = spec.numbers
     absent = (*numbers.collapsed_slice_dims, *numbers.operand_batching_dims)
     offsets = iter(numbers.offset_dims)
-    # Dimension of the result for each of the table; None for one that looked-up rows do not have.
+    # Dimension of the result for each dimension of the table; None for one that looked-up rows do not have.
     window_of = [None if d in absent else next(offsets) for d in range(len(spec.table_shape))]
     fixed = (*spec.indexed, *numbers.operand_batching_dims)
     row_order = _row_order(table, window_of, fixed, out_shape)
@@ -127,7 +127,7 @@ def gather_over_variable(spec: GatherSpec, table: MemoryOrder, out_shape: Sequen
         return None
     batching, of_indices = row_order.paired(numbers.operand_batching_dims, numbers.start_indices_batching_dims)
     shape = table.variable_shape
-    # A dimension that is cut into groups is copied in full.
+    # Slice sizes over the variable: a dimension that is cut into groups is copied in full.
     sizes = tuple(
         n if len(table.sizes[d]) > 1 else spec.slice_sizes[d] for n, d in zip(shape, table.view_dims, strict=True)
     )

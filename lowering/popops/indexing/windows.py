@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -208,17 +209,16 @@ def _window_codelet(
         reducer: function of the blocks, the initial values and the `Windows` of these blocks.
     """
     out_dtypes = start_dtypes or dtypes[-1:]
+    depth = np.asarray(prod(windows.sizes) * len(dtypes), np.int64)  # elements that are reduced to one
 
     def compute(*blocks: jax.Array, pads: Sequence[Pads]) -> Any:
         results = reducer(*blocks, replace(windows, padding=tuple(pads[0])))
         return tuple(results) if isinstance(results, list | tuple) else results
 
     def cycles(shapes: BlockShapes, target: Target) -> np.ndarray:
-        depth = np.asarray(prod(windows.sizes) * len(dtypes), np.int64)
         return reduce_cycles(monoid, dtypes[-1], total_elements(shapes[-1]), depth, target)
 
     def parts(shapes: BlockShapes, target: Target) -> np.ndarray:
-        depth = np.asarray(prod(windows.sizes) * len(dtypes), np.int64)
         return reduce_parts(monoid, dtypes[-1], total_elements(shapes[-1]), depth, target)
 
     fields = [Field(f"in{n}", "in", dtype) for n, dtype in enumerate((*dtypes, *start_dtypes))]
@@ -247,7 +247,10 @@ def select_and_scatter(
 ) -> Tensor:
     """Combines each element of `source` with the element of `x` that its window selects; returns a tensor like `x`.
 
+    That is the gradient of a reduction of windows that selects. Vertices are on the partition of `x` that costs least.
+
     Args:
+        builder: graph and program to add to, and the debug name.
         source: one element for each window.
         x: tensor under the windows.
         windows: geometry without dilations.
@@ -340,31 +343,6 @@ def _scatter_codelet(dtype: Any, windows: Windows, scatter: Callable[..., jax.Ar
         has_start: whether the initial value of the gradient is an operand; else 0.
     """
 
-    def compute(
-        source: jax.Array, x: jax.Array, *start: jax.Array, pads: Sequence[Pads], shapes: tuple[tuple[int, ...], ...]
-    ) -> jax.Array:
-        """Gradient of a block from all windows over it, of which those at its edges reach beyond it.
-
-        `pads` are, for source and `x`, the elements that a block lacks before and after at the edges of the tensor;
-        `shapes` has the shape of the block that is written.
-        """
-        initial = start[0] if start else jnp.zeros((), dtype)
-        if 0 in source.shape:  # no window covers the block
-            return lax.broadcast(initial, shapes[0])
-        counts_and_pads = zip(source.shape, *pads[:2], strict=True)
-        # Elements of `x` under the windows of the block; where these reach beyond `x` they are padded.
-        bounds = [_window_bounds(windows, d, *row) for d, row in enumerate(counts_and_pads)]
-        begins = [max(0, begin) for begin, _ in bounds]
-        ends = [min(n, max(0, end)) for n, (_, end) in zip(x.shape, bounds, strict=True)]
-        padding = [(begin - low, high - end) for (low, high), begin, end in zip(bounds, begins, ends, strict=True)]
-        block_windows = replace(windows, padding=tuple(padding))
-        result = scatter(source, lax.slice(x, begins, ends), *start, block_windows)
-        # The windows may reach beyond the block: that is cropped. Elements that no window reaches are the start.
-        block_starts = [windows.halo(d)[0] - pads[1][d][0] for d in range(x.ndim)]
-        befores = [begin - block_start for begin, block_start in zip(begins, block_starts, strict=True)]
-        rows = zip(befores, result.shape, shapes[0], strict=True)
-        return lax.pad(result, initial, [(before, n - before - size, 0) for before, size, n in rows])
-
     def cycles(shapes: BlockShapes, target: Target) -> np.ndarray:
         # Comparing the elements of every window, then clearing and adding: two more passes over results (assumed).
         compare = reduce_cycles("max", dtype, total_elements(shapes[0]), np.asarray(prod(windows.sizes)), target)
@@ -379,7 +357,7 @@ def _scatter_codelet(dtype: Any, windows: Windows, scatter: Callable[..., jax.Ar
     return Codelet(
         title,
         tuple(fields),
-        compute,
+        partial(_scatter_in_block, dtype, windows, scatter),
         cycles,
         state_bytes=48,
         code_bytes=900,
@@ -387,6 +365,47 @@ def _scatter_codelet(dtype: Any, windows: Windows, scatter: Callable[..., jax.Ar
         compares="equality",
         parts=parts,
     )
+
+
+def _scatter_in_block(
+    dtype: Any,
+    windows: Windows,
+    scatter: Callable[..., jax.Array],
+    source: jax.Array,
+    x: jax.Array,
+    *start: jax.Array,
+    pads: Sequence[Pads],
+    shapes: tuple[tuple[int, ...], ...],
+) -> jax.Array:
+    """Computes the block of a vertex of `select_and_scatter`, from all windows over it.
+
+    Args:
+        dtype: dtype of the result.
+        windows: geometry of the windows of all of `x`.
+        scatter: function of blocks of source and `x`, the start if there is one, and the `Windows` of these blocks.
+        source: the vertex's block of the source, an element for each window over its block of the result.
+        x: its block of `x`, the elements under these windows.
+        start: initial value of the result, if there is one; else 0.
+        pads: for source and `x`, the elements that a block lacks before and after at the edges of the tensor.
+        shapes: shape of the block of the result.
+    """
+    initial = start[0] if start else jnp.zeros((), dtype)
+    if 0 in source.shape:  # no window covers the block
+        return lax.broadcast(initial, shapes[0])
+    counts_and_pads = zip(source.shape, *pads[:2], strict=True)
+    # Range of the windows along each dimension, in elements of the block of `x`: where it reaches beyond, it is cut off
+    # and the windows are padded.
+    bounds = [_window_bounds(windows, d, *row) for d, row in enumerate(counts_and_pads)]
+    begins = [max(0, begin) for begin, _ in bounds]
+    ends = [min(n, max(0, end)) for n, (_, end) in zip(x.shape, bounds, strict=True)]
+    padding = [(begin - low, high - end) for (low, high), begin, end in zip(bounds, begins, ends, strict=True)]
+    block_windows = replace(windows, padding=tuple(padding))
+    result = scatter(source, lax.slice(x, begins, ends), *start, block_windows)
+    # Windows may reach beyond the block of the result: that is cropped. Elements that none reaches are the start.
+    block_starts = [windows.halo(d)[0] - pads[1][d][0] for d in range(x.ndim)]
+    befores = [begin - block_start for begin, block_start in zip(begins, block_starts, strict=True)]
+    rows = zip(befores, result.shape, shapes[0], strict=True)
+    return lax.pad(result, initial, [(before, n - before - size, 0) for before, size, n in rows])
 
 
 def _window_bounds(

@@ -202,27 +202,29 @@ def divide(
     depth = ceil_div(slots, slots_after)  # partial results that are combined into one
     width = element_bytes(dtype)
     size = np.prod(longest, axis=0)
+    # A part for each tile at most, none without elements, and none that is too small to be received.
     max_parts = np.minimum(slots // slots_after, longest)
     max_parts = np.minimum(max_parts, ceil_div(size * width * depth, _MIN_RECEIVED_BYTES))
-    # Powers of two up to the bound, and the bound, for each dimension: int64[dimensions, powers, candidates].
-    # Arrays from here on have these axes.
+    # Numbers of parts that are tried: powers of two up to the bound, and the bound, along each dimension. Arrays from
+    # here on are int64[dimensions, powers, candidates], or broadcast to that.
     powers = 1 << np.arange(int(max_parts.max(initial=1)).bit_length() + 1)
     count = np.minimum(powers[:, None], np.maximum(1, max_parts)[:, None])
     extent = longest[:, None]
     # Of a row-major block: elements outside of the cut dimension, and inside of it for each of its indices.
     outer = np.cumprod(np.vstack((np.ones_like(size), longest)), axis=0)[:-1, None]
-    length = ceil_div(extent, count)
+    length = ceil_div(extent, count)  # of the longest part along the dimension
     shortest = extent // count
     inner = size // extent
     regions = np.where(count > 1, outer, 1)  # contiguous regions of a part
-    elements = length * inner
+    elements = length * inner  # of the longest part
     compute = reduce_cycles(monoid, dtype, elements, depth, target)
-    # A tile copies its own part between those that arrive; no two tiles receive the same.
-    # A tile that combines no part sends all its partials.
+    # A tile sends its partial results but for the part that it combines: with fewer parts than tiles some tile combines
+    # none. It receives its part from each other tile, in contiguous pieces that no other tile receives.
     sent = np.where(count < depth, size, size - shortest * inner) * width
     pieces = (depth - 1) * regions
     receiving = receive_cycles((depth - 1) * elements * width, shared_bytes=0, receives=pieces, target=target)
-    # Results of the last stage are copied from parts of blocks into rows of the whole result.
+    # In the superstep it copies its own part between those that arrive. Results of the last stage are then copied into
+    # rows of the whole result.
     results = slow_copy_cycles(row_of(shape), width, own=elements, received=0)
     putting_cycles = copy_cycles(copied_bytes=0, copied_fragments=0, target=target, slow_cycles=results)
     cycles = superstep(
@@ -237,6 +239,6 @@ def divide(
     all_options = (-1, len(slots))  # dimensions and powers, as one axis
     best = np.argmin((cycles + cycles_per_byte * code_bytes).reshape(all_options), axis=0)
     count, cycles, length = (x.reshape(all_options)[best, np.arange(len(slots))] for x in (count, cycles, length))
-    dim = best // len(powers)
+    dim = best // len(powers)  # dimension that is cut, for each candidate
     cut = np.arange(len(longest))[:, None] == dim
     return Division(dim, count, np.where(cut, length, longest), cycles.astype(np.int64))

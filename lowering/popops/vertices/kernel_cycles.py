@@ -184,7 +184,7 @@ def _is_sum_in_assembly(op: OpCount) -> bool:
 
 
 def _instructions(op: OpCount, elements: int, target: Target) -> int:
-    """Instructions of one operation among others on a vector, its operands and result in registers."""
+    """Instructions that an operation adds to a loop with others, on a vector of `elements` that is in registers."""
     words = ceil_div(elements * element_bytes(op.dtype), VECTOR_BYTES)
     if op.dtype == np.bool_:
         return 1

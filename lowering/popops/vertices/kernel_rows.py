@@ -53,21 +53,21 @@ def row_slow_paths(
     """
     paths = []
     cycles, vector = iteration
+    # Operands with an element a row whose rows are no whole vectors, by elements of a row.
     rows = {r.row: r for r, _ in repetitions if r is not None and r.repeats == "elements" and r.row % vector}
     if rows:  # one loop serves all operands: it restarts at the shortest of their rows
         row = min(rows)
         extra = _restarting_cycles(rows[row], block, cycles, vector, target)
-        paths.append(SlowPath(SlowReason("C++", row, vector), extra))
+        paths.append(SlowPath(SlowReason("C++", row, vector), extra))  # PopLibs' vertex for that is not in assembly
     elements = total_elements(block)
     for repetition, dtype in repetitions:
         if repetition is not None and repetition.repeats == "rows":
             width = element_bytes(dtype)
-            atom = atom_bytes_of(repetition.row * width)
+            atom = atom_bytes_of(repetition.row * width)  # the largest unit of copies that divides a row
             if atom < VECTOR_BYTES:
-                vector = VECTOR_BYTES // width
                 what = f"repeated rows are copied {atom_name(atom)}"
                 copying = np.ceil(atom_cycles(elements * width, atom)).astype(np.int64)
-                paths.append(SlowPath(SlowReason(what, repetition.row, vector), copying))
+                paths.append(SlowPath(SlowReason(what, repetition.row, VECTOR_BYTES // width), copying))
     return paths
 
 

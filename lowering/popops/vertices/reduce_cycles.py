@@ -74,10 +74,10 @@ def default_vertex_cycles(dtype: Any, outputs: np.ndarray, reduced: np.ndarray, 
     Source: `getCyclesEstimateForReduce` of the estimation functions, for sums.
     """
     wide = 2 * max(1, target.vector_width_bytes // element_bytes(dtype))  # elements of an accumulator
-    levels = wide.bit_length() - 1
+    levels = wide.bit_length() - 1  # powers of 2 below its width
     vectors = outputs // wide
-    # Zeroing, stores and the loop; of each partial a pointer, a load with its call, and an accumulation: the source's
-    # numbers.
+    # The source's numbers. For each accumulator: zeroing, stores and its loop; in the loop, for each row, a pointer, a
+    # load with its call, and an accumulation.
     start = 33 + 24 + 2 * levels
     worker = vectors * (6 + 2 * wide // 2 + 1 + reduced * (10 + 6 + 3))
     # Outputs beyond whole accumulators: at most one remainder of each power of 2.
