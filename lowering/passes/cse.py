@@ -74,6 +74,7 @@ def cse(
         return jaxpr
 
     def rewritten(body: ClosedJaxpr, rewrite: Rewrite) -> ClosedJaxpr:
+        """Joins the equal equations of one body, after `rewrite` has done so inside of them."""
         eqns = [with_inner(eqn, rewrite) if eqn.primitive.name in HOLDERS else eqn for eqn in body.jaxpr.eqns]
         # Equations of different parts (stages, phases, checkpoints) are not joined.
         parts = _Parts(body.jaxpr, eqns, is_staged=is_staged, is_micro_batch=is_micro_batch)
@@ -159,32 +160,41 @@ def _join_equals(body: Jaxpr, earlier: Mapping[int, int], byte_cost: float) -> t
     # Readers first: a value that only dropped equations read is not kept for them.
     for number in sorted(earlier, reverse=True):
         first = earlier[number]
-        growth = lives.growth(number, first)
+        growth = lives.growth(number, first)  # of the peak of live bytes
         if growth > MIN_BYTES_PER_TILE and byte_cost * growth > _repeated_cycles(eqns[number]):
             apart.append(eqns[number])
             continue
         lives.replace(number, first)
         dropped.add(number)
         shared.add(first)
-        results = list(eqns[first].outvars)
-        for place, (result, var) in enumerate(zip(results, eqns[number].outvars, strict=True)):
-            if isinstance(result, DropVar):  # nothing reads it yet: it becomes the variable that is read
-                results[place] = var
-            elif not isinstance(var, DropVar):
-                replaced[var] = result
-        merged = eqns[first].replace(outvars=results)
-        # A loss beside its gradient is of no part by itself, but the forward part of the gradient reads it now.
-        eqns[first] = merged if step_part(merged) else with_part(merged, step_part(eqns[number]))
+        eqns[first] = _merged(eqns[first], eqns[number], replaced)
     # The replacement of a value may be replaced itself: the earliest first, each then has its final one.
     for var in reversed(replaced):
         replaced[var] = replaced.get(replaced[var], replaced[var])
     for number, eqn in enumerate(eqns):
         if not replaced.keys().isdisjoint(variables_read(eqn)):
             eqns[number] = eqn.replace(invars=[substituted(atom, replaced) for atom in eqn.invars])
+    # A shared equation may move to an earlier place, right behind the equation with that number.
     places = _earlier_places(eqns, sorted(shared - dropped), lives)
     kept = sorted(set(range(len(eqns))) - dropped, key=lambda number: (places.get(number, number), number))
     outvars = [substituted(atom, replaced) for atom in body.outvars]
     return body.replace(eqns=[eqns[number] for number in kept], outvars=outvars), apart
+
+
+def _merged(first: JaxprEqn, later: JaxprEqn, replaced: dict[Var, Var]) -> JaxprEqn:
+    """The first of two equal equations, as it is once the later one is dropped.
+
+    `replaced` gets the results of the later one, each with the result of the first in its place.
+    """
+    results = list(first.outvars)
+    for place, (result, var) in enumerate(zip(results, later.outvars, strict=True)):
+        if isinstance(result, DropVar):  # nothing reads it yet: it becomes the variable that is read
+            results[place] = var
+        elif not isinstance(var, DropVar):
+            replaced[var] = result
+    merged = first.replace(outvars=results)
+    # A loss beside its gradient is of no part by itself, but the forward part of the gradient reads it now.
+    return merged if step_part(merged) else with_part(merged, step_part(later))
 
 
 def _earlier_places(eqns: Sequence[JaxprEqn], shared: Sequence[int], lives: LiveBytes) -> dict[int, int]:

@@ -96,6 +96,9 @@ def fuse_equations(jaxpr: Jaxpr, rewrite: Rewrite, places: Sequence[Hashable] | 
         jaxpr: the jaxpr.
         rewrite: fuses nested ones.
         places: the IPU of each equation, as only those of one IPU are grouped; None if all run in one place.
+
+    Returns:
+        The jaxpr, and for each of its equations the number of an original one that it replaces.
     """
     eqns: list[JaxprEqn] = []
     sources: list[int] = []  # number of the original of each
@@ -133,6 +136,7 @@ class _Body:
         self._eqns = eqns
         self._places = places
         self._definition = {var: n for n, eqn in enumerate(eqns) for var in eqn.outvars if not isinstance(var, DropVar)}
+        # Equations of one key may be fused; those without one stay alone.
         keys_without_place = [_group_key(eqn) for eqn in eqns]
         keys = [key and (key, place) for key, place in zip(keys_without_place, places, strict=True)]
         reads = [self._read_by(eqn, sees_through_views=key is not None) for eqn, key in zip(eqns, keys, strict=True)]
@@ -141,9 +145,9 @@ class _Body:
             reads[later].append(earlier)
         self.groups = grouped(reads, keys)
         self._group_of = {n: g for g, group in enumerate(self.groups) for n in group}
-        # Values that are results, or that equations read which are formed already; it grows from the last to the first.
+        # Values that must be stored for later equations, at first results: `equation_of` adds what each equation reads.
         self._needed = set(variables(jaxpr.outvars))
-        # Results, and what equations that are in no group read and define.
+        # Values that no reader computes again: results, and what equations that are fused with none read and define.
         self._stored = {self.source(var) for var in self._needed} | compared_twice(eqns, self.source)
         for eqn, key in zip(eqns, keys, strict=True):
             if key is None and not is_unit_view(eqn):

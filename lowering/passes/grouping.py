@@ -68,6 +68,7 @@ class _Groups:
         for member in self._members[second]:
             self._group[member] = first
         self._members[first] = sorted(self._members[first] + self._members.pop(second))
+        # Edges from and to the second group become those of the first, which has none to itself.
         for edges, reversed_edges in ((self._sources, self._readers), (self._readers, self._sources)):
             for group in edges[second]:
                 reversed_edges[group].remove(second)
@@ -97,7 +98,7 @@ class _Groups:
                 waiting += self._readers[reader]
 
     def in_order(self) -> list[list[int]]:
-        """The groups, each after those that it reads; of those that are ready the one whose last member comes first."""
+        """The groups in a topological order: each after those that it reads, else by their last members."""
         waits = {group: len(sources) for group, sources in self._sources.items()}
         ready = [(self._members[group][-1], group) for group, count in waits.items() if not count]
         heapq.heapify(ready)

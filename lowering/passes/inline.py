@@ -125,7 +125,8 @@ class _Inliner:
         Returns:
             The atoms that are its results.
         """
-        # Equations inside a function of a library get the line of the user's call of it.
+        # Equations inside a function of a library get the line of the user's call of it. Call sites are followed only
+        # to name layers, in the first pass of a model.
         of_library = caller is not None and is_installed(jaxpr_file(jaxpr))
         omitted = {} if self._sites is None else self._sites.omitted(jaxpr, of_library)
         for number, eqn in enumerate(jaxpr.eqns):
@@ -137,7 +138,7 @@ class _Inliner:
                 env[eqn.outvars[0]] = Literal(np.int32(_platform_index(eqn)), eqn.outvars[0].aval)
                 continue
             call = _call_of(eqn, operands)
-            if call is not None:
+            if call is not None:  # the callee's equations come in its place
                 callee, arguments = call
                 arguments = self._constrained(eqn, "in_shardings", arguments, call_site)
                 results = self._append_callee(callee, arguments, eqn, call_site)

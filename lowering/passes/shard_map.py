@@ -141,6 +141,7 @@ def _composed(outer: Split, inner: Split, rank: int, replicas: int, devices: int
     """
     if outer is None and inner is None:
         return None
+    # Blocks along each dimension, and the coordinates of each device's block: of the inner ones within an outer one.
     outer_counts, outer_places = _blocks(outer, rank, replicas)
     inner_counts, inner_places = _blocks(inner, rank, devices)
     counts = tuple(a * b for a, b in zip(outer_counts, inner_counts, strict=True))
@@ -371,7 +372,7 @@ def _over_replicas(mesh: ReplicaMesh, replicas: int, *, rewrites_inside: bool = 
     """
     rules = mesh.rules()
 
-    def rewritten(eqn: JaxprEqn) -> JaxprEqn:
+    def with_replica_collectives(eqn: JaxprEqn) -> JaxprEqn:
         if eqn.primitive.name == "shard_map" and not rewrites_inside:
             return eqn
         rule = rules.get(eqn.primitive.name)
@@ -386,7 +387,7 @@ def _over_replicas(mesh: ReplicaMesh, replicas: int, *, rewrites_inside: bool = 
         Lowering rules are for one IPU, and know no such axes.
         """
         body = jaxpr.jaxpr
-        new: dict[Var, Var] = {}
+        new: dict[Var, Var] = {}  # variable → the one of the new type, itself if the type is the same
 
         def retyped(atom: Any) -> Any:
             if not isinstance(atom, Var) or isinstance(atom, DropVar):
@@ -401,7 +402,7 @@ def _over_replicas(mesh: ReplicaMesh, replicas: int, *, rewrites_inside: bool = 
 
         eqns = [
             eqn.replace(invars=all_retyped(eqn.invars), outvars=all_retyped(eqn.outvars))
-            for eqn in map(rewritten, body.eqns)
+            for eqn in map(with_replica_collectives, body.eqns)
         ]
         boundary = {name: all_retyped(getattr(body, name)) for name in ("constvars", "invars", "outvars")}
         return ClosedJaxpr(body.replace(eqns=eqns, **boundary), jaxpr.consts)

@@ -140,9 +140,12 @@ class _ValueFacts:
         is_loop = eqn.primitive.name in LOOPS
         self.regions[number] = []
         for body in _inner_bodies(eqn):
+            # What each input of the body is computed from: input, state, activation, gradient.
             inputs = [self._facts_of(atom) & _SOURCES for atom in body.of_operands(eqn.invars)]
-            if is_loop:  # gradients of an iteration are those that it computes
+            if is_loop:
+                # An iteration's activations and gradients are those that it computes itself: others are inputs to it.
                 inputs = [fact if fact in (0, _STATE) else _INPUT for fact in inputs]
+                # A carry that an iteration computes from gradients is state of the next: followed once to find these.
                 updated = _ValueFacts(body.jaxpr, inputs).results[body.results.carries]
                 inputs[body.inputs.carries] = [
                     _STATE if fact & _GRADIENT else old

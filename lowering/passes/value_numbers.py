@@ -71,9 +71,10 @@ class _ValueNumbers:
         `separation` maps the number of an equation to what else must be equal; None for one that is equal to no other.
         """
         earlier: dict[int, int] = {}
-        # Parameters are compared only of equations that are alike in all else: most are alike with no other.
-        first_alike: dict[Hashable, int] = {}
-        last_equal: dict[Hashable, int] = {}
+        # Equations are alike if they have one operation, equal operands and one separation, and equal if parameters are
+        # equal too: these are compared only of alike ones, as most equations are alike with no other.
+        first_alike: dict[Hashable, int] = {}  # by operation, operands and separation
+        last_equal: dict[Hashable, int] = {}  # by these and parameters
         for number, eqn in enumerate(eqns):
             self._find_repeated_scalar(eqn)
             part = separation(number) if is_pure(eqn) else None
