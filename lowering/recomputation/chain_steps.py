@@ -163,10 +163,12 @@ class Steps:
         flow = self.flow
         eqns = self.forward[n]
         gradient = self.backward[n]
+        # Values that the step computes, those of them that later steps read, and all that are stored for the gradient.
         defined = {v for eqn in eqns for v in eqn.outvars if v in flow.definition and v not in self.fixed}
         leaving = self.crossing(n + 1) & defined if n + 1 < len(self._starts) else set[Var]()
         saved = leaving | {value for eqn in gradient for value in flow.forward_values(eqn.invars) if value in defined}
-        results = {var for eqn in gradient for var in eqn.outvars if var in flow.external}
+        results = {var for eqn in gradient for var in eqn.outvars if var in flow.external}  # gradients of parameters
+        # What gradients of the steps before read: results of this step's among it count as bytes of its input.
         earlier_operands = {
             var for eqns_of_step in self.backward[:n] for eqn in eqns_of_step for var in variables_read(eqn)
         }

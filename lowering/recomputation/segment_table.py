@@ -114,6 +114,7 @@ class SegmentTable:
     """The curves of all segments of a chain; that of steps a to b does not count the input of a, which is live."""
 
     def __init__(self, steps: tuple[ChainStep, ...], result_bytes: int) -> None:
+        """Computes the curve of each segment, shorter ones first; `result_bytes` are those of the chain's result."""
         self.steps = steps
         self.input_bytes = [*(step.input_bytes for step in steps), result_bytes]
         left_bytes = [0, *accumulate(step.left_bytes for step in reversed(steps))]

@@ -250,7 +250,7 @@ def unwrapped(jaxpr: ClosedJaxpr) -> Replicated:
     assert list(body.outvars) == list(eqn.outvars), "results of all replicas are the results of the jaxpr"
     assert set(body.invars) <= set(places), "arguments are operands of all replicas"
     # Constants of the outer jaxpr become constants of the inner one; its inputs take the order of the arguments.
-    constants = [n for n, var in enumerate(eqn.invars) if var in values]
+    constants = [n for n, var in enumerate(eqn.invars) if var in values]  # numbers of operands, as in `order`
     order = [places[var] for var in body.invars]
     body_jaxpr = inner.jaxpr.replace(
         constvars=[*inner.jaxpr.constvars, *(inner.jaxpr.invars[n] for n in constants)],

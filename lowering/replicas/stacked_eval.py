@@ -247,6 +247,7 @@ def _cond(eqn: JaxprEqn, operands: Values, replicas: Replicas) -> Values:
         return stacked_eval(jaxpr, inner, replicas)
 
     def run_each_for_some(*inner: jax.Array) -> Values:
+        """Runs each branch that some replica chooses, and keeps its results for these."""
         results = [jnp.zeros((replicas.num_local, *aval.shape), aval.dtype) for aval in branches[0].out_avals]
         for number, jaxpr in enumerate(branches):
             running = replicas.only(chosen == number)

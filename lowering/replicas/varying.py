@@ -81,7 +81,11 @@ class _Analysis:
         return eval_jaxpr(jaxpr, inputs, self._equation, lambda _: self.same)
 
     def _equation(self, eqn: JaxprEqn, operands: list[Classes]) -> list[Classes]:
-        """For each result of an equation the classes of replicas that agree on it, from those of each operand."""
+        """For each result of an equation the classes of replicas that agree on it, from those of each operand.
+
+        Replicas agree on a result if they agree on all operands. Collectives make replicas of a group agree; host
+        callbacks and counters of cycles let none agree.
+        """
         name = eqn.primitive.name
         params = eqn.params
         if is_collective(eqn) and self.axis not in axes_of(eqn):

@@ -200,7 +200,7 @@ def grid(lists: Sequence[TaskList], num_stages: int, micro_batches: int) -> Grid
         slots = _earliest_slots(lists, positions, table, num_stages, micro_batches)
     else:
         slots = _checked_slots(lists, positions, table)
-    # Slots that are empty on all IPUs are dropped.
+    # Slots that are empty on all IPUs are dropped, and the others numbered again.
     used, numbers = np.unique(np.concatenate(slots), return_inverse=True)
     slots = np.split(numbers, np.cumsum([len(tasks) for tasks in lists])[:-1])
     for tasks, places, slots_of_ipu in zip(lists, positions, slots, strict=True):
@@ -220,13 +220,13 @@ class _Positions:
 
     Args:
         task: of each task, int64[tasks].
-        first: of a task that it waits for, int64[tasks].
-        second: of another one, int64[tasks]; both are the last of the table where there is none.
+        awaited: of a task that it waits for, int64[tasks].
+        also_awaited: of another one, int64[tasks]; both are the last of the table where there is none.
     """
 
     task: np.ndarray
-    first: np.ndarray
-    second: np.ndarray
+    awaited: np.ndarray
+    also_awaited: np.ndarray
 
     @classmethod
     def of(cls, tasks: TaskList, num_stages: int, micro_batches: int) -> _Positions:
@@ -246,8 +246,8 @@ class _Positions:
         next_stage = np.where(tasks.stages < num_stages - 1, _BACKWARD * plane + forward + micro_batches, nothing)
         # Forward waits for the previous stage, weight gradients for input gradients, backward for forward and the
         # next stage.
-        first = np.select([is_forward, is_weight], [previous_stage, _BACKWARD * plane + forward], forward)
-        return cls(task, first, np.where(is_backward, next_stage, nothing))
+        awaited = np.select([is_forward, is_weight], [previous_stage, _BACKWARD * plane + forward], forward)
+        return cls(task, awaited, np.where(is_backward, next_stage, nothing))
 
 
 def _earliest_slots(
@@ -268,28 +268,28 @@ def _earliest_slots(
         Slots of the tasks of each IPU, rising.
     """
     slot_at = table.tolist()  # lists, as their elements are read one by one
-    rows = [(places.task.tolist(), places.first.tolist(), places.second.tolist()) for places in positions]
+    rows = [(places.task.tolist(), places.awaited.tolist(), places.also_awaited.tolist()) for places in positions]
     slots: list[list[int]] = [[] for _ in lists]
     has_progress = True
     while has_progress:
         has_progress = False
-        for slots_of_ipu, (position, first, second) in zip(slots, rows, strict=True):
+        for slots_of_ipu, (position, awaited, also_awaited) in zip(slots, rows, strict=True):
             last = slots_of_ipu[-1] if slots_of_ipu else -1
             for task in range(len(slots_of_ipu), len(position)):
-                ready = max(slot_at[first[task]], slot_at[second[task]])
+                ready = max(slot_at[awaited[task]], slot_at[also_awaited[task]])
                 if ready == _UNKNOWN:
                     break
                 last = max(last, ready) + 1
                 slot_at[position[task]] = last
                 slots_of_ipu.append(last)
                 has_progress = True
-    for ipu, (slots_of_ipu, tasks, (_, first, second)) in enumerate(zip(slots, lists, rows, strict=True)):
+    for ipu, (slots_of_ipu, tasks, (_, awaited, also_awaited)) in enumerate(zip(slots, lists, rows, strict=True)):
         stuck = len(slots_of_ipu)
         if stuck < len(tasks):
-            awaited = first[stuck] if slot_at[first[stuck]] == _UNKNOWN else second[stuck]
+            missing = awaited[stuck] if slot_at[awaited[stuck]] == _UNKNOWN else also_awaited[stuck]
             raise ScheduleError(
                 f"the schedule has a deadlock: {tasks[stuck]} never becomes ready, and blocks IPU {ipu}",
-                expected=f"{_task_at(awaited, num_stages, micro_batches)} can run before it",
+                expected=f"{_task_at(missing, num_stages, micro_batches)} can run before it",
                 got=f"{stuck} of the {len(tasks)} tasks of IPU {ipu} run",
                 hint="an IPU runs its tasks in order, and waits at the first that is not ready",
             )
@@ -319,7 +319,7 @@ def _checked_slots(lists: Sequence[TaskList], positions: Sequence[_Positions], t
             raise ScheduleError(
                 f"the slots of IPU {ipu} do not rise at {tasks[early[0]]}", got=f"slot {slots_of_ipu[early[0]]} for it"
             )
-        ready = np.maximum(table[places.first], table[places.second])
+        ready = np.maximum(table[places.awaited], table[places.also_awaited])
         early = np.flatnonzero(ready >= slots_of_ipu)
         if len(early):
             raise ScheduleError(

@@ -69,7 +69,7 @@ class LoopedOneForwardOneBackward(Schedule):
 
         As many forward tasks run ahead as it takes until the first gradient can have come back.
         """
-        tasks = micro_batches * self.chunks
+        tasks = micro_batches * self.chunks  # forward tasks of the IPU; there are as many backward tasks
         ahead = min(tasks, 2 * (num_ipus - 1 - ipu) + (self.chunks - 1) * num_ipus)
         forward, backward = alternating(tasks, ahead)
         # Chunk of the k-th forward task: `num_ipus` micro-batches on one, then on the next. In backward tasks the order

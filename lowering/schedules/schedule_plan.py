@@ -145,12 +145,13 @@ def best_repetition(numbers: np.ndarray, first: np.ndarray) -> Repetition | None
         edge = length - (saved + period + 1)
         if edge <= saved and numbers[edge] != numbers[edge + period]:
             continue
-        # Slot n is followed by its repetition a period later; runs of such slots at one shift are repetitions.
+        # True where a slot has the same tasks as the slot a period later, up to a shift of micro-batches; runs of such
+        # slots with equal shifts are repetitions.
         same = numbers[period:] == numbers[:-period]
         # The shift where slots repeat; elsewhere numbers that are never equal to their neighbours.
         shift = np.where(same, first[period:] - first[:-period], _NO_SHIFT - np.arange(len(same)))
         run_bounds = np.flatnonzero(np.diff(shift, prepend=_NO_SHIFT + 1, append=_NO_SHIFT + 1))
-        counts = (np.diff(run_bounds) + period) // period
+        counts = (np.diff(run_bounds) + period) // period  # iterations of each run
         counts[~same[run_bounds[:-1]]] = 1
         longest = int(counts.argmax())
         count = int(counts[longest])

@@ -84,11 +84,11 @@ class DualPipeV(Schedule):
         # Step 6: gradients back and downwards in turn; parameter gradients of the second half wait for steps 7 and 8.
         last_pairs = [(back_input, down_input)[n % 2] + weight * (n <= ipu) for n in range(2 * ipu + 2)]
         steps: list[tuple[list[Turn], int]] = [
-            (down, 2 * below),
-            (down + back, ipu + 1),
+            (down, 2 * below),  # until the first micro-batch is back
+            (down + back, ipu + 1),  # until the first gradient arrives
             (back_input + weight + back, below),
-            (down + back_gradient + back + down_gradient, micro_batches - 2 * num_ipus + ipu + 1),
-            (back_gradient + back + down_gradient, below),
+            (down + back_gradient + back + down_gradient, micro_batches - 2 * num_ipus + ipu + 1),  # all in turn
+            (back_gradient + back + down_gradient, below),  # no micro-batch is left for the way down
             ([turn for pair in last_pairs for turn in pair], 1),
             (weight + down_input, below),
             (weight, ipu + 1),
