@@ -112,7 +112,9 @@ def codelet_parts(size: int, block: int) -> int:
 def dynamic_cycles(target: Target, dtype: Any, block: int, rows: Count, blocks: Count, columns: Count) -> np.ndarray:
     """Tile cycles of `static_cycles` for a dynamic pattern, whose blocks are named by operands when the program runs.
 
-    The bucket is full, and has one subgroup of blocks, all for this tile.
+    The bucket is full, and has one subgroup of blocks, all for this tile. Arguments are the machine; the dtype of the
+    operands; rows and columns of a block; rows of blocks and blocks in the bucket; columns of the dense operand.
+
     Source of the numbers: poplibs `lib/popsparse/PerformanceEstimation.hpp`, `sparseDenseBlockMultiply` and
     `sparseDenseElementwiseMultiply`.
     """
@@ -126,9 +128,11 @@ def dynamic_cycles(target: Target, dtype: Any, block: int, rows: Count, blocks: 
     parts = codelet_parts(size, block)
     block, rows, blocks = block // parts, parts * np.asarray(rows), parts**2 * np.asarray(blocks)
     start, block_start, column_cycles = _DYNAMIC_STARTS[size, block]
-    loads = ceil_div(block, _HALF_UNITS) if block == 16 else 1
+    loads = ceil_div(block, _HALF_UNITS) if block == 16 else 1  # passes over a block, each with weights of its own
     load = ceil_div(block * block * size, target.amp_weight_load_bytes_per_cycle)
     inner = loads * (block_start + column_cycles * ceil_div(columns, target.worker_contexts))
+    # Of the supervisor: 40 for the vertex, 46 to look at the subgroup and 56 for one of this tile, 2 for the rows; for
+    # each block 3, and 12 a pass, beside loading its weights.
     return np.asanyarray(40 + 46 + 56 + 2 + blocks * (load + 3 + 12 * loads) + round_cycles * (start + blocks * inner))
 
 
@@ -145,14 +149,16 @@ def _dynamic_element_cycles(size: int, rows: Count, blocks: Count, columns: Coun
     """
     blocks, columns = np.asarray(blocks), np.asarray(columns)
     if size == 4:
-        general = (columns >= 4) * (12 + columns // 4 * 3 * blocks) + (columns & 2 > 0) * (
-            8 + columns // 2 * 2 * blocks
-        )
-        general = general + (columns & 1) * (8 + 2 * blocks) + np.where(columns & 3, 3, 1)
+        fours = (columns >= 4) * (12 + columns // 4 * 3 * blocks)
+        twos = (columns & 2 > 0) * (8 + columns // 2 * 2 * blocks)
+        ones = (columns & 1) * (8 + 2 * blocks)
+        general = fours + twos + ones + np.where(columns & 3, 3, 1)
         inner = np.where(columns == 4, 3 * blocks, np.where(columns == 2, 2 * blocks, general))
         return np.where(columns == 4, 25, 30) + rows * (np.where(columns == 2, 11, 13) + inner)
-    general = (columns >= 8) * (16 + columns // 8 * 3 * blocks) + (columns & 4 > 0) * (13 + 2 * blocks)
-    general = general + (columns & 3 > 0) * (11 + 2 * blocks * (columns & 3))
+    eights = (columns >= 8) * (16 + columns // 8 * 3 * blocks)
+    fours = (columns & 4 > 0) * (13 + 2 * blocks)
+    ones = (columns & 3 > 0) * (11 + 2 * blocks * (columns & 3))
+    general = eights + fours + ones
     inner = np.where(columns == 8, 3 * blocks, np.where(columns == 4, 2 * blocks, general))
     return np.where(columns == 8, 28, 33) + rows * (np.where(columns == 8, 15, 12) + inner)
 
@@ -267,16 +273,16 @@ _MULTIPLY_ADD = 2  # operations
 
 
 @remembered
-def block_products(dtype: Any, number: Any, slots: int, out_dtype: Any, most_blocks: int | None = None) -> Codelet:
+def block_products(dtype: Any, index_dtype: Any, slots: int, out_dtype: Any, most_blocks: int | None = None) -> Codelet:
     """Codelet of a block-sparse matrix times a dense one: products of blocks, summed by the slot of each block.
 
     A slot is a row of blocks of the result. Fields: blocks [blocks, b, b], x [rows, b, n], row [blocks] and slot
-    [blocks] of dtype `number`; out [slots, b, n].
+    [blocks] of dtype `index_dtype`; out [slots, b, n].
     A block is left out by a slot past the last, whatever its row: its product is computed, and added to no slot.
 
     Args:
         dtype: dtype of the operands.
-        number: integer dtype of the rows and slots that blocks name.
+        index_dtype: integer dtype of the rows and slots that blocks name.
         slots: number of slots.
         out_dtype: dtype of the result; sums are float32.
         most_blocks: for a dynamic pattern the most blocks that are not left out; None for a static one.
@@ -298,8 +304,8 @@ def block_products(dtype: Any, number: Any, slots: int, out_dtype: Any, most_blo
     fields = (
         Field("blocks", "in", dtype),
         Field("x", "in", dtype),
-        Field("row", "in", number),
-        Field("slot", "in", number),
+        Field("row", "in", index_dtype),
+        Field("slot", "in", index_dtype),
         Field("out", "out", out_dtype),
     )
     name = f"popsparse::{'Static' if most_blocks is None else 'Dynamic'}BlockProducts<{dtype_name(dtype)}>"
@@ -307,15 +313,15 @@ def block_products(dtype: Any, number: Any, slots: int, out_dtype: Any, most_blo
 
 
 @remembered
-def sampled_products(dtype: Any, number: Any, out_dtype: Any, most_blocks: int | None = None) -> Codelet:
+def sampled_products(dtype: Any, index_dtype: Any, out_dtype: Any, most_blocks: int | None = None) -> Codelet:
     """Codelet of those blocks of a product of dense matrices that a sparse pattern has: the gradient of sparse blocks.
 
     Blocks that are left out are zero. Fields: left [slots, b, n], right [rows, b, n], slot and row [blocks] of dtype
-    `number`; out [blocks, b, b].
+    `index_dtype`; out [blocks, b, b].
 
     Args:
         dtype: dtype of the operands.
-        number: integer dtype of the slots and rows that blocks name; a number past the last leaves the block out.
+        index_dtype: integer dtype of the slots and rows that blocks name; a number past the last leaves the block out.
         out_dtype: dtype of the result; sums are float32.
         most_blocks: the most blocks that are not left out; None for all.
     """
@@ -336,8 +342,8 @@ def sampled_products(dtype: Any, number: Any, out_dtype: Any, most_blocks: int |
     fields = (
         Field("left", "in", dtype),
         Field("right", "in", dtype),
-        Field("slot", "in", number),
-        Field("row", "in", number),
+        Field("slot", "in", index_dtype),
+        Field("row", "in", index_dtype),
         Field("out", "out", out_dtype),
     )
     return Codelet(f"popsparse::SampledProducts<{dtype_name(dtype)}>", fields, compute, cycles, flops=_sampled_flops)
