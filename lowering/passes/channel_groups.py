@@ -86,6 +86,7 @@ def _values_with_equal_columns(eqn: JaxprEqn) -> list[tuple[Atom, Atom]]:
     """Pairs of values that an equation reads or computes whose columns can be stored in the same groups."""
     record = record_of(eqn)
     name = eqn.primitive.name
+    pairs: list[tuple[Atom, Atom]] = []
     if record.is_elementwise or name == "optimization_barrier":
         pairs = [(atom, out) for out in eqn.outvars for atom in eqn.invars]
         return [(atom, out) for atom, out in pairs if _matrix_shape(atom) == _matrix_shape(out)]
@@ -100,8 +101,6 @@ def _values_with_equal_columns(eqn: JaxprEqn) -> list[tuple[Atom, Atom]]:
     elif record.rows is not None:  # a look-up or an update of rows: table, indices, updates
         table, _, *updates = eqn.invars
         pairs = [(table, rows) for rows in (*updates, *eqn.outvars)]
-    else:
-        return []
     return [(atom, other) for atom, other in pairs if _columns(atom) == _columns(other)]
 
 
