@@ -214,9 +214,10 @@ def sampled_cycles(
 
 
 def _element_cycles(target: Target, size: int, rows: Count, blocks: Count, columns: Count) -> np.ndarray:
-    """Cycles of `sampled_cycles` on blocks of one element of `size` bytes: a dot product over the columns for each.
+    """Cycles of `sampled_cycles` on blocks of one element of `size` bytes: a dot product over `columns` for each.
 
-    PopLibs has faster loops for some small numbers of columns.
+    `rows` are the rows of the left operand; each has some of the `blocks`. PopLibs has faster loops for some small
+    numbers of columns.
     """
     columns = np.asarray(columns)
     if size == 4:

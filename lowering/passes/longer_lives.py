@@ -61,7 +61,7 @@ class LiveBytes:
         return max(0, int(live.max(initial=0)) - self._peak)
 
     def replace(self, number: int, first: int) -> None:
-        """Updates the live bytes for an equation that is dropped, as `first` is an equal earlier one.
+        """Updates the live bytes for equation `number`, which is dropped as `first` is an equal earlier one.
 
         The readers of its results read those of `first`, which live longer, and its operands live shorter. The peak
         stays that of the body as it was, so that `growth` limits all replacements together.
@@ -100,7 +100,7 @@ class LiveBytes:
         return True
 
     def _changes(self, number: int, first: int) -> Iterator[_Change]:
-        """Yields how live bytes change if an equation is dropped, as `first` is an equal earlier one.
+        """Yields how live bytes change if equation `number` is dropped, as `first` is an equal earlier one.
 
         The results of `first` live longer, until the last reader of the dropped ones; those vanish, and operands of the
         equation may live shorter.

@@ -68,7 +68,7 @@ class Repeated:
         source: Callable[[Var], Var],
         is_worth_it: IsWorthIt,
     ) -> None:
-        """Keeps what `_find_sources` decides by; values are decided when they are asked for, each once."""
+        """Arguments are those of the class. A value is decided on when it is asked for, once, by `_find_sources`."""
         self._eqns = eqns
         self._definition = definition
         self._stored = stored

@@ -1,7 +1,7 @@
 """A training step as a chain: the steps of its forward part, with the cycles and bytes of each.
 
-Input: the `Flow` of a forward and a backward part, and cuts. Output: `Steps`: the forward equations of each step, the
-equations of the gradient that belong to each, and a `ChainStep` of each for the planner.
+Input: the `DataFlow` of a forward and a backward part, and cuts. Output: `ChainSteps`: the forward equations of each
+step, the equations of the gradient that belong to each, and a `ChainStep` of each for the planner.
 
 An equation of the gradient belongs to the last step in which all its operands are available: gradients, values of the
 step, and values that cross into it. It never waits for an earlier step, except equations that read no gradient or whose
@@ -34,13 +34,13 @@ from ipujax.lowering.jaxpr import (
     work_of_equation,
 )
 from ipujax.lowering.primitives import record_of
-from ipujax.lowering.recomputation.flow import Flow, bytes_of
+from ipujax.lowering.recomputation.flow import DataFlow, bytes_of
 from ipujax.lowering.recomputation.segment_table import ChainStep
 
 _VECTOR_ELEMENTS = 2  # floats of a vector instruction, Target.vector_bytes
 
 
-class Steps:
+class ChainSteps:
     """The steps between cuts.
 
     Args:
@@ -50,8 +50,17 @@ class Steps:
         whole_layers: whether entire layers are recomputed, so that products of a gradient may wait for an earlier step.
     """
 
-    def __init__(self, flow: Flow, cuts: Sequence[int], *, is_summed: bool = False, whole_layers: bool = False) -> None:
-        """Assigns the equations of forward part and gradient to steps, and sums the cycles and bytes of each step."""
+    def __init__(
+        self, flow: DataFlow, cuts: Sequence[int], *, is_summed: bool = False, whole_layers: bool = False
+    ) -> None:
+        """Assigns the equations of forward part and gradient to steps, and sums the cycles and bytes of each step.
+
+        Args:
+            flow: equations of the forward part and its gradient, and the uses of forward values.
+            cuts: number of the first forward equation of each step but the first.
+            is_summed: whether gradients are added to existing accumulators, and so take no bytes.
+            whole_layers: whether entire layers are recomputed, so that products of the gradient may run later.
+        """
         self.flow = flow
         self._starts = [0, *cuts]  # first equation of each step
         self._delays_products = whole_layers
@@ -223,7 +232,7 @@ _MAX_CUTS = 31
 _INTERVAL_FACTOR = 0.75  # PopART's, `willow/src/intervals.cpp`
 
 
-def best_cuts(flow: Flow) -> list[int]:
+def best_cuts(flow: DataFlow) -> list[int]:
     """Cuts the forward part into steps where the fewest bytes must be stored, at most `_MAX_CUTS` times.
 
     Only local minima of the bytes are taken, by rising bytes, and either all or none of those with equally many: so
@@ -251,7 +260,7 @@ def best_cuts(flow: Flow) -> list[int]:
     return sorted(cuts.tolist())
 
 
-def between_layers(flow: Flow, cuts: Sequence[int]) -> list[int]:
+def between_layers(flow: DataFlow, cuts: Sequence[int]) -> list[int]:
     """Leaves out the cuts inside layers, so that entire layers are recomputed, all of them with the same code.
 
     Layers are consecutive runs of equal equations, each from one cut to another. `cuts` are numbers of the equations
@@ -290,7 +299,7 @@ def _repetitions_of(kinds: Sequence[object], start: int, length: int, positions:
     return _Repetitions(start, length, count)
 
 
-def standard_cuts(flow: Flow) -> list[int]:
+def standard_cuts(flow: DataFlow) -> list[int]:
     """Cuts the forward part as PopART's standard recomputation: once in each of intervals of K, K − 1, … operations.
 
     In each interval the position is taken where the fewest bytes must be stored. Returns for each cut the number of the
@@ -309,13 +318,13 @@ def standard_cuts(flow: Flow) -> list[int]:
     return cuts
 
 
-def between_phases(flow: Flow) -> list[int]:
+def between_phases(flow: DataFlow) -> list[int]:
     """Positions where another phase begins, so that recomputation stays in the phase of its gradient."""
     phases = [(index, phase) for index, eqn in enumerate(flow.forward) if (phase := phase_of(eqn)) is not None]
     return [index for (_, previous), (index, phase) in pairwise(phases) if phase != previous]
 
 
-def _cut_candidates(flow: Flow) -> tuple[np.ndarray, np.ndarray]:
+def _cut_candidates(flow: DataFlow) -> tuple[np.ndarray, np.ndarray]:
     """Positions where the forward part may be cut into steps, and the bytes that a cut there must store.
 
     A position is the number of the equation after it, behind an equation that does work, and not inside a region that

@@ -1,7 +1,7 @@
 """Uses of the values of a forward part: by the forward part, and by the gradient.
 
-Input: the equations of a forward and a backward part, and the variables with other uses. Output: a `Flow`, in which a
-value is the variable that holds its data: views of it cost nothing, and are repeated where they are read.
+Input: the equations of a forward and a backward part, and the variables with other uses. Output: a `DataFlow`, in which
+a value is the variable that holds its data: views of it cost nothing, and are repeated where they are read.
 
 Some values are fixed, that is, they are always stored: those with other uses, results of an effect, a collective or a
 random state of the hardware, and values that a policy of `jax.checkpoint` saves or offloads. Values that a checkpoint
@@ -28,7 +28,7 @@ from ipujax.lowering.jaxpr import (
 from ipujax.lowering.primitives import record_of
 
 
-class Flow:
+class DataFlow:
     """The values of a forward part, and where they are defined and used, by the index of its equations.
 
     Args:
@@ -38,7 +38,10 @@ class Flow:
     """
 
     def __init__(self, forward: Sequence[JaxprEqn], backward: Sequence[JaxprEqn], external: Collection[Var]) -> None:
-        """Finds the definition and last use of each forward value, the views of values, and which must be stored."""
+        """Finds the definition and last use of each forward value, the views of values, and which must be stored.
+
+        `external` are the variables of forward part and gradient that other equations read, or that are results.
+        """
         self.forward = forward
         self.backward = backward
         self.external = external

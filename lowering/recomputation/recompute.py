@@ -39,8 +39,14 @@ from ipujax.lowering.jaxpr import (
     with_inner,
 )
 from ipujax.lowering.recomputation.chain import ChainPlans, RecomputePlan
-from ipujax.lowering.recomputation.chain_steps import Steps, best_cuts, between_layers, between_phases, standard_cuts
-from ipujax.lowering.recomputation.flow import Flow
+from ipujax.lowering.recomputation.chain_steps import (
+    ChainSteps,
+    best_cuts,
+    between_layers,
+    between_phases,
+    standard_cuts,
+)
+from ipujax.lowering.recomputation.flow import DataFlow
 from ipujax.lowering.recomputation.replay import replay
 from ipujax.lowering.recomputation.segment_table import StepAction
 from ipujax.lowering.source_info import name_stack
@@ -239,12 +245,12 @@ def recomputed_parts(
     share = recomputation.share(ipu)
     if mode == "none" or (mode == "auto" and share >= 1 and trades is None):
         return list(forward), list(backward)
-    flow = Flow(forward, backward, external)
+    flow = DataFlow(forward, backward, external)
     cuts = _CUTS[mode](flow)
     whole_layers = mode == "auto" and recomputation.whole_layers
     if whole_layers:
         cuts = between_layers(flow, cuts)
-    steps = Steps(flow, cuts, is_summed=is_summed, whole_layers=whole_layers)
+    steps = ChainSteps(flow, cuts, is_summed=is_summed, whole_layers=whole_layers)
     if mode != "auto":
         return replay(steps, _recompute_all(len(steps.chain), saves_last=feeds_loss and mode == "standard"))
     # 0 bytes of the result: it is the loss, or sent on.
@@ -268,7 +274,7 @@ def _mode(eqn: JaxprEqn, recomputation: Recomputation) -> str:
     return recompute_mode(name_stack(eqn)) or recomputation.mode
 
 
-_CUTS: Mapping[str, Callable[[Flow], list[int]]] = {
+_CUTS: Mapping[str, Callable[[DataFlow], list[int]]] = {
     "all": between_phases,
     "standard": lambda flow: sorted({*standard_cuts(flow), *between_phases(flow)}),
     "auto": best_cuts,

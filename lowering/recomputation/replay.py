@@ -1,6 +1,6 @@
 """The equations of a plan: the parts of the chain in the order of its actions.
 
-Input: `Steps`, and the actions of a plan. Output: the unchanged equations of the forward part, and those of the
+Input: `ChainSteps`, and the actions of a plan. Output: the unchanged equations of the forward part, and those of the
 backward part: copies of forward equations, named like those that `jax.checkpoint` repeats, and the gradient, which
 reads the latest copy of a value. Unused copies are left out.
 """
@@ -11,12 +11,12 @@ from collections.abc import Collection, Sequence
 
 from ipujax.lowering.jax_compat import Atom, DropVar, JaxprEqn, Var
 from ipujax.lowering.jaxpr import variables_read
-from ipujax.lowering.recomputation.chain_steps import Steps
+from ipujax.lowering.recomputation.chain_steps import ChainSteps
 from ipujax.lowering.recomputation.segment_table import StepAction
 from ipujax.lowering.source_info import as_recomputed
 
 
-def replay(steps: Steps, actions: Sequence[StepAction]) -> tuple[list[JaxprEqn], list[JaxprEqn]]:
+def replay(steps: ChainSteps, actions: Sequence[StepAction]) -> tuple[list[JaxprEqn], list[JaxprEqn]]:
     """Makes the equations of a recomputation plan: of the forward part, and of the gradient with recomputed values.
 
     The plan's first actions, one for each step, are the forward part, whose equations are unchanged: which values it
@@ -35,7 +35,7 @@ def replay(steps: Steps, actions: Sequence[StepAction]) -> tuple[list[JaxprEqn],
 class _Replay:
     """The backward part, action by action; `copied` has the results of copies in `eqns`."""
 
-    def __init__(self, steps: Steps) -> None:
+    def __init__(self, steps: ChainSteps) -> None:
         self._steps = steps
         self._flow = steps.flow
         self._copy: dict[Var, Var] = {}  # latest copy of each value

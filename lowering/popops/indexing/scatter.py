@@ -150,10 +150,11 @@ def plan_in_steps(
     *,
     in_place: bool = False,
 ) -> ScatterPlan:
-    """Plans a scatter of too many updates in the fewest steps that fit; see `plan_scatter`.
+    """Plans a scatter with too many updates for the tiles' memory, in the fewest steps that fit.
 
     Each step scatters a part of the updates, along their outermost dimension of look-ups. The number of steps is a
-    power of 2, or the most that there may be, which is the plan if none fits.
+    power of 2, or the most that there may be, which is the plan if none fits. Arguments are those of `plan_scatter`:
+    `updates` are combined with `table` at `indices`, and `in_place` overwrites the table.
     """
     form = _ScatterForm(table, indices, updates, spec, name, result="back" if in_place else "new")
     steps = 1

@@ -221,7 +221,7 @@ def _pair_codelet(kind: str, dtype: Any, axis: int, index_dtype: Any) -> Codelet
     """Codelet of the first of two stages, for a dimension `axis` that is cut: the extreme element and its index.
 
     The index is that in the whole tensor: the block's first index along `axis`, its origin, is added. `kind` is
-    "argmax" or "argmin".
+    "argmax" or "argmin", `index_dtype` the dtype of indices.
     """
     extreme = _EXTREMES[kind]
 

@@ -167,7 +167,10 @@ def combining_cycles(
     target: Target,
     cycles_per_byte: float,
 ) -> int:
-    """Cycles of `combining_cost` for one partition: its `slots`, and the lengths of its longest block of results."""
+    """Cycles of `combining_cost` for one partition, of `slots` partial results, and its `longest` block of results.
+
+    The other arguments are equal.
+    """
     lengths = np.array(longest, np.int64)[:, None]
     cost = combining_cost(np.array([slots]), lengths, shape, dtype, monoid, target, cycles_per_byte)
     return int(cost.cycles[0])
