@@ -203,27 +203,60 @@ def divide(
     """
     longest = longest if len(longest) else np.ones((1, len(slots)), np.int64)  # a scalar as one dimension
     depth = ceil_div(slots, slots_after)  # partial results that are combined into one
-    width = element_bytes(dtype)
-    size = np.prod(longest, axis=0)
     # A part for each tile at most, none without elements, and none that is too small to be received.
+    received_bytes = np.prod(longest, axis=0) * element_bytes(dtype) * depth
     max_parts = np.minimum(slots // slots_after, longest)
-    max_parts = np.minimum(max_parts, ceil_div(size * width * depth, _MIN_RECEIVED_BYTES))
-    # Numbers of parts that are tried: powers of two up to the bound, and the bound, along each dimension. Arrays from
-    # here on are int64[dimensions, powers, candidates], or broadcast to that.
+    max_parts = np.minimum(max_parts, ceil_div(received_bytes, _MIN_RECEIVED_BYTES))
+    # Numbers of parts that are tried: powers of two up to the bound, and the bound, along each dimension.
     powers = 1 << np.arange(int(max_parts.max(initial=1)).bit_length() + 1)
     count = np.minimum(powers[:, None], np.maximum(1, max_parts)[:, None])
+    length = ceil_div(longest[:, None], count)
+    cycles, code_bytes = _cost_of_parts(longest, count, depth, slots_after == 1, shape, dtype, monoid, target)
+    all_options = (-1, len(slots))  # dimensions and powers, as one axis
+    best = np.argmin((cycles + cycles_per_byte * code_bytes).reshape(all_options), axis=0)
+    count, cycles, length = (x.reshape(all_options)[best, np.arange(len(slots))] for x in (count, cycles, length))
+    dim = best // len(powers)  # dimension that is cut, for each candidate
+    is_cut = np.arange(len(longest))[:, None] == dim
+    return Division(dim, count, np.where(is_cut, length, longest), cycles.astype(np.int64))
+
+
+def _cost_of_parts(
+    longest: np.ndarray,
+    count: np.ndarray,
+    depth: np.ndarray,
+    is_last: np.ndarray,
+    shape: Sequence[int],
+    dtype: Any,
+    monoid: str,
+    target: Target,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Cost of one stage of combining partial results, for several numbers of parts that each block is cut into.
+
+    Args:
+        longest: lengths of the largest block of results, int64[dimensions, candidates].
+        count: number of parts along each dimension, int64[dimensions, options, candidates].
+        depth: partial results that are combined into one, each on a tile of its own, int64[candidates].
+        is_last: whether the stage makes the final results, bool[candidates].
+        shape: shape of all results.
+        dtype: their dtype.
+        monoid: monoid by which partial results combine.
+        target: the machine.
+
+    Returns:
+        Cycles, and bytes of the code by which a tile receives its part, [dimensions, options, candidates] both.
+    """
+    width = element_bytes(dtype)
+    size = np.prod(longest, axis=0)
     extent = longest[:, None]
     # Of a row-major block: elements outside of the cut dimension, and inside of it for each of its indices.
     outer = np.cumprod(np.vstack((np.ones_like(size), longest)), axis=0)[:-1, None]
-    length = ceil_div(extent, count)  # of the longest part along the dimension
-    shortest = extent // count
     inner = size // extent
     regions = np.where(count > 1, outer, 1)  # contiguous regions of a part
-    elements = length * inner  # of the longest part
+    elements = ceil_div(extent, count) * inner  # of the longest part
     compute = reduce_cycles(monoid, dtype, elements, depth, target)
     # A tile sends its partial results but for the part that it combines: with fewer parts than tiles some tile combines
     # none. It receives its part from each other tile, in contiguous pieces that no other tile receives.
-    sent = np.where(count < depth, size, size - shortest * inner) * width
+    sent = np.where(count < depth, size, size - extent // count * inner) * width
     pieces = (depth - 1) * regions
     receiving = receive_cycles((depth - 1) * elements * width, shared_bytes=0, receives=pieces, target=target)
     # In the superstep it copies its own part between those that arrive. Results of the last stage are then copied into
@@ -236,12 +269,6 @@ def divide(
         sent_bytes=sent,
         copied_bytes=elements * width,
         copied_fragments=regions,
-        compute_cycles=compute + np.where(slots_after == 1, putting_cycles, 0),
+        compute_cycles=compute + np.where(is_last, putting_cycles, 0),
     ).total_cycles
-    code_bytes = receive_code_bytes(pieces, target)
-    all_options = (-1, len(slots))  # dimensions and powers, as one axis
-    best = np.argmin((cycles + cycles_per_byte * code_bytes).reshape(all_options), axis=0)
-    count, cycles, length = (x.reshape(all_options)[best, np.arange(len(slots))] for x in (count, cycles, length))
-    dim = best // len(powers)  # dimension that is cut, for each candidate
-    cut = np.arange(len(longest))[:, None] == dim
-    return Division(dim, count, np.where(cut, length, longest), cycles.astype(np.int64))
+    return cycles, receive_code_bytes(pieces, target)
