@@ -56,15 +56,16 @@ _HALF_UNITS = 8
 
 
 def static_cycles(target: Target, dtype: Any, block: int, rows: Count, blocks: Count, columns: Count) -> np.ndarray:
-    """Tile cycles of a bucket of a static pattern.
+    """Tile cycles of a vertex that multiplies a bucket, the blocks of a sparse matrix on a tile, with a dense operand.
 
+    The pattern of blocks is static: known when the program is compiled.
     Source of the numbers: poplibs `lib/popsparse/StaticMatMulPartitioner.cpp`, `matmulComputeCycles`.
 
     Args:
         target: the machine.
         dtype: dtype of the operands, half or float.
         block: rows and columns of a block.
-        rows: rows of blocks.
+        rows: rows of blocks in the bucket.
         blocks: blocks of the bucket.
         columns: columns of the dense operand.
     """
@@ -109,7 +110,10 @@ def codelet_parts(size: int, block: int) -> int:
 
 
 def dynamic_cycles(target: Target, dtype: Any, block: int, rows: Count, blocks: Count, columns: Count) -> np.ndarray:
-    """Tile cycles of a full bucket of a dynamic pattern, one subgroup of it for the tile; see `static_cycles`.
+    """Tile cycles of `static_cycles` for a dynamic pattern, whose blocks are named by operands when the program runs.
+
+    The bucket is full, and has one subgroup of blocks, all for this tile. Arguments are the machine; the dtype of the
+    operands; rows and columns of a block; rows of blocks and blocks in the bucket; columns of the dense operand.
 
     Source of the numbers: poplibs `lib/popsparse/PerformanceEstimation.hpp`, `sparseDenseBlockMultiply` and
     `sparseDenseElementwiseMultiply`.
@@ -120,17 +124,20 @@ def dynamic_cycles(target: Target, dtype: Any, block: int, rows: Count, blocks: 
         worker_rows = ceil_div(rows, target.worker_contexts)
         worker = _dynamic_element_cycles(size, worker_rows, ceil_div(blocks, rows), columns)
         return np.asanyarray(30 + 47 + 46 + round_cycles * worker)
+    # There are codelets of few block sizes: a larger block is several of theirs along each side.
     parts = codelet_parts(size, block)
     block, rows, blocks = block // parts, parts * np.asarray(rows), parts**2 * np.asarray(blocks)
     start, block_start, column_cycles = _DYNAMIC_STARTS[size, block]
-    loads = ceil_div(block, _HALF_UNITS) if block == 16 else 1
+    loads = ceil_div(block, _HALF_UNITS) if block == 16 else 1  # passes over a block, each with weights of its own
     load = ceil_div(block * block * size, target.amp_weight_load_bytes_per_cycle)
     inner = loads * (block_start + column_cycles * ceil_div(columns, target.worker_contexts))
+    # Of the supervisor: 40 for the vertex, 46 to look at the subgroup and 56 for one of this tile, 2 for the rows; for
+    # each block 3, and 12 a pass, beside loading its weights.
     return np.asanyarray(40 + 46 + 56 + 2 + blocks * (load + 3 + 12 * loads) + round_cycles * (start + blocks * inner))
 
 
 def _dynamic_element_cycles(size: int, rows: Count, blocks: Count, columns: Count) -> Count:
-    """Cycles of a worker on blocks of one element: loops over vectors of columns, then the columns that remain.
+    """Cycles of a worker of a dynamic pattern on blocks of one element: loops over vectors of columns, then the others.
 
     Source of the numbers: poplibs `lib/popsparse/PerformanceEstimation.hpp`, `sparseDenseElementwiseMultiply`.
 
@@ -142,14 +149,16 @@ def _dynamic_element_cycles(size: int, rows: Count, blocks: Count, columns: Coun
     """
     blocks, columns = np.asarray(blocks), np.asarray(columns)
     if size == 4:
-        general = (columns >= 4) * (12 + columns // 4 * 3 * blocks) + (columns & 2 > 0) * (
-            8 + columns // 2 * 2 * blocks
-        )
-        general = general + (columns & 1) * (8 + 2 * blocks) + np.where(columns & 3, 3, 1)
+        fours = (columns >= 4) * (12 + columns // 4 * 3 * blocks)
+        twos = (columns & 2 > 0) * (8 + columns // 2 * 2 * blocks)
+        ones = (columns & 1) * (8 + 2 * blocks)
+        general = fours + twos + ones + np.where(columns & 3, 3, 1)
         inner = np.where(columns == 4, 3 * blocks, np.where(columns == 2, 2 * blocks, general))
         return np.where(columns == 4, 25, 30) + rows * (np.where(columns == 2, 11, 13) + inner)
-    general = (columns >= 8) * (16 + columns // 8 * 3 * blocks) + (columns & 4 > 0) * (13 + 2 * blocks)
-    general = general + (columns & 3 > 0) * (11 + 2 * blocks * (columns & 3))
+    eights = (columns >= 8) * (16 + columns // 8 * 3 * blocks)
+    fours = (columns & 4 > 0) * (13 + 2 * blocks)
+    ones = (columns & 3 > 0) * (11 + 2 * blocks * (columns & 3))
+    general = eights + fours + ones
     inner = np.where(columns == 8, 3 * blocks, np.where(columns == 4, 2 * blocks, general))
     return np.where(columns == 8, 28, 33) + rows * (np.where(columns == 8, 15, 12) + inner)
 
@@ -177,7 +186,9 @@ _AMP_RUN_CYCLES = 8
 def sampled_cycles(
     target: Target, dtype: Any, block: int, rows: Count, reads: Count, blocks: Count, columns: Count
 ) -> np.ndarray:
-    """Tile cycles of sampled products of a bucket.
+    """Tile cycles of a vertex that computes the blocks of a product of two dense matrices that a sparse pattern needs.
+
+    Such products are the gradient of the blocks of a sparse matrix. The fewer cycles of vectors and of the AMP count.
 
     Args:
         target: the machine.
@@ -203,7 +214,11 @@ def sampled_cycles(
 
 
 def _element_cycles(target: Target, size: int, rows: Count, blocks: Count, columns: Count) -> np.ndarray:
-    """Cycles on blocks of one element; PopLibs has faster loops for some small numbers of columns."""
+    """Cycles of `sampled_cycles` on blocks of one element of `size` bytes: a dot product over `columns` for each.
+
+    `rows` are the rows of the left operand; each has some of the `blocks`. PopLibs has faster loops for some small
+    numbers of columns.
+    """
     columns = np.asarray(columns)
     if size == 4:
         element = 9 + columns // 2 + columns % 2
@@ -232,7 +247,10 @@ def _worker_cycles(
 
 
 def _amp_cycles(target: Target, size: int, block: int, rows: Count, blocks: Count, columns: Count) -> np.ndarray:
-    """Cycles on the AMP, whose passes are over `_AMP_COLUMNS` columns of a block each."""
+    """Cycles of `sampled_cycles` on the AMP, the matrix unit, which takes `_AMP_COLUMNS` columns of a block a pass.
+
+    `size` is the bytes of an element, `block` the rows and columns of a block, `rows` and `blocks` those of the vertex.
+    """
     rows, blocks = np.asarray(rows), np.asarray(blocks)
     load, first_pass, later_pass = _AMP_CYCLES[size, block]
     passes = ceil_div(columns, _AMP_COLUMNS[size])
@@ -256,15 +274,16 @@ _MULTIPLY_ADD = 2  # operations
 
 
 @remembered
-def block_products(dtype: Any, number: Any, slots: int, out_dtype: Any, most_blocks: int | None = None) -> Codelet:
-    """Codelet of sums of block products, by slot: a slot is a row of blocks of the result.
+def block_products(dtype: Any, index_dtype: Any, slots: int, out_dtype: Any, most_blocks: int | None = None) -> Codelet:
+    """Codelet of a block-sparse matrix times a dense one: products of blocks, summed by the slot of each block.
 
-    Fields: blocks [blocks, b, b], x [rows, b, n], row [blocks] and slot [blocks] of dtype `number`; out [slots, b, n].
+    A slot is a row of blocks of the result. Fields: blocks [blocks, b, b], x [rows, b, n], row [blocks] and slot
+    [blocks] of dtype `index_dtype`; out [slots, b, n].
     A block is left out by a slot past the last, whatever its row: its product is computed, and added to no slot.
 
     Args:
         dtype: dtype of the operands.
-        number: integer dtype of the rows and slots that blocks name.
+        index_dtype: integer dtype of the rows and slots that blocks name.
         slots: number of slots.
         out_dtype: dtype of the result; sums are float32.
         most_blocks: for a dynamic pattern the most blocks that are not left out; None for a static one.
@@ -286,8 +305,8 @@ def block_products(dtype: Any, number: Any, slots: int, out_dtype: Any, most_blo
     fields = (
         Field("blocks", "in", dtype),
         Field("x", "in", dtype),
-        Field("row", "in", number),
-        Field("slot", "in", number),
+        Field("row", "in", index_dtype),
+        Field("slot", "in", index_dtype),
         Field("out", "out", out_dtype),
     )
     name = f"popsparse::{'Static' if most_blocks is None else 'Dynamic'}BlockProducts<{dtype_name(dtype)}>"
@@ -295,14 +314,15 @@ def block_products(dtype: Any, number: Any, slots: int, out_dtype: Any, most_blo
 
 
 @remembered
-def sampled_products(dtype: Any, number: Any, out_dtype: Any, most_blocks: int | None = None) -> Codelet:
-    """Codelet of the products that blocks of a sparse result need: the gradient of blocks; zeros for those left out.
+def sampled_products(dtype: Any, index_dtype: Any, out_dtype: Any, most_blocks: int | None = None) -> Codelet:
+    """Codelet of those blocks of a product of dense matrices that a sparse pattern has: the gradient of sparse blocks.
 
-    Fields: left [slots, b, n], right [rows, b, n], slot and row [blocks] of dtype `number`; out [blocks, b, b].
+    Blocks that are left out are zero. Fields: left [slots, b, n], right [rows, b, n], slot and row [blocks] of dtype
+    `index_dtype`; out [blocks, b, b].
 
     Args:
         dtype: dtype of the operands.
-        number: integer dtype of the slots and rows that blocks name; a number past the last leaves the block out.
+        index_dtype: integer dtype of the slots and rows that blocks name; a number past the last leaves the block out.
         out_dtype: dtype of the result; sums are float32.
         most_blocks: the most blocks that are not left out; None for all.
     """
@@ -323,8 +343,8 @@ def sampled_products(dtype: Any, number: Any, out_dtype: Any, most_blocks: int |
     fields = (
         Field("left", "in", dtype),
         Field("right", "in", dtype),
-        Field("slot", "in", number),
-        Field("row", "in", number),
+        Field("slot", "in", index_dtype),
+        Field("row", "in", index_dtype),
         Field("out", "out", out_dtype),
     )
     return Codelet(f"popsparse::SampledProducts<{dtype_name(dtype)}>", fields, compute, cycles, flops=_sampled_flops)

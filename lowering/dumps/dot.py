@@ -94,9 +94,13 @@ class _JaxprDrawing:
         self._callers: list[tuple[str, int]] = []  # node of an equation, and number of a jaxpr that it holds
 
     def draw(self, jaxprs: Iterable[Json]) -> None:
-        """Draws jaxprs: the first bare, each other one, which an earlier one holds, in a cluster.
+        """Draws jaxprs as DOT: the first one bare, each other, which an equation of an earlier one holds, in a cluster.
 
-        An earlier one has given each its title, and edges to the first nodes of jaxprs are drawn when all have nodes.
+        Drawing the equation has noted the title of the cluster. Edges from equations to the jaxprs that they hold come
+        last, when all have nodes.
+
+        Args:
+            jaxprs: entries of `JaxprList.json`, each after one that holds it.
         """
         first, *inner_jaxprs = jaxprs
         entries = [self._jaxpr(first, "")]
@@ -123,7 +127,10 @@ class _JaxprDrawing:
         return node
 
     def _equation(self, equation: Json) -> str:
-        """Draws an equation as a node with edges from its operands, and notes the jaxprs it holds for `draw`."""
+        """Draws an equation in JSON as a node with edges from its operands; returns the node's name.
+
+        Notes the jaxprs that it holds, which `draw` draws later.
+        """
         primitive = equation["primitive"]
         literals = [operand["literal"] for operand in equation["inputs"] if isinstance(operand, dict)]
         operands = f"({', '.join(literals)})" if literals else ""
@@ -169,7 +176,7 @@ class _GraphDrawing:
         self._edges: list[tuple[str, int, bool]] = []  # step, variable, whether it is written
 
     def draw(self) -> None:
-        """Draws the program, the functions that it calls, and the variables that they access."""
+        """Draws a graph as DOT: its program, the functions that are called in clusters, and the variables accessed."""
         self._draw(self._graph["program"])
         entries = []
         for function in self._graph["functions"]:
@@ -188,7 +195,10 @@ class _GraphDrawing:
             self.dot.edge(*ends)
 
     def _draw(self, node: Json) -> None:
-        """Draws a node of the program tree: loops and branches as clusters, with a diamond for what decides them."""
+        """Draws a node of the program tree, in JSON, with all inside of it.
+
+        A call or a step is one node; a loop or branch is a cluster, with a diamond for the value that decides it.
+        """
         if "function" in node:
             name = self._graph["functions"][node["function"]]["name"]
             self._calls.append((self.dot.node(f"call {name}"), node["function"]))

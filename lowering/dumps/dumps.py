@@ -63,7 +63,7 @@ class Dumps:
             self._write(f"{step}.dot", jaxpr_dot(jaxpr, f"{self._name} after {step}"))
 
     def lowered(self, graph: Graph, program: Program) -> None:
-        """Takes the graph and the program, and writes the dumps of the whole lowering that are requested.
+        """Writes the dumps of the lowered program that were requested: as DOT, as JSON, and the map of tiles.
 
         Raises:
             ArgumentError: a file that cannot be written.
@@ -77,13 +77,14 @@ class Dumps:
 
     @contextmanager
     def writing_on_failure(self) -> Iterator[None]:
-        """Around a compilation: adds the step that fails to its error, and writes the forms before that step.
+        """Context of a compilation: if a step of it fails, the error gets a note that names the step.
 
-        Every step but the last notes its jaxpr when it ends, so the first one without a jaxpr is the one that failed.
+        Where dumps of intermediate forms are requested, those from before the step are written; the note says where.
         """
         try:
             yield
         except Exception as error:
+            # Every step but the last has noted its jaxpr when it ended.
             step = next(step for step in steps() if step not in self.jaxprs)
             where = f"{DUMP}=ir writes what was made before it"
             if "ir" in self._request.kinds:
@@ -95,13 +96,16 @@ class Dumps:
             raise
 
     def _write(self, suffix: str, text: str) -> Path:
-        """Writes a file of the request's folder, which is made if need be; returns its path."""
+        """Writes a dump to a file in the folder of the request, which is made if need be; returns the file's path.
+
+        The file is named after the function that is compiled, then the suffix.
+        """
         folder = self._request.folder
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise _unwritable(folder, error) from error
-        name = re.sub(r"[^\w.-]+", "_", self._name).strip("_")  # of `<lambda>`, for one
+        name = re.sub(r"[^\w.-]+", "_", self._name).strip("_")  # no brackets, as of `<lambda>`
         path = folder / f"{name}.{suffix}"
         _write_text(path, text)
         return path
@@ -113,7 +117,7 @@ def intermediate_json(
     lowered: tuple[Graph, Program] | None = None,
     failure: Failure | None = None,
 ) -> dict[str, Any]:
-    """Return the forms of a function as JSON, see the head of this file.
+    """Return what each step of a compilation made, as data for a JSON file: jaxprs after each pass, then the graph.
 
     Args:
         name: name of the function.

@@ -108,7 +108,7 @@ class JaxprList:
         }
 
     def _equation(self, eqn: JaxprEqn) -> Json:
-        """An equation of the grammar; the jaxprs that it holds get numbers, and `json` writes them after it."""
+        """An equation as JSON; jaxprs that it holds are numbers, by which `json` lists them after this one."""
         bodies = bodies_of(eqn)
         return {
             "primitive": eqn.primitive.name,
@@ -195,7 +195,7 @@ def literal_text(literal: Literal) -> str:
 
 
 def plain(value: Any) -> Any:
-    """A parameter as JSON has it: numbers, texts and lists of them as they are, all else as text."""
+    """Converts a parameter of an equation to JSON: numbers, texts, lists and dictionaries stay, all else is a text."""
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):
@@ -208,6 +208,7 @@ def plain(value: Any) -> Any:
         return [plain(item) for item in value]
     if isinstance(value, dict):
         return {str(key): plain(item) for key, item in value.items()}
+    # Addresses in memory would make equal dumps differ.
     return _ADDRESS.sub("", str(getattr(value, "__qualname__", None) or value))
 
 
@@ -235,7 +236,10 @@ def tile_map(graph: Graph) -> TileMap:
 
 
 def _row(variable: Variable, mapping: TileMapping | None, num_tiles: int) -> Json:
-    """Entry of a variable: of its tiles only those that hold elements."""
+    """Entry of a variable in the map of tiles, as JSON: the tiles that hold elements, and how many each has.
+
+    `mapping` is None for a variable that is not mapped.
+    """
     elements = np.zeros(0, np.int64) if mapping is None else mapping.elements_per_tile(num_tiles)
     tiles = np.flatnonzero(elements)
     return {
@@ -261,7 +265,10 @@ def graph_json(graph: Graph, program: Program) -> Json:
 
 
 def drawn_json(graph: Graph, program: Program) -> Json:
-    """Return what drawings show: all of `graph_json` but the listing."""
+    """Return a graph and its program as JSON, without the listing that `graph_json` adds: what drawings show.
+
+    Variables, compute sets and functions are listed once; the program tree has their numbers.
+    """
     writer = _GraphJson(graph, program)
     target = graph.target
     body = writer.node(program)
@@ -301,7 +308,7 @@ class _GraphJson:
         return {"type": type(node).__name__, **self._place(node), **_fields(node), **operands, "children": inside}
 
     def group(self, group: VertexGroup) -> Json:
-        """A group of vertices."""
+        """A vertex group as JSON; the variables that it reads and writes are given by number."""
         pairs = list(zip(group.codelet.fields, group.accesses, strict=True))
         return {
             "codelet": group.codelet.name,
@@ -328,7 +335,10 @@ class _GraphJson:
         return [self.variables.setdefault(variable, len(self.variables)) for variable in variables]
 
     def _place(self, node: Program) -> Json:
-        """Return the names and numbers by which a node is found."""
+        """Return the fields of a program node's JSON that say what it is: a call, a loop, a branch, a step by number.
+
+        A sequence has none.
+        """
         match node:
             case Call(function):
                 return {"function": self.functions[function]}
@@ -353,7 +363,7 @@ def _title(control: Loop | Branch) -> str:
 
 
 def _fields(node: Program) -> Json:
-    """Return the fields that only this type of node has: of types that are not here, those it names itself."""
+    """Return the JSON fields that only this type of program node has, such as the stream of a copy from the host."""
     match node:
         case CrossReplicaCopy():
             return {"replica_map": [list(pair) for pair in node.replica_map]}

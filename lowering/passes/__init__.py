@@ -149,7 +149,10 @@ class PassNotes:
 
 
 def _with_settings(settings: PassSettings, notes: PassNotes | None = None) -> list[tuple[str, Pass]]:
-    """`PASSES` with the settings of a compilation; while they run, passes add to `notes` if there are any."""
+    """Name and function of each pass, in the order of `PASSES`, with the options that a compilation sets for it.
+
+    Passes that have none of their own stay as they are. While they run, passes add what they note to `notes`, if given.
+    """
     partition_notes = None if notes is None else notes.partition
     trades = None if notes is None else notes.trades
     kept_apart = None if notes is None else notes.kept_apart
@@ -161,6 +164,7 @@ def _with_settings(settings: PassSettings, notes: PassNotes | None = None) -> li
             hoist_products,
             byte_cost=settings.byte_cost,
             num_tiles=settings.num_tiles,
+            # Products of all rows at once would need all rows and all products on the chip.
             keeps_loops=settings.is_memory_short or _streams_rows(settings),
         ),
         outline: partial(outline, byte_cost=settings.byte_cost),
@@ -185,12 +189,12 @@ def run_passes(
     on_pass: Callable[[str, ClosedJaxpr], None] | None = None,
     notes: PassNotes | None = None,
 ) -> dict[str, ClosedJaxpr]:
-    """Runs all passes.
+    """Runs all passes of `PASSES` one after the other, each on the jaxpr of the one before.
 
     Args:
         jaxpr: traced function.
         settings: settings of the passes.
-        timings: filled with the seconds of each pass, by name.
+        timings: dictionary to fill with the seconds of each pass, by name.
         on_pass: callback with the name and the jaxpr of each pass as soon as it has run.
         notes: filled with what passes note.
 
@@ -222,7 +226,7 @@ def ready(jaxpr: ClosedJaxpr, *, is_cut: bool = False, byte_cost: float = BYTE_C
 def traced(
     fun: Callable[..., Any], arrays: Sequence[Any], name: str = "", byte_cost: float = BYTE_COST_CYCLES
 ) -> tuple[ClosedJaxpr, Any]:
-    """Traces a function and runs all passes.
+    """Traces a function of arrays and runs all passes with default settings, for programs built without `ipu.jit`.
 
     Args:
         fun: function of arrays that returns a pytree of arrays.

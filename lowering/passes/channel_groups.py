@@ -65,38 +65,43 @@ def grouped_inputs(jaxpr: Jaxpr) -> list[bool]:
 
 
 def _add_equations(jaxpr: Jaxpr, classes: _Classes) -> None:
-    """Mark the matrices of products, and join each value with those whose columns are grouped as its own are."""
+    """Adds the equations of a jaxpr, and of those inside, to classes of values whose columns are stored alike.
+
+    Operands and results of products are marked: products read and write columns in groups of channels. The values that
+    other equations read and compute are joined where these keep columns, so that groups can pass through.
+    """
     for eqn in jaxpr.eqns:
-        record = record_of(eqn)
-        name = eqn.primitive.name
-        if record.cost == "product":
+        if record_of(eqn).cost == "product":
             for atom in (*eqn.invars, *eqn.outvars):
                 classes.mark(atom)
-        elif record.is_elementwise or name == "optimization_barrier":
-            for out in eqn.outvars:
-                for atom in eqn.invars:
-                    if _matrix_shape(atom) == _matrix_shape(out):
-                        classes.join(atom, out)
-        elif record.view == "permuted":
-            (operand,) = eqn.invars
-            (result,) = eqn.outvars
-            if sorted(_matrix_shape(operand) or ()) == sorted(_matrix_shape(result) or ()):
-                classes.join(operand, result)
-        elif record.view == "in order" or name in _KEEPING_ROWS:
-            if _columns(eqn.invars[0]) == _columns(eqn.outvars[0]):
-                classes.join(eqn.invars[0], eqn.outvars[0])
-        elif name in ("slice", "split", "concatenate"):
-            for atom in (*eqn.invars, *eqn.outvars):
-                classes.join(eqn.invars[0], atom)
-        elif record.rows is not None:
-            table, _, *updates = eqn.invars
-            for rows in (*updates, *eqn.outvars):
-                if _columns(table) == _columns(rows):
-                    classes.join(table, rows)
+        for atom, other in _values_with_equal_columns(eqn):
+            classes.join(atom, other)
         for inner in jaxprs_in_params(eqn.params):
             body: Jaxpr = getattr(inner, "jaxpr", inner)
             _join_boundary(eqn, body, classes)
             _add_equations(body, classes)
+
+
+def _values_with_equal_columns(eqn: JaxprEqn) -> list[tuple[Atom, Atom]]:
+    """Pairs of values that an equation reads or computes whose columns can be stored in the same groups."""
+    record = record_of(eqn)
+    name = eqn.primitive.name
+    pairs: list[tuple[Atom, Atom]] = []
+    if record.is_elementwise or name == "optimization_barrier":
+        pairs = [(atom, out) for out in eqn.outvars for atom in eqn.invars]
+        return [(atom, out) for atom, out in pairs if _matrix_shape(atom) == _matrix_shape(out)]
+    if record.view == "permuted":
+        ((operand,), (result,)) = eqn.invars, eqn.outvars
+        is_matrix_kept = sorted(_matrix_shape(operand) or ()) == sorted(_matrix_shape(result) or ())
+        return [(operand, result)] if is_matrix_kept else []
+    if name in ("slice", "split", "concatenate"):
+        return [(eqn.invars[0], atom) for atom in (*eqn.invars, *eqn.outvars)]
+    if record.view == "in order" or name in _KEEPING_ROWS:
+        pairs = [(eqn.invars[0], eqn.outvars[0])]
+    elif record.rows is not None:  # a look-up or an update of rows: table, indices, updates
+        table, _, *updates = eqn.invars
+        pairs = [(table, rows) for rows in (*updates, *eqn.outvars)]
+    return [(atom, other) for atom, other in pairs if _columns(atom) == _columns(other)]
 
 
 def _join_boundary(eqn: JaxprEqn, body: Jaxpr, classes: _Classes) -> None:

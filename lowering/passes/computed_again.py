@@ -26,11 +26,15 @@ _FREE = frozenset(("view", "part", "joined", "none"))
 
 
 def computed_again(jaxpr: ClosedJaxpr, kept_apart: Collection[JaxprEqn]) -> tuple[ComputedAgain, ...]:
-    """Returns rows of equations that are equal to earlier ones of their body, by operation, reason and origin.
+    """Lists the computations that a program repeats on purpose, for its profile.
 
     Args:
-        jaxpr: after all passes.
-        kept_apart: equations that `cse` has not joined, as their results would live longer.
+        jaxpr: the program after all passes.
+        kept_apart: equations that `cse` has not joined with equal ones, as their results would live longer.
+
+    Returns:
+        A row for each operation, reason and source line, with the number of equations that are equal to an earlier one
+        of the same body.
     """
     places = set(map(_place, kept_apart))
     rows = Counter[ComputedAgain]()
@@ -43,7 +47,7 @@ def computed_again(jaxpr: ClosedJaxpr, kept_apart: Collection[JaxprEqn]) -> tupl
             eqn = eqns[number]
             if record_of(eqn).cost in _FREE:
                 continue
-            reason = _separation(eqns[first], eqn)
+            reason = _separation(eqns[first], eqn)  # another stage or phase of execution
             if reason is None and runs[first] != runs[number]:
                 reason = "recomputation"
             # `narrow` and `fuse` let readers compute cheap values, in another part or another vertex.
@@ -68,7 +72,7 @@ def _place(eqn: JaxprEqn) -> tuple[str, str, str]:
 
 
 def _bodies(jaxpr: ClosedJaxpr) -> Iterator[ClosedJaxpr]:
-    """Jaxpr and the bodies inside, each once."""
+    """Yields a jaxpr and those inside its calls, loops and branches; one that several equations share comes once."""
     waiting = [jaxpr]
     seen = set[int]()
     while waiting:
@@ -95,12 +99,14 @@ class _Member(NamedTuple):
 
 
 def _expanded(eqns: Sequence[JaxprEqn], table: dict[Var, Atom], vertex: int | None = None) -> Iterator[_Member]:
-    """Equations with those inside of vertices and functions in their place, on new variables.
+    """Yields equations with fused ones and calls of functions replaced by the equations inside, on new variables.
+
+    So equal computations are found wherever passes have put them.
 
     Args:
         eqns: equations of a body.
-        table: what replaces its variables; results are added.
-        vertex: identity of the vertex that all are fused to; None if each is a vertex.
+        table: atom that replaces each variable of the body; results are added.
+        vertex: identity of the fused equation that all are in, and so one vertex; None if each is a vertex.
     """
     for eqn in eqns:
         invars = [substituted(atom, table) for atom in eqn.invars]

@@ -42,9 +42,9 @@ class _LoopCounter:
         return jaxpr if is_same else ClosedJaxpr(jaxpr.jaxpr.replace(eqns=eqns), jaxpr.consts)
 
     def _rewrite_equation(self, eqn: JaxprEqn, known: Sequence[Known]) -> JaxprEqn:
-        """A scan in place of a `while` whose trip count is known here; other equations with their bodies rewritten.
+        """Makes a scan of a `while` whose trip count is known here, and rewrites loops in the bodies of an equation.
 
-        `known` has the known value of each operand, None for data.
+        `known` has for each operand the scalar that it is known to be, or None; trip counts inside may follow from it.
         """
         if eqn.primitive.name == "while" and (count := trip_count(eqn, known)) is not None:
             eqn = _as_scan(eqn, count)

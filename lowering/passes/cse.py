@@ -61,20 +61,22 @@ def cse(
     is_micro_batch: bool = False,
     kept_apart: list[JaxprEqn] | None = None,
 ) -> ClosedJaxpr:
-    """Returns an equal jaxpr in which equal equations of a body are one.
+    """Common subexpression elimination: returns an equal jaxpr in which equal equations of a body are one.
 
     Args:
         jaxpr: the jaxpr, without calls.
         byte_cost: cost per byte on the fullest tile, in cycles.
         is_micro_batch: whether it is the micro-batch of a pipeline, which is cut into stages.
-        kept_apart: list that equations are appended to whose results would live too long.
+        kept_apart: list to which equations are appended that are repeated, as the earlier results would live too long.
     """
     is_staged = has_stages(jaxpr.jaxpr)
     if is_micro_batch and not is_staged:
         return jaxpr
 
     def rewritten(body: ClosedJaxpr, rewrite: Rewrite) -> ClosedJaxpr:
+        """Joins the equal equations of one body, after `rewrite` has done so inside of them."""
         eqns = [with_inner(eqn, rewrite) if eqn.primitive.name in HOLDERS else eqn for eqn in body.jaxpr.eqns]
+        # Equations of different parts (stages, phases, checkpoints) are not joined.
         parts = _Parts(body.jaxpr, eqns, is_staged=is_staged, is_micro_batch=is_micro_batch)
         earlier = earlier_equals(eqns, constants_of(body), parts.part_of)
         if not earlier and all(a is b for a, b in zip(eqns, body.jaxpr.eqns, strict=True)):
@@ -143,54 +145,71 @@ def _join_equals(body: Jaxpr, earlier: Mapping[int, int], byte_cost: float) -> t
 
     Args:
         body: the body.
-        earlier: for each equation that is equal to an earlier one the number of that.
+        earlier: number of the earlier equation, by number of the equation that is equal to it.
         byte_cost: cost per byte on the fullest tile, in cycles.
 
     Returns:
-        The body, and the equations that stay, as they cost less than the bytes of a longer life.
+        The body, and the equations that were kept: to repeat them costs less than a longer life of the earlier result.
     """
     apart = list[JaxprEqn]()
     eqns = list(body.eqns)
     lives = LiveBytes(body)
-    replaced: dict[Var, Var] = {}
+    replaced: dict[Var, Var] = {}  # result of a dropped equation → earlier result
     dropped: set[int] = set()
-    shared: set[int] = set()
+    shared: set[int] = set()  # equations that others were equal to
     # Readers first: a value that only dropped equations read is not kept for them.
     for number in sorted(earlier, reverse=True):
         first = earlier[number]
-        growth = lives.growth(number, first)
+        growth = lives.growth(number, first)  # of the peak of live bytes
         if growth > MIN_BYTES_PER_TILE and byte_cost * growth > _repeated_cycles(eqns[number]):
             apart.append(eqns[number])
             continue
         lives.replace(number, first)
         dropped.add(number)
         shared.add(first)
-        results = list(eqns[first].outvars)
-        for place, (result, var) in enumerate(zip(results, eqns[number].outvars, strict=True)):
-            if isinstance(result, DropVar):  # nothing reads it yet: it becomes the variable that is read
-                results[place] = var
-            elif not isinstance(var, DropVar):
-                replaced[var] = result
-        merged = eqns[first].replace(outvars=results)
-        # A loss beside its gradient is of no part by itself, but the forward part of the gradient reads it now.
-        eqns[first] = merged if step_part(merged) else with_part(merged, step_part(eqns[number]))
+        eqns[first] = _merged(eqns[first], eqns[number], replaced)
     # The replacement of a value may be replaced itself: the earliest first, each then has its final one.
     for var in reversed(replaced):
         replaced[var] = replaced.get(replaced[var], replaced[var])
     for number, eqn in enumerate(eqns):
         if not replaced.keys().isdisjoint(variables_read(eqn)):
             eqns[number] = eqn.replace(invars=[substituted(atom, replaced) for atom in eqn.invars])
+    # A shared equation may move to an earlier place, right behind the equation with that number.
     places = _earlier_places(eqns, sorted(shared - dropped), lives)
     kept = sorted(set(range(len(eqns))) - dropped, key=lambda number: (places.get(number, number), number))
     outvars = [substituted(atom, replaced) for atom in body.outvars]
     return body.replace(eqns=[eqns[number] for number in kept], outvars=outvars), apart
 
 
-def _earlier_places(eqns: Sequence[JaxprEqn], shared: Sequence[int], lives: LiveBytes) -> dict[int, int]:
-    """For shared equations that move the equation behind which, −1 for the start: behind the last of their operands.
+def _merged(first: JaxprEqn, later: JaxprEqn, replaced: dict[Var, Var]) -> JaxprEqn:
+    """The first of two equal equations, as it is once the later one is dropped.
 
-    Else the first of equal layers would compute what all share among its own equations, and so be no repeated run.
-    Recomputed ones stay where they are, and those whose results would raise the peak.
+    `replaced` gets the results of the later one, each with the result of the first in its place.
+    """
+    results = list(first.outvars)
+    for place, (result, var) in enumerate(zip(results, later.outvars, strict=True)):
+        if isinstance(result, DropVar):  # nothing reads it yet: it becomes the variable that is read
+            results[place] = var
+        elif not isinstance(var, DropVar):
+            replaced[var] = result
+    merged = first.replace(outvars=results)
+    # A loss beside its gradient is of no part by itself, but the forward part of the gradient reads it now.
+    return merged if step_part(merged) else with_part(merged, step_part(later))
+
+
+def _earlier_places(eqns: Sequence[JaxprEqn], shared: Sequence[int], lives: LiveBytes) -> dict[int, int]:
+    """Moves shared equations directly behind the last equation that they depend on.
+
+    Else the first of equal layers would compute what all share among its own equations, and `outline` would not find
+    that layers are repeated runs. Recomputed ones stay where they are, and those whose results would raise the peak.
+
+    Args:
+        eqns: equations of a body.
+        shared: numbers of the equations whose results replace those of equal ones, rising.
+        lives: live bytes, updated by the moves.
+
+    Returns:
+        For each equation that moves the number of the equation that it comes behind, −1 for the start.
     """
     places: dict[int, int] = {}
     definition = {var: n for n, eqn in enumerate(eqns) for var in eqn.outvars}

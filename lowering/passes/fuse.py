@@ -90,15 +90,18 @@ class Fused(NamedTuple):
 
 
 def fuse_equations(jaxpr: Jaxpr, rewrite: Rewrite, places: Sequence[Hashable] | None = None) -> Fused:
-    """Fuses one jaxpr.
+    """Fuses the elementwise equations of a jaxpr, and reductions after them, into one equation for each vertex.
 
     Args:
         jaxpr: the jaxpr.
         rewrite: fuses nested ones.
         places: the IPU of each equation, as only those of one IPU are grouped; None if all run in one place.
+
+    Returns:
+        The jaxpr, and for each of its equations the number of an original one that it replaces.
     """
     eqns: list[JaxprEqn] = []
-    sources: list[int] = []
+    sources: list[int] = []  # number of the original of each
     for number, eqn in enumerate(jaxpr.eqns):
         if eqn.primitive.name in _HOLDERS:
             eqn = with_inner(eqn, rewrite)
@@ -122,10 +125,18 @@ class _Body:
     """Equations of one jaxpr, in groups that are put together from the last to the first."""
 
     def __init__(self, jaxpr: Jaxpr, eqns: Sequence[JaxprEqn], places: Sequence[Hashable]) -> None:
+        """Finds the groups of equations to fuse, and the values that readers compute again rather than load.
+
+        Args:
+            jaxpr: the jaxpr that is rewritten.
+            eqns: its equations, with explicit broadcasts.
+            places: the IPU of each of these, None where all run in one place.
+        """
         self._jaxpr = jaxpr
         self._eqns = eqns
         self._places = places
         self._definition = {var: n for n, eqn in enumerate(eqns) for var in eqn.outvars if not isinstance(var, DropVar)}
+        # Equations of one key may be fused; those without one stay alone.
         keys_without_place = [_group_key(eqn) for eqn in eqns]
         keys = [key and (key, place) for key, place in zip(keys_without_place, places, strict=True)]
         reads = [self._read_by(eqn, sees_through_views=key is not None) for eqn, key in zip(eqns, keys, strict=True)]
@@ -134,9 +145,9 @@ class _Body:
             reads[later].append(earlier)
         self.groups = grouped(reads, keys)
         self._group_of = {n: g for g, group in enumerate(self.groups) for n in group}
-        # Values that are results, or that equations read which are formed already; it grows from the last to the first.
+        # Values that must be stored for later equations, at first results: `equation_of` adds what each equation reads.
         self._needed = set(variables(jaxpr.outvars))
-        # Results, and what equations that are in no group read and define.
+        # Values that no reader computes again: results, and what equations that are fused with none read and define.
         self._stored = {self.source(var) for var in self._needed} | compared_twice(eqns, self.source)
         for eqn, key in zip(eqns, keys, strict=True):
             if key is None and not is_unit_view(eqn):
@@ -163,7 +174,10 @@ class _Body:
         return atom
 
     def equation_of(self, group: Sequence[int]) -> JaxprEqn | None:
-        """The equation of a group; None for a group without readers. Groups behind it must have theirs already."""
+        """Makes the one equation of a group, which stores what later ones read; None if nothing reads its results.
+
+        Groups are asked for from the last to the first: each adds what it reads to the values that must be stored.
+        """
         members = [self._eqns[n] for n in group]
         is_alone = len(group) == 1
         is_elementwise = _group_key(members[0]) is not None
@@ -189,17 +203,27 @@ class _Body:
         return var in self._repeated and self._places[self._definition[var]] == self._places[reader]
 
     def _fused_equation(self, group: Sequence[int], results: Sequence[Var]) -> JaxprEqn:
-        """One equation for a group, with the source line of its last equation that is not a reduction."""
+        """One `fused` equation in place of a group of equations, whose jaxpr has these and what they repeat.
+
+        Views of dimensions of size 1, and cheap values computed elsewhere, are computed again inside; all other values
+        that the group reads are operands.
+
+        Args:
+            group: numbers of the equations, rising.
+            results: variables of the group that are read outside of it.
+
+        Returns:
+            The equation, with the source line of the last one of the group that is not a reduction.
+        """
         # Filled by `read` and `define`, which call each other.
         inner: dict[Var, Var] = {}  # outer variable → variable of the fused jaxpr
         operands: list[Var] = []
         body: list[JaxprEqn] = []
 
         def read(atom: Atom) -> Atom:
-            """The value of the body for one outside, which becomes an operand unless it is repeated."""
+            """Value inside the fused jaxpr for one outside: computed again inside, or a new operand."""
             if isinstance(atom, Literal):
                 return atom
-            # Views and cheap values are repeated in the body; any other value is an operand.
             if atom not in inner:
                 number = self._definition.get(atom)
                 if number is not None and (is_unit_view(self._eqns[number]) or self._repeats(atom, group[-1])):
@@ -210,7 +234,7 @@ class _Body:
             return inner[atom]
 
         def define(eqn: JaxprEqn) -> None:
-            """Adds an equation to the body, after those that it reads and that are repeated."""
+            """Adds a copy of an equation to the fused jaxpr, behind copies of those that are repeated for it."""
             invars = [read(atom) for atom in eqn.invars]
             (out,) = eqn.outvars
             inner[out] = Var(out.aval)
@@ -227,7 +251,11 @@ class _Body:
 
 
 def _with_explicit_broadcasts(eqn: JaxprEqn) -> list[JaxprEqn]:
-    """An elementwise equation after one for each implicit broadcast of its operands; another equation alone."""
+    """An elementwise equation with all operands of its result's shape, after equations that broadcast them to it.
+
+    JAX lets scalars and shorter shapes stand for full ones; fused equations have one shape. Any other equation is
+    returned alone.
+    """
     shape = shape_of(eqn.outvars[0]) if len(eqn.outvars) == 1 else ()
     # A cast of bits changes the shape between widths.
     if not _is_fusible(eqn) or eqn.primitive.name == "bitcast_convert_type":
@@ -247,10 +275,11 @@ def _with_explicit_broadcasts(eqn: JaxprEqn) -> list[JaxprEqn]:
 
 
 def _group_key(eqn: JaxprEqn) -> Hashable | None:
-    """Index space and part of an equation, equal for those of a group; None for an equation that cannot be in one.
+    """What equations must have in common to be fused; None for an equation that is fused with no other.
 
-    It can if it has one result, no effects, and operands that all have the shape of what it computes: of its result,
-    or for a reduction of what that reduces.
+    It is the index space that they loop over, whether they are backward or recomputed, and the phase of execution. An
+    equation can be fused if it is elementwise or a reduction, has one result and no effects, and all operands have
+    the shape of the index space: that of its result, or of what it reduces.
     """
     is_reduction = record_of(eqn).is_reduction
     operands = list(variables_read(eqn))

@@ -14,11 +14,14 @@ from collections.abc import Hashable, Sequence
 
 
 def grouped(reads: Sequence[Sequence[int]], keys: Sequence[Hashable | None]) -> list[list[int]]:
-    """Groups of equations by number, in an order in which they can run.
+    """Groups equations that can run as one, greedily from the first on; returns the groups in an order of execution.
+
+    A group may not need a value that depends on another of its values by way of an equation outside. Equations are
+    known by number.
 
     Args:
         reads: for each equation the numbers of those that it must follow.
-        keys: key of each, None for one that stays alone; equations of different keys are in different groups.
+        keys: key of each equation: those of a group have equal ones; None for one that stays alone.
     """
     groups = _Groups(reads)
     for number, key in enumerate(keys):
@@ -54,15 +57,18 @@ class _Groups:
             self._predecessors[number] |= self._predecessors[group] | 1 << group
 
     def merge_if_possible(self, first_equation: int, second_equation: int) -> None:
-        """Merges the groups of two equations, unless a third group depends on one and is needed by the other."""
+        """Merges the groups of two equations into that of the first, unless a third group is between them.
+
+        Such a group, which depends on one and is needed by the other, would run before and after the merged one.
+        """
         first = self._group[first_equation]
         second = self._group[second_equation]
-        # A group between them would have to run both before and after the merged group.
         if first == second or self._has_between(first, second) or self._has_between(second, first):
             return
         for member in self._members[second]:
             self._group[member] = first
         self._members[first] = sorted(self._members[first] + self._members.pop(second))
+        # Edges from and to the second group become those of the first, which has none to itself.
         for edges, reversed_edges in ((self._sources, self._readers), (self._readers, self._sources)):
             for group in edges[second]:
                 reversed_edges[group].remove(second)
@@ -77,7 +83,10 @@ class _Groups:
         return any(self._predecessors[between] >> group & 1 for between in self._sources[later])
 
     def _tell_readers(self, group: int, merged_bit: int) -> None:
-        """Adds the predecessors of a group to all groups behind it, and removes one merged into it."""
+        """Updates the predecessors of all groups that depend on a group, after another one was merged into it.
+
+        `merged_bit` is the bit of the merged group, which no longer exists. Sets of groups are integers, a bit a group.
+        """
         predecessors = self._predecessors[group] | 1 << group
         waiting = list(self._readers[group])
         while waiting:
@@ -89,7 +98,7 @@ class _Groups:
                 waiting += self._readers[reader]
 
     def in_order(self) -> list[list[int]]:
-        """The groups, each after those that it reads; of those that are ready the one whose last member comes first."""
+        """The groups in a topological order: each after those that it reads, else by their last members."""
         waits = {group: len(sources) for group, sources in self._sources.items()}
         ready = [(self._members[group][-1], group) for group, count in waits.items() if not count]
         heapq.heapify(ready)

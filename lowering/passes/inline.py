@@ -67,9 +67,10 @@ def inline(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
 
 
 def inline_and_name(jaxpr: ClosedJaxpr, *, is_micro_batch: bool = False) -> ClosedJaxpr:
-    """Inlines, and notes the layer and the part of each equation while their order still tells layers apart.
+    """The first pass of a model: inlines calls, and notes the layer and the part of training of each equation.
 
-    `is_micro_batch`: whether the jaxpr is the micro-batch of a pipeline, see `step_parts`.
+    Later passes move equations, so that neither could be told from their order. `is_micro_batch`: whether the jaxpr is
+    the micro-batch of a pipeline, whose gradients are added up.
     """
 
     jaxpr = _without_unread_residuals(jaxpr)
@@ -113,26 +114,31 @@ class _Inliner:
         return ClosedJaxpr(body, self._consts)
 
     def _append(self, jaxpr: Jaxpr, env: dict[Var, Atom], caller: JaxprEqn | None, site: CallSite) -> list[Atom]:
-        """Appends the equations of a jaxpr; returns its results.
+        """Appends the equations of a jaxpr to those of the inlined one, with callees in the place of calls.
 
         Args:
-            jaxpr: this jaxpr, or a callee of it.
-            env: what replaces the variables of the jaxpr; results of its equations are added.
-            caller: the call of a callee; None for this jaxpr, whose variables stay.
-            site: where the call is.
+            jaxpr: the jaxpr that is inlined, or a callee of it.
+            env: atom that replaces each variable of the jaxpr; results of its equations are added.
+            caller: the call of a callee; None for the outermost jaxpr, whose variables stay.
+            site: where the call is, by which layers are named.
+
+        Returns:
+            The atoms that are its results.
         """
+        # Equations inside a function of a library get the line of the user's call of it. Call sites are followed only
+        # to name layers, in the first pass of a model.
         of_library = caller is not None and is_installed(jaxpr_file(jaxpr))
         omitted = {} if self._sites is None else self._sites.omitted(jaxpr, of_library)
         for number, eqn in enumerate(jaxpr.eqns):
             call_site = site if self._sites is None else self._sites.of(eqn, site, of_library, omitted.get(number))
             eqn = eqn if caller is None else with_caller(eqn, caller, keep_line=not of_library)
             operands = [substituted(atom, env) for atom in eqn.invars]
-            # A literal index lets the branch on it be inlined next.
+            # `lax.platform_dependent`: with a literal index its branch is inlined like a call, next.
             if eqn.primitive.name == "platform_index":
                 env[eqn.outvars[0]] = Literal(np.int32(_platform_index(eqn)), eqn.outvars[0].aval)
                 continue
             call = _call_of(eqn, operands)
-            if call is not None:
+            if call is not None:  # the callee's equations come in its place
                 callee, arguments = call
                 arguments = self._constrained(eqn, "in_shardings", arguments, call_site)
                 results = self._append_callee(callee, arguments, eqn, call_site)
@@ -154,7 +160,7 @@ class _Inliner:
     def _append_callee(
         self, callee: ClosedJaxpr, operands: Sequence[Atom], caller: JaxprEqn, call_site: CallSite
     ) -> list[Atom]:
-        """Appends the equations of a callee, and its constants to those of this jaxpr; returns its results."""
+        """Appends the equations of a callee on its operands, and its constants; returns the atoms of its results."""
         env: dict[Var, Atom] = dict(zip(callee.jaxpr.invars, operands, strict=True))
         for var, value in zip(callee.jaxpr.constvars, callee.consts, strict=True):
             # A callee inlined twice has its constants twice: each call site has its own substitution.
@@ -166,9 +172,16 @@ class _Inliner:
         return self._append(callee.jaxpr, env, caller, site)
 
     def _constrained(self, eqn: JaxprEqn, param: str, atoms: Sequence[Atom], site: CallSite) -> list[Atom]:
-        """Operands or results of a call; of one of `jax.jit`, constrained to the shardings that `param` has.
+        """Keeps the shardings that an inlined call of `jax.jit` asks for, as sharding constraints.
 
-        Appends the equations of the constraints.
+        Args:
+            eqn: the call; one of another primitive has no shardings.
+            param: "in_shardings" or "out_shardings".
+            atoms: its operands, or its results.
+            site: where the call is.
+
+        Returns:
+            `atoms`, each with a sharding replaced by the result of an equation that constrains it, which is appended.
         """
         shardings = eqn.params.get(param, ()) if eqn.primitive.name == "jit" else ()
         constrained = list(atoms)
@@ -193,9 +206,10 @@ def callee_of(eqn: JaxprEqn) -> ClosedJaxpr | None:
 
 
 def _call_of(eqn: JaxprEqn, operands: list[Atom]) -> tuple[ClosedJaxpr, list[Atom]] | None:
-    """Jaxpr that an equation only evaluates, and the operands of that; None for other equations.
+    """Jaxpr that an equation only evaluates, and the operands of that jaxpr; None for an equation that stays.
 
-    `operands` has the literals that variables stand for, so that a branch on a literal index is known.
+    That is a call, a branch on a literal index, or a linear solve, whose own function computes it. `operands` are those
+    of the equation, with the literals that variables stand for.
     """
     name = eqn.primitive.name
     params = eqn.params

@@ -30,6 +30,7 @@ class LiveBytes:
     """Bytes that are live at each equation of a body, whose equations are known by number."""
 
     def __init__(self, body: Jaxpr) -> None:
+        """Finds where each value is read last, and sums the bytes of the values that are live at each equation."""
         self._eqns = body.eqns
         self._definition = {var: n for n, eqn in enumerate(body.eqns) for var in eqn.outvars}
         self._readers: dict[Var, list[int]] = {}  # in order; results are read behind the last equation
@@ -42,7 +43,7 @@ class LiveBytes:
         for number in reversed(range(len(body.eqns))):  # views before what they view
             for var in body.eqns[number].outvars:
                 self._last[var] = self._last_of(var, self._readers.get(var, ()))
-        change = np.zeros(len(body.eqns) + 2, np.int64)
+        change = np.zeros(len(body.eqns) + 2, np.int64)  # bytes that begin to live, less those that end
         for var, number in self._definition.items():
             change[number] += self._bytes(var)
             change[self._last[var] + 1] -= self._bytes(var)
@@ -60,9 +61,10 @@ class LiveBytes:
         return max(0, int(live.max(initial=0)) - self._peak)
 
     def replace(self, number: int, first: int) -> None:
-        """Replaces an equation by an equal earlier one, `first`: its readers read that, and its operands live shorter.
+        """Updates the live bytes for equation `number`, which is dropped as `first` is an equal earlier one.
 
-        The peak stays that of the body as it was, so that `growth` limits all replacements together.
+        The readers of its results read those of `first`, which live longer, and its operands live shorter. The peak
+        stays that of the body as it was, so that `growth` limits all replacements together.
         """
         for change in list(self._changes(number, first)):
             self._live[change.start : change.stop] += change.num_bytes
@@ -80,15 +82,15 @@ class LiveBytes:
                 self._last[longer] = self._last[var]
 
     def begin_earlier(self, number: int, start: int, small_bytes: int) -> bool:
-        """Lets results of an equation live from an earlier one on, unless that raises the peak and they are not small.
+        """Updates the live bytes for an equation that moves forward, unless its results would raise the peak.
 
         Args:
-            number: the equation.
-            start: the earlier one.
+            number: number of the equation.
+            start: number of the earlier one before which it would run, so that its results live from there on.
             small_bytes: results of up to so many bytes may raise the peak.
 
         Returns:
-            Whether they do.
+            Whether it may move; if not, nothing is updated.
         """
         num_bytes = sum(map(self._bytes, self._eqns[number].outvars))
         peak = int(self._live[start:number].max(initial=0)) + num_bytes
@@ -98,7 +100,11 @@ class LiveBytes:
         return True
 
     def _changes(self, number: int, first: int) -> Iterator[_Change]:
-        """Changes if an equation is replaced by `first`: results of that live longer, its own and its operands less."""
+        """Yields how live bytes change if equation `number` is dropped, as `first` is an equal earlier one.
+
+        The results of `first` live longer, until the last reader of the dropped ones; those vanish, and operands of the
+        equation may live shorter.
+        """
         for kept, var in zip(self._eqns[first].outvars, self._eqns[number].outvars, strict=True):
             last = self._last[var]
             for longer in self._living_longer(kept, last):
@@ -110,7 +116,7 @@ class LiveBytes:
                 yield _Change(new_last + 1, self._last[var] + 1, -self._bytes(var))
 
     def _living_longer(self, var: Var, last: int) -> list[Var]:
-        """Of a value, and what it is a view of, those that live longer if it is read until equation `last`."""
+        """Values that live longer if `var` is read until equation `last`: itself, and those that it is a view of."""
         found = list[Var]()
         waiting = [var]
         while waiting:

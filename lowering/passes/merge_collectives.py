@@ -60,7 +60,10 @@ def merge_collectives(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
 
 
 def _merged_replicas(eqn: JaxprEqn) -> JaxprEqn:
-    """A `replicated` equation with fewer collectives in its jaxpr and those inside, each of which is rewritten once."""
+    """Merges the sums over replicas in the jaxpr of a `replicated` equation, and in those inside of it.
+
+    A jaxpr that several equations share is rewritten once. Other equations are returned as they are.
+    """
     if eqn.primitive.name != "replicated":
         return eqn
     replicas = eqn.params["replicas"]
@@ -73,11 +76,16 @@ def _merged_replicas(eqn: JaxprEqn) -> JaxprEqn:
 
 
 def _merged(jaxpr: Jaxpr, replicas: int, rewrite: Rewrite) -> Jaxpr:
-    """The jaxpr in which sums that do not wait for each other are one collective, as each has its latency."""
+    """Returns an equal jaxpr in which sums that do not depend on each other are one collective, as each has a latency.
+
+    Sums are reductions over replicas, also maxima. Equations are reordered so that many sums are ready at once:
+    first all that need no sum, then the sums that are ready, and so on. `rewrite` is for nested jaxprs.
+    """
     eqns = [with_inner(eqn, rewrite) for eqn in jaxpr.eqns]
     if not any(map(_is_sum, eqns)):
         return jaxpr.replace(eqns=eqns)
     literals: dict[Var, Atom] = {}
+    # The sum of a literal over n replicas is a literal.
     eqns = [eqn for eqn in eqns if not _fold_to_literal(eqn, replicas, literals)]
     eqns = [eqn.replace(invars=[substituted(atom, literals) for atom in eqn.invars]) for eqn in eqns]
     merged: list[JaxprEqn] = []
@@ -93,7 +101,13 @@ def _is_sum(eqn: JaxprEqn) -> bool:
 
 
 def _fold_to_literal(eqn: JaxprEqn, replicas: int, literals: dict[Var, Atom]) -> bool:
-    """Adds the result of a sum of a literal to `literals`; returns whether the equation is one, and so needless."""
+    """Computes a sum of a literal over replicas at compile time; returns whether the equation was one that it could.
+
+    Args:
+        eqn: any equation.
+        replicas: number of replicas.
+        literals: gets the literal that replaces the result.
+    """
     if not _is_sum(eqn):
         return False
     (literal,) = eqn.invars
@@ -112,15 +126,16 @@ def _fold_to_literal(eqn: JaxprEqn, replicas: int, literals: dict[Var, Atom]) ->
 
 
 def _until_all_wait(eqns: Sequence[JaxprEqn], ready: list[JaxprEqn]) -> tuple[list[JaxprEqn], list[JaxprEqn]]:
-    """Appends to `ready`, in order, all equations that need none of the sums.
+    """Takes equations until all that remain wait for a sum over replicas, and appends those that need none to `ready`.
+
+    Equations with effects keep their order: the later one waits for what the earlier one waits for.
 
     Returns:
-        The sums that need none of each other, and the equations that need one of them; of two equations with effects
-        the later one needs what the earlier one does.
+        The sums that are ready, which need none of each other, and the equations that wait for one of them.
     """
     sums: list[JaxprEqn] = []
     blocked: list[JaxprEqn] = []
-    waiting: set[Var] = set()
+    waiting: set[Var] = set()  # results of sums and of blocked equations
     effects_wait = False
     for eqn in eqns:
         is_blocked = any(isinstance(atom, Var) and atom in waiting for atom in eqn.invars)
@@ -132,7 +147,6 @@ def _until_all_wait(eqns: Sequence[JaxprEqn], ready: list[JaxprEqn]) -> tuple[li
         else:
             ready.append(eqn)
             continue
-        # Readers of a waiting or blocked result are blocked too.
         waiting.update(v for v in eqn.outvars if not isinstance(v, DropVar))
     return sums, blocked
 
@@ -149,7 +163,10 @@ def _mergeable(sums: Sequence[JaxprEqn]) -> list[list[JaxprEqn]]:
 
 
 def _all_reduces(sums: Sequence[JaxprEqn]) -> list[JaxprEqn]:
-    """Equations for sums, each of as many in order as have up to `MOST_BYTES` together, or of one larger sum."""
+    """One collective for each batch of sums over the same replicas; batches, in order, have up to `MOST_BYTES`.
+
+    A sum of more is a batch by itself.
+    """
     batches: list[list[JaxprEqn]] = [[]]
     num_bytes = 0
     for eqn in sums:
@@ -162,7 +179,7 @@ def _all_reduces(sums: Sequence[JaxprEqn]) -> list[JaxprEqn]:
 
 
 def _all_reduce(sums: Sequence[JaxprEqn]) -> JaxprEqn:
-    """One collective for several sums over the same replicas."""
+    """One `all_reduce` equation for several sums by one monoid over the same replicas."""
     first = sums[0]
     params = {
         "monoid": MONOIDS[first.primitive.name],

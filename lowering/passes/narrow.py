@@ -32,10 +32,11 @@ def _narrowed(jaxpr: ClosedJaxpr, rewrite: Rewrite) -> ClosedJaxpr:
 
 
 def _stored_values(body: Jaxpr, eqns: Sequence[JaxprEqn], definition: Mapping[Var, int]) -> set[Var]:
-    """Values that are never computed again.
+    """Values of a body that gradients must read as they are, never compute again.
 
-    Results, values of gradients and of equations with effects, and values that cross phases of execution or are
-    compared with one another.
+    These are the results, values of gradients and of equations with effects, values that are read in another phase of
+    execution, and those that several equations compare, which could round differently. `definition` has the number of
+    the equation that defines a value.
     """
     stored = set(variables(body.outvars)) | compared_twice(eqns, _itself)
     phases = [phase_of(eqn) for eqn in eqns]
@@ -47,7 +48,15 @@ def _stored_values(body: Jaxpr, eqns: Sequence[JaxprEqn], definition: Mapping[Va
 
 
 def _values_to_recompute(eqns: Sequence[JaxprEqn], definition: Mapping[Var, int], stored: set[Var]) -> Repeated:
-    """Set of the values that take more bytes, by element, than the sources that would be saved for them instead."""
+    """Forward values that gradients compute again, as that saves bytes between forward and backward part.
+
+    A value is worth it if its elements take more bytes than those of its sources that would be saved only for it.
+
+    Args:
+        eqns: equations of a body.
+        definition: number of the equation that defines a value.
+        stored: values that may not be computed again.
+    """
     # Values that need not be saved, because their own sources are no wider, are no reason to save others.
     cheap = Repeated(eqns, definition, stored, _itself, lambda _, width, sources: sum(sources.values()) <= width)
     read_by_gradients = {var for eqn in eqns if _is_backward(eqn) for var in variables_read(eqn)}
@@ -75,7 +84,7 @@ class _Recomputation:
         self._copies: dict[tuple[Var, int | None], Var] = {}  # (value, stage of its readers) → its copy
 
     def run(self) -> list[JaxprEqn]:
-        """The equations, with those that compute copies before their first readers."""
+        """Returns the equations, with gradients that read recomputed copies, each computed before its first reader."""
         for eqn in self._eqns:
             if _is_backward(eqn) and any(var in self._recomputed for var in variables_read(eqn)):
                 invars = [
@@ -87,7 +96,10 @@ class _Recomputation:
         return self._rewritten
 
     def _value_for(self, reader: JaxprEqn, atom: Atom) -> Atom:
-        """What a gradient reads in place of a value: a copy computed again before `reader`, or the value itself."""
+        """What an equation of a gradient, `reader`, shall read in place of a forward value: a copy, or that value.
+
+        The equations that compute the copy are appended, the first time that one of the reader's stage needs it.
+        """
         if not isinstance(atom, Var) or atom not in self._definition:
             return atom
         eqn = self._eqns[self._definition[atom]]

@@ -37,8 +37,8 @@ class _Sources(NamedTuple):
 def compared_twice(eqns: Sequence[JaxprEqn], source: Callable[[Var], Var]) -> set[Var]:
     """Values that several equations compare with others, as a maximum and the search for its position do.
 
-    Computed again by each, they may be rounded once in a fused multiply-add in one, and twice in another. `source` is
-    as in `Repeated`.
+    They must be computed once: computed again by each reader, XLA may round them once in a fused multiply-add in one,
+    and twice in another, so that the maximum equals no element. `source` is as in `Repeated`.
     """
     comparisons = Counter[Var]()
     for eqn in eqns:
@@ -68,6 +68,7 @@ class Repeated:
         source: Callable[[Var], Var],
         is_worth_it: IsWorthIt,
     ) -> None:
+        """Arguments are those of the class. A value is decided on when it is asked for, once, by `_find_sources`."""
         self._eqns = eqns
         self._definition = definition
         self._stored = stored
@@ -85,7 +86,11 @@ class Repeated:
         return self._found[var]
 
     def _find_sources(self, var: Var) -> _Sources | None:
-        """Sources of a value that is wider than all of them, or cheap and worth it, and takes few equations."""
+        """Stored values from which readers compute a value again; None for a value that is stored itself.
+
+        It is computed again if it is elementwise and wider than all of them together, as a cast to float; or if it is
+        cheap and `is_worth_it` says so. Both only if that takes few equations.
+        """
         if var in self._stored or var not in self._definition:
             return None
         eqn = self._eqns[self._definition[var]]

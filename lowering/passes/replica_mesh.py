@@ -66,11 +66,14 @@ class ReplicaMesh:
         return ReplicaMesh(({outer.name: outer.size} if outer.name else {}) | sizes_of(mesh))
 
     def groups(self, names: Sequence[str], within: Any = None) -> Groups:
-        """Groups of replicas that differ in some axes only, by rank along them.
+        """Groups of replicas among which a collective over some axes of the mesh runs: they differ in these axes only.
 
         Args:
-            names: the axes.
-            within: groups of ranks, `axis_index_groups` of JAX, in which each of these groups is divided; or None.
+            names: the axes of the collective.
+            within: JAX's `axis_index_groups`, ranks along these axes by which each group is divided further; or None.
+
+        Returns:
+            Numbers of the replicas of each group, in the order of their rank along the axes.
         """
         axes = list(self.sizes)
         # Axes that are not named first, so that each row of the table is a group.
@@ -110,7 +113,10 @@ class ReplicaMesh:
         return x
 
     def rules(self) -> dict[str, Callable[..., Any]]:
-        """What evaluates each collective of a `shard_map`, by primitive."""
+        """Function that computes each collective of a `shard_map` over replicas, by name of the primitive.
+
+        It has the operands and the parameters of the equation; changes of types alone are the identity.
+        """
         return {
             "psum": self._reduction_rule(lax.psum),
             "psum_invariant": self._reduction_rule(lax.psum),

@@ -57,7 +57,11 @@ from ipujax.runtime.graph import ReplicaAxes
 
 
 def shard_map(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
-    """Returns an equal jaxpr without `shard_map`."""
+    """Returns an equal jaxpr without `shard_map`: its devices are replicas, so all is one `replicated` equation.
+
+    Equations outside of a `shard_map` run on all devices, with equal results. A program that is replicated already has
+    a mesh in each replica: then all devices of all replicas are the replicas.
+    """
     sizes = {_num_devices(eqn) for eqn in _shard_maps(jaxpr.jaxpr)}
     if not sizes:
         return jaxpr
@@ -77,9 +81,10 @@ def _shard_maps(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
 
 
 def _with_replicas(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
-    """A jaxpr of one `replicated` equation over all devices of the meshes of its replicas.
+    """Rewrites a jaxpr of one `replicated` equation whose function has `shard_map`s inside: a mesh in each replica.
 
-    Input: a jaxpr of one `replicated` equation over replicas, each of which has a mesh.
+    The result is a jaxpr of one `replicated` equation over all devices of all replicas, those of a replica one after
+    the other, without `shard_map`.
     """
     function = unwrapped(jaxpr)
     check_results(function)
@@ -104,6 +109,7 @@ def _with_replicas(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
     in_dims = _split_inputs(of_replica)
     out_dims = _split_results(of_replica)
     inner = inline(ClosedJaxpr(_of_one_replica(of_replica, devices, in_dims, out_dims, outer), over_all.consts))
+    # Arrays were split over replicas, and their parts over devices: now both at once.
     ranks = [len(v.aval.shape) for v in (*of_replica.invars, *of_replica.outvars)]
     pairs = [*zip(function.in_dims, in_dims, strict=True), *zip(function.out_dims, out_dims, strict=True)]
     splits = tuple(
@@ -121,9 +127,21 @@ def _axes(jaxpr: Jaxpr, devices: int) -> ReplicaAxes:
 
 
 def _composed(outer: Split, inner: Split, rank: int, replicas: int, devices: int) -> Split:
-    """Split of an array of `rank` dimensions over replicas, and of each part over the devices of a replica's mesh."""
+    """Joins two splits of an array: over replicas, and of each replica's part over the devices of its mesh.
+
+    Args:
+        outer: split over the replicas: a dimension, blocks, or None for an array that all have entirely.
+        inner: split of a part over the devices, likewise.
+        rank: number of dimensions of the array.
+        replicas: number of replicas.
+        devices: number of devices of a replica.
+
+    Returns:
+        The split over all devices, those of a replica one after the other.
+    """
     if outer is None and inner is None:
         return None
+    # Blocks along each dimension, and the coordinates of each device's block: of the inner ones within an outer one.
     outer_counts, outer_places = _blocks(outer, rank, replicas)
     inner_counts, inner_places = _blocks(inner, rank, devices)
     counts = tuple(a * b for a, b in zip(outer_counts, inner_counts, strict=True))
@@ -148,7 +166,7 @@ def _blocks(split: Split, rank: int, devices: int) -> tuple[tuple[int, ...], np.
 
 
 def _num_devices(eqn: JaxprEqn) -> int:
-    """Number of devices of a `shard_map`, which must name all axes of its mesh."""
+    """Number of devices of a `shard_map`; raises if it leaves axes of its mesh to be split by the compiler."""
     mesh = eqn.params["mesh"]
     manual = eqn.params.get("newly_manual_axes", eqn.params.get("manual_axes"))
     if manual is not None and set(manual) != set(mesh.axis_names):
@@ -163,9 +181,10 @@ def _num_devices(eqn: JaxprEqn) -> int:
 
 
 def _split_dim(spec: Any, mesh: Any, rank: int) -> Split:
-    """Split of an array of `rank` dimensions by a spec: None for one that splits nothing.
+    """Converts JAX's `PartitionSpec` of an array of `rank` dimensions over a mesh to the split that `replicated` has.
 
-    A dimension if that is split over the whole mesh, in the order of its devices; else blocks.
+    None for a spec that splits nothing; the number of the dimension if a single one is split over all axes of the mesh
+    in their order; else `BlockSplit`: blocks along each dimension, and the number of each device's block.
     """
     sizes = sizes_of(mesh)
     axes_of_dims = [[n for n in names if sizes[n] > 1] for names in map(named_axes, spec.partitions)]
@@ -185,7 +204,10 @@ def _split_dim(spec: Any, mesh: Any, rank: int) -> Split:
 
 
 def _split_inputs(jaxpr: Jaxpr) -> Splits:
-    """For each input its split, if all equations that read it are a `shard_map` that splits it so; else None."""
+    """For each input the split by which devices can get their parts alone; None for one that all need entirely.
+
+    It is that of the `shard_map`s that read it, if they split it alike and nothing else reads it.
+    """
     uses: dict[Var, set[Split]] = {var: set() for var in jaxpr.invars}
     for eqn in jaxpr.eqns:
         for number, atom in enumerate(eqn.invars):
@@ -199,7 +221,10 @@ def _split_inputs(jaxpr: Jaxpr) -> Splits:
 
 
 def _split_results(jaxpr: Jaxpr) -> Splits:
-    """For each result its split, if it is that of a `shard_map` and no equation reads it; else None."""
+    """For each result the split by which devices can return their parts alone; None for one that all compute entirely.
+
+    It is that of the `shard_map` that computes it, if no equation reads the result.
+    """
     read = {var for eqn in jaxpr.eqns for var in variables_read(eqn)}
     splits: dict[Var, Split] = {
         var: _split_by(eqn, "out_specs", number, var)
@@ -219,20 +244,24 @@ def _split_by(eqn: JaxprEqn, specs: str, number: int, atom: Atom) -> Split:
 def _of_one_replica(
     jaxpr: Jaxpr, devices: int, in_dims: Splits = (), out_dims: Splits = (), outer: OuterAxis = NO_OUTER_AXIS
 ) -> Jaxpr:
-    """The jaxpr of one device, with a call of what it computes in place of each `shard_map`.
+    """Rewrites a jaxpr over all devices of a mesh as that of one device, without `shard_map`.
+
+    In place of each `shard_map` is a call of what one device computes in it, between slices of operands and gathers of
+    results where other equations have them entirely.
 
     Args:
         jaxpr: the jaxpr over all devices.
-        devices: of the mesh.
+        devices: number of devices of the mesh.
         in_dims: split of each input, which comes as the device's part; none is split when empty.
         out_dims: split of each result, which leaves as the device's part; none is split when empty.
-        outer: replicas that each have such a mesh.
+        outer: axis of replicas that each have such a mesh.
     """
 
     @once
     def rewrite(inner: ClosedJaxpr) -> ClosedJaxpr:
         return ClosedJaxpr(_of_one_replica(inner.jaxpr, devices, outer=outer), inner.consts)
 
+    # Inputs and results that are the device's part get variables of the part's shape.
     split = {v: d for v, d in zip(jaxpr.invars, in_dims, strict=False) if d is not None}
     leaving = {v: d for v, d in zip(jaxpr.outvars, out_dims, strict=False) if d is not None and isinstance(v, Var)}
     local = {v: Var(_local_aval(v.aval, d, devices)) for v, d in {**split, **leaving}.items()}
@@ -283,15 +312,16 @@ def _shard_map_calls(
     outer: OuterAxis,
     local_parts: _LocalParts,
 ) -> Iterator[JaxprEqn]:
-    """Equations of a `shard_map`: slices of operands that all have, the computation, gathers of results for all.
+    """Yields the equations of one device for a `shard_map`: slices of operands, the computation, gathers of results.
 
     Args:
         eqn: the `shard_map`.
-        operands: its operands, local arrays where they come split.
-        results: its results, local arrays where they leave split.
+        operands: its operands: parts where they come split, else entire arrays, which the device cuts its part from.
+        results: its results: parts where they leave split, else entire arrays, which are gathered from all devices.
         replicas: number of devices of all meshes.
-        outer: replicas that each have such a mesh.
-        local_parts: parts of operands that need no slice; those of results are added.
+        outer: axis of replicas that each have such a mesh.
+        local_parts: parts of entire arrays that the device has from earlier `shard_map`s, and so need no slice; those
+            of the results are added.
     """
     params = eqn.params
     mesh = ReplicaMesh.of(params["mesh"], outer)
@@ -330,16 +360,19 @@ def _axes_of_rule(eqn: JaxprEqn) -> set[str]:
 
 
 def _over_replicas(mesh: ReplicaMesh, replicas: int, *, rewrites_inside: bool = True) -> Rewrite:
-    """Rewrites collectives over mesh axes to collectives over replicas, and drops the axes from types.
+    """Makes the rewrite of jaxprs that turns collectives over axes of a mesh into collectives over replicas.
 
     Args:
-        mesh: the mesh.
+        mesh: the mesh, whose devices are replicas.
         replicas: number of replicas.
         rewrites_inside: False to leave the computation of a `shard_map` as it is.
+
+    Returns:
+        Rewrite of a jaxpr; the mesh's axes are dropped from the types of its values too.
     """
     rules = mesh.rules()
 
-    def rewritten(eqn: JaxprEqn) -> JaxprEqn:
+    def with_replica_collectives(eqn: JaxprEqn) -> JaxprEqn:
         if eqn.primitive.name == "shard_map" and not rewrites_inside:
             return eqn
         rule = rules.get(eqn.primitive.name)
@@ -349,9 +382,12 @@ def _over_replicas(mesh: ReplicaMesh, replicas: int, *, rewrites_inside: bool = 
 
     @once
     def rewrite(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
-        """A jaxpr whose values have types without manual axes, which rules of one IPU do not know."""
+        """Rewrites the equations of a jaxpr, on variables whose types have no manual axes of the mesh any more.
+
+        Lowering rules are for one IPU, and know no such axes.
+        """
         body = jaxpr.jaxpr
-        new: dict[Var, Var] = {}
+        new: dict[Var, Var] = {}  # variable → the one of the new type, itself if the type is the same
 
         def retyped(atom: Any) -> Any:
             if not isinstance(atom, Var) or isinstance(atom, DropVar):
@@ -366,7 +402,7 @@ def _over_replicas(mesh: ReplicaMesh, replicas: int, *, rewrites_inside: bool = 
 
         eqns = [
             eqn.replace(invars=all_retyped(eqn.invars), outvars=all_retyped(eqn.outvars))
-            for eqn in map(rewritten, body.eqns)
+            for eqn in map(with_replica_collectives, body.eqns)
         ]
         boundary = {name: all_retyped(getattr(body, name)) for name in ("constvars", "invars", "outvars")}
         return ClosedJaxpr(body.replace(eqns=eqns, **boundary), jaxpr.consts)
@@ -377,7 +413,15 @@ def _over_replicas(mesh: ReplicaMesh, replicas: int, *, rewrites_inside: bool = 
 def _as_replicated(
     inner: ClosedJaxpr, outer: ClosedJaxpr, in_dims: Splits, out_dims: Splits, axes: ReplicaAxes
 ) -> ClosedJaxpr:
-    """Jaxpr of one `replicated` equation, with the inputs and results of the outer jaxpr."""
+    """Wraps the function of one replica in a `replicated` equation, in the place of the jaxpr that it was made from.
+
+    Args:
+        inner: function of one replica, on parts of arrays.
+        outer: the jaxpr on entire arrays whose inputs the new one takes over.
+        in_dims: split of each input over replicas; None for one that all have.
+        out_dims: split of each result likewise.
+        axes: name and size of each axis that numbers the replicas.
+    """
     replicas = prod(size for _, size in axes)
     avals = [
         aval.update(shape=global_shape(aval.shape, d, replicas))

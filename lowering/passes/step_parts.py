@@ -44,7 +44,10 @@ _RESULTS_OF = {FORWARD: _ACTIVATION, RECOMPUTED: _ACTIVATION, BACKWARD: _GRADIEN
 
 
 def with_parts(jaxpr: ClosedJaxpr, *, is_micro_batch: bool = False) -> ClosedJaxpr:
-    """Return the jaxpr with the part of each equation in its note; `is_micro_batch`: its gradients are added up."""
+    """Return the jaxpr with the part of a training step of each equation (forward, update, …) in its note.
+
+    `is_micro_batch`: whether it is the micro-batch of a pipeline, whose gradients are added up, not yet an update.
+    """
     if not any(_named_part(eqn) == BACKWARD for eqn in equations(jaxpr.jaxpr)):
         return jaxpr
     inputs = [_INPUT] * len(jaxpr.in_avals)
@@ -52,7 +55,7 @@ def with_parts(jaxpr: ClosedJaxpr, *, is_micro_batch: bool = False) -> ClosedJax
         roles = ValueRoles(_program(jaxpr).jaxpr)
         written = {WEIGHTS, OPTIMISER_STATE, STATE}
         inputs = [_STATE if roles.get(var) in written else _INPUT for var in _program(jaxpr).jaxpr.invars]
-    flow = _Flow(jaxpr, inputs)
+    flow = _ValueFacts(jaxpr, inputs)
     flow.read_backwards([0] * len(jaxpr.out_avals))
     return flow.rewritten(BACKWARD if is_micro_batch else UPDATE)
 
@@ -85,7 +88,7 @@ def _is_region(eqn: JaxprEqn) -> bool:
 
 
 @dataclass(eq=False)
-class _Flow:
+class _ValueFacts:
     """Facts of the values of one jaxpr.
 
     Args:
@@ -98,7 +101,7 @@ class _Flow:
     jaxpr: ClosedJaxpr
     inputs: Sequence[int]
     facts: dict[Var, int] = field(default_factory=dict)
-    regions: dict[int, list[tuple[Body, _Flow]]] = field(default_factory=dict)
+    regions: dict[int, list[tuple[Body, _ValueFacts]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Find what each value is computed from; `read_backwards` adds what reads it."""
@@ -128,24 +131,34 @@ class _Flow:
                 self.facts[atom] = self.facts.get(atom, 0) | fact
 
     def _follow_bodies(self, number: int, eqn: JaxprEqn) -> None:
-        """Follow the values through the bodies of an equation; what a loop carries and updates is its state."""
+        """Find the facts of values inside an equation with a gradient in its bodies, and so those of its results.
+
+        Args:
+            number: number of the equation.
+            eqn: the equation, a loop, branch or call. What a loop carries and computes from gradients is its state.
+        """
         is_loop = eqn.primitive.name in LOOPS
         self.regions[number] = []
         for body in _inner_bodies(eqn):
+            # What each input of the body is computed from: input, state, activation, gradient.
             inputs = [self._facts_of(atom) & _SOURCES for atom in body.of_operands(eqn.invars)]
-            if is_loop:  # gradients of an iteration are those that it computes
+            if is_loop:
+                # An iteration's activations and gradients are those that it computes itself: others are inputs to it.
                 inputs = [fact if fact in (0, _STATE) else _INPUT for fact in inputs]
-                updated = _Flow(body.jaxpr, inputs).results[body.results.carries]
+                # A carry that an iteration computes from gradients is state of the next: followed once to find these.
+                updated = _ValueFacts(body.jaxpr, inputs).results[body.results.carries]
                 inputs[body.inputs.carries] = [
                     _STATE if fact & _GRADIENT else old
                     for fact, old in zip(updated, inputs[body.inputs.carries], strict=True)
                 ]
-            inside = _Flow(body.jaxpr, inputs)
+            inside = _ValueFacts(body.jaxpr, inputs)
             self.regions[number].append((body, inside))
             self._add_facts(eqn.outvars, [fact & _SOURCES for fact in inside.results])
 
     def read_backwards(self, readers: Sequence[int]) -> None:
-        """Add to the facts of each value the parts that read it, of `_READERS`; `readers` are those of the results.
+        """Add to the facts of each value, last equation first, whether the forward part or the update reads it.
+
+        `readers` has these facts of the results, as bits of `_READERS`.
 
         What reads a carry in the next iteration is added once: a part that reads it two iterations later only, through
         another carry, is left out.
@@ -172,16 +185,19 @@ class _Flow:
         return [self._facts_of(var) & _READERS for var in self.jaxpr.jaxpr.invars[places]]
 
     def part(self, number: int, of_gradients: str) -> str:
-        """Return the part of an equation without a gradient inside.
+        """Return the part of a training step that an equation is of: by name, else by what it reads and who reads it.
 
         Args:
-            number: of the equation.
+            number: number of the equation, which has no gradient inside.
             of_gradients: part of what is computed from gradients: the update, or backward if a loop adds them up.
+
+        Returns:
+            The part; "" for an equation that no part reads and that reads none.
         """
         eqn = self.jaxpr.eqns[number]
         if part := _named_part(eqn):
             return part
-        sources = self._facts_of_any(eqn.invars) & _SOURCES
+        sources = self._facts_of_any(eqn.invars) & _SOURCES  # sets of facts, as bits
         readers = self._facts_of_any(eqn.outvars) & _READERS
         if sources & _GRADIENT:
             return of_gradients
@@ -205,7 +221,11 @@ class _Flow:
         return ClosedJaxpr(self.jaxpr.jaxpr.replace(eqns=eqns), self.jaxpr.consts)
 
     def _rewritten_region(self, number: int, eqn: JaxprEqn, of_gradients: str) -> JaxprEqn:
-        """An equation with bodies, whose equations have the parts of a step; its own work is plumbing."""
+        """Return an equation with gradients in its bodies, their equations with parts in notes.
+
+        Its own part is plumbing: to control a loop or a branch is of none of the parts inside. `of_gradients` is as of
+        `part`; a loop decides by itself.
+        """
         if eqn.primitive.name == PIPELINE:  # its micro-batch gets parts when it is cut into stages
             return with_part(eqn, PLUMBING)
         is_loop = eqn.primitive.name in LOOPS

@@ -23,11 +23,14 @@ def swap_products(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
 
 
 def _swapped(jaxpr: ClosedJaxpr, rewrite: Rewrite) -> ClosedJaxpr:
-    """The jaxpr in which products that are only read transposed have their operands swapped."""
+    """Swaps the operands of products that are only read transposed, and drops the transposes: (x·y)ᵀ = yᵀ·xᵀ.
+
+    `rewrite` is for jaxprs inside of equations.
+    """
     body = jaxpr.jaxpr
     reads = Counter(var for eqn in body.eqns for var in variables_read(eqn))
     reads.update(variables(body.outvars))
-    # The transpose of each value that is read by nothing else.
+    # By value that a transpose reads and nothing else: the transpose.
     transposed = {
         eqn.invars[0]: eqn
         for eqn in body.eqns
@@ -47,8 +50,9 @@ def _swapped(jaxpr: ClosedJaxpr, rewrite: Rewrite) -> ClosedJaxpr:
 
 
 def _exchange_of_free_dims(eqn: JaxprEqn) -> tuple[int, ...] | None:
-    """Permutation of a product's result that exchanges the free dimensions of its operands.
+    """Permutation of the result of a `dot_general` that exchanges the free dimensions of its two operands.
 
+    The result has batch dimensions, then those of the left operand that are not contracted, then those of the right.
     None for a product of a literal, or one with a sharding of its result, which would have to be permuted too.
     """
     if any(isinstance(atom, Literal) for atom in eqn.invars) or eqn.params.get("out_sharding") is not None:

@@ -44,13 +44,13 @@ def iterations(start: int, end: int, step: int, direction: str) -> int | None:
     Returns:
         The iterations in unbounded integers; None if it never ends.
     """
-    if direction in ("le", "ge"):
+    if direction in ("le", "ge"):  # as "lt" and "gt" with the next bound
         end = end + (1 if direction == "le" else -1)
     if direction == "eq":
         return 0 if start != end else (None if step == 0 else 1)
     if start == end and direction == "ne":
         return 0
-    if direction == "ne":
+    if direction == "ne":  # ends only if the counter meets the bound exactly
         is_met = step != 0 and (end - start) % step == 0 and (end - start) // step > 0
         return (end - start) // step if is_met else None
     is_upwards = direction in ("lt", "le")
@@ -60,14 +60,17 @@ def iterations(start: int, end: int, step: int, direction: str) -> int | None:
 
 
 def trip_count(eqn: JaxprEqn, known: Sequence[Known]) -> int | None:
-    """Number of iterations of a `while`; None if it is data.
+    """Number of iterations of a `while` that counts an integer to a bound; None if it depends on data.
+
+    The condition must compare a carry plus a constant with a known value, and each iteration add a constant to the
+    carry.
 
     Args:
         eqn: equation `while`.
-        known: known value of each operand, None for those that are data.
+        known: scalar that each operand is known to be; None for those that are data.
 
     Returns:
-        The iterations, or None, also if the condition has effects.
+        The iterations; None also if the condition has effects, or the counter would overflow its dtype.
     """
     condition = while_condition(eqn.params)
     body = while_body(eqn.params)
@@ -82,7 +85,7 @@ def trip_count(eqn: JaxprEqn, known: Sequence[Known]) -> int | None:
     values_of_body = known_values(body.jaxpr, [*known[body.operands.constants], *fixed])
     carries_of_condition = tested.invars[condition.inputs.carries]
     carries_of_body = computed.invars[body.inputs.carries]
-    # The loop counts if one side is a carry plus a constant, and the other is known.
+    # Either side of the comparison may be the counter.
     for counted, bound, direction in (comparison, comparison.mirrored()):
         end = _integer(_value(values_of_condition, bound))
         for number, start in enumerate(map(_integer, initial)):
@@ -93,6 +96,7 @@ def trip_count(eqn: JaxprEqn, known: Sequence[Known]) -> int | None:
             count = None if step is None else iterations(start + offset, end, step, direction)
             if count is None or step is None:
                 return None
+            # An integer that wraps around would count otherwise.
             last = start + count * step
             fits_carry = _can_hold(carries_of_condition[number], last)
             fits_comparison = _can_hold(counted, start + offset) and _can_hold(counted, last + offset)
@@ -101,7 +105,10 @@ def trip_count(eqn: JaxprEqn, known: Sequence[Known]) -> int | None:
 
 
 def known_values(jaxpr: ClosedJaxpr, known: Sequence[Known]) -> dict[Var, Known]:
-    """Scalar integers and truths of a jaxpr that follow from its constants and known arguments."""
+    """Folds constants: scalar integers and booleans of a jaxpr that follow from its constants and known arguments.
+
+    `known` has for each input the scalar that it is known to be, or None.
+    """
     constants = ((var, _constant(value)) for var, value in zip(jaxpr.jaxpr.constvars, jaxpr.consts, strict=True))
     values = {var: value for var, value in constants if value is not None}
     values |= {var: value for var, value in zip(jaxpr.jaxpr.invars, known, strict=True) if value is not None}
@@ -147,7 +154,7 @@ class _Comparison(NamedTuple):
 
 
 def _comparison(condition: Jaxpr) -> _Comparison | None:
-    """The comparison of integers that a condition is, also one that is negated; None for other conditions."""
+    """The comparison of scalars that a condition of a `while` is, with negations applied; None for another one."""
     eqn = _definition(condition, condition.outvars[0])
     is_negated = False
     while eqn is not None and eqn.primitive.name == "not":
@@ -160,9 +167,9 @@ def _comparison(condition: Jaxpr) -> _Comparison | None:
 
 
 def _added(jaxpr: Jaxpr, values: dict[Var, Known], atom: Atom, counter: Var) -> int | None:
-    """Constant c of an atom that is counter + c, followed through casts and additions; None for other atoms.
+    """Constant c of an atom that is the variable `counter` plus c, traced back through additions and casts, else None.
 
-    `values` has the known values of the jaxpr.
+    `values` has the known scalars of the jaxpr, of which a constant that is added must be one.
     """
     if atom is counter:
         return 0

@@ -42,12 +42,16 @@ def earlier_equals(
     constants: Mapping[Var, Hashable],
     separation: Callable[[int], Hashable],
 ) -> dict[int, int]:
-    """Return for each equation that is equal to an earlier one the number of the last such.
+    """Finds the equations that compute what an earlier one has computed, by value numbering.
 
     Args:
-        eqns: equations of a body.
-        constants: what tells the values of constants from each other.
-        separation: from the number of an equation, what else must be equal; None for one that is equal to no other.
+        eqns: equations of a body, in order.
+        constants: key of each constant of the body: constants of one key have equal values.
+        separation: function from the number of an equation to what else must be equal, as its stage; None for an
+            equation that may be equal to no other.
+
+    Returns:
+        Number of the last equal earlier equation, by number of the equation.
     """
     return _ValueNumbers(constants).earlier(eqns, separation)
 
@@ -62,11 +66,15 @@ class _ValueNumbers:
         self._parameters = EquationNumbers()
 
     def earlier(self, eqns: Sequence[JaxprEqn], separation: Callable[[int], Hashable]) -> dict[int, int]:
-        """Return for each equation that is equal to an earlier one the number of the last such."""
+        """Return for each equation that is equal to an earlier one the number of the last such.
+
+        `separation` maps the number of an equation to what else must be equal; None for one that is equal to no other.
+        """
         earlier: dict[int, int] = {}
-        # Parameters are compared only of equations that are alike in all else: most are alike with no other.
-        first_alike: dict[Hashable, int] = {}
-        last_equal: dict[Hashable, int] = {}
+        # Equations are alike if they have one operation, equal operands and one separation, and equal if parameters are
+        # equal too: these are compared only of alike ones, as most equations are alike with no other.
+        first_alike: dict[Hashable, int] = {}  # by operation, operands and separation
+        last_equal: dict[Hashable, int] = {}  # by these and parameters
         for number, eqn in enumerate(eqns):
             self._find_repeated_scalar(eqn)
             part = separation(number) if is_pure(eqn) else None
@@ -80,6 +88,7 @@ class _ValueNumbers:
             equal = alike, self._parameters.of_parameters(eqn)
             if equal in last_equal:
                 earlier[number] = last_equal[equal]
+                # Equal results have one number, so that their readers can be equal too.
                 results = zip(eqn.outvars, eqns[last_equal[equal]].outvars, strict=True)
                 self._of_var.update({var: self._number_of_value(earlier_var) for var, earlier_var in results})
             last_equal[equal] = number

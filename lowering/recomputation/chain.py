@@ -39,13 +39,14 @@ class RecomputePlan:
 def plan_recompute(
     steps: Sequence[ChainStep], result_bytes: int, budget_bytes: int, in_flight: int = 1
 ) -> RecomputePlan:
-    """Finds the values to store and those to recompute, in a budget of bytes and few cycles.
+    """Finds which values of a network to store for its gradient and which to recompute, in a budget of bytes.
 
-    An order that drops a value before its gradient may take fewer: in a chain of four steps 10 instead of 13.
+    The plan takes the fewest cycles of those that keep a stored value until its gradient has run. One that drops it
+    before may take fewer: in a chain of four steps 10 instead of 13.
 
     Args:
-        steps: the chain; the last one's result is differentiated.
-        result_bytes: of that result, and of its gradient.
+        steps: the network as a chain of steps; the last one's result is differentiated.
+        result_bytes: bytes of that result, and of its gradient.
         budget_bytes: highest peak of live bytes, with the input of the chain.
         in_flight: number of inputs at once whose forward parts have run and whose backward parts have not.
 
@@ -113,7 +114,7 @@ class ChainPlans:
         return int(self._curve.num_bytes[0]) + self._input_bytes
 
     def plan(self, budget_bytes: int) -> RecomputePlan:
-        """The best plan in a budget."""
+        """The plan of fewest cycles whose peak of live bytes is within a budget; raises if none is."""
         budget_bytes = _integer("budget_bytes", budget_bytes)
         keep_all_plan = self.keep_all()
         available_bytes = budget_bytes - self._input_bytes
@@ -131,16 +132,21 @@ class ChainPlans:
 
 
 def peak_bytes(steps: Sequence[ChainStep], result_bytes: int, actions: Sequence[StepAction], in_flight: int = 1) -> int:
-    """Peak live bytes when the parts of a chain run in an order; arguments as of `plan_recompute` and `RecomputePlan`.
+    """Peak live bytes when the forward and backward parts of a chain of steps run in an order.
 
-    With several inputs in flight, what is stored after the forward parts counts for each of them.
+    Args:
+        steps: the chain, from first to last.
+        result_bytes: bytes of the result of the last step, and of its gradient.
+        actions: the parts in order; the first ones run each step forwards once.
+        in_flight: number of inputs at once whose forward parts have run and whose backward parts have not: what is
+            stored after the forward parts counts for each.
     """
     inputs = [*(step.input_bytes for step in steps), result_bytes]
     stored = {0}  # steps whose inputs are in memory
     saved: set[int] = set()  # steps of which all values for the backward part are
     gradient = len(steps)  # step whose input has the gradient that is in memory
     peak = 0
-    stash = 0
+    stash = 0  # bytes that are stored between the forward and the backward parts of one input
 
     def live_bytes(*extra_bytes: int) -> int:
         # A stored input of a step whose predecessor is saved is among what that one has saved.
@@ -162,7 +168,7 @@ def peak_bytes(steps: Sequence[ChainStep], result_bytes: int, actions: Sequence[
             peak = max(peak, live_bytes(step.saved_bytes, step.forward_temp_bytes))
             saved.add(number)
             stored.add(number + 1)
-        else:
+        else:  # "forward" or "keep": the result is stored, and after "forward" the input is dropped
             peak = max(peak, live_bytes(inputs[number + 1], step.forward_temp_bytes))
             stored.add(number + 1)
             if action == "forward":
@@ -171,7 +177,7 @@ def peak_bytes(steps: Sequence[ChainStep], result_bytes: int, actions: Sequence[
 
 
 def _checked(steps: Sequence[ChainStep]) -> tuple[ChainStep, ...]:
-    """The steps of a chain, with Python's integers."""
+    """Checks the steps of a chain that a user gives; returns them with sizes as Python's integers."""
     if not isinstance(steps, Iterable):
         expected = "a sequence of ChainStep"
         raise ArgumentTypeError("chain steps must be a sequence", expected=expected, got=shortened(steps))

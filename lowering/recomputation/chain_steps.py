@@ -1,7 +1,7 @@
 """A training step as a chain: the steps of its forward part, with the cycles and bytes of each.
 
-Input: the `Flow` of a forward and a backward part, and cuts. Output: `Steps`: the forward equations of each step, the
-equations of the gradient that belong to each, and a `ChainStep` of each for the planner.
+Input: the `DataFlow` of a forward and a backward part, and cuts. Output: `ChainSteps`: the forward equations of each
+step, the equations of the gradient that belong to each, and a `ChainStep` of each for the planner.
 
 An equation of the gradient belongs to the last step in which all its operands are available: gradients, values of the
 step, and values that cross into it. It never waits for an earlier step, except equations that read no gradient or whose
@@ -34,13 +34,13 @@ from ipujax.lowering.jaxpr import (
     work_of_equation,
 )
 from ipujax.lowering.primitives import record_of
-from ipujax.lowering.recomputation.flow import Flow, bytes_of
+from ipujax.lowering.recomputation.flow import DataFlow, bytes_of
 from ipujax.lowering.recomputation.segment_table import ChainStep
 
 _VECTOR_ELEMENTS = 2  # floats of a vector instruction, Target.vector_bytes
 
 
-class Steps:
+class ChainSteps:
     """The steps between cuts.
 
     Args:
@@ -50,7 +50,17 @@ class Steps:
         whole_layers: whether entire layers are recomputed, so that products of a gradient may wait for an earlier step.
     """
 
-    def __init__(self, flow: Flow, cuts: Sequence[int], *, is_summed: bool = False, whole_layers: bool = False) -> None:
+    def __init__(
+        self, flow: DataFlow, cuts: Sequence[int], *, is_summed: bool = False, whole_layers: bool = False
+    ) -> None:
+        """Assigns the equations of forward part and gradient to steps, and sums the cycles and bytes of each step.
+
+        Args:
+            flow: equations of the forward part and its gradient, and the uses of forward values.
+            cuts: number of the first forward equation of each step but the first.
+            is_summed: whether gradients are added to existing accumulators, and so take no bytes.
+            whole_layers: whether entire layers are recomputed, so that products of the gradient may run later.
+        """
         self.flow = flow
         self._starts = [0, *cuts]  # first equation of each step
         self._delays_products = whole_layers
@@ -58,7 +68,7 @@ class Steps:
         bounds = pairwise([*self._starts, len(flow.forward)])
         self.forward = [flow.forward[a:b] for a, b in bounds]
         self.fixed = set(flow.fixed)  # values that are always stored
-        # A value that is needed before its step runs again must be stored. That moves other equations, so repeat.
+        # A value that is read after its step has been run again must be stored. That moves other equations, so repeat.
         while late_values := self._assign_gradient():
             self.fixed |= late_values
         self.chain = [self._chain_step(n, is_summed) for n in range(len(self._starts))]
@@ -72,21 +82,27 @@ class Steps:
         return [value for value in self.flow.forward_values(atoms) if value not in self.fixed]
 
     def _assign_gradient(self) -> set[Var]:
-        """Assigns equations of the gradient to steps, `backward`; returns values that must be fixed first, if any."""
+        """Sets `backward`: for each step the equations of the gradient that run after the step has been recomputed.
+
+        Returns values that are read too late: by an equation of an earlier step than their own. The gradient runs steps
+        from last to first, so the step that recomputes them has ended by then. They must be added to `fixed`, the
+        values that are always stored, and the equations be assigned again.
+        """
         flow = self.flow
         last = len(self._starts) - 1
         operand_eqns = list(map(self._operand_equations, flow.gradient))
-        step: dict[int, int] = {}  # of each equation of the gradient, by number
+        step: dict[int, int] = {}  # number of an equation of the gradient → step
         gradient_free: set[int] = set()  # equations that depend on no gradient
         users: dict[int, list[int]] = {}
-        # The last step in which all operands are available; the gradient goes through the steps from last to first.
+        # First each in the highest step in which all operands exist; the gradient runs the steps from last to first.
         for n, (eqn, operands) in enumerate(zip(flow.gradient, operand_eqns, strict=True)):
             step[n] = min([last, *self._limits(eqn), *(step[m] for m in operands)])
             if gradient_free.issuperset(operands) and (not operands or stage_name(eqn).is_recomputed):
                 gradient_free.add(n)
             for m in operands:
                 users.setdefault(m, []).append(n)
-        # Those that need no gradient, or grow, run late: in the step of their first user, which is the highest.
+        # Those that need no gradient, or enlarge their operands, are moved to where their first user runs, to hold
+        # memory for a shorter time: to the highest step of a user.
         for n in reversed(range(len(flow.gradient))):
             if n in users and (n in gradient_free or self._grows(flow.gradient[n])):
                 step[n] = min(step[n], max(step[m] for m in users[n]))
@@ -149,14 +165,19 @@ class Steps:
         return {v for v, index in flow.definition.items() if index < start <= flow.last_use[v] and v not in self.fixed}
 
     def _chain_step(self, n: int, is_summed: bool) -> ChainStep:
-        """Cycles of step `n`, and bytes that it stores and holds for a time, of its forward and backward part."""
+        """Sums up step `n` for the planner: cycles of its parts, bytes that it stores, and that it holds for a time.
+
+        `is_summed`: whether gradients of parameters are added to accumulators that exist, and so take no bytes.
+        """
         flow = self.flow
         eqns = self.forward[n]
         gradient = self.backward[n]
+        # Values that the step computes, those of them that later steps read, and all that are stored for the gradient.
         defined = {v for eqn in eqns for v in eqn.outvars if v in flow.definition and v not in self.fixed}
         leaving = self.crossing(n + 1) & defined if n + 1 < len(self._starts) else set[Var]()
         saved = leaving | {value for eqn in gradient for value in flow.forward_values(eqn.invars) if value in defined}
-        results = {var for eqn in gradient for var in eqn.outvars if var in flow.external}
+        results = {var for eqn in gradient for var in eqn.outvars if var in flow.external}  # gradients of parameters
+        # What gradients of the steps before read: results of this step's among it count as bytes of its input.
         earlier_operands = {
             var for eqns_of_step in self.backward[:n] for eqn in eqns_of_step for var in variables_read(eqn)
         }
@@ -183,12 +204,12 @@ def _cycles(eqn: JaxprEqn) -> float:
 def _peak_temp_bytes(
     eqns: Sequence[JaxprEqn], counted: Collection[Var], values_of: Callable[[Sequence[Atom]], Sequence[Var]]
 ) -> int:
-    """Peak live bytes of results of equations.
+    """Peak live bytes of intermediates: results of equations that only these equations read.
 
     Args:
         eqns: the equations, in order.
-        counted: results that count elsewhere.
-        values_of: values that must be in memory for operands to be read.
+        counted: results that are not counted here, as they are stored and counted elsewhere.
+        values_of: function from operands to the values that must be in memory for them: those that views view.
     """
     uses = Counter[Var](v for eqn in eqns for v in values_of(eqn.invars))
     live: set[Var] = set()
@@ -211,11 +232,15 @@ _MAX_CUTS = 31
 _INTERVAL_FACTOR = 0.75  # PopART's, `willow/src/intervals.cpp`
 
 
-def best_cuts(flow: Flow) -> list[int]:
-    """Cuts with fewest bytes to store, at most `_MAX_CUTS`.
+def best_cuts(flow: DataFlow) -> list[int]:
+    """Cuts the forward part into steps where the fewest bytes must be stored, at most `_MAX_CUTS` times.
 
-    All with equally many bytes, or if even those with fewest are too many, every so many of them: so equal layers are
-    cut at equal positions, and the recomputed code of all of them is the same.
+    Only local minima of the bytes are taken, by rising bytes, and either all or none of those with equally many: so
+    equal layers are cut at equal positions, and the recomputed code of all of them is the same. If even those with the
+    fewest bytes are too many, it is one in so many of them.
+
+    Returns:
+        For each cut the number of the equation after it, rising.
     """
     positions, num_bytes = _cut_candidates(flow)
     if not len(positions):
@@ -226,7 +251,7 @@ def best_cuts(flow: Flow) -> list[int]:
     positions = positions[is_minimum]
     num_bytes = num_bytes[is_minimum]
     cuts = np.zeros(0, np.int64)
-    for level in np.unique(num_bytes):
+    for level in np.unique(num_bytes):  # rising
         equal_cuts = positions[num_bytes == level]
         if len(cuts) + len(equal_cuts) > _MAX_CUTS:
             stride = -(-len(equal_cuts) // _MAX_CUTS)
@@ -235,11 +260,13 @@ def best_cuts(flow: Flow) -> list[int]:
     return sorted(cuts.tolist())
 
 
-def between_layers(flow: Flow, cuts: Sequence[int]) -> list[int]:
-    """The cuts without those inside layers: equal consecutive runs of equations, from cut to cut.
+def between_layers(flow: DataFlow, cuts: Sequence[int]) -> list[int]:
+    """Leaves out the cuts inside layers, so that entire layers are recomputed, all of them with the same code.
 
-    So entire layers are recomputed, with the same code for all of them, the first and the last too.
+    Layers are consecutive runs of equal equations, each from one cut to another. `cuts` are numbers of the equations
+    after each cut, rising, as are those that are returned.
     """
+    # Equations are equal by primitive and types of results.
     kinds = [(eqn.primitive, *(str(var.aval) for var in eqn.outvars)) for eqn in flow.forward]
     positions = [0, *cuts, len(kinds)]
     spans = [(start, end - start) for n, start in enumerate(positions) for end in positions[n + 1 :]]
@@ -272,8 +299,12 @@ def _repetitions_of(kinds: Sequence[object], start: int, length: int, positions:
     return _Repetitions(start, length, count)
 
 
-def standard_cuts(flow: Flow) -> list[int]:
-    """PopART's cuts: of intervals of K, K − 1, … operations the position of each with the fewest bytes to store."""
+def standard_cuts(flow: DataFlow) -> list[int]:
+    """Cuts the forward part as PopART's standard recomputation: once in each of intervals of K, K − 1, … operations.
+
+    In each interval the position is taken where the fewest bytes must be stored. Returns for each cut the number of the
+    equation after it.
+    """
     # Source: `willow/src/intervals.cpp` (reference machine.md §4), K = ⌊0.75 (⌊√(2N)⌋ − 1)⌋ of N operations.
     positions, num_bytes = _cut_candidates(flow)
     length = int(_INTERVAL_FACTOR * (int((2 * len(positions)) ** 0.5) - 1))
@@ -287,19 +318,25 @@ def standard_cuts(flow: Flow) -> list[int]:
     return cuts
 
 
-def between_phases(flow: Flow) -> list[int]:
+def between_phases(flow: DataFlow) -> list[int]:
     """Positions where another phase begins, so that recomputation stays in the phase of its gradient."""
     phases = [(index, phase) for index, eqn in enumerate(flow.forward) if (phase := phase_of(eqn)) is not None]
     return [index for (_, previous), (index, phase) in pairwise(phases) if phase != previous]
 
 
-def _cut_candidates(flow: Flow) -> tuple[np.ndarray, np.ndarray]:
-    """Positions after equations with work, and the bytes that cross each and must be stored, int64[positions] both.
+def _cut_candidates(flow: DataFlow) -> tuple[np.ndarray, np.ndarray]:
+    """Positions where the forward part may be cut into steps, and the bytes that a cut there must store.
 
-    Bytes are doubled, so that a value that the gradient reads, and may be stored in any case, counts half. No position
-    is inside a region that a user's checkpoint repeats.
+    A position is the number of the equation after it, behind an equation that does work, and not inside a region that
+    a user's `jax.checkpoint` repeats. The bytes are those of values that are defined before and read after it, without
+    those that are stored anyhow. They are doubled, so that a value that the gradient reads, and that may be stored in
+    any case, counts half.
+
+    Returns:
+        Positions, rising, and doubled bytes, int64[positions] both.
     """
     count = len(flow.forward)
+    # By position, first as changes, which are then summed.
     crossing_bytes = np.zeros(count + 1, np.int64)
     num_repeated = np.zeros(count + 1, np.int64)
     for var, index in flow.definition.items():

@@ -1,7 +1,7 @@
 """Uses of the values of a forward part: by the forward part, and by the gradient.
 
-Input: the equations of a forward and a backward part, and the variables with other uses. Output: a `Flow`, in which a
-value is the variable that holds its data: views of it cost nothing, and are repeated where they are read.
+Input: the equations of a forward and a backward part, and the variables with other uses. Output: a `DataFlow`, in which
+a value is the variable that holds its data: views of it cost nothing, and are repeated where they are read.
 
 Some values are fixed, that is, they are always stored: those with other uses, results of an effect, a collective or a
 random state of the hardware, and values that a policy of `jax.checkpoint` saves or offloads. Values that a checkpoint
@@ -28,7 +28,7 @@ from ipujax.lowering.jaxpr import (
 from ipujax.lowering.primitives import record_of
 
 
-class Flow:
+class DataFlow:
     """The values of a forward part, and where they are defined and used, by the index of its equations.
 
     Args:
@@ -38,11 +38,15 @@ class Flow:
     """
 
     def __init__(self, forward: Sequence[JaxprEqn], backward: Sequence[JaxprEqn], external: Collection[Var]) -> None:
+        """Finds the definition and last use of each forward value, the views of values, and which must be stored.
+
+        `external` are the variables of forward part and gradient that other equations read, or that are results.
+        """
         self.forward = forward
         self.backward = backward
         self.external = external
-        self.views: dict[Var, JaxprEqn] = {}
-        self.definition: dict[Var, int] = {}
+        self.views: dict[Var, JaxprEqn] = {}  # variable that only views a value → the equation that views it
+        self.definition: dict[Var, int] = {}  # value → number of the forward equation that computes it
         self.last_use: dict[Var, int] = {}  # last forward equation that reads a value, its definition if none does
         for index, eqn in enumerate(forward):
             if self.is_view(eqn):
@@ -90,7 +94,10 @@ class Flow:
         return fixed
 
     def _repeated_values(self) -> set[Var]:
-        """Values of which the gradient has a copy: of the same primitive, on the same operands."""
+        """Forward values that a user's `jax.checkpoint` computes again in the gradient, by copies of their equations.
+
+        A copy has the same primitive and the same operands, or copies of them.
+        """
         results_of: dict[Any, Sequence[Var]] = {_identity(eqn, eqn.invars): eqn.outvars for eqn in self.forward}
         original_of: dict[Var, Atom] = {}
         repeated = set[Var]()

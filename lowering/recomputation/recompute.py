@@ -39,8 +39,14 @@ from ipujax.lowering.jaxpr import (
     with_inner,
 )
 from ipujax.lowering.recomputation.chain import ChainPlans, RecomputePlan
-from ipujax.lowering.recomputation.chain_steps import Steps, best_cuts, between_layers, between_phases, standard_cuts
-from ipujax.lowering.recomputation.flow import Flow
+from ipujax.lowering.recomputation.chain_steps import (
+    ChainSteps,
+    best_cuts,
+    between_layers,
+    between_phases,
+    standard_cuts,
+)
+from ipujax.lowering.recomputation.flow import DataFlow
 from ipujax.lowering.recomputation.replay import replay
 from ipujax.lowering.recomputation.segment_table import StepAction
 from ipujax.lowering.source_info import name_stack
@@ -56,7 +62,10 @@ class Parts:
 
 
 def split(eqns: Sequence[JaxprEqn]) -> Parts | None:
-    """The parts of a step, None if it has no gradient, or if its effects forbid another order."""
+    """Divides the equations of a training step into forward part, gradient and update.
+
+    None if there is no gradient, or if to run the parts one after the other would reorder prints and other effects.
+    """
     backward, users = _gradient_and_users(eqns)
     if not backward:
         return None
@@ -71,13 +80,13 @@ def split(eqns: Sequence[JaxprEqn]) -> Parts | None:
 
 
 def _gradient_and_users(eqns: Sequence[JaxprEqn]) -> tuple[set[int], set[int]]:
-    """Numbers of the equations of the gradient, and of those that need it or other such equations.
+    """Numbers of the equations of a training step's gradient, and of its users, which depend on it, as the update.
 
-    Backward equations that need one of the users are users too: they belong to the gradient of a later network.
+    Backward equations that depend on a user are users too: they belong to the gradient of a later network.
     """
     backward: set[int] = set()
     users: set[int] = set()
-    part_of: dict[Var, set[int]] = {}  # of results; what reads one, and is not backward, is among the users
+    part_of: dict[Var, set[int]] = {}  # result → `backward` or `users`; what reads one and is not backward is a user
     for n, eqn in enumerate(eqns):
         operand_parts = [part_of[var] for var in variables_read(eqn) if var in part_of]
         is_backward = stage_name(eqn).is_backward and not any(part is users for part in operand_parts)
@@ -89,7 +98,10 @@ def _gradient_and_users(eqns: Sequence[JaxprEqn]) -> tuple[set[int], set[int]]:
 
 
 def _forward_equations(eqns: Sequence[JaxprEqn], backward: Collection[int], users: Collection[int]) -> set[int]:
-    """Numbers of equations, not `backward` nor `users`, that come before the gradient or that it needs."""
+    """Numbers of the equations of the forward part: those that come before the gradient, and others that it needs.
+
+    `backward` and `users` are the equations of the gradient and those that depend on it, which are excluded.
+    """
     first_backward = min(backward)
     needed = {var for n in backward for var in variables_read(eqns[n])}
     forward: set[int] = set()
@@ -155,7 +167,13 @@ class ChainTrade:
 def recompute(
     jaxpr: ClosedJaxpr, recomputation: Recomputation = KEEP_ALL, trades: list[ChainTrade] | None = None
 ) -> ClosedJaxpr:
-    """Returns an equal jaxpr with recomputation; appends the trade-off of each gradient with `auto` to `trades`."""
+    """Returns an equal jaxpr in which gradients recompute values of their forward part rather than read stored ones.
+
+    Args:
+        jaxpr: the jaxpr; training steps inside of loops and branches are rewritten too.
+        recomputation: which values are recomputed.
+        trades: list to which the trade-off of bytes against cycles of each gradient is appended, in mode `auto`.
+    """
 
     def with_recomputation(body: ClosedJaxpr, rewrite: Rewrite) -> ClosedJaxpr:
         eqns = [_rewrite_bodies(eqn, rewrite) for eqn in body.jaxpr.eqns]
@@ -178,7 +196,14 @@ def _recomputed(
     recomputation: Recomputation,
     trades: list[ChainTrade] | None,
 ) -> list[JaxprEqn]:
-    """Equations of a body, its gradients recomputed one by one; unchanged if it has none."""
+    """Rewrites the gradients in the equations of a body, one after the other, such that they recompute values.
+
+    Args:
+        eqns: equations of the body; returned as they are without a gradient.
+        results: variables that the body returns.
+        recomputation: which values are recomputed.
+        trades: list to which the trade-off of each gradient is appended, in mode `auto`.
+    """
     parts = split(eqns) if modes(eqns, recomputation) - {"none"} else None
     if parts is None:
         return list(eqns)
@@ -200,29 +225,32 @@ def recomputed_parts(
     feeds_loss: bool = True,
     is_summed: bool = False,
 ) -> tuple[list[JaxprEqn], list[JaxprEqn]]:
-    """The equations of a forward part, and of its gradient with recomputation.
+    """Rewrites one gradient such that it recomputes values of its forward part rather than reads stored ones.
 
     Args:
         forward: equations of the forward part.
-        backward: those of the gradient.
-        external: variables of either that others need.
-        recomputation: options of recomputation.
-        trades: list that trade-offs of `auto` are appended to.
-        ipu: IPU of both parts.
+        backward: equations of the gradient.
+        external: variables of either that other equations read, or that are results.
+        recomputation: which values are recomputed: the mode, and in mode `auto` the share of bytes that may be stored.
+        trades: list to which the trade-off of bytes against cycles is appended, in mode `auto`.
+        ipu: IPU of both parts, which has a share of its own; None outside of pipelines.
         in_flight: number of inputs at once whose forward parts have run and whose backward parts have not.
         feeds_loss: whether the forward part ends in the loss.
         is_summed: whether results of the gradient are added at once to accumulators that exist already.
+
+    Returns:
+        Equations of the forward part, and of the gradient with recomputed values.
     """
     mode = next((_mode(eqn, recomputation) for eqn in backward), "none")  # one for all of a gradient
     share = recomputation.share(ipu)
     if mode == "none" or (mode == "auto" and share >= 1 and trades is None):
         return list(forward), list(backward)
-    flow = Flow(forward, backward, external)
+    flow = DataFlow(forward, backward, external)
     cuts = _CUTS[mode](flow)
     whole_layers = mode == "auto" and recomputation.whole_layers
     if whole_layers:
         cuts = between_layers(flow, cuts)
-    steps = Steps(flow, cuts, is_summed=is_summed, whole_layers=whole_layers)
+    steps = ChainSteps(flow, cuts, is_summed=is_summed, whole_layers=whole_layers)
     if mode != "auto":
         return replay(steps, _recompute_all(len(steps.chain), saves_last=feeds_loss and mode == "standard"))
     # 0 bytes of the result: it is the loss, or sent on.
@@ -233,7 +261,7 @@ def recomputed_parts(
         planned = plans.plan(max(plans.least_bytes, int(share * keep_all_plan.peak_bytes)))
     if trades is not None:
         trades.append(ChainTrade(ipu, plans, keep_all_plan.peak_bytes, planned))
-    keeps_all = planned.actions == keep_all_plan.actions
+    keeps_all = planned.actions == keep_all_plan.actions  # nothing to recompute: equations stay in their order
     return (list(forward), list(backward)) if keeps_all else replay(steps, planned.actions)
 
 
@@ -246,7 +274,7 @@ def _mode(eqn: JaxprEqn, recomputation: Recomputation) -> str:
     return recompute_mode(name_stack(eqn)) or recomputation.mode
 
 
-_CUTS: Mapping[str, Callable[[Flow], list[int]]] = {
+_CUTS: Mapping[str, Callable[[DataFlow], list[int]]] = {
     "all": between_phases,
     "standard": lambda flow: sorted({*standard_cuts(flow), *between_phases(flow)}),
     "auto": best_cuts,

@@ -1,6 +1,6 @@
 """The equations of a plan: the parts of the chain in the order of its actions.
 
-Input: `Steps`, and the actions of a plan. Output: the unchanged equations of the forward part, and those of the
+Input: `ChainSteps`, and the actions of a plan. Output: the unchanged equations of the forward part, and those of the
 backward part: copies of forward equations, named like those that `jax.checkpoint` repeats, and the gradient, which
 reads the latest copy of a value. Unused copies are left out.
 """
@@ -11,16 +11,16 @@ from collections.abc import Collection, Sequence
 
 from ipujax.lowering.jax_compat import Atom, DropVar, JaxprEqn, Var
 from ipujax.lowering.jaxpr import variables_read
-from ipujax.lowering.recomputation.chain_steps import Steps
+from ipujax.lowering.recomputation.chain_steps import ChainSteps
 from ipujax.lowering.recomputation.segment_table import StepAction
 from ipujax.lowering.source_info import as_recomputed
 
 
-def replay(steps: Steps, actions: Sequence[StepAction]) -> tuple[list[JaxprEqn], list[JaxprEqn]]:
-    """The equations of the forward and of the backward part of a plan.
+def replay(steps: ChainSteps, actions: Sequence[StepAction]) -> tuple[list[JaxprEqn], list[JaxprEqn]]:
+    """Makes the equations of a recomputation plan: of the forward part, and of the gradient with recomputed values.
 
-    Its first actions, one of each step, are the forward part, whose equations are unchanged: which values it stores
-    follows from what the backward part reads.
+    The plan's first actions, one for each step, are the forward part, whose equations are unchanged: which values it
+    stores follows from what the backward part reads. Of the others each adds a step's gradient, or runs a step again.
     """
     replayed = _Replay(steps)
     for action, number in actions[len(steps.chain) :]:
@@ -35,7 +35,7 @@ def replay(steps: Steps, actions: Sequence[StepAction]) -> tuple[list[JaxprEqn],
 class _Replay:
     """The backward part, action by action; `copied` has the results of copies in `eqns`."""
 
-    def __init__(self, steps: Steps) -> None:
+    def __init__(self, steps: ChainSteps) -> None:
         self._steps = steps
         self._flow = steps.flow
         self._copy: dict[Var, Var] = {}  # latest copy of each value
@@ -79,7 +79,10 @@ class _Replay:
         self._viewed.update(((old, copy), new) for old, new in zip(eqn.outvars, self._add_copy(eqn), strict=True))
 
     def _latest(self, atom: Atom) -> Atom:
-        """The latest copy of a value, or the view of that, which is added if there is none; else the atom itself."""
+        """What an equation of the backward part is to read for an atom of the forward part: its latest recomputed copy.
+
+        Of a view it is the same view of that copy, which is added if there is none yet; an atom without copy stays.
+        """
         if not isinstance(atom, Var):
             return atom
         copy = self._copy_of(atom)

@@ -114,6 +114,7 @@ class SegmentTable:
     """The curves of all segments of a chain; that of steps a to b does not count the input of a, which is live."""
 
     def __init__(self, steps: tuple[ChainStep, ...], result_bytes: int) -> None:
+        """Computes the curve of each segment, shorter ones first; `result_bytes` are those of the chain's result."""
         self.steps = steps
         self.input_bytes = [*(step.input_bytes for step in steps), result_bytes]
         left_bytes = [0, *accumulate(step.left_bytes for step in reversed(steps))]
@@ -130,10 +131,12 @@ class SegmentTable:
         return self.curves[0, len(self.steps) - 1]
 
     def _options(self, first: int, last: int) -> list[Option]:
-        """Ways to run the steps from `first` to `last`, from the curves of shorter segments.
+        """Ways to run the steps from `first` to `last` forwards and backwards, each with its curve of cycles and bytes.
 
-        Saved: the first step's forward part, the rest, its backward part. Stored: the forward parts up to that step,
-        the rest from there, and the steps before it again, in the bytes that the rest leaves.
+        One saves the values that the first step's backward part needs: its forward part, the rest of the segment, its
+        backward part. The others each store the input of a later step: the forward parts up to that step, the rest
+        from there, then the steps before it once more, in the bytes that the rest has freed. Curves of shorter segments
+        must be known.
         """
         step = self.steps[first]
         input_bytes = self.input_bytes
@@ -166,9 +169,12 @@ class SegmentTable:
         return self.actions(0, len(self.steps) - 1, num_bytes)
 
     def actions(self, first: int, last: int, num_bytes: int) -> list[StepAction]:
-        """The actions of a segment, in order, in so many bytes, which its curve must hold."""
+        """The fastest actions, in order, that run the steps `first` to `last` forwards and backwards in `num_bytes`.
+
+        `num_bytes` must be enough for a point of the segment's curve.
+        """
         stored = fastest(self._options(first, last), num_bytes).stored
-        if stored is not None:
+        if stored is not None:  # the steps before it run twice
             skipped = [StepAction("forward", n) for n in range(first + 1, stored)]
             tail = self.actions(stored, last, num_bytes - self.input_bytes[stored])
             return [StepAction("keep", first), *skipped, *tail, *self.actions(first, stored - 1, num_bytes)]

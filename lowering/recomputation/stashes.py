@@ -68,9 +68,10 @@ class StashPlans:
         return max(chain_step.forward_temp_bytes + input_bytes[-1], backward)
 
     def _forward_bytes(self, first: int, end: int) -> int:
-        """Working bytes of the forward task in the steps from `first` to before `end`, if it stores their input alone.
+        """Peak bytes, beside stored ones, of the forward task in steps `first` to `end` − 1 if it stores their input.
 
-        The result of the last of them counts as stored, unless it is the chain's.
+        At each of these steps its operands, its result and its temporary values are live. The result of the last one
+        counts as stored, unless it is the chain's.
         """
         steps = self._table.steps
         input_bytes = self._table.input_bytes
@@ -89,12 +90,15 @@ class StashPlans:
         return curves
 
     def _options(self, first: int, working_bytes: int, tails: list[Curve]) -> list[Option]:
-        """Ways to run the steps from `first` on, which save that step, or recompute those before a stored one.
+        """Ways to run the steps from `first` to the last, each with its curve of cycles against stored bytes.
+
+        One saves the values that the backward part of `first` needs. The others each store the input of a later step,
+        and recompute the steps before it in the backward task, whose cycles the segment table has.
 
         Args:
-            first: the step.
-            working_bytes: for the parts of one input.
-            tails: curves of cycles against stored bytes, of the steps from `first + 1` on, and so on.
+            first: number of the step.
+            working_bytes: bytes for a task of one input at a time, beside stored ones.
+            tails: curves of the steps from `first + 1` to the last, from `first + 2` to the last, and so on.
         """
         steps = self._table.steps
         input_bytes = self._table.input_bytes
@@ -113,7 +117,12 @@ class StashPlans:
         return options
 
     def _actions(self, working_bytes: int, stored_bytes: int) -> list[StepAction]:
-        """The fastest actions of the chain, in order; an input of the pipeline stores `stored_bytes` between tasks."""
+        """The fastest actions of the chain, in order: those of the forward task, then those of the backward task.
+
+        Args:
+            working_bytes: bytes for a task of one input at a time, beside stored ones.
+            stored_bytes: bytes that each input may store between its forward and its backward task.
+        """
         # The backward task runs in reverse order: each action of the forward task adds a part to its front.
         forward: list[StepAction] = []
         backward: list[list[StepAction]] = []

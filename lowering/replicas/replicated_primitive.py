@@ -135,16 +135,18 @@ class SharedSplit(NamedTuple):
 
 
 def shared_split(dim: Split, instances: int) -> SharedSplit:
-    """Divide the split of an array in two steps, over instances and over the replicas of each.
+    """Divides the split of an array over replicas in two: over instances, and of each one's share over its replicas.
 
     Args:
-        dim: the split of the array over the replicas of all instances, which hold them in order.
-        instances: number of processes.
+        dim: the split of the array over all replicas, of which each instance has equally many neighbouring ones: a
+            dimension, blocks, or None for an array that all have.
+        instances: number of instances, the processes that share the replicas.
     """
     if not isinstance(dim, BlockSplit):
         return SharedSplit(dim, dim)
     numbers = np.array(dim.blocks).reshape(instances, -1)  # of the block of each replica, [instances, local replicas]
     places = np.unravel_index(numbers, dim.counts)
+    # Tries each dimension as that along which instances share the array; None if each has all of it.
     for d in (None, *range(len(dim.counts))):
         counts = tuple(n // instances if axis == d else n for axis, n in enumerate(dim.counts))  # blocks of a share
         if prod(counts) * (1 if d is None else instances) != prod(dim.counts):  # not divided evenly
@@ -176,10 +178,20 @@ def evaluate(
     mesh: ReplicaAxes = (),
     instances: Instances = ALONE,
 ) -> list[jax.Array]:
-    """Evaluates all replicas, as JAX operations that can be traced, differentiated and mapped.
+    """Evaluates the primitive `replicated`: the function of one replica, on the parts of all replicas, and joined.
 
-    With several instances, operands and results are those of the local replicas, inside a `jax.shard_map` over them.
-    `is_checked`, `axis_name` and `mesh` are parameters of the primitive that change no result.
+    It does so by JAX operations that can be traced, differentiated and mapped.
+
+    Args:
+        operands: entire arrays; with several instances those of the local replicas, inside a `jax.shard_map`.
+        jaxpr: function of one replica.
+        replicas: number of replicas of all instances.
+        in_dims: split of each operand; None for one that all replicas have.
+        out_dims: split of each result; None for one that is equal on all.
+        is_checked: as the next two, a parameter of the primitive that changes no result.
+        axis_name: see there.
+        mesh: see there.
+        instances: the processes that share the replicas.
     """
     from ipujax.lowering.replicas.stacked_eval import Replicas, stacked_eval  # for functions of replicas alone
 
@@ -206,12 +218,12 @@ replicated_p = make_holding_primitive("replicated", evaluate, _shapes, "jaxpr")
 def on_one_replica(
     jaxpr: ClosedJaxpr, rewrite: Callable[[ClosedJaxpr, Sequence[int | None]], ClosedJaxpr]
 ) -> ClosedJaxpr:
-    """Rewrites the function of one replica, which is the jaxpr itself if nothing is replicated.
+    """Rewrites the function of one replica inside a jaxpr; the jaxpr itself if nothing is replicated.
 
     Args:
         jaxpr: a jaxpr of a single `replicated` equation, or any other.
-        rewrite: makes an equal jaxpr from that of one replica, and from the number of the outer input for each of its
-            inputs (None for a constant).
+        rewrite: function from the jaxpr of one replica to an equal one; its second argument has for each input of that
+            jaxpr the number of the input of `jaxpr` which it is a part of, None for a constant.
     """
     body = jaxpr.jaxpr
     if len(body.eqns) != 1 or body.eqns[0].primitive is not replicated_p:
@@ -223,9 +235,10 @@ def on_one_replica(
 
 
 def unwrapped(jaxpr: ClosedJaxpr) -> Replicated:
-    """Opens a jaxpr of a single `replicated` equation; any other is the function of the only replica.
+    """Returns the function of one replica, with the splits of its arrays, of a jaxpr of a single `replicated` equation.
 
-    The equation must read all inputs of the jaxpr, and its results be those of the jaxpr.
+    Any other jaxpr is the function of the only replica. The equation must read all inputs of the jaxpr, and its results
+    be those of the jaxpr.
     """
     body = jaxpr.jaxpr
     if len(body.eqns) != 1 or body.eqns[0].primitive is not replicated_p:
@@ -237,7 +250,7 @@ def unwrapped(jaxpr: ClosedJaxpr) -> Replicated:
     assert list(body.outvars) == list(eqn.outvars), "results of all replicas are the results of the jaxpr"
     assert set(body.invars) <= set(places), "arguments are operands of all replicas"
     # Constants of the outer jaxpr become constants of the inner one; its inputs take the order of the arguments.
-    constants = [n for n, var in enumerate(eqn.invars) if var in values]
+    constants = [n for n, var in enumerate(eqn.invars) if var in values]  # numbers of operands, as in `order`
     order = [places[var] for var in body.invars]
     body_jaxpr = inner.jaxpr.replace(
         constvars=[*inner.jaxpr.constvars, *(inner.jaxpr.invars[n] for n in constants)],

@@ -121,13 +121,13 @@ class Shards:
 def sharded_eval(
     jaxpr: ClosedJaxpr, operands: Sequence[ReplicaArray], shards: Shards, refuse: Refuse
 ) -> list[ReplicaArray]:
-    """Evaluates a jaxpr on one replica's arrays.
+    """Evaluates a jaxpr on one replica of many that each have a shard of some arrays, as of an optimiser's state.
 
     Args:
-        jaxpr: traced with global shapes.
-        operands: one for each input.
-        shards: division of arrays; its axis must be bound.
-        refuse: called with an equation that cannot be computed on a shard; raises.
+        jaxpr: the function, traced with the shapes of entire arrays.
+        operands: for each input the array as this replica has it, as a shard or entirely.
+        shards: division of arrays into shards; its axis of replicas must be bound.
+        refuse: called with an equation, and the calls around it, that cannot be computed on shards; raises.
 
     Returns:
         The results, as this replica has them.
@@ -151,10 +151,10 @@ class _Evaluation:
         return eval_jaxpr(jaxpr, operands, self._equation, lambda x: _entire(jnp.asarray(x)))
 
     def _equation(self, eqn: JaxprEqn, operands: list[ReplicaArray]) -> list[ReplicaArray]:
-        """Results on the shards that the equation reads, else as one number if uniform, else on entire arrays.
+        """Evaluates an equation: on shards if it reads one; on one number if all elements are equal; else entirely.
 
-        Entire arrays that an elementwise equation computes are noted in `producers`: if a shard of one is needed, it is
-        computed from shards of the operands.
+        Entire arrays that an elementwise equation computes are noted in `producers`: if a shard of one is needed later,
+        it is computed from shards of the operands, so that the entire one may be dead code.
         """
         name = eqn.primitive.name
         if name in EVALUATED:
@@ -179,7 +179,10 @@ class _Evaluation:
         return results
 
     def _on_shards(self, eqn: JaxprEqn, operands: list[ReplicaArray]) -> list[ReplicaArray]:
-        """Results of an equation that reads a shard; refused if it would need an entire array of it."""
+        """Evaluates an equation that reads a shard; `refuse`s one that would need the entire array.
+
+        Possible are elementwise equations, reshapes in order, reductions of all elements, inner products and branches.
+        """
         if _is_elementwise(eqn):
             return self._elementwise(eqn, operands)
         record = record_of(eqn)
@@ -204,9 +207,10 @@ class _Evaluation:
         return [ReplicaArray(x, shape, "shard") for x in results]
 
     def _shard_of(self, array: ReplicaArray, shape: tuple[int, ...]) -> jax.Array:
-        """This replica's shard of an array that is broadcast to a shape; a scalar stays one.
+        """This replica's shard of an array that is broadcast to `shape`; a scalar stays one.
 
-        It is computed from the operands' shards, if the array has a producer, else cut from the array.
+        It is computed from shards of the operands if an elementwise equation has computed the array, else cut from it.
+        Each is made once.
         """
         if array.kind == "shard":
             return array.value
@@ -240,9 +244,10 @@ class _Evaluation:
         return lax.psum(lax.dot_general(flat_left, flat_right, (((0,), (0,)), ((), ())), **params), self.shards.axis)
 
     def _cond(self, eqn: JaxprEqn, operands: list[ReplicaArray]) -> list[ReplicaArray]:
-        """Evaluates the branch that is chosen; a result is a shard if it is one in any branch.
+        """Evaluates a `cond`, whose branches read shards; a result is a shard if it is one in any branch.
 
-        Branches are traced twice: first for the kinds of their results, which must be the same for all, then to run.
+        Branches are traced twice: first to find in which kind (shard, entire, uniform) each returns its results; then
+        to run, with the results of all converted to common kinds.
         """
         index, *arrays = operands
         # Tables of its own: arrays of a branch are traced, and mean nothing outside.

@@ -142,9 +142,11 @@ def _named_equation(eqn: JaxprEqn, operands: Values, replicas: Replicas) -> Valu
 
 
 def stacked_equation(eqn: JaxprEqn, operands: Values, replicas: Replicas) -> Values:
-    """Results of one equation on all local replicas, from operands [local replicas, …].
+    """Evaluates one equation on all local replicas at once; operands and results are [local replicas, …].
 
-    An equation without collectives is mapped over the replicas; one with some inside is evaluated by what it holds.
+    A collective is an operation on the leading axis, together with other processes if there are any. An equation
+    without collectives is mapped over the replicas (`jax.vmap`); one with some inside, as a loop, is evaluated by its
+    bodies.
     """
     name = eqn.primitive.name
     if is_collective(eqn):
@@ -173,9 +175,10 @@ def stacked_equation(eqn: JaxprEqn, operands: Values, replicas: Replicas) -> Val
 
 
 def equation_alone(eqn: JaxprEqn, *operands: jax.Array, rounded: Rounded | None = None) -> Sequence[jax.Array]:
-    """Results of an equation without collectives on one replica; `rounded` is as in `Replicas`.
+    """Evaluates an equation without collectives on one replica.
 
-    With `rounded`, equations that hold others are evaluated by those, one by one, so that each is rounded.
+    `rounded`, if given, replaces the results of each equation by rounded ones, see `Replicas`. Then an equation that
+    holds others, as a loop, is evaluated by those, one by one, so that each is rounded.
     """
     if rounded is None:
         return list(eval_equation(eqn, *operands))
@@ -194,7 +197,7 @@ def _for_all(x: Any, replicas: Replicas) -> jax.Array:
 
 
 def _scan(eqn: JaxprEqn, operands: Values, replicas: Replicas) -> Values:
-    """One loop for all replicas: they agree on its trip count."""
+    """Evaluates a `scan` on all local replicas, in one loop; operands and results are [local replicas, …]."""
     params = eqn.params
     body = scan_body(params)
     consts, carry, stacks = (operands[places] for places in body.operands)
@@ -203,13 +206,16 @@ def _scan(eqn: JaxprEqn, operands: Values, replicas: Replicas) -> Values:
         results = stacked_eval(body.jaxpr, [*consts, *carry, *slices], replicas)
         return results[body.results.carries], results[body.results.stacks]
 
-    rows = [jnp.moveaxis(x, 1, 0) for x in stacks]
+    rows = [jnp.moveaxis(x, 1, 0) for x in stacks]  # the loop goes along dimension 0, replicas come second
     carry, pushed = lax.scan(run, carry, rows, length=params["length"], reverse=params["reverse"])
     return [*carry, *(jnp.moveaxis(x, 0, 1) for x in pushed)]
 
 
 def _while(eqn: JaxprEqn, operands: Values, replicas: Replicas) -> Values:
-    """A loop that runs while a replica is in it; those that have left keep their values."""
+    """Evaluates a `while` on all local replicas: one loop while any is in it; those that have left keep their values.
+
+    Operands and results are [local replicas, …]. Replicas of other processes run along: collectives inside must meet.
+    """
     condition = while_condition(eqn.params)
     body = while_body(eqn.params)
 
@@ -229,7 +235,10 @@ def _while(eqn: JaxprEqn, operands: Values, replicas: Replicas) -> Values:
 
 
 def _cond(eqn: JaxprEqn, operands: Values, replicas: Replicas) -> Values:
-    """Results of the branch that all replicas choose; else of each branch in turn, for the replicas that choose it."""
+    """Evaluates a `cond` on all local replicas; operands and results are [local replicas, …].
+
+    If all replicas choose one branch it runs alone; else each branch in turn, for the replicas that choose it.
+    """
     index, *values = operands
     branches = eqn.params["branches"]
     chosen = jnp.clip(index, 0, len(branches) - 1)
@@ -238,6 +247,7 @@ def _cond(eqn: JaxprEqn, operands: Values, replicas: Replicas) -> Values:
         return stacked_eval(jaxpr, inner, replicas)
 
     def run_each_for_some(*inner: jax.Array) -> Values:
+        """Runs each branch that some replica chooses, and keeps its results for these."""
         results = [jnp.zeros((replicas.num_local, *aval.shape), aval.dtype) for aval in branches[0].out_avals]
         for number, jaxpr in enumerate(branches):
             running = replicas.only(chosen == number)

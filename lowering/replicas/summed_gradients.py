@@ -44,7 +44,10 @@ class GradientSum(NamedTuple):
 
 
 def gradient_sums(jaxpr: Jaxpr, axis_name: str) -> list[GradientSum]:
-    """Returns the collectives that sum a gradient over replicas, one of each line."""
+    """Lists the collectives of a jaxpr whose transposes sum a gradient over the replicas, one for each source line.
+
+    `axis_name` is the axis of replicas; collectives over other axes do not count.
+    """
     forward = dict[object, str]()
     backward = list[tuple[JaxprEqn, str]]()
     for eqn, stack in _collectives(jaxpr, axis_name):

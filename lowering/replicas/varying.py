@@ -41,7 +41,9 @@ class Varying:
 
 
 def varying(jaxpr: ClosedJaxpr, inputs: Sequence[bool], replicas: int, axis: str = AXIS) -> Varying:
-    """Finds the results of a jaxpr that may differ; refuses a collective that not all of its replicas may reach.
+    """Finds the results of a function of one replica that may differ between replicas, by its data flow.
+
+    Refuses a collective under a loop or branch on which its replicas may disagree, as some might never reach it.
 
     Args:
         jaxpr: the function of one replica.
@@ -50,7 +52,7 @@ def varying(jaxpr: ClosedJaxpr, inputs: Sequence[bool], replicas: int, axis: str
         axis: their axis; collectives over others, as of a mesh that each replica has, combine values of one replica.
     """
     analysis = _Analysis(replicas, axis)
-    apart = agreement.apart(replicas)
+    apart = agreement.apart(replicas)  # each replica in a class of its own
     classes = analysis.jaxpr(jaxpr, [apart if is_split else analysis.same for is_split in inputs])
     results = tuple(map(any, classes))  # where all replicas agree, all are in class 0
     producers = {var: eqn for eqn in jaxpr.jaxpr.eqns for var in eqn.outvars}
@@ -79,7 +81,11 @@ class _Analysis:
         return eval_jaxpr(jaxpr, inputs, self._equation, lambda _: self.same)
 
     def _equation(self, eqn: JaxprEqn, operands: list[Classes]) -> list[Classes]:
-        """For each result the classes of replicas that agree on it, from those of each operand."""
+        """For each result of an equation the classes of replicas that agree on it, from those of each operand.
+
+        Replicas agree on a result if they agree on all operands. Collectives make replicas of a group agree; host
+        callbacks and counters of cycles let none agree.
+        """
         name = eqn.primitive.name
         params = eqn.params
         if is_collective(eqn) and self.axis not in axes_of(eqn):
@@ -120,7 +126,10 @@ class _Analysis:
             carry = next_carry
 
     def _while(self, eqn: JaxprEqn, operands: list[Classes]) -> list[Classes]:
-        """Classes of a loop's carry; replicas that may leave it at different iterations are apart."""
+        """Classes of replicas that agree on each carry of a `while`: a fixpoint over its iterations.
+
+        Replicas that may leave the loop at different iterations agree on nothing that it changes.
+        """
         condition = while_condition(eqn.params)
         body = while_body(eqn.params)
         carry = operands[body.operands.carries]
@@ -141,7 +150,13 @@ class _Analysis:
         return [self.common(operands[0], *classes) for classes in zip(*branches, strict=True)]
 
     def _refuse_collectives(self, eqn: JaxprEqn, decision: Classes, condition: str) -> None:
-        """Refuses collectives under a decision on which replicas of one of their groups may disagree."""
+        """Raises for a collective inside an equation if its replicas may disagree on whether they reach it.
+
+        Args:
+            eqn: the loop or branch.
+            decision: classes of replicas that agree on its condition.
+            condition: name of the condition, for the error.
+        """
         for inner in _collectives_inside(eqn):
             if self.axis not in axes_of(inner):
                 continue
@@ -180,7 +195,10 @@ def _collectives_inside(eqn: JaxprEqn) -> Iterator[JaxprEqn]:
 
 @remembered
 def of_one_replica(target: Target, replicas: int) -> Target:
-    """Machine of one replica; IPUs that do not divide evenly stay unused."""
+    """The target with the IPUs of one of several replicas; raises if there are fewer IPUs than replicas.
+
+    IPUs that do not divide evenly stay unused.
+    """
     if replicas > target.num_ipus:
         raise ArgumentError(
             f"{replicas} replicas do not fit {target.num_ipus} IPUs",
@@ -192,7 +210,7 @@ def of_one_replica(target: Target, replicas: int) -> Target:
 
 
 def check_results(function: Replicated) -> None:
-    """Refuses results that are declared equal on all replicas and may differ."""
+    """Raises for a result that `out_specs` declare equal on all replicas, but that may differ between them."""
     if function.replicas == 1 or function.is_checked:
         return
     are_split = [dim is not None for dim in function.in_dims]

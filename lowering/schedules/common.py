@@ -57,9 +57,13 @@ class ZeroBubbleH1(Schedule):
         return [self._of_stage(s, num_stages, micro_batches) for s in range(num_stages)]
 
     def _of_stage(self, stage: int, num_stages: int, micro_batches: int) -> TaskList:
-        """1F1B, in which a gradient of parameters follows the gradient of inputs `stage` micro-batches later."""
+        """Tasks of one stage, in order: 1F1B, with the gradients of parameters put off by `stage` micro-batches.
+
+        Each follows the gradient of the inputs of a micro-batch that is `stage` later; the last ones come at the end.
+        """
+        # Times of the tasks of each micro-batch, which only order them.
         forward, backward = alternating(micro_batches, num_stages - 1 - stage)
-        if stage == 0:
+        if stage == 0:  # nothing is put off: backward tasks stay unsplit
             return forward_backward(0, forward, backward)
         # The backward task that each parameter gradient follows; those without one come last. Times are doubled: a
         # parameter gradient is between two tasks.

@@ -28,7 +28,17 @@ from ipujax.runtime.errors import ScheduleError
 
 
 def validate(lists: Sequence[TaskList], num_stages: int, micro_batches: int, training: bool) -> tuple[int, ...]:
-    """Checks the tasks of each IPU; returns the IPU of each stage, or raises with the first bad task."""
+    """Checks that the tasks of a pipeline are complete and in a possible order; raises with the first bad one.
+
+    Args:
+        lists: tasks of each IPU, in order.
+        num_stages: stages of the model.
+        micro_batches: micro-batches of a step.
+        training: whether there are backward tasks.
+
+    Returns:
+        The IPU of each stage.
+    """
     if not lists:
         raise ScheduleError("the schedule has no list of tasks", expected=f"{num_stages} stages")
     if len({tasks.slots is None for tasks in lists}) != 1:
@@ -44,10 +54,10 @@ def validate(lists: Sequence[TaskList], num_stages: int, micro_batches: int, tra
 
 
 def _check_existence(ipu: int, tasks: TaskList, num_stages: int, micro_batches: int, training: bool) -> None:
-    """Refuses tasks of a stage, micro-batch or kind that does not exist."""
+    """Raises for an IPU without tasks, and for a task of a stage, micro-batch or kind that does not exist."""
     if not len(tasks):
         raise ScheduleError(f"the schedule has no tasks for IPU {ipu}", hint="leave the IPU out")
-    kinds = len(Kind) if training else 1
+    kinds = len(Kind) if training else 1  # kind 0 is forward
     for noun, values, number in (
         ("stage", tasks.stages, num_stages),
         ("micro-batch", tasks.micro_batches, micro_batches),
@@ -67,7 +77,7 @@ def _check_existence(ipu: int, tasks: TaskList, num_stages: int, micro_batches: 
 
 
 def _ipu_of_stages(lists: Sequence[TaskList], num_stages: int) -> tuple[int, ...]:
-    """The IPU of each stage; refuses a stage on several."""
+    """The IPU of each stage, which is the one that has its tasks; raises if several or none have."""
     ipus = np.full(num_stages, -1)
     for ipu, tasks in enumerate(lists):
         on_other_ipu = np.flatnonzero((ipus >= 0)[tasks.stages])
@@ -81,8 +91,12 @@ def _ipu_of_stages(lists: Sequence[TaskList], num_stages: int) -> tuple[int, ...
 
 
 def _check_occurrence(lists: Sequence[TaskList], num_stages: int, micro_batches: int, training: bool) -> None:
-    """Refuses tasks that are missing or occur twice, and backward work that is both unsplit and in two halves."""
-    # In training each micro-batch has, on each stage, a forward task and one BACKWARD task or both halves.
+    """Raises for tasks that are missing or occur twice, and for backward work both unsplit and in two halves.
+
+    In training each micro-batch has, on each stage, a forward task and one `BACKWARD` task, or instead of that both of
+    its halves, the gradient of inputs and that of weights; all micro-batches of a stage alike.
+    """
+    # How often each task occurs.
     counts = np.zeros((len(Kind), num_stages, micro_batches), np.int64)
     for tasks in lists:
         np.add.at(counts, (tasks.kinds, tasks.stages, tasks.micro_batches), 1)
@@ -117,7 +131,10 @@ def _refuse_first(bad: np.ndarray, message: str) -> None:
 
 
 def _check_order(tasks: TaskList, stage: int) -> None:
-    """Refuses micro-batches out of order, and a stash that is read before it is written."""
+    """Raises if a stage takes micro-batches out of order, or reads a stash before the task that writes it.
+
+    `tasks` are all of the stage's IPU. A stash is written by the forward task, and by the first half of a backward one.
+    """
     is_of_stage = tasks.stages == stage
     positions_of_work = []  # positions in the list, by micro-batch
     # An unsplit backward task does the work of both halves.
@@ -165,16 +182,25 @@ class Grid:
 
 
 def grid(lists: Sequence[TaskList], num_stages: int, micro_batches: int) -> Grid:
-    """The grid of lists of unique tasks; refuses a task that never becomes ready, or in too early a slot."""
+    """Gives each task of a pipeline a slot, such that all that it waits for is in earlier slots.
+
+    Slots are those that the schedule sets, or the earliest possible ones. Raises for a task that never becomes ready (a
+    deadlock), or that the schedule sets too early.
+
+    Args:
+        lists: tasks of each IPU, in order, which `validate` has checked.
+        num_stages: stages of the model.
+        micro_batches: micro-batches of a step.
+    """
     positions = [_Positions.of(tasks, num_stages, micro_batches) for tasks in lists]
-    # `Grid.table` flat, with an element more: the slot before all, which tasks wait for that wait for nothing.
+    # `Grid.table` flat, the slot of each task, with one element more: slot −1, for tasks that wait for nothing.
     table = np.full(3 * num_stages * micro_batches + 1, _UNKNOWN)
     table[-1] = -1
     if lists[0].slots is None:
         slots = _earliest_slots(lists, positions, table, num_stages, micro_batches)
     else:
         slots = _checked_slots(lists, positions, table)
-    # Slots that are empty on all IPUs are dropped.
+    # Slots that are empty on all IPUs are dropped, and the others numbered again.
     used, numbers = np.unique(np.concatenate(slots), return_inverse=True)
     slots = np.split(numbers, np.cumsum([len(tasks) for tasks in lists])[:-1])
     for tasks, places, slots_of_ipu in zip(lists, positions, slots, strict=True):
@@ -194,17 +220,21 @@ class _Positions:
 
     Args:
         task: of each task, int64[tasks].
-        first: of a task that it waits for, int64[tasks].
-        second: of another one, int64[tasks]; both are the last of the table where there is none.
+        awaited: of a task that it waits for, int64[tasks].
+        also_awaited: of another one, int64[tasks]; both are the last of the table where there is none.
     """
 
     task: np.ndarray
-    first: np.ndarray
-    second: np.ndarray
+    awaited: np.ndarray
+    also_awaited: np.ndarray
 
     @classmethod
     def of(cls, tasks: TaskList, num_stages: int, micro_batches: int) -> _Positions:
-        """Positions by plane of the kind, stage and micro-batch; past all of them where a task waits for nothing."""
+        """Computes the position of each task of an IPU in the flat table of slots, and of the tasks that it waits for.
+
+        The table has a plane for each kind of work, in it a row for each stage, and in that the micro-batches; then one
+        element past all planes, for tasks that wait for nothing.
+        """
         plane = num_stages * micro_batches
         forward = tasks.stages * micro_batches + tasks.micro_batches
         task = _PLANE[tasks.kinds] * plane + forward
@@ -216,37 +246,50 @@ class _Positions:
         next_stage = np.where(tasks.stages < num_stages - 1, _BACKWARD * plane + forward + micro_batches, nothing)
         # Forward waits for the previous stage, weight gradients for input gradients, backward for forward and the
         # next stage.
-        first = np.select([is_forward, is_weight], [previous_stage, _BACKWARD * plane + forward], forward)
-        return cls(task, first, np.where(is_backward, next_stage, nothing))
+        awaited = np.select([is_forward, is_weight], [previous_stage, _BACKWARD * plane + forward], forward)
+        return cls(task, awaited, np.where(is_backward, next_stage, nothing))
 
 
 def _earliest_slots(
     lists: Sequence[TaskList], positions: Sequence[_Positions], table: np.ndarray, num_stages: int, micro_batches: int
 ) -> list[np.ndarray]:
-    """Each task in its earliest slot: every IPU in rotation runs as far as it can, until all tasks have run."""
+    """Puts each task in the earliest slot: after the task before it on its IPU, and after all that it waits for.
+
+    The IPUs are simulated in rotation, each as far as it can run, until none can; raises if tasks are left then.
+
+    Args:
+        lists: tasks of each IPU, in order.
+        positions: for each IPU the positions in `table` of its tasks and of those that they wait for.
+        table: slot of each task, `_UNKNOWN` at first; −1 at the position for nothing.
+        num_stages: for the error, as the next.
+        micro_batches: see there.
+
+    Returns:
+        Slots of the tasks of each IPU, rising.
+    """
     slot_at = table.tolist()  # lists, as their elements are read one by one
-    rows = [(places.task.tolist(), places.first.tolist(), places.second.tolist()) for places in positions]
+    rows = [(places.task.tolist(), places.awaited.tolist(), places.also_awaited.tolist()) for places in positions]
     slots: list[list[int]] = [[] for _ in lists]
     has_progress = True
     while has_progress:
         has_progress = False
-        for slots_of_ipu, (position, first, second) in zip(slots, rows, strict=True):
+        for slots_of_ipu, (position, awaited, also_awaited) in zip(slots, rows, strict=True):
             last = slots_of_ipu[-1] if slots_of_ipu else -1
             for task in range(len(slots_of_ipu), len(position)):
-                ready = max(slot_at[first[task]], slot_at[second[task]])
+                ready = max(slot_at[awaited[task]], slot_at[also_awaited[task]])
                 if ready == _UNKNOWN:
                     break
                 last = max(last, ready) + 1
                 slot_at[position[task]] = last
                 slots_of_ipu.append(last)
                 has_progress = True
-    for ipu, (slots_of_ipu, tasks, (_, first, second)) in enumerate(zip(slots, lists, rows, strict=True)):
+    for ipu, (slots_of_ipu, tasks, (_, awaited, also_awaited)) in enumerate(zip(slots, lists, rows, strict=True)):
         stuck = len(slots_of_ipu)
         if stuck < len(tasks):
-            awaited = first[stuck] if slot_at[first[stuck]] == _UNKNOWN else second[stuck]
+            missing = awaited[stuck] if slot_at[awaited[stuck]] == _UNKNOWN else also_awaited[stuck]
             raise ScheduleError(
                 f"the schedule has a deadlock: {tasks[stuck]} never becomes ready, and blocks IPU {ipu}",
-                expected=f"{_task_at(awaited, num_stages, micro_batches)} can run before it",
+                expected=f"{_task_at(missing, num_stages, micro_batches)} can run before it",
                 got=f"{stuck} of the {len(tasks)} tasks of IPU {ipu} run",
                 hint="an IPU runs its tasks in order, and waits at the first that is not ready",
             )
@@ -260,7 +303,13 @@ def _task_at(position: int, num_stages: int, micro_batches: int) -> Task:
 
 
 def _checked_slots(lists: Sequence[TaskList], positions: Sequence[_Positions], table: np.ndarray) -> list[np.ndarray]:
-    """The slots that the schedule sets, which must rise on each IPU and be after those waited for; fills `table`."""
+    """The slots that a schedule sets for its tasks, checked: they rise on each IPU, and come after all waited for.
+
+    Args:
+        lists: tasks of each IPU, in order, with slots.
+        positions: for each IPU the positions in `table` of its tasks and of those that they wait for.
+        table: slot of each task, filled here; −1 at the position for nothing.
+    """
     slots = [tasks.slots for tasks in lists if tasks.slots is not None]
     for places, slots_of_ipu in zip(positions, slots, strict=True):
         table[places.task] = slots_of_ipu
@@ -270,7 +319,7 @@ def _checked_slots(lists: Sequence[TaskList], positions: Sequence[_Positions], t
             raise ScheduleError(
                 f"the slots of IPU {ipu} do not rise at {tasks[early[0]]}", got=f"slot {slots_of_ipu[early[0]]} for it"
             )
-        ready = np.maximum(table[places.first], table[places.second])
+        ready = np.maximum(table[places.awaited], table[places.also_awaited])
         early = np.flatnonzero(ready >= slots_of_ipu)
         if len(early):
             raise ScheduleError(

@@ -45,7 +45,10 @@ class LoopedOneForwardOneBackward(Schedule):
     name = "looped-1f1b"
 
     def domain(self, num_stages: int, training: bool) -> Domain:
-        """Multiples of the number of IPUs; refuses stages that are not a whole number of chunks on each."""
+        """Numbers of micro-batches that work: multiples of the number of IPUs, each of which has `chunks` stages.
+
+        Raises if stages cannot be divided so.
+        """
         if num_stages % self.chunks:
             raise ScheduleError(
                 f"the schedule {self.name!r} puts {self.chunks} stages on every IPU",
@@ -62,11 +65,15 @@ class LoopedOneForwardOneBackward(Schedule):
         return [self._of_ipu(ipu, num_ipus, micro_batches) for ipu in range(num_ipus)]
 
     def _of_ipu(self, ipu: int, num_ipus: int, micro_batches: int) -> TaskList:
-        """1F1B over the chunks of one IPU, forward tasks ahead until the first gradient can have come back."""
-        tasks = micro_batches * self.chunks
+        """Tasks of one IPU, in order: 1F1B over its chunks, the stages `ipu`, `ipu + num_ipus`, and so on.
+
+        As many forward tasks run ahead as it takes until the first gradient can have come back.
+        """
+        tasks = micro_batches * self.chunks  # forward tasks of the IPU; there are as many backward tasks
         ahead = min(tasks, 2 * (num_ipus - 1 - ipu) + (self.chunks - 1) * num_ipus)
         forward, backward = alternating(tasks, ahead)
-        # The k-th forward task is of this chunk; chunks go backwards in backward tasks.
+        # Chunk of the k-th forward task: `num_ipus` micro-batches on one, then on the next. In backward tasks the order
+        # of chunks is the opposite.
         chunk = np.arange(tasks) // num_ipus % self.chunks
         times = []
         for c in range(self.chunks):

@@ -52,7 +52,7 @@ SCHEDULES: dict[str, Schedule] = {
 
 
 def as_schedule(schedule: str | Schedule) -> Schedule:
-    """The schedule of a name, or a schedule unchanged.
+    """Looks up a schedule by its name; a schedule is returned as it is.
 
     Args:
         schedule: a name in `SCHEDULES`, or a schedule.

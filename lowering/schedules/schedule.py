@@ -165,7 +165,7 @@ class Schedule(ABC):
         return [as_task_list(tasks).forward_only() for tasks in self.tasks(num_stages, micro_batches)]
 
     def domain(self, num_stages: int, training: bool) -> Domain:
-        """Numbers of micro-batches that work with so many stages; any number, by default.
+        """Numbers of micro-batches that the schedule works with; any number, unless a schedule overrides this.
 
         Args:
             num_stages: stages of the model, at least 1.
@@ -177,7 +177,12 @@ class Schedule(ABC):
         return Domain()
 
     def check(self, num_stages: int, micro_batches: int, training: bool = True) -> None:
-        """Refuses numbers outside the domain.
+        """Checks that the schedule works with these numbers of stages and micro-batches, by its `domain`.
+
+        Args:
+            num_stages: stages of the model.
+            micro_batches: micro-batches of a step.
+            training: whether there are backward tasks.
 
         Raises:
             ScheduleError: with the numbers that work, and why.
@@ -212,7 +217,7 @@ def _multiple_from(number: int, divisor: int) -> int:
 
 
 def as_task_list(tasks: TaskList | Iterable[Task]) -> TaskList:
-    """A schedule's tasks of one IPU as a `TaskList`; a `ScheduleError` for anything but tasks."""
+    """Converts the tasks of one IPU, as a user's schedule returns them, to a `TaskList`; checks their types."""
     if isinstance(tasks, TaskList):
         return tasks
     if not isinstance(tasks, Iterable):

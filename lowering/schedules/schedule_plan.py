@@ -48,9 +48,10 @@ class Block:
         return self._iterations(0, self.count)
 
     def by(self, multiple: int) -> tuple[Block, ...]:
-        """Equal slots in blocks whose stride is a multiple of a number, with several iterations of this block in one.
+        """Joins iterations until those of the block are a multiple of `multiple` micro-batches apart.
 
-        So if micro-batch j uses variable j mod `multiple`, all iterations of a slot use the same variables.
+        So if micro-batch j uses variable j mod `multiple`, all iterations of a slot use the same variables, as a loop
+        needs. Returns the block of joined iterations, and one of those that are left over, if any.
         """
         if self.count == 1:
             return (self,)
@@ -71,7 +72,12 @@ class Block:
 
 
 def blocks(lists: Sequence[TaskList], grid: Grid) -> tuple[Block, ...]:
-    """The blocks of a grid, in order."""
+    """Compresses the slots of a grid to blocks, each of slots that run once or repeat for later micro-batches.
+
+    Args:
+        lists: tasks of each IPU.
+        grid: the slot of each task.
+    """
     # One row a slot, with the kind, stage and micro-batch of the task of each IPU; −1 where it has none. No slot is
     # empty on all IPUs: its first micro-batch is that of its first task.
     rows = np.full((grid.length, len(lists), 3), -1, np.int64)
@@ -90,7 +96,7 @@ def blocks(lists: Sequence[TaskList], grid: Grid) -> tuple[Block, ...]:
 def _blocks_of_slots(
     rows: np.ndarray, numbers: np.ndarray, first: np.ndarray, start: int, stop: int
 ) -> Iterator[Block]:
-    """The blocks of slots from `start` to before `stop`: the best repetition, and those before and after it.
+    """Yields the blocks of slots from `start` to before `stop`: those before the best repetition, it, those after it.
 
     Args:
         rows: kind, stage and micro-batch of the task of each IPU in each slot, int64[slots, IPUs, 3].
@@ -123,27 +129,29 @@ class Repetition(NamedTuple):
 
 
 def best_repetition(numbers: np.ndarray, first: np.ndarray) -> Repetition | None:
-    """The repetition that saves most slots; None if none runs three times.
+    """Finds the run of slots whose repetition in a loop saves the most slots; None if none runs three times.
 
     Args:
         numbers: of slots, equal for those with the same tasks up to a shift of all micro-batches, int64[slots].
         first: first micro-batch of each slot; those of a repetition are at one stride, int64[slots].
     """
     length = len(numbers)
-    saved = 0
+    saved = 0  # slots that `best` saves: all iterations but one
     best = None
     for period in range(1, length // _MIN_REPEATS + 1):
         if saved >= length - period:  # no longer period can save more
             break
-        edge = length - (saved + period + 1)  # a slot of every repetition that saves more, if no later than `saved`
+        # Quick test: a repetition that saves more is so long that it must contain this slot, if no later than `saved`.
+        edge = length - (saved + period + 1)
         if edge <= saved and numbers[edge] != numbers[edge + period]:
             continue
-        # Slot n is followed by its repetition a period later; runs of such slots at one shift are repetitions.
+        # True where a slot has the same tasks as the slot a period later, up to a shift of micro-batches; runs of such
+        # slots with equal shifts are repetitions.
         same = numbers[period:] == numbers[:-period]
         # The shift where slots repeat; elsewhere numbers that are never equal to their neighbours.
         shift = np.where(same, first[period:] - first[:-period], _NO_SHIFT - np.arange(len(same)))
         run_bounds = np.flatnonzero(np.diff(shift, prepend=_NO_SHIFT + 1, append=_NO_SHIFT + 1))
-        counts = (np.diff(run_bounds) + period) // period
+        counts = (np.diff(run_bounds) + period) // period  # iterations of each run
         counts[~same[run_bounds[:-1]]] = 1
         longest = int(counts.argmax())
         count = int(counts[longest])
@@ -194,7 +202,7 @@ class SchedulePlan:
         return len(self.lists)
 
     def depth(self, written: tuple[int, Kind], read: tuple[int, Kind]) -> int:
-        """Slots of a ring that holds a value from the task that writes it to the task that reads it.
+        """Number of slots of the ring buffer that holds values from the task that writes to the one that reads them.
 
         A value for another IPU is written there after the slot of the task that computes it, and a slot may be written
         again after the slot of the task that reads it.
@@ -212,7 +220,7 @@ class SchedulePlan:
         return int((np.searchsorted(writes, reads) - np.arange(self.micro_batches)).max())
 
     def buffers(self, written: tuple[int, Kind], read: tuple[int, Kind]) -> int:
-        """Variables in rotation for values on their way to another IPU: one more than the `depth` of their ring.
+        """Number of variables used in rotation for values on their way to another IPU: one more than their `depth`.
 
         A sender waits until the variable it writes has been read. With one to spare, this never lengthens a step of the
         schedules here, whatever the costs of the stages: a step takes as long as with a variable for each value.
@@ -252,7 +260,7 @@ class SchedulePlan:
 
 
 def schedule_plan(schedule: str | Schedule, num_stages: int, micro_batches: int, training: bool = True) -> SchedulePlan:
-    """Computes and checks the plan of a schedule for a number of stages and micro-batches.
+    """Computes the plan of a schedule for a number of stages and micro-batches: tasks, their slots, blocks of slots.
 
     Args:
         schedule: the schedule, or its name.

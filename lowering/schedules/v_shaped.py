@@ -71,7 +71,11 @@ class DualPipeV(Schedule):
         return [self._of_ipu(ipu, num_ipus, micro_batches) for ipu in range(num_ipus)]
 
     def _of_ipu(self, ipu: int, num_ipus: int, micro_batches: int) -> TaskList:
-        """The eight steps of the source, each a pattern that repeats; a backward task is its two halves."""
+        """Tasks of one IPU, in order: the eight steps of DualPipeV's source, each a pattern that repeats.
+
+        The IPU has a stage that micro-batches pass on the way down and one on their way back; backward tasks are in
+        two halves, gradients of inputs and of parameters (weights).
+        """
         below = num_ipus - 1 - ipu  # IPUs further down
         down, back = [Turn(0, FORWARD)], [Turn(1, FORWARD)]
         weight = [_WEIGHT]
@@ -80,11 +84,11 @@ class DualPipeV(Schedule):
         # Step 6: gradients back and downwards in turn; parameter gradients of the second half wait for steps 7 and 8.
         last_pairs = [(back_input, down_input)[n % 2] + weight * (n <= ipu) for n in range(2 * ipu + 2)]
         steps: list[tuple[list[Turn], int]] = [
-            (down, 2 * below),
-            (down + back, ipu + 1),
+            (down, 2 * below),  # until the first micro-batch is back
+            (down + back, ipu + 1),  # until the first gradient arrives
             (back_input + weight + back, below),
-            (down + back_gradient + back + down_gradient, micro_batches - 2 * num_ipus + ipu + 1),
-            (back_gradient + back + down_gradient, below),
+            (down + back_gradient + back + down_gradient, micro_batches - 2 * num_ipus + ipu + 1),  # all in turn
+            (back_gradient + back + down_gradient, below),  # no micro-batch is left for the way down
             ([turn for pair in last_pairs for turn in pair], 1),
             (weight + down_input, below),
             (weight, ipu + 1),
@@ -93,9 +97,14 @@ class DualPipeV(Schedule):
 
 
 def _task_list(turns: Sequence[Turn], stages: tuple[int, int]) -> TaskList:
-    """The tasks of one IPU with the two `stages`, downwards and back.
+    """Turns an order of work into the tasks of one IPU, which need a stage and a micro-batch each.
 
-    The tasks of a kind and direction take the micro-batches in order, parameter gradients as input gradients came.
+    The tasks of a kind and direction take the micro-batches in order; a gradient of parameters is of the stage and
+    micro-batch whose gradient of inputs has waited longest.
+
+    Args:
+        turns: direction and kind of each task, in order.
+        stages: the IPU's stage downwards, and that on the way back.
     """
     rows = np.array([(direction, int(kind)) for direction, kind in turns], np.int64).reshape(-1, 2)
     directions, kinds = rows.T.copy()
@@ -126,7 +135,10 @@ class Chimera(Schedule):
         return Domain()
 
     def tasks(self, num_stages: int, micro_batches: int) -> Sequence[TaskList]:
-        """Times on a grid of equal tasks, on which no two tasks of an IPU meet: a unit of p takes 4p of them."""
+        """Tasks of each IPU, ordered by times in units of a task, at which no two tasks of an IPU meet.
+
+        Micro-batches go in units of p, the number of IPUs; a unit starts 4p times after the one before.
+        """
         num_ipus = _num_ipus(self.name, num_stages)
         units, places = np.divmod(np.arange(micro_batches), num_ipus)
         start = 4 * num_ipus * units + 2 * places

@@ -63,13 +63,14 @@ def dynamic_slice(
     if not dims:
         return x
     order = _order_to_slice_in(x, dims)
-    if order is not None:
+    if order is not None:  # a view: the same slice of its variable, in memory order
         slice_order = order.with_shape(sizes)
         variable_dims = [order.view_dims.index(d) for d in dims]
         part = dynamic_slice(builder, order.of_variable(x), starts, slice_order.variable_shape, variable_dims)
         return slice_order.of_view(part)
     map_for_slicing(graph, x, dims)
     placement = _placement(graph, x, dims)
+    # The slice is cut as the tensor is, but not along the sliced dimensions.
     out_dims = [None if d in dims else d for d in range(x.ndim)]
     out = mapped_variable(graph, tuple(sizes), x.dtype, builder.name, out_dims, placement)
     codelet = _slice_codelet(x.dtype, _sliced_in_order(x.ndim, dims), starts[0].dtype)
@@ -86,9 +87,10 @@ def dynamic_update_slice_in_place(
     *,
     may_read_buffer: bool = True,
 ) -> None:
-    """Overwrites a slice of a buffer at dynamic indices.
+    """Overwrites a slice of a buffer at dynamic indices, as `lax.dynamic_update_slice` without a copy of the buffer.
 
     Args:
+        builder: graph and program to add to, and the debug name.
         buffer: writable tensor, changed.
         update: new value of the slice, of the buffer's rank and dtype, nowhere larger than it.
         starts: integer scalars of one dtype, the first index in each of `dims`; clamped so that the slice fits.
@@ -97,13 +99,13 @@ def dynamic_update_slice_in_place(
     """
     graph = builder.graph
     starts, dims = _in_sliced_dims(buffer, starts, update.shape, dims)
-    if not dims:
+    if not dims:  # the update is as large as the buffer: a copy
         map_linearly(graph, update)
         map_linearly(graph, buffer)
         builder.prog.add(Copy(update, buffer, builder.name, graph.origin))
         return
     order = _order_to_slice_in(buffer, dims)
-    if order is not None:
+    if order is not None:  # a view: the same slice of its variable is overwritten, in memory order
         update = order.with_shape(update.shape).of_variable(update)
         variable_dims = [order.view_dims.index(d) for d in dims]
         own_buffer = order.of_variable(buffer)
@@ -208,7 +210,7 @@ def _add_vertices(
     Args:
         builder: graph, program and name.
         codelet: of a slice or an update: fields for the block, the part and each start.
-        tensor: the tensor; partitions do not cut it along `dims`.
+        tensor: the tensor that is sliced or updated; placements do not cut it along `dims`.
         part: the slice that is read out of it, or the new value of the slice.
         starts: first index of the slice along each of `dims`.
         dims: dimensions along which the part is shorter.
@@ -216,6 +218,7 @@ def _add_vertices(
     """
     for start in starts:
         map_linearly(builder.graph, start)
+    # An axis for each dimension of the tensor, and another one for each along which the part is shorter.
     axes = placed_axes(placement) + [whole_axis(f"part{d}", part.shape[d]) for d in dims]
     part_dims = [tensor.ndim + dims.index(d) if d in dims else d for d in range(tensor.ndim)]
     accesses = (along(tensor, range(tensor.ndim)), along(part, part_dims), *map(scalar, starts))
@@ -242,7 +245,7 @@ def _row_vectors(dims: tuple[int, ...], dtype: Any, shapes: BlockShapes, target:
 
 
 @dataclass(frozen=True, slots=True)
-class _Sliced:
+class _SlicedDims:
     """Dimensions of a tensor of which a part is sliced.
 
     Args:
@@ -267,34 +270,43 @@ class _Sliced:
         rank = len(self.part_dims)
         return (*self.dims, *range(rank, rank + len(self.dims)))
 
-    def with_axes(self, sources: Sequence[Sequence[int]]) -> _Sliced | None:
-        """Return the dimensions on other axes, those of the tensor in order; see `Codelet.with_axes`.
+    def with_axes(self, sources: Sequence[Sequence[int]]) -> _SlicedDims | None:
+        """Return the sliced dimensions for vertices on other axes, see `Codelet.with_axes`.
 
-        `sources` has for each new axis the old ones that it joins. None where a sliced dimension would be
-        joined with another: a slice of the joint dimension is not one piece.
+        Axes are numbered so: those of the tensor's dimensions, then one of the part for each sliced dimension.
+        `sources` has for each new axis the old ones that it joins; the dimensions of the tensor, and of the part, are
+        in the order of the new axes. None where a sliced dimension would be joined with another: a slice of the joint
+        dimension is not one piece.
         """
         rank = len(self.part_dims)
         if any(len(axes) > 1 and not set(axes).isdisjoint(self.ordered_axes) for axes in sources):
             return None
+        # The first old axis of each new axis of the tensor, and of each new axis of the part: these two share those of
+        # dimensions that are not sliced, in the same order.
         tensor_axes = [axes[0] for axes in sources if axes[0] < rank]
         part_axes = [axes[0] for axes in sources if axes[0] not in self.dims]
-        # Tensor and part have the axes that are not sliced in the same order.
         unsliced = iter([number for number, axis in enumerate(part_axes) if axis < rank])
         part_dims = (
             part_axes.index(rank + self.dims.index(axis)) if axis in self.dims else next(unsliced)
             for axis in tensor_axes
         )
-        return _Sliced(tuple(map(tensor_axes.index, self.dims)), tuple(part_dims))
+        return _SlicedDims(tuple(map(tensor_axes.index, self.dims)), tuple(part_dims))
 
 
-def _sliced_in_order(rank: int, dims: tuple[int, ...]) -> _Sliced:
+def _sliced_in_order(rank: int, dims: tuple[int, ...]) -> _SlicedDims:
     """Sliced dimensions of a tensor whose part has its dimensions in the same order."""
-    return _Sliced(dims, tuple(range(rank)))
+    return _SlicedDims(dims, tuple(range(rank)))
 
 
 @remembered
-def _slice_codelet(dtype: Any, sliced: _Sliced, index_dtype: Any) -> Codelet:
-    """Codelet that copies a slice out of a block at starts known when it runs."""
+def _slice_codelet(dtype: Any, sliced: _SlicedDims, index_dtype: Any) -> Codelet:
+    """Codelet that copies a slice out of a block, at starts that are operands.
+
+    Args:
+        dtype: dtype of the block.
+        sliced: dimensions of the block that are sliced, one start for each; along the others the slice is all of it.
+        index_dtype: dtype of the starts.
+    """
     dims = sliced.dims
 
     def compute(x: jax.Array, *starts: jax.Array, shapes: tuple[tuple[int, ...], ...]) -> jax.Array:
@@ -315,7 +327,7 @@ def _slice_codelet(dtype: Any, sliced: _Sliced, index_dtype: Any) -> Codelet:
 
 
 def _codelet_with_axes(
-    sliced: _Sliced, codelet: Callable[[_Sliced], Codelet], sources: Sequence[Sequence[int]]
+    sliced: _SlicedDims, codelet: Callable[[_SlicedDims], Codelet], sources: Sequence[Sequence[int]]
 ) -> Codelet | None:
     """The codelet on other axes, see `Codelet.with_axes`; `codelet` makes it from its dimensions."""
     new = sliced.with_axes(sources)
@@ -323,8 +335,15 @@ def _codelet_with_axes(
 
 
 @remembered
-def _update_codelet(dtype: Any, sliced: _Sliced, index_dtype: Any, *, may_read_buffer: bool) -> Codelet:
-    """Codelet that overwrites a slice of a block in place; `may_read_buffer`: the update may be computed from it."""
+def _update_codelet(dtype: Any, sliced: _SlicedDims, index_dtype: Any, *, may_read_buffer: bool) -> Codelet:
+    """Codelet that overwrites a slice of a block in place, at starts that are operands.
+
+    Args:
+        dtype: dtype of the block.
+        sliced: dimensions of the block that are sliced, one start for each; along the others the slice is all of it.
+        index_dtype: dtype of the starts.
+        may_read_buffer: whether the update may be computed from the block, and must be so before it is overwritten.
+    """
     dims = sliced.dims
 
     def compute(buffer: jax.Array, update: jax.Array, *starts: jax.Array) -> jax.Array:
@@ -339,7 +358,7 @@ def _update_codelet(dtype: Any, sliced: _Sliced, index_dtype: Any, *, may_read_b
     title = f"popops::DynamicUpdateSlice<{dtype_name(dtype)}>"
     codelet = Codelet(title, fields, compute, cycles, state_bytes=32, code_bytes=300, moves=True, parts=parts)
 
-    def on_dims(new: _Sliced) -> Codelet:
+    def on_dims(new: _SlicedDims) -> Codelet:
         return _update_codelet(dtype, new, index_dtype, may_read_buffer=may_read_buffer)
 
     return replace(codelet, with_axes=partial(_codelet_with_axes, sliced, on_dims), ordered_axes=sliced.ordered_axes)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from typing import Any, NamedTuple
 
@@ -131,6 +132,7 @@ def gather(builder: Builder, table: Tensor, indices: Tensor, out_shape: Sequence
     """Looks up slices of a table, on the partition of least cost; returns a new tensor.
 
     Args:
+        builder: graph and program to add to, and the debug name.
         table: tensor of shape `spec.table_shape` with at least one element.
         indices: integer tensor, index vectors in its last dimension.
         out_shape: shape of the result, which has elements.
@@ -144,6 +146,7 @@ def gather(builder: Builder, table: Tensor, indices: Tensor, out_shape: Sequence
     # Partitions cut the dimensions of the result and, last, the rows of the table: then each block of rows makes a
     # partial result, and these are combined.
     space = out_shape if row_dim is None else (*out_shape, table.shape[row_dim])
+    # What a block of that space reads of the table and of the indices, for the estimate of partitions.
     table_spans = spans(table.shape, [rank if d == row_dim else dim for d, dim in enumerate(table_dims)])
     index_spans = spans(indices.shape, [*index_dims, None])
     codelet = _gather_codelet(table.dtype, indices.dtype, spec, row_dim)
@@ -157,7 +160,7 @@ def gather(builder: Builder, table: Tensor, indices: Tensor, out_shape: Sequence
 
     unmoved = [0] if has_few_lookups(graph, indices) else []  # operand 0, the table, is used where it is mapped
     uncut = {spec.result_dims()[d] for d in spec.uncut}
-    order = [d for d in range(len(space)) if d not in uncut]
+    order = [d for d in range(len(space)) if d not in uncut]  # dimensions that may be cut
     combination = _CombinationCost(table.dtype, rank)
     placement = choose(graph, space, order, work, [table, indices], add, cost_after=combination, unmoved_fields=unmoved)
     return add(builder, placement)
@@ -171,9 +174,16 @@ def has_few_lookups(graph: Graph, indices: Tensor) -> bool:
 def _add_lookups(
     builder: Builder, table: Tensor, indices: Tensor, spec: GatherSpec, row_dim: int | None, placement: Blocked
 ) -> Tensor:
-    """Adds vertices on a partition of the result's dimensions, followed by the rows if these may be cut.
+    """Adds the vertices of a gather, each on a block of the result and of the rows of the table; returns the result.
 
-    Where it cuts rows, each block of them gives a partial result, and these are combined.
+    Args:
+        builder: graph and program to add to, and the debug name.
+        table: the table.
+        indices: index vectors, in the last dimension.
+        spec: parameters of the gather.
+        row_dim: indexed dimension of the table whose rows may be cut; None if there is none.
+        placement: blocks of the result's dimensions and, with `row_dim`, of the rows as a last dimension. Each block of
+            rows gives a partial result, and these are combined.
     """
     table_dims, index_dims = spec.out_dims()
     rank = spec.out_rank
@@ -187,9 +197,10 @@ def _add_lookups(
     row_blocks = 1 if row_dim is None else axes[rank].blocks
     if row_dim is not None:
         axes[rank] = Axis(f"table{row_dim}", axes[rank].cuts, "reduce" if row_blocks > 1 else "map")
-    axes.append(whole_axis("index", indices.shape[-1]))
+    axes.append(whole_axis("index", indices.shape[-1]))  # along an index vector
     out, out_access = _add_result(builder.graph, table.dtype, placement, rank, row_blocks, builder.name)
     accesses = (along(table, table_axes), along(indices, [*index_dims, len(axes) - 1]), out_access)
+    # A vertex needs its first row to find its look-ups, and its first index within slices that are cut.
     origins = (*([axes[rank].name] if row_blocks > 1 else []), *(axes[dim.of_result].name for dim in spec.wide_dims()))
     codelet = _gather_codelet(table.dtype, indices.dtype, spec, row_dim if row_blocks > 1 else None)
     grid = placement.tile.reshape([axis.blocks for axis in axes])
@@ -200,7 +211,19 @@ def _add_lookups(
 def _add_result(
     graph: Graph, dtype: Any, placement: Blocked, rank: int, row_blocks: int, name: str
 ) -> tuple[Tensor, Access]:
-    """Adds the result, or a partial result for each block of rows; returns it and the access that writes it."""
+    """Adds the variable that vertices write: the result of a gather, or partial results if rows of the table are cut.
+
+    Args:
+        graph: graph to add to.
+        dtype: dtype of the table.
+        placement: blocks of the vertices: dimensions of the result, then that of rows if these may be cut.
+        rank: number of dimensions of the result.
+        row_blocks: number of blocks of rows; partial results have them as dimension 0.
+        name: debug name.
+
+    Returns:
+        The variable, each block on the tile of its vertex, and the access that writes it.
+    """
     cuts = placement.cuts[:rank]
     shape = placement.shape[:rank]
     tiles = placement.tile.reshape([*placement.tile.shape[:rank], row_blocks])
@@ -229,56 +252,83 @@ class _CombinationCost:
 
 @remembered
 def _gather_codelet(dtype: Any, index_dtype: Any, spec: GatherSpec, row_dim: int | None) -> Codelet:
-    """Codelet that looks up rows in a block of the table; `row_dim` is the indexed dimension that is cut, if one is."""
-    wide = spec.wide_dims()
+    """Codelet whose vertices look up slices in a block of a table by a block of index vectors.
 
-    def compute(
-        table: jax.Array,
-        indices: jax.Array,
-        origins: tuple[Any, ...] = (),
-        shapes: tuple[tuple[int, ...], ...] = (),
-    ) -> jax.Array:
-        """Look-ups in a block: of a cut slice a part, of cut rows those of the block and zero bits for the others.
-
-        `origins` has the block's first row, if rows are cut, and its first index along each wide dimension.
-        """
-        sizes = _slice_sizes(spec, table.shape)
-        part_origins: dict[int, Any] = {}  # first index of the block within a slice, by dimension of the table
-        for dim, origin in zip(wide, origins[len(origins) - len(wide) :], strict=True):
-            part_size = shapes[0][dim.of_result]
-            if part_size < sizes[dim.of_table]:
-                sizes[dim.of_table] = part_size
-                part_origins[dim.of_table] = origin
-        if part_origins:
-            indices = _part_indices(indices, spec, part_origins)
-        if row_dim is None or table.shape[row_dim] == spec.table_shape[row_dim]:
-            return _gather_block(table, indices, spec, sizes, are_changed=bool(part_origins))
-        return _masked_lookup(table, indices, spec, sizes, row_dim, origins[0])
-
-    def row_elements(shapes: BlockShapes) -> np.ndarray:
-        """Elements that one look-up copies to the block of the result."""
-        table = shapes[0]
-        out = shapes[-1]
-        elements = np.ones((), np.int64)
-        result_dim = {dim.of_table: dim.of_result for dim in wide}
-        for d, size in enumerate(_slice_sizes(spec, [None] * len(table))):
-            elements = elements * (table[d] if size is None else out[result_dim[d]] if d in result_dim else size)
-        return elements
-
-    def lookups(shapes: BlockShapes, target: Target) -> np.ndarray:
-        del target
-        return -(-total_elements(shapes[-1]) // np.maximum(row_elements(shapes), 1))
-
-    def cycles(shapes: BlockShapes, target: Target) -> np.ndarray:
-        share = np.ones(()) if row_dim is None else shapes[0][row_dim] / spec.table_shape[row_dim]
-        return gather_cycles(lookups(shapes, target), share, row_elements(shapes), dtype, target)
-
+    Args:
+        dtype: dtype of the table.
+        index_dtype: dtype of the indices.
+        spec: parameters of the gather.
+        row_dim: the indexed dimension of the table that is cut into blocks; None for uncut rows.
+    """
     fields = (Field("table", "in", dtype), Field("indices", "in", index_dtype), Field("out", "out", dtype))
-    title = f"popops::MultiSlice<{dtype_name(dtype)}>"
-    takes: tuple[Extras, ...] = ("origins", "shapes") if wide else () if row_dim is None else ("origins",)
+    takes: tuple[Extras, ...] = ("origins", "shapes") if spec.wide_dims() else () if row_dim is None else ("origins",)
     return Codelet(
-        title, fields, compute, cycles, state_bytes=36, code_bytes=500, takes=takes, moves=True, parts=lookups
+        f"popops::MultiSlice<{dtype_name(dtype)}>",
+        fields,
+        partial(_look_up, spec, row_dim),
+        partial(_lookup_cycles, spec, row_dim, dtype),
+        state_bytes=36,
+        code_bytes=500,
+        takes=takes,
+        moves=True,
+        parts=partial(_lookups_in_block, spec),
     )
+
+
+def _look_up(
+    spec: GatherSpec,
+    row_dim: int | None,
+    table: jax.Array,
+    indices: jax.Array,
+    origins: tuple[Any, ...] = (),
+    shapes: tuple[tuple[int, ...], ...] = (),
+) -> jax.Array:
+    """Looks up slices in a block of a table: of cut slices a part, of cut rows those of the block.
+
+    Args:
+        spec: parameters of the gather.
+        row_dim: the indexed dimension that is cut into blocks; None for uncut rows. Look-ups of other blocks are zero.
+        table: block of the table.
+        indices: index vectors into the whole table.
+        origins: first row of the block, if rows are cut, and its first index in each of `GatherSpec.wide_dims`.
+        shapes: shape of the block of the result.
+    """
+    wide = spec.wide_dims()
+    sizes = _slice_sizes(spec, table.shape)
+    part_origins: dict[int, Any] = {}  # first index of the block within a slice, by dimension of the table
+    for dim, origin in zip(wide, origins[len(origins) - len(wide) :], strict=True):
+        part_size = shapes[0][dim.of_result]
+        if part_size < sizes[dim.of_table]:
+            sizes[dim.of_table] = part_size
+            part_origins[dim.of_table] = origin
+    if part_origins:
+        indices = _part_indices(indices, spec, part_origins)
+    if row_dim is None or table.shape[row_dim] == spec.table_shape[row_dim]:
+        return _gather_block(table, indices, spec, sizes, are_changed=bool(part_origins))
+    return _masked_lookup(table, indices, spec, sizes, row_dim, origins[0])
+
+
+def _row_elements(spec: GatherSpec, shapes: BlockShapes) -> np.ndarray:
+    """Elements that one look-up copies to a vertex's block of the result, from the lengths of its blocks."""
+    table, _, out = shapes
+    elements = np.ones((), np.int64)
+    result_dim = {dim.of_table: dim.of_result for dim in spec.wide_dims()}  # along these a slice may be cut
+    for d, size in enumerate(_slice_sizes(spec, [None] * len(table))):
+        elements = elements * (table[d] if size is None else out[result_dim[d]] if d in result_dim else size)
+    return elements
+
+
+def _lookups_in_block(spec: GatherSpec, shapes: BlockShapes, _target: Target) -> np.ndarray:
+    """Look-ups of a vertex, which its workers share."""
+    return -(-total_elements(shapes[-1]) // np.maximum(_row_elements(spec, shapes), 1))
+
+
+def _lookup_cycles(
+    spec: GatherSpec, row_dim: int | None, dtype: Any, shapes: BlockShapes, target: Target
+) -> np.ndarray:
+    """Cycles of the look-ups of a block; of cut rows its share is copied, as expected of uniform indices."""
+    share = np.ones(()) if row_dim is None else shapes[0][row_dim] / spec.table_shape[row_dim]
+    return gather_cycles(_lookups_in_block(spec, shapes, target), share, _row_elements(spec, shapes), dtype, target)
 
 
 def _slice_sizes(spec: GatherSpec, shape: Sequence[Any]) -> list[Any]:
@@ -288,9 +338,15 @@ def _slice_sizes(spec: GatherSpec, shape: Sequence[Any]) -> list[Any]:
 
 
 def _part_indices(indices: jax.Array, spec: GatherSpec, part_origins: Mapping[int, Any]) -> jax.Array:
-    """Index vectors of a part of each slice.
+    """Index vectors of the same part of each slice of a gather, from those of the whole slices.
 
-    Where the full slice is not within the table it is clamped, or −1 in a mode that fills it as a whole.
+    An index beyond the last full slice of the table is clamped first, as that of the whole slice would be; in the mode
+    that fills such slices instead the result is −1, so that the part is filled too.
+
+    Args:
+        indices: index vectors, in the last dimension.
+        spec: parameters of the gather.
+        part_origins: first index of the part within a slice, by dimension of the table; 0 where there is none.
     """
     indices = signed(indices)
     limits = np.array([spec.table_shape[d] - spec.slice_sizes[d] for d in spec.indexed], indices.dtype)
@@ -304,7 +360,10 @@ def _part_indices(indices: jax.Array, spec: GatherSpec, part_origins: Mapping[in
 def _gather_block(
     table: jax.Array, indices: jax.Array, spec: GatherSpec, sizes: Sequence[int], *, are_changed: bool
 ) -> jax.Array:
-    """JAX's gather on a block; `are_changed`: what the user promises of indices does not hold for these."""
+    """JAX's gather of slices of `sizes` from a block of the table.
+
+    `are_changed`: whether indices are not the user's own, so that a promise that they are sorted or unique is void.
+    """
     return lax.gather(
         table,
         indices,
@@ -334,7 +393,7 @@ def _masked_lookup(
     extent = spec.table_shape[row_dim]
     block_rows = table.shape[row_dim]
     indices = signed(indices)
-    row = indices[..., column]
+    row = indices[..., column]  # of the whole table
     if spec.mode is not Mode.FILL_OR_DROP:
         row = jnp.clip(row, 0, extent - 1)
     local_row = row - jnp.asarray(origin, row.dtype)
@@ -365,12 +424,12 @@ def signed(indices: jax.Array) -> jax.Array:
 def fill_of(fill: Frozen | None, dtype: Any) -> jax.Array:
     """Value for an index beyond the table: `fill`, or as in `lax.gather` NaN, the lowest or the highest number."""
     value: Any = None if fill is None else thawed(fill)
-    if value is None:
+    if value is None:  # the default of JAX, by kind of dtype
         if jnp.issubdtype(dtype, jnp.inexact):
             value = np.nan
         elif dtype == np.bool_:
             value = True
         else:
             info = jnp.iinfo(dtype)
-            value = info.max if info.min == 0 else info.min
+            value = info.max if info.min == 0 else info.min  # highest unsigned, lowest signed number
     return jnp.asarray(value, dtype)

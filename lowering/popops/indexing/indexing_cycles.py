@@ -50,11 +50,12 @@ def _access_cycles(loads: int, target: Target) -> Any:
 def gather_cycles(
     lookups: np.ndarray, share: np.ndarray, row_elements: np.ndarray, dtype: Any, target: Target
 ) -> np.ndarray:
-    """Tile cycles of looking up rows.
+    """Tile cycles of a vertex that copies the rows of its block of a table to which its indices point.
 
     Args:
         lookups: number of look-ups that the tile goes through.
-        share: expected part of them that fall in the tile's rows: of uniform indices, the tile's part of all rows.
+        share: expected part of the look-ups that fall in the tile's rows and so are copied: of uniform indices, the
+            tile's part of all rows.
         row_elements: elements of a row.
         dtype: their dtype.
         target: the machine.
@@ -67,7 +68,7 @@ def gather_cycles(
 def scatter_cycles(
     kind: Kind, lookups: np.ndarray, share: np.ndarray, row_elements: np.ndarray, dtype: Any, target: Target
 ) -> np.ndarray:
-    """Tile cycles of combining updates with rows of a table.
+    """Tile cycles of a vertex that combines updates with the rows of its block of a table to which indices point.
 
     Args:
         kind: kind of the operation that combines them.

@@ -44,10 +44,16 @@ _ADD = Op("add", lax.add, _COUNTER)
 
 
 def new_state(builder: Builder, initial: Tensor, number: int, in_groups: bool = False) -> Tensor:
-    """Adds state `number` of a loop, a variable that starts as `initial` and is overwritten in each iteration.
+    """Adds a state of a loop: a variable that starts as `initial` and is overwritten in each iteration.
 
-    It has the layout of `initial`; but it stays unmapped, so that its first use in the loop maps it, where no planner
-    chose that layout, or where `in_groups` asks for columns stored in groups and those of `initial` are not.
+    It gets the layout of `initial`, if a planner chose that. Else it stays unmapped, and its first use in the loop
+    maps it.
+
+    Args:
+        builder: graph, the program before the loop, and the debug name.
+        initial: value before the first iteration.
+        number: number of the state among those of the loop, for its name.
+        in_groups: whether columns are to be stored in groups of channels, as products read them fastest.
     """
     graph = builder.graph
     title = f"{builder.name}/carry{number}"
@@ -121,7 +127,10 @@ def _ring_step(slots: int, step: int) -> Op:
 
 
 def slot_of(builder: Builder, stack: Tensor, slot: Tensor | None) -> Tensor:
-    """Slices slot number `slot`, int32[], of a stack [slots, *shape]; None for a stack of one, which is not sliced."""
+    """Value in one slot of a stack, [slots, *shape], by a slice at a dynamic index; returns a tensor of `shape`.
+
+    `slot` is the number of the slot, int32[]; None for a stack of one slot, whose value is a view.
+    """
     graph = builder.graph
     if slot is None:
         return stack.reshape(stack.shape[1:])
@@ -134,9 +143,10 @@ def slot_of(builder: Builder, stack: Tensor, slot: Tensor | None) -> Tensor:
 
 
 def moved_for_slicing(builder: Builder, stack: Tensor) -> Tensor:
-    """Returns a mapped stack, [slots, *shape], or a copy of it where slices of it would move between tiles.
+    """Returns a stack, [slots, *shape], on tiles that a loop can slice it on: itself, or a copy of other layout.
 
-    `builder` is that of the program before the loop, where the copy is made once.
+    Where the mapping cuts dimension 0, each slice would move between tiles in each iteration. `builder` is that of the
+    program before the loop, where the copy is made once.
     """
     graph = builder.graph
     order, buffer = _as_sliced(graph, stack)
@@ -152,9 +162,10 @@ def moved_for_slicing(builder: Builder, stack: Tensor) -> Tensor:
 
 
 def _as_sliced(graph: Graph, stack: Tensor) -> tuple[MemoryOrder, Tensor]:
-    """Memory order of a stack, and its memory as slices of it are cut: in the shape of its variable, if that has slots.
+    """Memory order of a stack, and a view of its memory that slots can be sliced from, [slots, …].
 
-    Without slots in the variable, the memory has the shape of the order.
+    The view has the shape of the variable, which its mapping is in, if its dimension 0 has the slots; else the shape
+    that the order gives.
     """
     order = slots_first(stack) or MemoryOrder.own(stack.shape)
     buffer = order.of_variable(stack)
@@ -174,16 +185,16 @@ def slots_first(stack: Tensor) -> MemoryOrder | None:
     order = memory_order(stack)
     if order is None or len(order.sizes[0]) > 1:  # slots in groups
         return None
-    # Dimensions of size 1 are at any position of the order, so they are set directly after the slots.
+    # Dimensions of size 1 may be at any position without moving an element: they are set directly after the slots.
     singles = [d for d in order.order if order.variable_shape[order.order.index(d)] == 1 and d != 0]
     long_dims = [d for d in order.order if d not in singles]
     return replace(order, order=(0, *singles, *long_dims[1:])) if long_dims[0] == 0 else None
 
 
 def new_stack(builder: Builder, value: Tensor, slots: int) -> Tensor:
-    """Adds an empty stack, [slots, *shape], for values of the layout of `value`, whose unmapped variables it maps.
+    """Adds an empty stack, [slots, *shape], for values of the layout of `value`, which it maps if need be; see `push`.
 
-    Its slots are outermost in memory, each in the memory order of the value.
+    Slots are outermost in memory, each in the memory order of the value and on its tiles.
     """
     graph = builder.graph
     map_linearly(graph, value)
@@ -199,9 +210,9 @@ def new_stack(builder: Builder, value: Tensor, slots: int) -> Tensor:
 
 
 def push(builder: Builder, stack: Tensor, value: Tensor, slot: Tensor | None) -> None:
-    """Writes a value to slot number `slot`, int32[], of a stack that `new_stack` returned; None for a stack of one.
+    """Writes a value to one slot of a stack that `new_stack` has made for values of this layout.
 
-    The value has the layout for which the stack was made.
+    `slot` is the number of the slot, int32[]; None for a stack of one slot, which is a plain copy.
     """
     buffer = Tensor.of(*stack.variables())  # `new_stack` has made slots its outermost dimension
     order = memory_order(stack)

@@ -110,7 +110,11 @@ def plan_scatter(
 ) -> ScatterPlan:
     """Plans a combination of updates with a table: the cheapest plan that fits, the smallest if none does.
 
+    Plans differ in whether updates are cut, with partial tables that are combined, and in whether the vertices
+    overwrite the table itself.
+
     Args:
+        graph: the graph: its mappings, target and cost per byte.
         table: tensor of shape `spec.table_shape` with at least one element.
         indices: integer tensor, index vectors in its last dimension.
         updates: tensor of shape `spec.update_shape` with at least one element.
@@ -118,9 +122,10 @@ def plan_scatter(
         name: debug name.
         in_place: whether the table, a writable tensor, is overwritten and returned.
     """
-    uncut = _Form(table, indices, updates, spec, name, result="table" if in_place else "new")
+    uncut = _ScatterForm(table, indices, updates, spec, name, result="table" if in_place else "new")
     forms = [uncut]
     lookup_dims = [dim.of_indices for dim in spec.lookup_dims()]
+    # Updates may be cut along the longest dimension of look-ups, if their results combine by a monoid.
     longest = max(lookup_dims, key=lambda i: indices.shape[i], default=None)
     if spec.monoid() is not None and longest is not None and indices.shape[longest] > 1:
         forms.append(replace(uncut, cut=longest))
@@ -145,12 +150,13 @@ def plan_in_steps(
     *,
     in_place: bool = False,
 ) -> ScatterPlan:
-    """Plans a scatter of too many updates in the fewest steps that fit; see `plan_scatter`.
+    """Plans a scatter with too many updates for the tiles' memory, in the fewest steps that fit.
 
     Each step scatters a part of the updates, along their outermost dimension of look-ups. The number of steps is a
-    power of 2, or the most that there may be, which is the plan if none fits.
+    power of 2, or the most that there may be, which is the plan if none fits. Arguments are those of `plan_scatter`:
+    `updates` are combined with `table` at `indices`, and `in_place` overwrites the table.
     """
-    form = _Form(table, indices, updates, spec, name, result="back" if in_place else "new")
+    form = _ScatterForm(table, indices, updates, spec, name, result="back" if in_place else "new")
     steps = 1
     plan = form.plan(graph)
     lengths = (indices.shape[dim.of_indices] for dim in spec.lookup_dims())
@@ -176,8 +182,8 @@ class _OperandAxes(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class _Form:
-    """Form of a scatter that a plan may have: the partition is still to be chosen.
+class _ScatterForm:
+    """Form of a scatter that a plan may have: the partition over tiles is still to be chosen.
 
     Args:
         table: as the following, an argument of `plan_scatter`.
@@ -196,15 +202,16 @@ class _Form:
     result: Literal["new", "table", "back"] = "new"
 
     def plan(self, graph: Graph) -> ScatterPlan:
-        """Plan on the partition of least cost, or on the tiles of a table that need not move to be overwritten.
+        """Plan of this form of a scatter, on the partition of its index space that costs least.
 
-        Its cycles are a lower bound, but exact where a new table is computed, one block on each tile.
+        A table that is overwritten on the tiles that have it need not move: then those are the partition. The plan's
+        cycles are a lower bound, but exact where a new table is computed, one block on each tile.
         """
         space = self._index_space()
         order = self.spec.cuttable()
         work = self._vertex_work(graph)
         if self.cut is not None:
-            order = [*order, self.table.ndim]
+            order = [*order, self.table.ndim]  # the last dimension of the space: that of updates
         cost = MemoryAndCombinationCost(
             work=work,
             rank=self.table.ndim,
@@ -220,13 +227,14 @@ class _Form:
             cycles = cycles_in_place(placement, work, overwritten, cost, graph)
         else:
             has_table = self._fill_constant() is None and not self._overwrites
+            # With few look-ups the table, operand 0, is used where it is mapped.
             unmoved = [0] if has_table and has_few_lookups(graph, self.indices) else []
             placement = choose(
                 graph, space, order, work, operands, self._add_scatter, cost_after=cost, unmoved_fields=unmoved
             )
             cycles = estimated_cycles(placement, work, cost, graph)
         if self.result == "back":
-            cycles += sync_cycles(1, graph.target)
+            cycles += sync_cycles(1, graph.target)  # the least that the copy back costs
         grid = grid_of(placement)
         blocks = int(np.bincount(placement.tile.ravel()).max())  # on the busiest tile
         index_and_update_bytes = cost.block_bytes(grid)[INDICES_AND_UPDATES]
@@ -260,8 +268,8 @@ class _Form:
         is_signed = monoid == "add" and jnp.issubdtype(self.table.dtype, jnp.inexact) and not is_zero
         return "signed_add" if is_signed else monoid
 
-    def _step_forms(self) -> list[_Form]:
-        """Each step as a scatter in one step, of a part along the outermost dimension of look-ups longer than 1."""
+    def _step_forms(self) -> list[_ScatterForm]:
+        """Each step as a scatter of its own, of a part along the outermost dimension of look-ups longer than 1."""
         if self.steps == 1:
             return [self]
         dims = self.spec.lookup_dims()
@@ -286,10 +294,10 @@ class _Form:
         return immediate_of(self.table) if self.monoid is None else neutral(self.monoid, self.table.dtype)
 
     def _table_source(self, graph: Graph) -> Literal["neutral", "constant", "free", "elsewhere"]:
-        """Table that the combined updates are still to be combined with.
+        """Kind of the table that combined updates are still to be combined with, after the scatter vertices.
 
-        "neutral": none, as vertices begin with its elements; a "constant"; "free": an unmapped table, which is mapped
-        as suits; "elsewhere": a mapped one.
+        "neutral" for none: vertices begin with its elements. A "constant". "free" for an unmapped table, which will
+        be mapped like the result; "elsewhere" for a mapped one, which has to be received.
         """
         # Without a monoid each update takes the place of an element of the table that the vertex holds.
         constant = immediate_of(self.table)
@@ -301,7 +309,7 @@ class _Form:
         return "free" if source_of(graph, self.table) == "free" else "elsewhere"
 
     def _tensors_read(self) -> list[_Read]:
-        """Tensors of the fields that vertices read, in the order of fields."""
+        """Tensors that scatter vertices read, in the order of the codelet's fields, and what a block reads of each."""
         depth = len(self._index_space())  # an axis from there on is not cut
         index_axes, update_axes = self._operand_axes()
         table = [_Read(self.table, self._table_spans())] if self._fill_constant() is None else []
@@ -316,7 +324,7 @@ class _Form:
         return spans(self.table.shape, range(self.table.ndim))
 
     def _scatter_codelet(self) -> Codelet:
-        """Codelet of the vertices; of parts of the updates it fills a neutral table first."""
+        """Codelet of the vertices: by this form it reads a table, overwrites it, or fills one with a constant first."""
         constant = self._fill_constant()
         return scatter_codelet(
             self.table.dtype,
@@ -328,7 +336,7 @@ class _Form:
         )
 
     def _vertex_work(self, graph: Graph) -> Work:
-        """Blocks that a vertex of each candidate partition reads and writes; of several steps those of the longest."""
+        """Codelet and fields of the scatter vertices, to compare partitions; of several steps those of the longest."""
         sources: list[Source] = [source_of(graph, read.tensor) for read in self._tensors_read()]
         if self.steps > 1:
             sources[-2:] = ["free", "free"]  # indices and updates: copied to the tiles of the steps first, if need be
@@ -349,9 +357,10 @@ class _Form:
         return self.table
 
     def _add_result(self, builder: Builder, placement: Blocked) -> Tensor:
-        """Adds the vertices; a result that they began from neutral elements is then combined with the table.
+        """Adds the scatter vertices by a placement; returns the updated table.
 
-        An unmapped table gets the mapping of that result.
+        Vertices that began from neutral elements have combined the updates alone: their result is then combined with
+        the table, elementwise. An unmapped table gets the mapping of that result.
         """
         graph = builder.graph
         source = self._table_source(graph)
@@ -380,8 +389,11 @@ class _Form:
             table = replace(step, table=table)._add_step(builder, placement)
         return table
 
-    def _with_copied_updates(self, builder: Builder, placement: Blocked) -> _Form:
-        """Copies indices and updates to the tiles of the steps, so that each step receives few fragments."""
+    def _with_copied_updates(self, builder: Builder, placement: Blocked) -> _ScatterForm:
+        """Copies indices and updates to the tiles whose vertices read them; returns the form that reads the copies.
+
+        Else each step would receive its own part, in many fragments and by code of its own.
+        """
         graph = builder.graph
         operands = []
         # The last two are indices and updates: steps write a new table, see `plan_in_steps`.
@@ -396,7 +408,10 @@ class _Form:
         return replace(self, indices=operands[0], updates=operands[1])
 
     def _add_step(self, builder: Builder, placement: Blocked) -> Tensor:
-        """Add the vertices, and the sum of their partial results where look-ups are cut; returns the table."""
+        """Adds the vertices of one step by a placement of the index space; returns the new table.
+
+        Where the placement cuts updates, each part has a partial table, and these are combined.
+        """
         graph = builder.graph
         rank = self.table.ndim
         index_axes, update_axes = self._operand_axes()
@@ -404,7 +419,7 @@ class _Form:
         parts = axes[rank].blocks if self.cut is not None else 1
         if parts > 1:
             axes[rank] = Axis("lookups", axes[rank].cuts, "reduce")
-        depth = len(axes)  # axes from here on are not cut
+        depth = len(axes)  # axes from here on are not cut: of indices, of updates, some of both
         axes += [whole_axis(f"index{d}", self.indices.shape[d]) for d in index_axes if index_axes[d] >= depth]
         shared = {*range(depth), *index_axes.values()}
         axes += [whole_axis(f"update{d}", self.updates.shape[d]) for d in update_axes if update_axes[d] not in shared]
@@ -416,41 +431,47 @@ class _Form:
             written,
         )
         tile = placement.tile.reshape([axis.blocks for axis in axes])
-        origins = [f"d{d}" for d in self.spec.indexed]
+        origins = [f"d{d}" for d in self.spec.indexed]  # where its block of the table begins
         add_vertices(Builder(graph, builder.prog, self.name), self._scatter_codelet(), axes, accesses, tile, origins)
         return out if parts == 1 else reduce_partials_in_place(Builder(graph, builder.prog, self.name), out)
 
     def _add_result_variable(self, graph: Graph, placement: Blocked, parts: int) -> tuple[Tensor, Access]:
-        """Adds the result, or a partial result for each block of updates; returns it and the access that writes it.
+        """Adds the variable that vertices write: the new table, or partial tables if updates are cut.
 
         Args:
             graph: graph to add to.
-            placement: blocks of the index space, see `_index_space`: with several parts its last axis is that of parts.
-            parts: number of blocks that the updates are cut into.
+            placement: blocks of the vertices: along the table's dimensions and, if updates may be cut, then along them.
+            parts: number of blocks that the updates are cut into; partial tables have them as dimension 0.
+
+        Returns:
+            The variable, each block on the tile of its vertex, and the access that writes it. A table that vertices
+            overwrite is the variable itself.
         """
-        shape = self.table.shape
-        dtype = self.table.dtype
-        rank = self.table.ndim
+        table = self.table
+        rank = table.ndim
         if self._overwrites:
-            return self.table, along(self.table, range(rank))
+            return table, along(table, range(rank))
         if parts == 1:
-            out = mapped_variable(graph, shape, dtype, self.name, range(rank), placement)
+            out = mapped_variable(graph, table.shape, table.dtype, self.name, range(rank), placement)
             return out, along(out, range(rank))
         tile_by_part = np.moveaxis(placement.tile, -1, 0)
         mapping = blocked_mapping((even_cuts(parts, parts), *placement.cuts[:rank]), tile_by_part)
-        out = graph.add_variable((parts, *shape), dtype, f"{self.name}/partials", mapping, monoid=self.monoid)
+        out = graph.add_variable((parts, *table.shape), table.dtype, f"{self.name}/partials", mapping, self.monoid)
         return out, Access(out, (block(rank), *map(element, range(rank))))
 
     def _operand_axes(self) -> _OperandAxes:
-        """Axis of each dimension of indices and updates: one of the index space's, or a new one after them.
+        """Numbers the vertex axes that the dimensions of indices and updates run along.
 
-        Partitions cut the index space: a dimension has an axis of it if it is cut with the table, or is `cut` itself.
-        Dimensions of look-ups have one axis in indices and updates.
+        The first axes are those of the index space, which placements cut: the table's dimensions, and that of updates
+        if these are cut. A dimension of indices or updates runs along one of them if it is batched, or covers a
+        dimension of the table in full, or is `cut`. Others get new axes after those, which are never cut. Dimensions of
+        look-ups have one axis in indices and updates.
         """
         spec = self.spec
         numbers = spec.numbers
         index_shape = self.indices.shape
         depth = len(self._index_space())
+        # Of indices: those with an axis of the index space.
         space_axes = dict(zip(numbers.scatter_indices_batching_dims, numbers.operand_batching_dims, strict=True))
         if self.cut is not None:
             space_axes[self.cut] = self.table.ndim

@@ -64,10 +64,15 @@ class MemoryAndCombinationCost:
     table: Literal["neutral", "constant", "free", "elsewhere"]
 
     def __call__(self, grids: Grids, target: Target, cycles_per_byte: float) -> np.ndarray:
-        """Cycles of each candidate partition beside those of its scatter vertices.
+        """Cycles of each candidate partition beside those of its scatter vertices, float[candidates].
 
-        They are those of crowded tiles and, where updates are cut, those that combine the partial tables, and their
-        combination with the table itself, unless that is neutral.
+        They are a penalty for tiles that are nearly full; where updates are cut, the combination of the partial tables;
+        and then the combination of the result with the table itself, unless that is neutral.
+
+        Args:
+            grids: the candidates: blocks and longest lengths along the axes of the table, then along that of updates.
+            target: the machine.
+            cycles_per_byte: cost of a byte of exchange code.
         """
         # Code fits below the interleaved region only: scaled to the bytes of a full tile.
         code_bytes = self.code_bytes(grids, target) * (target.bytes_per_tile / target.interleaved_offset_bytes)
@@ -80,7 +85,7 @@ class MemoryAndCombinationCost:
         cycles, longest = combining_cost(parts, longest, shape, self.dtype, self.monoid, target, cycles_per_byte)
         if self.table == "neutral":
             return crowding + cycles
-        # Of the table, a constant or a tensor, and the updated neutral table.
+        # An elementwise vertex of the table, a constant or a tensor that is received, and the combined updates.
         immediates = int(self.table == "constant")
         elements = np.prod(longest, axis=0)
         compute = elementwise_cycles(

@@ -108,7 +108,7 @@ class ScatterSpec:
         return lookups // prod(self.table_shape[d] for d in numbers.operand_batching_dims)
 
     def cuttable(self) -> list[int]:
-        """Dimensions of the table that may be cut, in the order in which they are tried.
+        """Dimensions of the table that partitions may cut, in the order in which they are tried.
 
         First those that divide the updates as well, which are batched or covered in full by an update; then those that
         are indexed, the longest first.
@@ -153,7 +153,7 @@ def scatter_codelet(
     is_part: bool = False,
     in_place: bool = False,
 ) -> Codelet:
-    """Codelet that combines updates with a block of a table.
+    """Codelet whose vertices combine those updates with their block of a table whose indices fall into it.
 
     Args:
         dtype: dtype of table and updates.
@@ -191,7 +191,7 @@ def _update_table(
     origins: tuple[Any, ...],
     shapes: tuple[tuple[int, ...], ...],
 ) -> jax.Array:
-    """Combine updates with the block of the table that begins at `origins`.
+    """Combines updates with a block of a table: those whose indices fall into the block, which begins at `origins`.
 
     Args:
         spec: parameters of the scatter.
@@ -207,7 +207,8 @@ def _update_table(
     if all(table.shape[d] == spec.table_shape[d] for d in spec.indexed):  # uncut: indices are those of the block
         hints = {"unique_indices": spec.unique_indices, "indices_are_sorted": spec.indices_are_sorted}
         return _scatter_block(spec, table, indices, updates, spec.mode, hints)
-    # An update of several rows may overlap the block in part: a margin takes the others, and is cropped.
+    # An update of several rows may overlap the block in part: a margin around the block takes its other rows, and is
+    # cropped.
     sizes = spec.update_sizes()
     margin = [sizes[d] - 1 if d in spec.indexed else 0 for d in range(table.ndim)]
     padded = lax.pad(table, jnp.zeros((), dtype), [(n, n, 0) for n in margin])
@@ -219,7 +220,10 @@ def _update_table(
 def _scatter_block(
     spec: ScatterSpec, table: Any, indices: Any, updates: Any, mode: Mode, hints: Mapping[str, bool]
 ) -> jax.Array:
-    """JAX's scatter on a block, by a known operation or the user's function; `hints` are promises about its indices."""
+    """JAX's scatter of updates into a block of the table, by the operation of `spec.kind` or the user's own function.
+
+    `mode` is for indices beyond the block, `hints` has JAX's flags of indices that are unique or sorted.
+    """
     # XLA writes a single update as a slice, whose fused computation would read elements already overwritten.
     if prod(indices.shape[:-1]) == 1:
         updates = computed_before_writing(updates)
@@ -238,9 +242,11 @@ def _scatter_block(
 
 
 def _local_indices(spec: ScatterSpec, indices: jax.Array, origins: tuple[Any, ...]) -> jax.Array:
-    """Return indices into a block of the table with its margin; those that fall elsewhere are out of its range.
+    """Index vectors into a block of the table with its margin, from those into the whole table.
 
-    The margin, `sizes - 1` rows on each side, takes updates that begin before the block or end behind it.
+    The margin, one row less than an update has on each side, takes updates that begin before the block or end behind
+    it. An index that falls elsewhere is out of range. `origins` is the first index of the block in each indexed
+    dimension.
     """
     sizes = spec.update_sizes()
     indices = signed(indices)
@@ -253,7 +259,15 @@ def _local_indices(spec: ScatterSpec, indices: jax.Array, origins: tuple[Any, ..
 
 
 def _update_cycles(spec: ScatterSpec, dtype: Any, is_part: bool, shapes: BlockShapes, target: Target) -> np.ndarray:
-    """Cycles of the updates expected in a block, if indices are uniform; `is_part`: the block is filled first."""
+    """Tile cycles of a scatter vertex, with as many updates in its block as are expected of uniform indices.
+
+    Args:
+        spec: parameters of the scatter.
+        dtype: dtype of table and updates.
+        is_part: whether the vertex fills its block with neutral elements first.
+        shapes: lengths of the block of each field; the last three are indices, updates and the table's block.
+        target: the machine.
+    """
     indices, updates, table = shapes[-3:]
     sizes = spec.update_sizes()
     lookups = total_elements(indices[:-1])

@@ -58,6 +58,9 @@ def select_and_scatter_block(
 ) -> jax.Array:
     """Combines each element of a source with the element of `x` that its window selects; returns an array like `x`.
 
+    This is XLA's SelectAndScatter, the gradient of a reduction of windows that selects. Two loops over the positions
+    in a window: the first finds the position that each window selects, the second combines the sources there.
+
     Args:
         x: the elements under the windows.
         source: an element for each window.
@@ -71,6 +74,7 @@ def select_and_scatter_block(
     widths = [(low, high, 0) for low, high in padding]
     padded = lax.pad(x, jnp.zeros((), x.dtype), widths)
     is_element = lax.pad(jnp.ones(x.shape, bool), np.zeros((), bool), widths)
+    # Elements from that of the first window to that of the last, at one position in all of them.
     reach = [(n - 1) * stride + 1 for n, stride in zip(source.shape, strides, strict=True)]
     stride_gaps = [(0, 0, stride - 1) for stride in strides]
 

@@ -45,7 +45,7 @@ def look_up_slice(
         indices_are_sorted=True,
         unique_indices=True,
         table_shape=x.shape,
-        out_rank=x.ndim,  # a dimension of look-ups for each sliced one
+        out_rank=x.ndim,  # a dimension of look-ups in the place of each sliced one
     )
     indices = _index_vectors(builder, x, starts, sizes, dims)
     return gather_in_memory_order(builder, x, indices, tuple(sizes), spec)
@@ -106,10 +106,19 @@ def _other_dims(x: Tensor, dims: Sequence[int]) -> tuple[int, ...]:
 def _index_vectors(
     builder: Builder, x: Tensor, starts: Sequence[Tensor], sizes: Sequence[int], dims: Sequence[int]
 ) -> Tensor:
-    """Index vector of each element of a slice along `dims`, [*sizes of dims, len(dims)].
+    """Index vectors of the elements of a dynamic slice, for a gather or scatter of single indices.
 
-    A start is clamped before offsets are added, so that the whole slice is within `x`. `sizes` are those of the slice
-    in every dimension of `x`.
+    A start is clamped before offsets are added, so that the whole slice is within `x`.
+
+    Args:
+        builder: graph and program to add to, and the debug name.
+        x: tensor that is sliced.
+        starts: first index of the slice along each of `dims`, scalars.
+        sizes: size of the slice in every dimension of `x`.
+        dims: dimensions of `x` that indices point into.
+
+    Returns:
+        Tensor [*sizes of the slice along `dims`, len(dims)].
     """
     sizes_of_dims = tuple(sizes[d] for d in dims)
     if set(sizes_of_dims) == {1}:  # gather and scatter clamp a single index themselves
@@ -126,7 +135,10 @@ def _index_vectors(
 
 @remembered
 def _clamped_rows(extent: int, size: int, dtype: np.dtype) -> Op:
-    """Operation from a start and offsets to indices; the start is clamped so that `size` rows are within `extent`."""
+    """Elementwise operation (start, offset) → index of a slice of `size` rows along a dimension of `extent`.
+
+    The start is clamped as JAX does, so that the whole slice is within the dimension. `dtype` is that of the start.
+    """
 
     def rows(start: jax.Array, offset: jax.Array) -> jax.Array:
         start = signed(start)

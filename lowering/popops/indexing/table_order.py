@@ -58,27 +58,29 @@ class RowOrder:
 def _row_order(
     table: MemoryOrder, window_of: Sequence[int | None], fixed: Sequence[int], row_shape: Sequence[int]
 ) -> RowOrder | None:
-    """Order of looked-up rows that lets an operation on a table work on the table's variable, in memory order.
+    """Memory order of looked-up rows with which a gather or scatter can work on the table's variable, without a copy.
 
-    None where the table has the dimensions of its variable already, or where a dimension that is cut into groups is
-    fixed or not copied in full, so that no operation over the variable's dimensions is the same.
+    The variable has the table's dimensions in another order, some cut in two, as channels into groups. None where the
+    table has the dimensions of its variable already; or where a cut dimension is indexed, batched or not copied in
+    full, so that no operation over the variable's dimensions is the same.
 
     Args:
         table: memory order of the table.
         window_of: for each dimension of the table that of the rows; None for one that rows do not have.
         fixed: dimensions of the table that are indexed or batched.
-        row_shape: shape of the rows, dimensions of look-ups included.
+        row_shape: shape of the rows (of a gather the result, of a scatter the updates), look-ups included.
     """
     cut = [d for d, sizes in enumerate(table.sizes) if len(sizes) > 1]
     table_dim = {window: d for d, window in enumerate(window_of) if window is not None}
+    # Dimensions of the table of which every look-up has all elements.
     copied = [d for window, d in table_dim.items() if d not in fixed and row_shape[window] == table.shape[d]]
     if table.is_own or not set(cut) <= set(copied):
         return None
     sizes = [table.sizes[table_dim[w]] if table_dim.get(w) in cut else (n,) for w, n in enumerate(row_shape)]
-    # The first of the finer dimensions that each dimension of the rows, and of the table, is cut into.
+    # Number of the first of the finer dimensions that each dimension of the rows, and of the table, is cut into.
     row_firsts = [sum(len(row) for row in sizes[:w]) for w in range(len(sizes))]
     table_firsts = [sum(len(row) for row in table.sizes[:d]) for d in range(len(table.sizes))]
-    lookups = [row_firsts[w] for w in range(len(sizes)) if w not in table_dim]
+    lookups = [row_firsts[w] for w in range(len(sizes)) if w not in table_dim]  # dimensions of look-ups
     # The rows have the order of the table, with the look-ups in the place of the first fixed dimension.
     order: list[int] = []
     windows: list[int] = []  # positions in `order` that are dimensions of the table
@@ -109,11 +111,15 @@ class ScatterOverVariable(NamedTuple):
 
 
 def gather_over_variable(spec: GatherSpec, table: MemoryOrder, out_shape: Sequence[int]) -> GatherOverVariable | None:
-    """Rewrites a gather over the dimensions of its table's variable; None where it cannot be, or is that already."""
+    """Rewrites a gather so that its table is the variable behind a view, and the result is in memory order as well.
+
+    So nothing is rearranged before or after the vertices. None where no gather over the dimensions of the variable is
+    the same, or where they are those of the table. `table` is the memory order of the view.
+    """
     numbers = spec.numbers
     absent = (*numbers.collapsed_slice_dims, *numbers.operand_batching_dims)
     offsets = iter(numbers.offset_dims)
-    # Dimension of the result for each of the table; None for one that looked-up rows do not have.
+    # Dimension of the result for each dimension of the table; None for one that looked-up rows do not have.
     window_of = [None if d in absent else next(offsets) for d in range(len(spec.table_shape))]
     fixed = (*spec.indexed, *numbers.operand_batching_dims)
     row_order = _row_order(table, window_of, fixed, out_shape)
@@ -121,7 +127,7 @@ def gather_over_variable(spec: GatherSpec, table: MemoryOrder, out_shape: Sequen
         return None
     batching, of_indices = row_order.paired(numbers.operand_batching_dims, numbers.start_indices_batching_dims)
     shape = table.variable_shape
-    # A dimension that is cut into groups is copied in full.
+    # Slice sizes over the variable: a dimension that is cut into groups is copied in full.
     sizes = tuple(
         n if len(table.sizes[d]) > 1 else spec.slice_sizes[d] for n, d in zip(shape, table.view_dims, strict=True)
     )
@@ -144,7 +150,11 @@ def gather_over_variable(spec: GatherSpec, table: MemoryOrder, out_shape: Sequen
 
 
 def scatter_over_variable(spec: ScatterSpec, table: MemoryOrder) -> ScatterOverVariable | None:
-    """Rewrites a scatter over the dimensions of its table's variable; None where it cannot be, or is that already."""
+    """Rewrites a scatter so that its table is the variable behind a view, and the updates are in memory order as well.
+
+    So the table is not rearranged before or after the vertices. None where no scatter over the dimensions of the
+    variable is the same, or where they are those of the table. `table` is the memory order of the view.
+    """
     numbers = spec.numbers
     fixed = (*spec.indexed, *numbers.operand_batching_dims)
     row_order = _row_order(table, spec.update_dims(), fixed, spec.update_shape)

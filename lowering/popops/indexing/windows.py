@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -132,9 +133,10 @@ def reduce_window(
     reducer: WindowReducer,
     starts: Sequence[Tensor] = (),
 ) -> list[Tensor]:
-    """Reduces every window of a tensor to one element.
+    """Reduces every window of a tensor to one element, on the partition of the result that costs least.
 
     Args:
+        builder: graph and program to add to, and the debug name.
         operands: tensors of one shape with at least one element, reduced over equal windows.
         windows: geometry; every result must exist.
         monoid: "max", "min", "add" or "mul", for the cost.
@@ -150,13 +152,14 @@ def reduce_window(
     shape = windows.result_shape(x.shape)
     rank = x.ndim
     order = _order_of_variable(operands, windows)
-    if order is not None:
+    if order is not None:  # views: the same windows over their variables, so that nothing is rearranged
         tensors = [order.of_variable(tensor) for tensor in operands]
         variable_windows = windows.select_dims(order.view_dims)
         results = reduce_window(builder, tensors, variable_windows, monoid, reducer, starts)
         return [order.with_shape(shape).of_view(result) for result in results]
     start_dtypes = tuple(t.dtype for t in starts)
     codelet = _window_codelet(tuple(t.dtype for t in operands), start_dtypes, windows, monoid, reducer)
+    # The work of a vertex, for the estimate of partitions: what it reads and writes for a block of the result.
     read = tuple(windows.span(d, n) for d, n in enumerate(x.shape))
     fields = [FieldUse(read, source_of(builder.graph, tensor)) for tensor in operands]
     fields += [FieldUse((), source_of(builder.graph, tensor)) for tensor in starts]
@@ -164,7 +167,7 @@ def reduce_window(
     work = Work(codelet, tuple(fields))
 
     def add(builder: Builder, placement: Blocked) -> list[Tensor]:
-        """Adds the vertices of a placement; each reads the hull of its windows."""
+        """Adds the vertices by a placement of the result; each reads the elements from its first window to its last."""
         graph = builder.graph
         for tensor in operands:
             place_operand(graph, tensor, read, placement)
@@ -196,19 +199,26 @@ def _window_dim(windows: Windows, d: int, window_axis: int | None) -> Dim:
 def _window_codelet(
     dtypes: tuple[Any, ...], start_dtypes: tuple[Any, ...], windows: Windows, monoid: str, reducer: WindowReducer
 ) -> Codelet:
-    """Codelet of a reduction over windows; it pads the elements that its windows read, where they reach beyond it."""
+    """Codelet whose vertices reduce the windows of a block; it pads the block where windows reach beyond the tensor.
+
+    Args:
+        dtypes: dtype of each operand.
+        start_dtypes: dtype of the initial value of each operand, if there are any.
+        windows: geometry of the windows of the whole tensor; only the padding of a block differs.
+        monoid: "max", "min", "add" or "mul", for the cost.
+        reducer: function of the blocks, the initial values and the `Windows` of these blocks.
+    """
     out_dtypes = start_dtypes or dtypes[-1:]
+    depth = np.asarray(prod(windows.sizes) * len(dtypes), np.int64)  # elements that are reduced to one
 
     def compute(*blocks: jax.Array, pads: Sequence[Pads]) -> Any:
         results = reducer(*blocks, replace(windows, padding=tuple(pads[0])))
         return tuple(results) if isinstance(results, list | tuple) else results
 
     def cycles(shapes: BlockShapes, target: Target) -> np.ndarray:
-        depth = np.asarray(prod(windows.sizes) * len(dtypes), np.int64)
         return reduce_cycles(monoid, dtypes[-1], total_elements(shapes[-1]), depth, target)
 
     def parts(shapes: BlockShapes, target: Target) -> np.ndarray:
-        depth = np.asarray(prod(windows.sizes) * len(dtypes), np.int64)
         return reduce_parts(monoid, dtypes[-1], total_elements(shapes[-1]), depth, target)
 
     fields = [Field(f"in{n}", "in", dtype) for n, dtype in enumerate((*dtypes, *start_dtypes))]
@@ -237,7 +247,10 @@ def select_and_scatter(
 ) -> Tensor:
     """Combines each element of `source` with the element of `x` that its window selects; returns a tensor like `x`.
 
+    That is the gradient of a reduction of windows that selects. Vertices are on the partition of `x` that costs least.
+
     Args:
+        builder: graph and program to add to, and the debug name.
         source: one element for each window.
         x: tensor under the windows.
         windows: geometry without dilations.
@@ -246,13 +259,13 @@ def select_and_scatter(
     """
     rank = x.ndim
     order = _order_of_variable([x, source], windows)
-    if order is not None:
+    if order is not None:  # views: the same windows over their variables, so that nothing is rearranged
         x_order = order.with_shape(x.shape)
         source_variable = order.with_shape(source.shape).of_variable(source)
         variable_windows = windows.select_dims(order.view_dims)
         result = select_and_scatter(builder, source_variable, x_order.of_variable(x), variable_windows, scatter, start)
         return x_order.of_view(result)
-    # Partitions cut the gradient into blocks of cells: as many elements as a stride, in which one window begins.
+    # Partitions cut the result into blocks of cells: as many elements as a stride, in which one window begins.
     cells = [windows.cell_span(d, n) for d, n in enumerate(x.shape)]
     windows_read = tuple(windows.windows_over_cell(d, n) for d, n in enumerate(source.shape))
     x_read = tuple(replace(cell, reach=cell.stride + sum(windows.halo(d))) for d, cell in enumerate(cells))
@@ -265,7 +278,7 @@ def select_and_scatter(
     work = Work(codelet, (*read, FieldUse(tuple(cells))))
 
     def add(builder: Builder, placement: Blocked) -> Tensor:
-        """Adds the vertices of a placement: each reads the windows over its block, and `x` under those windows."""
+        """Adds the vertices by a placement of cells: each reads the windows over its block, and `x` under those."""
         graph = builder.graph
         place_operand(graph, x, cells, placement)  # without halos, which would be on several tiles
         place_operand(graph, source, windows_read, placement)
@@ -291,11 +304,15 @@ def select_and_scatter(
 
 
 def _dims_under_windows(windows: Windows, axes: list[Axis]) -> tuple[tuple[Dim, ...], tuple[Dim, ...]]:
-    """Windows that cover an element of a block, and elements under these windows, along each dimension.
+    """Indices by which a vertex reads the windows that cover its block, and the elements of `x` under these windows.
 
     Args:
-        windows: the windows.
-        axes: an axis for each dimension of the block; updated, with axes of windows and of halos behind them.
+        windows: geometry of the windows.
+        axes: vertex axes, one for each dimension of the block; axes that run over the windows of an element, and over
+            the elements beside the block that share a window with it (the halo), are appended.
+
+    Returns:
+        Along each dimension the index into the windows, and the index into `x`.
     """
     source_dims: list[Dim] = []
     x_dims: list[Dim] = []
@@ -317,28 +334,14 @@ def _dims_under_windows(windows: Windows, axes: list[Axis]) -> tuple[tuple[Dim, 
 
 @remembered
 def _scatter_codelet(dtype: Any, windows: Windows, scatter: Callable[..., jax.Array], *, has_start: bool) -> Codelet:
-    """Codelet of a block of the gradient of a maximum over windows."""
+    """Codelet whose vertices compute a block of the gradient of a reduction that selects an element of each window.
 
-    def compute(
-        source: jax.Array, x: jax.Array, *start: jax.Array, pads: Sequence[Pads], shapes: tuple[tuple[int, ...], ...]
-    ) -> jax.Array:
-        """Gradient of a block from all windows over it, of which those at its edges reach beyond it."""
-        initial = start[0] if start else jnp.zeros((), dtype)
-        if 0 in source.shape:  # no window covers the block
-            return lax.broadcast(initial, shapes[0])
-        counts_and_pads = zip(source.shape, *pads[:2], strict=True)
-        # Elements of `x` under the windows of the block; where these reach beyond `x` they are padded.
-        bounds = [_window_bounds(windows, d, *row) for d, row in enumerate(counts_and_pads)]
-        begins = [max(0, begin) for begin, _ in bounds]
-        ends = [min(n, max(0, end)) for n, (_, end) in zip(x.shape, bounds, strict=True)]
-        padding = [(begin - low, high - end) for (low, high), begin, end in zip(bounds, begins, ends, strict=True)]
-        block_windows = replace(windows, padding=tuple(padding))
-        result = scatter(source, lax.slice(x, begins, ends), *start, block_windows)
-        # The windows may reach beyond the block: that is cropped. Elements that no window reaches are the start.
-        block_starts = [windows.halo(d)[0] - pads[1][d][0] for d in range(x.ndim)]
-        befores = [begin - block_start for begin, block_start in zip(begins, block_starts, strict=True)]
-        rows = zip(befores, result.shape, shapes[0], strict=True)
-        return lax.pad(result, initial, [(before, n - before - size, 0) for before, size, n in rows])
+    Args:
+        dtype: dtype of source, `x` and the gradient.
+        windows: geometry of the windows of all of `x`.
+        scatter: function of blocks of the source and of `x`, the start if there is one, and their `Windows`.
+        has_start: whether the initial value of the gradient is an operand; else 0.
+    """
 
     def cycles(shapes: BlockShapes, target: Target) -> np.ndarray:
         # Comparing the elements of every window, then clearing and adding: two more passes over results (assumed).
@@ -354,7 +357,7 @@ def _scatter_codelet(dtype: Any, windows: Windows, scatter: Callable[..., jax.Ar
     return Codelet(
         title,
         tuple(fields),
-        compute,
+        partial(_scatter_in_block, dtype, windows, scatter),
         cycles,
         state_bytes=48,
         code_bytes=900,
@@ -364,10 +367,53 @@ def _scatter_codelet(dtype: Any, windows: Windows, scatter: Callable[..., jax.Ar
     )
 
 
+def _scatter_in_block(
+    dtype: Any,
+    windows: Windows,
+    scatter: Callable[..., jax.Array],
+    source: jax.Array,
+    x: jax.Array,
+    *start: jax.Array,
+    pads: Sequence[Pads],
+    shapes: tuple[tuple[int, ...], ...],
+) -> jax.Array:
+    """Computes the block of a vertex of `select_and_scatter`, from all windows over it.
+
+    Args:
+        dtype: dtype of the result.
+        windows: geometry of the windows of all of `x`.
+        scatter: function of blocks of source and `x`, the start if there is one, and the `Windows` of these blocks.
+        source: the vertex's block of the source, an element for each window over its block of the result.
+        x: its block of `x`, the elements under these windows.
+        start: initial value of the result, if there is one; else 0.
+        pads: for source and `x`, the elements that a block lacks before and after at the edges of the tensor.
+        shapes: shape of the block of the result.
+    """
+    initial = start[0] if start else jnp.zeros((), dtype)
+    if 0 in source.shape:  # no window covers the block
+        return lax.broadcast(initial, shapes[0])
+    counts_and_pads = zip(source.shape, *pads[:2], strict=True)
+    # Range of the windows along each dimension, in elements of the block of `x`: where it reaches beyond, it is cut off
+    # and the windows are padded.
+    bounds = [_window_bounds(windows, d, *row) for d, row in enumerate(counts_and_pads)]
+    begins = [max(0, begin) for begin, _ in bounds]
+    ends = [min(n, max(0, end)) for n, (_, end) in zip(x.shape, bounds, strict=True)]
+    padding = [(begin - low, high - end) for (low, high), begin, end in zip(bounds, begins, ends, strict=True)]
+    block_windows = replace(windows, padding=tuple(padding))
+    result = scatter(source, lax.slice(x, begins, ends), *start, block_windows)
+    # Windows may reach beyond the block of the result: that is cropped. Elements that none reaches are the start.
+    block_starts = [windows.halo(d)[0] - pads[1][d][0] for d in range(x.ndim)]
+    befores = [begin - block_start for begin, block_start in zip(begins, block_starts, strict=True)]
+    rows = zip(befores, result.shape, shapes[0], strict=True)
+    return lax.pad(result, initial, [(before, n - before - size, 0) for before, size, n in rows])
+
+
 def _window_bounds(
     windows: Windows, d: int, count: int, source_pads: tuple[int, int], x_pads: tuple[int, int]
 ) -> tuple[int, int]:
-    """First element of the windows of a block, and end of the last window, within its part of `x` along dimension `d`.
+    """First element under the windows over a block, and the one past the last, along dimension `d`.
+
+    They count from the first element of `x` that the vertex of the block has.
 
     Args:
         windows: the windows of all of `x`.

@@ -66,13 +66,17 @@ _EXTREMES = {
 def arg_reduce(builder: Builder, x: Tensor, axis: int, kind: str, index_dtype: Any) -> Tensor:
     """Finds the index of the extreme element along one dimension; returns a new tensor without that dimension.
 
+    Chooses the partition of `x` over tiles that costs least, and adds vertices by it.
+
     Args:
+        builder: graph and program to add to, and the debug name.
         x: tensor with at least one element.
         axis: the dimension.
         kind: "argmax" or "argmin".
         index_dtype: dtype of the result.
     """
     result_dims = [d for d in range(x.ndim) if d != axis]
+    # The work of a vertex, for the estimate of candidate partitions: what it reads and writes of a block of `x`.
     read = spans(x.shape, range(x.ndim))
     codelet = _search_codelet(kind, x.dtype, axis, index_dtype)
     written = tuple(read[d] for d in result_dims)
@@ -88,10 +92,14 @@ def arg_reduce(builder: Builder, x: Tensor, axis: int, kind: str, index_dtype: A
 
 
 def _add_search(builder: Builder, x: Tensor, axis: int, placement: Blocked, kind: str, index_dtype: Any) -> Tensor:
-    """Adds the search by a placement; where it cuts `axis`, of a pair (element, index) in each block, then of pairs."""
+    """Adds the vertices of an arg-reduction along `axis`, on blocks of `x` as `placement` cuts and maps them.
+
+    Where `axis` is cut, each block gives a pair, its extreme element and the index of that; then the best pair of each
+    result is picked. `kind` is "argmax" or "argmin". Returns the indices.
+    """
     result_dims = [d for d in range(x.ndim) if d != axis]
     axes = placed_axes(placement)
-    axes[axis] = Axis(axes[axis].name, axes[axis].cuts, "reduce")
+    axes[axis] = Axis(axes[axis].name, axes[axis].cuts, "reduce")  # for the engine, which reduces all of it at once
     shape = tuple(x.shape[d] for d in result_dims)
     blocks = axes[axis].blocks
     if blocks == 1:
@@ -100,14 +108,14 @@ def _add_search(builder: Builder, x: Tensor, axis: int, placement: Blocked, kind
         accesses = (along(x, range(x.ndim)), along(out, result_dims))
         add_vertices(builder, codelet, axes, accesses, placement.tile)
         return out
-    # A result for each block of the searched dimension, on the tile that computes it.
+    # A pair for each block of the searched dimension, outermost, on the tile that computes it.
     cuts = (even_cuts(blocks, blocks), *(placement.cuts[d] for d in result_dims))
     mapping = blocked_mapping(cuts, np.transpose(placement.tile, [axis, *result_dims]))
     values, indices = (
         builder.graph.add_variable((blocks, *shape), dtype, f"{builder.name}/partials", mapping, kind)
         for dtype in (x.dtype, index_dtype)
     )
-    dims = (block(axis), *map(element, result_dims))
+    dims = (block(axis), *map(element, result_dims))  # a pair's indices: number of its block, elements of the others
     pair_accesses = (along(x, range(x.ndim)), Access(values, dims), Access(indices, dims))
     codelet = _pair_codelet(kind, x.dtype, axis, index_dtype)
     add_vertices(builder, codelet, axes, pair_accesses, placement.tile, [axes[axis].name])
@@ -115,7 +123,17 @@ def _add_search(builder: Builder, x: Tensor, axis: int, placement: Blocked, kind
 
 
 def _add_pick(builder: Builder, values: Tensor, indices: Tensor, kind: str) -> Tensor:
-    """Picks the best of the pairs along dimension 0, each block of results on the tile of its first pairs."""
+    """Adds vertices that pick the index of the best pair of each result, on the tile that has the first of its pairs.
+
+    Args:
+        builder: graph and program to add to, and the debug name.
+        values: extreme element of each block, [blocks, *shape of the result], mapped with one block a tile.
+        indices: index of each of them, likewise.
+        kind: "argmax" or "argmin".
+
+    Returns:
+        The indices of the best values, without the dimension of blocks.
+    """
     mapping = mapping_like(builder.graph, values)
     assert isinstance(mapping, Blocked), "partials are mapped in blocks"
     num_pairs, *shape = values.shape
@@ -131,7 +149,7 @@ def _add_pick(builder: Builder, values: Tensor, indices: Tensor, kind: str) -> T
 
 @dataclass(frozen=True, slots=True)
 class _PickCost:
-    """Cycles of picking among partial results, for each candidate grid of the search."""
+    """Cycles of the second stage of an arg-reduction, which picks among the blocks' pairs, for each candidate grid."""
 
     axis: int
     dtype: Any
@@ -139,8 +157,18 @@ class _PickCost:
     kind: str
 
     def __call__(self, grids: Grids, target: Target, cycles_per_byte: float) -> np.ndarray:
-        """Cycles of each candidate, 0 where the searched dimension is uncut."""
+        """Cycles that a candidate grid adds by cutting the searched dimension; 0 where it does not.
+
+        The tile that picks receives a pair (element, index) of each result from the tile of each other block, copies
+        its own beside them, and goes through all.
+
+        Args:
+            grids: candidate grids of vertices over the operand.
+            target: the machine.
+            cycles_per_byte: cost of a byte, which this cost has none of.
+        """
         blocks = grids.blocks[self.axis]
+        # Results of the largest block.
         size = np.prod(np.delete(grids.lengths, self.axis, 0), axis=0, dtype=np.int64)
         widths = [element_bytes(dtype) for dtype in (self.dtype, self.index_dtype)]
         compute = _PASSES * reduce_cycles(_EXTREMES[self.kind].monoid, self.dtype, size, blocks, target)
@@ -173,7 +201,10 @@ def _search_parts(kind: str, dtype: Any, axis: int, shapes: BlockShapes, target:
 
 @remembered
 def _search_codelet(kind: str, dtype: Any, axis: int, index_dtype: Any) -> Codelet:
-    """Codelet of a search in one stage: the index of the best element of a whole row."""
+    """Codelet of a search in one stage, for an uncut dimension `axis`: the index of its extreme element.
+
+    `kind` is "argmax" or "argmin", `dtype` that of the elements, `index_dtype` that of the result.
+    """
     search = _EXTREMES[kind].search
 
     def compute(x: jax.Array) -> jax.Array:
@@ -187,7 +218,11 @@ def _search_codelet(kind: str, dtype: Any, axis: int, index_dtype: Any) -> Codel
 
 @remembered
 def _pair_codelet(kind: str, dtype: Any, axis: int, index_dtype: Any) -> Codelet:
-    """Codelet of the first stage: the best value of a block, and its index in the whole tensor."""
+    """Codelet of the first of two stages, for a dimension `axis` that is cut: the extreme element and its index.
+
+    The index is that in the whole tensor: the block's first index along `axis`, its origin, is added. `kind` is
+    "argmax" or "argmin", `index_dtype` the dtype of indices.
+    """
     extreme = _EXTREMES[kind]
 
     def compute(x: jax.Array, origins: tuple[Any, ...]) -> tuple[jax.Array, jax.Array]:
@@ -212,14 +247,17 @@ def _pair_codelet(kind: str, dtype: Any, axis: int, index_dtype: Any) -> Codelet
 
 @remembered
 def _pick_codelet(kind: str, dtype: Any, index_dtype: Any) -> Codelet:
-    """Codelet of the second stage: the index that came with the best of the blocks' values."""
+    """Codelet of the second of two stages: of pairs (value, index), a row for each block, the index of the best value.
+
+    `kind` is "argmax" or "argmin", `dtype` that of the values.
+    """
     search = _EXTREMES[kind].search
 
     def compute(values: jax.Array, indices: jax.Array) -> jax.Array:
         if values.shape[0] == 1:
             return indices[0]
-        slot = search(values, 0, np.dtype(np.int32))
-        return jnp.take_along_axis(indices, slot[None], 0)[0]
+        best = search(values, 0, np.dtype(np.int32))  # number of the block
+        return jnp.take_along_axis(indices, best[None], 0)[0]
 
     cycles, parts = (partial(formula, kind, dtype, 0) for formula in (_search_cycles, _search_parts))
     fields = (Field("values", "in", dtype), Field("indices", "in", index_dtype), Field("index", "out", index_dtype))

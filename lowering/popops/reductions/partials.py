@@ -53,10 +53,13 @@ class _StageGrid(NamedTuple):
 
 
 def reduce_partials(builder: Builder, partials: Tensor, max_tiles: int | None = None) -> Tensor:
-    """Combines partial results by their variable's monoid; returns a new tensor without the slots.
+    """Combines partial results by their variable's monoid, in stages; returns a new tensor without dimension 0.
+
+    The results of each stage are spread evenly over tiles, whichever tiles have the partial results.
 
     Args:
-        partials: a variable with a monoid, slots in dimension 0.
+        builder: graph and program to add to, and the debug name.
+        partials: a variable with a monoid; dimension 0 has the slots, one for each partial result of an element.
         max_tiles: number of tiles that results are spread over, from tile 0; None for all of an IPU.
     """
     monoid = _monoid(partials)
@@ -69,10 +72,11 @@ def reduce_partials(builder: Builder, partials: Tensor, max_tiles: int | None = 
         num_blocks = spread_blocks(size, slots=slots, slots_after=slots_after, dtype=flat.dtype, tiles=tiles)
         cuts = even_cuts(size, int(num_blocks), grain(flat.dtype))
         counts = slots_after, len(cuts) - 1
+        # Blocks in rotation on the tiles, those of the first remaining slot first.
         tile = frozen(np.arange(prod(counts)).reshape(counts) % tiles, np.int32)
         is_last = slots_after == 1
         mapping: TileMapping = blocked_mapping((even_cuts(slots_after, slots_after), cuts), tile)
-        if is_last:
+        if is_last:  # the result has its own shape again, whose dimensions the cuts do not follow
             mapping = flat_mapping(size, cuts[:-1], tile[0])
         grid = _StageGrid((slot_cuts, cuts), tile)
         flat = _add_stage(builder, flat, monoid, grid, mapping, result_shape=shape if is_last else None)
@@ -80,9 +84,11 @@ def reduce_partials(builder: Builder, partials: Tensor, max_tiles: int | None = 
 
 
 def reduce_partials_in_place(builder: Builder, partials: Tensor) -> Tensor:
-    """Combines partial results on their own tiles; returns a new tensor without the slots.
+    """Combines partial results on the tiles that have them, in stages; returns a new tensor without dimension 0.
 
-    Where `partials` are not mapped in blocks, each of one slot, results are spread as by `reduce_partials`.
+    `partials` is a variable with a monoid whose dimension 0 has the slots, one for each partial result of an element.
+    Each tile combines a part of the results that it has a partial one of. If they are not mapped in blocks of one
+    slot each, results are spread over all tiles instead, by `reduce_partials`.
     """
     graph = builder.graph
     mapping = mapping_like(graph, partials)
@@ -101,22 +107,36 @@ def reduce_partials_in_place(builder: Builder, partials: Tensor) -> Tensor:
 
 
 def _divide_among_owners(graph: Graph, partials: Tensor, mapping: Blocked, monoid: str, slots_after: int) -> _StageGrid:
-    """Divides each block of results of a stage among the tiles that have a partial result of it."""
+    """Divides the vertices of one stage among the tiles that have the partial results, in the cheapest way.
+
+    Args:
+        graph: for its target, cost per byte, and the tile that is next in rotation.
+        partials: partial results before the stage, slots in dimension 0.
+        mapping: their mapping, in blocks of one slot.
+        monoid: monoid by which they combine.
+        slots_after: partial results of each element after the stage.
+
+    Returns:
+        The blocks of results that vertices compute, and for each the tile, one of the owners of a partial result of it.
+    """
     slots = partials.shape[0]
     cuts = list(mapping.cuts[1:])
     owners = mapping.tile
     longest = np.array([[np.diff(cut).max()] for cut in cuts], np.int64)
     stage = np.array([slots]), np.array([slots_after])
+    # Each block is cut further along one dimension, so that several of its owners combine a part of it.
     division = divide(*stage, longest, partials.shape[1:], partials.dtype, monoid, graph.target, graph.byte_cost_cycles)
     dim = int(division.dim[0])
     slot_cuts = even_cuts(slots, slots_after)
     part = np.zeros(1, np.int64)  # number of each part within its block
     if cuts:
         cuts[dim], old_block, part = cut_again(cuts[dim], int(division.count[0]))
+        # Owners of the part are those of the block that it was cut from; dimension 0 of `owners` is that of slots.
         owners = np.take(owners, old_block, 1 + dim)
     first_slot = slot_cuts[:-1, None]
     depth = np.diff(slot_cuts)[:, None]
-    # Not always the first of the tiles with a part: results of small reductions would pile up on it.
+    # The parts of a block go to the tiles of its slots in turn, from one in rotation on: if always from the first,
+    # results of small reductions would pile up on it.
     slot = first_slot + (part + graph.next_tile) % depth
     shape = [len(slot), *[1] * len(cuts)]
     if cuts:
@@ -140,13 +160,13 @@ def _add_stage(
     *,
     result_shape: tuple[int, ...] | None,
 ) -> Tensor:
-    """Adds one stage; returns its results.
+    """Adds the vertices and the result variable of one stage of combining partial results; returns the variable.
 
     Args:
         builder: graph, program and debug name.
-        partials: partial results before the stage.
+        partials: partial results before the stage, slots in dimension 0.
         monoid: monoid by which they combine.
-        grid: the vertices.
+        grid: cuts of the partial results for the vertices, and their tiles.
         mapping: mapping of the results.
         result_shape: shape of the final result in the last stage; None before it, for partial results again.
     """

@@ -37,7 +37,11 @@ _MIN_RECEIVED_BYTES = 256  # assumed: a tile that receives less is not worth its
 
 @remembered
 def slots_after_stages(slots: int) -> tuple[int, ...]:
-    """Partials of one output after each stage, 1 after the last; no stage for one partial."""
+    """Number of partial results of one output after each stage that combines them; the last stage leaves 1.
+
+    `slots` is their number before the first stage; one needs no stage. Stages keep the numbers that a tile receives
+    and combines at once small.
+    """
     if slots <= 1:
         return ()
     stages = next((n for bound, n in _STAGES if slots < bound), _MAX_STAGES)
@@ -77,9 +81,13 @@ def grain(dtype: Any) -> int:
 
 @remembered
 def stages(slots: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-    """Partials of one output before and after each stage, for each number in `slots`; 1 for stages that do not run.
+    """`slots_after_stages` of many candidates as tables: partial results of one output before and after each stage.
 
-    Two arrays, int64[stages, len(slots)].
+    Args:
+        slots: number of partial results of an output, for each candidate.
+
+    Returns:
+        Two arrays, int64[stages, candidates]; 1 in both where a candidate has no such stage.
     """
     counts = [slots_after_stages(count) for count in slots]
     table = np.ones((max(map(len, counts), default=0), len(slots)), np.int64)
@@ -126,7 +134,7 @@ def combining_cost(
     target: Target,
     cycles_per_byte: float,
 ) -> CombiningCost:
-    """Estimated cost of `reduce_partials_in_place`.
+    """Estimated cost of `reduce_partials_in_place` after each of many candidate partitions of an operation.
 
     Args:
         slots: partials of each result, each on a tile of its own, int64[candidates].
@@ -137,7 +145,7 @@ def combining_cost(
         target: the machine.
         cycles_per_byte: cost of a byte of exchange code.
     """
-    counts, inverse = np.unique(slots, return_inverse=True)
+    counts, inverse = np.unique(slots, return_inverse=True)  # candidates with equally many have equal stages
     total = np.zeros(len(slots), np.int64)
     for slots_before, slots_after in zip(*stages(tuple(counts.tolist())), strict=True):
         division = divide(
@@ -159,7 +167,10 @@ def combining_cycles(
     target: Target,
     cycles_per_byte: float,
 ) -> int:
-    """Cycles of `combining_cost` for one candidate."""
+    """Cycles of `combining_cost` for one partition, of `slots` partial results, and its `longest` block of results.
+
+    The other arguments are equal.
+    """
     lengths = np.array(longest, np.int64)[:, None]
     cost = combining_cost(np.array([slots]), lengths, shape, dtype, monoid, target, cycles_per_byte)
     return int(cost.cycles[0])
@@ -175,38 +186,81 @@ def divide(
     target: Target,
     cycles_per_byte: float,
 ) -> Division:
-    """Cheapest division of one stage, in at most one part for each partial.
+    """Cheapest division of each block of results among the tiles that have its partial results, for one stage.
+
+    A block is cut into equal parts along one dimension; each part is combined by one of the tiles, which receives it
+    from the others. All dimensions and several numbers of parts are tried, at most one part for each partial result.
 
     Args:
-        slots: partials of each result before the stage, int64[candidates].
-        slots_after: partials of each result after it, likewise.
-        longest: as the following, an argument of `combining_cost`.
+        slots: partial results of each result before the stage, int64[candidates].
+        slots_after: partial results of each result after it, likewise.
+        longest: lengths of the largest block of results, int64[dimensions, candidates].
+        shape: shape of all results.
+        dtype: their dtype.
+        monoid: monoid by which partial results combine.
+        target: the machine.
+        cycles_per_byte: cost of a byte of exchange code.
     """
-    longest = longest if len(longest) else np.ones((1, len(slots)), np.int64)
-    depth = ceil_div(slots, slots_after)  # partials that are combined into one
-    width = element_bytes(dtype)
-    size = np.prod(longest, axis=0)
+    longest = longest if len(longest) else np.ones((1, len(slots)), np.int64)  # a scalar as one dimension
+    depth = ceil_div(slots, slots_after)  # partial results that are combined into one
+    # A part for each tile at most, none without elements, and none that is too small to be received.
+    received_bytes = np.prod(longest, axis=0) * element_bytes(dtype) * depth
     max_parts = np.minimum(slots // slots_after, longest)
-    max_parts = np.minimum(max_parts, ceil_div(size * width * depth, _MIN_RECEIVED_BYTES))
-    # Powers of two up to the bound, and the bound, for each dimension: int64[dimensions, powers, candidates].
-    # Arrays from here on have these axes.
+    max_parts = np.minimum(max_parts, ceil_div(received_bytes, _MIN_RECEIVED_BYTES))
+    # Numbers of parts that are tried: powers of two up to the bound, and the bound, along each dimension.
     powers = 1 << np.arange(int(max_parts.max(initial=1)).bit_length() + 1)
     count = np.minimum(powers[:, None], np.maximum(1, max_parts)[:, None])
+    length = ceil_div(longest[:, None], count)
+    cycles, code_bytes = _cost_of_parts(longest, count, depth, slots_after == 1, shape, dtype, monoid, target)
+    all_options = (-1, len(slots))  # dimensions and powers, as one axis
+    best = np.argmin((cycles + cycles_per_byte * code_bytes).reshape(all_options), axis=0)
+    count, cycles, length = (x.reshape(all_options)[best, np.arange(len(slots))] for x in (count, cycles, length))
+    dim = best // len(powers)  # dimension that is cut, for each candidate
+    is_cut = np.arange(len(longest))[:, None] == dim
+    return Division(dim, count, np.where(is_cut, length, longest), cycles.astype(np.int64))
+
+
+def _cost_of_parts(
+    longest: np.ndarray,
+    count: np.ndarray,
+    depth: np.ndarray,
+    is_last: np.ndarray,
+    shape: Sequence[int],
+    dtype: Any,
+    monoid: str,
+    target: Target,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Cost of one stage of combining partial results, for several numbers of parts that each block is cut into.
+
+    Args:
+        longest: lengths of the largest block of results, int64[dimensions, candidates].
+        count: number of parts along each dimension, int64[dimensions, options, candidates].
+        depth: partial results that are combined into one, each on a tile of its own, int64[candidates].
+        is_last: whether the stage makes the final results, bool[candidates].
+        shape: shape of all results.
+        dtype: their dtype.
+        monoid: monoid by which partial results combine.
+        target: the machine.
+
+    Returns:
+        Cycles, and bytes of the code by which a tile receives its part, [dimensions, options, candidates] both.
+    """
+    width = element_bytes(dtype)
+    size = np.prod(longest, axis=0)
     extent = longest[:, None]
-    # Elements outside of the cut dimension, and inside of it for each of its indices.
+    # Of a row-major block: elements outside of the cut dimension, and inside of it for each of its indices.
     outer = np.cumprod(np.vstack((np.ones_like(size), longest)), axis=0)[:-1, None]
-    length = ceil_div(extent, count)
-    shortest = extent // count
     inner = size // extent
     regions = np.where(count > 1, outer, 1)  # contiguous regions of a part
-    elements = length * inner
+    elements = ceil_div(extent, count) * inner  # of the longest part
     compute = reduce_cycles(monoid, dtype, elements, depth, target)
-    # A tile copies its own part between those that arrive; no two tiles receive the same.
-    # A tile that combines no part sends all its partials.
-    sent = np.where(count < depth, size, size - shortest * inner) * width
+    # A tile sends its partial results but for the part that it combines: with fewer parts than tiles some tile combines
+    # none. It receives its part from each other tile, in contiguous pieces that no other tile receives.
+    sent = np.where(count < depth, size, size - extent // count * inner) * width
     pieces = (depth - 1) * regions
     receiving = receive_cycles((depth - 1) * elements * width, shared_bytes=0, receives=pieces, target=target)
-    # Results, after the last stage, are put in rows.
+    # In the superstep it copies its own part between those that arrive. Results of the last stage are then copied into
+    # rows of the whole result.
     results = slow_copy_cycles(row_of(shape), width, own=elements, received=0)
     putting_cycles = copy_cycles(copied_bytes=0, copied_fragments=0, target=target, slow_cycles=results)
     cycles = superstep(
@@ -215,12 +269,6 @@ def divide(
         sent_bytes=sent,
         copied_bytes=elements * width,
         copied_fragments=regions,
-        compute_cycles=compute + np.where(slots_after == 1, putting_cycles, 0),
+        compute_cycles=compute + np.where(is_last, putting_cycles, 0),
     ).total_cycles
-    code_bytes = receive_code_bytes(pieces, target)
-    all_options = (-1, len(slots))  # dimensions and powers, as one axis
-    best = np.argmin((cycles + cycles_per_byte * code_bytes).reshape(all_options), axis=0)
-    count, cycles, length = (x.reshape(all_options)[best, np.arange(len(slots))] for x in (count, cycles, length))
-    dim = best // len(powers)
-    cut = np.arange(len(longest))[:, None] == dim
-    return Division(dim, count, np.where(cut, length, longest), cycles.astype(np.int64))
+    return cycles, receive_code_bytes(pieces, target)

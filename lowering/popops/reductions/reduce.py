@@ -37,15 +37,21 @@ def num_slots(placement: Blocked, axes: Sequence[int]) -> int:
 def partial_results(
     graph: Graph, placement: Blocked, axes: Sequence[int], dtype: Any, monoid: str, name: str
 ) -> tuple[Tensor, Access]:
-    """Adds a variable of the result, or of partial results with slots in dimension 0, and the access that writes it.
+    """Adds the variable that the vertices of a reduction write, on their own tiles, and their access to it.
+
+    It is the result itself if no reduced dimension is cut. Else it has partial results, which are still to be combined:
+    dimension 0 has a slot for each of the blocks that give the same result.
 
     Args:
         graph: graph to add to.
-        placement: blocks of the operand, and their tiles.
+        placement: blocks of the operand, and their tiles, where the vertices run.
         axes: reduced dimensions, in order.
         dtype: dtype of the result.
         monoid: monoid by which partial results combine.
         name: debug name.
+
+    Returns:
+        The variable, and the access by which each vertex writes its block.
     """
     result_dims = [d for d in range(len(placement.cuts)) if d not in axes]
     cuts = tuple(placement.cuts[d] for d in result_dims)
@@ -65,9 +71,10 @@ def partial_results(
 
 
 def reduce(builder: Builder, x: Tensor, axes: Sequence[int], monoid: str) -> Tensor:
-    """Reduces a tensor over some of its dimensions by a key of `REDUCERS`; returns a new tensor of equal dtype.
+    """Reduces a tensor over dimensions `axes` by a monoid, a key of `REDUCERS`; returns a new tensor of equal dtype.
 
-    Of a tensor without elements the result is a constant, the neutral element.
+    Chooses the partition of `x` over tiles that costs least, adds vertices by it, and combines their partial results
+    where it cuts a reduced dimension. Of a tensor without elements the result is a constant, the neutral element.
     """
     graph = builder.graph
     axes = tuple(sorted(axes))
@@ -76,11 +83,12 @@ def reduce(builder: Builder, x: Tensor, axes: Sequence[int], monoid: str) -> Ten
         map_linearly(graph, x)
         return graph.add_constant(neutral(monoid, x.dtype), builder.name).broadcast_in_dim(out_shape, ())
     order = memory_order(x)
-    if order is not None and not order.is_own:  # over the dimensions of its variable
+    if order is not None and not order.is_own:  # a view: its variable is reduced, over the same elements
         variable_axes = [number for number, d in enumerate(order.view_dims) if d in axes]
         return order.without(axes).of_view(reduce(builder, order.of_variable(x), variable_axes, monoid))
     x, axes = _with_joined_dims(graph, x, axes)
     result_dims = [d for d in range(x.ndim) if d not in axes]
+    # The work of a vertex, for the estimate of candidate partitions: what it reads and writes of a block of `x`.
     codelet = reduce_codelet(monoid, x.dtype, axes)
     read = spans(x.shape, range(x.ndim))
     written = tuple(read[d] for d in result_dims)
@@ -102,8 +110,9 @@ def reduce(builder: Builder, x: Tensor, axes: Sequence[int], monoid: str) -> Ten
 def _with_joined_dims(graph: Graph, x: Tensor, axes: tuple[int, ...]) -> tuple[Tensor, tuple[int, ...]]:
     """View of the operand with neighbouring dimensions joined where both are reduced or neither is.
 
-    Fewer and longer dimensions have more even grids. An unmapped operand, and one mapped in blocks of its dimensions,
-    keeps these. Returns the view, and its reduced dimensions.
+    Fewer and longer dimensions can be cut into more even blocks. An operand that is still unmapped, or is mapped in
+    blocks of its dimensions, keeps these: their cuts can serve as they are. Returns the view, and its reduced
+    dimensions.
     """
     if source_of(graph, x) == "free":
         return x, axes

@@ -157,14 +157,15 @@ _SCALAR_SAVING_CYCLES = 1
 def elementwise_cycles(
     op: str, dtype: Any, operands: int, immediates: int, elements: np.ndarray, target: Target
 ) -> np.ndarray:
-    """Tile cycles of one elementwise vertex.
+    """Tile cycles of a vertex that applies one operation to each element of its block.
 
     Args:
-        op: row of `OP_COSTS`.
+        op: name of a JAX primitive, a row of `OP_COSTS`.
         dtype: dtype of the arithmetic.
         operands: number of tensor operands.
         immediates: number of scalar operands stored in the vertex.
-        elements: elements of the vertex, int64 array.
+        elements: elements of the block, int64 array of any shape, which is that of the result.
+        target: the machine.
     """
     cost = OP_COSTS[op]
     by_scalar = immediates > 0 and operands > 0
@@ -173,31 +174,34 @@ def elementwise_cycles(
     loop = binary if operands > 1 else "scalar" if by_scalar else "unary"
     start = ROW_START_CYCLES[loop] if cost.start is None else cost.start
     launch = target.supervisor_overhead_cycles + (_UNARY_SUPERVISOR_CYCLES if loop == "unary" else 0)
-    iterations = ceil_div(elementwise_parts(op, dtype, elements, target), target.worker_contexts)
+    # Workers share the vector operations evenly; all of them go through the start and the loop at once.
+    vectors = elementwise_parts(op, dtype, elements, target)
+    iterations = ceil_div(vectors, target.worker_contexts)
     iteration_cycles, _ = elementwise_iteration(op, dtype, operands, immediates, target)
     return launch + issue_round_cycles(target) * (start + whole_cycles(iterations * iteration_cycles))
 
 
 def elementwise_iteration(op: str, dtype: Any, operands: int, immediates: int, target: Target) -> tuple[float, int]:
-    """Cycles and elements of one iteration of a worker's loop.
+    """Cycles of one iteration of a worker's loop over its block, and the elements that the iteration computes.
 
     `op` is a row of `OP_COSTS`, `operands` the number of tensors, `immediates` that of scalars stored in the vertex.
     """
+    # A dtype that the machine lacks is computed as another one, `width`, in `factor` times the instructions, and cast.
     emulated = emulation(dtype, kind_of(op), target)
     cost = OP_COSTS[op]
     cycles, vector = cost.iteration(emulated.width)
     if immediates > 0 and operands > 0 and cost in (_ARITHMETIC, _BITWISE):
-        cycles -= _SCALAR_SAVING_CYCLES
+        cycles -= _SCALAR_SAVING_CYCLES  # a scalar is loaded before the loop
     accesses = ceil_div(vector * _WIDTH_BYTES[emulated.width], VECTOR_BYTES)
     cycles_by_rate = _at_port_rates(cycles, operands * accesses, accesses, target)
     return emulated.factor * cycles_by_rate + emulated.cast_cycles * vector, vector
 
 
 def _at_port_rates(cycles: int, loads: int, stores: int, target: Target) -> Any:
-    """Cycles of an iteration on a target, whose ports may be of another width than those of the public figure.
+    """Cycles of an iteration on a target, whose memory ports may be wider or narrower than those of real IPUs.
 
-    The figure is of an iteration of `cycles` with so many vector loads and stores, each of which takes a cycle; if they
-    are more than the cycles, a load and a store issue together, by one instruction.
+    `cycles` is the published figure of an iteration in which each of the `loads` and `stores`, of a vector, takes one
+    cycle. If these are more than the cycles together, a load and a store issue together, by one instruction.
     """
     loads, stores = min(cycles, loads), min(cycles, stores)
     loading, storing = load_cycles(loads * VECTOR_BYTES, target), store_cycles(stores * VECTOR_BYTES, target)

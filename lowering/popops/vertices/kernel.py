@@ -133,7 +133,11 @@ class Kernel:
         return self.inputs[value].dtype if value < inputs else self.steps[value - inputs].op.out_dtype
 
     def with_axes(self, sources: Sequence[Sequence[int]]) -> Kernel | None:
-        """Return the kernel on other axes, as `Codelet.with_axes`; dimensions of blocks follow the axes."""
+        """Return the kernel over an index space of other axes, see `Codelet.with_axes`; dimensions of inputs follow.
+
+        `sources` has for each new axis the old ones that it joins, in order. None where an input or a reduction has
+        some of the joined axes only, so that it cannot be expressed by the new ones.
+        """
         inputs = [_on_axes(operand, sources) for operand in self.inputs]
         reduced = [axes_among(reduction.axes, sources) for reduction in self.reductions]
         if None in inputs or None in reduced:
@@ -145,12 +149,17 @@ class Kernel:
         return replace(self, rank=len(sources), inputs=found, reductions=tuple(reductions))
 
     def evaluate(self, arrays: Sequence[jax.Array], shape: tuple[int, ...]) -> list[jax.Array]:
-        """Results and reductions on a block of `shape` of the index space, of the block of each field."""
+        """Computes the kernel on one block of the index space, in JAX: the results, then the reductions.
+
+        Args:
+            arrays: the block of each field that is read, in the order of `fields`.
+            shape: shape of the index space's block, which inputs that lack some of its axes are broadcast to.
+        """
         fields = self.fields
         values: list[jax.Array] = []
         for number, operand in enumerate(self.inputs):
             x = arrays[fields[number if operand.field is None else operand.field]]
-            if operand.field is not None:
+            if operand.field is not None:  # one of several inputs that are parts of one block
                 ends = [first + n for first, n in zip(operand.begins, shape, strict=True)]
                 x = lax.slice(x, operand.begins, ends)
             values.append(lax.broadcast_in_dim(x, shape, operand.axes) if len(operand.axes) < self.rank else x)
@@ -162,7 +171,7 @@ class Kernel:
 
 
 def _on_axes(operand: Input, sources: Sequence[Sequence[int]]) -> Input | None:
-    """An input on new axes, each of which joins the old ones of `sources`; None where it has no such view."""
+    """An input of a kernel over new axes, each of which joins the old ones of `sources`; None where it cannot be."""
     axes = axes_among(operand.axes, sources)
     if axes is None or not (operand.begins or operand.reach):
         return None if axes is None else replace(operand, axes=axes)

@@ -49,9 +49,10 @@ _MAX_TITLE_NAMES = 4  # operations that the name of a codelet lists
 
 @remembered
 def kernel_codelet(kernel: Kernel) -> Codelet:
-    """Codelet of a kernel, with `Kernel.fields`, then a field for each result, then one for each reduction.
+    """Codelet whose vertices compute a kernel on their blocks of its index space.
 
-    An input of the kernel's rank or a result must exist: from its block follow the elements of the index space's.
+    Its fields are those of the inputs, one for each result, and one for each reduction. The kernel must have an input
+    of its own rank, or a result: their blocks tell how many elements of the index space a vertex has.
     """
     input_fields = kernel.fields
     block = _index_block(kernel)
@@ -150,7 +151,10 @@ def _compute(
 
 
 def _cycles(kernel: Kernel, block: _IndexBlock, loop: _Loop, shapes: BlockShapes, target: Target) -> np.ndarray:
-    """Cycles of the loop over all steps, then of each reduction, in one launch."""
+    """Tile cycles of a vertex of a kernel: of one loop that applies all steps, then of a loop for each reduction.
+
+    `shapes` are the lengths of the block of each field, as of `Codelet.cycles`.
+    """
     elements = block.elements(shapes)
     total = np.asarray(0)
     if loop.is_run:
@@ -158,7 +162,7 @@ def _cycles(kernel: Kernel, block: _IndexBlock, loop: _Loop, shapes: BlockShapes
         total = total + kernel_cycles(loop.counts, loaded, loop.stored, elements, target, loop.scalars)
     for monoid, dtype, outputs in _reductions(kernel, shapes):
         total = total + reduce_cycles(monoid, dtype, outputs, elements // np.maximum(1, outputs), target)
-    launches = loop.is_run + len(kernel.reductions)
+    launches = loop.is_run + len(kernel.reductions)  # those counted above; the vertex is launched once
     return total - (launches - 1) * LAUNCH_CYCLES
 
 
@@ -189,7 +193,11 @@ def _slow_paths(
     repetitions: Sequence[Repetition | None],
     target: Target,
 ) -> Sequence[SlowPath]:
-    """Slow paths of the rows by which inputs are repeated."""
+    """Loops slower than `_cycles` that a vertex of a kernel takes for inputs repeated by unaligned rows.
+
+    `shapes` are the lengths of the block of each field, `repetitions` how each field is repeated along them, None for
+    one that is not: see `Codelet.slow_paths`.
+    """
     if not loop.is_run:
         return []
     dtypes = (kernel.inputs[number].dtype for number in kernel.fields)

@@ -77,7 +77,7 @@ def kernel_cycles(
         (op,) = ops
         return elementwise_cycles(op.name, op.dtype, op.tensors, op.constants, elements, target)
     cycles, vector = kernel_iteration(ops, read, written, target)
-    iterations = ceil_div(ceil_div(elements, vector), target.worker_contexts)
+    iterations = ceil_div(ceil_div(elements, vector), target.worker_contexts)  # workers share the vectors
     worker = _START_CYCLES + scalars + whole_cycles(iterations * cycles)
     return target.supervisor_overhead_cycles + issue_round_cycles(target) * worker
 
@@ -85,9 +85,10 @@ def kernel_cycles(
 def kernel_iteration(
     ops: Sequence[OpCount], read: Sequence[Any], written: Sequence[Any], target: Target
 ) -> tuple[float, int]:
-    """Cycles and elements of one iteration of a worker's loop over operations.
+    """Cycles of one iteration of a worker's loop that applies several operations, and the elements of the iteration.
 
-    `read` and `written` are the dtypes of each load and store of the iteration.
+    `read` and `written` are the dtypes of each load and store of the iteration. In a cycle a worker issues two
+    instructions: one of the float unit, and beside it a load, a store or another one. So the slower of the two counts.
     """
     if _is_single_codelet(ops, read, written):
         (op,) = ops
@@ -96,6 +97,7 @@ def kernel_iteration(
     dual_issued = sum(_instructions(op, vector, target) for op in ops if _is_dual_issued(op))
     single_issued = sum(_instructions(op, vector, target) for op in ops if not _is_dual_issued(op))
     loads, stores = (sum(_access_bytes(dtype, vector) for dtype in dtypes) for dtypes in (read, written))
+    # Booleans are bytes in memory and bits in registers, packed and unpacked one a cycle.
     packing = sum(vector for dtype in (*read, *written) if dtype == np.bool_)
     accesses = load_cycles(loads, target) + store_cycles(stores, target)
     return larger(dual_issued, single_issued + packing + accesses), vector
@@ -103,10 +105,10 @@ def kernel_iteration(
 
 @remembered_small
 def least_element_cycles(op: OpCount, target: Target) -> tuple[float, bool]:
-    """Tile cycles of one operation on one element, however it is fused and split; whether it issues beside loads.
+    """Lower bound of the tile cycles that an operation takes for one element, in whatever vertex; for bounds of plans.
 
-    Of a fused operation its instructions on a longest vector, which shorter ones do not undercut; or those of its own
-    codelet, if these are fewer.
+    The bound is the smaller of two: its instructions among others on the longest vector, and its own codelet's loop.
+    Also returns whether its instructions issue beside loads and stores, and so may take no time beyond these.
     """
     alone, vector = elementwise_iteration(op.name, op.dtype, op.tensors, op.constants, target)
     fused = _instructions(op, _MOST_VECTOR_ELEMENTS, target) / _MOST_VECTOR_ELEMENTS
@@ -124,7 +126,7 @@ def smallest_kernel_cycles(target: Target) -> float:
 
 @remembered_small
 def smallest_vertex_cycles(op: OpCount, target: Target) -> float:
-    """Tile cycles of the smallest vertex that computes an operation, alone or with others, operands constant or not."""
+    """Lower bound of the tile cycles of any vertex that computes an operation: one element, alone or with others."""
     one_element = np.asarray(1)
     operands = op.tensors + op.constants
     alone = [
@@ -182,7 +184,7 @@ def _is_sum_in_assembly(op: OpCount) -> bool:
 
 
 def _instructions(op: OpCount, elements: int, target: Target) -> int:
-    """Instructions of one operation on a vector of elements."""
+    """Instructions that an operation adds to a loop with others, on a vector of `elements` that is in registers."""
     words = ceil_div(elements * element_bytes(op.dtype), VECTOR_BYTES)
     if op.dtype == np.bool_:
         return 1
@@ -194,6 +196,7 @@ def _instructions(op: OpCount, elements: int, target: Target) -> int:
     in_assembly = op.name in _SUMS and emulated.width in ("float", "half")
     row = "sum" if in_assembly else "unary" if op.tensors + op.constants == 1 else "other"
     cycles, vector = OP_COSTS[op.name].iteration(emulated.width)
+    # The published row is of a loop of the operation alone: what it spends on loads, stores and the loop is taken off.
     instructions = emulated.factor * max(1, cycles - _LOOP_CYCLES[row]) * ceil_div(elements, vector)
     return int(instructions + emulated.cast_cycles * elements)
 

@@ -37,40 +37,54 @@ def row_slow_paths(
     iteration: tuple[float, int],
     target: Target,
 ) -> list[SlowPath]:
-    """Return the slow paths of one vertex.
+    """Slow paths of an elementwise vertex whose operands are repeated by rows that are no whole vectors.
+
+    An operand of one element a row makes the loop restart at each row; one that repeats a row is copied to full size
+    before the loop, slowly if its rows are unaligned.
 
     Args:
-        repetitions: of each operand, with its dtype.
-        block: lengths of the index space along its axes, int64 arrays.
-        iteration: cycles and elements of one iteration of the loop.
-        target: the constants.
+        repetitions: how each operand is repeated (None for one that is not), and its dtype.
+        block: lengths of the vertex's block along the axes of the index space, int64 arrays.
+        iteration: cycles of one iteration of the vertex's loop, and the elements of the iteration.
+        target: the machine.
+
+    Returns:
+        Each path with its reason, which reports show, and the cycles that it adds.
     """
     paths = []
     cycles, vector = iteration
+    # Operands with an element a row whose rows are no whole vectors, by elements of a row.
     rows = {r.row: r for r, _ in repetitions if r is not None and r.repeats == "elements" and r.row % vector}
-    if rows:
+    if rows:  # one loop serves all operands: it restarts at the shortest of their rows
         row = min(rows)
         extra = _restarting_cycles(rows[row], block, cycles, vector, target)
-        paths.append(SlowPath(SlowReason("C++", row, vector), extra))
+        paths.append(SlowPath(SlowReason("C++", row, vector), extra))  # PopLibs' vertex for that is not in assembly
     elements = total_elements(block)
     for repetition, dtype in repetitions:
         if repetition is not None and repetition.repeats == "rows":
             width = element_bytes(dtype)
-            atom = atom_bytes_of(repetition.row * width)
+            atom = atom_bytes_of(repetition.row * width)  # the largest unit of copies that divides a row
             if atom < VECTOR_BYTES:
-                vector = VECTOR_BYTES // width
                 what = f"repeated rows are copied {atom_name(atom)}"
                 copying = np.ceil(atom_cycles(elements * width, atom)).astype(np.int64)
-                paths.append(SlowPath(SlowReason(what, repetition.row, vector), copying))
+                paths.append(SlowPath(SlowReason(what, repetition.row, VECTOR_BYTES // width), copying))
     return paths
 
 
 def _restarting_cycles(
     repetition: Repetition, block: Sequence[np.ndarray], cycles: float, vector: int, target: Target
 ) -> np.ndarray:
-    """Tile cycles of a loop that restarts at each row, beyond those of a loop over all elements of a block."""
+    """Tile cycles that a loop which restarts at each row takes more than one unbroken loop over a block.
+
+    Args:
+        repetition: the operand that has one element for each row.
+        block: lengths of the block along the axes of the index space, int64 arrays.
+        cycles: cycles of an iteration.
+        vector: elements of an iteration.
+        target: the machine.
+    """
     elements = total_elements(block)
-    columns = np.minimum(repetition.row, elements)
+    columns = np.minimum(repetition.row, elements)  # elements of a row
     if repetition.axes:
         columns = total_elements([block[axis] for axis in repetition.axes])
     rows = ceil_div(elements, np.maximum(1, columns))

@@ -39,6 +39,7 @@ def reduce_cycles(monoid: str, dtype: Any, outputs: np.ndarray, reduced: np.ndar
         outputs: results of the vertex, int64 array.
         reduced: elements reduced into each result, int64 array.
     """
+    # PopLibs takes the cheapest form.
     strided, by_output, by_part = _cycles_by_form(monoid, dtype, outputs, reduced, target)
     return np.minimum(strided, np.minimum(by_output, by_part))
 
@@ -67,15 +68,16 @@ def reduce_parts(monoid: str, dtype: Any, outputs: np.ndarray, reduced: np.ndarr
 
 
 def default_vertex_cycles(dtype: Any, outputs: np.ndarray, reduced: np.ndarray, target: Target) -> np.ndarray:
-    """Tile cycles to accumulate rows of outputs by PopLibs' default vertex, its work shared evenly by workers.
+    """Tile cycles to sum rows by PopLibs' default vertex, which takes rows of any length and alignment.
 
+    Each of `reduced` rows, of `outputs` elements of a dtype, is added to the results; workers share them evenly.
     Source: `getCyclesEstimateForReduce` of the estimation functions, for sums.
     """
     wide = 2 * max(1, target.vector_width_bytes // element_bytes(dtype))  # elements of an accumulator
-    levels = wide.bit_length() - 1
+    levels = wide.bit_length() - 1  # powers of 2 below its width
     vectors = outputs // wide
-    # Zeroing, stores and the loop; of each partial a pointer, a load with its call, and an accumulation: the source's
-    # numbers.
+    # The source's numbers. For each accumulator: zeroing, stores and its loop; in the loop, for each row, a pointer, a
+    # load with its call, and an accumulation.
     start = 33 + 24 + 2 * levels
     worker = vectors * (6 + 2 * wide // 2 + 1 + reduced * (10 + 6 + 3))
     # Outputs beyond whole accumulators: at most one remainder of each power of 2.
@@ -96,7 +98,11 @@ def _vector_cycles(monoid: str, dtype: Any, vector: int, target: Target) -> Any:
 def _cycles_by_form(
     monoid: str, dtype: Any, outputs: np.ndarray, reduced: np.ndarray, target: Target
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Tile cycles of the strided form, and of the continuous one where workers share outputs, or each of them."""
+    """Tile cycles of a reduction in each of PopLibs' forms, arguments as of `reduce_cycles`.
+
+    First strided: the elements of one result are a row apart, and whole vectors of neighbouring results accumulate.
+    Then continuous, where the elements of a result are neighbours: workers share the results; or those of each result.
+    """
     workers = target.worker_contexts
     round_cycles = issue_round_cycles(target)
     vector = max(1, target.vector_width_bytes // element_bytes(dtype))

@@ -113,7 +113,13 @@ def _extreme(dtype: Any, side: Literal["min", "max"]) -> np.ndarray:
 
 @remembered
 def reduce_codelet(monoid: str, dtype: Any, axes: tuple[int, ...]) -> Codelet:
-    """Codelet that reduces dimensions `axes` of its block by `monoid`, a key of `REDUCERS`."""
+    """Codelet whose vertices reduce a block of values or partial results.
+
+    Args:
+        monoid: how two values combine, a key of `REDUCERS`.
+        dtype: dtype of the block and the results.
+        axes: dimensions of the block that are reduced.
+    """
 
     def outputs_and_reduced(shapes: BlockShapes) -> tuple[np.ndarray, np.ndarray]:
         """Number of results, and of elements reduced into each."""

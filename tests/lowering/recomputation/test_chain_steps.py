@@ -14,8 +14,8 @@ import numpy as np
 import ipujax as ipu
 from ipujax.lowering.jax_compat import JaxprEqn
 from ipujax.lowering.passes import run_passes
-from ipujax.lowering.recomputation.chain_steps import Steps, best_cuts, between_layers
-from ipujax.lowering.recomputation.flow import Flow
+from ipujax.lowering.recomputation.chain_steps import ChainSteps, best_cuts, between_layers
+from ipujax.lowering.recomputation.flow import DataFlow
 from ipujax.lowering.recomputation.recompute import split
 
 ROWS = 8
@@ -37,12 +37,12 @@ def layered(params: Any, x: jax.Array) -> jax.Array:
     return (x**2).sum()
 
 
-def flow_of(fun: Any, *args: Any) -> Flow:
+def flow_of(fun: Any, *args: Any) -> DataFlow:
     """The flow of a function and its gradient, as in the pass `recompute`."""
     jaxpr = run_passes(jax.make_jaxpr(jax.value_and_grad(fun))(*args))["dce"]
     parts = split(jaxpr.eqns)
     assert parts is not None
-    return Flow(parts.forward, parts.backward, set(jaxpr.jaxpr.outvars))
+    return DataFlow(parts.forward, parts.backward, set(jaxpr.jaxpr.outvars))
 
 
 def kinds(eqns: Sequence[JaxprEqn]) -> Counter[str]:
@@ -68,7 +68,7 @@ def test_gradients_of_entire_layers_are_equal() -> None:
     cuts = between_layers(flow, best_cuts(flow))
 
     def products(*, whole_layers: bool) -> list[int]:
-        return [kinds(eqns)["dot_general"] for eqns in Steps(flow, cuts, whole_layers=whole_layers).backward]
+        return [kinds(eqns)["dot_general"] for eqns in ChainSteps(flow, cuts, whole_layers=whole_layers).backward]
 
     products_of_layers = [8] * (LAYERS - 1)
     assert products(whole_layers=True) == [0, 8 + 1, *products_of_layers, 0, 0]  # with that of the start
@@ -83,7 +83,7 @@ def test_gradient_waits_before_it_grows() -> None:
 
     flow = flow_of(fun, np.ones((WIDTH, WIDTH), np.float32), np.ones((ROWS, WIDTH), np.float32), X)
     cut_after_sums = [eqn.primitive.name for eqn in flow.forward].index("reduce_sum") + 1
-    of_rows, of_sums = Steps(flow, [cut_after_sums]).backward
+    of_rows, of_sums = ChainSteps(flow, [cut_after_sums]).backward
     shapes = [[eqn.outvars[0].aval.shape for eqn in eqns if eqn.primitive.name == "mul"] for eqns in (of_sums, of_rows)]
     assert shapes[0] == [(ROWS,)] * 2 and len(shapes[1]) > 2 and set(shapes[1]) == {(ROWS, WIDTH)}
 
