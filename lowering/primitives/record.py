@@ -57,7 +57,10 @@ def shapes(atoms: Sequence[Any]) -> list[tuple[int, ...]]:
 def factors_by_number(
     eqn: JaxprEqn, operands: Sequence[Sequence[int | None]], results: Sequence[Sequence[int | None]]
 ) -> Factors:
-    """Factors of an equation whose dimensions have at most one factor each.
+    """Index space of an equation whose dimensions have at most one factor each.
+
+    A factor is an index that dimensions of operands and results share: [i, k] · [k, j] → [i, j] has three. The equation
+    can be computed on a part of its range.
 
     Args:
         eqn: the equation.
@@ -76,7 +79,7 @@ def factors_by_number(
 
 
 def factors_except(eqn: JaxprEqn, whole_dims: Sequence[int]) -> Factors:
-    """One factor a dimension, of which parts may be computed alone, except for dimensions that are computed whole.
+    """Index space of an equation that works along its dimensions: a factor (index) for each that is not computed whole.
 
     Args:
         eqn: an equation whose operands and results have the same dimensions, but for scalars, which have no factors.

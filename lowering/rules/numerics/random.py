@@ -60,6 +60,11 @@ def rng_bit_generator_rule(ctx: Context, state: Tensor, **params: Any) -> Sequen
     """The next state, computed by one tile, and bits, computed by each tile for its own block.
 
     A tile computes all bits of the stream and slices its block out, so that they are the same however bits are cut.
+
+    Args:
+        ctx: the equation.
+        state: state of the generator, uint32[4] or uint64[2].
+        params: parameters of `lax.rng_bit_generator`.
     """
     if not all(aval.size for aval in ctx.out_avals):
         return fallback(ctx, state)
