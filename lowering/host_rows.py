@@ -85,7 +85,9 @@ def _copies_then_transfers(moves: Sequence[RowMove]) -> list[Program]:
 def load_of_batch(
     graph: Graph, name: str, batch: Tensor, in_groups: bool, number: Tensor, ahead: Callable[[], Tensor]
 ) -> RowMove:
-    """Loads of a micro-batch in each iteration, with I/O tiles one iteration ahead.
+    """Steps that load a micro-batch from streaming memory in each iteration of a loop, with I/O tiles one ahead.
+
+    The caller adds them to the loop, and before and after it.
 
     Args:
         graph: the graph, or the view of one IPU.
@@ -113,7 +115,7 @@ def load_of_batch(
 def store_of_stack(
     graph: Graph, name: str, row: Tensor, rows: int, number: Tensor, *, on_host: bool
 ) -> tuple[Tensor, RowMove]:
-    """A new stack off chip, and the move of a row to it.
+    """Adds a stack off chip; returns it, [rows, …], and the steps that store a row in each iteration of a loop.
 
     Args:
         graph: the graph, or the view of one IPU.

@@ -38,9 +38,11 @@ _INTERNAL = re.compile(
 
 
 def origin_of(eqn: JaxprEqn, outer: Origin) -> Origin:
-    """Origin of an equation: the user's line, or that of `outer`, and the innermost line of a library.
+    """Origin of an equation, which profiles show: the user's line, layer, part of training, and line of a library.
 
-    `outer` is the origin of the equation that holds it, or of the program.
+    Args:
+        eqn: the equation.
+        outer: origin of the equation that holds it, or of the program; it has what the equation lacks.
     """
     path = name_stack(eqn) or outer.path
     traceback = eqn.source_info.traceback
@@ -143,7 +145,7 @@ def layer_of(eqn: JaxprEqn) -> str:
 
 @remembered_small
 def _note(stack: Any) -> Note | None:
-    """Note in a name stack; None without one.
+    """Note (layer, part of training, lines of calls) that a pass has put into an equation's name stack; None without.
 
     An equation that was inlined after it got a note has the call's too, outside of its own: they are read as one.
     """
@@ -197,10 +199,10 @@ def _common_part(notes: Sequence[Note]) -> str:
 def at_source_of(
     eqn: JaxprEqn, place: JaxprEqn, eqns: Sequence[JaxprEqn], name: str, layers: LayersOfRun | None = None
 ) -> JaxprEqn:
-    """Equation that stands for several, with the source of these: a line, the scopes in common, and a layer.
+    """A new equation that stands for several, as one fused of them, with their source: line, common scopes, and layer.
 
     Args:
-        eqn: the equation.
+        eqn: the new equation.
         place: equation whose line and calling lines it gets.
         eqns: the equations that it stands for.
         name: scope inside of those in common, "" for none.

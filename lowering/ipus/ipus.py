@@ -50,6 +50,7 @@ class IpuView(Graph):
     """
 
     def __init__(self, graph: Graph, ipu: int, *, of_io_tiles: bool = False) -> None:
+        # A graph of the tiles of one IPU, numbered from 0, which shares all variables and vertices with the full graph.
         tiles_per_ipu = graph.target.tiles_per_ipu
         num_io_tiles = graph.io_tiles
         tiles = num_io_tiles if of_io_tiles else tiles_per_ipu - num_io_tiles
@@ -227,7 +228,9 @@ class Ipus:
         ipu: int,
         variable_copies: Mapping[tuple[Variable, int], Variable] = MappingProxyType({}),
     ) -> Tensor:
-        """The tensor on an IPU: itself if nothing of it is mapped to another, else a copy, added once to the program.
+        """The tensor on an IPU: itself if nothing of it is mapped to another, else a copy.
+
+        The copy is added to the program at the first request, and returned at further ones.
 
         Args:
             tensor: any view; unmapped variables may still be mapped by their first use on the IPU.
@@ -259,7 +262,14 @@ class Ipus:
         return substitute(tensor, table)
 
     def _add_smallest_copy(self, tensor: Tensor, ipu: int) -> Tensor:
-        """Copies entire variables of other IPUs, viewed as they were, or the view if that has fewer elements."""
+        """Adds the copy of a tensor to an IPU that has fewest elements; returns the tensor there.
+
+        It is a copy of entire variables, viewed as they were, or of the view if that has fewer elements.
+
+        Args:
+            tensor: view of variables, some on other IPUs.
+            ipu: number of the IPU.
+        """
         foreign = self._foreign_variables(tensor, ipu)
         if not foreign:
             return tensor

@@ -172,10 +172,10 @@ class Restart(NamedTuple):
 
 
 def run_states_of_equations(items: Sequence[Traced]) -> list[RunStates]:
-    """Return for each equation the states of the function runs that it was traced in.
+    """Return for each equation the runs of Python functions that it was traced in, with the iterations of their loops.
 
-    Iterations that the order does not tell (restarts) follow from the states so far, which change with them: both are
-    computed again until no restart is new.
+    They are inferred from the order of equations. Iterations that the order does not tell (restarts) follow from the
+    states so far, which change with them: both are computed again until no restart is new.
     """
     restarts = dict[int, Restart]()
     while True:
@@ -187,15 +187,15 @@ def run_states_of_equations(items: Sequence[Traced]) -> list[RunStates]:
 
 
 def _run_states_in_order(items: Sequence[Traced], restarts: Mapping[int, Restart]) -> list[RunStates]:
-    """Return the states of equations as their order tells them.
+    """Return for each equation the function runs that it was traced in, as the order of equations tells them.
 
     Args:
-        items: the equations.
+        items: the equations, in the order of tracing.
         restarts: iterations that the order does not tell, by the number of the equation with which they begin.
     """
-    # Consecutive equations of one place share an object: they are numbered together.
     walk = _Walk()
     states_of = [walk.advance(item, restarts.get(n)) for n, item in enumerate(items)]
+    # Consecutive equations of one place share an object of states: each such stretch is numbered together.
     start = 0
     for n in range(1, len(items) + 1):
         if n == len(items) or states_of[n] is not states_of[start]:
@@ -216,7 +216,9 @@ class _Walk:
         self._waiting: tuple[Frames, list[FunctionRun]] | None = None
 
     def advance(self, item: Traced, restart: Restart | None) -> RunStates:
-        """Advance to the next equation; returns its states.
+        """Advance to the next equation; returns the function runs that it was traced in, outermost first.
+
+        Calls that go on from the equation before keep their run; the others get a new one.
 
         Args:
             item: the equation.
@@ -240,10 +242,14 @@ class _Walk:
         return self._states
 
     def _return_to_waiting(self, frames: Frames) -> bool:
-        """Return to the frames of a generator that C code resumes, such as `sum`; returns whether it has.
+        """Return to the frames of a generator that waits, if the next equation is in it again; returns whether it is.
 
-        An addition that `sum` traces has the frames of its caller alone, while the generator waits. The equation after
-        it, inside the generator again, belongs to the run of before: not to another call.
+        C code such as `sum` resumes generators. An addition that `sum` traces has the frames of its caller alone, while
+        the generator waits. The equation after it, inside the generator again, belongs to the run of before: not to
+        another call.
+
+        Args:
+            frames: frames of the next equation.
         """
         after, before = frames.numbered_places, self._frames.numbered_places
         has_left_inner = len(after) < len(before) and before[: len(after)] == after
@@ -258,7 +264,9 @@ class _Walk:
         return False
 
     def _count_continued(self, frames: Frames, *, is_next_stage: bool, has_returned: bool) -> int:
-        """Return the number of outer calls that continue; advances the loop of the innermost one if it repeats.
+        """Return how many calls, from the outermost on, the next equation shares with the one before it.
+
+        If the innermost of these is at an earlier place than before, its loop is in the next iteration.
 
         Args:
             frames: frames of the next equation, before `_frames` has become them.
@@ -338,6 +346,8 @@ def _loop_outside(code: CodeType, loop: Loop) -> Loop | None:
 def _number_iterations(states_of: list[RunStates], items: Sequence[Traced], numbers: range) -> None:
     """Number consecutive equations of one place by iteration, if their operations have a period.
 
+    Where a loop has equations at a single place, their places do not tell where an iteration begins.
+
     Args:
         states_of: states of each equation; updated: those of the numbered equations get their iterations.
         items: all equations.
@@ -373,6 +383,9 @@ def _shortest_period(operations: Sequence[tuple[Hashable, ...]]) -> int:
     """Return the length of the shortest part whose repetition is all operations, or is but for their shapes.
 
     That is the length of all operations if nothing is repeated.
+
+    Args:
+        operations: of each equation the name of its primitive, then shapes and dtypes of its results.
     """
     count = len(operations)
     lengths = [n for n in range(1, count // 2 + 1) if count % n == 0]
@@ -422,7 +435,7 @@ def _find_restarts(items: Sequence[Traced], states_of: Sequence[RunStates]) -> d
 
 
 def _find_outer_loop(frames: Frames, states_in_run: Sequence[RunStates], inner: Restart) -> Restart | None:
-    """Find the loop around a loop, if it has no equations of its own and seems to have one iteration.
+    """Find the loop around a loop, if it has no equations of its own and seems to have one iteration; None without.
 
     Args:
         frames: frames of an equation in the loop.
@@ -439,17 +452,17 @@ def _find_outer_loop(frames: Frames, states_in_run: Sequence[RunStates], inner: 
 
 
 def _first_of_runs(items: Sequence[Traced], iterations: Sequence[Sequence[int]]) -> Iterator[int]:
-    """Yield the first equation of each run after the first; nothing if inputs do not tell runs apart.
+    """Yield the number of the equation at which each further run of a loop begins, as the inputs that it reads tell.
 
     Runs differ in the part of a name that follows those that all iterations have in common: `[0]` and `[1]` of
-    `ps[0][0]`, `ps[0][1]`, `ps[1][0]`.
+    `ps[0][0]`, `ps[0][1]`, `ps[1][0]`. Nothing if names do not tell runs apart.
 
     Args:
         items: all equations.
         iterations: numbers of the equations of each iteration, in order.
     """
     read = [{name for n in numbers for name in items[n].inputs} for numbers in iterations]
-    common = set[_Name]().union(*read[:1]).intersection(*read)
+    common = set[_Name]().union(*read[:1]).intersection(*read)  # inputs of all iterations tell nothing
     roots = [dict.fromkeys(name[0] for name in sorted(names - common, key=str)) for names in read]
     shared = [root for root in roots[0] if all(root in x for x in roots)] if roots else []
     for root in shared:

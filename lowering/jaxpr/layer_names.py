@@ -162,9 +162,10 @@ class LayerNames:
             self._users[var] = [user for source, inside in values for user in source._users.get(inside, ())]
 
     def _split_parts(self, *, is_gradient: bool) -> tuple[list[int], list[list[int]], list[int]]:
-        """Return the numbers of forward equations, of those of each recomputed call, and of backward ones.
+        """Return the numbers of forward equations, of those of each call that recomputes, and of backward ones.
 
-        A body of a gradient has no forward equations.
+        Args:
+            is_gradient: whether the jaxpr is a body of a gradient, which has no forward equations.
         """
         forward = list[int]()
         recomputed = dict[Repetition | None, list[int]]()
@@ -228,7 +229,13 @@ class LayerNames:
             self._users[var].append(_Member(location, group))
 
     def _add_inner_groups(self, location: _Location) -> None:
-        """Add to a location without forward equations, as by `custom_vjp`, those that have more frames inside of it."""
+        """Add to a location without forward equations, as by `custom_vjp`, groups of those in functions called there.
+
+        Equations of a gradient at that location derive from one of these.
+
+        Args:
+            location: frames and scopes of equations.
+        """
         for source in self._sources:
             source._add_inner_groups(location)
             self._groups[location].update(source._groups.get(location, {}))
@@ -249,9 +256,13 @@ class LayerNames:
             self._add_forward(location, name, self._forward_equations[order].number, order)
 
     def _add_groups_before(self, location: _Location) -> None:
-        """Add to a location without any forward equation the last one before its place in each run of its function.
+        """Add to a location the last forward equation before its place, in each run of its function.
 
-        A `custom_vjp` that computes nothing in the forward pass has such a location.
+        A `custom_vjp` that computes nothing in the forward pass has such a location, without any equation: its gradient
+        belongs to the layer that was traced last before it.
+
+        Args:
+            location: frames and scopes of equations.
         """
         *outside, (code, offset) = location.places or ((None, 0),)  # no equation matches one without frames
         last = dict[str, int]()
@@ -268,9 +279,12 @@ class LayerNames:
     # --- recomputed and backward equations ---
 
     def _find_recomputed_runs(self, numbers: Sequence[int]) -> None:
-        """Find the run of a function that each recomputing call repeats.
+        """Find which run of a checkpointed function each call in the gradient recomputes.
 
         Each equation in the call has a vote, if the forward groups that share a value with it are of one run.
+
+        Args:
+            numbers: numbers of the recomputed and backward equations.
         """
         # First: equations are matched with groups of their location, and these may have none yet.
         for location in {self._location_of(n) for n in numbers}.difference(self._groups):
@@ -293,7 +307,9 @@ class LayerNames:
         return [x for x in options if _run_of_repetition(x, repetition) is run] or options
 
     def _name_by_forward(self, numbers: Sequence[int], *, is_reversed: bool) -> None:
-        """Name equations after the forward group, equations of one place in one iteration, that each derives from.
+        """Name the layers of recomputed or backward equations by the forward equations that each derives from.
+
+        These are a group: forward equations of one place in one iteration.
 
         The candidates are the groups of the same frames and scopes, first those with a common value. Several are
         narrowed by rules, one of which is order: the group is between those of the neighbouring equations that have one
@@ -331,10 +347,16 @@ class LayerNames:
     def _filter_by_producers(
         self, number: int, options: list[_ForwardGroup], *, is_reversed: bool
     ) -> list[_ForwardGroup]:
-        """Filter groups to the one that the producers of the operands tell; all of them if they do not leave one.
+        """Filter groups that an equation may derive from, by the equations that compute its operands.
 
         A backward equation belongs to the same group as the producer traced at its location; a recomputed one to the
-        group in the same run of its innermost function.
+        group in the same run of its innermost function. Returns the only group that remains, or all of them if none
+        remains, or several.
+
+        Args:
+            number: number of the equation.
+            options: groups of forward equations that it may derive from.
+            is_reversed: True for a backward equation, False for a recomputed one.
         """
         producers = list(self._operand_producers(number))
         if is_reversed:
@@ -351,7 +373,10 @@ class LayerNames:
         return (self._producers[x] for x in operands if x in self._producers)
 
     def _groups_with_common_value(self, number: int) -> dict[str, _ForwardGroup]:
-        """Return by layer the forward groups of an equation's location that share an operand or result with it."""
+        """Return by layer the groups of forward equations at an equation's location that share a value with it.
+
+        A value is an operand or result; an equation of a gradient reads those of the forward equation it derives from.
+        """
         location = self._location_of(number)
         matches = dict[str, _ForwardGroup]()
         for var in self._equations[number].variables:

@@ -120,7 +120,12 @@ class Run:
         return [self._call_in_place_of(number, params) for number in range(len(self._runs))]
 
     def _call_in_place_of(self, number: int, params: Mapping[str, object]) -> list[JaxprEqn]:
-        """Call in the place of a run, with its line and layer, and the equations before and behind it."""
+        """Equations in the place of one run: casts of operands, a call of the function, and views and casts of results.
+
+        Args:
+            number: number of the run, among equal ones.
+            params: parameters of the call.
+        """
         run = self._runs[number]
         values = self._values[number]
         live_out = self._live_out[number]
@@ -152,15 +157,20 @@ class Run:
         return [self._live_out_of(values, end) for values, end in zip(self._values, self._ends, strict=True)]
 
     def _live_out_of(self, values: Mapping[_Slot, Var], end: int) -> _LiveOut:
-        """Values of a run that equations from `end` on read."""
+        """What a call in place of a run must return, and what is computed again behind it, for the equations after it.
+
+        Args:
+            values: variables of the run, by slot.
+            end: number of the first equation after the run.
+        """
         live_out = _LiveOut(set(), set())
         pending = [slot for slot, var in values.items() if self._last_uses.get(var, -1) >= end]
         while pending:
             slot = pending.pop()
             eqn = self._runs[0][slot.equation]
-            if self._is_operand(slot):
+            if self._is_operand(slot):  # known without the call
                 continue
-            if is_repeated_behind(eqn):
+            if is_repeated_behind(eqn):  # a view or a widening cast: its operands are needed in its place
                 live_out.repeated.add(slot.equation)
                 pending += [x for x in self._slots[slot.equation][: len(eqn.invars)] if x is not None]
             else:
@@ -169,7 +179,7 @@ class Run:
 
     @cached_property
     def _casts_before(self) -> set[int]:
-        """Casts to fewer bytes that run before the call, which copies as many bytes less.
+        """Numbers in the run of casts to fewer bytes that run before the call, which copies as many bytes less.
 
         Each is the only reader of an operand; an operand that is one value at every call is not copied at all.
         """
@@ -199,7 +209,11 @@ class Run:
         return in_common(self._runs, self._function_name)
 
     def _inner_equations(self, variables: dict[_Slot, Var]) -> list[JaxprEqn]:
-        """Equations of the function, without casts before it; updates `variables`, those of the function by slot."""
+        """Equations of the function that equal runs become, on variables of its own, without casts before the call.
+
+        Args:
+            variables: variables of the function, by slot (first mention in a run); updated: gets all of them.
+        """
         common, _ = self._common_equations
         eqns: list[JaxprEqn] = []
         for number, (eqn, slots) in enumerate(zip(common, self._slots, strict=True)):
@@ -217,7 +231,10 @@ class Run:
 
     @cached_property
     def _function(self) -> _Function:
-        """The function: casts of its operands to more bytes, then the equations that its results need."""
+        """The function that is called in place of equal runs.
+
+        It has casts of its operands to more bytes, so that calls copy fewer, then the equations that its results need.
+        """
         variables: dict[_Slot, Var] = {}
         eqns = self._inner_equations(variables)
         operand_slots = [slot for slot in variables if self._is_operand(slot)]
@@ -298,7 +315,13 @@ def outline(jaxpr: ClosedJaxpr, byte_cost: float = BYTE_COST_CYCLES) -> ClosedJa
 
 
 def outliner(byte_cost: float = BYTE_COST_CYCLES) -> Rewrite:
-    """Pass `outline` for several jaxprs: a jaxpr that several of them contain stays one object."""
+    """Returns the pass `outline`, which puts repeated equations into functions, for several jaxprs.
+
+    A jaxpr that several of them contain stays one object.
+
+    Args:
+        byte_cost: cost per byte of code, in cycles.
+    """
     numbers = EquationNumbers()
 
     def with_equations(jaxpr: ClosedJaxpr, eqns: Sequence[JaxprEqn]) -> ClosedJaxpr:
@@ -358,13 +381,16 @@ class _Replacement(NamedTuple):
 def _with_calls(
     jaxpr: Jaxpr, groups: np.ndarray, numbers: EquationNumbers, byte_cost: float
 ) -> tuple[Sequence[JaxprEqn], list[int]]:
-    """Equations with calls in place of runs, and for each the number of an equation that it replaces.
+    """Equations of a jaxpr with calls of functions in place of repeated runs of equations.
 
     Args:
         jaxpr: all equations.
         groups: number of the group of each equation, −1 for none; a run has equations of one group.
         numbers: numbers that equal equations share.
         byte_cost: cost per byte on the fullest tile, in cycles.
+
+    Returns:
+        The equations, and for each the number of an equation that it replaces.
     """
     if np.count_nonzero(groups >= 0) < 2:
         return jaxpr.eqns, list(range(len(jaxpr.eqns)))
@@ -386,9 +412,10 @@ def _with_calls(
 
 
 def _groups_of_equations(jaxpr: Jaxpr) -> np.ndarray:
-    """Number of the part of the program whose runs each equation may join, −1 for none, int64[equations].
+    """For each equation the number of its part of the program (stage, phase), −1 for none, int64[equations].
 
-    In a jaxpr with stages equations without one are in no run, as they are not placed yet: see `outline_placed`.
+    Only equations of one part may be outlined together. In a jaxpr with stages those without one are in no part, as
+    they are not on an IPU yet: see `outline_placed`.
     """
     staged = has_stages(jaxpr)
     group_numbers: dict[_ProgramPart, int] = {}

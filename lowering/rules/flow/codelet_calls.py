@@ -75,7 +75,7 @@ def _batched(
         codelet: the codelet.
         stacked: for each operand whether it has a row for each vertex.
         num_vertices: number of vertices for one index of the batch.
-        tiles: tile of each of these vertices; None for tiles by the rule.
+        tiles: tile of each of these vertices; None to spread vertices over the tiles of one IPU.
         outs: shape and dtype of a row of each result.
 
     Returns:
@@ -127,7 +127,7 @@ def codelet_call_rule(
         codelet: the codelet.
         stacked: for each operand whether it has a row for each vertex; else all of it is read by each.
         num_vertices: number of vertices.
-        tiles: tile of each vertex; None for tiles in order.
+        tiles: tile of each vertex; None to spread vertices over the tiles of one IPU.
         outs: shape and dtype of a row of each result.
     """
     graph = ctx.graph
