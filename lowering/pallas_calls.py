@@ -120,7 +120,10 @@ class _Blocks:
 
 
 def pallas_callee(eqn: JaxprEqn) -> ClosedJaxpr | None:
-    """Jaxpr of a kernel's call; None for a kernel that needs more than a grid, see `_is_simple`."""
+    """Jaxpr that computes a call of a Pallas kernel by loops over its grid, without references; None if it cannot.
+
+    That is a kernel that needs more than a grid, see `_is_simple`.
+    """
     if not _is_simple(eqn):
         return None
     place = eqn.source_info.replace(name_stack=type(eqn.source_info.name_stack)())
@@ -135,7 +138,10 @@ def pallas_callee(eqn: JaxprEqn) -> ClosedJaxpr | None:
 
 
 def _is_simple(eqn: JaxprEqn) -> bool:
-    """True for a fixed grid of blocks, without semaphores, copies between memories, or indices in nested scopes."""
+    """True for a Pallas kernel that loops can compute: a fixed grid of blocks, and values that are arrays of numbers.
+
+    So without semaphores, copies between memories, padded blocks, or indices of the grid in nested scopes.
+    """
     grid = eqn.params["grid_mapping"]
     kernel = eqn.params["jaxpr"]
     entries = [entry for mapping in grid.block_mappings for entry in mapping.block_shape]
@@ -220,7 +226,11 @@ class _Kernel:
         ]
 
     def _blocks_of(self, mapping: Any) -> _Blocks:
-        """Blocks of an operand: their sizes, and the loops over the grid that the index map depends on."""
+        """Blocks of an operand or result of a Pallas kernel: sizes, and how many loops over the grid select a block.
+
+        Args:
+            mapping: Pallas' record of it: shapes of array and block, and the index map from the grid to a block.
+        """
         entries = tuple(mapping.block_shape)
         kinds = [type(entry).__name__ for entry in entries]
         sizes = tuple(_SIZES[kind](entry) for kind, entry in zip(kinds, entries, strict=True))
@@ -241,7 +251,11 @@ class _Kernel:
         )
 
     def _body_without_refs(self, values: Values) -> ClosedJaxpr:
-        """The kernel without references: from indices and values of all references to their new values."""
+        """The kernel's jaxpr without references: from indices of the grid and old values of references to new values.
+
+        Args:
+            values: values of all references: for arrays the stacks of their blocks.
+        """
         first = self._num_scalars
         shapes = [x.shape for x in values]
         shapes[first : first + len(self._blocks)] = [blocks.block_shape for blocks in self._blocks]
@@ -344,9 +358,10 @@ def _run_equation(eqn: JaxprEqn, operands: Values) -> Sequence[Any]:
 
 
 def _evaluate_index_map(index_map: ClosedJaxpr, indices: Values, scalars: Values) -> Values:
-    """Results of an index map, which reads prefetched scalars as references.
+    """Results of an index map of a Pallas kernel: the number of a block along each dimension.
 
-    With scalars it is run on references, to which it writes its results, as JAX has rules to replace these by values.
+    It reads prefetched scalars as references. With scalars it is run on references, to which it writes its results, as
+    JAX has rules to replace these by values.
     """
     inner: Any = jaxpr_as_fun(index_map)
     if not scalars:
@@ -400,7 +415,13 @@ def _evaluate_kernel(jaxpr: ClosedJaxpr, operands: Values, indices: Values, size
 
 
 def _trace_scan(body: Callable[..., Values], xs: Values, params: dict[str, Any]) -> Values:
-    """A loop of the kernel, traced again: its body reads indices of the grid, which its jaxpr cannot take."""
+    """A `scan` of the kernel, traced again: its body reads indices of the grid, which its jaxpr cannot take.
+
+    Args:
+        body: function that evaluates the body with these indices.
+        xs: operands of the loop.
+        params: parameters of the `scan`.
+    """
     inside = scan_body(params)
     consts, carry, stacks = (xs[places] for places in inside.operands)
 
@@ -415,7 +436,14 @@ def _trace_scan(body: Callable[..., Values], xs: Values, params: dict[str, Any])
 def _trace_while(
     cond: Callable[..., Values], body: Callable[..., Values], xs: Values, params: dict[str, Any]
 ) -> Values:
-    """A loop of the kernel, traced again: its functions read indices of the grid, which its jaxprs cannot take."""
+    """A `while` of the kernel, traced again: its functions read indices of the grid, which its jaxprs cannot take.
+
+    Args:
+        cond: function that evaluates the condition with these indices.
+        body: likewise the body.
+        xs: operands of the loop.
+        params: parameters of the `while`.
+    """
     tested_constants = xs[while_condition(params).operands.constants]
     constants, carries, _ = (xs[places] for places in while_body(params).operands)
     return list(
