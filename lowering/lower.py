@@ -430,7 +430,10 @@ class _Program:
     def _add_results(self, arguments: _Arguments) -> tuple[list[Tensor], tuple[PipelineRun, ...]]:
         """Lowers the function on its arguments; returns the tensors of all results, and the runs of its pipelines.
 
-        With stages it sets `_home`, the graph that maps what no rule has mapped.
+        With stages it sets `_home`, the graph (the view of an IPU) that maps what no rule has mapped.
+
+        Args:
+            arguments: tensors of the arguments, and the shards of rows that each consists of.
         """
         jaxpr = self._cut.jaxpr
         graph = self._graph

@@ -203,9 +203,12 @@ class _Kernel:
         self._scratch = [_without_ref(var.aval) for var in scratch]
 
     def run(self, *operands: Any) -> Values:
-        """Results of the call: arrays go through the loops over the grid as stacks of blocks.
+        """Computes the call of a Pallas kernel in JAX; returns its results. Loops over the grid carry stacks of blocks.
 
         A result begins as the operand that it aliases, else uninitialized; it stays so if the grid is empty.
+
+        Args:
+            operands: prefetched scalars, then the arrays.
         """
         scalars = list(operands[: self._num_scalars])
         inputs = list(operands[self._num_scalars :])
@@ -270,13 +273,19 @@ class _Kernel:
         return _jaxpr_without_refs(fun, indices, avals)
 
     def _run_loops(self, indices: Values, values: Values, scalars: Values, body: ClosedJaxpr) -> Values:
-        """New values of all references after the loops over the remaining dimensions of the grid.
+        """Runs a Pallas kernel in a loop over the next dimension of the grid, and in it over the others.
+
+        Each array is a stack of all its blocks. The loop that selects a block loads it, so that inner loops carry the
+        block alone, and stores it after them.
 
         Args:
             indices: indices along the dimensions that outer loops go through; a further one for each inner loop.
             values: values of all references: of arrays the stacks of their blocks, or a block that is loaded.
             scalars: the prefetched scalars.
             body: the kernel, from indices and values of all references to their new values.
+
+        Returns:
+            New values of all references.
         """
         depth = len(indices)
         first = self._num_scalars
@@ -381,7 +390,7 @@ def _evaluate_index_map(index_map: ClosedJaxpr, indices: Values, scalars: Values
 
 
 def _evaluate_kernel(jaxpr: ClosedJaxpr, operands: Values, indices: Values, sizes: Values) -> Values:
-    """Results of a kernel's jaxpr, with values for `program_id` and `num_programs`.
+    """Evaluates a Pallas kernel for one point of the grid, with values for `program_id` and `num_programs`.
 
     Args:
         jaxpr: the kernel, or a jaxpr inside it.

@@ -127,7 +127,10 @@ def discharged_body(jaxpr: ClosedJaxpr, who: str, axes: Mapping[str, int] = _NO_
 
 
 def _check_conditions(jaxpr: Jaxpr) -> None:
-    """Refuses a `while` whose condition reads a Ref that its body changes: under JAX's rule it reads a constant."""
+    """Refuses a `while` whose condition reads a Ref (mutable array) that its body changes.
+
+    JAX's rule, which replaces Refs by values, passes the condition the value before the loop in all iterations.
+    """
     for eqn in equations(jaxpr):
         if eqn.primitive.name == "while":
             body = while_body(eqn.params)
@@ -207,7 +210,8 @@ def _trace_without_refs(jaxpr: ClosedJaxpr, axes: Mapping[str, int]) -> ClosedJa
 def _with_results_as_computed(jaxpr: Jaxpr) -> Jaxpr:
     """Returns the jaxpr with weakly typed results in place of their copies in Refs, which are strongly typed.
 
-    A copy is an equation `name` of `_RESULT`, which `convert_element_type` may follow.
+    `_trace_without_refs` has marked such a copy by an equation `name` of `_RESULT`, which `convert_element_type` may
+    follow. So results have the types that `jax.jit` gives them.
     """
     producers: dict[Atom, JaxprEqn] = {var: eqn for eqn in jaxpr.eqns for var in eqn.outvars}
 

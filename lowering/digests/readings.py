@@ -81,12 +81,12 @@ class Reading(NamedTuple):
 
 
 def read(value: Any) -> Reading:
-    """Return what the digest of a Python value is made of: a label, and the values inside that are read next.
+    """Return what the digest of a Python value is made of: a label, and the values inside it, which are read next.
 
-    Numbers, texts and other atoms have none: they are digested as they are.
+    Not called for numbers, texts and other atoms, which are digested as they are.
 
     Raises:
-        NoDigestError: it has none; the text names its type.
+        NoDigestError: the value has a content that Python does not show; the text names its type.
     """
     kind = type(value)
     reader = _READERS.get(kind)

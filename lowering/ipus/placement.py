@@ -205,7 +205,11 @@ class _StageAssignment:
         return self.stages[n]
 
     def run(self) -> tuple[int, ...]:
-        """Assigns stages until each equation has one: by operands forward, by users backward, as often as it helps."""
+        """Assigns a stage to each equation that is named after none; returns the stages of all.
+
+        An equation goes to the stage of its operands, from the first on, or of its users, from the last on; both are
+        repeated as long as they assign any.
+        """
         stages = self.stages
         # First only equations most of whose bytes have a stage, then all with any, then the rest.
         waits = True
@@ -228,9 +232,13 @@ class _StageAssignment:
         return tuple(stage for stage in stages if stage is not None)
 
     def heaviest_stage(self, eqn: JaxprEqn, *, waits_for_bytes: bool) -> int | None:
-        """Returns the stage with most bytes of an equation's operands; of equals one of an argument, then the last.
+        """Returns the stage with most bytes of an equation's operands, so that few are copied between IPUs.
 
-        None if no operand has a stage; with `waits_for_bytes` also if those without one have more bytes than that has.
+        Of equals one of an argument, then the last. None if no operand has a stage.
+
+        Args:
+            eqn: the equation.
+            waits_for_bytes: return None too if operands without a stage have more bytes: these may decide later.
         """
         open_bytes = 0
         weights: dict[int, _Weight] = {}

@@ -402,11 +402,13 @@ def _repeats_at_an_end(operations: Sequence[tuple[Hashable, ...]], length: int) 
 
 
 def _find_restarts(items: Sequence[Traced], states_of: Sequence[RunStates]) -> dict[int, Restart]:
-    """Find the equations at which loops run again, of loops without equations around them that would tell.
+    """Find the equations at which a function with a loop is called again, if all its equations are in that loop.
+
+    Then the order of equations does not tell: all iterations seem to be of one run. The inputs that they read may.
 
     Args:
         items: the equations.
-        states_of: their states so far, in which all iterations of such a loop seem to be of one run of its function.
+        states_of: for each the function runs that it was traced in, as known so far.
 
     Returns:
         By the number of the first equation of each run of such a loop but the first, the loop around that repeats it.

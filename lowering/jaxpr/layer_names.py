@@ -130,6 +130,8 @@ class LayerNames:
         gradient: GradientBody[LayerNames] | None = None,
         inputs: Mapping[Var, tuple[Hashable, ...]] = _NO_INPUTS,
     ) -> None:
+        # Forward equations are named first, in groups of those of one place and iteration; the equations of gradients
+        # are then matched with these groups.
         self._equations = equations
         self._inputs = dict(inputs)
         self._scopes = [_scopes_of(x) for x in equations]
@@ -193,7 +195,9 @@ class LayerNames:
     # --- forward ---
 
     def _name_forward(self, numbers: Sequence[int]) -> None:
-        """Name the layers of forward equations, and add them to the groups that the other equations are matched with.
+        """Name the layers of forward equations by the functions and scopes that they were traced in.
+
+        They are added to groups, which equations of gradients are matched with.
 
         Args:
             numbers: numbers of the forward equations, in the order of tracing.

@@ -69,10 +69,11 @@ class LayerPath:
     scopes: Scopes
 
     def text(self, count: int | None = None) -> str:
-        """Return the path, `encoder/block[3]/dense`; with a count that of the outermost calls alone.
+        """Return the path of a layer, `encoder/block[3]/dense`, of the functions that were called and of scopes.
 
-        Without scopes all functions are in it. Else there are those outside of all scopes up to the last one that is
-        numbered, and inside of scopes those that take a number, and the user's for which no library opens a scope.
+        With a count, that of the outermost calls alone. Without scopes all functions are in it. Else there are those
+        outside of all scopes up to the last one that is numbered, and inside of scopes those that take a number, and
+        the user's for which no library opens a scope.
         """
         steps = _fold_recursions(self.steps[:count])
         called = [n for n in range(1, len(steps)) if not steps[n].depth and _is_numbered(steps, n - 1)]
@@ -176,6 +177,8 @@ class LayerPaths:
     """
 
     def __init__(self, codes: Mapping[tuple[RunStates, Scopes], Sequence[CodeType]]) -> None:
+        # What all equations tell about each run of a function, loop and calling place, before any path is made: which
+        # scopes are around all of its equations, and whether numbers are needed beside them.
         self._blocks = _WithBlocks(codes)
         # Scopes that all equations of a run of a function, or of an iteration of a loop, have in common.
         self._scopes_of_run: dict[FunctionRun, Scopes] = {}

@@ -45,7 +45,10 @@ def holds_jaxprs(eqn: JaxprEqn) -> bool:
 
 
 def _rewrite_parameter(value: Any, rewrite: Rewrite) -> Any:
-    """Rewrite a parameter that is a jaxpr, or a tuple with some; one without changes stays the same object."""
+    """Return an equation's parameter with `rewrite` applied to it if it is a jaxpr, or to those in a tuple.
+
+    A parameter without changes stays the same object.
+    """
     if isinstance(value, ClosedJaxpr):
         return rewrite(value)
     if isinstance(value, Jaxpr) and not value.constvars:

@@ -195,7 +195,9 @@ class ValueRoles:
     def _find_returned_gradients(
         self, arguments: Sequence[Var], outs: Sequence[Atom], results: Sequence[Dependence], unmatched: set[int]
     ) -> None:
-        """Give the role of weights to arguments whose gradient is returned, paired in order.
+        """Give the role of weights to arguments whose gradient is returned, and the role of gradients to these results.
+
+        A gradient belongs to the first argument of its shape and dtype that no other has taken.
 
         Args:
             arguments: all arguments.

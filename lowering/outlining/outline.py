@@ -46,7 +46,7 @@ from ipujax.lowering.jaxpr import (
     stages_inside,
     with_inner,
 )
-from ipujax.lowering.layer_notes import LayersOfRun, at_source_of, in_common
+from ipujax.lowering.layer_notes import LayersOfRun, at_source_of, common_equations
 from ipujax.lowering.offload import MOVES
 from ipujax.lowering.outlining.function_call import fixed_operands, function_call_p
 from ipujax.lowering.outlining.repeats import (
@@ -206,7 +206,7 @@ class Run:
     @cached_property
     def _common_equations(self) -> tuple[list[JaxprEqn], list[LayersOfRun]]:
         """Equations of the function, and the layers of each run."""
-        return in_common(self._runs, self._function_name)
+        return common_equations(self._runs, self._function_name)
 
     def _inner_equations(self, variables: dict[_Slot, Var]) -> list[JaxprEqn]:
         """Equations of the function that equal runs become, on variables of its own, without casts before the call.
@@ -352,7 +352,9 @@ def outliner(byte_cost: float = BYTE_COST_CYCLES) -> Rewrite:
 def outline_placed(
     jaxpr: Jaxpr, places: Sequence[int | None], byte_cost: float = BYTE_COST_CYCLES
 ) -> tuple[Jaxpr, list[int]]:
-    """Outlines the equations without a stage of a jaxpr with stages, once each is placed.
+    """Puts repeated equations of a jaxpr with stages into functions, once it is known which IPU runs each equation.
+
+    Before, the pass `outline` leaves out equations without a stage: only those of one IPU can be one function.
 
     Args:
         jaxpr: equations with stages, and without.
@@ -365,7 +367,6 @@ def outline_placed(
     groups = np.full(len(jaxpr.eqns), -1)
     for n, (eqn, place) in enumerate(zip(jaxpr.eqns, places, strict=True)):
         if place is not None and not _is_apart(eqn):
-            # Only equations of one IPU may be one run.
             groups[n] = place
     eqns, sources = _with_calls(jaxpr, groups, EquationNumbers(), byte_cost)
     return jaxpr.replace(eqns=list(eqns)), sources

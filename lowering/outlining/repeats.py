@@ -85,7 +85,9 @@ class Dataflow:
         self._set_columns(mentions, definitions, jaxpr)
 
     def _set_columns(self, mentions: Sequence[_Mention], definitions: Mapping[Var, int], jaxpr: Jaxpr) -> None:
-        """Sets the arrays that searches read, one element for each mention of a variable, in order.
+        """Sets the arrays that `windows` and `copied` read, with an element for each mention of a variable, in order.
+
+        A mention is an operand or result of an equation.
 
         Args:
             mentions: the mentions, see `_mentions_of`.
@@ -93,17 +95,17 @@ class Dataflow:
             jaxpr: the jaxpr.
         """
         columns = _Mention(*np.array(mentions, np.int64).reshape(-1, len(_Mention._fields)).T)
-        self._equations = columns.equation
-        self._last_equations = columns.last_equation
-        self._elements = columns.elements
-        self._variables = columns.variable
-        self._is_read = columns.is_read.astype(bool)
+        self._equations = columns.equation  # number of the equation
+        self._last_equations = columns.last_equation  # that of the variable's mention before; −1 without
+        self._elements = columns.elements  # of the variable
+        self._variables = columns.variable  # number of the variable
+        self._is_read = columns.is_read.astype(bool)  # an operand, not a result
         reads = np.bincount(self._variables[self._is_read], minlength=self._variables.max(initial=-1) + 1)
         self._is_only_read = (reads[self._variables] == 1).astype(np.int64)
         # The first mention in each equation, and behind the last one.
         self._first_mentions = np.searchsorted(self._equations, np.arange(self.count + 1))
-        # A link is what a mention adds to the number of a window that has the variable's last mention too: by how far
-        # that is back, and both positions. It times the power of its equation is a digit of the number.
+        # Equal windows have equal numbers, whatever the variables: a mention whose variable the window has mentioned
+        # before adds a link, by how many equations back that was, and by both positions.
         distance = (self._equations - self._last_equations).astype(np.uint64)
         both_positions = (columns.last_position << 20 | columns.position).astype(np.uint64)
         self._links = _mixed_bits(_mixed_bits(distance) + both_positions) * self._powers[self._equations]
@@ -364,7 +366,7 @@ class _Search:
         """
         most_saved: dict[int, int] = {}  # upper bound of equations that repeats of a length save
         size = _SHORTEST
-        while size < self._flow.count:
+        while size < self._flow.count:  # the number of all equations
             saved = Counter[int]()  # likewise, by windows of this size
             for stretch in self._stretches_of_equal_windows(size):
                 for length in _lengths_of(stretch):
@@ -445,9 +447,10 @@ def _disjoint_starts(starts: Sequence[int], length: int) -> list[int]:
 
 
 def _lengths_of(stretch: _Stretch) -> Iterator[int]:
-    """Candidate lengths of repeats in a stretch.
+    """Yields candidate lengths (numbers of equations) of repeats in equations that equal those at a distance.
 
-    A shorter stretch than the distance occurs twice. A longer one is periodic: its period, or several if it is short.
+    Fewer equations than the distance occur twice. More are periodic: their period is a length, or several of them if it
+    is short.
     """
     distance, equations = stretch
     if distance > equations:

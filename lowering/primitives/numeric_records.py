@@ -83,7 +83,8 @@ _BATCH, _OUT_CHANNELS, _IN_CHANNELS, _GROUPS = range(4)  # factors of a convolut
 def _convolution_factors(eqn: JaxprEqn) -> Factors:
     """Factors of a convolution: the indices along which its parts can be computed by themselves.
 
-    They are batch, channels or groups; None is a dimension that stays whole: space, and a batch in groups.
+    They are batch, channels or groups; None is a dimension that stays whole: space, and a batch in groups. `macs` are
+    the multiply-adds of one point of the index space.
     """
     params = eqn.params
     numbers = params["dimension_numbers"]

@@ -67,13 +67,13 @@ def factors_by_number(
         operands: for each operand the number of each dimension's factor; None for one that is computed whole.
         results: for each result likewise.
     """
-    sizes: dict[int, int] = {}
+    sizes: dict[int, int] = {}  # by factor
     labels_of: list[tuple[Labels, ...]] = []
-    for atoms, numbers in ((eqn.invars, operands), (eqn.outvars, results)):
-        labels: list[Labels] = []
-        for shape, dims in zip(shapes(atoms), numbers, strict=True):
-            labels.append(tuple(() if f is None else (f,) for f in dims))
-            sizes.update((f, n) for f, n in zip(dims, shape, strict=True) if f is not None)
+    for atoms, factors_of_atoms in ((eqn.invars, operands), (eqn.outvars, results)):
+        labels: list[Labels] = []  # for each operand or result the factors, one or none, of each dimension
+        for shape, factors in zip(shapes(atoms), factors_of_atoms, strict=True):
+            labels.append(tuple(() if f is None else (f,) for f in factors))
+            sizes.update((f, n) for f, n in zip(factors, shape, strict=True) if f is not None)
         labels_of.append(tuple(labels))
     return Factors(labels_of[0], labels_of[1], sizes)
 

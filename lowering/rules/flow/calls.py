@@ -86,6 +86,9 @@ def _lower_function(
         jaxpr: the callee.
         name: its name in reports.
         fixed: for each operand whether it is the same at each call, so that the callee reads the caller's tensor.
+
+    Returns:
+        The function, its variables for operands and results, and which results callers may read in place.
     """
     graph = ctx.graph
     body = ProgramSequence()
@@ -98,7 +101,8 @@ def _lower_function(
     for tensor in (*function_operands, *results):
         map_linearly(graph, tensor)
     operand_variables = {v for x in function_operands for v in x.variables()}
-    # A result without a memory order repeats or skips elements of its variable: it is copied after each call.
+    # Results in variables that only the function writes stay there until its next call: callers read them in place.
+    # One without a memory order repeats or skips elements of its variable: it is copied after each call.
     result_variables = dict.fromkeys(v for x in results if memory_order(x) is not None for v in x.variables())
     owned_results = tuple(v for v in result_variables if v not in operand_variables and not v.is_constant)
     return LoweredFunction(graph.add_function(body, name), function_operands, results, owned_results)

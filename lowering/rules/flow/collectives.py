@@ -87,9 +87,10 @@ def _all_reduce_by_dtype(
 
 
 def _all_reduce_uneven_groups(builder: Builder, form: Form, x: Tensor) -> Tensor:
-    """Reduces over groups of different sizes: every replica gathers all values, and combines those of its group.
+    """Reduces a tensor over groups of replicas of different sizes; returns the result.
 
-    The rounds of `all_reduce` need groups of one size; a gather over all replicas has a single group.
+    Every replica gathers the values of all, and combines those of its group, with neutral elements for others. The
+    rounds of `all_reduce` need groups of one size; a gather over all replicas has a single group.
     """
     graph = builder.graph
     all_replicas = stacked.whole(None, graph.replication_factor)

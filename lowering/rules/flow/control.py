@@ -102,7 +102,7 @@ class RowStreams:
         self._fetched: list[tuple[Tensor, Tensor]] = []  # (stack, its row on I/O tiles)
 
     def row(self, stack: Tensor, *, in_groups: bool) -> Tensor:
-        """Adds to the body the load of the iteration's row of a stack in streaming memory; returns the row.
+        """Adds to the body of a loop the load of the iteration's row of a stack in streaming memory; returns the row.
 
         A row that I/O tiles take is fetched one iteration ahead, see `fetch_ahead`: here it is only copied from them.
 
@@ -157,7 +157,9 @@ def scan_rule(
         reverse: whether the first iteration reads and writes the last slot of all stacks.
         params: the other parameters of the primitive, the jaxpr of the body among them.
     """
-    inside = scan_body(params)  # parameters that it does not read, such as `unroll`, are advice for XLA
+    # The jaxpr of an iteration, and which operands and results are constants, carries and stacks of rows. Parameters
+    # that it does not read, such as `unroll`, are advice for XLA.
+    inside = scan_body(params)
     graph = ctx.graph
     carries = _states(ctx, operands, inside)
     stacks = [_sliceable_stack(ctx, stack, length) for stack in operands[inside.operands.stacks]]

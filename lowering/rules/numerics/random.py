@@ -74,7 +74,7 @@ def rng_bit_generator_rule(ctx: Context, state: Tensor, **params: Any) -> Sequen
     for number, (aval, is_cut) in enumerate([(next_state, False), (bits, True)]):
         fun = _function_of_result(ctx.primitive, number, **params)
         result = [(tuple(aval.shape), aval.dtype)]
-        # The state is no array of keys, but an operand of a single draw.
+        # The state is no array of keys, but an operand of a single draw: an array of keys of rank 0.
         outs += per_key(ctx.builder, fun, "RngBitGenerator", [state], 0, result, cut_results=is_cut)
     return outs
 

@@ -129,7 +129,7 @@ def map_rows(
     tiles: tuple[int, ...] | None,
     name: str,
 ) -> list[jax.Array]:
-    """Maps a function over tiles.
+    """Maps a function over tiles: binds a primitive that runs it once on each; returns its results, [tiles, …] each.
 
     Args:
         fun: function of the rows of operands that returns a sequence of arrays.
