@@ -50,7 +50,13 @@ class IpuView(Graph):
     """
 
     def __init__(self, graph: Graph, ipu: int, *, of_io_tiles: bool = False) -> None:
-        # A graph of the tiles of one IPU, numbered from 0, which shares all variables and vertices with the full graph.
+        """Makes a graph of the tiles of one IPU, numbered from 0, with the variables and vertices of the full graph.
+
+        Args:
+            graph: the full graph, of all IPUs.
+            ipu: number of the IPU.
+            of_io_tiles: whether the tiles are those that move data from and to memory off chip; else the others.
+        """
         tiles_per_ipu = graph.target.tiles_per_ipu
         num_io_tiles = graph.io_tiles
         tiles = num_io_tiles if of_io_tiles else tiles_per_ipu - num_io_tiles

@@ -94,6 +94,7 @@ class ArgumentFlow:
                 arguments = of_operands.arguments
                 is_from_gradient = of_operands.is_from_gradient
             for var in eqn.outvars:
+                # Arguments of the result's shape that it may be the new value of.
                 by_element = by_element_of_shape.get(shape_of(var), 0) if by_element_of_shape else 0
                 dependences[var] = Dependence(arguments, is_from_gradient, by_element)
             if part == "backward":

@@ -278,14 +278,16 @@ class _Walk:
         length = min(len(before), len(after))
         differences = map(ne, self._frames.numbered_places, frames.numbered_places)
         differs = (n for n, is_other in enumerate(differences) if is_other)
-        # Equal frames after a wait: the innermost function, which has waited, has come to its place again.
+        # Calls before number `same` are at the places of before. Equal frames after a wait: the innermost function,
+        # which has waited, has come to its place again.
         same = next(differs, length - has_returned)
         if same < length and before[same].number != after[same].number:
             return self._repeat_call(frames, same, is_next_stage=is_next_stage)
         if same == length or before[same].code is not after[same].code:
             return same
-        if after[same].offset > before[same].offset:
+        if after[same].offset > before[same].offset:  # one function, which has gone on
             return same + 1
+        # It has gone back: to the next iteration of a loop around both places, or it was called again.
         loop = loop_around(after[same].code, after[same].offset, before[same].offset)
         if loop is None:
             return self._repeat_call(frames, same, is_next_stage=is_next_stage)
@@ -364,7 +366,7 @@ def _number_iterations(states_of: list[RunStates], items: Sequence[Traced], numb
     state = shared[call_number]
     if loop in state.run.repeated_loops:
         return  # the loop goes back at another place, which has numbered its iterations
-    period = _shortest_period([items[n].operation for n in numbers])
+    period = _shortest_period([items[n].operation for n in numbers])  # equations of an iteration
     starts = numbers[::period]
     # One function may trace equal operations at one place: calls by C code read different inputs too.
     read = [{x for n in range(start, start + period) for x in items[n].inputs} for start in starts]
@@ -423,16 +425,17 @@ def _find_restarts(items: Sequence[Traced], states_of: Sequence[RunStates]) -> d
     restarts = dict[int, Restart]()
     for run, numbers in equations_of.items():
         call_number = call_number_of[run]
+        states_in_run = [states_of[n] for n in numbers]
         for loop in run.repeated_loops:
-            inner = Restart(call_number, loop)
-            outer = _find_outer_loop(items[numbers[0]].frames, [states_of[n] for n in numbers], inner)
-            if outer is not None:
-                iterations: dict[int, list[int]] = defaultdict(list)
-                for n in numbers:
-                    state = states_of[n][call_number]
-                    if loop.has(state.offset):
-                        iterations[state.iterations.get(loop, 0)].append(n)
-                restarts.update((n, outer) for n in _first_of_runs(items, list(iterations.values())))
+            outer = _find_outer_loop(items[numbers[0]].frames, states_in_run, Restart(call_number, loop))
+            if outer is None:
+                continue
+            iterations: dict[int, list[int]] = defaultdict(list)  # numbers of the equations of each iteration
+            for n in numbers:
+                state = states_of[n][call_number]
+                if loop.has(state.offset):
+                    iterations[state.iterations.get(loop, 0)].append(n)
+            restarts.update((n, outer) for n in _first_of_runs(items, list(iterations.values())))
     return restarts
 
 
@@ -464,17 +467,20 @@ def _first_of_runs(items: Sequence[Traced], iterations: Sequence[Sequence[int]])
         iterations: numbers of the equations of each iteration, in order.
     """
     read = [{name for n in numbers for name in items[n].inputs} for numbers in iterations]
-    common = set[_Name]().union(*read[:1]).intersection(*read)  # inputs of all iterations tell nothing
-    roots = [dict.fromkeys(name[0] for name in sorted(names - common, key=str)) for names in read]
+    common = set[_Name]().union(*read[:1]).intersection(*read)
+    own = [names - common for names in read]  # inputs that all iterations read tell nothing
+    roots = [dict.fromkeys(name[0] for name in sorted(names, key=str)) for names in own]  # first parts of names
     shared = [root for root in roots[0] if all(root in x for x in roots)] if roots else []
     for root in shared:
-        names = [_common_start([x for x in names if x[0] == root]) for names in (x - common for x in read)]
-        length = len(_common_start(names))
-        keys = [name[length] if len(name) > length else None for name in names]
-        runs = [key for key, _ in groupby(keys)]
+        # What the names have in common that an iteration reads: `ps[1]` of `ps[1][0]` and `ps[1][2]`.
+        prefixes = [_common_start([name for name in names if name[0] == root]) for names in own]
+        length = len(_common_start(prefixes))
+        run_of_iteration = [prefix[length] if len(prefix) > length else None for prefix in prefixes]
+        runs = [run for run, _ in groupby(run_of_iteration)]
         # Several runs, of several iterations, none of which comes twice.
-        if 1 < len(runs) < len(keys) and len(set(runs)) == len(runs):
-            yield from (iterations[n][0] for n in range(1, len(keys)) if keys[n] != keys[n - 1])
+        if 1 < len(runs) < len(iterations) and len(set(runs)) == len(runs):
+            begins = (n for n in range(1, len(iterations)) if run_of_iteration[n] != run_of_iteration[n - 1])
+            yield from (iterations[n][0] for n in begins)
             return
 
 

@@ -244,7 +244,8 @@ class LayerNames:
             source._add_inner_groups(location)
             self._groups[location].update(source._groups.get(location, {}))
         count = len(location.places)
-        # By order: the layer of the location's frames, and the equation's own.
+        # Of forward equations with the location's frames and more, by their order: the layer of the location's frames,
+        # and the equation's own.
         layers_inside = dict[int, tuple[str, str]]()
         for order, (n, _, path) in enumerate(self._forward_equations):
             if self._scopes[n] == location.scopes and self._equations[n].frames.places[:count] == location.places:
@@ -254,7 +255,7 @@ class LayerNames:
         inner: dict[str, set[str]] = defaultdict(set)
         for outer, layer in layers_inside.values():
             inner[outer].add(layer)
-        # The layer inside names the location if it is the only one; else only the frames of the location do.
+        # A group has the layer inside if that is the only one in the location's; else the location's own.
         for order, (outer, layer) in layers_inside.items():
             name = layer if len(inner[outer]) == 1 else outer
             self._add_forward(location, name, self._forward_equations[order].number, order)
@@ -324,14 +325,10 @@ class LayerNames:
             is_reversed: True for backward equations, whose groups are in falling order; False for recomputed ones.
         """
         all_matches = [self._groups_with_common_value(n) for n in numbers]
-        limit = -1 if is_reversed else maxsize
-        limits = list[int]()  # order of the next equation with one match, of the last equation first
-        for matches in reversed(all_matches):
-            limits.append(limit)
-            limit = next(iter(matches.values())).order if len(matches) == 1 else limit
+        limits = _orders_of_next(all_matches, end=-1 if is_reversed else maxsize)
         last = maxsize if is_reversed else -1  # order of the last equation with one match
         # Each rule applies only while several groups remain, and never removes all of them.
-        for n, matches, limit in zip(numbers, all_matches, reversed(limits), strict=True):
+        for n, matches, limit in zip(numbers, all_matches, limits, strict=True):
             options = list((matches or self._groups.get(self._location_of(n), {})).values())
             options = self._filter_by_run(n, options)
             # A sum of gradients belongs to the layer whose gradients it adds.
@@ -396,6 +393,21 @@ class LayerNames:
     def _unnumbered_path(self, number: int) -> str:
         steps = tuple(map(Step, self._equations[number].frames.codes))
         return LayerPath(steps, self._scopes[number]).text()
+
+
+def _orders_of_next(all_matches: Sequence[Mapping[str, _ForwardGroup]], end: int) -> list[int]:
+    """Return for each equation the order of the group of the next one that has a single match; `end` if none follows.
+
+    Args:
+        all_matches: for each equation the groups that it may derive from, by layer.
+        end: order for those after which no equation has a single match.
+    """
+    orders = list[int]()
+    order = end
+    for matches in reversed(all_matches):
+        orders.append(order)
+        order = next(iter(matches.values())).order if len(matches) == 1 else order
+    return orders[::-1]
 
 
 def _run_of_repetition(group: _ForwardGroup, repetition: Repetition) -> FunctionRun | None:

@@ -235,14 +235,16 @@ class LayerPaths:
             code: code of that function.
             callee: code of the function that it calls next; None for the innermost.
         """
+        # Loops around the place, but for those whose iterations have scopes of their own; and their iterations.
         runs = [(run, loop) for run, loop in _runs_of_loops(state) if run not in self._named_by_scopes]
         numbers = tuple(state.iterations.get(loop, 0) for _, loop in runs)
-        depth = len(self._scopes_of_run[state.run])
+        depth = len(self._scopes_of_run[state.run])  # number of scopes around all of the function
         places = None if callee is None else self._places.get((state.run, callee))
         place_numbers = () if places is None else (places.index(state.offset),)
         step = Step(code, (*numbers, *place_numbers), depth)
         if not runs:
             return step
+        # Numbers of iterations go to a scope: the last one around the iteration, if the loop opens it.
         innermost_run, _ = runs[-1]
         around = self._scopes_of_iteration.get((innermost_run, numbers[-1]))
         if around is None:
@@ -262,7 +264,9 @@ class LayerPaths:
         """
         numbered = list(steps)
         for first, last in _neighbouring_calls([step.code for step in steps]):
-            depths = list(self._recursion_depths[states[first].run])  # 0: the function does not call itself
+            # Depths in the order of tracing; 0 if the function does not call itself. Steps `first` to `last` are calls
+            # of one function by itself.
+            depths = list(self._recursion_depths[states[first].run])
             is_plain = not any(step.numbers for step in steps[first:last])
             if len(depths) > 1 and first and is_plain and not steps[first - 1].is_of_library:
                 for n in range(first, last + 1):

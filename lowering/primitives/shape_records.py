@@ -96,6 +96,7 @@ def _scatter_factors(eqn: JaxprEqn) -> Factors:
     table_factors = _table_factors(operand, window, indexed, numbers.operand_batching_dims)
     batches = dict(zip(numbers.scatter_indices_batching_dims, numbers.operand_batching_dims, strict=True))
     adds = SCATTER_MONOIDS.get(eqn.primitive.name) == "add"
+    # A batch dimension of the indices shares the factor of the table's, which has its number; others have their own.
     index_factors = [batches.get(d, INDEX + d if adds else None) for d in range(len(indices) - 1)]
     lookups = iter(index_factors)
     windows = (_window_factor(d, table_factors, indexed) for d in window_dims)
@@ -103,6 +104,7 @@ def _scatter_factors(eqn: JaxprEqn) -> Factors:
     update_factors = [next(windows) if d in numbers.update_window_dims else next(lookups) for d in update_dims]
     factors = factors_by_number(eqn, [table_factors, [*index_factors, None], update_factors], [table_factors])
     split_lookups = [f for f in index_factors if f is not None and f >= INDEX]
+    # A part of these is not computed as the whole is: what it adds depends on where it begins.
     positions = frozenset((*split_lookups, *_row_factors(table_factors, indexed)))
     return replace(factors, reductions=dict.fromkeys(split_lookups, "add"), positions=positions)
 

@@ -247,7 +247,8 @@ def _store_slices(
         return [], []
     stacks: list[Tensor] = []
     last_steps: list[Program] = []
-    # As that of rows that are read, it advances beside vertices that do not read it, here those before the stores.
+    # The counter advances before the stores, in one compute set with vertices that do not read it: it starts a step
+    # before the first row.
     counter = new_counter(ctx.builder, first_slot - step)
     advance(Builder(ctx.graph, body, ctx.name), counter, step)
     jaxpr = inside.jaxpr.jaxpr
