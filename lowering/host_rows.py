@@ -93,7 +93,7 @@ def load_of_batch(
         graph: the graph, or the view of one IPU.
         name: debug name.
         batch: all micro-batches along the first dimension, a view of a buffer off chip in which each is a row.
-        in_groups: whether the columns of a micro-batch are stored in groups.
+        in_groups: whether the columns of a micro-batch are stored in groups, as products read them.
         number: number of the iteration's micro-batch, int32[].
         ahead: counter of the micro-batch after that, int32[]; called with I/O tiles only.
     """
@@ -104,6 +104,7 @@ def load_of_batch(
     graph.note_role(row, graph.role_of(batch))
     if not takes_row(graph, row):  # I/O tiles are missing, or too small
         return RowMove(row, transfers=(RemoteIn(buffer, as_row_of(memory, row), _one(number), graph.origin),))
+    # I/O tiles fetch the first micro-batch before the loop, and in each iteration the next one while others compute.
     fetched = on_io_tiles(graph, name, memory_order(row) or MemoryOrder.own(row.shape), row.dtype)
     start = graph.add_constant(np.zeros(1, np.int32), "first row", on_one_tile(1, 0))
     moved = as_row_of(memory, fetched)

@@ -80,7 +80,7 @@ class Reading(NamedTuple):
     reads: CodeReads = CodeReads()
 
 
-def read(value: Any) -> Reading:
+def reading_of(value: Any) -> Reading:
     """Return what the digest of a Python value is made of: a label, and the values inside it, which are read next.
 
     Not called for numbers, texts and other atoms, which are digested as they are.

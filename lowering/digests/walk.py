@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ipujax.lowering.digests.code_reads import distribution_of, names_in
-from ipujax.lowering.digests.readings import ATOMS, READERS_BY_NAME, NoDigestError, check_module, is_ours, read
+from ipujax.lowering.digests.readings import ATOMS, READERS_BY_NAME, NoDigestError, check_module, is_ours, reading_of
 from ipujax.lowering.jax_compat import (
     ClosedJaxpr,
     DropVar,
@@ -202,7 +202,7 @@ class _Walk:
             return self._module_text(value)
         if type(value) in (set, frozenset):
             return f"{type(value).__name__} {sorted(map(self._digests.walk_digest, value))}"
-        reading = read(value)
+        reading = reading_of(value)
         if isinstance(value, FunctionType):
             self._attributes |= reading.reads.attributes
             self._reads_any_name |= not _BY_NAME.isdisjoint(reading.reads.attributes)

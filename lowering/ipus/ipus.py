@@ -304,6 +304,7 @@ class Ipus:
             name: debug name.
             dtype: that of the tensor when None.
         """
+        # A tensor may view its variable transposed, or in groups of columns: the new one is stored in the same order.
         order = memory_order(tensor) or MemoryOrder.own(tensor.shape)
         ordered = order.of_variable(tensor)
         shape, mapping = self._layout_like(ordered)

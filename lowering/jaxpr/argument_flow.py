@@ -85,7 +85,7 @@ class ArgumentFlow:
         for eqn in jaxpr.eqns:
             part = part_of_name(name_stack(eqn))
             of_operands, by_element_of_shape = _dependence_on_operands(eqn, dependences)
-            if part:
+            if part:  # forward, recomputed or backward
                 self.differentiated |= of_operands.arguments
                 arguments = 0
                 is_from_gradient = of_operands.is_from_gradient or part == "backward"
@@ -103,6 +103,7 @@ class ArgumentFlow:
                 inner_bodies = bodies(eqn)
                 for body in inner_bodies:
                     self._walk_body(body, eqn, dependences)
+                # Sums of gradients over iterations, micro-batches or replicas are gradients too.
                 if inner_bodies or eqn.primitive.name in _SUMS:
                     self.sums.update(var for var in eqn.outvars if dependences[var].is_from_gradient_alone)
         self._note_gradients(variables(jaxpr.outvars))

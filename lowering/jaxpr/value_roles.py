@@ -79,11 +79,11 @@ class ValueRoles:
         """Return the role of a value, "" if unknown."""
         return "" if isinstance(var, Literal) else self._roles.get(var, "")
 
-    def read(self, eqns: Sequence[JaxprEqn], results: Sequence[Atom]) -> None:
+    def find_roles(self, eqns: Sequence[JaxprEqn], results: Sequence[Atom]) -> None:
         """Find the roles (weights, gradients, stored for the backward pass, …) of the results of equations.
 
         A role that a value has already stays. Bodies of control flow are not walked: their inputs and results get the
-        roles outside, for their own `read`.
+        roles outside, for their own `find_roles`.
 
         Args:
             eqns: all equations of a body, in order.

@@ -209,7 +209,7 @@ class Lowering:
 
     def find_roles(self, eqns: Sequence[JaxprEqn], results: Sequence[Atom]) -> None:
         """Finds the roles of the values of a body before its equations are lowered; `results` are read after them."""
-        self.roles.read(eqns, results)
+        self.roles.find_roles(eqns, results)
 
     def note_roles(self, values: Sequence[Var], tensors: Sequence[Tensor]) -> None:
         """Notes the roles of values in the graph, for their tensors."""

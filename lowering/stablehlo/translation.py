@@ -174,6 +174,7 @@ class Success:
     dtype: np.dtype[Any]
 
 
+@dataclass(frozen=True, eq=False)
 class Scope:
     """Values of one region, and the functions of its module.
 
@@ -184,17 +185,10 @@ class Scope:
         meshes: mesh by name.
     """
 
-    def __init__(
-        self,
-        functions: Mapping[str, Any],
-        rules: Mapping[str, Rule],
-        values: Environment,
-        meshes: Mapping[str, jax.sharding.AbstractMesh],
-    ) -> None:
-        self.functions = functions
-        self.rules = rules
-        self.values = values
-        self.meshes = meshes
+    functions: Mapping[str, Operation]
+    rules: Mapping[str, Rule]
+    values: Environment
+    meshes: Mapping[str, jax.sharding.AbstractMesh]
 
     def block(self, region: Region, arguments: Sequence[Any]) -> Values:
         """Values of the results of a region on its arguments; those of regions around it are read too."""

@@ -121,10 +121,9 @@ def _overwrite(ctx: Context, x: Tensor, update: Tensor, dynamic: Starts, *, in_p
     dim = _too_long_dims(ctx.graph, x, update.shape, dynamic)[0]
     other_starts = {d: start for d, start in dynamic.items() if d != dim}
     size = update.shape[dim]
-    block = (
-        lower_array_function(ctx, partial(_looked_up, dim=dim, size=size), [x, dynamic[dim]])[0] if other_starts else x
-    )
-    update = _overwrite(ctx, block, update, other_starts, in_place=False) if other_starts else update
+    if other_starts:
+        (block,) = lower_array_function(ctx, partial(_looked_up, dim=dim, size=size), [x, dynamic[dim]])
+        update = _overwrite(ctx, block, update, other_starts, in_place=False)
     return lower_array_function(ctx, partial(_written, dim=dim, size=size), [x, update, dynamic[dim]])[0]
 
 

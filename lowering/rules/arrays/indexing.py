@@ -56,7 +56,7 @@ def can_find_last(spec: ScatterSpec) -> bool:
         and bool(spec.indexed)
         and is_whole
         and all(update_dims[d] is None for d in spec.indexed)
-        and lookups <= np.iinfo(_NUMBER).max
+        and lookups <= np.iinfo(_NUMBER).max  # updates are numbered
     )
 
 
