@@ -126,6 +126,7 @@ def pallas_callee(eqn: JaxprEqn) -> ClosedJaxpr | None:
     """
     if not _is_simple(eqn):
         return None
+    # Equations get the line of the call, without its scopes, which inlining adds.
     place = eqn.source_info.replace(name_stack=type(eqn.source_info.name_stack)())
     with source_of(eqn.replace(source_info=place)):
         traced = jax.make_jaxpr(_Kernel(eqn).run)(*(atom.aval for atom in eqn.invars))

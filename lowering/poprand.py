@@ -68,7 +68,8 @@ def per_key(
         cut_results: whether the result of one key may be cut; there is a single result then.
     """
     shape, _ = results[0]
-    order = range(len(shape) if cut_results else keys_rank)
+    order = range(len(shape) if cut_results else keys_rank)  # dimensions of the results that may be cut
+    # Of an operand a block of the results reads the same keys, and other dimensions whole.
     key_spans = [spans(x.shape, [d if d < keys_rank else None for d in range(x.ndim)]) for x in operands]
     dtypes = tuple(x.dtype for x in operands)
     codelet = _key_codelet(fun, title, dtypes, tuple(d for _, d in results), keys_rank, shape)

@@ -270,7 +270,7 @@ class LayerNames:
             location: frames and scopes of equations.
         """
         *outside, (code, offset) = location.places or ((None, 0),)  # no equation matches one without frames
-        last = dict[str, int]()
+        last = dict[str, int]()  # by layer of a run of the function `code` its last equation before `offset`
         for order, (n, _, path) in enumerate(self._forward_equations):
             places = self._equations[n].frames.places
             count = len(outside)

@@ -235,6 +235,7 @@ class Run:
 
         It has casts of its operands to more bytes, so that calls copy fewer, then the equations that its results need.
         """
+        # A slot is the first mention of a variable in a run; equal runs have equal slots.
         variables: dict[_Slot, Var] = {}
         eqns = self._inner_equations(variables)
         operand_slots = [slot for slot in variables if self._is_operand(slot)]

@@ -49,6 +49,7 @@ def _gather_factors(eqn: JaxprEqn) -> Factors:
     rank = len(shapes(eqn.outvars)[0])
     result_factors = [next(windows) if d in numbers.offset_dims else next(lookups) for d in range(rank)]
     factors = factors_by_number(eqn, [table_factors, [*index_factors, None]], [result_factors])
+    # A device with a part of the rows looks up positions relative to where its part begins.
     rows = _row_factors(table_factors, indexed)
     return replace(factors, reductions=dict.fromkeys(rows, "add"), positions=frozenset(rows))
 

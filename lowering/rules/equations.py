@@ -232,9 +232,9 @@ class Lowering:
         return fallback(ctx, *operands, is_priced=False)
 
     def read(self, env: Mapping[Var, Tensor], atom: Atom) -> Tensor:
-        """Tensor of an operand: of a variable that in `env`, of a literal a constant of the graph.
+        """Tensor of an operand: that in `env` of a variable, a constant of the graph for a literal.
 
-        All equal scalars are one constant.
+        Equal scalars are one constant.
         """
         if not isinstance(atom, Literal):
             return env[atom]

@@ -47,11 +47,11 @@ def parts_of(
         return 1
     # Combining the ends of parts is work too: no more parts than the root of the row's length.
     tiles_per_row = target.tiles_per_ipu // (prod(shape) // row_length) if row_length >= _LONG else 1
-    shared = max(1, min(most_parts or row_length, tiles_per_row, 1 << int(log2(row_length)) // 2))
+    parts_for_idle_tiles = max(1, min(most_parts or row_length, tiles_per_row, 1 << int(log2(row_length)) // 2))
     # Two parts at a time are on a tile, as when they are merged; each has two elements at least.
     fits = 2 * row_bytes <= usable_bytes
-    needed = 1.0 if fits else min(row_length / 2, max(2.0, 2 * _COPIES * row_bytes / usable_bytes))
-    return max(1 << int(log2(shared)), 1 << ceil(log2(needed)))
+    parts_to_fit = 1.0 if fits else min(row_length / 2, max(2.0, 2 * _COPIES * row_bytes / usable_bytes))
+    return max(1 << int(log2(parts_for_idle_tiles)), 1 << ceil(log2(parts_to_fit)))
 
 
 def long_cumulative(x: jax.Array, *, fun: Callable[..., jax.Array], axis: int, reverse: bool, parts: int) -> jax.Array:

@@ -37,7 +37,7 @@ def fused_parts(
 ) -> tuple[VertexPart, ...]:
     """Parts of a fused vertex, one for each equation that it computes, among which a profile divides its cycles.
 
-    None if all equations have one line and layer, to which all cycles belong.
+    Empty if all equations have one line and layer, to which all cycles belong.
 
     Args:
         fused: the fused equation.
