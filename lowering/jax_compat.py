@@ -303,10 +303,7 @@ def eval_jaxpr(
 
 
 def traced_impl(eqn: JaxprEqn) -> ClosedJaxpr | None:
-    """Jaxpr of the JAX code that implements an equation's primitive, traced on its operands; None if it is no JAX code.
-
-    It may bind the primitive again.
-    """
+    """Jaxpr of the JAX code that implements an equation, maybe by its primitive again; None if there is no such code."""
 
     def impl(*operands: Any) -> Any:
         return eqn.primitive.impl(*operands, **eqn.params)
@@ -445,10 +442,7 @@ def constants_as_inputs(jaxpr: ClosedJaxpr) -> tuple[ClosedJaxpr, list[Any]]:
 
 
 def host_constants_as_inputs(jaxpr: ClosedJaxpr) -> tuple[ClosedJaxpr, tuple[Any, ...]]:
-    """Jaxpr with its constants in the host's memory as last inputs, since a program has to load them; and their values.
-
-    Constants in device memory stay constants.
-    """
+    """Jaxpr with constants in the host's memory as last inputs, since a program has to load them; and their values."""
     body = jaxpr.jaxpr
     on_host = [is_on_host(var.aval) for var in body.constvars]
     if not any(on_host):
