@@ -303,7 +303,7 @@ def eval_jaxpr(
 
 
 def traced_impl(eqn: JaxprEqn) -> ClosedJaxpr | None:
-    """Jaxpr of the JAX code that implements an equation, maybe by its primitive again; None if there is no such code."""
+    """Jaxpr of the JAX code that implements an equation, maybe by its primitive again; None if it is no JAX code."""
 
     def impl(*operands: Any) -> Any:
         return eqn.primitive.impl(*operands, **eqn.params)

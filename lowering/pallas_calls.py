@@ -295,7 +295,7 @@ class _Kernel:
         padded_indices = [*indices, *(np.int32(0) for _ in self._grid[depth:])]
         starts = {n: blocks.starts(padded_indices, scalars) for n, blocks in loaded.items()}
         inner = [loaded[n].load(x, starts[n]) if n in loaded else x for n, x in enumerate(values)]
-        # The others are not carried by loops.
+        # Numbers of the references that the kernel writes; loops carry no others.
         changed = [n for n, x in enumerate(body.jaxpr.outvars) if x is not body.jaxpr.invars[len(self._grid) + n]]
 
         def step(index: Any, carries: Values) -> Values:

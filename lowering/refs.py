@@ -187,6 +187,7 @@ def _trace_without_refs(jaxpr: ClosedJaxpr, axes: Mapping[str, int]) -> ClosedJa
         return results
 
     def of_values(*values: Any) -> list[Any]:
+        # `run_state` by its implementation, whose equations have no Refs.
         return eval_jaxpr(staged, values, lambda eqn, xs: eqn.primitive.impl(*xs, **eqn.params), constant=lambda x: x)
 
     make = partial(jax.make_jaxpr, axis_env=list(axes.items()))

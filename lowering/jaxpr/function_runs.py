@@ -447,6 +447,7 @@ def _find_outer_loop(frames: Frames, states_in_run: Sequence[RunStates], inner: 
         states_in_run: states of all equations of the function's run.
         inner: the loop, and the call of its function.
     """
+    # Equations of the function beside the inner loop, in the loop around that if there is one, would tell iterations.
     around = _loop_outside(frames.calls[inner.call_number].code, inner.loop)
     offsets = [states[inner.call_number].offset for states in states_in_run]
     if not all(inner.loop.has(offset) for offset in offsets if around is None or around.has(offset)):

@@ -75,6 +75,7 @@ class LayerPath:
         outside of all scopes up to the last one that is numbered, and inside of scopes those that take a number, and
         the user's for which no library opens a scope.
         """
+        # A step is a call, outermost first; its depth is the number of scopes around it.
         steps = _fold_recursions(self.steps[:count])
         called = [n for n in range(1, len(steps)) if not steps[n].depth and _is_numbered(steps, n - 1)]
         last_outside = max(called, default=-1)  # last numbered function outside of all scopes

@@ -87,6 +87,7 @@ def factors_except(eqn: JaxprEqn, whole_dims: Sequence[int]) -> Factors:
     """
     operands = shapes(eqn.invars)
     results = shapes(eqn.outvars)
+    # Size of each dimension: an operand of size 1 along it is repeated.
     longest = [max(sizes) for sizes in zip(*(s for s in (*operands, *results) if s), strict=False)]
 
     def factor_numbers(shape: Sequence[int]) -> list[int | None]:

@@ -294,6 +294,7 @@ def permutation_results(scope: Scope, op: Operation, operands: Values) -> Sequen
 
     The permutation is a result of the primitive that `getrf` has become, noted in `scope.values` with its pivots.
     """
+    # LAPACK counts pivots from 1: JAX subtracts 1 before its loop.
     pivots = op.operands[0]
     minus_one = pivots.owner
     if getattr(minus_one, "name", "") != "stablehlo.subtract":

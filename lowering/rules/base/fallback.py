@@ -74,6 +74,7 @@ def fallback(ctx: Context, *operands: Tensor, is_priced: bool = True) -> list[Te
     for aval in ctx.out_avals:
         check_is_array(aval, f"a result of {name}", graph.origin)
     shapes = [*(x.shape for x in operands), *(tuple(aval.shape) for aval in ctx.out_avals)]
+    # For each dimension of operands and results the axis of problems that it follows; None for one inside of a problem.
     problems, dims = _independent_problems(name, ctx.params, shapes, len(operands))
     codelet = _fallback_codelet(ctx, operands, shapes, dims, label, is_priced=is_priced)
     placement, is_spread = _place_problems(graph, codelet, problems, operands, shapes, dims)

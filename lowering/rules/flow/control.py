@@ -207,7 +207,7 @@ def _read_rows(
         for stack, in_groups in zip(stacks, are_in_groups, strict=True)
     ]
     row_streams.fetch_ahead()
-    advance(in_body, counter, step)
+    advance(in_body, counter, step)  # once all rows are read
     return rows, row_streams
 
 

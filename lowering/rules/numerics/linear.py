@@ -47,6 +47,7 @@ def ragged_dot(lhs: jax.Array, rhs: jax.Array, sizes: jax.Array, *, numbers: Any
     product: Callable[..., jax.Array] = partial(lax.dot_general, **params)
     if ragged in lhs_batch:  # each index has its own product, whatever its group
         return product(lhs, rhs, dimension_numbers=numbers.dot_dimension_numbers)
+    # Below groups are a new first dimension of copies of the operands; other dimensions are shifted by one.
     if ragged in lhs_contracted:  # a result for each group, in a further dimension
         rhs_ragged = rhs_contracted[list(lhs_contracted).index(ragged)]
         a = _by_group(lhs, sizes, ragged, [*lhs_batch, *_preceding(lhs_contracted, ragged)])
