@@ -24,7 +24,9 @@ from ipujax.runtime.tensor import Tensor, dtype_name
 
 @contextmanager
 def placing(graph: Graph, operands: Sequence[Tensor] = (), keeps_layouts: bool = False) -> Iterator[None]:
-    """Lets operations map the variables they add, but not the caller's operands; refuses unmapped ones.
+    """Lets operations inside the `with` map the variables they add to tiles; refuses operands that are not mapped.
+
+    A Poplar program maps its variables itself, so what it has not mapped is an error.
 
     Args:
         graph: the graph.
@@ -57,7 +59,7 @@ def emit(
     into: Sequence[Tensor | None] = (),
     keeps_layouts: bool = False,
 ) -> Any:
-    """Adds the operations of a function.
+    """Adds the operations of a JAX function to a Poplar program.
 
     Args:
         graph: graph to add to.
@@ -108,9 +110,19 @@ def _is_computed(jaxpr: ClosedJaxpr) -> bool:
 def _copy_to_targets(
     graph: Graph, results: Sequence[Tensor], targets: Sequence[Tensor | None], prog: ProgramSequence, name: str
 ) -> list[Tensor]:
-    """Copies results to their targets, if they have any; returns the targets, and the results without one.
+    """Copies results to their targets, if they have any.
 
-    A result that another copy would overwrite is first copied aside.
+    A result that another of these copies would overwrite is first copied aside.
+
+    Args:
+        graph: the graph.
+        results: tensors that were computed.
+        targets: for each the tensor to write it to; None to leave it where it is.
+        prog: program to add to.
+        name: debug name of the copies.
+
+    Returns:
+        For each result its target, or the result without one.
     """
     copies = [(r, t) for r, t in zip(results, targets, strict=True) if t is not None and r is not t]
     written = {v for _, target in copies for v in target.variables()}

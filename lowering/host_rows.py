@@ -85,13 +85,15 @@ def _copies_then_transfers(moves: Sequence[RowMove]) -> list[Program]:
 def load_of_batch(
     graph: Graph, name: str, batch: Tensor, in_groups: bool, number: Tensor, ahead: Callable[[], Tensor]
 ) -> RowMove:
-    """Loads of a micro-batch in each iteration, with I/O tiles one iteration ahead.
+    """Steps that load a micro-batch from streaming memory in each iteration of a loop, with I/O tiles one ahead.
+
+    The caller adds them to the loop, and before and after it.
 
     Args:
         graph: the graph, or the view of one IPU.
         name: debug name.
         batch: all micro-batches along the first dimension, a view of a buffer off chip in which each is a row.
-        in_groups: whether the columns of a micro-batch are stored in groups.
+        in_groups: whether the columns of a micro-batch are stored in groups, as products read them.
         number: number of the iteration's micro-batch, int32[].
         ahead: counter of the micro-batch after that, int32[]; called with I/O tiles only.
     """
@@ -102,6 +104,7 @@ def load_of_batch(
     graph.note_role(row, graph.role_of(batch))
     if not takes_row(graph, row):  # I/O tiles are missing, or too small
         return RowMove(row, transfers=(RemoteIn(buffer, as_row_of(memory, row), _one(number), graph.origin),))
+    # I/O tiles fetch the first micro-batch before the loop, and in each iteration the next one while others compute.
     fetched = on_io_tiles(graph, name, memory_order(row) or MemoryOrder.own(row.shape), row.dtype)
     start = graph.add_constant(np.zeros(1, np.int32), "first row", on_one_tile(1, 0))
     moved = as_row_of(memory, fetched)
@@ -113,7 +116,7 @@ def load_of_batch(
 def store_of_stack(
     graph: Graph, name: str, row: Tensor, rows: int, number: Tensor, *, on_host: bool
 ) -> tuple[Tensor, RowMove]:
-    """A new stack off chip, and the move of a row to it.
+    """Adds a stack off chip; returns it, [rows, …], and the steps that store a row in each iteration of a loop.
 
     Args:
         graph: the graph, or the view of one IPU.

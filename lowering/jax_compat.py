@@ -146,7 +146,7 @@ def define_transpose(primitive: Primitive, rule: Callable[..., Sequence[Any]]) -
 
 
 def make_call_primitive(name: str, body: str, refuse_derivative: Callable[..., None]) -> Primitive:
-    """Makes a primitive with several results that calls a jaxpr, and has no derivative.
+    """Makes a primitive with several results that calls a jaxpr, and has no derivative; `jax.vmap` maps the jaxpr.
 
     Args:
         name: its name.
@@ -177,7 +177,7 @@ def make_call_primitive(name: str, body: str, refuse_derivative: Callable[..., N
 def make_holding_primitive(
     name: str, compute: Callable[..., Any], abstract: Callable[..., Any], callee: str
 ) -> Primitive:
-    """Makes a primitive with several results that evaluates a jaxpr, with the effects of that jaxpr.
+    """Makes a primitive with several results that has a jaxpr as parameter, its effects, and dead-code elimination.
 
     Args:
         name: its name.
@@ -277,7 +277,7 @@ def eval_jaxpr(
     equation: Callable[[JaxprEqn, list[_T]], Sequence[_T]],
     constant: Callable[[Any], _T],
 ) -> list[_T]:
-    """Interprets a jaxpr, one equation after the other.
+    """Interprets a jaxpr, one equation after the other, on values of any type (arrays, tracers, shapes).
 
     Args:
         jaxpr: the jaxpr.
@@ -303,7 +303,7 @@ def eval_jaxpr(
 
 
 def traced_impl(eqn: JaxprEqn) -> ClosedJaxpr | None:
-    """Jaxpr of a primitive's implementation for one equation, maybe the primitive again; None if it is no JAX code."""
+    """Jaxpr of the JAX code that implements an equation, maybe by its primitive again; None if it is no JAX code."""
 
     def impl(*operands: Any) -> Any:
         return eqn.primitive.impl(*operands, **eqn.params)
@@ -442,7 +442,7 @@ def constants_as_inputs(jaxpr: ClosedJaxpr) -> tuple[ClosedJaxpr, list[Any]]:
 
 
 def host_constants_as_inputs(jaxpr: ClosedJaxpr) -> tuple[ClosedJaxpr, tuple[Any, ...]]:
-    """Jaxpr with its constants on the host as last inputs; and these constants."""
+    """Jaxpr with constants in the host's memory as last inputs, since a program has to load them; and their values."""
     body = jaxpr.jaxpr
     on_host = [is_on_host(var.aval) for var in body.constvars]
     if not any(on_host):

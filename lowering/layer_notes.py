@@ -9,10 +9,10 @@ Input: equations of JAX. Output: origins of what they are lowered to, and equati
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from operator import is_
-from typing import Any
+from typing import Any, NamedTuple
 
 from ipujax.lowering.jax_compat import ClosedJaxpr, Jaxpr, JaxprEqn, jaxprs_in_params, scopes_in
 from ipujax.lowering.source_info import MADE_AT, NOTE, MadeAt, frame_text, name_stack, printable, without_notes
@@ -38,9 +38,11 @@ _INTERNAL = re.compile(
 
 
 def origin_of(eqn: JaxprEqn, outer: Origin) -> Origin:
-    """Origin of an equation: the user's line, or that of `outer`, and the innermost line of a library.
+    """Origin of an equation, which profiles show: the user's line, layer, part of training, and line of a library.
 
-    `outer` is the origin of the equation that holds it, or of the program.
+    Args:
+        eqn: the equation.
+        outer: origin of the equation that holds it, or of the program; it has what the equation lacks.
     """
     path = name_stack(eqn) or outer.path
     traceback = eqn.source_info.traceback
@@ -143,7 +145,7 @@ def layer_of(eqn: JaxprEqn) -> str:
 
 @remembered_small
 def _note(stack: Any) -> Note | None:
-    """Note in a name stack; None without one.
+    """Note (layer, part of training, lines of calls) that a pass has put into an equation's name stack; None without.
 
     An equation that was inlined after it got a note has the call's too, outside of its own: they are read as one.
     """
@@ -197,10 +199,10 @@ def _common_part(notes: Sequence[Note]) -> str:
 def at_source_of(
     eqn: JaxprEqn, place: JaxprEqn, eqns: Sequence[JaxprEqn], name: str, layers: LayersOfRun | None = None
 ) -> JaxprEqn:
-    """Equation that stands for several, with the source of these: a line, the scopes in common, and a layer.
+    """A new equation that stands for several, as one fused of them, with their source: line, common scopes, and layer.
 
     Args:
-        eqn: the equation.
+        eqn: the new equation.
         place: equation whose line and calling lines it gets.
         eqns: the equations that it stands for.
         name: scope inside of those in common, "" for none.
@@ -241,8 +243,18 @@ class LayersOfRun:
     places: tuple[str, ...] = ()
 
 
-def in_common(runs: Sequence[Sequence[JaxprEqn]], name: str) -> tuple[list[JaxprEqn], list[LayersOfRun]]:
-    """Equations of the first of several equal runs, with a source that holds for all, and the layers of each run.
+_Numbers = dict[tuple[str, ...], int]  # number of each tuple of texts, one of each run, that are not all equal
+
+
+class _Differences(NamedTuple):
+    """What differs between equal runs: the number of each combination of names, one a run, and likewise of lines."""
+
+    names: _Numbers
+    places: _Numbers
+
+
+def common_equations(runs: Sequence[Sequence[JaxprEqn]], name: str) -> tuple[list[JaxprEqn], list[LayersOfRun]]:
+    """Equations of a function in the place of equal runs, with a source that holds for all; and the layers of each run.
 
     Layers are relative to the common prefix of the layers of a run, which is the layer of its call; a number stands
     for one that is named otherwise in other runs.
@@ -254,67 +266,92 @@ def in_common(runs: Sequence[Sequence[JaxprEqn]], name: str) -> tuple[list[Jaxpr
     outer = common_stack([without_notes(eqn.source_info.name_stack) for run in runs for eqn in run])
     scope = outer.extend(name)
     prefixes = [_common_start([layer_of(eqn).split("/") for eqn in run]) for run in runs]
-    names_by_number: _Numbers = {}
-    places_by_number: _Numbers = {}
-
-    def common_name(names: tuple[str, ...], numbers: _Numbers) -> str:
-        return names[0] if len(set(names)) == 1 else caller_name(numbers.setdefault(names, len(numbers)))
-
-    def common_note(notes: Sequence[Note], layers: tuple[str, ...]) -> Note:
-        names, places = (
-            tuple(common_name(of_runs, numbers) for of_runs in zip(*texts, strict=True))
-            for texts, numbers in (
-                ([note.names for note in notes], names_by_number),
-                ([note.places for note in notes], places_by_number),
-            )
-        )
-        files = {note.made_at.file for note in notes}
-        line = common_name(tuple(note.made_at.line for note in notes), places_by_number)
-        made_at = MadeAt(line, files.pop() if len(files) == 1 else "")
-        layer = common_name(layers, names_by_number)
-        return Note(layer, names, notes[0].lines, _common_part(notes), made_at, places)
-
-    def common_inside(place: Sequence[JaxprEqn]) -> JaxprEqn:
-        """Equation of a body, whose layer is relative to that of the loop or branch."""
-        eqn = _with_common_jaxprs(place, common_inside)
-        stacks = [each.source_info.name_stack for each in place]
-        notes = [_note(stack) or Note("/".join(_scopes(stack)), made_at=MadeAt.of(stack)) for stack in stacks]
-        if all(replace(note, lines=notes[0].lines) == notes[0] for note in notes):
-            return eqn
-        stack = noted(_common_ends(list(map(without_notes, stacks))), common_note(notes, tuple(x.layer for x in notes)))
-        return eqn.replace(source_info=eqn.source_info.replace(name_stack=stack))
-
+    differences = _Differences({}, {})
     eqns = []
-    for place in zip(*runs, strict=True):
-        info = place[0].source_info
-        stack = scope + _common_ends([without_notes(eqn.source_info.name_stack)[len(outer) :] for eqn in place])
-        notes = [note for eqn in place if (note := _note(eqn.source_info.name_stack)) is not None]
-        if len(notes) == len(place):
+    for equal_eqns in zip(*runs, strict=True):  # one of each run
+        info = equal_eqns[0].source_info
+        stack = scope + _common_ends([without_notes(eqn.source_info.name_stack)[len(outer) :] for eqn in equal_eqns])
+        notes = [note for eqn in equal_eqns if (note := _note(eqn.source_info.name_stack)) is not None]
+        if len(notes) == len(equal_eqns):
             inner_layers = tuple(
                 "/".join(note.layer.split("/")[len(prefix) :]) for note, prefix in zip(notes, prefixes, strict=True)
             )
-            stack = noted(stack, common_note(notes, inner_layers))
-        eqn = _with_common_jaxprs(place, common_inside)
+            stack = noted(stack, _common_note(notes, inner_layers, differences))
+        eqn = _with_common_jaxprs(equal_eqns, differences)
         eqns.append(eqn.replace(source_info=info.replace(name_stack=stack)))
     # From the names of a number in all runs to the names of a run by number.
-    names_of_runs, places_of_runs = (
-        list(zip(*numbers, strict=True)) or [()] * len(runs) for numbers in (names_by_number, places_by_number)
-    )
+    names_of_runs, places_of_runs = (list(zip(*numbers, strict=True)) or [()] * len(runs) for numbers in differences)
     layers = map("/".join, prefixes)
     return eqns, [LayersOfRun(*of_run) for of_run in zip(layers, names_of_runs, places_of_runs, strict=True)]
 
 
-def _with_common_jaxprs(place: Sequence[JaxprEqn], common: Callable[[Sequence[JaxprEqn]], JaxprEqn]) -> JaxprEqn:
-    """First of equal equations, whose bodies have equations that `common` makes of those at a place of each."""
+def _common_name(names: tuple[str, ...], numbers: _Numbers) -> str:
+    """Name that all runs have, else one that stands for their names by a number, which the caller's run replaces.
+
+    Args:
+        names: the name that each run has.
+        numbers: number of each combination of names; updated.
+    """
+    return names[0] if len(set(names)) == 1 else caller_name(numbers.setdefault(names, len(numbers)))
+
+
+def _common_note(notes: Sequence[Note], layers: tuple[str, ...], differences: _Differences) -> Note:
+    """Note of an equation in a function, from those of the equal equations that it stands for.
+
+    Args:
+        notes: note of the equation of each run.
+        layers: layer of each, relative to that of the call.
+        differences: names that differ between runs; updated.
+    """
+    names, places = (
+        tuple(_common_name(of_runs, numbers) for of_runs in zip(*texts, strict=True))
+        for texts, numbers in (
+            ([note.names for note in notes], differences.names),
+            ([note.places for note in notes], differences.places),
+        )
+    )
+    files = {note.made_at.file for note in notes}
+    line = _common_name(tuple(note.made_at.line for note in notes), differences.places)
+    made_at = MadeAt(line, files.pop() if len(files) == 1 else "")
+    layer = _common_name(layers, differences.names)
+    return Note(layer, names, notes[0].lines, _common_part(notes), made_at, places)
+
+
+def _common_equation_inside(equal_eqns: Sequence[JaxprEqn], differences: _Differences) -> JaxprEqn:
+    """First of equal equations in the body of a loop or branch, to whose layer its own is relative, with a common note.
+
+    Args:
+        equal_eqns: the equation of each run.
+        differences: names that differ between runs; updated.
+    """
+    eqn = _with_common_jaxprs(equal_eqns, differences)
+    stacks = [each.source_info.name_stack for each in equal_eqns]
+    notes = [_note(stack) or Note("/".join(_scopes(stack)), made_at=MadeAt.of(stack)) for stack in stacks]
+    if all(replace(note, lines=notes[0].lines) == notes[0] for note in notes):
+        return eqn
+    note = _common_note(notes, tuple(x.layer for x in notes), differences)
+    stack = noted(_common_ends(list(map(without_notes, stacks))), note)
+    return eqn.replace(source_info=eqn.source_info.replace(name_stack=stack))
+
+
+def _with_common_jaxprs(equal_eqns: Sequence[JaxprEqn], differences: _Differences) -> JaxprEqn:
+    """First of equal equations, whose bodies have the common equations of the bodies of all.
+
+    Args:
+        equal_eqns: the equation of each run.
+        differences: names that differ between runs; updated.
+    """
 
     def of_jaxprs(jaxprs: Sequence[Jaxpr]) -> Jaxpr:
         first = jaxprs[0]
         if all(jaxpr is first for jaxpr in jaxprs):
             return first
-        eqns = list(map(common, zip(*(jaxpr.eqns for jaxpr in jaxprs), strict=True)))
+        equations = zip(*(jaxpr.eqns for jaxpr in jaxprs), strict=True)
+        eqns = [_common_equation_inside(equals, differences) for equals in equations]
         return first if all(map(is_, eqns, first.eqns)) else first.replace(eqns=eqns)
 
     def of_values(values: Sequence[Any]) -> Any:
+        # Values of one parameter; an unchanged one stays the same object.
         first = values[0]
         if isinstance(first, ClosedJaxpr):
             jaxpr = of_jaxprs([value.jaxpr for value in values])
@@ -326,14 +363,11 @@ def _with_common_jaxprs(place: Sequence[JaxprEqn], common: Callable[[Sequence[Ja
             return first if all(map(is_, items, first)) else items
         return first
 
-    eqn = place[0]
+    eqn = equal_eqns[0]
     if not any(jaxprs_in_params(eqn.params)):
         return eqn
-    params = {key: of_values([each.params[key] for each in place]) for key in eqn.params}
+    params = {key: of_values([each.params[key] for each in equal_eqns]) for key in eqn.params}
     return eqn if all(params[key] is value for key, value in eqn.params.items()) else eqn.replace(params=params)
-
-
-_Numbers = dict[tuple[str, ...], int]  # number of each tuple of texts, one of each run, that are not all equal
 
 
 def _common_start(paths: Sequence[list[str]]) -> list[str]:
@@ -346,7 +380,10 @@ def _common_start(paths: Sequence[list[str]]) -> list[str]:
 
 
 def _common_ends(stacks: Sequence[Any]) -> Any:
-    """Common prefix of several name stacks, and the common suffix of the rest."""
+    """Name stack of the scopes that all of several name stacks begin with, then those that the rest of all end with.
+
+    Scopes between, which differ, are left out.
+    """
     reference = stacks[0]
     shortest = min(map(len, stacks))
     prefix = common_stack(stacks)

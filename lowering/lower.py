@@ -117,11 +117,11 @@ class LoweredProgram:
         run: Callable[..., Mapping[HostStream, Any]],
         instances: Instances = ALONE,
     ) -> list[jax.Array]:
-        """Runs on global arrays, which are split over replicas, and joins the results.
+        """Runs the program on arrays of all replicas, which are split; joins its results and returns them.
 
         Args:
             operands: for each input the array of the replicas of this instance.
-            run: the engine's function of streams.
+            run: the engine: from arrays by input stream to arrays by output stream.
             instances: processes that share the replicas.
         """
         if self.graph.replication_factor == 1:
@@ -227,7 +227,13 @@ class _Plan:
 
 
 def _in_stages(plan: _Plan) -> LoweredProgram:
-    """Lowers a function with stages; where boundaries are to be found, candidates are lowered to find the best cuts."""
+    """Lowers a function with stages, each for an IPU, cut where the user says or where the program is cheapest.
+
+    To find the best cuts, candidate programs are lowered and compared.
+
+    Args:
+        plan: the function, target and options.
+    """
     latest: dict[ClosedJaxpr, LoweredProgram] = {}  # at most one: most often the first fits, and is requested again
 
     def lowered_of(candidate: CutJaxpr) -> LoweredProgram:
@@ -270,6 +276,7 @@ class _Program:
     """Program of one call; `cut` is the function's jaxpr with arguments and results that may be in row shards."""
 
     def __init__(self, plan: _Plan, cut: CutJaxpr) -> None:
+        # `_plan` has the function of one replica, `_cut` its jaxpr with row shards of arguments and results.
         self._plan = plan
         self._cut = cut
         self._graph = graph = plan.graph()
@@ -284,7 +291,7 @@ class _Program:
         ]
 
     def lowered(self) -> LoweredProgram:
-        """Lowers the program, once: arguments, equations, results, then what holds for the entire graph."""
+        """Lowers the function: arguments, equations, results, then what holds for the entire graph. Call it once."""
         graph = self._graph
         prog = self._prog
         aliases = self._plan.aliases
@@ -324,7 +331,11 @@ class _Program:
         self._prog.add(StreamOut(result, stream))
 
     def _add_arguments(self) -> _Arguments:
-        """Adds variables for all arguments, filled from host streams, or buffers for those off chip."""
+        """Adds variables for all arguments, filled from host streams, or buffers for those off chip.
+
+        Returns their tensors. An argument may be several shards of rows, each a variable: a pipeline has them on
+        different IPUs.
+        """
         arguments = list[Tensor]()
         shards_of_arguments = list[tuple[Tensor, ...]]()
         inputs = list[HostStream]()
@@ -369,7 +380,15 @@ class _Program:
             )
 
     def _set_aside_arguments(self, results: Sequence[Tensor], arguments: Sequence[Tensor]) -> list[Tensor]:
-        """Copies results that are views of a donated argument, before that argument is overwritten."""
+        """Copies results that are views of a donated argument, before that argument is overwritten by its new value.
+
+        Args:
+            results: tensors of all results.
+            arguments: tensors of all arguments.
+
+        Returns:
+            The results, with copies in the place of those views.
+        """
         overwritten = {v for alias in self._plan.aliases if alias is not None for v in arguments[alias].variables()}
         safe_results = []
         for result, alias in zip(results, self._plan.aliases, strict=True):
@@ -411,7 +430,10 @@ class _Program:
     def _add_results(self, arguments: _Arguments) -> tuple[list[Tensor], tuple[PipelineRun, ...]]:
         """Lowers the function on its arguments; returns the tensors of all results, and the runs of its pipelines.
 
-        With stages it sets `_home`, the graph that maps what no rule has mapped.
+        With stages it sets `_home`, the graph (the view of an IPU) that maps what no rule has mapped.
+
+        Args:
+            arguments: tensors of the arguments, and the shards of rows that each consists of.
         """
         jaxpr = self._cut.jaxpr
         graph = self._graph

@@ -73,7 +73,16 @@ def merge_compute_sets(graph: Graph, program: Program) -> None:
 
 
 def _merged_steps(graph: Graph, sequence: ProgramSequence, effects: EffectsOf, max_bytes: float) -> list[Program]:
-    """Steps of a sequence, in which every compute set that may move up is part of an earlier step."""
+    """Steps of a sequence after merging: each compute set that may run together with an earlier one is part of that.
+
+    Fewer compute sets mean fewer syncs.
+
+    Args:
+        graph: the graph, from which merged compute sets are removed.
+        sequence: the sequence.
+        effects: what each step reads and writes.
+        max_bytes: most bytes that vertices of a merged compute set may read and write on a tile.
+    """
     steps: list[_Step] = []
     for program in sequence.children():
         step = _Step(program, effects(program), _ipu_of_mergeable(graph, program), _block_bytes(graph, program), [])
@@ -195,7 +204,10 @@ def _bytes_per_tile(group: VertexGroup, numbers: Iterable[int]) -> list[int]:
 
 
 def _merged_step(graph: Graph, step: _Step) -> Program:
-    """Step as one compute set; its members leave the graph."""
+    """Program of a step; if compute sets were merged into it, one compute set with the vertices of all.
+
+    It replaces them in the graph, under the name of the largest, and those of the others.
+    """
     if not step.members:
         return step.program
     assert isinstance(step.program, Execute)

@@ -120,9 +120,13 @@ class _Blocks:
 
 
 def pallas_callee(eqn: JaxprEqn) -> ClosedJaxpr | None:
-    """Jaxpr of a kernel's call; None for a kernel that needs more than a grid, see `_is_simple`."""
+    """Jaxpr that computes a call of a Pallas kernel by loops over its grid, without references; None if it cannot.
+
+    That is a kernel that needs more than a grid, see `_is_simple`.
+    """
     if not _is_simple(eqn):
         return None
+    # Equations get the line of the call, without its scopes, which inlining adds.
     place = eqn.source_info.replace(name_stack=type(eqn.source_info.name_stack)())
     with source_of(eqn.replace(source_info=place)):
         traced = jax.make_jaxpr(_Kernel(eqn).run)(*(atom.aval for atom in eqn.invars))
@@ -135,7 +139,10 @@ def pallas_callee(eqn: JaxprEqn) -> ClosedJaxpr | None:
 
 
 def _is_simple(eqn: JaxprEqn) -> bool:
-    """True for a fixed grid of blocks, without semaphores, copies between memories, or indices in nested scopes."""
+    """True for a Pallas kernel that loops can compute: a fixed grid of blocks, and values that are arrays of numbers.
+
+    So without semaphores, copies between memories, padded blocks, or indices of the grid in nested scopes.
+    """
     grid = eqn.params["grid_mapping"]
     kernel = eqn.params["jaxpr"]
     entries = [entry for mapping in grid.block_mappings for entry in mapping.block_shape]
@@ -197,9 +204,12 @@ class _Kernel:
         self._scratch = [_without_ref(var.aval) for var in scratch]
 
     def run(self, *operands: Any) -> Values:
-        """Results of the call: arrays go through the loops over the grid as stacks of blocks.
+        """Computes the call of a Pallas kernel in JAX; returns its results. Loops over the grid carry stacks of blocks.
 
         A result begins as the operand that it aliases, else uninitialized; it stays so if the grid is empty.
+
+        Args:
+            operands: prefetched scalars, then the arrays.
         """
         scalars = list(operands[: self._num_scalars])
         inputs = list(operands[self._num_scalars :])
@@ -220,7 +230,11 @@ class _Kernel:
         ]
 
     def _blocks_of(self, mapping: Any) -> _Blocks:
-        """Blocks of an operand: their sizes, and the loops over the grid that the index map depends on."""
+        """Blocks of an operand or result of a Pallas kernel: sizes, and how many loops over the grid select a block.
+
+        Args:
+            mapping: Pallas' record of it: shapes of array and block, and the index map from the grid to a block.
+        """
         entries = tuple(mapping.block_shape)
         kinds = [type(entry).__name__ for entry in entries]
         sizes = tuple(_SIZES[kind](entry) for kind, entry in zip(kinds, entries, strict=True))
@@ -241,7 +255,11 @@ class _Kernel:
         )
 
     def _body_without_refs(self, values: Values) -> ClosedJaxpr:
-        """The kernel without references: from indices and values of all references to their new values."""
+        """The kernel's jaxpr without references: from indices of the grid and old values of references to new values.
+
+        Args:
+            values: values of all references: for arrays the stacks of their blocks.
+        """
         first = self._num_scalars
         shapes = [x.shape for x in values]
         shapes[first : first + len(self._blocks)] = [blocks.block_shape for blocks in self._blocks]
@@ -256,13 +274,19 @@ class _Kernel:
         return _jaxpr_without_refs(fun, indices, avals)
 
     def _run_loops(self, indices: Values, values: Values, scalars: Values, body: ClosedJaxpr) -> Values:
-        """New values of all references after the loops over the remaining dimensions of the grid.
+        """Runs a Pallas kernel in a loop over the next dimension of the grid, and in it over the others.
+
+        Each array is a stack of all its blocks. The loop that selects a block loads it, so that inner loops carry the
+        block alone, and stores it after them.
 
         Args:
             indices: indices along the dimensions that outer loops go through; a further one for each inner loop.
             values: values of all references: of arrays the stacks of their blocks, or a block that is loaded.
             scalars: the prefetched scalars.
             body: the kernel, from indices and values of all references to their new values.
+
+        Returns:
+            New values of all references.
         """
         depth = len(indices)
         first = self._num_scalars
@@ -271,7 +295,7 @@ class _Kernel:
         padded_indices = [*indices, *(np.int32(0) for _ in self._grid[depth:])]
         starts = {n: blocks.starts(padded_indices, scalars) for n, blocks in loaded.items()}
         inner = [loaded[n].load(x, starts[n]) if n in loaded else x for n, x in enumerate(values)]
-        # The others are not carried by loops.
+        # Numbers of the references that the kernel writes; loops carry no others.
         changed = [n for n, x in enumerate(body.jaxpr.outvars) if x is not body.jaxpr.invars[len(self._grid) + n]]
 
         def step(index: Any, carries: Values) -> Values:
@@ -344,9 +368,10 @@ def _run_equation(eqn: JaxprEqn, operands: Values) -> Sequence[Any]:
 
 
 def _evaluate_index_map(index_map: ClosedJaxpr, indices: Values, scalars: Values) -> Values:
-    """Results of an index map, which reads prefetched scalars as references.
+    """Results of an index map of a Pallas kernel: the number of a block along each dimension.
 
-    With scalars it is run on references, to which it writes its results, as JAX has rules to replace these by values.
+    It reads prefetched scalars as references. With scalars it is run on references, to which it writes its results, as
+    JAX has rules to replace these by values.
     """
     inner: Any = jaxpr_as_fun(index_map)
     if not scalars:
@@ -366,7 +391,7 @@ def _evaluate_index_map(index_map: ClosedJaxpr, indices: Values, scalars: Values
 
 
 def _evaluate_kernel(jaxpr: ClosedJaxpr, operands: Values, indices: Values, sizes: Values) -> Values:
-    """Results of a kernel's jaxpr, with values for `program_id` and `num_programs`.
+    """Evaluates a Pallas kernel for one point of the grid, with values for `program_id` and `num_programs`.
 
     Args:
         jaxpr: the kernel, or a jaxpr inside it.
@@ -400,7 +425,13 @@ def _evaluate_kernel(jaxpr: ClosedJaxpr, operands: Values, indices: Values, size
 
 
 def _trace_scan(body: Callable[..., Values], xs: Values, params: dict[str, Any]) -> Values:
-    """A loop of the kernel, traced again: its body reads indices of the grid, which its jaxpr cannot take."""
+    """A `scan` of the kernel, traced again: its body reads indices of the grid, which its jaxpr cannot take.
+
+    Args:
+        body: function that evaluates the body with these indices.
+        xs: operands of the loop.
+        params: parameters of the `scan`.
+    """
     inside = scan_body(params)
     consts, carry, stacks = (xs[places] for places in inside.operands)
 
@@ -415,7 +446,14 @@ def _trace_scan(body: Callable[..., Values], xs: Values, params: dict[str, Any])
 def _trace_while(
     cond: Callable[..., Values], body: Callable[..., Values], xs: Values, params: dict[str, Any]
 ) -> Values:
-    """A loop of the kernel, traced again: its functions read indices of the grid, which its jaxprs cannot take."""
+    """A `while` of the kernel, traced again: its functions read indices of the grid, which its jaxprs cannot take.
+
+    Args:
+        cond: function that evaluates the condition with these indices.
+        body: likewise the body.
+        xs: operands of the loop.
+        params: parameters of the `while`.
+    """
     tested_constants = xs[while_condition(params).operands.constants]
     constants, carries, _ = (xs[places] for places in while_body(params).operands)
     return list(

@@ -56,10 +56,11 @@ def per_key(
     *,
     cut_results: bool = False,
 ) -> list[Tensor]:
-    """Applies a hashable function of keys to arrays of them; returns a new tensor for each result.
+    """Applies a function of random keys, as one that draws numbers, to arrays of keys; returns a new tensor a result.
 
     Args:
-        fun: the function, of blocks of the operands.
+        builder: where to add it.
+        fun: the function, hashable, of blocks of the operands.
         title: name of the codelet.
         operands: tensors whose first `keys_rank` dimensions are those of the array of keys.
         keys_rank: number of dimensions of the array of keys; 0 for operands of one draw.
@@ -67,7 +68,8 @@ def per_key(
         cut_results: whether the result of one key may be cut; there is a single result then.
     """
     shape, _ = results[0]
-    order = range(len(shape) if cut_results else keys_rank)
+    order = range(len(shape) if cut_results else keys_rank)  # dimensions of the results that may be cut
+    # Of an operand a block of the results reads the same keys, and other dimensions whole.
     key_spans = [spans(x.shape, [d if d < keys_rank else None for d in range(x.ndim)]) for x in operands]
     dtypes = tuple(x.dtype for x in operands)
     codelet = _key_codelet(fun, title, dtypes, tuple(d for _, d in results), keys_rank, shape)
@@ -91,7 +93,16 @@ def _add_vertices_on_keys(
     results: Sequence[tuple[tuple[int, ...], Any]],
     placement: Blocked,
 ) -> list[Tensor]:
-    """Adds vertices on entire keys; the origin of a block tells it which part of a key's result it computes."""
+    """Adds vertices that each compute a block of the results of entire keys; returns a new tensor for each result.
+
+    Args:
+        builder: where to add them.
+        codelet: codelet of the function; the origin of a block tells it which part of a key's result that is.
+        operands: tensors whose first dimensions are those of the array of keys.
+        keys_rank: number of these dimensions.
+        results: shape and dtype of each result; shapes are equal.
+        placement: blocks of the results, and the tile of each.
+    """
     shape = results[0][0]
     axes = placed_axes(placement)
     accesses = []
@@ -120,7 +131,16 @@ def _key_codelet(
     keys_rank: int,
     shape: tuple[int, ...],
 ) -> Codelet:
-    """Codelet of a function of keys, whose result for one key has `shape`; a vertex computes a block of it."""
+    """Codelet of a function of random keys, of which a vertex computes a block of the results.
+
+    Args:
+        fun: the function.
+        title: name of the codelet.
+        dtypes: dtypes of the operands.
+        out_dtypes: dtypes of the results.
+        keys_rank: number of dimensions of the array of keys, which come first in operands and results.
+        shape: shape of the whole results.
+    """
 
     def compute(*blocks: jax.Array, origins: tuple[Any, ...], shapes: tuple[tuple[int, ...], ...]) -> Any:
         result = fun(*blocks)

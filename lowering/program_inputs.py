@@ -36,7 +36,7 @@ class ProgramInputs:
     batches: Sequence[int | None] = ()
 
     def of_function(self, function: Replicated) -> ProgramInputs:
-        """Return the inputs with the defaults for those of a function."""
+        """Return the names and memories of a function's inputs, those not given by default: named arg0, …, on chip."""
         num_inputs = len(function.jaxpr.in_avals)
         nowhere = [False] * num_inputs
         donated = self.donated or nowhere
@@ -60,9 +60,10 @@ NO_MEMORIES = ProgramInputs()
 
 
 def donated_aliases(function: Replicated, donated: Sequence[bool]) -> tuple[int | None, ...]:
-    """For each output the first free donated input of its shape, dtype, memory and split, or None.
+    """For each output the number of the donated input whose buffer it takes, or None.
 
-    In order and first fit, as XLA does: other pairings would copy buffers that JAX reuses.
+    It is the first free one of its shape, dtype, memory and split over replicas. In order and first fit, as XLA does:
+    other pairings would copy buffers that JAX reuses.
     """
     free_inputs = [n for n, is_donated in enumerate(donated) if is_donated]
     jaxpr = function.jaxpr

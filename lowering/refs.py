@@ -63,7 +63,9 @@ def is_ref(aval: Any) -> bool:
 
 
 def with_state(jaxpr: ClosedJaxpr) -> tuple[ClosedJaxpr, list[jax.Ref]]:
-    """Jaxpr of arrays for one that has Refs as arguments, or closes over some: it makes these Refs inside.
+    """Jaxpr of arrays for one that has Refs (JAX's mutable arrays) as arguments, or closes over some.
+
+    It makes these Refs inside, from values that the caller passes, and returns their new values.
 
     Returns:
         The jaxpr, with the value of each Ref as input, those closed over last, and its new value as a further result in
@@ -88,7 +90,7 @@ def with_state(jaxpr: ClosedJaxpr) -> tuple[ClosedJaxpr, list[jax.Ref]]:
 
 
 def discharge(jaxpr: ClosedJaxpr, axes: Mapping[str, int] = _NO_AXES) -> ClosedJaxpr:
-    """Returns an equal jaxpr without Refs.
+    """Returns an equal jaxpr without Refs (JAX's mutable arrays), whose values are carried in their place.
 
     Args:
         jaxpr: a jaxpr that has no Ref among its arguments.
@@ -101,7 +103,7 @@ def discharge(jaxpr: ClosedJaxpr, axes: Mapping[str, int] = _NO_AXES) -> ClosedJ
 
 
 def refuse_refs(who: str, how: str, values: Sequence[Any]) -> None:
-    """Refuses Refs among values of a function that runs in parts, which have no state.
+    """Refuses Refs (mutable arrays) among values of a function that runs in parts: micro-batches, replicas or tiles.
 
     Args:
         who: name of the function.
@@ -125,7 +127,10 @@ def discharged_body(jaxpr: ClosedJaxpr, who: str, axes: Mapping[str, int] = _NO_
 
 
 def _check_conditions(jaxpr: Jaxpr) -> None:
-    """Refuses a `while` whose condition reads a Ref that its body changes: under JAX's rule it reads a constant."""
+    """Refuses a `while` whose condition reads a Ref (mutable array) that its body changes.
+
+    JAX's rule, which replaces Refs by values, passes the condition the value before the loop in all iterations.
+    """
     for eqn in equations(jaxpr):
         if eqn.primitive.name == "while":
             body = while_body(eqn.params)
@@ -161,7 +166,7 @@ def _check_memories(jaxpr: ClosedJaxpr) -> None:
 
 
 def _trace_without_refs(jaxpr: ClosedJaxpr, axes: Mapping[str, int]) -> ClosedJaxpr:
-    """Traces the jaxpr as run by JAX's implementation of functions of Refs.
+    """Returns the jaxpr with JAX's rules applied that replace Refs (mutable arrays) by values.
 
     `run_state` turns a function of Refs into one of values. So the jaxpr is run in a function that gets Refs of its
     inputs and results; then the equations that the implementation of `run_state` consists of are traced.
@@ -182,6 +187,7 @@ def _trace_without_refs(jaxpr: ClosedJaxpr, axes: Mapping[str, int]) -> ClosedJa
         return results
 
     def of_values(*values: Any) -> list[Any]:
+        # `run_state` by its implementation, whose equations have no Refs.
         return eval_jaxpr(staged, values, lambda eqn, xs: eqn.primitive.impl(*xs, **eqn.params), constant=lambda x: x)
 
     make = partial(jax.make_jaxpr, axis_env=list(axes.items()))
@@ -205,7 +211,8 @@ def _trace_without_refs(jaxpr: ClosedJaxpr, axes: Mapping[str, int]) -> ClosedJa
 def _with_results_as_computed(jaxpr: Jaxpr) -> Jaxpr:
     """Returns the jaxpr with weakly typed results in place of their copies in Refs, which are strongly typed.
 
-    A copy is an equation `name` of `_RESULT`, which `convert_element_type` may follow.
+    `_trace_without_refs` has marked such a copy by an equation `name` of `_RESULT`, which `convert_element_type` may
+    follow. So results have the types that `jax.jit` gives them.
     """
     producers: dict[Atom, JaxprEqn] = {var: eqn for eqn in jaxpr.eqns for var in eqn.outvars}
 
@@ -225,7 +232,12 @@ def _with_results_as_computed(jaxpr: Jaxpr) -> Jaxpr:
 
 
 def _fold_indices(jaxpr: ClosedJaxpr, rewrite_inner: Rewrite) -> ClosedJaxpr:
-    """Folds index arithmetic on literals: a slice with a constant start is a view."""
+    """Computes the index arithmetic on literals in a jaxpr: a slice with a constant start is a view.
+
+    Args:
+        jaxpr: the jaxpr.
+        rewrite_inner: this rewrite, for the jaxprs inside its equations.
+    """
     literals: dict[Var, Atom] = {}
     eqns: list[JaxprEqn] = []
     for eqn in jaxpr.jaxpr.eqns:

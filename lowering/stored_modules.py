@@ -57,7 +57,7 @@ class StoredModule:
         return list(_module_p.bind(*arrays, module=self))
 
     def check(self) -> None:
-        """Parse and verify the text.
+        """Check that the text, which may come from a file, is a module that is safe to give to XLA.
 
         Raises:
             ModuleError: no module, or one of other arguments or results, or one that runs Python.
@@ -73,7 +73,10 @@ class StoredModule:
             _check_operations(module)
 
     def _check_type(self, module: Any) -> None:
-        """Refuse a module of other arguments or results: arrays of those shapes would be passed to it."""
+        """Refuse a module whose main has other arguments or results than `in_avals` and `out_avals`.
+
+        Arrays of those shapes are passed to it, and XLA's compiled code does not check them.
+        """
         symbols = [op for op in module.body.operations if "sym_name" in op.attributes]
         main = [op for op in symbols if mlir.ir.StringAttr(op.attributes["sym_name"]).value == _MAIN]
         if [op.operation.name for op in main] != ["func.func"]:

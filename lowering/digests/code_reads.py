@@ -120,7 +120,10 @@ def reads_of(code: CodeType) -> CodeReads:
 
 
 def _own_reads(code: CodeType) -> CodeReads:
-    """What a code object itself reads: attributes also by the texts among its constants, as `getattr` takes them."""
+    """Names of globals, attributes and imported modules that a function's bytecode reads, without inner functions.
+
+    Texts among its constants count as attributes too, as `getattr` takes them.
+    """
     instructions = list(dis.get_instructions(code))
     global_names = frozenset(x.argval for x in instructions if x.opname in _READ_GLOBAL)
     attributes = frozenset(x.argval for x in instructions if x.opname in _READ_ATTRIBUTE)

@@ -80,11 +80,13 @@ class Reading(NamedTuple):
     reads: CodeReads = CodeReads()
 
 
-def read(value: Any) -> Reading:
-    """Return the reading of a value that is no atom.
+def reading_of(value: Any) -> Reading:
+    """Return what the digest of a Python value is made of: a label, and the values inside it, which are read next.
+
+    Not called for numbers, texts and other atoms, which are digested as they are.
 
     Raises:
-        NoDigestError: it has none; the text names its type.
+        NoDigestError: the value has a content that Python does not show; the text names its type.
     """
     kind = type(value)
     reader = _READERS.get(kind)
@@ -177,7 +179,13 @@ def _read_items(mapping: Mapping[Any, Any]) -> Reading:
 
 
 def _read_function(function: FunctionType) -> Reading:
-    """Return the code of a function, and all that it closes over; globals follow from the names that its code reads."""
+    """Return what the digest of a function is made of: code, defaults, closure, and the globals that its code reads.
+
+    A function of an installed package is its name, as the package's version is part of every digest.
+
+    Raises:
+        NoDigestError: its code reads more than it names, such as all globals.
+    """
     defaults = (function.__defaults__, function.__kwdefaults__, dict(function.__dict__), function.__annotations__)
     closure = function.__closure__ or ()
     # A decorated function may have the name and module of another.
@@ -207,7 +215,17 @@ def _global_of(function: FunctionType, name: str) -> Any:
 
 
 def _imported_values(function: FunctionType, level: int, name: str, names: tuple[str, ...]) -> list[Any]:
-    """Return a module that a function imports itself, the names from it, and its packages; a text where it fails."""
+    """Return what an `import` inside a function gives it: packages, module, and the values of the names from it.
+
+    Args:
+        function: the function.
+        level: number of leading dots, 0 for an absolute import.
+        name: name of the module.
+        names: names after `from … import`.
+
+    Returns:
+        The values; a text if the import fails.
+    """
     package = function.__globals__.get("__package__") or ""
     try:
         # As the function itself would: what its code reads is known when its modules are.
@@ -271,7 +289,10 @@ def _read_enum(member: enum.Enum) -> Reading:
 
 
 def _read_object(value: Any) -> Reading:
-    """Return the class and the state of an object: a content that its class has from a base, attributes, and slots."""
+    """Return what the digest of an object of any class is made of: its class and its state.
+
+    State is a content that its class has from a base (of a `list`, its items), attributes, and slots.
+    """
     kind = type(value)
     name = f"{kind.__module__}.{kind.__qualname__}"
     is_installed = distribution_of(kind.__module__) is not None
@@ -304,9 +325,14 @@ def _builtin_content(value: Any) -> list[Any]:
 
 
 def _attributes_and_slots(value: Any, name: str) -> list[Any]:
-    """Return attributes and slots of an object, and what it gives to be copied where its class defines that.
+    """Return the state of an object as `pickle` would: attributes and slots, and what its own `__reduce__` gives.
 
-    `name` is that of its class, for the error.
+    Args:
+        value: the object.
+        name: name of its class, for the error.
+
+    Raises:
+        NoDigestError: it has a content that Python does not show.
     """
     kind = type(value)
     try:

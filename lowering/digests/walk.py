@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ipujax.lowering.digests.code_reads import distribution_of, names_in
-from ipujax.lowering.digests.readings import ATOMS, READERS_BY_NAME, NoDigestError, check_module, is_ours, read
+from ipujax.lowering.digests.readings import ATOMS, READERS_BY_NAME, NoDigestError, check_module, is_ours, reading_of
 from ipujax.lowering.jax_compat import (
     ClosedJaxpr,
     DropVar,
@@ -77,7 +77,14 @@ class Digests:
         return digest_of_text(self._common + self.walk_digest(value))
 
     def once(self, value: Any, text: Callable[[Any], str]) -> str:
-        """Return a text of an object, computed once; values inside that refer to the object get another one."""
+        """Return a text of an object, computed once for each object.
+
+        An object may refer to itself: meanwhile its text is a placeholder, so that the walk ends.
+
+        Args:
+            value: the object, which is kept alive so that no other gets its identity.
+            text: computes the text.
+        """
         known = self._texts.get(id(value))
         if known is None:
             self._kept.append(value)
@@ -101,7 +108,7 @@ class Digests:
         return self.once(value, self.walk_digest) if text is None else text
 
     def context_free_text(self, value: Any) -> str | None:
-        """Return the text of a value that has one wherever it occurs; None for others.
+        """Return the text of a value for a digest, if it is the same wherever the value occurs; None for others.
 
         Others are walked through, since their text depends on which values the walk has met before.
         """
@@ -174,7 +181,10 @@ class _Walk:
             self._add_used_attributes()
 
     def _text_of(self, value: Any) -> str:
-        """Return the text of a value, and put the values inside it next."""
+        """Return the text of a value for a digest, and put the values inside it on the stack of those to read next.
+
+        A value that was met before is a reference to it, `^7`.
+        """
         number = self._numbers.get(id(value))
         if number is not None:
             return f"^{number}"
@@ -192,7 +202,7 @@ class _Walk:
             return self._module_text(value)
         if type(value) in (set, frozenset):
             return f"{type(value).__name__} {sorted(map(self._digests.walk_digest, value))}"
-        reading = read(value)
+        reading = reading_of(value)
         if isinstance(value, FunctionType):
             self._attributes |= reading.reads.attributes
             self._reads_any_name |= not _BY_NAME.isdisjoint(reading.reads.attributes)
@@ -209,7 +219,10 @@ class _Walk:
         return f"module {module.__name__} {distribution}"
 
     def _add_used_attributes(self) -> None:
-        """Put next the attributes of modules whose names the code of this walk reads, as far as it is known now."""
+        """Put on the stack of values to read next the attributes of modules that code of this walk names.
+
+        A digest has only what is used of a module. It is called again as the walk meets more code.
+        """
         for name, module in sorted(self._modules.items()):
             used = self._used.setdefault(name, set())
             names = (self._attributes & vars(module).keys()) - used
@@ -276,7 +289,14 @@ def _closed_digest(digests: Digests, jaxpr: ClosedJaxpr) -> str:
 
 
 def _open_jaxpr_digest(digests: Digests, jaxpr: Jaxpr) -> str:
-    """Digest of a jaxpr; a variable is the number of its definition, so names and identities do not matter."""
+    """Digest of a jaxpr with its constants as inputs: equal for equal equations, whatever the names of variables.
+
+    A variable is the number of its definition.
+
+    Args:
+        digests: the digests so far, in which each type and parameter has one text.
+        jaxpr: the jaxpr.
+    """
     numbers: dict[Var, int] = {}
 
     def define(variables: Iterable[Var]) -> str:

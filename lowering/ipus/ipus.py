@@ -50,6 +50,13 @@ class IpuView(Graph):
     """
 
     def __init__(self, graph: Graph, ipu: int, *, of_io_tiles: bool = False) -> None:
+        """Makes a graph of the tiles of one IPU, numbered from 0, with the variables and vertices of the full graph.
+
+        Args:
+            graph: the full graph, of all IPUs.
+            ipu: number of the IPU.
+            of_io_tiles: whether the tiles are those that move data from and to memory off chip; else the others.
+        """
         tiles_per_ipu = graph.target.tiles_per_ipu
         num_io_tiles = graph.io_tiles
         tiles = num_io_tiles if of_io_tiles else tiles_per_ipu - num_io_tiles
@@ -227,7 +234,9 @@ class Ipus:
         ipu: int,
         variable_copies: Mapping[tuple[Variable, int], Variable] = MappingProxyType({}),
     ) -> Tensor:
-        """The tensor on an IPU: itself if nothing of it is mapped to another, else a copy, added once to the program.
+        """The tensor on an IPU: itself if nothing of it is mapped to another, else a copy.
+
+        The copy is added to the program at the first request, and returned at further ones.
 
         Args:
             tensor: any view; unmapped variables may still be mapped by their first use on the IPU.
@@ -259,7 +268,14 @@ class Ipus:
         return substitute(tensor, table)
 
     def _add_smallest_copy(self, tensor: Tensor, ipu: int) -> Tensor:
-        """Copies entire variables of other IPUs, viewed as they were, or the view if that has fewer elements."""
+        """Adds the copy of a tensor to an IPU that has fewest elements; returns the tensor there.
+
+        It is a copy of entire variables, viewed as they were, or of the view if that has fewer elements.
+
+        Args:
+            tensor: view of variables, some on other IPUs.
+            ipu: number of the IPU.
+        """
         foreign = self._foreign_variables(tensor, ipu)
         if not foreign:
             return tensor
@@ -288,6 +304,7 @@ class Ipus:
             name: debug name.
             dtype: that of the tensor when None.
         """
+        # A tensor may view its variable transposed, or in groups of columns: the new one is stored in the same order.
         order = memory_order(tensor) or MemoryOrder.own(tensor.shape)
         ordered = order.of_variable(tensor)
         shape, mapping = self._layout_like(ordered)

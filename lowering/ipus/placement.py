@@ -48,11 +48,11 @@ class Span:
 
 
 def assign_stages(jaxpr: Jaxpr, spans: Mapping[int, Span] | None = None) -> tuple[int, ...]:
-    """The stage of each equation, in order; that of an equation in `spans` is meaningless.
+    """The stage (number of the IPU) of each equation, in order: where the user has named none, that of its values.
 
     Args:
         jaxpr: inlined, with at least one equation named after a stage.
-        spans: the equations that spread over several IPUs, by index.
+        spans: the equations that run on several IPUs, by their number; the stage returned for these has no meaning.
 
     Raises:
         ArgumentError: for a stage inside a loop, or a value that flows back to an earlier stage.
@@ -76,7 +76,11 @@ def _new_assignment(jaxpr: Jaxpr, spans: Mapping[int, Span]) -> _StageAssignment
 
 
 def named_stage(eqn: JaxprEqn) -> int | None:
-    """The stage an equation is named after, or the only one that its inner equations are; refuses several."""
+    """The stage that the user has given an equation by `ipu.stage`, or the only one of equations inside it; else None.
+
+    Raises:
+        ArgumentError: for a loop or branch with several stages, or with a pipeline.
+    """
     if holds_pipeline(eqn):
         raise ArgumentError(
             f"a pipeline with stages is inside a {eqn.primitive.name}",
@@ -109,7 +113,13 @@ def named_stage(eqn: JaxprEqn) -> int | None:
 
 
 def check_flow(jaxpr: Jaxpr, named_stages: Sequence[int | None]) -> None:
-    """Refuses a value that one stage computes on the way forward and an earlier one uses."""
+    """Refuses a program in which a value that a stage computes on the way forward is used by an earlier stage.
+
+    Args:
+        jaxpr: the program.
+        named_stages: for each equation the stage that the user has given it; None without.
+    """
+    # Of each value the latest stage that it was computed from, and the equation of that stage.
     latest_origins: dict[Var, _Origin] = {}
     for eqn, stage in zip(jaxpr.eqns, named_stages, strict=True):
         if stage_name(eqn).is_backward:  # gradients do flow back
@@ -182,10 +192,10 @@ class _StageAssignment:
         return next((stage for stage in stages if stage is not None), None)
 
     def stage_of(self, var: Var) -> int | None:
-        """The stage that defines a variable; of an input, the one that uses it first."""
+        """The stage that computes a value; of an input, the one that uses it first; None while that is unknown."""
         if var not in self.definition:
             return self.input_stage.get(var)
-        n, k = self.definition[var]
+        n, k = self.definition[var]  # numbers of the equation, and of the result
         if n in self.spans:
             return self.spans[n].results[k]
         operands = self.eqns[n].invars
@@ -195,7 +205,11 @@ class _StageAssignment:
         return self.stages[n]
 
     def run(self) -> tuple[int, ...]:
-        """Assigns stages until each equation has one: by operands forward, by users backward, as often as it helps."""
+        """Assigns a stage to each equation that is named after none; returns the stages of all.
+
+        An equation goes to the stage of its operands, from the first on, or of its users, from the last on; both are
+        repeated as long as they assign any.
+        """
         stages = self.stages
         # First only equations most of whose bytes have a stage, then all with any, then the rest.
         waits = True
@@ -218,9 +232,13 @@ class _StageAssignment:
         return tuple(stage for stage in stages if stage is not None)
 
     def heaviest_stage(self, eqn: JaxprEqn, *, waits_for_bytes: bool) -> int | None:
-        """Returns the stage with most bytes of an equation's operands; of equals one of an argument, then the last.
+        """Returns the stage with most bytes of an equation's operands, so that few are copied between IPUs.
 
-        None if no operand has a stage; with `waits_for_bytes` also if those without one have more bytes than that has.
+        Of equals one of an argument, then the last. None if no operand has a stage.
+
+        Args:
+            eqn: the equation.
+            waits_for_bytes: return None too if operands without a stage have more bytes: these may decide later.
         """
         open_bytes = 0
         weights: dict[int, _Weight] = {}

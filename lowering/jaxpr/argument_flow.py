@@ -73,15 +73,19 @@ class ArgumentFlow:
         self.results = self._walk_equations(jaxpr, arguments)
 
     def _walk_equations(self, jaxpr: Jaxpr, dependences: dict[Var, Dependence]) -> list[Dependence]:
-        """Return the dependences of a jaxpr's results; updates `dependences`, of its inputs, by those of all values.
+        """Return for each result of a jaxpr the arguments of the program, and whether gradients, that it depends on.
 
         An equation of a gradient, one with a part of training, ends the dependence on arguments, which are noted as
         differentiated; its results depend on a gradient if their operands do or it is of the backward pass.
+
+        Args:
+            jaxpr: the jaxpr.
+            dependences: those of its inputs; updated: gets those of all values.
         """
         for eqn in jaxpr.eqns:
             part = part_of_name(name_stack(eqn))
             of_operands, by_element_of_shape = _dependence_on_operands(eqn, dependences)
-            if part:
+            if part:  # forward, recomputed or backward
                 self.differentiated |= of_operands.arguments
                 arguments = 0
                 is_from_gradient = of_operands.is_from_gradient or part == "backward"
@@ -90,6 +94,7 @@ class ArgumentFlow:
                 arguments = of_operands.arguments
                 is_from_gradient = of_operands.is_from_gradient
             for var in eqn.outvars:
+                # Arguments of the result's shape that it may be the new value of.
                 by_element = by_element_of_shape.get(shape_of(var), 0) if by_element_of_shape else 0
                 dependences[var] = Dependence(arguments, is_from_gradient, by_element)
             if part == "backward":
@@ -98,6 +103,7 @@ class ArgumentFlow:
                 inner_bodies = bodies(eqn)
                 for body in inner_bodies:
                     self._walk_body(body, eqn, dependences)
+                # Sums of gradients over iterations, micro-batches or replicas are gradients too.
                 if inner_bodies or eqn.primitive.name in _SUMS:
                     self.sums.update(var for var in eqn.outvars if dependences[var].is_from_gradient_alone)
         self._note_gradients(variables(jaxpr.outvars))
@@ -107,9 +113,15 @@ class ArgumentFlow:
         self.gradient_shapes.update(shape_of(var) for var in variables_of_rest if var in self._backward)
 
     def _walk_body(self, body: Body, eqn: JaxprEqn, dependences: dict[Var, Dependence]) -> None:
-        """Update the dependences of an equation's results by a body in it: of several bodies, branches, their union.
+        """Find on which arguments of the program results of a loop, branch or call depend, by one of its bodies.
 
-        A loop is walked twice: in the second iteration its carries depend on what the first one has computed.
+        Results of several bodies, branches, depend on the union. A loop is walked twice: in the second iteration its
+        carries depend on what the first one has computed.
+
+        Args:
+            body: the body.
+            eqn: the loop, branch or call.
+            dependences: those of all values around it; updated: gets those of the results.
         """
         jaxpr = body.jaxpr.jaxpr
         first_inputs = _dependences_of(body.of_operands(eqn.invars), dependences)
@@ -131,11 +143,12 @@ class ArgumentFlow:
 def _dependence_on_operands(
     eqn: JaxprEqn, dependences: Mapping[Var, Dependence]
 ) -> tuple[Dependence, dict[tuple[int, ...], int]]:
-    """Return the dependence on all operands together, and by shape of operands the arguments they depend on by element.
+    """Return which arguments of the program the operands of an equation depend on: all together, and by element.
 
-    A result of one of these shapes is taken to be computed from such operands element by element, but for products.
+    The latter, bit masks of arguments, by shape of the operands: a result of that shape is taken to be computed from
+    them element by element, as an updated weight from the old one; not so in products.
     """
-    arguments = 0
+    arguments = 0  # a bit for each
     is_from_gradient = False
     by_element: dict[tuple[int, ...], int] = {}
     for var in variables_read(eqn):

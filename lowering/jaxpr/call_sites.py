@@ -75,11 +75,13 @@ class CallSites:
         return {} if of_library else self._bodies.omitted.of(jaxpr)
 
     def of(self, eqn: JaxprEqn, site: CallSite, of_library: bool, omitted: OmittedCall | None) -> CallSite:
-        """Return the call site of an equation of a function that is called at `site`.
+        """Return the call site of an equation: the Python frames from the program down to its line.
+
+        JAX records frames within the traced function alone; those around it are the call site of its call.
 
         Args:
             eqn: the equation before inlining.
-            site: call site of the call of the function; an empty one for the outermost jaxpr.
+            site: call site of the call of the function that it is in; an empty one for the outermost jaxpr.
             of_library: leave out lines of the function, see `inline`.
             omitted: a call between both that the frames of the equation leave out.
         """
@@ -93,7 +95,7 @@ class CallSites:
         return self._site_of[key]
 
     def inside(self, call: JaxprEqn, callee: Jaxpr, site: CallSite) -> CallSite:
-        """Return the call site around the equations of a callee.
+        """Return the call site (frames, and lines to show) that is around all equations of a callee once it is inlined.
 
         Args:
             call: the equation that calls, with its line and name stack after inlining.
@@ -115,7 +117,9 @@ class CallSites:
 
     @contextmanager
     def bodies_of(self, eqn: JaxprEqn, operands: Sequence[Atom], results: Sequence[Var]) -> Iterator[None]:
-        """Relate the bodies of a loop or branch, inlined inside the `with`, to the values outside.
+        """Relate values in the bodies of a loop or branch, inlined inside the `with`, to the values outside.
+
+        So the body of a gradient's loop finds the layers of the forward loop that it shares values with.
 
         Args:
             eqn: the loop or branch, with its name stack after inlining.
@@ -127,10 +131,10 @@ class CallSites:
         self._bodies.gradients.leave(eqn, operands, results)
 
     def with_layers(self, eqns: Sequence[JaxprEqn], results: Sequence[Atom]) -> list[JaxprEqn]:
-        """Return the inlined equations, with notes of their layers and lines.
+        """Return the inlined equations, with notes in their name stacks: the layer, and lines of calls around them.
 
         Args:
-            eqns: one equation for each recorded call site.
+            eqns: equations after inlining, one for each call site that was recorded, in the same order.
             results: results of the jaxpr.
         """
         pairs = list(zip(eqns, self._sites, strict=True))

@@ -65,7 +65,10 @@ class Body:
 
 
 def bodies(eqn: JaxprEqn) -> list[Body]:
-    """Return the bodies that compute results of an equation, so without the condition of a loop."""
+    """Return the jaxprs inside a loop, branch or call, with the operands and results that they correspond to.
+
+    Those that compute results: not the condition of a loop. Empty for equations that hold none.
+    """
     name = eqn.primitive.name
     params = eqn.params
     if name == "scan":

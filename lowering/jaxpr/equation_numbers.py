@@ -50,7 +50,10 @@ class EquationNumbers:
         return literal.aval, value.dtype.name, value.tobytes()
 
     def _canonical_value(self, value: Any) -> Hashable:
-        """Return the canonical hashable form of an equation parameter."""
+        """Return a hashable form of an equation's parameter, equal for parameters that mean the same.
+
+        A jaxpr is its number; an object that cannot be hashed its identity, for which it is kept alive.
+        """
         if isinstance(value, ClosedJaxpr | Jaxpr):
             return "jaxpr", self._number_of_jaxpr(value)
         if isinstance(value, tuple | list):
@@ -76,7 +79,10 @@ class EquationNumbers:
         return self._jaxprs[key][1]
 
     def _canonical_form(self, jaxpr: ClosedJaxpr) -> Hashable:
-        """Return a form without names of variables: each has the number of its first mention."""
+        """Return a hashable form of a jaxpr, equal for jaxprs that differ in the names of their variables alone.
+
+        A variable is the number of its first mention, an equation that of its primitive and parameters, `self.of`.
+        """
         body = jaxpr.jaxpr
         numbers: dict[Any, int] = {}
 

@@ -172,10 +172,10 @@ class Restart(NamedTuple):
 
 
 def run_states_of_equations(items: Sequence[Traced]) -> list[RunStates]:
-    """Return for each equation the states of the function runs that it was traced in.
+    """Return for each equation the runs of Python functions that it was traced in, with the iterations of their loops.
 
-    Iterations that the order does not tell (restarts) follow from the states so far, which change with them: both are
-    computed again until no restart is new.
+    They are inferred from the order of equations. Iterations that the order does not tell (restarts) follow from the
+    states so far, which change with them: both are computed again until no restart is new.
     """
     restarts = dict[int, Restart]()
     while True:
@@ -187,15 +187,15 @@ def run_states_of_equations(items: Sequence[Traced]) -> list[RunStates]:
 
 
 def _run_states_in_order(items: Sequence[Traced], restarts: Mapping[int, Restart]) -> list[RunStates]:
-    """Return the states of equations as their order tells them.
+    """Return for each equation the function runs that it was traced in, as the order of equations tells them.
 
     Args:
-        items: the equations.
+        items: the equations, in the order of tracing.
         restarts: iterations that the order does not tell, by the number of the equation with which they begin.
     """
-    # Consecutive equations of one place share an object: they are numbered together.
     walk = _Walk()
     states_of = [walk.advance(item, restarts.get(n)) for n, item in enumerate(items)]
+    # Consecutive equations of one place share an object of states: each such stretch is numbered together.
     start = 0
     for n in range(1, len(items) + 1):
         if n == len(items) or states_of[n] is not states_of[start]:
@@ -216,7 +216,9 @@ class _Walk:
         self._waiting: tuple[Frames, list[FunctionRun]] | None = None
 
     def advance(self, item: Traced, restart: Restart | None) -> RunStates:
-        """Advance to the next equation; returns its states.
+        """Advance to the next equation; returns the function runs that it was traced in, outermost first.
+
+        Calls that go on from the equation before keep their run; the others get a new one.
 
         Args:
             item: the equation.
@@ -240,10 +242,14 @@ class _Walk:
         return self._states
 
     def _return_to_waiting(self, frames: Frames) -> bool:
-        """Return to the frames of a generator that C code resumes, such as `sum`; returns whether it has.
+        """Return to the frames of a generator that waits, if the next equation is in it again; returns whether it is.
 
-        An addition that `sum` traces has the frames of its caller alone, while the generator waits. The equation after
-        it, inside the generator again, belongs to the run of before: not to another call.
+        C code such as `sum` resumes generators. An addition that `sum` traces has the frames of its caller alone, while
+        the generator waits. The equation after it, inside the generator again, belongs to the run of before: not to
+        another call.
+
+        Args:
+            frames: frames of the next equation.
         """
         after, before = frames.numbered_places, self._frames.numbered_places
         has_left_inner = len(after) < len(before) and before[: len(after)] == after
@@ -258,7 +264,9 @@ class _Walk:
         return False
 
     def _count_continued(self, frames: Frames, *, is_next_stage: bool, has_returned: bool) -> int:
-        """Return the number of outer calls that continue; advances the loop of the innermost one if it repeats.
+        """Return how many calls, from the outermost on, the next equation shares with the one before it.
+
+        If the innermost of these is at an earlier place than before, its loop is in the next iteration.
 
         Args:
             frames: frames of the next equation, before `_frames` has become them.
@@ -270,14 +278,16 @@ class _Walk:
         length = min(len(before), len(after))
         differences = map(ne, self._frames.numbered_places, frames.numbered_places)
         differs = (n for n, is_other in enumerate(differences) if is_other)
-        # Equal frames after a wait: the innermost function, which has waited, has come to its place again.
+        # Calls before number `same` are at the places of before. Equal frames after a wait: the innermost function,
+        # which has waited, has come to its place again.
         same = next(differs, length - has_returned)
         if same < length and before[same].number != after[same].number:
             return self._repeat_call(frames, same, is_next_stage=is_next_stage)
         if same == length or before[same].code is not after[same].code:
             return same
-        if after[same].offset > before[same].offset:
+        if after[same].offset > before[same].offset:  # one function, which has gone on
             return same + 1
+        # It has gone back: to the next iteration of a loop around both places, or it was called again.
         loop = loop_around(after[same].code, after[same].offset, before[same].offset)
         if loop is None:
             return self._repeat_call(frames, same, is_next_stage=is_next_stage)
@@ -338,6 +348,8 @@ def _loop_outside(code: CodeType, loop: Loop) -> Loop | None:
 def _number_iterations(states_of: list[RunStates], items: Sequence[Traced], numbers: range) -> None:
     """Number consecutive equations of one place by iteration, if their operations have a period.
 
+    Where a loop has equations at a single place, their places do not tell where an iteration begins.
+
     Args:
         states_of: states of each equation; updated: those of the numbered equations get their iterations.
         items: all equations.
@@ -354,7 +366,7 @@ def _number_iterations(states_of: list[RunStates], items: Sequence[Traced], numb
     state = shared[call_number]
     if loop in state.run.repeated_loops:
         return  # the loop goes back at another place, which has numbered its iterations
-    period = _shortest_period([items[n].operation for n in numbers])
+    period = _shortest_period([items[n].operation for n in numbers])  # equations of an iteration
     starts = numbers[::period]
     # One function may trace equal operations at one place: calls by C code read different inputs too.
     read = [{x for n in range(start, start + period) for x in items[n].inputs} for start in starts]
@@ -373,6 +385,9 @@ def _shortest_period(operations: Sequence[tuple[Hashable, ...]]) -> int:
     """Return the length of the shortest part whose repetition is all operations, or is but for their shapes.
 
     That is the length of all operations if nothing is repeated.
+
+    Args:
+        operations: of each equation the name of its primitive, then shapes and dtypes of its results.
     """
     count = len(operations)
     lengths = [n for n in range(1, count // 2 + 1) if count % n == 0]
@@ -389,11 +404,13 @@ def _repeats_at_an_end(operations: Sequence[tuple[Hashable, ...]], length: int) 
 
 
 def _find_restarts(items: Sequence[Traced], states_of: Sequence[RunStates]) -> dict[int, Restart]:
-    """Find the equations at which loops run again, of loops without equations around them that would tell.
+    """Find the equations at which a function with a loop is called again, if all its equations are in that loop.
+
+    Then the order of equations does not tell: all iterations seem to be of one run. The inputs that they read may.
 
     Args:
         items: the equations.
-        states_of: their states so far, in which all iterations of such a loop seem to be of one run of its function.
+        states_of: for each the function runs that it was traced in, as known so far.
 
     Returns:
         By the number of the first equation of each run of such a loop but the first, the loop around that repeats it.
@@ -408,27 +425,29 @@ def _find_restarts(items: Sequence[Traced], states_of: Sequence[RunStates]) -> d
     restarts = dict[int, Restart]()
     for run, numbers in equations_of.items():
         call_number = call_number_of[run]
+        states_in_run = [states_of[n] for n in numbers]
         for loop in run.repeated_loops:
-            inner = Restart(call_number, loop)
-            outer = _find_outer_loop(items[numbers[0]].frames, [states_of[n] for n in numbers], inner)
-            if outer is not None:
-                iterations: dict[int, list[int]] = defaultdict(list)
-                for n in numbers:
-                    state = states_of[n][call_number]
-                    if loop.has(state.offset):
-                        iterations[state.iterations.get(loop, 0)].append(n)
-                restarts.update((n, outer) for n in _first_of_runs(items, list(iterations.values())))
+            outer = _find_outer_loop(items[numbers[0]].frames, states_in_run, Restart(call_number, loop))
+            if outer is None:
+                continue
+            iterations: dict[int, list[int]] = defaultdict(list)  # numbers of the equations of each iteration
+            for n in numbers:
+                state = states_of[n][call_number]
+                if loop.has(state.offset):
+                    iterations[state.iterations.get(loop, 0)].append(n)
+            restarts.update((n, outer) for n in _first_of_runs(items, list(iterations.values())))
     return restarts
 
 
 def _find_outer_loop(frames: Frames, states_in_run: Sequence[RunStates], inner: Restart) -> Restart | None:
-    """Find the loop around a loop, if it has no equations of its own and seems to have one iteration.
+    """Find the loop around a loop, if it has no equations of its own and seems to have one iteration; None without.
 
     Args:
         frames: frames of an equation in the loop.
         states_in_run: states of all equations of the function's run.
         inner: the loop, and the call of its function.
     """
+    # Equations of the function beside the inner loop, in the loop around that if there is one, would tell iterations.
     around = _loop_outside(frames.calls[inner.call_number].code, inner.loop)
     offsets = [states[inner.call_number].offset for states in states_in_run]
     if not all(inner.loop.has(offset) for offset in offsets if around is None or around.has(offset)):
@@ -439,10 +458,10 @@ def _find_outer_loop(frames: Frames, states_in_run: Sequence[RunStates], inner: 
 
 
 def _first_of_runs(items: Sequence[Traced], iterations: Sequence[Sequence[int]]) -> Iterator[int]:
-    """Yield the first equation of each run after the first; nothing if inputs do not tell runs apart.
+    """Yield the number of the equation at which each further run of a loop begins, as the inputs that it reads tell.
 
     Runs differ in the part of a name that follows those that all iterations have in common: `[0]` and `[1]` of
-    `ps[0][0]`, `ps[0][1]`, `ps[1][0]`.
+    `ps[0][0]`, `ps[0][1]`, `ps[1][0]`. Nothing if names do not tell runs apart.
 
     Args:
         items: all equations.
@@ -450,16 +469,19 @@ def _first_of_runs(items: Sequence[Traced], iterations: Sequence[Sequence[int]])
     """
     read = [{name for n in numbers for name in items[n].inputs} for numbers in iterations]
     common = set[_Name]().union(*read[:1]).intersection(*read)
-    roots = [dict.fromkeys(name[0] for name in sorted(names - common, key=str)) for names in read]
+    own = [names - common for names in read]  # inputs that all iterations read tell nothing
+    roots = [dict.fromkeys(name[0] for name in sorted(names, key=str)) for names in own]  # first parts of names
     shared = [root for root in roots[0] if all(root in x for x in roots)] if roots else []
     for root in shared:
-        names = [_common_start([x for x in names if x[0] == root]) for names in (x - common for x in read)]
-        length = len(_common_start(names))
-        keys = [name[length] if len(name) > length else None for name in names]
-        runs = [key for key, _ in groupby(keys)]
+        # What the names have in common that an iteration reads: `ps[1]` of `ps[1][0]` and `ps[1][2]`.
+        prefixes = [_common_start([name for name in names if name[0] == root]) for names in own]
+        length = len(_common_start(prefixes))
+        run_of_iteration = [prefix[length] if len(prefix) > length else None for prefix in prefixes]
+        runs = [run for run, _ in groupby(run_of_iteration)]
         # Several runs, of several iterations, none of which comes twice.
-        if 1 < len(runs) < len(keys) and len(set(runs)) == len(runs):
-            yield from (iterations[n][0] for n in range(1, len(keys)) if keys[n] != keys[n - 1])
+        if 1 < len(runs) < len(iterations) and len(set(runs)) == len(runs):
+            begins = (n for n in range(1, len(iterations)) if run_of_iteration[n] != run_of_iteration[n - 1])
+            yield from (iterations[n][0] for n in begins)
             return
 
 

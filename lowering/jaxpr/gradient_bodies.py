@@ -46,7 +46,13 @@ class GradientBodies(Generic[Names]):
         self._jaxprs: list[Jaxpr] = []  # jaxprs whose ids are keys: they must stay alive
 
     def enter(self, eqn: JaxprEqn, operands: Sequence[Atom], is_in_gradient: bool) -> None:
-        """Record bodies of a gradient's loop or branch before they are inlined, with operands from after inlining."""
+        """Record which forward values the bodies of a gradient's loop or branch read, before they are inlined.
+
+        Args:
+            eqn: the loop or branch; nothing is recorded for a forward one.
+            operands: its operands after inlining.
+            is_in_gradient: whether the jaxpr around it is a body of a gradient.
+        """
         if not (is_in_gradient or is_transposed(name_stack(eqn))):
             return
         for body in bodies(eqn):
@@ -61,7 +67,7 @@ class GradientBodies(Generic[Names]):
             self._jaxprs.append(jaxpr)
 
     def leave(self, eqn: JaxprEqn, operands: Sequence[Atom], results: Sequence[Var]) -> None:
-        """Record the values that a forward loop or branch shares with the equations around it.
+        """Record which values in a forward loop or branch are values around it, for the bodies of its gradient.
 
         Args:
             eqn: the loop or branch, before its bodies are inlined.

@@ -130,6 +130,8 @@ class LayerNames:
         gradient: GradientBody[LayerNames] | None = None,
         inputs: Mapping[Var, tuple[Hashable, ...]] = _NO_INPUTS,
     ) -> None:
+        # Forward equations are named first, in groups of those of one place and iteration; the equations of gradients
+        # are then matched with these groups.
         self._equations = equations
         self._inputs = dict(inputs)
         self._scopes = [_scopes_of(x) for x in equations]
@@ -162,9 +164,10 @@ class LayerNames:
             self._users[var] = [user for source, inside in values for user in source._users.get(inside, ())]
 
     def _split_parts(self, *, is_gradient: bool) -> tuple[list[int], list[list[int]], list[int]]:
-        """Return the numbers of forward equations, of those of each recomputed call, and of backward ones.
+        """Return the numbers of forward equations, of those of each call that recomputes, and of backward ones.
 
-        A body of a gradient has no forward equations.
+        Args:
+            is_gradient: whether the jaxpr is a body of a gradient, which has no forward equations.
         """
         forward = list[int]()
         recomputed = dict[Repetition | None, list[int]]()
@@ -192,7 +195,9 @@ class LayerNames:
     # --- forward ---
 
     def _name_forward(self, numbers: Sequence[int]) -> None:
-        """Name the layers of forward equations, and add them to the groups that the other equations are matched with.
+        """Name the layers of forward equations by the functions and scopes that they were traced in.
+
+        They are added to groups, which equations of gradients are matched with.
 
         Args:
             numbers: numbers of the forward equations, in the order of tracing.
@@ -228,12 +233,19 @@ class LayerNames:
             self._users[var].append(_Member(location, group))
 
     def _add_inner_groups(self, location: _Location) -> None:
-        """Add to a location without forward equations, as by `custom_vjp`, those that have more frames inside of it."""
+        """Add to a location without forward equations, as by `custom_vjp`, groups of those in functions called there.
+
+        Equations of a gradient at that location derive from one of these.
+
+        Args:
+            location: frames and scopes of equations.
+        """
         for source in self._sources:
             source._add_inner_groups(location)
             self._groups[location].update(source._groups.get(location, {}))
         count = len(location.places)
-        # By order: the layer of the location's frames, and the equation's own.
+        # Of forward equations with the location's frames and more, by their order: the layer of the location's frames,
+        # and the equation's own.
         layers_inside = dict[int, tuple[str, str]]()
         for order, (n, _, path) in enumerate(self._forward_equations):
             if self._scopes[n] == location.scopes and self._equations[n].frames.places[:count] == location.places:
@@ -243,18 +255,22 @@ class LayerNames:
         inner: dict[str, set[str]] = defaultdict(set)
         for outer, layer in layers_inside.values():
             inner[outer].add(layer)
-        # The layer inside names the location if it is the only one; else only the frames of the location do.
+        # A group has the layer inside if that is the only one in the location's; else the location's own.
         for order, (outer, layer) in layers_inside.items():
             name = layer if len(inner[outer]) == 1 else outer
             self._add_forward(location, name, self._forward_equations[order].number, order)
 
     def _add_groups_before(self, location: _Location) -> None:
-        """Add to a location without any forward equation the last one before its place in each run of its function.
+        """Add to a location the last forward equation before its place, in each run of its function.
 
-        A `custom_vjp` that computes nothing in the forward pass has such a location.
+        A `custom_vjp` that computes nothing in the forward pass has such a location, without any equation: its gradient
+        belongs to the layer that was traced last before it.
+
+        Args:
+            location: frames and scopes of equations.
         """
         *outside, (code, offset) = location.places or ((None, 0),)  # no equation matches one without frames
-        last = dict[str, int]()
+        last = dict[str, int]()  # by layer of a run of the function `code` its last equation before `offset`
         for order, (n, _, path) in enumerate(self._forward_equations):
             places = self._equations[n].frames.places
             count = len(outside)
@@ -268,9 +284,12 @@ class LayerNames:
     # --- recomputed and backward equations ---
 
     def _find_recomputed_runs(self, numbers: Sequence[int]) -> None:
-        """Find the run of a function that each recomputing call repeats.
+        """Find which run of a checkpointed function each call in the gradient recomputes.
 
         Each equation in the call has a vote, if the forward groups that share a value with it are of one run.
+
+        Args:
+            numbers: numbers of the recomputed and backward equations.
         """
         # First: equations are matched with groups of their location, and these may have none yet.
         for location in {self._location_of(n) for n in numbers}.difference(self._groups):
@@ -293,7 +312,9 @@ class LayerNames:
         return [x for x in options if _run_of_repetition(x, repetition) is run] or options
 
     def _name_by_forward(self, numbers: Sequence[int], *, is_reversed: bool) -> None:
-        """Name equations after the forward group, equations of one place in one iteration, that each derives from.
+        """Name the layers of recomputed or backward equations by the forward equations that each derives from.
+
+        These are a group: forward equations of one place in one iteration.
 
         The candidates are the groups of the same frames and scopes, first those with a common value. Several are
         narrowed by rules, one of which is order: the group is between those of the neighbouring equations that have one
@@ -304,14 +325,10 @@ class LayerNames:
             is_reversed: True for backward equations, whose groups are in falling order; False for recomputed ones.
         """
         all_matches = [self._groups_with_common_value(n) for n in numbers]
-        limit = -1 if is_reversed else maxsize
-        limits = list[int]()  # order of the next equation with one match, of the last equation first
-        for matches in reversed(all_matches):
-            limits.append(limit)
-            limit = next(iter(matches.values())).order if len(matches) == 1 else limit
+        limits = _orders_of_next(all_matches, end=-1 if is_reversed else maxsize)
         last = maxsize if is_reversed else -1  # order of the last equation with one match
         # Each rule applies only while several groups remain, and never removes all of them.
-        for n, matches, limit in zip(numbers, all_matches, reversed(limits), strict=True):
+        for n, matches, limit in zip(numbers, all_matches, limits, strict=True):
             options = list((matches or self._groups.get(self._location_of(n), {})).values())
             options = self._filter_by_run(n, options)
             # A sum of gradients belongs to the layer whose gradients it adds.
@@ -331,10 +348,16 @@ class LayerNames:
     def _filter_by_producers(
         self, number: int, options: list[_ForwardGroup], *, is_reversed: bool
     ) -> list[_ForwardGroup]:
-        """Filter groups to the one that the producers of the operands tell; all of them if they do not leave one.
+        """Filter groups that an equation may derive from, by the equations that compute its operands.
 
         A backward equation belongs to the same group as the producer traced at its location; a recomputed one to the
-        group in the same run of its innermost function.
+        group in the same run of its innermost function. Returns the only group that remains, or all of them if none
+        remains, or several.
+
+        Args:
+            number: number of the equation.
+            options: groups of forward equations that it may derive from.
+            is_reversed: True for a backward equation, False for a recomputed one.
         """
         producers = list(self._operand_producers(number))
         if is_reversed:
@@ -351,7 +374,10 @@ class LayerNames:
         return (self._producers[x] for x in operands if x in self._producers)
 
     def _groups_with_common_value(self, number: int) -> dict[str, _ForwardGroup]:
-        """Return by layer the forward groups of an equation's location that share an operand or result with it."""
+        """Return by layer the groups of forward equations at an equation's location that share a value with it.
+
+        A value is an operand or result; an equation of a gradient reads those of the forward equation it derives from.
+        """
         location = self._location_of(number)
         matches = dict[str, _ForwardGroup]()
         for var in self._equations[number].variables:
@@ -367,6 +393,21 @@ class LayerNames:
     def _unnumbered_path(self, number: int) -> str:
         steps = tuple(map(Step, self._equations[number].frames.codes))
         return LayerPath(steps, self._scopes[number]).text()
+
+
+def _orders_of_next(all_matches: Sequence[Mapping[str, _ForwardGroup]], end: int) -> list[int]:
+    """Return for each equation the order of the group of the next one that has a single match; `end` if none follows.
+
+    Args:
+        all_matches: for each equation the groups that it may derive from, by layer.
+        end: order for those after which no equation has a single match.
+    """
+    orders = list[int]()
+    order = end
+    for matches in reversed(all_matches):
+        orders.append(order)
+        order = next(iter(matches.values())).order if len(matches) == 1 else order
+    return orders[::-1]
 
 
 def _run_of_repetition(group: _ForwardGroup, repetition: Repetition) -> FunctionRun | None:

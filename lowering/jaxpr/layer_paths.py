@@ -69,11 +69,13 @@ class LayerPath:
     scopes: Scopes
 
     def text(self, count: int | None = None) -> str:
-        """Return the path, `encoder/block[3]/dense`; with a count that of the outermost calls alone.
+        """Return the path of a layer, `encoder/block[3]/dense`, of the functions that were called and of scopes.
 
-        Without scopes all functions are in it. Else there are those outside of all scopes up to the last one that is
-        numbered, and inside of scopes those that take a number, and the user's for which no library opens a scope.
+        With a count, that of the outermost calls alone. Without scopes all functions are in it. Else there are those
+        outside of all scopes up to the last one that is numbered, and inside of scopes those that take a number, and
+        the user's for which no library opens a scope.
         """
+        # A step is a call, outermost first; its depth is the number of scopes around it.
         steps = _fold_recursions(self.steps[:count])
         called = [n for n in range(1, len(steps)) if not steps[n].depth and _is_numbered(steps, n - 1)]
         last_outside = max(called, default=-1)  # last numbered function outside of all scopes
@@ -127,9 +129,10 @@ class _PathText:
         self._numbering = step
 
     def finished(self) -> str:
-        """Return the text, with all remaining scopes.
+        """Return the path, names and scopes so far with all remaining scopes, `encoder/block[3]/dense`.
 
-        Numbers that no function took are those of the scope that the loop opens, else of a part of their own, `loop`.
+        Numbers (of iterations) that no function took go to the scope that the loop opens, else to a part of their own,
+        `loop[3]`.
         """
         if self.numbers and self._numbering is not None:
             position = self._numbering.around_loop  # number of scopes around the loop that numbers
@@ -175,6 +178,8 @@ class LayerPaths:
     """
 
     def __init__(self, codes: Mapping[tuple[RunStates, Scopes], Sequence[CodeType]]) -> None:
+        # What all equations tell about each run of a function, loop and calling place, before any path is made: which
+        # scopes are around all of its equations, and whether numbers are needed beside them.
         self._blocks = _WithBlocks(codes)
         # Scopes that all equations of a run of a function, or of an iteration of a loop, have in common.
         self._scopes_of_run: dict[FunctionRun, Scopes] = {}
@@ -222,15 +227,25 @@ class LayerPaths:
         return LayerPath(tuple(steps), self._blocks.numbered(states, plain_scopes))
 
     def _step_of_call(self, state: RunState, code: CodeType, callee: CodeType | None) -> Step:
-        """Return a call of a path, with the numbers for calls inside it: of iterations, then of the calling place."""
+        """Return the part of a layer's path that one call is, with the numbers that calls inside it get.
+
+        They are the iterations of its loops, then the calling place, if the function calls `callee` on several lines.
+
+        Args:
+            state: run of the called function, at the time of an equation in it.
+            code: code of that function.
+            callee: code of the function that it calls next; None for the innermost.
+        """
+        # Loops around the place, but for those whose iterations have scopes of their own; and their iterations.
         runs = [(run, loop) for run, loop in _runs_of_loops(state) if run not in self._named_by_scopes]
         numbers = tuple(state.iterations.get(loop, 0) for _, loop in runs)
-        depth = len(self._scopes_of_run[state.run])
+        depth = len(self._scopes_of_run[state.run])  # number of scopes around all of the function
         places = None if callee is None else self._places.get((state.run, callee))
         place_numbers = () if places is None else (places.index(state.offset),)
         step = Step(code, (*numbers, *place_numbers), depth)
         if not runs:
             return step
+        # Numbers of iterations go to a scope: the last one around the iteration, if the loop opens it.
         innermost_run, _ = runs[-1]
         around = self._scopes_of_iteration.get((innermost_run, numbers[-1]))
         if around is None:
@@ -239,14 +254,20 @@ class LayerPaths:
         return replace(step, around_loop=len(around) - opens_scope, opens_scope=opens_scope)
 
     def _with_recursions(self, steps: Sequence[Step], states: RunStates) -> list[Step]:
-        """Return the steps, numbered where a function of the user's calls another that calls itself.
+        """Return the steps of a path, numbered where a function of the user's calls one that calls itself.
 
         They are numbered if its depth differs between equations, and loops do not number them already. The number is
         the position of the depth among those of all equations, in the order of tracing.
+
+        Args:
+            steps: a step for each call around an equation, outermost first.
+            states: run of each of these calls.
         """
         numbered = list(steps)
         for first, last in _neighbouring_calls([step.code for step in steps]):
-            depths = list(self._recursion_depths[states[first].run])  # 0: the function does not call itself
+            # Depths in the order of tracing; 0 if the function does not call itself. Steps `first` to `last` are calls
+            # of one function by itself.
+            depths = list(self._recursion_depths[states[first].run])
             is_plain = not any(step.numbers for step in steps[first:last])
             if len(depths) > 1 and first and is_plain and not steps[first - 1].is_of_library:
                 for n in range(first, last + 1):
@@ -255,9 +276,14 @@ class LayerPaths:
         return numbered
 
     def _with_scopes_outside(self, steps: Sequence[Step], states: RunStates) -> list[Step]:
-        """Return the steps with `scopes_outside` and `has_scope`, from the scopes that callers' `with` blocks open.
+        """Return the steps of a path with `scopes_outside`, the number of scopes around the call, and `has_scope`.
 
-        The scopes around a run, `depth`, do not tell: the run may have opened some of them itself.
+        A call has a scope if a library opens one around it. Both follow from the scopes that callers' `with` blocks
+        open: those around a run, `depth`, do not tell, as the run may have opened some of them itself.
+
+        Args:
+            steps: a step for each call around an equation, outermost first.
+            states: run of each of these calls.
         """
         result = list[Step]()
         outside = 0  # scopes around the call of the next step
@@ -304,7 +330,12 @@ class _WithBlocks:
         return sum(len(self._prefixes[block]) > depth for block in _blocks_of(state, code))
 
     def numbered(self, states: RunStates, scopes: Scopes) -> Scopes:
-        """Return scopes with the numbers of those that several blocks of a function open."""
+        """Return the scopes of an equation, those numbered that several `with` blocks of one function open by one name.
+
+        Args:
+            states: run of each call around the equation, outermost first.
+            scopes: its scopes, outermost first.
+        """
         numbered = list(scopes)
         for code, blocks in self._blocks[states]:
             for depth, block in enumerate(blocks, 1):
@@ -356,7 +387,10 @@ def _is_layer(code: CodeType) -> bool:
 
 @remembered_small
 def _names_in_path(codes: tuple[CodeType, ...]) -> tuple[str, ...]:
-    """Return the names of functions in a path, "" for lambdas and helpers of libraries."""
+    """Return for each call of an equation, outermost first, its name in the layer's path; "" for one that is left out.
+
+    Functions of the user have one, but for lambdas; of libraries those that stand for a layer.
+    """
     users = [n for n, code in enumerate(codes) if not is_installed(code.co_filename)]
     inside = range(users[-1] + 1 if users else 0, len(codes))
     in_path = {*users, *(n for n in inside if codes[n].co_name == "__call__")}

@@ -41,7 +41,10 @@ def loops_of(code: CodeType) -> tuple[Loop, ...]:
 
 
 def _backward_jumps(instructions: bytes) -> Iterator[tuple[int, int]]:
-    """Yield the offset and target of each backward jump; `dis` would decode all instructions, ten times as slow."""
+    """Yield the offset and target, in bytes, of each backward jump of Python bytecode: the ends and starts of loops.
+
+    `dis` would decode all instructions, ten times as slow.
+    """
     extended_bits = 0  # higher bytes of the next argument
     for offset in range(0, len(instructions), 2):
         opcode = instructions[offset]
@@ -73,6 +76,7 @@ class _ProtectedRange(NamedTuple):
 
 @lru_cache(maxsize=_MAX_FUNCTIONS)
 def _protected_ranges(code: CodeType) -> tuple[_ProtectedRange, ...]:
+    """Return the ranges of instructions in `try` and `with` blocks, from the exception table of a function's code."""
     # Format of Python's Objects/exception_handling_notes.txt: numbers of 6 bits a byte, in units of two bytes of code.
     numbers = list[int]()
     has_more = False

@@ -45,7 +45,10 @@ def holds_jaxprs(eqn: JaxprEqn) -> bool:
 
 
 def _rewrite_parameter(value: Any, rewrite: Rewrite) -> Any:
-    """Rewrite a parameter that is a jaxpr, or a tuple with some; one without changes stays the same object."""
+    """Return an equation's parameter with `rewrite` applied to it if it is a jaxpr, or to those in a tuple.
+
+    A parameter without changes stays the same object.
+    """
     if isinstance(value, ClosedJaxpr):
         return rewrite(value)
     if isinstance(value, Jaxpr) and not value.constvars:
@@ -62,7 +65,10 @@ def _rewrite_parameter(value: Any, rewrite: Rewrite) -> Any:
 
 
 def once(rewrite: Rewrite) -> Rewrite:
-    """Memoise a rewrite by jaxpr: one that several equations hold stays one object."""
+    """Return a rewrite of jaxprs that runs once for each: a jaxpr that several equations hold stays one object.
+
+    Jaxprs are compared by identity, with the identities of their constants.
+    """
     results: dict[tuple[int, ...], tuple[ClosedJaxpr, ClosedJaxpr]] = {}
 
     def run(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
@@ -90,11 +96,12 @@ def substituted(atom: Atom, table: Mapping[Var, Atom]) -> Atom:
 
 
 def spliced(jaxpr: Jaxpr, table: Mapping[Var, Atom]) -> tuple[list[JaxprEqn], list[Atom]]:
-    """Return equations and results of a jaxpr, to be put into another one.
+    """Return copies of the equations and results of a jaxpr, to be put into another one.
 
     Args:
         jaxpr: the jaxpr.
-        table: what replaces its inputs and constants, and other variables; the rest get new variables.
+        table: what replaces its inputs and constants, and maybe other variables; the rest get new variables, since a
+            jaxpr may be put in several times.
     """
     replaced = dict(table)
     eqns = list[JaxprEqn]()

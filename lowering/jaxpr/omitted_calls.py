@@ -62,9 +62,10 @@ class OmittedCalls:
         self._number = 0  # of calls
 
     def of(self, jaxpr: Jaxpr) -> dict[int, OmittedCall]:
-        """Return the omitted calls of a jaxpr's equations, by number of the equation.
+        """Return by number of the equation the call that its Python frames leave out, for equations that have one.
 
-        An equation has one if its frames begin in another function than that of the jaxpr, of which a call is found.
+        JAX records frames from the innermost traced function on. An equation has an omitted call if its frames begin in
+        another function than that of the jaxpr, of which a call is found.
         """
         omitted: dict[Root, list[int]] = defaultdict(list)
         root = traced_from(jaxpr)
@@ -80,7 +81,16 @@ class OmittedCalls:
         return calls
 
     def _match_calls(self, jaxpr: Jaxpr, function: Root, eqns: Sequence[JaxprEqn]) -> list[OmittedCall]:
-        """Return the omitted call of each of the equations whose frames begin in a function; empty without calls."""
+        """Return for each equation the call of a function, in which its frames begin, that it was traced in.
+
+        Args:
+            jaxpr: jaxpr of the equations.
+            function: the function.
+            eqns: equations whose frames begin in it.
+
+        Returns:
+            A call for each equation; empty if no call of the function is found.
+        """
         candidates = self._calls_in(jaxpr).get(function, [])
         if candidates:
             return _match_by_values(eqns, candidates)
@@ -99,7 +109,10 @@ class OmittedCalls:
         return self._jaxprs[root]
 
     def _calls_in(self, jaxpr: Jaxpr) -> dict[Root, list[OmittedCall]]:
-        """Return by called function the calls in a jaxpr and in its callees, found once for each."""
+        """Return by called function all calls in a jaxpr and in its callees, found once for each jaxpr.
+
+        A call in a callee has the frames from the jaxpr down to it.
+        """
         if id(jaxpr) not in self._calls:
             calls: dict[Root, list[OmittedCall]] = defaultdict(list)
             for eqn in jaxpr.eqns:
@@ -122,7 +135,7 @@ def root_of(code: CodeType) -> Root:
 
 
 def frames_of(eqn: JaxprEqn, before: Frames, is_shown: Callable[[CodeType], bool], number: int = 0) -> Frames:
-    """Return the frames of an equation after those of a call around it.
+    """Return all Python frames of an equation: those of the call around it, then its own.
 
     Args:
         eqn: the equation.
@@ -196,9 +209,14 @@ def _all_jaxprs(program: Jaxpr) -> Iterator[Jaxpr]:
 
 
 def _match_by_values(eqns: Sequence[JaxprEqn], calls: Sequence[OmittedCall]) -> list[OmittedCall]:
-    """Return for each equation the call that reads the same values.
+    """Return for each equation the call that it was traced in: the one that reads the same values.
 
-    Equations without one belong to the call of those before them, or after them from where the callee begins.
+    Equations that share no value with a call belong to that of the equations before them; those from where the callee
+    begins on to that of the equations after them.
+
+    Args:
+        eqns: equations that were traced in one function, in order.
+        calls: calls of that function.
     """
     readers: dict[Var, set[int]] = defaultdict(set)
     for number, call in enumerate(calls):
@@ -248,7 +266,7 @@ def _match_by_order(eqns: Sequence[JaxprEqn], calls: Sequence[OmittedCall]) -> l
 
 
 def _common_call(calls: Sequence[OmittedCall]) -> OmittedCall:
-    """Return one call for several that cannot be told apart: the outer frames that they have in common.
+    """Return a call that stands for several that cannot be told apart: its frames are the outer ones that all have.
 
     Where they differ only in the place in a function, its frame is the last, at no place (-1).
     """

@@ -49,7 +49,10 @@ def work_of(jaxpr: Jaxpr) -> Work:
 
 
 def work_of_equation(eqn: JaxprEqn) -> Work:
-    """Return the work of one equation."""
+    """Return an estimate of what an equation takes on tiles: bytes of code, and elements read, written and multiplied.
+
+    A loop has the work of all its iterations.
+    """
     cost = record_of(eqn).cost
     inner = [work_of(getattr(nested, "jaxpr", nested)) for nested in jaxprs_in_params(eqn.params)]
     if cost == "body":  # control flow or a call: only a `scan` has a length, its trip count

@@ -79,10 +79,11 @@ class ValueRoles:
         """Return the role of a value, "" if unknown."""
         return "" if isinstance(var, Literal) else self._roles.get(var, "")
 
-    def read(self, eqns: Sequence[JaxprEqn], results: Sequence[Atom]) -> None:
-        """Find the roles of the results of equations; a role that a value has already stays.
+    def find_roles(self, eqns: Sequence[JaxprEqn], results: Sequence[Atom]) -> None:
+        """Find the roles (weights, gradients, stored for the backward pass, …) of the results of equations.
 
-        Bodies of control flow are not walked: their inputs and results get the roles outside, for their own `read`.
+        A role that a value has already stays. Bodies of control flow are not walked: their inputs and results get the
+        roles outside, for their own `find_roles`.
 
         Args:
             eqns: all equations of a body, in order.
@@ -154,9 +155,14 @@ class ValueRoles:
             self._roles[var] = STATE if is_donated[n] or n in updated else ARGUMENTS
 
     def _find_arguments_by_gradient(self, jaxpr: Jaxpr, flow: ArgumentFlow) -> None:
-        """Find the roles of arguments by how results are computed from them, and of results that update them.
+        """Find the roles of a training step's arguments, by how its results are computed from them.
 
-        The module's docstring has the rules. Arguments are bits in the masks of `flow`: bit n is argument n.
+        Weights are differentiated, and updated by a gradient; optimiser state is updated by a gradient, or goes into
+        weights; state is updated otherwise; inputs are not updated. A result that updates an argument has its role.
+
+        Args:
+            jaxpr: the training step.
+            flow: on which arguments each result depends, as bit masks: bit n is argument n.
         """
         arguments = jaxpr.invars
         roles = self._roles
@@ -189,7 +195,9 @@ class ValueRoles:
     def _find_returned_gradients(
         self, arguments: Sequence[Var], outs: Sequence[Atom], results: Sequence[Dependence], unmatched: set[int]
     ) -> None:
-        """Give the role of weights to arguments whose gradient is returned, paired in order.
+        """Give the role of weights to arguments whose gradient is returned, and the role of gradients to these results.
+
+        A gradient belongs to the first argument of its shape and dtype that no other has taken.
 
         Args:
             arguments: all arguments.
@@ -217,7 +225,7 @@ def _type_of(var: Var) -> tuple[Any, ...]:
 
 
 def _match_updates(arguments: Sequence[Var], outs: Sequence[Atom], evidence: Sequence[Sequence[int]]) -> dict[int, int]:
-    """Return by argument the number of the result that updates it: at most one argument for each result.
+    """Return by number of the argument that of the result that updates it: at most one argument for each result.
 
     Results with fewest candidates are assigned first. A candidate has the shape and dtype of the result.
 

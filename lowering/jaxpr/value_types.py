@@ -23,7 +23,13 @@ _EXPECTED = "arrays of numbers, or of keys of jax.random"
 
 
 def check_values(jaxpr: ClosedJaxpr, who: str, names: Sequence[str]) -> None:
-    """Refuse values of function `who` that no tile can store; `names` are those of its inputs, `params['w']`."""
+    """Refuse a jaxpr with values that no tile can store, such as tokens.
+
+    Args:
+        jaxpr: the jaxpr.
+        who: name of the user's function, for the error.
+        names: names of its inputs, `params['w']`, for the error.
+    """
     arguments_and_results = [*zip((f"argument {name} of {who}" for name in names), jaxpr.in_avals, strict=True)]
     arguments_and_results += [(f"a result of {who}", aval) for aval in jaxpr.out_avals]
     for subject, aval in arguments_and_results:

@@ -40,7 +40,9 @@ def gain(code: Any, copies: Any, calls: Any, byte_cost: float) -> Any:
 
 
 def gain_of(work: Work, copied: Sequence[int], calls: int, byte_cost: float) -> float:
-    """Cycles that a function saves, with bytes at their cost; 0 if it computes little compared with the copies.
+    """Cycles that calls of one function save instead of its code several times; 0 if it computes little for its copies.
+
+    A byte of code counts as the cycles that memory is worth; calls copy operands and results.
 
     Args:
         work: work of one call.

@@ -46,7 +46,7 @@ from ipujax.lowering.jaxpr import (
     stages_inside,
     with_inner,
 )
-from ipujax.lowering.layer_notes import LayersOfRun, at_source_of, in_common
+from ipujax.lowering.layer_notes import LayersOfRun, at_source_of, common_equations
 from ipujax.lowering.offload import MOVES
 from ipujax.lowering.outlining.function_call import fixed_operands, function_call_p
 from ipujax.lowering.outlining.repeats import (
@@ -120,7 +120,12 @@ class Run:
         return [self._call_in_place_of(number, params) for number in range(len(self._runs))]
 
     def _call_in_place_of(self, number: int, params: Mapping[str, object]) -> list[JaxprEqn]:
-        """Call in the place of a run, with its line and layer, and the equations before and behind it."""
+        """Equations in the place of one run: casts of operands, a call of the function, and views and casts of results.
+
+        Args:
+            number: number of the run, among equal ones.
+            params: parameters of the call.
+        """
         run = self._runs[number]
         values = self._values[number]
         live_out = self._live_out[number]
@@ -152,15 +157,20 @@ class Run:
         return [self._live_out_of(values, end) for values, end in zip(self._values, self._ends, strict=True)]
 
     def _live_out_of(self, values: Mapping[_Slot, Var], end: int) -> _LiveOut:
-        """Values of a run that equations from `end` on read."""
+        """What a call in place of a run must return, and what is computed again behind it, for the equations after it.
+
+        Args:
+            values: variables of the run, by slot.
+            end: number of the first equation after the run.
+        """
         live_out = _LiveOut(set(), set())
         pending = [slot for slot, var in values.items() if self._last_uses.get(var, -1) >= end]
         while pending:
             slot = pending.pop()
             eqn = self._runs[0][slot.equation]
-            if self._is_operand(slot):
+            if self._is_operand(slot):  # known without the call
                 continue
-            if is_repeated_behind(eqn):
+            if is_repeated_behind(eqn):  # a view or a widening cast: its operands are needed in its place
                 live_out.repeated.add(slot.equation)
                 pending += [x for x in self._slots[slot.equation][: len(eqn.invars)] if x is not None]
             else:
@@ -169,7 +179,7 @@ class Run:
 
     @cached_property
     def _casts_before(self) -> set[int]:
-        """Casts to fewer bytes that run before the call, which copies as many bytes less.
+        """Numbers in the run of casts to fewer bytes that run before the call, which copies as many bytes less.
 
         Each is the only reader of an operand; an operand that is one value at every call is not copied at all.
         """
@@ -196,10 +206,14 @@ class Run:
     @cached_property
     def _common_equations(self) -> tuple[list[JaxprEqn], list[LayersOfRun]]:
         """Equations of the function, and the layers of each run."""
-        return in_common(self._runs, self._function_name)
+        return common_equations(self._runs, self._function_name)
 
     def _inner_equations(self, variables: dict[_Slot, Var]) -> list[JaxprEqn]:
-        """Equations of the function, without casts before it; updates `variables`, those of the function by slot."""
+        """Equations of the function that equal runs become, on variables of its own, without casts before the call.
+
+        Args:
+            variables: variables of the function, by slot (first mention in a run); updated: gets all of them.
+        """
         common, _ = self._common_equations
         eqns: list[JaxprEqn] = []
         for number, (eqn, slots) in enumerate(zip(common, self._slots, strict=True)):
@@ -217,7 +231,11 @@ class Run:
 
     @cached_property
     def _function(self) -> _Function:
-        """The function: casts of its operands to more bytes, then the equations that its results need."""
+        """The function that is called in place of equal runs.
+
+        It has casts of its operands to more bytes, so that calls copy fewer, then the equations that its results need.
+        """
+        # A slot is the first mention of a variable in a run; equal runs have equal slots.
         variables: dict[_Slot, Var] = {}
         eqns = self._inner_equations(variables)
         operand_slots = [slot for slot in variables if self._is_operand(slot)]
@@ -298,7 +316,13 @@ def outline(jaxpr: ClosedJaxpr, byte_cost: float = BYTE_COST_CYCLES) -> ClosedJa
 
 
 def outliner(byte_cost: float = BYTE_COST_CYCLES) -> Rewrite:
-    """Pass `outline` for several jaxprs: a jaxpr that several of them contain stays one object."""
+    """Returns the pass `outline`, which puts repeated equations into functions, for several jaxprs.
+
+    A jaxpr that several of them contain stays one object.
+
+    Args:
+        byte_cost: cost per byte of code, in cycles.
+    """
     numbers = EquationNumbers()
 
     def with_equations(jaxpr: ClosedJaxpr, eqns: Sequence[JaxprEqn]) -> ClosedJaxpr:
@@ -329,7 +353,9 @@ def outliner(byte_cost: float = BYTE_COST_CYCLES) -> Rewrite:
 def outline_placed(
     jaxpr: Jaxpr, places: Sequence[int | None], byte_cost: float = BYTE_COST_CYCLES
 ) -> tuple[Jaxpr, list[int]]:
-    """Outlines the equations without a stage of a jaxpr with stages, once each is placed.
+    """Puts repeated equations of a jaxpr with stages into functions, once it is known which IPU runs each equation.
+
+    Before, the pass `outline` leaves out equations without a stage: only those of one IPU can be one function.
 
     Args:
         jaxpr: equations with stages, and without.
@@ -342,7 +368,6 @@ def outline_placed(
     groups = np.full(len(jaxpr.eqns), -1)
     for n, (eqn, place) in enumerate(zip(jaxpr.eqns, places, strict=True)):
         if place is not None and not _is_apart(eqn):
-            # Only equations of one IPU may be one run.
             groups[n] = place
     eqns, sources = _with_calls(jaxpr, groups, EquationNumbers(), byte_cost)
     return jaxpr.replace(eqns=list(eqns)), sources
@@ -358,13 +383,16 @@ class _Replacement(NamedTuple):
 def _with_calls(
     jaxpr: Jaxpr, groups: np.ndarray, numbers: EquationNumbers, byte_cost: float
 ) -> tuple[Sequence[JaxprEqn], list[int]]:
-    """Equations with calls in place of runs, and for each the number of an equation that it replaces.
+    """Equations of a jaxpr with calls of functions in place of repeated runs of equations.
 
     Args:
         jaxpr: all equations.
         groups: number of the group of each equation, −1 for none; a run has equations of one group.
         numbers: numbers that equal equations share.
         byte_cost: cost per byte on the fullest tile, in cycles.
+
+    Returns:
+        The equations, and for each the number of an equation that it replaces.
     """
     if np.count_nonzero(groups >= 0) < 2:
         return jaxpr.eqns, list(range(len(jaxpr.eqns)))
@@ -386,9 +414,10 @@ def _with_calls(
 
 
 def _groups_of_equations(jaxpr: Jaxpr) -> np.ndarray:
-    """Number of the part of the program whose runs each equation may join, −1 for none, int64[equations].
+    """For each equation the number of its part of the program (stage, phase), −1 for none, int64[equations].
 
-    In a jaxpr with stages equations without one are in no run, as they are not placed yet: see `outline_placed`.
+    Only equations of one part may be outlined together. In a jaxpr with stages those without one are in no part, as
+    they are not on an IPU yet: see `outline_placed`.
     """
     staged = has_stages(jaxpr)
     group_numbers: dict[_ProgramPart, int] = {}

@@ -16,7 +16,7 @@ additions of arrays for all windows of a length.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from typing import Any, NamedTuple
@@ -81,73 +81,65 @@ class Dataflow:
         self._works = np.cumsum(table, 0)  # before each equation
         self._powers = _powers(_BASE, self.count + 1)
         self._inverse_powers = _powers(pow(_BASE, -1, 1 << 64), self.count + 1)
-        self._find_mentions(jaxpr)
+        mentions, definitions = _mentions_of(jaxpr)
+        self._set_columns(mentions, definitions, jaxpr)
 
-    def _find_mentions(self, jaxpr: Jaxpr) -> None:
-        """Tabulates mentions of variables, in order; a mention is an operand or a result of an equation.
+    def _set_columns(self, mentions: Sequence[_Mention], definitions: Mapping[Var, int], jaxpr: Jaxpr) -> None:
+        """Sets the arrays that `windows` and `copied` read, with an element for each mention of a variable, in order.
 
-        Its variable may have been mentioned before: its last mention, in equation −1 if there is none.
+        A mention is an operand or result of an equation.
+
+        Args:
+            mentions: the mentions, see `_mentions_of`.
+            definitions: for each variable the number of the mention that defines it.
+            jaxpr: the jaxpr.
         """
-        last_mention: dict[Var, _Mention] = {}
-        definitions: dict[Var, int] = {}  # variable → row of the mention that defines it
-        variable_numbers: dict[Var, int] = {}
-        rows: list[_Mention] = []
-        for n, eqn in enumerate(jaxpr.eqns):
-            for position, atom in enumerate((*eqn.invars, *eqn.outvars)):
-                if isinstance(atom, Literal | DropVar):
-                    continue
-                if position >= len(eqn.invars) and not is_repeated_behind(eqn):
-                    definitions[atom] = len(rows)
-                variable = variable_numbers.setdefault(atom, len(variable_numbers))
-                last = last_mention.get(atom, _NOT_MENTIONED)
-                last_mention[atom] = _Mention(
-                    equation=n,
-                    position=position,
-                    last_equation=last.equation,
-                    last_position=last.position,
-                    elements=elements_of(atom),
-                    variable=variable,
-                    is_read=position < len(eqn.invars),
-                )
-                rows.append(last_mention[atom])
-        columns = _Mention(*np.array(rows, np.int64).reshape(-1, len(_Mention._fields)).T)
-        self._at = columns.equation
-        self._last = columns.last_equation
-        self._sizes = columns.elements
-        self._variables = columns.variable
-        self._reads = columns.is_read.astype(bool)
-        reads = np.bincount(self._variables[self._reads], minlength=len(variable_numbers))
+        columns = _Mention(*np.array(mentions, np.int64).reshape(-1, len(_Mention._fields)).T)
+        self._equations = columns.equation  # number of the equation
+        self._last_equations = columns.last_equation  # that of the variable's mention before; −1 without
+        self._elements = columns.elements  # of the variable
+        self._variables = columns.variable  # number of the variable
+        self._is_read = columns.is_read.astype(bool)  # an operand, not a result
+        reads = np.bincount(self._variables[self._is_read], minlength=self._variables.max(initial=-1) + 1)
         self._is_only_read = (reads[self._variables] == 1).astype(np.int64)
-        self._first = np.searchsorted(self._at, np.arange(self.count + 1))  # the first mention in each equation
-        distance = (self._at - self._last).astype(np.uint64)
+        # The first mention in each equation, and behind the last one.
+        self._first_mentions = np.searchsorted(self._equations, np.arange(self.count + 1))
+        # Equal windows have equal numbers, whatever the variables: a mention whose variable the window has mentioned
+        # before adds a link, by how many equations back that was, and by both positions.
+        distance = (self._equations - self._last_equations).astype(np.uint64)
         both_positions = (columns.last_position << 20 | columns.position).astype(np.uint64)
-        self._links = _mixed_bits(_mixed_bits(distance) + both_positions) * self._powers[self._at]
+        self._links = _mixed_bits(_mixed_bits(distance) + both_positions) * self._powers[self._equations]
         last_reads = last_uses(jaxpr)
         self._definitions = np.array(list(definitions.values()), np.int64)
-        self._end = np.full(len(rows), -1)
-        self._end[self._definitions] = [last_reads.get(var, -1) for var in definitions]
+        # The last equation that needs what a mention defines; −1 for a mention that defines nothing.
+        self._last_needs = np.full(len(mentions), -1)
+        self._last_needs[self._definitions] = [last_reads.get(var, -1) for var in definitions]
 
     def windows(self, length: int) -> Windows:
-        """All windows of `length` equations, by sums over mentions: time does not grow with the length.
+        """All windows (consecutive equations) of one length, with figures of each; time does not grow with the length.
 
-        Numbers are sums modulo 2^64 of terms that each equation and each link to a last mention adds.
+        A window's number, equal for equal windows, is a sum modulo 2^64 of a term for each equation and one for each
+        mention of a variable that the window has mentioned before. So all figures are differences of cumulative sums.
+
+        Args:
+            length: number of equations of a window.
         """
-        starts = max(0, self.count - length + 1)
+        starts = max(0, self.count - length + 1)  # number of windows
         total = np.concatenate([[np.uint64(0)], np.cumsum(self._symbols * self._powers[:-1])])
         numbers = total[length:] - total[:starts]
         # A mention counts in the windows that contain both it and the last one.
-        numbers += _over_starts(self._at - length + 1, self._last, self._links, starts)
-        earliest = np.maximum(self._last, self._at - length) + 1
+        numbers += _over_starts(self._equations - length + 1, self._last_equations, self._links, starts)
+        earliest = np.maximum(self._last_equations, self._equations - length) + 1
         # First and last start of the windows in which a read is the first mention: its value is an operand.
-        read_range = earliest[self._reads], self._at[self._reads]
-        defined_at = self._at[self._definitions]
+        read_range = earliest[self._is_read], self._equations[self._is_read]
+        defined_at = self._equations[self._definitions]
         # First and last start of those that contain the definition of a value but not its last read.
-        live_out = defined_at - length + 1, np.minimum(defined_at, self._end[self._definitions] - length)
+        live_out = defined_at - length + 1, np.minimum(defined_at, self._last_needs[self._definitions] - length)
         code = self._works[length:, 0] - self._works[:starts, 0]
-        copies = _over_starts(*read_range, self._is_only_read[self._reads], starts)
+        copies = _over_starts(*read_range, self._is_only_read[self._is_read], starts)
         copies += _over_starts(*live_out, values=1, starts=starts)
-        elements = _over_starts(*read_range, self._sizes[self._reads], starts)
-        elements += _over_starts(*live_out, self._sizes[self._definitions], starts)
+        elements = _over_starts(*read_range, self._elements[self._is_read], starts)
+        elements += _over_starts(*live_out, self._elements[self._definitions], starts)
         # Dividing by the power of the start makes the number independent of the position.
         return Windows(length, numbers * self._inverse_powers[:starts], code, copies, elements)
 
@@ -156,23 +148,63 @@ class Dataflow:
         return Work(int(code), elements)
 
     def copied(self, starts: Sequence[int], length: int) -> np.ndarray:
-        """Elements of each operand that differs between equal windows, and of each result read behind one, int64."""
-        first = self._first[list(starts)]
+        """Elements of each value that a call in the place of equal windows copies, int64[values].
+
+        These are operands that differ between the windows, and results that equations behind a window read.
+
+        Args:
+            starts: first equation of each window.
+            length: number of equations of a window.
+        """
+        first = self._first_mentions[list(starts)]
         # Row n has the mentions of window n; equal windows have as many, and the first stands for all.
-        mentions = first[:, None] + np.arange(self._first[starts[0] + length] - first[0])
+        mentions = first[:, None] + np.arange(self._first_mentions[starts[0] + length] - first[0])
         first_mentions = mentions[0]
         variables = self._variables[mentions]
-        is_operand = self._reads[first_mentions] & (self._last[first_mentions] < starts[0])
+        is_operand = self._is_read[first_mentions] & (self._last_equations[first_mentions] < starts[0])
         differs = (variables != variables[0]).any(0)
-        is_live_out = (self._end[mentions] >= np.array(starts)[:, None] + length).any(0)
-        sizes: np.ndarray = self._sizes[first_mentions][(is_operand & differs) | is_live_out]
+        is_live_out = (self._last_needs[mentions] >= np.array(starts)[:, None] + length).any(0)
+        sizes: np.ndarray = self._elements[first_mentions][(is_operand & differs) | is_live_out]
         return sizes
 
 
-def last_uses(jaxpr: Jaxpr) -> dict[Var, int]:
-    """Last equation that needs each variable; for results one behind the last equation.
+def _mentions_of(jaxpr: Jaxpr) -> tuple[list[_Mention], dict[Var, int]]:
+    """Mentions of variables, operands and results of equations, in order; each knows the one before of its variable.
 
-    An equation that is repeated behind a call needs its operands as long as its own result is needed.
+    Returns:
+        The mentions; and for each variable the number of the mention that defines it, but for results that are
+        computed again behind a call, see `is_repeated_behind`.
+    """
+    last_mention: dict[Var, _Mention] = {}
+    definitions: dict[Var, int] = {}
+    variable_numbers: dict[Var, int] = {}
+    mentions: list[_Mention] = []
+    for n, eqn in enumerate(jaxpr.eqns):
+        for position, atom in enumerate((*eqn.invars, *eqn.outvars)):
+            if isinstance(atom, Literal | DropVar):
+                continue
+            if position >= len(eqn.invars) and not is_repeated_behind(eqn):
+                definitions[atom] = len(mentions)
+            variable = variable_numbers.setdefault(atom, len(variable_numbers))
+            last = last_mention.get(atom, _NOT_MENTIONED)
+            last_mention[atom] = _Mention(
+                equation=n,
+                position=position,
+                last_equation=last.equation,
+                last_position=last.position,
+                elements=elements_of(atom),
+                variable=variable,
+                is_read=position < len(eqn.invars),
+            )
+            mentions.append(last_mention[atom])
+    return mentions, definitions
+
+
+def last_uses(jaxpr: Jaxpr) -> dict[Var, int]:
+    """Number of the last equation that needs each variable; for results of the jaxpr one behind the last equation.
+
+    An equation that is repeated behind a call (see `is_repeated_behind`) needs its operands as long as its own result
+    is needed.
     """
     uses = {atom: len(jaxpr.eqns) for atom in jaxpr.outvars if isinstance(atom, Var)}
     for n, eqn in reversed(list(enumerate(jaxpr.eqns))):
@@ -205,7 +237,14 @@ def widening_bytes(eqn: JaxprEqn) -> int:
 
 
 def _over_starts(first: np.ndarray, last: np.ndarray, values: np.ndarray | int, starts: int) -> np.ndarray:
-    """Sums at each of the starts 0 … starts − 1 the values whose range first … last contains it."""
+    """For each start of a window, 0 … starts − 1, the sum of the values whose range of starts contains it.
+
+    Args:
+        first: first start of the range of each value.
+        last: last start of it; a range is empty where that is smaller.
+        values: the values, or one for all.
+        starts: number of starts.
+    """
     first = np.maximum(first, 0)
     last = np.minimum(last, starts - 1)
     values = np.broadcast_to(values, first.shape)
@@ -295,7 +334,11 @@ class _Search:
         self._room = np.where(self._groups < 0, 0, group_ends - starts)
 
     def best_first(self) -> Iterator[Repeat]:
-        """Repeats with a gain, each the best of those that remain."""
+        """Yields repeats (equal windows that do not overlap) that save cycles as a function, the best first.
+
+        Each takes its equations away from those that follow.
+        """
+        # A heap with the best repeat of each length.
         waiting = [best for length in self._lengths_to_try() if (best := self._best_of_length(length)) is not None]
         heapify(waiting)
         while waiting:
@@ -316,10 +359,14 @@ class _Search:
         return self._windows[length]
 
     def _lengths_to_try(self) -> list[int]:
-        """Lengths of repeats to try, those that may save most equations first."""
+        """Lengths (numbers of equations) of repeats to try, those that may save most equations first.
+
+        All lengths would take too long. Where windows of a few equations have equals at one distance again and again,
+        lengths that fit that distance may repeat.
+        """
         most_saved: dict[int, int] = {}  # upper bound of equations that repeats of a length save
         size = _SHORTEST
-        while size < self._flow.count:
+        while size < self._flow.count:  # the number of all equations
             saved = Counter[int]()  # likewise, by windows of this size
             for stretch in self._stretches_of_equal_windows(size):
                 for length in _lengths_of(stretch):
@@ -329,11 +376,15 @@ class _Search:
         return sorted(most_saved, key=lambda length: (-most_saved[length], length))[:_MAX_LENGTHS]
 
     def _stretches_of_equal_windows(self, size: int) -> Iterator[_Stretch]:
-        """Yield each stretch of consecutive windows whose next equal is at one distance."""
+        """Yield each stretch of consecutive windows whose next equal window is at one distance: a period, as of layers.
+
+        Args:
+            size: number of equations of a window.
+        """
         starts = np.flatnonzero(self._room >= size)
         starts = starts[starts + size <= self._flow.count]
         numbers = self._windows_of(size).numbers[starts]
-        order = np.argsort(numbers, kind="stable")
+        order = np.argsort(numbers, kind="stable")  # equal windows become neighbours, in order
         has_next = numbers[order[1:]] == numbers[order[:-1]]
         first = starts[order[:-1]][has_next]
         next_equal = starts[order[1:]][has_next]
@@ -348,7 +399,11 @@ class _Search:
             yield _Stretch(int(distances[begin]), end - begin + size - 1)
 
     def _best_of_length(self, length: int) -> _Candidate | None:
-        """Equal windows of a length with the highest gain; None without a gain. Updates the refused ones."""
+        """Equal windows of a length that save most cycles as calls of one function; None if none saves any.
+
+        Args:
+            length: number of equations of a window.
+        """
         windows = self._windows_of(length)
         starts = np.flatnonzero(self._room[: len(windows.numbers)] >= length)
         if not len(starts):
@@ -392,9 +447,10 @@ def _disjoint_starts(starts: Sequence[int], length: int) -> list[int]:
 
 
 def _lengths_of(stretch: _Stretch) -> Iterator[int]:
-    """Candidate lengths of repeats in a stretch.
+    """Yields candidate lengths (numbers of equations) of repeats in equations that equal those at a distance.
 
-    A shorter stretch than the distance occurs twice. A longer one is periodic: its period, or several if it is short.
+    Fewer equations than the distance occur twice. More are periodic: their period is a length, or several of them if it
+    is short.
     """
     distance, equations = stretch
     if distance > equations:

@@ -31,7 +31,14 @@ def _batch_record(
     work: Callable[[int], float] | None = None,
     columns: Callable[[Mapping[str, Any]], int] | None = None,
 ) -> PrimitiveRecord:
-    """The record of a primitive whose dimensions before those of a problem are a batch; arguments as of `Problem`."""
+    """The record of a primitive that solves a batch of problems, along the leading dimensions of its operands.
+
+    Args:
+        rank: from parameters to the number of dimensions of one problem, 2 for a matrix.
+        work: from the size of a problem to operations an element; None where unknown.
+        columns: from parameters to the dimension, < 0, of right-hand sides that are solved column by column; None
+            without.
+    """
 
     def factors(eqn: JaxprEqn) -> Factors:
         return batched(eqn, max(len(shapes(eqn.invars)[0]) - rank(eqn.params), 0))
@@ -53,12 +60,15 @@ _OUTER = (200, 300)  # of the dimensions that each operand has alone
 
 
 def _product_factors(eqn: JaxprEqn) -> Factors:
-    """Factors of a product: batch, contracted and outer dimensions."""
+    """Factors of a `dot_general`: an index for each batch and contracted dimension, and for each that one operand has.
+
+    Operands and results share a factor's number where one index runs over dimensions of several of them.
+    """
     (contracted, batch) = eqn.params["dimension_numbers"]
     ranks = [len(shape) for shape in shapes(eqn.invars)]
     factors_of_operands: list[list[int]] = []
     outer_factors: list[int] = []
-    for side, rank in enumerate(ranks):
+    for side, rank in enumerate(ranks):  # the left operand, then the right one
         factor = {d: n for n, d in enumerate(batch[side])}
         factor |= {d: _CONTRACTED + n for n, d in enumerate(contracted[side])}
         factors_of_operands.append([factor.get(d, _OUTER[side] + d) for d in range(rank)])
@@ -71,7 +81,11 @@ _BATCH, _OUT_CHANNELS, _IN_CHANNELS, _GROUPS = range(4)  # factors of a convolut
 
 
 def _convolution_factors(eqn: JaxprEqn) -> Factors:
-    """Factors of a convolution: batch, channels or groups; spatial dimensions, and batches in groups, stay whole."""
+    """Factors of a convolution: the indices along which its parts can be computed by themselves.
+
+    They are batch, channels or groups; None is a dimension that stays whole: space, and a batch in groups. `macs` are
+    the multiply-adds of one point of the index space.
+    """
     params = eqn.params
     numbers = params["dimension_numbers"]
     rank = len(shapes(eqn.invars)[0])
@@ -138,7 +152,10 @@ def _top_k_factors(eqn: JaxprEqn) -> Factors:
 
 
 def _window_factors(eqn: JaxprEqn) -> Factors:
-    """Dimensions whose window is one element are split; others would need neighbours' elements."""
+    """Factors of a reduction of windows: the dimensions along which its parts can be computed by themselves.
+
+    They are those whose window is one element; parts along others would need elements of their neighbours.
+    """
     params = eqn.params
     result = shapes(eqn.outvars)[0]
     ones = (1,) * len(result)
@@ -173,7 +190,7 @@ def _bitcast_factors(eqn: JaxprEqn) -> Factors:
 
 
 def elementwise_record(name: str) -> PrimitiveRecord:
-    """The record of a row of the op library's costs."""
+    """The record of an elementwise primitive: what passes need to know of it; `name` is that of the primitive."""
     return PrimitiveRecord(
         elementwise,
         cost="elementwise",

@@ -57,26 +57,29 @@ def shapes(atoms: Sequence[Any]) -> list[tuple[int, ...]]:
 def factors_by_number(
     eqn: JaxprEqn, operands: Sequence[Sequence[int | None]], results: Sequence[Sequence[int | None]]
 ) -> Factors:
-    """Factors of an equation whose dimensions have at most one factor each.
+    """Index space of an equation whose dimensions have at most one factor each.
+
+    A factor is an index that dimensions of operands and results share: [i, k] · [k, j] → [i, j] has three. The equation
+    can be computed on a part of its range.
 
     Args:
         eqn: the equation.
         operands: for each operand the number of each dimension's factor; None for one that is computed whole.
         results: for each result likewise.
     """
-    sizes: dict[int, int] = {}
+    sizes: dict[int, int] = {}  # by factor
     labels_of: list[tuple[Labels, ...]] = []
-    for atoms, numbers in ((eqn.invars, operands), (eqn.outvars, results)):
-        labels: list[Labels] = []
-        for shape, dims in zip(shapes(atoms), numbers, strict=True):
-            labels.append(tuple(() if f is None else (f,) for f in dims))
-            sizes.update((f, n) for f, n in zip(dims, shape, strict=True) if f is not None)
+    for atoms, factors_of_atoms in ((eqn.invars, operands), (eqn.outvars, results)):
+        labels: list[Labels] = []  # for each operand or result the factors, one or none, of each dimension
+        for shape, factors in zip(shapes(atoms), factors_of_atoms, strict=True):
+            labels.append(tuple(() if f is None else (f,) for f in factors))
+            sizes.update((f, n) for f, n in zip(factors, shape, strict=True) if f is not None)
         labels_of.append(tuple(labels))
     return Factors(labels_of[0], labels_of[1], sizes)
 
 
 def factors_except(eqn: JaxprEqn, whole_dims: Sequence[int]) -> Factors:
-    """One factor a dimension, of which parts may be computed alone, except for dimensions that are computed whole.
+    """Index space of an equation that works along its dimensions: a factor (index) for each that is not computed whole.
 
     Args:
         eqn: an equation whose operands and results have the same dimensions, but for scalars, which have no factors.
@@ -84,6 +87,7 @@ def factors_except(eqn: JaxprEqn, whole_dims: Sequence[int]) -> Factors:
     """
     operands = shapes(eqn.invars)
     results = shapes(eqn.outvars)
+    # Size of each dimension: an operand of size 1 along it is repeated.
     longest = [max(sizes) for sizes in zip(*(s for s in (*operands, *results) if s), strict=False)]
 
     def factor_numbers(shape: Sequence[int]) -> list[int | None]:

@@ -31,16 +31,17 @@ INDEX = 100  # first factor of the dimensions of indices
 
 
 def _gather_factors(eqn: JaxprEqn) -> Factors:
-    """Factors of a gather: lookups, windows, and rows of the table, over which blocks add up.
+    """Factors of a gather: the indices (lookups, windows, rows of the table) along which parts can be computed alone.
 
     Rows are indexed dimensions of which a window has one element: a device looks up those that it has, at its own
-    positions, and zeros for the others. Windows have the other dimensions whole.
+    positions, and zeros for the others, so that results add up. Windows have the other dimensions whole.
     """
     numbers = eqn.params["dimension_numbers"]
     operand, indices = shapes(eqn.invars)
     indexed = set(numbers.start_index_map)
     table_factors = _table_factors(operand, eqn.params["slice_sizes"], indexed, numbers.operand_batching_dims)
     batches = dict(zip(numbers.start_indices_batching_dims, numbers.operand_batching_dims, strict=True))
+    # A batch dimension of the indices shares the factor of the table's, which has its number; others have their own.
     index_factors = [batches.get(d, INDEX + d) for d in range(len(indices) - 1)]
     dropped = {*numbers.collapsed_slice_dims, *numbers.operand_batching_dims}
     windows = (_window_factor(d, table_factors, indexed) for d in range(len(operand)) if d not in dropped)
@@ -48,6 +49,7 @@ def _gather_factors(eqn: JaxprEqn) -> Factors:
     rank = len(shapes(eqn.outvars)[0])
     result_factors = [next(windows) if d in numbers.offset_dims else next(lookups) for d in range(rank)]
     factors = factors_by_number(eqn, [table_factors, [*index_factors, None]], [result_factors])
+    # A device with a part of the rows looks up positions relative to where its part begins.
     rows = _row_factors(table_factors, indexed)
     return replace(factors, reductions=dict.fromkeys(rows, "add"), positions=frozenset(rows))
 
@@ -55,7 +57,9 @@ def _gather_factors(eqn: JaxprEqn) -> Factors:
 def _table_factors(
     shape: Sequence[int], window: Sequence[int], indexed: set[int], batching_dims: Sequence[int]
 ) -> list[int | None]:
-    """Factor of each dimension of a table: its number if windows have it whole, or one indexed row of it.
+    """Factor (index along which parts can be computed alone) of each dimension of the table of a gather or scatter.
+
+    It is the dimension's number; None where windows have several elements along it, but not all.
 
     Args:
         shape: shape of the table.
@@ -79,7 +83,10 @@ def _row_factors(table_factors: Sequence[int | None], indexed: set[int]) -> list
 
 
 def _scatter_factors(eqn: JaxprEqn) -> Factors:
-    """Factors of a scatter: lookups, windows, and rows of the table; lookups that are added are a reduction."""
+    """Factors of a scatter: the indices along which its parts can be computed alone.
+
+    They are rows of the table, windows, and lookups if updates are added: then parts of the lookups give terms to sum.
+    """
     numbers = eqn.params["dimension_numbers"]
     operand, indices, updates = shapes(eqn.invars)
     indexed = set(numbers.scatter_dims_to_operand_dims)
@@ -90,6 +97,7 @@ def _scatter_factors(eqn: JaxprEqn) -> Factors:
     table_factors = _table_factors(operand, window, indexed, numbers.operand_batching_dims)
     batches = dict(zip(numbers.scatter_indices_batching_dims, numbers.operand_batching_dims, strict=True))
     adds = SCATTER_MONOIDS.get(eqn.primitive.name) == "add"
+    # A batch dimension of the indices shares the factor of the table's, which has its number; others have their own.
     index_factors = [batches.get(d, INDEX + d if adds else None) for d in range(len(indices) - 1)]
     lookups = iter(index_factors)
     windows = (_window_factor(d, table_factors, indexed) for d in window_dims)
@@ -97,6 +105,7 @@ def _scatter_factors(eqn: JaxprEqn) -> Factors:
     update_factors = [next(windows) if d in numbers.update_window_dims else next(lookups) for d in update_dims]
     factors = factors_by_number(eqn, [table_factors, [*index_factors, None], update_factors], [table_factors])
     split_lookups = [f for f in index_factors if f is not None and f >= INDEX]
+    # A part of these is not computed as the whole is: what it adds depends on where it begins.
     positions = frozenset((*split_lookups, *_row_factors(table_factors, indexed)))
     return replace(factors, reductions=dict.fromkeys(split_lookups, "add"), positions=positions)
 
@@ -110,17 +119,17 @@ def _windows_of_block(eqn: JaxprEqn, operands: Shapes, results: Shapes) -> Mappi
 
 
 def _reshape_factors(eqn: JaxprEqn) -> Factors:
-    """Factors are the common refinement of both shapes: [6, 4] → [2, 12] has factors 2, 3, 4.
+    """Factors (indices) of a reshape, the common refinement of both shapes: [6, 4] → [2, 12] has factors 2, 3, 4.
 
-    From the first dimensions on that have none, as 2 and 3, dimensions are whole.
+    Dimensions from the first sizes on that do not divide each other, as 2 and 3, have none: they are computed whole.
     """
     (before,), (after,) = shapes(eqn.invars[:1]), shapes(eqn.outvars)
-    labels: tuple[list[tuple[int, ...]], list[tuple[int, ...]]] = ([], [])
-    sizes: dict[int, int] = {}
+    labels: tuple[list[tuple[int, ...]], list[tuple[int, ...]]] = ([], [])  # factors of each dimension, on both sides
+    sizes: dict[int, int] = {}  # by factor
     if 0 in before or eqn.params.get("dimensions") is not None:
         return Factors((((),) * len(before),), (((),) * len(after),), {})
-    remaining = [list(before), list(after)]
-    open_labels: list[list[int]] = [[], []]
+    remaining = [list(before), list(after)]  # sizes that no factor has taken yet
+    open_labels: list[list[int]] = [[], []]  # factors of the first of these dimensions so far
     # Both shapes are consumed from the major end; each common divisor is a factor.
     while remaining[0] and remaining[1]:
         a, b = remaining[0][0], remaining[1][0]
@@ -158,7 +167,14 @@ def _with_first_factor(
     sizes: dict[int, int],
     remaining: list[list[int]],
 ) -> Factors:
-    """Dimensions from here on are whole, but for the factors they have already."""
+    """Factors of a reshape whose remaining sizes have none in common: dimensions from here on are computed whole.
+
+    Args:
+        labels: for operand and result the factors of each dimension so far.
+        open_labels: for both the factors that the next dimension has already.
+        sizes: size of each factor.
+        remaining: for both the sizes from the next dimension on.
+    """
     for side in (0, 1):
         labels[side].append(tuple(open_labels[side]))
         labels[side].extend(() for _ in remaining[side][1:])

@@ -102,9 +102,10 @@ class Lowering:
         after: Callable[[JaxprEqn], object] = lambda _: None,
         into: Mapping[Var, Tensor] | None = None,
     ) -> None:
-        """Lowers equations in order.
+        """Lowers equations in order, adding to a program.
 
-        A result is written to its destination only where nothing still reads what the destination holds.
+        A result is written to its destination, such as the carry of a loop, only where nothing still reads what that
+        holds.
 
         Args:
             eqns: the equations.
@@ -112,12 +113,12 @@ class Lowering:
             prog: program to add to.
             results: values that are read after them.
             after: callback for each equation once it is lowered; it may read its results.
-            into: tensors that may be written at once, beside those of all jaxprs.
+            into: destinations: for some results the tensor to write it to; in addition to `self.destinations`.
         """
         self.find_roles(eqns, results)
         last_read = {atom: n for n, eqn in enumerate(eqns) for atom in eqn.invars if isinstance(atom, Var)}
         last_read.update((atom, len(eqns)) for atom in results if isinstance(atom, Var))
-        last_reads = LastReads(last_read, env.items())
+        last_reads = LastReads(last_read, env.items())  # of variables of the graph, through all tensors that view them
         destinations = places_before_updates(eqns, {**self.destinations, **(into or {})})
         for number, eqn in enumerate(eqns):
             operands = [self.read(env, atom) for atom in eqn.invars]
@@ -125,7 +126,7 @@ class Lowering:
             free = {
                 var: out for var, out in with_destination.items() if last_reads.may_overwrite(out, operands, number)
             }
-            later = LaterValues(env, last_reads, number)
+            later = LaterValues(env, last_reads, number)  # for calls, which overwrite results of the call before
             new_values = dict(zip(eqn.outvars, self.equation(eqn, operands, prog, free, later), strict=True))
             last_reads.add(new_values.items())
             env.update(new_values)
@@ -144,6 +145,8 @@ class Lowering:
         later: LaterValues | None = None,
     ) -> Sequence[Tensor]:
         """Lowers one equation on its operands; returns the tensors of its results.
+
+        With probes, the values of operands and results are sent to the host too.
 
         Args:
             eqn: the equation.
@@ -206,7 +209,7 @@ class Lowering:
 
     def find_roles(self, eqns: Sequence[JaxprEqn], results: Sequence[Atom]) -> None:
         """Finds the roles of the values of a body before its equations are lowered; `results` are read after them."""
-        self.roles.read(eqns, results)
+        self.roles.find_roles(eqns, results)
 
     def note_roles(self, values: Sequence[Var], tensors: Sequence[Tensor]) -> None:
         """Notes the roles of values in the graph, for their tensors."""
@@ -214,9 +217,12 @@ class Lowering:
             self.graph.note_role(tensor, self.roles.get(var))
 
     def _without_rule(self, ctx: Context, operands: Sequence[Tensor]) -> list[Tensor]:
-        """Lowers a primitive without a rule: the equations that implement it if they are known, else the fallback."""
+        """Lowers an equation whose primitive has no rule; returns the tensors of its results.
+
+        By the equations of JAX that implement the primitive, which have rules, else by the fallback: on one tile.
+        """
         name = ctx.primitive.name
-        if has_work(name):
+        if has_work(name):  # a fallback that can be costed, such as of a Cholesky decomposition
             return fallback(ctx, *operands)
         for implementation_of in (traced_impl, _lowered_callee):
             callee = implementation_of(ctx.equation)
@@ -226,7 +232,10 @@ class Lowering:
         return fallback(ctx, *operands, is_priced=False)
 
     def read(self, env: Mapping[Var, Tensor], atom: Atom) -> Tensor:
-        """Tensor of a variable or literal; one constant for all equal scalars of the graph."""
+        """Tensor of an operand: that in `env` of a variable, a constant of the graph for a literal.
+
+        Equal scalars are one constant.
+        """
         if not isinstance(atom, Literal):
             return env[atom]
         aval: Any = atom.aval
@@ -246,7 +255,12 @@ def _lowered_callee(eqn: JaxprEqn) -> ClosedJaxpr | None:
 
 
 def _lower_alone(jaxpr: ClosedJaxpr, target: Target) -> tuple[Graph, ProgramSequence]:
-    """A jaxpr in a graph of its own, see `LowerAlone`: on linearly mapped operands, from which its rules go on."""
+    """Lowers a jaxpr as a program of its own, to be costed by itself; returns its graph and program.
+
+    Args:
+        jaxpr: jaxpr, inlined.
+        target: the machine, such as one tile of the user's.
+    """
     graph = Graph(target)
     prog = ProgramSequence()
     operands = [graph.add_variable(aval.shape, aval.dtype, f"in{n}") for n, aval in enumerate(jaxpr.in_avals)]

@@ -16,6 +16,7 @@ from ipujax.lowering.jax_compat import stablehlo
 from ipujax.lowering.stablehlo.elementwise import ELEMENTWISE
 from ipujax.lowering.stablehlo.regions import only_operation
 from ipujax.lowering.stablehlo.translation import (
+    Operation,
     Rule,
     Scope,
     UntranslatedError,
@@ -45,20 +46,20 @@ def known_integers(value: Any) -> tuple[int, ...]:
     return tuple(int(n) for n in value.reshape(-1))
 
 
-def constant_rule(scope: Scope, op: Any, operands: Values) -> Sequence[Any]:
+def constant_rule(scope: Scope, op: Operation, operands: Values) -> Sequence[Any]:
     """The array of a constant; a number of a formula, which only elementwise operations read, is no stored array."""
     readers = [use.owner.name.partition(".")[2] for use in op.results[0].uses]
     return [constant_value(op, is_broadcast=all(name in ELEMENTWISE for name in readers))]
 
 
-def iota_rule(scope: Scope, op: Any, operands: Values) -> Sequence[Any]:
+def iota_rule(scope: Scope, op: Operation, operands: Values) -> Sequence[Any]:
     """Numbers along a dimension."""
     kind = op.results[0].type
     shape = known_integers(operands[0]) if operands else static_shape(kind)
     return [lax.broadcasted_iota(dtype_of(kind), shape, integer(op, "iota_dimension"))]
 
 
-def broadcast_rule(scope: Scope, op: Any, operands: Values) -> Sequence[Any]:
+def broadcast_rule(scope: Scope, op: Operation, operands: Values) -> Sequence[Any]:
     """Broadcast to the shape of the result."""
     shape = known_integers(operands[1]) if len(operands) > 1 else static_shape(op.results[0].type)
     dims = ints(op, "broadcast_dimensions")
@@ -66,28 +67,28 @@ def broadcast_rule(scope: Scope, op: Any, operands: Values) -> Sequence[Any]:
     return [operands[0] if is_same else lax.broadcast_in_dim(operands[0], shape, dims)]
 
 
-def reshape_rule(scope: Scope, op: Any, operands: Values) -> Sequence[Any]:
+def reshape_rule(scope: Scope, op: Operation, operands: Values) -> Sequence[Any]:
     """Other shape of the same elements."""
     shape = known_integers(operands[1]) if len(operands) > 1 else static_shape(op.results[0].type)
     return [operands[0] if operands[0].shape == shape else lax.reshape(operands[0], shape)]
 
 
-def transpose_rule(scope: Scope, op: Any, operands: Values) -> Sequence[Any]:
+def transpose_rule(scope: Scope, op: Operation, operands: Values) -> Sequence[Any]:
     """Other order of the dimensions."""
     return [lax.transpose(operands[0], ints(op, "permutation"))]
 
 
-def slice_rule(scope: Scope, op: Any, operands: Values) -> Sequence[Any]:
+def slice_rule(scope: Scope, op: Operation, operands: Values) -> Sequence[Any]:
     """Part at a fixed position."""
     return [lax.slice(operands[0], *(ints(op, name) for name in ("start_indices", "limit_indices", "strides")))]
 
 
-def real_dynamic_slice_rule(scope: Scope, op: Any, operands: Values) -> Sequence[Any]:
+def real_dynamic_slice_rule(scope: Scope, op: Operation, operands: Values) -> Sequence[Any]:
     """Part at a position that is known when the module is read."""
     return [lax.slice(operands[0], *map(known_integers, operands[1:]))]
 
 
-def dynamic_slice_rule(scope: Scope, op: Any, operands: Values) -> Sequence[Any]:
+def dynamic_slice_rule(scope: Scope, op: Operation, operands: Values) -> Sequence[Any]:
     """Part at a position of the run, clamped to the array."""
     x, *starts = operands
     sizes = ints(op, "slice_sizes")
@@ -97,13 +98,13 @@ def dynamic_slice_rule(scope: Scope, op: Any, operands: Values) -> Sequence[Any]
     return [lax.dynamic_slice_p.bind(x, *starts, slice_sizes=sizes)]  # the function of JAX counts from the end below 0
 
 
-def dynamic_update_slice_rule(scope: Scope, op: Any, operands: Values) -> Sequence[Any]:
+def dynamic_update_slice_rule(scope: Scope, op: Operation, operands: Values) -> Sequence[Any]:
     """Array with a part replaced, at a position of the run."""
     x, update, *starts = operands
     return [lax.dynamic_update_slice_p.bind(x, update, *starts)]
 
 
-def pad_rule(scope: Scope, op: Any, operands: Values) -> Sequence[Any]:
+def pad_rule(scope: Scope, op: Operation, operands: Values) -> Sequence[Any]:
     """Array with a border, or without its rim where it is negative."""
     x, value, *amounts = operands
     names = ("edge_padding_low", "edge_padding_high", "interior_padding")
@@ -112,23 +113,23 @@ def pad_rule(scope: Scope, op: Any, operands: Values) -> Sequence[Any]:
     return [lax.pad(x, value, config) if any(map(any, config)) else x]
 
 
-def concatenate_rule(scope: Scope, op: Any, operands: Values) -> Sequence[Any]:
+def concatenate_rule(scope: Scope, op: Operation, operands: Values) -> Sequence[Any]:
     """Arrays one after the other."""
     return [lax.concatenate(operands, integer(op, "dimension"))]
 
 
-def reverse_rule(scope: Scope, op: Any, operands: Values) -> Sequence[Any]:
+def reverse_rule(scope: Scope, op: Operation, operands: Values) -> Sequence[Any]:
     """Array backwards along dimensions."""
     return [lax.rev(operands[0], ints(op, "dimensions"))]
 
 
-def dimension_size_rule(scope: Scope, op: Any, operands: Values) -> Sequence[Any]:
+def dimension_size_rule(scope: Scope, op: Operation, operands: Values) -> Sequence[Any]:
     """Size of a dimension, which is known."""
     return [np.asarray(operands[0].shape[integer(op, "dimension")], np.int32)]
 
 
-def gather_rule(scope: Scope, op: Any, operands: Values) -> Sequence[Any]:
-    """Parts at positions of the run, which are clamped to the array."""
+def gather_rule(scope: Scope, op: Operation, operands: Values) -> Sequence[Any]:
+    """`stablehlo.gather` and `dynamic_gather`: slices of an array at index vectors, which are clamped to the array."""
     x, indices, *sizes = operands
     attribute = stablehlo.GatherDimensionNumbers(op.attributes["dimension_numbers"])
     numbers = lax.GatherDimensionNumbers(
@@ -145,8 +146,8 @@ def gather_rule(scope: Scope, op: Any, operands: Values) -> Sequence[Any]:
     return [lax.gather(x, vectors, numbers, slice_sizes, indices_are_sorted=is_sorted, mode=mode)]
 
 
-def scatter_rule(scope: Scope, op: Any, operands: Values) -> Sequence[Any]:
-    """Array with updates at positions of the run; those outside of the array are left out."""
+def scatter_rule(scope: Scope, op: Operation, operands: Values) -> Sequence[Any]:
+    """`stablehlo.scatter`: an array combined with updates at index vectors; those outside of the array are left out."""
     scatter = _SCATTERS.get(only_operation(op.regions[0]))
     if len(operands) != 3 or scatter is None:
         raise UntranslatedError("a scatter by another function, or of several arrays")

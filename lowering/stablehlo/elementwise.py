@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ipujax.lowering.stablehlo.translation import Rule, Scope, Values, dtype_of, has_64_bits, integer, word
+from ipujax.lowering.stablehlo.translation import Operation, Rule, Scope, Values, dtype_of, has_64_bits, integer, word
 
 _SAME: dict[str, Callable[..., Any]] = {
     "abs": lax.abs,
@@ -110,19 +110,19 @@ def _rule(fun: Callable[..., Any]) -> Rule:
 
 
 def _additive_rule(of_numbers: Callable[..., Any], of_truths: Callable[..., Any]) -> Rule:
-    def rule(scope: Scope, op: Any, operands: Values) -> Sequence[Any]:
+    def rule(scope: Scope, op: Operation, operands: Values) -> Sequence[Any]:
         return [(of_truths if operands[0].dtype == bool else of_numbers)(*operands)]
 
     return rule
 
 
-def compare_rule(scope: Scope, op: Any, operands: Values) -> Sequence[Any]:
+def compare_rule(scope: Scope, op: Operation, operands: Values) -> Sequence[Any]:
     """Comparison, of floating-point numbers by their values or in their total order."""
     is_total = word(op, "compare_type") == "TOTALORDER" and jnp.issubdtype(operands[0].dtype, jnp.floating)
     return [(_TOTAL_ORDER if is_total else _COMPARISONS)[word(op, "comparison_direction")](*operands)]
 
 
-def convert_rule(scope: Scope, op: Any, operands: Values) -> Sequence[Any]:
+def convert_rule(scope: Scope, op: Operation, operands: Values) -> Sequence[Any]:
     """Conversion to the dtype of the result."""
     (x,) = operands
     dtype = dtype_of(op.results[0].type)
@@ -143,7 +143,7 @@ class Words64:
         self.shape = words.shape[:-1]
 
 
-def bitcast_rule(scope: Scope, op: Any, operands: Values) -> Sequence[Any]:
+def bitcast_rule(scope: Scope, op: Operation, operands: Values) -> Sequence[Any]:
     """The same bits as numbers of another dtype."""
     (x,) = operands
     dtype = dtype_of(op.results[0].type)
@@ -154,7 +154,7 @@ def bitcast_rule(scope: Scope, op: Any, operands: Values) -> Sequence[Any]:
     return [lax.bitcast_convert_type(x, dtype)]
 
 
-def reduce_precision_rule(scope: Scope, op: Any, operands: Values) -> Sequence[Any]:
+def reduce_precision_rule(scope: Scope, op: Operation, operands: Values) -> Sequence[Any]:
     """Rounding to fewer bits."""
     (x,) = operands
     return [lax.reduce_precision(x, integer(op, "exponent_bits"), integer(op, "mantissa_bits"))]

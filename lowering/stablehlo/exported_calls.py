@@ -34,6 +34,8 @@ from ipujax.lowering.stablehlo.numerics import top_k
 from ipujax.lowering.stablehlo.shardy import check_is_whole
 from ipujax.lowering.stablehlo.translation import (
     SINGLE,
+    Operation,
+    Region,
     Rule,
     Scope,
     UntranslatedError,
@@ -87,15 +89,15 @@ def _shapes(*operands: Any, module: StoredModule, **params: Any) -> Sequence[jax
 module_operation_p = make_primitive("module_operation", _compute, _shapes)
 
 
-def single_operation_rule(scope: Scope, op: Any, operands: Values) -> Sequence[Any]:
+def single_operation_rule(scope: Scope, op: Operation, operands: Values) -> Sequence[Any]:
     """Results of an operation that XLA computes as it is."""
     if not op.name.startswith(_DIALECTS):
         raise UntranslatedError(f"the operation {op.name}")
     return _bind_module(scope, op, operands, op.name.partition(".")[2], work_of="", is_priced=True)
 
 
-def custom_call_rule(scope: Scope, op: Any, operands: Values) -> Sequence[Any]:
-    """Results of a custom call, by its target.
+def custom_call_rule(scope: Scope, op: Operation, operands: Values) -> Sequence[Any]:
+    """Results of `stablehlo.custom_call`, a call of code outside of the module, by the name of that code, its target.
 
     A marker returns its operand and a check nothing; a routine of LAPACK is a primitive of JAX, if it is called as JAX
     does; any other call is a vertex without a price.
@@ -116,8 +118,11 @@ def custom_call_rule(scope: Scope, op: Any, operands: Values) -> Sequence[Any]:
     return _bind_module(scope, op, operands, target, work_of=work_of, is_priced=False)
 
 
-def composite_rule(scope: Scope, op: Any, operands: Values) -> Sequence[Any]:
-    """Results of an operation with a decomposition: that of JAX with its name, else the decomposition."""
+def composite_rule(scope: Scope, op: Operation, operands: Values) -> Sequence[Any]:
+    """Results of `stablehlo.composite`, a name and a function of the module that says what it computes.
+
+    They are those of the operation of JAX with that name, else of the function.
+    """
     name = text(op, "name").removeprefix(_CHLO)
     attributes: Any = (
         ir.DictAttr(op.attributes["composite_attributes"]) if "composite_attributes" in op.attributes else {}
@@ -130,9 +135,9 @@ def composite_rule(scope: Scope, op: Any, operands: Values) -> Sequence[Any]:
 
 
 def _bind_module(
-    scope: Scope, op: Any, operands: Values, label: str, *, work_of: str, is_priced: bool
+    scope: Scope, op: Operation, operands: Values, label: str, *, work_of: str, is_priced: bool
 ) -> Sequence[Any]:
-    """Results of an operation as a module of its own.
+    """Results of an operation without a counterpart in JAX, by a primitive that gives XLA a module of it alone.
 
     Args:
         scope: the scope of the operation.
@@ -155,8 +160,15 @@ def _flops_of_module(module: StoredModule) -> int | None:
     return None if analysis is None else int(max(0.0, analysis.get("flops", 0.0)))
 
 
-def _module_of_operation(scope: Scope, op: Any, operands: Values, name: str) -> StoredModule:
-    """A module for XLA, whose main is one operation; functions that it names and constants that it reads are copied."""
+def _module_of_operation(scope: Scope, op: Operation, operands: Values, name: str) -> StoredModule:
+    """A module for XLA that computes one operation of another module; functions and constants that it needs are copied.
+
+    Args:
+        scope: the scope of the operation.
+        op: the operation.
+        operands: its operands, for their shapes.
+        name: name of the module.
+    """
     in_avals = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in operands)
     out_avals = tuple(jax.ShapeDtypeStruct(static_shape(x.type), dtype_of(x.type)) for x in op.results)
     named = re.findall(r"@([\w.$-]+)", str(op))
@@ -201,7 +213,7 @@ def _reached_functions(scope: Scope, names: Sequence[str]) -> list[str]:
     return reached
 
 
-def _inner_operations(op: Any) -> list[Any]:
+def _inner_operations(op: Operation) -> list[Any]:
     return [
         nested
         for region in op.regions
@@ -211,7 +223,7 @@ def _inner_operations(op: Any) -> list[Any]:
     ]
 
 
-def _read_from_outside(region: Any) -> list[Any]:
+def _read_from_outside(region: Region) -> list[Any]:
     """Values that a region reads and does not define."""
     operations = [
         x for block in region.blocks for op in block.operations for x in (op.operation, *_inner_operations(op))
@@ -235,9 +247,10 @@ RULES: dict[str, Rule] = {
 
 
 def exported_callee(eqn: JaxprEqn) -> ClosedJaxpr | None:
-    """Jaxpr of a call of an exported function; None for a call with effects, on one device.
+    """Jaxpr of a call of a function that `jax.export` has stored as StableHLO, so that it is lowered as any function.
 
-    A module with operations without a counterpart in JAX, which is logged, stays a call, one unpriced vertex.
+    None for a call with effects, on one device: the call stays. A module with operations without a counterpart in JAX,
+    which is logged, stays a call, one unpriced vertex.
 
     Raises:
         GraphError: a call that could not run either: a module for several devices without a counterpart, or one for
@@ -298,10 +311,10 @@ def _no_counterpart(exported: Any, part: str, eqn: JaxprEqn) -> GraphError:
 
 
 def _captured_bytes(exported: Any) -> int:
-    """Bytes of the arrays in the module of an exported function."""
+    """Bytes of the constant arrays in the module of an exported function, which the program's memory must hold."""
     sizes: list[int] = []
 
-    def note_constant(op: Any) -> Any:
+    def note_constant(op: Operation) -> Any:
         if op.name == "stablehlo.constant":
             kind = op.results[0].type
             sizes.append(prod(static_shape(kind)) * dtype_of(kind).itemsize)
@@ -344,7 +357,7 @@ def _run_main(module: Any, arguments: Sequence[Any]) -> Values:
 
 
 def _call_exported(exported: Any, operands: Sequence[Any]) -> Values:
-    """Results of the module of an exported function, its operations bound as JAX's primitives.
+    """Runs the module of an exported function by binding JAX's primitives, for a trace; returns its results.
 
     The module's arguments are the operands that the function reads; before them, in a module for several platforms, the
     number of the platform to run for.

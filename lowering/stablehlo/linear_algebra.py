@@ -23,6 +23,7 @@ from ipujax.lowering.jax_compat import mlir
 from ipujax.lowering.stablehlo import regions
 from ipujax.lowering.stablehlo.regions import Signature, loop_signature
 from ipujax.lowering.stablehlo.translation import (
+    Operation,
     Rule,
     Scope,
     Success,
@@ -67,7 +68,16 @@ def _eigh(x: Any, params: Parameters) -> Results:
 
 
 def _svd(algorithm: linalg.SvdAlgorithm, x: Any, params: Parameters) -> Results:
-    """Results of `gesdd` or `gesvd`: first the overwritten operand, which JAX has not, and without vectors two more."""
+    """Results of LAPACK's `gesdd` or `gesvd` by JAX's primitive of singular values; None for modes that it lacks.
+
+    None stands for a result that JAX has not: the overwritten operand, which is the first, and vectors if there are
+    none.
+
+    Args:
+        algorithm: that of the routine.
+        x: the matrices.
+        params: parameters of the call, "mode" among them: the letter for the kind of vectors.
+    """
     modes = {ord("A"): (True, True), ord("S"): (False, True), ord("N"): (False, False)}
     if params["mode"] not in modes:
         return None
@@ -109,7 +119,13 @@ def _tridiagonal(x: Any, params: Parameters) -> Results:
 
 
 def _triangular_solve(a: Any, b: Any, params: Parameters) -> Results:
-    """BLAS' `trsm`; its letters are the flags of JAX's primitive."""
+    """Solution of triangular systems, BLAS' `trsm`, by JAX's primitive, whose flags are letters in `params`.
+
+    Args:
+        a: the triangular matrices.
+        b: the right-hand sides.
+        params: parameters of the call.
+    """
     return [
         linalg.triangular_solve_p.bind(
             a,
@@ -162,8 +178,8 @@ _ROUTINES: dict[str, _Routine] = {
 }
 
 
-def lapack_results(scope: Scope, op: Any, operands: Values) -> Sequence[Any] | None:
-    """Results of a custom call by primitives of JAX.
+def lapack_results(scope: Scope, op: Operation, operands: Values) -> Sequence[Any] | None:
+    """Results of a custom call of LAPACK by primitives of JAX, which have costs and derivatives.
 
     A routine that reports failure has a counterpart only if its results are masked by the report, as primitives do it
     themselves.
@@ -196,8 +212,8 @@ def lapack_results(scope: Scope, op: Any, operands: Values) -> Sequence[Any] | N
     return None if any(x is None and read for x, read in zip(results, is_read, strict=True)) else results
 
 
-def _is_as_jax_calls(op: Any, operands: Values) -> bool:
-    """True if the matrices are column by column, as JAX passes them, and the operands have the module's dtypes.
+def _is_as_jax_calls(op: Operation, operands: Values) -> bool:
+    """True if a call of LAPACK passes matrices column by column, as JAX does, and operands have the module's dtypes.
 
     Dtypes differ where the module has 64 bits and JAX does not have them here.
     """
@@ -211,7 +227,7 @@ def _is_as_jax_calls(op: Any, operands: Values) -> bool:
     return is_same and rank >= 2 and all(order == by_columns for order in orders if len(order) == rank)
 
 
-def _parameters(op: Any) -> Parameters:
+def _parameters(op: Operation) -> Parameters:
     """Attributes of a call by name."""
     attributes: Any = ir.DictAttr(op.attributes["mhlo.backend_config"])
     return {
@@ -220,7 +236,7 @@ def _parameters(op: Any) -> Parameters:
     }
 
 
-def _success(op: Any) -> Success:
+def _success(op: Operation) -> Success:
     report = op.results[len(op.results) - 1].type
     return Success(shape_of(report), dtype_of(report))
 
@@ -229,7 +245,7 @@ def _readers(value: Any) -> list[Any]:
     return [use.owner for use in value.uses]
 
 
-def _is_masked(op: Any) -> bool:
+def _is_masked(op: Operation) -> bool:
     """True if the report of a call, its last result, is only read to put NaN in place of its results, as JAX does.
 
     Follows the report from reader to reader: through comparisons with success and operations that forward it, to
@@ -264,7 +280,7 @@ def _is_constant(value: Any, test: Callable[[Any], Any]) -> bool:
     return getattr(op, "name", "") == "stablehlo.constant" and bool(np.all(test(constant_value(op))))
 
 
-def _lu_results(scope: Scope, op: Any, operands: Values) -> Sequence[Any] | None:
+def _lu_results(scope: Scope, op: Operation, operands: Values) -> Sequence[Any] | None:
     """Results of `getrf`; notes the permutation of `lu` for the loop that makes it of the pivots."""
     if not _is_masked(op):
         return None
@@ -273,11 +289,12 @@ def _lu_results(scope: Scope, op: Any, operands: Values) -> Sequence[Any] | None
     return [factors, lax.add(pivots, np.int32(1)), _success(op)]
 
 
-def permutation_results(scope: Scope, op: Any, operands: Values) -> Sequence[Any] | None:
+def permutation_results(scope: Scope, op: Operation, operands: Values) -> Sequence[Any] | None:
     """Results of a loop that makes the permutation of pivots of `getrf`; None for other loops.
 
     The permutation is a result of the primitive that `getrf` has become, noted in `scope.values` with its pivots.
     """
+    # LAPACK counts pivots from 1: JAX subtracts 1 before its loop.
     pivots = op.operands[0]
     minus_one = pivots.owner
     if getattr(minus_one, "name", "") != "stablehlo.subtract":
@@ -296,13 +313,18 @@ def permutation_results(scope: Scope, op: Any, operands: Values) -> Sequence[Any
 
 @lru_cache(maxsize=64)
 def _loop_of_jax(shape: tuple[int, ...], size: int) -> Signature:
-    """Signature of the loop of JAX from pivots to a permutation."""
+    """Signature of the loop by which JAX makes a permutation of pivots, as it lowers it, to recognise that loop.
+
+    Args:
+        shape: shape of the pivots.
+        size: length of the permutation.
+    """
     function = jax_jit(lambda pivots: linalg.lu_pivots_to_permutation(pivots, size))
     module: Any = function.lower(jax.ShapeDtypeStruct(shape, np.int32)).compiler_ir("stablehlo")
     functions = functions_of(module)
     signatures: list[Signature] = []
 
-    def note_loop(op: Any) -> Any:
+    def note_loop(op: Operation) -> Any:
         if op.name == "stablehlo.while":
             signatures.append(loop_signature(op, functions))
         return ir.WalkResult.ADVANCE
@@ -311,10 +333,11 @@ def _loop_of_jax(shape: tuple[int, ...], size: int) -> Signature:
     return signatures[0]
 
 
-def _qr_results(scope: Scope, op: Any, operands: Values) -> Sequence[Any] | None:
-    """Results of `geqrf`, of which the first is the triangle of `qr`; notes the other factor for the `orgqr` after it.
+def _qr_results(scope: Scope, op: Operation, operands: Values) -> Sequence[Any] | None:
+    """Results of LAPACK's `geqrf` by JAX's `qr`, whose triangle is the first; `q` is noted for the `orgqr` after it.
 
-    None where another operation reads what `qr` does not have: the packed reflectors.
+    LAPACK computes a QR decomposition in two calls: packed factors, then `orgqr` makes the orthogonal one of them. None
+    where another operation reads what `qr` does not have: the packed reflectors.
     """
     (x,) = operands
     rows, columns = x.shape[-2:]
@@ -355,7 +378,7 @@ def _is_triangle_read(value: Any, product: Any) -> bool:
 
 
 def _is_below(mask: Any) -> bool:
-    """True for the mask of the elements below the diagonal: row − 1 ≥ column."""
+    """True for a value that is the mask of the elements below the diagonal, as JAX computes it: row − 1 ≥ column."""
     op = mask.owner
     while getattr(op, "name", "") == "stablehlo.broadcast_in_dim":
         op = op.operands[0].owner
@@ -368,13 +391,13 @@ def _is_below(mask: Any) -> bool:
     return _counted_dim(row) == 0 and _counted_dim(column) == 1
 
 
-def _counted_dim(op: Any) -> int | None:
+def _counted_dim(op: Operation) -> int | None:
     """Dimension whose numbers an iota has; None for another operation."""
     return integer(op, "iota_dimension") if getattr(op, "name", "") == "stablehlo.iota" else None
 
 
-def triangular_solve_rule(scope: Scope, op: Any, operands: Values) -> Sequence[Any]:
-    """Solution of a triangular system."""
+def triangular_solve_rule(scope: Scope, op: Operation, operands: Values) -> Sequence[Any]:
+    """`stablehlo.triangular_solve`: solutions of triangular systems, by JAX's primitive with the same flags."""
     transpose = word(op, "transpose_a")
     solution = linalg.triangular_solve_p.bind(
         *operands,
@@ -387,7 +410,7 @@ def triangular_solve_rule(scope: Scope, op: Any, operands: Values) -> Sequence[A
     return [solution]
 
 
-def while_rule(scope: Scope, op: Any, operands: Values) -> Sequence[Any]:
+def while_rule(scope: Scope, op: Operation, operands: Values) -> Sequence[Any]:
     """Permutation of pivots, or another loop."""
     return permutation_results(scope, op, operands) or regions.while_rule(scope, op, operands)
 

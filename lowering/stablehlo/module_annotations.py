@@ -17,7 +17,7 @@ from jax import lax
 
 from ipujax.lowering.jax_compat import mlir, stablehlo
 from ipujax.lowering.stablehlo.numerics import algorithm_name
-from ipujax.lowering.stablehlo.translation import dtype_of, module_of
+from ipujax.lowering.stablehlo.translation import Operation, dtype_of, module_of
 
 ir = mlir.ir
 _FRONTEND = "mhlo.frontend_attributes"
@@ -44,10 +44,16 @@ class Annotations(NamedTuple):
 
 
 def module_annotations(exported: Any) -> list[Annotations]:
-    """Annotations of each operation of a `jax.export.Exported` that has some; of those inside of another first."""
+    """Annotations (parameters that the machine reads, as precision) of the operations of an exported function.
+
+    In the order of the module, of operations inside of another first; operations without annotations are left out.
+
+    Args:
+        exported: a `jax.export.Exported`.
+    """
     annotations: list[Annotations] = []
 
-    def note_annotations(op: Any) -> Any:
+    def note_annotations(op: Operation) -> Any:
         values = dict(_parameter_values(op))
         if values:
             dtypes = [dtype_of(x.type) for x in op.operands] if "precision" in values else []
@@ -60,7 +66,7 @@ def module_annotations(exported: Any) -> list[Annotations]:
     return annotations
 
 
-def _parameter_values(op: Any) -> Iterator[tuple[str, Any]]:
+def _parameter_values(op: Operation) -> Iterator[tuple[str, Any]]:
     """Parameters of JAX that the attributes of an operation stand for, with their values."""
     if _ACCURACY in op.attributes:
         yield "accuracy", _accuracy(stablehlo.ResultAccuracyAttr(op.attributes[_ACCURACY]))

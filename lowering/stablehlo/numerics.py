@@ -22,6 +22,7 @@ from ipujax.lowering.stablehlo.regions import (
     sort_of_keys,
 )
 from ipujax.lowering.stablehlo.translation import (
+    Operation,
     Rule,
     Scope,
     UntranslatedError,
@@ -127,7 +128,7 @@ def _dot_algorithm(algorithm: Any) -> lax.DotAlgorithmPreset:
     return lax.DotAlgorithmPreset[name]
 
 
-def _precision_of(op: Any) -> Any:
+def _precision_of(op: Operation) -> Any:
     if "algorithm" in op.attributes:
         return _dot_algorithm(stablehlo.DotAlgorithm(op.attributes["algorithm"]))
     if "precision_config" not in op.attributes:
@@ -135,7 +136,7 @@ def _precision_of(op: Any) -> Any:
     return tuple(lax.Precision[stablehlo.PrecisionAttr(x).value] for x in op.attributes["precision_config"])
 
 
-def dot_general_rule(scope: Scope, op: Any, operands: Values) -> Sequence[Any]:
+def dot_general_rule(scope: Scope, op: Operation, operands: Values) -> Sequence[Any]:
     """Product of arrays over contracted dimensions."""
     numbers = stablehlo.DotDimensionNumbers(op.attributes["dot_dimension_numbers"])
     contracted = (tuple(numbers.lhs_contracting_dimensions), tuple(numbers.rhs_contracting_dimensions))
@@ -145,13 +146,16 @@ def dot_general_rule(scope: Scope, op: Any, operands: Values) -> Sequence[Any]:
     return [lax.dot_general(lhs, rhs, (contracted, batch), precision=_precision_of(op), preferred_element_type=dtype)]
 
 
-def dot_rule(scope: Scope, op: Any, operands: Values) -> Sequence[Any]:
+def dot_rule(scope: Scope, op: Operation, operands: Values) -> Sequence[Any]:
     """Product of matrices or vectors."""
     return [lax.dot(*operands, precision=_precision_of(op), preferred_element_type=dtype_of(op.results[0].type))]
 
 
-def convolution_rule(scope: Scope, op: Any, operands: Values) -> Sequence[Any]:
-    """Convolution; for a window that is reversed, with a reversed kernel, as JAX has no such parameter."""
+def convolution_rule(scope: Scope, op: Operation, operands: Values) -> Sequence[Any]:
+    """`stablehlo.convolution` and `dynamic_conv`, whose padding is an operand, by JAX's convolution.
+
+    JAX has no reversed windows: the kernel is reversed in their place.
+    """
     x, kernel, *padding = operands
     attribute = stablehlo.ConvDimensionNumbers(op.attributes["dimension_numbers"])
     spatial = x.ndim - 2
@@ -184,15 +188,18 @@ def convolution_rule(scope: Scope, op: Any, operands: Values) -> Sequence[Any]:
     ]
 
 
-def _padding(op: Any, operand: Values, spatial: int) -> list[tuple[int, int]]:
+def _padding(op: Operation, operand: Values, spatial: int) -> list[tuple[int, int]]:
     if not operand:
         return pairs(op, "padding", spatial)
     sizes = known_integers(operand[0])
     return list(zip(sizes[::2], sizes[1::2], strict=True))
 
 
-def reduce_rule(scope: Scope, op: Any, operands: Values) -> Sequence[Any]:
-    """Reduction over dimensions by a monoid, to positions of extrema, or by any function."""
+def reduce_rule(scope: Scope, op: Operation, operands: Values) -> Sequence[Any]:
+    """`stablehlo.reduce` by the narrowest operation of JAX: a reduction by a monoid, an `argmax`, or by any function.
+
+    Operands are the arrays, then their initial values.
+    """
     count = len(operands) // 2
     arrays, initial = operands[:count], operands[count:]
     dims = ints(op, "dimensions")
@@ -214,10 +221,14 @@ def _equals(value: Any, expected: Any) -> bool:
     return isinstance(value, np.ndarray) and bool(value == np.asarray(expected).astype(value.dtype))
 
 
-def _position_rule(op: Any, arrays: Values, initial: Values, dims: tuple[int, ...]) -> Sequence[Any] | None:
-    """Extremum and its position, as JAX writes it: the reduction of numbers and their positions together.
+def _position_rule(op: Operation, arrays: Values, initial: Values, dims: tuple[int, ...]) -> Sequence[Any] | None:
+    """Extremum and its position, if a reduction, of numbers and positions, is JAX's `argmax` or `argmin`; else None.
 
-    None for another reduction.
+    Args:
+        op: the reduction.
+        arrays: the reduced arrays: numbers and positions.
+        initial: initial value of each.
+        dims: reduced dimensions.
     """
     if len(arrays) != 2 or len(dims) != 1 or arrays[1].dtype != np.int32 or arrays[0].dtype == bool:
         return None
@@ -233,8 +244,12 @@ def _position_rule(op: Any, arrays: Values, initial: Values, dims: tuple[int, ..
     return None
 
 
-def reduce_window_rule(scope: Scope, op: Any, operands: Values) -> Sequence[Any]:
-    """Reduction of windows by a monoid, cumulative if they reach to an end of the array; or by any function."""
+def reduce_window_rule(scope: Scope, op: Operation, operands: Values) -> Sequence[Any]:
+    """`stablehlo.reduce_window` by the narrowest operation of JAX: a running sum or the like, pooling, or any function.
+
+    Operands are the arrays, then their initial values. Windows as long as the array, moved over its end, make a running
+    sum.
+    """
     count = len(operands) // 2
     arrays, initial = operands[:count], operands[count:]
     rank = arrays[0].ndim
@@ -262,8 +277,8 @@ def reduce_window_rule(scope: Scope, op: Any, operands: Values) -> Sequence[Any]
     return [lax.reduce_window(x, initial[0], monoid.combine, window, steps[0], padding, *steps[1:])]
 
 
-def select_and_scatter_rule(scope: Scope, op: Any, operands: Values) -> Sequence[Any]:
-    """Gradient of pooling by maxima or minima."""
+def select_and_scatter_rule(scope: Scope, op: Operation, operands: Values) -> Sequence[Any]:
+    """`stablehlo.select_and_scatter`, the gradient of pooling by maxima or minima; another one has no counterpart."""
     x, source, initial = operands
     select, scatter = op.regions
     comparison = only_operation(select)
@@ -285,7 +300,7 @@ def select_and_scatter_rule(scope: Scope, op: Any, operands: Values) -> Sequence
     ]
 
 
-def sort_rule(scope: Scope, op: Any, operands: Values) -> Sequence[Any]:
+def sort_rule(scope: Scope, op: Operation, operands: Values) -> Sequence[Any]:
     """Sort in the order of JAX, by one or several of the arrays."""
     dtypes = [str(x.dtype) for x in operands]
     region = signature(op.regions[0])
@@ -296,14 +311,17 @@ def sort_rule(scope: Scope, op: Any, operands: Values) -> Sequence[Any]:
     raise UntranslatedError("a sort by another order")
 
 
-def fft_rule(scope: Scope, op: Any, operands: Values) -> Sequence[Any]:
+def fft_rule(scope: Scope, op: Operation, operands: Values) -> Sequence[Any]:
     """Fourier transform."""
     kind = str(stablehlo.FftTypeAttr(op.attributes["fft_type"]).value)
     return [lax.fft(operands[0], kind, ints(op, "fft_length"))]
 
 
-def rng_bit_generator_rule(scope: Scope, op: Any, operands: Values) -> Sequence[Any]:
-    """The next state, and random bits; a state of 64-bit numbers is pairs of words where JAX has none."""
+def rng_bit_generator_rule(scope: Scope, op: Operation, operands: Values) -> Sequence[Any]:
+    """`stablehlo.rng_bit_generator`: the next state, and random bits.
+
+    A state of 64-bit numbers is pairs of 32-bit words where JAX has no 64 bits.
+    """
     (state,) = operands
     if isinstance(state, np.ndarray) and state.dtype == np.uint64 and not has_64_bits():
         state = Words64(jnp.asarray(state.view(np.uint32).reshape(-1, 2)))
@@ -321,7 +339,7 @@ def top_k(x: jax.Array, k: int) -> Sequence[Any]:
     return lax.top_k(x, k)
 
 
-def top_k_rule(scope: Scope, op: Any, operands: Values) -> Sequence[Any]:
+def top_k_rule(scope: Scope, op: Operation, operands: Values) -> Sequence[Any]:
     """The largest numbers along the last dimension, and their positions."""
     return top_k(operands[0], integer(op, "k"))
 

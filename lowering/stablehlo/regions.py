@@ -16,15 +16,15 @@ import numpy as np
 from jax import lax
 
 from ipujax.lowering.jax_compat import mlir
-from ipujax.lowering.stablehlo.translation import Rule, Scope, UntranslatedError, Values, text
+from ipujax.lowering.stablehlo.translation import Operation, Region, Rule, Scope, UntranslatedError, Values, text
 from ipujax.runtime.names_at_import import jax_jit
 
 ir = mlir.ir
 Signature = tuple[Any, ...]
 
 
-def only_operation(region: Any) -> str:
-    """Name of the operation of a region that applies one to its two arguments.
+def only_operation(region: Region) -> str:
+    """Name of the operation that a region consists of, as that of a reduction does: "stablehlo.add" of two arguments.
 
     "" for a region that returns its second argument (of several arrays, that of the first array), "?" for any other.
     """
@@ -39,8 +39,10 @@ def only_operation(region: Any) -> str:
     return str(op.name)
 
 
-def signature(region: Any, functions: Mapping[str, Any] | None = None) -> Signature:
+def signature(region: Region, functions: Mapping[str, Any] | None = None) -> Signature:
     """Computation of a region as nested tuples; equal for regions that compute the same in the same way.
+
+    So a region is recognised as one that JAX makes.
 
     Args:
         region: the region.
@@ -64,7 +66,13 @@ def loop_signature(loop: Any, functions: Mapping[str, Any]) -> Signature:
 
 
 def _computation_of(value: Any, known: dict[Any, Signature], functions: Mapping[str, Any]) -> Signature:
-    """Computation of a value as nested tuples; `known` has those of values met before, and gets this one."""
+    """Computation of a value as nested tuples, from its operation and the computations of operands.
+
+    Args:
+        value: the value.
+        known: computations of values met before; updated: gets this one.
+        functions: operation of each function by name, to look into calls.
+    """
     if value in known:
         return known[value]
     op = value.owner
@@ -82,12 +90,18 @@ def _computation_of(value: Any, known: dict[Any, Signature], functions: Mapping[
 
 @lru_cache(maxsize=256)
 def region_of_jax(operation: str, fun: Callable[..., Any], *dtypes: str) -> Signature:
-    """Signature of the region of an operation that JAX makes for a function of one-dimensional arrays."""
+    """Signature of the region (as a reduction's function) of an operation in JAX's own lowering, to recognise it by.
+
+    Args:
+        operation: name of the operation in the lowered module.
+        fun: function of one-dimensional arrays that JAX lowers to it.
+        dtypes: dtypes of its arguments.
+    """
     shapes = [jax.ShapeDtypeStruct((2,), dtype) for dtype in dtypes]
     module: Any = jax_jit(fun).lower(*shapes).compiler_ir("stablehlo")
     signatures: list[Signature] = []
 
-    def note_signature(op: Any) -> Any:
+    def note_signature(op: Operation) -> Any:
         if op.name == operation:
             signatures.append(signature(op.regions[0]))
         return ir.WalkResult.ADVANCE
@@ -112,8 +126,11 @@ def position_of_minimum(x: jax.Array) -> jax.Array:
     return lax.argmin(x, 0, np.int32)
 
 
-def while_rule(scope: Scope, op: Any, initial: Values) -> Sequence[Any]:
-    """Loop over the carries that its iterations change; the others are values from outside of it."""
+def while_rule(scope: Scope, op: Operation, initial: Values) -> Sequence[Any]:
+    """`stablehlo.while` as `lax.while_loop` over the carries that its iterations change; returns all carries.
+
+    The others are values from outside, so that a bound of the trip count stays known.
+    """
     body = op.regions[1].blocks[0]
     returned = list(body.operations[len(body.operations) - 1].operands)
     is_fixed = [x == argument for x, argument in zip(returned, body.arguments, strict=True)]
@@ -132,8 +149,8 @@ def while_rule(scope: Scope, op: Any, initial: Values) -> Sequence[Any]:
     return all_values(finals)
 
 
-def case_rule(scope: Scope, op: Any, operands: Values) -> Sequence[Any]:
-    """The branch of a number; the last branch for a number that has none.
+def case_rule(scope: Scope, op: Operation, operands: Values) -> Sequence[Any]:
+    """`stablehlo.case` and `if`: results of the branch of a number; of the last branch for a number that has none.
 
     A number that is known while the module is read takes its branch at once. One that is a converted truth, of two
     branches, is the condition of JAX that it was made of.
@@ -151,7 +168,7 @@ def case_rule(scope: Scope, op: Any, operands: Values) -> Sequence[Any]:
     return list(lax.switch(index, branches))
 
 
-def _truth_of(scope: Scope, op: Any) -> Any:
+def _truth_of(scope: Scope, op: Operation) -> Any:
     """The truth that was converted to the number of a branch; None for other numbers."""
     convert = op.operands[0].owner
     if getattr(convert, "name", "") != "stablehlo.convert":
@@ -160,7 +177,7 @@ def _truth_of(scope: Scope, op: Any) -> Any:
     return value if value.dtype == bool else None
 
 
-def if_rule(scope: Scope, op: Any, operands: Values) -> Sequence[Any]:
+def if_rule(scope: Scope, op: Operation, operands: Values) -> Sequence[Any]:
     """Branch by a truth."""
     (truth,) = operands
     if isinstance(truth, np.ndarray):
@@ -168,17 +185,17 @@ def if_rule(scope: Scope, op: Any, operands: Values) -> Sequence[Any]:
     return list(lax.cond(truth, *(lambda region=region: scope.block(region, []) for region in op.regions)))
 
 
-def call_rule(scope: Scope, op: Any, operands: Values) -> Sequence[Any]:
+def call_rule(scope: Scope, op: Operation, operands: Values) -> Sequence[Any]:
     """Results of a function of the module."""
     return scope.function(text(op, "callee"), operands)
 
 
-def barrier_rule(scope: Scope, op: Any, operands: Values) -> Sequence[Any]:
+def barrier_rule(scope: Scope, op: Operation, operands: Values) -> Sequence[Any]:
     """The operands, which no operation is moved across."""
     return list(lax.optimization_barrier(tuple(operands)))
 
 
-def refuse_rule(scope: Scope, op: Any, operands: Values) -> Sequence[Any]:
+def refuse_rule(scope: Scope, op: Operation, operands: Values) -> Sequence[Any]:
     """Refuse an operation of several devices or of tokens."""
     raise UntranslatedError(f"the operation {op.name}")
 

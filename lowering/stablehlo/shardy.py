@@ -13,7 +13,7 @@ from typing import Any
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from ipujax.lowering.jax_compat import mlir, sdy, sharding_constraint_p
-from ipujax.lowering.stablehlo.translation import Rule, Scope, UntranslatedError, Values, text
+from ipujax.lowering.stablehlo.translation import Operation, Rule, Scope, UntranslatedError, Values, text
 
 ir = mlir.ir
 _TILES_OF_GSPMD = re.compile(r"devices=\[([\d,]+)\]")
@@ -45,7 +45,13 @@ def constrained(x: Any, sharding: Any) -> Any:
 
 
 def _constrain(x: Any, mesh: AbstractMesh, spec: PartitionSpec) -> Any:
-    """An array with a sharding over a mesh; the array itself for a mesh of one device."""
+    """An array with the constraint to be sharded over a mesh; the array itself for a mesh of one device.
+
+    Args:
+        x: the array.
+        mesh: the mesh.
+        spec: axes of the mesh that each dimension is sharded over.
+    """
     if mesh.size <= 1:  # 0 without axes
         return x
     return sharding_constraint_p.bind(
@@ -69,7 +75,7 @@ def shardings_of(exported: Any, meshes: Mapping[str, AbstractMesh]) -> tuple[Seq
     return exported.in_shardings_jax(mesh), exported.out_shardings_jax(mesh)
 
 
-def constraint_rule(scope: Scope, op: Any, operands: Values) -> Sequence[Any]:
+def constraint_rule(scope: Scope, op: Operation, operands: Values) -> Sequence[Any]:
     """Array with a sharding."""
     attribute = sdy.TensorShardingAttr(op.attributes["sharding"])
     reference = attribute.mesh_or_ref
@@ -89,7 +95,7 @@ def _axes_of_dimension(attribute: Any) -> Any:
     return tuple(str(axis.name) for axis in axes) or (None if dimension.is_closed else PartitionSpec.UNCONSTRAINED)
 
 
-def check_is_whole(op: Any) -> None:
+def check_is_whole(op: Operation) -> None:
     """Refuse a sharding of GSPMD that splits an array."""
     tiles = _TILES_OF_GSPMD.search(text(op, "mhlo.sharding"))
     if tiles is not None and prod(map(int, tiles[1].split(","))) > 1:

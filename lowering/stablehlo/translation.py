@@ -28,6 +28,8 @@ from ipujax.lowering.stored_modules import StoredModule
 from ipujax.runtime.names_at_import import jax_jit
 
 ir = mlir.ir
+Operation = Any  # an operation of a module, as MLIR gives it to Python: operands, results, attributes, regions
+Region = Any  # code inside an operation: one block, whose last operation names the results
 _DTYPES = (
     *("bool", "int2", "int4", "int8", "int16", "int32", "int64", "uint2", "uint4", "uint8", "uint16", "uint32"),
     *("uint64", "bfloat16", "float16", "float32", "float64", "complex64", "complex128", "float4_e2m1fn"),
@@ -75,34 +77,34 @@ def static_shape(kind: Any) -> tuple[int, ...]:
     return shape
 
 
-def ints(op: Any, name: str, default: Sequence[int] = ()) -> tuple[int, ...]:
+def ints(op: Operation, name: str, default: Sequence[int] = ()) -> tuple[int, ...]:
     """Integers of an attribute; the default where it is absent."""
     return tuple(int(n) for n in op.attributes[name]) if name in op.attributes else tuple(default)
 
 
-def integer(op: Any, name: str, default: int = 0) -> int:
+def integer(op: Operation, name: str, default: int = 0) -> int:
     """Integer of an attribute; the default where it is absent."""
     return int(ir.IntegerAttr(op.attributes[name]).value) if name in op.attributes else default
 
 
-def flag(op: Any, name: str) -> bool:
+def flag(op: Operation, name: str) -> bool:
     """Truth of an attribute; False where it is absent."""
     return name in op.attributes and bool(ir.BoolAttr(op.attributes[name]).value)
 
 
-def flags(op: Any, name: str, length: int) -> tuple[bool, ...]:
+def flags(op: Operation, name: str, length: int) -> tuple[bool, ...]:
     """Truths of an attribute; all False where it is absent."""
     return tuple(bool(x) for x in op.attributes[name]) if name in op.attributes else (False,) * length
 
 
-def pairs(op: Any, name: str, length: int) -> list[tuple[int, int]]:
+def pairs(op: Operation, name: str, length: int) -> list[tuple[int, int]]:
     """Pairs of integers of an attribute; zeros where it is absent."""
     if name not in op.attributes:
         return [(0, 0)] * length
     return [(int(low), int(high)) for low, high in np.array(op.attributes[name]).reshape(length, 2)]
 
 
-def text(op: Any, name: str) -> str:
+def text(op: Operation, name: str) -> str:
     """Text of an attribute, or the name of a symbol; "" where it is absent."""
     if name not in op.attributes:
         return ""
@@ -110,13 +112,18 @@ def text(op: Any, name: str) -> str:
     return str(ir.StringAttr(attribute).value) if isinstance(attribute, ir.StringAttr) else str(attribute).lstrip("@")
 
 
-def word(op: Any, name: str) -> str:
+def word(op: Operation, name: str) -> str:
     """Word of an enumeration, as LT of `#stablehlo<comparison_direction LT>`; "" where it is absent."""
     return str(op.attributes[name]).rstrip(">").rpartition(" ")[2] if name in op.attributes else ""
 
 
-def constant_value(op: Any, *, is_broadcast: bool = False) -> Any:
-    """Array of a constant; with `is_broadcast` one of many equal elements is an operation that fills it."""
+def constant_value(op: Operation, *, is_broadcast: bool = False) -> Any:
+    """Array of a `stablehlo.constant`.
+
+    Args:
+        op: the operation.
+        is_broadcast: whether an array of many equal elements may be an operation that fills it, which needs no memory.
+    """
     kind = op.results[0].type
     dtype = dtype_of(kind)
     shape = static_shape(kind)
@@ -129,7 +136,7 @@ def constant_value(op: Any, *, is_broadcast: bool = False) -> Any:
     return value.reshape(shape)
 
 
-def _constant_by_xla(op: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
+def _constant_by_xla(op: Operation, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
     """Array of a constant that XLA computes: MLIR gives Python no buffer of these dtypes."""
     kind = str(op.results[0].type)
     line = str(op).partition(" = ")[2]
@@ -167,6 +174,7 @@ class Success:
     dtype: np.dtype[Any]
 
 
+@dataclass(frozen=True, eq=False)
 class Scope:
     """Values of one region, and the functions of its module.
 
@@ -177,19 +185,12 @@ class Scope:
         meshes: mesh by name.
     """
 
-    def __init__(
-        self,
-        functions: Mapping[str, Any],
-        rules: Mapping[str, Rule],
-        values: Environment,
-        meshes: Mapping[str, jax.sharding.AbstractMesh],
-    ) -> None:
-        self.functions = functions
-        self.rules = rules
-        self.values = values
-        self.meshes = meshes
+    functions: Mapping[str, Operation]
+    rules: Mapping[str, Rule]
+    values: Environment
+    meshes: Mapping[str, jax.sharding.AbstractMesh]
 
-    def block(self, region: Any, arguments: Sequence[Any]) -> Values:
+    def block(self, region: Region, arguments: Sequence[Any]) -> Values:
         """Values of the results of a region on its arguments; those of regions around it are read too."""
         block = region.blocks[0]
         values = {**self.values, **dict(zip(block.arguments, arguments, strict=True))}
@@ -202,7 +203,7 @@ class Scope:
         return Scope(self.functions, self.rules, values, self.meshes).run(block)
 
     def run(self, block: Any) -> Values:
-        """Values of the operands of the last operation of a block."""
+        """Runs the operations of a block, adding results to `values`; returns the values that the block returns."""
         for op in block.operations:
             operation = op.operation
             operands = [self.values[x] for x in operation.operands]
@@ -213,7 +214,7 @@ class Scope:
             self.values.update(zip(operation.results, results, strict=True))
         raise UntranslatedError("a block without an end")
 
-    def results(self, op: Any, operands: Values) -> Values:
+    def results(self, op: Operation, operands: Values) -> Values:
         """Values of the results of an operation."""
         try:
             return self._results_of(self.rules.get(op.name, self.rules[SINGLE]), op, operands)
@@ -222,8 +223,8 @@ class Scope:
                 raise
             return self._results_of(self.rules[SINGLE], op, operands)
 
-    def _results_of(self, rule: Rule, op: Any, operands: Values) -> Values:
-        """Results by a rule: at once, as numbers, for indices and shapes; else as operations of JAX.
+    def _results_of(self, rule: Rule, op: Operation, operands: Values) -> Values:
+        """Results of an operation: computed at once, as numbers, for indices and shapes; else as operations of JAX.
 
         Where JAX has no numbers of 64 bits, an operation on them is computed at once if it can be, else it has no
         counterpart.
@@ -244,14 +245,14 @@ class Scope:
         return results
 
 
-def _after_success(op: Any, operands: Values) -> Values:
+def _after_success(op: Operation, operands: Values) -> Values:
     """Results of an operation that reads the report of a routine: a selection takes what holds after success."""
     if op.name == "stablehlo.select":
         return [operands[1]]
     return [Success(shape_of(result.type), dtype_of(result.type)) for result in op.results]
 
 
-def _is_computed_now(op: Any, operands: Values, *, is_wide: bool) -> bool:
+def _is_computed_now(op: Operation, operands: Values, *, is_wide: bool) -> bool:
     """True for operations on indices and shapes: small arrays of whole numbers or truths that are values already.
 
     Also for operations on values of 64 bits of any size, `is_wide`, that JAX does not have here: by these it counts the
@@ -262,7 +263,7 @@ def _is_computed_now(op: Any, operands: Values, *, is_wide: bool) -> bool:
     return are_values and not op.regions and (is_wide or (are_small and bool(operands)))
 
 
-def _reads_64_bits(op: Any, operands: Values) -> bool:
+def _reads_64_bits(op: Operation, operands: Values) -> bool:
     kinds = [result.type for result in op.results if isinstance(result.type, ir.RankedTensorType)]
     return any(
         dtype.itemsize == 8 and dtype.kind in "iuf" for dtype in (*(x.dtype for x in operands), *map(dtype_of, kinds))
@@ -270,9 +271,9 @@ def _reads_64_bits(op: Any, operands: Values) -> bool:
 
 
 def _made_on_tiles(value: Any) -> Any:
-    """Many numbers that count up, or are equal, as operations that make them; others as they are, stored constants.
+    """Many numbers that count up, or are equal, as operations that make them on tiles; others stay constants.
 
-    Numbers of 64 bits stay too: JAX may not have them here.
+    So they need no memory of the program. Numbers of 64 bits stay too: JAX may not have them here.
     """
     if not isinstance(value, np.ndarray) or value.size <= SMALL_ELEMENTS or value.dtype.itemsize == 8:
         return value
@@ -284,7 +285,7 @@ def _made_on_tiles(value: Any) -> Any:
     return value
 
 
-def _check_type(op: Any, kind: Any, value: Any) -> None:
+def _check_type(op: Operation, kind: Any, value: Any) -> None:
     """Refuse a result of another type than the module's: a wrong translation, or 64 bits that JAX does not have."""
     if value is None or not isinstance(kind, ir.RankedTensorType):
         return

@@ -85,9 +85,12 @@ _COMBINATIONS = {
 
 
 def constant_position(indices: Tensor) -> Position | None:
-    """Index vector of all look-ups if it is one constant, else None.
+    """Position in the table that all look-ups of a gather or scatter have, if it is known while lowering; else None.
 
-    Only few indices, `_MOST_COMPARED`, are compared.
+    Then the look-up is a slice. More indices than `_MOST_COMPARED` are not compared.
+
+    Args:
+        indices: indices of a gather or scatter, [look-ups …, indexed dimensions]: a vector for each look-up.
     """
     if not indices.shape[-1]:  # no dimension is indexed
         return ()
@@ -95,6 +98,7 @@ def constant_position(indices: Tensor) -> Position | None:
     constant = all(v.is_constant and not v.by_replica for v in variables)
     if not constant or not 0 < indices.size <= _MOST_COMPARED:
         return None
+    # Of each element of the view: which variable it is in, and its number there.
     variable_numbers, element_numbers = elements(indices.node, variables)
     values = np.zeros(indices.shape, object)
     for number, variable in enumerate(variables):
@@ -105,16 +109,24 @@ def constant_position(indices: Tensor) -> Position | None:
 
 
 def gather_from(table: jax.Array, position: Position, spec: GatherSpec, out_shape: Sequence[int]) -> jax.Array:
-    """Window of a table at one position, for every look-up, in the shape of the result."""
+    """Result of a gather whose look-ups all have one position: a window of the table, repeated for each look-up.
+
+    Args:
+        table: the array that is looked up.
+        position: index vector of all look-ups, as `constant_position` returns it.
+        spec: parameters of the gather.
+        out_shape: shape of the result.
+    """
     batched = spec.numbers.operand_batching_dims
-    dims = spec.result_dims()
+    # A batched dimension is in the window as a whole: each of its elements belongs to another look-up.
     sizes = [n if d in batched else spec.slice_sizes[d] for d, n in enumerate(table.shape)]
     starts, is_inside = _clamped_starts(table.shape, sizes, spec.indexed, position)
     if spec.mode is Mode.FILL_OR_DROP and not is_inside:
         return lax.broadcast(fill_of(spec.fill, table.dtype), out_shape)
     window = lax.slice(table, starts, [start + n for start, n in zip(starts, sizes, strict=True)])
-    window = lax.squeeze(window, [d for d, out in enumerate(dims) if out is None])
-    result_dims = [out for out in dims if out is not None]
+    result_dim_of = spec.result_dims()  # for each dimension of the table; None for one that the result does not have
+    window = lax.squeeze(window, [d for d, out in enumerate(result_dim_of) if out is None])
+    result_dims = [out for out in result_dim_of if out is not None]
     window = lax.transpose(window, np.argsort(result_dims).tolist())
     return lax.broadcast_in_dim(window, out_shape, sorted(result_dims))
 
@@ -134,7 +146,16 @@ def scatter_to(
     primitive: Primitive,
     params: dict[str, Any],
 ) -> jax.Array:
-    """Table combined with updates that all have one position; `primitive` and `params` are those of the scatter."""
+    """Result of a scatter whose updates all have one position: the table with a window of it combined with them.
+
+    Args:
+        table: the array that is updated.
+        updates: updates, [look-ups …, window …] in the order of the dimension numbers.
+        position: index vector of all updates, as `constant_position` returns it.
+        spec: parameters of the scatter.
+        primitive: primitive of the scatter, which `_in_order` binds again.
+        params: parameters of that primitive.
+    """
     numbers = spec.numbers
     extents = spec.update_sizes()
     sizes = [n if d in numbers.operand_batching_dims else extents[d] for d, n in enumerate(table.shape)]
@@ -142,9 +163,9 @@ def scatter_to(
     if spec.mode is not Mode.CLIP and not is_inside:
         return table
     window = lax.dynamic_slice(table, starts, sizes)
-    lookups = [u for u in range(updates.ndim) if u not in numbers.update_window_dims]
+    lookups = [u for u in range(updates.ndim) if u not in numbers.update_window_dims]  # dimensions of look-ups
     batched = zip(numbers.operand_batching_dims, numbers.scatter_indices_batching_dims, strict=True)
-    batch_dims = {d: lookups[i] for d, i in batched}
+    batch_dims = {d: lookups[i] for d, i in batched}  # by dimension of the table that of the updates
     # Dimension of the updates for each of the table; None for one that they do not have.
     dims = [batch_dims.get(d, u) for d, u in enumerate(spec.update_dims())]
     repeats = [u for u in lookups if u not in batch_dims.values()]  # along these all updates meet in the window
@@ -173,7 +194,7 @@ def _clamped_starts(
 
 
 def _like_window(updates: jax.Array, dims: Sequence[int | None], reduced: Sequence[int], shape: Sequence[int]) -> Any:
-    """Updates in the shape of a window.
+    """Updates transposed to the order of the table's dimensions, in the shape of the window that they are written to.
 
     Args:
         updates: updates without their dimensions `reduced`.
@@ -188,13 +209,20 @@ def _like_window(updates: jax.Array, dims: Sequence[int | None], reduced: Sequen
 def _in_order(
     window: jax.Array, updates: jax.Array, spec: ScatterSpec, primitive: Primitive, params: dict[str, Any]
 ) -> jax.Array:
-    """All updates of the window in their order, by the scatter itself.
+    """Window of a table with updates applied one after the other: for those that rounding does not let reassociate.
 
-    The window gets a further dimension of size 1, in which all updates have index 0.
+    It is a scatter to the window alone, which gets a further dimension of size 1 in which all updates have index 0.
+
+    Args:
+        window: the part of the table that all updates cover.
+        updates: the updates.
+        spec: parameters of the scatter to the table.
+        primitive: primitive of that scatter.
+        params: its parameters.
     """
     old = spec.numbers
     rank = window.ndim
-    lookups = [n for u, n in enumerate(updates.shape) if u not in old.update_window_dims]
+    lookups = [n for u, n in enumerate(updates.shape) if u not in old.update_window_dims]  # numbers of look-ups
     numbers = lax.ScatterDimensionNumbers(
         update_window_dims=old.update_window_dims,
         inserted_window_dims=(*old.inserted_window_dims, rank),

@@ -31,7 +31,7 @@ from ipujax.lowering.popops import (
     write_slice,
     write_slice_in_place,
 )
-from ipujax.lowering.rules.base.context import Context, Rule, composed
+from ipujax.lowering.rules.base.context import Context, Rule, lower_array_function
 from ipujax.runtime.graph import Builder, Graph
 from ipujax.runtime.tensor import Tensor, concat, element_bytes, is_key_dtype
 
@@ -55,7 +55,14 @@ Plan = Sequence[_Part]  # one part after the other
 
 
 def dynamic_slice_rule(ctx: Context, x: Tensor, *starts: Tensor, slice_sizes: Sequence[int]) -> Tensor:
-    """Block of static sizes at a dynamic start."""
+    """Block of static sizes at a dynamic start, by the cheapest plan; a view where all starts are constants.
+
+    Args:
+        ctx: the equation.
+        x: the array.
+        starts: start of the block along each dimension, int[] each.
+        slice_sizes: size of the block along each dimension.
+    """
     sizes = tuple(slice_sizes)
     if 0 in sizes:
         return x.slice([0] * x.ndim, sizes)
@@ -64,7 +71,7 @@ def dynamic_slice_rule(ctx: Context, x: Tensor, *starts: Tensor, slice_sizes: Se
     # A row too long for every plan is looked up by index, until the remaining array is small enough.
     while dynamic and not (plans := _plans(ctx.graph, x, sizes, dynamic)):
         dim = _too_long_dims(ctx.graph, x, sizes, dynamic)[0]
-        x = composed(ctx, partial(_looked_up, dim=dim, size=sizes[dim]), [x, dynamic[dim]])[0]
+        x = lower_array_function(ctx, partial(_looked_up, dim=dim, size=sizes[dim]), [x, dynamic[dim]])[0]
         del dynamic[dim]
     if not dynamic:
         return x
@@ -72,7 +79,14 @@ def dynamic_slice_rule(ctx: Context, x: Tensor, *starts: Tensor, slice_sizes: Se
 
 
 def dynamic_update_slice_rule(ctx: Context, x: Tensor, update: Tensor, *starts: Tensor) -> Tensor:
-    """Copy of an array with a block overwritten at a dynamic start; the array itself where nothing reads it later."""
+    """Copy of an array with a block overwritten at a dynamic start; the array itself where nothing reads it later.
+
+    Args:
+        ctx: the equation.
+        x: the array.
+        update: the block's new elements.
+        starts: start of the block along each dimension, int[] each.
+    """
     if not update.size:
         return x
     map_linearly(ctx.graph, update)
@@ -86,9 +100,16 @@ def dynamic_update_slice_rule(ctx: Context, x: Tensor, update: Tensor, *starts: 
 
 
 def _overwrite(ctx: Context, x: Tensor, update: Tensor, dynamic: Starts, *, in_place: bool) -> Tensor:
-    """`x`, or a copy of it, with a block overwritten by the cheapest plan.
+    """`x` itself if `in_place`, else a copy, with a block overwritten by the cheapest plan.
 
     If there is no plan, a copy is updated by index along a dimension too long, never in place.
+
+    Args:
+        ctx: the equation.
+        x: the array, cut to the block along dimensions whose start is a constant.
+        update: the block's new elements.
+        dynamic: start of the block, int[], by dimension; along other dimensions the block is all of `x`.
+        in_place: whether to write to `x`; there must be a plan then.
     """
     if not dynamic:
         return update
@@ -100,9 +121,10 @@ def _overwrite(ctx: Context, x: Tensor, update: Tensor, dynamic: Starts, *, in_p
     dim = _too_long_dims(ctx.graph, x, update.shape, dynamic)[0]
     other_starts = {d: start for d, start in dynamic.items() if d != dim}
     size = update.shape[dim]
-    block = composed(ctx, partial(_looked_up, dim=dim, size=size), [x, dynamic[dim]])[0] if other_starts else x
-    update = _overwrite(ctx, block, update, other_starts, in_place=False) if other_starts else update
-    return composed(ctx, partial(_written, dim=dim, size=size), [x, update, dynamic[dim]])[0]
+    if other_starts:
+        (block,) = lower_array_function(ctx, partial(_looked_up, dim=dim, size=size), [x, dynamic[dim]])
+        update = _overwrite(ctx, block, update, other_starts, in_place=False)
+    return lower_array_function(ctx, partial(_written, dim=dim, size=size), [x, update, dynamic[dim]])[0]
 
 
 def _split_starts(
@@ -128,7 +150,14 @@ def _within(x: Tensor, constants: Mapping[int, int], sizes: Sequence[int]) -> Te
 
 
 def _with_part(x: Tensor, part: Tensor, constants: Mapping[int, int]) -> Tensor:
-    """View of `x` with a part of it replaced, at constant starts; in other dimensions the part is as large as `x`."""
+    """View of `x` with a block of it replaced: the parts of `x` around the block, joined with `part`, nothing copied.
+
+    Args:
+        x: the array.
+        part: the block; along dimensions without a constant start it is as large as `x`.
+        constants: start of the block by dimension.
+    """
+    # Along one dimension after the other the part is extended to the size of `x`.
     for d, start in constants.items():
         stop = start + part.shape[d]
         # The part already has the full extent of earlier dimensions, its own of later ones.
@@ -141,9 +170,13 @@ def _with_part(x: Tensor, part: Tensor, constants: Mapping[int, int]) -> Tensor:
 
 
 def _add_by_cheapest(ctx: Context, plans: Sequence[Plan], x: Tensor, add: Callable[[Builder, Plan], Tensor]) -> Tensor:
-    """Adds an operation by the plan with the lowest cost for the mapping that tensor `x` has, or gets.
+    """Adds an operation by the plan with the lowest cost; returns its result.
 
-    `add` adds the operation by a plan: with several plans also to scratch graphs, which tell the cost of each.
+    Args:
+        ctx: the equation.
+        plans: candidate plans, one at least.
+        x: the operand whose tile mapping decides: the one that it has, or that a plan gives it.
+        add: adds the operation by a plan; called with scratch graphs too, which tell the cost of each of several plans.
     """
     graph = ctx.graph
 
@@ -158,9 +191,16 @@ def _add_by_cheapest(ctx: Context, plans: Sequence[Plan], x: Tensor, add: Callab
 
 
 def _plans(graph: Graph, x: Tensor, sizes: Sequence[int], dynamic: Starts) -> list[Plan]:
-    """Candidate plans: all dynamic dimensions at once, one by one, or by index; empty if rows are too long for all.
+    """Candidate plans of slicing: all dynamic dimensions at once, one by one, or by index.
 
-    Plans by index are left out where an array moves little or not at all without them.
+    Empty if a tile is too small for rows along some dimension and for look-ups. Plans by index are left out where an
+    array moves little or not at all without them.
+
+    Args:
+        graph: graph of the operation.
+        x: the array.
+        sizes: size of the slice along each dimension of `x`.
+        dynamic: start of the slice, int[], by dimension; along other dimensions the slice is all of `x`.
     """
     # The slice that shortens the array most comes first.
     order = sorted(dynamic, key=lambda d: sizes[d] / x.shape[d])
@@ -200,7 +240,18 @@ def _add_slices(builder: Builder, plan: Plan, x: Tensor, sizes: Sequence[int], d
 
 
 def _add_update(builder: Builder, plan: Plan, x: Tensor, update: Tensor, dynamic: Starts, *, in_place: bool) -> Tensor:
-    """`x`, or a copy of it, overwritten by a plan: its first part is read, updated by the later parts, and written."""
+    """Overwrites a block of `x` by a plan, or of a copy if not `in_place`; returns the array with the new block.
+
+    The block along the dimensions of the plan's first part is read, updated by the later parts, and written back.
+
+    Args:
+        builder: where to add it.
+        plan: parts, each the dimensions that are sliced at once.
+        x: the array.
+        update: the block's new elements.
+        dynamic: start of the block, int[], by dimension.
+        in_place: whether to write to `x`.
+    """
     first, *later_parts = plan
     if later_parts:
         block = _add_slices(builder, [first], x, update.shape, dynamic)
@@ -216,7 +267,14 @@ def _add_update(builder: Builder, plan: Plan, x: Tensor, update: Tensor, dynamic
 
 
 def _too_long_dims(graph: Graph, x: Tensor, sizes: Sequence[int], dynamic: Starts) -> list[int]:
-    """Dynamic dimensions with rows that exceed a planner's share of a tile."""
+    """Dynamic dimensions whose rows are too long for a tile: a slice along one needs entire rows on each tile.
+
+    Args:
+        graph: graph of the operation.
+        x: the array.
+        sizes: size of the slice along each dimension of `x`.
+        dynamic: start of the slice by dimension.
+    """
     target = graph.target
     long_dims: list[int] = []
     shape = list(x.shape)

@@ -32,7 +32,7 @@ from ipujax.lowering.popops import (
     thawed,
 )
 from ipujax.lowering.rules.arrays.constant_indices import combines_in_order, constant_position, gather_from, scatter_to
-from ipujax.lowering.rules.base.context import Context, Rule, composed
+from ipujax.lowering.rules.base.context import Context, Rule, lower_array_function
 from ipujax.lowering.rules.base.fallback import fallback
 from ipujax.runtime.graph import Graph
 from ipujax.runtime.tensor import Tensor, element_bytes, is_key_dtype
@@ -41,9 +41,12 @@ _NUMBER = np.dtype(np.int32)
 
 
 def can_find_last(spec: ScatterSpec) -> bool:
-    """True if updates replace whole rows, so that only the last update of a row counts."""
-    sizes = spec.update_sizes()
-    update_dims = spec.update_dims()
+    """True if updates replace whole rows of the table, so that `scatter_last` may compute the scatter.
+
+    Of several updates of a row only the last counts then. A row is what one index vector points to.
+    """
+    sizes = spec.update_sizes()  # of one update along each dimension of the table
+    update_dims = spec.update_dims()  # for each dimension of the table that of the updates; None for one of size 1
     lookups = prod(spec.update_shape[dim.of_updates] for dim in spec.lookup_dims())
     is_whole = all(sizes[d] == n for d, n in enumerate(spec.table_shape) if d not in spec.indexed)
     return (
@@ -53,19 +56,26 @@ def can_find_last(spec: ScatterSpec) -> bool:
         and bool(spec.indexed)
         and is_whole
         and all(update_dims[d] is None for d in spec.indexed)
-        and lookups <= np.iinfo(_NUMBER).max
+        and lookups <= np.iinfo(_NUMBER).max  # updates are numbered
     )
 
 
 def scatter_last(table: jax.Array, indices: jax.Array, updates: jax.Array, *, spec: ScatterSpec) -> jax.Array:
-    """Table with rows replaced, each by the last of its updates; `spec` must satisfy `can_find_last`.
+    """Table with rows replaced, each by the last of its updates.
 
-    A scatter-max of the updates' numbers finds the last of each row; the new rows are gathered from the updates.
+    A scatter-max of the updates' numbers finds the last of each row; the new rows are gathered from the updates. So
+    tiles exchange numbers, and one row for each of the table, instead of all updates.
+
+    Args:
+        table: the array that is updated.
+        indices: index vector of each update, [look-ups …, indexed dimensions].
+        updates: the new rows.
+        spec: parameters of the scatter, for which `can_find_last` is true.
     """
     numbers = spec.numbers
     indexed = sorted(spec.indexed)
-    lookups = [dim.of_updates for dim in spec.lookup_dims()]
-    count = prod(updates.shape[u] for u in lookups)
+    lookups = [dim.of_updates for dim in spec.lookup_dims()]  # dimensions of the updates
+    count = prod(updates.shape[u] for u in lookups)  # number of updates
     of_numbers = lax.ScatterDimensionNumbers(
         update_window_dims=(),
         inserted_window_dims=tuple(range(len(indexed))),
@@ -106,7 +116,10 @@ def gather_rule(
     indices_are_sorted: bool,
     unique_indices: bool,
 ) -> Tensor | Sequence[Tensor]:
-    """Slices of a table at computed indices; along dimensions without index a slice starts at 0."""
+    """Slices of a table at indices, looked up on tiles; a view of the table where all are one constant.
+
+    Operands and parameters are those of `lax.gather`.
+    """
     (aval,) = ctx.out_avals
     indexed = dimension_numbers.start_index_map
     if not table.size or not aval.size or mode is Mode.ONE_HOT:
@@ -115,7 +128,7 @@ def gather_rule(
     limits = [n if d in indexed + dimension_numbers.operand_batching_dims else slice_sizes[d]
               for d, n in enumerate(table.shape)]  # fmt: skip
     table = table.slice([0] * table.ndim, limits)
-    dtype = _WORDS if is_key_dtype(table.dtype) else table.dtype
+    dtype = _WORDS if is_key_dtype(table.dtype) else table.dtype  # keys are gathered as words
     spec = GatherSpec(
         numbers=dimension_numbers,
         slice_sizes=tuple(slice_sizes),
@@ -129,10 +142,11 @@ def gather_rule(
     position = constant_position(indices)
     # Keys have no fill value, which a position beyond the table may need.
     if position is not None and not (is_key_dtype(table.dtype) and position):
-        return composed(ctx, lambda x: gather_from(x, position, spec, aval.shape), [table])
+        return lower_array_function(ctx, lambda x: gather_from(x, position, spec, aval.shape), [table])
     if spec.wide_dims() and _exceeds_tile(ctx.graph, table, spec):
+        # Windows along indexed dimensions need these uncut on a tile, single indices do not.
         fun = partial(gather_index_by_index, spec=spec, out_shape=aval.shape)
-        return composed(ctx, fun, [table, indices])
+        return lower_array_function(ctx, fun, [table, indices])
     with _byte_cost(ctx.graph, indices):
         return gather_in_memory_order(ctx.builder, table, indices, aval.shape, spec)
 
@@ -162,8 +176,14 @@ def gather_index_by_index(
 
     The elements of a window along indexed dimensions are look-ups of their own, then transposed to their positions in
     the result.
+
+    Args:
+        table: the array that is looked up.
+        indices: index vector of each look-up, [look-ups …, indexed dimensions]: where its window starts.
+        spec: parameters of the gather.
+        out_shape: shape of the result.
     """
-    wide = spec.wide_dims()
+    wide = spec.wide_dims()  # indexed dimensions along which a window has several elements
     numbers = spec.numbers
     starts = signed(indices)
     largest_starts = np.array([table.shape[d] - spec.slice_sizes[d] for d in spec.indexed], starts.dtype)
@@ -174,6 +194,7 @@ def gather_index_by_index(
     batch = indices.shape[:-1]
     sizes = [spec.slice_sizes[dim.of_table] for dim in wide]
     shape = (*batch, *sizes, len(spec.indexed))
+    # The index vector of each element of a window is that of its start plus its offset along each wide dimension.
     positions = lax.broadcast_in_dim(clamped, shape, (*range(len(batch)), len(shape) - 1))
     for n, dim in enumerate(wide):
         step = lax.broadcasted_iota(starts.dtype, shape, len(batch) + n)
@@ -209,7 +230,7 @@ def scatter_rule(
     update_jaxpr: Any,
     update_consts: Sequence[Any],
 ) -> Tensor | Sequence[Tensor]:
-    """Table combined with updates at computed indices, by a user's function too.
+    """Table combined with updates at indices, by a user's function too; operands and parameters are JAX's of a scatter.
 
     Keys are scattered as words; updates at one constant position are combined with a slice of the table; all others are
     scattered by a plan of `popops`, in place where nothing reads the table later.
@@ -224,7 +245,9 @@ def scatter_rule(
             "unique_indices": unique_indices,
             "mode": mode,
         }
-        return composed(ctx, partial(scatter_keys, numbers=dimension_numbers, **hints), [table, indices, updates])
+        return lower_array_function(
+            ctx, partial(scatter_keys, numbers=dimension_numbers, **hints), [table, indices, updates]
+        )
     if is_key_dtype(table.dtype):
         if update_jaxpr.outvars == update_jaxpr.invars[:1]:  # the only function of keys that JAX can compile here
             return table
@@ -246,21 +269,30 @@ def scatter_rule(
     is_row = bool(spec.indexed) and all(extents[d] == 1 for d in spec.indexed)
     if position is not None and not (is_row and combines_in_order(spec)):
         fun = partial(scatter_to, position=position, spec=spec, primitive=ctx.primitive, params=dict(ctx.params))
-        return composed(ctx, fun, [table, updates])
+        return lower_array_function(ctx, fun, [table, updates])
     return _scatter_by_plan(ctx, spec, table, indices, updates)
 
 
 def _scatter_by_plan(ctx: Context, spec: ScatterSpec, table: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
-    """Adds a scatter by its cheapest plan; returns the new table, the old one itself where that may be overwritten."""
+    """Adds a scatter by its cheapest plan; returns the new table, the old one itself where that may be overwritten.
+
+    Args:
+        ctx: the equation.
+        spec: parameters of the scatter.
+        table: the array that is updated.
+        indices: index vector of each update.
+        updates: the updates.
+    """
     destination = ctx.into_tensors[0]  # where the result may be written; the table itself if nothing reads it later
     is_free = {variable for x in (indices, updates) for variable in x.variables()}.isdisjoint(table.variables())
     in_place = destination is not None and destination.node is table.node and is_free
+    # On tiles the scatter goes in the order in which memory has the table; `view_result` undoes the transposition.
     spec, table, updates, view_result = scatter_in_memory_order(spec, table, updates)
     with _byte_cost(ctx.graph, indices):
         plan = plan_scatter(ctx.graph, table, indices, updates, spec, ctx.name, in_place=in_place)
         # Tiles would need all updates: find the last of each row first, or go in steps.
         if plan.has_too_many_updates and can_find_last(spec):
-            (out,) = composed(ctx, partial(scatter_last, spec=spec), [table, indices, updates])
+            (out,) = lower_array_function(ctx, partial(scatter_last, spec=spec), [table, indices, updates])
             return view_result(out)
         if plan.has_too_many_updates:
             plan = plan_in_steps(ctx.graph, table, indices, updates, spec, ctx.name, in_place=in_place)
@@ -271,7 +303,15 @@ def _scatter_by_plan(ctx: Context, spec: ScatterSpec, table: Tensor, indices: Te
 def scatter_keys(
     table: jax.Array, indices: jax.Array, updates: jax.Array, *, numbers: lax.ScatterDimensionNumbers, **hints: Any
 ) -> jax.Array:
-    """Keys written over others, as words: a last dimension that every update covers completely."""
+    """Table of keys with some overwritten: a scatter of their words, which every update has in a last dimension.
+
+    Args:
+        table: keys of random numbers.
+        indices: index vector of each update.
+        updates: the new keys.
+        numbers: dimension numbers of the scatter of keys.
+        hints: other parameters of `lax.scatter`.
+    """
     of_words = lax.ScatterDimensionNumbers(
         update_window_dims=(*numbers.update_window_dims, updates.ndim),
         inserted_window_dims=numbers.inserted_window_dims,

@@ -36,7 +36,14 @@ Config = Sequence[tuple[int, int, int]]
 def pad_rule(
     ctx: Context, x: Tensor, value: Tensor, *, padding_config: Sequence[tuple[int, int, int]]
 ) -> Tensor | Sequence[Tensor]:
-    """Padding around and between the elements of a tensor; where it only removes elements, a view of the others."""
+    """Padding around and between the elements of a tensor; where it only removes elements, a view of the others.
+
+    Args:
+        ctx: the equation.
+        x: the tensor.
+        value: value of the padding, a scalar.
+        padding_config: along each dimension the elements before, after and between each two; < 0 cuts off.
+    """
     (aval,) = ctx.out_avals
     config = [(low, high, interior) for low, high, interior in padding_config]
     if not x.size or not aval.size:  # padding alone
@@ -51,7 +58,13 @@ def pad_rule(
 
 
 def _padded_view(x: Tensor, value: Tensor, config: Config) -> Tensor:
-    """Padded tensor as a view, which is costly to read where there are gaps."""
+    """Padded tensor as a view of it and of the padding, for dtypes without a codelet; costly to read if it has gaps.
+
+    Args:
+        x: the tensor.
+        value: value of the padding, a scalar.
+        config: along each dimension the elements before, after, and between each two.
+    """
     # Along each dimension: gaps behind the elements but the last, then edges; negative ones are cut off.
     for d, (low, high, interior) in enumerate(config):
         outer = x.shape[:d]

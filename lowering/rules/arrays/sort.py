@@ -11,7 +11,7 @@ import jax
 from jax import lax
 
 from ipujax.lowering.popops import each_row, sort, top_k
-from ipujax.lowering.rules.base.context import Context, Rule, bound, composed
+from ipujax.lowering.rules.base.context import Context, Rule, bound, lower_array_function
 from ipujax.lowering.rules.base.fallback import fallback
 from ipujax.lowering.rules.base.long_rows import (
     EXTRA_KEYS,
@@ -42,22 +42,30 @@ def sort_rule(ctx: Context, *operands: Tensor, dimension: int, is_stable: bool, 
 def _sort_in_parts(
     ctx: Context, operands: Sequence[Tensor], axis: int, num_keys: int, parts: int, *, is_stable: bool
 ) -> Sequence[Tensor]:
-    """Rows sorted in parts that are then merged; equal keys keep their order.
+    """Sorts rows in parts, on a tile each, that are then merged in pairs; equal keys keep their order.
 
-    The machine's steps are those of the parts; XLA computes the sort of whole rows at once.
+    The program has the steps of the parts, which cycles are counted of; XLA computes the sort of whole rows at once.
+
+    Args:
+        ctx: the equation.
+        operands: arrays of one shape that are sorted together: first the keys, then what is moved with them.
+        axis: dimension that is sorted.
+        num_keys: number of operands that are keys.
+        parts: number of parts of a row, a power of 2.
+        is_stable: whether the user asked that equal keys keep their order.
     """
     count = operands[0].shape[axis]
     keys = num_keys + EXTRA_KEYS
-    inside = ctx.into(ProgramSequence())
-    blocks = composed(inside, partial(sorted_parts, axis=axis, num_keys=num_keys, parts=parts), operands)
+    inside = ctx.into(ProgramSequence())  # the parts' own program
+    blocks = lower_array_function(inside, partial(sorted_parts, axis=axis, num_keys=num_keys, parts=parts), operands)
     for step in merge_steps(parts):
-        pairs = composed(inside, partial(pairs_of, step=step), blocks)
+        pairs = lower_array_function(inside, partial(pairs_of, step=step), blocks)
         # A pair is two sorted rows; the added keys make all elements distinct.
         merged = sort(
             inside.builder.named("merge"), pairs, pairs[0].ndim - 1, keys, is_stable=False, has_sorted_halves=True
         )
-        blocks = composed(inside, partial(blocks_of, step=step), merged)
-    results = composed(inside, partial(joined_parts, count=count, axis=axis, num_keys=num_keys), blocks)
+        blocks = lower_array_function(inside, partial(blocks_of, step=step), merged)
+    results = lower_array_function(inside, partial(joined_parts, count=count, axis=axis, num_keys=num_keys), blocks)
 
     def compute(arrays: list[jax.Array]) -> list[jax.Array]:
         # The parts keep the order of equal keys, which a sort that need not be stable may do too.
@@ -74,7 +82,7 @@ def top_k_rule(ctx: Context, x: Tensor, *, k: int, axis: int) -> Sequence[Tensor
     parts = parts_of(ctx.graph, x.shape, axis, [x.dtype])
     # Only where the k largest of each part are fewer than the row.
     if parts > 1 and k * parts < x.shape[axis]:
-        return composed(ctx, partial(long_top_k, k=k, axis=axis, parts=parts), [x])
+        return lower_array_function(ctx, partial(long_top_k, k=k, axis=axis, parts=parts), [x])
     return top_k(ctx.builder, x, k, axis)
 
 

@@ -85,9 +85,15 @@ class LaterValues:
     def copy_before_call(
         self, graph: Graph, variables: Iterable[Variable], prog: ProgramSequence
     ) -> Mapping[Variable, Variable]:
-        """Copies those of some variables of a function's results that are read later, before a call overwrites them.
+        """Copies what a call overwrites although an equation after it reads it; values then view the copies.
 
-        Values that view a copied variable become views of its copy. Returns old variable → copy.
+        Args:
+            graph: graph of the program.
+            variables: variables that the called function writes its results to.
+            prog: program to add the copies to, before the call.
+
+        Returns:
+            The copy of each variable that was copied.
         """
         copies: dict[Variable, Variable] = {}
         for old in variables:
@@ -201,7 +207,7 @@ def bound(primitive: Primitive, /, **params: Any) -> Callable[..., Any]:
 Rule = Callable[..., Tensor | Sequence[Tensor]]
 
 
-def composed(ctx: Context, fun: Callable[..., Any], operands: Sequence[Tensor]) -> list[Tensor]:
+def lower_array_function(ctx: Context, fun: Callable[..., Any], operands: Sequence[Tensor]) -> list[Tensor]:
     """Lowers a function of arrays with the equation's results on the operands; one tensor for each result."""
     shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in operands]
     return ctx.lower_jaxpr(inline(trace(fun, shapes, {}, ()).jaxpr), operands, ctx.prog)

@@ -61,6 +61,8 @@ def has_work(name: str) -> bool:
 def fallback(ctx: Context, *operands: Tensor, is_priced: bool = True) -> list[Tensor]:
     """Runs an equation's primitive on one tile, or independent problems each on a tile; one new tensor a result.
 
+    For primitives without a rule of their own, so that every program runs.
+
     Args:
         ctx: the equation.
         operands: a tensor for each of its operands.
@@ -72,6 +74,7 @@ def fallback(ctx: Context, *operands: Tensor, is_priced: bool = True) -> list[Te
     for aval in ctx.out_avals:
         check_is_array(aval, f"a result of {name}", graph.origin)
     shapes = [*(x.shape for x in operands), *(tuple(aval.shape) for aval in ctx.out_avals)]
+    # For each dimension of operands and results the axis of problems that it follows; None for one inside of a problem.
     problems, dims = _independent_problems(name, ctx.params, shapes, len(operands))
     codelet = _fallback_codelet(ctx, operands, shapes, dims, label, is_priced=is_priced)
     placement, is_spread = _place_problems(graph, codelet, problems, operands, shapes, dims)
@@ -101,11 +104,21 @@ def fallback(ctx: Context, *operands: Tensor, is_priced: bool = True) -> list[Te
 def _independent_problems(
     name: str, params: Mapping[str, Any], shapes: Sequence[Shape], num_operands: int
 ) -> tuple[Shape, list[Dims]]:
-    """Number of independent problems along each axis, and the axis that each dimension of each tensor follows.
+    """Independent problems that an equation consists of, such as the matrices of a batch.
 
-    The axes are the leading, batch dimensions of all tensors, which are common to them, then that of the columns of
-    the last operand and the only result, if the primitive solves each column by itself. `shapes` are those of operands
-    and results. A primitive that is not known to be batched, or without elements, is a single problem.
+    The axes of problems are the leading, batch dimensions of all tensors, which are common to them, then that of the
+    columns of the last operand and the only result, if the primitive solves each column by itself. A primitive that is
+    not known to be batched, or without elements, is a single problem.
+
+    Args:
+        name: primitive.
+        params: its parameters.
+        shapes: shapes of operands and results.
+        num_operands: number of operands.
+
+    Returns:
+        Number of problems along each axis; and for each tensor the axis that each dimension follows, None for one
+        inside of a problem.
     """
     problem = record_of(name).problem
     if problem.rank is None or not all(map(prod, shapes)):
@@ -172,7 +185,15 @@ def check_is_array(aval: Any, name: str, where: object = None) -> None:
 def _vertex_group(
     graph: Graph, codelet: Codelet, tensors: Sequence[Tensor], dims: Sequence[Dims], placement: Blocked
 ) -> VertexGroup:
-    """Vertices connected to their problems' part of each tensor; uncut dimensions of one size share an axis."""
+    """Vertices of a fallback, connected to their problems' part of each tensor.
+
+    Args:
+        graph: the graph.
+        codelet: codelet of a vertex.
+        tensors: operands, then results.
+        dims: for each dimension of each tensor the axis of problems that it follows; None for one inside of a problem.
+        placement: problems of each vertex, and its tile.
+    """
     pairs = [(x, tensor_dims) for x, tensor_dims in zip(tensors, dims, strict=True) if x.size]
     extents = sorted({n for x, tensor_dims in pairs for n, d in zip(x.shape, tensor_dims, strict=True) if d is None})
     axes = placed_axes(placement) + [whole_axis(f"n{n}", n) for n in extents]
@@ -193,7 +214,16 @@ def _fallback_codelet(
     *,
     is_priced: bool,
 ) -> Codelet:
-    """Codelet that calls the primitive; its cycles are estimated from operations an element of its largest block."""
+    """Codelet that calls the primitive; its cycles are estimated from operations an element of its largest block.
+
+    Args:
+        ctx: the equation.
+        operands: a tensor for each operand.
+        shapes: shapes of operands and results.
+        dims: for each dimension of these the axis of problems that it follows; None for one inside of a problem.
+        label: name in reports.
+        is_priced: whether its work is known; else it takes no cycles.
+    """
     primitive = ctx.primitive
     params = dict(ctx.params)
     num_operands = len(operands)

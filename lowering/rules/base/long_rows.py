@@ -30,7 +30,7 @@ _LONG = 1024  # elements; assumed: combining parts costs some thousand cycles, a
 def parts_of(
     graph: Graph, shape: Sequence[int], axis: int, dtypes: Sequence[object], most_parts: int | None = None
 ) -> int:
-    """Number of parts of a row, a power of 2: more than one where rows are too long for a tile, or tiles are idle.
+    """Number of parts to compute each row in, a power of 2: more than one for rows too long for a tile, or idle tiles.
 
     Args:
         graph: graph of the operation, for its target.
@@ -47,15 +47,25 @@ def parts_of(
         return 1
     # Combining the ends of parts is work too: no more parts than the root of the row's length.
     tiles_per_row = target.tiles_per_ipu // (prod(shape) // row_length) if row_length >= _LONG else 1
-    shared = max(1, min(most_parts or row_length, tiles_per_row, 1 << int(log2(row_length)) // 2))
+    parts_for_idle_tiles = max(1, min(most_parts or row_length, tiles_per_row, 1 << int(log2(row_length)) // 2))
     # Two parts at a time are on a tile, as when they are merged; each has two elements at least.
     fits = 2 * row_bytes <= usable_bytes
-    needed = 1.0 if fits else min(row_length / 2, max(2.0, 2 * _COPIES * row_bytes / usable_bytes))
-    return max(1 << int(log2(shared)), 1 << ceil(log2(needed)))
+    parts_to_fit = 1.0 if fits else min(row_length / 2, max(2.0, 2 * _COPIES * row_bytes / usable_bytes))
+    return max(1 << int(log2(parts_for_idle_tiles)), 1 << ceil(log2(parts_to_fit)))
 
 
 def long_cumulative(x: jax.Array, *, fun: Callable[..., jax.Array], axis: int, reverse: bool, parts: int) -> jax.Array:
-    """Running results along a dimension: `fun` is the operation of `lax`, `parts` the number of parts of a row."""
+    """Running results along a dimension, such as running sums, of rows that are cut in parts.
+
+    The parts are computed at once, then each goes on from the end of the parts before it.
+
+    Args:
+        x: the array.
+        fun: operation of `lax` for whole rows: `cumsum`, `cumprod`, `cummax` or another.
+        axis: the dimension.
+        reverse: whether to run from its end.
+        parts: number of parts of a row.
+    """
     row_length = x.shape[axis]
     rows = jnp.moveaxis(lax.rev(x, (axis,)) if reverse else x, axis, -1)
     part_length = -(-row_length // parts)
@@ -77,7 +87,16 @@ def long_cumulative(x: jax.Array, *, fun: Callable[..., jax.Array], axis: int, r
 
 
 def long_top_k(x: jax.Array, *, k: int, axis: int, parts: int) -> tuple[jax.Array, jax.Array]:
-    """Largest k elements along an axis, of equal ones the first, and their positions: the largest of those of parts."""
+    """Largest k elements along an axis, of equal ones the first, and their positions.
+
+    They are the largest of the largest of each part, for rows too long for a tile.
+
+    Args:
+        x: the array.
+        k: number of elements.
+        axis: the axis.
+        parts: number of parts that a row is cut into.
+    """
     rows = jnp.moveaxis(x, axis, -1)
     row_length = x.shape[axis]
     batch = rows.shape[:-1]
@@ -99,9 +118,17 @@ def long_top_k(x: jax.Array, *, k: int, axis: int, parts: int) -> tuple[jax.Arra
 
 
 def sorted_parts(*operands: jax.Array, axis: int, num_keys: int, parts: int) -> list[jax.Array]:
-    """Sorted parts of the rows of all operands, and of `EXTRA_KEYS` added keys.
+    """Parts of rows, [batch …, parts, length], each sorted by itself: the first step of a sort of rows in parts.
 
-    The order of results: whether an element is padding, `num_keys` operands, position, other operands.
+    Args:
+        operands: arrays of one shape that are sorted together; the first `num_keys` are keys.
+        axis: dimension that is sorted.
+        num_keys: number of operands that are keys.
+        parts: number of parts of a row.
+
+    Returns:
+        An array for each operand and each of the `EXTRA_KEYS` added keys, in this order: whether an element is padding,
+        the keys, position in the row, other operands.
     """
     row_length = operands[0].shape[axis]
     rank = operands[0].ndim

@@ -74,10 +74,19 @@ class Probes:
     def enter(
         self, graph: Graph, prog: ProgramSequence, eqn: JaxprEqn, operands: Sequence[Tensor]
     ) -> tuple[HostStream | None, ...]:
-        """Add probes of the operands of an equation that is lowered next; returns their streams, for `leave`.
+        """Add probes (host streams of values) of the operands of an equation; returns these streams, for `leave`.
 
-        Adds nothing, and returns no streams, where replicas may run the equation unequally often. `leave` must follow,
-        after `enter` and `leave` of the equations inside it.
+        It is lowered next: `leave` must follow, after `enter` and `leave` of the equations inside it. Adds nothing, and
+        returns no streams, where replicas may run the equation unequally often.
+
+        Args:
+            graph: graph of the equation.
+            prog: sequence that the equation is lowered to.
+            eqn: the equation.
+            operands: a tensor for each of its operands.
+
+        Returns:
+            The stream of each operand; None for literals, and for values that have no stream.
         """
         if self._may_run_unequally(graph):
             self._holders.append(eqn)
@@ -94,9 +103,9 @@ class Probes:
         operand_streams: tuple[HostStream | None, ...],
         results: Sequence[Tensor],
     ) -> None:
-        """Add probes of the results of the equation that was entered last, and add it to `equations`.
+        """Add probes (host streams of values) of the results of the equation that was entered last.
 
-        Adds nothing where replicas may run the equation unequally often.
+        Adds it to `equations`, those that a debugger can show values of; not one that replicas may run unequally often.
 
         Args:
             graph: graph of the equation.
@@ -124,9 +133,15 @@ class Probes:
     def _stream(
         self, graph: Graph, prog: ProgramSequence, tensor: Tensor, *, is_new: bool = False
     ) -> HostStream | None:
-        """Return the stream of a tensor in a sequence, added if it has none or `is_new`.
+        """Return the stream that sends a tensor to the host where it is known; None for one that has no stream.
 
-        None for a tensor without elements, and for one in streaming memory.
+        Tensors without elements, or in streaming memory, have none.
+
+        Args:
+            graph: the graph.
+            prog: sequence of the program: a value has one stream in each sequence that reads it.
+            tensor: the tensor.
+            is_new: whether it has a new value, which gets a stream although the sequence has one of the old value.
         """
         if tensor.size == 0 or not set(graph.off_chip).isdisjoint(tensor.variables()):
             return None

@@ -20,7 +20,17 @@ from ipujax.runtime.tensor import OF_CALLER, Origin, Tensor, substitute
 def function_call_rule(
     ctx: Context, *operands: Tensor, jaxpr: ClosedJaxpr, name: str, fixed: Sequence[bool]
 ) -> Sequence[Tensor]:
-    """Copies operands that differ between calls to the function, calls it, and copies results where needed."""
+    """Calls a function whose code exists once: copies operands to its variables, calls it, and copies its results.
+
+    The first call lowers the function. A result that is read before the next call alone is not copied.
+
+    Args:
+        ctx: the equation.
+        operands: tensors of the caller.
+        jaxpr: the function.
+        name: its name in reports.
+        fixed: for each operand whether it is the same at each call, so that the function reads it where it is.
+    """
     graph = ctx.graph
     prog = ctx.prog
     path = ctx.name.removesuffix(ctx.primitive.name) + name
@@ -68,9 +78,17 @@ def _with_fixed_copied(ctx: Context, operands: Sequence[Tensor], fixed: Sequence
 def _lower_function(
     ctx: Context, operands: Sequence[Tensor], jaxpr: ClosedJaxpr, name: str, fixed: Sequence[bool]
 ) -> LoweredFunction:
-    """Lowers a callee on variables of its own, mapped as the operands of this first call.
+    """Lowers a callee, once for all its calls, on variables of its own, mapped as the operands of this first call.
 
-    Operands that are `fixed`, the same tensor at each call of this function, are read where the caller has them.
+    Args:
+        ctx: the equation of the call.
+        operands: tensors of the caller.
+        jaxpr: the callee.
+        name: its name in reports.
+        fixed: for each operand whether it is the same at each call, so that the callee reads the caller's tensor.
+
+    Returns:
+        The function, its variables for operands and results, and which results callers may read in place.
     """
     graph = ctx.graph
     body = ProgramSequence()
@@ -83,7 +101,8 @@ def _lower_function(
     for tensor in (*function_operands, *results):
         map_linearly(graph, tensor)
     operand_variables = {v for x in function_operands for v in x.variables()}
-    # A result without a memory order repeats or skips elements of its variable: it is copied after each call.
+    # Results in variables that only the function writes stay there until its next call: callers read them in place.
+    # One without a memory order repeats or skips elements of its variable: it is copied after each call.
     result_variables = dict.fromkeys(v for x in results if memory_order(x) is not None for v in x.variables())
     owned_results = tuple(v for v in result_variables if v not in operand_variables and not v.is_constant)
     return LoweredFunction(graph.add_function(body, name), function_operands, results, owned_results)

@@ -31,7 +31,16 @@ Outs = tuple[tuple[tuple[int, ...], Any], ...]  # shape and dtype of the block o
 def _compute(
     *operands: jax.Array, codelet: Codelet, stacked: tuple[bool, ...], num_vertices: int, tiles: Any, outs: Outs
 ) -> list[jax.Array]:
-    """Results in plain JAX: the codelet's function mapped over rows."""
+    """Results of a call of a user's codelet in plain JAX: its function mapped over vertices, [vertices, …] each.
+
+    Args:
+        operands: arrays that the codelet's fields read.
+        codelet: the codelet.
+        stacked: for each operand whether it has a row for each vertex; else all of it is read by each.
+        num_vertices: number of vertices.
+        tiles: tile of each vertex, without meaning here.
+        outs: shape and dtype of a row of each result.
+    """
 
     def vertex(*blocks: jax.Array) -> tuple[jax.Array, ...]:
         result = codelet.compute(*blocks)
@@ -56,9 +65,21 @@ def _batched(
     tiles: tuple[int, ...] | None,
     outs: Outs,
 ) -> tuple[list[jax.Array], list[int]]:
-    """The calls for all indices of a batch as one call with as many times the vertices.
+    """Batching rule of `jax.vmap`: the calls of a codelet for a batch as one call, with as many times the vertices.
 
     An operand that is common to the batch and to all vertices stays so; of others each vertex gets its own row.
+
+    Args:
+        operands: operands, some with a dimension for the batch.
+        axes: that dimension of each operand; None for one that is common to the batch.
+        codelet: the codelet.
+        stacked: for each operand whether it has a row for each vertex.
+        num_vertices: number of vertices for one index of the batch.
+        tiles: tile of each of these vertices; None to spread vertices over the tiles of one IPU.
+        outs: shape and dtype of a row of each result.
+
+    Returns:
+        The results, and the dimension of each for the batch.
     """
     batch = next(x.shape[axis] for x, axis in zip(operands, axes, strict=True) if axis is not None)
     arrays: list[jax.Array] = []
@@ -95,9 +116,19 @@ def codelet_call_rule(
     tiles: tuple[int, ...] | None,
     outs: Outs,
 ) -> list[Tensor]:
-    """Connects operands to the fields that are read, in order, and new tensors to those that are written.
+    """Adds a compute set with a user's codelet; returns a new tensor, [vertices, …], for each field that is written.
 
-    A field that is both is connected to a new tensor that begins as a copy of its operand.
+    Operands are connected to the fields that are read, in order. A field that is both read and written is connected to
+    a new tensor that begins as a copy of its operand.
+
+    Args:
+        ctx: the equation.
+        operands: a tensor for each field that is read.
+        codelet: the codelet.
+        stacked: for each operand whether it has a row for each vertex; else all of it is read by each.
+        num_vertices: number of vertices.
+        tiles: tile of each vertex; None to spread vertices over the tiles of one IPU.
+        outs: shape and dtype of a row of each result.
     """
     graph = ctx.graph
     tile = _tile_of_vertices(ctx, codelet, num_vertices, tiles)
@@ -147,7 +178,7 @@ def rows_variable(ctx: Context, shape: tuple[int, ...], dtype: Any, name: str, t
 def rows_group(
     ctx: Context, codelet: Codelet, connected: Sequence[tuple[Tensor, bool]], tile: np.ndarray
 ) -> VertexGroup:
-    """Vertex group of a codelet, one vertex a row.
+    """Vertex group of a codelet: one vertex for each row of its tensors.
 
     Args:
         ctx: context of the call.

@@ -21,11 +21,12 @@ from ipujax.runtime.tensor import COLLECTIVES as COLLECTIVES_PART, Tensor
 
 
 def collective_rule(ctx: Context, *operands: Tensor, **params: Any) -> Sequence[Tensor]:
-    """Lowers any collective over the axis of replicas."""
+    """Lowers any collective of JAX, such as `psum` or `all_gather`, over the axis of replicas; returns its results."""
     graph = ctx.graph
     replicas = graph.replication_factor
+    # What any of JAX's collectives is by its parameters: a kind, groups of replicas, and views before and after it.
     form = COLLECTIVES[ctx.primitive.name](ctx.equation, replicas)
-    if form.kind == "index":
+    if form.kind == "index":  # the number of the replica
         return [graph.add_replica_constant(np.array(form.ranks, np.int32), "replica index")]
     with _as_part(graph):
         if form.kind == "all_reduce":
@@ -59,7 +60,17 @@ def reduce_across_ipus(
 def _all_reduce_by_dtype(
     builder: Builder, form: Form, operands: Sequence[Tensor], homes: Sequence[Graph]
 ) -> Sequence[Tensor]:
-    """One collective for all operands of a dtype, which costs less than one each; uneven groups cannot share one."""
+    """Reduces tensors over replicas: one collective for all of a dtype, which costs less than one each.
+
+    Args:
+        builder: where to add it.
+        form: the reduction: its monoid and groups of replicas; groups of different sizes need a collective each.
+        operands: the tensors.
+        homes: for each of them the graph, or the view of its IPU.
+
+    Returns:
+        The reduced tensor for each operand.
+    """
     if form.is_uneven:
         return [
             _all_reduce_uneven_groups(Builder(home, builder.prog, builder.name), form, x)
@@ -76,9 +87,10 @@ def _all_reduce_by_dtype(
 
 
 def _all_reduce_uneven_groups(builder: Builder, form: Form, x: Tensor) -> Tensor:
-    """Reduces over groups of different sizes: every replica gathers all values, and combines those of its group.
+    """Reduces a tensor over groups of replicas of different sizes; returns the result.
 
-    The rounds of `all_reduce` need groups of one size; a gather over all replicas has a single group.
+    Every replica gathers the values of all, and combines those of its group, with neutral elements for others. The
+    rounds of `all_reduce` need groups of one size; a gather over all replicas has a single group.
     """
     graph = builder.graph
     all_replicas = stacked.whole(None, graph.replication_factor)

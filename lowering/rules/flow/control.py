@@ -60,9 +60,18 @@ def is_off_chip(ctx: Context, stack: Tensor) -> bool:
 def store_rows(
     ctx: Context, body: ProgramSequence, row: Tensor, counter: Tensor, rows: int, *, on_host: bool
 ) -> tuple[Tensor, RowMove]:
-    """Adds a stack of `rows` off chip, of which `body` stores row `counter` in each iteration.
+    """Adds a stack in streaming memory of which a loop stores a row in each iteration.
 
-    Returns the stack and the row's move, whose last steps the caller adds after the loop.
+    Args:
+        ctx: context of the loop.
+        body: sequence of an iteration, which gets the steps that store the row.
+        row: the row.
+        counter: number of the iteration's row, int32[].
+        rows: number of rows of the stack.
+        on_host: whether it is in the host's memory.
+
+    Returns:
+        The stack, [rows, …], and the row's move, whose last steps the caller adds after the loop.
     """
     stack, stores = store_of_stack(ctx.graph, ctx.name, row, rows, counter, on_host=on_host)
     for step in (*stores.copies, *stores.transfers):
@@ -93,7 +102,7 @@ class RowStreams:
         self._fetched: list[tuple[Tensor, Tensor]] = []  # (stack, its row on I/O tiles)
 
     def row(self, stack: Tensor, *, in_groups: bool) -> Tensor:
-        """Adds to the body the load of the iteration's row of a stack in streaming memory; returns the row.
+        """Adds to the body of a loop the load of the iteration's row of a stack in streaming memory; returns the row.
 
         A row that I/O tiles take is fetched one iteration ahead, see `fetch_ahead`: here it is only copied from them.
 
@@ -148,7 +157,9 @@ def scan_rule(
         reverse: whether the first iteration reads and writes the last slot of all stacks.
         params: the other parameters of the primitive, the jaxpr of the body among them.
     """
-    inside = scan_body(params)  # parameters that it does not read, such as `unroll`, are advice for XLA
+    # The jaxpr of an iteration, and which operands and results are constants, carries and stacks of rows. Parameters
+    # that it does not read, such as `unroll`, are advice for XLA.
+    inside = scan_body(params)
     graph = ctx.graph
     carries = _states(ctx, operands, inside)
     stacks = [_sliceable_stack(ctx, stack, length) for stack in operands[inside.operands.stacks]]
@@ -172,7 +183,19 @@ def scan_rule(
 def _read_rows(
     ctx: Context, body: ProgramSequence, inside: Body, stacks: Sequence[Tensor], first_slot: int, step: int
 ) -> tuple[list[Tensor], RowStreams | None]:
-    """Adds to `body` what reads a row of each stack; returns the rows, and the streams of those off chip."""
+    """Adds to the body of a `scan` what reads the iteration's row of each stack; returns the rows.
+
+    Args:
+        ctx: context of the loop.
+        body: sequence of an iteration.
+        inside: jaxpr of the body, and which of its inputs are rows.
+        stacks: the stacks, [trip count, …].
+        first_slot: number of the row that the first iteration reads.
+        step: 1, or −1 for a loop from the last row to the first.
+
+    Returns:
+        The rows; and the streams of those in streaming memory, to be finished after the loop, None without stacks.
+    """
     if not stacks:
         return [], None
     in_body = Builder(ctx.graph, body, ctx.name)
@@ -184,7 +207,7 @@ def _read_rows(
         for stack, in_groups in zip(stacks, are_in_groups, strict=True)
     ]
     row_streams.fetch_ahead()
-    advance(in_body, counter, step)
+    advance(in_body, counter, step)  # once all rows are read
     return rows, row_streams
 
 
@@ -206,12 +229,26 @@ def _store_slices(
     first_slot: int,
     step: int,
 ) -> tuple[list[Tensor], list[Program]]:
-    """Adds stacks of results, of which `body` stores a slot; returns them, and steps to add after the loop."""
+    """Adds stacks of the results of a `scan`, of which its body stores a row in each iteration.
+
+    Args:
+        ctx: context of the loop.
+        body: sequence of an iteration.
+        inside: jaxpr of the body, and which of its results are rows of stacks.
+        results: tensors of all its results.
+        length: trip count, the number of rows.
+        first_slot: number of the row that the first iteration stores.
+        step: 1, or −1 for a loop from the last row to the first.
+
+    Returns:
+        The stacks, and steps to add after the loop.
+    """
     if not results[inside.results.stacks]:
         return [], []
     stacks: list[Tensor] = []
     last_steps: list[Program] = []
-    # As that of rows that are read, it advances beside vertices that do not read it, here those before the stores.
+    # The counter advances before the stores, in one compute set with vertices that do not read it: it starts a step
+    # before the first row.
     counter = new_counter(ctx.builder, first_slot - step)
     advance(Builder(ctx.graph, body, ctx.name), counter, step)
     jaxpr = inside.jaxpr.jaxpr
@@ -233,10 +270,15 @@ def while_rule(
     *operands: Tensor,
     **params: Any,
 ) -> Sequence[Tensor]:
-    """Loop that runs while a computed scalar is true.
+    """Loop that runs while a computed scalar is true; returns its carries.
 
     A batched loop has a predicate for each element of the batch: it runs while any is true, and changes the carries of
     those elements alone.
+
+    Args:
+        ctx: the equation.
+        operands: constants of the condition, constants of the body, carries before the loop.
+        params: parameters of the primitive, the jaxprs of condition and body.
     """
     inside = while_body(params)
     tested = while_condition(params)
@@ -264,8 +306,15 @@ def while_rule(
 
 
 def _states(ctx: Context, operands: Sequence[Tensor], body: Body) -> list[Tensor]:
-    """Carries of a loop: its initial operands themselves where nothing else reads them, else new variables."""
+    """Carries of a loop, which its body overwrites: the operands themselves if nothing else reads them, else copies.
+
+    Args:
+        ctx: the equation of the loop.
+        operands: all its operands.
+        body: jaxpr of the body, and which operands and inputs are carries.
+    """
     states: list[Tensor] = []
+    # Whether the body reads a carry with its columns in groups of channels, as products do.
     are_in_groups = grouped_inputs(body.jaxpr.jaxpr)[body.inputs.carries]
     for n, (x, in_groups) in enumerate(zip(operands[body.operands.carries], are_in_groups, strict=True)):
         # Set, to the operand itself, where nothing after the loop reads the operand, see `LastReads.may_overwrite`.
@@ -293,7 +342,15 @@ def _select_running(ctx: Context, running: Tensor, new: Tensor, old: Tensor) -> 
 def cond_rule(
     ctx: Context, selector: Tensor, *operands: Tensor, branches: Sequence[ClosedJaxpr], **params: Any
 ) -> Sequence[Tensor]:
-    """One of several branches; JAX has clamped the selector into range. Results in streaming memory share a buffer."""
+    """Runs one of several branches; returns the results, which all branches write to the same variables.
+
+    Args:
+        ctx: the equation.
+        selector: number of the branch, int32[]; JAX has clamped it into range.
+        operands: operands of each branch.
+        branches: jaxprs of the branches.
+        params: parameters of the primitive without meaning here.
+    """
     map_linearly(ctx.graph, selector)
     programs = [ProgramSequence() for _ in branches]
     results = [ctx.lower_jaxpr(branch, operands, prog) for branch, prog in zip(branches, programs, strict=True)]

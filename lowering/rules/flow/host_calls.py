@@ -19,19 +19,24 @@ from jax.random import key_data
 from ipujax.lowering.jax_compat import ClosedJaxpr
 from ipujax.lowering.layout import map_linearly
 from ipujax.lowering.replicas import HOST_CALLS
-from ipujax.lowering.rules.base.context import Context, Rule, composed
+from ipujax.lowering.rules.base.context import Context, Rule, lower_array_function
 from ipujax.runtime.graph import StreamIn, StreamOut
 from ipujax.runtime.host import CallStream, HostCall
 from ipujax.runtime.tensor import Tensor, is_key_dtype
 
 
 def callback_rule(ctx: Context, *operands: Tensor, sharing: int = 1, **params: Any) -> Sequence[Tensor]:
-    """Lowers `pure_callback`, `io_callback`, `debug.callback` and `debug.print`.
+    """Lowers `pure_callback`, `io_callback`, `debug.callback` and `debug.print`; returns tensors of their results.
 
-    Operands are sent to the host one by one, then results received; the host calls the function in between. `sharing`
-    is the number of replicas that make one call together.
+    Operands are sent to the host one by one, then results received; the host calls the function in between.
+
+    Args:
+        ctx: the equation.
+        operands: tensors of the arguments of the call.
+        sharing: number of replicas that make one call together.
+        params: parameters of the primitive, the Python function among them.
     """
-    operands = tuple(composed(ctx, key_data, [x])[0] if is_key_dtype(x.dtype) else x for x in operands)
+    operands = tuple(lower_array_function(ctx, key_data, [x])[0] if is_key_dtype(x.dtype) else x for x in operands)
     graph = ctx.graph
     prog = ctx.prog
     # JAX's wrapper of the user's function; for debugging the primitive's eager implementation, which also formats.

@@ -35,7 +35,9 @@ from ipujax.runtime.tensor import Origin, Tensor
 def fused_parts(
     fused: JaxprEqn, computing: list[tuple[JaxprEqn, str]], origin: Origin, target: Target
 ) -> tuple[VertexPart, ...]:
-    """Parts of a fused vertex, one for each equation that it computes; none if all have one line and layer.
+    """Parts of a fused vertex, one for each equation that it computes, among which a profile divides its cycles.
+
+    Empty if all equations have one line and layer, to which all cycles belong.
 
     Args:
         fused: the fused equation.
@@ -54,7 +56,13 @@ def fused_parts(
 
 
 def _cycles_alone(eqn: JaxprEqn, row: str, target: Target) -> int:
-    """Cycles of one equation on a tile, its elements spread over all tiles; `row` of `OP_COSTS`, or its monoid."""
+    """Estimated cycles of one equation alone on a tile, its elements spread over all tiles.
+
+    Args:
+        eqn: an elementwise equation or a reduction.
+        row: name of its operation in the table `OP_COSTS`; for a reduction its monoid.
+        target: the machine.
+    """
     operands: list[Any] = [atom.aval for atom in eqn.invars]
     result: Any = eqn.outvars[0].aval
     elements = _per_tile(max((aval.size for aval in operands), default=result.size), target)
@@ -114,7 +122,10 @@ def _bound_op(row: str, primitive: Primitive, params: tuple[tuple[str, Hashable]
 
 
 def unchanged_operand(eqn: JaxprEqn) -> int | None:
-    """Number of the operand that an elementwise equation returns unchanged, None if none."""
+    """Number of the operand that an elementwise equation returns unchanged, as x · 1 does x; None if none.
+
+    Such an equation needs no vertex.
+    """
     name = eqn.primitive.name
     ones = [isinstance(x, Literal) and bool(np.all(x.val == 1)) for x in eqn.invars]
     avals: list[Any] = [x.aval for x in eqn.invars]
@@ -136,10 +147,17 @@ def fused_rule(ctx: Context, *operands: Tensor, jaxpr: ClosedJaxpr, name: str) -
     """Elementwise equations over one index space and reductions of their results, in one vertex a tile.
 
     A result is a stored value, a reduction, or an operand that the equations return unchanged.
+
+    Args:
+        ctx: the equation, which the pass `fuse` has made.
+        operands: its operands.
+        jaxpr: the fused equations.
+        name: name of the vertex in reports.
     """
     body = jaxpr.jaxpr
-    reduced = {eqn.outvars[0]: eqn for eqn in body.eqns if eqn.primitive.name in MONOIDS}
+    reduced = {eqn.outvars[0]: eqn for eqn in body.eqns if eqn.primitive.name in MONOIDS}  # reductions by their result
     mapped = [eqn for eqn in body.eqns if eqn.primitive.name not in MONOIDS]
+    # Shape that all operands and values get; operands come first in `number`, then the values that steps compute.
     space = index_space(shape_of(mapped[0].outvars[0]))
     computed_eqns, steps, number = _kernel_steps(body.invars, mapped)
     computing = [(eqn, MONOIDS[eqn.primitive.name]) for eqn in reduced.values()]
@@ -173,10 +191,17 @@ def fused_rule(ctx: Context, *operands: Tensor, jaxpr: ClosedJaxpr, name: str) -
 def _kernel_steps(
     invars: Sequence[Var], eqns: Sequence[JaxprEqn]
 ) -> tuple[list[JaxprEqn], list[Step], Mapping[Var, int]]:
-    """The equations that compute, a step of the vertex for each, and the number of each value among operands and steps.
+    """Steps of a fused vertex, from the elementwise equations that it computes.
 
-    Operands have the first numbers, then each step one, which later steps name as operand. Other equations return an
-    operand unchanged: their result has the operand's number.
+    Values are numbered: operands first, then the result of each step. An equation that returns an operand unchanged has
+    no step: its result has the operand's number.
+
+    Args:
+        invars: operands of the vertex.
+        eqns: the equations, in order.
+
+    Returns:
+        The equations that have a step; these steps; and the number of each value.
     """
     number: dict[Var, int] = {var: n for n, var in enumerate(invars)}
     computing: list[JaxprEqn] = []
@@ -210,7 +235,10 @@ def _reduction(eqn: JaxprEqn, number: Mapping[Var, int]) -> Reduction:
 
 
 def bitcast_convert_type_rule(ctx: Context, x: Tensor, **params: Any) -> Tensor | Sequence[Tensor]:
-    """Reinterpretation of bits; elementwise unless it changes the width, and so adds or drops a dimension."""
+    """Reinterpretation of bits as another dtype; elementwise if that has the same width.
+
+    A narrower dtype adds a last dimension, [parts of an element], a wider one drops it; parameters are JAX's.
+    """
     (aval,) = ctx.out_avals
     if aval.shape == x.shape:
         return elementwise_rule(ctx, x, **params)

@@ -18,7 +18,7 @@ import numpy as np
 from jax import lax
 
 from ipujax.lowering.poplin import convolution, matmul
-from ipujax.lowering.rules.base.context import Context, Rule, composed
+from ipujax.lowering.rules.base.context import Context, Rule, lower_array_function
 from ipujax.lowering.rules.base.fallback import fallback
 from ipujax.runtime.tensor import Tensor
 
@@ -29,11 +29,11 @@ def ragged_dot_general_rule(ctx: Context, *operands: Tensor, **params: Any) -> S
         return fallback(ctx, *operands)  # a group offset, which JAX itself does not implement
     product_params = {key: params[key] for key in ("precision", "preferred_element_type")}
     fun = partial(ragged_dot, numbers=params["ragged_dot_dimension_numbers"], **product_params)
-    return composed(ctx, fun, operands)
+    return lower_array_function(ctx, fun, operands)
 
 
 def ragged_dot(lhs: jax.Array, rhs: jax.Array, sizes: jax.Array, *, numbers: Any, **params: Any) -> jax.Array:
-    """Product of operands, one dimension of which is cut into groups.
+    """`lax.ragged_dot_general` by `lax.dot_general`: a product of operands, one dimension of which is cut into groups.
 
     Args:
         lhs: the operand whose dimension is ragged: its indices are those of the first group, then of the second, …
@@ -47,6 +47,7 @@ def ragged_dot(lhs: jax.Array, rhs: jax.Array, sizes: jax.Array, *, numbers: Any
     product: Callable[..., jax.Array] = partial(lax.dot_general, **params)
     if ragged in lhs_batch:  # each index has its own product, whatever its group
         return product(lhs, rhs, dimension_numbers=numbers.dot_dimension_numbers)
+    # Below groups are a new first dimension of copies of the operands; other dimensions are shifted by one.
     if ragged in lhs_contracted:  # a result for each group, in a further dimension
         rhs_ragged = rhs_contracted[list(lhs_contracted).index(ragged)]
         a = _by_group(lhs, sizes, ragged, [*lhs_batch, *_preceding(lhs_contracted, ragged)])
@@ -62,10 +63,12 @@ def ragged_dot(lhs: jax.Array, rhs: jax.Array, sizes: jax.Array, *, numbers: Any
 
 
 def _by_group(x: jax.Array, sizes: jax.Array, ragged: int, prefix: Sequence[int]) -> jax.Array:
-    """`x` once for each group, the first dimension, with zeros outside of the group.
+    """Copies of an operand, [groups, *x.shape], each with zeros where the ragged dimension is of another group.
+
+    A product with such copies needs no groups, since zeros add nothing.
 
     Args:
-        x: an operand.
+        x: an operand of a ragged product.
         sizes: sizes of the groups, [*prefix, groups] or [groups]: along the ragged dimension one follows the other.
         ragged: the dimension of `x` that is cut into groups.
         prefix: the dimensions of `x` that the leading dimensions of `sizes` belong to, if it has any.
@@ -106,7 +109,10 @@ def dot_general_rule(
     preferred_element_type: Any,
     out_sharding: Any,
 ) -> Tensor:
-    """Any contraction, as groups of matrices: batch dimensions joined, then free, then contracted ones."""
+    """Any contraction of JAX, as a product of groups of matrices [batch, free, contracted] · [batch, contracted, free].
+
+    Dimensions of one kind are joined, and separated again in the result; parameters are those of `lax.dot_general`.
+    """
     # `preferred_element_type` equals the result's dtype; shardings have no meaning on one IPU.
     (aval,) = ctx.out_avals
     (lhs_contract, rhs_contract), (lhs_batch, rhs_batch) = dimension_numbers

@@ -60,6 +60,11 @@ def rng_bit_generator_rule(ctx: Context, state: Tensor, **params: Any) -> Sequen
     """The next state, computed by one tile, and bits, computed by each tile for its own block.
 
     A tile computes all bits of the stream and slices its block out, so that they are the same however bits are cut.
+
+    Args:
+        ctx: the equation.
+        state: state of the generator, uint32[4] or uint64[2].
+        params: parameters of `lax.rng_bit_generator`.
     """
     if not all(aval.size for aval in ctx.out_avals):
         return fallback(ctx, state)
@@ -69,7 +74,7 @@ def rng_bit_generator_rule(ctx: Context, state: Tensor, **params: Any) -> Sequen
     for number, (aval, is_cut) in enumerate([(next_state, False), (bits, True)]):
         fun = _function_of_result(ctx.primitive, number, **params)
         result = [(tuple(aval.shape), aval.dtype)]
-        # The state is no array of keys, but an operand of a single draw.
+        # The state is no array of keys, but an operand of a single draw: an array of keys of rank 0.
         outs += per_key(ctx.builder, fun, "RngBitGenerator", [state], 0, result, cut_results=is_cut)
     return outs
 

@@ -24,7 +24,7 @@ from ipujax.lowering.popops import (
 from ipujax.lowering.popops.indexing.windows import select_and_scatter
 from ipujax.lowering.popops.reductions.arg_reduce import arg_reduce
 from ipujax.lowering.popops.reductions.reduce import reduce
-from ipujax.lowering.rules.base.context import Context, Rule, bound, composed
+from ipujax.lowering.rules.base.context import Context, Rule, bound, lower_array_function
 from ipujax.lowering.rules.base.fallback import fallback
 from ipujax.lowering.rules.base.long_rows import long_cumulative, parts_of
 from ipujax.runtime.tensor import Tensor
@@ -44,7 +44,15 @@ def reduce_window_rule(ctx: Context, x: Tensor, **geometry: Any) -> Tensor | Seq
 def reduce_window_by_function_rule(
     ctx: Context, *operands: Tensor, jaxpr: Any, consts: Sequence[Any], **geometry: Any
 ) -> Sequence[Tensor]:
-    """Each window reduced by a user's function, one tensor or several together; operands are arrays, then starts."""
+    """Reduces each window of one tensor, or of several together, by a user's function.
+
+    Args:
+        ctx: the equation.
+        operands: the arrays, then as many scalars, the initial values of the reduction.
+        jaxpr: the function, of two elements of each array.
+        consts: its constants, none.
+        geometry: window, strides, padding and dilations, as `_windows` takes them.
+    """
     count = len(operands) // 2
     arrays = operands[:count]
     starts = operands[count:]
@@ -93,7 +101,20 @@ def select_and_scatter_rule(
     padding: Sequence[tuple[int, int]],
     **geometry: Any,
 ) -> Tensor | Sequence[Tensor]:
-    """Elements that windows select, combined with a source by the user's function; all `start` without windows."""
+    """Gradient of pooling: each element of `source` goes to the element of `x` that its window selects.
+
+    Args:
+        ctx: the equation.
+        x: array that windows move over.
+        source: an element for each window.
+        start: scalar, the value of an element that no window selects.
+        select_jaxpr: function of two elements: whether a window selects the first rather than the second.
+        select_consts: its constants, none.
+        scatter_jaxpr: function that combines sources of windows which select one element.
+        scatter_consts: its constants, none.
+        padding: elements around `x`, (before, after) for each dimension.
+        geometry: window and strides, as `_windows` takes them.
+    """
     assert not select_consts and not scatter_consts, "JAX refuses functions that close over arrays"
     if not x.size or not source.size:
         return start.broadcast_in_dim(x.shape, ())
@@ -111,7 +132,16 @@ def _windows(
     base_dilation: Sequence[int] | None = None,
     window_dilation: Sequence[int] | None = None,
 ) -> Windows:
-    """Windows of an equation's parameters, of which pooling has no dilations."""
+    """Windows of a reduction or of pooling, from the parameters of JAX's primitive; pooling has no dilations.
+
+    Args:
+        rank: number of dimensions of the array; each parameter has an entry for each.
+        window_dimensions: size of the window.
+        window_strides: distance of neighbouring windows.
+        padding: elements before and after the array.
+        base_dilation: distance of the array's elements; None for 1.
+        window_dilation: distance of a window's elements; None for 1.
+    """
     ones = (1,) * rank
     return Windows(
         tuple(window_dimensions),
@@ -136,7 +166,9 @@ def cumulative_rule(ctx: Context, x: Tensor, *, axis: int, reverse: bool) -> Ten
     parts = parts_of(ctx.graph, x.shape, axis, [x.dtype])
     if parts > 1:
         fun, _ = CUMULATIVE[ctx.primitive.name]
-        return composed(ctx, partial(long_cumulative, fun=fun, axis=axis, reverse=reverse, parts=parts), [x])
+        return lower_array_function(
+            ctx, partial(long_cumulative, fun=fun, axis=axis, reverse=reverse, parts=parts), [x]
+        )
     return cumulative(ctx.builder, x, axis, ctx.primitive.name, reverse)
 
 
@@ -151,7 +183,15 @@ def reduce_rule(ctx: Context, x: Tensor, *, monoid: str, axes: Sequence[int], **
 def reduce_by_function_rule(
     ctx: Context, *operands: Tensor, dimensions: Sequence[int], jaxpr: ClosedJaxpr, **params: Any
 ) -> Sequence[Tensor]:
-    """`lax.reduce` by a user's function, on one tensor or several together; operands are arrays, then starts."""
+    """`lax.reduce` by a user's function, on one tensor or several together.
+
+    Args:
+        ctx: the equation.
+        operands: the arrays, then as many scalars, the initial values of the reduction.
+        dimensions: dimensions that are reduced.
+        jaxpr: the function, of two elements of each array.
+        params: other parameters of the primitive.
+    """
     count = len(operands) // 2
     arrays = operands[:count]
     starts = operands[count:]

@@ -57,7 +57,14 @@ def _jvp_put(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> 
 def _transposed_put(
     cotangents: Sequence[Any], operands: Sequence[Any], is_linear: Sequence[bool], *, rows: tuple[int, ...], **_: Any
 ) -> list[Any]:
-    """Cotangent of the rows: one that was put on several tiles gets the sum of theirs, one on none gets zeros."""
+    """Transpose of `tile_put`: the cotangent of a row is the sum of those of its copies on tiles, zeros without copies.
+
+    Args:
+        cotangents: cotangent of the only result, [tiles, …]; None for zeros.
+        operands: the only operand, [rows, …].
+        is_linear: True for it.
+        rows: the row that each tile got.
+    """
     (cotangent,) = cotangents
     (x,) = operands
     if cotangent is None:
@@ -122,7 +129,7 @@ def map_rows(
     tiles: tuple[int, ...] | None,
     name: str,
 ) -> list[jax.Array]:
-    """Maps a function over tiles.
+    """Maps a function over tiles: binds a primitive that runs it once on each; returns its results, [tiles, …] each.
 
     Args:
         fun: function of the rows of operands that returns a sequence of arrays.
@@ -160,7 +167,19 @@ def _shapes(*_: Any, body: ClosedJaxpr, num_tiles: int, **__: Any) -> list[jax.S
 def _batched(
     operands: Sequence[jax.Array], axes: Sequence[int | None], *, body: ClosedJaxpr, stacked: Flags, **params: Any
 ) -> tuple[list[jax.Array], list[int]]:
-    """Each tile computes all indices of the batch, which is the second axis of arrays with rows, behind the tiles."""
+    """Batching rule of `jax.vmap` for a function mapped over tiles: each tile computes all indices of the batch.
+
+    Args:
+        operands: operands, some with a dimension for the batch.
+        axes: that dimension of each operand; None for one that is common to the batch.
+        body: jaxpr of a tile's function.
+        stacked: for each operand whether it has a row for each tile.
+        params: other parameters of the primitive.
+
+    Returns:
+        The results, [tiles, batch, …], and the dimension of each for the batch.
+    """
+    # The batch is behind the tiles.
     arrays = [
         x if axis is None else jnp.moveaxis(x, axis, 1 if rows else 0)
         for x, axis, rows in zip(operands, axes, stacked, strict=True)
@@ -174,9 +193,20 @@ def _batched(
 def _jvp(
     primals: Sequence[Any], tangents: Sequence[Any], *, body: ClosedJaxpr, stacked: Flags, **params: Any
 ) -> tuple[Sequence[Any], Sequence[Any]]:
-    """Derivative in two mapped functions: results with residuals, and the linear part, which has a transpose.
+    """Derivative of a function mapped over tiles, as two mapped functions, so that both run on the tiles of the first.
 
-    The first returns the function's results, then the residuals: what the linear part needs of the primals.
+    The forward part returns the function's results, then the residuals: what the linear part needs of the primals. The
+    linear part maps residuals and tangents to tangents of results; JAX transposes it for gradients.
+
+    Args:
+        primals: the operands.
+        tangents: tangent of each operand; None for zero.
+        body: jaxpr of a tile's function.
+        stacked: for each operand whether it has a row for each tile.
+        params: other parameters of the primitive.
+
+    Returns:
+        The results, and their tangents, None for zero.
     """
     active = [n for n, tangent in enumerate(tangents) if tangent is not None]
     run = jaxpr_as_fun(body)
@@ -235,7 +265,19 @@ def _transposed(
     stacked: Flags,
     **params: Any,
 ) -> list[Any]:
-    """Cotangents of the operands that the function is linear in, None for others; computed on the function's tiles."""
+    """Transpose of a function mapped over tiles, as another mapped function, on the same tiles.
+
+    Args:
+        cotangents: cotangent of each result, [tiles, …]; None for zero.
+        operands: operands; of those that the function is linear in shape and dtype alone.
+        is_linear: which operands these are.
+        body: jaxpr of a tile's function.
+        stacked: for each operand whether it has a row for each tile.
+        params: other parameters of the primitive.
+
+    Returns:
+        Cotangents of the operands that the function is linear in, None for others.
+    """
     linear = [n for n, is_one in enumerate(is_linear) if is_one]
     others = [n for n, is_one in enumerate(is_linear) if not is_one]
     active = [n for n, cotangent in enumerate(cotangents) if cotangent is not None]

@@ -61,9 +61,12 @@ class TileCost:
 
 @remembered
 def tile_cost(lower_alone: LowerAlone, body: ClosedJaxpr, target: Target) -> TileCost:
-    """Cost of a jaxpr on one tile of a target; its operands and results are not counted as scratch.
+    """Cost of a user's function as one vertex: that of its entire program on a machine of one such tile.
 
-    It is lowered by `lower_alone`, as an entire program for a machine of one tile, which the cycles are read off.
+    Args:
+        lower_alone: lowers a jaxpr for a target into a graph of its own.
+        body: the function; the bytes of its operands and results are not counted as scratch.
+        target: the machine.
     """
     alone = target.replace(num_ipus=1, tiles_per_ipu=1)
     jaxpr, _ = traced(jaxpr_as_fun(body), body.in_avals)
@@ -92,7 +95,15 @@ class _StepCost(NamedTuple):
 
 
 def _step_costs(graph: Graph, program: Program, costs: Mapping[Leaf, Cost]) -> list[_StepCost]:
-    """Return the costs of the vertices and the copies of a program; its other steps take no time of a vertex."""
+    """Return how often each compute set and copy of a program runs, with its cycles as a function of the target.
+
+    Other steps are left out: in a vertex they take no time.
+
+    Args:
+        graph: graph of the program.
+        program: the program.
+        costs: cost of each of its leaves.
+    """
     runs = static_runs(graph, program, costs)
     vertices = [
         _StepCost(runs.get(leaf, 0), compute_set_counts(graph, leaf.compute_set).compute_cycles)
@@ -114,7 +125,10 @@ UNKNOWN = -1
 
 
 def tile_of_rows(graph: Graph, tensor: Tensor) -> np.ndarray:
-    """Tile of each row, int32[rows]; `UNKNOWN` for a row on several tiles, or without a mapping."""
+    """Tile that each row of a tensor, its first dimension, is mapped to, int32[rows].
+
+    `UNKNOWN` for a row on several tiles, or without a mapping.
+    """
     rows = tensor.shape[0]
     if not (graph.is_mapped(tensor) and tensor.size):
         return np.full(rows, UNKNOWN, np.int32)
@@ -122,6 +136,7 @@ def tile_of_rows(graph: Graph, tensor: Tensor) -> np.ndarray:
     if mapping is None:
         # Rows of a concatenation are parts of one variable each.
         return np.array([_tile_of(graph, tensor[row]) for row in range(rows)], np.int32)
+    # Runs of elements that one tile has: the first element and the tile of each.
     starts, _, tiles = mapping.runs()
     row_elements = tensor.size // rows
     first_elements = np.arange(rows) * row_elements
@@ -156,7 +171,12 @@ def place_rows(graph: Graph, tensor: Tensor, tile: np.ndarray) -> None:
 
 
 def tiles_in_range(graph: Graph, tiles: Sequence[int], name: str) -> np.ndarray:
-    """The user's tiles, int32[tiles].
+    """The tiles that a user has named, int32[tiles], once it is sure that the target has them.
+
+    Args:
+        graph: graph of the operation, for its target.
+        tiles: numbers of the tiles.
+        name: name of the user's function, for the error.
 
     Raises:
         ArgumentValueError: for tiles that the target lacks.
@@ -179,9 +199,13 @@ _COUNT_CYCLES = 12  # assumed: two reads of the counter's words, two stores, ent
 
 
 def tile_put_rule(ctx: Context, x: Tensor, *, rows: tuple[int, ...], tiles: tuple[int, ...]) -> list[Tensor]:
-    """Copies rows to their tiles; a row that is on its tile stays where it is.
+    """Copies rows to tiles that the user names; a row that is there stays. Returns one tensor, in a list.
 
-    Row i of the result is row `rows[i]` of `x`, on tile `tiles[i]`.
+    Args:
+        ctx: the equation.
+        x: the rows, along its first dimension.
+        rows: for each row of the result the row of `x`.
+        tiles: for each row of the result its tile.
     """
     graph = ctx.graph
     tile = tiles_in_range(graph, tiles, "tile_put")
@@ -233,9 +257,16 @@ def tile_map_rule(
     tiles: tuple[int, ...] | None,
     name: str,
 ) -> list[Tensor]:
-    """Adds a vertex for each tile, connected to its row of each result and of each operand that is `stacked`.
+    """Runs a user's function on each of several tiles, as a vertex; returns the results, with a row for each tile.
 
-    An operand that is not has no rows: each vertex reads all of it.
+    Args:
+        ctx: the equation.
+        operands: tensors that the function reads.
+        body: the function, of rows.
+        stacked: for each operand whether it has a row for each tile; else each vertex reads all of it.
+        num_tiles: number of tiles.
+        tiles: the user's tiles; None for those that have the operands' rows.
+        name: name of the function.
     """
     graph = ctx.graph
     tile = _tile_of_vertices(ctx, operands, stacked, num_tiles, tiles)
@@ -255,7 +286,18 @@ def tile_map_rule(
 def _tile_of_vertices(
     ctx: Context, operands: Sequence[Tensor], stacked: Sequence[bool], num_tiles: int, tiles: tuple[int, ...] | None
 ) -> np.ndarray:
-    """The user's tiles; else those of the rows of the first operand that has each row on a tile of its own."""
+    """Tile of each vertex, int32[num_tiles].
+
+    They are the user's; else those of the rows of the first operand that has each row on a tile of its own; else the
+    first tiles of the machine.
+
+    Args:
+        ctx: the equation.
+        operands: tensors that vertices read.
+        stacked: for each operand whether it has a row for each vertex.
+        num_tiles: number of vertices.
+        tiles: the user's tiles; None without.
+    """
     graph = ctx.graph
     if tiles is not None:
         return tiles_in_range(graph, tiles, "tile_map")
@@ -267,7 +309,13 @@ def _tile_of_vertices(
 
 
 def _tile_map_codelet(body: ClosedJaxpr, name: str, cost: TileCost) -> Codelet:
-    """Codelet of a function of rows; block shapes are those of its jaxpr, so its cost is one number."""
+    """Codelet whose vertex runs a user's function on one tile.
+
+    Args:
+        body: the function; vertices have blocks of exactly its shapes, so that its cost is one number.
+        name: its name in reports.
+        cost: its cost on a tile.
+    """
     run = jaxpr_as_fun(body)
 
     def compute(*rows: jax.Array) -> tuple[jax.Array, ...]:
