@@ -41,7 +41,13 @@ def random_cases(count: int, first_seed: int) -> list[Case]:
     cases: list[Case] = []
 
     @seed(first_seed)
-    @settings(database=None, max_examples=count, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
+    @settings(
+        database=None,
+        deadline=None,
+        max_examples=count,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
     @given(programs(2, 7))
     def draw(program: Program) -> None:
         def fun(*args: Any) -> Any:

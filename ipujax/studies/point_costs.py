@@ -19,7 +19,7 @@ import numpy as np
 from ipujax.device import CPU, IPUModel, current_device, device_of
 from ipujax.jit import IpuFunction, jit
 from ipujax.runtime.compile import Executable
-from ipujax.runtime.errors import ArgumentError, IpuError
+from ipujax.runtime.errors import ArgumentError, IpuError, TileMemoryError
 from ipujax.runtime.many_machines import ProgramCounts
 from ipujax.runtime.memory import fits
 from ipujax.runtime.target import Target, constants_of, held_over
@@ -30,8 +30,8 @@ class PointCost:
     """Cost of a function on a machine, with one plan.
 
     Args:
-        cycles: of one call; None if it could not be compiled.
-        max_tile_bytes: of the fullest tile; None likewise.
+        cycles: of one call; None if it could not be compiled, as on a machine that no plan fits.
+        max_tile_bytes: of the fullest tile, also where no plan fits: of the one that lacks least; None of no plan.
         fits: whether the program fits the machine.
         error: why it could not be compiled, None otherwise.
     """
@@ -164,7 +164,8 @@ class PlanCosts:
         try:
             executable = self.executable
         except IpuError as error:  # of this machine alone: it is too small, or has too few tiles or IPUs
-            return [PointCost(None, None, False, f"{type(error).__name__}: {error.what}")] * len(targets)
+            needed = error.needed_bytes or None if isinstance(error, TileMemoryError) else None
+            return [PointCost(None, needed, False, f"{type(error).__name__}: {error.what}")] * len(targets)
         # Of one replica, with the share of memory that the user's options give to planners.
         machines = [held_over(executable.target, target) for target in targets]
         if machines == [executable.target]:

@@ -29,9 +29,10 @@ class Sweep:
 
     Args:
         rows: a dict for each point, in order: the constants that were changed; "cycles" and "seconds" of one call,
-            "joules" of all IPUs meanwhile and "max_tile_bytes", None where no program could be compiled; "fits",
-            whether the program fits the machine; "plan", the number of the point whose machine the program was compiled
-            for, None for that of the function's device; "error", why no program could be compiled, or None.
+            "joules" of all IPUs meanwhile, None where no program could be compiled; "max_tile_bytes", there those of
+            the plan that lacks least, None without one; "fits", whether the program fits the machine; "plan", the
+            number of the point whose machine the program was compiled for, None for that of the function's device;
+            "error", why no program could be compiled, or None.
     """
 
     rows: tuple[Row, ...]

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
         Body as Body,
         bodies as bodies,
         scan_body as scan_body,
+        sum_carries as sum_carries,
         while_body as while_body,
         while_condition as while_condition,
         with_scan_body as with_scan_body,

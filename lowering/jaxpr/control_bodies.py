@@ -14,12 +14,14 @@ rows of stacks. Results of branches and calls are constants. Input: equation. Ou
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple, TypeVar
 
-from ipujax.lowering.jax_compat import ClosedJaxpr, JaxprEqn, closed
+from ipujax.lowering.jax_compat import ClosedJaxpr, JaxprEqn, Var, closed
+from ipujax.lowering.jaxpr.nested import variables
 from ipujax.lowering.jaxpr.stage_names import PIPELINE
 
 Item = TypeVar("Item")
@@ -92,6 +94,23 @@ def scan_body(params: Mapping[str, Any]) -> Body:
 def with_scan_body(params: Mapping[str, Any], jaxpr: ClosedJaxpr, more_constants: int) -> dict[str, Any]:
     """Return the parameters of a `scan` with another body, which has so many more constants."""
     return {**params, "jaxpr": jaxpr, "num_consts": params["num_consts"] + more_constants}
+
+
+def sum_carries(body: Body) -> dict[int, JaxprEqn]:
+    """Return carries of a `scan` that are sums over its iterations: the equation that adds to each, by its number.
+
+    Nothing else reads such a carry in the loop, so that a plan may add all its terms at once.
+    """
+    jaxpr = body.jaxpr.jaxpr
+    adding = {var: eqn for eqn in jaxpr.eqns if eqn.primitive.name in ("add", "add_any") for var in eqn.outvars}
+    reads = Counter(variables([*jaxpr.outvars, *(atom for eqn in jaxpr.eqns for atom in eqn.invars)]))
+    pairs = zip(jaxpr.invars[body.inputs.carries], jaxpr.outvars[body.results.carries], strict=True)
+    return {
+        number: adding[result]
+        for number, (carry, result) in enumerate(pairs)
+        if isinstance(result, Var) and result in adding and carry in adding[result].invars
+        if reads[carry] == reads[result] == 1
+    }
 
 
 def while_body(params: Mapping[str, Any]) -> Body:

@@ -7,10 +7,12 @@ A value has the path of the element of it that is ready first. Each compute set 
     product       its vertices do nothing else, and read what an earlier compute set wrote: one of its own
     elementwise   fused into one vertex with others before it, not with the product or reduction whose result it reads
     reduction     ends the vertex of elementwise operations that it reduces
-    loop          runs each iteration by itself, so that the first vertex of one is in no vertex of the one before
+    loop          runs each iteration by itself, so that the first vertex of one is in no vertex of the one before; but
+                  the terms of a carry that is their sum may be added at once
     exchange      of two products or reductions one behind the other, either some element moves to another tile, or one
                   tile computes all elements that the second reads for one result. The latter is no shorter if these
-                  take as long as an exchange. One exchange may serve both (a sum of partial results on all tiles)
+                  take as long as an exchange. One exchange may serve both (a sum of partial results on all tiles); not
+                  where already the elementwise operations between them take as long, which all are behind the first
 
 Views, casts and look-ups are passed through. A joined or padded value is ready with its first part. Values of unknown
 primitives, and of loops whose trip count is data, are ready at once.
@@ -24,7 +26,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ipujax.lowering.jax_compat import ClosedJaxpr, DropVar, JaxprEqn, Var, shape_of
-from ipujax.lowering.jaxpr import Body, bodies, scan_body
+from ipujax.lowering.jaxpr import Body, bodies, scan_body, sum_carries
 from ipujax.lowering.least_work.equation_floor import EquationCost
 from ipujax.lowering.popops.vertices.reduce_cycles import LAUNCH_CYCLES
 from ipujax.runtime.target import Target
@@ -80,7 +82,7 @@ class Weights:
     smallest_cycles: float
     exchange_cycles: float
     costs: Mapping[int, EquationCost]
-    known: dict[tuple[int, frozenset[int]], tuple[dict[int, Path], dict[int, Path]]] = field(default_factory=dict)
+    known: dict[tuple[int, frozenset[int]], list[dict[int, Path]]] = field(default_factory=dict)
     compute_sets: dict[float, Path] = field(default_factory=dict)
 
     def compute_set(self, vertex_cycles: float) -> Path:
@@ -107,14 +109,18 @@ class Ready(NamedTuple):
     Args:
         path: the longest path to it.
         is_open: whether a vertex of elementwise operations computes it, which may compute those that follow too.
-        since: cycles of the path before the last product or reduction, if no exchange is known behind that.
+        since: cycles of the path's vertices before the last product or reduction, if no exchange is known behind that.
         element_cycles: tile cycles of one element from there on.
+        result_since: cycles of the path's vertices up to the result of that product or reduction.
+        mapped_cycles: tile cycles of one element from there on.
     """
 
     path: Path = Path()
     is_open: bool = False
     since: float | None = None
     element_cycles: float = 0.0
+    result_since: float | None = None
+    mapped_cycles: float = 0.0
 
 
 _Value = Ready | None  # None: nothing is known to be before it
@@ -185,9 +191,9 @@ def _result(eqn: JaxprEqn, operands: Sequence[_Value], weights: Weights) -> _Val
             return _last(values)
         case "repeated":
             last = _last(values)
-            return last and last._replace(element_cycles=0.0)
+            return last and last._replace(element_cycles=0.0, mapped_cycles=0.0)
         case "joined":
-            return _first(operands)
+            return _joined(operands)
         case "written":
             return _first([operands[0], _last(operands[1:])])
     return None
@@ -199,6 +205,26 @@ def _first(operands: Sequence[_Value]) -> _Value:
     if len(values) < len(operands) or not values:
         return None
     return Ready(min(x.path for x in values), any(x.is_open for x in values))
+
+
+def _joined(operands: Sequence[_Value]) -> _Value:
+    """Return when the first part of a joined value is ready; elements of its parts may be computed from the same."""
+    first = _first(operands)
+    values = [operand for operand in operands if operand is not None]
+    if first is None:
+        return None
+
+    def earliest(sinces: Sequence[float | None]) -> float | None:
+        """Return what leaves most of the joined value's path behind it."""
+        behind = [x.path.vertex_cycles - since for x, since in zip(values, sinces, strict=True) if since is not None]
+        return first.path.vertex_cycles - max(behind) if len(behind) == len(values) else None
+
+    return first._replace(
+        since=earliest([x.since for x in values]),
+        element_cycles=min(x.element_cycles for x in values) / len(values),
+        result_since=earliest([x.result_since for x in values]),
+        mapped_cycles=min(x.mapped_cycles for x in values) / len(values),
+    )
 
 
 def _last(operands: Sequence[_Value]) -> _Value:
@@ -220,6 +246,8 @@ def _mapped(eqn: JaxprEqn, operands: Sequence[_Value], cost: EquationCost, weigh
             operand.since,
             # An element of an operand that is repeated is computed once for several of the result.
             cost.element_cycles + (operand.element_cycles if shape_of(atom) == shape else 0.0),
+            operand.result_since,
+            cost.element_cycles + (operand.mapped_cycles if shape_of(atom) == shape else 0.0),
         )
         for atom, operand in zip(eqn.invars, operands, strict=True)
         if operand is not None
@@ -235,11 +263,16 @@ def _reduction(operand: Ready, cost: EquationCost, weights: Weights) -> Ready:
 
 
 def _combined(operand: Ready, path_through: Path, cost: EquationCost, weights: Weights) -> Ready:
-    """Return the result of a product or reduction, which reads several elements of an operand for each of its own."""
-    on_one_tile = weights.tile_share * cost.read * operand.element_cycles
-    if operand.since is not None and operand.since + on_one_tile >= operand.path.cycles + weights.exchange_cycles:
-        return Ready(path_through.plus(weights.exchange))
-    return Ready(path_through, since=operand.path.cycles, element_cycles=cost.element_cycles)
+    """Return the result of a product or reduction, which reads several elements of an operand for each of its own.
+
+    If none of those moves, one tile computes all in the vertices of the path, which are as much longer.
+    """
+    before = operand.path.vertex_cycles
+    for since, cycles in ((operand.since, operand.element_cycles), (operand.result_since, operand.mapped_cycles)):
+        if since is not None and weights.tile_share * (cost.read * cycles - before + since) >= weights.exchange_cycles:
+            path = path_through.plus(weights.exchange)
+            return Ready(path, result_since=path.vertex_cycles)
+    return Ready(path_through, False, before, cost.element_cycles, path_through.vertex_cycles)
 
 
 def _alternatives(inside: Sequence[Body], operands: Sequence[_Value], weights: Weights) -> _Evaluated:
@@ -278,19 +311,21 @@ def _separate(inputs: Sequence[_Value]) -> list[_Value]:
 
 
 _TRIALS = 4  # sets of carries that are tried: first all, then without those that grow least
+_ROUNDS = 8  # iterations that are evaluated, of which the first may take no exchange that all others do
 
 
 def _grown(body: Body, begin: Sequence[_Value], weights: Weights, iterations: int) -> list[_Value]:
     """Return the carries after some iterations, None where no growth is known.
 
-    Paths through a set of carries alone are evaluated for two iterations. An iteration on carries that are ready later
-    is as much later, so carries that all have grown by some path after two iterations grow by it every two.
+    Paths through a set of carries alone are evaluated for some iterations. Iterations on carries that are ready later
+    are as much later, so carries that all have grown by some path after so many iterations grow by it every so many.
     """
     grown: list[_Value] = [None] * len(begin)
     deepest = _last(begin)
     late = {n for n, x in enumerate(begin) if x is not None and deepest is not None and x.path == deepest.path}
+    sums = set(sum_carries(body))
     for chosen in (set(range(len(begin))), late):
-        _grow(body, chosen, begin, grown, weights, iterations)
+        _grow(body, chosen - sums, begin, grown, weights, iterations)
     return grown
 
 
@@ -299,39 +334,41 @@ def _grow(
 ) -> None:
     """Note the growth of a set of carries, and of those of it that grow more, where it is more than is known."""
     for _ in range(_TRIALS):
-        once, twice = _iterated(body, chosen, weights)
-        while lost := {n for n in chosen if n not in twice or n not in once}:
+        rounds = _iterated(body, chosen, weights)
+        while lost := {n for n in chosen if any(n not in paths for paths in rounds)}:
             chosen = chosen - lost
-            once, twice = _iterated(body, chosen, weights)
+            rounds = _iterated(body, chosen, weights)
         if not chosen:
             break
-        least = min(twice.values())
-        path = least.times(iterations // 2).plus(min(once.values()).times(iterations % 2))
+        least = min(rounds[-1].values())
+        path = least.times(iterations // _ROUNDS)
+        if rest := iterations % _ROUNDS:
+            path = path.plus(min(rounds[rest - 1].values()))
         first = _first([begin[n] for n in chosen])
         ready = Ready(path if first is None else first.path.plus(path))
         for n in chosen if path.cycles else ():
             before = grown[n]
             grown[n] = ready if before is None or ready.path > before.path else before
-        chosen = {n for n in chosen if twice[n] > least}
+        chosen = {n for n in chosen if rounds[-1][n] > least}
 
 
-def _iterated(body: Body, chosen: Set[int], weights: Weights) -> tuple[dict[int, Path], dict[int, Path]]:
-    """Return the paths to carries after one and after two iterations, through the chosen carries alone."""
+def _iterated(body: Body, chosen: Set[int], weights: Weights) -> list[dict[int, Path]]:
+    """Return the paths to carries after each of some iterations, through the chosen carries alone."""
     key = id(body.jaxpr), frozenset(chosen)
     if key not in weights.known:
         weights.known[key] = _after_iterations(body, chosen, weights)
     return weights.known[key]
 
 
-def _after_iterations(body: Body, chosen: Set[int], weights: Weights) -> tuple[dict[int, Path], dict[int, Path]]:
+def _after_iterations(body: Body, chosen: Set[int], weights: Weights) -> list[dict[int, Path]]:
     inputs: list[_Value] = [None] * len(body.jaxpr.in_avals)
     begin = body.inputs.carries.start
     for n in chosen:
         inputs[begin + n] = Ready()
     rounds: list[dict[int, Path]] = []
-    for _ in range(2):
+    for _ in range(_ROUNDS):
         carries = _evaluate(body.jaxpr, _separate(inputs), weights).results[body.results.carries]
         rounds.append({n: value.path for n in chosen if (value := carries[n]) is not None})
         for n in chosen:
             inputs[begin + n] = carries[n]
-    return rounds[0], rounds[1]
+    return rounds

@@ -14,7 +14,7 @@ No plan takes less, because of
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, Literal
 
@@ -99,14 +99,14 @@ class EquationCost:
     read: int = 1
 
 
-def equation_cost(eqn: JaxprEqn, target: Target) -> EquationCost:
-    """Return the least cost of an equation without jaxprs in it."""
+def equation_cost(eqn: JaxprEqn, target: Target, runs: int = 1) -> EquationCost:
+    """Return the least cost of an equation without jaxprs in it, one of so many runs that a plan may do at once."""
     record = record_of(eqn)
     name = eqn.primitive.name
     if not eqn.invars or not all(prod(shape_of(var)) for var in eqn.outvars):
         return EquationCost("unknown")
     if record.cost == "product":
-        return _product(eqn, target)
+        return _product(eqn, target, runs)
     if record.is_reduction and len(eqn.invars) == 1 and _is_number(eqn.invars[0].aval):
         return _reduction(eqn, target)
     if _is_mapped(eqn):
@@ -125,13 +125,15 @@ def equation_cost(eqn: JaxprEqn, target: Target) -> EquationCost:
     return EquationCost("view" if is_view else "unknown")
 
 
-def _product(eqn: JaxprEqn, target: Target) -> EquationCost:
+def _product(eqn: JaxprEqn, target: Target, runs: int) -> EquationCost:
     lhs, rhs = map(_dtype, eqn.invars[:2])
     count = multiply_adds(eqn)
     read = _products_of_result(eqn)
     if not count or not read:  # of padding alone, or of nothing
         return EquationCost("unknown")
-    unit = multiply_add_cycles(lhs, rhs, _extents(eqn), smallest_kernel_cycles(target), target)
+    largest = _extents(eqn)
+    joined = replace(largest, rows=largest.rows * runs, inner=largest.inner * runs)
+    unit = multiply_add_cycles(lhs, rhs, joined, smallest_kernel_cycles(target), target)
     floor = EquationFloor(serial=count * unit)
     return EquationCost("product", floor, smallest_product_cycles(lhs, rhs, target), read * unit, read)
 

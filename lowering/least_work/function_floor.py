@@ -13,7 +13,7 @@ from operator import add
 from typing import Any
 
 from ipujax.lowering.jax_compat import ClosedJaxpr, JaxprEqn, Var
-from ipujax.lowering.jaxpr import Rewrite, bodies, equations, everywhere, scan_body, with_inner
+from ipujax.lowering.jaxpr import Rewrite, bodies, everywhere, scan_body, sum_carries, with_inner
 from ipujax.lowering.least_work.dependence_paths import Weights, longest_path
 from ipujax.lowering.least_work.equation_floor import EquationCost, EquationFloor, equation_cost, least_of
 from ipujax.lowering.passes.cse import cse
@@ -25,7 +25,7 @@ from ipujax.runtime.graph import DependencePath, LeastWork
 from ipujax.runtime.target import Target
 
 # Shares of a path's vertices that are tried, beside the mean tile's work: each is a bound, and the largest counts.
-_TILE_SHARES = (1.0, 0.5, 0.2, 0.1, 0.05, 0.02, 0.0)
+_TILE_SHARES = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.0)
 
 
 def least_work(jaxpr: ClosedJaxpr, target: Target) -> LeastWork:
@@ -36,7 +36,7 @@ def least_work(jaxpr: ClosedJaxpr, target: Target) -> LeastWork:
         target: the machine of one replica.
     """
     function = _without_repetition(unwrapped(jaxpr).jaxpr)
-    costs = {id(eqn): equation_cost(eqn, target) for eqn in equations(function.jaxpr)}
+    costs = _costs(function, target)
     floor = _floor(function, [_ARGUMENT] * len(function.in_avals), costs)
     smallest, exchange = smallest_kernel_cycles(target), _shortest_exchange(target)
     # Clocks of several IPUs advance side by side: the mean tile's work is no part of one path.
@@ -69,6 +69,25 @@ def _shortest_exchange(target: Target) -> float:
 
 
 Costs = Mapping[int, EquationCost]  # of each equation, those in others included, by its identity
+
+
+def _costs(jaxpr: ClosedJaxpr, target: Target, runs: int = 1) -> dict[int, EquationCost]:
+    """Return the costs of a jaxpr's equations, of which each runs so many times.
+
+    A plan may do the runs of a product in a loop at once, of more rows or, where they are added up, of longer sums. The
+    addition to such a sum is then part of the product, or of a reduction.
+    """
+    costs: dict[int, EquationCost] = {}
+    for eqn in jaxpr.jaxpr.eqns:
+        length = eqn.params["length"] if eqn.primitive.name == "scan" else 1
+        for inside in bodies(eqn):
+            costs |= _costs(inside.jaxpr, target, runs * max(1, length))
+        costs.setdefault(id(eqn), equation_cost(eqn, target, runs))
+        if eqn.primitive.name == "scan":
+            added = sum_carries(scan_body(eqn.params)).values()
+            costs |= {id(add): EquationCost("view") for add in added}
+    return costs
+
 
 # Kinds of values: constants, those that are equal in all iterations of the loop around, those of one iteration.
 _CONSTANT, _ARGUMENT, _OF_ITERATION = range(3)

@@ -1,4 +1,4 @@
-"""Pass `hoist_products`: products in a loop that do not depend on its carries are computed before it.
+"""Pass `hoist_products`: products in a loop that do not depend on its carries are computed before it, or behind it.
 
     scan: h' = tanh(x[t] @ w + h @ u)          y = x @ w
                                                scan: h' = tanh(y[t] + h @ u)
@@ -8,7 +8,7 @@ recurrent layer is in cuDNN and popnn; one of constants once. Equations whose re
 it, and elementwise ones that read it, as the sum with a bias: where the loop read rows of x it reads rows of y.
 Input and output: jaxprs; those in loops, branches, replicas too. Products stay that `jax.checkpoint` computes again,
 those of a stage, and those whose results for all iterations cost more bytes than the supersteps that they save.
-Limits: products that only results of a loop read, as the gradients of weights, are not moved behind it.
+Products whose sum alone a loop returns, as gradients of weights, are computed behind it: see `sunk_products`.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from ipujax.lowering.jaxpr import (
     with_inner,
     with_scan_body,
 )
+from ipujax.lowering.passes.sunk_products import sunk
 from ipujax.lowering.primitives import record_of
 from ipujax.lowering.source_info import name_stack
 from ipujax.runtime.graph import BYTE_COST_CYCLES
@@ -73,7 +74,12 @@ def hoist_products(
         eqns = list[JaxprEqn]()
         for eqn in body.jaxpr.eqns:
             inner = with_inner(eqn, rewrite) if eqn.primitive.name in HOLDERS else eqn
-            eqns += _hoisted(inner, most_bytes) if inner.primitive.name == "scan" else [inner]
+            if inner.primitive.name == "scan":
+                # First what is behind it: a sum of products of rows would keep a loop over their results.
+                loops, behind = sunk(inner, most_bytes)
+                eqns += [each for loop in loops for each in _hoisted(loop, most_bytes)] + behind
+            else:
+                eqns.append(inner)
         is_same = len(eqns) == len(body.jaxpr.eqns) and all(map(operator.is_, eqns, body.jaxpr.eqns))
         return body if is_same else ClosedJaxpr(body.jaxpr.replace(eqns=eqns), body.consts)
 

@@ -38,9 +38,11 @@ from ipujax.lowering.popops.indexing.loop_state import (
     new_stack as new_stack,
     new_state as new_state,
     push as push,
+    push_to_all as push_to_all,
     set_aside as set_aside,
     slot_of as slot_of,
     slots_first as slots_first,
+    slots_of as slots_of,
 )
 from ipujax.lowering.popops.indexing.scatter import (
     ScatterSpec as ScatterSpec,

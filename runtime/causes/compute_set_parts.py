@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from ipujax.runtime.cache import remembered
-from ipujax.runtime.cost import whole_vertex_cycles
+from ipujax.runtime.cost import slowest_workers, whole_vertex_cycles
 from ipujax.runtime.graph import NO_TILE, Codelet, ComputeSet, Graph, VertexGroup
 from ipujax.runtime.target import Target, issue_round_cycles
 
@@ -25,9 +25,17 @@ def least_cycles(graph: Graph, compute_set: ComputeSet, first_ipu: int, num_tile
     """
     target = graph.target
     cycles = np.zeros(num_tiles, np.int64)
+    of_workers: list[tuple[np.ndarray, np.ndarray]] = []  # tiles and cycles of their vertices
     for group in graph.groups[compute_set]:
         tiles = np.unique(group.tile[group.tile != NO_TILE]) - first_ipu * target.tiles_per_ipu
-        cycles[tiles] += _cycles_of_one_element(group, target)
+        if group.codelet.supervisor:
+            cycles[tiles] += _cycles_of_one_element(group, target)
+        else:
+            of_workers.append((tiles, np.full(len(tiles), _cycles_of_one_element(group, target))))
+    if of_workers:
+        tiles, each = (np.concatenate(parts) for parts in zip(*of_workers, strict=True))
+        slowest = slowest_workers(tiles, each, num_tiles, target.worker_contexts)
+        cycles += np.where(slowest, target.supervisor_overhead_cycles + issue_round_cycles(target) * slowest, 0)
     return cycles
 
 
@@ -53,16 +61,12 @@ def cycles_of_ipus(
 
 
 def _cycles_of_one_element(group: VertexGroup, target: Target) -> int:
-    """Return the cycles of a vertex of a group with a block of one element in each field."""
+    """Return the cycles of a vertex of a group, those of one worker or a tile, with one element in each field."""
     codelet = group.codelet
-    if codelet.costed_by == "arrays":
-        ranks = tuple(sum(not dim.is_squeezed for dim in access.dims) for access in group.accesses)
-        cycles = _cycles_of_ranks(codelet, ranks, len(group.grid), target)
-    else:  # code of a user, which need not know such blocks
-        cycles = 0
-    if codelet.supervisor:
-        return cycles
-    return target.supervisor_overhead_cycles + int(issue_round_cycles(target)) * cycles
+    if codelet.costed_by != "arrays":  # code of a user, which need not know such blocks
+        return 0
+    ranks = tuple(sum(not dim.is_squeezed for dim in access.dims) for access in group.accesses)
+    return _cycles_of_ranks(codelet, ranks, len(group.grid), target)
 
 
 @remembered

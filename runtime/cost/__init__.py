@@ -6,6 +6,7 @@ from ipujax.runtime.cost.compute_set import (
     block_shapes as block_shapes,
     compute_set_cost as compute_set_cost,
     cost_key as cost_key,
+    slowest_workers as slowest_workers,
     whole_vertex_cycles as whole_vertex_cycles,
 )
 from ipujax.runtime.cost.compute_set_counts import (

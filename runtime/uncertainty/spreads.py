@@ -6,7 +6,8 @@ interval is their range. None is taken from a network, so that networks (docs/fi
 intervals.
 Input: none. Output: `SPREADS`, by mechanism.
 Limits: a spread is one factor for all steps of its mechanism in a program. Work that software does and the model lacks,
-such as other plans, is in the spread of products alone.
+such as other plans, is in the spread of products alone. Block-sparse products have that of dense ones: no source but
+the rows of docs/fidelity.md was found that compares their codelets with hardware.
 """
 
 from __future__ import annotations

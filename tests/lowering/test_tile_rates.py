@@ -18,7 +18,12 @@ from ipujax.lowering.poplin.cycles import (
     vmac_cycles,
     zero_cycles,
 )
-from ipujax.lowering.popops.indexing.indexing_cycles import gather_cycles, scatter_cycles, slice_cycles
+from ipujax.lowering.popops.indexing.indexing_cycles import (
+    gather_cycles,
+    region_slice_cycles,
+    scatter_cycles,
+    slice_cycles,
+)
 from ipujax.lowering.popops.vertices.elementwise_cycles import OP_COSTS, elementwise_cycles
 from ipujax.lowering.popops.vertices.kernel_cycles import OpCount, kernel_cycles
 from ipujax.lowering.popops.vertices.reduce_cycles import reduce_cycles
@@ -49,6 +54,7 @@ FORMULAS = {
         for n in (1, 4, 100)
     },
     "slice": lambda t: slice_cycles(np.asarray(5), SIZES, np.float16, t),
+    "slice of one worker": lambda t: region_slice_cycles(np.asarray(5), SIZES, np.float32, t),
     "gather": lambda t: gather_cycles(SIZES, np.asarray(0.5), np.asarray(40), np.float32, t),
     "scatter": lambda t: scatter_cycles("add", SIZES, np.asarray(0.5), np.asarray(40), np.float32, t),
     "AMP, 1 x 1": lambda t: amp_1x1_cycles(t, "float", SIZES, 32, 32),

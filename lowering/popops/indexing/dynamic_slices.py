@@ -4,7 +4,10 @@ A sliced dimension is uncut in every vertex, and the others are cut, so that eac
 nothing moves if the tensor is mapped that way: `map_for_slicing` does so. A tensor of another mapping is exchanged
 first. A slice has the memory order of the tensor.
 
-Source of the layout: poplibs `popops/DynamicSlice.cpp`; of the cost: `indexing_cycles`.
+All workers of a tile share a slice, or each has slices of its own where a tile has several at one index: to the machine
+they are one slice of the tensors joined, of several regions.
+
+Source of layout and forms: poplibs `popops/DynamicSlice.cpp`; of the cost: `indexing_cycles`.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -32,7 +35,7 @@ from ipujax.lowering.layout.place import (
     whole_axis,
 )
 from ipujax.lowering.popops.indexing.before_writing import computed_before_writing
-from ipujax.lowering.popops.indexing.indexing_cycles import slice_cycles, vectors
+from ipujax.lowering.popops.indexing.indexing_cycles import region_slice_cycles, slice_cycles, vectors
 from ipujax.lowering.popops.vertices.add_vertices import add_vertices
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.graph import (
@@ -43,12 +46,18 @@ from ipujax.runtime.graph import (
     Field,
     Graph,
 )
-from ipujax.runtime.target import Target
+from ipujax.runtime.target import Target, issue_round_cycles
 from ipujax.runtime.tensor import Blocked, Tensor, dtype_name, element_bytes
 
 
 def dynamic_slice(
-    builder: Builder, x: Tensor, starts: Sequence[Tensor], sizes: Sequence[int], dims: Sequence[int] | None = None
+    builder: Builder,
+    x: Tensor,
+    starts: Sequence[Tensor],
+    sizes: Sequence[int],
+    dims: Sequence[int] | None = None,
+    *,
+    slices_of_tile: int = 1,
 ) -> Tensor:
     """Slices a tensor at dynamic indices, as `lax.dynamic_slice`; returns the tensor itself if the slice is all of it.
 
@@ -57,6 +66,7 @@ def dynamic_slice(
         starts: integer scalars of one dtype, the first index in each of `dims`; clamped so that the slice fits.
         sizes: size of the slice in every dimension of `x`, at least 1.
         dims: dimensions of `starts`, all when None; in the others the slice is as large as `x`.
+        slices_of_tile: most slices that a tile of `x` has at these starts, those of other tensors included.
     """
     graph = builder.graph
     starts, dims = _in_sliced_dims(x, starts, sizes, dims)
@@ -66,14 +76,16 @@ def dynamic_slice(
     if order is not None:  # a view: the same slice of its variable, in memory order
         slice_order = order.with_shape(sizes)
         variable_dims = [order.view_dims.index(d) for d in dims]
-        part = dynamic_slice(builder, order.of_variable(x), starts, slice_order.variable_shape, variable_dims)
+        own_x, own_sizes = order.of_variable(x), slice_order.variable_shape
+        part = dynamic_slice(builder, own_x, starts, own_sizes, variable_dims, slices_of_tile=slices_of_tile)
         return slice_order.of_view(part)
     map_for_slicing(graph, x, dims)
     placement = _placement(graph, x, dims)
     # The slice is cut as the tensor is, but not along the sliced dimensions.
     out_dims = [None if d in dims else d for d in range(x.ndim)]
     out = mapped_variable(graph, tuple(sizes), x.dtype, builder.name, out_dims, placement)
-    codelet = _slice_codelet(x.dtype, _sliced_in_order(x.ndim, dims), starts[0].dtype)
+    form = _form(out, dims, placement, slices_of_tile, graph.target)
+    codelet = _slice_codelet(x.dtype, _sliced_in_order(x.ndim, dims), starts[0].dtype, form)
     _add_vertices(builder, codelet, x, out, starts, dims, placement)
     return out
 
@@ -86,6 +98,7 @@ def dynamic_update_slice_in_place(
     dims: Sequence[int] | None = None,
     *,
     may_read_buffer: bool = True,
+    slices_of_tile: int = 1,
 ) -> None:
     """Overwrites a slice of a buffer at dynamic indices, as `lax.dynamic_update_slice` without a copy of the buffer.
 
@@ -96,6 +109,7 @@ def dynamic_update_slice_in_place(
         starts: integer scalars of one dtype, the first index in each of `dims`; clamped so that the slice fits.
         dims: dimensions of `starts`, all when None; in the others `update` is as large as the buffer.
         may_read_buffer: False where `update` is never computed from values of the buffer.
+        slices_of_tile: most slices that a tile of the buffer has at these starts, those of other tensors included.
     """
     graph = builder.graph
     starts, dims = _in_sliced_dims(buffer, starts, update.shape, dims)
@@ -110,7 +124,9 @@ def dynamic_update_slice_in_place(
         variable_dims = [order.view_dims.index(d) for d in dims]
         own_buffer = order.of_variable(buffer)
         dynamic_update_slice_in_place(
-            builder, own_buffer, update, starts, variable_dims, may_read_buffer=may_read_buffer
+            *(builder, own_buffer, update, starts, variable_dims),
+            may_read_buffer=may_read_buffer,
+            slices_of_tile=slices_of_tile,
         )
         return
     map_for_slicing(graph, buffer, dims)
@@ -118,7 +134,8 @@ def dynamic_update_slice_in_place(
     update_dims = [None if d in dims else d for d in range(buffer.ndim)]
     place_operand(graph, update, spans(update.shape, update_dims), placement)
     sliced = _sliced_in_order(buffer.ndim, dims)
-    codelet = _update_codelet(buffer.dtype, sliced, starts[0].dtype, may_read_buffer=may_read_buffer)
+    form = _form(update, dims, placement, slices_of_tile, graph.target)
+    codelet = _update_codelet(buffer.dtype, sliced, starts[0].dtype, form, may_read_buffer=may_read_buffer)
     _add_vertices(builder, codelet, buffer, update, starts, dims, placement)
 
 
@@ -143,6 +160,13 @@ def dynamic_update_slice(
     builder.prog.add(Copy(x, out, f"{builder.name}/copy", graph.origin))
     dynamic_update_slice_in_place(builder, out, update, starts, dims)
     return out
+
+
+def slices_of_tiles(graph: Graph, tensors: Sequence[Tensor], dims: Sequence[int]) -> list[int]:
+    """Return for each mapped tensor the most slices along `dims` that one of its tiles has, of all tensors."""
+    tiles = [_placement(graph, x, dims).tile.ravel() if x.size else np.zeros(0, np.int64) for x in tensors]
+    count = np.bincount(np.concatenate([*tiles, np.zeros(0, np.int64)]))
+    return [int(count[of_tensor].max(initial=0)) for of_tensor in tiles]
 
 
 def map_for_slicing(graph: Graph, tensor: Tensor, dims: Sequence[int]) -> None:
@@ -232,11 +256,27 @@ def _all_starts(starts: Sequence[jax.Array], dims: tuple[int, ...], rank: int) -
     return [start_of.get(d, lax.full((), 0, starts[0].dtype)) for d in range(rank)]
 
 
-def _slice_cycles(dims: tuple[int, ...], dtype: Any, shapes: BlockShapes, target: Target) -> np.ndarray:
-    """Tile cycles of copying the slice, field 1; a row is contiguous after the last sliced dimension."""
+_Form = Literal["1d", "2d"]  # a slice that all workers of a tile share, and one of a single worker
+
+
+def _form(part: Tensor, dims: tuple[int, ...], placement: Blocked, slices_of_tile: int, target: Target) -> _Form:
+    """Return the faster form of slices of which a tile has several; a single one is shared."""
+    if slices_of_tile <= 1:
+        return "1d"
+    longest = [n if d in dims else int(np.diff(placement.cuts[d]).max()) for d, n in enumerate(part.shape)]
+    lengths = tuple(map(np.asarray, longest))
+    shared, single = (_slice_cycles(form, dims, part.dtype, (lengths, lengths), target) for form in ("1d", "2d"))
+    rounds = -(-slices_of_tile // target.worker_contexts)
+    by_worker = target.supervisor_overhead_cycles + issue_round_cycles(target) * rounds * single
+    return "2d" if by_worker < slices_of_tile * shared else "1d"
+
+
+def _slice_cycles(form: _Form, dims: tuple[int, ...], dtype: Any, shapes: BlockShapes, target: Target) -> np.ndarray:
+    """Cycles of copying the slice, field 1; a row is contiguous after the last sliced dimension."""
     lengths = shapes[1]
     row_dim = max(dims) + 1
-    return slice_cycles(total_elements(lengths[:row_dim]), total_elements(lengths[row_dim:]), dtype, target)
+    cycles = slice_cycles if form == "1d" else region_slice_cycles
+    return cycles(total_elements(lengths[:row_dim]), total_elements(lengths[row_dim:]), dtype, target)
 
 
 def _row_vectors(dims: tuple[int, ...], dtype: Any, shapes: BlockShapes, target: Target) -> np.ndarray:
@@ -299,13 +339,14 @@ def _sliced_in_order(rank: int, dims: tuple[int, ...]) -> _SlicedDims:
 
 
 @remembered
-def _slice_codelet(dtype: Any, sliced: _SlicedDims, index_dtype: Any) -> Codelet:
+def _slice_codelet(dtype: Any, sliced: _SlicedDims, index_dtype: Any, form: _Form) -> Codelet:
     """Codelet that copies a slice out of a block, at starts that are operands.
 
     Args:
         dtype: dtype of the block.
         sliced: dimensions of the block that are sliced, one start for each; along the others the slice is all of it.
         index_dtype: dtype of the starts.
+        form: division of the slice among workers.
     """
     dims = sliced.dims
 
@@ -315,15 +356,23 @@ def _slice_codelet(dtype: Any, sliced: _SlicedDims, index_dtype: Any) -> Codelet
         part = lax.dynamic_slice(x, _all_starts(starts, dims, x.ndim), sizes, allow_negative_indices=False)
         return sliced.as_part(part)
 
-    cycles, parts = (partial(formula, dims, dtype) for formula in (_slice_cycles, _row_vectors))
     scalars = [Field(f"start{d}", "in", index_dtype) for d in dims]
     fields = (Field("x", "in", dtype), Field("out", "out", dtype), *scalars)
-    title = f"popops::DynamicSlice<{dtype_name(dtype)}>"
-    codelet = Codelet(
-        title, fields, compute, cycles, state_bytes=32, code_bytes=300, takes=("shapes",), moves=True, parts=parts
-    )
-    with_axes = partial(_codelet_with_axes, sliced, lambda new: _slice_codelet(dtype, new, index_dtype))
-    return replace(codelet, with_axes=with_axes, ordered_axes=sliced.ordered_axes)
+    codelet = _moving_codelet("DynamicSlice", dtype, dims, form, fields, compute)
+    with_axes = partial(_codelet_with_axes, sliced, lambda new: _slice_codelet(dtype, new, index_dtype, form))
+    return replace(codelet, takes=("shapes",), with_axes=with_axes, ordered_axes=sliced.ordered_axes)
+
+
+def _moving_codelet(
+    name: str, dtype: Any, dims: tuple[int, ...], form: _Form, fields: tuple[Field, ...], compute: Callable[..., Any]
+) -> Codelet:
+    """Codelet of a form that reads or overwrites a slice along `dims`, field 1, by `compute`."""
+    title = f"popops::{name}{'2d' if form == '2d' else ''}<{dtype_name(dtype)}>"
+    cycles = partial(_slice_cycles, form, dims, dtype)
+    codelet = Codelet(title, fields, compute, cycles, state_bytes=32, code_bytes=300, moves=True)
+    if form == "2d":
+        return replace(codelet, supervisor=False)
+    return replace(codelet, parts=partial(_row_vectors, dims, dtype))
 
 
 def _codelet_with_axes(
@@ -335,13 +384,16 @@ def _codelet_with_axes(
 
 
 @remembered
-def _update_codelet(dtype: Any, sliced: _SlicedDims, index_dtype: Any, *, may_read_buffer: bool) -> Codelet:
+def _update_codelet(
+    dtype: Any, sliced: _SlicedDims, index_dtype: Any, form: _Form, *, may_read_buffer: bool
+) -> Codelet:
     """Codelet that overwrites a slice of a block in place, at starts that are operands.
 
     Args:
         dtype: dtype of the block.
         sliced: dimensions of the block that are sliced, one start for each; along the others the slice is all of it.
         index_dtype: dtype of the starts.
+        form: division of the slice among workers.
         may_read_buffer: whether the update may be computed from the block, and must be so before it is overwritten.
     """
     dims = sliced.dims
@@ -352,13 +404,11 @@ def _update_codelet(dtype: Any, sliced: _SlicedDims, index_dtype: Any, *, may_re
         first = _all_starts(starts, dims, buffer.ndim)
         return lax.dynamic_update_slice(buffer, sliced.as_tensor(update), first, allow_negative_indices=False)
 
-    cycles, parts = (partial(formula, dims, dtype) for formula in (_slice_cycles, _row_vectors))
     scalars = [Field(f"start{d}", "in", index_dtype) for d in dims]
     fields = (Field("buffer", "inout", dtype), Field("update", "in", dtype), *scalars)
-    title = f"popops::DynamicUpdateSlice<{dtype_name(dtype)}>"
-    codelet = Codelet(title, fields, compute, cycles, state_bytes=32, code_bytes=300, moves=True, parts=parts)
+    codelet = _moving_codelet("DynamicUpdateSlice", dtype, dims, form, fields, compute)
 
     def on_dims(new: _SlicedDims) -> Codelet:
-        return _update_codelet(dtype, new, index_dtype, may_read_buffer=may_read_buffer)
+        return _update_codelet(dtype, new, index_dtype, form, may_read_buffer=may_read_buffer)
 
     return replace(codelet, with_axes=partial(_codelet_with_axes, sliced, on_dims), ordered_axes=sliced.ordered_axes)

@@ -11,13 +11,17 @@ from typing import Any
 import numpy as np
 
 from ipujax.lowering.popops.vertices.emulation import Kind, emulation
-from ipujax.runtime.target import Target, issue_round_cycles, load_cycles, store_cycles, whole_cycles
+from ipujax.runtime.target import Target, issue_round_cycles, larger, load_cycles, store_cycles, whole_cycles
 from ipujax.runtime.tensor import element_bytes
 
-# Dynamic slice and update slice, supervisor form.
+# Dynamic slice and update slice, supervisor form, "1d".
 _SLICE_SUPERVISOR_CYCLES = 14
 _SLICE_WORKER_CYCLES = 39
 _SLICE_ROW_CYCLES = 24
+# The form of one worker, "2d": a vertex with one region, and a row of it; floats are loaded and stored at once.
+_REGION_CYCLES = 23 + 13
+_REGION_ROW_CYCLES = 31
+_REGION_FLOAT_ROW_CYCLES = 29
 # multiSlice: one index in range copies a row, one out of range costs the comparison only.
 _GATHER_WORKER_CYCLES = 30
 _GATHER_IN_RANGE_CYCLES = 19
@@ -39,6 +43,18 @@ def slice_cycles(rows: np.ndarray, row_elements: np.ndarray, dtype: Any, target:
     loop = (_SLICE_ROW_CYCLES + whole_cycles(_access_cycles(1, target) * copies)) * rows
     workers = issue_round_cycles(target) * (_SLICE_WORKER_CYCLES + loop)
     return target.supervisor_overhead_cycles + _SLICE_SUPERVISOR_CYCLES + workers
+
+
+def region_slice_cycles(rows: np.ndarray, row_elements: np.ndarray, dtype: Any, target: Target) -> np.ndarray:
+    """Worker cycles of copying rows as `slice_cycles` does, by one worker alone; int64 arrays."""
+    if element_bytes(dtype) == 4:
+        vector = larger(load_cycles(target.vector_width_bytes, target), store_cycles(target.vector_width_bytes, target))
+        row_cycles = _REGION_FLOAT_ROW_CYCLES
+    else:
+        vector, row_cycles = _access_cycles(1, target), _REGION_ROW_CYCLES
+    row = row_cycles + whole_cycles(vector * vectors(row_elements, dtype, target))
+    cycles: np.ndarray = _REGION_CYCLES + row * rows
+    return cycles
 
 
 def _access_cycles(loads: int, target: Target) -> Any:

@@ -32,6 +32,7 @@ from ipujax.lowering.popops.indexing.dynamic_slices import (
     dynamic_update_slice_in_place,
     is_sliced_in_place,
     map_for_slicing,
+    slices_of_tiles,
 )
 from ipujax.lowering.popops.maps.elementwise import elementwise
 from ipujax.lowering.popops.vertices.kernel import Op
@@ -126,17 +127,28 @@ def _ring_step(slots: int, step: int) -> Op:
     return Op("select_n", following, _COUNTER, ("ring", slots, step))
 
 
-def slot_of(builder: Builder, stack: Tensor, slot: Tensor | None) -> Tensor:
-    """Value in one slot of a stack, [slots, *shape], by a slice at a dynamic index; returns a tensor of `shape`.
+def slots_of(builder: Builder, stacks: Sequence[Tensor], slot: Tensor) -> list[Tensor]:
+    """Slices slot number `slot`, int32[], of several mapped stacks, [slots, *shape]."""
+    counts = slices_of_tiles(builder.graph, [_as_sliced(builder.graph, stack)[1] for stack in stacks], (0,))
+    return [slot_of(builder, stack, slot, count) for stack, count in zip(stacks, counts, strict=True)]
 
-    `slot` is the number of the slot, int32[]; None for a stack of one slot, whose value is a view.
+
+def slot_of(builder: Builder, stack: Tensor, slot: Tensor | None, slices_of_tile: int = 1) -> Tensor:
+    """Value in one slot of a stack, by a slice at a dynamic index.
+
+    Args:
+        builder: graph, program and name.
+        stack: [slots, *shape].
+        slot: number of the slot, int32[]; None for a stack of one slot, whose value is a view.
+        slices_of_tile: most slices of this slot that a tile of the stack has, those of other stacks included.
     """
     graph = builder.graph
     if slot is None:
         return stack.reshape(stack.shape[1:])
     # A stack that is a view of a differently shaped variable is sliced in the variable.
     order, buffer = _as_sliced(graph, stack)
-    part = dynamic_slice(builder.named("slice"), buffer, [slot], (1, *buffer.shape[1:]), dims=(0,))
+    sizes = 1, *buffer.shape[1:]
+    part = dynamic_slice(builder.named("slice"), buffer, [slot], sizes, (0,), slices_of_tile=slices_of_tile)
     graph.note_role(part, graph.role_of(stack))
     slot_order = order.without([0])
     return slot_order.of_view(part.reshape(slot_order.variable_shape))
@@ -209,10 +221,22 @@ def new_stack(builder: Builder, value: Tensor, slots: int) -> Tensor:
     return order.behind(slots).of_view(stack.reshape((slots, *memory.shape)))
 
 
-def push(builder: Builder, stack: Tensor, value: Tensor, slot: Tensor | None) -> None:
-    """Writes a value to one slot of a stack that `new_stack` has made for values of this layout.
+def push_to_all(builder: Builder, pairs: Sequence[tuple[Tensor, Tensor]], slot: Tensor) -> None:
+    """Writes to slot number `slot`, int32[], of each of several stacks its value; see `push`."""
+    counts = slices_of_tiles(builder.graph, [Tensor.of(*stack.variables()) for stack, _ in pairs], (0,))
+    for (stack, value), count in zip(pairs, counts, strict=True):
+        push(builder, stack, value, slot, count)
 
-    `slot` is the number of the slot, int32[]; None for a stack of one slot, which is a plain copy.
+
+def push(builder: Builder, stack: Tensor, value: Tensor, slot: Tensor | None, slices_of_tile: int = 1) -> None:
+    """Writes a value to one slot of a stack, by an update of a slice at a dynamic index.
+
+    Args:
+        builder: graph, program and name.
+        stack: a result of `new_stack`.
+        value: of the layout for which the stack was made.
+        slot: number of the slot, int32[]; None for a stack of one slot, which is a plain copy.
+        slices_of_tile: most slices of this slot that a tile of the stack has, those of other stacks included.
     """
     buffer = Tensor.of(*stack.variables())  # `new_stack` has made slots its outermost dimension
     order = memory_order(stack)
@@ -223,7 +247,8 @@ def push(builder: Builder, stack: Tensor, value: Tensor, slot: Tensor | None) ->
         builder.prog.add(Copy(update, buffer, f"{builder.name}/push", builder.graph.origin))
     else:
         # A body does not read the stacks that it pushes to.
-        dynamic_update_slice_in_place(builder.named("push"), buffer, update, [slot], (0,), may_read_buffer=False)
+        writing = builder.named("push"), buffer, update, [slot], (0,)
+        dynamic_update_slice_in_place(*writing, may_read_buffer=False, slices_of_tile=slices_of_tile)
 
 
 def _mapping_of_stack(graph: Graph, value: Tensor, mapping: TileMapping | None, slots: int) -> Blocked:

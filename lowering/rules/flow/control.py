@@ -30,8 +30,8 @@ from ipujax.lowering.popops import (
     new_counter,
     new_stack,
     new_state,
-    push,
-    slot_of,
+    push_to_all,
+    slots_of,
 )
 from ipujax.lowering.popops.maps.elementwise import elementwise
 from ipujax.lowering.popops.reductions.reduce import reduce
@@ -202,8 +202,9 @@ def _read_rows(
     counter = new_counter(ctx.builder, first_slot)
     row_streams = RowStreams(ctx, body, counter, first_slot, step)
     are_in_groups = grouped_inputs(inside.jaxpr.jaxpr)[inside.inputs.stacks]
+    slots = iter(slots_of(in_body, [stack for stack in stacks if not is_off_chip(ctx, stack)], counter))
     rows = [
-        row_streams.row(stack, in_groups=in_groups) if is_off_chip(ctx, stack) else slot_of(in_body, stack, counter)
+        row_streams.row(stack, in_groups=in_groups) if is_off_chip(ctx, stack) else next(slots)
         for stack, in_groups in zip(stacks, are_in_groups, strict=True)
     ]
     row_streams.fetch_ahead()
@@ -254,14 +255,16 @@ def _store_slices(
     jaxpr = inside.jaxpr.jaxpr
     # For each result whether its row goes to streaming memory, and whether to the host's memory.
     rows = list(zip(results, put_results(jaxpr), sent_rows(jaxpr), strict=True))
+    pushed: list[tuple[Tensor, Tensor]] = []  # stacks on chip, and their values
     for value, is_put, is_sent in rows[inside.results.stacks]:
         if is_put or is_sent:
             stack, stores = store_rows(ctx, body, value, counter, length, on_host=is_sent)
             last_steps += stores.last
         else:
             stack = new_stack(ctx.builder, value, length)
-            push(Builder(ctx.graph, body, ctx.name), stack, value, counter)
+            pushed.append((stack, value))
         stacks.append(stack)
+    push_to_all(Builder(ctx.graph, body, ctx.name), pushed, counter)
     return stacks, last_steps
 
 

@@ -37,6 +37,17 @@ def recurrence(w: Any, x: Any) -> Any:
     return lax.scan(lambda h, row: (jnp.tanh(h @ w + row), h.sum()), x[0], x)
 
 
+def backward_recurrence(w: Any, x: Any) -> Any:
+    return jax.value_and_grad(lambda w: recurrence(w, jnp.sin(x) @ w)[0].sum())(w)
+
+
+def added_products(x: Any, y: Any) -> Any:
+    def step(total: Any, rows: Any) -> Any:
+        return total + jnp.einsum("bm,bn->mn", rows[0], jnp.cos(rows[1])), None
+
+    return lax.scan(step, jnp.zeros((x.shape[-1], y.shape[-1])), (x, y))[0]
+
+
 def filtered(transition: Any, x: Any) -> Any:
     def observe(predicted: Any, row: Any) -> Any:
         joint = predicted + row
@@ -78,6 +89,8 @@ def whole(i: Any, x: Any) -> Any:
 
 FUNCTIONS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "recurrence": (recurrence, (array(12, 12), array(5, 3, 12))),
+    "backward": (backward_recurrence, (array(12, 12), array(9, 3, 12))),
+    "sums": (added_products, (array(12, 4, 24), array(12, 4, 9))),
     "filter": (filtered, (array(7, 7), array(6, 7))),
     "training": (trained, ([array(24, 24)] * 3, array(8, 24))),
     "half": (trained, ([array(16, 16, dtype=np.float16)] * 2, array(32, 16, dtype=np.float16))),

@@ -88,6 +88,11 @@ def test_machines_that_are_too_small() -> None:
     assert sweep[0]["cycles"] == sweep[1]["cycles"]
     again = ipu.sweep(layer, *ARGS, grid={"bytes_per_tile": [2**12, 2**20]}, plan="again")
     assert again[0]["cycles"] is None and "largest on that tile" in again[0]["error"]
+    assert again[0]["max_tile_bytes"] > 2**12 and not again[0]["fits"]
+    with_least = layer.with_options(options=ipu.Options(allow_out_of_memory=True))
+    device = ipu.IPUModel(1, "mk2", tiles_per_ipu=16, bytes_per_tile=2**12)
+    first = with_least.with_options(device=device).profile(*ARGS).memory.max_tile_bytes
+    assert again[0]["max_tile_bytes"] <= first  # that of the first plan, or of one that takes less
     lines = str(again).splitlines()  # a line for each machine: details of errors are in rows and files
     assert len(lines) == 3 and "TileMemoryError: out of memory" in lines[1] and max(map(len, lines)) < 200
     best = ipu.sweep(layer, *ARGS, grid={"bytes_per_tile": [2**12, 2**20]}, plan="best")

@@ -106,8 +106,8 @@ def test_slices(sources: Sequence[Sequence[int]]) -> None:
 
     of_tensor = partial(moved, without=3)
     of_part = partial(moved, without=1)
-    slicing = _slice_codelet(FLOAT, _sliced_in_order(3, (1,)), np.dtype(np.int32))
-    updating = _update_codelet(FLOAT, _sliced_in_order(3, (1,)), np.dtype(np.int32), may_read_buffer=True)
+    slicing = _slice_codelet(FLOAT, _sliced_in_order(3, (1,)), np.dtype(np.int32), "2d")
+    updating = _update_codelet(FLOAT, _sliced_in_order(3, (1,)), np.dtype(np.int32), "2d", may_read_buffer=True)
     assert slicing.with_axes is not None and updating.with_axes is not None
     other_slicing, other_updating = slicing.with_axes(sources), updating.with_axes(sources)
     assert other_slicing is not None and other_updating is not None
@@ -116,8 +116,9 @@ def test_slices(sources: Sequence[Sequence[int]]) -> None:
     expected = of_tensor(lax.dynamic_update_slice(buffer, update, (0, 2, 0)))
     np.testing.assert_array_equal(other_updating.compute(of_tensor(buffer), of_part(update), start), expected)
     assert set(slicing.ordered_axes) == {1, 3}
+    assert not other_slicing.supervisor and not other_updating.supervisor  # the form stays
 
 
 def test_sliced_dimensions_are_not_joined() -> None:
-    codelet = _slice_codelet(FLOAT, _sliced_in_order(3, (1,)), np.dtype(np.int32))
+    codelet = _slice_codelet(FLOAT, _sliced_in_order(3, (1,)), np.dtype(np.int32), "1d")
     assert codelet.with_axes is not None and codelet.with_axes(((0, 1), (2,), (3,))) is None

@@ -9,6 +9,7 @@ import pytest
 from jax import lax
 
 from ipujax.lowering.popops.indexing.dynamic_slices import dynamic_slice, dynamic_update_slice_in_place, map_for_slicing
+from ipujax.runtime.cost import compute_set_cost
 from ipujax.runtime.graph import Builder
 from ipujax.runtime.graph.graph import Graph
 from ipujax.runtime.graph.program import Sequence
@@ -76,6 +77,27 @@ def test_scan_reads_and_writes_stacks() -> None:
         return lax.scan(lambda c, row: (c + row, c * row), jnp.zeros((5, 7)), x)
 
     check(fun, X, tiles=(7,))
+
+
+def test_a_worker_takes_each_of_many_short_slices() -> None:
+    """As poplibs: 36 cycles for a region, 29 for a row of floats and one for each of its vectors."""
+
+    def fun(xs: list[jax.Array]) -> list[jax.Array]:
+        return lax.scan(lambda c, rows: (c, [row + 1 for row in rows]), 0, xs)[1]
+
+    count, length = 13, 16
+    check(fun, [X[:, 0] * n for n in range(count)], tiles=(3,))
+    target = small_target(1)
+    program = lowered(fun, [[np.ones((5, length), np.float32)] * count], target)
+    cycles = [
+        compute_set_cost(program.graph, compute_set).compute_cycles.max()
+        for compute_set, groups in program.graph.groups.items()
+        if {group.codelet.name for group in groups} == {"popops::DynamicUpdateSlice2d<float32>"}
+    ]
+    assert cycles == [target.supervisor_overhead_cycles + 6 * 3 * (36 + 29 + length // 2)]
+    one = lowered(fun, [[np.ones((5, length), np.float32)]], target)
+    names = {group.codelet.name for groups in one.graph.groups.values() for group in groups}
+    assert {"popops::DynamicSlice<float32>", "popops::DynamicUpdateSlice<float32>"} <= names  # shared by all workers
 
 
 def test_maps_without_cuts_of_the_sliced_dimension() -> None:

@@ -1,0 +1,182 @@
+"""Sums of products over the iterations of a loop: computed behind it, by one product of all rows.
+
+    scan: h, dw' = …, dw + x[t]ᵀ @ g             h, g = scan: …, the rows of g
+                                                 dw' = dw + x.reshape(-1, m)ᵀ @ g.reshape(-1, n)
+
+Gradients of the weights of a recurrent layer are such sums, which cuDNN computes so too (`cudnnRNNBackwardWeights`).
+The loop stacks the operands of the product that are no rows of a stack yet. The sum of elements, as the gradient of a
+bias, moves where its operand is one of these.
+Input: a `scan`. Output: the loop and the equations behind it. Sums stay that `jax.checkpoint` computes again, those of
+a stage, and those whose rows cost more bytes than the supersteps that they save.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, DropVar, JaxprEqn, Var, is_on_host
+from ipujax.lowering.jaxpr import (
+    Body,
+    elements_of,
+    scan_body,
+    spliced,
+    stage_name,
+    sum_carries,
+    value_bytes,
+    variables,
+    variables_read,
+)
+from ipujax.lowering.primitives import record_of
+from ipujax.lowering.source_info import name_stack
+from ipujax.runtime.tensor import REMATERIALISED
+
+
+@dataclass(frozen=True, slots=True)
+class _Sum:
+    """A carry to which each iteration adds a value that nothing else reads.
+
+    Args:
+        number: of the carry.
+        carry: input of the body.
+        eqns: the product or sum of elements, views of its result, and the addition.
+    """
+
+    number: int
+    carry: Var
+    eqns: tuple[JaxprEqn, ...]
+
+    @property
+    def operands(self) -> list[Var]:
+        """Values of the iteration that are multiplied, or whose elements are added."""
+        return variables(self.eqns[0].invars)
+
+    @property
+    def is_product(self) -> bool:
+        return self.eqns[0].primitive.name == "dot_general"
+
+
+def sunk(scan: JaxprEqn, most_bytes: float) -> tuple[list[JaxprEqn], list[JaxprEqn]]:
+    """Returns a loop, none where nothing is left of it, and the sums of products behind it.
+
+    Args:
+        scan: the loop.
+        most_bytes: of the rows that a sum needs in an iteration, on all tiles.
+    """
+    inside = scan_body(scan.params)
+    body = inside.jaxpr.jaxpr
+    stacks: dict[Var, Atom] = dict(
+        zip(body.invars[inside.inputs.stacks], scan.invars[inside.operands.stacks], strict=True)
+    )
+    equal_in_all = {*body.invars[inside.inputs.constants], *body.constvars}
+    for eqn in body.eqns:
+        if equal_in_all.issuperset(variables_read(eqn)):
+            equal_in_all.update(eqn.outvars)
+    sums: list[_Sum] = []
+    # Sums of elements last, as they move only with the rows of products.
+    for each in sorted(_sums(scan, inside), key=lambda each: not each.is_product):
+        new = [var for var in dict.fromkeys(each.operands) if var not in stacks]
+        is_small = sum(value_bytes(var.aval) for var in new) <= most_bytes
+        if equal_in_all.isdisjoint(each.operands) and (is_small if each.is_product else not new):
+            sums.append(each)
+            stacks.update((var, _stack_of(var, scan)) for var in new)
+    return _split(scan, inside, sums, stacks) if sums else ([scan], [])
+
+
+def _stack_of(var: Var, scan: JaxprEqn) -> Var:
+    """A new variable for all rows of a value."""
+    aval: Any = var.aval
+    return Var(aval.update(shape=(scan.params["length"], *aval.shape)))
+
+
+def _sums(scan: JaxprEqn, inside: Body) -> list[_Sum]:
+    """Carries of a loop that are sums over its iterations."""
+    body = inside.jaxpr.jaxpr
+    if scan.params["length"] < 2:
+        return []
+    makers = {var: eqn for eqn in body.eqns for var in eqn.outvars}
+    reads = Counter(var for eqn in body.eqns for var in variables_read(eqn)) + Counter(variables(body.outvars))
+    carries = body.invars[inside.inputs.carries]
+    sums = []
+    for number, add in sum_carries(inside).items():
+        eqns = _added(carries[number], add, makers, reads)
+        if eqns is not None and not isinstance(scan.outvars[number], DropVar):
+            sums.append(_Sum(number, carries[number], eqns))
+    return sums
+
+
+def _added(
+    carry: Var, add: JaxprEqn, makers: Mapping[Var, JaxprEqn], reads: Mapping[Var, int]
+) -> tuple[JaxprEqn, ...] | None:
+    """The equations of a carry + views of a product or sum of elements, the last of them `add`; None of another sum."""
+    (added,) = [atom for atom in add.invars if atom is not carry]
+    eqns = [add]
+    while isinstance(added, Var) and reads[added] == 1 and (eqn := makers.get(added)) is not None:
+        if not _may_sink(eqn):
+            return None
+        eqns.insert(0, eqn)
+        is_sum = eqn.primitive.name == "reduce_sum" and elements_of(eqn.invars[0]) > elements_of(added)
+        if eqn.primitive.name == "dot_general" or is_sum:
+            return tuple(eqns)
+        if record_of(eqn).cost != "view" and eqn.primitive.name != "reduce_sum":
+            return None
+        (added,) = eqn.invars
+    return None
+
+
+def _may_sink(eqn: JaxprEqn) -> bool:
+    """True for an equation on the chip, of no stage, and not of a `jax.checkpoint`."""
+    is_on_chip = not any(is_on_host(atom.aval) for atom in (*eqn.invars, *eqn.outvars))
+    is_of_variables = len(variables(eqn.invars)) == len(eqn.invars)
+    return is_on_chip and is_of_variables and stage_name(eqn).stage is None and REMATERIALISED not in name_stack(eqn)
+
+
+def _split(
+    scan: JaxprEqn, inside: Body, sums: list[_Sum], stacks: Mapping[Var, Atom]
+) -> tuple[list[JaxprEqn], list[JaxprEqn]]:
+    """The loop without sums, which makes those of `stacks` that are none yet, and the sums behind it."""
+    body = inside.jaxpr.jaxpr
+    moved = {id(eqn) for each in sums for eqn in each.eqns}
+    numbers = {each.number for each in sums}
+    own_stacks = body.invars[inside.inputs.stacks]
+    pushed = [var for var in stacks if var not in own_stacks]
+
+    def without(carries: list[Atom]) -> list[Atom]:
+        return [atom for number, atom in enumerate(carries) if number not in numbers]
+
+    def inputs(atoms: list[Atom]) -> list[Atom]:
+        places = inside.inputs
+        return [*atoms[places.constants], *without(atoms[places.carries]), *atoms[places.stacks]]
+
+    def results(atoms: list[Atom], rows: list[Atom]) -> list[Atom]:
+        return [*without(atoms[inside.results.carries]), *atoms[inside.results.stacks], *rows]
+
+    names = body.debug_info.with_unknown_names()
+    jaxpr = body.replace(
+        invars=inputs(list(body.invars)),
+        eqns=[eqn for eqn in body.eqns if id(eqn) not in moved],
+        outvars=results(list(body.outvars), list(pushed)),
+        debug_info=names,
+    )
+    params = {**scan.params, "jaxpr": ClosedJaxpr(jaxpr, inside.jaxpr.consts)}
+    params["num_carry"] -= len(sums)
+    outvars: list[Any] = results(list(scan.outvars), [stacks[var] for var in pushed])
+    loop = scan.replace(params=params, invars=inputs(list(scan.invars)), outvars=outvars)
+    behind: list[JaxprEqn] = []
+    for each in sums:
+        initial = scan.invars[inside.operands.carries][each.number]
+        table = {**stacks, each.carry: initial, each.eqns[-1].outvars[0]: scan.outvars[each.number]}
+        over_rows = [_over_all_rows(each.eqns[0]), *each.eqns[1:]]
+        behind += spliced(body.replace(eqns=over_rows, outvars=[]), table)[0]
+    return [loop] if outvars or loop.effects else [], behind
+
+
+def _over_all_rows(eqn: JaxprEqn) -> JaxprEqn:
+    """A product, or sum of elements, that sums over the first dimension of its operands too."""
+    if eqn.primitive.name == "reduce_sum":
+        return eqn.replace(params={**eqn.params, "axes": (0, *(axis + 1 for axis in eqn.params["axes"]))})
+    contracted, batch = ([tuple(d + 1 for d in dims) for dims in pair] for pair in eqn.params["dimension_numbers"])
+    numbers = tuple((0, *dims) for dims in contracted), tuple(batch)
+    return eqn.replace(params={**eqn.params, "dimension_numbers": numbers})
