@@ -22,12 +22,12 @@ from ipujax.runtime.cache import keep_recent
 from ipujax.runtime.cost import (
     ComputeSetCost,
     CopyCost,
+    CopyCosts,
     StreamCost,
     SyncCost,
     WaitCost,
     choose_padded_rows,
     compute_set_cost,
-    copy_cost,
     cross_replica_cost,
     stream_cost,
     wait_cost,
@@ -283,10 +283,11 @@ def _compile_checked(
     with step(_LOG, "verify", timings):
         verify(graph, program, effects, without=() if options.verify_undefined else ("undefined-read",))
     with step(_LOG, "cost", timings):
-        costs = leaf_costs(graph, program)
+        copies = CopyCosts()
+        costs = leaf_costs(graph, program, copies)
         if options.pad_rows:
-            graph.notes.padded_rows[:] = _padded_rows(graph, program, costs, effects)
-            costs = leaf_costs(graph, program)
+            graph.notes.padded_rows[:] = _padded_rows(graph, program, costs, copies, effects)
+            costs = leaf_costs(graph, program, copies)
     with step(_LOG, "memory", timings):
         memory = memory_report(graph, program, effects, costs)
         if _LOG.is_on(TRACE):
@@ -312,26 +313,35 @@ def _compile_checked(
     )
 
 
-def _padded_rows(graph: Graph, program: Program, costs: Mapping[Leaf, Cost], effects: EffectsOf) -> list[PaddedRows]:
+def _padded_rows(
+    graph: Graph, program: Program, costs: Mapping[Leaf, Cost], copies: CopyCosts, effects: EffectsOf
+) -> list[PaddedRows]:
     """Return the rows that are worth padding, by the cycles of the whole program."""
     slow_cycles = Counter[tuple[int, int]]()
     for cost in costs.values():
         paths = cost.slow_paths if isinstance(cost, ComputeSetCost) else ()
         if isinstance(cost, CopyCost) and cost.slow_path is not None:
-            paths = ((0, cost.slow_path, int(cost.copy_cycles.max())),)
+            paths = ((0, cost.slow_path, max(ipu.most_cycles[1] for ipu in cost.ipus)),)
         for _, reason, cycles in paths:
             slow_cycles[reason.row, reason.vector] += cycles
 
     def cycles_of(lengths: Mapping[int, int]) -> int:
         padded = graph_on(graph, graph.target)
         padded.notes.padded_rows[:] = [PaddedRows(length, longer, 0, 0) for length, longer in lengths.items()]
-        return program_cycles(padded, program, effects=effects)
+        return program_cycles(padded, program, costs=leaf_costs(padded, program, copies), effects=effects)
 
     return choose_padded_rows(graph, slow_cycles, cycles_of)
 
 
-def leaf_costs(graph: Graph, program: Program) -> dict[Leaf, Cost]:
-    """Return the cost of one run of each leaf of a program; a compute set is costed once for all its executions."""
+def leaf_costs(graph: Graph, program: Program, copies: CopyCosts | None = None) -> dict[Leaf, Cost]:
+    """Return the cost of one run of each leaf of a program; a compute set is costed once for all its executions.
+
+    Args:
+        graph: variables, mappings and vertices.
+        program: the control tree.
+        copies: costs of its copies that are known, with other lengths of rows padded; gets the others.
+    """
+    copies = CopyCosts() if copies is None else copies
     set_costs: dict[ComputeSet, ComputeSetCost] = {}
     costs: dict[Leaf, Cost] = {}
     joining = joining_streams(program)  # transfers that share the host exchange of the one before them
@@ -347,7 +357,7 @@ def leaf_costs(graph: Graph, program: Program) -> dict[Leaf, Cost]:
                     set_costs[compute_set] = compute_set_cost(graph, compute_set)
                 costs[leaf] = set_costs[compute_set]
             case Copy():
-                costs[leaf] = copy_cost(graph, leaf)
+                costs[leaf] = copies.cost(graph, leaf)
             case CrossReplicaCopy():
                 costs[leaf] = cross_replica_cost(graph, leaf)
             case StreamIn(stream, tensor) | StreamOut(tensor, stream):
