@@ -207,7 +207,7 @@ class CopyCosts:
 
     def __init__(self) -> None:
         self._moved: dict[Copy, _Moved] = {}
-        self._parts: dict[tuple[Node, Node], tuple[list[TrafficWindow], _FlowRows]] = {}
+        self._parts: dict[tuple[Node, Node, object], tuple[list[TrafficWindow], _FlowRows]] = {}
         # By the identity of traffic, which `_parts` keeps: equal parts on other IPUs have the same.
         self._ipus: dict[object, CopyCost] = {}
 
@@ -249,12 +249,10 @@ class CopyCosts:
             windows: list[TrafficWindow] = []
             flows: list[_FlowRows] = []
             for source, destination in independent_parts(copy.source, copy.destination) if copy.source.size else ():
-                key = source.node, destination.node
+                key = source.node, destination.node, source.dtype
                 if key not in self._parts:
-                    self._parts[key] = (
-                        copy_windows(source, destination, graph),
-                        _flows_of(graph, copy, source, destination),
-                    )
+                    of_part = _flows_of(graph, copy, source, destination)
+                    self._parts[key] = copy_windows(source, destination, graph), of_part
                 windows.extend(self._parts[key][0])
                 flows.append(self._parts[key][1])
             rows = zip(*flows, strict=True) if flows else ((), (), ())

@@ -85,9 +85,7 @@ def copy_cycles_on(graph: Graph, copy: Copy | CrossReplicaCopy) -> Callable[[Mac
     )
     received = [operands] if parts.received_bytes.any() else []
     exchange = ExchangeCounts.by_tile(received, np.stack([parts.sent_bytes, parts.sends]), parts.window)
-    copying = CopyingCounts.by_tile(
-        np.stack([parts.local_bytes, parts.local_fragments, parts.slow_cycles]), parts.window
-    )
+    copying = copying_of(parts)
     num_ipus = graph.target.num_ipus
 
     def link_part(target: Target) -> np.ndarray:
