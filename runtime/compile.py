@@ -283,11 +283,10 @@ def _compile_checked(
     with step(_LOG, "verify", timings):
         verify(graph, program, effects, without=() if options.verify_undefined else ("undefined-read",))
     with step(_LOG, "cost", timings):
-        copies = CopyCosts()
-        costs = leaf_costs(graph, program, copies)
+        costs = leaf_costs(graph, program)
         if options.pad_rows:
-            graph.notes.padded_rows[:] = _padded_rows(graph, program, costs, copies, effects)
-            costs = leaf_costs(graph, program, copies)
+            graph.notes.padded_rows[:] = _padded_rows(graph, program, costs, effects)
+            costs = leaf_costs(graph, program)
     with step(_LOG, "memory", timings):
         memory = memory_report(graph, program, effects, costs)
         if _LOG.is_on(TRACE):
@@ -313,9 +312,7 @@ def _compile_checked(
     )
 
 
-def _padded_rows(
-    graph: Graph, program: Program, costs: Mapping[Leaf, Cost], copies: CopyCosts, effects: EffectsOf
-) -> list[PaddedRows]:
+def _padded_rows(graph: Graph, program: Program, costs: Mapping[Leaf, Cost], effects: EffectsOf) -> list[PaddedRows]:
     """Return the rows that are worth padding, by the cycles of the whole program."""
     slow_cycles = Counter[tuple[int, int]]()
     for cost in costs.values():
@@ -328,20 +325,14 @@ def _padded_rows(
     def cycles_of(lengths: Mapping[int, int]) -> int:
         padded = graph_on(graph, graph.target)
         padded.notes.padded_rows[:] = [PaddedRows(length, longer, 0, 0) for length, longer in lengths.items()]
-        return program_cycles(padded, program, costs=leaf_costs(padded, program, copies), effects=effects)
+        return program_cycles(padded, program, effects=effects)
 
     return choose_padded_rows(graph, slow_cycles, cycles_of)
 
 
-def leaf_costs(graph: Graph, program: Program, copies: CopyCosts | None = None) -> dict[Leaf, Cost]:
-    """Return the cost of one run of each leaf of a program; a compute set is costed once for all its executions.
-
-    Args:
-        graph: variables, mappings and vertices.
-        program: the control tree.
-        copies: costs of its copies that are known, with other lengths of rows padded; gets the others.
-    """
-    copies = CopyCosts() if copies is None else copies
+def leaf_costs(graph: Graph, program: Program) -> dict[Leaf, Cost]:
+    """Return the cost of one run of each leaf of a program; a compute set is costed once for all its executions."""
+    copies = CopyCosts(graph)
     set_costs: dict[ComputeSet, ComputeSetCost] = {}
     costs: dict[Leaf, Cost] = {}
     joining = joining_streams(program)  # transfers that share the host exchange of the one before them
@@ -357,7 +348,7 @@ def leaf_costs(graph: Graph, program: Program, copies: CopyCosts | None = None) 
                     set_costs[compute_set] = compute_set_cost(graph, compute_set)
                 costs[leaf] = set_costs[compute_set]
             case Copy():
-                costs[leaf] = copies.cost(graph, leaf)
+                costs[leaf] = copies.cost(leaf)
             case CrossReplicaCopy():
                 costs[leaf] = cross_replica_cost(graph, leaf)
             case StreamIn(stream, tensor) | StreamOut(tensor, stream):

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -175,112 +175,112 @@ class CopyCounts:
 
 def copy_cost(graph: Graph, copy: Copy) -> CopyCost:
     """Return the cost of one run of a copy."""
-    return CopyCosts().cost(graph, copy)
+    return CopyCosts(graph).cost(copy)
 
 
 def copy_counts(graph: Graph, copy: Copy) -> CopyCounts:
     """Return what one run of a copy moves."""
-    return CopyCosts().counts(graph, copy)
+    return CopyCosts(graph).counts(copy)
 
 
-class _Moved(NamedTuple):
-    """Data that a copy moves: the IPUs of all its tiles, exchanges of tiles, bytes between IPUs; None inside one."""
+@dataclass(frozen=True, slots=True, eq=False)
+class _Moved:
+    """Data that a copy moves.
+
+    Args:
+        window: the IPUs of its tiles.
+        parts: the exchange of each of its independent parts.
+        flows: bytes between IPUs; None when all stays inside.
+        padding: the factor by which its rows are longer.
+        uneven: the row with the shortest atom; None if all are whole vectors.
+    """
 
     window: Window
     parts: Sequence[TrafficWindow]
     flows: Flows | None
-
-
-class _Rows(NamedTuple):
-    """How rows of a copy are stored: the factor of their padding, and the row with the shortest atom if it is slow."""
-
     padding: float
     uneven: Row | None
 
 
 class CopyCosts:
-    """Costs of the copies of a program on one target; what copies have in common is counted once.
+    """Costs of the copies of a graph; parts and IPUs that several copies have in common are counted once."""
 
-    Copies may be asked for again with other lengths of rows padded. Nothing of it is bounded: it lives as long as one
-    compilation.
-    """
-
-    def __init__(self) -> None:
-        self._moved: dict[Copy, _Moved] = {}
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
         self._parts: dict[tuple[Node, Node, object], tuple[list[TrafficWindow], _FlowRows]] = {}
         # By the identity of traffic, which `_parts` keeps: equal parts on other IPUs have the same.
         self._ipus: dict[object, CopyCost] = {}
 
-    def cost(self, graph: Graph, copy: Copy) -> CopyCost:
+    def cost(self, copy: Copy) -> CopyCost:
         """Return the cost of one run of a copy."""
-        moved = self._moved_by(graph, copy)
-        rows = _rows_of(graph, copy)
+        target = self._graph.target
+        width = target.tiles_per_ipu
+        moved = self._moved_by(copy)
         first = moved.window.first_ipu
         parts_of_ipus: list[list[TrafficWindow]] = [[] for _ in range(moved.window.num_ipus)]
-        width = graph.target.tiles_per_ipu
         for part in moved.parts:
             # Without elements the tiles of a part are no tiles of the copy.
             begin, end = part.first, part.first + len(part.traffic.local_bytes)
             for ipu in range(max(first, begin // width), min(first + len(parts_of_ipus), -(-end // width))):
                 parts_of_ipus[ipu - first].append(replace(part, first=begin - ipu * width))
-        costs = [self._ipu_cost(graph, parts, rows, moved.flows is not None) for parts in parts_of_ipus]
-        links = None if moved.flows is None else link_cycles(moved.flows, graph.target)
+        costs = [self._ipu_cost(replace(moved, window=Window(0, 1, width), parts=parts)) for parts in parts_of_ipus]
+        links = None if moved.flows is None else link_cycles(moved.flows, target)
         slow_path = next((cost.slow_path for cost in costs if cost.slow_path is not None), None)
         return CopyCost(first, tuple(cost.ipus[0] for cost in costs), moved.flows, links, slow_path)
 
-    def counts(self, graph: Graph, copy: Copy) -> CopyCounts:
+    def counts(self, copy: Copy) -> CopyCounts:
         """Return what one run of a copy moves."""
-        window, parts, flows = self._moved_by(graph, copy)
-        counts = _counts_on(window, parts, _rows_of(graph, copy), flows is not None)
-        return replace(counts, flows=flows, link_flows=flows)
+        moved = self._moved_by(copy)
+        return replace(_counts_of(moved), flows=moved.flows, link_flows=moved.flows)
 
-    def _ipu_cost(self, graph: Graph, parts: Sequence[TrafficWindow], rows: _Rows, is_global: bool) -> CopyCost:
-        """Return the cost on an IPU, whose first tile is tile 0 of the parts."""
-        key = rows, is_global, *((id(part.traffic), part.first) for part in parts)
+    def _ipu_cost(self, moved: _Moved) -> CopyCost:
+        """Return the cost on an IPU of what a copy moves there, but for that of its links."""
+        is_global = moved.flows is not None
+        key = moved.padding, moved.uneven, is_global, *((id(part.traffic), part.first) for part in moved.parts)
         if key not in self._ipus:
-            window = Window(0, 1, graph.target.tiles_per_ipu)
-            self._ipus[key] = _counts_on(window, parts, rows, is_global).cost(graph.target)
+            self._ipus[key] = _counts_of(moved).cost(self._graph.target)
         return self._ipus[key]
 
-    def _moved_by(self, graph: Graph, copy: Copy) -> _Moved:
-        if copy not in self._moved:
-            variables = (*copy.source.variables(), *copy.destination.variables())
-            window = Window.of([mapping_range(graph.mappings[v]) for v in variables], graph.target)
-            windows: list[TrafficWindow] = []
-            flows: list[_FlowRows] = []
-            for source, destination in independent_parts(copy.source, copy.destination) if copy.source.size else ():
-                key = source.node, destination.node, source.dtype
-                if key not in self._parts:
-                    of_part = _flows_of(graph, copy, source, destination)
-                    self._parts[key] = copy_windows(source, destination, graph), of_part
-                windows.extend(self._parts[key][0])
-                flows.append(self._parts[key][1])
-            rows = zip(*flows, strict=True) if flows else ((), (), ())
-            between = Flows.of(graph.target.num_ipus, *([x for values in row for x in values] for row in rows))
-            self._moved[copy] = _Moved(window, windows, between if len(between.senders) else None)
-        return self._moved[copy]
+    def _moved_by(self, copy: Copy) -> _Moved:
+        graph = self._graph
+        tensors = (copy.source, copy.destination)
+        ranges = [mapping_range(graph.mappings[variable]) for tensor in tensors for variable in tensor.variables()]
+        parts: list[TrafficWindow] = []
+        flows: list[_FlowRows] = []
+        for source, destination in independent_parts(*tensors) if copy.source.size else ():
+            key = source.node, destination.node, source.dtype
+            if key not in self._parts:
+                flows_of_part = _flows_of(graph, copy, source, destination)
+                self._parts[key] = copy_windows(source, destination, graph), flows_of_part
+            parts.extend(self._parts[key][0])
+            flows.append(self._parts[key][1])
+        rows = zip(*flows, strict=True) if flows else ((), (), ())
+        between = Flows.of(graph.target.num_ipus, *([x for values in row for x in values] for row in rows))
+        lengths = graph.padded_lengths
+        return _Moved(
+            Window.of(ranges, graph.target),
+            parts,
+            between if len(between.senders) else None,
+            max(padding_of_tensor(tensor, lengths) for tensor in tensors),
+            shortest_atom(tensors, lengths),
+        )
 
 
-def _rows_of(graph: Graph, copy: Copy) -> _Rows:
-    lengths = graph.padded_lengths
-    tensors = (copy.source, copy.destination)
-    return _Rows(max(padding_of_tensor(tensor, lengths) for tensor in tensors), shortest_atom(tensors, lengths))
-
-
-def _counts_on(window: Window, parts: Sequence[TrafficWindow], rows: _Rows, is_global: bool) -> CopyCounts:
-    """Return what a copy moves on the tiles of a window, of all that it moves in `parts`."""
+def _counts_of(moved: _Moved) -> CopyCounts:
+    """Return what a copy moves on the tiles of the window, without flows."""
+    window, uneven = moved.window, moved.uneven
     tiles = range(window.first_tile, window.first_tile + window.tiles)
-    traffic = with_padding(traffic_on(parts, tiles), rows.padding)
+    traffic = with_padding(traffic_on(moved.parts, tiles), moved.padding)
     counts: dict[str, Any] = {name: getattr(traffic, name) for name in _COPIED}
     slow_cycles = window.zeros
     slow_path = None
-    if rows.uneven is not None:
+    if uneven is not None:
         # All local bytes are copied; those of one part begin with a vector.
-        slow = slow_bytes(replace(traffic, copied_bytes=traffic.local_bytes), rows.uneven.atom_bytes, 1)
+        slow = slow_bytes(replace(traffic, copied_bytes=traffic.local_bytes), uneven.atom_bytes, 1)
         counts |= {name: np.where(slow > 0, 0, counts[name]) for name in ("local_bytes", "local_fragments")}
-        slow_cycles = np.ceil(atom_cycles(slow, rows.uneven.atom_bytes)).astype(np.int64)
-        slow_path = rows.uneven.because("copied") if slow.any() else None
-    if is_global:
+        slow_cycles = np.ceil(atom_cycles(slow, uneven.atom_bytes)).astype(np.int64)
+        slow_path = uneven.because("copied") if slow.any() else None
+    if moved.flows is not None:
         # That tiles share a bus is known of the exchange inside an IPU only.
         counts["shared_bytes"] = window.zeros
     return CopyCounts(window, **counts, slow_cycles=slow_cycles, slow_path=slow_path)
