@@ -15,7 +15,7 @@ from ipujax.runtime.cost.compute_set_counts import (
     compute_set_cycles as compute_set_cycles,
     slowest_tiles as slowest_tiles,
 )
-from ipujax.runtime.cost.copies import (
+from ipujax.runtime.cost.copy_costs import (
     CopyCost as CopyCost,
     CopyCosts as CopyCosts,
     IpuCopyCost as IpuCopyCost,

@@ -13,7 +13,7 @@ import numpy as np
 
 from ipujax.runtime.cost.busiest_tiles import CopyingCounts, ExchangeCounts
 from ipujax.runtime.cost.compute_set_counts import of_all_ipus
-from ipujax.runtime.cost.copies import CopyCost, CopyCounts, copy_counts, cross_replica_counts
+from ipujax.runtime.cost.copy_costs import CopyCost, CopyCounts, copy_counts, cross_replica_counts
 from ipujax.runtime.cost.links import Flows, link_cycles
 from ipujax.runtime.cost.transfer import StreamCounts
 from ipujax.runtime.exchange import geometry, mappings_from

@@ -7,7 +7,7 @@ from dataclasses import fields
 import numpy as np
 from hypothesis import given, settings, strategies as st
 
-from ipujax.runtime.cost.copies import CopyCosts, copy_counts
+from ipujax.runtime.cost.copy_costs import CopyCosts, copy_counts
 from ipujax.runtime.graph.graph import Graph
 from ipujax.runtime.graph.program import Copy
 from ipujax.runtime.tensor.mapping import Blocked, even_cuts, on_one_tile
