@@ -22,12 +22,12 @@ from ipujax.runtime.cache import keep_recent
 from ipujax.runtime.cost import (
     ComputeSetCost,
     CopyCost,
+    CopyCosts,
     StreamCost,
     SyncCost,
     WaitCost,
     choose_padded_rows,
     compute_set_cost,
-    copy_cost,
     cross_replica_cost,
     stream_cost,
     wait_cost,
@@ -318,7 +318,7 @@ def _padded_rows(graph: Graph, program: Program, costs: Mapping[Leaf, Cost], eff
     for cost in costs.values():
         paths = cost.slow_paths if isinstance(cost, ComputeSetCost) else ()
         if isinstance(cost, CopyCost) and cost.slow_path is not None:
-            paths = ((0, cost.slow_path, int(cost.copy_cycles.max())),)
+            paths = ((0, cost.slow_path, max(ipu.most_cycles[1] for ipu in cost.ipus)),)
         for _, reason, cycles in paths:
             slow_cycles[reason.row, reason.vector] += cycles
 
@@ -332,6 +332,7 @@ def _padded_rows(graph: Graph, program: Program, costs: Mapping[Leaf, Cost], eff
 
 def leaf_costs(graph: Graph, program: Program) -> dict[Leaf, Cost]:
     """Return the cost of one run of each leaf of a program; a compute set is costed once for all its executions."""
+    copies = CopyCosts(graph)
     set_costs: dict[ComputeSet, ComputeSetCost] = {}
     costs: dict[Leaf, Cost] = {}
     joining = joining_streams(program)  # transfers that share the host exchange of the one before them
@@ -347,7 +348,7 @@ def leaf_costs(graph: Graph, program: Program) -> dict[Leaf, Cost]:
                     set_costs[compute_set] = compute_set_cost(graph, compute_set)
                 costs[leaf] = set_costs[compute_set]
             case Copy():
-                costs[leaf] = copy_cost(graph, leaf)
+                costs[leaf] = copies.cost(leaf)
             case CrossReplicaCopy():
                 costs[leaf] = cross_replica_cost(graph, leaf)
             case StreamIn(stream, tensor) | StreamOut(tensor, stream):

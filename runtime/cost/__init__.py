@@ -16,6 +16,13 @@ from ipujax.runtime.cost.compute_set_counts import (
     compute_set_cycles as compute_set_cycles,
     slowest_tiles as slowest_tiles,
 )
+from ipujax.runtime.cost.copy_costs import (
+    CopyCost as CopyCost,
+    CopyCosts as CopyCosts,
+    IpuCopyCost as IpuCopyCost,
+    copy_cost as copy_cost,
+    cross_replica_cost as cross_replica_cost,
+)
 from ipujax.runtime.cost.ipu_window import tile_range as tile_range
 from ipujax.runtime.cost.links import Flows as Flows, link_cycles as link_cycles
 from ipujax.runtime.cost.padded_rows import (
@@ -23,12 +30,9 @@ from ipujax.runtime.cost.padded_rows import (
     choose_padded_rows as choose_padded_rows,
 )
 from ipujax.runtime.cost.transfer import (
-    CopyCost as CopyCost,
     StreamCost as StreamCost,
     SyncCost as SyncCost,
     WaitCost as WaitCost,
-    copy_cost as copy_cost,
-    cross_replica_cost as cross_replica_cost,
     stream_cost as stream_cost,
     tensor_tile_bytes as tensor_tile_bytes,
     wait_cost as wait_cost,

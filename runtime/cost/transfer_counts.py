@@ -12,18 +12,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from ipujax.runtime.cost.busiest_tiles import CopyingCounts, ExchangeCounts
-from ipujax.runtime.cost.compute_set_counts import of_all_ipus, slowest_of_ipus
+from ipujax.runtime.cost.compute_set_counts import of_all_ipus
+from ipujax.runtime.cost.copy_costs import CopyCost, CopyCounts, copy_counts, cross_replica_counts
 from ipujax.runtime.cost.links import Flows, link_cycles
-from ipujax.runtime.cost.transfer import (
-    CopyCost,
-    CopyCounts,
-    StreamCounts,
-    copy_counts,
-    cross_replica_counts,
-)
+from ipujax.runtime.cost.transfer import StreamCounts
 from ipujax.runtime.exchange import geometry, mappings_from
 from ipujax.runtime.graph import Copy, CrossReplicaCopy, Graph
 from ipujax.runtime.target import Machines, Target
+from ipujax.runtime.tensor import pad_tiles
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,8 +49,8 @@ class StreamCycles:
 
 def slowest_tiles_of_copy(cost: CopyCost, target: Target) -> CopyCycles:
     """Return the cycles of a copy on each IPU of a target, from those of its tiles."""
-    ports = slowest_of_ipus(cost.exchange.cycles, cost.first_ipu, target)
-    copying = slowest_of_ipus(cost.copy_cycles, cost.first_ipu, target)
+    most_cycles = np.array([ipu.most_cycles for ipu in cost.ipus], np.int64).T
+    ports, copying = (pad_tiles(cycles, cost.first_ipu, target.num_ipus) for cycles in most_cycles)
     return CopyCycles(ports, copying, cost.flows, cost.link_cycles)
 
 
@@ -89,9 +85,7 @@ def copy_cycles_on(graph: Graph, copy: Copy | CrossReplicaCopy) -> Callable[[Mac
     )
     received = [operands] if parts.received_bytes.any() else []
     exchange = ExchangeCounts.by_tile(received, np.stack([parts.sent_bytes, parts.sends]), parts.window)
-    copying = CopyingCounts.by_tile(
-        np.stack([parts.local_bytes, parts.local_fragments, parts.slow_cycles]), parts.window
-    )
+    copying = copying_of(parts)
     num_ipus = graph.target.num_ipus
 
     def link_part(target: Target) -> np.ndarray:

@@ -1,6 +1,7 @@
 """Exchange between tiles: bytes each tile sends and receives, and pieces; the cost of a superstep."""
 
 from ipujax.runtime.exchange.atoms import (
+    Row as Row,
     atom_bytes_of as atom_bytes_of,
     atom_cycles as atom_cycles,
     atom_name as atom_name,
@@ -31,9 +32,12 @@ from ipujax.runtime.exchange.superstep import (
     sync_cycles as sync_cycles,
 )
 from ipujax.runtime.exchange.traffic import (
+    TrafficWindow as TrafficWindow,
     access_traffic as access_traffic,
     copy_traffic as copy_traffic,
+    copy_windows as copy_windows,
     geometry as geometry,
     independent_parts as independent_parts,
     mappings_from as mappings_from,
+    traffic_on as traffic_on,
 )

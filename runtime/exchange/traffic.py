@@ -43,7 +43,6 @@ from ipujax.runtime.tensor import (
     concat,
     concat_nodes,
     element_bytes,
-    pad_tiles,
     surely_disjoint,
 )
 
@@ -64,7 +63,7 @@ def traffic(group: VertexGroup, field: int, graph: Graph, results: bool | None =
     """
     access = group.accesses[field]
     writes = not group.codelet.fields[field].is_read if results is None else results
-    return _on_all_tiles(_traffic(group, access, graph, writes), graph.target.num_tiles)
+    return traffic_on([_traffic(group, access, graph, writes)], range(graph.target.num_tiles))
 
 
 def access_traffic(axes: Sequence[Axis], tile: np.ndarray, access: Access, graph: Graph) -> Traffic:
@@ -76,31 +75,27 @@ def access_traffic(axes: Sequence[Axis], tile: np.ndarray, access: Access, graph
         access: to a tensor of mapped variables.
         graph: has the target and the mappings.
     """
-    return _on_all_tiles(_traffic(grid_of(tuple(axes), tile), access, graph, False), graph.target.num_tiles)
+    return traffic_on([_traffic(grid_of(tuple(axes), tile), access, graph, False)], range(graph.target.num_tiles))
 
 
-def copy_traffic(source: Tensor, destination: Tensor, graph: Graph, tiles: range | None = None) -> Traffic:
+def copy_traffic(source: Tensor, destination: Tensor, graph: Graph) -> Traffic:
     """Return the exchange of a copy between tensors of one shape.
 
-    All local bytes are copied on their tile; `copied_bytes` has no meaning for copies. `tiles` are those that are
-    counted: whole IPUs, with all tiles that take part; all of the graph when None.
+    All local bytes are copied on their tile; `copied_bytes` has no meaning for copies.
 
     Raises:
         GraphError: a variable without a tile mapping.
     """
-    windows = _copy_windows(source, destination, graph)
-    if tiles is None:
-        return _sum_windows(windows, graph.target.num_tiles)
-    return _sum_windows([replace(part, first=part.first - tiles.start) for part in windows], len(tiles))
+    return traffic_on(copy_windows(source, destination, graph), range(graph.target.num_tiles))
 
 
-def _copy_windows(source: Tensor, destination: Tensor, graph: Graph) -> list[_Window]:
-    """Return the traffic of each independent part of a copy."""
+def copy_windows(source: Tensor, destination: Tensor, graph: Graph) -> list[TrafficWindow]:
+    """Return the exchange of each independent part of a copy, see `copy_traffic`."""
     if source.size == 0:
         return []
     parts = independent_parts(source, destination)
     if len(parts) > 1:
-        return [window for part in parts for window in _copy_windows(*part, graph)]
+        return [window for part in parts for window in copy_windows(*part, graph)]
     source, destination = _strip_reshapes(source, destination)
     # As a read of a grid of vertices it has the fast counts and their cache; else elements are listed.
     grid = copy_grid(source, destination, graph)
@@ -168,7 +163,7 @@ _WORD_BYTES = 4  # of the exchange, reference A1
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class _Window:
+class TrafficWindow:
     """Traffic of neighbouring tiles, all others having none; arrays begin with tile number `first`, of any width."""
 
     first: int
@@ -179,15 +174,15 @@ def _buses(graph: Graph) -> Buses:
     return Buses(graph.target.tiles_per_exchange_bus, graph.target.tiles_per_ipu)
 
 
-def _traffic(group: VertexGroup, access: Access, graph: Graph, writes: bool) -> _Window:
+def _traffic(group: VertexGroup, access: Access, graph: Graph, writes: bool) -> TrafficWindow:
     tensor = access.tensor
     mappings = mappings_of(tensor, graph)
     item_bytes = element_bytes(tensor.dtype)
     if tensor.size == 0 or group.num_vertices == 0:
-        return _Window(0, _no_traffic(1))
+        return TrafficWindow(0, _no_traffic(1))
     if len(mappings) == 1 and _is_in_place(group, access, mappings[0]):
         first, last = _tile_range(mappings[0])
-        return _Window(first, _in_place_traffic(mappings[0], item_bytes))
+        return TrafficWindow(first, _in_place_traffic(mappings[0], item_bytes))
     buses = _buses(graph)
     first, last = _common_range([_tile_bounds(group.tile[group.tile >= 0]), *map(_tile_range, mappings)], buses)
     # Tiles are counted from the first that takes part: counts are then short, and equal on any IPU.
@@ -203,10 +198,10 @@ def _traffic(group: VertexGroup, access: Access, graph: Graph, writes: bool) -> 
     view = geometry(tensor)
     cuts = tuple(axis.cuts.tobytes() for axis in grid.axes)
     key = view, access.dims, cuts, tile.tobytes(), homes, num_tiles, item_bytes, writes, buses
-    return _Window(first, compute() if view is None else recall(("traffic", *key), compute))
+    return TrafficWindow(first, compute() if view is None else recall(("traffic", *key), compute))
 
 
-def _element_traffic(source: Tensor, destination: Tensor, graph: Graph) -> _Window:
+def _element_traffic(source: Tensor, destination: Tensor, graph: Graph) -> TrafficWindow:
     """Return the exchange of a copy to a tensor that is not a grid of blocks."""
     item_bytes = element_bytes(source.dtype)
     buses = _buses(graph)
@@ -222,7 +217,7 @@ def _element_traffic(source: Tensor, destination: Tensor, graph: Graph) -> _Wind
 
     views = geometry(source), geometry(destination)
     key = views, read_homes, written_homes, num_tiles, item_bytes, buses
-    return _Window(first, compute() if None in views else recall(("element traffic", *key), compute))
+    return TrafficWindow(first, compute() if None in views else recall(("element traffic", *key), compute))
 
 
 def _common_range(ranges: Sequence[tuple[int, int]], buses: Buses) -> tuple[int, int]:
@@ -254,26 +249,22 @@ def mappings_from(first_tile: int, tensor: Tensor, graph: Graph) -> tuple[TileMa
     return tuple(_shift_tiles(mapping, first_tile) for mapping in mappings) if first_tile else mappings
 
 
-def _on_all_tiles(part: _Window, num_tiles: int) -> Traffic:
-    members = [getattr(part.traffic, item.name) for item in fields(Traffic)]
-    # All members without traffic are one array, `_scale_to_bytes` sees to it: an identity test saves the padding.
-    zeros = _zeros(num_tiles)
-    window_zeros = _zeros(len(members[0]))
-    return Traffic(*(zeros if m is window_zeros else _read_only(pad_tiles(m, part.first, num_tiles)) for m in members))
-
-
-def _sum_windows(parts: Sequence[_Window], num_tiles: int) -> Traffic:
-    """Sum the traffic of several windows, as traffic of all tiles."""
-    if len(parts) == 1:
-        return _on_all_tiles(parts[0], num_tiles)
-    sums = {item.name: _zeros(num_tiles) for item in fields(Traffic)}
-    for part in parts:
-        tiles = len(part.traffic.local_bytes)
-        for name, total in sums.items():
-            values = getattr(part.traffic, name)
-            if values is not _zeros(tiles):
-                sums[name] = total = total if total.flags.writeable else total.copy()
-                total[part.first : part.first + tiles] += values
+def traffic_on(windows: Sequence[TrafficWindow], tiles: range) -> Traffic:
+    """Sum the traffic of windows on neighbouring tiles, int64[tiles] each; what is on other tiles is left out."""
+    sums = {item.name: _zeros(len(tiles)) for item in fields(Traffic)}
+    for window in windows:
+        width = len(window.traffic.local_bytes)
+        low = max(window.first, tiles.start)
+        high = min(window.first + width, tiles.stop)
+        # All members without traffic are one array, `_scale_to_bytes` sees to it: an identity test saves the sum.
+        window_zeros = _zeros(width)
+        for name in sums if low < high else ():
+            values = getattr(window.traffic, name)
+            if values is not window_zeros:
+                if not sums[name].flags.writeable:
+                    sums[name] = np.zeros(len(tiles), np.int64)
+                part = values[low - window.first : high - window.first].astype(np.int64)
+                sums[name][low - tiles.start : high - tiles.start] += part
     return Traffic(*map(_read_only, sums.values()))
 
 

@@ -101,7 +101,7 @@ class ProgramCounts:
         """Return the cycles of a copy, counted once for all that are equal but for the IPU that they are inside of."""
         graph = self._executable.graph
         tiles_per_ipu = graph.target.tiles_per_ipu
-        is_inside = len(cost.copy_cycles) == tiles_per_ipu
+        is_inside = len(cost.ipus) == 1
         key = (copy_key(graph, copy, cost.first_ipu * tiles_per_ipu) if is_inside else None) or copy
         if key not in self._firsts:
             self._firsts[key] = copy_cycles_on(graph, copy), cost.first_ipu

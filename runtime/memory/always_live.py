@@ -23,11 +23,21 @@ modelled.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from ipujax.runtime.cost import ComputeSetCost, CopyCost, ExchangeCost, StreamCost, SyncCost, WaitCost, tile_range
+from ipujax.runtime.cost import (
+    ComputeSetCost,
+    CopyCost,
+    ExchangeCost,
+    IpuCopyCost,
+    StreamCost,
+    SyncCost,
+    WaitCost,
+    tile_range,
+)
 from ipujax.runtime.exchange import receive_code_bytes, send_code_bytes
 from ipujax.runtime.graph import NO_TILE, Execute, Graph, Leaf, Program, VertexGroup, is_free, leaves
 from ipujax.runtime.target import Target
@@ -51,6 +61,7 @@ def fixed_bytes(graph: Graph, program: Program, costs: Costs, constants: np.ndar
     sizes = {name: np.zeros(graph.target.num_tiles, np.int64) for name in FIXED}
     sizes["constant"] += constants
     counted: set[object] = set()
+    counted_costs: list[Cost] = []
     code: dict[str, tuple[int, np.ndarray]] = {}
     for leaf in leaves(program):
         key = leaf.compute_set if isinstance(leaf, Execute) else leaf  # code of a compute set exists once
@@ -60,7 +71,8 @@ def fixed_bytes(graph: Graph, program: Program, costs: Costs, constants: np.ndar
         for group in graph.groups[leaf.compute_set] if isinstance(leaf, Execute) else ():
             _add_vertices(sizes["vertexInstanceState"], code, group)
         sizes["controlCode"][_participating_tiles(costs[leaf], graph.target)] += CONTROL_BYTES_PER_STEP
-        _add_exchange_code(sizes, costs[leaf], graph.target)
+        counted_costs.append(costs[leaf])
+    _add_exchange_code(sizes, counted_costs, graph.target)
     for code_bytes, has_code in code.values():
         sizes["vertexCode"] += code_bytes * has_code
     sizes["stack"] += STACK_BYTES
@@ -82,38 +94,43 @@ def _participating_tiles(cost: Cost, target: Target) -> slice:
     """Return the tiles of the IPUs of a leaf, all of which are assumed to have its code; all for a sync or a wait."""
     if isinstance(cost, SyncCost | WaitCost):
         return slice(None)
-    if isinstance(cost, StreamCost):
-        values = cost.tile_bytes
-    else:
-        values = cost.copy_cycles if isinstance(cost, CopyCost) else cost.compute_cycles
     first = cost.first_ipu * target.tiles_per_ipu
+    if isinstance(cost, CopyCost):
+        return slice(first, first + len(cost.ipus) * target.tiles_per_ipu)
+    values = cost.tile_bytes if isinstance(cost, StreamCost) else cost.compute_cycles
     return slice(first, first + len(values))
 
 
-def _add_exchange_code(sizes: dict[str, np.ndarray], cost: Cost, target: Target) -> None:
-    """Add the instructions of the exchanges of one leaf to `sizes`, by category."""
-    if isinstance(cost, SyncCost | WaitCost):
-        return
-    first = cost.first_ipu * target.tiles_per_ipu
-    if isinstance(cost, StreamCost):
-        if cost.cycles.any():  # the value of a resident stream stays on the device: no transfer, no code
-            window = slice(first, first + len(cost.tile_bytes))
-            takes_part = cost.tile_bytes > 0
-            sizes["hostExchangeCode"][window] += HOST_CODE_BYTES * takes_part
-            sizes["hostExchangePacketHeader"][window] += HOST_HEADER_BYTES * takes_part
-        return
-    is_global = isinstance(cost, CopyCost) and cost.is_global
-    name = "globalExchangeCode" if is_global else "internalExchangeCode"
-    for exchange in (cost.exchange,) if isinstance(cost, CopyCost) else (cost.before, cost.after):
-        sizes[name][first : first + len(exchange.cycles)] += exchange_code_bytes(exchange, target)
+def _add_exchange_code(sizes: dict[str, np.ndarray], costs: Iterable[Cost], target: Target) -> None:
+    """Add the instructions of the exchanges of leaves to `sizes`, by category."""
+    copies = Counter[tuple[str, int, IpuCopyCost]]()  # many copies of a pipeline are equal on an IPU
+    for cost in costs:
+        match cost:
+            case CopyCost():
+                name = "globalExchangeCode" if cost.is_global else "internalExchangeCode"
+                copies.update((name, ipu, each) for ipu, each in enumerate(cost.ipus, cost.first_ipu))
+            case ComputeSetCost():
+                for exchange in (cost.before, cost.after):
+                    _add(sizes["internalExchangeCode"], cost.first_ipu, exchange_code_bytes(exchange, target), target)
+            case StreamCost() if cost.cycles.any():  # of a resident stream nothing is moved
+                takes_part = cost.tile_bytes > 0
+                _add(sizes["hostExchangeCode"], cost.first_ipu, HOST_CODE_BYTES * takes_part, target)
+                _add(sizes["hostExchangePacketHeader"], cost.first_ipu, HOST_HEADER_BYTES * takes_part, target)
+    for (name, ipu, each), count in copies.items():
+        _add(sizes[name], ipu, count * exchange_code_bytes(each.exchange, target), target)
+
+
+def _add(sizes: np.ndarray, first_ipu: int, tile_bytes: np.ndarray, target: Target) -> None:
+    """Add bytes of tiles from the first of an IPU on."""
+    first = first_ipu * target.tiles_per_ipu
+    sizes[first : first + len(tile_bytes)] += tile_bytes
 
 
 def code_of_exchanges(costs: Iterable[Cost], target: Target) -> np.ndarray:
     """Return the bytes of exchange code of some leaves on each tile, int64[num_tiles]."""
     names = ("internalExchangeCode", "globalExchangeCode", "hostExchangeCode", "hostExchangePacketHeader")
     sizes = {name: np.zeros(target.num_tiles, np.int64) for name in names}
-    for cost in costs:
-        _add_exchange_code(sizes, cost, target)
+    _add_exchange_code(sizes, costs, target)
     return np.asarray(sum(sizes[name] for name in EXCHANGE_CODE), np.int64)
 
 
@@ -121,7 +138,8 @@ def received_at_once(cost: Cost) -> int:
     """Return the bytes that a tile receives, at most, in one exchange between tiles of a leaf."""
     if isinstance(cost, ComputeSetCost):
         return int(max(cost.before.received_bytes.max(), cost.after.received_bytes.max()))
-    return int(cost.exchange.received_bytes.max()) if isinstance(cost, CopyCost) else 0
+    copied = cost.ipus if isinstance(cost, CopyCost) else ()
+    return max((int(ipu.exchange.received_bytes.max()) for ipu in copied), default=0)
 
 
 def exchange_code_bytes(exchange: ExchangeCost, target: Target) -> np.ndarray:

@@ -21,7 +21,7 @@ from __future__ import annotations
 import numpy as np
 
 from ipujax.runtime.graph import Graph
-from ipujax.runtime.memory.chip import Arena, Chip, Item, pack_all, pack_fullest
+from ipujax.runtime.memory.chip import Arena, Chip, Item, KnownArenas, pack_all, pack_fullest
 from ipujax.runtime.memory.frames import Owner
 from ipujax.runtime.memory.live import Occupancy
 from ipujax.runtime.memory.packing import ALIGNMENT_BYTES, WIDE_ALIGNMENT_BYTES, Span, merge_spans, round_up
@@ -32,10 +32,11 @@ def pack_program(occupancy: Occupancy, always: np.ndarray) -> Arena:
     """Pack the live ranges of a program and its functions; `always` are bytes of each tile beside the arena."""
     wide = wide_variables(occupancy.graph)
     arenas: dict[Owner, Arena] = {}
+    known = KnownArenas()
     for owner in reversed(list(occupancy.frames.liveness)):  # callees first: a call is an item of its caller
         chips = _chips_of_frame(owner, occupancy, arenas, wide)
-        peak = occupancy.peak(owner).total
-        arenas[owner] = pack_all(chips, peak) if owner else pack_fullest(chips, peak, always)
+        peak = occupancy.peak_on_ipus(owner).total
+        arenas[owner] = pack_all(chips, peak, known) if owner else pack_fullest(chips, peak, always, known)
     packed = arenas[None]
     # Groups of similar tiles may be packed larger than a tile's items side by side.
     return Arena(np.minimum(packed.size, unshared_bytes(occupancy)), packed.wide)
@@ -44,18 +45,18 @@ def pack_program(occupancy: Occupancy, always: np.ndarray) -> Arena:
 def unshared_bytes(occupancy: Occupancy) -> np.ndarray:
     """Return an upper bound of the arena, without packing: its size if no items shared memory, int64[num_tiles]."""
     wide = wide_variables(occupancy.graph)
-    tiles = occupancy.target.num_tiles
     arenas: dict[Owner, Arena] = {}
     for owner in reversed(list(occupancy.frames.liveness)):
-        size = np.zeros(tiles, np.int64)
-        largest_buffers = np.zeros(tiles, np.int64)  # buffers of different steps are never live together
+        tiles = occupancy.tiles_of(owner)
+        size = np.zeros(len(tiles), np.int64)
+        largest_buffers = np.zeros(len(tiles), np.int64)  # buffers of different steps are never live together
         for item in _frame_items(owner, occupancy, arenas, wide):
             padding = (WIDE_ALIGNMENT_BYTES - ALIGNMENT_BYTES) * item.wide  # to an address that is aligned
-            size[item.first : item.stop] += item.values + padding
+            size[item.first - tiles.start : item.stop - tiles.start] += item.values + padding
         for item in _buffer_items(owner, occupancy):
-            window = largest_buffers[item.first : item.stop]
+            window = largest_buffers[item.first - tiles.start : item.stop - tiles.start]
             np.maximum(window, item.values, out=window)
-        arenas[owner] = Arena(size + largest_buffers, np.zeros(tiles, np.int64))
+        arenas[owner] = Arena(size + largest_buffers, np.zeros(len(tiles), np.int64))
     return arenas[None].size
 
 
@@ -92,9 +93,9 @@ def _frame_items(
             calls.setdefault(function, []).append((position, position))
     for callee, spans in calls.items():
         block = round_up(arenas[callee].size, WIDE_ALIGNMENT_BYTES)
-        if len(used := np.flatnonzero(block)):  # of many IPUs most functions use one
-            first = int(used[0])
-            values = block[first : int(used[-1]) + 1]
+        if len(used := np.flatnonzero(block)):
+            first = occupancy.tiles_of(callee).start + int(used[0])
+            values = block[int(used[0]) : int(used[-1]) + 1]
             # With one wide item in it the whole block is wide: its inner addresses are already decided.
             items.append(Item(first, values, merge_spans(spans), bool(arenas[callee].wide.any())))
     return items
@@ -119,7 +120,8 @@ def _chips_of_frame(
     target = occupancy.target
     items = [*_frame_items(owner, occupancy, arenas, wide), *_buffer_items(owner, occupancy)]
     chips = []
-    for first in range(0, target.num_tiles, target.tiles_per_ipu):
+    on_ipus = occupancy.tiles_of(owner)
+    for first in range(on_ipus.start, on_ipus.stop, target.tiles_per_ipu):
         tiles = range(first, first + target.tiles_per_ipu)
         on_chip = [item for item in items if item.first < tiles.stop and item.stop > tiles.start]
         # As planned: a program needs as many bytes on tiles of any size.

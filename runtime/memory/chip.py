@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from hashlib import sha256
 
 import numpy as np
 
@@ -22,6 +23,7 @@ from ipujax.runtime.memory.packing import (
     ORDERS,
     Span,
     group_similar_tiles,
+    live_together,
     move_to_front,
     pack,
     sort_items,
@@ -38,7 +40,7 @@ _FULLEST_AT_ONCE = 8  # assumed: tiles packed by themselves in the first round, 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Arena:
-    """The memory that variables and buffers of a frame share, int64[num_tiles] each.
+    """The memory that variables and buffers of a frame share, int64[tiles] each: those of the frame's IPUs.
 
     Args:
         size: its bytes.
@@ -89,6 +91,11 @@ class Chip:
         """Return how many sequences are tried: more for few items, within the bounds of this module."""
         return min(_MAX_SEQUENCES, max(minimum, _PLACEMENTS // max(1, len(self.items))))
 
+    def form(self) -> tuple[object, ...]:
+        """Return all of its items that a packing depends on; equal stages have it on other IPUs, at other steps."""
+        arrays = (self._sizes, self._live_together, self._is_wide, *self._sequences())
+        return len(self.items), self.interleaved_bytes, *(sha256(x.tobytes()).digest() for x in arrays)
+
     def pack_best(self, tiles: np.ndarray, enough: np.ndarray, tolerance: float, sequences: int) -> Arena:
         """Return the smallest arena of each tile over at most `sequences` sequences, fewer if it has `enough` bytes."""
         # `tolerance` is the share by which tiles that are packed as one may differ.
@@ -101,7 +108,8 @@ class Chip:
 
     def pack_in(self, sequence: np.ndarray, tiles: np.ndarray) -> Arena:
         """Return the arena of each tile in one sequence, every tile by itself."""
-        return self._arena_of(self._end_addresses(self._sizes[:, tiles - self.tiles.start], sequence, 0.0))
+        sizes = self._sizes[:, tiles - self.tiles.start]
+        return self._arena_of(self._end_addresses(sizes, group_similar_tiles(sizes, 0.0), sequence))
 
     def _search_sequences(
         self, tiles: np.ndarray, enough: np.ndarray, tolerance: float, sequences: int, known: np.ndarray | None = None
@@ -111,10 +119,8 @@ class Chip:
         best_sequence = np.zeros(0, np.int64)
         if not self.items:
             return Arena(best.wide, best.wide), best_sequence
-        # Sequences follow from sizes on the whole IPU: a tile's arena must not depend on the tiles packed with it.
-        spans = [item.spans for item in self.items]
-        sizes = self._sizes[:, tiles - self.tiles.start]
-        waiting = deque(sort_items(self._sizes, spans, order) for order in ORDERS)
+        sizes, grouped, groups = self._sizes, tiles[:0], (self._sizes, tiles)  # of the tiles that are still large
+        waiting = deque(self._sequences())
         if known is not None:
             waiting.appendleft(known)
         smallest = np.iinfo(np.int64).max
@@ -123,7 +129,11 @@ class Chip:
             if not len(large) or not waiting:
                 break
             sequence = waiting.popleft()
-            end = self._end_addresses(sizes[:, large], sequence, tolerance)
+            if len(large) != len(grouped):  # fewer from sequence to sequence
+                grouped = large
+                sizes = self._sizes[:, tiles[large] - self.tiles.start]
+                groups = group_similar_tiles(sizes, tolerance)
+            end = self._end_addresses(sizes, groups, sequence)
             arena = self._arena_of(end)
             better = arena.size < best.size[large]
             best.size[large[better]] = arena.size[better]
@@ -137,6 +147,12 @@ class Chip:
                 waiting.append(move_to_front(on_top, sequence))
         return best, best_sequence
 
+    def _sequences(self) -> list[np.ndarray]:
+        """Return the numbers of the items in each order."""
+        # By sizes on the whole IPU: a tile's arena must not depend on the tiles packed with it.
+        spans = [item.spans for item in self.items]
+        return [sort_items(self._sizes, spans, order) for order in ORDERS]
+
     def _arena_of(self, end: np.ndarray) -> Arena:
         return Arena(end.max(0, initial=0), end[self._is_wide].max(0, initial=0))
 
@@ -145,15 +161,26 @@ class Chip:
         """Bytes of each item on each tile of the IPU, int64[items, tiles]."""
         return self._cut_to_tiles([(item.first, item.values) for item in self.items])
 
-    def _end_addresses(self, sizes: np.ndarray, sequence: np.ndarray, tolerance: float) -> np.ndarray:
-        """Pack tiles in one sequence; return the end of each item, int64[items, tiles], 0 where it has no bytes."""
-        spans = [item.spans for item in self.items]
-        maxima, group = group_similar_tiles(sizes, tolerance)
+    @cached_property
+    def _live_together(self) -> np.ndarray:
+        return live_together([item.spans for item in self.items])
+
+    def _end_addresses(
+        self, sizes: np.ndarray, groups_of_tiles: tuple[np.ndarray, np.ndarray], sequence: np.ndarray
+    ) -> np.ndarray:
+        """Pack tiles in one sequence; return the end of each item, int64[items, tiles], 0 where it has no bytes.
+
+        Args:
+            sizes: bytes of items, int64[items, tiles].
+            groups_of_tiles: `group_similar_tiles` of them.
+            sequence: numbers of the items.
+        """
+        maxima, group = groups_of_tiles
         end = np.zeros_like(maxima.T)
         # Wide items go first only in groups where the sequence puts them outside interleaved memory: it costs gaps.
         groups = np.arange(len(end))
         for attempt in (sequence, move_to_front(np.flatnonzero(self._is_wide), sequence)):
-            end[groups] = pack(maxima[:, groups], spans, self._is_wide, attempt).end
+            end[groups] = pack(maxima[:, groups], self._live_together, self._is_wide, attempt).end
             groups = np.flatnonzero(end[:, self._is_wide].max(1, initial=0) > self.interleaved_bytes)
             if not groups.size:
                 break
@@ -174,27 +201,38 @@ class Chip:
         return rows
 
 
-def pack_all(chips: Sequence[Chip], peak: np.ndarray) -> Arena:
-    """Pack every tile by itself, as functions are; `peak` is the peak live bytes of the frame, int64[num_tiles]."""
-    enough = peak * (1 + _GAP_TO_ACCEPT)
+class KnownArenas:
+    """Arenas of the IPUs of a program, of which equal ones are packed once."""
+
+    def __init__(self) -> None:
+        self._arenas: dict[object, Arena] = {}
+
+    def pack_best(self, chip: Chip, enough: np.ndarray, tolerance: float, sequences: int) -> Arena:
+        """Return `Chip.pack_best` of all tiles of an IPU."""
+        key = chip.form(), enough.tobytes(), tolerance, sequences
+        if key not in self._arenas:
+            self._arenas[key] = chip.pack_best(np.array(chip.tiles), enough, tolerance, sequences)
+        return self._arenas[key]
+
+
+def pack_all(chips: Sequence[Chip], peak: np.ndarray, arenas: KnownArenas) -> Arena:
+    """Pack every tile by itself, as functions are; `peak` are the peak live bytes of all tiles of the chips."""
+    enough = np.split(peak * (1 + _GAP_TO_ACCEPT), len(chips))
     return _concatenate(
         [
-            chip.pack_best(np.array(chip.tiles), enough[chip.tiles], 0.0, chip.num_sequences(len(ORDERS)))
-            for chip in chips
+            arenas.pack_best(chip, own, 0.0, chip.num_sequences(len(ORDERS)))
+            for chip, own in zip(chips, enough, strict=True)
         ]
     )
 
 
-def pack_fullest(chips: Sequence[Chip], peak: np.ndarray, always: np.ndarray) -> Arena:
+def pack_fullest(chips: Sequence[Chip], peak: np.ndarray, always: np.ndarray, arenas: KnownArenas) -> Arena:
     """Pack similar tiles as one, and the fullest tiles by themselves, as a program is."""
     # `peak` live bytes and bytes `always` beside the arena, int64[num_tiles], decide which tiles are the fullest.
     accepted = peak * (1 + _GAP_TO_ACCEPT)
     accepted_in_group = accepted * (1 + _SIMILARITY)
     packed = _concatenate(
-        [
-            chip.pack_best(np.array(chip.tiles), accepted_in_group[chip.tiles], _SIMILARITY, chip.num_sequences(1))
-            for chip in chips
-        ]
+        [arenas.pack_best(chip, accepted_in_group[chip.tiles], _SIMILARITY, chip.num_sequences(1)) for chip in chips]
     )
     is_exact = np.zeros(len(peak), bool)
     full = (always + peak).max(initial=0)  # lower bound of the fullest tile; rises with the tiles that are exact

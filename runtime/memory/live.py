@@ -27,7 +27,7 @@ from ipujax.runtime.files.figure_kinds import TileIndex
 from ipujax.runtime.graph import Execute, Graph
 from ipujax.runtime.memory.always_live import Costs
 from ipujax.runtime.memory.frames import Frames, Owner
-from ipujax.runtime.tensor import Origin, TileMapping, Variable
+from ipujax.runtime.tensor import Origin, TileMapping, Variable, pad_tiles
 
 LIVE = ("variable", "message", "rearrangement", "outputEdge", "borrowed")
 
@@ -67,6 +67,11 @@ class Peak:
     by_category: dict[str, np.ndarray]
     position: np.ndarray
 
+    def padded(self, first: int, num_tiles: int) -> Peak:
+        """Return the peak of tiles from `first` on as that of all tiles, those of the others empty."""
+        by_category = {name: pad_tiles(values, first, num_tiles) for name, values in self.by_category.items()}
+        return Peak(pad_tiles(self.total, first, num_tiles), by_category, pad_tiles(self.position, first, num_tiles))
+
 
 class Occupancy:
     """Bytes of variables and buffers on tiles; peaks are computed when first asked for.
@@ -87,6 +92,7 @@ class Occupancy:
         self._padded_lengths = graph.padded_lengths
         self._bytes_by_tile: dict[tuple[TileMapping, float], tuple[int, np.ndarray]] = {}
         self._peaks: dict[Owner, Peak] = {}
+        self._tiles: dict[Owner, range] = {}
         self._peak_pieces: dict[Owner, list[Piece]] = {}
         self._buffers: dict[Step, tuple[Piece, ...]] = {}
 
@@ -109,12 +115,13 @@ class Occupancy:
         """Return the bytes of some variables together, int64[num_tiles]."""
         total = np.zeros(self.target.num_tiles, np.int64)
         for variable in variables:
-            self._add(total, variable, 1)
+            self._add(total, variable, 1, 0)
         return total
 
-    def _add(self, total: np.ndarray, variable: Variable, sign: int) -> tuple[int, int]:
-        """Add a variable to `total`, in place; return the range of tiles that changed."""
+    def _add(self, total: np.ndarray, variable: Variable, sign: int, first_tile: int) -> tuple[int, int]:
+        """Add a variable to `total` of tiles from `first_tile` on, in place; return the range of it that changed."""
         first, values = self.bytes_by_tile(variable)
+        first -= first_tile * bool(len(values))
         total[first : first + len(values)] += sign * values
         return first, first + len(values)
 
@@ -166,24 +173,47 @@ class Occupancy:
 
     def peak(self, owner: Owner) -> Peak:
         """Return the peak of every tile over the steps of a frame, inner frames included."""
+        peak = self.peak_on_ipus(owner)
+        return peak.padded(self.tiles_of(owner).start, self.target.num_tiles) if owner else peak
+
+    def peak_on_ipus(self, owner: Owner) -> Peak:
+        """Return the peak of a frame on its IPUs, see `tiles_of`."""
         if owner not in self._peaks:
             self._peaks[owner] = self._find_peak(owner, self.frames.liveness[owner])
         return self._peaks[owner]
 
+    def tiles_of(self, owner: Owner) -> range:
+        """Return the tiles of the IPUs on which a frame has bytes, and of those between; all for the program."""
+        if owner is None:
+            return range(self.target.num_tiles)
+        if owner not in self._tiles:
+            frame = self.frames.liveness[owner]
+            pieces = [self.bytes_by_tile(interval.variable) for interval in frame.intervals]
+            for step in frame.steps:
+                pieces += [(first, values) for _, first, values in self._pieces_of(owner, step)]
+            ranges = [(first, first + len(values)) for first, values in pieces if len(values)]
+            width = self.target.tiles_per_ipu
+            low, high = min((low for low, _ in ranges), default=0), max((high for _, high in ranges), default=1)
+            self._tiles[owner] = range(low // width * width, -(-high // width) * width)
+        return self._tiles[owner]
+
+    def _pieces_of(self, owner: Owner, step: Step) -> list[Piece]:
+        """Return what a step has beside variables: buffers, and the frames of functions that it calls."""
+        # An inner frame counts with its own peak, as if all of its tiles were fullest at one moment.
+        functions = self.frames.functions_during(owner, step)
+        return [*self.buffers(step), *(piece for function in functions for piece in self._pieces_at_peak(function))]
+
     def _find_peak(self, owner: Owner, frame: Liveness) -> Peak:
-        tiles = self.target.num_tiles
-        live_bytes = np.zeros(tiles, np.int64)  # of variables at the current step
-        by_category = {name: np.zeros(tiles, np.int64) for name in LIVE}
-        peak = Peak(np.zeros(tiles, np.int64), by_category, np.zeros(tiles, np.int64))
+        tiles = self.tiles_of(owner)
+        live_bytes = np.zeros(len(tiles), np.int64)  # of variables at the current step
+        by_category = {name: np.zeros(len(tiles), np.int64) for name in LIVE}
+        peak = Peak(np.zeros(len(tiles), np.int64), by_category, np.zeros(len(tiles), np.int64))
         starts, ends = starts_and_ends(frame)
         for position, step in enumerate(frame.steps):
             for variable in ends[position]:
-                self._add(live_bytes, variable, -1)
-            changed = [self._add(live_bytes, variable, 1) for variable in starts[position]]
-            pieces = list(self.buffers(step))
-            # An inner frame counts with its own peak, as if all of its tiles were fullest at one moment.
-            for function in self.frames.functions_during(owner, step):
-                pieces += self._pieces_at_peak(function)
+                self._add(live_bytes, variable, -1, tiles.start)
+            changed = [self._add(live_bytes, variable, 1, tiles.start) for variable in starts[position]]
+            pieces = [(name, first - tiles.start, values) for name, first, values in self._pieces_of(owner, step)]
             changed += [(first, first + len(values)) for _, first, values in pieces]
             if changed:  # tiles where nothing started cannot be fuller than before
                 window = slice(min(first for first, _ in changed), max(stop for _, stop in changed))
@@ -193,11 +223,12 @@ class Occupancy:
     def _pieces_at_peak(self, owner: Owner) -> list[Piece]:
         """Return the peak of a frame by category, cut to the tiles with bytes: most functions use one IPU of many."""
         if owner not in self._peak_pieces:
-            by_category = self.peak(owner).by_category
+            by_category = self.peak_on_ipus(owner).by_category
             used = {name: np.flatnonzero(values) for name, values in by_category.items()}
             ranges = {name: (int(tiles[0]), int(tiles[-1]) + 1) for name, tiles in used.items() if len(tiles)}
+            start = self.tiles_of(owner).start
             self._peak_pieces[owner] = [
-                (name, first, by_category[name][first:stop]) for name, (first, stop) in ranges.items()
+                (name, start + first, by_category[name][first:stop]) for name, (first, stop) in ranges.items()
             ]
         return self._peak_pieces[owner]
 

@@ -52,21 +52,34 @@ def round_up(num_bytes: np.ndarray, alignment_bytes: int = ALIGNMENT_BYTES) -> n
     return -(-num_bytes // alignment_bytes) * alignment_bytes
 
 
-def pack(sizes: np.ndarray, spans: Sequence[Sequence[Span]], wide: np.ndarray, sequence: np.ndarray) -> Packing:
+def live_together(spans: Sequence[Sequence[Span]]) -> np.ndarray:
+    """Return the bits of which items share a step with each item, uint8[items, ⌈items / 8⌉]; spans are in order."""
+    span_item = np.repeat(np.arange(len(spans)), [len(item) for item in spans])
+    first_step, last_step = np.array([span for item in spans for span in item], np.int64).reshape(-1, 2).T
+    rows = np.zeros((len(spans), -(-len(spans) // 8)), np.uint8)
+    for row, item in zip(rows, spans, strict=True):
+        low, high = np.array(item, np.int64).T
+        # The first of the item's spans that does not end before a span.
+        number = high.searchsorted(first_step)
+        meets = (number < len(high)) & (low[np.minimum(number, len(high) - 1)] <= last_step)
+        is_live = np.zeros(len(spans), bool)
+        is_live[span_item[meets]] = True
+        row[:] = np.packbits(is_live)
+    return rows
+
+
+def pack(sizes: np.ndarray, together: np.ndarray, wide: np.ndarray, sequence: np.ndarray) -> Packing:
     """Place items in the order of `sequence`, each at the lowest address where it fits."""
-    # Sizes are bytes with padding, int64[items, classes of tiles]; `wide` items are accessed 128 bits at a time. Spans
-    # of an item do not overlap.
+    # Sizes are bytes with padding, int64[items, classes of tiles]; `together` are bits of `live_together`; `wide` items
+    # are accessed 128 bits at a time.
     items, classes = sizes.shape
     keys = _allocate_keys((items, classes), int((sizes.sum(0) + items * WIDE_ALIGNMENT_BYTES).max(initial=0)))
     start, end = _halves(keys)  # views: an item is placed by writing its row of each
-    span_item, span_first, span_last = flatten_spans(spans)
     placed = np.zeros(items, bool)
     for item in sequence:
         nonempty = np.flatnonzero(sizes[item])
-        overlaps = np.zeros(items, bool)
-        for low, high in spans[item]:
-            overlaps[span_item[(span_first <= high) & (span_last >= low)]] = True
-        live_with = keys[np.flatnonzero(overlaps & placed)]  # whole rows: much faster than some elements of each
+        is_live = np.unpackbits(together[item], count=items).view(bool)
+        live_with = keys[np.flatnonzero(is_live & placed)]  # whole rows: much faster than some elements of each
         obstacles = np.ascontiguousarray((live_with if len(nonempty) == classes else live_with.take(nonempty, 1)).T)
         alignment = WIDE_ALIGNMENT_BYTES if wide[item] else ALIGNMENT_BYTES
         address = _lowest_fit(obstacles, sizes[item, nonempty], alignment)
@@ -89,14 +102,6 @@ def move_to_front(items: np.ndarray | int, sequence: np.ndarray) -> np.ndarray:
     """Move some items of a sequence before all others; both keep their order."""
     is_front = np.isin(sequence, items)
     return np.concatenate((sequence[is_front], sequence[~is_front]))
-
-
-def flatten_spans(spans: Sequence[Sequence[Span]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the item, the first and the last step of each span, int64[spans] each."""
-    item = np.repeat(np.arange(len(spans)), [len(item) for item in spans])
-    first_step = np.array([low for item in spans for low, _ in item], np.int64)
-    last_step = np.array([high for item in spans for _, high in item], np.int64)
-    return item, first_step, last_step
 
 
 def _allocate_keys(shape: tuple[int, ...], max_bytes: int) -> np.ndarray:

@@ -18,7 +18,7 @@ from ipujax.lowering.pipelining.primitive import staged_pipeline_p
 from ipujax.lowering.pipelining.staged import StagedPipeline, staged_pipeline
 from ipujax.lowering.schedules import FORWARD, SCHEDULES
 from ipujax.runtime.compile import Executable, compile
-from ipujax.runtime.cost.transfer import CopyCost
+from ipujax.runtime.cost.copy_costs import CopyCost
 from ipujax.runtime.graph.program import Call, Execute, Function, Program, Repeat, Sequence as ProgramSequence
 from ipujax.runtime.graph.walks import distinct
 from ipujax.runtime.timeline.clock_walk import Walk

@@ -11,10 +11,11 @@ from hypothesis import given, strategies as st
 
 from ipujax.runtime.analysis.effects import EffectsOf
 from ipujax.runtime.compile import leaf_costs
-from ipujax.runtime.cost import transfer
+from ipujax.runtime.cost import copy_costs
 from ipujax.runtime.cost.compute_set import block_shapes, compute_set_cost, slowest_workers
+from ipujax.runtime.cost.copy_costs import copy_cost
 from ipujax.runtime.cost.links import Flows, link_cycles
-from ipujax.runtime.cost.transfer import copy_cost, stream_cost
+from ipujax.runtime.cost.transfer import stream_cost
 from ipujax.runtime.errors import GraphError
 from ipujax.runtime.graph.codelet import Codelet, Field
 from ipujax.runtime.graph.graph import Graph
@@ -308,8 +309,8 @@ def test_flows_between_ipus_equal_counting_every_element(data):
 def test_parts_between_two_ipus_each_are_counted_once_at_most(monkeypatch: pytest.MonkeyPatch):
     """Handing on the results of n stages takes at most n questions, not one for each pair of IPUs and part."""
     asked: list[int] = []
-    ask = transfer._ipu_traffic
-    monkeypatch.setattr(transfer, "_ipu_traffic", lambda *args: asked.append(1) or ask(*args))
+    ask = copy_costs._ipu_traffic
+    monkeypatch.setattr(copy_costs, "_ipu_traffic", lambda *args: asked.append(1) or ask(*args))
     stages = 12
     graph = Graph(TARGET.replace(num_ipus=stages + 1, tiles_per_ipu=4))
     parts = [graph.add_variable((6,), F32, "x", on_one_tile(6, 4 * n)) for n in range(stages)]

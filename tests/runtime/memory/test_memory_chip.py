@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import given, settings, strategies as st
 
-from ipujax.runtime.memory.chip import Chip, Item, pack_all, pack_fullest
+from ipujax.runtime.memory.chip import Chip, Item, KnownArenas, pack_all, pack_fullest
 from ipujax.runtime.memory.packing import ORDERS, merge_spans, round_up
 
 STEPS = 6
@@ -48,8 +48,8 @@ def in_the_orders(chip, tiles, peak):
 @given(chips())
 def test_the_fullest_tile_needs_no_more_than_if_all_were_packed_on_their_own(drawn):
     both, peak, always = drawn
-    packed = pack_fullest(both, peak, always)
-    alone = pack_all(both, peak)
+    packed = pack_fullest(both, peak, always, KnownArenas())
+    alone = pack_all(both, peak, KnownArenas())
     in_orders = np.concatenate([in_the_orders(chip, np.array(chip.tiles), peak).size for chip in both])
     assert (packed.size >= peak).all() and (packed.wide <= packed.size).all()
     assert (alone.size >= peak).all() and (alone.size <= in_orders).all()
@@ -78,4 +78,4 @@ def test_items_on_top_are_placed_first_again_until_no_gap_is_left():
     peak = np.array([max(sum(size for size, first, last in lives if first <= t <= last) for t in range(53))])
     chip = Chip(range(1), items, 10**6)
     assert in_the_orders(chip, np.array([0]), peak).size[0] > 1.05 * peak[0]
-    assert pack_all([chip], peak).size[0] <= 1.01 * peak[0]
+    assert pack_all([chip], peak, KnownArenas()).size[0] <= 1.01 * peak[0]

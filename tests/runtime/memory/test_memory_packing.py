@@ -16,6 +16,7 @@ from ipujax.runtime.memory.packing import (
     ORDERS,
     group_equal_tiles,
     group_similar_tiles,
+    live_together,
     merge_spans,
     move_to_front,
     pack,
@@ -58,7 +59,9 @@ def peak(sizes, spans):
 
 def pack_in(order, sizes, spans, wide, is_first):
     """Packs items in an order, some before all others."""
-    return pack(sizes, spans, wide, move_to_front(np.flatnonzero(is_first), sort_items(sizes, spans, order)))
+    return pack(
+        sizes, live_together(spans), wide, move_to_front(np.flatnonzero(is_first), sort_items(sizes, spans, order))
+    )
 
 
 def pack_all(sizes, spans, order="longest"):
@@ -152,7 +155,7 @@ def test_the_first_item_has_the_lowest_address(drawn, huge):
 def test_each_item_has_the_lowest_address_that_is_free(drawn, data):
     sizes, spans, _ = drawn
     order = np.array(data.draw(st.permutations(range(len(spans)))), np.int64)
-    actual = pack(sizes, spans, np.zeros(len(spans), bool), order)
+    actual = pack(sizes, live_together(spans), np.zeros(len(spans), bool), order)
     steps = [{step for low, high in own for step in range(low, high + 1)} for own in spans]
     for one in range(sizes.shape[1]):
         for number, item in enumerate(order):

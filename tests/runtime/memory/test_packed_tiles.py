@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ipujax.runtime.memory.chip import Chip, Item, pack_fullest
-from ipujax.runtime.memory.packing import ORDERS, pack, sort_items
+from ipujax.runtime.memory.chip import Chip, Item, KnownArenas, pack_fullest
+from ipujax.runtime.memory.packing import ORDERS, live_together, pack, sort_items
 
 TILES = 12
 STEPS = 30
@@ -35,7 +35,10 @@ def test_the_fullest_tile_is_packed_at_least_as_well_as_in_each_order(seed: int)
             live[low : high + 1] += item.values
     peak = live.max(0)
     always = np.zeros(TILES, np.int64)
-    packed = pack_fullest([Chip(range(TILES), items, 10**6)], peak, always).size
-    in_orders = [pack(sizes, spans, np.zeros(len(items), bool), sort_items(sizes, spans, order)) for order in ORDERS]
+    packed = pack_fullest([Chip(range(TILES), items, 10**6)], peak, always, KnownArenas()).size
+    in_orders = [
+        pack(sizes, live_together(spans), np.zeros(len(items), bool), sort_items(sizes, spans, order))
+        for order in ORDERS
+    ]
     assert (packed >= peak).all()
     assert packed.max() <= min(packing.extent().max() for packing in in_orders) * 1.01
