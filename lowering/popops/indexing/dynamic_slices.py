@@ -4,7 +4,8 @@ A sliced dimension is uncut in every vertex, and the others are cut, so that eac
 nothing moves if the tensor is mapped that way: `map_for_slicing` does so. A tensor of another mapping is exchanged
 first. A slice has the memory order of the tensor.
 
-Source of the layout: poplibs `popops/DynamicSlice.cpp`; of the cost: `indexing_cycles`.
+Source of the layout: poplibs `popops/DynamicSlice.cpp`; of vertices that connect a list of vectors, so that a tile's
+blocks need not be contiguous: its codelet `DynamicSlice2d`; of the cost: `indexing_cycles`.
 """
 
 from __future__ import annotations
@@ -305,7 +306,7 @@ def _slice_codelet(dtype: Any, sliced: _Sliced, index_dtype: Any) -> Codelet:
 
     cycles, parts = (partial(formula, dims, dtype) for formula in (_slice_cycles, _row_vectors))
     scalars = [Field(f"start{d}", "in", index_dtype) for d in dims]
-    fields = (Field("x", "in", dtype), Field("out", "out", dtype), *scalars)
+    fields = (Field("x", "in", dtype, in_pieces=True), Field("out", "out", dtype, in_pieces=True), *scalars)
     title = f"popops::DynamicSlice<{dtype_name(dtype)}>"
     codelet = Codelet(
         title, fields, compute, cycles, state_bytes=32, code_bytes=300, takes=("shapes",), moves=True, parts=parts
@@ -335,7 +336,7 @@ def _update_codelet(dtype: Any, sliced: _Sliced, index_dtype: Any, *, may_read_b
 
     cycles, parts = (partial(formula, dims, dtype) for formula in (_slice_cycles, _row_vectors))
     scalars = [Field(f"start{d}", "in", index_dtype) for d in dims]
-    fields = (Field("buffer", "inout", dtype), Field("update", "in", dtype), *scalars)
+    fields = (Field("buffer", "inout", dtype, in_pieces=True), Field("update", "in", dtype, in_pieces=True), *scalars)
     title = f"popops::DynamicUpdateSlice<{dtype_name(dtype)}>"
     codelet = Codelet(title, fields, compute, cycles, state_bytes=32, code_bytes=300, moves=True, parts=parts)
 
