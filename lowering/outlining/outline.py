@@ -48,7 +48,7 @@ from ipujax.lowering.jaxpr import (
 )
 from ipujax.lowering.layer_notes import LayersOfRun, at_source_of, in_common
 from ipujax.lowering.offload import MOVES
-from ipujax.lowering.outlining.function_call import fixed_operands, function_call_p
+from ipujax.lowering.outlining.function_call import CallCosts, fixed_operands, function_call_p
 from ipujax.lowering.outlining.repeats import (
     Dataflow,
     Repeat,
@@ -58,7 +58,6 @@ from ipujax.lowering.outlining.repeats import (
     widening_bytes,
 )
 from ipujax.lowering.source_info import common_function
-from ipujax.runtime.graph import BYTE_COST_CYCLES
 
 
 class _Slot(NamedTuple):
@@ -289,15 +288,16 @@ def _program_part(eqn: JaxprEqn) -> _ProgramPart:
     return _ProgramPart(name.stage, name.is_backward, phase_of(eqn))
 
 
+_COSTS = CallCosts()
 _FUSED = "fused"  # the primitive of pass `fuse`: one vertex, which calls nothing
 
 
-def outline(jaxpr: ClosedJaxpr, byte_cost: float = BYTE_COST_CYCLES) -> ClosedJaxpr:
-    """Returns an equal jaxpr with functions for repeated runs; `byte_cost` is the cost per byte of code in cycles."""
-    return outliner(byte_cost)(jaxpr)
+def outline(jaxpr: ClosedJaxpr, costs: CallCosts = _COSTS) -> ClosedJaxpr:
+    """Returns an equal jaxpr with functions for repeated runs."""
+    return outliner(costs)(jaxpr)
 
 
-def outliner(byte_cost: float = BYTE_COST_CYCLES) -> Rewrite:
+def outliner(costs: CallCosts = _COSTS) -> Rewrite:
     """Pass `outline` for several jaxprs: a jaxpr that several of them contain stays one object."""
     numbers = EquationNumbers()
 
@@ -315,7 +315,7 @@ def outliner(byte_cost: float = BYTE_COST_CYCLES) -> Rewrite:
 
     @once
     def rewrite_body(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
-        eqns, _ = _with_calls(jaxpr.jaxpr, _groups_of_equations(jaxpr.jaxpr), numbers, byte_cost)
+        eqns, _ = _with_calls(jaxpr.jaxpr, _groups_of_equations(jaxpr.jaxpr), numbers, costs)
         return with_equations(jaxpr, eqns)
 
     @once
@@ -326,15 +326,13 @@ def outliner(byte_cost: float = BYTE_COST_CYCLES) -> Rewrite:
     return rewrite_body
 
 
-def outline_placed(
-    jaxpr: Jaxpr, places: Sequence[int | None], byte_cost: float = BYTE_COST_CYCLES
-) -> tuple[Jaxpr, list[int]]:
+def outline_placed(jaxpr: Jaxpr, places: Sequence[int | None], costs: CallCosts = _COSTS) -> tuple[Jaxpr, list[int]]:
     """Outlines the equations without a stage of a jaxpr with stages, once each is placed.
 
     Args:
         jaxpr: equations with stages, and without.
         places: IPU of each equation, None for one that runs on several.
-        byte_cost: cost per byte on the fullest tile, in cycles.
+        costs: of code and of copies.
 
     Returns:
         The jaxpr with calls, and for each of its equations the number of one that it replaces.
@@ -344,7 +342,7 @@ def outline_placed(
         if place is not None and not _is_apart(eqn):
             # Only equations of one IPU may be one run.
             groups[n] = place
-    eqns, sources = _with_calls(jaxpr, groups, EquationNumbers(), byte_cost)
+    eqns, sources = _with_calls(jaxpr, groups, EquationNumbers(), costs)
     return jaxpr.replace(eqns=list(eqns)), sources
 
 
@@ -356,7 +354,7 @@ class _Replacement(NamedTuple):
 
 
 def _with_calls(
-    jaxpr: Jaxpr, groups: np.ndarray, numbers: EquationNumbers, byte_cost: float
+    jaxpr: Jaxpr, groups: np.ndarray, numbers: EquationNumbers, costs: CallCosts
 ) -> tuple[Sequence[JaxprEqn], list[int]]:
     """Equations with calls in place of runs, and for each the number of an equation that it replaces.
 
@@ -364,14 +362,14 @@ def _with_calls(
         jaxpr: all equations.
         groups: number of the group of each equation, −1 for none; a run has equations of one group.
         numbers: numbers that equal equations share.
-        byte_cost: cost per byte on the fullest tile, in cycles.
+        costs: of code and of copies.
     """
     if np.count_nonzero(groups >= 0) < 2:
         return jaxpr.eqns, list(range(len(jaxpr.eqns)))
     calls: dict[int, _Replacement] = {}  # by the first equation of a run
     uses = last_uses(jaxpr)
     definitions = {var: eqn for eqn in jaxpr.eqns for var in eqn.outvars}
-    for repeat in find_repeats(Dataflow(jaxpr, numbers), groups, byte_cost):
+    for repeat in find_repeats(Dataflow(jaxpr, numbers), groups, costs):
         for start, eqns in zip(repeat.starts, Run(jaxpr, repeat, uses, definitions).calls(), strict=True):
             calls[start] = _Replacement(repeat.length, eqns)
     rewritten: list[JaxprEqn] = []
