@@ -168,12 +168,10 @@ def lower(
     """
     function = unwrapped(jaxpr)
     _check(function, inputs.names)
-    replica_target = of_one_replica(target, function.replicas)
-    choice = choice or Choice(BYTE_COST_CYCLES, replica_target.bytes_per_tile)
     options = options or Options()
-    if options.available_memory_proportion is not None:
-        replica_target = replace(replica_target, available_memory_proportion=options.available_memory_proportion)
-    planning_target = _for_planners(replica_target, choice)
+    replica_target = _with_proportion(of_one_replica(target, function.replicas), options)
+    choice = choice or Choice(BYTE_COST_CYCLES, replica_target.bytes_per_tile)
+    planning_target = for_planners(replica_target, choice, options)
     make_lowering = partial(Lowering, options=options, probes=probes)
     plan = _Plan(function, inputs.of_function(function), planning_target, choice, options.io_tiles, line, make_lowering)
     program = _in_stages(plan) if has_stages(function.jaxpr.jaxpr) else _Program(plan, uncut(function.jaxpr)).lowered()
@@ -253,14 +251,17 @@ def _in_stages(plan: _Plan) -> LoweredProgram:
     return replace(lowered_of(best), cuts=cuts)
 
 
-def _for_planners(target: Target, choice: Choice) -> Target:
+def for_planners(target: Target, choice: Choice, options: Options) -> Target:
     """Return a machine for planners: the more a byte costs, the smaller the share of a tile for an operation."""
     most = next((most for min_cost, most in _PROPORTIONS if choice.byte_cost >= min_cost), 1.0)
-    return replace(
-        target,
-        available_memory_proportion=min(most, target.available_memory_proportion),
-        bytes_per_tile=choice.tile_bytes,
-    )
+    share = min(most, _with_proportion(target, options).available_memory_proportion)
+    return replace(target, available_memory_proportion=share, bytes_per_tile=choice.tile_bytes)
+
+
+def _with_proportion(target: Target, options: Options) -> Target:
+    """Return a machine with the proportion of a tile's memory that the user sets for an operation, if any."""
+    share = options.available_memory_proportion
+    return target if share is None else replace(target, available_memory_proportion=share)
 
 
 @dataclass(frozen=True, slots=True)

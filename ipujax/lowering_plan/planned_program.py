@@ -16,7 +16,7 @@ from ipujax.lowering.dumps import TRACE, DumpRequest, Dumps
 from ipujax.lowering.jax_compat import ClosedJaxpr, host_constants_as_inputs
 from ipujax.lowering.jaxpr import equations
 from ipujax.lowering.least_work import least_work
-from ipujax.lowering.lower import LoweredProgram, lower
+from ipujax.lowering.lower import LoweredProgram, for_planners, lower
 from ipujax.lowering.offload import BATCH_BYTES, IoTiles, Offloading, Streams, could_stream_loops
 from ipujax.lowering.passes import PassNotes, PassSettings, computed_again, run_passes
 from ipujax.lowering.program_inputs import ProgramInputs
@@ -206,6 +206,7 @@ def _pass_settings(
         streams,
         shardings,
         num_tiles=target.tiles_per_ipu,
+        operation_bytes=for_planners(target, choice, plan.settings.options).operation_bytes,
         is_memory_short=choice.tile_bytes < TILE_BYTES[0],
     )
 

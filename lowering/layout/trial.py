@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from ipujax.lowering.layout.mapping import map_linearly
+from ipujax.runtime.analysis import EffectsOf
 from ipujax.runtime.compile import Cost, leaf_costs, program_cycles
 from ipujax.runtime.cost import ComputeSetCost
 from ipujax.runtime.graph import Builder, Graph, Leaf, Sequence as ProgramSequence
-from ipujax.runtime.memory import code_of_exchanges
+from ipujax.runtime.memory import code_of_exchanges, memory_report
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import Affine, Group, Tensor, TileMapping, Variable, element_bytes
 
@@ -149,6 +150,8 @@ def choose_cheapest_alone(
     add: Callable[[Builder, Sequence[Tensor], Candidate], object],
     target: Target,
     byte_cost: float,
+    *,
+    asks_for_least: bool = False,
 ) -> Candidate:
     """Candidate of lowest cost on a graph that has only the operands.
 
@@ -159,11 +162,20 @@ def choose_cheapest_alone(
         add: adds the operation on tensors for the operands.
         target: target of the graph.
         byte_cost: cost per byte of exchange code on the fullest tile, in cycles.
+        asks_for_least: whether the cost is bytes of the fullest tile, of equal ones the first, and `bounds` are unused.
     """
 
     def cost(candidate: Candidate) -> int:
         graph = Graph(target, byte_cost_cycles=byte_cost)
         tensors = [operand.add_to(graph) for operand in operands]
-        return weighted_cost(graph, lambda builder: add(builder, tensors, candidate))
+        measure = _trial_bytes if asks_for_least else weighted_cost
+        return measure(graph, lambda builder: add(builder, tensors, candidate))
 
-    return choose_cheapest(candidates, bounds, cost)
+    return choose_cheapest(candidates, [0.0] * len(bounds) if asks_for_least else bounds, cost)
+
+
+def _trial_bytes(graph: Graph, add: Callable[[Builder], object]) -> int:
+    """Bytes of the fullest tile, operands and code included, of the steps that `add` adds, by the memory model."""
+    scratch, prog = _scratch(graph, add)
+    report = memory_report(scratch, prog, EffectsOf(scratch), leaf_costs(scratch, prog))
+    return int(report.least_bytes.max())

@@ -1,21 +1,24 @@
 """Equation `function_call`: a callee that is lowered once and called from several places.
 
 Each call copies operands into the function's own variables, and copies results that are read after the next call
-out of them, which takes cycles and code. It saves the function's code, exchange code, vertices and compile time at
-all calls but one. An operand that is one value at every call, `fixed`, is not copied: the function reads it in
-place.
+out of them, which takes cycles, code, and memory for the copies. It saves the function's code, exchange code, vertices
+and compile time at all calls but one. An operand that is one value at every call, `fixed`, is not copied: the function
+reads it in place.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, Literal, jaxpr_as_fun, make_primitive
 from ipujax.lowering.jaxpr import Work
+from ipujax.runtime.graph import BYTE_COST_CYCLES
+from ipujax.runtime.target import PRESETS, Target
 
+_MK2 = PRESETS["mk2"]
 # Measured with the transformer of `Work`: a layer with its gradient has 84 copies.
 _COPY_BYTES = 90  # exchange code on the fullest tile
 _COPY_CYCLES = 250  # up to 600 for larger arrays
@@ -33,25 +36,53 @@ def _shapes(*operands: Any, jaxpr: ClosedJaxpr, **params: Any) -> Sequence[Any]:
 function_call_p = make_primitive("function_call", _compute, _shapes)
 
 
+class CallCosts(NamedTuple):
+    """What bytes of code and of copies cost.
+
+    Args:
+        byte_cost: cost per byte on the fullest tile, in cycles.
+        num_tiles: tiles over which copies are spread.
+        operation_bytes: bytes of a tile that one operation may take; copies within them are live when others are not.
+    """
+
+    byte_cost: float = BYTE_COST_CYCLES
+    num_tiles: int = _MK2.tiles_per_ipu  # the machine of programs that know none
+    operation_bytes: float = _MK2.operation_bytes
+
+    @staticmethod
+    def of(target: Target, byte_cost: float) -> CallCosts:
+        """Return the costs on one IPU of a machine, as planners know it."""
+        return CallCosts(byte_cost, target.tiles_per_ipu, target.operation_bytes)
+
+
+class Copied(NamedTuple):
+    """Operands and results that each call copies: elements of each, and bytes of all."""
+
+    elements: Sequence[int]
+    num_bytes: int
+
+
 def gain(code: Any, copies: Any, calls: Any, byte_cost: float) -> Any:
     """Cycles that a function saves: `code` bytes at all `calls` but one, minus code and cycles of `copies` at each."""
     saved_bytes = (calls - 1) * code - calls * copies * _COPY_BYTES
     return saved_bytes * byte_cost - calls * copies * _COPY_CYCLES
 
 
-def gain_of(work: Work, copied: Sequence[int], calls: int, byte_cost: float) -> float:
+def gain_of(work: Work, copied: Copied, calls: int, costs: CallCosts) -> float:
     """Cycles that calls of one function save instead of its code several times; 0 if it computes little for its copies.
 
-    A byte of code counts as the cycles that memory is worth; calls copy operands and results.
+    A byte of code or of copies counts as the cycles that memory is worth.
 
     Args:
         work: work of one call.
-        copied: elements of each operand and result that a call copies.
+        copied: what a call copies, to variables of the function, which all calls share.
         calls: number of calls.
-        byte_cost: cost per byte on the fullest tile, in cycles.
+        costs: of code and of copies.
     """
-    is_small = work.elements < _WORK_PER_ELEMENT * sum(copied)
-    return 0.0 if is_small else float(gain(work.code, len(copied), calls, byte_cost))
+    if work.elements < _WORK_PER_ELEMENT * sum(copied.elements):
+        return 0.0
+    excess_bytes = max(0.0, copied.num_bytes / costs.num_tiles - costs.operation_bytes)
+    return float(gain(work.code, len(copied.elements), calls, costs.byte_cost) - costs.byte_cost * excess_bytes)
 
 
 def fixed_operands(calls: Sequence[Sequence[Atom]]) -> tuple[bool, ...]:

@@ -48,7 +48,7 @@ from ipujax.lowering.jaxpr import (
 )
 from ipujax.lowering.layer_notes import LayersOfRun, at_source_of, common_equations
 from ipujax.lowering.offload import MOVES
-from ipujax.lowering.outlining.function_call import fixed_operands, function_call_p
+from ipujax.lowering.outlining.function_call import CallCosts, fixed_operands, function_call_p
 from ipujax.lowering.outlining.repeats import (
     Dataflow,
     Repeat,
@@ -58,7 +58,6 @@ from ipujax.lowering.outlining.repeats import (
     widening_bytes,
 )
 from ipujax.lowering.source_info import common_function
-from ipujax.runtime.graph import BYTE_COST_CYCLES
 
 
 class _Slot(NamedTuple):
@@ -307,21 +306,22 @@ def _program_part(eqn: JaxprEqn) -> _ProgramPart:
     return _ProgramPart(name.stage, name.is_backward, phase_of(eqn))
 
 
+_COSTS = CallCosts()
 _FUSED = "fused"  # the primitive of pass `fuse`: one vertex, which calls nothing
 
 
-def outline(jaxpr: ClosedJaxpr, byte_cost: float = BYTE_COST_CYCLES) -> ClosedJaxpr:
-    """Returns an equal jaxpr with functions for repeated runs; `byte_cost` is the cost per byte of code in cycles."""
-    return outliner(byte_cost)(jaxpr)
+def outline(jaxpr: ClosedJaxpr, costs: CallCosts = _COSTS) -> ClosedJaxpr:
+    """Returns an equal jaxpr with functions for repeated runs."""
+    return outliner(costs)(jaxpr)
 
 
-def outliner(byte_cost: float = BYTE_COST_CYCLES) -> Rewrite:
+def outliner(costs: CallCosts = _COSTS) -> Rewrite:
     """Returns the pass `outline`, which puts repeated equations into functions, for several jaxprs.
 
     A jaxpr that several of them contain stays one object.
 
     Args:
-        byte_cost: cost per byte of code, in cycles.
+        costs: of code and of copies.
     """
     numbers = EquationNumbers()
 
@@ -339,7 +339,7 @@ def outliner(byte_cost: float = BYTE_COST_CYCLES) -> Rewrite:
 
     @once
     def rewrite_body(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
-        eqns, _ = _with_calls(jaxpr.jaxpr, _groups_of_equations(jaxpr.jaxpr), numbers, byte_cost)
+        eqns, _ = _with_calls(jaxpr.jaxpr, _groups_of_equations(jaxpr.jaxpr), numbers, costs)
         return with_equations(jaxpr, eqns)
 
     @once
@@ -350,9 +350,7 @@ def outliner(byte_cost: float = BYTE_COST_CYCLES) -> Rewrite:
     return rewrite_body
 
 
-def outline_placed(
-    jaxpr: Jaxpr, places: Sequence[int | None], byte_cost: float = BYTE_COST_CYCLES
-) -> tuple[Jaxpr, list[int]]:
+def outline_placed(jaxpr: Jaxpr, places: Sequence[int | None], costs: CallCosts = _COSTS) -> tuple[Jaxpr, list[int]]:
     """Puts repeated equations of a jaxpr with stages into functions, once it is known which IPU runs each equation.
 
     Before, the pass `outline` leaves out equations without a stage: only those of one IPU can be one function.
@@ -360,7 +358,7 @@ def outline_placed(
     Args:
         jaxpr: equations with stages, and without.
         places: IPU of each equation, None for one that runs on several.
-        byte_cost: cost per byte on the fullest tile, in cycles.
+        costs: of code and of copies.
 
     Returns:
         The jaxpr with calls, and for each of its equations the number of one that it replaces.
@@ -369,7 +367,7 @@ def outline_placed(
     for n, (eqn, place) in enumerate(zip(jaxpr.eqns, places, strict=True)):
         if place is not None and not _is_apart(eqn):
             groups[n] = place
-    eqns, sources = _with_calls(jaxpr, groups, EquationNumbers(), byte_cost)
+    eqns, sources = _with_calls(jaxpr, groups, EquationNumbers(), costs)
     return jaxpr.replace(eqns=list(eqns)), sources
 
 
@@ -381,7 +379,7 @@ class _Replacement(NamedTuple):
 
 
 def _with_calls(
-    jaxpr: Jaxpr, groups: np.ndarray, numbers: EquationNumbers, byte_cost: float
+    jaxpr: Jaxpr, groups: np.ndarray, numbers: EquationNumbers, costs: CallCosts
 ) -> tuple[Sequence[JaxprEqn], list[int]]:
     """Equations of a jaxpr with calls of functions in place of repeated runs of equations.
 
@@ -389,7 +387,7 @@ def _with_calls(
         jaxpr: all equations.
         groups: number of the group of each equation, −1 for none; a run has equations of one group.
         numbers: numbers that equal equations share.
-        byte_cost: cost per byte on the fullest tile, in cycles.
+        costs: of code and of copies.
 
     Returns:
         The equations, and for each the number of an equation that it replaces.
@@ -399,7 +397,7 @@ def _with_calls(
     calls: dict[int, _Replacement] = {}  # by the first equation of a run
     uses = last_uses(jaxpr)
     definitions = {var: eqn for eqn in jaxpr.eqns for var in eqn.outvars}
-    for repeat in find_repeats(Dataflow(jaxpr, numbers), groups, byte_cost):
+    for repeat in find_repeats(Dataflow(jaxpr, numbers), groups, costs):
         for start, eqns in zip(repeat.starts, Run(jaxpr, repeat, uses, definitions).calls(), strict=True):
             calls[start] = _Replacement(repeat.length, eqns)
     rewritten: list[JaxprEqn] = []

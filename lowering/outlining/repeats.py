@@ -24,8 +24,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ipujax.lowering.jax_compat import DropVar, Jaxpr, JaxprEqn, Literal, Var
-from ipujax.lowering.jaxpr import EquationNumbers, Work, elements_of, work_of_equation
-from ipujax.lowering.outlining.function_call import gain, gain_of
+from ipujax.lowering.jaxpr import EquationNumbers, Work, elements_of, value_bytes, work_of_equation
+from ipujax.lowering.outlining.function_call import CallCosts, Copied, gain, gain_of
 from ipujax.lowering.primitives import record_of
 from ipujax.runtime.tensor import element_bytes
 
@@ -54,6 +54,7 @@ class _Mention(NamedTuple):
         last_equation: equation of the mention before, −1 without one.
         last_position: position there.
         elements: elements of the variable.
+        num_bytes: bytes of it.
         variable: its number.
         is_read: whether it is an operand.
     """
@@ -63,6 +64,7 @@ class _Mention(NamedTuple):
     last_equation: Any = -1
     last_position: Any = 0
     elements: Any = 0
+    num_bytes: Any = 0
     variable: Any = -1
     is_read: Any = False
 
@@ -98,6 +100,7 @@ class Dataflow:
         self._equations = columns.equation  # number of the equation
         self._last_equations = columns.last_equation  # that of the variable's mention before; −1 without
         self._elements = columns.elements  # of the variable
+        self._num_bytes = columns.num_bytes
         self._variables = columns.variable  # number of the variable
         self._is_read = columns.is_read.astype(bool)  # an operand, not a result
         reads = np.bincount(self._variables[self._is_read], minlength=self._variables.max(initial=-1) + 1)
@@ -147,8 +150,8 @@ class Dataflow:
         code, elements = (self._works[start + length] - self._works[start]).tolist()
         return Work(int(code), elements)
 
-    def copied(self, starts: Sequence[int], length: int) -> np.ndarray:
-        """Elements of each value that a call in the place of equal windows copies, int64[values].
+    def copied(self, starts: Sequence[int], length: int) -> Copied:
+        """Values that a call in the place of equal windows copies.
 
         These are operands that differ between the windows, and results that equations behind a window read.
 
@@ -164,8 +167,8 @@ class Dataflow:
         is_operand = self._is_read[first_mentions] & (self._last_equations[first_mentions] < starts[0])
         differs = (variables != variables[0]).any(0)
         is_live_out = (self._last_needs[mentions] >= np.array(starts)[:, None] + length).any(0)
-        sizes: np.ndarray = self._elements[first_mentions][(is_operand & differs) | is_live_out]
-        return sizes
+        copied_mentions = first_mentions[(is_operand & differs) | is_live_out]
+        return Copied(self._elements[copied_mentions].tolist(), int(self._num_bytes[copied_mentions].sum()))
 
 
 def _mentions_of(jaxpr: Jaxpr) -> tuple[list[_Mention], dict[Var, int]]:
@@ -193,6 +196,7 @@ def _mentions_of(jaxpr: Jaxpr) -> tuple[list[_Mention], dict[Var, int]]:
                 last_equation=last.equation,
                 last_position=last.position,
                 elements=elements_of(atom),
+                num_bytes=value_bytes(atom.aval),
                 variable=variable,
                 is_read=position < len(eqn.invars),
             )
@@ -283,9 +287,9 @@ class Repeat:
     starts: tuple[int, ...]  # first equation of each, in order
 
 
-def find_repeats(flow: Dataflow, groups: np.ndarray, byte_cost: float) -> list[Repeat]:
+def find_repeats(flow: Dataflow, groups: np.ndarray, costs: CallCosts) -> list[Repeat]:
     """Repeats that do not overlap each other; a run has equations of one number in `groups`, none below 0."""
-    return list(_Search(flow, groups, byte_cost).best_first())
+    return list(_Search(flow, groups, costs).best_first())
 
 
 class _Candidate(NamedTuple):
@@ -314,13 +318,13 @@ class _Search:
     Args:
         flow: all equations.
         groups: number of the group of each equation, below 0 for one that is in no run.
-        byte_cost: cost per byte on the fullest tile, in cycles.
+        costs: of code and of copies.
     """
 
-    def __init__(self, flow: Dataflow, groups: np.ndarray, byte_cost: float) -> None:
+    def __init__(self, flow: Dataflow, groups: np.ndarray, costs: CallCosts) -> None:
         self._flow = flow
         self._groups = groups.copy()
-        self._byte_cost = byte_cost
+        self._costs = costs
         self._refused: set[tuple[int, int]] = set()  # (length, window number) without a gain
         self._windows: dict[int, Windows] = {}
         self._find_room()
@@ -416,7 +420,7 @@ class _Search:
         numbers = sorted_numbers[begins]
         first = by_kind[begins]
         counts = kind_ends - begins
-        upper_bounds = gain(windows.code[first], windows.copies[first], counts, self._byte_cost)
+        upper_bounds = gain(windows.code[first], windows.copies[first], counts, self._costs.byte_cost)
         best = _Candidate(negated_gain=0.0, length=length, starts=())
         num_tried = 0
         # By falling upper bound; the real gain needs the elements that calls copy.
@@ -428,8 +432,8 @@ class _Search:
                 continue
             disjoint = _disjoint_starts(by_kind[begins[kind] : kind_ends[kind]].tolist(), length)
             num_tried += 1
-            copied = self._flow.copied(disjoint, length).tolist()
-            cycles_saved = gain_of(self._flow.work(disjoint[0], length), copied, len(disjoint), self._byte_cost)
+            copied = self._flow.copied(disjoint, length)
+            cycles_saved = gain_of(self._flow.work(disjoint[0], length), copied, len(disjoint), self._costs)
             if cycles_saved <= 0:
                 self._refused.add(key)
             elif cycles_saved > best.gain:

@@ -26,6 +26,8 @@ from ipujax.lowering.offload import (
     stream,
 )
 from ipujax.lowering.outlining import (
+    CallCosts as CallCosts,
+    Copied as Copied,
     function_call_p as function_call_p,
     gain_of as gain_of,
     last_uses as last_uses,
@@ -117,6 +119,7 @@ class PassSettings:
         shardings: of arguments and results.
         is_micro_batch: whether the jaxpr is the micro-batch of a pipeline, which is cut into stages.
         num_tiles: tiles of an IPU.
+        operation_bytes: bytes of a tile that one operation may take.
         is_memory_short: whether plans are for less memory than a tile has.
     """
 
@@ -127,6 +130,7 @@ class PassSettings:
     shardings: Shardings = NONE
     is_micro_batch: bool = False
     num_tiles: int = NUM_TILES
+    operation_bytes: float = CallCosts().operation_bytes
     is_memory_short: bool = False
 
 
@@ -167,7 +171,7 @@ def _with_settings(settings: PassSettings, notes: PassNotes | None = None) -> li
             # Products of all rows at once would need all rows and all products on the chip.
             keeps_loops=settings.is_memory_short or _streams_rows(settings),
         ),
-        outline: partial(outline, byte_cost=settings.byte_cost),
+        outline: partial(outline, costs=CallCosts(settings.byte_cost, settings.num_tiles, settings.operation_bytes)),
         recompute: partial(recompute, recomputation=settings.recomputation, trades=trades),
         stream: partial(stream, streams=settings.streams),
         offload: partial(offload, offloading=settings.offloading, in_groups=grouped_inputs),

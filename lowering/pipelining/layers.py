@@ -25,8 +25,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ipujax.lowering.jax_compat import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, new_jaxpr_eqn
-from ipujax.lowering.jaxpr import elements_of, scan_body, stage_name, variables, work_of
-from ipujax.lowering.passes import function_call_p, gain_of
+from ipujax.lowering.jaxpr import elements_of, scan_body, stage_name, value_bytes, variables, work_of
+from ipujax.lowering.passes import CallCosts, Copied, function_call_p, gain_of
 from ipujax.lowering.pipelining.primitive import MicroBatch, PipelineSpec
 from ipujax.lowering.pipelining.row_shards import (
     Bounds,
@@ -165,7 +165,7 @@ def _loop_of_shards(loop: ClosedJaxpr, shards: CutJaxpr) -> ClosedJaxpr:
     return ClosedJaxpr(body.replace(invars=invars, outvars=outvars, eqns=eqns, debug_info=names), loop.consts)
 
 
-def share_layers(shards: CutJaxpr, ipus: Sequence[int], same: Collection[Var], byte_cost: float) -> CutJaxpr:
+def share_layers(shards: CutJaxpr, ipus: Sequence[int], same: Collection[Var], costs: CallCosts) -> CutJaxpr:
     """Replaces loop bodies by functions, for loops with several shards on an IPU; `shards` has named stages."""
     pairs = zip(shards.jaxpr.eqns, shards.sources, strict=True)
     loop_shards = [_loop_shard(eqn, source, ipus) for eqn, source in pairs]
@@ -176,7 +176,7 @@ def share_layers(shards: CutJaxpr, ipus: Sequence[int], same: Collection[Var], b
     eqns = []
     for eqn, shard in zip(shards.jaxpr.eqns, loop_shards, strict=True):
         if shard is not None and shard.loop in calls_of_loop:
-            body = bodies.setdefault(shard.loop, _body_as_call(eqn, same, calls_of_loop[shard.loop], byte_cost))
+            body = bodies.setdefault(shard.loop, _body_as_call(eqn, same, calls_of_loop[shard.loop], costs))
             eqn = eqn.replace(params={**eqn.params, "jaxpr": body})
         eqns.append(eqn)
     return replace(shards, jaxpr=ClosedJaxpr(shards.jaxpr.jaxpr.replace(eqns=eqns), shards.jaxpr.consts))
@@ -197,7 +197,7 @@ def _loop_shard(eqn: JaxprEqn, source: Source | None, ipus: Sequence[int]) -> _L
     return _LoopShard(source.number, ipus[stage])
 
 
-def _body_as_call(eqn: JaxprEqn, same_in_all: Collection[Var], calls: int, byte_cost: float) -> ClosedJaxpr:
+def _body_as_call(eqn: JaxprEqn, same_in_all: Collection[Var], calls: int, costs: CallCosts) -> ClosedJaxpr:
     """The body of a loop as one call of a function that `calls` stages share, if that pays; else the body.
 
     Constants of the loop that are `same_in_all` micro-batches are read in place; what else the body reads, and what it
@@ -211,7 +211,8 @@ def _body_as_call(eqn: JaxprEqn, same_in_all: Collection[Var], calls: int, byte_
     copied = [
         var for var, is_fixed_var in zip(body.jaxpr.invars, fixed, strict=True) if not is_fixed_var
     ] + body.jaxpr.outvars
-    if body.effects or gain_of(work_of(body.jaxpr), list(map(elements_of, copied)), calls, byte_cost) <= 0:
+    copies = Copied(list(map(elements_of, copied)), sum(value_bytes(var.aval) for var in copied))
+    if body.effects or gain_of(work_of(body.jaxpr), copies, calls, costs) <= 0:
         return body
     invars = [Var(var.aval) for var in body.jaxpr.invars]
     outvars = [Var(atom.aval) for atom in body.jaxpr.outvars]

@@ -16,7 +16,7 @@ from ipujax.lowering.ipus import Ipus, IpuView, MakeLowering, assign_stages, nam
 from ipujax.lowering.jax_compat import ClosedJaxpr, Jaxpr, JaxprEqn, Var
 from ipujax.lowering.jaxpr import stage_name
 from ipujax.lowering.layer_notes import origin_of
-from ipujax.lowering.passes import fuse_equations, fuser, last_uses, outline_placed
+from ipujax.lowering.passes import CallCosts, fuse_equations, fuser, last_uses, outline_placed
 from ipujax.lowering.pipelining.pipeline_program import PipelineRun, lower_pipeline
 from ipujax.lowering.pipelining.staged import StagedPipeline, is_staged, staged_pipeline
 from ipujax.lowering.recomputation import KEEP_ALL, Recomputation
@@ -120,7 +120,7 @@ def _place(jaxpr: ClosedJaxpr, graph: Graph, recomputation: Recomputation) -> _P
     unnamed_stages = [
         None if n in staged or stage_name(eqn).stage is not None else stage_of[n] for n, eqn in enumerate(eqns)
     ]
-    called, outlined = outline_placed(jaxpr.jaxpr, unnamed_stages, byte_cost)
+    called, outlined = outline_placed(jaxpr.jaxpr, unnamed_stages, CallCosts.of(graph.target, byte_cost))
     body, fused = fuse_equations(called, fuser(), [stage_of[n] for n in outlined])
     sources = [outlined[n] for n in fused]
     pipelines = {n: staged[source] for n, source in enumerate(sources) if source in staged}

@@ -17,11 +17,12 @@ from dataclasses import dataclass
 
 from ipujax.lowering.ipus import value_bytes, variables
 from ipujax.lowering.jax_compat import Jaxpr, JaxprEqn, Var, closed
-from ipujax.lowering.passes import outliner
+from ipujax.lowering.passes import CallCosts, outliner
 from ipujax.lowering.pipelining.partition import Part, Partition, TaskKind
 from ipujax.lowering.primitives import record_of
 from ipujax.lowering.schedules import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT
-from ipujax.runtime.graph import BYTE_COST_CYCLES
+
+_COSTS = CallCosts()
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +38,7 @@ class StagePart:
         return self.task.stage
 
 
-def stage_parts(
-    partition: Partition, split: Collection[int] = (), byte_cost: float = BYTE_COST_CYCLES
-) -> tuple[StagePart, ...]:
+def stage_parts(partition: Partition, split: Collection[int] = (), costs: CallCosts = _COSTS) -> tuple[StagePart, ...]:
     """The parts in an order in which they can run; backward parts of stages in `split` are two, see above."""
     parts = [half for part in partition.parts for half in _halves(part, partition, split)]
     defining_eqn = {var: eqn for part in parts for eqn in part.eqns for var in eqn.outvars}
@@ -47,7 +46,7 @@ def stage_parts(
     invars_of_parts = [_free_variables(part_eqns) for part_eqns in eqns_of_parts]
     needed = {var for invars in invars_of_parts for var in invars} | _result_variables(partition)
     jaxprs = []
-    outline = outliner(byte_cost)
+    outline = outliner(costs)
     for part, part_eqns, invars in zip(parts, eqns_of_parts, invars_of_parts, strict=True):
         outvars = [var for eqn in part.eqns for var in eqn.outvars if var in needed]
         jaxprs.append(outline(closed(_part_jaxpr(partition, invars, outvars, part_eqns))).jaxpr)

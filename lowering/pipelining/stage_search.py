@@ -17,6 +17,7 @@ from typing import NamedTuple
 from ipujax.lowering.ipus import Span, value_bytes
 from ipujax.lowering.jax_compat import ClosedJaxpr, JaxprEqn, Literal, Var
 from ipujax.lowering.jaxpr import named_stages
+from ipujax.lowering.passes import CallCosts
 from ipujax.lowering.pipelining.cuts import all_cuts, best_cuts, cut_positions, name_stages
 from ipujax.lowering.pipelining.layers import replacement, share_layers, spec_of_shards
 from ipujax.lowering.pipelining.pipeline_cost import Planning, other_arguments, pipeline_cost, rough_bytes
@@ -151,7 +152,8 @@ class StageSearch:
             plan = plan_of(spec, len(cuts) + 1, self.batch.has_gradients, self._planning.target)
             same = same_values(shards.jaxpr.jaxpr, spec_of_shards(spec, shards))
             ipus = ipus_of_stages(self._eqn, plan, self._planning.target.num_ipus)
-            shards = share_layers(shards, ipus, same, self._planning.byte_cost)
+            costs = CallCosts.of(self._planning.target, self._planning.byte_cost)
+            shards = share_layers(shards, ipus, same, costs)
             self._programs[cuts] = _with_replacement(self._jaxpr, self._number, replacement(self._eqn, shards))
         return self._programs[cuts]
 

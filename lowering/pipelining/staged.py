@@ -14,7 +14,7 @@ from typing import NamedTuple
 from ipujax.lowering.ipus import Span, variables
 from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, JaxprEqn, Var
 from ipujax.lowering.jaxpr import stage_name
-from ipujax.lowering.passes import ready
+from ipujax.lowering.passes import CallCosts, ready
 from ipujax.lowering.pipelining.partition import Part, Partition, TaskKind, partition
 from ipujax.lowering.pipelining.parts import StagePart, stage_parts
 from ipujax.lowering.pipelining.primitive import PipelineSpec, Role, staged_pipeline_p
@@ -203,7 +203,8 @@ def staged_pipeline(
     split = {stage for tasks in plan.lists for stage in tasks.stages[tasks.kinds == BACKWARD_WEIGHT].tolist()}
     trades: list[ChainTrade] = []
     partitioned = _recomputed(partitioned, plan, ipus, recomputation, trades)
-    return StagedPipeline(spec, partitioned, stage_parts(partitioned, split, byte_cost), plan, ipus, tuple(trades))
+    parts = stage_parts(partitioned, split, CallCosts.of(target, byte_cost))
+    return StagedPipeline(spec, partitioned, parts, plan, ipus, tuple(trades))
 
 
 def _recomputed(

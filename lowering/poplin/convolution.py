@@ -162,7 +162,8 @@ def _choose_plan(
         copy_cycles = _spreading_cycles(lhs, target)
         bounds += [bound + copy_cycles for bound in bounds]
         plans += tuple(replace(plan, spreads_lhs=True) for plan in plans)
-    return choose_cheapest_alone(plans, bounds, (lhs, rhs), add, target, cycles_per_byte)
+    share = target.available_memory_proportion if available_memory_proportion is None else available_memory_proportion
+    return choose_cheapest_alone(plans, bounds, (lhs, rhs), add, target, cycles_per_byte, asks_for_least=share == 0)
 
 
 def _spreading_cycles(operand: Operand, target: Target) -> float:

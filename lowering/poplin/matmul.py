@@ -220,7 +220,7 @@ def _choose_plan(
         return _add_steps(Builder(builder.graph, builder.prog, "trial"), a, b, plan, None)
 
     bounds = [plan.lower_bound_cycles for plan in plans]
-    return choose_cheapest_alone(plans, bounds, operands, add, target, cycles_per_byte)
+    return choose_cheapest_alone(plans, bounds, operands, add, target, cycles_per_byte, asks_for_least=share == 0)
 
 
 def _aligned_plans(spec: ConvSpec, target: Target, bound_bytes: float, operands: Sequence[Operand]) -> Iterator[Plan]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import count
+from itertools import count, takewhile
 from math import ceil, log, log2, prod
 from typing import Any, NamedTuple
 
@@ -43,6 +43,7 @@ from ipujax.runtime.exchange import receive_code_bytes, receive_cycles, superste
 from ipujax.runtime.target import Target
 from ipujax.runtime.tensor import element_bytes
 
+CONVOLUTION_STEP_AXES = (BATCH, OUT_CHANNELS)
 MATMUL_STEP_AXES = (OUT_CHANNELS, FIELD)  # columns and rows of the result
 _MAX_TRIAL_COST = 1.05  # of the best estimated cost: plans beyond are not worth a trial; assumed
 _RELATIVE_STEP = 0.01  # of plans whose costs differ by less, the one of fewest tiles is tried; assumed
@@ -80,7 +81,7 @@ def plan_convolution(
     spec: ConvSpec,
     target: Target,
     available_memory_proportion: float | None = None,
-    step_axes: tuple[int, ...] = (BATCH, OUT_CHANNELS),
+    step_axes: tuple[int, ...] = CONVOLUTION_STEP_AXES,
     is_loop: bool = True,
 ) -> Plan:
     """Finds the fastest plan of a convolution within a memory bound.
@@ -109,24 +110,38 @@ def plan_convolution(
 
     best = _plan_step(spec, target, share)
     for axis in step_axes if best.memory_binds or asks_for_least else ():
-        for steps in STEPS:
-            if not _divides(list(spec.extents)[axis], steps, axis):
-                break
-            stack_bytes = _stack_bytes(spec, axis, target) if is_loop else 0
-            step_share = share - stack_bytes / target.bytes_per_tile
-            plan = _plan_step(_step_spec(spec, axis, steps), target, step_share if step_share > 0 else share)
-            plan = replace(plan, steps=steps, step_axis=axis, is_loop=is_loop, join_cycles=_join_cycles(spec, target))
-            is_met = plan.temp_bytes + stack_bytes <= share * target.bytes_per_tile
-            plan = replace(
-                plan,
-                temp_bytes=plan.temp_bytes + stack_bytes,
-                memory_binds=plan.memory_binds or not is_met,
-                memory_bound_met=plan.memory_bound_met and is_met,
-            )
+        for plan in _plans_in_steps(spec, target, share, axis, is_loop=is_loop):
             best = min(best, plan, key=rank)
             if not plan.memory_binds:  # more steps would take more cycles
                 break
     return best
+
+
+def _plans_in_steps(spec: ConvSpec, target: Target, share: float, axis: int, *, is_loop: bool) -> Iterator[Plan]:
+    """Plan in each number of steps into which a dimension divides; arguments are those of `plan_convolution`."""
+    stack_bytes = _stack_bytes(spec, axis, target) if is_loop else 0
+    step_share = share - stack_bytes / target.bytes_per_tile
+    for steps in takewhile(partial(_divides, list(spec.extents)[axis], axis=axis), STEPS):
+        plan = _plan_step(_step_spec(spec, axis, steps), target, step_share if step_share > 0 else share)
+        is_met = plan.temp_bytes + stack_bytes <= share * target.bytes_per_tile
+        yield replace(
+            plan,
+            steps=steps,
+            step_axis=axis,
+            is_loop=is_loop,
+            join_cycles=_join_cycles(spec, target),
+            temp_bytes=plan.temp_bytes + stack_bytes,
+            memory_binds=plan.memory_binds or not is_met,
+            memory_bound_met=plan.memory_bound_met and is_met,
+        )
+
+
+def _small_plans(spec: ConvSpec, target: Target) -> tuple[Plan, ...]:
+    """Plans of which one may need fewest bytes, code included: the smallest in any number of steps, or the fastest."""
+    axes = MATMUL_STEP_AXES if spec.is_product else CONVOLUTION_STEP_AXES
+    in_steps = [plan for axis in axes for plan in _plans_in_steps(spec, target, 0.0, axis, is_loop=True)]
+    plans = [_plan_step(spec, target, 1.0), _plan_step(spec, target, 0.0), *in_steps]
+    return tuple(sorted(dict.fromkeys(plans), key=lambda plan: plan.total_cycles))
 
 
 class _Search(NamedTuple):
@@ -149,7 +164,7 @@ class _Search(NamedTuple):
 def trial_plans(
     best: Plan, target: Target, available_memory_proportion: float | None, cycles_per_byte: float
 ) -> tuple[Plan, ...]:
-    """Plans worth a trial, in the order of their lower bounds, `best` among them.
+    """Plans worth a trial, in the order of their lower bounds, `best` among them; for a proportion of 0 small ones.
 
     The estimate leaves out the cost of gathering scattered operands on a tile. So the plan of fewest tiles for each
     level of estimated cycles, up to a little more than the best, is tried: with its operands mapped block by block and,
@@ -162,9 +177,9 @@ def trial_plans(
         cycles_per_byte: cost of a byte of exchange code.
     """
     share = target.available_memory_proportion if available_memory_proportion is None else available_memory_proportion
-    if share == 0:
-        return (best,)
     spec = spec_of_all_steps(best)
+    if share == 0:
+        return _small_plans(spec, target)
     bound = share * target.bytes_per_tile
     bound *= 2 ** _doublings(best, bound)  # a bound that no plan meets has been raised
     fragment_cycles = cycles_per_byte * receive_code_bytes(1, target)

@@ -5,9 +5,11 @@ nothing moves if the tensor is mapped that way: `map_for_slicing` does so. A ten
 first. A slice has the memory order of the tensor.
 
 All workers of a tile share a slice, or each has slices of its own where a tile has several at one index: to the machine
-they are one slice of the tensors joined, of several regions.
+they are one slice of the tensors joined, of several regions. A tile's blocks need not be contiguous: vertices connect a
+list of vectors.
 
-Source of layout and forms: poplibs `popops/DynamicSlice.cpp`; of the cost: `indexing_cycles`.
+Source of layout and forms: poplibs `popops/DynamicSlice.cpp` and its codelet `DynamicSlice2d`; of the cost:
+`indexing_cycles`.
 """
 
 from __future__ import annotations
@@ -357,7 +359,7 @@ def _slice_codelet(dtype: Any, sliced: _SlicedDims, index_dtype: Any, form: _For
         return sliced.as_part(part)
 
     scalars = [Field(f"start{d}", "in", index_dtype) for d in dims]
-    fields = (Field("x", "in", dtype), Field("out", "out", dtype), *scalars)
+    fields = (Field("x", "in", dtype, in_pieces=True), Field("out", "out", dtype, in_pieces=True), *scalars)
     codelet = _moving_codelet("DynamicSlice", dtype, dims, form, fields, compute)
     with_axes = partial(_codelet_with_axes, sliced, lambda new: _slice_codelet(dtype, new, index_dtype, form))
     return replace(codelet, takes=("shapes",), with_axes=with_axes, ordered_axes=sliced.ordered_axes)
@@ -405,7 +407,7 @@ def _update_codelet(
         return lax.dynamic_update_slice(buffer, sliced.as_tensor(update), first, allow_negative_indices=False)
 
     scalars = [Field(f"start{d}", "in", index_dtype) for d in dims]
-    fields = (Field("buffer", "inout", dtype), Field("update", "in", dtype), *scalars)
+    fields = (Field("buffer", "inout", dtype, in_pieces=True), Field("update", "in", dtype, in_pieces=True), *scalars)
     codelet = _moving_codelet("DynamicUpdateSlice", dtype, dims, form, fields, compute)
 
     def on_dims(new: _SlicedDims) -> Codelet:

@@ -16,6 +16,7 @@ from jax import lax
 
 import ipujax as ipu
 from ipujax.lowering.jaxpr import EquationNumbers, stage_name
+from ipujax.lowering.outlining import CallCosts, outline
 from ipujax.lowering.outlining.repeats import Dataflow
 from ipujax.lowering.source_info import name_stack
 from tests.lowering.helpers import set_byte_cost, share_all
@@ -72,6 +73,16 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], list[int]]] = {
 def test_outlines_equal_runs(name: str) -> None:
     fun, args, expected = CASES[name]
     assert count(fun, *args) == expected
+
+
+def test_copies_that_one_operation_could_not_hold_cost_their_bytes() -> None:
+    """They are live beside the values that they are copies of, while code is shared by all calls."""
+    jaxpr = jax.make_jaxpr(lambda w, v, x: block(w, block(v, x)))(W, V, X)
+    copied_bytes = X.nbytes + W.nbytes
+    for operation_bytes, expected in ((2 * copied_bytes, 2), (0, 0)):
+        costs = CallCosts(byte_cost=1e6, num_tiles=1, operation_bytes=operation_bytes)
+        names = [eqn.primitive.name for eqn in outline(jaxpr, costs).eqns]
+        assert names.count("function_call") == expected
 
 
 def test_distinguishes_one_value_twice_from_two_values() -> None:

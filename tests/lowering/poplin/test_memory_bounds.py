@@ -55,6 +55,13 @@ def test_reports_an_unmet_bound_with_its_line(name, caplog):
     assert message in text and "Planned with more memory than the available proportion" in text
 
 
+@pytest.mark.parametrize("name", CALLS)
+def test_least_memory_counts_code(name):
+    """The steps of a loop, and the parts that small blocks receive, may take more code than they free of data."""
+    least, some = (profile_of(name, share, tiles=64) for share in (0, 0.05))
+    assert least.memory.max_tile_bytes <= some.memory.max_tile_bytes
+
+
 def test_reports_unmet_bounds_of_stages():
     def stages(w, x):
         with ipu.stage(0):

@@ -9,11 +9,12 @@ import pytest
 from jax import lax
 
 from ipujax.lowering.popops.indexing.dynamic_slices import dynamic_slice, dynamic_update_slice_in_place, map_for_slicing
-from ipujax.runtime.cost import compute_set_cost
+from ipujax.runtime.compile import leaf_costs
+from ipujax.runtime.cost import ComputeSetCost, compute_set_cost
 from ipujax.runtime.graph import Builder
 from ipujax.runtime.graph.graph import Graph
 from ipujax.runtime.graph.program import Sequence
-from ipujax.runtime.tensor.mapping import Blocked, on_one_tile
+from ipujax.runtime.tensor.mapping import Blocked, blocked_mapping, on_one_tile
 from ipujax.runtime.tensor.variable import element_bytes
 from tests.lowering.helpers import check, engine, lowered, small_target
 
@@ -143,6 +144,22 @@ def test_update_in_place_writes_the_buffer() -> None:
     ((group,),) = graph.groups.values()
     assert group.accesses[0].tensor is buffer and group.codelet.fields[0].direction == "inout"
     assert len(graph.variables) == 3
+
+
+def test_a_buffer_in_several_blocks_on_a_tile_is_not_rearranged() -> None:
+    """Each slot of a tile's block is a vector of its own: a loop would copy the whole stack in each iteration."""
+    graph = Graph(small_target(2))
+    prog = Sequence()
+    dtype = np.dtype(np.float32)
+    mapping = blocked_mapping([np.array([0, 6]), np.array([0, 10, 20, 30, 40])], np.array([[0, 1, 0, 1]]))
+    row_mapping = blocked_mapping([np.array([0, 1]), mapping.cuts[1]], mapping.tile)
+    buffer = graph.add_variable((6, 40), dtype, "stack", mapping)
+    update = graph.add_variable((1, 40), dtype, "row", row_mapping)
+    start = graph.add_variable((), np.dtype(np.int32), "i", on_one_tile(1, 0))
+    dynamic_update_slice_in_place(Builder(graph, prog, "push"), buffer, update, [start], dims=(0,))
+    dynamic_slice(Builder(graph, prog, "slice"), buffer, [start], (1, 40), dims=(0,))
+    costs = [cost for cost in leaf_costs(graph, prog).values() if isinstance(cost, ComputeSetCost)]
+    assert len(costs) == 2 and not any(cost.rearrangement_bytes.any() for cost in costs)
 
 
 def test_engine_computes_one_slice() -> None:
