@@ -17,6 +17,12 @@ from ipujax.onnx.onnx_errors import OnnxError
 from ipujax.onnx.wide_values import check_held, typed_array
 
 
+def check_mapping(names: Any, label: str) -> None:
+    """Refuse an argument by name that is no mapping, as a list of names."""
+    if not isinstance(names, Mapping):
+        raise OnnxError(f"{label} must name what each value is for", expected="a dict by name", got=repr(names))
+
+
 def with_shapes(graph: Graph, shapes: Mapping[str, Sequence[int]]) -> Graph:
     """Return a graph whose inputs have other declared shapes; refuse unknown names, other ranks and negative sizes."""
     _check_names(shapes, [info.name for info in graph.inputs], "input_shapes")
@@ -26,6 +32,9 @@ def with_shapes(graph: Graph, shapes: Mapping[str, Sequence[int]]) -> Graph:
 def _with_shape(info: ValueInfo, shape: Sequence[int] | None) -> ValueInfo:
     if shape is None:
         return info
+    are_sizes = isinstance(shape, Sequence) and all(isinstance(size, int | np.integer) for size in shape)
+    if not are_sizes:
+        raise OnnxError(f"input_shapes[{info.name!r}] is no shape", expected=str(info), got=shape)
     sizes = tuple(int(size) for size in shape)
     is_rank_right = info.shape is None or len(sizes) == len(info.shape)
     if not is_rank_right or min(sizes, default=0) < 0:
@@ -52,8 +61,10 @@ def _static_value(info: ValueInfo, value: Any) -> Any:
     if isinstance(value, jax.core.Tracer):
         message = f"{place} must be known when the model is loaded"
         raise OnnxError(message, expected="a NumPy array", got="a traced value")
-    if value is None or (isinstance(value, list | tuple) and info.kind != "tensor"):
+    if info.kind != "tensor" and (value is None or isinstance(value, list | tuple)):
         return None if value is None else tuple(typed_array(item, info.dtype, place) for item in value)
+    if value is None:
+        raise OnnxError(f"{place} must be an array", expected=str(info), got=value)
     array = typed_array(value, info.dtype, place)
     _check_shape(info, array.shape, {})
     return array
@@ -124,7 +135,10 @@ def _argument(info: ValueInfo, value: Any, sizes: dict[str, int]) -> Any:
 
 
 def _array(info: ValueInfo, value: Any) -> jax.Array:
-    array = jnp.asarray(_held(info, value))
+    try:
+        array = jnp.asarray(_held(info, value))
+    except (TypeError, ValueError) as error:
+        raise OnnxError(f"input {info.name!r} is no array of numbers", expected=str(info), got=str(error)) from error
     if info.dtype is not None and _dtype_kind(array.dtype) != _dtype_kind(info.dtype):
         hint = f"convert it: x.astype({info.dtype})"
         raise OnnxError(f"input {info.name!r} has the wrong dtype", expected=str(info), got=array.dtype, hint=hint)
@@ -154,6 +168,7 @@ def _fits(dim: Dim, size: int, sizes: dict[str, int]) -> bool:
 
 
 def _check_names(names: Mapping[str, Any], valid: Sequence[str] | Mapping[str, Any], label: str) -> None:
+    check_mapping(names, label)
     for name in names:
         if name not in valid:
             message = f"{label} names {name!r}, which the model does not have"

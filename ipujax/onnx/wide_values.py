@@ -153,3 +153,5 @@ def typed_array(value: Any, dtype: Any, place: str) -> np.ndarray:
         return np.asarray(value, dtype)
     except OverflowError as error:
         raise OnnxError(f"{place} has values that {dtype} does not hold", expected=dtype, got=str(error)) from error
+    except (TypeError, ValueError) as error:
+        raise OnnxError(f"{place} is no array of numbers", expected=dtype, got=str(error)) from error

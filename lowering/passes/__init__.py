@@ -51,6 +51,7 @@ from ipujax.lowering.passes.fuse import (
 )
 from ipujax.lowering.passes.hoist_products import NUM_TILES, hoist_products
 from ipujax.lowering.passes.inline import inline_and_name
+from ipujax.lowering.passes.join_products import join_products
 from ipujax.lowering.passes.merge_collectives import (
     MOST_BYTES as MOST_BYTES,
     all_reduce_p as all_reduce_p,
@@ -83,6 +84,7 @@ PASSES: tuple[tuple[str, Pass], ...] = (
     ("recompute", recompute),
     # Behind `recompute`, which decides on products that gradients compute again.
     ("hoist_products", hoist_products),
+    ("join_products", join_products),
     ("swap_products", swap_products),
     # Before `fuse`: a group that spans the boundary of a run would hide that the run is repeated.
     ("outline", outline),
@@ -170,6 +172,12 @@ def _with_settings(settings: PassSettings, notes: PassNotes | None = None) -> li
             num_tiles=settings.num_tiles,
             # Products of all rows at once would need all rows and all products on the chip.
             keeps_loops=settings.is_memory_short or _streams_rows(settings),
+        ),
+        join_products: partial(
+            join_products,
+            byte_cost=settings.byte_cost,
+            num_tiles=settings.num_tiles,
+            keeps_products=settings.is_memory_short,
         ),
         outline: partial(outline, costs=CallCosts(settings.byte_cost, settings.num_tiles, settings.operation_bytes)),
         recompute: partial(recompute, recomputation=settings.recomputation, trades=trades),

@@ -16,9 +16,13 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
+from itertools import accumulate
 from math import inf
+from typing import Any
 
 import jax
+from jax import lax
 
 from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, Jaxpr, JaxprEqn, Var, is_on_host, jaxpr_as_fun, part_of, trace
 from ipujax.lowering.jaxpr import (
@@ -37,6 +41,7 @@ from ipujax.lowering.jaxpr import (
     with_inner,
     with_scan_body,
 )
+from ipujax.lowering.passes.counted_rows import with_stacked_rows
 from ipujax.lowering.passes.sunk_products import sunk
 from ipujax.lowering.primitives import record_of
 from ipujax.lowering.source_info import name_stack
@@ -46,6 +51,7 @@ from ipujax.runtime.tensor import REMATERIALISED
 
 NUM_TILES = PRESETS["mk2"].tiles_per_ipu  # of programs that know no machine
 _SUPERSTEP_CYCLES = 350  # of an LSTM's smallest supersteps: sync 126, exchange 118, start of vertices 107; simulated
+_WIDE_BYTES = 4
 _VIEWS = frozenset(("view", "part"))
 _BEFORE_A_PRODUCT = _VIEWS | {"joined", "elementwise", "product"}
 
@@ -68,22 +74,28 @@ def hoist_products(
     """
     if keeps_loops or "scan" not in primitive_names(jaxpr.jaxpr):
         return jaxpr
-    most_bytes = _SUPERSTEP_CYCLES * num_tiles / byte_cost if byte_cost else inf
+    most_bytes = most_kept_bytes(byte_cost, num_tiles)
 
     def rewritten(body: ClosedJaxpr, rewrite: Rewrite) -> ClosedJaxpr:
         eqns = list[JaxprEqn]()
         for eqn in body.jaxpr.eqns:
             inner = with_inner(eqn, rewrite) if eqn.primitive.name in HOLDERS else eqn
             if inner.primitive.name == "scan":
+                *stacking, loop = with_stacked_rows(inner)
                 # First what is behind it: a sum of products of rows would keep a loop over their results.
-                loops, behind = sunk(inner, most_bytes)
-                eqns += [each for loop in loops for each in _hoisted(loop, most_bytes)] + behind
+                loops, behind = sunk(loop, most_bytes)
+                eqns += [*stacking, *(each for loop in loops for each in _hoisted(loop, most_bytes)), *behind]
             else:
                 eqns.append(inner)
         is_same = len(eqns) == len(body.jaxpr.eqns) and all(map(operator.is_, eqns, body.jaxpr.eqns))
         return body if is_same else ClosedJaxpr(body.jaxpr.replace(eqns=eqns), body.consts)
 
     return everywhere(rewritten)(jaxpr)
+
+
+def most_kept_bytes(byte_cost: float, num_tiles: int) -> float:
+    """Bytes of a result, on all tiles, that cost as much while they are kept as the supersteps that compute it."""
+    return _SUPERSTEP_CYCLES * num_tiles / byte_cost if byte_cost else inf
 
 
 @dataclass(slots=True)
@@ -94,11 +106,13 @@ class _Movable:
         once: those that are equal in all iterations, constants of the loop among them.
         by_row: those of a row of stacks, and maybe of values in `once`.
         makers: equation of each value that is no input.
+        joined: equation of each concatenation that cannot be computed before.
     """
 
     once: set[Var]
     by_row: set[Var]
     makers: dict[Var, JaxprEqn] = field(default_factory=dict)
+    joined: dict[Var, JaxprEqn] = field(default_factory=dict)
 
     def add(self, eqn: JaxprEqn) -> None:
         """Adds the results of an equation of movable operands."""
@@ -122,17 +136,54 @@ def _hoisted(scan: JaxprEqn, most_bytes: float) -> list[JaxprEqn]:
     inside = scan_body(scan.params)
     body = inside.jaxpr.jaxpr
     movable = _Movable(set(body.invars[inside.inputs.constants]), set(body.invars[inside.inputs.stacks]))
-    for eqn in body.eqns:
-        if _may_move(eqn) and movable.holds(eqn.invars) and _is_small(eqn, most_bytes):
-            movable.add(eqn)
-    hoisted = _hoisted_equations(body.eqns, movable)
+    eqns = list[JaxprEqn]()
+    for whole in body.eqns:
+        for eqn in _by_part(whole, movable, most_bytes):
+            eqns.append(eqn)
+            if may_move(eqn) and movable.holds(eqn.invars) and is_cheap_to_keep(eqn, most_bytes):
+                movable.add(eqn)
+            elif eqn.primitive.name == "concatenate":
+                movable.joined[eqn.outvars[0]] = eqn
+    hoisted = _hoisted_equations(eqns, movable)
     if not hoisted or scan.params["length"] < 2:
         return [scan]
+    jaxpr = ClosedJaxpr(body.replace(eqns=eqns), inside.jaxpr.consts)
+    scan = scan.replace(params=with_scan_body(scan.params, jaxpr, 0))
     before = _Before(scan, movable, dict(zip(body.invars, scan.invars, strict=True)))
     return before.split(hoisted)
 
 
-def _may_move(eqn: JaxprEqn) -> bool:
+def _by_part(eqn: JaxprEqn, movable: _Movable, most_bytes: float) -> list[JaxprEqn]:
+    """A product of [x, h] with a constant as the sum of those of x and of h, where one may move; else itself."""
+    left = eqn.invars[0] if eqn.primitive.name == "dot_general" else None
+    joining = movable.joined.get(left) if isinstance(left, Var) else None
+    if joining is None or not (may_move(eqn) and is_cheap_to_keep(eqn, most_bytes)):
+        return [eqn]
+    ((contracted, right_contracted), _) = eqn.params["dimension_numbers"]
+    dim = joining.params["dimension"]
+    right = eqn.invars[1]
+    aval: Any = eqn.outvars[0].aval
+    is_movable = movable.holds([right]) and any(movable.holds([part]) for part in joining.invars)
+    # A sum of halves would be rounded once more.
+    if dim not in contracted or not is_movable or aval.dtype.itemsize < _WIDE_BYTES:
+        return [eqn]
+    right_dim = right_contracted[contracted.index(dim)]
+
+    def sum_of_products(right: jax.Array, *lefts: jax.Array) -> jax.Array:
+        starts = accumulate((left.shape[dim] for left in lefts), initial=0)
+        rights = [
+            lax.slice_in_dim(right, start, start + left.shape[dim], axis=right_dim)
+            for left, start in zip(lefts, starts, strict=False)
+        ]
+        return reduce(lax.add, (eqn.primitive.bind(*pair, **eqn.params) for pair in zip(lefts, rights, strict=True)))
+
+    operands = [right, *joining.invars]
+    jaxpr = trace(sum_of_products, [atom.aval for atom in operands], {}, ()).jaxpr.jaxpr
+    table = {**dict(zip(jaxpr.invars, operands, strict=True)), jaxpr.outvars[0]: eqn.outvars[0]}
+    return [part.replace(source_info=eqn.source_info) for part in spliced(jaxpr, table)[0]]
+
+
+def may_move(eqn: JaxprEqn) -> bool:
     """True for views, elementwise equations and products on the chip: of no stage, and not of a `jax.checkpoint`."""
     is_on_chip = not any(is_on_host(var.aval) for var in (*eqn.invars, *eqn.outvars))
     is_movable = record_of(eqn).cost in _BEFORE_A_PRODUCT and not eqn.effects and bool(variables_read(eqn))
@@ -140,7 +191,8 @@ def _may_move(eqn: JaxprEqn) -> bool:
     return is_on_chip and is_movable and not is_bound
 
 
-def _is_small(eqn: JaxprEqn, most_bytes: float) -> bool:
+def is_cheap_to_keep(eqn: JaxprEqn, most_bytes: float) -> bool:
+    """True if the results of an equation have at most so many bytes, on all tiles."""
     return sum(value_bytes(var.aval) for var in eqn.outvars) <= most_bytes
 
 

@@ -43,6 +43,8 @@ def gather(x: Value, indices: Value, *, axis: int = 0) -> Array:
     """Slices of an array along one axis."""
     x = jnp.asarray(x)
     along = axis_of(axis, x.ndim)
+    if is_static(indices) and np.ndim(indices) == 0:  # a view
+        return jax.lax.index_in_dim(x, int(wrapped(indices, x.shape[along], along)), along, keepdims=False)
     return jnp.take(x, wrapped(indices, x.shape[along], along), axis=along, mode="clip")
 
 

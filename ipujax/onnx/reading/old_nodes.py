@@ -54,6 +54,15 @@ def rewrite_old_nodes(model: onnx.ModelProto, opset: int) -> None:
     model.opset_import.extend(helper.make_opsetid(domain, version) for domain, version in versions.items())
 
 
+def align_functions(model: onnx.ModelProto, opset: int) -> None:
+    """Give functions the model's opset, `opset`, where their nodes mean the same in it, so that they can be inlined."""
+    for function in model.functions:
+        for entry in function.opset_import:
+            oldest = min(entry.version, opset)
+            if entry.domain in STANDARD_DOMAINS and not any(_row(node, oldest) for node in all_nodes(function.node)):
+                entry.version = opset
+
+
 def _rewritten(node: onnx.NodeProto, opset: int, name: str) -> Iterator[onnx.NodeProto]:
     row = _row(node, opset)
     if row is None:

@@ -46,6 +46,13 @@ def with_inferred_shapes(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def with_inlined_functions(model: onnx.ModelProto, convert_version: bool = False) -> onnx.ModelProto:
-    """Return a model whose own functions are inlined."""
+    """Return a model whose own functions are inlined.
+
+    With `convert_version` functions of another opset are brought to that of the model. onnx is asked for it only where
+    there are such: it needs the types of all results of calls, which it cannot infer for functions that call others.
+    """
+    of_model = {entry.domain: entry.version for entry in model.opset_import}
+    imports = (entry for function in model.functions for entry in function.opset_import)
+    differs = any(of_model.get(entry.domain, entry.version) != entry.version for entry in imports)
     with onnx_step("onnx cannot inline the functions of the model"):
-        return onnx.inliner.inline_local_functions(model, convert_version=convert_version)
+        return onnx.inliner.inline_local_functions(model, convert_version=convert_version and differs)

@@ -14,7 +14,7 @@ from ipujax.onnx.reading.attribute_values import check_attribute_values
 from ipujax.onnx.reading.files import Source, read_model
 from ipujax.onnx.reading.from_proto import graph_from_proto
 from ipujax.onnx.reading.local_functions import check_functions
-from ipujax.onnx.reading.old_nodes import adopt_unofficial, rewrite_old_nodes
+from ipujax.onnx.reading.old_nodes import adopt_unofficial, align_functions, rewrite_old_nodes
 from ipujax.onnx.reading.onnx_calls import onnx_step, with_inferred_shapes, with_inlined_functions
 from ipujax.onnx.reading.proto_graphs import check_depth
 from ipujax.onnx.reading.tensors import detach_weights
@@ -68,6 +68,7 @@ def graph_of_model(model: onnx.ModelProto, budget: Budget) -> Graph:
 def at_newest_opset(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return a model whose functions are inlined and whose standard nodes have the newest opset."""
     if model.functions:
+        align_functions(model, _standard_opset(model))
         model = with_inlined_functions(model, convert_version=True)
         check_depth(model)
     newest = onnx.defs.onnx_opset_version()

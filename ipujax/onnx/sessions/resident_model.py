@@ -16,6 +16,7 @@ import numpy as np
 import ipujax as ipu
 from ipujax.front_end import NotCopied
 from ipujax.onnx.budget import DEFAULT_MAX_BYTES, DEFAULT_MAX_UNROLLED_NODES
+from ipujax.onnx.call_arguments import check_mapping
 from ipujax.onnx.graphs import ValueInfo
 from ipujax.onnx.model import Model, load
 from ipujax.onnx.onnx_errors import OnnxError
@@ -82,6 +83,7 @@ class Session(NotCopied):
         Raises:
             OnnxError: an unknown name, or as `__call__`.
         """
+        check_mapping(feed, "feed")
         known = [info.name for info in self.outputs]
         for label, given, expected in (
             ("output", names or [], known),

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from ipujax.front_end import nearest
+from ipujax.onnx.call_arguments import check_mapping
 from ipujax.onnx.element_types import canonical
 from ipujax.onnx.graphs import ValueInfo
 from ipujax.onnx.model import Model
@@ -33,6 +34,7 @@ class SessionStates:
     @classmethod
     def of(cls, model: Model, pairs: Mapping[str, str]) -> SessionStates:
         """Return states of a model; refuse names that it does not have, one output for two inputs, and open sizes."""
+        check_mapping(pairs, "states")
         inputs = {info.name: info for info in model.inputs}
         outputs = {info.name for info in model.outputs}
         for place, names, known in (("inputs", pairs.keys(), inputs), ("outputs", pairs.values(), outputs)):

@@ -219,7 +219,18 @@ def _placement(graph: Graph, x: Tensor, dims: Sequence[int]) -> Blocked:
     order = tuple(d for d in range(x.ndim) if d not in dims)
     # Its own tiles are used however uneven they are: to move the tensor costs more than any slice of it.
     in_place = _placement_in_place(graph, x, dims) if graph.is_mapped(x) else None
-    return in_place or spread(x.shape, order, element_bytes(x.dtype), graph.target.tiles_per_ipu)
+    spread_placement = spread(x.shape, order, element_bytes(x.dtype), graph.target.tiles_per_ipu)
+    return in_place or on_opposite_tiles(graph, spread_placement)
+
+
+def on_opposite_tiles(graph: Graph, placement: Blocked) -> Blocked:
+    """The placement with the order of tiles reversed on each IPU.
+
+    Most operations that leave tiles idle leave the last ones idle: slices are copied there beside them.
+    """
+    count = graph.target.tiles_per_ipu
+    ipu, tile = np.divmod(placement.tile, count)
+    return placement.on_tiles(ipu * count + (count - 1 - tile))
 
 
 def _add_vertices(

@@ -32,6 +32,7 @@ from ipujax.lowering.popops.indexing.dynamic_slices import (
     dynamic_update_slice_in_place,
     is_sliced_in_place,
     map_for_slicing,
+    on_opposite_tiles,
     slices_of_tiles,
 )
 from ipujax.lowering.popops.maps.elementwise import elementwise
@@ -203,10 +204,11 @@ def slots_first(stack: Tensor) -> MemoryOrder | None:
     return replace(order, order=(0, *singles, *long_dims[1:])) if long_dims[0] == 0 else None
 
 
-def new_stack(builder: Builder, value: Tensor, slots: int) -> Tensor:
+def new_stack(builder: Builder, value: Tensor, slots: int, *, is_elsewhere: bool = False) -> Tensor:
     """Adds an empty stack, [slots, *shape], for values of the layout of `value`, which it maps if need be; see `push`.
 
-    Slots are outermost in memory, each in the memory order of the value and on its tiles.
+    Slots are outermost in memory, each in the memory order of the value; on its tiles, or where `is_elsewhere` on the
+    opposite ones, so that they can store a value while its tiles compute.
     """
     graph = builder.graph
     map_linearly(graph, value)
@@ -215,6 +217,8 @@ def new_stack(builder: Builder, value: Tensor, slots: int) -> Tensor:
     mapping = mapping_like(graph, memory)
     shape = memory.shape if isinstance(mapping, Blocked) else (memory.size,)
     stack_mapping = _mapping_of_stack(graph, value, mapping, slots)
+    if is_elsewhere:
+        stack_mapping = on_opposite_tiles(graph, stack_mapping)
     stack = graph.add_variable((slots, *shape), value.dtype, f"{builder.name}/stack", stack_mapping)
     # Makes its memory live in the builder's program, before all loops that write it.
     builder.prog.add(WriteUndef(stack))

@@ -16,9 +16,9 @@ from typing import Any
 from jax import lax
 
 from ipujax.lowering.host_rows import RowMove, as_row_of, on_io_tiles, store_of_stack, takes_row
-from ipujax.lowering.jax_compat import ClosedJaxpr
+from ipujax.lowering.jax_compat import ClosedJaxpr, Var
 from ipujax.lowering.jaxpr import Body, scan_body, while_body, while_condition
-from ipujax.lowering.layout import MemoryOrder, add_like, map_linearly, memory_order
+from ipujax.lowering.layout import MemoryOrder, add_like, map_like, map_linearly, memory_order
 from ipujax.lowering.passes import put_results, sent_rows
 from ipujax.lowering.passes.channel_groups import grouped_inputs
 from ipujax.lowering.popops import (
@@ -129,6 +129,10 @@ class RowStreams:
                 prog.add(self._transfer(stack, fetched, self._ahead, overlaps=True))
             advance(Builder(self._ctx.graph, prog, self._ctx.name), self._ahead, self._step)
 
+    def advance_counter(self) -> None:
+        """Counts the iteration, at the end of the body: vertices that use rows can run beside those that slice them."""
+        advance(Builder(self._ctx.graph, self._body, self._ctx.name), self._counter, self._step)
+
     def finish(self) -> None:
         """Waits for the rows fetched beyond the end."""
         for _, fetched in self._fetched:
@@ -163,14 +167,17 @@ def scan_rule(
     graph = ctx.graph
     carries = _states(ctx, operands, inside)
     stacks = [_sliceable_stack(ctx, stack, length) for stack in operands[inside.operands.stacks]]
-    first_slot, step = (length - 1, -1) if reverse else (0, 1)
-    body = ProgramSequence()
+    slots = range(length)[::-1] if reverse else range(length)
+    start = ProgramSequence()
+    body = ProgramSequence(start)
     in_body = Builder(graph, body, ctx.name)
-    slices, row_streams = _read_rows(ctx, body, inside, stacks, first_slot, step)
+    slices, row_streams = _read_rows(ctx, body, inside, stacks, slots)
     constants = operands[inside.operands.constants]
     with graph.inside_loop(length):
         results = ctx.lower_jaxpr(inside.jaxpr, [*constants, *carries, *slices], body, carries)
-    result_stacks, last_steps = _store_slices(ctx, body, inside, results, length, first_slot, step)
+    if row_streams is not None:
+        row_streams.advance_counter()
+    result_stacks, last_steps = _store_slices(ctx, (start, body), inside, results, carries, slots)
     assign(in_body, results[inside.results.carries], carries)
     ctx.prog.add(Repeat(length, body, graph.origin))
     if row_streams is not None:
@@ -181,7 +188,7 @@ def scan_rule(
 
 
 def _read_rows(
-    ctx: Context, body: ProgramSequence, inside: Body, stacks: Sequence[Tensor], first_slot: int, step: int
+    ctx: Context, body: ProgramSequence, inside: Body, stacks: Sequence[Tensor], slots: range
 ) -> tuple[list[Tensor], RowStreams | None]:
     """Adds to the body of a `scan` what reads the iteration's row of each stack; returns the rows.
 
@@ -190,8 +197,7 @@ def _read_rows(
         body: sequence of an iteration.
         inside: jaxpr of the body, and which of its inputs are rows.
         stacks: the stacks, [trip count, …].
-        first_slot: number of the row that the first iteration reads.
-        step: 1, or −1 for a loop from the last row to the first.
+        slots: number of the row that each iteration reads.
 
     Returns:
         The rows; and the streams of those in streaming memory, to be finished after the loop, None without stacks.
@@ -199,16 +205,15 @@ def _read_rows(
     if not stacks:
         return [], None
     in_body = Builder(ctx.graph, body, ctx.name)
-    counter = new_counter(ctx.builder, first_slot)
-    row_streams = RowStreams(ctx, body, counter, first_slot, step)
+    counter = new_counter(ctx.builder, slots.start)
+    row_streams = RowStreams(ctx, body, counter, slots.start, slots.step)
     are_in_groups = grouped_inputs(inside.jaxpr.jaxpr)[inside.inputs.stacks]
-    slots = iter(slots_of(in_body, [stack for stack in stacks if not is_off_chip(ctx, stack)], counter))
+    on_chip = iter(slots_of(in_body, [stack for stack in stacks if not is_off_chip(ctx, stack)], counter))
     rows = [
-        row_streams.row(stack, in_groups=in_groups) if is_off_chip(ctx, stack) else next(slots)
+        row_streams.row(stack, in_groups=in_groups) if is_off_chip(ctx, stack) else next(on_chip)
         for stack, in_groups in zip(stacks, are_in_groups, strict=True)
     ]
     row_streams.fetch_ahead()
-    advance(in_body, counter, step)  # once all rows are read
     return rows, row_streams
 
 
@@ -223,48 +228,59 @@ def _sliceable_stack(ctx: Context, stack: Tensor, length: int) -> Tensor:
 
 def _store_slices(
     ctx: Context,
-    body: ProgramSequence,
+    bodies: tuple[ProgramSequence, ProgramSequence],
     inside: Body,
     results: Sequence[Tensor],
-    length: int,
-    first_slot: int,
-    step: int,
+    carries: Sequence[Tensor],
+    slots: range,
 ) -> tuple[list[Tensor], list[Program]]:
     """Adds stacks of the results of a `scan`, of which its body stores a row in each iteration.
 
     Args:
         ctx: context of the loop.
-        body: sequence of an iteration.
+        bodies: the start of an iteration, and all of it. A result that is carried too is stored at the start of the
+            next iteration, beside the first vertices, which leave tiles idle.
         inside: jaxpr of the body, and which of its results are rows of stacks.
         results: tensors of all its results.
-        length: trip count, the number of rows.
-        first_slot: number of the row that the first iteration stores.
-        step: 1, or −1 for a loop from the last row to the first.
+        carries: states of the loop.
+        slots: number of the row that each iteration stores.
 
     Returns:
         The stacks, and steps to add after the loop.
     """
     if not results[inside.results.stacks]:
         return [], []
+    at_start, in_body = (Builder(ctx.graph, body, ctx.name) for body in bodies)
     stacks: list[Tensor] = []
     last_steps: list[Program] = []
     # The counter advances before the stores, in one compute set with vertices that do not read it: it starts a step
     # before the first row.
-    counter = new_counter(ctx.builder, first_slot - step)
-    advance(Builder(ctx.graph, body, ctx.name), counter, step)
+    counter = new_counter(ctx.builder, slots.start - slots.step)
+    advance(in_body, counter, slots.step)
     jaxpr = inside.jaxpr.jaxpr
+    carried = {var: n for n, var in enumerate(jaxpr.outvars[inside.results.carries]) if isinstance(var, Var)}
     # For each result whether its row goes to streaming memory, and whether to the host's memory.
-    rows = list(zip(results, put_results(jaxpr), sent_rows(jaxpr), strict=True))
+    rows = list(zip(jaxpr.outvars, results, put_results(jaxpr), sent_rows(jaxpr), strict=True))
     pushed: list[tuple[Tensor, Tensor]] = []  # stacks on chip, and their values
-    for value, is_put, is_sent in rows[inside.results.stacks]:
+    pushed_later: list[tuple[Tensor, Tensor]] = []  # likewise, in the next iteration
+    for var, value, is_put, is_sent in rows[inside.results.stacks]:
+        state = carries[carried[var]] if isinstance(var, Var) and var in carried and len(slots) > 1 else None
         if is_put or is_sent:
-            stack, stores = store_rows(ctx, body, value, counter, length, on_host=is_sent)
+            stack, stores = store_rows(ctx, bodies[1], value, counter, len(slots), on_host=is_sent)
             last_steps += stores.last
+        elif state is not None:
+            map_linearly(ctx.graph, value)
+            map_like(ctx.graph, state, value)
+            stack = new_stack(ctx.builder, state, len(slots), is_elsewhere=True)
+            pushed_later.append((stack, state))
+            last_steps.append(Copy(state, stack[slots[-1]], f"{ctx.name}/push", ctx.graph.origin))
         else:
-            stack = new_stack(ctx.builder, value, length)
+            stack = new_stack(ctx.builder, value, len(slots))
             pushed.append((stack, value))
         stacks.append(stack)
-    push_to_all(Builder(ctx.graph, body, ctx.name), pushed, counter)
+    push_to_all(in_body, pushed, counter)
+    # The first iteration stores the initial state where the second one overwrites it, since slots are clamped.
+    push_to_all(at_start, pushed_later, counter)
     return stacks, last_steps
 
 

@@ -251,6 +251,12 @@ def test_refuses_other_parameters(change, text):
     [
         ({"input_shapes": {"z": (1,)}}, "input_shapes names 'z'"),
         ({"input_shapes": {"x": (1,)}}, "input_shapes['x'] does not match this input"),
+        ({"input_shapes": {"x": "3,8"}}, "input_shapes['x'] is no shape"),
+        ({"input_shapes": {"x": (1.5, 8)}}, "input_shapes['x'] is no shape"),
+        ({"input_shapes": [(3, 8)]}, "input_shapes must name what each value is for"),
+        ({"static": ["x"]}, "static must name what each value is for"),
+        ({"static": {"x": object()}}, "static['x'] is no array of numbers"),
+        ({"max_sizes": ["y"]}, "max_sizes must name what each value is for"),
         ({"static": {"z": 1}}, "static names 'z'"),
         ({"static": {"x": np.zeros(3)}}, "input 'x' has the wrong shape"),
         ({"max_sizes": {"z": 1}}, "max_sizes names 'z'"),

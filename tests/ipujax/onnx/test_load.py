@@ -16,7 +16,7 @@ import ipujax as ipu
 import ipujax.onnx
 from ipujax.onnx import TracedOperandError, registry
 from ipujax.poplar import FLOAT, Input, Output, Vector, Vertex
-from tests.ipujax.onnx.models import info, mlp, model_of
+from tests.ipujax.onnx.models import OPSET, info, mlp, model_of
 
 SMALL = ipu.IPUModel(tiles_per_ipu=16)
 X = np.linspace(-1, 1, 32, dtype=np.float32).reshape(4, 8)
@@ -264,3 +264,18 @@ def test_types_that_a_file_leaves_out_are_filled_in():
     assert str(model.inputs[0]) == "x: float32[?]"
     np.testing.assert_allclose(model(model.params, X), X)
     assert ipujax.onnx.load(bare, input_shapes={"x": (4, 8)}).inputs[0].shape == (4, 8)
+
+
+def test_functions_of_an_older_opset_whose_nodes_mean_the_same_in_the_models():
+    """onnx can convert no function that gets the result of another, whose type it does not know."""
+    older = [helper.make_opsetid("", OPSET - 1)]
+    nodes = {"double": helper.make_node("Add", ["a", "a"], ["b"]), "negate": helper.make_node("Neg", ["a"], ["b"])}
+    calls = [
+        helper.make_node("double", ["x"], ["h"], domain="own"),
+        helper.make_node("negate", ["h"], ["y"], domain="own"),
+    ]
+    model = model_of(calls, [info("x", shape=(3,))], [info("y", shape=(3,))], domains=["own"])
+    for name, node in nodes.items():
+        model.functions.append(helper.make_function("own", name, ["a"], ["b"], [node], older))
+    loaded = ipujax.onnx.load(model)
+    np.testing.assert_array_equal(loaded({}, np.arange(3, dtype=np.float32)), [0, -2, -4])

@@ -14,6 +14,7 @@ from jax import lax
 import ipujax as ipu
 from ipujax.lowering.jax_compat import ClosedJaxpr, check_jaxpr, jaxpr_as_fun
 from ipujax.lowering.jaxpr import primitive_names, scan_body
+from ipujax.lowering.passes.count_loops import count_loops
 from ipujax.lowering.passes.hoist_products import hoist_products
 from ipujax.lowering.passes.inline import inline
 from tests.lowering.helpers import check
@@ -54,6 +55,25 @@ def of_constants(h: Any, row: Any, w: Any, u: Any, b: Any) -> Any:
     return jnp.tanh(row @ (w @ u) + h * (b @ u))
 
 
+def concatenated(h: Any, row: Any, w: Any, u: Any, b: Any) -> Any:
+    return jnp.tanh(jnp.concatenate([row, h], 1) @ jnp.concatenate([w, u]) + b)
+
+
+def counted(x: Any, w: Any, u: Any, b: Any) -> Any:
+    """The layer as a loop that counts, from the last row."""
+    return (lax.fori_loop(0, STEPS, lambda n, h: elman(h, jnp.asarray(x)[STEPS - 1 - n], w, u, b), START),)
+
+
+def counted_by_two(x: Any, w: Any, u: Any, b: Any) -> Any:
+    """Rows 1 and 3 along the second dimension, as `lax.dynamic_slice` keeps it."""
+    columns = jnp.swapaxes(x, 0, 1)
+
+    def step(n: Any, h: Any) -> Any:
+        return elman(h, lax.dynamic_slice_in_dim(columns, 2 * n + 1, 1, 1)[:, 0], w, u, b)
+
+    return (lax.fori_loop(0, 2, step, START),)
+
+
 def gradient(x: Any, w: Any, u: Any, b: Any) -> Any:
     return jax.grad(lambda w: (scanned(elman)(x, w, u, b)[0] ** 2).sum())(w)
 
@@ -70,11 +90,14 @@ HOISTED = {
     "a row as the second operand": (scanned(batch_last), 1, 1),
     "a chain of products": (scanned(deep), 0, 2),
     "products of constants": (scanned(of_constants), 0, 3),
+    "a product of a concatenation": (scanned(concatenated), 1, 1),
+    "rows at a counter": (counted, 1, 1),
+    "every second row at a counter": (counted_by_two, 1, 1),
 }
 
 
 def hoisted(fun: Callable[..., Any], *args: Any, **settings: Any) -> ClosedJaxpr:
-    jaxpr = hoist_products(inline(jax.make_jaxpr(fun)(*args)), **settings)
+    jaxpr = hoist_products(count_loops(inline(jax.make_jaxpr(fun)(*args))), **settings)
     check_jaxpr(jaxpr.jaxpr)
     return jaxpr
 
@@ -112,6 +135,32 @@ def test_moves_the_bias_with_its_product_and_drops_the_stack() -> None:
     inside = scan_body(scan.params)
     assert [var.aval.shape for var in scan.invars[inside.operands.stacks]] == [(STEPS, BATCH, UNITS)]
     assert list(primitive_names(inside.jaxpr.jaxpr)).count("add") == 1
+
+
+@pytest.mark.parametrize(
+    ("index", "why"),
+    [
+        (lambda n, x: n + 1, "clamped to the last row"),
+        (lambda n, x: n * n, "no progression"),
+        (lambda n, x: x[0, 0, 0].astype(jnp.int32), "data"),
+    ],
+)
+def test_rows_stay_whose_places_are_no_progression_inside(index: Callable[..., Any], why: str) -> None:
+    def run(x: Any, w: Any) -> Any:
+        return lax.fori_loop(0, STEPS, lambda n, h: jnp.tanh(h + x[index(n, x)] @ w), START)
+
+    assert products(hoisted(run, X, W))[0] == 1, why
+    check(run, X, W, tiles=(4,), rtol=1e-4, atol=1e-5)
+
+
+def test_a_product_of_a_concatenation_of_halves_stays_one() -> None:
+    """A sum of halves would be rounded once more."""
+    halves = [array.astype(np.float16) for array in ARGS]
+
+    def run(x: Any, w: Any, u: Any, b: Any) -> Any:
+        return lax.scan(lambda h, row: (concatenated(h, row, w, u, b), None), START.astype(np.float16), x)[0]
+
+    assert products(hoisted(run, *halves)) == (1, 0)
 
 
 def test_keeps_products_that_a_checkpoint_computes_again() -> None:

@@ -236,6 +236,18 @@ def test_writes_a_stack_in_place() -> None:
     assert vertices_in_body(3) == vertices_in_body(300)
 
 
+@pytest.mark.parametrize("length", [1, 2, 5])
+@pytest.mark.parametrize("reverse", [False, True])
+def test_stacks_what_it_carries(length: int, reverse: bool) -> None:
+    """Values that are carried are stored one iteration later, beside the first vertices; the last behind the loop."""
+
+    def run(c: Any, xs: Any) -> Any:
+        return lax.scan(lambda c, x: ((c[0] + x, c[1] * 2), (c[0] + x, c[0], c[1] * 2)), (c, c), xs, reverse=reverse)
+
+    xs = np.arange(3.0 * length, dtype=np.float32).reshape(length, 3)
+    check(run, np.ones(3, np.float32), xs, tiles=(1, 4))
+
+
 def test_counters_of_rows_take_no_step_of_a_loop() -> None:
     """A loop reads a row, adds it and stores the sum: counters advance beside that, a loop without rows has none."""
 
@@ -243,5 +255,5 @@ def test_counters_of_rows_take_no_step_of_a_loop() -> None:
         program = lowered(fun, args, small_target(16)).program
         return [len(node.body.children()) for node in distinct(program) if isinstance(node, Repeat)]
 
-    assert steps_of(lambda xs, c: lax.scan(lambda c, x: (c + x, c + x), c, xs), X, X[0]) == [3]
+    assert steps_of(lambda xs, c: lax.scan(lambda c, x: (c + x, c + x), c, xs), X, X[0]) == [2]
     assert steps_of(lambda c: lax.fori_loop(0, 5, lambda _, c: jnp.cos(c), c), X) == [1]

@@ -1,0 +1,105 @@
+"""Pass `join_products`: products of parts of one array with one operand are one product.
+
+    a = x[0] @ w   b = x[1] @ w          y = x @ w   a = y[0]   b = y[1]
+
+So steps of a recurrent layer that an exporter wrote one after the other share their input product, as those of a loop
+do by `hoist_products`. A product of more rows costs little more than one of a few.
+Input and output: jaxprs; those in loops, branches, replicas too. Products stay that `jax.checkpoint` computes again,
+those of a stage, and those whose results would cost more bytes, until they are read, than their supersteps.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+import jax
+from jax import lax
+
+from ipujax.lowering.jax_compat import ClosedJaxpr, JaxprEqn, Var, trace
+from ipujax.lowering.jaxpr import HOLDERS, Rewrite, everywhere, primitive_names, spliced, variables_read, with_inner
+from ipujax.lowering.passes.hoist_products import NUM_TILES, is_cheap_to_keep, may_move, most_kept_bytes
+from ipujax.lowering.primitives import record_of
+from ipujax.runtime.graph import BYTE_COST_CYCLES
+
+_VIEWS = frozenset(("view", "part"))
+
+
+def join_products(
+    jaxpr: ClosedJaxpr,
+    byte_cost: float = BYTE_COST_CYCLES,
+    *,
+    num_tiles: int = NUM_TILES,
+    keeps_products: bool = False,
+) -> ClosedJaxpr:
+    """Returns an equal jaxpr in which products of parts of an array with one operand are one.
+
+    Args:
+        jaxpr: the jaxpr, without calls.
+        byte_cost: cost per byte on the fullest tile, in cycles.
+        num_tiles: tiles over which results are spread.
+        keeps_products: whether all products stay as they are: where memory is short.
+    """
+    if keeps_products or "dot_general" not in primitive_names(jaxpr.jaxpr):
+        return jaxpr
+    most_bytes = most_kept_bytes(byte_cost, num_tiles)
+
+    def rewritten(body: ClosedJaxpr, rewrite: Rewrite) -> ClosedJaxpr:
+        eqns = [with_inner(eqn, rewrite) if eqn.primitive.name in HOLDERS else eqn for eqn in body.jaxpr.eqns]
+        joined = _joined(eqns, most_bytes)
+        is_same = len(joined) == len(body.jaxpr.eqns) and all(
+            a is b for a, b in zip(joined, body.jaxpr.eqns, strict=True)
+        )
+        return body if is_same else ClosedJaxpr(body.jaxpr.replace(eqns=joined), body.consts)
+
+    return everywhere(rewritten)(jaxpr)
+
+
+def _joined(eqns: Sequence[JaxprEqn], most_bytes: float) -> list[JaxprEqn]:
+    """The equations, those of a group at the place of its first."""
+    makers = {var: eqn for eqn in eqns for var in eqn.outvars}
+    groups: dict[Hashable, list[JaxprEqn]] = defaultdict(list)
+    for eqn in eqns:
+        if eqn.primitive.name == "dot_general" and may_move(eqn) and is_cheap_to_keep(eqn, most_bytes):
+            left, right = eqn.invars
+            views = _views(left, makers) if isinstance(left, Var) and isinstance(right, Var) else []
+            if views:
+                whole = variables_read(views[0])[0]
+                groups[whole, right, left.aval, tuple(sorted(map(repr, eqn.params.items())))].append(eqn)
+    group_of = {id(eqn): group for group in groups.values() if len(group) > 1 for eqn in group}
+    added = set[int]()
+    result: list[JaxprEqn] = []
+    for eqn in eqns:
+        group = group_of.get(id(eqn), [])
+        views = [view for product in group for view in _views(product.invars[0], makers)]
+        if id(eqn) not in added:
+            result += [view for view in dict.fromkeys(views) if id(view) not in added]
+            result += _product(group) if group else [eqn]
+        added.update(map(id, (eqn, *views, *group)))
+    return result
+
+
+def _views(part: Any, makers: Mapping[Var, JaxprEqn]) -> list[JaxprEqn]:
+    """Equations that make a part of an array, in order."""
+    views: list[JaxprEqn] = []
+    while (maker := makers.get(part)) is not None and record_of(maker).cost in _VIEWS and variables_read(maker):
+        views.append(maker)
+        (part,) = variables_read(maker)
+    return views[::-1]
+
+
+def _product(group: Sequence[JaxprEqn]) -> list[JaxprEqn]:
+    """Equations of one product for a group, with the results of each."""
+    first = group[0]
+
+    def products(right: jax.Array, *lefts: jax.Array) -> list[jax.Array]:
+        stacked = lax.concatenate([lax.expand_dims(left, (0,)) for left in lefts], 0)
+        results = jax.vmap(lambda left: first.primitive.bind(left, right, **first.params))(stacked)
+        return [lax.index_in_dim(results, number, keepdims=False) for number in range(len(lefts))]
+
+    operands = [first.invars[1], *(eqn.invars[0] for eqn in group)]
+    jaxpr = trace(products, [atom.aval for atom in operands], {}, ()).jaxpr.jaxpr
+    results = zip(jaxpr.outvars, (eqn.outvars[0] for eqn in group), strict=True)
+    eqns, _ = spliced(jaxpr, {**dict(results), **dict(zip(jaxpr.invars, operands, strict=True))})
+    return [eqn.replace(source_info=first.source_info) for eqn in eqns]
