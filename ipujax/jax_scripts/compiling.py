@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from ipujax.stages import Compiled, Lowered
 
 _LOG = Log("profiling")
+_TOO_MANY = f"a call decides more than {MOST_DECISIONS:,} times"
 _WIDE = frozenset(("float64", "int64", "uint64", "complex128"))  # dtypes that JAX has with `jax_enable_x64` alone
 
 
@@ -55,7 +56,8 @@ class CallProfiles:
         worst_cycles: cycles of a call with the dearest branches; None if there are none, or if a trip count is data.
         sampled_calls: number of calls whose own cycles are counted, the others as their mean; None for a function whose
             calls take equally long.
-        is_worst: whether `profile` and `total_cycles` have the dearest branches, as no call could be run again.
+        unrecorded: reason for which no call was run again, so that `profile` and `total_cycles` have the dearest
+            branches, and trip counts stay unknown; "" for a function without, and for recorded calls.
         used_trip_counts: names of loops whose trip counts the options have.
     """
 
@@ -63,7 +65,7 @@ class CallProfiles:
     total_cycles: int | None
     worst_cycles: int | None = None
     sampled_calls: int | None = None
-    is_worst: bool = False
+    unrecorded: str = ""
     used_trip_counts: frozenset[str] = frozenset()
 
 
@@ -116,11 +118,18 @@ def profiles_of(
             cycles = _cycles_of(profile)
             depends_on_data = _has_decisions(compiled.executable.program)
         total = None if cycles is None else record.calls * cycles
-        static = CallProfiles(profile, total, is_worst=depends_on_data, used_trip_counts=frozenset(trip_counts))
-        if trip_counts or not depends_on_data:
+        static = CallProfiles(profile, total, used_trip_counts=frozenset(trip_counts))
+        if not depends_on_data:
             return static
-        with _step("its run on arguments of the script's calls, for the trip counts of its loops,", record):
-            return _recorded(compiled, record, cycles) or static
+        if trip_counts:
+            return replace(static, unrecorded="its trip counts are given")
+        if record.samples is None:
+            return replace(static, unrecorded="it changes Refs, or needs results of the host")
+        try:
+            with _step("its run on arguments of the script's calls", record):
+                return _recorded(compiled, record, cycles) or replace(static, unrecorded=_TOO_MANY)
+        except IpuError as error:  # as the script's own call may have failed
+            return replace(static, unrecorded=error.what.partition("\n")[0])
 
 
 def _compiled(record: FunctionRecord, device: IPUModel, target: Target, options: Options) -> Compiled:
@@ -137,9 +146,9 @@ def _compiled(record: FunctionRecord, device: IPUModel, target: Target, options:
 
 
 def _recorded(compiled: Compiled, record: FunctionRecord, worst_cycles: int | None) -> CallProfiles | None:
-    """Return the profiles of the calls that were sampled, by running these again; None if none can be."""
-    assert record.jaxpr is not None
-    if record.samples is None or least_decisions(record.jaxpr.jaxpr) > MOST_DECISIONS:
+    """Return the profiles of the calls that were sampled, by running these again; None if one decides too often."""
+    assert record.jaxpr is not None and record.samples is not None
+    if least_decisions(record.jaxpr.jaxpr) > MOST_DECISIONS:
         return None
     profiles = profiles_of_calls(compiled, record.samples.arguments)
     if not profiles:

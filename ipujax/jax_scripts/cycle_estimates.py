@@ -5,18 +5,18 @@ Whatever takes time counts: products, arithmetic on whole numbers and floats, mo
 Input: a jaxpr, a target. Output: an `Estimate` of one call.
 Limits: no layouts, so an operation costs its bytes at the rate of all tiles and one superstep; a compiled function
 differs by a factor of about two. Of a loop whose trip count is data one iteration counts, of several branches the
-cheapest: the least that a call may take.
+cheapest: the least that a call may take. `most_cycles` is what it takes with the dearest branches.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import log2, prod
+from math import inf, log2, prod
 from typing import Any
 
 from ipujax.lowering.jax_compat import ClosedJaxpr, Jaxpr, JaxprEqn, jaxprs_in_params
-from ipujax.lowering.jaxpr import elements_of
+from ipujax.lowering.jaxpr import elements_of, primitive_names
 from ipujax.runtime.target import Target
 
 _FREE = ("view", "part", "none", "statement")
@@ -32,15 +32,22 @@ class Estimate:
     Args:
         transfers: cycles of the transfers of arguments and results from and to the host.
         device: cycles on the device.
+        most_device: those with the dearest of several branches; infinite where a trip count is data.
     """
 
     transfers: float = 0.0
     device: float = 0.0
+    most_device: float = 0.0
 
     @property
     def cycles(self) -> float:
         """Cycles of both."""
         return self.transfers + self.device
+
+    @property
+    def most_cycles(self) -> float:
+        """Most cycles of both."""
+        return self.transfers + self.most_device
 
 
 def estimate_of(jaxpr: ClosedJaxpr, target: Target) -> Estimate:
@@ -48,18 +55,24 @@ def estimate_of(jaxpr: ClosedJaxpr, target: Target) -> Estimate:
     values = (*jaxpr.jaxpr.invars, *jaxpr.jaxpr.outvars)
     seconds = sum(map(_bytes_of, values)) / target.host_bytes_per_second
     seconds += (bool(jaxpr.in_avals) + bool(jaxpr.out_avals)) * target.host_latency_seconds
-    return Estimate(seconds * target.clock_hz, _cycles(jaxpr.jaxpr, target))
+    least = most = _cycles(jaxpr.jaxpr, target, is_most=False)
+    if "while" in primitive_names(jaxpr.jaxpr):
+        most = inf
+    elif "cond" in primitive_names(jaxpr.jaxpr):
+        most = _cycles(jaxpr.jaxpr, target, is_most=True)
+    return Estimate(seconds * target.clock_hz, least, most)
 
 
-def _cycles(jaxpr: Jaxpr, target: Target) -> float:
-    return sum(_cycles_of_equation(eqn, target) for eqn in jaxpr.eqns)
+def _cycles(jaxpr: Jaxpr, target: Target, is_most: bool) -> float:
+    """Return the cycles of a jaxpr with the cheapest of several branches, or the dearest."""
+    return sum(_cycles_of_equation(eqn, target, is_most) for eqn in jaxpr.eqns)
 
 
-def _cycles_of_equation(eqn: JaxprEqn, target: Target) -> float:
+def _cycles_of_equation(eqn: JaxprEqn, target: Target, is_most: bool) -> float:
     from ipujax.lowering.primitives import record_of  # a script without functions needs no compiler
 
     name = eqn.primitive.name
-    inner = _inner_cycles(eqn, target)
+    inner = _inner_cycles(eqn, target, is_most)
     if inner is not None and not name.startswith(_CALLS_OF_ELEMENTS):
         return inner
     record = record_of(eqn)
@@ -80,18 +93,18 @@ def _cycles_of_equation(eqn: JaxprEqn, target: Target) -> float:
     return superstep + moved_bytes / rate / target.num_tiles
 
 
-def _inner_cycles(eqn: JaxprEqn, target: Target) -> float | None:
+def _inner_cycles(eqn: JaxprEqn, target: Target, is_most: bool) -> float | None:
     """Return the cycles of the jaxprs inside of an equation; None without any."""
     if eqn.primitive.name == "call_exported":
         from ipujax.lowering.stablehlo.exported_calls import exported_callee
 
         callee = exported_callee(eqn)
-        return None if callee is None else _cycles(callee.jaxpr, target)
-    inner = [_cycles(getattr(nested, "jaxpr", nested), target) for nested in jaxprs_in_params(eqn.params)]
+        return None if callee is None else _cycles(callee.jaxpr, target, is_most)
+    inner = [_cycles(getattr(nested, "jaxpr", nested), target, is_most) for nested in jaxprs_in_params(eqn.params)]
     if not inner:
         return None
     if eqn.primitive.name == "cond":
-        return min(inner)
+        return (max if is_most else min)(inner)
     if eqn.primitive.name == "scan":
         return float(eqn.params["length"]) * (sum(inner) + _superstep_cycles(target))
     return sum(inner)

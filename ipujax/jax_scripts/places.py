@@ -80,6 +80,11 @@ def _kind_of(file: str) -> int:
     return _LIBRARY if is_installed(file) else _SCRIPT
 
 
+def is_of_script_or_library(file: str) -> bool:
+    """Return whether a file is neither JAX's nor of ipujax."""
+    return _kind_of(file) in (_LIBRARY, _SCRIPT)
+
+
 def is_defined_by_jax(source: str) -> bool:
     """Return whether the source of a jaxpr, `name at file:line`, is a file of JAX."""
     return source.partition(" at ")[2].startswith(_JAX_FOLDER)

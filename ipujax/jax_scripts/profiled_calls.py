@@ -41,7 +41,8 @@ class ProfiledCalls:
             data.
         sampled_calls: number of calls whose own loops and branches are counted, the others as their mean; None for a
             function whose calls take equally long.
-        is_worst: whether the cycles have the dearest branch of each branch on data, as no call was recorded.
+        unrecorded: reason for which no call of a function with loops or branches on data was run again, so that cycles
+            have the dearest branches; "" else.
     """
 
     name: str
@@ -55,7 +56,7 @@ class ProfiledCalls:
     total_cycles: int = 0
     worst_cycles: int | None = None
     sampled_calls: int | None = None
-    is_worst: bool = False
+    unrecorded: str = ""
 
     @property
     def cycles(self) -> int:

@@ -57,8 +57,8 @@ class Selection:
 
     Args:
         every: choose all.
-        min_cycles: choose those with so many estimated cycles a call; None for `_SHARE` of those of the run, and all
-            whose loops or branches depend on data.
+        min_cycles: choose those with so many estimated cycles a call; None for those that may have `_SHARE` of the
+            cycles of the run.
         only: choose those of these names; empty for the other rules.
     """
 
@@ -71,7 +71,7 @@ class Selection:
         """Whether no rule is given, so that the table should come soon."""
         return not self.every and self.min_cycles is None and not self.only
 
-    def reason(self, record: FunctionRecord, estimate: float, total: float) -> str:
+    def reason(self, record: FunctionRecord, estimate: Estimate, total: float) -> str:
         """Return the reason for which a function is not compiled, "" if it is.
 
         Args:
@@ -86,11 +86,10 @@ class Selection:
         if self.every:
             return ""
         if self.min_cycles is not None:
-            return "" if estimate >= self.min_cycles else f"fewer than {self.min_cycles:,g} cycles a call"
-        if record.depends_on_data:
-            return ""
-        share = record.calls * estimate / total if total else 0.0
-        return "" if share >= _SHARE else f"{100 * share:.1f} % of the run's cycles"
+            return "" if estimate.most_cycles >= self.min_cycles else f"fewer than {self.min_cycles:,g} cycles a call"
+        share = record.calls * estimate.most_cycles / total if total else 0.0
+        bound = "at most " if estimate.most_cycles > estimate.cycles else ""
+        return "" if share >= _SHARE else f"{bound}{100 * share:.1f} % of the run's cycles"
 
     def __str__(self) -> str:
         if self.only:
@@ -132,7 +131,7 @@ class ProfilingRun(NotCopied):
         if self._recorder.is_active:
             raise ArgumentError("functions of ipu.profiling are known when its block has ended")
         target = self.device.target
-        records = (record for record in self._recorder.records if record.calls)
+        records = (record.with_implementations() for record in self._recorder.records if record.calls)
         return [(each, Estimate() if each.jaxpr is None else estimate_of(each.jaxpr, target)) for each in records]
 
     @cached_property
@@ -151,17 +150,18 @@ class ProfilingRun(NotCopied):
         Raises:
             ArgumentError: the code is still running.
         """
-        # Cycles that depend on data are known when their functions are compiled; shares of the run are those of all.
-        functions = [(each, x.cycles) for each, x in self._estimates if not is_operation(each, x)]
+        functions = [each for each in self._estimates if not is_operation(*each)]
+        functions.sort(key=lambda row: -row[0].calls * row[1].cycles)
         total = float(sum(row.estimated_cycles for row in self.operations))
+        total += sum(record.calls * estimate.cycles for record, estimate in functions)
         rows: list[ProfiledCalls] = []
         is_interrupted = False
+        # Cycles that depend on data are known when their functions are compiled; shares of the run are those of all.
         for depends_on_data in (True, False):
-            chosen = [(each, estimate) for each, estimate in functions if each.depends_on_data == depends_on_data]
-            total += sum(each.calls * estimate for each, estimate in chosen if not depends_on_data)
-            chosen.sort(key=lambda row: -row[0].calls * row[1])
             latest = time.process_time() + max(_SHARE_OF_SECONDS * self._script_seconds, _LEAST_SECONDS)
-            for record, estimate in chosen:
+            for record, estimate in functions:
+                if record.depends_on_data != depends_on_data:
+                    continue
                 reason = self._selection.reason(record, estimate, total)
                 if not reason and depends_on_data and self._selection.is_default and time.process_time() > latest:
                     reason = _OUT_OF_TIME
@@ -170,10 +170,10 @@ class ProfilingRun(NotCopied):
                 except KeyboardInterrupt:  # by a user who does not wait for the rest
                     is_interrupted = True
                     rows.append(self._row(record, estimate, _INTERRUPTED))
-            total += sum(row.total_cycles for row in rows if depends_on_data)
+            total += sum(row.total_cycles - row.calls * row.estimated_cycles for row in rows if row.total_cycles)
         return tuple(sorted(rows, key=_order))
 
-    def _row(self, record: FunctionRecord, estimate: float, reason: str) -> ProfiledCalls:
+    def _row(self, record: FunctionRecord, estimate: Estimate, reason: str) -> ProfiledCalls:
         path, line = record.definition
         row = ProfiledCalls(
             shown_name(record),
@@ -181,7 +181,7 @@ class ProfilingRun(NotCopied):
             f"{file_name(path)}:{line}" if path else record.line,
             defining_class(path, line) if path else "",
             () if record.jaxpr is None else tuple(aval.str_short() for aval in record.jaxpr.in_avals),
-            round(estimate),
+            round(estimate.cycles),
             None,
             reason,
         )
@@ -201,7 +201,7 @@ class ProfilingRun(NotCopied):
             total_cycles=calls.total_cycles or 0,
             worst_cycles=calls.worst_cycles,
             sampled_calls=calls.sampled_calls,
-            is_worst=calls.is_worst,
+            unrecorded=calls.unrecorded,
         )
 
     @property

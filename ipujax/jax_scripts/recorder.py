@@ -19,6 +19,7 @@ from weakref import ReferenceType, WeakKeyDictionary, ref
 import jax
 
 from ipujax.jax_scripts.call_signatures import Signatures
+from ipujax.jax_scripts.library_primitives import has_library_primitives, with_implementations
 from ipujax.jax_scripts.places import CallPlace, PlaceFinder, has_place, is_defined_by_jax
 from ipujax.jax_scripts.samples import CallSamples
 from ipujax.jax_scripts.silent_callbacks import can_run_again
@@ -44,7 +45,7 @@ class FunctionRecord:
         place: where the first call comes from; None if nothing of a script calls it.
         is_of_jax: whether JAX defines it, as an operation of an array, not the script or a library.
         reason: reason for which it cannot be compiled for an IPU; "" if it can.
-        depends_on_data: whether it may have loops or branches on data.
+        depends_on_data: whether it has loops or branches on data, or may, in primitives that libraries define.
         samples: arguments of calls, if it depends on them and may be run again; None else.
         calls: number of calls.
         places: number of calls by place, of a function that JAX defines.
@@ -114,6 +115,13 @@ class FunctionRecord:
     def text(self) -> str:
         """The jaxpr as text, by which equal functions are found."""
         return "" if self.jaxpr is None else _ADDRESS.sub("", str(self.jaxpr))
+
+    def with_implementations(self) -> FunctionRecord:
+        """Return the record with the equations of all primitives that libraries define; equal without any."""
+        if self.jaxpr is None or (jaxpr := with_implementations(self.jaxpr)) is self.jaxpr:
+            return self
+        samples = self.samples if can_run_again(jaxpr) else None
+        return replace(self, jaxpr=jaxpr, depends_on_data=_has_control_on_data(jaxpr), samples=samples)
 
     @property
     def outline(self) -> Any:
@@ -256,8 +264,7 @@ class Recorder:
             record.is_of_jax = is_defined_by_jax(record.source) or (
                 not has_place(record.source) and place.function != ""
             )
-            names = set(primitive_names(jaxpr.jaxpr))
-            record.depends_on_data = bool(names & _CONTROL_ON_DATA)
+            record.depends_on_data = _has_control_on_data(jaxpr) or has_library_primitives(jaxpr.jaxpr)
             record.samples = CallSamples() if record.depends_on_data and can_run_again(jaxpr) else None
             record.shardings, record.reason = _shardings_of(name, args, shardings)
         with self._lock:
@@ -266,6 +273,10 @@ class Recorder:
             if earlier is None:
                 equal.append(record)
             return earlier or record
+
+
+def _has_control_on_data(jaxpr: ClosedJaxpr) -> bool:
+    return not _CONTROL_ON_DATA.isdisjoint(primitive_names(jaxpr.jaxpr))
 
 
 def _without_weak_types(records: Sequence[FunctionRecord]) -> list[FunctionRecord]:

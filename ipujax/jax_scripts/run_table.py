@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ipujax.jax_scripts.profiled_calls import ProfiledCalls, SingleOperations
-from ipujax.jax_scripts.recorded_calls import MOST_DECISIONS
 from ipujax.runtime.errors import ProfileError
 from ipujax.runtime.profile import Row, duration, size, text_table
 
@@ -106,9 +105,9 @@ def _cells(name: str, row: ProfiledCalls) -> Row:
 
 
 def _notes(row: ProfiledCalls) -> list[str]:
-    if row.is_worst and row.total_cycles:
-        reason = f"it calls the host, or decides more than {MOST_DECISIONS:,} times a call"
-        return [f"each branch on data is the dearest, for no call was run again: {reason}"]
+    if row.unrecorded:
+        effect = "each branch on data is the dearest" if row.total_cycles else "trip counts are unknown"
+        return [f"{effect}, for no call was run again: {row.unrecorded}"]
     if row.sampled_calls is not None and row.sampled_calls < row.calls:
         return [f"{row.sampled_calls:,} of {row.calls:,} calls were run again for their loops and branches on data"]
     return []

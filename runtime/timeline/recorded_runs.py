@@ -10,7 +10,6 @@ Input: parts, and a walk that knows their choices. Output: clocks after runs of 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import TYPE_CHECKING
@@ -58,6 +57,7 @@ class _Run:
 
 _Effect = StaticEffect | _Run
 _Parts = tuple[tuple[_Effect, int], ...]
+_EffectList = list[tuple[_Effect, int]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,13 +67,13 @@ class RecordedRuns:
     _runs: dict[_Parts, _Run] = field(default_factory=dict)  # parts before those that they are parts of
     _static: dict[tuple[tuple[Program, ...], Origin], StaticEffect] = field(default_factory=dict)
     _decisions: dict[tuple[Program, Origin], StaticEffect] = field(default_factory=dict)
-    _segments: dict[Program, tuple[tuple[Program, ...], ...]] = field(default_factory=dict)
+    _segments: dict[tuple[Block, Origin], tuple[StaticEffect | Program, ...]] = field(default_factory=dict)
 
     def advance(self, walk: Walk, parts: tuple[Program, ...], count: int, clocks: Clocks, caller: Origin) -> Sums:
         """Advance clocks over `count` runs of parts, in order; return the sums over them, which are not added."""
         reader = _Reader(self, walk, clocks)
         used: Counter[_Effect] = Counter()
-        for effect, number in reader.in_a_row(parts, count, caller):
+        for effect, number in reader.runs_in_a_row(parts, count, caller):
             apply_to_rows(effect.matrix, effect.rows, clocks.state, number)
             used[effect] += number
         for run in reversed(self._runs.values()):
@@ -110,81 +110,75 @@ class RecordedRuns:
             self._decisions[node, caller] = walk.effect_of_leaf(node, caller)
         return self._decisions[node, caller]
 
-    def segments(self, walk: Walk, block: Block) -> tuple[tuple[Program, ...], ...]:
-        """Return the parts of a block, consecutive ones without recorded control together."""
-        if block not in self._segments:
-            groups = [(alike, tuple(parts)) for alike, parts in groupby(block.children(), walk.control.is_recorded)]
-            segments = [((part,) for part in parts) if is_recorded else (parts,) for is_recorded, parts in groups]
-            self._segments[block] = tuple(segment for group in segments for segment in group)
-        return self._segments[block]
+    def segments(self, walk: Walk, block: Block, caller: Origin) -> tuple[StaticEffect | Program, ...]:
+        """Return the parts of a block: those with recorded control, and effects of what is between them."""
+        if (block, caller) not in self._segments:
+            segments: list[StaticEffect | Program] = []
+            for is_recorded, group in groupby(block.children(), walk.control.is_recorded):
+                parts = tuple(group)
+                segments += parts if is_recorded else (self.static(walk, parts, caller),)
+            self._segments[block, caller] = tuple(segments)
+        return self._segments[block, caller]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Reader:
-    """Reads the choices of runs, and returns their effects."""
+    """Reads the choices of runs, and appends their effects to lists, each with the number of equal ones in a row."""
 
     runs: RecordedRuns
     walk: Walk
     clocks: Clocks
 
-    def in_a_row(self, parts: tuple[Program, ...], count: int, caller: Origin) -> Iterator[tuple[_Effect, int]]:
-        """Yield the effects of `count` runs of parts, each with the number of equal ones in a row."""
-        effects = (self._effect_of(self._parts_of(parts, caller)) for _ in range(count))
-        return _with_counts((effect, 1) for effect in effects)
+    def runs_in_a_row(self, parts: tuple[Program, ...], count: int, caller: Origin) -> _EffectList:
+        """Return the effects of `count` runs of parts."""
+        effects: _EffectList = []
+        for _ in range(count):
+            _append(effects, self._effect_of(parts, caller))
+        return effects
 
-    def _effect_of(self, parts: Iterator[tuple[_Effect, int]]) -> _Effect:
-        return self.runs.run_of(tuple(_with_counts(parts)), self.walk.num_ipus + self.walk.slots)
-
-    def _parts_of(self, parts: tuple[Program, ...], caller: Origin) -> Iterator[tuple[_Effect, int]]:
-        """Yield the effects of parts in order, of which those with recorded control stand alone."""
+    def _effect_of(self, parts: tuple[Program, ...], caller: Origin) -> _Effect:
+        effects: _EffectList = []
         for part in parts:
-            if not self.walk.control.is_recorded(part):
-                yield self.runs.static(self.walk, (part,), caller), 1
-            elif isinstance(part, Block):
-                for segment in self.runs.segments(self.walk, part):
-                    if len(segment) == 1 and self.walk.control.is_recorded(segment[0]):
-                        yield self._effect_of(self._recorded(segment[0], caller)), 1
-                    else:
-                        yield self.runs.static(self.walk, segment, caller), 1
-            else:
-                yield from self._recorded(part, caller)
+            self._read(part, caller, effects)
+        return self.runs.run_of(tuple(effects), self.walk.num_ipus + self.walk.slots)
 
-    def _recorded(self, part: Program, caller: Origin) -> Iterator[tuple[_Effect, int]]:
-        """Yield the effects of a part with recorded control, as `Walk.visit` runs it."""
+    def _read(self, part: Program, caller: Origin, effects: _EffectList) -> None:
+        """Append the effects of a part, as `Walk.visit` runs it; parts of a block with recorded control stand alone."""
         walk = self.walk
+        if not walk.control.is_recorded(part):
+            _append(effects, self.runs.static(walk, (part,), caller))
+            return
         match part:
+            case Block():
+                for segment in self.runs.segments(walk, part, caller):
+                    effect = self._effect_of((segment,), caller) if isinstance(segment, Program) else segment
+                    _append(effects, effect)
             case Call(function, origin):
-                caller = compose(caller, origin) if origin != OUTSIDE else caller
-                yield from self._parts_of((function.body,), caller)
+                self._read(function.body, compose(caller, origin) if origin != OUTSIDE else caller, effects)
             case Loop(test=condition):
                 test = () if condition is None else (walk.test_of(part, condition),)
-                yield from self._parts_of(test, caller)
+                for each in test:
+                    self._read(each, caller, effects)
                 count = walk.control.trip_count(part, self.clocks)
                 body = (part.body, *test)
                 if any(map(walk.control.is_recorded, body)):
-                    yield from self.in_a_row(body, count, caller)
+                    for effect, number in self.runs_in_a_row(body, count, caller):
+                        _append(effects, effect, number)
                 elif count:
-                    yield self.runs.static(walk, body, caller), count
+                    _append(effects, self.runs.static(walk, body, caller), count)
             case LoopTest():
-                yield from self._parts_of((part.test,), caller)
-                yield self.runs.decision(walk, part.loop, caller), 1
+                self._read(part.test, caller, effects)
+                _append(effects, self.runs.decision(walk, part.loop, caller))
             case Branch():
-                yield self.runs.decision(walk, part, caller), 1
-                yield from self._parts_of((part.children()[walk.chosen_branch(part, self.clocks)],), caller)
+                _append(effects, self.runs.decision(walk, part, caller))
+                self._read(part.children()[walk.chosen_branch(part, self.clocks)], caller, effects)
             case _:
-                yield from self._parts_of((part,), caller)
+                raise AssertionError(f"{part} has no recorded control")
 
 
-def _with_counts(effects: Iterator[tuple[_Effect, int]]) -> Iterator[tuple[_Effect, int]]:
-    """Yield effects with the numbers of equal ones in a row."""
-    latest: _Effect | None = None
-    number = 0
-    for effect, count in effects:
-        if effect is latest:
-            number += count
-            continue
-        if latest is not None:
-            yield latest, number
-        latest, number = effect, count
-    if latest is not None:
-        yield latest, number
+def _append(effects: _EffectList, effect: _Effect, count: int = 1) -> None:
+    """Append an effect with its number of runs; one more of the last effect is added to its number."""
+    if effects and effects[-1][0] is effect:
+        effects[-1] = effect, effects[-1][1] + count
+    else:
+        effects.append((effect, count))

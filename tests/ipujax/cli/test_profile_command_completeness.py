@@ -21,6 +21,7 @@ from jax.scipy.sparse.linalg import cg
 
 import ipujax as ipu
 from ipujax.cli import main
+from ipujax.lowering.jax_compat import Primitive, mlir
 
 Capture = pytest.CaptureFixture[str]
 DEVICE = ipu.IPUModel(tiles_per_ipu=16)
@@ -206,13 +207,65 @@ def test_profile_command_says_which_calls_it_could_not_run_again() -> None:
         for n in range(100):
             many(X, n)
     rows = {row.name: row for row in run.functions}
-    assert rows["asked"].is_worst and rows["asked"].total_cycles > 0
+    assert rows["asked"].unrecorded and rows["asked"].total_cycles > 0
     assert rows["<lambda>"].calls == 100 and (rows["<lambda>"].sampled_calls or 0) < 100
     table = str(run)
     assert "asked: each branch on data is the dearest" in table and "of 100 calls were run again" in table
     compiled = ipu.jit(many, device=DEVICE).lower(X, 1).compile()
     right = sum(compiled.profile_call(X, n)[1].cycles for n in range(100))
     assert rows["<lambda>"].total_cycles == pytest.approx(right, rel=0.05)
+
+
+def test_profile_command_sees_through_primitives_of_libraries() -> None:
+    """A primitive whose implementation is JAX code has its control flow, its calls of the host, and its cycles."""
+
+    def solve(x: Any) -> Any:
+        def refuse(x: Any) -> Any:
+            return jax.pure_callback(lambda x: np.asarray(x), jax.ShapeDtypeStruct((4, 4), jnp.float32), x)
+
+        return jax.lax.cond(jnp.isnan(x).any(), refuse, lambda x: x @ x @ x, x)
+
+    primitive = Primitive("solve")
+    primitive.def_impl(solve)
+    primitive.def_abstract_eval(lambda x: x)
+    mlir.register_lowering(primitive, mlir.lower_fun(solve, multiple_results=False))
+    with ipu.profiling(DEVICE) as run:
+        jax.jit(lambda x: primitive.bind(x) + 1)(X)
+        jax.jit(lambda x: solve(x) + 1)(X)
+    hidden, plain = run.functions
+    assert hidden.estimated_cycles == plain.estimated_cycles
+    assert hidden.sampled_calls == plain.sampled_calls == 1
+    assert hidden.total_cycles == pytest.approx(plain.total_cycles, rel=0.01)
+    assert hidden.worst_cycles is not None and hidden.worst_cycles > hidden.cycles
+
+
+def test_profile_command_has_the_programs_of_calls_that_fail() -> None:
+    def fail(_: Any) -> Any:
+        raise ValueError("no roots")
+
+    @jax.jit
+    def root(x: Any) -> Any:
+        x = jax.lax.while_loop(lambda x: x.sum() < 50, lambda x: x + 1, x)
+        return jax.pure_callback(fail, jax.ShapeDtypeStruct((4, 4), jnp.float32), x)
+
+    with ipu.profiling(DEVICE) as run, pytest.raises(jax.errors.JaxRuntimeError):
+        jax.block_until_ready(root(X))
+    (row,) = run.functions
+    assert row.profile is not None and row.profile.memory.max_tile_bytes > 0
+    assert "no roots" in row.unrecorded and "trip counts are unknown, for no call was run again: its run" in str(run)
+
+
+def test_profile_command_leaves_out_small_functions_that_choose() -> None:
+    """Their dearest branches have less than the share that is listed; a trip count may be any number."""
+    large = jax.jit(lambda x: jax.lax.fori_loop(0, 2000, lambda _, x: jnp.tanh(x @ x), x))
+    choosing = jax.jit(lambda x: jax.lax.cond(x.sum() > 0, lambda x: x @ x, lambda x: x, x))
+    looping = jax.jit(lambda x: jax.lax.while_loop(lambda x: x.sum() < 0, lambda x: x @ x, x))
+    with ipu.profiling(DEVICE) as run:
+        for fun in (large, choosing, looping):
+            fun(X)
+    reasons = {bool(row.reason): row.reason for row in run.functions}
+    assert [row.profile is None for row in run.functions] == [False, False, True]
+    assert re.fullmatch(r"at most 0\.\d % of the run's cycles", reasons[True])
 
 
 def written(tmp_path: Path, source: str) -> str:
