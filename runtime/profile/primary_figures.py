@@ -29,6 +29,7 @@ from ipujax.runtime.host import HostData
 from ipujax.runtime.memory import Attempt, MemoryReport, ways_to_fit
 from ipujax.runtime.profile.attribution import Attribution, label
 from ipujax.runtime.profile.execution_trace import TRACE_PHASES, ExecutionTrace, execution_trace
+from ipujax.runtime.profile.handed_values import HandedValues, handed_values
 from ipujax.runtime.profile.program_costs import PROGRAM_TREE, EquationKind, ProgramNode, program_costs
 from ipujax.runtime.profile.slow_code import (
     Emulated,
@@ -373,7 +374,11 @@ class PrimaryFigures(FigureRecord):
     @run_figure
     def step_costs(self) -> Annotated[tuple[StepCost, ...], Length("operations")]:
         """Costs and variables of each operation of each line and layer, in program order; other views sum these."""
-        return step_costs(self.executable, self._ran_program, self.numbering, self.timeline, self.limiting_ipu)
+        return step_costs(self.executable, self._attribution, self.numbering, self.timeline, self.limiting_ipu)
+
+    @cached_property
+    def _attribution(self) -> Attribution:
+        return Attribution(self.executable, self._ran_program)
 
     @cached_property
     def liveness(self) -> dict[str, Any]:
@@ -385,7 +390,16 @@ class PrimaryFigures(FigureRecord):
 
     @cached_property
     def _step_rows(self) -> StepRows:
-        return StepRows(self.executable, self._ran_program, self.step_costs)
+        return StepRows(self._attribution, self.step_costs)
+
+    @run_figure
+    def handed_values(self) -> HandedValues:
+        """Bytes that operations, rows of `step_costs`, read of what others have written: the program as a graph.
+
+        Raises:
+            ProfileError: as `timeline`.
+        """
+        return handed_values(self.executable, self._ran_program, self._step_rows, len(self.step_costs))
 
     @run_figure
     def execution_trace(self) -> ExecutionTrace:
@@ -438,10 +452,11 @@ class PrimaryFigures(FigureRecord):
         executable = self.executable
         if not self._task_spans.pipelines:
             return ()
-        attribution = Attribution(executable, self._ran_program)
         works = {node: step.work for node, step in executable.steps.items()}
         is_buffered = self.target.global_exchange == "buffered"
-        return stage_costs(self._task_spans, self.tasks, self.timeline, attribution.own_shares, works, is_buffered)
+        return stage_costs(
+            self._task_spans, self.tasks, self.timeline, self._attribution.own_shares, works, is_buffered
+        )
 
     @run_figure
     def pipelines(self) -> Annotated[tuple[PipelineCost, ...], Length("pipelines")]:
