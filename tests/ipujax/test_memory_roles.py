@@ -233,3 +233,10 @@ def test_activations_of_a_function_that_is_called_again_are_kept():
     actual, graph = roles(step, [array(width, width)] * 6, array(rows, width))
     kept = {role for name, role in actual.items() if name.endswith("/kept") and "transpose(" not in name}
     assert kept == {STORED} and bytes_of(graph, STORED) >= 5 * rows * width * 4
+
+
+def test_a_buffer_that_is_shifted_by_a_row_is_state():
+    def step(buffer, row):
+        return jnp.concatenate([buffer[1:], row[None]]), (buffer * row).sum()
+
+    assert roles(step, array(64, WIDTH), array(WIDTH))[0]["buffer"] == STATE

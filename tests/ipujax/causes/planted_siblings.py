@@ -43,6 +43,11 @@ def statistics(state: Any, x: Any) -> Any:
     return later, ((x - mean) * lax.rsqrt(variance + 1e-5)).sum()
 
 
+def shifted(buffer: Any, row: Any) -> Any:
+    """Last rows that were seen."""
+    return jnp.concatenate([buffer[1:], row[None]]), (buffer * row).sum()
+
+
 def look_up(table: Any, x: Any) -> Any:
     return jnp.tanh(x @ table).sum(), x
 
@@ -169,6 +174,11 @@ SIBLINGS: Mapping[str, Planted] = {
         STATE,
         *(statistics, (array(1 << 16),) * 2, array(2, 1 << 16)),
         remedy=cycles(statistics, (array(1 << 16),) * 2, array(2, 1 << 16), donate_argnums=0),
+    ),
+    "last rows": planted(
+        STATE,
+        *(shifted, array(256, 512), array(512)),
+        remedy=cycles(shifted, array(256, 512), array(512), donate_argnums=0),
     ),
     "table as an argument": planted(
         HOST,
