@@ -69,7 +69,7 @@ _OfVertices = Annotated[dict[str, tuple[int, int]], Map(Row((LARGE, LARGE)))]
 
 
 class run_figure(figure[T]):
-    """A figure that depends on trip counts."""
+    """A figure that depends on trip counts; reading it raises a `ProfileError` where one is data, see `timeline`."""
 
     part = RUN
 
@@ -394,20 +394,12 @@ class PrimaryFigures(FigureRecord):
 
     @run_figure
     def handed_values(self) -> HandedValues:
-        """Bytes that operations, rows of `step_costs`, read of what others have written: the program as a graph.
-
-        Raises:
-            ProfileError: as `timeline`.
-        """
+        """Bytes that operations, rows of `step_costs`, read of what others have written: the program as a graph."""
         return handed_values(self.executable, self._ran_program, self._step_rows, len(self.step_costs))
 
     @run_figure
     def execution_trace(self) -> ExecutionTrace:
-        """Spans of the steps on each IPU, as columns; charts of time are drawn from them.
-
-        Raises:
-            ProfileError: as `timeline`.
-        """
+        """Spans of the steps on each IPU, as columns; charts of time are drawn from them."""
         spans = self._ran("execution_trace").spans_of(self.recording)
         rows = list(map(self._step_rows.of_members, spans.members))
         return execution_trace(self.executable, spans, self.timeline.clocks, rows)
@@ -444,11 +436,7 @@ class PrimaryFigures(FigureRecord):
 
     @run_figure
     def stages(self) -> tuple[StageCost, ...]:
-        """Costs of each stage of each pipeline; the phases of the stages of an IPU add up to `cycles`.
-
-        Raises:
-            ProfileError: as `tasks`.
-        """
+        """Costs of each stage of each pipeline; the phases of the stages of an IPU add up to `cycles`."""
         executable = self.executable
         if not self._task_spans.pipelines:
             return ()
@@ -460,20 +448,12 @@ class PrimaryFigures(FigureRecord):
 
     @run_figure
     def pipelines(self) -> Annotated[tuple[PipelineCost, ...], Length("pipelines")]:
-        """Cycles of each pipeline with stages, and the waits of its IPUs.
-
-        Raises:
-            ProfileError: as `tasks`.
-        """
+        """Cycles of each pipeline with stages, and the waits of its IPUs."""
         return pipeline_costs(self._task_spans, self.tasks, self.stages)
 
     @run_figure
     def program_costs(self) -> Annotated[ProgramNode, PROGRAM_TREE]:
-        """The program tree with the cycles of each node.
-
-        Raises:
-            ProfileError: as `timeline`.
-        """
+        """The program tree with the cycles of each node."""
         return program_costs(self.executable, self._ran_program, self.numbering, self.timeline)
 
     @figure
