@@ -28,7 +28,9 @@ _MANY_STEPS = 4  # behind one another
 
 
 def graph_section(view: GraphView, rows: Sequence[StepCost]) -> Section:
-    """Return the section of the program as a graph, of operations that are rows of `Figures.step_costs`."""
+    """Return the section of the program as a graph, of operations that are rows of `Figures.step_costs`, if any."""
+    if not view.root.rows:
+        return Section("graph", "Graph", Markup())
     intro = (
         "What reads what: parts of training, layers inside them, operations inside those. ▸ unfolds a node, its name "
         "chooses it: the table below then lists its operations alone. A line is what one reads of what another has "
