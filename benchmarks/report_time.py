@@ -60,7 +60,7 @@ def stack(layers: int = LAYERS, width: int = 64, rows: int = 32) -> Model:
 
 PROGRAMS = {**MODELS, f"stack-{LAYERS}": stack}
 # A program that fits has been packed when it is compiled.
-FITTING: dict[str, dict[str, Any]] = {"bert-base": {"byte_cost": 4.0, "allow_out_of_memory": False}}
+FITTING: dict[str, dict[str, Any]] = {"bert-base": {"byte_cost": 2.0, "allow_out_of_memory": False}}
 
 
 def times(name: str, figures: Path | None) -> Times:
