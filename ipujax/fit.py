@@ -92,6 +92,8 @@ class Planned(Protocol):
     def trades(self) -> Sequence[ChainTrade]: ...
     @property
     def untried(self) -> Untried: ...
+    @property
+    def may_stream_loops(self) -> bool: ...
 
 
 P = TypeVar("P", bound=Planned)
@@ -140,7 +142,7 @@ def compile_fitting(first: P, plan: Callable[[Choice], P], options: Options) -> 
     if origin.fits:
         return first, origin.executable
     fitting = _fitting(origin, later_choices(first.choice, options.byte_cost), attempted)
-    if options.stream_loops == "auto" and first.untried.stream_loops:
+    if options.stream_loops == "auto" and first.may_stream_loops:
         fitting = _with_streams(first.choice, fitting, options.byte_cost, attempted)
     if fitting is None:
         _refuse(list(attempts.values()))

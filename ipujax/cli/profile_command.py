@@ -1,10 +1,10 @@
 """`ipujax profile`: runs a script, and lists cycles and memory of each program that it compiled.
 
     ipujax profile [--save DIR] train.py [argument…]
-    ipujax profile [--save DIR] [--shape NAME=SIZES] model.onnx
+    ipujax profile [--save DIR] [--html PATH] [--shape NAME=SIZES] model.onnx
 
 Input: a script or module and its arguments, or an ONNX model. Output: the script's output, then a table on standard
-error, which leaves standard output to the script; with `--save`, a file for each program.
+error, which leaves standard output to the script; with `--save`, a file for each program; with `--html`, a page.
 Limits: programs of other processes are not listed.
 """
 
@@ -64,7 +64,7 @@ def add(commands: Commands[argparse.ArgumentParser]) -> None:
         example="ipujax profile --save profiles train.py --epochs 1",
         usage="ipujax profile [options] SCRIPT [argument ...]\n"
         "       ipujax profile [options] -m MODULE [argument ...]\n"
-        "       ipujax profile [--save DIR] [--shape NAME=SIZES] [--static NAME=VALUES] MODEL.onnx",
+        "       ipujax profile [--save DIR] [--html PATH] [--shape NAME=SIZES] [--static NAME=VALUES] MODEL.onnx",
     )
     add = parser.add_argument
     add("--save", metavar="DIR", help="write a profile of each program to this folder")
@@ -93,7 +93,10 @@ def add(commands: Commands[argparse.ArgumentParser]) -> None:
         metavar="LOOP=N",
         help="iterations of a loop whose count is data, by its name, in place of those of the calls",
     )
-    page_help = "write the page of the function of jax.jit of most cycles of all calls; without any, of another program"
+    page_help = (
+        "write the page of the function of jax.jit of most cycles of all calls; without any, of another program, or of "
+        "the ONNX model"
+    )
     add("--html", metavar="PATH", help=page_help)
     add_onnx_arguments(parser)
     add_script_arguments(parser)
@@ -175,7 +178,7 @@ def _trip_count(text: str) -> tuple[str, int]:
 
 def _check_no_jax_arguments(args: argparse.Namespace) -> None:
     """Refuse options of functions of `jax.jit` where the profiled file is an ONNX model."""
-    for option in ("device", "replicas", "batch_size", "all", "min_cycles", "only", "trip_count", "html"):
+    for option in ("device", "replicas", "batch_size", "all", "min_cycles", "only", "trip_count"):
         if getattr(args, option):
             name = option.replace("_", "-")
             raise ArgumentError(f"--{name} is for functions of jax.jit", expected="a Python file", got=args.script)
@@ -198,16 +201,16 @@ def _show(
     parts += [str(run)] if has_rows else []
     text = "\n".join(parts)
     print(coloured(text) if wants_colours(None, is_terminal=sys.stderr.isatty()) else text, file=sys.stderr)
-    if run is not None:
-        compiled = [row for row in run.functions if row.profile is not None]
-        profiles = {**profiles, **_distinct_profiles(compiled, profiles)}
-        for name in sorted(set(args.only) - {row.name for row in run.functions}):
-            print(f"  no function named {name} was called", file=sys.stderr)
-        if args.html is not None and compiled:
-            run.to_html(args.html)
-            print(f"  wrote {args.html}, the page of {compiled[0].name}", file=sys.stderr)
-        elif args.html is not None:
-            _write_page(args.html, profiles)
+    functions = () if run is None else run.functions
+    compiled = [row for row in functions if row.profile is not None]
+    profiles = {**profiles, **_distinct_profiles(compiled, profiles)}
+    for name in sorted(set(args.only) - {row.name for row in functions}):
+        print(f"  no function named {name} was called", file=sys.stderr)
+    if args.html is not None and run is not None and compiled:
+        run.to_html(args.html)
+        print(f"  wrote {args.html}, the page of {compiled[0].name}", file=sys.stderr)
+    elif args.html is not None:
+        _write_page(args.html, profiles)
     if args.save is not None:
         for name, profile in profiles.items():
             path = Path(args.save) / f"{name}{_SUFFIX}"

@@ -20,7 +20,7 @@ from ipujax.lowering.lower import LoweredProgram, for_planners, lower
 from ipujax.lowering.offload import BATCH_BYTES, IoTiles, Offloading, Streams, could_stream_loops
 from ipujax.lowering.passes import PassNotes, PassSettings, computed_again, run_passes
 from ipujax.lowering.program_inputs import ProgramInputs
-from ipujax.lowering.recomputation import ChainTrade, Recomputation, modes
+from ipujax.lowering.recomputation import ChainTrade, Recomputation, may_store_less, modes
 from ipujax.lowering.replicas import unwrapped
 from ipujax.lowering.rules import Probes
 from ipujax.lowering_plan.input_memories import argument_bytes_per_tile, program_inputs, whole_on_host
@@ -114,12 +114,17 @@ class PlannedProgram:
     def untried(self) -> Untried:
         """Options that could make the program smaller, and are not set."""
         options = self.plan.settings.options
-        eqns = list(equations(self.jaxprs["dce"].jaxpr))
+        jaxpr = self.jaxprs["dce"]
+        eqns = list(equations(jaxpr.jaxpr))
         with_auto = modes(eqns, Recomputation("auto"))
-        recompute = modes(eqns, Recomputation(options.recompute)) != with_auto
+        recompute = modes(eqns, Recomputation(options.recompute)) != with_auto and may_store_less(jaxpr)
         pipelines = bool(with_auto - {"auto"})
-        stream_loops = not self.choice.stream_loops and could_stream_loops(self.jaxprs[TRACE], self.jaxprs["fuse"])
-        return Untried(recompute, pipelines, self._may_offload, options.io_tiles, stream_loops)
+        return Untried(recompute, pipelines, self._may_offload, options.io_tiles, self.may_stream_loops)
+
+    @property
+    def may_stream_loops(self) -> bool:
+        """Whether it has loops whose rows could stay in the host's memory, and are on the chip."""
+        return not self.choice.stream_loops and could_stream_loops(self.jaxprs[TRACE], self.jaxprs["fuse"])
 
     @property
     def _may_offload(self) -> bool:

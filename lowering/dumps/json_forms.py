@@ -41,6 +41,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from numbers import Integral
 from typing import Any
 
@@ -157,17 +158,25 @@ class EquationKinds:
     def __init__(self) -> None:
         self._types = dict[Any, str]()  # by abstract value, of which there are few
         self._lines = dict[Any, str]()  # by traceback
-        self._kinds = dict[int, tuple[JaxprEqn, EquationKind]]()  # by the identity of an equation, which is kept
+        # By the identity of an equation, which is kept: its kind, and the jaxprs in it.
+        self._kinds = dict[int, tuple[JaxprEqn, EquationKind, list[Jaxpr]]]()
 
     def of(self, jaxpr: ClosedJaxpr) -> list[tuple[EquationKind, int]]:
         """The kinds of the equations of a jaxpr in its order, each with the number of equations that it is inside."""
-        return [(self._kind(eqn), level) for eqn, level in _equations(jaxpr.jaxpr, 0)]
+        return list(self._kinds_in(jaxpr.jaxpr, 0))
+
+    def _kinds_in(self, jaxpr: Jaxpr, level: int) -> Iterator[tuple[EquationKind, int]]:
+        for eqn in jaxpr.eqns:
+            if id(eqn) not in self._kinds:
+                self._kinds[id(eqn)] = eqn, self._kind(eqn), list(chain.from_iterable(bodies_of(eqn).values()))
+            _, kind, bodies = self._kinds[id(eqn)]
+            yield kind, level
+            for body in bodies:
+                yield from self._kinds_in(body, level + 1)
 
     def _kind(self, eqn: JaxprEqn) -> EquationKind:
-        if id(eqn) not in self._kinds:
-            operands, results = (" ".join(map(self._type, atoms)) for atoms in (eqn.invars, eqn.outvars))
-            self._kinds[id(eqn)] = eqn, (eqn.primitive.name, f"{operands} → {results}", self._line(eqn))
-        return self._kinds[id(eqn)][1]
+        operands, results = (" ".join(map(self._type, atoms)) for atoms in (eqn.invars, eqn.outvars))
+        return eqn.primitive.name, f"{operands} → {results}", self._line(eqn)
 
     def _type(self, atom: Atom) -> str:
         if atom.aval not in self._types:
@@ -179,14 +188,6 @@ class EquationKinds:
         if trace not in self._lines:
             self._lines[trace] = source_line(eqn)
         return self._lines[trace]
-
-
-def _equations(jaxpr: Jaxpr, level: int) -> Iterator[tuple[JaxprEqn, int]]:
-    for eqn in jaxpr.eqns:
-        yield eqn, level
-        for bodies in bodies_of(eqn).values():
-            for body in bodies:
-                yield from _equations(body, level + 1)
 
 
 def literal_text(literal: Literal) -> str:

@@ -8,6 +8,8 @@ Sets of arguments are whole numbers: bit n stands for argument n.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import reduce
+from operator import or_
 from typing import NamedTuple
 
 from ipujax.lowering.jax_compat import Atom, Jaxpr, JaxprEqn, Literal, Var, shape_of
@@ -26,7 +28,8 @@ class Dependence(NamedTuple):
     Args:
         arguments: bits of the arguments that it is computed from outside of gradients.
         is_from_gradient: True if it is computed from a result of a backward pass.
-        by_element: bits of the arguments of its shape that it is computed from element by element, also in gradients.
+        by_element: bits of the arguments of its shape, or whose parts it joins, that it is computed from element by
+            element, also in gradients.
     """
 
     arguments: int = 0
@@ -48,6 +51,7 @@ class Dependence(NamedTuple):
 
 
 _NOTHING = Dependence()
+_MOVES = ("part", "joined")  # costs of equations whose results have elements of operands of other shapes
 
 
 class ArgumentFlow:
@@ -94,8 +98,12 @@ class ArgumentFlow:
                 arguments = of_operands.arguments
                 is_from_gradient = of_operands.is_from_gradient
             for var in eqn.outvars:
-                # Arguments of the result's shape that it may be the new value of.
-                by_element = by_element_of_shape.get(shape_of(var), 0) if by_element_of_shape else 0
+                # Arguments of the result's shape that it may be the new value of; of rows that moved, of any shape.
+                by_element = 0
+                if by_element_of_shape:
+                    is_moved = record_of(eqn).cost in _MOVES
+                    shapes = by_element_of_shape if is_moved else (shape_of(var),)
+                    by_element = reduce(or_, (by_element_of_shape.get(shape, 0) for shape in shapes))
                 dependences[var] = Dependence(arguments, is_from_gradient, by_element)
             if part == "backward":
                 self._backward.update(eqn.outvars)

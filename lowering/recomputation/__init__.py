@@ -11,6 +11,7 @@ from ipujax.lowering.recomputation.recompute import (
     KEEP_ALL as KEEP_ALL,
     ChainTrade as ChainTrade,
     Recomputation as Recomputation,
+    may_store_less as may_store_less,
     modes as modes,
     recompute as recompute,
     recomputed_parts as recomputed_parts,

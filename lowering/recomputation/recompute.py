@@ -31,6 +31,7 @@ from ipujax.lowering.jax_compat import ClosedJaxpr, JaxprEqn, Var
 from ipujax.lowering.jaxpr import (
     PIPELINE,
     Rewrite,
+    equations,
     everywhere,
     recompute_mode,
     stage_name,
@@ -268,6 +269,14 @@ def recomputed_parts(
 def modes(eqns: Iterable[JaxprEqn], recomputation: Recomputation) -> set[str]:
     """The modes of gradients among equations."""
     return {_mode(eqn, recomputation) for eqn in eqns if stage_name(eqn).is_backward}
+
+
+def may_store_less(jaxpr: ClosedJaxpr) -> bool:
+    """Whether "auto" has a plan that stores fewer bytes for a gradient; of pipelines, whose stages are open, it may."""
+    trades: list[ChainTrade] = []
+    recompute(jaxpr, Recomputation("auto"), trades)
+    is_piped = any(eqn.primitive.name == PIPELINE for eqn in equations(jaxpr.jaxpr))
+    return is_piped or any(trade.least_bytes < trade.all_bytes for trade in trades)
 
 
 def _mode(eqn: JaxprEqn, recomputation: Recomputation) -> str:

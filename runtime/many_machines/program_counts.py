@@ -63,7 +63,6 @@ class ProgramCounts:
         self._executable = executable
         self._memories: dict[tuple[int, ...], Memory] = {}
         self._firsts: dict[object, Counted] = {}  # first of equal leaves, with its IPU
-        self._sets: dict[ComputeSet, Counted] = {}
 
     @cached_property
     def _leaves(self) -> Mapping[Leaf, Counted]:
@@ -73,7 +72,7 @@ class ProgramCounts:
         for leaf, cost in executable.costs.items():
             match leaf, cost:
                 case Execute(compute_set), ComputeSetCost():
-                    leaves[leaf] = self._of_compute_set(compute_set, cost.first_ipu, groups)
+                    leaves[leaf] = self._of_compute_set(compute_set, cost, groups)
                 case Copy(), CopyCost():
                     leaves[leaf] = self._of_copy(leaf, cost)
                 case CrossReplicaCopy(), _:
@@ -84,18 +83,16 @@ class ProgramCounts:
                     leaves[leaf] = partial(_constantly, cost), 0
         return leaves
 
-    def _of_compute_set(self, compute_set: ComputeSet, first_ipu: int, groups: KnownCounts) -> Counted:
+    def _of_compute_set(self, compute_set: ComputeSet, cost: ComputeSetCost, groups: KnownCounts) -> Counted:
         """Return the cycles of a compute set, counted once for all that are equal but for their IPUs."""
-        if compute_set not in self._sets:
+        key = id(cost.before)  # compute sets that are equal but for their IPUs share the exchanges of their costs
+        if key not in self._firsts:
             graph = self._executable.graph
-            keys = cost_key(graph, compute_set, first_ipu * graph.target.tiles_per_ipu)
-            key = keys or compute_set
-            if key not in self._firsts:
-                counts = compute_set_counts(graph, compute_set, keys, groups)
-                self._firsts[key] = partial(compute_set_cycles, counts), first_ipu
-            on, ipu = self._firsts[key]
-            self._sets[compute_set] = on, first_ipu - ipu
-        return self._sets[compute_set]
+            keys = cost_key(graph, compute_set, cost.first_ipu * graph.target.tiles_per_ipu)
+            counts = compute_set_counts(graph, compute_set, keys, groups)
+            self._firsts[key] = partial(compute_set_cycles, counts), cost.first_ipu
+        on, ipu = self._firsts[key]
+        return on, cost.first_ipu - ipu
 
     def _of_copy(self, copy: Copy, cost: CopyCost) -> Counted:
         """Return the cycles of a copy, counted once for all that are equal but for the IPU that they are inside of."""

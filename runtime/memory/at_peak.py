@@ -8,6 +8,7 @@ Limits: an item comes several times where tiles are fullest at different steps, 
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
@@ -45,14 +46,18 @@ def live_items_at_peak(occupancy: Occupancy, owner: Owner, selected: np.ndarray)
     """Yield the variables and buffers of a frame, and of the frames in it, on the selected tiles."""
     frame = occupancy.frames.liveness[owner]
     position = occupancy.peak(owner).position
+    peaks = np.unique(position[selected]).tolist()
     for interval in frame.intervals:
+        n = bisect_left(peaks, interval.first)
+        if n == len(peaks) or peaks[n] > interval.last:
+            continue  # most variables are live at no peak
         first, sizes = occupancy.bytes_by_tile(interval.variable)
         at_step = position[first : first + len(sizes)]
         is_live = (at_step >= interval.first) & (at_step <= interval.last)
         if (values := sizes * is_live * selected[first : first + len(sizes)]).any():
             variable = interval.variable
             yield LiveItem.of(variable, 0, "variable", role_of_variable(occupancy, variable)), first, values
-    for number in np.unique(position[selected]).tolist() if frame.steps else ():
+    for number in peaks if frame.steps else ():
         step = frame.steps[number]
         at_step = selected & (position == number)
         for name, first, sizes in occupancy.buffers(step):

@@ -217,7 +217,7 @@ class MemoryReport(FigureRecord, Shared):
         0 if the program fits even without sharing of memory; a lower bound if not even the peak live bytes fit. Code
         needs more than its own bytes: it can be fetched from a fixed share of a tile's memory, as in `Target.replace`.
         """
-        if self._fits_unpacked():
+        if self._fits_unpacked:
             return 0
         capacity = self.target.bytes_per_tile
         code_bytes = ceil(int(self.code_bytes.max()) * capacity / max(1, self.limits["memory for code"]))
@@ -271,13 +271,14 @@ class MemoryReport(FigureRecord, Shared):
 
     def lacking(self) -> dict[str, np.ndarray]:
         """Return the bytes that each tile lacks by kind of memory, int64[num_tiles] each; empty if all fits."""
-        if self._fits_unpacked():
+        if self._fits_unpacked:
             return {}
         short = {kind: np.maximum(self.needed(kind) - limit, 0) for kind, limit in self.limits.items()}
         return {kind: values for kind, values in short.items() if values.any()}
 
+    @cached_property
     def _fits_unpacked(self) -> bool:
-        """Return whether everything fits even if no items share memory."""
+        """Whether everything fits even if no items share memory."""
         if self.program_occupancy is None:
             return False  # the packed sizes are saved: no reason to estimate
         # Packing takes most of the time of a report, and programs that clearly fit do not need it.

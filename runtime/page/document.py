@@ -21,7 +21,7 @@ from ipujax.runtime.errors import ProfileError
 from ipujax.runtime.markup import Markup, escaped, join_markup, tag
 
 STYLES = ("tabulator.min.css", "page.css")
-SCRIPTS = ("page.js", "tables.js", "passes.js", "memory.js", "trace.js", "links.js")
+SCRIPTS = ("page.js", "tables.js", "graph.js", "passes.js", "memory.js", "trace.js", "links.js")
 # `<` would end the script in `</script>`, the separators would end a line of it; & and > for old parsers.
 _JS_ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 Kind = Literal["text", "number", "bytes", "share", "link", "trace", "map"]
@@ -92,10 +92,10 @@ class DataTable:
     ids: Sequence[str] = ()
     sorted_by: str = ""
 
-    def place(self) -> Markup:
-        """Return the place of the table."""
+    def place(self, rows_of: str | None = None) -> Markup:
+        """Return the place of the table, which may show the rows of another, by its name."""
         waiting = tag("p", "This table needs JavaScript.", class_="missing")
-        label = {"role": "region", "aria_label": self.label}
+        label = {"role": "region", "aria_label": self.label, "data_rows_of": rows_of}
         return tag("div", waiting, id=self.name, class_="data-table", data_table=self.name, **label)
 
     def data(self) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from ipujax.runtime.page.document import Alarm, Column, DataTable, Section, Tab,
 from ipujax.runtime.page.layer_section import layer_section
 from ipujax.runtime.page.memory_charts import liveness_section, memory_section
 from ipujax.runtime.page.operation_table import operations_section
-from ipujax.runtime.page.program_tree import passes_section, program_section
+from ipujax.runtime.page.program_tree import graph_section, passes_section, program_section
 from ipujax.runtime.page.source_listing import source_section
 from ipujax.runtime.page.stage_section import stages_section
 from ipujax.runtime.page.time_charts import trace_section, waits_section
@@ -26,6 +26,7 @@ from ipujax.runtime.profile.text import size
 from ipujax.runtime.target.machine_page import constant_text
 from ipujax.runtime.tensor import Origin, visible_layer
 from ipujax.runtime.views import (
+    graph_view,
     liveness_view,
     memory_view,
     operation_rows,
@@ -176,6 +177,7 @@ TABS: dict[tuple[str, str], dict[tuple[str, str], MakeSection]] = {
         ("stages", "Stages"): stages_section,
     },
     ("program", "Program"): {
+        ("graph", "Graph"): lambda profile, _: graph_section(graph_view(profile), profile.step_costs),
         ("program", "Program"): lambda profile, anchors: program_section(profile.program_costs, anchors),
         ("passes", "Passes"): lambda profile, _: passes_section(profile.pass_changes),
     },

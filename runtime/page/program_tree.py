@@ -1,20 +1,23 @@
-"""Program and passes sections of a page: the control program as a tree that folds, and what each pass changed.
+"""Sections of a page on the program: as a graph, as a tree that folds, and what each pass changed.
 
-Equations of two passes are compared by primitive, types and line, as variables have other names after a pass.
-Input: `ProgramNode`, `PassChange`s. Output: sections.
+The graph is drawn by `graph.js`, which lays out the nodes that are unfolded: by the longest way to each, from top to
+bottom. Equations of two passes are compared by primitive, types and line, as variables have other names after a pass.
+Input: `GraphView`, `ProgramNode`, `PassChange`s. Output: sections.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
+from typing import Any
 
 from ipujax.runtime.markup import Markup, join_markup, table, tag
 from ipujax.runtime.page.anchors import Anchors
-from ipujax.runtime.page.charts import bar
+from ipujax.runtime.page.charts import PHASE_COLOURS, bar, legend
 from ipujax.runtime.page.document import Column, DataTable, Section, fold_buttons, sentence
-from ipujax.runtime.profile import EquationKind, PassChange, ProgramNode
+from ipujax.runtime.profile import EquationKind, PassChange, ProgramNode, StepCost
 from ipujax.runtime.tensor import readable_name
+from ipujax.runtime.views import GraphNode, GraphView
 
 MAX_CHILDREN = 1_500  # of one node; programs without loops have far longer Sequences
 MAX_EQUATIONS = 120_000  # of all passes together whose order a page has, some 700 KB
@@ -22,6 +25,58 @@ LEVELS = 8  # of equations inside others that are told apart; deeper ones are sh
 _OPEN_LEVELS = 2
 _SMALL_SHARE = 1e-3  # of all cycles: steps that take less are folded
 _MANY_STEPS = 4  # behind one another
+
+
+def graph_section(view: GraphView, rows: Sequence[StepCost]) -> Section:
+    """Return the section of the program as a graph, of operations that are rows of `Figures.step_costs`, if any."""
+    if not view.root.rows:
+        return Section("graph", "Graph", Markup())
+    intro = (
+        "What reads what: parts of training, layers inside them, operations inside those. ▸ unfolds a node, its name "
+        "chooses it: the table below then lists its operations alone. A line is what one reads of what another has "
+        "written, in bytes; dashed ones go back, as of a layer that runs again. Bars are cycles by phase."
+    )
+    buttons = tag(
+        "div",
+        tag("button", "Unfold the costliest", type="button", data_graph="costliest"),
+        tag("button", "Fold all", type="button", data_graph="closed"),
+        class_="zoom",
+    )
+    label = {"role": "group", "aria_label": "Program as a graph", "tabindex": 0}
+    drawing = tag("div", class_="graph scroll", id="graph-drawing", **label)
+    chosen = tag("output", class_="picked", id="graph-chosen", aria_live="polite")
+    operations = DataTable("graph-table", "Operations of the chosen node", ()).place("operations-table")
+    colours = legend({name: PHASE_COLOURS[name] for name in _phases(rows)})
+    body = join_markup([sentence(intro), buttons, colours, drawing, chosen, operations])
+    return Section("graph", "Graph", body, data={"graph": _graph_data(view, rows)})
+
+
+def _phases(rows: Sequence[StepCost]) -> list[str]:
+    """Return the phases that any row has, in the order of their colours."""
+    present = {phase for row in rows for phase in row.phases}
+    return [name for name in PHASE_COLOURS if name in present]
+
+
+def _graph_data(view: GraphView, rows: Sequence[StepCost]) -> Mapping[str, Any]:
+    """Return nodes as [name, nodes inside], operations as their rows, and the cycles of these by phase."""
+
+    def nested(node: GraphNode) -> Any:
+        return [node.name, [nested(child) for child in node.children]] if node.children else node.rows[0]
+
+    phases = _phases(rows)
+    cycles = [[rows[row].phases.get(phase, 0) for phase in phases] for row in view.root.rows]
+    values = view.values
+    columns = (values.writer.tolist(), values.reader.tolist(), values.num_bytes.tolist())
+    colours = [PHASE_COLOURS[phase] for phase in phases]
+    names = [phase.replace("_", " ") for phase in phases]
+    return {
+        "root": nested(view.root),
+        "rows": view.root.rows,
+        "cycles": cycles,
+        "values": columns,
+        "phases": names,
+        "colours": colours,
+    }
 
 
 def program_section(root: ProgramNode, anchors: Anchors) -> Section:

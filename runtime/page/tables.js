@@ -103,9 +103,9 @@
   // --- tables -----------------------------------------------------------------------------------------------------------
 
   function build(place) {
-    const name = place.dataset.table;
-    if (built.has(name) || !specs.has(name)) return;
-    const spec = specs.get(name);
+    const { table: name, rowsOf: source } = place.dataset; // a table may show the rows of another
+    const spec = specs.get(source ?? name);
+    if (built.has(name) || !spec) return;
     const count = element("output", "", { "aria-live": "polite" });
     const csv = element("button", "CSV", { type: "button", "data-csv": name, title: "Save the rows that are left as CSV" });
     const clear = element("button", "Clear filters", { type: "button" });
@@ -117,7 +117,7 @@
     const table = new Tabulator(grid, {
       data: rowsOf(spec), columns: spec.columns.map(column), layout: "fitColumns", maxHeight: "34rem",
       initialSort: sorted >= 0 ? [{ column: `c${sorted}`, dir: "desc" }] : [], placeholder: "No row is left.",
-      rowFormatter: (row) => { const { id } = row.getData(); if (typeof id === "string") row.getElement().id = id; },
+      rowFormatter: (row) => { const { id } = row.getData(); if (!source && typeof id === "string") row.getElement().id = id; },
     });
     grid.addEventListener("input", ({ target }) => target.dispatchEvent(new Event("keyup"))); // what is pasted by the pointer filters too
     built.set(name, table);

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
         slices as slices,
     )
     from ipujax.runtime.profile.figures import Figures as Figures
-    from ipujax.runtime.profile.headline import out_of_memory as out_of_memory
+    from ipujax.runtime.profile.handed_values import HandedValues as HandedValues
     from ipujax.runtime.profile.program_costs import (
         EquationKind as EquationKind,
         PassChange as PassChange,
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
         Row as Row,
         coloured as coloured,
         duration as duration,
+        out_of_memory as out_of_memory,
         size as size,
         text_table as text_table,
         wants_colours as wants_colours,

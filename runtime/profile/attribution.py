@@ -74,6 +74,7 @@ class Attribution:
     def __init__(self, executable: Executable, program: Program) -> None:
         self._executable = executable
         self._calls = _calls_of_steps(program)
+        self._own_shares: dict[Program, list[Share]] = {}
 
     def shares(self, node: Program) -> list[Share]:
         """Return the shares of a step or a decision; their weights are not all 0."""
@@ -94,6 +95,11 @@ class Attribution:
 
     def own_shares(self, node: Program) -> list[Share]:
         """Return the shares of a step without the calls of its function; their weights are not all 0."""
+        if node not in self._own_shares:
+            self._own_shares[node] = self._find_own_shares(node)
+        return self._own_shares[node]
+
+    def _find_own_shares(self, node: Program) -> list[Share]:
         origin, name = label(node)
         cost = self._executable.costs[node] if isinstance(node, Execute) else None
         if not isinstance(node, Execute) or not isinstance(cost, ComputeSetCost):

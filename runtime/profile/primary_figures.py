@@ -29,6 +29,7 @@ from ipujax.runtime.host import HostData
 from ipujax.runtime.memory import Attempt, MemoryReport, ways_to_fit
 from ipujax.runtime.profile.attribution import Attribution, label
 from ipujax.runtime.profile.execution_trace import TRACE_PHASES, ExecutionTrace, execution_trace
+from ipujax.runtime.profile.handed_values import HandedValues, handed_values
 from ipujax.runtime.profile.program_costs import PROGRAM_TREE, EquationKind, ProgramNode, program_costs
 from ipujax.runtime.profile.slow_code import (
     Emulated,
@@ -68,7 +69,7 @@ _OfVertices = Annotated[dict[str, tuple[int, int]], Map(Row((LARGE, LARGE)))]
 
 
 class run_figure(figure[T]):
-    """A figure that depends on trip counts."""
+    """A figure that depends on trip counts; reading it raises a `ProfileError` where one is data, see `timeline`."""
 
     part = RUN
 
@@ -373,7 +374,11 @@ class PrimaryFigures(FigureRecord):
     @run_figure
     def step_costs(self) -> Annotated[tuple[StepCost, ...], Length("operations")]:
         """Costs and variables of each operation of each line and layer, in program order; other views sum these."""
-        return step_costs(self.executable, self._ran_program, self.numbering, self.timeline, self.limiting_ipu)
+        return step_costs(self.executable, self._attribution, self.numbering, self.timeline, self.limiting_ipu)
+
+    @cached_property
+    def _attribution(self) -> Attribution:
+        return Attribution(self.executable, self._ran_program)
 
     @cached_property
     def liveness(self) -> dict[str, Any]:
@@ -385,15 +390,16 @@ class PrimaryFigures(FigureRecord):
 
     @cached_property
     def _step_rows(self) -> StepRows:
-        return StepRows(self.executable, self._ran_program, self.step_costs)
+        return StepRows(self._attribution, self.step_costs)
+
+    @run_figure
+    def handed_values(self) -> HandedValues:
+        """Bytes that operations, rows of `step_costs`, read of what others have written: the program as a graph."""
+        return handed_values(self.executable, self._ran_program, self._step_rows, len(self.step_costs))
 
     @run_figure
     def execution_trace(self) -> ExecutionTrace:
-        """Spans of the steps on each IPU, as columns; charts of time are drawn from them.
-
-        Raises:
-            ProfileError: as `timeline`.
-        """
+        """Spans of the steps on each IPU, as columns; charts of time are drawn from them."""
         spans = self._ran("execution_trace").spans_of(self.recording)
         rows = list(map(self._step_rows.of_members, spans.members))
         return execution_trace(self.executable, spans, self.timeline.clocks, rows)
@@ -430,35 +436,24 @@ class PrimaryFigures(FigureRecord):
 
     @run_figure
     def stages(self) -> tuple[StageCost, ...]:
-        """Costs of each stage of each pipeline; the phases of the stages of an IPU add up to `cycles`.
-
-        Raises:
-            ProfileError: as `tasks`.
-        """
+        """Costs of each stage of each pipeline; the phases of the stages of an IPU add up to `cycles`."""
         executable = self.executable
         if not self._task_spans.pipelines:
             return ()
-        attribution = Attribution(executable, self._ran_program)
         works = {node: step.work for node, step in executable.steps.items()}
         is_buffered = self.target.global_exchange == "buffered"
-        return stage_costs(self._task_spans, self.tasks, self.timeline, attribution.own_shares, works, is_buffered)
+        return stage_costs(
+            self._task_spans, self.tasks, self.timeline, self._attribution.own_shares, works, is_buffered
+        )
 
     @run_figure
     def pipelines(self) -> Annotated[tuple[PipelineCost, ...], Length("pipelines")]:
-        """Cycles of each pipeline with stages, and the waits of its IPUs.
-
-        Raises:
-            ProfileError: as `tasks`.
-        """
+        """Cycles of each pipeline with stages, and the waits of its IPUs."""
         return pipeline_costs(self._task_spans, self.tasks, self.stages)
 
     @run_figure
     def program_costs(self) -> Annotated[ProgramNode, PROGRAM_TREE]:
-        """The program tree with the cycles of each node.
-
-        Raises:
-            ProfileError: as `timeline`.
-        """
+        """The program tree with the cycles of each node."""
         return program_costs(self.executable, self._ran_program, self.numbering, self.timeline)
 
     @figure

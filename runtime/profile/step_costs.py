@@ -1,6 +1,6 @@
 """Costs and variables of each operation of each line and layer in one run: the rows that all views sum.
 
-Input: an `Executable`, the program of the run, its `Numbering`, and the `Timeline` of the run. Output: a `StepCost` for
+Input: an `Executable`, the `Attribution` of the run, its `Numbering`, and its `Timeline`. Output: a `StepCost` for
 each operation of each layer, part of the training step and line; a variable belongs to the operation in its name and
 origin. The cycles of all rows add up to the busy cycles of all IPUs, exactly. `StepRows` finds the rows of a step.
 Limits: exchange code is that of the tile with most of it for this row, which may differ from row to row. Arithmetic is
@@ -9,7 +9,7 @@ counted by `Codelet.flops`; user codelets without it count one operation a point
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Annotated, Any
@@ -155,10 +155,9 @@ class _Sum:
 
 
 def step_costs(
-    executable: Executable, program: Program, ids: Numbering, timeline: Timeline, limiting_ipu: int
+    executable: Executable, attribution: Attribution, ids: Numbering, timeline: Timeline, limiting_ipu: int
 ) -> tuple[StepCost, ...]:
     """Return the rows in program order, with cycles of the limiting IPU; those of variables without steps come last."""
-    attribution = Attribution(executable, program)
     steps = {node: attribution.shares(node) for node in executable.steps}
     table = _Table(executable, ids, has_backward(steps.values()))
     for node, shares in steps.items():
@@ -286,28 +285,36 @@ class StepRows:
     """Rows of each step, by which pages, traces and the execution profile look its line, layer and part up.
 
     Args:
-        executable: the compiled program.
-        program: the program of the run, of the executable's steps.
+        attribution: of the run.
         rows: result of `step_costs` for the same run.
     """
 
-    def __init__(self, executable: Executable, program: Program, rows: Sequence[StepCost]) -> None:
-        self._attribution = Attribution(executable, program)
+    def __init__(self, attribution: Attribution, rows: Sequence[StepCost]) -> None:
+        self._attribution = attribution
         self._has_backward = any(row.origin.part == "backward" for row in rows)
         self._numbers = {row_key(row.origin, row.name): number for number, row in enumerate(rows)}
         # Origins that differ in layer, part, names or places only compare equal, so these are part of the key.
-        self._cached: dict[tuple[Program, Origin, str, str, tuple[str, ...], tuple[str, ...]], tuple[int, ...]] = {}
+        self._cached: dict[tuple[Program, Origin, str, str, tuple[str, ...], tuple[str, ...]], dict[int, int]] = {}
 
     def of(self, node: Program, caller: Origin) -> tuple[int, ...]:
         """Return the numbers of the rows of a leaf or decision, the one with its largest share first."""
-        # `caller` is the origin of the call that runs it, `Origin()` outside of functions.
+        return tuple(self.with_groups(node, caller))
+
+    def with_groups(self, node: Program, caller: Origin) -> Mapping[int, int]:
+        """Return the numbers of the rows of a leaf or decision, the one with its largest share first, with its group.
+
+        Args:
+            node: the leaf or decision.
+            caller: origin of the call that runs it, `Origin()` outside of functions.
+        """
         key = node, caller, caller.layer, caller.part, caller.names, caller.places
         if key not in self._cached:
-            shares = sorted(self._attribution.own_shares(node), key=lambda share: -share.weight)
-            origins = [compose(caller, share.origin) if caller != Origin() else share.origin for share in shares]
-            row_origins = [origin_of_row(origin, has_backward=self._has_backward) for origin in origins]
-            keys = [row_key(origin, share.name) for origin, share in zip(row_origins, shares, strict=True)]
-            self._cached[key] = tuple(dict.fromkeys(self._numbers[key] for key in keys))
+            groups: dict[int, int] = {}
+            for share in sorted(self._attribution.own_shares(node), key=lambda share: -share.weight):
+                origin = compose(caller, share.origin) if caller != Origin() else share.origin
+                row_origin = origin_of_row(origin, has_backward=self._has_backward)
+                groups.setdefault(self._numbers[row_key(row_origin, share.name)], share.group)
+            self._cached[key] = groups
         return self._cached[key]
 
     def of_members(self, members: Iterable[tuple[Program, Origin]]) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Figures in texts for people: tables, bytes, seconds, shares, and colours for a terminal.
+"""Figures in texts for people: tables, bytes, seconds, shares, lack of memory, and colours for a terminal.
 
 A text whose sections begin with a line that is not indented gets ANSI escape codes. The environment takes precedence
 over the caller: `NO_COLOR=1` means never, else `CLICOLOR_FORCE=1` always, else `CLICOLOR=0` never.
@@ -10,6 +10,10 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from ipujax.runtime.memory import MemoryReport
 
 Row = tuple[str, ...]
 
@@ -100,3 +104,21 @@ def section(title: str, lines: Iterable[object]) -> str:
     """Join a heading and the lines below it; "" without lines."""
     indented = [f"  {line}" for line in lines]
     return "\n".join([f"{title}:", *indented]) if indented else ""
+
+
+def out_of_memory(memory: MemoryReport) -> str:
+    """Return a clause with the number of tiles that lack memory and the worst of them; empty where all fits."""
+    if not (lacking := memory.lacking()):
+        return ""
+    kind = max(lacking, key=lambda name: int(lacking[name].max()))
+    short = lacking[kind]
+    need = memory.needed(kind)
+    limit = memory.limits[kind]
+    worst = int(short.argmax())
+    tiles = int(np.count_nonzero(short))
+    of_kind = "" if kind == "memory" else kind.removeprefix("memory")
+    return (
+        f"{tiles:,} of {len(short):,} tile{'s' * (len(short) > 1)} need{'s' * (tiles == 1)} more than {size(limit)}"
+        f"{of_kind}; tile {worst:,} needs most, {size(int(need[worst]))}, which is {size(int(short[worst]))} too much "
+        f"({need[worst] / limit:,.0%} full)"
+    )

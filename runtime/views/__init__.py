@@ -1,6 +1,7 @@
 """Contents of reports as plain values, computed from figures; other rooms draw them."""
 
 from ipujax.runtime.views.answers import answers as answers
+from ipujax.runtime.views.graph_view import GraphNode as GraphNode, GraphView as GraphView, graph_view as graph_view
 from ipujax.runtime.views.memory_view import (
     CategoryRow as CategoryRow,
     LivenessView as LivenessView,

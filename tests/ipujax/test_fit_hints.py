@@ -48,6 +48,16 @@ def phased(ws: Sequence[jax.Array], x: jax.Array) -> jax.Array:
     return x.sum()
 
 
+def scanned(ws: Sequence[jax.Array], x: jax.Array) -> Any:
+    """Steps of a gradient that stores what it needs, and no more."""
+
+    def step(ws: Any, x: jax.Array) -> tuple[Any, None]:
+        grads = jax.grad(lambda ws: ((x @ ws[0]) ** 2).sum())(ws)
+        return jax.tree.map(jnp.subtract, ws, grads), None
+
+    return jax.lax.scan(step, ws, x[:, None])[0]
+
+
 def of_one(w: jax.Array, unused: jax.Array, number: jax.Array) -> jax.Array:
     return jnp.outer(w + number, w).sum(0)
 
@@ -73,6 +83,7 @@ CASES: dict[str, tuple[Callable[..., Any], dict[str, Any], list[str]]] = {
     "a part offloaded": (forward, {"offload_argnums": 0}, [OFFLOAD]),
     "no gradient, auto": (forward, AUTO, [OFFLOAD]),
     "gradient": (gradient, {}, [RECOMPUTE, OFFLOAD]),
+    "scanned gradient without values to recompute": (scanned, OFF, []),
     "gradient, all": (gradient, {"recompute": "all", **OFF}, [RECOMPUTE]),
     "gradient, auto": (gradient, {**AUTO, **OFF}, []),
     "pipeline": (piped(None), OFF, [RECOMPUTE]),

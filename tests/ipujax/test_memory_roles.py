@@ -218,3 +218,25 @@ def test_sums_over_replicas_are_gradients():
 def test_every_variable_of_a_lowered_function_has_a_role():
     _, graph = roles(adam_step, PARAMS, ADAM, X, X)
     assert all(v.is_constant or v in graph.notes.roles for v in graph.variables)
+
+
+def test_activations_of_a_function_that_is_called_again_are_kept():
+    def layers(params, x):
+        for p in params:
+            x = jnp.tanh(x @ p)
+        return jnp.mean(x**2)
+
+    def step(params, x):
+        return jax.tree.map(jnp.subtract, params, jax.grad(layers)(params, x))
+
+    width, rows = 64, 32
+    actual, graph = roles(step, [array(width, width)] * 6, array(rows, width))
+    kept = {role for name, role in actual.items() if name.endswith("/kept") and "transpose(" not in name}
+    assert kept == {STORED} and bytes_of(graph, STORED) >= 5 * rows * width * 4
+
+
+def test_a_buffer_that_is_shifted_by_a_row_is_state():
+    def step(buffer, row):
+        return jnp.concatenate([buffer[1:], row[None]]), (buffer * row).sum()
+
+    assert roles(step, array(64, WIDTH), array(WIDTH))[0]["buffer"] == STATE

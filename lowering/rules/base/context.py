@@ -101,6 +101,7 @@ class LaterValues:
                 name = f"{old.name}/kept"
                 with graph.debug_origin(compose(graph.origin, old.origin)):
                     new = graph.add_variable(old.shape, old.dtype, name, graph.mappings[old])
+                    graph.note_role(new, graph.role_of(Tensor.of(old)))
                     copy_in_vertices(Builder(graph, prog, name), Tensor.of(old), new)
                 (copies[old],) = new.variables()
         for old in copies:

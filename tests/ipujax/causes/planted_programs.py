@@ -408,8 +408,8 @@ PLAIN: Mapping[str, Callable[[], ipu.Profile]] = {
 }
 
 
-def main(names: list[str]) -> None:
-    for name, each in PLANTED.items():
+def main(names: list[str], programs: Mapping[str, Planted], plain: Mapping[str, Callable[[], ipu.Profile]]) -> None:
+    for name, each in programs.items():
         start = time.process_time()
         if names and name not in names:
             continue
@@ -422,7 +422,7 @@ def main(names: list[str]) -> None:
             line += f", its remedy saves {saved:,.0f}: {gain / saved:.2f}"
         is_named = result.sentence.lower().startswith(each.cause.lower())
         print("ok  " if is_named else "MISS", line, f"{time.process_time() - start:.1f} s", flush=True)
-    for name, make in PLAIN.items():
+    for name, make in plain.items():
         if not names or name in names:
             result = verdict(make())
             print("MISS" if result.causes else "ok  ", f"{name}: {result.sentence}")
@@ -444,4 +444,4 @@ def check_planted(program: Planted) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(sys.argv[1:], PLANTED, PLAIN)

@@ -6,11 +6,14 @@ import pytest
 
 from ipujax.runtime.views import verdict
 from tests.ipujax.causes.planted_programs import PLAIN, PLANTED, check_planted
+from tests.ipujax.causes.planted_siblings import SIBLINGS
+
+PROGRAMS = {**PLANTED, **SIBLINGS}
 
 
-@pytest.mark.parametrize("name", PLANTED)
+@pytest.mark.parametrize("name", PROGRAMS)
 def test_a_planted_cause_is_named_and_promises_what_its_remedy_saves(name: str) -> None:
-    check_planted(PLANTED[name])
+    check_planted(PROGRAMS[name])
 
 
 @pytest.mark.parametrize("name", PLAIN)

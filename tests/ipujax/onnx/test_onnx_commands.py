@@ -36,9 +36,10 @@ def test_shapes_come_from_the_command_line(path: str, capsys: Capture):
     assert "layer1" in output.out and "Gemm" in output.out
 
 
-def test_report_writes_the_page_of_a_model(path: str, tmp_path: Path, capsys: Capture):
+@pytest.mark.parametrize("command", ["report", "profile"])
+def test_a_page_of_a_model_is_written(command: str, path: str, tmp_path: Path):
     pytest.importorskip("bokeh")
-    assert main(["report", "--html", str(tmp_path / "net.html"), path]) == 0
+    assert main([command, "--html", str(tmp_path / "net.html"), path]) == 0
     assert "layer1" in (tmp_path / "net.html").read_text(encoding="utf-8")
 
 

@@ -271,3 +271,46 @@ def test_the_stage_that_limits_the_pipeline(reader, profile):
     (pipeline,) = profile.pipelines
     text = reader.shown("#summary")
     assert re.search(rf"[Ss]tage {pipeline.slowest_stage} \(IPU {pipeline.slowest_stage}\)", text)
+
+
+def unfold_to(page, name):
+    """Unfolds nodes of the graph, by the keyboard, until one of this name is drawn."""
+    for _ in range(20):
+        if page.find_elements("css selector", f".node-name[title='{name}']"):
+            return
+        find(page, ".node-fold[aria-expanded='false']").send_keys("\n")
+        assert page.execute_script("return document.activeElement.getAttribute('aria-expanded')") == "true"
+    raise AssertionError(f"no node {name}")
+
+
+def test_the_operations_of_a_node_of_the_graph(reader, page, profile):
+    reader.tab("program")
+    reader.click("#graph-drawing .node-name[title^='backward']")
+    rows = [row for row in profile.step_costs if row.origin.part == "backward" and row.cycles]
+    until(lambda: "of" in reader.shown("#graph-table output"))
+    names = [row[0] for row in reader.rows("graph-table")]
+    assert set(names) <= {row.name for row in rows} and max(rows, key=lambda row: row.cycles).name == names[0]
+    assert f"{sum(row.cycles for row in rows):,} cycles" in reader.shown("#graph-chosen")
+    reader.click("#graph-drawing .node-name[title='program']")
+    until(lambda: reader.shown("#graph-table output") == f"{len(profile.step_costs):,} rows")
+
+
+def test_the_graph_unfolds_by_the_keyboard_to_the_values_between_layers(reader, page, profile):
+    reader.tab("program")
+    find(page, "[data-graph='closed']").send_keys("\n")
+    parts = {row.origin.part for row in profile.step_costs if row.cycles}
+    folded = page.find_elements("css selector", ".node")
+    assert len(folded) <= len(parts) + 2  # the program, and what has no part
+    unfold_to(page, "block1")
+    of_layer = sum(row.cycles for row in profile.step_costs if "block1" in row.origin.layer.split("/"))
+    shown = texts(page, ".node:has(> .node-head > [title^='block1'])", ".node-cycles")
+    assert sum(int(cells[0].split(", ")[0].replace(",", "")) for cells in shown) <= of_layer
+    titles = texts(page, "#graph-drawing .value", "title")
+    assert titles and all(re.fullmatch(r".+ → .+: [\d,.]+ (B|KiB|MiB)", title) for (title,) in titles)
+    overlaps = """
+    const boxes = [...document.querySelectorAll(".node:not(.unfolded)")].map((box) => box.getBoundingClientRect());
+    const cross = (a, b) => a.left < b.right && b.left < a.right && a.top < b.bottom && b.top < a.bottom;
+    return boxes.flatMap((a, n) => boxes.slice(n + 1).filter((b) => cross(a, b))).length;
+    """
+    assert page.execute_script(overlaps) == 0
+    find(page, "[data-graph='costliest']").click()
