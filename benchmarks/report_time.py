@@ -3,11 +3,12 @@
     python benchmarks/report_time.py
     python benchmarks/report_time.py --only bert-base stack-404 --json times.json
 
-Programs are the models of `models/`, BERT-Base at the cost per byte at which it fits, and a stack of 404 residual layers
-with its gradient, without a loop, each layer under a name of its own. Each is compiled from shapes alone in a process of its own. `--figures` saves the figures of
-each profile as text, so that two versions can be compared by `diff`. Times are of all threads of the process, after
-the compilation; nothing is run. Packing is the part of the summary that packs tiles, which the compilation of a program
-that nearly fills them has done already. A program that does not fit has its reports too.
+Programs are the models of `models/`, BERT-Base at the cost per byte at which it fits, and a stack of 404 residual
+layers with its gradient, without a loop, each layer under a name of its own. Each is compiled from shapes alone in a
+process of its own. `--figures` saves the figures of each profile as text, so that two versions can be compared by
+`diff`. Times are of all threads of the process, after the compilation; nothing is run. Packing is the part of the
+summary that packs tiles, which the compilation of a program that nearly fills them has done already. A program that
+does not fit has its reports too.
 """
 
 from __future__ import annotations

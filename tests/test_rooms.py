@@ -104,7 +104,8 @@ ROOMS: dict[str, str] = {
     "lowering.source_info": "lowering.jax_compat runtime.tensor",
     "lowering.layer_notes": "lowering.jax_compat lowering.source_info runtime.tensor",
     "lowering.layout": (
-        "runtime.compile runtime.cost runtime.exchange runtime.graph runtime.memory runtime.target runtime.tensor"
+        "runtime.analysis runtime.compile runtime.cost runtime.exchange runtime.graph runtime.memory runtime.target"
+        " runtime.tensor"
     ),
     "lowering.popops.vertices": "lowering.layout runtime.exchange runtime.graph runtime.target runtime.tensor",
     "lowering.popops.reductions": (
@@ -145,7 +146,7 @@ ROOMS: dict[str, str] = {
     "lowering.refs": "lowering.jax_compat lowering.jaxpr lowering.source_info",
     "lowering.outlining": (
         "lowering.gcl lowering.jax_compat lowering.jaxpr lowering.layer_notes lowering.offload lowering.primitives"
-        " lowering.source_info runtime.graph runtime.tensor"
+        " lowering.source_info runtime.graph runtime.target runtime.tensor"
     ),
     "lowering.stablehlo": "lowering.jax_compat lowering.source_info lowering.stored_modules runtime.logs",
     "lowering.pallas_calls": "lowering.jax_compat lowering.jaxpr",
@@ -271,10 +272,10 @@ ROOMS: dict[str, str] = {
     "ipujax.lowering_plan": (
         "ipujax.arguments ipujax.calls ipujax.device ipujax.distributed.instance ipujax.fit ipujax.popsparse"
         " ipujax.sharding ipujax.storage lowering.choice lowering.dumps lowering.jax_compat lowering.jaxpr"
-        " lowering.least_work lowering.lower lowering.offload lowering.partition lowering.passes"
-        " lowering.program_inputs lowering.recomputation lowering.refs lowering.replicas lowering.rules runtime.compile"
-        " runtime.engine runtime.graph runtime.host runtime.logs runtime.options runtime.report runtime.target"
-        " runtime.tensor"
+        " lowering.least_work lowering.lower lowering.offload lowering.partition lowering.passes lowering.primitives"
+        " lowering.program_inputs lowering.recomputation lowering.refs lowering.replicas lowering.rules"
+        " lowering.source_info runtime.compile runtime.engine runtime.graph runtime.host runtime.logs runtime.options"
+        " runtime.report runtime.target runtime.tensor"
     ),
     "ipujax.program_evaluation": (
         "ipujax.calls ipujax.distributed.instance ipujax.lowering_plan runtime.compile runtime.engine runtime.host"
@@ -452,8 +453,8 @@ ROOMS: dict[str, str] = {
         " ipujax.onnx.wide_values"
     ),
     "ipujax.onnx.sessions": (
-        "ipujax ipujax.front_end ipujax.onnx.budget ipujax.onnx.element_types ipujax.onnx.graphs ipujax.onnx.model"
-        " ipujax.onnx.onnx_errors ipujax.onnx.reading"
+        "ipujax ipujax.front_end ipujax.onnx.budget ipujax.onnx.call_arguments ipujax.onnx.element_types"
+        " ipujax.onnx.graphs ipujax.onnx.model ipujax.onnx.onnx_errors ipujax.onnx.reading"
     ),
     "ipujax.onnx.random_call": "ipujax ipujax.onnx.sessions",
     "ipujax.onnx.front_end": (

@@ -41,7 +41,7 @@ from ipujax.lowering.jaxpr import (
     with_inner,
     with_scan_body,
 )
-from ipujax.lowering.passes.counted_rows import with_stacked_rows
+from ipujax.lowering.passes.stacked_rows import with_stacked_rows
 from ipujax.lowering.passes.sunk_products import sunk
 from ipujax.lowering.primitives import record_of
 from ipujax.lowering.source_info import name_stack
