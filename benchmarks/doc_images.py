@@ -146,6 +146,7 @@ _SEARCH = "document.getElementById('search').value = 'attention backward'; ipuja
 SCREENSHOTS = {
     "report_summary": Screenshot("digits-cnn", *_FIRST_SCREEN),
     "report_operations": Screenshot("digits-cnn", "#operations", tab="operations", height=760),
+    "report_graph": Screenshot("gpt-block", "#graph", tab="program", height=760),
     "bert_summary": Screenshot("bert-base", *_FIRST_SCREEN, height=900),
     "bert_layers": Screenshot("bert-base", "#layers", tab="lines"),
     "bert_stages": Screenshot("bert-base", "#waits", "#stages", tab="timeline"),

@@ -1,6 +1,6 @@
 """Are elasticities those of differences? Each constant of each model, against programs costed on two machines.
 
-    python benchmarks/elasticities.py [model …]
+    python benchmarks/elasticities.py [--only MODEL]
 
 The elasticity of `ipu.sensitivities` to a constant has to be within 2 %, or 0.1 % of all cycles, of the central
 difference of ±0.1 % of it, or where two tiles tie of a difference of one side. Here each machine is costed alone, while
@@ -10,6 +10,7 @@ the constants with an effect, and those that are wrong; the exit status is 1 if 
 
 from __future__ import annotations
 
+import argparse
 import sys
 import warnings
 
@@ -44,9 +45,12 @@ def wrong_constants(found: ipu.Sensitivities) -> list[str]:
 
 
 def main() -> int:
+    """Compare the elasticities of models."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", choices=MODELS, action="append", help="of the models; those compared by default")
     warnings.simplefilter("ignore")
     count = failures = 0
-    for name in sys.argv[1:] or COMPARED:
+    for name in parser.parse_args().only or COMPARED:
         found = sensitivities_of(name)
         texts = wrong_constants(found)
         effects = sum(abs(row["elasticity"]) > 1e-6 for row in found.rows)
