@@ -43,10 +43,15 @@ _FIRST_COSTED = 128  # candidates of least bound; assumed
 
 
 def _regions(memory: Memory, lengths: Sequence[Count]) -> np.ndarray:
-    """Number of contiguous regions, in a memory order, of blocks of some lengths, one for each axis of the memory."""
-    remaining = list(lengths)  # of each axis, outside of the dimensions already seen
+    """Number of contiguous regions of a block in an operand's memory, for each candidate.
+
+    Args:
+        memory: (axis, size) of each dimension in memory, outermost first; an axis may be several of them.
+        lengths: lengths of the block along each axis, one entry a candidate.
+    """
+    remaining = list(lengths)  # of each axis, in units of what the inner dimensions already seen hold of it
     regions = np.ones((), np.int64)
-    is_contiguous = np.ones((), bool)
+    is_contiguous = np.ones((), bool)  # whether the block has all of the inner dimensions
     for axis, size in reversed(memory):
         is_full = remaining[axis] % size == 0
         length = np.minimum(remaining[axis], size)
@@ -110,13 +115,16 @@ class Candidates:
         With `in_groups` no cut divides a group of channels of an operand.
         """
         grain = grains(kind, spec, target, in_groups=in_groups)
-        pairs = list(zip(spec.extents, grain, strict=True))
-        splittable = sum(extent > g for extent, g in pairs)
-        limit = _MAX_SPLITS.get(max(1, splittable), _MANY_DIMS_MAX_SPLITS)
-        splits = grids([split_candidates(extent, g, limit) for extent, g in pairs], target.tiles_per_ipu)
-        lengths = [ceil_div(-(-extent // g), split) * g for (extent, g), split in zip(pairs, splits, strict=True)]
-        clipped = [np.minimum(length, extent) for length, (extent, _) in zip(lengths, pairs, strict=True)]
-        return Candidates(spec, kind, target, grain, splits, Dims.of(clipped))
+        extents_and_grains = list(zip(spec.extents, grain, strict=True))  # of each dimension
+        splittable_dims = sum(extent > g for extent, g in extents_and_grains)
+        limit = _MAX_SPLITS.get(max(1, splittable_dims), _MANY_DIMS_MAX_SPLITS)
+        splits = grids([split_candidates(extent, g, limit) for extent, g in extents_and_grains], target.tiles_per_ipu)
+        # The longest block has its share of the grains, rounded up, but no more than the dimension.
+        longest = [
+            np.minimum(ceil_div(ceil_div(extent, g), split) * g, extent)
+            for (extent, g), split in zip(extents_and_grains, splits, strict=True)
+        ]
+        return Candidates(spec, kind, target, grain, splits, Dims.of(longest))
 
     @cached_property
     def slots(self) -> np.ndarray:
@@ -134,12 +142,15 @@ class Candidates:
 
     @cached_property
     def _shared_on_bus(self) -> _OfOperands:
-        """True where the tiles of a bus read equal inputs, and equal weights.
+        """For each candidate whether the tiles of a bus, which receive together, read equal inputs, and equal weights.
 
-        Neighbouring tiles differ in the innermost axis that is split, if that is split evenly among those of a bus.
+        Tiles are numbered along the axes of results, see `output_order`; of a split output channel the tiles read the
+        same inputs, of any other axis the same weights. Neighbouring tiles differ in the innermost axis that is split,
+        if that is split evenly among those of a bus.
         """
         width = self.target.tiles_per_exchange_bus
-        is_innermost = np.ones(self.splits.shape[1], bool)  # no axis inside of this one is split
+        num_candidates = self.splits.shape[1]
+        is_innermost = np.ones(num_candidates, bool)  # no axis inside of this one is split
         inputs = np.zeros_like(is_innermost)
         weights = np.zeros_like(is_innermost)
         for axis in reversed(output_order(self.kind, len(self.spec.in_field))):
@@ -150,19 +161,21 @@ class Candidates:
 
     @cached_property
     def gathering_cycles(self) -> np.ndarray:
-        """Cycles to copy operands of which only a part is received to contiguous memory.
+        """Cycles to copy operands of which only a part is received to contiguous memory, next to the tile's own part.
 
         The AMP reads an operand in pieces, but for activations with a halo; rearranged operands are copied anyway.
         """
         total = np.zeros(self.splits.shape[1], np.int64)
         reordered = rearranged(self.kind, self.spec, self.target)
-        blocks = self._input_bytes, self._weight_bytes
-        are_reordered = reordered.lhs, reordered.rhs
-        are_in_one_piece = not self.kind.uses_amp or reordered.has_halo, not self.kind.uses_amp
-        rows = zip(blocks, self._received_bytes, are_reordered, are_in_one_piece, strict=True)
-        for block, received, is_reordered, is_in_one_piece in rows:
-            is_gathered = (received > 0) & (received < block) & (is_in_one_piece and not is_reordered)
-            total += copy_cycles(np.where(is_gathered, block, 0), 0, self.target)
+        inputs_need_one_piece = not self.kind.uses_amp or reordered.has_halo
+        weights_need_one_piece = not self.kind.uses_amp
+        received = self._received_bytes
+        for block_bytes, received_bytes, may_be_gathered in (
+            (self._input_bytes, received.inputs, inputs_need_one_piece and not reordered.lhs),
+            (self._weight_bytes, received.weights, weights_need_one_piece and not reordered.rhs),
+        ):
+            is_gathered = (received_bytes > 0) & (received_bytes < block_bytes) & may_be_gathered
+            total += copy_cycles(np.where(is_gathered, block_bytes, 0), copied_fragments=0, target=self.target)
         return total
 
     @cached_property
@@ -173,17 +186,19 @@ class Candidates:
         field = self.splits[FIELD : FIELD + rank]
         kernel = self.splits[FIELD + rank :]
         reordered = rearranged(self.kind, spec, self.target)
+        # All bytes of the block, unless the vertices are where the operand is or the plan maps it (below).
         inputs = self._input_bytes * (not self.lhs_stays)
         if spec.lhs_is_free and not self.lhs_stays and not reordered.lhs:
             # Along a field dimension an input is cut as often as outputs or the kernel are, and shared by the others.
             lengths = [ceil_div(n, np.maximum(f, k)) for n, f, k in zip(spec.in_field, field, kernel, strict=True)]
             block = self.block
             elements = block.batch * block.groups * block.in_channels * product(lengths)
+            # Tiles that read one block of inputs: those of other output channels, and of the dimension that shares it.
             users = self.splits[OUT_CHANNELS] * product(list(np.minimum(field, kernel)))
             inputs = self._bytes_from_other_tiles(inputs, elements * element_bytes(spec.lhs_dtype), users)
         weights = self._weight_bytes * (not self.rhs_stays)
         if spec.rhs_is_free and not self.rhs_stays and not reordered.rhs:
-            users = self.splits[BATCH] * product(list(field))
+            users = self.splits[BATCH] * product(list(field))  # tiles that read one block of weights
             weights = self._bytes_from_other_tiles(weights, weights, users)
         return _OfOperands(inputs, weights)
 
@@ -199,7 +214,8 @@ class Candidates:
             users: number of tiles that use it.
         """
         is_on_all = mapped_bytes // MIN_BYTES_PER_TILE >= users
-        local_bytes = np.where(is_on_all | (product(list(self.splits)) == 1), mapped_bytes // users, 0)
+        is_on_one_tile = product(list(self.splits)) == 1
+        local_bytes = np.where(is_on_all | is_on_one_tile, mapped_bytes // users, 0)
         return np.maximum(block_bytes - local_bytes, 0)
 
     @cached_property
@@ -251,13 +267,13 @@ class Candidates:
 
     @cached_property
     def _mac_cycles(self) -> np.ndarray:
-        """Lower bound of the cycles of the multiply-adds alone."""
+        """Lower bound of the cycles of the largest block's multiply-adds: at the peak rate of the kind of vertex."""
         spec = self.spec
         arith = arithmetic(spec, self.target)
         rate: float = 1 / arith.instructions_per_mac  # multiply-adds a cycle
         if arith.precision is not None:
             is_half = arith.precision == "half"
-            vector = self.target.vector_width_bytes // (2 if is_half else 4)
+            vector = self.target.vector_width_bytes // (2 if is_half else 4)  # elements of a vector
             amp = self.target.fp16_amp_macs_per_cycle if is_half else self.target.fp32_amp_macs_per_cycle
             # Without the AMP two channels are summed at once where sums are half precision, see `hmac_cycles`.
             rate = (
@@ -265,6 +281,7 @@ class Candidates:
                 if self.kind.uses_amp or self.kind.is_wide
                 else vector * (2 if is_half and sums_in_half(spec) else 1)
             )
+        # All products; with a dilated input those with the zeros between its elements are left out.
         macs = product(output_lengths(self.block)) * self.block.in_channels * product(self.block.kernel)
         return np.asarray((macs / (rate * prod(spec.lhs_dilation))).astype(np.int64))
 
@@ -284,7 +301,8 @@ class Candidates:
     def fastest(self, bound_bytes: float, max_cycles: int | None = None) -> CostedCandidate | None:
         """Fastest candidate within a memory bound, of equals the smaller; None if none is within the bounds.
 
-        Candidates whose lower bound exceeds `max_cycles` are left out.
+        Candidates whose lower bound exceeds `max_cycles` are left out. Only those are costed in full whose lower bound
+        is below the cost of one that is costed already.
         """
         is_fitting = self.temp_bytes <= bound_bytes
         if max_cycles is not None:
@@ -294,11 +312,11 @@ class Candidates:
             return None
         bounds = self.lower_bound_cycles[fitting]
         promising = fitting[np.argsort(bounds, kind="stable")[:_FIRST_COSTED]]
-        best_cycles = self.cost_parts(promising).sum(0).min()
-        # The bound of a vertex that skips zeros of a dilated input may exceed its cost.
+        best_cycles = self.cost_parts(promising).sum(0).min()  # the sum of the parts of each candidate
+        # `promising` again, since the bound of a vertex that skips zeros of a dilated input may exceed its cost.
         fitting = np.union1d(promising, fitting[bounds <= best_cycles])
         parts = self.cost_parts(fitting)
-        fastest = int(np.lexsort((self.temp_bytes[fitting], parts.sum(0)))[0])
+        fastest = int(np.lexsort((self.temp_bytes[fitting], parts.sum(0)))[0])  # by cycles, then by bytes
         return CostedCandidate(int(fitting[fastest]), parts[:, fastest])
 
     def trade_off(self, bound_bytes: float, max_cycles: int, fragment_cycles: float) -> list[CostedCandidate]:
@@ -315,8 +333,9 @@ class Candidates:
         fitting = fitting[is_fast]
         parts = parts[:, is_fast]
         tiles = np.asarray(product(list(self.splits[:, fitting])))
+        # By cost, then by tiles (`lexsort` has the first key last).
         order = np.lexsort((tiles, parts.sum(0) + fragment_cycles * self.fragments[fitting]))
-        # Fewest tiles of all cheaper candidates.
+        # Fewest tiles of all cheaper candidates; of the cheapest, which has none, any number.
         cheaper_tiles = np.minimum.accumulate(np.append(np.iinfo(np.int64).max, tiles[order]))[:-1]
         unbeaten = order[tiles[order] < cheaper_tiles]
         return [CostedCandidate(int(fitting[n]), parts[:, n]) for n in unbeaten]

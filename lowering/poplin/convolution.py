@@ -80,7 +80,7 @@ def convolution(
     precision: Any = None,
     available_memory_proportion: float | None = None,
 ) -> Tensor:
-    """Convolves as `jax.lax.conv_general_dilated`, with its parameters.
+    """Convolves as `jax.lax.conv_general_dilated`, with its parameters, by the cheapest plan found for the target.
 
     Args:
         x: activations, dimensions in the order of `dimension_numbers.lhs_spec`.
@@ -116,7 +116,7 @@ def convolution(
     windows = _windows_of(x, w, params, padding, window_strides, lhs_dilation, rhs_dilation)
     extents = _matching_extents(graph, x, w, params, windows, groups, builder.name)
     out_shape = _out_shape(dimension_numbers.out_spec, extents)
-    if 0 in (*extents, *(window.size for window in windows)):
+    if 0 in (*extents, *(window.size for window in windows)):  # no result, or sums of no products
         return zeros(graph, out_shape, out_dtype, builder.name)
     x, windows = _without_skipped(builder, x, params.lhs, windows)
     spec = _conv_spec(graph, x, w, params, extents, windows, out_dtype, partials_dtype)
@@ -126,7 +126,8 @@ def convolution(
         plan, graph.target, available_memory_proportion, *operands, params, tuple(windows), graph.byte_cost_cycles
     )
     record_unmet_bound(graph, plan, available_memory_proportion, builder.name)
-    return _add_steps(builder, x, w, _PlannedConv(plan, params, tuple(windows))).reshape(out_shape)
+    result = _add_steps(builder, x, w, _PlannedConv(plan, params, tuple(windows)))
+    return result.reshape(out_shape)  # the group dimension becomes a part of the output channels again
 
 
 def _is_choice(chosen: Plan, plan: Plan, target: Target, *_: Any) -> bool:
@@ -147,8 +148,15 @@ def _choose_plan(
 ) -> Plan:
     """Chooses by trial the cheapest plan for operands of these views and mappings.
 
-    `plan` is the best by the estimate, which leaves out what views and mappings cost. Mapped activations may be copied
-    to equal parts of all tiles first.
+    Args:
+        plan: the best by the estimate, which leaves out what views and mappings cost.
+        target: the machine.
+        available_memory_proportion: part of a tile's memory that plans may use, None for the target's.
+        lhs: the activations; mapped ones may be copied to equal parts of all tiles first (`spreads_lhs`).
+        rhs: the weights.
+        params: layouts of operands and result.
+        windows: one for each field dimension.
+        cycles_per_byte: cost of a byte of memory.
     """
 
     def add(builder: Builder, tensors: Sequence[Tensor], plan: Plan) -> Tensor:
@@ -157,12 +165,14 @@ def _choose_plan(
 
     plans = trial_plans(plan, target, available_memory_proportion, cycles_per_byte)
     bounds = [float(plan.lower_bound_cycles) for plan in plans]
-    # Mapped activations of one variable: a trial has no others with their mapping.
+    # Mapped activations of one variable: each plan once more with a copy of them before it. A trial has no others with
+    # their mapping.
     if lhs.mapping is not None and lhs.view is not None:
         copy_cycles = _spreading_cycles(lhs, target)
         bounds += [bound + copy_cycles for bound in bounds]
         plans += tuple(replace(plan, spreads_lhs=True) for plan in plans)
     share = target.available_memory_proportion if available_memory_proportion is None else available_memory_proportion
+    # A proportion of 0 asks for the plan of least memory, at any cost in cycles.
     return choose_cheapest_alone(plans, bounds, (lhs, rhs), add, target, cycles_per_byte, asks_for_least=share == 0)
 
 
@@ -193,9 +203,10 @@ def _matching_extents(
     if channels != w.shape[rhs.channel]:
         got = w.shape[rhs.channel]
         raise GraphError(f"{name}: input channels of the weights", where=graph.origin, expected=channels, got=got)
+    out_channels = w.shape[rhs.batch]  # JAX names the weights' dimensions so: output channels are their "batch"
     field = tuple(window.outputs for window in windows)
     kernel = tuple(window.kernel for window in windows)
-    return Dims(batch, groups, w.shape[rhs.batch], channels, field, kernel)
+    return Dims(batch, groups, out_channels, channels, field, kernel)
 
 
 def _add_steps(builder: Builder, x: Tensor, w: Tensor, planned: _PlannedConv) -> Tensor:
@@ -206,7 +217,7 @@ def _add_steps(builder: Builder, x: Tensor, w: Tensor, planned: _PlannedConv) ->
     plan = planned.plan
     params = planned.params
     over_batch = plan.step_axis == BATCH
-    if plan.spreads_lhs:
+    if plan.spreads_lhs:  # the plan reads a copy of the activations that is spread over all tiles
         x = _copy_spread(builder, x, params.lhs, "spread")
     _map_operands(builder.graph, x, w, planned)
     if plan.steps == 1:
@@ -268,8 +279,8 @@ def _windows_of(
     """Window along each field dimension."""
     sizes = [x.shape[d] for d in params.lhs.field]
     kernel = [w.shape[d] for d in params.rhs.field]
-    rows = zip(sizes, kernel, padding, strides, lhs_dilation, rhs_dilation, strict=True)
-    return [Window(*row) for row in rows]
+    # Lists of one entry a field dimension, in the order of the members of `Window`.
+    return list(map(Window, sizes, kernel, padding, strides, lhs_dilation, rhs_dilation))
 
 
 def _without_skipped(
@@ -289,13 +300,13 @@ def _without_skipped(
     if all(stride == 1 for stride in strides):
         return x, list(windows)
     used = x.slice(starts, x.shape, strides)
-    if not graph.is_mapped(x) or immediate_of(x) is not None:
+    if not graph.is_mapped(x) or immediate_of(x) is not None:  # nothing to copy: no data yet, or one constant
         return used, used_windows
     return _copy_spread(builder, used, layout, "used"), used_windows
 
 
 def _copy_spread(builder: Builder, x: Tensor, layout: Layout, name: str) -> Tensor:
-    """Copies activations, in groups of channels, to equal parts of all tiles.
+    """Copies activations, in groups of channels, to equal parts of all tiles; returns the copy in the same layout.
 
     A block that several tiles receive is so put together from many parts once, on the tiles of the copy.
     Source: poplibs `Convolution.cpp`, which rearranges activations before it broadcasts them to more than seven tiles.
@@ -318,8 +329,8 @@ def _conv_spec(
     out_dtype: np.dtype[Any],
     partials_dtype: np.dtype[Any],
 ) -> ConvSpec:
-    """What planning depends on."""
-    field = range(3, 3 + len(windows))
+    """What planning depends on: the convolution without its operands, `ConvSpec`."""
+    field = range(3, 3 + len(windows))  # memory orders number the dimensions 0 to 2 as below, then those of the field
     return ConvSpec(
         extents=extents,
         in_field=tuple(window.size for window in windows),
@@ -333,6 +344,7 @@ def _conv_spec(
         lhs_is_free=is_free(graph, x),
         rhs_is_free=is_free(graph, w),
         lhs_memory=memory_of(x, _by_dimension(params.lhs, batch=0, group=1, channel=2, field=field)),
+        # The weights' "batch" are the output channels, their "field" is the kernel.
         rhs_memory=memory_of(w, _by_dimension(params.rhs, group=0, batch=1, channel=2, field=field)),
     )
 
@@ -365,12 +377,14 @@ def _add_vertices(builder: Builder, x: Tensor, w: Tensor, planned: _PlannedConv)
     spec = plan.spec
     grid = plan.grid()
     rank = len(spec.in_field)
+    # Axes of the grid, numbered as the members of `Dims`: batch, groups, channels, the field, the kernel.
     field = range(FIELD, FIELD + rank)
     kernel = range(FIELD + rank, FIELD + 2 * rank)
     out_axes = _axes_of_dims(params.out, BATCH, OUT_CHANNELS, field)
     reduced = (IN_CHANNELS, *kernel)
     out = result_variable(graph, plan, grid, tuple(out_axes), reduced, OUT_CHANNELS, builder.name)
-    # Along a field dimension a vertex reads the elements under its windows.
+    # Along a field dimension a vertex reads the elements under its windows: those of index
+    # (output · stride + kernel element · dilation − padding) / input dilation. Outside of the input it reads `fill`.
     window_dims = {
         position: Dim(
             (Term(field[d], spec.strides[d]), Term(kernel[d], spec.rhs_dilation[d])),
@@ -407,7 +421,8 @@ def _map_operands(graph: Graph, x: Tensor, w: Tensor, planned: _PlannedConv) -> 
     reordered = rearranged(plan.kind, plan.spec, graph.target)
     cuts = list(plan.grid().cuts)
     tile = plan.grid().tile
-    # The operand that steps divide stays unmapped here: it is mapped for slicing.
+    # The operand that steps divide stays unmapped here: it is mapped for slicing. Steps divide the batch of `x`, or the
+    # output channels of `w`.
     over_batch = plan.step_axis == BATCH
     is_one_step = plan.steps == 1
     kernel = range(FIELD + rank, FIELD + 2 * rank)
@@ -417,15 +432,16 @@ def _map_operands(graph: Graph, x: Tensor, w: Tensor, planned: _PlannedConv) -> 
         place_by_plan(graph, w, plan, w_cuts, _for_operand(tile, w_axes), is_reordered=reordered.rhs)
     if not is_one_step and over_batch:
         return
-    # Along a field dimension an input follows the axis that cuts it most: the output field, or the kernel.
+    # Along a field dimension an input follows the axis that cuts it most: the output field, or the kernel, whose axes
+    # are `rank` numbers behind those of the field.
     field = [f if tile.shape[f] >= tile.shape[f + rank] else f + rank for f in range(FIELD, FIELD + rank)]
     x_axes = _axes_of_dims(params.lhs, BATCH, IN_CHANNELS, field)
     for axis, size, window in zip(field, plan.spec.in_field, planned.windows, strict=True):
         if axis < FIELD + rank:
             bounds = _input_bounds(cuts[axis], window, is_innermost=axis == FIELD + rank - 1)
         else:
-            bounds = cuts[axis] * size // cuts[axis][-1]
-        blocks = np.flatnonzero(np.diff(bounds))
+            bounds = cuts[axis] * size // cuts[axis][-1]  # the input in proportion to the kernel's cuts
+        blocks = np.flatnonzero(np.diff(bounds))  # those that are not empty
         cuts[axis] = np.append(bounds[blocks], size)
         tile = tile.take(blocks, axis)
     x_cuts = [cuts[axis] for axis in x_axes]
@@ -438,15 +454,17 @@ def _for_operand(tile: np.ndarray, axes: Sequence[int]) -> np.ndarray:
 
 
 def _input_bounds(cuts: np.ndarray, window: Window, *, is_innermost: bool) -> np.ndarray:
-    """Boundaries of the input between blocks of outputs.
+    """Cuts of the input along a field dimension, from the `cuts` of the outputs, both with the ends.
 
     Two blocks share the elements between the first that the later one reads and the last that the earlier one does.
     Along the innermost dimension of the field they are all on the tiles of the earlier one, along others half of them.
     Source: poplibs `TensorUseTracker.cpp`, OptimizeHaloRegions, by which poplin::createInput maps.
     """
+    # In positions of the dilated input.
     later_begin = cuts[1:-1] * window.stride - window.padding[0]
     earlier_end = later_begin - window.stride + (window.kernel - 1) * window.rhs_dilation + 1
     shared = np.maximum(0, earlier_end - later_begin)
     bounds = later_begin + (shared if is_innermost else shared // 2)
+    # The first element of the input at or behind each position.
     inner = np.clip(-(-bounds // window.lhs_dilation), 0, window.size)
     return np.concatenate([[0], inner, [window.size]])

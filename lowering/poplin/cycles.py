@@ -31,7 +31,6 @@ _WIDTH_BYTES = {"half": 2, "float": 4}
 # Extra cycles to address the weights of 1, 2 or 4 kernel rows at once (reference 1.2).
 _FILTER_HEIGHTS = ((1, 15), (2, 46), (4, 60))
 
-
 # Instructions of a worker for 0, 1, 2 and 3 rows of activations; from there each row takes as long as the AMP does.
 _ByRows = tuple[int, int, int, int]
 
@@ -124,11 +123,12 @@ def amp_1x1_cycles(
         groups: groups of channels.
         half_sums: whether sums are half precision.
 
-    Source of the numbers: poplibs `PerformanceEstimation.hpp`.
+    Source of the numbers, supervisor cycles around each loop: poplibs `PerformanceEstimation.hpp`.
     """
     block = amp_block(target, precision)
     worker = worker_pass(target, precision, half_sums)
-    half_sums_path = int(worker is _HALF_SUMS_PASS)
+    half_sums_path = int(worker is _HALF_SUMS_PASS)  # 1 for that codelet, whose supervisor takes a cycle more or less
+    # Blocks of channels that the AMP holds weights of: it makes a pass over all rows for each pair of them.
     ins = ceil_div(in_channels, block.in_channels)
     outs = ceil_div(out_channels, block.out_channels)
     sum_bytes = _WIDTH_BYTES["half" if half_sums else "float"]
@@ -139,7 +139,7 @@ def amp_1x1_cycles(
     later_pass = 15 + half_sums_path + outs * (19 + 6 + block.load_cycles + adding)
     first_pass = 11 + outs * (18 + half_sums_path + 7 + block.load_cycles + zeroing)
     state = worker.state + worker.input_state * (ins * groups - 1)
-    start = 50 + issue_round_cycles(target) * state
+    start = 50 + issue_round_cycles(target) * state  # of the vertex, and of its workers
     return start + groups * (13 - half_sums_path + (ins - 1) * later_pass + first_pass)
 
 
@@ -168,7 +168,7 @@ def _amp_pass_cycles(
     Args:
         target: the constants.
         block: the weights of the pass.
-        worker: instructions of a worker.
+        worker: instructions of a worker, by its number of rows.
         rows: rows of activations, of all workers.
         sum_bytes: bytes of a sum.
         is_zeroing: whether it is the pass that starts the sums.
@@ -181,8 +181,8 @@ def _amp_pass_cycles(
         _by_rows(share, table, block.row_cycles) + share * whole_cycles(store_cycles(zero_bytes, target))
         for share in (ceil_div(rows, workers), rows // workers)
     )
-    # A worker of fewer rows may take longer, see the tables. The extra of a pass, which poplibs adds to the least
-    # worker's cycles, counts where the others take hardly longer.
+    # A worker of fewer rows may take longer, see the tables. The 14 cycles extra of a pass, which poplibs adds to the
+    # least worker's cycles, count where the others take hardly longer.
     slowest, fastest = np.maximum(busiest, idlest), np.minimum(busiest, idlest)
     return np.maximum(round_cycles * slowest, round_cycles * fastest + 14)
 
@@ -220,7 +220,7 @@ def amp_nx1_cycles(
     """
     block = amp_block(target, precision)
     round_cycles = issue_round_cycles(target)
-    outs = ceil_div(out_channels, block.out_channels)
+    outs = ceil_div(out_channels, block.out_channels)  # blocks of output channels that the AMP holds weights of
     worker = kernel_pass(target, precision, half_sums)
     busiest, idlest = (
         _KERNEL_CALL + share.items * _by_rows(share.item_width, worker.items, block.row_cycles)
@@ -229,7 +229,7 @@ def amp_nx1_cycles(
     # Of one position of the kernel, which all workers compute together; 9 is the extra that `_amp_pass_cycles` has too.
     position = np.maximum(round_cycles * busiest, round_cycles * idlest + 9)
     totals = []
-    for height, extra in _FILTER_HEIGHTS:
+    for height, extra in _FILTER_HEIGHTS:  # kernel rows in the units at once, and cycles that these add to a load
         # Rows of the filter take the place of input channels in the units. The loops, from outside: groups of input
         # channels, of output channels, then `outer` and `inner_most` positions of the kernel.
         ins = ceil_div(in_channels, max(1, block.in_channels // height))
@@ -239,13 +239,8 @@ def amp_nx1_cycles(
         inner = loads + outer * inner_most * position
         totals.append(ins * (14 + outs * (14 + inner)))
     best = np.minimum.reduce(np.broadcast_arrays(*totals))
-    setup = (
-        109
-        + (worker.state + _ZEROING_STATE) * round_cycles
-        + groups * (17 * outs + 6 * (outs - 1) + 1)
-        + 6 * (groups - 1)
-        + 1
-    )
+    setup = 109 + (worker.state + _ZEROING_STATE) * round_cycles
+    setup = setup + groups * (17 * outs + 6 * (outs - 1) + 1) + 6 * (groups - 1) + 1
     # The sums of each group of output channels are zeroed by a pass of the workers (poplibs `ConvModel.cpp` adds it to
     # the estimate of this vertex; that for kernels of one element zeroes in its first pass).
     zeroing = outs * groups * zero_cycles(target, rows * width * block.out_channels, half_sums)
@@ -263,7 +258,7 @@ class _WorkerShare(NamedTuple):
 
 
 def _extreme_shares(rows: Count, width: Count, workers: int) -> tuple[_WorkerShare, _WorkerShare]:
-    """Shares of the busiest and of the idlest worker."""
+    """Shares of the busiest and of the idlest worker of `rows` of `width` elements; few rows are cut in parts."""
     parts = np.maximum(1, workers // np.maximum(rows, 1))
     busiest = _WorkerShare(ceil_div(rows, workers), ceil_div(width, parts))
     idlest = _WorkerShare(np.where(np.asarray(rows) >= workers, rows // workers, 1), width // parts)
@@ -309,7 +304,8 @@ def hmac_cycles(
     items = items + np.where(share.parts > 0, 19 + share.parts * share.part_width * (7 + dot), 0)
     worker = 16 + kernel_positions * (16 - (_HMAC_STATE_CYCLES if precision == "half" else 0) + items)
     channels = ceil_div(out_channels, at_once) * (10 + round_cycles * worker)
-    setup = (65 if precision == "half" else 58) + round_cycles * (10 + _HMAC_STATE_CYCLES if half_sums else 9)
+    # Of the vertex: of the supervisor, and of its workers to load the state that they keep.
+    setup = (65 if precision == "half" else 58) + round_cycles * ((10 + _HMAC_STATE_CYCLES) if half_sums else 9)
     zeroing = zero_cycles(target, rows * width * out_channels * groups, half_sums)
     return setup + groups * (23 + 15 + channels) + zeroing
 
@@ -326,13 +322,13 @@ class _RowShare(NamedTuple):
 
 
 def _row_share(rows: Count, width: Count, workers: int) -> _RowShare:
-    """Share of the busiest worker.
+    """Share of the busiest worker of `rows` of `width` elements.
 
     Each row is cut in as many parts as make the parts of all rows a multiple of the workers (poplibs
     `estimateConvPartialHorizontalMacInnerLoopCycles`).
     """
     parts = workers // np.gcd(workers, np.asarray(rows).astype(np.int64))
-    share = ceil_div(rows * parts, workers)
+    share = ceil_div(rows * parts, workers)  # parts of a worker: `parts` of them are a whole row
     return _RowShare(share // parts, share % parts, ceil_div(width, parts))
 
 
@@ -345,11 +341,12 @@ def _dot_cycles(target: Target, precision: Precision, length: Count, at_once: in
     width = _VECTOR_BYTES // _WIDTH_BYTES[precision]
     # One instruction multiplies 64 bits, however much more the ports load.
     vector_cycles = larger(1, wide_load_cycles(2 * _VECTOR_BYTES, target))
-    pairs = 2 * ceil_div(length, 2) + at_once
+    pairs = 2 * ceil_div(length, 2) + at_once  # two cycles each
     singles = 2 * length + at_once
     narrow = np.where(np.asarray(length) % 2 == 0, pairs, singles) if width > 2 else singles
     vectors = whole_cycles(length // width * vector_cycles)
-    return 3 * at_once + (at_once == 2) + 4 + np.where(np.asarray(length) % width == 0, vectors, narrow)
+    around_loop = 3 * at_once + (at_once == 2) + 4  # poplibs `PerformanceEstimation.hpp`
+    return around_loop + np.where(np.asarray(length) % width == 0, vectors, narrow)
 
 
 _VECTOR_BYTES = 8  # 64 bits: of one operand of a multiplication, and of one vector that is stored
@@ -376,6 +373,7 @@ def vmac_cycles(
 
     Source of the numbers: poplibs `PerformanceEstimation.hpp`.
     """
+    # Of a worker: groups of a vector, cycles of an output with its first kernel element, and those of its start.
     groups_at_once, item, start = (8, 7 + 15, 13) if half_sums else (4, 7 + 5, 19)
     # Activations and weights of four groups are a 64-bit load each.
     position = wide_load_cycles(2 * _VECTOR_BYTES * (groups_at_once // 4), target) + 1
@@ -387,6 +385,7 @@ def vmac_cycles(
     adding = (7 + round_cycles - 1) if half_sums else (9 + 2 * (round_cycles - 1))  # sums of every issue slot
     zeroing = 4 + ceil_div(outputs, 4 if half_sums else 2)
     combining = (10 if half_sums else 9) + adding * ceil_div(outputs, workers) // groups_at_once
+    # Of the supervisor: 61 + 14 + 25 or 26 for the vertex; 32 + 24 for each pass over groups.
     passes = ceil_div(groups, groups_at_once)
     return 61 + 14 + (25 if half_sums else 26) + passes * (zeroing + 32 + 24 + round_cycles * worker + combining)
 
@@ -421,11 +420,12 @@ def slic_cycles(
     merges = half_sums and few_units  # two passes write two results, which are merged
     # Groups that one pass has beside each other: as many, of a power of 2 of channels, as fill its channels.
     beside = max(1, _SLIC_CHANNELS // (1 << max(0, channels - 1).bit_length()))
+    # Weights of a position of the window are loaded; groups that are beside each other are put so by the workers.
     loading = 16 + (18 if beside == 1 else 21 + (12 if beside == 2 else 10) * round_cycles)
     positions = product(kernel[:-1]) * ceil_div(kernel[-1], _SLIC_WINDOW)
     (items, item_width), _ = _extreme_shares(rows, width, target.worker_contexts)
-    start = 17 + (2 if merges else 0)
-    item = 9 if merges else (10 if half_sums else 13)
+    start = 17 + (2 if merges else 0)  # of a worker
+    item = 9 if merges else (10 if half_sums else 13)  # of each item of its work list, beside its rows
 
     def worker(*, is_first: bool) -> Count:
         """Cycles of a worker for one position of the window; the first one starts the sums."""
@@ -462,9 +462,9 @@ def outer_product_cycles(
 ) -> Count:
     """Cycles of the outer product vertex: one input channel, every output is one product.
 
-    Source of the numbers: poplibs `PerformanceEstimation.hpp`.
+    Rows are shared by the workers. Source of the numbers: poplibs `PerformanceEstimation.hpp`.
     """
-    # Of a worker: cycles of a group, channels that these include, and channels of a vector.
+    # Of a worker: cycles of a group, channels of a row that are part of its fixed cycles, and channels of a vector.
     fixed, first_channels, vector = (10, 12, 4) if precision == "half" else (11, 6, 2)
     share = ceil_div(rows, target.worker_contexts)
     # A vector is multiplied and stored by one instruction.

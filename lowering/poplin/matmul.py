@@ -63,6 +63,7 @@ def blocks_of(graph: Graph, matrices: Tensor) -> Blocked | None:
     if matrices.shape[0] == 1 and not isinstance(mapping, Blocked):  # a matrix seen as a group of one
         flat = mapping_like(graph, matrices.reshape(matrices.shape[1:]))
         mapping = _with_group(flat) if isinstance(flat, Blocked) else None
+    # Several blocks, each on a tile of its own.
     if not isinstance(mapping, Blocked) or not 1 < np.unique(mapping.tile).size == mapping.tile.size:
         return None
     return mapping
@@ -79,31 +80,37 @@ def aligned_plan(
 ) -> Plan | None:
     """Fastest plan on the tiles of an operand, within a bound of memory; None if there is none.
 
+    Its vertices are where the operand's blocks are, so that the operand is not exchanged.
+
     Args:
         spec: the product.
-        dims: which operand, `LHS` or `RHS`.
+        dims: which operand, `LHS` or `RHS`: the positions in `Dims` of its dimensions.
         blocks: its mapping.
         target: the machine.
         bound_bytes: bytes of a tile that the plan may use.
     """
     grid = _aligned_grid(spec, dims, blocks)
+    # One plan for each kind of vertex.
     plans = [plan for plan in _plans_on_grid(spec, dims, grid, target) if plan.temp_bytes <= bound_bytes]
     return min(plans, key=lambda plan: plan.total_cycles, default=None)
 
 
 def _aligned_grid(spec: ConvSpec, dims: tuple[int, ...], blocks: Blocked) -> Grid:
-    """Grid of the blocks of an operand, other dimensions uncut."""
+    """Grid of the blocks of an operand, other dimensions of the product uncut.
+
+    `dims` are the positions in `Dims` of the operand's dimensions.
+    """
     extents = list(spec.extents)
     cuts = [blocks.cuts[dims.index(d)] if d in dims else frozen([0, n], np.int64) for d, n in enumerate(extents)]
     other_dims = [d for d in range(len(extents)) if d not in dims]
-    tile = np.transpose(
-        blocks.tile.reshape(blocks.tile.shape + (1,) * len(other_dims)), np.argsort([*dims, *other_dims])
-    )
+    tile = blocks.tile.reshape(blocks.tile.shape + (1,) * len(other_dims))
+    tile = np.transpose(tile, np.argsort([*dims, *other_dims]))  # to the order of `Dims`
     return Grid(tuple(cuts), frozen(tile, np.int32))
 
 
 def _plans_on_grid(spec: ConvSpec, dims: tuple[int, ...], grid: Grid, target: Target) -> Iterator[Plan]:
-    """Plan of each kind of vertex that reads the operand where it is, by the operand's grid."""
+    """Plan of each kind of vertex that reads the operand `dims`, `LHS` or `RHS`, where it is, by the operand's grid."""
+    # Arrays of candidates, of which there is one.
     splits = np.array([[len(cut) - 1] for cut in grid.cuts], np.int64)
     longest = Dims.of([np.array([int(np.diff(cut).max())]) for cut in grid.cuts])
     any_cut = Dims.of((1,) * len(grid.cuts))  # the operand's cuts need not be multiples of what suits a vertex
@@ -208,16 +215,22 @@ def _choose_plan(
 ) -> Plan:
     """Chooses by trial the cheapest plan for operands of these views and mappings.
 
-    `plan` is the best by the estimate, which leaves out what views and mappings cost.
+    Args:
+        plan: the best by the estimate, which leaves out what views and mappings cost.
+        operands: the two operands.
+        target: the machine.
+        available_memory_proportion: part of a tile's memory that plans may use, None for the target's.
+        cycles_per_byte: cost of a byte of memory.
     """
     plans = list(trial_plans(plan, target, available_memory_proportion, cycles_per_byte))
     share = target.available_memory_proportion if available_memory_proportion is None else available_memory_proportion
-    if share > 0:
+    if share > 0:  # 0 asks for the plan of least memory
         plans += _aligned_plans(spec_of_all_steps(plan), target, share * target.bytes_per_tile, operands)
 
     def add(builder: Builder, tensors: Sequence[Tensor], plan: Plan) -> Tensor:
         a, b = tensors
-        return _add_steps(Builder(builder.graph, builder.prog, "trial"), a, b, plan, None)
+        # The precision changes results alone, not the cost.
+        return _add_steps(Builder(builder.graph, builder.prog, "trial"), a, b, plan, precision=None)
 
     bounds = [plan.lower_bound_cycles for plan in plans]
     return choose_cheapest_alone(plans, bounds, operands, add, target, cycles_per_byte, asks_for_least=share == 0)
@@ -234,14 +247,15 @@ def _aligned_plans(spec: ConvSpec, target: Target, bound_bytes: float, operands:
 
 
 def _add_steps(builder: Builder, a: Tensor, b: Tensor, plan: Plan, precision: Any) -> Tensor:
-    """Maps the operands and adds all steps of a plan."""
+    """Maps the operands, [G, M, K] and [G, K, N], and adds all steps of a plan; returns the result, [G, M, N]."""
     graph = builder.graph
-    grid = _grid(plan)
+    grid = _grid(plan)  # axes G, M, K, N
     reordered = rearranged(plan.kind, plan.spec, graph.target)
     # The operand that steps divide stays unmapped here: it is mapped for slicing.
     by_columns = plan.step_axis == OUT_CHANNELS
     is_one_step = plan.steps == 1
     if is_one_step or by_columns:
+        # The tiles with the dimensions of the operand first, then the one whose blocks share it: N, below M.
         place_by_plan(graph, a, plan, [grid.cuts[axis] for axis in (_G, _M, _K)], grid.tile, is_reordered=reordered.lhs)
     if is_one_step or not by_columns:
         tile = np.transpose(grid.tile, (_G, _K, _N, _M))
@@ -253,7 +267,8 @@ def _add_steps(builder: Builder, a: Tensor, b: Tensor, plan: Plan, precision: An
         lhs, rhs = (a, part) if by_columns else (part, b)
         return _add_step(builder.into(body), lhs, rhs, plan, precision)
 
-    # Steps divide the columns of the second operand, or the rows of the first, and so those of the result.
+    # Steps divide the columns of the second operand, dimension 2, or the rows of the first, 1, and so those of the
+    # result. In all three tensors dimension 2 are the channels, by which tensors are stored.
     operand, dim = (b, 2) if by_columns else (a, 1)
     return add_in_steps(
         builder, operand, plan.steps, add_step, dim=dim, channel=2, out_dim=dim, out_channel=2, is_loop=plan.is_loop
@@ -276,11 +291,15 @@ def _grid(plan: Plan) -> Grid:
 
 
 def _add_products(builder: Builder, a: Tensor, b: Tensor, plan: Plan, precision: Any) -> Result:
-    """Adds the compute set of the products; returns the tensor that they write, [G, M, N]."""
+    """Adds the compute set of the products; returns the tensor that they write, [G, M, N].
+
+    Where K is cut, vertices write partial results, in a slot for each block of K.
+    """
     graph = builder.graph
     grid = _grid(plan)
     cuts = grid.cuts
     out = result_variable(graph, plan, grid, out_axes=(_G, _M, _N), reduced=(_K,), channel=_N, name=builder.name)
+    # K is reduced: vertices that differ along it write different slots.
     axes = (Axis("g", cuts[_G]), Axis("m", cuts[_M]), Axis("k", cuts[_K], "reduce"), Axis("n", cuts[_N]))
     accesses = (
         Access(a, (element(_G), element(_M), element(_K))),

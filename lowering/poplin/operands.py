@@ -79,6 +79,7 @@ def place_by_plan(
     if graph.is_mapped(operand):
         return
     block_bytes = prod(int(np.diff(c).max()) for c in cuts) * element_bytes(operand.dtype)
+    # `is_free`: a whole variable that no other operation has mapped; a view of others has no blocks of its own.
     if plan.maps_linearly or is_reordered or not is_free(graph, operand) or block_bytes < MIN_BYTES_PER_TILE:
         map_linearly(graph, operand, plan.tiles_used)
         return
@@ -102,6 +103,7 @@ def result_variable(
         channel: axis of the output channels.
         name: debug name.
     """
+    # Order of the dimensions in memory: channels in groups, if the blocks cut none.
     order = _result_order([grid.cuts[axis] for axis in out_axes], out_axes.index(channel))
     slots = plan.slots
     dtype = plan.spec.partials_dtype
@@ -111,10 +113,10 @@ def result_variable(
         title = name if out_dtype == plan.spec.out_dtype else f"{name}/partials"
         out = graph.add_variable(order.variable_shape, out_dtype, title, mapping)
         return Result(order.of_view(out), (), order)
-    with_slots = order.behind(slots)
+    with_slots = order.behind(slots)  # the slot is the first dimension
     mapping = _result_mapping(grid, out_axes, reduced, with_slots)
     out = graph.add_variable(with_slots.variable_shape, dtype, f"{name}/partials", mapping, monoid_of(dtype))
-    terms = []
+    terms = []  # the slot that a vertex writes, by the numbers of its block along the reduced axes
     weight = slots  # the slot is the index of a block, the last reduced axis fastest
     for axis in reduced:
         weight //= grid.tile.shape[axis]

@@ -49,14 +49,15 @@ def check_partials(
 ) -> None:
     """Refuses partial results of a dtype that no codelet has; None, the default, is valid for all operands.
 
-    Half operands have codelets with half and with float partials, other floats up to 32 bits with float ones; a plain
-    C++ codelet adds in the dtype of the result (poplibs `ConvVertexType.cpp`).
+    A user may choose the dtype. Half operands have codelets with half and with float partials, other floats up to 32
+    bits with float ones; a plain C++ codelet adds in the dtype of the result (poplibs `ConvVertexType.cpp`).
     """
     if partials_dtype is None:
         return
     precision = arithmetic_of(lhs_dtype, rhs_dtype, graph.target).precision
     accumulated = {"half": ("float16", "float32"), "float": ("float32",), None: ()}[precision]
-    allowed = dict.fromkeys((*accumulated, dtype_name(out_dtypes(out_dtype)[1])))
+    _, default = out_dtypes(out_dtype)
+    allowed = dict.fromkeys((*accumulated, dtype_name(default)))  # each once, in this order
     got = dtype_name(np.dtype(partials_dtype))
     if got not in allowed:
         text = f"{name}: no codelet multiplies {dtype_name(lhs_dtype)} by {dtype_name(rhs_dtype)} with such partials"
@@ -89,13 +90,14 @@ def partials_cost(
         row: elements of a row of the result.
         target: the machine.
     """
+    # `share`: elements of the fullest tile after the last stage that a candidate has.
     share, exchange, compute, sync = (np.zeros(len(slots), np.int64) for _ in range(4))
     counts, inverse = np.unique(slots, return_inverse=True)
     for stage_before, stage_after in zip(*stages(tuple(counts.tolist())), strict=True):
         slots_before = stage_before[inverse]
         slots_after = stage_after[inverse]
         is_run = slots_before > 1  # candidates with fewer stages have one slot by then
-        depth = ceil_div(slots_before, slots_after)
+        depth = ceil_div(slots_before, slots_after)  # partial results that one element of the stage is the sum of
         share = np.where(is_run, longest_share(outputs, slots_before, slots_after, dtype, tiles), share)
         receiving = receive_cycles(share * depth * element_bytes(dtype), shared_bytes=0, receives=0, target=target)
         adding = reduce_cycles(monoid_of(dtype), dtype, share, depth, target)
@@ -103,6 +105,7 @@ def partials_cost(
         exchange += is_run * stage.exchange_cycles
         compute += is_run * stage.compute_cycles
         sync += is_run * stage.sync_cycles
+    # Rows that are no whole vectors are put in their place by a slow copy.
     slow_cycles = slow_copy_cycles(row, element_bytes(dtype), own=share, received=0)
     putting = copy_cycles(copied_bytes=0, copied_fragments=0, target=target, slow_cycles=slow_cycles)
     compute += np.where(slots > 1, putting, 0)

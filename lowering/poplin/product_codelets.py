@@ -74,10 +74,15 @@ def _with_groups(array: jax.Array, group: int, groups: int) -> jax.Array:
 
 @remembered
 def matmul_codelet(kind: VertexKind, spec: ConvSpec, out_dtype: Any, precision: Any) -> Codelet:
-    """Codelet of [g, m, k] by [g, k, n]; of `spec` only dtypes and rearranged operands matter, not the extents."""
+    """Codelet of the product of blocks [g, m, k] by [g, k, n], for vertices of a kind.
+
+    Of `spec` only dtypes and rearranged operands matter, not the extents: a vertex has those of its blocks. `precision`
+    is that of `lax.dot_general`.
+    """
 
     def compute(a: jax.Array, b: jax.Array) -> jax.Array:
         if a.shape[0] == 1:  # XLA's fast path is the product without a batch dimension
+            # As of `dot_general`: (contracted dimensions of each operand), (batch dimensions of each).
             dims: Any = (((1,), (0,)), ((), ()))
             return lax.dot_general(a[0], b[0], dims, precision=precision, preferred_element_type=out_dtype)[None]
         dims = (((2,), (1,)), ((0,), (0,)))
@@ -92,7 +97,7 @@ def matmul_codelet(kind: VertexKind, spec: ConvSpec, out_dtype: Any, precision: 
 
     codelet = _product_codelet(kind, spec, out_dtype, ("a", "b"), compute, extents_of)
     # An array kept in other axes would need another dot product, with a transposition by XLA.
-    own_axes = [(axis,) for axis in range(4)]
+    own_axes = [(axis,) for axis in range(4)]  # g, m, k, n, each of one dimension
     return replace(codelet, with_axes=lambda sources: codelet if list(sources) == own_axes else None)
 
 
@@ -108,12 +113,16 @@ def _makes_xla_abort(lengths: Sequence[int], windows: Sequence[int], dilation: S
 
 @remembered
 def convolution_codelet(kind: VertexKind, spec: ConvSpec, out_dtype: Any, params: ConvParams) -> Codelet:
-    """Codelet of a convolution of blocks in the layouts of `params`; the extents of `spec` do not matter."""
+    """Codelet of a convolution of blocks in the layouts of `params`, for vertices of a kind.
+
+    The extents of `spec` do not matter: a vertex has those of its blocks. Its compute function takes `pads`, the
+    elements that are missing before and after the block of each field where a window leaves the input.
+    """
 
     def extents_of(shapes: BlockShapes) -> Block:
         """Extents of a vertex's convolution, from the shapes of its weights and its results."""
         _, weights, results = shapes
-        groups = results[params.out.group] if params.out.group >= 0 else np.int64(1)
+        groups = results[params.out.group] if params.out.group >= 0 else np.int64(1)  # −1: no such dimension
         return Dims(
             batch=results[params.out.batch],
             groups=groups,
@@ -136,14 +145,24 @@ def _convolve_block(
     *,
     pads: Sequence[Sequence[tuple[int, int]]],
 ) -> jax.Array:
-    """JAX's convolution of a block, padded before it where XLA would abort."""
-    groups = x.shape[params.lhs.group] if params.lhs.group >= 0 else 1
+    """JAX's convolution of a block, padded before it where XLA would abort.
+
+    Args:
+        spec: the strides and dilations.
+        out_dtype: dtype of the results.
+        params: positions of the dimensions of both blocks, and those of the convolution without a group dimension.
+        x: block of the activations, as far as it is inside of the input.
+        w: block of the weights.
+        pads: zeros before and after each dimension of each operand; those of `x` come first, others are 0.
+    """
+    groups = x.shape[params.lhs.group] if params.lhs.group >= 0 else 1  # −1: no such dimension
     field_pads = [pads[0][d] for d in params.lhs.field]
     dilation = spec.lhs_dilation
     lengths = [x.shape[d] for d in params.lhs.field]
     windows = [w.shape[d] for d in params.rhs.field]
     if 0 in lengths or _makes_xla_abort(lengths, windows, dilation):
         dilation_of = dict(zip(params.lhs.field, dilation, strict=True))
+        # Zeros before, after and between elements. The barrier keeps XLA from joining them to the convolution again.
         config = [(*pads[0][d], dilation_of.get(d, 1) - 1) for d in range(x.ndim)]
         x = lax.optimization_barrier(lax.pad(x, np.zeros((), x.dtype), config))
         field_pads = [(0, 0)] * len(field_pads)
@@ -174,21 +193,22 @@ def _product_codelet(
     extents_of: Callable[[BlockShapes], Block],
     takes: tuple[Literal["pads"], ...] = (),
 ) -> Codelet:
-    """Codelet of a product.
+    """Codelet of a matrix product or a convolution.
 
     Args:
-        kind: kind of vertex, for the cycles.
+        kind: kind of vertex, which has the formula of the cycles.
         spec: the convolution.
         out_dtype: dtype of the results.
         names: names of the operands.
         compute: function of the blocks of both.
         extents_of: function from the block shapes of all fields to the extents of the vertex's convolution.
-        takes: as of `Codelet`.
+        takes: what `compute` takes beside the blocks, as of `Codelet`.
     """
 
     def cycles(shapes: BlockShapes, target: Target) -> np.ndarray:
         block = extents_of(shapes)
-        # Rows that are no whole vectors take longer: see `slow_paths`.
+        # Copies of operands to the order in which the vertex reads them. Rows that are no whole vectors take longer,
+        # see `slow_paths`.
         copying = rearrangement_of_whole_rows(kind, spec, block, target)
         return np.asanyarray(block_cycles(kind, spec, block, target) + copying)
 
@@ -197,6 +217,7 @@ def _product_codelet(
 
     def operations(shapes: BlockShapes) -> np.ndarray:
         """Multiply-adds of numbers: zeros between the elements of a dilated input are none."""
+        # `_MULTIPLY_ADD` operations for each product of the extents.
         return np.asarray(_MULTIPLY_ADD * prod(extents_of(shapes)) // prod(spec.lhs_dilation))
 
     return Codelet(
@@ -215,8 +236,9 @@ def _product_codelet(
 
 
 def _unrolled_over_replicas(convolve: Callable[[jax.Array, jax.Array], jax.Array]) -> Callable[..., jax.Array]:
-    """Runs a convolution of a few replicas one after the other, where both operands differ by replica.
+    """Returns `convolve` with a rule for `jax.vmap`, whose mapped dimension is that of replicas.
 
+    Convolutions of a few replicas run one after the other, where both operands differ by replica.
     JAX's batching rule makes one convolution in groups, which XLA's CPU backend does three times slower (measured with
     the gradient of 3 x 3 x 16 x 32 weights for 8 replicas).
     """
@@ -224,6 +246,7 @@ def _unrolled_over_replicas(convolve: Callable[[jax.Array, jax.Array], jax.Array
 
     @mapped.def_vmap
     def rule(axis_size: int, in_batched: Sequence[bool], x: jax.Array, w: jax.Array) -> tuple[jax.Array, bool]:
+        # `in_batched`: whether each operand has the mapped dimension, of `axis_size`. So has the result: True.
         if all(in_batched) and axis_size <= _MAX_UNROLLED_REPLICAS:
             return jnp.stack([convolve(x[n], w[n]) for n in range(axis_size)]), True
         return jax.vmap(convolve, [0 if batched else None for batched in in_batched])(x, w), True

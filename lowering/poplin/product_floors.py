@@ -65,12 +65,14 @@ def multiply_add_cycles(
 ) -> float:
     """Tile cycles of one multiply-add at the best rate of any vertex, `vertex_cycles` of each vertex left out.
 
-    A pass of the AMP loads weights and starts its workers for the rows that a vertex has, and the first pass over inner
-    products stores zeros; larger vertices spread both over more multiply-adds.
+    `extents` bound those of the vertex. A pass of the AMP loads weights and starts its workers for the rows that a
+    vertex has, and the first pass over inner products stores zeros; larger vertices spread both over more
+    multiply-adds.
     """
     arithmetic = arithmetic_of(lhs_dtype, rhs_dtype, target)
     precision = arithmetic.precision
     if precision is None:
+        # A plain loop: workers take turns, each with one instruction a round.
         return arithmetic.instructions_per_mac * float(issue_round_cycles(target)) / target.worker_contexts
     amp = _amp_cycles(precision, extents.rows, extents.inner, vertex_cycles, target)
     is_slic = extents.is_slic and precision == "half"
@@ -86,18 +88,37 @@ def _amp_cycles(precision: Precision, rows: int, inner: int, vertex_cycles: floa
     are tried. `vertex_cycles`, the least of any vertex, are part of another floor.
     """
     block = formula.amp_block(target, precision)
-    lengths = {*range(1, min(rows, _FEW_ROWS) + 1), rows, rows - rows % target.worker_contexts} - {0}
-    counts = np.array(sorted(lengths), np.int64)
+    # Rows of all workers together.
+    tried_rows = {*range(1, min(rows, _FEW_ROWS) + 1), rows, rows - rows % target.worker_contexts} - {0}
+    counts = np.array(sorted(tried_rows), np.int64)
     channels = _MANY * block.out_channels
     kernel = (np.int64(16), np.int64(16))  # 16 is a multiple of the 1, 2 or 4 rows of a filter in one pass
     units = []  # cycles of a multiply-add
     for half_sums in (False, True):
+        # Inner products are the input channels; whole blocks of them leave no unit idle.
         for length in {inner, inner - inner % block.in_channels} - {0}:
-            cycles = formula.amp_1x1_cycles(target, precision, counts, length, channels, _MANY, half_sums)
+            cycles = formula.amp_1x1_cycles(
+                target,
+                precision,
+                rows=counts,
+                in_channels=length,
+                out_channels=channels,
+                groups=_MANY,
+                half_sums=half_sums,
+            )
             units.append((cycles - vertex_cycles) / (counts * length * channels * _MANY))
         length = _MANY * block.in_channels
-        lengths_of_field = (1, counts, kernel, length, channels, _MANY, half_sums)
-        cycles = formula.amp_nx1_cycles(target, precision, *lengths_of_field)
+        cycles = formula.amp_nx1_cycles(
+            target,
+            precision,
+            rows=1,
+            width=counts,
+            kernel=kernel,
+            in_channels=length,
+            out_channels=channels,
+            groups=_MANY,
+            half_sums=half_sums,
+        )
         units.append((cycles - vertex_cycles) / (counts * length * channels * _MANY * np.prod(kernel)))
     return float(min(unit.min() for unit in units))
 

@@ -66,13 +66,43 @@ def plan_matmul(
     rhs_memory: Memory = (),
     available_memory_proportion: float | None = None,
 ) -> Plan:
-    """Plans products of [groups, m, k] by [groups, k, n]: rows are the field, columns output channels."""
+    """Plans products of [groups, m, k] by [groups, k, n]: convolutions of a field of rows, a channel for each column.
+
+    Args:
+        groups: products of different matrices.
+        m: rows of the first matrix and of the result.
+        k: columns of the first and rows of the second matrix.
+        n: columns of the second matrix and of the result.
+        dtype: dtype of the first matrix.
+        target: the machine.
+        rhs_dtype: dtype of the second matrix, default `dtype`.
+        out_dtype: dtype of the result, default `dtype`.
+        partials_dtype: dtype of partial results, default float32 for narrower floats, else `out_dtype`.
+        lhs_is_free: whether the plan maps the first matrix to tiles.
+        rhs_is_free: whether the plan maps the second matrix to tiles.
+        lhs_memory: memory order of the first matrix, as in `ConvSpec`.
+        rhs_memory: memory order of the second matrix, as in `ConvSpec`.
+        available_memory_proportion: part of a tile's memory that the plan may use, default the target's.
+    """
     lhs_dtype = np.dtype(dtype)
     rhs_dtype = np.dtype(dtype if rhs_dtype is None else rhs_dtype)
     out_dtype, partials_dtype = out_dtypes(lhs_dtype if out_dtype is None else out_dtype, partials_dtype)
-    dtypes = lhs_dtype, rhs_dtype, out_dtype, partials_dtype
-    operands = lhs_is_free, rhs_is_free, lhs_memory, rhs_memory
-    spec = ConvSpec(Dims(1, groups, n, k, (m,), (1,)), (m,), (1,), (1,), (1,), *dtypes, *operands, is_product=True)
+    spec = ConvSpec(
+        Dims(batch=1, groups=groups, out_channels=n, in_channels=k, field=(m,), kernel=(1,)),
+        in_field=(m,),
+        strides=(1,),
+        lhs_dilation=(1,),
+        rhs_dilation=(1,),
+        lhs_dtype=lhs_dtype,
+        rhs_dtype=rhs_dtype,
+        out_dtype=out_dtype,
+        partials_dtype=partials_dtype,
+        lhs_is_free=lhs_is_free,
+        rhs_is_free=rhs_is_free,
+        lhs_memory=lhs_memory,
+        rhs_memory=rhs_memory,
+        is_product=True,
+    )
     return plan_convolution(spec, target, available_memory_proportion, MATMUL_STEP_AXES)
 
 
@@ -105,6 +135,7 @@ def plan_convolution(
     asks_for_least = share == 0
 
     def rank(plan: Plan) -> tuple[int, int]:
+        # Bytes first, then cycles: all bytes, or those beyond the bound.
         excess = plan.temp_bytes if asks_for_least else _excess(plan, share * target.bytes_per_tile)
         return excess, plan.total_cycles
 
@@ -118,10 +149,19 @@ def plan_convolution(
 
 
 def _plans_in_steps(spec: ConvSpec, target: Target, share: float, axis: int, *, is_loop: bool) -> Iterator[Plan]:
-    """Plan in each number of steps into which a dimension divides; arguments are those of `plan_convolution`."""
+    """Plan in each number of steps into which a dimension divides, fewest first.
+
+    Args:
+        spec: the convolution.
+        target: the machine.
+        share: part of a tile's memory that a plan may use.
+        axis: position in `Dims` of the dimension that steps divide.
+        is_loop: whether the steps are a loop, which keeps a stack of the results of all steps beside each step.
+    """
     stack_bytes = _stack_bytes(spec, axis, target) if is_loop else 0
     step_share = share - stack_bytes / target.bytes_per_tile
     for steps in takewhile(partial(_divides, list(spec.extents)[axis], axis=axis), STEPS):
+        # A stack that takes all of the share leaves none to a step: it then gets the share, and the bound is not met.
         plan = _plan_step(_step_spec(spec, axis, steps), target, step_share if step_share > 0 else share)
         is_met = plan.temp_bytes + stack_bytes <= share * target.bytes_per_tile
         yield replace(
@@ -166,9 +206,10 @@ def trial_plans(
 ) -> tuple[Plan, ...]:
     """Plans worth a trial, in the order of their lower bounds, `best` among them; for a proportion of 0 small ones.
 
-    The estimate leaves out the cost of gathering scattered operands on a tile. So the plan of fewest tiles for each
-    level of estimated cycles, up to a little more than the best, is tried: with its operands mapped block by block and,
-    if they are unmapped, linearly. For a plan in steps these are plans with equal steps, and plans in one.
+    A trial adds a plan to a scratch graph and costs that. The estimate leaves out the cost of gathering scattered
+    operands on a tile. So the plan of fewest tiles for each level of estimated cycles, up to a little more than the
+    best, is tried: with its operands mapped block by block and, if they are unmapped, linearly. For a plan in steps
+    these are plans with equal steps, and plans in one.
 
     Args:
         best: the plan of `plan_convolution`.
@@ -185,6 +226,7 @@ def trial_plans(
     fragment_cycles = cycles_per_byte * receive_code_bytes(1, target)
     step_cycles = best.cost.total_cycles + fragment_cycles * best.fragments
     all_cycles = best.join_cycles + best.steps * step_cycles
+    # A search: a convolution, the best cost known, the bound of memory, and how its plans become plans for `spec`.
     searches = [_Search(spec, all_cycles, bound, lambda plan: plan)]
     if spec.lhs_is_free or spec.rhs_is_free:
         mapped = replace(spec, lhs_is_free=False, rhs_is_free=False)
@@ -195,7 +237,7 @@ def trial_plans(
         stack_bytes = _stack_bytes(spec, best.step_axis, target)
         in_steps = partial(_in_steps_of, best, stack_bytes=stack_bytes)
         searches.append(_Search(best.spec, step_cycles, bound - stack_bytes, in_steps))
-    for in_groups in (False, True):
+    for in_groups in (False, True):  # whether plans cut no group of channels
         for search in searches:
             plans += map(search.convert, _trade_off(search, target, fragment_cycles, in_groups=in_groups))
     return tuple(sorted(dict.fromkeys(plans), key=lambda plan: plan.lower_bound_cycles))
@@ -205,7 +247,7 @@ def _trade_off(search: _Search, target: Target, fragment_cycles: float, *, in_gr
     """Plan of fewest tiles for each relative step of estimated cycles, up to little more than the best cost known.
 
     The cost of a plan is that of its cycles and, of each exchange fragment, `fragment_cycles`. With `in_groups` plans
-    cut no group of channels.
+    cut no group of channels. `search` has the convolution, the best cost known and the bound of memory.
     """
     max_cycles = int(_MAX_TRIAL_COST * search.best_cycles)  # in more cycles no plan is cheaper, even with one fragment
     plans = [
@@ -214,18 +256,18 @@ def _trade_off(search: _Search, target: Target, fragment_cycles: float, *, in_gr
         for candidates in [all_candidates.within(search.bound_bytes, max_cycles)]
         for choice in candidates.trade_off(search.bound_bytes, max_cycles, fragment_cycles)
     ]
-    curve: list[Plan] = []
+    curve: list[Plan] = []  # by rising cost and falling number of tiles
 
     def cost(plan: Plan) -> float:
         return plan.cost.total_cycles + fragment_cycles * plan.fragments
 
     max_cost = _MAX_TRIAL_COST * min(map(cost, plans), default=0.0)
-    for plan in sorted(plans, key=lambda plan: (cost(plan), *_rank(plan), plan.tiles_used)):
+    for plan in sorted(plans, key=lambda plan: (cost(plan), *_cycles_then_bytes(plan), plan.tiles_used)):
         if cost(plan) <= max_cost and (not curve or plan.tiles_used < curve[-1].tiles_used):
             curve.append(plan)
-    # Of a step's plans the last, of fewest tiles.
-    steps = {int(log(cost(plan)) / _RELATIVE_STEP): plan for plan in curve}
-    return list(steps.values())
+    # Levels of cost on a logarithmic scale; of a level's plans the last, of fewest tiles.
+    plan_of_level = {int(log(cost(plan)) / _RELATIVE_STEP): plan for plan in curve}
+    return list(plan_of_level.values())
 
 
 def _candidates_of_kinds(spec: ConvSpec, target: Target, *, in_groups: bool = False) -> Iterator[Candidates]:
@@ -234,7 +276,10 @@ def _candidates_of_kinds(spec: ConvSpec, target: Target, *, in_groups: bool = Fa
 
 
 def _in_steps_of(best: Plan, plan: Plan, stack_bytes: int) -> Plan:
-    """Plan of one step, repeated in the steps of `best`; `stack_bytes` are those of the loop, on a tile."""
+    """`plan`, which is of one step, with the steps of `best`; `stack_bytes` are those of the loop's stack, on a tile.
+
+    Whether memory binds is taken from `best`, since `plan` was searched within the same bound.
+    """
     return replace(
         plan,
         temp_bytes=plan.temp_bytes + stack_bytes,
@@ -291,7 +336,8 @@ def _join_cycles(spec: ConvSpec, target: Target) -> int:
 def _plan_step(spec: ConvSpec, target: Target, share: float) -> Plan:
     """Fastest plan in one step within `share` of a tile's memory; if there is none, within the next larger bound.
 
-    0 asks for the plan of least memory.
+    Bounds are `share`, its doubles, then none; `memory_bound_met` says whether the first one is met. A share of 0 asks
+    for the plan of least memory.
     """
     by_kind = list(_candidates_of_kinds(spec, target))
     if share == 0:
@@ -304,6 +350,7 @@ def _plan_step(spec: ConvSpec, target: Target, share: float) -> Plan:
         return unbounded
     bounds = enumerate(_memory_bounds(share * target.bytes_per_tile, target.bytes_per_tile))
     fitting = ((number, _fastest(by_kind, bound)) for number, bound in bounds)  # lazily: the first is taken
+    # Without a plan in any bound: the unbounded one, which does not meet the bound (number 0) either.
     times_raised, best = next(((number, plan) for number, plan in fitting if plan is not None), (1, unbounded))
     return replace(best, memory_bound_met=times_raised == 0, memory_binds=True)
 
@@ -315,15 +362,16 @@ def _fastest(by_kind: Sequence[Candidates], bound_bytes: float) -> Plan | None:
     """
     best: Plan | None = None
     for candidates in by_kind:
+        # Only candidates that may be as fast as the best of the other kinds.
         choice = candidates.fastest(bound_bytes, best.cost.total_cycles if best else None)
         plan = None if choice is None else plan_of_candidate(candidates, choice)
-        if plan is not None and (best is None or _rank(plan) < _rank(best)):
+        if plan is not None and (best is None or _cycles_then_bytes(plan) < _cycles_then_bytes(best)):
             best = plan
     return best
 
 
 def plan_of_candidate(candidates: Candidates, choice: CostedCandidate) -> Plan:
-    """One of the candidates, which are columns of arrays, as a plan in one step."""
+    """One of the candidates of a kind of vertex as a plan in one step; in arrays of candidates it is a column."""
     number = choice.number
     return Plan(
         spec=candidates.spec,
@@ -336,7 +384,7 @@ def plan_of_candidate(candidates: Candidates, choice: CostedCandidate) -> Plan:
     )
 
 
-def _rank(plan: Plan) -> tuple[int, int]:
+def _cycles_then_bytes(plan: Plan) -> tuple[int, int]:
     return plan.cost.total_cycles, plan.temp_bytes
 
 

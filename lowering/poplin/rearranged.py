@@ -37,11 +37,17 @@ from ipujax.runtime.tensor import VECTOR_BYTES, element_bytes
 
 
 def rearranged(kind: VertexKind, spec: ConvSpec, target: Target) -> Rearranged:
-    """Operands and result that a kind of vertex has in another order than the layer."""
+    """Operands and result that a kind of vertex has in another order than the layer, so that tiles copy them.
+
+    Args:
+        kind: kind of vertex.
+        spec: the convolution.
+        target: the machine, whose AMP takes blocks of channels.
+    """
     arith = arithmetic(spec, target)
     if arith.precision is None:
         return Rearranged(lhs=False, rhs=False, result=False)  # a plain loop over elements has no order of its own
-    # Of the other form than the layer usually runs in.
+    # Tensors are kept for the usual form: swapped for matrix products, not so for convolutions; groups not combined.
     is_turned = kind.is_swapped != spec.is_product or kind.is_combined
     if not kind.uses_amp:
         return Rearranged(lhs=is_turned, rhs=is_turned, result=is_turned)
@@ -60,6 +66,7 @@ def rearranged(kind: VertexKind, spec: ConvSpec, target: Target) -> Rearranged:
     ins = extents.in_channels * int(product(extents.kernel) if kind.is_expanded else 1)
     ins *= amp.in_channels // max(1, extents.in_channels) if kind.is_combined else 1
     rows = ins, ins, outs
+    # 0 for rows of whole vectors, which are copied fast.
     lhs_row, rhs_row, result_row = (
         n if n * element_bytes(dtype) % VECTOR_BYTES else 0 for n, dtype in zip(rows, _dtypes(spec), strict=True)
     )
@@ -105,10 +112,13 @@ def rearrangement_of_whole_rows(
 def slow_rearrangement(
     kind: VertexKind, spec: ConvSpec, block: Dims[Count], target: Target, slots: Count = 1
 ) -> list[SlowPath]:
-    """Slow paths of a block whose rows of channels are no whole vectors: they are copied by atoms."""
+    """Cycles beyond those of whole rows, with their reason, of operands whose rows of channels are no whole vectors.
+
+    They are copied by atoms, the largest pieces that divide a row. Arguments are those of `rearrangement_cycles`.
+    """
     rows = _rearranged_data(kind, spec, target).rows
     moved_bytes = _moved_bytes(kind, spec, block, target, slots)
-    full_width = _full_width_bytes(kind, spec, block, target, slots)
+    full_width = _full_width_bytes(kind, spec, block, target, slots)  # those that are counted as whole vectors
     names = "inputs", "weights", "results"
     paths = []
     for operand_name, row, num_bytes, whole_bytes, dtype in zip(

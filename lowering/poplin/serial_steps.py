@@ -30,7 +30,7 @@ def add_in_steps(
     out_channel: int,
     is_loop: bool,
 ) -> Tensor:
-    """Adds steps over equal parts of an operand; returns their results, one after the other.
+    """Adds steps over equal parts of an operand, which need less memory; returns their results, one after the other.
 
     Args:
         operand: the operand that steps divide.
@@ -45,6 +45,7 @@ def add_in_steps(
     if not is_loop:
         results = [add_step(part, builder.prog) for part in _equal_parts(builder, operand, dim, steps)]
         return _join_results(builder, results, out_dim, out_channel)
+    # A loop reads its part from a stack, by a counter, and writes its result to another one.
     stack = _stack_of(builder, operand, dim, channel=channel, steps=steps)
     body = ProgramSequence()
     counter = new_counter(builder, 0)
@@ -63,12 +64,13 @@ def _stack_of(builder: Builder, operand: Tensor, dim: int, *, channel: int, step
     """Parts of an operand, divided along `dim`, as a stack that is sliced without exchange.
 
     That is the operand itself if each tile has its share of all parts, else a copy, with its channels in groups.
+    `channel` is the operand's dimension of channels; the stack has the number of the part as its first dimension.
     """
     graph = builder.graph
     stack = _divide_operand(builder, operand, dim, steps)
-    order = slots_first(stack)
+    order = slots_first(stack)  # of its dimensions in memory, with that of the parts outermost
     mapping = None if order is None else mapping_like(graph, order.of_variable(stack))
-    if isinstance(mapping, Blocked) and len(mapping.cuts[0]) == 2:  # all parts are in one block
+    if isinstance(mapping, Blocked) and len(mapping.cuts[0]) == 2:  # all parts are in one block, of two bounds
         return stack
     part_order = MemoryOrder.with_channels(stack.shape[1:], channel)
     part = part_order.of_view(graph.add_variable(part_order.variable_shape, operand.dtype, f"{builder.name}/part"))

@@ -57,14 +57,15 @@ class Window:
         Where the steps of outputs and of the kernel have a common divisor, windows step over elements. The padding
         after the input has no meaning in the new window.
         """
+        # Of outputs and of the kernel, in elements of the input; 0 for a single one, which takes no step.
         steps = (self.stride if self.outputs > 1 else 0, self.rhs_dilation if self.kernel > 1 else 0)
         step = gcd(*steps)
         if self.lhs_dilation > 1 or step == 1 or self.size == 0:
-            return 0, 1, self
+            return 0, 1, self  # all elements, from 0 in steps of 1
         low = self.padding[0]
         if step == 0:  # one output, one kernel element: at most one input element
             step = self.size
-        start = -low % step
+        start = -low % step  # the first window begins `low` elements before the input
         if start >= self.size:
             return 0, 1, self
         size = len(range(start, self.size, step))

@@ -155,12 +155,13 @@ def is_plan_of(plan: Plan, spec: ConvSpec, target: Target, *_: Any, **__: Any) -
     """
     rank = len(spec.in_field)
     dims = (plan.spec.extents, plan.splits, plan.grains)
+    # As many dimensions of the field as the convolution has, before any is used; positions in `Dims` are 4 + 2 · rank.
     has_rank = all(len(x.field) == len(x.kernel) == rank for x in dims) and len(plan.spec.in_field) == rank
     if not has_rank or plan.steps not in (1, *STEPS) or not 0 <= plan.step_axis < 4 + 2 * rank:
         return False
     extents = list(plan.spec.extents)
     blocks = list(plan.splits)
-    counts = [getattr(plan.cost, item.name) for item in fields(plan.cost)]
+    counts = [getattr(plan.cost, item.name) for item in fields(plan.cost)]  # cycles of each part of the cost
     counts += [plan.temp_bytes, plan.join_cycles, plan.fragments]
     return (
         min(extents) >= 1
@@ -175,7 +176,7 @@ def is_plan_of(plan: Plan, spec: ConvSpec, target: Target, *_: Any, **__: Any) -
 
 
 def _is_grid(grid: Grid, extents: Sequence[int], blocks: Sequence[int], target: Target) -> bool:
-    """Return whether a grid has so many blocks of these extents, on tiles of the target."""
+    """Return whether a grid from a file has so many `blocks` of each of `extents`, all on tiles of the target."""
     if len(grid.cuts) != len(extents) or grid.tile.dtype != np.int32 or grid.tile.shape != tuple(blocks):
         return False
     rows = zip(grid.cuts, extents, blocks, strict=True)

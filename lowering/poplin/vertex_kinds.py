@@ -54,7 +54,14 @@ class VertexKind:
 
 
 def block_cycles(kind: VertexKind, spec: ConvSpec, block: Block, target: Target) -> Count:
-    """Tile cycles of a vertex of block lengths `block`, int64 arrays, casts of operands included."""
+    """Tile cycles of a vertex, casts of operands included.
+
+    Args:
+        kind: kind of the vertex, which has the formula.
+        spec: the convolution; of its extents only those that `block` does not have are used.
+        block: lengths of the block that the vertex computes, int64 arrays with one entry a candidate.
+        target: the machine.
+    """
     arith = arithmetic(spec, target)
     total = kind.cycles(spec, block, target, arith)
     if arith.casts:
@@ -97,19 +104,19 @@ def grains(kind: VertexKind, spec: ConvSpec, target: Target, *, in_groups: bool 
     grain = _kind_grains(kind, spec, target, in_groups=in_groups)
     if not in_groups:
         return grain
-    # Half a group is an exchange fragment for each element of the dimension around it.
+    # Half a group is an exchange fragment for each element of the dimension around it. By position in `Dims`.
     sizes = {**_group_size(spec.rhs_memory, _WEIGHTS), **_group_size(spec.lhs_memory, _rows_of(spec))}
     return Dims.of([max(n, sizes.get(axis, 1)) for axis, n in enumerate(grain)])
 
 
 def _kind_grains(kind: VertexKind, spec: ConvSpec, target: Target, *, in_groups: bool) -> Dims[int]:
-    """Block lengths that leave no unit of a vertex idle: channels of the AMP, rows where operands are swapped.
+    """Block lengths that leave no unit of a vertex idle: channels of the AMP, rows where operands are swapped; else 1.
 
     Output channels are stored in groups, which are never cut; input channels with `in_groups` only.
     """
     arith = arithmetic(spec, target)
     extents = spec.extents
-    ones = Dims.of((1,) * (4 + 2 * len(extents.field)))
+    ones = Dims.of((1,) * (4 + 2 * len(extents.field)))  # batch, groups, two of channels, field and kernel
     outs = _channel_group(extents.out_channels)
     ins = _channel_group(extents.in_channels) if in_groups else 1
     if not kind.uses_amp:
@@ -124,8 +131,8 @@ def _kind_grains(kind: VertexKind, spec: ConvSpec, target: Target, *, in_groups:
     # Swapped, rows of the activations are the output channels of the AMP: the longest dimension fills its units.
     rows = [extents.batch, *extents.field]
     longest = max(range(len(rows)), key=rows.__getitem__)
-    row_grains = [min(amp.out_channels, n) if d == longest else 1 for d, n in enumerate(rows)]
-    return Dims(row_grains[0], 1, outs, ins, tuple(row_grains[1:]), ones.kernel)
+    batch_grain, *field_grains = (min(amp.out_channels, n) if d == longest else 1 for d, n in enumerate(rows))
+    return Dims(batch_grain, 1, outs, ins, tuple(field_grains), ones.kernel)
 
 
 _WEIGHTS = {1: OUT_CHANNELS, 2: IN_CHANNELS}  # dimension of the weights → position in `Dims`
@@ -169,6 +176,10 @@ def _amp_1x1_swapped(spec: ConvSpec, block: Block, target: Target, arith: Arithm
 
 
 def _amp(spec: ConvSpec, block: Block, target: Target, arith: Arithmetic, rows: Count, out_channels: Count) -> Count:
+    """Cycles of a vertex for kernels of one element, or whose kernel is gathered into input channels.
+
+    `rows` and `out_channels` are those of the block, or exchanged where the operands are.
+    """
     return formula.amp_1x1_cycles(
         target,
         _precision(arith),
@@ -189,6 +200,7 @@ _HALF_BYTES = 2
 
 
 def _amp_nx1(spec: ConvSpec, block: Block, target: Target, arith: Arithmetic) -> Count:
+    """Cycles of an AMP vertex for larger kernels, whose elements are read one after the other."""
     rows, width = _rows_and_width(spec, block)
     return formula.amp_nx1_cycles(
         target,
@@ -204,7 +216,10 @@ def _amp_nx1(spec: ConvSpec, block: Block, target: Target, arith: Arithmetic) ->
 
 
 def _amp_combined(spec: ConvSpec, block: Block, target: Target, arith: Arithmetic) -> Count:
-    """Cycles where as many groups are put beside each other as fill the input channels of an AMP block."""
+    """Cycles where as many groups are put beside each other as fill the input channels of an AMP block.
+
+    The vertex computes them as one group with `factor` times the channels, with zeros as weights between groups.
+    """
     amp = formula.amp_block(target, _precision(arith))
     factor = amp.in_channels // max(1, spec.extents.in_channels)
     combined = replace(
@@ -217,13 +232,15 @@ def _amp_combined(spec: ConvSpec, block: Block, target: Target, arith: Arithmeti
 
 
 def _hmac(spec: ConvSpec, block: Block, target: Target, arith: Arithmetic) -> Count:
+    """Cycles of a dot product vertex without AMP."""
     rows, width = _rows_and_width(spec, block)
     return formula.hmac_cycles(
         target,
         _precision(arith),
         rows=rows,
         width=width,
-        kernel_positions=product(block.kernel),  # all of them, as each meets only the outputs counted here
+        # All of them, also for a dilated input: rows and width have only the outputs that one of them meets.
+        kernel_positions=product(block.kernel),
         in_channels=block.in_channels,
         out_channels=block.out_channels,
         groups=block.groups,

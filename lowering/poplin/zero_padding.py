@@ -30,12 +30,17 @@ _KERNEL_ROWS = (4, 2, 1)  # rows of the kernel that an AMP vertex may read as on
 
 
 def add_zero_padding(builder: Builder, plan: Plan, windows: Sequence[Window]) -> None:
-    """Adds the copy of zeros to the tiles of a plan, if its vertices need any."""
+    """Adds the copy of zeros to the tiles of a plan, if its vertices need any.
+
+    It counts memory and cycles only: no vertex reads the variable, since the computation pads by itself. `windows` has
+    one window for each field dimension.
+    """
     zeros = zeros_of_block(plan, windows, builder.graph.target)
     if not zeros:
         return
     graph = builder.graph
-    tiles = np.unique(plan.grid().tile[plan.grid().tile >= 0]).astype(np.int32)
+    tiles = np.unique(plan.grid().tile[plan.grid().tile >= 0]).astype(np.int32)  # −1 is no tile
+    # A row of zeros for each tile.
     cuts = even_cuts(len(tiles), len(tiles)), frozen([0, zeros], np.int64)
     mapping = blocked_mapping(cuts, frozen(tiles[:, None], np.int32))
     shape = len(tiles), zeros
@@ -55,12 +60,14 @@ def zeros_of_block(plan: Plan, windows: Sequence[Window], target: Target) -> int
     batch, groups, outs, ins, *spatial = (int(np.diff(cut).max()) for cut in grid.cuts)
     rank = len(spec.in_field)
     kernel = spatial[rank:]
+    # Elements of the input that the block reads along each field dimension.
     field = [
         min((out - 1) * stride + (width - 1) * dilation + 1, size)
         for out, stride, width, dilation, size in zip(
             spatial[:rank], spec.strides, kernel, spec.rhs_dilation, spec.in_field, strict=True
         )
     ]
+    # Elements that the kernel gets along each dimension, and the input around its block.
     added = [-width % multiple if multiple else 0 for width, multiple in zip(kernel, multiples, strict=True)]
     around = [
         n * dilation + (max(0, *window.padding) if multiple or kind.is_wide else 0)
@@ -72,7 +79,11 @@ def zeros_of_block(plan: Plan, windows: Sequence[Window], target: Target) -> int
 
 
 def _multiples(plan: Plan, target: Target) -> list[int]:
-    """For each dimension of the kernel the number whose multiple it is filled up to; 0 where it is left as it is."""
+    """For each dimension of the kernel the number whose multiple it is filled up to; 0 where it is left as it is.
+
+    A SLIC vertex reads windows of four elements of the last dimension; an AMP vertex reads several rows of the first
+    one at once, where input channels leave units for them.
+    """
     spec = plan.spec
     kind = plan.kind
     rank = len(spec.in_field)
