@@ -75,11 +75,13 @@ def choose(
     by_estimate = work.is_exact or work.has_mapped_fields
     num_trials = 1 if by_estimate else _MOST_TRIALS
     grids = even_grids(shape, order, graph.target.tiles_per_ipu)
+    # The grids of lowest estimate, and the estimates.
     numbers, cycles = _rank_grids(shape, order, work, graph.target, graph.byte_cost_cycles, cost_after, num_trials)
     grid_placements = [grids.placement(n) for n in numbers]
     candidates = list(grid_placements)
     bounds = list(cycles)
     is_exact = [by_estimate] * len(candidates)
+    # Beside them the placements by which some operands do not move; their fields cost no exchange.
     for placement, unmoved in _fields_unmoved_by(graph, shape, order, work, operands).items():
         local_work = work.with_free(unmoved)
         unmoved_bytes = _unmoved_bytes(placement, work, [n for n in unmoved if n in unmoved_fields])
@@ -96,7 +98,10 @@ def choose(
 def _fields_unmoved_by(
     graph: Graph, shape: tuple[int, ...], order: tuple[int, ...], work: Work, operands: Sequence[Tensor]
 ) -> dict[Blocked, list[int]]:
-    """Placements that mapped operands have, and the fields of the operands that do not move with each."""
+    """Placements of the index space by which mapped operands do not move: with each the numbers of these fields.
+
+    Arguments are those of `choose`.
+    """
     read_fields = [number for number, field in enumerate(work.codelet.fields) if field.is_read]
     fields: dict[Blocked, list[int]] = {}
     for number, operand in zip(read_fields, operands, strict=True):
@@ -126,7 +131,7 @@ def _is_ranking(
     cost_after: CostAfter | None,
     limit: int,
 ) -> bool:
-    """Return whether a stored value can be that of `_rank_grids`."""
+    """Return whether a value from a file, numbers and cycles of grids, can be the result of `_rank_grids`."""
     numbers, cycles = value
     count = even_grids(shape, order, target.tiles_per_ipu).blocks.shape[1]
     return len(numbers) == len(cycles) == min(limit, count) and all(0 <= n < count for n in numbers)
@@ -142,13 +147,16 @@ def _rank_grids(
     cost_after: CostAfter | None,
     limit: int,
 ) -> tuple[tuple[int, ...], tuple[float, ...]]:
-    """Numbers of even grids of lowest estimate, and the estimates; of equals first that with the smallest blocks worth
-    a tile, then that of fewest tiles.
+    """Numbers of the even grids of lowest estimated cycles, and the estimates, of at most `limit` grids.
+
+    Of equals first that with the smallest blocks worth a tile, then that of fewest tiles. Numbers are those in
+    `even_grids(shape, order, …)`, of cuts along the dimensions `order` of an index space `shape`.
     """
     grids = even_grids(shape, order, target.tiles_per_ipu)
     cycles = _weighted_cycles(work, grids, cost_after, target, byte_cost) + _crowding_penalty(work, grids, target)
     tiles = np.prod(grids.blocks, axis=0)
     block_bytes = _block_bytes(work, grids)
+    # The last key is the first one to sort by.
     best = np.lexsort((tiles, np.maximum(block_bytes, MIN_BYTES_PER_TILE), cycles))[:limit]
     return tuple(int(n) for n in best), tuple(float(cycles[n]) for n in best)
 
@@ -164,8 +172,10 @@ def _block_bytes(work: Work, grids: Grids) -> np.ndarray:
 def _weighted_cycles(
     work: Work, grids: Grids, cost_after: CostAfter | None, target: Target, byte_cost: float
 ) -> np.ndarray:
-    """Cycles of an operation with its following steps, plus the cost of its code and operands; infinite for grids that
-    a cheaper total rules out.
+    """Cycles of an operation with its following steps, plus the cost of its code and operands, float[grids].
+
+    Infinite for grids that a cheaper total rules out. `cost_after` has the cost of the following steps, None of none;
+    `byte_cost` is the cost of a byte of a tile's memory.
     """
     code_bytes = _piece_code_bytes(work, grids, target)
     cycles = work.cycles(grids, target) + byte_cost * (code_bytes + work.placed_bytes(grids))
@@ -173,7 +183,7 @@ def _weighted_cycles(
         return cycles
     total = np.full(cycles.shape, np.inf)
     order = np.argsort(cycles, kind="stable")
-    for start in range(0, len(order), _COSTED_AT_ONCE):
+    for start in range(0, len(order), _COSTED_AT_ONCE):  # by rising cycles, since `cost_after` takes long for all
         batch = order[start : start + _COSTED_AT_ONCE]
         # The remaining grids already cost more without the following steps than the best one with them.
         if cycles[batch[0]] > total.min():

@@ -61,12 +61,21 @@ def _count_every_index(digits: Sequence[Sequence[Digit]], shape: Sequence[int]) 
 
 
 def _digits_of(group: Sequence[tuple[int, int]], shape: tuple[int, ...]) -> tuple[Digit, ...] | None:
-    """Digits of one dimension of a view from its (size, stride) pieces; None where sizes do not divide."""
-    weight = 1
+    """Digits of an index of one dimension of a view, outermost first; None where sizes do not divide.
+
+    A digit counts along one dimension of the variable, in steps, or across a part of it; the digits together are the
+    index, in a mixed radix.
+
+    Args:
+        group: (size, stride) of each piece of the dimension, outermost first; the stride is negative if reversed.
+        shape: shape of the variable.
+    """
+    weight = 1  # of the next digit: the product of the sizes of those inside of it
     digits: list[Digit] = []
     for size, signed in reversed(group):
         stride = abs(signed)
         while size > 1:
+            # The variable's dimension in which the stride is.
             dim = next((d for d in range(len(shape)) if prod(shape[d + 1 :]) <= stride < prod(shape[d:])), None)
             if dim is None:
                 return None
@@ -80,7 +89,7 @@ def _digits_of(group: Sequence[tuple[int, int]], shape: tuple[int, ...]) -> tupl
             digits.append(Digit(dim, count, step, weight, signed < 0))
             size //= count
             weight *= count
-            stride = inner * shape[dim]
+            stride = inner * shape[dim]  # the rest of the piece counts along the next outer dimension
     return tuple(reversed(digits))
 
 
@@ -106,10 +115,12 @@ def variable_blocks(
             values = np.unique(
                 np.concatenate([quotient, np.where(cut % digit.weight, quotient + 1, quotient)]) % digit.size
             )
+            # The digit begins again along its dimension of the variable after each period.
             repeats = np.arange(0, shape[digit.dim], digit.size * digit.step)
             bounds[digit.dim] = np.union1d(bounds[digit.dim], (repeats[:, None] + digit.bounds_of(values)).ravel())
     blocks = []
     for row, cut in zip(digits, cuts, strict=True):
+        # Index along this dimension of the view of the first element of each block of the variable.
         index = np.zeros((1,) * len(shape), np.int64)
         for digit in row:
             value = digit.values_at(bounds[digit.dim][:-1])

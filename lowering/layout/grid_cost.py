@@ -127,7 +127,7 @@ class Work:
         return np.ceil(self.codelet.cycles(shapes, target))
 
     def _lengths_of_inner_block(self, grids: Grids) -> np.ndarray:
-        """Lengths of the longest block with neighbours on both sides along dimensions with halos.
+        """Lengths, int64[dimensions, grids], of the longest block with neighbours on both sides along halos.
 
         Blocks of a dimension differ by at most one element. If several of three or more are of the longer kind, one of
         these has two neighbours; else only a shorter one may.
@@ -135,6 +135,7 @@ class Work:
         lengths = grids.lengths.copy()
         axes_with_halo = {s.axis for field in self.fields for s in field.spans if s.axis is not None and s.has_halo}
         for d in axes_with_halo:
+            # The remainder is the number of longer blocks.
             is_long = (grids.blocks[d] > 2) & (grids.shape[d] % grids.blocks[d] > 1)
             lengths[d] = np.where(is_long, lengths[d], grids.shape[d] // grids.blocks[d])
         return lengths
@@ -144,11 +145,19 @@ class Work:
         return [_ReadField(use.spans, element_bytes(field.dtype), use.source) for use, field in pairs if field.is_read]
 
     def _copy_cycles(self, grids: Grids, block: np.ndarray, target: Target, *, has_neighbours: bool) -> np.ndarray:
-        """Cycles of copying a tile's own part of its operands next to the part that arrives."""
+        """Cycles of copying a tile's own part of its operands next to the part that arrives, for each grid.
+
+        Args:
+            grids: candidate grids.
+            block: lengths of the block that the tile computes, int64[dimensions, grids].
+            target: the machine.
+            has_neighbours: whether the block reads halos.
+        """
+        # Bytes and pieces that are copied by vectors, and cycles of the others.
         copied, pieces, slow = (np.zeros(grids.blocks.shape[1:], np.int64) for _ in range(3))
         for field in self._read_fields():
             row = row_of([span.extent for span in field.spans])
-            is_fast = atom_bytes_of(row * field.element_bytes) == VECTOR_BYTES
+            is_fast = atom_bytes_of(row * field.element_bytes) == VECTOR_BYTES  # rows are whole vectors
             if field.source == "elsewhere":
                 # All of it arrives; only elements that are narrower than a vector are copied, slowly.
                 needed = total_elements([span.lengths(block) for span in field.spans])
@@ -164,7 +173,11 @@ class Work:
         return copy_cycles(copied, pieces, target, slow)
 
     def _sent_bytes(self, grids: Grids) -> np.ndarray:
-        """Bytes the first tile sends: it has the first of all blocks with several readers; without halos."""
+        """Bytes that the first tile sends, for each grid: it has the first of all blocks with several readers.
+
+        Halos are left out. A block in parts is sent by all readers, each its part; else the first one sends all of it.
+        """
+        # [dimensions, grids]: the first of the blocks of a dimension is one of the shorter ones.
         first_lengths = np.array(grids.shape)[:, None] // grids.blocks
         total = np.zeros(grids.blocks.shape[1:], np.int64)
         for field in self._read_fields():
@@ -181,7 +194,7 @@ class Work:
         """Cycles in which the slowest tile receives its operands, one after the other.
 
         That is the last tile, or one on the bus of a block's owner: it receives that block alone, though other blocks
-        are its own.
+        are its own. `inner` has the lengths of a block with halos on both sides.
         """
         fields = [
             _from_elsewhere(field, grids, target)
@@ -192,9 +205,11 @@ class Work:
         total = sum((field.last_tile for field in fields), np.zeros(grids.blocks.shape[1:], np.int64))
         is_cut = grids.blocks > 1
         # The dimension along which neighbouring tile numbers differ, so tiles of one bus.
+        # It is the innermost one that is cut: none from it on but itself.
         is_innermost = is_cut & (np.cumsum(is_cut[::-1], axis=0)[::-1] == 1)
         for field in fields:
             # Dimensions along which a tile beside the owner of this field's block need not be the first.
+            # `repeats`: bool[dimensions, grids], along which several tiles read one block of the field.
             free_dims = (is_cut & ~field.repeats) | is_innermost
             beside_owner = field.beside_owner
             for other in fields:
@@ -246,6 +261,7 @@ def _from_readers(field: _ReadField, grids: Grids, inner: np.ndarray, target: Ta
         [0, haloed.runs - haloed.own_runs, longest.runs - longest.own_runs],
         longest.runs,
     )
+    # Elements that all tiles of a bus read arrive once for all of them.
     common = shares.common(longest.needed, target)
     beside_owner = receive_cycles(received * width, common.on_bus_of_owner * width, runs, target)
     last_tile = receive_cycles(received * width, common.on_other_bus * width, runs, target)

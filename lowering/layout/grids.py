@@ -45,15 +45,19 @@ class Grids:
 
 @remembered
 def even_grids(shape: tuple[int, ...], order: tuple[int, ...], most_blocks: int) -> Grids:
-    """Grids of even blocks worth trying, with cuts along dimensions `order` and at most `most_blocks` blocks."""
+    """Grids of even blocks worth trying, with cuts along dimensions `order` and at most `most_blocks` blocks.
+
+    Their number is bounded, by fewer numbers of blocks a dimension the more dimensions can be cut.
+    """
     cuttable = [d for d in order if shape[d] > 1]
     limit = _CANDIDATES.get(max(1, len(cuttable)), _FEWEST_CANDIDATES)
     options = [np.ones(1, np.int64)] * len(shape)
     budget = limit ** len(cuttable)  # grids; long dimensions get the share that short ones cannot use
     for number, d in enumerate(sorted(cuttable, key=lambda d: shape[d])):
-        options[d] = split_candidates(shape[d], 1, int(budget ** (1 / (len(cuttable) - number)) + 1e-9))
+        dims_left = len(cuttable) - number
+        options[d] = split_candidates(shape[d], 1, int(budget ** (1 / dims_left) + 1e-9))  # 1e-9: the root is rounded
         budget //= len(options[d])
-    blocks = grids(options, most_blocks)
+    blocks = grids(options, most_blocks)  # int64[dimensions, grids]
     return Grids(shape, blocks, -(-np.array(shape, np.int64)[:, None] // blocks))
 
 
@@ -75,19 +79,20 @@ def split_candidates(extent: int, grain: int, limit: int) -> np.ndarray:
     blocks = np.union1d(-(-grains // np.arange(1, root + 1)), np.arange(1, -(-grains // root) + 1))
     if len(blocks) <= limit:
         return blocks
-    geometric = np.geomspace(1, grains, limit)
+    geometric = np.geomspace(1, grains, limit)  # the same ratio between neighbours
     return np.unique(blocks[np.searchsorted(blocks, geometric)])  # the last of both is `grains`, exactly
 
 
 def grids(values: Sequence[np.ndarray], max_product: int) -> np.ndarray:
     """Combinations of a value for each dimension with a bounded product, int64[dimensions, combinations].
 
-    Values are positive and rising.
+    `values` has the values of each dimension, positive and rising.
     """
-    total = np.ones(1, np.int64)
+    total = np.ones(1, np.int64)  # product of each combination so far
     chosen = np.zeros((0, 1), np.int64)
     for options in values:
         # Values that fit are the first ones: counting them is faster than a table of all products.
+        # For each new combination: the number of the old one that it extends, and that of the value.
         rows, columns = ragged_rows(np.searchsorted(options, max_product // total, side="right"))
         option = options[columns]
         total = total[rows] * option
@@ -108,7 +113,7 @@ def cut_again(cuts: np.ndarray, parts: int) -> FinerCuts:
 
     Args:
         cuts: cuts of the dimension, int64[blocks + 1].
-        parts: upper bound of the parts of a block.
+        parts: upper bound of the parts of a block; a block of fewer elements has a part for each.
     """
     starts = cuts[:-1, None]
     lengths = np.diff(cuts)[:, None]

@@ -16,7 +16,10 @@ from ipujax.runtime.tensor import Concat, Tensor, Variable, concat
 
 
 def differing_elements(value: Tensor, place: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Elements of a value that differ from those in `place`, and their destination, in one shape; None for none."""
+    """Elements of a value that differ from those in `place`, and their destination, in one shape; None for none.
+
+    Elements of `value` that are a view of the same elements of `place` need no copy when it is written there.
+    """
     moves = list(_differing_parts(value, place))
     if len(moves) <= 1:
         return moves[0] if moves else None

@@ -34,6 +34,8 @@ _SMALL_SHARE = 8  # assumed: a variable on an eighth of the tiles or less is sma
 def map_linearly(graph: Graph, tensor: Tensor, most_tiles: int | None = None) -> None:
     """Maps the unmapped variables of a tensor by the linear rule, small ones from `first_tile` on.
 
+    The linear rule gives each tile one range of elements, in the order of tiles.
+
     Args:
         graph: graph of the variables.
         tensor: its mapped variables do not change.
@@ -46,7 +48,7 @@ def map_linearly(graph: Graph, tensor: Tensor, most_tiles: int | None = None) ->
         if variable not in graph.mappings:
             check_may_place(graph, variable)
             tiles = most_tiles or graph.target.tiles_per_ipu
-            mapping = linear(variable.size, element_bytes(variable.dtype), tiles)
+            mapping = linear(variable.size, element_bytes(variable.dtype), tiles)  # for its number of tiles
             first = first_tile(graph, len(mapping.tiles), tiles)
             graph.set_tile_mapping(variable, linear(variable.size, element_bytes(variable.dtype), tiles, first))
 
@@ -94,11 +96,12 @@ def map_by_plan(graph: Graph, tensor: Tensor, cuts: Sequence[np.ndarray], tile: 
         return
     for unmapped in (v for v in tensor.variables() if v not in graph.mappings):
         check_may_place(graph, unmapped)
-    digits = view_digits(tensor)
+    digits = view_digits(tensor)  # index of the variable by indices of the view; None for a part of a variable
     if digits is None:
         map_linearly(graph, tensor)
         return
     (variable,) = tensor.variables()
+    # Cuts of the variable, and for each of its blocks the number of the view's block that has it, along each dimension.
     bounds, blocks = variable_blocks(variable.shape, digits, cuts)
     counts = [len(bound) - 1 for bound in bounds]
     # A block of the view is several blocks of the variable: scattered in its memory.
@@ -110,7 +113,10 @@ def map_by_plan(graph: Graph, tensor: Tensor, cuts: Sequence[np.ndarray], tile: 
 
 
 def map_alike(graph: Graph, tensor: Tensor, mapping: TileMapping | None) -> None:
-    """Maps the unmapped variables of a tensor by a mapping of its shape where possible, else linearly."""
+    """Maps the unmapped variables of a tensor by a mapping of its shape where possible, else linearly.
+
+    Ranges of elements (a mapping that is not `Blocked`) are possible for a whole variable only; None is linear.
+    """
     if graph.is_mapped(tensor):
         return
     if isinstance(mapping, Blocked):
@@ -119,7 +125,7 @@ def map_alike(graph: Graph, tensor: Tensor, mapping: TileMapping | None) -> None
         (variable,) = tensor.variables()
         check_may_place(graph, variable)
         graph.set_tile_mapping(variable, mapping)
-    map_linearly(graph, tensor)
+    map_linearly(graph, tensor)  # what is not mapped yet
 
 
 def variable_dims(view: Affine) -> tuple[int | None, ...] | None:
@@ -129,39 +135,40 @@ def variable_dims(view: Affine) -> tuple[int | None, ...] | None:
     """
     shape = view.variable.shape
     strides = [prod(shape[d + 1 :]) for d in range(len(shape))]
+    # Index of the view's first element in the variable.
     start = (0,) * len(shape) if view.is_empty else np.unravel_index(view.offset, shape)
     dims: list[int | None] = []
-    for group in view.dims:
+    for group in view.dims:  # (size, stride) of each piece of a dimension; several where it joins dimensions
         if not group:
             dims.append(None)
             continue
         (size, stride), *inner_pieces = group
         # Dimensions of size 1 have the stride of a neighbour, so they do not count.
         candidates = [d for d, s in enumerate(strides) if s == stride and shape[d] >= size and shape[d] > 1]
-        if (
-            inner_pieces
-            or len(candidates) != 1
-            or candidates[0] in dims
-            or start[candidates[0]] + size > shape[candidates[0]]
-        ):
+        if inner_pieces or len(candidates) != 1:
             return None
-        dims.append(candidates[0])
+        (dim,) = candidates
+        if dim in dims or start[dim] + size > shape[dim]:  # taken already, or the view leaves it at its end
+            return None
+        dims.append(dim)
     return tuple(dims)
 
 
 def mapping_like(graph: Graph, tensor: Tensor) -> TileMapping | None:
-    """Mapping of a new variable of `tensor.shape` with each element on the tile that has it in `tensor`."""
-    # None where no simple mapping does that: several variables, broadcasts, strided or reversed views.
-    affine = tensor.affine
+    """Mapping of a new variable of `tensor.shape` with each element on the tile that has it in `tensor`.
+
+    None where no simple mapping does that: several variables, broadcasts, strided or reversed views.
+    """
+    affine = tensor.affine  # None for a view of several variables, or without strides
     if affine is None or affine.variable not in graph.mappings:
         return None
     mapping = graph.mappings[affine.variable]
     if tensor.is_whole_variable:
         same_shape = tensor.shape == affine.variable.shape
         return mapping if same_shape or isinstance(mapping, Flat) else _mapping_of_reshape(mapping, tensor.shape)
-    if isinstance(mapping, Flat):
+    if isinstance(mapping, Flat):  # its ranges of elements are scattered in a slice
         return None
-    order = variable_dims(affine)
+    order = variable_dims(affine)  # the variable's dimension along each of the view; None for strided views and others
     return None if order is None else _mapping_of_slice(affine, mapping, tensor.shape, order)
 
 
@@ -191,7 +198,8 @@ def _mapping_of_slice(
     if variable.size:
         first = [int(i) for i in np.unravel_index(view.offset, variable.shape)]
     cuts: list[np.ndarray] = []
-    # Numbers of the variable's blocks along each dimension; one block where the slice does not follow the dimension.
+    # Numbers of the blocks that the slice meets, along each dimension of the variable: the one with its first
+    # element, and below, where the slice has a dimension along this one, all up to its last element.
     picks = [
         np.searchsorted(bounds, np.array([start]), side="right") - 1
         for bounds, start in zip(mapping.cuts, first, strict=True)
@@ -216,17 +224,20 @@ def _mapping_of_slice(
 
 @remembered
 def _mapping_of_reshape(mapping: Blocked, shape: tuple[int, ...]) -> TileMapping | None:
-    """Mapping of the same flat elements in another shape: leading cuts where sizes agree, else flat."""
+    """Mapping of the same elements, in row-major order, in another shape: in blocks if only leading dimensions of equal
+    size are cut, else in ranges of elements; None where these would be too many.
+    """
     old = mapping.shape
-    num_equal = 0
+    num_equal = 0  # leading dimensions of equal size
     while num_equal < min(len(old), len(shape)) and old[num_equal] == shape[num_equal]:
         num_equal += 1
-    if all(len(c) <= 2 for c in mapping.cuts[num_equal:]):
+    if all(len(c) <= 2 for c in mapping.cuts[num_equal:]):  # one block, of two bounds, along all other dimensions
+        # A dimension without elements has no block.
         uncut_dims = [frozen([0, n] if n else [0], np.int64) for n in shape[num_equal:]]
         cuts = (*mapping.cuts[:num_equal], *uncut_dims)
         return blocked_mapping(cuts, mapping.tile.reshape([len(c) - 1 for c in cuts]))
     starts, _, tiles = mapping.runs()
-    # So scattered that following it would cost more than one exchange.
+    # So scattered, more than 4 runs a tile (assumed), that following it would cost more than one exchange.
     if len(starts) > 4 * np.unique(tiles).size:
         return None
     return flat_mapping(prod(shape), starts, tiles)

@@ -50,6 +50,7 @@ class MemoryOrder:
         """
         if len(shape) < 2 or shape[dim] % GROUP_CHANNELS or shape[dim] <= GROUP_CHANNELS:
             return MemoryOrder.own(shape)
+        # The dimension is two in memory, groups and the channels of one: dimensions behind it have a number more.
         sizes = tuple((n // GROUP_CHANNELS, GROUP_CHANNELS) if d == dim else (n,) for d, n in enumerate(shape))
         other_dims = [d + (d > dim) for d in range(len(shape)) if d != dim]
         group_position = min(dim, len(shape) - 2)
@@ -143,12 +144,15 @@ def memory_order(tensor: Tensor) -> MemoryOrder | None:
 
 @remembered_small
 def _order_by_strides(dims: Sequence[Group], size: int) -> MemoryOrder | None:
-    """Dimensions of a view of `size` elements by falling stride; None if they leave gaps."""
+    """Order in memory of a view of `size` elements, its dimensions by falling stride; None if they leave gaps.
+
+    `dims` has the (size, stride) pieces of each dimension, none for a dimension of size 1.
+    """
     # A dimension of size 1 has no piece; the longest stride puts it outermost.
     rows = [group or ((1, size),) for group in dims]
     finer = [subdim for row in rows for subdim in row]
     order = tuple(sorted(range(len(finer)), key=lambda d: -finer[d][1]))
-    inner = 1
+    inner = 1  # elements inside of the dimension, which is its stride if there are no gaps
     for d in reversed(order):
         count, stride = finer[d]
         if count > 1 and stride != inner:

@@ -61,21 +61,25 @@ class Part:
 
 
 def neighbours(operands: Iterable[Tensor]) -> list[Neighbours]:
-    """Variables that operands of one shape read at several offsets, and in no other way, to map them in blocks."""
+    """Variables that operands of one shape read at several offsets, and in no other way, to map them in blocks.
+
+    A stencil is such a variable: its elements are read at the same point of the index space and at neighbours of it.
+    """
     parts: dict[Variable, list[Part]] = {}
-    irregular: set[Variable] = set()
+    irregular: set[Variable] = set()  # variables that are read in another way
     views = list(operands)
     # No variable is read twice: the usual case.
     if all(count == 1 for count in Counter(variable for view in views for variable in view.variables()).values()):
         return []
     for operand in views:
-        rectangles = parts_of(operand)
+        rectangles = parts_of(operand)  # None if the operand is no join of rectangles of variables
         for part in rectangles or ():
             parts.setdefault(part.variable, []).append(part)
         irregular.update(operand.variables() if rectangles is None else ())
     stencils = [
         _joint_range(variable, rectangles) for variable, rectangles in parts.items() if variable not in irregular
     ]
+    # With one offset only, the variable is shifted but read once.
     return [stencil for stencil in stencils if stencil is not None and stencil.low != stencil.high]
 
 
@@ -95,6 +99,8 @@ def _rectangles_of_node(node: Node, at: tuple[int, ...], joined: tuple[bool, ...
     """
     if isinstance(node, Concat):
         joined_inside = tuple(is_joined or d == node.axis for d, is_joined in enumerate(joined))
+        # Position of each part: along the joined axis that of the node, plus where the part begins. The last bound is
+        # the end of the node, hence `strict=False`.
         starts = (tuple(n + bound * (d == node.axis) for d, n in enumerate(at)) for bound in node.bounds)
         nested = [
             _rectangles_of_node(part, start, joined_inside) for part, start in zip(node.parts, starts, strict=False)
@@ -109,6 +115,7 @@ def _rectangles_of_node(node: Node, at: tuple[int, ...], joined: tuple[bool, ...
         dims = tuple(range(len(shape)))
     first = [int(n) for n in np.unravel_index(node.offset, shape)]
     rows = zip(dims, at, joined, strict=True)
+    # Position in the variable minus position in the operand; modulo the extent where parts are joined, for a roll.
     offsets = [
         0 if dim is None else _offset_on_ring(first[dim] - position, shape[dim]) if is_joined else first[dim] - position
         for dim, position, is_joined in rows
@@ -122,7 +129,10 @@ def _offset_on_ring(offset: int, extent: int) -> int:
 
 
 def _joint_range(variable: Variable, parts: Sequence[Part]) -> Neighbours | None:
-    """Range of offsets over all parts of a variable; None if they follow different dimensions, or one twice."""
+    """Range of offsets over all parts of a variable; None if they follow different dimensions, or one twice.
+
+    `part.dims[d]` is the variable's dimension along dimension d of the index space, None for one of size 1.
+    """
     dims: list[int | None] = []
     low: list[int] = []
     high: list[int] = []
@@ -160,7 +170,7 @@ def neighbour_mappings(
     Returns:
         Proposals with one mapping for each of these variables; empty if there are none.
     """
-    if sum(n > 1 for n in shape) < 2:
+    if sum(n > 1 for n in shape) < 2:  # along a single dimension blocks are a linear mapping
         return []
     views = [operand for operand in operands if not graph.is_mapped(operand)]
     stencils = [stencil for stencil in neighbours(views) if stencil.variable not in graph.mappings]
@@ -168,7 +178,7 @@ def neighbour_mappings(
         return []
     grids = _grids_of_stencils(graph.target, stencils, shape)
     cycles = compute_cycles(total_elements([*grids.lengths])) + _moving_cycles(graph, stencils, grids)
-    best = np.argsort(cycles, kind="stable")[:_MOST_GRIDS]
+    best = np.argsort(cycles, kind="stable")[:_MOST_GRIDS]  # numbers of the grids that are proposed
     return [
         {stencil.variable: _mapping_to_blocks(stencil, grids.placement(int(n))) for stencil in stencils} for n in best
     ]
@@ -185,15 +195,22 @@ def _grids_of_stencils(target: Target, stencils: Sequence[Neighbours], shape: tu
 
 
 def _moving_cycles(graph: Graph, stencils: Sequence[Neighbours], grids: Grids) -> np.ndarray:
-    """Cycles of receiving the border of a block and copying the block, plus the cost of exchange code."""
+    """Cycles of receiving the border of a block and copying the block, plus the cost of exchange code.
+
+    Args:
+        graph: target and cost per byte.
+        stencils: variables that are read at several offsets.
+        grids: candidate grids of the index space, whose cycles are returned, float[candidates].
+    """
     target = graph.target
     width = max(element_bytes(stencil.variable.dtype) for stencil in stencils)
     high = np.array([stencil.high for stencil in stencils]).max(0)
     low = np.array([stencil.low for stencil in stencils]).min(0)
-    reach = high - low
+    reach = high - low  # elements of the border along each dimension; only where there is another block
     border = np.where(grids.blocks > 1, np.minimum(reach, grids.shape)[:, None], 0)
     elements = total_elements([*grids.lengths])
     received = (total_elements([*(grids.lengths + border)]) - elements) * width
+    # Along each dimension: the number of rows that a border across it is in, those of the dimensions outside of it.
     rows = np.cumprod(np.vstack((np.ones_like(elements), grids.lengths)), axis=0)[:-1]
     # A border is received from at most two sides; one across rows arrives as a piece for each row.
     pieces = np.sum(np.minimum(border, 2) * rows, axis=0)
@@ -205,17 +222,22 @@ def _moving_cycles(graph: Graph, stencils: Sequence[Neighbours], grids: Grids) -
 
 
 def _mapping_to_blocks(stencil: Neighbours, placement: Blocked) -> Blocked:
-    """Mapping that puts the middle of the elements a block reads on the tile of that block."""
+    """Mapping of a variable that puts the middle of the elements a block reads on the tile of that block.
+
+    `placement` is the index space on tiles.
+    """
     shape = stencil.variable.shape
+    # Dimensions of the index space along a dimension of the variable, and these dimensions of the variable.
     followed = [d for d, dim in enumerate(stencil.dims) if dim is not None]
     order = [dim for dim in stencil.dims if dim is not None]
-    cuts = [frozen([0, n], np.int64) for n in shape]
+    cuts = [frozen([0, n], np.int64) for n in shape]  # of the variable, at first one block
     for d, dim in zip(followed, order, strict=True):
         inner = placement.cuts[d][1:-1]
         if inner.size:
             # Cuts move by half the offset, but stay inside of the variable, so that no block is empty.
             inner = inner + np.clip((stencil.low[d] + stencil.high[d]) // 2, 1 - inner[0], shape[dim] - 1 - inner[-1])
         cuts[dim] = frozen([0, *inner, shape[dim]], np.int64)
+    # The tiles in the order of the variable's dimensions; those that the index space does not follow are not cut.
     order += [dim for dim in range(len(shape)) if dim not in order]
     tile = placement.tile.reshape([placement.tile.shape[d] for d in followed] + [1] * (len(shape) - len(followed)))
     return blocked_mapping(cuts, frozen(np.transpose(tile, np.argsort(order)), np.int32))

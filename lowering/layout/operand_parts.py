@@ -108,7 +108,10 @@ class Shares:
         return self.in_row % target.tiles_per_exchange_bus == 0
 
     def common(self, needed: np.ndarray, target: Target) -> Common:
-        """Elements that all tiles of a bus receive of a block with `needed` elements; none unless all read it."""
+        """Elements that all tiles of an exchange bus receive of a block with `needed` elements; 0 unless all read it.
+
+        They arrive once for all of these tiles. Results are for the bus of the block's owner, and for any other.
+        """
         tiles_per_bus = target.tiles_per_exchange_bus
         # Elements that tiles of the bus have already: nobody receives those from another bus.
         present = np.select(
@@ -128,7 +131,11 @@ class Shares:
 
 
 def shares_of(spans: Sequence[Span], grids: Grids, element_bytes: int) -> Shares:
-    """Shares of the longest blocks of a field: a large one is cut along its outermost dimension that can be cut."""
+    """Shares of the longest blocks of a field among their readers, for each grid of the index space.
+
+    A block of more than `MOST_SHARED_BYTES` is cut along its outermost dimension that can be cut, others are not.
+    `spans` map the index space to each dimension of the field.
+    """
     axes = [span.axis for span in spans]
     # Blocks that differ along these dimensions alone read the same elements.
     unfollowed = [d for d in range(len(grids.shape)) if d not in axes]
@@ -136,7 +143,7 @@ def shares_of(spans: Sequence[Span], grids: Grids, element_bytes: int) -> Shares
     lengths = [span.lengths(grids.lengths) for span in spans]
     size = np.broadcast_to(total_elements(lengths), users.shape)
     parts = np.ones_like(users)
-    dim = np.full_like(users, -1)
+    dim = np.full_like(users, -1)  # dimension that is cut, −1 for none
     length_along_dim = np.ones_like(users)
     for number, (span, length) in enumerate(zip(spans, lengths, strict=True)):
         is_cut = (dim < 0) & (length > 1) & (users > 1) & (size * element_bytes > MOST_SHARED_BYTES)
@@ -152,8 +159,9 @@ def shares_of(spans: Sequence[Span], grids: Grids, element_bytes: int) -> Shares
 
 
 def _consecutive_readers(grids: Grids, unfollowed: Sequence[int]) -> np.ndarray:
-    """Consecutive tiles that read one block: those along the innermost dimensions, as long as these are unfollowed.
+    """Number of consecutive tiles that read one block of a field, for each grid.
 
+    They are those along the innermost dimensions, as long as these are `unfollowed`: no dimension of the field.
     Tiles are numbered in row-major order, so innermost dimensions vary first; dimensions of one block do not count.
     """
     tiles = np.ones(grids.blocks.shape[1:], np.int64)
@@ -208,6 +216,7 @@ def part_of_block(
         length = own_length = span.lengths(block)
         if has_neighbours and span.has_halo and span.axis is not None:
             blocks = grids.blocks[span.axis]
+            # Elements up to those at which the next block begins to read.
             own_length = np.minimum(length, -(-span.stride * block[span.axis] // span.divisor))
             # Of two blocks each has a neighbour on one side alone: what lies before the first is padding.
             padding = np.where(blocks == 2, max(0, -span.offset), 0)
@@ -217,6 +226,7 @@ def part_of_block(
         # Tiles that have a part of this dimension's range: each begins a run of its own.
         owners = -(-length // own_length)
         is_shared = shares.dim == dim
+        # Cut into shares along this dimension: the tile has one of them.
         own_length = np.where(is_shared, -(-length // shares.parts), own_length)
         owners = np.where(is_shared, shares.parts, owners)
         runs = np.where(is_contiguous, owners, runs * length)

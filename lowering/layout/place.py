@@ -33,7 +33,7 @@ from ipujax.runtime.tensor import (
 
 @remembered
 def spread(shape: tuple[int, ...], order: tuple[int, ...], block_bytes: int, tiles: int) -> Blocked:
-    """Most even grid over at most `tiles` tiles, with at least 128 bytes a block where there are as many.
+    """Most even grid of blocks, one a tile, over at most `tiles` tiles, with at least `MIN_BYTES_PER_TILE` a block.
 
     A row of fewer bytes is not cut, because it would move in small pieces; unless nothing else can be cut, or blocks
     stay small anyway.
@@ -55,7 +55,7 @@ def spread(shape: tuple[int, ...], order: tuple[int, ...], block_bytes: int, til
     order = next(
         (dims for dims, blocks_needed in preferences if dims and prod(shape[d] for d in dims) >= blocks_needed), order
     )
-    grids = even_grids(shape, order, blocks)
+    grids = even_grids(shape, order, blocks)  # `blocks` and `lengths` of each grid, [dimensions, grids]
     # Even: the smallest longest block; then the most blocks along the first dimensions of `order`.
     keys = [-grids.blocks[d] for d in reversed(order)]
     return grids.placement(int(np.lexsort((*keys, np.prod(grids.lengths, axis=0)))[0]))
@@ -82,15 +82,15 @@ def unmoved_placement(
         order: dimensions that may be cut.
     """
     mapping = mapping_like(graph, tensor)
-    if isinstance(mapping, Flat) and mapping.size:
+    if isinstance(mapping, Flat) and mapping.size:  # ranges of elements: blocks where they are of whole rows
         mapping = row_blocks(mapping, tensor.shape)
     if not isinstance(mapping, Blocked) or prod(shape) == 0 or not mapping.tile.size:
         return None
     cuts: list[np.ndarray] = [even_cuts(n, 1) for n in shape]
-    block_numbers: list[np.ndarray] = []
-    axes: list[int] = []
+    block_numbers: list[np.ndarray] = []  # along each dimension of the operand, for each block of the index space
+    axes: list[int] = []  # axes of the index space that are cut, in the order of the operand's dimensions
     for cut, span in zip(mapping.cuts, spans, strict=True):
-        if len(cut) <= 2:
+        if len(cut) <= 2:  # one block
             block_numbers.append(np.zeros(1, np.int64))
             continue
         if span.axis is None or span.axis not in order or span.axis in axes:
@@ -129,7 +129,7 @@ def place_operand(graph: Graph, tensor: Tensor, spans: Sequence[Span], placement
     """
     if graph.is_mapped(tensor):
         return
-    cuts, readers = _blocks_and_readers(spans, placement)
+    cuts, readers = _blocks_and_readers(spans, placement)  # `readers` has those of one block along its last dimension
     block_bytes = prod(int(np.diff(cut).max(initial=0)) for cut in cuts) * element_bytes(tensor.dtype)
     tile = frozen(readers[..., 0], np.int32)
     if readers.shape[-1] > 1 and block_bytes > MOST_SHARED_BYTES:
@@ -148,11 +148,17 @@ def block_mapping(spans: Sequence[Span], placement: Blocked) -> tuple[tuple[np.n
 
 
 def _blocks_and_readers(spans: Sequence[Span], placement: Blocked) -> tuple[tuple[np.ndarray, ...], np.ndarray]:
-    """Cuts of a tensor's blocks, and the tiles that read each, int32[*blocks, readers]."""
+    """Cuts of a tensor's blocks, and the tiles that read each, int32[*blocks, readers].
+
+    Args:
+        spans: for each dimension of the tensor the axis of the index space that it follows, and what a point reads.
+        placement: the index space on tiles.
+    """
     if not placement.tile.size:
         cuts = [even_cuts(span.extent, 1) for span in spans]
         return tuple(cuts), np.zeros([*(len(cut) - 1 for cut in cuts), 1], np.int32)
     cuts = []
+    # Along each axis of the index space: the number of its block that reads each block of the tensor.
     block_numbers = [np.arange(n) for n in placement.tile.shape]
     for span in spans:
         if span.axis is None:
@@ -186,14 +192,14 @@ def share_out(
     """
     finer_cuts: list[np.ndarray] = []
     blocks: list[np.ndarray] = []
-    part_numbers = np.zeros((), np.int64)
-    parts = 1
+    part_numbers = np.zeros((), np.int64)  # of each part in its block, with a dimension for each of the tensor so far
+    parts = 1  # of a block, by the dimensions so far
     for dim, cut in enumerate(cuts):
         count_limit = max(1, min(max_parts // parts, int(np.diff(cut).min()))) if dim in dims else 1
         finer = cut_again(cut, count_limit)
         count = int(finer.number.max()) + 1
         finer_cuts.append(finer.cuts)
-        blocks.append(finer.block)
+        blocks.append(finer.block)  # number of the block that each part is of
         part_numbers = np.add.outer(part_numbers * count, finer.number)
         parts *= count
     # Part p of n goes to reader p · readers / n: the parts are spread evenly over the readers.

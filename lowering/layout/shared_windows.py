@@ -41,20 +41,23 @@ def shared_windows(operands: Sequence[Tensor | None], longest: Sequence[int]) ->
 
 
 def _window_of_variable(variable: Variable, views: Mapping[int, Tensor], longest: Sequence[int]) -> SharedWindow | None:
-    """Smallest view that contains most views of a variable; None where these take fewer bytes.
+    """Smallest view that contains most views of a variable, so that a tile reads its block of that once for all.
+
+    None where separate blocks of the views take fewer bytes.
 
     Args:
         variable: the variable.
-        views: operands that are views of it, by number.
+        views: operands of one shape that are views of it, by number.
         longest: lengths of the largest block of the index space.
     """
     view_offsets = {number: _offset_of_largest_part(view, len(variable.shape)) for number, view in views.items()}
     offsets = {number: offset for number, offset in view_offsets.items() if offset is not None}
     if not offsets:
         return None
+    # Smallest and largest offset along each dimension.
     low, high = (tuple(map(pick, zip(*offsets.values(), strict=True))) for pick in (min, max))
     shape = views[next(iter(offsets))].shape
-    reach = tuple(map(sub, high, low))
+    reach = tuple(map(sub, high, low))  # elements that the window has more than a view, along each dimension
     # From this number on, separate blocks of the operands take more elements than the window.
     fewest = prod(map(add, longest, reach)) // max(1, prod(longest)) + 1
     if len(offsets) < fewest:
@@ -62,10 +65,14 @@ def _window_of_variable(variable: Variable, views: Mapping[int, Tensor], longest
     begins = {number: tuple(map(sub, offset, low)) for number, offset in offsets.items()}
 
     def window_by(widen: _Widen) -> SharedWindow:
-        """The view from the lowest to the highest offset, and the operands that are parts of it."""
+        """The view from the lowest to the highest offset, and the operands that are parts of it.
+
+        `widen` says what is beyond the ends of the variable: its other end, or its edge again.
+        """
         window = Tensor.of(variable)
         for d, extent in enumerate(shape):
             window = widen(window, d, low[d], high[d] + extent)
+        # Operands that are exactly the part of the window at their offset.
         matching = {
             number: offset
             for number, offset in begins.items()

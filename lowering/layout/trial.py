@@ -36,7 +36,7 @@ def weighted_cost(graph: Graph, add: Callable[[Builder], object], placed: Sequen
         add: adds the operation; it may map unmapped operands.
         placed: operands whose memory counts besides exchange code: the bytes the operation maps to the fullest tile.
     """
-    scratch, prog = _scratch(graph, add)
+    scratch, prog = _scratch(graph, add)  # a copy of the graph, to which `add` has added the operation, and its program
     placed_variables = {
         v for tensor in placed for v in tensor.variables() if v in scratch.mappings and v not in graph.mappings
     }
@@ -153,7 +153,7 @@ def choose_cheapest_alone(
     *,
     asks_for_least: bool = False,
 ) -> Candidate:
-    """Candidate of lowest cost on a graph that has only the operands.
+    """Candidate of lowest cost on a graph that has only the operands, so that the choice holds in any graph.
 
     Args:
         candidates: one or more candidates.
