@@ -84,12 +84,13 @@ def with_immediates(
     """Folds steps on constants; returns the other steps, results by number or constant, and the other operands.
 
     Values are numbered as in a `Kernel`, operands and then steps; afterwards without those that are constant, and with
-    equal operands once.
+    equal operands once. A constant in the place of a number is an immediate, `Frozen`.
     """
-    values: list[int | Frozen] = []
+    values: list[int | Frozen] = []  # by old number: the new number, or the constant
     tensors: list[Tensor] = []  # operands that are not constants, each once
     for operand in operands:
         constant = immediate_of(operand)
+        # Of the first equal operand, else the next number.
         number = next((n for n, tensor in enumerate(tensors) if tensor.node == operand.node), len(tensors))
         tensors += [operand] if constant is None and number == len(tensors) else []
         values.append(number if constant is None else freeze(constant))
@@ -98,7 +99,7 @@ def with_immediates(
         arguments = tuple(values[x] if isinstance(x, int) else x for x in step.operands)
         if any(isinstance(x, int) for x in arguments):
             unfolded.append(Step(step.op, arguments))
-            values.append(len(tensors) + len(unfolded) - 1)
+            values.append(len(tensors) + len(unfolded) - 1)  # its new number: operands come first
         else:
             values.append(freeze(fold(step.op, [thawed(x) for x in arguments if not isinstance(x, int)])))
     return tuple(unfolded), [values[x] for x in results], tensors
@@ -115,7 +116,7 @@ def fold(op: Op, operands: Sequence[np.ndarray]) -> np.ndarray:
 
 def exact_value(name: str, operands: Sequence[np.ndarray], out_dtype: Any) -> np.ndarray | None:
     """Result of a primitive without further parameters on constant scalars; None where NumPy may differ from XLA."""
-    function, dtypes = _EXACT.get(name, (None, ()))
+    function, dtypes = _EXACT.get(name, (None, ()))  # NumPy's function, and the operands' dtypes for which it is exact
     if function is None or np.dtype(out_dtype).name not in _ALL or any(x.dtype.name not in dtypes for x in operands):
         return None
     is_float = operands[0].dtype.name in _FLOATS
@@ -140,12 +141,14 @@ _VECTOR_CYCLES = 2  # of the 3 of a vector, one stores it
 def iota(builder: Builder, dtype: Any, size: int) -> Tensor:
     """Adds the numbers 0 … size − 1, at least one, in a tensor of shape (size,) that is spread over tiles."""
     codelet = _iota_codelet(dtype)
+    # The index space is the result: dimension 0 of its only field runs along axis 0.
     work = Work(codelet, (FieldUse(spans((size,), (0,))),))
 
     def add(builder: Builder, placement: Blocked) -> Tensor:
         out = mapped_variable(builder.graph, (size,), dtype, builder.name, (0,), placement)
         accesses = [along(out, (0,))]
-        add_vertices(builder, codelet, placed_axes(placement), accesses, placement.tile, ["d0"])
+        # The codelet reads the first index of its block (`origins`) along the only axis, which `placed_axes` calls d0.
+        add_vertices(builder, codelet, placed_axes(placement), accesses, placement.tile, origins=["d0"])
         return out
 
     return add(builder, choose(builder.graph, (size,), (0,), work, (), add))
@@ -156,7 +159,8 @@ def _iota_codelet(dtype: Any) -> Codelet:
     """Codelet of rising numbers, which begin at the first index of the block."""
 
     def compute(origins: tuple[Any, ...], shapes: tuple[tuple[int, ...], ...]) -> jax.Array:
-        numbers = lax.iota(np.dtype(np.int32), shapes[0][0]) + jnp.asarray(origins[0], np.int32)
+        ((length,),) = shapes  # one field, of one dimension
+        numbers = lax.iota(np.dtype(np.int32), length) + jnp.asarray(origins[0], np.int32)
         return numbers.astype(dtype)
 
     def cycles(shapes: BlockShapes, target: Target) -> np.ndarray:
@@ -165,6 +169,7 @@ def _iota_codelet(dtype: Any) -> Codelet:
         return target.supervisor_overhead_cycles + issue_round_cycles(target) * (_BASE_CYCLES + loop)
 
     def parts(shapes: BlockShapes, target: Target) -> np.ndarray:
+        """Vectors of a block, which workers share."""
         return -(-shapes[0][0] * element_bytes(dtype) // target.vector_width_bytes)
 
     fields = (Field("out", "out", dtype),)
@@ -174,7 +179,7 @@ def _iota_codelet(dtype: Any) -> Codelet:
         fields,
         compute,
         cycles,
-        state_bytes=12,
+        state_bytes=12,  # assumed, as the size of the code
         code_bytes=120,
         takes=("origins", "shapes"),
         parts=parts,

@@ -71,8 +71,10 @@ def elementwise(builder: Builder, op: Op, operands: Sequence[Tensor], out: Tenso
     """
     shape = _common_shape(builder.graph, operands, builder.name)
     tensors = [t if t.shape == shape else t.broadcast_in_dim(shape, range(t.ndim)) for t in operands]
-    step = Step(op, tuple(range(len(tensors))))
-    return apply_steps(builder, [step], [len(tensors)], tensors, shape, [out])[0]
+    # Values are numbered: the operands first, then the result of the only step.
+    operand_numbers = tuple(range(len(tensors)))
+    result_number = len(tensors)
+    return apply_steps(builder, [Step(op, operand_numbers)], [result_number], tensors, shape, [out])[0]
 
 
 def kept_result(graph: Graph, operands: Sequence[Tensor], shape: tuple[int, ...], dtype: Any, name: str) -> Tensor:
@@ -88,7 +90,7 @@ def kept_result(graph: Graph, operands: Sequence[Tensor], shape: tuple[int, ...]
     Source: PopLibs' choice of the operand, see `kept_layout`.
     """
     full = [x.reshape(shape) for x in operands if x.size == prod(shape)]
-    order = _commonest_order(full, (), shape)
+    order = _commonest_order(full, (), shape)  # of the dimensions of `shape` in memory
     in_order = [order.of_variable(x) for x in full]
     layout = kept_layout(graph, in_order, [unrepeated_view(x) for x in in_order], order.variable_shape, dtype)
     result = graph.add_variable(layout.shape, dtype, name, layout.mapping)
@@ -123,6 +125,7 @@ def apply_steps(
     def add(sequence: ProgramSequence) -> list[Tensor]:
         return operation.add(builder.into(sequence), operands, outs)
 
+    # Results, one for each of `outs`, then reductions.
     tensors = emit_or_replay(builder, operation, [*operands, *outs], add)
     return [*(x if out is None else out for x, out in zip(tensors, outs, strict=False)), *tensors[len(outs) :]]
 
@@ -137,10 +140,14 @@ class _Operation:
     reductions: tuple[Reduction, ...]
 
     def add(self, builder: Builder, operands: Sequence[Tensor], outs: Sequence[Tensor | None]) -> list[Tensor]:
-        """Adds the operation to a program, in the order of dimensions in memory."""
+        """Adds the operation to a program, in the order of dimensions in memory; arguments as of `apply_steps`.
+
+        Returns the results, then the reductions, all with their dimensions in the order of `shape` again.
+        """
         order = _commonest_order(operands, outs, self.shape)
         variable_operands = [order.of_variable(x) for x in operands]
         variable_outs = [None if out is None else order.of_variable(out) for out in outs]
+        # Number n of a dimension in memory, whose number in `shape` is d.
         variable_reductions = [
             replace(r, axes=tuple(n for n, d in enumerate(order.view_dims) if d in r.axes)) for r in self.reductions
         ]
@@ -171,11 +178,13 @@ class _IndexSpace:
     ) -> list[Tensor]:
         """Adds operations: folds those of constants, and adds the others in vertices.
 
-        Results and reductions are added at once, and returned in the order of their arguments.
+        Results and reductions are added at once, and returned in the order of their arguments, which are those of
+        `apply_steps` with dimensions in the order of `self.shape`.
         """
         numbers = [*results, *(reduction.value for reduction in reductions)]
         unfolded, values, tensors = with_immediates(steps, numbers, operands)
-        # By number of the result, reductions behind: a value that was folded is a constant, any other has a number.
+        # By position n among results and reductions: a value that was folded is a constant, any other is an int, its
+        # number among the values of `unfolded`.
         outs_and_reductions = [*((out, None) for out in outs), *((None, reduction) for reduction in reductions)]
         constants = {
             n: self._add_constant(value, *outs_and_reductions[n])
@@ -212,10 +221,14 @@ class _IndexSpace:
         outs: Sequence[Tensor | None],
         reductions: Sequence[Reduction],
     ) -> list[Tensor]:
-        """Adds operations in the cheapest layout; where that cannot reduce values, they are stored first."""
+        """Adds operations in the cheapest layout; where that cannot reduce values, they are stored first.
+
+        Arguments and results as of `apply_steps`, without constants among the operands.
+        """
         graph = self.builder.graph
         shape = self.shape
         views = [unrepeated_view(x) for x in operands]
+        # The operations over elements as one dimension, whatever the index space.
         flat = Kernel(1, tuple(Input(x.dtype, (0,)) for x in operands), steps, results)
         self._place_neighbours(flat, operands, outs, reductions)
         layout = choose_layout(graph, flat, operands, views, outs, shape, reductions)
@@ -247,7 +260,16 @@ class _IndexSpace:
         outs: Sequence[Tensor | None],
         reductions: Sequence[Reduction],
     ) -> list[Tensor]:
-        """Adds operations and reductions in vertices of one layout, which can reduce."""
+        """Adds operations and reductions in vertices of one layout, which can reduce.
+
+        Args:
+            flat: the operations, over one dimension.
+            layout: mapping of the index space to tiles, and the shape that the mapping is of.
+            views: `unrepeated_view` of each operand.
+            operands: tensors of `self.shape`.
+            outs: for each result the tensor to overwrite with it, or None for a new one.
+            reductions: reductions with their axes in `self.shape`.
+        """
         graph = self.builder.graph
         shape = self.shape
         place_operands(graph, operands, views, layout, shape)
@@ -267,7 +289,7 @@ class _IndexSpace:
         """Adds the vertices of a grid, and the combination of their partial results; returns the reductions."""
         grid_reductions = tuple(replace(r, axes=grid.axes_of(r.axes, self.shape)) for r in reductions)
         placement = blocked_mapping([axis.cuts for axis in grid.axes], grid.tile)
-        partials = [
+        partials = [  # for each reduction the tensor that it writes, and the vertices' access to that
             partial_results(
                 self.builder.graph,
                 placement,
@@ -281,11 +303,12 @@ class _IndexSpace:
         inputs = grid.kernel_inputs()
         codelet = kernel_codelet(replace(flat, rank=len(grid.axes), inputs=inputs, reductions=grid_reductions))
         reduced = {axis for reduction in grid_reductions for axis in reduction.axes}
-        axes, tile, accesses = grid.with_windows()
+        axes, tile, accesses = grid.with_windows()  # those of the operands; results and partial results follow
         axes = [replace(axis, kind="reduce") if n in reduced else axis for n, axis in enumerate(axes)]
         accesses += [*(along(view.tensor, view.axes) for view in grid.results), *(access for _, access in partials)]
         add_vertices(self.builder, codelet, axes, accesses, tile)
         return [
+            # Several slots: the reduced dimensions are cut, and each block has a partial result.
             reduce_partials_in_place(self.builder, out) if num_slots(placement, r.axes) > 1 else out
             for (out, _), r in zip(partials, grid_reductions, strict=True)
         ]
@@ -302,6 +325,7 @@ class _IndexSpace:
         blocked = neighbour_mappings(graph, operands, self.shape, lambda n: flat_cycles(kernel, n, graph.target))
         if not blocked:
             return
+        # Each proposal maps the same variables.
         linear = {variable: linear_mapping(graph, variable.size, variable.dtype) for variable in blocked[0]}
 
         def cost(mappings: Mapping[Variable, TileMapping]) -> int:
@@ -326,7 +350,8 @@ class _IndexSpace:
     ) -> list[Tensor]:
         """Adds operations that store their values, then reductions of these: for a layout that cannot reduce them.
 
-        An operand that a result overwrites is reduced before them.
+        Values are numbered as in `apply_steps`: operands first, then the results of the steps. An operand that a result
+        overwrites is reduced before them.
         """
         overwritten = {variable for out in outs if out is not None for variable in out.variables()}
         read_first = {
@@ -334,9 +359,9 @@ class _IndexSpace:
             for r in reductions
             if r.value < len(operands) and not overwritten.isdisjoint(operands[r.value].variables())
         }
-        values = tuple(dict.fromkeys(r.value for r in reductions if r.value >= len(operands)))
+        values = tuple(dict.fromkeys(r.value for r in reductions if r.value >= len(operands)))  # computed ones
         stored = (*results, *values)
-        stored_outs = [*outs, *(None for _ in values)]
+        stored_outs = [*outs, *(None for _ in values)]  # reduced values get new tensors
         tensors = self._add_in_vertices(steps, stored, operands, stored_outs, ()) if stored else []
         of_value = {**dict(enumerate(operands)), **dict(zip(values, tensors[len(outs) :], strict=True))}
         reduced = (read_first[r] if r in read_first else self._add_reduction(of_value[r.value], r) for r in reductions)
@@ -356,6 +381,7 @@ def _commonest_order(operands: Sequence[Tensor], outs: Sequence[Tensor | None], 
         if order is not None:
             stored_bytes[order] += tensor.size * element_bytes(tensor.dtype)
     commonest = max(stored_bytes, key=lambda order: (stored_bytes[order], order != row_major))
+    # Whether each tensor has a view, of one variable, with its dimensions in the commonest order.
     can_cut = (order == commonest or commonest.can_cut(x) for x, order in zip(tensors, orders, strict=True))
     return commonest if commonest == row_major or all(can_cut) else row_major
 

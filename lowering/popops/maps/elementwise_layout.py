@@ -58,11 +58,12 @@ def unrepeated_view(tensor: Tensor) -> View:
 
     Only repetitions along entire dimensions are found: those of an affine view with stride 0.
     """
-    affine = tensor.affine
+    affine = tensor.affine  # sizes and strides of each dimension; None for other views, as concatenations
     repeated = [] if affine is None else [d for d, group in enumerate(affine.dims) if _has_no_stride(group)]
     if not repeated or not tensor.size:
         return View(tensor, tuple(range(tensor.ndim)))
     axes = tuple(d for d in range(tensor.ndim) if d not in repeated)
+    # Of repeated elements the first, then without the dimensions of 1 that this leaves.
     limits = [1 if d in repeated else n for d, n in enumerate(tensor.shape)]
     first = tensor.slice([0] * tensor.ndim, limits)
     return View(first.reshape(tuple(tensor.shape[d] for d in axes)), axes, is_whole=False)
@@ -111,6 +112,7 @@ def choose_layout(
         shape: shape of the index space.
         reductions: reductions with their axes in the index space.
     """
+    # A tensor that is overwritten has to stay where it is: its layout excludes even ones.
     mapped_outs = [out for out in outs if out is not None and graph.is_mapped(out)]
     if graph.keeps_layouts and not reductions:
         dtype = kernel.dtype_of(kernel.results[0])
@@ -123,6 +125,7 @@ def choose_layout(
     must_fit = any(all(x.can_reduce(shape, r.axes) for r in reductions) for x in proposals)
     if not (mapped_outs and proposals):
         proposals += _even_layouts(graph, kernel, shape, reductions, must_fit=must_fit)
+    # Repeated operands and reductions are by dimension: vertices need blocks of whole rows, not ranges of elements.
     needs_rows = len(unrepeated) < len(operands) or bool(reductions)
     layouts = _for_vertices(proposals, shape, reductions, needs_rows=needs_rows)
     if not reductions and not (mapped_outs and proposals):
@@ -133,6 +136,7 @@ def choose_layout(
     stored_bytes = sum(element_bytes(dtype) for dtype in kernel.result_dtypes)  # of each element
 
     def rank(layout: Layout) -> tuple[float, int, int]:
+        """Cost in cycles, memory included; of equals the most even layout: elements of the fullest tile, then tiles."""
         evenness = _evenness(layout.mapping, graph.target.num_tiles)
         cost = float(_compute_cycles(kernel, layout.mapping, graph.target))
         cost += sum(_combining_cycles(graph, kernel.dtype_of(r.value), r, layout, shape) for r in reductions)
@@ -147,18 +151,20 @@ def _finest_layout(
 ) -> list[Layout]:
     """Layout on all tiles, in parts below the least share of a tile, where functions of many instructions gain by it.
 
-    Empty where it does not save more than a tile takes that reads all results, as a look-up reads indices, for the
-    parts that it adds.
+    Returns it in a list, which is empty where it does not save more than a tile takes that reads all results, as a
+    look-up reads indices, for the parts that it adds to those of the fastest of `layouts`. With `needs_rows` the layout
+    is in blocks of the dimensions of `shape`, else in ranges of elements.
     """
     target = graph.target
     tiles = target.tiles_per_ipu
     width = element_bytes(kernel.dtype_of(kernel.results[0]))
     mapping: TileMapping = _spread_by_vectors(prod(shape), width, tiles)
-    if needs_rows:  # with a whole least share for each element, all tiles take part
+    if needs_rows:  # as if each element were a whole least share, so that all tiles take part
         mapping = spread(shape, tuple(range(len(shape))), MIN_BYTES_PER_TILE, tiles)
     best = min(layouts, key=lambda layout: _compute_cycles(kernel, layout.mapping, target))
     saved = _compute_cycles(kernel, best.mapping, target) - _compute_cycles(kernel, mapping, target)
     finest_tiles, best_tiles = (_evenness(x, target.num_tiles).tiles for x in (mapping, best.mapping))
+    # What a part more costs the reader: its message, and the code for that.
     part_cycles = target.exchange_receive_cycles + graph.byte_cost_cycles * receive_code_bytes(1, target)
     return [Layout(shape, mapping)] if saved > part_cycles * max(0, finest_tiles - best_tiles) else []
 
@@ -190,13 +196,15 @@ def kept_layout(
     mapped = [(x, view) for x, view in zip(operands, views, strict=True) if graph.is_mapped(x)]
     layouts = list(dict.fromkeys(_layout_of_view(graph, x) for x, view in mapped if view.is_whole))
     if not layouts and mapped and prod(shape) == 1:
-        return _layout_of_view(graph, mapped[0][0])
+        first_operand, _ = mapped[0]
+        return _layout_of_view(graph, first_operand)
     if not layouts:
         return Layout(shape, _spread_by_vectors(prod(shape), element_bytes(dtype), graph.target.tiles_per_ipu))
 
     def rank(layout: Layout) -> tuple[int, int, int]:
         evenness = _evenness(layout.mapping, graph.target.num_tiles)
-        return evenness.worst, -evenness.tiles, len(layout.mapping.runs()[0])
+        piece_starts, _, _ = layout.mapping.runs()
+        return evenness.worst, -evenness.tiles, len(piece_starts)
 
     kept = min(layouts, key=rank)
     has_repeated = not all(view.is_whole for view in views)
@@ -230,12 +238,14 @@ def _even_layouts(
 ) -> list[Layout]:
     """Even layouts: linear, or with reductions in blocks; where all values are reduced, also without cuts along axes.
 
-    Of blocks those that fit a tile; if none does, all of them with `must_fit`, else the first.
+    Of blocks those whose fullest tile can hold them; if none can, all of them with `must_fit`, where callers compare
+    them with other layouts, else the first.
     """
-    dtype = kernel.dtype_of([*kernel.results, *(reduction.value for reduction in reductions)][0])
+    first_value = [*kernel.results, *(reduction.value for reduction in reductions)][0]
+    dtype = kernel.dtype_of(first_value)
     if not reductions:
         return [Layout(shape, linear_mapping(graph, prod(shape), dtype))]
-    orders = [tuple(range(len(shape)))]
+    orders = [tuple(range(len(shape)))]  # dimensions that a layout may cut
     width = element_bytes(dtype)
     tiles = graph.target.tiles_per_ipu
     # Only if no value is stored: readers would inherit a layout that suits nothing but this reduction.
@@ -283,7 +293,10 @@ def _combining_cycles(graph: Graph, dtype: Any, reduction: Reduction, layout: La
 def _exchange_cost(
     graph: Graph, operands: Sequence[Tensor], views: Sequence[View], layout: Layout, shape: tuple[int, ...]
 ) -> float:
-    """Cycles to receive the mapped operands, and the cost of the code and of the buffers for that."""
+    """Cycles to receive the mapped operands, and the cost of the code and of the buffers for that.
+
+    `views` are the operands without repetitions; operands that are not mapped will be mapped to their readers.
+    """
     target = graph.target
     grid = grid_of(layout, operands, views, (), shape)
     # Of each tile: cycles to receive, bytes sent, messages sent, bytes of exchange code and of buffers.
@@ -342,7 +355,7 @@ def place_operands(
             map_alike(graph, tensor.reshape(layout.shape), mapping)
         elif isinstance(mapping, Blocked) and layout.shape == shape:
             place_operand(graph, view.tensor, spans(view.tensor.shape, view.axes), mapping)
-        map_linearly(graph, tensor)
+        map_linearly(graph, tensor)  # what is not mapped yet
 
 
 class Grid(NamedTuple):
@@ -363,9 +376,12 @@ class Grid(NamedTuple):
         return tuple(inputs)
 
     def with_windows(self) -> tuple[list[Axis], np.ndarray, list[Access]]:
-        """Axes with those of windows last, the tile of each vertex, and the accesses of the fields read."""
+        """Axes with those of windows last, the tile of each vertex, and the accesses of the fields read.
+
+        Operands that are parts of one window, shifted views of one variable, are read as one field.
+        """
         axes = list(self.axes)
-        read = {n: along(view.tensor, view.axes) for n, view in enumerate(self.inputs)}
+        read = {n: along(view.tensor, view.axes) for n, view in enumerate(self.inputs)}  # by number of the operand
         if not self.windows:
             return axes, self.tile, list(read.values())
         for window in self.windows:
@@ -373,11 +389,12 @@ class Grid(NamedTuple):
             dims = list(map(element, range(len(self.axes))))
             for d, reach in enumerate(window.reach):
                 if reach:
+                    # Index in the variable: that of the block, plus a position in the window along an axis of its own.
                     dims[d] = Dim((Term(d), Term(len(axes))))
                     axes.append(whole_axis(f"window{len(axes)}", 1 + reach))
             read = {n: access for n, access in read.items() if n not in window.begins}
             read[min(window.begins)] = Access(window.tensor, tuple(dims))
-        tile = self.tile.reshape((*self.tile.shape, *(1,) * (len(axes) - len(self.axes))))
+        tile = self.tile.reshape((*self.tile.shape, *(1,) * (len(axes) - len(self.axes))))  # windows are not cut
         return axes, tile, [read[number] for number in sorted(read)]
 
     def axes_of(self, axes: Sequence[int], shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -392,9 +409,18 @@ def grid_of(
     results: Sequence[Tensor],
     shape: tuple[int, ...],
 ) -> Grid:
-    """Grid of one vertex a block of a layout; one of a flat mapping has a single axis."""
+    """Grid of one vertex a block of a layout; one of a flat mapping has a single axis.
+
+    Args:
+        layout: mapping of the index space to tiles, and the shape that the mapping is of.
+        operands: tensors of `shape`.
+        views: `unrepeated_view` of each operand.
+        results: tensors of `shape`.
+        shape: shape of the index space.
+    """
     mapping = layout.mapping
     if isinstance(mapping, Flat):
+        # Cuts: the start of each run of elements on a tile, and the end.
         bounds = np.append(mapping.starts, mapping.size) if mapping.size else np.zeros(1, np.int64)
         read, written = (tuple(View(x.flatten(), (0,)) for x in tensors) for tensors in (operands, results))
         return Grid((Axis("element", bounds),), mapping.tiles, read, written)
@@ -404,6 +430,6 @@ def grid_of(
     # In another shape the dimensions along which operands repeat or are shifted are not to be seen.
     if layout.shape != shape:
         return Grid(axes, mapping.tile, read, written)
-    longest = [int(np.diff(cut).max(initial=0)) for cut in mapping.cuts]
+    longest = [int(np.diff(cut).max(initial=0)) for cut in mapping.cuts]  # block
     unrepeated = [x if view.is_whole else None for x, view in zip(operands, views, strict=True)]
     return Grid(axes, mapping.tile, tuple(views), written, tuple(shared_windows(unrepeated, longest)))

@@ -28,7 +28,10 @@ class Emission:
     results: tuple[Tensor, ...]
 
     def replay(self, builder: Builder, operands: Sequence[Variable]) -> list[Tensor]:
-        """Adds equal vertices on other operands; maps their unmapped variables as those of the first operands."""
+        """Adds the recorded vertices on other operands; maps their unmapped variables as those of the first operands.
+
+        `operands` are the variables of the new operands, in the order of those recorded. Returns the new results.
+        """
         graph = builder.graph
         table = dict(zip(self.operands, operands, strict=True))
         for recorded, operand in table.items():
@@ -38,7 +41,7 @@ class Emission:
             title = self._renamed(recorded.name, builder.name)
             copy = graph.add_variable(recorded.shape, recorded.dtype, title, graph.mappings[recorded], recorded.monoid)
             (table[recorded],) = copy.variables()
-        for title, groups in self.steps:
+        for title, groups in self.steps:  # name and vertex groups of each compute set
             compute_set = graph.add_compute_set(self._renamed(title, builder.name))
             graph.groups[compute_set] = [_substituted(group, table, graph) for group in groups]
             builder.prog.add(Execute(compute_set))
@@ -51,6 +54,8 @@ class Emission:
 def emit_or_replay(builder: Builder, operation: Hashable, operands: Sequence[Tensor | None], add: Add) -> list[Tensor]:
     """Results of an operation, which is planned once for operands of equal views and mappings.
 
+    Where it was planned before, its vertices are added again, with these operands in the place of the former ones.
+
     Args:
         builder: graph, program and debug name.
         operation: all that planning depends on besides operands and graph.
@@ -60,7 +65,7 @@ def emit_or_replay(builder: Builder, operation: Hashable, operands: Sequence[Ten
     graph = builder.graph
     numbers: dict[Variable, int] = {}
     forms = [None if x is None else _planning_key(graph, x, numbers) for x in operands]
-    if () in forms or not graph.maps_automatically:
+    if () in forms or not graph.maps_automatically:  # an operand without a key, or a plan by the user's mappings
         return add(builder.prog)
     # The next tile is part of the key: small variables and partial results start there.
     key = (operation, tuple(forms), graph.next_tile, graph.keeps_layouts)

@@ -51,12 +51,13 @@ def pad(builder: Builder, x: Tensor, value: Tensor, config: Config, out_shape: S
     constant = immediate_of(value)
     immediate = None if constant is None else freeze(constant)
     codelet = _pad_codelet(x.dtype, tuple(interior for _, _, interior in config), immediate)
+    # Index i of the result is element (i − low) / (interior + 1) of `x`, where that is a whole number in its range.
     read = tuple(
-        Span(d, n, 1, 1, -low, interior + 1)
+        Span(axis=d, extent=n, offset=-low, divisor=interior + 1)
         for d, (n, (low, _, interior)) in enumerate(zip(x.shape, config, strict=True))
     )
     fields = [FieldUse(read, source_of(builder.graph, x)), FieldUse(spans(out_shape, range(rank)))]
-    fields += [FieldUse((), "elsewhere")] * (constant is None)
+    fields += [FieldUse((), "elsewhere")] * (constant is None)  # a padding value that is no constant is an operand
     work = Work(codelet, tuple(fields))
 
     def add(builder: Builder, placement: Blocked) -> Tensor:
@@ -65,6 +66,7 @@ def pad(builder: Builder, x: Tensor, value: Tensor, config: Config, out_shape: S
         place_operand(graph, x, read, placement)
         out = mapped_variable(graph, out_shape, x.dtype, builder.name, range(rank), placement)
         dims = tuple(Dim((Term(d),), -low, interior + 1) for d, (low, _, interior) in enumerate(config))
+        # What the vertices read of `x` outside of it is the fill; `pads` tell the codelet where that is.
         accesses = [Access(x, dims, np.zeros((), x.dtype) if constant is None else constant), along(out, range(rank))]
         if constant is None:
             map_linearly(graph, value)
@@ -78,11 +80,15 @@ def pad(builder: Builder, x: Tensor, value: Tensor, config: Config, out_shape: S
 
 @remembered
 def _pad_codelet(dtype: Any, interior: tuple[int, ...], constant: Frozen | None) -> Codelet:
-    """Codelet that copies elements apart and fills the gaps, with an immediate or, without one, a scalar operand."""
+    """Codelet that copies elements apart and fills the gaps, with an immediate or, without one, a scalar operand.
+
+    `interior` is the number of elements between neighbours, along each dimension.
+    """
     immediate = None if constant is None else thawed(constant)
 
     def compute(x: jax.Array, *values: jax.Array, pads: Sequence[Sequence[tuple[int, int]]]) -> jax.Array:
         value = values[0] if immediate is None else immediate
+        # `pads` of the first field: elements before and after the block along each dimension.
         return lax.pad(x, value, [(*pair, gap) for pair, gap in zip(pads[0], interior, strict=True)])
 
     def cycles(shapes: BlockShapes, target: Target) -> np.ndarray:
@@ -97,6 +103,6 @@ def _pad_codelet(dtype: Any, interior: tuple[int, ...], constant: Frozen | None)
     if constant is None:
         fields.append(Field("value", "in", dtype))
     title = f"popops::Pad<{dtype_name(dtype)}>"
-    return Codelet(
+    return Codelet(  # sizes: assumed
         title, tuple(fields), compute, cycles, state_bytes=32, code_bytes=300, takes=("pads",), moves=True, parts=parts
     )

@@ -54,8 +54,10 @@ def reduce_by_function(
     sizes = tuple(shape[d] for d in result_dims)
     rows = [x.transpose((*result_dims, *axes)).reshape((*sizes, prod(shape[d] for d in axes))) for x in operands]
     dtypes = tuple(x.dtype for x in operands)
+    # Starts have the dtypes of their operands.
     codelet = _row_codelet("Reduce", fun, (*dtypes, *dtypes), dtypes, len(operands), operations, reduces=True)
-    outs = by_rows(builder, codelet, rows, [(1, dtype) for dtype in dtypes], len(result_dims), starts)
+    results = [(1, dtype) for dtype in dtypes]  # length of a row, and dtype
+    outs = by_rows(builder, codelet, rows, results, axis=len(result_dims), scalars=starts)
     return [out.reshape(sizes) for out in outs]
 
 
@@ -68,16 +70,19 @@ def each_row(
     results: Sequence[tuple[int, Any]],
     operations: int = 1,
 ) -> list[Tensor]:
-    """Applies a function to each row along `axis` of a tensor with at least one element.
+    """Applies a function to each row along `axis` of a tensor with at least one element; returns new tensors.
 
     Args:
+        builder: graph, program and debug name.
         title: name of the codelet.
+        x: the tensor.
+        axis: the dimension of rows, which is not cut.
         fun: hashable function of a block, to blocks of the results.
         results: length of the rows of each result, and its dtype.
         operations: number of operations of `fun` for one element of `x`.
     """
     out_dtypes = tuple(dtype for _, dtype in results)
-    codelet = _row_codelet(title, fun, (x.dtype,), out_dtypes, 1, operations, reduces=False)
+    codelet = _row_codelet(title, fun, (x.dtype,), out_dtypes, num_operands=1, operations=operations, reduces=False)
     return by_rows(builder, codelet, [x], results, axis)
 
 
@@ -106,6 +111,7 @@ def _row_codelet(
 
     def compute(*blocks: jax.Array) -> tuple[jax.Array, ...]:
         results = fun(*blocks)
+        # A reduced row has one element, in a last dimension of its own.
         return tuple(lax.expand_dims(y, (y.ndim,)) for y in results) if reduces else tuple(results)
 
     def cycles(shapes: BlockShapes, target: Target) -> np.ndarray:
@@ -119,6 +125,7 @@ def _row_codelet(
         return target.supervisor_overhead_cycles + issue_round_cycles(target) * worker
 
     def parts(shapes: BlockShapes, target: Target) -> np.ndarray:
+        """Rows or elements of a block, which workers share."""
         del target
         elements = total_elements(shapes[0]) * num_operands
         return elements // np.maximum(shapes[0][-1], 1) if reduces else elements
@@ -132,7 +139,7 @@ def _row_codelet(
         tuple(fields),
         compute,
         cycles,
-        state_bytes=32,
+        state_bytes=32,  # assumed, as the size of the code
         code_bytes=600,
         moves=not operates,
         compares="equality" if operates else "nothing",

@@ -64,10 +64,11 @@ def cumulative(builder: Builder, x: Tensor, axis: int, kind: str, reverse: bool)
         x: tensor with at least one element.
         axis: the dimension.
         kind: name of the primitive, a key of `CUMULATIVE`.
-        reverse: whether results run from the last element to the first.
+        reverse: whether results run from the last element of a row to the first.
     """
     codelet = _cumulative_codelet(kind, x.dtype, axis, reverse)
-    (out,) = by_rows(builder, codelet, [x], [(x.shape[axis], x.dtype)], axis)
+    result = x.shape[axis], x.dtype  # length of a row, and dtype
+    (out,) = by_rows(builder, codelet, [x], [result], axis)
     return out
 
 
@@ -90,7 +91,7 @@ def sort(
         has_sorted_halves: whether each half of a row is sorted already, so that a merge is enough.
     """
     codelet = _sort_codelet(tuple(x.dtype for x in operands), axis, num_keys, is_stable, has_sorted_halves)
-    results = [(x.shape[axis], x.dtype) for x in operands]
+    results = [(x.shape[axis], x.dtype) for x in operands]  # length of a row, and dtype
     return by_rows(builder, codelet, operands, results, axis)
 
 
@@ -117,6 +118,7 @@ def by_rows(
     """Runs a codelet on full rows, spread over tiles; returns a new tensor for each result.
 
     Args:
+        builder: graph, program and debug name.
         codelet: its fields are the operands, the scalars and the results, in this order.
         operands: tensors of one shape.
         results: row length and dtype of each result, otherwise of the operands' shape.
@@ -125,6 +127,7 @@ def by_rows(
     """
     shape = operands[0].shape
     rank = len(shape)
+    # What a vertex uses of each field: along `axis` all (no axis of the index space), along others its block.
     row = tuple(Span(None if d == axis else d, n) for d, n in enumerate(shape))
     read = [FieldUse(row, source_of(builder.graph, x)) for x in operands]
     read += [FieldUse((), source_of(builder.graph, x)) for x in scalars]
@@ -151,7 +154,10 @@ def _add_rows(
     placement: Blocked,
     scalars: Sequence[Tensor],
 ) -> list[Tensor]:
-    """Adds vertices on entire rows; results whose rows have another length get an axis of it."""
+    """Adds vertices on entire rows by a placement; returns a new tensor for each result.
+
+    Arguments are those of `by_rows`; results whose rows have another length than those of operands get an axis of it.
+    """
     shape = operands[0].shape
     rank = len(shape)
     other_lengths = sorted({length for length, _ in results if length != shape[axis]})
@@ -159,9 +165,9 @@ def _add_rows(
     accesses = [*(along(x, range(rank)) for x in operands), *map(scalar, scalars)]
     outs = []
     for length, dtype in results:
-        row_axis = axis if length == shape[axis] else rank + other_lengths.index(length)
+        row_axis = axis if length == shape[axis] else rank + other_lengths.index(length)  # other lengths are last
         out_shape = (*shape[:axis], length, *shape[axis + 1 :])
-        dims = [None if d == axis else d for d in range(rank)]
+        dims = [None if d == axis else d for d in range(rank)]  # axes of the placement: rows are whole
         outs.append(mapped_variable(builder.graph, out_shape, dtype, builder.name, dims, placement))
         accesses.append(along(outs[-1], [row_axis if d == axis else d for d in range(rank)]))
     tile = tile_grid(placement, len(other_lengths))
@@ -189,7 +195,7 @@ def _pairs_in_block(axis: int, shapes: BlockShapes, target: Target) -> np.ndarra
 
 @remembered
 def _cumulative_codelet(kind: str, dtype: Any, axis: int, reverse: bool) -> Codelet:
-    """Codelet of cumulative results; a row is the sequential work of one worker."""
+    """Codelet of cumulative results along `axis`, of primitive `kind`; a row is the sequential work of one worker."""
     fun, element_cycles = CUMULATIVE[kind]
 
     def compute(x: jax.Array) -> jax.Array:
@@ -197,6 +203,7 @@ def _cumulative_codelet(kind: str, dtype: Any, axis: int, reverse: bool) -> Code
 
     def cycles(shapes: BlockShapes, target: Target) -> np.ndarray:
         rows, length = _row_count_and_length(shapes, axis)
+        # Of dtypes without instructions of their own: times as many cycles, and those of casts, for each element.
         emulated = emulation(dtype, "multiply" if kind == "cumprod" else "add", target)
         loop = -(-rows // target.worker_contexts) * length * (emulated.factor * element_cycles + emulated.cast_cycles)
         return target.supervisor_overhead_cycles + issue_round_cycles(target) * (_WORKER_START_CYCLES + loop)
@@ -205,7 +212,7 @@ def _cumulative_codelet(kind: str, dtype: Any, axis: int, reverse: bool) -> Code
     title = f"popops::{kind.title()}<{dtype_name(dtype)}>"
     compares: Comparison = "order" if kind in ("cummax", "cummin") else "nothing"
     parts = partial(_rows_in_block, axis)
-    return Codelet(
+    return Codelet(  # sizes: assumed
         title, fields, compute, cycles, state_bytes=24, code_bytes=300, compares=compares, parts=parts, language="C++"
     )
 
@@ -214,7 +221,10 @@ def _cumulative_codelet(kind: str, dtype: Any, axis: int, reverse: bool) -> Code
 def _sort_codelet(
     dtypes: tuple[Any, ...], axis: int, num_keys: int, is_stable: bool, has_sorted_halves: bool
 ) -> Codelet:
-    """Codelet of a bitonic sort; rows with sorted halves need its last level only."""
+    """Codelet of a bitonic sort of rows along `axis` by the first `num_keys` of several operands, of these dtypes.
+
+    Rows with sorted halves need the last level only.
+    """
 
     def compute(*blocks: jax.Array) -> tuple[jax.Array, ...]:
         return tuple(lax.sort(blocks, dimension=axis, is_stable=is_stable, num_keys=num_keys))
@@ -227,7 +237,7 @@ def _sort_codelet(
         levels = np.ceil(np.log2(np.maximum(length, 2))).astype(np.int64)
         # Level n has n stages; rows with sorted halves need the last level alone.
         stages = levels if has_sorted_halves else levels * (levels + 1) // 2
-        pairs = -(-rows * -(-length // 2) // target.worker_contexts)
+        pairs = -(-rows * -(-length // 2) // target.worker_contexts)  # of a stage, for a worker
         compared = [emulation(dtype, "add", target) for dtype in dtypes[:num_keys]]
         pair = max(x.factor * _compare_swap_cycles(keys, len(dtypes)) + x.cast_cycles for x in compared)
         stage = _SORT_SUPERVISOR_CYCLES + issue_round_cycles(target) * (_SORT_WORKER_CYCLES + pairs * pair)
@@ -247,7 +257,7 @@ def _sort_codelet(
         tuple(fields),
         compute,
         cycles,
-        state_bytes=32,
+        state_bytes=32,  # assumed, as the size of the code
         code_bytes=700,
         compares="order",
         flops=comparisons,
@@ -273,9 +283,10 @@ def _top_k_codelet(dtype: Any, k: int, axis: int) -> Codelet:
 
     def cycles(shapes: BlockShapes, target: Target) -> np.ndarray:
         rows, length = _row_count_and_length(shapes, axis)
-        stages = int(np.ceil(np.log2(max(2, k))))
-        # Bitonic sorts of runs of k, then a merge that halves the runs: one more pass over the row (assumed).
-        pairs = rows * (-(-length // 2) * (stages * (stages + 1) // 2) + length)
+        levels = int(np.ceil(np.log2(max(2, k))))
+        # Bitonic sorts of runs of k, whose level n has n stages of half as many pairs as elements; then a merge that
+        # halves the number of runs again and again: one more pass over the row (assumed).
+        pairs = rows * (-(-length // 2) * (levels * (levels + 1) // 2) + length)
         emulated = emulation(dtype, "add", target)
         pair = _COMPARE_SWAP_CYCLES * emulated.factor + emulated.cast_cycles
         # Workers share the pairs; where they are fewer than issue slots, the other slots are idle.
@@ -287,7 +298,7 @@ def _top_k_codelet(dtype: Any, k: int, axis: int) -> Codelet:
         fields,
         compute,
         cycles,
-        state_bytes=32,
+        state_bytes=32,  # assumed, as the size of the code
         code_bytes=900,
         compares="order",
         language="C++",
