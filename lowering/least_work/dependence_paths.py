@@ -139,6 +139,13 @@ class _Evaluated(NamedTuple):
 
 
 def _evaluate(jaxpr: ClosedJaxpr, inputs: Sequence[_Value], weights: Weights) -> _Evaluated:
+    """Return when the results of a jaxpr are ready, and the longest path in it.
+
+    Args:
+        jaxpr: its equations are evaluated in order.
+        inputs: when each argument is ready, None where nothing is known to be before it.
+        weights: cycles of the compute set of each equation, and of an exchange.
+    """
     body = jaxpr.jaxpr
     known: dict[Any, _Value] = dict(zip(body.invars, inputs, strict=True))
     longest = max((x.path for x in inputs if x is not None), default=Path())
@@ -148,7 +155,7 @@ def _evaluate(jaxpr: ClosedJaxpr, inputs: Sequence[_Value], weights: Weights) ->
         longest = max(longest, evaluated.longest)
         for var, value in zip(eqn.outvars, evaluated.results, strict=True):
             if value is not None:
-                longest = max(longest, value.path)
+                longest = max(longest, value.path)  # paths are compared by their cycles
             if not isinstance(var, DropVar):
                 known[var] = value
     results = [known.get(atom) if isinstance(atom, Var) else None for atom in body.outvars]
@@ -156,11 +163,14 @@ def _evaluate(jaxpr: ClosedJaxpr, inputs: Sequence[_Value], weights: Weights) ->
 
 
 def _equation(eqn: JaxprEqn, operands: Sequence[_Value], weights: Weights) -> _Evaluated:
-    """Return the results of an equation, and the longest path inside."""
+    """Return when the results of an equation are ready, None where nothing is known, and the longest path inside of it.
+
+    Only equations with jaxprs inside have a path there; that to the results is part of these.
+    """
     name = eqn.primitive.name
     if name == "scan":
         return _scan(eqn, operands, weights)
-    if name == "while":
+    if name == "while":  # the trip count is data: there may be no iteration
         return _Evaluated([None] * len(eqn.outvars), Path())
     if inside := bodies(eqn):
         return _alternatives(inside, operands, weights)
@@ -173,7 +183,10 @@ def _equation(eqn: JaxprEqn, operands: Sequence[_Value], weights: Weights) -> _E
 
 
 def _result(eqn: JaxprEqn, operands: Sequence[_Value], weights: Weights) -> _Value:
-    """Return when the first element of any result of an equation is ready."""
+    """Return when the first element of any result of an equation is ready; None where nothing is known.
+
+    What an equation adds to the path of its operands depends on the kind of its cost, see the head of this module.
+    """
     cost = weights.costs[id(eqn)]
     values = [operand for operand in operands if operand is not None]
     match cost.kind:
@@ -189,12 +202,12 @@ def _result(eqn: JaxprEqn, operands: Sequence[_Value], weights: Weights) -> _Val
             return last and Ready(last.path.plus(weights.compute_set(cost.vertex_cycles)))
         case "view":
             return _last(values)
-        case "repeated":
+        case "repeated":  # all elements of the result may be of one element: what one costs is no part of each
             last = _last(values)
             return last and last._replace(element_cycles=0.0, mapped_cycles=0.0)
         case "joined":
             return _joined(operands)
-        case "written":
+        case "written":  # elements of the first operand where no others are written
             return _first([operands[0], _last(operands[1:])])
     return None
 
@@ -215,10 +228,14 @@ def _joined(operands: Sequence[_Value]) -> _Value:
         return None
 
     def earliest(sinces: Sequence[float | None]) -> float | None:
-        """Return what leaves most of the joined value's path behind it."""
+        """Return the position in the joined value's path that leaves most cycles behind it, as that of any operand.
+
+        `sinces` are positions in the operands' paths, in vertex cycles from their begin; None if any is not known.
+        """
         behind = [x.path.vertex_cycles - since for x, since in zip(values, sinces, strict=True) if since is not None]
         return first.path.vertex_cycles - max(behind) if len(behind) == len(values) else None
 
+    # One element of each part may be computed from the same: each counts only a share of these cycles.
     return first._replace(
         since=earliest([x.since for x in values]),
         element_cycles=min(x.element_cycles for x in values) / len(values),
@@ -236,18 +253,22 @@ def _last(operands: Sequence[_Value]) -> _Value:
 
 
 def _mapped(eqn: JaxprEqn, operands: Sequence[_Value], cost: EquationCost, weights: Weights) -> _Value:
-    """Return the result of an elementwise equation, in the vertex that computes the operand that is ready last."""
+    """Return when the result of an elementwise equation is ready.
+
+    It is computed in the vertex of the operand that is ready last, if that is elementwise too (`is_open`), else in a
+    compute set of its own.
+    """
     shape = shape_of(eqn.outvars[0])
     vertex = weights.compute_set(cost.vertex_cycles)
     results = [
         Ready(
-            operand.path if operand.is_open else operand.path.plus(vertex),
-            True,
-            operand.since,
+            path=operand.path if operand.is_open else operand.path.plus(vertex),
+            is_open=True,
+            since=operand.since,
             # An element of an operand that is repeated is computed once for several of the result.
-            cost.element_cycles + (operand.element_cycles if shape_of(atom) == shape else 0.0),
-            operand.result_since,
-            cost.element_cycles + (operand.mapped_cycles if shape_of(atom) == shape else 0.0),
+            element_cycles=cost.element_cycles + (operand.element_cycles if shape_of(atom) == shape else 0.0),
+            result_since=operand.result_since,
+            mapped_cycles=cost.element_cycles + (operand.mapped_cycles if shape_of(atom) == shape else 0.0),
         )
         for atom, operand in zip(eqn.invars, operands, strict=True)
         if operand is not None
@@ -265,14 +286,26 @@ def _reduction(operand: Ready, cost: EquationCost, weights: Weights) -> Ready:
 def _combined(operand: Ready, path_through: Path, cost: EquationCost, weights: Weights) -> Ready:
     """Return the result of a product or reduction, which reads several elements of an operand for each of its own.
 
-    If none of those moves, one tile computes all in the vertices of the path, which are as much longer.
+    If none of those moves, one tile computes all in the vertices of the path, which are as much longer. Where that
+    takes as long as an exchange, the exchange is part of the path.
+
+    Args:
+        operand: when the operand is ready.
+        path_through: its path with the vertex of the product or reduction.
+        cost: cost of the product or reduction; `read` is the number of elements that it reads for each of its own.
+        weights: weights of vertices and exchanges.
     """
     before = operand.path.vertex_cycles
+    # From before the last product or reduction on, then from its result on: vertex cycles of the path up to there, and
+    # cycles of one element from there.
     for since, cycles in ((operand.since, operand.element_cycles), (operand.result_since, operand.mapped_cycles)):
+        # One tile would take `cost.read * cycles` from there, in the place of the path's own `before - since`.
         if since is not None and weights.tile_share * (cost.read * cycles - before + since) >= weights.exchange_cycles:
             path = path_through.plus(weights.exchange)
             return Ready(path, result_since=path.vertex_cycles)
-    return Ready(path_through, False, before, cost.element_cycles, path_through.vertex_cycles)
+    return Ready(
+        path_through, since=before, element_cycles=cost.element_cycles, result_since=path_through.vertex_cycles
+    )
 
 
 def _alternatives(inside: Sequence[Body], operands: Sequence[_Value], weights: Weights) -> _Evaluated:
@@ -285,14 +318,14 @@ def _alternatives(inside: Sequence[Body], operands: Sequence[_Value], weights: W
 
 
 def _scan(eqn: JaxprEqn, operands: Sequence[_Value], weights: Weights) -> _Evaluated:
-    """Return the results of a loop: carries of its last iteration, rows of stacks of the earliest."""
+    """Return when the results of a loop are ready: carries after its last iteration, stacks with their earliest row."""
     body = scan_body(eqn.params)
     length = eqn.params["length"]
     operands_of_carries = list(operands[body.operands.carries])
     inputs = body.of_operands(list(operands))
-    if not length:
+    if not length:  # carries as they are, and stacks without rows
         return _Evaluated([*operands_of_carries, *[None] * len(eqn.outvars[len(operands_of_carries) :])], Path())
-    first = _evaluate(body.jaxpr, _separate(inputs), weights)
+    first = _evaluate(body.jaxpr, _separate(inputs), weights)  # no vertex of an iteration is one from before it
     rows = first.results[body.results.stacks]
     if length == 1:
         return _Evaluated([*first.results[body.results.carries], *rows], first.longest)
@@ -300,6 +333,7 @@ def _scan(eqn: JaxprEqn, operands: Sequence[_Value], weights: Weights) -> _Evalu
     inputs[body.inputs.carries] = [None] * len(operands_of_carries)
     later_rows = _evaluate(body.jaxpr, _separate(inputs), weights).results[body.results.stacks]
     rows = [_first(pair) for pair in zip(rows, later_rows, strict=True)]
+    # The last iteration reads the carries after all others.
     inputs[body.inputs.carries] = _grown(body, operands_of_carries, weights, length - 1)
     last = _evaluate(body.jaxpr, _separate(inputs), weights)
     return _Evaluated([*last.results[body.results.carries], *rows], max(first.longest, last.longest))
@@ -315,15 +349,18 @@ _ROUNDS = 8  # iterations that are evaluated, of which the first may take no exc
 
 
 def _grown(body: Body, begin: Sequence[_Value], weights: Weights, iterations: int) -> list[_Value]:
-    """Return the carries after some iterations, None where no growth is known.
+    """Return when the carries of a loop are ready after some iterations, None where no growth is known.
+
+    `begin` is when they are before the first one.
 
     Paths through a set of carries alone are evaluated for some iterations. Iterations on carries that are ready later
     are as much later, so carries that all have grown by some path after so many iterations grow by it every so many.
     """
     grown: list[_Value] = [None] * len(begin)
     deepest = _last(begin)
+    # Numbers of the carries that begin last: alone they may grow from a later begin than with the others.
     late = {n for n, x in enumerate(begin) if x is not None and deepest is not None and x.path == deepest.path}
-    sums = set(sum_carries(body))
+    sums = set(sum_carries(body))  # whose terms may be added at once: they do not grow
     for chosen in (set(range(len(begin))), late):
         _grow(body, chosen - sums, begin, grown, weights, iterations)
     return grown
@@ -332,15 +369,25 @@ def _grown(body: Body, begin: Sequence[_Value], weights: Weights, iterations: in
 def _grow(
     body: Body, chosen: set[int], begin: Sequence[_Value], grown: list[_Value], weights: Weights, iterations: int
 ) -> None:
-    """Note the growth of a set of carries, and of those of it that grow more, where it is more than is known."""
+    """Enters in `grown` the growth of a set of carries, and of those of it that grow more, where it exceeds the known.
+
+    Args:
+        body: the loop's body.
+        chosen: numbers of the carries.
+        begin: when each carry is ready before the loop.
+        grown: when each is known to be ready after the iterations, at least; changed.
+        weights: weights of vertices and exchanges.
+        iterations: number of iterations.
+    """
     for _ in range(_TRIALS):
         rounds = _iterated(body, chosen, weights)
+        # A carry without a path from the chosen ones does not grow; the others may have grown by it.
         while lost := {n for n in chosen if any(n not in paths for paths in rounds)}:
             chosen = chosen - lost
             rounds = _iterated(body, chosen, weights)
         if not chosen:
             break
-        least = min(rounds[-1].values())
+        least = min(rounds[-1].values())  # by which all of them grow in `_ROUNDS` iterations
         path = least.times(iterations // _ROUNDS)
         if rest := iterations % _ROUNDS:
             path = path.plus(min(rounds[rest - 1].values()))
@@ -361,6 +408,10 @@ def _iterated(body: Body, chosen: Set[int], weights: Weights) -> list[dict[int, 
 
 
 def _after_iterations(body: Body, chosen: Set[int], weights: Weights) -> list[dict[int, Path]]:
+    """Return for each of the first `_ROUNDS` iterations the paths to carries, by their number, from chosen ones alone.
+
+    A chosen carry is ready at once before the first iteration; nothing is known to be before any other input.
+    """
     inputs: list[_Value] = [None] * len(body.jaxpr.in_avals)
     begin = body.inputs.carries.start
     for n in chosen:

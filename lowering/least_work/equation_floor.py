@@ -100,7 +100,10 @@ class EquationCost:
 
 
 def equation_cost(eqn: JaxprEqn, target: Target, runs: int = 1) -> EquationCost:
-    """Return the least cost of an equation without jaxprs in it, one of so many runs that a plan may do at once."""
+    """Return the least cost of one run of an equation without jaxprs in it, and how its result depends on operands.
+
+    A plan may do `runs` of them at once, as a product of more rows. Kinds of cost are described at `EquationCost`.
+    """
     record = record_of(eqn)
     name = eqn.primitive.name
     if not eqn.invars or not all(prod(shape_of(var)) for var in eqn.outvars):
@@ -126,9 +129,10 @@ def equation_cost(eqn: JaxprEqn, target: Target, runs: int = 1) -> EquationCost:
 
 
 def _product(eqn: JaxprEqn, target: Target, runs: int) -> EquationCost:
+    """Return the cost of a matrix product or convolution, of whose runs a plan may do `runs` at once."""
     lhs, rhs = map(_dtype, eqn.invars[:2])
     count = multiply_adds(eqn)
-    read = _products_of_result(eqn)
+    read = _products_of_result(eqn)  # products that an element of the result is a sum of
     if not count or not read:  # of padding alone, or of nothing
         return EquationCost("unknown")
     largest = _extents(eqn)
@@ -139,10 +143,13 @@ def _product(eqn: JaxprEqn, target: Target, runs: int) -> EquationCost:
 
 
 def _extents(eqn: JaxprEqn) -> ProductExtents:
-    """Return the largest extents of a vertex of a product."""
+    """Return the largest extents of a vertex of a matrix product or convolution: rows, and products of a sum.
+
+    Either operand may have the role of the activations, whose rows pass the AMP: the larger number counts.
+    """
     lhs, rhs = (shape_of(atom) for atom in eqn.invars[:2])
     if eqn.primitive.name != "conv_general_dilated":
-        (contracted, batch) = eqn.params["dimension_numbers"]
+        (contracted, batch) = eqn.params["dimension_numbers"]  # dimensions of both operands each
         rows = [
             prod(n for d, n in enumerate(shape) if d not in (*dims, *batch_dims))
             for shape, dims, batch_dims in zip((lhs, rhs), contracted, batch, strict=True)
@@ -150,9 +157,11 @@ def _extents(eqn: JaxprEqn) -> ProductExtents:
         return ProductExtents(max(rows), prod(lhs[d] for d in contracted[0]))
     numbers = eqn.params["dimension_numbers"]
     result = shape_of(eqn.outvars[0])
+    # Specs of JAX: positions of (batch, channels, field…), of the weights (output channels, input channels, kernel…).
     out_channels = result[numbers.out_spec[1]]
     rows_of_channel = prod(result) // out_channels
     inner = prod(rhs) // rhs[numbers.rhs_spec[0]]
+    # SLIC vertices need a field of two dimensions.
     return ProductExtents(max(rows_of_channel, out_channels), inner, is_slic=len(result) > 3)
 
 
@@ -243,11 +252,11 @@ def _fields(eqn: JaxprEqn) -> list[Window]:
     numbers = params["dimension_numbers"]
     field, kernel = (shape_of(atom) for atom in eqn.invars[:2])
     sizes = (
-        [field[d] for d in numbers.lhs_spec[2:]],
+        [field[d] for d in numbers.lhs_spec[2:]],  # behind batch and channels
         [kernel[d] for d in numbers.rhs_spec[2:]],
         *(params["padding"], params["window_strides"], params["lhs_dilation"], params["rhs_dilation"]),
     )
-    return [Window(*row) for row in zip(*sizes, strict=True)]
+    return list(map(Window, *sizes))  # lists in the order of the members of `Window`
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ _TILE_SHARES = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.0)
 
 
 def least_work(jaxpr: ClosedJaxpr, target: Target) -> LeastWork:
-    """Return the least work of a function.
+    """Return the least work of a function: lower bounds for the time of any plan of it.
 
     Args:
         jaxpr: the function without calls, of one `replicated` equation if there are several replicas.
@@ -37,10 +37,11 @@ def least_work(jaxpr: ClosedJaxpr, target: Target) -> LeastWork:
     """
     function = _without_repetition(unwrapped(jaxpr).jaxpr)
     costs = _costs(function, target)
-    floor = _floor(function, [_ARGUMENT] * len(function.in_avals), costs)
+    floor = _floor(function, [_ARGUMENT] * len(function.in_avals), costs)  # of the mean tile
     smallest, exchange = smallest_kernel_cycles(target), _shortest_exchange(target)
     # Clocks of several IPUs advance side by side: the mean tile's work is no part of one path.
     shares = _TILE_SHARES if target.num_ipus == 1 else (1.0,)
+    # A longest path for each weight of its own cycles against the mean tile's work.
     paths = [(share, longest_path(function, Weights(target, share, smallest, exchange, costs))) for share in shares]
     return LeastWork(
         floor.cycles,
@@ -72,7 +73,7 @@ Costs = Mapping[int, EquationCost]  # of each equation, those in others included
 
 
 def _costs(jaxpr: ClosedJaxpr, target: Target, runs: int = 1) -> dict[int, EquationCost]:
-    """Return the costs of a jaxpr's equations, of which each runs so many times.
+    """Return the costs of a jaxpr's equations, those inside of others included, by identity; each runs `runs` times.
 
     A plan may do the runs of a product in a loop at once, of more rows or, where they are added up, of longer sums. The
     addition to such a sum is then part of the product, or of a reduction.
@@ -83,7 +84,7 @@ def _costs(jaxpr: ClosedJaxpr, target: Target, runs: int = 1) -> dict[int, Equat
         for inside in bodies(eqn):
             costs |= _costs(inside.jaxpr, target, runs * max(1, length))
         costs.setdefault(id(eqn), equation_cost(eqn, target, runs))
-        if eqn.primitive.name == "scan":
+        if eqn.primitive.name == "scan":  # an addition to a sum costs nothing by itself
             added = sum_carries(scan_body(eqn.params)).values()
             costs |= {id(add): EquationCost("view") for add in added}
     return costs
@@ -99,7 +100,11 @@ def _floor(jaxpr: ClosedJaxpr, kinds: Sequence[int], costs: Costs) -> EquationFl
 
 
 def _floors(jaxpr: ClosedJaxpr, kinds: Sequence[int], costs: Costs) -> tuple[EquationFloor, EquationFloor]:
-    """Return the least cycles of one iteration of a loop's body, and those that count once for all iterations."""
+    """Return the least cycles of one iteration of a loop's body, and those that count once for all iterations.
+
+    `kinds` has for each input whether it is constant, equal in all iterations, or of one iteration; an equation's
+    results are of the latest kind of its operands. What is constant is computed before the program runs.
+    """
     body = jaxpr.jaxpr
     kind_of: dict[Any, int] = dict(zip(body.invars, kinds, strict=True))
     each, once = EquationFloor(), EquationFloor()
@@ -115,18 +120,21 @@ def _floors(jaxpr: ClosedJaxpr, kinds: Sequence[int], costs: Costs) -> tuple[Equ
 
 
 def _equation(eqn: JaxprEqn, operands: Sequence[int], costs: Costs) -> EquationFloor:
-    """Return the least cycles of one run of an equation, those of the jaxprs in it included."""
+    """Return the least cycles of one run of an equation, those of the jaxprs in it included.
+
+    `operands` are kinds of values: constant, equal in all iterations of the loop around, or of one iteration.
+    """
     # Values of an iteration of the loop around are equal in all iterations of a loop inside.
     outside = [min(kind, _ARGUMENT) for kind in operands]
     if eqn.primitive.name == "scan":
         body = scan_body(eqn.params)
         kinds = body.of_operands(outside)
-        for n in range(body.inputs.carries.start, len(kinds)):
+        for n in range(body.inputs.carries.start, len(kinds)):  # carries, and behind them rows of stacks
             kinds[n] = _OF_ITERATION
         each, once = _floors(body.jaxpr, kinds, costs)
         length = eqn.params["length"]
         return each.times(length) + (once if length else EquationFloor())
-    if eqn.primitive.name == "while":
+    if eqn.primitive.name == "while":  # maybe no iteration
         return EquationFloor()
     if inside := bodies(eqn):
         return least_of([_floor(body.jaxpr, body.of_operands(outside), costs) for body in inside])
