@@ -77,6 +77,7 @@ def hoist_products(
     most_bytes = most_kept_bytes(byte_cost, num_tiles)
 
     def rewritten(body: ClosedJaxpr, rewrite: Rewrite) -> ClosedJaxpr:
+        """A jaxpr whose loops have no such products or sums; `rewrite` does the same to the jaxprs of its equations."""
         eqns = list[JaxprEqn]()
         for eqn in body.jaxpr.eqns:
             inner = with_inner(eqn, rewrite) if eqn.primitive.name in HOLDERS else eqn
@@ -87,8 +88,9 @@ def hoist_products(
                 eqns += [*stacking, *(each for loop in loops for each in _hoisted(loop, most_bytes)), *behind]
             else:
                 eqns.append(inner)
-        is_same = len(eqns) == len(body.jaxpr.eqns) and all(map(operator.is_, eqns, body.jaxpr.eqns))
-        return body if is_same else ClosedJaxpr(body.jaxpr.replace(eqns=eqns), body.consts)
+        is_unchanged = len(eqns) == len(body.jaxpr.eqns) and all(map(operator.is_, eqns, body.jaxpr.eqns))
+        # The same object, so that what is remembered for it stays valid.
+        return body if is_unchanged else ClosedJaxpr(body.jaxpr.replace(eqns=eqns), body.consts)
 
     return everywhere(rewritten)(jaxpr)
 
@@ -127,15 +129,16 @@ class _Movable:
 
 
 def _hoisted(scan: JaxprEqn, most_bytes: float) -> list[JaxprEqn]:
-    """A loop, behind the equations that it does not have to compute itself.
+    """The equations that a loop does not have to compute itself, and behind them the loop without them.
 
     Args:
         scan: the loop.
-        most_bytes: of a result in an iteration, on all tiles.
+        most_bytes: upper bound of the bytes, on all tiles, of a hoisted equation's result in one iteration.
     """
     inside = scan_body(scan.params)
     body = inside.jaxpr.jaxpr
-    movable = _Movable(set(body.invars[inside.inputs.constants]), set(body.invars[inside.inputs.stacks]))
+    constants, stacks = inside.inputs.constants, inside.inputs.stacks  # slices of the body's inputs
+    movable = _Movable(once=set(body.invars[constants]), by_row=set(body.invars[stacks]))
     eqns = list[JaxprEqn]()
     for whole in body.eqns:
         for eqn in _by_part(whole, movable, most_bytes):
@@ -197,10 +200,15 @@ def is_cheap_to_keep(eqn: JaxprEqn, most_bytes: float) -> bool:
 
 
 def _hoisted_equations(eqns: Sequence[JaxprEqn], movable: _Movable) -> list[JaxprEqn]:
-    """Movable products, what they read, and elementwise equations that read them, in order."""
+    """Movable products, what they read, and elementwise equations that read them, in order.
+
+    Others stay in the loop: only a product gains by having the rows of all iterations at once. An elementwise equation
+    behind one is hoisted if its result has as many elements, since that is kept instead.
+    """
     hoisted_ids = set[int]()
 
     def move(eqn: JaxprEqn) -> None:
+        """Adds an equation to the hoisted ones, and all that its operands are computed by."""
         if id(eqn) not in hoisted_ids:
             hoisted_ids.add(id(eqn))
             for maker in makers_of(eqn):
@@ -210,7 +218,7 @@ def _hoisted_equations(eqns: Sequence[JaxprEqn], movable: _Movable) -> list[Jaxp
         return [movable.makers[var] for var in variables_read(eqn) if var in movable.makers]
 
     for eqn in eqns:
-        if eqn.outvars[:1] and eqn.outvars[0] in movable.makers:
+        if eqn.outvars[:1] and eqn.outvars[0] in movable.makers:  # it has results, and is movable
             reads_product = any(id(maker) in hoisted_ids and _is_as_large(maker, eqn) for maker in makers_of(eqn))
             if record_of(eqn).cost == "product" or (record_of(eqn).is_elementwise and reads_product):
                 move(eqn)
@@ -238,16 +246,21 @@ class _Before:
     operands: Mapping[Var, Atom]
 
     def split(self, hoisted: Sequence[JaxprEqn]) -> list[JaxprEqn]:
-        """The hoisted equations, for all rows, and the loop of the others."""
+        """The hoisted equations, for all rows, and the loop of the others.
+
+        What is equal in all iterations is computed once, and a constant of the new loop. What is computed of rows of
+        stacks is computed for all rows at once (`vmap`), and a stack that the new loop reads.
+        """
         inside = scan_body(self.scan.params)
         body = inside.jaxpr.jaxpr
         ids = set(map(id, hoisted))
         remaining = [eqn for eqn in body.eqns if id(eqn) not in ids]
+        # Variables that the new loop reads.
         read = {var for eqn in remaining for var in variables_read(eqn)}.union(variables(body.outvars))
         results = [var for eqn in hoisted for var in eqn.outvars if var in read]
         made_once = [eqn for eqn in hoisted if eqn.outvars[0] in self.movable.once]
         by_row = [eqn for eqn in hoisted if eqn.outvars[0] in self.movable.by_row]
-        table = dict(self.operands)
+        table = dict(self.operands)  # variables of the body → what they are outside of the loop
         eqns, _ = spliced(body.replace(eqns=made_once, outvars=[]), table)
         for old, new in zip(made_once, eqns, strict=True):
             table.update(zip(old.outvars, new.outvars, strict=True))
@@ -269,11 +282,15 @@ class _Before:
     ) -> tuple[list[JaxprEqn], list[Atom]]:
         """Equations that compute rows, mapped over all rows; and the stacks of their results.
 
-        `table` has what replaces stacks, constants and values that are equal in all iterations.
+        Args:
+            body: body of the loop.
+            eqns: equations of the body, for one row.
+            results: variables of the body whose stacks are needed.
+            table: what replaces stacks, constants and values that are equal in all iterations, outside of the loop.
         """
         computed = {var for eqn in eqns for var in eqn.outvars}
         inputs = list(dict.fromkeys(var for eqn in eqns for var in variables_read(eqn) if var not in computed))
-        axes = [0 if var in self.movable.by_row else None for var in inputs]
+        axes = [0 if var in self.movable.by_row else None for var in inputs]  # rows are dimension 0 of a stack
         one_row = jaxpr_as_fun(part_of(body, inputs, results, eqns))
         every_row = jax.vmap(one_row, in_axes=axes, axis_size=self.scan.params["length"])
         operands = [substituted(var, table) for var in inputs]

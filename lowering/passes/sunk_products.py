@@ -59,14 +59,18 @@ class _Sum:
 
 
 def sunk(scan: JaxprEqn, most_bytes: float) -> tuple[list[JaxprEqn], list[JaxprEqn]]:
-    """Returns a loop, none where nothing is left of it, and the sums of products behind it.
+    """Returns a loop without its sums of products, and these sums over all iterations, as equations behind it.
+
+    One product of the rows of all iterations takes the place of a product in each. The first list is empty where
+    nothing is left of the loop; both are as before, ([scan], []), where it has no such sum.
 
     Args:
         scan: the loop.
-        most_bytes: of the rows that a sum needs in an iteration, on all tiles.
+        most_bytes: upper bound of the bytes, on all tiles, of the rows that a sum makes an iteration keep.
     """
     inside = scan_body(scan.params)
     body = inside.jaxpr.jaxpr
+    # Variables of the body whose rows of all iterations are in a variable outside: first the loop's own stacks.
     stacks: dict[Var, Atom] = dict(
         zip(body.invars[inside.inputs.stacks], scan.invars[inside.operands.stacks], strict=True)
     )
@@ -92,17 +96,18 @@ def _stack_of(var: Var, scan: JaxprEqn) -> Var:
 
 
 def _sums(scan: JaxprEqn, inside: Body) -> list[_Sum]:
-    """Carries of a loop that are sums over its iterations."""
+    """Carries of a loop that are sums over its iterations, of products or of sums of elements."""
     body = inside.jaxpr.jaxpr
-    if scan.params["length"] < 2:
+    if scan.params["length"] < 2:  # a sum of one term gains nothing
         return []
     makers = {var: eqn for eqn in body.eqns for var in eqn.outvars}
+    # Number of reads of each variable.
     reads = Counter(var for eqn in body.eqns for var in variables_read(eqn)) + Counter(variables(body.outvars))
     carries = body.invars[inside.inputs.carries]
     sums = []
     for number, add in sum_carries(inside).items():
         eqns = _added(carries[number], add, makers, reads)
-        if eqns is not None and not isinstance(scan.outvars[number], DropVar):
+        if eqns is not None and not isinstance(scan.outvars[number], DropVar):  # something reads the sum
             sums.append(_Sum(number, carries[number], eqns))
     return sums
 
@@ -110,9 +115,20 @@ def _sums(scan: JaxprEqn, inside: Body) -> list[_Sum]:
 def _added(
     carry: Var, add: JaxprEqn, makers: Mapping[Var, JaxprEqn], reads: Mapping[Var, int]
 ) -> tuple[JaxprEqn, ...] | None:
-    """The equations of a carry + views of a product or sum of elements, the last of them `add`; None of another sum."""
+    """The equations of what is added to a carry, from a product or sum of elements over views of it to the addition.
+
+    Args:
+        carry: input of the body.
+        add: addition to it.
+        makers: equation of each value of the body.
+        reads: number of reads of each value.
+
+    Returns:
+        The equations in order, `add` last; None where something else is added, or something else reads it too.
+    """
     (added,) = [atom for atom in add.invars if atom is not carry]
     eqns = [add]
+    # Back from the addition: each equation's only operand is the result of the one before.
     while isinstance(added, Var) and reads[added] == 1 and (eqn := makers.get(added)) is not None:
         if not _may_sink(eqn):
             return None
@@ -136,10 +152,18 @@ def _may_sink(eqn: JaxprEqn) -> bool:
 def _split(
     scan: JaxprEqn, inside: Body, sums: list[_Sum], stacks: Mapping[Var, Atom]
 ) -> tuple[list[JaxprEqn], list[JaxprEqn]]:
-    """The loop without sums, which makes those of `stacks` that are none yet, and the sums behind it."""
+    """The loop without sums, in a list that is empty if nothing is left of it, and the equations of the sums behind it.
+
+    Args:
+        scan: the loop.
+        inside: its body.
+        sums: carries to take out of the loop.
+        stacks: variable outside with the rows of each value that a sum needs; the loop gets those that it does not read
+            as further results.
+    """
     body = inside.jaxpr.jaxpr
     moved = {id(eqn) for each in sums for eqn in each.eqns}
-    numbers = {each.number for each in sums}
+    numbers = {each.number for each in sums}  # of carries
     own_stacks = body.invars[inside.inputs.stacks]
     pushed = [var for var in stacks if var not in own_stacks]
 
@@ -147,10 +171,12 @@ def _split(
         return [atom for number, atom in enumerate(carries) if number not in numbers]
 
     def inputs(atoms: list[Atom]) -> list[Atom]:
+        """Of the inputs of the loop or of its body those that remain."""
         places = inside.inputs
         return [*atoms[places.constants], *without(atoms[places.carries]), *atoms[places.stacks]]
 
     def results(atoms: list[Atom], rows: list[Atom]) -> list[Atom]:
+        """Of the results of the loop or of its body those that remain, and new stacks or their rows."""
         return [*without(atoms[inside.results.carries]), *atoms[inside.results.stacks], *rows]
 
     names = body.debug_info.with_unknown_names()
@@ -167,6 +193,7 @@ def _split(
     behind: list[JaxprEqn] = []
     for each in sums:
         initial = scan.invars[inside.operands.carries][each.number]
+        # Variables of the body → those outside: the sum begins with the initial carry, and is the loop's old result.
         table = {**stacks, each.carry: initial, each.eqns[-1].outvars[0]: scan.outvars[each.number]}
         over_rows = [_over_all_rows(each.eqns[0]), *each.eqns[1:]]
         behind += spliced(body.replace(eqns=over_rows, outvars=[]), table)[0]
