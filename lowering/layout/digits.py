@@ -111,7 +111,7 @@ def variable_blocks(
     for row, cut in zip(digits, cuts, strict=True):
         for digit in row:
             quotient = cut // digit.weight
-            # A cut inside of a digit's value bounds the variable on both sides of that value.
+            # Values of the digit at the cuts. A cut inside of a value bounds the variable on both sides of that value.
             values = np.unique(
                 np.concatenate([quotient, np.where(cut % digit.weight, quotient + 1, quotient)]) % digit.size
             )

@@ -139,7 +139,8 @@ def _product(eqn: JaxprEqn, target: Target, runs: int) -> EquationCost:
     joined = replace(largest, rows=largest.rows * runs, inner=largest.inner * runs)
     unit = multiply_add_cycles(lhs, rhs, joined, smallest_kernel_cycles(target), target)
     floor = EquationFloor(serial=count * unit)
-    return EquationCost("product", floor, smallest_product_cycles(lhs, rhs, target), read * unit, read)
+    vertex_cycles = smallest_product_cycles(lhs, rhs, target)
+    return EquationCost("product", floor, vertex_cycles=vertex_cycles, element_cycles=read * unit, read=read)
 
 
 def _extents(eqn: JaxprEqn) -> ProductExtents:
@@ -256,7 +257,8 @@ def _fields(eqn: JaxprEqn) -> list[Window]:
         [kernel[d] for d in numbers.rhs_spec[2:]],
         *(params["padding"], params["window_strides"], params["lhs_dilation"], params["rhs_dilation"]),
     )
-    return list(map(Window, *sizes))  # lists in the order of the members of `Window`
+    # Of each field dimension its values, in the order of the members of `Window`.
+    return [Window(*row) for row in zip(*sizes, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)

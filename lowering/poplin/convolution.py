@@ -279,8 +279,9 @@ def _windows_of(
     """Window along each field dimension."""
     sizes = [x.shape[d] for d in params.lhs.field]
     kernel = [w.shape[d] for d in params.rhs.field]
-    # Lists of one entry a field dimension, in the order of the members of `Window`.
-    return list(map(Window, sizes, kernel, padding, strides, lhs_dilation, rhs_dilation))
+    # Of each field dimension its values, in the order of the members of `Window`.
+    rows = zip(sizes, kernel, padding, strides, lhs_dilation, rhs_dilation, strict=True)
+    return [Window(*row) for row in rows]
 
 
 def _without_skipped(

@@ -239,6 +239,7 @@ def amp_nx1_cycles(
         inner = loads + outer * inner_most * position
         totals.append(ins * (14 + outs * (14 + inner)))
     best = np.minimum.reduce(np.broadcast_arrays(*totals))
+    # Of the vertex, and of loops around the passes: over groups of channels, and over blocks of output channels.
     setup = 109 + (worker.state + _ZEROING_STATE) * round_cycles
     setup = setup + groups * (17 * outs + 6 * (outs - 1) + 1) + 6 * (groups - 1) + 1
     # The sums of each group of output channels are zeroed by a pass of the workers (poplibs `ConvModel.cpp` adds it to
@@ -467,7 +468,7 @@ def outer_product_cycles(
     # Of a worker: cycles of a group, channels of a row that are part of its fixed cycles, and channels of a vector.
     fixed, first_channels, vector = (10, 12, 4) if precision == "half" else (11, 6, 2)
     share = ceil_div(rows, target.worker_contexts)
-    # A vector is multiplied and stored by one instruction.
+    # A vector is multiplied and stored by one instruction. 25 below is what a worker takes for its call.
     vector_cycles = larger(1, store_cycles(_VECTOR_BYTES, target))
     channels = 6 + whole_cycles(ceil_div(np.maximum(out_channels - first_channels, 0), vector) * vector_cycles)
     return target.supervisor_overhead_cycles + issue_round_cycles(target) * (25 + groups * (fixed + share * channels))

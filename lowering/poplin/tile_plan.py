@@ -170,6 +170,7 @@ def is_plan_of(plan: Plan, spec: ConvSpec, target: Target, *_: Any, **__: Any) -
         and all(1 <= n <= extent for n, extent in zip(blocks, extents, strict=True))
         and 1 <= min(plan.grains) <= max(plan.grains) <= _MAX_GRAIN
         and plan.tiles_used <= target.tiles_per_ipu
+        # Larger numbers are no cycles or bytes of a real machine.
         and 0 <= min(counts) <= max(counts) <= _MAX_COUNT
         and (plan.aligned_grid is None or _is_grid(plan.aligned_grid, extents, blocks, target))
     )
