@@ -49,13 +49,17 @@ def partition(jaxpr: ClosedJaxpr, shardings: Shardings = NONE, notes: Notes | No
     Raises:
         GraphError: shardings over different meshes, a mesh larger than the machine.
     """
-    function = unwrapped(jaxpr)
     notes = Notes() if notes is None else notes
-    if function.replicas == 1 and function.jaxpr is jaxpr:
-        return _partition_one_replica(jaxpr, shardings, notes)
-    # Each replica has a mesh.
-    replica_axis = _ReplicaAxis(function.axis_name, function.replicas)
-    return on_one_replica(jaxpr, lambda inner, _: _partition_one_replica(inner, shardings, notes, replica_axis))
+    function = unwrapped(jaxpr)
+    # A program without replicas is its own function of one replica. With them, each replica has a mesh.
+    is_replicated = function.jaxpr is not jaxpr
+    replica_axis = _ReplicaAxis(function.axis_name, function.replicas) if is_replicated else None
+
+    def partition_replica(replica_jaxpr: ClosedJaxpr, program_inputs: Sequence[int | None]) -> ClosedJaxpr:
+        """Rewrite of one replica; which inputs of the program it reads makes no difference."""
+        return _partition_one_replica(replica_jaxpr, shardings, notes, replica_axis)
+
+    return on_one_replica(jaxpr, partition_replica)
 
 
 def _partition_one_replica(
