@@ -68,10 +68,10 @@ class _Windows:
     """The windows of a table that an equation reads or writes."""
 
     count: int  # number of windows
-    sizes: tuple[int, ...]  # size of each, in all dimensions of the table
+    sizes: tuple[int, ...]  # size of each along each dimension of the table
     axes: tuple[int, ...]  # their dimensions in the result, or in the updates
-    dropped: tuple[int, ...] = ()  # dimensions of the table, of size 1, that are not among these
-    indexed: tuple[int, ...] = (0,)  # dimensions in which an index is the start of a window
+    dropped: tuple[int, ...] = ()  # dimensions of the table of which they have size 1, and that `axes` leave out
+    indexed: tuple[int, ...] = (0,)  # dimensions of the table in which an index is the start of a window
     mode: Any = lax.GatherScatterMode.CLIP  # treatment of windows outside the table
 
     def order(self, rank: int) -> tuple[int, ...]:
@@ -93,6 +93,7 @@ def _is_by_rows(eqn: JaxprEqn, windows: _Windows) -> bool:
 
 
 def _windows_of_gather(eqn: JaxprEqn) -> _Windows:
+    """Windows of its table that a gather reads."""
     dims: Any = eqn.params["dimension_numbers"]
     dropped = (*dims.collapsed_slice_dims, *dims.operand_batching_dims)
     sizes = tuple(eqn.params["slice_sizes"])
@@ -107,12 +108,14 @@ def _windows_of_gather(eqn: JaxprEqn) -> _Windows:
 
 
 def _windows_of_scatter(eqn: JaxprEqn) -> _Windows:
+    """Windows of its table that a scatter writes; their sizes are those of the updates."""
     dims: Any = eqn.params["dimension_numbers"]
+    table, _, updates = map(shape_of, eqn.invars)
     dropped = (*dims.inserted_window_dims, *dims.operand_batching_dims)
-    sizes = (*(1 for _ in dropped), *(shape_of(eqn.invars[2])[axis] for axis in dims.update_window_dims))
+    window_sizes = iter([updates[axis] for axis in dims.update_window_dims])
     return _Windows(
         count=_num_indices(eqn),
-        sizes=sizes,
+        sizes=tuple(1 if d in dropped else next(window_sizes) for d in range(len(table))),
         axes=dims.update_window_dims,
         dropped=dropped,
         indexed=dims.scatter_dims_to_operand_dims,
@@ -121,6 +124,7 @@ def _windows_of_scatter(eqn: JaxprEqn) -> _Windows:
 
 
 def _windows_of_slice(eqn: JaxprEqn) -> _Windows:
+    """The one window that a dynamic slice reads, or that its update writes."""
     sizes = shape_of(eqn.outvars[0] if eqn.primitive.name == "dynamic_slice" else eqn.invars[1])
     return _Windows(count=1, sizes=sizes, axes=tuple(range(len(sizes))))
 
