@@ -83,6 +83,7 @@ def _partition_one_replica(
     scope = Scope(mesh, target, specs, notes, user_mesh, may_stay_unreduced=may_stay)
 
     def on_one_device(*arrays: Any) -> list[Any]:
+        """The program on the blocks of one device."""
         # An argument that is an unreduced sum comes reduced: resharded, one device's partial sum is all of it.
         operands = [reshard(x, spec.reduced(), spec, mesh) for x, spec in zip(arrays, in_specs, strict=True)]
         blocks = [Block(x, s, aval) for x, s, aval in zip(operands, in_specs, jaxpr.in_avals, strict=True)]
@@ -168,7 +169,8 @@ def _propagated_specs(
     propagation.annotate_types(body)
     for atoms, given in ((body.invars, shardings.inputs), (body.outvars, shardings.outputs)):
         for var, sharding in zip(atoms, given, strict=False):
-            # A value with a spec of its type, or that is an argument and a result, keeps the first.
+            # Given shardings are none when empty. A value with a spec of its type, or that is an argument and a result,
+            # keeps the first.
             if sharding is not None and isinstance(var, Var) and not propagation.is_annotated(var):
                 propagation.annotate(var, spec_of(sharding.spec, len(shape_of(var)), mesh))
     propagation.spread(jaxpr)

@@ -188,8 +188,8 @@ class _Partitioner:
         holders = {}
         for operand, result in self.spec.carries:
             state = self.body.invars[operand]
-            following = self.body.outvars[result]
-            n = self.defining_eqn.get(following) if isinstance(following, Var) else None
+            next_value = self.body.outvars[result]
+            n = self.defining_eqn.get(next_value) if isinstance(next_value, Var) else None
             stage_of_next_value = self._forward_stage(n) if n is not None else None
             user_stages = [stage for m in self.users.get(state, ()) if (stage := self.named_stages[m]) is not None]
             holders[state] = stage_of_next_value if stage_of_next_value is not None else min(user_stages, default=0)

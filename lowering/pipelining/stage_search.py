@@ -102,6 +102,11 @@ class StageSearch:
 
         What is computed for a cut is kept: in `_programs` the rewritten program, in `_estimates` the bytes of its
         fullest tile and its cycles.
+
+        Args:
+            jaxpr: the program.
+            number: number of the pipeline's equation in it.
+            planning: the target, and how candidates are lowered.
         """
         self._jaxpr = jaxpr
         self._number = number
@@ -114,6 +119,7 @@ class StageSearch:
                 expected="either stages=... or ipu.stage(i)",
                 got=f"stages={self._spec.stages!r}, and stages {', '.join(map(str, sorted(stages)))} in the function",
             )
+        # Modes of recomputation that occur in gradients; "auto" is chosen after the search.
         self._modes = modes(micro_batch.jaxpr.eqns, planning.recomputation)
         self.batch = segmented_batch(micro_batch, self._spec)
         self._programs: dict[Cuts, CutJaxpr] = {}
@@ -327,7 +333,7 @@ class StageSearch:
         return plans
 
     def _initial_candidates(self) -> list[Cuts]:
-        """Most promising cuts of all schedules."""
+        """Most promising cuts of all schedules, by formulas alone: fewer of each if there are several schedules."""
         max_cuts = _ESTIMATED if len(self._plans) == 1 else _ESTIMATED_OF_EACH
         candidates: list[Cuts] = []
         errors: list[ArgumentError] = []
