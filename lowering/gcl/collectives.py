@@ -94,6 +94,7 @@ def reduce_scatter(builder: Builder, x: Tensor, monoid: str, groups: Groups) -> 
         return _empty(graph, x.shape[1:], x.dtype, builder.name)
     map_linearly(graph, x)
     schedule = choose(graph, groups, x.size * element_bytes(x.dtype), reduces_all=False)
+    # A part's elements go through the rounds in memory order, so that copies are of large pieces.
     order = _order_of_parts(x)
     parts = order.behind(x.shape[0]).of_variable(x).reshape((x.shape[0], prod(x.shape[1:])))
     body = Program()  # the rounds, in place of which the engine runs `compute`

@@ -145,7 +145,7 @@ def _steps_to_amid_zeros(spec: Spec, added: frozenset[str]) -> Iterator[Transiti
     The partial sum of a device is its block at its place in that dimension, amid zeros.
     """
     for dim, axes in enumerate(spec.dims):
-        # Only the minor axes: a block that more axes split further is not contiguous in that of the others.
+        # Only the last, minor axes: without a major one, the blocks that minor ones leave would not be contiguous.
         kept = len(axes)
         while kept and axes[kept - 1] in added:
             kept -= 1

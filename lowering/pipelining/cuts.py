@@ -140,9 +140,10 @@ def _ranges(candidate: Sequence[int], bounds: np.ndarray) -> list[tuple[int, int
 
 
 def _balanced_cuts(times: np.ndarray, fits: Sequence[np.ndarray], plan: SchedulePlan) -> list[tuple[int, ...]]:
-    """Candidates that minimise the formula above, one for each limit on the time of the slowest stage; best first.
+    """Candidates of least Σ t + (micro-batches − 1) · max t over stages of time t; best first.
 
-    From the highest limit down: a cut is of least sum for all limits that are not below the time of its slowest stage.
+    For each limit on the slowest stage's time, from the highest down, the cut of least sum: it is that for all limits
+    which are not below the time of its own slowest stage. Candidates are indices of bounds, see `_cut_of_least_sum`.
 
     Args:
         times: cycles of the stage between any two bounds, float64[bounds, bounds].
@@ -299,14 +300,20 @@ def _fits_ipu(num_bytes: np.ndarray, target: Target) -> np.ndarray:
 
 
 def _cut_of_least_sum(times: np.ndarray, fits: Sequence[np.ndarray], num_stages: int) -> tuple[int, ...] | None:
-    """Bounds, by index, at which all stages but the last end, of least sum of times; None if no cut fits."""
+    """Bounds, by index, at which all stages but the last end, of least sum of times; None if no cut fits.
+
+    Args:
+        times: cycles of the stage between any two bounds, float64[bounds, bounds]; inf where there can be none.
+        fits: for each stage whether its IPU holds what is between any two bounds, bool[bounds, bounds].
+        num_stages: number of stages.
+    """
     size = len(times)
     # Dynamic programming over stages: total[b] is the least sum of times of the stages that end at bound b.
     total = np.where(fits[0][0], times[0], np.inf)
     choices: list[np.ndarray] = []
     for stage in range(1, num_stages):
-        through = total[:, None] + np.where(fits[stage], times, np.inf)
-        choices.append(through.argmin(0))
+        through = total[:, None] + np.where(fits[stage], times, np.inf)  # [begin of the stage, end of it]
+        choices.append(through.argmin(0))  # for each end the best begin
         total = through.min(0)
     if not np.isfinite(total[size - 1]):
         return None
@@ -322,7 +329,11 @@ def name_stages(batch: SegmentedBatch, cuts: Sequence[int]) -> CutJaxpr:
     """The micro-batch with equations named after the stages of a cut, and loops over layers split at the cuts."""
     # By (number of the uncut equation, first row of the shard); those that belong to their users (−1) get a stage with
     # these, when the pipeline is partitioned.
-    stage_of = {key: int(np.searchsorted(cuts, n, "right")) for key, n in batch.shard_segments().items() if n >= 0}
+    stage_of = {
+        shard: int(np.searchsorted(cuts, segment, "right"))  # number of cuts up to the segment
+        for shard, segment in batch.shard_segments().items()
+        if segment >= 0
+    }
     loops: dict[int, Bounds] = {}
     for n, bounds in batch.loops.items():
         # Of the finest bounds those between shards of different stages.
