@@ -40,6 +40,8 @@ _INTERNAL = re.compile(
 def origin_of(eqn: JaxprEqn, outer: Origin) -> Origin:
     """Origin of an equation, which profiles show: the user's line, layer, part of training, and line of a library.
 
+    An equation without a line of the user's, as one that a pass has made, has line and callers of `outer`.
+
     Args:
         eqn: the equation.
         outer: origin of the equation that holds it, or of the program; it has what the equation lacks.
@@ -52,11 +54,13 @@ def origin_of(eqn: JaxprEqn, outer: Origin) -> Origin:
     note = _note(stack) or Note("/".join(scopes_of(eqn)), made_at=MadeAt.of(stack))
     inner_layer = join_layers(outer.layer, note.layer)
     part = part_of_name(name_stack(eqn)) or note.part or outer.part
-    if note.made_at.line:  # a front end's place stands for the user's line: the frames are those of the front end
+    # A front end's place stands for the user's line: the frames are those of the front end, and so the callers too.
+    if note.made_at.line:
         made_at = note.made_at
         return Origin(
             made_at.line, path, library, made_at.file, inner_layer, part, names=note.names, places=note.places
         )
+    # From the innermost line outwards: in the function that was traced, where it was inlined, where `outer` was called.
     line, *callers = [*users, *note.lines, *_callers_of(outer)] or [""]
     if users and library == line:  # the innermost line is the user's own
         library = ""

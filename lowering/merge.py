@@ -206,7 +206,7 @@ def _bytes_per_tile(group: VertexGroup, numbers: Iterable[int]) -> list[int]:
 def _merged_step(graph: Graph, step: _Step) -> Program:
     """Program of a step; if compute sets were merged into it, one compute set with the vertices of all.
 
-    It replaces them in the graph, under the name of the largest, and those of the others.
+    It replaces them in the graph: a copy of the one with most vertices, under the names of all in their order.
     """
     if not step.members:
         return step.program

@@ -156,21 +156,18 @@ def _all_reduce_form(eqn: JaxprEqn, replicas: int) -> Form:
 def _all_gather_form(eqn: JaxprEqn, replicas: int) -> Form:
     """Form of `all_gather`: the leading dimension of ranks becomes the gathered one, or is joined with it."""
     groups = _checked_groups(eqn, replicas)
-    dim = eqn.params["all_gather_dimension"]
-    shape = (len(groups[0]), *shape_of(eqn.invars[0]))
-    out = shape_of(eqn.outvars[0])
-    # Moves the leading dimension of ranks to `dim`.
-    order = (*range(1, dim + 1), 0, *range(dim + 1, len(shape)))
-    return Form("all_gather", groups, after=Arrangement(shape, order, out))
+    gathered_shape = (len(groups[0]), *shape_of(eqn.invars[0]))
+    order = _order_from_front(eqn.params["all_gather_dimension"], len(gathered_shape))
+    # The last reshape joins ranks with the dimension behind them if the equation is `tiled`.
+    return Form("all_gather", groups, after=Arrangement(gathered_shape, order, shape_of(eqn.outvars[0])))
 
 
 def _reduce_scatter_form(eqn: JaxprEqn, replicas: int) -> Form:
     """Form of `reduce_scatter`: one dimension is cut into ranks, which come first."""
     groups = _checked_groups(eqn, replicas)
     dim = eqn.params["scatter_dimension"]
-    shape = shape_of(eqn.invars[0])
     ranks = len(groups[0])
-    cut = _cut_into_ranks(shape, dim, ranks)
+    cut = _cut_into_ranks(shape_of(eqn.invars[0]), dim, ranks)
     parts_shape = (ranks, *shape_of(eqn.outvars[0]))
     return Form("reduce_scatter", groups, before=Arrangement(cut, _order_to_front(dim, len(cut)), parts_shape))
 
@@ -184,18 +181,18 @@ def _all_to_all_form(eqn: JaxprEqn, replicas: int) -> Form:
     cut = _cut_into_ranks(shape_of(eqn.invars[0]), split_dim, ranks)
     order = _order_to_front(split_dim, len(cut))
     parts_shape = tuple(cut[n] for n in order)
-    # Moves the leading dimension of ranks to `concat_dim`, where they are joined.
-    inverse = (*range(1, concat_dim + 1), 0, *range(concat_dim + 1, len(parts_shape)))
-    result_arrangement = Arrangement(parts_shape, inverse, shape_of(eqn.outvars[0]))
-    return Form("all_to_all", groups, before=Arrangement(cut, order, parts_shape), after=result_arrangement)
+    # The last reshape joins ranks with the dimension behind them.
+    joined = Arrangement(parts_shape, _order_from_front(concat_dim, len(parts_shape)), shape_of(eqn.outvars[0]))
+    return Form("all_to_all", groups, before=Arrangement(cut, order, parts_shape), after=joined)
 
 
 def _permute_form(eqn: JaxprEqn, replicas: int) -> Form:
     """Form of `ppermute`; refuses pairs in which a replica would send, or receive, twice."""
     pairs = tuple((int(source), int(destination)) for source, destination in eqn.params["perm"])
-    sources, destinations = ([pair[side] for pair in pairs] for side in (0, 1))
-    is_twice = len({*sources}) < len(pairs) or len({*destinations}) < len(pairs)
-    if is_twice or not {*sources, *destinations} <= {*range(replicas)}:
+    sources = {source for source, _ in pairs}
+    destinations = {destination for _, destination in pairs}
+    is_twice = len(sources) < len(pairs) or len(destinations) < len(pairs)
+    if is_twice or not sources | destinations <= {*range(replicas)}:
         raise GraphError(
             "ppermute by an invalid permutation",
             where=source_line(eqn) or None,
@@ -222,7 +219,13 @@ def _cut_into_ranks(shape: tuple[int, ...], dim: int, ranks: int) -> tuple[int, 
 
 
 def _order_to_front(dim: int, rank: int) -> tuple[int, ...]:
+    """Permutation of dimensions that moves one to the front."""
     return (dim, *(n for n in range(rank) if n != dim))
+
+
+def _order_from_front(dim: int, rank: int) -> tuple[int, ...]:
+    """Permutation of dimensions that moves the first to position `dim`."""
+    return (*range(1, dim + 1), 0, *range(dim + 1, rank))
 
 
 COLLECTIVES: dict[str, Callable[[JaxprEqn, int], Form]] = {

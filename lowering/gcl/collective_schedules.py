@@ -102,13 +102,14 @@ class Schedule:
 
     def places(self, groups: Groups) -> np.ndarray:
         """Rank that has each chunk after the first half, int64[chunks of each level]."""
-        # Equal in all groups, as levels treat them alike, so that the first stands for any.
-        ranks = {replica: rank for rank, replica in enumerate(groups[0])}
-        positions = [level.positions(1 + max(map(max, groups))) for level in self.levels]
+        num_replicas = 1 + max(map(max, groups))
+        positions = [level.positions(num_replicas) for level in self.levels]
         places = np.zeros(self.chunks, np.int64)
-        for replica, rank in ranks.items():
-            # Doubling has one chunk, so the position counts modulo the number of chunks.
-            places[tuple(int(position[replica]) % n for position, n in zip(positions, self.chunks, strict=True))] = rank
+        # Equal in all groups, as levels treat them alike, so that the first stands for any.
+        for rank, replica in enumerate(groups[0]):
+            # At each level a replica ends with the chunk of its position on the ring; doubling has one chunk, number 0.
+            chunk = tuple(int(position[replica]) % n for position, n in zip(positions, self.chunks, strict=True))
+            places[chunk] = rank
         return places
 
 
@@ -151,11 +152,12 @@ def candidates(system: Target, ipus_each: int, groups: Groups, reduces_all: bool
     if size > 2:
         yield Schedule((Level(_reordered(groups, _down_and_up(size))),), "ring along the ladder")
     for ipus in sorted({system.ipus_per_gateway, system.ipus_per_pod}):
-        inner = ipus // ipus_each
+        inner = ipus // ipus_each  # replicas of one machine, or of one pod
         if 1 < inner < size and size % inner == 0 and _stays_within(groups, inner):
+            # First rings of the ranks in one machine, then rings of the ranks with one place in their machines.
+            within = tuple(g[start : start + inner] for g in groups for start in range(0, size, inner))
+            across = tuple(g[start::inner] for g in groups for start in range(inner))
             for order in (list(range(inner)), _down_and_up(inner)):
-                within = tuple(g[start : start + inner] for g in groups for start in range(0, size, inner))
-                across = tuple(g[start::inner] for g in groups for start in range(inner))
                 yield Schedule((Level(_reordered(within, order)), Level(across)), "two-phase")
     # Partners differ in one bit of their rank: the ranks of a group must be a power of two.
     if reduces_all and size & (size - 1) == 0:
@@ -163,6 +165,7 @@ def candidates(system: Target, ipus_each: int, groups: Groups, reduces_all: bool
 
 
 def _down_and_up(size: int) -> list[int]:
+    """Ranks in the order of a ring along a ladder of IPU-Links: even ones down one side, odd ones up the other."""
     return [*range(0, size, 2), *reversed(range(1, size, 2))]
 
 
@@ -185,11 +188,13 @@ def _cycles(schedule: Schedule, num_bytes: int, system: Target, ipus_each: int, 
     for level in schedule.levels:
         # Levels are nested: each works on the chunk that the previous one leaves.
         chunk_bytes = -(-chunk_bytes // level.chunks)
+        # Pairs of replicas that send to each other, and in how many rounds.
         if level.kind == "doubling":  # its swaps give every replica the whole sum: nothing is left to gather
             rounds = [(swaps, 1) for swaps in level.swaps()]
+            compute_sets = 1  # of a round: the sum
         else:
             rounds = [(level.pairs, (level.size - 1) * (2 if reduces_all else 1))]
-        compute_sets = _COMPUTE_SETS_A_ROUND if level.kind == "ring" else 1
+            compute_sets = _COMPUTE_SETS_A_ROUND
         for pairs, num_rounds in rounds:
             round_cycles = _link_cycles(pairs, chunk_bytes, system, ipus_each)
             total += num_rounds * (round_cycles + system.global_sync_cycles + compute_sets * compute_set_cycles)

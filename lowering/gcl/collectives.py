@@ -41,8 +41,8 @@ def all_reduce(
         For each tensor its reduction, with its layout; a tensor itself if it is empty, or its replica alone in a group.
     """
     graph = builder.graph
-    placed = list(zip(tensors, homes or [graph] * len(tensors), strict=True))
-    distinct_tensors = list(dict.fromkeys((x, home) for x, home in placed if x.size))
+    with_homes = zip(tensors, homes or [graph] * len(tensors), strict=True)
+    distinct_tensors = list(dict.fromkeys((x, home) for x, home in with_homes if x.size))
     if len(groups[0]) == 1 or not distinct_tensors:
         return list(tensors)
     by_home: dict[Graph, list[Tensor]] = {}
@@ -65,6 +65,7 @@ def all_reduce(
         _unpack(part, [_flat_in_memory_order(results[x]) for x in home_tensors], body, builder.name)
 
     def compute(values: list[jax.Array]) -> list[jax.Array]:
+        """The reductions of arrays of all replicas, [replicas, …]."""
         return [stacked.all_reduce(x, monoid, groups) for x in values]
 
     inputs = tuple(x for x, _ in distinct_tensors)
@@ -87,23 +88,27 @@ def all_reduce(
 def reduce_scatter(builder: Builder, x: Tensor, monoid: str, groups: Groups) -> Tensor:
     """Reduces a tensor [ranks, …] over a group; each replica gets the part [*x.shape[1:]] of its rank."""
     graph = builder.graph
-    if len(groups[0]) == 1 or not x.size:
-        return x.reshape(x.shape[1:]) if len(groups[0]) == 1 else _empty(graph, x.shape[1:], x.dtype, builder.name)
+    if len(groups[0]) == 1:  # alone in its group, a replica has the one part
+        return x.reshape(x.shape[1:])
+    if not x.size:
+        return _empty(graph, x.shape[1:], x.dtype, builder.name)
     map_linearly(graph, x)
     schedule = choose(graph, groups, x.size * element_bytes(x.dtype), reduces_all=False)
+    # A part's elements go through the rounds in memory order, so that copies are of large pieces.
     order = _order_of_parts(x)
     parts = order.behind(x.shape[0]).of_variable(x).reshape((x.shape[0], prod(x.shape[1:])))
     body = Program()  # the rounds, in place of which the engine runs `compute`
     value = rounds.add_value(graph, schedule.chunks, parts.shape[1], x.dtype, f"{builder.name}/value")
     # The schedule decides at which rank a chunk ends; part n must end at rank n.
-    places = schedule.places(groups).ravel()
-    ordered = concat([parts[int(rank) : int(rank) + 1] for rank in places])
+    rank_of_chunk = schedule.places(groups).ravel()
+    ordered = concat([parts[int(rank) : int(rank) + 1] for rank in rank_of_chunk])
     body.add(Copy(ordered.reshape(value.shape), value, f"{builder.name}/pack", graph.origin))
     (reduced,) = rounds.reduce([Part(graph, value)], schedule, monoid, body, builder.name)
     chunk = reduced.tensor
 
     def compute(v: jax.Array) -> jax.Array:
-        return _in_memory_order(stacked.reduce_scatter(v, monoid, groups), 1, order, chunk.shape)
+        own_part = stacked.reduce_scatter(v, monoid, groups)  # [replicas, …]
+        return _in_memory_order(own_part, order, chunk.shape, num_leading=1)
 
     _add_collective(builder, body, x, chunk, compute, _groups_by_replica(groups), has_ranks=True)
     return order.of_view(chunk.reshape(order.variable_shape))
@@ -121,6 +126,7 @@ def all_gather(builder: Builder, x: Tensor, groups: Groups) -> Tensor:
     schedule = choose(graph, groups, ranks * x.size * element_bytes(x.dtype), reduces_all=False)
     body = Program()  # the rounds, in place of which the engine runs `compute`
     order = memory_order(x) or MemoryOrder.own(x.shape)
+    # As `reduce` leaves it: one chunk at each level.
     chunk = rounds.add_value(graph, (1,) * len(schedule.levels), x.size, x.dtype, f"{builder.name}/own")
     body.add(Copy(order.of_variable(x).reshape(chunk.shape), chunk, f"{builder.name}/pack", graph.origin))
     value = rounds.add_value(graph, schedule.chunks, x.size, x.dtype, f"{builder.name}/value")
@@ -131,7 +137,8 @@ def all_gather(builder: Builder, x: Tensor, groups: Groups) -> Tensor:
     chunk_of_rank = np.argsort(places)
 
     def compute(v: jax.Array) -> jax.Array:
-        return _in_memory_order(stacked.all_gather(v, groups)[:, places], 2, order, value.shape)
+        by_chunk = stacked.all_gather(v, groups)[:, places]  # [replicas, chunks, …]
+        return _in_memory_order(by_chunk, order, value.shape, num_leading=2)
 
     _add_collective(builder, body, x, value, compute, _groups_by_replica(groups))
     if (chunk_of_rank != np.arange(ranks)).any():
@@ -222,11 +229,15 @@ def _order_of_parts(x: Tensor) -> MemoryOrder:
     return order.without((0,))
 
 
-def _in_memory_order(x: jax.Array, num_leading: int, order: MemoryOrder, shape: tuple[int, ...]) -> jax.Array:
-    """Reorders the dimensions after `num_leading` of an array to a memory order, and reshapes all but the first."""
+def _in_memory_order(x: jax.Array, order: MemoryOrder, shape: tuple[int, ...], *, num_leading: int) -> jax.Array:
+    """Reorders the dimensions after `num_leading` of an array to a memory order, then gives all but the first `shape`.
+
+    So the engine's array has its elements in the order of the variable that the rounds write.
+    """
     if not order.is_own:
         leading = x.shape[:num_leading]
-        x = x.reshape((*leading, *(n for row in order.sizes for n in row)))
+        # A dimension of the tensor may be several of the variable, `sizes` of it.
+        x = x.reshape((*leading, *(n for sizes in order.sizes for n in sizes)))
         x = x.transpose((*range(num_leading), *(num_leading + d for d in order.order)))
     return x.reshape((len(x), *shape))
 

@@ -61,11 +61,12 @@ def reduce(parts: Sequence[Part], schedule: Schedule, monoid: str, prog: Program
 
     Returns:
         For each part the chunk that a replica has reduced, [1, …, 1, elements], with a 1 for each level. A level of
-        doubling has one chunk, the reduced value, which overwrites the part.
+        doubling has one chunk, the reduced value, which is written in place of the value that it reduces.
     """
-    chunks = list(parts)
+    chunks = list(parts)  # before the first level the one chunk is the value
     for depth, level in enumerate(schedule.levels):
-        level_values = [part.with_shape(part.tensor.shape[depth:]) for part in chunks]
+        # Without the dimensions of size 1 of the levels before.
+        level_values = [chunk.with_shape(chunk.tensor.shape[depth:]) for chunk in chunks]
         reduce_level = _reduce_on_ring if level.kind == "ring" else _reduce_by_doubling
         level_chunks = reduce_level(level_values, level, monoid, prog, f"{name}/reduce")
         chunks = [chunk.with_shape((1,) * depth + chunk.tensor.shape) for chunk in level_chunks]
@@ -75,26 +76,26 @@ def reduce(parts: Sequence[Part], schedule: Schedule, monoid: str, prog: Program
 def gather(chunks: Sequence[Part], values: Sequence[Part], schedule: Schedule, prog: Program, name: str) -> list[Part]:
     """Adds the gathering rounds of all levels: from the chunks of `reduce` to `values`, which are returned.
 
-    The levels run from the innermost to the first, each into a new value that is the chunk of the one before, and the
-    first into `values`. Chunks are overwritten, as they pass on what they receive. After doubling alone nothing is
-    left to gather, and the chunks, which are reduced values, are returned.
+    The levels run from the innermost to the first, each into a new value that is the chunk of the level around it, and
+    the first into `values`. Chunks are overwritten, as they pass on what they receive.
+
+    Only the innermost level may be of doubling, which leaves nothing to gather: if it is the only one, `values` stay
+    unwritten, and the chunks, which are reduced values, are returned.
     """
     chunks = list(chunks)
     for depth in reversed(range(len(schedule.levels))):
         level = schedule.levels[depth]
         if level.kind == "doubling":
             continue
-        shapes = [(level.size, *part.tensor.shape[depth + 1 :]) for part in chunks]
+        # A chunk has a dimension of size 1 for each level up to this one, then the dimensions that inner levels filled.
+        value_shapes = [(level.size, *chunk.tensor.shape[depth + 1 :]) for chunk in chunks]
         level_values = [
-            value.with_shape(shape) if depth == 0 else _add_part(part, shape, f"{name}/level{depth}")
-            for value, part, shape in zip(values, chunks, shapes, strict=True)
+            value.with_shape(shape) if depth == 0 else _add_part(chunk, shape, f"{name}/level{depth}")
+            for value, chunk, shape in zip(values, chunks, value_shapes, strict=True)
         ]
-        level_chunks = [part.with_shape((1, *shape[1:])) for part, shape in zip(chunks, shapes, strict=True)]
+        level_chunks = [chunk.with_shape((1, *shape[1:])) for chunk, shape in zip(chunks, value_shapes, strict=True)]
         _gather_on_ring(level_chunks, level_values, level, prog, f"{name}/gather")
-        chunks = [
-            level_value.with_shape((1,) * depth + shape)
-            for level_value, shape in zip(level_values, shapes, strict=True)
-        ]
+        chunks = [value.with_shape((1,) * depth + value.tensor.shape) for value in level_values]
     return chunks
 
 
@@ -113,11 +114,9 @@ def _reduce_on_ring(values: Sequence[Part], level: Level, monoid: str, prog: Pro
     for value, counter, chunk, incoming in zip(values, counters, chunks, received, strict=True):
         # A step of size − 1 around a ring of `size` is a step down by one.
         advance_around(Builder(value.graph, body, name), counter, level.size, level.size - 1)
-        term = _chunk(value, counter, body, name)
-        operands = [incoming.tensor, term.tensor]
-        elementwise(
-            Builder(value.graph, body, f"{name}/combine"), combine(monoid, term.tensor.dtype), operands, chunk.tensor
-        )
+        own = _chunk(value, counter, body, name)
+        into = Builder(value.graph, body, f"{name}/combine")
+        elementwise(into, combine(monoid, own.tensor.dtype), [incoming.tensor, own.tensor], chunk.tensor)
     prog.add(Repeat(level.size - 1, body, values[0].graph.origin))
     return chunks
 
@@ -133,6 +132,7 @@ def _gather_on_ring(chunks: Sequence[Part], values: Sequence[Part], level: Level
     body = Program()
     _send(chunks, received, level.pairs, body, f"{name}/send")
     for chunk, value, incoming, counter in zip(chunks, values, received, counters, strict=True):
+        # Down by one around the ring: what arrives is the chunk one position before that of the last round.
         advance_around(Builder(value.graph, body, name), counter, level.size, level.size - 1)
         push(Builder(value.graph, body, name), value.tensor, incoming.tensor, counter)
         body.add(Copy(incoming.tensor, chunk.tensor, f"{name}/hold", value.graph.origin))
@@ -170,8 +170,8 @@ def exchange(builder: Builder, value: Tensor, groups: Groups) -> Tensor:
     level = Level(groups)
     ranks, elements = value.shape
     out = add_value(builder.graph, (ranks,), elements, value.dtype, builder.name)
-    target_counter = _new_chunk_counter(builder, level)
-    source_counter = _new_chunk_counter(builder, level)
+    target_counter = _new_chunk_counter(builder, level)  # r + d: the chunk that is sent
+    source_counter = _new_chunk_counter(builder, level)  # r − d: where the received one goes
     # All chunks are written one by one: without this the value would be live before its first write.
     builder.prog.add(WriteUndef(out))
     part = Part(builder.graph, value)

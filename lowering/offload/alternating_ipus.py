@@ -33,7 +33,7 @@ def alternate_ipus(
     batch_bytes: int,
     io_tiles: IoTiles | None = None,
 ) -> list[JaxprEqn]:
-    """The equations, named after stages, with loads ahead.
+    """The equations, named after stages, with loads ahead: phase i is stage i modulo `num_ipus`, on the IPU of it.
 
     Args:
         eqns: equations with loads and stores, in the order of their steps.
@@ -51,6 +51,7 @@ def alternate_ipus(
     ]
     parts = _with_early_loads(groups, io_tiles)
     if io_tiles is None:
+        # Equations of updates (None) have no stage yet: they go with their operands later.
         named = (part.eqns if part.ipu is None else _named(part.eqns, part.ipu) for part in parts)
         return list(chain.from_iterable(batch_transfers(of_part, batch_bytes) for of_part in named))
     batches = [in_batches(run.eqns, batch_bytes, run.ipu, run.step) for run in _runs_of_one_ipu(parts)]
@@ -83,6 +84,10 @@ def _with_early_loads(groups: Sequence[_Part], io_tiles: IoTiles | None) -> list
     """The equations of each step, with loads of the next step behind the first computing one.
 
     Those are all loads that can be early, or with I/O tiles the ones that these have no room for.
+
+    Args:
+        groups: the equations of each step, in order.
+        io_tiles: tiles that fetch loads ahead; None if no tiles do.
     """
     parts: list[_Part] = []
     early_loads: list[JaxprEqn] = []  # loads of this step that are in parts of the step before
@@ -98,7 +103,8 @@ def _with_early_loads(groups: Sequence[_Part], io_tiles: IoTiles | None) -> list
         defined = {var for eqn in (*group.eqns, *following.eqns) for var in eqn.outvars}
         loads = [eqn for eqn in following.eqns if _is_load(eqn) and eqn.invars[0] not in defined]
         early_loads = loads if io_tiles is None else _beyond_room(loads, io_tiles)
-        end = 1 + next((k for k, eqn in enumerate(remaining) if _computes(eqn)), len(remaining) - 1)
+        # Behind the first equation that computes; behind all if none does, or there is nothing to load.
+        end = 1 + next((n for n, eqn in enumerate(remaining) if _computes(eqn)), len(remaining) - 1)
         if not early_loads:
             end = len(remaining)
         cut = (
@@ -113,7 +119,7 @@ def _with_early_loads(groups: Sequence[_Part], io_tiles: IoTiles | None) -> list
 def _beyond_room(loads: Sequence[JaxprEqn], io_tiles: IoTiles) -> list[JaxprEqn]:
     """The loads of a step without the last ones, which I/O tiles have room for until the step begins."""
     early_loads: list[JaxprEqn] = []
-    held_bytes = 0
+    held_bytes = 0  # of loads that I/O tiles move, from this one to the last
     for load in reversed(loads):
         held_bytes += moved_bytes(load) * io_tiles.moves(load)
         if held_bytes > io_tiles.room_bytes or not io_tiles.moves(load):
@@ -141,7 +147,7 @@ def _runs_of_one_ipu(parts: Iterable[_Part]) -> Iterator[_IpuRun]:
 def _ipus_of_update(eqns: Sequence[JaxprEqn], ipu_of_value: Mapping[Var, int]) -> list[int]:
     """The IPU of each equation: that of most bytes of its operands, scalars left out, else that of its first user."""
     ipu_of = dict(ipu_of_value)
-    by_operands: list[int | None] = []
+    by_operands: list[int | None] = []  # None without operands on an IPU
     for eqn in eqns:
         num_bytes = Counter[int]()
         for var in variables_read(eqn):

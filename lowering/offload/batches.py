@@ -159,14 +159,14 @@ def _take_batch(number: int, batch: Batch, previous: _TakenBatch, num_bytes: int
 
 def _moves_of_batches(batches: Sequence[Batch], io_tiles: IoTiles) -> list[_BatchMoves]:
     """Moves of each batch: values are fetched as many batches ahead as I/O tiles have room and depth for."""
-    # The batch after which a value is defined; its fetch is in the next one at the earliest.
+    # The number of the batch in which a value is defined; its fetch is in the next one at the earliest.
     batch_of_value = {
         var: n for n, batch in enumerate(batches) for eqn in (*batch.between, *batch.stores) for var in eqn.outvars
     }
     # Early equations of a batch run before its fetches, so these may already be of their results.
     batch_of_value |= {var: n - 1 for n, batch in enumerate(batches) for eqn in batch.early for var in eqn.outvars}
     moves = [_BatchMoves([], []) for _ in batches]
-    earlier_of_ipu: dict[int, deque[_TakenBatch]] = {}  # those after which later values may be fetched
+    earlier_of_ipu: dict[int, deque[_TakenBatch]] = {}  # by IPU, the batches after which later values may be fetched
     for number, batch in enumerate(batches):
         fetched_loads = [load for load in batch.loads if io_tiles.moves(load)]
         moves[number].takes.extend(load for load in batch.loads if not io_tiles.moves(load))

@@ -98,26 +98,32 @@ def put_results(body: Jaxpr) -> list[bool]:
 
 
 def _rewrite_scan(eqn: JaxprEqn, outer: OuterMoves, number: int, step: int, rewrite_body: BodyRewrite) -> JaxprEqn:
-    """States that the body puts in streaming memory stay there; stacks there are loaded and stored by rows."""
+    """A `scan` whose body loads and stores; arguments as of `rewrite_control_flow`.
+
+    States that the body puts in streaming memory stay there; stacks there are loaded and stored by rows.
+    """
     inside = scan_body(eqn.params)
     is_by_rows = outer.stays_off_chip(eqn)
     by_rows = [n for n in range(len(eqn.invars)) if is_by_rows[n]]
     constants, _, stacks = (range(len(eqn.invars))[places] for places in inside.operands)
     states = _put_states(inside)
     is_put = put_results(inside.jaxpr.jaxpr)
-    rows = [k for k in range(len(is_put))[inside.results.stacks] if is_put[k]]
+    put_stacks = [result for result in range(len(is_put))[inside.results.stacks] if is_put[result]]
     operands, remote_operands = _place_operands(eqn, outer, number, step, states, constants, by_rows)
     _mark_states(eqn, outer, states, operands)
-    for k in rows:
-        outer.mark_hosted(eqn.outvars[k])
+    for result in put_stacks:
+        outer.mark_hosted(eqn.outvars[result])
     assert remote_operands.isdisjoint(stacks), "stacks are read by rows"
     # Operands and inputs of a scan have the same numbers.
-    body = rewrite_body(inside.jaxpr, BodyMemory(remote_operands, states, rows))
+    body = rewrite_body(inside.jaxpr, BodyMemory(remote_operands, states, put_stacks))
     return eqn.replace(invars=operands, params={**eqn.params, "jaxpr": body})
 
 
 def _rewrite_while(eqn: JaxprEqn, outer: OuterMoves, number: int, step: int, rewrite_body: BodyRewrite) -> JaxprEqn:
-    """States that the body puts in streaming memory stay there, and are loaded in the condition too."""
+    """A `while` whose condition and body load, and whose body stores; arguments as of `rewrite_control_flow`.
+
+    States that the body puts in streaming memory stay there, and are loaded in the condition too.
+    """
     tested = while_condition(eqn.params)
     inside = while_body(eqn.params)
     numbers = range(len(eqn.invars))
@@ -125,11 +131,12 @@ def _rewrite_while(eqn: JaxprEqn, outer: OuterMoves, number: int, step: int, rew
     states = _put_states(inside)
     operands, remote_operands = _place_operands(eqn, outer, number, step, states, constants)
     _mark_states(eqn, outer, states, operands)
-    in_condition = [k for k, n in enumerate(tested.of_operands(numbers)) if n in remote_operands]
-    input_of_operand = {n: k for k, n in enumerate(inside.of_operands(numbers))}
-    in_body = [k for n, k in input_of_operand.items() if n in remote_operands]
+    # Condition and body have inputs of numbers of their own: `of_operands` lists for each input its operand.
+    in_condition = [i for i, operand in enumerate(tested.of_operands(numbers)) if operand in remote_operands]
+    input_of_operand = {operand: i for i, operand in enumerate(inside.of_operands(numbers))}
+    in_body = [i for operand, i in input_of_operand.items() if operand in remote_operands]
     condition = rewrite_body(tested.jaxpr, BodyMemory(in_condition))
-    input_of_state = {k: input_of_operand[n] for k, n in states.items()}
+    input_of_state = {result: input_of_operand[operand] for result, operand in states.items()}
     body = rewrite_body(inside.jaxpr, BodyMemory(in_body, input_of_state))
     return eqn.replace(invars=operands, params={**eqn.params, "cond_jaxpr": condition, "body_jaxpr": body})
 
@@ -137,8 +144,8 @@ def _rewrite_while(eqn: JaxprEqn, outer: OuterMoves, number: int, step: int, rew
 def _put_states(body: Body) -> dict[int, int]:
     """The states that a loop's body puts in streaming memory: number of the loop's operand by number of the result."""
     is_put = put_results(body.jaxpr.jaxpr)[body.results.carries]
-    first = body.operands.carries.start
-    return {k: first + k for k, is_state_put in enumerate(is_put) if is_state_put}
+    first_operand = body.operands.carries.start  # the first results are the states, in the order of their operands
+    return {result: first_operand + result for result, is_state_put in enumerate(is_put) if is_state_put}
 
 
 def _mark_states(eqn: JaxprEqn, outer: OuterMoves, states: Mapping[int, int], operands: Sequence[Atom]) -> None:
@@ -149,23 +156,27 @@ def _mark_states(eqn: JaxprEqn, outer: OuterMoves, states: Mapping[int, int], op
 
 
 def _rewrite_cond(eqn: JaxprEqn, outer: OuterMoves, number: int, step: int, rewrite_body: BodyRewrite) -> JaxprEqn:
-    """Results that all branches put in streaming memory get a buffer there, as a further operand of the branches."""
+    """A `cond` whose branches load and store; arguments as of `rewrite_control_flow`.
+
+    Results that all branches put in streaming memory get a buffer there, as a further operand of the branches.
+    """
     branches: Sequence[ClosedJaxpr] = eqn.params["branches"]
     # Operand 0 is the index of the branch, which branches themselves do not get.
     is_put = [all(flags) for flags in zip(*(put_results(b.jaxpr) for b in branches), strict=True)]
     constants = range(1, len(eqn.invars))
     operands, remote_operands = _place_operands(eqn, outer, number, step, {}, constants)
     operand_of_result: dict[int, int] = {}
-    for k, result in enumerate(eqn.outvars):
-        if is_put[k]:
+    for result_number, result in enumerate(eqn.outvars):
+        if is_put[result_number]:
             memory = outer.memory_for_result(result, number, step, eqn)
-            if not any(x is memory for x in operands[1:]):
+            if not any(x is memory for x in operands[1:]):  # an argument that the result replaces may be one already
                 operands.append(memory)
-            operand_of_result[k] = next(n for n, x in enumerate(operands) if n and x is memory)
+            operand_of_result[result_number] = next(n for n, x in enumerate(operands) if n and x is memory)
             outer.mark_hosted(result, memory)
     remote_operands |= set(operand_of_result.values())
     extra = [Var(x.aval) for x in operands[len(eqn.invars) :]]
-    memory_of_branch = BodyMemory({n - 1 for n in remote_operands}, {k: n - 1 for k, n in operand_of_result.items()})
+    input_of_result = {result_number: operand - 1 for result_number, operand in operand_of_result.items()}
+    memory_of_branch = BodyMemory({operand - 1 for operand in remote_operands}, input_of_result)
     new_branches = tuple(rewrite_body(_with_inputs(branch, extra), memory_of_branch) for branch in branches)
     return eqn.replace(invars=operands, params={**eqn.params, "branches": new_branches})
 
@@ -197,7 +208,7 @@ def _place_operands(
         constants: operands that no iteration changes.
         by_rows: operands that are read by rows, which stay as they are.
     """
-    result_of = {n: k for k, n in states.items()}
+    result_of = {operand: result for result, operand in states.items()}
     operands: list[Atom] = []
     remote_operands: set[int] = set()
     for n, x in enumerate(eqn.invars):

@@ -33,7 +33,9 @@ def rows_by_counter(loop: JaxprEqn) -> list[int]:
                 readers[var].append(eqn)
 
     def reads_by_counter(eqn: JaxprEqn, table: Var) -> bool:
-        return reads_row(eqn, {table}) and _is_computed_from_counters(eqn.invars[1], definitions, counters)
+        """True if an equation slices one row of a table, at a row number that counts iterations."""
+        row_number = eqn.invars[1]  # operands of a dynamic slice: the table, then the start in each dimension
+        return reads_row(eqn, {table}) and _is_computed_from_counters(row_number, definitions, counters)
 
     return [
         n

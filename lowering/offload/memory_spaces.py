@@ -87,6 +87,7 @@ class _MemorySpaceRewrite:
         outvars = list[Atom]()
         for atom in body.outvars:
             value = substituted(atom, self._new_value)
+            # Each result on the host is defined by a put of its own, as it gets a buffer of its own there.
             has_own_put = isinstance(value, Var) and value in self._results_of_puts and value not in outvars
             outvars.append(self._put_on_host(value, like=None) if is_streamed(atom.aval) and not has_own_put else value)
         rewritten = body.replace(invars=self._invars, constvars=self._constvars, eqns=self._eqns, outvars=outvars)

@@ -92,6 +92,8 @@ def batch_arguments(jaxpr: ClosedJaxpr, of_loops: bool = False) -> dict[int, int
 def _row_counts(body: Jaxpr, *, of_loops: bool, is_inside_loop: bool = False) -> dict[Var, set[int]]:
     """For each variable that is read the row counts of its readers: in how many rows each splits it.
 
+    The count of a reader that does not split it is `_READ_WHOLE`.
+
     Args:
         body: the jaxpr.
         of_loops: whether loops read rows of their stacks from the host, not pipelines alone.
@@ -110,7 +112,14 @@ def _row_counts(body: Jaxpr, *, of_loops: bool, is_inside_loop: bool = False) ->
 def _row_counts_of_operands(
     eqn: JaxprEqn, row_counts: Mapping[Var, set[int]], of_loops: bool, is_inside_loop: bool
 ) -> Sequence[set[int]]:
-    """The row counts of an equation as reader of each operand; those of the readers of its results are known."""
+    """The row counts of an equation as reader of each operand, a set for each.
+
+    Args:
+        eqn: the equation.
+        row_counts: row counts of the readers of its results, which a reshape passes on.
+        of_loops: whether loops read rows of their stacks from the host, not pipelines alone.
+        is_inside_loop: whether it is in the body of a loop.
+    """
     name = eqn.primitive.name
     if name in _PIPELINES:
         spec = eqn.params["spec"]
@@ -136,7 +145,7 @@ def _row_counts_of_loop(loop: JaxprEqn, is_inside_loop: bool) -> list[set[int]]:
     inner = _row_counts(body, of_loops=True, is_inside_loop=True)
     rows = body.invars[scan.inputs.stacks]
     counts_of_stacks = [{loop.params["length"] * _rows_inside(row, inner.get(row, set()))} for row in rows]
-    counts = [*({_READ_WHOLE} for _ in range(scan.operands.stacks.start)), *counts_of_stacks]
+    counts = [*({_READ_WHOLE} for _ in range(scan.operands.stacks.start)), *counts_of_stacks]  # stacks come last
     if not is_inside_loop:
         for n in rows_by_counter(loop):
             counts[n] = {shape_of(loop.invars[n])[0]}
@@ -258,6 +267,7 @@ def _with_nested_row_loads(loop: JaxprEqn, batches: Mapping[Var, int]) -> list[J
     operands = enumerate(zip(loop.invars, are_stacks, strict=True))
     stacks = {n: x for n, (x, is_stack) in operands if is_stack and isinstance(x, Var) and x in batches}
     length = loop.params["length"]
+    # Those of which loops inside read the rows of an iteration, not this loop itself.
     nested = {n: x for n, x in stacks.items() if batches[x] > length}
     if not nested:
         return [loop]
@@ -275,14 +285,15 @@ def _with_table_reads(loop: JaxprEqn, batches: Mapping[Var, int]) -> list[JaxprE
     """
     scan = scan_body(loop.params)
     body = scan.jaxpr
-    kept = [x for x in loop.invars[: scan.operands.stacks.start] if isinstance(x, Var) and x in batches]
-    if not kept:
+    # Batches that the loop does not read as its stacks.
+    batches_read = [x for x in loop.invars[: scan.operands.stacks.start] if isinstance(x, Var) and x in batches]
+    if not batches_read:
         return [loop]
     pairs = zip(body.jaxpr.invars[scan.inputs.constants], loop.invars[scan.operands.constants], strict=True)
-    tables = {var for var, x in pairs if x in kept}
+    tables = {var for var, x in pairs if x in batches_read}
     eqns = [each for eqn in body.jaxpr.eqns for each in (row_access(eqn) if reads_row(eqn, tables) else [eqn])]
     if any(not tables.isdisjoint(variables_read(eqn)) for eqn in eqns if eqn.primitive is not remote_rows_p):
-        return _with_loads(loop, kept)
+        return _with_loads(loop, batches_read)
     return [loop.replace(params={**loop.params, "jaxpr": ClosedJaxpr(body.jaxpr.replace(eqns=eqns), body.consts)})]
 
 
@@ -370,5 +381,5 @@ def _is_stack_of_rows(eqn: JaxprEqn, number: int) -> bool:
         if eqn.primitive.name == PIPELINE
         else scan_body(eqn.params).results.are_stacks()[number]
     )
-    count, *row = shape_of(eqn.outvars[number]) if is_stack else (0,)
+    count, *row = shape_of(eqn.outvars[number]) if is_stack else (0,)  # rows, and the shape of one
     return count > 1 and prod(row) >= _MIN_ELEMENTS and not is_key_dtype(aval.dtype) and not is_float0(aval)

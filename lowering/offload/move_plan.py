@@ -100,7 +100,13 @@ def _last_reads(values: StagedValues) -> dict[Var, int]:
 
 
 def _spilled_values(values: StagedValues, number_of: Mapping[Var, int], defining: Mapping[Var, JaxprEqn]) -> set[Var]:
-    """Values that wait for a later step than the next one, and would take memory of tiles until then."""
+    """Values that are read in a later step than the next one, and would take memory of tiles until then.
+
+    Args:
+        values: the equations, with the step of each.
+        number_of: number of the equation that defines each value.
+        defining: the equation that defines each value.
+    """
     spilled = set[Var]()
     for eqn, step in values.steps:
         if not is_view(eqn):

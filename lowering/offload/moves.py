@@ -156,7 +156,7 @@ class _Emission:
         outvars = self.moved.outvars
         destinations = self._plan.values.destinations
         value = self._hosted.resolved(outvars[number])
-        if number in self._settled or value not in self._hosted:
+        if number in self._settled or value not in self._hosted:  # one on chip has to be stored
             return number in self._settled
         buffer = self._hosted.buffer(value)
         buffers_of_results = [*destinations, *(self._hosted.buffer(outvars[n]) for n in self._settled)]
@@ -248,7 +248,13 @@ class _Emission:
         return [is_by_rows and (x in self._in_groups_of or x in in_place) for is_by_rows, x in pairs]
 
     def on_chip(self, atom: Atom, step: int, user: JaxprEqn | None) -> Atom:
-        """The variable on chip that stands for another in a step."""
+        """The variable on chip that stands for a value in a step, loaded or viewed there if need be.
+
+        Args:
+            atom: the value.
+            step: the step that reads it.
+            user: equation that reads it, at whose source a load is; None for a result.
+        """
         atom = self._hosted.resolved(atom)
         if not isinstance(atom, Var):
             return atom
@@ -258,6 +264,7 @@ class _Emission:
         if definition is not None and is_view(definition):
             is_slice = self._emits_slice_on_host(atom, definition, step)
             return self._load_to_chip(atom, step, user) if is_slice else self._emit_view(atom, definition, step, user)
+        # A spilled value is on chip still in the step that computes it and in the next one.
         if atom in self._handles and step > self._plan.values.steps[self._plan.number_of[atom]].step + 1:
             return self._load_to_chip(self._handles[atom], step, user)
         return atom

@@ -53,11 +53,12 @@ def read_by_number(loop: JaxprEqn, rows: Mapping[int, Rows]) -> list[JaxprEqn]:
     """
     params = loop.params
     length = params["length"]
-    first_carry = scan_body(params).operands.constants.stop
+    first_carry = scan_body(params).operands.constants.stop  # new constants go before it
     numbers = Var(_NUMBER.update(shape=(length,)))
     count = new_equation(
         lax.iota_p, [], [numbers], {"dtype": _NUMBER.dtype, "shape": (length,), "dimension": 0, "sharding": None}, loop
     )
+    # In place of the stacks the loop has their tables as constants, and the numbers of their parts of these tables.
     constants = list(dict.fromkeys(x for each in rows.values() for x in (each.table, each.number) if x is not None))
     kept = [x for n, x in enumerate(loop.invars) if n not in rows]
     invars = [*kept[:first_carry], *constants, *kept[first_carry:], numbers]
@@ -82,7 +83,7 @@ def _body_with_row_loads(loop: JaxprEqn, rows: Mapping[int, Rows], constants: li
     inner_rows: dict[Var, Rows] = {}
     for n, each in rows.items():
         number = iteration
-        if each.number is not None:
+        if each.number is not None:  # the stack is a part of the table: outer number · length + iteration
             number = Var(_NUMBER)
             eqns += _traced_equations(
                 _number_in(loop.params["length"]), [inner_of[each.number], iteration], number, loop

@@ -151,7 +151,10 @@ def _for_one_replica(offloading: Offloading, sources: Sequence[int | None], num_
 
 
 def _offload_one_replica(jaxpr: ClosedJaxpr, offloading: Offloading, grouped: Sequence[bool]) -> ClosedJaxpr:
-    """Adds loads and stores to the jaxpr of one replica: planned, emitted, and put in batches."""
+    """Adds loads and stores to the jaxpr of one replica: planned, emitted, and put in batches.
+
+    `grouped` says for each input whether its columns are in channel groups on tiles.
+    """
     body, is_put = _without_puts(jaxpr.jaxpr)
     inputs = zip(body.invars, offloading.inputs, grouped, strict=True)
     hosted = [var for var, is_hosted in zip(body.invars, offloading.hosted, strict=True) if is_hosted]
@@ -160,6 +163,8 @@ def _offload_one_replica(jaxpr: ClosedJaxpr, offloading: Offloading, grouped: Se
     destinations = [replaced if replaced in remote else None for replaced in replaced_inputs]
     ordered, phases = _in_steps(body)
     steps, in_place = updates_in_place(ordered, body.outvars, destinations)
+    # With phases or I/O tiles new results leave the tiles as soon as they are computed, but for those that a loop or
+    # pipeline stores by rows itself.
     overlaps = has_phases(body) or offloading.io_tiles is not None
     streamed = sends_results(body)
     values = StagedValues(
@@ -201,8 +206,8 @@ def _body_rewrite(batch_bytes: int) -> BodyRewrite:
     def rewrite_body(jaxpr: ClosedJaxpr, memory: BodyMemory) -> ClosedJaxpr:
         """Adds the loads and stores of a body to values that stay in streaming memory around it."""
         body, _ = _without_puts(jaxpr.jaxpr)
-        hosted = {body.invars[n]: False for n in memory.inputs}
-        inputs = [memory.input_of_result.get(k) for k in range(len(body.outvars))]
+        hosted = {body.invars[n]: False for n in memory.inputs}  # False: not in channel groups on tiles
+        inputs = [memory.input_of_result.get(result) for result in range(len(body.outvars))]
         destinations = [None if n is None else body.invars[n] for n in inputs]
         # A body is in one step of phases.
         staged = [StagedEquation(eqn, step=0) for eqn in body.eqns]
@@ -213,17 +218,17 @@ def _body_rewrite(batch_bytes: int) -> BodyRewrite:
             remote=hosted,
             hosted=hosted,
             destinations=destinations,
-            is_put=[False] * len(destinations),
+            is_put=[False] * len(destinations),  # what the body puts has a destination, or is a row, see below
             is_sent=[False] * len(destinations),
             in_place=in_place,
         )
         moved = with_moves(values, rewrite_body)
         eqns = batch_transfers(moved.eqns, batch_bytes)
         outvars = moved.outvars
-        for k in memory.stacked_results:
-            row = Var(outvars[k].aval)
-            eqns.append(new_equation(host_put_p, [outvars[k]], [row], {}, None))
-            outvars[k] = row
+        for result in memory.stacked_results:
+            row = Var(outvars[result].aval)
+            eqns.append(new_equation(host_put_p, [outvars[result]], [row], {}, None))
+            outvars[result] = row
         return ClosedJaxpr(body.replace(eqns=eqns, outvars=outvars), jaxpr.consts)
 
     return rewrite_body

@@ -49,6 +49,7 @@ def steps_of_phases(eqns: Sequence[JaxprEqn]) -> PhaseSteps:
     used_steps = {step for step, computes in zip(steps, computing, strict=True) if computes} or {order.update_step}
     step_numbers = sorted(used_steps)
     phases = tuple(map(order.phase_of_step, step_numbers))
+    # Steps are counted without those that are left out; a view in such a step goes with the one before.
     return PhaseSteps(tuple(_index_at_or_before(step_numbers, step) for step in steps), phases)
 
 

@@ -68,10 +68,10 @@ class _Windows:
     """The windows of a table that an equation reads or writes."""
 
     count: int  # number of windows
-    sizes: tuple[int, ...]  # size of each, in all dimensions of the table
+    sizes: tuple[int, ...]  # size of each along each dimension of the table
     axes: tuple[int, ...]  # their dimensions in the result, or in the updates
-    dropped: tuple[int, ...] = ()  # dimensions of the table, of size 1, that are not among these
-    indexed: tuple[int, ...] = (0,)  # dimensions in which an index is the start of a window
+    dropped: tuple[int, ...] = ()  # dimensions of the table of which they have size 1, and that `axes` leave out
+    indexed: tuple[int, ...] = (0,)  # dimensions of the table in which an index is the start of a window
     mode: Any = lax.GatherScatterMode.CLIP  # treatment of windows outside the table
 
     def order(self, rank: int) -> tuple[int, ...]:
@@ -86,13 +86,15 @@ def _is_by_rows(eqn: JaxprEqn, windows: _Windows) -> bool:
         return False
     if windows.indexed != (0,) and (0 not in windows.indexed or windows.mode == _DROPS):
         return False  # in other dimensions an index clamps to 0, but in this mode another than 0 drops the row
-    size = windows.sizes[0]
-    is_sum = eqn.primitive.name in _SUMS
-    is_few = 0 < 2 * windows.count * size <= table[0] and (windows.count == 1 or not is_sum)
-    return size == 1 or is_few
+    rows_of_window = windows.sizes[0]
+    # Windows of several rows: only if all are half of the table or less, and sums of them at one index only.
+    may_have_several = windows.count == 1 or eqn.primitive.name not in _SUMS
+    is_half_or_less = 0 < 2 * windows.count * rows_of_window <= table[0]
+    return rows_of_window == 1 or (is_half_or_less and may_have_several)
 
 
 def _windows_of_gather(eqn: JaxprEqn) -> _Windows:
+    """Windows of its table that a gather reads."""
     dims: Any = eqn.params["dimension_numbers"]
     dropped = (*dims.collapsed_slice_dims, *dims.operand_batching_dims)
     sizes = tuple(eqn.params["slice_sizes"])
@@ -107,12 +109,14 @@ def _windows_of_gather(eqn: JaxprEqn) -> _Windows:
 
 
 def _windows_of_scatter(eqn: JaxprEqn) -> _Windows:
+    """Windows of its table that a scatter writes; their sizes are those of the updates."""
     dims: Any = eqn.params["dimension_numbers"]
+    table, _, updates = map(shape_of, eqn.invars)
     dropped = (*dims.inserted_window_dims, *dims.operand_batching_dims)
-    sizes = (*(1 for _ in dropped), *(shape_of(eqn.invars[2])[axis] for axis in dims.update_window_dims))
+    window_sizes = iter([updates[axis] for axis in dims.update_window_dims])
     return _Windows(
         count=_num_indices(eqn),
-        sizes=sizes,
+        sizes=tuple(1 if d in dropped else next(window_sizes) for d in range(len(table))),
         axes=dims.update_window_dims,
         dropped=dropped,
         indexed=dims.scatter_dims_to_operand_dims,
@@ -121,6 +125,7 @@ def _windows_of_scatter(eqn: JaxprEqn) -> _Windows:
 
 
 def _windows_of_slice(eqn: JaxprEqn) -> _Windows:
+    """The one window that a dynamic slice reads, or that its update writes."""
     sizes = shape_of(eqn.outvars[0] if eqn.primitive.name == "dynamic_slice" else eqn.invars[1])
     return _Windows(count=1, sizes=sizes, axes=tuple(range(len(sizes))))
 
@@ -130,8 +135,11 @@ def _num_indices(eqn: JaxprEqn) -> int:
 
 
 def _row_numbers(table: Any, indices: Any, windows: _Windows) -> Any:
-    """Numbers of the accessed rows, int32[count · rows]; clamped to the table unless the mode drops others."""
-    if len(windows.indexed) > 1:
+    """Numbers of the accessed rows, int32[count · rows]; clamped to the table unless the mode drops others.
+
+    `indices` are the start of each window along the indexed dimensions, int[…, dimensions]; int[] of a dynamic slice.
+    """
+    if len(windows.indexed) > 1:  # along the others windows are whole, and start at 0
         column = windows.indexed.index(0)
         indices = lax.slice_in_dim(indices, column, column + 1, axis=indices.ndim - 1)
     num_rows = windows.sizes[0]  # of each window
@@ -160,6 +168,7 @@ def _look_up_rows(eqn: JaxprEqn, windows: _Windows) -> Callable[..., Any]:
         if windows.mode == _DROPS:
             is_inside = lax.broadcast_in_dim(lax.lt(numbers, np.int32(table.shape[0])), rows.shape, (0,))
             rows = lax.select(is_inside, rows, lax.full_like(rows, _fill_value(eqn)))
+        # From dimensions of indices, then of windows, to their order in the result.
         return lax.transpose(lax.reshape(rows, [shape[axis] for axis in order]), np.argsort(order))
 
     return look_up
@@ -178,25 +187,31 @@ def _fill_value(eqn: JaxprEqn) -> Any:
 
 
 def _add_rows(eqn: JaxprEqn, windows: _Windows, *, combine: Callable[[Any, Any], Any] = lax.add) -> Callable[..., Any]:
-    """The function that loads rows, combines them with the sum of all updates of each, and stores them."""
+    """The function that loads rows, combines them with the sum of all updates of each, and stores them.
+
+    Args:
+        eqn: a scatter that adds to its table, or subtracts; unused, as of all functions of `_ACCESSES`.
+        windows: windows of the table that it updates.
+        combine: the new row from the old one and the sum of its updates.
+    """
 
     def add(table: Any, indices: Any, updates: Any) -> Any:
         numbers = _row_numbers(table, indices, windows)
         (rows,) = remote_rows_p.bind(table, numbers)
         values = _by_rows(updates, windows, rows.shape)
-        added = values if windows.count == 1 else _sums_by_row(numbers, values)
+        added = values if windows.count == 1 else _sums_by_row(numbers, values)  # of one window each row occurs once
         return remote_update_p.bind(table, numbers, combine(rows, added))[0]
 
     return add
 
 
 def _sums_by_row(numbers: Any, values: Any) -> Any:
-    """For each row the sum of the values of all rows with its index."""
+    """For each row of `values` the sum of all that have its number; `numbers` has that of each, int32[count]."""
     count = numbers.shape[0]
-    # A count × count comparison: each row's sum is at the first row with its index, so that duplicates are equal.
+    # A count × count comparison: each row's sum is at the first row with its number, so that duplicates are equal.
     row, other = (lax.broadcast_in_dim(numbers, (count, count), (axis,)) for axis in (0, 1))
-    is_same = lax.convert_element_type(lax.eq(row, other), np.float32)
-    first = lax.reshape(lax.argmax(is_same, 1, np.int32), (count, 1))
+    is_same_row = lax.convert_element_type(lax.eq(row, other), np.float32)
+    first = lax.reshape(lax.argmax(is_same_row, 1, np.int32), (count, 1))  # of equal values argmax takes the first
     in_bounds = lax.GatherScatterMode.PROMISE_IN_BOUNDS
     window = tuple(range(1, values.ndim))
     # −0.0 is neutral in a sum; 0.0 would turn a sum of −0.0 into 0.0.

@@ -119,9 +119,10 @@ def _with_reads_first(
         definitions: the equation that defines each value.
         in_place: results of updates of other tables, which must not move: their reads are in order already.
     """
+    # Afterwards all later readers see the new table, which overwrites the old one in its buffer.
     for update in updates:
         start = next(n for n, staged in enumerate(steps) if staged.eqn is update)
-        needed: set[Var] = set()
+        needed: set[Var] = set()  # operands of the equations that come before the update
         # In reverse order, so that an equation is seen after all that need its results.
         early: list[StagedEquation] = []
         late: list[StagedEquation] = []
@@ -136,7 +137,7 @@ def _with_reads_first(
                 return None
             early.append(staged)
             needed.update(variables_read(eqn))
-        if not needed.isdisjoint(update.outvars):
+        if not needed.isdisjoint(update.outvars):  # a read of the old table needs the new one
             return None
         steps = [*steps[:start], *early[::-1], steps[start], *late[::-1]]
     return steps

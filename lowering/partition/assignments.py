@@ -51,7 +51,9 @@ def _is_contiguous(factors: Factors, assignment: Assignment, mesh: MeshAxes) -> 
 
 
 def projected(factors: Factors, labels: Labels, spec: Spec, mesh: MeshAxes) -> dict[int, Axes]:
-    """Axes of each factor of a value by the axes of its dimensions; a dimension's last ones may fit none.
+    """Axes that split each factor of a value, from the axes that split its dimensions.
+
+    A dimension gives its axes to its factors in order, each as many as divide it; the last axes may fit none.
 
     Args:
         factors: sizes of the factors.
@@ -62,13 +64,13 @@ def projected(factors: Factors, labels: Labels, spec: Spec, mesh: MeshAxes) -> d
     axes_of_factor: dict[int, Axes] = {}
     for dim, dim_axes in zip(labels, spec.dims, strict=True):
         remaining = list(dim_axes)
-        for number in dim:
+        for factor in dim:
             fitting: list[str] = []
-            while remaining and factors.sizes[number] % mesh.size((*fitting, remaining[0])) == 0:
+            while remaining and factors.sizes[factor] % mesh.size((*fitting, remaining[0])) == 0:
                 fitting.append(remaining.pop(0))
-            axes_of_factor[number] = tuple(fitting)
+            axes_of_factor[factor] = tuple(fitting)
             # A minor factor is split only where each block has one index of the major one.
-            if mesh.size(fitting) != factors.sizes[number]:
+            if mesh.size(fitting) != factors.sizes[factor]:
                 break
     return axes_of_factor
 
@@ -147,33 +149,38 @@ def _suggested_axes(factors: Factors, values: Values, mesh: MeshAxes) -> list[di
 def _possible_assignments(
     factors: Factors, suggestions: Sequence[Mapping[int, Axes]], mesh: MeshAxes
 ) -> Iterator[dict[int, Axes]]:
-    """Assignments with each axis at one of the factors that are suggested for it, or at none (None), the last option;
+    """Assignments with each axis at one of the factors that are suggested for it, or at none, the last option;
     only those whose blocks are contiguous and of one size.
+
+    Args:
+        factors: sizes of the factors, and those of each dimension of operands and results.
+        suggestions: axes of factors that suit one operand or result each.
+        mesh: the mesh.
     """
-    options: dict[str, list[int | None]] = {}
+    options: dict[str, list[int | None]] = {}  # factors suggested for each axis, then None for no factor
     for suggestion in suggestions:
-        for number, axes in suggestion.items():
+        for factor, axes in suggestion.items():
             for axis in axes:
-                numbers = options.setdefault(axis, [])
-                if number not in numbers:
-                    numbers.append(number)
-    for numbers in options.values():
-        numbers.append(None)
+                options_of_axis = options.setdefault(axis, [])
+                if factor not in options_of_axis:
+                    options_of_axis.append(factor)
+    for options_of_axis in options.values():
+        options_of_axis.append(None)
     for choice in product(*options.values()):
         assignment: dict[int, Axes] = {}
         for axis, chosen in zip(options, choice, strict=True):
             if chosen is not None:
                 assignment[chosen] = (*assignment.get(chosen, ()), axis)
-        ordered = {number: _in_suggested_order(axes, number, suggestions) for number, axes in assignment.items()}
-        divides_all = all(factors.sizes[number] % mesh.size(axes) == 0 for number, axes in ordered.items())
+        ordered = {factor: _in_suggested_order(axes, factor, suggestions) for factor, axes in assignment.items()}
+        divides_all = all(factors.sizes[factor] % mesh.size(axes) == 0 for factor, axes in ordered.items())
         if divides_all and _is_contiguous(factors, ordered, mesh):
             yield ordered
 
 
-def _in_suggested_order(axes: Axes, number: int, suggestions: Sequence[Mapping[int, Axes]]) -> Axes:
-    """Axes in the order of the first suggestion that has them all."""
+def _in_suggested_order(axes: Axes, factor: int, suggestions: Sequence[Mapping[int, Axes]]) -> Axes:
+    """Axes of a factor in the order of the first suggestion that has them all there; as they are without one."""
     for suggestion in suggestions:
-        suggested = suggestion.get(number, ())
+        suggested = suggestion.get(factor, ())
         if set(axes) <= set(suggested):
             return tuple(axis for axis in suggested if axis in axes)
     return axes
@@ -182,7 +189,10 @@ def _in_suggested_order(axes: Axes, number: int, suggestions: Sequence[Mapping[i
 def _assignment_cycles(
     factors: Factors, assignment: Assignment, values: Values, mesh: MeshAxes, target: Target
 ) -> float:
-    """Cycles of an equation on blocks, and of moving operands and results to the specs needed; inf if impossible."""
+    """Cycles of an equation on blocks, and of moving operands and results to the specs needed.
+
+    Infinite for an assignment under which a dimension of an operand or result has no blocks of one size.
+    """
     cycles = 0.0
     required = needed_specs(factors, assignment, values.operand_specs)
     for aval, spec, needed in zip(values.operand_avals, values.operand_specs, required, strict=True):
@@ -198,6 +208,7 @@ def _assignment_cycles(
         if not divides(aval.shape, before, mesh):
             return float("inf")
         cycles += resharding_cycles(aval, before, after, mesh, target)
+    # Points of the equation's index space that one device computes.
     points = prod(factors.sizes.values()) / mesh.size(axis for axes in assignment.values() for axis in axes)
     return cycles + _compute_cycles(points, factors.macs, target)
 

@@ -32,8 +32,8 @@ def equation_on_blocks(scope: Scope, eqn: JaxprEqn, operands: Sequence[Block]) -
         return [replace(operands[0], array=_OF_MANUAL_VALUES[name](operands[0].array, eqn.params))]
     if name in STATEMENTS:
         return [_under_stated_spec(scope, eqn, operands[0])]
-    required = [scope.required_spec(var) for var in eqn.outvars]
-    if all(block.spec.is_whole for block in operands) and all(s is None or s.is_whole for s in required):
+    required = [scope.required_spec(var) for var in eqn.outvars]  # None for any spec
+    if all(block.spec.is_whole for block in operands) and all(spec is None or spec.is_whole for spec in required):
         return _on_whole_operands(scope, eqn, operands)
     factors_of = record_of(eqn).factors
     if factors_of is None:
@@ -126,9 +126,9 @@ def _on_blocks_by_factors(
     for x, spec, var, required_spec in zip(results, specs, eqn.outvars, required, strict=True):
         reduced = _reduced_over_devices(scope, monoids, Block(x, spec, var.aval), eqn)
         block = Block(reduced, replace(spec, unreduced=unreduced), var.aval)
-        has_dims = required_spec is None or block.spec.dims == required_spec.dims
-        stays = var in scope.may_stay_unreduced and has_dims
-        blocks.append(block if stays else _to_required(scope, block, required_spec, eqn))
+        has_required_dims = required_spec is None or block.spec.dims == required_spec.dims
+        stays_unreduced = var in scope.may_stay_unreduced and has_required_dims
+        blocks.append(block if stays_unreduced else _to_required(scope, block, required_spec, eqn))
     return blocks
 
 
@@ -136,6 +136,7 @@ def _with_sums_taken(
     scope: Scope, eqn: JaxprEqn, operands: Sequence[Block], required: Sequence[Spec | None]
 ) -> list[Block]:
     """Operands without partial sums, but over axes where all results may be partial sums: they are added up there."""
+    # For each result the axes over which it may be partial sums.
     axes_of_results = [
         frozenset(scope.mesh.names)
         if var in scope.may_stay_unreduced
@@ -143,11 +144,11 @@ def _with_sums_taken(
         for var, spec in zip(eqn.outvars, required, strict=True)
     ]
     may_stay = frozenset.intersection(*axes_of_results)
-    axes_left = [block.spec.unreduced & may_stay for block in operands]
+    unreduced_axes = [block.spec.unreduced & may_stay for block in operands]
     if eqn.primitive.name in ADDITIONS:
         # Both operands are partial sums over the same axes: a whole one would be added on every device.
-        axes_left = [frozenset[str]().union(*axes_left)] * len(operands)
-    pairs = zip(operands, axes_left, strict=True)
+        unreduced_axes = [frozenset[str]().union(*unreduced_axes)] * len(operands)
+    pairs = zip(operands, unreduced_axes, strict=True)
     return [scope.to_spec(block, replace(block.spec, unreduced=axes), eqn) for block, axes in pairs]
 
 
@@ -163,6 +164,7 @@ def _reduced_over_devices(scope: Scope, monoids: Mapping[str, str], block: Block
     x = block.array
     for monoid in sorted(set(monoids.values()) - {"add"}):
         axes = tuple(axis for axis, axis_monoid in monoids.items() if axis_monoid == monoid)
+        # Monoid "own" is the equation's own reduction, which no collective computes: see `_reduced_after_gather`.
         step = Step("all_gather" if monoid == "own" else "all_reduce", axes)
         why = f"terms of {eqn.primitive.name} over {', '.join(axes)} to {in_words(block.spec)}"
         scope.note_collective(eqn.primitive.name, source_line(eqn), step, block.aval, block.spec, why)

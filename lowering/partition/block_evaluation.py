@@ -176,14 +176,17 @@ def _pipeline_on_blocks(scope: Scope, eqn: JaxprEqn, operands: Sequence[Block]) 
     body = jaxpr.jaxpr
     in_specs = list(map(scope.spec_or_whole, body.invars))
     arrays: list[Any] = []
-    for block, role, inner in zip(operands, spec.roles, in_specs, strict=True):
-        if role == "batch" and inner.dims[0] and not spec.rows_in_any_order:
-            batch = scope.to_spec(block, replace(inner, dims=((), *inner.dims[1:])), eqn).array
-            arrays.append(_rows_of_micro_batches(batch, spec.micro_batches, inner, scope.mesh))
+    for block, role, in_spec in zip(operands, spec.roles, in_specs, strict=True):
+        are_rows_split = role == "batch" and in_spec.dims[0]
+        if are_rows_split and not spec.rows_in_any_order:
+            # Each device gets all rows of the batch, and takes its own of each micro-batch.
+            batch = scope.to_spec(block, replace(in_spec, dims=((), *in_spec.dims[1:])), eqn).array
+            arrays.append(_rows_of_micro_batches(batch, spec.micro_batches, in_spec, scope.mesh))
         else:
             # A device's rows of the batch are its rows of the micro-batches, if those may be any.
-            arrays.append(scope.to_spec(block, inner, eqn).array)
+            arrays.append(scope.to_spec(block, in_spec, eqn).array)
     kinds = kinds_of_results(eqn)
+    # The next value of a state has the spec of the state.
     state_specs = {result: in_specs[operand] for operand, result in spec.carries}
     out_specs = [state_specs.get(n, scope.spec_or_whole(var)) for n, var in enumerate(body.outvars)]
     block_body = _body_on_blocks(scope, jaxpr, in_specs, out_specs, eqn, [kind in _SUMMED for kind in kinds])
@@ -196,6 +199,7 @@ def _rows_of_micro_batches(x: jax.Array, micro_batches: int, spec: Spec, mesh: M
     """A device's rows of each micro-batch, of a batch whose rows it has all; `spec` is that of a micro-batch."""
     shape = x.shape
     stack = x.reshape(micro_batches, shape[0] // micro_batches, *shape[1:])
+    # Dimensions of the stack: micro-batches and their rows, which are whole before, then those of a row.
     before = Spec(((), (), *spec.dims[1:]))
     rows = reshard(stack, before, replace(before, dims=((), *spec.dims)), mesh)
     return rows.reshape(-1, *shape[1:])

@@ -71,6 +71,7 @@ def _rows_read(blocks: Blocks) -> list[Any]:
     operand, indices = blocks.operands
     eqn = blocks.eqn
     numbers = eqn.params["dimension_numbers"]
+    # The factor of a dimension of the table is the number of the dimension.
     split_dims = [d for d in numbers.start_index_map if blocks.axes.get(d)]
     if not split_dims:
         return blocks.bind()
@@ -137,7 +138,7 @@ def _local_rows(
         if mode in _CLIPS:
             row = jnp.clip(row, 0, size - 1)
         are_outside |= (row < 0) | (row >= size)
-        local_size = size // blocks.mesh.size(blocks.axes[dim])
+        local_size = size // blocks.mesh.size(blocks.axes[dim])  # rows of each device
         row = row - (index_along(blocks.axes[dim], blocks.mesh) * local_size).astype(row.dtype)
         are_own &= (row >= 0) & (row < local_size)
         columns[column] = row
@@ -152,6 +153,7 @@ def _rows_written(blocks: Blocks) -> list[Any]:
     operand, indices, updates = blocks.operands
     eqn = blocks.eqn
     indexed_dims = eqn.params["dimension_numbers"].scatter_dims_to_operand_dims
+    # The factor of a dimension of the table is the number of the dimension.
     split_dims = [d for d in indexed_dims if blocks.axes.get(d)]
     changes: dict[str, Any] = {}
     if split_dims:
@@ -171,7 +173,7 @@ def _iota_of_block(blocks: Blocks) -> list[Any]:
     (shape,) = blocks.result_shapes
     dim = blocks.eqn.params["dimension"]
     (numbers,) = blocks.bind()
-    axes = blocks.axes.get(dim, ())
+    axes = blocks.axes.get(dim, ())  # the factor of a dimension of an iota is its number
     if not axes:
         return [numbers]
     first = (index_along(axes, blocks.mesh) * shape[dim]).astype(numbers.dtype)

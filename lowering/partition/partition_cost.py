@@ -114,7 +114,7 @@ def _equation_cycles(eqn: JaxprEqn, sizes: Mapping[str, int], target: Target) ->
 
 
 def _collective_cycles(eqn: JaxprEqn, sizes: Mapping[str, int], target: Target) -> float:
-    """Cycles of a collective over the axes that are split, by the rounds of its chunks."""
+    """Cycles of a collective over the axes that are split, by the rounds of its chunks; `sizes` of the mesh's axes."""
     axes = eqn.params.get("axes", eqn.params.get("axis_name"))
     names = axes if isinstance(axes, tuple | list) else (axes,)
     split = [name for name in names if sizes.get(name, 1) > 1]
@@ -123,6 +123,7 @@ def _collective_cycles(eqn: JaxprEqn, sizes: Mapping[str, int], target: Target) 
         return 0.0
     collective = _COLLECTIVES[eqn.primitive.name]
     num_bytes = collective.operands(ranks) * sum(map(_bytes_of, eqn.invars))
+    # A permute is one round, which costs as one of two ranks, see `_COLLECTIVES`.
     groups = ((0, 1),) if eqn.primitive.name == "ppermute" else _groups_of_ranks(split, sizes)
     return float(estimated_cycles(target, groups, num_bytes, collective.reduces_all))
 

@@ -49,13 +49,17 @@ def partition(jaxpr: ClosedJaxpr, shardings: Shardings = NONE, notes: Notes | No
     Raises:
         GraphError: shardings over different meshes, a mesh larger than the machine.
     """
-    function = unwrapped(jaxpr)
     notes = Notes() if notes is None else notes
-    if function.replicas == 1 and function.jaxpr is jaxpr:
-        return _partition_one_replica(jaxpr, shardings, notes)
-    # Each replica has a mesh.
-    replica_axis = _ReplicaAxis(function.axis_name, function.replicas)
-    return on_one_replica(jaxpr, lambda inner, _: _partition_one_replica(inner, shardings, notes, replica_axis))
+    function = unwrapped(jaxpr)
+    # A program without replicas is its own function of one replica. With them, each replica has a mesh.
+    is_replicated = function.jaxpr is not jaxpr
+    replica_axis = _ReplicaAxis(function.axis_name, function.replicas) if is_replicated else None
+
+    def partition_replica(replica_jaxpr: ClosedJaxpr, program_inputs: Sequence[int | None]) -> ClosedJaxpr:
+        """Rewrite of one replica; which inputs of the program it reads makes no difference."""
+        return _partition_one_replica(replica_jaxpr, shardings, notes, replica_axis)
+
+    return on_one_replica(jaxpr, partition_replica)
 
 
 def _partition_one_replica(
@@ -79,6 +83,7 @@ def _partition_one_replica(
     scope = Scope(mesh, target, specs, notes, user_mesh, may_stay_unreduced=may_stay)
 
     def on_one_device(*arrays: Any) -> list[Any]:
+        """The program on the blocks of one device."""
         # An argument that is an unreduced sum comes reduced: resharded, one device's partial sum is all of it.
         operands = [reshard(x, spec.reduced(), spec, mesh) for x, spec in zip(arrays, in_specs, strict=True)]
         blocks = [Block(x, s, aval) for x, s, aval in zip(operands, in_specs, jaxpr.in_avals, strict=True)]
@@ -164,7 +169,8 @@ def _propagated_specs(
     propagation.annotate_types(body)
     for atoms, given in ((body.invars, shardings.inputs), (body.outvars, shardings.outputs)):
         for var, sharding in zip(atoms, given, strict=False):
-            # A value with a spec of its type, or that is an argument and a result, keeps the first.
+            # Given shardings are none when empty. A value with a spec of its type, or that is an argument and a result,
+            # keeps the first.
             if sharding is not None and isinstance(var, Var) and not propagation.is_annotated(var):
                 propagation.annotate(var, spec_of(sharding.spec, len(shape_of(var)), mesh))
     propagation.spread(jaxpr)

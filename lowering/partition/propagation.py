@@ -195,7 +195,8 @@ class Propagation:
         num_stacked_dims = 1 if tie.is_stack else 0
         outer = self._spec_so_far(tie.outer)
         inner = self._spec_so_far(tie.inner)
-        stacked_dims = outer.dims[:num_stacked_dims]
+        stacked_dims = outer.dims[:num_stacked_dims]  # which the inner value has not
+        # Rows of a micro-batch are split in it alone: the batch may be cut into micro-batches first.
         inner_dims = ((), *inner.dims[1:]) if tie.is_batch else inner.dims
         return any(
             [
@@ -229,18 +230,17 @@ class Propagation:
         self, eqn: JaxprEqn, factors: Factors, suggestions: Sequence[Mapping[int, Axes]]
     ) -> Mapping[int, Axes]:
         """Axes of each factor, from those that each value suggests: the most of them where suggestions agree."""
-        axes: dict[int, Axes] = {}
-        for number in factors.sizes:
-            candidates = [s[number] for s in suggestions if s.get(number)]
+        axes_of_factor: dict[int, Axes] = {}
+        for factor in factors.sizes:
+            candidates = [suggestion[factor] for suggestion in suggestions if suggestion.get(factor)]
             longest = max(candidates, key=len, default=())
             agree = all(longest[: len(candidate)] == candidate for candidate in candidates)
-            axes[number] = longest if agree else self._cheapest_axes(eqn, factors).get(number, ())
-        used = [axis for number in axes for axis in axes[number]]
-        if len(set(used)) < len(used):
-            # Two factors claim one axis.
+            axes_of_factor[factor] = longest if agree else self._cheapest_axes(eqn, factors).get(factor, ())
+        used = [axis for axes in axes_of_factor.values() for axis in axes]
+        if len(set(used)) < len(used):  # two factors claim one axis
             decided = self._cheapest_axes(eqn, factors)
-            axes = {f: decided.get(f, ()) for f in axes}
-        return axes
+            return {factor: decided.get(factor, ()) for factor in axes_of_factor}
+        return axes_of_factor
 
     def _cheapest_axes(self, eqn: JaxprEqn, factors: Factors) -> Mapping[int, Axes]:
         """Axes of each factor in the assignment of least cost, where values conflict; notes the conflict."""
@@ -257,8 +257,8 @@ class Propagation:
     def _extend_spec(self, atom: Any, dims: Sequence[Axes]) -> bool:
         """Add axes to the dimensions of a value that may be split further; True if that changes its spec.
 
-        A dimension takes all of `axes` if they begin with those that it has, so that no axis is ever moved or dropped,
-        and if no other dimension has one of them.
+        A dimension takes all axes that `dims` has for it if they begin with those that it has, so that no axis is ever
+        moved or dropped, and if no other dimension has one of them.
         """
         if not isinstance(atom, Var) or isinstance(atom, DropVar):
             return False

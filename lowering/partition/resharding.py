@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from math import prod
 from typing import Any, Literal, NamedTuple
 
@@ -113,15 +114,18 @@ class Transition(NamedTuple):
 
 
 def transitions(before: Spec, after: Spec, mesh: MeshAxes) -> Iterator[Transition]:
-    """Yield the transitions of sums that are taken, of splits, of sums that begin."""
+    """Yield the steps of a resharding in order: sums are taken, dimensions are split anew, unreduced sums begin.
+
+    A sum over axes that both specs have unreduced is not taken.
+    """
     spec = before
     for transition in _reduce_scatter_steps(spec, after, before.unreduced - after.unreduced):
         yield transition
         spec = transition.after
-    remaining = tuple(axis for axis in mesh.names if axis in spec.unreduced - after.unreduced)
-    if remaining:
-        reduced = replace(spec, unreduced=spec.unreduced - set(remaining))
-        yield Transition(Step("all_reduce", remaining), spec, reduced)
+    pending = tuple(axis for axis in mesh.names if axis in spec.unreduced - after.unreduced)
+    if pending:  # sums that no reduce-scatter has taken
+        reduced = replace(spec, unreduced=spec.unreduced - set(pending))
+        yield Transition(Step("all_reduce", pending), spec, reduced)
         spec = reduced
     for transition in _steps_to_amid_zeros(spec, after.unreduced - before.unreduced):
         yield transition
@@ -136,9 +140,12 @@ def transitions(before: Spec, after: Spec, mesh: MeshAxes) -> Iterator[Transitio
 
 
 def _steps_to_amid_zeros(spec: Spec, added: frozenset[str]) -> Iterator[Transition]:
-    """Steps after which `added` axes that split a dimension are unreduced instead."""
+    """Steps after which `added` axes that split a dimension are unreduced instead.
+
+    The partial sum of a device is its block at its place in that dimension, amid zeros.
+    """
     for dim, axes in enumerate(spec.dims):
-        # Only the minor axes: a block that more axes split further is not contiguous in that of the others.
+        # Only the last, minor axes: without a major one, the blocks that minor ones leave would not be contiguous.
         kept = len(axes)
         while kept and axes[kept - 1] in added:
             kept -= 1
@@ -158,12 +165,11 @@ def _reduce_scatter_steps(spec: Spec, after: Spec, pending: frozenset[str]) -> I
     """
     for dim, axes in enumerate(after.dims):
         current = spec.dims[dim]
-        scattered = axes[len(current) :]
         # Axes of one dimension are scattered at once while they are the next of it.
-        prefix = scattered[: next((n for n, a in enumerate(scattered) if a not in pending), len(scattered))]
-        if prefix and axes[: len(current)] == current:
-            following = _with_dim(replace(spec, unreduced=spec.unreduced - set(prefix)), dim, current + prefix)
-            yield Transition(Step("reduce_scatter", prefix, dim), spec, following)
+        scattered = tuple(takewhile(pending.__contains__, axes[len(current) :]))
+        if scattered and axes[: len(current)] == current:
+            following = _with_dim(replace(spec, unreduced=spec.unreduced - set(scattered)), dim, current + scattered)
+            yield Transition(Step("reduce_scatter", scattered, dim), spec, following)
             spec = following
 
 
@@ -183,8 +189,7 @@ def _slice_step(spec: Spec, after: Spec) -> Transition | None:
     """A dimension split further, by axes that split no other one."""
     for dim, (current, axes) in enumerate(zip(spec.dims, after.dims, strict=True)):
         if len(axes) > len(current) and axes[: len(current)] == current:
-            free = axes[len(current) :]
-            free = free[: next((n for n, a in enumerate(free) if a in spec.axes), len(free))]
+            free = tuple(takewhile(lambda axis: axis not in spec.axes, axes[len(current) :]))
             if free:
                 return Transition(Step("slice", free, dim), spec, _with_dim(spec, dim, current + free))
     return None
@@ -194,10 +199,11 @@ def _all_to_all_step(spec: Spec, after: Spec) -> Transition | None:
     """An axis at the end of one dimension becomes the next one of another."""
     for split_dim, (current, axes) in enumerate(zip(spec.dims, after.dims, strict=True)):
         if len(axes) <= len(current) or axes[: len(current)] != current:
-            continue
+            continue  # nothing to add behind the axes that it has
         axis = axes[len(current)]
         for dim, others in enumerate(spec.dims):
-            if others and others[-1] == axis and after.dims[dim][: len(others)] != others:
+            stays = after.dims[dim][: len(others)] == others
+            if others and others[-1] == axis and not stays:
                 following = _with_dim(_with_dim(spec, dim, others[:-1]), split_dim, (*current, axis))
                 return Transition(Step("all_to_all", (axis,), dim, split_dim), spec, following)
     return None

@@ -10,6 +10,7 @@ Source: jax 0.10 with Shardy, which asks the rule and never the older callbacks 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 import jax
@@ -113,8 +114,9 @@ def _factor_names(mapping: Sequence[Any], rank: int) -> Iterator[tuple[str, ...]
 
 
 def _without_whole(whole: set[int], labels: Sequence[Labels], num_operands: int, sizes: dict[int, int]) -> Factors:
-    """Factors without those that stay whole, and without the minor ones of their dimension: a block of the latter has
-    several indices of the former, which are not contiguous.
+    """Factors without those that stay whole, and without all behind them in a dimension.
+
+    A split of a factor behind (minor to) a whole one would give blocks that are not contiguous in the dimension.
 
     Args:
         whole: factors that are never split.
@@ -124,8 +126,7 @@ def _without_whole(whole: set[int], labels: Sequence[Labels], num_operands: int,
     """
     split: list[Labels] = []
     for dims in labels:
-        ends = [next((n for n, f in enumerate(factors) if f in whole), len(factors)) for factors in dims]
-        split.append(tuple(factors[:end] for factors, end in zip(dims, ends, strict=True)))
+        split.append(tuple(tuple(takewhile(lambda factor: factor not in whole, factors)) for factors in dims))
     used = {f for dims in split for factors in dims for f in factors}
     return Factors(
         tuple(split[:num_operands]), tuple(split[num_operands:]), {f: size for f, size in sizes.items() if f in used}

@@ -51,7 +51,7 @@ def best_cuts(
     Args:
         work: costs of the segments.
         plan: the schedule.
-        target: with the memory of an IPU.
+        target: one IPU, with its memory.
         max_cuts: how many cuts to return.
         resident: (segment, bytes) of arguments that are on the IPU of that segment all the time.
         stores_residuals: whether all values that gradients need are stored for them.
@@ -70,14 +70,16 @@ def best_cuts(
             got=f"{len(positions)}",
             hint="fewer stages; a loop is cut if it scans over stacked parameters, lax.scan(layer, h, params)",
         )
+    # A candidate has an index into `bounds` for each cut, for which sums are known between any two bounds.
     bounds = np.array([0, *positions, count])
     resident_bytes = _resident_bytes(work, resident, bounds)
     if counts_code:
         resident_bytes = resident_bytes + target.num_tiles * exchange_bytes(work, bounds)
     stored_bytes = work.residual_bytes * stores_residuals
     # For each stage, and any two bounds, whether the segments between them fit its IPU.
-    in_flight = [plan.in_flight(stage) if plan.training else 1 for stage in range(num_stages)]
-    fits = [_fits_ipu(resident_bytes + number * _range_sums(stored_bytes, bounds), target) for number in in_flight]
+    in_flight = [plan.in_flight(stage) if plan.training else 1 for stage in range(num_stages)]  # micro-batches
+    stored_bytes_between = _range_sums(stored_bytes, bounds)
+    fits = [_fits_ipu(resident_bytes + micro_batches * stored_bytes_between, target) for micro_batches in in_flight]
 
     def all_stages_fit(candidate: Sequence[int]) -> bool:
         return all(fit[a, b] for fit, (a, b) in zip(fits, _ranges(candidate, bounds), strict=True))
@@ -88,7 +90,7 @@ def best_cuts(
 
     if comb(len(positions), num_stages - 1) <= _MAX_CANDIDATES:
         combined = all_cuts(work, num_stages, _MAX_CANDIDATES)
-        candidates = [tuple(positions.index(cut) + 1 for cut in cuts) for cuts in combined]
+        candidates = [tuple(positions.index(cut) + 1 for cut in cuts) for cuts in combined]  # `bounds` begin with 0
         candidates = [candidate for candidate in candidates if all_stages_fit(candidate)]
     else:
         candidates = _balanced_cuts(_stage_times(work, bounds, plan, target), fits, plan)
@@ -110,13 +112,23 @@ def cut_cost(
     resident: Sequence[tuple[int, int]] = (),
     stores_residuals: bool = True,
 ) -> tuple[float, float]:
-    """Cycles of the schedule with a cut, and bytes of the IPU that has most, with code; arguments as of `best_cuts`."""
+    """Cycles of the schedule with a cut, and bytes of the IPU that has most, with code.
+
+    Args:
+        work: costs of the segments.
+        cuts: the first segment of each stage but the first.
+        plan: the schedule.
+        target: the machine.
+        resident: (segment, bytes) of arguments that are on the IPU of that segment all the time.
+        stores_residuals: whether all values that gradients need are stored for them.
+    """
     bounds = np.array([0, *cuts, len(work.forward_cycles)])
     resident_bytes = _resident_bytes(work, resident, bounds) + target.num_tiles * exchange_bytes(work, bounds)
     stored_bytes = _range_sums(work.residual_bytes * stores_residuals, bounds)
     ipu_bytes = np.zeros(plan.num_ipus)
     for stage in range(plan.num_stages):
-        in_flight = plan.in_flight(stage) if plan.training else 1
+        in_flight = plan.in_flight(stage) if plan.training else 1  # micro-batches
+        # Stage n is between bounds n and n + 1.
         ipu_bytes[plan.ipus[stage]] += resident_bytes[stage, stage + 1] + in_flight * stored_bytes[stage, stage + 1]
     ranges = [(int(a), int(b)) for a, b in pairwise(bounds)]
     return _schedule_cycles(work, ranges, plan, target), float(ipu_bytes.max())
@@ -128,13 +140,14 @@ def _ranges(candidate: Sequence[int], bounds: np.ndarray) -> list[tuple[int, int
 
 
 def _balanced_cuts(times: np.ndarray, fits: Sequence[np.ndarray], plan: SchedulePlan) -> list[tuple[int, ...]]:
-    """Candidates that minimise the formula above, one for each limit on the time of the slowest stage; best first.
+    """Candidates of least Σ t + (micro-batches − 1) · max t over stages of time t; best first.
 
-    From the highest limit down: a cut is of least sum for all limits that are not below the time of its slowest stage.
+    For each limit on the slowest stage's time, from the highest down, the cut of least sum: it is that for all limits
+    which are not below the time of its own slowest stage. Candidates are indices of bounds, see `_cut_of_least_sum`.
 
     Args:
-        times: of the stage between any two bounds.
-        fits: for each stage whether its IPU holds what is between any two bounds.
+        times: cycles of the stage between any two bounds, float64[bounds, bounds].
+        fits: for each stage whether its IPU holds what is between any two bounds, bool[bounds, bounds].
         plan: the schedule.
     """
     costs: dict[tuple[int, ...], float] = {}
@@ -145,7 +158,7 @@ def _balanced_cuts(times: np.ndarray, fits: Sequence[np.ndarray], plan: Schedule
         slowest = max(stage_times)
         costs[candidate] = float(sum(stage_times) + (plan.micro_batches - 1) * slowest)
         slowest_cycles[candidate] = slowest
-        limit = np.nextafter(slowest, 0)
+        limit = np.nextafter(slowest, 0)  # the next cut has no stage as slow
     # With a slower slowest stage a cut costs at least that stage's time for each micro-batch.
     limit_cycles = _RATIO_MARGIN * min(costs.values(), default=0.0)
     near = [candidate for candidate in costs if slowest_cycles[candidate] * plan.micro_batches <= limit_cycles]
@@ -153,14 +166,14 @@ def _balanced_cuts(times: np.ndarray, fits: Sequence[np.ndarray], plan: Schedule
 
 
 def _schedule_cycles(work: Work, ranges: Sequence[tuple[int, int]], plan: SchedulePlan, target: Target) -> float:
-    """Cycles of the schedule with stages of these ranges of segments."""
-    cycles: dict[tuple[int, Kind], float] = {}
-    for stage, (a, b) in enumerate(ranges):
+    """Cycles of the schedule with stages of these ranges of segments, (first, end) of each."""
+    cycles: dict[tuple[int, Kind], float] = {}  # of one task, by its stage and kind
+    for stage, (first, end) in enumerate(ranges):
         has_stash = plan.training and plan.in_flight(stage) > 1
-        sent = work.crossing_bytes[b] if b < len(work.crossing_bytes) else 0.0
-        sending = float(sent) / target.global_exchange_bytes_per_second * target.clock_hz
-        forward = float(work.forward_cycles[a:b].sum() + has_stash * work.push_cycles[a:b].sum()) + sending
-        backward = float(work.backward_cycles[a:b].sum() + has_stash * work.pop_cycles[a:b].sum())
+        sent_bytes = work.crossing_bytes[end] if end < len(work.crossing_bytes) else 0.0  # the last stage sends nothing
+        sending = float(sent_bytes) / target.global_exchange_bytes_per_second * target.clock_hz
+        forward = float(work.forward_cycles[first:end].sum() + has_stash * work.push_cycles[first:end].sum()) + sending
+        backward = float(work.backward_cycles[first:end].sum() + has_stash * work.pop_cycles[first:end].sum())
         cycles |= {(stage, FORWARD): forward, (stage, BACKWARD): backward}
         # Assumed: gradients of inputs and of weights take as long as each other.
         cycles |= {(stage, BACKWARD_INPUT): backward / 2, (stage, BACKWARD_WEIGHT): backward / 2}
@@ -170,6 +183,7 @@ def _schedule_cycles(work: Work, ranges: Sequence[tuple[int, int]], plan: Schedu
             for block in plan.blocks
             for slot in block.slots
         )
+    # Buffered exchange: a task begins when its IPU is free and the value of the stage before (or behind) has arrived.
     clocks = [0.0] * plan.num_ipus
     end_clocks: dict[tuple[int, int, bool], float] = {}  # by stage, micro-batch, and whether the task is backward
     for slot in plan.slots():
@@ -177,6 +191,7 @@ def _schedule_cycles(work: Work, ranges: Sequence[tuple[int, int]], plan: Schedu
             ipu = plan.ipus[task.stage]
             is_backward = task.kind != FORWARD
             predecessor = (task.stage + (1 if is_backward else -1), task.micro_batch, is_backward)
+            # Gradients of weights need what the same stage has already, and no stage waits for them.
             ready = 0.0 if task.kind == BACKWARD_WEIGHT else end_clocks.get(predecessor, 0.0)
             clocks[ipu] = max(clocks[ipu], ready) + cycles[task.stage, task.kind]
             if task.kind != BACKWARD_WEIGHT:
@@ -198,8 +213,9 @@ def cut_positions(work: Work) -> list[int]:
     sent_bytes = work.crossing_bytes[segments]
     cheapest = segments[sent_bytes < np.sort(sent_bytes)[_MAX_POSITIONS]]  # fewer than the limit, even with ties
     elapsed = np.cumsum(work.forward_cycles + work.backward_cycles)
+    # Of each of `segments`, which begin with 1, the section of equal time that it begins in.
     section = np.minimum((elapsed / elapsed[-1] * _MAX_POSITIONS).astype(int), _MAX_POSITIONS - 1)[segments - 1]
-    # Sections of equal time without a cheap position near, so that no stretch of the program is without positions.
+    # Sections without a cheap position near, so that no stretch of the program is without positions.
     covered = {int(index) + step for index in section[cheapest - 1] for step in (-1, 0, 1)}
     uncovered = [section == index for index in np.unique(section) if int(index) not in covered]
     in_between = (int(segments[members][sent_bytes[members].argmin()]) for members in uncovered)
@@ -224,7 +240,10 @@ def _range_sums(num_bytes: np.ndarray, bounds: np.ndarray) -> np.ndarray:
 
 
 def _resident_bytes(work: Work, resident: Sequence[tuple[int, int]], bounds: np.ndarray) -> np.ndarray:
-    """Bytes of parameters and `resident` arguments of the stage between any two bounds, float64[bounds, bounds]."""
+    """Bytes of parameters, their gradients and `resident` arguments of the stage between any two bounds.
+
+    float64[bounds, bounds]; `resident` has (segment, bytes) of each argument.
+    """
     count = len(work.forward_cycles)
     other_bytes = np.zeros(count)
     for segment, num_bytes in resident:
@@ -281,14 +300,20 @@ def _fits_ipu(num_bytes: np.ndarray, target: Target) -> np.ndarray:
 
 
 def _cut_of_least_sum(times: np.ndarray, fits: Sequence[np.ndarray], num_stages: int) -> tuple[int, ...] | None:
-    """Bounds, by index, at which all stages but the last end, of least sum of times; None if no cut fits."""
+    """Bounds, by index, at which all stages but the last end, of least sum of times; None if no cut fits.
+
+    Args:
+        times: cycles of the stage between any two bounds, float64[bounds, bounds]; inf where there can be none.
+        fits: for each stage whether its IPU holds what is between any two bounds, bool[bounds, bounds].
+        num_stages: number of stages.
+    """
     size = len(times)
     # Dynamic programming over stages: total[b] is the least sum of times of the stages that end at bound b.
     total = np.where(fits[0][0], times[0], np.inf)
     choices: list[np.ndarray] = []
     for stage in range(1, num_stages):
-        through = total[:, None] + np.where(fits[stage], times, np.inf)
-        choices.append(through.argmin(0))
+        through = total[:, None] + np.where(fits[stage], times, np.inf)  # [begin of the stage, end of it]
+        choices.append(through.argmin(0))  # for each end the best begin
         total = through.min(0)
     if not np.isfinite(total[size - 1]):
         return None
@@ -302,11 +327,16 @@ def _cut_of_least_sum(times: np.ndarray, fits: Sequence[np.ndarray], num_stages:
 
 def name_stages(batch: SegmentedBatch, cuts: Sequence[int]) -> CutJaxpr:
     """The micro-batch with equations named after the stages of a cut, and loops over layers split at the cuts."""
-    # By the equation's number and first row; those that belong to their users have no stage, and get one with these.
-    stage_of = {key: int(np.searchsorted(cuts, n, "right")) for key, n in batch.shard_segments().items() if n >= 0}
+    # By (number of the uncut equation, first row of the shard); those that belong to their users (−1) get a stage with
+    # these, when the pipeline is partitioned.
+    stage_of = {
+        shard: int(np.searchsorted(cuts, segment, "right"))  # number of cuts up to the segment
+        for shard, segment in batch.shard_segments().items()
+        if segment >= 0
+    }
     loops: dict[int, Bounds] = {}
     for n, bounds in batch.loops.items():
-        # The finest bounds between shards of different stages.
+        # Of the finest bounds those between shards of different stages.
         changes = [b for a, b in pairwise(bounds[:-1]) if stage_of[n, a] != stage_of[n, b]]
         loops |= {n: (0, *changes, bounds[-1])} if changes else {}
     shards = into_shards(batch.jaxpr, batch.spec, share_bounds(batch.jaxpr.jaxpr, loops))

@@ -68,6 +68,7 @@ def into_shards(jaxpr: ClosedJaxpr, spec: PipelineSpec, loops: Mapping[int, Boun
     if not loops:
         return uncut(jaxpr)
     body = jaxpr.jaxpr
+    # The stacks of a loop are cut where the loop is, and from them on all values with the same rows.
     seeds = {var: bounds for n, bounds in loops.items() for var in _stacks_of(body.eqns[n])}
     bounds = spread(body, seeds)
     return cut(jaxpr, bounds, _unsplit_values(body, spec, bounds))
@@ -98,6 +99,11 @@ def _unsplit_values(body: Jaxpr, spec: PipelineSpec, bounds: Mapping[Var, Bounds
     """Inputs and results of a micro-batch that stay unsplit: batches, keys, stacked results.
 
     And a state whose next value is not cut alike, because one takes the variable of the other.
+
+    Args:
+        body: the micro-batch.
+        spec: roles of its inputs, and reductions of its results.
+        bounds: of all values that would be cut.
     """
     states = {body.invars[operand]: body.outvars[result] for operand, result in spec.carries}
     unsplit = {var for var, role in zip(body.invars, spec.roles, strict=True) if role in ("batch", "key")}
@@ -129,12 +135,13 @@ def spec_of_shards(spec: PipelineSpec, shards: CutJaxpr, **changes: Any) -> Pipe
     # Flags of streams are empty if there are none.
     streamed = [flag for flag, count in zip(spec.streamed, in_counts, strict=False) for _ in range(count)]
     sent = [flag for flag, count in zip(spec.sent, out_counts, strict=False) for _ in range(count)]
+    # Number of the first shard of each operand and result; a state and its next value have as many.
     first_in = list(accumulate(in_counts, initial=0))
     first_out = list(accumulate(out_counts, initial=0))
     carries = [
-        (first_in[operand] + k, first_out[result] + k)
+        (first_in[operand] + shard, first_out[result] + shard)
         for operand, result in spec.carries
-        for k in range(in_counts[operand])
+        for shard in range(in_counts[operand])
     ]
     spec = replace(spec, streamed=tuple(streamed), sent=tuple(sent))
     return replace(spec, roles=tuple(roles), reduce=tuple(kinds), carries=tuple(carries), **changes)

@@ -116,6 +116,7 @@ def _place(jaxpr: ClosedJaxpr, graph: Graph, recomputation: Recomputation) -> _P
     }
     stage_of = assign_stages(jaxpr.jaxpr, {n: pipeline.span() for n, pipeline in staged.items()})
     _check_fits(jaxpr, stage_of, graph.target.num_ipus)
+    # Below, `outlined` and `fused` have for each equation the number of the one before that it stands for.
     # Runs of equations that are named after stages are outlined already: others had no place until now.
     unnamed_stages = [
         None if n in staged or stage_name(eqn).stage is not None else stage_of[n] for n, eqn in enumerate(eqns)
@@ -124,6 +125,7 @@ def _place(jaxpr: ClosedJaxpr, graph: Graph, recomputation: Recomputation) -> _P
     body, fused = fuse_equations(called, fuser(), [stage_of[n] for n in outlined])
     sources = [outlined[n] for n in fused]
     pipelines = {n: staged[source] for n, source in enumerate(sources) if source in staged}
+    # Stage i is on IPU i.
     return _Placed(body, [stage_of[source] for source in sources], pipelines)
 
 

@@ -219,7 +219,7 @@ class HandedOn:
         other_stages = (
             [stage for other, stage in staged.readers if other is var and stage != part.stage] if is_definer else []
         )
-        is_first = is_definer or staged.readers[var, part.stage][0] is part
+        is_first = is_definer or staged.readers[var, part.stage][0] is part  # part of its stage that has the value
         if not is_first or not (later_readers or other_stages):
             return
         map_linearly(builder.view, value)
@@ -260,6 +260,7 @@ class HandedOn:
         staged = self.pipeline.staged
         ipus = self.pipeline.ipus
         reader = receiver.part.task
+        # Micro-batches whose value may have been sent and not been read, which depends on how IPUs meet.
         is_buffered = ipus.graph.target.global_exchange == "buffered"
         in_transit = staged.plan.buffers(sender, reader) if is_buffered else staged.plan.depth(sender, reader)
         count = min(in_transit, staged.spec.micro_batches)

@@ -87,10 +87,12 @@ def _with_equal_values_once(partition: Partition) -> Partition:
     """Drops all but the first of equal shared equations of a stage, such as the masks of all its layers."""
     numbers = EquationNumbers()
     shared: list[SharedEquation] = []
+    # By number of equal computations, stage and operands: the results of the first equation.
     first_outvars: dict[tuple[int, int, tuple[Var, ...]], list[Var]] = {}
-    replaced: dict[Var, Var] = {}
+    replaced: dict[Var, Var] = {}  # by result of a dropped equation, the equal one of the first
 
     def reading_first(eqn: JaxprEqn) -> JaxprEqn:
+        """The equation, which reads results of first equations in place of those of dropped ones."""
         reads_none = replaced.keys().isdisjoint(variables(eqn.invars))
         return eqn if reads_none else eqn.replace(invars=[substituted(atom, replaced) for atom in eqn.invars])
 
@@ -121,43 +123,52 @@ class _Partitioner:
     """
 
     def __init__(self, jaxpr: ClosedJaxpr, spec: PipelineSpec) -> None:
+        """Finds of each equation what follows from the jaxpr alone; `_rank` assigns the ranks.
+
+        Args:
+            jaxpr: one micro-batch, without dead equations.
+            spec: which operands differ between micro-batches, and which results are the next values of states.
+        """
         self.jaxpr = jaxpr
         self.spec = spec
         self.body = jaxpr.jaxpr
         numbers = [named_stage(eqn) for eqn in self.body.eqns]
         check_flow(self.body, numbers)
+        # The user's numbers of stages may have gaps; from here on a stage is its position among them.
         self.numbers = tuple(sorted({number for number in numbers if number is not None}))
         self.num_stages = len(self.numbers)
+        # By the number of the equation: its stage, None if it has no name; whether it computes the same for all
+        # micro-batches; and the position of its part, see above.
         self.named_stages = [None if number is None else self.numbers.index(number) for number in numbers]
-        self.is_same = dependence(self.body, spec).is_same  # of each equation
+        self.is_shared = dependence(self.body, spec).is_same
+        self.ranks: list[int | None] = [None] * len(self.body.eqns)
+        # By variable: numbers of the equation that defines it, and of those that read it.
         self.defining_eqn: dict[Var, int] = {var: n for n, eqn in enumerate(self.body.eqns) for var in eqn.outvars}
         self.users: dict[Var, list[int]] = {}
         for n, eqn in enumerate(self.body.eqns):
             for var in variables(eqn.invars):
                 self.users.setdefault(var, []).append(n)
-        self.ranks: list[int | None] = [None] * len(self.body.eqns)
 
     def run(self) -> Partition:
         """Return the equations of each stage, forward then backward, and the terms of results."""
         carried = self._holders_of_states()
         self._rank(carried)
-        removed, results = self._split_sums()
+        left_out, results = self._split_sums()
         stages = self.num_stages
-        parts: list[list[JaxprEqn]] = [[] for _ in range(2 * stages)]
+        eqns_of_rank: list[list[JaxprEqn]] = [[] for _ in range(2 * stages)]
         for n, (eqn, rank) in enumerate(zip(self.body.eqns, self.ranks, strict=True)):
-            if rank is not None and n not in removed:
-                parts[rank].append(eqn)
-        order = [TaskKind(stage, FORWARD) for stage in range(stages)]
-        order += [TaskKind(stage, BACKWARD) for stage in reversed(range(stages))]
-        training = any(parts[stages:])
-        parts_in_order = tuple(Part(task, tuple(eqns)) for task, eqns in zip(order, parts, strict=True))
-        parts_in_order = parts_in_order if training else parts_in_order[:stages]
+            if rank is not None and n not in left_out:
+                eqns_of_rank[rank].append(eqn)
+        task_of_rank = [TaskKind(stage, FORWARD) for stage in range(stages)]
+        task_of_rank += [TaskKind(stage, BACKWARD) for stage in reversed(range(stages))]
+        parts = tuple(Part(task, tuple(eqns)) for task, eqns in zip(task_of_rank, eqns_of_rank, strict=True))
+        training = any(eqns_of_rank[stages:])  # ranks of backward parts
         return Partition(
             jaxpr=self.jaxpr,
             numbers=self.numbers,
             training=training,
             shared=self._shared(),
-            parts=parts_in_order,
+            parts=parts if training else parts[:stages],
             results=tuple(results),
             carried=carried,
         )
@@ -166,9 +177,9 @@ class _Partitioner:
         """Equations computed once, each at the stage it is named after, or else that uses it first."""
         stages: dict[int, int] = {}
         for n, named in reversed(list(enumerate(self.named_stages))):  # users before what they use
-            if self.is_same[n]:
+            if self.is_shared[n]:
                 uses = [m for var in self.body.eqns[n].outvars for m in self.users.get(var, ())]
-                user_stages = [stages[m] if self.is_same[m] else self.stage(self.ranks[m]) for m in uses]
+                user_stages = [stages[m] if self.is_shared[m] else self.stage(self.ranks[m]) for m in uses]
                 stages[n] = named if named is not None else min(user_stages, default=0)
         return tuple(SharedEquation(self.body.eqns[n], stages[n]) for n in sorted(stages))
 
@@ -177,8 +188,8 @@ class _Partitioner:
         holders = {}
         for operand, result in self.spec.carries:
             state = self.body.invars[operand]
-            following = self.body.outvars[result]
-            n = self.defining_eqn.get(following) if isinstance(following, Var) else None
+            next_value = self.body.outvars[result]
+            n = self.defining_eqn.get(next_value) if isinstance(next_value, Var) else None
             stage_of_next_value = self._forward_stage(n) if n is not None else None
             user_stages = [stage for m in self.users.get(state, ()) if (stage := self.named_stages[m]) is not None]
             holders[state] = stage_of_next_value if stage_of_next_value is not None else min(user_stages, default=0)
@@ -194,7 +205,7 @@ class _Partitioner:
         latest = None
         while pending:
             m = pending.pop()
-            if m in visited or self.is_same[m]:
+            if m in visited or self.is_shared[m]:
                 continue
             visited.add(m)
             stage = self.named_stages[m]
@@ -213,17 +224,20 @@ class _Partitioner:
     def _rank(self, carried: Mapping[Var, int]) -> None:
         """Assigns a rank to each equation that differs between micro-batches; `carried` has the stage of each state."""
         for n in range(len(self.body.eqns)):
-            if not self.is_same[n]:
+            if not self.is_shared[n]:
                 self.ranks[n] = self._rank_by_operands(n, carried)
         # Equations of arguments alone have no rank yet: they go with their first use, so users get theirs first.
         for n in reversed(range(len(self.ranks))):
-            if self.ranks[n] is None and not self.is_same[n]:
+            if self.ranks[n] is None and not self.is_shared[n]:
                 user_ranks = [self.ranks[m] for var in self.body.eqns[n].outvars for m in self.users.get(var, ())]
                 self.ranks[n] = min((rank for rank in user_ranks if rank is not None), default=0)
         self._check_states(carried)
 
     def _rank_by_operands(self, n: int, carried: Mapping[Var, int]) -> int | None:
-        """The rank of an equation: that of its stage, but none before its operands; None if neither has any."""
+        """The rank of equation `n`: that of its stage, but none before its operands; None if neither has any.
+
+        `carried` has the stage of each state, the rank of its forward part.
+        """
         eqn = self.body.eqns[n]
         is_backward = stage_name(eqn).is_backward
         stage = self.named_stages[n]
@@ -264,9 +278,10 @@ class _Partitioner:
             n = self.defining_eqn.get(following) if isinstance(following, Var) else None
             rank = self.ranks[n] if n is not None else None
             users = self.users.get(state, ())
-            # A forward part has the rank of its stage.
+            # The stage of a state is the rank of the forward part that should compute its next value.
             early_users = [m for m in users if (r := self.ranks[m]) is not None and r < carried[state]]
-            if (rank is not None and rank != carried[state]) or early_users:
+            is_computed_elsewhere = rank is not None and rank != carried[state]
+            if is_computed_elsewhere or early_users:
                 eqn = self.body.eqns[early_users[0] if early_users else n or 0]
                 use = "used before" if early_users else "computed after"
                 raise ArgumentError(
@@ -285,20 +300,22 @@ class _Partitioner:
             over micro-batches before they are added.
         """
         removed: set[int] = set()
-        counts = Counter(variables(self.body.outvars))
+        num_results_of = Counter(variables(self.body.outvars))
 
         def addends(atom: Atom) -> Sequence[Atom]:
             """The operands of an addition of gradients that nothing else reads; none of another value."""
             n = None if isinstance(atom, Literal) else self.defining_eqn.get(atom)
-            if n is None or self.is_same[n] or self.body.eqns[n].primitive.name != "add_any":
+            if n is None or self.is_shared[n] or self.body.eqns[n].primitive.name != "add_any":
                 return ()
-            has_one_use = len(self.users.get(atom, ())) + counts[atom] == 1  # type: ignore[arg-type, index]
+            has_one_use = len(self.users.get(atom, ())) + num_results_of[atom] == 1  # type: ignore[arg-type, index]
             return self.body.eqns[n].invars if has_one_use else ()
 
         def stages_of_terms(atom: Atom) -> set[int | None]:
+            """Stages of the values that a tree of such additions adds up; of a value that is no sum its own."""
             return set().union(*map(stages_of_terms, addends(atom))) or {self._stage_of(atom)}
 
         def terms(atom: Atom) -> tuple[Atom, ...]:
+            """The terms of a result, each of one stage; notes the additions of terms of several stages as removed."""
             stages = stages_of_terms(atom)
             # A term that is the same for all micro-batches has no stage, and no part to be reduced in.
             if len(stages) == 1 or None in stages:

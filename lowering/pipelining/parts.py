@@ -39,7 +39,13 @@ class StagePart:
 
 
 def stage_parts(partition: Partition, split: Collection[int] = (), costs: CallCosts = _COSTS) -> tuple[StagePart, ...]:
-    """The parts in an order in which they can run; backward parts of stages in `split` are two, see above."""
+    """The parts of a pipeline as jaxprs, in an order in which they can run.
+
+    Args:
+        partition: equations of each part.
+        split: stages whose backward part becomes two: gradients of its inputs, then those of its weights.
+        costs: costs of calls, by which repeated runs of equations are outlined.
+    """
     parts = [half for part in partition.parts for half in _halves(part, partition, split)]
     defining_eqn = {var: eqn for part in parts for eqn in part.eqns for var in eqn.outvars}
     eqns_of_parts = [_with_views(part, defining_eqn) for part in parts]

@@ -57,20 +57,25 @@ class Planning:
 
 
 def pipeline_cost(jaxpr: ClosedJaxpr, number: int, planning: Planning) -> tuple[int, int]:
-    """Bytes of the fullest tile (`MemoryReport.rough_bytes`) and cycles of the pipeline at `jaxpr.eqns[number]`."""
+    """Bytes of the fullest tile (`MemoryReport.rough_bytes`) and cycles of the pipeline at `jaxpr.eqns[number]`.
+
+    It is lowered into a graph of its own. The cycles are those from its first task to its last; the bytes are those of
+    a program that also has the arguments which the pipeline does not read.
+    """
     eqn = jaxpr.jaxpr.eqns[number]
     staged = staged_pipeline(eqn, planning.target, planning.byte_cost, planning.recomputation)
     graph = planning.graph()
     prog = ProgramSequence()
-    epilogue = ProgramSequence()
+    end = ProgramSequence()
     ipus = Ipus(graph, planning.make_lowering, prog)
-    # Other arguments stay on chip for the whole call, so they add to the memory of every step.
+    # Other arguments stay on chip for the whole call, so they add to the memory of every step: written before the
+    # pipeline and read after it.
     for var, ipu in other_arguments(jaxpr, number, staged.span()):
         argument = _variable(graph, var, "beside")
         map_linearly(ipus.view(ipu), argument)
         stream = HostStream("beside", argument.shape, argument.dtype, resident=True)
         prog.add(StreamIn(stream, argument))
-        epilogue.add(StreamOut(argument, stream))
+        end.add(StreamOut(argument, stream))
     in_groups = dict(zip(jaxpr.jaxpr.invars, grouped_inputs(jaxpr.jaxpr), strict=True))
     streamed = staged.spec.streamed or (False,) * len(eqn.invars)
     operands = [
@@ -79,10 +84,11 @@ def pipeline_cost(jaxpr: ClosedJaxpr, number: int, planning: Planning) -> tuple[
         else _variable(graph, atom, "operand", not isinstance(atom, Literal) and in_groups.get(atom, False))
         for atom, is_streamed in zip(eqn.invars, streamed, strict=True)
     ]
-    _, run = lower_pipeline(ipus, staged, operands)
-    prog.add(epilogue)
+    # This adds the pipeline to `prog`. No one reads its results here.
+    _results, run = lower_pipeline(ipus, staged, operands)
+    prog.add(end)
     for variable in graph.variables:
-        map_linearly(graph, Tensor.of(variable))
+        map_linearly(graph, Tensor.of(variable))  # those that nothing has mapped yet
     costs = leaf_costs(graph, prog)
     effects = EffectsOf(graph)
     memory = memory_report(graph, prog, effects, costs)
@@ -95,11 +101,14 @@ def rough_bytes(graph: Graph, program: Program) -> int:
 
 
 def other_arguments(jaxpr: ClosedJaxpr, number: int, span: Span) -> list[tuple[Var, int]]:
-    """Arguments on chip that the pipeline `jaxpr.eqns[number]` does not read, each with its IPU."""
+    """Arguments on chip that the pipeline `jaxpr.eqns[number]` does not read, each with the IPU that it is mapped to.
+
+    `span` has the IPUs of that pipeline's operands and results.
+    """
     body = jaxpr.jaxpr
     operands = {atom for atom in body.eqns[number].invars if not isinstance(atom, Literal)}
     off_chip = {atom for eqn in body.eqns if eqn.primitive in MOVES for atom in variables_read(eqn)}
-    # Other pipelines use nothing here: they may have no stages yet.
+    # Other pipelines give their operands no IPU, as they may have no stages yet; their results count as on IPU 0.
     other_pipelines = {
         n: Span((None,) * len(eqn.invars), (0,) * len(eqn.outvars)) for n, eqn in enumerate(body.eqns) if is_staged(eqn)
     }

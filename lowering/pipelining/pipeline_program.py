@@ -232,7 +232,14 @@ class _Results:
             self._add_reduction(term, kind, value, builder)
 
     def _add_reduction(self, term: Term, kind: str, value: Tensor, builder: PartBuilder) -> None:
-        """Adds the reduction of a term, whose result is reduced by `kind`, and its accumulator, zeroed once a step."""
+        """Adds the reduction of a term over micro-batches, and its accumulator, zeroed once a step.
+
+        Args:
+            term: the term of a result.
+            kind: "sum", "mean", "running_mean", "last" or "stack".
+            value: the term of one micro-batch.
+            builder: the part that computes it.
+        """
         ipus = self.pipeline.ipus
         graph = ipus.graph
         spec = self.pipeline.staged.spec
@@ -244,7 +251,7 @@ class _Results:
             self.accumulators[key] = self._stacked(term.number, value, builder, name)
             return
         shared = self._shared_accumulator(term.number, builder.ipu) if kind in ("sum", "mean") else None
-        if shared is not None:
+        if shared is not None:  # zeroed where the other term has added it
             self.accumulators[key] = shared
             ipus.emit(builder.ipu, partial(combine, kind), [shared, value], builder.body, name, into=shared)
             return
@@ -282,7 +289,11 @@ class _Results:
         return next((x for x in of_result if variable_ipu(x.variables()[0]) == ipu), None)
 
     def result(self, number: int) -> Tensor:
-        """A result after all tasks: a state, a stack, or the sum or mean of its accumulators."""
+        """A result after all tasks: a state, a stack, or the sum or mean of its accumulators.
+
+        One of dtype float0 has no values: constant flags of its shape stand for it. A mean is summed by the parts, and
+        divided here.
+        """
         staged = self.pipeline.staged
         ipus = self.pipeline.ipus
         kind = staged.spec.kind_of(number)
@@ -291,10 +302,11 @@ class _Results:
         if is_float0(aval):
             shape = (staged.spec.micro_batches, *aval.shape) if kind == "stack" else aval.shape
             return ipus.graph.add_constant(np.zeros((), bool), "float0").broadcast_in_dim(shape, ())
-        if kind == "carry":
+        if kind == "carry":  # the state of which this result is the next value
             return self.states[staged.partition.jaxpr.jaxpr.invars[staged.spec.states[number]]]
         ipu = staged.result_ipu(terms)
         accumulators = (self.accumulators[number, position] for position in range(len(terms)))
+        # Terms of stages on one IPU share an accumulator.
         distinct = list({accumulator.node: accumulator for accumulator in accumulators}.values())
         if kind not in ("mean", "sum") or (kind == "sum" and len(distinct) == 1):
             return distinct[0]
@@ -326,16 +338,24 @@ class _Blocks:
         sends: Mapping[TaskKind, Sequence[Send]],
         moves: TaskMoves[TaskKind],
     ) -> None:
+        """Takes what the parts have left to the schedule.
+
+        Args:
+            pipeline: the pipeline.
+            functions: function of each part that has a program.
+            sends: values that go to other stages after a part has run.
+            moves: loads from the host before a part, and stores there after it.
+        """
         self._pipeline = pipeline
         self._functions = functions
         self._sends = sends
         self._moves = moves
-        self._arriving: dict[TaskKind, list[Arrival]] = defaultdict(list)
+        self._arriving: dict[TaskKind, list[Arrival]] = defaultdict(list)  # by the task that reads them
         for send in self._all_sends():
             self._arriving[send.reader].append(send.arrival)
         links = [(task, send.reader) for task, sends_of_task in sends.items() for send in sends_of_task]
         self._marks = pipeline.staged.marks(pipeline.name, functions, links)
-        self._copies: dict[tuple[int, ...], Program] = {}
+        self._copies: dict[tuple[int, ...], Program] = {}  # see `_copy`
 
     def all_tasks(self) -> ProgramSequence:
         """The program from the first task to the last: ramp-up, steady state and ramp-down."""
@@ -362,7 +382,7 @@ class _Blocks:
             steps.add(step)
         for task, kind in tasks:
             for arrival in self._arriving[kind]:
-                if len(arrival.landing) > 1:
+                if len(arrival.landing) > 1:  # the part reads one variable, the others are in rotation
                     landed = arrival.landing[task.micro_batch % len(arrival.landing)]
                     steps.add(self._copy([_CopiedPair(landed, arrival.read)]))
             steps.add(Call(self._functions[kind], self._pipeline.ipus.graph.origin, self._marks[kind]))

@@ -82,24 +82,31 @@ class PipelineSpec:
 
 
 def micro_batch_loop(jaxpr: ClosedJaxpr, spec: PipelineSpec) -> Callable[..., list[jax.Array]]:
-    """Function from a pipeline's operands to its results that runs `jaxpr` for one micro-batch after the other."""
+    """Function from a pipeline's operands to its results that runs `jaxpr` for one micro-batch after the other.
+
+    Args:
+        jaxpr: computes the results of one micro-batch.
+        spec: which operands are split into micro-batches or carried, and how results are reduced over them.
+    """
     micro_batch_fun = jaxpr_as_fun(jaxpr)
-    carried = dict(spec.carries)
+    next_result = dict(spec.carries)  # by each operand that is a state, the result that is its next value
     kinds = ["none" if is_float0(aval) else spec.kind_of(n) for n, aval in enumerate(jaxpr.out_avals)]
 
     def loop(*operands: jax.Array) -> list[Any]:
-        """Runs a scan over the micro-batches, then divides means."""
+        """Runs a scan over the micro-batches, then divides means; values below are by number of operand or result."""
 
         def iteration(state: Any, rows: dict[int, jax.Array]) -> Any:
             index, states, accumulated = state
             keys = {n: fold(operands[n], index) for n, role in enumerate(spec.roles) if role == "key"}
             varying = {**rows, **states, **keys}
             outs = micro_batch_fun(*(varying.get(n, x) for n, x in enumerate(operands)))
-            next_states = {n: lax.convert_element_type(outs[result], states[n].dtype) for n, result in carried.items()}
+            next_states = {
+                n: lax.convert_element_type(outs[result], states[n].dtype) for n, result in next_result.items()
+            }
             reduced = {n: combine(kinds[n], accumulator, outs[n], index) for n, accumulator in accumulated.items()}
             return (index + 1, next_states, reduced), {n: outs[n] for n, kind in enumerate(kinds) if kind == "stack"}
 
-        initial_states = {n: lax.convert_element_type(operands[n], jaxpr.in_avals[n].dtype) for n in carried}
+        initial_states = {n: lax.convert_element_type(operands[n], jaxpr.in_avals[n].dtype) for n in next_result}
         accumulated = {
             n: lax.full(aval.shape, 0, aval.dtype if kind == "last" else spec.accumulator_dtype(aval))
             for n, (kind, aval) in enumerate(zip(kinds, jaxpr.out_avals, strict=True))
@@ -111,8 +118,10 @@ def micro_batch_loop(jaxpr: ClosedJaxpr, spec: PipelineSpec) -> Callable[..., li
                 iteration, (jnp.int32(0), initial_states, accumulated), batches, spec.micro_batches
             )
         means = {n: x / jnp.asarray(spec.micro_batches, x.dtype) for n, x in accumulated.items() if kinds[n] == "mean"}
-        of_states = {result: states[operand] for result, operand in spec.states.items() if kinds[result] == "carry"}
-        computed = {**accumulated, **means, **stacks, **of_states}
+        # Results that return a state after the last micro-batch; others of `next_result` are reduced, as any result.
+        last_states = {result: states[n] for n, result in next_result.items() if kinds[result] == "carry"}
+        computed = {**accumulated, **means, **stacks, **last_states}
+        # Those of kind "none" have no values to compute.
         return [computed[n] if n in computed else _zeros(jaxpr, spec, n) for n in range(len(kinds))]
 
     return loop

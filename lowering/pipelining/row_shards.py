@@ -150,14 +150,16 @@ class _Cutter:
     def __init__(
         self, jaxpr: ClosedJaxpr, bounds: Mapping[Var, Bounds], unsplit: set[Var], replaced: Mapping[int, Replacement]
     ) -> None:
+        """Takes the arguments of `cut`; a `Var` is a value of the uncut jaxpr, or one that stands for it in the cut."""
         self._jaxpr = jaxpr
         self._bounds = bounds
         self._kept_unsplit = unsplit
         self._replaced = replaced
+        # By variable of the uncut jaxpr those of the cut one: unsplit, and its shards at some bounds.
         self._unsplit: dict[Var, Var] = {var: var for var in jaxpr.jaxpr.constvars}
         self._shards: dict[tuple[Var, Bounds], list[Var]] = {}
-        self._eqns: list[JaxprEqn] = []
-        self._sources: list[Source | None] = []
+        self._eqns: list[JaxprEqn] = []  # of the cut jaxpr
+        self._sources: list[Source | None] = []  # of each of these, see `CutJaxpr`
 
     def run(self) -> CutJaxpr:
         """Cut the inputs, then the equations in order, then the results."""
@@ -264,7 +266,7 @@ class _Cutter:
         body = scan_body(eqn.params)
         carried = eqn.outvars[body.results.carries]
         stacks = [self._define(var, bounds) for var in eqn.outvars[body.results.stacks]]
-        state = operands[0][body.operands.carries]
+        state = operands[0][body.operands.carries]  # as of every shard: carries have no rows
         spans = list(enumerate(pairwise(bounds)))  # a reverse loop runs its last shard first
         for k, (a, b) in reversed(spans) if eqn.params["reverse"] else spans:
             invars = [*operands[k][body.operands.constants], *state, *operands[k][body.operands.stacks]]
@@ -283,11 +285,12 @@ class _Cutter:
         for operands, (a, b) in zip(self._operands_of_shards(eqn, rows, bounds), pairwise(bounds), strict=True):
             reduced = Var(out.aval)
             self._add(eqn.replace(invars=operands, outvars=[reduced]), Source(n, a, b - a))
-            if total is not None:
-                pair = total, reduced
-                reduced = Var(out.aval)
-                self._add(_new_eqn(pair, [reduced], COMBINES[record_of(eqn).monoid or ""], {}, eqn), None)
-            total = reduced
+            if total is None:
+                total = reduced
+                continue
+            combined = Var(out.aval)
+            self._add(_new_eqn([total, reduced], [combined], COMBINES[record_of(eqn).monoid or ""], {}, eqn), None)
+            total = combined
         assert total is not None, "there is at least one shard"
         self._unsplit[out] = total
 

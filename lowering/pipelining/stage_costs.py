@@ -155,6 +155,7 @@ def _segment_costs(
     effects = EffectsOf(graph)
     cycles = np.zeros((4, segmented.num_segments))
     buffer_bytes = np.zeros(segmented.num_segments)
+    # Several segments may have one program, as shards of a loop: it is costed once.
     cycles_of_program: dict[ProgramSequence, int] = {}
     received_bytes: dict[ProgramSequence, int] = {}
     code_bytes: dict[ProgramSequence, int] = {}
@@ -186,6 +187,7 @@ def _lower_equations(
     for var, value in zip(body.constvars, shards.jaxpr.consts, strict=True):
         env[var] = graph.add_constant(value, "constant")
     programs: list[_Costed] = []
+    # Results and program of the first shard of each key, which stand for those of all.
     lowered_shards: dict[tuple[int, int], tuple[Sequence[Tensor], ProgramSequence]] = {}
     for (eqn, segment, _), key in zip(segmented.rows(), _shard_keys(shards), strict=True):
         lowered = None if key is None else lowered_shards.get(key)
@@ -271,8 +273,8 @@ def _residuals(segmented: Segments) -> list[tuple[Var, int]]:
 
 def _crossing_bytes(segmented: Segments) -> np.ndarray:
     """Bytes over each cut of values that a micro-batch defines on one side and uses on the other, float64[segments]."""
-    # Cut n is the one before segment n. First the changes of the bytes from one cut to the next, then their sums.
-    bytes_over = np.zeros(segmented.num_segments + 1)
+    # Cut n is the one before segment n.
+    changes = np.zeros(segmented.num_segments + 1)  # of the bytes, from cut n − 1 to cut n
     defining_segment = {
         var: segment
         for eqn, segment, is_same in segmented.rows()
@@ -285,10 +287,10 @@ def _crossing_bytes(segmented: Segments) -> np.ndarray:
             if var in defining_segment and segment >= 0:
                 low, high = reach.get(var, (defining_segment[var], defining_segment[var]))
                 reach[var] = min(low, segment), max(high, segment)
-    for var, (low, high) in reach.items():
-        bytes_over[low + 1] += value_bytes(var.aval)
-        bytes_over[high + 1] -= value_bytes(var.aval)
-    return np.cumsum(bytes_over)[: segmented.num_segments]
+    for var, (low, high) in reach.items():  # it crosses the cuts low + 1 … high
+        changes[low + 1] += value_bytes(var.aval)
+        changes[high + 1] -= value_bytes(var.aval)
+    return np.cumsum(changes)[: segmented.num_segments]
 
 
 def _parameter_bytes(parameters: Sequence[Var], segmented: Segments) -> tuple[tuple[tuple[int, ...], int], ...]:

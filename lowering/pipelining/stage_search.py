@@ -102,6 +102,11 @@ class StageSearch:
 
         What is computed for a cut is kept: in `_programs` the rewritten program, in `_estimates` the bytes of its
         fullest tile and its cycles.
+
+        Args:
+            jaxpr: the program.
+            number: number of the pipeline's equation in it.
+            planning: the target, and how candidates are lowered.
         """
         self._jaxpr = jaxpr
         self._number = number
@@ -114,6 +119,7 @@ class StageSearch:
                 expected="either stages=... or ipu.stage(i)",
                 got=f"stages={self._spec.stages!r}, and stages {', '.join(map(str, sorted(stages)))} in the function",
             )
+        # Modes of recomputation that occur in gradients; "auto" is chosen after the search.
         self._modes = modes(micro_batch.jaxpr.eqns, planning.recomputation)
         self.batch = segmented_batch(micro_batch, self._spec)
         self._programs: dict[Cuts, CutJaxpr] = {}
@@ -176,21 +182,23 @@ class StageSearch:
 
     def _pipeline_index(self, jaxpr: ClosedJaxpr) -> int:
         """Index of the pipeline in the program after its other equations were cut."""
-        pipeline = [n for n, eqn in enumerate(self._jaxpr.jaxpr.eqns) if is_staged(eqn)].index(self._number)
-        return [n for n, eqn in enumerate(jaxpr.jaxpr.eqns) if is_staged(eqn)][pipeline]
+        # Cuts add other equations, but no pipelines: it is still the same one of these.
+        position = [n for n, eqn in enumerate(self._jaxpr.jaxpr.eqns) if is_staged(eqn)].index(self._number)
+        return [n for n, eqn in enumerate(jaxpr.jaxpr.eqns) if is_staged(eqn)][position]
 
     def search(self, lower_program: LowerProgram | None = None) -> Cuts:
         """The best cut, or the best whose entire program fits if `lower_program` is given.
 
-        While recomputation is still to be chosen (`is_open`), a cut that does not fit is not improved: the choice
-        starts from it, and the search goes on with the chosen recomputation.
+        While recomputation is still to be chosen, a cut that does not fit is not improved: the choice starts from it,
+        and the search goes on with the chosen recomputation.
         """
         candidates = self._initial_candidates()
-        is_open = self._may_recompute and not self._recomputation_is_chosen
-        if is_open and len(self._plans) == 1 and self.excess_and_cycles(candidates[0]).excess_bytes:
+        recomputation_is_open = self._may_recompute and not self._recomputation_is_chosen
+        # Of one schedule the first candidate, the most promising, will do; estimates of others would be for nothing.
+        if recomputation_is_open and len(self._plans) == 1 and self.excess_and_cycles(candidates[0]).excess_bytes:
             return candidates[0]
         best = min(candidates, key=self.excess_and_cycles)
-        if is_open and self.excess_and_cycles(best).excess_bytes:
+        if recomputation_is_open and self.excess_and_cycles(best).excess_bytes:
             return best
         if self.excess_and_cycles(best).excess_bytes:  # none fits
             further_candidates = chain(self._low_memory_candidates(), self._all_candidates(best))
@@ -203,7 +211,11 @@ class StageSearch:
         return self._best_that_fits(best, lower_program)
 
     def _best_that_fits(self, best: Cuts, lower_program: LowerProgram) -> Cuts:
-        """The best cut whose entire program fits, else the best."""
+        """The best cut whose entire program fits, else `best`.
+
+        The cut of least cycles that is expected to fit is lowered next, up to `_MAX_PROGRAMS`. A program needs more
+        bytes than the estimate of its pipeline: those of a new cut are guessed from the ones lowered so far.
+        """
         extra_bytes: dict[Cuts, int] = {}  # bytes of the entire program less the estimate
         for candidates in self._candidate_batches(best):
             while len(extra_bytes) < _MAX_PROGRAMS and (
@@ -222,22 +234,28 @@ class StageSearch:
         return best
 
     def _candidate_batches(self, best: Cuts) -> Iterator[list[Cuts]]:
-        """Batches of candidates in order of trial: the best, those estimated or of less memory, and all."""
+        """Batches of candidates in order of trial: the best, those estimated so far or of less memory, and all."""
         yield [best]
         yield [*self._estimates, *self._low_memory_candidates()]
         yield self._all_candidates(best)
 
     def _all_candidates(self, best: Cuts) -> list[Cuts]:
-        """All cuts into as many stages, if they are few."""
+        """All cuts into as many stages as `best` has, if they are few; else none."""
         candidates = list(all_cuts(self.work, len(best) + 1, _MAX_CANDIDATES + 1))
         return candidates if len(candidates) <= _MAX_CANDIDATES else []
 
     def _low_memory_candidates(self) -> Iterator[Cuts]:
-        """The best cuts for less and less memory, down to the least that allows one."""
+        """For each schedule the most promising cut for less and less memory of a tile, until none fits.
+
+        Memory is lowered by coarse steps. Below the last that has a cut the least fraction with one is added, which is
+        between two coarse ones; if all have one, that of a single coarse step is the last.
+        """
 
         def best_for(plan: SchedulePlan, fraction: int) -> list[Cuts]:
+            """A list of the one best cut for that many `_MEMORY_FRACTIONS` of a tile; empty if none fits."""
+            num_bytes = self._planning.target.bytes_per_tile * fraction // _MEMORY_FRACTIONS
             try:
-                return self._best_cuts(plan, 1, self._planning.target.bytes_per_tile * fraction // _MEMORY_FRACTIONS)
+                return self._best_cuts(plan, num_bytes, max_cuts=1)
             except ArgumentError:  # no cut is so small
                 return []
 
@@ -279,6 +297,7 @@ class StageSearch:
         return best
 
     def _neighbours(self, cuts: Cuts) -> list[Cuts]:
+        """Cuts of which one place is moved to the position before or after it."""
         neighbours = []
         for number, index in enumerate(map(self._positions.index, cuts)):
             for position in self._positions[max(index - 1, 0) : index + 2]:
@@ -295,7 +314,7 @@ class StageSearch:
         if spec.stages != "auto":
             assert spec.stages is not None
             plan = plan_of(spec, spec.stages, training, self._planning.target)
-            ipus_of_stages(self._eqn, plan, self._planning.target.num_ipus)
+            ipus_of_stages(self._eqn, plan, self._planning.target.num_ipus)  # refuses more stages than IPUs
             return [plan]
         plans: list[SchedulePlan] = []
         first_error = None
@@ -314,24 +333,29 @@ class StageSearch:
         return plans
 
     def _initial_candidates(self) -> list[Cuts]:
-        """Most promising cuts of all schedules."""
+        """Most promising cuts of all schedules, by formulas alone: fewer of each if there are several schedules."""
         max_cuts = _ESTIMATED if len(self._plans) == 1 else _ESTIMATED_OF_EACH
         candidates: list[Cuts] = []
         errors: list[ArgumentError] = []
         for plan in self._plans:
             try:
                 max_cuts_of_plan = _reduced(max_cuts, plan.num_stages)
-                candidates += self._best_cuts(plan, max_cuts_of_plan, self._planning.target.bytes_per_tile)
+                candidates += self._best_cuts(plan, self._planning.target.bytes_per_tile, max_cuts_of_plan)
             except ArgumentError as error:  # impossible with this number of stages
                 errors.append(error)
         if not candidates:
             raise errors[0]
         return candidates
 
-    def _best_cuts(self, plan: SchedulePlan, count: int, bytes_per_tile: int) -> list[Cuts]:
-        """The most promising cuts for a schedule and so much memory of a tile, before any is lowered."""
+    def _best_cuts(self, plan: SchedulePlan, bytes_per_tile: int, max_cuts: int) -> list[Cuts]:
+        """The most promising cuts for a schedule and so much memory of a tile, before any is lowered.
+
+        Raises:
+            ArgumentError: no cut fits.
+        """
         target = self._planning.target.replace(num_ipus=1, bytes_per_tile=bytes_per_tile)
-        return best_cuts(self.work, plan, target, count, self.resident, self._modes <= {"none"})
+        stores_residuals = self._modes <= {"none"}
+        return best_cuts(self.work, plan, target, max_cuts, self.resident, stores_residuals)
 
     @cached_property
     def resident(self) -> list[tuple[int, int]]:
@@ -342,7 +366,10 @@ class StageSearch:
 
 
 def _reduced(count: int, num_stages: int) -> int:
-    """The number of candidates, reduced for many stages by the square of their number, as lowering times moves is."""
+    """The number of candidates to try, lower for more than `_MANY_STAGES` by the square of the number of stages.
+
+    Both the time to lower a candidate and the number of moves to try are linear in that number.
+    """
     return max(1, count * _MANY_STAGES**2 // max(_MANY_STAGES, num_stages) ** 2)
 
 
@@ -355,12 +382,12 @@ def _with_replacement(jaxpr: ClosedJaxpr, number: int, pipeline: Replacement) ->
 
 
 def _span_of_segments(batch: SegmentedBatch) -> Span:
-    """The pipeline's span if each segment were a stage on an IPU of its own."""
+    """IPUs of the pipeline's operands and results if each segment were a stage on an IPU of its own."""
     body = batch.shards.jaxpr.jaxpr
     first_segment: dict[Var, int] = {}
     defining_segment: dict[Var, int] = {}
     for eqn, segment in zip(body.eqns, batch.segmented.segments, strict=True):
-        defining_segment.update(dict.fromkeys(eqn.outvars, max(segment, 0)))
+        defining_segment.update(dict.fromkeys(eqn.outvars, max(segment, 0)))  # −1: of no segment of its own
         for atom in eqn.invars:
             if segment >= 0 and not isinstance(atom, Literal):
                 first_segment[atom] = min(first_segment.get(atom, segment), segment)
@@ -375,15 +402,21 @@ def _composed(outer: CutJaxpr, inner: CutJaxpr) -> CutJaxpr:
 
 
 def _composed_bounds(outer: Sequence[Bounds | None], inner: Sequence[Bounds | None]) -> tuple[Bounds | None, ...]:
-    """Bounds in the uncut values, of cuts at `outer` whose shards are cut again at `inner`."""
+    """Bounds in the uncut values, of cuts at `outer` whose shards are cut again at `inner`.
+
+    Args:
+        outer: bounds of each uncut value, None for one that is not cut.
+        inner: bounds in each shard of these values, one after the other, counted from the first row of the shard.
+    """
     remaining = iter(inner)
     composed: list[Bounds | None] = []
     for bounds in outer:
         bounds_of_shards = [next(remaining) for _ in range(num_shards(bounds))]
-        if bounds is None:
+        if bounds is None:  # the one shard is the uncut value itself
             composed += bounds_of_shards
             continue
-        spans = zip(pairwise(bounds), bounds_of_shards, strict=True)
-        cuts_of_shards = [[a + row for row in (inner_bounds or (0, b - a))[1:]] for (a, b), inner_bounds in spans]
-        composed.append((0, *chain.from_iterable(cuts_of_shards)))
+        ends: list[int] = []  # last bound of each new shard, in rows of the uncut value
+        for (first, last), inner_bounds in zip(pairwise(bounds), bounds_of_shards, strict=True):
+            ends += [last] if inner_bounds is None else [first + row for row in inner_bounds[1:]]
+        composed.append((0, *ends))
     return tuple(composed)

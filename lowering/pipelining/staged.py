@@ -150,17 +150,26 @@ class StagedPipeline:
     def marks(
         self, name: str, tasks: Iterable[TaskKind], links: Iterable[tuple[TaskKind, TaskKind]]
     ) -> dict[TaskKind, PipelineTask]:
-        """Marks of the calls of each kind of task, for profiles; a link is from the writer of a value to a reader."""
+        """Marks of the calls of each kind of task, by which profiles show the pipeline.
+
+        Args:
+            name: name of the pipeline.
+            tasks: kinds of tasks that have a program.
+            links: (writer, reader) of each value that goes from one kind of task to another.
+        """
         numbers = self.partition.numbers
-        named_tasks = {task: (numbers[task.stage], task.kind.name.lower()) for task in tasks}
-        named_links = tuple(
-            dict.fromkeys((named_tasks[a], named_tasks[b]) for a, b in links if a in named_tasks and b in named_tasks)
+        # Profiles show the user's number of a stage, and "forward" or "backward".
+        shown_tasks = {task: (numbers[task.stage], task.kind.name.lower()) for task in tasks}
+        shown_links = dict.fromkeys(
+            (shown_tasks[writer], shown_tasks[reader])
+            for writer, reader in links
+            if writer in shown_tasks and reader in shown_tasks
         )
-        names = tuple(named_tasks.values())
-        # By the number that a stage is named by; one that is left out has the IPU of the next stage.
+        # By the user's number of a stage; one that is left out has the IPU of the next stage.
         ipus = tuple(self.ipus[bisect_left(numbers, number)] for number in range(numbers[-1] + 1))
-        layout = PipelineLayout(name, self.plan.schedule.name, ipus, self.spec.micro_batches, names, named_links)
-        return {task: PipelineTask(layout, *mark) for task, mark in named_tasks.items()}
+        names = tuple(shown_tasks.values())
+        layout = PipelineLayout(name, self.plan.schedule.name, ipus, self.spec.micro_batches, names, tuple(shown_links))
+        return {task: PipelineTask(layout, *shown) for task, shown in shown_tasks.items()}
 
     def result_ipu(self, terms: Sequence[object]) -> int:
         """The IPU on which the terms of a result are added."""
@@ -200,6 +209,7 @@ def staged_pipeline(
     with raised_at(source_line(eqn)):
         plan = plan_of(spec, partitioned.num_stages, partitioned.training, target)
     ipus = ipus_of_stages(eqn, plan, target.num_ipus, partitioned.numbers, jaxpr)
+    # Stages for which the schedule has tasks of weight gradients alone.
     split = {stage for tasks in plan.lists for stage in tasks.stages[tasks.kinds == BACKWARD_WEIGHT].tolist()}
     trades: list[ChainTrade] = []
     partitioned = _recomputed(partitioned, plan, ipus, recomputation, trades)
@@ -214,7 +224,15 @@ def _recomputed(
     recomputation: Recomputation,
     trades: list[ChainTrade],
 ) -> Partition:
-    """The partition with backward parts that recompute values of their forward parts; appends to `trades`."""
+    """The partition with backward parts that recompute values of their forward parts.
+
+    Args:
+        partitioned: the partition.
+        plan: the schedule, which says how many micro-batches store their values at a stage.
+        ipus: IPU of each stage.
+        recomputation: which values to recompute.
+        trades: the trade-off of memory and cycles of each stage is appended.
+    """
     eqns_of_task = {part.task: part.eqns for part in partitioned.parts}
     results = {var for terms in partitioned.results for var in variables(terms)}
     results |= set(variables(partitioned.jaxpr.jaxpr.outvars))
@@ -222,6 +240,7 @@ def _recomputed(
         forward = TaskKind(stage, FORWARD)
         backward = TaskKind(stage, BACKWARD)
         other_eqns = (eqns for task, eqns in eqns_of_task.items() if task not in (forward, backward))
+        # Variables of the two parts that others read: results, and gradients that parts of other stages take.
         sent = {var for eqns in other_eqns for eqn in eqns for var in variables(eqn.invars)}
         gradients = {var for eqn in eqns_of_task[backward] for var in eqn.outvars}
         forward_eqns, backward_eqns = recomputed_parts(

@@ -31,7 +31,7 @@ INDEX = 100  # first factor of the dimensions of indices
 
 
 def _gather_factors(eqn: JaxprEqn) -> Factors:
-    """Factors of a gather: the indices (lookups, windows, rows of the table) along which parts can be computed alone.
+    """Factors of a gather: what can be split so that parts are computed alone: lookups, windows, rows of the table.
 
     Rows are indexed dimensions of which a window has one element: a device looks up those that it has, at its own
     positions, and zeros for the others, so that results add up. Windows have the other dimensions whole.
@@ -44,10 +44,11 @@ def _gather_factors(eqn: JaxprEqn) -> Factors:
     # A batch dimension of the indices shares the factor of the table's, which has its number; others have their own.
     index_factors = [batches.get(d, INDEX + d) for d in range(len(indices) - 1)]
     dropped = {*numbers.collapsed_slice_dims, *numbers.operand_batching_dims}
-    windows = (_window_factor(d, table_factors, indexed) for d in range(len(operand)) if d not in dropped)
-    lookups = iter(index_factors)
+    window_factors = iter(_window_factors([d for d in range(len(operand)) if d not in dropped], table_factors, indexed))
+    lookup_factors = iter(index_factors)
     rank = len(shapes(eqn.outvars)[0])
-    result_factors = [next(windows) if d in numbers.offset_dims else next(lookups) for d in range(rank)]
+    result_factors = [next(window_factors if d in numbers.offset_dims else lookup_factors) for d in range(rank)]
+    # The last dimension of the indices, an index vector, is never split.
     factors = factors_by_number(eqn, [table_factors, [*index_factors, None]], [result_factors])
     # A device with a part of the rows looks up positions relative to where its part begins.
     rows = _row_factors(table_factors, indexed)
@@ -57,9 +58,9 @@ def _gather_factors(eqn: JaxprEqn) -> Factors:
 def _table_factors(
     shape: Sequence[int], window: Sequence[int], indexed: set[int], batching_dims: Sequence[int]
 ) -> list[int | None]:
-    """Factor (index along which parts can be computed alone) of each dimension of the table of a gather or scatter.
+    """Factor of each dimension of the table of a gather or scatter: the dimension's number, None if it is not split.
 
-    It is the dimension's number; None where windows have several elements along it, but not all.
+    Batches are split, indexed dimensions of which a window has one element, and others that a window has whole.
 
     Args:
         shape: shape of the table.
@@ -73,9 +74,14 @@ def _table_factors(
     ]
 
 
-def _window_factor(dim: int, table_factors: Sequence[int | None], indexed: set[int]) -> int | None:
-    # A row that is looked up stays as a window of one element unless it is collapsed.
-    return None if dim in indexed else table_factors[dim]
+def _window_factors(
+    window_dims: Sequence[int], table_factors: Sequence[int | None], indexed: set[int]
+) -> list[int | None]:
+    """Factors of the dimensions of windows, which are `window_dims` of the table: its own, but None if indexed.
+
+    A window has one element of an indexed dimension that is not collapsed: there is nothing to split.
+    """
+    return [None if d in indexed else table_factors[d] for d in window_dims]
 
 
 def _row_factors(table_factors: Sequence[int | None], indexed: set[int]) -> list[int]:
@@ -99,10 +105,12 @@ def _scatter_factors(eqn: JaxprEqn) -> Factors:
     adds = SCATTER_MONOIDS.get(eqn.primitive.name) == "add"
     # A batch dimension of the indices shares the factor of the table's, which has its number; others have their own.
     index_factors = [batches.get(d, INDEX + d if adds else None) for d in range(len(indices) - 1)]
-    lookups = iter(index_factors)
-    windows = (_window_factor(d, table_factors, indexed) for d in window_dims)
-    update_dims = range(len(updates))
-    update_factors = [next(windows) if d in numbers.update_window_dims else next(lookups) for d in update_dims]
+    lookup_factors = iter(index_factors)
+    window_factors = iter(_window_factors(window_dims, table_factors, indexed))
+    update_factors = [
+        next(window_factors if d in numbers.update_window_dims else lookup_factors) for d in range(len(updates))
+    ]
+    # The last dimension of the indices, an index vector, is never split.
     factors = factors_by_number(eqn, [table_factors, [*index_factors, None], update_factors], [table_factors])
     split_lookups = [f for f in index_factors if f is not None and f >= INDEX]
     # A part of these is not computed as the whole is: what it adds depends on where it begins.

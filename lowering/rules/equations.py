@@ -37,15 +37,15 @@ from ipujax.runtime.tensor import Tensor
 _UPDATES = ("dynamic_update_slice", *SCATTERS)  # the result is the first operand but for some elements
 
 
-def places_before_updates(eqns: Sequence[JaxprEqn], places: Mapping[Var, Tensor]) -> dict[Var, Tensor]:
-    """Destinations of variables, with the same destination for every array that is updated on the way to one."""
-    destinations = dict(places)
-    # From last to first, so that a whole chain of updates gets one destination.
+def _destinations_with_updated(eqns: Sequence[JaxprEqn], destinations: Mapping[Var, Tensor]) -> dict[Var, Tensor]:
+    """Destinations by variable, and for an array whose update has a destination the same one: it is updated in it."""
+    extended = dict(destinations)
+    # From last to first, so that all arrays of a chain of updates get the destination of the last.
     for eqn in reversed(eqns):
         updated = eqn.invars[0] if eqn.primitive.name in _UPDATES else None
-        if isinstance(updated, Var) and eqn.outvars[0] in destinations:
-            destinations.setdefault(updated, destinations[eqn.outvars[0]])
-    return destinations
+        if isinstance(updated, Var) and eqn.outvars[0] in extended:
+            extended.setdefault(updated, extended[eqn.outvars[0]])
+    return extended
 
 
 class _ScalarBits(NamedTuple):
@@ -119,7 +119,7 @@ class Lowering:
         last_read = {atom: n for n, eqn in enumerate(eqns) for atom in eqn.invars if isinstance(atom, Var)}
         last_read.update((atom, len(eqns)) for atom in results if isinstance(atom, Var))
         last_reads = LastReads(last_read, env.items())  # of variables of the graph, through all tensors that view them
-        destinations = places_before_updates(eqns, {**self.destinations, **(into or {})})
+        destinations = _destinations_with_updated(eqns, {**self.destinations, **(into or {})})
         for number, eqn in enumerate(eqns):
             operands = [self.read(env, atom) for atom in eqn.invars]
             with_destination = {var: destinations[var] for var in eqn.outvars if var in destinations}
@@ -132,9 +132,10 @@ class Lowering:
             env.update(new_values)
             after(eqn)
             count_part("equations")
-        # The next call of a function, after these equations, overwrites its results.
-        overwritten = [variable for function in self._functions.values() for variable in function.owned_results]
-        LaterValues(env, last_reads, len(eqns) - 1).copy_before_call(self.graph, overwritten, prog)
+        # A function writes the results of each call to the same variables, and the next call may be in a program after
+        # this one: what `results` read of these variables is copied, as before a call after the last equation.
+        result_variables = [variable for function in self._functions.values() for variable in function.owned_results]
+        LaterValues(env, last_reads, len(eqns) - 1).copy_before_call(self.graph, result_variables, prog)
 
     def equation(
         self,

@@ -150,10 +150,10 @@ def while_rule(scope: Scope, op: Operation, initial: Values) -> Sequence[Any]:
 
 
 def case_rule(scope: Scope, op: Operation, operands: Values) -> Sequence[Any]:
-    """`stablehlo.case` and `if`: results of the branch of a number; of the last branch for a number that has none.
+    """`stablehlo.case`: results of the branch of a number; of the last branch for a number that has none.
 
-    A number that is known while the module is read takes its branch at once. One that is a converted truth, of two
-    branches, is the condition of JAX that it was made of.
+    A number that is known while the module is read takes its branch at once. One that was converted from a bool, with
+    two branches, is JAX's form of `lax.cond`, which is restored.
     """
     (index,) = operands
     count = len(op.regions)
@@ -162,14 +162,15 @@ def case_rule(scope: Scope, op: Operation, operands: Values) -> Sequence[Any]:
         return scope.block(op.regions[known if 0 <= known < count else count - 1], [])
     truth = _truth_of(scope, op)
     branches = [lambda region=region: scope.block(region, []) for region in op.regions]
-    if truth is not None and count == 2:
+    if truth is not None and count == 2:  # true was converted to 1, the number of the second branch
         return list(lax.cond(truth, branches[1], branches[0]))
+    # A negative number has no branch: it takes the last. `lax.switch` clamps one that is too high to the last.
     index = lax.select(lax.lt(index, np.int32(0)), lax.full_like(index, count - 1), index)
     return list(lax.switch(index, branches))
 
 
 def _truth_of(scope: Scope, op: Operation) -> Any:
-    """The truth that was converted to the number of a branch; None for other numbers."""
+    """The bool that was converted to the number of a branch; None for a number of another origin."""
     convert = op.operands[0].owner
     if getattr(convert, "name", "") != "stablehlo.convert":
         return None
@@ -178,7 +179,7 @@ def _truth_of(scope: Scope, op: Operation) -> Any:
 
 
 def if_rule(scope: Scope, op: Operation, operands: Values) -> Sequence[Any]:
-    """Branch by a truth."""
+    """`stablehlo.if`: results of its first region where the operand is true, of its second where it is false."""
     (truth,) = operands
     if isinstance(truth, np.ndarray):
         return scope.block(op.regions[0 if truth else 1], [])

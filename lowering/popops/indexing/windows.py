@@ -386,7 +386,7 @@ def _scatter_in_block(
         source: the vertex's block of the source, an element for each window over its block of the result.
         x: its block of `x`, the elements under these windows.
         start: initial value of the result, if there is one; else 0.
-        pads: for source and `x`, the elements that a block lacks before and after at the edges of the tensor.
+        pads: for source and `x`, what a block lacks before and after, in elements of `x`, see `_window_bounds`.
         shapes: shape of the block of the result.
     """
     initial = start[0] if start else jnp.zeros((), dtype)
@@ -418,12 +418,17 @@ def _window_bounds(
     Args:
         windows: the windows of all of `x`.
         d: the dimension.
-        count: windows of the block.
-        source_pads: windows that the block lacks before and after, at the edges of `x`.
-        x_pads: elements that the part of `x` lacks likewise.
+        count: windows over the block that exist.
+        source_pads: positions, elements of `x` apart, at which a window over the block might begin, but before that
+            of the first that does, and after that of the last.
+        x_pads: elements under such windows that `x` lacks at its edges, before and after.
     """
-    low, _ = windows.halo(d)
-    begin = low - x_pads[0] + source_pads[0] - windows.sizes[d] + 1
+    # The vertex has the elements of `x` from a halo before the block on, less those that `x` lacks.
+    halo_before, _ = windows.halo(d)
+    block_begin = halo_before - x_pads[0]
+    # A window over the first element of the block has it as its last one at the earliest.
+    first_position = block_begin - (windows.sizes[d] - 1)
+    begin = first_position + source_pads[0]
     return begin, begin + (count - 1) * windows.strides[d] + windows.sizes[d]
 
 

@@ -52,6 +52,7 @@ class Emulation:
 _HALF_FLOAT = Emulation("float", cast_cycles=5)  # assumed: a shift to unpack; an addition, a shift, ties to pack
 _SMALL_FLOAT = Emulation("half", cast_cycles=8)  # assumed: a lookup in a table of 256 to unpack, rounding to pack
 _SMALL_INTEGER = Emulation("byte", cast_cycles=4)  # assumed: shift and mask, each way
+# Of each wide dtype the column of the emulating instructions, and how many of them an operation of each kind takes.
 _WIDE: dict[str, tuple[Width, dict[Kind, int]]] = {
     "int64": ("int", {"add": 2, "multiply": 4, "function": 4}),
     "uint64": ("int", {"add": 2, "multiply": 4, "function": 4}),
@@ -85,11 +86,14 @@ def emulation(dtype: Any, kind: Kind, target: Target) -> Emulation:
         return Emulation(width_of(dtype))
     dtype = np.dtype(dtype)
     if dtype.name in _WIDE:
-        width, factors = _WIDE[dtype.name]
-        return Emulation(width, factors[kind])
+        width, instructions = _WIDE[dtype.name]
+        return Emulation(width, factor=instructions[kind])
     if jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize < 4:
         return _SMALL_FLOAT if dtype.itemsize == 1 else _HALF_FLOAT
-    return _SMALL_INTEGER if dtype.itemsize == 1 and dtype != np.bool_ else Emulation(width_of(dtype))
+    if dtype.itemsize == 1 and dtype != np.bool_:
+        return _SMALL_INTEGER
+    # Bools and integers of 16 and 32 bits are assumed to cost what they would as native dtypes.
+    return Emulation(width_of(dtype))
 
 
 def width_of(dtype: Any) -> Width:

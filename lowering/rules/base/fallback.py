@@ -195,11 +195,14 @@ def _vertex_group(
         placement: problems of each vertex, and its tile.
     """
     pairs = [(x, tensor_dims) for x, tensor_dims in zip(tensors, dims, strict=True) if x.size]
+    # A vertex has a dimension inside of a problem whole, so that only its extent matters: after the axes of problems
+    # there is one axis for all dimensions of an extent.
     extents = sorted({n for x, tensor_dims in pairs for n, d in zip(x.shape, tensor_dims, strict=True) if d is None})
     axes = placed_axes(placement) + [whole_axis(f"n{n}", n) for n in extents]
-    first = len(placement.cuts)
+    num_problem_axes = len(placement.cuts)
+    axis_of_extent = {n: num_problem_axes + position for position, n in enumerate(extents)}
     accesses = tuple(
-        along(x, [first + extents.index(n) if d is None else d for n, d in zip(x.shape, tensor_dims, strict=True)])
+        along(x, [axis_of_extent[n] if d is None else d for n, d in zip(x.shape, tensor_dims, strict=True)])
         for x, tensor_dims in pairs
     )
     return VertexGroup(codelet, tuple(axes), accesses, tile_grid(placement, len(extents)), origin=graph.origin)

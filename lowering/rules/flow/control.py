@@ -327,6 +327,8 @@ def while_rule(
 def _states(ctx: Context, operands: Sequence[Tensor], body: Body) -> list[Tensor]:
     """Carries of a loop, which its body overwrites: the operands themselves if nothing else reads them, else copies.
 
+    One in streaming memory is never copied: the pass `offload` has given it a buffer that the loop may overwrite.
+
     Args:
         ctx: the equation of the loop.
         operands: all its operands.
@@ -344,9 +346,10 @@ def _states(ctx: Context, operands: Sequence[Tensor], body: Body) -> list[Tensor
         elif place is not None and place.node is x.node and is_read_once:
             states.append(place)
         else:
-            # Accumulators are cleared once a step, in PopART in the fragment of its optimisers.
-            is_cleared = ctx.result_roles[n] == GRADIENTS and ctx.graph.origin.part == PLUMBING
-            origin = replace(ctx.graph.origin, part=UPDATE) if is_cleared else ctx.graph.origin
+            # A loop over micro-batches begins with cleared accumulators of gradients. PopART clears them in the
+            # fragment of its optimisers, so their copy counts as a part of the update, not of the loop.
+            is_accumulator = ctx.result_roles[n] == GRADIENTS and ctx.graph.origin.part == PLUMBING
+            origin = replace(ctx.graph.origin, part=UPDATE) if is_accumulator else ctx.graph.origin
             with ctx.graph.debug_origin(origin):
                 states.append(new_state(ctx.builder, x, n, in_groups))
     return states
