@@ -41,6 +41,7 @@ from ipujax.lowering.popops.indexing.indexing_cycles import region_slice_cycles,
 from ipujax.lowering.popops.vertices.add_vertices import add_vertices
 from ipujax.runtime.cache import remembered
 from ipujax.runtime.graph import (
+    BYTE_COST_CYCLES,
     BlockShapes,
     Builder,
     Codelet,
@@ -86,7 +87,7 @@ def dynamic_slice(
     # The slice is cut as the tensor is, but not along the sliced dimensions.
     out_dims = [None if d in dims else d for d in range(x.ndim)]
     out = mapped_variable(graph, tuple(sizes), x.dtype, builder.name, out_dims, placement)
-    form = _form(out, dims, placement, slices_of_tile, graph.target)
+    form = _form(graph, out, dims, placement, slices_of_tile)
     codelet = _slice_codelet(x.dtype, _sliced_in_order(x.ndim, dims), starts[0].dtype, form)
     _add_vertices(builder, codelet, x, out, starts, dims, placement)
     return out
@@ -136,7 +137,7 @@ def dynamic_update_slice_in_place(
     update_dims = [None if d in dims else d for d in range(buffer.ndim)]
     place_operand(graph, update, spans(update.shape, update_dims), placement)
     sliced = _sliced_in_order(buffer.ndim, dims)
-    form = _form(update, dims, placement, slices_of_tile, graph.target)
+    form = _form(graph, update, dims, placement, slices_of_tile)
     codelet = _update_codelet(buffer.dtype, sliced, starts[0].dtype, form, may_read_buffer=may_read_buffer)
     _add_vertices(builder, codelet, buffer, update, starts, dims, placement)
 
@@ -270,18 +271,27 @@ def _all_starts(starts: Sequence[jax.Array], dims: tuple[int, ...], rank: int) -
 
 
 _Form = Literal["1d", "2d"]  # a slice that all workers of a tile share, and one of a single worker
+_MOST_TIMES_SHARED = 1.25  # assumed: a slice by one worker may take so many times as long as one that all share
 
 
-def _form(part: Tensor, dims: tuple[int, ...], placement: Blocked, slices_of_tile: int, target: Target) -> _Form:
-    """Return the faster form of slices of which a tile has several; a single one is shared."""
+def _form(graph: Graph, part: Tensor, dims: tuple[int, ...], placement: Blocked, slices_of_tile: int) -> _Form:
+    """Return the faster form of slices of which a tile has several; a single one is shared.
+
+    They run at once if their compute sets are merged. Past the first cost per byte they may stay apart, as merged ones
+    need more memory: then none may be much slower alone.
+    """
+    target = graph.target
     if slices_of_tile <= 1:
         return "1d"
     longest = [n if d in dims else int(np.diff(placement.cuts[d]).max()) for d, n in enumerate(part.shape)]
     lengths = tuple(map(np.asarray, longest))
-    shared, single = (_slice_cycles(form, dims, part.dtype, (lengths, lengths), target) for form in ("1d", "2d"))
+    shared, worker = (_slice_cycles(form, dims, part.dtype, (lengths, lengths), target) for form in ("1d", "2d"))
+    single = issue_round_cycles(target) * worker
     rounds = -(-slices_of_tile // target.worker_contexts)
-    by_worker = target.supervisor_overhead_cycles + issue_round_cycles(target) * rounds * single
-    return "2d" if by_worker < slices_of_tile * shared else "1d"
+    by_workers = target.supervisor_overhead_cycles + rounds * single
+    is_short = target.supervisor_overhead_cycles + single <= _MOST_TIMES_SHARED * shared
+    may_be_alone = graph.byte_cost_cycles > BYTE_COST_CYCLES
+    return "2d" if by_workers < slices_of_tile * shared and (is_short or not may_be_alone) else "1d"
 
 
 def _slice_cycles(form: _Form, dims: tuple[int, ...], dtype: Any, shapes: BlockShapes, target: Target) -> np.ndarray:
