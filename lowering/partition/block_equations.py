@@ -19,7 +19,7 @@ from ipujax.lowering.partition.assignments import Values, axes_of, decide, neede
 from ipujax.lowering.partition.block_rules import Blocks, results_of
 from ipujax.lowering.partition.block_values import Block, GatheredEquation, Scope
 from ipujax.lowering.partition.resharding import ADDITIONS, Step
-from ipujax.lowering.partition.specs import STATEMENTS, Axes, Spec, in_words, local_shape, whole
+from ipujax.lowering.partition.specs import SPEC_STATEMENTS, Axes, Spec, in_words, local_shape, whole
 from ipujax.lowering.primitives import Factors, record_of
 from ipujax.lowering.source_info import source_line
 from ipujax.runtime.errors import GraphError
@@ -28,9 +28,10 @@ from ipujax.runtime.errors import GraphError
 def equation_on_blocks(scope: Scope, eqn: JaxprEqn, operands: Sequence[Block]) -> list[Block]:
     """Blocks of the results of an equation: by its factors, or gathered if it has none."""
     name = eqn.primitive.name
-    if name in _OF_MANUAL_VALUES:
-        return [replace(operands[0], array=_OF_MANUAL_VALUES[name](operands[0].array, eqn.params))]
-    if name in STATEMENTS:
+    if name in _ON_DEVICES_OWN_VALUES:
+        # Inside of a user's `shard_map` a value is a device's own, whole to it: so are operand and result.
+        return [replace(operands[0], array=_ON_DEVICES_OWN_VALUES[name](operands[0].array, eqn.params))]
+    if name in SPEC_STATEMENTS:  # such as `with_sharding_constraint`
         return [_under_stated_spec(scope, eqn, operands[0])]
     required = [scope.required_spec(var) for var in eqn.outvars]  # None for any spec
     if all(block.spec.is_whole for block in operands) and all(spec is None or spec.is_whole for spec in required):
@@ -87,7 +88,7 @@ def _check_no_statements_inside(eqn: JaxprEqn) -> None:
         GraphError: with the line of the sharding.
     """
     for inner in equations_inside(eqn):
-        if inner.primitive.name in STATEMENTS:
+        if inner.primitive.name in SPEC_STATEMENTS:
             problem = f"a sharding inside of {eqn.primitive.name}, which is not partitioned"
             hint = "state shardings outside of pipelines with stages, or use jax.shard_map"
             raise GraphError(problem, where=source_line(inner) or None, hint=hint)
@@ -210,8 +211,10 @@ def _scatter_of_axes(x: Any, params: Mapping[str, Any]) -> Any:
     return lax.psum_scatter(x, params["axis_name"], scatter_dimension=dim, tiled=params["tiled"])
 
 
-# Equations with a type of their own for values that are equal on all devices, which blocks are without.
-_OF_MANUAL_VALUES = {
+# Equations of the body of a user's `shard_map`, where JAX's types tell over which axes a value varies from device to
+# device: casts between these types, and collectives whose results have another one. Blocks have no such types: a cast
+# does nothing, and a collective is its untyped form. By primitive: (array, params) → array.
+_ON_DEVICES_OWN_VALUES = {
     "pvary": lambda x, params: x,
     "pcast": lambda x, params: x,
     "psum_invariant": _sum_of_axes,

@@ -7,7 +7,7 @@ program without any that splits a value stays as it is.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -193,14 +193,23 @@ def _spec_or_whole(specs: dict[Var, Spec], var: Any) -> Spec:
 
 
 def _traced_shard_map(
-    on_one_device: Any,
+    on_one_device: Callable[..., list[Any]],
     jaxpr: ClosedJaxpr,
     mesh: MeshAxes,
     in_specs: Sequence[Spec],
     out_specs: Sequence[Spec],
     replica_axis: _ReplicaAxis | None,
 ) -> ClosedJaxpr:
-    """Jaxpr of one `shard_map` over the mesh, with the inputs of `jaxpr`, their types without shardings."""
+    """Jaxpr of one `shard_map` over the mesh, with the inputs of `jaxpr`, their types without shardings.
+
+    Args:
+        on_one_device: function from a device's blocks of the inputs to a list of its blocks of the results.
+        jaxpr: the program of whole values, whose types of inputs and names of arguments stay.
+        mesh: the mesh of IPUs.
+        in_specs: spec of each input.
+        out_specs: spec of each result.
+        replica_axis: name and size of the axis of replicas around the mesh; None without one.
+    """
     mapped = jax.shard_map(
         on_one_device,
         mesh=mesh.abstract(),
@@ -213,11 +222,13 @@ def _traced_shard_map(
     # The mesh of the user's `jax.set_mesh` has its axes explicit.
     with tracing_without_mesh():
         traced = jax.make_jaxpr(mapped, axis_env=() if replica_axis is None else (replica_axis,))(*avals)
-    eqns = [_without_file(eqn) if eqn.primitive.name == "shard_map" else eqn for eqn in traced.jaxpr.eqns]
+    # The function was traced in the compiler's own code, which its body names as the file of its equations; equations
+    # beside the `shard_map` are JAX's, and name no such file.
+    eqns = [_without_function_file(eqn) if eqn.primitive.name == "shard_map" else eqn for eqn in traced.jaxpr.eqns]
     return ClosedJaxpr(traced.jaxpr.replace(eqns=eqns, debug_info=jaxpr.jaxpr.debug_info), traced.consts)
 
 
-def _without_file(eqn: JaxprEqn) -> JaxprEqn:
+def _without_function_file(eqn: JaxprEqn) -> JaxprEqn:
     """A call whose function names no file, so that its equations, traced in this file, keep the user's lines."""
     body = eqn.params["jaxpr"]
     body = body.replace(debug_info=body.debug_info._replace(func_src_info=None))

@@ -19,7 +19,7 @@ from ipujax.lowering.jaxpr import CONTROL_FLOW, PIPELINE, bodies, while_body, wh
 from ipujax.lowering.partition.assignments import Decision, Values, axes_of, leading_axes_of, projected, ranked
 from ipujax.lowering.partition.pipelines import kinds_of_results, micro_batch_jaxpr
 from ipujax.lowering.partition.specs import (
-    STATEMENTS,
+    SPEC_STATEMENTS,
     Axes,
     MeshAxes,
     Spec,
@@ -178,7 +178,7 @@ class Propagation:
         """Factors of an equation; None if they are not known."""
         if eqn.primitive.name == CUSTOM_PARTITIONING:
             return custom_factors(eqn, self.user_mesh or self.mesh.abstract())
-        if eqn.primitive.name in STATEMENTS:
+        if eqn.primitive.name in SPEC_STATEMENTS:
             return elementwise(eqn)
         factors_of = record_of(eqn).factors
         return None if factors_of is None else factors_of(eqn)

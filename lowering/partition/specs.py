@@ -24,7 +24,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 Axes = tuple[str, ...]
 
 # Equations that only state the spec of a value.
-STATEMENTS = frozenset({"sharding_constraint", "reshard"})
+SPEC_STATEMENTS = frozenset({"sharding_constraint", "reshard"})
 
 
 @dataclass(frozen=True, slots=True)
