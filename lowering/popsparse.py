@@ -37,7 +37,7 @@ from ipujax.runtime.target import Target, issue_round_cycles
 from ipujax.runtime.tensor import dtype_name
 
 # Static codelets, by bytes of an element and block: worker cycles for the vertex, and for each row of blocks.
-_STATIC_STARTS = {
+_STATIC_WORKER_CYCLES = {
     (2, 4): (17, 1),
     (2, 8): (13, 1),
     (2, 16): (13, 1),
@@ -46,13 +46,14 @@ _STATIC_STARTS = {
     (4, 16): (16, 4),
 }
 # Dynamic codelets with float partials: worker cycles for the vertex, for each block, and for each column of a block.
-_DYNAMIC_STARTS = {
+_DYNAMIC_WORKER_CYCLES = {
     (2, 4): (26, 19, 2), (2, 8): (20, 23, 4), (2, 16): (23, 24, 4),
     (4, 4): (26, 14, 4), (4, 8): (23, 23, 8),
 }  # fmt: skip
-# AMP units of the dynamic codelet of half with float partials, `Block16x16SparseDenseMatMul_half_float.S`: it loads and
-# multiplies 8 rows of a block, then the other 8. Only codelets of half partials use 16 units.
-_HALF_UNITS = 8
+# Rows of a block that a dynamic codelet with float partials multiplies at once, as it uses 8 AMP units: that of half,
+# `Block16x16SparseDenseMatMul_half_float.S`, loads and multiplies 8 rows of a block, then the other 8. Only codelets of
+# half partials use 16 units.
+_ROWS_OF_PASS = 8
 
 
 def static_cycles(target: Target, dtype: Any, block: int, rows: Count, blocks: Count, columns: Count) -> np.ndarray:
@@ -74,11 +75,11 @@ def static_cycles(target: Target, dtype: Any, block: int, rows: Count, blocks: C
     if block == 1:
         worker_rows = ceil_div(rows, target.worker_contexts)
         return np.asanyarray(round_cycles * _static_element_cycles(size, worker_rows, ceil_div(blocks, rows), columns))
-    start, row_start = _STATIC_STARTS[size, block]
+    worker_start, row_start = _STATIC_WORKER_CYCLES[size, block]  # of the vertex, of each row of blocks
     load = ceil_div(block * block * size, target.amp_weight_load_bytes_per_cycle)
     worker = _static_block_cycles(size, block, ceil_div(columns, target.worker_contexts))
     # Of the supervisor: 30 for the vertex, 17 for each row of blocks, 16 for each block beside loading its weights.
-    cycles = 30 + start * round_cycles + rows * (row_start * round_cycles + 17)
+    cycles = 30 + worker_start * round_cycles + rows * (row_start * round_cycles + 17)
     return np.asanyarray(cycles + blocks * (16 + load + worker * round_cycles))
 
 
@@ -123,17 +124,19 @@ def dynamic_cycles(target: Target, dtype: Any, block: int, rows: Count, blocks: 
     if block == 1:
         worker_rows = ceil_div(rows, target.worker_contexts)
         worker = _dynamic_element_cycles(size, worker_rows, ceil_div(blocks, rows), columns)
+        # Of the supervisor: 30 for the vertex, 47 to look at the subgroup and 46 for one of this tile.
         return np.asanyarray(30 + 47 + 46 + round_cycles * worker)
     # There are codelets of few block sizes: a larger block is several of theirs along each side.
     parts = codelet_parts(size, block)
     block, rows, blocks = block // parts, parts * np.asarray(rows), parts**2 * np.asarray(blocks)
-    start, block_start, column_cycles = _DYNAMIC_STARTS[size, block]
-    loads = ceil_div(block, _HALF_UNITS) if block == 16 else 1  # passes over a block, each with weights of its own
+    worker_start, block_start, column_cycles = _DYNAMIC_WORKER_CYCLES[size, block]
+    passes = ceil_div(block, _ROWS_OF_PASS)  # over a block, each with weights of its own: 2 for blocks of 16, else 1
     load = ceil_div(block * block * size, target.amp_weight_load_bytes_per_cycle)
-    inner = loads * (block_start + column_cycles * ceil_div(columns, target.worker_contexts))
+    worker_block = passes * (block_start + column_cycles * ceil_div(columns, target.worker_contexts))
     # Of the supervisor: 40 for the vertex, 46 to look at the subgroup and 56 for one of this tile, 2 for the rows; for
     # each block 3, and 12 a pass, beside loading its weights.
-    return np.asanyarray(40 + 46 + 56 + 2 + blocks * (load + 3 + 12 * loads) + round_cycles * (start + blocks * inner))
+    supervisor = 40 + 46 + 56 + 2 + blocks * (load + 3 + 12 * passes)
+    return np.asanyarray(supervisor + round_cycles * (worker_start + blocks * worker_block))
 
 
 def _dynamic_element_cycles(size: int, rows: Count, blocks: Count, columns: Count) -> Count:
@@ -173,7 +176,7 @@ _VECTOR_CYCLES = {
     (4, 8): (24, 7, 8 + 8 * 25, 48),
 }
 # Blocks of one element, by bytes: worker cycles of the vertex and of each row; for few columns also of each element.
-_ELEMENT_STARTS = {2: (35, 8), 4: (34, 9)}
+_ELEMENT_WORKER_CYCLES = {2: (35, 8), 4: (34, 9)}
 _SHORT_ELEMENT_CYCLES = {2: {8: (30, 11, 5), 4: (32, 10, 4)}, 4: {4: (30, 9, 5), 2: (32, 7, 4)}}
 _AMP_COLUMNS = {2: 16, 4: 8}  # of one pass, by bytes of an element
 # By bytes of an element and block: cycles of a pass to load weights, worker cycles of the first pass of a block and of
@@ -224,10 +227,11 @@ def _element_cycles(target: Target, size: int, rows: Count, blocks: Count, colum
         element = 9 + columns // 2 + columns % 2
     else:
         element = 11 + columns // 4 + 3 * (columns // 2 % 2) + 4 * (columns % 2)
-    start, row = _ELEMENT_STARTS[size]
+    start, row = _ELEMENT_WORKER_CYCLES[size]  # of the vertex, of each row
     worker = _worker_cycles(target, rows, blocks, start, row, element)
-    for count, figures in _SHORT_ELEMENT_CYCLES[size].items():
-        worker = np.where(columns == count, _worker_cycles(target, rows, blocks, *figures), worker)
+    for count, (short_start, short_row, short_element) in _SHORT_ELEMENT_CYCLES[size].items():
+        short = _worker_cycles(target, rows, blocks, short_start, short_row, short_element)
+        worker = np.where(columns == count, short, worker)
     return np.asanyarray(_SUPERVISOR_CYCLES + issue_round_cycles(target) * worker)
 
 
@@ -270,7 +274,7 @@ def _transpose_cycles(target: Target, size: int, block: int, rows: Count, column
     return np.asanyarray(18 + issue_round_cycles(target) * worker)
 
 
-_MULTIPLY_ADD = 2  # operations
+_MULTIPLY_ADD = 2  # operations of one multiply-add
 
 
 @remembered
