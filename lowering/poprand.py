@@ -117,6 +117,7 @@ def _add_vertices_on_keys(
         outs.append(mapped_variable(builder.graph, shape, out_dtype, builder.name, range(rank), placement))
         accesses.append(along(outs[-1], range(rank)))
     tile = tile_grid(placement, len(axes) - rank)
+    # Only of these dimensions a block must know where it begins: it has the keys themselves.
     origins = [axis.name for axis in axes[keys_rank:rank]]
     add_vertices(builder, codelet, axes, accesses, tile, origins)
     return outs
@@ -144,14 +145,18 @@ def _key_codelet(
 
     def compute(*blocks: jax.Array, origins: tuple[Any, ...], shapes: tuple[tuple[int, ...], ...]) -> Any:
         result = fun(*blocks)
-        if shapes[0][keys_rank:] == shape[keys_rank:]:
+        out_shape, *_ = shapes  # of the blocks of all results, which are equal; it has no shapes of operands
+        if out_shape[keys_rank:] == shape[keys_rank:]:
             return tuple(result) if isinstance(result, (list, tuple)) else result
-        # The result of a key has no partial form: all of it is computed, and the block sliced out.
+        # A part of the result of each key: such a function has a single result, an array (see `per_key`). It has no
+        # partial form: all of it is computed, and the block sliced out. `fun` has got the keys of the block alone, so
+        # that nothing is sliced along the dimensions of keys; `origins` are those of the other dimensions.
         starts = [*([0] * keys_rank), *origins]
-        return lax.dynamic_slice(result, [jnp.asarray(s, np.int32) for s in starts], shapes[0])
+        return lax.dynamic_slice(result, [jnp.asarray(s, np.int32) for s in starts], out_shape)
 
     def cycles(shapes: BlockShapes, target: Target) -> np.ndarray:
-        num_bytes = total_elements(shapes[-1]) * element_bytes(out_dtypes[-1]) * len(out_dtypes)
+        *_, out_shape = shapes  # here of all fields, the operands first; results have one shape
+        num_bytes = total_elements(out_shape) * element_bytes(out_dtypes[-1]) * len(out_dtypes)
         vectors = -(-num_bytes // target.vector_width_bytes)
         # Workers share the vectors; where they are fewer than issue slots, the other slots are idle.
         slots = vectors * issue_round_cycles(target) / target.worker_contexts
@@ -162,4 +167,5 @@ def _key_codelet(
     fields = [Field(f"in{n}", "in", dtype) for n, dtype in enumerate(dtypes)]
     fields += [Field(f"out{n}", "out", dtype) for n, dtype in enumerate(out_dtypes)]
     title = f"poprand::{title}<{dtype_name(out_dtypes[0])}>"
+    # The keywords of `compute`: first index of the block in each dimension of the results behind the keys', and shapes.
     return Codelet(title, tuple(fields), compute, cycles, state_bytes=24, code_bytes=200, takes=("origins", "shapes"))

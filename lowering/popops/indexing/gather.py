@@ -261,6 +261,8 @@ def _gather_codelet(dtype: Any, index_dtype: Any, spec: GatherSpec, row_dim: int
         row_dim: the indexed dimension of the table that is cut into blocks; None for uncut rows.
     """
     fields = (Field("table", "in", dtype), Field("indices", "in", index_dtype), Field("out", "out", dtype))
+    # Keywords of `_look_up` beside the blocks. Along `wide_dims` slices are longer than 1 and may be cut: then a vertex
+    # needs the shape of its part of the result, and where that begins. Of cut rows it needs the first one of its block.
     takes: tuple[Extras, ...] = ("origins", "shapes") if spec.wide_dims() else () if row_dim is None else ("origins",)
     return Codelet(
         f"popops::MultiSlice<{dtype_name(dtype)}>",
@@ -271,7 +273,7 @@ def _gather_codelet(dtype: Any, index_dtype: Any, spec: GatherSpec, row_dim: int
         code_bytes=500,
         takes=takes,
         moves=True,
-        parts=partial(_lookups_in_block, spec),
+        parts=partial(_lookups_in_block, spec),  # the work that workers share, for reports
     )
 
 
@@ -293,7 +295,7 @@ def _look_up(
         origins: first row of the block, if rows are cut, and its first index in each of `GatherSpec.wide_dims`.
         shapes: shape of the block of the result.
     """
-    wide = spec.wide_dims()
+    wide = spec.wide_dims()  # indexed dimensions along which slices are longer than 1, so that they may be cut
     sizes = _slice_sizes(spec, table.shape)
     part_origins: dict[int, Any] = {}  # first index of the block within a slice, by dimension of the table
     for dim, origin in zip(wide, origins[len(origins) - len(wide) :], strict=True):

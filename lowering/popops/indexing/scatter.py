@@ -210,8 +210,8 @@ class _ScatterForm:
         space = self._index_space()
         order = self.spec.cuttable()
         work = self._vertex_work(graph)
-        if self.cut is not None:
-            order = [*order, self.table.ndim]  # the last dimension of the space: that of updates
+        if self.cut is not None:  # updates may be cut too, along the last dimension of the space
+            order = [*order, self.table.ndim]
         cost = MemoryAndCombinationCost(
             work=work,
             rank=self.table.ndim,
@@ -223,24 +223,25 @@ class _ScatterForm:
         operands = [read.tensor for read in self._tensors_read()]
         placement = self._table_placement(graph, order)
         if placement is not None:
-            overwritten = len(operands) - 1  # the table, which is the last field
+            overwritten = len(operands) - 1  # an overwritten table is the last operand, one that is only read the first
             cycles = cycles_in_place(placement, work, overwritten, cost, graph)
         else:
-            has_table = self._fill_constant() is None and not self._overwrites
-            # With few look-ups the table, operand 0, is used where it is mapped.
-            unmoved = [0] if has_table and has_few_lookups(graph, self.indices) else []
+            only_reads_table = self._fill_constant() is None and not self._overwrites
+            # With few look-ups the table is used where it is mapped.
+            unmoved = [0] if only_reads_table and has_few_lookups(graph, self.indices) else []
             placement = choose(
                 graph, space, order, work, operands, self._add_scatter, cost_after=cost, unmoved_fields=unmoved
             )
             cycles = estimated_cycles(placement, work, cost, graph)
-        if self.result == "back":
-            cycles += sync_cycles(1, graph.target)  # the least that the copy back costs
+        if self.result == "back":  # a new table, copied back to the old one: that costs a sync at least
+            cycles += sync_cycles(1, graph.target)
         grid = grid_of(placement)
         blocks = int(np.bincount(placement.tile.ravel()).max())  # on the busiest tile
         index_and_update_bytes = cost.block_bytes(grid)[INDICES_AND_UPDATES]
         return ScatterPlan(
             add=lambda builder: self._add_scatter(builder, placement),
             cycles=cycles,
+            # Inexact too if updates are then combined with a table that moves ("elsewhere"), or are written to it.
             is_exact=work.is_exact and blocks == 1 and cost.table != "elsewhere" and self.result == "new",
             needed_bytes=blocks * int(cost.needed_bytes(grid)[0]),
             update_bytes=blocks * int(index_and_update_bytes.sum()),

@@ -223,7 +223,15 @@ class _IndexSpace:
     ) -> list[Tensor]:
         """Adds operations in the cheapest layout; where that cannot reduce values, they are stored first.
 
-        Arguments and results as of `apply_steps`, without constants among the operands.
+        Args:
+            steps: the operations; operand n is value n, the result of step k is value len(operands) + k.
+            results: numbers of the values to return.
+            operands: tensors of `self.shape`, none of them a constant.
+            outs: for each result the tensor to overwrite with it, or None for a new one.
+            reductions: reductions of values, with their axes in `self.shape`.
+
+        Returns:
+            The tensor of each result, then that of each reduction.
         """
         graph = self.builder.graph
         shape = self.shape
@@ -236,6 +244,7 @@ class _IndexSpace:
         is_sized = bool(results) or any(view.is_whole for view in views)
         if not is_sized or not all(layout.can_reduce(shape, r.axes) for r in reductions):
             return self._store_then_reduce(steps, results, operands, outs, reductions)
+        # No operand is moved for the layout: then there is nothing to gain by storing values before they are reduced.
         if not reductions or has_operands_in(graph, layout, operands, views):
             return self._add_in_layout(flat, layout, views, operands, outs, reductions)
 

@@ -118,7 +118,7 @@ class Kernel:
     @property
     def sources(self) -> tuple[frozenset[int], ...]:
         """Numbers of the fields that each result and reduction is computed from."""
-        fields = self.fields
+        fields = self.fields  # number of the field, by number of the input that owns it
         owners = [number if operand.field is None else operand.field for number, operand in enumerate(self.inputs)]
         sources = [frozenset((fields[owner],)) for owner in owners]
         for step in self.steps:
@@ -152,13 +152,14 @@ class Kernel:
         """Computes the kernel on one block of the index space, in JAX: the results, then the reductions.
 
         Args:
-            arrays: the block of each field that is read, in the order of `fields`.
+            arrays: the block of each field that is read, by number of the field.
             shape: shape of the index space's block, which inputs that lack some of its axes are broadcast to.
         """
-        fields = self.fields
+        fields = self.fields  # number of the field, by number of the input that owns it
         values: list[jax.Array] = []
         for number, operand in enumerate(self.inputs):
-            x = arrays[fields[number if operand.field is None else operand.field]]
+            owner = number if operand.field is None else operand.field
+            x = arrays[fields[owner]]
             if operand.field is not None:  # one of several inputs that are parts of one block
                 ends = [first + n for first, n in zip(operand.begins, shape, strict=True)]
                 x = lax.slice(x, operand.begins, ends)
