@@ -49,7 +49,8 @@ def read_by_number(loop: JaxprEqn, rows: Mapping[int, Rows]) -> list[JaxprEqn]:
 
     Args:
         loop: a `scan`.
-        rows: rows of each of these stacks, by the number of the operand.
+        rows: rows of each of these stacks, by the number of the operand. `Rows.number` says which part of its table off
+            chip the stack is, None for all of it.
     """
     params = loop.params
     length = params["length"]

@@ -171,6 +171,7 @@ def _schedule_cycles(work: Work, ranges: Sequence[tuple[int, int]], plan: Schedu
     for stage, (first, end) in enumerate(ranges):
         has_stash = plan.training and plan.in_flight(stage) > 1
         sent_bytes = work.crossing_bytes[end] if end < len(work.crossing_bytes) else 0.0  # the last stage sends nothing
+        # The bytes over a cut are those of both directions, gradients too: they count once, with the forward task.
         sending = float(sent_bytes) / target.global_exchange_bytes_per_second * target.clock_hz
         forward = float(work.forward_cycles[first:end].sum() + has_stash * work.push_cycles[first:end].sum()) + sending
         backward = float(work.backward_cycles[first:end].sum() + has_stash * work.pop_cycles[first:end].sum())

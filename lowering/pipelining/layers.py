@@ -148,8 +148,11 @@ def spec_of_shards(spec: PipelineSpec, shards: CutJaxpr, **changes: Any) -> Pipe
 
 
 def _loop_of_shards(loop: ClosedJaxpr, shards: CutJaxpr) -> ClosedJaxpr:
-    """The loop of a pipeline on shards: operands are concatenated before it, results sliced after it."""
-    if all(at is None for at in (*shards.inputs, *shards.outputs)):
+    """The loop of a pipeline on shards: operands are concatenated before it, results sliced after it.
+
+    `shards` has for each operand and result the bounds of its shards, rows along its first axis; None for an uncut one.
+    """
+    if all(bounds is None for bounds in (*shards.inputs, *shards.outputs)):
         return loop
     body = loop.jaxpr
     invars = list[Var]()
@@ -160,13 +163,13 @@ def _loop_of_shards(loop: ClosedJaxpr, shards: CutJaxpr) -> ClosedJaxpr:
         operand_shards = [var] if bounds is None else shards_of(var, bounds)
         invars += operand_shards
         if bounds is not None:
-            joins.append(concat_eqn(operand_shards, var, like=None))
+            joins.append(concat_eqn(operand_shards, var, like=None))  # of no line of the user's source
     for out, bounds in zip(body.outvars, shards.outputs, strict=True):
         result_shards: Sequence[Any] = [out] if bounds is None else shards_of(out, bounds)
         outvars += result_shards
         if bounds is not None:
-            for shard, (a, b) in zip(result_shards, pairwise(bounds), strict=True):
-                slices.append(slice_eqn(out, shard, a, b, like=None))
+            for shard, (first, end) in zip(result_shards, pairwise(bounds), strict=True):
+                slices.append(slice_eqn(out, shard, first, end, like=None))
     names = body.debug_info.with_unknown_names()
     eqns = [*joins, *body.eqns, *slices]
     return ClosedJaxpr(body.replace(invars=invars, outvars=outvars, eqns=eqns, debug_info=names), loop.consts)

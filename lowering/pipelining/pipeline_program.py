@@ -270,15 +270,24 @@ class _Results:
         ipus.emit(builder.ipu, partial(combine, kind), values, builder.body, name, into=accumulator)
 
     def _stacked(self, number: int, value: Tensor, builder: PartBuilder, name: str) -> Tensor:
-        """The stack of a result: on the IPU, or on the host if it is sent there after the part has run."""
+        """The stack of a result: on the IPU, or on the host if it is sent there after the part has run.
+
+        Args:
+            number: number of the result.
+            value: its row of one micro-batch.
+            builder: the part that computes it.
+            name: debug name.
+        """
         spec = self.pipeline.staged.spec
         if not spec.sent or not spec.sent[number]:
             stack = new_stack(Builder(builder.view, self.pipeline.prog, name), value, spec.micro_batches)
             push(Builder(builder.view, builder.body, name), stack, value, builder.counted())
             return stack
+        # The row is sent after the part has run: its variable must not be overwritten before, and its number is that of
+        # a counter one behind `builder.counted()`, since the part counts its micro-batch at its end.
         value = self.handed.kept(value, builder)
-        stored = builder.counted_stored()
-        stack, stores = store_of_stack(builder.view, name, value, spec.micro_batches, stored, on_host=True)
+        row_number = builder.counted_stored()
+        stack, stores = store_of_stack(builder.view, name, value, spec.micro_batches, row_number, on_host=True)
         self.moves.stores.setdefault(builder.part.task, []).append(stores)
         return stack
 

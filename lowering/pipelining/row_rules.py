@@ -37,27 +37,33 @@ _OF_ROWS = frozenset(("remote_load", "remote_fetch", "remote_take", "remote_hand
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The operands and results of an equation that have rows."""
+    """The operands and results of an equation that have rows: slices of a stack along its first axis."""
 
-    kind: Kind
+    kind: Kind  # how rows of results come from rows of operands, see the module
     operands: tuple[bool, ...]  # for each operand whether it has rows
     results: tuple[bool, ...]  # for each result whether it has rows
 
 
 def rows_of(eqn: JaxprEqn) -> Rows | None:
-    """The rows of an equation, None if it mixes them."""
+    """Which operands and results of an equation have rows, slices along their first axis that are computed one by one.
+
+    None if it mixes rows. `Rows.kind` "each": a row of a result comes from that row of the operands; "sums": from that
+    row of its own operand.
+    """
     if eqn.primitive.name == "scan":
         return _rows_of_scan(eqn)
     if eqn.primitive.name in _OF_ROWS:
-        return Rows("each", (True,) * len(eqn.invars), (True,) * len(eqn.outvars))
-    if is_reduction(eqn):
+        return Rows("each", operands=(True,) * len(eqn.invars), results=(True,) * len(eqn.outvars))
+    if is_reduction(eqn):  # over replicas, of each of several operands element by element; a scalar has no rows
         has_rows = tuple(bool(shape_of(atom)) for atom in eqn.invars)
-        return Rows("sums", has_rows, has_rows)
+        return Rows("sums", operands=has_rows, results=has_rows)
     record = record_of(eqn)
     has_sharding = eqn.params.get("sharding", eqn.params.get("out_sharding")) is not None
+    # A "statement" says where a value is, as a sharding does: that is of the whole value.
     if record.factors is None or record.cost == "statement" or has_sharding or eqn.effects:
         return None
     factors = record.factors(eqn)
+    # `record.is_reduction`: it reduces dimensions of its operand, unlike `is_reduction` above.
     return _rows_computed_alone(factors) or (_rows_reduced(factors) if record.is_reduction else None)
 
 
@@ -80,13 +86,14 @@ def _rows_computed_alone(factors: Factors) -> Rows | None:
     # Rows of a factor with positions are computed otherwise if they begin at another place.
     if factor is None or factor in factors.positions or any(_is_elsewhere(factor, labels) for labels in values):
         return None
-    return Rows("each", _have_rows(factor, factors.operands), _have_rows(factor, factors.results))
+    return Rows("each", operands=_have_rows(factor, factors.operands), results=_have_rows(factor, factors.results))
 
 
 def _rows_reduced(factors: Factors) -> Rows | None:
     """Rows of a reduction over the first dimension, None of one over other dimensions only."""
     (labels,) = factors.operands
-    return Rows("combine", (True,), (False,)) if _row_factor(labels) in factors.reductions else None
+    combined = Rows("combine", operands=(True,), results=(False,))
+    return combined if _row_factor(labels) in factors.reductions else None
 
 
 def _row_factor(labels: Labels) -> int | None:
@@ -106,4 +113,4 @@ def _have_rows(factor: int, values: tuple[Labels, ...]) -> tuple[bool, ...]:
 
 def _rows_of_scan(eqn: JaxprEqn) -> Rows:
     body = scan_body(eqn.params)
-    return Rows("chain", body.operands.are_stacks(), body.results.are_stacks())
+    return Rows("chain", operands=body.operands.are_stacks(), results=body.results.are_stacks())

@@ -174,7 +174,8 @@ class SegmentTable:
         `num_bytes` must be enough for a point of the segment's curve.
         """
         stored = fastest(self._options(first, last), num_bytes).stored
-        if stored is not None:  # the steps before it run twice
+        # None: all values of `first` are saved. Else the input of this step is stored; the steps before it run twice.
+        if stored is not None:
             skipped = [StepAction("forward", n) for n in range(first + 1, stored)]
             tail = self.actions(stored, last, num_bytes - self.input_bytes[stored])
             return [StepAction("keep", first), *skipped, *tail, *self.actions(first, stored - 1, num_bytes)]

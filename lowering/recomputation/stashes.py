@@ -129,13 +129,15 @@ class StashPlans:
         curves = self._stored_curves(working_bytes)
         step = 0
         while step < len(self._table.steps):
-            end = fastest(self._options(step, working_bytes, curves[step + 1 :]), stored_bytes).stored
-            if end is None:
+            options = self._options(step, working_bytes, tails=curves[step + 1 :])
+            # The segment from `step` ends before the step whose input is stored next.
+            end = fastest(options, stored_bytes).stored
+            if end is None:  # no segment: all values that the backward part of `step` needs are saved
                 forward.append(StepAction("save", step))
                 backward.append([StepAction("backward", step)])
                 stored_bytes -= self._table.steps[step].saved_bytes
                 step += 1
-            else:
+            else:  # "keep" stores the input of `step`, "forward" nothing but what the next step reads
                 forward += [StepAction("keep", step), *(StepAction("forward", n) for n in range(step + 1, end))]
                 backward.append(self._table.actions(step, end - 1, working_bytes))
                 stored_bytes -= self._table.input_bytes[end] if end < len(self._table.steps) else 0
