@@ -182,9 +182,7 @@ def layout_like(graph: Graph, tensor: Tensor) -> tuple[tuple[int, ...], TileMapp
     return None if mapping is None else (tensor.shape, mapping)
 
 
-def _mapping_of_slice(
-    view: Affine, mapping: Blocked, shape: tuple[int, ...], order: tuple[int | None, ...]
-) -> Blocked | None:
+def _mapping_of_slice(view: Affine, mapping: Blocked, shape: tuple[int, ...], order: tuple[int | None, ...]) -> Blocked:
     """Mapping of a slice in the order of its dimensions: the blocks of the variable, cut at the ends of the slice.
 
     Args:

@@ -79,7 +79,8 @@ def neighbours(operands: Iterable[Tensor]) -> list[Neighbours]:
     stencils = [
         _joint_range(variable, rectangles) for variable, rectangles in parts.items() if variable not in irregular
     ]
-    # With one offset only, the variable is shifted but read once.
+    # None: parts of the operands follow different dimensions of the variable, as x and its transpose do, so that no
+    # blocks of it suit all of them. With one offset only, the variable is shifted but read once.
     return [stencil for stencil in stencils if stencil is not None and stencil.low != stencil.high]
 
 
@@ -145,7 +146,7 @@ def _joint_range(variable: Variable, parts: Sequence[Part]) -> Neighbours | None
         dims.append(dim)
         low.append(min(offsets))
         high.append(max(offsets))
-    used = [dim for dim in dims if dim is not None]
+    used = [dim for dim in dims if dim is not None]  # one twice: parts in other dimensions of the index space differ
     return Neighbours(variable, tuple(dims), tuple(low), tuple(high)) if len(set(used)) == len(used) else None
 
 

@@ -323,7 +323,7 @@ def outliner(costs: CallCosts = _COSTS) -> Rewrite:
     Args:
         costs: of code and of copies.
     """
-    numbers = EquationNumbers()
+    numbers = EquationNumbers()  # which equal equations share, in all of these jaxprs
 
     def with_equations(jaxpr: ClosedJaxpr, eqns: Sequence[JaxprEqn]) -> ClosedJaxpr:
         """The jaxpr with other equations, and jaxprs inside of these outlined."""
@@ -365,9 +365,10 @@ def outline_placed(jaxpr: Jaxpr, places: Sequence[int | None], costs: CallCosts 
     """
     groups = np.full(len(jaxpr.eqns), -1)
     for n, (eqn, place) in enumerate(zip(jaxpr.eqns, places, strict=True)):
-        if place is not None and not _is_apart(eqn):
+        if place is not None and not _is_never_outlined(eqn):
             groups[n] = place
-    eqns, sources = _with_calls(jaxpr, groups, EquationNumbers(), costs)
+    # New numbers, which equal equations share: functions of this jaxpr are shared with no other.
+    eqns, sources = _with_calls(jaxpr, groups, numbers=EquationNumbers(), costs=costs)
     return jaxpr.replace(eqns=list(eqns)), sources
 
 
@@ -422,12 +423,15 @@ def _groups_of_equations(jaxpr: Jaxpr) -> np.ndarray:
     groups = np.full(len(jaxpr.eqns), -1)
     for n, eqn in enumerate(jaxpr.eqns):
         name = stage_name(eqn)
-        apart = _is_apart(eqn) or (staged and (name.stage is None or stages_inside(eqn)))
-        if not apart:
+        has_no_ipu = staged and (name.stage is None or stages_inside(eqn))
+        if not has_no_ipu and not _is_never_outlined(eqn):
             groups[n] = group_numbers.setdefault(_program_part(eqn), len(group_numbers))
     return groups
 
 
-def _is_apart(eqn: JaxprEqn) -> bool:
-    """True if an equation is in no run: it has effects, or moves data to other replicas or streaming memory."""
+def _is_never_outlined(eqn: JaxprEqn) -> bool:
+    """True if no run that becomes a function has an equation: one with effects, or that moves data off the IPU.
+
+    Such moves are to other replicas, or to streaming memory.
+    """
     return bool(eqn.effects) or is_collective(eqn) or any(x.primitive in MOVES for x in (eqn, *equations_inside(eqn)))

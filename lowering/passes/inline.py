@@ -160,7 +160,14 @@ class _Inliner:
     def _append_callee(
         self, callee: ClosedJaxpr, operands: Sequence[Atom], caller: JaxprEqn, call_site: CallSite
     ) -> list[Atom]:
-        """Appends the equations of a callee on its operands, and its constants; returns the atoms of its results."""
+        """Appends the equations of a callee on its operands, and its constants; returns the atoms of its results.
+
+        Args:
+            callee: the jaxpr that the call evaluates.
+            operands: atom for each of its inputs.
+            caller: the call.
+            call_site: Python frames of the call, by which layers are named.
+        """
         env: dict[Var, Atom] = dict(zip(callee.jaxpr.invars, operands, strict=True))
         for var, value in zip(callee.jaxpr.constvars, callee.consts, strict=True):
             # A callee inlined twice has its constants twice: each call site has its own substitution.
@@ -168,8 +175,10 @@ class _Inliner:
             env[var] = constant
             self._constvars.append(constant)
             self._consts.append(value)
-        site = call_site if self._sites is None else self._sites.inside(caller, callee.jaxpr, call_site)
-        return self._append(callee.jaxpr, env, caller, site)
+        # The frames around the callee's equations. They matter in the first pass of a model alone, which names layers:
+        # other inliners have no `_sites`, and never read the site.
+        site_inside = call_site if self._sites is None else self._sites.inside(caller, callee.jaxpr, call_site)
+        return self._append(callee.jaxpr, env, caller, site_inside)
 
     def _constrained(self, eqn: JaxprEqn, param: str, atoms: Sequence[Atom], site: CallSite) -> list[Atom]:
         """Keeps the shardings that an inlined call of `jax.jit` asks for, as sharding constraints.
@@ -194,7 +203,7 @@ class _Inliner:
                 result = Var(atom.aval)
                 constrained[number] = result
                 self._eqns.append(_sharding_constraint(atom, result, sharding, eqn))
-                if self._sites is not None:
+                if self._sites is not None:  # in the first pass: each equation has a call site
                     self._sites.add(site)
         return constrained
 

@@ -37,8 +37,8 @@ class Result:
     """Tensor that the vertices of a plan write."""
 
     tensor: Tensor  # the result, or its partial results with a leading dimension of slots
-    slot: tuple[Dim, ...]  # index of that dimension, none or one
-    order: MemoryOrder  # memory order of the variable of the result
+    slot: tuple[Dim, ...]  # index of the slot that a vertex writes; empty where there are no partial results
+    order: MemoryOrder  # memory order of the variable of the combined result, which has no slots
 
     def combine_partials(self, builder: Builder, plan: Plan) -> Tensor:
         """Returns the result, after combining partial results if there are any."""
@@ -109,20 +109,22 @@ def result_variable(
     dtype = plan.spec.partials_dtype
     if slots == 1:
         mapping = _result_mapping(grid, out_axes, reduced, order)
-        out_dtype = plan.spec.vertex_dtype
+        out_dtype = plan.spec.vertex_dtype  # the result's own where vertices write it, else that of partial results
         title = name if out_dtype == plan.spec.out_dtype else f"{name}/partials"
         out = graph.add_variable(order.variable_shape, out_dtype, title, mapping)
-        return Result(order.of_view(out), (), order)
+        return Result(tensor=order.of_view(out), slot=(), order=order)
     with_slots = order.behind(slots)  # the slot is the first dimension
     mapping = _result_mapping(grid, out_axes, reduced, with_slots)
-    out = graph.add_variable(with_slots.variable_shape, dtype, f"{name}/partials", mapping, monoid_of(dtype))
+    monoid = monoid_of(dtype)  # that combines the slots: sums, of bools ors
+    out = graph.add_variable(with_slots.variable_shape, dtype, f"{name}/partials", mapping, monoid)
     terms = []  # the slot that a vertex writes, by the numbers of its block along the reduced axes
     weight = slots  # the slot is the index of a block, the last reduced axis fastest
     for axis in reduced:
         weight //= grid.tile.shape[axis]
         if grid.tile.shape[axis] > 1:
             terms.append(Term(axis, weight, "block"))
-    return Result(with_slots.of_view(out), (Dim(tuple(terms)),), order)
+    # `order` is that of the result, into which the slots are combined.
+    return Result(tensor=with_slots.of_view(out), slot=(Dim(tuple(terms)),), order=order)
 
 
 def _result_order(cuts: Sequence[np.ndarray], channel: int) -> MemoryOrder:

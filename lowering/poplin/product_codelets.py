@@ -29,7 +29,7 @@ from ipujax.runtime.tensor import dtype_name
 # Assumed: size of one assembly codelet and of its vertex state with the pointers to its edges.
 _CODE_BYTES = 1500
 _STATE_BYTES = 48
-_MULTIPLY_ADD = 2  # operations
+_MULTIPLY_ADD = 2  # operations of one multiply-add
 # Assumed: number of convolutions of replicas that XLA still compiles in little time.
 _MAX_UNROLLED_REPLICAS = 16
 
@@ -202,7 +202,7 @@ def _product_codelet(
         names: names of the operands.
         compute: function of the blocks of both.
         extents_of: function from the block shapes of all fields to the extents of the vertex's convolution.
-        takes: what `compute` takes beside the blocks, as of `Codelet`.
+        takes: keywords of `compute` beside the blocks: "pads" for the zeros around the block of each operand.
     """
 
     def cycles(shapes: BlockShapes, target: Target) -> np.ndarray:
@@ -228,6 +228,7 @@ def _product_codelet(
         state_bytes=_STATE_BYTES,
         code_bytes=_CODE_BYTES,
         takes=takes,
+        # A number counts at each point of the index space of the vertices' axes; a function gives those of one vertex.
         flops=_MULTIPLY_ADD if prod(spec.lhs_dilation) == 1 else operations,
         is_product=True,
         language=kind.language,

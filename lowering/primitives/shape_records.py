@@ -129,7 +129,8 @@ def _windows_of_block(eqn: JaxprEqn, operands: Shapes, results: Shapes) -> Mappi
 def _reshape_factors(eqn: JaxprEqn) -> Factors:
     """Factors (indices) of a reshape, the common refinement of both shapes: [6, 4] → [2, 12] has factors 2, 3, 4.
 
-    Dimensions from the first sizes on that do not divide each other, as 2 and 3, have none: they are computed whole.
+    From the first sizes on that do not divide each other, as 2 and 3, there are no more factors: what is left of these
+    dimensions, and all later ones, are computed whole.
     """
     (before,), (after,) = shapes(eqn.invars[:1]), shapes(eqn.outvars)
     labels: tuple[list[tuple[int, ...]], list[tuple[int, ...]]] = ([], [])  # factors of each dimension, on both sides
@@ -143,7 +144,7 @@ def _reshape_factors(eqn: JaxprEqn) -> Factors:
         a, b = remaining[0][0], remaining[1][0]
         size = a if b % a == 0 else b if a % b == 0 else 0
         if not size:
-            return _with_first_factor(labels, open_labels, sizes, remaining)
+            return _with_others_whole(labels, open_labels, sizes, remaining)
         number = len(sizes)
         sizes[number] = size
         for side in (0, 1):
@@ -169,13 +170,15 @@ def _skip_ones(
             remaining[side].pop(0)
 
 
-def _with_first_factor(
+def _with_others_whole(
     labels: tuple[list[tuple[int, ...]], list[tuple[int, ...]]],
     open_labels: list[list[int]],
     sizes: dict[int, int],
     remaining: list[list[int]],
 ) -> Factors:
-    """Factors of a reshape whose remaining sizes have none in common: dimensions from here on are computed whole.
+    """Factors of a reshape whose remaining sizes have none in common: the first dimension keeps those that it has.
+
+    What is left of it, and later dimensions, are computed whole.
 
     Args:
         labels: for operand and result the factors of each dimension so far.

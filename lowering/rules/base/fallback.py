@@ -66,7 +66,8 @@ def fallback(ctx: Context, *operands: Tensor, is_priced: bool = True) -> list[Te
     Args:
         ctx: the equation.
         operands: a tensor for each of its operands.
-        is_priced: whether its work is known, one operation an element where nothing says more.
+        is_priced: whether its work is known, one operation an element where nothing says more; of a vertex of unknown
+            work only the overhead counts, and reports say so.
     """
     graph = ctx.graph
     name = ctx.primitive.name
@@ -90,7 +91,7 @@ def fallback(ctx: Context, *operands: Tensor, is_priced: bool = True) -> list[Te
     for x, tensor_dims in zip(operands, dims, strict=False):  # `dims` go on with the results
         if is_spread:
             place_operand(graph, x, spans(x.shape, tensor_dims), placement)
-        map_linearly(graph, x)
+        map_linearly(graph, x)  # where nothing has mapped it yet
     compute_set = graph.add_compute_set(ctx.name)
     if not is_spread:
         if label not in graph.notes.fallbacks.values():
@@ -225,7 +226,7 @@ def _fallback_codelet(
         shapes: shapes of operands and results.
         dims: for each dimension of these the axis of problems that it follows; None for one inside of a problem.
         label: name in reports.
-        is_priced: whether its work is known; else it takes no cycles.
+        is_priced: whether its work is known; else only the overhead of a vertex counts, and reports say so.
     """
     primitive = ctx.primitive
     params = dict(ctx.params)
