@@ -213,7 +213,8 @@ def sampled_cycles(
         return vector
     amp = _amp_cycles(target, size, block, rows, blocks, columns)
     transposed = sum(_transpose_cycles(target, size, block, operand, columns) for operand in (rows, reads))
-    return np.where(np.asarray(columns) % _AMP_COLUMNS[size], vector, np.minimum(vector, amp + transposed))
+    is_no_whole_pass = np.asarray(columns) % _AMP_COLUMNS[size] != 0  # the AMP takes whole passes alone
+    return np.where(is_no_whole_pass, vector, np.minimum(vector, amp + transposed))
 
 
 def _element_cycles(target: Target, size: int, rows: Count, blocks: Count, columns: Count) -> np.ndarray:
@@ -259,7 +260,8 @@ def _amp_cycles(target: Target, size: int, block: int, rows: Count, blocks: Coun
     load, first_pass, later_pass = _AMP_CYCLES[size, block]
     passes = ceil_div(columns, _AMP_COLUMNS[size])
     worker = _AMP_WORKER_CYCLES + blocks * (first_pass + (passes - 1) * later_pass)
-    # Of the supervisor, for the first and each later row, block of a row, and pass of a block.
+    # Of the supervisor: 23 for the first row and 8 for a later one; 32 for the first block of a row and 10 for a later
+    # one; 15 for the first pass of a block and 4 for a later one, beside the loading and running of each.
     row_cycles = 23 + 8 * (rows - 1) + rows * (32 - 10)
     block_cycles = 10 + 15 + 4 * (passes - 1) + passes * (_AMP_RUN_CYCLES + load)
     supervisor = _SUPERVISOR_CYCLES + row_cycles + blocks * block_cycles
@@ -270,6 +272,8 @@ def _transpose_cycles(target: Target, size: int, block: int, rows: Count, column
     """Cycles to transpose rows of blocks of a dense operand on the tile."""
     passes = ceil_div(columns, _AMP_COLUMNS[size])
     vector = 12 * block // 2 if size == 4 else 23 * block // 4
+    # Of a worker: 34 for the vertex, 3 for a row, 3 for a pass beside its vectors; below, 18 of the supervisor. Source:
+    # poplibs `lib/popsparse/PerformanceEstimation.hpp`, `getBlockTransposeGradWCycles`.
     worker = 34 + ceil_div(rows, target.worker_contexts) * (3 + passes * (3 + vector))
     return np.asanyarray(18 + issue_round_cycles(target) * worker)
 
