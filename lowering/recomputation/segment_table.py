@@ -148,15 +148,15 @@ class SegmentTable:
         peak_bytes = max(forward_bytes, backward_bytes)
         total_cycles = step.forward_cycles + step.backward_cycles
         if first == last:
-            return [Option(None, Curve(np.array([peak_bytes]), np.array([total_cycles])))]
+            return [Option(stored=None, curve=Curve(np.array([peak_bytes]), np.array([total_cycles])))]
         tail = self.curves[first + 1, last]
-        options = [Option(None, tail.shifted(step.saved_bytes, peak_bytes, total_cycles))]
+        options = [Option(stored=None, curve=tail.shifted(step.saved_bytes, peak_bytes, total_cycles))]
         # Peak bytes and cycles of the forward parts that lead to the stored input.
         min_bytes = live_bytes + input_bytes[first + 1] + step.forward_temp_bytes
         cycles = step.forward_cycles
         for stored in range(first + 1, last + 1):
             tail_of_stored = self.curves[stored, last].shifted(input_bytes[stored], min_bytes, cycles)
-            options.append(Option(stored, tail_of_stored.plus(self.curves[first, stored - 1])))
+            options.append(Option(stored=stored, curve=tail_of_stored.plus(self.curves[first, stored - 1])))
             next_step = self.steps[stored]
             min_bytes = max(
                 min_bytes, live_bytes + input_bytes[stored] + input_bytes[stored + 1] + next_step.forward_temp_bytes

@@ -105,7 +105,7 @@ class StashPlans:
         options: list[Option] = []
         if self._bytes_to_save(first) <= working_bytes:
             cycles = steps[first].forward_cycles + steps[first].backward_cycles
-            options.append(Option(None, tails[0].shifted(steps[first].saved_bytes, 0, cycles)))
+            options.append(Option(stored=None, curve=tails[0].shifted(steps[first].saved_bytes, 0, cycles)))
         forward_cycles = 0
         for end in range(first + 1, len(steps) + 1):
             forward_cycles += steps[end - 1].forward_cycles
@@ -113,7 +113,8 @@ class StashPlans:
             if segment.holds(working_bytes) and self._forward_bytes(first, end) <= working_bytes:
                 stored_bytes = input_bytes[end] if end < len(steps) else 0
                 total_cycles = forward_cycles + int(segment.cycles_in(working_bytes))
-                options.append(Option(end, tails[end - first - 1].shifted(stored_bytes, 0, total_cycles)))
+                tail = tails[end - first - 1]
+                options.append(Option(stored=end, curve=tail.shifted(stored_bytes, 0, total_cycles)))
         return options
 
     def _actions(self, working_bytes: int, stored_bytes: int) -> list[StepAction]:
