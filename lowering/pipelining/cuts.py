@@ -166,10 +166,17 @@ def _balanced_cuts(times: np.ndarray, fits: Sequence[np.ndarray], plan: Schedule
 
 
 def _schedule_cycles(work: Work, ranges: Sequence[tuple[int, int]], plan: SchedulePlan, target: Target) -> float:
-    """Cycles of the schedule with stages of these ranges of segments, (first, end) of each."""
+    """Cycles of a step by the schedule.
+
+    Args:
+        work: costs of the segments of a micro-batch.
+        ranges: first segment of each stage, and the one behind its last.
+        plan: the schedule.
+        target: one IPU, with its links to others.
+    """
     cycles: dict[tuple[int, Kind], float] = {}  # of one task, by its stage and kind
     for stage, (first, end) in enumerate(ranges):
-        has_stash = plan.training and plan.in_flight(stage) > 1
+        has_stash = plan.training and plan.in_flight(stage) > 1  # values wait in a ring for the backward task
         sent_bytes = work.crossing_bytes[end] if end < len(work.crossing_bytes) else 0.0  # the last stage sends nothing
         # The bytes over a cut are those of both directions, gradients too: they count once, with the forward task.
         sending = float(sent_bytes) / target.global_exchange_bytes_per_second * target.clock_hz

@@ -177,8 +177,17 @@ def _lower_equations(
 ) -> list[Term]:
     """Lowers the equations of a part, and adds each term to its result as soon as it is computed.
 
-    So the gradients of one layer are dead before those of the next are computed. Adds values to `env`; returns the
-    terms that no equation computes, as inputs that are results.
+    So the gradients of one layer are dead before those of the next are computed.
+
+    Args:
+        body: the part's equations.
+        env: tensor of each input; results of equations are added.
+        pipeline: the pipeline.
+        results: gets the terms.
+        builder: the part.
+
+    Returns:
+        The terms that no equation computes, as inputs that are results.
     """
     terms = pipeline.staged.terms_of(builder.part)
     computed = {var for eqn in body.eqns for var in variables(eqn.outvars)}
@@ -292,7 +301,10 @@ class _Results:
         return stack
 
     def _shared_accumulator(self, number: int, ipu: int) -> Tensor | None:
-        """Accumulator of another term of this result on the same IPU, as for a tied weight of two stages there."""
+        """Accumulator of another term of this result on the same IPU, as for a tied weight of two stages there.
+
+        None where there is no such term yet.
+        """
         of_result = [accumulator for (n, _), accumulator in self.accumulators.items() if n == number]
         variable_ipu = self.pipeline.ipus.variable_ipu
         return next((x for x in of_result if variable_ipu(x.variables()[0]) == ipu), None)

@@ -181,7 +181,7 @@ class _Cutter:
         return CutJaxpr(ClosedJaxpr(body_of_cut, self._jaxpr.consts), inputs, outputs, tuple(self._sources))
 
     def _bounds_of(self, atom: Atom) -> Bounds | None:
-        """Bounds of an input or a result."""
+        """Bounds of an input or a result; None for one that is not cut."""
         return None if isinstance(atom, Literal) or atom in self._kept_unsplit else self._bounds.get(atom)
 
     def _define(self, var: Var, bounds: Bounds | None) -> list[Var]:
@@ -226,7 +226,7 @@ class _Cutter:
 
     def _add_in_shards(self, eqn: JaxprEqn, rows: Rows | None, n: int) -> None:
         """Adds equation `n`, whose rows are `rows`: one for each shard, or one unsplit if no value with rows is cut."""
-        if rows is not None and rows.kind == "sums":
+        if rows is not None and rows.kind == "sums":  # its operands may be cut at different bounds
             self._add_sums(eqn, n)
             return
         bounds = None if rows is None else self._bounds_of_rows(eqn, rows)
@@ -239,7 +239,10 @@ class _Cutter:
         add(eqn, rows, bounds, n)
 
     def _bounds_of_rows(self, eqn: JaxprEqn, rows: Rows) -> Bounds | None:
-        """Bounds at which the rows of an equation are cut: those of its first result, else operand, that is cut."""
+        """Bounds at which the rows of an equation are cut: those of its first result, else operand, that is cut.
+
+        None if no value with rows is cut.
+        """
         atoms = [x for x, has in zip((*eqn.outvars, *eqn.invars), (*rows.results, *rows.operands), strict=True) if has]
         return next((self._bounds[x] for x in atoms if not isinstance(x, Literal) and x in self._bounds), None)
 
