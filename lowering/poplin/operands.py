@@ -106,7 +106,7 @@ def result_variable(
     # Order of the dimensions in memory: channels in groups, if the blocks cut none.
     order = _result_order([grid.cuts[axis] for axis in out_axes], out_axes.index(channel))
     slots = plan.slots
-    dtype = plan.spec.partials_dtype
+    partials_dtype = plan.spec.partials_dtype
     if slots == 1:
         mapping = _result_mapping(grid, out_axes, reduced, order)
         out_dtype = plan.spec.vertex_dtype  # the result's own where vertices write it, else that of partial results
@@ -115,8 +115,8 @@ def result_variable(
         return Result(tensor=order.of_view(out), slot=(), order=order)
     with_slots = order.behind(slots)  # the slot is the first dimension
     mapping = _result_mapping(grid, out_axes, reduced, with_slots)
-    monoid = monoid_of(dtype)  # that combines the slots: sums, of bools ors
-    out = graph.add_variable(with_slots.variable_shape, dtype, f"{name}/partials", mapping, monoid)
+    monoid = monoid_of(partials_dtype)  # that combines the slots: sums, of bools ors
+    out = graph.add_variable(with_slots.variable_shape, partials_dtype, f"{name}/partials", mapping, monoid)
     terms = []  # the slot that a vertex writes, by the numbers of its block along the reduced axes
     weight = slots  # the slot is the index of a block, the last reduced axis fastest
     for axis in reduced:

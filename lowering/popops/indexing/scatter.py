@@ -351,7 +351,7 @@ class _ScatterForm:
     def _add_scatter(self, builder: Builder, placement: Blocked) -> Tensor:
         """Adds the scatter, and the copy back to the table if there is one."""
         result = self._add_result(builder, placement)
-        if self.result == "new" or result is self.table:
+        if self.result == "new" or result is self.table:  # else it is "back", or a constant table was not written yet
             return result
         map_like(builder.graph, self.table, result)
         builder.prog.add(Copy(result, self.table, f"{self.name}/back", builder.graph.origin))

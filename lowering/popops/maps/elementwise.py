@@ -178,8 +178,17 @@ class _IndexSpace:
     ) -> list[Tensor]:
         """Adds operations: folds those of constants, and adds the others in vertices.
 
-        Results and reductions are added at once, and returned in the order of their arguments, which are those of
-        `apply_steps` with dimensions in the order of `self.shape`.
+        Results and reductions are added at once; dimensions are in the order of `self.shape`.
+
+        Args:
+            steps: the operations; operand n is value n, the result of step k is value len(operands) + k.
+            results: numbers of the values to return.
+            operands: tensors of `self.shape`.
+            outs: for each result the tensor to overwrite with it, or None for a new one.
+            reductions: reductions of values.
+
+        Returns:
+            The tensor of each result, then that of each reduction.
         """
         numbers = [*results, *(reduction.value for reduction in reductions)]
         unfolded, values, tensors = with_immediates(steps, numbers, operands)
@@ -359,8 +368,17 @@ class _IndexSpace:
     ) -> list[Tensor]:
         """Adds operations that store their values, then reductions of these: for a layout that cannot reduce them.
 
-        Values are numbered as in `apply_steps`: operands first, then the results of the steps. An operand that a result
-        overwrites is reduced before them.
+        An operand that a result overwrites is reduced before the operations.
+
+        Args:
+            steps: the operations, on values by number: operands first, then the results of the steps.
+            results: numbers of the values to return.
+            operands: tensors of `self.shape`.
+            outs: for each result the tensor to overwrite with it, or None for a new one.
+            reductions: reductions of values, with their axes in `self.shape`.
+
+        Returns:
+            The tensor of each result, then that of each reduction.
         """
         overwritten = {variable for out in outs if out is not None for variable in out.variables()}
         read_first = {
