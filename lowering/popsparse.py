@@ -272,8 +272,8 @@ def _transpose_cycles(target: Target, size: int, block: int, rows: Count, column
     """Cycles to transpose rows of blocks of a dense operand on the tile."""
     passes = ceil_div(columns, _AMP_COLUMNS[size])
     vector = 12 * block // 2 if size == 4 else 23 * block // 4
-    # Of a worker: 34 for the vertex, 3 for a row, 3 for a pass beside its vectors; below, 18 of the supervisor. Source:
-    # poplibs `lib/popsparse/PerformanceEstimation.hpp`, `getBlockTransposeGradWCycles`.
+    # Of a worker: 34 once, 3 for each row, 3 for each pass beside its vectors; below, 18 of the supervisor. Source:
+    # poplibs `getBlockTransposeGradWCycles`.
     worker = 34 + ceil_div(rows, target.worker_contexts) * (3 + passes * (3 + vector))
     return np.asanyarray(18 + issue_round_cycles(target) * worker)
 

@@ -146,7 +146,7 @@ def _joint_range(variable: Variable, parts: Sequence[Part]) -> Neighbours | None
         dims.append(dim)
         low.append(min(offsets))
         high.append(max(offsets))
-    used = [dim for dim in dims if dim is not None]  # one twice: parts in other dimensions of the index space differ
+    used = [dim for dim in dims if dim is not None]  # one twice: along different dimensions for two parts
     return Neighbours(variable, tuple(dims), tuple(low), tuple(high)) if len(set(used)) == len(used) else None
 
 

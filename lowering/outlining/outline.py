@@ -367,7 +367,7 @@ def outline_placed(jaxpr: Jaxpr, places: Sequence[int | None], costs: CallCosts 
     for n, (eqn, place) in enumerate(zip(jaxpr.eqns, places, strict=True)):
         if place is not None and not _is_never_outlined(eqn):
             groups[n] = place
-    # New numbers, which equal equations share: functions of this jaxpr are shared with no other.
+    # New numbers, which equal equations share: they are compared within this jaxpr alone.
     eqns, sources = _with_calls(jaxpr, groups, numbers=EquationNumbers(), costs=costs)
     return jaxpr.replace(eqns=list(eqns)), sources
 
