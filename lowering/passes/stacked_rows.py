@@ -109,7 +109,7 @@ def _progressions(inside: Body, scan: JaxprEqn) -> dict[Var, _Progression]:
             continue
         first = _literal(start)
         (step,) = [_literal(atom) for atom in eqn.invars if atom is not var] or [None]
-        if first is not None and step is not None:
+        if first is not None and step is not None and _holds(var, _Progression(first, step), last):
             known[var] = _Progression(first, step)
     for eqn in body.eqns:
         operands = [_of_atom(known, atom) for atom in eqn.invars]
@@ -190,6 +190,7 @@ def _row_read(eqn: JaxprEqn, known: Mapping[Var, _Progression], constants: set[V
     numbers = eqn.params["dimension_numbers"]
     is_row = numbers.start_index_map == (dim,) and shape_of(indices[0]) == (1,) and not numbers.operand_batching_dims
     is_row = is_row and numbers.offset_dims == tuple(range(len(shape_of(eqn.outvars[0]))))
+    is_row = is_row and set(numbers.collapsed_slice_dims) <= {dim}
     return _Row(constant, dim, place, dim not in numbers.collapsed_slice_dims) if is_row and place is not None else None
 
 

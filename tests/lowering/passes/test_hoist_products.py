@@ -153,6 +153,29 @@ def test_rows_stay_whose_places_are_no_progression_inside(index: Callable[..., A
     check(run, X, W, tiles=(4,), rtol=1e-4, atol=1e-5)
 
 
+def test_rows_stay_whose_counter_wraps() -> None:
+    def run(x: Any) -> Any:
+        def body(c: Any, _: Any) -> Any:
+            row = lax.dynamic_index_in_dim(x, c[0], keepdims=False)
+            return (c[0] + np.uint8(5), c[1] / 2 + row), None
+
+        return lax.scan(body, (np.uint8(250), jnp.zeros(2)), None, length=4)[0]
+
+    check(run, np.arange(600, dtype=np.float32).reshape(300, 2), tiles=(4,))
+
+
+def test_rows_of_a_gather_that_drops_other_dimensions_too() -> None:
+    numbers = lax.GatherDimensionNumbers(offset_dims=(0,), collapsed_slice_dims=(0, 1), start_index_map=(0,))
+
+    def run(x: Any) -> Any:
+        def body(n: Any, _: Any) -> Any:
+            return n + 1, lax.gather(x, n[None], numbers, (1, 1, 3))
+
+        return lax.scan(body, 0, None, length=4)[1]
+
+    check(run, np.arange(18, dtype=np.float32).reshape(6, 1, 3), tiles=(4,))
+
+
 def test_a_product_of_a_concatenation_of_halves_stays_one() -> None:
     """A sum of halves would be rounded once more."""
     halves = [array.astype(np.float16) for array in ARGS]
