@@ -34,8 +34,10 @@ def rows_by_counter(loop: JaxprEqn) -> list[int]:
 
     def reads_by_counter(eqn: JaxprEqn, table: Var) -> bool:
         """True if an equation slices one row of a table, at a row number that counts iterations."""
+        if not reads_row(eqn, {table}):
+            return False
         row_number = eqn.invars[1]  # operands of a dynamic slice: the table, then the start in each dimension
-        return reads_row(eqn, {table}) and _is_computed_from_counters(row_number, definitions, counters)
+        return _is_computed_from_counters(row_number, definitions, counters)
 
     return [
         n
