@@ -24,7 +24,18 @@ from typing import Any
 import jax
 from jax import lax
 
-from ipujax.lowering.jax_compat import Atom, ClosedJaxpr, Jaxpr, JaxprEqn, Var, is_on_host, jaxpr_as_fun, part_of, trace
+from ipujax.lowering.jax_compat import (
+    Atom,
+    ClosedJaxpr,
+    Jaxpr,
+    JaxprEqn,
+    Literal,
+    Var,
+    is_on_host,
+    jaxpr_as_fun,
+    part_of,
+    trace,
+)
 from ipujax.lowering.jaxpr import (
     HOLDERS,
     Rewrite,
@@ -79,12 +90,13 @@ def hoist_products(
     def rewritten(body: ClosedJaxpr, rewrite: Rewrite) -> ClosedJaxpr:
         """A jaxpr whose loops have no such products or sums; `rewrite` does the same to the jaxprs of its equations."""
         eqns = list[JaxprEqn]()
+        zeros = {var for eqn in body.jaxpr.eqns if _is_zero(eqn) for var in eqn.outvars}
         for eqn in body.jaxpr.eqns:
             inner = with_inner(eqn, rewrite) if eqn.primitive.name in HOLDERS else eqn
             if inner.primitive.name == "scan":
                 *stacking, loop = with_stacked_rows(inner)
                 # First what is behind it: a sum of products of rows would keep a loop over their results.
-                loops, behind = sunk(loop, most_bytes)
+                loops, behind = sunk(loop, most_bytes, zeros)
                 eqns += [*stacking, *(each for loop in loops for each in _hoisted(loop, most_bytes)), *behind]
             else:
                 eqns.append(inner)
@@ -93,6 +105,11 @@ def hoist_products(
         return body if is_unchanged else ClosedJaxpr(body.jaxpr.replace(eqns=eqns), body.consts)
 
     return everywhere(rewritten)(jaxpr)
+
+
+def _is_zero(eqn: JaxprEqn) -> bool:
+    """True for an equation that makes an array of zeros."""
+    return eqn.primitive.name == "broadcast_in_dim" and isinstance(eqn.invars[0], Literal) and eqn.invars[0].val == 0
 
 
 def most_kept_bytes(byte_cost: float, num_tiles: int) -> float:

@@ -13,7 +13,7 @@ a stage, and those whose rows cost more bytes than the supersteps that they save
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,7 +31,9 @@ from ipujax.lowering.jaxpr import (
 )
 from ipujax.lowering.primitives import record_of
 from ipujax.lowering.source_info import name_stack
-from ipujax.runtime.tensor import REMATERIALISED
+from ipujax.runtime.tensor import REMATERIALISED, element_bytes
+
+_WIDE_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,7 @@ class _Sum:
         return self.eqns[0].primitive.name == "dot_general"
 
 
-def sunk(scan: JaxprEqn, most_bytes: float) -> tuple[list[JaxprEqn], list[JaxprEqn]]:
+def sunk(scan: JaxprEqn, most_bytes: float, zeros: Collection[Atom]) -> tuple[list[JaxprEqn], list[JaxprEqn]]:
     """Returns a loop without its sums of products, and these sums over all iterations, as equations behind it.
 
     One product of the rows of all iterations takes the place of a product in each. The first list is empty where
@@ -67,6 +69,7 @@ def sunk(scan: JaxprEqn, most_bytes: float) -> tuple[list[JaxprEqn], list[JaxprE
     Args:
         scan: the loop.
         most_bytes: upper bound of the bytes, on all tiles, of the rows that a sum makes an iteration keep.
+        zeros: values outside of the loop that are known to be 0.
     """
     inside = scan_body(scan.params)
     body = inside.jaxpr.jaxpr
@@ -80,7 +83,7 @@ def sunk(scan: JaxprEqn, most_bytes: float) -> tuple[list[JaxprEqn], list[JaxprE
             equal_in_all.update(eqn.outvars)
     sums: list[_Sum] = []
     # Sums of elements last, as they move only with the rows of products.
-    for each in sorted(_sums(scan, inside), key=lambda each: not each.is_product):
+    for each in sorted(_sums(scan, inside, zeros), key=lambda each: not each.is_product):
         new = [var for var in dict.fromkeys(each.operands) if var not in stacks]
         is_small = sum(value_bytes(var.aval) for var in new) <= most_bytes
         if equal_in_all.isdisjoint(each.operands) and (is_small if each.is_product else not new):
@@ -95,8 +98,11 @@ def _stack_of(var: Var, scan: JaxprEqn) -> Var:
     return Var(aval.update(shape=(scan.params["length"], *aval.shape)))
 
 
-def _sums(scan: JaxprEqn, inside: Body) -> list[_Sum]:
-    """Carries of a loop that are sums over its iterations, of products or of sums of elements."""
+def _sums(scan: JaxprEqn, inside: Body, zeros: Collection[Atom]) -> list[_Sum]:
+    """Carries of a loop that are sums over its iterations, of products or of sums of elements.
+
+    A sum of half precision stays unless it begins with 0: what all iterations add may overflow where the sum does not.
+    """
     body = inside.jaxpr.jaxpr
     if scan.params["length"] < 2:  # a sum of one term gains nothing
         return []
@@ -107,7 +113,10 @@ def _sums(scan: JaxprEqn, inside: Body) -> list[_Sum]:
     sums = []
     for number, add in sum_carries(inside).items():
         eqns = _added(carries[number], add, makers, reads)
-        if eqns is not None and not isinstance(scan.outvars[number], DropVar):  # something reads the sum
+        begin = scan.invars[inside.operands.carries][number]
+        is_wide = element_bytes(add.outvars[0].aval.dtype) >= _WIDE_BYTES  # type: ignore[attr-defined]
+        is_read = not isinstance(scan.outvars[number], DropVar)
+        if eqns is not None and is_read and (is_wide or (isinstance(begin, Var) and begin in zeros)):
             sums.append(_Sum(number, carries[number], eqns))
     return sums
 

@@ -120,3 +120,17 @@ def test_the_loop_takes_fewer_supersteps() -> None:
     profile = ipu.jit(sums).profile(*arrays)
     assert profile.phase_cycles["sync"] <= 8 * profile.target.internal_sync_cycles
     assert profile.bound.cycles <= profile.cycles
+
+
+@pytest.mark.parametrize("start", [0, -60_000])
+def test_sums_of_half_precision_overflow_as_in_the_loop(start: int) -> None:
+    """Ten products of 7,000 overflow float16 together; added to −60,000 one by one they do not."""
+    rows = jnp.full((10, 1, 1), 7000 if start else 700, jnp.float16), jnp.ones((10, 1, 1), jnp.float16)
+
+    def total(x: Any, y: Any) -> Any:
+        begin = jnp.full((1, 1), start, jnp.float16)
+        return lax.scan(lambda c, pair: (c + transposed_product(*pair), None), begin, (x, y))[0]
+
+    loops = [eqn for eqn in hoisted(total, *rows).jaxpr.eqns if eqn.primitive.name == "scan"]
+    assert len(loops) == (start != 0)
+    np.testing.assert_allclose(ipu.jit(total)(*rows), jax.jit(total)(*rows), rtol=1e-2)
